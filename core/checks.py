@@ -1,0 +1,77 @@
+"""Checks of what users hand in. Shapes are always checked; values where looking at them is free."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from counterpoint.hyper import nearest
+
+_mode = "auto"
+
+
+def set_checks(mode: str) -> None:
+    """Chooses when values (NaN, infinity, anchors without negatives) are checked.
+
+    ``auto``: on the CPU. On an accelerator a look at a value would make the host wait for the device in every
+    step, so there a NaN shows as a NaN loss. ``always``: everywhere, to find the batch that did it. ``never``.
+    """
+    global _mode
+    if mode not in ("auto", "always", "never"):
+        raise ValueError(f"set_checks: unknown mode {mode!r}.{nearest(str(mode), ('auto', 'always', 'never'))}")
+    _mode = mode
+
+
+def wanted(tensor: Tensor) -> bool:
+    """Whether the values of ``tensor`` may be looked at now."""
+    if _mode == "never" or torch.compiler.is_compiling():
+        return False
+    return _mode == "always" or tensor.device.type == "cpu"
+
+
+def shape(tensor: Tensor) -> str:
+    return "(" + ", ".join(map(str, tensor.shape)) + ")"
+
+
+def is_tensor(value: object, what: str) -> Tensor:
+    if not isinstance(value, Tensor):
+        raise TypeError(f"{what}: expected a tensor, got {type(value).__name__}.")
+    return value
+
+
+def is_float(tensor: Tensor, what: str) -> Tensor:
+    if not is_tensor(tensor, what).is_floating_point():
+        raise TypeError(f"{what}: expected floating-point values, got {tensor.dtype}.")
+    return tensor
+
+
+def is_matrix(tensor: Tensor, what: str, expected: str) -> Tensor:
+    if is_float(tensor, what).dim() != 2:
+        raise ValueError(f"{what}: expected {expected}, got shape {shape(tensor)}.")
+    return tensor
+
+
+def is_finite(tensor: Tensor, what: str) -> Tensor:
+    """Raises if ``tensor`` holds NaN or infinity, and says how many and where the first one is."""
+    if not wanted(tensor) or bool(torch.isfinite(tensor).all()):
+        return tensor
+    bad = ~torch.isfinite(tensor)
+    first = tuple(bad.nonzero()[0].tolist())
+    kinds = "NaN" if bool(tensor[bad].isnan().all()) else "infinite" if bool(tensor[bad].isinf().all()) else "NaN or infinite"
+    raise ValueError(f"{what}: {int(bad.sum())} of {bad.numel()} values are {kinds}, the first at {first}.")
+
+
+def is_ids(tensor: Tensor, what: str, length: int) -> Tensor:
+    if is_tensor(tensor, what).dim() != 1 or len(tensor) != length or tensor.is_floating_point():
+        raise ValueError(f"{what}: expected {length} integers, got shape {shape(tensor)} of {tensor.dtype}.")
+    return tensor
+
+
+def has_negatives(count: Tensor) -> None:
+    """Raises if an anchor has no negatives, and says which."""
+    if wanted(count) and bool((count <= 0).any()):
+        rows = (count.reshape(-1) <= 0).nonzero().reshape(-1).tolist()
+        named = ", ".join(map(str, rows[:8])) + (", ..." if len(rows) > 8 else "")
+        raise ValueError(
+            f"{len(rows)} of {count.numel()} anchors have no negatives (rows {named}): ids, labels or mask rule out every key."
+        )

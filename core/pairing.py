@@ -1,0 +1,481 @@
+"""From what users have - views, queues, hard negatives, logits, matrices - to positives and negatives.
+
+=============  ==================================================================================================
+pairing        anchors, positives and negatives, for ``m`` views of ``B`` samples
+=============  ==================================================================================================
+``views``      every view of every sample (``m B``); the other views of the sample; all views of the others. For
+               two views this is SimCLR's NT-Xent with ``2 B - 2`` negatives.
+``one_way``    the first view; the sample's other views; the other views of the others (SimCSE, GraphCL)
+``symmetric``  ``one_way`` in both directions (CLIP)
+``first_two``  views 1 and 2; all other views of the sample; views 1 and 2 of the others (debiased positives)
+``pairs``      ``views`` for each pair of views, averaged (debiased positives, loss combination)
+``arcl``       the first view; all pairs of views of the sample; views 1 and 2 of the others (ArCL, Algorithm 1)
+``single``     the first view; none; the first view of the others (regularisers)
+``queue``      the query; the key; the queue (MoCo). Chosen by ``queue=``. For ``(B, m, d)`` inputs the positives
+               are the ``m (m - 1)`` pairs of different views, the negatives those of the first view.
+=============  ==================================================================================================
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from itertools import combinations
+
+import torch
+from torch import Tensor
+
+from counterpoint import checks
+from counterpoint.hyper import nearest
+from counterpoint.scores import DenseNegatives, Negatives, Scores
+
+# Below this length a vector has no direction: its cosine and its gradient are zero. Larger than the usual 1e-12,
+# whose reciprocal overflows half precision on the way back.
+EPS = 1e-8
+
+
+def unit(z: Tensor) -> Tensor:
+    """Rows of length one; rows shorter than EPS become zero, with zero gradient."""
+    length = torch.linalg.vector_norm(z, dim=-1, keepdim=True)
+    return z * torch.where(length > EPS, 1 / length.clamp(min=EPS), torch.zeros_like(length))
+
+
+def widen(z: Tensor) -> Tensor:
+    """Half precision to float32; float32 and float64 stay."""
+    return z.float() if z.dtype in (torch.float16, torch.bfloat16) else z
+
+
+class Batch:
+    """Embeddings of a batch and what is known about them; makes the scores of any pairing, each once."""
+
+    def __init__(
+        self,
+        views: tuple[Tensor, ...],
+        *,
+        pairing: str | None,
+        queue: Tensor | None,
+        negatives: Tensor | None,
+        negative_weight: float,
+        ids: Tensor | None,
+        labels: Tensor | None,
+        queue_ids: Tensor | None,
+        negative_ids: Tensor | None,
+        prior: Tensor | None,
+        adversarial: Tensor | None,
+        mixed: Tensor | None,
+        normalize: bool,
+    ) -> None:
+        if pairing is not None and pairing not in PAIRINGS:
+            raise ValueError(f"unknown pairing {pairing!r}.{nearest(str(pairing), PAIRINGS)}")
+        if ids is not None and labels is not None:
+            raise ValueError("give ids (known duplicates) or labels (classes, which also make positives), not both.")
+        self.pairing, self.normalize, self.negative_weight = pairing, normalize, float(negative_weight)
+        self.raw = self._views(views, queue is not None)
+        self.size, self.width = self.raw[0].shape[0], self.raw[0].shape[-1]
+        self.device = self.raw[0].device
+        self.labels = labels if labels is None else checks.is_ids(labels, "labels", self.size)
+        self.ids = self.labels if ids is None else checks.is_ids(ids, "ids", self.size)
+        self.prior = self._prior(prior)
+        self.queue = None if queue is None else self._keys(queue, "queue")
+        self.negatives = None if negatives is None else self._extra(negatives, "negatives")
+        self.adversarial = None if adversarial is None else self._extra(adversarial, "adversarial")
+        self.mixed = None if mixed is None else self._extra(mixed, "mixed")
+        self.queue_ids = self._key_ids(queue_ids, "queue_ids", "queue", self.queue)
+        self.negative_ids = self._key_ids(negative_ids, "negative_ids", "negatives", self.negatives)
+        if self.queue is not None and self.negatives is not None:
+            raise ValueError("give queue= or negatives=, not both: append the hard negatives to the queue.")
+        self._made: dict[str, Scores] = {}
+        self._views_ready: list[Tensor] | None = None
+
+    # ---- what came in --------------------------------------------------------------------------
+
+    def _views(self, views: tuple[Tensor, ...], queued: bool) -> list[Tensor]:
+        for i, view in enumerate(views, 1):
+            checks.is_float(view, f"view {i}")
+        if not views:
+            raise ValueError("no embeddings: call with the views of a batch, loss_fn(z1, z2).")
+        if len(views) == 1 and views[0].dim() == 3:
+            views = views[0].unbind(1)
+        dims = 3 if queued and views[0].dim() == 3 else 2
+        for i, view in enumerate(views, 1):
+            if view.dim() != dims or view.shape != views[0].shape:
+                raise ValueError(
+                    f"view {i}: expected shape {checks.shape(views[0]) if views[0].dim() == dims else '(batch, width)'}"
+                    f"{' as view 1' if i > 1 else ''}, got {checks.shape(view)}."
+                )
+            if 0 in view.shape:
+                raise ValueError(f"view {i}: empty, shape {checks.shape(view)}.")
+            if view.device != views[0].device:
+                raise ValueError(f"view {i}: on {view.device}, but view 1 is on {views[0].device}.")
+            checks.is_finite(view, f"view {i}")
+        return list(views)
+
+    def _keys(self, keys: Tensor, what: str) -> Tensor:
+        checks.is_matrix(keys, what, f"(keys, {self.width})")
+        if keys.shape[1] != self.width or len(keys) == 0:
+            turned = " It looks transposed: give queue.T." if keys.shape[0] == self.width else ""
+            raise ValueError(f"{what}: expected shape (keys, {self.width}), got {checks.shape(keys)}.{turned}")
+        return self.ready(checks.is_finite(keys, what))
+
+    def _extra(self, given: Tensor, what: str) -> Tensor:
+        """``(B, d)`` or ``(B, n, d)`` as ``(B, n, d)``, normalised."""
+        checks.is_float(given, what)
+        full = given.unsqueeze(1) if given.dim() == 2 else given
+        if full.dim() != 3 or full.shape[0] != self.size or full.shape[2] != self.width:
+            raise ValueError(
+                f"{what}: expected shape ({self.size}, {self.width}) or ({self.size}, n, {self.width}), got {checks.shape(given)}."
+            )
+        return self.ready(checks.is_finite(full, what))
+
+    def _prior(self, prior: Tensor | None) -> Tensor | None:
+        if prior is None:
+            return None
+        if checks.is_float(prior, "prior").shape != (self.size,):
+            raise ValueError(f"prior: expected one number per sample, shape ({self.size},), got {checks.shape(prior)}.")
+        if checks.wanted(prior) and not bool(((prior >= 0) & (prior < 1)).all()):
+            raise ValueError("prior: expected probabilities in [0, 1).")
+        return prior
+
+    def _key_ids(self, ids: Tensor | None, what: str, of: str, keys: Tensor | None) -> Tensor | None:
+        if ids is None:
+            return None
+        if keys is None or self.ids is None:
+            raise ValueError(f"{what}: needs {of}= and ids= or labels= beside it.")
+        if ids.numel() != (keys.shape[0] * keys.shape[1] if keys.dim() == 3 else keys.shape[0]):
+            raise ValueError(f"{what}: expected one id per row of {of}, got shape {checks.shape(ids)}.")
+        return ids.reshape(-1)
+
+    def ready(self, z: Tensor) -> Tensor:
+        return unit(widen(z)) if self.normalize else widen(z)
+
+    @property
+    def views(self) -> list[Tensor]:
+        if self._views_ready is None:
+            self._views_ready = [self.ready(v) for v in self.raw]
+        return self._views_ready
+
+    # ---- what goes out -------------------------------------------------------------------------
+
+    def scores(self, default: str) -> Scores:
+        """The scores of the pairing that the caller asked for, else of ``default``."""
+        if default == "single":  # regularisers look at the samples, whoever is compared with whom
+            name = "single"
+        elif self.queue is not None:
+            name = "queue"
+        elif self.negatives is not None and self.pairing is None:
+            name = "one_way"
+        else:
+            name = self.pairing or default
+        if name not in self._made:
+            self._made[name] = PAIRINGS[name](self)
+        return self._made[name]
+
+    def need(self, views: int, name: str, exactly: bool = False) -> list[Tensor]:
+        if self.negatives is not None and name not in ("one_way", "single"):
+            raise ValueError(f"negatives= goes with the pairing one_way, not {name}.")
+        if self.labels is not None and name not in ("views", "one_way", "single"):
+            raise ValueError(f"labels= goes with the pairings views and one_way, not {name}.")
+        if len(self.raw) < views or (exactly and len(self.raw) > views):
+            wanted = f"{'exactly' if exactly else 'at least'} {views} views"
+            raise ValueError(f"the pairing {name} needs {wanted}, got {len(self.raw)}.")
+        if self.size < 2 and self.negatives is None:
+            raise ValueError(
+                "a batch of one sample has no negatives: batches need at least 2 samples (drop_last=True drops a last one)."
+            )
+        return self.views
+
+    def build(
+        self,
+        name: str,
+        anchors: Tensor,
+        sample: Tensor,
+        keys: Tensor,
+        key_sample: Tensor,
+        pos: Tensor,
+        skip: Tensor,
+        matrix: Tensor | None = None,
+    ) -> Scores:
+        """Scores of ``anchors`` against ``keys``; ``sample`` and ``key_sample`` say which sample a row is of."""
+        matrix = anchors @ keys.T if matrix is None else matrix
+        drop = None
+        if self.ids is not None:
+            drop = self.ids[sample].unsqueeze(1) == self.ids[key_sample]
+            checks.has_negatives((~drop).sum(1))
+        scores = Scores(pos, DenseNegatives(matrix, skip, drop), layout=name)
+        if self.prior is not None:
+            scores.prior = self.prior.to(matrix.dtype)[sample].unsqueeze(1)
+        if self.adversarial is not None:
+            scores.adversarial = self._adversarial(anchors, sample, keys, key_sample)
+        if self.mixed is not None:
+            similar = (anchors.unsqueeze(1) * self.mixed[sample]).sum(-1)
+            scores.mixed = [replace(scores, pos=s, adversarial=None, pos_mask=None) for s in similar.split(1, dim=1)]
+        return scores
+
+    def _adversarial(self, anchors: Tensor, sample: Tensor, keys: Tensor, key_sample: Tensor) -> Scores:
+        """The adversarial view as the positive; the others, clean and adversarial, as negatives (IntNaCl, Eq. 5)."""
+        assert self.adversarial is not None
+        attacked = self.adversarial[:, 0]
+        clean = keys[: self.size]
+        matrix = anchors @ torch.cat([clean, attacked]).T
+        owner = torch.arange(self.size, device=self.device).repeat(2)
+        skip = torch.stack([sample, sample + self.size], 1)
+        drop = None if self.ids is None else self.ids[sample].unsqueeze(1) == self.ids[owner]
+        return Scores((anchors * attacked[sample]).sum(-1, keepdim=True), DenseNegatives(matrix, skip, drop))
+
+    def arange(self, times: int = 1) -> Tensor:
+        return torch.arange(self.size, device=self.device).repeat(times)
+
+
+def _views(batch: Batch) -> Scores:
+    z = torch.cat(batch.need(2, "views"))
+    m, n = len(batch.views), batch.size
+    sample = batch.arange(m)
+    if batch.labels is not None:
+        return _labelled(batch, "views", z, z, sample, sample, own=torch.arange(len(z), device=z.device))
+    stacked = z.view(m, n, -1)
+    among = torch.einsum("and,bnd->anb", stacked, stacked).reshape(m * n, m)
+    return batch.build("views", z, sample, z, sample, _others(among, n, m), _columns(sample, n, m))
+
+
+def _others(among: Tensor, n: int, m: int) -> Tensor:
+    """``(m n, m)`` similarities of each view to all views of its sample, without that to itself."""
+    view = torch.arange(m, device=among.device).repeat_interleave(n).unsqueeze(1)
+    other = torch.arange(m - 1, device=among.device).expand(m * n, -1)
+    return among.gather(1, other + (other >= view))
+
+
+def _columns(sample: Tensor, n: int, m: int) -> Tensor:
+    """The columns of a sample's ``m`` views in a matrix with ``m n`` keys."""
+    return sample.unsqueeze(1) + n * torch.arange(m, device=sample.device)
+
+
+def _labelled(
+    batch: Batch, name: str, anchors: Tensor, keys: Tensor, sample: Tensor, key_sample: Tensor, own: Tensor | None
+) -> Scores:
+    """Supervised: everything of an anchor's class is a positive, everything else a negative."""
+    assert batch.labels is not None
+    matrix = anchors @ keys.T
+    same = batch.labels[sample].unsqueeze(1) == batch.labels[key_sample]
+    checks.has_negatives((~same).sum(1))
+    pos_mask = same if own is None else same.scatter(1, own.unsqueeze(1), False)
+    # entries that are no positives hold a finite similarity that no average looks at
+    scores = Scores(matrix, DenseNegatives(matrix, drop=same), pos_mask=pos_mask, layout=name)
+    if batch.prior is not None:
+        scores.prior = batch.prior.to(matrix.dtype)[sample].unsqueeze(1)
+    return scores
+
+
+def _one_way(batch: Batch) -> Scores:
+    views = batch.need(1 if batch.negatives is not None and len(batch.raw) == 1 else 2, "one_way")
+    anchors, others = views[0], views[1:]
+    sample, n, m = batch.arange(), batch.size, len(others)
+    keys = torch.cat(others)
+    if batch.labels is not None and batch.negatives is None:
+        return _labelled(batch, "one_way", anchors, keys, sample, batch.arange(m), own=None)
+    pos = torch.stack([(anchors * o).sum(-1) for o in others], 1)
+    if batch.negatives is None:
+        return batch.build("one_way", anchors, sample, keys, batch.arange(m), pos, _columns(sample, n, m))
+    return _hard(batch, anchors, keys, sample, pos, _columns(sample, n, m))
+
+
+def _hard(batch: Batch, anchors: Tensor, keys: Tensor, sample: Tensor, pos: Tensor, skip: Tensor) -> Scores:
+    """``one_way`` with the batch's hard negatives as further keys (SimCSE, supervised)."""
+    assert batch.negatives is not None
+    n, each, in_batch = batch.size, batch.negatives.shape[1], len(keys)
+    matrix = anchors @ torch.cat([keys, batch.negatives.flatten(0, 1)]).T
+    drop = weight = None
+    if batch.negative_weight:
+        own = in_batch + each * sample.unsqueeze(1) + torch.arange(each, device=matrix.device)
+        weight = torch.zeros_like(matrix).scatter(1, own, batch.negative_weight)
+    if batch.ids is not None:
+        hard_ids = batch.negative_ids if batch.negative_ids is not None else torch.full_like(batch.ids, -1).repeat(each)
+        known = torch.cat([batch.ids[batch.arange(in_batch // n)], hard_ids])
+        drop = batch.ids.unsqueeze(1) == known
+        if batch.negative_ids is None:
+            drop[:, in_batch:] = False
+        checks.has_negatives((~drop).sum(1))
+    scores = Scores(pos, DenseNegatives(matrix, skip, drop, weight), layout="one_way")
+    if batch.prior is not None:
+        scores.prior = batch.prior.to(matrix.dtype).unsqueeze(1)
+    return scores
+
+
+def _symmetric(batch: Batch) -> Scores:
+    a, b = batch.need(2, "symmetric", exactly=True)
+    sample, there = batch.arange(), a @ b.T
+    pos = (a * b).sum(-1, keepdim=True).repeat(2, 1)
+    twice = batch.arange(2)
+    return batch.build(
+        "symmetric", torch.cat([a, b]), twice, b, sample, pos, twice.unsqueeze(1), matrix=torch.cat([there, there.T])
+    )
+
+
+def _first_two(batch: Batch) -> Scores:
+    views = batch.need(2, "first_two")
+    a, b, rest = views[0], views[1], views[2:]
+    z, sample = torch.cat([a, b]), batch.arange(2)
+    pos = torch.cat(
+        [torch.stack([(x * o).sum(-1) for o in (y, *rest)], 1) for x, y in ((a, b), (b, a))],
+    )
+    return batch.build("first_two", z, sample, z, sample, pos, _columns(sample, batch.size, 2))
+
+
+def _pairs(batch: Batch) -> Scores:
+    views = batch.need(2, "pairs")
+    parts = [torch.cat(pair) for pair in combinations(views, 2)]
+    sample, n = batch.arange(2), batch.size
+    pos = torch.cat([(z[:n] * z[n:]).sum(-1).repeat(2) for z in parts]).unsqueeze(1)
+    anchors, many = torch.cat(parts), sample.repeat(len(parts))
+    return batch.build(
+        "pairs", anchors, many, parts[0], sample, pos, _columns(many, n, 2), matrix=torch.cat([z @ z.T for z in parts])
+    )
+
+
+def _arcl(batch: Batch) -> Scores:
+    views = batch.need(2, "arcl")
+    sample = batch.arange()
+    pos = torch.stack([(x * y).sum(-1) for x, y in combinations(views, 2)], 1)
+    keys = torch.cat(views[:2])
+    scores = batch.build("arcl", views[0], sample, keys, batch.arange(2), pos, _columns(sample, batch.size, 2))
+    scores.kept = pos[:, :1]
+    return scores
+
+
+def _single(batch: Batch) -> Scores:
+    z, sample = batch.need(1, "single")[0], batch.arange()
+    if z.dim() == 3:
+        z = z[:, 0]
+    scores = batch.build("single", z, sample, z, sample, z.new_zeros(len(z), 1), sample.unsqueeze(1))
+    return scores
+
+
+def _queue(batch: Batch) -> Scores:
+    if batch.queue is None:
+        raise ValueError("the pairing queue needs queue=.")
+    if len(batch.raw) != 2:
+        raise ValueError(f"queue= goes with two views, query and key, got {len(batch.raw)}.")
+    query, key = batch.views[0], batch.views[1].detach()
+    if query.dim() == 3:
+        m = query.shape[1]
+        if m == 1:
+            pos = (query * key).sum(-1)
+        else:
+            # min over j != l: a key of the same view is not a positive in Algorithm 2
+            pos = torch.stack([(query[:, j] * key[:, i]).sum(-1) for j in range(m) for i in range(m) if i != j], 1)
+        query = query[:, 0]
+    else:
+        pos = (query * key).sum(-1, keepdim=True)
+    matrix = query @ batch.queue.detach().T
+    drop = None
+    if batch.queue_ids is not None and batch.ids is not None:
+        drop = batch.ids.unsqueeze(1) == batch.queue_ids
+        checks.has_negatives((~drop).sum(1))
+    scores = Scores(pos, DenseNegatives(matrix, drop=drop), layout="queue")
+    if batch.prior is not None:
+        scores.prior = batch.prior.to(matrix.dtype).unsqueeze(1)
+    return scores
+
+
+PAIRINGS: dict[str, Callable[[Batch], Scores]] = {
+    "views": _views,
+    "one_way": _one_way,
+    "symmetric": _symmetric,
+    "first_two": _first_two,
+    "pairs": _pairs,
+    "arcl": _arcl,
+    "single": _single,
+    "queue": _queue,
+}
+
+
+def scores_from_matrices(
+    pos: Tensor,
+    neg: Tensor | Negatives,
+    mask: Tensor | None,
+    pos_mask: Tensor | None,
+    v: Tensor | None,
+    prior: Tensor | None,
+    adversarial: tuple[Tensor, Tensor] | None,
+    mixed: tuple[Tensor, Tensor] | None,
+) -> Scores:
+    """Scores from similarities that somebody else has computed."""
+    pos = _column(pos, "pos")
+    anchors = len(pos)
+    scores = Scores(pos, _negatives(neg, mask, anchors, "neg"), pos_mask)
+    if pos_mask is not None:
+        if pos_mask.shape != pos.shape or pos_mask.dtype != torch.bool:
+            raise ValueError(f"pos_mask: expected booleans of shape {checks.shape(pos)}, got {checks.shape(pos_mask)} of {pos_mask.dtype}.")
+        scores.pos = torch.where(pos_mask, pos, torch.zeros_like(pos))
+        scores.anchors = pos_mask.any(1).to(pos.dtype)
+    checks.is_finite(scores.pos, "pos")
+    if v is not None:
+        scores.v = checks.is_finite(_column(v, "v", anchors), "v")
+    if prior is not None:
+        scores.prior = _column(prior, "prior", anchors)
+    if adversarial is not None:
+        good, bad = adversarial
+        scores.adversarial = Scores(_column(good, "adversarial[0]", anchors), _negatives(bad, None, anchors, "adversarial[1]"), v=scores.v)
+    if mixed is not None:
+        good, bad = mixed
+        if good.dim() != 2 or len(good) != anchors or (good.shape[1] and bad.shape[:2] != good.shape):
+            raise ValueError(
+                f"mixed: expected shapes ({anchors}, M-1) and ({anchors}, M-1, N), got {checks.shape(good)} and {checks.shape(bad)}."
+            )
+        scores.mixed = [
+            replace(scores, pos=widen(good[:, j : j + 1]), neg=_negatives(bad[:, j], None, anchors, "mixed[1]"), pos_mask=None)
+            for j in range(good.shape[1])
+        ]
+    return scores
+
+
+def _column(given: Tensor, what: str, anchors: int | None = None) -> Tensor:
+    checks.is_float(given, what)
+    full = widen(given.unsqueeze(1) if given.dim() == 1 else given)
+    if full.dim() != 2 or full.numel() == 0 or (anchors is not None and len(full) != anchors):
+        rows = "anchors" if anchors is None else anchors
+        raise ValueError(f"{what}: expected shape ({rows},) or ({rows}, n) with n >= 1, got {checks.shape(given)}.")
+    return full
+
+
+def _negatives(neg: Tensor | Negatives, mask: Tensor | None, anchors: int, what: str) -> Negatives:
+    if isinstance(neg, Negatives):
+        return neg
+    checks.is_matrix(neg, what, f"({anchors}, N)")
+    if len(neg) != anchors or neg.shape[1] == 0:
+        raise ValueError(f"{what}: expected shape ({anchors}, N) with N >= 1, got {checks.shape(neg)}.")
+    if mask is None:
+        return DenseNegatives(widen(checks.is_finite(neg, what)))
+    if mask.shape != neg.shape or mask.dtype != torch.bool:
+        raise ValueError(f"mask: expected booleans of shape {checks.shape(neg)}, got {checks.shape(mask)} of {mask.dtype}.")
+    checks.has_negatives(mask.sum(1))
+    # a value behind the mask may be anything, NaN included; zero keeps it out of gradients too
+    clean = torch.where(mask, widen(neg), torch.zeros_like(neg, dtype=widen(neg).dtype))
+    return DenseNegatives(checks.is_finite(clean, what), drop=~mask)
+
+
+def scores_from_logits(logits: Tensor, labels: Tensor | None, scale: float, ignore_index: int) -> Scores:
+    """Scores from logits and labels as they are handed to cross entropy."""
+    checks.is_matrix(logits, "logits", "(anchors, keys)")
+    anchors, keys = logits.shape
+    if not isinstance(scale, (int, float)) or not 0 < scale < float("inf"):
+        raise ValueError(f"scale: expected a positive number, got {scale!r}.")
+    if keys < 2:
+        raise ValueError(f"logits: expected at least 2 keys, a positive and a negative, got shape {checks.shape(logits)}.")
+    s = widen(checks.is_finite(logits, "logits")) / scale
+    if labels is None:
+        if keys < anchors:
+            raise ValueError(f"labels: needed, since logits of shape {checks.shape(logits)} have no diagonal of positives.")
+        labels = torch.arange(anchors, device=logits.device)
+    if labels.dtype == torch.bool:
+        if labels.shape != logits.shape:
+            raise ValueError(f"labels: expected booleans of shape {checks.shape(logits)}, got {checks.shape(labels)}.")
+        checks.has_negatives((~labels).sum(1))
+        return Scores(s, DenseNegatives(s, drop=labels), labels, "logits", anchors=labels.any(1).to(s.dtype))
+    if labels.shape != (anchors,) or labels.is_floating_point():
+        raise ValueError(f"labels: expected {anchors} columns, got shape {checks.shape(labels)} of {labels.dtype}.")
+    valid = labels != ignore_index
+    inside = ((labels >= 0) & (labels < keys)) | ~valid
+    if checks.wanted(labels) and not bool(inside.all()):
+        raise ValueError(f"labels: expected columns from 0 to {keys - 1} or {ignore_index}, got {labels[~inside][:5].tolist()}.")
+    column = torch.where(valid, labels, torch.zeros_like(labels)).unsqueeze(1)
+    return Scores(s.gather(1, column), DenseNegatives(s, skip=column), layout="logits", anchors=valid.to(s.dtype))

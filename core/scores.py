@@ -1,0 +1,230 @@
+"""Similarities, ready to be turned into losses: positives that are held, negatives that can only be reduced.
+
+An objective sees ``pos``, a tensor ``(anchors, P)``, and ``neg``, a :class:`Negatives`. It asks ``neg`` for
+log-sum-exps, means and maxima of functions of the similarity and never for the similarities themselves.
+How they are kept - a matrix here, tiles or shards elsewhere - is therefore not its business.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from counterpoint.hyper import Value
+
+Terms = Tensor | tuple[Tensor, ...]
+
+# Elements of a row block on the CPU: 1 MB of float32, so that a chain of elementwise steps stays in the cache.
+BLOCK = 2**18
+
+
+class Negatives(ABC):
+    """Each anchor's negative similarities, of which only reductions can be had.
+
+    The functions ``f`` are elementwise: ``f(s)`` maps a block of similarities to a tensor of its shape, or to
+    a tuple of such tensors, which are then reduced in one pass. What ``f`` closes over must be numbers or
+    tensors without dimensions. What differs from anchor to anchor is passed beside it as ``(anchors, 1)``
+    tensors and arrives as further arguments, cut to the block: ``neg.mean(lambda s, m: (s - m) ** 2, m)``.
+    Every reduction has the shape ``(anchors, 1)``, to be combined with ``pos`` as it stands.
+    """
+
+    @property
+    @abstractmethod
+    def count(self) -> Value:
+        """Number of negatives per anchor: a float if it is the same for all, else ``(anchors, 1)``."""
+
+    @property
+    def log_count(self) -> Value:
+        return self.count.log() if isinstance(self.count, Tensor) else math.log(self.count)
+
+    @abstractmethod
+    def logsumexp(self, f: Callable[..., Any], *per_anchor: Tensor) -> Any:
+        """``log sum_j exp f(s_j)``."""
+
+    @abstractmethod
+    def mean(self, f: Callable[..., Any], *per_anchor: Tensor) -> Any:
+        """``mean_j f(s_j)``."""
+
+    @abstractmethod
+    def max(self) -> Tensor:
+        """The largest similarity; its gradient is shared evenly among ties."""
+
+    @abstractmethod
+    def min(self) -> Tensor:
+        """The smallest similarity."""
+
+    def variance(self) -> Tensor:
+        """Population variance, by deviations from the mean rather than by a difference of moments."""
+        mean = self.mean(lambda s: s)
+        return self.mean(lambda s, m: (s - m) ** 2, mean)  # type: ignore[no-any-return]
+
+    def expectation(self, log_weight: Callable[[Tensor], Tensor], f: Callable[[Tensor], Tensor]) -> Tensor:
+        """``sum_j w_j f(s_j) / sum_j w_j`` with constant weights ``w = exp(log_weight)``."""
+        total = self.logsumexp(lambda s: log_weight(s.detach())) - self.log_count
+        return self.mean(lambda s, t: (log_weight(s.detach()) - t).exp() * f(s), total)  # type: ignore[no-any-return]
+
+
+class DenseNegatives(Negatives):
+    """Negatives kept as a matrix.
+
+    Args:
+        scores: ``(anchors, keys)`` similarities.
+        skip: ``(anchors, k)`` columns that are no negatives of that anchor (itself, its positives).
+        drop: ``(anchors, keys)``, True where a key is no negative; replaces ``skip``.
+        log_weight: ``(anchors, keys)``; a key counts ``exp(log_weight)`` times (SimCSE's hard-negative weight).
+    """
+
+    def __init__(
+        self,
+        scores: Tensor,
+        skip: Tensor | None = None,
+        drop: Tensor | None = None,
+        log_weight: Tensor | None = None,
+    ) -> None:
+        self.scores, self.skip, self.drop, self.log_weight = scores, skip, drop, log_weight
+        self._count: Value
+        if log_weight is not None:
+            self._count = self._fill(log_weight, slice(None), -math.inf).exp().sum(1, keepdim=True)
+        elif drop is not None:
+            self._count = (~drop).sum(1, keepdim=True).to(scores.dtype)
+        else:
+            self._count = float(scores.shape[1] - (0 if skip is None else skip.shape[1]))
+
+    @property
+    def count(self) -> Value:
+        return self._count
+
+    def logsumexp(self, f: Callable[..., Any], *per_anchor: Tensor) -> Any:
+        def block(x: Tensor, rows: slice) -> Tensor:
+            if self.log_weight is not None:
+                x = x + self.log_weight[rows]
+            return self._fill(x, rows, -math.inf).logsumexp(1, keepdim=True)
+
+        return self._reduce(block, f, per_anchor)
+
+    def mean(self, f: Callable[..., Any], *per_anchor: Tensor) -> Any:
+        def block(x: Tensor, rows: slice) -> Tensor:
+            if self.log_weight is not None:
+                x = x * self.log_weight[rows].exp()
+            count = self._count[rows] if isinstance(self._count, Tensor) else self._count
+            return self._fill(x, rows, 0.0).sum(1, keepdim=True) / count
+
+        return self._reduce(block, f, per_anchor)
+
+    def max(self) -> Tensor:
+        return self._reduce(  # type: ignore[no-any-return]
+            lambda x, rows: self._fill(x, rows, -math.inf).amax(1, keepdim=True), lambda s: s, ()
+        )
+
+    def min(self) -> Tensor:
+        return self._reduce(  # type: ignore[no-any-return]
+            lambda x, rows: self._fill(x, rows, math.inf).amin(1, keepdim=True), lambda s: s, ()
+        )
+
+    def _fill(self, x: Tensor, rows: slice, value: float) -> Tensor:
+        if self.drop is not None:
+            return x.masked_fill(self.drop[rows], value)
+        return x if self.skip is None else x.scatter(1, self.skip[rows], value)
+
+    def _blocks(self) -> Iterator[tuple[slice, Tensor]]:
+        anchors, keys = self.scores.shape
+        if self.scores.device.type != "cpu" or torch.compiler.is_compiling():
+            yield slice(None), self.scores
+            return
+        start = 0
+        # split, not slicing: its backward writes the gradient once instead of once per block
+        for block in self.scores.split(max(1, BLOCK // max(keys, 1))):
+            yield slice(start, start + len(block)), block
+            start += len(block)
+
+    def _reduce(
+        self, reduce: Callable[[Tensor, slice], Tensor], f: Callable[..., Any], per_anchor: tuple[Tensor, ...]
+    ) -> Any:
+        parts: list[tuple[Tensor, ...]] = []
+        single = True
+        for rows, block in self._blocks():
+            terms = f(block, *(p[rows] for p in per_anchor))
+            single = not isinstance(terms, tuple)
+            parts.append(tuple(reduce(x, rows) for x in ((terms,) if single else terms)))
+        columns = tuple(p[0] if len(p) == 1 else torch.cat(p) for p in zip(*parts, strict=True))
+        return columns[0] if single else columns
+
+
+def as_negatives(neg: Tensor | Negatives) -> Negatives:
+    """A matrix of scores as negatives; negatives as they are."""
+    return neg if isinstance(neg, Negatives) else DenseNegatives(neg)
+
+
+@dataclass
+class Scores:
+    """What one batch offers to an objective.
+
+    Attributes:
+        pos: ``(anchors, P)`` positive similarities; entries that ``pos_mask`` rules out are finite.
+        neg: the negatives.
+        pos_mask: ``(anchors, P)``, True where there is a positive; None if there are P everywhere.
+        layout: name of the pairing that made it.
+        kept: ``(anchors, 1)`` similarity that stays in the denominator in place of the positive (ArCL's
+            Algorithm 1), or None; ``alone`` means that nothing does (its Algorithm 2).
+        v: ``(anchors, P')`` positives that enter the estimators g1 and g2; None means ``pos``.
+        prior: ``(anchors, 1)`` class prior that replaces the objective's own.
+        anchors: ``(anchors,)`` weights of the final average, or None.
+        adversarial: similarities to the adversarial view, with their own negatives.
+        mixed: similarities to each mixed view, with their own negatives.
+    """
+
+    pos: Tensor
+    neg: Negatives
+    pos_mask: Tensor | None = None
+    layout: str = "scores"
+    kept: Tensor | None = None
+    alone: bool = False
+    v: Tensor | None = None
+    prior: Tensor | None = None
+    anchors: Tensor | None = None
+    adversarial: Scores | None = None
+    mixed: list[Scores] = field(default_factory=list)
+
+    def class_positives(self) -> tuple[Tensor, Tensor | None]:
+        """The positives that enter g1 and g2, and which of them exist."""
+        return (self.pos, self.pos_mask) if self.v is None else (self.v, None)
+
+    def first_positive(self) -> Tensor:
+        """Each anchor's first positive, ``(anchors, 1)``."""
+        if self.pos_mask is None:
+            return self.pos[:, :1]
+        return self.pos.gather(1, self.pos_mask.to(torch.uint8).argmax(1, keepdim=True))
+
+    def positives_mean(self, x: Tensor) -> Tensor:
+        """Mean over the positives of each anchor, ``(anchors, 1)``."""
+        if self.pos_mask is None:
+            return x.mean(1, keepdim=True)
+        return x.masked_fill(~self.pos_mask, 0.0).sum(1, keepdim=True) / self.pos_mask.sum(1, keepdim=True).clamp(min=1)
+
+    def positives_logsumexp(self, x: Tensor) -> Tensor:
+        """Log-sum-exp over the positives of each anchor, ``(anchors, 1)``."""
+        return logsumexp_over(x, self.pos_mask)
+
+    def positives_min(self, x: Tensor) -> Tensor:
+        """The smallest over the positives of each anchor; of ties, the first gets the gradient."""
+        if self.pos_mask is not None:
+            x = x.masked_fill(~self.pos_mask, math.inf)
+        return x.gather(1, x.argmin(1, keepdim=True))
+
+    def positives_count(self) -> Value:
+        if self.pos_mask is None:
+            return float(self.pos.shape[1])
+        return self.pos_mask.sum(1, keepdim=True).clamp(min=1).to(self.pos.dtype)
+
+
+def logsumexp_over(x: Tensor, mask: Tensor | None) -> Tensor:
+    """Row-wise log-sum-exp of the entries that ``mask`` (None: all) allows."""
+    if x.shape[1] == 1 and mask is None:
+        return x
+    return (x if mask is None else x.masked_fill(~mask, -math.inf)).logsumexp(1, keepdim=True)

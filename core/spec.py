@@ -1,0 +1,164 @@
+"""The grammar of specs, ``arcl(adnce:mu=0.7,t=0.2) + 0.1*dp``. See :func:`counterpoint.objective`."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from counterpoint.hyper import Learned, Schedule, nearest
+
+NAME = re.compile(r"[a-z][a-z0-9_]*")
+_WORD = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+_NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?")
+_CALLS = {"schedule": Schedule, "learned": Learned}
+_CONSTANTS = {"true": True, "false": False, "none": None}
+
+
+class SpecError(ValueError):
+    """A spec that cannot be read, with a caret under the place."""
+
+    def __init__(self, message: str, text: str, position: int) -> None:
+        super().__init__(f"{message}\n  {text}\n  {' ' * position}^")
+        self.position = position
+
+
+class _Reader:
+    def __init__(self, text: str) -> None:
+        if not isinstance(text, str):
+            raise TypeError(f"objective: expected a spec string, got {text!r} ({type(text).__name__}).")
+        self.text, self.at = text, 0
+
+    def fail(self, message: str, at: int | None = None) -> SpecError:
+        return SpecError(message, self.text, self.at if at is None else at)
+
+    def peek(self) -> str:
+        while self.at < len(self.text) and self.text[self.at].isspace():
+            self.at += 1
+        return self.text[self.at : self.at + 1]
+
+    def take(self, character: str) -> bool:
+        if self.peek() != character:
+            return False
+        self.at += 1
+        return True
+
+    def expect(self, character: str) -> None:
+        if not self.take(character):
+            found = repr(self.peek()) if self.peek() else "the end"
+            raise self.fail(f"expected {character!r}, found {found}")
+
+    def match(self, pattern: re.Pattern[str], what: str) -> str:
+        self.peek()
+        found = pattern.match(self.text, self.at)
+        if not found:
+            rest = repr(self.peek()) if self.peek() else "the end"
+            raise self.fail(f"expected {what}, found {rest}")
+        self.at = found.end()
+        return found.group()
+
+    def number(self) -> float:
+        return float(self.match(_NUMBER, "a number"))
+
+    def value(self) -> Any:
+        """A number, a word, or a call such as ``schedule(0.5,0.1,1000)``."""
+        if not re.match(r"[A-Za-z_]", self.peek() or "."):
+            return self.number()
+        start = self.at
+        word = self.match(_WORD, "a value")
+        if self.peek() != "(":
+            return _CONSTANTS.get(word.lower(), word)
+        if word not in _CALLS:
+            raise self.fail(f"unknown value {word!r}.{nearest(word, _CALLS)}", start)
+        self.expect("(")
+        given = [self.value()]
+        while self.take(","):
+            given.append(self.value())
+        self.expect(")")
+        try:
+            return _CALLS[word](*given)
+        except (TypeError, ValueError) as error:
+            raise self.fail(str(error), start) from None
+
+
+def value(text: str) -> Any:
+    """Reads one parameter value as it stands in a spec."""
+    reader = _Reader(text)
+    result = reader.value()
+    if reader.peek():
+        raise reader.fail("unexpected text after the value")
+    return result
+
+
+def parse(text: str, registry: dict[str, Any], total: Any) -> Any:
+    """Builds the objective that ``text`` describes; ``total`` makes the sum of weighted terms."""
+    reader = _Reader(text)
+    result = _sum(reader, registry, total)
+    if reader.peek():
+        raise reader.fail(f"unexpected {reader.peek()!r}")
+    return result
+
+
+def _sum(reader: _Reader, registry: dict[str, Any], total: Any) -> Any:
+    terms = [_term(reader, registry, total)]
+    while reader.take("+"):
+        terms.append(_term(reader, registry, total))
+    return terms[0][1] if len(terms) == 1 and terms[0][0] == 1.0 else total(terms)
+
+
+def _term(reader: _Reader, registry: dict[str, Any], total: Any) -> tuple[Any, Any]:
+    weight: Any = 1.0
+    call = _WORD.match(reader.text, reader.at) if reader.peek() else None
+    if _NUMBER.match(reader.text, reader.at) or (call and call.group() in _CALLS):
+        weight = reader.value()
+        reader.expect("*")
+    if reader.take("("):
+        inner = _sum(reader, registry, total)
+        reader.expect(")")
+        return weight, inner
+    return weight, _atom(reader, registry, total)
+
+
+def _atom(reader: _Reader, registry: dict[str, Any], total: Any) -> Any:
+    name = reader.match(_WORD, "an objective's name")
+    start = reader.at - len(name)
+    if name not in registry:
+        raise reader.fail(f"unknown objective {name!r}.{nearest(name, registry)}", start)
+    kind = registry[name]
+    given: dict[str, Any] = {}
+    wraps = "objective" in kind._defaults()
+    if reader.take("("):
+        if not wraps:
+            raise reader.fail(f"{name!r} takes no objective in parentheses; parameters follow a colon", reader.at - 1)
+        given["objective"] = _sum(reader, registry, total)
+        reader.expect(")")
+    elif wraps:
+        raise reader.fail(f"{name!r} wraps an objective: {name}(infonce)")
+    if reader.take(":"):
+        _parameters(reader, name, {h.short: k for k, h in kind.hyper.items()}, kind.hyper, given)
+    try:
+        return kind(**given)
+    except (TypeError, ValueError) as error:
+        raise reader.fail(str(error), start) from None
+
+
+def _parameters(
+    reader: _Reader, name: str, short: dict[str, str], hyper: dict[str, Any], given: dict[str, Any]
+) -> None:
+    while True:
+        key = reader.match(_WORD, "a parameter's name")
+        start = reader.at - len(key)
+        long = short.get(key, key)
+        if long not in hyper:
+            raise reader.fail(f"{name}: unknown parameter {key!r}.{nearest(key, [*short, *hyper])}", start)
+        if long in given:
+            raise reader.fail(f"{name}: {key!r} is given twice", start)
+        reader.expect("=")
+        reader.peek()
+        start = reader.at
+        raw = reader.value()
+        try:
+            given[long] = hyper[long].check(raw, name)
+        except (TypeError, ValueError) as error:
+            raise reader.fail(str(error), start) from None
+        if not reader.take(","):
+            return

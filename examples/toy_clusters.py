@@ -1,0 +1,246 @@
+"""Does an objective separate clusters? The toy of LMCL, section 5.1, for any objectives you name.
+
+Chen et al. 2021 (https://proceedings.mlr.press/v139/chen21j.html) learn a linear map `P x` of the
+plane on two data sets, "three bars" and "nested moons", and ask whether k-means then finds the classes.
+A pair is a point and the same point plus Gaussian noise; Adam, learning rate 0.001; 20 trials.
+
+The paper leaves open what decides the outcome. These are the readings used here, and why:
+
+- data: the moons are scikit-learn's. The bars are staggered so that k-means on the raw points is right
+  about as often as in the paper: no objective took part in choosing them. Both are centred, because a
+  cosine looks from the origin: on moons left where scikit-learn puts them (`--no-centre`) plain InfoNCE
+  is already as good as the paper's LMCL, and its own baseline row would not be met.
+- start: P = 0, the paper's word, has no direction, hence no gradient. P starts small and random.
+- `dp:reduction=batch_sum`, the letter of the paper's Eq. (6) and (9). A term is at most 0.04, so the
+  mean has no visible weight; the sum over all pairs grows with the square of the batch.
+- noise, batch and the number of steps were chosen with seeds from 1000 on, which are not reported.
+
+Trial i of every objective sees the same points, start, batches and noise, so differences are paired.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import platform
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import matplotlib
+import numpy as np
+import scipy
+import sklearn
+import torch
+from scipy.optimize import linear_sum_assignment
+from scipy.stats import ttest_rel
+from sklearn.cluster import KMeans
+from sklearn.datasets import make_moons
+
+import counterpoint as cp
+
+matplotlib.use("Agg")
+import matplotlib.pyplot as plt  # noqa: E402
+
+RAW = "raw points"
+PAPER = {  # Table 1: k-means accuracy in percent, mean and standard deviation of 20 trials
+    "three bars": {RAW: (75.2, 1.2), "InfoNCE": (78.3, 2.2), "InfoNCE + DP": (84.2, 0.2)},
+    "nested moons": {RAW: (77.3, 2.3), "InfoNCE": (77.5, 1.2), "InfoNCE + DP": (85.2, 2.3)},
+}
+STYLE = [("#0072B2", "o"), ("#E69F00", "s"), ("#009E73", "^")]  # safe for colour-blind readers
+
+
+def three_bars(points: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
+    """Three parallel bars, 2.5 long, 0.4 thick, 1 apart, each 0.6 further along than the last."""
+    rng, y = np.random.default_rng(seed), np.arange(points) % 3
+    along = 2.5 * (rng.random(points) - 0.5) + 0.6 * (y - 1)
+    return np.stack([along, 0.4 * (rng.random(points) - 0.5) + (y - 1)], axis=1), y
+
+
+def nested_moons(points: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
+    """Two half circles, one inside the other's opening."""
+    x, y = make_moons(points, noise=0.1, random_state=seed)
+    return x, y
+
+
+DATA = {"three bars": three_bars, "nested moons": nested_moons}
+
+
+def cluster_accuracy(x: np.ndarray, y: np.ndarray, seed: int = 0) -> float:
+    """Percent of points that k-means puts with their class, clusters and classes matched at best."""
+    classes = int(y.max()) + 1
+    found = KMeans(classes, n_init=10, random_state=seed).fit_predict(x)
+    counts = np.zeros((classes, classes))
+    np.add.at(counts, (y, found), 1)
+    return float(100 * counts[linear_sum_assignment(-counts)].sum() / len(y))
+
+
+def distances(z: np.ndarray) -> np.ndarray:
+    """`D_ij = (1 - cos) / 2` of every pair of points."""
+    unit = z / np.linalg.norm(z, axis=1, keepdims=True)
+    return (1 - (unit @ unit.T)[np.triu_indices(len(z), 1)]) / 2
+
+
+def learn(
+    spec: str, x: np.ndarray, seed: int, steps: int, noise: float, batch: int, init: float
+) -> np.ndarray:
+    """Trains the 2 x 2 matrix P of the embedding `P x`."""
+    loss_fn, points = cp.objective(spec), torch.tensor(x, dtype=torch.float32)
+    generator = torch.Generator().manual_seed(seed)
+    weight = (init * torch.randn(2, 2, generator=generator)).requires_grad_()
+    adam = torch.optim.Adam([weight], lr=1e-3)
+    for _ in range(steps):
+        view = points[torch.randperm(len(points), generator=generator)[:batch]]
+        noisy = view + noise * torch.randn(view.shape, generator=generator)
+        adam.zero_grad()
+        loss_fn(view @ weight.T, noisy @ weight.T).backward()
+        adam.step()
+    return weight.detach().numpy().astype(float)
+
+
+def compare(first: Sequence[float], other: Sequence[float]) -> dict[str, float]:
+    """`other - first`, paired: mean, 95% t-interval and two-sided p."""
+    difference = np.subtract(other, first)
+    mean = float(difference.mean())
+    if np.ptp(difference) == 0:
+        return {"difference": mean, "low": mean, "high": mean, "p": float(mean == 0)}
+    test = ttest_rel(other, first)
+    low, high = test.confidence_interval(0.95)
+    return {"difference": mean, "low": float(low), "high": float(high), "p": float(test.pvalue)}
+
+
+def paper_row(name: str) -> str | None:
+    """The row of the paper's Table 1 that a spec repeats, whatever its parameters."""
+    parts = [part.split(":")[0].split("*")[-1].strip() for part in name.split("+")]
+    rows = {("raw points",): RAW, ("infonce",): "InfoNCE", ("infonce", "dp"): "InfoNCE + DP"}
+    return rows.get(tuple(parts))
+
+
+def check(objectives: Sequence[str], trials: int) -> None:
+    if trials < 2:
+        raise ValueError(f"trials must be at least 2, for a standard deviation; got {trials}")
+    if len(set(objectives)) < len(objectives):
+        raise ValueError("an objective is named twice")
+    for spec in objectives:
+        try:
+            cp.objective(spec)(torch.randn(8, 2), torch.randn(8, 2))
+        except ValueError as error:
+            raise ValueError(f"objective {spec!r}: {str(error).splitlines()[0]}") from error
+
+
+def run(
+    objectives: Sequence[str],
+    trials: int = 20,
+    steps: int = 2000,
+    out: str | Path | None = None,
+    seed: int = 0,
+    *,
+    noise: float = 0.4,
+    batch: int = 32,
+    init: float = 0.01,
+    points: int = 300,
+    centre: bool = True,
+    progress: bool = True,
+) -> dict[str, Any]:
+    """Runs every objective on both data sets with the seeds `seed ... seed + trials - 1`.
+
+    Returns what `results.json` holds; with `out`, writes it there beside the pictures.
+    """
+    arguments = {k: v for k, v in locals().items() if k not in ("out", "progress")}
+    check(objectives, trials)
+    rows, total = [], len(DATA) * trials * len(objectives)
+    summary: dict[str, dict[str, Any]] = {}
+    for data, generate in DATA.items():
+        embedded: dict[str, list[np.ndarray]] = {name: [] for name in (RAW, *objectives)}
+        accuracy: dict[str, list[float]] = {name: [] for name in embedded}
+        labels = []
+        for trial_seed in range(seed, seed + trials):
+            x, y = generate(points, trial_seed)
+            x = x - x.mean(axis=0) if centre else x
+            labels.append(y)
+            for name in embedded:
+                weight = np.eye(2)
+                if name != RAW:
+                    weight = learn(name, x, trial_seed, steps, noise, batch, init)
+                embedded[name].append(x @ weight.T)
+                accuracy[name].append(cluster_accuracy(embedded[name][-1], y, trial_seed))
+                row = {"data": data, "seed": trial_seed, "objective": name}
+                rows.append({**row, "accuracy": accuracy[name][-1], "P": weight.tolist()})
+                done = sum(r["objective"] != RAW for r in rows)
+                if progress:
+                    print(f"\r{done}/{total} runs: {data}", end="   ", file=sys.stderr, flush=True)
+        summary[data] = {
+            name: {
+                "mean": float(np.mean(values)),
+                "sd": float(np.std(values, ddof=1)),
+                "paper": PAPER[data].get(paper_row(name) or ""),
+                "vs_first": None if name == objectives[0] else compare(accuracy[objectives[0]], values),
+            }
+            for name, values in accuracy.items()
+        }
+        if out is not None:
+            Path(out).mkdir(parents=True, exist_ok=True)
+            stem = str(Path(out) / data.replace(" ", "_"))
+            draw_points(f"{stem}.png", data, seed, labels[0], embedded, accuracy)
+            draw_distances(f"{stem}_distances.png", data, embedded)
+    if progress:
+        print(file=sys.stderr)
+    modules = (cp, torch, np, scipy, sklearn, matplotlib)
+    versions = {"python": platform.python_version()} | {m.__name__: m.__version__ for m in modules}
+    specs = {spec: str(cp.objective(spec)) for spec in objectives}
+    result = {"arguments": arguments, "specs": specs, "versions": versions}
+    result |= {"summary": summary, "trials": rows}
+    if out is not None:
+        (Path(out) / "results.json").write_text(json.dumps(result, indent=1) + "\n")
+    return result
+
+
+def panels(count: int) -> tuple[plt.Figure, list[plt.Axes]]:
+    figure, axes = plt.subplots(1, count, figsize=(3.6 * count, 3.9), squeeze=False)
+    return figure, list(axes[0])
+
+
+def finish(figure: plt.Figure, title: str, path: str) -> None:
+    figure.suptitle(title)
+    figure.tight_layout()
+    figure.savefig(path, dpi=120)
+    plt.close(figure)
+
+
+def draw_points(
+    path: str,
+    data: str,
+    seed: int,
+    y: np.ndarray,
+    embedded: dict[str, list[np.ndarray]],
+    accuracy: dict[str, list[float]],
+) -> None:
+    """The first trial's points, raw and embedded, coloured by true class."""
+    figure, axes = panels(len(embedded))
+    for axis, (name, found) in zip(axes, embedded.items(), strict=True):
+        z = found[0] / np.abs(found[0]).max()  # a cosine does not see the scale
+        for label, (colour, marker) in zip(np.unique(y), STYLE, strict=False):
+            mine = z[y == label]
+            axis.scatter(*mine.T, s=12, c=colour, marker=marker, alpha=0.7, label=f"class {label}")
+        axis.plot(0, 0, "k+", markersize=12, label="origin")
+        axis.set(xlim=(-1.1, 1.1), ylim=(-1.1, 1.1), aspect="equal", xticks=[], yticks=[])
+        axis.set_title(wrap(name), fontsize=9)
+        axis.set_xlabel(f"k-means {accuracy[name][0]:.1f}%")
+    figure.legend(*axes[0].get_legend_handles_labels(), loc="lower center", ncols=4, frameon=False)
+    figure.subplots_adjust(bottom=0.2)
+    finish(figure, f"{data}, seed {seed}", path)
+
+
+def draw_distances(path: str, data: str, embedded: dict[str, list[np.ndarray]]) -> None:
+    """The histogram of pairwise distances over all trials, after the paper's Figure 2."""
+    figure, axes = panels(len(embedded))
+    for axis, (name, found) in zip(axes, embedded.items(), strict=True):
+        values = np.concatenate([distances(z) for z in found])
+        axis.hist(values, bins=50, range=(0, 1), weights=np.full(len(values), 100 / len(values)))
+        axis.axvspan(0.1, 0.5, color="0.9", zorder=0, label="the paper's margin")
+        axis.set(xlim=(0, 1), xlabel="$D_{ij} = (1 - \\cos)/2$")
+        axis.set_title(wrap(name), fontsize=9)
+    axes[0].set_ylabel("% of pairs")
+    axes[0].legend(fontsize=8)
+    finish(figure, f"{data}: pairwise distances", path)

@@ -1,0 +1,1 @@
+"""Integrations: one domain each."""

@@ -1,0 +1,1 @@
+"""Plugins: one host code base each."""
