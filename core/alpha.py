@@ -12,8 +12,8 @@ from counterpoint.scores import Negatives
 class AlphaCL(Objective, name="alphacl"):
     """alpha-CL-direct: a linear loss with hand-made weights on the negatives.
 
-    ``sum_j w_j / W (s_j - p)`` with ``w_j = e^{-(1 - s_j)^power / t}``, ``W = sum_j w_j``; the weights pass no gradient.
-    ``normalize=False`` is the unnormalised ``W (1 - p) - sum_j w_j (1 - s_j)``.
+    ``sum_j w_j / W (s_j - p)`` with ``w_j = e^{-(1 - s_j)^power / t}``, ``W = sum_j w_j``; the weights pass no
+    gradient. ``normalize=False`` is the unnormalised ``W (1 - p) - sum_j w_j (1 - s_j)``.
 
     Args:
         temperature: ``t`` > 0.
@@ -36,7 +36,8 @@ class AlphaCL(Objective, name="alphacl"):
     def per_anchor(self, pos: Tensor, neg: Negatives) -> Tensor:
         def log_w(s: Tensor) -> Tensor:
             # rounding can make a cosine exceed one, where a fractional power would be NaN
-            return -((1 - s).clamp(min=0) ** self.power) / self.temperature
+            distance: Tensor = (1 - s).clamp(min=0) ** self.power
+            return -distance / self.temperature  # type: ignore[no-any-return]
 
         if self.normalize:
             return neg.expectation(log_w, lambda s: s) - pos

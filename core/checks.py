@@ -57,8 +57,7 @@ def is_finite(tensor: Tensor, what: str) -> Tensor:
         return tensor
     bad = ~torch.isfinite(tensor)
     first = tuple(bad.nonzero()[0].tolist())
-    kinds = "NaN" if bool(tensor[bad].isnan().all()) else "infinite" if bool(tensor[bad].isinf().all()) else "NaN or infinite"
-    raise ValueError(f"{what}: {int(bad.sum())} of {bad.numel()} values are {kinds}, the first at {first}.")
+    raise ValueError(f"{what}: {int(bad.sum())} of {bad.numel()} values are NaN or infinite, the first at {first}.")
 
 
 def is_ids(tensor: Tensor, what: str, length: int) -> Tensor:
@@ -73,5 +72,6 @@ def has_negatives(count: Tensor) -> None:
         rows = (count.reshape(-1) <= 0).nonzero().reshape(-1).tolist()
         named = ", ".join(map(str, rows[:8])) + (", ..." if len(rows) > 8 else "")
         raise ValueError(
-            f"{len(rows)} of {count.numel()} anchors have no negatives (rows {named}): ids, labels or mask rule out every key."
+            f"{len(rows)} of {count.numel()} anchors have no negatives (rows {named}): "
+            "ids, labels or mask rule out every key."
         )

@@ -62,7 +62,8 @@ class Schedule(nn.Module):
         return self.start + (self.end - self.start) * done
 
     def advance(self) -> None:
-        self.step += 1
+        # rebound, not changed in place: a compiled backward may recompute the value from the step it was called with
+        self.step = self.step + 1
 
     def bounds(self) -> tuple[float, float]:
         return min(self.start, self.end), max(self.start, self.end)
@@ -85,7 +86,7 @@ class _Clip(torch.autograd.Function):
         ctx.save_for_backward(x)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:  # type: ignore[override]
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
         (x,) = ctx.saved_tensors
         leaving = ((x <= ctx.low) & (grad > 0)) | ((x >= ctx.high) & (grad < 0))
         return grad.masked_fill(leaving, 0.0), None, None
@@ -118,7 +119,7 @@ class Learned(nn.Module):
         self.log_value = nn.Parameter(torch.tensor(math.log(init)))
 
     def forward(self) -> Tensor:
-        value: Tensor = _Clip.apply(self.log_value, math.log(self.low), math.log(self.high))  # type: ignore[no-untyped-call]
+        value: Tensor = _Clip.apply(self.log_value, math.log(self.low), math.log(self.high))
         return value.exp()
 
     def bounds(self) -> tuple[float, float]:
@@ -151,7 +152,7 @@ class Tracked(nn.Module):
         new, old = new.detach(), self.value.to(new.dtype)
         moved = torch.where(old.isnan(), new, self.momentum * old + (1 - self.momentum) * new)
         if self.training and torch.is_grad_enabled():
-            self.value.copy_(moved)
+            self.value = moved.to(self.value.dtype)  # rebound for the same reason as Schedule.step
             return moved
         return torch.where(old.isnan(), new, old)
 

@@ -35,7 +35,13 @@ def log_hard(neg: Negatives, t: Value, beta: Value, detach_weights: bool, base: 
 
 
 def log_debiased(
-    neg: Negatives, v: Tensor, v_mask: Tensor | None, t: Value, prior: Value, beta: Value | None, detach_weights: bool = False
+    neg: Negatives,
+    v: Tensor,
+    v_mask: Tensor | None,
+    t: Value,
+    prior: Value,
+    beta: Value | None,
+    detach_weights: bool = False,
 ) -> tuple[Tensor, Tensor]:
     """``log g1`` (``beta=None``) or ``log g2``, and where their floor is active.
 

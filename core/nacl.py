@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any
+from functools import reduce
+from operator import add
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -160,8 +162,8 @@ class Robust(_Estimated, name="robust"):
     def losses(self, scores: Scores) -> Tensor:
         if scores.adversarial is None:
             raise ValueError(
-                f"{self.name}: needs adversarial views: pass adversarial=, made by counterpoint.views.attack, in one of "
-                "the pairings views, first_two, one_way, symmetric or pairs."
+                f"{self.name}: needs adversarial views: pass adversarial=, made by counterpoint.views.attack, "
+                "in one of the pairings views, first_two, one_way, symmetric or pairs."
             )
         attacked, t = scores.adversarial, self.temperature
         loss = softplus(self.log_mass(scores, attacked.neg) - attacked.pos / t)
@@ -194,7 +196,8 @@ class _Integrated(_Estimated):
         raise NotImplementedError
 
     def losses(self, scores: Scores) -> Tensor:
-        total = torch.stack(torch.broadcast_tensors(*(part.losses(scores) for part in self.accurate))).sum(0)
+        parts = cast("list[Objective]", list(self.accurate))
+        total = reduce(add, (part.losses(scores) for part in parts))
         if self._hyper["alpha"] == 0:
             return total
         return total + self.alpha * self.robust.losses(scores)  # type: ignore[no-any-return]

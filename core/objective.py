@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterable
-from typing import Any, ClassVar
+from functools import reduce
+from operator import add
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 
-from counterpoint import checks, spec
+from counterpoint import spec
 from counterpoint.hyper import Hyper, Learned, Real, Schedule, Value, nearest, text
 from counterpoint.pairing import Batch, scores_from_logits, scores_from_matrices
 from counterpoint.scores import Negatives, Scores
@@ -99,6 +101,10 @@ class Objective(nn.Module):
     def views(self) -> int | None:
         """The number of views that the objective asks the data side for, if it does."""
         return None
+
+    if TYPE_CHECKING:  # torch types the call of a module as Any
+
+        def __call__(self, *views: Tensor, **how: Any) -> Tensor: ...
 
     # ---- how it is called ----------------------------------------------------------------------
 
@@ -212,7 +218,8 @@ class Objective(nn.Module):
 
     def _finish(self, scores: Callable[[str], Scores], device: torch.device, reduction: str) -> Tensor:
         if reduction not in ("mean", "none"):
-            raise ValueError(f"{type(self).__name__}: unknown reduction {reduction!r}.{nearest(reduction, ('mean', 'none'))}")
+            hint = nearest(str(reduction), ("mean", "none"))
+            raise ValueError(f"{type(self).__name__}: unknown reduction {reduction!r}.{hint}")
         # autocast would round the products of float32 tensors to half precision, too coarse for small temperatures
         with torch.autocast(device.type, enabled=False):
             loss = self._value(scores, reduction)
@@ -234,9 +241,9 @@ class Objective(nn.Module):
 
     def report(self, *views: Tensor, **how: Any) -> dict[str, float]:
         """What a batch looks like to this objective; see :func:`counterpoint.diagnose.report`."""
-        from counterpoint.diagnose import report
+        from counterpoint import diagnose
 
-        return report(self, *views, **how)
+        return diagnose.report(self, *views, **how)
 
     # ---- composition ---------------------------------------------------------------------------
 
@@ -316,7 +323,7 @@ class Wrapper(Objective):
 
     @classmethod
     def from_plain(cls, data: dict[str, Any]) -> Objective:
-        return super().from_plain({**data, "objective": from_dict(data["objective"])})  # type: ignore[no-any-return]
+        return super().from_plain({**data, "objective": from_dict(data["objective"])})
 
 
 class Sum(Objective):
@@ -347,8 +354,7 @@ class Sum(Objective):
         return max(wanted) if wanted else None
 
     def losses(self, scores: Scores) -> Tensor:
-        terms = [current(w) * part.losses(scores) for w, part in self.terms()]
-        return torch.stack(torch.broadcast_tensors(*terms)).sum(0)
+        return reduce(add, (current(w) * part.losses(scores) for w, part in self.terms()))
 
     def diagnostics(self, scores: Scores) -> dict[str, Tensor]:
         return {k: v for _, part in self.terms() for k, v in part.diagnostics(scores).items()}
@@ -356,8 +362,8 @@ class Sum(Objective):
     def _value(self, scores: Callable[[str], Scores], reduction: str) -> Tensor:
         values = [current(w) * part._value(scores, reduction) for w, part in self.terms()]
         if len({v.shape for v in values}) > 1:
-            raise ValueError(f"{self}: reduction='none' needs the same anchors in every term; give one pairing= to all.")
-        return torch.stack(values).sum(0)
+            raise ValueError(f"{self}: reduction='none' needs the same anchors in every term: give them one pairing=.")
+        return reduce(add, values)
 
     def replace(self, **changes: Any) -> Objective:
         raise TypeError(f"{self}: a sum has no parameters of its own; replace those of its terms.")
@@ -369,12 +375,13 @@ class Sum(Objective):
         )
 
     def to_dict(self) -> dict[str, Any]:
-        return {"name": "sum", "terms": [[w if isinstance(w, float) else text(w), p.to_dict()] for w, p in self.terms()]}
+        terms = [[w if isinstance(w, float) else text(w), part.to_dict()] for w, part in self.terms()]
+        return {"name": "sum", "terms": terms}
 
 
 def current(value: Any) -> Value:
     """The present value of a number, a Schedule or a Learned value."""
-    return value() if isinstance(value, nn.Module) else value
+    return value() if isinstance(value, nn.Module) else value  # type: ignore[no-any-return]
 
 
 def as_objective(given: Objective | str) -> Objective:
@@ -415,5 +422,3 @@ def from_dict(data: dict[str, Any]) -> Objective:
     if name not in registry:
         raise ValueError(f"from_dict: unknown objective {name!r}.{nearest(str(name), registry)}")
     return registry[name].from_plain(rest)
-
-

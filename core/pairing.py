@@ -19,7 +19,6 @@ pairing        anchors, positives and negatives, for ``m`` views of ``B`` sample
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from itertools import combinations
 
 import torch
@@ -123,7 +122,8 @@ class Batch:
         full = given.unsqueeze(1) if given.dim() == 2 else given
         if full.dim() != 3 or full.shape[0] != self.size or full.shape[2] != self.width:
             raise ValueError(
-                f"{what}: expected shape ({self.size}, {self.width}) or ({self.size}, n, {self.width}), got {checks.shape(given)}."
+                f"{what}: expected shape ({self.size}, {self.width}) or ({self.size}, n, {self.width}), "
+                f"got {checks.shape(given)}."
             )
         return self.ready(checks.is_finite(full, what))
 
@@ -180,7 +180,8 @@ class Batch:
             raise ValueError(f"the pairing {name} needs {wanted}, got {len(self.raw)}.")
         if self.size < 2 and self.negatives is None:
             raise ValueError(
-                "a batch of one sample has no negatives: batches need at least 2 samples (drop_last=True drops a last one)."
+                "a batch of one sample has no negatives: batches need at least 2 samples; a loader's drop_last=True "
+                "leaves out a last, smaller one."
             )
         return self.views
 
@@ -208,7 +209,7 @@ class Batch:
             scores.adversarial = self._adversarial(anchors, sample, keys, key_sample)
         if self.mixed is not None:
             similar = (anchors.unsqueeze(1) * self.mixed[sample]).sum(-1)
-            scores.mixed = [replace(scores, pos=s, adversarial=None, pos_mask=None) for s in similar.split(1, dim=1)]
+            scores.mixed = [Scores(s, scores.neg) for s in similar.split(1, dim=1)]
         return scores
 
     def _adversarial(self, anchors: Tensor, sample: Tensor, keys: Tensor, key_sample: Tensor) -> Scores:
@@ -345,8 +346,7 @@ def _single(batch: Batch) -> Scores:
     z, sample = batch.need(1, "single")[0], batch.arange()
     if z.dim() == 3:
         z = z[:, 0]
-    scores = batch.build("single", z, sample, z, sample, z.new_zeros(len(z), 1), sample.unsqueeze(1))
-    return scores
+    return batch.build("single", z, sample, z, sample, z.new_zeros(len(z), 1), sample.unsqueeze(1))
 
 
 def _queue(batch: Batch) -> Scores:
@@ -404,7 +404,10 @@ def scores_from_matrices(
     scores = Scores(pos, _negatives(neg, mask, anchors, "neg"), pos_mask)
     if pos_mask is not None:
         if pos_mask.shape != pos.shape or pos_mask.dtype != torch.bool:
-            raise ValueError(f"pos_mask: expected booleans of shape {checks.shape(pos)}, got {checks.shape(pos_mask)} of {pos_mask.dtype}.")
+            raise ValueError(
+                f"pos_mask: expected booleans of shape {checks.shape(pos)}, "
+                f"got {checks.shape(pos_mask)} of {pos_mask.dtype}."
+            )
         scores.pos = torch.where(pos_mask, pos, torch.zeros_like(pos))
         scores.anchors = pos_mask.any(1).to(pos.dtype)
     checks.is_finite(scores.pos, "pos")
@@ -414,15 +417,17 @@ def scores_from_matrices(
         scores.prior = _column(prior, "prior", anchors)
     if adversarial is not None:
         good, bad = adversarial
-        scores.adversarial = Scores(_column(good, "adversarial[0]", anchors), _negatives(bad, None, anchors, "adversarial[1]"), v=scores.v)
+        attacked = _negatives(bad, None, anchors, "adversarial[1]")
+        scores.adversarial = Scores(_column(good, "adversarial[0]", anchors), attacked)
     if mixed is not None:
         good, bad = mixed
         if good.dim() != 2 or len(good) != anchors or (good.shape[1] and bad.shape[:2] != good.shape):
             raise ValueError(
-                f"mixed: expected shapes ({anchors}, M-1) and ({anchors}, M-1, N), got {checks.shape(good)} and {checks.shape(bad)}."
+                f"mixed: expected shapes ({anchors}, M-1) and ({anchors}, M-1, N), "
+                f"got {checks.shape(good)} and {checks.shape(bad)}."
             )
         scores.mixed = [
-            replace(scores, pos=widen(good[:, j : j + 1]), neg=_negatives(bad[:, j], None, anchors, "mixed[1]"), pos_mask=None)
+            Scores(widen(good[:, j : j + 1]), _negatives(bad[:, j], None, anchors, "mixed[1]"))
             for j in range(good.shape[1])
         ]
     return scores
@@ -446,7 +451,9 @@ def _negatives(neg: Tensor | Negatives, mask: Tensor | None, anchors: int, what:
     if mask is None:
         return DenseNegatives(widen(checks.is_finite(neg, what)))
     if mask.shape != neg.shape or mask.dtype != torch.bool:
-        raise ValueError(f"mask: expected booleans of shape {checks.shape(neg)}, got {checks.shape(mask)} of {mask.dtype}.")
+        raise ValueError(
+            f"mask: expected booleans of shape {checks.shape(neg)}, got {checks.shape(mask)} of {mask.dtype}."
+        )
     checks.has_negatives(mask.sum(1))
     # a value behind the mask may be anything, NaN included; zero keeps it out of gradients too
     clean = torch.where(mask, widen(neg), torch.zeros_like(neg, dtype=widen(neg).dtype))
@@ -460,11 +467,11 @@ def scores_from_logits(logits: Tensor, labels: Tensor | None, scale: float, igno
     if not isinstance(scale, (int, float)) or not 0 < scale < float("inf"):
         raise ValueError(f"scale: expected a positive number, got {scale!r}.")
     if keys < 2:
-        raise ValueError(f"logits: expected at least 2 keys, a positive and a negative, got shape {checks.shape(logits)}.")
+        raise ValueError(f"logits: expected at least 2 keys, got shape {checks.shape(logits)}.")
     s = widen(checks.is_finite(logits, "logits")) / scale
     if labels is None:
         if keys < anchors:
-            raise ValueError(f"labels: needed, since logits of shape {checks.shape(logits)} have no diagonal of positives.")
+            raise ValueError(f"labels: needed, logits of shape {checks.shape(logits)} have no diagonal of positives.")
         labels = torch.arange(anchors, device=logits.device)
     if labels.dtype == torch.bool:
         if labels.shape != logits.shape:
@@ -476,6 +483,7 @@ def scores_from_logits(logits: Tensor, labels: Tensor | None, scale: float, igno
     valid = labels != ignore_index
     inside = ((labels >= 0) & (labels < keys)) | ~valid
     if checks.wanted(labels) and not bool(inside.all()):
-        raise ValueError(f"labels: expected columns from 0 to {keys - 1} or {ignore_index}, got {labels[~inside][:5].tolist()}.")
+        wrong = labels[~inside][:5].tolist()
+        raise ValueError(f"labels: expected columns from 0 to {keys - 1} or {ignore_index}, got {wrong}.")
     column = torch.where(valid, labels, torch.zeros_like(labels)).unsqueeze(1)
     return Scores(s.gather(1, column), DenseNegatives(s, skip=column), layout="logits", anchors=valid.to(s.dtype))

@@ -55,13 +55,14 @@ class DistancePolarization(Objective, name="dp"):
 
         def inside(s: Tensor) -> Tensor:
             d = (1 - s) / 2
-            return ((d - low) * (high - d)).clamp(min=0)
+            hill: Tensor = (d - low) * (high - d)
+            return hill.clamp(min=0)
 
         mean: Tensor = neg.mean(inside)
         if self.reduction == "mean":
             return mean
         if self.reduction == "mean_full":
-            return mean * neg.count / (neg.count + 1)
+            mean = mean / (neg.count + 1)
         return mean * neg.count
 
 

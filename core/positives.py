@@ -45,7 +45,7 @@ class ArCL(Wrapper, name="arcl"):
     pairing = "arcl"
 
     denominator = Choice("paper", "worst")
-    views = Whole("views", low=2)  # type: ignore[assignment]
+    views = Whole("views", low=2)
 
     def __init__(
         self, objective: Objective | str = "infonce", denominator: str = "paper", views: int | None = None
@@ -59,7 +59,8 @@ class ArCL(Wrapper, name="arcl"):
     def losses(self, scores: Scores) -> Tensor:
         wanted, pairs = self.views, scores.pos.shape[1]
         if wanted is not None and scores.layout == "arcl" and pairs != wanted * (wanted - 1) // 2:
-            raise ValueError(f"{self.name}: expected views={wanted} views, got {round((1 + (1 + 8 * pairs) ** 0.5) / 2)}.")
+            got = round((1 + (1 + 8 * pairs) ** 0.5) / 2)
+            raise ValueError(f"{self.name}: views={wanted} views expected, got {got}.")
         aligned = replace(scores, pos=self.align(scores), pos_mask=None)
         if self.denominator == "worst" or scores.layout not in ("arcl", "queue"):
             aligned.kept = None

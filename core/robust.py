@@ -7,16 +7,18 @@ the envelope theorem.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
 
+from counterpoint import checks
 from counterpoint.hyper import Choice, Flag, Number, Real, Value, nearest
 from counterpoint.infonce import log_g0
 from counterpoint.objective import Objective
 from counterpoint.scores import Negatives, Scores, as_negatives
 
-STEPS = 60  # safeguarded Newton steps; fixed, so that an accelerator never waits for a convergence test
+STEPS = 60  # at most; an accelerator takes them all, since a convergence test would make the host wait for it
 
 
 class MeanVariance(Objective, name="mv"):
@@ -49,9 +51,9 @@ class CLDRO(Objective, name="dro"):
 
     ``-p + max_Q { E_Q s : D(Q || Q0) <= radius }``.
 
-    * ``kl``: ``-p + min_{a >= 0} { a radius + a log mean_j e^{s_j / a} }``. The minimiser ``a*`` is InfoNCE's temperature:
-      the loss has the gradient of ``a* InfoNCE(a*, denominator="mean")``. If the radius reaches the largest negative
-      (``radius >= log(N / ties)``), the value is that negative.
+    * ``kl``: ``-p + min_{a >= 0} { a radius + a log mean_j e^{s_j / a} }``. The minimiser ``a*`` is InfoNCE's
+      temperature: the loss has the gradient of ``a* InfoNCE(a*, denominator="mean")``. If the radius reaches the
+      largest negative (``radius >= log(N / ties)``), the value is that negative.
     * ``chi2``: ``phi(x) = c (x - 1)^2`` over likelihood ratios ``L >= 0``; ``nonneg=False`` drops that constraint and
       has the closed form ``mean s + sqrt(radius Var / c)``.
 
@@ -227,7 +229,9 @@ def _chi2_threshold(neg: Negatives, radius: Value, scale: Value) -> tuple[Tensor
 # ---- mutual information ------------------------------------------------------------------------
 
 
-def mutual_information(pos: Tensor, neg: Tensor | Negatives, divergence: str = "kl", temperature: Value = 1.0) -> Tensor:
+def mutual_information(
+    pos: Tensor, neg: Tensor | Negatives, divergence: str = "kl", temperature: Value = 1.0
+) -> Tensor:
     """The tight variational estimate of phi-mutual information that a critic's scores give (Wu et al. 2023, sec. 4).
 
     * ``kl``: ``t (E[p / t] - log E[e^{s / t}])``, i.e. minus InfoNCE's mean form, times ``t``.
@@ -257,16 +261,17 @@ def dense_scores(neg: Negatives) -> Tensor:
     return scores
 
 
-def _root(excess: object, low: Tensor, high: Tensor, start: Tensor | None = None) -> Tensor:
+def _root(
+    excess: Callable[[Tensor], tuple[Tensor, Tensor]], low: Tensor, high: Tensor, start: Tensor | None = None
+) -> Tensor:
     """The root of an increasing function per anchor: Newton where it stays in the bracket, else bisection."""
-    assert callable(excess)
     x = (low + high) / 2 if start is None else start
     for _ in range(STEPS):
         value, slope = excess(x)
         low, high = torch.where(value < 0, x, low), torch.where(value < 0, high, x)
         step = x - value / torch.where(slope > 0, slope, torch.ones_like(slope))
-        inside = (slope > 0) & (step > low) & (step < high)
-        x = torch.where(inside, step, (low + high) / 2)
+        inside = (slope > 0) & (step >= low) & (step <= high)
+        last, x = x, torch.where(inside, step, (low + high) / 2)
+        if checks.wanted(x) and bool(((x - last).abs() <= 4 * torch.finfo(x.dtype).eps * x.abs()).all()):
+            break
     return x
-
-

@@ -133,7 +133,7 @@ class DenseNegatives(Negatives):
         return x if self.skip is None else x.scatter(1, self.skip[rows], value)
 
     def _blocks(self) -> Iterator[tuple[slice, Tensor]]:
-        anchors, keys = self.scores.shape
+        keys = self.scores.shape[1]
         if self.scores.device.type != "cpu" or torch.compiler.is_compiling():
             yield slice(None), self.scores
             return

@@ -23,7 +23,9 @@ from counterpoint.objective import Objective
 Encoder = Callable[[Tensor], Tensor]
 
 
-def fgsm(loss: Callable[[Tensor], Tensor], x: Tensor, epsilon: float, clip: tuple[float, float] | None = None) -> Tensor:
+def fgsm(
+    loss: Callable[[Tensor], Tensor], x: Tensor, epsilon: float, clip: tuple[float, float] | None = None
+) -> Tensor:
     """One step of size ``epsilon`` along the sign of the gradient of ``loss`` (Goodfellow et al. 2015).
 
     Args:
@@ -164,7 +166,8 @@ def perturbed(
     if epsilon is not None:
         with torch.no_grad(), _frozen(encoder):
             anchor = encoder(x1)
-        extra["adversarial"] = encoder(attack(encoder, anchor, x2, epsilon, steps=steps, clip=clip, generator=generator))
+        attacked = attack(encoder, anchor, x2, epsilon, steps=steps, clip=clip, generator=generator)
+        extra["adversarial"] = encoder(attacked)
     if mixed:
         lam = float(getattr(objective, "lam", 0.5))
         if mix_in == "embeddings":

@@ -92,18 +92,18 @@ def _robust(p: dict[str, Any], t: float, adv: Tensor, advneg: Tensor, v: Tensor,
 
 
 def _integrated(kind: type[cp.Objective]) -> Callable[..., Tensor]:
-    def run(p: dict[str, Any], t: float, pos: Tensor, neg: Tensor, v: Tensor, adv: Tensor, advneg: Tensor, **mixed: Tensor) -> Tensor:
-        more = {k: p[k] for k in ("base", "lam") if k in p}
+    def run(p: dict[str, Any], t: float, pos: Tensor, neg: Tensor, v: Tensor, **more: Tensor) -> Tensor:
+        named = {k: p[k] for k in ("base", "lam") if k in p}
         loss = kind(
             temperature=t,
             robust_estimator=p.get("G2", "g2"),
             alpha=p.get("alpha", 1.0),
             weight=WEIGHT[p.get("w", "hat")],
             **_estimator(p, "G1"),
-            **more,
+            **named,
         )
-        pair = (mixed["mix"], mixed["mixneg"]) if mixed else None
-        return loss.from_scores(pos, neg, v=v, adversarial=(adv, advneg), mixed=pair)
+        mixed = (more["mix"], more["mixneg"]) if "mix" in more else None
+        return loss.from_scores(pos, neg, v=v, adversarial=(more["adv"], more["advneg"]), mixed=mixed)
 
     return run
 
