@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
 from counterpoint.hyper import nearest
 
+# torch 2.2 has it under another name
+compiling: Callable[[], bool] = getattr(torch.compiler, "is_compiling", None) or torch._utils.is_compiling
 _mode = "auto"
 
 
@@ -24,7 +28,7 @@ def set_checks(mode: str) -> None:
 
 def wanted(tensor: Tensor) -> bool:
     """Whether the values of ``tensor`` may be looked at now."""
-    if _mode == "never" or torch.compiler.is_compiling():
+    if _mode == "never" or compiling():
         return False
     return _mode == "always" or tensor.device.type == "cpu"
 

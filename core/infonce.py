@@ -104,7 +104,7 @@ class InfoNCE(Objective, name="infonce"):
     >>> import torch, counterpoint as cp
     >>> z1, z2 = torch.randn(2, 8, 16, generator=torch.Generator().manual_seed(0))
     >>> round(cp.InfoNCE(0.5)(z1, z2).item(), 4)
-    2.6927
+    2.5932
     """
 
     formula = "-log E(p) / (E(p) + N mean_j E(s_j)),  E(s) = e^{s/t}"

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from counterpoint import checks
 from counterpoint.hyper import Value
 
 Terms = Tensor | tuple[Tensor, ...]
@@ -134,7 +135,7 @@ class DenseNegatives(Negatives):
 
     def _blocks(self) -> Iterator[tuple[slice, Tensor]]:
         keys = self.scores.shape[1]
-        if self.scores.device.type != "cpu" or torch.compiler.is_compiling():
+        if self.scores.device.type != "cpu" or checks.compiling():
             yield slice(None), self.scores
             return
         start = 0

@@ -1,0 +1,62 @@
+# make demo    the main job on embedded data: tables in the terminal, pictures and results.json in demo/
+# make test    everything that is checked on every change, set-up included
+# Both set up .venv by themselves, with uv where it can be had and plain pip otherwise.
+
+PYTHON ?= python3
+VENV := .venv
+RUN := $(VENV)/bin/python
+LOWEST := .venv-lowest
+# the lowest claimed torch, and the last numpy that it was built for
+LOWEST_TORCH := torch==2.2.0 numpy<2
+
+export HF_HUB_OFFLINE ?= 1
+
+.PHONY: demo test test-slow test-lowest lint bench clean help
+
+help:
+	@sed -n 's/^# //p' Makefile
+
+demo: $(VENV)/ready
+	$(RUN) examples/demo.py --out demo
+
+test: $(VENV)/ready lint
+	$(RUN) -m pytest
+
+test-slow: $(VENV)/ready
+	$(RUN) -m pytest -m slow
+
+# the core alone, on the lowest versions that pyproject.toml claims
+test-lowest: $(LOWEST)/ready
+	$(LOWEST)/bin/python -m pytest tests/test_golden.py tests/test_contract.py tests/test_errors.py
+
+lint: $(VENV)/ready
+	$(VENV)/bin/ruff check
+	$(VENV)/bin/ruff format --check
+
+bench: $(VENV)/ready
+	$(RUN) tests/bench/bench_losses.py
+	$(RUN) tests/bench/bench_import.py
+
+$(VENV)/ready: pyproject.toml
+	$(call install,$(VENV),-e '.[dev]')
+
+$(LOWEST)/ready: pyproject.toml
+	$(call install,$(LOWEST),$(foreach package,$(LOWEST_TORCH),'$(package)') pytest hypothesis)
+	$(call install,$(LOWEST),--no-deps -e .)
+
+# $(call install,environment,what): a fresh environment if there is none, the packages, and the mark that it is ready
+define install
+	@echo "setting up $(1)"
+	@command -v uv >/dev/null || $(PYTHON) -m pip install --quiet uv 2>/dev/null || true
+	@if command -v uv >/dev/null; then \
+	  test -x $(1)/bin/python || uv venv --quiet --python $(PYTHON) $(1); \
+	  uv pip install --quiet --python $(1)/bin/python $(2); \
+	else \
+	  test -x $(1)/bin/python || $(PYTHON) -m venv $(1); \
+	  $(1)/bin/python -m pip install --quiet $(2); \
+	fi
+	@touch $(1)/ready
+endef
+
+clean:
+	rm -rf $(VENV) $(LOWEST) build dist demo *.egg-info

@@ -1,0 +1,144 @@
+"""The layout - folders core/, plugins/, integrations/ as one import package - and the traps it has."""
+
+from __future__ import annotations
+
+import ast
+import shutil
+import subprocess
+import sys
+import tarfile
+import zipfile
+from importlib import metadata
+from pathlib import Path
+
+import pytest
+
+import counterpoint
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib  # pytest brings it along
+
+ROOT = Path(__file__).resolve().parent.parent
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
+FOLDERS = {"core": "counterpoint", "plugins": "counterpoint.plugins", "integrations": "counterpoint.integrations"}
+
+
+def sources() -> list[Path]:
+    return [p for folder in (*FOLDERS, "tests", "examples") for p in (ROOT / folder).rglob("*.py")]
+
+
+def packages_on_disk() -> set[str]:
+    """Import name of every folder that holds modules."""
+    found = set()
+    for folder, name in FOLDERS.items():
+        for path in (ROOT / folder).rglob("*.py"):
+            inside = path.parent.relative_to(ROOT / folder).parts
+            found.add(".".join((name, *inside)))
+    return found
+
+
+def test_every_folder_is_listed():
+    # a folder that is missing from the list works when installed editable, and is left out of the wheel
+    assert set(PROJECT["tool"]["setuptools"]["packages"]) == packages_on_disk()
+
+
+def test_no_folder_shadows_a_mapped_package():
+    assert not (ROOT / "core" / "plugins").exists()
+    assert not (ROOT / "core" / "integrations").exists()
+    assert not (ROOT / "conftest.py").exists()
+
+
+@pytest.mark.parametrize("path", sources(), ids=lambda p: str(p.relative_to(ROOT)))
+def test_nothing_imports_the_folders_by_their_own_names(path):
+    for node in ast.walk(ast.parse(path.read_text())):
+        names = [a.name for a in node.names] if isinstance(node, ast.Import) else []
+        if isinstance(node, ast.ImportFrom) and node.level == 0:
+            names = [node.module or ""]
+        assert not {n.split(".")[0] for n in names} & set(FOLDERS), f"line {node.lineno}"
+
+
+def test_no_second_copy_is_loaded():
+    assert Path(counterpoint.__file__).parent.name in ("core", "counterpoint")
+    assert not set(FOLDERS) & set(sys.modules)
+
+
+def test_core_knows_torch_alone():
+    """Everything that core imports at module level is torch, the standard library or core itself."""
+    allowed = {"torch", "counterpoint", *sys.stdlib_module_names}
+    for path in (ROOT / "core").glob("*.py"):
+        for node in ast.parse(path.read_text()).body:
+            names = [a.name for a in node.names] if isinstance(node, ast.Import) else []
+            names += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
+            for name in names:
+                assert name.split(".")[0] in allowed, f"{path.name} imports {name}"
+                assert not name.startswith(("counterpoint.plugins", "counterpoint.integrations")), path.name
+
+
+def test_import_loads_no_framework():
+    code = (
+        "import torch, sys; before = set(sys.modules); import counterpoint; new = {m.split('.')[0] for m in "
+        "set(sys.modules) - before}; print(sorted(new - set(sys.stdlib_module_names) - {'counterpoint', 'torch'}))"
+    )
+    # an editable install's import hook may appear among the modules
+    new = ast.literal_eval(subprocess.check_output([sys.executable, "-c", code], text=True, cwd="/"))
+    assert [m for m in new if not m.startswith("__editable__")] == []
+
+
+def test_extras_add_up():
+    extras = PROJECT["project"]["optional-dependencies"]
+    assert {"sentence", "graph", "image", "control", "plots", "cli", "all", "dev"} <= set(extras)
+    assert extras["all"] == ["counterpoint[sentence,graph,image,control,plots,cli]"]
+
+
+def test_version_is_the_packages():
+    assert metadata.version("counterpoint") == counterpoint.__version__
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory):
+    """An sdist, and a wheel made from it, as `python -m build` makes them."""
+    out = tmp_path_factory.mktemp("dist")
+    source = out / "source"
+    shutil.copytree(
+        ROOT, source, ignore=shutil.ignore_patterns(".*", "build", "dist", "demo", "*.egg-info", "__pycache__")
+    )
+    command = [sys.executable, "-m", "build", "--no-isolation", "--outdir", str(out), str(source)]
+    subprocess.run(command, check=True, capture_output=True)
+    return next(out.glob("*.tar.gz")), next(out.glob("*.whl"))
+
+
+def test_wheel_holds_the_package_and_nothing_else(built):
+    names = zipfile.ZipFile(built[1]).namelist()
+    tops = {n.split("/")[0] for n in names}
+    assert tops == {"counterpoint", f"counterpoint-{counterpoint.__version__}.dist-info"}
+    assert "counterpoint/py.typed" in names
+    expected = {
+        "/".join((*name.split("."), p.name)) for folder, name in FOLDERS.items() for p in (ROOT / folder).glob("*.py")
+    }
+    assert expected <= set(names)
+
+
+def test_sdist_can_run_its_tests(built):
+    with tarfile.open(built[0]) as archive:
+        names = {n.split("/", 1)[1] for n in archive.getnames() if "/" in n}
+    needed = {"tests/golden.json", "tests/golden.py", "tests/conftest.py", "examples/demo.py", "LICENSE", "Makefile"}
+    assert needed <= names
+    assert not [n for n in names if "__pycache__" in n]
+
+
+def test_installed_wheel_works_elsewhere(built, tmp_path):
+    """The wheel, unpacked as an installer does it, imports from another folder and computes."""
+    zipfile.ZipFile(built[1]).extractall(tmp_path)
+    code = (
+        "import sys; sys.path.insert(0, sys.argv[1]); import torch, counterpoint as cp, counterpoint.plugins;"
+        "assert cp.__file__.startswith(sys.argv[1]), cp.__file__;"
+        "print(cp.objective('arcl(hcl) + 0.1*dp')(*torch.randn(3, 8, 4)).item())"
+    )
+    # -S and the explicit path keep an editable install's import hook away
+    site = [p for p in sys.path if p.endswith("site-packages")]
+    code = f"import sys; sys.path += {site!r}; " + code
+    result = subprocess.run([sys.executable, "-S", "-c", code, str(tmp_path)], capture_output=True, text=True, cwd="/")
+    assert result.returncode == 0, result.stderr
+    assert float(result.stdout) > 0

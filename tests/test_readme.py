@@ -1,0 +1,16 @@
+"""The README's Python blocks run, in order, in one namespace."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+README = Path(__file__).resolve().parent.parent / "README.md"
+
+
+def test_python_blocks_run():
+    blocks = re.findall(r"```python\n(.*?)```", README.read_text(), re.DOTALL)
+    assert len(blocks) >= 3
+    names: dict[str, object] = {}
+    for i, block in enumerate(blocks):
+        exec(compile(block, f"README.md, Python block {i + 1}", "exec"), names)
