@@ -30,9 +30,9 @@ def test_attack_raises_the_loss_within_its_box(encoder, batch, steps):
     assert attacked.min() >= 0
     assert attacked.max() <= 1
     assert not attacked.requires_grad
-    before = cp.InfoNCE()(anchor, encoder(x2), pairing="one_way")
-    after = cp.InfoNCE()(anchor, encoder(attacked), pairing="one_way")
-    assert after > before * 1.02
+    noise = torch.randint(0, 2, (50, *x2.shape), generator=torch.Generator().manual_seed(2)) * 0.1 - 0.05
+    by_chance = [cp.InfoNCE()(anchor, encoder(x2 + n), pairing="one_way").item() for n in noise]
+    assert cp.InfoNCE()(anchor, encoder(attacked), pairing="one_way").item() > max(by_chance)
 
 
 def test_fgsm_is_one_signed_step():
