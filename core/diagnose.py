@@ -1,0 +1,150 @@
+"""What a batch looks like to an objective: which negatives it trains on, and how spread out they are.
+
+The *training weight* of a negative is ``dL/ds``, the derivative of the loss by its similarity; for InfoNCE it is
+proportional to ``e^{s/t}``. Positive weights push a pair apart. Negative ones pull it together: ``dp`` does so with
+pairs below the middle of its margin, and objectives that compare a negative with the mean (``hcl``, ``mv``, ``dro``
+with ``nonneg=false``) with easy ones. :func:`weight_curve` keeps the sign; ``effective_negatives`` goes by absolute
+values, as either direction moves embeddings. All zero (a clamped estimate, no pair in the margin): nothing to learn.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from copy import deepcopy
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from counterpoint import checks
+from counterpoint.objective import Objective, Sum, as_objective, current
+from counterpoint.pairing import unit, widen
+from counterpoint.robust import dense_scores
+from counterpoint.scores import DenseNegatives, Scores
+
+# What a similarity counts that is only looked at: so little that it moves no statistic of the true negatives.
+TRACE = 1e-12
+
+
+class _Arguments(Objective):
+    """Takes what any objective takes, and hands back the batch's scores by pairing instead of a loss."""
+
+    def _finish(self, scores: Callable[[str], Scores], device: torch.device, reduction: str) -> Any:
+        return scores, device
+
+
+def report(objective: Objective, *given: Tensor, call: str = "forward", **how: Any) -> dict[str, float]:
+    """Averages over a batch's anchors. Arguments are those of the objective's ``call``: ``forward``, ``from_scores``
+    or ``from_logits``.
+
+    Works on a copy in evaluation mode: no gradient is kept; no schedule, tracked value or training mode changes.
+
+    * ``loss``; for a sum also ``term[<spec>]``, what each weighted term adds to it
+    * ``positive_mean``, ``negative_mean``, ``negative_variance`` (of an anchor's negatives): of the similarities
+    * ``negatives``: how many; ``effective_negatives``: ``e^H`` of an anchor's training weights ``|dL/ds_j|``, which is
+      ``negatives`` if they are equal, 1 if one dominates, 0 if all are zero
+    * ``negatives_above_positive``: share of (positive, negative) pairs in which the negative is more similar
+    * what the objective's own :meth:`Objective.diagnostics` says, such as ``clamp_rate``
+
+    The pairs are those of a sum's first term that has positives. What compares others, as regularisers and
+    adversarial terms do, counts in ``loss`` only. Where there are no positives, what is said of them is NaN.
+
+    >>> import torch, counterpoint as cp
+    >>> found = cp.InfoNCE(0.5).report(torch.eye(4), torch.eye(4))
+    >>> found["negatives"], round(found["effective_negatives"], 4), found["negatives_above_positive"]
+    (6.0, 6.0, 0.0)
+    """
+    with torch.inference_mode(False), torch.no_grad():
+        probe = deepcopy(objective).eval()
+        batch, device = getattr(_Arguments(), call)(*given, **how)
+
+        def scores(pairing: str) -> Scores:
+            with torch.no_grad():
+                made: Scores = batch(pairing)
+            dense_scores(made.neg).requires_grad_()
+            return made
+
+        with torch.autocast(device.type, enabled=False):
+            parts = _parts(probe)
+            main = scores(next((p for p in parts if p.pairing != "single"), parts[0]).pairing)
+            neg: Any = main.neg
+            with torch.enable_grad():
+                loss = probe._finish(scores, device, "mean")
+                weights = _derivative(loss, neg.scores)
+            allowed = neg._fill(torch.ones_like(weights), slice(None), 0.0)
+            share = (weights * allowed).abs()
+            share = share / share.sum(1, keepdim=True).clamp(min=torch.finfo(share.dtype).tiny)
+            order = neg._fill(neg.scores, slice(None), float("-inf")).sort(1).values
+            above = order.shape[1] - torch.searchsorted(order, main.pos.contiguous(), right=True)
+            found = {
+                "loss": loss,
+                "positive_mean": main.positives_mean(main.pos),
+                "negative_mean": neg.mean(lambda s: s),
+                "negative_variance": neg.variance(),
+                "negatives": allowed.sum(1),
+                "effective_negatives": torch.special.entr(share).sum(1).exp() * share.any(1),
+                "negatives_above_positive": main.positives_mean(above / allowed.sum(1, keepdim=True)),
+            }
+            if main.layout == "single":
+                found |= dict.fromkeys(("positive_mean", "negatives_above_positive"), torch.tensor(float("nan")))
+            for weight, part in probe.terms() if isinstance(probe, Sum) else []:
+                found[f"term[{Sum([(weight, part)])}]"] = current(weight) * part._finish(scores, device, "mean")
+            for part in parts:
+                for key, value in part.diagnostics(scores(part.pairing)).items():
+                    found[f"{key}[{part}]" if key in found else key] = value
+        return {key: value.detach().mean().item() for key, value in found.items()}
+
+
+def weight_curve(
+    objective: Objective | str,
+    similarities: Tensor | None = None,
+    positive: float = 0.8,
+    negatives: Tensor | None = None,
+) -> tuple[Tensor, Tensor]:
+    """The training weight ``dL/ds`` of a negative over its similarity (ADNCE's Figure 3), for any objective.
+
+    Args:
+        objective: or a spec. Here all terms of a sum see the same pairs, and attacked views are like clean ones.
+        similarities: ``(K,)`` where to look; by default 201 points from -1 to 1.
+        positive: similarity of the anchor's positive.
+        negatives: ``(N,)`` similarities of the anchor's negatives; by default ``similarities``.
+
+    Returns:
+        ``similarities`` and weights, in double precision; the mean absolute weight of the negatives is 1, or all are 0.
+    """
+    grid = torch.linspace(-1, 1, 201, dtype=torch.float64) if similarities is None else similarities
+    grid, own = (s.detach().cpu().double().flatten() for s in (grid, grid if negatives is None else negatives))
+    with torch.inference_mode(False), torch.enable_grad():
+        beside = grid[:0] if negatives is None else grid
+        row = torch.cat([own, beside]).unsqueeze(0).requires_grad_()
+        mass = torch.cat([torch.ones_like(own), torch.full_like(beside, TRACE)])
+        neg, pos = DenseNegatives(row, log_weight=mass.log().unsqueeze(0)), row.new_full((1, 1), positive)
+        scores = Scores(pos, neg, adversarial=Scores(pos, neg))
+        loss = deepcopy(as_objective(objective)).eval().cpu()._finish(lambda _: scores, row.device, "mean")
+        weight = _derivative(loss, row)[0] / mass
+    scale = weight[: len(own)].abs().mean()
+    return grid, weight[-len(grid) :] / torch.where(scale > 0, scale, 1.0)
+
+
+def distances(*views: Tensor) -> Tensor:
+    """``D_ij = (1 - cos) / 2`` of the pairs ``j > i`` of samples, ``(m B (B - 1) / 2,)``, without gradient.
+
+    The ``m`` views are given as ``(B, d)`` each or as one ``(B, m, d)``; pairs are within a view, views in turn.
+    """
+    found = []
+    for view in views[0].unbind(1) if views[0].dim() == 3 else views:
+        checks.is_finite(checks.is_matrix(view, "distances", "views (batch, width)"), "distances")
+        z = unit(widen(view.detach()))
+        above = torch.ones(len(z), len(z), dtype=torch.bool, device=z.device).triu(1)
+        found.append(((1 - z @ z.T) / 2).clamp(0, 1)[above])
+    return torch.cat(found)
+
+
+def _parts(objective: Objective) -> list[Objective]:
+    """The objectives that a sum, or a sum of sums, adds up."""
+    return [p for _, part in objective.terms() for p in _parts(part)] if isinstance(objective, Sum) else [objective]
+
+
+def _derivative(loss: Tensor, by: Tensor) -> Tensor:
+    # the sum makes it exist, as zero, where a loss does not depend on these negatives
+    return torch.autograd.grad(loss + 0 * by.sum(), by)[0]

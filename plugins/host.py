@@ -1,0 +1,147 @@
+"""What a plugin says about its host, and what happens at the seam where the host's loss sat.
+
+A plugin is a module with a :class:`Host`. It answers: how a clone is recognised, where its loss sits, which tensors
+are there, what the host's own settings are as a spec, and how to put another objective there. It holds no loss math.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from torch import Tensor
+
+from counterpoint import diagnose
+from counterpoint.objective import Objective, objective
+
+HOST = "host"  # the objective's name that stands for whatever the host does itself
+
+
+class SeamError(RuntimeError):
+    """The host cannot take this objective, or is not what it was said to be."""
+
+
+@dataclass(frozen=True)
+class Shim:
+    """A change to today's packages without which the unmodified host does not run.
+
+    Attributes:
+        name: short, unique within the host.
+        why: what breaks without it, and since which version.
+        apply: makes the change if it is needed and returns whether it was; called before the script is loaded.
+    """
+
+    name: str
+    why: str
+    apply: Callable[[], bool]
+
+
+@dataclass
+class Seam:
+    """One run's seam: chooses the objective, computes the loss, counts, compares and reports.
+
+    Attributes:
+        spec: the objective that the user asked for; ``host`` for the host's own.
+        verify: number of steps in which the host's own loss is computed beside ours.
+        report: file that gets one line of diagnostics per step.
+        options: what else the host's plugin was given (``--scale``, ...).
+    """
+
+    spec: str
+    verify: int = 0
+    report: Path | None = None
+    options: dict[str, Any] = field(default_factory=dict)
+    calls: int = 0
+    replaced: list[str] = field(default_factory=list)
+    differences: list[tuple[float, float]] = field(default_factory=list)
+    _made: dict[str, Objective] = field(default_factory=dict)
+
+    def say(self, what: str) -> None:
+        """Tells the user, on standard error, which place was replaced."""
+        self.replaced.append(what)
+        print(f"counterpoint: {what}", file=sys.stderr)
+
+    def objective(self, host_spec: str) -> Objective:
+        """The objective in force; ``host_spec`` is the host's own loss at the settings of this run."""
+        wanted = host_spec if self.verify or self.spec == HOST else self.spec
+        if wanted not in self._made:
+            self._made[wanted] = objective(wanted)
+        return self._made[wanted]
+
+    def loss(
+        self, loss_fn: Objective, theirs: Callable[[], Tensor], *args: Any, call: str = "forward", **how: Any
+    ) -> Tensor:
+        """``loss_fn``'s loss of what was found at the seam.
+
+        Args:
+            loss_fn: what :meth:`objective` returned.
+            theirs: computes the host's own loss on the same tensors; called to verify only.
+            args, how: arguments for the objective.
+            call: its method, ``forward``, ``from_logits`` or ``from_scores``.
+        """
+        self.calls += 1
+        ours: Tensor = (loss_fn if call == "forward" else getattr(loss_fn, call))(*args, **how)
+        if self.report is not None:
+            line = {"step": self.calls, **diagnose.report(loss_fn, *args, call=call, **how)}
+            with self.report.open("a") as file:
+                file.write(json.dumps(line) + "\n")
+        if self.calls > self.verify:
+            return ours
+        host = theirs()
+        gap = abs(float(ours.detach()) - float(host.detach()))
+        self.differences.append((gap, gap / max(abs(float(host.detach())), 1e-12)))
+        return host
+
+
+@dataclass(frozen=True)
+class Host:
+    """A host code base.
+
+    Attributes:
+        name: as in ``counterpoint inject NAME``.
+        title: what it is.
+        seam: where the loss sits, in one line.
+        tensors: what is there: normalised? divided by a temperature? positive in the denominator? gathered?
+        spec: the host's own loss at its default settings.
+        tested: versions with which the unmodified host ran.
+        markers: file, relative to the clone, and text in it, by which a clone is recognised; the first alternative
+            that holds will do. Empty for hosts that are packages.
+        package: for hosts that are installed packages.
+        views: what more than two views need, or why they cannot be had.
+        shims: see :class:`Shim`.
+        before: installs the seam before the script is loaded (patches of packages).
+        after: installs the seam when the script's definitions are there (patches of the script's own classes);
+            gets the script's module.
+    """
+
+    name: str
+    title: str
+    seam: str
+    tensors: str
+    spec: str
+    tested: str
+    markers: tuple[tuple[str, str], ...] = ()
+    package: str = ""
+    views: str = ""
+    shims: tuple[Shim, ...] = ()
+    before: Callable[[Seam], None] | None = None
+    after: Callable[[Seam, ModuleType], None] | None = None
+
+    def recognises(self, folder: Path) -> bool:
+        """Whether the clone in ``folder`` is this host."""
+        for name, text in self.markers:
+            path = folder / name
+            if path.is_file() and text in path.read_text(errors="replace"):
+                return True
+        return False
+
+
+def refuse_views(loss_fn: Objective, host: str, why: str) -> None:
+    """For hosts that have two views and no place for more: an objective that asks for more is an error."""
+    if loss_fn.views is not None and loss_fn.views > 2:
+        raise SeamError(f"{host}: {loss_fn} asks for {loss_fn.views} views, but {why}")
