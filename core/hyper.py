@@ -21,7 +21,7 @@ Value = float | Tensor
 
 def nearest(name: str, known: Iterable[str]) -> str:
     """``' Did you mean "adnce"?'`` for a near miss, and the list of what is known."""
-    known = list(known)
+    known = list(dict.fromkeys(known))
     close = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
     hint = f" Did you mean {close[0]!r}?" if close else ""
     return f"{hint} Known: {', '.join(known)}."

@@ -180,7 +180,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--objective", default=HOST, metavar="SPEC", help="what to train with; 'host': its own loss")
     parser.add_argument("--scale", type=float, metavar="S", help="logits only: what similarities were multiplied by")
     parser.add_argument(
-        "--site", metavar="FILE:LINE", help="logits only: the one call of cross entropy that is replaced"
+        "--site", metavar="FILE:LINE", help="logits only: the call of cross entropy to replace"
     )
     parser.add_argument("--verify", type=int, default=0, metavar="N", help="compare with the host's loss in N steps")
     parser.add_argument("--report", type=Path, metavar="FILE", help="append diagnostics of every step as JSON lines")
