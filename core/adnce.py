@@ -93,11 +93,10 @@ class ADNCE(InfoNCE, name="adnce"):
     def centre_and_width(self, neg: Negatives) -> tuple[Value, Value]:
         """``mu`` and ``sigma`` in force."""
         mu, sigma = self.mu, self.sigma
-        with torch.no_grad():
-            if mu == "auto":
-                mu = self.tracked_mu(quantile(neg, self.quantile))
-            if sigma == "auto":
-                sigma = self.tracked_sigma(spread(neg).clamp(min=1e-3))
+        if mu == "auto":
+            mu = self.tracked_mu(quantile(neg, self.quantile))
+        if sigma == "auto":
+            sigma = self.tracked_sigma(spread(neg).clamp(min=1e-3))
         return mu, sigma
 
     def weights(self, neg: Tensor) -> Tensor:
@@ -134,12 +133,14 @@ def pooled(x: Tensor, neg: Negatives) -> Tensor:
     return x.mean()
 
 
+@torch.no_grad()
 def spread(neg: Negatives) -> Tensor:
     """Standard deviation of all negatives of the batch."""
     centre = pooled(neg.mean(lambda s: s), neg)
     return pooled(neg.mean(lambda s: (s - centre) ** 2), neg).sqrt()
 
 
+@torch.no_grad()
 def quantile(neg: Negatives, q: float, passes: int = 4, levels: int = 15) -> Tensor:
     """The similarity that a share ``q`` of all negatives of the batch stay below, by nested intervals.
 

@@ -126,8 +126,8 @@ class Learned(nn.Module):
         return self.low, self.high
 
     def spec(self) -> str:
-        now = min(max(math.exp(float(self.log_value.detach())), self.low), self.high)
-        return f"learned({number(float(f'{now:.6g}'))},{number(self.low)},{number(self.high)})"
+        now = float(f"{math.exp(float(self.log_value.detach())):.6g}")
+        return f"learned({number(min(max(now, self.low), self.high))},{number(self.low)},{number(self.high)})"
 
 
 Number = float | Schedule | Learned

@@ -331,12 +331,16 @@ class Sum(Objective):
 
     def __init__(self, terms: Iterable[tuple[Any, Objective]]) -> None:
         super().__init__()
-        terms = list(terms)
+        terms = [(w, part.terms()[0][1] if isinstance(part, Sum) and part.is_plain() else part) for w, part in terms]
         weight_of = Real("weight")
         weight_of.name = "weight"
         self._weights: list[Any] = [weight_of.check(w, "Sum") for w, _ in terms]
         self.parts = nn.ModuleList(part for _, part in terms)
         self.moving = nn.ModuleList(w for w in self._weights if isinstance(w, nn.Module))
+
+    def is_plain(self) -> bool:
+        """One term with weight 1: as text and as data, it is no more than that term."""
+        return len(self._weights) == 1 and self._weights[0] == 1.0
 
     def terms(self) -> list[tuple[Any, Objective]]:
         return list(zip(self._weights, self.parts, strict=True))  # type: ignore[arg-type]
@@ -375,6 +379,8 @@ class Sum(Objective):
         )
 
     def to_dict(self) -> dict[str, Any]:
+        if self.is_plain():
+            return self.terms()[0][1].to_dict()
         terms = [[w if isinstance(w, float) else text(w), part.to_dict()] for w, part in self.terms()]
         return {"name": "sum", "terms": terms}
 

@@ -134,17 +134,17 @@ class DebiasedPositives(Objective, name="debpos"):
         return "pairs" if self.aggregation == "combination" else "first_two"
 
     def losses(self, scores: Scores) -> Tensor:
-        r, log_rest, floor = self._numerator(scores)
-        inside = r > floor if self.floor else r > 0
+        r, log_rest, log_floor = self._numerator(scores)
+        inside = r > (log_floor.exp() if self.floor else 0)
         safe = torch.where(inside, r, torch.ones_like(r))
         loss = softplus(log_rest - safe.log())
         if self.floor:
-            return torch.where(inside, loss, softplus(log_rest - log(floor)))
+            return torch.where(inside, loss, softplus(log_rest - log_floor))
         ratio = torch.where(inside, torch.ones_like(r), r / (r + log_rest.exp()))
         return torch.where(inside, loss, -ratio.log())
 
     def _numerator(self, scores: Scores) -> tuple[Tensor, Tensor, Tensor]:
-        """``R``, ``log(N prior P-)`` and the floor, all times ``e^{-1/t}``, so that no exponent is positive."""
+        """``R``, ``log(N prior P-)`` and the log of the floor, all of numbers times ``e^{-1/t}``: no exponent is positive."""
         t, neg = self.temperature, scores.neg
         prior = self.prior if scores.prior is None else scores.prior
         n, m = neg.count, scores.positives_count()
@@ -157,9 +157,9 @@ class DebiasedPositives(Objective, name="debpos"):
         divisor = n + (m + 1 if self.aggregation == "group_sum" else 2)
         # P - (1 - prior) P- with the sum over negatives collected: no difference of nearly equal numbers
         r = (pull + 1) / divisor + log_sum.exp() * (1 / divisor - (1 - prior) / n)
-        floor = prior * torch.exp(torch.as_tensor(-2 / t, dtype=r.dtype, device=r.device))
-        return r, log_sum + log(prior), floor
+        log_floor = torch.as_tensor(log(prior) - 2 / t, dtype=r.dtype, device=r.device)
+        return r, log_sum + log(prior), log_floor
 
     def diagnostics(self, scores: Scores) -> dict[str, Tensor]:
-        r, _, floor = self._numerator(scores)
-        return {"clamp_rate": (r <= floor).to(r.dtype).mean()}
+        r, _, log_floor = self._numerator(scores)
+        return {"clamp_rate": (r <= log_floor.exp()).to(r.dtype).mean()}

@@ -67,8 +67,14 @@ class Negatives(ABC):
 
     def expectation(self, log_weight: Callable[[Tensor], Tensor], f: Callable[[Tensor], Tensor]) -> Tensor:
         """``sum_j w_j f(s_j) / sum_j w_j`` with constant weights ``w = exp(log_weight)``."""
-        total = self.logsumexp(lambda s: log_weight(s.detach())) - self.log_count
-        return self.mean(lambda s, t: (log_weight(s.detach()) - t).exp() * f(s), total)  # type: ignore[no-any-return]
+        total = self.logsumexp(lambda s: log_weight(s.detach()))
+
+        def weighted(s: Tensor, total: Tensor) -> Tensor:
+            # a share is at most one; a key that is no negative may exceed it without bound, and infinity times its
+            # zero gradient would be NaN
+            return (log_weight(s.detach()) - total).clamp(max=0).exp() * f(s)
+
+        return self.mean(weighted, total) * self.count  # type: ignore[no-any-return]
 
 
 class DenseNegatives(Negatives):
