@@ -233,11 +233,11 @@ class Objective(nn.Module):
         mine = scores(self.pairing)
         losses = self.losses(mine)
         per_anchor = (mine.positives_mean(losses) if losses.shape[1] > 1 else losses).squeeze(1)
+        if mine.anchors is not None:
+            per_anchor = per_anchor * mine.anchors
         if reduction == "none":
             return per_anchor
-        if mine.anchors is None:
-            return per_anchor.mean()
-        return (per_anchor * mine.anchors).sum() / mine.anchors.sum().clamp(min=1)
+        return per_anchor.mean() if mine.anchors is None else per_anchor.sum() / mine.anchors.sum().clamp(min=1)
 
     def report(self, *views: Tensor, **how: Any) -> dict[str, float]:
         """What a batch looks like to this objective; see :func:`counterpoint.diagnose.report`."""

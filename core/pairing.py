@@ -409,7 +409,7 @@ def scores_from_matrices(
                 f"got {checks.shape(pos_mask)} of {pos_mask.dtype}."
             )
         scores.pos = torch.where(pos_mask, pos, torch.zeros_like(pos))
-        scores.anchors = pos_mask.any(1).to(pos.dtype)
+        scores.pos_mask, scores.anchors = _with_positives(pos_mask, pos.dtype)
     checks.is_finite(scores.pos, "pos")
     if v is not None:
         scores.v = checks.is_finite(_column(v, "v", anchors), "v")
@@ -431,6 +431,13 @@ def scores_from_matrices(
             for j in range(good.shape[1])
         ]
     return scores
+
+
+def _with_positives(pos_mask: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """The mask, and weight zero for anchors without positives, to which the mask then gives stand-ins: a loss of
+    nothing would be infinite, and infinity times a weight of zero is NaN."""
+    counted = pos_mask.any(1)
+    return pos_mask | ~counted.unsqueeze(1), counted.to(dtype)
 
 
 def _column(given: Tensor, what: str, anchors: int | None = None) -> Tensor:
@@ -477,7 +484,8 @@ def scores_from_logits(logits: Tensor, labels: Tensor | None, scale: float, igno
         if labels.shape != logits.shape:
             raise ValueError(f"labels: expected booleans of shape {checks.shape(logits)}, got {checks.shape(labels)}.")
         checks.has_negatives((~labels).sum(1))
-        return Scores(s, DenseNegatives(s, drop=labels), labels, "logits", anchors=labels.any(1).to(s.dtype))
+        pos_mask, counted = _with_positives(labels, s.dtype)
+        return Scores(s, DenseNegatives(s, drop=labels), pos_mask, "logits", anchors=counted)
     if labels.shape != (anchors,) or labels.is_floating_point():
         raise ValueError(f"labels: expected {anchors} columns, got shape {checks.shape(labels)} of {labels.dtype}.")
     valid = labels != ignore_index

@@ -144,7 +144,7 @@ class DebiasedPositives(Objective, name="debpos"):
         return torch.where(inside, loss, -ratio.log())
 
     def _numerator(self, scores: Scores) -> tuple[Tensor, Tensor, Tensor]:
-        """``R``, ``log(N prior P-)`` and the log of the floor, all of numbers times ``e^{-1/t}``: no exponent is positive."""
+        """``R``, ``log(N prior P-)`` and the log of the floor, all times ``e^{-1/t}`` so as not to overflow."""
         t, neg = self.temperature, scores.neg
         prior = self.prior if scores.prior is None else scores.prior
         n, m = neg.count, scores.positives_count()

@@ -181,8 +181,11 @@ def chi2_worst_case(neg: Negatives, radius: Value, scale: Value = 0.25, nonneg: 
         root = torch.where(flat, torch.ones_like(variance), variance * radius / scale).sqrt()
         return neg.mean(lambda s: s) + torch.where(flat, torch.zeros_like(root), root)  # type: ignore[no-any-return]
     low, total, reached = _chi2_threshold(neg, radius, scale)
-    ratio_mean = neg.mean(lambda s, a, m: (s.detach() - a).clamp(min=0) / m * s, low, total)
-    return torch.where(reached, neg.max(), ratio_mean)
+    value = neg.mean(lambda s, a, m: (s.detach() - a).clamp(min=0) / m * s, low, total)
+    bound = radius / scale
+    if isinstance(bound, Tensor):  # the solution is constant here; the multiplier, total / 2, is the value's slope
+        value = value + total / 2 * (bound - bound.detach())
+    return torch.where(reached, neg.max(), value)
 
 
 def chi2_ratio(neg: Tensor | Negatives, radius: Value, scale: Value = 0.25) -> Tensor:
