@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from counterpoint.hyper import Choice, Number, Real, Tracked, Value
+from counterpoint.hyper import Choice, Number, Real, Tracked, Value, bounds, text
 from counterpoint.infonce import InfoNCE
 from counterpoint.scores import Negatives, Scores, as_negatives
 
@@ -83,8 +83,8 @@ class ADNCE(InfoNCE, name="adnce"):
         super().__init__(temperature, denominator, radius, mu=mu, sigma=sigma, weight=weight, quantile=quantile)
         if "auto" in (mu, sigma) and weight != "gaussian":
             raise ValueError(f"ADNCE: mu and sigma can be 'auto' for weight='gaussian' only, got weight={weight!r}.")
-        if weight != "gaussian" and isinstance(mu, (int, float)) and mu <= 0:
-            raise ValueError(f"ADNCE: mu must be positive for weight={weight!r}, got {mu!r}.")
+        if weight != "gaussian" and bounds(self._hyper["mu"])[0] <= 0:
+            raise ValueError(f"ADNCE: mu must be positive for weight={weight!r}, got {text(mu)}.")
         if mu == "auto":
             self.tracked_mu = Tracked()
         if sigma == "auto":

@@ -70,6 +70,12 @@ def is_ids(tensor: Tensor, what: str, length: int) -> Tensor:
     return tensor
 
 
+def is_prior(prior: Tensor) -> Tensor:
+    if wanted(prior) and not bool(((prior >= 0) & (prior < 1)).all()):
+        raise ValueError("prior: expected probabilities in [0, 1).")
+    return prior
+
+
 def has_negatives(count: Tensor) -> None:
     """Raises if an anchor has no negatives, and says which."""
     if wanted(count) and bool((count <= 0).any()):

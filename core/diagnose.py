@@ -54,7 +54,7 @@ def report(objective: Objective, *given: Tensor, call: str = "forward", **how: A
     >>> found["negatives"], round(found["effective_negatives"], 4), found["negatives_above_positive"]
     (6.0, 6.0, 0.0)
     """
-    with torch.no_grad():
+    with torch.inference_mode(False), torch.no_grad():
         probe = deepcopy(objective).eval()
         batch, device = getattr(_Arguments(), call)(*given, **how)
 

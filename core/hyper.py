@@ -27,6 +27,11 @@ def nearest(name: str, known: Iterable[str]) -> str:
     return f"{hint} Known: {', '.join(known)}."
 
 
+def is_number(value: Any) -> bool:
+    """A finite int or float; True and False are no numbers here."""
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+
+
 class Schedule(nn.Module):
     """A number that goes from ``start`` to ``end`` within ``steps`` training calls, then stays.
 
@@ -48,10 +53,15 @@ class Schedule(nn.Module):
 
     def __init__(self, start: float, end: float, steps: int, shape: str = "linear") -> None:
         super().__init__()
-        if int(steps) < 1:
-            raise ValueError(f"Schedule: steps must be at least 1, got {steps!r}.")
+        for name, value in (("start", start), ("end", end)):
+            if not is_number(value):
+                raise ValueError(f"Schedule: {name} must be a finite number, got {value!r}.")
+        if not is_number(steps) or steps != int(steps):
+            raise ValueError(f"Schedule: steps must be a whole number, got {steps!r}.")
+        if steps < 1:
+            raise ValueError(f"Schedule: steps must be at least 1, got {int(steps)}.")
         if shape not in ("linear", "cosine"):
-            raise ValueError(f"Schedule: unknown shape {shape!r}.{nearest(shape, ('linear', 'cosine'))}")
+            raise ValueError(f"Schedule: unknown shape {shape!r}.{nearest(str(shape), ('linear', 'cosine'))}")
         self.start, self.end, self.steps, self.shape = float(start), float(end), int(steps), shape
         self.register_buffer("step", torch.zeros((), dtype=torch.long))
 
@@ -111,7 +121,7 @@ class Learned(nn.Module):
 
     def __init__(self, init: float, low: float = 1e-3, high: float = 1e3) -> None:
         super().__init__()
-        if not 0 < low <= init <= high < math.inf:
+        if not (is_number(init) and is_number(low) and is_number(high) and 0 < low <= init <= high):
             raise ValueError(
                 f"Learned: expected 0 < low <= init <= high, got init={init!r}, low={low!r}, high={high!r}."
             )
@@ -221,7 +231,7 @@ class Real(Hyper):
     def inside(self, value: float) -> bool:
         above = value > self.low if self.open_low else value >= self.low
         below = value < self.high if self.open_high else value <= self.high
-        return above and below and math.isfinite(value)
+        return above and below
 
     def check(self, value: Any, where: str) -> Any:
         if (value is None and self.optional) or (isinstance(value, str) and value in self.words):
@@ -230,7 +240,7 @@ class Real(Hyper):
             if not all(map(self.inside, value.bounds())):
                 raise ValueError(f"{where}: {self.name} must be {self.expected()}, got {value.spec()}.")
             return value
-        if isinstance(value, bool) or not isinstance(value, (int, float)) or not self.inside(float(value)):
+        if not is_number(value) or not self.inside(value):
             raise self.fail(value, where)
         return float(value)
 
@@ -248,7 +258,7 @@ class Whole(Hyper):
     def check(self, value: Any, where: str) -> Any:
         if value is None:
             return value
-        if isinstance(value, bool) or not isinstance(value, (int, float)) or value != int(value) or value < self.low:
+        if not is_number(value) or value != int(value) or value < self.low:
             raise self.fail(value, where)
         return int(value)
 
@@ -297,6 +307,11 @@ def text(value: Any) -> str:
     if isinstance(value, bool) or value is None:
         return str(value).lower()
     return number(value) if isinstance(value, (int, float)) else str(value)
+
+
+def bounds(value: Any) -> tuple[float, float]:
+    """The smallest and the largest that a number, a Schedule or a Learned value will be."""
+    return value.bounds() if isinstance(value, (Schedule, Learned)) else (float(value), float(value))
 
 
 def log(value: Value) -> Value:

@@ -50,6 +50,8 @@ class Objective(nn.Module):
             return
         if not spec.NAME.fullmatch(name):
             raise ValueError(f"{cls.__name__}: {name!r} is no name for specs; use lower-case letters, digits and _.")
+        if name == "sum" or name in spec.CALLS:
+            raise ValueError(f"{cls.__name__}: {name!r} has a meaning of its own in specs or as data.")
         known = registry.get(name)
         if known is not None and (known.__module__, known.__qualname__) != (cls.__module__, cls.__qualname__):
             raise ValueError(f"{cls.__name__}: the name {name!r} is taken by {known.__module__}.{known.__qualname__}.")
@@ -148,6 +150,8 @@ class Objective(nn.Module):
             normalize: cosine similarities if true, plain inner products if not.
             reduction: ``mean`` over anchors, or ``none`` for the loss of each anchor.
         """
+        if symmetric and pairing not in (None, "symmetric"):
+            raise ValueError(f"symmetric=True is a pairing, and so is pairing={pairing!r}: give one.")
         batch = Batch(
             views,
             pairing="symmetric" if symmetric else pairing,
@@ -323,6 +327,8 @@ class Wrapper(Objective):
 
     @classmethod
     def from_plain(cls, data: dict[str, Any]) -> Objective:
+        if "objective" not in data:
+            raise ValueError(f'from_dict: {cls.name} wraps an objective; expected "objective" beside its name.')
         return super().from_plain({**data, "objective": from_dict(data["objective"])})
 
 
@@ -424,7 +430,14 @@ def from_dict(data: dict[str, Any]) -> Objective:
     rest = {k: v for k, v in data.items() if k != "name"}
     name = data["name"]
     if name == "sum":
-        return Sum((spec.value(w) if isinstance(w, str) else w, from_dict(term)) for w, term in rest["terms"])
-    if name not in registry:
+        terms = rest.get("terms")
+        if (
+            not isinstance(terms, list)
+            or not terms
+            or not all(isinstance(t, (list, tuple)) and len(t) == 2 for t in terms)
+        ):
+            raise ValueError(f"from_dict: a sum needs terms, a list of [weight, objective], got {terms!r}.")
+        return Sum((spec.value(w) if isinstance(w, str) else w, from_dict(term)) for w, term in terms)
+    if not isinstance(name, str) or name not in registry:
         raise ValueError(f"from_dict: unknown objective {name!r}.{nearest(str(name), registry)}")
     return registry[name].from_plain(rest)

@@ -25,7 +25,7 @@ import torch
 from torch import Tensor
 
 from counterpoint import checks
-from counterpoint.hyper import nearest
+from counterpoint.hyper import is_number, nearest
 from counterpoint.scores import DenseNegatives, Negatives, Scores
 
 # Below this length a vector has no direction: its cosine and its gradient are zero. Larger than the usual 1e-12,
@@ -68,6 +68,10 @@ class Batch:
             raise ValueError(f"unknown pairing {pairing!r}.{nearest(str(pairing), PAIRINGS)}")
         if ids is not None and labels is not None:
             raise ValueError("give ids (known duplicates) or labels (classes, which also make positives), not both.")
+        if not is_number(negative_weight):
+            raise ValueError(f"negative_weight: expected a finite number, got {negative_weight!r}.")
+        if negative_weight and negatives is None:
+            raise ValueError("negative_weight: needs negatives= beside it.")
         self.pairing, self.normalize, self.negative_weight = pairing, normalize, float(negative_weight)
         self.raw = self._views(views, queue is not None)
         self.size, self.width = self.raw[0].shape[0], self.raw[0].shape[-1]
@@ -83,6 +87,11 @@ class Batch:
         self.negative_ids = self._key_ids(negative_ids, "negative_ids", "negatives", self.negatives)
         if self.queue is not None and self.negatives is not None:
             raise ValueError("give queue= or negatives=, not both: append the hard negatives to the queue.")
+        for name, value in (("adversarial", self.adversarial), ("mixed", self.mixed)):
+            if value is not None and not (self.queue is None and self.negatives is None and self.labels is None):
+                raise ValueError(
+                    f"{name}= goes with pairings of the batch itself, not with queue=, negatives= or labels=."
+                )
         self._made: dict[str, Scores] = {}
         self._views_ready: list[Tensor] | None = None
 
@@ -120,7 +129,7 @@ class Batch:
         """``(B, d)`` or ``(B, n, d)`` as ``(B, n, d)``, normalised."""
         checks.is_float(given, what)
         full = given.unsqueeze(1) if given.dim() == 2 else given
-        if full.dim() != 3 or full.shape[0] != self.size or full.shape[2] != self.width:
+        if full.dim() != 3 or full.shape[0] != self.size or full.shape[2] != self.width or full.shape[1] == 0:
             raise ValueError(
                 f"{what}: expected shape ({self.size}, {self.width}) or ({self.size}, n, {self.width}), "
                 f"got {checks.shape(given)}."
@@ -132,17 +141,15 @@ class Batch:
             return None
         if checks.is_float(prior, "prior").shape != (self.size,):
             raise ValueError(f"prior: expected one number per sample, shape ({self.size},), got {checks.shape(prior)}.")
-        if checks.wanted(prior) and not bool(((prior >= 0) & (prior < 1)).all()):
-            raise ValueError("prior: expected probabilities in [0, 1).")
-        return prior
+        return checks.is_prior(prior)
 
     def _key_ids(self, ids: Tensor | None, what: str, of: str, keys: Tensor | None) -> Tensor | None:
         if ids is None:
             return None
         if keys is None or self.ids is None:
             raise ValueError(f"{what}: needs {of}= and ids= or labels= beside it.")
-        if ids.numel() != (keys.shape[0] * keys.shape[1] if keys.dim() == 3 else keys.shape[0]):
-            raise ValueError(f"{what}: expected one id per row of {of}, got shape {checks.shape(ids)}.")
+        if checks.is_tensor(ids, what).numel() != keys[..., 0].numel() or ids.is_floating_point():
+            raise ValueError(f"{what}: expected one id per row of {of}, got shape {checks.shape(ids)} of {ids.dtype}.")
         return ids.reshape(-1)
 
     def ready(self, z: Tensor) -> Tensor:
@@ -267,7 +274,7 @@ def _labelled(
 
 
 def _one_way(batch: Batch) -> Scores:
-    views = batch.need(1 if batch.negatives is not None and len(batch.raw) == 1 else 2, "one_way")
+    views = batch.need(2, "one_way")
     anchors, others = views[0], views[1:]
     sample, n, m = batch.arange(), batch.size, len(others)
     keys = torch.cat(others)
@@ -403,7 +410,7 @@ def scores_from_matrices(
     anchors = len(pos)
     scores = Scores(pos, _negatives(neg, mask, anchors, "neg"), pos_mask)
     if pos_mask is not None:
-        if pos_mask.shape != pos.shape or pos_mask.dtype != torch.bool:
+        if checks.is_tensor(pos_mask, "pos_mask").shape != pos.shape or pos_mask.dtype != torch.bool:
             raise ValueError(
                 f"pos_mask: expected booleans of shape {checks.shape(pos)}, "
                 f"got {checks.shape(pos_mask)} of {pos_mask.dtype}."
@@ -414,13 +421,16 @@ def scores_from_matrices(
     if v is not None:
         scores.v = checks.is_finite(_column(v, "v", anchors), "v")
     if prior is not None:
-        scores.prior = _column(prior, "prior", anchors)
+        if checks.is_float(prior, "prior").numel() != anchors:
+            raise ValueError(f"prior: expected one number per anchor, shape ({anchors},), got {checks.shape(prior)}.")
+        scores.prior = checks.is_prior(prior).reshape(-1, 1).to(scores.pos.dtype)
     if adversarial is not None:
-        good, bad = adversarial
+        good, bad = _pair(adversarial, "adversarial")
         attacked = _negatives(bad, None, anchors, "adversarial[1]")
         scores.adversarial = Scores(_column(good, "adversarial[0]", anchors), attacked)
     if mixed is not None:
-        good, bad = mixed
+        good, bad = _pair(mixed, "mixed")
+        checks.is_finite(checks.is_float(good, "mixed[0]"), "mixed[0]")
         if good.dim() != 2 or len(good) != anchors or (good.shape[1] and bad.shape[:2] != good.shape):
             raise ValueError(
                 f"mixed: expected shapes ({anchors}, M-1) and ({anchors}, M-1, N), "
@@ -431,6 +441,12 @@ def scores_from_matrices(
             for j in range(good.shape[1])
         ]
     return scores
+
+
+def _pair(given: object, what: str) -> tuple[Tensor, Tensor]:
+    if not isinstance(given, (tuple, list)) or len(given) != 2:
+        raise TypeError(f"{what}: expected two tensors, (similarities, those of their negatives).")
+    return given[0], given[1]
 
 
 def _with_positives(pos_mask: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
@@ -457,7 +473,7 @@ def _negatives(neg: Tensor | Negatives, mask: Tensor | None, anchors: int, what:
         raise ValueError(f"{what}: expected shape ({anchors}, N) with N >= 1, got {checks.shape(neg)}.")
     if mask is None:
         return DenseNegatives(widen(checks.is_finite(neg, what)))
-    if mask.shape != neg.shape or mask.dtype != torch.bool:
+    if checks.is_tensor(mask, "mask").shape != neg.shape or mask.dtype != torch.bool:
         raise ValueError(
             f"mask: expected booleans of shape {checks.shape(neg)}, got {checks.shape(mask)} of {mask.dtype}."
         )
@@ -480,7 +496,7 @@ def scores_from_logits(logits: Tensor, labels: Tensor | None, scale: float, igno
         if keys < anchors:
             raise ValueError(f"labels: needed, logits of shape {checks.shape(logits)} have no diagonal of positives.")
         labels = torch.arange(anchors, device=logits.device)
-    if labels.dtype == torch.bool:
+    if checks.is_tensor(labels, "labels").dtype == torch.bool:
         if labels.shape != logits.shape:
             raise ValueError(f"labels: expected booleans of shape {checks.shape(logits)}, got {checks.shape(labels)}.")
         checks.has_negatives((~labels).sum(1))

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from counterpoint.hyper import Choice, Number, Real
+from counterpoint.hyper import Choice, Number, Real, bounds, text
 from counterpoint.objective import Objective
 from counterpoint.pairing import unit, widen
 from counterpoint.scores import Negatives, Scores
@@ -41,8 +41,10 @@ class DistancePolarization(Objective, name="dp"):
 
     def __init__(self, low: Number = 0.1, high: Number = 0.5, reduction: str = "sum") -> None:
         super().__init__(low=low, high=high, reduction=reduction)
-        if isinstance(low, (int, float)) and isinstance(high, (int, float)) and low >= high:
-            raise ValueError(f"DistancePolarization: low must be smaller than high, got low={low!r}, high={high!r}.")
+        if bounds(self._hyper["low"])[1] >= bounds(self._hyper["high"])[0]:
+            raise ValueError(
+                f"DistancePolarization: low must be smaller than high, got low={text(low)}, high={text(high)}."
+            )
 
     def losses(self, scores: Scores) -> Tensor:
         per_anchor = self.per_anchor(scores.pos, scores.neg)

@@ -57,10 +57,11 @@ class ArCL(Wrapper, name="arcl"):
         return scores.positives_min(scores.pos)
 
     def losses(self, scores: Scores) -> Tensor:
-        wanted, pairs = self.views, scores.pos.shape[1]
-        if wanted is not None and scores.layout == "arcl" and pairs != wanted * (wanted - 1) // 2:
-            got = round((1 + (1 + 8 * pairs) ** 0.5) / 2)
-            raise ValueError(f"{self.name}: views={wanted} views expected, got {got}.")
+        pairs = {"arcl": 2, "queue": 1}.get(scores.layout)  # how often each ordered pair of views is counted, halved
+        if self.views is not None and pairs is not None:
+            got = round((1 + (1 + 4 * pairs * scores.pos.shape[1]) ** 0.5) / 2)
+            if got != self.views:
+                raise ValueError(f"{self.name}: views={self.views} were expected, got {got}.")
         aligned = replace(scores, pos=self.align(scores), pos_mask=None)
         if self.denominator == "worst" or scores.layout not in ("arcl", "queue"):
             aligned.kept = None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from typing import Any
 
@@ -10,7 +11,7 @@ from counterpoint.hyper import Learned, Schedule, nearest
 NAME = re.compile(r"[a-z][a-z0-9_]*")
 _WORD = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?")
-_CALLS = {"schedule": Schedule, "learned": Learned}
+CALLS = {"schedule": Schedule, "learned": Learned}
 _CONSTANTS = {"true": True, "false": False, "none": None}
 
 
@@ -18,8 +19,14 @@ class SpecError(ValueError):
     """A spec that cannot be read, with a caret under the place."""
 
     def __init__(self, message: str, text: str, position: int) -> None:
-        super().__init__(f"{message}\n  {text}\n  {' ' * position}^")
-        self.position = position
+        super().__init__(message, text, position)
+        self.message, self.text, self.position = message, text, position
+
+    def __str__(self) -> str:
+        line = self.text.count("\n", 0, self.position)
+        shown = self.text.split("\n")[line].replace("\t", " ")
+        column = self.position - (self.text.rfind("\n", 0, self.position) + 1)
+        return f"{self.message}\n  {shown}\n  {' ' * column}^"
 
 
 class _Reader:
@@ -67,15 +74,15 @@ class _Reader:
         word = self.match(_WORD, "a value")
         if self.peek() != "(":
             return _CONSTANTS.get(word.lower(), word)
-        if word not in _CALLS:
-            raise self.fail(f"unknown value {word!r}.{nearest(word, _CALLS)}", start)
+        if word not in CALLS:
+            raise self.fail(f"unknown value {word!r}.{nearest(word, CALLS)}", start)
         self.expect("(")
         given = [self.value()]
         while self.take(","):
             given.append(self.value())
         self.expect(")")
         try:
-            return _CALLS[word](*given)
+            return CALLS[word](*given)
         except (TypeError, ValueError) as error:
             raise self.fail(str(error), start) from None
 
@@ -108,8 +115,10 @@ def _sum(reader: _Reader, registry: dict[str, Any], total: Any) -> Any:
 def _term(reader: _Reader, registry: dict[str, Any], total: Any) -> tuple[Any, Any]:
     weight: Any = 1.0
     call = _WORD.match(reader.text, reader.at) if reader.peek() else None
-    if _NUMBER.match(reader.text, reader.at) or (call and call.group() in _CALLS):
-        weight = reader.value()
+    if _NUMBER.match(reader.text, reader.at) or (call and call.group() in CALLS):
+        start, weight = reader.at, reader.value()
+        if isinstance(weight, float) and not math.isfinite(weight):
+            raise reader.fail(f"weight must be a finite number, got {weight!r}", start)
         reader.expect("*")
     if reader.take("("):
         inner = _sum(reader, registry, total)
