@@ -15,15 +15,13 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.functional import normalize
 
 from counterpoint import checks
 from counterpoint.objective import Objective, Sum, as_objective, current
 from counterpoint.pairing import unit, widen
 from counterpoint.robust import dense_scores
 from counterpoint.scores import DenseNegatives, Scores
-
-# What a similarity counts that is only looked at: so little that it moves no statistic of the true negatives.
-TRACE = 1e-12
 
 
 class _Arguments(Objective):
@@ -34,10 +32,9 @@ class _Arguments(Objective):
 
 
 def report(objective: Objective, *given: Tensor, call: str = "forward", **how: Any) -> dict[str, float]:
-    """Averages over a batch's anchors. Arguments are those of the objective's ``call``: ``forward``, ``from_scores``
-    or ``from_logits``.
+    """Averages over a batch's anchors; the arguments are those of ``call``, for instance ``from_logits``.
 
-    Works on a copy in evaluation mode: no gradient is kept; no schedule, tracked value or training mode changes.
+    Works on copies, in evaluation mode: no gradient is kept; no schedule, tracked value or training mode changes.
 
     * ``loss``; for a sum also ``term[<spec>]``, what each weighted term adds to it
     * ``positive_mean``, ``negative_mean``, ``negative_variance`` (of an anchor's negatives): of the similarities
@@ -56,7 +53,7 @@ def report(objective: Objective, *given: Tensor, call: str = "forward", **how: A
     """
     with torch.inference_mode(False), torch.no_grad():
         probe = deepcopy(objective).eval()
-        batch, device = getattr(_Arguments(), call)(*given, **how)
+        batch, device = getattr(_Arguments(), call)(*map(_copy, given), **{k: _copy(v) for k, v in how.items()})
 
         def scores(pairing: str) -> Scores:
             with torch.no_grad():
@@ -72,8 +69,7 @@ def report(objective: Objective, *given: Tensor, call: str = "forward", **how: A
                 loss = probe._finish(scores, device, "mean")
                 weights = _derivative(loss, neg.scores)
             allowed = neg._fill(torch.ones_like(weights), slice(None), 0.0)
-            share = (weights * allowed).abs()
-            share = share / share.sum(1, keepdim=True).clamp(min=torch.finfo(share.dtype).tiny)
+            share = normalize(weights * allowed, p=1, eps=torch.finfo(weights.dtype).tiny).abs()
             order = neg._fill(neg.scores, slice(None), float("-inf")).sort(1).values
             above = order.shape[1] - torch.searchsorted(order, main.pos.contiguous(), right=True)
             found = {
@@ -87,6 +83,8 @@ def report(objective: Objective, *given: Tensor, call: str = "forward", **how: A
             }
             if main.layout == "single":
                 found |= dict.fromkeys(("positive_mean", "negatives_above_positive"), torch.tensor(float("nan")))
+            if main.anchors is not None:  # rows that the loss leaves out
+                found = {key: value[main.anchors > 0] if value.dim() else value for key, value in found.items()}
             for weight, part in probe.terms() if isinstance(probe, Sum) else []:
                 found[f"term[{Sum([(weight, part)])}]"] = current(weight) * part._finish(scores, device, "mean")
             for part in parts:
@@ -107,17 +105,15 @@ def weight_curve(
         objective: or a spec. Here all terms of a sum see the same pairs, and attacked views are like clean ones.
         similarities: ``(K,)`` where to look; by default 201 points from -1 to 1.
         positive: similarity of the anchor's positive.
-        negatives: ``(N,)`` similarities of the anchor's negatives; by default ``similarities``.
-
-    Returns:
-        ``similarities`` and weights, in double precision; the mean absolute weight of the negatives is 1, or all are 0.
+        negatives: ``(N,)`` similarities of the anchor's negatives, of mean absolute weight 1; by default the same.
     """
     grid = torch.linspace(-1, 1, 201, dtype=torch.float64) if similarities is None else similarities
     grid, own = (s.detach().cpu().double().flatten() for s in (grid, grid if negatives is None else negatives))
     with torch.inference_mode(False), torch.enable_grad():
-        beside = grid[:0] if negatives is None else grid
+        # beside the negatives, what is only looked at counts too little to move any statistic of theirs
+        beside, little = grid[:0] if negatives is None else grid, 1e-12
         row = torch.cat([own, beside]).unsqueeze(0).requires_grad_()
-        mass = torch.cat([torch.ones_like(own), torch.full_like(beside, TRACE)])
+        mass = torch.cat([torch.ones_like(own), torch.full_like(beside, little)])
         neg, pos = DenseNegatives(row, log_weight=mass.log().unsqueeze(0)), row.new_full((1, 1), positive)
         scores = Scores(pos, neg, adversarial=Scores(pos, neg))
         loss = deepcopy(as_objective(objective)).eval().cpu()._finish(lambda _: scores, row.device, "mean")
@@ -127,10 +123,7 @@ def weight_curve(
 
 
 def distances(*views: Tensor) -> Tensor:
-    """``D_ij = (1 - cos) / 2`` of the pairs ``j > i`` of samples, ``(m B (B - 1) / 2,)``, without gradient.
-
-    The ``m`` views are given as ``(B, d)`` each or as one ``(B, m, d)``; pairs are within a view, views in turn.
-    """
+    """``(1 - cos) / 2`` of the pairs ``j > i`` of samples within each view ``(B, d)``, or each of one ``(B, m, d)``."""
     found = []
     for view in views[0].unbind(1) if views[0].dim() == 3 else views:
         checks.is_finite(checks.is_matrix(view, "distances", "views (batch, width)"), "distances")
@@ -143,6 +136,13 @@ def distances(*views: Tensor) -> Tensor:
 def _parts(objective: Objective) -> list[Objective]:
     """The objectives that a sum, or a sum of sums, adds up."""
     return [p for _, part in objective.terms() for p in _parts(part)] if isinstance(objective, Sum) else [objective]
+
+
+def _copy(given: Any) -> Any:
+    """Scores of its own, so that asking for their gradient leaves no trace on the caller's."""
+    if isinstance(given, DenseNegatives):
+        return DenseNegatives(given.scores.clone(), given.skip, given.drop, given.log_weight)
+    return given.clone() if isinstance(given, Tensor) else given
 
 
 def _derivative(loss: Tensor, by: Tensor) -> Tensor:

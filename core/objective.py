@@ -9,6 +9,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Iterable
 from functools import reduce
+from importlib import metadata
 from operator import add
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -65,6 +66,8 @@ class Objective(nn.Module):
                 raise TypeError(f"{where}: unknown parameter {key!r}.{nearest(key, self.hyper)}")
         self._hyper: dict[str, Any] = {}
         for key, hyper in self.hyper.items():
+            if key not in values:
+                raise TypeError(f"{where}: its __init__ must hand {key}= to super().__init__.")
             value = self._hyper[key] = hyper.check(values[key], where)
             if isinstance(value, nn.Module):
                 self.add_module("_" + key, value)
@@ -420,7 +423,20 @@ def objective(text: str) -> Objective:
     >>> cp.objective("arcl(adnce:mu=0.9,t=0.2) + 0.1*dp")
     arcl(adnce:t=0.2,denominator=with_positive,mu=0.9) + 0.1*dp
     """
-    return spec.parse(text, registry, Sum)  # type: ignore[no-any-return]
+    return spec.parse(text, kind, Sum)  # type: ignore[no-any-return]
+
+
+def kind(name: str) -> type[Objective]:
+    """The class of that name: built in, defined by you, or registered by an installed package.
+
+    Packages register objectives as entry points of the group ``counterpoint.objectives``, each naming a class.
+    """
+    if name not in registry:
+        for entry in metadata.entry_points(group="counterpoint.objectives"):
+            entry.load()
+    if name not in registry:
+        raise LookupError(f"unknown objective {name!r}.{nearest(name, registry)}")
+    return registry[name]
 
 
 def from_dict(data: dict[str, Any]) -> Objective:
@@ -438,6 +454,9 @@ def from_dict(data: dict[str, Any]) -> Objective:
         ):
             raise ValueError(f"from_dict: a sum needs terms, a list of [weight, objective], got {terms!r}.")
         return Sum((spec.value(w) if isinstance(w, str) else w, from_dict(term)) for w, term in terms)
-    if not isinstance(name, str) or name not in registry:
+    if not isinstance(name, str):
         raise ValueError(f"from_dict: unknown objective {name!r}.{nearest(str(name), registry)}")
-    return registry[name].from_plain(rest)
+    try:
+        return kind(name).from_plain(rest)
+    except LookupError as error:
+        raise ValueError(f"from_dict: {error}") from None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Callable
 from typing import Any
 
 from counterpoint.hyper import Learned, Schedule, nearest
@@ -96,23 +97,28 @@ def value(text: str) -> Any:
     return result
 
 
-def parse(text: str, registry: dict[str, Any], total: Any) -> Any:
-    """Builds the objective that ``text`` describes; ``total`` makes the sum of weighted terms."""
+def parse(text: str, kind: Callable[[str], Any], total: Any) -> Any:
+    """Builds the objective that ``text`` describes.
+
+    Args:
+        kind: finds the class of a name.
+        total: makes the sum of weighted terms.
+    """
     reader = _Reader(text)
-    result = _sum(reader, registry, total)
+    result = _sum(reader, kind, total)
     if reader.peek():
         raise reader.fail(f"unexpected {reader.peek()!r}")
     return result
 
 
-def _sum(reader: _Reader, registry: dict[str, Any], total: Any) -> Any:
-    terms = [_term(reader, registry, total)]
+def _sum(reader: _Reader, kind: Callable[[str], Any], total: Any) -> Any:
+    terms = [_term(reader, kind, total)]
     while reader.take("+"):
-        terms.append(_term(reader, registry, total))
+        terms.append(_term(reader, kind, total))
     return terms[0][1] if len(terms) == 1 and terms[0][0] == 1.0 else total(terms)
 
 
-def _term(reader: _Reader, registry: dict[str, Any], total: Any) -> tuple[Any, Any]:
+def _term(reader: _Reader, kind: Callable[[str], Any], total: Any) -> tuple[Any, Any]:
     weight: Any = 1.0
     call = _WORD.match(reader.text, reader.at) if reader.peek() else None
     if _NUMBER.match(reader.text, reader.at) or (call and call.group() in CALLS):
@@ -121,31 +127,32 @@ def _term(reader: _Reader, registry: dict[str, Any], total: Any) -> tuple[Any, A
             raise reader.fail(f"weight must be a finite number, got {weight!r}", start)
         reader.expect("*")
     if reader.take("("):
-        inner = _sum(reader, registry, total)
+        inner = _sum(reader, kind, total)
         reader.expect(")")
         return weight, inner
-    return weight, _atom(reader, registry, total)
+    return weight, _atom(reader, kind, total)
 
 
-def _atom(reader: _Reader, registry: dict[str, Any], total: Any) -> Any:
+def _atom(reader: _Reader, kind: Callable[[str], Any], total: Any) -> Any:
     name = reader.match(_WORD, "an objective's name")
     start = reader.at - len(name)
-    if name not in registry:
-        raise reader.fail(f"unknown objective {name!r}.{nearest(name, registry)}", start)
-    kind = registry[name]
+    try:
+        found = kind(name)
+    except LookupError as error:
+        raise reader.fail(str(error), start) from None
     given: dict[str, Any] = {}
-    wraps = "objective" in kind._defaults()
+    wraps = "objective" in found._defaults()
     if reader.take("("):
         if not wraps:
             raise reader.fail(f"{name!r} takes no objective in parentheses; parameters follow a colon", reader.at - 1)
-        given["objective"] = _sum(reader, registry, total)
+        given["objective"] = _sum(reader, kind, total)
         reader.expect(")")
     elif wraps:
         raise reader.fail(f"{name!r} wraps an objective: {name}(infonce)")
     if reader.take(":"):
-        _parameters(reader, name, {h.short: k for k, h in kind.hyper.items()}, kind.hyper, given)
+        _parameters(reader, name, {h.short: k for k, h in found.hyper.items()}, found.hyper, given)
     try:
-        return kind(**given)
+        return found(**given)
     except (TypeError, ValueError) as error:
         raise reader.fail(str(error), start) from None
 
