@@ -99,7 +99,7 @@ def weight_curve(
     positive: float = 0.8,
     negatives: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """The training weight ``dL/ds`` of a negative over its similarity (ADNCE's Figure 3), for any objective.
+    """``similarities`` and the training weights ``dL/ds`` of negatives there (ADNCE's Figure 3), both in float64.
 
     Args:
         objective: or a spec. Here all terms of a sum see the same pairs, and attacked views are like clean ones.
@@ -111,9 +111,9 @@ def weight_curve(
     grid, own = (s.detach().cpu().double().flatten() for s in (grid, grid if negatives is None else negatives))
     with torch.inference_mode(False), torch.enable_grad():
         # beside the negatives, what is only looked at counts too little to move any statistic of theirs
-        beside, little = grid[:0] if negatives is None else grid, 1e-12
+        beside = grid[:0] if negatives is None else grid
         row = torch.cat([own, beside]).unsqueeze(0).requires_grad_()
-        mass = torch.cat([torch.ones_like(own), torch.full_like(beside, little)])
+        mass = torch.cat([torch.ones_like(own), torch.full_like(beside, 1e-12)])
         neg, pos = DenseNegatives(row, log_weight=mass.log().unsqueeze(0)), row.new_full((1, 1), positive)
         scores = Scores(pos, neg, adversarial=Scores(pos, neg))
         loss = deepcopy(as_objective(objective)).eval().cpu()._finish(lambda _: scores, row.device, "mean")
@@ -126,8 +126,7 @@ def distances(*views: Tensor) -> Tensor:
     """``(1 - cos) / 2`` of the pairs ``j > i`` of samples within each view ``(B, d)``, or each of one ``(B, m, d)``."""
     found = []
     for view in views[0].unbind(1) if views[0].dim() == 3 else views:
-        checks.is_finite(checks.is_matrix(view, "distances", "views (batch, width)"), "distances")
-        z = unit(widen(view.detach()))
+        z = unit(widen(checks.is_finite(checks.is_matrix(view, "distances", "(batch, width)"), "distances").detach()))
         above = torch.ones(len(z), len(z), dtype=torch.bool, device=z.device).triu(1)
         found.append(((1 - z @ z.T) / 2).clamp(0, 1)[above])
     return torch.cat(found)

@@ -821,6 +821,16 @@ def test_hard_negatives(views, each, weight, known):
         same(flat, found, z, hard)
 
 
+@pytest.mark.parametrize("spec", [s for s in WITHOUT_ATTACK if "dp" not in s])
+def test_a_hard_negative_with_weight_log_2_is_there_twice(spec):
+    z, hard, own = embeddings(0), embeddings(1, 1)[0], torch.eye(5, dtype=torch.bool)
+    (a, b), nhard = F.normalize(z, dim=-1), F.normalize(hard, dim=-1)
+    mask = torch.cat([~own, torch.ones_like(own), own], 1)
+    wanted = cp.objective(spec).from_scores((a * b).sum(1), a @ torch.cat([b, nhard, nhard]).T, mask)
+    found = cp.objective(spec)(*z, negatives=hard, negative_weight=math.log(2))
+    same(found, wanted, z, hard, rtol=1e-7, atol=1e-9)
+
+
 @pytest.mark.parametrize("spec", ["dcl:t=0.4", "hcl:t=0.4", "nca:t=0.4,estimator=g1", "debpos:t=0.4", "mixnca:t=0.4"])
 @pytest.mark.parametrize("pairing", ["views", "one_way", "first_two", "queue"])
 def test_a_prior_per_sample_replaces_the_objectives(spec, pairing):

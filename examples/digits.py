@@ -1,0 +1,328 @@
+"""Which objective learns the better features of handwritten digits? Any objectives you name, side by side.
+
+A small convolutional encoder learns without labels from scikit-learn's 8 x 8 digits (bundled, nothing is
+downloaded): random affine and elastic views of each image, Adam, the loss you name. Then a nearest-neighbour
+and a linear classifier get ten labelled images per class, as features: labels are what is rare.
+
+What makes the comparison fair:
+
+- the test images are by writers who appear nowhere in training (a random split would test on known hands);
+- a seed fixes the start, the batches, the augmentations and the labelled images for every objective alike, so
+  differences are paired; the denominator, the batch and the steps are the same for all;
+- every objective had eight settings to choose from, tried on other writers and other seeds: see SEARCH.
+
+The floor is in the table too: raw pixels, and the same encoder untrained. ArCL's four views belong to the
+method, and double the images per step: for what they bring by themselves, add `aal(infonce:t=0.2):views=4`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from collections.abc import Sequence
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from matplotlib.figure import Figure
+from scipy.stats import t as student
+from sklearn.datasets import load_digits
+from sklearn.decomposition import PCA
+from sklearn.linear_model import LogisticRegression
+from sklearn.neighbors import KNeighborsClassifier
+from threadpoolctl import threadpool_limits
+from torch import Tensor, nn
+
+import counterpoint as cp
+
+PIXELS, UNTRAINED = "raw pixels", "untrained encoder"
+MEASURES = {"kNN": KNeighborsClassifier(5), "linear": LogisticRegression(C=10, max_iter=1000)}
+# The data come writer by writer, and a new one begins at these rows. What is reported is trained before TEST and
+# tested after it; the search trains before VALIDATION and validates between the two.
+VALIDATION, TEST = 776, 1287
+MANY, FEW = (0.05, 0.07, 0.1, 0.15, 0.2, 0.3, 0.5, 1), (0.07, 0.1, 0.2, 0.4)
+SEARCH = [  # eight tries for each; a method with a parameter of its own tries fewer temperatures
+    [f"infonce:t={t}" for t in MANY],
+    [f"adnce:t={t},mu={mu},sigma=0.5" for t in FEW for mu in (0.5, 0.9)],
+    [f"hcl:t={t},beta={beta}" for t in FEW for beta in (0.5, 1)],
+    [f"arcl(infonce:t={t}):views=4" for t in MANY],
+    [f"infonce:t={t} + 0.1*dp" for t in MANY],
+]
+# The best of each line by the mean of both accuracies over three seeds: `python examples/digits.py --tune --seed 1000`
+OBJECTIVES = [
+    "infonce:t=0.2",
+    "adnce:t=0.2,mu=0.5,sigma=0.5",
+    "hcl:t=0.2,beta=1",
+    "arcl(infonce:t=0.2):views=4",
+    "infonce:t=0.2 + 0.1*dp",
+]
+QUICK = {"seeds": 2, "steps": 100}
+COLOURS = ["#000000", "#0072B2", "#E69F00", "#009E73", "#D55E00", "#CC79A7", "#56B4E9"]  # safe for colour-blind readers
+
+
+def augment(x: Tensor, generator: torch.Generator) -> Tensor:
+    """The same digits in another hand: bent, turned, moved, some ink lost, some noise. No flips: they change digits."""
+    n = len(x)
+    angle, size, shear, right, down = 2 * torch.rand(5, n, generator=generator) - 1
+    cos, sin = (0.26 * angle).cos() * (1 + 0.15 * size), (0.26 * angle).sin() * (1 + 0.15 * size)
+    affine = torch.stack([cos, 0.2 * shear - sin, 0.19 * right, sin, cos, 0.19 * down], dim=1).view(n, 2, 3)
+    bend = 0.1 * torch.randn(n, 2, 3, 3, generator=generator)
+    bend = F.interpolate(bend, size=8, mode="bilinear", align_corners=True).movedim(1, -1)
+    x = F.grid_sample(x, F.affine_grid(affine, list(x.shape), align_corners=False) + bend, align_corners=False)
+    first, pixel = torch.randint(7, (n, 2, 1), generator=generator), torch.arange(8)
+    rows, columns = ((pixel >= first) & (pixel < first + 2)).unbind(1)
+    x = x.masked_fill((rows.unsqueeze(2) & columns.unsqueeze(1)).unsqueeze(1), 0.0)
+    return x + 0.1 * torch.randn(x.shape, generator=generator)
+
+
+def networks(seed: int) -> tuple[nn.Module, nn.Module]:
+    """The encoder, whose output is evaluated, and the projection head, whose output the loss sees."""
+    torch.manual_seed(seed)
+    layers: list[nn.Module] = [nn.Conv2d(1, 16, 3, padding=1), nn.ReLU()]
+    for width in (16, 32):  # no batch norm: through its statistics the images of a batch would see each other
+        layers += [nn.Conv2d(width, 2 * width, 3, padding=1, stride=2), nn.GroupNorm(4, 2 * width), nn.ReLU()]
+    head = nn.Sequential(nn.ReLU(), nn.Linear(128, 128), nn.ReLU(), nn.Linear(128, 64))
+    return nn.Sequential(*layers, nn.Flatten(), nn.Linear(256, 128)), head
+
+
+def train(
+    spec: str, images: Tensor, y: np.ndarray, split: int, seed: int, steps: int, batch: int
+) -> tuple[nn.Module, dict[str, list[float]]]:
+    """The encoder trained on the rows before `split`, and its curve. The labels only serve to watch."""
+    loss_fn, (encoder, head) = cp.objective(spec), networks(seed)
+    # a stream of random numbers per view: the first two views are the same whether an objective asks for more or not
+    views = [torch.Generator().manual_seed(100 * seed + view) for view in range(loss_fn.views or 2)]
+    order = torch.Generator().manual_seed(100 * seed + 99)
+    adam = torch.optim.Adam([*encoder.parameters(), *head.parameters(), *loss_fn.parameters()], lr=1e-3)
+    curve: dict[str, list[float]] = {"step": [], "kNN": [], "loss": []}
+    losses = []
+    for step in range(1, steps + 1):
+        x = images[torch.randperm(split, generator=order)[:batch]]
+        loss = loss_fn(*[head(encoder(augment(x, generator))) for generator in views])
+        adam.zero_grad()
+        loss.backward()
+        adam.step()
+        losses.append(loss.item())
+        if step % max(1, steps // 10) == 0:
+            now = step, accuracy("kNN", features(encoder, images), y, split, seed), float(np.mean(losses))
+            losses.clear()
+            for values, value in zip(curve.values(), now, strict=True):
+                values.append(value)
+    return encoder, curve
+
+
+def features(encoder: nn.Module, images: Tensor) -> np.ndarray:
+    """Of unit length, as the cosine in the loss sees them."""
+    with torch.no_grad():
+        return F.normalize(encoder(images)).numpy()
+
+
+def accuracy(measure: str, z: np.ndarray, y: np.ndarray, split: int, seed: int) -> float:
+    """Percent right from row `split` on, given ten labels per class of the rows before: the mean of five draws."""
+    rng, model, scores = np.random.default_rng(seed), MEASURES[measure], []
+    for _ in range(5):
+        labelled = np.concatenate([rng.choice(np.flatnonzero(y[:split] == c), 10, replace=False) for c in range(10)])
+        scores.append(model.fit(z[labelled], y[labelled]).score(z[split:], y[split:]))
+    return float(100 * np.mean(scores))
+
+
+def check(objectives: Sequence[str], seeds: int, steps: int, batch: int) -> None:
+    """Says at once what would otherwise come out after minutes."""
+    for name, value, low in (("seeds", seeds, 2), ("steps", steps, 1), ("batch", batch, 2)):
+        if value < low:
+            raise ValueError(f"{name} must be at least {low}, got {value}")
+    if len(set(objectives)) < len(objectives):
+        raise ValueError("an objective is named twice")
+    for spec in objectives:
+        try:
+            loss_fn = cp.objective(spec)
+            loss_fn(*torch.randn(loss_fn.views or 2, 8, 4))
+        except (TypeError, ValueError) as error:
+            raise ValueError(f"objective {spec!r}: {str(error).splitlines()[0]}") from error
+
+
+@threadpool_limits.wrap(limits=1)  # matrices this small only lose by sharing
+def run(
+    objectives: Sequence[str] = tuple(OBJECTIVES),
+    seeds: int = 3,
+    steps: int = 300,
+    batch: int = 128,
+    seed: int = 0,
+    *,
+    validate: bool = False,
+    out: str | Path | None = None,
+    progress: bool = True,
+) -> dict[str, Any]:
+    """Trains and evaluates every objective with the seeds `seed ... seed + seeds - 1`; pictures go to `out`.
+
+    Returns what `digits.json` holds. With `validate` the test images stay out of it, as a search needs it.
+    """
+    arguments = {k: v for k, v in locals().items() if k not in ("out", "progress")}
+    check(objectives, seeds, steps, batch)
+    data, (split, end) = load_digits(), (VALIDATION, TEST) if validate else (TEST, None)
+    images, y = torch.tensor(data.images[:end] / 16, dtype=torch.float32).unsqueeze(1), data.target[:end]
+    runs: list[dict[str, Any]] = []
+    first_seed: dict[str, np.ndarray] = {}
+    for s in range(seed, seed + seeds):
+        for i, name in enumerate((PIXELS, UNTRAINED, *objectives), -1):
+            start, spec, curve = time.perf_counter(), None, None
+            encoder = nn.Flatten() if name == PIXELS else networks(s)[0]
+            if name in objectives:
+                spec = str(cp.objective(name))
+                encoder, curve = train(name, images, y, split, s, steps, batch)
+                if progress:
+                    show_progress((s - seed) * len(objectives) + i, seeds * len(objectives))
+            z = features(encoder, images)
+            scores = {measure: accuracy(measure, z, y, split, s) for measure in MEASURES}
+            seconds = round(time.perf_counter() - start, 2)
+            runs.append({"objective": name, "spec": spec, "seed": s, **scores, "seconds": seconds, "curve": curve})
+            first_seed.setdefault(name, z[split:])
+    packages = ("counterpoint", "torch", "numpy", "scipy", "scikit-learn", "matplotlib")
+    versions = {"python": sys.version.split()[0]} | {name: version(name) for name in packages}
+    result = {"arguments": arguments, "versions": versions, "summary": summarise(runs, objectives[0]), "runs": runs}
+    if out is not None:
+        draw(Path(out), result, first_seed, y[split:])
+    return result
+
+
+def show_progress(done: int, total: int) -> None:
+    """A line that changes on a terminal, a line now and then elsewhere."""
+    if sys.stderr.isatty():
+        print(f"\rdigits: {done}/{total} runs", end="\n" if done == total else "", file=sys.stderr, flush=True)
+    elif done % max(1, total // 5) == 0:
+        print(f"digits: {done}/{total} runs", file=sys.stderr, flush=True)
+
+
+def compare(first: Sequence[float], other: Sequence[float]) -> dict[str, float]:
+    """`other - first`, paired by seed: the mean and its 95% t-interval."""
+    difference, n = np.subtract(other, first), len(first)
+    mean, half = difference.mean(), student.ppf(0.975, n - 1) * difference.std(ddof=1) / n**0.5
+    return {"difference": float(mean), "low": float(mean - half), "high": float(mean + half)}
+
+
+def summarise(runs: list[dict[str, Any]], first: str) -> dict[str, dict[str, dict[str, Any]]]:
+    summary: dict[str, dict[str, dict[str, Any]]] = {run["objective"]: {} for run in runs}
+    for name in summary:
+        for measure in MEASURES:
+            found, base = ([run[measure] for run in runs if run["objective"] == n] for n in (name, first))
+            row = {"mean": float(np.mean(found)), "sd": float(np.std(found, ddof=1)), "values": found}
+            summary[name][measure] = row | {"vs_first": None if name == first else compare(base, found)}
+    return summary
+
+
+def report(result: dict[str, Any]) -> str:
+    """The table, and under it what its statistics allow to say."""
+    first, seeds = result["arguments"]["objectives"][0], result["arguments"]["seeds"]
+    width = max(map(len, result["summary"]))
+    lines = [f"{'accuracy, %':{width}}" + "".join(f"  {m:>12}  {'minus the first, 95%':21}" for m in MEASURES)]
+    for name, row in result["summary"].items():
+        cells = ""
+        for found in row.values():
+            gap = "{difference:+5.1f} [{low:+.1f}, {high:+.1f}]".format(**found["vs_first"]) if name != first else ""
+            cells += f"  {found['mean']:5.1f} +- {found['sd']:3.1f}  {gap:21}"
+        lines.append(f"{name:{width}}{cells}".rstrip())
+    for measure in MEASURES:
+        rows = {name: row[measure]["vs_first"] for name, row in result["summary"].items() if name != first}
+        verdicts: dict[str, list[str]] = {}
+        for name, versus in rows.items():
+            verdict = "higher" if versus["low"] > 0 else "lower" if versus["high"] < 0 else "no difference found for"
+            verdicts.setdefault(verdict, []).append(name)
+        lines.append(f"\n{measure}, against {first}: " + "; ".join(f"{v} {', '.join(n)}" for v, n in verdicts.items()))
+    return "\n".join(lines)
+
+
+def draw(out: Path, result: dict[str, Any], first_seed: dict[str, np.ndarray], y: np.ndarray) -> None:
+    """Every seed's accuracy, the learning curves, and the held-out images as the encoders of the first seed see them."""
+    out.mkdir(parents=True, exist_ok=True)
+    colours = {name: COLOURS[i % len(COLOURS)] for i, name in enumerate(result["summary"])}
+    figure = Figure(figsize=(10, 0.4 * len(colours) + 1.4), layout="constrained")
+    for axis, measure in zip(figure.subplots(1, 2, sharey=True), MEASURES, strict=True):
+        for name, row in result["summary"].items():
+            axis.plot(row[measure]["values"], [name] * len(row[measure]["values"]), "o", color=colours[name], alpha=0.5)
+            axis.plot(row[measure]["mean"], name, "|", color=colours[name], markersize=22, markeredgewidth=2.5)
+        axis.set_xlabel(f"{measure} accuracy, % (dots: seeds, bars: means)")
+        axis.grid(axis="x", alpha=0.3)
+    axis.invert_yaxis()
+    figure.savefig(out / "digits_accuracy.png", dpi=120)
+
+    figure = Figure(figsize=(10, 4.5), layout="constrained")
+    for axis, key in zip(figure.subplots(1, 2), ("kNN", "loss"), strict=True):
+        for name in result["arguments"]["objectives"]:
+            curves = [run["curve"] for run in result["runs"] if run["objective"] == name]
+            mean = np.mean([curve[key] for curve in curves], axis=0)
+            axis.plot(curves[0]["step"], mean, ".-", color=colours[name], label=name)
+        axis.set(
+            xlabel="step", ylabel="kNN accuracy, %" if key == "kNN" else "loss (not comparable between objectives)"
+        )
+        axis.grid(alpha=0.3)
+    figure.legend(*axis.get_legend_handles_labels(), loc="outside lower center", ncols=2)
+    figure.savefig(out / "digits_curves.png", dpi=120)
+
+    rows = -(-len(first_seed) // 4)
+    figure = Figure(figsize=(12, 3.2 * rows), layout="constrained")
+    axes = figure.subplots(rows, 4, squeeze=False).ravel()
+    for axis, (name, z) in zip(axes, first_seed.items(), strict=False):
+        points = axis.scatter(*PCA(2).fit_transform(z).T, c=y, cmap="tab10", s=6)
+        axis.set_title(name, fontsize=9)
+    for axis in axes:
+        axis.axis("off")
+    figure.legend(*points.legend_elements(), loc="outside lower center", ncols=10, title="digit")
+    figure.savefig(out / "digits_pca.png", dpi=120)
+
+
+def tune(**settings: Any) -> None:
+    """Prints every try, the best first, by the mean of both accuracies on the validation writers."""
+    tried = run([spec for tries in SEARCH for spec in tries], **settings, validate=True)["summary"]
+    score = {spec: float(np.mean([found["mean"] for found in row.values()])) for spec, row in tried.items()}
+    for tries in SEARCH:
+        print(*(f"{score[spec]:.2f}  {spec}" for spec in sorted(tries, key=lambda s: -score[s])), "", sep="\n")
+
+
+EPILOG = """examples:
+  python examples/digits.py                         five objectives, three seeds, a minute or two
+  python examples/digits.py --quick --out digits/   a look in seconds, with pictures
+  python examples/digits.py --objectives "infonce:t=0.2" "dcl:t=0.2" "adnce:t=0.2,mu=auto" --seeds 10
+  python examples/digits.py --objectives "infonce:t=0.2" "infonce:t=learned(0.2)"
+  python examples/digits.py --tune --seed 1000      how the default settings were found, ten minutes
+
+The first objective is the one that the others are compared with."""
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(
+        description="Contrastive learning of handwritten digits under any objectives, compared fairly.",
+        epilog=EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    add = parser.add_argument
+    add("--objectives", nargs="+", default=OBJECTIVES, metavar="SPEC", help="what to compare, see the examples")
+    add("--seeds", type=int, default=3, help="runs per objective (%(default)s)")
+    add("--steps", type=int, default=300, help="Adam steps per run (%(default)s)")
+    add("--batch", type=int, default=128, help="images per step (%(default)s)")
+    add("--seed", type=int, default=0, help="of the first run, the others follow (%(default)s)")
+    add("--quick", action="store_true", help="2 seeds of 100 steps, to look, not to conclude")
+    add("--tune", action="store_true", help="try the settings in SEARCH on the validation writers, and stop")
+    add("--out", help="a folder for digits.json and the pictures")
+    arguments = vars(parser.parse_args(argv))
+    arguments |= QUICK if arguments.pop("quick") else {}
+    torch.set_num_threads(1)
+    try:
+        if arguments.pop("tune"):
+            tune(**{k: arguments[k] for k in ("seeds", "steps", "batch", "seed")})
+            return
+        result = run(**arguments)
+    except ValueError as error:
+        parser.exit(2, f"{parser.prog}: error: {error}\n")
+    print(report(result))
+    if arguments["out"]:
+        Path(arguments["out"], "digits.json").write_text(json.dumps(result, indent=1) + "\n")
+        print(f"\ndigits.json and 3 pictures are in {arguments['out']}")
+
+
+if __name__ == "__main__":
+    main()

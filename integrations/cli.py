@@ -1,0 +1,167 @@
+"""The command line, ``counterpoint COMMAND ...``; :data:`COMMANDS` is the table of what there is."""
+
+from __future__ import annotations
+
+import argparse
+import inspect
+import json
+import os
+import re
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from textwrap import fill
+from typing import Any
+
+import counterpoint as cp
+from counterpoint.hyper import Real, text
+
+WIDTH = 100
+
+
+@dataclass(frozen=True)
+class Command:
+    """A sub-command: what it does, what it takes, how it runs (returning the exit code), and examples."""
+
+    help: str
+    arguments: Callable[[argparse.ArgumentParser], None]
+    run: Callable[[argparse.Namespace], int]
+    examples: str
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs one command.
+
+    Args:
+        argv: the words after ``counterpoint``; by default those of the process.
+
+    Returns:
+        The exit code: 2 if something was wrong, which one line on stderr then explains.
+    """
+    look: dict[str, Any] = {"formatter_class": argparse.RawDescriptionHelpFormatter}
+    every = "examples:\n" + "".join(command.examples for command in COMMANDS.values())
+    parser = argparse.ArgumentParser(
+        "counterpoint", description=(cp.__doc__ or "").partition("\n")[0], epilog=every, **look
+    )
+    parser.add_argument("--version", action="version", version=f"counterpoint {cp.__version__}")
+    table = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
+    for name, command in COMMANDS.items():
+        look |= {"help": command.help, "description": command.help, "epilog": f"examples:\n{command.examples}"}
+        command.arguments(table.add_parser(name, **look))
+    given = parser.parse_args(argv)
+    try:
+        code = COMMANDS[given.command].run(given)
+        sys.stdout.flush()
+    except BrokenPipeError:  # who reads, such as head, has seen enough; Python would complain again at exit
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        code = 0
+    except (ImportError, OSError, ValueError) as error:
+        print(f"counterpoint {given.command}:", str(error).partition("\n")[0], file=sys.stderr)
+        code = 2
+    return code
+
+
+# ---- counterpoint objectives -------------------------------------------------------------------
+
+
+def _objectives_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("spec", nargs="*", help="names or specs to show in full; without any, all are listed")
+    parser.add_argument("--json", action="store_true", help="print JSON")
+    parser.add_argument("--plot", metavar="FILE", help="draw the training weights over similarity, as a PNG")
+
+
+def _objectives(given: argparse.Namespace) -> int:
+    named = {word: cp.registry[word]() for word in given.spec if word in cp.registry}
+    asked = [named.get(word) or cp.objective(word) for word in given.spec]
+    if given.plot:
+        if not asked:
+            raise ValueError("--plot needs something to draw: counterpoint objectives infonce adnce --plot w.png")
+        from counterpoint.plots import plot_weights
+
+        plot_weights(asked, given.plot)
+        print(f"wrote {given.plot}", file=sys.stderr)
+    parts = [part for one in asked for part in ([one] if one in named.values() else _pieces(one))]
+    found = [facts(type(part), part) for part in parts] or [facts(kind) for kind in cp.registry.values()]
+    if given.json:
+        print(json.dumps(found, indent=1))
+        return 0
+    print("\n\n".join("\n".join(_text(one)) for one in found))
+    if not asked:
+        print('\n"counterpoint objectives NAME" shows one in full. Specs take either name: adnce:mu=0.7,t=0.2')
+    return 0
+
+
+def facts(kind: type[cp.Objective], one: cp.Objective | None = None) -> dict[str, Any]:
+    """What an objective's class says about itself, as plain data; of an instance also its values and documentation."""
+    defaults, values = kind._defaults(), {} if one is None else one.to_dict()
+    parameters = [
+        {
+            "name": key,
+            "short": hyper.short,
+            "default": defaults.get(key),
+            "expected": hyper.expected(),
+            "schedulable": isinstance(hyper, Real) and not hyper.fixed,
+            **({"value": values[key]} if values else {}),
+        }
+        for key, hyper in kind.hyper.items()
+    ]
+    found = {"name": kind.name, "class": kind.__name__, "wraps": issubclass(kind, cp.Wrapper)}
+    found |= {"formula": kind.formula, "paper": kind.paper, "parameters": parameters}
+    return found if one is None else {**found, "spec": str(one), "doc": inspect.getdoc(kind) or ""}
+
+
+def _pieces(one: cp.Objective) -> list[cp.Objective]:
+    """The named objectives that a spec is made of, outermost first."""
+    inner = [one.objective] if isinstance(one, cp.Wrapper) else [part for _, part in one.terms() if part is not one]
+    return [one] * bool(one.name) + [piece for part in inner for piece in _pieces(part)]
+
+
+def _text(found: dict[str, Any]) -> Iterator[str]:
+    yield f"{found['name']}{'(...)' if found['wraps'] else ''}  {found['class']}"
+    for line in (*([found["spec"]] if "spec" in found else []), found["formula"], found["paper"]):
+        yield fill(line, WIDTH, initial_indent="    ", subsequent_indent="    ")
+    for one in found["parameters"]:
+        names = ", ".join(dict.fromkeys((one["short"], one["name"])))
+        value = one.get("value", one["default"])
+        note = "" if value == one["default"] else f" (default {text(one['default'])})"
+        row = f"      {names:28}{text(value):14} {one['expected']}{note}"
+        yield fill(row, WIDTH, subsequent_indent=" " * 49)
+    if "doc" in found:
+        yield ""
+        yield from _reflow(found["doc"])
+
+
+def _reflow(doc: str) -> Iterator[str]:
+    """A docstring in lines of at most WIDTH: prose is wrapped anew, tables and examples keep their lines."""
+    blocks = re.split(r"\n\s*\n", re.sub(r":\w+:`([^`]+)`", r"\1", doc))
+    for i, block in enumerate(blocks):
+        if i:
+            yield ""
+        if block.startswith(("==", ">>>")):
+            last_column = block.partition("\n")[0].rfind(" =") + 1
+            for line in block.splitlines():
+                yield line[:WIDTH] if line.startswith("==") else fill(line, WIDTH, subsequent_indent=" " * last_column)
+            continue
+        for paragraph in re.split(r"\n(?=\* | {4}\S)", block):  # a bullet or a parameter begins another one
+            first = " " * (len(paragraph) - len(paragraph.lstrip()))
+            rest = "        " if first else "  " if paragraph.startswith("* ") else ""
+            yield fill(" ".join(paragraph.split()), WIDTH, initial_indent=first, subsequent_indent=rest)
+
+
+COMMANDS = {
+    "objectives": Command(
+        "list the objectives: formula, parameters with defaults and ranges, paper",
+        _objectives_arguments,
+        _objectives,
+        """\
+  counterpoint objectives                                   all of them
+  counterpoint objectives adnce                             one in full
+  counterpoint objectives "hcl:beta=2" --plot w.png         and the weights it gives to negatives
+  counterpoint objectives infonce adnce --plot w.png        two of them compared
+  counterpoint objectives --json                            for programs
+""",
+    ),
+}
+
+if __name__ == "__main__":
+    sys.exit(main())
