@@ -13,10 +13,12 @@ from counterpoint import views
 from counterpoint.adnce import ADNCE
 from counterpoint.alpha import AlphaCL
 from counterpoint.checks import set_checks
+from counterpoint.diagnose import distances, weight_curve
 from counterpoint.hyper import Choice, Flag, Learned, Real, Schedule
 from counterpoint.infonce import DCL, HCL, InfoNCE
 from counterpoint.nacl import NCA, IntCL, IntNaCl, MixNCA, Robust
 from counterpoint.objective import Objective, Wrapper, from_dict, objective, registry
+from counterpoint.plots import plot_distances, plot_weights
 from counterpoint.polarization import DistancePolarization, pairs_in_margin
 from counterpoint.positives import AAL, ArCL, DebiasedPositives, worst_alignment
 from counterpoint.robust import (
@@ -62,15 +64,19 @@ __all__ = [
     "Wrapper",
     "__version__",
     "chi2_ratio",
+    "distances",
     "from_dict",
     "kl_alpha",
     "mutual_information",
     "objective",
     "pairs_in_margin",
+    "plot_distances",
+    "plot_weights",
     "registry",
     "set_checks",
     "tau_from_radius",
     "views",
+    "weight_curve",
     "worst_alignment",
     "worst_case_weights",
 ]

@@ -319,9 +319,6 @@ class Wrapper(Objective):
     def replace(self, **changes: Any) -> Objective:
         return type(self)(**{"objective": self.objective, **self._hyper, **changes})
 
-    def diagnostics(self, scores: Scores) -> dict[str, Tensor]:
-        return self.objective.diagnostics(scores)
-
     def __str__(self) -> str:
         return f"{self.name}({self.objective}){self._parameters_text()}"
 
@@ -370,7 +367,7 @@ class Sum(Objective):
         return reduce(add, (current(w) * part.losses(scores) for w, part in self.terms()))
 
     def diagnostics(self, scores: Scores) -> dict[str, Tensor]:
-        return {k: v for _, part in self.terms() for k, v in part.diagnostics(scores).items()}
+        return {f"{k}[{part}]": v for _, part in self.terms() for k, v in part.diagnostics(scores).items()}
 
     def _value(self, scores: Callable[[str], Scores], reduction: str) -> Tensor:
         values = [current(w) * part._value(scores, reduction) for w, part in self.terms()]

@@ -56,7 +56,8 @@ class ArCL(Wrapper, name="arcl"):
         """The similarity that stands for all positives of an anchor."""
         return scores.positives_min(scores.pos)
 
-    def losses(self, scores: Scores) -> Tensor:
+    def aligned(self, scores: Scores) -> Scores:
+        """The scores that the inner objective sees: one positive, and what stays in its denominator."""
         pairs = {"arcl": 2, "queue": 1}.get(scores.layout)  # how often each ordered pair of views is counted, halved
         if self.views is not None and pairs is not None:
             got = round((1 + (1 + 4 * pairs * scores.pos.shape[1]) ** 0.5) / 2)
@@ -67,7 +68,13 @@ class ArCL(Wrapper, name="arcl"):
             aligned.kept = None
         elif scores.layout == "queue":
             aligned.alone = True
-        return self.objective.losses(aligned)
+        return aligned
+
+    def losses(self, scores: Scores) -> Tensor:
+        return self.objective.losses(self.aligned(scores))
+
+    def diagnostics(self, scores: Scores) -> dict[str, Tensor]:
+        return self.objective.diagnostics(self.aligned(scores))
 
 
 class AAL(ArCL, name="aal"):

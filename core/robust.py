@@ -34,7 +34,7 @@ class MeanVariance(Objective, name="mv"):
     """
 
     formula = "-p + mean_j s_j + Var_j(s_j) / (2 t phi''(1))"
-    paper = "Wu et al. 2023, CL-DRO"
+    paper = "Wu et al. 2023, understanding contrastive learning via distributionally robust optimization"
 
     temperature = Real("t", 0, open_low=True, always=True)
     curvature = Real("curvature", 0, open_low=True)
@@ -69,7 +69,7 @@ class CLDRO(Objective, name="dro"):
     """
 
     formula = "-p + max_Q { E_Q[s] : D(Q || Q0) <= radius }"
-    paper = "Wu et al. 2023, CL-DRO"
+    paper = "Wu et al. 2023, understanding contrastive learning via distributionally robust optimization"
 
     radius = Real("radius", 0, open_low=True, always=True)
     divergence = Choice("kl", "chi2")
