@@ -3,6 +3,7 @@
 # Both set up .venv by themselves, with uv where it can be had and plain pip otherwise.
 
 PYTHON ?= python3
+JOBS ?= 2
 VENV := .venv
 RUN := $(VENV)/bin/python
 LOWEST := .venv-lowest
@@ -20,14 +21,16 @@ demo: $(VENV)/ready
 	$(RUN) examples/demo.py --out demo
 
 test: $(VENV)/ready lint
-	$(RUN) -m pytest
+	$(RUN) -m pytest -n $(JOBS)
 
 test-slow: $(VENV)/ready
 	$(RUN) -m pytest -m slow
 
-# the core alone, on the lowest versions that pyproject.toml claims
+# the core alone, on the lowest versions that pyproject.toml claims; that torch compiles no value that moves
 test-lowest: $(LOWEST)/ready
-	$(LOWEST)/bin/python -m pytest tests/test_golden.py tests/test_contract.py tests/test_errors.py
+	$(LOWEST)/bin/python -m pytest -n $(JOBS) \
+	  tests/test_golden.py tests/test_identities.py tests/test_contract.py tests/test_errors.py tests/test_views.py \
+	  -k "not test_compiled_state_moves"
 
 lint: $(VENV)/ready
 	$(VENV)/bin/ruff check
@@ -41,7 +44,7 @@ $(VENV)/ready: pyproject.toml
 	$(call install,$(VENV),-e '.[dev]')
 
 $(LOWEST)/ready: pyproject.toml
-	$(call install,$(LOWEST),$(foreach package,$(LOWEST_TORCH),'$(package)') pytest hypothesis)
+	$(call install,$(LOWEST),$(foreach package,$(LOWEST_TORCH),'$(package)') pytest pytest-xdist hypothesis)
 	$(call install,$(LOWEST),--no-deps -e .)
 
 # $(call install,environment,what): a fresh environment if there is none, the packages, and the mark that it is ready

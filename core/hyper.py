@@ -184,10 +184,8 @@ class Hyper:
         self.name, self.short = name, self.short or name
 
     def __get__(self, objective: Any, owner: Any = None) -> Any:
-        if objective is None:
-            return self
-        value = objective._hyper[self.name]
-        return value() if isinstance(value, nn.Module) else value
+        # constants lie in the objective itself and are found there first; this is for those that move
+        return self if objective is None else objective._hyper[self.name]()
 
     def check(self, value: Any, where: str) -> Any:
         raise NotImplementedError

@@ -71,6 +71,8 @@ class Objective(nn.Module):
             value = self._hyper[key] = hyper.check(values[key], where)
             if isinstance(value, nn.Module):
                 self.add_module("_" + key, value)
+            else:
+                self.__dict__[key] = value  # found before the class's descriptor, by old compilers too
 
     def __setattr__(self, key: str, value: Any) -> None:
         if key in self.hyper:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import torch
 from torch import Tensor
 
@@ -63,12 +61,19 @@ class ArCL(Wrapper, name="arcl"):
             got = round((1 + (1 + 4 * pairs * scores.pos.shape[1]) ** 0.5) / 2)
             if got != self.views:
                 raise ValueError(f"{self.name}: views={self.views} were expected, got {got}.")
-        aligned = replace(scores, pos=self.align(scores), pos_mask=None)
-        if self.denominator == "worst" or scores.layout not in ("arcl", "queue"):
-            aligned.kept = None
-        elif scores.layout == "queue":
-            aligned.alone = True
-        return aligned
+        paper = self.denominator == "paper"
+        return Scores(
+            self.align(scores),
+            scores.neg,
+            layout=scores.layout,
+            kept=scores.kept if paper else None,
+            alone=paper and scores.layout == "queue",
+            v=scores.v,
+            prior=scores.prior,
+            anchors=scores.anchors,
+            adversarial=scores.adversarial,
+            mixed=scores.mixed,
+        )
 
     def losses(self, scores: Scores) -> Tensor:
         return self.objective.losses(self.aligned(scores))
