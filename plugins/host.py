@@ -7,6 +7,7 @@ are there, what the host's own settings are as a spec, and how to put another ob
 from __future__ import annotations
 
 import json
+import os
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -14,7 +15,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from torch import Tensor
+from torch import Tensor, distributed
 
 from counterpoint import diagnose
 from counterpoint.objective import Objective, objective
@@ -24,6 +25,14 @@ HOST = "host"  # the objective's name that stands for whatever the host does its
 
 class SeamError(RuntimeError):
     """The host cannot take this objective, or is not what it was said to be."""
+
+    code = 2
+
+
+class UnreachedError(SeamError):
+    """The host, as it was called, computes its loss somewhere else."""
+
+    code = 3
 
 
 @dataclass(frozen=True)
@@ -47,9 +56,10 @@ class Seam:
 
     Attributes:
         spec: the objective that the user asked for; ``host`` for the host's own.
-        verify: number of steps in which the host's own loss is computed beside ours.
+        verify: number of first steps that are taken with the host's own loss, computed beside ours.
         report: file that gets one line of diagnostics per step.
         options: what else the host's plugin was given (``--scale``, ...).
+        seen: places where the host's loss might be, and how often each was passed; shown if the seam is never reached.
     """
 
     spec: str
@@ -59,19 +69,27 @@ class Seam:
     calls: int = 0
     replaced: list[str] = field(default_factory=list)
     differences: list[tuple[float, float]] = field(default_factory=list)
+    seen: dict[str, int] = field(default_factory=dict)
     _made: dict[str, Objective] = field(default_factory=dict)
 
     def say(self, what: str) -> None:
         """Tells the user, on standard error, which place was replaced."""
         self.replaced.append(what)
-        print(f"counterpoint: {what}", file=sys.stderr)
+        if first_process():
+            print(f"counterpoint: {what}", file=sys.stderr)
 
     def objective(self, host_spec: str) -> Objective:
         """The objective in force; ``host_spec`` is the host's own loss at the settings of this run."""
-        wanted = host_spec if self.verify or self.spec == HOST else self.spec
+        wanted = host_spec if self.calls < self.verify or self.spec == HOST else self.spec
         if wanted not in self._made:
             self._made[wanted] = objective(wanted)
         return self._made[wanted]
+
+    def views(self, loss_fn: Objective) -> int:
+        """How many views ``loss_fn`` is to get: ``--views``, what it asks for, or the host's two."""
+        if self.calls < self.verify:
+            return 2
+        return self.options.get("views") or loss_fn.views or 2
 
     def loss(
         self, loss_fn: Objective, theirs: Callable[[], Tensor], *args: Any, call: str = "forward", **how: Any
@@ -85,8 +103,12 @@ class Seam:
             call: its method, ``forward``, ``from_logits`` or ``from_scores``.
         """
         self.calls += 1
-        ours: Tensor = (loss_fn if call == "forward" else getattr(loss_fn, call))(*args, **how)
-        if self.report is not None:
+        loss_fn.to(args[0].device)  # what it tracks or counts lives where the batch is
+        try:
+            ours: Tensor = (loss_fn if call == "forward" else getattr(loss_fn, call))(*args, **how)
+        except ValueError as error:
+            raise SeamError(f"{loss_fn} cannot be computed here: {error}") from error
+        if self.report is not None and first_process():
             line = {"step": self.calls, **diagnose.report(loss_fn, *args, call=call, **how)}
             with self.report.open("a") as file:
                 file.write(json.dumps(line) + "\n")
@@ -113,6 +135,7 @@ class Host:
             that holds will do. Empty for hosts that are packages.
         package: for hosts that are installed packages.
         views: what more than two views need, or why they cannot be had.
+        many: whether they can be had.
         shims: see :class:`Shim`.
         before: installs the seam before the script is loaded (patches of packages).
         after: installs the seam when the script's definitions are there (patches of the script's own classes);
@@ -128,6 +151,7 @@ class Host:
     markers: tuple[tuple[str, str], ...] = ()
     package: str = ""
     views: str = ""
+    many: bool = False
     shims: tuple[Shim, ...] = ()
     before: Callable[[Seam], None] | None = None
     after: Callable[[Seam, ModuleType], None] | None = None
@@ -139,6 +163,22 @@ class Host:
             if path.is_file() and text in path.read_text(errors="replace"):
                 return True
         return False
+
+
+def first_process() -> bool:
+    """Whether this process speaks for all that train together."""
+    if distributed.is_available() and distributed.is_initialized():
+        return distributed.get_rank() == 0
+    return os.environ.get("RANK", "0") == "0"
+
+
+def one_way(loss_fn: Objective) -> Objective:
+    """For hosts whose anchors are the first view only: so do all terms, unless their paper compares other pairs."""
+    for part in loss_fn.modules():
+        # not by the argument pairing= of a call, which would overrule the papers' pairings as well
+        if isinstance(part, Objective) and part.pairing == "views":
+            vars(part)["pairing"] = "one_way"
+    return loss_fn
 
 
 def refuse_views(loss_fn: Objective, host: str, why: str) -> None:

@@ -22,6 +22,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from importlib import metadata
+from importlib.machinery import ModuleSpec
 from pathlib import Path
 from types import CodeType, ModuleType
 from typing import Any
@@ -31,29 +32,38 @@ import torch.multiprocessing
 
 from counterpoint.hyper import nearest
 from counterpoint.objective import objective
-from counterpoint.plugins.host import HOST, Host, Seam, SeamError
+from counterpoint.plugins.host import HOST, Host, Seam, SeamError, UnreachedError, first_process
 
 BUILT_IN = ("simcse", "graphcl", "adnce_image", "curl", "moco", "lightly", "logits")
-USAGE, UNREACHED = 2, 3
+GROUP = "counterpoint.hosts"
+USAGE, UNREACHED = SeamError.code, UnreachedError.code
 
 
-def hosts() -> dict[str, Host]:
+def names() -> list[str]:
     """Built-in hosts, and those that installed packages register as entry points ``counterpoint.hosts``."""
-    found = [importlib.import_module(f"counterpoint.plugins.{name}").HOST for name in BUILT_IN]
-    found += [entry.load() for entry in metadata.entry_points(group="counterpoint.hosts")]
-    return {host.name: host for host in found}
+    return [*BUILT_IN, *(entry.name for entry in metadata.entry_points(group=GROUP) if entry.name not in BUILT_IN)]
+
+
+def load(name: str) -> Host:
+    """The host of that name. No other is imported, so none that is broken gets in the way."""
+    if name not in names():
+        raise SeamError(f"unknown host {name!r}.{nearest(name, names())}")
+    found: Host
+    if name in BUILT_IN:
+        found = importlib.import_module(f"counterpoint.plugins.{name}").HOST
+    else:
+        (entry, *_) = metadata.entry_points(group=GROUP, name=name)
+        found = entry.load()
+    return found
 
 
 def find(name: str, folder: Path) -> Host:
     """The host of that name; refuses a clone that is another one."""
-    known = hosts()
-    if name not in known:
-        raise SeamError(f"unknown host {name!r}.{nearest(name, known)}")
-    host = known[name]
+    host = load(name)
     if host.package and importlib.util.find_spec(host.package) is None:
         raise SeamError(f"{name}: the package {host.package} is not installed: pip install {host.package}")
     if host.markers and not host.recognises(folder):
-        like = [other.name for other in known.values() if other.recognises(folder)]
+        like = [other for other in names() if load(other).recognises(folder)]
         looks = f"it looks like {' or '.join(like)}" if like else "it looks like none of the hosts known here"
         raise SeamError(f"{folder} is no clone of {host.title}: {looks}. Run this in the clone's folder.")
     return host
@@ -61,13 +71,18 @@ def find(name: str, folder: Path) -> Host:
 
 def split(source: str, path: str) -> tuple[CodeType, CodeType]:
     """A script's definitions, and what it does under ``if __name__ == "__main__"`` (all of it if there is no such)."""
-    tree = ast.parse(source, path)
-    guarded = [node for node in tree.body if _is_guard(node)]
-    empty = ast.Module([], [])
+    body = ast.parse(source, path).body
+    guarded: list[ast.stmt] = [node for node in body if _is_guard(node)]
+    rest = [node for node in body if node not in guarded]
     if not guarded:
-        return compile(empty, path, "exec"), compile(tree, path, "exec")
-    body = ast.Module([node for node in tree.body if node not in guarded], [])
-    return compile(body, path, "exec"), compile(ast.Module(list(guarded), []), path, "exec")
+        return _compile([], path), _compile(body, path)
+    future = [node for node in rest if isinstance(node, ast.ImportFrom) and node.module == "__future__"]
+    return _compile(rest, path), _compile(future + guarded, path)
+
+
+def _compile(body: list[ast.stmt], path: str) -> CodeType:
+    # the script's own __future__ imports hold, those of this file do not
+    return compile(ast.Module(body, []), path, "exec", dont_inherit=True)
 
 
 def _is_guard(node: ast.stmt) -> bool:
@@ -114,7 +129,7 @@ class _Child:
         self.host, self.seam, self.shims, self.counts = host, seam, shims, counts
 
     def __call__(self, *args: Any) -> Any:
-        host, seam = hosts()[self.host], replace(self.seam, calls=0, replaced=[], differences=[], _made={})
+        host, seam = load(self.host), replace(self.seam, calls=0, replaced=[], differences=[], seen={}, _made={})
         install(host, seam, self.shims)
         module = importlib.import_module(self.module)
         if host.after is not None:
@@ -122,32 +137,55 @@ class _Child:
         function: Any = module
         for name in self.function.split("."):
             function = getattr(function, name)
+        line: dict[str, Any] = {}
         try:
             return function(*args)
+        except SeamError as error:
+            line = {"error": str(error), "code": error.code}
+            raise
         finally:
-            line = {"calls": seam.calls, "differences": seam.differences}
+            line |= {"calls": seam.calls, "differences": seam.differences, "seen": seam.seen}
             (self.counts / str(os.getpid())).write_text(json.dumps(line))
 
 
 @contextmanager
 def _spawned_too(host: Host, seam: Seam, shims: bool) -> Iterator[None]:
     """Processes started by ``torch.multiprocessing.spawn`` get the seam too, and what they count is added up here."""
-    original = torch.multiprocessing.spawn
+    processes: Any = torch.multiprocessing
+    original = processes.spawn
     with tempfile.TemporaryDirectory() as folder:
         counts = Path(folder)
 
         def spawn(fn: Any, *args: Any, **how: Any) -> Any:
-            return original(_Child(fn, host.name, seam, shims, counts), *args, **how)
+            # a child would first load the script by its path, without shims; a main module of that name it leaves alone
+            main = sys.modules["__main__"]
+            main.__spec__, spec = ModuleSpec("__main__", None), main.__spec__
+            try:
+                return original(_Child(fn, host.name, seam, shims, counts), *args, **how)
+            except processes.ProcessRaisedException:
+                for line in map(_read, counts.iterdir()):
+                    if "error" in line:
+                        kind = UnreachedError if line["code"] == UnreachedError.code else SeamError
+                        raise kind(line["error"]) from None
+                raise
+            finally:
+                main.__spec__ = spec
 
-        torch.multiprocessing.spawn = spawn
+        processes.spawn = spawn
         try:
             yield
         finally:
-            torch.multiprocessing.spawn = original
-            for file in counts.iterdir():
-                line = json.loads(file.read_text())
+            processes.spawn = original
+            for line in map(_read, counts.iterdir()):
                 seam.calls += line["calls"]
                 seam.differences += [tuple(pair) for pair in line["differences"]]
+                for place, times in line["seen"].items():
+                    seam.seen[place] = seam.seen.get(place, 0) + times
+
+
+def _read(file: Path) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(file.read_text())
+    return found
 
 
 def summary(host: Host, seam: Seam) -> str:
@@ -157,6 +195,8 @@ def summary(host: Host, seam: Seam) -> str:
         absolute, relative = (max(column) for column in zip(*seam.differences, strict=True))
         text += f"; the host's loss and ours differ by at most {absolute:.2g}, relative {relative:.2g}, "
         text += f"in {len(seam.differences)} steps"
+    if not seam.calls and seam.seen:
+        text += "; seen instead:" + "".join(f"\n  {place}, {times} times" for place, times in seam.seen.items())
     return text
 
 
@@ -177,53 +217,90 @@ def explain(host: Host) -> str:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The arguments of ``counterpoint inject``."""
     parser.add_argument("host", nargs="?", help="the host code base; --list shows them")
+    _add_options(parser)
+    parser.add_argument("script", nargs=argparse.REMAINDER, help="-- train.py and its own arguments")
+
+
+def _add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--objective", default=HOST, metavar="SPEC", help="what to train with; 'host': its own loss")
+    parser.add_argument("--views", type=int, metavar="M", help="views of each sample, for hosts that can have more")
     parser.add_argument("--scale", type=float, metavar="S", help="logits only: what similarities were multiplied by")
     parser.add_argument(
-        "--site", metavar="FILE:LINE", help="logits only: the call of cross entropy to replace"
+        "--site", metavar="FILE:LINE", help="logits only: the one call of cross entropy that is replaced"
     )
-    parser.add_argument("--verify", type=int, default=0, metavar="N", help="compare with the host's loss in N steps")
+    parser.add_argument(
+        "--verify", type=int, default=0, metavar="N", help="take the first N steps with the host's loss, and compare"
+    )
     parser.add_argument("--report", type=Path, metavar="FILE", help="append diagnostics of every step as JSON lines")
     parser.add_argument("--no-shims", action="store_true", help="leave today's packages as they are")
     parser.add_argument("--list", action="store_true", help="list the hosts, their seams and tested versions")
     parser.add_argument("--explain", action="store_true", help="say all about the host, its shims included, and stop")
-    parser.add_argument("script", nargs=argparse.REMAINDER, help="-- train.py and its own arguments")
+
+
+def _separate(given: argparse.Namespace) -> list[str]:
+    """The script and its arguments; options that stand between the host and ``--`` are read into ``given``.
+
+    argparse hands over all that follows the host as it is.
+    """
+    words: list[str] = given.script
+    if words and words[0].startswith("-") and words[0] != "--":
+        end = words.index("--") if "--" in words else len(words)
+        late = argparse.ArgumentParser(f"counterpoint inject {given.host}", usage="%(prog)s [options] -- train.py ...")
+        _add_options(late)
+        late.parse_args(words[:end], given)
+        words = words[end:]
+    return words[1:] if words[:1] == ["--"] else words
+
+
+def _check(given: argparse.Namespace, host: Host) -> None:
+    """Refuses what could only fail, or do nothing, once the script runs."""
+    if given.views and not host.many:
+        raise SeamError(f"--views: {host.name} has two. {host.views}")
+    if given.objective != HOST and any(True for _ in objective(given.objective).parameters()):
+        raise SeamError(
+            f"{given.objective}: the host's optimiser does not know what is learned here, so that it would stay as it "
+            "is; give a number or schedule(...)."
+        )
 
 
 def command(given: argparse.Namespace) -> int:
     """Carries out ``counterpoint inject``; returns the exit code."""
+    script = _separate(given)
     try:
         if given.list:
-            print("\n\n".join(explain(host) for host in hosts().values()))
+            print("\n\n".join(explain(load(name)) for name in names()))
             return 0
         if given.host is None:
-            raise SeamError(f"which host? Known: {', '.join(hosts())}.")
+            raise SeamError(f"which host? Known: {', '.join(names())}.")
         if given.explain:
-            print(explain(find(given.host, Path.cwd()) if given.script else hosts()[given.host]))
+            print(explain(find(given.host, Path(script[0]).resolve().parent) if script else load(given.host)))
             return 0
-        script = [word for i, word in enumerate(given.script) if i or word != "--"]
         if not script:
             raise SeamError("which script? Put it behind --, with its own arguments: -- train.py --epochs 1")
         path = Path(script[0])
         if not path.is_file():
             raise SeamError(f"no script {path}")
         host = find(given.host, path.resolve().parent)
-        if given.objective != HOST:
-            objective(given.objective)
-    except (SeamError, ValueError, KeyError) as error:
+        _check(given, host)
+    except (SeamError, ValueError) as error:
         print(f"counterpoint: {error}", file=sys.stderr)
         return USAGE
-    seam = Seam(given.objective, given.verify, given.report, {"scale": given.scale, "site": given.site})
+    options = {"scale": given.scale, "site": given.site, "views": given.views}
+    seam = Seam(given.objective, given.verify, given.report, options)
     try:
-        run(host, seam, path, script[1:], shims=not given.no_shims)
+        try:
+            run(host, seam, path, script[1:], shims=not given.no_shims)
+        except SystemExit as stop:  # scripts also end well by sys.exit(main())
+            if stop.code:
+                raise
+        if not seam.calls:
+            raise UnreachedError(f"the host has trained with its own loss: {host.seam} was never reached")
     except SeamError as error:
         print(f"counterpoint: {error}", file=sys.stderr)
-        return USAGE
+        return error.code
     finally:
-        print(summary(host, seam), file=sys.stderr)
-    if not seam.calls:
-        print(f"counterpoint: the host has trained with its own loss: {host.seam} was never reached", file=sys.stderr)
-        return UNREACHED
+        if first_process():
+            print(summary(host, seam), file=sys.stderr)
     return 0
 
 
