@@ -15,18 +15,23 @@ from typing import Any
 
 import counterpoint as cp
 from counterpoint.hyper import Real, text
+from counterpoint.plugins import inject
 
 WIDTH = 100
 
 
 @dataclass(frozen=True)
 class Command:
-    """A sub-command: what it does, what it takes, how it runs (returning the exit code), and examples."""
+    """A sub-command: what it does, what it takes, how it runs (returning the exit code), and examples.
+
+    One that runs the user's own ``script`` lets that script's errors through as they are.
+    """
 
     help: str
     arguments: Callable[[argparse.ArgumentParser], None]
     run: Callable[[argparse.Namespace], int]
     examples: str
+    script: bool = False
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -56,6 +61,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         code = 0
     except (ImportError, OSError, ValueError) as error:
+        if COMMANDS[given.command].script:
+            raise
         print(f"counterpoint {given.command}:", str(error).partition("\n")[0], file=sys.stderr)
         code = 2
     return code
@@ -160,6 +167,16 @@ COMMANDS = {
   counterpoint objectives infonce adnce --plot w.png        two of them compared
   counterpoint objectives --json                            for programs
 """,
+    ),
+    "inject": Command(
+        "run an unmodified training script with another objective in the place of its loss",
+        inject.add_arguments,
+        inject.command,
+        """  counterpoint inject --list                                the code bases that are known
+  counterpoint inject simcse --objective "adnce:mu=0.4,t=0.07" -- train.py --model_name_or_path ...
+  counterpoint inject graphcl --objective hcl --verify 5 -- gsimclr.py --DS PROTEINS --lr 0.01
+""",
+        script=True,
     ),
 }
 
