@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterable
+from copy import deepcopy
 from functools import reduce
 from importlib import metadata
 from operator import add
@@ -271,8 +272,8 @@ class Objective(nn.Module):
     __rmul__ = __mul__
 
     def replace(self, **changes: Any) -> Objective:
-        """A copy with other hyper-parameters."""
-        return type(self)(**{**self._hyper, **changes})
+        """A copy with other hyper-parameters, and with schedules and learned values of its own."""
+        return type(self)(**{**deepcopy(self._hyper), **changes})
 
     # ---- text and data -------------------------------------------------------------------------
 
@@ -319,7 +320,7 @@ class Wrapper(Objective):
         self.objective = as_objective(objective)
 
     def replace(self, **changes: Any) -> Objective:
-        return type(self)(**{"objective": self.objective, **self._hyper, **changes})
+        return type(self)(**{"objective": deepcopy(self.objective), **deepcopy(self._hyper), **changes})
 
     def __str__(self) -> str:
         return f"{self.name}({self.objective}){self._parameters_text()}"

@@ -28,15 +28,15 @@ from counterpoint import checks
 from counterpoint.hyper import is_number, nearest
 from counterpoint.scores import DenseNegatives, Negatives, Scores
 
-# Below this length a vector has no direction: its cosine and its gradient are zero. Larger than the usual 1e-12,
-# whose reciprocal overflows half precision on the way back.
+# Below this length a vector has no direction: its cosine and its gradient are zero.
 EPS = 1e-8
+EPS_HALF = 1e-4  # in float16 the gradient, one over the length, would overflow
 
 
-def unit(z: Tensor) -> Tensor:
-    """Rows of length one; rows shorter than EPS become zero, with zero gradient."""
+def unit(z: Tensor, eps: float = EPS) -> Tensor:
+    """Rows of length one; rows not longer than ``eps`` become zero, with zero gradient."""
     length = torch.linalg.vector_norm(z, dim=-1, keepdim=True)
-    return z * torch.where(length > EPS, 1 / length.clamp(min=EPS), torch.zeros_like(length))
+    return z * torch.where(length > eps, 1 / length.clamp(min=eps), torch.zeros_like(length))
 
 
 def widen(z: Tensor) -> Tensor:
@@ -87,6 +87,10 @@ class Batch:
         self.negative_ids = self._key_ids(negative_ids, "negative_ids", "negatives", self.negatives)
         if self.queue is not None and self.negatives is not None:
             raise ValueError("give queue= or negatives=, not both: append the hard negatives to the queue.")
+        if self.queue is not None and self.ids is not None and self.queue_ids is None:
+            raise ValueError("ids= or labels= with queue=: needs queue_ids= to know what the queue holds.")
+        if self.negatives is not None and self.labels is not None:
+            raise ValueError("labels= cannot be combined with negatives=: give ids= to rule out known negatives.")
         for name, value in (("adversarial", self.adversarial), ("mixed", self.mixed)):
             if value is not None and not (self.queue is None and self.negatives is None and self.labels is None):
                 raise ValueError(
@@ -153,7 +157,9 @@ class Batch:
         return ids.reshape(-1)
 
     def ready(self, z: Tensor) -> Tensor:
-        return unit(widen(z)) if self.normalize else widen(z)
+        if not self.normalize:
+            return widen(z)
+        return unit(widen(z), EPS_HALF if z.dtype == torch.float16 else EPS)
 
     @property
     def views(self) -> list[Tensor]:

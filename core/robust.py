@@ -117,7 +117,7 @@ def kl_alpha(neg: Tensor | Negatives, radius: Value, shared: bool = False) -> Te
     It solves ``KL(Q_a || Q0) = radius`` with ``Q_a ~ e^{s / a}``, in ``x = log(1 / a)``, by Newton steps that fall back
     to bisection.
     """
-    neg = as_negatives(neg)
+    neg, radius = as_negatives(neg), _positive(radius)
     with torch.no_grad():
         top = neg.max()
         ties = neg.mean(lambda s, m: (s >= m).to(s.dtype), top) * neg.count
@@ -162,7 +162,7 @@ def kl_worst_case(neg: Negatives, radius: Value, shared: bool = False) -> Tensor
 
 def tau_from_radius(neg: Tensor | Negatives, radius: Value) -> Tensor:
     """The temperature that a robust radius implies, ``sqrt(Var(s) / (2 radius))``, ``(anchors, 1)`` (Eq. 6)."""
-    return (as_negatives(neg).variance() / (2 * radius)).sqrt()
+    return (as_negatives(neg).variance() / (2 * _positive(radius))).sqrt()
 
 
 def worst_case_weights(neg: Tensor, temperature: Value) -> Tensor:
@@ -255,6 +255,12 @@ def mutual_information(
 
 
 # ---- shared ------------------------------------------------------------------------------------
+
+
+def _positive(radius: Value) -> Value:
+    if not isinstance(radius, Tensor) and not 0 < radius < float("inf"):
+        raise ValueError(f"radius: expected a positive number, got {radius!r}.")
+    return radius
 
 
 def dense_scores(neg: Negatives) -> Tensor:

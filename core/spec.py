@@ -13,6 +13,7 @@ NAME = re.compile(r"[a-z][a-z0-9_]*")
 _WORD = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?")
 CALLS = {"schedule": Schedule, "learned": Learned}
+DEPTH = 50
 _CONSTANTS = {"true": True, "false": False, "none": None}
 
 
@@ -34,7 +35,7 @@ class _Reader:
     def __init__(self, text: str) -> None:
         if not isinstance(text, str):
             raise TypeError(f"objective: expected a spec string, got {text!r} ({type(text).__name__}).")
-        self.text, self.at = text, 0
+        self.text, self.at, self.depth = text, 0, 0
 
     def fail(self, message: str, at: int | None = None) -> SpecError:
         return SpecError(message, self.text, self.at if at is None else at)
@@ -112,9 +113,13 @@ def parse(text: str, kind: Callable[[str], Any], total: Any) -> Any:
 
 
 def _sum(reader: _Reader, kind: Callable[[str], Any], total: Any) -> Any:
+    reader.depth += 1
+    if reader.depth > DEPTH:
+        raise reader.fail(f"more than {DEPTH} objectives inside each other")
     terms = [_term(reader, kind, total)]
     while reader.take("+"):
         terms.append(_term(reader, kind, total))
+    reader.depth -= 1
     return terms[0][1] if len(terms) == 1 and terms[0][0] == 1.0 else total(terms)
 
 

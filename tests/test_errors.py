@@ -720,3 +720,31 @@ def test_a_parameter_that_was_not_declared():
 
     with pytest.raises(TypeError, match="Undeclared: unknown parameter 'mu'"):
         Undeclared()
+
+
+def test_a_replaced_copy_keeps_a_schedule_of_its_own():
+    loss_fn = cp.InfoNCE(cp.Schedule(0.5, 0.1, 3))
+    loss_fn.replace(denominator="mean")(Z1, Z2.requires_grad_())
+    assert loss_fn.temperature == 0.5
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: LOSS(Z1, Z2, negatives=Z1, labels=IDS), r"labels= cannot be combined with negatives="),
+        (lambda: LOSS(Z1, Z2, queue=QUEUE, labels=IDS), r"needs queue_ids="),
+        (lambda: LOSS(Z1, Z2, queue=QUEUE, ids=IDS), r"needs queue_ids="),
+        (lambda: cp.kl_alpha(NEG, -0.1), r"radius: expected a positive number, got -0.1"),
+        (lambda: cp.tau_from_radius(NEG, 0), r"radius: expected a positive number, got 0"),
+        (lambda: cp.objective("(" * 3000 + "infonce" + ")" * 3000), r"more than 50 objectives inside each other"),
+    ],
+)
+def test_what_could_only_mislead_is_refused(call, message):
+    with pytest.raises(ValueError, match=message):
+        call()
+
+
+def test_the_shortest_half_vectors_have_finite_gradients():
+    z = torch.full((6, 4), 6e-8, dtype=torch.float16).requires_grad_()
+    LOSS(z, Z2.detach().half()).backward()
+    assert z.grad.isfinite().all()

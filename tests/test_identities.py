@@ -122,6 +122,18 @@ def test_estimators_nest_in_nca(seed, t, prior):
     same(cp.NCA(t, "g1", 0.0).from_scores(pos, neg), cp.NCA(t, "g0").from_scores(pos, neg), pos, neg)
 
 
+@prop(30, seed=SEED, t=st.floats(0.2, 2), prior=st.floats(0, 0.9), beta=st.floats(0, 3))
+def test_debiased_estimators_written_out(seed, t, prior, beta):
+    pos, neg = cosines(seed, positives=2)
+    v, _ = cosines(seed + 1, positives=3)
+    e, share = (neg / t).exp(), prior * (v / t).exp().mean(1, keepdim=True)
+    hard = (e ** (beta + 1)).sum(1, keepdim=True) / (e**beta).sum(1, keepdim=True)
+    for loss_fn, mean in ((cp.DCL(t, prior), e.mean(1, keepdim=True)), (cp.HCL(t, prior, beta), hard)):
+        g = ((mean - share) / (1 - prior)).clamp(min=math.exp(-1 / t))
+        wanted = torch.log1p(7 * g / (pos / t).exp()).mean()
+        same(loss_fn.from_scores(pos, neg, v=v), wanted, pos, neg, v, rtol=1e-8)
+
+
 @prop(seed=SEED, t=T, prior=PRIOR, beta=st.floats(0, 3))
 def test_hcl_detached_weights_change_the_gradient_only(seed, t, prior, beta):
     pos, neg = cosines(seed, positives=2)
@@ -195,6 +207,18 @@ def test_intnacl_with_one_positive_is_intcl(weight, seed, t, alpha):
         adv,
         advneg,
     )
+
+
+@pytest.mark.parametrize("weight", ["one", "clean"])
+@pytest.mark.parametrize(("accurate", "robust"), [("g0", "g2"), ("g1", "g0"), ("g2", "g1")])
+@prop(5, seed=SEED, t=T, prior=PRIOR)
+def test_intcl_is_its_estimators_loss_plus_the_robust_term(accurate, robust, weight, seed, t, prior):
+    (pos, neg), (adv, advneg) = cosines(seed), cosines(seed + 1)
+    extra = {"adversarial": (adv, advneg)}
+    term = cp.Robust(t, robust, weight, prior).from_scores(pos, neg, **extra)
+    wanted = named(accurate, t, prior, 1.0).from_scores(pos, neg) + 0.7 * term
+    found = cp.IntCL(t, accurate, robust, 0.7, weight, prior).from_scores(pos, neg, **extra)
+    same(found, wanted, pos, neg, adv, advneg)
 
 
 @prop(seed=SEED, t=T, alpha=st.floats(0, 2))
