@@ -26,7 +26,7 @@ def log_weight(s: Tensor, family: str, mu: Value, sigma: Value) -> Tensor:
     ========  ===========================================  ============================
     """
     if family == "gaussian":
-        return ((s - mu) / sigma) ** 2 * -0.5
+        return (s - mu) ** 2 * (-0.5 / sigma**2)
     x = (s + 1).clamp(min=TINY)
     if family == "gamma":
         return (mu - 1) * x.log() - x / sigma

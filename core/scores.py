@@ -21,8 +21,8 @@ from counterpoint.hyper import Value
 
 Terms = Tensor | tuple[Tensor, ...]
 
-# Elements of a row block on the CPU: 1 MB of float32, so that a chain of elementwise steps stays in the cache.
-BLOCK = 2**18
+# Elements of a row block on the CPU: 256 KB of float32, so that a chain of elementwise steps stays in the cache.
+BLOCK = 2**16
 
 
 class Negatives(ABC):
