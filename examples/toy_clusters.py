@@ -133,6 +133,14 @@ def check(objectives: Sequence[str], trials: int, batch: int, points: int) -> No
             raise ValueError(f"objective {spec!r}: {str(error).splitlines()[0]}") from error
 
 
+def show_progress(done: int, total: int, data: str) -> None:
+    """A line that changes on a terminal, a line now and then elsewhere."""
+    terminal = sys.stderr.isatty()
+    if terminal or done % max(1, total // 4) == 0:
+        start, end = "\r" if terminal else "", "" if terminal and done < total else "\n"
+        print(f"{start}{done}/{total} runs: {data:12}", end=end, file=sys.stderr, flush=True)
+
+
 def run(
     objectives: Sequence[str] = tuple(OBJECTIVES),
     trials: int = 20,
@@ -174,8 +182,7 @@ def run(
                 rows.append({**row, "accuracy": accuracy[name][-1], "P": weight.tolist()})
                 if progress:
                     done = sum(r["objective"] != RAW for r in rows)
-                    line = f"\r{done}/{total} runs: {data:12}"
-                    print(line, end="", file=sys.stderr, flush=True)
+                    show_progress(done, total, data)
         summary[data] = {
             name: {
                 "mean": float(np.mean(values)),
@@ -190,8 +197,6 @@ def run(
             stem = str(Path(out) / data.replace(" ", "_"))
             draw_points(f"{stem}.png", f"{data}, seed {seed}", labels[0], embedded, accuracy)
             draw_distances(f"{stem}_distances.png", f"{data}, all trials", embedded)
-    if progress:
-        print(file=sys.stderr)
     modules = (cp, torch, np, scipy, sklearn, matplotlib)
     versions = {"python": platform.python_version()} | {m.__name__: m.__version__ for m in modules}
     specs = {spec: str(cp.objective(spec)) for spec in objectives}

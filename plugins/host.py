@@ -18,6 +18,7 @@ from typing import Any
 from torch import Tensor, distributed
 
 from counterpoint import diagnose
+from counterpoint.nacl import MixNCA
 from counterpoint.objective import Objective, objective
 
 HOST = "host"  # the objective's name that stands for whatever the host does itself
@@ -185,3 +186,9 @@ def refuse_views(loss_fn: Objective, host: str, why: str) -> None:
     """For hosts that have two views and no place for more: an objective that asks for more is an error."""
     if loss_fn.views is not None and loss_fn.views > 2:
         raise SeamError(f"{host}: {loss_fn} asks for {loss_fn.views} views, but {why}")
+
+
+def refuse_mixed(loss_fn: Objective, host: str, why: str) -> None:
+    """For hosts without mixed views: an objective made for them, which would leave out its main term, is an error."""
+    if any(isinstance(part, MixNCA) for part in loss_fn.modules()):
+        raise SeamError(f"{host}: {loss_fn} needs mixed views, but {why}")

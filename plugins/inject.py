@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import ast
+import functools
 import importlib
 import importlib.util
 import json
@@ -129,23 +130,23 @@ class _Child:
         self.host, self.seam, self.shims, self.counts = host, seam, shims, counts
 
     def __call__(self, *args: Any) -> Any:
-        host, seam = load(self.host), replace(self.seam, calls=0, replaced=[], differences=[], seen={}, _made={})
-        install(host, seam, self.shims)
-        module = importlib.import_module(self.module)
-        if host.after is not None:
-            host.after(seam, module)
-        function: Any = module
-        for name in self.function.split("."):
-            function = getattr(function, name)
+        seam = replace(self.seam, calls=0, replaced=[], differences=[], seen={}, _made={})
         line: dict[str, Any] = {}
         try:
-            return function(*args)
+            return self._patched(load(self.host), seam)(*args)
         except SeamError as error:
             line = {"error": str(error), "code": error.code}
             raise
         finally:
             line |= {"calls": seam.calls, "differences": seam.differences, "seen": seam.seen}
             (self.counts / str(os.getpid())).write_text(json.dumps(line))
+
+    def _patched(self, host: Host, seam: Seam) -> Any:
+        install(host, seam, self.shims)
+        module = importlib.import_module(self.module)
+        if host.after is not None:
+            host.after(seam, module)
+        return functools.reduce(getattr, self.function.split("."), module)
 
 
 @contextmanager

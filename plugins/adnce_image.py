@@ -1,0 +1,121 @@
+"""The image part of ADNCE (junkangwu/ADNCE, folder ``image``): SimCLR on CIFAR and STL-10 with a choice of losses.
+
+**Where the loss sits.** In ``DRO_Loss.forward`` (``model.py``), which ``main.py`` calls with the two views' projections
+and unpacks as ``(loss, weight)``; the weight is only logged.
+
+**Which tensors are there.** ``out_1`` and ``out_2``, ``(B, 128)``, of unit length, not divided by the temperature, from
+one process. Anchors are all ``2 B`` rows, each with ``2 B - 2`` negatives; the positive is in the denominator. The
+settings are attributes: ``temperature``, and ``tau_plus`` and ``beta``, which mean something else for each
+``estimator`` (:data:`OWN`).
+
+**How an objective gets there.** The method of the class is replaced once ``main.py`` has imported it::
+
+    counterpoint inject adnce_image --objective "adnce:t=0.5,mu=0.7" -- main.py --dataset_name cifar10 --estimator easy
+
+or, with one line of ``main.py`` changed::
+
+    model_loss = counterpoint.plugins.adnce_image.Loss("adnce:t=0.5,mu=0.7")
+
+**What cannot be injected.** More than two views: the data sets return two views, and the training loop unpacks exactly
+those. Objectives that need adversarial views: the loss sees embeddings, not images.
+
+``--objective host`` is the loss of ``--estimator``. Some of the host's own do not run there: ``hard``, its default, has
+no branch, and ``a_cl`` and ``a_cl2`` call a method that the class lacks; as objectives (``alphacl``) they run.
+"""
+
+from __future__ import annotations
+
+import inspect
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from torch import Tensor, nn
+
+from counterpoint.objective import Objective, as_objective, objective
+from counterpoint.plugins.host import HOST as OWN_LOSS
+from counterpoint.plugins.host import Host, Seam, SeamError, Shim, refuse_views
+
+NAME = "adnce_image"
+TWO_VIEWS = (
+    "its data sets make two views of an image, and its training loop unpacks exactly two. A loop of your own can call "
+    "the objective with more: loss_fn(z1, z2, z3)"
+)
+
+OWN = {
+    "easy": "infonce:t={temperature!r}",
+    "HCL": "hcl:t={temperature!r},prior={tau_plus!r},beta={beta!r}",
+    "adnce": "adnce:t={temperature!r},mu={tau_plus!r},sigma={beta!r}",
+    "a_cl": "alphacl:t={temperature!r},power={tau_plus!r}",
+    "a_cl2": "alphacl:t={temperature!r},power={tau_plus!r},normalize=false",
+}
+"""The host's losses, by ``estimator``, in terms of the attributes of its loss."""
+
+
+class Loss(nn.Module):
+    """Takes the place of the host's ``DRO_Loss``: two views in, ``(loss, None)`` out."""
+
+    def __init__(self, objective: Objective | str) -> None:
+        super().__init__()
+        self.objective = as_objective(objective)
+        refuse_views(self.objective, NAME, TWO_VIEWS)
+
+    def forward(self, out_1: Tensor, out_2: Tensor, index: Any = None, labels: Any = None) -> tuple[Tensor, None]:
+        return self.objective(out_1, out_2, normalize=False), None
+
+
+def own_spec(loss: Any) -> str:
+    """What a ``DRO_Loss`` computes, as a spec."""
+    if loss.estimator not in OWN:
+        raise SeamError(f"{NAME}: the host has no loss for --estimator {loss.estimator}; it has {', '.join(OWN)}.")
+    return OWN[loss.estimator].format(**{k: getattr(loss, k) for k in ("temperature", "tau_plus", "beta")})
+
+
+def after(seam: Seam, module: ModuleType) -> None:
+    """Replaces the method of the class that the script has imported."""
+    kind: Any = getattr(module, "DRO_Loss", None)
+    if kind is None:
+        raise SeamError(f"{NAME}: {module.__file__} uses no DRO_Loss; the script that trains is main.py.")
+    if seam.spec != OWN_LOSS:
+        refuse_views(objective(seam.spec), NAME, TWO_VIEWS)
+    theirs = kind.forward
+
+    def forward(self: Any, out_1: Tensor, out_2: Tensor, index: Any = None, labels: Any = None) -> tuple[Tensor, Any]:
+        weights: list[Any] = []
+
+        def own() -> Tensor:
+            loss, weight = theirs(self, out_1, out_2, index, labels)
+            weights.append(weight)
+            return loss  # type: ignore[no-any-return]
+
+        # an estimator that the host does not know is no obstacle to another objective
+        needed = seam.spec == OWN_LOSS or seam.calls < seam.verify
+        loss_fn = seam.objective(own_spec(self) if needed else HOST.spec)
+        loss = seam.loss(loss_fn, own, out_1, out_2, normalize=False)
+        return loss, weights[0] if weights else None
+
+    kind.forward = forward
+    seam.say(f"replaced {kind.__name__}.forward of {inspect.getfile(kind)}")
+
+
+def _folder() -> bool:
+    """The folder of the log file."""
+    if Path("logs").is_dir():
+        return False
+    Path("logs").mkdir()
+    return True
+
+
+HOST = Host(
+    name=NAME,
+    title="ADNCE, image classification (junkangwu/ADNCE, folder image)",
+    seam="DRO_Loss.forward in model.py",
+    tensors="out_1, out_2 (B, 128), of unit length, not divided by the temperature; 2B anchors with 2B - 2 negatives "
+    "each; the positive in the denominator; nothing gathered",
+    spec="infonce:t=0.5",
+    tested="torch 2.15, torchvision 0.29, numpy 2.4, opencv 5.0",
+    markers=(("model.py", "class DRO_Loss"),),
+    views=f"two: {TWO_VIEWS}",
+    shims=(Shim("logs", "main.py logs to a file in ./logs, which the repository does not have", _folder),),
+    after=after,
+)

@@ -1,0 +1,222 @@
+"""lightly: ``NTXentLoss``, ``DCLLoss`` and ``DCLWLoss``.
+
+**Where the loss sits.** Scripts make a criterion of a class of ``lightly.loss`` and call it with ``(out0, out1)``.
+
+**Which tensors are there.** The projections of two views, ``(B, width)`` each, not normalised; the criterion divides by
+its own temperature. All ``2 B`` views are anchors. ``NTXentLoss`` keeps the positive in the denominator, ``DCLLoss``
+does not. ``NTXentLoss(memory_bank_size=(n, width))`` compares the first view alone with a bank of earlier second views.
+``gather_distributed=True`` compares a process's own anchors with every process's views.
+
+**How an objective gets there.** It takes the place of the methods ``forward`` of these classes, with the temperature,
+the bank and the gathering that the script has chosen::
+
+    counterpoint inject lightly --objective "hcl:t=0.5" -- simclr.py
+
+or, with one line changed, also for more than two views::
+
+    criterion = counterpoint.plugins.lightly.Loss("hcl:t=0.5")
+    criterion = counterpoint.plugins.lightly.Loss("hcl:t=0.1", memory_bank_size=(4096, 128), gather_distributed=True)
+
+**What cannot be injected.** More than two views: the criterion takes two, and the scripts' transforms make two.
+Objectives that need adversarial views: the criterion sees projections, not images. The weights of ``DCLWLoss``, and of
+``DCLLoss(weight_fn=...)``, are no part of any objective: ``--objective host`` keeps them, any other does without them,
+and ``--verify`` refuses them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from importlib import import_module
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from counterpoint.hyper import Tracked
+from counterpoint.objective import Objective, as_objective
+from counterpoint.pairing import unit, widen
+from counterpoint.plugins.host import HOST as OWN_LOSS
+from counterpoint.plugins.host import Host, Seam, SeamError, refuse_views
+from counterpoint.positives import ArCL
+
+NAME = "lightly"
+
+# What is called at an objective: its method, and the arguments for it.
+Call = tuple[str, tuple[Tensor, ...], dict[str, Any]]
+
+
+class Loss(nn.Module):
+    """A criterion of lightly's shape, for any objective: ``criterion(out0, out1)``, or with more views.
+
+    With ``infonce`` it is lightly's ``NTXentLoss``, with ``infonce:denominator=negatives`` its ``DCLLoss``.
+    Temperatures are the objective's; lightly's defaults are .5 and .1.
+
+    Args:
+        objective: an objective or a spec. Without a bank it pairs the views as its paper does.
+        memory_bank_size: ``(n, width)`` for a bank of ``n`` earlier second views, kept in lightly's own
+            ``MemoryBankModule``; 0 for none. The bank is read, and then gets the second view if the first one requires
+            a gradient. A second view with a gradient keeps it; a constant one, MoCo's, is the core's ``queue=``.
+        gather_distributed: with a bank, every process's second views enter it. Without one, a process's anchors are
+            compared with every process's views, by lightly's ``gather``. Averaged over the processes, as DDP does,
+            loss and gradient are those of one process with the whole batch. Objectives whose loss is no mean over
+            anchors (``dp``, tracked statistics), or whose pairing is not SimCLR's, are computed on the whole batch in
+            every process. All processes need equally many samples.
+
+    >>> criterion = Loss("adnce:t=0.5,mu=0.7")  # doctest: +SKIP
+    >>> loss = criterion(projection(x0), projection(x1))  # doctest: +SKIP
+    """
+
+    def __init__(
+        self,
+        objective: Objective | str,
+        memory_bank_size: int | Sequence[int] = 0,
+        gather_distributed: bool = False,
+    ) -> None:
+        super().__init__()
+        self.objective = as_objective(objective)
+        bank = import_module("lightly.models.modules.memory_bank").MemoryBankModule
+        self.memory_bank = bank(size=memory_bank_size, gather_distributed=gather_distributed)
+        self.gather_distributed = gather_distributed
+
+    def forward(self, *views: Tensor, **how: Any) -> Tensor:
+        """The loss of a batch.
+
+        Args:
+            views: two or more tensors ``(batch, width)``; with a bank, query and key.
+            how: what else the objective takes (``ids``, ``labels``, ``adversarial``, ...), for this process's samples.
+        """
+        call, args, how = _call(self.objective, views, self.memory_bank, self.gather_distributed, how)
+        loss: Tensor = getattr(self.objective, call)(*args, **how)
+        return loss
+
+    def extra_repr(self) -> str:
+        return f"memory_bank_size={self.memory_bank.size}, gather_distributed={self.gather_distributed}"
+
+
+def _call(objective: Objective, views: tuple[Tensor, ...], bank: Any, gather: bool, how: dict[str, Any]) -> Call:
+    """What to call at the objective for these views."""
+    if bank is not None and bank.size[0]:
+        return _banked(views, bank, how)
+    if gather and import_module("lightly.utils.dist").world_size() > 1:
+        plain = all(part.pairing == "views" for part in objective.modules() if isinstance(part, Objective))
+        if plain and not how and not couples_anchors(objective):
+            return _own_anchors(views)
+        return "forward", tuple(map(_everyone, views)), {k: _everyone(v) for k, v in how.items()}
+    return "forward", views, how
+
+
+def _banked(views: tuple[Tensor, ...], bank: Any, how: dict[str, Any]) -> Call:
+    if len(views) != 2:
+        raise ValueError(f"{NAME}: a memory bank goes with two views, query and key, got {len(views)}.")
+    query, key = (unit(widen(view)) for view in views)
+    _, keys = bank(key, update=query.requires_grad)
+    keys = keys.to(query)
+    if not key.requires_grad:
+        return "forward", (query, key), {"queue": keys.T, "normalize": False, **how}
+    with torch.autocast(query.device.type, enabled=False):
+        return "from_scores", ((query * key).sum(-1), query @ keys), how
+
+
+def _own_anchors(views: tuple[Tensor, ...]) -> Call:
+    """This process's views as anchors, among every process's views."""
+    own = [unit(widen(view)) for view in views]
+    count, size = len(own), len(own[0])
+    everyone = [_everyone(view) for view in own]
+    device = own[0].device
+    with torch.autocast(device.type, enabled=False):
+        similar = torch.cat(own) @ torch.cat(everyone).T
+    first = import_module("lightly.utils.dist").rank() * size
+    sample = torch.arange(first, first + size, device=device).repeat(count)
+    columns = sample.unsqueeze(1) + len(everyone[0]) * torch.arange(count, device=device)
+    itself = torch.eye(count, dtype=torch.bool, device=device).repeat_interleave(size, 0)
+    pos = similar.gather(1, columns)[~itself].view(count * size, count - 1)
+    return "from_scores", (pos, similar, torch.ones_like(similar, dtype=torch.bool).scatter(1, columns, False)), {}
+
+
+def _everyone(given: Any) -> Any:
+    """A tensor of all processes, with gradient; anything else as it is."""
+    return torch.cat(import_module("lightly.utils.dist").gather(given)) if isinstance(given, Tensor) else given
+
+
+def couples_anchors(objective: nn.Module) -> bool:
+    """Whether a loss is more than the mean, over anchors, of what each one's own similarities say.
+
+    Then the mean over processes of the losses of their own anchors is not the loss of all anchors.
+    """
+    parts = list(objective.modules())
+    return any(isinstance(part, Tracked) or getattr(part, "shared", False) for part in parts) or any(
+        part.pairing == "single" for part in parts if isinstance(part, Objective)
+    )
+
+
+# ---- injected ----------------------------------------------------------------------------------
+
+TWO_VIEWS = (
+    "its criteria take two, and its scripts' transforms make two: change one line, criterion = "
+    "counterpoint.plugins.lightly.Loss(...), which takes as many as lightly's MultiViewTransform makes"
+)
+
+
+def check(loss_fn: Objective) -> Objective:
+    """Refuses objectives that look at more views than the two that lightly's criteria take."""
+    refuse_views(loss_fn, NAME, TWO_VIEWS)
+    if any(isinstance(part, ArCL) and part.views is None for part in loss_fn.modules()):
+        # with one pair of views the worst pair, and the mean over pairs, is that pair: no ArCL any more
+        raise SeamError(f"{NAME}: {loss_fn} compares several views, but {TWO_VIEWS}. If two are meant: views=2")
+    return loss_fn
+
+
+def before(seam: Seam) -> None:
+    """Replaces the methods of lightly's classes."""
+    if seam.spec != OWN_LOSS:
+        check(as_objective(seam.spec))
+    loss = import_module("lightly.loss")
+    _replace(seam, loss.NTXentLoss, "infonce:t={!r}")
+    _replace(seam, loss.DCLLoss, "infonce:t={!r},denominator=negatives")
+
+
+def _replace(seam: Seam, kind: Any, host_spec: str) -> None:
+    """Puts the seam into the method, so that subclasses and names that are imported already have it too."""
+    own: Callable[[Any, Tensor, Tensor], Tensor] = kind.forward
+
+    def forward(self: Any, out0: Tensor, out1: Tensor) -> Tensor:
+        if getattr(self, "weight_fn", None) is not None:
+            if seam.calls < seam.verify:
+                raise SeamError(
+                    f"{NAME}: the weights of {type(self).__name__} are no part of any objective, so there is nothing "
+                    "to compare with: --verify is for NTXentLoss and DCLLoss."
+                )
+            if seam.spec == OWN_LOSS:
+                seam.calls += 1
+                return own(self, out0, out1)
+        bank: Any = getattr(self, "memory_bank", None)
+        state = [b.clone() for b in bank.buffers()] if bank is not None and seam.calls < seam.verify else []
+
+        def theirs() -> Tensor:
+            # the batch has entered the bank already, with our own loss
+            for buffer, former in zip(bank.buffers() if state else (), state, strict=True):
+                buffer.copy_(former)
+            return own(self, out0, out1)
+
+        loss_fn = seam.objective(host_spec.format(self.temperature))
+        call, args, how = _call(loss_fn, (out0, out1), bank, self.gather_distributed, {})
+        return seam.loss(loss_fn, theirs, *args, call=call, **how)
+
+    kind.forward = forward
+    now = "its own loss" if seam.spec == OWN_LOSS else seam.spec
+    first = f"its own loss for {seam.verify} steps, then " if seam.verify and seam.spec != OWN_LOSS else ""
+    seam.say(f"lightly.loss: {kind.__name__}.forward is now {first}{now}")
+
+
+HOST = Host(
+    name=NAME,
+    title="scripts that train with lightly (lightly-ai/lightly)",
+    seam="NTXentLoss.forward, or DCLLoss.forward, which is also DCLWLoss's, in lightly.loss",
+    tensors="out0, out1 (B, width), not normalised, not divided by the temperature; NTXentLoss keeps the positive in "
+    "the denominator, DCLLoss does not; 2B anchors, or B and a bank; gathered with gather_distributed=True",
+    spec="infonce:t=0.5",
+    tested="lightly 1.6.0 with torch 2.15, torchvision 0.29",
+    package="lightly",
+    views=f"two: {TWO_VIEWS}",
+    before=before,
+)

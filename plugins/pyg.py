@@ -1,0 +1,96 @@
+"""For training loops written with PyTorch Geometric: any objective on the embeddings that its modules return.
+
+Where the loss sits: in your loop, after pooling (graphs) or after the last layer (nodes)::
+
+    criterion = ContrastiveLoss("adnce:t=0.2,mu=0.7")
+
+    z1, z2 = (global_add_pool(encoder(v.x, v.edge_index), v.batch, data.num_graphs) for v in views)
+    loss = criterion(z1, z2)                            # graphs: row i of every view is graph i
+
+    loss = criterion(h1, h2, nodes=(kept1, kept2))      # nodes: row j of h1 is node kept1[j] of the graph
+
+Which tensors are there: embeddings ``(rows, width)``, one tensor per view, not normalised and not divided by a
+temperature; the objective does both. More than two views are more arguments.
+
+How to put an objective there: replace the criterion; nothing is patched, and nothing of PyG is imported here.
+
+What cannot be done: a graph whose nodes have all been dropped is missing from what ``global_add_pool(x, batch)``
+returns, and the views no longer match. Tell the pooling how many graphs there are, as above. Losses of adversarial or
+mixed inputs take theirs as ``adversarial=`` and ``mixed=``, see :mod:`counterpoint.views`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from counterpoint.objective import Objective, as_objective
+
+PER_NODE = ("ids", "labels", "prior")
+
+
+class ContrastiveLoss(nn.Module):
+    """An objective as a criterion for graph or node embeddings.
+
+    Args:
+        objective: an objective or a spec.
+        pairing: who is compared with whom, as in the call of an objective; by default as in the objective's paper.
+            ``one_way`` is GraphCL's, from the first view to the others.
+
+    >>> import torch
+    >>> criterion = ContrastiveLoss("infonce:t=0.2", pairing="one_way")
+    >>> criterion(torch.eye(4), torch.eye(4)).shape
+    torch.Size([])
+    """
+
+    def __init__(self, objective: Objective | str, pairing: str | None = None) -> None:
+        super().__init__()
+        self.objective, self.pairing = as_objective(objective), pairing
+
+    def forward(self, *views: Tensor, nodes: Sequence[Tensor] | None = None, **how: Any) -> Tensor:
+        """The loss of a batch.
+
+        Args:
+            views: ``(rows, width)``, one tensor per view.
+            nodes: for node embeddings: per view, which node of the graph each row is (``n_id`` of a sampled batch,
+                the nodes that ``dropout_node`` kept). Nodes that are in all views are compared, each once.
+            how: what the objective takes. ``ids``, ``labels`` and ``prior`` are one value per row, or, with
+                ``nodes``, one per node of the graph: ``ids=data.batch`` makes no negatives of one graph's nodes.
+        """
+        if nodes is not None:
+            views, common = common_nodes(views, nodes)
+            how = {k: v[common] if k in PER_NODE and v is not None else v for k, v in how.items()}
+        elif len({len(view) for view in views}) > 1:
+            raise ValueError(
+                f"the views have {', '.join(str(len(view)) for view in views)} rows: pool with the number of graphs, "
+                "global_add_pool(x, batch, data.num_graphs), or give nodes=, if rows are nodes."
+            )
+        return self.objective(*views, pairing=how.pop("pairing", self.pairing), **how)
+
+    def extra_repr(self) -> str:
+        return f"pairing={self.pairing!r}" if self.pairing else ""
+
+
+def common_nodes(views: Sequence[Tensor], nodes: Sequence[Tensor]) -> tuple[tuple[Tensor, ...], Tensor]:
+    """The rows of the nodes that are in all views, in the same order, and which nodes these are.
+
+    Args:
+        views: ``(rows, width)``, one tensor per view.
+        nodes: per view ``(rows,)`` integers, which node each row is; of a node's several rows the first is taken.
+    """
+    if len(nodes) != len(views) or any(n.shape != v.shape[:1] for n, v in zip(nodes, views, strict=False)):
+        shapes = [tuple(n.shape) for n in nodes], [tuple(v.shape) for v in views]
+        raise ValueError(f"nodes: expected one node per row of each view, got shapes {shapes[0]} for {shapes[1]}.")
+    common = nodes[0].unique()
+    for other in nodes[1:]:
+        common = common[torch.isin(common, other)]
+    if len(common) < 2:
+        raise ValueError(f"the views have {len(common)} nodes in common; at least 2 are needed.")
+    rows = []
+    for node in nodes:
+        ordered, order = node.sort(stable=True)
+        rows.append(order[torch.searchsorted(ordered, common)])
+    return tuple(view[row] for view, row in zip(views, rows, strict=True)), common

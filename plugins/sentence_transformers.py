@@ -1,0 +1,267 @@
+"""sentence-transformers: losses for ``SentenceTransformerTrainer``.
+
+**Where the loss sits.** The trainer is given a module as ``loss=`` and calls it with ``(sentence_features, labels)``,
+one dict of features for each text column of the dataset.
+
+**Which tensors are there.** The loss owns the model and embeds the columns itself, so it has ``(B, width)`` for each,
+not normalised, not divided by a temperature. ``MultipleNegativesRankingLoss`` compares the first column with the second
+one and the further ones, of the whole batch, the positive in the denominator, at ``scale=20``, which is ``t=0.05``.
+
+**How an objective gets there.** This is the host's own interface, so one line of the script changes::
+
+    loss = counterpoint.plugins.sentence_transformers.ContrastiveLoss(model, "adnce:mu=0.4,t=0.05")
+    trainer = SentenceTransformerTrainer(model=model, train_dataset=dataset, loss=loss)
+
+More views are further columns, with ``columns="views"``. :class:`CachedContrastiveLoss` has the activations of only a
+part of the batch in memory at a time. There is nothing to inject.
+
+**What cannot be had.** Objectives that need adversarial or mixed views (``robust``, ``intcl``, ``intnacl`` with
+``alpha > 0``): words have no gradient.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from importlib import import_module
+from typing import Any
+
+import torch
+from torch import Tensor, distributed, nn
+
+from counterpoint.hyper import nearest
+from counterpoint.objective import Objective, Sum, as_objective
+from counterpoint.plugins.lightly import couples_anchors
+
+COLUMNS = ("negatives", "views")
+LABELS = ("ids", "classes")
+
+
+class ContrastiveLoss(nn.Module):
+    """Any objective, as a loss of sentence-transformers.
+
+    ===========================================  =================================================================
+    columns of the dataset                       what they are
+    ===========================================  =================================================================
+    anchor                                       embedded twice: two dropout masks are two views (SimCSE)
+    anchor, positive                             pairs; the same text in both is SimCSE too
+    anchor, positive, negative, ...              hard negatives of each sample, seen by all samples
+    view, view, view, ... (``columns="views"``)  several texts that say the same
+    ===========================================  =================================================================
+
+    With ``infonce:t=0.05`` it is ``MultipleNegativesRankingLoss`` at its default, ``scale=20``.
+
+    Args:
+        model: the ``SentenceTransformer``.
+        objective: an objective or a spec.
+        columns: what the columns from the third on are, ``negatives`` or ``views``.
+        pairing: who is compared with whom, see :mod:`counterpoint.pairing`. By default ``one_way``, as in all losses of
+            the host: anchors are the first column. Objectives whose paper compares other pairs, such as ArCL, keep
+            those. ``views`` is SimCLR.
+        labels: what a column ``label`` of integers means: ``ids`` (samples with the same one are never each other's
+            negatives), ``classes`` (and are positives), or, by default, nothing.
+        gather_across_devices: compare each process's anchors with all processes' texts, gathered with
+            sentence-transformers' own function. Averaged over processes, as the trainer does, loss and gradient are
+            those of one process with the whole batch. Terms whose loss is no mean over anchors (``dp``, tracked
+            statistics), and pairings other than ``one_way``, are computed on the whole batch in every process. All
+            processes need equally many samples.
+        log_terms: for a sum, return its weighted terms by name; the trainer logs each and adds them up. Losses
+            that wrap another one, such as ``MatryoshkaLoss``, need the sum itself: ``False``.
+
+    >>> loss = ContrastiveLoss(model, "adnce:mu=0.4,t=0.05 + 0.1*dp")  # doctest: +SKIP
+    >>> trainer = SentenceTransformerTrainer(model=model, train_dataset=dataset, loss=loss)  # doctest: +SKIP
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        objective: Objective | str = "infonce:t=0.05",
+        *,
+        columns: str = "negatives",
+        pairing: str | None = None,
+        labels: str | None = None,
+        gather_across_devices: bool = False,
+        log_terms: bool = True,
+    ) -> None:
+        super().__init__()
+        for what, given, known in (("columns", columns, COLUMNS), ("labels", labels, (None, *LABELS))):
+            if given not in known:
+                hint = nearest(str(given), [name for name in known if name])
+                raise ValueError(f"{type(self).__name__}: unknown {what} {given!r}.{hint}")
+        self.model = model
+        self.objective = as_objective(objective)
+        # each as a sum of its own, which holds its weight, too
+        self.terms = nn.ModuleList(Sum([term]) for term in self.objective.terms())
+        self.columns, self.labels = columns, labels
+        self.pairing = pairing
+        self.gather_across_devices, self.log_terms = gather_across_devices, log_terms
+
+    def forward(
+        self, sentence_features: Iterable[dict[str, Tensor]], labels: Tensor | None = None
+    ) -> Tensor | dict[str, Tensor]:
+        terms = self._terms(self._embed(_at_least_two(sentence_features)), labels)
+        if len(terms) > 1 and self.log_terms:
+            return terms
+        return torch.stack(list(terms.values())).sum()
+
+    def compute_loss_from_embeddings(self, embeddings: list[Tensor], labels: Tensor | None = None) -> Tensor:
+        """The loss of columns that are embedded already."""
+        return torch.stack(list(self._terms(embeddings, labels).values())).sum()
+
+    def _embed(self, sentence_features: list[dict[str, Tensor]]) -> list[Tensor]:
+        try:  # several columns in one pass, where the host can
+            embed = import_module("sentence_transformers.base.losses.merged_forward").embed_columns
+        except ImportError:
+            return [self.model(features)["sentence_embedding"] for features in sentence_features]
+        embedded: list[Tensor] = embed(self.model, sentence_features)
+        return embedded
+
+    def _terms(self, embeddings: list[Tensor], labels: Tensor | None) -> dict[str, Tensor]:
+        how: dict[str, Any] = {}
+        if self.labels is not None:
+            if labels is None:
+                raise ValueError(f"{type(self).__name__}: labels={self.labels!r} needs a dataset with a column label.")
+            how["ids" if self.labels == "ids" else "labels"] = labels
+        everyone, plain = embeddings, False
+        if self.gather_across_devices and _processes() > 1:
+            util = import_module("sentence_transformers.util")
+            everyone = [util.all_gather_with_grad(column) for column in embeddings]
+            how = {k: util.all_gather(v) for k, v in how.items()}
+            plain = self.labels is None and (self.columns == "negatives" or len(embeddings) == 2)
+        terms: dict[str, Tensor] = {}
+        for (_, part), term in zip(self.objective.terms(), self.terms, strict=True):
+            pairing = self.pairing or ("one_way" if part.pairing == "views" else None)
+            if plain and pairing == "one_way" and not couples_anchors(term):
+                loss = self._own_anchors(term, embeddings, everyone)
+            else:
+                views, more = self._views(everyone)
+                loss = term(*views, pairing=pairing, **more, **how)
+            name = str(term)
+            terms[name] = terms[name] + loss if name in terms else loss
+        return terms
+
+    def _views(self, embeddings: list[Tensor]) -> tuple[list[Tensor], dict[str, Tensor]]:
+        if self.columns == "views" or len(embeddings) == 2:
+            return embeddings, {}
+        return embeddings[:2], {"negatives": torch.stack(embeddings[2:], 1)}
+
+    def _own_anchors(self, term: nn.Module, embeddings: list[Tensor], everyone: list[Tensor]) -> Tensor:
+        """This process's anchors, among all processes' texts."""
+        anchors, positives = embeddings[:2]
+        size, rank = len(anchors), distributed.get_rank()
+        others = [torch.cat([everyone[1][: rank * size], everyone[1][(rank + 1) * size :]]), *everyone[2:]]
+        # every anchor sees all of these, so it does not matter whose they are
+        negatives = torch.cat(others).view(size, -1, anchors.shape[1])
+        loss: Tensor = term(anchors, positives, negatives=negatives, pairing="one_way")
+        return loss
+
+    def get_config_dict(self) -> dict[str, Any]:
+        """What the model card says of this loss."""
+        return {
+            "objective": str(self.objective),
+            "columns": self.columns,
+            "pairing": self.pairing,
+            "labels": self.labels,
+            "gather_across_devices": self.gather_across_devices,
+        }
+
+    @property
+    def citation(self) -> str:
+        """The papers of the objective's parts, in BibTeX, for the model card."""
+        papers = {part.name: part.paper for part in self.objective.modules() if isinstance(part, Objective)}
+        return "\n".join(_entry(name, paper) for name, paper in papers.items() if paper)
+
+
+class CachedContrastiveLoss(ContrastiveLoss):
+    """:class:`ContrastiveLoss` with sentence-transformers' gradient cache: large batches in little memory.
+
+    The batch is embedded in parts without a graph, the loss gives the gradient of the embeddings, and each part is
+    embedded again to carry it on. Loss and gradients are those of the whole batch. The similarities of the batch are
+    held at once. The terms of a sum are not logged.
+
+    Args:
+        mini_batch_size: samples of a column that are embedded at a time.
+        mini_batch_num_tokens: pack by this many tokens instead.
+        show_progress_bar: over the parts.
+        model, objective, columns, pairing, labels, gather_across_devices: as in :class:`ContrastiveLoss`.
+    """
+
+    uses_gradient_cache = True
+
+    def __init__(
+        self,
+        model: Any,
+        objective: Objective | str = "infonce:t=0.05",
+        *,
+        columns: str = "negatives",
+        pairing: str | None = None,
+        labels: str | None = None,
+        gather_across_devices: bool = False,
+        mini_batch_size: int = 32,
+        mini_batch_num_tokens: int | None = None,
+        show_progress_bar: bool = False,
+    ) -> None:
+        super().__init__(
+            model,
+            objective,
+            columns=columns,
+            pairing=pairing,
+            labels=labels,
+            gather_across_devices=gather_across_devices,
+            log_terms=False,
+        )
+        _gradcache()
+        self.mini_batch_size, self.mini_batch_num_tokens = mini_batch_size, mini_batch_num_tokens
+        self.show_progress_bar = show_progress_bar
+
+    def forward(self, sentence_features: Iterable[dict[str, Tensor]], labels: Tensor | None = None) -> Tensor:
+        loss: Tensor = _gradcache().forward_cached(self, _at_least_two(sentence_features), labels)
+        return loss
+
+    # what the mixin asks of a loss; its methods are borrowed, since a base class would have to be there at import
+
+    def calculate_loss(
+        self, reps: list[list[Tensor]], labels: Tensor | None = None, *, with_backward: bool = False
+    ) -> Tensor:
+        """The loss of the whole batch, from the embeddings of its parts."""
+        loss = self.compute_loss_from_embeddings([torch.cat(parts) for parts in reps], labels)
+        if with_backward:
+            loss.backward()
+            loss = loss.detach()
+        return loss
+
+    def embed_minibatch(self, *args: Any, **how: Any) -> Any:
+        return _gradcache().embed_minibatch(self, *args, **how)
+
+    def embed_minibatch_iter(self, *args: Any, **how: Any) -> Iterator[Any]:
+        found: Iterator[Any] = _gradcache().embed_minibatch_iter(self, *args, **how)
+        return found
+
+    def get_config_dict(self) -> dict[str, Any]:
+        more = {"mini_batch_size": self.mini_batch_size, "mini_batch_num_tokens": self.mini_batch_num_tokens}
+        return {**super().get_config_dict(), **more}
+
+    @property
+    def citation(self) -> str:
+        paper = "Gao et al. 2021, scaling deep contrastive learning batch size under memory limited setup"
+        return super().citation + f"\n{_entry('gradcache', paper)}"
+
+
+def _at_least_two(sentence_features: Iterable[dict[str, Tensor]]) -> list[dict[str, Tensor]]:
+    """The columns; a single one twice, as two dicts, since modules of a model may write into them."""
+    columns = list(sentence_features)
+    return [columns[0], dict(columns[0])] if len(columns) == 1 else columns
+
+
+def _processes() -> int:
+    return distributed.get_world_size() if distributed.is_available() and distributed.is_initialized() else 1
+
+
+def _entry(name: str, paper: str) -> str:
+    return f"@misc{{{name},\n    note = {{{paper}}}\n}}"
+
+
+def _gradcache() -> Any:
+    try:
+        return import_module("sentence_transformers.base.losses.gradcache").CachedLossMixin
+    except ImportError as error:
+        raise ImportError("CachedContrastiveLoss needs sentence-transformers 6.2 or later.") from error

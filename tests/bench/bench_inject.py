@@ -1,0 +1,118 @@
+"""What injecting adds to a step of GraphCL's model, beyond the objective itself.
+
+    python tests/bench/bench_inject.py                                            # on the tests' stand-in
+    python tests/bench/bench_inject.py --clone GraphCL/unsupervised_TU -- --DS MUTAG --lr 0.01 --num-gc-layers 3
+
+Three ways are compared: the host's own loss, the objective in one edited line, and the objective put there by the
+launcher. A step is two passes of the encoder, loss, backward and optimiser, on the first batch that the host's script
+makes; the host's loading and augmenting are left out, so that a step here is shorter than a real one. CPU time, one
+thread; the ways take turns step by step, and the medians of the ratios within a round are shown, so that load cancels.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import torch
+
+import counterpoint as cp
+from counterpoint.plugins import graphcl, inject
+from counterpoint.plugins.host import Seam
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+
+class CaughtError(Exception):
+    """Ends the host's script where its first loss would be computed."""
+
+
+def catch(clone: Path, words: list[str]) -> tuple[ModuleType, Any, tuple[Any, ...], tuple[Any, ...]]:
+    """The script's module, its model, and both batches of graphs of its first step."""
+    found: list[Any] = []
+
+    def after(seam: Seam, module: Any) -> None:
+        encode = module.simclr.forward
+        module.simclr.forward = lambda self, *graphs: (found.append((module, self, graphs)), encode(self, *graphs))[1]
+
+        def stop(*_: Any) -> None:
+            module.simclr.forward = encode
+            raise CaughtError
+
+        module.simclr.loss_cal, module.simclr.own = stop, module.simclr.loss_cal
+
+    os.chdir(clone)
+    with suppress(CaughtError):
+        inject.run(replace(graphcl.HOST, after=after), Seam("host"), Path("gsimclr.py"), words)
+    (module, model, plain), (_, _, copies) = found
+    module.simclr.loss_cal = module.simclr.own
+    return module, model, plain, copies
+
+
+def ways(module: Any, spec: str) -> dict[str, tuple[Callable[..., Any], Callable[..., Any]]]:
+    """``forward`` and ``loss_cal`` of the class in each way."""
+    own = module.simclr.forward, module.simclr.loss_cal
+    loss_fn = cp.objective(graphcl.HOST.spec if spec == "host" else spec)
+    graphcl.install(Seam(spec), module)
+    return {
+        "host's own": own,
+        "one edited line": (own[0], lambda self, x, x_aug: loss_fn(x, x_aug, pairing="one_way")),
+        "injected": (module.simclr.forward, module.simclr.loss_cal),
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--clone", type=Path, help="a clone's folder with gsimclr.py and its data; else a stand-in")
+    parser.add_argument("--objective", default="host")
+    parser.add_argument("--rounds", type=int, default=200)
+    parser.add_argument("script", nargs="*", help="-- the script's own arguments")
+    given = parser.parse_args()
+    torch.set_num_threads(1)
+    with tempfile.TemporaryDirectory() as folder:
+        clone, words = given.clone, given.script
+        if clone is None:
+            from test_plugin_graphcl import write_clone
+
+            clone = write_clone(Path(folder), graphs=128)
+            words = ["--DS", "TOY", "--batch", "128", "--hidden-dim", "32"]
+        module, model, plain, copies = catch(clone, words)
+        os.chdir("/")
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.001)
+    contestants = ways(module, given.objective)
+
+    def step(forward: Callable[..., Any], loss_cal: Callable[..., Any]) -> float:
+        type(model).forward, type(model).loss_cal = forward, loss_cal
+        start = time.process_time()
+        optimizer.zero_grad()
+        model.loss_cal(model(*plain), model(*copies)).backward()
+        optimizer.step()
+        return time.process_time() - start
+
+    times: dict[str, list[float]] = {name: [] for name in contestants}
+    for i in range(given.rounds + 10):
+        names = list(contestants)
+        for name in names[i % 3 :] + names[: i % 3]:
+            seconds = step(*contestants[name])
+            if i >= 10:
+                times[name].append(seconds)
+    print(f"{plain[3]} graphs, {len(plain[0])} nodes, objective {given.objective}, {given.rounds} rounds")
+    for name, column in times.items():
+        print(f"{name:16} {1000 * statistics.median(column):8.2f} ms a step")
+    for base in ("one edited line", "host's own"):
+        ratio = statistics.median(a / b for a, b in zip(times["injected"], times[base], strict=True))
+        print(f"injected / {base}: {ratio:.3f}")
+
+
+if __name__ == "__main__":
+    main()

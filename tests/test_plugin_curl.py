@@ -1,0 +1,502 @@
+"""CURL: on a stand-in of its files, and on a clone where COUNTERPOINT_HOSTS has one."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import runpy
+import sys
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import counterpoint as cp
+from counterpoint.plugins import curl, inject
+from counterpoint.plugins.host import Seam, SeamError
+
+UTILS = '''
+import numpy as np
+import torch
+
+
+class ReplayBuffer:
+    """The host's names and order of calls."""
+
+    def __init__(self, frames, batch_size, image_size):
+        self.obses, self.batch_size, self.image_size = frames, batch_size, image_size
+
+    def sample_cpc(self):
+        chosen = np.random.randint(0, len(self.obses), size=self.batch_size)
+        obses, next_obses = self.obses[chosen], self.obses[chosen]
+        pos = obses.copy()
+        obses = random_crop(obses, self.image_size)
+        next_obses = random_crop(next_obses, self.image_size)
+        pos = random_crop(pos, self.image_size)
+        obses, next_obses, pos = (torch.as_tensor(x).float() for x in (obses, next_obses, pos))
+        cpc_kwargs = dict(obs_anchor=obses, obs_pos=pos, time_anchor=None, time_pos=None)
+        return obses, None, None, next_obses, None, cpc_kwargs
+
+
+def random_crop(imgs, output_size):
+    corners = np.random.randint(0, imgs.shape[-1] - output_size, (len(imgs), 2))
+    return np.stack([x[:, i : i + output_size, j : j + output_size] for x, (i, j) in zip(imgs, corners)])
+'''
+
+AGENT = '''
+import copy
+
+import torch
+from torch import nn
+
+
+class Encoder(nn.Module):
+    def __init__(self, obs_shape, feature_dim):
+        super().__init__()
+        self.fc = nn.Linear(obs_shape[0] * obs_shape[1] * obs_shape[2], feature_dim)
+        self.ln = nn.LayerNorm(feature_dim)
+
+    def forward(self, obs):
+        return self.ln(self.fc((obs / 255).flatten(1).to(self.fc.weight.dtype)))
+
+
+class CURL(nn.Module):
+    """The host's names, shapes and order of calls."""
+
+    def __init__(self, z_dim, encoder, encoder_target):
+        super().__init__()
+        self.encoder, self.encoder_target = encoder, encoder_target
+        self.W = nn.Parameter(torch.rand(z_dim, z_dim))
+
+    def encode(self, x, detach=False, ema=False):
+        if not ema:
+            return self.encoder(x)
+        with torch.no_grad():
+            return self.encoder_target(x)
+
+    def compute_logits(self, z_a, z_pos):
+        logits = z_a @ (self.W @ z_pos.T)
+        return logits - logits.max(1, keepdim=True).values
+
+
+class SGD:
+    # torch.optim would import the whole of torch's compiler
+    def __init__(self, params, lr):
+        self.params, self.lr = list(params), lr
+
+    def zero_grad(self):
+        for param in self.params:
+            param.grad = None
+
+    def step(self):
+        for param in self.params:
+            if param.grad is not None:
+                param.data -= self.lr * param.grad
+
+
+class CurlSacAgent:
+    def __init__(self, obs_shape, encoder_type="pixel", dtype=torch.float64):
+        self.encoder_type = encoder_type
+        if encoder_type == "pixel":
+            encoder = Encoder(obs_shape, 10)
+            self.CURL = CURL(10, encoder, copy.deepcopy(encoder)).to(dtype)
+            self.encoder_optimizer = SGD(self.CURL.encoder.parameters(), 0.01)
+            self.cpc_optimizer = SGD([self.CURL.W], 0.01)
+        self.cross_entropy_loss = nn.CrossEntropyLoss()
+
+    def update(self, replay_buffer, L, step):
+        if self.encoder_type != "pixel":
+            return
+        *_, cpc_kwargs = replay_buffer.sample_cpc()
+        for online, target in zip(self.CURL.encoder.parameters(), self.CURL.encoder_target.parameters()):
+            target.data.lerp_(online.data, 0.05)
+        self.update_cpc(cpc_kwargs["obs_anchor"], cpc_kwargs["obs_pos"], cpc_kwargs, L, step)
+
+    def update_cpc(self, obs_anchor, obs_pos, cpc_kwargs, L, step):
+        z_a = self.CURL.encode(obs_anchor)
+        z_pos = self.CURL.encode(obs_pos, ema=True)
+        logits = self.CURL.compute_logits(z_a, z_pos)
+        labels = torch.arange(len(logits))
+        loss = self.cross_entropy_loss(logits, labels)
+        self.encoder_optimizer.zero_grad()
+        self.cpc_optimizer.zero_grad()
+        loss.backward()
+        self.encoder_optimizer.step()
+        self.cpc_optimizer.step()
+'''
+
+TRAIN = """
+import argparse
+
+import dmc2gym
+import numpy as np
+import torch
+import utils
+from curl_sac import CurlSacAgent
+
+
+def main():
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--encoder_type", default="pixel")
+    parser.add_argument("--num_train_steps", default=6, type=int)
+    parser.add_argument("--dtype", default="float64")
+    args = parser.parse_args()
+    torch.manual_seed(0)
+    np.random.seed(0)
+    frames = np.random.randint(0, 256, (30, 3, 12, 12), dtype=np.uint8)
+    replay_buffer = utils.ReplayBuffer(frames, batch_size=8, image_size=8)
+    agent = CurlSacAgent((3, 8, 8), args.encoder_type, getattr(torch, args.dtype))
+    for step in range(args.num_train_steps):
+        agent.update(replay_buffer, None, step)
+    torch.save(agent.CURL.state_dict(), "curl.pt")
+
+
+if __name__ == "__main__":
+    main()
+"""
+
+
+@pytest.fixture
+def clone(tmp_path, monkeypatch):
+    """A folder with the stand-in, and this process as it was afterwards."""
+    for name, text in {"utils": UTILS, "curl_sac": AGENT, "train": TRAIN, "dmc2gym": ""}.items():
+        (tmp_path / f"{name}.py").write_text(text)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", [])
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    monkeypatch.setitem(sys.modules, "__main__", sys.modules["__main__"])
+    had_int = "int" in vars(np)
+    yield tmp_path
+    forget()
+    if not had_int:
+        vars(np).pop("int", None)
+
+
+def forget():
+    for name in ("utils", "curl_sac", "train", "dmc2gym", "encoder"):
+        sys.modules.pop(name, None)
+
+
+def train(clone, seam, *args):
+    inject.run(curl.HOST, seam, clone / "train.py", args)
+    return torch.load(clone / "curl.pt")
+
+
+def test_host_trains_to_the_same_weights(clone, monkeypatch):
+    monkeypatch.syspath_prepend(clone)
+    monkeypatch.setattr(sys, "argv", ["train.py"])
+    runpy.run_path("train.py", run_name="__main__")
+    untouched = torch.load("curl.pt")
+    forget()
+    ours = train(clone, Seam("host"))
+    torch.testing.assert_close(ours, untouched, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize(("dtype", "tolerance"), [("float64", 1e-12), ("float32", 1e-6)])
+def test_verify(clone, dtype, tolerance):
+    seam = Seam("arcl(hcl):views=4", verify=4)
+    train(clone, seam, "--dtype", dtype)
+    assert seam.calls == 6
+    assert len(seam.differences) == 4
+    assert all(gap <= tolerance or relative <= tolerance for gap, relative in seam.differences)
+
+
+@pytest.mark.parametrize("name", sorted(cp.registry))
+@pytest.mark.parametrize("views", [None, 3])
+def test_every_objective(clone, name, views):
+    spec = f"{name}(infonce:t=1)" if "objective" in cp.registry[name]._defaults() else name
+    seam = Seam(spec, report=clone / "report.jsonl", options={"views": views})
+    if name in ("robust", "intcl", "intnacl"):
+        with pytest.raises(SeamError, match="needs adversarial views"):
+            train(clone, seam)
+        return
+    found = train(clone, seam)
+    assert seam.calls == 6
+    assert all(x.isfinite().all() for x in found.values())
+    lines = [json.loads(line) for line in (clone / "report.jsonl").read_text().splitlines()]
+    assert len(lines) == 6
+    assert {line["negatives"] for line in lines} == {14.0 if views == 3 and name != "dp" else 7.0}
+
+
+@pytest.mark.parametrize(
+    ("spec", "scores"),
+    [
+        ("infonce:t=1", "bilinear"),
+        ("infonce:t=1 + 0.1*dp", "bilinear"),
+        ("arcl(infonce:t=1):views=4", "bilinear"),
+        ("0.5*infonce:t=1 + (aal(infonce) + dp)", "bilinear"),
+        ("hcl", "cosine"),
+        ("dcl", "cosine"),
+        ("adnce", "cosine"),
+        ("arcl(adnce)", "cosine"),
+        ("infonce + 0.5*mv", "cosine"),
+    ],
+)
+def test_scores_follow_from_the_objective(spec, scores):
+    assert curl.natural_scores(cp.objective(spec)) == scores
+
+
+@pytest.fixture
+def host(clone, monkeypatch):
+    """An agent, a replay buffer, and the embeddings of one batch."""
+    monkeypatch.syspath_prepend(clone)
+    torch.manual_seed(0)
+    np.random.seed(0)
+    utils, sac = importlib.import_module("utils"), importlib.import_module("curl_sac")
+    agent = sac.CurlSacAgent((3, 8, 8))
+    frames = np.random.randint(0, 256, (30, 3, 12, 12), dtype=np.uint8)
+    buffer = utils.ReplayBuffer(frames, batch_size=8, image_size=8)
+    z_a, z_pos = agent.CURL.encode(torch.rand(8, 3, 8, 8)), agent.CURL.encode(torch.rand(8, 3, 8, 8), ema=True)
+    return SimpleNamespace(agent=agent, buffer=buffer, utils=utils, z_a=z_a, z_pos=z_pos, labels=torch.arange(8))
+
+
+def test_bilinear_scores_are_those_of_the_host(host):
+    cross_entropy, net = host.agent.cross_entropy_loss, host.agent.CURL
+    criterion = curl.Criterion("infonce:t=1", net)
+    logits = net.compute_logits(host.z_a, host.z_pos)
+    ours, theirs = criterion(logits, host.labels), cross_entropy(logits, host.labels)
+    torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-12)
+    inputs = (net.W, net.encoder.fc.weight)
+    gradients = [torch.autograd.grad(loss, inputs, retain_graph=True) for loss in (ours, theirs)]
+    torch.testing.assert_close(*gradients, rtol=0, atol=1e-12)
+
+
+def test_scores_keep_the_scale_that_the_host_takes_away(host):
+    net = host.agent.CURL
+    criterion = curl.Criterion("hcl", net, scores="bilinear")
+    raw = host.z_a @ net.W @ host.z_pos.T
+    expected = cp.HCL().from_logits(raw)
+    torch.testing.assert_close(criterion(net.compute_logits(host.z_a, host.z_pos), host.labels), expected)
+
+
+def test_cosine_scores(host):
+    net = host.agent.CURL
+    criterion = curl.Criterion("hcl + 0.1*dp", net)
+    loss = criterion(net.compute_logits(host.z_a, host.z_pos), host.labels)
+    expected = cp.HCL()(host.z_a, host.z_pos, pairing="one_way") + 0.1 * cp.DistancePolarization()(host.z_a)
+    torch.testing.assert_close(loss, expected)
+
+
+def test_polarization_sees_cosines_beside_bilinear_scores(host):
+    net = host.agent.CURL
+    host.agent.cross_entropy_loss = curl.Criterion("infonce:t=1 + 0.1*dp", net)
+    logits = net.compute_logits(host.z_a, host.z_pos)
+    expected = nn.functional.cross_entropy(logits, host.labels) + 0.1 * cp.DistancePolarization()(host.z_a)
+    torch.testing.assert_close(host.agent.cross_entropy_loss(logits, host.labels), expected)
+
+
+@pytest.mark.parametrize("scores", ["bilinear", "cosine"])
+def test_more_crops(host, monkeypatch, scores):
+    net, encoded = host.agent.CURL, []
+    encode = net.encode
+    monkeypatch.setattr(net, "encode", lambda x, **how: encoded.append(encode(x, **how)) or encoded[-1], raising=False)
+    crop = host.utils.random_crop
+    cropped = []
+    host.utils.random_crop = lambda frames, size: cropped.append(frames) or crop(frames, size)
+    criterion = curl.attach(host.agent, "arcl(infonce:t=0.5):views=4", scores=scores)
+    losses = []
+    forward = criterion.forward
+    monkeypatch.setattr(criterion, "forward", lambda *args: losses.append(forward(*args)) or losses[-1])
+    weight = net.W.detach().clone()
+    host.agent.update(host.buffer, None, 0)
+    # the host's three crops, then two more, all of the same frames
+    assert len(cropped) == 5
+    assert all(np.array_equal(cropped[0], frames) for frames in cropped)
+    z_a, *keys = encoded
+    assert [z.requires_grad for z in encoded] == [True, False, False, False]
+    assert len({z.sum().item() for z in keys}) == 3
+    how = {"pairing": "one_way", "normalize": scores == "cosine"}
+    if scores == "bilinear":
+        keys = [z @ weight.T for z in keys]
+    torch.testing.assert_close(losses[0], cp.objective("arcl(infonce:t=0.5)")(z_a, *keys, **how))
+    assert torch.equal(net.W.detach(), weight) == (scores == "cosine")
+
+
+def test_the_crop_function_is_given_back(host):
+    crop = host.utils.random_crop
+    curl.attach(host.agent, "arcl(infonce):views=3")
+    for step in range(2):
+        host.agent.update(host.buffer, None, step)
+    assert host.utils.random_crop is crop
+
+
+def test_what_a_criterion_refuses(host):
+    net = host.agent.CURL
+    with pytest.raises(SeamError, match=r"4 crops, but update_cpc has two: counterpoint.plugins.curl.attach"):
+        curl.Criterion("arcl(infonce):views=4", net)
+    with pytest.raises(SeamError, match="unknown scores 'cosines'"):
+        curl.Criterion("hcl", net, scores="cosines")
+    with pytest.raises(SeamError, match="logits that its CURL has not computed"):
+        curl.Criterion("hcl", net)(torch.zeros(8, 8), host.labels)
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "says"),
+    [
+        (["--objective", "infonce:t=1 + 0.1*dp", "--", "train.py"], 0, "on bilinear scores of 2 crops"),
+        (["--objective", "hcl", "--views", "3", "--", "train.py"], 0, "on cosine scores of 3 crops"),
+        (["--objective", "hcl", "--", "train.py", "--encoder_type", "identity"], 2, "only --encoder_type pixel has"),
+        (["--objective", "hcl", "--", "utils.py"], 2, "the script that trains is train.py"),
+        (["--objective", "hcl", "--", "train.py", "--num_train_steps", "0"], 3, "never reached"),
+    ],
+)
+def test_the_launcher(clone, capsys, words, code, says):
+    assert inject.main(["curl", *words]) == code
+    assert says in capsys.readouterr().err
+
+
+def test_a_missing_dmc2gym(clone, capsys):
+    if importlib.util.find_spec("dmc2gym") is not None:
+        pytest.skip("dmc2gym is installed")
+    (clone / "dmc2gym.py").unlink()
+    assert inject.main(["curl", "--objective", "hcl", "--", "train.py"]) == 2
+    assert "pip install git+https://github.com/denisyarats/dmc2gym" in capsys.readouterr().err
+
+
+def test_recognises_its_clone(clone):
+    assert curl.HOST.recognises(clone)
+    (clone / "curl_sac.py").write_text("class SacAgent: ...")
+    assert not curl.HOST.recognises(clone)
+
+
+# ---- shims -----------------------------------------------------------------------------------------
+
+
+def shim(name):
+    return next(shim for shim in curl.HOST.shims if shim.name == name)
+
+
+def test_np_int(monkeypatch):
+    monkeypatch.delitem(vars(np), "int", raising=False)
+    assert shim("np_int").apply()
+    assert np.int(3.7) == 3
+    assert not shim("np_int").apply()
+    monkeypatch.delitem(vars(np), "int")
+
+
+class Env:
+    """An environment of the old interface."""
+
+    def __init__(self, size):
+        self.size = size
+
+    def reset(self):
+        return 0
+
+    def step(self, action):
+        return 1, 0.5, False, {}
+
+
+@pytest.fixture
+def gym(monkeypatch):
+    """As much of gym 0.26 as the shims look at."""
+
+    class Wrapper:
+        def __init__(self, env):
+            self.env = env
+
+    def load(entry_point):
+        return Env
+
+    def make(name):
+        return f"made {name}"
+
+    entries = {"dmc-v1": ("dmc2gym.wrappers:DMCWrapper", {"size": 5}, 2), "CartPole-v1": ("gym.envs:CartPole", {}, 500)}
+    registry = {
+        name: SimpleNamespace(entry_point=entry, kwargs=kwargs, max_episode_steps=steps)
+        for name, (entry, kwargs, steps) in entries.items()
+    }
+    gym = ModuleType("gym")
+    gym.__version__, gym.Wrapper, gym.make = "0.26.2", Wrapper, make
+    gym.envs = SimpleNamespace(registry=registry, registration=SimpleNamespace(registry=registry, load=load))
+    monkeypatch.setitem(sys.modules, "gym", gym)
+    return gym
+
+
+def test_env_specs(gym):
+    assert shim("env_specs").apply()
+    assert "dmc-v1" in gym.envs.registry.env_specs
+    gym.envs.registration.registry["new-v1"] = None
+    assert "new-v1" in gym.envs.registry.env_specs
+    assert not shim("env_specs").apply()
+
+
+def test_old_make(gym):
+    assert shim("old_make").apply()
+    env = gym.make("dmc-v1")
+    assert (env.env.size, env._max_episode_steps) == (5, 2)
+    for _ in range(2):
+        assert env.reset() == 0
+        assert env.step(None) == (1, 0.5, False, {})
+        assert env.step(None)[2] is True
+    assert gym.make("CartPole-v1") == "made CartPole-v1"
+
+
+def test_an_older_gym_needs_no_shims(gym):
+    gym.__version__ = "0.21.0"
+    gym.envs.registry = SimpleNamespace(env_specs={})
+    assert not shim("old_make").apply()
+    assert not shim("env_specs").apply()
+
+
+def test_without_gym_the_script_says_so(monkeypatch):
+    monkeypatch.setitem(sys.modules, "gym", None)
+    assert not shim("old_make").apply()
+    assert not shim("env_specs").apply()
+
+
+# ---- the host itself -------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def real(monkeypatch):
+    """The host's two modules."""
+    hosts = os.environ.get("COUNTERPOINT_HOSTS")
+    if not hosts:
+        pytest.skip("COUNTERPOINT_HOSTS is not set")
+    folder = Path(hosts) / "curl"
+    if not folder.is_dir():
+        pytest.skip(f"no curl in {hosts}")
+    for package in ("gym", "skimage"):
+        pytest.importorskip(package)
+    assert curl.HOST.recognises(folder)
+    monkeypatch.syspath_prepend(folder)
+    forget()
+    yield importlib.import_module("curl_sac"), importlib.import_module("utils")
+    forget()
+
+
+@pytest.mark.parametrize("objective", ["infonce:t=1 + 0.1*dp", "arcl(hcl):views=4"])
+def test_updates_of_the_real_host(real, objective):
+    sac, utils = real
+    seam = Seam(objective, verify=4)
+    curl.after(seam, sac)
+    utils.set_seed_everywhere(0)
+    device = torch.device("cpu")
+    buffer = utils.ReplayBuffer((9, 72, 72), (1,), 50, 6, device, image_size=64)
+    for _ in range(50):
+        frames = np.random.randint(0, 256, (2, 9, 72, 72), dtype=np.uint8)
+        buffer.add(frames[0], np.zeros(1, np.float32), 0.5, frames[1], False)
+    agent = sac.CurlSacAgent((9, 64, 64), (1,), device, hidden_dim=16, num_layers=2, num_filters=4)
+    for step in range(1, 7):
+        agent.update(buffer, None, step)
+    assert seam.calls == 6
+    assert all(gap <= 1e-6 or relative <= 1e-6 for gap, relative in seam.differences)
+
+
+def test_the_real_host_in_double_precision(real):
+    sac, _ = real
+    bare = SimpleNamespace(encoder=nn.Identity())
+    net = sac.CURL((9, 64, 64), 10, 8, bare, bare).double()
+    criterion = curl.Criterion("infonce:t=1", net)
+    z_a, z_pos = torch.randn(2, 8, 10, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    z_a.requires_grad_()
+    logits, labels = net.compute_logits(z_a, z_pos), torch.arange(8)
+    ours, theirs = criterion(logits, labels), nn.functional.cross_entropy(logits, labels)
+    torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-12)
+    gradients = [torch.autograd.grad(loss, (z_a, net.W), retain_graph=True) for loss in (ours, theirs)]
+    torch.testing.assert_close(*gradients, rtol=0, atol=1e-12)

@@ -1,0 +1,503 @@
+"""The GraphCL plugin, on a small script with the host's names, shapes and order of calls, and on clones if there are.
+
+``COUNTERPOINT_HOSTS`` names a folder with clones: ``graphcl`` or ``GraphCL`` of Shen-Lab/GraphCL, ``adnce_graph`` or
+``ADNCE`` of junkangwu/ADNCE.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from torch_geometric import io
+from torch_geometric.data import Batch, Data
+
+import counterpoint as cp
+from counterpoint.plugins import graphcl, inject
+from counterpoint.plugins.graphcl import HOST
+from counterpoint.plugins.host import Seam, SeamError
+
+AUG = """
+import os
+from copy import deepcopy
+
+import numpy as np
+import torch
+from torch_geometric.data import Data
+from torch_geometric.io import read_tu_data
+
+
+class TUDataset_aug(torch.utils.data.Dataset):
+    def __init__(self, root, name, aug=None, noise_ratio=None):
+        self.aug, self.noise_ratio = aug, noise_ratio
+        graphs, slices = read_tu_data(os.path.join(root, name, "raw"), name)
+        torch.save((graphs, slices), os.path.join(root, "graphs.pt"))
+        self.graphs, self.slices = torch.load(os.path.join(root, "graphs.pt"))
+
+    def __len__(self):
+        return len(self.slices["x"]) - 1
+
+    def __getitem__(self, i):
+        one = Data()
+        for key in self.graphs.keys:
+            start, end = self.slices[key][i : i + 2].tolist()
+            one[key] = self.graphs[key].narrow(1 if key == "edge_index" else 0, start, end - start)
+        loops = torch.arange(len(one.x)).repeat(2, 1)
+        one.edge_index = torch.cat([one.edge_index, loops], 1)
+        copy = deepcopy(one)
+        if self.aug == "random2":
+            options = [drop_nodes, subgraph]
+            how = () if self.noise_ratio is None else (self.noise_ratio,)
+            return one, options[np.random.randint(2)](copy, *how)
+        return one, {"dnodes": drop_nodes, "pedges": permute_edges, "mask_nodes": mask_nodes}.get(self.aug, same)(copy)
+
+
+def without(data, dropped):
+    # nodes stay, their edges go
+    keep = ~torch.isin(data.edge_index, dropped).any(0)
+    data.edge_index = data.edge_index[:, keep]
+    return data
+
+
+def same(data):
+    return data
+
+
+def drop_nodes(data, share=0.2):
+    return without(data, torch.arange(int(len(data.x) * share)))
+
+
+def subgraph(data, share=0.2):
+    return without(data, torch.tensor(np.random.permutation(len(data.x))[: int(len(data.x) * share)]))
+
+
+def permute_edges(data):
+    data.edge_index = data.edge_index[:, np.random.permutation(data.edge_index.shape[1])[3:]]
+    return data
+
+
+def mask_nodes(data):
+    data.x[0] = torch.tensor(np.random.normal(size=data.x.shape[1]), dtype=torch.float32)
+    return data
+"""
+
+SCRIPT = """
+import argparse
+import random
+
+import numpy as np
+import torch
+from aug import TUDataset_aug as TUDataset
+from torch import nn
+from torch_geometric.loader import DataLoader
+from torch_geometric.nn import GINConv, global_add_pool
+
+
+class Encoder(nn.Module):
+    def __init__(self, width, hidden, layers):
+        super().__init__()
+        widths = [width] + [hidden] * layers
+        self.convs = nn.ModuleList(GINConv(nn.Linear(a, b)) for a, b in zip(widths, widths[1:]))
+
+    def forward(self, x, edge_index, batch):
+        found = []
+        for conv in self.convs:
+            x = torch.tanh(conv(x, edge_index))
+            found.append(x)
+        return torch.cat([global_add_pool(h, batch) for h in found], 1), torch.cat(found, 1)
+
+
+class simclr(nn.Module):
+    def __init__(self, hidden_dim, num_gc_layers):
+        super().__init__()
+        width = hidden_dim * num_gc_layers
+        self.encoder = Encoder(dataset_num_features, hidden_dim, num_gc_layers)
+        self.proj_head = nn.Sequential(nn.Linear(width, width), nn.ReLU(), nn.Linear(width, width))
+
+    def forward(self, x, edge_index, batch, num_graphs):
+        return self.proj_head(self.encoder(x.to(next(self.parameters()).dtype), edge_index, batch)[0])
+
+%(loss)s
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--DS")
+    parser.add_argument("--aug", default="dnodes")
+    parser.add_argument("--double", action="store_true")
+    parser.add_argument("--hidden-dim", type=int, default=8)
+    parser.add_argument("--batch", type=int, default=8)
+%(arguments)s
+    args = parser.parse_args()
+    torch.manual_seed(0)
+    np.random.seed(0)
+    random.seed(0)
+    dataset = TUDataset("data/" + args.DS, name=args.DS, aug=args.aug%(strength)s)
+    dataset_num_features = dataset[0][0].x.shape[1]
+    dataloader = DataLoader(dataset, batch_size=args.batch)
+    model = simclr(args.hidden_dim, 3)
+    if args.double:
+        model.double()
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+    losses = []
+    model.train()
+    for data, data_aug in dataloader:
+        optimizer.zero_grad()
+        x = model(data.x, data.edge_index, data.batch, data.num_graphs)
+        if args.aug in ("dnodes", "random2"):
+            ends = data_aug.edge_index.tolist()
+            kept = sorted(set(ends[0] + ends[1]))
+            place = {node: i for i, node in enumerate(kept)}
+            data_aug.x, data_aug.batch = data_aug.x[kept], data.batch[kept]
+            data_aug.edge_index = torch.tensor([[place[a], place[b]] for a, b in zip(*ends) if a != b]).T
+        x_aug = model(data_aug.x, data_aug.edge_index, data_aug.batch, data_aug.num_graphs)
+        loss = model.loss_cal(%(call)s)
+        losses.append(loss.item())
+        loss.backward()
+        optimizer.step()
+"""
+
+GRAPHCL = {
+    "loss": """
+    def loss_cal(self, x, x_aug):
+        logits = nn.functional.normalize(x) @ nn.functional.normalize(x_aug).T / 0.2
+        others = logits.masked_fill(torch.eye(len(x), dtype=torch.bool), float("-inf"))
+        return (others.logsumexp(1) - logits.diagonal()).mean()
+""",
+    "arguments": "",
+    "strength": "",
+    "call": "x, x_aug",
+}
+
+FORK = {
+    "loss": """
+    def loss_cal(self, x, x_aug, mode, args):
+        cos = nn.functional.normalize(x) @ nn.functional.normalize(x_aug).T
+        own = torch.eye(len(x), dtype=torch.bool)
+        weight = torch.ones_like(cos)
+        if mode == "adnce":
+            weight = (-0.5 * ((cos.detach() - args.w1) / args.w2) ** 2).exp()
+        elif mode != "easy":
+            raise NotImplementedError
+        weight = weight.masked_fill(own, 0)
+        mass = (weight * (cos / args.temp).exp()).sum(1) / weight.sum(1)
+        return (mass.log() - cos.diagonal() / args.temp).mean()
+""",
+    "arguments": """
+    parser.add_argument("--mode")
+    parser.add_argument("--temp", type=float)
+    parser.add_argument("--w1", type=float)
+    parser.add_argument("--w2", type=float)
+    parser.add_argument("--noise_ratio", type=float)
+""",
+    "strength": ", noise_ratio=args.noise_ratio",
+    "call": "x, x_aug, args.mode, args",
+}
+
+TOO_MUCH = {"mixnca": "cannot be mixed", "robust": "needs adversarial", "intcl": "needs adv", "intnacl": "needs adv"}
+
+
+def write_clone(folder: Path, script: str = "gsimclr.py", graphs: int = 24) -> Path:
+    """A stand-in for a clone, with a small data set in the files of the TU collection."""
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "aug.py").write_text(AUG)
+    (folder / script).write_text(SCRIPT % (GRAPHCL if script == "gsimclr.py" else FORK))
+    write_data(folder / "data" / "TOY" / "TOY" / "raw", "TOY", graphs)
+    return folder
+
+
+def write_data(folder: Path, name: str, graphs: int) -> None:
+    """Rings of ten nodes with chords, in two classes."""
+    made = torch.Generator().manual_seed(0)
+    edges: list[tuple[int, int]] = []
+    for graph in range(graphs):
+        pairs = {(i, (i + 1) % 10) for i in range(10)}
+        for _ in range(3 + 4 * (graph % 2)):
+            a, b = torch.randperm(10, generator=made)[:2].tolist()
+            pairs.add((a, b))
+        both = sorted(pairs | {(b, a) for a, b in pairs})
+        edges += [(10 * graph + a + 1, 10 * graph + b + 1) for a, b in both]
+    kinds = torch.randint(3, (10 * graphs,), generator=made).tolist()
+    files = {
+        "A": [f"{a}, {b}" for a, b in edges],
+        "graph_indicator": [str(i // 10 + 1) for i in range(10 * graphs)],
+        "graph_labels": [str(2 * (i % 2) - 1) for i in range(graphs)],
+        "node_labels": [str(kind) for kind in kinds],
+    }
+    folder.mkdir(parents=True)
+    for what, lines in files.items():
+        (folder / f"{name}_{what}.txt").write_text("\n".join(lines) + "\n")
+
+
+class Recorded(Seam):
+    """A seam that keeps what it got."""
+
+    def loss(self, loss_fn, theirs, *args, **how):
+        found = super().loss(loss_fn, theirs, *args, **how)
+        self.__dict__.setdefault("seen_views", []).append(args)
+        self.__dict__.setdefault("returned", []).append(found)
+        return found
+
+
+@pytest.fixture
+def around(monkeypatch):
+    """Puts back what a run in this process changes: the interpreter's state and PyG, for the shims stay."""
+    monkeypatch.setattr(io, "read_tu_data", io.read_tu_data)
+    monkeypatch.setattr(Data, "keys", Data.keys)
+    for name in ("argv", "path"):
+        monkeypatch.setattr(sys, name, list(getattr(sys, name)))
+    for name in ("__main__", "aug", "gsimclr", "gsimclr_robust"):
+        if name in sys.modules:
+            monkeypatch.setitem(sys.modules, name, sys.modules[name])
+        else:
+            monkeypatch.setitem(sys.modules, name, None)
+            del sys.modules[name]
+
+
+@pytest.fixture
+def run(around, tmp_path, monkeypatch):
+    """Runs the stand-in with the seam, and returns the seam and the script's module."""
+
+    def go(spec, *words, script="gsimclr.py", verify=0, report=None, shims=True, **options):
+        folder = write_clone(tmp_path / script.removesuffix(".py"), script)
+        monkeypatch.chdir(folder)
+        seam = Recorded(spec, verify, report, options)
+        inject.run(HOST, seam, Path(script), ["--DS", "TOY", *words], shims)
+        return seam, sys.modules[script.removesuffix(".py")]
+
+    return go
+
+
+@pytest.mark.parametrize("spec", [*sorted(set(cp.registry) - set(TOO_MUCH)), "infonce:t=0.2 + 0.1*dp"])
+def test_every_objective_trains(run, spec):
+    spec = f"{spec}(adnce)" if spec in ("arcl", "aal") else spec
+    seam, script = run(spec)
+    assert seam.calls == len(script.losses) == 3
+    assert all(torch.tensor(script.losses).isfinite())
+    gradients = [p.grad for p in script.model.encoder.parameters()]
+    assert all(g.isfinite().all() for g in gradients)
+    # no pair of these few graphs need be within the margin of dp
+    assert spec == "dp" or all(g.any() for g in gradients)
+
+
+@pytest.mark.parametrize(("spec", "why"), TOO_MUCH.items())
+def test_what_needs_other_inputs_is_refused(run, spec, why):
+    with pytest.raises(SeamError, match=f"{spec}.*{why}"):
+        run(spec)
+
+
+@pytest.mark.parametrize(("words", "bound"), [((), 1e-6), (("--double",), 1e-12)])
+@pytest.mark.parametrize("mode", [None, "easy", "adnce"])
+def test_host_reproduces_the_host(run, mode, words, bound):
+    fork = () if mode is None else ("--mode", mode, "--temp", "0.15", "--w1", "0.7", "--w2", "1.0")
+    seam, _ = run("host", *words, *fork, script="gsimclr.py" if mode is None else "gsimclr_robust.py", verify=3)
+    assert len(seam.differences) == 3
+    # with the mean in the denominator losses pass through zero, where nothing is relatively close
+    assert max(min(pair) for pair in seam.differences) <= bound
+
+
+@pytest.mark.parametrize("mode", [None, "easy", "adnce"])
+def test_gradients_of_host_are_the_hosts(around, tmp_path, monkeypatch, mode):
+    name = "gsimclr" if mode is None else "gsimclr_robust"
+    monkeypatch.chdir(write_clone(tmp_path, f"{name}.py"))
+    monkeypatch.syspath_prepend(tmp_path)
+    module = __import__(name)
+    module.dataset_num_features = 3
+    model = module.simclr(8, 3).double()
+    settings = () if mode is None else (mode, type("Args", (), {"temp": 0.15, "w1": 0.7, "w2": 1.0}))
+    x, edge_index = torch.rand(80, 3).double(), torch.randint(80, (2, 300))
+    graphs = (x, edge_index, torch.arange(8).repeat_interleave(10), 8)
+
+    def gradients():
+        model.zero_grad()
+        z = model(*graphs)
+        loss = model.loss_cal(z, model(x.flip(1), *graphs[1:]), *settings)
+        loss.backward()
+        return [loss.detach(), *(p.grad.clone() for p in model.parameters())]
+
+    theirs = gradients()
+    graphcl.install(Seam("host"), module)
+    torch.testing.assert_close(gradients(), theirs, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("spec", ["hcl:t=0.3", "hcl:t=0.3 + 0.1*dp"])
+def test_anchors_are_the_first_view(run, spec):
+    seam, script = run(spec)
+    expected = [cp.objective(spec)(*views, pairing="one_way").item() for views in seam.seen_views]
+    assert script.losses == pytest.approx(expected, rel=1e-6)
+
+
+def test_papers_own_pairings_are_kept(run):
+    seam, script = run("arcl(infonce):views=3 + 0.5*infonce")
+    for views, loss in zip(seam.seen_views, script.losses, strict=True):
+        expected = cp.objective("arcl(infonce):views=3")(*views) + 0.5 * cp.InfoNCE()(*views, pairing="one_way")
+        assert loss == pytest.approx(expected.item(), rel=1e-6)
+
+
+@pytest.mark.parametrize("spec", ["arcl(adnce:mu=0.7,t=0.2)", "nca", "debpos", "aal(hcl) + 0.1*dp"])
+def test_more_views(run, spec):
+    seam, script = run(spec, "--aug", "random2", views=4)
+    assert seam.calls == 3
+    assert all(torch.tensor(script.losses).isfinite())
+    for views in seam.seen_views:
+        assert [view.shape for view in views] == [(8, 24)] * 4
+        assert all(view.requires_grad for view in views)
+        assert not torch.equal(views[2], views[3])
+
+
+def test_objective_asks_for_views(run):
+    seam, _ = run("arcl(infonce):views=3")
+    # the stand-in drops the same nodes each time: what is made at the seam is what the script makes
+    for _, second, third in seam.seen_views:
+        torch.testing.assert_close(third, second, rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("aug", ["pedges", "mask_nodes"])
+def test_nodes_without_edges_are_kept_where_the_host_keeps_them(run, aug):
+    seam, _ = run("arcl(infonce):views=3", "--aug", aug)
+    assert seam.calls == 3
+
+
+def test_the_forks_strength_is_handed_on(run, monkeypatch):
+    words = ("--aug", "random2", "--noise_ratio", "0.5", "--mode", "easy", "--temp", "0.2")
+    seam, script = run("arcl(infonce):views=3", *words, script="gsimclr_robust.py")
+    assert seam.calls == 3
+    asked = []
+    for name in ("drop_nodes", "subgraph"):
+        monkeypatch.setattr(sys.modules["aug"], name, lambda data, share: asked.append(share) or data)
+    data = Batch.from_data_list([script.dataset[0][0]] * 2)
+    graphcl.augmented(script, data.x, data.edge_index, data.batch, 2)
+    assert asked[-2:] == [0.5, 0.5]
+
+
+def test_batches_are_taken_apart_and_put_together(run):
+    _, script = run("host", "--aug", "pedges")
+    script.TUDataset = type("Unchanged", (), {"__module__": "aug"})
+    sys.modules["aug"].permute_edges = lambda data: data
+    graphs = [script.dataset[i][0] for i in range(5)]
+    graphs[2].x = torch.cat([graphs[2].x, torch.ones(1, 3)])  # a last node without edges
+    data = Batch.from_data_list(graphs)
+    x, edge_index, batch, count = graphcl.augmented(script, data.x, data.edge_index, data.batch, 5)
+    assert torch.equal(x, data.x)
+    assert torch.equal(edge_index, data.edge_index)
+    assert torch.equal(batch, data.batch)
+    assert count == 5
+
+
+def test_unaugmented_graphs_have_no_further_views(run):
+    with pytest.raises(SeamError, match="--aug none makes no further views"):
+        run("arcl(infonce):views=3", "--aug", "none")
+
+
+def test_other_modes_of_the_fork(run):
+    words = ("--mode", "reweight_only", "--temp", "0.2")
+    seam, _ = run("adnce", *words, script="gsimclr_robust.py")
+    assert seam.calls == 3
+    with pytest.raises(SeamError, match="reweight_only is no objective known here"):
+        graphcl.own_spec(Seam("host"), "reweight_only", object())
+
+
+def test_first_steps_with_the_hosts_loss(run):
+    seam, _ = run("hcl:t=0.3", verify=1)
+    assert seam.calls == 3
+    assert len(seam.differences) == 1
+    assert float(seam.returned[0]) == pytest.approx(
+        cp.objective(HOST.spec)(*seam.seen_views[0], pairing="one_way").item(), rel=1e-6
+    )
+    assert float(seam.returned[1]) == pytest.approx(
+        cp.HCL(0.3)(*seam.seen_views[1], pairing="one_way").item(), rel=1e-6
+    )
+
+
+def test_report(run, tmp_path):
+    _, script = run("adnce:t=0.2", report=tmp_path / "steps.jsonl")
+    lines = [json.loads(line) for line in (tmp_path / "steps.jsonl").read_text().splitlines()]
+    assert [line["step"] for line in lines] == [1, 2, 3]
+    assert [line["loss"] for line in lines] == pytest.approx(script.losses, rel=1e-6)
+    assert lines[0]["negatives"] == 7
+
+
+def test_shims_are_applied_once_and_only_if_needed(around):
+    applied = {shim.name: shim.apply() for shim in HOST.shims}
+    assert applied["read_tu_data"]
+    assert applied["data_keys"]
+    assert not any(shim.apply() for shim in HOST.shims)
+    data = Data(x=torch.ones(2, 1), edge_index=torch.zeros(2, 1, dtype=torch.long))
+    assert sorted(data.keys) == sorted(data.keys()) == ["edge_index", "x"]
+    assert "x" in data
+    assert Batch.from_data_list([data, data]).num_graphs == 2
+
+
+def test_without_shims_the_host_fails_by_itself(run):
+    with pytest.raises(ValueError, match="too many values to unpack"):
+        run("infonce", shims=False)
+
+
+def test_a_script_without_the_class(tmp_path):
+    module = type(sys)("deepinfomax")
+    module.__file__ = "deepinfomax.py"
+    with pytest.raises(SeamError, match=r"deepinfomax.py has no simclr.loss_cal"):
+        graphcl.install(Seam("infonce"), module)
+
+
+def test_recognises_its_clones(tmp_path):
+    assert HOST.recognises(write_clone(tmp_path / "a"))
+    assert HOST.recognises(write_clone(tmp_path / "b", "gsimclr_robust.py"))
+    assert not HOST.recognises(tmp_path)
+
+
+def test_command(around, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(write_clone(tmp_path))
+    words = ["graphcl", "--objective", "adnce:t=0.05,mu=1.5", "--views", "3", "--verify", "2"]
+    assert inject.main([*words, "--", "gsimclr.py", "--DS", "TOY"]) == 0
+    said = capsys.readouterr().err
+    assert "shim data_keys" in said
+    assert "replaced simclr.loss_cal in" in said
+    assert "the seam was reached 3 times" in said
+    assert "in 2 steps" in said
+
+
+def launch(folder: Path, spec: str, verify: int, *script: str) -> str:
+    """What the launcher says in a process of its own."""
+    command = [sys.executable, "-W", "ignore", "-m", "counterpoint.plugins.inject", "graphcl", "--objective", spec]
+    command += ["--verify", str(verify), "--", *script]
+    done = subprocess.run(
+        command, cwd=folder, capture_output=True, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"}
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stderr
+
+
+CLONES = {
+    "graphcl": (("graphcl", "graphcl/unsupervised_TU", "GraphCL/unsupervised_TU"), "gsimclr.py", ()),
+    "adnce": (
+        ("adnce_graph", "adnce_graph/graph", "ADNCE/graph"),
+        "gsimclr_robust.py",
+        ("--mode", "adnce", "--temp", "0.15", "--w1", "0.7", "--w2", "1", "--noise_ratio", "0.1", "--model_name", "x"),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", CLONES)
+def test_real_clone(tmp_path, name):
+    hosts = os.environ.get("COUNTERPOINT_HOSTS")
+    if not hosts:
+        pytest.skip("COUNTERPOINT_HOSTS is not set: no clones to test with")
+    places, script, words = CLONES[name]
+    found = [Path(hosts) / place for place in places if (Path(hosts) / place / script).is_file()]
+    if not found:
+        pytest.skip(f"no {' or '.join(places)} in {hosts}")
+    clone = tmp_path / "clone"
+    shutil.copytree(found[0], clone, ignore=shutil.ignore_patterns("data", "logs"))
+    write_data(clone / "data" / "MUTAG" / "MUTAG" / "raw", "MUTAG", 24)
+    (clone / "logs").mkdir()
+    run = (script, "--DS", "MUTAG", "--lr", "0.01", "--local", "--num-gc-layers", "3", "--aug", "random2", *words)
+    said = launch(clone, "arcl(adnce:t=0.2):views=3", 9, *run)
+    assert "the seam was reached 20 times" in said
+    assert float(said.rsplit("relative ", 1)[1].split(",")[0]) <= 1e-6

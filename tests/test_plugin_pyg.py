@@ -1,0 +1,117 @@
+"""The criterion for PyTorch Geometric, with its own modules, transforms and loaders."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch_geometric.data import Batch, Data
+from torch_geometric.loader import DataLoader
+from torch_geometric.nn import GIN, GCNConv, global_add_pool
+from torch_geometric.utils import dropout_edge, dropout_node, erdos_renyi_graph, mask_feature
+
+import counterpoint as cp
+from counterpoint.plugins.pyg import ContrastiveLoss, common_nodes
+
+
+@pytest.fixture
+def graphs():
+    torch.manual_seed(0)
+    made = [erdos_renyi_graph(9, 0.4) for _ in range(12)]
+    return [Data(x=torch.randn(9, 5), edge_index=edges, y=torch.tensor(i % 3)) for i, edges in enumerate(made)]
+
+
+def encode(model: torch.nn.Module, data: Batch) -> torch.Tensor:
+    x, _ = mask_feature(data.x, p=0.2)
+    edge_index, _ = dropout_edge(data.edge_index, p=0.2)
+    return global_add_pool(model(x, edge_index), data.batch, data.num_graphs)
+
+
+@pytest.mark.parametrize("spec", ["adnce:t=0.2,mu=0.7", "arcl(hcl)", "nca", "debpos", "infonce + 0.1*dp"])
+def test_graphs_train(graphs, spec):
+    model, criterion = GIN(5, 16, 2), ContrastiveLoss(spec)
+    optimizer = torch.optim.Adam([*model.parameters(), *criterion.parameters()], lr=0.01)
+    data = next(iter(DataLoader(graphs, batch_size=12)))
+    losses = []
+    for _ in range(15):
+        optimizer.zero_grad()
+        torch.manual_seed(1)
+        loss = criterion(*(encode(model, data) for _ in range(3)))
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    assert losses[-1] < losses[0]
+
+
+def test_is_the_objective(graphs):
+    model = GIN(5, 16, 2)
+    data = Batch.from_data_list(graphs)
+    z1, z2 = encode(model, data), encode(model, data)
+    loss_fn = cp.HCL(0.3)
+    torch.testing.assert_close(ContrastiveLoss(loss_fn)(z1, z2), loss_fn(z1, z2))
+    one_way = ContrastiveLoss("hcl:t=0.3", pairing="one_way")
+    torch.testing.assert_close(one_way(z1, z2), loss_fn(z1, z2, pairing="one_way"))
+    torch.testing.assert_close(one_way(z1, z2, pairing="views"), loss_fn(z1, z2))
+    labels = data.y
+    torch.testing.assert_close(ContrastiveLoss(loss_fn)(z1, z2, labels=labels), loss_fn(z1, z2, labels=labels))
+    assert "hcl:t=0.3" in repr(one_way)
+    assert "pairing='one_way'" in repr(one_way)
+
+
+def test_nodes_that_both_views_have(graphs):
+    data, model = Batch.from_data_list(graphs), GCNConv(5, 8)
+    views, nodes = [], []
+    for seed in (0, 1):
+        torch.manual_seed(seed)
+        edge_index, _, kept = dropout_node(data.edge_index, p=0.3, num_nodes=data.num_nodes, relabel_nodes=True)
+        views.append(model(data.x[kept], edge_index))
+        nodes.append(kept.nonzero().squeeze(1))
+    both = sorted(set(nodes[0].tolist()) & set(nodes[1].tolist()))
+    assert 2 < len(both) < data.num_nodes
+    rows = [torch.tensor([n.tolist().index(node) for node in both]) for n in nodes]
+    z1, z2 = (view[row] for view, row in zip(views, rows, strict=True))
+    criterion = ContrastiveLoss("infonce:t=0.2")
+    loss = criterion(*views, nodes=nodes)
+    torch.testing.assert_close(loss, cp.InfoNCE(0.2)(z1, z2))
+    loss.backward()
+    assert model.lin.weight.grad.any()
+
+    graph_of = data.batch
+    torch.testing.assert_close(
+        criterion(*views, nodes=nodes, ids=graph_of), cp.InfoNCE(0.2)(z1, z2, ids=graph_of[torch.tensor(both)])
+    )
+    assert criterion(*views, nodes=nodes, ids=None) == loss
+
+
+def test_order_and_repetitions_of_nodes_do_not_matter():
+    h = torch.randn(7, 4, generator=torch.Generator().manual_seed(0))
+    n1, n2, n3 = torch.tensor([5, 3, 0, 6]), torch.tensor([3, 2, 5, 3, 6]), torch.tensor([6, 5, 3, 1])
+    views, common = common_nodes([h[n1], h[n2], h[n3]], [n1, n2, n3])
+    assert common.tolist() == [3, 5, 6]
+    assert all(torch.equal(view, h[common]) for view in views)
+
+
+def test_first_of_a_nodes_rows_is_taken():
+    h = torch.arange(4.0).unsqueeze(1)
+    (view, _), common = common_nodes([h, h], [torch.tensor([2, 1, 2, 1]), torch.tensor([1, 2, 0, 3])])
+    assert common.tolist() == [1, 2]
+    assert view.flatten().tolist() == [1.0, 0.0]
+
+
+def test_a_graph_that_lost_all_its_nodes():
+    x, batch = torch.randn(6, 3), torch.tensor([0, 0, 1, 1, 2, 2])
+    criterion = ContrastiveLoss("infonce")
+    whole, short = global_add_pool(x, batch), global_add_pool(x[:4], batch[:4])
+    with pytest.raises(ValueError, match=r"3, 2 rows: pool with the number of graphs"):
+        criterion(whole, short)
+    assert criterion(whole, global_add_pool(x[:4], batch[:4], 3)).isfinite()
+
+
+def test_errors_of_nodes():
+    h, n = torch.randn(3, 2), torch.arange(3)
+    criterion = ContrastiveLoss("infonce")
+    with pytest.raises(ValueError, match="one node per row"):
+        criterion(h, h, nodes=[n])
+    with pytest.raises(ValueError, match="one node per row"):
+        criterion(h, h, nodes=[n, n[:2]])
+    with pytest.raises(ValueError, match="1 nodes in common"):
+        criterion(h, h, nodes=[n, n + 2])
