@@ -13,6 +13,13 @@ What makes the comparison fair:
 
 The floor: raw pixels, and the encoder untrained. ArCL's four views belong to the method, and double the images
 per step: for what they bring by themselves, add `aal(infonce:t=0.2):views=4`.
+
+examples:
+  python examples/digits.py                         five objectives, three seeds, a minute or two
+  python examples/digits.py --quick --out digits/   a look in seconds, with pictures
+  python examples/digits.py --objectives "infonce:t=0.2" "dcl:t=0.2" "adnce:t=0.2,mu=auto" --seeds 10
+  python examples/digits.py --objectives "infonce:t=0.2" "infonce:t=learned(0.2)"
+  python examples/digits.py --validate --seed 1000 --objectives infonce:t={0.05,0.1,0.2,0.5}      to choose by
 """
 
 from __future__ import annotations
@@ -209,7 +216,8 @@ def report(result: dict[str, Any]) -> str:
     """The table, and under it what its statistics allow to say."""
     first, seeds = result["arguments"]["objectives"][0], result["arguments"]["seeds"]
     width = max(map(len, result["summary"]))
-    lines = [f"{'accuracy, %':{width}}" + "".join(f"  {m:>12}  {'minus the first, 95%':21}" for m in MEASURES)]
+    header = "".join(f"  {measure:12}  {'minus the first, 95%':21}" for measure in MEASURES)
+    lines = [f"{'accuracy, %':{width}}{header}".rstrip()]
     for name, row in result["summary"].items():
         cells = ""
         for found in row.values():
@@ -267,28 +275,10 @@ def draw(out: Path, result: dict[str, Any], first_seed: dict[str, np.ndarray], y
     figure.savefig(out / "digits_pca.png", dpi=120)
 
 
-EPILOG = """examples:
-  python examples/digits.py                         five objectives, three seeds, a minute or two
-  python examples/digits.py --quick --out digits/   a look in seconds, with pictures
-  python examples/digits.py --objectives "infonce:t=0.2" "dcl:t=0.2" "adnce:t=0.2,mu=auto" --seeds 10
-  python examples/digits.py --objectives "infonce:t=0.2" "infonce:t=learned(0.2)"
-  python examples/digits.py --validate --seed 1000 --objectives infonce:t={0.05,0.1,0.2,0.5}      to choose by"""
-
-
 def main(argv: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(
-        description="Contrastive learning of handwritten digits under any objectives, compared fairly.",
-        epilog=EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add = parser.add_argument
-    add(
-        "--objectives",
-        nargs="+",
-        default=OBJECTIVES,
-        metavar="SPEC",
-        help="the first is what the others are compared with",
-    )
+    add("--objectives", nargs="+", default=OBJECTIVES, metavar="SPEC", help="the first is compared with the others")
     add("--seeds", type=int, default=3, help="runs per objective (%(default)s)")
     add("--steps", type=int, default=300, help="Adam steps per run (%(default)s)")
     add("--batch", type=int, default=128, help="images per step (%(default)s)")

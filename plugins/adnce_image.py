@@ -17,7 +17,7 @@ or, with one line of ``main.py`` changed::
     model_loss = counterpoint.plugins.adnce_image.Loss("adnce:t=0.5,mu=0.7")
 
 **What cannot be injected.** More than two views: the data sets return two views, and the training loop unpacks exactly
-those. Objectives that need adversarial views: the loss sees embeddings, not images.
+those. Objectives of attacked or mixed images: the loss sees embeddings, not images.
 
 ``--objective host`` is the loss of ``--estimator``. Some of the host's own do not run there: ``hard``, its default, has
 no branch, and ``a_cl`` and ``a_cl2`` call a method that the class lacks; as objectives (``alphacl``) they run.
@@ -34,7 +34,7 @@ from torch import Tensor, nn
 
 from counterpoint.objective import Objective, as_objective, objective
 from counterpoint.plugins.host import HOST as OWN_LOSS
-from counterpoint.plugins.host import Host, Seam, SeamError, Shim, refuse_views
+from counterpoint.plugins.host import Host, Seam, SeamError, Shim, refuse_mixed, refuse_views
 
 NAME = "adnce_image"
 TWO_VIEWS = (
@@ -52,13 +52,19 @@ OWN = {
 """The host's losses, by ``estimator``, in terms of the attributes of its loss."""
 
 
+def check(loss_fn: Objective) -> Objective:
+    """Refuses objectives that look at more than the host's two views."""
+    refuse_views(loss_fn, NAME, TWO_VIEWS)
+    refuse_mixed(loss_fn, NAME, "the loss sees embeddings, not images")
+    return loss_fn
+
+
 class Loss(nn.Module):
     """Takes the place of the host's ``DRO_Loss``: two views in, ``(loss, None)`` out."""
 
     def __init__(self, objective: Objective | str) -> None:
         super().__init__()
-        self.objective = as_objective(objective)
-        refuse_views(self.objective, NAME, TWO_VIEWS)
+        self.objective = check(as_objective(objective))
 
     def forward(self, out_1: Tensor, out_2: Tensor, index: Any = None, labels: Any = None) -> tuple[Tensor, None]:
         return self.objective(out_1, out_2, normalize=False), None
@@ -77,7 +83,7 @@ def after(seam: Seam, module: ModuleType) -> None:
     if kind is None:
         raise SeamError(f"{NAME}: {module.__file__} uses no DRO_Loss; the script that trains is main.py.")
     if seam.spec != OWN_LOSS:
-        refuse_views(objective(seam.spec), NAME, TWO_VIEWS)
+        check(objective(seam.spec))
     theirs = kind.forward
 
     def forward(self: Any, out_1: Tensor, out_2: Tensor, index: Any = None, labels: Any = None) -> tuple[Tensor, Any]:

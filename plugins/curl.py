@@ -33,7 +33,7 @@ or, with one line added below the one that makes the agent::
 further crops are cut by the host's own function from the frames that ``sample_cpc`` has just sampled, and encoded as
 ``z_pos`` is. They need the replay buffer, so by hand it is :func:`attach` instead of :class:`Criterion`.
 
-**What cannot be injected.** Objectives that need adversarial views: the criterion sees embeddings, not frames.
+**What cannot be injected.** Objectives of attacked or mixed frames: the criterion sees embeddings, not frames.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ from counterpoint.infonce import InfoNCE
 from counterpoint.objective import Objective, Sum, as_objective
 from counterpoint.pairing import Batch
 from counterpoint.plugins.host import HOST as OWN_LOSS
-from counterpoint.plugins.host import Host, Seam, SeamError, Shim
+from counterpoint.plugins.host import Host, Seam, SeamError, Shim, refuse_mixed
 from counterpoint.positives import ArCL
 from counterpoint.scores import Scores
 
@@ -62,6 +62,12 @@ SCORES = ("bilinear", "cosine")
 _NOTHING: dict[str, Any] = dict.fromkeys(
     ("queue", "negatives", "ids", "labels", "queue_ids", "negative_ids", "prior", "adversarial", "mixed")
 )
+
+
+def check(loss_fn: Objective) -> Objective:
+    """Refuses objectives of more than crops."""
+    refuse_mixed(loss_fn, NAME, "the criterion sees embeddings, not frames")
+    return loss_fn
 
 
 def natural_scores(loss_fn: Objective) -> str:
@@ -142,7 +148,7 @@ class Criterion(nn.Module):
         crops: Callable[[], Tensor] | None = None,
     ) -> None:
         super().__init__()
-        self.objective = as_objective(objective).to(curl.W.device)
+        self.objective = check(as_objective(objective)).to(curl.W.device)
         self.scores = natural_scores(self.objective) if scores is None else scores
         if self.scores not in SCORES:
             raise SeamError(f"{NAME}: unknown scores {scores!r}.{nearest(self.scores, SCORES)}")
@@ -256,7 +262,7 @@ def after(seam: Seam, module: ModuleType) -> None:
         self.cross_entropy_loss = criterion
 
     kind.__init__ = init
-    loss_fn = as_objective(HOST.spec if seam.spec == OWN_LOSS else seam.spec)
+    loss_fn = check(as_objective(HOST.spec if seam.spec == OWN_LOSS else seam.spec))
     scores = seam.options.get("scores") or natural_scores(loss_fn)
     seam.say(
         f"replaced CurlSacAgent.cross_entropy_loss of {inspect.getfile(kind)}: "

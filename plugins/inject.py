@@ -17,6 +17,7 @@ import importlib
 import importlib.util
 import json
 import os
+import pickle
 import sys
 import tempfile
 from collections.abc import Iterator, Sequence
@@ -24,6 +25,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from importlib import metadata
 from importlib.machinery import ModuleSpec
+from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
 from types import CodeType, ModuleType
 from typing import Any
@@ -110,8 +112,8 @@ def run(host: Host, seam: Seam, script: Path, arguments: Sequence[str], shims: b
     sys.path.insert(0, str(script.resolve().parent))
     install(host, seam, shims)
     module = ModuleType(script.stem)
-    module.__file__ = str(script.resolve())
-    definitions, main = split(script.read_text(), str(script))
+    module.__file__ = str(script.absolute())
+    definitions, main = split(script.read_text(), module.__file__)
     # under its own name too, so that what it defines can be pickled and found again by other processes
     sys.modules[script.stem] = sys.modules["__main__"] = module
     exec(definitions, module.__dict__)
@@ -125,15 +127,23 @@ def run(host: Host, seam: Seam, script: Path, arguments: Sequence[str], shims: b
 class _Child:
     """A spawned process's function, with the seam installed in that process before it is called."""
 
-    def __init__(self, function: Any, host: str, seam: Seam, shims: bool, counts: Path) -> None:
+    def __init__(
+        self, function: Any, arguments: Sequence[Any], host: str, seam: Seam, shims: bool, counts: Path
+    ) -> None:
         self.module, self.function = function.__module__, function.__qualname__
+        self.arguments: Any = arguments
         self.host, self.seam, self.shims, self.counts = host, seam, shims, counts
 
-    def __call__(self, *args: Any) -> Any:
+    def __getstate__(self) -> dict[str, Any]:
+        # bytes, since to read the script's own classes is to import the script, which must find the seam in place
+        return {**vars(self), "arguments": bytes(ForkingPickler.dumps(self.arguments))}
+
+    def __call__(self, rank: int) -> Any:
         seam = replace(self.seam, calls=0, replaced=[], differences=[], seen={}, _made={})
         line: dict[str, Any] = {}
         try:
-            return self._patched(load(self.host), seam)(*args)
+            function = self._patched(load(self.host), seam)
+            return function(rank, *pickle.loads(self.arguments))
         except SeamError as error:
             line = {"error": str(error), "code": error.code}
             raise
@@ -157,12 +167,12 @@ def _spawned_too(host: Host, seam: Seam, shims: bool) -> Iterator[None]:
     with tempfile.TemporaryDirectory() as folder:
         counts = Path(folder)
 
-        def spawn(fn: Any, *args: Any, **how: Any) -> Any:
+        def spawn(fn: Any, args: Sequence[Any] = (), *rest: Any, **how: Any) -> Any:
             # a child would first load the script by its path, without shims; a main module of that name it leaves alone
             main = sys.modules["__main__"]
             main.__spec__, spec = ModuleSpec("__main__", None), main.__spec__
             try:
-                return original(_Child(fn, host.name, seam, shims, counts), *args, **how)
+                return original(_Child(fn, args, host.name, seam, shims, counts), (), *rest, **how)
             except processes.ProcessRaisedException:
                 for line in map(_read, counts.iterdir()):
                     if "error" in line:
@@ -255,8 +265,12 @@ def _separate(given: argparse.Namespace) -> list[str]:
 
 def _check(given: argparse.Namespace, host: Host) -> None:
     """Refuses what could only fail, or do nothing, once the script runs."""
-    if given.views and not host.many:
+    if given.views is not None and given.views < 2:
+        raise SeamError(f"--views {given.views}: a contrastive objective needs two views or more")
+    if given.views is not None and not host.many:
         raise SeamError(f"--views: {host.name} has two. {host.views}")
+    if given.report is not None and not given.report.resolve().parent.is_dir():
+        raise SeamError(f"--report {given.report}: there is no such folder")
     if given.objective != HOST and any(True for _ in objective(given.objective).parameters()):
         raise SeamError(
             f"{given.objective}: the host's optimiser does not know what is learned here, so that it would stay as it "

@@ -10,7 +10,8 @@ it, the script runs for a few calls, and those that were seen are listed. With o
 
     criterion = counterpoint.plugins.logits.CrossEntropyLoss("adnce:mu=0.4,t=0.07", scale=1 / 0.07)
 
-**What cannot be had.** What only embeddings give: more than two views, mixed or adversarial ones. Class weights, label smoothing and ``reduction="none"`` have no counterpart.
+**What cannot be had.** What only embeddings give: more than two views, mixed or adversarial ones. Class
+weights, label smoothing and ``reduction="none"`` have no counterpart.
 """
 
 from __future__ import annotations

@@ -20,7 +20,7 @@ or, with one line of ``main_moco.py`` changed, below the one that wraps the mode
 The objective owns the temperature: ``--moco-t`` scales the logits from which the host prints its accuracies, no more.
 
 **What cannot be injected.** More than two views: ``TwoCropsTransform`` makes two crops and ``train`` reads two.
-Objectives that need adversarial views: the criterion sees embeddings, not images.
+Objectives of attacked or mixed images: the criterion sees embeddings, not images.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from torch import Tensor, nn
 
 from counterpoint.objective import Objective, as_objective, objective
 from counterpoint.plugins.host import HOST as OWN_LOSS
-from counterpoint.plugins.host import Host, Seam, SeamError, Shim, refuse_views
+from counterpoint.plugins.host import Host, Seam, SeamError, Shim, refuse_mixed, refuse_views
 from counterpoint.positives import ArCL
 
 NAME = "moco"
@@ -62,6 +62,7 @@ def own_spec(model: Any) -> str:
 def check(loss_fn: Objective) -> Objective:
     """Refuses objectives that look at more than the host's two crops."""
     refuse_views(loss_fn, NAME, TWO_VIEWS)
+    refuse_mixed(loss_fn, NAME, "the criterion sees embeddings, not images")
     if any(isinstance(part, ArCL) and part.views is None for part in loss_fn.modules()):
         # with one pair of views the worst pair, and the mean over pairs, is that pair: no ArCL any more
         raise SeamError(f"{NAME}: {loss_fn} compares several views, but {TWO_VIEWS}. If two are meant: views=2")
@@ -206,7 +207,7 @@ HOST = Host(
     shims=(
         Shim(
             "accuracy",
-            "accuracy() views a comparison of transposed tensors, as torch < 1.5 allowed",
+            "accuracy() takes a view where today's torch needs a copy",
             _accuracy,
         ),
         Shim(

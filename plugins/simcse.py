@@ -79,8 +79,10 @@ def use(objective: str | Seam) -> Seam:
     models: Any = importlib.import_module("simcse.models")
     if not hasattr(models, "cl_forward"):
         raise SeamError(f"simcse: {models.__file__} has no cl_forward; is another package of that name in the way?")
-    forward, compare = models.cl_forward, models.Similarity.forward
+    # the host's own, also where an objective has been put before
+    forward, compare = (getattr(f, "__wrapped__", f) for f in (models.cl_forward, models.Similarity.forward))
 
+    @functools.wraps(compare)
     def similarity(self: Any, x: Tensor, y: Tensor) -> Any:
         step = _running.get()
         if step is not None:
@@ -95,6 +97,7 @@ def use(objective: str | Seam) -> Seam:
             step.done = True
             return step.compute(step.compared, lambda: theirs(input, target))
 
+    @functools.wraps(forward)
     def cl_forward(model: Any, encoder: Any, **inputs: Any) -> Any:
         mode = getattr(model.model_args, "loss_mode", "easy")
         if mode != "easy":

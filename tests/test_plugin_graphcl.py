@@ -407,10 +407,10 @@ def test_first_steps_with_the_hosts_loss(run):
     seam, _ = run("hcl:t=0.3", verify=1)
     assert seam.calls == 3
     assert len(seam.differences) == 1
-    assert float(seam.returned[0]) == pytest.approx(
+    assert seam.returned[0].item() == pytest.approx(
         cp.objective(HOST.spec)(*seam.seen_views[0], pairing="one_way").item(), rel=1e-6
     )
-    assert float(seam.returned[1]) == pytest.approx(
+    assert seam.returned[1].item() == pytest.approx(
         cp.HCL(0.3)(*seam.seen_views[1], pairing="one_way").item(), rel=1e-6
     )
 

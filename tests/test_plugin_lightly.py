@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import re
+import runpy
 import subprocess
 import sys
 from pathlib import Path
@@ -224,6 +226,14 @@ def test_an_unmodified_script(tmp_path):
     assert done.returncode == 0, done.stderr
     assert "trained NTXentLoss" in done.stdout
     assert "lightly: the seam was reached 3 times; the host's loss and ours differ by at most" in done.stderr
+
+
+def test_example_of_lightning(capsys):
+    pytest.importorskip("lightning")
+    script = Path(__file__).parent.parent / "examples" / "existing_repos" / "lightning" / "train.py"
+    runpy.run_path(str(script))["main"]("arcl(hcl:t=0.2):views=4")
+    before, after = re.findall(r"(\d+)%", capsys.readouterr().out)
+    assert int(before) < int(after)
 
 
 # ---- two processes -------------------------------------------------------------------------------

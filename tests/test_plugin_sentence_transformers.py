@@ -6,6 +6,8 @@ import copy
 import json
 import os
 import pickle
+import re
+import runpy
 import subprocess
 import sys
 from pathlib import Path
@@ -305,6 +307,23 @@ def test_card_and_logs(model, tmp_path):
         assert line["loss"] == pytest.approx(
             line["infonce:t=0.05,denominator=with_positive"] + line["0.1*dp"], abs=2e-4
         )
+
+
+# ---- examples ------------------------------------------------------------------------------------
+
+EXAMPLES = Path(__file__).parent.parent / "examples" / "existing_repos"
+
+
+def test_example(capsys):
+    runpy.run_path(str(EXAMPLES / "sentence_transformers" / "train.py"))["main"](["--steps", "30"])
+    before, after = re.findall(r"(\d+)%", capsys.readouterr().out)
+    assert int(before) < int(after)
+
+
+def test_example_of_the_plain_trainer(capsys):
+    runpy.run_path(str(EXAMPLES / "hf_trainer" / "train.py"))["main"]("hcl:t=0.05")
+    first, last = capsys.readouterr().out.split("loss ")[-1].split(" -> ")
+    assert float(last) < float(first)
 
 
 # ---- two processes -------------------------------------------------------------------------------

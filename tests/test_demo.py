@@ -1,0 +1,181 @@
+"""examples/digits.py and examples/demo.py: what they learn, what they repeat, what they write and what they say."""
+
+import importlib.util
+import json
+import re
+from pathlib import Path
+from types import ModuleType
+
+import numpy as np
+import pytest
+import torch
+
+for needed in ("matplotlib", "scipy", "sklearn"):
+    pytest.importorskip(needed)
+
+EXAMPLES = Path(__file__).parent.parent / "examples"
+PLAIN, FOUR_VIEWS = "infonce:t=0.2", "arcl(infonce:t=0.2):views=4"
+PICTURES = {"digits_accuracy.png", "digits_curves.png", "digits_pca.png"}
+
+
+def load(name: str) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(name, EXAMPLES / f"{name}.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture(scope="module")
+def digits() -> ModuleType:
+    return load("digits")
+
+
+@pytest.fixture(scope="module")
+def written(digits, tmp_path_factory) -> Path:
+    out = tmp_path_factory.mktemp("parent") / "new" / "digits"
+    digits.main(["--quick", "--seed", "7", "--objectives", PLAIN, "adnce:t=0.2", "--out", str(out)])
+    return out
+
+
+@pytest.fixture(scope="module")
+def result(written) -> dict:
+    return json.loads((written / "digits.json").read_text())
+
+
+def without_seconds(runs: list[dict]) -> list[dict]:
+    return [{k: v for k, v in run.items() if k != "seconds"} for run in runs]
+
+
+def test_quick_writes_pictures_and_numbers(digits, written, result):
+    assert {path.name for path in written.iterdir()} == PICTURES | {"digits.json"}
+    for name in PICTURES:
+        assert (written / name).read_bytes().startswith(b"\x89PNG")
+    assert set(result) == {"arguments", "versions", "summary", "runs"}
+    assert result["arguments"]["seed"] == 7
+    assert {"counterpoint", "torch", "scikit-learn", "python"} <= set(result["versions"])
+    names = [digits.PIXELS, digits.UNTRAINED, PLAIN, "adnce:t=0.2"]
+    assert [(run["seed"], run["objective"]) for run in result["runs"]] == [(s, n) for s in (7, 8) for n in names]
+    for run in result["runs"]:
+        assert set(run) == {"objective", "spec", "seed", "kNN", "linear", "seconds", "curve"}
+        if run["curve"]:
+            assert "denominator=with_positive" in run["spec"]
+            assert [point["step"] for point in run["curve"]] == list(range(10, 101, 10))
+            assert run["curve"][-1]["kNN"] == run["kNN"]
+            assert run["curve"][-1]["loss"] < run["curve"][0]["loss"] - 0.5
+
+
+def test_training_beats_the_untrained_encoder(digits, result):
+    summary = result["summary"]
+    for name in result["arguments"]["objectives"]:
+        for found, floor in zip(
+            summary[name]["kNN"]["values"], summary[digits.UNTRAINED]["kNN"]["values"], strict=True
+        ):
+            assert found > floor + 3
+
+
+def test_a_seed_repeats_and_another_differs(digits, written, result):
+    again = digits.run(["hcl:t=0.2", FOUR_VIEWS], seeds=2, steps=2, progress=False)
+    same = digits.run(["hcl:t=0.2", FOUR_VIEWS], seeds=2, steps=2, progress=False)
+    assert without_seconds(again["runs"]) == without_seconds(same["runs"])
+    first, second = ([run for run in again["runs"] if run["seed"] == s and run["curve"]] for s in (0, 1))
+    assert [run["curve"][0]["loss"] for run in first] != [run["curve"][0]["loss"] for run in second]
+
+
+def test_objectives_start_alike_whatever_their_order(digits):
+    one = digits.run([PLAIN, FOUR_VIEWS], seeds=2, steps=1, progress=False)
+    other = digits.run([FOUR_VIEWS, PLAIN], seeds=2, steps=1, progress=False)
+    by_name = [
+        sorted(without_seconds(r["runs"]), key=lambda run: (run["objective"], run["seed"])) for r in (one, other)
+    ]
+    assert by_name[0] == by_name[1]
+
+
+def test_views_of_an_image_differ_but_stay_its_own(digits):
+    images = torch.tensor(digits.load_digits().images[:200] / 16, dtype=torch.float32).unsqueeze(1)
+    views = [digits.augment(images, torch.Generator().manual_seed(s)) for s in (0, 0, 1)]
+    assert torch.equal(views[0], views[1])
+    assert not torch.equal(views[0], views[2])
+    z = [torch.nn.functional.normalize(v.flatten(1) - v.flatten(1).mean(0)) for v in views]
+    similar = z[0] @ z[2].T
+    assert similar.diagonal().mean() > similar.mean() + 0.3
+
+
+def test_validation_never_sees_a_test_image(digits, monkeypatch):
+    spoiled = digits.load_digits()
+    spoiled.images[digits.TEST :] = float("nan")
+    spoiled.target[digits.TEST :] = -1
+    settings = {"objectives": [PLAIN], "seeds": 2, "steps": 1, "validate": True, "progress": False}
+    clean = digits.run(**settings)
+    monkeypatch.setattr(digits, "load_digits", lambda: spoiled)
+    assert without_seconds(digits.run(**settings)["runs"]) == without_seconds(clean["runs"])
+
+
+def test_a_new_writer_begins_at_the_splits(digits):
+    """Each writer wrote 0 to 9 several times in order before the order changes."""
+    y = digits.load_digits().target
+    for row in (digits.VALIDATION, digits.TEST):
+        assert y[row : row + 20].tolist() == 2 * list(range(10))
+        assert y[row - 10 : row].tolist() != list(range(10))
+
+
+def test_compare_is_the_paired_t_interval(digits):
+    from scipy.stats import ttest_rel
+
+    first = np.array([70.0, 80.0, 60.0, 90.0])
+    other = first + np.array([1.0, 2.0, 1.0, 3.0])
+    found, known = digits.compare(first, other), ttest_rel(other, first).confidence_interval(0.95)
+    assert found == pytest.approx({"difference": 1.75, "low": known.low, "high": known.high})
+
+
+def test_report_claims_only_what_the_interval_allows(digits):
+    gains = {PLAIN: (0, 0, 0), "hcl": (1, -1, 0.5), "dcl": (2, 2.1, 1.9), "adnce": (-2, -2.1, -1.9)}
+    runs = [
+        {"objective": name, "kNN": 80 + seed + gain, "linear": 90 + seed + gain}
+        for name, gained in gains.items()
+        for seed, gain in enumerate(gained)
+    ]
+    arguments = {"objectives": list(gains), "seeds": 3}
+    text = digits.report({"arguments": arguments, "summary": digits.summarise(runs, PLAIN)})
+    for measure in ("kNN", "linear"):
+        said = re.search(rf"^{measure}, against {PLAIN} - (.*)\.$", text, re.M)
+        assert said
+        assert said[1] == "no difference found: hcl; higher: dcl; lower: adnce"
+    assert "+2.0 [+1.8, +2.2]" in text
+    assert "4.3 standard errors" in text
+
+
+@pytest.mark.parametrize(
+    ("argv", "says"),
+    [
+        (["--objectives", "infonc"], "unknown objective 'infonc'. Did you mean 'infonce'?"),
+        (["--objectives", "hcl:t=-1"], "temperature must be"),
+        (["--objectives", "intnacl"], "adversarial"),
+        (["--objectives", PLAIN, PLAIN], "named twice"),
+        (["--seeds", "1"], "seeds must be at least 2"),
+    ],
+)
+def test_wrong_arguments_are_one_clear_line(digits, capsys, argv, says):
+    with pytest.raises(SystemExit) as stopped:
+        digits.main(argv)
+    assert stopped.value.code == 2
+    error = capsys.readouterr().err.strip()
+    assert says in error
+    assert "\n" not in error
+
+
+def test_demo_leaves_pictures_and_one_file_of_results(tmp_path, monkeypatch, capsys):
+    monkeypatch.syspath_prepend(EXAMPLES)
+    demo = load("demo")
+    (tmp_path / "old.png").write_bytes(b"")
+    demo.main(["--quick", "--out", str(tmp_path)])
+    printed = capsys.readouterr().out
+    results = json.loads((tmp_path / "results.json").read_text())
+    assert list(results) == list(demo.STUDIES) == ["toy_clusters", "digits"]
+    assert {"digits_pca.png", "three_bars.png", "nested_moons.png"} < {path.name for path in tmp_path.iterdir()}
+    assert [path.name for path in tmp_path.glob("*.json")] == ["results.json"]
+    for study in demo.STUDIES.values():
+        assert study.title in printed
+    for path in tmp_path.iterdir():
+        assert f"  {path}\n" in printed

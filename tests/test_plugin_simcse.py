@@ -1,0 +1,432 @@
+"""SimCSE: on a stand-in of its files, in one process and in two, and on a clone where COUNTERPOINT_HOSTS has one."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import json
+import os
+import shutil
+import subprocess
+import sys
+from argparse import Namespace
+from pathlib import Path
+
+import pytest
+import torch
+
+import counterpoint as cp
+from counterpoint.objective import Wrapper
+from counterpoint.plugins import inject, simcse
+from counterpoint.plugins.host import Seam, SeamError, UnreachedError
+
+# The names, shapes and order of calls of the host's simcse/models.py, around an encoder of two layers.
+MODELS = """
+import torch
+from torch import distributed, nn
+
+
+class Similarity(nn.Module):
+    def __init__(self, temp):
+        super().__init__()
+        self.temp = temp
+
+    def forward(self, x, y):
+        return nn.functional.cosine_similarity(x, y, dim=-1) / self.temp
+
+
+def gather(rows):
+    parts = [torch.zeros_like(rows) for _ in range(distributed.get_world_size())]
+    distributed.all_gather(parts, rows.contiguous())
+    parts[distributed.get_rank()] = rows
+    return torch.cat(parts)
+
+
+def cl_forward(cls, encoder, input_ids=None, mlm_input_ids=None, mlm_labels=None):
+    batch, sentences, length = input_ids.shape
+    pooled = encoder(input_ids.view(-1, length)).mean(1).view(batch, sentences, -1)
+    hidden = None if mlm_input_ids is None else encoder(mlm_input_ids.view(-1, length))
+    z = [pooled[:, i] for i in range(sentences)]
+    if distributed.is_initialized() and cls.training:
+        z = [gather(rows) for rows in z]
+    logits = torch.cat([cls.sim(z[0].unsqueeze(1), other.unsqueeze(0)) for other in z[1:]], 1)
+    labels = torch.arange(len(logits))
+    criterion = nn.CrossEntropyLoss()
+    if sentences == 3:
+        weight = cls.model_args.hard_negative_weight * torch.eye(len(logits), dtype=logits.dtype)
+        logits = logits + torch.cat([torch.zeros_like(weight), weight], 1)
+    if getattr(cls.model_args, "loss_mode", "easy") == "easy":
+        loss = criterion(logits, labels)
+    else:
+        loss = logits.logsumexp(1).mean() - logits.diagonal().mean()
+    if hidden is not None:
+        loss = loss + cls.model_args.mlm_weight * criterion(cls.lm_head(hidden).flatten(0, 1), mlm_labels.view(-1))
+    return loss
+
+
+class BertForCL(nn.Module):
+    def __init__(self, model_args):
+        super().__init__()
+        self.model_args, self.sim = model_args, Similarity(model_args.temp)
+        self.bert = nn.Sequential(nn.Embedding(20, 8), nn.Dropout(model_args.dropout), nn.Linear(8, 8), nn.Tanh())
+        self.lm_head = nn.Linear(8, 20)
+
+    def forward(self, **inputs):
+        return cl_forward(self, self.bert, **inputs)
+"""
+TRAIN = """
+import sys
+from argparse import Namespace
+
+import torch
+from simcse.models import BertForCL
+
+if __name__ == "__main__":
+    torch.manual_seed(0)
+    mode, steps = sys.argv[1:]
+    model = BertForCL(Namespace(temp=0.05, dropout=0.1, loss_mode=mode))
+    optimiser = torch.optim.SGD(model.parameters(), lr=0.1)
+    for _ in range(int(steps)):
+        loss = model(input_ids=torch.randint(0, 20, (4, 1, 5)).repeat(1, 2, 1))
+        optimiser.zero_grad()
+        loss.backward()
+        optimiser.step()
+        print("loss", float(loss))
+"""
+# What each process has after DDP's average, for several objectives, beside what one process has of the whole batch.
+TWO = """
+import sys
+from argparse import Namespace
+
+import torch
+from counterpoint.plugins import simcse
+from simcse import models
+from torch import distributed, multiprocessing
+from torch.nn.parallel import DistributedDataParallel
+
+CASES = {"host": 2, "adnce:t=0.07,mu=0.4": 2, "infonce:t=0.1 + 0.1*dp": 3, "arcl(dcl:t=0.2):views=4": 2}
+
+
+def run(spec, sentences, rows, wrap):
+    seam = simcse.use(spec)
+    torch.manual_seed(0)
+    model = models.BertForCL(Namespace(temp=0.05, dropout=0.0, hard_negative_weight=0.5)).double()
+    ids = torch.randint(0, 20, (6, sentences, 5))[rows]
+    wrapped = wrap(model)
+    loss = wrapped(input_ids=ids)
+    loss.backward()
+    assert seam.calls == 1
+    return loss.detach(), torch.cat([p.grad.flatten() for p in model.bert.parameters()])
+
+
+def work(rank, folder):
+    torch.set_num_threads(1)
+    distributed.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=2)
+    half = slice(3 * rank, 3 * rank + 3)
+    found = {
+        spec: run(spec, n, half, lambda m: DistributedDataParallel(m, find_unused_parameters=True))
+        for spec, n in CASES.items()
+    }
+    distributed.destroy_process_group()
+    whole = {spec: run(spec, n, slice(None), lambda m: m) for spec, n in CASES.items()}
+    torch.save((found, whole), f"{folder}/found{rank}.pt")
+
+
+if __name__ == "__main__":
+    multiprocessing.spawn(work, (sys.argv[1],), nprocs=2)
+"""
+
+
+@pytest.fixture
+def folder(tmp_path):
+    clone = tmp_path / "clone"
+    (clone / "simcse").mkdir(parents=True)
+    (clone / "simcse" / "__init__.py").write_text("")
+    (clone / "simcse" / "models.py").write_text(MODELS)
+    (clone / "train.py").write_text(TRAIN)
+    (clone / "two.py").write_text(TWO)
+    return clone
+
+
+@pytest.fixture
+def models(folder, monkeypatch):
+    """The stand-in's ``simcse.models``, fresh."""
+    monkeypatch.syspath_prepend(folder)
+    yield importlib.import_module("simcse.models")
+    for name in ("simcse.models", "simcse"):
+        sys.modules.pop(name, None)
+
+
+def batch(sentences=2, rows=6, mlm=False, same=False):
+    ids = torch.randint(0, 20, (rows, 1 if same else sentences, 5)).expand(-1, sentences, -1).contiguous()
+    if not mlm:
+        return {"input_ids": ids}
+    labels = torch.where(torch.rand(ids.shape) < 0.3, ids, -100)
+    return {"input_ids": ids, "mlm_input_ids": torch.randint(0, 20, ids.shape), "mlm_labels": labels}
+
+
+def model(models, dropout=0.0, dtype=torch.float64, **settings):
+    torch.manual_seed(0)
+    given = {"temp": 0.05, "hard_negative_weight": 0.7, "mlm_weight": 0.1, **settings}
+    return models.BertForCL(Namespace(dropout=dropout, **given)).to(dtype)
+
+
+def embeddings(net, ids):
+    return net.bert(ids).mean(2).unbind(1)
+
+
+def loss_and_gradient(net, inputs):
+    net.zero_grad()
+    torch.manual_seed(1)
+    loss = net(**inputs)
+    loss.backward()
+    return loss.detach(), torch.cat([p.grad.flatten() for p in net.parameters() if p.grad is not None])
+
+
+# ---- the host's own loss ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", ["pairs", "hard negatives", "weighted hard negatives", "mlm"])
+def test_host_is_reproduced_in_float64(models, kind):
+    net = model(models, dropout=0.1, hard_negative_weight=0.7 if kind.startswith("weighted") else 0.0)
+    inputs = batch(3 if kind.endswith("negatives") else 2, mlm=kind == "mlm")
+    loss, gradient = loss_and_gradient(net, inputs)
+    seam = simcse.use("host")
+    ours = loss_and_gradient(net, inputs)
+    assert seam.calls == 1
+    torch.testing.assert_close(ours[0], loss, rtol=1e-12, atol=0)
+    torch.testing.assert_close(ours[1], gradient, rtol=1e-12, atol=1e-12 * float(gradient.abs().max()))
+
+
+def test_host_is_reproduced_at_its_temperature(models):
+    net, inputs = model(models, temp=0.21), batch()
+    loss = net(**inputs)
+    simcse.use("host")
+    torch.testing.assert_close(net(**inputs), loss, rtol=1e-12, atol=0)
+
+
+def test_verify_in_float32(models):
+    seam = simcse.use(Seam("adnce", verify=5))
+    net = model(models, dropout=0.1, dtype=torch.float32)
+    for _ in range(6):
+        net(**batch())
+    assert len(seam.differences) == 5
+    assert max(relative for _, relative in seam.differences) <= 1e-6
+
+
+# ---- objectives ------------------------------------------------------------------------------------
+
+
+def test_an_objective_gets_what_the_host_compares(models):
+    net, inputs = model(models), batch()
+    z1, z2 = embeddings(net, inputs["input_ids"])
+    simcse.use("adnce:mu=0.4,t=0.07")
+    expected = cp.ADNCE(0.07, mu=0.4)(z1, z2, pairing="one_way")
+    torch.testing.assert_close(net(**inputs), expected, rtol=1e-12, atol=0)
+
+
+def test_hard_negatives_and_their_weight(models):
+    net, inputs = model(models), batch(3)
+    z1, z2, z3 = embeddings(net, inputs["input_ids"])
+    simcse.use("hcl:t=0.07,prior=0.1")
+    expected = cp.HCL(0.07, prior=0.1)(z1, z2, negatives=z3, negative_weight=0.7)
+    torch.testing.assert_close(net(**inputs), expected, rtol=1e-12, atol=0)
+
+
+def test_the_language_models_loss_is_left_alone(models):
+    net, inputs = model(models), batch(mlm=True)
+    z1, z2 = embeddings(net, inputs["input_ids"])
+    scores = net.lm_head(net.bert(inputs["mlm_input_ids"])).flatten(0, 2)
+    language = torch.nn.functional.cross_entropy(scores, inputs["mlm_labels"].flatten())
+    seam = simcse.use("dcl:t=0.1")
+    expected = cp.DCL(0.1)(z1, z2, pairing="one_way") + 0.1 * language
+    torch.testing.assert_close(net(**inputs), expected, rtol=1e-12, atol=0)
+    assert seam.calls == 1
+
+
+@pytest.mark.parametrize(("views", "passes"), [(3, 2), (4, 2), (6, 3)])
+def test_more_views_are_further_passes(models, views, passes):
+    net, inputs = model(models, dropout=0.3), batch(mlm=True, same=True)
+    seen = []
+    net.bert.register_forward_hook(lambda *call: seen.append(call[2].detach()))
+    simcse.use(f"arcl(infonce:t=0.1):views={views}")
+    loss = net(**inputs)
+    # further passes first; the last run of the encoder is the language model's
+    assert len(seen) == passes + 1
+    made = [z.mean(1).view(6, 2, -1).unbind(1) for z in seen[:passes]]
+    z = [*made[-1], *(view for pair in made[:-1] for view in pair)][:views]
+    assert all(not torch.equal(z[0], other) for other in z[1:])
+    language = torch.nn.functional.cross_entropy(net.lm_head(seen[-1]).flatten(0, 1), inputs["mlm_labels"].flatten())
+    torch.testing.assert_close(loss, cp.objective("arcl(infonce:t=0.1)")(*z) + 0.1 * language, rtol=1e-12, atol=0)
+
+
+def test_views_for_objectives_that_ask_for_none(models):
+    net, inputs = model(models), batch(same=True)
+    z1, z2 = embeddings(net, inputs["input_ids"])
+    simcse.use(Seam("nca:t=0.1", options={"views": 3}))
+    torch.testing.assert_close(net(**inputs), cp.NCA(0.1)(z1, z2, z1, pairing="one_way"), rtol=1e-12, atol=0)
+
+
+def test_a_last_batch_of_one_sentence_keeps_the_hosts_zero(models):
+    seam = simcse.use("infonce:t=0.05")
+    assert float(model(models)(**batch(rows=1)).detach()) == 0
+    assert seam.calls == 0
+
+
+NEED_INPUTS = {"mixnca": "sentences cannot be averaged"} | dict.fromkeys(
+    ("robust", "intcl", "intnacl"), "needs adversarial views"
+)
+
+
+@pytest.mark.parametrize("name", sorted(cp.registry))
+def test_every_objective_takes_three_steps(models, name):
+    spec = f"{name}(infonce)" if issubclass(cp.registry[name], Wrapper) else name
+    seam = Seam(spec)
+    net = model(models, dropout=0.1, dtype=torch.float32)
+    optimiser = torch.optim.SGD(net.parameters(), lr=0.1)
+
+    def train():
+        simcse.before(seam)
+        for _ in range(3):
+            loss = net(**batch())
+            optimiser.zero_grad()
+            loss.backward()
+            optimiser.step()
+            assert loss.isfinite()
+
+    if name in NEED_INPUTS:
+        with pytest.raises(SeamError, match=NEED_INPUTS[name]):
+            train()
+    else:
+        train()
+        assert seam.calls == 3
+
+
+# ---- what cannot be had ----------------------------------------------------------------------------
+
+
+def test_more_views_with_hard_negatives_are_refused(models):
+    simcse.use("arcl(infonce):views=4")
+    with pytest.raises(SeamError, match="not with hard negatives"):
+        model(models)(**batch(3))
+
+
+def test_another_mode_of_the_fork_is_refused(models):
+    simcse.use("adnce")
+    with pytest.raises(UnreachedError, match="run with --loss_mode easy"):
+        model(models, loss_mode="adnce")(**batch())
+    assert model(models, loss_mode="easy")(**batch()).isfinite()
+
+
+def test_a_loss_that_is_computed_otherwise_is_noticed(models):
+    models.Similarity.forward = lambda self, x, y: (x * y).sum(-1)
+    forward = models.cl_forward
+    models.cl_forward = lambda model, encoder, **inputs: forward(
+        Namespace(sim=model.sim, model_args=Namespace(loss_mode="other"), training=True), encoder, **inputs
+    )
+    simcse.use("adnce")
+    with pytest.raises(UnreachedError, match="has compared nothing"):
+        model(models)(**batch())
+
+
+def test_another_package_of_that_name_is_noticed(folder, models):
+    del models.cl_forward
+    with pytest.raises(SeamError, match="is another package of that name in the way"):
+        simcse.use("adnce")
+
+
+# ---- with the launcher -----------------------------------------------------------------------------
+
+
+def launch(folder, *words, python=sys.executable, timeout=120, **env):
+    command = [python, "-m", "counterpoint.plugins.inject", "simcse", *words]
+    env = {**os.environ, "OMP_NUM_THREADS": "1", **env}
+    return subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True, timeout=timeout)
+
+
+def test_launcher(folder):
+    found = launch(folder, "--no-shims", "--objective", "adnce:t=0.07", "--verify", "2", "--", "train.py", "easy", "3")
+    assert found.returncode == 0, found.stderr
+    assert f"replaced the cross entropy of cl_forward in {folder}/simcse/models.py" in found.stderr
+    assert "the seam was reached 3 times" in found.stderr
+
+
+def test_launcher_in_another_mode_of_the_fork(folder, models, monkeypatch, capsys):
+    monkeypatch.chdir(folder)
+    monkeypatch.setattr(sys, "argv", sys.argv)
+    monkeypatch.setitem(sys.modules, "__main__", sys.modules["__main__"])
+    monkeypatch.setitem(sys.modules, "train", None)
+    assert inject.main(["simcse", "--no-shims", "--objective", "adnce", "--", "train.py", "adnce", "3"]) == 3
+    assert "--loss_mode adnce computes its loss in place: run with --loss_mode easy" in capsys.readouterr().err
+
+
+def test_two_processes_have_the_whole_batchs_loss_and_gradient(folder, tmp_path):
+    command = [sys.executable, "two.py", str(tmp_path)]
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    for rank in range(2):
+        found, whole = torch.load(tmp_path / f"found{rank}.pt")
+        for spec, (loss, gradient) in found.items():
+            torch.testing.assert_close(loss, whole[spec][0], rtol=1e-12, atol=0)
+            # the host keeps the gradient of each process's own rows, of which DDP then takes the mean
+            expected = whole[spec][1] / 2 if spec == "host" else whole[spec][1]
+            torch.testing.assert_close(gradient, expected, rtol=1e-11, atol=1e-12 * float(expected.abs().max()))
+
+
+# ---- the real host ---------------------------------------------------------------------------------
+
+WORDS = [*"abcdefghijklmnopqrstuvwxyz"]
+
+
+def clone(tmp_path, names):
+    hosts = os.environ.get("COUNTERPOINT_HOSTS")
+    if not hosts:
+        pytest.skip("COUNTERPOINT_HOSTS is not set")
+    for package in ("transformers", "datasets", "sklearn", "filelock"):
+        pytest.importorskip(package)
+    found = [Path(hosts) / name for name in names if (Path(hosts) / name).is_dir()]
+    if not found:
+        pytest.skip(f"no {' or '.join(names)} in {hosts}")
+    assert simcse.HOST.recognises(found[0])
+    # a copy, since the host writes into its folder
+    shutil.copytree(found[0], tmp_path / "host", ignore=shutil.ignore_patterns("data", "figure", "demo"))
+    return tmp_path / "host"
+
+
+def arguments(tmp_path, *more):
+    """A tiny random BERT and a few sentences, and how today's transformers is told to use them."""
+    import transformers
+
+    bert = tmp_path / "bert"
+    bert.mkdir()
+    (bert / "vocab.txt").write_text("\n".join(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *WORDS]))
+    transformers.BertTokenizer(str(bert / "vocab.txt")).save_pretrained(bert)
+    size = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
+    config = transformers.BertConfig(vocab_size=len(WORDS) + 5, max_position_embeddings=20, **size)
+    transformers.BertForPreTraining(config).save_pretrained(bert)
+    text = "".join(" ".join(WORDS[(i * j) % 26] for j in range(1, 7)) + "\n" for i in range(1, 65))
+    (tmp_path / "text.txt").write_text(text)
+    words = f"train.py --model_name_or_path {bert} --train_file {tmp_path / 'text.txt'} --output_dir {tmp_path / 'out'}"
+    words += " --max_steps 6 --per_device_train_batch_size 8 --max_seq_length 12 --pooler_type cls --do_train"
+    old = int(transformers.__version__.split(".")[1]) < 30 and transformers.__version__.startswith("4.")
+    words += " --no_cuda" if old else " --use_cpu"
+    return [*words.split(), "--report_to", "none", *more]
+
+
+@pytest.mark.parametrize(
+    ("names", "more"),
+    [
+        (("simcse", "SimCSE"), []),
+        (("adnce_sentence", "ADNCE/sentence"), ["--loss_mode", "easy"]),
+    ],
+    ids=["SimCSE", "ADNCE"],
+)
+def test_the_unmodified_host(tmp_path, names, more):
+    host = clone(tmp_path, names)
+    words = ["--objective", "adnce:mu=0.4,t=0.07", "--verify", "5", "--report", str(tmp_path / "steps.jsonl")]
+    found = launch(host, *words, "--", *arguments(tmp_path, *more), HF_HUB_OFFLINE="1", timeout=300)
+    assert found.returncode == 0, found.stderr[-3000:]
+    assert "the seam was reached 6 times" in found.stderr
+    assert float(found.stderr.rpartition("relative ")[2].partition(",")[0]) <= 1e-6
+    lines = [json.loads(line) for line in (tmp_path / "steps.jsonl").read_text().splitlines()]
+    assert [line["negatives"] for line in lines] == [7] * 6
