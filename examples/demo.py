@@ -16,17 +16,15 @@ import argparse
 import json
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import digits
 import toy_clusters
 from threadpoolctl import threadpool_limits
 
 
-@dataclass
-class Study:
+class Study(NamedTuple):
     title: str
     run: Callable[..., dict[str, Any]]  # takes the settings, out= for the pictures and progress=; returns every number
     report: Callable[[dict[str, Any]], str]  # its result as a table, and in words

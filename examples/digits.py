@@ -58,10 +58,10 @@ VALIDATION, TEST = 776, 1287
 #   hcl:t={0.07,0.1,0.2,0.4},beta={0.5,1}
 OBJECTIVES = [
     "infonce:t=0.2",
-    "adnce:t=0.2,mu=0.5,sigma=0.5",
-    "hcl:t=0.2,beta=1",
+    "adnce:t=0.4,mu=0.9,sigma=0.5",
+    "hcl:t=0.4,beta=0.5",
     "arcl(infonce:t=0.2):views=4",
-    "infonce:t=0.2 + 0.1*dp",
+    "infonce:t=0.3 + 0.1*dp",
 ]
 QUICK = {"seeds": 2, "steps": 100}
 COLOURS = ["#000000", "#0072B2", "#E69F00", "#009E73", "#D55E00", "#CC79A7", "#56B4E9"]  # safe for colour-blind readers

@@ -99,7 +99,7 @@ def test_views_of_an_image_differ_but_stay_its_own(digits):
     assert not torch.equal(views[0], views[2])
     z = [torch.nn.functional.normalize(v.flatten(1) - v.flatten(1).mean(0)) for v in views]
     similar = z[0] @ z[2].T
-    assert similar.diagonal().mean() > similar.mean() + 0.3
+    assert similar.diagonal().mean() > similar.mean() + 0.1
 
 
 def test_validation_never_sees_a_test_image(digits, monkeypatch):
