@@ -38,14 +38,14 @@ STUDIES = {
         toy_clusters.run,
         toy_clusters.report,
         settings={"trials": 3, "steps": 1000},
-        quick={"trials": 2, "steps": 20},
+        quick={"trials": 2, "steps": 10},
     ),
     "digits": Study(
         "Handwritten digits of unseen writers, ten labels per class",
         digits.run,
         digits.report,
         settings={},
-        quick={"seeds": 2, "steps": 10},
+        quick={"seeds": 2, "steps": 2},
     ),
 }
 

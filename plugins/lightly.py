@@ -5,7 +5,8 @@
 **Which tensors are there.** The projections of two views, ``(B, width)`` each, not normalised; the criterion divides by
 its own temperature. All ``2 B`` views are anchors. ``NTXentLoss`` keeps the positive in the denominator, ``DCLLoss``
 does not. ``NTXentLoss(memory_bank_size=(n, width))`` compares the first view alone with a bank of earlier second views.
-``gather_distributed=True`` compares a process's own anchors with every process's views.
+``gather_distributed=True`` compares a process's own anchors with every process's views. Up to lightly 1.5.20
+``DCLLoss`` was another loss, which no objective is.
 
 **How an objective gets there.** It takes the place of the methods ``forward`` of these classes, with the temperature,
 the bank and the gathering that the script has chosen::
@@ -204,18 +205,18 @@ def _replace(seam: Seam, kind: Any, host_spec: str) -> None:
 
     kind.forward = forward
     now = "its own loss" if seam.spec == OWN_LOSS else seam.spec
-    first = f"its own loss for {seam.verify} steps, then " if seam.verify and seam.spec != OWN_LOSS else ""
+    first = f"its own loss up to step {seam.verify}, then " if seam.verify and seam.spec != OWN_LOSS else ""
     seam.say(f"lightly.loss: {kind.__name__}.forward is now {first}{now}")
 
 
 HOST = Host(
     name=NAME,
     title="scripts that train with lightly (lightly-ai/lightly)",
-    seam="NTXentLoss.forward, or DCLLoss.forward, which is also DCLWLoss's, in lightly.loss",
+    seam="lightly.loss: NTXentLoss.forward, or DCLLoss.forward (DCLWLoss has the same)",
     tensors="out0, out1 (B, width), not normalised, not divided by the temperature; NTXentLoss keeps the positive in "
     "the denominator, DCLLoss does not; 2B anchors, or B and a bank; gathered with gather_distributed=True",
     spec="infonce:t=0.5",
-    tested="lightly 1.6.0 with torch 2.15, torchvision 0.29",
+    tested="lightly 1.6.0, torch 2.15, torchvision 0.29; NTXentLoss since lightly 1.5.13, DCLLoss since 1.5.21",
     package="lightly",
     views=f"two: {TWO_VIEWS}",
     before=before,

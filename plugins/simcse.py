@@ -192,7 +192,7 @@ def _attribute(name: str, get: Callable[[Any], Any]) -> Callable[[], bool]:
     """Gives the trainer of the old loop an attribute under the name that the host knows."""
 
     def apply() -> bool:
-        if _accelerated() or hasattr(_trainer(), name):
+        if _accelerated() or f"self.{name} = " in inspect.getsource(_trainer().__init__):
             return False
         setattr(_trainer(), name, property(get))
         return True
@@ -296,7 +296,7 @@ HOST = Host(
     tensors="z1, z2 and hard negatives z3 (B, h), not normalised, gathered from all processes with gradient for "
     "the own rows only; logits are cosines / --temp, positive in the denominator, one direction",
     spec="infonce:t=0.05",
-    tested="transformers 4.25.1, 4.57.6 and 5.23.0 with torch 2.15",
+    tested="transformers 4.16.2, 4.25.1, 4.30.2, 4.44.2, 4.57.6 and 5.23.0 with torch 2.15",
     markers=(("simcse/models.py", "def cl_forward("),),
     views=VIEWS,
     many=True,

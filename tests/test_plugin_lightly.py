@@ -159,8 +159,9 @@ CRITERIA = {
     "simclr": lambda: losses.NTXentLoss(temperature=0.2),
     "moco": lambda: losses.NTXentLoss(memory_bank_size=(16, 8)),
     "dcl": lambda: losses.DCLLoss(),
-    "directclr": lambda: losses.DirectCLRLoss(loss_dim=4),
 }
+if hasattr(losses, "DirectCLRLoss"):  # since 1.5.23; it inherits the method that is replaced
+    CRITERIA["directclr"] = lambda: losses.DirectCLRLoss(loss_dim=4)
 
 
 @pytest.mark.parametrize("name", CRITERIA)

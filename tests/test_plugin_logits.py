@@ -91,7 +91,7 @@ def main():
         a, b = (F.normalize(encoder(torch.randn(5, 6)), dim=1) for _ in range(2))
         language = F.cross_entropy(head(a), torch.arange(5))
         loss = criterion(a @ b.T / 0.1, torch.arange(5))  # here
-        print(float(loss), float(language))
+        print(float(loss.detach()), float(language.detach()))
         optimiser.zero_grad()
         (loss + language).sum().backward()
         optimiser.step()
