@@ -5,7 +5,7 @@ Prints a table per study, draws its pictures, and writes every number to `result
 examples:
   python examples/demo.py                         all studies, a minute or two; what `make demo` runs
   python examples/demo.py --studies digits        one of them
-  python examples/demo.py --quick --out /tmp/demo to see that everything runs; the numbers mean nothing
+  python examples/demo.py --quick --out trial     to see that everything runs; the numbers mean nothing
 
 For more seeds, other objectives and all settings run the studies themselves, e.g. `python examples/digits.py --help`.
 """
@@ -74,7 +74,11 @@ def main(argv: Sequence[str] | None = None) -> None:
     add("--out", type=Path, default=Path("demo"), help="a folder for the pictures and results.json (%(default)s)")
     arguments = parser.parse_args(argv)
     start = time.time()
-    run(**vars(arguments))
+    try:
+        arguments.out.mkdir(parents=True, exist_ok=True)
+        run(**vars(arguments))
+    except OSError as error:
+        parser.exit(2, f"{parser.prog}: error: {error}\n")
     print("written:")
     for path in sorted(arguments.out.iterdir()):
         if path.stat().st_mtime >= start - 1:  # not what an earlier run left; some clocks of files are coarse

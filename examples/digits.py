@@ -149,7 +149,6 @@ def run(
     steps: int = 300,
     batch: int = 128,
     seed: int = 0,
-    *,
     validate: bool = False,
     out: str | Path | None = None,
     progress: bool = True,
@@ -160,6 +159,8 @@ def run(
     """
     arguments = {k: v for k, v in locals().items() if k not in ("out", "progress")}
     check(objectives, seeds, steps, batch)
+    if out is not None:
+        Path(out).mkdir(parents=True, exist_ok=True)
     data, (split, end) = load_digits(), (VALIDATION, TEST) if validate else (TEST, None)
     images, y = torch.tensor(data.images[:end] / 16, dtype=torch.float32).unsqueeze(1), data.target[:end]
     runs: list[dict[str, Any]] = []
@@ -174,7 +175,7 @@ def run(
                     show_progress((s - seed) * len(objectives) + i, seeds * len(objectives))
             z = features(encoder, images)
             first_seed.setdefault(name, z[split:])
-            found = {"objective": name, "spec": str(cp.objective(name)) if curve else None, "seed": s}
+            found: dict[str, Any] = {"objective": name, "spec": str(cp.objective(name)) if curve else None, "seed": s}
             found |= {measure: accuracy(measure, z, y, split, s) for measure in MEASURES}
             runs.append({**found, "seconds": round(time.perf_counter() - start, 2), "curve": curve})
     packages = ("counterpoint", "torch", "numpy", "scipy", "scikit-learn", "matplotlib")
@@ -236,7 +237,6 @@ def report(result: dict[str, Any]) -> str:
 
 def draw(out: Path, result: dict[str, Any], first_seed: dict[str, np.ndarray], y: np.ndarray) -> None:
     """Every seed's accuracy, the learning curves, and the test images in each encoder of the first seed."""
-    out.mkdir(parents=True, exist_ok=True)
     colours = {name: COLOURS[i % len(COLOURS)] for i, name in enumerate(result["summary"])}
     figure = Figure(figsize=(10, 0.4 * len(colours) + 1.4), layout="constrained")
     for axis, measure in zip(figure.subplots(1, 2, sharey=True), MEASURES, strict=True):
@@ -287,7 +287,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     arguments |= {"seeds": 2, "steps": 100} if arguments.pop("quick") else {}
     try:
         result = run(**arguments)
-    except ValueError as error:
+    except (OSError, ValueError) as error:
         parser.exit(2, f"{parser.prog}: error: {error}\n")
     print(report(result))
     if arguments["out"]:

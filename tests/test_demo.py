@@ -129,6 +129,7 @@ def test_report_claims_only_what_the_interval_allows(digits):
         (["--objectives", "intnacl"], "adversarial"),
         (["--objectives", PLAIN, PLAIN], "named twice"),
         (["--seeds", "1"], "seeds must be at least 2"),
+        (["--out", __file__], "File exists"),
     ],
 )
 def test_wrong_arguments_are_one_clear_line(digits, capsys, argv, says):
