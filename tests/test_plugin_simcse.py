@@ -102,7 +102,6 @@ import torch
 from counterpoint.plugins import simcse
 from simcse import models
 from torch import distributed, multiprocessing
-from torch.nn.parallel import DistributedDataParallel
 
 CASES = {"host": 2, "adnce:t=0.07,mu=0.4": 2, "infonce:t=0.1 + 0.1*dp": 3, "arcl(dcl:t=0.2):views=4": 2}
 
@@ -116,24 +115,33 @@ def run(spec, sentences, rows, wrap):
     loss = wrapped(input_ids=ids)
     loss.backward()
     assert seam.calls == 1
-    return loss.detach(), torch.cat([p.grad.flatten() for p in model.bert.parameters()])
+    gradient = torch.cat([p.grad.flatten() for p in model.bert.parameters()])
+    if wrap is average:
+        distributed.all_reduce(gradient)
+        gradient = gradient / distributed.get_world_size()
+    return loss.detach(), gradient
 
 
-def work(rank, folder):
+def average(model):
+    return model
+
+
+def ddp(model):
+    return torch.nn.parallel.DistributedDataParallel(model, find_unused_parameters=True)
+
+
+def work(rank, folder, wrap):
     torch.set_num_threads(1)
     distributed.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=2)
     half = slice(3 * rank, 3 * rank + 3)
-    found = {
-        spec: run(spec, n, half, lambda m: DistributedDataParallel(m, find_unused_parameters=True))
-        for spec, n in CASES.items()
-    }
+    found = {spec: run(spec, n, half, globals()[wrap]) for spec, n in CASES.items()}
     distributed.destroy_process_group()
     whole = {spec: run(spec, n, slice(None), lambda m: m) for spec, n in CASES.items()}
     torch.save((found, whole), f"{folder}/found{rank}.pt")
 
 
 if __name__ == "__main__":
-    multiprocessing.spawn(work, (sys.argv[1],), nprocs=2)
+    multiprocessing.spawn(work, tuple(sys.argv[1:]), nprocs=2)
 """
 
 
@@ -360,8 +368,9 @@ def test_launcher_in_another_mode_of_the_fork(folder, models, monkeypatch, capsy
     assert "--loss_mode adnce computes its loss in place: run with --loss_mode easy" in capsys.readouterr().err
 
 
-def test_two_processes_have_the_whole_batchs_loss_and_gradient(folder, tmp_path):
-    command = [sys.executable, "two.py", str(tmp_path)]
+@pytest.mark.parametrize("how", ["average", pytest.param("ddp", marks=pytest.mark.slow)])
+def test_two_processes_have_the_whole_batchs_loss_and_gradient(folder, tmp_path, how):
+    command = [sys.executable, "two.py", str(tmp_path), how]
     done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
     for rank in range(2):
