@@ -110,6 +110,11 @@ class Objective(nn.Module):
         """The number of views that the objective asks the data side for, if it does."""
         return None
 
+    @property
+    def needs(self) -> frozenset[str]:
+        """What a call must be given beside views: ``adversarial`` or ``mixed``, made by :mod:`counterpoint.views`."""
+        return frozenset()
+
     if TYPE_CHECKING:  # torch types the call of a module as Any
 
         def __call__(self, *views: Tensor, **how: Any) -> Tensor: ...
@@ -173,7 +178,7 @@ class Objective(nn.Module):
             mixed=mixed,
             normalize=normalize,
         )
-        return self._finish(batch.scores, batch.device, reduction)
+        return self.from_pairings(batch.scores, batch.device, reduction=reduction)
 
     def from_scores(
         self,
@@ -202,7 +207,7 @@ class Objective(nn.Module):
             reduction: as in the call with embeddings.
         """
         scores = scores_from_matrices(pos, neg, mask, pos_mask, v, prior, adversarial, mixed)
-        return self._finish(lambda _: scores, pos.device, reduction)
+        return self.from_pairings(lambda _: scores, pos.device, reduction=reduction)
 
     def from_logits(
         self,
@@ -224,9 +229,19 @@ class Objective(nn.Module):
             reduction: as in the call with embeddings.
         """
         scores = scores_from_logits(logits, labels, scale, ignore_index)
-        return self._finish(lambda _: scores, logits.device, reduction)
+        return self.from_pairings(lambda _: scores, logits.device, reduction=reduction)
 
-    def _finish(self, scores: Callable[[str], Scores], device: torch.device, reduction: str) -> Tensor:
+    def from_pairings(
+        self, scores: Callable[[str], Scores], device: torch.device, *, reduction: str = "mean"
+    ) -> Tensor:
+        """The loss of scores that are made on demand, for hosts whose terms look at different similarities.
+
+        Args:
+            scores: from the name of a pairing (:mod:`counterpoint.pairing`), which each term asks for by its own, to
+                the scores of the batch.
+            device: where the scores live.
+            reduction: as in the call with embeddings.
+        """
         if reduction not in ("mean", "none"):
             hint = nearest(str(reduction), ("mean", "none"))
             raise ValueError(f"{type(self).__name__}: unknown reduction {reduction!r}.{hint}")
@@ -319,6 +334,10 @@ class Wrapper(Objective):
         super().__init__(**values)
         self.objective = as_objective(objective)
 
+    @property
+    def needs(self) -> frozenset[str]:
+        return self.objective.needs
+
     def replace(self, **changes: Any) -> Objective:
         return type(self)(**{"objective": deepcopy(self.objective), **deepcopy(self._hyper), **changes})
 
@@ -365,6 +384,10 @@ class Sum(Objective):
     def views(self) -> int | None:
         wanted = [part.views for _, part in self.terms() if part.views is not None]
         return max(wanted) if wanted else None
+
+    @property
+    def needs(self) -> frozenset[str]:
+        return frozenset().union(*(part.needs for _, part in self.terms()))
 
     def losses(self, scores: Scores) -> Tensor:
         return reduce(add, (current(w) * part.losses(scores) for w, part in self.terms()))
