@@ -15,6 +15,7 @@ from typing import Any
 
 import counterpoint as cp
 from counterpoint.hyper import Real, text
+from counterpoint.integrations import doctor
 from counterpoint.plugins import inject
 
 WIDTH = 100
@@ -177,6 +178,14 @@ COMMANDS = {
   counterpoint inject graphcl --objective hcl --verify 5 -- gsimclr.py --DS PROTEINS --lr 0.01
 """,
         script=True,
+    ),
+    "doctor": Command(
+        "say what of the library can run here, and what to install for the rest",
+        doctor.add_arguments,
+        doctor.command,
+        """  counterpoint doctor                                       versions, extras, GPU, renderer, data
+  counterpoint doctor --json                                for programs, and for bug reports
+""",
     ),
 }
 
