@@ -25,6 +25,9 @@ _PRECISION = {"highest": "ieee", "high": "tf32x3", "medium": "tf32"}
 _EMPTY = tl.constexpr(-3.0e38)  # finite, so that no difference of two is NaN
 
 
+# A helper's constant conditions need their else: Triton compiles what follows an early return all the same.
+
+
 @triton.jit
 def _vectors(pointer, rows, count, d, bd: tl.constexpr):
     deep = tl.arange(0, bd)
@@ -36,14 +39,16 @@ def _vectors(pointer, rows, count, d, bd: tl.constexpr):
 def _similar(a, k, how: tl.constexpr):
     if how == "widened":  # the interpreter cannot multiply bfloat16
         return tl.dot(a.to(tl.float32), tl.trans(k.to(tl.float32)), input_precision="ieee")
-    return tl.dot(a, tl.trans(k), input_precision=how)
+    else:
+        return tl.dot(a, tl.trans(k), input_precision=how)
 
 
 @triton.jit
 def _product(g, z, how: tl.constexpr):
     if how == "widened":
         return tl.dot(g, z.to(tl.float32), input_precision="ieee")
-    return tl.dot(g.to(z.dtype), z, input_precision=how)
+    else:
+        return tl.dot(g.to(z.dtype), z, input_precision=how)
 
 
 @triton.jit
@@ -62,7 +67,8 @@ def _of_row(pointer, which, rows, n, wide: tl.constexpr):
     """A number of each row, or the one that all rows share: of ``(numbers, n)``, or of ``(numbers, 1)``."""
     if wide:
         return tl.load(pointer + which * n + rows, mask=rows < n, other=0.0)[:, None]
-    return tl.load(pointer + which)
+    else:
+        return tl.load(pointer + which)
 
 
 @triton.jit
@@ -84,17 +90,19 @@ def _fold(top, total, x, keep, summed: tl.constexpr):
     """Takes a tile into a running sum, or into a running maximum and sum of exponentials."""
     if summed:
         return top, total + tl.sum(tl.where(keep, x, 0.0), 1)
-    x = tl.where(keep, x, _EMPTY)
-    new = tl.maximum(top, tl.max(x, 1))
-    terms = tl.where(keep, tl.exp(x - new[:, None]), 0.0)
-    return new, total * tl.exp(top - new) + tl.sum(terms, 1)
+    else:
+        x = tl.where(keep, x, _EMPTY)
+        new = tl.maximum(top, tl.max(x, 1))
+        terms = tl.where(keep, tl.exp(x - new[:, None]), 0.0)
+        return new, total * tl.exp(top - new) + tl.sum(terms, 1)
 
 
 @triton.jit
 def _closed(top, total, summed: tl.constexpr):
     if summed:
         return total
-    return top + tl.log(total)
+    else:
+        return top + tl.log(total)
 
 
 @triton.jit
@@ -127,10 +135,11 @@ def _weight(value, out, upstream, f: tl.constexpr, rows, n, s, keep, summed: tl.
     up = tl.load(upstream + f * n + rows, mask=rows < n, other=0.0)[:, None]
     if summed:
         return tl.where(keep, up, 0.0)
-    done = tl.load(out + f * n + rows, mask=rows < n, other=0.0)[:, None]
-    # a share is at most one; where nothing is kept, it could be anything
-    share = tl.exp(tl.minimum(_at(value, f, rows, n, s, wide) - done, 0.0))
-    return tl.where(keep, up * share, 0.0)
+    else:
+        done = tl.load(out + f * n + rows, mask=rows < n, other=0.0)[:, None]
+        # a share is at most one; where nothing is kept, it could be anything
+        share = tl.exp(tl.minimum(_at(value, f, rows, n, s, wide) - done, 0.0))
+        return tl.where(keep, up * share, 0.0)
 
 
 @triton.jit
@@ -203,11 +212,11 @@ def _backward_keys(
 def _blocks(width: int, dtype: torch.dtype, how: str) -> tuple[int, int, int]:
     """Sizes of the block that is held, of the one that passes by, and of the width.
 
-    Both blocks share the on-chip memory, 227 KiB on an H100, where three TF32 products need everything twice; what is
-    accumulated takes half of the registers of eight warps.
+    Both blocks share the on-chip memory, 227 KiB on an H100, where three TF32 products need everything several times.
+    What is accumulated takes half of the registers of eight warps. ``tests/compile_fused.py`` tells whether it fits.
     """
     bd = max(16, triton.next_power_of_2(width))
-    row = bd * dtype.itemsize * (2 if how == "tf32x3" else 1)
+    row = bd * dtype.itemsize * (4 if how == "tf32x3" else 1)
     held = min(128, 32768 // bd, 131072 // row) if row <= 2048 else 16
     return held, max(16, min(64, 32768 // row)), bd
 

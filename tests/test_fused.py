@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -94,3 +97,11 @@ def test_an_anchor_without_negatives_is_minus_infinity_and_has_no_gradient():
     (gradient,) = torch.autograd.grad(ours[0, :3].sum(), anchors)
     assert gradient[3].abs().max() == 0
     assert gradient.isfinite().all()
+
+
+@pytest.mark.slow
+def test_kernels_compile_and_fit_on_the_chip():
+    script = Path(__file__).parent / "compile_fused.py"
+    environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
+    done = subprocess.run([sys.executable, "-W", "ignore", script], capture_output=True, text=True, env=environment)
+    assert done.returncode == 0, done.stdout + done.stderr
