@@ -83,6 +83,15 @@ class Peers:
         dist.all_reduce(x, getattr(dist.ReduceOp, how.upper()), group=self.group)
         return x
 
+    def pass_on(self, x: Tensor, arriving: Tensor) -> list[Any]:
+        """Sends ``x`` to the next process and receives from the one before; both are to be waited for."""
+        there, here = (
+            rank if self.group is dist.group.WORLD else dist.get_global_rank(self.group, rank)
+            for rank in ((self.rank + 1) % self.count, (self.rank - 1) % self.count)
+        )
+        moves = [dist.P2POp(dist.isend, x, there, self.group), dist.P2POp(dist.irecv, arriving, here, self.group)]
+        return dist.batch_isend_irecv(moves)
+
     def rows(self, x: Tensor) -> list[int]:
         """How many rows each process has of what is ``x`` in this one."""
         own = self.sizes[self.rank]

@@ -27,6 +27,7 @@ from torch import Tensor
 from counterpoint import checks
 from counterpoint.distributed import Peers
 from counterpoint.hyper import is_number, nearest
+from counterpoint.ring import RingNegatives
 from counterpoint.scores import DenseNegatives, Negatives, Scores
 
 # Below this length a vector has no direction: its cosine and its gradient are zero.
@@ -43,6 +44,10 @@ def unit(z: Tensor, eps: float = EPS) -> Tensor:
 def widen(z: Tensor) -> Tensor:
     """Half precision to float32; float32 and float64 stay."""
     return z.float() if z.dtype in (torch.float16, torch.bfloat16) else z
+
+
+# anchors, whole views of this process's samples, and the views that they are compared with
+Part = tuple[Tensor, Sequence[Tensor]]
 
 
 class Batch:
@@ -136,10 +141,6 @@ class Batch:
         if id(x) not in self._gathered:
             self._gathered[id(x)] = x, self.peers.gather(x)
         return self._gathered[id(x)][1]
-
-    def columns(self, sample: Tensor, blocks: int) -> Tensor:
-        """The columns of a sample's own keys, among ``blocks`` blocks of keys of all samples."""
-        return (sample + self.first).unsqueeze(1) + self.total * torch.arange(blocks, device=sample.device)
 
     # ---- what came in --------------------------------------------------------------------------
 
@@ -243,42 +244,60 @@ class Batch:
             )
         return self.views
 
-    def build(
-        self,
-        name: str,
-        anchors: Tensor,
-        sample: Tensor,
-        keys: Sequence[Tensor],
-        pos: Tensor,
-        matrix: Tensor | None = None,
-    ) -> Scores:
-        """Scores of ``anchors``, rows of the samples ``sample``, against views ``keys`` of all other samples."""
-        if matrix is None:
-            matrix = anchors @ torch.cat([self.everyone(k) for k in keys]).T
-        drop = None
-        if self.ids is not None:
-            drop = self.ids[sample].unsqueeze(1) == self.everyone(self.ids).repeat(len(keys))
-            checks.has_negatives((~drop).sum(1))
-        scores = Scores(pos, DenseNegatives(matrix, self.columns(sample, len(keys)), drop), layout=name)
+    def build(self, name: str, parts: Sequence[Part], pos: Tensor, hard: bool = False) -> Scores:
+        """Scores of anchors against other samples' views, and against hard negatives if there are any."""
+        scores = Scores(pos, self.against(parts, self.negatives if hard else None), layout=name)
+        sample = self.samples(len(pos))
+        anchors = parts[0][0] if len(parts) == 1 else torch.cat([part[0] for part in parts])
         if self.prior is not None:
-            scores.prior = self.prior.to(matrix.dtype)[sample].unsqueeze(1)
+            scores.prior = self.prior.to(pos.dtype)[sample].unsqueeze(1)
         if self.adversarial is not None:
-            scores.adversarial = self._adversarial(anchors, sample, keys[0])
+            # the adversarial view as the positive; the others, clean and adversarial, as negatives (IntNaCl, Eq. 5)
+            clean, attacked = parts[0][1][0], self.adversarial[:, 0]
+            positive = (anchors * attacked[sample]).sum(-1, keepdim=True)
+            scores.adversarial = Scores(positive, self.against([(anchors, [clean, attacked])]))
         if self.mixed is not None:
             similar = (anchors.unsqueeze(1) * self.mixed[sample]).sum(-1)
             scores.mixed = [Scores(s, scores.neg) for s in similar.split(1, dim=1)]
         return scores
 
-    def _adversarial(self, anchors: Tensor, sample: Tensor, clean: Tensor) -> Scores:
-        """The adversarial view as the positive; the others, clean and adversarial, as negatives (IntNaCl, Eq. 5)."""
-        assert self.adversarial is not None
-        attacked = self.adversarial[:, 0]
-        matrix = anchors @ torch.cat([self.everyone(clean), self.everyone(self.adversarial)[:, 0]]).T
-        drop = None
+    def against(self, parts: Sequence[Part], hard: Tensor | None = None) -> Negatives:
+        """The views of all other samples as negatives, and all samples' hard ones."""
+        if self.peers is not None and self.peers.ring:
+            return RingNegatives(self.peers, parts, hard, self.negative_weight, self.ids, self.negative_ids)
+        matrix = self.matrix(parts, hard)
+        sample, blocks = self.samples(len(matrix)), len(parts[0][1])
+        own = (self.first + sample).unsqueeze(1)
+        skip = own + self.total * torch.arange(blocks, device=own.device)
+        drop = weight = None
+        if hard is not None and self.negative_weight:
+            each = hard.shape[1]
+            at = self.total * blocks + each * own + torch.arange(each, device=own.device)
+            weight = torch.zeros_like(matrix).scatter(1, at, self.negative_weight)
         if self.ids is not None:
-            drop = self.ids[sample].unsqueeze(1) == self.everyone(self.ids).repeat(2)
-        skip = self.columns(sample, 2)
-        return Scores((anchors * attacked[sample]).sum(-1, keepdim=True), DenseNegatives(matrix, skip, drop))
+            mine = self.ids[sample].unsqueeze(1)
+            drop = mine == self.everyone(self.ids).repeat(blocks)
+            if hard is not None and self.negative_ids is not None:
+                drop = torch.cat([drop, mine == self.everyone(self.negative_ids)], 1)
+            drop = torch.nn.functional.pad(drop, (0, matrix.shape[1] - drop.shape[1]))
+            checks.has_negatives((~drop).sum(1))
+        return DenseNegatives(matrix, skip, drop, weight)
+
+    def matrix(self, parts: Sequence[Part], hard: Tensor | None = None) -> Tensor:
+        """Similarities of anchors to keys of all processes."""
+        further = [] if hard is None else [self.everyone(hard).flatten(0, 1)]
+        blocks = []
+        for anchors, keys in parts:
+            if blocks and self.peers is None and anchors is parts[0][1][0] and keys[0] is parts[0][0]:
+                blocks.append(blocks[0].T)  # symmetric: the same product, the other way round
+                continue
+            every = [*(self.everyone(k) for k in keys), *further]
+            blocks.append(anchors @ (every[0] if len(every) == 1 else torch.cat(every)).T)
+        return blocks[0] if len(blocks) == 1 else torch.cat(blocks)
+
+    def samples(self, anchors: int) -> Tensor:
+        """Which of this process's samples its anchors are."""
+        return self.arange(anchors // self.size)
 
     def arange(self, times: int = 1) -> Tensor:
         return torch.arange(self.size, device=self.device).repeat(times)
@@ -286,14 +305,12 @@ class Batch:
 
 def _views(batch: Batch) -> Scores:
     views = batch.need(2, "views")
-    z = torch.cat(views)
-    m, n = len(views), batch.size
-    sample = batch.arange(m)
+    z, m, n = torch.cat(views), len(views), batch.size
     if batch.labels is not None:
-        return _labelled(batch, "views", z, views, sample, torch.arange(m, device=z.device).repeat_interleave(n))
+        return _labelled(batch, "views", z, views, anchors_are_keys=True)
     stacked = z.view(m, n, -1)
     among = torch.einsum("and,bnd->anb", stacked, stacked).reshape(m * n, m)
-    return batch.build("views", z, sample, views, _others(among, n, m))
+    return batch.build("views", [(z, views)], _others(among, n, m))
 
 
 def _others(among: Tensor, n: int, m: int) -> Tensor:
@@ -303,18 +320,20 @@ def _others(among: Tensor, n: int, m: int) -> Tensor:
     return among.gather(1, other + (other >= view))
 
 
-def _labelled(
-    batch: Batch, name: str, anchors: Tensor, keys: Sequence[Tensor], sample: Tensor, view: Tensor | None
-) -> Scores:
-    """Supervised: everything of an anchor's class is a positive, except itself, everything else a negative."""
+def _labelled(batch: Batch, name: str, anchors: Tensor, keys: Sequence[Tensor], anchors_are_keys: bool) -> Scores:
+    """Supervised: everything of an anchor's class is a positive, everything else a negative."""
     assert batch.labels is not None
-    matrix = anchors @ torch.cat([batch.everyone(k) for k in keys]).T
+    if batch.peers is not None and batch.peers.ring:
+        raise ValueError("labels= make positives of other processes' samples: they need gather=True, not a ring.")
+    matrix = batch.matrix([(anchors, keys)])
+    sample = batch.samples(len(anchors))
     same = batch.labels[sample].unsqueeze(1) == batch.everyone(batch.labels).repeat(len(keys))
     checks.has_negatives((~same).sum(1))
     pos_mask = same
-    if view is not None:  # anchors are keys too
-        own = batch.columns(sample, len(keys)).gather(1, view.unsqueeze(1))
-        pos_mask = same.scatter(1, own, False)
+    if anchors_are_keys:
+        row = torch.arange(len(anchors), device=anchors.device)
+        itself = batch.first + sample + batch.total * (row // batch.size)
+        pos_mask = same.scatter(1, itself.unsqueeze(1), False)
     # entries that are no positives hold a finite similarity that no average looks at
     scores = Scores(matrix, DenseNegatives(matrix, drop=same), pos_mask=pos_mask, layout=name)
     if batch.prior is not None:
@@ -324,68 +343,36 @@ def _labelled(
 
 def _one_way(batch: Batch) -> Scores:
     anchors, *others = batch.need(2, "one_way")
-    sample = batch.arange()
     if batch.labels is not None and batch.negatives is None:
-        return _labelled(batch, "one_way", anchors, others, sample, None)
+        return _labelled(batch, "one_way", anchors, others, anchors_are_keys=False)
     pos = torch.stack([(anchors * o).sum(-1) for o in others], 1)
-    if batch.negatives is None:
-        return batch.build("one_way", anchors, sample, others, pos)
-    return _hard(batch, anchors, others, sample, pos)
-
-
-def _hard(batch: Batch, anchors: Tensor, others: Sequence[Tensor], sample: Tensor, pos: Tensor) -> Scores:
-    """``one_way`` with the batch's hard negatives as further keys (SimCSE, supervised)."""
-    assert batch.negatives is not None
-    hard = batch.everyone(batch.negatives)
-    each, in_batch = hard.shape[1], batch.total * len(others)
-    matrix = anchors @ torch.cat([*(batch.everyone(o) for o in others), hard.flatten(0, 1)]).T
-    drop = weight = None
-    if batch.negative_weight:
-        own = in_batch + each * (batch.first + sample).unsqueeze(1) + torch.arange(each, device=matrix.device)
-        weight = torch.zeros_like(matrix).scatter(1, own, batch.negative_weight)
-    if batch.ids is not None:
-        known = batch.everyone(batch.ids).repeat(len(others))
-        drop = batch.ids.unsqueeze(1) == known
-        nobody = torch.zeros_like(drop[:, :1]).expand(-1, len(hard) * each)
-        ids = None if batch.negative_ids is None else batch.everyone(batch.negative_ids)
-        drop = torch.cat([drop, nobody if ids is None else batch.ids.unsqueeze(1) == ids], 1)
-        checks.has_negatives((~drop).sum(1))
-    skip = batch.columns(sample, len(others))
-    scores = Scores(pos, DenseNegatives(matrix, skip, drop, weight), layout="one_way")
-    if batch.prior is not None:
-        scores.prior = batch.prior.to(matrix.dtype).unsqueeze(1)
-    return scores
+    # SimCSE, supervised: hard negatives are further keys
+    return batch.build("one_way", [(anchors, others)], pos, hard=True)
 
 
 def _symmetric(batch: Batch) -> Scores:
     a, b = batch.need(2, "symmetric", exactly=True)
-    there = a @ batch.everyone(b).T
-    back = there.T if batch.peers is None else b @ batch.everyone(a).T
-    pos = (a * b).sum(-1, keepdim=True).repeat(2, 1)
-    return batch.build("symmetric", torch.cat([a, b]), batch.arange(2), [b], pos, torch.cat([there, back]))
+    return batch.build("symmetric", [(a, [b]), (b, [a])], (a * b).sum(-1, keepdim=True).repeat(2, 1))
 
 
 def _first_two(batch: Batch) -> Scores:
-    views = batch.need(2, "first_two")
-    a, b, rest = views[0], views[1], views[2:]
+    a, b, *rest = batch.need(2, "first_two")
     pos = torch.cat(
         [torch.stack([(x * o).sum(-1) for o in (y, *rest)], 1) for x, y in ((a, b), (b, a))],
     )
-    return batch.build("first_two", torch.cat([a, b]), batch.arange(2), [a, b], pos)
+    return batch.build("first_two", [(torch.cat([a, b]), [a, b])], pos)
 
 
 def _pairs(batch: Batch) -> Scores:
     pairs = list(combinations(batch.need(2, "pairs"), 2))
     pos = torch.cat([(x * y).sum(-1).repeat(2) for x, y in pairs]).unsqueeze(1)
-    parts = [torch.cat(pair) for pair in pairs]
-    matrix = torch.cat([z @ torch.cat([batch.everyone(v) for v in p]).T for z, p in zip(parts, pairs, strict=True)])
-    return batch.build("pairs", torch.cat(parts), batch.arange(2 * len(pairs)), pairs[0], pos, matrix)
+    return batch.build("pairs", [(torch.cat(pair), pair) for pair in pairs], pos)
 
 
 def _arcl(batch: Batch) -> Scores:
     views = batch.need(2, "arcl")
     pos = torch.stack([(x * y).sum(-1) for x, y in combinations(views, 2)], 1)
-    scores = batch.build("arcl", views[0], batch.arange(), views[:2], pos)
+    scores = batch.build("arcl", [(views[0], views[:2])], pos)
     scores.kept = pos[:, :1]
     return scores
 
@@ -394,7 +381,7 @@ def _single(batch: Batch) -> Scores:
     z = batch.need(1, "single")[0]
     if z.dim() == 3:
         z = z[:, 0]
-    return batch.build("single", z, batch.arange(), [z], z.new_zeros(len(z), 1))
+    return batch.build("single", [(z, [z])], z.new_zeros(len(z), 1))
 
 
 def _queue(batch: Batch) -> Scores:
