@@ -18,6 +18,7 @@ from torch.autograd.function import once_differentiable
 
 from counterpoint import checks
 from counterpoint.distributed import Peers
+from counterpoint.gradcache import leaves
 from counterpoint.hyper import Value
 from counterpoint.scores import BLOCK, Negatives
 
@@ -140,7 +141,7 @@ class RingNegatives(Negatives):
         single = isinstance(terms, Tensor)
         terms = (terms,) if single else terms
         found = _Reduce.apply(
-            self, kind, f, len(terms), len(per_anchor), self.anchors, self.keys, *per_anchor, *_leaves(terms)
+            self, kind, f, len(terms), len(per_anchor), self.anchors, self.keys, *per_anchor, *leaves(terms)
         )
         return found[0] if single else found
 
@@ -247,18 +248,3 @@ class _Reduce(torch.autograd.Function):
                     work.wait()
                 back = arriving
         return None, None, None, None, None, given, back, *more
-
-
-def _leaves(tensors: Sequence[Tensor]) -> list[Tensor]:
-    """The parameters that tensors were computed from."""
-    found: dict[int, Tensor] = {}
-    seen, left = set(), [x.grad_fn for x in tensors if x.grad_fn is not None]
-    while left:
-        node = left.pop()
-        if node in seen:
-            continue
-        seen.add(node)
-        if hasattr(node, "variable"):
-            found[id(node.variable)] = node.variable
-        left += [n for n, _ in node.next_functions if n is not None]
-    return list(found.values())
