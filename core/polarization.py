@@ -49,7 +49,8 @@ class DistancePolarization(Objective, name="dp"):
     def losses(self, scores: Scores) -> Tensor:
         per_anchor = self.per_anchor(scores.pos, scores.neg)
         if self.reduction == "batch_sum":
-            return per_anchor * (len(per_anchor) if scores.anchors is None else scores.anchors.sum())
+            counted = per_anchor.new_ones(len(per_anchor)) if scores.anchors is None else scores.anchors
+            return per_anchor * scores.neg.across(counted.sum())
         return per_anchor
 
     def per_anchor(self, pos: Tensor, neg: Negatives) -> Tensor:
