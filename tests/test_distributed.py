@@ -6,7 +6,6 @@ One set of processes per number of them goes through all cases; each test then c
 from __future__ import annotations
 
 import datetime
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -15,8 +14,6 @@ import pytest
 import torch
 from test_contract import SPECS, at
 from torch import distributed as dist
-
-import counterpoint as cp
 
 pytestmark = pytest.mark.skipif(not dist.is_available(), reason="torch without distributed")
 

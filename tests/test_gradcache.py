@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 import copy
-import datetime
-import os
 import subprocess
 import sys
 from collections import UserDict
-from pathlib import Path
 
 import pytest
 import torch
-from torch import distributed as dist
 from torch import nn
 
 import counterpoint as cp
