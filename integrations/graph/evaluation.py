@@ -77,7 +77,7 @@ def evaluate(z: Any, y: Any, probe: str = "svm", folds: int = 10, seed: int = 0)
         z: ``(graphs, width)`` embeddings.
         y: ``(graphs,)`` classes.
         probe: a name in :data:`PROBES`. ``C`` is one of 1e-3 to 1e3 (``knn``: 1, 5 or 15 neighbours), by 5-fold
-            cross-validation of the training folds.
+            cross-validation of the training folds (fewer folds if a class has less than 5 graphs there).
         folds: stratified test folds, at least 2.
         seed: of the folds; the inner ones follow from it.
     """
@@ -86,10 +86,10 @@ def evaluate(z: Any, y: Any, probe: str = "svm", folds: int = 10, seed: int = 0)
         raise ValueError(f"probe: unknown probe {probe!r}.{nearest(str(probe), PROBES)}")
     scores = []
     for number, (train, test) in enumerate(StratifiedKFold(folds, shuffle=True, random_state=seed).split(z, y)):
-        inner = StratifiedKFold(INNER_FOLDS, shuffle=True, random_state=folds * seed + number)
+        rarest = int(np.unique(y[train], return_counts=True)[1].min())
+        inner = StratifiedKFold(min(INNER_FOLDS, rarest), shuffle=True, random_state=folds * seed + number)
         with warnings.catch_warnings(), sklearn.config_context(assume_finite=True):
             warnings.simplefilter("ignore", ConvergenceWarning)  # at the large end of C, where it is seldom chosen
-            warnings.filterwarnings("ignore", "The least populated class")
             scores.append(100 * _score(PROBES[probe], z[train], y[train], z[test], y[test], inner))
     return Evaluation(tuple(scores))
 
@@ -131,7 +131,8 @@ def checked(z: Any, y: Any, folds: int) -> tuple[Array, Array]:
     classes, counts = np.unique(y, return_counts=True)
     if len(classes) < 2:
         raise ValueError(f"classes: at least 2 are needed, all {len(y)} graphs have the same.")
-    if counts.min() < folds:
+    needed = max(folds, 4 if folds == 2 else 3)  # so that two are left in each training fold, to choose by
+    if counts.min() < needed:
         rare = classes[counts.argmin()]
-        raise ValueError(f"folds: class {rare} has {counts.min()} graphs, fewer than {folds} folds; give folds=.")
+        raise ValueError(f"folds: class {rare} has {counts.min()} graphs, {folds} folds need {needed}; give folds=.")
     return z, y
