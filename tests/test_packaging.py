@@ -115,7 +115,10 @@ def test_wheel_holds_the_package_and_nothing_else(built):
     assert tops == {"counterpoint", f"counterpoint-{counterpoint.__version__}.dist-info"}
     assert "counterpoint/py.typed" in names
     expected = {
-        "/".join((*name.split("."), p.name)) for folder, name in FOLDERS.items() for p in (ROOT / folder).glob("*.py")
+        "/".join((*name.split("."), *p.relative_to(ROOT / folder).parts))
+        for folder, name in FOLDERS.items()
+        for kind in ("*.py", "*.toml")
+        for p in (ROOT / folder).rglob(kind)
     }
     assert expected <= set(names)
 
