@@ -16,6 +16,7 @@ from typing import Any
 
 import counterpoint as cp
 from counterpoint.hyper import Real, text
+from counterpoint.integrations import report
 from counterpoint.integrations.runs import GridError
 from counterpoint.plugins import inject
 
@@ -222,6 +223,16 @@ COMMANDS = {
         """\
   counterpoint eval tu runs/graph/PROTEINS --probe svm logreg knn
   counterpoint eval tu runs --dataset PROTEINS --json
+""",
+    ),
+    "report": Command(
+        "tables, tests, plain sentences and pictures from folders of runs, with the papers' numbers beside",
+        report.add_arguments,
+        report.command,
+        """  counterpoint report runs/                                 of the first result that the runs have
+  counterpoint report runs/ --baseline "infonce:t=0.2" --metric accuracy
+  counterpoint report runs/ other/ --metric STS-B --metric SICK-R --out report
+  counterpoint report runs/ --format markdown               for a README; csv and json for programs
 """,
     ),
 }
