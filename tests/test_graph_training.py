@@ -23,8 +23,8 @@ import counterpoint as cp
 from counterpoint.integrations import graph
 from counterpoint.integrations.cli import main
 from counterpoint.integrations.graph import training
-from counterpoint.integrations.graph.presets import ADNCE, preset
-from counterpoint.integrations.papers import numbers
+from counterpoint.integrations.graph.presets import AUGMENT, preset
+from counterpoint.integrations.papers import paper_settings
 from counterpoint.integrations.runs import Run, run_grid
 
 TU = Path(os.environ.get("COUNTERPOINT_DATA", "."), "tu")
@@ -283,20 +283,19 @@ def test_the_command_trains_compares_and_evaluates(tmp_path, capsys, monkeypatch
     assert main(["train", "graph", "--objective", "hcl", "dcl:t=0.2", *words]) == 0
     table = capsys.readouterr().out
     for row in (training.BAG, training.UNTRAINED, "hcl:t=0.5", "dcl:t=0.2"):
-        assert re.search(rf"  {re.escape(row)}.* \d+\.\d\d \+- \d+\.\d\d  \(2\)\n", table)
+        assert re.search(rf"^{re.escape(row)}.* \d+\.\d+ ± \d+\.\d+ \(2\)", table, re.M)
     assert main(["train", "graph", "--objective", "hcl", *words, "--json"]) == 0
-    found = json.loads(capsys.readouterr().out)
-    assert len(found) == 6
-    assert {one["dataset"] for one in found} == {"demo"}
+    (column,) = json.loads(capsys.readouterr().out)["columns"]
+    known = {row["row"]: row["values"] for row in column["rows"]}
+    assert len(known) == 3
 
     assert main(["eval", "tu", str(tmp_path), "--folds", "3", "--seeds", "2", "--probe", "svm", "knn", "--json"]) == 0
     evaluated = json.loads(capsys.readouterr().out)
     # the bag once, the untrained encoder once a seed, each run once; by two probes, on two draws of folds
     assert len(evaluated) == (1 + 2 + 4) * 2 * 2
-    known = {(one["name"], one["seed"]): one["accuracy"] for one in found}
     for one in evaluated:
         if one["probe"] == "svm" and one["name"].startswith("hcl") and f"seed{one['seed']}" in one["which"]:
-            assert one["accuracy"] == known[one["name"], one["seed"]]
+            assert one["accuracy"] == known[one["name"]][str(one["seed"])]
     training.loaded.cache_clear()
 
 
@@ -306,8 +305,7 @@ def test_a_run_on_a_real_set_prints_the_papers_numbers_too(tmp_path, capsys):
     assert main(["train", "graph", *words]) == 0
     out = capsys.readouterr().out
     assert "adnce:t=0.15,denominator=mean" in out
-    assert "paper: ADNCE" in out
-    assert "89.04 +- 1.30" in out
+    assert "89.04±1.30 (ADNCE, Table 10, ADNCE)" in out
     runs = [Run.read(path.parent) for path in tmp_path.rglob("run.json")]
     assert len({run.record["data"] for run in runs}) == 1
     assert {run.arguments["augment"] for run in runs} == {"random2"}
@@ -333,14 +331,13 @@ def test_commands_say_what_is_wrong_in_one_line(capsys, words, says):
     assert error.count("\n") == 1
 
 
-def test_presets_and_papers_numbers_belong_together():
-    for dataset in ADNCE:
-        t, mu, sigma, augment = ADNCE[dataset]
+def test_the_adnce_preset_is_the_papers_table():
+    assert preset("adnce", "PROTEINS") == ("adnce:t=0.05,mu=1.5,sigma=1.0,denominator=mean", {"augment": "random4"})
+    for dataset in AUGMENT:
+        known = paper_settings("graph", dataset)
         spec, settings = preset("adnce", dataset)
-        assert cp.objective(spec) == cp.ADNCE(temperature=t, mu=mu, sigma=sigma, denominator="mean")
-        assert settings == {"augment": augment}
-        assert {"no pre-training", "GraphCL", "ADNCE"} <= set(numbers("graph", dataset))
-    assert numbers("graph", "demo") == {}
+        assert cp.objective(spec) == cp.ADNCE(known["t"], known["mu"], known["sigma"], denominator="mean")
+        assert settings == preset("graphcl", dataset)[1] == {"augment": AUGMENT[dataset]}
 
 
 def test_a_missing_framework_is_one_error_that_names_the_extra():

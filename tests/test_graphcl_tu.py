@@ -63,10 +63,10 @@ def test_the_words_claim_only_what_the_intervals_allow(study):
         "HCL": [v - g for v, g in zip(base, (2, 2.1, 1.9, 2), strict=True)],
     }
     summary = {name: study.summary(name, values, rows) for name, values in rows.items()}
-    result = {"MUTAG": {"seeds": 4, "rows": summary, "papers": {"GraphCL": (86.8, 1.34)}}}
+    result = {"MUTAG": {"seeds": 4, "rows": summary, "papers": {study.GRAPHCL: "86.80±1.34"}}}
     table = study.markdown(result)
     assert "| HCL | 79.8 ± 1.7 (-2.0 [-2.1, -1.9]) |" in table
-    assert "| papers, official protocol: GraphCL, t=0.2 | 86.8 ± 1.3 |" in table
+    assert "| papers (official): GraphCL, t=0.2 | 86.80 ± 1.34 |" in table
     assert "no difference found: ADNCE; higher: DCL; lower: HCL." in table
 
 
@@ -84,7 +84,7 @@ def test_a_study_tunes_reports_and_goes_on_where_it_stopped(study, tmp_path, mon
     for name, row in result["rows"].items():
         assert len(row["values"]) == 2
         assert 50 < row["mean"] < 100, name
-    assert re.search(r"\| papers, official protocol: ADNCE, paper's setting \| 89\.0 ± 1\.3 \|", first)
+    assert re.search(r"\| papers \(official\): ADNCE, paper's setting \| 89\.04 ± 1\.30 \|", first)
     written = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("run.json")}
     assert len(written) == 2 + 2 * 8
     max(written).unlink()

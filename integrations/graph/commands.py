@@ -12,7 +12,7 @@ from pathlib import Path
 from statistics import mean, stdev
 from typing import Any
 
-from counterpoint.integrations import papers, runs
+from counterpoint.integrations import runs
 from counterpoint.integrations.graph import training
 from counterpoint.integrations.graph.augment import AUGMENTATIONS
 from counterpoint.integrations.graph.data import FEATURES, GraphSet, bag_of_nodes
@@ -20,6 +20,7 @@ from counterpoint.integrations.graph.evaluation import PROBES, evaluate
 from counterpoint.integrations.graph.model import embed
 from counterpoint.integrations.graph.presets import PRESETS, preset
 from counterpoint.integrations.graph.training import BAG, DEFAULTS, PARTS, PROTOCOLS, UNTRAINED
+from counterpoint.integrations.report import RENDER, summarise
 from counterpoint.integrations.runs import Run
 from counterpoint.pairing import PAIRINGS
 
@@ -75,21 +76,8 @@ def train_command(given: argparse.Namespace) -> int:
     except runs.GridError as error:
         print(f"counterpoint train graph: {error}", file=sys.stderr)
         done, code = error.runs, 1
-    found = [
-        {**run.arguments, "name": run.name, "accuracy": run.result["accuracy"], "folder": str(run.path)}
-        for run in done
-        if run.result
-    ]
-    if given.json:
-        print(json.dumps(found, indent=1))
-        return code
-    for dataset in given.dataset:
-        rows: dict[str, list[float]] = {}
-        for one in found:
-            if one["dataset"] == dataset:
-                rows.setdefault(one["name"], []).append(one["accuracy"])
-        print("\n".join(table(f"{dataset}, accuracy in %", rows, dataset)))
-    print(f"runs are in {given.out}")
+    if finished := [run for run in done if run.done]:
+        print(RENDER["json" if given.json else "terminal"](summarise(finished)))
     return code
 
 
@@ -128,7 +116,11 @@ def eval_command(given: argparse.Namespace) -> int:
         for one in found:
             if (one["dataset"], one["probe"]) == (dataset, probe):
                 rows.setdefault(one["name"], []).append(one["accuracy"])
-        print("\n".join(table(f"{dataset}, {probe}, accuracy in %", rows, dataset)))
+        width = max(map(len, rows))
+        print(f"{dataset}, {probe}: accuracy in %, and over how many encoders and draws of folds")
+        for name, values in rows.items():
+            spread = f" ± {stdev(values):.2f}" if len(values) > 1 else ""
+            print(f"  {name:{width}}  {mean(values):6.2f}{spread} ({len(values)})")
     return 0
 
 
@@ -159,18 +151,6 @@ def _embeddings(run: Run, data: GraphSet) -> dict[tuple[str, str], Any]:
         (UNTRAINED, json.dumps(like)): start,
         (run.name, str(run.path)): embed(model.encoder, data),
     }
-
-
-def table(title: str, rows: dict[str, list[float]], dataset: str) -> list[str]:
-    """Mean and standard deviation of each row over its runs, and what a paper has for the data set."""
-    width = max(map(len, (title, *rows)))
-    lines = [title]
-    for name, values in rows.items():
-        spread = f" +- {stdev(values):4.2f}" if len(values) > 1 else ""
-        lines.append(f"  {name:{width}}  {mean(values):6.2f}{spread}  ({len(values)})")
-    for name, (value, sd) in papers.numbers("graph", dataset).items():
-        lines.append(f"  {'paper: ' + name:{width}}  {value:6.2f} +- {sd:4.2f}")
-    return lines
 
 
 def _use(data: Path | None) -> None:
