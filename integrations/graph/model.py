@@ -98,7 +98,7 @@ class Pretraining(nn.Module):
         original: whether the first view is the graph as it is.
         epsilon: size of the adversarial step, > 0.
         mixed: number of mixed views, at least 1.
-        generator: where the random numbers of mixing come from.
+        generator: where the random numbers of mixing come from, on the CPU.
     """
 
     def __init__(
@@ -152,7 +152,9 @@ class Pretraining(nn.Module):
             extra["adversarial"] = encode(cp.views.attack(encode, anchor, view.x, self.epsilon))
         if mixing := _has(objective, (MixNCA,)):
             count = min(self.mixed, len(projected[0]) - 1)
-            extra["mixed"] = cp.views.mix(projected[-1], float(mixing.lam), count, self.generator)
+            # a generator of the CPU draws nothing on a device
+            source = self.generator if projected[-1].device.type == "cpu" else None
+            extra["mixed"] = cp.views.mix(projected[-1], float(mixing.lam), count, source)
         return extra
 
 
