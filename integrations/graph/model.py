@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from copy import copy
 from typing import Any
 
 import torch
@@ -140,7 +141,7 @@ class Pretraining(nn.Module):
             raise ValueError(f"a batch of {batch.num_graphs} graph has nothing to compare with: at least 2 are needed.")
         device = self.head[0].weight.device
         views = [batch] * self.original + [augment(batch) for augment in self.augment]
-        views = [view.to(device) for view in views]
+        views = [copy(view).to(device) for view in views]  # PyG moves what it is called on
         projected = [self.project(view) for view in views]
         loss: Tensor = self.criterion(*projected, **self._extra(views[-1], projected))
         return loss
