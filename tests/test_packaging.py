@@ -113,9 +113,11 @@ def test_wheel_holds_the_package_and_nothing_else(built):
     names = zipfile.ZipFile(built[1]).namelist()
     tops = {n.split("/")[0] for n in names}
     assert tops == {"counterpoint", f"counterpoint-{counterpoint.__version__}.dist-info"}
-    assert "counterpoint/py.typed" in names
+    assert {"counterpoint/py.typed", "counterpoint/integrations/papers.json"} <= set(names)
     expected = {
-        "/".join((*name.split("."), p.name)) for folder, name in FOLDERS.items() for p in (ROOT / folder).glob("*.py")
+        "/".join((*name.split("."), *p.relative_to(ROOT / folder).parts))
+        for folder, name in FOLDERS.items()
+        for p in (ROOT / folder).rglob("*.py")
     }
     assert expected <= set(names)
 
