@@ -48,7 +48,8 @@ def gradients(module: nn.Module) -> dict[str, torch.Tensor]:
 def assert_same(found: dict[str, torch.Tensor], wanted: dict[str, torch.Tensor], tolerance: float = 1e-10) -> None:
     assert found.keys() == wanted.keys()
     for name, value in wanted.items():
-        torch.testing.assert_close(found[name], value, rtol=tolerance, atol=tolerance, msg=lambda m, n=name: f"{n}: {m}")
+        close = {"rtol": tolerance, "atol": tolerance}
+        torch.testing.assert_close(found[name], value, **close, msg=lambda m, n=name: f"{n}: {m}")
 
 
 def in_chunks(encode, x: torch.Tensor, chunk: int) -> torch.Tensor:
