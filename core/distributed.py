@@ -211,6 +211,13 @@ def gather(x: Tensor, group: Group = None) -> Tensor:
     return x if found is None else found.gather(x)
 
 
+def without_ring(gather: Gather) -> Gather:
+    """The same processes, with all keys in each of them."""
+    if gather == "ring":
+        return True
+    return gather[1] if isinstance(gather, tuple) and len(gather) == 2 else gather
+
+
 def _chosen(gather: Gather) -> tuple[Group, bool]:
     """The group, None if there is nobody else, and whether it is to be a ring."""
     given = gather

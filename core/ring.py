@@ -13,7 +13,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch import distributed as dist
 from torch.autograd.function import once_differentiable
 
 from counterpoint import checks

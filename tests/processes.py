@@ -45,7 +45,9 @@ def _one(rank: int, work: Callable[..., Any], folder: str, world: int, timeout: 
     try:
         found = work(rank, *args)
     except Exception as error:
-        torch.save({"error": type(error).__name__, "text": str(error), "trace": traceback.format_exc()}, _path(folder, rank))
+        torch.save(
+            {"error": type(error).__name__, "text": str(error), "trace": traceback.format_exc()}, _path(folder, rank)
+        )
         raise SystemExit(1) from error
     torch.save(found, _path(folder, rank))
     if world > 1:

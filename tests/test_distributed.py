@@ -46,7 +46,10 @@ CASES: dict[str, Case] = {
 }
 Job = tuple[str, str, object]
 ALL: list[Job] = [
-    (case, sizes, gather) for sizes in SIZES for case in CASES for gather in ((True,) if "label" in case else (True, "ring"))
+    (case, sizes, gather)
+    for sizes in SIZES
+    for case in CASES
+    for gather in ((True,) if "label" in case else (True, "ring"))
 ]
 # two processes with different numbers of samples show nearly everything
 FEW = ["infonce:t=T as in its paper", "infonce:t=T + 0.1*dp as in its paper", "hard negatives with ids", "learned"]
@@ -71,7 +74,8 @@ def compute(tmp_path_factory, request):
 
 
 @pytest.mark.parametrize(
-    "job", [pytest.param(job, id="-".join(map(str, job)), marks=[] if quick(job) else [pytest.mark.slow]) for job in ALL]
+    "job",
+    [pytest.param(job, id="-".join(map(str, job)), marks=[] if quick(job) else [pytest.mark.slow]) for job in ALL],
 )
 def test_one_process_with_the_whole_batch(compute, job):
     case, sizes, _ = job

@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 import copy
-import datetime
-import os
 import subprocess
 import sys
 from collections import UserDict
-from pathlib import Path
 
 import pytest
 import torch
-from torch import distributed as dist
 from torch import nn
 
 import counterpoint as cp
@@ -52,7 +48,9 @@ def gradients(module: nn.Module) -> dict[str, torch.Tensor]:
 def assert_same(found: dict[str, torch.Tensor], wanted: dict[str, torch.Tensor], tolerance: float = 1e-10) -> None:
     assert found.keys() == wanted.keys()
     for name, value in wanted.items():
-        torch.testing.assert_close(found[name], value, rtol=tolerance, atol=tolerance, msg=lambda m, n=name: f"{n}: {m}")
+        torch.testing.assert_close(
+            found[name], value, rtol=tolerance, atol=tolerance, msg=lambda m, n=name: f"{n}: {m}"
+        )
 
 
 def in_chunks(encode, x: torch.Tensor, chunk: int) -> torch.Tensor:
@@ -184,7 +182,15 @@ MASK = (torch.arange(11 * 8).view(11, 8) % 3 > 0).double()
         {"x": inputs(), "scale": torch.tensor(2.0)},
         UserDict(x=inputs(), mask=MASK),
     ],
-    ids=["list", "tuple", "dict", "dict with a number", "dict with None", "dict with a 0-d tensor", "like BatchEncoding"],
+    ids=[
+        "list",
+        "tuple",
+        "dict",
+        "dict with a number",
+        "dict with None",
+        "dict with a 0-d tensor",
+        "like BatchEncoding",
+    ],
 )
 def test_kinds_of_inputs(encoder, given):
     encoder.eval()
