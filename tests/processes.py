@@ -13,7 +13,7 @@ import torch
 from torch import distributed as dist
 
 CONTEXT = multiprocessing.get_context("forkserver")
-CONTEXT.set_forkserver_preload(["torch", "counterpoint"])
+CONTEXT.set_forkserver_preload(["torch.fx.experimental.symbolic_shapes", "counterpoint"])
 TIMEOUT = 60.0
 
 
@@ -42,20 +42,15 @@ def _one(rank: int, work: Callable[..., Any], folder: str, world: int, timeout: 
     limit = datetime.timedelta(seconds=timeout)
     if world > 1:
         dist.init_process_group("gloo", f"file://{folder}/meet", rank=rank, world_size=world, timeout=limit)
+    path = Path(folder, f"{rank}.pt")
     try:
         found = work(rank, *args)
     except Exception as error:
-        torch.save(
-            {"error": type(error).__name__, "text": str(error), "trace": traceback.format_exc()}, _path(folder, rank)
-        )
+        torch.save({"error": type(error).__name__, "text": str(error), "trace": traceback.format_exc()}, path)
         raise SystemExit(1) from error
-    torch.save(found, _path(folder, rank))
+    torch.save(found, path)
     if world > 1:
         dist.destroy_process_group()
-
-
-def _path(folder: str, rank: int) -> Path:
-    return Path(folder, f"{rank}.pt")
 
 
 def part(sizes: list[int], rank: int) -> slice:
