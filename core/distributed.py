@@ -211,6 +211,13 @@ def gather(x: Tensor, group: Group = None) -> Tensor:
     return x if found is None else found.gather(x)
 
 
+def without_ring(gather: Gather) -> Gather:
+    """The same processes, with all keys in each of them."""
+    if gather == "ring":
+        return True
+    return gather[1] if isinstance(gather, tuple) and len(gather) == 2 else gather
+
+
 def _chosen(gather: Gather) -> tuple[Group, bool]:
     """The group, None if there is nobody else, and whether it is to be a ring."""
     given = gather
@@ -219,13 +226,13 @@ def _chosen(gather: Gather) -> tuple[Group, bool]:
         ring, given = True, given[1]
     if not dist.is_available():
         return None, ring
+    if given == dist.GroupMember.NON_GROUP_MEMBER:
+        raise ValueError("gather: this process is no member of the group.")
     if given is not True and given != "ring" and not isinstance(given, dist.ProcessGroup):
         raise ValueError(f"gather: expected True, 'ring', a process group or ('ring', group), got {gather!r}.")
     if not dist.is_initialized():
         return None, ring
     group = given if isinstance(given, dist.ProcessGroup) else dist.group.WORLD
-    if dist.get_rank(group) < 0:
-        raise ValueError("gather: this process is no member of the group.")
     return (group if dist.get_world_size(group) > 1 else None), ring
 
 

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from counterpoint import distributed, spec
-from counterpoint.hyper import Hyper, Learned, Real, Schedule, Value, nearest, text
+from counterpoint.hyper import Hyper, Learned, Real, Schedule, Tracked, Value, nearest, text
 from counterpoint.pairing import Batch, scores_from_logits, scores_from_matrices
 from counterpoint.scores import Negatives, Scores
 
@@ -114,6 +114,17 @@ class Objective(nn.Module):
     def needs(self) -> frozenset[str]:
         """What a call must be given beside views: ``adversarial`` or ``mixed``, made by :mod:`counterpoint.views`."""
         return frozenset()
+
+    @property
+    def couples_anchors(self) -> bool:
+        """Whether a loss is more than the mean, over its anchors, of what each one's own similarities say.
+
+        That is so where a statistic of all anchors enters: ``mu="auto"``, ``radius=``, a shared ``alpha``, a sum over
+        the batch. Then the losses of a batch's parts do not average to its loss. The call with embeddings and
+        ``gather=`` sees to it; who hands over scores or logits hands over those of all anchors.
+        """
+        inner = [part for part in self.modules() if part is not self]
+        return any(isinstance(p, Tracked) or (isinstance(p, Objective) and p.couples_anchors) for p in inner)
 
     if TYPE_CHECKING:  # torch types the call of a module as Any
 

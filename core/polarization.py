@@ -46,6 +46,10 @@ class DistancePolarization(Objective, name="dp"):
                 f"DistancePolarization: low must be smaller than high, got low={text(low)}, high={text(high)}."
             )
 
+    @property
+    def couples_anchors(self) -> bool:
+        return bool(self.reduction == "batch_sum")
+
     def losses(self, scores: Scores) -> Tensor:
         per_anchor = self.per_anchor(scores.pos, scores.neg)
         if self.reduction == "batch_sum":

@@ -91,6 +91,10 @@ class CLDRO(Objective, name="dro"):
         if divergence == "chi2" and (alpha is not None or shared):
             raise ValueError("CLDRO: alpha and shared belong to divergence='kl'.")
 
+    @property
+    def couples_anchors(self) -> bool:
+        return bool(self.shared) and self._hyper["alpha"] is None
+
     def per_anchor(self, pos: Tensor, neg: Negatives) -> Tensor:
         return self.worst_case(neg) - pos
 

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import copy
-import subprocess
 import sys
 from collections import UserDict
 
+import gathered
 import pytest
 import torch
+from gathered import UNEVEN
+from processes import run
+from torch import distributed as dist
 from torch import nn
 
 import counterpoint as cp
@@ -48,8 +51,7 @@ def gradients(module: nn.Module) -> dict[str, torch.Tensor]:
 def assert_same(found: dict[str, torch.Tensor], wanted: dict[str, torch.Tensor], tolerance: float = 1e-10) -> None:
     assert found.keys() == wanted.keys()
     for name, value in wanted.items():
-        close = {"rtol": tolerance, "atol": tolerance}
-        torch.testing.assert_close(found[name], value, **close, msg=lambda m, n=name: f"{n}: {m}")
+        torch.testing.assert_close(found[name], value, rtol=tolerance, atol=tolerance, msg=f"{name}: {{}}".format)
 
 
 def in_chunks(encode, x: torch.Tensor, chunk: int) -> torch.Tensor:
@@ -108,7 +110,7 @@ def test_without_gradients_there_is_one_pass(encoder):
 def test_the_sum_of_several_backward_passes(encoder):
     encoder.eval()
     whole, parts = copy.deepcopy(encoder), encoder
-    for encode, module in ((whole, whole), (lambda x: cp.gradcache(parts, x, chunk=4), parts)):
+    for encode in (whole, lambda x: cp.gradcache(parts, x, chunk=4)):
         for seed in (0, 5):
             (cp.InfoNCE()(encode(inputs(seed=seed)), encode(inputs(seed=seed + 1))) / 2).backward()
     assert_same(gradients(parts), gradients(whole))
@@ -181,7 +183,15 @@ MASK = (torch.arange(11 * 8).view(11, 8) % 3 > 0).double()
         {"x": inputs(), "scale": torch.tensor(2.0)},
         UserDict(x=inputs(), mask=MASK),
     ],
-    ids=["list", "tuple", "dict", "dict with a number", "dict with None", "dict with a 0-d tensor", "like BatchEncoding"],
+    ids=[
+        "list",
+        "tuple",
+        "dict",
+        "dict with a number",
+        "dict with None",
+        "dict with a 0-d tensor",
+        "like BatchEncoding",
+    ],
 )
 def test_kinds_of_inputs(encoder, given):
     encoder.eval()
@@ -207,7 +217,7 @@ def test_autocast_is_the_same_in_both_passes(encoder):
     x, dtypes = inputs().float(), []
     encoder.head.register_forward_hook(lambda m, args, out: dtypes.append(out.dtype))
     found = []
-    for encode in (lambda: in_chunks(encoder, x, 4), lambda: cp.gradcache(encoder, x, chunk=4)):
+    for encode in (lambda: encoder(x), lambda: cp.gradcache(encoder, x, chunk=11)):
         encoder.zero_grad()
         torch.manual_seed(0)
         with torch.autocast("cpu", torch.bfloat16):
@@ -270,6 +280,26 @@ def test_second_derivatives_are_refused(encoder):
         grad.sum().backward()
 
 
+@pytest.mark.skipif(not dist.is_available(), reason="torch without distributed")
+def test_distributed_data_parallel(tmp_path):
+    """Gradients are averaged once per step, with 1 and 3 chunks per view, and with parameters that are unused."""
+    wanted = gathered.cached(0, [7])
+    for process in run(gathered.cached_all_ways, tmp_path, 2, UNEVEN):
+        for found in process:
+            assert found["averaged"] == 3
+            for name in wanted.keys() - {"averaged"}:
+                torch.testing.assert_close(found[name], wanted[name], rtol=1e-10, atol=1e-12)
+
+
+def test_a_static_graph_is_refused(encoder, tmp_path):
+    dist.init_process_group("gloo", f"file://{tmp_path}/meet", rank=0, world_size=1)
+    try:
+        with pytest.raises(ValueError, match="static_graph=True"):
+            cp.gradcache(nn.parallel.DistributedDataParallel(encoder, static_graph=True), inputs(), chunk=4)
+    finally:
+        dist.destroy_process_group()
+
+
 # ---- bad input -----------------------------------------------------------------------------------
 
 
@@ -313,30 +343,14 @@ def test_inputs_without_rows(encoder, given, error, text):
 
 # ---- memory --------------------------------------------------------------------------------------
 
-MEMORY = """
-import resource, sys, torch
-import counterpoint as cp
-torch.set_num_threads(1)
-encoder = torch.nn.Sequential(*[m for _ in range(24) for m in (torch.nn.Linear(256, 256), torch.nn.GELU())])
-def step(x, chunk):
-    z = cp.gradcache(encoder, x, chunk=chunk) if chunk else encoder(x)
-    cp.InfoNCE()(z, z.roll(1, 0)).backward()
-step(torch.randn(64, 256), 64)  # whatever is loaded on first use
-x = torch.randn(4096, 256)
-before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-step(x, int(sys.argv[1]))
-print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
-"""
-
-
-def peak(chunk: int) -> int:
-    """Growth of a fresh process's largest memory in a step, in KiB."""
-    return int(subprocess.check_output([sys.executable, "-c", MEMORY, str(chunk)]))
-
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="memory is counted differently there")
-def test_memory_is_that_of_a_chunk():
-    whole, chunks = peak(0), peak(64)
-    activations = 4096 * 256 * 4 * 48 // 1024  # of all layers, in KiB
-    assert whole > activations
-    assert chunks < whole - 0.8 * activations
+def test_memory_is_that_of_a_chunk(tmp_path):
+    grown = {}
+    for name, chunk in (("whole", 0), ("chunks", 32)):
+        folder = tmp_path / name
+        folder.mkdir()
+        (grown[name],) = run(gathered.memory, folder, 1, chunk)
+    activations = gathered.SAMPLES * gathered.LAYERS * gathered.HIDDEN * 4 / 1024
+    assert grown["whole"] > activations
+    assert grown["chunks"] < grown["whole"] - 0.8 * activations
