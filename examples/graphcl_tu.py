@@ -196,7 +196,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     add(
         "--official",
         nargs="*",
-        default=["MUTAG", "PROTEINS", "IMDB-BINARY"],
+        default=["MUTAG"],
         metavar="NAME",
         help="sets that also get GraphCL's own protocol, whose kernel SVM is slow (%(default)s)",
     )
