@@ -26,7 +26,7 @@ import counterpoint as cp
 from counterpoint.hyper import nearest
 from counterpoint.integrations.paired import bootstrap_interval, holm, sign_flip_p
 from counterpoint.integrations.papers import PaperNumber, paper_number
-from counterpoint.integrations.runs import Run, find_runs
+from counterpoint.integrations.runs import Run, find_runs, finite
 
 LEVEL = 0.05
 COMMON = ("domain", "dataset", "objective", "label", "seed")  # arguments that do not tell two rows of a name apart
@@ -390,16 +390,7 @@ def plain(report: Report) -> dict[str, Any]:
             rows.append({**one, "paper": paper})
         about = {key: getattr(column, key) for key in ("domain", "dataset", "metric", "baseline", "reading")}
         columns.append({**about, "rows": rows})
-    return {"columns": _finite(columns), "notes": report.notes, "level": LEVEL}
-
-
-def _finite(value: Any) -> Any:
-    """NaN as null, which JSON has."""
-    if isinstance(value, dict):
-        return {key: _finite(one) for key, one in value.items()}
-    if isinstance(value, list):
-        return [_finite(one) for one in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
+    return {"columns": finite(columns), "notes": report.notes, "level": LEVEL}
 
 
 def as_csv(report: Report) -> str:
