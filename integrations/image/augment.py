@@ -111,8 +111,9 @@ class Recipe:
             return torch.rand(count, *shape, generator=generator) * (high - low) + low
 
         strength = torch.tensor(self.jitter)
-        low, high = torch.cat([(1 - strength[:3]).clamp(min=0), -strength[3:]]), torch.cat(
-            [1 + strength[:3], strength[3:]]
+        low, high = (
+            torch.cat([(1 - strength[:3]).clamp(min=0), -strength[3:]]),
+            torch.cat([1 + strength[:3], strength[3:]]),
         )
         return Draws(
             crop=_crops(uniform(ATTEMPTS, low=self.min_scale), uniform(ATTEMPTS), uniform(2), height, width),

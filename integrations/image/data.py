@@ -249,7 +249,9 @@ def _load(name: str, split: str, size: int | None, root: str | None, offline: st
         names = (name, f"{name}-200")
         found = next((folder / one for folder in where for one in names if (folder / one).is_dir()), None)
         if found is None:
-            raise ValueError(f"data: {name} is not in {' or '.join(map(str, where)) or '$COUNTERPOINT_DATA'}; unpack it there.")
+            raise ValueError(
+                f"data: {name} is not in {' or '.join(map(str, where)) or '$COUNTERPOINT_DATA'}; unpack it there."
+            )
         return _folder(found, split, size or NATIVE.get(name, 64), name)
     if name in DOWNLOADED:
         return _downloaded(name, split, size or NATIVE.get(name, 64), where, Path(root) if root else None)
@@ -277,7 +279,10 @@ def digits(split: str, size: int = 16) -> ImageSet:
     data = load_digits()
     rows = slice(None, DIGITS_TEST) if split == "train" else slice(DIGITS_TEST, None)
     grey = (data.images[rows] * (255 / 16)).round().astype(np.uint8)
-    pictures = [(str(i), lambda one=one: Image.fromarray(one), int(y)) for i, (one, y) in enumerate(zip(grey, data.target[rows], strict=True))]
+    pictures = [
+        (str(i), lambda one=one: Image.fromarray(one), int(y))
+        for i, (one, y) in enumerate(zip(grey, data.target[rows], strict=True))
+    ]
     return from_pictures("digits", pictures, size, [str(one) for one in range(10)], "8 x 8 digits, embedded")
 
 
@@ -346,7 +351,9 @@ def _label(found: Any, row: int) -> int:
 
 def _folder(path: Path, split: str, size: int, name: str) -> ImageSet:
     """Images of a folder: one folder per class, or all without classes."""
-    split_folder = next((path / one for one in ((split, "val") if split == "test" else (split,)) if (path / one).is_dir()), None)
+    split_folder = next(
+        (path / one for one in ((split, "val") if split == "test" else (split,)) if (path / one).is_dir()), None
+    )
     share = split_folder is None
     base = split_folder or path
     annotations = base / "val_annotations.txt"

@@ -122,7 +122,9 @@ def evaluate(
             found[name] = linear_accuracy(encoder, pair[0], pair[1], settings, seed)
     for name in settings.transfer if "transfer" in probes else ():
         size = train.size[0] if train.size[0] == train.size[1] else None
-        found[f"transfer:{name}"] = linear_accuracy(encoder, load(name, "train", size), load(name, "test", size), settings, seed)
+        found[f"transfer:{name}"] = linear_accuracy(
+            encoder, load(name, "train", size), load(name, "test", size), settings, seed
+        )
     if "finetune" in probes:
         found["finetune"] = finetune(encoder, train, test, settings, seed)
     return found

@@ -139,7 +139,9 @@ class _Contrastive(Method):
 
     def refuse(self, method: str, *needs: str) -> None:
         if missing := sorted(self.objective.needs.intersection(needs)):
-            raise ValueError(f"{method} makes no {' or '.join(missing)} views, which {self.objective} needs; use simclr.")
+            raise ValueError(
+                f"{method} makes no {' or '.join(missing)} views, which {self.objective} needs; use simclr."
+            )
 
 
 class SimCLR(_Contrastive):
@@ -290,9 +292,7 @@ class CMC(_Contrastive):
         super().__init__(encoder, objective, 2, 0, width, gather)
         self.refuse("cmc", "adversarial", "mixed")
         self.views = 1  # of pixels; it is split in two
-        self.heads = nn.ModuleList(
-            heads.SimCLRProjectionHead(one.width, one.width, width) for one in (light, colour)
-        )
+        self.heads = nn.ModuleList(heads.SimCLRProjectionHead(one.width, one.width, width) for one in (light, colour))
 
     def forward(self, views: Sequence[Tensor], **how: Any) -> Tensor:
         parts = zip(self.heads, self.encoder.parts(views[0]), strict=True)  # type: ignore[operator]

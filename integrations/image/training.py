@@ -7,10 +7,10 @@ import math
 import sys
 import time
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import lightning
 import torch
@@ -28,7 +28,7 @@ from counterpoint.integrations.image import data as datasets
 from counterpoint.integrations.image import evaluation
 from counterpoint.integrations.image.augment import Recipe, recipe
 from counterpoint.integrations.image.data import ImageSet
-from counterpoint.integrations.image.model import CMC, Method, MoCo, SimCLR, build
+from counterpoint.integrations.image.model import CMC, Method, SimCLR, build
 from counterpoint.integrations.runs import Run
 
 UNTRAINED = "untrained encoder"
@@ -36,6 +36,7 @@ SAVE_EVERY = 10.0  # seconds between checkpoints
 OPTIMIZERS = ("adam", "sgd", "lars")
 PATHS = ("batched", "per-image")
 PARTS = ("tune", "report")
+KEEP = ("last", "best")
 BEST = "best.pt"
 
 DEFAULTS: dict[str, Any] = {
@@ -386,16 +387,18 @@ def _devices(device: str, count: int) -> Any:
 @contextmanager
 def _quiet() -> Iterator[None]:
     """Without Lightning's advice on loaders and logging, which this module has decided."""
-    logger = logging.getLogger("lightning.pytorch")
-    level = logger.level
-    logger.setLevel(logging.ERROR)
+    loggers = [logging.getLogger(name) for name in ("lightning.pytorch", "lightning.fabric")]
+    levels = [logger.level for logger in loggers]
+    for logger in loggers:
+        logger.setLevel(logging.ERROR)
     try:
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", module="lightning")
             warnings.filterwarnings("ignore", message=".*lr_scheduler.step.*")
             yield
     finally:
-        logger.setLevel(level)
+        for logger, level in zip(loggers, levels, strict=True):
+            logger.setLevel(level)
 
 
 # ---- a cell of a grid --------------------------------------------------------------------------
@@ -418,21 +421,33 @@ def untrained(dataset: str, seed: int, **changes: Any) -> dict[str, Any]:
     return cell(dataset, None, seed, **{**changes, "label": UNTRAINED, "epochs": 0, "views": None})
 
 
-def prepare(arguments: Mapping[str, Any]) -> tuple[ImageSet, ImageSet, ImageSet]:
-    """What a cell is trained on, the validation images, and those that its numbers are about.
+class Data(NamedTuple):
+    """What a cell is trained on, what its probes are fitted on, the validation images, and what is reported about."""
 
-    With ``part="tune"`` the last two are the same, and the test images stay out of it.
-    """
+    train: ImageSet
+    labelled: ImageSet
+    validation: ImageSet
+    test: ImageSet
+
+
+def prepare(arguments: Mapping[str, Any]) -> Data:
+    """The data of a cell. With ``part="tune"`` the validation images are reported about, and none of the test split."""
     given = arguments
     if given["part"] not in PARTS:
         raise ValueError(f"part: unknown part {given['part']!r}.{nearest(str(given['part']), PARTS)}")
-    if given["keep"] not in ("last", "best"):
-        raise ValueError(f"keep: unknown {given['keep']!r}.{nearest(str(given['keep']), ('last', 'best'))}")
+    if given["keep"] not in KEEP:
+        raise ValueError(f"keep: unknown {given['keep']!r}.{nearest(str(given['keep']), KEEP)}")
     train, validation = datasets.load(given["dataset"], "train", given["size"]).hold_out(given["validation"])
     if given["subset"] is not None:
         train = train.draw(given["subset"])
-    test = validation if given["part"] == "tune" else datasets.load(given["dataset"], "test", given["size"])
-    return train, validation, test
+    labelled, test = train, validation
+    if given["dataset"] == "mnist-cifar":  # what the digits say about the class must not be learned by the probe
+        labelled = datasets.mnist_cifar("ood-train")
+        if given["part"] == "tune":
+            labelled, test = labelled.hold_out(given["validation"])
+    if given["part"] == "report":
+        test = datasets.load(given["dataset"], "test", given["size"])
+    return Data(train, labelled, validation, test)
 
 
 def make(arguments: Mapping[str, Any], size: tuple[int, int]) -> Pretraining:
@@ -451,13 +466,26 @@ def make(arguments: Mapping[str, Any], size: tuple[int, int]) -> Pretraining:
     return Pretraining(method, recipe(given["augment"], size), **{name: given[name] for name in names})
 
 
+def check(cells: Iterable[Mapping[str, Any]]) -> None:
+    """Raises what each of these cells would raise before it trains, so that it is known before the first one does."""
+    seen = []
+    for given in cells:
+        if (rest := {**given, "seed": 0}) in seen:
+            continue
+        seen.append(rest)
+        data = prepare(given)
+        evaluation.checked(given["probe"], data.labelled, data.test, evaluation.Settings(**given["evaluation"]))
+        module = make(given, data.train.size)
+        loader(data.train, given["batch"], module.recipe, path=given["path"], processes=given["devices"])
+
+
 def train(run: Run) -> None:
     """Trains and evaluates one cell; the training function for :func:`counterpoint.integrations.runs.run_grid`."""
     given = run.arguments
-    pixels, validation, test = prepare(given)
-    run.data(runs.checksum(pixels.checksum, validation.checksum, test.checksum))
+    pixels, labelled, validation, test = data = prepare(given)
+    run.data(runs.checksum(*(one.checksum for one in data)))
     settings = evaluation.Settings(**given["evaluation"])
-    probes = evaluation.checked(given["probe"], pixels, test, settings)
+    probes = evaluation.checked(given["probe"], labelled, test, settings)
     module = make(given, pixels.size)
 
     def watch(method: Method) -> float:
@@ -478,7 +506,7 @@ def train(run: Run) -> None:
     module.to(given["device"])
     if given["keep"] == "best" and (best := best_encoder(run)) is not None:
         module.method.encoder.load_state_dict(best["encoder"])
-    found = evaluation.evaluate(module.method.encoder, pixels, test, probes, settings, given["seed"])
+    found = evaluation.evaluate(module.method.encoder, labelled, test, probes, settings, given["seed"])
     loss = [line["loss"] for line in run.metrics() if "loss" in line]
     run.finish(found or {"loss": loss[-1] if loss else math.nan}, note=test.note)
 
@@ -494,12 +522,8 @@ def restore(run: Run) -> Method:
     state = run.load()
     if state is None:
         raise ValueError(f"{run.path}: it has no checkpoint.")
-    pixels, _, _ = prepare(run.arguments)
-    module = make({**run.arguments, "devices": 1}, pixels.size)
+    module = make({**run.arguments, "devices": 1}, prepare(run.arguments).train.size)
     module.load_state_dict(state["state_dict"])
     if run.arguments["keep"] == "best" and (best := best_encoder(run)) is not None:
         module.method.encoder.load_state_dict(best["encoder"])
     return module.method.eval()
-
-
-__all__ = ["DEFAULTS", "UNTRAINED", "MoCo", "Pretraining", "cell", "loader", "make", "pretrain", "restore", "train", "untrained"]
