@@ -108,7 +108,8 @@ class Recipe:
         """Random parameters, distributed as torchvision's and lightly's are."""
 
         def uniform(*shape: int, low: Any = 0.0, high: Any = 1.0) -> Tensor:
-            return torch.rand(count, *shape, generator=generator) * (high - low) + low
+            drawn: Tensor = torch.rand(count, *shape, generator=generator) * (high - low) + low
+            return drawn
 
         strength = torch.tensor(self.jitter)
         low, high = (
@@ -179,13 +180,8 @@ def _crops(area: Tensor, shape: Tensor, place: Tensor, height: int, width: int) 
     top = (place[:, 0] * (height - h + 1)).floor()
     left = (place[:, 1] * (width - w + 1)).floor()
     found = torch.stack([top, left, h, w], 1)
-    if width / height < RATIO[0]:
-        h, w = round(width / RATIO[0]), width
-    elif width / height > RATIO[1]:
-        h, w = height, round(height * RATIO[1])
-    else:
-        h, w = height, width
-    centre = torch.tensor([(height - h) // 2, (width - w) // 2, h, w], dtype=found.dtype)
+    tall, wide = min(height, round(width / RATIO[0])), min(width, round(height * RATIO[1]))
+    centre = torch.tensor([(height - tall) // 2, (width - wide) // 2, tall, wide], dtype=found.dtype)
     return torch.where(fits.any(1, keepdim=True), found, centre)
 
 

@@ -58,11 +58,11 @@ EVALUATION = {
 
 
 def train_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.conflict_handler = "resolve"
     runs.add_arguments(parser, "epochs", PRESETS)
-    parser.set_defaults(objective=None)
+    parser.set_defaults(objective=None, data=None)
+    given = parser._option_string_actions["--data"]  # of all domains; here it is the data set, or a folder of images
+    given.metavar, given.help, given.type = "DATA", f"{', '.join(data.NAMES)} or a folder of images (digits)", str
     add = parser.add_argument
-    add("--data", metavar="DATA", help=f"a data set ({', '.join(data.NAMES)}) or a folder of images (digits)")
     _root(parser)
     add(
         "--backbone", metavar="NAME", help="conv4, or any of torchvision.models, or timm:NAME (resnet18; digits: conv4)"

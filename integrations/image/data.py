@@ -392,8 +392,8 @@ def _must_fit(count: int, size: int) -> None:
         return
     if needed > free:
         raise ValueError(
-            f"data: {count} images of {size} x {size} pixels need {needed / 2**30:.1f} GiB of memory, {free / 2**30:.1f} "
-            "are free; choose a smaller size or fewer classes."
+            f"data: {count} images of {size} x {size} pixels need {needed / 2**30:.1f} GiB of memory, "
+            f"{free / 2**30:.1f} are free; choose a smaller size or fewer classes."
         )
 
 
@@ -406,7 +406,7 @@ def mnist_cifar(split: str, root: str | Path | None = None, seed: int = 0) -> Im
     Where MNIST can neither be found nor downloaded, scikit-learn's digits stand in, and the note says so.
 
     Args:
-        split: ``id-train`` pairs 0 with automobiles and 1 with airplanes; ``ood-train`` and ``ood-test`` pair at random.
+        split: ``id-train`` pairs 0 with automobiles, 1 with airplanes; ``ood-train`` and ``ood-test`` pair at random.
     """
     if split not in ("id-train", "ood-train", "ood-test"):
         raise ValueError(f"split: unknown split {split!r}.{nearest(split, ('id-train', 'ood-train', 'ood-test'))}")

@@ -186,13 +186,16 @@ def linear_probe(z: Tensor, y: Tensor, classes: int, settings: Settings | None =
 
 
 class _Standardise(nn.Module):
+    mean: Tensor
+    std: Tensor
+
     def __init__(self, z: Tensor) -> None:
         super().__init__()
         self.register_buffer("mean", z.mean(0))
         self.register_buffer("std", z.std(0, unbiased=False).clamp(min=1e-6))
 
     def forward(self, z: Tensor) -> Tensor:
-        return (z - self.mean) / self.std  # type: ignore[no-any-return]
+        return (z - self.mean) / self.std
 
 
 def _minimise(layer: nn.Linear, z: Tensor, y: Tensor, penalty: float) -> None:
@@ -205,11 +208,11 @@ def _minimise(layer: nn.Linear, z: Tensor, y: Tensor, penalty: float) -> None:
     def value() -> Tensor:
         solver.zero_grad()
         loss = F.cross_entropy(layer(z), y) + penalty / 2 * layer.weight.square().sum()
-        loss.backward()  # type: ignore[no-untyped-call]
+        loss.backward()
         return loss
 
     with torch.enable_grad():
-        solver.step(value)  # type: ignore[arg-type]
+        solver.step(value)
 
 
 def _adam(layer: nn.Linear, z: Tensor, y: Tensor, epochs: int, seed: int) -> None:
@@ -221,7 +224,7 @@ def _adam(layer: nn.Linear, z: Tensor, y: Tensor, epochs: int, seed: int) -> Non
         for _ in range(epochs):
             for rows in torch.randperm(len(z), generator=order).to(z.device).split(512):
                 adam.zero_grad()
-                F.cross_entropy(layer(z[rows]), y[rows]).backward()  # type: ignore[no-untyped-call]
+                F.cross_entropy(layer(z[rows]), y[rows]).backward()
                 adam.step()
 
 
@@ -272,7 +275,7 @@ def finetune(
         now, rows = rows[:batch], rows[batch:]
         loss = F.cross_entropy(network(recipe(train.x[now].to(device), generator)), train.y[now].to(device))
         sgd.zero_grad()
-        loss.backward()  # type: ignore[no-untyped-call]
+        loss.backward()
         sgd.step()
         schedule.step()
     return accuracies(nn.Identity(), features(network, test.x), test.y)[0]
@@ -380,7 +383,7 @@ def similarity_statistics(z1: Tensor, z2: Tensor) -> dict[str, float]:
 
 
 def distance_histogram(z: Tensor, bins: int = 50) -> Tensor:
-    """Share of pairs whose distance ``(1 - cos) / 2`` lies in each of ``bins`` equal parts of [0, 1] (LMCL, Figure 2)."""
+    """Share of pairs whose ``(1 - cos) / 2`` lies in each of ``bins`` equal parts of ``[0, 1]`` (LMCL, Figure 2)."""
     found = cp.distances(z)
     return torch.histc(found, bins, 0, 1) / len(found)
 

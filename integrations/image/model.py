@@ -38,6 +38,8 @@ class Encoder(nn.Module):
         super().__init__()
         self.name = name
         standard = channels == 3  # CMC's colour spaces are standardised where they are made
+        self.mean: Tensor
+        self.std: Tensor
         self.register_buffer("mean", torch.tensor(MEAN if standard else (0.0,) * channels).view(-1, 1, 1), False)
         self.register_buffer("std", torch.tensor(STD if standard else (1.0,) * channels).view(-1, 1, 1), False)
         self.network = _network(name, size, channels, width)

@@ -77,7 +77,7 @@ DEFAULTS: dict[str, Any] = {
 # ---- what lightning trains ---------------------------------------------------------------------
 
 
-class Pretraining(lightning.LightningModule):
+class Pretraining(lightning.LightningModule):  # type: ignore[misc]
     """A method with its augmentation and optimizer, for a Lightning ``Trainer``.
 
     Batches are ``(images, classes)``, ``uint8`` images that are augmented here, on the device, or a list of views.
@@ -115,7 +115,8 @@ class Pretraining(lightning.LightningModule):
             raise ValueError(f"optimizer: unknown {optimizer!r}.{nearest(str(optimizer), OPTIMIZERS)}")
         if not lr > 0 or not weight_decay >= 0 or warmup < 0:
             raise ValueError(
-                f"Pretraining: expected lr > 0, weight_decay >= 0 and warmup >= 0, got {lr!r}, {weight_decay!r}, {warmup!r}."
+                f"Pretraining: expected lr > 0, weight_decay >= 0, warmup >= 0, got {lr!r}, "
+                f"{weight_decay!r}, {warmup!r}."
             )
         if not 0 <= false_negatives <= 1:
             raise ValueError(f"false_negatives: expected a share in [0, 1], got {false_negatives!r}.")
@@ -126,6 +127,7 @@ class Pretraining(lightning.LightningModule):
         self.cosine, self.warmup, self.false_negatives, self.seed = cosine, warmup, false_negatives, seed
         self.numbers: dict[str, float] = {}
         self._total, self._steps = 0.0, 0
+        self._rng: dict[str, Any] | None = None
 
     def training_step(self, batch: tuple[Any, Tensor], step: int) -> Tensor:
         images, y = batch
@@ -190,7 +192,7 @@ class Pretraining(lightning.LightningModule):
         self._rng = checkpoint.get("rng")
 
     def on_train_start(self) -> None:
-        if getattr(self, "_rng", None) is not None:
+        if self._rng is not None:
             runs.set_rng_state(self._rng)
             self._rng = None
 
@@ -231,8 +233,8 @@ def loader(
 
     Args:
         batch: images per step and process, at least 2.
-        path: ``batched`` hands on ``uint8`` images for :class:`Pretraining` to augment, ``per-image`` views by lightly's
-            transforms.
+        path: ``batched`` hands on ``uint8`` images for :class:`Pretraining` to augment, ``per-image`` views that
+            lightly's transforms have made.
         workers: processes that load, 0 for none; more than 0 only help ``per-image``.
         processes, rank: how many train together, and which this one is.
     """
@@ -263,7 +265,7 @@ def _as_it_is(batch: Any) -> Any:
 # ---- with a store of runs ----------------------------------------------------------------------
 
 
-class RunCheckpoints(CheckpointIO):
+class RunCheckpoints(CheckpointIO):  # type: ignore[misc]
     """Lightning's checkpoints in a :class:`Run`, whatever path Lightning gives them."""
 
     def __init__(self, run: Run) -> None:
@@ -281,7 +283,7 @@ class RunCheckpoints(CheckpointIO):
     def remove_checkpoint(self, path: Any) -> None: ...
 
 
-class Keeper(lightning.Callback):
+class Keeper(lightning.Callback):  # type: ignore[misc]
     """After each epoch: a line of numbers, a checkpoint now and then, and the weights that are best by ``watch``."""
 
     def __init__(self, run: Run, epochs: int, every: int, watch: Callable[[Method], float]) -> None:
@@ -341,8 +343,8 @@ def pretrain(
     """
     if not isinstance(epochs, int) or epochs < 0:
         raise ValueError(f"epochs must be a whole number of at least 0, got {epochs!r}.")
-    given = dict(path=path, seed=module.seed, workers=workers, views=module.method.views)
-    loader(data, batch, module.recipe, processes=devices, **given)  # type: ignore[arg-type]  # says what is wrong
+    given: dict[str, Any] = {"path": path, "seed": module.seed, "workers": workers, "views": module.method.views}
+    loader(data, batch, module.recipe, processes=devices, **given)  # says what is wrong
     if epochs == 0:
         return
     callbacks: list[Any] = []
@@ -355,7 +357,7 @@ def pretrain(
             max_epochs=epochs,
             accelerator=device.partition(":")[0],
             devices=_devices(device, devices),
-            precision=precision,  # type: ignore[arg-type]
+            precision=precision,
             logger=False,
             enable_checkpointing=False,
             enable_model_summary=False,
@@ -371,7 +373,7 @@ def pretrain(
             module.recipe,
             processes=trainer.world_size,
             rank=trainer.global_rank,
-            **given,  # type: ignore[arg-type]
+            **given,
         )
         begun = run is not None and run.load() is not None
         trainer.fit(module, batches, ckpt_path="checkpoint.pt" if begun else None)
