@@ -53,7 +53,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--version", action="version", version=f"counterpoint {cp.__version__}")
     words = list(sys.argv[1:] if argv is None else argv)
     asked = next((name for name in COMMANDS if words[: len(name.split())] == name.split()), "")
-    tables = {(): parser.add_subparsers(metavar="COMMAND", required=True)}
+    tables: dict[tuple[str, ...], Any] = {(): parser.add_subparsers(metavar="COMMAND", required=True)}
     try:
         for name, command in COMMANDS.items():
             *group, last = name.split()
@@ -180,7 +180,7 @@ def _of(
     def find(name: str) -> Any:
         return getattr(import_module(f"counterpoint.integrations.{module}"), f"{verb}_{name}")
 
-    return lambda parser: find("arguments")(parser), lambda given: find("command")(given)  # type: ignore[no-any-return]
+    return lambda parser: find("arguments")(parser), lambda given: find("command")(given)
 
 
 # a name of two words is a command within a group, such as train

@@ -16,7 +16,8 @@ else:
 
 @lru_cache
 def _everything() -> dict[str, Any]:
-    return tomllib.loads((Path(__file__).parent / "papers.toml").read_text(encoding="utf-8"))
+    read: dict[str, Any] = tomllib.loads((Path(__file__).parent / "papers.toml").read_text(encoding="utf-8"))
+    return read
 
 
 def numbers(domain: str, dataset: str) -> dict[str, tuple[float, float]]:

@@ -7,6 +7,7 @@ import json
 import os
 import sys
 from collections.abc import Iterable
+from itertools import product
 from pathlib import Path
 from statistics import mean, stdev
 from typing import Any
@@ -14,7 +15,7 @@ from typing import Any
 from counterpoint.integrations import papers, runs
 from counterpoint.integrations.graph import training
 from counterpoint.integrations.graph.augment import AUGMENTATIONS
-from counterpoint.integrations.graph.data import FEATURES, GraphSet, bag_of_nodes, load
+from counterpoint.integrations.graph.data import FEATURES, GraphSet, bag_of_nodes
 from counterpoint.integrations.graph.evaluation import PROBES, evaluate
 from counterpoint.integrations.graph.model import embed
 from counterpoint.integrations.graph.presets import PRESETS, preset
@@ -108,15 +109,17 @@ def eval_command(given: argparse.Namespace) -> int:
     _use(given.data)
     if given.seeds < 1:
         raise ValueError(f"--seeds must be at least 1, got {given.seeds}")
-    found: list[dict[str, Any]] = []
+    embeddings: dict[tuple[str, str, str], tuple[GraphSet, Any]] = {}
     for run in _finished(given.runs):
-        data = load(given.dataset or run.arguments["dataset"], run.arguments["features"])
-        for name, z in _embeddings(run, data).items():
-            for probe in given.probe:
-                for seed in range(given.seeds):
-                    result = evaluate(z, data.y, probe, given.folds, seed)
-                    one = {"dataset": data.name, "name": name, "probe": probe, "seed": seed, "folds": result.folds}
-                    found.append({**one, "run": str(run.path), "accuracy": result.accuracy})
+        data = training.loaded(given.dataset or run.arguments["dataset"], run.arguments["features"])
+        for (name, which), z in _embeddings(run, data).items():
+            embeddings[data.name, name, which] = data, z  # runs share what needs no training
+    found: list[dict[str, Any]] = []
+    for (dataset, name, which), (data, z) in runs.track(embeddings.items(), "evaluated", len(embeddings)):
+        for probe, seed in product(given.probe, range(given.seeds)):
+            result = evaluate(z, data.y, probe, given.folds, seed)
+            one = {"dataset": dataset, "name": name, "which": which, "probe": probe, "seed": seed}
+            found.append({**one, "accuracy": result.accuracy, "folds": result.folds})
     if given.json:
         print(json.dumps(found, indent=1))
         return 0
@@ -139,19 +142,23 @@ def _finished(folders: Iterable[Path]) -> list[Run]:
     return found
 
 
-def _embeddings(run: Run, data: GraphSet) -> dict[str, Any]:
-    """Of a run's encoder, of the same one untrained, and of none at all."""
+def _embeddings(run: Run, data: GraphSet) -> dict[tuple[str, str], Any]:
+    """Of a run's encoder, of the same one untrained, and of none at all, by name and by what makes them different."""
     try:
         model = training.build(run.arguments, data)
         start = embed(model.encoder, data)
-        state = run.load()
-        if state is None:
+        if (state := run.load()) is None:
             raise ValueError(f"{run.path}: it has no checkpoint")
         model.load_state_dict(state["model"])
     except RuntimeError as error:
         message = f"{run.path}: trained on {run.arguments['dataset']}, its encoder does not fit {data.name}"
         raise ValueError(message) from error
-    return {BAG: bag_of_nodes(data), UNTRAINED: start, run.name: embed(model.encoder, data)}
+    like = {name: run.arguments[name] for name in ("seed", "layers", "hidden", "features")}
+    return {
+        (BAG, like["features"]): bag_of_nodes(data),
+        (UNTRAINED, json.dumps(like)): start,
+        (run.name, str(run.path)): embed(model.encoder, data),
+    }
 
 
 def table(title: str, rows: dict[str, list[float]], dataset: str) -> list[str]:

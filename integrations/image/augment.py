@@ -266,4 +266,5 @@ def _blurring(sigma: Tensor, size: int) -> Tensor:
     target = (torch.arange(size, device=sigma.device).unsqueeze(1) + offset).clamp(0, size - 1)
     box = torch.zeros(len(sigma), size, size, dtype=kernel.dtype, device=sigma.device)
     box.scatter_add_(2, target.expand(len(sigma), -1, -1), kernel.unsqueeze(1).expand(-1, size, -1).contiguous())
-    return torch.linalg.matrix_power(box, BOXES).float()
+    blurring: Tensor = torch.linalg.matrix_power(box, BOXES).float()
+    return blurring

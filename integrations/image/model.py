@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Sequence
+from difflib import get_close_matches
 from typing import Any
 
 import torch
@@ -62,7 +63,9 @@ def _network(name: str, size: int, channels: int, width: int) -> nn.Module:
         return _timm(name.removeprefix("timm:"), size, channels)
     known = models.list_models(module=models)
     if name not in known:
-        raise ValueError(f"backbone: unknown {name!r}.{nearest(str(name), ('conv4', *known))}")
+        raise ValueError(
+            f"backbone: unknown {name!r}.{nearest(str(name), ('conv4', *get_close_matches(str(name), known, 5, 0)))}"
+        )
     network: nn.Module = models.get_model(name, weights=None)
     if isinstance(network, models.ResNet):
         if size <= SMALL:
@@ -92,7 +95,9 @@ def _timm(name: str, size: int, channels: int) -> nn.Module:
     except ImportError as error:
         raise ImportError(f"backbone timm:{name} needs timm: pip install timm") from error
     if name not in timm.list_models():
-        raise ValueError(f"backbone: timm has no model {name!r}.{nearest(name, timm.list_models())}")
+        raise ValueError(
+            f"backbone: timm has no model {name!r}.{nearest(name, get_close_matches(name, timm.list_models(), 5, 0))}"
+        )
     given = {"pretrained": False, "num_classes": 0, "in_chans": channels}
     try:
         network: nn.Module = timm.create_model(name, **given, img_size=size)

@@ -389,7 +389,9 @@ def _devices(device: str, count: int) -> Any:
 @contextmanager
 def _quiet() -> Iterator[None]:
     """Without Lightning's advice on loaders and logging, which this module has decided."""
-    loggers = [logging.getLogger(name) for name in ("lightning.pytorch", "lightning.fabric")]
+    # lightly imports the other distribution of Lightning, which takes over where both log
+    names = ("lightning.pytorch", "lightning.fabric", "pytorch_lightning", "lightning_fabric")
+    loggers = [logging.getLogger(name) for name in names]
     levels = [logger.level for logger in loggers]
     for logger in loggers:
         logger.setLevel(logging.ERROR)
