@@ -10,7 +10,6 @@ pytest.importorskip("lightly")
 pytest.importorskip("lightning")
 
 import counterpoint as cp
-from counterpoint.integrations import papers
 from counterpoint.integrations.cli import main
 from counterpoint.integrations.image import PRESETS, Settings, build, preset, training
 
@@ -82,8 +81,3 @@ def test_presets_have_the_papers_values():
     assert (weight, polarization.low, polarization.high) == (0.1, 0.1, 0.5)
     with pytest.raises(ValueError, match=r"'arcl-5'.*Did you mean 'arcl-"):
         preset("arcl-5", "cifar10")
-
-
-def test_the_papers_numbers_are_beside():
-    assert papers.numbers("image", "cifar10")["ADNCE, 400 epochs"][0] == 91.88
-    assert papers.numbers("image", "cifar100")["SimCLR (IntNaCl's)"] == (53.69, 0.25)

@@ -126,9 +126,7 @@ def test_attacks_are_torchattacks(classifier, digits, epsilon):
 
 def test_each_restart_can_only_take_away(classifier, digits):
     x, y = digits[1].x[:100], digits[1].y[:100]
-    one, four = (
-        robust(classifier, x, y, Settings(epsilons=(0.02,), restarts=n), seed=3)["pgd@0.02"] for n in (1, 4)
-    )
+    one, four = (robust(classifier, x, y, Settings(epsilons=(0.02,), restarts=n), seed=3)["pgd@0.02"] for n in (1, 4))
     assert four <= one
 
 

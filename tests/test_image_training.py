@@ -138,8 +138,7 @@ def test_cmc_compares_lightness_and_colour_in_both_directions():
     method = CMC(Encoder("conv4", 16, 1, 8), Encoder("conv4", 16, 2, 8), "infonce:t=0.07", width=16).eval()
     x = views(1, 16)
     light, colour = [
-        nn.functional.normalize(head(z))
-        for head, z in zip(method.heads, method.encoder.parts(x[0]), strict=True)
+        nn.functional.normalize(head(z)) for head, z in zip(method.heads, method.encoder.parts(x[0]), strict=True)
     ]
     logits = light @ colour.T / 0.07
     rows = torch.arange(12)

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import argparse
 import json
-import math
 import os
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from statistics import mean, stdev
 from typing import Any
 
-from counterpoint.integrations import papers, runs
+from counterpoint.integrations import runs
 from counterpoint.integrations.image import data, evaluation, training
 from counterpoint.integrations.image.augment import RECIPES
 from counterpoint.integrations.image.model import METHODS
@@ -202,7 +201,7 @@ def _finished(folders: Iterable[Path]) -> list[Run]:
 
 
 def table(dataset: str, rows: dict[str, list[dict[str, float]]], note: str = "") -> list[str]:
-    """Mean and standard deviation of each row over its runs, and what papers have for the data set."""
+    """Mean and standard deviation of each row over its runs; ``counterpoint report`` compares them."""
     columns = list(dict.fromkeys(name for results in rows.values() for one in results for name in one))
     width = max(map(len, (*rows, "accuracy, %")))
     each = [max(13, len(name)) for name in columns]
@@ -215,11 +214,6 @@ def table(dataset: str, rows: dict[str, list[dict[str, float]]], note: str = "")
             values = [one[column] for one in results if column in one]
             cells.append(f"{_spread(values):>{w}}")
         lines.append(f"  {name:{width}}  {'  '.join(cells)}  {len(results):4}")
-    published = papers.numbers("image", dataset)
-    if published:
-        lines.append("  linear accuracy in the papers:")
-    for name, (value, sd) in published.items():
-        lines.append(f"    {name}: {value:.2f}" + ("" if math.isnan(sd) else f" +- {sd:.2f}"))
     return lines
 
 
