@@ -27,6 +27,7 @@ CHOICES: dict[str, tuple[Iterable[str], str]] = {
     "keep": (KEEP, "which encoder is evaluated: the last, or the best by validation kNN, see --watch"),
 }
 WHOLE = {
+    "channels": "of the first layer of conv4",
     "size": "pixels of an image (the data set's own)",
     "views": "views of each image (what the objective asks for, or 2)",
     "batch": "images per step",

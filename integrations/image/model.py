@@ -378,17 +378,25 @@ def build(
     mixed: int = 4,
     prototypes: int = 512,
     gather: bool = False,
+    channels: int = 32,
 ) -> Method:
-    """The method of that name with an encoder of that name; see the classes."""
+    """The method of that name with an encoder of that name; see the classes.
+
+    Args:
+        channels: of the first layer of the backbone ``conv4``, at least 1.
+    """
+    if not isinstance(channels, int) or channels < 1:
+        raise ValueError(f"channels must be a whole number of at least 1, got {channels!r}.")
     if method not in METHODS:
         raise ValueError(f"method: unknown method {method!r}.{nearest(str(method), METHODS)}")
     if method == "swav":
-        return SwAV(Encoder(backbone, size), width, prototypes)
+        return SwAV(Encoder(backbone, size, 3, channels), width, prototypes)
     objective = as_objective("infonce" if objective is None else objective)
     if method == "cmc":
         if views not in (None, 2) or (objective.views or 2) > 2:
             raise ValueError("views: cmc has two, lightness and colour.")
-        return CMC(Encoder(backbone, size, 1), Encoder(backbone, size, 2), objective, width, gather)
+        parts = [Encoder(backbone, size, of, channels) for of in (1, 2)]
+        return CMC(*parts, objective, width, gather)
     if method == "moco":
-        return MoCo(Encoder(backbone, size), objective, views, width, queue, momentum, gather)
-    return SimCLR(Encoder(backbone, size), objective, views, width, epsilon, mixed, gather)
+        return MoCo(Encoder(backbone, size, 3, channels), objective, views, width, queue, momentum, gather)
+    return SimCLR(Encoder(backbone, size, 3, channels), objective, views, width, epsilon, mixed, gather)

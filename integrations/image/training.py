@@ -42,6 +42,7 @@ BEST = "best.pt"
 DEFAULTS: dict[str, Any] = {
     "method": "simclr",
     "backbone": "resnet18",
+    "channels": 32,
     "size": None,
     "augment": None,
     "path": "batched",
@@ -458,7 +459,7 @@ def make(arguments: Mapping[str, Any], size: tuple[int, int]) -> Pretraining:
     """The module of a cell as it starts. The seed fixes the encoder, whatever the objective."""
     given = arguments
     torch.manual_seed(given["seed"])
-    names = ("backbone", "views", "width", "queue", "momentum", "epsilon", "mixed")
+    names = ("backbone", "channels", "views", "width", "queue", "momentum", "epsilon", "mixed")
     method = build(
         given["method"],
         given["objective"],
