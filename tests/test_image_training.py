@@ -6,7 +6,6 @@ import os
 import signal
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 import torch
@@ -15,6 +14,7 @@ pytest.importorskip("lightly")
 pytest.importorskip("lightning")
 import lightning
 from lightly.loss import NTXentLoss
+from lightly.models.utils import batch_shuffle, batch_unshuffle, update_momentum
 from torch import nn
 
 from counterpoint.integrations import runs
@@ -74,17 +74,14 @@ def test_simclr_with_infonce_is_lightlys(temperature):
 
 def test_moco_with_infonce_is_lightlys_memory_bank_included():
     """Several steps: momentum, the queue's order and its wrap-around are lightly's too."""
-    ours = made(MoCo, objective="infonce:t=0.2", width=16, queue=30, momentum=0.9)
-    theirs = made(MoCo, objective="infonce:t=0.2", width=16, queue=30, momentum=0.9)
-    criterion = NTXentLoss(temperature=0.2, memory_bank_size=(30, 16))
+    ours, theirs = (made(MoCo, objective="infonce:t=0.2", width=16, queue=30, momentum=0.9).double() for _ in range(2))
+    criterion = NTXentLoss(temperature=0.2, memory_bank_size=(30, 16)).double()
     criterion.memory_bank.bank.copy_(ours.criterion.memory_bank.bank)
     sgd = [torch.optim.SGD(m.parameters(), lr=0.1) for m in (ours, theirs)]
     for step in range(5):
-        x = views(seed=step)
+        x = [view.double() for view in views(seed=step)]
         torch.manual_seed(step)
         loss = ours(x)
-        from lightly.models.utils import batch_shuffle, batch_unshuffle, update_momentum
-
         torch.manual_seed(step)
         update_momentum(theirs.encoder, theirs.key_encoder, 0.9)
         update_momentum(theirs.head, theirs.key_head, 0.9)
@@ -217,7 +214,8 @@ def test_every_objective_sees_the_same_views():
 def test_false_negatives_are_kept_at_the_ratio(ratio):
     method = build("simclr", "infonce", "conv4", 16)
     module = Pretraining(method, recipe("digits", 16), false_negatives=ratio)
-    module.trainer = lightning.Trainer(logger=False, enable_checkpointing=False, accelerator="cpu")
+    trainer = lightning.Trainer(logger=False, enable_checkpointing=False, accelerator="cpu")
+    module.trainer = trainer  # which it only refers to
     y = torch.arange(1000) % 10
     kept = []
     for step in range(20):
@@ -392,6 +390,38 @@ def test_labels_are_not_looked_at_unless_asked():
         pretrain(module, hidden, 1, batch=64)
 
 
-def test_the_folder_of_a_run_is_readable(tmp_path):
-    run = runs.Run(tmp_path, training.cell("digits", "infonce", 0, **SMALL))
-    assert Path(run.path).parts[-4:-2] == ("image", "digits")
+def test_ctrl_c_is_ctrl_c(tmp_path, monkeypatch):
+    """Lightning alone would exit, and ignore the signal from then on."""
+    cell = training.cell("digits", "infonce", 0, epochs=3, **SMALL)
+    whole = grid(cell, tmp_path / "whole")
+    monkeypatch.setattr(training, "SAVE_EVERY", 0.0)
+    save, handler = runs.Run.save, signal.getsignal(signal.SIGINT)
+
+    def stopping(run, state, step):
+        save(run, state, step)
+        signal.raise_signal(signal.SIGINT)
+
+    monkeypatch.setattr(runs.Run, "save", stopping)
+    with pytest.raises(KeyboardInterrupt):
+        grid(cell, tmp_path / "cut")
+    assert signal.getsignal(signal.SIGINT) is handler
+    monkeypatch.setattr(runs.Run, "save", save)
+    assert grid(cell, tmp_path / "cut").result == whole.result
+
+
+@pytest.mark.slow
+def test_two_processes_train_together(tmp_path):
+    cell = training.cell("digits", "infonce:t=0.2", 0, epochs=2, **{**SMALL, "batch": 32}, devices=2)
+    done = subprocess.run(
+        [sys.executable, "-c", f"""
+from counterpoint.integrations import runs
+from counterpoint.integrations.image import training
+runs.run_grid(training.train, [{cell!r}], {str(tmp_path)!r})
+"""],
+        capture_output=True,
+        text=True,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    (run,) = runs.find_runs(tmp_path)
+    assert [line["step"] for line in run.metrics()] == [1, 2]
+    assert run.result["knn"] > 50

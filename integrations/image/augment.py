@@ -128,20 +128,22 @@ class Recipe:
 
     def apply(self, images: Tensor, draws: Draws) -> Tensor:
         """The views that these parameters make."""
-        images = images.float() / 255
-        draws = Draws(*(value.to(images.device) for value in draws))
-        x = _crop(images, draws, *self.sides)
+        device = images.device  # rows are found on the CPU: looking for them on a GPU would make it wait
+        x = _crop(images.float() / 255, draws, *self.sides)
         steps = [(op, strength) for op, strength in zip(JITTER, self.jitter, strict=True)]
         for place in range(len(steps)):
             for kind, (op, strength) in enumerate(steps):
                 rows = (draws.jitter & (draws.order[:, place] == kind)).nonzero().squeeze(1)
                 if strength and len(rows):
-                    x[rows] = op(x[rows], draws.factors[rows, kind].view(-1, 1, 1, 1))
-        rows = draws.grey.nonzero().squeeze(1)
+                    factors = draws.factors[rows, kind].view(-1, 1, 1, 1).to(device)
+                    rows = rows.to(device)
+                    x[rows] = op(x[rows], factors)
+        rows = draws.grey.nonzero().squeeze(1).to(device)
         x[rows] = _luma(x[rows]).expand(-1, 3, -1, -1)
         rows = (draws.blur > 0).nonzero().squeeze(1)
         if len(rows):
-            x[rows] = gaussian_blur(x[rows], draws.blur[rows])
+            sigmas, rows = draws.blur[rows], rows.to(device)
+            x[rows] = gaussian_blur(x[rows], sigmas)
         return x
 
 
@@ -188,9 +190,9 @@ def _crops(area: Tensor, shape: Tensor, place: Tensor, height: int, width: int) 
 def _crop(images: Tensor, draws: Draws, out_height: int, out_width: int) -> Tensor:
     """Crop, resize and flip in one: each is linear along one axis, so two products of matrices do it."""
     top, left, h, w = draws.crop.unbind(1)
-    rows = _resampling(top, h, images.shape[2], out_height)
+    rows = _resampling(top, h, images.shape[2], out_height).to(images.device)
     columns = _resampling(left, w, images.shape[3], out_width)
-    columns = torch.where(draws.flip.view(-1, 1, 1), columns.flip(1), columns)
+    columns = torch.where(draws.flip.view(-1, 1, 1), columns.flip(1), columns).to(images.device)
     count, _, height, width = images.shape
     wide = images.reshape(count, 3 * height, width) @ columns.mT
     return (rows.unsqueeze(1) @ wide.view(count, 3, height, out_width)).clamp_(0, 1)
@@ -247,7 +249,7 @@ JITTER: tuple[Callable[[Tensor, Tensor], Tensor], ...] = (
 
 def gaussian_blur(x: Tensor, sigma: Tensor) -> Tensor:
     """PIL's Gaussian blur, three box blurs of the same variance, with a standard deviation for each image."""
-    rows, columns = _blurring(sigma, x.shape[2]), _blurring(sigma, x.shape[3])
+    rows, columns = _blurring(sigma, x.shape[2]).to(x.device), _blurring(sigma, x.shape[3]).to(x.device)
     count, _, height, width = x.shape
     wide = (x.reshape(count, 3 * height, width) @ columns.mT).view(count, 3, height, width)
     return (rows.unsqueeze(1) @ wide).clamp_(0, 1)

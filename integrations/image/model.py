@@ -125,9 +125,6 @@ class Method(nn.Module):
         super().__init__()
         self.encoder = encoder
 
-    def after_step(self) -> None:
-        """What is to be done after the optimizer's step."""
-
 
 class _Contrastive(Method):
     """A method with any objective."""

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import logging
 import math
+import signal
 import sys
 import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -146,10 +148,8 @@ class Pretraining(lightning.LightningModule):  # type: ignore[misc]
         return loss
 
     def _generator(self, step: int, stream: int, device: Any = "cpu") -> torch.Generator:
-        where = torch.tensor([self.seed, self.current_epoch, step, stream, self.global_rank], dtype=torch.float64)
-        # one number of all five, by the way that every digit of it depends on every one of them
-        mixed = int(runs.checksum(where.numpy().tobytes())[:15], 16)
-        return torch.Generator(device).manual_seed(mixed)
+        where = f"{self.seed} {self.current_epoch} {step} {stream} {self.global_rank}"
+        return torch.Generator(device).manual_seed(int(runs.checksum(where)[:15], 16))
 
     def _ids(self, y: Tensor, step: int) -> dict[str, Tensor]:
         if self.false_negatives == 1:
@@ -159,9 +159,6 @@ class Pretraining(lightning.LightningModule):  # type: ignore[misc]
         draw = torch.rand(len(y), generator=self._generator(step, -2)).to(y.device)
         kept = draw < math.sqrt(1 - self.false_negatives)
         return {"ids": torch.where(kept, y, -1 - torch.arange(len(y), device=y.device))}
-
-    def on_train_batch_end(self, *_: Any) -> None:
-        self.method.after_step()
 
     def on_train_epoch_start(self) -> None:
         self._total, self._steps = 0.0, 0
@@ -353,11 +350,14 @@ def pretrain(
     if run is not None:
         callbacks = [Keeper(run, epochs, every, watch or (lambda _: math.nan))]
         plugins = [RunCheckpoints(run)]
+    batches = _Batches(partial(loader, data, batch, module.recipe, **given))
     with _quiet():
         trainer = lightning.Trainer(
             max_epochs=epochs,
             accelerator=device.partition(":")[0],
             devices=_devices(device, devices),
+            # forked, as only this process holds the run's lock
+            strategy="ddp_fork" if devices > 1 else "auto",
             precision=precision,
             logger=False,
             enable_checkpointing=False,
@@ -368,18 +368,26 @@ def pretrain(
             callbacks=callbacks,
             plugins=plugins,
         )
-        batches = loader(
-            data,
-            batch,
-            module.recipe,
-            processes=trainer.world_size,
-            rank=trainer.global_rank,
-            **given,
-        )
         begun = run is not None and run.load() is not None
-        trainer.fit(module, batches, ckpt_path="checkpoint.pt" if begun else None)
-    if trainer.interrupted:  # Lightning keeps Ctrl-C to itself
-        raise KeyboardInterrupt
+        interrupt = signal.getsignal(signal.SIGINT)
+        try:
+            trainer.fit(module, datamodule=batches, ckpt_path="checkpoint.pt" if begun else None)
+        except SystemExit as stopped:  # what Lightning makes of Ctrl-C, to which it is deaf from then on
+            if not trainer.interrupted:
+                raise
+            signal.signal(signal.SIGINT, interrupt)
+            raise KeyboardInterrupt from stopped
+
+
+class _Batches(lightning.LightningDataModule):  # type: ignore[misc]
+    """Makes its loader where it is used, which may be one of several processes."""
+
+    def __init__(self, make: Callable[..., Any]) -> None:
+        super().__init__()
+        self.make = make
+
+    def train_dataloader(self) -> Any:
+        return self.make(processes=self.trainer.world_size, rank=self.trainer.global_rank)
 
 
 def _devices(device: str, count: int) -> Any:
