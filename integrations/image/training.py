@@ -244,7 +244,7 @@ def loader(
         raise ValueError(f"batch: {batch * processes} images do not fit into {data.name} with {len(data)} to train on.")
     batched = path == "batched"
     dataset = _Pixels(data, None if batched else recipe.per_image(), views)
-    order: DistributedSampler[Any] = DistributedSampler(dataset, processes, rank, seed=seed, drop_last=True)
+    order = _Order(dataset, processes, rank, seed=seed, drop_last=True)
     return DataLoader(
         dataset,
         batch,
@@ -252,12 +252,25 @@ def loader(
         drop_last=True,
         num_workers=0 if batched else workers,
         collate_fn=_as_it_is if batched else None,
-        persistent_workers=False,
+        generator=order.generator,
     )
 
 
 def _as_it_is(batch: Any) -> Any:
     return batch
+
+
+class _Order(DistributedSampler[Any]):
+    """The order of an epoch; and where the seeds of its worker processes come from, which depend on it alone too."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.generator = torch.Generator()
+        self.set_epoch(0)
+
+    def set_epoch(self, epoch: int) -> None:
+        super().set_epoch(epoch)
+        self.generator.manual_seed(self.seed + epoch)
 
 
 # ---- with a store of runs ----------------------------------------------------------------------
@@ -387,7 +400,9 @@ class _Batches(lightning.LightningDataModule):  # type: ignore[misc]
         self.make = make
 
     def train_dataloader(self) -> Any:
-        return self.make(processes=self.trainer.world_size, rank=self.trainer.global_rank)
+        made = self.make(processes=self.trainer.world_size, rank=self.trainer.global_rank)
+        made.sampler.set_epoch(self.trainer.current_epoch)  # the first of this process; Lightning sets the others
+        return made
 
 
 def _devices(device: str, count: int) -> Any:
