@@ -129,7 +129,8 @@ class Pretraining(lightning.LightningModule):  # type: ignore[misc]
         self.lr, self.optimizer, self.weight_decay = lr, optimizer, weight_decay
         self.cosine, self.warmup, self.false_negatives, self.seed = cosine, warmup, false_negatives, seed
         self.numbers: dict[str, float] = {}
-        self._total, self._steps = 0.0, 0
+        self._total: Tensor | float = 0.0
+        self._steps = 0
         self._rng: dict[str, Any] | None = None
 
     def training_step(self, batch: tuple[Any, Tensor], step: int) -> Tensor:
@@ -143,7 +144,7 @@ class Pretraining(lightning.LightningModule):  # type: ignore[misc]
         if step == 0:
             similar = cp.InfoNCE().report(*self.method.projections)
             self.numbers = {k: similar[k] for k in ("positive_mean", "negative_mean", "negative_variance")}
-        self._total += float(loss.detach())
+        self._total = self._total + loss.detach()  # which does not wait for the device
         self._steps += 1
         return loss
 
@@ -166,7 +167,7 @@ class Pretraining(lightning.LightningModule):  # type: ignore[misc]
     @property
     def mean_loss(self) -> float:
         """Of the epoch so far."""
-        return self._total / max(1, self._steps)
+        return float(self._total) / max(1, self._steps)
 
     def configure_optimizers(self) -> Any:
         parameters = [p for p in self.method.parameters() if p.requires_grad]
@@ -346,7 +347,8 @@ def pretrain(
     Args:
         epochs: times that each image is seen, at least 0.
         path, workers, batch: as in :func:`loader`.
-        device, devices: where, and how many of them.
+        device, devices: where, and how many of them. Several are trained on by forked processes, which CUDA refuses once
+            it is in use: then hand the module to a ``Trainer`` of your own, which starts them itself.
         precision: Lightning's, e.g. ``bf16-mixed``. The objective computes in float32 in any case.
         run: where losses and checkpoints go, and where training goes on after an interruption.
         watch, every: an accuracy that is computed every so many epochs; the best encoder is kept in the run's
