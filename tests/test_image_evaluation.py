@@ -57,7 +57,7 @@ def classifier(encoder, digits, frozen):
 def test_the_fast_probe_is_scikit_learns(digits, frozen):
     (train, test), (z, z_test) = digits, frozen
     probe = linear_probe(z, train.y, 10, Settings(penalty=1e-2))
-    scaled = [((one - z.mean(0)) / z.std(0, unbiased=False)).double().numpy() for one in (z, z_test)]
+    scaled = [((one - z.mean(0)) / z.std(0, unbiased=False).clamp(min=1e-6)).double().numpy() for one in (z, z_test)]
     theirs = LogisticRegression(C=1 / (1e-2 * len(z)), tol=1e-8, max_iter=5000).fit(scaled[0], train.y.numpy())
     ours = probe(z_test).softmax(1).numpy()
     assert abs(ours - theirs.predict_proba(scaled[1])).max() < 5e-3

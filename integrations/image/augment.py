@@ -102,7 +102,8 @@ class Recipe:
         """
         if images.dtype != torch.uint8 or images.dim() != 4 or images.shape[1] != 3:
             raise ValueError(f"Recipe: expected uint8 (B, 3, H, W), got {images.dtype} {tuple(images.shape)}.")
-        return self.apply(images, self.draw(len(images), images.shape[2], images.shape[3], generator))
+        with torch.autocast(images.device.type, enabled=False):  # pixels are finer than half precision is
+            return self.apply(images, self.draw(len(images), images.shape[2], images.shape[3], generator))
 
     def draw(self, count: int, height: int, width: int, generator: torch.Generator | None = None) -> Draws:
         """Random parameters, distributed as torchvision's and lightly's are."""

@@ -364,11 +364,12 @@ def _folder(path: Path, split: str, size: int, name: str) -> ImageSet:
             file, wnid, *_ = line.split("\t")
             files.append((base / "images" / file, classes.index(wnid)))
     else:
-        classes = sorted(one.name for one in base.iterdir() if one.is_dir() and not one.name.startswith("."))
-        for number, one in enumerate(classes):
-            files += [(file, number) for file in sorted((base / one).rglob("*")) if file.suffix.lower() in EXTENSIONS]
+        folders = sorted(one for one in base.iterdir() if one.is_dir() and not one.name.startswith("."))
+        within = {one.name: [file for file in sorted(one.rglob("*")) if _is_image(file)] for one in folders}
+        classes = [name for name, some in within.items() if some]
+        files = [(file, number) for number, name in enumerate(classes) for file in within[name]]
         if not classes:
-            files = [(file, -1) for file in sorted(base.iterdir()) if file.suffix.lower() in EXTENSIONS]
+            files = [(file, -1) for file in sorted(base.iterdir()) if _is_image(file)]
     if not files:
         raise ValueError(f"data: {base} holds no images ({', '.join(EXTENSIONS)}).")
     if share and len(files) > 1:
@@ -382,6 +383,10 @@ def _folder(path: Path, split: str, size: int, name: str) -> ImageSet:
 
     pictures = ((str(file.relative_to(path)), picture(file), label) for file, label in files)
     return from_pictures(name, pictures, size, classes, total=len(files))
+
+
+def _is_image(file: Path) -> bool:
+    return file.suffix.lower() in EXTENSIONS and file.is_file()
 
 
 def _must_fit(count: int, size: int) -> None:

@@ -347,7 +347,7 @@ def pretrain(
     Args:
         epochs: times that each image is seen, at least 0.
         path, workers, batch: as in :func:`loader`.
-        device, devices: where, and how many of them. Several are trained on by forked processes, which CUDA refuses once
+        device, devices: where, and how many of them. Several are forked processes, which CUDA refuses once
             it is in use: then hand the module to a ``Trainer`` of your own, which starts them itself.
         precision: Lightning's, e.g. ``bf16-mixed``. The objective computes in float32 in any case.
         run: where losses and checkpoints go, and where training goes on after an interruption.
