@@ -392,8 +392,8 @@ def build(
     if method == "cmc":
         if views not in (None, 2) or (objective.views or 2) > 2:
             raise ValueError("views: cmc has two, lightness and colour.")
-        parts = [Encoder(backbone, size, of, channels) for of in (1, 2)]
-        return CMC(*parts, objective, width, gather)
+        light, colour = (Encoder(backbone, size, of, channels) for of in (1, 2))
+        return CMC(light, colour, objective, width, gather)
     if method == "moco":
         return MoCo(Encoder(backbone, size, 3, channels), objective, views, width, queue, momentum, gather)
     return SimCLR(Encoder(backbone, size, 3, channels), objective, views, width, epsilon, mixed, gather)

@@ -484,13 +484,13 @@ def make(arguments: Mapping[str, Any], size: tuple[int, int]) -> Pretraining:
     """The module of a cell as it starts. The seed fixes the encoder, whatever the objective."""
     given = arguments
     torch.manual_seed(given["seed"])
-    names = ("backbone", "channels", "views", "width", "queue", "momentum", "epsilon", "mixed")
+    of_method = ("backbone", "channels", "views", "width", "queue", "momentum", "epsilon", "mixed")
     method = build(
         given["method"],
         given["objective"],
         size=max(size),
         gather=given["devices"] > 1,
-        **{name: given[name] for name in names},
+        **{name: given[name] for name in of_method},
     )
     names = ("lr", "optimizer", "weight_decay", "cosine", "warmup", "false_negatives", "seed")
     return Pretraining(method, recipe(given["augment"], size), **{name: given[name] for name in names})
