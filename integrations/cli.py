@@ -243,6 +243,24 @@ COMMANDS = {
   counterpoint doctor --json                                for programs, and for bug reports
 """,
     ),
+    "train image": Command(
+        "pre-train an image encoder without labels (SimCLR, MoCo, CMC) with any objectives, and compare them",
+        *_of("image.commands", "train"),
+        """\
+  counterpoint train image                                  on embedded digits, in seconds
+  counterpoint train image --data cifar10 --objective "adnce:t=0.4,mu=0.7,sigma=0.5" --backbone resnet18
+  counterpoint train image --data ./my_photos --method moco --objective "arcl(infonce:t=0.2)" --views 4
+  counterpoint train image --data cifar10 --preset intnacl --probe linear robust --device cuda
+""",
+    ),
+    "eval image": Command(
+        "evaluate the encoders of image runs: linear, kNN, attacked, shifted, transferred, fine-tuned",
+        *_of("image.commands", "eval"),
+        """\
+  counterpoint eval image runs/image/cifar10 --probe linear,knn,robust,shifted --transfer cifar100
+  counterpoint eval image runs --data digits --probe knn --json
+""",
+    ),
 }
 
 if __name__ == "__main__":
