@@ -132,6 +132,7 @@ class Objective(nn.Module):
         adversarial: Tensor | None = None,
         mixed: Tensor | None = None,
         normalize: bool = True,
+        tile: int | None = None,
         reduction: str = "mean",
     ) -> Tensor:
         """The loss of a batch of embeddings.
@@ -154,6 +155,10 @@ class Objective(nn.Module):
             adversarial: ``(B, d)`` embeddings of adversarial views (:mod:`counterpoint.views`).
             mixed: ``(B, d)`` or ``(B, n, d)`` embeddings of mixed views.
             normalize: cosine similarities if true, plain inner products if not.
+            tile: 0 keeps the similarities in a matrix, which can be differentiated twice; a larger number streams them
+                in tiles of this edge, in memory that grows with the batch and not with its square. None chooses:
+                tiles where they are faster or much smaller; a matrix for small batches, in compiled code and under
+                ``torch.func``. With ``labels`` there is always a matrix, that of the positives.
             reduction: ``mean`` over anchors, or ``none`` for the loss of each anchor.
         """
         if symmetric and pairing not in (None, "symmetric"):
@@ -172,6 +177,7 @@ class Objective(nn.Module):
             adversarial=adversarial,
             mixed=mixed,
             normalize=normalize,
+            tile=tile,
         )
         return self._finish(batch.scores, batch.device, reduction)
 

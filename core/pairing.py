@@ -18,7 +18,8 @@ pairing        anchors, positives and negatives, for ``m`` views of ``B`` sample
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from itertools import combinations
 
 import torch
@@ -27,10 +28,14 @@ from torch import Tensor
 from counterpoint import checks
 from counterpoint.hyper import is_number, nearest
 from counterpoint.scores import DenseNegatives, Negatives, Scores
+from counterpoint.streamed import Mask, Others, StreamedNegatives, Unit
 
 # Below this length a vector has no direction: its cosine and its gradient are zero.
 EPS = 1e-8
 EPS_HALF = 1e-4  # in float16 the gradient, one over the length, would overflow
+
+# From so many pairs on they are streamed: on the CPU because that is faster, elsewhere because it is smaller.
+STREAMED_CPU, STREAMED = 2**17, 2**26
 
 
 def unit(z: Tensor, eps: float = EPS) -> Tensor:
@@ -63,6 +68,7 @@ class Batch:
         adversarial: Tensor | None,
         mixed: Tensor | None,
         normalize: bool,
+        tile: int | None,
     ) -> None:
         if pairing is not None and pairing not in PAIRINGS:
             raise ValueError(f"unknown pairing {pairing!r}.{nearest(str(pairing), PAIRINGS)}")
@@ -96,8 +102,10 @@ class Batch:
                 raise ValueError(
                     f"{name}= goes with pairings of the batch itself, not with queue=, negatives= or labels=."
                 )
+        self.tile = self._tile(tile)
         self._made: dict[str, Scores] = {}
         self._views_ready: list[Tensor] | None = None
+        self._stacked: Tensor | None = None
 
     # ---- what came in --------------------------------------------------------------------------
 
@@ -140,6 +148,20 @@ class Batch:
             )
         return self.ready(checks.is_finite(full, what))
 
+    def _tile(self, tile: int | None) -> int | None:
+        """The tile in force, 0 for a matrix."""
+        if tile is not None and (not is_number(tile) or tile != int(tile) or tile < 0):
+            raise ValueError(f"tile: expected a whole number, 0 for a matrix, or None, got {tile!r}.")
+        # neither a compiler nor torch.func can look into a pass over tiles
+        if checks.compiling() or torch._C._are_functorch_transforms_active():
+            return 0
+        if tile is not None:
+            return int(tile)
+        anchors = self.size if self.queue is not None else self.size * len(self.raw)
+        extra = 0 if self.negatives is None else self.negatives.shape[0] * self.negatives.shape[1]
+        pairs = anchors * (anchors + extra if self.queue is None else len(self.queue))
+        return None if pairs >= (STREAMED_CPU if self.device.type == "cpu" else STREAMED) else 0
+
     def _prior(self, prior: Tensor | None) -> Tensor | None:
         if prior is None:
             return None
@@ -166,6 +188,15 @@ class Batch:
         if self._views_ready is None:
             self._views_ready = [self.ready(v) for v in self.raw]
         return self._views_ready
+
+    def stacked(self) -> Tensor:
+        """All views under one another, ``(m B, width)``."""
+        if self.tile == 0 or not self.normalize:
+            return torch.cat(self.views)
+        if self._stacked is None:
+            self._stacked = Unit.apply([EPS_HALF if v.dtype == torch.float16 else EPS for v in self.raw], *self.raw)
+            self._views_ready = [*self._stacked.split(self.size)]
+        return self._stacked
 
     # ---- what goes out -------------------------------------------------------------------------
 
@@ -198,57 +229,56 @@ class Batch:
             )
         return self.views
 
-    def build(
-        self,
-        name: str,
-        anchors: Tensor,
-        sample: Tensor,
-        keys: Tensor,
-        key_sample: Tensor,
-        pos: Tensor,
-        skip: Tensor,
-        matrix: Tensor | None = None,
-    ) -> Scores:
-        """Scores of ``anchors`` against ``keys``; ``sample`` and ``key_sample`` say which sample a row is of."""
-        matrix = anchors @ keys.T if matrix is None else matrix
-        drop = None
+    def negatives_of(self, blocks: Sequence[tuple[Tensor, Tensor]], mask: Mask, both: bool = False) -> Negatives:
+        """All keys that ``mask`` leaves."""
+        # a unit vector is up to rounding one
+        neg = StreamedNegatives(blocks, both, mask, self.tile or None, 1.0001 if self.normalize else None)
+        if isinstance(neg.count, Tensor):
+            checks.has_negatives(neg.count)
+        return neg.dense() if self.tile == 0 else neg
+
+    def build(self, name: str, blocks: Sequence[tuple[Tensor, Tensor]], pos: Tensor, both: bool = False) -> Scores:
+        """Scores of blocks of anchors and keys; rows of each are samples in their order, once or several times."""
+        anchors, keys = blocks[0]
+        ids = None
         if self.ids is not None:
-            drop = self.ids[sample].unsqueeze(1) == self.ids[key_sample]
-            checks.has_negatives((~drop).sum(1))
-        scores = Scores(pos, DenseNegatives(matrix, skip, drop), layout=name)
+            ids = self.ids.repeat(len(anchors) // self.size), self.ids.repeat(len(keys) // self.size)
+        scores = Scores(pos, self.negatives_of(blocks, Mask(self.size, ids), both), layout=name)
+        times = len(pos) // self.size
         if self.prior is not None:
-            scores.prior = self.prior.to(matrix.dtype)[sample].unsqueeze(1)
-        if self.adversarial is not None:
-            scores.adversarial = self._adversarial(anchors, sample, keys, key_sample)
-        if self.mixed is not None:
-            similar = (anchors.unsqueeze(1) * self.mixed[sample]).sum(-1)
-            scores.mixed = [Scores(s, scores.neg) for s in similar.split(1, dim=1)]
+            scores.prior = self.prior.to(pos.dtype).repeat(times).unsqueeze(1)
+        if self.adversarial is not None or self.mixed is not None:
+            every = torch.cat([x for block in blocks for x in (block if both else block[:1])])
+            if self.adversarial is not None:
+                scores.adversarial = self._adversarial(every, keys[: self.size])
+            if self.mixed is not None:
+                similar = (every.unsqueeze(1) * self.mixed.repeat(times, 1, 1)).sum(-1)
+                scores.mixed = [Scores(s, scores.neg) for s in similar.split(1, dim=1)]
         return scores
 
-    def _adversarial(self, anchors: Tensor, sample: Tensor, keys: Tensor, key_sample: Tensor) -> Scores:
+    def _adversarial(self, anchors: Tensor, clean: Tensor) -> Scores:
         """The adversarial view as the positive; the others, clean and adversarial, as negatives (IntNaCl, Eq. 5)."""
         assert self.adversarial is not None
-        attacked = self.adversarial[:, 0]
-        clean = keys[: self.size]
-        matrix = anchors @ torch.cat([clean, attacked]).T
-        owner = torch.arange(self.size, device=self.device).repeat(2)
-        skip = torch.stack([sample, sample + self.size], 1)
-        drop = None if self.ids is None else self.ids[sample].unsqueeze(1) == self.ids[owner]
-        return Scores((anchors * attacked[sample]).sum(-1, keepdim=True), DenseNegatives(matrix, skip, drop))
+        attacked, times = self.adversarial[:, 0], len(anchors) // self.size
+        ids = None if self.ids is None else (self.ids.repeat(times), self.ids.repeat(2))
+        neg = self.negatives_of([(anchors, torch.cat([clean, attacked]))], Mask(self.size, ids))
+        return Scores((anchors * attacked.repeat(times, 1)).sum(-1, keepdim=True), neg)
 
     def arange(self, times: int = 1) -> Tensor:
         return torch.arange(self.size, device=self.device).repeat(times)
 
 
 def _views(batch: Batch) -> Scores:
-    z = torch.cat(batch.need(2, "views"))
-    m, n = len(batch.views), batch.size
-    sample = batch.arange(m)
+    z, m, n = batch.stacked(), len(batch.raw), batch.size
+    batch.need(2, "views")
     if batch.labels is not None:
+        sample = batch.arange(m)
         return _labelled(batch, "views", z, z, sample, sample, own=torch.arange(len(z), device=z.device))
+    if batch.tile != 0:
+        return batch.build("views", [(z, z)], Others.apply(z, m))
     stacked = z.view(m, n, -1)
     among = torch.einsum("and,bnd->anb", stacked, stacked).reshape(m * n, m)
-    return batch.build("views", z, sample, z, sample, _others(among, n, m), _columns(sample, n, m))
+    return batch.build("views", [(z, z)], _others(among, n, m))
 
 
 def _others(among: Tensor, n: int, m: int) -> Tensor:
@@ -256,11 +286,6 @@ def _others(among: Tensor, n: int, m: int) -> Tensor:
     view = torch.arange(m, device=among.device).repeat_interleave(n).unsqueeze(1)
     other = torch.arange(m - 1, device=among.device).expand(m * n, -1)
     return among.gather(1, other + (other >= view))
-
-
-def _columns(sample: Tensor, n: int, m: int) -> Tensor:
-    """The columns of a sample's ``m`` views in a matrix with ``m n`` keys."""
-    return sample.unsqueeze(1) + n * torch.arange(m, device=sample.device)
 
 
 def _labelled(
@@ -287,79 +312,63 @@ def _one_way(batch: Batch) -> Scores:
     if batch.labels is not None and batch.negatives is None:
         return _labelled(batch, "one_way", anchors, keys, sample, batch.arange(m), own=None)
     pos = torch.stack([(anchors * o).sum(-1) for o in others], 1)
-    if batch.negatives is None:
-        return batch.build("one_way", anchors, sample, keys, batch.arange(m), pos, _columns(sample, n, m))
-    return _hard(batch, anchors, keys, sample, pos, _columns(sample, n, m))
+    return batch.build("one_way", [(anchors, keys)], pos) if batch.negatives is None else _hard(batch, pos, keys)
 
 
-def _hard(batch: Batch, anchors: Tensor, keys: Tensor, sample: Tensor, pos: Tensor, skip: Tensor) -> Scores:
+def _hard(batch: Batch, pos: Tensor, keys: Tensor) -> Scores:
     """``one_way`` with the batch's hard negatives as further keys (SimCSE, supervised)."""
     assert batch.negatives is not None
-    n, each, in_batch = batch.size, batch.negatives.shape[1], len(keys)
-    matrix = anchors @ torch.cat([keys, batch.negatives.flatten(0, 1)]).T
-    drop = weight = None
-    if batch.negative_weight:
-        own = in_batch + each * sample.unsqueeze(1) + torch.arange(each, device=matrix.device)
-        weight = torch.zeros_like(matrix).scatter(1, own, batch.negative_weight)
+    anchors, n, each, in_batch = batch.views[0], batch.size, batch.negatives.shape[1], len(keys)
+    mask = Mask(n, shared=in_batch, own=in_batch, own_weight=batch.negative_weight)
     if batch.ids is not None:
-        hard_ids = batch.negative_ids if batch.negative_ids is not None else torch.full_like(batch.ids, -1).repeat(each)
-        known = torch.cat([batch.ids[batch.arange(in_batch // n)], hard_ids])
-        drop = batch.ids.unsqueeze(1) == known
-        if batch.negative_ids is None:
-            drop[:, in_batch:] = False
-        checks.has_negatives((~drop).sum(1))
-    scores = Scores(pos, DenseNegatives(matrix, skip, drop, weight), layout="one_way")
+        given = batch.negative_ids
+        hard_ids = batch.ids.new_zeros(n * each) if given is None else given.view(n, each).T.flatten()
+        known = torch.cat([batch.ids.repeat(in_batch // n), hard_ids])
+        mask = replace(mask, ids=(batch.ids, known), shared=None if given is not None else in_batch)
+    # the samples' first hard negatives, then their second: like views, in the samples' order
+    hard = batch.negatives.transpose(0, 1).flatten(0, 1)
+    scores = Scores(pos, batch.negatives_of([(anchors, torch.cat([keys, hard]))], mask), layout="one_way")
     if batch.prior is not None:
-        scores.prior = batch.prior.to(matrix.dtype).unsqueeze(1)
+        scores.prior = batch.prior.to(pos.dtype).unsqueeze(1)
     return scores
 
 
 def _symmetric(batch: Batch) -> Scores:
     a, b = batch.need(2, "symmetric", exactly=True)
-    sample, there = batch.arange(), a @ b.T
     pos = (a * b).sum(-1, keepdim=True).repeat(2, 1)
-    twice = batch.arange(2)
-    return batch.build(
-        "symmetric", torch.cat([a, b]), twice, b, sample, pos, twice.unsqueeze(1), matrix=torch.cat([there, there.T])
-    )
+    return batch.build("symmetric", [(a, b)], pos, both=True)
 
 
 def _first_two(batch: Batch) -> Scores:
-    views = batch.need(2, "first_two")
-    a, b, rest = views[0], views[1], views[2:]
-    z, sample = torch.cat([a, b]), batch.arange(2)
+    z = batch.stacked()
+    a, b, *rest = batch.need(2, "first_two")
+    z = torch.cat([a, b]) if rest else z
     pos = torch.cat(
         [torch.stack([(x * o).sum(-1) for o in (y, *rest)], 1) for x, y in ((a, b), (b, a))],
     )
-    return batch.build("first_two", z, sample, z, sample, pos, _columns(sample, batch.size, 2))
+    return batch.build("first_two", [(z, z)], pos)
 
 
 def _pairs(batch: Batch) -> Scores:
     views = batch.need(2, "pairs")
     parts = [torch.cat(pair) for pair in combinations(views, 2)]
-    sample, n = batch.arange(2), batch.size
-    pos = torch.cat([(z[:n] * z[n:]).sum(-1).repeat(2) for z in parts]).unsqueeze(1)
-    anchors, many = torch.cat(parts), sample.repeat(len(parts))
-    return batch.build(
-        "pairs", anchors, many, parts[0], sample, pos, _columns(many, n, 2), matrix=torch.cat([z @ z.T for z in parts])
-    )
+    pos = torch.cat([(z[: batch.size] * z[batch.size :]).sum(-1).repeat(2) for z in parts]).unsqueeze(1)
+    return batch.build("pairs", [(z, z) for z in parts], pos)
 
 
 def _arcl(batch: Batch) -> Scores:
     views = batch.need(2, "arcl")
-    sample = batch.arange()
     pos = torch.stack([(x * y).sum(-1) for x, y in combinations(views, 2)], 1)
-    keys = torch.cat(views[:2])
-    scores = batch.build("arcl", views[0], sample, keys, batch.arange(2), pos, _columns(sample, batch.size, 2))
+    scores = batch.build("arcl", [(views[0], torch.cat(views[:2]))], pos)
     scores.kept = pos[:, :1]
     return scores
 
 
 def _single(batch: Batch) -> Scores:
-    z, sample = batch.need(1, "single")[0], batch.arange()
+    z = batch.need(1, "single")[0]
     if z.dim() == 3:
         z = z[:, 0]
-    return batch.build("single", z, sample, z, sample, z.new_zeros(len(z), 1), sample.unsqueeze(1))
+    return batch.build("single", [(z, z)], z.new_zeros(len(z), 1))
 
 
 def _queue(batch: Batch) -> Scores:
@@ -378,14 +387,13 @@ def _queue(batch: Batch) -> Scores:
         query = query[:, 0]
     else:
         pos = (query * key).sum(-1, keepdim=True)
-    matrix = query @ batch.queue.detach().T
-    drop = None
+    ids = None
     if batch.queue_ids is not None and batch.ids is not None:
-        drop = batch.ids.unsqueeze(1) == batch.queue_ids
-        checks.has_negatives((~drop).sum(1))
-    scores = Scores(pos, DenseNegatives(matrix, drop=drop), layout="queue")
+        ids = batch.ids, batch.queue_ids
+    neg = batch.negatives_of([(query, batch.queue.detach())], Mask(ids=ids))
+    scores = Scores(pos, neg, layout="queue")
     if batch.prior is not None:
-        scores.prior = batch.prior.to(matrix.dtype).unsqueeze(1)
+        scores.prior = batch.prior.to(pos.dtype).unsqueeze(1)
     return scores
 
 

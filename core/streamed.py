@@ -24,7 +24,8 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
-from functools import cached_property, lru_cache
+from functools import cached_property, lru_cache, reduce
+from itertools import combinations
 from typing import Any, NamedTuple
 
 import torch
@@ -43,6 +44,7 @@ NEGLIGIBLE = 1e-16
 CURVED = 16.0
 # Edge of a tile: 1 MB of float32 fits a core's cache; an accelerator wants more at once.
 EDGE_CPU, EDGE = 512, 4096
+BLOCK = 512  # rows that are normalised together
 
 
 class Tile(NamedTuple):
@@ -127,14 +129,14 @@ class Mask:
     def count(self, rows: int, keys: int, dtype: torch.dtype) -> Value:
         """How many negatives an anchor has, ``(anchors, 1)`` where they differ."""
         shared = keys if self.shared is None else self.shared
-        own = (keys - self.own) // self.period if self.period else 0
+        own = (keys - self.own) // self.period if self.period and self.own_weight else 0
         more = math.expm1(self.own_weight)
         if self.ids is None:
             return keys - (shared // self.period if self.period else 0) + more * own
         mine, theirs = self.ids[0].contiguous(), self.ids[1][:shared].sort().values
         count = keys - torch.searchsorted(theirs, mine, right=True) + torch.searchsorted(theirs, mine)
         counted = torch.full_like(count, own)
-        if own and shared > self.own and self.period:
+        if own and self.period and shared > self.own:
             counted = (self.ids[1][self.own :].view(-1, self.period) != mine).sum(0)
         return (count.to(dtype) + more * counted.to(dtype)).unsqueeze(1)
 
@@ -871,3 +873,64 @@ class StreamedNegatives(Negatives):
         found = zip(*(mask.dense(matrix) for mask, matrix in zip(masks, matrices, strict=True)), strict=True)
         skip, drop, weight = (None if x[0] is None else torch.cat(x) if len(x) > 1 else x[0] for x in found)
         return DenseNegatives(torch.cat(matrices) if len(matrices) > 1 else matrices[0], skip, drop, weight)
+
+
+# ---- embeddings ----------------------------------------------------------------------------------
+
+
+class Unit(torch.autograd.Function):
+    """:func:`counterpoint.pairing.unit` of several views, under one another, in blocks and with little to remember."""
+
+    @staticmethod
+    def forward(ctx: Any, eps: Sequence[float], *views: Tensor) -> Tensor:
+        dtype = reduce(torch.promote_types, (view.dtype for view in views), torch.float32)
+        z = views[0].new_empty(sum(map(len, views)), views[0].shape[1], dtype=dtype)
+        scale = z.new_empty(len(z), 1)
+        for view, least, mine, by in zip(views, eps, z.split(len(views[0])), scale.split(len(views[0])), strict=True):
+            torch.linalg.vector_norm(view, dim=1, keepdim=True, dtype=dtype, out=by)
+            by.copy_(torch.where(by > least, 1 / by.clamp(min=least), 0.0))
+            torch.mul(view, by, out=mine)
+        ctx.save_for_backward(z, scale)
+        ctx.dtypes = [view.dtype for view in views]
+        return z
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Any:
+        z, scale = ctx.saved_tensors
+        found = [None]
+        for mine, by, g, dtype in zip(*(x.split(len(z) // len(ctx.dtypes)) for x in (z, scale, gradient)), ctx.dtypes):
+            out = torch.empty_like(mine, dtype=dtype)
+            for rows in range(0, len(mine), BLOCK):
+                part = slice(rows, rows + BLOCK)
+                along = (g[part] * mine[part]).sum(1, keepdim=True)
+                out[part] = torch.addcmul(g[part], mine[part], along, value=-1).mul_(by[part])
+            found.append(out)
+        return tuple(found)
+
+
+class Others(torch.autograd.Function):
+    """``(m n, m - 1)`` similarities of each of ``m`` views of ``n`` samples to the sample's other views."""
+
+    @staticmethod
+    def forward(ctx: Any, z: Tensor, m: int) -> Tensor:
+        ctx.save_for_backward(z)
+        ctx.m = m
+        views = z.split(len(z) // m)
+        found = z.new_empty(m, len(views[0]), m - 1)
+        for a, b in combinations(range(m), 2):
+            for rows in range(0, len(views[0]), BLOCK):
+                part = slice(rows, rows + BLOCK)
+                torch.sum(views[a][part] * views[b][part], 1, out=found[a, part, b - 1])
+                found[b, part, a] = found[a, part, b - 1]
+        return found.flatten(0, 1)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Any:
+        (z,) = ctx.saved_tensors
+        m, out = ctx.m, torch.zeros_like(z)
+        views, gradients, outs = (x.split(len(z) // m) for x in (z, gradient, out))
+        for a, b in combinations(range(m), 2):
+            weight = (gradients[a][:, b - 1] + gradients[b][:, a]).unsqueeze(1)
+            outs[a].addcmul_(views[b], weight)
+            outs[b].addcmul_(views[a], weight)
+        return out, None
