@@ -24,7 +24,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
-from functools import cached_property, lru_cache, reduce
+from functools import lru_cache, reduce
 from itertools import combinations
 from typing import Any, NamedTuple
 
@@ -132,7 +132,7 @@ class Mask:
         own = (keys - self.own) // self.period if self.period and self.own_weight else 0
         more = math.expm1(self.own_weight)
         if self.ids is None:
-            return keys - (shared // self.period if self.period else 0) + more * own
+            return float(keys - (shared // self.period if self.period else 0)) + more * own
         mine, theirs = self.ids[0].contiguous(), self.ids[1][:shared].sort().values
         count = keys - torch.searchsorted(theirs, mine, right=True) + torch.searchsorted(theirs, mine)
         counted = torch.full_like(count, own)
@@ -376,7 +376,7 @@ class Traced:
     def of(f: Callable[..., Any], per_anchor: tuple[Tensor, ...], like: Tensor, unit: float) -> Traced | None:
         """None if ``f`` closes over more than numbers, or hides what it closes over from torch."""
         given = [x.detach().requires_grad_() for x in (like.new_zeros(1, 1), *(p[:1] for p in per_anchor))]
-        with _Captured(given) as seen:
+        with torch.enable_grad(), _Captured(given) as seen:
             results = f(*given)
         several = isinstance(results, tuple)
         found = results if several else (results,)
@@ -438,6 +438,8 @@ class _Captured(TorchFunctionMode):
         self.known = {id(x): x for x in given}  # holds them, so that no id is used twice
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if not torch.is_grad_enabled():  # the inside of a torch.autograd.Function, whose result is a captured tensor
+            return func(*args, **(kwargs or {}))
         args, kwargs = tree_map(self._see, (args, kwargs or {}))
         result = func(*args, **kwargs)
         self.known.update((id(x), x) for x in tree_flatten(result)[0])
@@ -794,32 +796,30 @@ class StreamedNegatives(Negatives):
         self.anchors = len(blocks) * (len(left) + both * len(right))
         self.edge = tile or (EDGE_CPU if left.device.type == "cpu" else EDGE)
         self._reach = reach
+        count = self.mask.count(len(left), len(right), left.dtype)
+        if isinstance(count, Tensor):
+            if both:
+                count = torch.cat([count, self.mask.turned().count(len(right), len(left), left.dtype)])
+            count = count.repeat(len(blocks), 1)
+        self._count = count
 
-    @cached_property
-    def count(self) -> Value:  # type: ignore[override]
-        (rows, left), (keys, right) = ((len(x), x) for x in self.blocks[0])
-        count = self.mask.count(rows, keys, left.dtype)
-        if not isinstance(count, Tensor):
-            return float(count)
-        if self.both:
-            count = torch.cat([count, self.mask.turned().count(keys, rows, right.dtype)])
-        return count.repeat(len(self.blocks), 1)
+    @property
+    def count(self) -> Value:
+        return self._count
 
-    @cached_property
     def reach(self) -> float:
-        if self._reach is not None:
-            return self._reach
-        if self.blocks[0][0].device.type != "cpu":
-            return math.inf
-        lengths = [[torch.linalg.vector_norm(x.detach(), dim=1).amax().item() for x in block] for block in self.blocks]
-        return max(a * b for a, b in lengths)
+        """A bound of the absolute similarities; infinite where the host would have to wait for it."""
+        if self._reach is None and self.blocks[0][0].device.type == "cpu":
+            lengths = [[torch.linalg.vector_norm(x.detach(), dim=1).amax() for x in block] for block in self.blocks]
+            self._reach = max(float(a * b) for a, b in lengths)
+        return math.inf if self._reach is None else self._reach
 
     def logsumexp(self, f: Callable[..., Any], *per_anchor: Tensor) -> Any:
         quadratic = Quadratics.of(f, per_anchor, self.anchors, self.blocks[0][0].dtype)
         if quadratic is None:
             return self._traced(LogSumExp, f, per_anchor, lambda dense: dense.logsumexp(f, *per_anchor))
         terms, constants = quadratic
-        safe = terms.bounded(self.reach) and abs(self.mask.own_weight) <= SAFE
+        safe = terms.bounded(self.reach()) and abs(self.mask.own_weight) <= SAFE
         found = self._reduce(SumExp if safe else LogSumExp, terms, terms.uniform)
         found = [x if _zero(c) else x + c for x, c in zip(found, constants, strict=True)]
         return found[0] if len(found) == 1 else tuple(found)
