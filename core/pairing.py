@@ -160,7 +160,10 @@ class Batch:
         anchors = self.size if self.queue is not None else self.size * len(self.raw)
         extra = 0 if self.negatives is None else self.negatives.shape[0] * self.negatives.shape[1]
         pairs = anchors * (anchors + extra if self.queue is None else len(self.queue))
-        return None if pairs >= (STREAMED_CPU if self.device.type == "cpu" else STREAMED) else 0
+        return None if self._many(pairs) else 0
+
+    def _many(self, pairs: int) -> bool:
+        return pairs >= (STREAMED_CPU if self.device.type == "cpu" else STREAMED)
 
     def _prior(self, prior: Tensor | None) -> Tensor | None:
         if prior is None:
@@ -235,7 +238,7 @@ class Batch:
         neg = StreamedNegatives(blocks, both, mask, self.tile or None, 1.0001 if self.normalize else None)
         if isinstance(neg.count, Tensor):
             checks.has_negatives(neg.count)
-        return neg.dense() if self.tile == 0 else neg
+        return neg.dense() if self.tile == 0 or (self.tile is None and not self._many(neg.pairs)) else neg
 
     def build(self, name: str, blocks: Sequence[tuple[Tensor, Tensor]], pos: Tensor, both: bool = False) -> Scores:
         """Scores of blocks of anchors and keys; rows of each are samples in their order, once or several times."""

@@ -42,6 +42,8 @@ FLOOR = -58.0
 NEGLIGIBLE = 1e-16
 # A steeper curve than this loses digits when its square is multiplied out.
 CURVED = 16.0
+# Where autograd is needed anyway, and more than once, up to so many pairs are kept: a matrix of 64 MB.
+KEPT = 2**24
 # Edge of a tile: 1 MB of float32 fits a core's cache; an accelerator wants more at once.
 EDGE_CPU, EDGE = 512, 4096
 BLOCK = 512  # rows that are normalised together
@@ -317,7 +319,7 @@ class Quadratics:
     def fold(self, k: int, gradient: Tensor) -> Tensor:
         """The gradient of a log-sum-exp, with the slope if that is constant."""
         slope = self.slopes[k][0] if self._constant(k) else 1.0
-        return gradient * (slope.squeeze(-1) if isinstance(slope, Tensor) and slope.dim() else slope)
+        return gradient * (slope.squeeze(1) if isinstance(slope, Tensor) and slope.dim() else slope)
 
     def values_of(self, s: Tensor, tile: Tile, scratch: Scratch, pulled: bool) -> Iterator[tuple[int, Tensor]]:
         """Each value, in units of ``log 2``, to be overwritten at will."""
@@ -495,7 +497,7 @@ class Reduction:
         """Gradients per function and anchor, with the factors that are the same in all tiles."""
         return gradients
 
-    def weigh(self, k: int, x: Tensor, gradients: Tensor, tile: Tile, scratch: Scratch) -> Tensor:
+    def weigh(self, k: int, x: Tensor, gradient: Tensor, tile: Tile, scratch: Scratch) -> Tensor:
         """``dL/d value`` of a tile, in the place of the value."""
         raise NotImplementedError
 
@@ -528,8 +530,8 @@ class Mean(Reduction):
     def prepare(self, gradients: Tensor) -> Tensor:
         return gradients / (self.count.squeeze(1) if isinstance(self.count, Tensor) else self.count)
 
-    def weigh(self, k: int, x: Tensor, gradients: Tensor, tile: Tile, scratch: Scratch) -> Tensor:
-        w = self._outer(gradients[k], tile, x)
+    def weigh(self, k: int, x: Tensor, gradient: Tensor, tile: Tile, scratch: Scratch) -> Tensor:
+        w = self._outer(gradient, tile, x)
         x = w if w is x else x.copy_(w)
         return self.mask.drop(self.mask.weigh(x, tile, None), tile, 0.0)
 
@@ -548,8 +550,8 @@ class SumExp(Mean):
     def prepare(self, gradients: Tensor) -> Tensor:
         return gradients / self.state[0].clamp(min=torch.finfo(gradients.dtype).tiny)
 
-    def weigh(self, k: int, x: Tensor, gradients: Tensor, tile: Tile, scratch: Scratch) -> Tensor:
-        x.exp2_().mul_(self._outer(gradients[k], tile, scratch("outer", x.shape)))
+    def weigh(self, k: int, x: Tensor, gradient: Tensor, tile: Tile, scratch: Scratch) -> Tensor:
+        x.exp2_().mul_(self._outer(gradient, tile, scratch("outer", x.shape)))
         return self.mask.drop(self.mask.weigh(x, tile, None), tile, 0.0)
 
 
@@ -579,8 +581,8 @@ class LogSumExp(Reduction):
         self.state = [found]
         return found / LOG2E
 
-    def weigh(self, k: int, x: Tensor, gradients: Tensor, tile: Tile, scratch: Scratch) -> Tensor:
-        total, g, x = self.state[0][k], gradients[k], self.mask.weigh(x, tile, self.unit)
+    def weigh(self, k: int, x: Tensor, gradient: Tensor, tile: Tile, scratch: Scratch) -> Tensor:
+        total, g, x = self.state[0][k], gradient, self.mask.weigh(x, tile, self.unit)
         theirs = None
         if tile.columns is not None:
             theirs = torch.sub(x, total[tile.columns], out=scratch("share", x.shape))
@@ -607,9 +609,9 @@ class Max(Reduction):
     def prepare(self, gradients: Tensor) -> Tensor:
         return gradients / self.state[1].clamp(min=1)
 
-    def weigh(self, k: int, x: Tensor, gradients: Tensor, tile: Tile, scratch: Scratch) -> Tensor:
+    def weigh(self, k: int, x: Tensor, gradient: Tensor, tile: Tile, scratch: Scratch) -> Tensor:
         x = self.mask.drop(x, tile, -math.inf)
-        return x.eq_(self.state[0][k][tile.rows].unsqueeze(1)).mul_(gradients[k][tile.rows].unsqueeze(1))
+        return x.eq_(self.state[0][k][tile.rows].unsqueeze(1)).mul_(gradient[tile.rows].unsqueeze(1))
 
 
 # ---- passes over the tiles -----------------------------------------------------------------------
@@ -663,9 +665,9 @@ class Pass:
         # fewer blocks than that leave threads idle; then each operation is parallel in itself
         run = _workers(threads, os.getpid()).map if threads > 1 and rows // self.edge >= 2 * threads else map
 
-        @torch.no_grad()
         def some(tiles: list[Tile]) -> list[Any]:
-            return [work(tile) for tile in tiles]
+            with torch.no_grad():  # which is a matter of the thread
+                return [work(tile) for tile in tiles]
 
         return [x for members in self.rounds(rows, keys) for found in run(some, members) for x in found]
 
@@ -730,11 +732,9 @@ class Reduce(torch.autograd.Function):
         reduction, scale = job.reduction(job.mask, job.count, state), terms.scale(True)
         like = next(g for g in given if g is not None)
         gradients = torch.stack([torch.zeros_like(like) if g is None else g for g in given]).squeeze(2)
-        largest = gradients.abs().amax()
-        largest = torch.where(largest > 0, largest, torch.ones_like(largest))
-        gradients = gradients / largest
-        gradients = reduction.prepare(gradients.masked_fill(gradients.abs() < NEGLIGIBLE, 0.0))
-        gradients = torch.stack([terms.fold(k, g) for k, g in enumerate(gradients.unbind())])
+        largest = gradients.abs().amax().clamp(min=torch.finfo(gradients.dtype).tiny)
+        gradients = torch.nn.functional.hardshrink(gradients / largest, NEGLIGIBLE)
+        folded = [terms.fold(k, g) for k, g in enumerate(reduction.prepare(gradients).unbind())]
 
         to_left, to_right = (None, None)
         if ctx.needs_input_grad[1]:
@@ -747,7 +747,7 @@ class Reduce(torch.autograd.Function):
 
         def work(tile: Tile) -> list[Tensor]:
             s = job.product(left, right, tile, scale, scratch)
-            total, found = terms.pull(s, tile, scratch, lambda k, x: reduction.weigh(k, x, gradients, tile, scratch))
+            total, found = terms.pull(s, tile, scratch, lambda k, x: reduction.weigh(k, x, folded[k], tile, scratch))
             if total is not None and to_left is not None:
                 to_left[tile.rows].addmm_(total, right[tile.keys])
             if total is not None and to_right is not None and not tile.diagonal:
@@ -779,7 +779,8 @@ class StreamedNegatives(Negatives):
             both are the same tensor, each pair is looked at once.
         both: the keys of each block are anchors as well, with the block's anchors as their keys, and come after them.
         mask: which keys are no negatives.
-        tile: edge of the tiles; by default what suits the device.
+        tile: edge of the tiles. By default what suits the device; then a small matrix may be kept as well, once a second
+            reduction needs autograd.
         reach: no similarity is larger in absolute value; by default it is looked up, on the CPU.
     """
 
@@ -793,9 +794,13 @@ class StreamedNegatives(Negatives):
     ) -> None:
         self.blocks, self.both, self.mask = blocks, both, mask or Mask()
         left, right = blocks[0]
-        self.anchors = len(blocks) * (len(left) + both * len(right))
+        self.anchors = len(blocks) * (left.shape[0] + both * right.shape[0])
         self.edge = tile or (EDGE_CPU if left.device.type == "cpu" else EDGE)
         self._reach = reach
+        self.pairs = self.anchors * right.shape[0]
+        self._keepable = tile is None and self.pairs <= KEPT
+        self._visits = 0
+        self._kept: DenseNegatives | None = None
         count = self.mask.count(len(left), len(right), left.dtype)
         if isinstance(count, Tensor):
             if both:
@@ -840,6 +845,12 @@ class StreamedNegatives(Negatives):
         per_anchor: tuple[Tensor, ...],
         otherwise: Callable[[DenseNegatives], Any],
     ) -> Any:
+        self._visits += 1
+        if self._visits > 1 and self._keepable:  # an inner solve, say, for which the products would be made many times
+            if self._kept is None:
+                with torch.enable_grad():
+                    self._kept = self.dense()
+            return otherwise(self._kept)
         terms = Traced.of(f, per_anchor, self.blocks[0][0], reduction.unit)
         if terms is None:  # no tile can stand for the whole
             return otherwise(self.dense())
