@@ -194,10 +194,11 @@ class Batch:
 
     def stacked(self) -> Tensor:
         """All views under one another, ``(m B, width)``."""
-        if self.tile == 0 or not self.normalize:
+        dtype = self.raw[0].dtype
+        if self.tile == 0 or not self.normalize or any(v.dtype != dtype for v in self.raw):
             return torch.cat(self.views)
         if self._stacked is None:
-            self._stacked = Unit.apply([EPS_HALF if v.dtype == torch.float16 else EPS for v in self.raw], *self.raw)
+            self._stacked = Unit.apply(EPS_HALF if dtype == torch.float16 else EPS, *self.raw)
             self._views_ready = [*self._stacked.split(self.size)]
         return self._stacked
 

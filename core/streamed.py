@@ -46,7 +46,7 @@ CURVED = 16.0
 KEPT = 2**24
 # Edge of a tile: 1 MB of float32 fits a core's cache; an accelerator wants more at once.
 EDGE_CPU, EDGE = 512, 4096
-BLOCK = 512  # rows that are normalised together
+BLOCK = 1024  # rows that are normalised together
 
 
 class Tile(NamedTuple):
@@ -306,11 +306,11 @@ class Quadratics:
         """Whether ``|v1 s + v2 s^2|`` is known to be safe wherever ``|s| <= reach``."""
         return all(sum(_magnitude(v, math.inf) * reach**n for n, v in enumerate(row, 1)) <= SAFE for row in self.values)
 
-    def scale(self, pulled: bool) -> Value:
-        """What the product of embeddings is to be multiplied by; the value itself, where that is enough."""
-        if len(self.values) == 1 and _zero(self.values[0][1]) and not (pulled and not self._constant(0)):
-            return self.values[0][0] * LOG2E
-        return 1.0
+    @property
+    def scale(self) -> float:
+        """What the product of embeddings is multiplied by to be the value already, if it can; else 1."""
+        (v1, v2), *more = self.values
+        return 1.0 if more or isinstance(v1, Tensor) or not _zero(v2) or not self._constant(0) else v1 * LOG2E
 
     def _constant(self, k: int) -> bool:
         """Whether the gradient needs only the slope, and that has one value per anchor."""
@@ -323,7 +323,7 @@ class Quadratics:
 
     def values_of(self, s: Tensor, tile: Tile, scratch: Scratch, pulled: bool) -> Iterator[tuple[int, Tensor]]:
         """Each value, in units of ``log 2``, to be overwritten at will."""
-        if not isinstance(self.scale(pulled), float) or self.scale(pulled) != 1.0:
+        if self.scale != 1.0:
             yield 0, s
             return
         for k, row in enumerate(self.values):
@@ -402,7 +402,8 @@ class Traced:
     def cut(self, rows: slice) -> Traced:
         return replace(self, per_anchor=tuple(p[rows] for p in self.per_anchor))
 
-    def scale(self, pulled: bool) -> Value:
+    @property
+    def scale(self) -> float:
         return 1.0
 
     def fold(self, k: int, gradient: Tensor) -> Tensor:
@@ -671,11 +672,12 @@ class Pass:
 
         return [x for members in self.rounds(rows, keys) for found in run(some, members) for x in found]
 
-    def product(self, left: Tensor, right: Tensor, tile: Tile, scale: Value, scratch: Scratch) -> Tensor:
+    def product(self, left: Tensor, right: Tensor, tile: Tile, scratch: Scratch) -> Tensor:
         a, b = left[tile.rows], right[tile.keys]
-        if isinstance(scale, Tensor) or scale != 1.0:
-            a = torch.mul(a, _rows(scale, tile.rows), out=scratch("scaled", a.shape))
-        return torch.mm(a, b.t(), out=scratch("s", (len(a), len(b))))
+        out = scratch("s", (a.shape[0], b.shape[0]))
+        if self.terms.scale != 1.0:
+            a = torch.mul(a, self.terms.scale, out=scratch("scaled", a.shape))
+        return torch.mm(a, b.t(), out=out)
 
 
 @lru_cache(maxsize=None)
@@ -702,11 +704,14 @@ class Reduce(torch.autograd.Function):
     def forward(ctx: Any, job: Pass, left: Tensor, other: Tensor | None, *tensors: Tensor) -> Any:
         right, terms = left if other is None else other, job.terms.bound(tensors)
         anchors = len(left) + (len(right) if job.mirrored and not job.same else 0)
-        scratch, scale = Scratch(left), terms.scale(False)
+        scratch, products = Scratch(left), []
+        single = max(left.shape[0], right.shape[0]) <= job.edge and any(ctx.needs_input_grad)
         reduction = job.reduction(job.mask, job.count, job.reduction.start(terms.functions, anchors, left))
 
         def work(tile: Tile) -> None:
-            s = job.product(left, right, tile, scale, scratch)
+            s = job.product(left, right, tile, scratch)
+            if single:
+                products.append(s.clone())
             for k, x in terms.values_of(s, tile, scratch, pulled=False):
                 reduction.add(k, x, tile, scratch)
 
@@ -714,7 +719,8 @@ class Reduce(torch.autograd.Function):
         result = reduction.result()
         ctx.job = job
         ctx.set_materialize_grads(False)
-        ctx.save_for_backward(left, other, *tensors, *reduction.state)
+        ctx.save_for_backward(left, other, *tensors, *reduction.state, *products)
+        ctx.products = len(products)
         return tuple(row.unsqueeze(1) for row in result.unbind())
 
     @staticmethod
@@ -726,10 +732,10 @@ class Reduce(torch.autograd.Function):
             )
         job: Pass = ctx.job
         left, other, *rest = ctx.saved_tensors
+        product = rest.pop() if ctx.products else None  # that of the only tile
         right = left if other is None else other
         tensors, state = rest[: len(job.terms.tensors)], rest[len(job.terms.tensors) :]
-        terms, scratch = job.terms.bound(tensors), Scratch(left)
-        reduction, scale = job.reduction(job.mask, job.count, state), terms.scale(True)
+        terms, scratch, reduction = job.terms.bound(tensors), Scratch(left), job.reduction(job.mask, job.count, state)
         like = next(g for g in given if g is not None)
         gradients = torch.stack([torch.zeros_like(like) if g is None else g for g in given]).squeeze(2)
         largest = gradients.abs().amax().clamp(min=torch.finfo(gradients.dtype).tiny)
@@ -746,7 +752,7 @@ class Reduce(torch.autograd.Function):
         to_tensors = [torch.zeros_like(t) for t in tensors]
 
         def work(tile: Tile) -> list[Tensor]:
-            s = job.product(left, right, tile, scale, scratch)
+            s = job.product(left, right, tile, scratch) if product is None else product.clone()
             total, found = terms.pull(s, tile, scratch, lambda k, x: reduction.weigh(k, x, folded[k], tile, scratch))
             if total is not None and to_left is not None:
                 to_left[tile.rows].addmm_(total, right[tile.keys])
@@ -893,30 +899,23 @@ class Unit(torch.autograd.Function):
     """:func:`counterpoint.pairing.unit` of several views, under one another, in blocks and with little to remember."""
 
     @staticmethod
-    def forward(ctx: Any, eps: Sequence[float], *views: Tensor) -> Tensor:
-        dtype = reduce(torch.promote_types, (view.dtype for view in views), torch.float32)
-        z = views[0].new_empty(sum(map(len, views)), views[0].shape[1], dtype=dtype)
-        scale = z.new_empty(len(z), 1)
-        for view, least, mine, by in zip(views, eps, z.split(len(views[0])), scale.split(len(views[0])), strict=True):
-            torch.linalg.vector_norm(view, dim=1, keepdim=True, dtype=dtype, out=by)
-            by.copy_(torch.where(by > least, 1 / by.clamp(min=least), 0.0))
-            torch.mul(view, by, out=mine)
-        ctx.save_for_backward(z, scale)
-        ctx.dtypes = [view.dtype for view in views]
+    def forward(ctx: Any, eps: float, *views: Tensor) -> Tensor:
+        z = torch.cat(views)
+        z = z.to(torch.promote_types(z.dtype, torch.float32))
+        length = torch.linalg.vector_norm(z, dim=1, keepdim=True)
+        scale = torch.where(length > eps, 1 / length.clamp(min=eps), torch.zeros_like(length))
+        ctx.save_for_backward(z.mul_(scale), scale)
+        ctx.dtype, ctx.each = views[0].dtype, views[0].shape[0]
         return z
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> Any:
         z, scale = ctx.saved_tensors
-        found = [None]
-        for mine, by, g, dtype in zip(*(x.split(len(z) // len(ctx.dtypes)) for x in (z, scale, gradient)), ctx.dtypes):
-            out = torch.empty_like(mine, dtype=dtype)
-            for rows in range(0, len(mine), BLOCK):
-                part = slice(rows, rows + BLOCK)
-                along = (g[part] * mine[part]).sum(1, keepdim=True)
-                out[part] = torch.addcmul(g[part], mine[part], along, value=-1).mul_(by[part])
-            found.append(out)
-        return tuple(found)
+        out = torch.empty_like(z, dtype=ctx.dtype)
+        for part, g, mine, by in zip(*(x.split(BLOCK) for x in (out, gradient, z, scale)), strict=True):
+            along = torch.linalg.vecdot(g, mine).unsqueeze(1)
+            part.copy_(torch.addcmul(g, mine, along, value=-1).mul_(by))
+        return None, *out.split(ctx.each)
 
 
 class Others(torch.autograd.Function):
@@ -927,12 +926,10 @@ class Others(torch.autograd.Function):
         ctx.save_for_backward(z)
         ctx.m = m
         views = z.split(len(z) // m)
-        found = z.new_empty(m, len(views[0]), m - 1)
+        found = z.new_empty(m, views[0].shape[0], m - 1)
         for a, b in combinations(range(m), 2):
-            for rows in range(0, len(views[0]), BLOCK):
-                part = slice(rows, rows + BLOCK)
-                torch.sum(views[a][part] * views[b][part], 1, out=found[a, part, b - 1])
-                found[b, part, a] = found[a, part, b - 1]
+            pairs = zip(views[a].split(BLOCK), views[b].split(BLOCK), strict=True)
+            found[a, :, b - 1] = found[b, :, a] = torch.cat([torch.linalg.vecdot(x, y) for x, y in pairs])
         return found.flatten(0, 1)
 
     @staticmethod
