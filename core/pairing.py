@@ -19,6 +19,7 @@ pairing        anchors, positives and negatives, for ``m`` views of ``B`` sample
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from itertools import combinations
 
 import torch
@@ -29,10 +30,14 @@ from counterpoint.distributed import Peers
 from counterpoint.hyper import is_number, nearest
 from counterpoint.ring import RingNegatives
 from counterpoint.scores import DenseNegatives, Negatives, Scores
+from counterpoint.streamed import Mask, Others, StreamedNegatives, Unit
 
 # Below this length a vector has no direction: its cosine and its gradient are zero.
 EPS = 1e-8
 EPS_HALF = 1e-4  # in float16 the gradient, one over the length, would overflow
+
+# From so many pairs on they are streamed: on the CPU because that is faster, elsewhere because it is smaller.
+STREAMED_CPU, STREAMED = 2**17, 2**26
 
 
 def unit(z: Tensor, eps: float = EPS) -> Tensor:
@@ -69,6 +74,7 @@ class Batch:
         adversarial: Tensor | None,
         mixed: Tensor | None,
         normalize: bool,
+        tile: int | None = None,
     ) -> None:
         if pairing is not None and pairing not in PAIRINGS:
             raise ValueError(f"unknown pairing {pairing!r}.{nearest(str(pairing), PAIRINGS)}")
@@ -104,6 +110,8 @@ class Batch:
                 )
         self._made: dict[str, Scores] = {}
         self._views_ready: list[Tensor] | None = None
+        self._stacks: dict[int, tuple[Tensor, Sequence[Tensor]]] = {}
+        self.tile = self._tile(tile)
         self._gathered: dict[int, tuple[Tensor, Tensor]] = {}
         self.peers: Peers | None = None
         self.first, self.total = 0, self.size
@@ -183,6 +191,23 @@ class Batch:
             )
         return self.ready(checks.is_finite(full, what))
 
+    def _tile(self, tile: int | None) -> int | None:
+        """The tile in force, 0 for a matrix."""
+        if tile is not None and (not is_number(tile) or tile != int(tile) or tile < 0):
+            raise ValueError(f"tile: expected a whole number, 0 for a matrix, or None, got {tile!r}.")
+        # neither a compiler nor torch.func can look into a pass over tiles
+        if checks.compiling() or torch._C._are_functorch_transforms_active():
+            return 0
+        if tile is not None:
+            return int(tile)
+        anchors = self.size if self.queue is not None else self.size * len(self.raw)
+        extra = 0 if self.negatives is None else self.negatives.shape[0] * self.negatives.shape[1]
+        pairs = anchors * (anchors + extra if self.queue is None else len(self.queue))
+        return None if self._many(pairs) else 0
+
+    def _many(self, pairs: int) -> bool:
+        return pairs >= (STREAMED_CPU if self.device.type == "cpu" else STREAMED)
+
     def _prior(self, prior: Tensor | None) -> Tensor | None:
         if prior is None:
             return None
@@ -209,6 +234,22 @@ class Batch:
         if self._views_ready is None:
             self._views_ready = [self.ready(v) for v in self.raw]
         return self._views_ready
+
+    def stacked(self) -> Tensor:
+        """All views under one another, ``(m B, width)``."""
+        dtype = self.raw[0].dtype
+        if self.tile == 0 or not self.normalize or any(v.dtype != dtype for v in self.raw):
+            return self.stack(self.views)
+        z = Unit.apply(EPS_HALF if dtype == torch.float16 else EPS, *self.raw)
+        self._views_ready = [*z.split(self.size)]
+        self._stacks[id(z)] = z, self._views_ready
+        return z  # type: ignore[no-any-return]
+
+    def stack(self, views: Sequence[Tensor]) -> Tensor:
+        """Views under one another; noted, so that each pair of them is looked at once."""
+        z = torch.cat(list(views))
+        self._stacks[id(z)] = z, views
+        return z
 
     # ---- what goes out -------------------------------------------------------------------------
 
@@ -265,6 +306,8 @@ class Batch:
         """The views of all other samples as negatives, and all samples' hard ones."""
         if self.peers is not None and self.peers.ring:
             return RingNegatives(self.peers, parts, hard, self.negative_weight, self.ids, self.negative_ids)
+        if self.tile != 0 and self.peers is None:
+            return self.streamed(parts, hard)
         matrix = self.matrix(parts, hard)
         sample, blocks = self.samples(len(matrix)), len(parts[0][1])
         own = (self.first + sample).unsqueeze(1)
@@ -282,6 +325,44 @@ class Batch:
             drop = torch.nn.functional.pad(drop, (0, matrix.shape[1] - drop.shape[1]))
             checks.has_negatives((~drop).sum(1))
         return DenseNegatives(matrix, skip, drop, weight)
+
+    def streamed(self, parts: Sequence[Part], hard: Tensor | None) -> Negatives:
+        """What :meth:`against` says, in tiles if there are many pairs."""
+        (first, keys), views = parts[0], len(parts[0][1])
+        both = len(parts) == 2 and views == 1 and parts[1][0] is keys[0] and parts[1][1][0] is first
+        mask = Mask(self.size)
+        if hard is not None:
+            mask = Mask(self.size, shared=views * self.size, own=views * self.size, own_weight=self.negative_weight)
+            # the samples' first hard negatives, then their second: like views, in the samples' order
+            keys = [*keys, *hard.unbind(1)]
+            parts = [(first, keys)]
+        if self.ids is not None:
+            theirs = self.ids.repeat(views)
+            if hard is not None:
+                given = self.negative_ids
+                own = (
+                    self.ids.new_zeros(hard[..., 0].numel()) if given is None else given.view(self.size, -1).T.flatten()
+                )
+                theirs = torch.cat([theirs, own])
+                mask = mask if given is None else replace(mask, shared=None)
+            mask = replace(mask, ids=(self.ids.repeat(len(first) // self.size), theirs))
+        blocks = [(anchors, self._under(anchors, keys)) for anchors, keys in (parts[:1] if both else parts)]
+        return self.tiled(blocks, mask, both)
+
+    def _under(self, anchors: Tensor, keys: Sequence[Tensor]) -> Tensor:
+        """The keys under one another; the anchors themselves, if these are just that."""
+        _, views = self._stacks.get(id(anchors), (None, ()))
+        if len(views) == len(keys) and all(x is y for x, y in zip(views, keys, strict=True)):
+            return anchors
+        return keys[0] if len(keys) == 1 else torch.cat(list(keys))
+
+    def tiled(self, blocks: Sequence[tuple[Tensor, Tensor]], mask: Mask, both: bool = False) -> Negatives:
+        """All keys that ``mask`` leaves, in tiles if there are many pairs."""
+        # a unit vector is up to rounding one
+        neg = StreamedNegatives(blocks, both, mask, self.tile or None, 1.0001 if self.normalize else None)
+        if isinstance(neg.count, Tensor):
+            checks.has_negatives(neg.count)
+        return neg.dense() if self.tile == 0 or (self.tile is None and not self._many(neg.pairs)) else neg
 
     def matrix(self, parts: Sequence[Part], hard: Tensor | None = None) -> Tensor:
         """Similarities of anchors to keys of all processes."""
@@ -304,10 +385,13 @@ class Batch:
 
 
 def _views(batch: Batch) -> Scores:
+    z = batch.stacked()
     views = batch.need(2, "views")
-    z, m, n = torch.cat(views), len(views), batch.size
+    m, n = len(views), batch.size
     if batch.labels is not None:
         return _labelled(batch, "views", z, views, anchors_are_keys=True)
+    if batch.tile != 0:
+        return batch.build("views", [(z, views)], Others.apply(z, m))
     stacked = z.view(m, n, -1)
     among = torch.einsum("and,bnd->anb", stacked, stacked).reshape(m * n, m)
     return batch.build("views", [(z, views)], _others(among, n, m))
@@ -356,17 +440,18 @@ def _symmetric(batch: Batch) -> Scores:
 
 
 def _first_two(batch: Batch) -> Scores:
+    z = batch.stacked()
     a, b, *rest = batch.need(2, "first_two")
     pos = torch.cat(
         [torch.stack([(x * o).sum(-1) for o in (y, *rest)], 1) for x, y in ((a, b), (b, a))],
     )
-    return batch.build("first_two", [(torch.cat([a, b]), [a, b])], pos)
+    return batch.build("first_two", [(batch.stack([a, b]) if rest else z, [a, b])], pos)
 
 
 def _pairs(batch: Batch) -> Scores:
     pairs = list(combinations(batch.need(2, "pairs"), 2))
     pos = torch.cat([(x * y).sum(-1).repeat(2) for x, y in pairs]).unsqueeze(1)
-    return batch.build("pairs", [(torch.cat(pair), pair) for pair in pairs], pos)
+    return batch.build("pairs", [(batch.stack(pair), pair) for pair in pairs], pos)
 
 
 def _arcl(batch: Batch) -> Scores:
@@ -400,14 +485,12 @@ def _queue(batch: Batch) -> Scores:
         query = query[:, 0]
     else:
         pos = (query * key).sum(-1, keepdim=True)
-    matrix = query @ batch.queue.detach().T
-    drop = None
+    ids = None
     if batch.queue_ids is not None and batch.ids is not None:
-        drop = batch.ids.unsqueeze(1) == batch.queue_ids
-        checks.has_negatives((~drop).sum(1))
-    scores = Scores(pos, DenseNegatives(matrix, drop=drop), layout="queue")
+        ids = batch.ids, batch.queue_ids
+    scores = Scores(pos, batch.tiled([(query, batch.queue.detach())], Mask(ids=ids)), layout="queue")
     if batch.prior is not None:
-        scores.prior = batch.prior.to(matrix.dtype).unsqueeze(1)
+        scores.prior = batch.prior.to(pos.dtype).unsqueeze(1)
     return scores
 
 
