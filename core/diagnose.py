@@ -27,7 +27,7 @@ from counterpoint.scores import DenseNegatives, Scores
 class _Arguments(Objective):
     """Takes what any objective takes, and hands back the batch's scores by pairing instead of a loss."""
 
-    def _finish(self, scores: Callable[[str], Scores], device: torch.device, reduction: str) -> Any:
+    def from_pairings(self, scores: Callable[[str], Scores], device: torch.device, *, reduction: str = "mean") -> Any:
         return scores, device
 
 
@@ -69,7 +69,7 @@ def report(objective: Objective, *given: Tensor, call: str = "forward", **how: A
             main = scores(next((p for p in parts if p.pairing != "single"), parts[0]).pairing)
             neg: Any = main.neg
             with torch.enable_grad():
-                loss = probe._finish(scores, device, "mean")
+                loss = probe.from_pairings(scores, device)
                 weights = _derivative(loss, neg.scores)
             allowed = neg._fill(torch.ones_like(weights), slice(None), 0.0)
             share = normalize(weights * allowed, p=1, eps=torch.finfo(weights.dtype).tiny).abs()
@@ -89,7 +89,7 @@ def report(objective: Objective, *given: Tensor, call: str = "forward", **how: A
             if main.anchors is not None:  # rows that the loss leaves out
                 found = {key: value[main.anchors > 0] if value.dim() else value for key, value in found.items()}
             for weight, part in probe.terms() if isinstance(probe, Sum) else []:
-                found[f"term[{Sum([(weight, part)])}]"] = current(weight) * part._finish(scores, device, "mean")
+                found[f"term[{Sum([(weight, part)])}]"] = current(weight) * part.from_pairings(scores, device)
             for part in parts:
                 for key, value in part.diagnostics(scores(part.pairing)).items():
                     found[f"{key}[{part}]" if key in found else key] = value
@@ -123,7 +123,7 @@ def weight_curve(
         mass = torch.cat([torch.ones_like(own), torch.full_like(beside, 1e-12)])
         neg, pos = DenseNegatives(row, log_weight=mass.log().unsqueeze(0)), row.new_full((1, 1), positive)
         scores = Scores(pos, neg, adversarial=Scores(pos, neg))
-        loss = deepcopy(as_objective(objective)).eval().cpu()._finish(lambda _: scores, row.device, "mean")
+        loss = deepcopy(as_objective(objective)).eval().cpu().from_pairings(lambda _: scores, row.device)
         weight = _derivative(loss, row)[0] / mass
     scale = weight[: len(own)].abs().mean()
     return grid, weight[-len(grid) :] / torch.where(scale > 0, scale, 1.0)

@@ -119,7 +119,7 @@ class _Gather(torch.autograd.Function):
         ctx.rows = ctx.peers.rows(x)
 
     @staticmethod
-    @once_differentiable  # type: ignore[untyped-decorator]
+    @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
         peers, rows = ctx.peers, ctx.rows
         most = max(rows)

@@ -198,7 +198,7 @@ class _Cached(torch.autograd.Function):
         return z.view_as(z)
 
     @staticmethod
-    @once_differentiable  # type: ignore[untyped-decorator]
+    @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         replay, tensors = ctx.replay, ctx.saved_tensors
         params = tensors[replay.inputs :]
@@ -212,7 +212,8 @@ class _Cached(torch.autograd.Function):
                 own.append(torch.zeros_like(x) if g is None else g)
             for i, g in enumerate(found[replay.inputs :]):
                 if g is not None:  # not in place: parameters may share one gradient
-                    totals[i] = g if totals[i] is None else totals[i] + g
+                    total = totals[i]
+                    totals[i] = g if total is None else total + g
         return None, None, *map(torch.cat, inputs), *totals
 
 

@@ -111,6 +111,11 @@ class Objective(nn.Module):
         return None
 
     @property
+    def needs(self) -> frozenset[str]:
+        """What a call must be given beside views: ``adversarial`` or ``mixed``, made by :mod:`counterpoint.views`."""
+        return frozenset()
+
+    @property
     def couples_anchors(self) -> bool:
         """Whether a loss is more than the mean, over its anchors, of what each one's own similarities say.
 
@@ -190,7 +195,7 @@ class Objective(nn.Module):
             normalize=normalize,
         )
         batch = distributed.meet(gather, make) if gather else make()
-        return self._finish(batch.scores, batch.device, reduction)
+        return self.from_pairings(batch.scores, batch.device, reduction=reduction)
 
     def from_scores(
         self,
@@ -219,7 +224,7 @@ class Objective(nn.Module):
             reduction: as in the call with embeddings.
         """
         scores = scores_from_matrices(pos, neg, mask, pos_mask, v, prior, adversarial, mixed)
-        return self._finish(lambda _: scores, pos.device, reduction)
+        return self.from_pairings(lambda _: scores, pos.device, reduction=reduction)
 
     def from_logits(
         self,
@@ -241,9 +246,19 @@ class Objective(nn.Module):
             reduction: as in the call with embeddings.
         """
         scores = scores_from_logits(logits, labels, scale, ignore_index)
-        return self._finish(lambda _: scores, logits.device, reduction)
+        return self.from_pairings(lambda _: scores, logits.device, reduction=reduction)
 
-    def _finish(self, scores: Callable[[str], Scores], device: torch.device, reduction: str) -> Tensor:
+    def from_pairings(
+        self, scores: Callable[[str], Scores], device: torch.device, *, reduction: str = "mean"
+    ) -> Tensor:
+        """The loss of scores that are made on demand, for hosts whose terms look at different similarities.
+
+        Args:
+            scores: from the name of a pairing (:mod:`counterpoint.pairing`), which each term asks for by its own, to
+                the scores of the batch.
+            device: where the scores live.
+            reduction: as in the call with embeddings.
+        """
         if reduction not in ("mean", "none"):
             hint = nearest(str(reduction), ("mean", "none"))
             raise ValueError(f"{type(self).__name__}: unknown reduction {reduction!r}.{hint}")
@@ -334,6 +349,10 @@ class Wrapper(Objective):
         super().__init__(**values)
         self.objective = as_objective(objective)
 
+    @property
+    def needs(self) -> frozenset[str]:
+        return self.objective.needs
+
     def replace(self, **changes: Any) -> Objective:
         return type(self)(**{"objective": deepcopy(self.objective), **deepcopy(self._hyper), **changes})
 
@@ -380,6 +399,10 @@ class Sum(Objective):
     def views(self) -> int | None:
         wanted = [part.views for _, part in self.terms() if part.views is not None]
         return max(wanted) if wanted else None
+
+    @property
+    def needs(self) -> frozenset[str]:
+        return frozenset().union(*(part.needs for _, part in self.terms()))
 
     def losses(self, scores: Scores) -> Tensor:
         return reduce(add, (current(w) * part.losses(scores) for w, part in self.terms()))

@@ -286,7 +286,7 @@ class Batch:
     def matrix(self, parts: Sequence[Part], hard: Tensor | None = None) -> Tensor:
         """Similarities of anchors to keys of all processes."""
         further = [] if hard is None else [self.everyone(hard).flatten(0, 1)]
-        blocks = []
+        blocks: list[Tensor] = []
         for anchors, keys in parts:
             if blocks and self.peers is None and anchors is parts[0][1][0] and keys[0] is parts[0][0]:
                 blocks.append(blocks[0].T)  # symmetric: the same product, the other way round

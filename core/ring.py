@@ -36,6 +36,8 @@ class RingNegatives(Negatives):
         hard_ids: ``(B n,)`` of the hard negatives.
     """
 
+    peers: Peers
+
     def __init__(
         self,
         peers: Peers,
@@ -63,7 +65,8 @@ class RingNegatives(Negatives):
             checks.has_negatives(self._count)
 
     def _by_owner(self, ids: Tensor) -> Sequence[Tensor]:
-        return self.peers.gather(ids).split(self.peers.rows(ids))
+        parts: Sequence[Tensor] = self.peers.gather(ids).split(self.peers.rows(ids))
+        return parts
 
     # ---- what is compared ----------------------------------------------------------------------
 
@@ -149,7 +152,8 @@ class RingNegatives(Negatives):
         owner, rows = self.peers.rank, self.peers.rows(keys)
         for left in reversed(range(self.peers.count)):
             before = (owner - 1) % self.peers.count
-            moving, arriving = [], keys.new_empty(rows[before] if left else 0, keys.shape[1])
+            moving: list[Any] = []
+            arriving = keys.new_empty(rows[before] if left else 0, keys.shape[1])
             if left:  # while these are looked at
                 moving = self.peers.pass_on(keys, arriving)
             yield owner, keys
@@ -197,7 +201,7 @@ class _Reduce(torch.autograd.Function):
         return tuple(found)
 
     @staticmethod
-    @once_differentiable  # type: ignore[untyped-decorator]
+    @once_differentiable
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         neg, kind, f = ctx.neg, ctx.kind, ctx.f
         anchors, keys, ties, *rest = ctx.saved_tensors

@@ -19,7 +19,7 @@ or, with one line changed, also for more than two views::
     criterion = counterpoint.plugins.lightly.Loss("hcl:t=0.1", memory_bank_size=(4096, 128), gather_distributed=True)
 
 **What cannot be injected.** More than two views: the criterion takes two, and the scripts' transforms make two.
-Objectives that need adversarial views: the criterion sees projections, not images. The weights of ``DCLWLoss``, and of
+Objectives of attacked or mixed images: the criterion sees projections, not images. The weights of ``DCLWLoss``, and of
 ``DCLLoss(weight_fn=...)``, are no part of any objective: ``--objective host`` keeps them, any other does without them,
 and ``--verify`` refuses them.
 """
@@ -36,8 +36,7 @@ from torch import Tensor, nn
 from counterpoint.objective import Objective, as_objective
 from counterpoint.pairing import unit, widen
 from counterpoint.plugins.host import HOST as OWN_LOSS
-from counterpoint.plugins.host import Host, Seam, SeamError, refuse_views
-from counterpoint.positives import ArCL
+from counterpoint.plugins.host import Host, Seam, SeamError, refuse
 
 NAME = "lightly"
 
@@ -120,11 +119,7 @@ TWO_VIEWS = (
 
 def check(loss_fn: Objective) -> Objective:
     """Refuses objectives that look at more views than the two that lightly's criteria take."""
-    refuse_views(loss_fn, NAME, TWO_VIEWS)
-    if any(isinstance(part, ArCL) and part.views is None for part in loss_fn.modules()):
-        # with one pair of views the worst pair, and the mean over pairs, is that pair: no ArCL any more
-        raise SeamError(f"{NAME}: {loss_fn} compares several views, but {TWO_VIEWS}. If two are meant: views=2")
-    return loss_fn
+    return refuse(loss_fn, NAME, inputs="the criterion sees projections, not images", two_views=TWO_VIEWS)
 
 
 def before(seam: Seam) -> None:
@@ -159,7 +154,7 @@ def _replace(seam: Seam, kind: Any, host_spec: str) -> None:
                 buffer.copy_(former)
             return own(self, out0, out1)
 
-        loss_fn = seam.objective(host_spec.format(self.temperature))
+        loss_fn = seam.objective(host_spec.format(self.temperature), self)
         call, args, how = _call((out0, out1), bank, self.gather_distributed, {})
         return seam.loss(loss_fn, theirs, *args, call=call, **how)
 
