@@ -190,7 +190,7 @@ class Quadratic:
         return self + -self._other(other)
 
     def __rsub__(self, other: Any) -> Quadratic:
-        return -self + other
+        return (-self).__add__(other)
 
     __radd__, __rmul__ = __add__, __mul__
 
@@ -785,8 +785,8 @@ class StreamedNegatives(Negatives):
             both are the same tensor, each pair is looked at once.
         both: the keys of each block are anchors as well, with the block's anchors as their keys, and come after them.
         mask: which keys are no negatives.
-        tile: edge of the tiles. By default what suits the device; then a small matrix may be kept as well, once a second
-            reduction needs autograd.
+        tile: edge of the tiles. By default what suits the device; then a small matrix may be kept as well, once a
+            second reduction needs autograd.
         reach: no similarity is larger in absolute value; by default it is looked up, on the CPU.
     """
 
@@ -810,7 +810,9 @@ class StreamedNegatives(Negatives):
         count = self.mask.count(len(left), len(right), left.dtype)
         if isinstance(count, Tensor):
             if both:
-                count = torch.cat([count, self.mask.turned().count(len(right), len(left), left.dtype)])
+                turned = self.mask.turned().count(len(right), len(left), left.dtype)
+                assert isinstance(turned, Tensor)
+                count = torch.cat([count, turned])
             count = count.repeat(len(blocks), 1)
         self._count = count
 
@@ -832,8 +834,8 @@ class StreamedNegatives(Negatives):
         terms, constants = quadratic
         safe = terms.bounded(self.reach()) and abs(self.mask.own_weight) <= SAFE
         found = self._reduce(SumExp if safe else LogSumExp, terms, terms.uniform)
-        found = [x if _zero(c) else x + c for x, c in zip(found, constants, strict=True)]
-        return found[0] if len(found) == 1 else tuple(found)
+        whole = [x if _zero(c) else x + c for x, c in zip(found, constants, strict=True)]
+        return whole[0] if len(whole) == 1 else tuple(whole)
 
     def mean(self, f: Callable[..., Any], *per_anchor: Tensor) -> Any:
         return self._traced(Mean, f, per_anchor, lambda dense: dense.mean(f, *per_anchor))
