@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from counterpoint.hyper import nearest
+from counterpoint.integrations.runs import track
 from counterpoint.integrations.sentence import framework
 
 Encode = Callable[[list[str]], Any]
@@ -105,7 +106,7 @@ class Embeddings:
         encode: see :func:`encoder`.
         texts: in any order, repeated or not.
         batch_size: texts per call of ``encode``.
-        progress: show a bar, if there is a terminal to show it on.
+        progress: say how far it is.
 
     Attributes:
         seconds: what ``encode`` took.
@@ -117,17 +118,13 @@ class Embeddings:
         distinct = sorted(set(texts), key=lambda text: (-len(text), text))
         self._row = {text: i for i, text in enumerate(distinct)}
         self.seconds = 0.0
+        batches = [distinct[start : start + batch_size] for start in range(0, len(distinct), batch_size)]
         made = []
-        with framework("tqdm").tqdm(
-            total=len(distinct), desc="encoding", unit="text", disable=None if progress else True
-        ) as bar:
-            for start in range(0, len(distinct), batch_size):
-                batch = distinct[start : start + batch_size]
-                before = perf_counter()
-                rows = encode(batch)
-                self.seconds += perf_counter() - before
-                made.append(_checked(rows, batch))
-                bar.update(len(batch))
+        for batch in track(batches, "encoding, batches") if progress else batches:
+            before = perf_counter()
+            rows = encode(batch)
+            self.seconds += perf_counter() - before
+            made.append(_checked(rows, batch))
         self._matrix = np.concatenate(made) if made else np.zeros((0, 0))
 
     def __len__(self) -> int:

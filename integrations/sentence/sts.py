@@ -110,7 +110,7 @@ def evaluate(
         data: where they are, see :func:`counterpoint.integrations.sentence.data.root`.
         pooling, device: for a model that is given by its name.
         batch_size: texts embedded at a time.
-        progress: show a bar.
+        progress: say how far it is.
     """
     start = perf_counter()
     loaded = [load_sts(name, data) for name in dict.fromkeys(sets)]
