@@ -221,3 +221,62 @@ def _hub_rows(name: str) -> Iterator[_Row]:
     path, revision, split = _HUB_STS[name]
     for i, row in enumerate(framework("datasets").load_dataset(path, revision=revision, split=split)):
         yield f"{path}: row {i}", split, str(row["score"]), row["sentence1"], row["sentence2"]
+
+
+# ---- labelled texts ------------------------------------------------------------------------------
+
+
+def load_transfer(name: str, data: str | Path | None = None) -> dict[str, Texts]:
+    """One of :data:`TRANSFER`: its ``train`` and ``test`` texts, or ``all`` of them where it has no official split.
+
+    Empty lines of CR and MPQA count, and are read as a full stop, as in SentEval's examples.
+
+    Args:
+        data: a folder, see :func:`root`. The hub holds no copy of these sets that could be pinned.
+    """
+    if name not in TRANSFER:
+        raise ValueError(f"unknown transfer task {name!r}.{nearest(str(name), TRANSFER)}")
+    folder = root(data)
+    if folder is None:
+        raise ValueError(
+            f"{name}: give the folder of the data with --data, or in {ENVIRONMENT}; the hub does not have it."
+        )
+    splits = ("train", "test") if name in ("TREC", "MRPC") else ("all",)
+    return {split: _labelled(name, split, folder) for split in splits}
+
+
+def _labelled(name: str, split: str, folder: Path) -> Texts:
+    columns = 3 if name == "MRPC" else 2
+    if path := _find(folder, f"{name}.tsv" if split == "all" else f"{name}-{split}.tsv"):
+        rows = [cells for _, cells in table(path, columns)]
+    else:
+        rows = [
+            [label, *(" ".join(text.split()) for text in texts)] for label, *texts in _senteval(name, split, folder)
+        ]
+    if len({row[0] for row in rows}) < 2:
+        raise ValueError(f"{name}: expected texts of at least 2 classes, got {len(rows)} texts.")
+    texts = [[text or "." for text in column] for column in zip(*rows, strict=False)]
+    return Texts(texts[0], texts[1], texts[2] if columns == 3 else [])
+
+
+def _senteval(name: str, split: str, folder: Path) -> Iterator[list[str]]:
+    if name in _SENTEVAL_BINARY:
+        for label, file in zip("10", _SENTEVAL_BINARY[name], strict=True):
+            for line in lines(_needed(name, folder, file), "latin-1"):
+                yield [label, line]
+    elif name == "TREC":
+        path = _needed(name, folder, f"TREC/{'train_5500' if split == 'train' else 'TREC_10'}.label")
+        for line in lines(path, "latin-1"):
+            fine, _, text = line.partition(" ")
+            yield [fine.partition(":")[0], text]
+    else:
+        for _, cells in table(_needed(name, folder, f"MRPC/msr_paraphrase_{split}.txt"), 5, header=True):
+            yield [cells[0], cells[3], cells[4]]
+
+
+def _needed(name: str, folder: Path, file: str) -> Path:
+    if (path := _find(folder, file)) is None:
+        raise FileNotFoundError(
+            f"{name}: neither {name}*.tsv nor SentEval's {file} is in {folder}, transfer/ or downstream/."
+        )
+    return path
