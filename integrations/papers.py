@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 from functools import lru_cache
 from pathlib import Path
@@ -21,7 +22,10 @@ def _everything() -> dict[str, Any]:
 def numbers(domain: str, dataset: str) -> dict[str, tuple[float, float]]:
     """Mean and standard deviation of each method that a paper has for this data set, empty if none has.
 
+    The standard deviation is NaN where the paper has none.
+
     >>> numbers("graph", "MUTAG")["ADNCE"]
     (89.04, 1.3)
     """
-    return {method: (mean, sd) for method, (mean, sd) in _everything().get(domain, {}).get(dataset, {}).items()}
+    found = _everything().get(domain, {}).get(dataset, {})
+    return {method: (mean, sd[0] if sd else math.nan) for method, (mean, *sd) in found.items()}

@@ -66,8 +66,9 @@ def load(
     if positives == "columns" and len(chosen) < 2:
         raise ValueError(f"positives=columns: {path} has one column of text, {chosen[0]!r}; expected two or more.")
     data = data.select_columns(chosen[:1] if positives == "same" else chosen)
-    whole = data.filter(lambda row: all(isinstance(text, str) and text.strip() for text in row.values()))
-    return _checked(whole, path, len(data) - len(whole))
+    rows = zip(*(data[column] for column in data.column_names), strict=True)
+    whole = [i for i, row in enumerate(rows) if all(isinstance(text, str) and text.strip() for text in row)]
+    return _checked(data if len(whole) == len(data) else data.select(whole), path, len(data) - len(whole))
 
 
 def find(path: str | Path) -> Path:

@@ -6,6 +6,7 @@ keeps. While it trains, ``checkpoints/`` holds the trainer's own; ``checkpoint.p
 
 from __future__ import annotations
 
+import math
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -22,7 +23,7 @@ from counterpoint.integrations.runs import Run
 from counterpoint.integrations.sentence import corpus, encode, framework
 from counterpoint.integrations.sentence.data import STS, Pairs, load_sts
 from counterpoint.integrations.sentence.noise import PerturbedContrastiveLoss, WordDropout
-from counterpoint.integrations.sentence.sts import score
+from counterpoint.integrations.sentence.sts import evaluate, score
 from counterpoint.plugins.sentence_transformers import CachedContrastiveLoss, ContrastiveLoss
 
 _Callback: Any = framework("transformers").TrainerCallback
@@ -53,6 +54,8 @@ DEFAULTS: dict[str, Any] = {
     "precision": "fp32",
     "dev": "STSB-dev",
     "every": 125,
+    "save": 125,
+    "test": None,
     "keep": True,
     "device": "cpu",
 }
@@ -73,7 +76,8 @@ def cell(file: str, objective: str, seed: int, **changes: Any) -> dict[str, Any]
         seed: of everything.
         model, revision: a folder or a name on the hub.
         pooling: ``cls``, ``pooler``, ``mean`` or ``max``, for a checkpoint that is no SentenceTransformer.
-        static: train the checkpoint's table of word pieces alone, a text being the mean of its pieces.
+        static: train the checkpoint's table of word pieces alone, a text being the mean of its pieces. Gradients of
+            the table are sparse, and Adam moves only the rows of a batch's pieces (``torch.optim.SparseAdam``).
         head: SimCSE's dense layer and tanh over the embedding: ``none``, ``training`` only, or ``kept`` in the model.
         positives, columns: see :func:`counterpoint.integrations.sentence.corpus.load`.
         views: how often a single text is embedded; by default what the objective asks for, else 2.
@@ -88,6 +92,8 @@ def cell(file: str, objective: str, seed: int, **changes: Any) -> dict[str, Any]
         precision: ``fp32``, ``bf16`` or ``fp16``.
         dev: the STS set whose Spearman correlation chooses the checkpoint, looked at ``every`` so many steps and at
             the end; None for the last one.
+        save: steps between checkpoints; 0 for none, then an interrupted run begins anew.
+        test: STS sets that the finished model is scored on.
         keep: whether ``model/`` is written.
         device: where it trains.
         label: what tables call the row.
@@ -101,9 +107,14 @@ def cell(file: str, objective: str, seed: int, **changes: Any) -> dict[str, Any]
         if found[name] not in options:
             hint = nearest(str(found[name]), [one for one in options if one])
             raise ValueError(f"unknown {name} {found[name]!r}.{hint}")
-    for name, low in (("batch", 2), ("epochs", 1), ("every", 1), ("max_length", 3)):
+    for name, low in (("batch", 2), ("epochs", 1), ("every", 1), ("save", 0), ("max_length", 3)):
         if not isinstance(found[name], int) or found[name] < low:
             raise ValueError(f"{name}: expected a whole number of at least {low}, got {found[name]!r}.")
+    for name in found["test"] or ():
+        if name not in STS:
+            raise ValueError(f"unknown test set {name!r}.{nearest(str(name), STS)}")
+    if found["static"] and (found["head"] != "none" or found["weight_decay"] or found["precision"] != "fp32"):
+        raise ValueError("static: a table alone takes no head, no weight decay, and fp32.")
     if found["mini_batch"] is not None and (found["epsilon"] is not None or found["mixed"]):
         raise ValueError("mini_batch: the gradient cache does not know adversarial or mixed views.")
     return found
@@ -120,23 +131,25 @@ def train(run: Run) -> None:
     dev = load_sts(given["dev"]) if given["dev"] else None
     model = build(given)
     loss = make_loss(model, given)
-    folder = run.path / "checkpoints"
-    trainer = _trainer(model, loss, data, dev, given, folder, run)
-    before, state = None, run.load()
-    if state is not None:
-        before = str(folder / state["trainer"])
-        loss.objective.load_state_dict(state["objective"])
-    trainer.train(resume_from_checkpoint=before)
+    store = Store(run, loss.objective)
+    trainer = _trainer(model, loss, data, dev, given, store)
+    trainer.train(resume_from_checkpoint=store.resume())
     history = trainer.state.log_history
-    result = {"loss": next((line["loss"] for line in reversed(history) if "loss" in line), trainer.state.global_step)}
-    if dev is not None:
-        result = {dev.name: float(trainer.state.best_metric)}
+    result = {"loss": next((line["loss"] for line in reversed(history) if "loss" in line), math.nan)}
+    if store.best is not None:
+        model.load_state_dict(store.best["model"])
+        result = {given["dev"]: store.best["score"]}
+    if given["head"] == "training":
+        del model[-1]
     if given["keep"]:
-        _strip(model, given)
         model.save_pretrained(str(run.path / "model"))
-    curve = [(line["step"], line[f"eval_{dev.name}"]) for line in history if dev and f"eval_{dev.name}" in line]
-    run.finish(result, samples=len(data), left_out=left_out, curve=curve)
-    shutil.rmtree(folder)
+    if given["test"]:
+        found = evaluate(model, given["test"], progress=False)
+        result |= {name: math.nan if s.spearman is None else s.spearman for name, s in found.sets.items()}
+        result |= {} if found.average is None else {"average": found.average}
+    curve = [(line["step"], line[key]) for line in history if (key := f"eval_{given['dev']}") in line]
+    run.finish(result, samples=len(data), left_out=left_out, step=store.best and store.best["step"], curve=curve)
+    shutil.rmtree(store.folder, ignore_errors=True)
 
 
 # ---- its parts -----------------------------------------------------------------------------------
@@ -156,6 +169,7 @@ def build(given: dict[str, Any]) -> Any:
         weight, bias = torch.randn(width, width) * 0.02, torch.zeros(width)  # as BERT's own layers begin
         dense = framework("sentence_transformers.sentence_transformer.modules").Dense
         model.append(dense(width, width, init_weight=weight, init_bias=bias).to(model.device))
+    model.model_card_data.generate_widget_examples = given["keep"]
     if given["word_dropout"]:
         model.register_forward_pre_hook(WordDropout(given["word_dropout"]))
     return model
@@ -168,6 +182,7 @@ def static(model: Any) -> Any:
     pieces = embedding(model.tokenizer, embedding_weights=table)
     # the tokenizer's own limit is meant for the layers
     pieces.tokenizer.no_truncation()
+    pieces.embedding.sparse = True
     return framework("sentence_transformers").SentenceTransformer(modules=[pieces], device=str(model.device))
 
 
@@ -226,11 +241,22 @@ class Dev(_Evaluator):  # type: ignore[misc]
 
 
 class Store(_Callback):  # type: ignore[misc]
-    """Keeps a run's folder up to date while the trainer works."""
+    """Keeps the best weights, and a run's folder up to date, while the trainer works."""
 
     def __init__(self, run: Run, objective: nn.Module) -> None:
-        self.run, self.objective = run, objective
+        self.run, self.objective, self.folder = run, objective, run.path / "checkpoints"
+        self.best: dict[str, Any] | None = None
         self.ticks: Iterator[int] = iter(())
+
+    def resume(self) -> str | None:
+        """The checkpoint to go on from."""
+        state = self.run.load()
+        if state is None:
+            shutil.rmtree(self.folder, ignore_errors=True)  # what no record says is whole
+            return None
+        self.objective.load_state_dict(state["objective"])
+        self.best = state["best"]
+        return str(self.folder / state["trainer"])
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         self.ticks = self.run.track(range(state.global_step, state.max_steps), total=state.max_steps)
@@ -238,25 +264,31 @@ class Store(_Callback):  # type: ignore[misc]
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         next(self.ticks, None)
-        if state.global_step >= state.max_steps and str(args.eval_strategy.value) != "no":
+        if state.global_step >= state.max_steps and args.eval_strategy.value != "no":
             control.should_evaluate = True  # the last step may be no multiple of the others
 
     def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any], **_: Any) -> None:
         numbers = {name: value for name, value in logs.items() if isinstance(value, (int, float))}
         self.run.log(state.global_step, **numbers)
 
+    def on_evaluate(self, args: Any, state: Any, control: Any, metrics: dict[str, float], model: Any, **_: Any) -> None:
+        found = metrics[f"eval_{self.run.arguments['dev']}"]
+        if self.best is None or found > self.best["score"]:
+            weights = {name: value.detach().cpu().clone() for name, value in model.state_dict().items()}
+            self.best = {"score": found, "step": state.global_step, "model": weights}
+
     def on_save(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         name = f"checkpoint-{state.global_step}"
-        self.run.save({"trainer": name, "objective": self.objective.state_dict()}, state.global_step)
+        record = {"trainer": name, "objective": self.objective.state_dict(), "best": self.best}
+        self.run.save(record, state.global_step)
 
 
 def _trainer(
-    model: Any, loss: ContrastiveLoss, data: Any, dev: Pairs | None, given: dict[str, Any], folder: Path, run: Run
+    model: Any, loss: ContrastiveLoss, data: Any, dev: Pairs | None, given: dict[str, Any], store: Store
 ) -> Any:
     st = framework("sentence_transformers")
-    chosen = dev is not None
     arguments = st.SentenceTransformerTrainingArguments(
-        output_dir=str(folder),
+        output_dir=str(store.folder),
         num_train_epochs=given["epochs"],
         max_steps=given["steps"] or -1,
         per_device_train_batch_size=given["batch"],
@@ -271,19 +303,22 @@ def _trainer(
         bf16=given["precision"] == "bf16",
         use_cpu=given["device"] == "cpu",
         seed=given["seed"],
-        eval_strategy="steps" if chosen else "no",
+        eval_strategy="steps" if dev else "no",
         eval_steps=given["every"],
-        save_strategy="steps",
-        save_steps=given["every"],
-        save_total_limit=3,  # the best, the last, and the one before it, until the last is known to be whole
-        load_best_model_at_end=chosen,
-        metric_for_best_model=f"eval_{dev.name}" if dev else None,
-        greater_is_better=True,
+        save_strategy="steps" if given["save"] else "no",
+        save_steps=given["save"] or 1,
+        save_total_limit=2,  # the last, and the one before it until the last is known to be whole
         logging_steps=min(given["every"], 50),
         disable_tqdm=True,
         report_to="none",
     )
     collator = framework("sentence_transformers.sentence_transformer.data_collator").SentenceTransformerDataCollator
+    sparse = None
+    if given["static"]:
+        if next(loss.objective.parameters(), None) is not None:
+            raise ValueError(f"static: {loss.objective} has learned values, which sparse Adam cannot move.")
+        arguments.max_grad_norm = 0.0  # norms of sparse gradients cannot be had
+        sparse = torch.optim.SparseAdam(list(model.parameters()), lr=given["lr"])
     trainer = st.SentenceTransformerTrainer(
         model=model,
         args=arguments,
@@ -291,16 +326,11 @@ def _trainer(
         loss=loss,
         evaluator=Dev(dev, given) if dev else None,
         data_collator=collator(preprocess_fn=model.preprocess, max_length=given["max_length"]),
-        callbacks=[Store(run, loss.objective)],
+        callbacks=[store],
+        optimizers=(sparse, None),
     )
     trainer.remove_callback(framework("transformers").PrinterCallback)
     return trainer
-
-
-def _strip(model: Any, given: dict[str, Any]) -> None:
-    """What was there for training only goes."""
-    if given["head"] == "training":
-        del model[-1]
 
 
 def _has_pooling(name: str) -> bool:
