@@ -31,7 +31,8 @@ def load(
     """A ``SentenceTransformer`` of a folder or of a name on the hub.
 
     Args:
-        model: a SentenceTransformer, or a checkpoint of transformers, for which ``pooling`` must be chosen.
+        model: a SentenceTransformer, a checkpoint of transformers, for which ``pooling`` must be chosen, or the
+            folder of a run, which holds one.
         pooling: what makes one vector of a text's tokens: ``cls``, the first token; ``pooler``, the same through the
             checkpoint's own dense layer and tanh, as the supervised SimCSE models are meant to be used; ``mean``;
             ``max``. Which one is right depends on how the checkpoint was trained, so none is assumed.
@@ -45,6 +46,8 @@ def load(
     if looks_local and not Path(name).expanduser().is_dir():
         raise FileNotFoundError(f"model: {name} is no folder.")
     name = str(Path(name).expanduser()) if looks_local else name
+    if (Path(name) / "model" / "modules.json").is_file():
+        name = str(Path(name) / "model")
     if pooling is not None and pooling not in POOLINGS:
         raise ValueError(f"unknown pooling {pooling!r}.{nearest(pooling, POOLINGS)}")
     if framework("sentence_transformers.util").is_sentence_transformer_model(name, revision=revision):

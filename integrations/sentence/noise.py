@@ -118,7 +118,8 @@ class PerturbedContrastiveLoss(ContrastiveLoss):
         return torch.stack(list(terms.values())).sum()
 
     def _lam(self) -> float:
-        return next((float(part.lam) for part in self.objective.modules() if hasattr(part, "lam")), 0.5)
+        found: list[Any] = [part for part in self.objective.modules() if hasattr(part, "lam")]
+        return float(found[0].lam) if found else 0.5
 
     def get_config_dict(self) -> dict[str, Any]:
         more = {"epsilon": self.epsilon, "attack_steps": self.attack_steps, "attacked": "word embeddings"}

@@ -25,6 +25,7 @@ from counterpoint.diagnose import alignment, distances, uniformity
 from counterpoint.integrations.sentence import framework
 from counterpoint.integrations.sentence.data import SEVEN, Pairs, load_sts
 from counterpoint.integrations.sentence.encode import Embeddings, Matrix, encoder
+from counterpoint.plots import plot_distances
 
 BINS = 50
 RELATED = 4.0  # STS-B pairs above this gold score are the positive pairs of SimCSE's alignment
@@ -100,6 +101,7 @@ def evaluate(
     device: str | None = None,
     batch_size: int = 64,
     progress: bool = True,
+    plot: str | Path | None = None,
 ) -> Report:
     """Scores a model on sets of scored sentence pairs. Each distinct text of all sets is embedded once.
 
@@ -111,6 +113,7 @@ def evaluate(
         pooling, device: for a model that is given by its name.
         batch_size: texts embedded at a time.
         progress: say how far it is.
+        plot: where to draw the distances between the sentences of the STS-B set.
     """
     start = perf_counter()
     loaded = [load_sts(name, data) for name in dict.fromkeys(sets)]
@@ -125,6 +128,10 @@ def evaluate(
     known = [s for s in seven if s is not None]
     stsb = next((pairs for pairs in loaded if pairs.name.startswith("STSB")), None)
     found = None if stsb is None else geometry(stsb, embeddings)
+    if plot is not None:
+        if stsb is None:
+            raise ValueError("plot: needs an STS-B set among the sets.")
+        plot_distances(torch.from_numpy(embeddings[texts(stsb)]), path=plot)
     seconds = {"read data": read - start, "load model": ready - read, "encode": embeddings.seconds}
     seconds["total"] = perf_counter() - start
     average = sum(known) / len(SEVEN) if len(known) == len(SEVEN) else None
@@ -161,11 +168,15 @@ def geometry(pairs: Pairs, embeddings: Embeddings) -> Geometry | None:
     if not related:
         return None
     x, y = (torch.from_numpy(embeddings[[side[i] for i in related]]) for side in (pairs.first, pairs.second))
-    texts = list(dict.fromkeys([*pairs.first, *pairs.second]))
-    z = torch.from_numpy(embeddings[texts])
+    z = torch.from_numpy(embeddings[texts(pairs)])
     apart = distances(z)
     histogram = torch.histc(apart, BINS, 0, 1) / len(apart)
     return Geometry(pairs.name, alignment(x, y), uniformity(z), histogram.tolist())
+
+
+def texts(pairs: Pairs) -> list[str]:
+    """The distinct sentences of a set."""
+    return list(dict.fromkeys([*pairs.first, *pairs.second]))
 
 
 # ---- for people ----------------------------------------------------------------------------------

@@ -115,6 +115,8 @@ def cell(file: str, objective: str, seed: int, **changes: Any) -> dict[str, Any]
             raise ValueError(f"unknown test set {name!r}.{nearest(str(name), STS)}")
     if found["static"] and (found["head"] != "none" or found["weight_decay"] or found["precision"] != "fp32"):
         raise ValueError("static: a table alone takes no head, no weight decay, and fp32.")
+    if found["precision"] == "fp16" and found["device"] == "cpu":
+        raise ValueError("precision: fp16 needs a GPU; on a CPU take fp32 or bf16.")
     if found["mini_batch"] is not None and (found["epsilon"] is not None or found["mixed"]):
         raise ValueError("mini_batch: the gradient cache does not know adversarial or mixed views.")
     return found
