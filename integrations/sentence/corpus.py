@@ -87,6 +87,8 @@ def _checked(data: Any, path: str | Path, left_out: int) -> tuple[Any, int]:
 def _existing(path: Path) -> Path:
     if not path.is_file():
         raise FileNotFoundError(f"{path}: no such file.")
+    if path.stat().st_size == 0:
+        raise ValueError(f"{path}: empty.")
     return path
 
 
@@ -103,10 +105,9 @@ def _read(path: Path, kind: str, revision: str | None) -> Any:
             return datasets.load_dataset(str(path), split="train", revision=revision)
         raise ValueError(f"{path}: expected a file of {', '.join(FORMATS)} or owner/name on the hub.")
     reader = {".csv": "from_csv", ".parquet": "from_parquet"}.get(kind, "from_json")
+    _existing(path)
     try:
-        return getattr(datasets.Dataset, reader)(str(_existing(path)))
-    except FileNotFoundError:
-        raise
+        return getattr(datasets.Dataset, reader)(str(path))
     except Exception as error:  # what it is depends on the reader beneath
         said = str(error.__cause__ or error).partition("\n")[0]
         raise ValueError(f"{path}: cannot be read as {kind[1:]}: {said}") from error
