@@ -15,6 +15,7 @@ from typing import Any
 
 import counterpoint as cp
 from counterpoint.hyper import Real, text
+from counterpoint.integrations.runs import GridError
 from counterpoint.plugins import inject
 
 WIDTH = 100
@@ -41,7 +42,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         argv: the words after ``counterpoint``; by default those of the process.
 
     Returns:
-        The exit code: 2 if something was wrong, which one line on stderr then explains.
+        The exit code: 2 if something was wrong, which one line on stderr then explains; 130 after Ctrl-C.
     """
     look: dict[str, Any] = {"formatter_class": argparse.RawDescriptionHelpFormatter}
     every = "examples:\n" + "".join(command.examples for command in COMMANDS.values())
@@ -60,7 +61,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     except BrokenPipeError:  # who reads, such as head, has seen enough; Python would complain again at exit
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         code = 0
-    except (ImportError, OSError, ValueError) as error:
+    except KeyboardInterrupt:
+        if COMMANDS[given.command].script:
+            raise
+        code = 130
+    except (GridError, ImportError, OSError, ValueError) as error:
         if COMMANDS[given.command].script:
             raise
         print(f"counterpoint {given.command}:", str(error).partition("\n")[0], file=sys.stderr)
