@@ -15,6 +15,7 @@ from typing import Any
 
 import counterpoint as cp
 from counterpoint.hyper import Real, text
+from counterpoint.integrations import report
 from counterpoint.integrations.runs import GridError
 from counterpoint.plugins import inject
 
@@ -182,6 +183,16 @@ COMMANDS = {
   counterpoint inject graphcl --objective hcl --verify 5 -- gsimclr.py --DS PROTEINS --lr 0.01
 """,
         script=True,
+    ),
+    "report": Command(
+        "tables, tests, plain sentences and pictures from folders of runs, with the papers' numbers beside",
+        report.add_arguments,
+        report.command,
+        """  counterpoint report runs/                                 of the first result that the runs have
+  counterpoint report runs/ --baseline "infonce:t=0.2" --metric accuracy
+  counterpoint report runs/ other/ --metric STS-B --metric SICK-R --out report
+  counterpoint report runs/ --format markdown               for a README; csv and json for programs
+""",
     ),
 }
 

@@ -216,7 +216,10 @@ class Run:
         content = {"state": {**state, "step": int(step)}, "metrics": self._metrics.tell()}  # type: ignore[union-attr]
         current, previous = self._checkpoints()
         with atomic(current) as file:
-            torch.save(content, file)
+            try:
+                torch.save(content, file)
+            except RuntimeError as error:  # about its position in the file, while the disk was full
+                raise error.__context__ if isinstance(error.__context__, OSError) else error from None
             if not self._saved:  # once, so that what could not be loaded is known now and not after an interruption
                 file.seek(0)
                 try:
@@ -245,6 +248,7 @@ class Run:
                     content = None
             if content is not None:
                 if self._writing:
+                    os.replace(path, self._checkpoints()[0])
                     self._metrics_from(content["metrics"])
                 return content["state"]  # type: ignore[no-any-return]
             if self._writing:
@@ -270,8 +274,8 @@ class Run:
             raise ValueError("finish: result must hold at least one number, got none.")
         if self._metrics is None:
             self._metrics_from(0)
-        self._write(status="done", result=_plain(result), details=details or None, **self._ending())
         self._checkpoints()[1].unlink(missing_ok=True)
+        self._write(status="done", result=_plain(result), details=details or None, **self._ending())
 
     def track(self, items: Iterable[Item], total: int | None = None) -> Iterator[Item]:
         """The items, with a bar on a terminal, and elsewhere a line now and then. ``total`` counts those before too."""
