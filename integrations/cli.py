@@ -10,6 +10,7 @@ import re
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from importlib import import_module
 from textwrap import fill
 from typing import Any
 
@@ -51,25 +52,36 @@ def main(argv: Sequence[str] | None = None) -> int:
         "counterpoint", description=(cp.__doc__ or "").partition("\n")[0], epilog=every, **look
     )
     parser.add_argument("--version", action="version", version=f"counterpoint {cp.__version__}")
-    table = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
-    for name, command in COMMANDS.items():
-        look |= {"help": command.help, "description": command.help, "epilog": f"examples:\n{command.examples}"}
-        command.arguments(table.add_parser(name, **look))
-    given = parser.parse_args(argv)
+    words = list(sys.argv[1:] if argv is None else argv)
+    asked = next((name for name in COMMANDS if words[: len(name.split())] == name.split()), "")
+    tables: dict[tuple[str, ...], Any] = {(): parser.add_subparsers(metavar="COMMAND", required=True)}
     try:
-        code = COMMANDS[given.command].run(given)
+        for name, command in COMMANDS.items():
+            *group, last = name.split()
+            if tuple(group) not in tables:
+                members = [other for other in COMMANDS if other.startswith(f"{group[0]} ")]
+                said = {"help": ", ".join(members), "description": ", ".join(members)}
+                said["epilog"] = "examples:\n" + "".join(COMMANDS[one].examples for one in members)
+                own = tables[()].add_parser(group[0], **(look | said))
+                tables[tuple(group)] = own.add_subparsers(metavar="WHAT", required=True)
+            look |= {"help": command.help, "description": command.help, "epilog": f"examples:\n{command.examples}"}
+            own = tables[tuple(group)].add_parser(last, **look)
+            if name == asked:  # the others' may need frameworks that are slow to import, or not here
+                command.arguments(own)
+        given = parser.parse_args(words)
+        code = COMMANDS[asked].run(given)
         sys.stdout.flush()
     except BrokenPipeError:  # who reads, such as head, has seen enough; Python would complain again at exit
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         code = 0
     except KeyboardInterrupt:
-        if COMMANDS[given.command].script:
+        if COMMANDS[asked].script:
             raise
         code = 130
     except (GridError, ImportError, OSError, ValueError) as error:
-        if COMMANDS[given.command].script:
+        if COMMANDS[asked].script:
             raise
-        print(f"counterpoint {given.command}:", str(error).partition("\n")[0], file=sys.stderr)
+        print(f"counterpoint {asked}:", str(error).partition("\n")[0], file=sys.stderr)
         code = 2
     return code
 
@@ -161,6 +173,18 @@ def _reflow(doc: str) -> Iterator[str]:
             yield fill(" ".join(paragraph.split()), WIDTH, initial_indent=first, subsequent_indent=rest)
 
 
+def _of(
+    module: str, verb: str
+) -> tuple[Callable[[argparse.ArgumentParser], None], Callable[[argparse.Namespace], int]]:
+    """``VERB_arguments`` and ``VERB_command`` of a domain's module, which is imported when one of them is called."""
+
+    def find(name: str) -> Any:
+        return getattr(import_module(f"counterpoint.integrations.{module}"), f"{verb}_{name}")
+
+    return lambda parser: find("arguments")(parser), lambda given: find("command")(given)
+
+
+# a name of two words is a command within a group, such as train
 COMMANDS = {
     "objectives": Command(
         "list the objectives: formula, parameters with defaults and ranges, paper",
@@ -192,6 +216,23 @@ COMMANDS = {
   counterpoint report runs/ --baseline "infonce:t=0.2" --metric accuracy
   counterpoint report runs/ other/ --metric STS-B --metric SICK-R --out report
   counterpoint report runs/ --format markdown               for a README; csv and json for programs
+""",
+    ),
+    "train control": Command(
+        "learn to control from pixels (CURL on dm_control's suite) with any objectives, and compare them",
+        *_of("control.commands", "train"),
+        """\
+  counterpoint train control --task cartpole-swingup --objective "infonce:t=1 + 0.1*dp" --steps 100000 --seed 1
+  counterpoint train control --task walker-walk --objective infonce:t=1 adnce --seeds 3 --device cuda
+  counterpoint train control --task cartpole-balance --observe state --steps 20000     plain SAC, in minutes
+""",
+    ),
+    "eval control": Command(
+        "play episodes with what runs have learned to control",
+        *_of("control.commands", "eval"),
+        """\
+  counterpoint eval control runs/control/cartpole-swingup --episodes 10
+  counterpoint eval control runs/control/cartpole-swingup/NAME/seed1 --video swingup.mp4 --representation frames
 """,
     ),
 }

@@ -79,8 +79,8 @@ class Settings:
                 raise ValueError(f"{field.name}: expected a {kind} above 0, got {value!r}.")
         if self.crop > self.size:
             raise ValueError(f"crop: expected at most the frames' size {self.size}, got {self.crop}.")
-        if self.crop < 2 * self.layers + 2:
-            raise ValueError(f"crop: {self.layers} convolutions need at least {2 * self.layers + 2}, got {self.crop}.")
+        if self.crop < 4 * self.layers - 1:
+            raise ValueError(f"crop: {self.layers} convolutions need at least {4 * self.layers - 1}, got {self.crop}.")
         if self.batch > min(self.random_steps, self.capacity - 1):
             raise ValueError(
                 f"batch: {self.batch} transitions, but the buffer holds {min(self.random_steps, self.capacity - 1)} "

@@ -99,6 +99,8 @@ def suite() -> ModuleType:
     """dm_control's suite, loaded with what draws frames here, or without anything if there is nothing."""
     if find_spec("dm_control") is None:
         raise ImportError(MISSING)
+    if find_spec("triton") is not None:
+        import triton  # noqa: F401  torch's optimisers load it; its LLVM after a software renderer's is a crash
     if "dm_control" not in sys.modules:
         try:
             os.environ["MUJOCO_GL"] = find_renderer()
@@ -198,6 +200,11 @@ class Control(gymnasium.Env):  # type: ignore[misc]
             return self._numbers
         first = [self._frames[0]] * (self.stack - len(self._frames))  # where the episode has only just begun
         return np.concatenate([*first, *self._frames])
+
+    @property
+    def timestep(self) -> float:
+        """Simulated seconds between two applications of an action."""
+        return float(self._env.control_timestep())
 
     @property
     def quantities(self) -> dict[str, float]:

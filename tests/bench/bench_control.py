@@ -1,6 +1,6 @@
 """Updates of CURL beside the official code's, and environment steps of two processes beside one's.
 
-    COUNTERPOINT_HOSTS=FOLDER python tests/bench/bench_control.py updates      # FOLDER/curl: a clone of MishaLaskin/curl
+    COUNTERPOINT_HOSTS=FOLDER python tests/bench/bench_control.py updates     # FOLDER/curl: a clone of MishaLaskin/curl
     python tests/bench/bench_control.py steps
 
 An update is a batch from the replay buffer, both crops, critic, contrastive loss, and every second time actor and
