@@ -19,6 +19,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import curl_dmc
 import digits
 import toy_clusters
 from threadpoolctl import threadpool_limits
@@ -46,6 +47,13 @@ STUDIES = {
         digits.report,
         settings={},
         quick={"seeds": 2, "steps": 2},
+    ),
+    "control": Study(
+        "How much of a simulated robot's state is in the features that frames have taught?",
+        curl_dmc.run,
+        curl_dmc.table,
+        settings={"size": "smoke"},
+        quick={"size": "smoke", "episodes": 8, "length": 6, "updates": 2, "batch": 8},
     ),
 }
 

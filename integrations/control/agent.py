@@ -32,6 +32,7 @@ from counterpoint.hyper import nearest
 from counterpoint.integrations.control.replay import Transitions
 from counterpoint.objective import Objective, as_objective
 from counterpoint.plugins import curl
+from counterpoint.plugins.host import SeamError
 
 
 @dataclass(frozen=True)
@@ -219,6 +220,14 @@ class Actor(nn.Module):
 # ---- the contrastive term ----------------------------------------------------------------------
 
 
+def check_objective(objective: Objective | str) -> Objective:
+    """The objective, if crops are all that it needs."""
+    try:
+        return curl.check(as_objective(objective))
+    except SeamError as error:
+        raise ValueError(str(error)) from error
+
+
 class Contrast(nn.Module):
     """An objective between crops; its keys come from a slow copy of the encoder, without gradient.
 
@@ -234,7 +243,7 @@ class Contrast(nn.Module):
         self, objective: Objective | str, encoder: nn.Module, target: nn.Module, features: int, scores: str | None
     ) -> None:
         super().__init__()
-        self.objective = curl.check(as_objective(objective))
+        self.objective = check_objective(objective)
         self.scores = scores or curl.natural_scores(self.objective)
         if self.scores not in curl.SCORES:
             raise ValueError(f"scores: unknown {self.scores!r}.{nearest(str(self.scores), curl.SCORES)}")

@@ -22,6 +22,7 @@ import os
 import subprocess
 import sys
 from collections import deque
+from contextlib import closing
 from functools import cache, partial
 from importlib.util import find_spec
 from types import ModuleType
@@ -60,6 +61,9 @@ class NoRendererError(OSError):
     """There is no OpenGL here that can draw frames."""
 
 
+_nothing: list[NoRendererError] = []  # why MUJOCO_GL was set to disabled, if it was
+
+
 def action_repeat(task: str) -> int:
     """How often CURL repeats each action of a task."""
     return ACTION_REPEAT.get(task, REPEAT)
@@ -94,6 +98,12 @@ def find_renderer() -> str:
     raise NoRendererError(f"nothing here can draw frames ({'; '.join(said)}). {HELP}")
 
 
+def check_frames() -> None:
+    """Raises :class:`NoRendererError` if frames cannot be drawn here."""
+    with closing(Control(CURL_TASKS[0], size=8, stack=1)) as env:
+        env.reset()
+
+
 @cache
 def suite() -> ModuleType:
     """dm_control's suite, loaded with what draws frames here, or without anything if there is nothing."""
@@ -101,11 +111,12 @@ def suite() -> ModuleType:
         raise ImportError(MISSING)
     if find_spec("triton") is not None:
         import triton  # noqa: F401  torch's optimisers load it; its LLVM after a software renderer's is a crash
-    if "dm_control" not in sys.modules:
+    if "dm_control._render" not in sys.modules:
         try:
             os.environ["MUJOCO_GL"] = find_renderer()
-        except NoRendererError:
+        except NoRendererError as error:
             os.environ["MUJOCO_GL"] = "disabled"
+            _nothing.append(error)
     try:
         from dm_control import suite
     except (ImportError, RuntimeError, AttributeError) as error:  # of the OpenGL that MUJOCO_GL names
@@ -183,7 +194,8 @@ class Control(gymnasium.Env):  # type: ignore[misc]
         try:
             return self._env.physics.render(size, size, camera_id=CAMERA)
         except Exception as error:  # each OpenGL has errors of its own
-            find_renderer()  # raises, with reasons, where nothing was found
+            if _nothing:
+                raise _nothing[0] from error
             raise NoRendererError(
                 f"MUJOCO_GL={os.environ.get('MUJOCO_GL')} cannot draw frames here ({error}). {HELP}"
             ) from error

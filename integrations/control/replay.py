@@ -33,7 +33,7 @@ class Replay:
     """The last transitions of one or several environments, each in a ring of its own.
 
     Args:
-        capacity: frames that are kept, at least 2 per environment.
+        capacity: frames that are kept, at least ``stack + 2`` per environment.
         frame: shape of one frame, ``(3, height, width)``, or ``(numbers,)`` of observations that are no pixels.
         actions: numbers per action.
         envs: environments.
@@ -51,8 +51,8 @@ class Replay:
         device: str | torch.device = "cpu",
     ) -> None:
         self.slots, self.envs, self.stack, self.device = capacity // envs, envs, stack, torch.device(device)
-        if self.slots < 2:
-            raise ValueError(f"capacity: expected at least 2 frames for each of {envs} environments, got {capacity}.")
+        if self.slots < stack + 2:
+            raise ValueError(f"capacity: expected at least {envs * (stack + 2)} frames, got {capacity}.")
         shape, kind = (envs, self.slots), torch.uint8 if len(frame) == 3 else torch.float32
         self._ring = {
             # empty: the system gives memory only to what has been written
@@ -65,7 +65,7 @@ class Replay:
             "acted": torch.zeros(shape, dtype=torch.bool),
         }
         self._written = torch.zeros(envs, dtype=torch.int64)  # frames since the beginning
-        self._saved = self._written
+        self._saved = self._written.clone()
         self._files: list[dict[str, Any]] = []
 
     @property

@@ -23,7 +23,6 @@ import torch
 from filelock import FileLock  # torch itself requires it
 from torch import Tensor
 
-import counterpoint as cp
 from counterpoint.hyper import nearest
 from counterpoint.integrations import runs
 from counterpoint.integrations.control.agent import (
@@ -32,6 +31,7 @@ from counterpoint.integrations.control.agent import (
     Encoder,
     Settings,
     center_crop,
+    check_objective,
     follow,
     initialize,
     random_crop,
@@ -47,7 +47,7 @@ FOLDS = 5
 PENALTIES = 10.0 ** torch.arange(-4, 7, dtype=torch.float64)  # per sample, of standardised features
 
 DEFAULTS: dict[str, Any] = {
-    "updates": 300,
+    "updates": 200,
     "episodes": 120,
     "length": 25,
     "scores": None,
@@ -264,7 +264,7 @@ def cell(task: str, objective: str | None, seed: int, **changes: Any) -> dict[st
             raise ValueError(f"label: expected {PCA!r} or {UNTRAINED!r} without an objective.")
         given["updates"] = 0
     else:
-        given["scores"] = given["scores"] or curl.natural_scores(curl.check(cp.objective(objective)))
+        given["scores"] = given["scores"] or curl.natural_scores(check_objective(objective))
     settings = {**SMALL, **{name: value for name, value in changes.items() if name not in given}}
     about = {"domain": DOMAIN, "dataset": check_task(task), "objective": objective, "seed": seed}
     return {**about, **given, "settings": asdict(Settings(**settings))}

@@ -16,10 +16,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-import counterpoint as cp
 from counterpoint.hyper import nearest
 from counterpoint.integrations import runs
-from counterpoint.integrations.control.agent import Agent, Settings
+from counterpoint.integrations.control.agent import Agent, Settings, check_objective
 from counterpoint.integrations.control.environment import action_repeat, check_task, vector
 from counterpoint.integrations.control.replay import Replay
 from counterpoint.integrations.runs import Run
@@ -73,8 +72,7 @@ def cell(task: str, objective: str | None, seed: int, **changes: Any) -> dict[st
             raise ValueError("objective: crops need pixels; with observe='state' it must be None.")
         named = {"label": "SAC"}
     elif objective is not None:
-        loss_fn = curl.check(cp.objective(objective))
-        given["scores"] = given["scores"] or curl.natural_scores(loss_fn)
+        given["scores"] = given["scores"] or curl.natural_scores(check_objective(objective))
     settings = Settings(**{**own, **{name: value for name, value in changes.items() if name not in DEFAULTS}})
     about = {"domain": "control", "dataset": task, "objective": objective, "seed": seed}
     return {**about, **named, **given, "settings": asdict(settings)}
@@ -149,8 +147,8 @@ class _Training:
         total, every = math.ceil(self.given["steps"] / each), self.given["eval_every"]
         saved = time.monotonic()
         for turn in self.run.track(range(self.step // each, total), total=total):
-            self._play()
             self.step = (turn + 1) * each
+            self._play()
             if self.decisions >= self.settings.random_steps:
                 for _ in range(self.given["envs"]):
                     self._learn()
