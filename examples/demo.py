@@ -50,7 +50,7 @@ STUDIES = {
     ),
     "control": Study(
         "How much of a simulated robot's state is in the features that frames have taught?",
-        curl_dmc.run,
+        lambda out, **settings: curl_dmc.run(out=out / "control", **settings),  # it leaves files in plenty
         curl_dmc.table,
         settings={"size": "smoke"},
         quick={"size": "smoke", "episodes": 8, "length": 6, "updates": 2, "batch": 8},

@@ -78,7 +78,7 @@ def test_episodes_that_can_be_recognised_are_no_help():
     by_episode = rep.predictable(x[:450], y[:450], x[450:], y[450:], group[:450])
     odd = torch.arange(600) % 2 == 1
     by_frame = rep.predictable(x[~odd], y[~odd], x[odd], y[odd], torch.arange(300))
-    assert by_frame > 0.9
+    assert by_frame > 0.7
     assert by_episode < 0.2
 
 

@@ -184,9 +184,11 @@ def test_evaluation_of_nothing_is_said(capsys, tmp_path):
 
 
 def test_numbers_that_diverge_end_the_run(tmp_path, monkeypatch):
-    monkeypatch.setattr(
-        training.Agent, "update", lambda self, _: vars(self).update(updates=1) or {"critic": float("nan")}
-    )
+    def update(self, _):
+        self.updates += 1
+        return {"critic": torch.tensor(float("nan"))}
+
+    monkeypatch.setattr(training.Agent, "update", update)
     with pytest.raises(runs.GridError, match="critic is nan after 1 updates: it has diverged"):
         run_grid(training.train, [cell()], tmp_path, progress=False)
 
