@@ -174,6 +174,9 @@ class NoEncoder(nn.Module):
     def new_head(self) -> nn.Module:
         return nn.Identity()
 
+    def prepare(self, numbers: Tensor) -> Tensor:
+        return numbers
+
     def convolve(self, numbers: Tensor) -> Tensor:
         return numbers
 
@@ -330,7 +333,7 @@ class Agent:
         """One update of everything; returns the losses."""
         s, encoder = self.settings, self.critic.encoder
         seen, then = batch.observations, batch.next_observations
-        x, y = (random_crop(frames, s.crop) if self.pixels else frames for frames in (seen, then))
+        x, y = (encoder.prepare(random_crop(frames, s.crop)) if self.pixels else frames for frames in (seen, then))
         numbers = {"critic": self._update_critic(x, y, batch)}
         h = encoder.convolve(x)
         move = self.updates % s.every == 0
