@@ -39,6 +39,7 @@ lint: $(VENV)/ready
 bench: $(VENV)/ready
 	$(RUN) tests/bench/bench_losses.py
 	$(RUN) tests/bench/bench_import.py
+	$(RUN) tests/bench/bench_graph.py --dataset demo
 
 $(VENV)/ready: pyproject.toml
 	$(call install,$(VENV),-e '.[dev]')

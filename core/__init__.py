@@ -14,6 +14,8 @@ from counterpoint.adnce import ADNCE
 from counterpoint.alpha import AlphaCL
 from counterpoint.checks import set_checks
 from counterpoint.diagnose import distances, weight_curve
+from counterpoint.distributed import gather
+from counterpoint.gradcache import gradcache
 from counterpoint.hyper import Choice, Flag, Learned, Real, Schedule
 from counterpoint.infonce import DCL, HCL, InfoNCE
 from counterpoint.nacl import NCA, IntCL, IntNaCl, MixNCA, Robust
@@ -66,6 +68,8 @@ __all__ = [
     "chi2_ratio",
     "distances",
     "from_dict",
+    "gather",
+    "gradcache",
     "kl_alpha",
     "mutual_information",
     "objective",

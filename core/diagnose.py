@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import normalize
 
-from counterpoint import checks
+from counterpoint import checks, distributed
 from counterpoint.objective import Objective, Sum, as_objective, current
 from counterpoint.pairing import unit, widen
 from counterpoint.robust import dense_scores
@@ -35,6 +35,7 @@ def report(objective: Objective, *given: Tensor, call: str = "forward", **how: A
     """Averages over a batch's anchors; the arguments are those of ``call``, for instance ``from_logits``.
 
     Works on copies, in evaluation mode: no gradient is kept; no schedule, tracked value or training mode changes.
+    With ``gather=`` it is called in all processes, and tells all of them the same.
 
     * ``loss``; for a sum also ``term[<spec>]``, what each weighted term adds to it
     * ``positive_mean``, ``negative_mean``, ``negative_variance`` (of an anchor's negatives): of the similarities
@@ -52,6 +53,8 @@ def report(objective: Objective, *given: Tensor, call: str = "forward", **how: A
     (6.0, 6.0, 0.0)
     """
     with torch.inference_mode(False), torch.no_grad():
+        if "gather" in how:
+            how["gather"] = distributed.without_ring(how["gather"])
         probe = deepcopy(objective).eval()
         batch, device = getattr(_Arguments(), call)(*map(_copy, given), **{k: _copy(v) for k, v in how.items()})
 
@@ -90,7 +93,11 @@ def report(objective: Objective, *given: Tensor, call: str = "forward", **how: A
             for part in parts:
                 for key, value in part.diagnostics(scores(part.pairing)).items():
                     found[f"{key}[{part}]" if key in found else key] = value
-        return {key: value.detach().mean().item() for key, value in found.items()}
+        means = torch.stack([value.detach().mean().to(loss.dtype) for value in found.values()])
+        if main.neg.peers is not None:  # over the anchors of all processes
+            mine = torch.tensor(len(main.pos), device=device)
+            means = main.neg.across(means * mine) / main.neg.across(mine)
+        return dict(zip(found, means.tolist(), strict=True))
 
 
 def weight_curve(

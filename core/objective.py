@@ -9,7 +9,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Iterable
 from copy import deepcopy
-from functools import reduce
+from functools import partial, reduce
 from importlib import metadata
 from operator import add
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from counterpoint import spec
-from counterpoint.hyper import Hyper, Learned, Real, Schedule, Value, nearest, text
+from counterpoint import distributed, spec
+from counterpoint.hyper import Hyper, Learned, Real, Schedule, Tracked, Value, nearest, text
 from counterpoint.pairing import Batch, scores_from_logits, scores_from_matrices
 from counterpoint.scores import Negatives, Scores
 
@@ -115,6 +115,17 @@ class Objective(nn.Module):
         """What a call must be given beside views: ``adversarial`` or ``mixed``, made by :mod:`counterpoint.views`."""
         return frozenset()
 
+    @property
+    def couples_anchors(self) -> bool:
+        """Whether a loss is more than the mean, over its anchors, of what each one's own similarities say.
+
+        That is so where a statistic of all anchors enters: ``mu="auto"``, ``radius=``, a shared ``alpha``, a sum over
+        the batch. Then the losses of a batch's parts do not average to its loss. The call with embeddings and
+        ``gather=`` sees to it; who hands over scores or logits hands over those of all anchors.
+        """
+        inner = [part for part in self.modules() if part is not self]
+        return any(isinstance(p, Tracked) or (isinstance(p, Objective) and p.couples_anchors) for p in inner)
+
     if TYPE_CHECKING:  # torch types the call of a module as Any
 
         def __call__(self, *views: Tensor, **how: Any) -> Tensor: ...
@@ -138,6 +149,7 @@ class Objective(nn.Module):
         mixed: Tensor | None = None,
         normalize: bool = True,
         reduction: str = "mean",
+        gather: distributed.Gather = False,
     ) -> Tensor:
         """The loss of a batch of embeddings.
 
@@ -159,11 +171,15 @@ class Objective(nn.Module):
             adversarial: ``(B, d)`` embeddings of adversarial views (:mod:`counterpoint.views`).
             mixed: ``(B, d)`` or ``(B, n, d)`` embeddings of mixed views.
             normalize: cosine similarities if true, plain inner products if not.
-            reduction: ``mean`` over anchors, or ``none`` for the loss of each anchor.
+            reduction: ``mean`` over anchors, or ``none`` for the loss of each anchor (of this process).
+            gather: compare with the samples of all processes: True, a process group, or ``"ring"``; see
+                :mod:`counterpoint.distributed`. Everything else is given for this process's samples, except the
+                queue, which all processes hold in common.
         """
         if symmetric and pairing not in (None, "symmetric"):
             raise ValueError(f"symmetric=True is a pairing, and so is pairing={pairing!r}: give one.")
-        batch = Batch(
+        make = partial(
+            Batch,
             views,
             pairing="symmetric" if symmetric else pairing,
             queue=queue,
@@ -178,6 +194,7 @@ class Objective(nn.Module):
             mixed=mixed,
             normalize=normalize,
         )
+        batch = distributed.meet(gather, make) if gather else make()
         return self.from_pairings(batch.scores, batch.device, reduction=reduction)
 
     def from_scores(
@@ -258,11 +275,9 @@ class Objective(nn.Module):
         mine = scores(self.pairing)
         losses = self.losses(mine)
         per_anchor = (mine.positives_mean(losses) if losses.shape[1] > 1 else losses).squeeze(1)
-        if mine.anchors is not None:
-            per_anchor = per_anchor * mine.anchors
-        if reduction == "none":
-            return per_anchor
-        return per_anchor.mean() if mine.anchors is None else per_anchor.sum() / mine.anchors.sum().clamp(min=1)
+        if reduction == "mean":
+            return mine.anchors_mean(per_anchor)
+        return per_anchor if mine.anchors is None else per_anchor * mine.anchors
 
     def report(self, *views: Tensor, **how: Any) -> dict[str, float]:
         """What a batch looks like to this objective; see :func:`counterpoint.diagnose.report`."""

@@ -18,14 +18,16 @@ pairing        anchors, positives and negatives, for ``m`` views of ``B`` sample
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from itertools import combinations
 
 import torch
 from torch import Tensor
 
 from counterpoint import checks
+from counterpoint.distributed import Peers
 from counterpoint.hyper import is_number, nearest
+from counterpoint.ring import RingNegatives
 from counterpoint.scores import DenseNegatives, Negatives, Scores
 
 # Below this length a vector has no direction: its cosine and its gradient are zero.
@@ -42,6 +44,10 @@ def unit(z: Tensor, eps: float = EPS) -> Tensor:
 def widen(z: Tensor) -> Tensor:
     """Half precision to float32; float32 and float64 stay."""
     return z.float() if z.dtype in (torch.float16, torch.bfloat16) else z
+
+
+# anchors, whole views of this process's samples, and the views that they are compared with
+Part = tuple[Tensor, Sequence[Tensor]]
 
 
 class Batch:
@@ -98,6 +104,43 @@ class Batch:
                 )
         self._made: dict[str, Scores] = {}
         self._views_ready: list[Tensor] | None = None
+        self._gathered: dict[int, tuple[Tensor, Tensor]] = {}
+        self.peers: Peers | None = None
+        self.first, self.total = 0, self.size
+
+    # ---- other processes -----------------------------------------------------------------------
+
+    def facts(self) -> dict[str, int]:
+        """What processes that share a batch must agree on, by name."""
+        given = (*self.raw, self.negatives, self.adversarial, self.mixed)
+        shapes = {
+            "the number of views": len(self.raw),
+            "the width of embeddings": self.width,
+            "bits of embeddings": torch.finfo(widen(self.raw[0][:0]).dtype).bits,
+            "which embeddings have a gradient": sum(
+                (x is not None and x.requires_grad) << i for i, x in enumerate(given)
+            ),
+            "pairing=": 0 if self.pairing is None else 1 + list(PAIRINGS).index(self.pairing),
+            "normalize=": int(self.normalize),
+            "the rows of queue=": 0 if self.queue is None else len(self.queue),
+        }
+        for name, x in (("negatives", self.negatives), ("adversarial", self.adversarial), ("mixed", self.mixed)):
+            shapes[f"{name}= per sample"] = 0 if x is None else x.shape[1]
+        for name in ("ids", "labels", "negative_ids"):
+            shapes[f"whether there are {name}="] = int(getattr(self, name) is not None)
+        return shapes
+
+    def share(self, peers: Peers) -> None:
+        """Makes this the part of a batch that several processes share."""
+        self.peers, self.first, self.total = peers, peers.first, peers.total
+
+    def everyone(self, x: Tensor) -> Tensor:
+        """The rows of all processes of what has rows for this one's samples; gathered once."""
+        if self.peers is None:
+            return x
+        if id(x) not in self._gathered:
+            self._gathered[id(x)] = x, self.peers.gather(x)
+        return self._gathered[id(x)][1]
 
     # ---- what came in --------------------------------------------------------------------------
 
@@ -180,7 +223,10 @@ class Batch:
         else:
             name = self.pairing or default
         if name not in self._made:
-            self._made[name] = PAIRINGS[name](self)
+            made = self._made[name] = PAIRINGS[name](self)
+            for part in (made, made.adversarial):
+                if part is not None:
+                    part.neg.peers = self.peers
         return self._made[name]
 
     def need(self, views: int, name: str, exactly: bool = False) -> list[Tensor]:
@@ -191,64 +237,80 @@ class Batch:
         if len(self.raw) < views or (exactly and len(self.raw) > views):
             wanted = f"{'exactly' if exactly else 'at least'} {views} views"
             raise ValueError(f"the pairing {name} needs {wanted}, got {len(self.raw)}.")
-        if self.size < 2 and self.negatives is None:
+        if self.total < 2 and self.negatives is None:
             raise ValueError(
                 "a batch of one sample has no negatives: batches need at least 2 samples; a loader's drop_last=True "
                 "leaves out a last, smaller one."
             )
         return self.views
 
-    def build(
-        self,
-        name: str,
-        anchors: Tensor,
-        sample: Tensor,
-        keys: Tensor,
-        key_sample: Tensor,
-        pos: Tensor,
-        skip: Tensor,
-        matrix: Tensor | None = None,
-    ) -> Scores:
-        """Scores of ``anchors`` against ``keys``; ``sample`` and ``key_sample`` say which sample a row is of."""
-        matrix = anchors @ keys.T if matrix is None else matrix
-        drop = None
-        if self.ids is not None:
-            drop = self.ids[sample].unsqueeze(1) == self.ids[key_sample]
-            checks.has_negatives((~drop).sum(1))
-        scores = Scores(pos, DenseNegatives(matrix, skip, drop), layout=name)
+    def build(self, name: str, parts: Sequence[Part], pos: Tensor, hard: bool = False) -> Scores:
+        """Scores of anchors against other samples' views, and against hard negatives if there are any."""
+        scores = Scores(pos, self.against(parts, self.negatives if hard else None), layout=name)
+        sample = self.samples(len(pos))
+        anchors = parts[0][0] if len(parts) == 1 else torch.cat([part[0] for part in parts])
         if self.prior is not None:
-            scores.prior = self.prior.to(matrix.dtype)[sample].unsqueeze(1)
+            scores.prior = self.prior.to(pos.dtype)[sample].unsqueeze(1)
         if self.adversarial is not None:
-            scores.adversarial = self._adversarial(anchors, sample, keys, key_sample)
+            # the adversarial view as the positive; the others, clean and adversarial, as negatives (IntNaCl, Eq. 5)
+            clean, attacked = parts[0][1][0], self.adversarial[:, 0]
+            positive = (anchors * attacked[sample]).sum(-1, keepdim=True)
+            scores.adversarial = Scores(positive, self.against([(anchors, [clean, attacked])]))
         if self.mixed is not None:
             similar = (anchors.unsqueeze(1) * self.mixed[sample]).sum(-1)
             scores.mixed = [Scores(s, scores.neg) for s in similar.split(1, dim=1)]
         return scores
 
-    def _adversarial(self, anchors: Tensor, sample: Tensor, keys: Tensor, key_sample: Tensor) -> Scores:
-        """The adversarial view as the positive; the others, clean and adversarial, as negatives (IntNaCl, Eq. 5)."""
-        assert self.adversarial is not None
-        attacked = self.adversarial[:, 0]
-        clean = keys[: self.size]
-        matrix = anchors @ torch.cat([clean, attacked]).T
-        owner = torch.arange(self.size, device=self.device).repeat(2)
-        skip = torch.stack([sample, sample + self.size], 1)
-        drop = None if self.ids is None else self.ids[sample].unsqueeze(1) == self.ids[owner]
-        return Scores((anchors * attacked[sample]).sum(-1, keepdim=True), DenseNegatives(matrix, skip, drop))
+    def against(self, parts: Sequence[Part], hard: Tensor | None = None) -> Negatives:
+        """The views of all other samples as negatives, and all samples' hard ones."""
+        if self.peers is not None and self.peers.ring:
+            return RingNegatives(self.peers, parts, hard, self.negative_weight, self.ids, self.negative_ids)
+        matrix = self.matrix(parts, hard)
+        sample, blocks = self.samples(len(matrix)), len(parts[0][1])
+        own = (self.first + sample).unsqueeze(1)
+        skip = own + self.total * torch.arange(blocks, device=own.device)
+        drop = weight = None
+        if hard is not None and self.negative_weight:
+            each = hard.shape[1]
+            at = self.total * blocks + each * own + torch.arange(each, device=own.device)
+            weight = torch.zeros_like(matrix).scatter(1, at, self.negative_weight)
+        if self.ids is not None:
+            mine = self.ids[sample].unsqueeze(1)
+            drop = mine == self.everyone(self.ids).repeat(blocks)
+            if hard is not None and self.negative_ids is not None:
+                drop = torch.cat([drop, mine == self.everyone(self.negative_ids)], 1)
+            drop = torch.nn.functional.pad(drop, (0, matrix.shape[1] - drop.shape[1]))
+            checks.has_negatives((~drop).sum(1))
+        return DenseNegatives(matrix, skip, drop, weight)
+
+    def matrix(self, parts: Sequence[Part], hard: Tensor | None = None) -> Tensor:
+        """Similarities of anchors to keys of all processes."""
+        further = [] if hard is None else [self.everyone(hard).flatten(0, 1)]
+        blocks: list[Tensor] = []
+        for anchors, keys in parts:
+            if blocks and self.peers is None and anchors is parts[0][1][0] and keys[0] is parts[0][0]:
+                blocks.append(blocks[0].T)  # symmetric: the same product, the other way round
+                continue
+            every = [*(self.everyone(k) for k in keys), *further]
+            blocks.append(anchors @ (every[0] if len(every) == 1 else torch.cat(every)).T)
+        return blocks[0] if len(blocks) == 1 else torch.cat(blocks)
+
+    def samples(self, anchors: int) -> Tensor:
+        """Which of this process's samples its anchors are."""
+        return self.arange(anchors // self.size)
 
     def arange(self, times: int = 1) -> Tensor:
         return torch.arange(self.size, device=self.device).repeat(times)
 
 
 def _views(batch: Batch) -> Scores:
-    z = torch.cat(batch.need(2, "views"))
-    m, n = len(batch.views), batch.size
-    sample = batch.arange(m)
+    views = batch.need(2, "views")
+    z, m, n = torch.cat(views), len(views), batch.size
     if batch.labels is not None:
-        return _labelled(batch, "views", z, z, sample, sample, own=torch.arange(len(z), device=z.device))
+        return _labelled(batch, "views", z, views, anchors_are_keys=True)
     stacked = z.view(m, n, -1)
     among = torch.einsum("and,bnd->anb", stacked, stacked).reshape(m * n, m)
-    return batch.build("views", z, sample, z, sample, _others(among, n, m), _columns(sample, n, m))
+    return batch.build("views", [(z, views)], _others(among, n, m))
 
 
 def _others(among: Tensor, n: int, m: int) -> Tensor:
@@ -258,20 +320,20 @@ def _others(among: Tensor, n: int, m: int) -> Tensor:
     return among.gather(1, other + (other >= view))
 
 
-def _columns(sample: Tensor, n: int, m: int) -> Tensor:
-    """The columns of a sample's ``m`` views in a matrix with ``m n`` keys."""
-    return sample.unsqueeze(1) + n * torch.arange(m, device=sample.device)
-
-
-def _labelled(
-    batch: Batch, name: str, anchors: Tensor, keys: Tensor, sample: Tensor, key_sample: Tensor, own: Tensor | None
-) -> Scores:
+def _labelled(batch: Batch, name: str, anchors: Tensor, keys: Sequence[Tensor], anchors_are_keys: bool) -> Scores:
     """Supervised: everything of an anchor's class is a positive, everything else a negative."""
     assert batch.labels is not None
-    matrix = anchors @ keys.T
-    same = batch.labels[sample].unsqueeze(1) == batch.labels[key_sample]
+    if batch.peers is not None and batch.peers.ring:
+        raise ValueError("labels= make positives of other processes' samples: they need gather=True, not a ring.")
+    matrix = batch.matrix([(anchors, keys)])
+    sample = batch.samples(len(anchors))
+    same = batch.labels[sample].unsqueeze(1) == batch.everyone(batch.labels).repeat(len(keys))
     checks.has_negatives((~same).sum(1))
-    pos_mask = same if own is None else same.scatter(1, own.unsqueeze(1), False)
+    pos_mask = same
+    if anchors_are_keys:
+        row = torch.arange(len(anchors), device=anchors.device)
+        itself = batch.first + sample + batch.total * (row // batch.size)
+        pos_mask = same.scatter(1, itself.unsqueeze(1), False)
     # entries that are no positives hold a finite similarity that no average looks at
     scores = Scores(matrix, DenseNegatives(matrix, drop=same), pos_mask=pos_mask, layout=name)
     if batch.prior is not None:
@@ -280,86 +342,46 @@ def _labelled(
 
 
 def _one_way(batch: Batch) -> Scores:
-    views = batch.need(2, "one_way")
-    anchors, others = views[0], views[1:]
-    sample, n, m = batch.arange(), batch.size, len(others)
-    keys = torch.cat(others)
+    anchors, *others = batch.need(2, "one_way")
     if batch.labels is not None and batch.negatives is None:
-        return _labelled(batch, "one_way", anchors, keys, sample, batch.arange(m), own=None)
+        return _labelled(batch, "one_way", anchors, others, anchors_are_keys=False)
     pos = torch.stack([(anchors * o).sum(-1) for o in others], 1)
-    if batch.negatives is None:
-        return batch.build("one_way", anchors, sample, keys, batch.arange(m), pos, _columns(sample, n, m))
-    return _hard(batch, anchors, keys, sample, pos, _columns(sample, n, m))
-
-
-def _hard(batch: Batch, anchors: Tensor, keys: Tensor, sample: Tensor, pos: Tensor, skip: Tensor) -> Scores:
-    """``one_way`` with the batch's hard negatives as further keys (SimCSE, supervised)."""
-    assert batch.negatives is not None
-    n, each, in_batch = batch.size, batch.negatives.shape[1], len(keys)
-    matrix = anchors @ torch.cat([keys, batch.negatives.flatten(0, 1)]).T
-    drop = weight = None
-    if batch.negative_weight:
-        own = in_batch + each * sample.unsqueeze(1) + torch.arange(each, device=matrix.device)
-        weight = torch.zeros_like(matrix).scatter(1, own, batch.negative_weight)
-    if batch.ids is not None:
-        hard_ids = batch.negative_ids if batch.negative_ids is not None else torch.full_like(batch.ids, -1).repeat(each)
-        known = torch.cat([batch.ids[batch.arange(in_batch // n)], hard_ids])
-        drop = batch.ids.unsqueeze(1) == known
-        if batch.negative_ids is None:
-            drop[:, in_batch:] = False
-        checks.has_negatives((~drop).sum(1))
-    scores = Scores(pos, DenseNegatives(matrix, skip, drop, weight), layout="one_way")
-    if batch.prior is not None:
-        scores.prior = batch.prior.to(matrix.dtype).unsqueeze(1)
-    return scores
+    # SimCSE, supervised: hard negatives are further keys
+    return batch.build("one_way", [(anchors, others)], pos, hard=True)
 
 
 def _symmetric(batch: Batch) -> Scores:
     a, b = batch.need(2, "symmetric", exactly=True)
-    sample, there = batch.arange(), a @ b.T
-    pos = (a * b).sum(-1, keepdim=True).repeat(2, 1)
-    twice = batch.arange(2)
-    return batch.build(
-        "symmetric", torch.cat([a, b]), twice, b, sample, pos, twice.unsqueeze(1), matrix=torch.cat([there, there.T])
-    )
+    return batch.build("symmetric", [(a, [b]), (b, [a])], (a * b).sum(-1, keepdim=True).repeat(2, 1))
 
 
 def _first_two(batch: Batch) -> Scores:
-    views = batch.need(2, "first_two")
-    a, b, rest = views[0], views[1], views[2:]
-    z, sample = torch.cat([a, b]), batch.arange(2)
+    a, b, *rest = batch.need(2, "first_two")
     pos = torch.cat(
         [torch.stack([(x * o).sum(-1) for o in (y, *rest)], 1) for x, y in ((a, b), (b, a))],
     )
-    return batch.build("first_two", z, sample, z, sample, pos, _columns(sample, batch.size, 2))
+    return batch.build("first_two", [(torch.cat([a, b]), [a, b])], pos)
 
 
 def _pairs(batch: Batch) -> Scores:
-    views = batch.need(2, "pairs")
-    parts = [torch.cat(pair) for pair in combinations(views, 2)]
-    sample, n = batch.arange(2), batch.size
-    pos = torch.cat([(z[:n] * z[n:]).sum(-1).repeat(2) for z in parts]).unsqueeze(1)
-    anchors, many = torch.cat(parts), sample.repeat(len(parts))
-    return batch.build(
-        "pairs", anchors, many, parts[0], sample, pos, _columns(many, n, 2), matrix=torch.cat([z @ z.T for z in parts])
-    )
+    pairs = list(combinations(batch.need(2, "pairs"), 2))
+    pos = torch.cat([(x * y).sum(-1).repeat(2) for x, y in pairs]).unsqueeze(1)
+    return batch.build("pairs", [(torch.cat(pair), pair) for pair in pairs], pos)
 
 
 def _arcl(batch: Batch) -> Scores:
     views = batch.need(2, "arcl")
-    sample = batch.arange()
     pos = torch.stack([(x * y).sum(-1) for x, y in combinations(views, 2)], 1)
-    keys = torch.cat(views[:2])
-    scores = batch.build("arcl", views[0], sample, keys, batch.arange(2), pos, _columns(sample, batch.size, 2))
+    scores = batch.build("arcl", [(views[0], views[:2])], pos)
     scores.kept = pos[:, :1]
     return scores
 
 
 def _single(batch: Batch) -> Scores:
-    z, sample = batch.need(1, "single")[0], batch.arange()
+    z = batch.need(1, "single")[0]
     if z.dim() == 3:
         z = z[:, 0]
-    return batch.build("single", z, sample, z, sample, z.new_zeros(len(z), 1), sample.unsqueeze(1))
+    return batch.build("single", [(z, [z])], z.new_zeros(len(z), 1))
 
 
 def _queue(batch: Batch) -> Scores:

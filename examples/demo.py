@@ -3,7 +3,7 @@
 Prints a table per study, draws its pictures, and writes every number to `results.json`.
 
 examples:
-  python examples/demo.py                         all studies, a minute or two; what `make demo` runs
+  python examples/demo.py                         all studies, two minutes or so; what `make demo` runs
   python examples/demo.py --studies digits        one of them
   python examples/demo.py --quick --out trial     to see that everything runs; the numbers mean nothing
 
@@ -21,6 +21,7 @@ from typing import Any, NamedTuple
 
 import curl_dmc
 import digits
+import graphs
 import toy_clusters
 from threadpoolctl import threadpool_limits
 
@@ -47,6 +48,13 @@ STUDIES = {
         digits.report,
         settings={},
         quick={"seeds": 2, "steps": 2},
+    ),
+    "graphs": Study(
+        "Six kinds of random graphs: GraphCL with other objectives",
+        graphs.run,
+        graphs.report,
+        settings={},
+        quick={"seeds": 2, "epochs": 1, "graphs": 60},
     ),
     "control": Study(
         "How much of a simulated robot's state is in the features that frames have taught?",

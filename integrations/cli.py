@@ -16,7 +16,7 @@ from typing import Any
 
 import counterpoint as cp
 from counterpoint.hyper import Real, text
-from counterpoint.integrations import report
+from counterpoint.integrations import doctor, report
 from counterpoint.integrations.runs import GridError
 from counterpoint.plugins import inject
 
@@ -208,6 +208,23 @@ COMMANDS = {
 """,
         script=True,
     ),
+    "train graph": Command(
+        "pre-train a graph encoder without labels (GraphCL) with any objectives, and compare them",
+        *_of("graph.commands", "train"),
+        """\
+  counterpoint train graph                                  on embedded graphs, in seconds
+  counterpoint train graph --dataset PROTEINS --objective "adnce:t=0.05,mu=1.5" --seeds 5
+  counterpoint train graph --dataset MUTAG --preset adnce --protocol official
+""",
+    ),
+    "eval tu": Command(
+        "evaluate the encoders of runs on a TU data set",
+        *_of("graph.commands", "eval"),
+        """\
+  counterpoint eval tu runs/graph/PROTEINS --probe svm logreg knn
+  counterpoint eval tu runs --dataset PROTEINS --json
+""",
+    ),
     "report": Command(
         "tables, tests, plain sentences and pictures from folders of runs, with the papers' numbers beside",
         report.add_arguments,
@@ -233,6 +250,14 @@ COMMANDS = {
         """\
   counterpoint eval control runs/control/cartpole-swingup --episodes 10
   counterpoint eval control runs/control/cartpole-swingup/NAME/seed1 --video swingup.mp4 --representation frames
+""",
+    ),
+    "doctor": Command(
+        "say what of the library can run here, and what to install for the rest",
+        doctor.add_arguments,
+        doctor.command,
+        """  counterpoint doctor                                       versions, extras, GPU, renderer, data
+  counterpoint doctor --json                                for programs, and for bug reports
 """,
     ),
 }

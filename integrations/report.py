@@ -26,7 +26,7 @@ import counterpoint as cp
 from counterpoint.hyper import nearest
 from counterpoint.integrations.paired import bootstrap_interval, holm, sign_flip_p
 from counterpoint.integrations.papers import PaperNumber, paper_number
-from counterpoint.integrations.runs import Run, find_runs
+from counterpoint.integrations.runs import Run, find_runs, finite
 
 LEVEL = 0.05
 COMMON = ("domain", "dataset", "objective", "label", "seed")  # arguments that do not tell two rows of a name apart
@@ -147,7 +147,7 @@ def _named(baseline: str, names: dict[Path, str], done: Iterable[Run]) -> str:
         return baseline
     meant = {names[run.path] for run in done if spec in (run.arguments["objective"], run.name)}
     if len(meant) > 1:
-        raise ValueError(f"baseline {baseline!r} may mean {', or '.join(map(repr, sorted(meant)))}: give one of them.")
+        raise ValueError(f"baseline {baseline!r} may mean {' or '.join(map(repr, sorted(meant)))}: give one of them.")
     if not meant:
         raise ValueError(f"unknown baseline {baseline!r}.{nearest(baseline, sorted(rows))}")
     return meant.pop()
@@ -201,21 +201,25 @@ def _is_infonce(run: Run) -> bool:
 
 
 def _differences(values: dict[str, dict[int, float]], base: str, rows: Sequence[str]) -> dict[str, Difference]:
-    paired = {row: [values[row][s] - values[base][s] for s in values[row] if s in values[base]] for row in rows}
-    p = [sign_flip_p(gaps) for gaps in paired.values()]
+    gaps = {row: _gaps(values, row, base) for row in rows}
+    p = [sign_flip_p(of) for of in gaps.values()]
     return {
-        row: Difference(len(gaps), fmean(gaps), *bootstrap_interval(gaps), one, corrected)
-        for (row, gaps), one, corrected in zip(paired.items(), p, holm(p), strict=True)
-        if gaps
+        row: Difference(len(of), fmean(of), *bootstrap_interval(of), one, corrected)
+        for (row, of), one, corrected in zip(gaps.items(), p, holm(p), strict=True)
+        if of
     }
 
 
 def _best(values: dict[str, dict[int, float]], lower: bool) -> str | None:
     """The row that the test tells from each other one, if there is one."""
     first = (min if lower else max)(values, key=lambda row: fmean(values[row].values()))
-    others = [row for row in values if row != first]
-    told = _differences(values, first, others)
-    return first if others and all(row in told and told[row].found for row in others) else None
+    corrected = holm([sign_flip_p(_gaps(values, row, first)) for row in values if row != first])
+    return first if corrected and all(p < LEVEL for p in corrected) else None
+
+
+def _gaps(values: dict[str, dict[int, float]], row: str, base: str) -> list[float]:
+    """The differences over the seeds that both rows have."""
+    return [value - values[base][seed] for seed, value in values[row].items() if seed in values[base]]
 
 
 # ---- in words ----------------------------------------------------------------------------------
@@ -250,8 +254,8 @@ def _reading(column: Column) -> str:
         parts.append(f"no difference found for {whom if len(compared) > 1 else unclear[0]}")
     least = _seeds_needed(len(compared))
     if unclear and pairs[-1] < least:
-        tests = f"{len(compared)} comparisons" if len(compared) > 1 else "one comparison"
-        parts.append(f"with so few seeds none could be: {tests} need {least}")
+        tests = f"{len(compared)} comparisons need" if len(compared) > 1 else "one comparison needs"
+        parts.append(f"with so few seeds none could be: {tests} {least}")
     parts += _papers_differences(column)
     return said + "; ".join(parts) + "."
 
@@ -386,16 +390,7 @@ def plain(report: Report) -> dict[str, Any]:
             rows.append({**one, "paper": paper})
         about = {key: getattr(column, key) for key in ("domain", "dataset", "metric", "baseline", "reading")}
         columns.append({**about, "rows": rows})
-    return {"columns": _finite(columns), "notes": report.notes, "level": LEVEL}
-
-
-def _finite(value: Any) -> Any:
-    """NaN as null, which JSON has."""
-    if isinstance(value, dict):
-        return {key: _finite(one) for key, one in value.items()}
-    if isinstance(value, list):
-        return [_finite(one) for one in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
+    return {"columns": finite(columns), "notes": report.notes, "level": LEVEL}
 
 
 def as_csv(report: Report) -> str:
@@ -432,12 +427,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--baseline", metavar="SPEC", help="the row that the others are compared with (InfoNCE, where there is one)")
     add("--metric", action="append", default=[], metavar="NAME", help="a result, may be repeated (the first there is)")
     add("--lower", action="store_true", help="small numbers are the good ones")
-    add(
-        "--out",
-        type=Path,
-        metavar="FOLDER",
-        help="write report.md, .csv and .json, and pictures",
-    )
+    add("--out", type=Path, metavar="FOLDER", help="write report.md, .csv and .json, and pictures")
     add("--format", choices=RENDER, default="terminal", help="of what is printed (%(default)s)")
 
 

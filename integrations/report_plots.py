@@ -109,7 +109,9 @@ def plot_curves(column: Column) -> Figure | None:
         axes.set_xlabel("step")
         axes.set_title(key + (" (each objective's own)" if key == "loss" else ""), fontsize=10)
         _tidy(axes, "both")
-    figure.suptitle(f"{column.dataset} (bands: one standard deviation over seeds; dotted: papers)", fontsize=10)
+    figure.suptitle(
+        f"{column.dataset} (bands: one standard deviation over seeds; thin dotted lines: papers)", fontsize=10
+    )
     handles: dict[str, Any] = {}
     for axes in figure.axes:
         handles |= {label: handle for handle, label in zip(*axes.get_legend_handles_labels(), strict=True)}

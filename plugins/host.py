@@ -18,6 +18,7 @@ from typing import Any
 from torch import Tensor, distributed
 
 from counterpoint import diagnose
+from counterpoint.distributed import gather
 from counterpoint.objective import Objective, objective
 from counterpoint.positives import ArCL
 
@@ -119,15 +120,20 @@ class Seam:
             ours: Tensor = (loss_fn if call == "forward" else getattr(loss_fn, call))(*args, **how)
         except ValueError as error:
             raise SeamError(f"{loss_fn} cannot be computed here: {error}") from error
-        if self.report is not None and first_process():
+        gathered = bool(how.get("gather"))
+        if self.report is not None and (first_process() or gathered):  # who compares with others needs them
             line = {"step": self.calls, **diagnose.report(loss_fn, *args, call=call, **how)}
-            with self.report.open("a") as file:
-                file.write(json.dumps(line) + "\n")
+            if first_process():
+                with self.report.open("a") as file:
+                    file.write(json.dumps(line) + "\n")
         if self.calls > self.verify:
             return ours
         host = theirs()
-        gap = abs(float(ours.detach()) - float(host.detach()))
-        self.differences.append((gap, gap / max(abs(float(host.detach())), 1e-12)))
+        value = host.detach()
+        if gathered:  # the host's is of this process's anchors
+            value = gather(value.reshape(1)).mean()
+        gap = abs(float(ours.detach()) - float(value))
+        self.differences.append((gap, gap / max(abs(float(value)), 1e-12)))
         return host
 
 

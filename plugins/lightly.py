@@ -33,7 +33,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from counterpoint.hyper import Tracked
 from counterpoint.objective import Objective, as_objective
 from counterpoint.pairing import unit, widen
 from counterpoint.plugins.host import HOST as OWN_LOSS
@@ -56,11 +55,9 @@ class Loss(nn.Module):
         memory_bank_size: ``(n, width)`` for a bank of ``n`` earlier second views, kept in lightly's own
             ``MemoryBankModule``; 0 for none. The bank is read, and then gets the second view if the first one requires
             a gradient. A second view with a gradient keeps it; a constant one, MoCo's, is the core's ``queue=``.
-        gather_distributed: with a bank, every process's second views enter it. Without one, a process's anchors are
-            compared with every process's views, by lightly's ``gather``. Averaged over the processes, as DDP does,
-            loss and gradient are those of one process with the whole batch. Objectives whose loss is no mean over
-            anchors (``dp``, tracked statistics), or whose pairing is not SimCLR's, are computed on the whole batch in
-            every process. All processes need equally many samples.
+        gather_distributed: with a bank, every process's second views enter it (equally many each). Without one, a
+            process's anchors are compared with every process's views, see :mod:`counterpoint.distributed`: the loss is
+            that of one process with the whole batch, and so is the gradient, averaged over processes as DDP does.
 
     >>> criterion = Loss("adnce:t=0.5,mu=0.7")  # doctest: +SKIP
     >>> loss = criterion(projection(x0), projection(x1))  # doctest: +SKIP
@@ -85,7 +82,7 @@ class Loss(nn.Module):
             views: two or more tensors ``(batch, width)``; with a bank, query and key.
             how: what else the objective takes (``ids``, ``labels``, ``adversarial``, ...), for this process's samples.
         """
-        call, args, how = _call(self.objective, views, self.memory_bank, self.gather_distributed, how)
+        call, args, how = _call(views, self.memory_bank, self.gather_distributed, how)
         loss: Tensor = getattr(self.objective, call)(*args, **how)
         return loss
 
@@ -93,16 +90,11 @@ class Loss(nn.Module):
         return f"memory_bank_size={self.memory_bank.size}, gather_distributed={self.gather_distributed}"
 
 
-def _call(objective: Objective, views: tuple[Tensor, ...], bank: Any, gather: bool, how: dict[str, Any]) -> Call:
-    """What to call at the objective for these views."""
+def _call(views: tuple[Tensor, ...], bank: Any, gather: bool, how: dict[str, Any]) -> Call:
+    """What to call at an objective for these views."""
     if bank is not None and bank.size[0]:
         return _banked(views, bank, how)
-    if gather and import_module("lightly.utils.dist").world_size() > 1:
-        plain = all(part.pairing == "views" for part in objective.modules() if isinstance(part, Objective))
-        if plain and not how and not couples_anchors(objective):
-            return _own_anchors(views)
-        return "forward", tuple(map(_everyone, views)), {k: _everyone(v) for k, v in how.items()}
-    return "forward", views, how
+    return "forward", views, {"gather": gather, **how}
 
 
 def _banked(views: tuple[Tensor, ...], bank: Any, how: dict[str, Any]) -> Call:
@@ -115,38 +107,6 @@ def _banked(views: tuple[Tensor, ...], bank: Any, how: dict[str, Any]) -> Call:
         return "forward", (query, key), {"queue": keys.T, "normalize": False, **how}
     with torch.autocast(query.device.type, enabled=False):
         return "from_scores", ((query * key).sum(-1), query @ keys), how
-
-
-def _own_anchors(views: tuple[Tensor, ...]) -> Call:
-    """This process's views as anchors, among every process's views."""
-    own = [unit(widen(view)) for view in views]
-    count, size = len(own), len(own[0])
-    everyone = [_everyone(view) for view in own]
-    device = own[0].device
-    with torch.autocast(device.type, enabled=False):
-        similar = torch.cat(own) @ torch.cat(everyone).T
-    first = import_module("lightly.utils.dist").rank() * size
-    sample = torch.arange(first, first + size, device=device).repeat(count)
-    columns = sample.unsqueeze(1) + len(everyone[0]) * torch.arange(count, device=device)
-    itself = torch.eye(count, dtype=torch.bool, device=device).repeat_interleave(size, 0)
-    pos = similar.gather(1, columns)[~itself].view(count * size, count - 1)
-    return "from_scores", (pos, similar, torch.ones_like(similar, dtype=torch.bool).scatter(1, columns, False)), {}
-
-
-def _everyone(given: Any) -> Any:
-    """A tensor of all processes, with gradient; anything else as it is."""
-    return torch.cat(import_module("lightly.utils.dist").gather(given)) if isinstance(given, Tensor) else given
-
-
-def couples_anchors(objective: nn.Module) -> bool:
-    """Whether a loss is more than the mean, over anchors, of what each one's own similarities say.
-
-    Then the mean over processes of the losses of their own anchors is not the loss of all anchors.
-    """
-    parts = list(objective.modules())
-    return any(isinstance(part, Tracked) or getattr(part, "shared", False) for part in parts) or any(
-        part.pairing == "single" for part in parts if isinstance(part, Objective)
-    )
 
 
 # ---- injected ----------------------------------------------------------------------------------
@@ -195,7 +155,7 @@ def _replace(seam: Seam, kind: Any, host_spec: str) -> None:
             return own(self, out0, out1)
 
         loss_fn = seam.objective(host_spec.format(self.temperature), self)
-        call, args, how = _call(loss_fn, (out0, out1), bank, self.gather_distributed, {})
+        call, args, how = _call((out0, out1), bank, self.gather_distributed, {})
         return seam.loss(loss_fn, theirs, *args, call=call, **how)
 
     kind.forward = forward

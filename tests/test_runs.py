@@ -19,6 +19,7 @@ import time
 from functools import partial
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 import toy_grid
@@ -26,7 +27,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import counterpoint as cp
-from counterpoint.integrations import runs
+from counterpoint.integrations import report, runs
 
 CELL = {"domain": "toy", "dataset": "clusters", "objective": "infonce:t=0.2", "seed": 0}
 SCRIPT = Path(toy_grid.__file__)
@@ -68,6 +69,21 @@ def test_killed_at_random_moments(tmp_path, undisturbed):
     assert process.exitcode == 0
     assert deaths > 3
     assert toy_grid.found(tmp_path) == undisturbed
+
+
+def test_the_table_of_a_killed_grid_is_that_of_an_undisturbed_one(tmp_path):
+    tables = []
+    for root in (tmp_path / "killed", tmp_path / "undisturbed"):
+        if root.name == "killed":
+            process = forked(partial(quietly, partial(toy_grid.train, pause=0.01), toy_grid.cells(3), root))
+            while len(list(root.rglob("checkpoint.pt"))) < 3:
+                time.sleep(0.001)
+            process.kill()
+            process.join()
+        quietly(toy_grid.train, toy_grid.cells(3), root)
+        tables.append(report.terminal(report.summarise(runs.find_runs(root))))
+    assert tables[0] == tables[1]
+    assert "3 paired seeds" in tables[0]
 
 
 def killed_at(call, root):
@@ -119,7 +135,7 @@ def test_spawned_processes_go_with_the_one_that_is_killed(tmp_path, undisturbed)
     process.kill()
     process.wait()
     begun = [run for run in runs.find_runs(tmp_path) if not run.done]
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 300
     while any(map(runs._is_busy, begun)):  # their locks are free when they are gone
         assert time.monotonic() < deadline
         time.sleep(0.02)
@@ -133,7 +149,7 @@ def test_ctrl_c(tmp_path, undisturbed, jobs):
     process = start(tmp_path, jobs, 0.1)
     wait_for(lambda: list(tmp_path.rglob("checkpoint.pt")), process)
     os.killpg(process.pid, signal.SIGINT)  # as a terminal does
-    said = process.communicate(timeout=60)[1]
+    said = process.communicate(timeout=300)[1]
     assert process.returncode == -signal.SIGINT
     assert "stopped; 0 of 4 runs are over, and the same command goes on from here" in said
     assert said.count("Traceback") == 1  # of the script, which does not catch it
@@ -315,6 +331,7 @@ def test_a_damaged_checkpoint_gives_way_to_the_one_before(tmp_path, damage):
         run.save({"x": torch.ones(1)}, 2)
         assert run.load()["step"] == 2
         assert torch.load(run.path / "checkpoint.previous.pt", weights_only=True)["state"]["step"] == 1
+    assert (run.path / "checkpoint.damaged.pt").exists()
 
 
 def test_without_a_good_checkpoint_a_run_begins_anew(tmp_path):
@@ -402,6 +419,18 @@ def test_the_record(tmp_path):
     assert run.path.name == "seed0"
 
 
+def test_details_may_be_what_evaluations_return(tmp_path):
+    folds = np.array([0.5, np.nan])
+    (run,) = quietly(
+        lambda run: run.finish({"a": folds[0]}, folds=folds, best=torch.ones(2).argmax()), [CELL], tmp_path
+    )
+    assert run.details == {"folds": [0.5, None], "best": 0}
+    with pytest.raises(runs.GridError, match=r"expected plain JSON, arrays or tensors, got <object"):
+        quietly(lambda run: run.finish({"a": 1}, model=object()), [CELL | {"seed": 1}], tmp_path)
+    (run,) = quietly(constant, [CELL | {"seed": np.int64(3), "lr": torch.tensor(0.5)}], tmp_path)
+    assert (run.arguments["seed"], run.arguments["lr"]) == (3, 0.5)
+
+
 def test_finished_runs_are_skipped_unless_done_afresh(tmp_path):
     cells = [CELL, CELL | {"objective": " infonce : temperature=0.2 "}]  # the same
     one, same = quietly(constant, cells, tmp_path)
@@ -458,7 +487,7 @@ def test_a_folder_for_each_cell(first, second, data1, data2, seed1, seed2):
         ({"seed": -1}, "seed must be a whole number with 0 <= seed"),
         ({"seed": True}, "seed must be a whole number"),
         ({"dataset": ""}, "dataset must be a name"),
-        ({"lr": torch.ones(1)}, "lr must be plain JSON"),
+        ({"lr": object()}, "lr must be plain JSON"),
         ({"lr": float("nan")}, "lr must be plain JSON"),
     ],
 )
@@ -495,8 +524,6 @@ def test_what_is_no_run(tmp_path):
 
 
 def draw():
-    import numpy as np
-
     return random.random(), random.gauss(0, 1), np.random.rand(), np.random.randn(), torch.rand(2).tolist()
 
 

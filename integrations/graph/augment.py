@@ -1,0 +1,308 @@
+"""GraphCL's augmentations as PyG transforms, for one graph or for a whole batch at once.
+
+Nothing here loops over graphs, nodes or edges. What is picked is picked exactly: of each graph ``floor(ratio * n)`` of
+its ``n`` nodes (or pairs of joined nodes), without replacement, as in GraphCL's code.
+
+====================  ===============================================================================================
+``DropNodes``         nodes go, with their edges
+``PerturbEdges``      edges go; with ``add=True`` as many new ones come, as in the paper. The official code only drops
+``MaskAttributes``    nodes get features drawn from a normal distribution, mean and deviation 0.5
+``Subgraph``          what grows from a random node, by a random neighbour of what has grown so far, stays
+``RandomChoice``      each graph gets one of several; ``random2``, ``random3`` and ``random4`` are GraphCL's
+====================  ===============================================================================================
+
+Where this differs from the official code: edges go in both directions or in none, so that undirected graphs stay
+undirected; no self-loops are put in (GIN counts the node itself anyway); nodes that lose all their edges stay; and
+``Subgraph`` grows over any number of hops, as the paper says. The official function computes the union of the
+neighbourhoods and discards it, so that it never leaves the first node's neighbours: that is ``Subgraph(hops=1)``.
+
+Paper: You et al. 2020, Graph contrastive learning with augmentations.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+from torch_geometric.data import Data
+from torch_geometric.transforms import BaseTransform
+from torch_geometric.utils import cumsum
+
+from counterpoint.hyper import is_number, nearest
+
+
+@dataclass(frozen=True)
+class Graphs:
+    """What the augmentations look at: a batch, or one graph as a batch of one."""
+
+    x: Tensor | None
+    edge_index: Tensor
+    batch: Tensor
+    nodes: Tensor
+
+    @classmethod
+    def of(cls, data: Data) -> Graphs:
+        batch = data.batch if data.get("batch") is not None else torch.zeros(data.num_nodes, dtype=torch.long)
+        graphs = data.num_graphs if data.get("batch") is not None else 1
+        if data.edge_index.device.type != "cpu":
+            raise ValueError(
+                f"graphs are augmented on the CPU, these are on {data.edge_index.device}: move them later."
+            )
+        return cls(data.x, data.edge_index, batch, batch.bincount(minlength=graphs))
+
+
+@dataclass(frozen=True)
+class Edit:
+    """What an augmentation changes: nodes and edges that stay, edges that come, new features. None: as it was."""
+
+    nodes: Tensor | None = None
+    edges: Tensor | None = None
+    new_edges: Tensor | None = None
+    x: Tensor | None = None
+
+
+class Augmentation(BaseTransform):  # type: ignore[misc]
+    """An augmentation of strength ``ratio``, with a stream of random numbers of its own.
+
+    Args:
+        ratio: share of a graph's nodes (edges) that it works on, in ``[0, 1]``.
+        generator: a seed, or where its random numbers come from (on the CPU); by default torch's own, global source.
+    """
+
+    def __init__(self, ratio: float, generator: int | torch.Generator | None = None) -> None:
+        if not is_number(ratio) or not 0 <= ratio <= 1:
+            raise ValueError(f"{type(self).__name__}: ratio must be a number with 0 <= ratio <= 1, got {ratio!r}.")
+        self.ratio = float(ratio)
+        self.generator = torch.Generator().manual_seed(generator) if isinstance(generator, int) else generator
+
+    def edit(self, graphs: Graphs, on: Tensor) -> Edit:
+        """The changes of the graphs that ``on`` is true for."""
+        raise NotImplementedError
+
+    def forward(self, data: Data) -> Data:
+        graphs = Graphs.of(data)
+        return applied(data, self.edit(graphs, torch.ones(len(graphs.nodes), dtype=torch.bool)))
+
+    def random(self, count: int) -> Tensor:
+        return torch.rand(count, generator=self.generator)
+
+    def picked(self, batch: Tensor, sizes: Tensor, count: Tensor) -> Tensor:
+        """True for ``count[g]`` random ones of the ``sizes[g]`` rows that ``batch`` says are of graph ``g``."""
+        order = (batch + self.random(len(batch)).double()).argsort()
+        # rows of a graph stand together now, in random order
+        rank = torch.arange(len(batch)) - cumsum(sizes)[:-1].repeat_interleave(sizes)
+        return torch.zeros(len(batch), dtype=torch.bool).scatter(0, order, rank < count.repeat_interleave(sizes))
+
+    def share(self, sizes: Tensor, on: Tensor) -> Tensor:
+        """``floor(ratio * n)`` of the graphs that ``on`` is true for, 0 of the others."""
+        # a product such as 0.1 * 30 shall not fall short of 3
+        return (sizes * self.ratio + 1e-6).long() * on
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}(ratio={self.ratio})"
+
+
+class DropNodes(Augmentation):
+    """Drops ``floor(ratio * n)`` nodes of each graph, with their edges."""
+
+    def __init__(self, ratio: float = 0.1, generator: int | torch.Generator | None = None) -> None:
+        super().__init__(ratio, generator)
+
+    def edit(self, graphs: Graphs, on: Tensor) -> Edit:
+        return Edit(nodes=~self.picked(graphs.batch, graphs.nodes, self.share(graphs.nodes, on)))
+
+
+class MaskAttributes(Augmentation):
+    """Gives ``floor(ratio * n)`` nodes of each graph features from a normal distribution."""
+
+    def __init__(
+        self, ratio: float = 0.1, mean: float = 0.5, std: float = 0.5, generator: int | torch.Generator | None = None
+    ) -> None:
+        super().__init__(ratio, generator)
+        self.mean, self.std = mean, std
+
+    def edit(self, graphs: Graphs, on: Tensor) -> Edit:
+        if graphs.x is None:
+            return Edit()
+        masked = self.picked(graphs.batch, graphs.nodes, self.share(graphs.nodes, on))
+        noise = torch.empty(int(masked.sum()), *graphs.x.shape[1:]).normal_(
+            self.mean, self.std, generator=self.generator
+        )
+        return Edit(x=graphs.x.index_put((masked,), noise.to(graphs.x.dtype)))
+
+
+class PerturbEdges(Augmentation):
+    """Drops ``floor(ratio * e)`` of the ``e`` pairs of joined nodes of each graph.
+
+    Args:
+        ratio: in ``[0, 1]``.
+        add: also joins as many random pairs of the graph's nodes, both ways; one that is joined already, or a node
+            with itself, is not counted as an edge again. Edge attributes cannot be made up: refused for graphs that
+            have them.
+        generator: as for all augmentations.
+    """
+
+    def __init__(self, ratio: float = 0.1, add: bool = False, generator: int | torch.Generator | None = None) -> None:
+        super().__init__(ratio, generator)
+        self.add = add
+
+    def edit(self, graphs: Graphs, on: Tensor) -> Edit:
+        low, high = graphs.edge_index.aminmax(dim=0)
+        pairs, pair_of = torch.unique(low * len(graphs.batch) + high, return_inverse=True)
+        owner = graphs.batch[pairs // max(1, len(graphs.batch))]
+        sizes = owner.bincount(minlength=len(graphs.nodes))
+        count = self.share(sizes, on)
+        dropped = self.picked(owner, sizes, count)
+        if not self.add:
+            return Edit(edges=~dropped[pair_of])
+        graph = torch.arange(len(count)).repeat_interleave(count)
+        ends = (torch.rand(2, len(graph), generator=self.generator) * graphs.nodes[graph]).long()
+        ends += cumsum(graphs.nodes)[graph]
+        ends = ends.sort(dim=0).values
+        known = torch.isin(ends[0] * len(graphs.batch) + ends[1], pairs[~dropped])
+        ends = ends[:, ~known & (ends[0] != ends[1])].unique(dim=1)
+        return Edit(edges=~dropped[pair_of], new_edges=torch.cat([ends, ends.flip(0)], 1))
+
+
+class Subgraph(Augmentation):
+    """Keeps ``floor(ratio * n) + 1`` nodes: a random one, then again and again a random neighbour of those it has.
+
+    Fewer, if the start's component is smaller. Growing a graph node by node is a loop; the same distribution comes from
+    waiting times. Let every node wait ``w ~ Exp(1)`` from when its first neighbour joins until it joins itself: waiting
+    has no memory, so the next to join is any of the neighbours with equal probability. Joining times are shortest paths
+    with lengths ``w``, which all graphs of a batch find together.
+
+    Args:
+        ratio: in ``[0, 1]``.
+        hops: how far from the start it may reach, at least 1; None for any distance. 1 is the official code's.
+        generator: as for all augmentations.
+    """
+
+    def __init__(
+        self, ratio: float = 0.2, hops: int | None = None, generator: int | torch.Generator | None = None
+    ) -> None:
+        super().__init__(ratio, generator)
+        if hops is not None and (not is_number(hops) or hops < 1):
+            raise ValueError(f"Subgraph: hops must be a whole number of at least 1 or None, got {hops!r}.")
+        self.hops = hops
+
+    def edit(self, graphs: Graphs, on: Tensor) -> Edit:
+        total, on = len(graphs.batch), on & (graphs.nodes > 0)
+        start = cumsum(graphs.nodes)[:-1] + (self.random(len(graphs.nodes)) * graphs.nodes).long()
+        wait = -(1 - self.random(total)).log()
+        joined = torch.full((total,), torch.inf).index_fill(0, start[on], 0.0)
+        used = on[graphs.batch[graphs.edge_index[0]]]
+        source, target = graphs.edge_index[:, used]
+        share = self.share(graphs.nodes, on)
+        # the path to one of the k nearest leads through some of them only, so it has less than k steps
+        for _ in range(self.hops or int(share.max())):
+            before, first = joined, torch.full_like(joined, torch.inf).scatter_reduce(0, target, joined[source], "amin")
+            joined = joined.minimum(first + wait)
+            if torch.equal(joined, before):
+                break
+        order = joined.argsort(stable=True)
+        order = order[graphs.batch[order].argsort(stable=True)]
+        rank = torch.arange(total) - cumsum(graphs.nodes)[:-1].repeat_interleave(graphs.nodes)
+        near = torch.zeros(total, dtype=torch.bool)
+        near[order] = rank <= share.repeat_interleave(graphs.nodes)
+        return Edit(nodes=(near & joined.isfinite()) | ~on[graphs.batch])
+
+
+class RandomChoice(Augmentation):
+    """Each graph gets one of several augmentations, all equally probable."""
+
+    def __init__(self, options: Sequence[Augmentation], generator: int | torch.Generator | None = None) -> None:
+        super().__init__(0.0, generator)
+        if not options:
+            raise ValueError("RandomChoice: expected at least one augmentation.")
+        self.options = list(options)
+
+    def edit(self, graphs: Graphs, on: Tensor) -> Edit:
+        chosen = torch.randint(len(self.options), graphs.nodes.shape, generator=self.generator)
+        merged = Edit()
+        for number, option in enumerate(self.options):
+            one = option.edit(graphs, on & (chosen == number))
+            # an option leaves the graphs of others as they are, so masks can be joined, and at most one changes x
+            graphs = graphs if one.x is None else replace(graphs, x=one.x)
+            merged = Edit(
+                _both(merged.nodes, one.nodes),
+                _both(merged.edges, one.edges),
+                _joined(merged.new_edges, one.new_edges),
+                merged.x if one.x is None else one.x,
+            )
+        return merged
+
+    def __repr__(self) -> str:
+        return f"RandomChoice({', '.join(map(repr, self.options))})"
+
+
+def _both(a: Tensor | None, b: Tensor | None) -> Tensor | None:
+    return b if a is None else a if b is None else a & b
+
+
+def _joined(a: Tensor | None, b: Tensor | None) -> Tensor | None:
+    return b if a is None else a if b is None else torch.cat([a, b], 1)
+
+
+def applied(data: Data, edit: Edit) -> Data:
+    """``data`` with the changes made. What else it holds is kept, and a batch's vector and pointers follow."""
+    graphs = Graphs.of(data)
+    if edit.x is not None:
+        data.x = edit.x
+    if edit.edges is not None and not bool(edit.edges.all()):
+        data = data.edge_subgraph(edit.edges)
+    if edit.new_edges is not None and edit.new_edges.shape[1]:
+        if extra := [key for key in data.edge_attrs() if key != "edge_index"]:
+            raise ValueError(f"PerturbEdges(add=True): {', '.join(extra)} of the new edges cannot be made up.")
+        data.edge_index = torch.cat([data.edge_index, edit.new_edges], 1)
+    if edit.nodes is None or bool(edit.nodes.all()):
+        return data
+    # PyG takes what is as long as there are nodes for an attribute of theirs
+    per_graph = {key: data[key] for key in ("y", "ptr") if key in data and "batch" in data}
+    data = data.subgraph(edit.nodes)
+    for key, value in per_graph.items():
+        data[key] = value
+    if "ptr" in data:
+        data.ptr = cumsum(graphs.batch[edit.nodes].bincount(minlength=len(graphs.nodes)))
+    return data
+
+
+DROP, EDGES, MASK, GROW = "dnodes", "pedges", "mask_nodes", "subgraph"
+AUGMENTATIONS = {
+    DROP: (DROP,),
+    EDGES: (EDGES,),
+    MASK: (MASK,),
+    GROW: (GROW,),
+    "random2": (DROP, GROW),
+    "random3": (DROP, GROW, EDGES),
+    "random4": (DROP, GROW, EDGES, MASK),
+}
+"""GraphCL's names, and what each chooses from."""
+
+
+def augmentation(
+    name: str, generator: int | torch.Generator | None = None, ratio: float | None = None, hops: int | None = None
+) -> Augmentation:
+    """GraphCL's augmentation of this name.
+
+    Args:
+        name: ``dnodes``, ``pedges``, ``mask_nodes``, ``subgraph``, ``random2`` (nodes or subgraph), ``random3`` (or
+            edges), ``random4`` (or attributes).
+        generator: a seed, or where all its random numbers come from.
+        ratio: of all of them; by default GraphCL's 0.1, and 0.2 for subgraphs.
+        hops: of subgraphs.
+    """
+    if name not in AUGMENTATIONS:
+        raise ValueError(f"augment: unknown augmentation {name!r}.{nearest(str(name), AUGMENTATIONS)}")
+    source = torch.Generator().manual_seed(generator) if isinstance(generator, int) else generator
+    tenth, fifth = (0.1, 0.2) if ratio is None else (ratio, ratio)
+    made: dict[str, Callable[[], Augmentation]] = {
+        DROP: lambda: DropNodes(tenth, source),
+        EDGES: lambda: PerturbEdges(tenth, generator=source),
+        MASK: lambda: MaskAttributes(tenth, generator=source),
+        GROW: lambda: Subgraph(fifth, hops, source),
+    }
+    options = [made[one]() for one in AUGMENTATIONS[name]]
+    return options[0] if len(options) == 1 else RandomChoice(options, source)

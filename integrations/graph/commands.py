@@ -1,0 +1,161 @@
+"""``counterpoint train graph`` and ``counterpoint eval tu``."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+from collections.abc import Iterable
+from itertools import product
+from pathlib import Path
+from statistics import mean, stdev
+from typing import Any
+
+from counterpoint.integrations import runs
+from counterpoint.integrations.graph import training
+from counterpoint.integrations.graph.augment import AUGMENTATIONS
+from counterpoint.integrations.graph.data import FEATURES, GraphSet, bag_of_nodes
+from counterpoint.integrations.graph.evaluation import PROBES, evaluate
+from counterpoint.integrations.graph.model import embed
+from counterpoint.integrations.graph.presets import PRESETS, preset
+from counterpoint.integrations.graph.training import BAG, DEFAULTS, PARTS, PROTOCOLS, UNTRAINED
+from counterpoint.integrations.report import RENDER, summarise
+from counterpoint.integrations.runs import Run
+from counterpoint.pairing import PAIRINGS
+
+
+def train_arguments(parser: argparse.ArgumentParser) -> None:
+    runs.add_arguments(parser, "epochs", PRESETS)
+    parser.set_defaults(objective=None, epochs=None)
+    add = parser.add_argument
+    add("--dataset", nargs="+", default=["demo"], metavar="NAME", help="TU data sets, or demo (%(default)s)")
+    choices: dict[str, Iterable[str]] = {"augment": AUGMENTATIONS, "pairing": PAIRINGS, "features": FEATURES}
+    choices |= {"probe": PROBES, "protocol": PROTOCOLS, "part": PARTS}
+    for name, options in choices.items():
+        add(f"--{name}", choices=list(options), help=f"{HELP[name]} ({DEFAULTS[name]})")
+    for name in ("batch", "layers", "hidden", "folds", "hops"):
+        add(f"--{name}", type=int, metavar="N", help=f"{HELP[name]} ({DEFAULTS[name]})")
+    add("--lr", type=float, help=f"learning rate of Adam ({DEFAULTS['lr']})")
+
+
+HELP = {
+    "augment": "how the views are made",
+    "pairing": "who is compared with whom",
+    "features": "of nodes",
+    "probe": "classifier that the embeddings are judged by",
+    "protocol": "inner: the last epoch; official: the best of every tenth on the test folds, as published numbers are",
+    "part": "graphs whose classes are used: all, or 30 %% to tune on, or the other 70 %% to report",
+    "batch": "graphs per step",
+    "layers": "of the encoder",
+    "hidden": "width of each layer",
+    "folds": "test folds",
+    "hops": "reach of subgraphs; 1 is the official code's",
+}
+
+
+def train_command(given: argparse.Namespace) -> int:
+    """Trains every objective on every data set, and prints the table with what needs no training."""
+    _use(given.data)
+    cells: list[dict[str, Any]] = []
+    for dataset in given.dataset:
+        spec, settings = preset(given.preset or "graphcl", dataset)
+        settings |= {name: value for name, value in vars(given).items() if name in DEFAULTS and value is not None}
+        if settings.get("protocol") == "official":
+            settings = {"probe": "svc", **settings}
+        first = training.cell(dataset, None, given.seed, **settings)
+        training.prepared(first)  # what is wrong with the data is said before anything is trained
+        for seed in range(given.seed, given.seed + given.seeds):
+            cells += [training.bag(dataset, seed, **settings), training.untrained(dataset, seed, **settings)]
+            cells += [training.cell(dataset, one, seed, **settings) for one in given.objective or [spec]]
+    code = 0
+    try:
+        done = runs.run_grid(
+            training.train, cells, given.out, jobs=given.jobs, resume=given.resume, progress=not given.json
+        )
+    except runs.GridError as error:
+        print(f"counterpoint train graph: {error}", file=sys.stderr)
+        done, code = error.runs, 1
+    if finished := [run for run in done if run.done]:
+        print(RENDER["json" if given.json else "terminal"](summarise(finished)))
+    return code
+
+
+def eval_arguments(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add("runs", nargs="+", type=Path, help="folders of runs, or folders that hold such")
+    add("--dataset", metavar="NAME", help="TU data set to evaluate on; by default what each run was trained on")
+    add("--probe", nargs="+", choices=list(PROBES), default=["svm"], help="classifiers (svm)")
+    add("--folds", type=int, default=10, metavar="N", help="test folds (%(default)s)")
+    add("--seeds", type=int, default=5, metavar="N", help="how often the folds are drawn anew (%(default)s)")
+    add("--data", type=Path, metavar="FOLDER", help="data sets ($COUNTERPOINT_DATA)")
+    add("--json", action="store_true", help="print JSON")
+
+
+def eval_command(given: argparse.Namespace) -> int:
+    """Evaluates the encoders of finished runs, beside what needs no training."""
+    _use(given.data)
+    if given.seeds < 1:
+        raise ValueError(f"--seeds must be at least 1, got {given.seeds}")
+    embeddings: dict[tuple[str, str, str], tuple[GraphSet, Any]] = {}
+    for run in _finished(given.runs):
+        data = training.loaded(given.dataset or run.arguments["dataset"], run.arguments["features"])
+        for (name, which), z in _embeddings(run, data).items():
+            embeddings[data.name, name, which] = data, z  # runs share what needs no training
+    found: list[dict[str, Any]] = []
+    for (dataset, name, which), (data, z) in runs.track(embeddings.items(), "evaluated", len(embeddings)):
+        for probe, seed in product(given.probe, range(given.seeds)):
+            result = evaluate(z, data.y, probe, given.folds, seed)
+            one = {"dataset": dataset, "name": name, "which": which, "probe": probe, "seed": seed}
+            found.append({**one, "accuracy": result.accuracy, "folds": result.folds})
+    if given.json:
+        print(json.dumps(found, indent=1))
+        return 0
+    for dataset, probe in dict.fromkeys((one["dataset"], one["probe"]) for one in found):
+        rows: dict[str, list[float]] = {}
+        for one in found:
+            if (one["dataset"], one["probe"]) == (dataset, probe):
+                rows.setdefault(one["name"], []).append(one["accuracy"])
+        width = max(map(len, rows))
+        print(f"{dataset}, {probe}: accuracy in %, and over how many encoders and draws of folds")
+        for name, values in rows.items():
+            spread = f" ± {stdev(values):.2f}" if len(values) > 1 else ""
+            print(f"  {name:{width}}  {mean(values):6.2f}{spread} ({len(values)})")
+    return 0
+
+
+def _finished(folders: Iterable[Path]) -> list[Run]:
+    every = [path.parent for folder in folders for path in sorted(folder.rglob("run.json"))]
+    found = [run for run in map(Run.read, every) if run.done and run.arguments.get("epochs")]
+    if not found:
+        raise ValueError(f"no finished run of an encoder in {', '.join(map(str, folders))}")
+    if wrong := [run.path for run in found if run.arguments["domain"] != "graph"]:
+        raise ValueError(f"{wrong[0]} is no run of graphs")
+    return found
+
+
+def _embeddings(run: Run, data: GraphSet) -> dict[tuple[str, str], Any]:
+    """Of a run's encoder, of the same one untrained, and of none at all, by name and by what makes them different."""
+    try:
+        model = training.build(run.arguments, data)
+        start = embed(model.encoder, data)
+        if (state := run.load()) is None:
+            raise ValueError(f"{run.path}: it has no checkpoint")
+        model.load_state_dict(state["model"])
+    except RuntimeError as error:
+        message = f"{run.path}: trained on {run.arguments['dataset']}, its encoder does not fit {data.name}"
+        raise ValueError(message) from error
+    like = {name: run.arguments[name] for name in ("seed", "layers", "hidden", "features")}
+    return {
+        (BAG, like["features"]): bag_of_nodes(data),
+        (UNTRAINED, json.dumps(like)): start,
+        (run.name, str(run.path)): embed(model.encoder, data),
+    }
+
+
+def _use(data: Path | None) -> None:
+    """Sets the folder of data sets, for the processes that train too."""
+    if data is not None:
+        if not data.is_dir():
+            raise ValueError(f"--data: {data} is no folder")
+        os.environ["COUNTERPOINT_DATA"] = str(data)

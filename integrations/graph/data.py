@@ -1,0 +1,224 @@
+"""Sets of graphs in memory: TUDataset by name, online or offline, the embedded demo, or your own list of graphs.
+
+Offline: ``$COUNTERPOINT_DATA/tu/NAME/raw`` holds the set's text files. They are read there, and nothing is written.
+Otherwise PyG downloads the set once, into ``$XDG_CACHE_HOME/counterpoint/tu`` (``~/.cache/counterpoint/tu``).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import networkx
+import numpy as np
+import torch
+from torch import Tensor
+from torch_geometric.data import Batch, Data
+from torch_geometric.datasets import TUDataset
+from torch_geometric.io import read_tu_data
+from torch_geometric.utils import cumsum, degree, one_hot, to_undirected
+
+from counterpoint import checks
+from counterpoint.hyper import Choice, nearest
+
+DEMO = "demo"
+FEATURES = ("auto", "labels", "degree", "constant")
+MAX_DEGREE = 100  # larger degrees share the last column
+# TUDataset has more than a hundred sets; these are the ones that the field reports, and the hints of error messages
+KNOWN = (
+    *("AIDS", "BZR", "COLLAB", "COX2", "DD", "DHFR", "ENZYMES", "FRANKENSTEIN", "IMDB-BINARY", "IMDB-MULTI"),
+    *("KKI", "MSRC_9", "MSRC_21", "MUTAG", "Mutagenicity", "NCI1", "NCI109", "OHSU", "PROTEINS", "PROTEINS_full"),
+    *("PTC_FM", "PTC_FR", "PTC_MM", "PTC_MR", "REDDIT-BINARY", "REDDIT-MULTI-5K", "REDDIT-MULTI-12K"),
+    *("SYNTHETIC", "twitch_egos", "github_stargazers", "deezer_ego_nets", "reddit_threads", DEMO),
+)
+
+
+@dataclass(frozen=True, eq=False)
+class GraphSet:
+    """A set of labelled graphs as a few large tensors, from which batches are cut by index arithmetic.
+
+    Args:
+        name: for messages.
+        x: ``(nodes, width)`` features of all nodes, graph by graph.
+        edge_index: ``(2, edges)``, graph by graph; nodes count from 0 within each graph.
+        y: ``(graphs,)`` classes.
+        nodes: ``(graphs,)`` number of nodes of each graph.
+        edges: ``(graphs,)`` number of directed edges of each graph.
+    """
+
+    name: str
+    x: Tensor
+    edge_index: Tensor
+    y: Tensor
+    nodes: Tensor
+    edges: Tensor
+
+    def __post_init__(self) -> None:
+        checks.is_finite(self.x, f"{self.name}: node features")
+        counts = {"nodes": int(self.nodes.sum()), "edges": int(self.edges.sum()), "graphs": len(self.nodes)}
+        found = {"nodes": len(self.x), "edges": self.edge_index.shape[1], "graphs": len(self.y)}
+        if counts != found or len(self.edges) != len(self.y):
+            raise ValueError(f"{self.name}: the graphs' sizes say {counts}, the tensors hold {found}.")
+        inside = (self.edge_index >= 0) & (self.edge_index < self.nodes.repeat_interleave(self.edges))
+        if not bool(inside.all()):
+            raise ValueError(f"{self.name}: {int((~inside).any(0).sum())} edges leave their graph.")
+
+    def __len__(self) -> int:
+        return len(self.y)
+
+    @classmethod
+    def from_list(cls, graphs: Iterable[Data], name: str = "graphs", features: str = "auto") -> GraphSet:
+        """Any PyG data set or list of ``Data`` with ``edge_index``, ``y`` and, as far as there are any, ``x``."""
+        every = list(graphs)
+        if not every:
+            raise ValueError(f"{name}: no graphs.")
+        missing = [i for i, one in enumerate(every) if one.edge_index is None or one.y is None]
+        if missing:
+            raise ValueError(f"{name}: graph {missing[0]} has no edge_index or no y.")
+        both = Batch.from_data_list(every)
+        nodes, edges = both.ptr.diff(), torch.tensor([one.num_edges for one in every])
+        local = both.edge_index - both.ptr[:-1].repeat_interleave(edges)
+        return cls._featured(name, both.x, local, both.y.flatten(), nodes, edges, features)
+
+    @classmethod
+    def _featured(
+        cls, name: str, x: Tensor | None, edge_index: Tensor, y: Tensor, nodes: Tensor, edges: Tensor, features: str
+    ) -> GraphSet:
+        choice = Choice(*FEATURES)
+        choice.name = "features"
+        features = choice.check(features, name)
+        has_features = x is not None and x.shape[1] > 0
+        if features == "auto":
+            features = "labels" if has_features else "constant"
+        if features == "labels":
+            if not has_features:
+                raise ValueError(f"{name}: its nodes have no labels; features can be degree or constant.")
+            assert x is not None
+            x = x.float()
+        elif features == "constant":
+            x = torch.ones(int(nodes.sum()), 1)
+        else:
+            offset = cumsum(nodes)[:-1].repeat_interleave(edges)
+            degrees = degree(edge_index[0] + offset, int(nodes.sum()), torch.long).clamp(max=MAX_DEGREE)
+            x = one_hot(degrees, dtype=torch.float)
+        return cls(name, x, edge_index, y, nodes, edges)
+
+    @cached_property
+    def starts(self) -> tuple[Tensor, Tensor]:
+        """Where each graph's nodes and edges begin."""
+        return cumsum(self.nodes), cumsum(self.edges)
+
+    @cached_property
+    def checksum(self) -> str:
+        """Of everything that is in the set, whatever files it came from."""
+        found = hashlib.sha256()
+        for tensor in (self.x, self.edge_index, self.y, self.nodes, self.edges):
+            found.update(f"{tuple(tensor.shape)}{tensor.dtype}".encode())
+            found.update(tensor.contiguous().numpy().tobytes())
+        return found.hexdigest()[:16]
+
+    def batch(self, index: Tensor) -> Batch:
+        """The graphs ``index`` as a PyG batch."""
+        first_node, first_edge = self.starts
+        nodes, edges = self.nodes[index], self.edges[index]
+        ptr = cumsum(nodes)
+        row, column = _spans(first_node[index], nodes), _spans(first_edge[index], edges)
+        return Batch(
+            x=self.x[row],
+            edge_index=self.edge_index[:, column] + ptr[:-1].repeat_interleave(edges),
+            y=self.y[index],
+            batch=torch.arange(len(index)).repeat_interleave(nodes),
+            ptr=ptr,
+        )
+
+
+def _spans(starts: Tensor, lengths: Tensor) -> Tensor:
+    """``[s, s + 1, ..., s + length - 1]`` of each start, one after the other."""
+    ends = lengths.cumsum(0)
+    return torch.arange(int(ends[-1]) if len(ends) else 0) + (starts - ends + lengths).repeat_interleave(lengths)
+
+
+def load(name: str, features: str = "auto", seed: int = 0) -> GraphSet:
+    """A TU data set by its name, or ``demo``.
+
+    Args:
+        name: of :class:`torch_geometric.datasets.TUDataset`, or ``demo`` for :func:`demo`.
+        features: ``labels`` are one-hot node labels (node attributes are left out, as everywhere in this field);
+            ``constant`` is a 1 for each node, of which GIN's first sum makes the degree: GraphCL's unsupervised code
+            gives it to sets without node labels; ``degree`` is the one-hot degree, up to 100, of its semi-supervised
+            code. ``auto`` takes labels if there are any, else the constant.
+        seed: of the demo's graphs.
+    """
+    if name == DEMO:
+        return demo(seed=seed, features=features)
+    if not name or Path(name).name != name:
+        raise ValueError(f"dataset: {name!r} is no name of a data set.{nearest(name, KNOWN)}")
+    offline = Path(os.environ.get("COUNTERPOINT_DATA", ""), "tu", name, "raw")
+    try:
+        if os.environ.get("COUNTERPOINT_DATA") and offline.is_dir():
+            data, slices, sizes = read_tu_data(str(offline), name)
+        else:
+            cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache", "counterpoint", "tu")
+            downloaded = TUDataset(str(cache), name, use_node_attr=True)
+            data, slices, sizes = downloaded._data, downloaded.slices, downloaded.sizes
+    except Exception as error:  # PyG reads and fetches with whatever the file system, the parser and the network raise
+        where = f"the files in {offline} cannot be read" if offline.is_dir() else "it is not here and cannot be fetched"
+        why = f"{type(error).__name__}: {error}".partition("\n")[0]
+        raise ValueError(
+            f"dataset {name!r}: {where} ({why}).{'' if offline.is_dir() else nearest(name, KNOWN)}"
+        ) from error
+    if data.y is None or data.y.dim() != 1 or data.y.is_floating_point():
+        raise ValueError(f"dataset {name!r}: its graphs have no classes.")
+    x = None if data.x is None else data.x[:, sizes["num_node_attributes"] :]
+    nodes = slices["x"].diff() if "x" in slices else torch.tensor(data._num_nodes)
+    # PyG's reader counts edges up to the last graph that has one
+    edges = torch.nn.functional.pad(slices["edge_index"].diff(), (0, len(nodes) + 1 - len(slices["edge_index"])))
+    return GraphSet._featured(name, x, data.edge_index, data.y, nodes, edges, features)
+
+
+def bag_of_nodes(data: GraphSet) -> np.ndarray[Any, Any]:
+    """How often each node label and each degree occurs in a graph: what needs no network at all."""
+    graph = torch.arange(len(data)).repeat_interleave(data.nodes)
+    offset = data.starts[0][:-1].repeat_interleave(data.edges)
+    degrees = degree(data.edge_index[0] + offset, len(data.x), torch.long).clamp(max=MAX_DEGREE)
+    bag = torch.cat([data.x, one_hot(degrees, dtype=torch.float)], 1)
+    return torch.zeros(len(data), bag.shape[1]).index_add_(0, graph, bag).numpy()
+
+
+def demo(graphs: int = 300, seed: int = 0, features: str = "auto") -> GraphSet:
+    """Random graphs of six kinds, of like size and density, made by networkx; half of them with some edges moved.
+
+    Uniform (Erdős–Rényi), preferential attachment (Barabási–Albert), the same with triangles (Holme–Kim), small world
+    (Watts–Strogatz), communities (stochastic blocks), and random geometric graphs.
+
+    Args:
+        graphs: how many, at least 6; as many of each kind as of any other.
+        seed: of all of them.
+    """
+    if graphs < 6:
+        raise ValueError(f"demo: graphs must be at least 6, got {graphs!r}.")
+    random = np.random.default_rng(seed)
+    made = []
+    for number in range(graphs):
+        kind, n, state = number % 6, int(random.integers(20, 41)), int(random.integers(2**31))
+        one = _KINDS[kind](n, state)
+        edges = one.number_of_edges()
+        networkx.double_edge_swap(one, edges // 10, 100 * edges, seed=state)
+        edge_index = to_undirected(torch.tensor(list(one.edges)).T)
+        made.append(Data(edge_index=edge_index, num_nodes=n, y=torch.tensor([kind])))
+    return GraphSet.from_list(made, DEMO, features)
+
+
+_KINDS: list[Callable[[int, int], Any]] = [
+    lambda n, seed: networkx.gnm_random_graph(n, 2 * n - 4, seed),
+    lambda n, seed: networkx.barabasi_albert_graph(n, 2, seed),
+    lambda n, seed: networkx.powerlaw_cluster_graph(n, 2, 0.9, seed),
+    lambda n, seed: networkx.connected_watts_strogatz_graph(n, 4, 0.1, seed=seed),
+    lambda n, seed: networkx.random_partition_graph([n // 3, n // 3, n - 2 * (n // 3)], 9 / n, 1.2 / n, seed),
+    lambda n, seed: networkx.random_geometric_graph(n, (1.35 / n) ** 0.5, seed=seed),
+]

@@ -1,0 +1,190 @@
+"""GraphCL's encoder and the module that is pre-trained."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from copy import copy
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch_geometric.data import Batch
+from torch_geometric.nn import MLP, GINConv, global_add_pool
+
+import counterpoint as cp
+from counterpoint.hyper import nearest
+from counterpoint.integrations.graph.augment import Augmentation, augmentation
+from counterpoint.integrations.graph.data import GraphSet
+from counterpoint.nacl import IntCL, IntNaCl, MixNCA, Robust
+from counterpoint.objective import Objective, as_objective
+from counterpoint.pairing import PAIRINGS
+from counterpoint.plugins.pyg import ContrastiveLoss
+
+
+class Encoder(nn.Module):
+    """GIN as in GraphCL: convolution, ReLU, batch norm, ``layers`` times; all layers' sums over nodes, side by side.
+
+    Args:
+        width: of the node features.
+        hidden: width of each layer.
+        layers: number of layers; GraphCL's scripts use 3.
+
+    Its output has ``hidden * layers`` columns.
+    """
+
+    def __init__(self, width: int, hidden: int = 32, layers: int = 3) -> None:
+        super().__init__()
+        for name, value in (("width", width), ("hidden", hidden), ("layers", layers)):
+            if not isinstance(value, int) or value < 1:
+                raise ValueError(f"Encoder: {name} must be a whole number of at least 1, got {value!r}.")
+        widths = [width] + [hidden] * layers
+        self.convolutions = nn.ModuleList(GINConv(MLP([w, hidden, hidden], norm=None)) for w in widths[:-1])
+        self.norms = nn.ModuleList(nn.BatchNorm1d(hidden) for _ in range(layers))
+        self.out_channels = hidden * layers
+        _initialise(self)
+
+    def forward(self, x: Tensor, edge_index: Tensor, batch: Tensor, batch_size: int | None = None) -> Tensor:
+        """``(graphs, hidden * layers)`` embeddings of the graphs of a batch."""
+        pooled = []
+        for convolution, norm in zip(self.convolutions, self.norms, strict=True):
+            x = norm(convolution(x, edge_index).relu())
+            pooled.append(global_add_pool(x, batch, batch_size))
+        return torch.cat(pooled, 1)
+
+
+class Pooled(nn.Module):
+    """Any PyG model of nodes (``GCN``, ``GIN``, ``GAT`` ... of ``torch_geometric.nn``) as an encoder of graphs.
+
+    Args:
+        model: from ``(x, edge_index)`` to one row per node.
+        out_channels: their width; by default what the model says.
+    """
+
+    def __init__(self, model: nn.Module, out_channels: int | None = None) -> None:
+        super().__init__()
+        self.model, self.out_channels = model, out_channels or int(getattr(model, "out_channels", 0))
+        if self.out_channels < 1:
+            raise ValueError("Pooled: the model does not say how wide its output is; give out_channels=.")
+
+    def forward(self, x: Tensor, edge_index: Tensor, batch: Tensor, batch_size: int | None = None) -> Tensor:
+        pooled: Tensor = global_add_pool(self.model(x, edge_index), batch, batch_size)
+        return pooled
+
+
+def _initialise(module: nn.Module) -> None:
+    """GraphCL's start: Glorot for all weights, zero for all biases."""
+    for layer in module.modules():
+        if isinstance(getattr(layer, "weight", None), Tensor) and layer.weight.dim() == 2:  # type: ignore[operator]
+            nn.init.xavier_uniform_(layer.weight)  # type: ignore[arg-type]
+            nn.init.zeros_(layer.bias)  # type: ignore[arg-type]
+
+
+class Pretraining(nn.Module):
+    """What is trained without labels: encoder, projection head and objective, on several views of each graph.
+
+    Views are made on the CPU, from the batch that is handed in, and moved to where the model is.
+
+    The first view is the graph as it is, the others are augmented (GraphCL's code; its paper augments both:
+    ``original=False``). The number of views is what the objective asks for, otherwise 2.
+
+    Objectives that need them get mixed views (of embeddings: graphs of different shape have no mixture) and an
+    adversarial one (a small step of the node features of the last view; its edges stay).
+
+    Args:
+        encoder: called with ``(x, edge_index, batch, batch_size)``; :class:`Encoder`, :class:`Pooled` or your own with
+            ``out_channels``.
+        objective: an objective or a spec.
+        augment: a transform, or a list of one per augmented view, or a name for :func:`augmentation`.
+        pairing: who is compared with whom; ``one_way`` is GraphCL's. None: as in the objective's paper.
+        original: whether the first view is the graph as it is.
+        epsilon: size of the adversarial step, > 0.
+        mixed: number of mixed views, at least 1.
+        generator: where the random numbers of mixing come from, on the CPU.
+    """
+
+    def __init__(
+        self,
+        encoder: nn.Module,
+        objective: Objective | str = "infonce:t=0.2,denominator=negatives",
+        augment: str | Augmentation | Sequence[Augmentation] = "random2",
+        pairing: str | None = "one_way",
+        original: bool = True,
+        epsilon: float = 0.1,
+        mixed: int = 4,
+        generator: torch.Generator | None = None,
+    ) -> None:
+        super().__init__()
+        if pairing is not None and pairing not in PAIRINGS:
+            raise ValueError(f"pairing: unknown pairing {pairing!r}.{nearest(str(pairing), PAIRINGS)}")
+        width = int(encoder.out_channels)  # type: ignore[arg-type]
+        self.encoder = encoder
+        self.head = nn.Sequential(nn.Linear(width, width), nn.ReLU(), nn.Linear(width, width))
+        _initialise(self.head)
+        self.criterion = ContrastiveLoss(as_objective(objective), pairing)
+        self.original, self.epsilon, self.mixed, self.generator = original, epsilon, mixed, generator
+        self.views = max(2, self.criterion.objective.views or 2)
+        augmented = self.views - bool(original)
+        made = augmentation(augment) if isinstance(augment, str) else augment
+        self.augment = [made] * augmented if isinstance(made, Augmentation) else list(made)
+        if len(self.augment) != augmented:
+            raise ValueError(f"augment: {self.views} views need {augmented} augmentations, got {len(self.augment)}.")
+
+    def project(self, batch: Batch, x: Tensor | None = None) -> Tensor:
+        """Projections of the graphs of a batch, with other node features if ``x`` is given."""
+        given = batch.x if x is None else x
+        projected: Tensor = self.head(self.encoder(given, batch.edge_index, batch.batch, batch.num_graphs))
+        return projected
+
+    def forward(self, batch: Batch) -> Tensor:
+        """The loss of a batch of graphs."""
+        if batch.num_graphs < 2:
+            raise ValueError(f"a batch of {batch.num_graphs} graph has nothing to compare with: at least 2 are needed.")
+        device = self.head[0].weight.device
+        views = [batch] * self.original + [augment(batch) for augment in self.augment]
+        views = [copy(view).to(device) for view in views]  # PyG moves what it is called on
+        projected = [self.project(view) for view in views]
+        loss: Tensor = self.criterion(*projected, **self._extra(views[-1], projected))
+        return loss
+
+    def _extra(self, view: Batch, projected: list[Tensor]) -> dict[str, Any]:
+        objective, extra = self.criterion.objective, {}
+        if _has(objective, (Robust, IntCL, IntNaCl)):
+            encode, anchor = _OnFeatures(self, view), projected[0].detach()
+            extra["adversarial"] = encode(cp.views.attack(encode, anchor, view.x, self.epsilon))
+        if mixing := _has(objective, (MixNCA,)):
+            count = min(self.mixed, len(projected[0]) - 1)
+            # a generator of the CPU draws nothing on a device
+            source = self.generator if projected[-1].device.type == "cpu" else None
+            extra["mixed"] = cp.views.mix(projected[-1], float(mixing.lam), count, source)
+        return extra
+
+
+class _OnFeatures(nn.Module):
+    """The projection of a batch as a function of its node features alone."""
+
+    def __init__(self, model: Pretraining, view: Batch) -> None:
+        super().__init__()
+        self.model, self.view = model, view
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.model.project(self.view, x)
+
+
+def _has(objective: Objective, kinds: tuple[type[Objective], ...]) -> Any:
+    return next((part for part in objective.modules() if isinstance(part, kinds)), None)
+
+
+@torch.no_grad()
+def embed(encoder: nn.Module, data: GraphSet, batch: int = 512) -> Any:
+    """Embeddings of all graphs, before the projection head, as a numpy array."""
+    modes = [(module, module.training) for module in encoder.modules()]
+    encoder.eval()
+    try:
+        found, device = [], next(encoder.parameters()).device
+        for index in torch.arange(len(data)).split(batch):
+            graphs = data.batch(index).to(device)
+            found.append(encoder(graphs.x, graphs.edge_index, graphs.batch, graphs.num_graphs).cpu())
+    finally:
+        for module, mode in modes:
+            module.training = mode
+    return torch.cat(found).numpy()
