@@ -3,7 +3,7 @@
 Prints a table per study, draws its pictures, and writes every number to `results.json`.
 
 examples:
-  python examples/demo.py                         all studies, two minutes or so; what `make demo` runs
+  python examples/demo.py                         all studies, three minutes or so; what `make demo` runs
   python examples/demo.py --studies digits        one of them
   python examples/demo.py --quick --out trial     to see that everything runs; the numbers mean nothing
 

@@ -152,7 +152,8 @@ class Encoder(nn.Module):
 
     def prepare(self, frames: Tensor) -> Tensor:
         """Bytes as numbers between 0 and 1, in the order that convolutions are fastest in."""
-        return frames.to(self.head[0].weight.dtype, memory_format=torch.channels_last).div_(255)
+        kind = next(self.parameters()).dtype
+        return frames.to(kind, memory_format=torch.channels_last).div_(255)
 
     def convolve(self, frames: Tensor) -> Tensor:
         """``(B, what the head gets)``, of bytes or of what was prepared."""
