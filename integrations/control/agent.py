@@ -14,7 +14,8 @@ What is computed is what CURL's code computes, to rounding, with less: the convo
 for actor and contrastive loss, in the layout that is fastest, and of CURL's two optimisers that both move the encoder
 by the contrastive gradient one is left, with twice the step.
 
-Not on torchrl: its SACLoss computes the encoder once per network that uses it, and has one rate for all targets.
+Not on torchrl: its SACLoss duplicates the value network for each estimate, encoder included, where CURL shares it
+between both and the actor, and its targets follow at one rate, where CURL's encoder follows faster than its critics.
 """
 
 from __future__ import annotations
