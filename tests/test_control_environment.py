@@ -9,9 +9,11 @@ from importlib.util import find_spec
 import numpy as np
 import pytest
 
-environment = pytest.importorskip("counterpoint.integrations.control.environment", exc_type=ImportError)
-if find_spec("dm_control") is None:
+if find_spec("dm_control") is None or find_spec("gymnasium") is None:
     pytest.skip("dm_control is not installed", allow_module_level=True)
+
+from counterpoint.integrations.control import environment
+
 Control = environment.Control
 
 
