@@ -44,7 +44,7 @@ DOMAIN = "control-representation"
 PCA, UNTRAINED = "pixels, PCA", "untrained encoder"
 HELD_OUT = 0.25  # of the episodes
 FOLDS = 5
-PENALTIES = 10.0 ** torch.arange(-4, 7, dtype=torch.float64)  # per sample, of standardised features
+PENALTIES = torch.logspace(-4, 6, 11, dtype=torch.float64)  # per sample, of standardised features
 
 DEFAULTS: dict[str, Any] = {
     "updates": 200,
@@ -274,7 +274,7 @@ def train(run: Run, cache: Path) -> None:
     """Trains and judges one cell; with the folder of the cached episodes, what ``run_grid`` wants."""
     given, settings = run.arguments, Settings(**run.arguments["settings"])
     data = collect(cache, given["dataset"], given["episodes"], given["length"], settings.size)
-    run.data(runs.checksum(memoryview(data.frames.numpy()).cast("B")))
+    run.data(runs.checksum(data.frames.numpy().tobytes()))
     run.load()  # nothing was saved, for it takes seconds: an interrupted run begins again
     known = data.stacks(settings.stack, 0, data.held_out).to(given["device"])
     new = data.stacks(settings.stack, data.held_out).to(given["device"])

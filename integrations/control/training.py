@@ -174,8 +174,8 @@ class _Training:
             self.log(**{"return": float(self.returns[over].mean())})
             self.returns[over] = 0.0
             found, _ = self.env.reset(options={"reset_mask": over})
-            for i in np.flatnonzero(over):
-                self.replay.begin(int(i), found[i])
+            for env in np.flatnonzero(over).tolist():
+                self.replay.begin(env, found[env])
         # the environments give out the same memory each time
         self.observations = found.copy()
 
