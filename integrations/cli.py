@@ -235,6 +235,23 @@ COMMANDS = {
   counterpoint report runs/ --format markdown               for a README; csv and json for programs
 """,
     ),
+    "train control": Command(
+        "learn to control from pixels (CURL on dm_control's suite) with any objectives, and compare them",
+        *_of("control.commands", "train"),
+        """\
+  counterpoint train control --task cartpole-swingup --objective "infonce:t=1 + 0.1*dp" --steps 100000 --seed 1
+  counterpoint train control --task walker-walk --objective infonce:t=1 adnce --seeds 3 --device cuda
+  counterpoint train control --task cartpole-balance --observe state --steps 20000     plain SAC, in minutes
+""",
+    ),
+    "eval control": Command(
+        "play episodes with what runs have learned to control",
+        *_of("control.commands", "eval"),
+        """\
+  counterpoint eval control runs/control/cartpole-swingup --episodes 10
+  counterpoint eval control runs/control/cartpole-swingup/NAME/seed1 --video swingup.mp4 --representation frames
+""",
+    ),
     "doctor": Command(
         "say what of the library can run here, and what to install for the rest",
         doctor.add_arguments,
