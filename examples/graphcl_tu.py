@@ -143,7 +143,9 @@ def summary(name: str, values: list[float], rows: dict[str, list[float]]) -> dic
     if base in rows and base != name and len(values) > 1:
         gaps = [value - other for value, other in zip(values, rows[base], strict=True)]
         low, high = bootstrap_interval(gaps)
-        versus = {"difference": float(np.mean(gaps)), "low": low, "high": high}
+        # Bonferroni: all rows of a data set that are compared on the same graphs, 95% together
+        together = bootstrap_interval(gaps, 1 - 0.05 / (len(ROWS) + len(FACTORS) + 2))
+        versus = {"difference": float(np.mean(gaps)), "low": low, "high": high, "together": together}
     sd = float(np.std(values, ddof=1)) if len(values) > 1 else 0.0
     return {"mean": float(np.mean(values)), "sd": sd, "values": values, "minus_graphcl": versus}
 
@@ -175,15 +177,13 @@ def verdicts(results: dict[str, dict[str, Any]]) -> list[str]:
         said: dict[str, list[str]] = {}
         for name, row in result["rows"].items():
             if (versus := row["minus_graphcl"]) is not None and not name.startswith((ALL, OFFICIAL)):
-                verdict = "higher" if versus["low"] > 0 else "lower" if versus["high"] < 0 else "no difference found"
+                low, high = versus["together"]
+                verdict = "higher" if low > 0 else "lower" if high < 0 else "no difference found"
                 said.setdefault(verdict, []).append(name)
         lines.append(
             f"{dataset}, against {GRAPHCL} - " + "; ".join(f"{k}: {', '.join(v)}" for k, v in said.items()) + "."
         )
-    rows = sum(row["minus_graphcl"] is not None for result in results.values() for row in result["rows"].values())
-    lines.append(
-        f"(Paired 95% intervals, uncorrected: of {rows} comparisons {0.05 * rows:.0f} or so would differ by chance.)"
-    )
+    lines.append("(In brackets, paired 95% intervals of each row alone; the sentences correct for the number of rows.)")
     return lines
 
 
