@@ -168,7 +168,8 @@ def report(result: dict[str, Any]) -> str:
         lines.append(f"{name:{width}}{cells}".rstrip())
     lines.append("")
     for metric, found in verdicts.items():
-        lines.append(f"{metric}, against {first} - {'; '.join(f'{k}: {chr(44).join(v)}' for k, v in found.items())}.")
+        said = "; ".join(f"{verdict}: {' | '.join(names)}" for verdict, names in found.items())
+        lines.append(f"{metric}, against {first} - {said}.")
     lines += [f"chosen on validation images: {name}: {spec}" for name, spec in result["chosen"].items()]
     lines.append(f"({result['seeds']} paired seeds; intervals are t intervals, uncorrected for their number.)")
     return "\n".join(lines)

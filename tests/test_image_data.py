@@ -52,9 +52,29 @@ def test_a_folder_per_class(tmp_path):
     assert train.y.tolist() == [0] * 4 + [1] * 4
     assert test.y.tolist() == [0] * 2 + [1] * 2
     assert bool((train.x[train.y == 0][:, 0] > 240).all())
-    assert load(str(tmp_path), size=16, classes=["dogs"]).y.tolist() == [0] * 4
+    only = load(str(tmp_path), size=16, classes=["dogs"])
+    assert (only.y.tolist(), only.classes) == ([0] * 4, ("dogs",))
+    assert bool((only.x[:, 2] > 200).all())
     with pytest.raises(ValueError, match=r"'dog'.*Did you mean 'dogs'"):
         load(str(tmp_path), size=16, classes=["dog"])
+
+
+def test_classes_are_those_of_the_training_images(tmp_path):
+    for one in ("a", "b", "c"):
+        save(tmp_path / "train" / one / "0.png")
+    save(tmp_path / "test" / "c" / "0.png")  # which would be the first, if counted here
+    assert load(str(tmp_path), "test").y.tolist() == [2]
+    save(tmp_path / "test" / "d" / "0.png")
+    data._load.cache_clear()
+    with pytest.raises(ValueError, match="no class 'd'"):
+        load(str(tmp_path), "test")
+
+
+def test_a_list_of_classes_applies_to_embedded_sets():
+    only = load("digits", classes=["7", "1"])
+    assert only.classes == ("7", "1")
+    assert len(only) == int((load("digits").y == 7).sum() + (load("digits").y == 1).sum())
+    assert torch.equal(only.x[only.y == 0], load("digits").x[load("digits").y == 7])
 
 
 def test_photos_without_classes_grey_transparent_and_small(tmp_path):

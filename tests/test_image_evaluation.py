@@ -206,6 +206,7 @@ def test_attack_strength_is_monotone(classifier, digits):
         ({"k": 0}, "k must be"),
         ({"restarts": 1.5}, "restarts"),
         ({"step": 0.0}, "step"),
+        ({"attacked": 0}, "attacked"),
     ],
 )
 def test_bad_settings(changes, word):

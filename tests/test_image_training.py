@@ -280,6 +280,7 @@ def tensors(value, at="") -> dict[str, torch.Tensor]:
 MOCO = {"method": "moco", "queue": 128, "cosine": True, "warmup": 1, "watch": 1, "keep": "best"}
 
 
+@pytest.mark.slow
 def test_a_run_that_is_killed_ends_as_if_it_had_not_been(tmp_path, monkeypatch):
     """Queue, momentum encoder, schedules of rate and temperature, best encoder and log included."""
     cell = training.cell("digits", "adnce:t=schedule(0.5,0.2,9)", 1, epochs=4, **SMALL, **MOCO)
@@ -319,7 +320,11 @@ class PowerCut(BaseException):
 
 @pytest.mark.parametrize(
     ("spec", "changes"),
-    [("infonce:t=0.2", {"path": "per-image", "augment": "simclr"}), ("intnacl:base=both", {"views": 3})],
+    [
+        ("infonce:t=0.2", {"path": "per-image", "augment": "simclr"}),
+        ("intnacl:base=both", {"views": 3}),
+        ("adnce:t=schedule(0.5,0.2,3)", MOCO),
+    ],
 )
 def test_what_is_random_goes_on_where_it_was(spec, changes, tmp_path, monkeypatch):
     cell = training.cell("digits", spec, 1, epochs=2, **{**SMALL, "subset": 128}, **changes)

@@ -73,6 +73,7 @@ def train_arguments(parser: argparse.ArgumentParser) -> None:
         add(f"--{name}", type=int, metavar="N", help=f"{said}{_default(name)}")
     for name, said in REAL.items():
         add(f"--{name}", type=float, metavar="X", help=f"{said}{_default(name)}")
+    add("--classes", type=_lines, metavar="FILE", help="names of the classes to keep, a line each (ImageNet-100)")
     add("--cosine", action="store_true", default=None, help="let the learning rate fall as a cosine")
     add("--precision", metavar="P", help=f"Lightning's, such as bf16-mixed{_default('precision')}")
     _probes(parser, ["knn", "linear"])
@@ -96,6 +97,13 @@ def _probes(parser: argparse.ArgumentParser, default: Sequence[str]) -> None:
     for name, said in EVALUATION.items():
         kind = str if name == "protocol" else int
         add(f"--{name.replace('_', '-')}", type=kind, metavar="N" if kind is int else "NAME", help=said)
+
+
+def _lines(text: str) -> list[str]:
+    try:
+        return [line.strip() for line in Path(text).read_text(encoding="utf-8").splitlines() if line.strip()]
+    except (OSError, UnicodeDecodeError) as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
 
 
 def _words(text: str) -> list[str]:

@@ -231,12 +231,21 @@ def load(
     if size is not None and (not isinstance(size, int) or size < 1):
         raise ValueError(f"size must be a whole number of at least 1, got {size!r}.")
     given = None if root is None else str(root)
-    found = _load(name, split, size, given, os.environ.get("COUNTERPOINT_DATA"))
-    return found if classes is None else _only(found, classes)
+    kept = None if classes is None else tuple(classes)
+    found = _load(name, split, size, given, os.environ.get("COUNTERPOINT_DATA"), kept)
+    return found if kept in (None, found.classes) else _only(found, kept)
 
 
 @lru_cache(maxsize=8)
-def _load(name: str, split: str, size: int | None, root: str | None, offline: str | None) -> ImageSet:
+def _load(
+    name: str,
+    split: str,
+    size: int | None,
+    root: str | None,
+    offline: str | None,
+    classes: tuple[str, ...] | None,
+) -> ImageSet:
+    """Folders leave other ``classes`` unread; of other sets they are taken out afterwards."""
     where = [Path(one) for one in (root, offline) if one]
     if name == "digits":
         return digits(split, size or 16)
@@ -252,24 +261,28 @@ def _load(name: str, split: str, size: int | None, root: str | None, offline: st
             raise ValueError(
                 f"data: {name} is not in {' or '.join(map(str, where)) or '$COUNTERPOINT_DATA'}; unpack it there."
             )
-        return _folder(found, split, size or NATIVE.get(name, 64), name)
+        return _folder(found, split, size or NATIVE.get(name, 64), name, classes)
     if name in DOWNLOADED:
         return _downloaded(name, split, size or NATIVE.get(name, 64), where, Path(root) if root else None)
     if Path(name).is_dir():
-        return _folder(Path(name), split, size or 64, Path(name).name or name)
+        return _folder(Path(name), split, size or 64, Path(name).name or name, classes)
     raise ValueError(f"data: {name!r} is neither a data set nor a folder.{nearest(name, NAMES)}")
 
 
 def _only(data: ImageSet, classes: Sequence[str]) -> ImageSet:
-    for one in classes:
-        if one not in data.classes:
-            raise ValueError(f"{data.name}: it has no class {one!r}.{nearest(one, data.classes)}")
+    _must_be_known(classes, data.classes, data.name)
     number = torch.full((len(data.classes) + 1,), -1)
     for new, one in enumerate(classes):
         number[data.classes.index(one)] = new
     y = number[data.y]
     rows = (y >= 0).nonzero().squeeze(1)
     return replace(data, x=data.x[rows], y=y[rows], classes=tuple(classes))
+
+
+def _must_be_known(classes: Sequence[str], known: Sequence[str], name: str) -> None:
+    for one in classes:
+        if one not in known:
+            raise ValueError(f"{name}: it has no class {one!r}.{nearest(one, known)}")
 
 
 def digits(split: str, size: int = 16) -> ImageSet:
@@ -349,27 +362,31 @@ def _label(found: Any, row: int) -> int:
     return int(found[row][1])
 
 
-def _folder(path: Path, split: str, size: int, name: str) -> ImageSet:
+def _folder(path: Path, split: str, size: int, name: str, kept: tuple[str, ...] | None) -> ImageSet:
     """Images of a folder: one folder per class, or all without classes."""
     split_folder = next(
         (path / one for one in ((split, "val") if split == "test" else (split,)) if (path / one).is_dir()), None
     )
     share = split_folder is None
     base = split_folder or path
+    # the training images say which classes there are, in the other split too
+    classes = _classes(path / "train" if (path / "train").is_dir() else base)
     annotations = base / "val_annotations.txt"
     files: list[tuple[Path, int]] = []
     if annotations.is_file():  # Tiny-ImageNet's validation images
-        classes = sorted(one.name for one in (path / "train").iterdir() if one.is_dir())
         for line in annotations.read_text(encoding="utf-8").splitlines():
             file, wnid, *_ = line.split("\t")
             files.append((base / "images" / file, classes.index(wnid)))
     else:
-        folders = sorted(one for one in base.iterdir() if one.is_dir() and not one.name.startswith("."))
-        within = {one.name: [file for file in sorted(one.rglob("*")) if _is_image(file)] for one in folders}
-        classes = [name for name, some in within.items() if some]
-        files = [(file, number) for number, name in enumerate(classes) for file in within[name]]
+        for one in _classes(base):
+            _must_be_known([one], classes, name)
+            files += [(file, classes.index(one)) for file in sorted((base / one).rglob("*")) if _is_image(file)]
         if not classes:
             files = [(file, -1) for file in sorted(base.iterdir()) if _is_image(file)]
+    if kept is not None and classes:
+        _must_be_known(kept, classes, name)
+        files = [(file, kept.index(classes[number])) for file, number in files if classes[number] in kept]
+        classes = list(kept)
     if not files:
         raise ValueError(f"data: {base} holds no images ({', '.join(EXTENSIONS)}).")
     if share and len(files) > 1:
@@ -383,6 +400,12 @@ def _folder(path: Path, split: str, size: int, name: str) -> ImageSet:
 
     pictures = ((str(file.relative_to(path)), picture(file), label) for file, label in files)
     return from_pictures(name, pictures, size, classes, total=len(files))
+
+
+def _classes(folder: Path) -> list[str]:
+    """Names of the folders with images in them."""
+    inside = sorted(one for one in folder.iterdir() if one.is_dir() and not one.name.startswith("."))
+    return [one.name for one in inside if any(map(_is_image, one.rglob("*")))]
 
 
 def _is_image(file: Path) -> bool:

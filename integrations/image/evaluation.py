@@ -34,7 +34,7 @@ class Settings:
         k, temperature: of the nearest neighbours, weighted by ``exp(cos / temperature)``.
         epsilons: largest changes of a pixel in ``[0, 1]`` that attacks make, >= 0. IntNaCl's tables are at .002.
         step, steps, restarts: of the attack PGD; IntNaCl's are 1e-2, 10 and 2.
-        attacked: how many test images are attacked; None for all.
+        attacked: how many test images are attacked at most, at least 1; None for all.
         transfer: the data sets for ``transfer``.
         finetune_steps, finetune_lr: ArCL fine-tunes for 5000 steps of SGD with Nesterov momentum.
         shift_seed: of the shifted images, which are the same for every encoder.
@@ -63,6 +63,8 @@ class Settings:
                 raise ValueError(f"{name} must be a whole number of at least {low}, got {getattr(self, name)!r}.")
         if not self.penalty >= 0 or not self.temperature > 0 or not self.step > 0 or not self.finetune_lr > 0:
             raise ValueError("Settings: expected penalty >= 0, and temperature, step and finetune_lr > 0.")
+        if self.attacked is not None and self.attacked < 1:
+            raise ValueError(f"attacked must be at least 1, got {self.attacked!r}.")
         if wrong := [one for one in self.epsilons if not one >= 0]:
             raise ValueError(f"epsilons: an attack changes pixels by at least 0, got {wrong[0]!r}.")
 
@@ -113,7 +115,7 @@ def evaluate(
         if "linear" in probes:
             found |= {"linear": top[0]} | ({"linear_top5": top[1]} if classes > 5 else {})
         if "robust" in probes:
-            attacked = test.draw(settings.attacked)
+            attacked = test.draw(min(settings.attacked or len(test), len(test)))
             network = nn.Sequential(encoder, probe)
             found |= robust(network, attacked.x, attacked.y, settings, seed)
     if "shifted" in probes:

@@ -46,6 +46,7 @@ DEFAULTS: dict[str, Any] = {
     "backbone": "resnet18",
     "channels": 32,
     "size": None,
+    "classes": None,
     "augment": None,
     "path": "batched",
     "views": None,
@@ -467,7 +468,8 @@ def prepare(arguments: Mapping[str, Any]) -> Data:
         raise ValueError(f"part: unknown part {given['part']!r}.{nearest(str(given['part']), PARTS)}")
     if given["keep"] not in KEEP:
         raise ValueError(f"keep: unknown {given['keep']!r}.{nearest(str(given['keep']), KEEP)}")
-    train, validation = datasets.load(given["dataset"], "train", given["size"]).hold_out(given["validation"])
+    which = (given["size"], None, given["classes"])
+    train, validation = datasets.load(given["dataset"], "train", *which).hold_out(given["validation"])
     if given["subset"] is not None:
         train = train.draw(given["subset"])
     labelled, test = train, validation
@@ -476,7 +478,7 @@ def prepare(arguments: Mapping[str, Any]) -> Data:
         if given["part"] == "tune":
             labelled, test = labelled.hold_out(given["validation"])
     if given["part"] == "report":
-        test = datasets.load(given["dataset"], "test", given["size"])
+        test = datasets.load(given["dataset"], "test", *which)
     return Data(train, labelled, validation, test)
 
 
