@@ -148,6 +148,7 @@ class Objective(nn.Module):
         adversarial: Tensor | None = None,
         mixed: Tensor | None = None,
         normalize: bool = True,
+        tile: int | None = None,
         reduction: str = "mean",
         gather: distributed.Gather = False,
     ) -> Tensor:
@@ -171,6 +172,10 @@ class Objective(nn.Module):
             adversarial: ``(B, d)`` embeddings of adversarial views (:mod:`counterpoint.views`).
             mixed: ``(B, d)`` or ``(B, n, d)`` embeddings of mixed views.
             normalize: cosine similarities if true, plain inner products if not.
+            tile: 0 keeps the similarities in a matrix, which can be differentiated twice; a larger number streams them
+                in tiles of this edge, in memory that grows with the batch and not with its square. None chooses:
+                tiles where they are faster or much smaller; a matrix for small batches, in compiled code and under
+                ``torch.func``. With ``labels`` there is always a matrix, that of the positives.
             reduction: ``mean`` over anchors, or ``none`` for the loss of each anchor (of this process).
             gather: compare with the samples of all processes: True, a process group, or ``"ring"``; see
                 :mod:`counterpoint.distributed`. Everything else is given for this process's samples, except the
@@ -193,6 +198,7 @@ class Objective(nn.Module):
             adversarial=adversarial,
             mixed=mixed,
             normalize=normalize,
+            tile=tile,
         )
         batch = distributed.meet(gather, make) if gather else make()
         return self.from_pairings(batch.scores, batch.device, reduction=reduction)

@@ -29,10 +29,14 @@ from counterpoint.distributed import Peers
 from counterpoint.hyper import is_number, nearest
 from counterpoint.ring import RingNegatives
 from counterpoint.scores import DenseNegatives, Negatives, Scores
+from counterpoint.streamed import Mask, Others, StreamedNegatives, Unit
 
 # Below this length a vector has no direction: its cosine and its gradient are zero.
 EPS = 1e-8
 EPS_HALF = 1e-4  # in float16 the gradient, one over the length, would overflow
+
+# From so many pairs on they are streamed: on the CPU because that is faster, elsewhere because it is smaller.
+STREAMED_CPU, STREAMED = 2**17, 2**26
 
 
 def unit(z: Tensor, eps: float = EPS) -> Tensor:
@@ -46,8 +50,8 @@ def widen(z: Tensor) -> Tensor:
     return z.float() if z.dtype in (torch.float16, torch.bfloat16) else z
 
 
-# anchors, whole views of this process's samples, and the views that they are compared with
-Part = tuple[Tensor, Sequence[Tensor]]
+# views that are anchors, and the views that they are compared with
+Part = tuple[Sequence[Tensor], Sequence[Tensor]]
 
 
 class Batch:
@@ -69,6 +73,7 @@ class Batch:
         adversarial: Tensor | None,
         mixed: Tensor | None,
         normalize: bool,
+        tile: int | None,
     ) -> None:
         if pairing is not None and pairing not in PAIRINGS:
             raise ValueError(f"unknown pairing {pairing!r}.{nearest(str(pairing), PAIRINGS)}")
@@ -102,18 +107,21 @@ class Batch:
                 raise ValueError(
                     f"{name}= goes with pairings of the batch itself, not with queue=, negatives= or labels=."
                 )
-        self._made: dict[str, Scores] = {}
-        self._views_ready: list[Tensor] | None = None
-        self._gathered: dict[int, tuple[Tensor, Tensor]] = {}
         self.peers: Peers | None = None
         self.first, self.total = 0, self.size
+        self._asked = tile
+        self.tile = self._tile(tile)
+        self._made: dict[str, Scores] = {}
+        self._views_ready: list[Tensor] | None = None
+        self._stacked: Tensor | None = None
+        self._gathered: dict[int, tuple[Tensor, Tensor]] = {}
 
     # ---- other processes -----------------------------------------------------------------------
 
     def facts(self) -> dict[str, int]:
         """What processes that share a batch must agree on, by name."""
         given = (*self.raw, self.negatives, self.adversarial, self.mixed)
-        shapes = {
+        found = {
             "the number of views": len(self.raw),
             "the width of embeddings": self.width,
             "bits of embeddings": torch.finfo(widen(self.raw[0][:0]).dtype).bits,
@@ -125,21 +133,23 @@ class Batch:
             "the rows of queue=": 0 if self.queue is None else len(self.queue),
         }
         for name, x in (("negatives", self.negatives), ("adversarial", self.adversarial), ("mixed", self.mixed)):
-            shapes[f"{name}= per sample"] = 0 if x is None else x.shape[1]
+            found[f"{name}= per sample"] = 0 if x is None else x.shape[1]
         for name in ("ids", "labels", "negative_ids"):
-            shapes[f"whether there are {name}="] = int(getattr(self, name) is not None)
-        return shapes
+            found[f"whether there are {name}="] = int(getattr(self, name) is not None)
+        return found
 
     def share(self, peers: Peers) -> None:
         """Makes this the part of a batch that several processes share."""
         self.peers, self.first, self.total = peers, peers.first, peers.total
+        self.tile = self._tile(self._asked)
 
     def everyone(self, x: Tensor) -> Tensor:
-        """The rows of all processes of what has rows for this one's samples; gathered once."""
+        """The rows of all processes, this one's first, of what has rows for each sample; gathered once."""
         if self.peers is None:
             return x
         if id(x) not in self._gathered:
-            self._gathered[id(x)] = x, self.peers.gather(x)
+            before = self.first * (len(x) // self.size)
+            self._gathered[id(x)] = x, self.peers.gather(x).roll(-before, 0)
         return self._gathered[id(x)][1]
 
     # ---- what came in --------------------------------------------------------------------------
@@ -183,6 +193,23 @@ class Batch:
             )
         return self.ready(checks.is_finite(full, what))
 
+    def _tile(self, tile: int | None) -> int | None:
+        """The tile in force, 0 for a matrix."""
+        if tile is not None and (not is_number(tile) or tile != int(tile) or tile < 0):
+            raise ValueError(f"tile: expected a whole number, 0 for a matrix, or None, got {tile!r}.")
+        # neither a compiler nor torch.func can look into a pass over tiles
+        if checks.compiling() or torch._C._are_functorch_transforms_active():
+            return 0
+        if tile is not None:
+            return int(tile)
+        views = 1 if self.queue is not None else len(self.raw)
+        keys = self.total * (views if self.negatives is None else views + self.negatives.shape[1])
+        pairs = self.size * views * (keys if self.queue is None else len(self.queue))
+        return None if self._many(pairs) else 0
+
+    def _many(self, pairs: int) -> bool:
+        return pairs >= (STREAMED_CPU if self.device.type == "cpu" else STREAMED)
+
     def _prior(self, prior: Tensor | None) -> Tensor | None:
         if prior is None:
             return None
@@ -209,6 +236,23 @@ class Batch:
         if self._views_ready is None:
             self._views_ready = [self.ready(v) for v in self.raw]
         return self._views_ready
+
+    def stacked(self) -> Tensor:
+        """All views under one another, ``(m B, width)``."""
+        if self._stacked is None:
+            dtype = self.raw[0].dtype
+            if self.tile == 0 or not self.normalize or any(v.dtype != dtype for v in self.raw):
+                self._stacked = torch.cat(self.views)
+            else:
+                self._stacked = Unit.apply(EPS_HALF if dtype == torch.float16 else EPS, *self.raw)
+                self._views_ready = [*self._stacked.split(self.size)]
+        return self._stacked
+
+    def under(self, views: Sequence[Tensor]) -> Tensor:
+        """Views under one another."""
+        if len(views) == 1:
+            return views[0]
+        return self.stacked() if views is self._views_ready else torch.cat([*views])
 
     # ---- what goes out -------------------------------------------------------------------------
 
@@ -244,73 +288,82 @@ class Batch:
             )
         return self.views
 
-    def build(self, name: str, parts: Sequence[Part], pos: Tensor, hard: bool = False) -> Scores:
-        """Scores of anchors against other samples' views, and against hard negatives if there are any."""
-        scores = Scores(pos, self.against(parts, self.negatives if hard else None), layout=name)
-        sample = self.samples(len(pos))
-        anchors = parts[0][0] if len(parts) == 1 else torch.cat([part[0] for part in parts])
+    def build(self, name: str, parts: Sequence[Part], pos: Tensor, both: bool = False, hard: bool = False) -> Scores:
+        """Scores of views as anchors, against views as keys and, if there are, ``hard`` negatives.
+
+        ``both`` has keys as anchors, too, after the others.
+        """
+        scores = Scores(pos, self.against(parts, both, self.negatives if hard else None), layout=name)
+        times = len(pos) // self.size
         if self.prior is not None:
-            scores.prior = self.prior.to(pos.dtype)[sample].unsqueeze(1)
+            scores.prior = self.prior.to(pos.dtype).repeat(times).unsqueeze(1)
+        if self.adversarial is None and self.mixed is None:
+            return scores
+        views = [view for mine, keys in parts for view in (*mine, *(keys if both else ()))]
+        anchors = self.under(views)
         if self.adversarial is not None:
             # the adversarial view as the positive; the others, clean and adversarial, as negatives (IntNaCl, Eq. 5)
             clean, attacked = parts[0][1][0], self.adversarial[:, 0]
-            positive = (anchors * attacked[sample]).sum(-1, keepdim=True)
-            scores.adversarial = Scores(positive, self.against([(anchors, [clean, attacked])]))
+            positive = (anchors * attacked.repeat(times, 1)).sum(-1, keepdim=True)
+            scores.adversarial = Scores(positive, self.against([(views, [clean, attacked])]))
         if self.mixed is not None:
-            similar = (anchors.unsqueeze(1) * self.mixed[sample]).sum(-1)
+            similar = (anchors.unsqueeze(1) * self.mixed.repeat(times, 1, 1)).sum(-1)
             scores.mixed = [Scores(s, scores.neg) for s in similar.split(1, dim=1)]
         return scores
 
-    def against(self, parts: Sequence[Part], hard: Tensor | None = None) -> Negatives:
+    def against(self, parts: Sequence[Part], both: bool = False, hard: Tensor | None = None) -> Negatives:
         """The views of all other samples as negatives, and all samples' hard ones."""
+        if self.peers is not None and both:
+            parts, both = [part for mine, keys in parts for part in ((mine, keys), (keys, mine))], False
         if self.peers is not None and self.peers.ring:
-            return RingNegatives(self.peers, parts, hard, self.negative_weight, self.ids, self.negative_ids)
-        matrix = self.matrix(parts, hard)
-        sample, blocks = self.samples(len(matrix)), len(parts[0][1])
-        own = (self.first + sample).unsqueeze(1)
-        skip = own + self.total * torch.arange(blocks, device=own.device)
-        drop = weight = None
-        if hard is not None and self.negative_weight:
-            each = hard.shape[1]
-            at = self.total * blocks + each * own + torch.arange(each, device=own.device)
-            weight = torch.zeros_like(matrix).scatter(1, at, self.negative_weight)
+            known = self.negative_weight, self.ids, self.negative_ids
+            return self._counted(RingNegatives(self.peers, parts, hard, *known, self.tile or None, self.reach))
+        # the samples' first hard negatives, then their second: like views, in the samples' order
+        further = [] if hard is None else [*self.everyone(hard).unbind(1)]
+        blocks = []
+        for mine, keys in parts:
+            left = self.under(mine)
+            if self.peers is None:
+                blocks.append((left, left if keys is mine else self.under([*keys, *further])))
+            else:  # a block for each view, since a view has other rows than a block of keys
+                right = self.under([*map(self.everyone, keys), *further])
+                blocks += [(view, right) for view in mine]
+        ids = hard_ids = None
         if self.ids is not None:
-            mine = self.ids[sample].unsqueeze(1)
-            drop = mine == self.everyone(self.ids).repeat(blocks)
-            if hard is not None and self.negative_ids is not None:
-                drop = torch.cat([drop, mine == self.everyone(self.negative_ids)], 1)
-            drop = torch.nn.functional.pad(drop, (0, matrix.shape[1] - drop.shape[1]))
-            checks.has_negatives((~drop).sum(1))
-        return DenseNegatives(matrix, skip, drop, weight)
+            ids = self.ids.repeat(len(blocks[0][0]) // self.size), self.everyone(self.ids)
+            hard_ids = None if self.negative_ids is None else self.everyone(self.negative_ids)
+        mask = Mask.of(self.total, len(parts[0][1]), len(further), self.negative_weight, ids, hard_ids)
+        return self.negatives_of(blocks, mask, both)
 
-    def matrix(self, parts: Sequence[Part], hard: Tensor | None = None) -> Tensor:
-        """Similarities of anchors to keys of all processes."""
-        further = [] if hard is None else [self.everyone(hard).flatten(0, 1)]
-        blocks: list[Tensor] = []
-        for anchors, keys in parts:
-            if blocks and self.peers is None and anchors is parts[0][1][0] and keys[0] is parts[0][0]:
-                blocks.append(blocks[0].T)  # symmetric: the same product, the other way round
-                continue
-            every = [*(self.everyone(k) for k in keys), *further]
-            blocks.append(anchors @ (every[0] if len(every) == 1 else torch.cat(every)).T)
-        return blocks[0] if len(blocks) == 1 else torch.cat(blocks)
+    def negatives_of(self, blocks: Sequence[tuple[Tensor, Tensor]], mask: Mask, both: bool = False) -> Negatives:
+        """All keys that ``mask`` leaves."""
+        neg = self._counted(StreamedNegatives(blocks, both, mask, self.tile or None, self.reach))
+        return neg.dense() if self.tile == 0 or (self.tile is None and not self._many(neg.pairs)) else neg
 
-    def samples(self, anchors: int) -> Tensor:
-        """Which of this process's samples its anchors are."""
-        return self.arange(anchors // self.size)
+    @property
+    def reach(self) -> float | None:
+        return 1.0001 if self.normalize else None  # a unit vector is up to rounding one
+
+    @staticmethod
+    def _counted(neg: StreamedNegatives) -> StreamedNegatives:
+        if isinstance(neg.count, Tensor):
+            checks.has_negatives(neg.count)
+        return neg
 
     def arange(self, times: int = 1) -> Tensor:
         return torch.arange(self.size, device=self.device).repeat(times)
 
 
 def _views(batch: Batch) -> Scores:
+    z, m = batch.stacked(), len(batch.raw)
     views = batch.need(2, "views")
-    z, m, n = torch.cat(views), len(views), batch.size
     if batch.labels is not None:
-        return _labelled(batch, "views", z, views, anchors_are_keys=True)
-    stacked = z.view(m, n, -1)
-    among = torch.einsum("and,bnd->anb", stacked, stacked).reshape(m * n, m)
-    return batch.build("views", [(z, views)], _others(among, n, m))
+        return _labelled(batch, "views", views, views)
+    if batch.tile != 0:
+        return batch.build("views", [(views, views)], Others.apply(z, m))
+    stacked = z.view(m, batch.size, -1)
+    among = torch.einsum("and,bnd->anb", stacked, stacked).reshape(len(z), m)
+    return batch.build("views", [(views, views)], _others(among, batch.size, m))
 
 
 def _others(among: Tensor, n: int, m: int) -> Tensor:
@@ -320,68 +373,69 @@ def _others(among: Tensor, n: int, m: int) -> Tensor:
     return among.gather(1, other + (other >= view))
 
 
-def _labelled(batch: Batch, name: str, anchors: Tensor, keys: Sequence[Tensor], anchors_are_keys: bool) -> Scores:
-    """Supervised: everything of an anchor's class is a positive, everything else a negative."""
+def _labelled(batch: Batch, name: str, mine: Sequence[Tensor], keys: Sequence[Tensor]) -> Scores:
+    """Supervised: everything of an anchor's class is a positive, except itself, everything else a negative."""
     assert batch.labels is not None
     if batch.peers is not None and batch.peers.ring:
         raise ValueError("labels= make positives of other processes' samples: they need gather=True, not a ring.")
-    matrix = batch.matrix([(anchors, keys)])
-    sample = batch.samples(len(anchors))
-    same = batch.labels[sample].unsqueeze(1) == batch.everyone(batch.labels).repeat(len(keys))
+    matrix = batch.under(mine) @ torch.cat([batch.everyone(k) for k in keys]).T
+    same = batch.labels.repeat(len(mine)).unsqueeze(1) == batch.everyone(batch.labels).repeat(len(keys))
     checks.has_negatives((~same).sum(1))
     pos_mask = same
-    if anchors_are_keys:
-        row = torch.arange(len(anchors), device=anchors.device)
-        itself = batch.first + sample + batch.total * (row // batch.size)
-        pos_mask = same.scatter(1, itself.unsqueeze(1), False)
+    if keys is mine:
+        view = torch.arange(len(mine), device=matrix.device).repeat_interleave(batch.size)
+        pos_mask = same.scatter(1, (batch.arange(len(mine)) + batch.total * view).unsqueeze(1), False)
     # entries that are no positives hold a finite similarity that no average looks at
     scores = Scores(matrix, DenseNegatives(matrix, drop=same), pos_mask=pos_mask, layout=name)
     if batch.prior is not None:
-        scores.prior = batch.prior.to(matrix.dtype)[sample].unsqueeze(1)
+        scores.prior = batch.prior.to(matrix.dtype).repeat(len(mine)).unsqueeze(1)
     return scores
 
 
 def _one_way(batch: Batch) -> Scores:
     anchors, *others = batch.need(2, "one_way")
     if batch.labels is not None and batch.negatives is None:
-        return _labelled(batch, "one_way", anchors, others, anchors_are_keys=False)
+        return _labelled(batch, "one_way", [anchors], others)
     pos = torch.stack([(anchors * o).sum(-1) for o in others], 1)
     # SimCSE, supervised: hard negatives are further keys
-    return batch.build("one_way", [(anchors, others)], pos, hard=True)
+    return batch.build("one_way", [([anchors], others)], pos, hard=True)
 
 
 def _symmetric(batch: Batch) -> Scores:
     a, b = batch.need(2, "symmetric", exactly=True)
-    return batch.build("symmetric", [(a, [b]), (b, [a])], (a * b).sum(-1, keepdim=True).repeat(2, 1))
+    pos = (a * b).sum(-1, keepdim=True).repeat(2, 1)
+    return batch.build("symmetric", [([a], [b])], pos, both=True)
 
 
 def _first_two(batch: Batch) -> Scores:
-    a, b, *rest = batch.need(2, "first_two")
+    batch.stacked()
+    views = batch.need(2, "first_two")
+    a, b, *rest = views
+    two = [a, b] if rest else views
     pos = torch.cat(
         [torch.stack([(x * o).sum(-1) for o in (y, *rest)], 1) for x, y in ((a, b), (b, a))],
     )
-    return batch.build("first_two", [(torch.cat([a, b]), [a, b])], pos)
+    return batch.build("first_two", [(two, two)], pos)
 
 
 def _pairs(batch: Batch) -> Scores:
     pairs = list(combinations(batch.need(2, "pairs"), 2))
     pos = torch.cat([(x * y).sum(-1).repeat(2) for x, y in pairs]).unsqueeze(1)
-    return batch.build("pairs", [(torch.cat(pair), pair) for pair in pairs], pos)
+    return batch.build("pairs", [(pair, pair) for pair in pairs], pos)
 
 
 def _arcl(batch: Batch) -> Scores:
     views = batch.need(2, "arcl")
     pos = torch.stack([(x * y).sum(-1) for x, y in combinations(views, 2)], 1)
-    scores = batch.build("arcl", [(views[0], views[:2])], pos)
+    scores = batch.build("arcl", [(views[:1], views[:2])], pos)
     scores.kept = pos[:, :1]
     return scores
 
 
 def _single(batch: Batch) -> Scores:
     z = batch.need(1, "single")[0]
-    if z.dim() == 3:
-        z = z[:, 0]
-    return batch.build("single", [(z, [z])], z.new_zeros(len(z), 1))
+    alone = [z[:, 0] if z.dim() == 3 else z]
+    return batch.build("single", [(alone, alone)], z.new_zeros(len(z), 1))
 
 
 def _queue(batch: Batch) -> Scores:
@@ -400,14 +454,13 @@ def _queue(batch: Batch) -> Scores:
         query = query[:, 0]
     else:
         pos = (query * key).sum(-1, keepdim=True)
-    matrix = query @ batch.queue.detach().T
-    drop = None
+    ids = None
     if batch.queue_ids is not None and batch.ids is not None:
-        drop = batch.ids.unsqueeze(1) == batch.queue_ids
-        checks.has_negatives((~drop).sum(1))
-    scores = Scores(pos, DenseNegatives(matrix, drop=drop), layout="queue")
+        ids = batch.ids, batch.queue_ids
+    neg = batch.negatives_of([(query, batch.queue.detach())], Mask(ids=ids))
+    scores = Scores(pos, neg, layout="queue")
     if batch.prior is not None:
-        scores.prior = batch.prior.to(matrix.dtype).unsqueeze(1)
+        scores.prior = batch.prior.to(pos.dtype).unsqueeze(1)
     return scores
 
 
