@@ -123,7 +123,8 @@ class RingNegatives(StreamedNegatives):
         for meeting in self.meetings(owner):
             anchors = meeting.rows.stop - meeting.rows.start
             found.append(meeting.mask.count(anchors, sum(meeting.sizes), dtype))
-        return torch.cat(found) if isinstance(found[0], Tensor) else found[0]
+        by_anchor = [count for count in found if isinstance(count, Tensor)]
+        return torch.cat(by_anchor) if by_anchor else found[0]
 
     def passing(self, keys: Tensor) -> Iterator[tuple[int, Tensor]]:
         """Whose keys are here, and the keys; this process's to begin with."""
