@@ -40,6 +40,7 @@ bench: $(VENV)/ready
 	$(RUN) tests/bench/bench_losses.py
 	$(RUN) tests/bench/bench_import.py
 	$(RUN) tests/bench/bench_graph.py --dataset demo
+	$(RUN) tests/bench/bench_augment.py
 
 $(VENV)/ready: pyproject.toml
 	$(call install,$(VENV),-e '.[dev]')

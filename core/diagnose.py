@@ -9,6 +9,7 @@ values, as either direction moves embeddings. All zero (a clamped estimate, no p
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from copy import deepcopy
 from typing import Any
@@ -52,6 +53,8 @@ def report(objective: Objective, *given: Tensor, call: str = "forward", **how: A
     >>> found["negatives"], round(found["effective_negatives"], 4), found["negatives_above_positive"]
     (6.0, 6.0, 0.0)
     """
+    if call == "forward":
+        how = {**how, "tile": 0}  # every single negative is looked at
     with torch.inference_mode(False), torch.no_grad():
         if "gather" in how:
             how["gather"] = distributed.without_ring(how["gather"])
@@ -137,6 +140,37 @@ def distances(*views: Tensor) -> Tensor:
         above = torch.ones(len(z), len(z), dtype=torch.bool, device=z.device).triu(1)
         found.append(((1 - z @ z.T) / 2).clamp(0, 1)[above])
     return torch.cat(found)
+
+
+def alignment(first: Tensor, second: Tensor) -> float:
+    """``mean ||x - y||^2`` of positive pairs, rows of ``first`` and ``second`` at length one (Wang and Isola 2020).
+
+    From 0, all pairs coincide, to 4.
+
+    >>> alignment(torch.eye(3), torch.eye(3)), alignment(torch.eye(2), -torch.eye(2))
+    (0.0, 4.0)
+    """
+    x, y = (
+        unit(widen(checks.is_finite(checks.is_matrix(z, "alignment", "(pairs, width)"), "alignment").detach()))
+        for z in (first, second)
+    )
+    if x.shape != y.shape:
+        raise ValueError(f"alignment: expected equal shapes, got {checks.shape(first)} and {checks.shape(second)}.")
+    return (x - y).square().sum(1).mean().item()
+
+
+def uniformity(z: Tensor, t: float = 2.0) -> float:
+    """``log mean e^{-t ||x - y||^2}`` over all pairs of different rows at length one (Wang and Isola 2020).
+
+    From ``-4 t`` for two opposite points up to 0, all rows coincide; lower is more uniform.
+
+    >>> round(uniformity(torch.tensor([[1.0, 0.0], [-1.0, 0.0]])), 4)
+    -8.0
+    """
+    found = distances(z)
+    if len(found) == 0:
+        raise ValueError("uniformity: expected at least 2 rows.")
+    return (-4 * t * found).logsumexp(0).sub(math.log(len(found))).item()  # ||x - y||^2 = 4 D
 
 
 def _parts(objective: Objective) -> list[Objective]:

@@ -223,7 +223,7 @@ class Quadratic:
         return self + -self._other(other)
 
     def __rsub__(self, other: Any) -> Quadratic:
-        return -self + other
+        return (-self).__add__(other)
 
     __radd__, __rmul__ = __add__, __mul__
 
@@ -848,7 +848,9 @@ class StreamedNegatives(Negatives):
         count = self.mask.count(len(left), len(right), left.dtype)
         if isinstance(count, Tensor):
             if both:
-                count = torch.cat([count, self.mask.turned().count(len(right), len(left), left.dtype)])
+                turned = self.mask.turned().count(len(right), len(left), left.dtype)
+                assert isinstance(turned, Tensor)
+                count = torch.cat([count, turned])
             count = count.repeat(len(blocks), 1)
         self._count = count
 
@@ -870,8 +872,8 @@ class StreamedNegatives(Negatives):
         terms, constants = quadratic
         safe = terms.bounded(self.reach()) and abs(self.mask.own_weight) <= SAFE
         found = self._reduce(SumExp if safe else LogSumExp, terms, terms.uniform)
-        found = [x if _zero(c) else x + c for x, c in zip(found, constants, strict=True)]
-        return found[0] if len(found) == 1 else tuple(found)
+        whole = [x if _zero(c) else x + c for x, c in zip(found, constants, strict=True)]
+        return whole[0] if len(whole) == 1 else tuple(whole)
 
     def mean(self, f: Callable[..., Any], *per_anchor: Tensor) -> Any:
         return self._traced(Mean, f, per_anchor, lambda dense: dense.mean(f, *per_anchor))

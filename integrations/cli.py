@@ -243,6 +243,51 @@ COMMANDS = {
   counterpoint doctor --json                                for programs, and for bug reports
 """,
     ),
+    "train image": Command(
+        "pre-train an image encoder without labels (SimCLR, MoCo, CMC) with any objectives, and compare them",
+        *_of("image.commands", "train"),
+        """\
+  counterpoint train image                                  on embedded digits, in seconds
+  counterpoint train image --data cifar10 --objective "adnce:t=0.4,mu=0.7,sigma=0.5" --backbone resnet18
+  counterpoint train image --data ./my_photos --method moco --objective "arcl(infonce:t=0.2)" --views 4
+  counterpoint train image --data cifar10 --preset intnacl --probe linear robust --device cuda
+""",
+    ),
+    "eval image": Command(
+        "evaluate the encoders of image runs: linear, kNN, attacked, shifted, transferred, fine-tuned",
+        *_of("image.commands", "eval"),
+        """\
+  counterpoint eval image runs/image/cifar10 --probe linear,knn,robust,shifted --transfer cifar100
+  counterpoint eval image runs --data digits --probe knn --json
+""",
+    ),
+    "train sentence": Command(
+        "train sentence embeddings with any objective (SimCSE, quick-thought), from a paper's recipe or your own",
+        *_of("sentence.commands", "train"),
+        """\
+  counterpoint train sentence --data wiki1m.txt --preset adnce-bert --device cuda
+  counterpoint train sentence --data nli.csv --preset simcse-bert-supervised --objective "hcl:t=0.05"
+  counterpoint train sentence --data book.txt --positives next-sentence --model all-MiniLM-L6-v2 --lr 1e-5
+  counterpoint train sentence --data wiki.txt --objective "arcl(infonce:t=0.05):views=4" --pooling cls
+""",
+    ),
+    "eval sts": Command(
+        "score a model on semantic textual similarity, as SimCSE reports it",
+        *_of("sentence.commands", "sts"),
+        """\
+  counterpoint eval sts sentence-transformers/all-MiniLM-L6-v2
+  counterpoint eval sts runs/sentence/wiki.txt/NAME/seed0 --data SentEval --subsets
+  counterpoint eval sts bert-base-uncased --pooling cls --json
+""",
+    ),
+    "eval transfer": Command(
+        "score a model on SentEval's classification tasks",
+        *_of("sentence.commands", "transfer"),
+        """\
+  counterpoint eval transfer sentence-transformers/all-MiniLM-L6-v2 --data DATA --jobs 2
+  counterpoint eval transfer MODEL --tasks TREC MRPC
+""",
+    ),
 }
 
 if __name__ == "__main__":

@@ -41,7 +41,7 @@ class ContrastiveLoss(nn.Module):
     ===========================================  =================================================================
     columns of the dataset                       what they are
     ===========================================  =================================================================
-    anchor                                       embedded twice: two dropout masks are two views (SimCSE)
+    anchor                                       embedded ``views`` times: each dropout mask is a view (SimCSE)
     anchor, positive                             pairs; the same text in both is SimCSE too
     anchor, positive, negative, ...              hard negatives of each sample, seen by all samples
     view, view, view, ... (``columns="views"``)  several texts that say the same
@@ -53,6 +53,8 @@ class ContrastiveLoss(nn.Module):
         model: the ``SentenceTransformer``.
         objective: an objective or a spec.
         columns: what the columns from the third on are, ``negatives`` or ``views``.
+        views: how often a single column is embedded, at least 2; these are all views, whatever ``columns`` says.
+        negative_weight: SimCSE's weight of hard negatives, added to the logit of a sample's own ones.
         pairing: who is compared with whom, see :mod:`counterpoint.pairing`. By default ``one_way``, as in all losses of
             the host: anchors are the first column. Objectives whose paper compares other pairs, such as ArCL, keep
             those. ``views`` is SimCLR.
@@ -74,12 +76,16 @@ class ContrastiveLoss(nn.Module):
         objective: Objective | str = "infonce:t=0.05",
         *,
         columns: str = "negatives",
+        views: int = 2,
+        negative_weight: float = 0.0,
         pairing: str | None = None,
         labels: str | None = None,
         gather_across_devices: bool = False,
         log_terms: bool = True,
     ) -> None:
         super().__init__()
+        if views < 2:
+            raise ValueError(f"{type(self).__name__}: views must be at least 2, got {views!r}.")
         for what, given, known in (("columns", columns, COLUMNS), ("labels", labels, (None, *LABELS))):
             if given not in known:
                 hint = nearest(str(given), [name for name in known if name])
@@ -88,14 +94,16 @@ class ContrastiveLoss(nn.Module):
         self.objective = as_objective(objective)
         # each as a sum of its own, which holds its weight, too
         self.terms = nn.ModuleList(Sum([term]) for term in self.objective.terms())
-        self.columns, self.labels = columns, labels
+        # more than two of a single column can be nothing but views
+        self.columns, self.labels = "views" if views > 2 else columns, labels
+        self.views, self.negative_weight = views, float(negative_weight)
         self.pairing = pairing
         self.gather_across_devices, self.log_terms = gather_across_devices, log_terms
 
     def forward(
         self, sentence_features: Iterable[dict[str, Tensor]], labels: Tensor | None = None
     ) -> Tensor | dict[str, Tensor]:
-        terms = self._terms(self._embed(_at_least_two(sentence_features)), labels)
+        terms = self._terms(self._embed(self._several(sentence_features)), labels)
         if len(terms) > 1 and self.log_terms:
             return terms
         return torch.stack(list(terms.values())).sum()
@@ -103,6 +111,11 @@ class ContrastiveLoss(nn.Module):
     def compute_loss_from_embeddings(self, embeddings: list[Tensor], labels: Tensor | None = None) -> Tensor:
         """The loss of columns that are embedded already."""
         return torch.stack(list(self._terms(embeddings, labels).values())).sum()
+
+    def _several(self, sentence_features: Iterable[dict[str, Tensor]]) -> list[dict[str, Tensor]]:
+        """The columns; a single one several times, as dicts of its own, since a model may write into them."""
+        columns = list(sentence_features)
+        return [dict(columns[0]) for _ in range(self.views)] if len(columns) == 1 else columns
 
     def _embed(self, sentence_features: list[dict[str, Tensor]]) -> list[Tensor]:
         try:  # several columns in one pass, where the host can
@@ -112,9 +125,10 @@ class ContrastiveLoss(nn.Module):
         embedded: list[Tensor] = embed(self.model, sentence_features)
         return embedded
 
-    def _terms(self, embeddings: list[Tensor], labels: Tensor | None) -> dict[str, Tensor]:
+    def _terms(self, embeddings: list[Tensor], labels: Tensor | None, **extra: Tensor) -> dict[str, Tensor]:
+        """The loss of each term; ``extra`` are further views that an objective asks for, see ``Objective.forward``."""
         views, how = self._views(embeddings)
-        how["gather"] = self.gather_across_devices
+        how |= {"gather": self.gather_across_devices, **extra}
         if self.labels is not None:
             if labels is None:
                 raise ValueError(f"{type(self).__name__}: labels={self.labels!r} needs a dataset with a column label.")
@@ -130,13 +144,15 @@ class ContrastiveLoss(nn.Module):
     def _views(self, embeddings: list[Tensor]) -> tuple[list[Tensor], dict[str, Any]]:
         if self.columns == "views" or len(embeddings) == 2:
             return embeddings, {}
-        return embeddings[:2], {"negatives": torch.stack(embeddings[2:], 1)}
+        return embeddings[:2], {"negatives": torch.stack(embeddings[2:], 1), "negative_weight": self.negative_weight}
 
     def get_config_dict(self) -> dict[str, Any]:
         """What the model card says of this loss."""
         return {
             "objective": str(self.objective),
             "columns": self.columns,
+            "views": self.views,
+            "negative_weight": self.negative_weight,
             "pairing": self.pairing,
             "labels": self.labels,
             "gather_across_devices": self.gather_across_devices,
@@ -160,7 +176,8 @@ class CachedContrastiveLoss(ContrastiveLoss):
         mini_batch_size: samples of a column that are embedded at a time.
         mini_batch_num_tokens: pack by this many tokens instead.
         show_progress_bar: over the parts.
-        model, objective, columns, pairing, labels, gather_across_devices: as in :class:`ContrastiveLoss`.
+        model, objective, columns, views, negative_weight, pairing, labels, gather_across_devices: as in
+            :class:`ContrastiveLoss`.
     """
 
     uses_gradient_cache = True
@@ -171,6 +188,8 @@ class CachedContrastiveLoss(ContrastiveLoss):
         objective: Objective | str = "infonce:t=0.05",
         *,
         columns: str = "negatives",
+        views: int = 2,
+        negative_weight: float = 0.0,
         pairing: str | None = None,
         labels: str | None = None,
         gather_across_devices: bool = False,
@@ -182,6 +201,8 @@ class CachedContrastiveLoss(ContrastiveLoss):
             model,
             objective,
             columns=columns,
+            views=views,
+            negative_weight=negative_weight,
             pairing=pairing,
             labels=labels,
             gather_across_devices=gather_across_devices,
@@ -192,7 +213,7 @@ class CachedContrastiveLoss(ContrastiveLoss):
         self.show_progress_bar = show_progress_bar
 
     def forward(self, sentence_features: Iterable[dict[str, Tensor]], labels: Tensor | None = None) -> Tensor:
-        loss: Tensor = _gradcache().forward_cached(self, _at_least_two(sentence_features), labels)
+        loss: Tensor = _gradcache().forward_cached(self, self._several(sentence_features), labels)
         return loss
 
     # what the mixin asks of a loss; its methods are borrowed, since a base class would have to be there at import
@@ -222,12 +243,6 @@ class CachedContrastiveLoss(ContrastiveLoss):
     def citation(self) -> str:
         paper = "Gao et al. 2021, scaling deep contrastive learning batch size under memory limited setup"
         return super().citation + f"\n{_entry('gradcache', paper)}"
-
-
-def _at_least_two(sentence_features: Iterable[dict[str, Tensor]]) -> list[dict[str, Tensor]]:
-    """The columns; a single one twice, as two dicts, since modules of a model may write into them."""
-    columns = list(sentence_features)
-    return [columns[0], dict(columns[0])] if len(columns) == 1 else columns
 
 
 def _entry(name: str, paper: str) -> str:

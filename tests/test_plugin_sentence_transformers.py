@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from tiny_bert import build, load, texts
 from torch import nn
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
@@ -23,42 +24,10 @@ from counterpoint.plugins.sentence_transformers import CachedContrastiveLoss, Co
 
 st = pytest.importorskip("sentence_transformers")
 datasets = pytest.importorskip("datasets")
-tokenizers = pytest.importorskip("tokenizers")
-transformers = pytest.importorskip("transformers")
 from sentence_transformers.sentence_transformer import losses  # noqa: E402
-from sentence_transformers.sentence_transformer.modules import Pooling, Transformer  # noqa: E402
 
 ATTACKED = {"robust", "intcl", "intnacl"}
 SPECS = [f"{name}(infonce)" if issubclass(kind, cp.Wrapper) else name for name, kind in cp.registry.items()]
-WORDS = [f"w{i}" for i in range(60)]
-SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
-
-
-def build(folder: Path, dropout: float = 0.1):
-    """A sentence transformer of 5,000 random weights, made here: nothing is downloaded."""
-    vocabulary = {word: i for i, word in enumerate(SPECIAL + WORDS)}
-    tokenizer = tokenizers.Tokenizer(tokenizers.models.WordPiece(vocabulary, unk_token="[UNK]"))
-    tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
-    tokenizer.post_processor = tokenizers.processors.BertProcessing(("[SEP]", 3), ("[CLS]", 2))
-    names = dict(zip(("pad_token", "unk_token", "cls_token", "sep_token", "mask_token"), SPECIAL, strict=True))
-    transformers.PreTrainedTokenizerFast(tokenizer_object=tokenizer, **names).save_pretrained(folder)
-    config = transformers.BertConfig(
-        vocab_size=len(vocabulary),
-        hidden_size=16,
-        num_hidden_layers=1,
-        num_attention_heads=2,
-        intermediate_size=16,
-        max_position_embeddings=16,
-        hidden_dropout_prob=dropout,
-        attention_probs_dropout_prob=dropout,
-    )
-    torch.manual_seed(0)
-    transformers.BertModel(config).save_pretrained(folder)
-    return load(folder)
-
-
-def load(folder: Path):
-    return st.SentenceTransformer(modules=[Transformer(str(folder)), Pooling(16)], device="cpu")
 
 
 @pytest.fixture(scope="module")
@@ -71,17 +40,6 @@ def folder(tmp_path_factory):
 @pytest.fixture
 def model(folder):
     return load(folder)
-
-
-def texts(columns: int, rows: int = 8, seed: int = 0) -> list[list[str]]:
-    """``columns`` lists of short sentences of different lengths."""
-    draw = torch.Generator().manual_seed(seed)
-
-    def sentence() -> str:
-        length = int(torch.randint(1, 8, (), generator=draw))
-        return " ".join(WORDS[i] for i in torch.randint(len(WORDS), (length,), generator=draw))
-
-    return [[sentence() for _ in range(rows)] for _ in range(columns)]
 
 
 def features(model, columns: list[list[str]]) -> list[dict[str, torch.Tensor]]:

@@ -1,0 +1,175 @@
+"""What is trained on: sentences, pairs and triplets in files, and running text."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator, Sequence
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+from counterpoint.hyper import nearest
+from counterpoint.integrations.sentence import framework
+from counterpoint.integrations.sentence.data import ENVIRONMENT, lines, table
+
+POSITIVES = ("auto", "same", "columns", "next-line", "next-sentence")
+FORMATS = (".txt", ".csv", ".tsv", ".jsonl", ".json", ".parquet")
+
+ANCHOR, POSITIVE = "anchor", "positive"
+
+
+def load(
+    path: str | Path,
+    positives: str = "auto",
+    columns: Sequence[str] | None = None,
+    revision: str | None = None,
+) -> tuple[Any, int]:
+    """A ``datasets.Dataset`` of text columns, and how many rows were left out since a text was missing or blank.
+
+    =================  =============================================================================================
+    ``positives``      what a sample is
+    =================  =============================================================================================
+    ``same``           one text, whose views differ by noise only (SimCSE)
+    ``columns``        the columns of a row: a pair, or a pair with hard negatives
+    ``auto``           ``same`` for one column of text, ``columns`` for several
+    ``next-line``      a line and the one after it, in text with a sentence on each line; blank lines divide documents
+    ``next-sentence``  a sentence and the one after it, in running text, which is split here (quick-thought)
+    =================  =============================================================================================
+
+    Args:
+        path: a file of one of :data:`FORMATS`: ``.txt`` has one text on a line, the others named columns, ``.tsv``
+            without quoting. Or a data set's name on the hub, ``owner/name``; its split ``train`` is taken.
+        positives: see the table.
+        columns: which columns, in this order; by default all that hold text.
+        revision: of a data set on the hub.
+    """
+    if positives not in POSITIVES:
+        raise ValueError(f"unknown positives {positives!r}.{nearest(str(positives), POSITIVES)}")
+    name = find(path)
+    kind = name.suffix.lower()
+    if positives.startswith("next-"):
+        if kind != ".txt":
+            raise ValueError(f"positives={positives}: needs running text in a .txt file, got {path}.")
+        texts = lines(_existing(name))
+        split = _line_documents(texts) if positives == "next-line" else documents("\n".join(texts))
+        pairs = [pair for one in split for pair in pairwise(one)]
+        found = {ANCHOR: [a for a, _ in pairs], POSITIVE: [b for _, b in pairs]}
+        return _checked(framework("datasets").Dataset.from_dict(found), path, 0)
+    data = _read(name, kind, revision)
+    chosen = list(columns or _text_columns(data))
+    for column in chosen:
+        if column not in data.column_names:
+            raise ValueError(f"columns: {path} has no column {column!r}.{nearest(column, data.column_names)}")
+    if not chosen:
+        raise ValueError(f"{path}: no column holds text; it has {', '.join(data.column_names) or 'none'}.")
+    if positives == "columns" and len(chosen) < 2:
+        raise ValueError(f"positives=columns: {path} has one column of text, {chosen[0]!r}; expected two or more.")
+    data = data.select_columns(chosen[:1] if positives == "same" else chosen)
+    rows = zip(*(data[column] for column in data.column_names), strict=True)
+    whole = [i for i, row in enumerate(rows) if all(isinstance(text, str) and text.strip() for text in row)]
+    return _checked(data if len(whole) == len(data) else data.select(whole), path, len(data) - len(whole))
+
+
+def find(path: str | Path) -> Path:
+    """The file as it is named, or in ``COUNTERPOINT_DATA``."""
+    name = Path(path).expanduser()
+    elsewhere = Path(os.environ.get(ENVIRONMENT, "")) / name
+    return elsewhere if not name.exists() and elsewhere.is_file() else name
+
+
+def _checked(data: Any, path: str | Path, left_out: int) -> tuple[Any, int]:
+    if len(data) < 2:
+        raise ValueError(f"{path}: {len(data)} samples, and {left_out} blank ones; a contrast needs 2 or more.")
+    return data, left_out
+
+
+def _existing(path: Path) -> Path:
+    if not path.is_file():
+        raise FileNotFoundError(f"{path}: no such file.")
+    if path.stat().st_size == 0:
+        raise ValueError(f"{path}: empty.")
+    return path
+
+
+def _read(path: Path, kind: str, revision: str | None) -> Any:
+    datasets = framework("datasets")
+    if kind == ".txt":
+        return datasets.Dataset.from_dict({"text": lines(_existing(path))})
+    if kind == ".tsv":
+        header = lines(_existing(path))[0].split("\t")
+        rows = [cells for _, cells in table(path, len(header), header=True)]
+        return datasets.Dataset.from_dict({name: [row[i] for row in rows] for i, name in enumerate(header)})
+    if kind not in FORMATS:
+        if re.fullmatch(r"[\w.-]+/[\w.-]+", str(path)) and not path.exists():
+            return datasets.load_dataset(str(path), split="train", revision=revision)
+        raise ValueError(f"{path}: expected a file of {', '.join(FORMATS)} or owner/name on the hub.")
+    reader = {".csv": "from_csv", ".parquet": "from_parquet"}.get(kind, "from_json")
+    _existing(path)
+    try:
+        return getattr(datasets.Dataset, reader)(str(path))
+    except Exception as error:  # what it is depends on the reader beneath
+        said = str(error.__cause__ or error).partition("\n")[0]
+        raise ValueError(f"{path}: cannot be read as {kind[1:]}: {said}") from error
+
+
+def _text_columns(data: Any) -> list[str]:
+    return [name for name, kind in data.features.items() if getattr(kind, "dtype", "") in ("string", "large_string")]
+
+
+# ---- running text --------------------------------------------------------------------------------
+
+# a full stop after one of these, or after a single capital, ends no sentence
+ABBREVIATIONS = {
+    "mr",
+    "mrs",
+    "ms",
+    "messrs",
+    "mme",
+    "mlle",
+    "dr",
+    "prof",
+    "rev",
+    "hon",
+    "capt",
+    "col",
+    "gen",
+    "lt",
+    "sgt",
+}
+ABBREVIATIONS |= {"sr", "jr", "st", "vs", "cf", "e.g", "i.e", "viz", "no", "vol", "pp", "fig", "eq"}
+_OPEN, _CLOSE = "\"'(\\[_\u201c\u2018", "\"')\\]_\u201d\u2019"
+_END = re.compile(rf"([.!?]+[{_CLOSE}]*)\s+(?=[{_OPEN}]*[A-Z0-9])")
+
+
+def documents(text: str) -> list[list[str]]:
+    """The sentences of running text. It is one document: sentences on both sides of a blank line are neighbours."""
+    found = [sentence for paragraph in re.split(r"\n\s*\n", text) for sentence in sentences(paragraph)]
+    return [found] if found else []
+
+
+def sentences(paragraph: str) -> Iterator[str]:
+    """Splits where a full stop, question or exclamation mark is followed by a capital, a digit or an opening quote.
+
+    >>> list(sentences('"Is he married?" Mr. Bennet made\\nno answer. It was the 3.5th time.'))
+    ['"Is he married?"', 'Mr. Bennet made no answer.', 'It was the 3.5th time.']
+    """
+    text, start = " ".join(paragraph.split()), 0
+    for end in _END.finditer(text):
+        before = text[start : end.start()].rpartition(" ")[2].lstrip(_OPEN)
+        if end[1] == "." and (before.lower() in ABBREVIATIONS or re.fullmatch(r"[A-Z]", before)):
+            continue
+        yield text[start : end.end()].rstrip()
+        start = end.end()
+    if rest := text[start:]:
+        yield rest
+
+
+def _line_documents(texts: Sequence[str]) -> Iterator[list[str]]:
+    one: list[str] = []
+    for line in [*texts, ""]:
+        if line.strip():
+            one.append(line.strip())
+        elif one:
+            yield one
+            one = []

@@ -1,0 +1,282 @@
+"""Scored sentence pairs, labelled texts and corpora.
+
+Benchmarks are looked for in a folder, which is ``COUNTERPOINT_DATA`` unless another one is named, in one of two forms:
+
+* ``sts/STS12.tsv``, ``transfer/MR.tsv`` and so on: tab-separated, a header row in ``sts`` (subset, score, sentence1,
+  sentence2), none in ``transfer`` (label, text; for MRPC label, sentence1, sentence2);
+* a SentEval folder as its scripts leave it, ``STS/STS12-en-test/STS.input.MSRpar.txt`` and so on.
+
+Without a folder they come from the Hugging Face hub, in pinned revisions of MTEB's copies. Those know no subsets of a
+year, and hold SICK's 9927 pairs without its splits: there is no SICKR-test, hence no average of seven.
+
+Rows are split at line feeds and tabs and at nothing else: quotes belong to the text.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from counterpoint.hyper import nearest
+from counterpoint.integrations.sentence import framework
+
+ENVIRONMENT = "COUNTERPOINT_DATA"
+HUB = "hub"
+
+YEARS = ("STS12", "STS13", "STS14", "STS15", "STS16")
+SEVEN = (*YEARS, "STSB-test", "SICKR-test")
+STS = (*SEVEN, "SICKR-all", "STSB-train", "STSB-dev", "SICKR-train", "SICKR-trial")
+TRANSFER = ("MR", "CR", "SUBJ", "MPQA", "TREC", "MRPC")
+
+_SICK = ("SICKR-train", "SICKR-trial", "SICKR-test")
+# the names of SentEval's files; STS13's fourth subset, SMT, has a licence that no mirror of the data can give
+_SENTEVAL_SUBSETS = {
+    "STS12": ("MSRpar", "MSRvid", "SMTeuroparl", "surprise.OnWN", "surprise.SMTnews"),
+    "STS13": ("FNWN", "headlines", "OnWN"),
+    "STS14": ("deft-forum", "deft-news", "headlines", "images", "OnWN", "tweet-news"),
+    "STS15": ("answers-forums", "answers-students", "belief", "headlines", "images"),
+    "STS16": ("answer-answer", "headlines", "plagiarism", "postediting", "question-question"),
+}
+_SENTEVAL_SICK = {"train": "SICK_train.txt", "trial": "SICK_trial.txt", "test": "SICK_test_annotated.txt"}
+_SENTEVAL_BINARY = {
+    "MR": ("MR/rt-polarity.pos", "MR/rt-polarity.neg"),
+    "CR": ("CR/custrev.pos", "CR/custrev.neg"),
+    "SUBJ": ("SUBJ/subj.objective", "SUBJ/subj.subjective"),
+    "MPQA": ("MPQA/mpqa.pos", "MPQA/mpqa.neg"),
+}
+_HUB_STS = {  # set: (repository, revision, split)
+    "STS12": ("mteb/sts12-sts", "a0d554a64d88156834ff5ae9920b964011b16384", "test"),
+    "STS13": ("mteb/sts13-sts", "7e90230a92c190f1bf69ae9002b8cea547a64cca", "test"),
+    "STS14": ("mteb/sts14-sts", "6031580fec1f6af667f0bd2da0a551cf4f0b2375", "test"),
+    "STS15": ("mteb/sts15-sts", "ae752c7c21bf194d8b67fd573edf7ae58183cbe3", "test"),
+    "STS16": ("mteb/sts16-sts", "4d8694f8f0e0100860b497b999b3dbed754a0513", "test"),
+    "STSB-train": ("mteb/stsbenchmark-sts", "b0fddb56ed78048fa8b90373c8a3cfc37b684831", "train"),
+    "STSB-dev": ("mteb/stsbenchmark-sts", "b0fddb56ed78048fa8b90373c8a3cfc37b684831", "validation"),
+    "STSB-test": ("mteb/stsbenchmark-sts", "b0fddb56ed78048fa8b90373c8a3cfc37b684831", "test"),
+    "SICKR-all": ("mteb/sickr-sts", "20a6d6f312dd54037fe07a32d58e5e168867909d", "test"),
+}
+
+
+@dataclass
+class Pairs:
+    """Sentence pairs with the similarity that people gave them."""
+
+    name: str
+    subset: list[str] = field(default_factory=list)
+    gold: list[float] = field(default_factory=list)
+    first: list[str] = field(default_factory=list)
+    second: list[str] = field(default_factory=list)
+    dropped: int = 0
+
+    def __len__(self) -> int:
+        return len(self.gold)
+
+
+@dataclass
+class Texts:
+    """Labelled texts; pairs of texts where ``second`` is filled."""
+
+    labels: list[str] = field(default_factory=list)
+    first: list[str] = field(default_factory=list)
+    second: list[str] = field(default_factory=list)
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+
+# ---- where the data is ---------------------------------------------------------------------------
+
+
+def root(data: str | Path | None = None) -> Path | None:
+    """The folder that holds the data, or None for the hub.
+
+    Args:
+        data: a folder, or ``hub``; by default ``COUNTERPOINT_DATA`` if it is set, else the hub.
+    """
+    given = os.environ.get(ENVIRONMENT) or HUB if data is None else data
+    if str(given) == HUB:
+        return None
+    folder = Path(given).expanduser()
+    if not folder.is_dir():
+        raise FileNotFoundError(f"data: {folder} is no folder; expected one with sts/ and transfer/, or SentEval's.")
+    return folder
+
+
+def _find(folder: Path, *paths: str) -> Path | None:
+    """The first of ``paths`` that is there, in the folder itself or where SentEval and this library keep such files."""
+    places = ("", "sts", "transfer", "downstream", "data/downstream", "SentEval/data/downstream")
+    return next((found for place in places for path in paths if (found := folder / place / path).exists()), None)
+
+
+def lines(path: Path, encoding: str = "utf-8") -> list[str]:
+    """A text file's lines, without their ends."""
+    raw = path.read_bytes()
+    try:
+        text = raw.decode(encoding)
+    except UnicodeDecodeError as error:
+        row = raw.count(b"\n", 0, error.start) + 1
+        raise ValueError(
+            f"{path}: line {row} is not {encoding}: byte 0x{raw[error.start]:02x}. Convert the file, for instance "
+            "with iconv -f latin1 -t utf-8."
+        ) from None
+    found = text.removeprefix("\ufeff").split("\n")
+    if found[-1] == "":
+        found.pop()
+    return [line.removesuffix("\r") for line in found]
+
+
+def table(path: Path, columns: int, header: bool = False, encoding: str = "utf-8") -> Iterator[tuple[str, list[str]]]:
+    """The rows of a tab-separated file, each with its place for error messages; empty lines are passed over."""
+    for number, line in enumerate(lines(path, encoding), 1):
+        if not line or (header and number == 1):
+            continue
+        cells = line.split("\t")
+        if len(cells) < columns:
+            raise ValueError(f"{path}: line {number} has {len(cells)} columns, expected {columns}: {line[:60]!r}")
+        yield f"{path}: line {number}", cells
+
+
+# ---- scored pairs --------------------------------------------------------------------------------
+
+_Row = tuple[str, str, str, str, str]  # place, subset, gold, first, second
+
+
+def load_sts(name: str, data: str | Path | None = None) -> Pairs:
+    """One of :data:`STS`. Pairs without a gold score are left out and counted, as in the official evaluation.
+
+    Args:
+        name: ``STS12`` to ``STS16`` (all subsets of the year), ``STSB-test`` and ``SICKR-test`` are SimCSE's seven;
+            ``SICKR-all`` is MTEB's SICK-R, train, trial and test together.
+        data: see :func:`root`.
+    """
+    if name not in STS:
+        raise ValueError(f"unknown STS set {name!r}.{nearest(str(name), STS)}")
+    folder = root(data)
+    if folder is None:
+        return _scored(name, _hub_rows(name))
+    parts = _SICK if name == "SICKR-all" else (name,)
+    return _scored(name, (row for part in parts for row in _folder_rows(part, folder)))
+
+
+def _scored(name: str, rows: Iterable[_Row]) -> Pairs:
+    pairs = Pairs(name)
+    for place, subset, gold, first, second in rows:
+        if not gold.strip():
+            pairs.dropped += 1
+            continue
+        try:
+            score = float(gold)
+        except ValueError:
+            score = math.nan
+        if not math.isfinite(score):
+            raise ValueError(f"{place}: expected a number as gold score, got {gold!r}.")
+        pairs.subset.append(subset)
+        pairs.gold.append(score)
+        pairs.first.append(first)
+        pairs.second.append(second)
+    if len(pairs) < 2:
+        raise ValueError(
+            f"{name}: {len(pairs)} pairs with a gold score, and {pairs.dropped} without; expected 2 or more."
+        )
+    return pairs
+
+
+def _folder_rows(name: str, folder: Path) -> Iterator[_Row]:
+    set_, _, split = name.partition("-")
+    if path := _find(folder, f"{name}.tsv"):
+        for place, cells in table(path, 4, header=True):
+            yield place, cells[0], cells[1], cells[2], cells[3]
+    elif set_ in _SENTEVAL_SUBSETS and (path := _find(folder, f"STS/{set_}-en-test")):
+        yield from _senteval_year(set_, path)
+    elif set_ == "STSB" and (path := _find(folder, f"STS/STSBenchmark/sts-{split}.csv")):
+        for place, cells in table(path, 7):
+            yield place, f"{cells[1]}-{cells[2]}", cells[4], cells[5], cells[6]
+    elif set_ == "SICKR" and (path := _find(folder, f"SICK/{_SENTEVAL_SICK[split]}")):
+        for place, cells in table(path, 4, header=True):
+            yield place, split, cells[3], cells[1], cells[2]
+    else:
+        raise FileNotFoundError(
+            f"{name}: neither {name}.tsv nor SentEval's files are in {folder}, sts/ or downstream/."
+        )
+
+
+def _senteval_year(name: str, folder: Path) -> Iterator[_Row]:
+    for subset in _SENTEVAL_SUBSETS[name]:
+        texts, gold = folder / f"STS.input.{subset}.txt", folder / f"STS.gs.{subset}.txt"
+        pairs, scores = list(table(texts, 2)), lines(gold)
+        if len(pairs) != len(scores):
+            raise ValueError(f"{gold}: {len(scores)} scores for the {len(pairs)} pairs of {texts.name}.")
+        for (place, cells), score in zip(pairs, scores, strict=True):
+            yield place, subset.removeprefix("surprise."), score, cells[0], cells[1]
+
+
+def _hub_rows(name: str) -> Iterator[_Row]:
+    if name not in _HUB_STS:
+        raise ValueError(
+            f"{name}: the hub's copy of SICK has no splits. Use SICKR-all, or give SentEval's files with --data FOLDER."
+        )
+    path, revision, split = _HUB_STS[name]
+    for i, row in enumerate(framework("datasets").load_dataset(path, revision=revision, split=split)):
+        yield f"{path}: row {i}", split, str(row["score"]), row["sentence1"], row["sentence2"]
+
+
+# ---- labelled texts ------------------------------------------------------------------------------
+
+
+def load_transfer(name: str, data: str | Path | None = None) -> dict[str, Texts]:
+    """One of :data:`TRANSFER`: its ``train`` and ``test`` texts, or ``all`` of them where it has no official split.
+
+    Empty lines of CR and MPQA count, and are read as a full stop, as in SentEval's examples.
+
+    Args:
+        data: a folder, see :func:`root`. The hub holds no copy of these sets that could be pinned.
+    """
+    if name not in TRANSFER:
+        raise ValueError(f"unknown transfer task {name!r}.{nearest(str(name), TRANSFER)}")
+    folder = root(data)
+    if folder is None:
+        raise ValueError(
+            f"{name}: give the folder of the data with --data, or in {ENVIRONMENT}; the hub does not have it."
+        )
+    splits = ("train", "test") if name in ("TREC", "MRPC") else ("all",)
+    return {split: _labelled(name, split, folder) for split in splits}
+
+
+def _labelled(name: str, split: str, folder: Path) -> Texts:
+    columns = 3 if name == "MRPC" else 2
+    if path := _find(folder, f"{name}.tsv" if split == "all" else f"{name}-{split}.tsv"):
+        rows = [cells for _, cells in table(path, columns)]
+    else:
+        rows = [
+            [label, *(" ".join(text.split()) for text in texts)] for label, *texts in _senteval(name, split, folder)
+        ]
+    if len({row[0] for row in rows}) < 2:
+        raise ValueError(f"{name}: expected texts of at least 2 classes, got {len(rows)} texts.")
+    texts = [[text or "." for text in column] for column in zip(*rows, strict=False)]
+    return Texts(texts[0], texts[1], texts[2] if columns == 3 else [])
+
+
+def _senteval(name: str, split: str, folder: Path) -> Iterator[list[str]]:
+    if name in _SENTEVAL_BINARY:
+        for label, file in zip("10", _SENTEVAL_BINARY[name], strict=True):
+            for line in lines(_needed(name, folder, file), "latin-1"):
+                yield [label, line]
+    elif name == "TREC":
+        path = _needed(name, folder, f"TREC/{'train_5500' if split == 'train' else 'TREC_10'}.label")
+        for line in lines(path, "latin-1"):
+            fine, _, text = line.partition(" ")
+            yield [fine.partition(":")[0], text]
+    else:
+        for _, cells in table(_needed(name, folder, f"MRPC/msr_paraphrase_{split}.txt"), 5, header=True):
+            yield [cells[0], cells[3], cells[4]]
+
+
+def _needed(name: str, folder: Path, file: str) -> Path:
+    if (path := _find(folder, file)) is None:
+        raise FileNotFoundError(
+            f"{name}: neither {name}*.tsv nor SentEval's {file} is in {folder}, transfer/ or downstream/."
+        )
+    return path

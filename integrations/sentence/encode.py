@@ -1,0 +1,148 @@
+"""Models of all kinds as one thing: a function from texts to rows of numbers, which sees each distinct text once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from time import perf_counter
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from counterpoint.hyper import nearest
+from counterpoint.integrations.runs import track
+from counterpoint.integrations.sentence import framework
+
+Encode = Callable[[list[str]], Any]
+Matrix = NDArray[np.floating[Any]]
+
+POOLINGS = ("cls", "pooler", "mean", "max")
+
+
+def load(
+    model: str | Path,
+    pooling: str | None = None,
+    *,
+    device: str | None = None,
+    revision: str | None = None,
+    max_length: int | None = None,
+) -> Any:
+    """A ``SentenceTransformer`` of a folder or of a name on the hub.
+
+    Args:
+        model: a SentenceTransformer, a checkpoint of transformers, for which ``pooling`` must be chosen, or the
+            folder of a run, which holds one.
+        pooling: what makes one vector of a text's tokens: ``cls``, the first token; ``pooler``, the same through the
+            checkpoint's own dense layer and tanh, as the supervised SimCSE models are meant to be used; ``mean``;
+            ``max``. Which one is right depends on how the checkpoint was trained, so none is assumed.
+        device: ``cpu``, ``cuda``, ...; by default the best there is.
+        revision: of a model on the hub.
+        max_length: tokens beyond it are cut off; by default the model's own limit.
+    """
+    st = framework("sentence_transformers")
+    name = str(model)
+    looks_local = isinstance(model, Path) or name.startswith((".", "/", "~")) or name.count("/") > 1
+    if looks_local and not Path(name).expanduser().is_dir():
+        raise FileNotFoundError(f"model: {name} is no folder.")
+    name = str(Path(name).expanduser()) if looks_local else name
+    if (Path(name) / "model" / "modules.json").is_file():
+        name = str(Path(name) / "model")
+    if pooling is not None and pooling not in POOLINGS:
+        raise ValueError(f"unknown pooling {pooling!r}.{nearest(pooling, POOLINGS)}")
+    if framework("sentence_transformers.util").is_sentence_transformer_model(name, revision=revision):
+        if pooling is not None:
+            raise ValueError(f"pooling: {name} is a SentenceTransformer and has its own; leave pooling out.")
+        loaded = st.SentenceTransformer(name, device=device, revision=revision)
+    elif pooling is None:
+        raise ValueError(
+            f"{name} is no SentenceTransformer: a plain checkpoint does not say how tokens make a sentence. "
+            f"Choose pooling: {', '.join(POOLINGS)}."
+        )
+    else:
+        loaded = st.SentenceTransformer(modules=_modules(name, pooling, revision), device=device)
+    if max_length is not None:
+        loaded.max_seq_length = max_length
+    return loaded
+
+
+def _modules(name: str, pooling: str, revision: str | None) -> list[Any]:
+    modules = framework("sentence_transformers.sentence_transformer.modules")
+    how = {"revision": revision} if revision else {}
+    transformer = modules.Transformer(name, model_kwargs=how, processor_kwargs=how, config_kwargs=how)
+    width = transformer.get_embedding_dimension()
+    if pooling != "pooler":
+        return [transformer, modules.Pooling(width, pooling)]
+    dense = getattr(getattr(transformer.model, "pooler", None), "dense", None)
+    _, loading = framework("transformers").AutoModel.from_pretrained(name, output_loading_info=True, **how)
+    if dense is None or any("pooler" in key for key in loading["missing_keys"]):
+        raise ValueError(f"pooling: {name} has no trained pooler; choose cls, mean or max.")
+    copy = modules.Dense(width, width, init_weight=dense.weight.detach().clone(), init_bias=dense.bias.detach().clone())
+    return [transformer, modules.Pooling(width, "cls"), copy]
+
+
+def encoder(model: Any, pooling: str | None = None, *, device: str | None = None) -> Encode:
+    """The function that embeds a list of texts.
+
+    Args:
+        model: a name or folder as in :func:`load`, anything with a method ``encode`` such as a SentenceTransformer, or
+            a function from a list of texts to a matrix with a row for each.
+        pooling, device: as in :func:`load`, for names and folders.
+    """
+    if isinstance(model, (str, Path)):
+        model = load(model, pooling, device=device)
+    elif pooling is not None:
+        raise ValueError("pooling: only a model that is given by its name can be told how to pool.")
+    if hasattr(model, "encode"):
+        return lambda texts: model.encode(texts, batch_size=len(texts), show_progress_bar=False)
+    if callable(model):
+        return model  # type: ignore[no-any-return]
+    raise TypeError(f"model: expected a name, a SentenceTransformer or a function, got {type(model).__name__}.")
+
+
+class Embeddings:
+    """The embeddings of a set of texts, each made once.
+
+    Texts are embedded in batches of similar length, the longest first, so that memory fails at once if it fails.
+
+    Args:
+        encode: see :func:`encoder`.
+        texts: in any order, repeated or not.
+        batch_size: texts per call of ``encode``.
+        progress: say how far it is.
+
+    Attributes:
+        seconds: what ``encode`` took.
+    """
+
+    def __init__(self, encode: Encode, texts: Iterable[str], batch_size: int = 64, progress: bool = True) -> None:
+        if batch_size < 1:
+            raise ValueError(f"batch_size: expected at least 1, got {batch_size}.")
+        distinct = sorted(set(texts), key=lambda text: (-len(text), text))
+        self._row = {text: i for i, text in enumerate(distinct)}
+        self.seconds = 0.0
+        batches = [distinct[start : start + batch_size] for start in range(0, len(distinct), batch_size)]
+        made = []
+        for batch in track(batches, "encoding, batches") if progress else batches:
+            before = perf_counter()
+            rows = encode(batch)
+            self.seconds += perf_counter() - before
+            made.append(_checked(rows, batch))
+        self._matrix = np.concatenate(made) if made else np.zeros((0, 0))
+
+    def __len__(self) -> int:
+        return len(self._row)
+
+    def __getitem__(self, texts: Sequence[str]) -> Matrix:
+        """The rows of these texts."""
+        return self._matrix[[self._row[text] for text in texts]]
+
+
+def _checked(rows: Any, batch: list[str]) -> Matrix:
+    found = np.asarray(rows.detach().cpu() if hasattr(rows, "detach") else rows)
+    if found.ndim != 2 or len(found) != len(batch):
+        raise ValueError(f"model: expected a row for each of {len(batch)} texts, got an array of shape {found.shape}.")
+    if not np.isfinite(found).all():
+        text = batch[int((~np.isfinite(found)).any(1).argmax())]
+        raise ValueError(f"model: the embedding of {text[:60]!r} has NaN or infinite values.")
+    return found

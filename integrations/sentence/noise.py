@@ -1,0 +1,146 @@
+"""What makes two views of one text: dropped words, and words that are moved where the loss is largest."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from counterpoint.objective import Objective
+from counterpoint.plugins.sentence_transformers import ContrastiveLoss
+from counterpoint.views import attack, mix
+
+
+class WordDropout:
+    """Leaves each word piece out with probability ``p``, in training only; at least one of a text stays.
+
+    Attach it to a SentenceTransformer with ``model.register_forward_pre_hook(WordDropout(0.1))`` and every view is
+    drawn anew. It works on padded batches, where it masks pieces but not the special tokens at their ends, and on
+    ``StaticEmbedding``'s lists of pieces. ConSERT calls it token cutoff.
+
+    Args:
+        p: in ``[0, 1)``.
+    """
+
+    def __init__(self, p: float) -> None:
+        if not 0 <= p < 1:
+            raise ValueError(f"word dropout: expected 0 <= p < 1, got {p!r}.")
+        self.p = p
+
+    def __call__(self, model: nn.Module, arguments: tuple[Any, ...]) -> tuple[Any, ...] | None:
+        if not model.training or not self.p:
+            return None
+        features, *rest = arguments
+        drop = self._flat if "offsets" in features else self._padded
+        return (features | drop(features), *rest)
+
+    def _padded(self, features: dict[str, Tensor]) -> dict[str, Tensor]:
+        mask = features["attention_mask"].bool()
+        # the first and the last piece of each text are special
+        inner = mask & mask.roll(1, 1) & mask.roll(-1, 1)
+        inner[:, 0] = inner[:, -1] = False
+        keep = self._keep(mask.shape, mask.device) | ~inner
+        lonely = ~(keep & inner).any(1, keepdim=True)
+        return {"attention_mask": (mask & (keep | lonely)).to(features["attention_mask"].dtype)}
+
+    def _flat(self, features: dict[str, Tensor]) -> dict[str, Tensor]:
+        ids, offsets = features["input_ids"], features["offsets"]
+        keep = self._keep(ids.shape, ids.device)
+        lengths = torch.diff(offsets, append=offsets.new_tensor([len(ids)]))
+        text = torch.repeat_interleave(torch.arange(len(offsets), device=ids.device), lengths)
+        kept = torch.zeros_like(offsets).index_add_(0, text, keep.to(offsets.dtype))
+        keep |= (kept == 0)[text]
+        kept = torch.where(kept == 0, lengths, kept)
+        return {"input_ids": ids[keep], "offsets": kept.cumsum(0) - kept}
+
+    def _keep(self, shape: Sequence[int], device: torch.device) -> Tensor:
+        return torch.rand(shape, device=device) >= self.p
+
+
+class PerturbedContrastiveLoss(ContrastiveLoss):
+    """IntNaCl for sentences: adversarial and mixed views **in embedding space**, since words have no gradient.
+
+    The paper attacks and mixes inputs, which for images are pixels. Here the attack moves the word embeddings of the
+    second column, each element by at most ``epsilon``, before anything else is added to them; what comes out of the
+    encoder is the adversarial view. The mixed views are mixtures of the encoder's outputs. Both are other losses than
+    the paper's, and its numbers say nothing about them.
+
+    For a ``StaticEmbedding`` the word embeddings of a text are their mean.
+
+    Args:
+        model: the SentenceTransformer.
+        objective: one that uses such views, ``intnacl``, ``intcl``, ``robust`` or ``mixnca``.
+        epsilon: largest change of an element of a word embedding, > 0; None for no attack.
+        mixed: number of mixed views per sample.
+        attack_steps: 1 for FGSM, more for PGD.
+        how: as in :class:`counterpoint.plugins.sentence_transformers.ContrastiveLoss`; two columns, or one twice.
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        objective: Objective | str = "intnacl:t=0.05",
+        *,
+        epsilon: float | None = 0.01,
+        mixed: int = 0,
+        attack_steps: int = 1,
+        **how: Any,
+    ) -> None:
+        super().__init__(model, objective, **how)
+        if epsilon is not None and epsilon <= 0:
+            raise ValueError(f"epsilon: expected a number above 0 or None, got {epsilon!r}.")
+        if mixed < 0 or attack_steps < 1:
+            raise ValueError(f"expected mixed >= 0 and attack_steps >= 1, got {mixed!r} and {attack_steps!r}.")
+        self.epsilon, self.mixed, self.attack_steps = epsilon, mixed, attack_steps
+
+    def forward(
+        self, sentence_features: Iterable[dict[str, Tensor]], labels: Tensor | None = None
+    ) -> Tensor | dict[str, Tensor]:
+        columns = self._several(sentence_features)
+        if len(columns) != 2:
+            raise ValueError(f"{type(self).__name__}: expected one or two columns, got {len(columns)}.")
+        first = self.model(columns[0])["sentence_embedding"]
+        # a copy, as the model writes into what it is given
+        encode = _FromWords(self.model, dict(columns[1]))
+        words = encode.words()
+        second = encode(words)
+        extra = {}
+        if self.epsilon is not None:
+            moved = attack(encode, first, words, self.epsilon, steps=self.attack_steps)
+            extra["adversarial"] = encode(moved - words.detach() + words)  # the gradient reaches the word embeddings
+        if self.mixed:
+            extra["mixed"] = mix(second, self._lam(), self.mixed)
+        terms = self._terms([first, second], labels, **extra)
+        if len(terms) > 1 and self.log_terms:
+            return terms
+        return torch.stack(list(terms.values())).sum()
+
+    def _lam(self) -> float:
+        found: list[Any] = [part for part in self.objective.modules() if hasattr(part, "lam")]
+        return float(found[0].lam) if found else 0.5
+
+    def get_config_dict(self) -> dict[str, Any]:
+        more = {"epsilon": self.epsilon, "attack_steps": self.attack_steps, "attacked": "word embeddings"}
+        return {**super().get_config_dict(), **more, "mixed": self.mixed, "mixed_in": "embeddings"}
+
+
+class _FromWords(nn.Module):
+    """A model as a function of a batch's word embeddings."""
+
+    def __init__(self, model: Any, features: dict[str, Tensor]) -> None:
+        super().__init__()
+        self.model, self.features = model, features
+        first = model[0]
+        self.layer: nn.Module = first.embedding if hasattr(first, "embedding") else first.model.get_input_embeddings()
+
+    def words(self) -> Tensor:
+        """``(texts, pieces, width)``, or of a ``StaticEmbedding`` ``(texts, width)``."""
+        words: Tensor = self.layer(*(self.features[key] for key in ("input_ids", "offsets") if key in self.features))
+        return words
+
+    def forward(self, words: Tensor) -> Tensor:
+        with self.layer.register_forward_hook(lambda *_: words):
+            embedded: Tensor = self.model(dict(self.features))["sentence_embedding"]
+        return embedded

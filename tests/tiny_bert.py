@@ -1,0 +1,55 @@
+"""A transformer of 5,000 random weights, made here, so that nothing is downloaded; and texts that it can read."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+
+WORDS = [f"w{i}" for i in range(60)]
+SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
+
+
+def build(folder: Path, dropout: float = 0.1, pooler: bool = True) -> None:
+    """Writes a checkpoint of transformers: no sentence transformer, as nothing says how tokens make a sentence."""
+    import tokenizers
+    import transformers
+
+    vocabulary = {word: i for i, word in enumerate(SPECIAL + WORDS)}
+    tokenizer = tokenizers.Tokenizer(tokenizers.models.WordPiece(vocabulary, unk_token="[UNK]"))
+    tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
+    tokenizer.post_processor = tokenizers.processors.BertProcessing(("[SEP]", 3), ("[CLS]", 2))
+    names = dict(zip(("pad_token", "unk_token", "cls_token", "sep_token", "mask_token"), SPECIAL, strict=True))
+    transformers.PreTrainedTokenizerFast(tokenizer_object=tokenizer, **names).save_pretrained(folder)
+    config = transformers.BertConfig(
+        vocab_size=len(vocabulary),
+        hidden_size=16,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        intermediate_size=16,
+        max_position_embeddings=16,
+        hidden_dropout_prob=dropout,
+        attention_probs_dropout_prob=dropout,
+    )
+    torch.manual_seed(0)
+    transformers.BertModel(config, add_pooling_layer=pooler).save_pretrained(folder)
+
+
+def load(folder: Path) -> Any:
+    """It as a sentence transformer with mean pooling."""
+    import sentence_transformers as st
+    from sentence_transformers.sentence_transformer.modules import Pooling, Transformer
+
+    return st.SentenceTransformer(modules=[Transformer(str(folder)), Pooling(16)], device="cpu")
+
+
+def texts(columns: int, rows: int = 8, seed: int = 0) -> list[list[str]]:
+    """``columns`` lists of short sentences of different lengths."""
+    draw = torch.Generator().manual_seed(seed)
+
+    def sentence() -> str:
+        length = int(torch.randint(1, 8, (), generator=draw))
+        return " ".join(WORDS[i] for i in torch.randint(len(WORDS), (length,), generator=draw))
+
+    return [[sentence() for _ in range(rows)] for _ in range(columns)]
