@@ -311,10 +311,9 @@ def _labelled(
 def _one_way(batch: Batch) -> Scores:
     views = batch.need(2, "one_way")
     anchors, others = views[0], views[1:]
-    sample, n, m = batch.arange(), batch.size, len(others)
     keys = torch.cat(others)
     if batch.labels is not None and batch.negatives is None:
-        return _labelled(batch, "one_way", anchors, keys, sample, batch.arange(m), own=None)
+        return _labelled(batch, "one_way", anchors, keys, batch.arange(), batch.arange(len(others)), own=None)
     pos = torch.stack([(anchors * o).sum(-1) for o in others], 1)
     return batch.build("one_way", [(anchors, keys)], pos) if batch.negatives is None else _hard(batch, pos, keys)
 
