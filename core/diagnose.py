@@ -53,6 +53,8 @@ def report(objective: Objective, *given: Tensor, call: str = "forward", **how: A
     """
     with torch.inference_mode(False), torch.no_grad():
         probe = deepcopy(objective).eval()
+        if call == "forward":
+            how = {**how, "tile": 0}  # the weight of every single negative needs a matrix
         batch, device = getattr(_Arguments(), call)(*map(_copy, given), **{k: _copy(v) for k, v in how.items()})
 
         def scores(pairing: str) -> Scores:

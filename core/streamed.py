@@ -344,9 +344,11 @@ class Quadratics:
         total, found = None, []
         for k, x in self.values_of(s, tile, scratch, pulled=True):
             c = weigh(k, x)
-            for power, v in enumerate(self.values[k], 1):
+            part = c
+            for v in self.values[k]:
+                if any(isinstance(x, Tensor) for x in self.values[k]):
+                    part = torch.mul(part, s, out=scratch("part", s.shape))  # dL/dv is c s for v1 and c s^2 for v2
                 if isinstance(v, Tensor):
-                    part = torch.pow(s, power).mul_(c)
                     found.append(part.sum(1, keepdim=True) if v.numel() > 1 else part.sum().expand(v.shape))
             if not self._constant(k):
                 d0, d1 = (_rows(d, tile.rows) for d in self.slopes[k])
@@ -479,7 +481,6 @@ class Reduction:
     """What is done with the values of tiles: a row of ``state`` per function, a column per anchor."""
 
     unit = 1.0
-    logarithmic = False
 
     def __init__(self, mask: Mask, count: Value, state: Sequence[Tensor]) -> None:
         self.mask, self.count, self.state = mask, count, state
@@ -541,7 +542,7 @@ class Mean(Reduction):
 class SumExp(Mean):
     """``log sum_j 2^x_j`` for values that are known to be small."""
 
-    unit, logarithmic = LOG2E, True
+    unit = LOG2E
 
     def add(self, k: int, x: Tensor, tile: Tile, scratch: Scratch) -> None:
         super().add(k, x.exp2_(), tile, scratch)
@@ -560,7 +561,7 @@ class SumExp(Mean):
 class LogSumExp(Reduction):
     """``log sum_j 2^x_j`` for any values: the largest so far, and the sum relative to it."""
 
-    unit, logarithmic = LOG2E, True
+    unit = LOG2E
 
     @classmethod
     def start(cls, functions: int, anchors: int, like: Tensor) -> list[Tensor]:
