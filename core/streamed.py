@@ -17,6 +17,7 @@ differentiated again.
 
 from __future__ import annotations
 
+import itertools
 import math
 import os
 import threading
@@ -25,7 +26,6 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import cache
-from itertools import combinations
 from typing import Any, NamedTuple
 
 import torch
@@ -44,8 +44,9 @@ NEGLIGIBLE = 1e-16
 CURVED = 16.0
 # Where autograd is needed anyway, and more than once, up to so many pairs are kept: a matrix of 64 MB.
 KEPT = 2**24
-# Edge of a tile: 1 MB of float32 fits a core's cache; an accelerator wants more at once.
-EDGE_CPU, EDGE = 512, 4096
+# Edges of tiles, of quadratics and where autograd holds several: 1 MB of float32 fits a core's cache; an accelerator
+# wants more at once.
+EDGES_CPU, EDGES = (512, 256), (4096, 2048)
 BLOCK = 1024  # rows that are normalised together
 
 
@@ -223,7 +224,7 @@ class Quadratic:
         return self + -self._other(other)
 
     def __rsub__(self, other: Any) -> Quadratic:
-        return (-self).__add__(other)
+        return self._other(other) + -self
 
     __radd__, __rmul__ = __add__, __mul__
 
@@ -376,9 +377,11 @@ class Quadratics:
         total, found = None, []
         for k, x in self.values_of(s, tile, scratch, pulled=True):
             c = weigh(k, x)
-            for power, v in enumerate(self.values[k], 1):
+            part = c
+            for v in self.values[k]:
+                if any(isinstance(x, Tensor) for x in self.values[k]):
+                    part = torch.mul(part, s, out=scratch("part", s.shape))  # dL/dv is c s for v1 and c s^2 for v2
                 if isinstance(v, Tensor):
-                    part = torch.pow(s, power).mul_(c)
                     found.append(part.sum(1, keepdim=True) if v.numel() > 1 else part.sum().expand(v.shape))
             if not self._constant(k):
                 d0, d1 = (_rows(d, tile.rows) for d in self.slopes[k])
@@ -511,7 +514,6 @@ class Reduction:
     """What is done with the values of tiles: a row of ``state`` per function, a column per anchor."""
 
     unit = 1.0
-    logarithmic = False
 
     def __init__(self, mask: Mask, count: Value, state: Sequence[Tensor]) -> None:
         self.mask, self.count, self.state = mask, count, state
@@ -573,7 +575,7 @@ class Mean(Reduction):
 class SumExp(Mean):
     """``log sum_j 2^x_j`` for values that are known to be small."""
 
-    unit, logarithmic = LOG2E, True
+    unit = LOG2E
 
     def add(self, k: int, x: Tensor, tile: Tile, scratch: Scratch) -> None:
         super().add(k, x.exp2_(), tile, scratch)
@@ -592,7 +594,7 @@ class SumExp(Mean):
 class LogSumExp(Reduction):
     """``log sum_j 2^x_j`` for any values: the largest so far, and the sum relative to it."""
 
-    unit, logarithmic = LOG2E, True
+    unit = LOG2E
 
     @classmethod
     def start(cls, functions: int, anchors: int, like: Tensor) -> list[Tensor]:
@@ -693,17 +695,25 @@ class Pass:
         ahead = 0 if self.same else rows
         return Tile(mine, theirs, slice(theirs.start + ahead, theirs.stop + ahead), self.same and i == j)
 
-    def each(self, work: Callable[[Tile], Any], rows: int, keys: int, device: torch.device) -> list[Any]:
-        """The results of ``work`` for all tiles, in their order."""
+    def each(self, work: Callable[[int, Tile], None], rows: int, keys: int, device: torch.device) -> None:
+        """Does ``work`` for all tiles, which are numbered."""
         threads = torch.get_num_threads() if device.type == "cpu" else 1
         # fewer blocks than that leave threads idle; then each operation is parallel in itself
         run = _workers(threads, os.getpid()).map if threads > 1 and rows // self.edge >= 2 * threads else map
 
-        def some(tiles: list[Tile]) -> list[Any]:
-            with torch.no_grad():  # which is a matter of the thread
-                return [work(tile) for tile in tiles]
+        def some(tiles: list[tuple[int, Tile]]) -> None:
+            # matters of the thread; backward may be called inside autocast, which would round products
+            with torch.no_grad(), torch.autocast(device.type, enabled=False):
+                for number, tile in tiles:
+                    work(number, tile)
 
-        return [x for members in self.rounds(rows, keys) for found in run(some, members) for x in found]
+        number = itertools.count()
+        for members in self.rounds(rows, keys):
+            for _ in run(some, [[(next(number), tile) for tile in tiles] for tiles in members]):
+                pass
+
+    def tiles(self, rows: int, keys: int) -> int:
+        return -(-rows // self.edge) * -(-keys // self.edge)
 
     def product(self, left: Tensor, right: Tensor, tile: Tile, scratch: Scratch) -> Tensor:
         a, b = left[tile.rows], right[tile.keys]
@@ -741,14 +751,14 @@ class Reduce(torch.autograd.Function):
         single = max(left.shape[0], right.shape[0]) <= job.edge and any(ctx.needs_input_grad)
         reduction = job.reduction(job.mask, job.count, job.reduction.start(terms.functions, anchors, left))
 
-        def work(tile: Tile) -> None:
+        def work(number: int, tile: Tile) -> None:
             s = job.product(left, right, tile, scratch)
             if single:
                 products.append(s.clone())
             for k, x in terms.values_of(s, tile, scratch, pulled=False):
                 reduction.add(k, x, tile, scratch)
 
-        job.each(work, len(left), len(right), left.device)
+        job.each(work, left.shape[0], right.shape[0], left.device)
         result = reduction.result()
         ctx.job = job
         ctx.set_materialize_grads(False)
@@ -780,25 +790,26 @@ class Reduce(torch.autograd.Function):
         elif ctx.needs_input_grad[2]:
             to_right = torch.zeros_like(right)
         to_tensors = [torch.zeros_like(t) for t in tensors]
+        # what all tiles add to is added at the end, in their order, so that threads change nothing
+        sums = [t.new_zeros(job.tiles(left.shape[0], right.shape[0])) for t in tensors]
 
-        def work(tile: Tile) -> list[Tensor]:
+        def work(number: int, tile: Tile) -> None:
             s = job.product(left, right, tile, scratch) if product is None else product.clone()
             total, found = terms.pull(s, tile, scratch, lambda k, x: reduction.weigh(k, x, folded[k], tile, scratch))
             if total is not None and to_left is not None:
                 to_left[tile.rows].addmm_(total, right[tile.keys])
             if total is not None and to_right is not None and not tile.diagonal:
                 to_right[tile.keys].addmm_(total.t(), left[tile.rows])
-            for mine, part in zip(to_tensors, found, strict=False):
+            for mine, shares, part in zip(to_tensors, sums, found, strict=False):
                 if mine.numel() > 1:
                     mine[tile.rows] += part
-            # a mirrored tile on the diagonal has every pair twice
-            return [part / 2 if tile.diagonal else part for part in found]
+                else:  # a mirrored tile on the diagonal has every pair twice
+                    shares[number] = part.squeeze() / 2 if tile.diagonal else part.squeeze()
 
-        # what all tiles add to is added in their order, so that threads change nothing
-        for found in job.each(work, len(left), len(right), left.device):
-            for mine, part in zip(to_tensors, found, strict=False):
-                if mine.numel() == 1:
-                    mine += part.view(mine.shape)
+        job.each(work, left.shape[0], right.shape[0], left.device)
+        for mine, shares in zip(to_tensors, sums, strict=True):
+            if mine.numel() == 1:
+                mine += shares.sum()
         for x in {id(x): x for x in (to_left, to_right, *to_tensors) if x is not None}.values():
             x *= largest
         return None, to_left, to_right if other is not None else None, *to_tensors
@@ -839,20 +850,17 @@ class StreamedNegatives(Negatives):
         self.blocks, self.both, self.mask = blocks, both, mask or Mask()
         left, right = blocks[0]
         self.anchors = len(blocks) * (left.shape[0] + both * right.shape[0])
-        self.edge = tile or (EDGE_CPU if left.device.type == "cpu" else EDGE)
+        self.tile = tile
         self._reach = reach
         self.pairs = self.anchors * right.shape[0]
         self._keepable = tile is None and self.pairs <= KEPT
         self._visits = 0
         self._kept: DenseNegatives | None = None
-        count = self.mask.count(len(left), len(right), left.dtype)
-        if isinstance(count, Tensor):
-            if both:
-                turned = self.mask.turned().count(len(right), len(left), left.dtype)
-                assert isinstance(turned, Tensor)
-                count = torch.cat([count, turned])
-            count = count.repeat(len(blocks), 1)
-        self._count = count
+        counts = [self.mask.count(left.shape[0], right.shape[0], left.dtype)]
+        if both:
+            counts.append(self.mask.turned().count(right.shape[0], left.shape[0], left.dtype))
+        each = [c for c in counts if isinstance(c, Tensor)]
+        self._count = torch.cat(each).repeat(len(blocks), 1) if each else counts[0]
 
     @property
     def count(self) -> Value:
@@ -871,9 +879,9 @@ class StreamedNegatives(Negatives):
             return self._traced(LogSumExp, f, per_anchor, lambda dense: dense.logsumexp(f, *per_anchor))
         terms, constants = quadratic
         safe = terms.bounded(self.reach()) and abs(self.mask.own_weight) <= SAFE
-        found = self._reduce(SumExp if safe else LogSumExp, terms, terms.uniform)
-        whole = [x if _zero(c) else x + c for x, c in zip(found, constants, strict=True)]
-        return whole[0] if len(whole) == 1 else tuple(whole)
+        reduced = self._reduce(SumExp if safe else LogSumExp, terms, terms.uniform)
+        found = [x if _zero(c) else x + c for x, c in zip(reduced, constants, strict=True)]
+        return found[0] if len(found) == 1 else tuple(found)
 
     def mean(self, f: Callable[..., Any], *per_anchor: Tensor) -> Any:
         return self._traced(Mean, f, per_anchor, lambda dense: dense.mean(f, *per_anchor))
@@ -906,6 +914,8 @@ class StreamedNegatives(Negatives):
 
     def _reduce(self, reduction: type[Reduction], terms: Quadratics | Traced, uniform: bool) -> tuple[Tensor, ...]:
         parts, start = [], 0
+        edges = EDGES_CPU if self.blocks[0][0].device.type == "cpu" else EDGES
+        edge = self.tile or edges[isinstance(terms, Traced)]
         for left, right in self.blocks:
             turns = [(left, right, self.mask)]
             if self.both and not uniform:
@@ -915,7 +925,7 @@ class StreamedNegatives(Negatives):
                 stop = start + len(a) + (len(b) if self.both and uniform else 0)
                 rows = slice(start, stop)
                 mine, count = terms.cut(rows), self.count
-                job = Pass(mine, reduction, mask, _rows(count, rows), uniform and (self.both or same), same, self.edge)
+                job = Pass(mine, reduction, mask, _rows(count, rows), uniform and (self.both or same), same, edge)
                 parts.append(Reduce.apply(job, a, None if same else b, *mine.tensors))
                 start = stop
         return tuple(torch.cat(p) if len(p) > 1 else p[0] for p in zip(*parts, strict=True))
@@ -953,7 +963,7 @@ class Unit(torch.autograd.Function):
         z, scale = ctx.saved_tensors
         out = torch.empty_like(z, dtype=ctx.dtype)
         for part, g, mine, by in zip(*(x.split(BLOCK) for x in (out, gradient, z, scale)), strict=True):
-            along = torch.linalg.vecdot(g, mine).unsqueeze(1)
+            along = (g * mine).sum(1, keepdim=True)
             part.copy_(torch.addcmul(g, mine, along, value=-1).mul_(by))
         return None, *out.split(ctx.each)
 
@@ -967,9 +977,9 @@ class Others(torch.autograd.Function):
         ctx.m = m
         views = z.split(len(z) // m)
         found = z.new_empty(m, views[0].shape[0], m - 1)
-        for a, b in combinations(range(m), 2):
+        for a, b in itertools.combinations(range(m), 2):
             pairs = zip(views[a].split(BLOCK), views[b].split(BLOCK), strict=True)
-            found[a, :, b - 1] = found[b, :, a] = torch.cat([torch.linalg.vecdot(x, y) for x, y in pairs])
+            found[a, :, b - 1] = found[b, :, a] = torch.cat([(x * y).sum(1) for x, y in pairs])
         return found.flatten(0, 1)
 
     @staticmethod
@@ -977,7 +987,7 @@ class Others(torch.autograd.Function):
         (z,) = ctx.saved_tensors
         m, out = ctx.m, torch.zeros_like(z)
         views, gradients, outs = (x.split(len(z) // m) for x in (z, gradient, out))
-        for a, b in combinations(range(m), 2):
+        for a, b in itertools.combinations(range(m), 2):
             weight = (gradients[a][:, b - 1] + gradients[b][:, a]).unsqueeze(1)
             outs[a].addcmul_(views[b], weight)
             outs[b].addcmul_(views[a], weight)
