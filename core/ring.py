@@ -17,8 +17,6 @@ from torch import Tensor
 
 from counterpoint.distributed import Peers
 from counterpoint.streamed import (
-    EDGE,
-    EDGE_CPU,
     Mask,
     Pass,
     Quadratics,
@@ -80,7 +78,7 @@ class RingNegatives(StreamedNegatives):
         further = [] if hard is None else [*hard.unbind(1)]
         left = torch.cat([view for mine, _ in parts for view in mine])
         self.peers, self.blocks, self.both = peers, [(left, torch.cat([*views, *further]))], False
-        self.anchors, self.edge = len(left), tile or (EDGE_CPU if left.device.type == "cpu" else EDGE)
+        self.anchors, self.tile = len(left), tile
         self._reach, self._keepable, self._visits = reach, False, 0
         self.mask = Mask(own_weight=weight if further else 0.0)
         extra = list(range(len(views), len(views) + len(further)))
@@ -142,7 +140,7 @@ class RingNegatives(StreamedNegatives):
 
     def job(self, reduction: type[Reduction], terms: Quadratics | Traced, meeting: Meeting) -> Pass:
         count = _rows(self.count, meeting.rows)
-        return Pass(terms.cut(meeting.rows), reduction, meeting.mask, count, False, False, self.edge)
+        return Pass(terms.cut(meeting.rows), reduction, meeting.mask, count, False, False, self.edge(terms))
 
     def _reduce(self, reduction: type[Reduction], terms: Quadratics | Traced, uniform: bool) -> tuple[Tensor, ...]:
         (left, right), *_ = self.blocks
@@ -165,7 +163,7 @@ class RingReduce(torch.autograd.Function):
         terms, scratch = terms.bound(tensors), Scratch(left)
         state = reduction.start(terms.functions, len(left), left)
 
-        def work(job: Pass, so_far: Reduction, mine: Tensor, theirs: Tensor, tile: Tile) -> None:
+        def work(job: Pass, so_far: Reduction, mine: Tensor, theirs: Tensor, _: int, tile: Tile) -> None:
             s = job.product(mine, theirs, tile, scratch)
             for k, x in job.terms.values_of(s, tile, scratch, pulled=False):
                 so_far.add(k, x, tile, scratch)
@@ -196,39 +194,46 @@ class RingReduce(torch.autograd.Function):
         to_left, back, *to_tensors = map(torch.zeros_like, (left, right, *tensors))
 
         def work(
-            job: Pass, so_far: Reduction, rows: slice, theirs: Tensor, to_theirs: Tensor, tile: Tile
-        ) -> list[Tensor]:
-            s = job.product(left[rows], theirs, tile, scratch)
+            job: Pass,
+            so_far: Reduction,
+            rows: slice,
+            keys: tuple[Tensor, Tensor],
+            sums: list[Tensor],
+            number: int,
+            tile: Tile,
+        ) -> None:
+            mine, (theirs, to_theirs) = left[rows], keys
+            s = job.product(mine, theirs, tile, scratch)
             total, found = job.terms.pull(
                 s, tile, scratch, lambda k, x: so_far.weigh(k, x, folded[k][rows], tile, scratch)
             )
             if total is not None:
                 to_left[rows][tile.rows].addmm_(total, theirs[tile.keys])
-                to_theirs[tile.keys].addmm_(total.t(), left[rows][tile.rows])
-            for mine, part in zip(to_tensors, found, strict=False):
-                if mine.numel() > 1:
-                    mine[rows][tile.rows] += part
-            return list(found)
+                to_theirs[tile.keys].addmm_(total.t(), mine[tile.rows])
+            for to, shares, part in zip(to_tensors, sums, found, strict=False):
+                if to.numel() > 1:
+                    to[rows][tile.rows] += part
+                else:
+                    shares[number] = part.squeeze()
 
         sizes = neg.peers.rows(right)
-        with torch.autocast(left.device.type, enabled=False):
-            for owner, keys in neg.passing(right):
-                for meeting in neg.meetings(owner):
-                    job, theirs = neg.job(reduction, terms, meeting), meeting.pick(keys)
-                    so_far = reduction(meeting.mask, job.count, [x[:, meeting.rows] for x in state])
-                    to_theirs = torch.zeros_like(theirs)
-                    run = partial(work, job, so_far, meeting.rows, theirs, to_theirs)
-                    rows = meeting.rows.stop - meeting.rows.start
-                    for found in job.each(run, rows, len(theirs), left.device):
-                        for mine, part in zip(to_tensors, found, strict=False):
-                            if mine.numel() == 1:
-                                mine += part.view(mine.shape)
-                    # others add to it in units of their own
-                    for view, part in zip(meeting.views, to_theirs.split(meeting.sizes), strict=True):
-                        back[view] += part * largest
-                # the gradient follows its keys, home at last
-                arriving = back.new_empty(sizes[(owner - 1) % neg.peers.count], back.shape[1])
-                for sent in neg.peers.pass_on(back, arriving):
-                    sent.wait()
-                back = arriving
+        for owner, keys in neg.passing(right):
+            for meeting in neg.meetings(owner):
+                job, theirs = neg.job(reduction, terms, meeting), meeting.pick(keys)
+                so_far = reduction(meeting.mask, job.count, [x[:, meeting.rows] for x in state])
+                anchors, to_theirs = meeting.rows.stop - meeting.rows.start, torch.zeros_like(theirs)
+                sums = [t.new_zeros(job.tiles(anchors, len(theirs))) for t in tensors]
+                run = partial(work, job, so_far, meeting.rows, (theirs, to_theirs), sums)
+                job.each(run, anchors, len(theirs), left.device)
+                for to, shares in zip(to_tensors, sums, strict=True):
+                    if to.numel() == 1:
+                        to += shares.sum()
+                # others add to it in units of their own
+                for view, part in zip(meeting.views, to_theirs.split(meeting.sizes), strict=True):
+                    back[view] += part * largest
+            # the gradient follows its keys, home at last
+            arriving = back.new_empty(sizes[(owner - 1) % neg.peers.count], back.shape[1])
+            for sent in neg.peers.pass_on(back, arriving):
+                sent.wait()
+            back = arriving
         return None, None, None, to_left * largest, back, *(x * largest for x in to_tensors)

@@ -912,10 +912,13 @@ class StreamedNegatives(Negatives):
         found = self._reduce(reduction, terms, terms.uniform and reduction is not Max)
         return found if terms.several else found[0]
 
-    def _reduce(self, reduction: type[Reduction], terms: Quadratics | Traced, uniform: bool) -> tuple[Tensor, ...]:
-        parts, start = [], 0
+    def edge(self, terms: Quadratics | Traced) -> int:
+        """The length of a tile's sides."""
         edges = EDGES_CPU if self.blocks[0][0].device.type == "cpu" else EDGES
-        edge = self.tile or edges[isinstance(terms, Traced)]
+        return self.tile or edges[isinstance(terms, Traced)]
+
+    def _reduce(self, reduction: type[Reduction], terms: Quadratics | Traced, uniform: bool) -> tuple[Tensor, ...]:
+        parts, start, edge = [], 0, self.edge(terms)
         for left, right in self.blocks:
             turns = [(left, right, self.mask)]
             if self.both and not uniform:
