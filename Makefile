@@ -37,7 +37,7 @@ lint: $(VENV)/ready
 	$(VENV)/bin/ruff format --check
 
 bench: $(VENV)/ready
-	$(RUN) tests/bench/bench_losses.py
+	$(RUN) -m tests.bench.losses
 	$(RUN) tests/bench/bench_import.py
 	$(RUN) tests/bench/bench_graph.py --dataset demo
 	$(RUN) tests/bench/bench_augment.py

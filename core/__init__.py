@@ -34,6 +34,7 @@ from counterpoint.robust import (
 )
 from counterpoint.scores import DenseNegatives, Negatives, Scores
 from counterpoint.spec import SpecError
+from counterpoint.streamed import StreamedNegatives
 from counterpoint.version import __version__
 
 __all__ = [
@@ -63,6 +64,7 @@ __all__ = [
     "Schedule",
     "Scores",
     "SpecError",
+    "StreamedNegatives",
     "Wrapper",
     "__version__",
     "chi2_ratio",

@@ -59,6 +59,8 @@ def report(objective: Objective, *given: Tensor, call: str = "forward", **how: A
         if "gather" in how:
             how["gather"] = distributed.without_ring(how["gather"])
         probe = deepcopy(objective).eval()
+        if call == "forward":
+            how = {**how, "tile": 0}  # the weight of every single negative needs a matrix
         batch, device = getattr(_Arguments(), call)(*map(_copy, given), **{k: _copy(v) for k, v in how.items()})
 
         def scores(pairing: str) -> Scores:

@@ -35,7 +35,6 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor
 from torch import distributed as dist
-from torch.autograd.function import once_differentiable
 
 if TYPE_CHECKING:
     from counterpoint.pairing import Batch
@@ -67,7 +66,7 @@ class Peers:
 
     def gather(self, x: Tensor) -> Tensor:
         """The rows of all processes in the order of ranks; a process may have several rows per sample."""
-        return _Gather.apply(x, self)  # type: ignore[no-any-return]
+        return _Gather.apply(x, self, self.rows(x))  # type: ignore[no-any-return]
 
     def mean(self, x: Tensor, weights: Tensor | None = None) -> Tensor:
         """The weighted mean over the rows of all processes; averaged over processes, its gradient is the mean's."""
@@ -103,8 +102,7 @@ class _Gather(torch.autograd.Function):
     """All processes' rows; backwards, each row gets the sum of the gradients that it has been given anywhere."""
 
     @staticmethod
-    def forward(x: Tensor, peers: Peers) -> Tensor:
-        rows = peers.rows(x)
+    def forward(x: Tensor, peers: Peers, rows: list[int]) -> Tensor:
         most = max(rows)
         # collectives want the same number of rows everywhere
         everyone = x.new_empty(most * peers.count, *x.shape[1:])
@@ -115,19 +113,32 @@ class _Gather(torch.autograd.Function):
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: Tensor) -> None:
-        x, ctx.peers = inputs
-        ctx.rows = ctx.peers.rows(x)
+        _, ctx.peers, ctx.rows = inputs
 
     @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
-        peers, rows = ctx.peers, ctx.rows
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
+        return _Return.apply(grad, ctx.peers, ctx.rows), None, None
+
+
+class _Return(torch.autograd.Function):
+    """This process's rows of what all processes have for them, added up."""
+
+    @staticmethod
+    def forward(grad: Tensor, peers: Peers, rows: list[int]) -> Tensor:
         most = max(rows)
         if min(rows) < most:
             grad = torch.cat([_padded(part, most) for part in grad.split(rows)])
         own = grad.new_empty(most, *grad.shape[1:])
         dist.reduce_scatter_tensor(own, grad.contiguous(), group=peers.group)
-        return own[: rows[peers.rank]], None
+        return own[: rows[peers.rank]]
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Tensor) -> None:
+        _, ctx.peers, ctx.rows = inputs
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
+        return _Gather.apply(grad, ctx.peers, ctx.rows), None, None
 
 
 class _Value(torch.autograd.Function):

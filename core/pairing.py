@@ -19,7 +19,6 @@ pairing        anchors, positives and negatives, for ``m`` views of ``B`` sample
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from itertools import combinations
 
 import torch
@@ -51,8 +50,8 @@ def widen(z: Tensor) -> Tensor:
     return z.float() if z.dtype in (torch.float16, torch.bfloat16) else z
 
 
-# anchors, whole views of this process's samples, and the views that they are compared with
-Part = tuple[Tensor, Sequence[Tensor]]
+# views that are anchors, and the views that they are compared with
+Part = tuple[Sequence[Tensor], Sequence[Tensor]]
 
 
 class Batch:
@@ -74,7 +73,7 @@ class Batch:
         adversarial: Tensor | None,
         mixed: Tensor | None,
         normalize: bool,
-        tile: int | None = None,
+        tile: int | None,
     ) -> None:
         if pairing is not None and pairing not in PAIRINGS:
             raise ValueError(f"unknown pairing {pairing!r}.{nearest(str(pairing), PAIRINGS)}")
@@ -108,20 +107,21 @@ class Batch:
                 raise ValueError(
                     f"{name}= goes with pairings of the batch itself, not with queue=, negatives= or labels=."
                 )
-        self._made: dict[str, Scores] = {}
-        self._views_ready: list[Tensor] | None = None
-        self._stacks: dict[int, tuple[Tensor, Sequence[Tensor]]] = {}
-        self.tile = self._tile(tile)
-        self._gathered: dict[int, tuple[Tensor, Tensor]] = {}
         self.peers: Peers | None = None
         self.first, self.total = 0, self.size
+        self._asked = tile
+        self.tile = self._tile(tile)
+        self._made: dict[str, Scores] = {}
+        self._views_ready: list[Tensor] | None = None
+        self._stacked: Tensor | None = None
+        self._gathered: dict[int, tuple[Tensor, Tensor]] = {}
 
     # ---- other processes -----------------------------------------------------------------------
 
     def facts(self) -> dict[str, int]:
         """What processes that share a batch must agree on, by name."""
         given = (*self.raw, self.negatives, self.adversarial, self.mixed)
-        shapes = {
+        found = {
             "the number of views": len(self.raw),
             "the width of embeddings": self.width,
             "bits of embeddings": torch.finfo(widen(self.raw[0][:0]).dtype).bits,
@@ -133,21 +133,23 @@ class Batch:
             "the rows of queue=": 0 if self.queue is None else len(self.queue),
         }
         for name, x in (("negatives", self.negatives), ("adversarial", self.adversarial), ("mixed", self.mixed)):
-            shapes[f"{name}= per sample"] = 0 if x is None else x.shape[1]
+            found[f"{name}= per sample"] = 0 if x is None else x.shape[1]
         for name in ("ids", "labels", "negative_ids"):
-            shapes[f"whether there are {name}="] = int(getattr(self, name) is not None)
-        return shapes
+            found[f"whether there are {name}="] = int(getattr(self, name) is not None)
+        return found
 
     def share(self, peers: Peers) -> None:
         """Makes this the part of a batch that several processes share."""
         self.peers, self.first, self.total = peers, peers.first, peers.total
+        self.tile = self._tile(self._asked)
 
     def everyone(self, x: Tensor) -> Tensor:
-        """The rows of all processes of what has rows for this one's samples; gathered once."""
+        """The rows of all processes, this one's first, of what has rows for each sample; gathered once."""
         if self.peers is None:
             return x
         if id(x) not in self._gathered:
-            self._gathered[id(x)] = x, self.peers.gather(x)
+            before = self.first * (len(x) // self.size)
+            self._gathered[id(x)] = x, self.peers.gather(x).roll(-before, 0)
         return self._gathered[id(x)][1]
 
     # ---- what came in --------------------------------------------------------------------------
@@ -200,9 +202,9 @@ class Batch:
             return 0
         if tile is not None:
             return int(tile)
-        anchors = self.size if self.queue is not None else self.size * len(self.raw)
-        extra = 0 if self.negatives is None else self.negatives.shape[0] * self.negatives.shape[1]
-        pairs = anchors * (anchors + extra if self.queue is None else len(self.queue))
+        views = 1 if self.queue is not None else len(self.raw)
+        keys = self.total * (views if self.negatives is None else views + self.negatives.shape[1])
+        pairs = self.size * views * (keys if self.queue is None else len(self.queue))
         return None if self._many(pairs) else 0
 
     def _many(self, pairs: int) -> bool:
@@ -237,19 +239,20 @@ class Batch:
 
     def stacked(self) -> Tensor:
         """All views under one another, ``(m B, width)``."""
-        dtype = self.raw[0].dtype
-        if self.tile == 0 or not self.normalize or any(v.dtype != dtype for v in self.raw):
-            return self.stack(self.views)
-        z = Unit.apply(EPS_HALF if dtype == torch.float16 else EPS, *self.raw)
-        self._views_ready = [*z.split(self.size)]
-        self._stacks[id(z)] = z, self._views_ready
-        return z  # type: ignore[no-any-return]
+        if self._stacked is None:
+            dtype = self.raw[0].dtype
+            if self.tile == 0 or not self.normalize or any(v.dtype != dtype for v in self.raw):
+                self._stacked = torch.cat(self.views)
+            else:
+                self._stacked = Unit.apply(EPS_HALF if dtype == torch.float16 else EPS, *self.raw)
+                self._views_ready = [*self._stacked.split(self.size)]
+        return self._stacked
 
-    def stack(self, views: Sequence[Tensor]) -> Tensor:
-        """Views under one another; noted, so that each pair of them is looked at once."""
-        z = torch.cat(list(views))
-        self._stacks[id(z)] = z, views
-        return z
+    def under(self, views: Sequence[Tensor]) -> Tensor:
+        """Views under one another."""
+        if len(views) == 1:
+            return views[0]
+        return self.stacked() if views is self._views_ready else torch.cat([*views])
 
     # ---- what goes out -------------------------------------------------------------------------
 
@@ -285,116 +288,82 @@ class Batch:
             )
         return self.views
 
-    def build(self, name: str, parts: Sequence[Part], pos: Tensor, hard: bool = False) -> Scores:
-        """Scores of anchors against other samples' views, and against hard negatives if there are any."""
-        scores = Scores(pos, self.against(parts, self.negatives if hard else None), layout=name)
-        sample = self.samples(len(pos))
-        anchors = parts[0][0] if len(parts) == 1 else torch.cat([part[0] for part in parts])
+    def build(self, name: str, parts: Sequence[Part], pos: Tensor, both: bool = False, hard: bool = False) -> Scores:
+        """Scores of views as anchors, against views as keys and, if there are, ``hard`` negatives.
+
+        ``both`` has keys as anchors, too, after the others.
+        """
+        scores = Scores(pos, self.against(parts, both, self.negatives if hard else None), layout=name)
+        times = len(pos) // self.size
         if self.prior is not None:
-            scores.prior = self.prior.to(pos.dtype)[sample].unsqueeze(1)
+            scores.prior = self.prior.to(pos.dtype).repeat(times).unsqueeze(1)
+        if self.adversarial is None and self.mixed is None:
+            return scores
+        views = [view for mine, keys in parts for view in (*mine, *(keys if both else ()))]
+        anchors = self.under(views)
         if self.adversarial is not None:
             # the adversarial view as the positive; the others, clean and adversarial, as negatives (IntNaCl, Eq. 5)
             clean, attacked = parts[0][1][0], self.adversarial[:, 0]
-            positive = (anchors * attacked[sample]).sum(-1, keepdim=True)
-            scores.adversarial = Scores(positive, self.against([(anchors, [clean, attacked])]))
+            positive = (anchors * attacked.repeat(times, 1)).sum(-1, keepdim=True)
+            scores.adversarial = Scores(positive, self.against([(views, [clean, attacked])]))
         if self.mixed is not None:
-            similar = (anchors.unsqueeze(1) * self.mixed[sample]).sum(-1)
+            similar = (anchors.unsqueeze(1) * self.mixed.repeat(times, 1, 1)).sum(-1)
             scores.mixed = [Scores(s, scores.neg) for s in similar.split(1, dim=1)]
         return scores
 
-    def against(self, parts: Sequence[Part], hard: Tensor | None = None) -> Negatives:
+    def against(self, parts: Sequence[Part], both: bool = False, hard: Tensor | None = None) -> Negatives:
         """The views of all other samples as negatives, and all samples' hard ones."""
+        if self.peers is not None and both:
+            parts, both = [part for mine, keys in parts for part in ((mine, keys), (keys, mine))], False
         if self.peers is not None and self.peers.ring:
-            return RingNegatives(self.peers, parts, hard, self.negative_weight, self.ids, self.negative_ids)
-        if self.tile != 0 and self.peers is None:
-            return self.streamed(parts, hard)
-        matrix = self.matrix(parts, hard)
-        sample, blocks = self.samples(len(matrix)), len(parts[0][1])
-        own = (self.first + sample).unsqueeze(1)
-        skip = own + self.total * torch.arange(blocks, device=own.device)
-        drop = weight = None
-        if hard is not None and self.negative_weight:
-            each = hard.shape[1]
-            at = self.total * blocks + each * own + torch.arange(each, device=own.device)
-            weight = torch.zeros_like(matrix).scatter(1, at, self.negative_weight)
+            known = self.negative_weight, self.ids, self.negative_ids
+            return self._counted(RingNegatives(self.peers, parts, hard, *known, self.tile or None, self.reach))
+        # the samples' first hard negatives, then their second: like views, in the samples' order
+        further = [] if hard is None else [*self.everyone(hard).unbind(1)]
+        blocks = []
+        for mine, keys in parts:
+            left = self.under(mine)
+            if self.peers is None:
+                blocks.append((left, left if keys is mine else self.under([*keys, *further])))
+            else:  # a block for each view, since a view has other rows than a block of keys
+                right = self.under([*map(self.everyone, keys), *further])
+                blocks += [(view, right) for view in mine]
+        ids = hard_ids = None
         if self.ids is not None:
-            mine = self.ids[sample].unsqueeze(1)
-            drop = mine == self.everyone(self.ids).repeat(blocks)
-            if hard is not None and self.negative_ids is not None:
-                drop = torch.cat([drop, mine == self.everyone(self.negative_ids)], 1)
-            drop = torch.nn.functional.pad(drop, (0, matrix.shape[1] - drop.shape[1]))
-            checks.has_negatives((~drop).sum(1))
-        return DenseNegatives(matrix, skip, drop, weight)
+            ids = self.ids.repeat(len(blocks[0][0]) // self.size), self.everyone(self.ids)
+            hard_ids = None if self.negative_ids is None else self.everyone(self.negative_ids)
+        mask = Mask.of(self.total, len(parts[0][1]), len(further), self.negative_weight, ids, hard_ids)
+        return self.negatives_of(blocks, mask, both)
 
-    def streamed(self, parts: Sequence[Part], hard: Tensor | None) -> Negatives:
-        """What :meth:`against` says, in tiles if there are many pairs."""
-        (first, keys), views = parts[0], len(parts[0][1])
-        both = len(parts) == 2 and views == 1 and parts[1][0] is keys[0] and parts[1][1][0] is first
-        mask = Mask(self.size)
-        if hard is not None:
-            mask = Mask(self.size, shared=views * self.size, own=views * self.size, own_weight=self.negative_weight)
-            # the samples' first hard negatives, then their second: like views, in the samples' order
-            keys = [*keys, *hard.unbind(1)]
-            parts = [(first, keys)]
-        if self.ids is not None:
-            theirs = self.ids.repeat(views)
-            if hard is not None:
-                given = self.negative_ids
-                own = (
-                    self.ids.new_zeros(hard[..., 0].numel()) if given is None else given.view(self.size, -1).T.flatten()
-                )
-                theirs = torch.cat([theirs, own])
-                mask = mask if given is None else replace(mask, shared=None)
-            mask = replace(mask, ids=(self.ids.repeat(len(first) // self.size), theirs))
-        blocks = [(anchors, self._under(anchors, keys)) for anchors, keys in (parts[:1] if both else parts)]
-        return self.tiled(blocks, mask, both)
-
-    def _under(self, anchors: Tensor, keys: Sequence[Tensor]) -> Tensor:
-        """The keys under one another; the anchors themselves, if these are just that."""
-        _, views = self._stacks.get(id(anchors), (None, ()))
-        if len(views) == len(keys) and all(x is y for x, y in zip(views, keys, strict=True)):
-            return anchors
-        return keys[0] if len(keys) == 1 else torch.cat(list(keys))
-
-    def tiled(self, blocks: Sequence[tuple[Tensor, Tensor]], mask: Mask, both: bool = False) -> Negatives:
-        """All keys that ``mask`` leaves, in tiles if there are many pairs."""
-        # a unit vector is up to rounding one
-        neg = StreamedNegatives(blocks, both, mask, self.tile or None, 1.0001 if self.normalize else None)
-        if isinstance(neg.count, Tensor):
-            checks.has_negatives(neg.count)
+    def negatives_of(self, blocks: Sequence[tuple[Tensor, Tensor]], mask: Mask, both: bool = False) -> Negatives:
+        """All keys that ``mask`` leaves."""
+        neg = self._counted(StreamedNegatives(blocks, both, mask, self.tile or None, self.reach))
         return neg.dense() if self.tile == 0 or (self.tile is None and not self._many(neg.pairs)) else neg
 
-    def matrix(self, parts: Sequence[Part], hard: Tensor | None = None) -> Tensor:
-        """Similarities of anchors to keys of all processes."""
-        further = [] if hard is None else [self.everyone(hard).flatten(0, 1)]
-        blocks: list[Tensor] = []
-        for anchors, keys in parts:
-            if blocks and self.peers is None and anchors is parts[0][1][0] and keys[0] is parts[0][0]:
-                blocks.append(blocks[0].T)  # symmetric: the same product, the other way round
-                continue
-            every = [*(self.everyone(k) for k in keys), *further]
-            blocks.append(anchors @ (every[0] if len(every) == 1 else torch.cat(every)).T)
-        return blocks[0] if len(blocks) == 1 else torch.cat(blocks)
+    @property
+    def reach(self) -> float | None:
+        return 1.0001 if self.normalize else None  # a unit vector is up to rounding one
 
-    def samples(self, anchors: int) -> Tensor:
-        """Which of this process's samples its anchors are."""
-        return self.arange(anchors // self.size)
+    @staticmethod
+    def _counted(neg: StreamedNegatives) -> StreamedNegatives:
+        if isinstance(neg.count, Tensor):
+            checks.has_negatives(neg.count)
+        return neg
 
     def arange(self, times: int = 1) -> Tensor:
         return torch.arange(self.size, device=self.device).repeat(times)
 
 
 def _views(batch: Batch) -> Scores:
-    z = batch.stacked()
+    z, m = batch.stacked(), len(batch.raw)
     views = batch.need(2, "views")
-    m, n = len(views), batch.size
     if batch.labels is not None:
-        return _labelled(batch, "views", z, views, anchors_are_keys=True)
+        return _labelled(batch, "views", views, views)
     if batch.tile != 0:
-        return batch.build("views", [(z, views)], Others.apply(z, m))
-    stacked = z.view(m, n, -1)
-    among = torch.einsum("and,bnd->anb", stacked, stacked).reshape(m * n, m)
-    return batch.build("views", [(z, views)], _others(among, n, m))
+        return batch.build("views", [(views, views)], Others.apply(z, m))
+    stacked = z.view(m, batch.size, -1)
+    among = torch.einsum("and,bnd->anb", stacked, stacked).reshape(len(z), m)
+    return batch.build("views", [(views, views)], _others(among, batch.size, m))
 
 
 def _others(among: Tensor, n: int, m: int) -> Tensor:
@@ -404,69 +373,69 @@ def _others(among: Tensor, n: int, m: int) -> Tensor:
     return among.gather(1, other + (other >= view))
 
 
-def _labelled(batch: Batch, name: str, anchors: Tensor, keys: Sequence[Tensor], anchors_are_keys: bool) -> Scores:
-    """Supervised: everything of an anchor's class is a positive, everything else a negative."""
+def _labelled(batch: Batch, name: str, mine: Sequence[Tensor], keys: Sequence[Tensor]) -> Scores:
+    """Supervised: everything of an anchor's class is a positive, except itself, everything else a negative."""
     assert batch.labels is not None
     if batch.peers is not None and batch.peers.ring:
         raise ValueError("labels= make positives of other processes' samples: they need gather=True, not a ring.")
-    matrix = batch.matrix([(anchors, keys)])
-    sample = batch.samples(len(anchors))
-    same = batch.labels[sample].unsqueeze(1) == batch.everyone(batch.labels).repeat(len(keys))
+    matrix = batch.under(mine) @ torch.cat([batch.everyone(k) for k in keys]).T
+    same = batch.labels.repeat(len(mine)).unsqueeze(1) == batch.everyone(batch.labels).repeat(len(keys))
     checks.has_negatives((~same).sum(1))
     pos_mask = same
-    if anchors_are_keys:
-        row = torch.arange(len(anchors), device=anchors.device)
-        itself = batch.first + sample + batch.total * (row // batch.size)
-        pos_mask = same.scatter(1, itself.unsqueeze(1), False)
+    if keys is mine:
+        view = torch.arange(len(mine), device=matrix.device).repeat_interleave(batch.size)
+        pos_mask = same.scatter(1, (batch.arange(len(mine)) + batch.total * view).unsqueeze(1), False)
     # entries that are no positives hold a finite similarity that no average looks at
     scores = Scores(matrix, DenseNegatives(matrix, drop=same), pos_mask=pos_mask, layout=name)
     if batch.prior is not None:
-        scores.prior = batch.prior.to(matrix.dtype)[sample].unsqueeze(1)
+        scores.prior = batch.prior.to(matrix.dtype).repeat(len(mine)).unsqueeze(1)
     return scores
 
 
 def _one_way(batch: Batch) -> Scores:
     anchors, *others = batch.need(2, "one_way")
     if batch.labels is not None and batch.negatives is None:
-        return _labelled(batch, "one_way", anchors, others, anchors_are_keys=False)
+        return _labelled(batch, "one_way", [anchors], others)
     pos = torch.stack([(anchors * o).sum(-1) for o in others], 1)
     # SimCSE, supervised: hard negatives are further keys
-    return batch.build("one_way", [(anchors, others)], pos, hard=True)
+    return batch.build("one_way", [([anchors], others)], pos, hard=True)
 
 
 def _symmetric(batch: Batch) -> Scores:
     a, b = batch.need(2, "symmetric", exactly=True)
-    return batch.build("symmetric", [(a, [b]), (b, [a])], (a * b).sum(-1, keepdim=True).repeat(2, 1))
+    pos = (a * b).sum(-1, keepdim=True).repeat(2, 1)
+    return batch.build("symmetric", [([a], [b])], pos, both=True)
 
 
 def _first_two(batch: Batch) -> Scores:
-    z = batch.stacked()
-    a, b, *rest = batch.need(2, "first_two")
+    batch.stacked()
+    views = batch.need(2, "first_two")
+    a, b, *rest = views
+    two = [a, b] if rest else views
     pos = torch.cat(
         [torch.stack([(x * o).sum(-1) for o in (y, *rest)], 1) for x, y in ((a, b), (b, a))],
     )
-    return batch.build("first_two", [(batch.stack([a, b]) if rest else z, [a, b])], pos)
+    return batch.build("first_two", [(two, two)], pos)
 
 
 def _pairs(batch: Batch) -> Scores:
     pairs = list(combinations(batch.need(2, "pairs"), 2))
     pos = torch.cat([(x * y).sum(-1).repeat(2) for x, y in pairs]).unsqueeze(1)
-    return batch.build("pairs", [(batch.stack(pair), pair) for pair in pairs], pos)
+    return batch.build("pairs", [(pair, pair) for pair in pairs], pos)
 
 
 def _arcl(batch: Batch) -> Scores:
     views = batch.need(2, "arcl")
     pos = torch.stack([(x * y).sum(-1) for x, y in combinations(views, 2)], 1)
-    scores = batch.build("arcl", [(views[0], views[:2])], pos)
+    scores = batch.build("arcl", [(views[:1], views[:2])], pos)
     scores.kept = pos[:, :1]
     return scores
 
 
 def _single(batch: Batch) -> Scores:
     z = batch.need(1, "single")[0]
-    if z.dim() == 3:
-        z = z[:, 0]
-    return batch.build("single", [(z, [z])], z.new_zeros(len(z), 1))
+    alone = [z[:, 0] if z.dim() == 3 else z]
+    return batch.build("single", [(alone, alone)], z.new_zeros(len(z), 1))
 
 
 def _queue(batch: Batch) -> Scores:
@@ -488,7 +457,8 @@ def _queue(batch: Batch) -> Scores:
     ids = None
     if batch.queue_ids is not None and batch.ids is not None:
         ids = batch.ids, batch.queue_ids
-    scores = Scores(pos, batch.tiled([(query, batch.queue.detach())], Mask(ids=ids)), layout="queue")
+    neg = batch.negatives_of([(query, batch.queue.detach())], Mask(ids=ids))
+    scores = Scores(pos, neg, layout="queue")
     if batch.prior is not None:
         scores.prior = batch.prior.to(pos.dtype).unsqueeze(1)
     return scores

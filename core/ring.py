@@ -1,39 +1,63 @@
 """Negatives in other processes, whose keys pass by and are never held all at once.
 
-In a reduction each process compares its anchors with one process's keys after the other, while these move round the
-ring of processes. Nothing but the reductions is kept: for the gradient the keys go round again, with what they have
-been given so far, and end where they belong.
+In a reduction each process compares its anchors with one process's keys after the other, tile by tile, while the keys
+move round the ring of processes. Nothing but the reductions is kept: for the gradient the keys go round again, with
+what they have been given so far, and end where they belong.
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from collections.abc import Iterator, Sequence
+from functools import partial, reduce
+from operator import add
+from typing import Any, NamedTuple, NoReturn
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
-from counterpoint import checks
 from counterpoint.distributed import Peers
-from counterpoint.gradcache import leaves
-from counterpoint.hyper import Value
-from counterpoint.scores import BLOCK, Negatives
+from counterpoint.streamed import (
+    Mask,
+    Pass,
+    Quadratics,
+    Reduction,
+    Scratch,
+    StreamedNegatives,
+    Tile,
+    Traced,
+    _limited,
+    _rows,
+)
 
-EMPTY = {"logsumexp": -math.inf, "mean": 0.0, "max": -math.inf, "min": math.inf}
+
+class Meeting(NamedTuple):
+    """Anchors, the views of one process that they are compared with, and which of these keys count."""
+
+    rows: slice
+    views: list[slice]
+    mask: Mask
+
+    @property
+    def sizes(self) -> list[int]:
+        return [view.stop - view.start for view in self.views]
+
+    def pick(self, keys: Tensor) -> Tensor:
+        """The views, under one another, from all that the process has sent."""
+        found = [keys[view] for view in self.views]
+        return keys if sum(self.sizes) == len(keys) else found[0] if len(found) == 1 else torch.cat(found)
 
 
-class RingNegatives(Negatives):
+class RingNegatives(StreamedNegatives):
     """The other samples' keys, wherever they are.
 
     Args:
         peers: the processes.
-        parts: anchors, whole views of this process's samples, and the views that they are compared with.
-        hard: ``(B, n, d)`` further keys, seen by all samples.
-        hard_weight: added to the logit of a sample's own hard negatives.
+        parts: views of this process's samples as anchors, and the views that they are compared with.
+        hard: ``(B, n, width)`` further keys, seen by all samples.
+        weight: added to the logits of a sample's own hard negatives.
         ids: ``(B,)``; samples with the same id are never each other's negatives.
-        hard_ids: ``(B n,)`` of the hard negatives.
+        hard_ids: ``(B n,)``, those of the hard negatives.
+        tile, reach: as in :class:`StreamedNegatives`.
     """
 
     peers: Peers
@@ -41,114 +65,67 @@ class RingNegatives(Negatives):
     def __init__(
         self,
         peers: Peers,
-        parts: Sequence[tuple[Tensor, Sequence[Tensor]]],
+        parts: Sequence[tuple[Sequence[Tensor], Sequence[Tensor]]],
         hard: Tensor | None = None,
-        hard_weight: float = 0.0,
+        weight: float = 0.0,
         ids: Tensor | None = None,
         hard_ids: Tensor | None = None,
+        tile: int | None = None,
+        reach: float | None = None,
     ) -> None:
-        self.peers, self.hard_weight = peers, hard_weight
-        self.size = peers.sizes[peers.rank]
         views = list({id(view): view for _, keys in parts for view in keys}.values())
         place = {id(view): i for i, view in enumerate(views)}
-        self.views, self.each = len(views), 0 if hard is None else hard.shape[1]
-        self.seen = [(len(anchors), [place[id(view)] for view in keys]) for anchors, keys in parts]
-        self.anchors = torch.cat([anchors for anchors, _ in parts])
-        self.keys = torch.cat(views if hard is None else [*views, hard.flatten(0, 1)])
-        self.sample = torch.arange(len(self.anchors), device=self.anchors.device) % self.size
+        further = [] if hard is None else [*hard.unbind(1)]
+        left = torch.cat([view for mine, _ in parts for view in mine])
+        self.peers, self.blocks, self.both = peers, [(left, torch.cat([*views, *further]))], False
+        self.anchors, self.tile = len(left), tile
+        self._reach, self._keepable, self._visits = reach, False, 0
+        self.mask = Mask(own_weight=weight if further else 0.0)
+        extra = list(range(len(views), len(views) + len(further)))
+        self._seen = [(len(mine), [place[id(view)] for view in keys], extra) for mine, keys in parts]
         # a few bytes per sample: these are held
-        self.ids = ids
-        self.all_ids = None if ids is None else self._by_owner(ids)
-        self.all_hard_ids = None if ids is None or hard is None or hard_ids is None else self._by_owner(hard_ids)
-        self._count = self._counted()
-        if isinstance(self._count, Tensor):
-            checks.has_negatives(self._count)
+        self._ids = ids
+        self._known = None if ids is None else self._by_owner(ids)
+        self._hard_known = None if hard_ids is None or not further else self._by_owner(hard_ids)
+        self._count = reduce(add, (self._counts(owner) for owner in range(peers.count)))
+
+    def reach(self) -> float:
+        # other processes' keys may be longer
+        return float("inf") if self._reach is None else self._reach
+
+    def dense(self) -> NoReturn:
+        raise TypeError(
+            'gather="ring": the function that is reduced may close over numbers and tensors without dimensions only; '
+            "what differs from anchor to anchor is passed beside it."
+        )
 
     def _by_owner(self, ids: Tensor) -> Sequence[Tensor]:
         parts: Sequence[Tensor] = self.peers.gather(ids).split(self.peers.rows(ids))
         return parts
 
-    # ---- what is compared ----------------------------------------------------------------------
+    def meetings(self, owner: int) -> Iterator[Meeting]:
+        """What is compared while the keys of ``owner`` are here."""
+        size, own, start = self.peers.sizes[owner], owner == self.peers.rank, 0
+        for times, views, extra in self._seen:
+            rows = slice(start, start + times * self.peers.sizes[self.peers.rank])
+            ids = None
+            if self._ids is not None and self._known is not None:
+                ids = self._ids.repeat(times), self._known[owner]
+            hard_ids = None if self._hard_known is None else self._hard_known[owner]
+            mask = Mask.of(size, len(views), len(extra), self.mask.own_weight, ids, hard_ids, own)
+            yield Meeting(rows, [slice(v * size, (v + 1) * size) for v in (*views, *extra)], mask)
+            start = rows.stop
 
-    def _blocks(self, owner: int) -> Iterator[tuple[slice, slice, bool]]:
-        """Anchors and keys that are compared while the keys of ``owner`` are here, and whether these are hard ones."""
-        size, start = self.peers.sizes[owner], 0
-        for anchors, views in self.seen:
-            spans = [(slice(v * size, (v + 1) * size), False) for v in views]
-            if self.each:
-                spans.append((slice(self.views * size, (self.views + self.each) * size), True))
-            for span, hard in spans:
-                step = max(1, BLOCK // (span.stop - span.start))
-                for row in range(start, start + anchors, step):
-                    yield slice(row, min(row + step, start + anchors)), span, hard
-            start += anchors
-
-    def _drop(self, owner: int, rows: slice, hard: bool) -> Tensor | None:
-        """True where a key is no negative."""
-        sample = self.sample[rows].unsqueeze(1)
-        if self.ids is None or self.all_ids is None:
-            if hard or owner != self.peers.rank:
-                return None
-            return sample == self.sample[: self.size]
-        known = self.all_hard_ids if hard else self.all_ids
-        return None if known is None else self.ids[sample] == known[owner]
-
-    def _weighted(self, owner: int, rows: slice, hard: bool) -> Tensor | None:
-        """True where a key is the anchor's own hard negative, if those count more."""
-        if not (hard and self.hard_weight and owner == self.peers.rank):
-            return None
-        return self.sample[rows].unsqueeze(1) == self.sample[: self.size].repeat_interleave(self.each)
-
-    def _counted(self) -> Value:
-        if self.ids is None and not self.hard_weight:
-            views = len(self.seen[0][1])
-            return float(self.peers.total * (views + self.each) - views)
-        count = self.anchors.new_zeros(len(self.anchors), 1)
-        for owner in range(self.peers.count):
-            for rows, keys, hard in self._blocks(owner):
-                one = count.new_ones(1, 1).expand(rows.stop - rows.start, keys.stop - keys.start)
-                count[rows] += self._masked("mean", one, owner, rows, hard).sum(1, keepdim=True)
-        return count
-
-    def _masked(self, kind: str, x: Tensor, owner: int, rows: slice, hard: bool) -> Tensor:
-        """A block's values with weights, and with what is no negative out of the way."""
-        weighted, drop = self._weighted(owner, rows, hard), self._drop(owner, rows, hard)
-        if weighted is not None and kind == "logsumexp":
-            x = torch.where(weighted, x + self.hard_weight, x)
-        if weighted is not None and kind == "mean":
-            x = torch.where(weighted, x * math.exp(self.hard_weight), x)
-        return x if drop is None else x.masked_fill(drop, EMPTY[kind])
-
-    # ---- reductions ----------------------------------------------------------------------------
-
-    @property
-    def count(self) -> Value:
-        return self._count
-
-    def logsumexp(self, f: Callable[..., Any], *per_anchor: Tensor) -> Any:
-        return self._reduce("logsumexp", f, per_anchor)
-
-    def mean(self, f: Callable[..., Any], *per_anchor: Tensor) -> Any:
-        return self._reduce("mean", f, per_anchor)
-
-    def max(self) -> Tensor:
-        return self._reduce("max", lambda s: s, ())  # type: ignore[no-any-return]
-
-    def min(self) -> Tensor:
-        return self._reduce("min", lambda s: s, ())  # type: ignore[no-any-return]
-
-    def _reduce(self, kind: str, f: Callable[..., Any], per_anchor: tuple[Tensor, ...]) -> Any:
-        # one similarity shows how many terms there are, and which parameters f looks at
-        terms = f(self.anchors[:1].detach() @ self.keys[:1].detach().T, *(p[:1].detach() for p in per_anchor))
-        single = isinstance(terms, Tensor)
-        terms = (terms,) if single else terms
-        found = _Reduce.apply(
-            self, kind, f, len(terms), len(per_anchor), self.anchors, self.keys, *per_anchor, *leaves(terms)
-        )
-        return found[0] if single else found
+    def _counts(self, owner: int) -> Any:
+        found, dtype = [], self.blocks[0][0].dtype
+        for meeting in self.meetings(owner):
+            anchors = meeting.rows.stop - meeting.rows.start
+            found.append(meeting.mask.count(anchors, sum(meeting.sizes), dtype))
+        by_anchor = [count for count in found if isinstance(count, Tensor)]
+        return torch.cat(by_anchor) if by_anchor else found[0]
 
     def passing(self, keys: Tensor) -> Iterator[tuple[int, Tensor]]:
-        """All processes' keys, whose they are first, this process's to begin with."""
+        """Whose keys are here, and the keys; this process's to begin with."""
         owner, rows = self.peers.rank, self.peers.rows(keys)
         for left in reversed(range(self.peers.count)):
             before = (owner - 1) % self.peers.count
@@ -161,93 +138,102 @@ class RingNegatives(Negatives):
                 work.wait()
             owner, keys = before, arriving
 
+    def job(self, reduction: type[Reduction], terms: Quadratics | Traced, meeting: Meeting) -> Pass:
+        count = _rows(self.count, meeting.rows)
+        return Pass(terms.cut(meeting.rows), reduction, meeting.mask, count, False, False, self.edge(terms))
 
-class _Reduce(torch.autograd.Function):
-    """Reductions of functions of the similarity to all keys."""
+    def _reduce(self, reduction: type[Reduction], terms: Quadratics | Traced, uniform: bool) -> tuple[Tensor, ...]:
+        (left, right), *_ = self.blocks
+        return RingReduce.apply(self, reduction, terms, left, right, *terms.tensors)  # type: ignore[no-any-return]
+
+
+class RingReduce(torch.autograd.Function):
+    """Reductions over the keys of all processes."""
 
     @staticmethod
     def forward(
         ctx: Any,
         neg: RingNegatives,
-        kind: str,
-        f: Callable[..., Any],
-        terms: int,
-        width: int,
-        anchors: Tensor,
-        keys: Tensor,
+        reduction: type[Reduction],
+        terms: Quadratics | Traced,
+        left: Tensor,
+        right: Tensor,
         *tensors: Tensor,
     ) -> tuple[Tensor, ...]:
-        per_anchor = tensors[:width]
-        found = [anchors.new_full((len(anchors), 1), EMPTY[kind]) for _ in range(terms)]
-        ties = anchors.new_zeros(len(anchors), 1)
-        for owner, passing in neg.passing(keys):
-            for rows, columns, hard in neg._blocks(owner):
-                made = f(anchors[rows] @ passing[columns].T, *(p[rows] for p in per_anchor))
-                for so_far, x in zip(found, made if isinstance(made, tuple) else (made,), strict=True):
-                    x, old = neg._masked(kind, x, owner, rows, hard), so_far[rows]
-                    if kind == "logsumexp":
-                        so_far[rows] = torch.logaddexp(old, x.logsumexp(1, keepdim=True))
-                    elif kind == "mean":
-                        so_far[rows] = old + x.sum(1, keepdim=True)
-                    else:
-                        best = x.amax(1, keepdim=True) if kind == "max" else x.amin(1, keepdim=True)
-                        new = torch.maximum(old, best) if kind == "max" else torch.minimum(old, best)
-                        ties[rows] = torch.where(new == old, ties[rows], 0.0) + (x == new).sum(1, keepdim=True)
-                        so_far[rows] = new
-        if kind == "mean":
-            found = [x / neg.count for x in found]
-        ctx.neg, ctx.kind, ctx.f, ctx.width = neg, kind, f, width
-        ctx.save_for_backward(anchors, keys, ties, *tensors, *found)
-        return tuple(found)
+        terms, scratch = terms.bound(tensors), Scratch(left)
+        state = reduction.start(terms.functions, len(left), left)
+
+        def work(job: Pass, so_far: Reduction, mine: Tensor, theirs: Tensor, _: int, tile: Tile) -> None:
+            s = job.product(mine, theirs, tile, scratch)
+            for k, x in job.terms.values_of(s, tile, scratch, pulled=False):
+                so_far.add(k, x, tile, scratch)
+
+        for owner, keys in neg.passing(right):
+            for meeting in neg.meetings(owner):
+                job, mine, theirs = neg.job(reduction, terms, meeting), left[meeting.rows], meeting.pick(keys)
+                so_far = reduction(meeting.mask, job.count, [x[:, meeting.rows] for x in state])
+                job.each(partial(work, job, so_far, mine, theirs), len(mine), len(theirs), left.device)
+        whole = reduction(neg.mask, neg.count, state)
+        result = whole.result()
+        ctx.neg, ctx.reduction, ctx.terms = neg, reduction, terms
+        ctx.set_materialize_grads(False)
+        ctx.save_for_backward(left, right, *tensors, *whole.state)
+        return tuple(row.unsqueeze(1) for row in result.unbind())
 
     @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        neg, kind, f = ctx.neg, ctx.kind, ctx.f
-        anchors, keys, ties, *rest = ctx.saved_tensors
-        tensors, found = rest[: -len(grads)], rest[-len(grads) :]
-        per_anchor, leaves = tensors[: ctx.width], tensors[ctx.width :]
-        grads = tuple(g / neg.count for g in grads) if kind == "mean" else grads
-        given, back = torch.zeros_like(anchors), torch.zeros_like(keys)
-        more = [torch.zeros_like(t) for t in tensors]
-        rows_of = neg.peers.rows(keys)
-        with torch.autocast(anchors.device.type, enabled=False):
-            for owner, passing in neg.passing(keys):
-                for rows, columns, hard in neg._blocks(owner):
-                    parts = [p[rows].detach().requires_grad_() for p in per_anchor]
-                    s = (anchors[rows] @ passing[columns].T).requires_grad_()
-                    with torch.enable_grad():
-                        made = f(s, *parts)
-                    made = made if isinstance(made, tuple) else (made,)
-                    slopes = []
-                    for x, value, grad in zip(made, found, grads, strict=True):
-                        slope = neg._masked(kind, x.detach(), owner, rows, hard)
-                        if kind == "logsumexp":
-                            slope = (slope - value[rows]).exp() * grad[rows]
-                        elif kind == "mean":
-                            slope = neg._masked(kind, grad[rows].expand_as(x), owner, rows, hard)
-                        else:
-                            slope = (slope == value[rows]) * (grad[rows] / ties[rows])
-                        slopes.append(slope)
-                    alive = [(x, slope) for x, slope in zip(made, slopes, strict=True) if x.requires_grad]
-                    if not alive:
-                        continue
-                    by, *of = torch.autograd.grad(
-                        [x for x, _ in alive],
-                        [s, *parts, *leaves],
-                        [slope for _, slope in alive],
-                        retain_graph=bool(leaves),
-                        allow_unused=True,
-                    )
-                    for i, x in enumerate(of):
-                        if x is not None:
-                            (more[i][rows] if i < ctx.width else more[i]).add_(x)
-                    if by is not None:
-                        given[rows] += by @ passing[columns]
-                        back[columns] += by.T @ anchors[rows]
-                # the gradient follows its keys, home at last
-                arriving = back.new_empty(rows_of[(owner - 1) % neg.peers.count], back.shape[1])
-                for work in neg.peers.pass_on(back, arriving):
-                    work.wait()
-                back = arriving
-        return None, None, None, None, None, given, back, *more
+    def backward(ctx: Any, *given: Tensor | None) -> Any:
+        if torch.is_grad_enabled():
+            raise RuntimeError('gather="ring" has no second derivative (create_graph=True): use gather=True, tile=0.')
+        neg, reduction = ctx.neg, ctx.reduction
+        left, right, *rest = ctx.saved_tensors
+        tensors, state = rest[: len(ctx.terms.tensors)], rest[len(ctx.terms.tensors) :]
+        terms, scratch = ctx.terms.bound(tensors), Scratch(left)
+        gradients, largest = _limited(given)
+        prepared = reduction(neg.mask, neg.count, state).prepare(gradients)
+        folded = [terms.fold(k, g) for k, g in enumerate(prepared.unbind())]
+        to_left, back, *to_tensors = map(torch.zeros_like, (left, right, *tensors))
+
+        def work(
+            job: Pass,
+            so_far: Reduction,
+            rows: slice,
+            keys: tuple[Tensor, Tensor],
+            sums: list[Tensor],
+            number: int,
+            tile: Tile,
+        ) -> None:
+            mine, (theirs, to_theirs) = left[rows], keys
+            s = job.product(mine, theirs, tile, scratch)
+            total, found = job.terms.pull(
+                s, tile, scratch, lambda k, x: so_far.weigh(k, x, folded[k][rows], tile, scratch)
+            )
+            if total is not None:
+                to_left[rows][tile.rows].addmm_(total, theirs[tile.keys])
+                to_theirs[tile.keys].addmm_(total.t(), mine[tile.rows])
+            for to, shares, part in zip(to_tensors, sums, found, strict=False):
+                if to.numel() > 1:
+                    to[rows][tile.rows] += part
+                else:
+                    shares[number] = part.squeeze()
+
+        sizes = neg.peers.rows(right)
+        for owner, keys in neg.passing(right):
+            for meeting in neg.meetings(owner):
+                job, theirs = neg.job(reduction, terms, meeting), meeting.pick(keys)
+                so_far = reduction(meeting.mask, job.count, [x[:, meeting.rows] for x in state])
+                anchors, to_theirs = meeting.rows.stop - meeting.rows.start, torch.zeros_like(theirs)
+                sums = [t.new_zeros(job.tiles(anchors, len(theirs))) for t in tensors]
+                run = partial(work, job, so_far, meeting.rows, (theirs, to_theirs), sums)
+                job.each(run, anchors, len(theirs), left.device)
+                for to, shares in zip(to_tensors, sums, strict=True):
+                    if to.numel() == 1:
+                        to += shares.sum()
+                # others add to it in units of their own
+                for view, part in zip(meeting.views, to_theirs.split(meeting.sizes), strict=True):
+                    back[view] += part * largest
+            # the gradient follows its keys, home at last
+            arriving = back.new_empty(sizes[(owner - 1) % neg.peers.count], back.shape[1])
+            for sent in neg.peers.pass_on(back, arriving):
+                sent.wait()
+            back = arriving
+        return None, None, None, to_left * largest, back, *(x * largest for x in to_tensors)

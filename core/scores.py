@@ -92,7 +92,7 @@ class Negatives(ABC):
 
 
 class DenseNegatives(Negatives):
-    """Negatives kept as a matrix.
+    """Negatives kept as a matrix; :mod:`counterpoint.streamed` keeps only embeddings.
 
     Args:
         scores: ``(anchors, keys)`` similarities.

@@ -17,6 +17,7 @@ differentiated again.
 
 from __future__ import annotations
 
+import itertools
 import math
 import os
 import threading
@@ -25,7 +26,6 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import cache
-from itertools import combinations
 from typing import Any, NamedTuple
 
 import torch
@@ -44,8 +44,9 @@ NEGLIGIBLE = 1e-16
 CURVED = 16.0
 # Where autograd is needed anyway, and more than once, up to so many pairs are kept: a matrix of 64 MB.
 KEPT = 2**24
-# Edge of a tile: 1 MB of float32 fits a core's cache; an accelerator wants more at once.
-EDGE_CPU, EDGE = 512, 4096
+# Edges of tiles, of quadratics and where autograd holds several: 1 MB of float32 fits a core's cache; an accelerator
+# wants more at once.
+EDGES_CPU, EDGES = (512, 256), (4096, 2048)
 BLOCK = 1024  # rows that are normalised together
 
 
@@ -78,6 +79,39 @@ class Mask:
     shared: int | None = None
     own: int = 0
     own_weight: float = 0.0
+
+    @staticmethod
+    def of(
+        samples: int,
+        views: int,
+        hard: int = 0,
+        weight: float = 0.0,
+        ids: tuple[Tensor, Tensor] | None = None,
+        hard_ids: Tensor | None = None,
+        own: bool = True,
+    ) -> Mask:
+        """For keys that are views of the same samples, one view after the other.
+
+        Args:
+            samples: how many there are.
+            views: how many views, of which an anchor's own ones are no negatives.
+            hard: how many hard negatives of each sample follow, arranged like views.
+            weight: added to the logits of an anchor's own hard negatives.
+            ids: of the anchors and of the samples; equal ones are no negatives.
+            hard_ids: of the hard negatives, sample by sample.
+            own: whether the anchors are of these samples, which begin with theirs.
+        """
+        found = Mask(samples if own else None)
+        if hard:
+            inside = samples * views
+            found = replace(found, shared=None if hard_ids is not None else inside, own=inside, own_weight=weight)
+        if ids is not None:
+            mine, known = ids[0], ids[1].repeat(views)
+            if hard:
+                further = known.new_zeros(samples, hard) if hard_ids is None else hard_ids.view(samples, hard)
+                known = torch.cat([known, further.T.flatten()])
+            found = replace(found, ids=(mine, known))
+        return found
 
     def turned(self) -> Mask:
         """The mask of keys as anchors and anchors as keys."""
@@ -139,7 +173,7 @@ class Mask:
         count = keys - torch.searchsorted(theirs, mine, right=True) + torch.searchsorted(theirs, mine)
         counted = torch.full_like(count, own)
         if own and self.period and shared > self.own:
-            counted = (self.ids[1][self.own :].view(-1, self.period) != mine).sum(0)
+            counted = (self.ids[1][self.own :].view(-1, self.period)[:, :rows] != mine).sum(0)
         return (count.to(dtype) + more * counted.to(dtype)).unsqueeze(1)
 
 
@@ -190,7 +224,7 @@ class Quadratic:
         return self + -self._other(other)
 
     def __rsub__(self, other: Any) -> Quadratic:
-        return (-self).__add__(other)
+        return self._other(other) + -self
 
     __radd__, __rmul__ = __add__, __mul__
 
@@ -343,9 +377,11 @@ class Quadratics:
         total, found = None, []
         for k, x in self.values_of(s, tile, scratch, pulled=True):
             c = weigh(k, x)
-            for power, v in enumerate(self.values[k], 1):
+            part = c
+            for v in self.values[k]:
+                if any(isinstance(x, Tensor) for x in self.values[k]):
+                    part = torch.mul(part, s, out=scratch("part", s.shape))  # dL/dv is c s for v1 and c s^2 for v2
                 if isinstance(v, Tensor):
-                    part = torch.pow(s, power).mul_(c)
                     found.append(part.sum(1, keepdim=True) if v.numel() > 1 else part.sum().expand(v.shape))
             if not self._constant(k):
                 d0, d1 = (_rows(d, tile.rows) for d in self.slopes[k])
@@ -478,7 +514,6 @@ class Reduction:
     """What is done with the values of tiles: a row of ``state`` per function, a column per anchor."""
 
     unit = 1.0
-    logarithmic = False
 
     def __init__(self, mask: Mask, count: Value, state: Sequence[Tensor]) -> None:
         self.mask, self.count, self.state = mask, count, state
@@ -540,7 +575,7 @@ class Mean(Reduction):
 class SumExp(Mean):
     """``log sum_j 2^x_j`` for values that are known to be small."""
 
-    unit, logarithmic = LOG2E, True
+    unit = LOG2E
 
     def add(self, k: int, x: Tensor, tile: Tile, scratch: Scratch) -> None:
         super().add(k, x.exp2_(), tile, scratch)
@@ -559,7 +594,7 @@ class SumExp(Mean):
 class LogSumExp(Reduction):
     """``log sum_j 2^x_j`` for any values: the largest so far, and the sum relative to it."""
 
-    unit, logarithmic = LOG2E, True
+    unit = LOG2E
 
     @classmethod
     def start(cls, functions: int, anchors: int, like: Tensor) -> list[Tensor]:
@@ -660,17 +695,25 @@ class Pass:
         ahead = 0 if self.same else rows
         return Tile(mine, theirs, slice(theirs.start + ahead, theirs.stop + ahead), self.same and i == j)
 
-    def each(self, work: Callable[[Tile], Any], rows: int, keys: int, device: torch.device) -> list[Any]:
-        """The results of ``work`` for all tiles, in their order."""
+    def each(self, work: Callable[[int, Tile], None], rows: int, keys: int, device: torch.device) -> None:
+        """Does ``work`` for all tiles, which are numbered."""
         threads = torch.get_num_threads() if device.type == "cpu" else 1
         # fewer blocks than that leave threads idle; then each operation is parallel in itself
         run = _workers(threads, os.getpid()).map if threads > 1 and rows // self.edge >= 2 * threads else map
 
-        def some(tiles: list[Tile]) -> list[Any]:
-            with torch.no_grad():  # which is a matter of the thread
-                return [work(tile) for tile in tiles]
+        def some(tiles: list[tuple[int, Tile]]) -> None:
+            # matters of the thread; backward may be called inside autocast, which would round products
+            with torch.no_grad(), torch.autocast(device.type, enabled=False):
+                for number, tile in tiles:
+                    work(number, tile)
 
-        return [x for members in self.rounds(rows, keys) for found in run(some, members) for x in found]
+        number = itertools.count()
+        for members in self.rounds(rows, keys):
+            for _ in run(some, [[(next(number), tile) for tile in tiles] for tiles in members]):
+                pass
+
+    def tiles(self, rows: int, keys: int) -> int:
+        return -(-rows // self.edge) * -(-keys // self.edge)
 
     def product(self, left: Tensor, right: Tensor, tile: Tile, scratch: Scratch) -> Tensor:
         a, b = left[tile.rows], right[tile.keys]
@@ -708,14 +751,14 @@ class Reduce(torch.autograd.Function):
         single = max(left.shape[0], right.shape[0]) <= job.edge and any(ctx.needs_input_grad)
         reduction = job.reduction(job.mask, job.count, job.reduction.start(terms.functions, anchors, left))
 
-        def work(tile: Tile) -> None:
+        def work(number: int, tile: Tile) -> None:
             s = job.product(left, right, tile, scratch)
             if single:
                 products.append(s.clone())
             for k, x in terms.values_of(s, tile, scratch, pulled=False):
                 reduction.add(k, x, tile, scratch)
 
-        job.each(work, len(left), len(right), left.device)
+        job.each(work, left.shape[0], right.shape[0], left.device)
         result = reduction.result()
         ctx.job = job
         ctx.set_materialize_grads(False)
@@ -736,10 +779,7 @@ class Reduce(torch.autograd.Function):
         right = left if other is None else other
         tensors, state = rest[: len(job.terms.tensors)], rest[len(job.terms.tensors) :]
         terms, scratch, reduction = job.terms.bound(tensors), Scratch(left), job.reduction(job.mask, job.count, state)
-        like = next(g for g in given if g is not None)
-        gradients = torch.stack([torch.zeros_like(like) if g is None else g for g in given]).squeeze(2)
-        largest = gradients.abs().amax().clamp(min=torch.finfo(gradients.dtype).tiny)
-        gradients = torch.nn.functional.hardshrink(gradients / largest, NEGLIGIBLE)
+        gradients, largest = _limited(given)
         folded = [terms.fold(k, g) for k, g in enumerate(reduction.prepare(gradients).unbind())]
 
         to_left, to_right = (None, None)
@@ -750,28 +790,37 @@ class Reduce(torch.autograd.Function):
         elif ctx.needs_input_grad[2]:
             to_right = torch.zeros_like(right)
         to_tensors = [torch.zeros_like(t) for t in tensors]
+        # what all tiles add to is added at the end, in their order, so that threads change nothing
+        sums = [t.new_zeros(job.tiles(left.shape[0], right.shape[0])) for t in tensors]
 
-        def work(tile: Tile) -> list[Tensor]:
+        def work(number: int, tile: Tile) -> None:
             s = job.product(left, right, tile, scratch) if product is None else product.clone()
             total, found = terms.pull(s, tile, scratch, lambda k, x: reduction.weigh(k, x, folded[k], tile, scratch))
             if total is not None and to_left is not None:
                 to_left[tile.rows].addmm_(total, right[tile.keys])
             if total is not None and to_right is not None and not tile.diagonal:
                 to_right[tile.keys].addmm_(total.t(), left[tile.rows])
-            for mine, part in zip(to_tensors, found, strict=False):
+            for mine, shares, part in zip(to_tensors, sums, found, strict=False):
                 if mine.numel() > 1:
                     mine[tile.rows] += part
-            # a mirrored tile on the diagonal has every pair twice
-            return [part / 2 if tile.diagonal else part for part in found]
+                else:  # a mirrored tile on the diagonal has every pair twice
+                    shares[number] = part.squeeze() / 2 if tile.diagonal else part.squeeze()
 
-        # what all tiles add to is added in their order, so that threads change nothing
-        for found in job.each(work, len(left), len(right), left.device):
-            for mine, part in zip(to_tensors, found, strict=False):
-                if mine.numel() == 1:
-                    mine += part.view(mine.shape)
+        job.each(work, left.shape[0], right.shape[0], left.device)
+        for mine, shares in zip(to_tensors, sums, strict=True):
+            if mine.numel() == 1:
+                mine += shares.sum()
         for x in {id(x): x for x in (to_left, to_right, *to_tensors) if x is not None}.values():
             x *= largest
         return None, to_left, to_right if other is not None else None, *to_tensors
+
+
+def _limited(given: Sequence[Tensor | None]) -> tuple[Tensor, Tensor]:
+    """Gradients per function and anchor, relative to the largest and without the negligible; and the largest."""
+    like = next(g for g in given if g is not None)
+    gradients = torch.stack([torch.zeros_like(like) if g is None else g for g in given]).squeeze(2)
+    largest = gradients.abs().amax().clamp(min=torch.finfo(gradients.dtype).tiny)
+    return torch.nn.functional.hardshrink(gradients / largest, NEGLIGIBLE), largest
 
 
 # ---- the negatives -------------------------------------------------------------------------------
@@ -801,20 +850,17 @@ class StreamedNegatives(Negatives):
         self.blocks, self.both, self.mask = blocks, both, mask or Mask()
         left, right = blocks[0]
         self.anchors = len(blocks) * (left.shape[0] + both * right.shape[0])
-        self.edge = tile or (EDGE_CPU if left.device.type == "cpu" else EDGE)
+        self.tile = tile
         self._reach = reach
         self.pairs = self.anchors * right.shape[0]
         self._keepable = tile is None and self.pairs <= KEPT
         self._visits = 0
         self._kept: DenseNegatives | None = None
-        count = self.mask.count(len(left), len(right), left.dtype)
-        if isinstance(count, Tensor):
-            if both:
-                turned = self.mask.turned().count(len(right), len(left), left.dtype)
-                assert isinstance(turned, Tensor)
-                count = torch.cat([count, turned])
-            count = count.repeat(len(blocks), 1)
-        self._count = count
+        counts = [self.mask.count(left.shape[0], right.shape[0], left.dtype)]
+        if both:
+            counts.append(self.mask.turned().count(right.shape[0], left.shape[0], left.dtype))
+        each = [c for c in counts if isinstance(c, Tensor)]
+        self._count = torch.cat(each).repeat(len(blocks), 1) if each else counts[0]
 
     @property
     def count(self) -> Value:
@@ -833,9 +879,9 @@ class StreamedNegatives(Negatives):
             return self._traced(LogSumExp, f, per_anchor, lambda dense: dense.logsumexp(f, *per_anchor))
         terms, constants = quadratic
         safe = terms.bounded(self.reach()) and abs(self.mask.own_weight) <= SAFE
-        found = self._reduce(SumExp if safe else LogSumExp, terms, terms.uniform)
-        whole = [x if _zero(c) else x + c for x, c in zip(found, constants, strict=True)]
-        return whole[0] if len(whole) == 1 else tuple(whole)
+        reduced = self._reduce(SumExp if safe else LogSumExp, terms, terms.uniform)
+        found = [x if _zero(c) else x + c for x, c in zip(reduced, constants, strict=True)]
+        return found[0] if len(found) == 1 else tuple(found)
 
     def mean(self, f: Callable[..., Any], *per_anchor: Tensor) -> Any:
         return self._traced(Mean, f, per_anchor, lambda dense: dense.mean(f, *per_anchor))
@@ -866,8 +912,13 @@ class StreamedNegatives(Negatives):
         found = self._reduce(reduction, terms, terms.uniform and reduction is not Max)
         return found if terms.several else found[0]
 
+    def edge(self, terms: Quadratics | Traced) -> int:
+        """The length of a tile's sides."""
+        edges = EDGES_CPU if self.blocks[0][0].device.type == "cpu" else EDGES
+        return self.tile or edges[isinstance(terms, Traced)]
+
     def _reduce(self, reduction: type[Reduction], terms: Quadratics | Traced, uniform: bool) -> tuple[Tensor, ...]:
-        parts, start = [], 0
+        parts, start, edge = [], 0, self.edge(terms)
         for left, right in self.blocks:
             turns = [(left, right, self.mask)]
             if self.both and not uniform:
@@ -877,7 +928,7 @@ class StreamedNegatives(Negatives):
                 stop = start + len(a) + (len(b) if self.both and uniform else 0)
                 rows = slice(start, stop)
                 mine, count = terms.cut(rows), self.count
-                job = Pass(mine, reduction, mask, _rows(count, rows), uniform and (self.both or same), same, self.edge)
+                job = Pass(mine, reduction, mask, _rows(count, rows), uniform and (self.both or same), same, edge)
                 parts.append(Reduce.apply(job, a, None if same else b, *mine.tensors))
                 start = stop
         return tuple(torch.cat(p) if len(p) > 1 else p[0] for p in zip(*parts, strict=True))
@@ -915,7 +966,7 @@ class Unit(torch.autograd.Function):
         z, scale = ctx.saved_tensors
         out = torch.empty_like(z, dtype=ctx.dtype)
         for part, g, mine, by in zip(*(x.split(BLOCK) for x in (out, gradient, z, scale)), strict=True):
-            along = torch.linalg.vecdot(g, mine).unsqueeze(1)
+            along = (g * mine).sum(1, keepdim=True)
             part.copy_(torch.addcmul(g, mine, along, value=-1).mul_(by))
         return None, *out.split(ctx.each)
 
@@ -929,9 +980,9 @@ class Others(torch.autograd.Function):
         ctx.m = m
         views = z.split(len(z) // m)
         found = z.new_empty(m, views[0].shape[0], m - 1)
-        for a, b in combinations(range(m), 2):
+        for a, b in itertools.combinations(range(m), 2):
             pairs = zip(views[a].split(BLOCK), views[b].split(BLOCK), strict=True)
-            found[a, :, b - 1] = found[b, :, a] = torch.cat([torch.linalg.vecdot(x, y) for x, y in pairs])
+            found[a, :, b - 1] = found[b, :, a] = torch.cat([(x * y).sum(1) for x, y in pairs])
         return found.flatten(0, 1)
 
     @staticmethod
@@ -939,7 +990,7 @@ class Others(torch.autograd.Function):
         (z,) = ctx.saved_tensors
         m, out = ctx.m, torch.zeros_like(z)
         views, gradients, outs = (x.split(len(z) // m) for x in (z, gradient, out))
-        for a, b in combinations(range(m), 2):
+        for a, b in itertools.combinations(range(m), 2):
             weight = (gradients[a][:, b - 1] + gradients[b][:, a]).unsqueeze(1)
             outs[a].addcmul_(views[b], weight)
             outs[b].addcmul_(views[a], weight)

@@ -46,6 +46,16 @@ CASES: dict[str, Case] = {
     "adversarial and mixed with ids": ("intnacl:base=both", 3, (*OWN, "ids"), {}),
     "learned": ("learned(0.3,0.1,1)*infonce:t=learned(0.07,0.005,10) + 0.1*dp", 2, (), {"pairing": "symmetric"}),
     "ties for the largest": ("dro:radius=9", 2, ("duplicates",), {}),
+    **{
+        f"tiles: {spec} of {count} views with {' and '.join(names) or 'nothing'}": (spec, count, names, {"tile": 3})
+        for spec, count, names in (
+            ("infonce", 3, ()),
+            ("hcl + 0.1*dp", 2, ("ids",)),
+            ("adnce:mu=auto,denominator=mean", 2, ("negatives", "ids", "negative_ids")),
+            ("debpos", 3, ()),
+            ("dro", 2, ()),
+        )
+    },
 }
 Job = tuple[str, str, object]
 ALL: list[Job] = [
@@ -184,8 +194,12 @@ def test_every_process_reports_the_same(helpers):
             assert process[name] == pytest.approx(wanted, rel=1e-10, nan_ok=True)
 
 
-def test_a_ring_cannot_be_differentiated_twice(helpers):
-    assert all("once_differentiable" in process["second derivative"] for process in helpers)
+def test_second_derivatives(helpers):
+    wanted = gathered.penalty(embeddings()[0])
+    # the loss is taken times the number of processes, and its gradient is squared
+    found = torch.cat([process["second derivative"] for process in helpers], 1) / 2**2
+    torch.testing.assert_close(found, wanted, rtol=1e-10, atol=1e-12)
+    assert all("gather=True, tile=0" in process["second derivative of a ring"] for process in helpers)
 
 
 def test_sizes_are_exchanged_on_the_cpu_where_the_group_is_for_accelerators_only(helpers):

@@ -103,7 +103,7 @@ def pml() -> list[Contestant]:
 
 def st() -> list[Contestant]:
     from sentence_transformers import SentenceTransformer
-    from sentence_transformers import losses as module
+    from sentence_transformers.sentence_transformer import losses as module
 
     ways = ("query_to_doc", "query_to_query", "doc_to_query", "doc_to_doc")
 
