@@ -73,7 +73,7 @@ class Batch:
         adversarial: Tensor | None,
         mixed: Tensor | None,
         normalize: bool,
-        tile: int | None,
+        tile: int | None = None,
     ) -> None:
         if pairing is not None and pairing not in PAIRINGS:
             raise ValueError(f"unknown pairing {pairing!r}.{nearest(str(pairing), PAIRINGS)}")

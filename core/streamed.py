@@ -854,7 +854,7 @@ class StreamedNegatives(Negatives):
         self._reach = reach
         self.pairs = self.anchors * right.shape[0]
         self._keepable = tile is None and self.pairs <= KEPT
-        self._visits = 0
+        self._visited = False
         self._kept: DenseNegatives | None = None
         counts = [self.mask.count(left.shape[0], right.shape[0], left.dtype)]
         if both:
@@ -890,7 +890,7 @@ class StreamedNegatives(Negatives):
         return self._traced(Max, lambda s: s, (), lambda dense: dense.max())  # type: ignore[no-any-return]
 
     def min(self) -> Tensor:
-        return -self._traced(Max, lambda s: -s, (), lambda dense: dense.min())  # type: ignore[no-any-return]
+        return -self._traced(Max, lambda s: -s, (), lambda dense: -dense.min())  # type: ignore[no-any-return]
 
     def _traced(
         self,
@@ -899,16 +899,16 @@ class StreamedNegatives(Negatives):
         per_anchor: tuple[Tensor, ...],
         otherwise: Callable[[DenseNegatives], Any],
     ) -> Any:
-        self._visits += 1
-        if self._visits > 1 and self._keepable:  # an inner solve, say, for which the products would be made many times
+        # a maximum announces an inner solve; besides, what is compared with it has to be rounded as it was
+        if self._keepable and (self._visited or reduction is Max):
             if self._kept is None:
                 with torch.enable_grad():
                     self._kept = self.dense()
             return otherwise(self._kept)
+        self._visited = True
         terms = Traced.of(f, per_anchor, self.blocks[0][0], reduction.unit)
         if terms is None:  # no tile can stand for the whole
             return otherwise(self.dense())
-        # a maximum is compared with similarities later, which have to be rounded in the same way
         found = self._reduce(reduction, terms, terms.uniform and reduction is not Max)
         return found if terms.several else found[0]
 

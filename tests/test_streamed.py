@@ -33,7 +33,7 @@ LEARNED = [
 ALL = [*SPECS, *LEARNED]
 
 
-def compare(spec: str, tile: int, z: torch.Tensor, t: float = 0.5, tolerance: float = 1e-10, **how) -> None:
+def compare(spec: str, tile: int | None, z: torch.Tensor, t: float = 0.5, tolerance: float = 1e-10, **how) -> None:
     """Loss, gradients of embeddings and parameters, and state, in tiles and with a matrix."""
     found = []
     for edge in (tile, 0):
@@ -89,6 +89,15 @@ def pairing_of(spec: str) -> str | None:
 def test_every_objective(spec, tile):
     z = embeddings(dtype=torch.float64)
     compare(spec, tile, z[:2], adversarial=z[2], mixed=z[3], pairing=pairing_of(spec))
+
+
+@pytest.mark.parametrize(
+    "spec", ["dro", "dro:divergence=chi2", "adnce:t=T,mu=auto,sigma=auto", "mv:t=T", "alphacl:t=T"]
+)
+def test_repeated_reductions_of_a_larger_batch(spec):
+    """By default these keep a small matrix from the second reduction on."""
+    z = embeddings(2, 200, dtype=torch.float64)
+    compare(spec, None, z, tolerance=1e-9)
 
 
 NEEDS_VIEWS = ("robust", "int", "mixnca")
