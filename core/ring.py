@@ -79,7 +79,7 @@ class RingNegatives(StreamedNegatives):
         left = torch.cat([view for mine, _ in parts for view in mine])
         self.peers, self.blocks, self.both = peers, [(left, torch.cat([*views, *further]))], False
         self.anchors, self.tile = len(left), tile
-        self._reach, self._keepable, self._visits = reach, False, 0
+        self._reach, self._keepable, self._visited = reach, False, False
         self.mask = Mask(own_weight=weight if further else 0.0)
         extra = list(range(len(views), len(views) + len(further)))
         self._seen = [(len(mine), [place[id(view)] for view in keys], extra) for mine, keys in parts]
