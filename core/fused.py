@@ -214,6 +214,11 @@ def _backward_keys(
     tl.store(gradient + columns.to(tl.int64)[:, None] * d + deep[None, :], total, mask=inside)
 
 
+def _smaller(room: int) -> int:
+    """By how much blocks are smaller than an H100's: its memory, half of that (A100), less (consumer cards)."""
+    return 1 if room >= H100 else 2 if room >= H100 // 2 else 4
+
+
 def _blocks(width: int, dtype: torch.dtype, how: str, room: int) -> tuple[int, int, int]:
     """Sizes of the block that is held, of the one that passes by, and of the width.
 
@@ -222,7 +227,7 @@ def _blocks(width: int, dtype: torch.dtype, how: str, room: int) -> tuple[int, i
     """
     bd = max(16, triton.next_power_of_2(width))
     row = bd * dtype.itemsize * (4 if how == "tf32x3" else 1)
-    less = 1 if room >= H100 else 2 if room >= H100 // 2 else 4
+    less = _smaller(room)
     held = min(128, 32768 // bd, 131072 // less // row) if row <= 2048 // less else 16
     return max(16, held), max(16, min(64, 32768 // less // row)), bd
 
@@ -236,14 +241,14 @@ def _room(device: torch.device) -> int:
     return found
 
 
-def widest(room: int) -> int:
+def widest(dtype: torch.dtype, room: int) -> int:
     """The widest embeddings for which there is room."""
-    return WIDEST if room >= H100 // 2 else WIDEST // 2
+    return min(WIDEST, WIDEST * 4 // dtype.itemsize // _smaller(room))
 
 
 def takes(z: Tensor, functions: int) -> bool:
     """Whether :func:`reduce` can take such embeddings and so many functions."""
-    return functions <= 2 and z.dtype in _TYPES and z.shape[1] <= widest(_room(z.device))
+    return functions <= 2 and z.dtype in _TYPES and z.shape[1] <= widest(z.dtype, _room(z.device))
 
 
 def _how(anchors: Tensor) -> str:

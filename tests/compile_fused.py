@@ -40,8 +40,9 @@ def on_chip(kernel, width: int, dtype: torch.dtype, how: str, capability: int, r
 
 def main() -> None:
     for chip, (capability, room) in CHIPS.items():
-        widths = [width for width in (128, 512, 1024) if width <= fused.widest(room * 1024)]
-        for width, (dtype, how) in itertools.product(widths, WAYS):
+        for width, (dtype, how) in itertools.product((128, 256, 512, 1024), WAYS):
+            if width > fused.widest(dtype, room * 1024):
+                continue
             if how == "tf32x3" and width > fused.WIDEST // 2:
                 continue  # multiplied exactly instead
             for kernel in KERNELS:
