@@ -185,8 +185,8 @@ def verdicts(results: dict[str, dict[str, Any]]) -> list[str]:
             f"{dataset}, against {GRAPHCL} - " + "; ".join(f"{k}: {', '.join(v)}" for k, v in said.items()) + "."
         )
     lines.append(
-        "(In brackets, paired 95% intervals of each row alone. The sentences are a paired sign-flip test's, corrected by "
-        "Holm for the number of rows: with five seeds it cannot find any difference.)"
+        "(In brackets, paired 95% intervals of each row alone. The sentences are a paired sign-flip test's, corrected "
+        "for the number of rows: with five seeds it cannot find any difference.)"
     )
     return lines
 
