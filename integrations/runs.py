@@ -4,6 +4,7 @@
         run.json                  arguments, versions, data checksum, command, status, result; replaced as a whole
         metrics.jsonl             a line of numbers per logged step
         checkpoint.pt             the last checkpoint, and checkpoint.previous.pt until the run is done
+        embeddings.pt             of some samples, where the run has kept them, for pictures
         error.txt                 the traceback of a run that failed
 
 A cell is a dict of plain JSON: ``domain``, ``dataset``, ``objective``, ``seed`` and whatever else changes the result.
@@ -54,7 +55,7 @@ from multiprocessing.connection import wait
 from multiprocessing.context import SpawnProcess
 from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
-from typing import Any, BinaryIO, TypeVar
+from typing import Any, BinaryIO, NamedTuple, TypeVar
 
 import torch
 from filelock import FileLock, Timeout  # torch itself requires it
@@ -100,6 +101,14 @@ class GridError(RuntimeError):
     def __init__(self, message: str, runs: list[Run]) -> None:
         super().__init__(message)
         self.runs = runs
+
+
+class Embeddings(NamedTuple):
+    """``(n, d)`` embeddings of samples, the class of each, and the classes' names."""
+
+    z: torch.Tensor
+    labels: torch.Tensor
+    names: list[str]
 
 
 class Run:
@@ -193,7 +202,28 @@ class Run:
                 raise ValueError(f"{self.path / 'metrics.jsonl'}: line {number} is not readable.") from None
         return found
 
+    def embeddings(self) -> Embeddings | None:
+        """What :meth:`keep` was given, if it was."""
+        path = self.path / "embeddings.pt"
+        return Embeddings(**torch.load(path, map_location="cpu", weights_only=True)) if path.exists() else None
+
     # ---- working -------------------------------------------------------------------------------
+
+    def keep(self, z: Any, labels: Any, names: Iterable[str]) -> None:
+        """Keeps embeddings of a few hundred samples, for the pictures of a report.
+
+        Args:
+            z: ``(n, d)``, tensor or array.
+            labels: ``(n,)`` integers, each the place of the sample's class in ``names``.
+            names: of the classes.
+        """
+        self._must_hold()
+        z, labels, names = torch.as_tensor(z).detach().cpu().float(), torch.as_tensor(labels).cpu().long(), list(names)
+        if z.dim() != 2 or labels.shape != (len(z),) or not ((labels >= 0) & (labels < len(names))).all():
+            shapes = f"{tuple(z.shape)} and {tuple(labels.shape)}"
+            raise ValueError(f"keep: expected (n, d) embeddings and n classes among {len(names)} names, got {shapes}.")
+        with atomic(self.path / "embeddings.pt") as file:
+            torch.save({"z": z, "labels": labels, "names": names}, file)
 
     def log(self, step: int, **numbers: float) -> None:
         """Appends a line to metrics.jsonl, where it is safe from what happens to this process."""
