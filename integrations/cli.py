@@ -16,7 +16,7 @@ from typing import Any
 
 import counterpoint as cp
 from counterpoint.hyper import Real, text
-from counterpoint.integrations import doctor, report
+from counterpoint.integrations import demo, doctor, report
 from counterpoint.integrations.runs import GridError
 from counterpoint.plugins import inject
 
@@ -250,6 +250,17 @@ COMMANDS = {
         """\
   counterpoint eval control runs/control/cartpole-swingup --episodes 10
   counterpoint eval control runs/control/cartpole-swingup/NAME/seed1 --video swingup.mp4 --representation frames
+""",
+    ),
+    "demo": Command(
+        "every domain and six objectives on data that needs no download: a table and a page, in minutes",
+        demo.add_arguments,
+        demo.command,
+        """\
+  counterpoint demo                                         all four domains, three seeds: demo/report.html
+  counterpoint demo --domains graph image --seeds 8         seeds enough for a test
+  counterpoint demo --objective infonce:t=0.2 "hcl:t=0.2,beta=2" --out mine
+  counterpoint demo --quick                                 only to see that everything runs
 """,
     ),
     "doctor": Command(

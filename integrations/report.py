@@ -29,6 +29,7 @@ from counterpoint.integrations.papers import PaperNumber, paper_number
 from counterpoint.integrations.runs import Run, atomic, find_runs, finite
 
 LEVEL = 0.05
+TITLE = "counterpoint report"
 COMMON = ("domain", "dataset", "objective", "label", "seed")  # arguments that do not tell two rows of a name apart
 
 
@@ -460,11 +461,11 @@ def as_csv(report: Report) -> str:
     return out.getvalue().rstrip("\n")
 
 
-def html(report: Report) -> str:
+def html(report: Report, title: str = TITLE, intro: str = "") -> str:
     """The report as a page, see :mod:`counterpoint.integrations.report_html`."""
     from counterpoint.integrations import report_html
 
-    return report_html.page(report)
+    return report_html.page(report, title, intro)
 
 
 RENDER: dict[str, Callable[[Report], str]] = {
@@ -501,15 +502,28 @@ def command(given: argparse.Namespace) -> int:
     return 0
 
 
-def write(report: Report, folder: str | Path) -> Iterator[Path]:
-    """Writes the report in every format, and the pictures; yields the files as they are done."""
+def write(
+    report: Report,
+    folder: str | Path,
+    formats: Sequence[str] = ("markdown", "csv", "json", "html"),
+    title: str = TITLE,
+    intro: str = "",
+    pictures: bool = True,
+) -> Iterator[Path]:
+    """Writes the report in these formats, and the pictures as PNG; yields the files as they are done.
+
+    ``title`` and ``intro`` are the page's.
+    """
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
-    for name, form in (("md", "markdown"), ("csv", "csv"), ("json", "json"), ("html", "html")):
-        path = folder / f"report.{name}"
+    for name in formats:
+        path = folder / f"report.{'md' if name == 'markdown' else name}"
+        text = html(report, title, intro) if name == "html" else RENDER[name](report)
         with atomic(path) as file:
-            file.write(RENDER[form](report).encode() + b"\n")
+            file.write(text.encode() + b"\n")
         yield path
+    if not pictures:
+        return
     from counterpoint.integrations import report_plots
 
     try:

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from counterpoint.integrations import report_plots
-from counterpoint.integrations.report import LEGEND, Column, Report, Table, tables
+from counterpoint.integrations.report import LEGEND, TITLE, Column, Report, Table, tables
 from counterpoint.integrations.report_plots import Style
 from counterpoint.integrations.runs import Run
 from counterpoint.plots import figure
@@ -30,7 +30,7 @@ GREY = re.compile(r"(fill|stroke): #([0-9a-f]{2})\2\2(?![0-9a-f])")
 STYLE = Path(__file__).with_name("report.css")
 
 
-def page(report: Report, title: str = "counterpoint report", intro: str = "") -> str:
+def page(report: Report, title: str = TITLE, intro: str = "") -> str:
     """The page as text.
 
     Args:

@@ -838,18 +838,19 @@ def _devices() -> list[str]:
 # ---- the command line that all domains share ---------------------------------------------------
 
 
-def add_arguments(parser: argparse.ArgumentParser, length: str = "epochs", presets: Iterable[str] = ()) -> None:
+def add_arguments(parser: argparse.ArgumentParser, length: str | None = "epochs", presets: Iterable[str] = ()) -> None:
     """Adds the flags that every domain has. ``parser.set_defaults(...)`` afterwards sets a domain's own defaults.
 
     Args:
-        length: what training is measured in, ``epochs`` or ``steps``.
+        length: what training is measured in, ``epochs`` or ``steps``; None where that is not to be chosen.
         presets: names of the recipes to choose from.
     """
     add = parser.add_argument
     add("--objective", nargs="+", type=_spec, metavar="SPEC", default=["infonce"], help="one or more (infonce)")
     add("--seed", type=_whole(0), default=0, metavar="K", help="of the first run (%(default)s)")
     add("--seeds", type=_whole(1), default=1, metavar="N", help="runs per objective, seeds K to K+N-1 (%(default)s)")
-    add(f"--{length}", type=_whole(0), metavar="N", help=f"{length} of training")
+    if length:
+        add(f"--{length}", type=_whole(0), metavar="N", help=f"{length} of training")
     if names := list(presets):
         add("--preset", choices=names, help="settings of a paper; flags that are given win over it")
     add("--out", type=Path, default=Path("runs"), metavar="FOLDER", help="where the runs are kept (%(default)s)")
