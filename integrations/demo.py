@@ -48,7 +48,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "graph": {"epochs": 12, "folds": 3},
     "image": {"backbone": "conv4", "channels": 8, "epochs": 12, "batch": 128, "probe": ["knn"]},
     "sentence": {"steps": 60, "batch": 64},
-    "control": {"episodes": 40, "length": 20, "updates": 80},
+    "control": {"episodes": 40, "length": 20, "updates": 80, "scores": "cosine"},
 }
 QUICK: dict[str, dict[str, Any]] = {
     "graph": {"epochs": 1},
@@ -114,7 +114,7 @@ def _graph(run: Run, cache: Path) -> None:
     data = training.prepared(run.arguments)[0]
     model = training.build(run.arguments, data)
     model.load_state_dict(_last(run)["model"])
-    run.keep(embed(model.encoder, data)[:KEPT], data.y[:KEPT], GRAPHS)
+    run.keep(embed(model.encoder, data)[:KEPT], data.y[:KEPT], GRAPHS, "kind of graph")
 
 
 def _image(run: Run, cache: Path) -> None:
@@ -123,7 +123,8 @@ def _image(run: Run, cache: Path) -> None:
 
     training.train(run)
     test = training.prepare(run.arguments).test
-    run.keep(features(training.restore(run).encoder, test.x[:KEPT]), test.y[:KEPT], test.classes)
+    z = features(training.restore(run).encoder, test.x[:KEPT])
+    run.keep(z, test.y[:KEPT], test.classes, "digit")
 
 
 def _sentence(run: Run, cache: Path) -> None:
@@ -137,7 +138,7 @@ def _sentence(run: Run, cache: Path) -> None:
     embed, pairs = encode.encoder(learner), synthetic.scored(600, given["seed"])
     found = sts.score(pairs, encode.Embeddings(embed, [*pairs.first, *pairs.second], progress=False)).spearman
     texts, labels, names = synthetic.labelled(KEPT, given["seed"])
-    run.keep(embed(texts), labels, names)
+    run.keep(embed(texts), labels, names, "who the sentence is about")
     run.finish({"Spearman": math.nan if found is None else found})
 
 
@@ -185,8 +186,7 @@ def _control(run: Run, cache: Path) -> None:
     result, details = representation.judge(data, stack, x, x_new)
     place = data.targets(stack, data.held_out)[:KEPT, 0]
     quarter = torch.bucketize(place, place.quantile(torch.tensor([0.25, 0.5, 0.75])))
-    names = [f"{data.names[0]}: lowest quarter", "second", "third", "highest"]
-    run.keep(x_new[:KEPT], quarter, names)
+    run.keep(x_new[:KEPT], quarter, "1234", f"quarter of {data.names[0]}, from the lowest")
     run.finish(result, **details)
 
 

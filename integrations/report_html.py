@@ -153,14 +153,15 @@ def _pictures(column: Column, looks: dict[str, Style], prefix: str) -> Iterator[
 
 def _kept(column: Column, looks: dict[str, Style], prefix: str) -> Iterator[str]:
     """What runs have kept of their embeddings, of each row's first seed."""
-    first = {row: min(of, key=lambda run: int(run.arguments["seed"])) for row, of in column.runs.items()}
+    first = {row: min(column.runs[row], key=lambda run: int(run.arguments["seed"])) for row in column.cells}
     kept = {row: found for row, run in first.items() if (found := run.embeddings()) is not None}
     if not kept:
         return
     seed = first[next(iter(kept))].arguments["seed"]
-    names = ", ".join(next(iter(kept.values())).names)
+    one = next(iter(kept.values()))
+    classes = f"{one.about}: {', '.join(one.names)}"
     for what, alt, width, height, draw in (
-        (f"Embeddings of seed {seed} in the plane of their two first principal components, by class ({names})",
+        (f"Embeddings of seed {seed} in the plane of their two first principal components, by {classes}",
          "embeddings in a plane, coloured by class, of", SMALL, SMALL, report_plots.draw_plane),
         (f"Distances (1 - cos) / 2 between embeddings of seed {seed}: the same class dashed, the margin of dp grey",
          "histogram of distances within and between classes, of", SMALL, 1.5, report_plots.draw_histogram),

@@ -104,11 +104,12 @@ class GridError(RuntimeError):
 
 
 class Embeddings(NamedTuple):
-    """``(n, d)`` embeddings of samples, the class of each, and the classes' names."""
+    """``(n, d)`` embeddings of samples, the class of each, the classes' names, and what they are classes of."""
 
     z: torch.Tensor
     labels: torch.Tensor
     names: list[str]
+    about: str
 
 
 class Run:
@@ -209,13 +210,14 @@ class Run:
 
     # ---- working -------------------------------------------------------------------------------
 
-    def keep(self, z: Any, labels: Any, names: Iterable[str]) -> None:
+    def keep(self, z: Any, labels: Any, names: Iterable[str], about: str = "class") -> None:
         """Keeps embeddings of a few hundred samples, for the pictures of a report.
 
         Args:
             z: ``(n, d)``, tensor or array.
             labels: ``(n,)`` integers, each the place of the sample's class in ``names``.
             names: of the classes.
+            about: what they are classes of.
         """
         self._must_hold()
         z, labels, names = torch.as_tensor(z).detach().cpu().float(), torch.as_tensor(labels).cpu().long(), list(names)
@@ -223,7 +225,7 @@ class Run:
             shapes = f"{tuple(z.shape)} and {tuple(labels.shape)}"
             raise ValueError(f"keep: expected (n, d) embeddings and n classes among {len(names)} names, got {shapes}.")
         with atomic(self.path / "embeddings.pt") as file:
-            torch.save({"z": z, "labels": labels, "names": names}, file)
+            torch.save({"z": z, "labels": labels, "names": names, "about": about}, file)
 
     def log(self, step: int, **numbers: float) -> None:
         """Appends a line to metrics.jsonl, where it is safe from what happens to this process."""

@@ -139,7 +139,7 @@ def test_the_plane_is_that_of_the_most_variance():
     generator = torch.Generator().manual_seed(1)
     z = torch.randn(200, 6, generator=generator) * torch.tensor([5.0, 3, 1, 1, 1, 1]) + 4
     axes = report_plots.figure().add_subplot()
-    report_plots.draw_plane(axes, runs.Embeddings(z, torch.zeros(200).long(), ["all"]))
+    report_plots.draw_plane(axes, runs.Embeddings(z, torch.zeros(200).long(), ["all"], "class"))
     drawn = torch.tensor(axes.lines[0].get_xydata())
     unit = torch.nn.functional.normalize(z.double())
     variances = torch.linalg.eigvalsh(torch.cov(unit.T)).flip(0)[:2]
