@@ -10,13 +10,14 @@ import re
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from importlib import import_module
 from textwrap import fill
 from typing import Any
 
 import counterpoint as cp
 from counterpoint.hyper import Real, text
-from counterpoint.integrations import demo, doctor, report
+from counterpoint.integrations import demo, doctor, report, tune
 from counterpoint.integrations.runs import GridError
 from counterpoint.plugins import inject
 
@@ -263,6 +264,45 @@ COMMANDS = {
   counterpoint demo --quick                                 only to see that everything runs
 """,
     ),
+    **{
+        f"tune {domain}": Command(
+            f"search the parameters of objectives for {what}, on validation data",
+            partial(tune.add_arguments, domain=domain),
+            partial(tune.command, domain=domain),
+            examples,
+        )
+        for domain, what, examples in (
+            (
+                "sentence",
+                "sentence embeddings",
+                """\
+  counterpoint tune sentence --data wiki1m.txt --preset adnce-bert --objective adnce:t=0.05 --budget 20
+""",
+            ),
+            (
+                "graph",
+                "a graph encoder",
+                """\
+  counterpoint tune graph --dataset MUTAG --objective adnce --budget 20 --jobs 2
+  counterpoint tune graph --objective infonce hcl --budget 10 --grid t=0.1,0.2,0.5     the same budget for both
+""",
+            ),
+            (
+                "image",
+                "an image encoder",
+                """\
+  counterpoint tune image --data cifar10 --objective adnce --budget 20 --epochs 50 --device cuda
+""",
+            ),
+            (
+                "control",
+                "learning to control from pixels",
+                """\
+  counterpoint tune control --task cartpole-swingup --objective adnce --budget 10 --device cuda
+""",
+            ),
+        )
+    },
     "doctor": Command(
         "say what of the library can run here, and what to install for the rest",
         doctor.add_arguments,

@@ -849,17 +849,17 @@ def add_arguments(parser: argparse.ArgumentParser, length: str | None = "epochs"
     """
     add = parser.add_argument
     add("--objective", nargs="+", type=_spec, metavar="SPEC", default=["infonce"], help="one or more (infonce)")
-    add("--seed", type=_whole(0), default=0, metavar="K", help="of the first run (%(default)s)")
-    add("--seeds", type=_whole(1), default=1, metavar="N", help="runs per objective, seeds K to K+N-1 (%(default)s)")
+    add("--seed", type=whole(0), default=0, metavar="K", help="of the first run (%(default)s)")
+    add("--seeds", type=whole(1), default=1, metavar="N", help="runs per objective, seeds K to K+N-1 (%(default)s)")
     if length:
-        add(f"--{length}", type=_whole(0), metavar="N", help=f"{length} of training")
+        add(f"--{length}", type=whole(0), metavar="N", help=f"{length} of training")
     if names := list(presets):
         add("--preset", choices=names, help="settings of a paper; flags that are given win over it")
     add("--out", type=Path, default=Path("runs"), metavar="FOLDER", help="where the runs are kept (%(default)s)")
     data = os.environ.get("COUNTERPOINT_DATA")
     add("--data", type=Path, default=data and Path(data), metavar="FOLDER", help="data sets ($COUNTERPOINT_DATA)")
     add("--device", type=_device, default="cpu", help="cpu, cuda, cuda:1, ... or auto (%(default)s)")
-    add("--jobs", type=_whole(1), default=1, metavar="N", help="runs at a time (%(default)s)")
+    add("--jobs", type=whole(1), default=1, metavar="N", help="runs at a time (%(default)s)")
     again = parser.add_mutually_exclusive_group()
     again.add_argument("--resume", action="store_true", default=True, help="go on where runs stopped (the default)")
     again.add_argument("--fresh", dest="resume", action="store_false", help="delete these runs first")
@@ -873,7 +873,9 @@ def _spec(text: str) -> str:
         raise argparse.ArgumentTypeError(str(error)) from None
 
 
-def _whole(low: int) -> Callable[[str], int]:
+def whole(low: int) -> Callable[[str], int]:
+    """What reads a whole number of at least ``low`` from a command line."""
+
     def read(text: str) -> int:
         if not text.isdecimal() or int(text) < low:
             raise argparse.ArgumentTypeError(f"expected a whole number of at least {low}, got {text!r}")
