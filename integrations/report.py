@@ -488,6 +488,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--lower", action="store_true", help="small numbers are the good ones")
     add("--out", type=Path, metavar="FOLDER", help="write report.html, .md, .csv and .json, and pictures")
     add("--format", choices=RENDER, default="terminal", help="of what is printed (%(default)s)")
+    add("--json", dest="format", action="store_const", const="json", help="print JSON")
 
 
 def command(given: argparse.Namespace) -> int:
