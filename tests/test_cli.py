@@ -184,7 +184,7 @@ def test_a_reader_that_stops_is_no_error(capsys, monkeypatch):
     ("error", "code", "said"),
     [
         (KeyboardInterrupt(), 130, ""),
-        (GridError("1 of 2 runs failed: a (ValueError: b)", []), 2, "counterpoint report: 1 of 2 runs failed: a"),
+        (GridError("1 of 2 runs failed: a (ValueError: b)", []), 1, "counterpoint report: 1 of 2 runs failed: a"),
     ],
 )
 def test_what_ends_a_grid_ends_the_command_without_a_traceback(capsys, monkeypatch, error, code, said):
