@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import digits
+import sentences
 import toy_clusters
 from threadpoolctl import threadpool_limits
 
@@ -44,6 +45,13 @@ STUDIES = {
         "Handwritten digits of unseen writers, ten labels per class",
         digits.run,
         digits.report,
+        settings={},
+        quick={"seeds": 2, "steps": 2},
+    ),
+    "sentences": Study(
+        "Synthetic sentences from a grammar, whose similarity is known",
+        sentences.run,
+        sentences.report,
         settings={},
         quick={"seeds": 2, "steps": 2},
     ),

@@ -52,7 +52,8 @@ def train_arguments(parser: argparse.ArgumentParser) -> None:
         shown = {} if "choices" in how else {"metavar": "N" if "type" in how else "NAME"}
         parser.add_argument(f"--{name.replace('_', '-')}", **(how | shown | {"help": said}))
     parser.add_argument("--static", action="store_true", default=None, help="train the table of word pieces alone")
-    parser.add_argument("--test", nargs="*", choices=STS, help="sets to score the finished model on; all seven if bare")
+    tests: dict[str, Any] = {"choices": (*STS, *TRANSFER), "metavar": "SET"}
+    parser.add_argument("--test", nargs="*", **tests, help="sets and tasks to score the model on; all seven if bare")
     parser.add_argument("--sts", metavar="FOLDER", help=f"where the STS sets are, or hub (${ENVIRONMENT}, else hub)")
 
 
