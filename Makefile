@@ -37,8 +37,10 @@ lint: $(VENV)/ready
 	$(VENV)/bin/ruff format --check
 
 bench: $(VENV)/ready
-	$(RUN) tests/bench/bench_losses.py
+	$(RUN) -m tests.bench.losses
 	$(RUN) tests/bench/bench_import.py
+	$(RUN) tests/bench/bench_graph.py --dataset demo
+	$(RUN) tests/bench/bench_augment.py
 
 $(VENV)/ready: pyproject.toml
 	$(call install,$(VENV),-e '.[dev]')

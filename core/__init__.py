@@ -14,6 +14,8 @@ from counterpoint.adnce import ADNCE
 from counterpoint.alpha import AlphaCL
 from counterpoint.checks import set_checks
 from counterpoint.diagnose import distances, weight_curve
+from counterpoint.distributed import gather
+from counterpoint.gradcache import gradcache
 from counterpoint.hyper import Choice, Flag, Learned, Real, Schedule
 from counterpoint.infonce import DCL, HCL, InfoNCE
 from counterpoint.nacl import NCA, IntCL, IntNaCl, MixNCA, Robust
@@ -32,6 +34,7 @@ from counterpoint.robust import (
 )
 from counterpoint.scores import DenseNegatives, Negatives, Scores
 from counterpoint.spec import SpecError
+from counterpoint.streamed import StreamedNegatives
 from counterpoint.version import __version__
 
 __all__ = [
@@ -61,11 +64,14 @@ __all__ = [
     "Schedule",
     "Scores",
     "SpecError",
+    "StreamedNegatives",
     "Wrapper",
     "__version__",
     "chi2_ratio",
     "distances",
     "from_dict",
+    "gather",
+    "gradcache",
     "kl_alpha",
     "mutual_information",
     "objective",

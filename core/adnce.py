@@ -129,8 +129,8 @@ class ADNCE(InfoNCE, name="adnce"):
 def pooled(x: Tensor, neg: Negatives) -> Tensor:
     """Mean over all negatives of the batch of what is a mean per anchor."""
     if isinstance(neg.count, Tensor):
-        return (x * neg.count).sum() / neg.count.sum()
-    return x.mean()
+        return neg.across((x * neg.count).sum()) / neg.across(neg.count.sum())
+    return neg.batch_mean(x)
 
 
 @torch.no_grad()
@@ -143,7 +143,7 @@ def spread(neg: Negatives) -> Tensor:
 @torch.no_grad()
 def quantile(neg: Negatives, q: float) -> Tensor:
     """The similarity that a share ``q`` of all negatives of the batch stay below, to 1/2048 of their range."""
-    low, high = neg.min().min(), neg.max().max()
+    low, high = neg.across(neg.min().min(), "min"), neg.across(neg.max().max(), "max")
     for _ in range(10):
         middle = (low + high) / 2
         below = pooled(neg.mean(lambda s, at=middle: (s <= at).to(s.dtype)), neg) < q

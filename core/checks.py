@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 import torch
@@ -57,9 +58,12 @@ def is_matrix(tensor: Tensor, what: str, expected: str) -> Tensor:
 
 def is_finite(tensor: Tensor, what: str) -> Tensor:
     """Raises if ``tensor`` holds NaN or infinity, and says how many and where the first one is."""
-    if not wanted(tensor) or bool(torch.isfinite(tensor).all()):
+    # NaN and infinity do not leave a sum; it may be infinite by itself as well
+    if not wanted(tensor) or math.isfinite(tensor.detach().sum()):
         return tensor
     bad = ~torch.isfinite(tensor)
+    if not bool(bad.any()):
+        return tensor
     first = tuple(bad.nonzero()[0].tolist())
     raise ValueError(f"{what}: {int(bad.sum())} of {bad.numel()} values are NaN or infinite, the first at {first}.")
 

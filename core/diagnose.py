@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import normalize
 
-from counterpoint import checks
+from counterpoint import checks, distributed
 from counterpoint.objective import Objective, Sum, as_objective, current
 from counterpoint.pairing import unit, widen
 from counterpoint.robust import dense_scores
@@ -28,7 +28,7 @@ from counterpoint.scores import DenseNegatives, Scores
 class _Arguments(Objective):
     """Takes what any objective takes, and hands back the batch's scores by pairing instead of a loss."""
 
-    def _finish(self, scores: Callable[[str], Scores], device: torch.device, reduction: str) -> Any:
+    def from_pairings(self, scores: Callable[[str], Scores], device: torch.device, *, reduction: str = "mean") -> Any:
         return scores, device
 
 
@@ -36,6 +36,7 @@ def report(objective: Objective, *given: Tensor, call: str = "forward", **how: A
     """Averages over a batch's anchors; the arguments are those of ``call``, for instance ``from_logits``.
 
     Works on copies, in evaluation mode: no gradient is kept; no schedule, tracked value or training mode changes.
+    With ``gather=`` it is called in all processes, and tells all of them the same.
 
     * ``loss``; for a sum also ``term[<spec>]``, what each weighted term adds to it
     * ``positive_mean``, ``negative_mean``, ``negative_variance`` (of an anchor's negatives): of the similarities
@@ -52,8 +53,14 @@ def report(objective: Objective, *given: Tensor, call: str = "forward", **how: A
     >>> found["negatives"], round(found["effective_negatives"], 4), found["negatives_above_positive"]
     (6.0, 6.0, 0.0)
     """
+    if call == "forward":
+        how = {**how, "tile": 0}  # every single negative is looked at
     with torch.inference_mode(False), torch.no_grad():
+        if "gather" in how:
+            how["gather"] = distributed.without_ring(how["gather"])
         probe = deepcopy(objective).eval()
+        if call == "forward":
+            how = {**how, "tile": 0}  # the weight of every single negative needs a matrix
         batch, device = getattr(_Arguments(), call)(*map(_copy, given), **{k: _copy(v) for k, v in how.items()})
 
         def scores(pairing: str) -> Scores:
@@ -67,7 +74,7 @@ def report(objective: Objective, *given: Tensor, call: str = "forward", **how: A
             main = scores(next((p for p in parts if p.pairing != "single"), parts[0]).pairing)
             neg: Any = main.neg
             with torch.enable_grad():
-                loss = probe._finish(scores, device, "mean")
+                loss = probe.from_pairings(scores, device)
                 weights = _derivative(loss, neg.scores)
             allowed = neg._fill(torch.ones_like(weights), slice(None), 0.0)
             share = normalize(weights * allowed, p=1, eps=torch.finfo(weights.dtype).tiny).abs()
@@ -87,11 +94,15 @@ def report(objective: Objective, *given: Tensor, call: str = "forward", **how: A
             if main.anchors is not None:  # rows that the loss leaves out
                 found = {key: value[main.anchors > 0] if value.dim() else value for key, value in found.items()}
             for weight, part in probe.terms() if isinstance(probe, Sum) else []:
-                found[f"term[{Sum([(weight, part)])}]"] = current(weight) * part._finish(scores, device, "mean")
+                found[f"term[{Sum([(weight, part)])}]"] = current(weight) * part.from_pairings(scores, device)
             for part in parts:
                 for key, value in part.diagnostics(scores(part.pairing)).items():
                     found[f"{key}[{part}]" if key in found else key] = value
-        return {key: value.detach().mean().item() for key, value in found.items()}
+        means = torch.stack([value.detach().mean().to(loss.dtype) for value in found.values()])
+        if main.neg.peers is not None:  # over the anchors of all processes
+            mine = torch.tensor(len(main.pos), device=device)
+            means = main.neg.across(means * mine) / main.neg.across(mine)
+        return dict(zip(found, means.tolist(), strict=True))
 
 
 def weight_curve(
@@ -117,7 +128,7 @@ def weight_curve(
         mass = torch.cat([torch.ones_like(own), torch.full_like(beside, 1e-12)])
         neg, pos = DenseNegatives(row, log_weight=mass.log().unsqueeze(0)), row.new_full((1, 1), positive)
         scores = Scores(pos, neg, adversarial=Scores(pos, neg))
-        loss = deepcopy(as_objective(objective)).eval().cpu()._finish(lambda _: scores, row.device, "mean")
+        loss = deepcopy(as_objective(objective)).eval().cpu().from_pairings(lambda _: scores, row.device)
         weight = _derivative(loss, row)[0] / mass
     scale = weight[: len(own)].abs().mean()
     return grid, weight[-len(grid) :] / torch.where(scale > 0, scale, 1.0)

@@ -130,7 +130,7 @@ class InfoNCE(Objective, name="infonce"):
         if self.radius is None:
             return self.temperature  # type: ignore[no-any-return]
         with torch.no_grad():
-            t = (neg.variance().mean() / (2 * self.radius)).sqrt()
+            t = (neg.batch_mean(neg.variance()) / (2 * self.radius)).sqrt()
         # equal similarities have no variance, and no direction in which a temperature would matter
         return self.tracked_temperature(t.clamp(min=1e-3))  # type: ignore[no-any-return]
 

@@ -112,6 +112,10 @@ class MixNCA(_Clean, name="mixnca"):
     ) -> None:
         super().__init__(temperature=temperature, estimator=estimator, lam=lam, prior=prior, beta=beta)
 
+    @property
+    def needs(self) -> frozenset[str]:
+        return frozenset({"mixed"})
+
     def losses(self, scores: Scores) -> Tensor:
         loss, lam = super().losses(scores), self.lam
         for view in scores.mixed:
@@ -159,6 +163,10 @@ class Robust(_Estimated, name="robust"):
             detach_weight=detach_weight,
         )
 
+    @property
+    def needs(self) -> frozenset[str]:
+        return frozenset({"adversarial"})
+
     def losses(self, scores: Scores) -> Tensor:
         if scores.adversarial is None:
             raise ValueError(
@@ -195,9 +203,16 @@ class _Integrated(_Estimated):
     def _accurate(self) -> list[Objective]:
         raise NotImplementedError
 
+    def _parts(self) -> list[Objective]:
+        return cast("list[Objective]", list(self.accurate))
+
+    @property
+    def needs(self) -> frozenset[str]:
+        robust = self.robust.needs if self._hyper["alpha"] != 0 else ()
+        return frozenset(robust).union(*(part.needs for part in self._parts()))
+
     def losses(self, scores: Scores) -> Tensor:
-        parts = cast("list[Objective]", list(self.accurate))
-        total = reduce(add, (part.losses(scores) for part in parts))
+        total = reduce(add, (part.losses(scores) for part in self._parts()))
         if self._hyper["alpha"] == 0:
             return total
         return total + self.alpha * self.robust.losses(scores)  # type: ignore[no-any-return]

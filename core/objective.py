@@ -9,7 +9,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Iterable
 from copy import deepcopy
-from functools import reduce
+from functools import partial, reduce
 from importlib import metadata
 from operator import add
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from counterpoint import spec
-from counterpoint.hyper import Hyper, Learned, Real, Schedule, Value, nearest, text
+from counterpoint import distributed, spec
+from counterpoint.hyper import Hyper, Learned, Real, Schedule, Tracked, Value, nearest, text
 from counterpoint.pairing import Batch, scores_from_logits, scores_from_matrices
 from counterpoint.scores import Negatives, Scores
 
@@ -110,6 +110,22 @@ class Objective(nn.Module):
         """The number of views that the objective asks the data side for, if it does."""
         return None
 
+    @property
+    def needs(self) -> frozenset[str]:
+        """What a call must be given beside views: ``adversarial`` or ``mixed``, made by :mod:`counterpoint.views`."""
+        return frozenset()
+
+    @property
+    def couples_anchors(self) -> bool:
+        """Whether a loss is more than the mean, over its anchors, of what each one's own similarities say.
+
+        That is so where a statistic of all anchors enters: ``mu="auto"``, ``radius=``, a shared ``alpha``, a sum over
+        the batch. Then the losses of a batch's parts do not average to its loss. The call with embeddings and
+        ``gather=`` sees to it; who hands over scores or logits hands over those of all anchors.
+        """
+        inner = [part for part in self.modules() if part is not self]
+        return any(isinstance(p, Tracked) or (isinstance(p, Objective) and p.couples_anchors) for p in inner)
+
     if TYPE_CHECKING:  # torch types the call of a module as Any
 
         def __call__(self, *views: Tensor, **how: Any) -> Tensor: ...
@@ -132,7 +148,9 @@ class Objective(nn.Module):
         adversarial: Tensor | None = None,
         mixed: Tensor | None = None,
         normalize: bool = True,
+        tile: int | None = None,
         reduction: str = "mean",
+        gather: distributed.Gather = False,
     ) -> Tensor:
         """The loss of a batch of embeddings.
 
@@ -154,11 +172,19 @@ class Objective(nn.Module):
             adversarial: ``(B, d)`` embeddings of adversarial views (:mod:`counterpoint.views`).
             mixed: ``(B, d)`` or ``(B, n, d)`` embeddings of mixed views.
             normalize: cosine similarities if true, plain inner products if not.
-            reduction: ``mean`` over anchors, or ``none`` for the loss of each anchor.
+            tile: 0 keeps the similarities in a matrix, which can be differentiated twice; a larger number streams them
+                in tiles of this edge, in memory that grows with the batch and not with its square. None chooses:
+                tiles where they are faster or much smaller; a matrix for small batches, in compiled code and under
+                ``torch.func``. With ``labels`` there is always a matrix, that of the positives.
+            reduction: ``mean`` over anchors, or ``none`` for the loss of each anchor (of this process).
+            gather: compare with the samples of all processes: True, a process group, or ``"ring"``; see
+                :mod:`counterpoint.distributed`. Everything else is given for this process's samples, except the
+                queue, which all processes hold in common.
         """
         if symmetric and pairing not in (None, "symmetric"):
             raise ValueError(f"symmetric=True is a pairing, and so is pairing={pairing!r}: give one.")
-        batch = Batch(
+        make = partial(
+            Batch,
             views,
             pairing="symmetric" if symmetric else pairing,
             queue=queue,
@@ -172,8 +198,10 @@ class Objective(nn.Module):
             adversarial=adversarial,
             mixed=mixed,
             normalize=normalize,
+            tile=tile,
         )
-        return self._finish(batch.scores, batch.device, reduction)
+        batch = distributed.meet(gather, make) if gather else make()
+        return self.from_pairings(batch.scores, batch.device, reduction=reduction)
 
     def from_scores(
         self,
@@ -202,7 +230,7 @@ class Objective(nn.Module):
             reduction: as in the call with embeddings.
         """
         scores = scores_from_matrices(pos, neg, mask, pos_mask, v, prior, adversarial, mixed)
-        return self._finish(lambda _: scores, pos.device, reduction)
+        return self.from_pairings(lambda _: scores, pos.device, reduction=reduction)
 
     def from_logits(
         self,
@@ -224,9 +252,19 @@ class Objective(nn.Module):
             reduction: as in the call with embeddings.
         """
         scores = scores_from_logits(logits, labels, scale, ignore_index)
-        return self._finish(lambda _: scores, logits.device, reduction)
+        return self.from_pairings(lambda _: scores, logits.device, reduction=reduction)
 
-    def _finish(self, scores: Callable[[str], Scores], device: torch.device, reduction: str) -> Tensor:
+    def from_pairings(
+        self, scores: Callable[[str], Scores], device: torch.device, *, reduction: str = "mean"
+    ) -> Tensor:
+        """The loss of scores that are made on demand, for hosts whose terms look at different similarities.
+
+        Args:
+            scores: from the name of a pairing (:mod:`counterpoint.pairing`), which each term asks for by its own, to
+                the scores of the batch.
+            device: where the scores live.
+            reduction: as in the call with embeddings.
+        """
         if reduction not in ("mean", "none"):
             hint = nearest(str(reduction), ("mean", "none"))
             raise ValueError(f"{type(self).__name__}: unknown reduction {reduction!r}.{hint}")
@@ -243,11 +281,9 @@ class Objective(nn.Module):
         mine = scores(self.pairing)
         losses = self.losses(mine)
         per_anchor = (mine.positives_mean(losses) if losses.shape[1] > 1 else losses).squeeze(1)
-        if mine.anchors is not None:
-            per_anchor = per_anchor * mine.anchors
-        if reduction == "none":
-            return per_anchor
-        return per_anchor.mean() if mine.anchors is None else per_anchor.sum() / mine.anchors.sum().clamp(min=1)
+        if reduction == "mean":
+            return mine.anchors_mean(per_anchor)
+        return per_anchor if mine.anchors is None else per_anchor * mine.anchors
 
     def report(self, *views: Tensor, **how: Any) -> dict[str, float]:
         """What a batch looks like to this objective; see :func:`counterpoint.diagnose.report`."""
@@ -319,6 +355,10 @@ class Wrapper(Objective):
         super().__init__(**values)
         self.objective = as_objective(objective)
 
+    @property
+    def needs(self) -> frozenset[str]:
+        return self.objective.needs
+
     def replace(self, **changes: Any) -> Objective:
         return type(self)(**{"objective": deepcopy(self.objective), **deepcopy(self._hyper), **changes})
 
@@ -365,6 +405,10 @@ class Sum(Objective):
     def views(self) -> int | None:
         wanted = [part.views for _, part in self.terms() if part.views is not None]
         return max(wanted) if wanted else None
+
+    @property
+    def needs(self) -> frozenset[str]:
+        return frozenset().union(*(part.needs for _, part in self.terms()))
 
     def losses(self, scores: Scores) -> Tensor:
         return reduce(add, (current(w) * part.losses(scores) for w, part in self.terms()))

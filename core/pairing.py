@@ -18,19 +18,25 @@ pairing        anchors, positives and negatives, for ``m`` views of ``B`` sample
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from itertools import combinations
 
 import torch
 from torch import Tensor
 
 from counterpoint import checks
+from counterpoint.distributed import Peers
 from counterpoint.hyper import is_number, nearest
+from counterpoint.ring import RingNegatives
 from counterpoint.scores import DenseNegatives, Negatives, Scores
+from counterpoint.streamed import Mask, Others, StreamedNegatives, Unit
 
 # Below this length a vector has no direction: its cosine and its gradient are zero.
 EPS = 1e-8
 EPS_HALF = 1e-4  # in float16 the gradient, one over the length, would overflow
+
+# From so many pairs on they are streamed: on the CPU because that is faster, elsewhere because it is smaller.
+STREAMED_CPU, STREAMED = 2**17, 2**26
 
 
 def unit(z: Tensor, eps: float = EPS) -> Tensor:
@@ -42,6 +48,10 @@ def unit(z: Tensor, eps: float = EPS) -> Tensor:
 def widen(z: Tensor) -> Tensor:
     """Half precision to float32; float32 and float64 stay."""
     return z.float() if z.dtype in (torch.float16, torch.bfloat16) else z
+
+
+# views that are anchors, and the views that they are compared with
+Part = tuple[Sequence[Tensor], Sequence[Tensor]]
 
 
 class Batch:
@@ -63,6 +73,7 @@ class Batch:
         adversarial: Tensor | None,
         mixed: Tensor | None,
         normalize: bool,
+        tile: int | None = None,
     ) -> None:
         if pairing is not None and pairing not in PAIRINGS:
             raise ValueError(f"unknown pairing {pairing!r}.{nearest(str(pairing), PAIRINGS)}")
@@ -96,8 +107,50 @@ class Batch:
                 raise ValueError(
                     f"{name}= goes with pairings of the batch itself, not with queue=, negatives= or labels=."
                 )
+        self.peers: Peers | None = None
+        self.first, self.total = 0, self.size
+        self._asked = tile
+        self.tile = self._tile(tile)
         self._made: dict[str, Scores] = {}
         self._views_ready: list[Tensor] | None = None
+        self._stacked: Tensor | None = None
+        self._gathered: dict[int, tuple[Tensor, Tensor]] = {}
+
+    # ---- other processes -----------------------------------------------------------------------
+
+    def facts(self) -> dict[str, int]:
+        """What processes that share a batch must agree on, by name."""
+        given = (*self.raw, self.negatives, self.adversarial, self.mixed)
+        found = {
+            "the number of views": len(self.raw),
+            "the width of embeddings": self.width,
+            "bits of embeddings": torch.finfo(widen(self.raw[0][:0]).dtype).bits,
+            "which embeddings have a gradient": sum(
+                (x is not None and x.requires_grad) << i for i, x in enumerate(given)
+            ),
+            "pairing=": 0 if self.pairing is None else 1 + list(PAIRINGS).index(self.pairing),
+            "normalize=": int(self.normalize),
+            "the rows of queue=": 0 if self.queue is None else len(self.queue),
+        }
+        for name, x in (("negatives", self.negatives), ("adversarial", self.adversarial), ("mixed", self.mixed)):
+            found[f"{name}= per sample"] = 0 if x is None else x.shape[1]
+        for name in ("ids", "labels", "negative_ids"):
+            found[f"whether there are {name}="] = int(getattr(self, name) is not None)
+        return found
+
+    def share(self, peers: Peers) -> None:
+        """Makes this the part of a batch that several processes share."""
+        self.peers, self.first, self.total = peers, peers.first, peers.total
+        self.tile = self._tile(self._asked)
+
+    def everyone(self, x: Tensor) -> Tensor:
+        """The rows of all processes, this one's first, of what has rows for each sample; gathered once."""
+        if self.peers is None:
+            return x
+        if id(x) not in self._gathered:
+            before = self.first * (len(x) // self.size)
+            self._gathered[id(x)] = x, self.peers.gather(x).roll(-before, 0)
+        return self._gathered[id(x)][1]
 
     # ---- what came in --------------------------------------------------------------------------
 
@@ -140,6 +193,23 @@ class Batch:
             )
         return self.ready(checks.is_finite(full, what))
 
+    def _tile(self, tile: int | None) -> int | None:
+        """The tile in force, 0 for a matrix."""
+        if tile is not None and (not is_number(tile) or tile != int(tile) or tile < 0):
+            raise ValueError(f"tile: expected a whole number, 0 for a matrix, or None, got {tile!r}.")
+        # neither a compiler nor torch.func can look into a pass over tiles
+        if checks.compiling() or torch._C._are_functorch_transforms_active():
+            return 0
+        if tile is not None:
+            return int(tile)
+        views = 1 if self.queue is not None else len(self.raw)
+        keys = self.total * (views if self.negatives is None else views + self.negatives.shape[1])
+        pairs = self.size * views * (keys if self.queue is None else len(self.queue))
+        return None if self._many(pairs) else 0
+
+    def _many(self, pairs: int) -> bool:
+        return pairs >= (STREAMED_CPU if self.device.type == "cpu" else STREAMED)
+
     def _prior(self, prior: Tensor | None) -> Tensor | None:
         if prior is None:
             return None
@@ -167,6 +237,23 @@ class Batch:
             self._views_ready = [self.ready(v) for v in self.raw]
         return self._views_ready
 
+    def stacked(self) -> Tensor:
+        """All views under one another, ``(m B, width)``."""
+        if self._stacked is None:
+            dtype = self.raw[0].dtype
+            if self.tile == 0 or not self.normalize or any(v.dtype != dtype for v in self.raw):
+                self._stacked = torch.cat(self.views)
+            else:
+                self._stacked = Unit.apply(EPS_HALF if dtype == torch.float16 else EPS, *self.raw)
+                self._views_ready = [*self._stacked.split(self.size)]
+        return self._stacked
+
+    def under(self, views: Sequence[Tensor]) -> Tensor:
+        """Views under one another."""
+        if len(views) == 1:
+            return views[0]
+        return self.stacked() if views is self._views_ready else torch.cat([*views])
+
     # ---- what goes out -------------------------------------------------------------------------
 
     def scores(self, default: str) -> Scores:
@@ -180,7 +267,10 @@ class Batch:
         else:
             name = self.pairing or default
         if name not in self._made:
-            self._made[name] = PAIRINGS[name](self)
+            made = self._made[name] = PAIRINGS[name](self)
+            for part in (made, made.adversarial):
+                if part is not None:
+                    part.neg.peers = self.peers
         return self._made[name]
 
     def need(self, views: int, name: str, exactly: bool = False) -> list[Tensor]:
@@ -191,64 +281,89 @@ class Batch:
         if len(self.raw) < views or (exactly and len(self.raw) > views):
             wanted = f"{'exactly' if exactly else 'at least'} {views} views"
             raise ValueError(f"the pairing {name} needs {wanted}, got {len(self.raw)}.")
-        if self.size < 2 and self.negatives is None:
+        if self.total < 2 and self.negatives is None:
             raise ValueError(
                 "a batch of one sample has no negatives: batches need at least 2 samples; a loader's drop_last=True "
                 "leaves out a last, smaller one."
             )
         return self.views
 
-    def build(
-        self,
-        name: str,
-        anchors: Tensor,
-        sample: Tensor,
-        keys: Tensor,
-        key_sample: Tensor,
-        pos: Tensor,
-        skip: Tensor,
-        matrix: Tensor | None = None,
-    ) -> Scores:
-        """Scores of ``anchors`` against ``keys``; ``sample`` and ``key_sample`` say which sample a row is of."""
-        matrix = anchors @ keys.T if matrix is None else matrix
-        drop = None
-        if self.ids is not None:
-            drop = self.ids[sample].unsqueeze(1) == self.ids[key_sample]
-            checks.has_negatives((~drop).sum(1))
-        scores = Scores(pos, DenseNegatives(matrix, skip, drop), layout=name)
+    def build(self, name: str, parts: Sequence[Part], pos: Tensor, both: bool = False, hard: bool = False) -> Scores:
+        """Scores of views as anchors, against views as keys and, if there are, ``hard`` negatives.
+
+        ``both`` has keys as anchors, too, after the others.
+        """
+        scores = Scores(pos, self.against(parts, both, self.negatives if hard else None), layout=name)
+        times = len(pos) // self.size
         if self.prior is not None:
-            scores.prior = self.prior.to(matrix.dtype)[sample].unsqueeze(1)
+            scores.prior = self.prior.to(pos.dtype).repeat(times).unsqueeze(1)
+        if self.adversarial is None and self.mixed is None:
+            return scores
+        views = [view for mine, keys in parts for view in (*mine, *(keys if both else ()))]
+        anchors = self.under(views)
         if self.adversarial is not None:
-            scores.adversarial = self._adversarial(anchors, sample, keys, key_sample)
+            # the adversarial view as the positive; the others, clean and adversarial, as negatives (IntNaCl, Eq. 5)
+            clean, attacked = parts[0][1][0], self.adversarial[:, 0]
+            positive = (anchors * attacked.repeat(times, 1)).sum(-1, keepdim=True)
+            scores.adversarial = Scores(positive, self.against([(views, [clean, attacked])]))
         if self.mixed is not None:
-            similar = (anchors.unsqueeze(1) * self.mixed[sample]).sum(-1)
+            similar = (anchors.unsqueeze(1) * self.mixed.repeat(times, 1, 1)).sum(-1)
             scores.mixed = [Scores(s, scores.neg) for s in similar.split(1, dim=1)]
         return scores
 
-    def _adversarial(self, anchors: Tensor, sample: Tensor, keys: Tensor, key_sample: Tensor) -> Scores:
-        """The adversarial view as the positive; the others, clean and adversarial, as negatives (IntNaCl, Eq. 5)."""
-        assert self.adversarial is not None
-        attacked = self.adversarial[:, 0]
-        clean = keys[: self.size]
-        matrix = anchors @ torch.cat([clean, attacked]).T
-        owner = torch.arange(self.size, device=self.device).repeat(2)
-        skip = torch.stack([sample, sample + self.size], 1)
-        drop = None if self.ids is None else self.ids[sample].unsqueeze(1) == self.ids[owner]
-        return Scores((anchors * attacked[sample]).sum(-1, keepdim=True), DenseNegatives(matrix, skip, drop))
+    def against(self, parts: Sequence[Part], both: bool = False, hard: Tensor | None = None) -> Negatives:
+        """The views of all other samples as negatives, and all samples' hard ones."""
+        if self.peers is not None and both:
+            parts, both = [part for mine, keys in parts for part in ((mine, keys), (keys, mine))], False
+        if self.peers is not None and self.peers.ring:
+            known = self.negative_weight, self.ids, self.negative_ids
+            return self._counted(RingNegatives(self.peers, parts, hard, *known, self.tile or None, self.reach))
+        # the samples' first hard negatives, then their second: like views, in the samples' order
+        further = [] if hard is None else [*self.everyone(hard).unbind(1)]
+        blocks = []
+        for mine, keys in parts:
+            left = self.under(mine)
+            if self.peers is None:
+                blocks.append((left, left if keys is mine else self.under([*keys, *further])))
+            else:  # a block for each view, since a view has other rows than a block of keys
+                right = self.under([*map(self.everyone, keys), *further])
+                blocks += [(view, right) for view in mine]
+        ids = hard_ids = None
+        if self.ids is not None:
+            ids = self.ids.repeat(len(blocks[0][0]) // self.size), self.everyone(self.ids)
+            hard_ids = None if self.negative_ids is None else self.everyone(self.negative_ids)
+        mask = Mask.of(self.total, len(parts[0][1]), len(further), self.negative_weight, ids, hard_ids)
+        return self.negatives_of(blocks, mask, both)
+
+    def negatives_of(self, blocks: Sequence[tuple[Tensor, Tensor]], mask: Mask, both: bool = False) -> Negatives:
+        """All keys that ``mask`` leaves."""
+        neg = self._counted(StreamedNegatives(blocks, both, mask, self.tile or None, self.reach))
+        return neg.dense() if self.tile == 0 or (self.tile is None and not self._many(neg.pairs)) else neg
+
+    @property
+    def reach(self) -> float | None:
+        return 1.0001 if self.normalize else None  # a unit vector is up to rounding one
+
+    @staticmethod
+    def _counted(neg: StreamedNegatives) -> StreamedNegatives:
+        if isinstance(neg.count, Tensor):
+            checks.has_negatives(neg.count)
+        return neg
 
     def arange(self, times: int = 1) -> Tensor:
         return torch.arange(self.size, device=self.device).repeat(times)
 
 
 def _views(batch: Batch) -> Scores:
-    z = torch.cat(batch.need(2, "views"))
-    m, n = len(batch.views), batch.size
-    sample = batch.arange(m)
+    z, m = batch.stacked(), len(batch.raw)
+    views = batch.need(2, "views")
     if batch.labels is not None:
-        return _labelled(batch, "views", z, z, sample, sample, own=torch.arange(len(z), device=z.device))
-    stacked = z.view(m, n, -1)
-    among = torch.einsum("and,bnd->anb", stacked, stacked).reshape(m * n, m)
-    return batch.build("views", z, sample, z, sample, _others(among, n, m), _columns(sample, n, m))
+        return _labelled(batch, "views", views, views)
+    if batch.tile != 0:
+        return batch.build("views", [(views, views)], Others.apply(z, m))
+    stacked = z.view(m, batch.size, -1)
+    among = torch.einsum("and,bnd->anb", stacked, stacked).reshape(len(z), m)
+    return batch.build("views", [(views, views)], _others(among, batch.size, m))
 
 
 def _others(among: Tensor, n: int, m: int) -> Tensor:
@@ -258,108 +373,69 @@ def _others(among: Tensor, n: int, m: int) -> Tensor:
     return among.gather(1, other + (other >= view))
 
 
-def _columns(sample: Tensor, n: int, m: int) -> Tensor:
-    """The columns of a sample's ``m`` views in a matrix with ``m n`` keys."""
-    return sample.unsqueeze(1) + n * torch.arange(m, device=sample.device)
-
-
-def _labelled(
-    batch: Batch, name: str, anchors: Tensor, keys: Tensor, sample: Tensor, key_sample: Tensor, own: Tensor | None
-) -> Scores:
-    """Supervised: everything of an anchor's class is a positive, everything else a negative."""
+def _labelled(batch: Batch, name: str, mine: Sequence[Tensor], keys: Sequence[Tensor]) -> Scores:
+    """Supervised: everything of an anchor's class is a positive, except itself, everything else a negative."""
     assert batch.labels is not None
-    matrix = anchors @ keys.T
-    same = batch.labels[sample].unsqueeze(1) == batch.labels[key_sample]
+    if batch.peers is not None and batch.peers.ring:
+        raise ValueError("labels= make positives of other processes' samples: they need gather=True, not a ring.")
+    matrix = batch.under(mine) @ torch.cat([batch.everyone(k) for k in keys]).T
+    same = batch.labels.repeat(len(mine)).unsqueeze(1) == batch.everyone(batch.labels).repeat(len(keys))
     checks.has_negatives((~same).sum(1))
-    pos_mask = same if own is None else same.scatter(1, own.unsqueeze(1), False)
+    pos_mask = same
+    if keys is mine:
+        view = torch.arange(len(mine), device=matrix.device).repeat_interleave(batch.size)
+        pos_mask = same.scatter(1, (batch.arange(len(mine)) + batch.total * view).unsqueeze(1), False)
     # entries that are no positives hold a finite similarity that no average looks at
     scores = Scores(matrix, DenseNegatives(matrix, drop=same), pos_mask=pos_mask, layout=name)
     if batch.prior is not None:
-        scores.prior = batch.prior.to(matrix.dtype)[sample].unsqueeze(1)
+        scores.prior = batch.prior.to(matrix.dtype).repeat(len(mine)).unsqueeze(1)
     return scores
 
 
 def _one_way(batch: Batch) -> Scores:
-    views = batch.need(2, "one_way")
-    anchors, others = views[0], views[1:]
-    sample, n, m = batch.arange(), batch.size, len(others)
-    keys = torch.cat(others)
+    anchors, *others = batch.need(2, "one_way")
     if batch.labels is not None and batch.negatives is None:
-        return _labelled(batch, "one_way", anchors, keys, sample, batch.arange(m), own=None)
+        return _labelled(batch, "one_way", [anchors], others)
     pos = torch.stack([(anchors * o).sum(-1) for o in others], 1)
-    if batch.negatives is None:
-        return batch.build("one_way", anchors, sample, keys, batch.arange(m), pos, _columns(sample, n, m))
-    return _hard(batch, anchors, keys, sample, pos, _columns(sample, n, m))
-
-
-def _hard(batch: Batch, anchors: Tensor, keys: Tensor, sample: Tensor, pos: Tensor, skip: Tensor) -> Scores:
-    """``one_way`` with the batch's hard negatives as further keys (SimCSE, supervised)."""
-    assert batch.negatives is not None
-    n, each, in_batch = batch.size, batch.negatives.shape[1], len(keys)
-    matrix = anchors @ torch.cat([keys, batch.negatives.flatten(0, 1)]).T
-    drop = weight = None
-    if batch.negative_weight:
-        own = in_batch + each * sample.unsqueeze(1) + torch.arange(each, device=matrix.device)
-        weight = torch.zeros_like(matrix).scatter(1, own, batch.negative_weight)
-    if batch.ids is not None:
-        hard_ids = batch.negative_ids if batch.negative_ids is not None else torch.full_like(batch.ids, -1).repeat(each)
-        known = torch.cat([batch.ids[batch.arange(in_batch // n)], hard_ids])
-        drop = batch.ids.unsqueeze(1) == known
-        if batch.negative_ids is None:
-            drop[:, in_batch:] = False
-        checks.has_negatives((~drop).sum(1))
-    scores = Scores(pos, DenseNegatives(matrix, skip, drop, weight), layout="one_way")
-    if batch.prior is not None:
-        scores.prior = batch.prior.to(matrix.dtype).unsqueeze(1)
-    return scores
+    # SimCSE, supervised: hard negatives are further keys
+    return batch.build("one_way", [([anchors], others)], pos, hard=True)
 
 
 def _symmetric(batch: Batch) -> Scores:
     a, b = batch.need(2, "symmetric", exactly=True)
-    sample, there = batch.arange(), a @ b.T
     pos = (a * b).sum(-1, keepdim=True).repeat(2, 1)
-    twice = batch.arange(2)
-    return batch.build(
-        "symmetric", torch.cat([a, b]), twice, b, sample, pos, twice.unsqueeze(1), matrix=torch.cat([there, there.T])
-    )
+    return batch.build("symmetric", [([a], [b])], pos, both=True)
 
 
 def _first_two(batch: Batch) -> Scores:
+    batch.stacked()
     views = batch.need(2, "first_two")
-    a, b, rest = views[0], views[1], views[2:]
-    z, sample = torch.cat([a, b]), batch.arange(2)
+    a, b, *rest = views
+    two = [a, b] if rest else views
     pos = torch.cat(
         [torch.stack([(x * o).sum(-1) for o in (y, *rest)], 1) for x, y in ((a, b), (b, a))],
     )
-    return batch.build("first_two", z, sample, z, sample, pos, _columns(sample, batch.size, 2))
+    return batch.build("first_two", [(two, two)], pos)
 
 
 def _pairs(batch: Batch) -> Scores:
-    views = batch.need(2, "pairs")
-    parts = [torch.cat(pair) for pair in combinations(views, 2)]
-    sample, n = batch.arange(2), batch.size
-    pos = torch.cat([(z[:n] * z[n:]).sum(-1).repeat(2) for z in parts]).unsqueeze(1)
-    anchors, many = torch.cat(parts), sample.repeat(len(parts))
-    return batch.build(
-        "pairs", anchors, many, parts[0], sample, pos, _columns(many, n, 2), matrix=torch.cat([z @ z.T for z in parts])
-    )
+    pairs = list(combinations(batch.need(2, "pairs"), 2))
+    pos = torch.cat([(x * y).sum(-1).repeat(2) for x, y in pairs]).unsqueeze(1)
+    return batch.build("pairs", [(pair, pair) for pair in pairs], pos)
 
 
 def _arcl(batch: Batch) -> Scores:
     views = batch.need(2, "arcl")
-    sample = batch.arange()
     pos = torch.stack([(x * y).sum(-1) for x, y in combinations(views, 2)], 1)
-    keys = torch.cat(views[:2])
-    scores = batch.build("arcl", views[0], sample, keys, batch.arange(2), pos, _columns(sample, batch.size, 2))
+    scores = batch.build("arcl", [(views[:1], views[:2])], pos)
     scores.kept = pos[:, :1]
     return scores
 
 
 def _single(batch: Batch) -> Scores:
-    z, sample = batch.need(1, "single")[0], batch.arange()
-    if z.dim() == 3:
-        z = z[:, 0]
-    return batch.build("single", z, sample, z, sample, z.new_zeros(len(z), 1), sample.unsqueeze(1))
+    z = batch.need(1, "single")[0]
+    alone = [z[:, 0] if z.dim() == 3 else z]
+    return batch.build("single", [(alone, alone)], z.new_zeros(len(z), 1))
 
 
 def _queue(batch: Batch) -> Scores:
@@ -378,14 +454,13 @@ def _queue(batch: Batch) -> Scores:
         query = query[:, 0]
     else:
         pos = (query * key).sum(-1, keepdim=True)
-    matrix = query @ batch.queue.detach().T
-    drop = None
+    ids = None
     if batch.queue_ids is not None and batch.ids is not None:
-        drop = batch.ids.unsqueeze(1) == batch.queue_ids
-        checks.has_negatives((~drop).sum(1))
-    scores = Scores(pos, DenseNegatives(matrix, drop=drop), layout="queue")
+        ids = batch.ids, batch.queue_ids
+    neg = batch.negatives_of([(query, batch.queue.detach())], Mask(ids=ids))
+    scores = Scores(pos, neg, layout="queue")
     if batch.prior is not None:
-        scores.prior = batch.prior.to(matrix.dtype).unsqueeze(1)
+        scores.prior = batch.prior.to(pos.dtype).unsqueeze(1)
     return scores
 
 

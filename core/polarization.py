@@ -46,10 +46,15 @@ class DistancePolarization(Objective, name="dp"):
                 f"DistancePolarization: low must be smaller than high, got low={text(low)}, high={text(high)}."
             )
 
+    @property
+    def couples_anchors(self) -> bool:
+        return bool(self.reduction == "batch_sum")
+
     def losses(self, scores: Scores) -> Tensor:
         per_anchor = self.per_anchor(scores.pos, scores.neg)
         if self.reduction == "batch_sum":
-            return per_anchor * (len(per_anchor) if scores.anchors is None else scores.anchors.sum())
+            counted = per_anchor.new_ones(len(per_anchor)) if scores.anchors is None else scores.anchors
+            return per_anchor * scores.neg.across(counted.sum())
         return per_anchor
 
     def per_anchor(self, pos: Tensor, neg: Negatives) -> Tensor:

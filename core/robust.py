@@ -91,6 +91,10 @@ class CLDRO(Objective, name="dro"):
         if divergence == "chi2" and (alpha is not None or shared):
             raise ValueError("CLDRO: alpha and shared belong to divergence='kl'.")
 
+    @property
+    def couples_anchors(self) -> bool:
+        return bool(self.shared) and self._hyper["alpha"] is None
+
     def per_anchor(self, pos: Tensor, neg: Negatives) -> Tensor:
         return self.worst_case(neg) - pos
 
@@ -141,12 +145,12 @@ def kl_alpha(neg: Tensor | Negatives, radius: Value, shared: bool = False) -> Te
             kl = -b * mean - (total - neg.log_count)
             slope = b**2 * (square - mean**2)
             if shared:
-                kl, slope = kl.mean().expand_as(kl), slope.mean().expand_as(slope)
+                kl, slope = neg.batch_mean(kl).expand_as(kl), neg.batch_mean(slope).expand_as(slope)
             return kl - radius, slope
 
         if shared:
-            depth, reach = depth.mean().expand_as(depth), reach.mean().expand_as(reach)
-        x = _root(excess, low=-depth.log() - 25, high=-depth.log() + 25)
+            depth, reach = neg.batch_mean(depth).expand_as(depth), neg.batch_mean(reach).expand_as(reach)
+        x = _root(neg, excess, low=-depth.log() - 25, high=-depth.log() + 25)
         return torch.where(torch.as_tensor(radius, dtype=reach.dtype, device=reach.device) >= reach, 0.0, (-x).exp())
 
 
@@ -222,7 +226,7 @@ def _chi2_threshold(neg: Negatives, radius: Value, scale: Value) -> tuple[Tensor
 
         # with every L >= 0 the closed form holds: l = mean - sd / sqrt(radius / c); else l lies above it
         start = -(top - mean + spread / need.sqrt()).clamp(min=torch.finfo(top.dtype).tiny).log()
-        x = _root(excess, low=start, high=-gap.log() + 25, start=start)
+        x = _root(neg, excess, low=start, high=-gap.log() + 25, start=start)
         low = top - (-x).exp()
         total = neg.mean(lambda s, a: (s - a).clamp(min=0), low)
         total = torch.where(total > 0, total, torch.ones_like(total))
@@ -271,7 +275,11 @@ def dense_scores(neg: Negatives) -> Tensor:
 
 
 def _root(
-    excess: Callable[[Tensor], tuple[Tensor, Tensor]], low: Tensor, high: Tensor, start: Tensor | None = None
+    neg: Negatives,
+    excess: Callable[[Tensor], tuple[Tensor, Tensor]],
+    low: Tensor,
+    high: Tensor,
+    start: Tensor | None = None,
 ) -> Tensor:
     """The root of an increasing function per anchor: Newton where it stays in the bracket, else bisection."""
     x = (low + high) / 2 if start is None else start
@@ -281,6 +289,8 @@ def _root(
         step = x - value / torch.where(slope > 0, slope, torch.ones_like(slope))
         inside = (slope > 0) & (step >= low) & (step <= high)
         last, x = x, torch.where(inside, step, (low + high) / 2)
-        if checks.wanted(x) and bool(((x - last).abs() <= 4 * torch.finfo(x.dtype).eps * x.abs()).all()):
-            break
+        if checks.wanted(x):
+            moving = (x - last).abs() > 4 * torch.finfo(x.dtype).eps * x.abs()
+            if not bool(neg.across(moving.any().float(), "max")):  # processes that share a batch stop together
+                break
     return x

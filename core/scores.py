@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from counterpoint import checks
+from counterpoint.distributed import Peers
 from counterpoint.hyper import Value
 
 Terms = Tensor | tuple[Tensor, ...]
@@ -33,7 +34,12 @@ class Negatives(ABC):
     tensors without dimensions. What differs from anchor to anchor is passed beside it as ``(anchors, 1)``
     tensors and arrives as further arguments, cut to the block: ``neg.mean(lambda s, m: (s - m) ** 2, m)``.
     Every reduction has the shape ``(anchors, 1)``, to be combined with ``pos`` as it stands.
+
+    The anchors may be only some of the batch's: those of this process. What an objective wants to know of all of them
+    it asks :meth:`across` or :meth:`batch_mean`.
     """
+
+    peers: Peers | None = None
 
     @property
     @abstractmethod
@@ -60,6 +66,14 @@ class Negatives(ABC):
     def min(self) -> Tensor:
         """The smallest similarity."""
 
+    def across(self, x: Tensor, how: str = "sum") -> Tensor:
+        """``x`` of all processes that share the batch, added up, or its ``min`` or ``max``. A constant."""
+        return x if self.peers is None else self.peers.across(x, how)
+
+    def batch_mean(self, x: Tensor) -> Tensor:
+        """Mean of ``(anchors, 1)`` values over the anchors of the whole batch. A constant."""
+        return (x.mean() if self.peers is None else self.peers.mean(x)).detach()
+
     def variance(self) -> Tensor:
         """Population variance, by deviations from the mean rather than by a difference of moments."""
         mean = self.mean(lambda s: s)
@@ -78,7 +92,7 @@ class Negatives(ABC):
 
 
 class DenseNegatives(Negatives):
-    """Negatives kept as a matrix.
+    """Negatives kept as a matrix; :mod:`counterpoint.streamed` keeps only embeddings.
 
     Args:
         scores: ``(anchors, keys)`` similarities.
@@ -207,6 +221,12 @@ class Scores:
         if self.pos_mask is None:
             return self.pos[:, :1]
         return self.pos.gather(1, self.pos_mask.to(torch.uint8).argmax(1, keepdim=True))
+
+    def anchors_mean(self, x: Tensor) -> Tensor:
+        """Mean over the anchors of the whole batch that count, of ``(anchors,)`` values."""
+        if self.neg.peers is not None:
+            return self.neg.peers.mean(x, self.anchors)
+        return x.mean() if self.anchors is None else (x * self.anchors).sum() / self.anchors.sum().clamp(min=1)
 
     def positives_mean(self, x: Tensor) -> Tensor:
         """Mean over the positives of each anchor, ``(anchors, 1)``."""

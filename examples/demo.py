@@ -3,7 +3,7 @@
 Prints a table per study, draws its pictures, and writes every number to `results.json`.
 
 examples:
-  python examples/demo.py                         all studies, a minute or two; what `make demo` runs
+  python examples/demo.py                         all studies, three minutes or so; what `make demo` runs
   python examples/demo.py --studies digits        one of them
   python examples/demo.py --quick --out trial     to see that everything runs; the numbers mean nothing
 
@@ -19,7 +19,9 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import curl_dmc
 import digits
+import graphs
 import sentences
 import toy_clusters
 from threadpoolctl import threadpool_limits
@@ -47,6 +49,20 @@ STUDIES = {
         digits.report,
         settings={},
         quick={"seeds": 2, "steps": 2},
+    ),
+    "graphs": Study(
+        "Six kinds of random graphs: GraphCL with other objectives",
+        graphs.run,
+        graphs.report,
+        settings={},
+        quick={"seeds": 2, "epochs": 1, "graphs": 60},
+    ),
+    "control": Study(
+        "How much of a simulated robot's state is in the features that frames have taught?",
+        lambda out, **settings: curl_dmc.run(out=out / "control", **settings),  # it leaves files in plenty
+        curl_dmc.table,
+        settings={"size": "smoke"},
+        quick={"size": "smoke", "episodes": 8, "length": 6, "updates": 2, "batch": 8},
     ),
     "sentences": Study(
         "Synthetic sentences from a grammar, whose similarity is known",

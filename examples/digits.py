@@ -186,11 +186,11 @@ def run(
     return result
 
 
-def show_progress(done: int, total: int) -> None:
+def show_progress(done: int, total: int, what: str = "digits") -> None:
     """A line that changes on a terminal, a line now and then elsewhere."""
     if (terminal := sys.stderr.isatty()) or done % max(1, total // 5) == 0:
         start, end = "\r" if terminal else "", "" if terminal and done < total else "\n"
-        print(f"{start}digits: {done}/{total} runs", end=end, file=sys.stderr, flush=True)
+        print(f"{start}{what}: {done}/{total} runs", end=end, file=sys.stderr, flush=True)
 
 
 def compare(first: Sequence[float], other: Sequence[float]) -> dict[str, float]:

@@ -43,6 +43,8 @@ from counterpoint.integrations.sentence.presets import preset
 
 COLUMNS = (*SEVEN, "average")
 BEFORE, INFONCE = "before training", "SimCSE (InfoNCE)"
+# what ADNCE, Table 4, prints for BERT
+PAPERS = {"SimCSE, BERT": "infonce:t=0.05", "ADNCE, BERT": "adnce:t=0.07,mu=0.4"}
 TEMPERATURES = (0.01, 0.02, 0.05, 0.1, 0.2)
 ROWS = {
     INFONCE: "infonce:t={t}",
@@ -143,7 +145,7 @@ def numbers(run: Run) -> dict[str, float]:
 def report(summary: dict[str, Any]) -> str:
     """The table, what its statistics allow to say, and the paper's numbers."""
     rows: dict[str, list[dict[str, float]]] = summary["rows"]
-    width = max(len(name) for name in (*rows, *papers.numbers("sentence", "average"), BEFORE)) + 7
+    width = max(len(name) for name in (*rows, *PAPERS, BEFORE)) + 7
     head = f"{'Spearman x 100':{width}}" + "".join(f"{name:>11}" for name in COLUMNS)
     lines = [head + "    minus the first row, 95%"]
     if BEFORE in summary:
@@ -161,8 +163,9 @@ def report(summary: dict[str, Any]) -> str:
             verdicts.setdefault(verdict, []).append(name)
         spread = f" +- {np.std(averages[name], ddof=1):.2f}" if len(base) > 1 else ""
         lines.append(f"{name:{width}}{cells}{spread}{gap}")
-    for name in papers.numbers("sentence", "average"):
-        cells = "".join(f"{papers.numbers('sentence', c)[name][0]:11.2f}" for c in COLUMNS)
+    for name, spec in PAPERS.items():
+        printed = [papers.paper_number("sentence", "any", spec, "avg" if c == "average" else c) for c in COLUMNS]
+        cells = "".join(f"{number.value:11.2f}" for number in printed if number is not None)
         lines.append(f"{'paper: ' + name:{width}}{cells}")
     said = "; ".join(f"{verdict}: {', '.join(names)}" for verdict, names in verdicts.items())
     return "\n".join([*lines, *([f"\naverage, against the first row - {said}."] if said else [])])

@@ -16,6 +16,7 @@ from typing import Any
 
 import counterpoint as cp
 from counterpoint.hyper import Real, text
+from counterpoint.integrations import doctor, report
 from counterpoint.integrations.runs import GridError
 from counterpoint.plugins import inject
 
@@ -53,7 +54,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--version", action="version", version=f"counterpoint {cp.__version__}")
     words = list(sys.argv[1:] if argv is None else argv)
     asked = next((name for name in COMMANDS if words[: len(name.split())] == name.split()), "")
-    tables = {(): parser.add_subparsers(metavar="COMMAND", required=True)}
+    tables: dict[tuple[str, ...], Any] = {(): parser.add_subparsers(metavar="COMMAND", required=True)}
     try:
         for name, command in COMMANDS.items():
             *group, last = name.split()
@@ -180,7 +181,7 @@ def _of(
     def find(name: str) -> Any:
         return getattr(import_module(f"counterpoint.integrations.{module}"), f"{verb}_{name}")
 
-    return lambda parser: find("arguments")(parser), lambda given: find("command")(given)  # type: ignore[no-any-return]
+    return lambda parser: find("arguments")(parser), lambda given: find("command")(given)
 
 
 # a name of two words is a command within a group, such as train
@@ -222,6 +223,59 @@ COMMANDS = {
         """\
   counterpoint eval tu runs/graph/PROTEINS --probe svm logreg knn
   counterpoint eval tu runs --dataset PROTEINS --json
+""",
+    ),
+    "report": Command(
+        "tables, tests, plain sentences and pictures from folders of runs, with the papers' numbers beside",
+        report.add_arguments,
+        report.command,
+        """  counterpoint report runs/                                 of the first result that the runs have
+  counterpoint report runs/ --baseline "infonce:t=0.2" --metric accuracy
+  counterpoint report runs/ other/ --metric STS-B --metric SICK-R --out report
+  counterpoint report runs/ --format markdown               for a README; csv and json for programs
+""",
+    ),
+    "train control": Command(
+        "learn to control from pixels (CURL on dm_control's suite) with any objectives, and compare them",
+        *_of("control.commands", "train"),
+        """\
+  counterpoint train control --task cartpole-swingup --objective "infonce:t=1 + 0.1*dp" --steps 100000 --seed 1
+  counterpoint train control --task walker-walk --objective infonce:t=1 adnce --seeds 3 --device cuda
+  counterpoint train control --task cartpole-balance --observe state --steps 20000     plain SAC, in minutes
+""",
+    ),
+    "eval control": Command(
+        "play episodes with what runs have learned to control",
+        *_of("control.commands", "eval"),
+        """\
+  counterpoint eval control runs/control/cartpole-swingup --episodes 10
+  counterpoint eval control runs/control/cartpole-swingup/NAME/seed1 --video swingup.mp4 --representation frames
+""",
+    ),
+    "doctor": Command(
+        "say what of the library can run here, and what to install for the rest",
+        doctor.add_arguments,
+        doctor.command,
+        """  counterpoint doctor                                       versions, extras, GPU, renderer, data
+  counterpoint doctor --json                                for programs, and for bug reports
+""",
+    ),
+    "train image": Command(
+        "pre-train an image encoder without labels (SimCLR, MoCo, CMC) with any objectives, and compare them",
+        *_of("image.commands", "train"),
+        """\
+  counterpoint train image                                  on embedded digits, in seconds
+  counterpoint train image --data cifar10 --objective "adnce:t=0.4,mu=0.7,sigma=0.5" --backbone resnet18
+  counterpoint train image --data ./my_photos --method moco --objective "arcl(infonce:t=0.2)" --views 4
+  counterpoint train image --data cifar10 --preset intnacl --probe linear robust --device cuda
+""",
+    ),
+    "eval image": Command(
+        "evaluate the encoders of image runs: linear, kNN, attacked, shifted, transferred, fine-tuned",
+        *_of("image.commands", "eval"),
+        """\
+  counterpoint eval image runs/image/cifar10 --probe linear,knn,robust,shifted --transfer cifar100
+  counterpoint eval image runs --data digits --probe knn --json
 """,
     ),
     "train sentence": Command(

@@ -1,31 +1,133 @@
-"""The numbers that papers print, from ``papers.toml``."""
+"""The numbers that the papers print, which a report puts beside ours.
+
+``papers.json`` holds the tables as they are printed, number for number: who reads it can lay it beside the paper.
+Around them stands what finds them: a table's ``datasets`` and ``metrics`` say which of our runs a column is about, a
+row's ``is`` which objectives it is about (the parameters named there must agree, others may differ), and its ``with``
+which other arguments of a run must agree where the run states them.
+"""
 
 from __future__ import annotations
 
+import json
 import math
-import sys
-from functools import lru_cache
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
+import counterpoint as cp
 
 
-@lru_cache
-def _everything() -> dict[str, Any]:
-    return tomllib.loads((Path(__file__).parent / "papers.toml").read_text(encoding="utf-8"))
+@dataclass(frozen=True)
+class PaperNumber:
+    """One number of a paper's table, and where it stands there."""
+
+    paper: str
+    table: str
+    row: str
+    column: str
+    measure: str
+    printed: str
+
+    @property
+    def value(self) -> float:
+        return float(self.printed.partition("±")[0])
+
+    @property
+    def spread(self) -> float | None:
+        _, sign, spread = self.printed.partition("±")
+        return float(spread) if sign else None
+
+    @property
+    def source(self) -> str:
+        return f"{self.paper}, Table {self.table}, {self.row}"
 
 
-def numbers(domain: str, dataset: str) -> dict[str, tuple[float, float]]:
-    """Mean and standard deviation of each method that a paper has for this data set, empty if none has.
+def paper_number(
+    domain: str,
+    dataset: str,
+    objective: str,
+    metric: str = "accuracy",
+    arguments: Mapping[str, Any] | None = None,
+) -> PaperNumber | None:
+    """What a paper reports for an objective on a data set, if one does: of several, the row that says most about it.
 
-    The standard deviation is NaN where the paper has none.
+    Args:
+        domain: graph, sentence, image or control.
+        dataset, metric: as in our runs; blanks, case and signs do not matter.
+        objective: a spec, or the label of a row that no objective trains.
+        arguments: the run's other arguments.
 
-    >>> numbers("graph", "MUTAG")["ADNCE"]
-    (89.04, 1.3)
+    >>> paper_number("graph", "PROTEINS", "adnce:t=0.05,mu=1.5").printed
+    '75.10±0.25'
+    >>> paper_number("graph", "PROTEINS", "infonce:t=0.2,denominator=negatives").source
+    'ADNCE, Table 10, GRAPHCL'
     """
-    found = _everything().get(domain, {}).get(dataset, {})
-    return {method: (mean, sd[0] if sd else math.nan) for method, (mean, *sd) in found.items()}
+    try:
+        known: Any = cp.objective(objective).to_dict()
+    except ValueError:
+        known = _plain(objective)
+    found: list[tuple[int, PaperNumber]] = []
+    for table in _content()["tables"]:
+        columns = [i for i, c in enumerate(table["columns"]) if _is_about(table, c, dataset, metric)]
+        if table["domain"] != domain or not columns:
+            continue
+        for row in table["rows"]:
+            pattern, wanted, printed = row.get("is"), row.get("with", {}), row["values"][columns[0]]
+            if pattern is None or printed == "-" or not _fits(pattern, known):
+                continue
+            if all((arguments or {}).get(key, value) == value for key, value in wanted.items()):
+                column = table["columns"][columns[0]]
+                number = PaperNumber(table["paper"], table["table"], row["row"], column, table["metric"], printed)
+                found.append((_size(pattern), number))
+    return max(found, key=lambda one: one[0])[1] if found else None
+
+
+def paper_settings(domain: str, dataset: str) -> dict[str, float] | None:
+    """ADNCE's final ``t``, ``mu`` and ``sigma`` for a data set (Tables 6 and 9) or an encoder (Table 7).
+
+    >>> paper_settings("graph", "PROTEINS")
+    {'t': 0.05, 'mu': 1.5, 'sigma': 1.0}
+    """
+    for table in _content()["settings"]:
+        for name, values in table["settings"].items():
+            if table["domain"] == domain and _plain(name) == _plain(dataset):
+                return dict(values)
+    return None
+
+
+@cache
+def _content() -> dict[str, Any]:
+    text = Path(__file__).with_name("papers.json").read_text(encoding="utf-8")
+    return json.loads(text)  # type: ignore[no-any-return]
+
+
+def _is_about(table: Mapping[str, Any], column: str, dataset: str, metric: str) -> bool:
+    ours = table["datasets"].get(column) if "datasets" in table else table.get("dataset", dataset)
+    names = table["metrics"]
+    names = names.get(column, []) if isinstance(names, dict) else names
+    return ours is not None and _plain(ours) == _plain(dataset) and _plain(metric) in map(_plain, names)
+
+
+def _fits(pattern: Any, known: Any) -> bool:
+    """Whether ``known`` has everything that ``pattern`` has; ``None`` there stands for anything."""
+    if isinstance(pattern, dict):
+        return isinstance(known, dict) and all(_fits(p, known.get(key)) for key, p in pattern.items())
+    if isinstance(known, str) and isinstance(pattern, list):  # the labels of a row without an objective
+        return known in map(_plain, pattern)
+    if isinstance(pattern, list):
+        return isinstance(known, list) and len(known) == len(pattern) and all(map(_fits, pattern, known))
+    if isinstance(pattern, float) and isinstance(known, float):
+        return math.isclose(pattern, known)
+    return pattern is None or bool(pattern == known)
+
+
+def _size(pattern: Any) -> int:
+    parts = pattern.values() if isinstance(pattern, dict) else pattern if isinstance(pattern, list) else ()
+    return 1 + sum(map(_size, parts))
+
+
+def _plain(name: str) -> str:
+    return re.sub(r"[^a-z0-9]", "", name.lower())

@@ -125,7 +125,7 @@ class Run:
         """The run in a folder, to look at."""
         run = cls.__new__(cls)
         run.path = Path(path)
-        run.root = run.path
+        run.root = (run.path / "../../../..").resolve()
         run._prepare()
         if not run.record:
             raise ValueError(f"{run.path}: no run there (it has no run.json).")
@@ -216,7 +216,10 @@ class Run:
         content = {"state": {**state, "step": int(step)}, "metrics": self._metrics.tell()}  # type: ignore[union-attr]
         current, previous = self._checkpoints()
         with atomic(current) as file:
-            torch.save(content, file)
+            try:
+                torch.save(content, file)
+            except RuntimeError as error:  # about its position in the file, while the disk was full
+                raise error.__context__ if isinstance(error.__context__, OSError) else error from None
             if not self._saved:  # once, so that what could not be loaded is known now and not after an interruption
                 file.seek(0)
                 try:
@@ -240,15 +243,18 @@ class Run:
             with file:
                 try:
                     content = _checked(file)
+                except MemoryError:
+                    raise
                 except Exception as error:
                     warnings.warn(f"{path}: damaged, not used ({error})", RuntimeWarning, stacklevel=2)
                     content = None
             if content is not None:
                 if self._writing:
+                    os.replace(path, self._checkpoints()[0])
                     self._metrics_from(content["metrics"])
                 return content["state"]  # type: ignore[no-any-return]
-            if self._writing:
-                path.unlink()  # the next save would put it in the place of the last good one
+            if self._writing:  # aside, or the next save would put it in the place of the last good one
+                os.replace(path, self.path / "checkpoint.damaged.pt")
         if self._writing:
             self._metrics_from(0)
         return None
@@ -264,14 +270,14 @@ class Run:
 
         Args:
             result: the headline numbers that tables are made of.
-            details: plain JSON kept beside them, such as the numbers per fold.
+            details: plain JSON, arrays and tensors kept beside them, such as the numbers per fold.
         """
         if not result:
             raise ValueError("finish: result must hold at least one number, got none.")
         if self._metrics is None:
             self._metrics_from(0)
-        self._write(status="done", result=_plain(result), details=details or None, **self._ending())
         self._checkpoints()[1].unlink(missing_ok=True)
+        self._write(status="done", result=_plain(result), details=details, **self._ending())
 
     def track(self, items: Iterable[Item], total: int | None = None) -> Iterator[Item]:
         """The items, with a bar on a terminal, and elsewhere a line now and then. ``total`` counts those before too."""
@@ -293,7 +299,7 @@ class Run:
         except Timeout:
             raise BusyError(self.title) from None
         try:
-            for path in self.path.iterdir() if fresh else ():
+            for path in list(self.path.iterdir()) if fresh else ():
                 if path.name != ".lock":
                     shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
             self._prepare()
@@ -343,7 +349,7 @@ class Run:
 
     def _write(self, **changes: Any) -> None:
         self._must_hold()
-        text = json.dumps({**self.record, **changes}, indent=1, allow_nan=False)
+        text = json.dumps(finite(as_json({**self.record, **changes})), indent=1, allow_nan=False)
         with atomic(self.path / "run.json") as file:
             file.write(text.encode() + b"\n")
         self.record = json.loads(text)
@@ -358,12 +364,13 @@ def canonical(cell: Mapping[str, Any]) -> dict[str, Any]:
     for key in REQUIRED:
         if key not in cell:
             raise ValueError(f"cell: expected {', '.join(REQUIRED)}, got {', '.join(map(str, cell)) or 'nothing'}.")
+    plain: dict[str, Any] = {}
     for key, value in cell.items():
         try:
-            json.dumps(value, allow_nan=False)
+            plain[key] = as_json(value)
+            json.dumps(plain[key], allow_nan=False)
         except (TypeError, ValueError):
             raise ValueError(f"cell: {key} must be plain JSON, got {value!r}.") from None
-    plain: dict[str, Any] = json.loads(json.dumps(dict(cell)))
     for key in ("domain", "dataset"):
         if not isinstance(plain[key], str) or not plain[key]:
             raise ValueError(f"cell: {key} must be a name, got {plain[key]!r}.")
@@ -410,7 +417,8 @@ def run_grid(
         train: trains one run and calls its ``finish``; for ``jobs`` above 1 a function that other processes can import.
         cells: see this module's documentation; equal ones are one run.
         root: the folder of all runs.
-        jobs: processes at a time, at least 1; they share the threads of this one.
+        jobs: processes at a time, at least 1. They share the threads of this one, unless ``OMP_NUM_THREADS`` is set;
+            sums over another number of threads may round differently.
         resume: if false, every cell is done anew, and what its folder holds is deleted.
         progress: whether to say on stderr how far it is.
     """
@@ -499,7 +507,8 @@ def _train(train: Callable[[Run], None], run: Run, progress: bool) -> str:
         if not run.done:
             raise RuntimeError("the training function returned without run.finish(result)")
     except KeyboardInterrupt:
-        run._write(status="interrupted", **run._ending())
+        with suppress(OSError):
+            run._write(status="interrupted", **run._ending())
         raise
     except (Exception, SystemExit) as error:
         said = f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
@@ -760,10 +769,28 @@ def _checked(file: BinaryIO) -> Any:
     return torch.load(file, map_location="cpu", weights_only=True)
 
 
+def as_json(value: Any) -> Any:
+    """A copy in plain JSON, arrays and tensors as lists and numbers."""
+
+    def listed(one: Any) -> Any:
+        if hasattr(one, "tolist"):
+            return one.tolist()
+        raise TypeError(f"expected plain JSON, arrays or tensors, got {one!r}.")
+
+    return json.loads(json.dumps(value, default=listed))
+
+
+def finite(value: Any) -> Any:
+    """Plain data with None for NaN and infinity, which JSON does not have."""
+    if isinstance(value, dict):
+        return {key: finite(one) for key, one in value.items()}
+    if isinstance(value, list):
+        return [finite(one) for one in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
 def _plain(numbers: Mapping[str, Any]) -> dict[str, float | None]:
-    """As JSON has them: NaN and infinity become null."""
-    values = {name: float(value) for name, value in numbers.items()}
-    return {name: value if math.isfinite(value) else None for name, value in values.items()}
+    return {name: finite(float(value)) for name, value in numbers.items()}
 
 
 def _slug(name: str) -> str:

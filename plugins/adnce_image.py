@@ -34,7 +34,7 @@ from torch import Tensor, nn
 
 from counterpoint.objective import Objective, as_objective, objective
 from counterpoint.plugins.host import HOST as OWN_LOSS
-from counterpoint.plugins.host import Host, Seam, SeamError, Shim, refuse_mixed, refuse_views
+from counterpoint.plugins.host import Host, Seam, SeamError, Shim, refuse
 
 NAME = "adnce_image"
 TWO_VIEWS = (
@@ -54,9 +54,7 @@ OWN = {
 
 def check(loss_fn: Objective) -> Objective:
     """Refuses objectives that look at more than the host's two views."""
-    refuse_views(loss_fn, NAME, TWO_VIEWS)
-    refuse_mixed(loss_fn, NAME, "the loss sees embeddings, not images")
-    return loss_fn
+    return refuse(loss_fn, NAME, inputs="the loss sees embeddings, not images", two_views=TWO_VIEWS)
 
 
 class Loss(nn.Module):

@@ -53,7 +53,7 @@ from counterpoint.infonce import InfoNCE
 from counterpoint.objective import Objective, Sum, as_objective
 from counterpoint.pairing import Batch
 from counterpoint.plugins.host import HOST as OWN_LOSS
-from counterpoint.plugins.host import Host, Seam, SeamError, Shim, refuse_mixed
+from counterpoint.plugins.host import Host, Seam, SeamError, Shim, refuse
 from counterpoint.positives import ArCL
 from counterpoint.scores import Scores
 
@@ -66,8 +66,7 @@ _NOTHING: dict[str, Any] = dict.fromkeys(
 
 def check(loss_fn: Objective) -> Objective:
     """Refuses objectives of more than crops."""
-    refuse_mixed(loss_fn, NAME, "the criterion sees embeddings, not frames")
-    return loss_fn
+    return refuse(loss_fn, NAME, inputs="the criterion sees embeddings, not frames")
 
 
 def natural_scores(loss_fn: Objective) -> str:
@@ -162,7 +161,7 @@ class Criterion(nn.Module):
 
     def forward(self, logits: Tensor, labels: Tensor) -> Tensor:
         sides = self._seen.take(self.scores, self.views)
-        return self.objective._finish(sides, sides.device, "mean")
+        return self.objective.from_pairings(sides, sides.device)
 
     def extra_repr(self) -> str:
         return f"scores={self.scores}, views={self.views}"
@@ -257,7 +256,7 @@ def after(seam: Seam, module: ModuleType) -> None:
             sides = seen.take(kind_of_scores(loss_fn), seam.views(loss_fn))
             own = functools.partial(cross_entropy, logits, labels)
             # regularisers look at other similarities than the rest: only what is asked pairing by pairing can give both
-            return seam.loss(loss_fn, own, sides, sides.device, "mean", call="_finish")
+            return seam.loss(loss_fn, own, sides, sides.device, call="from_pairings")
 
         self.cross_entropy_loss = criterion
 
@@ -348,6 +347,7 @@ HOST = Host(
     tested="torch 2.15, gym 0.26.2, dm_control 1.0.50, mujoco 3.17, numpy 2.4, scikit-image 0.26",
     markers=(("curl_sac.py", "class CurlSacAgent"),),
     many=True,
+    options=("scores",),
     views="as many as the objective or --views asks for, cropped again from the replay buffer's frames",
     shims=(
         Shim("np_int", "dmc2gym uses np.int, which numpy 1.24 has removed", _np_int),

@@ -34,10 +34,9 @@ from typing import Any, get_args, get_type_hints
 import torch
 from torch import Tensor
 
-from counterpoint.nacl import MixNCA
 from counterpoint.objective import objective
 from counterpoint.plugins.host import HOST as OWN_LOSS
-from counterpoint.plugins.host import Host, Seam, SeamError, Shim, one_way
+from counterpoint.plugins.host import Host, Seam, SeamError, Shim, one_way, refuse
 
 # what each value of the script's --aug chooses from, by the names of the functions in the clone's aug.py
 AUGMENTATIONS = {
@@ -57,8 +56,8 @@ def install(seam: Seam, module: ModuleType) -> None:
     model: Any = getattr(module, "simclr", None)
     if not hasattr(model, "loss_cal"):
         raise SeamError(f"{module.__file__} has no simclr.loss_cal: run gsimclr.py, or gsimclr_robust.py of the fork.")
-    if seam.spec != OWN_LOSS and any(isinstance(part, MixNCA) for part in objective(seam.spec).modules()):
-        raise SeamError(f"graphcl: {seam.spec} needs mixed inputs, and graphs cannot be mixed.")
+    if seam.spec != OWN_LOSS:
+        refuse(objective(seam.spec), "graphcl", inputs="graphs cannot be mixed, nor edges moved a little")
     theirs, encode = model.loss_cal, model.forward
     encoded: deque[tuple[Any, ...]] = deque(maxlen=2)  # the graphs of a step: as they are, then augmented
 

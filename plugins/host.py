@@ -18,8 +18,9 @@ from typing import Any
 from torch import Tensor, distributed
 
 from counterpoint import diagnose
-from counterpoint.nacl import MixNCA
+from counterpoint.distributed import gather
 from counterpoint.objective import Objective, objective
+from counterpoint.positives import ArCL
 
 HOST = "host"  # the objective's name that stands for whatever the host does itself
 
@@ -44,11 +45,13 @@ class Shim:
         name: short, unique within the host.
         why: what breaks without it, and since which version.
         apply: makes the change if it is needed and returns whether it was; called before the script is loaded.
+        script: the part of the change that is made in the script's own module, once its definitions are there.
     """
 
     name: str
     why: str
     apply: Callable[[], bool]
+    script: Callable[[ModuleType], None] | None = None
 
 
 @dataclass
@@ -61,6 +64,7 @@ class Seam:
         report: file that gets one line of diagnostics per step.
         options: what else the host's plugin was given (``--scale``, ...).
         seen: places where the host's loss might be, and how often each was passed; shown if the seam is never reached.
+        quiet: says nothing; for spawned processes, whose parent has said it.
     """
 
     spec: str
@@ -71,20 +75,27 @@ class Seam:
     replaced: list[str] = field(default_factory=list)
     differences: list[tuple[float, float]] = field(default_factory=list)
     seen: dict[str, int] = field(default_factory=dict)
-    _made: dict[str, Objective] = field(default_factory=dict)
+    quiet: bool = False
+    _made: dict[tuple[str, int], Objective] = field(default_factory=dict)
 
     def say(self, what: str) -> None:
         """Tells the user, on standard error, which place was replaced."""
         self.replaced.append(what)
-        if first_process():
+        if first_process() and not self.quiet:
             print(f"counterpoint: {what}", file=sys.stderr)
 
-    def objective(self, host_spec: str) -> Objective:
-        """The objective in force; ``host_spec`` is the host's own loss at the settings of this run."""
+    def objective(self, host_spec: str, place: object = None) -> Objective:
+        """The objective in force.
+
+        Args:
+            host_spec: the host's own loss at the settings of this run.
+            place: for hosts with several criteria, which one asks: each has schedules and statistics of its own.
+        """
         wanted = host_spec if self.calls < self.verify or self.spec == HOST else self.spec
-        if wanted not in self._made:
-            self._made[wanted] = objective(wanted)
-        return self._made[wanted]
+        key = wanted, id(place)
+        if key not in self._made:
+            self._made[key] = objective(wanted)
+        return self._made[key]
 
     def views(self, loss_fn: Objective) -> int:
         """How many views ``loss_fn`` is to get: ``--views``, what it asks for, or the host's two."""
@@ -109,15 +120,20 @@ class Seam:
             ours: Tensor = (loss_fn if call == "forward" else getattr(loss_fn, call))(*args, **how)
         except ValueError as error:
             raise SeamError(f"{loss_fn} cannot be computed here: {error}") from error
-        if self.report is not None and first_process():
+        gathered = bool(how.get("gather"))
+        if self.report is not None and (first_process() or gathered):  # who compares with others needs them
             line = {"step": self.calls, **diagnose.report(loss_fn, *args, call=call, **how)}
-            with self.report.open("a") as file:
-                file.write(json.dumps(line) + "\n")
+            if first_process():
+                with self.report.open("a") as file:
+                    file.write(json.dumps(line) + "\n")
         if self.calls > self.verify:
             return ours
         host = theirs()
-        gap = abs(float(ours.detach()) - float(host.detach()))
-        self.differences.append((gap, gap / max(abs(float(host.detach())), 1e-12)))
+        value = host.detach()
+        if gathered:  # the host's is of this process's anchors
+            value = gather(value.reshape(1)).mean()
+        gap = abs(float(ours.detach()) - float(value))
+        self.differences.append((gap, gap / max(abs(float(value)), 1e-12)))
         return host
 
 
@@ -137,6 +153,7 @@ class Host:
         package: for hosts that are installed packages.
         views: what more than two views need, or why they cannot be had.
         many: whether they can be had.
+        options: options of ``counterpoint inject`` that only this host has.
         shims: see :class:`Shim`.
         before: installs the seam before the script is loaded (patches of packages).
         after: installs the seam when the script's definitions are there (patches of the script's own classes);
@@ -153,6 +170,7 @@ class Host:
     package: str = ""
     views: str = ""
     many: bool = False
+    options: tuple[str, ...] = ()
     shims: tuple[Shim, ...] = ()
     before: Callable[[Seam], None] | None = None
     after: Callable[[Seam, ModuleType], None] | None = None
@@ -182,13 +200,18 @@ def one_way(loss_fn: Objective) -> Objective:
     return loss_fn
 
 
-def refuse_views(loss_fn: Objective, host: str, why: str) -> None:
-    """For hosts that have two views and no place for more: an objective that asks for more is an error."""
-    if loss_fn.views is not None and loss_fn.views > 2:
-        raise SeamError(f"{host}: {loss_fn} asks for {loss_fn.views} views, but {why}")
+def refuse(loss_fn: Objective, host: str, *, inputs: str, two_views: str = "") -> Objective:
+    """The objective, if this host has what it needs, else an error that says why not.
 
-
-def refuse_mixed(loss_fn: Objective, host: str, why: str) -> None:
-    """For hosts without mixed views: an objective made for them, which would leave out its main term, is an error."""
-    if any(isinstance(part, MixNCA) for part in loss_fn.modules()):
-        raise SeamError(f"{host}: {loss_fn} needs mixed views, but {why}")
+    Args:
+        inputs: why there are no adversarial and no mixed inputs.
+        two_views: for hosts with two views and no place for more, why.
+    """
+    if loss_fn.needs:
+        raise SeamError(f"{host}: {loss_fn} needs {' and '.join(sorted(loss_fn.needs))} views, but {inputs}")
+    if two_views and (loss_fn.views or 2) > 2:
+        raise SeamError(f"{host}: {loss_fn} asks for {loss_fn.views} views, but {two_views}")
+    if two_views and any(isinstance(part, ArCL) and part.views is None for part in loss_fn.modules()):
+        # with one pair of views the worst pair, and the mean over pairs, is that pair: no ArCL any more
+        raise SeamError(f"{host}: {loss_fn} compares several views, but {two_views}. If two are meant: views=2")
+    return loss_fn

@@ -20,7 +20,7 @@ import os
 import pickle
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from importlib import metadata
@@ -39,6 +39,7 @@ from counterpoint.plugins.host import HOST, Host, Seam, SeamError, UnreachedErro
 
 BUILT_IN = ("simcse", "graphcl", "adnce_image", "curl", "moco", "lightly", "logits")
 GROUP = "counterpoint.hosts"
+OPTIONS = ("scale", "site", "scores")  # for those hosts that name them among their own
 USAGE, UNREACHED = SeamError.code, UnreachedError.code
 
 
@@ -97,28 +98,40 @@ def _is_guard(node: ast.stmt) -> bool:
     return names == {"__name__"} and values == {"__main__"}
 
 
-def install(host: Host, seam: Seam, shims: bool = True) -> None:
-    """Shims and everything of the seam that can be installed before the script is loaded."""
-    for shim in host.shims if shims else ():
-        if shim.apply():
-            seam.say(f"shim {shim.name}: {shim.why}")
+def install(host: Host, seam: Seam, shims: bool = True) -> Callable[[ModuleType], None]:
+    """Shims and everything of the seam that can be installed before the script is loaded.
+
+    Returns:
+        What is left to be done once the script's definitions are there.
+    """
+    applied = [shim for shim in host.shims if shims and shim.apply()]
+    for shim in applied:
+        seam.say(f"shim {shim.name}: {shim.why}")
     if host.before is not None:
         host.before(seam)
+
+    def finish(module: ModuleType) -> None:
+        if host.after is not None:
+            host.after(seam, module)
+        for shim in applied:
+            if shim.script is not None:
+                shim.script(module)
+
+    return finish
 
 
 def run(host: Host, seam: Seam, script: Path, arguments: Sequence[str], shims: bool = True) -> None:
     """Runs ``script`` as ``python script arguments`` would, with the seam in place."""
     sys.argv = [str(script), *arguments]
     sys.path.insert(0, str(script.resolve().parent))
-    install(host, seam, shims)
+    finish = install(host, seam, shims)
     module = ModuleType(script.stem)
     module.__file__ = str(script.absolute())
     definitions, main = split(script.read_text(), module.__file__)
     # under its own name too, so that what it defines can be pickled and found again by other processes
     sys.modules[script.stem] = sys.modules["__main__"] = module
     exec(definitions, module.__dict__)
-    if host.after is not None:
-        host.after(seam, module)
+    finish(module)
     module.__name__ = "__main__"
     with _spawned_too(host, seam, shims):
         exec(main, module.__dict__)
@@ -139,7 +152,7 @@ class _Child:
         return {**vars(self), "arguments": bytes(ForkingPickler.dumps(self.arguments))}
 
     def __call__(self, rank: int) -> Any:
-        seam = replace(self.seam, calls=0, replaced=[], differences=[], seen={}, _made={})
+        seam = replace(self.seam, quiet=True, calls=0, replaced=[], differences=[], seen={}, _made={})
         line: dict[str, Any] = {}
         try:
             function = self._patched(load(self.host), seam)
@@ -152,10 +165,9 @@ class _Child:
             (self.counts / str(os.getpid())).write_text(json.dumps(line))
 
     def _patched(self, host: Host, seam: Seam) -> Any:
-        install(host, seam, self.shims)
+        finish = install(host, seam, self.shims)
         module = importlib.import_module(self.module)
-        if host.after is not None:
-            host.after(seam, module)
+        finish(module)
         return functools.reduce(getattr, self.function.split("."), module)
 
 
@@ -240,6 +252,11 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
         "--site", metavar="FILE:LINE", help="logits only: the one call of cross entropy that is replaced"
     )
     parser.add_argument(
+        "--scores",
+        choices=("bilinear", "cosine"),
+        help="curl only: what is compared; by default what the objective needs",
+    )
+    parser.add_argument(
         "--verify", type=int, default=0, metavar="N", help="take the first N steps with the host's loss, and compare"
     )
     parser.add_argument("--report", type=Path, metavar="FILE", help="append diagnostics of every step as JSON lines")
@@ -269,6 +286,9 @@ def _check(given: argparse.Namespace, host: Host) -> None:
         raise SeamError(f"--views {given.views}: a contrastive objective needs two views or more")
     if given.views is not None and not host.many:
         raise SeamError(f"--views: {host.name} has two. {host.views}")
+    for name in OPTIONS:
+        if getattr(given, name) is not None and name not in host.options:
+            raise SeamError(f"--{name}: {host.name} has no such option")
     if given.report is not None and not given.report.resolve().parent.is_dir():
         raise SeamError(f"--report {given.report}: there is no such folder")
     if given.objective != HOST and any(True for _ in objective(given.objective).parameters()):
@@ -300,7 +320,7 @@ def command(given: argparse.Namespace) -> int:
     except (SeamError, ValueError) as error:
         print(f"counterpoint: {error}", file=sys.stderr)
         return USAGE
-    options = {"scale": given.scale, "site": given.site, "views": given.views}
+    options = {name: getattr(given, name) for name in ("views", *OPTIONS)}
     seam = Seam(given.objective, given.verify, given.report, options)
     try:
         try:

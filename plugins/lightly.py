@@ -19,7 +19,7 @@ or, with one line changed, also for more than two views::
     criterion = counterpoint.plugins.lightly.Loss("hcl:t=0.1", memory_bank_size=(4096, 128), gather_distributed=True)
 
 **What cannot be injected.** More than two views: the criterion takes two, and the scripts' transforms make two.
-Objectives that need adversarial views: the criterion sees projections, not images. The weights of ``DCLWLoss``, and of
+Objectives of attacked or mixed images: the criterion sees projections, not images. The weights of ``DCLWLoss``, and of
 ``DCLLoss(weight_fn=...)``, are no part of any objective: ``--objective host`` keeps them, any other does without them,
 and ``--verify`` refuses them.
 """
@@ -33,12 +33,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from counterpoint.hyper import Tracked
 from counterpoint.objective import Objective, as_objective
 from counterpoint.pairing import unit, widen
 from counterpoint.plugins.host import HOST as OWN_LOSS
-from counterpoint.plugins.host import Host, Seam, SeamError, refuse_views
-from counterpoint.positives import ArCL
+from counterpoint.plugins.host import Host, Seam, SeamError, refuse
 
 NAME = "lightly"
 
@@ -57,11 +55,9 @@ class Loss(nn.Module):
         memory_bank_size: ``(n, width)`` for a bank of ``n`` earlier second views, kept in lightly's own
             ``MemoryBankModule``; 0 for none. The bank is read, and then gets the second view if the first one requires
             a gradient. A second view with a gradient keeps it; a constant one, MoCo's, is the core's ``queue=``.
-        gather_distributed: with a bank, every process's second views enter it. Without one, a process's anchors are
-            compared with every process's views, by lightly's ``gather``. Averaged over the processes, as DDP does,
-            loss and gradient are those of one process with the whole batch. Objectives whose loss is no mean over
-            anchors (``dp``, tracked statistics), or whose pairing is not SimCLR's, are computed on the whole batch in
-            every process. All processes need equally many samples.
+        gather_distributed: with a bank, every process's second views enter it (equally many each). Without one, a
+            process's anchors are compared with every process's views, see :mod:`counterpoint.distributed`: the loss is
+            that of one process with the whole batch, and so is the gradient, averaged over processes as DDP does.
 
     >>> criterion = Loss("adnce:t=0.5,mu=0.7")  # doctest: +SKIP
     >>> loss = criterion(projection(x0), projection(x1))  # doctest: +SKIP
@@ -86,7 +82,7 @@ class Loss(nn.Module):
             views: two or more tensors ``(batch, width)``; with a bank, query and key.
             how: what else the objective takes (``ids``, ``labels``, ``adversarial``, ...), for this process's samples.
         """
-        call, args, how = _call(self.objective, views, self.memory_bank, self.gather_distributed, how)
+        call, args, how = _call(views, self.memory_bank, self.gather_distributed, how)
         loss: Tensor = getattr(self.objective, call)(*args, **how)
         return loss
 
@@ -94,16 +90,11 @@ class Loss(nn.Module):
         return f"memory_bank_size={self.memory_bank.size}, gather_distributed={self.gather_distributed}"
 
 
-def _call(objective: Objective, views: tuple[Tensor, ...], bank: Any, gather: bool, how: dict[str, Any]) -> Call:
-    """What to call at the objective for these views."""
+def _call(views: tuple[Tensor, ...], bank: Any, gather: bool, how: dict[str, Any]) -> Call:
+    """What to call at an objective for these views."""
     if bank is not None and bank.size[0]:
         return _banked(views, bank, how)
-    if gather and import_module("lightly.utils.dist").world_size() > 1:
-        plain = all(part.pairing == "views" for part in objective.modules() if isinstance(part, Objective))
-        if plain and not how and not couples_anchors(objective):
-            return _own_anchors(views)
-        return "forward", tuple(map(_everyone, views)), {k: _everyone(v) for k, v in how.items()}
-    return "forward", views, how
+    return "forward", views, {"gather": gather, **how}
 
 
 def _banked(views: tuple[Tensor, ...], bank: Any, how: dict[str, Any]) -> Call:
@@ -118,38 +109,6 @@ def _banked(views: tuple[Tensor, ...], bank: Any, how: dict[str, Any]) -> Call:
         return "from_scores", ((query * key).sum(-1), query @ keys), how
 
 
-def _own_anchors(views: tuple[Tensor, ...]) -> Call:
-    """This process's views as anchors, among every process's views."""
-    own = [unit(widen(view)) for view in views]
-    count, size = len(own), len(own[0])
-    everyone = [_everyone(view) for view in own]
-    device = own[0].device
-    with torch.autocast(device.type, enabled=False):
-        similar = torch.cat(own) @ torch.cat(everyone).T
-    first = import_module("lightly.utils.dist").rank() * size
-    sample = torch.arange(first, first + size, device=device).repeat(count)
-    columns = sample.unsqueeze(1) + len(everyone[0]) * torch.arange(count, device=device)
-    itself = torch.eye(count, dtype=torch.bool, device=device).repeat_interleave(size, 0)
-    pos = similar.gather(1, columns)[~itself].view(count * size, count - 1)
-    return "from_scores", (pos, similar, torch.ones_like(similar, dtype=torch.bool).scatter(1, columns, False)), {}
-
-
-def _everyone(given: Any) -> Any:
-    """A tensor of all processes, with gradient; anything else as it is."""
-    return torch.cat(import_module("lightly.utils.dist").gather(given)) if isinstance(given, Tensor) else given
-
-
-def couples_anchors(objective: nn.Module) -> bool:
-    """Whether a loss is more than the mean, over anchors, of what each one's own similarities say.
-
-    Then the mean over processes of the losses of their own anchors is not the loss of all anchors.
-    """
-    parts = list(objective.modules())
-    return any(isinstance(part, Tracked) or getattr(part, "shared", False) for part in parts) or any(
-        part.pairing == "single" for part in parts if isinstance(part, Objective)
-    )
-
-
 # ---- injected ----------------------------------------------------------------------------------
 
 TWO_VIEWS = (
@@ -160,11 +119,7 @@ TWO_VIEWS = (
 
 def check(loss_fn: Objective) -> Objective:
     """Refuses objectives that look at more views than the two that lightly's criteria take."""
-    refuse_views(loss_fn, NAME, TWO_VIEWS)
-    if any(isinstance(part, ArCL) and part.views is None for part in loss_fn.modules()):
-        # with one pair of views the worst pair, and the mean over pairs, is that pair: no ArCL any more
-        raise SeamError(f"{NAME}: {loss_fn} compares several views, but {TWO_VIEWS}. If two are meant: views=2")
-    return loss_fn
+    return refuse(loss_fn, NAME, inputs="the criterion sees projections, not images", two_views=TWO_VIEWS)
 
 
 def before(seam: Seam) -> None:
@@ -199,8 +154,8 @@ def _replace(seam: Seam, kind: Any, host_spec: str) -> None:
                 buffer.copy_(former)
             return own(self, out0, out1)
 
-        loss_fn = seam.objective(host_spec.format(self.temperature))
-        call, args, how = _call(loss_fn, (out0, out1), bank, self.gather_distributed, {})
+        loss_fn = seam.objective(host_spec.format(self.temperature), self)
+        call, args, how = _call((out0, out1), bank, self.gather_distributed, {})
         return seam.loss(loss_fn, theirs, *args, call=call, **how)
 
     kind.forward = forward

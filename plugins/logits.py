@@ -27,7 +27,7 @@ from torch import Tensor, nn
 
 from counterpoint.objective import Objective, as_objective, objective
 from counterpoint.plugins.host import HOST as OWN_LOSS
-from counterpoint.plugins.host import Host, Seam, SeamError, refuse_mixed
+from counterpoint.plugins.host import Host, Seam, SeamError, refuse
 from counterpoint.positives import ArCL
 
 SURVEY = 20  # calls of cross entropy that are looked at if no site was named
@@ -76,8 +76,7 @@ def before(seam: Seam) -> None:
     if site is not None and not scale > 0:
         raise SeamError("logits: --scale is needed: what similarities were multiplied by, 20 for a temperature of 0.05")
     if seam.spec != OWN_LOSS:
-        wanted = objective(seam.spec)
-        refuse_mixed(wanted, "logits", "there are only logits")
+        wanted = refuse(objective(seam.spec), "logits", inputs="there are only logits")
         if any(isinstance(part, ArCL) for part in wanted.modules()):
             raise SeamError(f"logits: {wanted} compares several views, but {NO_VIEWS}")
     original = nn.functional.cross_entropy
@@ -155,5 +154,6 @@ HOST = Host(
     spec="infonce:t=1/scale",
     tested="torch 2.15",
     views=f"none: {NO_VIEWS}",
+    options=("scale", "site"),
     before=before,
 )

@@ -39,8 +39,7 @@ from torch import Tensor, nn
 
 from counterpoint.objective import Objective, as_objective, objective
 from counterpoint.plugins.host import HOST as OWN_LOSS
-from counterpoint.plugins.host import Host, Seam, SeamError, Shim, refuse_mixed, refuse_views
-from counterpoint.positives import ArCL
+from counterpoint.plugins.host import Host, Seam, SeamError, Shim, refuse
 
 NAME = "moco"
 TWO_VIEWS = (
@@ -61,12 +60,7 @@ def own_spec(model: Any) -> str:
 
 def check(loss_fn: Objective) -> Objective:
     """Refuses objectives that look at more than the host's two crops."""
-    refuse_views(loss_fn, NAME, TWO_VIEWS)
-    refuse_mixed(loss_fn, NAME, "the criterion sees embeddings, not images")
-    if any(isinstance(part, ArCL) and part.views is None for part in loss_fn.modules()):
-        # with one pair of views the worst pair, and the mean over pairs, is that pair: no ArCL any more
-        raise SeamError(f"{NAME}: {loss_fn} compares several views, but {TWO_VIEWS}. If two are meant: views=2")
-    return loss_fn
+    return refuse(loss_fn, NAME, inputs="the criterion sees embeddings, not images", two_views=TWO_VIEWS)
 
 
 class Seen:
@@ -138,14 +132,11 @@ def after(seam: Seam, module: ModuleType) -> None:
         return theirs(loader, model, ours, *rest)
 
     module.train = train  # type: ignore[attr-defined]
-    if _accuracy_fails:
-        module.accuracy = _reshaping(module.accuracy)  # type: ignore[attr-defined]
     seam.say(f"replaced the criterion of train() in {module.__file__}")
 
 
 # ---- shims -----------------------------------------------------------------------------------------
 
-_accuracy_fails = False
 _links: list[tempfile.TemporaryDirectory[str]] = []
 
 
@@ -167,15 +158,14 @@ def _reshaping(accuracy: Callable[..., list[Tensor]]) -> Callable[..., list[Tens
     return wrapped
 
 
-def _accuracy() -> bool:
-    """Whether comparisons keep the memory order of their operands, as they do in today's torch.
-
-    The function to be changed is the script's own: :func:`after` does it.
-    """
-    global _accuracy_fails
+def _orders_kept() -> bool:
+    """Whether comparisons keep the memory order of their operands, as they do in today's torch."""
     turned = torch.zeros(2, 3, dtype=torch.long).T
-    _accuracy_fails = not turned.eq(turned).is_contiguous()
-    return _accuracy_fails
+    return not turned.eq(turned).is_contiguous()
+
+
+def _accuracy(module: ModuleType) -> None:
+    module.accuracy = _reshaping(module.accuracy)  # type: ignore[attr-defined]
 
 
 def _internal_name() -> bool:
@@ -208,6 +198,7 @@ HOST = Host(
         Shim(
             "accuracy",
             "accuracy() takes a view where today's torch needs a copy",
+            _orders_kept,
             _accuracy,
         ),
         Shim(

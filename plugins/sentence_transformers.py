@@ -26,11 +26,10 @@ from importlib import import_module
 from typing import Any
 
 import torch
-from torch import Tensor, distributed, nn
+from torch import Tensor, nn
 
 from counterpoint.hyper import nearest
 from counterpoint.objective import Objective, Sum, as_objective
-from counterpoint.plugins.lightly import couples_anchors
 
 COLUMNS = ("negatives", "views")
 LABELS = ("ids", "classes")
@@ -61,11 +60,9 @@ class ContrastiveLoss(nn.Module):
             those. ``views`` is SimCLR.
         labels: what a column ``label`` of integers means: ``ids`` (samples with the same one are never each other's
             negatives), ``classes`` (and are positives), or, by default, nothing.
-        gather_across_devices: compare each process's anchors with all processes' texts, gathered with
-            sentence-transformers' own function. Averaged over processes, as the trainer does, loss and gradient are
-            those of one process with the whole batch. Terms whose loss is no mean over anchors (``dp``, tracked
-            statistics), and pairings other than ``one_way``, are computed on the whole batch in every process. All
-            processes need equally many samples.
+        gather_across_devices: compare each process's anchors with all processes' texts, see
+            :mod:`counterpoint.distributed`. The loss is that of one process with the whole batch, and so is the
+            gradient, averaged over processes as the trainer does.
         log_terms: for a sum, return its weighted terms by name; the trainer logs each and adds them up. Losses
             that wrap another one, such as ``MatryoshkaLoss``, need the sum itself: ``False``.
 
@@ -130,26 +127,16 @@ class ContrastiveLoss(nn.Module):
 
     def _terms(self, embeddings: list[Tensor], labels: Tensor | None, **extra: Tensor) -> dict[str, Tensor]:
         """The loss of each term; ``extra`` are further views that an objective asks for, see ``Objective.forward``."""
-        how: dict[str, Any] = {}
+        views, how = self._views(embeddings)
+        how |= {"gather": self.gather_across_devices, **extra}
         if self.labels is not None:
             if labels is None:
                 raise ValueError(f"{type(self).__name__}: labels={self.labels!r} needs a dataset with a column label.")
             how["ids" if self.labels == "ids" else "labels"] = labels
-        everyone, plain = embeddings, False
-        if self.gather_across_devices and _processes() > 1:
-            util = import_module("sentence_transformers.util")
-            everyone = [util.all_gather_with_grad(column) for column in embeddings]
-            how = {k: util.all_gather(v) for k, v in how.items()}
-            plain = self.labels is None and (self.columns == "negatives" or len(embeddings) == 2)
-            plain = plain and not self.negative_weight
         terms: dict[str, Tensor] = {}
         for (_, part), term in zip(self.objective.terms(), self.terms, strict=True):
             pairing = self.pairing or ("one_way" if part.pairing == "views" else None)
-            if plain and pairing == "one_way" and not couples_anchors(term):
-                loss = self._own_anchors(term, embeddings, everyone)
-            else:
-                views, more = self._views(everyone)
-                loss = term(*views, pairing=pairing, **more, **how, **extra)
+            loss = term(*views, pairing=pairing, **how)
             name = str(term)
             terms[name] = terms[name] + loss if name in terms else loss
         return terms
@@ -158,16 +145,6 @@ class ContrastiveLoss(nn.Module):
         if self.columns == "views" or len(embeddings) == 2:
             return embeddings, {}
         return embeddings[:2], {"negatives": torch.stack(embeddings[2:], 1), "negative_weight": self.negative_weight}
-
-    def _own_anchors(self, term: nn.Module, embeddings: list[Tensor], everyone: list[Tensor]) -> Tensor:
-        """This process's anchors, among all processes' texts."""
-        anchors, positives = embeddings[:2]
-        size, rank = len(anchors), distributed.get_rank()
-        others = [torch.cat([everyone[1][: rank * size], everyone[1][(rank + 1) * size :]]), *everyone[2:]]
-        # every anchor sees all of these, so it does not matter whose they are
-        negatives = torch.cat(others).view(size, -1, anchors.shape[1])
-        loss: Tensor = term(anchors, positives, negatives=negatives, pairing="one_way")
-        return loss
 
     def get_config_dict(self) -> dict[str, Any]:
         """What the model card says of this loss."""
@@ -266,10 +243,6 @@ class CachedContrastiveLoss(ContrastiveLoss):
     def citation(self) -> str:
         paper = "Gao et al. 2021, scaling deep contrastive learning batch size under memory limited setup"
         return super().citation + f"\n{_entry('gradcache', paper)}"
-
-
-def _processes() -> int:
-    return distributed.get_world_size() if distributed.is_available() and distributed.is_initialized() else 1
 
 
 def _entry(name: str, paper: str) -> str:

@@ -43,7 +43,7 @@ from torch import Tensor, distributed, nn
 
 from counterpoint.objective import objective
 from counterpoint.plugins.host import HOST as OWN_LOSS
-from counterpoint.plugins.host import Host, Seam, SeamError, Shim, UnreachedError, one_way, refuse_mixed
+from counterpoint.plugins.host import Host, Seam, SeamError, Shim, UnreachedError, one_way, refuse
 from counterpoint.positives import ArCL
 
 VIEWS = "more than two are further passes over the same sentences; not with hard negatives, which are paired one_way"
@@ -142,8 +142,7 @@ def _of_whole_batch(loss: Tensor, gathered: bool) -> Tensor:
 def before(seam: Seam) -> None:
     """Checks what can be checked before a model is loaded, then :func:`use`."""
     if seam.spec != OWN_LOSS:
-        wanted = objective(seam.spec)
-        refuse_mixed(wanted, "simcse", "sentences cannot be averaged")
+        wanted = refuse(objective(seam.spec), "simcse", inputs="sentences cannot be moved a little, or averaged")
         if seam.views(wanted) == 2 and any(isinstance(part, ArCL) for part in wanted.modules()):
             seam.say("two views are a single pair of positives; --views M makes more")
     use(seam)

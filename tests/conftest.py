@@ -1,9 +1,21 @@
 import sys
 from pathlib import Path
 
+import pytest
 import torch
 
 # helpers beside the tests are imported by name; the repository root stays off the path
 sys.path.insert(0, str(Path(__file__).parent))
 
 torch.set_num_threads(1)
+
+
+@pytest.fixture(scope="session")
+def frames():
+    """Asked for by tests that draw frames of dm_control."""
+    try:
+        from counterpoint.integrations.control import environment
+
+        environment.check_frames()
+    except (ImportError, OSError) as error:
+        pytest.skip(str(error))

@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 import os
 import sys
+from dataclasses import replace
 
 import pytest
 
 import counterpoint as cp
 from counterpoint.hyper import Real
-from counterpoint.integrations.cli import main
+from counterpoint.integrations.cli import COMMANDS, main
+from counterpoint.integrations.runs import GridError
 
 
 def run(capsys, *words):
@@ -176,3 +178,19 @@ def test_a_reader_that_stops_is_no_error(capsys, monkeypatch):
         assert main(["objectives", "--json"]) == 0
     # closing has flushed what was left, without an error
     assert capsys.readouterr().err == ""
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "said"),
+    [
+        (KeyboardInterrupt(), 130, ""),
+        (GridError("1 of 2 runs failed: a (ValueError: b)", []), 2, "counterpoint report: 1 of 2 runs failed: a"),
+    ],
+)
+def test_what_ends_a_grid_ends_the_command_without_a_traceback(capsys, monkeypatch, error, code, said):
+    def stop(given):
+        raise error
+
+    monkeypatch.setitem(COMMANDS, "report", replace(COMMANDS["report"], run=stop))
+    assert main(["report", "runs"]) == code
+    assert capsys.readouterr().err.startswith(said)

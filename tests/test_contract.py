@@ -466,3 +466,20 @@ def test_learned_parameters_train():
     assert math.isclose(
         cp.objective(str(loss_fn)).parts[0].temperature.item(), loss_fn.parts[0].temperature.item(), rel_tol=1e-5
     )
+
+
+@pytest.mark.parametrize(
+    ("spec", "needs"),
+    [
+        ("infonce", set()),
+        ("mixnca", {"mixed"}),
+        ("robust", {"adversarial"}),
+        ("intcl", {"adversarial"}),
+        ("intcl:alpha=0", set()),
+        ("intnacl:base=both", {"adversarial", "mixed"}),
+        ("intnacl:base=mixnca,alpha=0", {"mixed"}),
+        ("infonce + 0.1*arcl(robust)", {"adversarial"}),
+    ],
+)
+def test_what_an_objective_needs_beside_views(spec, needs):
+    assert cp.objective(spec).needs == needs

@@ -148,9 +148,8 @@ def test_demo_leaves_pictures_and_one_file_of_results(tmp_path, monkeypatch, cap
     demo.main(["--quick", "--out", str(tmp_path)])
     printed = capsys.readouterr().out
     results = json.loads((tmp_path / "results.json").read_text())
-    assert list(results) == list(demo.STUDIES)
-    assert {"toy_clusters", "digits", "sentences"} <= set(results)
-    assert {"digits_pca.png", "three_bars.png", "nested_moons.png", "sentences.png"} < {
+    assert list(results) == list(demo.STUDIES) == ["toy_clusters", "digits", "graphs", "control", "sentences"]
+    assert {"sentences.png", "graphs.png", "digits_pca.png", "three_bars.png", "nested_moons.png"} < {
         path.name for path in tmp_path.iterdir()
     }
     assert [path.name for path in tmp_path.glob("*.json")] == ["results.json"]

@@ -12,6 +12,7 @@ import counterpoint
 
 ROOT = Path(__file__).resolve().parent.parent
 MODULES = ["counterpoint", *(f"counterpoint.{p.stem}" for p in (ROOT / "core").glob("*.py") if p.stem != "__init__")]
+MODULES += ["counterpoint.integrations.papers", "counterpoint.integrations.runs"]
 
 
 @pytest.mark.parametrize("name", MODULES)

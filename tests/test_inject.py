@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
+import re
 import subprocess
 import sys
 from importlib import metadata
@@ -285,8 +286,44 @@ def test_a_missing_package(launch, third):
     assert "pip install no_package_of_this_name" in found.err
 
 
-def test_entry_points_are_those_of_packages_that_are_installed():
-    assert inject.names()[: len(inject.BUILT_IN)] == list(inject.BUILT_IN)
+README = Path(__file__).parent.parent / "examples" / "existing_repos" / "README.md"
+TRAIN = """
+import torch
+
+def contrast(a, b):
+    a, b = (torch.nn.functional.normalize(z, dim=1) for z in (a, b))
+    return torch.nn.functional.cross_entropy(a @ b.T / 0.1, torch.arange(len(a)))
+
+if __name__ == "__main__":
+    torch.manual_seed(0)
+    for _ in range(3):
+        print(float(contrast(torch.randn(8, 4), torch.randn(8, 4))))
+"""
+
+
+def test_a_package_that_brings_a_host_and_an_objective(tmp_path):
+    """The package of the README, as pip would have installed it."""
+    module, table = re.findall(r"```(?:python|toml)\n(.*?)```", README.read_text(), re.S)
+    installed = tmp_path / "acme-1.0.dist-info"
+    installed.mkdir()
+    (installed / "METADATA").write_text("Metadata-Version: 2.1\nName: acme\nVersion: 1.0\n")
+    names = re.sub(r'\[project.entry-points."(.*?)"\]', r"[\1]", table).replace('"', "")
+    (installed / "entry_points.txt").write_text(names)
+    (tmp_path / "acme.py").write_text(module)
+    (tmp_path / "train.py").write_text(TRAIN)
+    command = [sys.executable, "-m", "counterpoint.plugins.inject", "acme", "--objective", "twice:t=0.1"]
+
+    def run(*options):
+        return subprocess.run([*command, *options, "--", "train.py"], cwd=tmp_path, capture_output=True, text=True)
+
+    done = run()
+    plain = subprocess.run([sys.executable, "train.py"], cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert "reached 3 times" in done.stderr
+    losses = [[float(line) for line in found.stdout.split()] for found in (done, plain)]
+    assert losses[0] == pytest.approx([2 * loss for loss in losses[1]], rel=1e-5)
+    assert "differ by at most" in run("--verify", "3").stderr
+    assert "acme: Acme's training scripts" in run("--list").stdout
 
 
 # ---- several processes -----------------------------------------------------------------------------
@@ -321,10 +358,15 @@ def test_spawned_processes_are_patched_and_counted(launch):
 
 
 def test_what_a_spawned_process_refuses_is_one_clear_message(launch):
-    found = launch("logits", "--objective", "robust", *ARGUMENTS, *site(SPAWN), script=SPAWN)
+    smoothed = SPAWN.replace("torch.arange(4))", "torch.arange(4), label_smoothing=0.1)")
+    found = launch("logits", "--objective", "hcl", *ARGUMENTS, *site(smoothed), script=smoothed)
     assert found.code == 2
-    assert found.err.splitlines()[-2].startswith("counterpoint: robust:t=0.5 cannot be computed here")
+    assert found.err.splitlines()[-2].startswith("counterpoint: logits: class weights and label smoothing")
     assert "Traceback" not in found.err
+
+
+def test_what_was_replaced_is_said_once_not_by_every_process(launch):
+    assert launch("logits", *ARGUMENTS, *site(SPAWN), script=SPAWN).err.count("replaced cross entropy") == 1
 
 
 @pytest.mark.skipif(importlib.util.find_spec("torch.distributed.run") is None, reason="torch without torchrun")

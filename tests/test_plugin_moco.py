@@ -158,7 +158,6 @@ def clone(tmp_path, monkeypatch):
     monkeypatch.setattr(sys, "argv", [])
     monkeypatch.setattr(sys, "path", [*sys.path])
     monkeypatch.setitem(sys.modules, "__main__", sys.modules["__main__"])
-    monkeypatch.setattr(moco, "_accuracy_fails", False)
     yield tmp_path
     forget("main_moco", "main_lincls", "moco", "moco.builder", "deeplearning")
 
@@ -177,7 +176,6 @@ def test_host_trains_to_the_same_weights(clone, monkeypatch):
     # what the accuracy shim is for: without it, the script stops here
     monkeypatch.syspath_prepend(clone)
     monkeypatch.setattr(sys, "argv", ["main_moco.py", "data", "--moco-t", "0.2"])
-    moco._accuracy()
     lenient = moco._reshaping(runpy.run_path("main_moco.py")["accuracy"])
     source = (clone / "main_moco.py").read_text()
     (clone / "plain.py").write_text(source.replace("        accuracy(", "        0 and accuracy("))
@@ -326,13 +324,12 @@ def test_the_real_host(monkeypatch, tmp_path):
     monkeypatch.setattr(torch.Tensor, "cuda", lambda self, *_: self)
     monkeypatch.syspath_prepend(folder)
     monkeypatch.setattr(sys, "argv", [str(folder / "main_moco.py")])
-    monkeypatch.setattr(moco, "_accuracy_fails", False)
     torch.distributed.init_process_group("gloo", init_method=f"file://{tmp_path}/rendezvous", world_size=1, rank=0)
     try:
         seam = Seam("hcl:t=0.3", verify=4)
-        inject.install(moco.HOST, seam)
+        finish = inject.install(moco.HOST, seam)
         script = importlib.import_module("main_moco")
-        moco.after(seam, script)
+        finish(script)
         torch.manual_seed(0)
         model = script.__dict__["moco"].builder.MoCo(Encoder, 8, 24, 0.99, 0.2).double()
         loader = [(list(torch.randn(2, 6, 12, dtype=torch.float64)), None) for _ in range(6)]

@@ -7,18 +7,20 @@ import json
 import os
 import sys
 from collections.abc import Iterable
+from itertools import product
 from pathlib import Path
 from statistics import mean, stdev
 from typing import Any
 
-from counterpoint.integrations import papers, runs
+from counterpoint.integrations import runs
 from counterpoint.integrations.graph import training
 from counterpoint.integrations.graph.augment import AUGMENTATIONS
-from counterpoint.integrations.graph.data import FEATURES, GraphSet, bag_of_nodes, load
+from counterpoint.integrations.graph.data import FEATURES, GraphSet, bag_of_nodes
 from counterpoint.integrations.graph.evaluation import PROBES, evaluate
 from counterpoint.integrations.graph.model import embed
 from counterpoint.integrations.graph.presets import PRESETS, preset
 from counterpoint.integrations.graph.training import BAG, DEFAULTS, PARTS, PROTOCOLS, UNTRAINED
+from counterpoint.integrations.report import RENDER, summarise
 from counterpoint.integrations.runs import Run
 from counterpoint.pairing import PAIRINGS
 
@@ -74,21 +76,8 @@ def train_command(given: argparse.Namespace) -> int:
     except runs.GridError as error:
         print(f"counterpoint train graph: {error}", file=sys.stderr)
         done, code = error.runs, 1
-    found = [
-        {**run.arguments, "name": run.name, "accuracy": run.result["accuracy"], "folder": str(run.path)}
-        for run in done
-        if run.result
-    ]
-    if given.json:
-        print(json.dumps(found, indent=1))
-        return code
-    for dataset in given.dataset:
-        rows: dict[str, list[float]] = {}
-        for one in found:
-            if one["dataset"] == dataset:
-                rows.setdefault(one["name"], []).append(one["accuracy"])
-        print("\n".join(table(f"{dataset}, accuracy in %", rows, dataset)))
-    print(f"runs are in {given.out}")
+    if finished := [run for run in done if run.done]:
+        print(RENDER["json" if given.json else "terminal"](summarise(finished)))
     return code
 
 
@@ -108,15 +97,17 @@ def eval_command(given: argparse.Namespace) -> int:
     _use(given.data)
     if given.seeds < 1:
         raise ValueError(f"--seeds must be at least 1, got {given.seeds}")
-    found: list[dict[str, Any]] = []
+    embeddings: dict[tuple[str, str, str], tuple[GraphSet, Any]] = {}
     for run in _finished(given.runs):
-        data = load(given.dataset or run.arguments["dataset"], run.arguments["features"])
-        for name, z in _embeddings(run, data).items():
-            for probe in given.probe:
-                for seed in range(given.seeds):
-                    result = evaluate(z, data.y, probe, given.folds, seed)
-                    one = {"dataset": data.name, "name": name, "probe": probe, "seed": seed, "folds": result.folds}
-                    found.append({**one, "run": str(run.path), "accuracy": result.accuracy})
+        data = training.loaded(given.dataset or run.arguments["dataset"], run.arguments["features"])
+        for (name, which), z in _embeddings(run, data).items():
+            embeddings[data.name, name, which] = data, z  # runs share what needs no training
+    found: list[dict[str, Any]] = []
+    for (dataset, name, which), (data, z) in runs.track(embeddings.items(), "evaluated", len(embeddings)):
+        for probe, seed in product(given.probe, range(given.seeds)):
+            result = evaluate(z, data.y, probe, given.folds, seed)
+            one = {"dataset": dataset, "name": name, "which": which, "probe": probe, "seed": seed}
+            found.append({**one, "accuracy": result.accuracy, "folds": result.folds})
     if given.json:
         print(json.dumps(found, indent=1))
         return 0
@@ -125,7 +116,11 @@ def eval_command(given: argparse.Namespace) -> int:
         for one in found:
             if (one["dataset"], one["probe"]) == (dataset, probe):
                 rows.setdefault(one["name"], []).append(one["accuracy"])
-        print("\n".join(table(f"{dataset}, {probe}, accuracy in %", rows, dataset)))
+        width = max(map(len, rows))
+        print(f"{dataset}, {probe}: accuracy in %, and over how many encoders and draws of folds")
+        for name, values in rows.items():
+            spread = f" ± {stdev(values):.2f}" if len(values) > 1 else ""
+            print(f"  {name:{width}}  {mean(values):6.2f}{spread} ({len(values)})")
     return 0
 
 
@@ -139,31 +134,23 @@ def _finished(folders: Iterable[Path]) -> list[Run]:
     return found
 
 
-def _embeddings(run: Run, data: GraphSet) -> dict[str, Any]:
-    """Of a run's encoder, of the same one untrained, and of none at all."""
+def _embeddings(run: Run, data: GraphSet) -> dict[tuple[str, str], Any]:
+    """Of a run's encoder, of the same one untrained, and of none at all, by name and by what makes them different."""
     try:
         model = training.build(run.arguments, data)
         start = embed(model.encoder, data)
-        state = run.load()
-        if state is None:
+        if (state := run.load()) is None:
             raise ValueError(f"{run.path}: it has no checkpoint")
         model.load_state_dict(state["model"])
     except RuntimeError as error:
         message = f"{run.path}: trained on {run.arguments['dataset']}, its encoder does not fit {data.name}"
         raise ValueError(message) from error
-    return {BAG: bag_of_nodes(data), UNTRAINED: start, run.name: embed(model.encoder, data)}
-
-
-def table(title: str, rows: dict[str, list[float]], dataset: str) -> list[str]:
-    """Mean and standard deviation of each row over its runs, and what a paper has for the data set."""
-    width = max(map(len, (title, *rows)))
-    lines = [title]
-    for name, values in rows.items():
-        spread = f" +- {stdev(values):4.2f}" if len(values) > 1 else ""
-        lines.append(f"  {name:{width}}  {mean(values):6.2f}{spread}  ({len(values)})")
-    for name, (value, sd) in papers.numbers("graph", dataset).items():
-        lines.append(f"  {'paper: ' + name:{width}}  {value:6.2f} +- {sd:4.2f}")
-    return lines
+    like = {name: run.arguments[name] for name in ("seed", "layers", "hidden", "features")}
+    return {
+        (BAG, like["features"]): bag_of_nodes(data),
+        (UNTRAINED, json.dumps(like)): start,
+        (run.name, str(run.path)): embed(model.encoder, data),
+    }
 
 
 def _use(data: Path | None) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from copy import copy
 from typing import Any
 
 import torch
@@ -98,7 +99,7 @@ class Pretraining(nn.Module):
         original: whether the first view is the graph as it is.
         epsilon: size of the adversarial step, > 0.
         mixed: number of mixed views, at least 1.
-        generator: where the random numbers of mixing come from.
+        generator: where the random numbers of mixing come from, on the CPU.
     """
 
     def __init__(
@@ -140,7 +141,7 @@ class Pretraining(nn.Module):
             raise ValueError(f"a batch of {batch.num_graphs} graph has nothing to compare with: at least 2 are needed.")
         device = self.head[0].weight.device
         views = [batch] * self.original + [augment(batch) for augment in self.augment]
-        views = [view.to(device) for view in views]
+        views = [copy(view).to(device) for view in views]  # PyG moves what it is called on
         projected = [self.project(view) for view in views]
         loss: Tensor = self.criterion(*projected, **self._extra(views[-1], projected))
         return loss
@@ -152,7 +153,9 @@ class Pretraining(nn.Module):
             extra["adversarial"] = encode(cp.views.attack(encode, anchor, view.x, self.epsilon))
         if mixing := _has(objective, (MixNCA,)):
             count = min(self.mixed, len(projected[0]) - 1)
-            extra["mixed"] = cp.views.mix(projected[-1], float(mixing.lam), count, self.generator)
+            # a generator of the CPU draws nothing on a device
+            source = self.generator if projected[-1].device.type == "cpu" else None
+            extra["mixed"] = cp.views.mix(projected[-1], float(mixing.lam), count, source)
         return extra
 
 

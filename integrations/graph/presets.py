@@ -5,18 +5,19 @@ from __future__ import annotations
 from typing import Any
 
 from counterpoint.hyper import nearest
+from counterpoint.integrations.papers import paper_settings
 
-# ADNCE, Table 9, and the augmentations of its published commands; for COLLAB these have mu=0.3, for IMDB-BINARY
-# t=0.55, which is not in the table's own range
-ADNCE: dict[str, tuple[float, float, float, str]] = {
-    "NCI1": (0.05, 0.7, 1.0, "random3"),
-    "PROTEINS": (0.05, 1.5, 1.0, "random4"),
-    "DD": (0.2, 0.2, 1.0, "random2"),
-    "MUTAG": (0.15, 0.7, 1.0, "random2"),
-    "COLLAB": (0.1, 0.2, 1.0, "random4"),
-    "REDDIT-BINARY": (0.15, 0.3, 1.0, "random2"),
-    "REDDIT-MULTI-5K": (0.15, 0.8, 1.0, "random2"),
-    "IMDB-BINARY": (0.5, 0.7, 1.0, "random2"),
+# ADNCE's published commands; t, mu and sigma are in its Table 9 (for COLLAB the commands have mu=0.3, for IMDB-BINARY
+# t=0.55, which is not in the table's own range)
+AUGMENT = {
+    "NCI1": "random3",
+    "PROTEINS": "random4",
+    "DD": "random2",
+    "MUTAG": "random2",
+    "COLLAB": "random4",
+    "REDDIT-BINARY": "random2",
+    "REDDIT-MULTI-5K": "random2",
+    "IMDB-BINARY": "random2",
 }
 PRESETS = ("graphcl", "adnce")
 
@@ -31,10 +32,9 @@ def preset(name: str, dataset: str) -> tuple[str, dict[str, Any]]:
     """
     if name not in PRESETS:
         raise ValueError(f"preset: unknown preset {name!r}.{nearest(str(name), PRESETS)}")
-    augment = ADNCE[dataset][3] if dataset in ADNCE else "random2"
+    settings = {"augment": AUGMENT.get(dataset, "random2")}
     if name == "graphcl":
-        return "infonce:t=0.2,denominator=negatives", {"augment": augment}
-    if dataset not in ADNCE:
-        raise ValueError(f"preset adnce: the paper has no settings for {dataset!r}.{nearest(dataset, ADNCE)}")
-    t, mu, sigma, _ = ADNCE[dataset]
-    return f"adnce:t={t},mu={mu},sigma={sigma},denominator=mean", {"augment": augment}
+        return "infonce:t=0.2,denominator=negatives", settings
+    if (known := paper_settings("graph", dataset)) is None:
+        raise ValueError(f"preset adnce: the paper has no settings for {dataset!r}.{nearest(dataset, AUGMENT)}")
+    return "adnce:t={t},mu={mu},sigma={sigma},denominator=mean".format(**known), settings

@@ -152,13 +152,14 @@ def build(arguments: dict[str, Any], data: GraphSet) -> Pretraining:
 
 
 @lru_cache(maxsize=2)
-def _loaded(dataset: str, features: str) -> GraphSet:
+def loaded(dataset: str, features: str) -> GraphSet:
+    """As :func:`load`, read once per process."""
     return load(dataset, features)
 
 
 def prepared(arguments: dict[str, Any]) -> tuple[GraphSet, Any, Any]:
     """A cell's graphs, the numbers of those whose classes are used, and these classes, checked."""
-    data = _loaded(arguments["dataset"], arguments["features"])
+    data = loaded(arguments["dataset"], arguments["features"])
     rows = part(data, arguments["part"])
     y = data.y[rows].numpy()
     checked(y.reshape(-1, 1), y, arguments["folds"])
@@ -183,8 +184,9 @@ def train(run: Run) -> None:
         found = evaluate(embed(model.encoder, data)[rows], y, given["probe"], given["folds"], given["seed"])
         return {"accuracy": found.accuracy, **{f"fold{k}": one for k, one in enumerate(found.folds)}}
 
-    pretrain(model, data, given["epochs"], given["batch"], given["lr"], given["seed"], run, look)
-    if given["epochs"] == 0:
+    if given["epochs"]:
+        pretrain(model, data, given["epochs"], given["batch"], given["lr"], given["seed"], run, look)
+    else:
         run.log(0, **look(0))
         run.save({"model": model.state_dict()}, 0)
     looks = [line for line in run.metrics() if "accuracy" in line]

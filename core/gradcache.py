@@ -1,0 +1,232 @@
+"""Large batches through an encoder whose activations would not fit: a gradient cache.
+
+A contrastive loss needs the embeddings of the whole batch at once, but not the activations behind them. So the encoder
+sees the batch in chunks and keeps nothing of them but the embeddings. When the loss has told what each embedding's
+gradient is, the chunks are encoded again, one at a time, and take it on to the parameters.
+
+Paper: Gao et al. 2021, scaling deep contrastive learning batch size under memory limited setup.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.checkpoint import get_device_states, set_device_states
+
+from counterpoint import checks
+
+
+def gradcache(
+    encoder: Callable[..., Any], inputs: Any, chunk: int, output: Callable[[Any], Tensor] | None = None
+) -> Tensor:
+    """``encoder(inputs)``, with the activations of only ``chunk`` samples in memory at a time.
+
+    All else in a training step stays what it was, whatever the objective, the number of views and of encoders,
+    gradient scaler, Accelerate or Lightning::
+
+        z1, z2 = (cp.gradcache(encoder, x, chunk=64) for x in (x1, x2))
+        loss = loss_fn(z1, z2, gather=True)
+        loss.backward()
+
+    Loss and gradients are those of one pass: when a chunk is encoded again, the random numbers (dropout) and the
+    autocast mode of its first time are in force. The exception is batch normalisation, which sees a chunk where it
+    would see the batch, and updates its running averages twice.
+
+    *Cost*: one more forward pass of the encoder, about a third more time. *Memory*: the activations of one chunk, and
+    the embeddings. The similarities are the objective's business.
+
+    *DistributedDataParallel*: give the wrapped module itself, not a function around it. Gradients are averaged once,
+    after the last chunk, and processes may have different numbers of chunks.
+
+    Gradients cannot be differentiated again. An encoder's own activation checkpointing must be the non-reentrant kind.
+
+    Args:
+        encoder: a module or function that makes a row of its output from each row of its input.
+        inputs: what it gets: a tensor, a list or tuple (its arguments by position), or a mapping such as a tokenizer's
+            ``BatchEncoding`` (its arguments by name). Tensors have a row per sample; anything else goes to every chunk.
+        chunk: samples that are encoded at a time, at least 1. As many as fit are fastest.
+        output: picks the embeddings from what the encoder returns, such as
+            ``lambda out: out.last_hidden_state[:, 0]``.
+
+    Returns:
+        The embeddings, ``(samples, ...)``.
+
+    >>> import torch, counterpoint as cp
+    >>> encoder, x = torch.nn.Linear(8, 4), torch.randn(6, 8)
+    >>> torch.allclose(cp.gradcache(encoder, x, chunk=2), encoder(x))
+    True
+    """
+    if not isinstance(chunk, int) or isinstance(chunk, bool) or chunk < 1:
+        raise ValueError(f"gradcache: chunk must be a whole number of at least 1, got {chunk!r}.")
+    ddp = encoder if isinstance(encoder, DistributedDataParallel) else None
+    if ddp is not None and ddp.static_graph:
+        raise ValueError("gradcache: DistributedDataParallel(static_graph=True) cannot average over chunks.")
+    bare = encoder if ddp is None else ddp.module
+    given = _Inputs(inputs)
+    if not torch.is_grad_enabled():
+        return torch.cat([_embed(bare, part, output) for part in given.chunks(chunk)])
+    trained: dict[int, Tensor] = {}
+    passes, rows = [], []
+    # the wrapper prepares its averaging when it is called, which is to happen once
+    call: Callable[..., Any] = encoder
+    for part in given.chunks(chunk):
+        states = _States(given.devices(bare))
+        z = _embed(call, part, output)
+        trained.update({id(x): x for x in leaves([z]) if not any(x is own for own in part.trained)})
+        passes.append((part, states))
+        rows.append(z.detach())
+        call = bare
+    replay = _Replay(bare, output, passes, len(given.trained))
+    tensors = [*given.trained, *trained.values()]
+    return _Cached.apply(replay, torch.cat(rows), *tensors)  # type: ignore[no-any-return]
+
+
+class _Inputs:
+    """Arguments by position and by name, whose tensors have a row per sample."""
+
+    def __init__(self, inputs: Any, trained: Sequence[Tensor] = ()) -> None:
+        self.named = dict(inputs) if isinstance(inputs, Mapping) else {}
+        self.args = [] if self.named else list(inputs) if isinstance(inputs, (list, tuple)) else [inputs]
+        tensors = {k: x for k, x in self.items() if isinstance(x, Tensor) and x.dim()}
+        if not tensors:
+            kinds = ", ".join(type(x).__name__ for _, x in self.items()) or "nothing"
+            raise TypeError(f"gradcache: expected tensors with a row per sample, got {kinds}.")
+        rows = {k: len(x) for k, x in tensors.items()}
+        if len(set(rows.values())) > 1 or 0 in rows.values():
+            told = ", ".join(f"{n} in {k}" for k, n in rows.items())
+            raise ValueError(f"gradcache: expected the same number of rows in all tensors, at least 1, got {told}.")
+        self.rows = next(iter(rows.values()))
+        self.tensors = list(tensors.values())
+        self.trained = [x for x in self.tensors if x.requires_grad]
+
+    def items(self) -> Iterator[tuple[str, Any]]:
+        yield from ((f"input {i}", x) for i, x in enumerate(self.args, 1))
+        yield from self.named.items()
+
+    def devices(self, encoder: Any) -> set[torch.device]:
+        """Where random numbers may be drawn."""
+        found = {x.device for x in self.tensors}
+        if isinstance(encoder, nn.Module):
+            found |= {p.device for p in encoder.parameters()}
+        return found
+
+    def chunks(self, size: int) -> Iterator[_Inputs]:
+        for start in range(0, self.rows, size):
+
+            def cut(x: Any, rows: slice = slice(start, start + size)) -> Any:
+                if not isinstance(x, Tensor) or not x.dim():
+                    return x
+                return x[rows].detach().requires_grad_(x.requires_grad)
+
+            yield _Inputs({k: cut(x) for k, x in self.named.items()} if self.named else [cut(x) for x in self.args])
+
+
+def _embed(encoder: Callable[..., Any], part: _Inputs, output: Callable[[Any], Tensor] | None) -> Tensor:
+    found = encoder(*part.args, **part.named)
+    found = found if output is None else output(found)
+    if not isinstance(found, Tensor):
+        raise TypeError(
+            f"gradcache: expected a tensor of embeddings from the encoder, got {type(found).__name__}: "
+            "give output=, a function that picks them."
+        )
+    if found.dim() < 2 or len(found) != part.rows:
+        raise ValueError(f"gradcache: expected a row for each of {part.rows} inputs, got shape {checks.shape(found)}.")
+    return found
+
+
+class _States:
+    """Random number generators and autocast modes as they are now."""
+
+    def __init__(self, devices: set[torch.device]) -> None:
+        self.cpu = torch.get_rng_state()
+        kinds = {device.type for device in devices} - {"cpu"}
+        self.kind = min(kinds, default="cuda")
+        self.devices, self.states = get_device_states(*(torch.empty(0, device=device) for device in devices))
+        self.modes = [_mode(kind) for kind in (*kinds, "cpu")]
+
+    @contextmanager
+    def restored(self) -> Iterator[None]:
+        """As they were; afterwards as if nothing had happened."""
+        with ExitStack() as stack:
+            stack.enter_context(torch.random.fork_rng(self.devices, device_type=self.kind))
+            torch.set_rng_state(self.cpu)
+            if self.devices:
+                set_device_states(self.devices, self.states)
+            for mode in self.modes:
+                stack.enter_context(torch.autocast(**mode))
+            yield
+
+
+def _mode(kind: str) -> dict[str, Any]:
+    if hasattr(torch, "get_autocast_dtype"):
+        enabled, dtype = torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind)
+    elif kind == "cpu":
+        enabled, dtype = torch.is_autocast_cpu_enabled(), torch.get_autocast_cpu_dtype()
+    else:
+        enabled, dtype = torch.is_autocast_enabled(), torch.get_autocast_gpu_dtype()
+    return {"device_type": kind, "enabled": enabled, "dtype": dtype, "cache_enabled": torch.is_autocast_cache_enabled()}
+
+
+@dataclass
+class _Replay:
+    """What it takes to encode chunks again."""
+
+    encoder: Callable[..., Any]
+    output: Callable[[Any], Tensor] | None
+    passes: list[tuple[_Inputs, _States]]
+    inputs: int
+
+
+class _Cached(torch.autograd.Function):
+    """Embeddings that are there already; backwards, the encoder's own gradient, chunk by chunk.
+
+    The parameters are arguments, so that each gets its gradient once, whoever asks for it: an optimiser's field, hooks
+    or ``torch.autograd.grad``.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, replay: _Replay, z: Tensor, *tensors: Tensor) -> Tensor:
+        ctx.replay = replay
+        ctx.save_for_backward(*tensors)
+        return z.view_as(z)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        replay, tensors = ctx.replay, ctx.saved_tensors
+        params = tensors[replay.inputs :]
+        inputs: list[list[Tensor]] = [[] for _ in range(replay.inputs)]
+        totals: list[Tensor | None] = [None] * len(params)
+        for (part, states), given in zip(replay.passes, grad.split([p.rows for p, _ in replay.passes]), strict=True):
+            with states.restored(), torch.enable_grad():
+                z = _embed(replay.encoder, part, replay.output)
+            found = torch.autograd.grad(z, [*part.trained, *params], given, allow_unused=True)
+            for own, x, g in zip(inputs, part.trained, found, strict=False):
+                own.append(torch.zeros_like(x) if g is None else g)
+            for i, g in enumerate(found[replay.inputs :]):
+                if g is not None:  # not in place: parameters may share one gradient
+                    total = totals[i]
+                    totals[i] = g if total is None else total + g
+        return None, None, *map(torch.cat, inputs), *totals
+
+
+def leaves(tensors: Sequence[Tensor]) -> list[Tensor]:
+    """The parameters that tensors were computed from."""
+    found: dict[int, Tensor] = {}
+    left = [x.grad_fn for x in tensors if x.grad_fn is not None]
+    seen = set(left)
+    while left:
+        node = left.pop()
+        if hasattr(node, "variable"):
+            found[id(node.variable)] = node.variable
+        new = {n for n, _ in node.next_functions if n is not None} - seen
+        seen |= new
+        left += new
+    return list(found.values())

@@ -1,0 +1,168 @@
+"""CURL with other objectives on dm_control: what do encoders learn from frames, and what do agents make of it?
+
+`smoke` and `small` need no GPU. They judge representations: frames of short random episodes, an encoder trained without
+rewards by each objective, and a linear map from its features to the simulator's state, judged by R^2 on episodes that
+nothing was fitted to. Beside them stand the pixels' principal components and the untrained encoder. Frames have 64 x 64
+pixels there, and encoders 16 channels, to fit two cores.
+
+`paper` trains agents as CURL does, 100,000 steps of each of six tasks, with LMCL's Table 5 beside. That is hours of a
+GPU; the runs can be interrupted, and the same command goes on.
+
+All objectives get the same batches, crops, steps and seeds. Those that expect cosines get cosines; CURL's own loss gets
+its bilinear scores, and InfoNCE on cosines stands between the two, to tell the scores' part from the objective's.
+
+examples:
+  python examples/curl_dmc.py --size smoke                     one task, a minute
+  python examples/curl_dmc.py --size small --jobs 2            six tasks, ten rows, three seeds
+  python examples/curl_dmc.py --size small --tasks walker-walk --objectives "infonce:t=1" "adnce:t=0.5"
+  python examples/curl_dmc.py --size paper --device cuda --tasks cartpole-swingup
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import multiprocessing
+import sys
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from counterpoint.integrations import report, runs
+
+BASELINE = "infonce:t=1"  # CURL
+COSINE = "infonce:t=0.2"
+OBJECTIVES = (
+    BASELINE,
+    f"{BASELINE} + 0.1*dp",
+    COSINE,
+    "dcl:t=0.2",
+    "dcl:t=0.2 + 0.1*dp",
+    "hcl:t=0.2",
+    "hcl:t=0.2 + 0.1*dp",
+    "adnce:t=0.2",
+    f"arcl({BASELINE}):views=4",
+)
+SIZES: dict[str, dict[str, Any]] = {
+    "smoke": {
+        "tasks": ("cartpole-swingup",),
+        "objectives": (BASELINE, COSINE, "adnce:t=0.2"),
+        "seeds": 2,
+        "settings": {"episodes": 40, "length": 20, "updates": 100},
+    },
+    "small": {"tasks": None, "objectives": OBJECTIVES, "seeds": 3, "settings": {}},
+    "paper": {"tasks": None, "objectives": OBJECTIVES, "seeds": 3, "settings": {"steps": 100_000}},
+}
+
+
+def run(
+    size: str = "smoke",
+    tasks: Sequence[str] | None = None,
+    objectives: Sequence[str] | None = None,
+    seeds: int | None = None,
+    out: str | Path = "curl_dmc",
+    jobs: int = 1,
+    device: str = "cpu",
+    progress: bool = True,
+    **changes: Any,
+) -> dict[str, Any]:
+    """Trains and judges; tables, pictures and runs go to ``out``. Where nothing can draw frames, says so instead.
+
+    Returns:
+        The report as plain JSON, or ``{"skipped": why}``.
+    """
+    try:
+        from counterpoint.integrations.control import environment, representation, training
+
+        environment.check_frames()
+    except (ImportError, OSError) as error:
+        return {"skipped": str(error)}
+    preset = SIZES[size]
+    tasks = list(tasks or preset["tasks"] or environment.CURL_TASKS)
+    specs, count = list(objectives or preset["objectives"]), seeds or preset["seeds"]
+    if count < 1:
+        raise ValueError(f"seeds must be at least 1, got {count}")
+    settings, folder = {**preset["settings"], "device": device, **changes}, Path(out)
+    module: Any = training if size == "paper" else representation
+    cells = []
+    for task in tasks:
+        for seed in range(count):
+            for spec in specs:
+                scores = {"scores": "cosine"} if spec == COSINE else {}
+                cells.append(module.cell(task, spec, seed, **{**settings, **scores}))
+            if size != "paper":
+                for label in (representation.PCA, representation.UNTRAINED):
+                    cells.append(module.cell(task, None, seed, **settings, label=label))
+    train: Any = training.train
+    if size != "paper":
+        cache = folder / "frames"
+        train = partial(representation.train, cache=cache)
+        draw_episodes(simulate(tasks, cells[0], cache, jobs), folder / "curl_dmc_frames.png")
+    done = runs.run_grid(train, cells, folder / "runs", jobs=jobs, progress=progress)
+    found = report.summarise(done, baseline=specs[0])
+    for _ in report.write(found, folder):
+        pass
+    return {"table": report.terminal(found), **report.plain(found)}
+
+
+def simulate(tasks: Sequence[str], cell: dict[str, Any], cache: Path, jobs: int) -> dict[str, Any]:
+    """The episodes of every task, from the cache or simulated now."""
+    from counterpoint.integrations.control.representation import collect
+
+    how = {"episodes": cell["episodes"], "length": cell["length"], "size": cell["settings"]["size"]}
+    make = partial(collect, cache, **how)
+    if jobs > 1 and len(tasks) > 1:
+        with multiprocessing.get_context("spawn").Pool(jobs) as pool:  # each task's frames once, before the grid
+            pool.map(make, tasks, chunksize=1)
+    return {task: make(task) for task in tasks}
+
+
+def draw_episodes(found: dict[str, Any], path: Path) -> None:
+    """A few frames of one episode per task."""
+    from matplotlib.figure import Figure
+
+    shown = 6
+    figure = Figure(figsize=(1.6 * shown, 1.8 * len(found)), layout="constrained")
+    for row, (task, data) in zip(figure.subplots(len(found), shown, squeeze=False), found.items(), strict=True):
+        frames = data.frames[0]
+        for axes, at in zip(row, range(0, len(frames), max(1, len(frames) // shown)), strict=False):
+            axes.imshow(frames[at].movedim(0, -1).numpy())
+            axes.set_title(f"{task}, {at}" if at == 0 else str(at), fontsize=8)
+        for axes in row:
+            axes.axis("off")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, dpi=120)
+
+
+def table(result: dict[str, Any]) -> str:
+    """The result in words."""
+    if "skipped" in result:
+        return f"skipped, as no frames can be drawn: {result['skipped']}"
+    return str(result["table"])
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    add = parser.add_argument
+    add("--size", choices=SIZES, default="smoke", help="how much is done (%(default)s)")
+    add("--tasks", nargs="+", metavar="NAME", help="of dm_control's suite; by default the size's")
+    add("--objectives", nargs="+", metavar="SPEC", help="by default the size's")
+    add("--seeds", type=int, metavar="N", help="by default the size's")
+    add("--out", type=Path, default=Path("curl_dmc"), metavar="FOLDER", help="tables, pictures, runs (%(default)s)")
+    add("--jobs", type=int, default=1, metavar="N", help="runs at a time (%(default)s)")
+    add("--device", default="cpu", help="(%(default)s)")
+    add("--json", action="store_true", help="print JSON")
+    given = vars(parser.parse_args(argv))
+    as_json = given.pop("json")
+    try:
+        result = run(**given, progress=not as_json)
+    except (OSError, ValueError, runs.GridError) as error:
+        print(f"{parser.prog}: error: {error}", file=sys.stderr)
+        return 2
+    print(json.dumps({k: v for k, v in result.items() if k != "table"}, indent=1) if as_json else table(result))
+    return 1 if "skipped" in result else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,155 @@
+"""Six kinds of random graphs, told apart without labels: GraphCL's encoder, trained with any objectives you name.
+
+The graphs are made by networkx, of like size and density, a tenth of their edges rewired: uniform, preferential
+attachment, the same with triangles, small world, communities, geometric. GIN learns from pairs of a graph and an
+augmented copy (nodes dropped, or a subgraph); a linear SVM then gets its embeddings, in three-fold cross-validation.
+A seed fixes the start, the batches, the views and the folds for every objective alike, so differences are paired.
+
+The floor: chance, counts of degrees, and the encoder untrained. This data set is easy on purpose; for a comparison that
+means something see graphcl_tu.py.
+
+examples:
+  python examples/graphs.py                                   four objectives, three seeds, half a minute
+  python examples/graphs.py --seeds 5 --objectives "infonce:t=0.2" "dcl:t=0.2" --out graphs/
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import networkx
+import numpy as np
+from digits import COLOURS, compare, show_progress
+from matplotlib.figure import Figure
+from sklearn.decomposition import PCA
+from sklearn.preprocessing import StandardScaler, normalize
+from threadpoolctl import threadpool_limits
+
+from counterpoint.integrations import graph
+from counterpoint.integrations.graph.training import BAG, UNTRAINED, build, cell
+
+KINDS = ["uniform", "preferential", "with triangles", "small world", "communities", "geometric"]
+CHANCE, FOLDS = 100 / len(KINDS), 3
+OBJECTIVES = [
+    "infonce:t=0.2,denominator=negatives",
+    "adnce:t=0.2,mu=0.7,denominator=negatives",
+    "hcl:t=0.2,denominator=negatives",
+    "arcl(infonce:t=0.2,denominator=negatives):views=4",
+]
+
+
+@threadpool_limits.wrap(limits=1)  # matrices this small only lose by being shared between cores
+def run(
+    objectives: Sequence[str] = tuple(OBJECTIVES),
+    seeds: int = 3,
+    epochs: int = 15,
+    graphs: int = 240,
+    out: str | Path | None = None,
+    progress: bool = True,
+) -> dict[str, Any]:
+    """Trains and evaluates every objective with the seeds `0 ... seeds - 1`; the picture goes to `out`."""
+    arguments = {k: v for k, v in locals().items() if k not in ("out", "progress")}
+    if seeds < 2:
+        raise ValueError(f"seeds must be at least 2, got {seeds}")
+    data = graph.demo(graphs)
+    y, found = data.y.numpy(), {name: [] for name in (BAG, UNTRAINED, *objectives)}
+    first: dict[str, np.ndarray] = {}
+    for seed in range(seeds):
+        for number, name in enumerate(found):
+            if name == BAG:
+                z = graph.bag_of_nodes(data)
+            else:
+                model = build(cell("demo", name if name in objectives else None, seed), data)
+                if name in objectives:
+                    graph.pretrain(model, data, epochs, seed=seed)
+                z = graph.embed(model.encoder, data)
+            first.setdefault(name, z)
+            found[name].append(graph.evaluate(z, y, folds=FOLDS, seed=seed).accuracy)
+            if progress:
+                show_progress(seed * len(found) + number + 1, seeds * len(found), "graphs")
+    summary = {
+        name: {
+            "mean": float(np.mean(values)),
+            "sd": float(np.std(values, ddof=1)),
+            "values": values,
+            "vs_untrained": None if name == UNTRAINED else compare(found[UNTRAINED], values),
+        }
+        for name, values in found.items()
+    }
+    result = {"arguments": arguments, "summary": summary}
+    if out is not None:
+        draw(Path(out), data, result, first)
+    return result
+
+
+def report(result: dict[str, Any]) -> str:
+    """The table, and under it what its statistics allow to say."""
+    width = max(map(len, result["summary"]))
+    lines = [
+        f"{f'accuracy, % (SVM, {FOLDS} folds)':{width}}  {'':12}  minus untrained, 95%",
+        f"{'chance':{width}}  {CHANCE:5.1f}",
+    ]
+    higher = []
+    for name, row in result["summary"].items():
+        versus, gap = row["vs_untrained"], ""
+        if versus is not None:
+            gap = "{difference:+5.1f} [{low:+.1f}, {high:+.1f}]".format(**versus)
+            higher += [name] * (versus["low"] > 0 and name in result["arguments"]["objectives"])
+        lines.append(f"{name:{width}}  {row['mean']:5.1f} +- {row['sd']:3.1f}  {gap}".rstrip())
+    return "\n".join([*lines, "", f"Better than the untrained encoder: {', '.join(higher) or 'none'}."])
+
+
+def draw(out: Path, data: graph.GraphSet, result: dict[str, Any], first: dict[str, np.ndarray]) -> None:
+    """A graph of each kind, every seed's accuracy, and the embeddings before and after training."""
+    out.mkdir(parents=True, exist_ok=True)
+    figure = Figure(figsize=(12, 7.5), layout="constrained")
+    top, bottom = figure.subfigures(2, 1, height_ratios=[1, 2])
+    for kind, axis in enumerate(top.subplots(1, len(KINDS))):
+        one = data.batch((data.y == kind).nonzero()[0])
+        drawn = networkx.Graph(one.edge_index.T.tolist())
+        place = networkx.kamada_kawai_layout(drawn)
+        networkx.draw(drawn, place, axis, node_size=14, width=0.6, node_color=COLOURS[kind], edge_color="0.5")
+        axis.set_title(KINDS[kind], fontsize=10, color=COLOURS[kind])
+    bars, before, after = bottom.subplots(1, 3, width_ratios=[1.3, 1, 1])
+    bars.axvline(CHANCE, color="0.6", linestyle=":")
+    for name, row in result["summary"].items():
+        label = name.replace(",denominator=negatives", "")
+        bars.plot(row["values"], [label] * len(row["values"]), "o", color=COLOURS[1], alpha=0.6)
+        bars.plot(row["mean"], label, "|", color="black", markersize=20, markeredgewidth=2)
+    bars.invert_yaxis()
+    bars.set_xlabel("accuracy, % (dots: seeds, bars: means, dotted: chance)")
+    bars.grid(axis="x", alpha=0.3)
+    trained = result["arguments"]["objectives"][0]
+    for axis, name in ((before, UNTRAINED), (after, trained)):
+        points = PCA(2).fit_transform(StandardScaler().fit_transform(normalize(first[name])))
+        for kind in range(len(KINDS)):
+            axis.scatter(*points[data.y.numpy() == kind].T, s=10, color=COLOURS[kind], label=KINDS[kind])
+        axis.set_title(name.replace(",denominator=negatives", ""), fontsize=10)
+        axis.axis("off")
+    figure.savefig(out / "graphs.png", dpi=120)
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    add = parser.add_argument
+    add("--objectives", nargs="+", default=OBJECTIVES, metavar="SPEC", help="any that train without further views")
+    add("--seeds", type=int, default=3, help="runs per objective (%(default)s)")
+    add("--epochs", type=int, default=15, help="of each run (%(default)s)")
+    add("--graphs", type=int, default=240, help="how many (%(default)s)")
+    add("--out", help="a folder for graphs.json and the picture")
+    arguments = vars(parser.parse_args(argv))
+    try:
+        result = run(**arguments)
+    except (OSError, ValueError) as error:
+        parser.exit(2, f"{parser.prog}: error: {str(error).splitlines()[0]}\n")
+    print(report(result))
+    if arguments["out"]:
+        Path(arguments["out"], "graphs.json").write_text(json.dumps(result, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

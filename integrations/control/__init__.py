@@ -1,0 +1,9 @@
+"""Control: CURL on dm_control's suite with any objective.
+
+The parts can be had one by one::
+
+    from counterpoint.integrations.control import agent, environment
+
+    env = environment.Control("cartpole-swingup")
+    curl = agent.Agent(env.observation_space.shape, 1, "adnce:t=0.2")
+"""

@@ -1,0 +1,227 @@
+"""``counterpoint doctor``: what of the library can run here, and what to install for the rest."""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import os
+import platform
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from importlib import metadata
+from pathlib import Path
+
+import torch
+
+import counterpoint as cp
+
+EXTRAS = ("sentence", "graph", "image", "control", "plots", "cli")
+RENDERERS = ("egl", "osmesa")
+# what a renderer has to be able to do, in a process of its own: it is chosen once, at import
+RENDER = """
+from dm_control import suite
+frame = suite.load("cartpole", "balance").physics.render(8, 8, camera_id=0)
+raise SystemExit(0 if frame.any() else "the picture is black")
+"""
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One thing that was looked at.
+
+    Attributes:
+        about: ``python``, ``extra``, ``device``, ``renderer``, ``data`` or ``conflict``.
+        name: which one.
+        state: ``ok``; ``missing``, which is no fault; or ``bad``, which is one.
+        text: what was found.
+        fix: what to do about it.
+    """
+
+    about: str
+    name: str
+    state: str
+    text: str
+    fix: str = ""
+
+
+@dataclass(frozen=True)
+class Conflict:
+    """Two installed versions that do not work together: ``package`` from ``version`` on, while ``other`` is there."""
+
+    package: str
+    version: tuple[int, ...]
+    other: str
+    below: tuple[int, ...]
+    why: str
+    fix: str
+
+
+CONFLICTS = (
+    Conflict("mujoco", (4,), "dm-control", (1, 0, 51), "its bindings have changed", 'pip install "mujoco<4"'),
+    Conflict("numpy", (2,), "torch", (2, 3), "torch was built for numpy 1", 'pip install "numpy<2"'),
+)
+
+
+def findings(data: Path | None = None) -> Iterator[Finding]:
+    """All that is worth knowing, most basic first.
+
+    Args:
+        data: a folder of data sets, as ``COUNTERPOINT_DATA`` names it.
+    """
+    yield Finding("python", "counterpoint", "ok", f"{cp.__version__}, {Path(cp.__file__).parent}")
+    yield Finding("python", "python", "ok", f"{platform.python_version()}, {platform.platform()}")
+    yield Finding("python", "torch", "ok", f"{torch.__version__}, {torch.get_num_threads()} threads")
+    yield _device()
+    yield from map(_extra, EXTRAS)
+    yield from _conflicts()
+    yield from _renderers()
+    yield from _data(data)
+
+
+# ---- packages ----------------------------------------------------------------------------------
+
+
+def _extra(extra: str) -> Finding:
+    """Whether the packages of an extra are there, by what this distribution itself declares."""
+    try:
+        declared = metadata.requires("counterpoint") or []
+    except metadata.PackageNotFoundError:
+        return Finding(
+            "extra", extra, "missing", "counterpoint runs from a folder that is not installed", "pip install ."
+        )
+    asked = re.compile(rf"""([\w.-]+)([^;]*);.*extra == ['"]{extra}['"]""")
+    there, lacking = [], []
+    for name, bounds in (found.groups() for line in declared if (found := asked.match(line))):
+        version = _version(name)
+        if version is None:
+            lacking.append(f"{name}{bounds}".strip())
+        else:
+            there.append(f"{name} {version}")
+    if lacking:
+        text = f"missing {', '.join(lacking)}" + (f"; there are {', '.join(there)}" if there else "")
+        return Finding("extra", extra, "missing", text, f'pip install "counterpoint[{extra}]"')
+    return Finding("extra", extra, "ok", ", ".join(there))
+
+
+def _version(name: str) -> str | None:
+    try:
+        return metadata.version(name)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def _numbers(version: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in re.findall(r"\d+", version.partition("+")[0])[:3])
+
+
+def _conflicts() -> Iterator[Finding]:
+    for conflict in CONFLICTS:
+        version, other = _version(conflict.package), _version(conflict.other)
+        if version is None or other is None:
+            continue
+        if _numbers(version) >= conflict.version and _numbers(other) < conflict.below:
+            name = f"{conflict.package} {version}"
+            yield Finding("conflict", name, "bad", f"beside {conflict.other} {other}: {conflict.why}", conflict.fix)
+
+
+# ---- the machine -------------------------------------------------------------------------------
+
+
+def _device() -> Finding:
+    if not torch.cuda.is_available():
+        return Finding("device", "GPU", "missing", "none that torch can use; all runs on the CPU")
+    devices = [torch.cuda.get_device_properties(i) for i in range(torch.cuda.device_count())]
+    return Finding("device", "GPU", "ok", ", ".join(f"{d.name} ({d.total_memory / 2**30:.0f} GiB)" for d in devices))
+
+
+def _renderers() -> Iterator[Finding]:
+    if _version("dm-control") is None:
+        return
+    for name in RENDERERS:
+        try:
+            done = subprocess.run(
+                [sys.executable, "-c", RENDER],
+                env={**os.environ, "MUJOCO_GL": name},
+                capture_output=True,
+                text=True,
+                timeout=120,
+            )
+        except subprocess.TimeoutExpired:
+            yield Finding("renderer", name, "missing", "did not answer within two minutes")
+            continue
+        if done.returncode == 0:
+            yield Finding("renderer", name, "ok", f"renders without a screen, MUJOCO_GL={name}")
+        else:
+            said = (done.stderr.strip().splitlines() or ["no message"])[-1]
+            package = {"egl": "libegl1", "osmesa": "libosmesa6"}[name]
+            yield Finding("renderer", name, "missing", said, f"apt-get install {package}")
+
+
+# ---- data --------------------------------------------------------------------------------------
+
+
+def _data(folder: Path | None) -> Iterator[Finding]:
+    if folder is None:
+        yield Finding("data", "COUNTERPOINT_DATA", "missing", "not set: data sets are downloaded where they can be")
+        return
+    if not folder.is_dir():
+        yield Finding("data", "COUNTERPOINT_DATA", "bad", f"{folder} is no folder", "set it to the folder of the data")
+        return
+    sums = _checksums(folder)
+    for part in sorted(path for path in folder.iterdir() if path.is_dir()):
+        files = sorted(path for path in part.rglob("*") if path.is_file())
+        size = sum(path.stat().st_size for path in files) / 2**20
+        known = {path: sums[path] for path in files if path in sums}
+        damaged = [path for path, digest in known.items() if _sha256(path) != digest]
+        gone = [path for path in sums if path.is_relative_to(part) and not path.exists()]
+        text = f"{len(files)} file{'s' * (len(files) != 1)}, {size:.1f} MB"
+        if damaged or gone:
+            named = ", ".join(str(path.relative_to(folder)) for path in [*damaged, *gone][:5])
+            yield Finding("data", part.name, "bad", f"{text}; damaged or gone: {named}", "copy these files again")
+        else:
+            yield Finding("data", part.name, "ok", f"{text}, {len(known)} as in SHA256SUMS")
+
+
+def _checksums(folder: Path) -> dict[Path, str]:
+    """What ``SHA256SUMS`` of the folder says, if there is one."""
+    path = folder / "SHA256SUMS"
+    lines = path.read_text(encoding="utf-8").splitlines() if path.is_file() else []
+    pairs = (line.split(maxsplit=1) for line in lines if line.strip())
+    return {(folder / name.lstrip("*")).resolve(): digest for digest, name in pairs}
+
+
+def _sha256(path: Path) -> str:
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        for block in iter(lambda: file.read(1 << 20), b""):
+            digest.update(block)
+    return digest.hexdigest()
+
+
+# ---- the command -------------------------------------------------------------------------------
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    data = os.environ.get("COUNTERPOINT_DATA")
+    parser.add_argument(
+        "--data", type=Path, default=data and Path(data), metavar="FOLDER", help="data sets ($COUNTERPOINT_DATA)"
+    )
+    parser.add_argument("--json", action="store_true", help="print JSON")
+
+
+def command(given: argparse.Namespace) -> int:
+    """Carries out ``counterpoint doctor``; the exit code is 1 if something is bad."""
+    seen = []
+    for finding in findings(given.data.resolve() if given.data else None):
+        seen.append(finding)
+        if not given.json:
+            print(f"{finding.state:8}{finding.about:10}{finding.name:18}{finding.text}", flush=True)
+            if finding.fix:
+                print(f"{'':36}-> {finding.fix}", flush=True)
+    if given.json:
+        print(json.dumps([asdict(finding) for finding in seen], indent=1))
+    return int(any(finding.state == "bad" for finding in seen))

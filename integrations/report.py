@@ -1,0 +1,458 @@
+"""``counterpoint report``: from folders of runs to tables, plain sentences and pictures.
+
+A table has an objective per row and a data set per column (with several metrics: a data set's metric). Every
+difference to the baseline is taken over paired seeds, with an interval from :func:`paired.bootstrap_interval` and a
+test, :func:`paired.sign_flip_p` after Holm's correction over the column's rows. A row is marked as the best only if
+that test, corrected over all other rows, tells it from each of them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import io
+import json
+import math
+import sys
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from itertools import groupby
+from pathlib import Path
+from statistics import fmean, stdev
+from typing import Any
+
+import counterpoint as cp
+from counterpoint.hyper import nearest
+from counterpoint.integrations.paired import bootstrap_interval, holm, sign_flip_p
+from counterpoint.integrations.papers import PaperNumber, paper_number
+from counterpoint.integrations.runs import Run, find_runs, finite
+
+LEVEL = 0.05
+COMMON = ("domain", "dataset", "objective", "label", "seed")  # arguments that do not tell two rows of a name apart
+
+
+@dataclass(frozen=True)
+class Difference:
+    """A row minus the baseline, over the seeds that both have."""
+
+    pairs: int
+    mean: float
+    low: float
+    high: float
+    p: float
+    corrected: float
+
+    @property
+    def found(self) -> bool:
+        return self.corrected < LEVEL
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One row of a column: its value per seed, and what follows from them."""
+
+    values: dict[int, float]
+    mean: float
+    sd: float
+    difference: Difference | None
+    best: bool
+    paper: PaperNumber | None
+
+
+@dataclass(frozen=True)
+class Column:
+    domain: str
+    dataset: str
+    metric: str
+    title: str
+    baseline: str | None
+    cells: dict[str, Cell]
+    runs: dict[str, list[Run]]
+
+    @property
+    def reading(self) -> str:
+        """What the statistics say, in one sentence."""
+        return _reading(self)
+
+
+@dataclass(frozen=True)
+class Report:
+    columns: list[Column]
+    notes: list[str]
+
+
+def summarise(
+    found: Sequence[Run], *, baseline: str | None = None, metrics: Sequence[str] = (), lower: bool = False
+) -> Report:
+    """The statistics of finished runs.
+
+    Args:
+        found: runs; those that are not done are counted in the notes.
+        baseline: a row by its name or spec; by default InfoNCE where there is one such row in a column.
+        metrics: names of results; by default the first of the first run's.
+        lower: whether small numbers are the good ones.
+    """
+    done = sorted((run for run in found if run.done), key=lambda run: str(run.path))
+    if not done:
+        raise ValueError(f"none of the {len(found)} runs is done." if found else "no runs there.")
+    known = list(dict.fromkeys(name for run in done for name in run.record["result"]))
+    for name in metrics:
+        if name not in known:
+            raise ValueError(f"unknown metric {name!r}.{nearest(name, known)}")
+    names = _row_names(done)
+    if baseline is not None:
+        baseline = _named(baseline, names, done)
+    columns = []
+    asked = list(metrics) or known[:1]
+    places = list(dict.fromkeys((run.arguments["domain"], run.arguments["dataset"]) for run in done))
+    for domain, dataset in sorted(places):
+        here = [run for run in done if (run.arguments["domain"], run.arguments["dataset"]) == (domain, dataset)]
+        for metric in asked:
+            title = " ".join([dataset] * (len(places) > 1 or len(asked) == 1) + [metric] * (len(asked) > 1))
+            if column := _column(here, names, domain, dataset, metric, title, baseline, lower):
+                columns.append(column)
+    return Report(columns, list(_notes(found, done)))
+
+
+def _row_names(done: Iterable[Run]) -> dict[Path, str]:
+    """Each run's row: its name, and what else tells it from others of that name on the same data."""
+    groups: dict[str, dict[tuple[str, str], list[dict[str, Any]]]] = defaultdict(lambda: defaultdict(list))
+    for run in done:
+        groups[run.name][run.arguments["domain"], run.arguments["dataset"]].append(_others(run))
+    differing: dict[str, list[str]] = {}
+    for name, places in groups.items():
+        keys = sorted({key for others in places.values() for one in others for key in one})
+        differing[name] = [
+            key for key in keys if any(len({json.dumps(one.get(key)) for one in here}) > 1 for here in places.values())
+        ]
+    return {
+        run.path: run.name + "".join(f", {key}={_others(run).get(key)}" for key in differing[run.name]) for run in done
+    }
+
+
+def _others(run: Run) -> dict[str, Any]:
+    others = {key: value for key, value in run.arguments.items() if key not in COMMON}
+    return others | ({"objective": run.arguments["objective"]} if run.arguments.get("label") else {})
+
+
+def _named(baseline: str, names: dict[Path, str], done: Iterable[Run]) -> str:
+    """The row that is meant by its name or spec."""
+    try:
+        spec = str(cp.objective(baseline))
+    except ValueError:
+        spec = baseline
+    rows = set(names.values())
+    if baseline in rows:
+        return baseline
+    meant = {names[run.path] for run in done if spec in (run.arguments["objective"], run.name)}
+    if len(meant) > 1:
+        raise ValueError(f"baseline {baseline!r} may mean {' or '.join(map(repr, sorted(meant)))}: give one of them.")
+    if not meant:
+        raise ValueError(f"unknown baseline {baseline!r}.{nearest(baseline, sorted(rows))}")
+    return meant.pop()
+
+
+def _column(
+    here: list[Run],
+    names: dict[Path, str],
+    domain: str,
+    dataset: str,
+    metric: str,
+    title: str,
+    baseline: str | None,
+    lower: bool,
+) -> Column | None:
+    values: dict[str, dict[int, float]] = defaultdict(dict)
+    runs: dict[str, list[Run]] = defaultdict(list)
+    for run in here:
+        value = (run.result or {}).get(metric, math.nan)
+        if math.isnan(value):
+            continue
+        row, seed = names[run.path], run.arguments["seed"]
+        if seed in values[row]:
+            twin = next(other for other in runs[row] if other.arguments["seed"] == seed)
+            raise ValueError(f"{run.path} and {twin.path} are the same run: name one of the folders only.")
+        values[row][seed] = value
+        runs[row].append(run)
+    if not values:
+        return None
+    if baseline is None:
+        plain = [row for row in values if _is_infonce(runs[row][0])]
+        base = plain[0] if len(plain) == 1 and len(values) > 1 else None
+    else:
+        base = baseline if baseline in values else None
+    rows = sorted(values, key=lambda row: (runs[row][0].arguments["objective"] is not None, row != base, row))
+    differences = _differences(values, base, [row for row in rows if row != base]) if base else {}
+    best = _best(values, lower)
+    cells = {}
+    for row in rows:
+        of = list(values[row].values())
+        arguments = runs[row][0].arguments
+        paper = paper_number(domain, dataset, arguments["objective"] or runs[row][0].name, metric, arguments)
+        spread = stdev(of) if len(of) > 1 else math.nan
+        cells[row] = Cell(values[row], fmean(of), spread, differences.get(row), row == best, paper)
+    return Column(domain, dataset, metric, title, base, cells, dict(runs))
+
+
+def _is_infonce(run: Run) -> bool:
+    spec = run.arguments["objective"]
+    return spec is not None and cp.objective(spec).name == "infonce"
+
+
+def _differences(values: dict[str, dict[int, float]], base: str, rows: Sequence[str]) -> dict[str, Difference]:
+    gaps = {row: _gaps(values, row, base) for row in rows}
+    p = [sign_flip_p(of) for of in gaps.values()]
+    return {
+        row: Difference(len(of), fmean(of), *bootstrap_interval(of), one, corrected)
+        for (row, of), one, corrected in zip(gaps.items(), p, holm(p), strict=True)
+        if of
+    }
+
+
+def _best(values: dict[str, dict[int, float]], lower: bool) -> str | None:
+    """The row that the test tells from each other one, if there is one."""
+    first = (min if lower else max)(values, key=lambda row: fmean(values[row].values()))
+    corrected = holm([sign_flip_p(_gaps(values, row, first)) for row in values if row != first])
+    return first if corrected and all(p < LEVEL for p in corrected) else None
+
+
+def _gaps(values: dict[str, dict[int, float]], row: str, base: str) -> list[float]:
+    """The differences over the seeds that both rows have."""
+    return [value - values[base][seed] for seed, value in values[row].items() if seed in values[base]]
+
+
+# ---- in words ----------------------------------------------------------------------------------
+
+
+def _reading(column: Column) -> str:
+    said = f"{column.title}: "
+    compared = {row: cell.difference for row, cell in column.cells.items() if cell.difference is not None}
+    if column.baseline is None:
+        return said + (
+            "one row, nothing to compare." if len(column.cells) == 1 else "no baseline (--baseline names one)."
+        )
+    if not compared:
+        return said + f"nothing shares a seed with {column.baseline}."
+    pairs = sorted({one.pairs for one in compared.values()})
+    seeds = f"{pairs[0]}" if len(pairs) == 1 else f"{pairs[0]} to {pairs[-1]}"
+    said += f"against {column.baseline}, {seeds} paired seed{'s' * (pairs != [1])}, "
+    if pairs == [1]:
+        return said + "no interval and no test: one seed says nothing about chance."
+    parts = []
+    for word, sign in (("higher", 1), ("lower", -1)):
+        rows = [
+            f"{row} (by {abs(one.mean):.{_digits(column)}f})"
+            for row, one in compared.items()
+            if one.found and one.mean * sign > 0
+        ]
+        if rows:
+            parts.append(f"{word}: {', '.join(rows)}")
+    unclear = [row for row, one in compared.items() if not one.found]
+    if unclear:
+        whom = ", ".join(unclear) if len(unclear) < len(compared) else f"any of {len(unclear)} rows"
+        parts.append(f"no difference found for {whom if len(compared) > 1 else unclear[0]}")
+    least = _seeds_needed(len(compared))
+    if unclear and pairs[-1] < least:
+        tests = f"{len(compared)} comparisons need" if len(compared) > 1 else "one comparison needs"
+        parts.append(f"with so few seeds none could be: {tests} {least}")
+    parts += _papers_differences(column)
+    return said + "; ".join(parts) + "."
+
+
+def _papers_differences(column: Column) -> Iterator[str]:
+    """Where a paper has both numbers in one table: its difference, and whether ours agrees."""
+    base = column.cells[column.baseline].paper if column.baseline else None
+    for row, cell in column.cells.items():
+        paper, ours = cell.paper, cell.difference
+        if base is None or paper is None or ours is None or paper == base or paper.measure != base.measure:
+            continue
+        if (paper.paper, paper.table) == (base.paper, base.table):
+            theirs = paper.value - base.value
+            where = "in" if ours.low <= theirs <= ours.high else "not in"
+            yield f"the paper's {theirs:+.{_digits(column)}f} for {row} is {where} our interval"
+
+
+def _seeds_needed(tests: int) -> int:
+    """The pairs from which the smallest of so many corrected p-values can be below the level."""
+    return next(n for n in range(1, 100) if tests * 2.0 ** (1 - n) < LEVEL)
+
+
+def _notes(found: Sequence[Run], done: Sequence[Run]) -> Iterator[str]:
+    states = [run.record["status"] for run in found if not run.done]
+    if states:
+        counts = ", ".join(f"{states.count(state)} {state}" for state in sorted(set(states)))
+        yield f"{len(states)} of {len(found)} runs are left out: {counts}."
+    for name in ("counterpoint", "torch"):
+        versions = sorted({run.record["versions"].get(name, "?") for run in done})
+        if len(versions) > 1:
+            yield f"Runs of several versions of {name}: {', '.join(versions)}."
+
+
+# ---- in tables ---------------------------------------------------------------------------------
+
+
+def _digits(column: Column) -> int:
+    """Decimals that show a hundredth of a percent as such, a score without any, and a loss with more."""
+    largest = max(abs(cell.mean) for cell in column.cells.values())
+    return 1 if largest >= 150 else 2 if largest >= 2 else 4
+
+
+def _mean(column: Column, cell: Cell) -> str:
+    digits = _digits(column)
+    spread = "" if math.isnan(cell.sd) else f" ± {cell.sd:.{digits}f}"
+    return f"{cell.mean:.{digits}f}{spread} ({len(cell.values)})"
+
+
+def _gap(column: Column, cell: Cell) -> tuple[str, str]:
+    """The difference with its interval, and the corrected p-value."""
+    if (one := cell.difference) is None:
+        return "", ""
+    digits = _digits(column)
+    interval = "" if math.isnan(one.low) else f" [{one.low:+.{digits}f}, {one.high:+.{digits}f}]"
+    return f"{one.mean:+.{digits}f}{interval}", f"{one.corrected:.2g}" if one.pairs > 1 else ""
+
+
+def _tables(report: Report) -> Iterator[tuple[str, list[list[str]], list[tuple[int, int]], str]]:
+    """Title, header and rows, the places of the best ones, and the words below."""
+    for domain, group in groupby(report.columns, key=lambda column: column.domain):
+        columns = list(group)
+        if len(columns) > 1:
+            names = dict.fromkeys(row for column in columns for row in column.cells)
+            head = ["mean ± sd over seeds (their number)", *(column.title for column in columns)]
+            body = [
+                [row, *(_mean(column, column.cells[row]) if row in column.cells else "" for column in columns)]
+                for row in names
+            ]
+            best = [
+                (i, j)
+                for i, row in enumerate(names)
+                for j, column in enumerate(columns, 1)
+                if row in column.cells and column.cells[row].best
+            ]
+            yield domain, [head, *body], best, ""
+        for column in columns:
+            rows = [["", "mean ± sd (seeds)"]]
+            compared, papers = column.baseline is not None, any(cell.paper for cell in column.cells.values())
+            rows[0] += ["minus baseline [95%]", "p, corrected"] * compared + ["paper"] * papers
+            for row, cell in column.cells.items():
+                line = [row + " (baseline)" * (row == column.baseline), _mean(column, cell)]
+                line += list(_gap(column, cell)) if compared else []
+                line += [f"{cell.paper.printed} ({cell.paper.source})" if cell.paper else ""] if papers else []
+                rows.append(line)
+            best = [(i, 1) for i, cell in enumerate(column.cells.values()) if cell.best]
+            title = f"{domain}: {column.title}" + f", {column.metric}" * (column.metric not in column.title)
+            yield title, rows, best, column.reading
+
+
+LEGEND = (
+    "Differences are over paired seeds: bootstrap intervals, uncorrected; p from a sign-flip test, Holm-corrected "
+    "within a column. {} marks a row that this test tells from every other one."
+)
+
+
+def terminal(report: Report) -> str:
+    lines = []
+    for title, rows, best, below in _tables(report):
+        shown = [[cell + " *" * ((i - 1, j) in best) for j, cell in enumerate(row)] for i, row in enumerate(rows)]
+        widths = [max(len(row[j]) for row in shown) for j in range(len(shown[0]))]
+        lines.append(f"== {title} ==")
+        padded = ([cell.ljust(width) for cell, width in zip(row, widths, strict=True)] for row in shown)
+        lines += ["  ".join(row).rstrip() for row in padded]
+        lines += ["", below, ""] if below else [""]
+    return "\n".join([*lines, *report.notes, LEGEND.format("*")])
+
+
+def markdown(report: Report) -> str:
+    lines = []
+    for title, rows, best, below in _tables(report):
+        shown = [
+            [f"**{cell}**" if (i - 1, j) in best else cell.replace("|", r"\|") for j, cell in enumerate(row)]
+            for i, row in enumerate(rows)
+        ]
+        lines += [f"### {title}", ""]
+        lines += [f"| {' | '.join(row)} |" for row in [shown[0], ["---"] * len(rows[0]), *shown[1:]]]
+        lines += ["", below, ""] if below else [""]
+    return "\n".join([*lines, *(note + "\n" for note in report.notes), LEGEND.format("Bold")])
+
+
+def plain(report: Report) -> dict[str, Any]:
+    """The report as plain JSON."""
+    columns = []
+    for column in report.columns:
+        rows = []
+        for row, cell in column.cells.items():
+            one: dict[str, Any] = {"row": row, "objective": column.runs[row][0].arguments["objective"]}
+            one |= {"n": len(cell.values), "mean": cell.mean, "sd": cell.sd, "best": cell.best}
+            one["values"] = {str(seed): value for seed, value in sorted(cell.values.items())}
+            one["difference"] = cell.difference and asdict(cell.difference)
+            paper = cell.paper and {**asdict(cell.paper), "value": cell.paper.value, "spread": cell.paper.spread}
+            rows.append({**one, "paper": paper})
+        about = {key: getattr(column, key) for key in ("domain", "dataset", "metric", "baseline", "reading")}
+        columns.append({**about, "rows": rows})
+    return {"columns": finite(columns), "notes": report.notes, "level": LEVEL}
+
+
+def as_csv(report: Report) -> str:
+    """A line per row of each column."""
+    out = io.StringIO()
+    first = ["domain", "dataset", "metric", "row", "n", "mean", "sd", "best", "baseline"]
+    gap = ["pairs", "difference", "low", "high", "p", "p_corrected"]
+    writer = csv.writer(out, lineterminator="\n")
+    writer.writerow([*first, *gap, "paper", "paper_spread", "paper_source"])
+    for column in report.columns:
+        for row, cell in column.cells.items():
+            line = [column.domain, column.dataset, column.metric, row, len(cell.values), cell.mean, cell.sd]
+            line += [int(cell.best), column.baseline]
+            line += asdict(cell.difference).values() if cell.difference else [""] * 6
+            line += [cell.paper.value, cell.paper.spread, cell.paper.source] if cell.paper else [""] * 3
+            writer.writerow(["" if isinstance(x, float) and math.isnan(x) else x for x in line])
+    return out.getvalue().rstrip("\n")
+
+
+RENDER: dict[str, Callable[[Report], str]] = {
+    "terminal": terminal,
+    "markdown": markdown,
+    "csv": as_csv,
+    "json": lambda report: json.dumps(plain(report), indent=1, allow_nan=False),
+}
+
+
+# ---- counterpoint report -----------------------------------------------------------------------
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add("runs", nargs="+", type=Path, metavar="RUNS", help="folders of runs, at any depth")
+    add("--baseline", metavar="SPEC", help="the row that the others are compared with (InfoNCE, where there is one)")
+    add("--metric", action="append", default=[], metavar="NAME", help="a result, may be repeated (the first there is)")
+    add("--lower", action="store_true", help="small numbers are the good ones")
+    add("--out", type=Path, metavar="FOLDER", help="write report.md, .csv and .json, and pictures")
+    add("--format", choices=RENDER, default="terminal", help="of what is printed (%(default)s)")
+
+
+def command(given: argparse.Namespace) -> int:
+    found = find_runs(given.runs)
+    if not found:
+        raise ValueError(f"no runs in {', '.join(map(str, given.runs))}: no folder there has a run.json.")
+    report = summarise(found, baseline=given.baseline, metrics=given.metric, lower=given.lower)
+    print(RENDER[given.format](report))
+    if given.out is not None:
+        for path in write(report, given.out):
+            print(f"wrote {path}", file=sys.stderr)
+    return 0
+
+
+def write(report: Report, folder: str | Path) -> Iterator[Path]:
+    """Writes the report in every format, and the pictures; yields the files as they are done."""
+    folder = Path(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, form in (("report.md", "markdown"), ("report.csv", "csv"), ("report.json", "json")):
+        (folder / name).write_text(RENDER[form](report) + "\n", encoding="utf-8")
+        yield folder / name
+    from counterpoint.integrations import report_plots
+
+    try:
+        yield from report_plots.draw(report, folder)
+    except ImportError as error:
+        print(f"no pictures: {error}", file=sys.stderr)

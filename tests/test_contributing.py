@@ -1,0 +1,42 @@
+"""CONTRIBUTING.md: its objective works as it says, everywhere."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+import torch
+
+import counterpoint as cp
+from counterpoint.integrations.cli import main
+
+TEXT = (Path(__file__).parent.parent / "CONTRIBUTING.md").read_text()
+
+
+@pytest.fixture
+def margin():
+    names: dict = {"__name__": "contributed"}
+    exec(re.search(r"```python\n(.*?)```", TEXT, re.S)[1], names)
+    yield names["Margin"]
+    del cp.registry["margin"]
+
+
+def test_the_objective_in_ten_lines(margin, capsys):
+    views = torch.randn(3, 8, 4, dtype=torch.float64, requires_grad=True)
+    plain = cp.InfoNCE(0.2, denominator="negatives")
+    assert torch.equal(margin(0.2, 0)(*views), plain(*views))
+    assert float((margin(0.2, 0.1)(*views) - plain(*views)).detach()) == pytest.approx(0.1 / 0.2)
+    spec = re.search(r'cp.objective\("(.*?)"\)', TEXT)[1]
+    loss_fn = cp.objective(spec)
+    assert str(loss_fn) == spec
+    loss_fn(*views).backward()
+    assert views.grad.isfinite().all()
+    assert main(["objectives", "margin"]) == 0
+    assert "-log E(p - m) / sum_j E(s_j)" in capsys.readouterr().out
+
+
+def test_what_it_points_to_is_there():
+    root = Path(__file__).parent.parent
+    for path in re.findall(r"`((?:core|tests)/[\w./]+)`", TEXT) + re.findall(r"\]\(([\w./]+)#", TEXT):
+        assert (root / path).exists(), path

@@ -1,0 +1,191 @@
+"""The environments: CURL's protocol, determinism, states to go back to, processes, and what is said when all fails."""
+
+import os
+import subprocess
+import sys
+from contextlib import closing
+from importlib.util import find_spec
+
+import numpy as np
+import pytest
+
+if find_spec("dm_control") is None or find_spec("gymnasium") is None:
+    pytest.skip("dm_control is not installed", allow_module_level=True)
+
+from counterpoint.integrations.control import environment
+
+Control = environment.Control
+
+
+def actions(env, count, seed=0):
+    return np.random.default_rng(seed).uniform(-1, 1, (count, *env.action_space.shape)).astype(np.float32)
+
+
+def play(env, moves):
+    found = [env.step(move)[:2] for move in moves]
+    return np.stack([seen for seen, _ in found]), [reward for _, reward in found]
+
+
+def test_it_is_a_gymnasium_environment(frames):
+    from gymnasium.utils.env_checker import check_env
+
+    with closing(Control("cartpole-swingup", size=16)) as env:
+        check_env(env)
+
+
+def test_the_protocol_is_curls(frames):
+    repeats = {task: Control(task, pixels=False).repeat for task in environment.CURL_TASKS}
+    assert repeats == {
+        "finger-spin": 2,
+        "cartpole-swingup": 8,
+        "reacher-easy": 4,
+        "cheetah-run": 4,
+        "walker-walk": 2,
+        "ball_in_cup-catch": 4,
+    }
+    with closing(Control("cartpole-swingup")) as env:
+        seen, _ = env.reset(seed=1)
+        assert (seen.shape, seen.dtype) == ((9, 100, 100), np.uint8)
+        assert (seen[:3] == seen[3:6]).all()  # at the beginning there is only one frame
+        new, *_ = env.step([0.5])
+        assert (new[:6] == seen[3:]).all()
+        assert (new[6:] != seen[6:]).any()
+        assert (new[6:] == env.render(100).transpose(2, 0, 1)).all()
+
+
+def test_rewards_add_up_over_repeated_actions_and_time_truncates():
+    with closing(Control("cartpole-balance", pixels=False)) as env:
+        env.reset(seed=1)
+        single = closing(Control("cartpole-balance", pixels=False, repeat=1))
+        with single as slow:
+            slow.reset(seed=1)
+            _, rewards = play(slow, [[0.3]] * 4)
+            assert env.step([0.3])[1] == pytest.approx(sum(rewards))
+        ends = [env.step([0.0])[2:4] for _ in range(249)]
+        assert ends[-1] == (False, True)
+        assert not any(any(end) for end in ends[:-1])
+        with pytest.raises(RuntimeError, match="the episode is over"):
+            env.step([0.0])
+
+
+def test_actions_reach_the_bounds_of_the_task():
+    with closing(Control("reacher-easy", pixels=False)) as env:
+        env.reset(seed=0)
+        env.step([-1, 1])
+        spec = env._env.action_spec()
+        assert env._env.physics.control().tolist() == [spec.minimum[0], spec.maximum[1]]
+
+
+@pytest.mark.parametrize("task", ["cartpole-swingup", "reacher-easy", "finger-spin"])
+def test_an_episode_follows_from_seed_number_and_actions(task):
+    with closing(Control(task, pixels=False)) as env, closing(Control(task, pixels=False)) as other:
+        first = env.reset(seed=3)[0]
+        moves = actions(env, 5)
+        here = [play(env, moves), play_next(env, moves)]
+        assert (here[0][0] != here[1][0]).any()
+        other.reset(seed=9)
+        assert (other.reset(seed=3)[0] == first).all()
+        for (seen, rewards), (known, gained) in zip([play(other, moves), play_next(other, moves)], here, strict=True):
+            assert (seen == known).all()
+            assert rewards == gained
+
+
+def play_next(env, moves):
+    env.reset()
+    return play(env, moves)
+
+
+@pytest.mark.parametrize("before", [0, 1, 7])
+def test_a_state_goes_back_exactly(frames, before):
+    """Reacher keeps its target in the model and not in the physics' state, which is why actions are repeated."""
+    with closing(Control("reacher-easy", size=16)) as env, closing(Control("reacher-easy", size=16)) as other:
+        env.reset(seed=5)
+        env.reset()
+        moves = actions(env, 12)
+        if before:
+            play(env, moves[:before])
+        state = env.state
+        other.state = state
+        assert (other.observation == env.observation).all()
+        for one, two in zip(play(env, moves[before:]), play(other, moves[before:]), strict=True):
+            assert (np.asarray(one) == np.asarray(two)).all()
+        assert (env.reset()[0] == other.reset()[0]).all()
+
+
+def test_quantities_are_named_numbers_of_the_state():
+    with closing(Control("cartpole-swingup", pixels=False)) as env:
+        seen, _ = env.reset(seed=0)
+        names = ["position[0]", "position[1]", "position[2]", "velocity[0]", "velocity[1]"]
+        assert list(env.quantities) == names
+        assert np.allclose(list(env.quantities.values()), seen)
+
+
+def test_processes_give_what_one_gives():
+    task, moves = "cartpole-swingup", np.full((2, 1), 0.4, np.float32)
+    with closing(environment.vector(task, 2, pixels=False)) as env:
+        env.reset(seed=[1, 2])
+        seen = env.step(moves)[0].copy()
+        states = env.get_attr("state")
+        later = env.step(moves)[0].copy()
+        env.set_attr("state", list(states))
+        assert (np.stack(env.get_attr("observation")) == seen).all()
+        assert (env.step(moves)[0] == later).all()
+    for i in range(2):
+        with closing(environment.vector(task, 1, pixels=False)) as env:
+            env.reset(seed=[i + 1])
+            assert (env.step(moves[:1])[0][0] == seen[i]).all()
+
+
+@pytest.mark.parametrize(
+    ("make", "says"),
+    [
+        (lambda: Control("cartpole-swingupp"), "unknown task 'cartpole-swingupp'. Did you mean 'cartpole-swingup'?"),
+        (lambda: environment.vector("walker", 2), "unknown task 'walker'"),
+        (lambda: environment.vector("walker-walk", 0), "envs: expected a whole number of at least 1, got 0"),
+        (lambda: Control("walker-walk", size=0), "size: expected a whole number of at least 1, got 0"),
+        (lambda: Control("walker-walk", repeat=1.5), "repeat: expected a whole number of at least 1, got 1.5"),
+    ],
+)
+def test_what_cannot_be_made_is_said(make, says):
+    with pytest.raises(ValueError, match=r"expected|unknown") as raised:
+        make()
+    assert says in str(raised.value)
+
+
+@pytest.mark.parametrize("action", [[float("nan")], [0.1, 0.2], []])
+def test_actions_that_are_none_are_refused(action):
+    with closing(Control("cartpole-swingup", pixels=False)) as env:
+        env.reset(seed=0)
+        with pytest.raises(ValueError, match=r"action: expected 1 finite numbers in \[-1, 1\]"):
+            env.step(action)
+
+
+NO_RENDERER = """
+import counterpoint.integrations.control.environment as environment
+{before}
+print(environment.Control("cartpole-swingup", pixels=False).reset(seed=0)[0].shape)
+try:
+    environment.check_frames()
+except environment.NoRendererError as error:
+    print(error)
+"""
+
+
+@pytest.mark.parametrize(
+    ("asked", "before", "says"),
+    [
+        ("", 'environment.HEADLESS = ("osmesa-is-not-here",)', "nothing here can draw frames (osmesa-is-not-here: "),
+        ("disabled", "", "MUJOCO_GL=disabled cannot draw frames here"),
+    ],
+)
+@pytest.mark.skipif(sys.platform != "linux", reason="what is tried elsewhere is not EGL")
+def test_without_a_renderer_states_work_and_frames_say_what_to_install(asked, before, says):
+    env = {key: value for key, value in os.environ.items() if key != "MUJOCO_GL"} | (
+        {"MUJOCO_GL": asked} if asked else {}
+    )
+    code = [sys.executable, "-c", NO_RENDERER.format(before=before)]
+    done = subprocess.run(code, env=env, capture_output=True, text=True, check=True)
+    shape, error = done.stdout.splitlines()
+    assert shape == "(5,)"
+    assert error.startswith(says)
+    assert "apt install libegl1 libgl1-mesa-dri" in error

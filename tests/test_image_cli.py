@@ -1,0 +1,83 @@
+"""``counterpoint train image`` and ``counterpoint eval image``, and the settings of papers."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+pytest.importorskip("lightly")
+pytest.importorskip("lightning")
+
+import counterpoint as cp
+from counterpoint.integrations.cli import main
+from counterpoint.integrations.image import PRESETS, Settings, build, preset, training
+
+QUICK = ["--batch", "64", "--subset", "128", "--width", "16"]
+
+
+def test_train_then_evaluate(tmp_path, capsys):
+    words = ["train", "image", "--objective", "infonce:t=0.2", "adnce:t=0.3", "--epochs", "1", "--out", str(tmp_path)]
+    assert main([*words, *QUICK]) == 0
+    table = capsys.readouterr().out
+    for said in ("8 x 8 digits, embedded", "untrained encoder", "infonce:t=0.2", "adnce:t=0.3", "knn", "linear"):
+        assert said in table
+    assert main([*words, *QUICK, "--json"]) == 0  # nothing is trained again
+    found = json.loads(capsys.readouterr().out)
+    assert [one["name"].partition(":")[0] for one in found] == ["untrained encoder", "infonce", "adnce"]
+    assert main(["eval", "image", str(tmp_path), "--probe", "knn,robust", "--attacked", "20", "--json"]) == 0
+    again = json.loads(capsys.readouterr().out)
+    by_name = {one["name"]: one["knn"] for one in again}
+    assert by_name == {one["name"]: one["knn"] for one in found}
+    assert all(one["pgd@0.032"] <= one["clean"] for one in again)
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--data", "cifar-10"], "Did you mean 'cifar10'"),
+        (["--backbone", "resnet81"], "Did you mean 'resnet"),
+        (["--batch", "5000"], "do not fit into digits"),
+        (["--views", "1", "--objective", "arcl(infonce)"], "at least 2 views"),
+        (["--probe", "robust", "--epsilons", "-0.1"], "got -0.1"),
+        (["--probe", "liner"], "Did you mean 'linear'"),
+        (["--preset", "adnce"], "no settings for 'digits'"),
+        (["--method", "cmc", "--objective", "intnacl"], "cmc makes no adversarial"),
+    ],
+)
+def test_what_is_wrong_is_one_line(words, said, tmp_path, capsys):
+    assert main(["train", "image", *words, "--out", str(tmp_path)]) == 2
+    error = capsys.readouterr().err.strip()
+    assert said in error
+    assert "\n" not in error
+    assert not list(tmp_path.rglob("run.json"))  # said before anything was trained
+
+
+def test_a_folder_without_images(tmp_path, capsys):
+    assert main(["train", "image", "--data", str(tmp_path)]) == 2
+    assert "holds no images" in capsys.readouterr().err
+    assert main(["eval", "image", str(tmp_path)]) == 2
+    assert "no finished run" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_presets_can_be_built(name):
+    spec, settings = preset(name, "cifar10")
+    cell = training.cell("cifar10", spec, 0, **settings)
+    Settings(**cell["evaluation"])
+    method = build(cell["method"], spec, "conv4", 32, cell["views"], cell["width"])
+    if spec is not None:
+        assert cp.objective(spec) == method.objective
+
+
+def test_presets_have_the_papers_values():
+    assert preset("adnce", "stl10")[0] == "adnce:t=0.2,mu=0.8,sigma=1.0"
+    intnacl = cp.objective(preset("intnacl", "cifar100")[0])
+    assert (intnacl.prior, intnacl.beta, intnacl.alpha, intnacl.lam) == (0.01, 1.0, 1.0, 0.5)
+    assert preset("intnacl", "cifar100")[1]["mixed"] + 1 == preset("intnacl-nca", "cifar100")[1]["views"] - 1 == 5
+    assert cp.objective(preset("arcl", "cifar10")[0]).views == 4
+    lmcl = cp.objective(preset("lmcl", "stl10")[0])
+    weight, polarization = lmcl.terms()[1]
+    assert (weight, polarization.low, polarization.high) == (0.1, 0.1, 0.5)
+    with pytest.raises(ValueError, match=r"'arcl-5'.*Did you mean 'arcl-"):
+        preset("arcl-5", "cifar10")

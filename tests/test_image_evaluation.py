@@ -1,0 +1,221 @@
+"""Evaluation: as scikit-learn has it on the same features, as an attack library has it on the same model."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+pytest.importorskip("lightly")
+pytest.importorskip("lightning")
+from scipy.stats import spearmanr
+from sklearn.linear_model import LogisticRegression
+from sklearn.neighbors import KNeighborsClassifier
+from torch import nn
+
+import counterpoint as cp
+from counterpoint.integrations.image import (
+    Encoder,
+    Settings,
+    distance_by_class,
+    distance_histogram,
+    evaluate,
+    features,
+    finetune,
+    knn,
+    linear_probe,
+    load,
+    robust,
+    shifted,
+    shifts,
+    similarity_statistics,
+)
+
+
+@pytest.fixture(scope="module")
+def digits():
+    return load("digits").draw(600), load("digits", "test").draw(300)
+
+
+@pytest.fixture(scope="module")
+def encoder():
+    torch.manual_seed(0)
+    return Encoder("conv4", 16, width=8).eval()
+
+
+@pytest.fixture(scope="module")
+def frozen(encoder, digits):
+    return [features(encoder, one.x) for one in digits]
+
+
+@pytest.fixture(scope="module")
+def classifier(encoder, digits, frozen):
+    """Accurate enough on clean images for attacks to take something away."""
+    return nn.Sequential(encoder, linear_probe(frozen[0], digits[0].y, 10)).eval()
+
+
+def test_the_fast_probe_is_scikit_learns(digits, frozen):
+    (train, test), (z, z_test) = digits, frozen
+    probe = linear_probe(z, train.y, 10, Settings(penalty=1e-2))
+    scaled = [((one - z.mean(0)) / z.std(0, unbiased=False).clamp(min=1e-6)).double().numpy() for one in (z, z_test)]
+    theirs = LogisticRegression(C=1 / (1e-2 * len(z)), tol=1e-8, max_iter=5000).fit(scaled[0], train.y.numpy())
+    ours = probe(z_test).softmax(1).numpy()
+    assert abs(ours - theirs.predict_proba(scaled[1])).max() < 5e-3
+    right = 100 * theirs.score(scaled[1], test.y.numpy())
+    found = 100 * float((probe(z_test).argmax(1) == test.y).float().mean())
+    assert abs(found - right) < 0.4  # one image
+
+
+def test_adams_probe_agrees_with_the_fast_one(digits, frozen):
+    (train, test), (z, z_test) = digits, frozen
+    fast = linear_probe(z, train.y, 10, Settings(penalty=1e-4))
+    slow = linear_probe(z, train.y, 10, Settings(protocol="adam", probe_epochs=300))
+    right = [float((probe(z_test).argmax(1) == test.y).float().mean()) for probe in (fast, slow)]
+    assert abs(right[0] - right[1]) < 0.03
+    assert torch.equal(slow(z_test), linear_probe(z, train.y, 10, Settings(protocol="adam", probe_epochs=300))(z_test))
+
+
+@pytest.mark.parametrize(("k", "temperature"), [(1, 0.1), (20, 0.07), (200, 0.1)])
+def test_nearest_neighbours_are_scikit_learns(digits, frozen, k, temperature):
+    (train, test), (z, z_test) = digits, frozen
+    weigh = lambda distance: np.exp((1 - distance) / temperature)  # noqa: E731
+    theirs = KNeighborsClassifier(k, weights=weigh, metric="cosine", algorithm="brute").fit(z.numpy(), train.y.numpy())
+    right = 100 * theirs.score(z_test.numpy(), test.y.numpy())
+    assert abs(knn(z, train.y, z_test, test.y, k, temperature) - right) < 0.4
+
+
+def test_more_neighbours_than_images(digits, frozen):
+    z, y = frozen[0][:30], digits[0].y[:30]
+    assert 0 <= knn(z, y, frozen[1], digits[1].y, 200) <= 100
+
+
+def test_attacks_are_ordered_and_nothing_is_clean(classifier, digits):
+    test = digits[1]
+    found = robust(classifier, test.x, test.y, Settings(epsilons=(0.0, 0.01, 0.03)))
+    assert found["fgsm@0"] == found["pgd@0"] == found["clean"]
+    assert found["clean"] == pytest.approx(100 * float((classifier(test.x / 255).argmax(1) == test.y).float().mean()))
+    for epsilon in ("0.01", "0.03"):
+        assert found[f"pgd@{epsilon}"] <= found[f"fgsm@{epsilon}"] <= found["clean"]
+    assert found["pgd@0.03"] < found["pgd@0.01"] < found["clean"]
+
+
+def test_attacks_stay_in_their_box_and_in_the_range_of_pixels(classifier, digits):
+    x, y = digits[1].x[:50] / 255, digits[1].y[:50]
+    loss = lambda inputs: nn.functional.cross_entropy(classifier(inputs), y, reduction="sum")  # noqa: E731
+    for attacked in (cp.views.fgsm(loss, x, 0.03, (0.0, 1.0)), cp.views.pgd(loss, x, 0.03, 0.01, 10, clip=(0.0, 1.0))):
+        assert (attacked - x).abs().max() <= 0.03 + 1e-6
+        assert attacked.min() >= 0
+        assert attacked.max() <= 1
+        assert loss(attacked) > loss(x)
+
+
+@pytest.mark.parametrize("epsilon", [0.005, 0.02])
+def test_attacks_are_torchattacks(classifier, digits, epsilon):
+    torchattacks = pytest.importorskip("torchattacks")
+    x, y = digits[1].x[:100] / 255, digits[1].y[:100]
+    loss = lambda inputs: nn.functional.cross_entropy(classifier(inputs), y, reduction="sum")  # noqa: E731
+    theirs = torchattacks.FGSM(classifier, eps=epsilon)(x, y)
+    assert (cp.views.fgsm(loss, x, epsilon, (0.0, 1.0)) - theirs).abs().max() < 1e-6
+    theirs = torchattacks.PGD(classifier, eps=epsilon, alpha=0.01, steps=10, random_start=False)(x, y)
+    ours = cp.views.pgd(loss, x, epsilon, 0.01, 10, False, (0.0, 1.0))
+    # a gradient that is zero up to rounding may have either sign
+    assert ((ours - theirs).abs() > 1e-5).float().mean() < 5e-3
+    accuracy = [float((classifier(one).argmax(1) == y).float().mean()) for one in (ours, theirs)]
+    assert abs(accuracy[0] - accuracy[1]) <= 0.01
+
+
+def test_each_restart_can_only_take_away(classifier, digits):
+    x, y = digits[1].x[:100], digits[1].y[:100]
+    one, four = (robust(classifier, x, y, Settings(epsilons=(0.02,), restarts=n), seed=3)["pgd@0.02"] for n in (1, 4))
+    assert four <= one
+
+
+def test_evaluation_leaves_the_encoder_as_it_was(digits):
+    torch.manual_seed(1)
+    encoder = Encoder("conv4", 16, width=8).train()
+    encoder.network[1].eval()
+    before = {name: value.clone() for name, value in encoder.state_dict().items()}
+    settings = Settings(finetune_steps=2, attacked=20, epsilons=(0.01,), transfer=("digits",))
+    found = evaluate(encoder, *digits, ["knn", "linear", "robust", "shifted", "finetune", "transfer"], settings)
+    assert all(torch.equal(value, before[name]) for name, value in encoder.state_dict().items())
+    assert encoder.training
+    assert not encoder.network[1].training
+    assert encoder.network[2].training
+    expected = {"knn", "linear", "linear_top5", "clean", "fgsm@0.01", "pgd@0.01", *shifts((16, 16)), "finetune"}
+    assert found.keys() == expected | {"transfer:digits"}
+    assert all(0 <= value <= 100 for value in found.values())
+    assert found["linear"] <= found["linear_top5"]
+
+
+def test_shifted_images_differ_as_their_names_say(digits):
+    train = digits[0]
+    sets = {name: shifted(train, recipe) for name, recipe in shifts(train.size).items()}
+    changed = {name: float((one.x != train.x).any(1).any(1).any(1).float().mean()) for name, one in sets.items()}
+    mirrored = (sets["aug3"].x == train.x.flip(3)).all(1).all(1).all(1)
+    assert 0.4 < float(mirrored.float().mean()) < 0.6
+    assert bool((mirrored | (sets["aug3"].x == train.x).all(1).all(1).all(1)).all())
+    assert changed["aug1"] == 0  # grey already
+    assert changed["aug2"] > 0.9
+    assert 0.6 < changed["aug4"] < 0.9
+    assert torch.equal(shifted(train, shifts(train.size)["aug2"]).x, sets["aug2"].x)
+
+
+def test_finetuning_learns(digits):
+    torch.manual_seed(0)
+    encoder = Encoder("conv4", 16, width=8)
+    few, many = (finetune(encoder, *digits, Settings(finetune_steps=n, finetune_lr=0.05)) for n in (1, 120))
+    assert many > few + 20
+
+
+def test_statistics_are_what_they_say():
+    z1, z2 = torch.randn(2, 50, 8, generator=torch.Generator().manual_seed(0))
+    unit = nn.functional.normalize
+    a, b = unit(z1), unit(z2)
+    found = similarity_statistics(z1, z2)
+    assert found["positive_mean"] == pytest.approx(float((a * b).sum(1).mean()), abs=1e-6)
+    every = torch.cat([a, b]) @ torch.cat([a, b]).T
+    own = torch.eye(50, dtype=torch.bool).repeat(2, 2)
+    negatives = every[~own].view(100, 98)
+    assert found["negative_mean"] == pytest.approx(float(negatives.mean()), abs=1e-6)
+    assert found["negative_variance"] == pytest.approx(float(negatives.var(1, unbiased=False).mean()), abs=1e-6)
+
+
+def test_histograms_of_distances():
+    z = torch.randn(60, 4, generator=torch.Generator().manual_seed(0))
+    y = torch.arange(60) % 3
+    z = z + 4 * torch.eye(4)[y]
+    histogram, parts = distance_histogram(z, 20), distance_by_class(z, y, 20)
+    assert float(histogram.sum()) == pytest.approx(1, abs=1e-5)
+    same = 3 * (20 * 19 / 2) / (60 * 59 / 2)
+    assert torch.allclose(same * parts["same"] + (1 - same) * parts["other"], histogram, atol=1e-6)
+    centre = (torch.arange(20) + 0.5) / 20
+    assert float((parts["same"] * centre).sum()) < float((parts["other"] * centre).sum())
+
+
+def test_attack_strength_is_monotone(classifier, digits):
+    epsilons = (0.0, 0.004, 0.008, 0.016, 0.032)
+    found = robust(classifier, digits[1].x[:150], digits[1].y[:150], Settings(epsilons=epsilons, restarts=1))
+    assert spearmanr(epsilons, [found[f"pgd@{epsilon:g}"] for epsilon in epsilons]).statistic < -0.9
+
+
+@pytest.mark.parametrize(
+    ("changes", "word"),
+    [
+        ({"epsilons": (0.01, -0.1)}, r"at least 0, got -0\.1"),
+        ({"protocol": "lbfg"}, "Did you mean 'lbfgs'"),
+        ({"k": 0}, "k must be"),
+        ({"restarts": 1.5}, "restarts"),
+        ({"step": 0.0}, "step"),
+        ({"attacked": 0}, "attacked"),
+    ],
+)
+def test_bad_settings(changes, word):
+    with pytest.raises(ValueError, match=word):
+        Settings(**changes)
+
+
+def test_bad_probes(encoder, digits):
+    with pytest.raises(ValueError, match=r"'liner'.*Did you mean 'linear'"):
+        evaluate(encoder, *digits, ["liner"])
+    with pytest.raises(ValueError, match="name the data sets"):
+        evaluate(encoder, *digits, ["transfer"])
