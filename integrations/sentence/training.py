@@ -60,18 +60,19 @@ DEFAULTS: dict[str, Any] = {
 }
 """What a cell's arguments are if it does not say otherwise: SimCSE's unsupervised script, in full precision."""
 
+UNTRAINED = "before training"
 HEADS = ("none", "training", "kept")
 PRECISIONS = ("fp32", "bf16", "fp16")
 SCHEDULES = ("linear", "constant", "cosine")
 COLLAPSED = -100.0  # the dev score of a model that has none; below every correlation, so that it is never the best
 
 
-def cell(file: str, objective: str, seed: int, **changes: Any) -> dict[str, Any]:
+def cell(file: str, objective: str | None, seed: int, **changes: Any) -> dict[str, Any]:
     """The arguments of one run; what is not changed is as in :data:`DEFAULTS`.
 
     Args:
         file: what to train on, or a data set on the hub, see :func:`counterpoint.integrations.sentence.corpus.load`.
-        objective: a spec.
+        objective: a spec; None for a model that is scored as it starts, see :func:`untrained`.
         seed: of everything.
         model, revision: a folder or a name on the hub.
         pooling: ``cls``, ``pooler``, ``mean`` or ``max``, for a checkpoint that is no SentenceTransformer.
@@ -121,9 +122,18 @@ def cell(file: str, objective: str, seed: int, **changes: Any) -> dict[str, Any]
     return found
 
 
+def untrained(file: str, seed: int, **changes: Any) -> dict[str, Any]:
+    """The cell of the model as it starts, a row to compare with."""
+    return cell(file, None, seed, **{**changes, "head": "none", "label": UNTRAINED})
+
+
 def train(run: Run) -> None:
     """Trains one cell and finishes its run with the dev score, or the last loss if there is no dev set."""
     given = run.arguments
+    if given["objective"] is None:
+        model = build(given)
+        run.finish(tested(model, [*filter(None, [given["dev"]]), *(given["test"] or ())]))
+        return
     data, left_out = corpus.load(given["file"], given["positives"], given["columns"])
     if len(data) < given["batch"]:
         raise ValueError(f"batch: {given['batch']} samples, but {given['file']} has only {len(data)}.")
