@@ -378,15 +378,20 @@ def test_the_command_trains_and_what_it_leaves_is_evaluated(world, bert, capsys)
     words += ["--precision", "fp32", "--batch", "8", "--every", "5", "--out", str(world / "out")]
     assert main([*words, "--objective", "hcl:t=0.1", "infonce:t=0.1", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
-    assert [one["arguments"]["objective"].partition(":")[0] for one in found] == ["hcl", "infonce"]
-    assert {one["arguments"]["head"] for one in found} == {"training"}
-    assert {one["arguments"]["lr"] for one in found} == {3e-5}
+    before = found.pop()
+    assert (before["objective"], before["label"]) == (None, "before training")
+    scored = sts.evaluate(bert, ["STSB-dev"], pooling="cls", progress=False).sets["STSB-dev"].spearman
+    assert before["STSB-dev"] == pytest.approx(scored, abs=1e-6)
+    assert [one["objective"].partition(":")[0] for one in found] == ["hcl", "infonce"]
+    assert {one["head"] for one in found} == {"training"}
+    assert {one["lr"] for one in found} == {3e-5}
     assert main(["eval", "sts", found[0]["folder"], "--sets", "STSB-dev", "--device", "cpu", "--json"]) == 0
     scored = json.loads(capsys.readouterr().out)["sets"]["STSB-dev"]["spearman"]
-    assert scored == pytest.approx(found[0]["result"]["STSB-dev"], abs=1e-6)
+    assert scored == pytest.approx(found[0]["STSB-dev"], abs=1e-6)
     assert main(words) == 0
     out = capsys.readouterr().out
-    assert "adnce:t=0.07,denominator=all,mu=0.4, seed 0: STSB-dev" in out
+    assert "== sentence: sentences.txt, STSB-dev ==" in out
+    assert "adnce:t=0.07,denominator=all,mu=0.4, seed 0: " in out
 
 
 @pytest.mark.parametrize(
