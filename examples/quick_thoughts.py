@@ -32,9 +32,9 @@ from counterpoint.integrations.sentence.data import TRANSFER
 from counterpoint.integrations.sentence.presets import preset
 
 SIZES = {
-    "smoke": Size(2, ("MRPC", "STSB-test")),
-    "small": Size(8, ("MRPC", "STSB-test")),
-    "paper": Size(5, TRANSFER),
+    "smoke": Size(2, 1, ("MRPC", "STSB-test")),
+    "small": Size(8, 2, ("MRPC", "STSB-test")),
+    "paper": Size(5, 0, TRANSFER),
 }
 TEMPERATURES = (0.1, 0.2, 0.5)
 BASES = {"QT": "infonce:t={t}", "DCL": "dcl:t={t},prior=0.01", "HCL": "hcl:t={t},prior=0.01,beta=1"}
@@ -66,7 +66,7 @@ def study(given: argparse.Namespace) -> tuple[list[Run], dict[str, float]]:
     if given.size == "smoke":
         rows, temperatures = {row: ROWS[row] for row in ("QT", "QT + DP")}, TEMPERATURES[1:2]
         settings |= {"steps": 4, "every": 4}
-    return tuned(rows, temperatures, settings, given)
+    return tuned(rows, temperatures, settings, given, SIZES[given.size].tuning_seeds)
 
 
 if __name__ == "__main__":

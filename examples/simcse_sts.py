@@ -38,18 +38,19 @@ from typing import Any, NamedTuple
 
 from counterpoint.integrations import report
 from counterpoint.integrations.runs import GridError, Run, run_grid
-from counterpoint.integrations.sentence import training
+from counterpoint.integrations.sentence import corpus, training
 from counterpoint.integrations.sentence.data import SEVEN
 from counterpoint.integrations.sentence.presets import preset
 
 
 class Size(NamedTuple):
     seeds: int  # of the table
+    tuning_seeds: int
     columns: Sequence[str]  # scores that it shows
 
 
 COLUMNS = ("average", *SEVEN)
-SIZES = {"smoke": Size(2, COLUMNS), "small": Size(10, COLUMNS), "paper": Size(5, COLUMNS)}
+SIZES = {"smoke": Size(2, 1, COLUMNS), "small": Size(10, 2, COLUMNS), "paper": Size(5, 0, COLUMNS)}
 TUNING_SEED = 1000  # the first of the seeds that temperatures are chosen with
 TEMPERATURES = (0.01, 0.02, 0.05, 0.1, 0.2)
 ROWS = {
@@ -95,7 +96,7 @@ def tuned(
     temperatures: Sequence[float],
     settings: Mapping[str, Any],
     given: argparse.Namespace,
-    tuning_seeds: int = 2,
+    tuning_seeds: int,
 ) -> tuple[list[Run], dict[str, float]]:
     """Chooses a temperature per row by the dev set, and trains with it and every seed.
 
@@ -103,6 +104,7 @@ def tuned(
         rows: per row a spec with a place for ``t``.
         settings: of every cell.
         given: data, out, seeds and jobs of the command.
+        tuning_seeds: per temperature.
 
     Returns:
         The runs of the table, the first row's first, and the dev scores of what was tried.
@@ -112,6 +114,7 @@ def tuned(
         label = f"{row}, t={t:g}"
         return training.cell(given.data, rows[row].format(t=t), seed, **{**settings, "label": label, **more})
 
+    corpus.load(given.data, settings["positives"])  # what is wrong with it is said before anything is trained
     tried = [
         cell(row, t, seed, test=None)
         for seed in range(TUNING_SEED, TUNING_SEED + tuning_seeds)
@@ -146,7 +149,7 @@ def study(given: argparse.Namespace) -> tuple[list[Run], dict[str, float]]:
     if given.size == "smoke":
         rows, temperatures = dict(list(ROWS.items())[:2]), TEMPERATURES[2:4]
         settings |= {"steps": 4, "every": 4}
-    return tuned(rows, temperatures, settings, given)
+    return tuned(rows, temperatures, settings, given, SIZES[given.size].tuning_seeds)
 
 
 def main_of(
