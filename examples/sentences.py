@@ -2,15 +2,16 @@
 
 A small grammar has five slots (who, how, does, what, where) with five meanings each, most of them in three wordings.
 The gold similarity of two sentences is the number of slots in which they mean the same, whatever the words.
-Pairs that say the same in other words train a table of word vectors, from random numbers, in sentence-transformers'
-trainer; a sentence is the mean of its words. Scores are Spearman's correlation of cosine and gold on pairs that were
-not trained on, as in semantic textual similarity. These sentences are no language: the numbers say nothing about text.
+Sentences that say the same in other words, two or as many as an objective wants, train a table of word vectors from
+random numbers, in sentence-transformers' trainer; a sentence is the mean of its words. Scores are Spearman's
+correlation of cosine and gold on pairs that were not trained on, as in semantic textual similarity. These sentences are
+no language: the numbers say nothing about text.
 
 False negatives abound here: two sentences of a batch share a slot's meaning in one case of five.
 
 examples:
   python examples/sentences.py
-  python examples/sentences.py --seeds 10 --objectives infonce:t=0.1 hcl:t=0.1,prior=0.01 "infonce:t=0.1 + 0.1*dp"
+  python examples/sentences.py --seeds 10 --objectives infonce:t=0.1 dcl:t=0.1,prior=0.04 "infonce:t=0.1 + 0.1*dp"
 """
 
 from __future__ import annotations
@@ -39,12 +40,13 @@ from sentence_transformers.sentence_transformer.modules import StaticEmbedding
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PrinterCallback
 
+import counterpoint as cp
 from counterpoint.integrations.sentence.data import Pairs
 from counterpoint.integrations.sentence.encode import Embeddings, encoder
 from counterpoint.integrations.sentence.sts import score
 from counterpoint.plugins.sentence_transformers import ContrastiveLoss
 
-OBJECTIVES = ["infonce:t=0.1", "hcl:t=0.1,prior=0.01", "adnce:t=0.1,mu=0.4"]
+OBJECTIVES = ["infonce:t=0.1", "hcl:t=0.1,prior=0.01", "adnce:t=0.1,mu=0.4", "arcl(infonce:t=0.1):views=4"]
 BEFORE = "before training"
 MEANINGS = {  # per slot: the meanings, each with its wordings
     "who": "dog hound pup, cat kitten tom, child kid youngster, doctor medic physician, driver motorist cabbie",
@@ -101,7 +103,8 @@ def train(learner: SentenceTransformer, objective: str, seed: int, steps: int, b
     """The trainer and the loss as anyone would use them."""
     draw = random.Random(f"train {seed}")
     meant = [meaning(draw) for _ in range(steps * batch)]
-    data = Dataset.from_dict({"anchor": [say(m, draw) for m in meant], "positive": [say(m, draw) for m in meant]})
+    views = cp.objective(objective).views or 2
+    data = Dataset.from_dict({f"view {i}": [say(m, draw) for m in meant] for i in range(views)})
     with tempfile.TemporaryDirectory() as folder:
         settings = SentenceTransformerTrainingArguments(
             folder,
@@ -116,7 +119,7 @@ def train(learner: SentenceTransformer, objective: str, seed: int, steps: int, b
             use_cpu=True,
             seed=seed,
         )
-        loss = ContrastiveLoss(learner, objective, log_terms=False)
+        loss = ContrastiveLoss(learner, objective, columns="views", log_terms=False)
         trainer = SentenceTransformerTrainer(model=learner, args=settings, train_dataset=data, loss=loss)
         for unneeded in (PrinterCallback, SentenceTransformerModelCardCallback):
             trainer.remove_callback(unneeded)
@@ -204,7 +207,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     add("--objectives", nargs="+", default=OBJECTIVES, metavar="SPEC", help="the first is compared with the others")
     add("--seeds", type=int, default=3, help="runs per objective (%(default)s)")
     add("--steps", type=int, default=40, help="per run (%(default)s)")
-    add("--batch", type=int, default=64, help="pairs per step (%(default)s)")
+    add("--batch", type=int, default=64, help="meanings per step (%(default)s)")
     add("--seed", type=int, default=0, help="of the first run, the others follow (%(default)s)")
     add("--out", help="a folder for sentences.json and the picture")
     arguments = vars(parser.parse_args(argv))
