@@ -300,6 +300,14 @@ def test_interrupted_training_ends_with_the_same_weights(world, bert, monkeypatc
     assert lines[0] == lines[1]
 
 
+@pytest.mark.parametrize("how", [{"precision": "bf16"}, {"pooling": "pooler", "schedule": "cosine", "warmup": 0.5}])
+def test_a_short_run_has_its_loss(world, bert, how):
+    """Shorter than what is between two lines of the log, and without a dev set."""
+    done = run(world, cell(bert, steps=2, dev=None, every=100, **how))
+    assert 0 < done.result["loss"] < 10
+    assert [line["step"] for line in done.metrics() if "loss" in line] == [2]
+
+
 def test_seeds_differ_and_repeat(world, bert):
     first, again, other = (run(world, cell(bert, seed=seed), name) for seed, name in ((0, "a"), (0, "b"), (1, "a")))
     assert torch.equal(weights(first), weights(again))

@@ -285,8 +285,9 @@ class Store(_Callback):  # type: ignore[misc]
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         next(self.ticks, None)
-        if state.global_step >= state.max_steps and args.eval_strategy.value != "no":
-            control.should_evaluate = True  # the last step may be no multiple of the others
+        if state.global_step >= state.max_steps:  # the last step may be no multiple of the others
+            control.should_log = True
+            control.should_evaluate = args.eval_strategy.value != "no"
 
     def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any], **_: Any) -> None:
         numbers = {name: value for name, value in logs.items() if isinstance(value, (int, float))}
