@@ -80,6 +80,7 @@ def study(
     size: Size,
     metrics: Sequence[str],
     out: Path,
+    tuning: Path,
     probe: Sequence[str],
     evaluation: dict[str, Any] | None = None,
     jobs: int = 1,
@@ -90,6 +91,8 @@ def study(
     Args:
         rows: per row the settings to choose from, a spec or a spec and changes of the cell. As many for each row.
         metrics: of the results; the first row is compared with.
+        out, tuning: folders of the runs that are reported, and of those that settings are chosen by; studies that share
+            the latter share what they have in common.
         probe, evaluation: see :mod:`counterpoint.integrations.image.evaluation`.
     """
     if len({len(settings) for settings in rows.values()}) > 1:
@@ -100,24 +103,22 @@ def study(
         objective, changes = (spec, {}) if isinstance(spec, str) else spec
         return [cell(size.dataset, objective, seed, **{**common, **changes, **more}) for seed in seeds]
 
-    tuning = range(TUNING_SEED, TUNING_SEED + size.tuning_seeds)
+    tuned = range(TUNING_SEED, TUNING_SEED + size.tuning_seeds)
     tried = {
-        name: [cells(spec, tuning, part="tune", probe=["linear"]) for spec in settings]
+        name: [cells(spec, tuned, part="tune", probe=["linear"]) for spec in settings]
         for name, settings in rows.items()
     }
     floor = [untrained(size.dataset, seed, **common, probe=list(probe)) for seed in range(size.seeds)]
     check([floor[0], *(one[0] for settings in tried.values() for one in settings)])
     flat = [one for settings in tried.values() for some in settings for one in some]
-    found = iter(run_grid(train, flat, out / "tuning", jobs=jobs))
+    found = iter(run_grid(train, flat, tuning, jobs=jobs))
     chosen: dict[str, int] = {}
     validation: dict[str, list[float]] = {}
     for name, settings in tried.items():
         validation[name] = [mean(_result(next(found))["linear"] for _ in some) for some in settings]
         chosen[name] = validation[name].index(max(validation[name]))
     final = {name: cells(rows[name][best], range(size.seeds), probe=list(probe)) for name, best in chosen.items()}
-    reported = iter(
-        run_grid(train, [*floor, *(one for some in final.values() for one in some)], out / "test", jobs=jobs)
-    )
+    reported = iter(run_grid(train, [*floor, *(one for some in final.values() for one in some)], out, jobs=jobs))
     values: dict[str, list[dict[str, float]]] = {}
     for name in (UNTRAINED, *rows):
         values[name] = [_result(next(reported)) for _ in range(size.seeds)]
@@ -196,7 +197,8 @@ def main_of(
     name, asked = Path(parser.prog).stem, {row: rows[row] for row in given.rows}
     try:
         out = given.out / f"{name}-{given.size}"
-        result = study(asked, sizes[given.size], metrics, out, probe, evaluation, given.jobs, given.device)
+        tuning = given.out / f"tuning-{given.size}"
+        result = study(asked, sizes[given.size], metrics, out, tuning, probe, evaluation, given.jobs, given.device)
     except (OSError, RuntimeError, ValueError) as error:
         parser.exit(2, f"{parser.prog}: error: {error}\n")
     print(report(result))
