@@ -33,13 +33,16 @@ from __future__ import annotations
 import argparse
 import json
 from collections.abc import Mapping, Sequence
+from math import isnan
 from pathlib import Path
 from statistics import mean, stdev
 from typing import Any, NamedTuple
 
 from digits import compare
+from scipy.stats import ttest_rel
 
 from counterpoint.integrations.image.training import UNTRAINED, cell, check, prepare, train, untrained
+from counterpoint.integrations.paired import holm
 from counterpoint.integrations.runs import Run, run_grid
 
 TUNING_SEED = 1000  # the first of the seeds that settings are chosen with
@@ -111,11 +114,11 @@ def study(
     floor = [untrained(size.dataset, seed, **common, probe=list(probe)) for seed in range(size.seeds)]
     check([floor[0], *(one[0] for settings in tried.values() for one in settings)])
     flat = [one for settings in tried.values() for some in settings for one in some]
-    found = iter(run_grid(train, flat, tuning, jobs=jobs))
+    tries = iter(run_grid(train, flat, tuning, jobs=jobs))
     chosen: dict[str, int] = {}
     validation: dict[str, list[float]] = {}
     for name, settings in tried.items():
-        validation[name] = [mean(_result(next(found))["linear"] for _ in some) for some in settings]
+        validation[name] = [mean(_result(next(tries))["linear"] for _ in some) for some in settings]
         chosen[name] = validation[name].index(max(validation[name]))
     final = {name: cells(rows[name][best], range(size.seeds), probe=list(probe)) for name, best in chosen.items()}
     reported = iter(run_grid(train, [*floor, *(one for some in final.values() for one in some)], out, jobs=jobs))
@@ -123,12 +126,16 @@ def study(
     for name in (UNTRAINED, *rows):
         values[name] = [_result(next(reported)) for _ in range(size.seeds)]
     first = next(iter(rows))
-    summary: dict[str, Any] = {}
-    for name, results in values.items():
-        summary[name] = {}
-        for metric in metrics:
-            numbers = [one[metric] for one in results]
-            versus = None if name == first else compare([one[metric] for one in values[first]], numbers)
+    summary: dict[str, Any] = {name: {} for name in values}
+    for metric in metrics:
+        found = {name: [one[metric] for one in results] for name, results in values.items()}
+        others = [name for name in found if name != first]
+        p = [float(ttest_rel(found[name], found[first]).pvalue) for name in others]
+        corrected = holm([1.0 if isnan(one) else one for one in p])  # no difference at all has none
+        for name, numbers in found.items():
+            versus = None
+            if name != first:
+                versus = compare(found[first], numbers) | {"p": corrected[others.index(name)]}
             summary[name][metric] = {"mean": mean(numbers), "sd": stdev(numbers), "values": numbers, "vs_first": versus}
     return {
         "data": f"{size.dataset} ({prepare(floor[0]).test.note})",
@@ -164,7 +171,8 @@ def report(result: dict[str, Any]) -> str:
             gap = "" if versus is None else "{difference:+5.1f} [{low:+.1f}, {high:+.1f}]".format(**versus)
             cells += f"  {found['mean']:5.1f} +- {found['sd']:4.1f}  {gap:21}"
             if versus is not None:
-                verdict = "higher" if versus["low"] > 0 else "lower" if versus["high"] < 0 else "no difference found"
+                sign = "higher" if versus["difference"] > 0 else "lower"
+                verdict = sign if versus["p"] < 0.05 else "no difference found"
                 verdicts[metric].setdefault(verdict, []).append(name)
         lines.append(f"{name:{width}}{cells}".rstrip())
     lines.append("")
@@ -172,7 +180,10 @@ def report(result: dict[str, Any]) -> str:
         said = "; ".join(f"{verdict}: {' | '.join(names)}" for verdict, names in found.items())
         lines.append(f"{metric}, against {first} - {said}.")
     lines += [f"chosen on validation images: {name}: {spec}" for name, spec in result["chosen"].items()]
-    lines.append(f"({result['seeds']} paired seeds; intervals are t intervals, uncorrected for their number.)")
+    lines.append(
+        f"({result['seeds']} paired seeds; t intervals, row by row; what is called higher or lower has p < 0.05 in a "
+        "paired t test, corrected for the number of rows by Holm's method.)"
+    )
     return "\n".join(lines)
 
 

@@ -1,8 +1,10 @@
-"""``counterpoint train image`` and ``counterpoint eval image``, and the settings of papers."""
+"""``counterpoint train image`` and ``counterpoint eval image``, the settings of papers, and studies."""
 
 from __future__ import annotations
 
+import importlib
 import json
+from pathlib import Path
 
 import pytest
 
@@ -12,7 +14,9 @@ pytest.importorskip("lightning")
 import counterpoint as cp
 from counterpoint.integrations.cli import main
 from counterpoint.integrations.image import PRESETS, Settings, build, preset, training
+from counterpoint.integrations.runs import find_runs
 
+EXAMPLES = Path(__file__).parent.parent / "examples"
 QUICK = ["--batch", "64", "--subset", "128", "--width", "16"]
 
 
@@ -81,3 +85,28 @@ def test_presets_have_the_papers_values():
     assert (weight, polarization.low, polarization.high) == (0.1, 0.1, 0.5)
     with pytest.raises(ValueError, match=r"'arcl-5'.*Did you mean 'arcl-"):
         preset("arcl-5", "cifar10")
+
+
+def test_studies_choose_on_validation_images_and_compare_paired_seeds(tmp_path, monkeypatch, capsys):
+    monkeypatch.syspath_prepend(EXAMPLES)
+    study = importlib.import_module("shifted_cifar")
+    words = ["--size", "smoke", "--rows", "SimCLR", "ArCL, 4 views", "--out", str(tmp_path)]
+    size = study.STUDY["smoke"]
+    size = {"smoke": size._replace(settings={**size.settings, "channels": 4, "subset": 128})}
+    rows = {name: specs[:2] for name, specs in study.ROWS.items()}
+    study.main_of(None, size, rows, ("linear", "shifted"), ("linear", "shifted"), argv=words)
+    said = capsys.readouterr().out
+    (path,) = tmp_path.rglob("results.json")
+    result = json.loads(path.read_text())
+    for name, found in result["validation"].items():
+        assert len(found) == 2
+        assert result["chosen"][name] == rows[name][found.index(max(found))]
+    tuned = [run.arguments for run in find_runs(tmp_path / "tuning-smoke")]
+    assert len(tuned) == 4
+    assert {one["part"] for one in tuned} == {"tune"}
+    assert {one["seed"] for one in tuned}.isdisjoint(one.arguments["seed"] for one in find_runs(path.parent))
+    first, other = (result["summary"][name]["shifted"] for name in words[3:5])
+    gaps = [b - a for a, b in zip(first["values"], other["values"], strict=True)]
+    assert other["vs_first"]["difference"] == pytest.approx(sum(gaps) / 2)
+    assert f"{first['mean']:5.1f} +- {first['sd']:4.1f}" in said
+    assert "shifted, against SimCLR - " in said

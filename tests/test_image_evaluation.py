@@ -153,7 +153,7 @@ def test_evaluation_leaves_the_encoder_as_it_was(digits):
     assert not encoder.network[1].training
     assert encoder.network[2].training
     expected = {"knn", "linear", "linear_top5", "clean", "fgsm@0.01", "pgd@0.01", *shifts((16, 16)), "finetune"}
-    assert found.keys() == expected | {"transfer:digits"}
+    assert found.keys() == expected | {"transfer:digits", "finetune:digits"}
     assert all(0 <= value <= 100 for value in found.values())
     assert found["linear"] <= found["linear_top5"]
 
@@ -230,3 +230,5 @@ def test_bad_probes(encoder, digits):
         evaluate(encoder, *digits, ["liner"])
     with pytest.raises(ValueError, match="name the data sets"):
         evaluate(encoder, *digits, ["transfer"])
+    with pytest.raises(ValueError, match="Did you mean 'cifar100'"):
+        evaluate(encoder, *digits, ["knn", "transfer"], Settings(transfer=("cifar-100",)))

@@ -184,8 +184,7 @@ def eval_command(given: argparse.Namespace) -> int:
     for run in _finished(given.runs):
         _, train, _, test = training.prepare({**run.arguments, "part": "report"})
         if given.data:
-            size = train.size[0] if train.size[0] == train.size[1] else None
-            train, test = (data.load(given.data, split, size) for split in data.SPLITS)
+            train, test = (data.load(given.data, split, evaluation.square(train)) for split in data.SPLITS)
         encoder = training.restore(run).encoder.to(given.device)
         result = evaluation.evaluate(encoder, train, test, probes, settings, run.arguments["seed"])
         found.append(
