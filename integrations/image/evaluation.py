@@ -246,7 +246,7 @@ def accuracies(classifier: nn.Module, z: Tensor, y: Tensor) -> tuple[float, floa
     """Percent of inputs whose class is the first, and among the first five."""
     said = classifier(z).topk(min(5, classifier(z[:1]).shape[1]), dim=1).indices
     hits = said == y.to(z.device).unsqueeze(1)
-    return 100 * hits[:, 0].float().mean().item(), 100 * hits.any(1).float().mean().item()
+    return 100 * int(hits[:, 0].sum()) / len(y), 100 * int(hits.any(1).sum()) / len(y)
 
 
 def linear_accuracy(
