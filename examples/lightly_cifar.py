@@ -43,6 +43,7 @@ from scipy.stats import ttest_rel
 
 from counterpoint.integrations.image.training import UNTRAINED, cell, check, prepare, train, untrained
 from counterpoint.integrations.paired import holm
+from counterpoint.integrations.papers import paper_number
 from counterpoint.integrations.runs import Run, run_grid
 
 TUNING_SEED = 1000  # the first of the seeds that settings are chosen with
@@ -74,6 +75,8 @@ ROWS: dict[str, list[str]] = {
     "AAL, 4 views": [f"aal(infonce:t={t}):views=4" for t in (0.1, 0.2, 0.3, 0.5)],
     "ArCL, 4 views": [f"arcl(infonce:t={t}):views=4" for t in (0.1, 0.2, 0.3, 0.5)],
 }
+
+PRINTED = {"linear": ("cifar10", "linear")}
 
 Setting = str | tuple[str, dict[str, Any]]
 
@@ -155,36 +158,50 @@ def _result(run: Run) -> dict[str, float]:
     return found
 
 
-def report(result: dict[str, Any]) -> str:
-    """The table, and under it what its statistics allow to say."""
-    summary, width = result["summary"], max(map(len, result["summary"]))
-    metrics, first = list(next(iter(summary.values()))), next(iter(result["chosen"]))
-    lines = [
-        result["data"],
-        f"{'accuracy, %':{width}}" + "".join(f"  {m:13}  {'minus first, 95%':21}" for m in metrics),
-    ]
+def report(result: dict[str, Any], printed: Mapping[str, tuple[str, str]]) -> str:
+    """The table with the papers' numbers, and what its statistics allow to say.
+
+    Args:
+        printed: per metric the data set that papers have trained on, and what they call the metric.
+    """
+    summary, chosen = result["summary"], result["chosen"]
+    first = next(iter(chosen))
+    metrics = list(summary[first])
+    lines = [f"{result['data']}, {result['seeds']} seeds; in brackets the paired difference to {first}", ""]
+    lines += [f"| accuracy, % | {' | '.join(metrics)} | papers |", "|---" * (len(metrics) + 2) + "|"]
     verdicts: dict[str, dict[str, list[str]]] = {metric: {} for metric in metrics}
     for name, row in summary.items():
-        cells = ""
+        cells = []
         for metric, found in row.items():
-            versus = found["vs_first"]
-            gap = "" if versus is None else "{difference:+5.1f} [{low:+.1f}, {high:+.1f}]".format(**versus)
-            cells += f"  {found['mean']:5.1f} +- {found['sd']:4.1f}  {gap:21}"
-            if versus is not None:
+            cells.append(f"{found['mean']:.1f} ± {found['sd']:.1f}")
+            if (versus := found["vs_first"]) is not None:
+                cells[-1] += " ({difference:+.1f} [{low:+.1f}, {high:+.1f}])".format(**versus)
                 sign = "higher" if versus["difference"] > 0 else "lower"
                 verdict = sign if versus["p"] < 0.05 else "no difference found"
                 verdicts[metric].setdefault(verdict, []).append(name)
-        lines.append(f"{name:{width}}{cells}".rstrip())
+        cells.append(papers(chosen[name], printed) if name in chosen else "")
+        lines.append(f"| {name} | {' | '.join(cells)} |")
     lines.append("")
     for metric, found in verdicts.items():
-        said = "; ".join(f"{verdict}: {' | '.join(names)}" for verdict, names in found.items())
-        lines.append(f"{metric}, against {first} - {said}.")
-    lines += [f"chosen on validation images: {name}: {spec}" for name, spec in result["chosen"].items()]
+        said = "; ".join(f"{verdict}: {', '.join(names)}" for verdict, names in found.items())
+        lines.append(f"- {metric}, against {first}: {said}")
     lines.append(
-        f"({result['seeds']} paired seeds; t intervals, row by row; what is called higher or lower has p < 0.05 in a "
-        "paired t test, corrected for the number of rows by Holm's method.)"
+        "- intervals are 95% t intervals, row by row; what is called higher or lower has p < 0.05 in a paired t test, "
+        "corrected for the number of rows by Holm's method"
     )
+    lines += [f"- {name}: {spec} was chosen on validation images" for name, spec in chosen.items()]
     return "\n".join(lines)
+
+
+def papers(setting: Setting, printed: Mapping[str, tuple[str, str]]) -> str:
+    """What the papers print for this objective, after many more epochs of a larger network."""
+    spec, changes = (setting, {}) if isinstance(setting, str) else setting
+    given = {"batch": 256, "positives": 1 + changes.get("mixed", changes.get("views", 2) - 2)}
+    said = []
+    for metric, (dataset, name) in printed.items():
+        if number := paper_number("image", dataset, spec, name, given):
+            said.append(f"{metric} {number.printed.replace('±', ' ± ')} ({number.paper}, Table {number.table})")
+    return ", ".join(said)
 
 
 def main_of(
@@ -194,6 +211,7 @@ def main_of(
     metrics: Sequence[str],
     probe: Sequence[str],
     evaluation: dict[str, Any] | None = None,
+    printed: Mapping[str, tuple[str, str]] = PRINTED,
     argv: Sequence[str] | None = None,
 ) -> None:
     """The command line of a study."""
@@ -212,7 +230,7 @@ def main_of(
         result = study(asked, sizes[given.size], metrics, out, tuning, probe, evaluation, given.jobs, given.device)
     except (OSError, RuntimeError, ValueError) as error:
         parser.exit(2, f"{parser.prog}: error: {error}\n")
-    print(report(result))
+    print(report(result, printed))
     (out / "results.json").write_text(json.dumps(result, indent=1) + "\n")
     print(f"\nevery number is in {out / 'results.json'}")
 

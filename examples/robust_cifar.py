@@ -45,4 +45,5 @@ if __name__ == "__main__":
         ("linear", "fgsm@0.002", "pgd@0.002", "pgd@0.004"),
         ("linear", "robust"),
         {"epsilons": [0.002, 0.004], "attacked": 1000},
+        {name: ("cifar100", name) for name in ("linear", "fgsm@0.002")},  # the paper trains on CIFAR-100
     )

@@ -94,7 +94,7 @@ def test_studies_choose_on_validation_images_and_compare_paired_seeds(tmp_path, 
     size = study.STUDY["smoke"]
     size = {"smoke": size._replace(settings={**size.settings, "channels": 4, "subset": 128})}
     rows = {name: specs[:2] for name, specs in study.ROWS.items()}
-    study.main_of(None, size, rows, ("linear", "shifted"), ("linear", "shifted"), argv=words)
+    study.main_of(None, size, rows, ("linear", "shifted"), ("linear", "shifted"), printed=study.PRINTED, argv=words)
     said = capsys.readouterr().out
     (path,) = tmp_path.rglob("results.json")
     result = json.loads(path.read_text())
@@ -108,5 +108,6 @@ def test_studies_choose_on_validation_images_and_compare_paired_seeds(tmp_path, 
     first, other = (result["summary"][name]["shifted"] for name in words[3:5])
     gaps = [b - a for a, b in zip(first["values"], other["values"], strict=True)]
     assert other["vs_first"]["difference"] == pytest.approx(sum(gaps) / 2)
-    assert f"{first['mean']:5.1f} +- {first['sd']:4.1f}" in said
-    assert "shifted, against SimCLR - " in said
+    assert f"| SimCLR | {result['summary']['SimCLR']['linear']['mean']:.1f} ± " in said
+    assert f" | {first['mean']:.1f} ± {first['sd']:.1f} | " in said
+    assert "linear 88.95 (ArCL, Table 2)" in said
