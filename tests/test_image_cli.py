@@ -11,6 +11,8 @@ import pytest
 pytest.importorskip("lightly")
 pytest.importorskip("lightning")
 
+from PIL import Image
+
 import counterpoint as cp
 from counterpoint.integrations.cli import main
 from counterpoint.integrations.image import PRESETS, Settings, build, preset, training
@@ -55,6 +57,19 @@ def test_what_is_wrong_is_one_line(words, said, tmp_path, capsys):
     assert said in error
     assert "\n" not in error
     assert not list(tmp_path.rglob("run.json"))  # said before anything was trained
+
+
+def test_photos_without_classes(tmp_path, capsys):
+    for number in range(20):
+        Image.new("RGB", (16, 16), (10 * number, 0, 0)).save(tmp_path / f"{number}.png")
+    out = str(tmp_path / "runs")
+    words = ["--backbone", "conv4", "--channels", "4", "--size", "16", "--batch", "4", "--epochs", "1", "--out", out]
+    assert main(["train", "image", "--data", str(tmp_path), *words]) == 0
+    assert "loss" in capsys.readouterr().out
+    assert main(["eval", "image", out]) == 2
+    assert "has no classes to evaluate on" in capsys.readouterr().err
+    assert main(["eval", "image", out, "--data", "digits", "--probe", "knn"]) == 0
+    assert "8 x 8 digits" in capsys.readouterr().out
 
 
 def test_a_folder_without_images(tmp_path, capsys):

@@ -68,7 +68,7 @@ def test_simclr_with_infonce_is_lightlys(temperature):
     loss.backward()
     host = NTXentLoss(temperature=temperature)(*[theirs.project(view) for view in x])
     host.backward()
-    assert abs(float(loss - host)) < 1e-6
+    assert abs(float((loss - host).detach())) < 1e-6
     same(gradients(ours), gradients(theirs))
 
 
@@ -93,7 +93,7 @@ def test_moco_with_infonce_is_lightlys_memory_bank_included():
         for one, optimizer in zip((loss, host), sgd, strict=True):
             optimizer.zero_grad()
             one.backward()
-        assert abs(float(loss - host)) < 1e-6 * max(1.0, float(host))
+        assert abs(float((loss - host).detach())) < 1e-6 * max(1.0, float(host.detach()))
         same(gradients(ours), gradients(theirs))
         assert torch.allclose(ours.criterion.memory_bank.bank, criterion.memory_bank.bank, atol=1e-12)
         assert int(ours.criterion.memory_bank.bank_ptr) == int(criterion.memory_bank.bank_ptr)
@@ -382,16 +382,6 @@ def test_tuning_does_not_see_the_test_images(monkeypatch):
     found = training.prepare(training.cell("digits", "infonce", 0, part="tune"))
     assert asked == ["train"]
     assert found.test is found.validation
-
-
-def test_images_without_classes_are_trained_on(tmp_path):
-    from PIL import Image
-
-    for number in range(40):
-        Image.new("RGB", (20, 20), (number, 2 * number, 3 * number)).save(tmp_path / f"{number:02}.png")
-    cell = training.cell(str(tmp_path), "infonce", 0, epochs=1, backbone="conv4", batch=8, width=16, size=16)
-    run = grid(cell, tmp_path / "runs")
-    assert run.result.keys() == {"loss"}
 
 
 def test_bfloat16_changes_little():

@@ -188,6 +188,8 @@ def eval_command(given: argparse.Namespace) -> int:
             train, test = (data.load(given.data, split, evaluation.square(train)) for split in data.SPLITS)
         encoder = training.restore(run).encoder.to(given.device)
         result = evaluation.evaluate(encoder, train, test, probes, settings, run.arguments["seed"])
+        if not result:
+            raise ValueError(f"{test.name} has no classes to evaluate on; name a data set that has, --data")
         found.append(
             {"data": test.name, "name": run.name, "seed": run.arguments["seed"], "run": str(run.path), **result}
         )
