@@ -38,7 +38,7 @@ from counterpoint.plugins.host import SeamError
 
 @dataclass(frozen=True)
 class Settings:
-    """CURL's hyper-parameters; the defaults are those of the paper's Table 3 and of the official script.
+    """CURL's hyper-parameters; the defaults are the paper's, and the batch the official script's.
 
     Attributes:
         batch: transitions per update.
