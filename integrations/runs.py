@@ -848,7 +848,8 @@ def add_arguments(parser: argparse.ArgumentParser, length: str | None = "epochs"
         presets: names of the recipes to choose from.
     """
     add = parser.add_argument
-    add("--objective", nargs="+", type=_spec, metavar="SPEC", default=["infonce"], help="one or more (infonce)")
+    say = "one or more (the preset's, else infonce)"
+    add("--objective", nargs="+", type=_spec, metavar="SPEC", default=["infonce"], help=say)
     add("--seed", type=whole(0), default=0, metavar="K", help="of the first run (%(default)s)")
     add("--seeds", type=whole(1), default=1, metavar="N", help="runs per objective, seeds K to K+N-1 (%(default)s)")
     if length:

@@ -200,20 +200,7 @@ def packaged() -> dict[str, Any]:
         originals = {name: getattr(cp.Objective, name) for name in ("forward", "from_scores")}
         try:
             for name, original in originals.items():
-
-                def record(
-                    self: Any,
-                    *given: Any,
-                    _name: str = name,
-                    _original: Any = original,
-                    _calls: Any = calls,
-                    **how: Any,
-                ) -> Tensor:
-                    value = _original(self, *given, **how)
-                    _calls.append((self, _name, given, how, value))
-                    return value
-
-                setattr(cp.Objective, name, record)
+                setattr(cp.Objective, name, _recording(name, original, calls))
             value = evaluate(case, inputs(case))
         finally:
             for name, original in originals.items():
@@ -234,6 +221,15 @@ def packaged() -> dict[str, Any]:
             "value": case["value"],
         }
     return found
+
+
+def _recording(name: str, original: Callable[..., Tensor], calls: list[Any]) -> Callable[..., Tensor]:
+    def call(self: cp.Objective, *given: Any, **how: Any) -> Tensor:
+        value = original(self, *given, **how)
+        calls.append((self, name, given, how, value))
+        return value
+
+    return call
 
 
 def _plain(value: Any) -> Any:
