@@ -17,7 +17,7 @@ from typing import Any
 
 import counterpoint as cp
 from counterpoint.hyper import Real, text
-from counterpoint.integrations import completion, demo, doctor, report, tune
+from counterpoint.integrations import advice, completion, demo, doctor, report, tune
 from counterpoint.integrations.runs import GridError
 from counterpoint.plugins import inject
 
@@ -151,7 +151,13 @@ def facts(kind: type[cp.Objective], one: cp.Objective | None = None) -> dict[str
     ]
     found = {"name": kind.name, "class": kind.__name__, "wraps": issubclass(kind, cp.Wrapper)}
     found |= {"formula": kind.formula, "paper": kind.paper, "parameters": parameters}
-    return found if one is None else {**found, "spec": str(one), "doc": inspect.getdoc(kind) or ""}
+    if one is None:
+        return found
+    if known := advice.ADVICE.get(kind.name):
+        found |= known._asdict()
+    if case := advice.check(kind.name):
+        found["check"] = dict(zip(("spec", "reference", "here"), case, strict=True))
+    return {**found, "spec": str(one), "doc": inspect.getdoc(kind) or ""}
 
 
 def _pieces(one: cp.Objective) -> list[cp.Objective]:
@@ -170,9 +176,24 @@ def _text(found: dict[str, Any]) -> Iterator[str]:
         note = "" if value == one["default"] else f" (default {text(one['default'])})"
         row = f"      {names:28}{text(value):14} {one['expected']}{note}"
         yield fill(row, WIDTH, subsequent_indent=" " * 49)
+    for key, label in (("use", "when"), ("first", "tune first"), ("cost", "cost"), ("check", "check")):
+        if key in found:
+            said = _checked(found[key]) if key == "check" else found[key]
+            yield fill(f"    {label:12}{said}", WIDTH, subsequent_indent=" " * 16)
     if "doc" in found:
         yield ""
+        yield "training weight dL/ds of a negative, by its similarity s; the positive is at |"
+        yield from advice.picture(cp.objective(found["spec"]))
+        yield ""
         yield from _reflow(found["doc"])
+
+
+def _checked(found: dict[str, Any]) -> str:
+    """What an objective makes here of a case whose value is known to 50 digits."""
+    error = abs(found["here"] - found["reference"])
+    return f"{found['reference']:.10g} is its reference value of {found['spec']} on a small case; here it is " + (
+        "the same in every digit" if error == 0 else f"off by {error:.1g}"
+    )
 
 
 def _reflow(doc: str) -> Iterator[str]:

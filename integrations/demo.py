@@ -211,6 +211,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     runs.add_arguments(parser, None)
     jobs = min(MOST_JOBS, os.cpu_count() or 1)
     parser.set_defaults(objective=None, seeds=3, out=Path("demo"), jobs=jobs)
+    parser._option_string_actions["--objective"].help = f"one or more ({', '.join(ROWS)})"
     add = parser.add_argument
     add("--domains", nargs="+", choices=SETTINGS, default=list(SETTINGS), metavar="NAME", help=", ".join(SETTINGS))
     add("--quick", action="store_true", help="a few steps of everything, to see that it runs; the numbers mean nothing")
