@@ -782,23 +782,25 @@ class Reduce(torch.autograd.Function):
     def forward(ctx: Any, job: Pass, left: Tensor, other: Tensor | None, *tensors: Tensor) -> Any:
         right, terms = left if other is None else other, job.terms.bound(tensors)
         anchors = len(left) + (len(right) if job.mirrored and not job.same else 0)
-        scratch, products = Scratch(left), []
+        scratch, kept = Scratch(left), []
+        # an only tile is kept for the gradient: its products or, if that is all that is needed of it, what is summed
         single = max(left.shape[0], right.shape[0]) <= job.edge and any(ctx.needs_input_grad)
+        summed = single and job.reduction is SumExp and terms.scale != 1.0
         reduction = job.reduction(job.mask, job.count, job.reduction.start(terms.functions, anchors, left))
 
         def work(number: int, tile: Tile) -> None:
             s = job.product(left, right, tile, scratch)
             if single:
-                products.append(s.clone())
+                kept.append(s if summed else s.clone())
             for k, x in terms.values_of(s, tile, scratch, pulled=False):
                 reduction.add(k, x, tile, scratch)
 
         job.each(work, left.shape[0], right.shape[0], left.device)
         result = reduction.result()
-        ctx.job = job
+        ctx.job, ctx.summed = job, summed
         ctx.set_materialize_grads(False)
-        ctx.save_for_backward(left, other, *tensors, *reduction.state, *products)
-        ctx.products = len(products)
+        ctx.save_for_backward(left, other, *tensors, *reduction.state, *kept)
+        ctx.kept = len(kept)
         return tuple(row.unsqueeze(1) for row in result.unbind())
 
     @staticmethod
@@ -807,7 +809,7 @@ class Reduce(torch.autograd.Function):
             raise RuntimeError(ONCE)
         job: Pass = ctx.job
         left, other, *rest = ctx.saved_tensors
-        product = rest.pop() if ctx.products else None  # that of the only tile
+        kept = rest.pop() if ctx.kept else None
         right = left if other is None else other
         tensors, state = rest[: len(job.terms.tensors)], rest[len(job.terms.tensors) :]
         terms, scratch, reduction = job.terms.bound(tensors), Scratch(left), job.reduction(job.mask, job.count, state)
@@ -826,8 +828,15 @@ class Reduce(torch.autograd.Function):
         sums = [t.new_zeros(job.tiles(left.shape[0], right.shape[0])) for t in tensors]
 
         def work(number: int, tile: Tile) -> None:
-            s = job.product(left, right, tile, scratch) if product is None else product.clone()
-            total, found = terms.pull(s, tile, scratch, lambda k, x: reduction.weigh(k, x, folded[k], tile, scratch))
+            total: Tensor | None
+            if kept is not None and ctx.summed:
+                w = reduction._outer(folded[0], tile, scratch("outer", kept.shape))
+                total, found = torch.mul(kept, w, out=scratch("s", kept.shape)), []
+            else:
+                s = job.product(left, right, tile, scratch) if kept is None else kept.clone()
+                total, found = terms.pull(
+                    s, tile, scratch, lambda k, x: reduction.weigh(k, x, folded[k], tile, scratch)
+                )
             if total is not None and to_left is not None:
                 to_left[tile.rows].addmm_(total, right[tile.keys])
             if total is not None and to_right is not None and not tile.diagonal:
