@@ -97,11 +97,13 @@ def parsers() -> dict[str, argparse.ArgumentParser | None]:
     """The parser of each command; None for those whose extra is missing."""
     found: dict[str, argparse.ArgumentParser | None] = {}
     for name, command in COMMANDS.items():
-        found[name] = argparse.ArgumentParser(f"counterpoint {name}")
+        parser = argparse.ArgumentParser(f"counterpoint {name}")
         try:
-            command.arguments(found[name])
+            command.arguments(parser)
         except ImportError:
             found[name] = None
+        else:
+            found[name] = parser
     return found
 
 

@@ -147,6 +147,7 @@ class Run:
         self.record = self._read_record()
         self._writing = False
         self._metrics: BinaryIO | None = None
+        self._logged = 0  # bytes that are in metrics.jsonl before it is opened
         self._saved = False
         self._clock, self._spent = time.monotonic(), 0.0
 
@@ -230,7 +231,7 @@ class Run:
     def log(self, step: int, **numbers: float) -> None:
         """Appends a line to metrics.jsonl, where it is safe from what happens to this process."""
         if self._metrics is None:
-            self._metrics_from(0)
+            self._metrics_from(self._logged)
         line = json.dumps({"step": int(step), **_plain(numbers)})
         self._metrics.write(line.encode() + b"\n")  # type: ignore[union-attr]
         self._metrics.flush()  # type: ignore[union-attr]
@@ -243,7 +244,7 @@ class Run:
             step: the steps that lie behind this state.
         """
         if self._metrics is None:
-            self._metrics_from(0)
+            self._metrics_from(self._logged)
         os.fsync(self._metrics.fileno())  # type: ignore[union-attr]
         content = {"state": {**state, "step": int(step)}, "metrics": self._metrics.tell()}  # type: ignore[union-attr]
         current, previous = self._checkpoints()
@@ -307,7 +308,7 @@ class Run:
         if not result:
             raise ValueError("finish: result must hold at least one number, got none.")
         if self._metrics is None:
-            self._metrics_from(0)
+            self._metrics_from(self._logged)
         self._checkpoints()[1].unlink(missing_ok=True)
         self._write(status="done", result=_plain(result), details=details, **self._ending())
 
@@ -343,6 +344,10 @@ class Run:
                 self._metrics.close()
                 self._metrics = None
             lock.release()
+
+    def __getstate__(self) -> dict[str, Any]:
+        """For a process that works on the run while this one waits and keeps the lock."""
+        return {**vars(self), "_metrics": None, "_logged": self._metrics.tell() if self._metrics else self._logged}
 
     def _checkpoints(self) -> tuple[Path, Path]:
         return self.path / "checkpoint.pt", self.path / "checkpoint.previous.pt"

@@ -25,12 +25,14 @@ from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
 from statistics import fmean, stdev
-from typing import Any
+from typing import Any, TypeVar
 
 import counterpoint as cp
 from counterpoint.hyper import is_number, nearest
 from counterpoint.integrations import runs
 from counterpoint.integrations.runs import GridError, Run
+
+T = TypeVar("T")
 
 FIRST_SEED = 1000  # far from those that train begins with
 ORDER = ("temperature", "mu", "sigma")  # and then the others, in the objective's own order
@@ -140,7 +142,7 @@ def grids_of(
     return {name: wanted[name] for name in [*first, *(name for name in wanted if name not in first)]}
 
 
-def thinned(values: Sequence[float], count: int) -> list[float]:
+def thinned(values: Sequence[T], count: int) -> list[T]:
     """So many of the values, spread evenly from the first to the last."""
     if count >= len(values):
         return list(values)
@@ -252,7 +254,7 @@ def _cells(given: argparse.Namespace, domain: str) -> Callable[[str, int], dict[
     known = {*training.DEFAULTS, *getattr(import_module(f"counterpoint.integrations.{domain}.commands"), "FLAGS", ())}
     settings |= {name: value for name, value in vars(given).items() if name in known and value is not None}
     settings |= DOMAINS[domain].held_out
-    return lambda spec, seed: training.cell(str(names[0]), spec, seed, **settings)  # type: ignore[no-any-return]
+    return lambda spec, seed: training.cell(str(names[0]), spec, seed, **settings)
 
 
 def _tuned(
@@ -291,7 +293,8 @@ def _tuned(
 
 
 def _metric(run: Run) -> str:
-    return next(iter(run.record["result"]))
+    metric: str = next(iter(run.record["result"]))
+    return metric
 
 
 def _values(some: Sequence[Run]) -> list[float]:

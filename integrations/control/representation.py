@@ -288,12 +288,13 @@ def learned(run: Run, cache: Path) -> tuple[Episodes, int, Tensor, Tensor]:
     new = data.stacks(settings.stack, data.held_out).to(given["device"])
     torch.manual_seed(given["seed"])
     if given.get("label") == PCA:
-        return data, settings.stack, *principal(known, new, settings.features, settings.crop)
+        x, x_new = principal(known, new, settings.features, settings.crop)
+        return data, settings.stack, x, x_new
     if given["objective"] is None:
         encoder = new_encoder(known.shape[1], settings).to(given["device"])
     else:
         encoder = pretrain(known, given["objective"], settings, given["updates"], given["scores"], run)
-    return data, settings.stack, *(features(encoder, part, settings.crop) for part in (known, new))
+    return data, settings.stack, features(encoder, known, settings.crop), features(encoder, new, settings.crop)
 
 
 def judge(data: Episodes, stack: int, x: Tensor, x_new: Tensor) -> tuple[dict[str, float], dict[str, Any]]:
