@@ -208,3 +208,9 @@ def test_the_wheel_with_all_extras_runs_the_demo(built, tmp_path):
     found = {one["name"]: one for one in json.loads(run("doctor", "--json").stdout)}
     for extra in ("sentence", "graph", "image", "control", "plots", "cli"):
         assert found[extra]["state"] == "ok"
+
+
+def test_every_example_has_its_line():
+    text = (ROOT / "examples" / "README.md").read_text()
+    for path in (ROOT / "examples").glob("*.py"):
+        assert f"[{path.name}]({path.name})" in text
