@@ -1,6 +1,7 @@
 # make demo    every domain on data that needs no download: a table in the terminal, demo/report.html, demo/results.json
 # make test    everything that is checked on every change, set-up included
-# Both set up .venv by themselves, with uv where it can be had and plain pip otherwise.
+# Both set up .venv by themselves, with uv where it can be had and plain pip otherwise; with PINNED=1 in the versions of
+# constraints.txt, which are those that the project was last tested with, on Python 3.11.
 
 PYTHON ?= python3
 JOBS ?= 2
@@ -12,7 +13,7 @@ LOWEST_TORCH := torch==2.2.0 numpy<2
 
 export HF_HUB_OFFLINE ?= 1
 
-.PHONY: demo test test-slow test-lowest lint bench clean help
+.PHONY: demo test test-slow test-lowest lint bench constraints dist clean help
 
 help:
 	@sed -n 's/^# //p' Makefile
@@ -42,8 +43,16 @@ bench: $(VENV)/ready
 	$(RUN) tests/bench/bench_graph.py --dataset demo
 	$(RUN) tests/bench/bench_augment.py
 
+# the versions of everything that is in .venv now, names and versions only
+constraints: $(VENV)/ready
+	$(RUN) tests/pinned.py > constraints.txt
+
+dist: $(VENV)/ready
+	rm -rf dist
+	$(RUN) -m build --outdir dist .
+
 $(VENV)/ready: pyproject.toml
-	$(call install,$(VENV),-e '.[dev]')
+	$(call install,$(VENV),-e '.[dev]' $(if $(PINNED),-c constraints.txt))
 
 $(LOWEST)/ready: pyproject.toml
 	$(call install,$(LOWEST),$(foreach package,$(LOWEST_TORCH),'$(package)') pytest pytest-xdist hypothesis)

@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import argparse
 import re
-import shlex
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
+from documents import ROOT, commands
 
 from counterpoint.integrations.cli import COMMANDS, build, main, parsers
 from counterpoint.integrations.runs import GridError
 
-ROOT = Path(__file__).resolve().parent.parent
 TRAINING = {
     "--objective",
     "--seed",
@@ -76,14 +74,6 @@ def test_what_trains_takes_the_same_flags_with_the_same_words(command, known):
         assert one.help == other.help or flag == "--objective", flag  # which says what there is without it
 
 
-def examples(text):
-    """The command lines in a text, without what is said about them."""
-    for line in re.findall(r"^ *(?:\$ |[A-Z_]+=\S+ )?(counterpoint [^\n]*)$", text, re.M):
-        typed = re.split(r"\s{3,}|\s#|\s>", line)[0].strip()
-        if "..." not in typed:
-            yield shlex.split(typed)[1:]
-
-
 def parse(words):
     asked = next((name for name in COMMANDS if words[: len(name.split())] == name.split()), "")
     return build(asked).parse_args(["cpu" if word == "cuda" else word for word in words])
@@ -91,19 +81,17 @@ def parse(words):
 
 def test_its_examples_can_be_typed(command):
     name = command[0]
-    found = list(examples(COMMANDS[name].examples))
+    found = list(commands("\n".join(f"    {line}" for line in COMMANDS[name].examples.splitlines())))
     assert found
-    for words in found:
+    for _, *words in found:
         assert words[: len(name.split())] == name.split()
         assert isinstance(parse(words), argparse.Namespace)
 
 
 @pytest.mark.parametrize("path", ["README.md", "CONTRIBUTING.md", "examples/README.md"])
 def test_what_the_documents_say_can_be_typed(path, known):
-    text = (ROOT / path).read_text(encoding="utf-8")
-    said = re.findall(r"^```\n(.*?)```", text, re.M | re.S)
-    said += re.findall(r"`(counterpoint [^`]*)`", text) + re.findall(r"^    (counterpoint .*)$", text, re.M)
-    for words in examples("\n".join(said)):
+    found = [words[1:] for words in commands((ROOT / path).read_text(encoding="utf-8")) if words[0] == "counterpoint"]
+    for words in found:
         name = next(name for name in COMMANDS if words[: len(name.split())] == name.split())
         if known[name] is not None and not {"NAME", "--help"} & set(words):
             parse(words)

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import ast
+import json
+import os
+import re
 import shutil
 import subprocess
 import sys
@@ -118,7 +121,10 @@ def test_wheel_holds_the_package_and_nothing_else(built):
     names = zipfile.ZipFile(built[1]).namelist()
     tops = {n.split("/")[0] for n in names}
     assert tops == {"counterpoint", f"counterpoint-{counterpoint.__version__}.dist-info"}
-    assert {"counterpoint/py.typed", "counterpoint/integrations/papers.json"} <= set(names)
+    assert {
+        "counterpoint/py.typed",
+        *(f"counterpoint/integrations/{name}" for name in ("golden.json", "papers.json", "report.css")),
+    } <= set(names)
     expected = {
         "/".join((*name.split("."), *p.relative_to(ROOT / folder).parts))
         for folder, name in FOLDERS.items()
@@ -131,6 +137,7 @@ def test_sdist_can_run_its_tests(built):
     with tarfile.open(built[0]) as archive:
         names = {n.split("/", 1)[1] for n in archive.getnames() if "/" in n}
     needed = {"tests/golden.json", "tests/golden.py", "tests/conftest.py", "examples/digits.py", "LICENSE", "Makefile"}
+    needed |= {"CITATION.cff", "CONTRIBUTING.md", "CHANGELOG.md", "README.md", "constraints.txt", "examples/README.md"}
     assert needed <= names
     assert not [n for n in names if "__pycache__" in n]
 
@@ -149,3 +156,61 @@ def test_installed_wheel_works_elsewhere(built, tmp_path):
     result = subprocess.run([sys.executable, "-S", "-c", code, str(tmp_path)], capture_output=True, text=True, cwd="/")
     assert result.returncode == 0, result.stderr
     assert float(result.stdout) > 0
+
+
+def names_of(requirements):
+    return {re.match(r"[\w.-]+", line)[0].lower().replace("_", "-") for line in requirements}
+
+
+def test_constraints_are_names_and_versions_of_all_that_is_asked_for():
+    lines = (ROOT / "constraints.txt").read_text().splitlines()
+    pins = [line for line in lines if not line.startswith("#")]
+    assert all(re.fullmatch(r"[a-z0-9.-]+==[0-9][0-9a-z.]*", line) for line in pins)
+    assert pins == sorted(pins, key=lambda line: line.partition("==")[0])
+    extras = PROJECT["project"]["optional-dependencies"]
+    asked = names_of([*PROJECT["project"]["dependencies"], *extras["all"], *extras["dev"], *extras["sentence"]])
+    for extra in ("sentence", "graph", "image", "control", "plots", "cli", "demo"):
+        asked |= names_of(extras[extra])
+    assert asked - {"counterpoint"} <= names_of(pins)
+
+
+def test_citations_name_the_five_papers():
+    text = (ROOT / "CITATION.cff").read_text()
+    assert text.count("  - type:") == 5
+    for name, kind in counterpoint.registry.items():  # each objective of these papers says so
+        if "Wu et al. 2023" in kind.paper:
+            assert re.search(rf"notes: .*\b{name}\b", text)
+
+
+@pytest.mark.slow
+def test_the_wheel_with_all_extras_runs_the_demo(built, tmp_path):
+    """In an empty environment, from a folder that has nothing of this repository."""
+    if shutil.which("uv") is None:
+        pytest.skip("uv sets up the environment")
+    python = tmp_path / "venv" / "bin" / "python"
+    subprocess.run(["uv", "venv", "--quiet", "--python", sys.executable, str(tmp_path / "venv")], check=True)
+    install = ["uv", "pip", "install", "--quiet", "--python", str(python), f"{built[1]}[all]"]
+    if (done := subprocess.run(install, capture_output=True, text=True)).returncode:
+        pytest.skip(f"packages cannot be had here: {done.stderr[-300:]}")
+    environment = {k: v for k, v in os.environ.items() if k not in ("PYTHONPATH", "COUNTERPOINT_DATA")}
+
+    def run(*words):
+        command = [str(python.with_name("counterpoint")), *words]
+        return subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
+
+    done = run("demo", "--quick", "--seeds", "2", "--json")
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    missing = [note for note in found["notes"] if "left out" in note]
+    assert all("control" in note for note in missing)  # which may have no renderer here
+    assert len(found["columns"]) + len(missing) == 4
+    assert "<svg" in (tmp_path / "demo" / "report.html").read_text()
+    found = {one["name"]: one for one in json.loads(run("doctor", "--json").stdout)}
+    for extra in ("sentence", "graph", "image", "control", "plots", "cli"):
+        assert found[extra]["state"] == "ok"
+
+
+def test_every_example_has_its_line():
+    text = (ROOT / "examples" / "README.md").read_text()
+    for path in (ROOT / "examples").glob("*.py"):
+        assert f"[{path.name}]({path.name})" in text
