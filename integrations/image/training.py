@@ -299,7 +299,8 @@ class RunCheckpoints(TorchCheckpointIO):  # type: ignore[misc]
 
     def load_checkpoint(self, path: Any, *args: Any, **kwargs: Any) -> dict[str, Any]:
         if path == CHECKPOINT:
-            return copy.deepcopy(self.state)  # type: ignore[return-value]  # several processes share its memory
+            assert self.state is not None
+            return copy.deepcopy(self.state)  # several processes share its memory
         return super().load_checkpoint(path, weights_only=True)  # type: ignore[no-any-return]
 
 
