@@ -4,6 +4,7 @@
         run.json                  arguments, versions, data checksum, command, status, result; replaced as a whole
         metrics.jsonl             a line of numbers per logged step
         checkpoint.pt             the last checkpoint, and checkpoint.previous.pt until the run is done
+        embeddings.pt             of some samples, where the run has kept them, for pictures
         error.txt                 the traceback of a run that failed
 
 A cell is a dict of plain JSON: ``domain``, ``dataset``, ``objective``, ``seed`` and whatever else changes the result.
@@ -54,7 +55,7 @@ from multiprocessing.connection import wait
 from multiprocessing.context import SpawnProcess
 from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
-from typing import Any, BinaryIO, TypeVar
+from typing import Any, BinaryIO, NamedTuple, TypeVar
 
 import torch
 from filelock import FileLock, Timeout  # torch itself requires it
@@ -100,6 +101,15 @@ class GridError(RuntimeError):
     def __init__(self, message: str, runs: list[Run]) -> None:
         super().__init__(message)
         self.runs = runs
+
+
+class Embeddings(NamedTuple):
+    """``(n, d)`` embeddings of samples, the class of each, the classes' names, and what they are classes of."""
+
+    z: torch.Tensor
+    labels: torch.Tensor
+    names: list[str]
+    about: str
 
 
 class Run:
@@ -194,7 +204,29 @@ class Run:
                 raise ValueError(f"{self.path / 'metrics.jsonl'}: line {number} is not readable.") from None
         return found
 
+    def embeddings(self) -> Embeddings | None:
+        """What :meth:`keep` was given, if it was."""
+        path = self.path / "embeddings.pt"
+        return Embeddings(**torch.load(path, map_location="cpu", weights_only=True)) if path.exists() else None
+
     # ---- working -------------------------------------------------------------------------------
+
+    def keep(self, z: Any, labels: Any, names: Iterable[str], about: str = "class") -> None:
+        """Keeps embeddings of a few hundred samples, for the pictures of a report.
+
+        Args:
+            z: ``(n, d)``, tensor or array.
+            labels: ``(n,)`` integers, each the place of the sample's class in ``names``.
+            names: of the classes.
+            about: what they are classes of.
+        """
+        self._must_hold()
+        z, labels, names = torch.as_tensor(z).detach().cpu().float(), torch.as_tensor(labels).cpu().long(), list(names)
+        if z.dim() != 2 or labels.shape != (len(z),) or not ((labels >= 0) & (labels < len(names))).all():
+            shapes = f"{tuple(z.shape)} and {tuple(labels.shape)}"
+            raise ValueError(f"keep: expected (n, d) embeddings and n classes among {len(names)} names, got {shapes}.")
+        with atomic(self.path / "embeddings.pt") as file:
+            torch.save({"z": z, "labels": labels, "names": names, "about": about}, file)
 
     def log(self, step: int, **numbers: float) -> None:
         """Appends a line to metrics.jsonl, where it is safe from what happens to this process."""
@@ -813,26 +845,27 @@ def _devices() -> list[str]:
 # ---- the command line that all domains share ---------------------------------------------------
 
 
-def add_arguments(parser: argparse.ArgumentParser, length: str = "epochs", presets: Iterable[str] = ()) -> None:
+def add_arguments(parser: argparse.ArgumentParser, length: str | None = "epochs", presets: Iterable[str] = ()) -> None:
     """Adds the flags that every domain has. ``parser.set_defaults(...)`` afterwards sets a domain's own defaults.
 
     Args:
-        length: what training is measured in, ``epochs`` or ``steps``.
+        length: what training is measured in, ``epochs`` or ``steps``; None where that is not to be chosen.
         presets: names of the recipes to choose from.
     """
     add = parser.add_argument
     say = "one or more (the preset's, else infonce)"
     add("--objective", nargs="+", type=_spec, metavar="SPEC", default=["infonce"], help=say)
-    add("--seed", type=_whole(0), default=0, metavar="K", help="of the first run (%(default)s)")
-    add("--seeds", type=_whole(1), default=1, metavar="N", help="runs per objective, seeds K to K+N-1 (%(default)s)")
-    add(f"--{length}", type=_whole(0), metavar="N", help=f"{length} of training")
+    add("--seed", type=whole(0), default=0, metavar="K", help="of the first run (%(default)s)")
+    add("--seeds", type=whole(1), default=1, metavar="N", help="runs per objective, seeds K to K+N-1 (%(default)s)")
+    if length:
+        add(f"--{length}", type=whole(0), metavar="N", help=f"{length} of training")
     if names := list(presets):
         add("--preset", choices=names, help="settings of a paper; flags that are given win over it")
     add("--out", type=Path, default=Path("runs"), metavar="FOLDER", help="where the runs are kept (%(default)s)")
     data = os.environ.get("COUNTERPOINT_DATA")
     add("--data", type=Path, default=data and Path(data), metavar="FOLDER", help="data sets ($COUNTERPOINT_DATA)")
     add("--device", type=_device, default="cpu", help="cpu, cuda, cuda:1, ... or auto (%(default)s)")
-    add("--jobs", type=_whole(1), default=1, metavar="N", help="runs at a time (%(default)s)")
+    add("--jobs", type=whole(1), default=1, metavar="N", help="runs at a time (%(default)s)")
     again = parser.add_mutually_exclusive_group()
     again.add_argument("--resume", action="store_true", default=True, help="go on where runs stopped (the default)")
     again.add_argument("--fresh", dest="resume", action="store_false", help="delete these runs first")
@@ -846,7 +879,9 @@ def _spec(text: str) -> str:
         raise argparse.ArgumentTypeError(str(error)) from None
 
 
-def _whole(low: int) -> Callable[[str], int]:
+def whole(low: int) -> Callable[[str], int]:
+    """What reads a whole number of at least ``low`` from a command line."""
+
     def read(text: str) -> int:
         if not text.isdecimal() or int(text) < low:
             raise argparse.ArgumentTypeError(f"expected a whole number of at least {low}, got {text!r}")

@@ -212,7 +212,8 @@ def test_the_actor_leaves_the_encoder_and_the_critic_alone():
     ours = agent()
     before = [p.clone() for p in ours.critic.parameters()]
     moved = [p.clone() for p in ours.actor.parameters()]
-    ours._update_actor(ours.critic.encoder.convolve(center_crop(transitions().observations, 16)).detach())
+    h = ours.critic.encoder.convolve(center_crop(transitions().observations, 16)).detach()
+    ours._update_actor(h, ours.critic.encoder.head(h).detach())
     assert all((a == b).all() for a, b in zip(ours.critic.parameters(), before, strict=True))
     assert all((a != b).any() for a, b in zip(ours.actor.parameters(), moved, strict=True))
     assert all(p.requires_grad and p.grad is None for p in ours.critic.parameters())
@@ -258,6 +259,13 @@ def test_crops_are_windows_at_places_of_their_own():
     assert (top != left).any()
     assert (crops[:, 0] == top.view(-1, 1, 1) + torch.arange(16).view(1, -1, 1)).all()
     assert center_crop(frames, 16)[0, :, 0, 0].tolist() == [2, 2]
+
+
+def test_convolving_in_parts_changes_nothing(monkeypatch):
+    ours, frames = agent(), center_crop(transitions(10).observations, 16)
+    whole = ours.critic.encoder.convolve(frames)
+    monkeypatch.setattr("counterpoint.integrations.control.agent.PART", 4)
+    assert torch.equal(ours.critic.encoder.convolve(frames), whole)
 
 
 def test_encoder_sizes_fit_for_all_crops():

@@ -201,3 +201,18 @@ def test_no_second_derivative(everywhere):
     z = torch.randn(2, 8, 16, device=DEVICE, requires_grad=True)
     with pytest.raises(RuntimeError, match="tile=0"):
         torch.autograd.grad(cp.InfoNCE(0.3)(z[0], z[1]), z, create_graph=True)
+
+
+@pytest.mark.skipif(not GPU, reason="needs a GPU")
+@pytest.mark.parametrize("spec", SPECS)
+def test_no_step_waits_for_the_gpu(spec):
+    z = embeddings(dtype=torch.float32).to(DEVICE).requires_grad_()
+    how = {"adversarial": z[2], "mixed": z[3], "pairing": "single" if "dp" in spec else "views"}
+    loss_fn = at(spec, 0.3).to(DEVICE)
+    loss_fn(*z[:2], tile=None, **how).backward()  # the first call compiles
+    before = torch.cuda.get_sync_debug_mode()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        loss_fn(*z[:2], tile=None, **how).backward()
+    finally:
+        torch.cuda.set_sync_debug_mode(before)

@@ -370,9 +370,9 @@ def test_the_command(study, tmp_path, capsys):
     assert f"against {OTHER}" in out
     names = {path.name for path in (tmp_path / "out").iterdir()}
     pictures = {f"graph-{name}-{kind}.png" for name in ("MUTAG", "PROTEINS") for kind in ("accuracy", "curves")}
-    assert names == {"report.md", "report.csv", "report.json", *pictures}
+    assert names == {"report.html", "report.md", "report.csv", "report.json", *pictures}
     assert all((tmp_path / "out" / name).read_bytes().startswith(b"\x89PNG") for name in pictures)
-    assert err.count("wrote ") == 7
+    assert err.count("wrote ") == 8
     for form in report.RENDER:
         assert main(["report", str(study / "graph" / "MUTAG"), "--format", form]) == 0
         out = capsys.readouterr().out

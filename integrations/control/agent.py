@@ -11,8 +11,8 @@ The contrastive term is any objective, on the scores that :mod:`counterpoint.plu
 ``z W key``, or cosines. ``infonce:t=1`` on bilinear scores is CURL's own loss.
 
 What is computed is what CURL's code computes, to rounding, with less: the convolutions of a batch are computed once
-for actor and contrastive loss, in the layout that is fastest, and of CURL's two optimisers that both move the encoder
-by the contrastive gradient one is left, with twice the step.
+for actor and contrastive loss, in the layout that is fastest and in parts that fit the memory already at hand, and of
+CURL's two optimisers that both move the encoder by the contrastive gradient one is left, with twice the step.
 
 Not on torchrl: its SACLoss duplicates the value network for each estimate, encoder included, where CURL shares it
 between both and the actor, and its targets follow at one rate, where CURL's encoder follows faster than its critics.
@@ -35,10 +35,12 @@ from counterpoint.objective import Objective, as_objective
 from counterpoint.plugins import curl
 from counterpoint.plugins.host import SeamError
 
+PART = 32  # images that a CPU convolves at a time
+
 
 @dataclass(frozen=True)
 class Settings:
-    """CURL's hyper-parameters; the defaults are those of the paper's Table 3 and of the official script.
+    """CURL's hyper-parameters; the defaults are the paper's, and the batch the official script's.
 
     Attributes:
         batch: transitions per update.
@@ -159,8 +161,10 @@ class Encoder(nn.Module):
     def convolve(self, frames: Tensor) -> Tensor:
         """``(B, what the head gets)``, of bytes or of what was prepared."""
         x = frames if frames.is_floating_point() else self.prepare(frames)
+        # a CPU computes a part in memory that the one before has left, where a whole batch asks for new pages
+        parts = x.split(PART) if x.device.type == "cpu" else (x,)
         # flat in the order that is in memory: for the head, one order is as good as another
-        return self.convolutions(x).permute(0, 2, 3, 1).flatten(1)  # type: ignore[no-any-return]
+        return torch.cat([self.convolutions(part).permute(0, 2, 3, 1).flatten(1) for part in parts])
 
     def forward(self, frames: Tensor) -> Tensor:
         return self.head(self.convolve(frames))  # type: ignore[no-any-return]
@@ -222,6 +226,11 @@ class Actor(nn.Module):
         return action, (log_density - torch.log(F.relu(1 - action**2) + 1e-6)).sum(1)
 
 
+def adam(parameters: Any, lr: float, **how: Any) -> torch.optim.Optimizer:
+    """Adam in one pass over memory, which is what bounds it."""
+    return torch.optim.Adam(parameters, lr, fused=True, **how)
+
+
 # ---- the contrastive term ----------------------------------------------------------------------
 
 
@@ -259,7 +268,7 @@ class Contrast(nn.Module):
     def optimizer(self, lr: float) -> torch.optim.Optimizer:
         """Adam; twice the step for the encoder is what CURL's two optimisers come to."""
         moved: list[dict[str, Any]] = [{"params": self.encoder[0].parameters(), "lr": 2 * lr}]
-        return torch.optim.Adam([*moved, {"params": self.parameters()}], lr=lr)
+        return adam([*moved, {"params": self.parameters()}], lr)
 
     def forward(self, z: Tensor, keys: list[Tensor]) -> Tensor:
         """The loss of anchors and, per further crop, of the target's output."""
@@ -312,9 +321,9 @@ class Agent:
         self.log_alpha = torch.tensor(s.alpha, device=self.device).log().requires_grad_()
         self.target_entropy = -float(actions)
         self.optimizers: dict[str, torch.optim.Optimizer] = {
-            "critic": torch.optim.Adam(self.critic.parameters(), s.lr),
-            "actor": torch.optim.Adam(self.actor.parameters(), s.lr),
-            "alpha": torch.optim.Adam([self.log_alpha], s.alpha_lr, betas=(0.5, 0.999)),
+            "critic": adam(self.critic.parameters(), s.lr),
+            "actor": adam(self.actor.parameters(), s.lr),
+            "alpha": adam([self.log_alpha], s.alpha_lr, betas=(0.5, 0.999)),
         }
         self.contrast: Contrast | None = None
         if objective is not None:
@@ -338,14 +347,14 @@ class Agent:
         x, y = (encoder.prepare(random_crop(frames, s.crop)) if self.pixels else frames for frames in (seen, then))
         numbers = {"critic": self._update_critic(x, y, batch)}
         h = encoder.convolve(x)
-        move = self.updates % s.every == 0
-        if move:
-            numbers |= self._update_actor(h.detach())
+        z = encoder.head(h)
+        if self.updates % s.every == 0:
+            numbers |= self._update_actor(h.detach(), z.detach())
             follow(self.target.encoder, encoder, s.encoder_tau)
             for slow, fast in ((self.target.q1, self.critic.q1), (self.target.q2, self.critic.q2)):
                 follow(slow, fast, s.tau)
         if self.contrast is not None:
-            loss = self.contrast(encoder.head(h), self.contrast.keys(seen, s.crop))
+            loss = self.contrast(z, self.contrast.keys(seen, s.crop))
             self._step("contrast", loss)
             numbers["contrast"] = loss.detach()
         self.updates += 1
@@ -362,10 +371,10 @@ class Agent:
         self._step("critic", loss)
         return loss.detach()
 
-    def _update_actor(self, h: Tensor) -> dict[str, Tensor]:
+    def _update_actor(self, h: Tensor, z: Tensor) -> dict[str, Tensor]:
         self.critic.requires_grad_(False)  # it is only looked through
         action, log_density = self.actor(h)
-        value = torch.minimum(*self.critic.values(self.critic.encoder.head(h), action))
+        value = torch.minimum(*self.critic.values(z, action))
         alpha = self.log_alpha.exp()
         loss = (alpha.detach() * log_density - value).mean()
         self._step("actor", loss)

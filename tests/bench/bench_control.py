@@ -1,12 +1,17 @@
-"""Updates of CURL beside the official code's, and environment steps of two processes beside one's.
+"""Updates of CURL beside the official code's, SAC beside torchrl's, and steps of two processes beside one's.
 
     COUNTERPOINT_HOSTS=FOLDER python tests/bench/bench_control.py updates     # FOLDER/curl: a clone of MishaLaskin/curl
+    python tests/bench/bench_control.py torchrl                               # pip install torchrl
     python tests/bench/bench_control.py steps
 
 An update is a batch from the replay buffer, both crops, critic, contrastive loss, and every second time actor and
 targets, on the same shapes. The two take turns, two updates each, and what is shown is the median over rounds of the
-ratio of their CPU times at one thread, so that load on the machine cancels. The official code runs as it is; it needs
-gym and scikit-image.
+ratio of their CPU times at one thread, so that load on the machine cancels. Each has a process of its own, as the
+pages of memory that one has freed would be the other's gain. The official code runs as it is; it needs gym and
+scikit-image.
+
+Against torchrl: a batch from the replay buffer and one update of SAC's critics, actor, temperature and targets, from
+five numbers, with networks of the same shapes and the same Adam; and a batch of stacked frames from the buffer alone.
 
 Environment steps are timed by the clock, as processes only help where there are cores for them; the two take turns,
 and the median over rounds is shown.
@@ -16,11 +21,13 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import multiprocessing
 import os
 import statistics
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -30,16 +37,37 @@ import torch
 ACTIONS = 1  # of cartpole-swingup
 
 
-def turns(
-    contestants: dict[str, Callable[[], Any]], rounds: int, clock: Callable[[], float] = time.process_time
-) -> dict[str, list[float]]:
+class Contestant:
+    """What ``make(*given)`` returns is run in a process of its own; a call takes ``clock`` before and after."""
+
+    def __init__(self, clock: Callable[[], float], make: Callable[..., Callable[[], Any]], *given: Any) -> None:
+        context = multiprocessing.get_context("spawn")
+        self.pipe, theirs = context.Pipe()
+        context.Process(target=self.serve, args=(theirs, clock, make, given)).start()
+        theirs.close()
+        self()  # what is only slow at first
+
+    def __call__(self) -> float:
+        self.pipe.send(None)
+        return float(self.pipe.recv())
+
+    @staticmethod
+    def serve(pipe: Any, clock: Callable[[], float], make: Callable[..., Callable[[], Any]], given: Any) -> None:
+        torch.set_num_threads(1)
+        run = make(*given)
+        with suppress(EOFError):  # once nobody asks any more
+            while True:
+                pipe.recv()
+                start = clock()
+                run()
+                pipe.send(clock() - start)
+
+
+def turns(contestants: dict[str, Contestant], rounds: int) -> dict[str, list[float]]:
     times: dict[str, list[float]] = {name: [] for name in contestants}
-    for i in range(rounds + 1):
+    for i in range(rounds):
         for name in list(contestants)[:: 1 if i % 2 else -1]:
-            start = clock()
-            contestants[name]()
-            if i:  # the first round is a warm-up
-                times[name].append(clock() - start)
+            times[name].append(contestants[name]())
     return times
 
 
@@ -52,85 +80,233 @@ def show(times: dict[str, list[float]], unit: str, each: int) -> None:
         print(f"{ours} is {statistics.median(ratios):.2f} times {other} ({ratios[0]:.2f} to {ratios[-1]:.2f})")
 
 
-def updates(rounds: int, batch: int) -> None:
-    from counterpoint.integrations.control.agent import Agent, Settings
+FRAMES = 400
+
+
+def play() -> Iterator[tuple[Any, Any, float, Any]]:
+    """Observations, actions, rewards and next observations: frames of noise, three of them stacked."""
+    rng = np.random.default_rng(0)
+    pixels = rng.integers(0, 256, (FRAMES + 1, 3, 100, 100), dtype=np.uint8)
+    stacks = [pixels[np.maximum(0, range(at - 2, at + 1))].reshape(9, 100, 100) for at in range(FRAMES + 1)]
+    for i in range(FRAMES):
+        yield stacks[i], rng.uniform(-1, 1, ACTIONS).astype(np.float32), float(rng.uniform()), stacks[i + 1]
+
+
+def filled() -> Any:
     from counterpoint.integrations.control.replay import Replay
 
+    replay = Replay(FRAMES + 1, (3, 100, 100), ACTIONS)
+    for i, (seen, action, reward, then) in enumerate(play()):
+        if not i:
+            replay.begin(0, seen)
+        replay.add(0, action, reward, then, False)
+    return replay
+
+
+def ours(batch: int) -> Callable[[], None]:
+    from counterpoint.integrations.control.agent import Agent, Settings
+
+    agent = Agent((9, 100, 100), ACTIONS, "infonce:t=1", Settings(batch=batch))
+    replay = filled()
+
+    def run() -> None:
+        for _ in range(2):
+            agent.update(replay.sample(batch))
+
+    return run
+
+
+class Silent:
+    def __getattr__(self, _: str) -> Callable[..., None]:
+        return lambda *args: None
+
+
+def the_official_code(batch: int, clone: str) -> Callable[[], None]:
+    from counterpoint.integrations.control.agent import Settings
+
+    sys.path.insert(0, clone)
+    official, utils = importlib.import_module("curl_sac"), importlib.import_module("utils")
+    s, device = Settings(), torch.device("cpu")
+    agent = official.CurlSacAgent(
+        (9, s.crop, s.crop), (ACTIONS,), device, hidden_dim=s.hidden, log_interval=10**9, critic_tau=s.tau,
+        encoder_tau=s.encoder_tau, init_temperature=s.alpha, alpha_lr=s.alpha_lr, alpha_beta=0.5,
+    )  # fmt: skip
+    buffer = utils.ReplayBuffer((9, 100, 100), (ACTIONS,), FRAMES, batch, device, s.crop)
+    for seen, action, reward, then in play():
+        buffer.add(seen, action, reward, then, False)
+
+    def run() -> None:
+        for step in (1, 2):
+            agent.update(buffer, Silent(), step)
+
+    return run
+
+
+def updates(rounds: int, batch: int) -> None:
     hosts = os.environ.get("COUNTERPOINT_HOSTS", "")
     clone = Path(hosts) / "curl"
     if not hosts or not (clone / "curl_sac.py").is_file():
         raise SystemExit("set COUNTERPOINT_HOSTS to a folder that holds a clone of MishaLaskin/curl, named curl")
-    sys.path.insert(0, str(clone))
-    official, utils = importlib.import_module("curl_sac"), importlib.import_module("utils")
-    settings = Settings(batch=batch, random_steps=max(1000, batch))
-    size, crop, frames = settings.size, settings.crop, 400
-    rng = np.random.default_rng(0)
-    pixels = rng.integers(0, 256, (frames + 1, 3, size, size), dtype=np.uint8)
-
-    agent = Agent((9, size, size), ACTIONS, "infonce:t=1", settings)
-    replay = Replay(frames + 1, (3, size, size), ACTIONS)
-    device = torch.device("cpu")
-    theirs = official.CurlSacAgent(
-        (9, crop, crop), (ACTIONS,), device, hidden_dim=settings.hidden, log_interval=10**9, critic_tau=settings.tau,
-        encoder_tau=settings.encoder_tau, init_temperature=settings.alpha, alpha_lr=settings.alpha_lr, alpha_beta=0.5,
-    )  # fmt: skip
-    buffer = utils.ReplayBuffer((9, size, size), (ACTIONS,), frames, batch, device, crop)
-    replay.begin(0, pixels[0])
-    for i in range(frames):
-        action, reward = rng.uniform(-1, 1, ACTIONS).astype(np.float32), float(rng.uniform())
-        replay.add(0, action, reward, pixels[i + 1], False)
-        stacks = [pixels[np.maximum(0, range(at - 2, at + 1))].reshape(9, size, size) for at in (i, i + 1)]
-        buffer.add(stacks[0], action, reward, stacks[1], False)
-
-    class Silent:
-        def __getattr__(self, _: str) -> Callable[..., None]:
-            return lambda *args: None
-
-    def ours() -> None:
-        for _ in range(2):
-            agent.update(replay.sample(batch))
-
-    def official_update() -> None:
-        for step in (1, 2):
-            theirs.update(buffer, Silent(), step)
-
-    times = turns({"counterpoint": ours, "the official code": official_update}, rounds)
-    print(f"updates: batch {batch}, crops of {crop}, one thread, CPU time, {rounds} rounds of two")
+    contestants = {
+        "counterpoint": Contestant(time.process_time, ours, batch),
+        "the official code": Contestant(time.process_time, the_official_code, batch, str(clone)),
+    }
+    times = turns(contestants, rounds)
+    print(f"updates: batch {batch}, crops of 84, one thread, CPU time, {rounds} rounds of two")
     show(times, "updates", 2)
 
 
-def steps(rounds: int, count: int, task: str) -> None:
+NUMBERS = 5  # of cartpole's state
+
+
+def our_sac(batch: int) -> Callable[[], None]:
+    from counterpoint.integrations.control.agent import Agent, Settings
+    from counterpoint.integrations.control.replay import Replay
+
+    agent = Agent((NUMBERS,), ACTIONS, None, Settings(batch=batch, stack=1, hidden=256, every=1))
+    replay = Replay(10_000, (NUMBERS,), ACTIONS, stack=1)
+    rng = np.random.default_rng(0)
+    replay.begin(0, rng.normal(size=NUMBERS).astype(np.float32))
+    for seen in rng.normal(size=(5000, NUMBERS)).astype(np.float32):
+        replay.add(0, rng.uniform(-1, 1, ACTIONS).astype(np.float32), float(rng.uniform()), seen, False)
+
+    def run() -> None:
+        for _ in range(50):
+            agent.update(replay.sample(batch))
+
+    return run
+
+
+def torchrls_sac(batch: int) -> Callable[[], None]:
+    from tensordict import TensorDict
+    from tensordict.nn import NormalParamExtractor, TensorDictModule
+    from torch import nn
+    from torchrl.data import Bounded, LazyTensorStorage, TensorDictReplayBuffer
+    from torchrl.modules import ProbabilisticActor, TanhNormal, ValueOperator
+    from torchrl.objectives import SACLoss, SoftUpdate
+
+    from counterpoint.integrations.control.agent import Settings, adam, mlp
+
+    class Value(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.q = mlp(NUMBERS + ACTIONS, 256, 1)
+
+        def forward(self, seen: torch.Tensor, action: torch.Tensor) -> torch.Tensor:
+            return self.q(torch.cat([seen, action], dim=-1))  # type: ignore[no-any-return]
+
+    s = Settings(batch=batch)
+    trunk = nn.Sequential(mlp(NUMBERS, 256, 2 * ACTIONS), NormalParamExtractor())
+    actor = ProbabilisticActor(
+        TensorDictModule(trunk, in_keys=["observation"], out_keys=["loc", "scale"]),
+        in_keys=["loc", "scale"],
+        spec=Bounded(-1, 1, (ACTIONS,)),
+        distribution_class=TanhNormal,
+        return_log_prob=True,
+    )
+    loss = SACLoss(
+        actor, ValueOperator(Value(), in_keys=["observation", "action"]), loss_function="l2", alpha_init=s.alpha
+    )
+    loss.make_value_estimator(gamma=s.discount)
+    follow = SoftUpdate(loss, tau=s.tau)
+    optimizers = [
+        adam(loss.actor_network_params.flatten_keys().values(), s.lr),
+        adam(loss.qvalue_network_params.flatten_keys().values(), s.lr),
+        adam([loss.log_alpha], s.alpha_lr, betas=(0.5, 0.999)),
+    ]
+    buffer = TensorDictReplayBuffer(storage=LazyTensorStorage(10_000), batch_size=batch)
+    rows, done = 5000, torch.zeros(5000, 1, dtype=torch.bool)
+    then = {"observation": torch.randn(rows, NUMBERS), "reward": torch.rand(rows, 1), "done": done, "terminated": done}
+    known = {"observation": torch.randn(rows, NUMBERS), "action": torch.rand(rows, ACTIONS) * 2 - 1, "next": then}
+    buffer.extend(TensorDict(known, batch_size=[rows]))
+
+    def run() -> None:
+        for _ in range(50):
+            found = loss(buffer.sample())
+            for one in optimizers:
+                one.zero_grad()
+            (found["loss_actor"] + found["loss_qvalue"] + found["loss_alpha"]).backward()
+            for one in optimizers:
+                one.step()
+            follow.step()
+
+    return run
+
+
+def our_frames(batch: int) -> Callable[[], None]:
+    replay = filled()
+
+    def run() -> None:
+        for _ in range(10):
+            replay.sample(batch)
+
+    return run
+
+
+def torchrls_frames(batch: int) -> Callable[[], None]:
+    from tensordict import TensorDict
+    from torchrl.data import LazyTensorStorage, TensorDictReplayBuffer
+
+    buffer = TensorDictReplayBuffer(storage=LazyTensorStorage(FRAMES), batch_size=batch)
+    for seen, action, reward, then in play():
+        row = {"observation": seen, "action": action, "next": {"observation": then, "reward": reward}}
+        buffer.add(TensorDict(row, batch_size=[]))
+
+    def run() -> None:
+        for _ in range(10):
+            buffer.sample()
+
+    return run
+
+
+def torchrl(rounds: int, batch: int) -> None:
+    for about, unit, each, mine, theirs in (
+        ("SAC from five numbers, networks of width 256", "updates", 50, our_sac, torchrls_sac),
+        ("stacked frames of 100 x 100 from the replay buffer", "batches", 10, our_frames, torchrls_frames),
+    ):
+        contestants = {
+            "counterpoint": Contestant(time.process_time, mine, batch),
+            "torchrl": Contestant(time.process_time, theirs, batch),
+        }
+        print(f"{about}: batch {batch}, one thread, CPU time, {rounds} rounds of {each}")
+        show(turns(contestants, rounds), unit, each)
+
+
+def environments(task: str, count: int, n: int) -> Callable[[], None]:
     from counterpoint.integrations.control.environment import vector
 
-    envs = {n: vector(task, n) for n in (2, 1)}
-    action = {n: np.zeros(env.action_space.shape, np.float32) for n, env in envs.items()}
+    env = vector(task, n)
+    action = np.zeros(env.action_space.shape, np.float32)
 
-    def run(n: int) -> Callable[[], None]:
-        def play() -> None:
-            envs[n].reset(seed=0)
-            for _ in range(count // n):
-                envs[n].step(action[n])
+    def run() -> None:
+        env.reset(seed=0)
+        for _ in range(count // n):
+            env.step(action)
 
-        return play
+    return run
 
-    times = turns({f"{n} process{'es' * (n > 1)}": run(n) for n in envs}, rounds, time.perf_counter)
+
+def steps(rounds: int, count: int, task: str) -> None:
+    contestants = {
+        f"{n} process{'es' * (n > 1)}": Contestant(time.perf_counter, environments, task, count, n) for n in (2, 1)
+    }
+    times = turns(contestants, rounds)
     print(f"steps of {task}: 100 x 100 pixels, by the clock, {rounds} rounds of {count}")
     show(times, "steps", count)
-    for env in envs.values():
-        env.close()
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=("updates", "steps"))
+    parser.add_argument("what", choices=("updates", "torchrl", "steps"))
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--batch", type=int, default=128)
     parser.add_argument("--count", type=int, default=100, help="environment steps per round")
     parser.add_argument("--task", default="cartpole-swingup")
     given = parser.parse_args()
-    torch.set_num_threads(1)
     if given.what == "updates":
         updates(given.rounds, given.batch)
+    elif given.what == "torchrl":
+        torchrl(given.rounds, given.batch)
     else:
         steps(given.rounds, given.count, given.task)
 
