@@ -1,4 +1,4 @@
-# make demo    the main job on embedded data: tables in the terminal, pictures and results.json in demo/
+# make demo    every domain on data that needs no download: a table in the terminal, demo/report.html, demo/results.json
 # make test    everything that is checked on every change, set-up included
 # Both set up .venv by themselves, with uv where it can be had and plain pip otherwise.
 
@@ -18,7 +18,7 @@ help:
 	@sed -n 's/^# //p' Makefile
 
 demo: $(VENV)/ready
-	$(RUN) examples/demo.py --out demo
+	$(VENV)/bin/counterpoint demo --out demo --jobs $(JOBS)
 
 test: $(VENV)/ready lint
 	$(RUN) -m pytest -n $(JOBS)

@@ -13,6 +13,7 @@ products with ``high``, one with ``medium``. Half precision is multiplied as it 
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any
 
 import torch
@@ -20,7 +21,11 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from counterpoint.streamed import ONCE
+
 WIDEST = 1024  # embeddings wider than this do not fit
+H100 = 227 * 1024  # bytes of memory on the chip of an H100 or H200
+_TYPES = (torch.float32, torch.bfloat16, torch.float16)
 _PRECISION = {"highest": "ieee", "high": "tf32x3", "medium": "tf32"}
 _EMPTY = tl.constexpr(-3.0e38)  # finite, so that no difference of two is NaN
 
@@ -209,16 +214,41 @@ def _backward_keys(
     tl.store(gradient + columns.to(tl.int64)[:, None] * d + deep[None, :], total, mask=inside)
 
 
-def _blocks(width: int, dtype: torch.dtype, how: str) -> tuple[int, int, int]:
+def _smaller(room: int) -> int:
+    """By how much blocks are smaller than an H100's: its memory, half of that (A100), less (consumer cards)."""
+    return 1 if room >= H100 else 2 if room >= H100 // 2 else 4
+
+
+def _blocks(width: int, dtype: torch.dtype, how: str, room: int) -> tuple[int, int, int]:
     """Sizes of the block that is held, of the one that passes by, and of the width.
 
-    Both blocks share the on-chip memory, 227 KiB on an H100, where three TF32 products need everything several times.
-    What is accumulated takes half of the registers of eight warps. ``tests/compile_fused.py`` tells whether it fits.
+    Both blocks share the on-chip memory, ``room`` bytes, where three TF32 products need everything several times. What
+    is accumulated takes half of the registers of eight warps. ``tests/compile_fused.py`` tells whether it fits.
     """
     bd = max(16, triton.next_power_of_2(width))
     row = bd * dtype.itemsize * (4 if how == "tf32x3" else 1)
-    held = min(128, 32768 // bd, 131072 // row) if row <= 2048 else 16
-    return held, max(16, min(64, 32768 // row)), bd
+    less = _smaller(room)
+    held = min(128, 32768 // bd, 131072 // less // row) if row <= 2048 // less else 16
+    return max(16, held), max(16, min(64, 32768 // less // row)), bd
+
+
+@cache
+def _room(device: torch.device) -> int:
+    """Bytes of on-chip memory."""
+    if device.type != "cuda":
+        return H100
+    found: int = triton.runtime.driver.active.utils.get_device_properties(device.index or 0)["max_shared_mem"]
+    return found
+
+
+def widest(dtype: torch.dtype, room: int) -> int:
+    """The widest embeddings for which there is room."""
+    return min(WIDEST, WIDEST * 4 // dtype.itemsize // _smaller(room))
+
+
+def takes(z: Tensor, functions: int) -> bool:
+    """Whether :func:`reduce` can take such embeddings and so many functions."""
+    return functions <= 2 and z.dtype in _TYPES and z.shape[1] <= widest(z.dtype, _room(z.device))
 
 
 def _how(anchors: Tensor) -> str:
@@ -246,7 +276,7 @@ class _Reduce(torch.autograd.Function):
         anchors, keys = anchors.contiguous(), keys.contiguous()
         row_ids, key_ids = ids if ids is not None else (anchors, keys)  # a pointer must be given, and is not read
         how = _how(anchors)
-        held, passing, bd = _blocks(anchors.shape[1], anchors.dtype, how)
+        held, passing, bd = _blocks(anchors.shape[1], anchors.dtype, how, _room(anchors.device))
         n, functions = len(anchors), len(value)
         ctx.constants = {
             "two": functions == 2,
@@ -266,10 +296,11 @@ class _Reduce(torch.autograd.Function):
         return out
 
     @staticmethod
-    @torch.autograd.function.once_differentiable
     def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor | None, ...]:
+        if torch.is_grad_enabled():
+            raise RuntimeError(ONCE)
         anchors, keys, *_, value, _, _ = saved = ctx.saved_tensors
-        held, passing, _ = _blocks(anchors.shape[1], anchors.dtype, ctx.constants["how"])
+        held, passing, _ = _blocks(anchors.shape[1], anchors.dtype, ctx.constants["how"], _room(anchors.device))
         n, m, d = len(anchors), len(keys), anchors.shape[1]
         upstream = upstream.contiguous()
         needed = ctx.needs_input_grad

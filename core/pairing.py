@@ -337,8 +337,13 @@ class Batch:
 
     def negatives_of(self, blocks: Sequence[tuple[Tensor, Tensor]], mask: Mask, both: bool = False) -> Negatives:
         """All keys that ``mask`` leaves."""
-        neg = self._counted(StreamedNegatives(blocks, both, mask, self.tile or None, self.reach))
+        neg = self._counted(StreamedNegatives(blocks, both, mask, self.tile or None, self.reach, self.half))
         return neg.dense() if self.tile == 0 or (self.tile is None and not self._many(neg.pairs)) else neg
+
+    @property
+    def half(self) -> torch.dtype | None:
+        """bfloat16 where embeddings came in it: unit vectors, and gradients of any size, can be multiplied in it."""
+        return torch.bfloat16 if self.normalize and self.raw[0].dtype == torch.bfloat16 else None
 
     @property
     def reach(self) -> float | None:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from itertools import cycle
 from pathlib import Path
 from textwrap import fill
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -42,17 +42,30 @@ def plot_weights(
         similarities, positive, negatives: as in :func:`counterpoint.diagnose.weight_curve`.
     """
     given = [objectives] if isinstance(objectives, (Objective, str)) else objectives
-    figure, axes = _figure()
+    axes = figure().add_subplot()
+    styles = zip(map(as_objective, given), cycle(COLOURS), cycle(DASHES), strict=False)
+    draw_weights(axes, styles, similarities, positive, negatives)
+    axes.set_title("Which negatives an objective trains on")
+    return _finish(axes, path)
+
+
+def draw_weights(
+    axes: Axes,
+    styles: Iterable[tuple[Objective, str, Any]],
+    similarities: Tensor | None = None,
+    positive: float = 0.8,
+    negatives: Tensor | None = None,
+) -> None:
+    """The curves of :func:`plot_weights` in axes of one's own; ``styles`` are objectives with colour and line style."""
     axes.axhline(0, color="0.6", linewidth=0.8)
     axes.axvline(positive, color="0.2", linewidth=1.2, linestyle=":", label=f"the positive, s = {positive:g}")
-    for objective, colour, dash in zip(map(as_objective, given), cycle(COLOURS), cycle(DASHES), strict=False):
+    for objective, colour, dash in styles:
         s, weight = weight_curve(objective, similarities, positive, negatives)
         x, y = torch.stack([s, weight])[:, s.argsort()].tolist()
         axes.plot(x, y, color=colour, linestyle=dash, linewidth=2, label=_wrapped(objective))
     axes.margins(x=0.01)
-    axes.set(title="Which negatives an objective trains on", xlabel="similarity s of the negative (cosine)")
+    axes.set_xlabel("similarity s of the negative (cosine)")
     axes.set_ylabel("training weight dL/ds\n(> 0 pushes apart; mean |dL/ds| = 1)")
-    return _finish(figure, axes, path)
 
 
 def plot_distances(
@@ -77,6 +90,20 @@ def plot_distances(
     for part in () if shown is None else shown.modules():
         if isinstance(part, DistancePolarization):
             low, high = float(part.low), float(part.high)
+    axes = figure().add_subplot()
+    draw_distances(axes, views, low, high, labels)
+    axes.set_title("Distances between samples" + ("" if shown is None else f"\n{_wrapped(shown)}"))
+    return _finish(axes, path)
+
+
+def draw_distances(
+    axes: Axes,
+    views: Sequence[Tensor],
+    low: float = 0.1,
+    high: float = 0.5,
+    labels: Tensor | Sequence[int] | None = None,
+) -> None:
+    """The histogram of :func:`plot_distances` in axes of one's own."""
     found = distances(*views).cpu()
     groups = {"all": found}
     if labels is not None:
@@ -86,7 +113,6 @@ def plot_distances(
         same = (classes.unsqueeze(1) == classes)[torch.ones(size, size, dtype=torch.bool).triu(1)]
         same = same.repeat(len(found) // max(len(same), 1))
         groups = {"different classes": found[~same], "same class": found[same]}
-    figure, axes = _figure()
     edges = torch.linspace(0, 1, BINS + 1).tolist()
     axes.axvspan(low, high, color="0.88", label=f"the margin, {low:g} < D < {high:g}")
     for (name, values), colour, dash in zip(groups.items(), COLOURS, DASHES, strict=False):
@@ -97,19 +123,18 @@ def plot_distances(
         axes.stairs(share, edges, fill=True, color=colour, alpha=0.25)
         axes.stairs(share, edges, color=colour, linewidth=1.8, linestyle=dash, label=label)
     axes.set(xlim=(0, 1), xlabel="distance D = (1 - cos) / 2", ylabel=f"pairs per bin of {1 / BINS:g} (%)")
-    axes.set_title("Distances between samples" + ("" if shown is None else f"\n{_wrapped(shown)}"))
-    return _finish(figure, axes, path)
 
 
-def _figure() -> tuple[Figure, Axes]:
+def figure(width: float = 6.8, height: float = 4.2) -> Figure:
+    """An empty figure, in inches."""
     try:
         from matplotlib.backends.backend_agg import FigureCanvasAgg
         from matplotlib.figure import Figure
     except ImportError as error:
         raise ImportError('plots need matplotlib: pip install "counterpoint[plots]"') from error
-    figure = Figure(figsize=(6.8, 4.2), layout="constrained")
-    FigureCanvasAgg(figure)
-    return figure, figure.add_subplot()
+    made = Figure(figsize=(width, height), layout="constrained")
+    FigureCanvasAgg(made)
+    return made
 
 
 def _wrapped(objective: Objective) -> str:
@@ -117,12 +142,18 @@ def _wrapped(objective: Objective) -> str:
     return str(objective) if len(str(objective)) <= WIDTH else fill(str(objective).replace(",", ", "), WIDTH)
 
 
-def _finish(figure: Figure, axes: Axes, path: str | Path | None) -> Figure:
-    axes.grid(color="0.92")
+def tidy(axes: Axes, grid: Any = "both") -> None:
+    """A faint grid behind what is drawn, and no box around it."""
+    axes.grid(axis=grid, color="0.92")
     axes.set_axisbelow(True)
     axes.spines[["top", "right"]].set_visible(False)
-    legend = figure.legend(loc="outside lower center", frameon=False)
-    figure.set_figheight(4.0 + 0.21 * sum(1 + line.get_text().count("\n") for line in legend.get_texts()))
+
+
+def _finish(axes: Axes, path: str | Path | None) -> Figure:
+    tidy(axes)
+    made: Any = axes.figure
+    legend = made.legend(loc="outside lower center", frameon=False)
+    made.set_figheight(4.0 + 0.21 * sum(1 + line.get_text().count("\n") for line in legend.get_texts()))
     if path is not None:
-        figure.savefig(path, dpi=150)
-    return figure
+        made.savefig(path, dpi=150)
+    return made  # type: ignore[no-any-return]

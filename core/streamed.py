@@ -12,11 +12,12 @@ worked on. Where the keys are anchors too, a tile is made once and reduced along
   that CPUs need a hundred times longer for.
 
 Gradients are exact, and sums are made in an order that does not depend on the number of threads. They cannot be
-differentiated again.
+differentiated again. On a GPU, quadratics go to :mod:`counterpoint.fused`.
 """
 
 from __future__ import annotations
 
+import importlib
 import itertools
 import math
 import os
@@ -48,6 +49,11 @@ KEPT = 2**24
 # wants more at once.
 EDGES_CPU, EDGES = (512, 256), (4096, 2048)
 BLOCK = 1024  # rows that are normalised together
+ONCE = (
+    "streamed negatives have no second derivative (create_graph=True): call the objective with tile=0, which keeps "
+    "the matrix of similarities."
+)
+FUSED = {"cuda"}  # devices that have kernels in which no similarity leaves the chip
 
 
 class Tile(NamedTuple):
@@ -145,6 +151,20 @@ class Mask:
             low, high = 1 - x.shape[0] + ahead, x.shape[1] - 1 + ahead
             for step in range(-(-low // self.period), high // self.period + 1):
                 yield x.diagonal(step * self.period - ahead)
+
+    def keyed(self, rows: int, keys: int, device: torch.device) -> tuple[Tensor, Tensor] | None:
+        """Numbers of the anchors and of the keys: a key with an anchor's own is none of its negatives."""
+        shared = keys if self.shared is None else self.shared
+        if self.ids is not None:
+            mine, theirs = (ids.long() for ids in self.ids)
+        elif self.period is not None:
+            mine, theirs = (torch.arange(n, device=device) % self.period for n in (rows, keys))
+        else:
+            return None
+        if shared < keys:
+            nobody = (mine.min() - 1).expand(keys - shared)
+            theirs = torch.cat([theirs[:shared], nobody])
+        return mine, theirs
 
     def dense(self, matrix: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
         """``skip``, ``drop`` and ``log_weight`` of :class:`DenseNegatives`."""
@@ -339,6 +359,21 @@ class Quadratics:
     def bounded(self, reach: float) -> bool:
         """Whether ``|v1 s + v2 s^2|`` is known to be safe wherever ``|s| <= reach``."""
         return all(sum(_magnitude(v, math.inf) * reach**n for n, v in enumerate(row, 1)) <= SAFE for row in self.values)
+
+    def packed(self, like: Tensor) -> tuple[Tensor, Tensor]:
+        """Coefficients of the values and of the slopes, highest power first: what :mod:`counterpoint.fused` takes."""
+        every = [x for row in [*self.values, *self.slopes] for x in row]
+        columns = max(x.numel() if isinstance(x, Tensor) else 1 for x in every)
+
+        def pack(rows: Sequence[Sequence[Value]]) -> Tensor:
+            return torch.stack([torch.stack([spread(x) for x in reversed(row)]) for row in rows])
+
+        def spread(x: Value) -> Tensor:
+            if isinstance(x, Tensor):
+                return x.to(torch.float32).reshape(-1).expand(columns)
+            return torch.full((columns,), x, dtype=torch.float32, device=like.device)
+
+        return pack([(0.0, *row) for row in self.values]), pack(self.slopes)
 
     @property
     def scale(self) -> float:
@@ -769,10 +804,7 @@ class Reduce(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *given: Tensor | None) -> Any:
         if torch.is_grad_enabled():
-            raise RuntimeError(
-                "streamed negatives have no second derivative (create_graph=True): call the objective with tile=0, "
-                "which keeps the matrix of similarities."
-            )
+            raise RuntimeError(ONCE)
         job: Pass = ctx.job
         left, other, *rest = ctx.saved_tensors
         product = rest.pop() if ctx.products else None  # that of the only tile
@@ -826,6 +858,23 @@ def _limited(given: Sequence[Tensor | None]) -> tuple[Tensor, Tensor]:
 # ---- the negatives -------------------------------------------------------------------------------
 
 
+def _with(constants: Sequence[Value], reduced: Sequence[Tensor]) -> Any:
+    """Results with their constant terms; the only one, or a tuple."""
+    found = [x if _zero(c) else x + c for x, c in zip(reduced, constants, strict=True)]
+    return found[0] if len(found) == 1 else tuple(found)
+
+
+@cache
+def _kernels() -> Any:
+    """:mod:`counterpoint.fused`, or None where Triton is not installed or is not for this kind of GPU."""
+    if torch.version.hip is not None:
+        return None
+    try:
+        return importlib.import_module("counterpoint.fused")
+    except ImportError:
+        return None
+
+
 class StreamedNegatives(Negatives):
     """Negatives of which only the embeddings are kept.
 
@@ -834,9 +883,10 @@ class StreamedNegatives(Negatives):
             both are the same tensor, each pair is looked at once.
         both: the keys of each block are anchors as well, with the block's anchors as their keys, and come after them.
         mask: which keys are no negatives.
-        tile: edge of the tiles. By default what suits the device; then a small matrix may be kept as well, once a
-            second reduction needs autograd.
+        tile: edge of the tiles. By default what suits the device; then a GPU uses :mod:`counterpoint.fused` where that
+            can be, and a small matrix may be kept as well, once a second reduction needs autograd.
         reach: no similarity is larger in absolute value; by default it is looked up, on the CPU.
+        half: the type in which the fused kernels multiply the embeddings, if not in their own.
     """
 
     def __init__(
@@ -846,11 +896,12 @@ class StreamedNegatives(Negatives):
         mask: Mask | None = None,
         tile: int | None = None,
         reach: float | None = None,
+        half: torch.dtype | None = None,
     ) -> None:
         self.blocks, self.both, self.mask = blocks, both, mask or Mask()
         left, right = blocks[0]
         self.anchors = len(blocks) * (left.shape[0] + both * right.shape[0])
-        self.tile = tile
+        self.tile, self.half = tile, half
         self._reach = reach
         self.pairs = self.anchors * right.shape[0]
         self._keepable = tile is None and self.pairs <= KEPT
@@ -878,12 +929,17 @@ class StreamedNegatives(Negatives):
         if quadratic is None:
             return self._traced(LogSumExp, f, per_anchor, lambda dense: dense.logsumexp(f, *per_anchor))
         terms, constants = quadratic
+        if self._fusable(terms):
+            return _with(constants, self._fused(terms, summed=False))
         safe = terms.bounded(self.reach()) and abs(self.mask.own_weight) <= SAFE
-        reduced = self._reduce(SumExp if safe else LogSumExp, terms, terms.uniform)
-        found = [x if _zero(c) else x + c for x, c in zip(reduced, constants, strict=True)]
-        return found[0] if len(found) == 1 else tuple(found)
+        return _with(constants, self._reduce(SumExp if safe else LogSumExp, terms, terms.uniform))
 
     def mean(self, f: Callable[..., Any], *per_anchor: Tensor) -> Any:
+        if self.blocks[0][0].device.type in FUSED:
+            quadratic = Quadratics.of(f, per_anchor, self.anchors, self.blocks[0][0].dtype)
+            if quadratic is not None and self._fusable(quadratic[0]):
+                terms, constants = quadratic
+                return _with(constants, [x / self.count for x in self._fused(terms, summed=True)])
         return self._traced(Mean, f, per_anchor, lambda dense: dense.mean(f, *per_anchor))
 
     def max(self) -> Tensor:
@@ -911,6 +967,28 @@ class StreamedNegatives(Negatives):
             return otherwise(self.dense())
         found = self._reduce(reduction, terms, terms.uniform and reduction is not Max)
         return found if terms.several else found[0]
+
+    def _fusable(self, terms: Quadratics) -> bool:
+        left = self.blocks[0][0]
+        if left.device.type not in FUSED or self.tile is not None or self.mask.own_weight:
+            return False
+        kernels = _kernels()
+        return kernels is not None and kernels.takes(left, terms.functions)
+
+    def _fused(self, terms: Quadratics, summed: bool) -> Sequence[Tensor]:
+        """Log-sum-exps or sums by :mod:`counterpoint.fused`."""
+        parts, start = [], 0
+        for left, right in self.blocks:
+            turns = [(left, right, self.mask), (right, left, self.mask.turned())]
+            for a, b, mask in turns[: 1 + self.both]:
+                rows = slice(start, start + len(a))
+                numbers = mask.keyed(len(a), len(b), a.device)
+                kept = a, b
+                if self.half is not None:
+                    kept = a.to(self.half), b.to(self.half)
+                parts.append(_kernels().reduce(*kept, *terms.cut(rows).packed(a), numbers, summed))
+                start = rows.stop
+        return torch.cat(parts, 1).unsqueeze(2).unbind()
 
     def edge(self, terms: Quadratics | Traced) -> int:
         """The length of a tile's sides."""

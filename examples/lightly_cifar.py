@@ -33,13 +33,17 @@ from __future__ import annotations
 import argparse
 import json
 from collections.abc import Mapping, Sequence
+from math import isnan
 from pathlib import Path
 from statistics import mean, stdev
 from typing import Any, NamedTuple
 
 from digits import compare
+from scipy.stats import ttest_rel
 
 from counterpoint.integrations.image.training import UNTRAINED, cell, check, prepare, train, untrained
+from counterpoint.integrations.paired import holm
+from counterpoint.integrations.papers import paper_number
 from counterpoint.integrations.runs import Run, run_grid
 
 TUNING_SEED = 1000  # the first of the seeds that settings are chosen with
@@ -72,6 +76,8 @@ ROWS: dict[str, list[str]] = {
     "ArCL, 4 views": [f"arcl(infonce:t={t}):views=4" for t in (0.1, 0.2, 0.3, 0.5)],
 }
 
+PRINTED = {"linear": ("cifar10", "linear")}
+
 Setting = str | tuple[str, dict[str, Any]]
 
 
@@ -80,6 +86,7 @@ def study(
     size: Size,
     metrics: Sequence[str],
     out: Path,
+    tuning: Path,
     probe: Sequence[str],
     evaluation: dict[str, Any] | None = None,
     jobs: int = 1,
@@ -90,6 +97,8 @@ def study(
     Args:
         rows: per row the settings to choose from, a spec or a spec and changes of the cell. As many for each row.
         metrics: of the results; the first row is compared with.
+        out, tuning: folders of the runs that are reported, and of those that settings are chosen by; studies that share
+            the latter share what they have in common.
         probe, evaluation: see :mod:`counterpoint.integrations.image.evaluation`.
     """
     if len({len(settings) for settings in rows.values()}) > 1:
@@ -100,34 +109,36 @@ def study(
         objective, changes = (spec, {}) if isinstance(spec, str) else spec
         return [cell(size.dataset, objective, seed, **{**common, **changes, **more}) for seed in seeds]
 
-    tuning = range(TUNING_SEED, TUNING_SEED + size.tuning_seeds)
+    tuned = range(TUNING_SEED, TUNING_SEED + size.tuning_seeds)
     tried = {
-        name: [cells(spec, tuning, part="tune", probe=["linear"]) for spec in settings]
+        name: [cells(spec, tuned, part="tune", probe=["linear"]) for spec in settings]
         for name, settings in rows.items()
     }
     floor = [untrained(size.dataset, seed, **common, probe=list(probe)) for seed in range(size.seeds)]
     check([floor[0], *(one[0] for settings in tried.values() for one in settings)])
     flat = [one for settings in tried.values() for some in settings for one in some]
-    found = iter(run_grid(train, flat, out / "tuning", jobs=jobs))
+    tries = iter(run_grid(train, flat, tuning, jobs=jobs))
     chosen: dict[str, int] = {}
     validation: dict[str, list[float]] = {}
     for name, settings in tried.items():
-        validation[name] = [mean(_result(next(found))["linear"] for _ in some) for some in settings]
+        validation[name] = [mean(_result(next(tries))["linear"] for _ in some) for some in settings]
         chosen[name] = validation[name].index(max(validation[name]))
     final = {name: cells(rows[name][best], range(size.seeds), probe=list(probe)) for name, best in chosen.items()}
-    reported = iter(
-        run_grid(train, [*floor, *(one for some in final.values() for one in some)], out / "test", jobs=jobs)
-    )
+    reported = iter(run_grid(train, [*floor, *(one for some in final.values() for one in some)], out, jobs=jobs))
     values: dict[str, list[dict[str, float]]] = {}
     for name in (UNTRAINED, *rows):
         values[name] = [_result(next(reported)) for _ in range(size.seeds)]
     first = next(iter(rows))
-    summary: dict[str, Any] = {}
-    for name, results in values.items():
-        summary[name] = {}
-        for metric in metrics:
-            numbers = [one[metric] for one in results]
-            versus = None if name == first else compare([one[metric] for one in values[first]], numbers)
+    summary: dict[str, Any] = {name: {} for name in values}
+    for metric in metrics:
+        found = {name: [one[metric] for one in results] for name, results in values.items()}
+        others = [name for name in found if name != first]
+        p = [float(ttest_rel(found[name], found[first]).pvalue) for name in others]
+        corrected = holm([1.0 if isnan(one) else one for one in p])  # no difference at all has none
+        for name, numbers in found.items():
+            versus = None
+            if name != first:
+                versus = compare(found[first], numbers) | {"p": corrected[others.index(name)]}
             summary[name][metric] = {"mean": mean(numbers), "sd": stdev(numbers), "values": numbers, "vs_first": versus}
     return {
         "data": f"{size.dataset} ({prepare(floor[0]).test.note})",
@@ -147,32 +158,50 @@ def _result(run: Run) -> dict[str, float]:
     return found
 
 
-def report(result: dict[str, Any]) -> str:
-    """The table, and under it what its statistics allow to say."""
-    summary, width = result["summary"], max(map(len, result["summary"]))
-    metrics, first = list(next(iter(summary.values()))), next(iter(result["chosen"]))
-    lines = [
-        result["data"],
-        f"{'accuracy, %':{width}}" + "".join(f"  {m:13}  {'minus first, 95%':21}" for m in metrics),
-    ]
+def report(result: dict[str, Any], printed: Mapping[str, tuple[str, str]]) -> str:
+    """The table with the papers' numbers, and what its statistics allow to say.
+
+    Args:
+        printed: per metric the data set that papers have trained on, and what they call the metric.
+    """
+    summary, chosen = result["summary"], result["chosen"]
+    first = next(iter(chosen))
+    metrics = list(summary[first])
+    lines = [f"{result['data']}, {result['seeds']} seeds; in brackets the paired difference to {first}", ""]
+    lines += [f"| accuracy, % | {' | '.join(metrics)} | papers |", "|---" * (len(metrics) + 2) + "|"]
     verdicts: dict[str, dict[str, list[str]]] = {metric: {} for metric in metrics}
     for name, row in summary.items():
-        cells = ""
+        cells = []
         for metric, found in row.items():
-            versus = found["vs_first"]
-            gap = "" if versus is None else "{difference:+5.1f} [{low:+.1f}, {high:+.1f}]".format(**versus)
-            cells += f"  {found['mean']:5.1f} +- {found['sd']:4.1f}  {gap:21}"
-            if versus is not None:
-                verdict = "higher" if versus["low"] > 0 else "lower" if versus["high"] < 0 else "no difference found"
+            cells.append(f"{found['mean']:.1f} ± {found['sd']:.1f}")
+            if (versus := found["vs_first"]) is not None:
+                cells[-1] += " ({difference:+.1f} [{low:+.1f}, {high:+.1f}])".format(**versus)
+                sign = "higher" if versus["difference"] > 0 else "lower"
+                verdict = sign if versus["p"] < 0.05 else "no difference found"
                 verdicts[metric].setdefault(verdict, []).append(name)
-        lines.append(f"{name:{width}}{cells}".rstrip())
+        cells.append(papers(chosen[name], printed) if name in chosen else "")
+        lines.append(f"| {name} | {' | '.join(cells)} |")
     lines.append("")
     for metric, found in verdicts.items():
-        said = "; ".join(f"{verdict}: {' | '.join(names)}" for verdict, names in found.items())
-        lines.append(f"{metric}, against {first} - {said}.")
-    lines += [f"chosen on validation images: {name}: {spec}" for name, spec in result["chosen"].items()]
-    lines.append(f"({result['seeds']} paired seeds; intervals are t intervals, uncorrected for their number.)")
+        said = "; ".join(f"{verdict}: {', '.join(names)}" for verdict, names in found.items())
+        lines.append(f"- {metric}, against {first}: {said}")
+    lines.append(
+        "- intervals are 95% t intervals, row by row; what is called higher or lower has p < 0.05 in a paired t test, "
+        "corrected for the number of rows by Holm's method"
+    )
+    lines += [f"- {name}: {spec} was chosen on validation images" for name, spec in chosen.items()]
     return "\n".join(lines)
+
+
+def papers(setting: Setting, printed: Mapping[str, tuple[str, str]]) -> str:
+    """What the papers print for this objective, after many more epochs of a larger network."""
+    spec, changes = (setting, {}) if isinstance(setting, str) else setting
+    given = {"batch": 256, "positives": 1 + changes.get("mixed", changes.get("views", 2) - 2)}
+    said = []
+    for metric, (dataset, name) in printed.items():
+        if number := paper_number("image", dataset, spec, name, given):
+            said.append(f"{metric} {number.printed.replace('±', ' ± ')} ({number.paper}, Table {number.table})")
+    return ", ".join(said)
 
 
 def main_of(
@@ -182,6 +211,7 @@ def main_of(
     metrics: Sequence[str],
     probe: Sequence[str],
     evaluation: dict[str, Any] | None = None,
+    printed: Mapping[str, tuple[str, str]] = PRINTED,
     argv: Sequence[str] | None = None,
 ) -> None:
     """The command line of a study."""
@@ -196,10 +226,11 @@ def main_of(
     name, asked = Path(parser.prog).stem, {row: rows[row] for row in given.rows}
     try:
         out = given.out / f"{name}-{given.size}"
-        result = study(asked, sizes[given.size], metrics, out, probe, evaluation, given.jobs, given.device)
+        tuning = given.out / f"tuning-{given.size}"
+        result = study(asked, sizes[given.size], metrics, out, tuning, probe, evaluation, given.jobs, given.device)
     except (OSError, RuntimeError, ValueError) as error:
         parser.exit(2, f"{parser.prog}: error: {error}\n")
-    print(report(result))
+    print(report(result, printed))
     (out / "results.json").write_text(json.dumps(result, indent=1) + "\n")
     print(f"\nevery number is in {out / 'results.json'}")
 

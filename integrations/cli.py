@@ -10,13 +10,14 @@ import re
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from importlib import import_module
 from textwrap import fill
 from typing import Any
 
 import counterpoint as cp
 from counterpoint.hyper import Real, text
-from counterpoint.integrations import doctor, report
+from counterpoint.integrations import advice, completion, demo, doctor, report, tune
 from counterpoint.integrations.runs import GridError
 from counterpoint.plugins import inject
 
@@ -44,31 +45,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         argv: the words after ``counterpoint``; by default those of the process.
 
     Returns:
-        The exit code: 2 if something was wrong, which one line on stderr then explains; 130 after Ctrl-C.
+        The exit code: 0; 1 if something that began has failed, as some of a grid's runs; 2 if what was asked cannot be
+        done; 130 after Ctrl-C, when the same command goes on. One line on stderr says what was wrong.
     """
-    look: dict[str, Any] = {"formatter_class": argparse.RawDescriptionHelpFormatter}
-    every = "examples:\n" + "".join(command.examples for command in COMMANDS.values())
-    parser = argparse.ArgumentParser(
-        "counterpoint", description=(cp.__doc__ or "").partition("\n")[0], epilog=every, **look
-    )
-    parser.add_argument("--version", action="version", version=f"counterpoint {cp.__version__}")
     words = list(sys.argv[1:] if argv is None else argv)
     asked = next((name for name in COMMANDS if words[: len(name.split())] == name.split()), "")
-    tables: dict[tuple[str, ...], Any] = {(): parser.add_subparsers(metavar="COMMAND", required=True)}
     try:
-        for name, command in COMMANDS.items():
-            *group, last = name.split()
-            if tuple(group) not in tables:
-                members = [other for other in COMMANDS if other.startswith(f"{group[0]} ")]
-                said = {"help": ", ".join(members), "description": ", ".join(members)}
-                said["epilog"] = "examples:\n" + "".join(COMMANDS[one].examples for one in members)
-                own = tables[()].add_parser(group[0], **(look | said))
-                tables[tuple(group)] = own.add_subparsers(metavar="WHAT", required=True)
-            look |= {"help": command.help, "description": command.help, "epilog": f"examples:\n{command.examples}"}
-            own = tables[tuple(group)].add_parser(last, **look)
-            if name == asked:  # the others' may need frameworks that are slow to import, or not here
-                command.arguments(own)
-        given = parser.parse_args(words)
+        given = build(asked).parse_args(words)
         code = COMMANDS[asked].run(given)
         sys.stdout.flush()
     except BrokenPipeError:  # who reads, such as head, has seen enough; Python would complain again at exit
@@ -82,8 +65,46 @@ def main(argv: Sequence[str] | None = None) -> int:
         if COMMANDS[asked].script:
             raise
         print(f"counterpoint {asked}:", str(error).partition("\n")[0], file=sys.stderr)
-        code = 2
+        code = 1 if isinstance(error, GridError) else 2
     return code
+
+
+def build(asked: str = "") -> argparse.ArgumentParser:
+    """The parser of all commands, with the arguments of the one asked for: others may need what is slow to import."""
+    look: dict[str, Any] = {"formatter_class": argparse.RawDescriptionHelpFormatter}
+    every = "examples:\n" + "".join(command.examples for command in COMMANDS.values())
+    parser = argparse.ArgumentParser(
+        "counterpoint", description=(cp.__doc__ or "").partition("\n")[0], epilog=every, **look
+    )
+    parser.add_argument("--version", action="version", version=f"counterpoint {cp.__version__}")
+    tables: dict[tuple[str, ...], Any] = {(): parser.add_subparsers(metavar="COMMAND", required=True)}
+    for name, command in COMMANDS.items():
+        *group, last = name.split()
+        if tuple(group) not in tables:
+            members = [other for other in COMMANDS if other.startswith(f"{group[0]} ")]
+            said = {"help": ", ".join(members), "description": ", ".join(members)}
+            said["epilog"] = "examples:\n" + "".join(COMMANDS[one].examples for one in members)
+            own = tables[()].add_parser(group[0], **(look | said))
+            tables[tuple(group)] = own.add_subparsers(metavar="WHAT", required=True)
+        look |= {"help": command.help, "description": command.help, "epilog": f"examples:\n{command.examples}"}
+        own = tables[tuple(group)].add_parser(last, **look)
+        if name == asked:
+            command.arguments(own)
+    return parser
+
+
+def parsers() -> dict[str, argparse.ArgumentParser | None]:
+    """The parser of each command; None for those whose extra is missing."""
+    found: dict[str, argparse.ArgumentParser | None] = {}
+    for name, command in COMMANDS.items():
+        parser = argparse.ArgumentParser(f"counterpoint {name}")
+        try:
+            command.arguments(parser)
+        except ImportError:
+            found[name] = None
+        else:
+            found[name] = parser
+    return found
 
 
 # ---- counterpoint objectives -------------------------------------------------------------------
@@ -132,7 +153,13 @@ def facts(kind: type[cp.Objective], one: cp.Objective | None = None) -> dict[str
     ]
     found = {"name": kind.name, "class": kind.__name__, "wraps": issubclass(kind, cp.Wrapper)}
     found |= {"formula": kind.formula, "paper": kind.paper, "parameters": parameters}
-    return found if one is None else {**found, "spec": str(one), "doc": inspect.getdoc(kind) or ""}
+    if one is None:
+        return found
+    if known := advice.ADVICE.get(kind.name):
+        found |= known._asdict()
+    if case := advice.check(kind.name):
+        found["check"] = dict(zip(("spec", "reference", "here"), case, strict=True))
+    return {**found, "spec": str(one), "doc": inspect.getdoc(kind) or ""}
 
 
 def _pieces(one: cp.Objective) -> list[cp.Objective]:
@@ -151,9 +178,24 @@ def _text(found: dict[str, Any]) -> Iterator[str]:
         note = "" if value == one["default"] else f" (default {text(one['default'])})"
         row = f"      {names:28}{text(value):14} {one['expected']}{note}"
         yield fill(row, WIDTH, subsequent_indent=" " * 49)
+    for key, label in (("use", "when"), ("first", "tune first"), ("cost", "cost"), ("check", "check")):
+        if key in found:
+            said = _checked(found[key]) if key == "check" else found[key]
+            yield fill(f"    {label:12}{said}", WIDTH, subsequent_indent=" " * 16)
     if "doc" in found:
         yield ""
+        yield "training weight dL/ds of a negative, by its similarity s; the positive is at |"
+        yield from advice.picture(cp.objective(found["spec"]))
+        yield ""
         yield from _reflow(found["doc"])
+
+
+def _checked(found: dict[str, Any]) -> str:
+    """What an objective makes here of a case whose value is known to 50 digits."""
+    error = abs(found["here"] - found["reference"])
+    return f"{found['reference']:.10g} is its reference value of {found['spec']} on a small case; here it is " + (
+        "the same in every digit" if error == 0 else f"off by {error:.1g}"
+    )
 
 
 def _reflow(doc: str) -> Iterator[str]:
@@ -250,6 +292,64 @@ COMMANDS = {
         """\
   counterpoint eval control runs/control/cartpole-swingup --episodes 10
   counterpoint eval control runs/control/cartpole-swingup/NAME/seed1 --video swingup.mp4 --representation frames
+""",
+    ),
+    "demo": Command(
+        "every domain and six objectives on data that needs no download: a table and a page, in minutes",
+        demo.add_arguments,
+        demo.command,
+        """\
+  counterpoint demo                                         all four domains, three seeds: demo/report.html
+  counterpoint demo --domains graph image --seeds 8         seeds enough for a test
+  counterpoint demo --objective infonce:t=0.2 "hcl:t=0.2,beta=2" --out mine
+  counterpoint demo --quick                                 only to see that everything runs
+""",
+    ),
+    **{
+        f"tune {domain}": Command(
+            f"search the parameters of objectives for {what}, on validation data",
+            partial(tune.add_arguments, domain=domain),
+            partial(tune.command, domain=domain),
+            examples,
+        )
+        for domain, what, examples in (
+            (
+                "sentence",
+                "sentence embeddings",
+                """\
+  counterpoint tune sentence --data wiki1m.txt --preset adnce-bert --objective adnce:t=0.05 --budget 20
+""",
+            ),
+            (
+                "graph",
+                "a graph encoder",
+                """\
+  counterpoint tune graph --dataset MUTAG --objective adnce --budget 20 --jobs 2
+  counterpoint tune graph --objective infonce hcl --budget 10 --grid t=0.1,0.2,0.5     the same budget for both
+""",
+            ),
+            (
+                "image",
+                "an image encoder",
+                """\
+  counterpoint tune image --data cifar10 --objective adnce --budget 20 --epochs 50 --device cuda
+""",
+            ),
+            (
+                "control",
+                "learning to control from pixels",
+                """\
+  counterpoint tune control --task cartpole-swingup --objective adnce --budget 10 --device cuda
+""",
+            ),
+        )
+    },
+    "completion": Command(
+        "print a script that completes commands, flags and specs in your shell",
+        completion.add_arguments,
+        lambda given: print(completion.script(given.shell, parsers())) or 0,
+        """\
+  counterpoint completion bash > ~/.local/share/bash-completion/completions/counterpoint
 """,
     ),
     "doctor": Command(

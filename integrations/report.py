@@ -20,15 +20,16 @@ from dataclasses import asdict, dataclass
 from itertools import groupby
 from pathlib import Path
 from statistics import fmean, stdev
-from typing import Any
+from typing import Any, NamedTuple
 
 import counterpoint as cp
 from counterpoint.hyper import nearest
 from counterpoint.integrations.paired import bootstrap_interval, holm, sign_flip_p
 from counterpoint.integrations.papers import PaperNumber, paper_number
-from counterpoint.integrations.runs import Run, find_runs, finite
+from counterpoint.integrations.runs import Run, atomic, find_runs, finite
 
 LEVEL = 0.05
+TITLE = "counterpoint report"
 COMMON = ("domain", "dataset", "objective", "label", "seed")  # arguments that do not tell two rows of a name apart
 
 
@@ -90,7 +91,7 @@ def summarise(
     Args:
         found: runs; those that are not done are counted in the notes.
         baseline: a row by its name or spec; by default InfoNCE where there is one such row in a column.
-        metrics: names of results; by default the first of the first run's.
+        metrics: names of results; by default the first that the runs on a data set have.
         lower: whether small numbers are the good ones.
     """
     done = sorted((run for run in found if run.done), key=lambda run: str(run.path))
@@ -104,12 +105,11 @@ def summarise(
     if baseline is not None:
         baseline = _named(baseline, names, done)
     columns = []
-    asked = list(metrics) or known[:1]
     places = list(dict.fromkeys((run.arguments["domain"], run.arguments["dataset"]) for run in done))
     for domain, dataset in sorted(places):
         here = [run for run in done if (run.arguments["domain"], run.arguments["dataset"]) == (domain, dataset)]
-        for metric in asked:
-            title = " ".join([dataset] * (len(places) > 1 or len(asked) == 1) + [metric] * (len(asked) > 1))
+        for metric in metrics or list(here[0].record["result"])[:1]:
+            title = " ".join([dataset] * (len(places) > 1 or len(metrics) < 2) + [metric] * (len(metrics) > 1))
             if column := _column(here, names, domain, dataset, metric, title, baseline, lower):
                 columns.append(column)
     return Report(columns, list(_notes(found, done)))
@@ -260,6 +260,19 @@ def _reading(column: Column) -> str:
     return said + "; ".join(parts) + "."
 
 
+def _together(columns: Sequence[Column]) -> str:
+    """What the statistics of several columns say."""
+    cells = [(column, row, cell) for column in columns for row, cell in column.cells.items()]
+    tested = [cell.difference for _, _, cell in cells if cell.difference is not None]
+    found = sum(one.found for one in tested)
+    best = [f"{row} ({column.title})" for column, row, cell in cells if cell.best]
+    said = f"{_many(len(tested), 'comparison')} with a baseline in {_many(len(columns), 'column')}, "
+    said += f"{_many(found, 'difference')} found"
+    if tested and not any(map(_can_find, columns)):
+        said += " (no column has the seeds to find one)"
+    return said + f"; told from every other row: {', '.join(best) or 'none'}."
+
+
 def _papers_differences(column: Column) -> Iterator[str]:
     """Where a paper has both numbers in one table: its difference, and whether ours agrees."""
     base = column.cells[column.baseline].paper if column.baseline else None
@@ -271,6 +284,16 @@ def _papers_differences(column: Column) -> Iterator[str]:
             theirs = paper.value - base.value
             where = "in" if ours.low <= theirs <= ours.high else "not in"
             yield f"the paper's {theirs:+.{_digits(column)}f} for {row} is {where} our interval"
+
+
+def _many(count: int, what: str) -> str:
+    return f"{count} {what}{'s' * (count != 1)}"
+
+
+def _can_find(column: Column) -> bool:
+    """Whether a column has so many pairs that some p-value could fall below the level."""
+    pairs = [cell.difference.pairs for cell in column.cells.values() if cell.difference is not None]
+    return bool(pairs) and max(pairs) >= _seeds_needed(len(pairs))
 
 
 def _seeds_needed(tests: int) -> int:
@@ -313,36 +336,62 @@ def _gap(column: Column, cell: Cell) -> tuple[str, str]:
     return f"{one.mean:+.{digits}f}{interval}", f"{one.corrected:.2g}" if one.pairs > 1 else ""
 
 
-def _tables(report: Report) -> Iterator[tuple[str, list[list[str]], list[tuple[int, int]], str]]:
-    """Title, header and rows, the places of the best ones, and the words below."""
-    for domain, group in groupby(report.columns, key=lambda column: column.domain):
-        columns = list(group)
+class Table(NamedTuple):
+    """A table as text: the rows' names, a header and a line per row, the places of the best ones, words below."""
+
+    title: str
+    names: list[str]
+    head: list[str]
+    body: list[list[str]]
+    best: list[tuple[int, int]]
+    below: str
+    columns: list[Column]
+
+
+def tables(report: Report) -> Iterator[Table]:
+    """An overview of the columns that stand side by side, where there are several, and a table for each."""
+    for title, columns in _groups(report):
         if len(columns) > 1:
-            names = dict.fromkeys(row for column in columns for row in column.cells)
-            head = ["mean ± sd over seeds (their number)", *(column.title for column in columns)]
-            body = [
-                [row, *(_mean(column, column.cells[row]) if row in column.cells else "" for column in columns)]
-                for row in names
-            ]
-            best = [
-                (i, j)
-                for i, row in enumerate(names)
-                for j, column in enumerate(columns, 1)
-                if row in column.cells and column.cells[row].best
-            ]
-            yield domain, [head, *body], best, ""
-        for column in columns:
-            rows = [["", "mean ± sd (seeds)"]]
-            compared, papers = column.baseline is not None, any(cell.paper for cell in column.cells.values())
-            rows[0] += ["minus baseline [95%]", "p, corrected"] * compared + ["paper"] * papers
-            for row, cell in column.cells.items():
-                line = [row + " (baseline)" * (row == column.baseline), _mean(column, cell)]
-                line += list(_gap(column, cell)) if compared else []
-                line += [f"{cell.paper.printed} ({cell.paper.source})" if cell.paper else ""] if papers else []
-                rows.append(line)
-            best = [(i, 1) for i, cell in enumerate(column.cells.values()) if cell.best]
-            title = f"{domain}: {column.title}" + f", {column.metric}" * (column.metric not in column.title)
-            yield title, rows, best, column.reading
+            yield _overview(title, columns)
+        yield from map(_table, columns)
+
+
+def _groups(report: Report) -> Iterator[tuple[str, list[Column]]]:
+    """The columns of each domain, or all together where each domain has one."""
+    domains = [(name, list(columns)) for name, columns in groupby(report.columns, key=lambda column: column.domain)]
+    if len(domains) > 1 and len(domains) == len(report.columns):
+        domains = [("all domains", list(report.columns))]
+    yield from domains
+
+
+def _overview(title: str, columns: list[Column]) -> Table:
+    several = len({column.domain for column in columns}) > 1
+    heads = [_heading(column) if several else column.title for column in columns]
+    names = list(dict.fromkeys(row for column in columns for row in column.cells))
+    cells = [[column.cells.get(row) for column in columns] for row in names]
+    body = [
+        [row, *(_mean(column, cell) if cell else "" for column, cell in zip(columns, of, strict=True))]
+        for row, of in zip(names, cells, strict=True)
+    ]
+    best = [(i, j) for i, of in enumerate(cells) for j, cell in enumerate(of, 1) if cell and cell.best]
+    return Table(title, names, ["mean ± sd over seeds (their number)", *heads], body, best, _together(columns), columns)
+
+
+def _table(column: Column) -> Table:
+    compared, papers = column.baseline is not None, any(cell.paper for cell in column.cells.values())
+    head = ["", "mean ± sd (seeds)", *["minus baseline [95%]", "p, corrected"] * compared, *["paper"] * papers]
+    body = []
+    for row, cell in column.cells.items():
+        line = [row + " (baseline)" * (row == column.baseline), _mean(column, cell)]
+        line += list(_gap(column, cell)) if compared else []
+        line += [f"{cell.paper.printed} ({cell.paper.source})" if cell.paper else ""] if papers else []
+        body.append(line)
+    best = [(i, 1) for i, cell in enumerate(column.cells.values()) if cell.best]
+    return Table(_heading(column), list(column.cells), head, body, best, column.reading, [column])
+
+
+def _heading(column: Column) -> str:
+    return f"{column.domain}: {column.title}" + f", {column.metric}" * (column.metric not in column.title)
 
 
 LEGEND = (
@@ -353,7 +402,8 @@ LEGEND = (
 
 def terminal(report: Report) -> str:
     lines = []
-    for title, rows, best, below in _tables(report):
+    for title, _, head, body, best, below, _ in tables(report):
+        rows = [head, *body]
         shown = [[cell + " *" * ((i - 1, j) in best) for j, cell in enumerate(row)] for i, row in enumerate(rows)]
         widths = [max(len(row[j]) for row in shown) for j in range(len(shown[0]))]
         lines.append(f"== {title} ==")
@@ -365,7 +415,8 @@ def terminal(report: Report) -> str:
 
 def markdown(report: Report) -> str:
     lines = []
-    for title, rows, best, below in _tables(report):
+    for title, _, head, body, best, below, _ in tables(report):
+        rows = [head, *body]
         shown = [
             [f"**{cell}**" if (i - 1, j) in best else cell.replace("|", r"\|") for j, cell in enumerate(row)]
             for i, row in enumerate(rows)
@@ -410,9 +461,17 @@ def as_csv(report: Report) -> str:
     return out.getvalue().rstrip("\n")
 
 
+def html(report: Report, title: str = TITLE, intro: str = "") -> str:
+    """The report as a page, see :mod:`counterpoint.integrations.report_html`."""
+    from counterpoint.integrations import report_html
+
+    return report_html.page(report, title, intro)
+
+
 RENDER: dict[str, Callable[[Report], str]] = {
     "terminal": terminal,
     "markdown": markdown,
+    "html": html,
     "csv": as_csv,
     "json": lambda report: json.dumps(plain(report), indent=1, allow_nan=False),
 }
@@ -427,8 +486,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--baseline", metavar="SPEC", help="the row that the others are compared with (InfoNCE, where there is one)")
     add("--metric", action="append", default=[], metavar="NAME", help="a result, may be repeated (the first there is)")
     add("--lower", action="store_true", help="small numbers are the good ones")
-    add("--out", type=Path, metavar="FOLDER", help="write report.md, .csv and .json, and pictures")
+    add("--out", type=Path, metavar="FOLDER", help="write report.html, .md, .csv and .json, and pictures")
     add("--format", choices=RENDER, default="terminal", help="of what is printed (%(default)s)")
+    add("--json", dest="format", action="store_const", const="json", help="print JSON")
 
 
 def command(given: argparse.Namespace) -> int:
@@ -443,13 +503,28 @@ def command(given: argparse.Namespace) -> int:
     return 0
 
 
-def write(report: Report, folder: str | Path) -> Iterator[Path]:
-    """Writes the report in every format, and the pictures; yields the files as they are done."""
+def write(
+    report: Report,
+    folder: str | Path,
+    formats: Sequence[str] = ("markdown", "csv", "json", "html"),
+    title: str = TITLE,
+    intro: str = "",
+    pictures: bool = True,
+) -> Iterator[Path]:
+    """Writes the report in these formats, and the pictures as PNG; yields the files as they are done.
+
+    ``title`` and ``intro`` are the page's.
+    """
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
-    for name, form in (("report.md", "markdown"), ("report.csv", "csv"), ("report.json", "json")):
-        (folder / name).write_text(RENDER[form](report) + "\n", encoding="utf-8")
-        yield folder / name
+    for name in formats:
+        path = folder / f"report.{'md' if name == 'markdown' else name}"
+        text = html(report, title, intro) if name == "html" else RENDER[name](report)
+        with atomic(path) as file:
+            file.write(text.encode() + b"\n")
+        yield path
+    if not pictures:
+        return
     from counterpoint.integrations import report_plots
 
     try:

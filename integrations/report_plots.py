@@ -5,15 +5,19 @@ from __future__ import annotations
 import math
 import re
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import cycle
 from pathlib import Path
 from statistics import fmean, pstdev
 from textwrap import fill
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
+import torch
+
+import counterpoint as cp
 from counterpoint.integrations.report import Column, Report
-from counterpoint.plots import COLOURS, DASHES
+from counterpoint.integrations.runs import Embeddings
+from counterpoint.plots import COLOURS, DASHES, draw_distances, draw_weights, figure, tidy
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -21,6 +25,20 @@ if TYPE_CHECKING:
 
 PANELS = 3  # learning curves beside each other
 POINTS = 60  # of a curve; longer ones are averaged in bins
+
+
+class Style(NamedTuple):
+    """How a row looks wherever it appears."""
+
+    number: int
+    colour: str
+    dash: Any
+
+
+def styles(rows: Iterable[str]) -> dict[str, Style]:
+    """A look for each row; colours and dashes go round in different lengths, so that thirty are apart."""
+    named = enumerate(dict.fromkeys(rows), 1)
+    return {row: Style(i, colour, dash) for (i, row), colour, dash in zip(named, cycle(COLOURS), cycle(DASHES))}
 
 
 def draw(report: Report, folder: Path) -> Iterator[Path]:
@@ -32,46 +50,85 @@ def draw(report: Report, folder: Path) -> Iterator[Path]:
         plot_column(column).savefig(path, dpi=150)
         yield path
         curves = folder / f"{name}-curves.png"
-        if curves not in drawn and (figure := plot_curves(column)) is not None:
+        if curves not in drawn and (made := plot_curves(column)) is not None:
             drawn.add(curves)
-            figure.savefig(curves, dpi=150)
+            made.savefig(curves, dpi=150)
             yield curves
+
+
+# ---- whole figures -----------------------------------------------------------------------------
 
 
 def plot_column(column: Column) -> Figure:
     """A column's rows: each seed, the mean and the paper's number; beside them the differences to the baseline."""
-    compared = column.baseline is not None
-    rows = list(column.cells)
-    height = 1.6 + 0.42 * len(rows)
-    figure = _figure(9.5 if compared else 6.8, height)
-    left, *right = figure.subplots(1, 1 + compared, sharey=True, squeeze=False)[0]
-    for y, (row, colour) in enumerate(zip(rows, cycle(COLOURS), strict=False)):
-        cell = column.cells[row]
-        values = list(cell.values.values())
-        left.plot(values, [y] * len(values), "o", color=colour, alpha=0.45, markersize=5, markeredgewidth=0)
-        left.plot(cell.mean, y, "|", color=colour, markersize=20, markeredgewidth=2.5)
-        if cell.paper is not None:
-            left.plot(cell.paper.value, y, "D", mfc="none", mec="0.25", markersize=6)
-        if compared and (one := cell.difference) is not None:
-            right[0].barh(y, one.mean, 0.55, color=colour if one.found else "none", edgecolor=colour, linewidth=1.4)
-            if not math.isnan(one.low):
-                right[0].plot([one.low, one.high], [y, y], color="0.2", linewidth=1.4)
-    left.set_yticks(range(len(rows)), [fill(row.replace(",", ", "), 38) for row in rows], fontsize=8)
-    left.set_ylim(len(rows) - 0.5, -0.5)
-    left.set_xlabel(column.metric)
+    compared, looks = column.baseline is not None, styles(column.cells)
+    made = figure(9.5 if compared else 6.8, 1.6 + 0.42 * len(looks))
+    left, *right = made.subplots(1, 1 + compared, sharey=True, squeeze=False)[0]
+    draw_values(left, column, looks)
     left.set_title(column.dataset, fontsize=10)
     for axes in right:
-        axes.axvline(0, color="0.5", linewidth=0.8)
+        draw_differences(axes, column, looks)
         axes.tick_params(left=False)
-        axes.set_xlabel(f"{column.metric}, minus the baseline")
         axes.set_title(fill(f"baseline: {column.baseline}".replace(",", ", "), 50), fontsize=9)
-    for axes in (left, *right):
-        _tidy(axes, "x")
-    _legend(figure, column, compared)
-    return figure
+    left.set_yticks(range(len(looks)), [fill(row.replace(",", ", "), 38) for row in looks], fontsize=8)
+    made.legend(handles=keys(column), loc="outside lower center", ncols=6, frameon=False, fontsize=8)
+    return made
 
 
-def _legend(figure: Figure, column: Column, compared: bool) -> None:
+def plot_curves(column: Column) -> Figure | None:
+    """What the column's runs have logged over their steps, beside each other."""
+    looks, shown = styles(column.cells), curves(column)
+    if not shown:
+        return None
+    made = figure(min(6.8, 4.6 * len(shown)) if len(shown) == 1 else 4.4 * len(shown), 3.6 + 0.2 * len(looks))
+    for axes, key in zip(made.subplots(1, len(shown), squeeze=False)[0], shown, strict=True):
+        draw_curve(axes, column, key, looks)
+    made.suptitle(
+        f"{column.dataset} (bands: one standard deviation over seeds; thin dotted lines: papers)", fontsize=10
+    )
+    handles: dict[str, Any] = {}
+    for axes in made.axes:
+        handles |= {label: handle for handle, label in zip(*axes.get_legend_handles_labels(), strict=True)}
+    made.legend(handles.values(), handles.keys(), loc="outside lower center", frameon=False, fontsize=8, handlelength=4)
+    return made
+
+
+# ---- in axes of one's own ----------------------------------------------------------------------
+
+
+def draw_values(axes: Axes, column: Column, looks: dict[str, Style]) -> None:
+    """Each row's seeds, their mean, and the paper's number."""
+    for y, (row, cell) in enumerate(column.cells.items()):
+        values, colour = list(cell.values.values()), looks[row].colour
+        axes.plot(values, [y] * len(values), "o", color=colour, alpha=0.45, markersize=5, markeredgewidth=0)
+        axes.plot(cell.mean, y, "|", color=colour, markersize=20, markeredgewidth=2.5)
+        if cell.paper is not None:
+            axes.plot(cell.paper.value, y, "D", mfc="none", mec="0.25", markersize=6)
+    _rows(axes, column, looks, column.metric)
+
+
+def draw_differences(axes: Axes, column: Column, looks: dict[str, Style]) -> None:
+    """Each row's difference to the baseline, filled where one was found, and its interval."""
+    for y, (row, cell) in enumerate(column.cells.items()):
+        if (one := cell.difference) is None:
+            continue
+        colour = looks[row].colour
+        axes.barh(y, one.mean, 0.55, color=colour if one.found else "none", edgecolor=colour, linewidth=1.4)
+        if not math.isnan(one.low):
+            axes.plot([one.low, one.high], [y, y], color="0.2", linewidth=1.4)
+    axes.axvline(0, color="0.5", linewidth=0.8)
+    _rows(axes, column, looks, f"{column.metric}, minus the baseline")
+
+
+def _rows(axes: Axes, column: Column, looks: dict[str, Style], what: str) -> None:
+    axes.set_yticks(range(len(column.cells)), [str(looks[row].number) for row in column.cells])
+    axes.set_ylim(len(column.cells) - 0.5, -0.5)
+    axes.set_xlabel(what)
+    tidy(axes, "x")
+
+
+def keys(column: Column) -> list[Any]:
+    """What the marks of :func:`draw_values` and :func:`draw_differences` mean, for a legend."""
     from matplotlib.lines import Line2D
     from matplotlib.patches import Patch
 
@@ -81,48 +138,37 @@ def _legend(figure: Figure, column: Column, compared: bool) -> None:
     shown: list[Any] = [mark("o", "a seed", alpha=0.6), mark("|", "mean", markersize=12, markeredgewidth=2.5)]
     if any(cell.paper for cell in column.cells.values()):
         shown.append(mark("D", "the paper's number", mfc="none"))
-    if compared:
+    if column.baseline is not None:
         shown.append(Line2D([], [], color="0.2", linewidth=1.4, label="95% interval"))
         shown.append(Patch(facecolor="0.6", edgecolor="0.35", label="difference found"))
         shown.append(Patch(facecolor="none", edgecolor="0.35", label="none found"))
-    figure.legend(handles=shown, loc="outside lower center", ncols=len(shown), frameon=False, fontsize=8)
+    return shown
 
 
-def plot_curves(column: Column) -> Figure | None:
-    """What the column's runs have logged over their steps: the mean over seeds, and between which values they lie."""
-    curves = {row: [run.metrics() for run in found] for row, found in column.runs.items()}
-    keys = dict.fromkeys(key for of in curves.values() for lines in of for line in lines for key in line)
-    shown = [key for key in keys if key != "step" and _is_drawn(curves, key)][:PANELS]
-    if not shown:
-        return None
-    figure = _figure(min(6.8, 4.6 * len(shown)) if len(shown) == 1 else 4.4 * len(shown), 3.6 + 0.2 * len(curves))
-    for axes, key in zip(figure.subplots(1, len(shown), squeeze=False)[0], shown, strict=True):
-        for row, colour, dash in zip(column.cells, cycle(COLOURS), cycle(DASHES), strict=False):
-            steps, mean, spread = _band(curves[row], key)
-            if steps:
-                low, high = ([m + sign * s for m, s in zip(mean, spread, strict=True)] for sign in (-1, 1))
-                axes.plot(steps, mean, color=colour, linestyle=dash, linewidth=1.8, label=fill(row, 66))
-                axes.fill_between(steps, low, high, color=colour, alpha=0.1, linewidth=0)
-                paper = column.cells[row].paper
-                if key == column.metric and paper is not None:
-                    axes.axhline(paper.value, color=colour, linestyle=":", linewidth=1)
-        axes.set_xlabel("step")
-        axes.set_title(key + (" (each objective's own)" if key == "loss" else ""), fontsize=10)
-        _tidy(axes, "both")
-    figure.suptitle(
-        f"{column.dataset} (bands: one standard deviation over seeds; thin dotted lines: papers)", fontsize=10
-    )
-    handles: dict[str, Any] = {}
-    for axes in figure.axes:
-        handles |= {label: handle for handle, label in zip(*axes.get_legend_handles_labels(), strict=True)}
-    figure.legend(
-        handles.values(), handles.keys(), loc="outside lower center", frameon=False, fontsize=8, handlelength=4
-    )
-    return figure
+def curves(column: Column) -> list[str]:
+    """The names of the numbers that some runs have logged more than once, the first few; not those of single folds."""
+    lines = {row: [run.metrics() for run in found] for row, found in column.runs.items()}
+    logged = dict.fromkeys(key for of in lines.values() for one in of for line in one for key in line)
+    named = (key for key in logged if key != "step" and not re.fullmatch(r"fold\d+", key))
+    drawn = (key for key in named if any(len(_band(of, key)[0]) > 1 for of in lines.values()))
+    return list(drawn)[:PANELS]
 
 
-def _is_drawn(curves: dict[str, list[list[dict[str, float]]]], key: str) -> bool:
-    return any(len(_band(of, key)[0]) > 1 for of in curves.values())
+def draw_curve(axes: Axes, column: Column, key: str, looks: dict[str, Style]) -> None:
+    """One logged number over the steps: the mean over seeds, a standard deviation around it, the paper's number."""
+    for row, cell in column.cells.items():
+        steps, mean, spread = _band([run.metrics() for run in column.runs[row]], key)
+        if not steps:
+            continue
+        _, colour, dash = looks[row]
+        low, high = ([m + sign * s for m, s in zip(mean, spread, strict=True)] for sign in (-1, 1))
+        axes.plot(steps, mean, color=colour, linestyle=dash, linewidth=1.8, label=fill(row, 66))
+        axes.fill_between(steps, low, high, color=colour, alpha=0.1, linewidth=0)
+        if key == column.metric and cell.paper is not None:
+            axes.axhline(cell.paper.value, color=colour, linestyle=":", linewidth=1)
+    axes.set_xlabel("step")
+    axes.set_title(key + (" (each objective's own)" if key == "loss" else ""), fontsize=10)
+    tidy(axes)
 
 
 def _band(of: list[list[dict[str, float]]], key: str) -> tuple[list[float], list[float], list[float]]:
@@ -139,18 +185,35 @@ def _band(of: list[list[dict[str, float]]], key: str) -> tuple[list[float], list
     return [fmean(one) for one in bins], means, [fmean(pstdev(at[step]) for step in one) for one in bins]
 
 
-def _figure(width: float, height: float) -> Figure:
-    try:
-        from matplotlib.backends.backend_agg import FigureCanvasAgg
-        from matplotlib.figure import Figure
-    except ImportError as error:
-        raise ImportError('plots need matplotlib: pip install "counterpoint[plots]"') from error
-    figure = Figure(figsize=(width, height), layout="constrained")
-    FigureCanvasAgg(figure)
-    return figure
+def draw_training_weights(axes: Axes, rows: Sequence[tuple[str, str]], looks: dict[str, Style]) -> None:
+    """The weights that rows with a spec give to negatives, see :func:`counterpoint.plots.plot_weights`."""
+    draw_weights(axes, [(cp.objective(spec), looks[row].colour, looks[row].dash) for row, spec in rows])
+    tidy(axes)
 
 
-def _tidy(axes: Axes, grid: Any) -> None:
-    axes.grid(axis=grid, color="0.92")
-    axes.set_axisbelow(True)
-    axes.spines[["top", "right"]].set_visible(False)
+def draw_histogram(axes: Axes, found: Embeddings) -> None:
+    """Distances between samples, within and between classes, see :func:`counterpoint.plots.plot_distances`."""
+    draw_distances(axes, [found.z], labels=found.labels)
+    tidy(axes)
+
+
+def draw_plane(axes: Axes, found: Embeddings) -> None:
+    """The two first principal components of embeddings of unit length, coloured by class; names at the medians."""
+    from matplotlib import colormaps
+
+    z = torch.nn.functional.normalize(found.z.double())
+    z = z - z.mean(0)
+    _, _, v = torch.linalg.svd(z, full_matrices=False)
+    v = v * v.gather(1, v.abs().argmax(1, keepdim=True)).sign()  # or the signs would be the machine's choice
+    points = z @ v[:2].T
+    for label, name in enumerate(found.names):
+        own = points[found.labels == label]
+        if len(own):
+            axes.plot(*own.T.tolist(), ".", color=colormaps["tab10"](label % 10), markersize=3.5, alpha=0.8)
+            x, y = own.median(0).values.tolist()
+            text = axes.text(x, y, name, ha="center", va="center", fontsize=8, fontweight="bold", parse_math=False)
+            text.set_in_layout(False)  # however long it is
+    axes.set_xticks([])
+    axes.set_yticks([])
+    axes.set_aspect("equal", "datalim")
+    axes.spines[:].set_color("0.8")

@@ -4,6 +4,7 @@
         run.json                  arguments, versions, data checksum, command, status, result; replaced as a whole
         metrics.jsonl             a line of numbers per logged step
         checkpoint.pt             the last checkpoint, and checkpoint.previous.pt until the run is done
+        embeddings.pt             of some samples, where the run has kept them, for pictures
         error.txt                 the traceback of a run that failed
 
 A cell is a dict of plain JSON: ``domain``, ``dataset``, ``objective``, ``seed`` and whatever else changes the result.
@@ -54,7 +55,7 @@ from multiprocessing.connection import wait
 from multiprocessing.context import SpawnProcess
 from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
-from typing import Any, BinaryIO, TypeVar
+from typing import Any, BinaryIO, NamedTuple, TypeVar
 
 import torch
 from filelock import FileLock, Timeout  # torch itself requires it
@@ -102,6 +103,15 @@ class GridError(RuntimeError):
         self.runs = runs
 
 
+class Embeddings(NamedTuple):
+    """``(n, d)`` embeddings of samples, the class of each, the classes' names, and what they are classes of."""
+
+    z: torch.Tensor
+    labels: torch.Tensor
+    names: list[str]
+    about: str
+
+
 class Run:
     """One cell of a grid and its folder. Writing needs the run's lock, which :func:`run_grid` holds for ``train``.
 
@@ -137,6 +147,7 @@ class Run:
         self.record = self._read_record()
         self._writing = False
         self._metrics: BinaryIO | None = None
+        self._logged = 0  # bytes that are in metrics.jsonl before it is opened
         self._saved = False
         self._clock, self._spent = time.monotonic(), 0.0
 
@@ -193,12 +204,34 @@ class Run:
                 raise ValueError(f"{self.path / 'metrics.jsonl'}: line {number} is not readable.") from None
         return found
 
+    def embeddings(self) -> Embeddings | None:
+        """What :meth:`keep` was given, if it was."""
+        path = self.path / "embeddings.pt"
+        return Embeddings(**torch.load(path, map_location="cpu", weights_only=True)) if path.exists() else None
+
     # ---- working -------------------------------------------------------------------------------
+
+    def keep(self, z: Any, labels: Any, names: Iterable[str], about: str = "class") -> None:
+        """Keeps embeddings of a few hundred samples, for the pictures of a report.
+
+        Args:
+            z: ``(n, d)``, tensor or array.
+            labels: ``(n,)`` integers, each the place of the sample's class in ``names``.
+            names: of the classes.
+            about: what they are classes of.
+        """
+        self._must_hold()
+        z, labels, names = torch.as_tensor(z).detach().cpu().float(), torch.as_tensor(labels).cpu().long(), list(names)
+        if z.dim() != 2 or labels.shape != (len(z),) or not ((labels >= 0) & (labels < len(names))).all():
+            shapes = f"{tuple(z.shape)} and {tuple(labels.shape)}"
+            raise ValueError(f"keep: expected (n, d) embeddings and n classes among {len(names)} names, got {shapes}.")
+        with atomic(self.path / "embeddings.pt") as file:
+            torch.save({"z": z, "labels": labels, "names": names, "about": about}, file)
 
     def log(self, step: int, **numbers: float) -> None:
         """Appends a line to metrics.jsonl, where it is safe from what happens to this process."""
         if self._metrics is None:
-            self._metrics_from(0)
+            self._metrics_from(self._logged)
         line = json.dumps({"step": int(step), **_plain(numbers)})
         self._metrics.write(line.encode() + b"\n")  # type: ignore[union-attr]
         self._metrics.flush()  # type: ignore[union-attr]
@@ -211,7 +244,7 @@ class Run:
             step: the steps that lie behind this state.
         """
         if self._metrics is None:
-            self._metrics_from(0)
+            self._metrics_from(self._logged)
         os.fsync(self._metrics.fileno())  # type: ignore[union-attr]
         content = {"state": {**state, "step": int(step)}, "metrics": self._metrics.tell()}  # type: ignore[union-attr]
         current, previous = self._checkpoints()
@@ -275,7 +308,7 @@ class Run:
         if not result:
             raise ValueError("finish: result must hold at least one number, got none.")
         if self._metrics is None:
-            self._metrics_from(0)
+            self._metrics_from(self._logged)
         self._checkpoints()[1].unlink(missing_ok=True)
         self._write(status="done", result=_plain(result), details=details, **self._ending())
 
@@ -311,6 +344,10 @@ class Run:
                 self._metrics.close()
                 self._metrics = None
             lock.release()
+
+    def __getstate__(self) -> dict[str, Any]:
+        """For a process that works on the run while this one waits and keeps the lock."""
+        return {**vars(self), "_metrics": None, "_logged": self._metrics.tell() if self._metrics else self._logged}
 
     def _checkpoints(self) -> tuple[Path, Path]:
         return self.path / "checkpoint.pt", self.path / "checkpoint.previous.pt"
@@ -808,25 +845,27 @@ def _devices() -> list[str]:
 # ---- the command line that all domains share ---------------------------------------------------
 
 
-def add_arguments(parser: argparse.ArgumentParser, length: str = "epochs", presets: Iterable[str] = ()) -> None:
+def add_arguments(parser: argparse.ArgumentParser, length: str | None = "epochs", presets: Iterable[str] = ()) -> None:
     """Adds the flags that every domain has. ``parser.set_defaults(...)`` afterwards sets a domain's own defaults.
 
     Args:
-        length: what training is measured in, ``epochs`` or ``steps``.
+        length: what training is measured in, ``epochs`` or ``steps``; None where that is not to be chosen.
         presets: names of the recipes to choose from.
     """
     add = parser.add_argument
-    add("--objective", nargs="+", type=_spec, metavar="SPEC", default=["infonce"], help="one or more (infonce)")
-    add("--seed", type=_whole(0), default=0, metavar="K", help="of the first run (%(default)s)")
-    add("--seeds", type=_whole(1), default=1, metavar="N", help="runs per objective, seeds K to K+N-1 (%(default)s)")
-    add(f"--{length}", type=_whole(0), metavar="N", help=f"{length} of training")
+    say = "one or more (the preset's, else infonce)"
+    add("--objective", nargs="+", type=_spec, metavar="SPEC", default=["infonce"], help=say)
+    add("--seed", type=whole(0), default=0, metavar="K", help="of the first run (%(default)s)")
+    add("--seeds", type=whole(1), default=1, metavar="N", help="runs per objective, seeds K to K+N-1 (%(default)s)")
+    if length:
+        add(f"--{length}", type=whole(0), metavar="N", help=f"{length} of training")
     if names := list(presets):
         add("--preset", choices=names, help="settings of a paper; flags that are given win over it")
     add("--out", type=Path, default=Path("runs"), metavar="FOLDER", help="where the runs are kept (%(default)s)")
     data = os.environ.get("COUNTERPOINT_DATA")
     add("--data", type=Path, default=data and Path(data), metavar="FOLDER", help="data sets ($COUNTERPOINT_DATA)")
     add("--device", type=_device, default="cpu", help="cpu, cuda, cuda:1, ... or auto (%(default)s)")
-    add("--jobs", type=_whole(1), default=1, metavar="N", help="runs at a time (%(default)s)")
+    add("--jobs", type=whole(1), default=1, metavar="N", help="runs at a time (%(default)s)")
     again = parser.add_mutually_exclusive_group()
     again.add_argument("--resume", action="store_true", default=True, help="go on where runs stopped (the default)")
     again.add_argument("--fresh", dest="resume", action="store_false", help="delete these runs first")
@@ -840,7 +879,9 @@ def _spec(text: str) -> str:
         raise argparse.ArgumentTypeError(str(error)) from None
 
 
-def _whole(low: int) -> Callable[[str], int]:
+def whole(low: int) -> Callable[[str], int]:
+    """What reads a whole number of at least ``low`` from a command line."""
+
     def read(text: str) -> int:
         if not text.isdecimal() or int(text) < low:
             raise argparse.ArgumentTypeError(f"expected a whole number of at least {low}, got {text!r}")

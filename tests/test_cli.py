@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import sys
 from dataclasses import replace
 
@@ -11,6 +12,7 @@ import pytest
 
 import counterpoint as cp
 from counterpoint.hyper import Real
+from counterpoint.integrations import advice
 from counterpoint.integrations.cli import COMMANDS, main
 from counterpoint.integrations.runs import GridError
 
@@ -184,7 +186,7 @@ def test_a_reader_that_stops_is_no_error(capsys, monkeypatch):
     ("error", "code", "said"),
     [
         (KeyboardInterrupt(), 130, ""),
-        (GridError("1 of 2 runs failed: a (ValueError: b)", []), 2, "counterpoint report: 1 of 2 runs failed: a"),
+        (GridError("1 of 2 runs failed: a (ValueError: b)", []), 1, "counterpoint report: 1 of 2 runs failed: a"),
     ],
 )
 def test_what_ends_a_grid_ends_the_command_without_a_traceback(capsys, monkeypatch, error, code, said):
@@ -194,3 +196,26 @@ def test_what_ends_a_grid_ends_the_command_without_a_traceback(capsys, monkeypat
     monkeypatch.setitem(COMMANDS, "report", replace(COMMANDS["report"], run=stop))
     assert main(["report", "runs"]) == code
     assert capsys.readouterr().err.startswith(said)
+
+
+@pytest.mark.parametrize("name", cp.registry)
+def test_a_page_has_advice_a_picture_and_a_check(capsys, name):
+    out = run(capsys, "objectives", name)[1]
+    for label in ("when", "tune first", "cost", "check"):
+        assert re.search(rf"^    {label} +\S", out, re.M)
+    assert re.search(r"here it is (the same in every digit|off by \de-1\d)", " ".join(out.split()))
+    (found,) = json.loads(run(capsys, "objectives", name, "--json")[1])
+    assert found["check"]["here"] == pytest.approx(found["check"]["reference"], rel=1e-12, abs=1e-12)
+
+
+def test_the_picture_has_the_weights_shape():
+    rows = list(advice.picture(cp.InfoNCE(0.2)))
+    heights = [
+        next(i for i, row in enumerate(rows) if column < len(row) and row[column] == "*")
+        for column in range(8, 8 + advice.WIDE)
+    ]
+    assert heights == sorted(heights, reverse=True)  # InfoNCE pushes the more, the more similar
+    assert heights[0] == advice.TALL - 1
+    assert heights[-1] == 0
+    falling = list(advice.picture(cp.ADNCE(1.0, mu=-0.5, sigma=0.3)))
+    assert "*" not in falling[0][8 + advice.WIDE // 2 :]

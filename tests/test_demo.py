@@ -1,159 +1,159 @@
-"""examples/digits.py and examples/demo.py: what they learn, what they repeat, what they write and what they say."""
+"""``counterpoint demo``: what it trains, keeps, writes and says, and that it goes on where it was stopped."""
 
-import importlib.util
+from __future__ import annotations
+
 import json
-import re
-from pathlib import Path
-from types import ModuleType
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
 
-import numpy as np
 import pytest
 import torch
 
-for needed in ("matplotlib", "scipy", "sklearn"):
+import counterpoint as cp
+from counterpoint.integrations import demo, runs
+from counterpoint.integrations.cli import main
+
+for needed in ("matplotlib", "torch_geometric"):
     pytest.importorskip(needed)
 
-EXAMPLES = Path(__file__).parent.parent / "examples"
-PLAIN, FOUR_VIEWS = "infonce:t=0.2", "arcl(infonce:t=0.2):views=4"
-PICTURES = {"digits_accuracy.png", "digits_curves.png", "digits_pca.png"}
-
-
-def load(name: str) -> ModuleType:
-    spec = importlib.util.spec_from_file_location(name, EXAMPLES / f"{name}.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+GRAPHS = ["demo", "--quick", "--domains", "graph", "--seeds", "2", "--jobs", "1"]
 
 
 @pytest.fixture(scope="module")
-def digits() -> ModuleType:
-    return load("digits")
+def graphs(tmp_path_factory):
+    out = tmp_path_factory.mktemp("demo")
+    assert main([*GRAPHS, "--out", str(out)]) == 0
+    return out
 
 
-def test_quick_learns_and_writes_pictures_and_numbers(digits, tmp_path):
-    out, objectives = tmp_path / "new" / "digits", [PLAIN, "adnce:t=0.2"]
-    digits.main(["--quick", "--batch", "64", "--seed", "7", "--objectives", *objectives, "--out", str(out)])
-    assert {path.name for path in out.iterdir()} == PICTURES | {"digits.json"}
-    for name in PICTURES:
-        assert (out / name).read_bytes().startswith(b"\x89PNG")
-    result = json.loads((out / "digits.json").read_text())
-    assert set(result) == {"arguments", "versions", "summary", "runs"}
-    assert (result["arguments"]["seed"], result["arguments"]["batch"]) == (7, 64)
-    assert {"counterpoint", "torch", "scikit-learn", "python"} <= set(result["versions"])
-    names = [digits.PIXELS, digits.UNTRAINED, *objectives]
-    assert [(run["seed"], run["objective"]) for run in result["runs"]] == [(s, n) for s in (7, 8) for n in names]
-    for run in result["runs"]:
-        assert set(run) == {"objective", "spec", "seed", "kNN", "linear", "seconds", "curve"}
-        if run["curve"]:
-            assert "denominator=with_positive" in run["spec"]
-            assert [point["step"] for point in run["curve"]] == list(range(10, 101, 10))
-            assert run["curve"][-1]["kNN"] == run["kNN"]
-            assert run["curve"][-1]["loss"] < run["curve"][0]["loss"] - 0.2
-    floor = result["summary"][digits.UNTRAINED]["kNN"]["mean"]
-    for name in objectives:
-        assert result["summary"][name]["kNN"]["mean"] > floor + 3
-
-
-def test_the_same_seed_gives_the_same_numbers_in_any_order(digits):
-    one, other = (
-        {(run["objective"], run["seed"]): {**run, "seconds": 0} for run in result["runs"]}
-        for specs in ([PLAIN, FOUR_VIEWS], [FOUR_VIEWS, PLAIN])
-        for result in [digits.run(specs, seeds=2, steps=2, batch=32, progress=False)]
+def test_every_objective_with_every_seed(graphs):
+    every = runs.find_runs(graphs / "runs")
+    rows = [demo.UNTRAINED, *demo.ROWS]
+    assert sorted((run.name, run.arguments["seed"]) for run in every) == sorted(
+        (row, s) for row in rows for s in (0, 1)
     )
-    assert one == other
-    assert one[PLAIN, 0]["curve"] != one[PLAIN, 1]["curve"]
-    assert one[PLAIN, 0]["curve"] != one[FOUR_VIEWS, 0]["curve"]
+    assert len(demo.ROWS) >= 6
+    for run in every:
+        assert run.done
+        kept = run.embeddings()
+        assert len(kept.z) == len(kept.labels) == demo.KEPT
+        assert kept.names == list(demo.GRAPHS)
 
 
-def test_views_of_an_image_differ_but_stay_its_own(digits):
-    images = torch.tensor(digits.load_digits().images[:200] / 16, dtype=torch.float32).unsqueeze(1)
-    views = [digits.augment(images, torch.Generator().manual_seed(s)) for s in (0, 0, 1)]
-    assert torch.equal(views[0], views[1])
-    assert not torch.equal(views[0], views[2])
-    z = [torch.nn.functional.normalize(v.flatten(1) - v.flatten(1).mean(0)) for v in views]
-    similar = z[0] @ z[2].T
-    assert similar.diagonal().mean() > similar.mean() + 0.1
+def test_the_kept_embeddings_are_those_that_were_judged(graphs):
+    """The accuracy of a run comes again from what it kept of the 300 graphs."""
+    from counterpoint.integrations.graph import evaluate
+
+    for run in runs.find_runs(graphs / "runs")[:4]:
+        kept = run.embeddings()
+        again = evaluate(kept.z.numpy(), kept.labels.numpy(), "svm", 3, run.arguments["seed"])
+        assert again.accuracy == pytest.approx(run.result["accuracy"])
 
 
-def test_validation_never_sees_a_test_image(digits, monkeypatch):
-    spoiled = digits.load_digits()
-    spoiled.images[digits.TEST :] = float("nan")
-    spoiled.target[digits.TEST :] = -1
-    settings = {"objectives": [PLAIN], "seeds": 2, "steps": 1, "batch": 32, "validate": True, "progress": False}
-    clean = digits.run(**settings)
-    monkeypatch.setattr(digits, "load_digits", lambda: spoiled)
-    assert digits.run(**settings)["summary"] == clean["summary"]
+def test_what_it_leaves(graphs):
+    assert {path.name for path in graphs.iterdir()} == {"runs", "report.html", "results.json"}
+    results = json.loads((graphs / "results.json").read_text())
+    (column,) = results["columns"]
+    assert [row["row"] for row in column["rows"]][:2] == [demo.UNTRAINED, "InfoNCE"]
+    assert "With --quick: the numbers mean nothing." in results["notes"]
+    page = (graphs / "report.html").read_text()
+    assert page.count("coloured by class") == len(demo.ROWS) + 1
+    assert demo.INTRO.split(".")[0] in page
 
 
-def test_a_new_writer_begins_at_the_splits(digits):
-    """Each writer wrote 0 to 9 several times in order before the order changes."""
-    y = digits.load_digits().target
-    for row in (digits.VALIDATION, digits.TEST):
-        assert y[row : row + 20].tolist() == 2 * list(range(10))
-        assert y[row - 10 : row].tolist() != list(range(10))
+def test_a_second_start_does_nothing_twice_and_says_the_same(graphs, capsys):
+    before = {path: path.stat().st_mtime_ns for path in (graphs / "runs").rglob("run.json")}
+    assert main([*GRAPHS, "--out", str(graphs), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == json.loads((graphs / "results.json").read_text())
+    assert before == {path: path.stat().st_mtime_ns for path in (graphs / "runs").rglob("run.json")}
 
 
-def test_compare_is_the_paired_t_interval(digits):
-    from scipy.stats import ttest_rel
+def test_what_cannot_run_is_left_out_and_said(tmp_path, capsys, monkeypatch):
+    def check(domain):
+        if domain != "graph":
+            raise ImportError(f"{domain} needs something")
 
-    first = np.array([70.0, 80.0, 60.0, 90.0])
-    other = first + np.array([1.0, 2.0, 1.0, 3.0])
-    found, known = digits.compare(first, other), ttest_rel(other, first).confidence_interval(0.95)
-    assert found == pytest.approx({"difference": 1.75, "low": known.low, "high": known.high})
-
-
-def test_report_claims_only_what_the_interval_allows(digits):
-    gains = {PLAIN: (0, 0, 0), "hcl": (1, -1, 0.5), "dcl": (2, 2.1, 1.9), "adnce": (-2, -2.1, -1.9)}
-    runs = [
-        {"objective": name, "kNN": 80 + seed + gain, "linear": 90 + seed + gain}
-        for name, gained in gains.items()
-        for seed, gain in enumerate(gained)
-    ]
-    arguments = {"objectives": list(gains), "seeds": 3}
-    text = digits.report({"arguments": arguments, "summary": digits.summarise(runs, PLAIN)})
-    for measure in ("kNN", "linear"):
-        said = re.search(rf"^{measure}, against {PLAIN} - (.*)\.$", text, re.M)
-        assert said
-        assert said[1] == "no difference found: hcl; higher: dcl; lower: adnce"
-    assert "+2.0 [+1.8, +2.2]" in text
-    assert "4.3 standard errors" in text
+    monkeypatch.setattr(demo, "check", check)
+    words = ["demo", "--quick", "--seeds", "1", "--jobs", "1", "--objective", "hcl:t=0.3", "--out", str(tmp_path)]
+    assert main(words) == 0
+    said = capsys.readouterr()
+    assert "image is left out: image needs something" in said.out
+    assert "image is left out: image needs something" in (tmp_path / "report.html").read_text()
+    assert {run.name for run in runs.find_runs(tmp_path)} == {demo.UNTRAINED, str(cp.objective("hcl:t=0.3"))}
+    assert main([*words, "--domains", "image"]) == 2
+    assert "nothing of the demo can run here" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(
-    ("argv", "says"),
-    [
-        (["--objectives", "infonc"], "unknown objective 'infonc'. Did you mean 'infonce'?"),
-        (["--objectives", "hcl:t=-1"], "temperature must be"),
-        (["--objectives", "intnacl"], "adversarial"),
-        (["--objectives", PLAIN, PLAIN], "named twice"),
-        (["--seeds", "1"], "seeds must be at least 2"),
-        (["--out", __file__], "File exists"),
-    ],
-)
-def test_wrong_arguments_are_one_clear_line(digits, capsys, argv, says):
-    with pytest.raises(SystemExit) as stopped:
-        digits.main(argv)
-    assert stopped.value.code == 2
-    error = capsys.readouterr().err.strip()
-    assert says in error
-    assert "\n" not in error
+@pytest.mark.parametrize("domain", demo.SETTINGS)
+def test_objectives_differ_in_nothing_but_themselves(domain):
+    try:
+        demo.check(domain)
+    except (ImportError, OSError) as error:
+        pytest.skip(str(error))
+    found = list(demo.cells(domain, demo.ROWS, [0, 1]))
+    assert len(found) == 2 * (1 + len(demo.ROWS))
+    own = ("objective", "label", "seed")
+    trained = [{k: v for k, v in cell.items() if k not in own} for cell in found if cell["objective"]]
+    assert all(cell == trained[0] for cell in trained)
+    for cell in found:
+        if cell["objective"]:
+            assert cp.objective(cell["objective"]).views in (None, 4)
 
 
-def test_demo_leaves_pictures_and_one_file_of_results(tmp_path, monkeypatch, capsys):
-    monkeypatch.syspath_prepend(EXAMPLES)
-    demo = load("demo")
-    (tmp_path / "old.png").write_bytes(b"")
-    demo.main(["--quick", "--out", str(tmp_path)])
-    printed = capsys.readouterr().out
-    results = json.loads((tmp_path / "results.json").read_text())
-    assert list(results) == list(demo.STUDIES) == ["toy_clusters", "digits", "graphs", "control"]
-    assert {"graphs.png", "digits_pca.png", "three_bars.png", "nested_moons.png"} < {
-        path.name for path in tmp_path.iterdir()
+def test_sentences_have_known_similarity():
+    pytest.importorskip("sentence_transformers")
+    from counterpoint.integrations.sentence import synthetic
+
+    meant = {
+        word: (slot, i) for slot, groups in synthetic.SLOTS.items() for i, group in enumerate(groups) for word in group
     }
-    assert [path.name for path in tmp_path.glob("*.json")] == ["results.json"]
-    for study in demo.STUDIES.values():
-        assert study.title in printed
-    for path in tmp_path.iterdir():
-        assert f"  {path}\n" in printed
+    pairs = synthetic.scored(60, 0)
+    for gold, *both in zip(pairs.gold, pairs.first, pairs.second, strict=True):
+        first, second = ({meant[word] for word in text.split() if word in meant} for text in both)
+        assert len(first) == len(second) == 5
+        assert len(first & second) == gold
+    views = synthetic.positives(20, 0, views=3)
+    assert all(len({frozenset(meant[w] for w in text.split() if w in meant) for text in same}) == 1
+               for same in zip(*views.values(), strict=True))  # fmt: skip
+    texts, labels, names = synthetic.labelled(50, 1)
+    assert all(names[label] in synthetic.SLOTS["who"][label] for label in labels)
+    assert all(
+        set(text.split()) & set(synthetic.SLOTS["who"][label]) for text, label in zip(texts, labels, strict=True)
+    )
+    assert torch.equal(synthetic.model(0)[0].embedding.weight, synthetic.model(0)[0].embedding.weight)
+
+
+@pytest.mark.slow
+def test_all_domains(tmp_path):
+    assert main(["demo", "--quick", "--seeds", "2", "--out", str(tmp_path)]) == 0
+    results = json.loads((tmp_path / "results.json").read_text())
+    assert len(results["columns"]) + sum("left out" in note for note in results["notes"]) == 4
+
+
+@pytest.mark.slow
+def test_interrupted_at_any_moment_it_goes_on_to_the_same_numbers(graphs, tmp_path):
+    """Ctrl-C at random moments until it is through: nothing is corrupt, and the results are those of an unhurt demo."""
+    rng, command = (
+        random.Random(0),
+        [sys.executable, "-m", "counterpoint.integrations.cli", *GRAPHS, "--out", str(tmp_path)],
+    )
+    for _ in range(60):
+        started = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, env={**os.environ})
+        deadline = time.monotonic() + rng.uniform(3, 25)
+        while started.poll() is None and time.monotonic() < deadline:
+            time.sleep(0.05)
+        if started.poll() is None:
+            started.send_signal(signal.SIGINT)
+        code = started.wait()
+        assert code in (0, 130, -signal.SIGINT), started.stderr.read()
+        if code == 0:
+            break
+        for run in runs.find_runs(tmp_path):  # readable, whatever happened
+            run.metrics()
+    assert code == 0
+    values = [json.loads((root / "results.json").read_text())["columns"] for root in (tmp_path, graphs)]
+    assert values[0] == values[1]

@@ -9,6 +9,10 @@ from pathlib import Path
 
 import pytest
 import torch
+from test_contract import SPECS, at, embeddings
+
+import counterpoint as cp
+from counterpoint import pairing, streamed
 
 GPU = torch.cuda.is_available()
 if not GPU:
@@ -105,3 +109,110 @@ def test_kernels_compile_and_fit_on_the_chip():
     environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
     done = subprocess.run([sys.executable, "-W", "ignore", script], capture_output=True, text=True, env=environment)
     assert done.returncode == 0, done.stdout + done.stderr
+
+
+# ---- in objectives -------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def everywhere(monkeypatch):
+    """Kernels wherever they can be; how often they were called."""
+    calls, kernels = [], fused.reduce
+    monkeypatch.setattr(streamed, "FUSED", {"cpu", "cuda"})
+    monkeypatch.setattr(pairing, "STREAMED_CPU", 0)
+    monkeypatch.setattr(pairing, "STREAMED", 0)
+    monkeypatch.setattr(fused, "reduce", lambda *given: calls.append(len(given[2])) or kernels(*given))
+    return calls
+
+
+def results(spec, z, tile, **how):
+    """Losses, gradients of embeddings and of parameters, in float64."""
+    loss_fn = at(spec, 0.3).to(DEVICE)
+    leaves = [x.clone().requires_grad_() for x in z.to(DEVICE)]
+    named = {k: how.pop(k).to(DEVICE).clone().requires_grad_() for k in ("negatives", "queue") if k in how}
+    losses = loss_fn(leaves[0], leaves[1], tile=tile, reduction="none", **named, **how)
+    inputs = [*leaves[:2], *(v for k, v in named.items() if k != "queue"), *loss_fn.parameters()]
+    weight = torch.linspace(0.5, 1.5, len(losses), device=DEVICE)
+    found = torch.autograd.grad((losses * weight).sum(), inputs, allow_unused=True)
+    return [losses, *(torch.zeros_like(x) if g is None else g for x, g in zip(inputs, found, strict=True))]
+
+
+IDS = torch.tensor([0, 1, 2, 3, 4, 5, 1, 0])
+LEARNED = ["hcl:t=learned(0.3,0.01,1),beta=learned(1,0.1,3)", "adnce:t=learned(0.3,0.01,1),mu=learned(0.4)"]
+
+
+@pytest.mark.parametrize(
+    ("spec", "how", "calls"),
+    [
+        ("infonce:t=T", {}, 1),
+        ("infonce:t=T", {"ids": IDS}, 1),
+        ("infonce:t=T", {"pairing": "one_way"}, 1),
+        ("infonce:t=T", {"pairing": "symmetric", "ids": IDS}, 2),
+        ("infonce:t=T", {"negatives": torch.randn(8, 2, 16)}, 1),
+        ("infonce:t=T", {"negatives": torch.randn(8, 2, 16), "ids": IDS}, 1),
+        ("infonce:t=T", {"negatives": torch.randn(8, 2, 16), "negative_weight": 1.0}, 0),
+        ("infonce:t=T", {"queue": torch.randn(30, 16)}, 1),
+        ("dcl:t=T", {}, 1),
+        ("hcl:t=T", {}, 1),
+        ("adnce:t=T", {}, 1),
+        ("mv:t=T", {"ids": IDS}, 3),
+        ("infonce:t=T + 0.1*dp", {"pairing": "single"}, 1),
+        *((spec, {}, 1) for spec in LEARNED),
+    ],
+)
+def test_objectives_use_them(everywhere, spec, how, calls):
+    z = torch.randn(2, 8, 16, generator=torch.Generator().manual_seed(0))
+    how = {k: v.to(DEVICE) if isinstance(v, torch.Tensor) else v for k, v in how.items()}
+    ours = results(spec, z, None, **how)
+    assert len(everywhere) == calls
+    torch.testing.assert_close(ours, results(spec, z, 0, **how), rtol=1e-4, atol=2e-5)
+    assert len(everywhere) == calls
+
+
+@pytest.mark.parametrize("spec", SPECS)
+def test_every_objective(everywhere, spec):
+    z = embeddings(dtype=torch.float32)
+    how = {"adversarial": z[2].to(DEVICE), "mixed": z[3].to(DEVICE)}
+    how["pairing"] = "single" if "dp" in spec else "views" if " + " in spec else None
+    torch.testing.assert_close(results(spec, z[:2], None, **how), results(spec, z[:2], 0, **how), rtol=1e-3, atol=1e-4)
+
+
+def test_bfloat16_is_multiplied_as_it_is(everywhere, monkeypatch):
+    kinds, kernels = [], fused.reduce
+    monkeypatch.setattr(fused, "reduce", lambda *given: kinds.append(given[0].dtype) or kernels(*given))
+    z = torch.randn(2, 8, 16, generator=torch.Generator().manual_seed(0))
+    for dtype in (torch.bfloat16, torch.float16, torch.float32):
+        found, exact = (results("infonce:t=T", x, tile) for x, tile in ((z.to(dtype), None), (z.to(dtype), 0)))
+        assert found[1].dtype == dtype
+        for mine, theirs in zip(found, exact, strict=True):
+            torch.testing.assert_close(mine, theirs, rtol=0, atol=2e-2 * theirs.abs().max().item())
+    assert kinds == [torch.bfloat16, torch.float32, torch.float32]
+
+
+def test_a_tile_that_is_asked_for_float64_and_wide_embeddings_go_without(everywhere):
+    z = torch.randn(2, 8, 16)
+    results("infonce:t=T", z, 4)
+    cp.InfoNCE(0.3)(*z.double().to(DEVICE))
+    cp.InfoNCE(0.3)(*torch.randn(2, 8, 1025, device=DEVICE))
+    assert not everywhere
+
+
+def test_no_second_derivative(everywhere):
+    z = torch.randn(2, 8, 16, device=DEVICE, requires_grad=True)
+    with pytest.raises(RuntimeError, match="tile=0"):
+        torch.autograd.grad(cp.InfoNCE(0.3)(z[0], z[1]), z, create_graph=True)
+
+
+@pytest.mark.skipif(not GPU, reason="needs a GPU")
+@pytest.mark.parametrize("spec", SPECS)
+def test_no_step_waits_for_the_gpu(spec):
+    z = embeddings(dtype=torch.float32).to(DEVICE).requires_grad_()
+    how = {"adversarial": z[2], "mixed": z[3], "pairing": "single" if "dp" in spec else "views"}
+    loss_fn = at(spec, 0.3).to(DEVICE)
+    loss_fn(*z[:2], tile=None, **how).backward()  # the first call compiles
+    before = torch.cuda.get_sync_debug_mode()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        loss_fn(*z[:2], tile=None, **how).backward()
+    finally:
+        torch.cuda.set_sync_debug_mode(before)

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 import torch
-from golden import CASES, FUNCTIONS, TOLERANCE, evaluate, inputs
+from golden import CASES, FUNCTIONS, PACKAGED, TOLERANCE, evaluate, inputs, packaged
+
+import counterpoint as cp
+from counterpoint.integrations import advice
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda c: c["id"])
@@ -51,3 +56,17 @@ def test_float32(case):
 
 def test_every_function_has_cases():
     assert {c["fn"] for c in CASES} == set(FUNCTIONS)
+
+
+def test_the_package_brings_a_case_of_every_objective():
+    """`python tests/golden.py` makes the file anew."""
+    kept = json.loads(PACKAGED.read_text())
+    assert kept == packaged()
+    built_in = [name for name, kind in cp.registry.items() if kind.__module__.startswith("counterpoint.")]
+    assert set(kept) == set(built_in) == set(advice.ADVICE)
+    values = {case["id"]: case["value"] for case in CASES}
+    for name, case in kept.items():
+        spec, reference, here = advice.check(name)
+        assert (spec, reference) == (case["spec"], values[case["id"]])
+        assert here == pytest.approx(reference, rel=1e-12, abs=1e-12)
+    assert len({case["value"] for case in kept.values()}) > len(kept) // 2  # cases that tell objectives apart

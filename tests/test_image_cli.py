@@ -1,18 +1,24 @@
-"""``counterpoint train image`` and ``counterpoint eval image``, and the settings of papers."""
+"""``counterpoint train image`` and ``counterpoint eval image``, the settings of papers, and studies."""
 
 from __future__ import annotations
 
+import importlib
 import json
+from pathlib import Path
 
 import pytest
 
 pytest.importorskip("lightly")
 pytest.importorskip("lightning")
 
+from PIL import Image
+
 import counterpoint as cp
 from counterpoint.integrations.cli import main
 from counterpoint.integrations.image import PRESETS, Settings, build, preset, training
+from counterpoint.integrations.runs import find_runs
 
+EXAMPLES = Path(__file__).parent.parent / "examples"
 QUICK = ["--batch", "64", "--subset", "128", "--width", "16"]
 
 
@@ -53,6 +59,19 @@ def test_what_is_wrong_is_one_line(words, said, tmp_path, capsys):
     assert not list(tmp_path.rglob("run.json"))  # said before anything was trained
 
 
+def test_photos_without_classes(tmp_path, capsys):
+    for number in range(20):
+        Image.new("RGB", (16, 16), (10 * number, 0, 0)).save(tmp_path / f"{number}.png")
+    out = str(tmp_path / "runs")
+    words = ["--backbone", "conv4", "--channels", "4", "--size", "16", "--batch", "4", "--epochs", "1", "--out", out]
+    assert main(["train", "image", "--data", str(tmp_path), *words]) == 0
+    assert "loss" in capsys.readouterr().out
+    assert main(["eval", "image", out]) == 2
+    assert "has no classes to evaluate on" in capsys.readouterr().err
+    assert main(["eval", "image", out, "--data", "digits", "--probe", "knn"]) == 0
+    assert "8 x 8 digits" in capsys.readouterr().out
+
+
 def test_a_folder_without_images(tmp_path, capsys):
     assert main(["train", "image", "--data", str(tmp_path)]) == 2
     assert "holds no images" in capsys.readouterr().err
@@ -81,3 +100,29 @@ def test_presets_have_the_papers_values():
     assert (weight, polarization.low, polarization.high) == (0.1, 0.1, 0.5)
     with pytest.raises(ValueError, match=r"'arcl-5'.*Did you mean 'arcl-"):
         preset("arcl-5", "cifar10")
+
+
+def test_studies_choose_on_validation_images_and_compare_paired_seeds(tmp_path, monkeypatch, capsys):
+    monkeypatch.syspath_prepend(EXAMPLES)
+    study = importlib.import_module("shifted_cifar")
+    words = ["--size", "smoke", "--rows", "SimCLR", "ArCL, 4 views", "--out", str(tmp_path)]
+    size = study.STUDY["smoke"]
+    size = {"smoke": size._replace(settings={**size.settings, "channels": 4, "subset": 128})}
+    rows = {name: specs[:2] for name, specs in study.ROWS.items()}
+    study.main_of(None, size, rows, ("linear", "shifted"), ("linear", "shifted"), printed=study.PRINTED, argv=words)
+    said = capsys.readouterr().out
+    (path,) = tmp_path.rglob("results.json")
+    result = json.loads(path.read_text())
+    for name, found in result["validation"].items():
+        assert len(found) == 2
+        assert result["chosen"][name] == rows[name][found.index(max(found))]
+    tuned = [run.arguments for run in find_runs(tmp_path / "tuning-smoke")]
+    assert len(tuned) == 4
+    assert {one["part"] for one in tuned} == {"tune"}
+    assert {one["seed"] for one in tuned}.isdisjoint(one.arguments["seed"] for one in find_runs(path.parent))
+    first, other = (result["summary"][name]["shifted"] for name in words[3:5])
+    gaps = [b - a for a, b in zip(first["values"], other["values"], strict=True)]
+    assert other["vs_first"]["difference"] == pytest.approx(sum(gaps) / 2)
+    assert f"| SimCLR | {result['summary']['SimCLR']['linear']['mean']:.1f} ± " in said
+    assert f" | {first['mean']:.1f} ± {first['sd']:.1f} | " in said
+    assert "linear 88.95 (ArCL, Table 2)" in said

@@ -141,6 +141,35 @@ def test_what_cannot_be_fetched_is_one_clear_line(monkeypatch, tmp_path):
         load("stl10", root=tmp_path)
 
 
+def test_sets_that_are_there_are_not_downloaded(tmp_path, monkeypatch):
+    monkeypatch.setenv("COUNTERPOINT_DATA", str(tmp_path))
+    for kind, colour in (("dotted", (250, 0, 0)), ("banded", (0, 0, 250))):
+        for split in ("train", "test"):
+            save(tmp_path / f"dtd/dtd/images/{kind}/{kind}_{split}.jpg", colour)
+            labels = tmp_path / f"dtd/dtd/labels/{split}1.txt"
+            labels.parent.mkdir(exist_ok=True)
+            with labels.open("a") as file:
+                file.write(f"{kind}/{kind}_{split}.jpg\n")
+    for split in ("train", "test"):
+        found = load("dtd", split, 16)
+        assert found.classes == ("banded", "dotted")
+        red = found.x[:, 0].float().mean((1, 2)) > 200
+        assert torch.equal(red, found.y == found.classes.index("dotted"))
+
+
+def test_caltech_has_thirty_images_of_each_class_to_train_on(tmp_path):
+    for kind, count in (("ant", 33), ("bee", 31), ("BACKGROUND_Google", 1)):
+        for number in range(1, count + 1):
+            name = f"caltech101/101_ObjectCategories/{kind}/image_{number:04}.jpg"
+            save(tmp_path / name, (6 * number, 0, 250 * (kind == "bee")), size=(16, 16))
+    train, test = (load("caltech101", split, 16, tmp_path) for split in ("train", "test"))
+    assert train.classes == test.classes == ("ant", "bee")
+    assert (train.y.bincount().tolist(), test.y.bincount().tolist()) == ([30, 30], [3, 1])
+    both = torch.cat([train.x, test.x])
+    assert len(both.flatten(1).unique(dim=0)) == 64  # none is in both
+    assert torch.equal(both[:, 2].float().mean((1, 2)) > 100, torch.cat([train.y, test.y]) == 1)
+
+
 def test_draws_are_balanced_and_held_out_images_apart():
     digits = load("digits")
     counts = digits.draw(100).y.bincount()

@@ -110,18 +110,29 @@ def test_attacks_stay_in_their_box_and_in_the_range_of_pixels(classifier, digits
 
 
 @pytest.mark.parametrize("epsilon", [0.005, 0.02])
-def test_attacks_are_torchattacks(classifier, digits, epsilon):
-    torchattacks = pytest.importorskip("torchattacks")
+def test_attacks_are_foolboxs(classifier, digits, epsilon):
+    attacks = pytest.importorskip("foolbox").attacks
+    from foolbox import PyTorchModel
+
     x, y = digits[1].x[:100] / 255, digits[1].y[:100]
+    model = PyTorchModel(classifier, (0, 1), "cpu")
     loss = lambda inputs: nn.functional.cross_entropy(classifier(inputs), y, reduction="sum")  # noqa: E731
-    theirs = torchattacks.FGSM(classifier, eps=epsilon)(x, y)
+    settings = Settings(epsilons=(epsilon,))
+    pgd = {"abs_stepsize": settings.step, "steps": settings.steps}
+
+    _, theirs, fooled = attacks.LinfFastGradientAttack()(model, x, y, epsilons=epsilon)
     assert (cp.views.fgsm(loss, x, epsilon, (0.0, 1.0)) - theirs).abs().max() < 1e-6
-    theirs = torchattacks.PGD(classifier, eps=epsilon, alpha=0.01, steps=10, random_start=False)(x, y)
-    ours = cp.views.pgd(loss, x, epsilon, 0.01, 10, False, (0.0, 1.0))
+    found = robust(classifier, x, y, settings)
+    assert found[f"fgsm@{epsilon}"] == pytest.approx(100 * float((~fooled).float().mean()))
+
+    _, theirs, _ = attacks.LinfPGD(**pgd, random_start=False)(model, x, y, epsilons=epsilon)
+    ours = cp.views.pgd(loss, x, epsilon, settings.step, settings.steps, False, (0.0, 1.0))
     # a gradient that is zero up to rounding may have either sign
     assert ((ours - theirs).abs() > 1e-5).float().mean() < 5e-3
-    accuracy = [float((classifier(one).argmax(1) == y).float().mean()) for one in (ours, theirs)]
-    assert abs(accuracy[0] - accuracy[1]) <= 0.01
+
+    torch.manual_seed(0)  # of their random starts
+    _, _, fooled = attacks.LinfPGD(**pgd).repeat(settings.restarts)(model, x, y, epsilons=epsilon)
+    assert abs(found[f"pgd@{epsilon}"] - 100 * float((~fooled).float().mean())) <= 1  # one image
 
 
 def test_each_restart_can_only_take_away(classifier, digits):
@@ -142,7 +153,7 @@ def test_evaluation_leaves_the_encoder_as_it_was(digits):
     assert not encoder.network[1].training
     assert encoder.network[2].training
     expected = {"knn", "linear", "linear_top5", "clean", "fgsm@0.01", "pgd@0.01", *shifts((16, 16)), "finetune"}
-    assert found.keys() == expected | {"transfer:digits"}
+    assert found.keys() == expected | {"transfer:digits", "finetune:digits"}
     assert all(0 <= value <= 100 for value in found.values())
     assert found["linear"] <= found["linear_top5"]
 
@@ -219,3 +230,5 @@ def test_bad_probes(encoder, digits):
         evaluate(encoder, *digits, ["liner"])
     with pytest.raises(ValueError, match="name the data sets"):
         evaluate(encoder, *digits, ["transfer"])
+    with pytest.raises(ValueError, match="Did you mean 'cifar100'"):
+        evaluate(encoder, *digits, ["knn", "transfer"], Settings(transfer=("cifar-100",)))

@@ -130,7 +130,7 @@ def test_wheel_holds_the_package_and_nothing_else(built):
 def test_sdist_can_run_its_tests(built):
     with tarfile.open(built[0]) as archive:
         names = {n.split("/", 1)[1] for n in archive.getnames() if "/" in n}
-    needed = {"tests/golden.json", "tests/golden.py", "tests/conftest.py", "examples/demo.py", "LICENSE", "Makefile"}
+    needed = {"tests/golden.json", "tests/golden.py", "tests/conftest.py", "examples/digits.py", "LICENSE", "Makefile"}
     assert needed <= names
     assert not [n for n in names if "__pycache__" in n]
 

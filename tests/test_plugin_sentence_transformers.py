@@ -65,7 +65,7 @@ def assert_equal(ours, theirs, tolerance: float) -> None:
 # ---- what it computes ----------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-6), (torch.float64, 1e-12)])
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 2e-6), (torch.float64, 1e-12)])
 @pytest.mark.parametrize("columns", [2, 3, 4])
 def test_is_multiple_negatives_ranking(model, columns, dtype, tolerance):
     model.to(dtype).eval()

@@ -370,9 +370,9 @@ def test_the_command(study, tmp_path, capsys):
     assert f"against {OTHER}" in out
     names = {path.name for path in (tmp_path / "out").iterdir()}
     pictures = {f"graph-{name}-{kind}.png" for name in ("MUTAG", "PROTEINS") for kind in ("accuracy", "curves")}
-    assert names == {"report.md", "report.csv", "report.json", *pictures}
+    assert names == {"report.html", "report.md", "report.csv", "report.json", *pictures}
     assert all((tmp_path / "out" / name).read_bytes().startswith(b"\x89PNG") for name in pictures)
-    assert err.count("wrote ") == 7
+    assert err.count("wrote ") == 8
     for form in report.RENDER:
         assert main(["report", str(study / "graph" / "MUTAG"), "--format", form]) == 0
         out = capsys.readouterr().out
@@ -490,7 +490,9 @@ def test_runs_that_logged_nothing_have_no_curves(tmp_path):
         ("sentence", "books", "hcl + 0.1*dp", "mrpc", "74.2", "LMCL, Table 4, LMCL(HCL+DP)"),
         ("control", "reacher-easy", "infonce:t=1 + 0.1*dp", "score", "926±73", "LMCL, Table 5, LMCL(CURL+DP)"),
         ("image", "cifar10", "adnce:t=0.4", "linear", "91.88", "ADNCE, Table 3, ADNCE"),
-        ("image", "imagenet-100", "dcl", "top5", "92.08", "LMCL, Table 2, DCL"),
+        ("image", "imagenet-100", "dcl", "linear_top5", "92.08", "LMCL, Table 2, DCL"),
+        ("image", "imagenet", "arcl(infonce):views=3", "finetune:cars", "86.34",
+         "ArCL, Table 3, MoCo + ArCL(views=3), 800+50 epochs"),
         ("image", "cifar10", "arcl(infonce):views=8", "aug 3", "90.98",
          "ArCL, Table 2, SimCLR + ArCL(views=8), batch 512"),
         ("image", "mnist-cifar", "aal(infonce):views=5", "accuracy", "86.3", "ArCL, Table 7, SimCLR + AAL(views=5)"),

@@ -217,6 +217,20 @@ def test_wrong_corpora_are_named(tmp_path, name, content, how, says):
         corpus.load(tmp_path / name, **how)
 
 
+def test_a_name_on_the_hub_is_asked_for_its_training_texts(monkeypatch):
+    datasets = pytest.importorskip("datasets")
+    asked: list[tuple[str, str, str | None]] = []
+
+    def stored(path, *, split, revision):
+        asked.append((path, split, revision))
+        return datasets.Dataset.from_dict({"a": ["x", "y"], "n": [1, 2], "b": ["v", "w"]})
+
+    monkeypatch.setattr(datasets, "load_dataset", stored)
+    found, left_out = corpus.load("owner/name", revision="abc")
+    assert asked == [("owner/name", "train", "abc")]
+    assert (found[:], left_out) == ({"a": ["x", "y"], "b": ["v", "w"]}, 0)
+
+
 @pytest.mark.parametrize("name", ["a.txt", "a.csv", "a.tsv", "a.parquet"])
 def test_a_missing_file_is_one_clear_error(tmp_path, name):
     with pytest.raises(FileNotFoundError, match=f"{name}: no such file"):

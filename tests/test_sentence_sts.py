@@ -208,6 +208,7 @@ def test_the_command_prints_simcses_table(bert, folder, tmp_path, capsys):
     assert plot.read_bytes().startswith(b"\x89PNG")
     assert main([*words, "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
+    assert f"{found['texts']} distinct texts, each embedded once: " in out
     cells = [float(cell) for cell in row.split("|")[1:-1]]
     assert cells == pytest.approx([*(found["sets"][name]["spearman"] for name in SEVEN), found["average"]], abs=0.005)
     assert main(["eval", "sts", str(bert), "--data", str(folder)]) == 2

@@ -273,6 +273,13 @@ def cell(task: str, objective: str | None, seed: int, **changes: Any) -> dict[st
 
 def train(run: Run, cache: Path) -> None:
     """Trains and judges one cell; with the folder of the cached episodes, what ``run_grid`` wants."""
+    data, stack, x, x_new = learned(run, cache)
+    result, details = judge(data, stack, x, x_new)
+    run.finish(result, **details)
+
+
+def learned(run: Run, cache: Path) -> tuple[Episodes, int, Tensor, Tensor]:
+    """A cell's episodes, frames per observation, and features: of episodes that are fitted to, and of the others."""
     given, settings = run.arguments, Settings(**run.arguments["settings"])
     data = collect(cache, given["dataset"], given["episodes"], given["length"], settings.size)
     run.data(runs.checksum(data.frames.numpy().tobytes()))
@@ -282,14 +289,12 @@ def train(run: Run, cache: Path) -> None:
     torch.manual_seed(given["seed"])
     if given.get("label") == PCA:
         x, x_new = principal(known, new, settings.features, settings.crop)
+        return data, settings.stack, x, x_new
+    if given["objective"] is None:
+        encoder = new_encoder(known.shape[1], settings).to(given["device"])
     else:
-        if given["objective"] is None:
-            encoder = new_encoder(known.shape[1], settings).to(given["device"])
-        else:
-            encoder = pretrain(known, given["objective"], settings, given["updates"], given["scores"], run)
-        x, x_new = (features(encoder, part, settings.crop) for part in (known, new))
-    result, details = judge(data, settings.stack, x, x_new)
-    run.finish(result, **details)
+        encoder = pretrain(known, given["objective"], settings, given["updates"], given["scores"], run)
+    return data, settings.stack, features(encoder, known, settings.crop), features(encoder, new, settings.crop)
 
 
 def judge(data: Episodes, stack: int, x: Tensor, x_new: Tensor) -> tuple[dict[str, float], dict[str, Any]]:

@@ -29,7 +29,7 @@ def train_arguments(parser: argparse.ArgumentParser) -> None:
     runs.add_arguments(parser, "epochs", PRESETS)
     parser.set_defaults(objective=None, epochs=None)
     add = parser.add_argument
-    add("--dataset", nargs="+", default=["demo"], metavar="NAME", help="TU data sets, or demo (%(default)s)")
+    add("--dataset", nargs="+", default=["demo"], metavar="NAME", help="TU data sets, or demo (demo)")
     choices: dict[str, Iterable[str]] = {"augment": AUGMENTATIONS, "pairing": PAIRINGS, "features": FEATURES}
     choices |= {"probe": PROBES, "protocol": PROTOCOLS, "part": PARTS}
     for name, options in choices.items():

@@ -18,6 +18,7 @@ from counterpoint.integrations.image.presets import PRESETS, preset
 from counterpoint.integrations.image.training import DEFAULTS, KEEP, OPTIMIZERS, PARTS, PATHS
 from counterpoint.integrations.runs import Run
 
+WIDTH = 120  # of a table
 CHOICES: dict[str, tuple[Iterable[str], str]] = {
     "method": (METHODS, "how encoders are trained"),
     "augment": (RECIPES, "distribution of views (cifar; digits for digits)"),
@@ -184,10 +185,11 @@ def eval_command(given: argparse.Namespace) -> int:
     for run in _finished(given.runs):
         _, train, _, test = training.prepare({**run.arguments, "part": "report"})
         if given.data:
-            size = train.size[0] if train.size[0] == train.size[1] else None
-            train, test = (data.load(given.data, split, size) for split in data.SPLITS)
+            train, test = (data.load(given.data, split, evaluation.square(train)) for split in data.SPLITS)
         encoder = training.restore(run).encoder.to(given.device)
         result = evaluation.evaluate(encoder, train, test, probes, settings, run.arguments["seed"])
+        if not result:
+            raise ValueError(f"{test.name} has no classes to evaluate on; name a data set that has, --data")
         found.append(
             {"data": test.name, "name": run.name, "seed": run.arguments["seed"], "run": str(run.path), **result}
         )
@@ -210,19 +212,21 @@ def _finished(folders: Iterable[Path]) -> list[Run]:
 
 
 def table(dataset: str, rows: dict[str, list[dict[str, float]]], note: str = "") -> list[str]:
-    """Mean and standard deviation of each row over its runs; ``counterpoint report`` compares them."""
+    """Mean and standard deviation of each row over its runs, in as many blocks of columns as needed.
+
+    ``counterpoint report`` compares them.
+    """
     columns = list(dict.fromkeys(name for results in rows.values() for one in results for name in one))
     width = max(map(len, (*rows, "accuracy, %")))
-    each = [max(13, len(name)) for name in columns]
+    each = max(map(len, (*columns, "00.00 +- 0.00")))
+    fitting = max(1, (WIDTH - width - len("    runs")) // (each + 2))
     lines = [f"{dataset}{f' ({note})' if note else ''}"]
-    head = "  ".join(f"{name:>{w}}" for name, w in zip(columns, each, strict=True))
-    lines.append(f"  {'accuracy, %':{width}}  {head}  runs")
-    for name, results in rows.items():
-        cells = []
-        for column, w in zip(columns, each, strict=True):
-            values = [one[column] for one in results if column in one]
-            cells.append(f"{_spread(values):>{w}}")
-        lines.append(f"  {name:{width}}  {'  '.join(cells)}  {len(results):4}")
+    for start in range(0, len(columns), fitting):
+        block = columns[start : start + fitting]
+        lines.append(f"  {'accuracy, %':{width}}  {'  '.join(f'{name:>{each}}' for name in block)}  runs")
+        for name, results in rows.items():
+            cells = (_spread([one[column] for one in results if column in one]) for column in block)
+            lines.append(f"  {name:{width}}  {'  '.join(f'{cell:>{each}}' for cell in cells)}  {len(results):4}")
     return lines
 
 

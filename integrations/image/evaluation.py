@@ -15,8 +15,9 @@ from torch import Tensor, nn
 
 import counterpoint as cp
 from counterpoint.hyper import nearest
+from counterpoint.integrations import runs
 from counterpoint.integrations.image.augment import Recipe
-from counterpoint.integrations.image.data import ImageSet, load
+from counterpoint.integrations.image.data import SPLITS, ImageSet, load
 
 PROBES = ("knn", "linear", "robust", "shifted", "transfer", "finetune")
 PROTOCOLS = ("lbfgs", "adam")
@@ -70,13 +71,18 @@ class Settings:
 
 
 def checked(probes: Iterable[str], train: ImageSet, test: ImageSet, settings: Settings) -> list[str]:
-    """The probes, if they are known and the data have classes; without classes none can be computed."""
+    """The probes, if they are known and the data have classes; without classes none can be computed.
+
+    What is to be transferred to must be there, or is fetched here, before anything is trained.
+    """
     found = list(probes)
     for one in found:
         if one not in PROBES:
             raise ValueError(f"probe: unknown probe {one!r}.{nearest(str(one), PROBES)}")
     if "transfer" in found and not settings.transfer:
         raise ValueError("probe transfer: name the data sets to transfer to.")
+    for name in settings.transfer if "transfer" in found else ():
+        load(name, "test", square(train))
     return found if train.labelled and test.labelled else [one for one in found if one == "transfer"]
 
 
@@ -97,8 +103,8 @@ def evaluate(
     ``linear``   ``linear``, and with more than five classes ``linear_top5``
     ``robust``   ``fgsm@e`` and ``pgd@e`` of the linear probe at each epsilon ``e``, and ``clean`` on the same images
     ``shifted``  ``aug1`` to ``aug5``: a linear probe trained and tested on images so modified, ArCL's Tables 1 and 2
-    ``transfer`` ``transfer:NAME``: a linear probe on another data set
     ``finetune`` ``finetune``: a linear layer on top, and all weights trained
+    ``transfer`` ``transfer:NAME``: a linear probe on another data set; beside ``finetune`` also ``finetune:NAME``
     ===========  ====================================================================================================
     """
     settings = settings or Settings()
@@ -122,14 +128,19 @@ def evaluate(
         for name, recipe in shifts(train.size).items():
             pair = [shifted(one, recipe, settings.shift_seed + i) for i, one in enumerate((train, test))]
             found[name] = linear_accuracy(encoder, pair[0], pair[1], settings, seed)
-    for name in settings.transfer if "transfer" in probes else ():
-        size = train.size[0] if train.size[0] == train.size[1] else None
-        found[f"transfer:{name}"] = linear_accuracy(
-            encoder, load(name, "train", size), load(name, "test", size), settings, seed
-        )
     if "finetune" in probes:
         found["finetune"] = finetune(encoder, train, test, settings, seed)
+    for name in settings.transfer if "transfer" in probes else ():
+        other = [load(name, split, square(train)) for split in SPLITS]
+        found[f"transfer:{name}"] = linear_accuracy(encoder, other[0], other[1], settings, seed)
+        if "finetune" in probes:
+            found[f"finetune:{name}"] = finetune(encoder, other[0], other[1], settings, seed)
     return found
+
+
+def square(data: ImageSet) -> int | None:
+    """The size that images of another set are brought to; their own, if these are oblong."""
+    return data.size[0] if data.size[0] == data.size[1] else None
 
 
 def _classes(*sets: ImageSet) -> int:
@@ -235,7 +246,7 @@ def accuracies(classifier: nn.Module, z: Tensor, y: Tensor) -> tuple[float, floa
     """Percent of inputs whose class is the first, and among the first five."""
     said = classifier(z).topk(min(5, classifier(z[:1]).shape[1]), dim=1).indices
     hits = said == y.to(z.device).unsqueeze(1)
-    return 100 * hits[:, 0].float().mean().item(), 100 * hits.any(1).float().mean().item()
+    return 100 * int(hits[:, 0].sum()) / len(y), 100 * int(hits.any(1).sum()) / len(y)
 
 
 def linear_accuracy(
@@ -271,7 +282,7 @@ def finetune(
     recipe = Recipe(train.size, jitter_prob=0.0, grey=0.0)
     generator = torch.Generator().manual_seed(seed)
     rows = torch.empty(0, dtype=torch.long)
-    for _ in range(settings.finetune_steps):
+    for _ in runs.track(range(settings.finetune_steps), "fine-tuned, steps", settings.finetune_steps):
         if len(rows) < min(batch, len(train)):
             rows = torch.randperm(len(train), generator=generator)
         now, rows = rows[:batch], rows[batch:]
@@ -332,7 +343,8 @@ def attacked_accuracy(
     classifier.eval()
     right = 0
     try:
-        for part, truth in zip(x.split(batch), y.split(batch), strict=True):
+        parts = list(zip(x.split(batch), y.split(batch), strict=True))
+        for part, truth in parts if attack is None else runs.track(parts, "attacked, batches", len(parts)):
             clean, truth = _floats(part.to(device)), truth.to(device)
 
             def loss(inputs: Tensor, truth: Tensor = truth) -> Tensor:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import logging
 import math
 import signal
@@ -18,7 +19,7 @@ import lightning
 import torch
 from lightly.utils.lars import LARS
 from lightly.utils.scheduler import CosineWarmupScheduler
-from lightning.pytorch.plugins.io import CheckpointIO
+from lightning.pytorch.plugins.io import TorchCheckpointIO
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 from torch.utils.data.distributed import DistributedSampler
@@ -40,6 +41,7 @@ PATHS = ("batched", "per-image")
 PARTS = ("tune", "report")
 KEEP = ("last", "best")
 BEST = "best.pt"
+CHECKPOINT = "checkpoint.pt"  # what Lightning calls it; a run knows where it is
 
 DEFAULTS: dict[str, Any] = {
     "method": "simclr",
@@ -278,28 +280,34 @@ class _Order(DistributedSampler[Any]):
 # ---- with a store of runs ----------------------------------------------------------------------
 
 
-class RunCheckpoints(CheckpointIO):  # type: ignore[misc]
-    """Lightning's checkpoints in a :class:`Run`, whatever path Lightning gives them."""
+class RunCheckpoints(TorchCheckpointIO):  # type: ignore[misc]
+    """Lightning's checkpoints in a :class:`Run`; other files, with which its processes exchange weights, are files.
 
-    def __init__(self, run: Run) -> None:
-        self.run = run
+    Args:
+        state: what the run has saved, to go on from.
+    """
+
+    def __init__(self, run: Run, state: dict[str, Any] | None) -> None:
+        self.run, self.state = run, state
         self.epoch = 0
 
     def save_checkpoint(self, checkpoint: dict[str, Any], path: Any, storage_options: Any = None) -> None:
-        self.run.save(checkpoint, self.epoch)
+        if path == CHECKPOINT:
+            self.run.save(checkpoint, self.epoch)
+        else:
+            super().save_checkpoint(checkpoint, path, storage_options)
 
     def load_checkpoint(self, path: Any, *args: Any, **kwargs: Any) -> dict[str, Any]:
-        state = self.run.load()
-        assert state is not None
-        return state
-
-    def remove_checkpoint(self, path: Any) -> None: ...
+        if path == CHECKPOINT:
+            assert self.state is not None
+            return copy.deepcopy(self.state)  # several processes share its memory
+        return super().load_checkpoint(path, weights_only=True)  # type: ignore[no-any-return]
 
 
 class Keeper(lightning.Callback):  # type: ignore[misc]
     """After each epoch: a line of numbers, a checkpoint now and then, and the weights that are best by ``watch``."""
 
-    def __init__(self, run: Run, epochs: int, every: int, watch: Callable[[Method], float]) -> None:
+    def __init__(self, run: Run, epochs: int, every: int, watch: Callable[[Method], float] | None) -> None:
         self.run, self.epochs, self.every, self.watch = run, epochs, every, watch
         self.saved, self.best = time.monotonic(), -math.inf
 
@@ -308,7 +316,7 @@ class Keeper(lightning.Callback):  # type: ignore[misc]
         last = epoch == self.epochs
         if trainer.is_global_zero:
             numbers = {"loss": module.mean_loss, **module.numbers}
-            if self.every and (last or epoch % self.every == 0):
+            if self.watch and self.every and (last or epoch % self.every == 0):
                 numbers["validation_knn"] = found = self.watch(module.method)
                 if found > self.best:
                     self.best = found
@@ -318,7 +326,7 @@ class Keeper(lightning.Callback):  # type: ignore[misc]
         due = trainer.strategy.broadcast(last or time.monotonic() - self.saved >= SAVE_EVERY)
         if due:
             trainer.strategy.checkpoint_io.epoch = epoch
-            trainer.save_checkpoint("checkpoint.pt")  # RunCheckpoints knows where
+            trainer.save_checkpoint(CHECKPOINT)
             self.saved = time.monotonic()
 
     def state_dict(self) -> dict[str, Any]:
@@ -348,12 +356,12 @@ def pretrain(
     Args:
         epochs: times that each image is seen, at least 0.
         path, workers, batch: as in :func:`loader`.
-        device, devices: where, and how many of them. Several are forked processes, which CUDA refuses once
-            it is in use: then hand the module to a ``Trainer`` of your own, which starts them itself.
+        device, devices: where, and how many of them. Several are processes that import the main script once more: what
+            it does belongs under ``if __name__ == "__main__"``.
         precision: Lightning's, e.g. ``bf16-mixed``. The objective computes in float32 in any case.
         run: where losses and checkpoints go, and where training goes on after an interruption.
         watch, every: an accuracy that is computed every so many epochs; the best encoder is kept in the run's
-            ``best.pt``.
+            ``best.pt``. With several devices it must be importable.
     """
     if not isinstance(epochs, int) or epochs < 0:
         raise ValueError(f"epochs must be a whole number of at least 0, got {epochs!r}.")
@@ -363,17 +371,19 @@ def pretrain(
         return
     callbacks: list[Any] = []
     plugins: list[Any] = []
+    state = None
     if run is not None:
-        callbacks = [Keeper(run, epochs, every, watch or (lambda _: math.nan))]
-        plugins = [RunCheckpoints(run)]
+        callbacks = [Keeper(run, epochs, every, watch)]
+        plugins = [RunCheckpoints(run, state := run.load())]
     batches = _Batches(partial(loader, data, batch, module.recipe, **given))
     with _quiet():
         trainer = lightning.Trainer(
             max_epochs=epochs,
             accelerator=device.partition(":")[0],
             devices=_devices(device, devices),
-            # forked, as only this process holds the run's lock
-            strategy="ddp_fork" if devices > 1 else "auto",
+            # not as scripts of their own, which would ask for the run that this process holds; and not forked, which
+            # neither CUDA nor OpenMP survive once they are in use
+            strategy="ddp_spawn" if devices > 1 else "auto",
             precision=precision,
             logger=False,
             enable_checkpointing=False,
@@ -384,10 +394,9 @@ def pretrain(
             callbacks=callbacks,
             plugins=plugins,
         )
-        begun = run is not None and run.load() is not None
         interrupt = signal.getsignal(signal.SIGINT)
         try:
-            trainer.fit(module, datamodule=batches, ckpt_path="checkpoint.pt" if begun else None)
+            trainer.fit(module, datamodule=batches, ckpt_path=None if state is None else CHECKPOINT)
         except SystemExit as stopped:  # what Lightning makes of Ctrl-C, to which it is deaf from then on
             if not trainer.interrupted:
                 raise
@@ -402,6 +411,9 @@ class _Batches(lightning.LightningDataModule):  # type: ignore[misc]
         super().__init__()
         self.make = make
 
+    def setup(self, stage: str) -> None:
+        _hush()  # several processes begin with Lightning's levels
+
     def train_dataloader(self) -> Any:
         made = self.make(processes=self.trainer.world_size, rank=self.trainer.global_rank)
         made.sampler.set_epoch(self.trainer.current_epoch)  # the first of this process; Lightning sets the others
@@ -413,23 +425,29 @@ def _devices(device: str, count: int) -> Any:
     return [int(number)] if number and kind != "cpu" and count == 1 else count
 
 
+# lightly imports the other distribution of Lightning, which takes over where both log
+LOGGERS = ("lightning.pytorch", "lightning.fabric", "pytorch_lightning", "lightning_fabric")
+
+
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Without Lightning's advice on loaders and logging, which this module has decided."""
-    # lightly imports the other distribution of Lightning, which takes over where both log
-    names = ("lightning.pytorch", "lightning.fabric", "pytorch_lightning", "lightning_fabric")
-    loggers = [logging.getLogger(name) for name in names]
+    loggers = [logging.getLogger(name) for name in LOGGERS]
     levels = [logger.level for logger in loggers]
-    for logger in loggers:
-        logger.setLevel(logging.ERROR)
     try:
         with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", module="lightning")
-            warnings.filterwarnings("ignore", message=".*lr_scheduler.step.*")
+            _hush()
             yield
     finally:
         for logger, level in zip(loggers, levels, strict=True):
             logger.setLevel(level)
+
+
+def _hush() -> None:
+    """No advice of Lightning's on loaders and logging, which this module has decided."""
+    for name in LOGGERS:
+        logging.getLogger(name).setLevel(logging.ERROR)
+    warnings.filterwarnings("ignore", module="lightning")
+    warnings.filterwarnings("ignore", message=".*lr_scheduler.step.*")
 
 
 # ---- a cell of a grid --------------------------------------------------------------------------
@@ -520,16 +538,13 @@ def train(run: Run) -> None:
     probes = evaluation.checked(given["probe"], labelled, test, settings)
     module = make(given, pixels.size)
 
-    def watch(method: Method) -> float:
-        return evaluation.evaluate(method.encoder, pixels, validation, ["knn"], settings, given["seed"])["knn"]
-
     names = ("epochs", "batch", "path", "workers", "device", "devices", "precision")
     pretrain(
         module,
         pixels,
         **{name: given[name] for name in names},
         run=run,
-        watch=watch,
+        watch=partial(validation_knn, train=pixels, validation=validation, settings=settings),
         every=given["watch"] if validation.labelled else 0,
         progress=run.progress,
     )
@@ -541,6 +556,10 @@ def train(run: Run) -> None:
     found = evaluation.evaluate(module.method.encoder, labelled, test, probes, settings, given["seed"])
     loss = [line["loss"] for line in run.metrics() if "loss" in line]
     run.finish(found or {"loss": loss[-1] if loss else math.nan}, note=test.note)
+
+
+def validation_knn(method: Method, train: ImageSet, validation: ImageSet, settings: evaluation.Settings) -> float:
+    return evaluation.evaluate(method.encoder, train, validation, ["knn"], settings)["knn"]
 
 
 def best_encoder(run: Run) -> dict[str, Any] | None:

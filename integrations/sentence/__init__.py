@@ -1,12 +1,15 @@
 """Sentences: training on sentence-transformers, and the field's two evaluations.
 
-==================  =================================================================================================
-:mod:`.data`        scored pairs, labelled texts and corpora, from a folder or from the hub
-:mod:`.encode`      models of all kinds as one thing that embeds each distinct text once
-:mod:`.sts`         semantic textual similarity, as SimCSE reports it
-:mod:`.transfer`    SentEval's classification tasks on frozen embeddings
-:mod:`.train`       SimCSE, quick-thought and their kin with any objective
-==================  =================================================================================================
+=================  ==================================================================================================
+:mod:`.data`       scored pairs and labelled texts, from a folder or from the hub
+:mod:`.corpus`     what is trained on: sentences, pairs, triplets, running text
+:mod:`.encode`     models of all kinds as one thing that embeds each distinct text once
+:mod:`.training`   SimCSE, quick-thought and their kin with any objective
+:mod:`.noise`      dropped words, and IntNaCl's attacks in embedding space
+:mod:`.presets`    the papers' recipes, with where each setting stands
+:mod:`.sts`        semantic textual similarity, as SimCSE reports it
+:mod:`.transfer`   SentEval's classification tasks on frozen embeddings
+=================  ==================================================================================================
 """
 
 from __future__ import annotations

@@ -6,9 +6,10 @@ import argparse
 import json
 import os
 import sys
+from time import perf_counter
 from typing import Any
 
-from counterpoint.integrations import runs
+from counterpoint.integrations import report, runs
 from counterpoint.integrations.sentence import corpus, encode, sts, transfer
 from counterpoint.integrations.sentence.data import ENVIRONMENT, SEVEN, STS, TRANSFER
 from counterpoint.integrations.sentence.presets import PRESETS, preset
@@ -52,7 +53,8 @@ def train_arguments(parser: argparse.ArgumentParser) -> None:
         shown = {} if "choices" in how else {"metavar": "N" if "type" in how else "NAME"}
         parser.add_argument(f"--{name.replace('_', '-')}", **(how | shown | {"help": said}))
     parser.add_argument("--static", action="store_true", default=None, help="train the table of word pieces alone")
-    parser.add_argument("--test", nargs="*", choices=STS, help="sets to score the finished model on; all seven if bare")
+    tests: dict[str, Any] = {"choices": (*STS, *TRANSFER), "metavar": "SET"}
+    parser.add_argument("--test", nargs="*", **tests, help="sets and tasks to score the model on; all seven if bare")
     parser.add_argument("--sts", metavar="FOLDER", help=f"where the STS sets are, or hub (${ENVIRONMENT}, else hub)")
 
 
@@ -70,24 +72,30 @@ def train_command(given: argparse.Namespace) -> int:
     if settings.get("dev") == "none":
         settings["dev"] = None
     specs = given.objective or [recipe.objective if recipe else "infonce:t=0.05"]
-    cells = [
-        training.cell(str(given.data), spec, seed, **settings)
-        for seed in range(given.seed, given.seed + given.seeds)
-        for spec in specs
-    ]
+    cells = []
+    for seed in range(given.seed, given.seed + given.seeds):
+        cells += [training.cell(str(given.data), spec, seed, **settings) for spec in specs]
+        if cells[0]["dev"] or cells[0]["test"]:
+            cells.append(training.untrained(str(given.data), seed, **settings))
     # what is wrong with the data is said before anything is trained
     corpus.load(str(given.data), cells[0]["positives"], cells[0]["columns"])
-    done = runs.run_grid(
-        training.train, cells, given.out, jobs=given.jobs, resume=given.resume, progress=not given.json
-    )
+    code = 0
+    try:
+        done = runs.run_grid(
+            training.train, cells, given.out, jobs=given.jobs, resume=given.resume, progress=not given.json
+        )
+    except runs.GridError as error:
+        print(f"counterpoint train sentence: {error}", file=sys.stderr)
+        done, code = error.runs, 1
+    found = [run for run in done if run.done]
     if given.json:
-        found = [{"arguments": run.arguments, "result": run.result, "folder": str(run.path)} for run in done]
-        print(json.dumps(found, indent=1))
-        return 0
-    for run in done:
-        scores = ", ".join(f"{name} {value:.2f}" for name, value in (run.result or {}).items())
-        print(f"{run.name}, seed {run.arguments['seed']}: {scores}\n  {run.path / 'model'}")
-    return 0
+        print(json.dumps([{**run.arguments, **(run.result or {}), "folder": str(run.path)} for run in found], indent=1))
+    elif found:
+        print(report.terminal(report.summarise(found)))
+        for run in found:
+            if run.arguments["objective"] is not None:
+                print(f"{run.title}: {run.path / 'model'}")
+    return code
 
 
 def _eval_arguments(parser: argparse.ArgumentParser) -> None:
@@ -119,13 +127,17 @@ def sts_arguments(parser: argparse.ArgumentParser) -> None:
 
 def sts_command(given: argparse.Namespace) -> int:
     """Prints SimCSE's table."""
-    report = sts.evaluate(
-        _model(given), given.sets, given.data, batch_size=given.batch, progress=not given.json, plot=given.plot
+    start = perf_counter()
+    model = _model(given)
+    loaded = perf_counter()
+    found = sts.evaluate(
+        model, given.sets, given.data, batch_size=given.batch, progress=not given.json, plot=given.plot
     )
+    found.seconds |= {"load model": loaded - start, "total": perf_counter() - start}
     if given.json:
-        print(json.dumps(report.to_dict(), indent=1))
+        print(json.dumps(found.to_dict(), indent=1))
         return 0
-    print(sts.text(report, given.subsets))
+    print(sts.text(found, given.subsets))
     if given.plot:
         print(f"wrote {given.plot}", file=sys.stderr)
     return 0
@@ -140,8 +152,8 @@ def transfer_arguments(parser: argparse.ArgumentParser) -> None:
 
 def transfer_command(given: argparse.Namespace) -> int:
     """Prints SentEval's table."""
-    report = transfer.evaluate(
+    found = transfer.evaluate(
         _model(given), given.tasks, given.data, batch_size=given.batch, jobs=given.jobs, progress=not given.json
     )
-    print(json.dumps(report.to_dict(), indent=1) if given.json else transfer.text(report))
+    print(json.dumps(found.to_dict(), indent=1) if given.json else transfer.text(found))
     return 0

@@ -200,6 +200,8 @@ def text(report: Report, subsets: bool = False) -> str:
         parts.append(grid(rows))
     if g := report.geometry:
         parts.append(f"{g.of}: alignment {g.alignment:.3f}, uniformity {g.uniformity:.3f} (both: lower is better)")
+    share, total = report.seconds["encode"] / report.seconds["total"], report.seconds["total"]
+    parts.append(f"{report.texts} distinct texts, each embedded once: {100 * share:.0f}% of {total:.0f} s")
     return "\n".join([*parts, *report.notes])
 
 

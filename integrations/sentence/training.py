@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,10 +20,9 @@ import counterpoint as cp
 from counterpoint.hyper import nearest
 from counterpoint.integrations import runs
 from counterpoint.integrations.runs import Run
-from counterpoint.integrations.sentence import corpus, encode, framework
-from counterpoint.integrations.sentence.data import STS, Pairs, load_sts
+from counterpoint.integrations.sentence import corpus, encode, framework, sts, transfer
+from counterpoint.integrations.sentence.data import STS, TRANSFER, Pairs, load_sts
 from counterpoint.integrations.sentence.noise import PerturbedContrastiveLoss, WordDropout
-from counterpoint.integrations.sentence.sts import evaluate, score
 from counterpoint.plugins.sentence_transformers import CachedContrastiveLoss, ContrastiveLoss
 
 _Callback: Any = framework("transformers").TrainerCallback
@@ -61,18 +60,19 @@ DEFAULTS: dict[str, Any] = {
 }
 """What a cell's arguments are if it does not say otherwise: SimCSE's unsupervised script, in full precision."""
 
+UNTRAINED = "before training"
 HEADS = ("none", "training", "kept")
 PRECISIONS = ("fp32", "bf16", "fp16")
 SCHEDULES = ("linear", "constant", "cosine")
 COLLAPSED = -100.0  # the dev score of a model that has none; below every correlation, so that it is never the best
 
 
-def cell(file: str, objective: str, seed: int, **changes: Any) -> dict[str, Any]:
+def cell(file: str, objective: str | None, seed: int, **changes: Any) -> dict[str, Any]:
     """The arguments of one run; what is not changed is as in :data:`DEFAULTS`.
 
     Args:
         file: what to train on, or a data set on the hub, see :func:`counterpoint.integrations.sentence.corpus.load`.
-        objective: a spec.
+        objective: a spec; None for a model that is scored as it starts, see :func:`untrained`.
         seed: of everything.
         model, revision: a folder or a name on the hub.
         pooling: ``cls``, ``pooler``, ``mean`` or ``max``, for a checkpoint that is no SentenceTransformer.
@@ -93,7 +93,7 @@ def cell(file: str, objective: str, seed: int, **changes: Any) -> dict[str, Any]
         dev: the STS set whose Spearman correlation chooses the checkpoint, looked at ``every`` so many steps and at
             the end; None for the last one.
         save: steps between checkpoints; 0 for none, then an interrupted run begins anew.
-        test: STS sets that the finished model is scored on.
+        test: STS sets and transfer tasks that the finished model is scored on.
         keep: whether ``model/`` is written.
         device: where it trains.
         label: what tables call the row.
@@ -111,8 +111,8 @@ def cell(file: str, objective: str, seed: int, **changes: Any) -> dict[str, Any]
         if not isinstance(found[name], int) or found[name] < low:
             raise ValueError(f"{name}: expected a whole number of at least {low}, got {found[name]!r}.")
     for name in found["test"] or ():
-        if name not in STS:
-            raise ValueError(f"unknown test set {name!r}.{nearest(str(name), STS)}")
+        if name not in (*STS, *TRANSFER):
+            raise ValueError(f"unknown test set {name!r}.{nearest(str(name), (*STS, *TRANSFER))}")
     if found["static"] and (found["head"] != "none" or found["weight_decay"] or found["precision"] != "fp32"):
         raise ValueError("static: a table alone takes no head, no weight decay, and fp32.")
     if found["precision"] == "fp16" and found["device"] == "cpu":
@@ -122,9 +122,18 @@ def cell(file: str, objective: str, seed: int, **changes: Any) -> dict[str, Any]
     return found
 
 
+def untrained(file: str, seed: int, **changes: Any) -> dict[str, Any]:
+    """The cell of the model as it starts, a row to compare with."""
+    return cell(file, None, seed, **{**changes, "head": "none", "label": UNTRAINED})
+
+
 def train(run: Run) -> None:
     """Trains one cell and finishes its run with the dev score, or the last loss if there is no dev set."""
     given = run.arguments
+    if given["objective"] is None:
+        model = build(given)
+        run.finish(tested(model, [*filter(None, [given["dev"]]), *(given["test"] or ())]))
+        return
     data, left_out = corpus.load(given["file"], given["positives"], given["columns"])
     if len(data) < given["batch"]:
         raise ValueError(f"batch: {given['batch']} samples, but {given['file']} has only {len(data)}.")
@@ -145,13 +154,24 @@ def train(run: Run) -> None:
         del model[-1]
     if given["keep"]:
         model.save_pretrained(str(run.path / "model"))
-    if given["test"]:
-        found = evaluate(model, given["test"], progress=False)
-        result |= {name: math.nan if s.spearman is None else s.spearman for name, s in found.sets.items()}
-        result |= {} if found.average is None else {"average": found.average}
+    result |= tested(model, given["test"] or ())
     curve = [(line["step"], line[key]) for line in history if (key := f"eval_{given['dev']}") in line]
     run.finish(result, samples=len(data), left_out=left_out, step=store.best and store.best["step"], curve=curve)
     shutil.rmtree(store.folder, ignore_errors=True)
+
+
+def tested(model: Any, names: Sequence[str]) -> dict[str, float]:
+    """The model's scores on STS sets and transfer tasks, by name; with all of SimCSE's seven, their average too."""
+    found: dict[str, float] = {}
+    if sets := [name for name in names if name in STS]:
+        report = sts.evaluate(model, sets, progress=False)
+        found |= {name: math.nan if s.spearman is None else s.spearman for name, s in report.sets.items()}
+        found |= {} if report.average is None else {"average": report.average}
+    if tasks := [name for name in names if name in TRANSFER]:
+        scores = transfer.evaluate(model, tasks, progress=False).tasks
+        found |= {name: task.accuracy for name, task in scores.items()}
+        found |= {f"{name} F1": task.f1 for name, task in scores.items() if task.f1 is not None}
+    return found
 
 
 # ---- its parts -----------------------------------------------------------------------------------
@@ -171,7 +191,6 @@ def build(given: dict[str, Any]) -> Any:
         weight, bias = torch.randn(width, width) * 0.02, torch.zeros(width)  # as BERT's own layers begin
         dense = framework("sentence_transformers.sentence_transformer.modules").Dense
         model.append(dense(width, width, init_weight=weight, init_bias=bias).to(model.device))
-    model.model_card_data.generate_widget_examples = given["keep"]
     if given["word_dropout"]:
         model.register_forward_pre_hook(WordDropout(given["word_dropout"]))
     return model
@@ -232,7 +251,7 @@ class Dev(_Evaluator):  # type: ignore[misc]
                 modules=list(model)[:-1], device=model.device
             )
         texts = [*self.pairs.first, *self.pairs.second]
-        found = score(self.pairs, encode.Embeddings(encode.encoder(model), texts, progress=False)).spearman
+        found = sts.score(self.pairs, encode.Embeddings(encode.encoder(model), texts, progress=False)).spearman
         metrics = {self.name: COLLAPSED if found is None else found}
         self.store_metrics_in_model_card_data(model, metrics, epoch, steps)
         return metrics
@@ -266,8 +285,9 @@ class Store(_Callback):  # type: ignore[misc]
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         next(self.ticks, None)
-        if state.global_step >= state.max_steps and args.eval_strategy.value != "no":
-            control.should_evaluate = True  # the last step may be no multiple of the others
+        if state.global_step >= state.max_steps:  # the last step may be no multiple of the others
+            control.should_log = True
+            control.should_evaluate = args.eval_strategy.value != "no"
 
     def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any], **_: Any) -> None:
         numbers = {name: value for name, value in logs.items() if isinstance(value, (int, float))}
@@ -332,6 +352,9 @@ def _trainer(
         optimizers=(sparse, None),
     )
     trainer.remove_callback(framework("transformers").PrinterCallback)
+    if not given["keep"]:
+        card = framework("sentence_transformers.sentence_transformer.model_card").SentenceTransformerModelCardCallback
+        trainer.remove_callback(card)
     return trainer
 
 

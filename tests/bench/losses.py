@@ -1,15 +1,18 @@
-"""Time and memory of our objectives beside peers' losses, forward and backward in float32, in one run.
+"""Time and memory of our objectives beside peers' losses, forward and backward, in one run.
 
     python -m tests.bench.losses                                   # every peer that is installed, B = 256, 1024, 4096
     python -m tests.bench.losses --peers lightly,pml,st --sizes 256,1024,4096,16384 --out bench
     python -m tests.bench.losses --official ADNCE/image/model.py   # a clone's own ADNCE and HCL as well
     python -m tests.bench.losses --threads 2                       # wall clock of two threads
+    python -m tests.bench.losses --device cuda --dtype bfloat16 --peers infcl --width 512 --sizes 16384,65536 \\
+        --losses infonce:t=T,pairing=symmetric adnce:t=T,pairing=symmetric
 
-Times are CPU time of one thread (wall clock with several). A round runs all contestants forwards and then backwards;
-ratios are taken within a round and their median and quartiles are shown, so that load on the machine cancels. Memory is
-the most that a fresh process holds beyond what it held before the call, gradients included. The roofline is what the
-products of a streamed symmetric pass, ``4 n^2 d`` operations, and its ``n^2`` exponentials take at the rates measured
-in the same rounds, ``n = 2 B``. Results go to OUT/losses.json and OUT/losses.png.
+Times are CPU time of one thread (wall clock with several, and on a GPU). A round runs all contestants forwards and then
+backwards; ratios are taken within a round and their median and quartiles are shown, so that load on the machine
+cancels. Memory is the most that a fresh process holds beyond what it held before the call, gradients included (on a
+GPU: that torch allocates). The roofline is what the products of a streamed symmetric pass, ``4 n^2 d`` operations, and
+its ``n^2`` exponentials take at the rates measured in the same rounds, ``n = 2 B``. Results go to OUT/losses.json and
+OUT/losses.png.
 """
 
 from __future__ import annotations
@@ -59,7 +62,14 @@ class Contestant:
 
 def ours(specs: list[str]) -> list[Contestant]:
     def make(spec: str) -> Contestant:
-        return Contestant(spec, lambda t, size: cp.objective(spec.replace("=T", f"={t}")))
+        # the pairing is no part of a spec, but it is part of what is compared
+        objective, _, pairing = spec.partition(",pairing=")
+
+        def of_views(t: float, size: int) -> Loss:
+            loss = cp.objective(objective.replace("=T", f"={t}"))
+            return lambda a, b: loss(a, b, pairing=pairing or None)  # type: ignore[no-any-return]
+
+        return Contestant(spec, of_views)
 
     return [make(spec) for spec in specs]
 
@@ -69,6 +79,8 @@ def cross_entropy(t: float, size: int) -> Loss:
     labels = torch.arange(2 * size).roll(size)
 
     def loss(a: Tensor, b: Tensor) -> Tensor:
+        nonlocal labels
+        labels = labels.to(a.device)
         z = functional.normalize(torch.cat([a, b]))
         return functional.cross_entropy((z @ z.T / t).fill_diagonal_(float("-inf")), labels)
 
@@ -147,7 +159,23 @@ def official(path: Path) -> list[Contestant]:
     ]
 
 
-PEERS = {"lightly": lightly, "pml": pml, "st": st}
+def infcl() -> list[Contestant]:
+    """Inf-CL's kernels, which need a GPU: both directions between two views."""
+    from inf_cl import cal_flash_loss
+
+    def make(t: float, size: int) -> Loss:
+        def loss(a: Tensor, b: Tensor) -> Tensor:
+            a, b = (functional.normalize(x, dim=1) for x in (a, b))
+            labels, scale = torch.arange(size, device=a.device), torch.tensor(1 / t, device=a.device)
+            both = cal_flash_loss(a, b, labels, scale) + cal_flash_loss(b, a, labels, scale)
+            return both / 2  # type: ignore[no-any-return]
+
+        return loss
+
+    return [Contestant("infcl cal_flash_loss", make, "infonce:t=T,pairing=symmetric")]
+
+
+PEERS = {"lightly": lightly, "pml": pml, "st": st, "infcl": infcl}
 
 
 def contestants(given: argparse.Namespace) -> list[Contestant]:
@@ -163,53 +191,58 @@ def contestants(given: argparse.Namespace) -> list[Contestant]:
 # ---- time ----------------------------------------------------------------------------------------
 
 
-def clock(threads: int) -> float:
-    return time.process_time() if threads == 1 else time.perf_counter()
+def clock(given: argparse.Namespace) -> float:
+    if given.device == "cuda":
+        torch.cuda.synchronize()
+    return time.process_time() if given.threads == 1 and given.device == "cpu" else time.perf_counter()
 
 
-def once(loss: Loss, z: Tensor, threads: int) -> float:
+def once(loss: Loss, z: Tensor, given: argparse.Namespace) -> float:
     a, b = (x.clone().requires_grad_() for x in z)
-    start = clock(threads)
+    start = clock(given)
     loss(a, b).backward()
-    return clock(threads) - start
+    return clock(given) - start
 
 
-def rates(threads: int) -> tuple[float, float]:
+def rates(given: argparse.Namespace) -> tuple[float, float]:
     """Operations per second of a large product, and exponentials per second in the cache, the faster of two."""
-    a, x = torch.rand(1024, 1024), torch.rand(2**17)
+    edge, many = (1024, 2**17) if given.device == "cpu" else (8192, 2**22)
+    a = torch.rand(edge, edge, device=given.device, dtype=given.dtype)
+    x = torch.rand(many, device=given.device)
     out, y = torch.empty_like(a), torch.empty_like(x)
 
     def rate(work: float, f: Callable[[], Any]) -> float:
         found = []
         for _ in range(4):
-            start = clock(threads)
+            start = clock(given)
             f()
-            found.append(clock(threads) - start)
+            found.append(clock(given) - start)
         return work / min(found)
 
     exp = max(rate(len(x), lambda f=f: f(x, out=y)) for f in (torch.exp, torch.exp2))  # type: ignore[misc]
-    return rate(2 * 1024**3, lambda: torch.mm(a, a, out=out)), exp
+    return rate(2 * edge**3, lambda: torch.mm(a, a, out=out)), exp
 
 
-def embeddings(size: int, width: int) -> Tensor:
-    return torch.randn(2, size, width, generator=torch.Generator().manual_seed(0))
+def embeddings(size: int, given: argparse.Namespace) -> Tensor:
+    z = torch.randn(2, size, given.width, generator=torch.Generator().manual_seed(0))
+    return z.to(given.device, given.dtype)
 
 
 def quartiles(values: list[float]) -> list[float]:
     return statistics.quantiles(values, n=4, method="inclusive") if len(values) > 1 else values * 3
 
 
-def times(field: list[Contestant], size: int, width: int, given: argparse.Namespace) -> dict[str, dict[str, Any]]:
-    z, losses = embeddings(size, width), {c.name: c.make(given.temperature, size) for c in field}
+def times(field: list[Contestant], size: int, given: argparse.Namespace) -> dict[str, dict[str, Any]]:
+    z, losses = embeddings(size, given), {c.name: c.make(given.temperature, size) for c in field}
     for loss in losses.values():
-        once(loss, z, given.threads)
+        once(loss, z, given)
     seconds: dict[str, list[float]] = {name: [] for name in losses}
     roof = []
     for _ in range(given.rounds or max(3, min(15, 4096 // size))):
-        products, exps = rates(given.threads)
-        roof.append(4 * (2 * size) ** 2 * width / products + (2 * size) ** 2 / exps)
-        there = {name: once(loss, z, given.threads) for name, loss in losses.items()}
-        back = {name: once(loss, z, given.threads) for name, loss in reversed(losses.items())}
+        products, exps = rates(given)
+        roof.append(4 * (2 * size) ** 2 * given.width / products + (2 * size) ** 2 / exps)
+        there = {name: once(loss, z, given) for name, loss in losses.items()}
+        back = {name: once(loss, z, given) for name, loss in reversed(losses.items())}
         for name, column in seconds.items():
             column.append((there[name] + back[name]) / 2)
     rows = {}
@@ -237,21 +270,27 @@ def status(key: str) -> int:
     return next(1024 * int(line.split()[1]) for line in lines if line.startswith(key))
 
 
-def measure(contestant: Contestant, size: int, width: int, temperature: float) -> int:
+def measure(contestant: Contestant, size: int, given: argparse.Namespace) -> int:
     """Bytes that a call takes at most beyond those held before, in this process."""
-    once(contestant.make(temperature, SCRATCH), embeddings(SCRATCH, width), 1)
-    loss, z = contestant.make(temperature, size), embeddings(size, width)
+    once(contestant.make(given.temperature, SCRATCH), embeddings(SCRATCH, given), given)
+    loss, z = contestant.make(given.temperature, size), embeddings(size, given)
     a, b = (x.clone().requires_grad_() for x in z)
+    if given.device == "cuda":
+        torch.cuda.reset_peak_memory_stats()
+        held = torch.cuda.memory_allocated()
+        loss(a, b).backward()
+        return torch.cuda.max_memory_allocated() - held
     Path("/proc/self/clear_refs").write_text("5")  # the high-water mark starts anew
     before = status("VmRSS")
     loss(a, b).backward()
     return status("VmHWM") - before
 
 
-def memory(contestant: Contestant, size: int, width: int, given: argparse.Namespace) -> float:
+def memory(contestant: Contestant, size: int, given: argparse.Namespace) -> float:
     """Megabytes, from a process of its own."""
     command = [sys.executable, "-m", "tests.bench.losses", "--memory-of", contestant.name, "--sizes", str(size)]
-    command += ["--width", str(width), "--temperature", str(given.temperature), "--losses", *given.losses]
+    command += ["--width", str(given.width), "--temperature", str(given.temperature), "--losses", *given.losses]
+    command += ["--device", given.device, "--dtype", str(given.dtype).removeprefix("torch.")]
     peer = contestant.name.split()[0]
     command += ["--peers", peer if peer in PEERS else "none"]
     command += ["--official", str(given.official)] if peer == "official" else []
@@ -271,7 +310,7 @@ def table(rows: dict[str, dict[str, Any]]) -> str:
     return "\n".join(lines)
 
 
-def chart(results: dict[str, dict[str, dict[str, Any]]], width: int, path: Path) -> None:
+def chart(results: dict[str, dict[str, dict[str, Any]]], width: int, where: str, path: Path) -> None:
     """Time and memory over the batch size, on light and on dark pages."""
     from matplotlib.figure import Figure
 
@@ -279,7 +318,7 @@ def chart(results: dict[str, dict[str, dict[str, Any]]], width: int, path: Path)
     figure = Figure(figsize=(9, 4), layout="constrained")
     figure.patch.set_alpha(0)
     names = list(dict.fromkeys(name for rows in results.values() for name in rows))
-    for axes, key, label in zip(figure.subplots(1, 2), ("ms", "mb"), ("ms, one thread", "MB at most"), strict=True):
+    for axes, key, label in zip(figure.subplots(1, 2), ("ms", "mb"), (f"ms, {where}", "MB at most"), strict=True):
         axes.set_facecolor("none")
         for k, name in enumerate(names):
             points = [(int(size), rows[name][key]) for size, rows in results.items() if key in rows.get(name, {})]
@@ -312,6 +351,8 @@ def main() -> None:
     parser.add_argument("--losses", nargs="+", default=specs, help="ours; T stands for the temperature")
     parser.add_argument("--rounds", type=int, help="by default fewer for larger sizes")
     parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
+    parser.add_argument("--dtype", choices=["float32", "bfloat16", "float16"], default="float32")
     parser.add_argument("--no-memory", action="store_true")
     parser.add_argument("--out", type=Path, default=Path("bench"))
     parser.add_argument("--json", action="store_true", help="print the JSON instead of tables")
@@ -323,30 +364,37 @@ def main() -> None:
         parser.error(f"unknown peers {', '.join(unknown)}; known: {', '.join(PEERS)}")
     sizes = [int(size) for size in given.sizes.split(",")]
     torch.set_num_threads(given.threads)
+    given.dtype = getattr(torch, given.dtype)
     field = contestants(given)
     if given.memory_of:
         one = next(c for c in field if c.name == given.memory_of)
-        print(measure(one, sizes[0], given.width, given.temperature))
+        print(measure(one, sizes[0], given))
         return
     results: dict[str, dict[str, dict[str, Any]]] = {}
-    free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    on_cpu = given.device == "cpu"
+    free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") if on_cpu else torch.cuda.mem_get_info()[0]
+    where = f"{given.threads} thread(s)" if on_cpu else torch.cuda.get_device_name()
+    dtype = str(given.dtype).removeprefix("torch.")
     for size in sizes:
         able = [c for c in field if size <= c.largest and c.matrices * 4 * (2 * size) ** 2 < free / 2]
-        rows = results[str(size)] = times(able, size, given.width, given)
+        rows = results[str(size)] = times(able, size, given)
         if not given.no_memory:
             for c in able:
-                rows[c.name]["mb"] = memory(c, size, given.width, given)
+                rows[c.name]["mb"] = memory(c, size, given)
         if not given.json:
-            print(f"\nB={size} d={given.width} t={given.temperature} float32, {given.threads} thread(s)")
+            print(
+                f"\nB={size} d={given.width} t={given.temperature} {str(given.dtype).removeprefix('torch.')}, {where}"
+            )
             print(table(rows), flush=True)
     given.out.mkdir(parents=True, exist_ok=True)
-    about = {"torch": torch.__version__, "threads": given.threads, "width": given.width, "t": given.temperature}
+    about = {"torch": torch.__version__, "where": where, "width": given.width, "t": given.temperature}
+    about["dtype"] = dtype
     text = json.dumps({"about": about, "results": results}, indent=1)
     (given.out / "losses.json").write_text(text)
     if given.json:
         print(text)
     try:
-        chart(results, given.width, given.out / "losses.png")
+        chart(results, given.width, where, given.out / "losses.png")
     except ImportError:
         print("no chart: matplotlib is not installed", file=sys.stderr)
 

@@ -1,0 +1,184 @@
+"""``counterpoint tune``: the search against functions whose maximum is known, and on real runs of graphs."""
+
+from __future__ import annotations
+
+import json
+import math
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import counterpoint as cp
+from counterpoint.integrations import runs, tune
+from counterpoint.integrations.cli import main
+from counterpoint.integrations.tune import GRIDS, changed, grids_of, parameters, search, thinned
+
+ADNCE = str(cp.objective("adnce"))
+
+
+def score(specs):
+    """Best at t = 0.2, mu = 0.7, sigma = 0.5, and without any interaction."""
+    found = {}
+    for spec in specs:
+        one = cp.objective(spec)
+        found[spec] = -abs(math.log(one.temperature / 0.2)) - abs(one.mu - 0.7) - abs(one.sigma - 0.5)
+    return found
+
+
+def counted(measure):
+    asked: list[str] = []
+
+    def look(specs):
+        asked.extend(specs)
+        return measure(specs)
+
+    return look, asked
+
+
+def test_it_finds_the_maximum_where_parameters_do_not_interact():
+    grids = grids_of(ADNCE, "image")
+    assert list(grids) == ["temperature", "mu", "sigma"]
+    look, asked = counted(score)
+    best, found = search(ADNCE, grids, 40, look)
+    assert cp.objective(best) == cp.ADNCE(0.2, mu=0.7, sigma=0.5)
+    assert asked == list(found)
+    assert len(set(asked)) == len(asked) < 40  # stops although the budget is not spent
+    temperatures = [cp.objective(spec).temperature for spec in asked]
+    assert set(temperatures[:6]) == {0.5, *GRIDS["image"]["temperature"]}  # first of all
+    assert set(temperatures[6:11]) == {0.2}
+
+
+def test_it_goes_round_again_where_they_do():
+    def tilted(specs):
+        parts = [(cp.objective(spec), spec) for spec in specs]
+        return {spec: -2 * (one.temperature - one.mu / 2) ** 2 - (one.mu - 0.8) ** 2 for one, spec in parts}
+
+    grids = {"temperature": (0.2, 0.25, 0.3, 0.35, 0.4), "mu": (0.5, 0.6, 0.7, 0.8, 0.9)}
+    best, _ = search("adnce:t=0.2,mu=0.5", grids, 100, tilted)
+    assert cp.objective(best) == cp.ADNCE(0.4, mu=0.8)  # from the first round's 0.25 and 0.7
+
+
+@settings(deadline=None, max_examples=40)
+@given(budget=st.integers(1, 30))
+def test_it_keeps_its_budget_and_looks_at_the_start(budget):
+    look, asked = counted(score)
+    best, found = search(ADNCE, grids_of(ADNCE, "graph"), budget, look)
+    assert len(asked) <= budget
+    assert asked[0] == ADNCE
+    assert found[best] == max(found.values())
+    if budget > 8:  # each has had its share
+        seen = [cp.objective(spec) for spec in asked]
+        assert all(len({getattr(one, name) for one in seen}) > 1 for name in ("temperature", "mu", "sigma"))
+
+
+def test_what_has_failed_is_never_the_best():
+    def failing(specs):
+        return {spec: math.nan if cp.objective(spec).temperature != 0.4 else 1.0 for spec in specs}
+
+    best, found = search(ADNCE, grids_of(ADNCE, "image"), 20, failing)
+    assert cp.objective(best).temperature == 0.4
+    assert any(map(math.isnan, found.values()))
+
+
+def test_thinned_goes_from_end_to_end():
+    assert thinned(range(10), 4) == [0, 3, 6, 9]
+    assert thinned(range(3), 7) == [0, 1, 2]
+    assert thinned(range(5), 1) == [2]
+
+
+@pytest.mark.parametrize(
+    ("spec", "names"),
+    [
+        ("infonce:t=0.1", ["temperature"]),
+        ("hcl", ["temperature", "prior", "beta"]),
+        ("infonce:radius=0.1", ["radius"]),
+        ("infonce:t=learned(0.1) + 0.1*dp", ["weight"]),
+        ("arcl(adnce):views=4", ["temperature", "mu", "sigma", "views"]),
+        ("adnce:mu=auto", ["temperature", "sigma"]),
+        ("dro", ["radius"]),
+    ],
+)
+def test_what_is_moved(spec, names):
+    grids = grids_of(spec, "image")
+    assert list(grids) == names
+    for name, values in grids.items():
+        for value in values:
+            moved = changed(cp.objective(spec).to_dict(), name, value)
+            assert value in _numbers(moved)
+            again = cp.from_dict(moved)  # every grid is within the parameter's range
+            assert set(parameters(again.to_dict())) == set(parameters(cp.objective(spec).to_dict()))
+
+
+def _numbers(data):
+    values = data.values() if isinstance(data, dict) else data if isinstance(data, list) else [data]
+    return [x for value in values for x in (_numbers(value) if isinstance(value, (dict, list)) else [value])]
+
+
+def test_grids_of_ones_own():
+    assert grids_of("hcl", "graph", {"t": (0.1,), "beta": (3.0, 4.0)}) == {"temperature": (0.1,), "beta": (3.0, 4.0)}
+    with pytest.raises(ValueError, match=r"has no number 'mu' to move. Known: temperature, prior, beta"):
+        grids_of("hcl", "graph", {"mu": (0.1,)})
+
+
+GRAPH = ["tune", "graph", "--epochs", "1", "--folds", "3", "--hidden", "8", "--objective"]
+
+
+@pytest.fixture(scope="module")
+def tuned(tmp_path_factory):
+    pytest.importorskip("torch_geometric")
+    return tmp_path_factory.mktemp("tuned")
+
+
+def test_graphs(tuned, capsys):
+    words = [*GRAPH, "adnce", "--budget", "5", "--json", "--out", str(tuned)]
+    assert main(words) == 0
+    (found,) = json.loads(capsys.readouterr().out)
+    every = runs.find_runs(tuned)
+    assert len(every) == len(found["tried"]) == 5
+    for run in every:  # validation data, and other seeds
+        assert (run.arguments["part"], run.arguments["seed"], run.done) == ("tune", 1000, True)
+    results = {run.name: run.result["accuracy"] for run in every}
+    assert {row["spec"]: row["mean"] for row in found["tried"]} == results
+    assert results[found["best"]] == max(results.values())
+    assert found["train"] == (
+        f"counterpoint train graph --dataset demo --objective {found['best']} --seeds 5 --part report"
+    )
+    stamps = {path: path.stat().st_mtime_ns for path in tuned.rglob("run.json")}
+    assert main(words) == 0  # nothing is done twice
+    assert json.loads(capsys.readouterr().out) == [found]
+    assert stamps == {path: path.stat().st_mtime_ns for path in tuned.rglob("run.json")}
+
+
+def test_what_is_said(tuned, capsys):
+    words = [*GRAPH, "infonce:t=0.2", "--grid", "t=0.1,0.3", "--seeds", "2", "--budget", "6", "--out", str(tuned)]
+    assert main(words) == 0
+    out = capsys.readouterr().out
+    assert out.count(" ± ") == 3
+    assert "accuracy on validation data, seeds 1000, 1001" in out
+    assert "infonce:t=0.2,denominator=with_positive  " in out
+    assert "(start)" in out
+    assert "too good" in out
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["infonce", "--grid", "mu=1"], "no number 'mu' to move"),
+        (["dp"], "nothing to tune"),
+        (["infonce", "--budget", "1", "--seeds", "2"], "--budget: 1 runs are less than one setting's 2 seeds"),
+        (["infonce", "--dataset", "demo", "MUTAG"], "--dataset: one at a time"),
+    ],
+)
+def test_what_is_wrong_is_said_in_one_line(tmp_path, capsys, words, said):
+    pytest.importorskip("torch_geometric")
+    assert main([*GRAPH, *words, "--out", str(tmp_path)]) == 2
+    err = capsys.readouterr().err
+    assert said in err
+    assert err.count("\n") == 1
+
+
+def test_no_domain_looks_at_its_test_set():
+    for domain in tune.DOMAINS.values():
+        assert domain.held_out.get("part", "tune") == "tune"
+        assert domain.held_out.get("test") is None
