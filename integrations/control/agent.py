@@ -16,6 +16,9 @@ CURL's two optimisers that both move the encoder by the contrastive gradient one
 
 Not on torchrl: its SACLoss duplicates the value network for each estimate, encoder included, where CURL shares it
 between both and the actor, and its targets follow at one rate, where CURL's encoder follows faster than its critics.
+Nor would it be faster: plain SAC from five numbers, the same networks and Adam in both, makes 1.6 times as many updates
+per second here as on torchrl 0.14, and the replay buffer 1.5 times as many batches of frames
+(``python tests/bench/bench_control.py torchrl``, CPU time of one thread, 7 interleaved rounds).
 """
 
 from __future__ import annotations

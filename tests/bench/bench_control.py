@@ -6,7 +6,8 @@
 
 An update is a batch from the replay buffer, both crops, critic, contrastive loss, and every second time actor and
 targets, on the same shapes. The two take turns, two updates each, and what is shown is the median over rounds of the
-ratio of their CPU times at one thread, so that load on the machine cancels. Each has a process of its own, as the
+ratio of their CPU times at one thread, so that load on the machine cancels; with ``--threads 2`` it is the clock's, for
+an idle machine. Each has a process of its own, as the
 pages of memory that one has freed would be the other's gain. The official code runs as it is; it needs gym and
 scikit-image.
 
@@ -40,10 +41,12 @@ ACTIONS = 1  # of cartpole-swingup
 class Contestant:
     """What ``make(*given)`` returns is run in a process of its own; a call takes ``clock`` before and after."""
 
-    def __init__(self, clock: Callable[[], float], make: Callable[..., Callable[[], Any]], *given: Any) -> None:
+    def __init__(
+        self, threads: int, clock: Callable[[], float], make: Callable[..., Callable[[], Any]], *given: Any
+    ) -> None:
         context = multiprocessing.get_context("spawn")
         self.pipe, theirs = context.Pipe()
-        context.Process(target=self.serve, args=(theirs, clock, make, given)).start()
+        context.Process(target=self.serve, args=(theirs, threads, clock, make, given)).start()
         theirs.close()
         self()  # what is only slow at first
 
@@ -52,8 +55,10 @@ class Contestant:
         return float(self.pipe.recv())
 
     @staticmethod
-    def serve(pipe: Any, clock: Callable[[], float], make: Callable[..., Callable[[], Any]], given: Any) -> None:
-        torch.set_num_threads(1)
+    def serve(
+        pipe: Any, threads: int, clock: Callable[[], float], make: Callable[..., Callable[[], Any]], given: Any
+    ) -> None:
+        torch.set_num_threads(threads)
         run = make(*given)
         with suppress(EOFError):  # once nobody asks any more
             while True:
@@ -68,6 +73,8 @@ def turns(contestants: dict[str, Contestant], rounds: int) -> dict[str, list[flo
     for i in range(rounds):
         for name in list(contestants)[:: 1 if i % 2 else -1]:
             times[name].append(contestants[name]())
+    for contestant in contestants.values():
+        contestant.pipe.close()
     return times
 
 
@@ -142,17 +149,19 @@ def the_official_code(batch: int, clone: str) -> Callable[[], None]:
     return run
 
 
-def updates(rounds: int, batch: int) -> None:
+def updates(rounds: int, batch: int, threads: int) -> None:
     hosts = os.environ.get("COUNTERPOINT_HOSTS", "")
     clone = Path(hosts) / "curl"
     if not hosts or not (clone / "curl_sac.py").is_file():
         raise SystemExit("set COUNTERPOINT_HOSTS to a folder that holds a clone of MishaLaskin/curl, named curl")
+    clock = time.process_time if threads == 1 else time.perf_counter
     contestants = {
-        "counterpoint": Contestant(time.process_time, ours, batch),
-        "the official code": Contestant(time.process_time, the_official_code, batch, str(clone)),
+        "counterpoint": Contestant(threads, clock, ours, batch),
+        "the official code": Contestant(threads, clock, the_official_code, batch, str(clone)),
     }
     times = turns(contestants, rounds)
-    print(f"updates: batch {batch}, crops of 84, one thread, CPU time, {rounds} rounds of two")
+    how = "one thread, CPU time" if threads == 1 else f"{threads} threads, by the clock"
+    print(f"updates: batch {batch}, crops of 84, {how}, {rounds} rounds of two")
     show(times, "updates", 2)
 
 
@@ -171,7 +180,7 @@ def our_sac(batch: int) -> Callable[[], None]:
         replay.add(0, rng.uniform(-1, 1, ACTIONS).astype(np.float32), float(rng.uniform()), seen, False)
 
     def run() -> None:
-        for _ in range(50):
+        for _ in range(20):
             agent.update(replay.sample(batch))
 
     return run
@@ -221,7 +230,7 @@ def torchrls_sac(batch: int) -> Callable[[], None]:
     buffer.extend(TensorDict(known, batch_size=[rows]))
 
     def run() -> None:
-        for _ in range(50):
+        for _ in range(20):
             found = loss(buffer.sample())
             for one in optimizers:
                 one.zero_grad()
@@ -261,12 +270,12 @@ def torchrls_frames(batch: int) -> Callable[[], None]:
 
 def torchrl(rounds: int, batch: int) -> None:
     for about, unit, each, mine, theirs in (
-        ("SAC from five numbers, networks of width 256", "updates", 50, our_sac, torchrls_sac),
+        ("SAC from five numbers, networks of width 256", "updates", 20, our_sac, torchrls_sac),
         ("stacked frames of 100 x 100 from the replay buffer", "batches", 10, our_frames, torchrls_frames),
     ):
         contestants = {
-            "counterpoint": Contestant(time.process_time, mine, batch),
-            "torchrl": Contestant(time.process_time, theirs, batch),
+            "counterpoint": Contestant(1, time.process_time, mine, batch),
+            "torchrl": Contestant(1, time.process_time, theirs, batch),
         }
         print(f"{about}: batch {batch}, one thread, CPU time, {rounds} rounds of {each}")
         show(turns(contestants, rounds), unit, each)
@@ -288,7 +297,7 @@ def environments(task: str, count: int, n: int) -> Callable[[], None]:
 
 def steps(rounds: int, count: int, task: str) -> None:
     contestants = {
-        f"{n} process{'es' * (n > 1)}": Contestant(time.perf_counter, environments, task, count, n) for n in (2, 1)
+        f"{n} process{'es' * (n > 1)}": Contestant(1, time.perf_counter, environments, task, count, n) for n in (2, 1)
     }
     times = turns(contestants, rounds)
     print(f"steps of {task}: 100 x 100 pixels, by the clock, {rounds} rounds of {count}")
@@ -300,11 +309,12 @@ def main() -> None:
     parser.add_argument("what", choices=("updates", "torchrl", "steps"))
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--batch", type=int, default=128)
+    parser.add_argument("--threads", type=int, default=1, help="of an update")
     parser.add_argument("--count", type=int, default=100, help="environment steps per round")
     parser.add_argument("--task", default="cartpole-swingup")
     given = parser.parse_args()
     if given.what == "updates":
-        updates(given.rounds, given.batch)
+        updates(given.rounds, given.batch, given.threads)
     elif given.what == "torchrl":
         torchrl(given.rounds, given.batch)
     else:
