@@ -827,16 +827,15 @@ class Reduce(torch.autograd.Function):
         # what all tiles add to is added at the end, in their order, so that threads change nothing
         sums = [t.new_zeros(job.tiles(left.shape[0], right.shape[0])) for t in tensors]
 
-        def work(number: int, tile: Tile) -> None:
-            total: Tensor | None
+        def pulled(tile: Tile) -> tuple[Tensor | None, list[Tensor]]:
             if kept is not None and ctx.summed:
                 w = reduction._outer(folded[0], tile, scratch("outer", kept.shape))
-                total, found = torch.mul(kept, w, out=scratch("s", kept.shape)), []
-            else:
-                s = job.product(left, right, tile, scratch) if kept is None else kept.clone()
-                total, found = terms.pull(
-                    s, tile, scratch, lambda k, x: reduction.weigh(k, x, folded[k], tile, scratch)
-                )
+                return torch.mul(kept, w, out=scratch("s", kept.shape)), []
+            s = job.product(left, right, tile, scratch) if kept is None else kept.clone()
+            return terms.pull(s, tile, scratch, lambda k, x: reduction.weigh(k, x, folded[k], tile, scratch))
+
+        def work(number: int, tile: Tile) -> None:
+            total, found = pulled(tile)
             if total is not None and to_left is not None:
                 to_left[tile.rows].addmm_(total, right[tile.keys])
             if total is not None and to_right is not None and not tile.diagonal:

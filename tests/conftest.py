@@ -1,3 +1,4 @@
+import os
 import sys
 from pathlib import Path
 
@@ -8,6 +9,10 @@ import torch
 sys.path.insert(0, str(Path(__file__).parent))
 
 torch.set_num_threads(1)
+
+# read once, when somebody first imports Triton: without a GPU its kernels are interpreted (test_fused.py)
+if not torch.cuda.is_available():
+    os.environ["TRITON_INTERPRET"] = "1"
 
 
 @pytest.fixture(scope="session")
