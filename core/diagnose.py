@@ -53,8 +53,6 @@ def report(objective: Objective, *given: Tensor, call: str = "forward", **how: A
     >>> found["negatives"], round(found["effective_negatives"], 4), found["negatives_above_positive"]
     (6.0, 6.0, 0.0)
     """
-    if call == "forward":
-        how = {**how, "tile": 0}  # every single negative is looked at
     with torch.inference_mode(False), torch.no_grad():
         if "gather" in how:
             how["gather"] = distributed.without_ring(how["gather"])

@@ -170,6 +170,10 @@ class Run:
         """The row that the run belongs to: its label, or else its objective's spec."""
         return str(self.arguments.get("label") or self.arguments["objective"])
 
+    def flat(self) -> dict[str, Any]:
+        """Arguments, results and the folder side by side, for machines to read."""
+        return {**self.arguments, **(self.result or {}), "folder": str(self.path)}
+
     @property
     def title(self) -> str:
         return f"{self.arguments['dataset']}, {self.name}, seed {self.arguments['seed']}"
@@ -843,6 +847,17 @@ def _devices() -> list[str]:
 
 
 # ---- the command line that all domains share ---------------------------------------------------
+
+
+def run_asked(
+    train: Callable[[Run], None], cells: Iterable[dict[str, Any]], given: argparse.Namespace, domain: str
+) -> tuple[list[Run], int]:
+    """Runs what a ``train`` command was asked for: what is finished, and the exit code. Failures are said."""
+    try:
+        return run_grid(train, cells, given.out, jobs=given.jobs, resume=given.resume, progress=not given.json), 0
+    except GridError as error:
+        print(f"counterpoint train {domain}: {error}", file=sys.stderr)
+        return [run for run in error.runs if run.done], 1
 
 
 def add_arguments(parser: argparse.ArgumentParser, length: str | None = "epochs", presets: Iterable[str] = ()) -> None:

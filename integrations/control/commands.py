@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import sys
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -58,17 +57,9 @@ def train_command(given: argparse.Namespace) -> int:
         for seed in range(given.seed, given.seed + given.seeds)
         for objective in objectives
     ]
-    code = 0
-    try:
-        done = runs.run_grid(
-            training.train, cells, given.out, jobs=given.jobs, resume=given.resume, progress=not given.json
-        )
-    except runs.GridError as error:
-        print(f"counterpoint train control: {error}", file=sys.stderr)
-        done, code = error.runs, 1
-    found = [run for run in done if run.done]
+    found, code = runs.run_asked(training.train, cells, given, "control")
     if given.json:
-        print(json.dumps([{**run.arguments, **(run.result or {}), "folder": str(run.path)} for run in found], indent=1))
+        print(json.dumps([run.flat() for run in found], indent=1))
     elif found:
         print(report.terminal(report.summarise(found)))
         for run in found:

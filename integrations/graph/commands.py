@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import sys
 from collections.abc import Iterable
 from itertools import product
 from pathlib import Path
@@ -68,16 +67,9 @@ def train_command(given: argparse.Namespace) -> int:
         for seed in range(given.seed, given.seed + given.seeds):
             cells += [training.bag(dataset, seed, **settings), training.untrained(dataset, seed, **settings)]
             cells += [training.cell(dataset, one, seed, **settings) for one in given.objective or [spec]]
-    code = 0
-    try:
-        done = runs.run_grid(
-            training.train, cells, given.out, jobs=given.jobs, resume=given.resume, progress=not given.json
-        )
-    except runs.GridError as error:
-        print(f"counterpoint train graph: {error}", file=sys.stderr)
-        done, code = error.runs, 1
-    if finished := [run for run in done if run.done]:
-        print(RENDER["json" if given.json else "terminal"](summarise(finished)))
+    found, code = runs.run_asked(training.train, cells, given, "graph")
+    if found:
+        print(RENDER["json" if given.json else "terminal"](summarise(found)))
     return code
 
 

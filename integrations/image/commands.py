@@ -148,19 +148,16 @@ def train_command(given: argparse.Namespace) -> int:
         cells.append(training.untrained(dataset, seed, **settings))
         cells += [training.cell(dataset, spec, seed, **settings) for spec in objectives]
     training.check(cells)
-    done = runs.run_grid(
-        training.train, cells, given.out, jobs=given.jobs, resume=given.resume, progress=not given.json
-    )
-    found = [{**run.arguments, "name": run.name, **(run.result or {}), "folder": str(run.path)} for run in done]
-    if given.json:
-        print(json.dumps(found, indent=1))
-        return 0
+    found, code = runs.run_asked(training.train, cells, given, "image")
     rows: dict[str, list[dict[str, float]]] = {}
-    for run in done:
+    for run in found:
         rows.setdefault(run.name, []).append(run.result or {})
-    print("\n".join(table(Path(dataset).name, rows, done[0].details.get("note", ""))))
-    print(f"runs are in {given.out}")
-    return 0
+    if given.json:
+        print(json.dumps([{"name": run.name, **run.flat()} for run in found], indent=1))
+    elif found:
+        print("\n".join(table(Path(dataset).name, rows, found[0].details.get("note", ""))))
+        print(f"runs are in {given.out}")
+    return code
 
 
 def eval_arguments(parser: argparse.ArgumentParser) -> None:

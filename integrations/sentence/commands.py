@@ -79,17 +79,9 @@ def train_command(given: argparse.Namespace) -> int:
             cells.append(training.untrained(str(given.data), seed, **settings))
     # what is wrong with the data is said before anything is trained
     corpus.load(str(given.data), cells[0]["positives"], cells[0]["columns"])
-    code = 0
-    try:
-        done = runs.run_grid(
-            training.train, cells, given.out, jobs=given.jobs, resume=given.resume, progress=not given.json
-        )
-    except runs.GridError as error:
-        print(f"counterpoint train sentence: {error}", file=sys.stderr)
-        done, code = error.runs, 1
-    found = [run for run in done if run.done]
+    found, code = runs.run_asked(training.train, cells, given, "sentence")
     if given.json:
-        print(json.dumps([{**run.arguments, **(run.result or {}), "folder": str(run.path)} for run in found], indent=1))
+        print(json.dumps([run.flat() for run in found], indent=1))
     elif found:
         print(report.terminal(report.summarise(found)))
         for run in found:
