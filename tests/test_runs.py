@@ -254,6 +254,25 @@ def test_a_failing_cell_stops_no_other(tmp_path, capsys):
     assert not (bad.path / "error.txt").exists()
 
 
+def test_a_command_shows_what_others_found(tmp_path, capsys):
+    def train(run):
+        if run.arguments["seed"] == 0:
+            raise ValueError("no such data")
+        constant(run)
+
+    parser = argparse.ArgumentParser()
+    runs.add_arguments(parser)
+    given = parser.parse_args(["--out", str(tmp_path), "--json"])
+    found, code = runs.run_asked(train, [CELL | {"seed": seed} for seed in (0, 1)], given, "graph")
+    assert (code, [run.flat() for run in found]) == (
+        1,
+        [found[0].arguments | {"seed": 1, "folder": str(found[0].path)}],
+    )
+    assert "counterpoint train graph: 1 of 2 runs failed" in capsys.readouterr().err
+    found, code = runs.run_asked(constant, [CELL | {"seed": seed} for seed in (0, 1)], given, "graph")
+    assert (code, [run.result for run in found]) == (0, [{"seed": 0}, {"seed": 1}])
+
+
 def test_training_that_does_not_finish_has_failed(tmp_path):
     with pytest.raises(runs.GridError, match=r"returned without run.finish\(result\)"):
         quietly(lambda run: None, [CELL], tmp_path)
