@@ -16,7 +16,7 @@ import torch
 
 import counterpoint as cp
 from counterpoint.integrations.report import Column, Report
-from counterpoint.integrations.runs import Embeddings
+from counterpoint.integrations.runs import Embeddings, atomic
 from counterpoint.plots import COLOURS, DASHES, draw_distances, draw_weights, figure, tidy
 
 if TYPE_CHECKING:
@@ -47,13 +47,19 @@ def draw(report: Report, folder: Path) -> Iterator[Path]:
     for column in report.columns:
         name = re.sub(r"[^A-Za-z0-9.]+", "-", f"{column.domain}-{column.dataset}")
         path = folder / re.sub(r"[^A-Za-z0-9.]+", "-", f"{name}-{column.metric}.png")
-        plot_column(column).savefig(path, dpi=150)
+        save(plot_column(column), path)
         yield path
         curves = folder / f"{name}-curves.png"
         if curves not in drawn and (made := plot_curves(column)) is not None:
             drawn.add(curves)
-            made.savefig(curves, dpi=150)
+            save(made, curves)
             yield curves
+
+
+def save(made: Figure, path: str | Path) -> None:
+    """The picture appears at its path when it is whole; the name's ending says of what kind it is, PNG without one."""
+    with atomic(path) as file:
+        made.savefig(file, dpi=150, format=Path(path).suffix[1:] or "png")
 
 
 # ---- whole figures -----------------------------------------------------------------------------
