@@ -181,11 +181,13 @@ def test_embeddings_must_fit_their_classes(tmp_path, bad):
 
 @pytest.fixture(scope="module")
 def browser():
-    """Headless Chromium. `pip install playwright`, and Chromium as the system's package or as playwright's own."""
+    """Headless Chromium: the one on the PATH, or playwright's own, which `playwright install chromium` downloads."""
+    names = ("chromium", "chromium-browser", "google-chrome", "chrome")
+    path = next(filter(None, map(shutil.which, names)), None)
     playwright = pytest.importorskip("playwright.sync_api", reason="pages are looked at with playwright")
     with playwright.sync_playwright() as started:
         try:
-            found = started.chromium.launch(executable_path=shutil.which("chromium"), args=["--no-sandbox"])
+            found = started.chromium.launch(executable_path=path, args=["--no-sandbox"])
         except playwright.Error as error:
             pytest.skip(f"no Chromium: {error.message.splitlines()[0]}")
         yield found
