@@ -750,9 +750,11 @@ class Pass:
     def tiles(self, rows: int, keys: int) -> int:
         return -(-rows // self.edge) * -(-keys // self.edge)
 
-    def product(self, left: Tensor, right: Tensor, tile: Tile, scratch: Scratch) -> Tensor:
+    def product(self, left: Tensor, right: Tensor, tile: Tile, scratch: Scratch, new: bool = False) -> Tensor:
+        """Similarities of a tile, in scratch memory unless they shall stay."""
         a, b = left[tile.rows], right[tile.keys]
-        out = scratch("s", (a.shape[0], b.shape[0]))
+        shape = a.shape[0], b.shape[0]
+        out = a.new_empty(shape) if new else scratch("s", shape)
         if self.terms.scale != 1.0:
             a = torch.mul(a, self.terms.scale, out=scratch("scaled", a.shape))
         return torch.mm(a, b.t(), out=out)
@@ -782,16 +784,18 @@ class Reduce(torch.autograd.Function):
     def forward(ctx: Any, job: Pass, left: Tensor, other: Tensor | None, *tensors: Tensor) -> Any:
         right, terms = left if other is None else other, job.terms.bound(tensors)
         anchors = len(left) + (len(right) if job.mirrored and not job.same else 0)
-        scratch, kept = Scratch(left), []
-        # an only tile is kept for the gradient: its products or, if that is all that is needed of it, what is summed
-        single = max(left.shape[0], right.shape[0]) <= job.edge and any(ctx.needs_input_grad)
-        summed = single and job.reduction is SumExp and terms.scale != 1.0
+        scratch, kept = Scratch(left), {}
+        # The first tile, and as many as take no more than the embeddings, are kept for the gradient: their products or,
+        # if that is all that is needed of them, what is summed.
+        size = left.numel() + (0 if job.same else right.numel())
+        room = max(1, size // job.edge**2) if any(ctx.needs_input_grad) else 0
+        summed = job.reduction is SumExp and terms.scale != 1.0
         reduction = job.reduction(job.mask, job.count, job.reduction.start(terms.functions, anchors, left))
 
         def work(number: int, tile: Tile) -> None:
-            s = job.product(left, right, tile, scratch)
-            if single:
-                kept.append(s if summed else s.clone())
+            s = job.product(left, right, tile, scratch, number < room)
+            if number < room:
+                kept[number] = s if summed or terms.scale == 1.0 else s.clone()
             for k, x in terms.values_of(s, tile, scratch, pulled=False):
                 reduction.add(k, x, tile, scratch)
 
@@ -799,8 +803,8 @@ class Reduce(torch.autograd.Function):
         result = reduction.result()
         ctx.job, ctx.summed = job, summed
         ctx.set_materialize_grads(False)
-        ctx.save_for_backward(left, other, *tensors, *reduction.state, *kept)
         ctx.kept = len(kept)
+        ctx.save_for_backward(left, other, *(kept[n] for n in range(len(kept))), *tensors, *reduction.state)
         return tuple(row.unsqueeze(1) for row in result.unbind())
 
     @staticmethod
@@ -809,8 +813,8 @@ class Reduce(torch.autograd.Function):
             raise RuntimeError(ONCE)
         job: Pass = ctx.job
         left, other, *rest = ctx.saved_tensors
-        kept = rest.pop() if ctx.kept else None
         right = left if other is None else other
+        kept, rest = rest[: ctx.kept], rest[ctx.kept :]
         tensors, state = rest[: len(job.terms.tensors)], rest[len(job.terms.tensors) :]
         terms, scratch, reduction = job.terms.bound(tensors), Scratch(left), job.reduction(job.mask, job.count, state)
         gradients, largest = _limited(given)
@@ -827,15 +831,20 @@ class Reduce(torch.autograd.Function):
         # what all tiles add to is added at the end, in their order, so that threads change nothing
         sums = [t.new_zeros(job.tiles(left.shape[0], right.shape[0])) for t in tensors]
 
-        def pulled(tile: Tile) -> tuple[Tensor | None, list[Tensor]]:
-            if kept is not None and ctx.summed:
-                w = reduction._outer(folded[0], tile, scratch("outer", kept.shape))
-                return torch.mul(kept, w, out=scratch("s", kept.shape)), []
-            s = job.product(left, right, tile, scratch) if kept is None else kept.clone()
+        def pulled(number: int, tile: Tile) -> tuple[Tensor | None, list[Tensor]]:
+            if number >= len(kept):
+                s = job.product(left, right, tile, scratch)
+            else:
+                x = kept[number]
+                s = scratch("s", x.shape)
+                if ctx.summed:
+                    w = reduction._outer(folded[0], tile, scratch("outer", x.shape))
+                    return torch.mul(x, w, out=s), []
+                s.copy_(x)
             return terms.pull(s, tile, scratch, lambda k, x: reduction.weigh(k, x, folded[k], tile, scratch))
 
         def work(number: int, tile: Tile) -> None:
-            total, found = pulled(tile)
+            total, found = pulled(number, tile)
             if total is not None and to_left is not None:
                 to_left[tile.rows].addmm_(total, right[tile.keys])
             if total is not None and to_right is not None and not tile.diagonal:
