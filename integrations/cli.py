@@ -122,9 +122,10 @@ def _objectives(given: argparse.Namespace) -> int:
     if given.plot:
         if not asked:
             raise ValueError("--plot needs something to draw: counterpoint objectives infonce adnce --plot w.png")
+        from counterpoint.integrations.report_plots import save
         from counterpoint.plots import plot_weights
 
-        plot_weights(asked, given.plot)
+        save(plot_weights(asked), given.plot)
         print(f"wrote {given.plot}", file=sys.stderr)
     parts = [part for one in asked for part in ([one] if one in named.values() else _pieces(one))]
     found = [facts(type(part), part) for part in parts] or [facts(kind) for kind in cp.registry.values()]

@@ -63,6 +63,9 @@ class Conflict:
 CONFLICTS = (
     Conflict("mujoco", (4,), "dm-control", (1, 0, 51), "its bindings have changed", 'pip install "mujoco<4"'),
     Conflict("numpy", (2,), "torch", (2, 3), "torch was built for numpy 1", 'pip install "numpy<2"'),
+    Conflict(
+        "huggingface-hub", (1,), "transformers", (5,), "it asks for names of before", 'pip install "transformers>=5"'
+    ),
 )
 
 
@@ -97,12 +100,12 @@ def _extra(extra: str) -> Finding:
     there, lacking = [], []
     for name, bounds in (found.groups() for line in declared if (found := asked.match(line))):
         version = _version(name)
-        if version is None:
-            lacking.append(f"{name}{bounds}".strip())
-        else:
+        if version is not None and _within(version, bounds):
             there.append(f"{name} {version}")
+        else:
+            lacking.append(f"{name}{bounds}".strip() + (f" (there is {version})" if version else ""))
     if lacking:
-        text = f"missing {', '.join(lacking)}" + (f"; there are {', '.join(there)}" if there else "")
+        text = f"needs {', '.join(lacking)}" + (f"; there are {', '.join(there)}" if there else "")
         return Finding("extra", extra, "missing", text, f'pip install "counterpoint[{extra}]"')
     return Finding("extra", extra, "ok", ", ".join(there))
 
@@ -115,7 +118,14 @@ def _version(name: str) -> str | None:
 
 
 def _numbers(version: str) -> tuple[int, ...]:
-    return tuple(int(part) for part in re.findall(r"\d+", version.partition("+")[0])[:3])
+    parts = [int(part) for part in re.findall(r"\d+", version.partition("+")[0])[:3]]
+    return (*parts, *[0] * (3 - len(parts)))
+
+
+def _within(version: str, bounds: str) -> bool:
+    """Whether a version is as bounds of the kind ``>=2.4`` and ``<4`` ask for, which are those this project has."""
+    limits = re.findall(r"(>=|<)\s*([\d.]+)", bounds)
+    return all((_numbers(version) >= _numbers(limit)) == (sign == ">=") for sign, limit in limits)
 
 
 def _conflicts() -> Iterator[Finding]:
@@ -183,7 +193,8 @@ def _data(folder: Path | None) -> Iterator[Finding]:
             named = ", ".join(str(path.relative_to(folder)) for path in [*damaged, *gone][:5])
             yield Finding("data", part.name, "bad", f"{text}; damaged or gone: {named}", "copy these files again")
         else:
-            yield Finding("data", part.name, "ok", f"{text}, {len(known)} as in SHA256SUMS")
+            checked = f"{len(known)} as in SHA256SUMS" if sums else "no SHA256SUMS to compare them with"
+            yield Finding("data", part.name, "ok", f"{text}, {checked}")
 
 
 def _checksums(folder: Path) -> dict[Path, str]:

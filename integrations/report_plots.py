@@ -16,7 +16,7 @@ import torch
 
 import counterpoint as cp
 from counterpoint.integrations.report import Column, Report
-from counterpoint.integrations.runs import Embeddings
+from counterpoint.integrations.runs import Embeddings, atomic
 from counterpoint.plots import COLOURS, DASHES, draw_distances, draw_weights, figure, tidy
 
 if TYPE_CHECKING:
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 PANELS = 3  # learning curves beside each other
+LETTER = 0.078  # inches, of the names in a plane
 POINTS = 60  # of a curve; longer ones are averaged in bins
 
 
@@ -47,13 +48,19 @@ def draw(report: Report, folder: Path) -> Iterator[Path]:
     for column in report.columns:
         name = re.sub(r"[^A-Za-z0-9.]+", "-", f"{column.domain}-{column.dataset}")
         path = folder / re.sub(r"[^A-Za-z0-9.]+", "-", f"{name}-{column.metric}.png")
-        plot_column(column).savefig(path, dpi=150)
+        save(plot_column(column), path)
         yield path
         curves = folder / f"{name}-curves.png"
         if curves not in drawn and (made := plot_curves(column)) is not None:
             drawn.add(curves)
-            made.savefig(curves, dpi=150)
+            save(made, curves)
             yield curves
+
+
+def save(made: Figure, path: str | Path) -> None:
+    """The picture appears at its path when it is whole; the name's ending says of what kind it is, PNG without one."""
+    with atomic(path) as file:
+        made.savefig(file, dpi=150, format=Path(path).suffix[1:] or "png")
 
 
 # ---- whole figures -----------------------------------------------------------------------------
@@ -206,14 +213,38 @@ def draw_plane(axes: Axes, found: Embeddings) -> None:
     _, _, v = torch.linalg.svd(z, full_matrices=False)
     v = v * v.gather(1, v.abs().argmax(1, keepdim=True)).sign()  # or the signs would be the machine's choice
     points = z @ v[:2].T
+    low, high = points.amin(0), points.amax(0)
+    side = 1.1 * max(float((high - low).max()), 1e-9)
+    points = (points - (low + high) / 2) / side + 0.5  # within the unit square
+    names = {}
     for label, name in enumerate(found.names):
         own = points[found.labels == label]
         if len(own):
             axes.plot(*own.T.tolist(), ".", color=colormaps["tab10"](label % 10), markersize=3.5, alpha=0.8)
-            x, y = own.median(0).values.tolist()
-            text = axes.text(x, y, name, ha="center", va="center", fontsize=8, fontweight="bold", parse_math=False)
-            text.set_in_layout(False)  # however long it is
+            names[name] = own.median(0).values.tolist()
+    for name, x, y in apart(names, *(LETTER / side for side in axes.figure.get_size_inches())):
+        text = axes.text(x, y, name, ha="center", va="center", fontsize=8, fontweight="bold", parse_math=False)
+        text.set_in_layout(False)  # however long it is
+    axes.set(xlim=(0, 1), ylim=(0, 1))
     axes.set_xticks([])
     axes.set_yticks([])
-    axes.set_aspect("equal", "datalim")
+    axes.set_box_aspect(1)
     axes.spines[:].set_color("0.8")
+
+
+def apart(names: dict[str, list[float]], width: float, height: float) -> Iterator[tuple[str, float, float]]:
+    """Names in the unit square where each is wholly in it and over no other, near where it should be.
+
+    Args:
+        names: the middle of each.
+        width, height: of a letter, and half of that of a line.
+    """
+    placed: list[tuple[float, float, float]] = []
+    for name, (x, y) in sorted(names.items(), key=lambda item: -abs(item[1][1] - 0.5)):
+        half = min(0.5, width * len(name) / 2)
+        x, y = min(max(x, half), 1 - half), min(max(y, height), 1 - height)
+        step = 0.01 if y < 0.5 else -0.01  # inwards, where there is room
+        while any(abs(x - x2) < half + half2 and abs(y - y2) < 2 * height for x2, y2, half2 in placed):
+            y += step
+        placed.append((x, y, half))
+        yield name, x, y

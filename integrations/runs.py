@@ -51,6 +51,7 @@ from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Si
 from contextlib import closing, contextmanager, suppress
 from datetime import datetime, timezone
 from importlib import metadata
+from multiprocessing import resource_tracker
 from multiprocessing.connection import wait
 from multiprocessing.context import SpawnProcess
 from multiprocessing.reduction import ForkingPickler
@@ -88,6 +89,7 @@ FRAMEWORKS = {
 }
 LINE_EVERY = 30.0  # seconds between two lines about one run's steps, where there is no terminal for a bar
 POLL = 1.0
+PATIENCE = 20.0  # seconds that a process has to put away its work
 SHOWN = 5
 
 
@@ -579,7 +581,7 @@ def _spread(
                 if not idle:
                     ours, theirs = context.Pipe()
                     process = context.Process(target=_work, args=(theirs, train, resume, progress))
-                    with _threads(max(1, torch.get_num_threads() // jobs)):
+                    with _threads(max(1, torch.get_num_threads() // jobs)), _deaf():
                         process.start()
                     theirs.close()
                     workers[ours] = process
@@ -596,9 +598,14 @@ def _spread(
                     outcome = _died(run, workers.pop(connection))
                 yield run, outcome
     finally:
+        for connection, process in workers.items():
+            if connection in working:
+                process.terminate()
+            else:  # it returns
+                connection.close()
         for process in workers.values():
-            process.terminate()
-        for process in workers.values():
+            process.join(PATIENCE)
+            process.kill()
             process.join()
 
 
@@ -615,13 +622,12 @@ def _died(run: Run, process: SpawnProcess) -> str:
 def _work(connection: Any, train: Callable[[Run], None], resume: bool, progress: bool) -> None:
     """A process that trains what it is sent."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the parent too, which ends this process
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # so, with all that an interruption cleans up
     threading.Thread(target=_end_with_parent, daemon=True).start()
-    while True:
-        try:
+    with suppress(EOFError, KeyboardInterrupt):
+        while True:
             root, cell = connection.recv()
-        except EOFError:
-            return
-        connection.send(_attempt(train, Run(root, cell), resume, progress))
+            connection.send(_attempt(train, Run(root, cell), resume, progress))
 
 
 def _end_with_parent() -> None:
@@ -629,6 +635,20 @@ def _end_with_parent() -> None:
     assert parent is not None
     parent.join()
     os._exit(1)
+
+
+@contextmanager
+def _deaf() -> Iterator[None]:
+    """Processes started here do not hear Ctrl-C, not even while they import what they need."""
+    if not hasattr(signal, "pthread_sigmask"):  # Windows
+        yield
+        return
+    resource_tracker.ensure_running()  # which otherwise starts with the first process, and then lets signals through
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 @contextmanager

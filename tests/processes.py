@@ -1,11 +1,13 @@
-"""Processes for tests: started from a server that has torch loaded already, joined by gloo."""
+"""Processes for tests: those that train together, from a server that has torch loaded; and commands at a terminal."""
 
 from __future__ import annotations
 
 import datetime
 import multiprocessing
+import signal
+import subprocess
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -57,3 +59,14 @@ def part(sizes: list[int], rank: int) -> slice:
     """The samples of one process."""
     first = sum(sizes[:rank])
     return slice(first, first + sizes[rank])
+
+
+def session(command: Sequence[str], **how: Any) -> subprocess.Popen[str]:
+    """A command as a terminal starts it: a group of its own, that hears Ctrl-C even if this process does not."""
+
+    def hear() -> None:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+        signal.pthread_sigmask(signal.SIG_SETMASK, [])
+
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    return subprocess.Popen(command, start_new_session=True, preexec_fn=hear, **(pipes | how))

@@ -1,14 +1,8 @@
-"""``counterpoint demo``: what it trains, keeps, writes and says, and that it goes on where it was stopped."""
+"""``counterpoint demo``: what it trains, keeps, writes and says."""
 
 from __future__ import annotations
 
 import json
-import os
-import random
-import signal
-import subprocess
-import sys
-import time
 
 import pytest
 import torch
@@ -132,28 +126,3 @@ def test_all_domains(tmp_path):
     assert main(["demo", "--quick", "--seeds", "2", "--out", str(tmp_path)]) == 0
     results = json.loads((tmp_path / "results.json").read_text())
     assert len(results["columns"]) + sum("left out" in note for note in results["notes"]) == 4
-
-
-@pytest.mark.slow
-def test_interrupted_at_any_moment_it_goes_on_to_the_same_numbers(graphs, tmp_path):
-    """Ctrl-C at random moments until it is through: nothing is corrupt, and the results are those of an unhurt demo."""
-    rng, command = (
-        random.Random(0),
-        [sys.executable, "-m", "counterpoint.integrations.cli", *GRAPHS, "--out", str(tmp_path)],
-    )
-    for _ in range(60):
-        started = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, env={**os.environ})
-        deadline = time.monotonic() + rng.uniform(3, 25)
-        while started.poll() is None and time.monotonic() < deadline:
-            time.sleep(0.05)
-        if started.poll() is None:
-            started.send_signal(signal.SIGINT)
-        code = started.wait()
-        assert code in (0, 130, -signal.SIGINT), started.stderr.read()
-        if code == 0:
-            break
-        for run in runs.find_runs(tmp_path):  # readable, whatever happened
-            run.metrics()
-    assert code == 0
-    values = [json.loads((root / "results.json").read_text())["columns"] for root in (tmp_path, graphs)]
-    assert values[0] == values[1]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from importlib import metadata
 
 import pytest
@@ -55,10 +56,27 @@ def test_a_missing_package_and_how_to_get_it(capsys, packages):
         "about": "extra",
         "name": "plots",
         "state": "missing",
-        "text": "missing matplotlib>=3.7",
+        "text": "needs matplotlib>=3.7",
         "fix": 'pip install "counterpoint[plots]"',
     }
-    assert found["extra", "graph"]["text"].startswith("missing scikit-learn>=1.3; there are torch_geometric 2.8")
+    assert found["extra", "graph"]["text"].startswith("needs scikit-learn>=1.3; there are torch_geometric 2.8")
+
+
+@pytest.mark.parametrize(
+    ("version", "state"), [("3.6.9", "missing"), ("3.7", "ok"), ("3.7.0", "ok"), ("3.10.0rc1", "ok"), ("4", "ok")]
+)
+def test_a_package_that_is_too_old_is_as_good_as_missing(capsys, packages, version, state):
+    packages["matplotlib"] = version
+    found = looked(capsys)[1]["extra", "plots"]
+    assert found["state"] == state
+    assert (f"needs matplotlib>=3.7 (there is {version})" == found["text"]) == (state == "missing")
+
+
+def test_every_bound_is_read():
+    """What the distribution itself declares is of the kind that is understood."""
+    for line in metadata.requires("counterpoint"):
+        bounds = re.match(r"[\w.-]+(?:\[[\w,]+\])?([^;]*)", line)[1]
+        assert re.fullmatch(r"((>=|<)[\d.]+,?)*", bounds.strip()), line
 
 
 @pytest.mark.parametrize(("mujoco", "bad"), [("4.0.1", True), ("3.17.0", False)])
@@ -81,6 +99,7 @@ def test_data_are_counted_and_checked(capsys, packages, tmp_path):
     (tmp_path / "SHA256SUMS").write_text("\n".join(digests) + "\n")
     code, found = looked(capsys, "--data", tmp_path)
     assert code == 0
+    assert found["data", "sts"]["text"].startswith("2 files, ")
     assert found["data", "sts"]["text"].endswith("2 as in SHA256SUMS")
     (tmp_path / "sts" / "a.tsv").write_text("changed")
     (tmp_path / "sts" / "b.tsv").unlink()

@@ -120,7 +120,7 @@ def built(tmp_path_factory):
 def test_wheel_holds_the_package_and_nothing_else(built):
     names = zipfile.ZipFile(built[1]).namelist()
     tops = {n.split("/")[0] for n in names}
-    assert tops == {"counterpoint", f"counterpoint-{counterpoint.__version__}.dist-info"}
+    assert tops == {"counterpoint", "counterpoint_command.py", f"counterpoint-{counterpoint.__version__}.dist-info"}
     assert {
         "counterpoint/py.typed",
         *(f"counterpoint/integrations/{name}" for name in ("golden.json", "papers.json", "report.css")),

@@ -143,7 +143,24 @@ def test_the_plane_is_that_of_the_most_variance():
     drawn = torch.tensor(axes.lines[0].get_xydata())
     unit = torch.nn.functional.normalize(z.double())
     variances = torch.linalg.eigvalsh(torch.cov(unit.T)).flip(0)[:2]
-    torch.testing.assert_close(drawn.var(0), variances)
+    scale = drawn.var(0) / variances  # one for both, that fits all into the unit square
+    torch.testing.assert_close(scale[0], scale[1])
+    assert 0 <= drawn.min() < 0.1
+    assert 0.9 < drawn.max() <= 1
+
+
+def test_names_in_a_plane_are_legible():
+    """At one place, or at an edge: none is over another, none is cut off."""
+    names = {f"{'long' * 3} {i}": [0.97 if i < 3 else 0.02, 0.5 + 0.01 * i] for i in range(6)}
+    placed = list(report_plots.apart(names, 0.04, 0.04))
+    assert {name for name, _, _ in placed} == set(names)
+    for i, (name, x, y) in enumerate(placed):
+        half = 0.02 * len(name)
+        assert half <= x <= 1 - half
+        assert 0.04 <= y <= 0.96
+        for _, x2, y2 in placed[:i]:
+            assert abs(x - x2) >= 2 * half - 1e-9 or abs(y - y2) >= 0.08 - 1e-9
+    assert list(report_plots.apart({"a": [0.4, 0.6]}, 0.04, 0.04)) == [("a", 0.4, 0.6)]  # where it should be
 
 
 def test_rows_look_the_same_everywhere():
@@ -181,11 +198,13 @@ def test_embeddings_must_fit_their_classes(tmp_path, bad):
 
 @pytest.fixture(scope="module")
 def browser():
-    """Headless Chromium. `pip install playwright`, and Chromium as the system's package or as playwright's own."""
+    """Headless Chromium: the one on the PATH, or playwright's own, which `playwright install chromium` downloads."""
+    names = ("chromium", "chromium-browser", "google-chrome", "chrome")
+    path = next(filter(None, map(shutil.which, names)), None)
     playwright = pytest.importorskip("playwright.sync_api", reason="pages are looked at with playwright")
     with playwright.sync_playwright() as started:
         try:
-            found = started.chromium.launch(executable_path=shutil.which("chromium"), args=["--no-sandbox"])
+            found = started.chromium.launch(executable_path=path, args=["--no-sandbox"])
         except playwright.Error as error:
             pytest.skip(f"no Chromium: {error.message.splitlines()[0]}")
         yield found

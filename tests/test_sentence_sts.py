@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from tiny_bert import WORDS, build, load
+from tiny_bert import WORDS, build, load, write_sts
 
 st = pytest.importorskip("sentence_transformers")
 transformers = pytest.importorskip("transformers")
@@ -21,23 +21,14 @@ from counterpoint.integrations.cli import main  # noqa: E402
 from counterpoint.integrations.sentence import encode, sts, training  # noqa: E402
 from counterpoint.integrations.sentence.data import SEVEN  # noqa: E402
 
-HEADER = "subset\tscore\tsentence1\tsentence2\n"
 needs_data = pytest.mark.skipif("COUNTERPOINT_DATA" not in os.environ, reason="COUNTERPOINT_DATA is not set")
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    """Small sets of all seven names, which share texts with each other."""
-    root = tmp_path_factory.mktemp("data") / "sts"
-    root.mkdir()
-    draw = np.random.default_rng(0)
-    for name in (*SEVEN, "SICKR-train", "SICKR-trial"):
-        rows = []
-        for i in range(12):
-            first, second = (" ".join(draw.choice(WORDS[:20], draw.integers(1, 5))) for _ in range(2))
-            rows.append(f"{'ab'[i % 2]}\t{draw.uniform(0, 5):.2f}\t{first}\t{second}")
-        (root / f"{name}.tsv").write_text(HEADER + "\n".join(rows) + "\n")
-    return root.parent
+    root = tmp_path_factory.mktemp("data")
+    write_sts(root)
+    return root
 
 
 @pytest.fixture(scope="module")

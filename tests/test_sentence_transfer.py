@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from tiny_bert import WORDS, build
+from tiny_bert import WORDS, build, write_transfer
 
 pytest.importorskip("sentence_transformers")
 from sklearn.linear_model import LogisticRegression
@@ -26,23 +26,9 @@ GRIDS["MRPC"] = GRIDS["TREC"]
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    """Small tasks: the class has to do with the words, but not all."""
-    root = tmp_path_factory.mktemp("data") / "transfer"
-    root.mkdir()
-    draw = np.random.default_rng(0)
-
-    def text(label: int) -> str:
-        return " ".join(draw.choice(WORDS[label * 4 : label * 4 + 14], draw.integers(1, 6)))
-
-    sizes = {"CR": (60, 2), "TREC-train": (90, 3), "TREC-test": (60, 3), "MRPC-train": (80, 2), "MRPC-test": (50, 2)}
-    for name, (size, classes) in sizes.items():
-        rows = []
-        for _ in range(size):
-            label = int(draw.integers(classes))
-            second = f"\t{text(int(draw.integers(2)) if label else 0)}" if name.startswith("MRPC") else ""
-            rows.append(f"{label}\t{text(label)}{second}")
-        (root / f"{name}.tsv").write_text("\n".join(rows) + "\n")
-    return root.parent
+    root = tmp_path_factory.mktemp("data")
+    write_transfer(root)
+    return root
 
 
 def bags(texts: list[str]) -> np.ndarray:

@@ -1,16 +1,18 @@
-"""``counterpoint tune``: the search against functions whose maximum is known, and on real runs of graphs."""
+"""``counterpoint tune``: the search against functions whose maximum is known, and on real runs of every domain."""
 
 from __future__ import annotations
 
 import json
 import math
+import shlex
 
 import pytest
+import tiny_bert
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import counterpoint as cp
-from counterpoint.integrations import runs, tune
+from counterpoint.integrations import cli, runs, tune
 from counterpoint.integrations.cli import main
 from counterpoint.integrations.tune import GRIDS, changed, grids_of, parameters, search, thinned
 
@@ -176,6 +178,79 @@ def test_what_is_wrong_is_said_in_one_line(tmp_path, capsys, words, said):
     err = capsys.readouterr().err
     assert said in err
     assert err.count("\n") == 1
+
+
+AGENT = "--size 24 --crop 20 --filters 4 --hidden 16 --batch 8 --capacity 500 --random-steps 20"
+OTHERS = {  # the smallest real search of each of the other domains
+    "image": "--epochs 1 --batch 64 --subset 128 --width 16",
+    "sentence": "--data {data}/texts.txt --model {data}/bert --pooling cls --batch 8 --lr 0.01 --steps 4 --every 2",
+    "control": f"--task cartpole-balance --steps 240 --eval-every 240 --episodes 1 {AGENT}",
+}
+
+
+@pytest.fixture
+def smallest(request, tmp_path, monkeypatch):
+    """The words of such a search, in a world without test sets: who asks for one fails."""
+    domain = request.param
+    if domain == "image":
+        pytest.importorskip("lightly")
+        from counterpoint.integrations.image import data
+
+        monkeypatch.setattr(data, "load", without("test", data.load))
+    elif domain == "sentence":
+        pytest.importorskip("sentence_transformers")
+        tiny_bert.build(tmp_path / "bert")
+        tiny_bert.write_sts(tmp_path, ("STSB-dev",))  # the others cannot be had
+        (tmp_path / "texts.txt").write_text("\n".join(tiny_bert.texts(1, 40)[0]) + "\n")
+        monkeypatch.setenv("COUNTERPOINT_DATA", str(tmp_path))
+    else:
+        request.getfixturevalue("frames")
+    return domain, shlex.split(OTHERS[domain].format(data=tmp_path))
+
+
+def without(split, load):
+    def checked(name, asked, *rest):
+        assert asked != split, f"{name}: the {split} set was asked for"
+        return load(name, asked, *rest)
+
+    return checked
+
+
+@pytest.mark.parametrize(
+    "smallest", ["image", "sentence", pytest.param("control", marks=pytest.mark.slow)], indirect=True
+)
+def test_the_other_domains(smallest, tmp_path, capsys, monkeypatch):
+    """Interrupted in its second run, a search goes on, and prints the spec that the scores on validation data say."""
+    domain, words = smallest
+    out = tmp_path / "tuning"
+    words = ["tune", domain, *words, "--objective", "infonce:t=0.3", "--grid", "t=0.1,0.5", "--budget", "3"]
+    finish = runs.Run.finish
+
+    def stopping(run, *given, **more):
+        if any(one.done for one in runs.find_runs(out)):
+            raise KeyboardInterrupt
+        finish(run, *given, **more)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(runs.Run, "finish", stopping)
+        assert main([*words, "--out", str(out)]) == 130
+    capsys.readouterr()
+    first = next(run for run in runs.find_runs(out) if run.done)
+    stamp = (first.path / "run.json").stat().st_mtime_ns
+    assert main([*words, "--out", str(out), "--json"]) == 0
+    (found,) = json.loads(capsys.readouterr().out)
+    assert (first.path / "run.json").stat().st_mtime_ns == stamp
+    every = {run.name: run for run in runs.find_runs(out)}
+    assert [cp.objective(row["spec"]).temperature for row in found["tried"]] == [0.3, 0.1, 0.5]
+    assert {row["spec"]: row["mean"] for row in found["tried"]} == {
+        name: run.result[found["metric"]] for name, run in every.items()
+    }
+    best = max(found["tried"], key=lambda row: row["mean"])
+    assert found["best"] == best["spec"]
+    assert {run.arguments["seed"] for run in every.values()} == {tune.FIRST_SEED}
+    typed = shlex.split(found["train"])
+    assert typed[:3] == ["counterpoint", "train", domain]
+    assert cli.build(f"train {domain}").parse_args(typed[1:]).objective == [found["best"]]
 
 
 def test_no_domain_looks_at_its_test_set():

@@ -20,6 +20,8 @@ def test_mypy_strict(tmp_path):
             (package / path.name).symlink_to(path)
     for folder in ("plugins", "integrations"):
         (package / folder).symlink_to(ROOT / folder)
-    command = [sys.executable, "-m", "mypy", "--config-file", str(ROOT / "pyproject.toml"), "-p", "counterpoint"]
+    (tmp_path / "counterpoint_command.py").symlink_to(ROOT / "counterpoint_command.py")
+    what = ["-p", "counterpoint", "-m", "counterpoint_command"]
+    command = [sys.executable, "-m", "mypy", "--config-file", str(ROOT / "pyproject.toml"), *what]
     result = subprocess.run(command, cwd=tmp_path, env={"MYPYPATH": str(tmp_path)}, capture_output=True, text=True)
     assert result.returncode == 0, result.stdout + result.stderr

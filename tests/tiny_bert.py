@@ -1,12 +1,15 @@
-"""A transformer of 5,000 random weights, made here, so that nothing is downloaded; and texts that it can read."""
+"""A transformer of 5,000 random weights, made here, so that nothing is downloaded; texts and sets that it can read."""
 
 from __future__ import annotations
 
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
+STS = ("STS12", "STS13", "STS14", "STS15", "STS16", "STSB-test", "SICKR-test", "SICKR-train", "SICKR-trial")
+HEADER = "subset\tscore\tsentence1\tsentence2\n"
 WORDS = [f"w{i}" for i in range(60)]
 SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
 
@@ -53,3 +56,33 @@ def texts(columns: int, rows: int = 8, seed: int = 0) -> list[list[str]]:
         return " ".join(WORDS[i] for i in torch.randint(len(WORDS), (length,), generator=draw))
 
     return [[sentence() for _ in range(rows)] for _ in range(columns)]
+
+
+def write_sts(folder: Path, names: tuple[str, ...] = STS) -> None:
+    """Small STS sets, which share texts with each other."""
+    (folder / "sts").mkdir()
+    draw = np.random.default_rng(0)
+    for name in names:
+        rows = []
+        for i in range(12):
+            first, second = (" ".join(draw.choice(WORDS[:20], draw.integers(1, 5))) for _ in range(2))
+            rows.append(f"{'ab'[i % 2]}\t{draw.uniform(0, 5):.2f}\t{first}\t{second}")
+        (folder / "sts" / f"{name}.tsv").write_text(HEADER + "\n".join(rows) + "\n")
+
+
+def write_transfer(folder: Path) -> None:
+    """Small tasks of SentEval: the class has to do with the words, but not all."""
+    (folder / "transfer").mkdir()
+    draw = np.random.default_rng(0)
+
+    def text(label: int) -> str:
+        return " ".join(draw.choice(WORDS[label * 4 : label * 4 + 14], draw.integers(1, 6)))
+
+    sizes = {"CR": (60, 2), "TREC-train": (90, 3), "TREC-test": (60, 3), "MRPC-train": (80, 2), "MRPC-test": (50, 2)}
+    for name, (size, classes) in sizes.items():
+        rows = []
+        for _ in range(size):
+            label = int(draw.integers(classes))
+            second = f"\t{text(int(draw.integers(2)) if label else 0)}" if name.startswith("MRPC") else ""
+            rows.append(f"{label}\t{text(label)}{second}")
+        (folder / "transfer" / f"{name}.tsv").write_text("\n".join(rows) + "\n")

@@ -266,7 +266,7 @@ def write_video(path: Path, frames: Sequence[Any], seconds: float) -> None:
         import imageio.v3 as imageio
     except ImportError as error:
         raise ImportError('videos need imageio: pip install "counterpoint[control]"') from error
-    if path.suffix == ".gif":
-        imageio.imwrite(path, np.stack(frames), duration=1000 * seconds, loop=0)
-    else:
-        imageio.imwrite(path, np.stack(frames), fps=1 / seconds)
+    how: dict[str, Any] = {"duration": 1000 * seconds, "loop": 0} if path.suffix == ".gif" else {"fps": 1 / seconds}
+    film = imageio.imwrite("<bytes>", np.stack(frames), extension=path.suffix, **how)
+    with runs.atomic(path) as file:
+        file.write(film)

@@ -131,7 +131,9 @@ def evaluate(
     if plot is not None:
         if stsb is None:
             raise ValueError("plot: needs an STS-B set among the sets.")
-        plot_distances(torch.from_numpy(embeddings[texts(stsb)]), path=plot)
+        from counterpoint.integrations.report_plots import save
+
+        save(plot_distances(torch.from_numpy(embeddings[texts(stsb)])), plot)
     seconds = {"read data": read - start, "load model": ready - read, "encode": embeddings.seconds}
     seconds["total"] = perf_counter() - start
     average = sum(known) / len(SEVEN) if len(known) == len(SEVEN) else None

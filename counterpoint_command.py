@@ -1,0 +1,25 @@
+"""The command ``counterpoint``, which Ctrl-C ends without a traceback also while it imports torch, for seconds.
+
+It is outside of the package, since whoever imports a part of that imports torch first.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+
+
+def main() -> int:
+    """Runs one command; see :func:`counterpoint.integrations.cli.main`."""
+    interrupt = signal.getsignal(signal.SIGINT)
+    heard = interrupt is signal.default_int_handler  # under nohup it is not
+    if heard:
+        signal.signal(signal.SIGINT, lambda *_: os._exit(130))
+    from counterpoint.integrations import cli
+
+    if heard:
+        signal.signal(signal.SIGINT, interrupt)
+    code = cli.main()
+    if heard:  # all is done but for Python's own end, which would show a traceback
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+    return code
