@@ -29,7 +29,8 @@ from counterpoint.distributed import Peers
 from counterpoint.hyper import is_number, nearest
 from counterpoint.ring import RingNegatives
 from counterpoint.scores import DenseNegatives, Negatives, Scores
-from counterpoint.streamed import Mask, Others, StreamedNegatives, Unit
+from counterpoint.streamed import Others, StreamedNegatives, Unit
+from counterpoint.tiles import Mask
 
 # Below this length a vector has no direction: its cosine and its gradient are zero.
 EPS = 1e-8

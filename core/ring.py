@@ -16,18 +16,10 @@ import torch
 from torch import Tensor
 
 from counterpoint.distributed import Peers
-from counterpoint.streamed import (
-    Mask,
-    Pass,
-    Quadratics,
-    Reduction,
-    Scratch,
-    StreamedNegatives,
-    Tile,
-    Traced,
-    _limited,
-    _rows,
-)
+from counterpoint.reductions import Reduction, limited
+from counterpoint.streamed import Pass, StreamedNegatives
+from counterpoint.terms import Quadratics, Traced, rows_of
+from counterpoint.tiles import Mask, Scratch, Tile
 
 
 class Meeting(NamedTuple):
@@ -139,7 +131,7 @@ class RingNegatives(StreamedNegatives):
             owner, keys = before, arriving
 
     def job(self, reduction: type[Reduction], terms: Quadratics | Traced, meeting: Meeting) -> Pass:
-        count = _rows(self.count, meeting.rows)
+        count = rows_of(self.count, meeting.rows)
         return Pass(terms.cut(meeting.rows), reduction, meeting.mask, count, False, False, self.edge(terms))
 
     def _reduce(self, reduction: type[Reduction], terms: Quadratics | Traced, uniform: bool) -> tuple[Tensor, ...]:
@@ -188,7 +180,7 @@ class RingReduce(torch.autograd.Function):
         left, right, *rest = ctx.saved_tensors
         tensors, state = rest[: len(ctx.terms.tensors)], rest[len(ctx.terms.tensors) :]
         terms, scratch = ctx.terms.bound(tensors), Scratch(left)
-        gradients, largest = _limited(given)
+        gradients, largest = limited(given)
         prepared = reduction(neg.mask, neg.count, state).prepare(gradients)
         folded = [terms.fold(k, g) for k, g in enumerate(prepared.unbind())]
         to_left, back, *to_tensors = map(torch.zeros_like, (left, right, *tensors))

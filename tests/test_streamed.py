@@ -15,7 +15,9 @@ import counterpoint as cp
 from counterpoint.hyper import Learned
 from counterpoint.pairing import PAIRINGS
 from counterpoint.scores import DenseNegatives
-from counterpoint.streamed import Mask, Quadratics, StreamedNegatives
+from counterpoint.streamed import StreamedNegatives
+from counterpoint.terms import Quadratics
+from counterpoint.tiles import Mask
 
 LEARNED = [
     "infonce:t=learned(0.3,0.01,1)",

@@ -103,8 +103,10 @@ def random_crop(frames: Tensor, size: int) -> Tensor:
     if size == frames.shape[-1]:
         return frames
     places = torch.randint(frames.shape[-1] - size + 1, (2, len(frames)))
-    if frames.device.type == "cpu":  # where many small copies are faster than one of scattered places
-        return torch.stack([x[:, i : i + size, j : j + size] for x, i, j in zip(frames, *places.tolist(), strict=True)])
+    if frames.device.type == "cpu":  # many small copies are faster there, and it is bytes that are cheap to reorder
+        images = frames.permute(0, 2, 3, 1)
+        parts = [x[i : i + size, j : j + size] for x, i, j in zip(images, *places.tolist(), strict=True)]
+        return torch.stack(parts).permute(0, 3, 1, 2)
     top, left = places.to(frames.device)
     windows = frames.unfold(2, size, 1).unfold(3, size, 1)
     return windows[torch.arange(len(frames), device=frames.device), :, top, left]
@@ -157,17 +159,18 @@ class Encoder(nn.Module):
         return nn.Sequential(nn.Linear(self.found, self.features), nn.LayerNorm(self.features))
 
     def prepare(self, frames: Tensor) -> Tensor:
-        """Bytes as numbers between 0 and 1, in the order that convolutions are fastest in."""
+        """Bytes as numbers between 0 and 1, in the order that convolutions are fastest in; numbers as they are."""
+        if frames.is_floating_point():
+            return frames
         kind = next(self.parameters()).dtype
         return frames.to(kind, memory_format=torch.channels_last).div_(255)
 
     def convolve(self, frames: Tensor) -> Tensor:
         """``(B, what the head gets)``, of bytes or of what was prepared."""
-        x = frames if frames.is_floating_point() else self.prepare(frames)
         # a CPU computes a part in memory that the one before has left, where a whole batch asks for new pages
-        parts = x.split(PART) if x.device.type == "cpu" else (x,)
+        parts = frames.split(PART) if frames.device.type == "cpu" else (frames,)
         # flat in the order that is in memory: for the head, one order is as good as another
-        return torch.cat([self.convolutions(part).permute(0, 2, 3, 1).flatten(1) for part in parts])
+        return torch.cat([self.convolutions(self.prepare(part)).permute(0, 2, 3, 1).flatten(1) for part in parts])
 
     def forward(self, frames: Tensor) -> Tensor:
         return self.head(self.convolve(frames))  # type: ignore[no-any-return]
@@ -347,7 +350,8 @@ class Agent:
         """One update of everything; returns the losses."""
         s, encoder = self.settings, self.critic.encoder
         seen, then = batch.observations, batch.next_observations
-        x, y = (encoder.prepare(random_crop(frames, s.crop)) if self.pixels else frames for frames in (seen, then))
+        x, y = (random_crop(frames, s.crop) if self.pixels else frames for frames in (seen, then))
+        x = encoder.prepare(x)  # once for two passes
         numbers = {"critic": self._update_critic(x, y, batch)}
         h = encoder.convolve(x)
         z = encoder.head(h)

@@ -121,7 +121,9 @@ class Replay:
         # of both stacks; an episode's first frame stands in for those before it
         steps = torch.arange(1 - self.stack, 2).expand(batch, -1).maximum(-age.unsqueeze(1))
         slots = (at.unsqueeze(1) + steps) % self.slots
-        frames = ring["frames"][env.unsqueeze(1).to(self.device), slots.to(self.device)]
+        rows = (env.unsqueeze(1) * self.slots + slots).flatten().to(self.device)
+        # frames as wholes, which is many times faster than by an index of each dimension
+        frames = ring["frames"].flatten(0, 1).index_select(0, rows).unflatten(0, slots.shape)
         actions, rewards, alive = (ring[name][env, at % self.slots] for name in ("actions", "rewards", "alive"))
         return Transitions(
             frames[:, :-1].flatten(1, 2),
