@@ -138,6 +138,7 @@ def test_sdist_can_run_its_tests(built):
         names = {n.split("/", 1)[1] for n in archive.getnames() if "/" in n}
     needed = {"tests/golden.json", "tests/golden.py", "tests/conftest.py", "examples/digits.py", "LICENSE", "Makefile"}
     needed |= {"CITATION.cff", "CONTRIBUTING.md", "CHANGELOG.md", "README.md", "constraints.txt", "examples/README.md"}
+    needed |= set(re.findall(r"!\[[^]]*\]\(([^)]+)\)", (ROOT / "README.md").read_text()))  # its pictures
     assert needed <= names
     assert not [n for n in names if "__pycache__" in n]
 
