@@ -107,7 +107,8 @@ class Start:
         for word in () if script else ("Traceback", "Exception ignored", "leaked"):
             assert word not in errors, (code, seconds, errors)
         assert script or code in (0, 130), (code, seconds, errors)
-        assert not list(self.temporary.iterdir()), (code, seconds)
+        left = [path.name for path in self.temporary.iterdir() if not path.name.startswith("torch_geometric.")]
+        assert not left, (code, seconds)  # but for PyG's generated modules, which it never deletes
         return code, said
 
 
