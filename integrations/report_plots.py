@@ -222,7 +222,8 @@ def draw_plane(axes: Axes, found: Embeddings) -> None:
         if len(own):
             axes.plot(*own.T.tolist(), ".", color=colormaps["tab10"](label % 10), markersize=3.5, alpha=0.8)
             names[name] = own.median(0).values.tolist()
-    for name, x, y in apart(names, *(LETTER / side for side in axes.figure.get_size_inches())):
+    figure: Any = axes.figure  # not a part of one, which is what its type allows for
+    for name, x, y in apart(names, *(LETTER / side for side in figure.get_size_inches())):
         text = axes.text(x, y, name, ha="center", va="center", fontsize=8, fontweight="bold", parse_math=False)
         text.set_in_layout(False)  # however long it is
     axes.set(xlim=(0, 1), ylim=(0, 1))
