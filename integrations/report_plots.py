@@ -153,12 +153,12 @@ def keys(column: Column) -> list[Any]:
 
 
 def curves(column: Column) -> list[str]:
-    """The names of the numbers that some runs have logged more than once, the first few; not those of single folds."""
+    """The names of some numbers that runs have logged more than once, the column's own first; not those of folds."""
     lines = {row: [run.metrics() for run in found] for row, found in column.runs.items()}
     logged = dict.fromkeys(key for of in lines.values() for one in of for line in one for key in line)
     named = (key for key in logged if key != "step" and not re.fullmatch(r"fold\d+", key))
     drawn = (key for key in named if any(len(_band(of, key)[0]) > 1 for of in lines.values()))
-    return list(drawn)[:PANELS]
+    return sorted(drawn, key=lambda key: key not in column.metric.split())[:PANELS]
 
 
 def draw_curve(axes: Axes, column: Column, key: str, looks: dict[str, Style]) -> None:
@@ -222,7 +222,8 @@ def draw_plane(axes: Axes, found: Embeddings) -> None:
         if len(own):
             axes.plot(*own.T.tolist(), ".", color=colormaps["tab10"](label % 10), markersize=3.5, alpha=0.8)
             names[name] = own.median(0).values.tolist()
-    for name, x, y in apart(names, *(LETTER / side for side in axes.figure.get_size_inches())):
+    figure: Any = axes.figure  # not a part of one, which is what its type allows for
+    for name, x, y in apart(names, *(LETTER / side for side in figure.get_size_inches())):
         text = axes.text(x, y, name, ha="center", va="center", fontsize=8, fontweight="bold", parse_math=False)
         text.set_in_layout(False)  # however long it is
     axes.set(xlim=(0, 1), ylim=(0, 1))

@@ -110,6 +110,12 @@ def test_observations_that_are_not_finite_are_said():
     replay = Replay(8, (2,), 1, stack=1)
     with pytest.raises(ValueError, match="observation: expected finite numbers"):
         replay.begin(0, [0.0, float("nan")])
+    replay.begin(0, [0.0, 0.5])
+    with pytest.raises(ValueError, match=r"observation: expected finite numbers, got \[nan  1\.\]"):
+        replay.add(0, [0.1], 1.0, [float("nan"), 1.0], False)
+    assert len(replay) == 0
+    replay.add(0, [0.1], 1.0, [1.0, 1.5], False)
+    assert replay.sample(1).next_observations.tolist() == [[1.0, 1.5]]
 
 
 def same(one, other):

@@ -17,7 +17,7 @@ if find_spec("dm_control") is None or find_spec("gymnasium") is None:
     pytest.skip("dm_control is not installed", allow_module_level=True)
 
 from counterpoint.integrations import cli, runs
-from counterpoint.integrations.control import training
+from counterpoint.integrations.control import environment, training
 from counterpoint.integrations.runs import Run, run_grid
 
 pytestmark = pytest.mark.usefixtures("frames")
@@ -190,6 +190,35 @@ def test_numbers_that_diverge_end_the_run(tmp_path, monkeypatch):
     monkeypatch.setattr(training.Agent, "update", update)
     with pytest.raises(runs.GridError, match="critic is nan after 1 updates: it has diverged"):
         run_grid(training.train, [cell()], tmp_path, progress=False)
+
+
+def test_observations_that_are_not_finite_end_the_run(tmp_path, monkeypatch):
+    look = environment.Control._look
+
+    def blinded(self, time):
+        look(self, time)
+        if len(self._actions) == 20:
+            self._numbers[1] = np.nan
+
+    monkeypatch.setattr(environment.Control, "_look", blinded)
+    given = training.cell("cartpole-balance", None, 0, observe="state", steps=1600, repeat=40, batch=8, random_steps=16)
+    with pytest.raises(runs.GridError, match=r"observation: expected finite numbers, got .*nan"):
+        run_grid(training.train, [given], tmp_path, progress=False)
+
+
+def test_tensorboard_shows_what_was_logged_once(tmp_path):
+    """The same numbers as in metrics.jsonl, those before and after a kill included."""
+    pytest.importorskip("tensorboard")
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    assert killed(tmp_path, 18, "after").returncode == -signal.SIGKILL
+    (run,) = run_grid(training.train, [cell()], tmp_path, progress=False)
+    board = EventAccumulator(str(run.path / "tensorboard"), size_guidance={"scalars": 0})
+    board.Reload()
+    for name in ("score", "return", "critic"):
+        shown, wanted = board.Scalars(name), [line for line in run.metrics() if name in line]
+        assert [one.step for one in shown] == [line["step"] for line in wanted]
+        assert [one.value for one in shown] == pytest.approx([line[name] for line in wanted], rel=1e-6)
 
 
 def test_processes_collect_what_is_trained_on(tmp_path):
