@@ -143,10 +143,11 @@ class Reduce(torch.autograd.Function):
         right, terms = left if other is None else other, job.terms.bound(tensors)
         anchors = len(left) + (len(right) if job.mirrored and not job.same else 0)
         scratch, kept = Scratch(left), {}
-        # The first tile, and as many as take no more than the embeddings, are kept for the gradient: their products or,
-        # if that is all that is needed of them, what is summed.
+        # The first tiles are kept for the gradient, 1 MB of them, or no more than the embeddings take where that is a good
+        # part of all: their products or, if that is all that is needed of them, what is summed.
         size = left.numel() + (0 if job.same else right.numel())
-        room = max(1, size // job.edge**2) if any(ctx.needs_input_grad) else 0
+        held = max(EDGES_CPU[0] ** 2, size if 16 * size >= len(left) * len(right) else 0)
+        room = held // job.edge**2 if any(ctx.needs_input_grad) else 0
         summed = job.reduction is SumExp and terms.scale != 1.0
         reduction = job.reduction(job.mask, job.count, job.reduction.start(terms.functions, anchors, left))
 
@@ -359,8 +360,11 @@ class StreamedNegatives(Negatives):
 
     def edge(self, terms: Quadratics | Traced) -> int:
         """The length of a tile's sides."""
-        edges = EDGES_CPU if self.blocks[0][0].device.type == "cpu" else EDGES
-        return self.tile or edges[isinstance(terms, Traced)]
+        left, right = self.blocks[0]
+        if self.tile is not None or left.device.type != "cpu":
+            return self.tile or EDGES[isinstance(terms, Traced)]
+        edge = EDGES_CPU[isinstance(terms, Traced)]
+        return min(edge, -(-len(left) // 2)) if left is right else edge  # one tile would have every pair twice
 
     def _reduce(self, reduction: type[Reduction], terms: Quadratics | Traced, uniform: bool) -> tuple[Tensor, ...]:
         parts, start, edge = [], 0, self.edge(terms)
