@@ -143,7 +143,7 @@ class Reduce(torch.autograd.Function):
         right, terms = left if other is None else other, job.terms.bound(tensors)
         anchors = len(left) + (len(right) if job.mirrored and not job.same else 0)
         scratch, kept = Scratch(left), {}
-        # The first tiles are kept for the gradient, 1 MB of them, or no more than the embeddings take where that is a good
+        # The first tiles are kept for the gradient, 1 MB of them, or as much as the embeddings take if that is a good
         # part of all: their products or, if that is all that is needed of them, what is summed.
         size = left.numel() + (0 if job.same else right.numel())
         held = max(EDGES_CPU[0] ** 2, size if 16 * size >= len(left) * len(right) else 0)
@@ -294,7 +294,7 @@ class StreamedNegatives(Negatives):
 
     def logsumexp(self, f: Callable[..., Any], *per_anchor: Tensor) -> Any:
         quadratic = Quadratics.of(f, per_anchor, self.anchors, self.blocks[0][0].dtype)
-        if quadratic is None:
+        if quadratic is None or quadratic[0].hill is not None:
             return self._traced(LogSumExp, f, per_anchor, lambda dense: dense.logsumexp(f, *per_anchor))
         terms, constants = quadratic
         if self._fusable(terms):
@@ -303,11 +303,13 @@ class StreamedNegatives(Negatives):
         return _with(constants, self._reduce(SumExp if safe else LogSumExp, terms, terms.uniform))
 
     def mean(self, f: Callable[..., Any], *per_anchor: Tensor) -> Any:
-        if self.blocks[0][0].device.type in FUSED:
-            quadratic = Quadratics.of(f, per_anchor, self.anchors, self.blocks[0][0].dtype)
-            if quadratic is not None and self._fusable(quadratic[0]):
-                terms, constants = quadratic
+        quadratic = Quadratics.of(f, per_anchor, self.anchors, self.blocks[0][0].dtype)
+        if quadratic is not None:
+            terms, constants = quadratic
+            if self._fusable(terms):
                 return _with(constants, [x / self.count for x in self._fused(terms, summed=True)])
+            if terms.hill is not None:
+                return _with(constants, self._reduce(Mean, terms, terms.uniform))
         return self._traced(Mean, f, per_anchor, lambda dense: dense.mean(f, *per_anchor))
 
     def max(self) -> Tensor:
@@ -354,7 +356,8 @@ class StreamedNegatives(Negatives):
                 kept = a, b
                 if self.half is not None:
                     kept = a.to(self.half), b.to(self.half)
-                parts.append(_kernels().reduce(*kept, *terms.cut(rows).packed(a), numbers, summed))
+                part = terms.cut(rows)
+                parts.append(_kernels().reduce(*kept, *part.packed(a), numbers, summed, part.hill is not None))
                 start = rows.stop
         return torch.cat(parts, 1).unsqueeze(2).unbind()
 
