@@ -143,10 +143,11 @@ class Reduce(torch.autograd.Function):
         right, terms = left if other is None else other, job.terms.bound(tensors)
         anchors = len(left) + (len(right) if job.mirrored and not job.same else 0)
         scratch, kept = Scratch(left), {}
-        # The first tiles are kept for the gradient, 1 MB of them, or as much as the embeddings take if that is a good
-        # part of all: their products or, if that is all that is needed of them, what is summed.
+        # Kept for the gradient are the first tiles: what one of the usual size takes or, where that is a good part of all,
+        # what the embeddings take but for one to work in. They hold products or, if those are not needed, what is summed.
         size = left.numel() + (0 if job.same else right.numel())
-        held = max(EDGES_CPU[0] ** 2, size if 16 * size >= len(left) * len(right) else 0)
+        usual = EDGES_CPU[0] ** 2
+        held = max(usual, size - usual if 16 * size >= len(left) * len(right) else 0)
         room = held // job.edge**2 if any(ctx.needs_input_grad) else 0
         summed = job.reduction is SumExp and terms.scale != 1.0
         reduction = job.reduction(job.mask, job.count, job.reduction.start(terms.functions, anchors, left))
