@@ -143,8 +143,8 @@ class Reduce(torch.autograd.Function):
         right, terms = left if other is None else other, job.terms.bound(tensors)
         anchors = len(left) + (len(right) if job.mirrored and not job.same else 0)
         scratch, kept = Scratch(left), {}
-        # Kept for the gradient are the first tiles: what one of the usual size takes or, where that is a good part of all,
-        # what the embeddings take but for one to work in. They hold products or, if those are not needed, what is summed.
+        # The first tiles are kept for the gradient: as much as one of the usual size takes or, if that is a good part
+        # of all, as the embeddings take less one to work in. They hold products or, if that will do, what is summed.
         size = left.numel() + (0 if job.same else right.numel())
         usual = EDGES_CPU[0] ** 2
         held = max(usual, size - usual if 16 * size >= len(left) * len(right) else 0)
