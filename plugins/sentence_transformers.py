@@ -84,6 +84,11 @@ class ContrastiveLoss(nn.Module):
         log_terms: bool = True,
     ) -> None:
         super().__init__()
+        if not isinstance(model, nn.Module):
+            raise TypeError(
+                f"{type(self).__name__}: model: expected a SentenceTransformer, got {type(model).__name__}; "
+                f'the objective comes second: {type(self).__name__}(model, "infonce:t=0.05").'
+            )
         if views < 2:
             raise ValueError(f"{type(self).__name__}: views must be at least 2, got {views!r}.")
         for what, given, known in (("columns", columns, COLUMNS), ("labels", labels, (None, *LABELS))):

@@ -144,6 +144,14 @@ def test_unknown_choices_are_named(model):
 
 
 @pytest.mark.parametrize("kind", [ContrastiveLoss, CachedContrastiveLoss])
+def test_the_model_comes_first(model, kind):
+    for swapped in (("infonce:t=0.05",), ("infonce:t=0.05", model)):
+        with pytest.raises(TypeError, match=r"model: expected a SentenceTransformer, got str; .*\(model, ") as refused:
+            kind(*swapped)
+        assert len(str(refused.value)) < 200
+
+
+@pytest.mark.parametrize("kind", [ContrastiveLoss, CachedContrastiveLoss])
 def test_copies(model, kind):
     model.eval()
     loss = kind(model, "adnce:t=0.05,mu=0.4 + 0.1*dp")
