@@ -28,6 +28,7 @@ import torch
 from torch import Tensor, nn
 
 from counterpoint.objective import Objective, as_objective
+from counterpoint.plugins.host import loss_of
 
 PER_NODE = ("ids", "labels", "prior")
 
@@ -68,7 +69,7 @@ class ContrastiveLoss(nn.Module):
                 f"the views have {', '.join(str(len(view)) for view in views)} rows: pool with the number of graphs, "
                 "global_add_pool(x, batch, data.num_graphs), or give nodes=, if rows are nodes."
             )
-        return self.objective(*views, pairing=how.pop("pairing", self.pairing), **how)
+        return loss_of(self.objective, *views, pairing=how.pop("pairing", self.pairing), **how)
 
     def extra_repr(self) -> str:
         return f"pairing={self.pairing!r}" if self.pairing else ""

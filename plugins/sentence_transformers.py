@@ -30,6 +30,7 @@ from torch import Tensor, nn
 
 from counterpoint.hyper import nearest
 from counterpoint.objective import Objective, Sum, as_objective
+from counterpoint.plugins.host import loss_of
 
 COLUMNS = ("negatives", "views")
 LABELS = ("ids", "classes")
@@ -141,7 +142,7 @@ class ContrastiveLoss(nn.Module):
         terms: dict[str, Tensor] = {}
         for (_, part), term in zip(self.objective.terms(), self.terms, strict=True):
             pairing = self.pairing or ("one_way" if part.pairing == "views" else None)
-            loss = term(*views, pairing=pairing, **how)
+            loss = loss_of(term, *views, pairing=pairing, **how)  # type: ignore[arg-type]
             name = str(term)
             terms[name] = terms[name] + loss if name in terms else loss
         return terms

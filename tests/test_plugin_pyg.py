@@ -57,6 +57,16 @@ def test_is_the_objective(graphs):
     assert "pairing='one_way'" in repr(one_way)
 
 
+def test_a_batch_of_one_graph_is_zero(graphs):
+    model = GIN(5, 16, 2)
+    data = Batch.from_data_list(graphs[:1])
+    with pytest.warns(UserWarning, match=r"one sample has no negatives.*DataLoader\(drop_last=True\)"):
+        loss = ContrastiveLoss("adnce:t=0.2,mu=0.7")(encode(model, data), encode(model, data))
+    loss.backward()
+    assert loss.item() == 0
+    assert all(torch.equal(p.grad, torch.zeros_like(p)) for p in model.parameters())
+
+
 def test_nodes_that_both_views_have(graphs):
     data, model = Batch.from_data_list(graphs), GCNConv(5, 8)
     views, nodes = [], []

@@ -246,6 +246,25 @@ def test_every_objective_trains(model, tmp_path, spec):
     assert any(not torch.equal(p, was) for p, was in zip(model.parameters(), before, strict=True))
 
 
+@pytest.mark.parametrize("spec", ["adnce:t=0.05,mu=0.4", "infonce:t=0.05 + 0.1*dp"])
+@pytest.mark.parametrize("kind", [ContrastiveLoss, CachedContrastiveLoss])
+def test_a_last_batch_of_one_sample_trains(model, tmp_path, kind, spec):
+    """24 samples in batches of 23."""
+    run = trainer(model, kind(model, spec), tmp_path, max_steps=2, per_device_train_batch_size=23)
+    with pytest.warns(UserWarning, match="one sample has no negatives: its loss is zero.*dataloader_drop_last=True"):
+        run.train()
+    first, last = logged(run)
+    assert first > 0
+    assert last == 0
+    assert all(torch.isfinite(p).all() for p in model.parameters())
+
+
+def test_one_sample_with_a_hard_negative_has_negatives(model, recwarn):
+    data = [column[:1] for column in texts(3)]
+    assert ContrastiveLoss(model.eval())(features(model, data), None) > 0
+    assert not any("one sample" in str(each.message) for each in recwarn.list)
+
+
 def test_trains_as_the_hosts_loss(folder, tmp_path):
     """Three steps with dropout, from the same weights and seed."""
     curves = []
