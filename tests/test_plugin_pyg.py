@@ -123,5 +123,17 @@ def test_errors_of_nodes():
         criterion(h, h, nodes=[n])
     with pytest.raises(ValueError, match="one node per row"):
         criterion(h, h, nodes=[n, n[:2]])
+    mask = torch.ones(3, dtype=torch.bool)
+    for nodes, got in (
+        ((mask, mask), "torch.bool of (3,), torch.bool of (3,)"),
+        ((n, [0, 1, 2]), "torch.int64 of (3,), list"),
+        ((n, n.float()), "torch.int64 of (3,), torch.float32 of (3,)"),
+        ((n, n.unsqueeze(1)), "torch.int64 of (3,), torch.int64 of (3, 1)"),
+        (mask, "torch.bool of (), torch.bool of (), torch.bool of ()"),
+    ):
+        with pytest.raises(ValueError, match=r"1-D tensor of integers.*mask\.nonzero\(\)\.squeeze\(1\)") as refused:
+            criterion(h, h, nodes=nodes)
+        assert f"got {got};" in str(refused.value)
+    assert criterion(h, h, nodes=[n.int(), mask.nonzero().squeeze(1)]).isfinite()
     with pytest.raises(ValueError, match="1 nodes in common"):
         criterion(h, h, nodes=[n, n + 2])
