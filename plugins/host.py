@@ -160,6 +160,7 @@ class Host:
         views: what more than two views need, or why they cannot be had.
         many: whether they can be had.
         options: options of ``counterpoint inject`` that only this host has.
+        hint: how to find out what these are to be, shown with the host's ``--help``.
         shims: see :class:`Shim`.
         before: installs the seam before the script is loaded (patches of packages).
         after: installs the seam when the script's definitions are there (patches of the script's own classes);
@@ -177,6 +178,7 @@ class Host:
     views: str = ""
     many: bool = False
     options: tuple[str, ...] = ()
+    hint: str = ""
     shims: tuple[Shim, ...] = ()
     before: Callable[[Seam], None] | None = None
     after: Callable[[Seam, ModuleType], None] | None = None

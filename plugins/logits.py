@@ -156,5 +156,7 @@ HOST = Host(
     tested="torch 2.15",
     views=f"none: {NO_VIEWS}",
     options=("scale", "site"),
+    hint=f"without --site the script stops after {SURVEY} calls of cross entropy, and those seen are listed by "
+    "FILE:LINE; --scale is one over the script's temperature",
     before=before,
 )
