@@ -11,13 +11,14 @@ it, the script runs for a few calls, and those that were seen are listed. With o
     criterion = counterpoint.plugins.logits.CrossEntropyLoss("adnce:mu=0.4,t=0.07", scale=1 / 0.07)
 
 **What cannot be had.** What only embeddings give: more than two views, mixed or adversarial ones. Class
-weights, label smoothing and ``reduction="none"`` have no counterpart.
+weights and label smoothing have no counterpart; at a ``--site``, ``reduction="none"`` has none either.
 """
 
 from __future__ import annotations
 
 import functools
 import sys
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -25,12 +26,18 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from counterpoint import checks
+from counterpoint.adnce import ADNCE
+from counterpoint.hyper import nearest
 from counterpoint.objective import Objective, as_objective, objective
 from counterpoint.plugins.host import HOST as OWN_LOSS
 from counterpoint.plugins.host import Host, Seam, SeamError, loss_of, refuse
+from counterpoint.polarization import DistancePolarization
 from counterpoint.positives import ArCL
 
 SURVEY = 20  # calls of cross entropy that are looked at if no site was named
+LARGEST = 1.5  # no cosine, however it was rounded
+REDUCTIONS = ("mean", "sum", "none")
 NO_VIEWS = "logits do not say which columns are views of one sample"
 
 
@@ -47,6 +54,8 @@ class CrossEntropyLoss(nn.Module):
         ignore_index: rows with this label do not count.
         contrastive: for a criterion that the host also uses for something else: ``contrastive(logits, labels)`` says
             which calls are contrastive; the others are plain cross entropy.
+        reduction: ``mean`` or ``sum`` over the rows that count, or ``none`` for the loss of each row.
+        weight, label_smoothing: refused, as they have no counterpart; here for what they are in cross entropy.
     """
 
     def __init__(
@@ -55,19 +64,56 @@ class CrossEntropyLoss(nn.Module):
         scale: float = 1.0,
         ignore_index: int = -100,
         contrastive: Callable[[Tensor, Tensor], bool] | None = None,
+        *,
+        reduction: str = "mean",
+        weight: Tensor | None = None,
+        label_smoothing: float = 0.0,
     ) -> None:
         super().__init__()
+        if weight is not None:
+            raise ValueError("CrossEntropyLoss: weight= is of classes, but columns are samples; expected None.")
+        if label_smoothing:
+            raise ValueError(
+                "CrossEntropyLoss: label_smoothing= makes every negative a positive of a small weight, which an "
+                f"objective of positives and negatives cannot say; expected 0, got {label_smoothing!r}."
+            )
+        if reduction not in REDUCTIONS:
+            raise ValueError(f"CrossEntropyLoss: unknown reduction {reduction!r}.{nearest(str(reduction), REDUCTIONS)}")
         self.objective = as_objective(objective)
         self.scale, self.ignore_index, self.contrastive = float(scale), ignore_index, contrastive
+        self.reduction = reduction
+        self._looked = False
 
     def forward(self, logits: Tensor, labels: Tensor) -> Tensor:
         if self.contrastive is not None and not self.contrastive(logits, labels):
-            return nn.functional.cross_entropy(logits, labels, ignore_index=self.ignore_index)
+            return nn.functional.cross_entropy(logits, labels, ignore_index=self.ignore_index, reduction=self.reduction)
+        if not self._looked:  # once, as it makes the host wait for an accelerator
+            self._looked = True
+            warn_of_scale(self.objective, logits, self.scale)
         how: dict[str, Any] = {"call": "from_logits", "scale": self.scale, "ignore_index": self.ignore_index}
-        return loss_of(self.objective, logits, labels, **how)
+        how["reduction"] = "mean" if self.reduction == "mean" else "none"
+        loss = loss_of(self.objective, logits, labels, **how)
+        return loss.sum() if self.reduction == "sum" else loss
 
     def extra_repr(self) -> str:
         return f"{self.objective}, scale={self.scale:g}"
+
+
+def warn_of_scale(loss_fn: Objective, logits: Tensor, scale: float) -> None:
+    """Warns where parameters are cosines, but similarities can be none: the scale has most likely been forgotten.
+
+    Only the largest is looked at: a very small one may be a host's mask.
+    """
+    on_cosines = any(isinstance(part, (ADNCE, DistancePolarization)) for part in loss_fn.modules())
+    if not on_cosines or checks.compiling() or not isinstance(logits, Tensor) or not logits.numel():
+        return
+    largest = float(logits.detach().max()) / scale
+    if largest > LARGEST:
+        warnings.warn(
+            f"{loss_fn}: its parameters are cosines, but similarities reach {largest:.3g} at scale={scale:g}; scale is "
+            "what the logits were multiplied by, usually one over the temperature, 20 for 0.05.",
+            stacklevel=2,
+        )
 
 
 def before(seam: Seam) -> None:
@@ -111,6 +157,8 @@ def before(seam: Seam) -> None:
         if reduction not in ("mean", "sum"):
             raise SeamError(f"logits: reduction={reduction!r} at {named} has no counterpart in an objective")
         loss_fn = seam.objective(f"infonce:t={1 / scale!r}")
+        if seam.calls == seam.verify:  # the first one with the objective itself
+            warn_of_scale(loss_fn, input, scale)
         how: dict[str, Any] = {"call": "from_logits", "scale": scale, "ignore_index": ignore_index}
         loss = seam.loss(loss_fn, lambda: theirs("mean"), input, target, **how)
         return loss * (target != ignore_index).sum() if reduction == "sum" else loss

@@ -81,6 +81,44 @@ def test_calls_that_are_not_contrastive():
     assert torch.equal(criterion(s, torch.arange(4)), cp.HCL(1.0).from_logits(s, torch.arange(4)))
 
 
+@pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
+def test_reductions_are_those_of_cross_entropy(reduction):
+    s, labels = similarities(), torch.tensor([-1, 0, 3, -1, 5, 1])
+    criterion = CrossEntropyLoss("infonce:t=1", ignore_index=-1, reduction=reduction)
+    expected = cross_entropy(s, labels, ignore_index=-1, reduction=reduction)
+    torch.testing.assert_close(criterion(s, labels), expected, rtol=1e-12, atol=0)
+    plain = CrossEntropyLoss("hcl", ignore_index=-1, reduction=reduction, contrastive=lambda *_: False)
+    assert torch.equal(plain(s, labels), expected)
+
+
+@pytest.mark.parametrize(
+    ("how", "why"),
+    [
+        ({"weight": torch.ones(9)}, "weight= is of classes, but columns are samples"),
+        ({"label_smoothing": 0.1}, "label_smoothing= makes every negative a positive.*got 0.1"),
+        ({"reduction": "men"}, r"unknown reduction 'men'\. Did you mean 'mean'"),
+    ],
+)
+def test_settings_of_cross_entropy_without_counterpart(how, why):
+    with pytest.raises(ValueError, match=why):
+        CrossEntropyLoss("infonce", **how)
+    CrossEntropyLoss("infonce", weight=None, label_smoothing=0.0)
+
+
+@pytest.mark.parametrize("spec", ["adnce:mu=0.4,t=0.07", "infonce + 0.1*dp"])
+def test_a_forgotten_scale_is_warned_of_once(spec, recwarn):
+    s, labels = similarities(), torch.arange(6)
+    masked = s.detach().masked_fill(s < 0.1, -1e9)
+    CrossEntropyLoss(spec, scale=1 / 0.07)(masked / 0.07, labels)  # a mask is no similarity
+    CrossEntropyLoss("infonce")(s / 0.07, labels)  # at its temperature of 1, any similarity will do
+    assert not recwarn.list
+    criterion = CrossEntropyLoss(spec)
+    with pytest.warns(UserWarning, match=r"its parameters are cosines, but similarities reach 1[0-9.]* at scale=1;"):
+        criterion(s / 0.07, labels)
+    criterion(s / 0.07, labels)
+    assert not recwarn.list
+
+
 def test_it_says_what_it_is():
     assert repr(CrossEntropyLoss("infonce:t=0.5", scale=2)).startswith("CrossEntropyLoss(\n  infonce:t=0.5")
     assert "scale=2" in repr(CrossEntropyLoss("infonce:t=0.5", scale=2))
@@ -147,6 +185,11 @@ def test_one_call_is_replaced(launch, settings):
     other = launch(*SITE, "--objective", "hcl:t=0.1", settings=settings)
     assert other.losses[0][0] != pytest.approx(plain.losses[0][0], rel=1e-3)
     assert other.losses[0][1] == plain.losses[0][1]
+
+
+def test_a_temperature_for_a_scale_is_warned_of(launch):
+    with pytest.warns(UserWarning, match="similarities reach .* at scale=0.1;"):
+        launch("--site", "toy.py:14", "--scale", "0.1", "--objective", "adnce:mu=0.4,t=0.1", "--verify", "1")
 
 
 def test_without_a_site_the_calls_are_listed(launch):
