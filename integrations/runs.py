@@ -62,6 +62,7 @@ import torch
 from filelock import FileLock, Timeout  # torch itself requires it
 
 import counterpoint as cp
+from counterpoint.hyper import nearest
 
 try:
     from tqdm import tqdm
@@ -173,8 +174,8 @@ class Run:
         return str(self.arguments.get("label") or self.arguments["objective"])
 
     def flat(self) -> dict[str, Any]:
-        """Arguments, results and the folder side by side, for machines to read."""
-        return {**self.arguments, **(self.result or {}), "folder": str(self.path)}
+        """Name, arguments, results and the folder side by side, for machines to read."""
+        return {"name": self.name, **self.arguments, **(self.result or {}), "folder": str(self.path)}
 
     @property
     def title(self) -> str:
@@ -878,6 +879,14 @@ def run_asked(
     except GridError as error:
         print(f"counterpoint train {domain}: {error}", file=sys.stderr)
         return [run for run in error.runs if run.done], 1
+
+
+def check_names(changes: Iterable[str], known: Iterable[str]) -> None:
+    """Refuses what is no argument of a cell."""
+    known = list(known)
+    for name in changes:
+        if name not in known:
+            raise TypeError(f"cell: unknown argument {name!r}.{nearest(name, known)}")
 
 
 def add_arguments(parser: argparse.ArgumentParser, length: str | None = "epochs", presets: Iterable[str] = ()) -> None:

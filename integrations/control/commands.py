@@ -58,10 +58,8 @@ def train_command(given: argparse.Namespace) -> int:
         for objective in objectives
     ]
     found, code = runs.run_asked(training.train, cells, given, "control")
-    if given.json:
-        print(json.dumps([run.flat() for run in found], indent=1))
-    elif found:
-        print(report.terminal(report.summarise(found)))
+    report.show(found, given.json)
+    if not given.json:
         for run in found:
             print(f"{run.title}: {run.arguments['scores'] or 'no'} scores, in {run.path}")
     return code

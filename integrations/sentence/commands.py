@@ -80,10 +80,8 @@ def train_command(given: argparse.Namespace) -> int:
     # what is wrong with the data is said before anything is trained
     corpus.load(str(given.data), cells[0]["positives"], cells[0]["columns"])
     found, code = runs.run_asked(training.train, cells, given, "sentence")
-    if given.json:
-        print(json.dumps([run.flat() for run in found], indent=1))
-    elif found:
-        print(report.terminal(report.summarise(found)))
+    report.show(found, given.json)
+    if not given.json:
         for run in found:
             if run.arguments["objective"] is not None:
                 print(f"{run.title}: {run.path / 'model'}")
