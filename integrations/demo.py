@@ -57,7 +57,6 @@ QUICK: dict[str, dict[str, Any]] = {
     "control": {"episodes": 8, "length": 6, "updates": 4, "batch": 8},
 }
 TASK = "cartpole-swingup"
-GRAPHS = ("uniform", "preferential", "triangles", "small world", "communities", "geometric")
 KEPT = 300  # embeddings of a run, for the pictures
 MOST_JOBS = 4
 INTRO = (
@@ -109,12 +108,13 @@ def train(run: Run, cache: Path) -> None:
 
 def _graph(run: Run, cache: Path) -> None:
     from counterpoint.integrations.graph import embed, training
+    from counterpoint.integrations.graph.data import KINDS
 
     training.train(run)
     data = training.prepared(run.arguments)[0]
     model = training.build(run.arguments, data)
     model.load_state_dict(_last(run)["model"])
-    run.keep(embed(model.encoder, data)[:KEPT], data.y[:KEPT], GRAPHS, "kind of graph")
+    run.keep(embed(model.encoder, data)[:KEPT], data.y[:KEPT], KINDS, "kind of graph")
 
 
 def _image(run: Run, cache: Path) -> None:
@@ -170,7 +170,7 @@ def _learn_sentences(run: Run, learner: Any) -> None:
             seed=given["seed"],
         )
         loss = ContrastiveLoss(learner, given["objective"], views=views, log_terms=False)
-        learner.model_card_data.generate_widget_examples = False
+        learner.model_card_data.widget = [{"text": "none"}]  # a card is not written: nothing to choose for it
         trainer = SentenceTransformerTrainer(model=learner, args=settings, train_dataset=data, loss=loss)
         trainer.remove_callback(PrinterCallback)
         trainer.train()
@@ -184,7 +184,7 @@ def _control(run: Run, cache: Path) -> None:
 
     data, stack, x, x_new = representation.learned(run, cache)
     result, details = representation.judge(data, stack, x, x_new)
-    place = data.targets(stack, data.held_out)[:KEPT, 0]
+    place = data.targets(stack, data.held_out)[:KEPT, 0].contiguous()
     quarter = torch.bucketize(place, place.quantile(torch.tensor([0.25, 0.5, 0.75])))
     run.keep(x_new[:KEPT], quarter, "1234", f"quarter of {data.names[0]}, from the lowest")
     run.finish(result, **details)

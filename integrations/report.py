@@ -480,6 +480,14 @@ RENDER: dict[str, Callable[[Report], str]] = {
 # ---- counterpoint report -----------------------------------------------------------------------
 
 
+def show(found: Sequence[Run], as_json: bool) -> None:
+    """What a ``train`` command prints: the runs for machines, or their report for people."""
+    if as_json:
+        print(json.dumps([finite(run.flat()) for run in found], indent=1, allow_nan=False))
+    elif found:
+        print(terminal(summarise(found)))
+
+
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("runs", nargs="+", type=Path, metavar="RUNS", help="folders of runs, at any depth")

@@ -62,6 +62,7 @@ import torch
 from filelock import FileLock, Timeout  # torch itself requires it
 
 import counterpoint as cp
+from counterpoint.hyper import nearest
 
 try:
     from tqdm import tqdm
@@ -173,8 +174,8 @@ class Run:
         return str(self.arguments.get("label") or self.arguments["objective"])
 
     def flat(self) -> dict[str, Any]:
-        """Arguments, results and the folder side by side, for machines to read."""
-        return {**self.arguments, **(self.result or {}), "folder": str(self.path)}
+        """Name, arguments, results and the folder side by side, for machines to read."""
+        return {"name": self.name, **self.arguments, **(self.result or {}), "folder": str(self.path)}
 
     @property
     def title(self) -> str:
@@ -880,6 +881,14 @@ def run_asked(
         return [run for run in error.runs if run.done], 1
 
 
+def check_names(changes: Iterable[str], known: Iterable[str]) -> None:
+    """Refuses what is no argument of a cell."""
+    known = list(known)
+    for name in changes:
+        if name not in known:
+            raise TypeError(f"cell: unknown argument {name!r}.{nearest(name, known)}")
+
+
 def add_arguments(parser: argparse.ArgumentParser, length: str | None = "epochs", presets: Iterable[str] = ()) -> None:
     """Adds the flags that every domain has. ``parser.set_defaults(...)`` afterwards sets a domain's own defaults.
 
@@ -899,7 +908,7 @@ def add_arguments(parser: argparse.ArgumentParser, length: str | None = "epochs"
     add("--out", type=Path, default=Path("runs"), metavar="FOLDER", help="where the runs are kept (%(default)s)")
     data = os.environ.get("COUNTERPOINT_DATA")
     add("--data", type=Path, default=data and Path(data), metavar="FOLDER", help="data sets ($COUNTERPOINT_DATA)")
-    add("--device", type=_device, default="cpu", help="cpu, cuda, cuda:1, ... or auto (%(default)s)")
+    add("--device", type=device, default="cpu", help="cpu, cuda, cuda:1, ... or auto (%(default)s)")
     add("--jobs", type=whole(1), default=1, metavar="N", help="runs at a time (%(default)s)")
     again = parser.add_mutually_exclusive_group()
     again.add_argument("--resume", action="store_true", default=True, help="go on where runs stopped (the default)")
@@ -925,7 +934,8 @@ def whole(low: int) -> Callable[[str], int]:
     return read
 
 
-def _device(text: str) -> str:
+def device(text: str) -> str:
+    """The device that a command line names."""
     if text == "auto":
         return "cuda" if torch.cuda.is_available() else "cpu"
     try:

@@ -58,10 +58,8 @@ def train_command(given: argparse.Namespace) -> int:
         for objective in objectives
     ]
     found, code = runs.run_asked(training.train, cells, given, "control")
-    if given.json:
-        print(json.dumps([run.flat() for run in found], indent=1))
-    elif found:
-        print(report.terminal(report.summarise(found)))
+    report.show(found, given.json)
+    if not given.json:
         for run in found:
             print(f"{run.title}: {run.arguments['scores'] or 'no'} scores, in {run.path}")
     return code
@@ -70,8 +68,14 @@ def train_command(given: argparse.Namespace) -> int:
 def eval_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("runs", nargs="+", type=Path, help="folders of runs, or folders that hold such")
-    add("--episodes", type=int, default=10, metavar="N", help="deterministic ones, on centre crops (%(default)s)")
-    add("--envs", type=int, default=1, metavar="N", help="environments, each in a process (%(default)s)")
+    add(
+        "--episodes",
+        type=runs.whole(1),
+        default=10,
+        metavar="N",
+        help="deterministic ones, on centre crops (%(default)s)",
+    )
+    add("--envs", type=runs.whole(1), default=1, metavar="N", help="environments, each in a process (%(default)s)")
     add("--video", type=Path, metavar="FILE", help="a film of the first episode: .mp4 or .gif; of one run only")
     add(
         "--representation",

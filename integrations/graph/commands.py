@@ -11,7 +11,7 @@ from pathlib import Path
 from statistics import mean, stdev
 from typing import Any
 
-from counterpoint.integrations import runs
+from counterpoint.integrations import report, runs
 from counterpoint.integrations.graph import training
 from counterpoint.integrations.graph.augment import AUGMENTATIONS
 from counterpoint.integrations.graph.data import FEATURES, GraphSet, bag_of_nodes
@@ -19,7 +19,6 @@ from counterpoint.integrations.graph.evaluation import PROBES, evaluate
 from counterpoint.integrations.graph.model import embed
 from counterpoint.integrations.graph.presets import PRESETS, preset
 from counterpoint.integrations.graph.training import BAG, DEFAULTS, PARTS, PROTOCOLS, UNTRAINED
-from counterpoint.integrations.report import RENDER, summarise
 from counterpoint.integrations.runs import Run
 from counterpoint.pairing import PAIRINGS
 
@@ -68,8 +67,7 @@ def train_command(given: argparse.Namespace) -> int:
             cells += [training.bag(dataset, seed, **settings), training.untrained(dataset, seed, **settings)]
             cells += [training.cell(dataset, one, seed, **settings) for one in given.objective or [spec]]
     found, code = runs.run_asked(training.train, cells, given, "graph")
-    if found:
-        print(RENDER["json" if given.json else "terminal"](summarise(found)))
+    report.show(found, given.json)
     return code
 
 
@@ -117,8 +115,7 @@ def eval_command(given: argparse.Namespace) -> int:
 
 
 def _finished(folders: Iterable[Path]) -> list[Run]:
-    every = [path.parent for folder in folders for path in sorted(folder.rglob("run.json"))]
-    found = [run for run in map(Run.read, every) if run.done and run.arguments.get("epochs")]
+    found = [run for run in runs.find_runs(folders) if run.done and run.arguments.get("epochs")]
     if not found:
         raise ValueError(f"no finished run of an encoder in {', '.join(map(str, folders))}")
     if wrong := [run.path for run in found if run.arguments["domain"] != "graph"]:
