@@ -148,6 +148,10 @@ def train_command(given: argparse.Namespace) -> int:
         cells.append(training.untrained(dataset, seed, **settings))
         cells += [training.cell(dataset, spec, seed, **settings) for spec in objectives]
     training.check(cells)
+    if not training.probes_of(
+        cells[0], training.prepare(cells[0])
+    ):  # nothing can be said about an encoder that has not been trained
+        cells = [one for one in cells if one.get("label") != training.UNTRAINED]
     found, code = runs.run_asked(training.train, cells, given, "image")
     rows: dict[str, list[dict[str, float]]] = {}
     for run in found:
