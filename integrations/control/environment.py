@@ -272,9 +272,9 @@ class Control(gymnasium.Env):  # type: ignore[misc]
             self._numbers = np.concatenate([np.ravel(x) for x in time.observation.values()]).astype(np.float32)
 
     def _camera(self, size: int) -> Any:
-        """What draws frames of one size: kept, and in buffers no larger than a frame, which takes a fifth less time.
+        """What draws frames of one size: kept, and into buffers no larger than what is drawn.
 
-        A software renderer goes over all of its buffers for each frame; the suite's have at least 640 x 480 pixels.
+        A software renderer goes over all of a buffer for each frame, and the suite's have at least 640 x 480 pixels.
         """
         if size not in self._cameras:
             import mujoco
