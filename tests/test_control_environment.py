@@ -71,6 +71,16 @@ def test_frames_are_dm_controls_own(frames, task):
             assert (ours == theirs).all()
 
 
+def test_closing_one_leaves_the_others_alone(frames):
+    with closing(Control("cartpole-swingup", size=16)) as env:
+        seen, _ = env.reset(seed=1)
+        for _ in range(2):
+            with closing(Control("cartpole-swingup", size=16)) as other:
+                assert (other.reset(seed=1)[0] == seen).all()
+                other.close()  # as often as one likes
+            assert (env.reset(seed=1)[0] == seen).all()
+
+
 def test_rewards_add_up_over_repeated_actions_and_time_truncates():
     with closing(Control("cartpole-balance", pixels=False)) as env:
         env.reset(seed=1)

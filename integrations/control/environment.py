@@ -203,7 +203,7 @@ class Control(gymnasium.Env):  # type: ignore[misc]
 
     def close(self) -> None:
         self._cameras.clear()
-        self._env.close()
+        self._env.physics.free()  # dm_control's own close leaves its OpenGL to the garbage collector
 
     # ---- what Gymnasium does not ask for -------------------------------------------------------
 
