@@ -1,7 +1,8 @@
 """Reductions over negatives on a GPU, in Triton: no similarity ever leaves the chip.
 
 For functions that are at most quadratic in the similarity, ``f(s) = a s^2 + b s + c``, which covers InfoNCE, DCL, HCL,
-ADNCE with Gaussian weights, means, variances and distances. A program holds a block of anchors, runs over the keys,
+ADNCE with Gaussian weights, means, variances and distances; sums may count it only where it is positive (the
+polarisation of distances). A program holds a block of anchors, runs over the keys,
 and keeps a running maximum and sum per anchor and function. The backward pass computes the similarities again.
 
 What is detached within ``f`` (ADNCE's weights) makes its derivative another one than that of its value, so the
@@ -77,11 +78,14 @@ def _of_row(pointer, which, rows, n, wide: tl.constexpr):
 
 
 @triton.jit
-def _at(value, f: tl.constexpr, rows, n, s, wide: tl.constexpr):
+def _at(value, f: tl.constexpr, rows, n, s, wide: tl.constexpr, hill: tl.constexpr):
     """``f(s)``."""
     x2 = _of_row(value, 3 * f, rows, n, wide)
     x1 = _of_row(value, 3 * f + 1, rows, n, wide)
-    return (x2 * s + x1) * s + _of_row(value, 3 * f + 2, rows, n, wide)
+    x = (x2 * s + x1) * s + _of_row(value, 3 * f + 2, rows, n, wide)
+    if hill:
+        x = tl.maximum(x, 0.0)
+    return x
 
 
 @triton.jit
@@ -113,7 +117,7 @@ def _closed(top, total, summed: tl.constexpr):
 @triton.jit
 def _forward(
     anchors, keys, row_ids, key_ids, value, out, n, m, d,
-    two: tl.constexpr, summed: tl.constexpr, wide: tl.constexpr, masked: tl.constexpr,
+    two: tl.constexpr, summed: tl.constexpr, hill: tl.constexpr, wide: tl.constexpr, masked: tl.constexpr,
     bn: tl.constexpr, bm: tl.constexpr, bd: tl.constexpr, how: tl.constexpr,
 ):  # fmt: skip
     rows = tl.program_id(0) * bn + tl.arange(0, bn)
@@ -126,32 +130,37 @@ def _forward(
         columns = start + tl.arange(0, bm)
         s = _similar(a, _vectors(keys, columns, m, d, bd), how)
         keep = _kept(rows, columns, row_ids, key_ids, n, m, masked)
-        top, total = _fold(top, total, _at(value, 0, rows, n, s, wide), keep, summed)
+        top, total = _fold(top, total, _at(value, 0, rows, n, s, wide, hill), keep, summed)
         if two:
-            other_top, other = _fold(other_top, other, _at(value, 1, rows, n, s, wide), keep, summed)
+            other_top, other = _fold(other_top, other, _at(value, 1, rows, n, s, wide, hill), keep, summed)
     tl.store(out + rows, _closed(top, total, summed), mask=rows < n)
     if two:
         tl.store(out + n + rows, _closed(other_top, other, summed), mask=rows < n)
 
 
 @triton.jit
-def _weight(value, out, upstream, f: tl.constexpr, rows, n, s, keep, summed: tl.constexpr, wide: tl.constexpr):
+def _weight(
+    value, out, upstream, f: tl.constexpr, rows, n, s, keep,
+    summed: tl.constexpr, hill: tl.constexpr, wide: tl.constexpr,
+):  # fmt: skip
     """The derivative of the loss with respect to ``f(s)``."""
     up = tl.load(upstream + f * n + rows, mask=rows < n, other=0.0)[:, None]
     if summed:
+        if hill:
+            keep = keep & (_at(value, f, rows, n, s, wide, hill) > 0.0)
         return tl.where(keep, up, 0.0)
     else:
         done = tl.load(out + f * n + rows, mask=rows < n, other=0.0)[:, None]
         # a share is at most one; where nothing is kept, it could be anything
-        share = tl.exp(tl.minimum(_at(value, f, rows, n, s, wide) - done, 0.0))
+        share = tl.exp(tl.minimum(_at(value, f, rows, n, s, wide, hill) - done, 0.0))
         return tl.where(keep, up * share, 0.0)
 
 
 @triton.jit
 def _backward_anchors(
     anchors, keys, row_ids, key_ids, value, slope, out, upstream, gradient, moments, n, m, d,
-    two: tl.constexpr, summed: tl.constexpr, wide: tl.constexpr, masked: tl.constexpr, learned: tl.constexpr,
-    bn: tl.constexpr, bm: tl.constexpr, bd: tl.constexpr, how: tl.constexpr,
+    two: tl.constexpr, summed: tl.constexpr, hill: tl.constexpr, wide: tl.constexpr, masked: tl.constexpr,
+    learned: tl.constexpr, bn: tl.constexpr, bm: tl.constexpr, bd: tl.constexpr, how: tl.constexpr,
 ):  # fmt: skip
     rows = tl.program_id(0) * bn + tl.arange(0, bn)
     a = _vectors(anchors, rows, n, d, bd)
@@ -163,14 +172,14 @@ def _backward_anchors(
         k = _vectors(keys, columns, m, d, bd)
         s = _similar(a, k, how)
         keep = _kept(rows, columns, row_ids, key_ids, n, m, masked)
-        w = _weight(value, out, upstream, 0, rows, n, s, keep, summed, wide)
+        w = _weight(value, out, upstream, 0, rows, n, s, keep, summed, hill, wide)
         g = w * _slope(slope, 0, rows, n, s, wide)
         if learned:
             m0 += tl.sum(w, 1)
             m1 += tl.sum(w * s, 1)
             m2 += tl.sum(w * s * s, 1)
         if two:
-            w = _weight(value, out, upstream, 1, rows, n, s, keep, summed, wide)
+            w = _weight(value, out, upstream, 1, rows, n, s, keep, summed, hill, wide)
             g += w * _slope(slope, 1, rows, n, s, wide)
             if learned:
                 o0 += tl.sum(w, 1)
@@ -193,7 +202,7 @@ def _backward_anchors(
 @triton.jit
 def _backward_keys(
     anchors, keys, row_ids, key_ids, value, slope, out, upstream, gradient, n, m, d,
-    two: tl.constexpr, summed: tl.constexpr, wide: tl.constexpr, masked: tl.constexpr,
+    two: tl.constexpr, summed: tl.constexpr, hill: tl.constexpr, wide: tl.constexpr, masked: tl.constexpr,
     bn: tl.constexpr, bm: tl.constexpr, bd: tl.constexpr, how: tl.constexpr,
 ):  # fmt: skip
     columns = tl.program_id(0) * bm + tl.arange(0, bm)
@@ -204,9 +213,9 @@ def _backward_keys(
         a = _vectors(anchors, rows, n, d, bd)
         s = _similar(a, k, how)
         keep = _kept(rows, columns, row_ids, key_ids, n, m, masked)
-        g = _weight(value, out, upstream, 0, rows, n, s, keep, summed, wide) * _slope(slope, 0, rows, n, s, wide)
+        g = _weight(value, out, upstream, 0, rows, n, s, keep, summed, hill, wide) * _slope(slope, 0, rows, n, s, wide)
         if two:
-            w = _weight(value, out, upstream, 1, rows, n, s, keep, summed, wide)
+            w = _weight(value, out, upstream, 1, rows, n, s, keep, summed, hill, wide)
             g += w * _slope(slope, 1, rows, n, s, wide)
         total += _product(tl.trans(g), a, how)
     deep = tl.arange(0, bd)
@@ -272,6 +281,7 @@ class _Reduce(torch.autograd.Function):
         slope: Tensor,
         ids: tuple[Tensor, Tensor] | None,
         summed: bool,
+        hill: bool,
     ) -> Tensor:
         anchors, keys = anchors.contiguous(), keys.contiguous()
         row_ids, key_ids = ids if ids is not None else (anchors, keys)  # a pointer must be given, and is not read
@@ -281,6 +291,7 @@ class _Reduce(torch.autograd.Function):
         ctx.constants = {
             "two": functions == 2,
             "summed": summed,
+            "hill": hill,
             "wide": value.shape[2] > 1,
             "masked": ids is not None,
             "bd": bd,
@@ -320,7 +331,7 @@ class _Reduce(torch.autograd.Function):
                 *saved, upstream, to_keys, n, m, d, bn=passing, bm=held, num_warps=8, **ctx.constants
             )
             to_keys = to_keys.to(keys.dtype)
-        return to_anchors, to_keys, to_value, None, None, None
+        return to_anchors, to_keys, to_value, None, None, None, None
 
 
 def _interpreted() -> bool:
@@ -334,6 +345,7 @@ def reduce(
     slope: Tensor,
     ids: tuple[Tensor, Tensor] | None = None,
     summed: bool = False,
+    hill: bool = False,
 ) -> Tensor:
     """``log sum_j exp f(s_ij)``, or ``sum_j f(s_ij)``, over the keys ``j`` that are negatives of anchor ``i``.
 
@@ -344,9 +356,10 @@ def reduce(
         slope: ``(functions, 2, n or 1)``: ``p`` and ``q`` of their derivatives with respect to ``s``.
         ids: integers ``(n,)`` and ``(m,)``; a key with the anchor's own is none of its negatives.
         summed: the sum of ``f`` instead.
+        hill: of ``max(0, f)``; only for a sum.
 
     Returns:
         ``(functions, n)``, in float32.
     """
-    out: Tensor = _Reduce.apply(anchors, keys, value, slope, ids, summed)
+    out: Tensor = _Reduce.apply(anchors, keys, value, slope, ids, summed, hill)
     return out

@@ -143,10 +143,12 @@ class Reduce(torch.autograd.Function):
         right, terms = left if other is None else other, job.terms.bound(tensors)
         anchors = len(left) + (len(right) if job.mirrored and not job.same else 0)
         scratch, kept = Scratch(left), {}
-        # The first tile, and as many as take no more than the embeddings, are kept for the gradient: their products or,
-        # if that is all that is needed of them, what is summed.
+        # The first tiles are kept for the gradient: as much as one of the usual size takes or, if that is a good part
+        # of all, as the embeddings take less one to work in. They hold products or, if that will do, what is summed.
         size = left.numel() + (0 if job.same else right.numel())
-        room = max(1, size // job.edge**2) if any(ctx.needs_input_grad) else 0
+        usual = EDGES_CPU[0] ** 2
+        held = max(usual, size - usual if 16 * size >= len(left) * len(right) else 0)
+        room = held // job.edge**2 if any(ctx.needs_input_grad) else 0
         summed = job.reduction is SumExp and terms.scale != 1.0
         reduction = job.reduction(job.mask, job.count, job.reduction.start(terms.functions, anchors, left))
 
@@ -293,7 +295,7 @@ class StreamedNegatives(Negatives):
 
     def logsumexp(self, f: Callable[..., Any], *per_anchor: Tensor) -> Any:
         quadratic = Quadratics.of(f, per_anchor, self.anchors, self.blocks[0][0].dtype)
-        if quadratic is None:
+        if quadratic is None or quadratic[0].hill is not None:
             return self._traced(LogSumExp, f, per_anchor, lambda dense: dense.logsumexp(f, *per_anchor))
         terms, constants = quadratic
         if self._fusable(terms):
@@ -302,11 +304,13 @@ class StreamedNegatives(Negatives):
         return _with(constants, self._reduce(SumExp if safe else LogSumExp, terms, terms.uniform))
 
     def mean(self, f: Callable[..., Any], *per_anchor: Tensor) -> Any:
-        if self.blocks[0][0].device.type in FUSED:
-            quadratic = Quadratics.of(f, per_anchor, self.anchors, self.blocks[0][0].dtype)
-            if quadratic is not None and self._fusable(quadratic[0]):
-                terms, constants = quadratic
+        quadratic = Quadratics.of(f, per_anchor, self.anchors, self.blocks[0][0].dtype)
+        if quadratic is not None:
+            terms, constants = quadratic
+            if self._fusable(terms):
                 return _with(constants, [x / self.count for x in self._fused(terms, summed=True)])
+            if terms.hill is not None:
+                return _with(constants, self._reduce(Mean, terms, terms.uniform))
         return self._traced(Mean, f, per_anchor, lambda dense: dense.mean(f, *per_anchor))
 
     def max(self) -> Tensor:
@@ -353,14 +357,18 @@ class StreamedNegatives(Negatives):
                 kept = a, b
                 if self.half is not None:
                     kept = a.to(self.half), b.to(self.half)
-                parts.append(_kernels().reduce(*kept, *terms.cut(rows).packed(a), numbers, summed))
+                part = terms.cut(rows)
+                parts.append(_kernels().reduce(*kept, *part.packed(a), numbers, summed, part.hill is not None))
                 start = rows.stop
         return torch.cat(parts, 1).unsqueeze(2).unbind()
 
     def edge(self, terms: Quadratics | Traced) -> int:
         """The length of a tile's sides."""
-        edges = EDGES_CPU if self.blocks[0][0].device.type == "cpu" else EDGES
-        return self.tile or edges[isinstance(terms, Traced)]
+        left, right = self.blocks[0]
+        if self.tile is not None or left.device.type != "cpu":
+            return self.tile or EDGES[isinstance(terms, Traced)]
+        edge = EDGES_CPU[isinstance(terms, Traced)]
+        return min(edge, -(-len(left) // 2)) if left is right else edge  # one tile would have every pair twice
 
     def _reduce(self, reduction: type[Reduction], terms: Quadratics | Traced, uniform: bool) -> tuple[Tensor, ...]:
         parts, start, edge = [], 0, self.edge(terms)

@@ -1,7 +1,8 @@
 """The functions of a similarity that are summed over tiles, and their gradients.
 
-* Functions that are at most quadratic (InfoNCE, DCL, HCL, Gaussian ADNCE) are found out by calling them with a
-  :class:`Quadratic`; their tiles need neither autograd nor new memory (:class:`Quadratics`).
+* Functions that are at most quadratic (InfoNCE, DCL, HCL, Gaussian ADNCE), or such cut off at zero (the polarisation of
+  distances), are found out by calling them with a :class:`Quadratic`; their tiles need neither autograd nor new memory
+  (:class:`Quadratics`).
 * All others go through autograd, tile by tile (:class:`Traced`).
 """
 
@@ -31,20 +32,23 @@ class Quadratic:
     """``v0 + v1 s + v2 s^2``: what comes out of a function of ``s`` that is called with one.
 
     The derivative ``d0 + d1 s`` is kept beside the value, since ``detach`` makes it another function. Coefficients are
-    floats, or tensors with their history. What a quadratic cannot be used for raises; such a function is none.
+    floats, or tensors with their history. What a quadratic cannot be used for raises; such a function is none. A
+    ``hill`` counts only where it is positive, and nothing more can be done with it.
     """
 
-    def __init__(self, value: Sequence[Value], slope: Sequence[Value], dtype: torch.dtype) -> None:
+    def __init__(self, value: Sequence[Value], slope: Sequence[Value], dtype: torch.dtype, hill: bool = False) -> None:
         if len(value) > 3 or len(slope) > 2:
             raise TypeError("not quadratic")
-        self.value, self.slope, self.dtype = (*value,), (*slope,), dtype
+        self.value, self.slope, self.dtype, self.hill = (*value,), (*slope,), dtype, hill
 
-    def _made(self, value: Sequence[Value], slope: Sequence[Value]) -> Quadratic:
-        return Quadratic(value, slope, self.dtype)
+    def _made(self, value: Sequence[Value], slope: Sequence[Value], hill: bool = False) -> Quadratic:
+        if self.hill:
+            raise TypeError("not quadratic")
+        return Quadratic(value, slope, self.dtype, hill)
 
     def _other(self, other: Any) -> Quadratic:
         if isinstance(other, Quadratic):
-            return other
+            return other._made(other.value, other.slope)
         return self._made([other.to(self.dtype) if isinstance(other, Tensor) else float(other)], [])
 
     def __add__(self, other: Any) -> Quadratic:
@@ -78,6 +82,14 @@ class Quadratic:
     def square(self) -> Quadratic:
         return self * self
 
+    def relu(self) -> Quadratic:
+        return self._made(self.value, self.slope, hill=True)
+
+    def clamp(self, **limits: Any) -> Quadratic:
+        if limits != {"min": 0}:
+            raise TypeError("not quadratic")
+        return self.relu()
+
     def detach(self) -> Quadratic:
         return self._made([_detached(v) for v in self.value], [])
 
@@ -90,7 +102,7 @@ class Quadratic:
         name, swapped = (name or func.__name__).strip("_"), not isinstance(args[0], Quadratic)
         if swapped:
             name, args = {"add": "radd", "mul": "rmul", "sub": "rsub", "rsub": "sub"}[name], args[::-1]
-        return getattr(args[0], name if name in ("square", "detach") else f"__{name}__")(*args[1:])
+        return getattr(args[0], name if name in ("square", "relu", "detach") else f"__{name}__")(*args[1:])
 
 
 def is_zero(x: Value) -> bool:
@@ -136,10 +148,12 @@ class Quadratics:
     Args:
         values: ``v1, v2`` of each.
         slopes: ``d0, d1`` of each.
+        hill: the constant term of a single function, no exponent, that counts only where it is positive.
     """
 
     values: Sequence[Sequence[Value]]
     slopes: Sequence[Sequence[Value]]
+    hill: float | None = None
 
     @staticmethod
     def of(
@@ -158,7 +172,12 @@ class Quadratics:
             return None
         if any(_magnitude(v[2], 0.0) > CURVED for v in values):
             return None
-        return Quadratics([v[1:] for v in values], slopes), [v[0] for v in values]
+        made, constants = Quadratics([v[1:] for v in values], slopes), [v[0] for v in values]
+        if not any(q.hill for q in found):
+            return made, constants
+        if len(found) > 1 or tensors or isinstance(constants[0], Tensor):
+            return None
+        return replace(made, hill=constants[0]), [0.0]
 
     @property
     def functions(self) -> int:
@@ -181,7 +200,8 @@ class Quadratics:
         return replace(self, values=[[next(rest) if isinstance(v, Tensor) else v for v in row] for row in self.values])
 
     def cut(self, rows: slice) -> Quadratics:
-        return Quadratics(*([[rows_of(v, rows) for v in row] for row in part] for part in (self.values, self.slopes)))
+        values, slopes = ([[rows_of(v, rows) for v in row] for row in part] for part in (self.values, self.slopes))
+        return replace(self, values=values, slopes=slopes)
 
     def bounded(self, reach: float) -> bool:
         """Whether ``|v1 s + v2 s^2|`` is known to be safe wherever ``|s| <= reach``."""
@@ -200,13 +220,15 @@ class Quadratics:
                 return x.to(torch.float32).reshape(-1).expand(columns)
             return torch.full((columns,), x, dtype=torch.float32, device=like.device)
 
-        return pack([(0.0, *row) for row in self.values]), pack(self.slopes)
+        return pack([(self.hill or 0.0, *row) for row in self.values]), pack(self.slopes)
 
     @property
     def scale(self) -> float:
         """What the product of embeddings is multiplied by to be the value already, if it can; else 1."""
         (v1, v2), *more = self.values
-        return 1.0 if more or isinstance(v1, Tensor) or not is_zero(v2) or not self._constant(0) else v1 * LOG2E
+        if more or self.hill is not None or isinstance(v1, Tensor) or not is_zero(v2) or not self._constant(0):
+            return 1.0
+        return v1 * LOG2E
 
     def _constant(self, k: int) -> bool:
         """Whether the gradient needs only the slope, and that has one value per anchor."""
@@ -218,19 +240,21 @@ class Quadratics:
         return gradient * (slope.squeeze(1) if isinstance(slope, Tensor) and slope.dim() else slope)
 
     def values_of(self, s: Tensor, tile: Tile, scratch: Scratch, pulled: bool) -> Iterator[tuple[int, Tensor]]:
-        """Each value, in units of ``log 2``, to be overwritten at will."""
+        """Each value, exponents in units of ``log 2``, to be overwritten at will."""
         if self.scale != 1.0:
             yield 0, s
             return
+        unit = LOG2E if self.hill is None else 1.0
         for k, row in enumerate(self.values):
             v1, v2 = (rows_of(v, tile.rows) for v in row)
             if pulled and is_zero(self.slopes[k][0]) and is_zero(self.slopes[k][1]) and self._constant(k):
                 continue
             x = scratch(f"x{k}" if pulled else "x", s.shape)
             if is_zero(v2):
-                yield k, torch.mul(s, v1 * LOG2E, out=x)
+                torch.mul(s, v1 * unit, out=x)
             else:
-                yield k, torch.mul(s, v2 * LOG2E, out=x).add_(v1 * LOG2E).mul_(s)
+                torch.mul(s, v2 * unit, out=x).add_(v1 * unit).mul_(s)
+            yield k, x if self.hill is None else x.add_(self.hill).relu_()
 
     def pull(
         self, s: Tensor, tile: Tile, scratch: Scratch, weigh: Callable[[int, Tensor], Tensor]
@@ -238,7 +262,10 @@ class Quadratics:
         """``dL/ds`` of a tile, and of the tensors; ``weigh`` turns a value into ``dL/d value``."""
         total, found = None, []
         for k, x in self.values_of(s, tile, scratch, pulled=True):
+            inside = None if self.hill is None else torch.sign(x, out=scratch("inside", x.shape))
             c = weigh(k, x)
+            if inside is not None:
+                c.mul_(inside)
             part = c
             for v in self.values[k]:
                 if any(isinstance(x, Tensor) for x in self.values[k]):

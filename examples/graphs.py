@@ -30,9 +30,9 @@ from sklearn.preprocessing import StandardScaler, normalize
 from threadpoolctl import threadpool_limits
 
 from counterpoint.integrations import graph
+from counterpoint.integrations.graph.data import KINDS
 from counterpoint.integrations.graph.training import BAG, UNTRAINED, build, cell
 
-KINDS = ["uniform", "preferential", "with triangles", "small world", "communities", "geometric"]
 CHANCE, FOLDS = 100 / len(KINDS), 3
 OBJECTIVES = [
     "infonce:t=0.2,denominator=negatives",
@@ -108,12 +108,12 @@ def draw(out: Path, data: graph.GraphSet, result: dict[str, Any], first: dict[st
     out.mkdir(parents=True, exist_ok=True)
     figure = Figure(figsize=(12, 7.5), layout="constrained")
     top, bottom = figure.subfigures(2, 1, height_ratios=[1, 2])
-    for kind, axis in enumerate(top.subplots(1, len(KINDS))):
+    for kind, (name, axis) in enumerate(zip(KINDS, top.subplots(1, len(KINDS)), strict=True)):
         one = data.batch((data.y == kind).nonzero()[0])
         drawn = networkx.Graph(one.edge_index.T.tolist())
         place = networkx.kamada_kawai_layout(drawn)
         networkx.draw(drawn, place, axis, node_size=14, width=0.6, node_color=COLOURS[kind], edge_color="0.5")
-        axis.set_title(KINDS[kind], fontsize=10, color=COLOURS[kind])
+        axis.set_title(name, fontsize=10, color=COLOURS[kind])
     bars, before, after = bottom.subplots(1, 3, width_ratios=[1.3, 1, 1])
     bars.axvline(CHANCE, color="0.6", linestyle=":")
     for name, row in result["summary"].items():
@@ -126,8 +126,8 @@ def draw(out: Path, data: graph.GraphSet, result: dict[str, Any], first: dict[st
     trained = result["arguments"]["objectives"][0]
     for axis, name in ((before, UNTRAINED), (after, trained)):
         points = PCA(2).fit_transform(StandardScaler().fit_transform(normalize(first[name])))
-        for kind in range(len(KINDS)):
-            axis.scatter(*points[data.y.numpy() == kind].T, s=10, color=COLOURS[kind], label=KINDS[kind])
+        for kind, (label, colour) in enumerate(zip(KINDS, COLOURS, strict=False)):
+            axis.scatter(*points[data.y.numpy() == kind].T, s=10, color=colour, label=label)
         axis.set_title(name.replace(",denominator=negatives", ""), fontsize=10)
         axis.axis("off")
     figure.savefig(out / "graphs.png", dpi=120)

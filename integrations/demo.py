@@ -57,7 +57,6 @@ QUICK: dict[str, dict[str, Any]] = {
     "control": {"episodes": 8, "length": 6, "updates": 4, "batch": 8},
 }
 TASK = "cartpole-swingup"
-GRAPHS = ("uniform", "preferential", "triangles", "small world", "communities", "geometric")
 KEPT = 300  # embeddings of a run, for the pictures
 MOST_JOBS = 4
 INTRO = (
@@ -109,12 +108,13 @@ def train(run: Run, cache: Path) -> None:
 
 def _graph(run: Run, cache: Path) -> None:
     from counterpoint.integrations.graph import embed, training
+    from counterpoint.integrations.graph.data import KINDS
 
     training.train(run)
     data = training.prepared(run.arguments)[0]
     model = training.build(run.arguments, data)
     model.load_state_dict(_last(run)["model"])
-    run.keep(embed(model.encoder, data)[:KEPT], data.y[:KEPT], GRAPHS, "kind of graph")
+    run.keep(embed(model.encoder, data)[:KEPT], data.y[:KEPT], KINDS, "kind of graph")
 
 
 def _image(run: Run, cache: Path) -> None:

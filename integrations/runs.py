@@ -899,7 +899,7 @@ def add_arguments(parser: argparse.ArgumentParser, length: str | None = "epochs"
     add("--out", type=Path, default=Path("runs"), metavar="FOLDER", help="where the runs are kept (%(default)s)")
     data = os.environ.get("COUNTERPOINT_DATA")
     add("--data", type=Path, default=data and Path(data), metavar="FOLDER", help="data sets ($COUNTERPOINT_DATA)")
-    add("--device", type=_device, default="cpu", help="cpu, cuda, cuda:1, ... or auto (%(default)s)")
+    add("--device", type=device, default="cpu", help="cpu, cuda, cuda:1, ... or auto (%(default)s)")
     add("--jobs", type=whole(1), default=1, metavar="N", help="runs at a time (%(default)s)")
     again = parser.add_mutually_exclusive_group()
     again.add_argument("--resume", action="store_true", default=True, help="go on where runs stopped (the default)")
@@ -925,7 +925,8 @@ def whole(low: int) -> Callable[[str], int]:
     return read
 
 
-def _device(text: str) -> str:
+def device(text: str) -> str:
+    """The device that a command line names."""
     if text == "auto":
         return "cuda" if torch.cuda.is_available() else "cpu"
     try:

@@ -7,7 +7,7 @@ import re
 from dataclasses import replace
 
 import pytest
-from documents import ROOT, commands
+from documents import DOCUMENTS, ROOT, commands
 
 from counterpoint.integrations.cli import COMMANDS, build, main, parsers
 from counterpoint.integrations.runs import GridError
@@ -88,7 +88,7 @@ def test_its_examples_can_be_typed(command):
         assert isinstance(parse(words), argparse.Namespace)
 
 
-@pytest.mark.parametrize("path", ["README.md", "CONTRIBUTING.md", "examples/README.md"])
+@pytest.mark.parametrize("path", DOCUMENTS)
 def test_what_the_documents_say_can_be_typed(path, known):
     found = [words[1:] for words in commands((ROOT / path).read_text(encoding="utf-8")) if words[0] == "counterpoint"]
     for words in found:

@@ -14,6 +14,8 @@ from counterpoint.integrations.cli import main
 for needed in ("matplotlib", "torch_geometric"):
     pytest.importorskip(needed)
 
+from counterpoint.integrations.graph.data import KINDS  # noqa: E402
+
 GRAPHS = ["demo", "--quick", "--domains", "graph", "--seeds", "2", "--jobs", "1"]
 
 
@@ -35,7 +37,7 @@ def test_every_objective_with_every_seed(graphs):
         assert run.done
         kept = run.embeddings()
         assert len(kept.z) == len(kept.labels) == demo.KEPT
-        assert kept.names == list(demo.GRAPHS)
+        assert kept.names == list(KINDS)
 
 
 def test_the_kept_embeddings_are_those_that_were_judged(graphs):

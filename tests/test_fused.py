@@ -21,7 +21,7 @@ fused = pytest.importorskip("counterpoint.fused")
 DEVICE = "cuda" if GPU else "cpu"
 
 
-def dense(anchors, keys, value, slope, ids, summed):
+def dense(anchors, keys, value, slope, ids, summed, hill):
     """The same in plain torch, in float64."""
     s = anchors.double() @ keys.double().T
     x2, x1, x0 = value.double().unbind(1)
@@ -31,7 +31,7 @@ def dense(anchors, keys, value, slope, ids, summed):
     f = f + (p[..., None] * s.detach() + q[..., None]).detach() * (s - s.detach())
     drop = torch.zeros_like(s, dtype=torch.bool) if ids is None else ids[0][:, None] == ids[1]
     if summed:
-        return f.masked_fill(drop, 0.0).sum(2)
+        return (f.relu() if hill else f).masked_fill(drop, 0.0).sum(2)
     return f.masked_fill(drop, -torch.inf).logsumexp(2)
 
 
@@ -45,7 +45,7 @@ def case(n, m, d, functions, wide, masked, dtype):
     return anchors.requires_grad_(), keys.requires_grad_(), value.requires_grad_(), slope, ids
 
 
-@pytest.mark.parametrize("summed", [False, True])
+@pytest.mark.parametrize(("summed", "hill"), [(False, False), (True, False), (True, True)])
 @pytest.mark.parametrize(
     ("n", "m", "d", "functions", "wide", "masked", "dtype"),
     [
@@ -57,10 +57,10 @@ def case(n, m, d, functions, wide, masked, dtype):
         (20, 33, 24, 1, True, True, torch.float16),
     ],
 )
-def test_values_and_gradients(n, m, d, functions, wide, masked, dtype, summed):
+def test_values_and_gradients(n, m, d, functions, wide, masked, dtype, summed, hill):
     anchors, keys, value, slope, ids = case(n, m, d, functions, wide, masked, dtype)
-    ours = fused.reduce(anchors, keys, value, slope, ids, summed)
-    theirs = dense(anchors, keys, value, slope, ids, summed)
+    ours = fused.reduce(anchors, keys, value, slope, ids, summed, hill)
+    theirs = dense(anchors, keys, value, slope, ids, summed, hill)
     assert ours.shape == (functions, n)
     torch.testing.assert_close(ours.double(), theirs, rtol=2e-5, atol=2e-5)
     upstream = torch.randn_like(ours)
@@ -152,7 +152,7 @@ LEARNED = ["hcl:t=learned(0.3,0.01,1),beta=learned(1,0.1,3)", "adnce:t=learned(0
         ("hcl:t=T", {}, 1),
         ("adnce:t=T", {}, 1),
         ("mv:t=T", {"ids": IDS}, 3),
-        ("infonce:t=T + 0.1*dp", {"pairing": "single"}, 1),
+        ("infonce:t=T + 0.1*dp", {"pairing": "single"}, 2),
         *((spec, {}, 1) for spec in LEARNED),
     ],
 )

@@ -15,6 +15,7 @@ from importlib import metadata
 from pathlib import Path
 
 import pytest
+from documents import DOCUMENTS, headings, links
 
 import counterpoint
 
@@ -138,6 +139,8 @@ def test_sdist_can_run_its_tests(built):
         names = {n.split("/", 1)[1] for n in archive.getnames() if "/" in n}
     needed = {"tests/golden.json", "tests/golden.py", "tests/conftest.py", "examples/digits.py", "LICENSE", "Makefile"}
     needed |= {"CITATION.cff", "CONTRIBUTING.md", "CHANGELOG.md", "README.md", "constraints.txt", "examples/README.md"}
+    for document in DOCUMENTS:
+        needed |= {document, *(path for path, _ in links(document))}
     assert needed <= names
     assert not [n for n in names if "__pycache__" in n]
 
@@ -208,6 +211,13 @@ def test_the_wheel_with_all_extras_runs_the_demo(built, tmp_path):
     found = {one["name"]: one for one in json.loads(run("doctor", "--json").stdout)}
     for extra in ("sentence", "graph", "image", "control", "plots", "cli"):
         assert found[extra]["state"] == "ok"
+
+
+@pytest.mark.parametrize("document", DOCUMENTS)
+def test_links_lead_somewhere(document):
+    for path, heading in links(document):
+        assert (ROOT / path).exists(), path
+        assert not heading or heading in headings(path), f"{path}#{heading}"
 
 
 def test_every_example_has_its_line():

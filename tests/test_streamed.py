@@ -163,8 +163,17 @@ QUADRATIC = {
     "detached": lambda s: (torch.square(s.detach() - T) * -0.5 + s / T, -s.detach()),
     "functions": lambda s: torch.sub(s, 1) + torch.mul(s, s) - T * torch.neg(s) + s.square() * 0,
 }
-OTHER = {
+HILLS = {
     "clamped": lambda s: s.clamp(min=0),
+    "polarised": lambda s: ((s + 0.1) * (0.6 - s)).clamp(min=0),
+    "hinge": lambda s: torch.relu(0.2 - s),
+}
+OTHER = {
+    "clamped twice": lambda s: s.clamp(min=0, max=0.3),
+    "clamped elsewhere": lambda s: s.clamp(min=0.1),
+    "after a clamp": lambda s: 2 * s.clamp(min=0) + s,
+    "one of two": lambda s: (s, s.clamp(min=0)),
+    "learned limit": lambda s: (s - T).clamp(min=0),
     "cubic": lambda s: s**3,
     "steep": lambda s: -((s - 0.2) ** 2) / 0.01,
     "inverse": lambda s: 1 / (s + 2),
@@ -172,15 +181,18 @@ OTHER = {
 }
 
 
-@pytest.mark.parametrize("name", [*QUADRATIC, *OTHER])
-def test_what_is_quadratic_is_found_and_reduced(name):
-    f = (QUADRATIC | OTHER)[name]
+@pytest.mark.parametrize("reduction", ["logsumexp", "mean"])
+@pytest.mark.parametrize("name", [*QUADRATIC, *HILLS, *OTHER])
+def test_what_is_quadratic_is_found_and_reduced(name, reduction):
+    f = (QUADRATIC | HILLS | OTHER)[name]
     rows = (ROWS,) if name == "per anchor" else ()
-    assert (Quadratics.of(f, rows, 10, torch.float64) is not None) == (name in QUADRATIC)
+    quadratic = Quadratics.of(f, rows, 10, torch.float64)
+    assert (quadratic is None) == (name in OTHER)
+    assert quadratic is None or (quadratic[0].hill is not None) == (name in HILLS)
     found = []
     for z in (unit(10, 4).requires_grad_(),) * 2:
         neg = StreamedNegatives([(z, z)], mask=Mask(5), tile=3)
-        results = (neg if not found else neg.dense()).logsumexp(f, *rows)
+        results = getattr(neg if not found else neg.dense(), reduction)(f, *rows)
         results = results if isinstance(results, tuple) else (results,)
         loss = sum((x * torch.arange(10).unsqueeze(1)).sum() for x in results)
         found.append([*results, torch.autograd.grad(loss + 0 * z.sum(), z)[0]])

@@ -70,8 +70,14 @@ def train_command(given: argparse.Namespace) -> int:
 def eval_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("runs", nargs="+", type=Path, help="folders of runs, or folders that hold such")
-    add("--episodes", type=int, default=10, metavar="N", help="deterministic ones, on centre crops (%(default)s)")
-    add("--envs", type=int, default=1, metavar="N", help="environments, each in a process (%(default)s)")
+    add(
+        "--episodes",
+        type=runs.whole(1),
+        default=10,
+        metavar="N",
+        help="deterministic ones, on centre crops (%(default)s)",
+    )
+    add("--envs", type=runs.whole(1), default=1, metavar="N", help="environments, each in a process (%(default)s)")
     add("--video", type=Path, metavar="FILE", help="a film of the first episode: .mp4 or .gif; of one run only")
     add(
         "--representation",

@@ -203,10 +203,10 @@ def demo(graphs: int = 300, seed: int = 0, features: str = "auto") -> GraphSet:
     if graphs < 6:
         raise ValueError(f"demo: graphs must be at least 6, got {graphs!r}.")
     random = np.random.default_rng(seed)
-    made = []
+    made, makers = [], list(KINDS.values())
     for number in range(graphs):
-        kind, n, state = number % 6, int(random.integers(20, 41)), int(random.integers(2**31))
-        one = _KINDS[kind](n, state)
+        kind, n, state = number % len(KINDS), int(random.integers(20, 41)), int(random.integers(2**31))
+        one = makers[kind](n, state)
         edges = one.number_of_edges()
         networkx.double_edge_swap(one, edges // 10, 100 * edges, seed=state)
         edge_index = to_undirected(torch.tensor(list(one.edges)).T)
@@ -214,11 +214,14 @@ def demo(graphs: int = 300, seed: int = 0, features: str = "auto") -> GraphSet:
     return GraphSet.from_list(made, DEMO, features)
 
 
-_KINDS: list[Callable[[int, int], Any]] = [
-    lambda n, seed: networkx.gnm_random_graph(n, 2 * n - 4, seed),
-    lambda n, seed: networkx.barabasi_albert_graph(n, 2, seed),
-    lambda n, seed: networkx.powerlaw_cluster_graph(n, 2, 0.9, seed),
-    lambda n, seed: networkx.connected_watts_strogatz_graph(n, 4, 0.1, seed=seed),
-    lambda n, seed: networkx.random_partition_graph([n // 3, n // 3, n - 2 * (n // 3)], 9 / n, 1.2 / n, seed),
-    lambda n, seed: networkx.random_geometric_graph(n, (1.35 / n) ** 0.5, seed=seed),
-]
+KINDS: dict[str, Callable[[int, int], Any]] = {
+    "uniform": lambda n, seed: networkx.gnm_random_graph(n, 2 * n - 4, seed),
+    "preferential": lambda n, seed: networkx.barabasi_albert_graph(n, 2, seed),
+    "triangles": lambda n, seed: networkx.powerlaw_cluster_graph(n, 2, 0.9, seed),
+    "small world": lambda n, seed: networkx.connected_watts_strogatz_graph(n, 4, 0.1, seed=seed),
+    "communities": lambda n, seed: networkx.random_partition_graph(
+        [n // 3, n // 3, n - 2 * (n // 3)], 9 / n, 1.2 / n, seed
+    ),
+    "geometric": lambda n, seed: networkx.random_geometric_graph(n, (1.35 / n) ** 0.5, seed=seed),
+}
+"""The classes of :func:`demo`, in the order of their numbers."""

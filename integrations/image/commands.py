@@ -166,7 +166,7 @@ def eval_arguments(parser: argparse.ArgumentParser) -> None:
     add("--data", metavar="DATA", help="data set to evaluate on; by default what each run was trained on")
     _root(parser)
     _probes(parser, ["knn", "linear"])
-    add("--device", type=runs._device, default="cpu", help="cpu, cuda, cuda:1, ... or auto (%(default)s)")
+    add("--device", type=runs.device, default="cpu", help="cpu, cuda, cuda:1, ... or auto (%(default)s)")
     add("--json", action="store_true", help="print JSON")
 
 

@@ -96,11 +96,11 @@ def _eval_arguments(parser: argparse.ArgumentParser) -> None:
     add(
         "--pooling", choices=encode.POOLINGS, help="what makes one vector of a text, for a checkpoint that does not say"
     )
-    add("--max-length", type=int, metavar="N", help="word pieces of a text; by default the model's own limit")
+    add("--max-length", type=runs.whole(1), metavar="N", help="word pieces of a text; by default the model's own limit")
     add("--revision", metavar="NAME", help="of a model on the hub")
     add("--data", metavar="FOLDER", help=f"sts/ and transfer/, or SentEval's data, or hub (${ENVIRONMENT}, else hub)")
-    add("--batch", type=int, default=64, metavar="N", help="texts embedded at a time (%(default)s)")
-    add("--device", help="cpu, cuda, ...; by default the best there is")
+    add("--batch", type=runs.whole(1), default=64, metavar="N", help="texts embedded at a time (%(default)s)")
+    add("--device", type=runs.device, help="cpu, cuda, cuda:1, ... or auto; by default the best there is")
     add("--json", action="store_true", help="print JSON")
 
 
@@ -139,7 +139,7 @@ def transfer_arguments(parser: argparse.ArgumentParser) -> None:
     _eval_arguments(parser)
     add = parser.add_argument
     add("--tasks", nargs="+", choices=TRANSFER, default=list(TRANSFER), metavar="TASK", help=", ".join(TRANSFER))
-    add("--jobs", type=int, default=1, metavar="N", help="processes that fit classifiers (%(default)s)")
+    add("--jobs", type=runs.whole(1), default=1, metavar="N", help="processes that fit classifiers (%(default)s)")
 
 
 def transfer_command(given: argparse.Namespace) -> int:

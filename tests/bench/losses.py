@@ -38,7 +38,6 @@ import counterpoint as cp
 
 Loss = Callable[[Tensor, Tensor], Tensor]
 OURS = "infonce:t=T"
-SCRATCH = 64  # a batch to warm up with before memory is measured
 
 
 @dataclass(frozen=True)
@@ -272,8 +271,8 @@ def status(key: str) -> int:
 
 def measure(contestant: Contestant, size: int, given: argparse.Namespace) -> int:
     """Bytes that a call takes at most beyond those held before, in this process."""
-    once(contestant.make(given.temperature, SCRATCH), embeddings(SCRATCH, given), given)
     loss, z = contestant.make(given.temperature, size), embeddings(size, given)
+    once(loss, z, given)  # what is loaded and kept once
     a, b = (x.clone().requires_grad_() for x in z)
     if given.device == "cuda":
         torch.cuda.reset_peak_memory_stats()
@@ -294,7 +293,8 @@ def memory(contestant: Contestant, size: int, given: argparse.Namespace) -> floa
     peer = contestant.name.split()[0]
     command += ["--peers", peer if peer in PEERS else "none"]
     command += ["--official", str(given.official)] if peer == "official" else []
-    found = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    returned = {"MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_TRIM_THRESHOLD_": "0"}  # what is freed is no longer held
+    found = subprocess.run(command, capture_output=True, text=True, check=True, env=os.environ | returned).stdout
     return int(found.split()[-1]) / 1e6
 
 
