@@ -51,7 +51,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     words = list(sys.argv[1:] if argv is None else argv)
     asked = next((name for name in COMMANDS if words[: len(name.split())] == name.split()), "")
     try:
-        given = build(asked).parse_args(words)
+        given = build(asked).parse_args(words, argparse.Namespace(words=words[len(asked.split()) :]))
         code = COMMANDS[asked].run(given)
         sys.stdout.flush()
     except BrokenPipeError:  # who reads, such as head, has seen enough; Python would complain again at exit

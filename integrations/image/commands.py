@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from statistics import mean, stdev
@@ -124,7 +123,7 @@ def _evaluation(given: argparse.Namespace) -> dict[str, Any]:
 
 def train_command(given: argparse.Namespace) -> int:
     """Trains every objective, and prints the table with the encoder as it starts."""
-    _use(given.root)
+    runs.use_data("root", given.root)
     dataset = given.data or "digits"
     names = [name for name in DEFAULTS if name not in ("probe", "evaluation")]
     settings: dict[str, Any] = {"backbone": "conv4"} if dataset == "digits" else {}
@@ -172,7 +171,7 @@ def eval_arguments(parser: argparse.ArgumentParser) -> None:
 
 def eval_command(given: argparse.Namespace) -> int:
     """Evaluates the encoders of finished runs."""
-    _use(given.root)
+    runs.use_data("root", given.root)
     settings = evaluation.Settings(**_evaluation(given))
     probes = _flat(given.probe) or list(DEFAULTS["probe"])
     probes += ["transfer"] * bool(given.transfer and "transfer" not in probes)
@@ -231,11 +230,3 @@ def _spread(values: Sequence[float]) -> str:
     if not values:
         return "-"
     return f"{mean(values):.2f}" + (f" +- {stdev(values):.2f}" if len(values) > 1 else "")
-
-
-def _use(root: Path | None) -> None:
-    """Sets the folder of data sets, for the processes that train too."""
-    if root is not None:
-        if not root.is_dir():
-            raise ValueError(f"--root: {root} is no folder")
-        os.environ["COUNTERPOINT_DATA"] = str(root)
