@@ -503,8 +503,8 @@ def run_grid(
                 time.sleep(POLL)
             todo = busy
     except KeyboardInterrupt:
-        say(f"stopped; {count} of {total} runs are over, and the same command goes on from here")
-        raise
+        said = f"stopped; {count} of {total} runs are over, and the same command goes on from here"
+        raise KeyboardInterrupt(said) from None
     finally:
         if bar is not None:
             bar.close()

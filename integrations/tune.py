@@ -332,5 +332,7 @@ def text(found: Mapping[str, Any]) -> str:
         score = "failed" if row["mean"] is None else f"{row['mean']:.5g}{spread}"
         lines.append(f"  {row['spec']:{width}}  {score}" + "  (start)" * (row["spec"] == found["objective"]))
     lines += ["", f"use {found['best']}"]
-    lines.append("It was chosen by this score, which is therefore too good. Report other seeds, on test data if any, with")
+    lines.append(
+        "It was chosen by this score, which is therefore too good. Report other seeds, on test data if any, with"
+    )
     return "\n".join([*lines, f"  {found['train']}"])
