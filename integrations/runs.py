@@ -299,6 +299,15 @@ class Run:
             self._metrics_from(0)
         return None
 
+    @property
+    def axis(self) -> str:
+        """What the steps of metrics.jsonl count; see :meth:`counts`."""
+        return str(self.record.get("axis", "step"))
+
+    def counts(self, what: str) -> None:
+        """Notes what the steps of :meth:`log` and :meth:`save` are, such as ``epoch``, for the pictures of a report."""
+        self._write(axis=what)
+
     def data(self, checksum: str) -> None:
         """Notes the :func:`checksum` of the data, and refuses to go on with other data than the run began with."""
         if (known := self.record.get("data")) not in (None, checksum):

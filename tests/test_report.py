@@ -469,6 +469,22 @@ def test_long_curves_are_averaged_and_short_ones_of_one_seed_do_not_bend_them():
     assert set(spread) == {0.0}
 
 
+def test_curves_say_what_they_run_over(tmp_path):
+    def train(run):
+        if run.arguments["seed"] < 2:
+            run.counts("epoch")
+        for step in (1, 2):
+            run.log(step, loss=step)
+        run.finish({"x": 1.0})
+
+    cell = {"domain": "graph", "dataset": "A", "objective": BASE}
+    for seeds, said in (((0, 1), "epoch"), ((1, 2), "epoch or step"), ((2, 3), "step")):
+        runs.run_grid(train, [{**cell, "seed": seed} for seed in seeds], tmp_path / said, progress=False)
+        again = report.summarise(runs.find_runs(tmp_path / said))  # as a report reads them
+        (axes,) = report_plots.plot_curves(again.columns[0]).axes
+        assert axes.get_xlabel() == said
+
+
 def test_runs_that_logged_nothing_have_no_curves(tmp_path):
     cell = {"domain": "graph", "dataset": "A", "objective": BASE, "seed": 0}
     found = runs.run_grid(lambda run: run.finish({"x": 1.0}), [cell], tmp_path, progress=False)

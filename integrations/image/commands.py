@@ -214,7 +214,7 @@ def table(dataset: str, rows: dict[str, list[dict[str, float]]], note: str = "")
     """
     columns = list(dict.fromkeys(name for results in rows.values() for one in results for name in one))
     width = max(map(len, (*rows, "accuracy, %")))
-    each = max(map(len, (*columns, "00.00 +- 0.00")))
+    each = max(map(len, (*columns, "00.00 ± 0.00")))
     fitting = max(1, (WIDTH - width - len("    runs")) // (each + 2))
     lines = [f"{dataset}{f' ({note})' if note else ''}"]
     for start in range(0, len(columns), fitting):
@@ -229,4 +229,4 @@ def table(dataset: str, rows: dict[str, list[dict[str, float]]], note: str = "")
 def _spread(values: Sequence[float]) -> str:
     if not values:
         return "-"
-    return f"{mean(values):.2f}" + (f" +- {stdev(values):.2f}" if len(values) > 1 else "")
+    return f"{mean(values):.2f}" + (f" ± {stdev(values):.2f}" if len(values) > 1 else "")
