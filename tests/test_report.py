@@ -364,6 +364,21 @@ def test_terminal_columns_are_aligned(study):
     assert f"{BASE} (baseline)" in text
 
 
+def test_all_results_of_a_training_are_shown_within_the_width(tmp_path, capsys):
+    probes = [f"probe{i}" for i in range(9)]
+    found = make(
+        tmp_path, {("A", BASE): {0: dict.fromkeys(probes, 1.0)}, ("A", "hcl"): {0: dict.fromkeys(probes, 2.0)}}
+    )
+    report.show(found, as_json=False)
+    said = capsys.readouterr().out
+    overview = said.partition("\n\n")[0]
+    assert max(map(len, overview.splitlines())) <= report.WIDTH
+    heads = [line.partition(" (their number)")[2].split() for line in overview.splitlines() if line.startswith("mean")]
+    assert len(heads) > 1
+    assert [name for block in heads for name in block] == probes
+    assert [name for name in probes if f"== graph: {name} ==" in said] == probes
+
+
 def test_the_command(study, tmp_path, capsys):
     assert main(["report", str(study), "--out", str(tmp_path / "out"), "--baseline", "adnce:t=0.2"]) == 0
     out, err = capsys.readouterr()

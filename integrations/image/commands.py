@@ -9,7 +9,7 @@ from pathlib import Path
 from statistics import mean, stdev
 from typing import Any
 
-from counterpoint.integrations import runs
+from counterpoint.integrations import report, runs
 from counterpoint.integrations.image import data, evaluation, training
 from counterpoint.integrations.image.augment import RECIPES
 from counterpoint.integrations.image.model import METHODS
@@ -148,14 +148,10 @@ def train_command(given: argparse.Namespace) -> int:
         cells += [training.cell(dataset, spec, seed, **settings) for spec in objectives]
     training.check(cells)
     found, code = runs.run_asked(training.train, cells, given, "image")
-    rows: dict[str, list[dict[str, float]]] = {}
-    for run in found:
-        rows.setdefault(run.name, []).append(run.result or {})
-    if given.json:
-        print(json.dumps([{"name": run.name, **run.flat()} for run in found], indent=1))
-    elif found:
-        print("\n".join(table(Path(dataset).name, rows, found[0].details.get("note", ""))))
-        print(f"runs are in {given.out}")
+    report.show(found, given.json)
+    if found and not given.json:
+        note = found[0].details.get("note")
+        print(f"{f'{Path(dataset).name}: {note}; ' if note else ''}runs are in {given.out}")
     return code
 
 
