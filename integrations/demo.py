@@ -146,7 +146,6 @@ def _learn_sentences(run: Run, learner: Any) -> None:
     """With the trainer and the loss as anyone would use them."""
     from datasets import Dataset
     from sentence_transformers import SentenceTransformerTrainer, SentenceTransformerTrainingArguments
-    from sentence_transformers.sentence_transformer.model_card import SentenceTransformerModelCardCallback
     from transformers import PrinterCallback
 
     import counterpoint as cp
@@ -171,9 +170,9 @@ def _learn_sentences(run: Run, learner: Any) -> None:
             seed=given["seed"],
         )
         loss = ContrastiveLoss(learner, given["objective"], views=views, log_terms=False)
+        learner.model_card_data.widget = [{"text": "none"}]  # a card is not written: nothing to choose for it
         trainer = SentenceTransformerTrainer(model=learner, args=settings, train_dataset=data, loss=loss)
-        for callback in (PrinterCallback, SentenceTransformerModelCardCallback):
-            trainer.remove_callback(callback)
+        trainer.remove_callback(PrinterCallback)
         trainer.train()
     for line in trainer.state.log_history:
         if "loss" in line:
