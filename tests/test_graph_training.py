@@ -245,6 +245,7 @@ def test_the_official_protocol_takes_the_best_look(tmp_path):
     assert set(looks) == {10, 20, 21}
     assert run.result == {"accuracy": max(looks.values())}
     assert looks[run.details["epoch"]] == max(looks.values())
+    assert run.axis == "epoch"
     assert sum(run.details["folds"]) / 3 == pytest.approx(run.result["accuracy"])
 
 

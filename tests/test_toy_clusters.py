@@ -107,7 +107,7 @@ def test_quick_writes_pictures_and_results(toy, tmp_path, capsys):
             assert row["mean"] == pytest.approx(np.mean(mine))
             assert row["paper"] == list(toy.PAPER[data][toy.paper_row(name)])
     printed = capsys.readouterr()
-    assert "84.2 +- 0.2" in printed.out
+    assert "84.2 ± 0.2" in printed.out
     assert "12/12 runs" in printed.err
 
 

@@ -98,7 +98,7 @@ def eval_command(given: argparse.Namespace) -> int:
         print(json.dumps(found, indent=1))
         return 0
     for run, one in zip(every, found, strict=True):
-        print(f"{run.title}: {one['score']:.1f} +- {one['spread']:.1f} over {given.episodes} episodes ({run.path})")
+        print(f"{run.title}: {one['score']:.1f} ± {one['spread']:.1f} over {given.episodes} episodes ({run.path})")
         for name, value in one.get("representation", {}).items():
             print(f"  {name:28}{value:7.3f}")
     return 0

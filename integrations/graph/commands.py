@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 from collections.abc import Iterable
 from itertools import product
 from pathlib import Path
@@ -54,7 +53,7 @@ HELP = {
 
 def train_command(given: argparse.Namespace) -> int:
     """Trains every objective on every data set, and prints the table with what needs no training."""
-    _use(given.data)
+    runs.use_data("data", given.data)
     cells: list[dict[str, Any]] = []
     for dataset in given.dataset:
         spec, settings = preset(given.preset or "graphcl", dataset)
@@ -84,7 +83,7 @@ def eval_arguments(parser: argparse.ArgumentParser) -> None:
 
 def eval_command(given: argparse.Namespace) -> int:
     """Evaluates the encoders of finished runs, beside what needs no training."""
-    _use(given.data)
+    runs.use_data("data", given.data)
     if given.seeds < 1:
         raise ValueError(f"--seeds must be at least 1, got {given.seeds}")
     embeddings: dict[tuple[str, str, str], tuple[GraphSet, Any]] = {}
@@ -140,11 +139,3 @@ def _embeddings(run: Run, data: GraphSet) -> dict[tuple[str, str], Any]:
         (UNTRAINED, json.dumps(like)): start,
         (run.name, str(run.path)): embed(model.encoder, data),
     }
-
-
-def _use(data: Path | None) -> None:
-    """Sets the folder of data sets, for the processes that train too."""
-    if data is not None:
-        if not data.is_dir():
-            raise ValueError(f"--data: {data} is no folder")
-        os.environ["COUNTERPOINT_DATA"] = str(data)

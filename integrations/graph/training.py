@@ -169,6 +169,7 @@ def train(run: Run) -> None:
     given = run.arguments
     data, rows, y = prepared(given)
     run.data(data.checksum)
+    run.counts("epoch")
     if given["encoder"] == "none":
         found = evaluate(bag_of_nodes(data)[rows], y, given["probe"], given["folds"], given["seed"])
         run.finish({"accuracy": found.accuracy}, folds=found.folds)

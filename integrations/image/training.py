@@ -540,6 +540,7 @@ def train(run: Run) -> None:
     given = run.arguments
     pixels, labelled, validation, test = data = prepare(given)
     run.data(runs.checksum(*(one.checksum for one in data)))
+    run.counts("epoch")
     settings = evaluation.Settings(**given["evaluation"])
     probes = probes_of(given, data)
     module = make(given, pixels.size)

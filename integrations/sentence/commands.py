@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import sys
 from time import perf_counter
 from typing import Any
@@ -62,8 +61,7 @@ def train_command(given: argparse.Namespace) -> int:
     """Trains every objective with every seed."""
     from counterpoint.integrations.sentence import training
 
-    if given.sts is not None:
-        os.environ[ENVIRONMENT] = given.sts
+    runs.use_data("sts", given.sts)
     if given.test == []:
         given.test = list(SEVEN)
     recipe = preset(given.preset) if given.preset else None
