@@ -34,7 +34,7 @@ from torch import Tensor, nn
 
 from counterpoint.objective import Objective, as_objective, objective
 from counterpoint.plugins.host import HOST as OWN_LOSS
-from counterpoint.plugins.host import Host, Seam, SeamError, Shim, refuse
+from counterpoint.plugins.host import Host, Seam, SeamError, Shim, loss_of, refuse
 
 NAME = "adnce_image"
 TWO_VIEWS = (
@@ -65,7 +65,7 @@ class Loss(nn.Module):
         self.objective = check(as_objective(objective))
 
     def forward(self, out_1: Tensor, out_2: Tensor, index: Any = None, labels: Any = None) -> tuple[Tensor, None]:
-        return self.objective(out_1, out_2, normalize=False), None
+        return loss_of(self.objective, out_1, out_2, normalize=False), None
 
 
 def own_spec(loss: Any) -> str:

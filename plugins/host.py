@@ -9,8 +9,11 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Callable
+import warnings
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import reduce
+from operator import add
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -20,6 +23,7 @@ from torch import Tensor, distributed
 from counterpoint import diagnose
 from counterpoint.distributed import gather
 from counterpoint.objective import Objective, objective
+from counterpoint.pairing import widen
 from counterpoint.positives import ArCL
 
 HOST = "host"  # the objective's name that stands for whatever the host does itself
@@ -116,8 +120,10 @@ class Seam:
         """
         self.calls += 1
         loss_fn.to(args[0].device)  # what it tracks or counts lives where the batch is
+        if is_lone(args, call, how):
+            return theirs() if self.spec == HOST or self.calls <= self.verify else loss_of(loss_fn, *args, call=call)
         try:
-            ours: Tensor = (loss_fn if call == "forward" else getattr(loss_fn, call))(*args, **how)
+            ours = loss_of(loss_fn, *args, call=call, **how)
         except ValueError as error:
             raise SeamError(f"{loss_fn} cannot be computed here: {error}") from error
         gathered = bool(how.get("gather"))
@@ -154,6 +160,7 @@ class Host:
         views: what more than two views need, or why they cannot be had.
         many: whether they can be had.
         options: options of ``counterpoint inject`` that only this host has.
+        hint: how to find out what these are to be, shown with the host's ``--help``.
         shims: see :class:`Shim`.
         before: installs the seam before the script is loaded (patches of packages).
         after: installs the seam when the script's definitions are there (patches of the script's own classes);
@@ -171,6 +178,7 @@ class Host:
     views: str = ""
     many: bool = False
     options: tuple[str, ...] = ()
+    hint: str = ""
     shims: tuple[Shim, ...] = ()
     before: Callable[[Seam], None] | None = None
     after: Callable[[Seam, ModuleType], None] | None = None
@@ -189,6 +197,40 @@ def first_process() -> bool:
     if distributed.is_available() and distributed.is_initialized():
         return distributed.get_rank() == 0
     return os.environ.get("RANK", "0") == "0"
+
+
+def loss_of(loss_fn: Objective, *args: Any, call: str = "forward", **how: Any) -> Tensor:
+    """``loss_fn``'s loss of a host's batch; a batch of one sample, which has no negatives, is zero and warned of.
+
+    So are the hosts' own losses, and a last batch of one is no reason to end a training. The zero is a function of the
+    embeddings, so that there is a gradient in every process.
+
+    Args:
+        args, how: arguments for the objective.
+        call: its method, ``forward``, ``from_logits`` or another one.
+    """
+    if not is_lone(args, call, how):
+        loss: Tensor = (loss_fn if call == "forward" else getattr(loss_fn, call))(*args, **how)
+        return loss
+    warnings.warn(
+        "a batch of one sample has no negatives: its loss is zero. DataLoader(drop_last=True), in the arguments of "
+        "transformers' trainers dataloader_drop_last=True, leaves out such a last batch.",
+        stacklevel=1,  # one place, so that Python says it once
+    )
+    embeddings = args if call == "forward" else args[:1]
+    zero = reduce(add, (widen(x).sum() for x in (*embeddings, *loss_fn.parameters()))) * 0
+    return zero if how.get("reduction", "mean") == "mean" else zero.reshape(1)
+
+
+def is_lone(args: Sequence[Any], call: str, how: Mapping[str, Any]) -> bool:
+    """Whether a call is for one sample alone, with no negatives from a queue, hard ones or other processes."""
+    if call == "from_logits":
+        return isinstance(args[0], Tensor) and args[0].shape == (1, 1)
+    single = args and all(isinstance(view, Tensor) and view.shape[:1] == (1,) for view in args)
+    if call != "forward" or not single or how.get("reduction", "mean") != "mean":
+        return False
+    others = how.get("gather") and distributed.is_available() and distributed.is_initialized()
+    return not others and how.get("queue") is None and how.get("negatives") is None
 
 
 def one_way(loss_fn: Objective) -> Objective:

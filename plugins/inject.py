@@ -20,6 +20,7 @@ import os
 import pickle
 import sys
 import tempfile
+import textwrap
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -40,6 +41,7 @@ from counterpoint.plugins.host import HOST, Host, Seam, SeamError, UnreachedErro
 BUILT_IN = ("simcse", "graphcl", "adnce_image", "curl", "moco", "lightly", "logits")
 GROUP = "counterpoint.hosts"
 OPTIONS = ("scale", "site", "scores")  # for those hosts that name them among their own
+WIDTH = 100
 USAGE, UNREACHED = SeamError.code, UnreachedError.code
 
 
@@ -231,6 +233,7 @@ def explain(host: Host) -> str:
         f"  tensors    {host.tensors}",
         f"  own loss   {host.spec}",
         f"  views      {host.views or 'as many as the objective asks for'}",
+        *([f"  hint       {host.hint}"] if host.hint else []),
         f"  tested     {host.tested}",
     ]
     lines += [f"  shim       {shim.name}: {shim.why}" for shim in host.shims]
@@ -244,18 +247,26 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("script", nargs=argparse.REMAINDER, help="-- train.py and its own arguments")
 
 
-def _add_options(parser: argparse.ArgumentParser) -> None:
+def _add_options(parser: argparse.ArgumentParser, host: Host | None = None) -> None:
+    """The options; of those that not all hosts have, only this ``host``'s are shown."""
+
+    def only(option: str, who: str, text: str) -> str:
+        if host is None:
+            return f"{who}: {text}"
+        return text if option in host.options or (option == "views" and host.many) else argparse.SUPPRESS
+
+    scores = only("scores", "curl only", "what is compared; by default what the objective needs")
     parser.add_argument("--objective", default=HOST, metavar="SPEC", help="what to train with; 'host': its own loss")
-    parser.add_argument("--views", type=int, metavar="M", help="views of each sample, for hosts that can have more")
-    parser.add_argument("--scale", type=float, metavar="S", help="logits only: what similarities were multiplied by")
+    parser.add_argument("--views", type=int, metavar="M", help=only("views", "where it can be had", "views per sample"))
     parser.add_argument(
-        "--site", metavar="FILE:LINE", help="logits only: the one call of cross entropy that is replaced"
+        "--scale", type=float, metavar="S", help=only("scale", "logits only", "what similarities were multiplied by")
     )
     parser.add_argument(
-        "--scores",
-        choices=("bilinear", "cosine"),
-        help="curl only: what is compared; by default what the objective needs",
+        "--site",
+        metavar="FILE:LINE",
+        help=only("site", "logits only", "the one call of cross entropy that is replaced"),
     )
+    parser.add_argument("--scores", choices=("bilinear", "cosine"), help=scores)
     parser.add_argument(
         "--verify", type=int, default=0, metavar="N", help="take the first N steps with the host's loss, and compare"
     )
@@ -263,6 +274,11 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--no-shims", action="store_true", help="leave today's packages as they are")
     parser.add_argument("--list", action="store_true", help="list the hosts, their seams and tested versions")
     parser.add_argument("--explain", action="store_true", help="say all about the host, its shims included, and stop")
+
+
+def _epilog(host: Host) -> str:
+    told = f"counterpoint inject {host.name} --explain says where the loss sits, and which tensors are there"
+    return textwrap.fill(f"{told}; {host.hint}" if host.hint else told, WIDTH)
 
 
 def _separate(given: argparse.Namespace) -> list[str]:
@@ -273,8 +289,14 @@ def _separate(given: argparse.Namespace) -> list[str]:
     words: list[str] = given.script
     if words and words[0].startswith("-") and words[0] != "--":
         end = words.index("--") if "--" in words else len(words)
-        late = argparse.ArgumentParser(f"counterpoint inject {given.host}", usage="%(prog)s [options] -- train.py ...")
-        _add_options(late)
+        host = load(given.host) if given.host in names() else None
+        late = argparse.ArgumentParser(
+            f"counterpoint inject {given.host}",
+            usage="%(prog)s [options] -- train.py ...",
+            epilog=host and _epilog(host),
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+        )
+        _add_options(late, host)
         late.parse_args(words[:end], given)
         words = words[end:]
     return words[1:] if words[:1] == ["--"] else words

@@ -36,7 +36,7 @@ from torch import Tensor, nn
 from counterpoint.objective import Objective, as_objective
 from counterpoint.pairing import unit, widen
 from counterpoint.plugins.host import HOST as OWN_LOSS
-from counterpoint.plugins.host import Host, Seam, SeamError, refuse
+from counterpoint.plugins.host import Host, Seam, SeamError, loss_of, refuse
 
 NAME = "lightly"
 
@@ -83,8 +83,7 @@ class Loss(nn.Module):
             how: what else the objective takes (``ids``, ``labels``, ``adversarial``, ...), for this process's samples.
         """
         call, args, how = _call(views, self.memory_bank, self.gather_distributed, how)
-        loss: Tensor = getattr(self.objective, call)(*args, **how)
-        return loss
+        return loss_of(self.objective, *args, call=call, **how)
 
     def extra_repr(self) -> str:
         return f"memory_bank_size={self.memory_bank.size}, gather_distributed={self.gather_distributed}"

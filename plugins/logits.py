@@ -27,7 +27,7 @@ from torch import Tensor, nn
 
 from counterpoint.objective import Objective, as_objective, objective
 from counterpoint.plugins.host import HOST as OWN_LOSS
-from counterpoint.plugins.host import Host, Seam, SeamError, refuse
+from counterpoint.plugins.host import Host, Seam, SeamError, loss_of, refuse
 from counterpoint.positives import ArCL
 
 SURVEY = 20  # calls of cross entropy that are looked at if no site was named
@@ -63,7 +63,8 @@ class CrossEntropyLoss(nn.Module):
     def forward(self, logits: Tensor, labels: Tensor) -> Tensor:
         if self.contrastive is not None and not self.contrastive(logits, labels):
             return nn.functional.cross_entropy(logits, labels, ignore_index=self.ignore_index)
-        return self.objective.from_logits(logits, labels, scale=self.scale, ignore_index=self.ignore_index)
+        how: dict[str, Any] = {"call": "from_logits", "scale": self.scale, "ignore_index": self.ignore_index}
+        return loss_of(self.objective, logits, labels, **how)
 
     def extra_repr(self) -> str:
         return f"{self.objective}, scale={self.scale:g}"
@@ -155,5 +156,7 @@ HOST = Host(
     tested="torch 2.15",
     views=f"none: {NO_VIEWS}",
     options=("scale", "site"),
+    hint=f"without --site the script stops after {SURVEY} calls of cross entropy, and those seen are listed by "
+    "FILE:LINE; --scale is one over the script's temperature",
     before=before,
 )

@@ -28,8 +28,10 @@ import torch
 from torch import Tensor, nn
 
 from counterpoint.objective import Objective, as_objective
+from counterpoint.plugins.host import loss_of
 
 PER_NODE = ("ids", "labels", "prior")
+INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
 
 
 class ContrastiveLoss(nn.Module):
@@ -68,7 +70,7 @@ class ContrastiveLoss(nn.Module):
                 f"the views have {', '.join(str(len(view)) for view in views)} rows: pool with the number of graphs, "
                 "global_add_pool(x, batch, data.num_graphs), or give nodes=, if rows are nodes."
             )
-        return self.objective(*views, pairing=how.pop("pairing", self.pairing), **how)
+        return loss_of(self.objective, *views, pairing=how.pop("pairing", self.pairing), **how)
 
     def extra_repr(self) -> str:
         return f"pairing={self.pairing!r}" if self.pairing else ""
@@ -81,6 +83,11 @@ def common_nodes(views: Sequence[Tensor], nodes: Sequence[Tensor]) -> tuple[tupl
         views: ``(rows, width)``, one tensor per view.
         nodes: per view ``(rows,)`` integers, which node each row is; of a node's several rows the first is taken.
     """
+    if not all(isinstance(n, Tensor) and n.dim() == 1 and n.dtype in INTEGERS for n in nodes):
+        got = ", ".join(f"{n.dtype} of {tuple(n.shape)}" if isinstance(n, Tensor) else type(n).__name__ for n in nodes)
+        raise ValueError(
+            f"nodes: expected a 1-D tensor of integers for each view, got {got}; of a mask: mask.nonzero().squeeze(1)."
+        )
     if len(nodes) != len(views) or any(n.shape != v.shape[:1] for n, v in zip(nodes, views, strict=False)):
         shapes = [tuple(n.shape) for n in nodes], [tuple(v.shape) for v in views]
         raise ValueError(f"nodes: expected one node per row of each view, got shapes {shapes[0]} for {shapes[1]}.")

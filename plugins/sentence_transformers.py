@@ -15,24 +15,41 @@ one and the further ones, of the whole batch, the positive in the denominator, a
 More views are further columns, with ``columns="views"``. :class:`CachedContrastiveLoss` has the activations of only a
 part of the batch in memory at a time. There is nothing to inject.
 
-**What cannot be had.** Objectives that need adversarial or mixed views (``robust``, ``intcl``, ``intnacl`` with
-``alpha > 0``): words have no gradient.
+**What cannot be had.** Adversarial and mixed views, since words have no gradient: ``robust``, ``intcl`` and ``intnacl``
+with ``alpha > 0`` are refused, ``mixnca`` has no mixed terms. :mod:`counterpoint.integrations.sentence.noise` has
+losses that move and mix embeddings.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from importlib import import_module
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 
 from counterpoint.hyper import nearest
 from counterpoint.objective import Objective, Sum, as_objective
+from counterpoint.plugins.host import loss_of
 
 COLUMNS = ("negatives", "views")
 LABELS = ("ids", "classes")
+
+
+class Terms(dict[str, Tensor]):
+    """The weighted terms of a sum, by name; times a number, that multiple of the sum.
+
+    The trainer logs terms that come as a dict. Losses that wrap another one, such as ``MatryoshkaLoss``, weigh it.
+    """
+
+    def sum(self) -> Tensor:
+        return torch.stack(list(self.values())).sum()
+
+    def __mul__(self, weight: float | Tensor) -> Tensor:
+        return self.sum() * weight
+
+    __rmul__ = __mul__
 
 
 class ContrastiveLoss(nn.Module):
@@ -53,7 +70,8 @@ class ContrastiveLoss(nn.Module):
         model: the ``SentenceTransformer``.
         objective: an objective or a spec.
         columns: what the columns from the third on are, ``negatives`` or ``views``.
-        views: how often a single column is embedded, at least 2; these are all views, whatever ``columns`` says.
+        views: how often a single column is embedded, at least 2; by default as often as the objective asks for, else
+            twice. More than two are views of each other, whatever ``columns`` says.
         negative_weight: SimCSE's weight of hard negatives, added to the logit of a sample's own ones.
         pairing: who is compared with whom, see :mod:`counterpoint.pairing`. By default ``one_way``, as in all losses of
             the host: anchors are the first column. Objectives whose paper compares other pairs, such as ArCL, keep
@@ -63,12 +81,14 @@ class ContrastiveLoss(nn.Module):
         gather_across_devices: compare each process's anchors with all processes' texts, see
             :mod:`counterpoint.distributed`. The loss is that of one process with the whole batch, and so is the
             gradient, averaged over processes as the trainer does.
-        log_terms: for a sum, return its weighted terms by name; the trainer logs each and adds them up. Losses
-            that wrap another one, such as ``MatryoshkaLoss``, need the sum itself: ``False``.
+        log_terms: for a sum, return its :class:`Terms`; the trainer logs each and adds them up.
 
     >>> loss = ContrastiveLoss(model, "adnce:mu=0.4,t=0.05 + 0.1*dp")  # doctest: +SKIP
     >>> trainer = SentenceTransformerTrainer(model=model, train_dataset=dataset, loss=loss)  # doctest: +SKIP
     """
+
+    makes: ClassVar[frozenset[str]] = frozenset()
+    """What a subclass hands to objectives beside views, of :attr:`counterpoint.Objective.needs`."""
 
     def __init__(
         self,
@@ -76,7 +96,7 @@ class ContrastiveLoss(nn.Module):
         objective: Objective | str = "infonce:t=0.05",
         *,
         columns: str = "negatives",
-        views: int = 2,
+        views: int | None = None,
         negative_weight: float = 0.0,
         pairing: str | None = None,
         labels: str | None = None,
@@ -84,6 +104,18 @@ class ContrastiveLoss(nn.Module):
         log_terms: bool = True,
     ) -> None:
         super().__init__()
+        if not isinstance(model, nn.Module):
+            raise TypeError(
+                f"{type(self).__name__}: model: expected a SentenceTransformer, got {type(model).__name__}; "
+                f'the objective comes second: {type(self).__name__}(model, "infonce:t=0.05").'
+            )
+        self.objective = as_objective(objective)
+        if "adversarial" in self.objective.needs - self.makes:  # without mixed views, what needs them has fewer terms
+            raise ValueError(
+                f"{type(self).__name__}: {self.objective} needs adversarial views, but words have no gradient; "
+                "counterpoint.integrations.sentence.noise.PerturbedContrastiveLoss moves their embeddings instead."
+            )
+        views = (self.objective.views or 2) if views is None else views
         if views < 2:
             raise ValueError(f"{type(self).__name__}: views must be at least 2, got {views!r}.")
         for what, given, known in (("columns", columns, COLUMNS), ("labels", labels, (None, *LABELS))):
@@ -91,7 +123,6 @@ class ContrastiveLoss(nn.Module):
                 hint = nearest(str(given), [name for name in known if name])
                 raise ValueError(f"{type(self).__name__}: unknown {what} {given!r}.{hint}")
         self.model = model
-        self.objective = as_objective(objective)
         # each as a sum of its own, which holds its weight, too
         self.terms = nn.ModuleList(Sum([term]) for term in self.objective.terms())
         # more than two of a single column can be nothing but views
@@ -104,13 +135,11 @@ class ContrastiveLoss(nn.Module):
         self, sentence_features: Iterable[dict[str, Tensor]], labels: Tensor | None = None
     ) -> Tensor | dict[str, Tensor]:
         terms = self._terms(self._embed(self._several(sentence_features)), labels)
-        if len(terms) > 1 and self.log_terms:
-            return terms
-        return torch.stack(list(terms.values())).sum()
+        return terms if len(terms) > 1 and self.log_terms else terms.sum()
 
     def compute_loss_from_embeddings(self, embeddings: list[Tensor], labels: Tensor | None = None) -> Tensor:
         """The loss of columns that are embedded already."""
-        return torch.stack(list(self._terms(embeddings, labels).values())).sum()
+        return self._terms(embeddings, labels).sum()
 
     def _several(self, sentence_features: Iterable[dict[str, Tensor]]) -> list[dict[str, Tensor]]:
         """The columns; a single one several times, as dicts of its own, since a model may write into them."""
@@ -125,7 +154,7 @@ class ContrastiveLoss(nn.Module):
         embedded: list[Tensor] = embed(self.model, sentence_features)
         return embedded
 
-    def _terms(self, embeddings: list[Tensor], labels: Tensor | None, **extra: Tensor) -> dict[str, Tensor]:
+    def _terms(self, embeddings: list[Tensor], labels: Tensor | None, **extra: Tensor) -> Terms:
         """The loss of each term; ``extra`` are further views that an objective asks for, see ``Objective.forward``."""
         views, how = self._views(embeddings)
         how |= {"gather": self.gather_across_devices, **extra}
@@ -133,10 +162,10 @@ class ContrastiveLoss(nn.Module):
             if labels is None:
                 raise ValueError(f"{type(self).__name__}: labels={self.labels!r} needs a dataset with a column label.")
             how["ids" if self.labels == "ids" else "labels"] = labels
-        terms: dict[str, Tensor] = {}
+        terms = Terms()
         for (_, part), term in zip(self.objective.terms(), self.terms, strict=True):
             pairing = self.pairing or ("one_way" if part.pairing == "views" else None)
-            loss = term(*views, pairing=pairing, **how)
+            loss = loss_of(term, *views, pairing=pairing, **how)  # type: ignore[arg-type]
             name = str(term)
             terms[name] = terms[name] + loss if name in terms else loss
         return terms
@@ -188,7 +217,7 @@ class CachedContrastiveLoss(ContrastiveLoss):
         objective: Objective | str = "infonce:t=0.05",
         *,
         columns: str = "negatives",
-        views: int = 2,
+        views: int | None = None,
         negative_weight: float = 0.0,
         pairing: str | None = None,
         labels: str | None = None,

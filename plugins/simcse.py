@@ -114,8 +114,6 @@ def use(objective: str | Seam) -> Seam:
             (z1, z2), *hard = compared
             if hard and more:
                 raise SeamError(f"simcse: {VIEWS}")
-            if len(z1) == 1 and not hard:
-                return theirs()  # a last batch of one sentence, which has no negatives: zero
             how = {"negatives": hard[0][1], "negative_weight": model.model_args.hard_negative_weight} if hard else {}
             loss = seam.loss(loss_fn, theirs, z1, z2, *more, **how)
             return loss if seam.spec == OWN_LOSS or seam.calls <= seam.verify else _of_whole_batch(loss, model.training)

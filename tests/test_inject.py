@@ -88,6 +88,34 @@ def test_the_objective_takes_the_place_of_the_call(launch, order):
     assert "the seam was reached 3 times" in found.err
 
 
+def test_help_of_a_host_has_its_own_options_and_says_how_to_find_them(launch, capsys):
+    shown = {}
+    for host in ("logits", "curl"):
+        with pytest.raises(SystemExit) as left:
+            launch(host, "--help", script=None)
+        assert left.value.code == 0
+        shown[host] = " ".join(capsys.readouterr().out.split())
+        assert f"counterpoint inject {host} --explain says where the loss sits" in shown[host]
+    assert (
+        "without --site the script stops after 20 calls of cross entropy, and those seen are listed" in shown["logits"]
+    )
+    assert [name in shown["logits"] for name in ("--site ", "--scale ", "--scores", "--views")] == [
+        True,
+        True,
+        False,
+        False,
+    ]
+    assert [name in shown["curl"] for name in ("--site", "--scale", "--scores ", "--views ")] == [
+        False,
+        False,
+        True,
+        True,
+    ]
+    assert "without --site the script stops" in launch("logits", "--explain", script=None).out
+    refused = launch("logits", "--scores", "cosine", *ARGUMENTS, *site(TOY))  # not shown, but understood
+    assert "--scores: logits has no such option" in refused.err
+
+
 def test_by_default_the_host_keeps_its_loss(launch):
     found = launch("logits", *ARGUMENTS, *site(TOY))
     torch.manual_seed(0)

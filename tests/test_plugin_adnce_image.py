@@ -174,6 +174,8 @@ def test_by_hand_is_what_is_injected(clone):
     loss, weight = adnce_image.Loss("adnce:t=0.3,mu=0.6")(*out, torch.arange(6))
     assert weight is None
     torch.testing.assert_close(loss, cp.ADNCE(0.3, mu=0.6)(*out))
+    with pytest.warns(UserWarning, match="one sample has no negatives"):
+        assert adnce_image.Loss("adnce")(*out[:, :1], torch.arange(1))[0] == 0
 
 
 def test_report(clone):

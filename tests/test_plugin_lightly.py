@@ -91,6 +91,33 @@ def test_four_views(spec):
     assert plugin.Loss(spec)(*views) == cp.objective(spec)(*views)
 
 
+@pytest.mark.parametrize("gather", [False, True])
+@pytest.mark.parametrize("spec", ["infonce:t=0.5", "infonce:denominator=negatives", "infonce:t=learned(0.5,0.1,1)"])
+def test_a_batch_of_one_sample_is_zero_as_lightlys(spec, gather):
+    """Of all views, and of what is learned, so that every process has a gradient."""
+    views = projections(batch=1)
+    criterion = plugin.Loss(spec, gather_distributed=gather)
+    with pytest.warns(UserWarning, match=r"one sample has no negatives: .* DataLoader\(drop_last=True\)"):
+        loss = criterion(*views)
+    torch.testing.assert_close(loss, losses.NTXentLoss()(*views))
+    assert loss.dtype == torch.float64
+    loss.backward()
+    assert all(torch.equal(x.grad, torch.zeros_like(x)) for x in (*views, *criterion.parameters()))
+
+
+def test_a_batch_of_one_sample_has_the_banks_negatives(recwarn):
+    for gradient in (True, False):
+        query, key = projections(batch=1, dtype=torch.float32)
+        assert plugin.Loss("infonce", memory_bank_size=(16, 8))(query, key.requires_grad_(gradient)) > 0
+    assert not recwarn.list
+
+
+def test_views_that_do_not_match_are_no_batch_of_one():
+    (view, _), (_, other) = projections(batch=1), projections()
+    with pytest.raises(ValueError, match="view 2: expected shape"):
+        plugin.Loss("infonce")(view, other)
+
+
 def test_autocast_changes_nothing():
     criterion = plugin.Loss("infonce:t=0.05", memory_bank_size=(16, 8))
     views = [view.detach().clone().requires_grad_() for view in projections(dtype=torch.float32)]
@@ -200,6 +227,19 @@ def test_every_objective_is_injected(injected, spec, name):
     assert seam.calls == 3
 
 
+@pytest.mark.parametrize("spec", [OWN_LOSS, "hcl", "infonce:denominator=negatives"])
+def test_a_last_batch_of_one_sample_is_injected(injected, spec):
+    seam, criterion = injected(spec, verify=1), losses.NTXentLoss()
+    views = [view.detach().requires_grad_() for view in projections(batch=1)]
+    assert criterion(*views).item() == 0  # with the host's own
+    if spec == OWN_LOSS:
+        assert criterion(*views).item() == 0
+    else:
+        with pytest.warns(UserWarning, match="one sample has no negatives"):
+            assert criterion(*views).item() == 0
+    assert seam.calls == 2
+
+
 def test_two_criteria_have_schedules_of_their_own(injected):
     seam = injected("infonce:t=schedule(0.5,0.1,10)")
     first, second = losses.NTXentLoss(), losses.NTXentLoss()
@@ -296,6 +336,8 @@ def one_of_two(rank: int, folder: str) -> None:
         "infonce:t=0.1,denominator=negatives": losses.DCLLoss(0.1, gather_distributed=True),
     }
     found["theirs"] = {spec: step(model, criterion, batch(2)[:, own]) for spec, criterion in theirs.items()}
+    one = slice(rank, rank + 1)
+    found["one each"] = step(model, plugin.Loss("hcl:t=0.2", gather_distributed=True), batch(2)[:, one])
     banked = plugin.Loss("infonce", memory_bank_size=(16, 4), gather_distributed=True).double()
     banked(*map(model, batch(2)[:, own]))
     found["bank"] = banked.memory_bank.bank[:8].tolist()
@@ -317,6 +359,15 @@ def test_gathered_is_one_process_with_the_whole_batch(two_processes, spec):
     loss, gradients = step(encoder(), plugin.Loss(spec), batch(GATHERED[spec]), **extras(spec))
     found = [process[spec] for process in two_processes]
     for value, mine in found:
+        assert value == pytest.approx(loss, rel=1e-12)
+        for parameter, whole in zip(mine, gradients, strict=True):
+            assert parameter == pytest.approx(whole, rel=1e-9, abs=1e-12)
+
+
+def test_one_sample_in_each_process_has_the_others_negatives(two_processes):
+    loss, gradients = step(encoder(), plugin.Loss("hcl:t=0.2"), batch(2)[:, :2])
+    for process in two_processes:
+        value, mine = process["one each"]
         assert value == pytest.approx(loss, rel=1e-12)
         for parameter, whole in zip(mine, gradients, strict=True):
             assert parameter == pytest.approx(whole, rel=1e-9, abs=1e-12)

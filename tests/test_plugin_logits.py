@@ -61,6 +61,17 @@ def test_several_positives_per_row():
     torch.testing.assert_close(loss, (rest - s)[labels].mean(), rtol=1e-12, atol=0)
 
 
+def test_one_anchor_with_its_positive_alone_is_zero():
+    logits = torch.ones(1, 1, requires_grad=True)
+    with pytest.warns(UserWarning, match="one sample has no negatives"):
+        loss = CrossEntropyLoss("hcl")(logits, torch.tensor([0]))
+    torch.testing.assert_close(loss, cross_entropy(logits, torch.tensor([0])))
+    loss.backward()
+    assert logits.grad == 0
+    with pytest.raises(ValueError, match="at least 2 keys"):  # several anchors without negatives are no last batch
+        CrossEntropyLoss("hcl")(torch.ones(3, 1), torch.zeros(3, dtype=torch.long))
+
+
 def test_calls_that_are_not_contrastive():
     s, labels = similarities(4, 4), torch.tensor([1, 0, 3, 2])
     criterion = CrossEntropyLoss(

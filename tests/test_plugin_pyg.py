@@ -57,6 +57,16 @@ def test_is_the_objective(graphs):
     assert "pairing='one_way'" in repr(one_way)
 
 
+def test_a_batch_of_one_graph_is_zero(graphs):
+    model = GIN(5, 16, 2)
+    data = Batch.from_data_list(graphs[:1])
+    with pytest.warns(UserWarning, match=r"one sample has no negatives.*DataLoader\(drop_last=True\)"):
+        loss = ContrastiveLoss("adnce:t=0.2,mu=0.7")(encode(model, data), encode(model, data))
+    loss.backward()
+    assert loss.item() == 0
+    assert all(torch.equal(p.grad, torch.zeros_like(p)) for p in model.parameters())
+
+
 def test_nodes_that_both_views_have(graphs):
     data, model = Batch.from_data_list(graphs), GCNConv(5, 8)
     views, nodes = [], []
@@ -113,5 +123,17 @@ def test_errors_of_nodes():
         criterion(h, h, nodes=[n])
     with pytest.raises(ValueError, match="one node per row"):
         criterion(h, h, nodes=[n, n[:2]])
+    mask = torch.ones(3, dtype=torch.bool)
+    for nodes, got in (
+        ((mask, mask), "torch.bool of (3,), torch.bool of (3,)"),
+        ((n, [0, 1, 2]), "torch.int64 of (3,), list"),
+        ((n, n.float()), "torch.int64 of (3,), torch.float32 of (3,)"),
+        ((n, n.unsqueeze(1)), "torch.int64 of (3,), torch.int64 of (3, 1)"),
+        (mask, "torch.bool of (), torch.bool of (), torch.bool of ()"),
+    ):
+        with pytest.raises(ValueError, match=r"1-D tensor of integers.*mask\.nonzero\(\)\.squeeze\(1\)") as refused:
+            criterion(h, h, nodes=nodes)
+        assert f"got {got};" in str(refused.value)
+    assert criterion(h, h, nodes=[n.int(), mask.nonzero().squeeze(1)]).isfinite()
     with pytest.raises(ValueError, match="1 nodes in common"):
         criterion(h, h, nodes=[n, n + 2])

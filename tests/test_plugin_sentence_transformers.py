@@ -109,6 +109,23 @@ def test_one_column_is_embedded_twice(model):
     assert found[0][0] > 0
 
 
+@pytest.mark.parametrize("kind", [ContrastiveLoss, CachedContrastiveLoss])
+def test_one_column_has_the_views_that_the_objective_asks_for(model, kind):
+    data = features(model.eval(), texts(1))
+    (embedded,) = (model(x)["sentence_embedding"] for x in features(model, texts(1)))
+    spec = "arcl(adnce:t=0.1):views=4 + 0.1*dp"
+    loss_fn = kind(model, spec)
+    assert loss_fn.get_config_dict()["views"] == 4
+    loss = loss_fn(data, None)
+    torch.testing.assert_close(
+        loss if isinstance(loss, torch.Tensor) else loss.sum(), cp.objective(spec)(*[embedded] * 4)
+    )
+    assert kind(model, "infonce").views == 2
+    assert kind(model, "infonce", views=3).views == 3
+    with pytest.raises(ValueError, match="views must be at least 2, got 0"):
+        kind(model, views=0)
+
+
 def test_terms_are_returned_by_name(model):
     model.eval()
     data = features(model, texts(2))
@@ -137,6 +154,14 @@ def test_unknown_choices_are_named(model):
 
 
 @pytest.mark.parametrize("kind", [ContrastiveLoss, CachedContrastiveLoss])
+def test_the_model_comes_first(model, kind):
+    for swapped in (("infonce:t=0.05",), ("infonce:t=0.05", model)):
+        with pytest.raises(TypeError, match=r"model: expected a SentenceTransformer, got str; .*\(model, ") as refused:
+            kind(*swapped)
+        assert len(str(refused.value)) < 200
+
+
+@pytest.mark.parametrize("kind", [ContrastiveLoss, CachedContrastiveLoss])
 def test_copies(model, kind):
     model.eval()
     loss = kind(model, "adnce:t=0.05,mu=0.4 + 0.1*dp")
@@ -149,11 +174,25 @@ def test_copies(model, kind):
         )
 
 
-def test_matryoshka_wraps_it(model):
-    for loss in (ContrastiveLoss(model, "hcl + 0.1*dp", log_terms=False), CachedContrastiveLoss(model, "hcl + 0.1*dp")):
-        wrapped = losses.MatryoshkaLoss(model, loss, [16, 8])
-        wrapped(features(model, texts(2)), None).backward()
-        assert all(p.grad is None or p.grad.isfinite().all() for p in model.parameters())
+@pytest.mark.parametrize(
+    "wrap", [lambda *given: losses.MatryoshkaLoss(*given, [16, 8], [1, 0.5]), losses.AdaptiveLayerLoss]
+)
+def test_losses_that_wrap_another_one(model, wrap):
+    """They weigh what it returns, a dict of terms as well as a number."""
+    model.eval()
+    found = []
+    for how in ({}, {"log_terms": False}):
+        torch.manual_seed(0)
+        found.append(wrap(model, ContrastiveLoss(model, "hcl + 0.1*dp", **how))(features(model, texts(2)), None))
+    torch.testing.assert_close(*found, rtol=0, atol=0)
+    found[0].backward()
+    assert all(p.grad is None or p.grad.isfinite().all() for p in model.parameters())
+
+
+def test_matryoshka_wraps_the_cached_one(model):
+    wrapped = losses.MatryoshkaLoss(model, CachedContrastiveLoss(model, "hcl + 0.1*dp"), [16, 8])
+    wrapped(features(model, texts(2)), None).backward()
+    assert all(p.grad is None or p.grad.isfinite().all() for p in model.parameters())
 
 
 # ---- cached --------------------------------------------------------------------------------------
@@ -220,15 +259,35 @@ def logged(run) -> list[float]:
 @pytest.mark.parametrize("spec", SPECS)
 def test_every_objective_trains(model, tmp_path, spec):
     before = [p.detach().clone() for p in model.parameters()]
-    run = trainer(model, ContrastiveLoss(model, spec), tmp_path)
     if spec in ATTACKED:
-        with pytest.raises(ValueError, match="needs adversarial views"):
-            run.train()
+        for kind in (ContrastiveLoss, CachedContrastiveLoss):
+            with pytest.raises(ValueError, match="needs adversarial views, but words have no gradient"):
+                kind(model, spec)
         return
+    run = trainer(model, ContrastiveLoss(model, spec), tmp_path)
     run.train()
     assert len(logged(run)) == 3
     assert all(torch.isfinite(p).all() for p in model.parameters())
     assert any(not torch.equal(p, was) for p, was in zip(model.parameters(), before, strict=True))
+
+
+@pytest.mark.parametrize("spec", ["adnce:t=0.05,mu=0.4", "infonce:t=0.05 + 0.1*dp"])
+@pytest.mark.parametrize("kind", [ContrastiveLoss, CachedContrastiveLoss])
+def test_a_last_batch_of_one_sample_trains(model, tmp_path, kind, spec):
+    """24 samples in batches of 23."""
+    run = trainer(model, kind(model, spec), tmp_path, max_steps=2, per_device_train_batch_size=23)
+    with pytest.warns(UserWarning, match="one sample has no negatives: its loss is zero.*dataloader_drop_last=True"):
+        run.train()
+    first, last = logged(run)
+    assert first > 0
+    assert last == 0
+    assert all(torch.isfinite(p).all() for p in model.parameters())
+
+
+def test_one_sample_with_a_hard_negative_has_negatives(model, recwarn):
+    data = [column[:1] for column in texts(3)]
+    assert ContrastiveLoss(model.eval())(features(model, data), None) > 0
+    assert not any("one sample" in str(each.message) for each in recwarn.list)
 
 
 def test_trains_as_the_hosts_loss(bert, tmp_path):

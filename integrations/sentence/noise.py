@@ -78,6 +78,8 @@ class PerturbedContrastiveLoss(ContrastiveLoss):
         how: as in :class:`counterpoint.plugins.sentence_transformers.ContrastiveLoss`; two columns, or one twice.
     """
 
+    makes = frozenset({"adversarial", "mixed"})
+
     def __init__(
         self,
         model: Any,
@@ -113,9 +115,7 @@ class PerturbedContrastiveLoss(ContrastiveLoss):
         if self.mixed:
             extra["mixed"] = mix(second, self._lam(), self.mixed)
         terms = self._terms([first, second], labels, **extra)
-        if len(terms) > 1 and self.log_terms:
-            return terms
-        return torch.stack(list(terms.values())).sum()
+        return terms if len(terms) > 1 and self.log_terms else terms.sum()
 
     def _lam(self) -> float:
         found: list[Any] = [part for part in self.objective.modules() if hasattr(part, "lam")]
