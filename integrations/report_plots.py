@@ -163,19 +163,19 @@ def curves(column: Column) -> list[str]:
 
 def draw_curve(axes: Axes, column: Column, key: str, looks: dict[str, Style]) -> None:
     """One logged number over epochs or steps: the mean over seeds, a standard deviation around it, a paper's number."""
-    over: dict[str, None] = {}
+    over: list[str] = []
     for row, cell in column.cells.items():
         steps, mean, spread = _band([run.metrics() for run in column.runs[row]], key)
         if not steps:
             continue
-        over |= dict.fromkeys(run.axis for run in column.runs[row])
+        over += [run.axis for run in column.runs[row]]
         _, colour, dash = looks[row]
         low, high = ([m + sign * s for m, s in zip(mean, spread, strict=True)] for sign in (-1, 1))
         axes.plot(steps, mean, color=colour, linestyle=dash, linewidth=1.8, label=fill(row, 66))
         axes.fill_between(steps, low, high, color=colour, alpha=0.1, linewidth=0)
         if key == column.metric and cell.paper is not None:
             axes.axhline(cell.paper.value, color=colour, linestyle=":", linewidth=1)
-    axes.set_xlabel(" or ".join(over))
+    axes.set_xlabel(" or ".join(dict.fromkeys(over)))
     axes.set_title(key + (" (each objective's own)" if key == "loss" else ""), fontsize=10)
     tidy(axes)
 

@@ -276,7 +276,7 @@ def _tuned(
     def measure(specs: list[str]) -> dict[str, float]:
         cells = [make(one, seed) for one in specs for seed in seeds]
         how = {"jobs": given.jobs, "resume": given.resume, "progress": not given.json}
-        counted = {"before": len(tried) * len(seeds), "total": given.budget // len(seeds) * len(seeds)}
+        counted: dict[str, Any] = {"before": len(tried) * len(seeds), "total": given.budget // len(seeds) * len(seeds)}
         try:
             done = runs.run_grid(training.train, cells, given.out, **how, **counted)
         except GridError as error:
