@@ -9,12 +9,17 @@ import os
 import signal
 
 
+def _stop(*_: object) -> None:
+    os.write(2, b"counterpoint: stopped; nothing was done yet\n")
+    os._exit(130)
+
+
 def main() -> int:
     """Runs one command; see :func:`counterpoint.integrations.cli.main`."""
     interrupt = signal.getsignal(signal.SIGINT)
     heard = interrupt is signal.default_int_handler  # under nohup it is not
     if heard:
-        signal.signal(signal.SIGINT, lambda *_: os._exit(130))
+        signal.signal(signal.SIGINT, _stop)
     from counterpoint.integrations import cli
 
     if heard:

@@ -39,7 +39,8 @@ class ADNCE(InfoNCE, name="adnce"):
     """Adjusted InfoNCE: weights that favour informative negatives over trivial and over (likely) false ones.
 
     ``G = mean_j w_j E(s_j)``, with weights of mean one that do not pass gradients. They are a density of the raw
-    similarity, not of ``s / t``; see :func:`log_weight`. As ``sigma`` grows the loss becomes :class:`InfoNCE`.
+    similarity, not of ``s / t``; see :func:`counterpoint.adnce.log_weight`. As ``sigma`` grows the loss becomes
+    :class:`InfoNCE`.
 
     The authors' code differs by domain, and ``denominator`` chooses: ``with_positive`` is their image code, ``mean``
     is Eq. (12) and their graph code, ``all`` is their sentence code, where the positive is weighted together with

@@ -29,7 +29,7 @@ def set_checks(mode: str) -> None:
 
 def wanted(tensor: Tensor) -> bool:
     """Whether the values of ``tensor`` may be looked at now."""
-    if _mode == "never" or compiling():
+    if _mode == "never" or compiling() or torch._C._are_functorch_transforms_active():  # vmap has no values to show
         return False
     return _mode == "always" or tensor.device.type == "cpu"
 

@@ -174,7 +174,7 @@ def meet(gather: Gather, make: Callable[[], Batch]) -> Batch:
         return make()
     try:
         batch = make()
-        facts = batch.facts()
+        facts = batch.facts() | {'gather="ring" (1) or not (0)': int(ring)}
     except Exception:
         _exchange(group, [0])
         raise

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import difflib
 import math
+import numbers
 from collections.abc import Iterable
 from typing import Any
 
@@ -22,14 +23,14 @@ Value = float | Tensor
 def nearest(name: str, known: Iterable[str]) -> str:
     """``' Did you mean "adnce"?'`` for a near miss, and the list of what is known."""
     known = list(dict.fromkeys(known))
-    close = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
+    close = difflib.get_close_matches(name, known, n=1, cutoff=0.5) or [k for k in known if k == name.lower()]
     hint = f" Did you mean {close[0]!r}?" if close else ""
     return f"{hint} Known: {', '.join(known)}."
 
 
 def is_number(value: Any) -> bool:
     """A finite int or float; True and False are no numbers here."""
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+    return isinstance(value, numbers.Real) and not isinstance(value, bool) and math.isfinite(value)
 
 
 class Schedule(nn.Module):
@@ -78,6 +79,9 @@ class Schedule(nn.Module):
     def bounds(self) -> tuple[float, float]:
         return min(self.start, self.end), max(self.start, self.end)
 
+    def __repr__(self) -> str:
+        return self.spec()
+
     def spec(self) -> str:
         tail = "" if self.shape == "linear" else f",{self.shape}"
         return f"schedule({number(self.start)},{number(self.end)},{self.steps}{tail})"
@@ -85,6 +89,8 @@ class Schedule(nn.Module):
 
 class _Clip(torch.autograd.Function):
     """Clamp whose gradient vanishes only where a descent step would leave the interval further."""
+
+    generate_vmap_rule = True
 
     @staticmethod
     def forward(x: Tensor, low: float, high: float) -> Tensor:
@@ -134,6 +140,9 @@ class Learned(nn.Module):
 
     def bounds(self) -> tuple[float, float]:
         return self.low, self.high
+
+    def __repr__(self) -> str:
+        return self.spec()
 
     def spec(self) -> str:
         now = float(f"{math.exp(float(self.log_value.detach())):.6g}")
@@ -194,8 +203,9 @@ class Hyper:
         raise NotImplementedError
 
     def fail(self, value: Any, where: str) -> Exception:
-        kind = ValueError if isinstance(value, (int, float, str)) else TypeError
-        return kind(f"{where}: {self.name} must be {self.expected()}, got {value!r}.")
+        kind = ValueError if isinstance(value, (numbers.Real, str)) else TypeError
+        hint = " A number that is trained is a Learned(...)." if isinstance(value, Tensor) else ""
+        return kind(f"{where}: {self.name} must be {self.expected()}, got {value!r}.{hint}")
 
 
 class Real(Hyper):
@@ -238,7 +248,7 @@ class Real(Hyper):
             if not all(map(self.inside, value.bounds())):
                 raise ValueError(f"{where}: {self.name} must be {self.expected()}, got {value.spec()}.")
             return value
-        if not is_number(value) or not self.inside(value):
+        if not is_number(value) or not self.inside(float(value)):
             raise self.fail(value, where)
         return float(value)
 

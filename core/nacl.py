@@ -89,7 +89,8 @@ class MixNCA(_Clean, name="mixnca"):
     ``-log E(p) / (E(p) + N G) - lam mean_j log O_j - (1 - lam) mean_j log(1 - O_j)`` with
     ``O_j = E(m_j) / (E(m_j) + N G)`` for the ``M - 1`` views ``lam x+ + (1 - lam) x_j^-`` mixed in input space, made by
     :func:`counterpoint.views.mix` and passed as ``mixed=``. Without mixed views (``M = 1``) the sums are empty. In a
-    batch, every mixed view is compared with the batch's negatives.
+    batch, every mixed view is compared with the batch's negatives. The positives in the estimators g1 and g2 are the
+    clean ones in every term.
 
     Args:
         lam: in ``[0, 1]``; the paper uses .5 with g2 and .9 with g0.
@@ -129,7 +130,7 @@ class Robust(_Estimated, name="robust"):
     """The robust term: the adversarial view as the positive, among clean and adversarial negatives.
 
     ``mean_i w_i * -log E(a_i) / (E(a_i) + N G)``. The adversarial embeddings are passed as ``adversarial=``, made by
-    :func:`counterpoint.views.attack`.
+    :func:`counterpoint.views.attack`. The positives in the estimators g1 and g2 are the clean ones.
 
     Args:
         weight: ``clean``: an anchor's clean loss with the same estimator, so that samples that are hard to tell

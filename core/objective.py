@@ -7,6 +7,7 @@ with every pairing, wrapper, host and engine, adds up with other objectives, and
 from __future__ import annotations
 
 import inspect
+import re
 from collections.abc import Callable, Iterable
 from copy import deepcopy
 from functools import partial, reduce
@@ -23,6 +24,7 @@ from counterpoint.pairing import Batch, scores_from_logits, scores_from_matrices
 from counterpoint.scores import Negatives, Scores
 
 registry: dict[str, type[Objective]] = {}
+INFONCE = ("ntxent", "simclr", "moco", "clip", "crossentropy", "mnrl")  # what others call it
 
 
 class Objective(nn.Module):
@@ -163,7 +165,8 @@ class Objective(nn.Module):
             symmetric: ``one_way`` in both directions (CLIP).
             queue: ``(K, d)`` further keys, all negatives (MoCo). The first view is the query, the second the key;
                 key and queue are detached.
-            negatives: ``(B, d)`` or ``(B, n, d)`` hard negatives of each sample; all samples see all of them.
+            negatives: ``(B, d)`` or ``(B, n, d)`` hard negatives of each sample; all samples see all of them. The
+                pairing is then ``one_way``.
             negative_weight: SimCSE's weight, added to the logit of a sample's own hard negatives.
             ids: ``(B,)`` integers; samples with the same id are never each other's negatives.
             labels: ``(B,)`` integers; as ``ids``, and samples with the same label are positives (supervised use).
@@ -244,7 +247,8 @@ class Objective(nn.Module):
         """The loss of what a host would hand to cross entropy.
 
         Args:
-            logits: ``(anchors, keys)``, similarities times ``scale``.
+            logits: ``(anchors, keys)``, similarities times ``scale``. Minus infinity, or -1e4 and less, is a mask:
+                such a key is no negative of that anchor.
             labels: ``(anchors,)`` column of each positive; ``(anchors, keys)`` booleans for several positives per
                 row; by default the diagonal.
             scale: what the host has multiplied the similarities by, usually one over its temperature.
@@ -307,9 +311,26 @@ class Objective(nn.Module):
 
     __rmul__ = __mul__
 
+    def __radd__(self, other: object) -> Objective:
+        return self if isinstance(other, int) and other == 0 else NotImplemented  # what sum() begins with
+
+    def __neg__(self) -> Objective:
+        return self * -1.0
+
+    def __sub__(self, other: Objective) -> Objective:
+        return self + -other if isinstance(other, Objective) else NotImplemented
+
+    def __truediv__(self, number: float) -> Objective:
+        return self * (1 / number) if isinstance(number, (int, float)) else NotImplemented
+
     def replace(self, **changes: Any) -> Objective:
         """A copy with other hyper-parameters, and with schedules and learned values of its own."""
-        return type(self)(**{**deepcopy(self._hyper), **changes})
+        return type(self)(**{**deepcopy(self._hyper), **self._long(changes)})
+
+    def _long(self, changes: dict[str, Any]) -> dict[str, Any]:
+        """With full names in the place of a spec's."""
+        names = {h.short: k for k, h in self.hyper.items()}
+        return {names.get(k, k): v for k, v in changes.items()}
 
     # ---- text and data -------------------------------------------------------------------------
 
@@ -360,7 +381,8 @@ class Wrapper(Objective):
         return self.objective.needs
 
     def replace(self, **changes: Any) -> Objective:
-        return type(self)(**{"objective": deepcopy(self.objective), **deepcopy(self._hyper), **changes})
+        own = {"objective": deepcopy(self.objective), **deepcopy(self._hyper)}
+        return type(self)(**{**own, **self._long(changes)})
 
     def __str__(self) -> str:
         return f"{self.name}({self.objective}){self._parameters_text()}"
@@ -479,7 +501,9 @@ def kind(name: str) -> type[Objective]:
         for entry in metadata.entry_points(group="counterpoint.objectives"):
             entry.load()
     if name not in registry:
-        raise LookupError(f"unknown objective {name!r}.{nearest(name, registry)}")
+        meant = {c.__name__.lower(): n for n, c in registry.items()} | dict.fromkeys(INFONCE, "infonce")
+        hint = nearest(meant.get(re.sub(r"[^a-z0-9]", "", name.lower()), name), registry)
+        raise LookupError(f"unknown objective {name!r}.{hint}")
     return registry[name]
 
 

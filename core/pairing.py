@@ -36,6 +36,9 @@ from counterpoint.tiles import Mask
 EPS = 1e-8
 EPS_HALF = 1e-4  # in float16 the gradient, one over the length, would overflow
 
+# What hosts write over logits that are no keys: minus infinity, or a number that is as good as that in their precision.
+MASKED = -1e4
+
 # From so many pairs on they are streamed: on the CPU because that is faster, elsewhere because it is smaller.
 STREAMED_CPU, STREAMED = 2**17, 2**26
 
@@ -88,6 +91,13 @@ class Batch:
         self.raw = self._views(views, queue is not None)
         self.size, self.width = self.raw[0].shape[0], self.raw[0].shape[-1]
         self.device = self.raw[0].device
+        further = {
+            "queue": queue, "negatives": negatives, "ids": ids, "labels": labels, "queue_ids": queue_ids,
+            "negative_ids": negative_ids, "prior": prior, "adversarial": adversarial, "mixed": mixed,
+        }  # fmt: skip
+        for name, x in further.items():
+            if isinstance(x, Tensor) and x.device != self.device:
+                raise ValueError(f"{name}: on {x.device}, but view 1 is on {self.device}.")
         self.labels = labels if labels is None else checks.is_ids(labels, "labels", self.size)
         self.ids = self.labels if ids is None else checks.is_ids(ids, "ids", self.size)
         self.prior = self._prior(prior)
@@ -97,6 +107,8 @@ class Batch:
         self.mixed = None if mixed is None else self._extra(mixed, "mixed")
         self.queue_ids = self._key_ids(queue_ids, "queue_ids", "queue", self.queue)
         self.negative_ids = self._key_ids(negative_ids, "negative_ids", "negatives", self.negatives)
+        if self.queue is not None and pairing not in (None, "queue"):
+            raise ValueError(f"queue= is a pairing of its own (MoCo's), and so is {pairing!r}: give one.")
         if self.queue is not None and self.negatives is not None:
             raise ValueError("give queue= or negatives=, not both: append the hard negatives to the queue.")
         if self.queue is not None and self.ids is not None and self.queue_ids is None:
@@ -135,7 +147,7 @@ class Batch:
         }
         for name, x in (("negatives", self.negatives), ("adversarial", self.adversarial), ("mixed", self.mixed)):
             found[f"{name}= per sample"] = 0 if x is None else x.shape[1]
-        for name in ("ids", "labels", "negative_ids"):
+        for name in ("labels", "ids", "negative_ids"):
             found[f"whether there are {name}="] = int(getattr(self, name) is not None)
         return found
 
@@ -157,6 +169,8 @@ class Batch:
 
     def _views(self, views: tuple[Tensor, ...], queued: bool) -> list[Tensor]:
         for i, view in enumerate(views, 1):
+            if isinstance(view, (list, tuple)):
+                raise TypeError(f"view {i}: expected a tensor, got {type(view).__name__}: call loss_fn(*views).")
             checks.is_float(view, f"view {i}")
         if not views:
             raise ValueError("no embeddings: call with the views of a batch, loss_fn(z1, z2).")
@@ -578,17 +592,24 @@ def scores_from_logits(logits: Tensor, labels: Tensor | None, scale: float, igno
         raise ValueError(f"scale: expected a positive number, got {scale!r}.")
     if keys < 2:
         raise ValueError(f"logits: expected at least 2 keys, got shape {checks.shape(logits)}.")
-    s = widen(checks.is_finite(logits, "logits")) / scale
+    hidden = logits <= MASKED
+    if checks.wanted(logits) and not bool(hidden.any()):
+        s, masked = widen(checks.is_finite(logits, "logits")) / scale, None
+    else:
+        s, masked = widen(checks.is_finite(logits.masked_fill(hidden, 0.0), "logits")) / scale, hidden
     if labels is None:
         if keys < anchors:
             raise ValueError(f"labels: needed, logits of shape {checks.shape(logits)} have no diagonal of positives.")
         labels = torch.arange(anchors, device=logits.device)
-    if checks.is_tensor(labels, "labels").dtype == torch.bool:
+    if checks.is_tensor(labels, "labels").device != logits.device:
+        raise ValueError(f"labels: on {labels.device}, but logits are on {logits.device}.")
+    if labels.dtype == torch.bool:
         if labels.shape != logits.shape:
             raise ValueError(f"labels: expected booleans of shape {checks.shape(logits)}, got {checks.shape(labels)}.")
-        checks.has_negatives((~labels).sum(1))
+        drop, labels = (labels, labels) if masked is None else (labels | masked, labels & ~masked)
+        checks.has_negatives((~drop).sum(1))
         pos_mask, counted = _with_positives(labels, s.dtype)
-        return Scores(s, DenseNegatives(s, drop=labels), pos_mask, "logits", anchors=counted)
+        return Scores(s, DenseNegatives(s, drop=drop), pos_mask, "logits", anchors=counted)
     if labels.shape != (anchors,) or labels.is_floating_point():
         raise ValueError(f"labels: expected {anchors} columns, got shape {checks.shape(labels)} of {labels.dtype}.")
     valid = labels != ignore_index
@@ -597,4 +618,13 @@ def scores_from_logits(logits: Tensor, labels: Tensor | None, scale: float, igno
         wrong = labels[~inside][:5].tolist()
         raise ValueError(f"labels: expected columns from 0 to {keys - 1} or {ignore_index}, got {wrong}.")
     column = torch.where(valid, labels, torch.zeros_like(labels)).unsqueeze(1)
-    return Scores(s.gather(1, column), DenseNegatives(s, skip=column), layout="logits", anchors=valid.to(s.dtype))
+    if masked is None:
+        neg = DenseNegatives(s, skip=column)
+    else:
+        if checks.wanted(labels) and bool((lost := masked.gather(1, column).squeeze(1) & valid).any()):
+            rows = lost.nonzero().squeeze(1)[:5].tolist()
+            raise ValueError(f"logits: those of the positives of rows {rows} are masked, {MASKED:g} or less.")
+        drop = masked.scatter(1, column, True)
+        checks.has_negatives((~drop | ~valid.unsqueeze(1)).sum(1))
+        neg = DenseNegatives(s, drop=drop)
+    return Scores(s.gather(1, column), neg, layout="logits", anchors=valid.to(s.dtype))

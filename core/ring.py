@@ -190,8 +190,7 @@ class RingReduce(torch.autograd.Function):
             so_far: Reduction,
             rows: slice,
             keys: tuple[Tensor, Tensor],
-            sums: list[Tensor],
-            number: int,
+            _: int,
             tile: Tile,
         ) -> None:
             mine, (theirs, to_theirs) = left[rows], keys
@@ -202,11 +201,11 @@ class RingReduce(torch.autograd.Function):
             if total is not None:
                 to_left[rows][tile.rows].addmm_(total, theirs[tile.keys])
                 to_theirs[tile.keys].addmm_(total.t(), mine[tile.rows])
-            for to, shares, part in zip(to_tensors, sums, found, strict=False):
+            for to, part in zip(to_tensors, found, strict=False):
                 if to.numel() > 1:
                     to[rows][tile.rows] += part
                 else:
-                    shares[number] = part.squeeze()
+                    to += part.reshape(to.shape)
 
         sizes = neg.peers.rows(right)
         for owner, keys in neg.passing(right):
@@ -214,12 +213,8 @@ class RingReduce(torch.autograd.Function):
                 job, theirs = neg.job(reduction, terms, meeting), meeting.pick(keys)
                 so_far = reduction(meeting.mask, job.count, [x[:, meeting.rows] for x in state])
                 anchors, to_theirs = meeting.rows.stop - meeting.rows.start, torch.zeros_like(theirs)
-                sums = [t.new_zeros(job.tiles(anchors, len(theirs))) for t in tensors]
-                run = partial(work, job, so_far, meeting.rows, (theirs, to_theirs), sums)
+                run = partial(work, job, so_far, meeting.rows, (theirs, to_theirs))
                 job.each(run, anchors, len(theirs), left.device)
-                for to, shares in zip(to_tensors, sums, strict=True):
-                    if to.numel() == 1:
-                        to += shares.sum()
                 # others add to it in units of their own
                 for view, part in zip(meeting.views, to_theirs.split(meeting.sizes), strict=True):
                     back[view] += part * largest

@@ -4,8 +4,8 @@ Memory is ``O(anchors x width + tile^2)`` instead of ``O(anchors x keys)``, and 
 worked on. Where the keys are anchors too, a tile is made once and reduced along its rows and its columns.
 
 Tiles are in :mod:`counterpoint.tiles`, the functions that are summed over them in :mod:`counterpoint.terms`, the sums
-in :mod:`counterpoint.reductions`. Gradients are exact, and sums are made in an order that does not depend on the number
-of threads. They cannot be differentiated again. On a GPU, quadratics go to :mod:`counterpoint.fused`.
+in :mod:`counterpoint.reductions`. Gradients are exact, and cannot be differentiated again. On a GPU, quadratics go to
+:mod:`counterpoint.fused`.
 """
 
 from __future__ import annotations
@@ -13,10 +13,7 @@ from __future__ import annotations
 import importlib
 import itertools
 import math
-import os
-import threading
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -32,9 +29,9 @@ from counterpoint.tiles import Mask, Scratch, Tile
 
 # Where autograd is needed anyway, and more than once, up to so many pairs are kept: a matrix of 64 MB.
 KEPT = 2**24
-# Edges of tiles, of quadratics and where autograd holds several: 1 MB of float32 fits a core's cache; an accelerator
-# wants more at once.
-EDGES_CPU, EDGES = (512, 256), (4096, 2048)
+# Edges of tiles, of quadratics and where autograd holds several: 1 MB of float32 fits a core's cache, several threads
+# need work to share in every operation, and an accelerator wants more at once.
+EDGES_CPU, EDGES_THREADS, EDGES = (512, 256), (1024, 512), (4096, 2048)
 BLOCK = 1024  # rows that are normalised together
 ONCE = (
     "streamed negatives have no second derivative (create_graph=True): call the objective with tile=0, which keeps "
@@ -68,18 +65,6 @@ class Pass:
     same: bool
     edge: int
 
-    def rounds(self, rows: int, keys: int) -> Iterator[list[list[Tile]]]:
-        """All tiles, in rounds whose members touch different anchors and keys, so that threads can share a round."""
-        height, width = (-(-n // self.edge) for n in (rows, keys))
-        steps = max(height, width)
-        for step in range(steps):
-            if not self.same:
-                pairs = [[(i, (i + step) % steps)] for i in range(height) if (i + step) % steps < width]
-            else:  # tiles (i, j) and (j, i) touch the same anchors: one tile if mirrored, else one after the other
-                found = [(i, (step - i) % steps) for i in range(height) if i <= (step - i) % steps]
-                pairs = [[(i, j)] if self.mirrored or i == j else [(i, j), (j, i)] for i, j in found]
-            yield [[self._tile(i, j, rows, keys) for i, j in some] for some in pairs]
-
     def _tile(self, i: int, j: int, rows: int, keys: int) -> Tile:
         mine = slice(i * self.edge, min(rows, (i + 1) * self.edge))
         theirs = slice(j * self.edge, min(keys, (j + 1) * self.edge))
@@ -90,23 +75,13 @@ class Pass:
 
     def each(self, work: Callable[[int, Tile], None], rows: int, keys: int, device: torch.device) -> None:
         """Does ``work`` for all tiles, which are numbered."""
-        threads = torch.get_num_threads() if device.type == "cpu" else 1
-        # fewer blocks than that leave threads idle; then each operation is parallel in itself
-        run = _workers(threads, os.getpid()).map if threads > 1 and rows // self.edge >= 2 * threads else map
-
-        def some(tiles: list[tuple[int, Tile]]) -> None:
-            # matters of the thread; backward may be called inside autocast, which would round products
-            with torch.no_grad(), torch.autocast(device.type, enabled=False):
-                for number, tile in tiles:
-                    work(number, tile)
-
-        number = itertools.count()
-        for members in self.rounds(rows, keys):
-            for _ in run(some, [[(next(number), tile) for tile in tiles] for tiles in members]):
-                pass
-
-    def tiles(self, rows: int, keys: int) -> int:
-        return -(-rows // self.edge) * -(-keys // self.edge)
+        height, width = (-(-n // self.edge) for n in (rows, keys))
+        below = self.same and self.mirrored  # tile (j, i) is in tile (i, j)
+        # backward may be called inside autocast, which would round products
+        with torch.no_grad(), torch.autocast(device.type, enabled=False):
+            places = ((i, j) for i in range(height) for j in range(i if below else 0, width))
+            for number, (i, j) in enumerate(places):
+                work(number, self._tile(i, j, rows, keys))
 
     def product(self, left: Tensor, right: Tensor, tile: Tile, scratch: Scratch, new: bool = False) -> Tensor:
         """Similarities of a tile, in scratch memory unless they shall stay."""
@@ -116,23 +91,6 @@ class Pass:
         if self.terms.scale != 1.0:
             a = torch.mul(a, self.terms.scale, out=scratch("scaled", a.shape))
         return torch.mm(a, b.t(), out=out)
-
-
-@cache
-def _workers(threads: int, process: int) -> ThreadPoolExecutor:
-    """Threads of this process in which torch itself uses one thread each."""
-    ready = threading.Barrier(threads + 1)
-
-    def begin() -> None:
-        torch.set_num_threads(1)
-        ready.wait()
-
-    pool = ThreadPoolExecutor(threads, "counterpoint", begin)
-    for _ in range(threads):
-        pool.submit(int)
-    ready.wait()
-    torch.set_num_threads(threads)  # what begin() has set counts for new threads as well
-    return pool
 
 
 class Reduce(torch.autograd.Function):
@@ -146,7 +104,7 @@ class Reduce(torch.autograd.Function):
         # The first tiles are kept for the gradient: as much as one of the usual size takes or, if that is a good part
         # of all, as the embeddings take less one to work in. They hold products or, if that will do, what is summed.
         size = left.numel() + (0 if job.same else right.numel())
-        usual = EDGES_CPU[0] ** 2
+        usual = max(EDGES_CPU[0], job.edge) ** 2
         held = max(usual, size - usual if 16 * size >= len(left) * len(right) else 0)
         room = held // job.edge**2 if any(ctx.needs_input_grad) else 0
         summed = job.reduction is SumExp and terms.scale != 1.0
@@ -188,8 +146,6 @@ class Reduce(torch.autograd.Function):
         elif ctx.needs_input_grad[2]:
             to_right = torch.zeros_like(right)
         to_tensors = [torch.zeros_like(t) for t in tensors]
-        # what all tiles add to is added at the end, in their order, so that threads change nothing
-        sums = [t.new_zeros(job.tiles(left.shape[0], right.shape[0])) for t in tensors]
 
         def pulled(number: int, tile: Tile) -> tuple[Tensor | None, list[Tensor]]:
             if number >= len(kept):
@@ -209,16 +165,13 @@ class Reduce(torch.autograd.Function):
                 to_left[tile.rows].addmm_(total, right[tile.keys])
             if total is not None and to_right is not None and not tile.diagonal:
                 to_right[tile.keys].addmm_(total.t(), left[tile.rows])
-            for mine, shares, part in zip(to_tensors, sums, found, strict=False):
+            for mine, part in zip(to_tensors, found, strict=False):
                 if mine.numel() > 1:
                     mine[tile.rows] += part
                 else:  # a mirrored tile on the diagonal has every pair twice
-                    shares[number] = part.squeeze() / 2 if tile.diagonal else part.squeeze()
+                    mine += part.reshape(mine.shape) / (1 + tile.diagonal)
 
         job.each(work, left.shape[0], right.shape[0], left.device)
-        for mine, shares in zip(to_tensors, sums, strict=True):
-            if mine.numel() == 1:
-                mine += shares.sum()
         for x in {id(x): x for x in (to_left, to_right, *to_tensors) if x is not None}.values():
             x *= largest
         return None, to_left, to_right if other is not None else None, *to_tensors
@@ -367,7 +320,7 @@ class StreamedNegatives(Negatives):
         left, right = self.blocks[0]
         if self.tile is not None or left.device.type != "cpu":
             return self.tile or EDGES[isinstance(terms, Traced)]
-        edge = EDGES_CPU[isinstance(terms, Traced)]
+        edge = (EDGES_CPU if torch.get_num_threads() == 1 else EDGES_THREADS)[isinstance(terms, Traced)]
         return min(edge, -(-len(left) // 2)) if left is right else edge  # one tile would have every pair twice
 
     def _reduce(self, reduction: type[Reduction], terms: Quadratics | Traced, uniform: bool) -> tuple[Tensor, ...]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import threading
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import NamedTuple
@@ -152,8 +151,8 @@ class Mask:
         return (count.to(dtype) + more * counted.to(dtype)).unsqueeze(1)
 
 
-class Scratch(threading.local):
-    """Memory for tiles, one set per thread."""
+class Scratch:
+    """Memory for tiles."""
 
     def __init__(self, like: Tensor) -> None:
         self.like = like

@@ -13,7 +13,7 @@ its bilinear scores, and InfoNCE on cosines stands between the two, to tell the 
 
 examples:
   python examples/curl_dmc.py --size smoke                     one task, a minute
-  python examples/curl_dmc.py --size small --jobs 2            six tasks, ten rows, three seeds
+  python examples/curl_dmc.py --size small --jobs 2            six tasks, eleven rows, three seeds
   python examples/curl_dmc.py --size small --tasks walker-walk --objectives "infonce:t=1" "adnce:t=0.5"
   python examples/curl_dmc.py --size paper --device cuda --tasks cartpole-swingup
 """

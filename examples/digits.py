@@ -219,7 +219,7 @@ def report(result: dict[str, Any]) -> str:
         cells = ""
         for found in row.values():
             gap = "{difference:+5.1f} [{low:+.1f}, {high:+.1f}]".format(**found["vs_first"]) if name != first else ""
-            cells += f"  {found['mean']:5.1f} +- {found['sd']:3.1f}  {gap:21}"
+            cells += f"  {found['mean']:5.1f} ± {found['sd']:3.1f}  {gap:21}"
         lines.append(f"{name:{width}}{cells}".rstrip())
     lines.append("")
     for measure in MEASURES:

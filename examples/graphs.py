@@ -99,7 +99,7 @@ def report(result: dict[str, Any]) -> str:
         if versus is not None:
             gap = "{difference:+5.1f} [{low:+.1f}, {high:+.1f}]".format(**versus)
             higher += [name] * (versus["low"] > 0 and name in result["arguments"]["objectives"])
-        lines.append(f"{name:{width}}  {row['mean']:5.1f} +- {row['sd']:3.1f}  {gap}".rstrip())
+        lines.append(f"{name:{width}}  {row['mean']:5.1f} ± {row['sd']:3.1f}  {gap}".rstrip())
     return "\n".join([*lines, "", f"Better than the untrained encoder: {', '.join(higher) or 'none'}."])
 
 

@@ -32,9 +32,7 @@ ROWS: dict[str, list[Setting]] = {
 STUDY = {
     **SIZES,
     "small": Size("cifar10", 5, 1, {**SMALL, "subset": 4000, "epochs": 6}),
-    "paper": Size(
-        "cifar10", 5, 1, {"backbone": "resnet18", "batch": 256, "epochs": 100, "lr": 3e-4, "validation": 0.02}
-    ),
+    "paper": Size("cifar10", 5, 1, {**SIZES["paper"].settings, "lr": 3e-4}),
 }
 
 if __name__ == "__main__":

@@ -16,19 +16,15 @@ examples:
 
 from __future__ import annotations
 
-from lightly_cifar import SIZES, SMALL, Setting, Size, main_of
+import lightly_cifar
+from lightly_cifar import SIZES, Size, main_of
 
-TEMPERATURES = (0.1, 0.2, 0.3, 0.5)
-ROWS: dict[str, list[Setting]] = {
-    "SimCLR": [f"infonce:t={t}" for t in TEMPERATURES],
-    "AAL, 4 views": [f"aal(infonce:t={t}):views=4" for t in TEMPERATURES],
-    "ArCL, 4 views": [f"arcl(infonce:t={t}):views=4" for t in TEMPERATURES],
-}
+ROWS = {"SimCLR": lightly_cifar.ROWS["InfoNCE"]}
+ROWS |= {name: lightly_cifar.ROWS[name] for name in ("AAL, 4 views", "ArCL, 4 views")}
 PRINTED = {"linear": ("cifar10", "original"), "aug2": ("cifar10", "aug2")}
 STUDY = {
     **SIZES,
-    "small": Size("cifar10", 5, 1, SMALL),
-    "paper": Size("cifar10", 3, 1, {"backbone": "resnet18", "batch": 512, "epochs": 500, "validation": 0.02}),
+    "paper": Size("cifar10", 3, 1, {**SIZES["paper"].settings, "batch": 512, "epochs": 500}),
 }
 
 if __name__ == "__main__":

@@ -260,8 +260,8 @@ def report(result: dict[str, Any]) -> str:
     for data, rows in result["summary"].items():
         lines.append(f"{data:{width}}  k-means, %      paper         minus the first, 95%, p")
         for name, row in rows.items():
-            paper = "{:.1f} +- {:.1f}".format(*row["paper"]) if row["paper"] else "-"
-            line = f"{name:{width}}  {row['mean']:5.1f} +- {row['sd']:4.1f}  {paper:12}"
+            paper = "{:.1f} ± {:.1f}".format(*row["paper"]) if row["paper"] else "-"
+            line = f"{name:{width}}  {row['mean']:5.1f} ± {row['sd']:4.1f}  {paper:12}"
             if (versus := row["vs_first"]) is not None:
                 interval = f"[{versus['low']:+.1f}, {versus['high']:+.1f}]"
                 line += f"  {versus['difference']:+5.1f} {interval}, {versus['p']:.2g}"

@@ -50,16 +50,19 @@ def main(argv: Sequence[str] | None = None) -> int:
     """
     words = list(sys.argv[1:] if argv is None else argv)
     asked = next((name for name in COMMANDS if words[: len(name.split())] == name.split()), "")
+    given = None
     try:
-        given = build(asked).parse_args(words)
+        given = build(asked).parse_args(words, argparse.Namespace(words=words[len(asked.split()) :]))
         code = COMMANDS[asked].run(given)
         sys.stdout.flush()
     except BrokenPipeError:  # who reads, such as head, has seen enough; Python would complain again at exit
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         code = 0
-    except KeyboardInterrupt:
-        if COMMANDS[asked].script:
+    except KeyboardInterrupt as error:
+        if given is not None and COMMANDS[asked].script:
             raise
+        said = str(error) or ("stopped" if given else "stopped; nothing was done yet")  # frameworks are still loading
+        print(f"counterpoint {asked}:", said, file=sys.stderr)
         code = 130
     except (GridError, ImportError, OSError, ValueError) as error:
         if COMMANDS[asked].script:

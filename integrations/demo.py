@@ -170,7 +170,7 @@ def _learn_sentences(run: Run, learner: Any) -> None:
             seed=given["seed"],
         )
         loss = ContrastiveLoss(learner, given["objective"], views=views, log_terms=False)
-        learner.model_card_data.generate_widget_examples = False
+        learner.model_card_data.widget = [{"text": "none"}]  # a card is not written: nothing to choose for it
         trainer = SentenceTransformerTrainer(model=learner, args=settings, train_dataset=data, loss=loss)
         trainer.remove_callback(PrinterCallback)
         trainer.train()
@@ -184,7 +184,7 @@ def _control(run: Run, cache: Path) -> None:
 
     data, stack, x, x_new = representation.learned(run, cache)
     result, details = representation.judge(data, stack, x, x_new)
-    place = data.targets(stack, data.held_out)[:KEPT, 0]
+    place = data.targets(stack, data.held_out)[:KEPT, 0].contiguous()
     quarter = torch.bucketize(place, place.quantile(torch.tensor([0.25, 0.5, 0.75])))
     run.keep(x_new[:KEPT], quarter, "1234", f"quarter of {data.names[0]}, from the lowest")
     run.finish(result, **details)

@@ -20,11 +20,14 @@ import torch
 import counterpoint as cp
 
 EXTRAS = ("sentence", "graph", "image", "control", "plots", "cli")
-RENDERERS = ("egl", "osmesa")
-# what a renderer has to be able to do, in a process of its own: it is chosen once, at import
-RENDER = """
+RENDERERS = {"egl": "libegl1", "osmesa": "libosmesa6"}  # and the packages of Debian and Ubuntu that have them
+# what the simulator and then a renderer have to be able to do, in processes of their own: it is chosen once, at import
+LOAD = """
 from dm_control import suite
-frame = suite.load("cartpole", "balance").physics.render(8, 8, camera_id=0)
+physics = suite.load("cartpole", "balance").physics
+"""
+RENDER = """
+frame = physics.render(8, 8, camera_id=0)
 raise SystemExit(0 if frame.any() else "the picture is black")
 """
 
@@ -151,24 +154,25 @@ def _device() -> Finding:
 def _renderers() -> Iterator[Finding]:
     if _version("dm-control") is None:
         return
-    for name in RENDERERS:
-        try:
-            done = subprocess.run(
-                [sys.executable, "-c", RENDER],
-                env={**os.environ, "MUJOCO_GL": name},
-                capture_output=True,
-                text=True,
-                timeout=120,
-            )
-        except subprocess.TimeoutExpired:
-            yield Finding("renderer", name, "missing", "did not answer within two minutes")
-            continue
-        if done.returncode == 0:
-            yield Finding("renderer", name, "ok", f"renders without a screen, MUJOCO_GL={name}")
+    if said := _failure(LOAD, "disabled"):
+        mend = 'pip install --force-reinstall --no-deps dm-control "mujoco<4"'
+        yield Finding("renderer", "dm-control", "bad", f"loads no task: {said}", mend)
+        return
+    for name, package in RENDERERS.items():
+        if said := _failure(LOAD + RENDER, name):
+            yield Finding("renderer", name, "missing", f"draws nothing: {said}", f"apt-get install {package}")
         else:
-            said = (done.stderr.strip().splitlines() or ["no message"])[-1]
-            package = {"egl": "libegl1", "osmesa": "libosmesa6"}[name]
-            yield Finding("renderer", name, "missing", said, f"apt-get install {package}")
+            yield Finding("renderer", name, "ok", f"renders without a screen, MUJOCO_GL={name}")
+
+
+def _failure(script: str, renderer: str) -> str:
+    """What a script says last when it fails with a renderer; nothing if it does not."""
+    command, environment = [sys.executable, "-c", script], {**os.environ, "MUJOCO_GL": renderer}
+    try:
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
+    except subprocess.TimeoutExpired:
+        return "no answer within two minutes"
+    return (done.stderr.strip().splitlines() or ["no message"])[-1].strip() if done.returncode else ""
 
 
 # ---- data --------------------------------------------------------------------------------------

@@ -30,6 +30,7 @@ from counterpoint.integrations.runs import Run, atomic, find_runs, finite
 
 LEVEL = 0.05
 TITLE = "counterpoint report"
+WIDTH = 120  # of an overview in a terminal
 COMMON = ("domain", "dataset", "objective", "label", "seed")  # arguments that do not tell two rows of a name apart
 
 
@@ -402,15 +403,25 @@ LEGEND = (
 
 def terminal(report: Report) -> str:
     lines = []
-    for title, _, head, body, best, below, _ in tables(report):
+    for title, _, head, body, best, below, columns in tables(report):
         rows = [head, *body]
         shown = [[cell + " *" * ((i - 1, j) in best) for j, cell in enumerate(row)] for i, row in enumerate(rows)]
         widths = [max(len(row[j]) for row in shown) for j in range(len(shown[0]))]
         lines.append(f"== {title} ==")
-        padded = ([cell.ljust(width) for cell, width in zip(row, widths, strict=True)] for row in shown)
-        lines += ["  ".join(row).rstrip() for row in padded]
+        for block in _blocks(widths) if len(columns) > 1 else [range(len(widths))]:
+            lines += ["  ".join(row[j].ljust(widths[j]) for j in block).rstrip() for row in shown]
         lines += ["", below, ""] if below else [""]
     return "\n".join([*lines, *report.notes, LEGEND.format("*")])
+
+
+def _blocks(widths: Sequence[int]) -> list[list[int]]:
+    """The columns of an overview that fit beside each other; the first one, of names, begins each block."""
+    blocks = [[0]]
+    for j, width in enumerate(widths[1:], 1):
+        if len(blocks[-1]) > 1 and sum(widths[i] + 2 for i in blocks[-1]) + width > WIDTH:
+            blocks.append([0])
+        blocks[-1].append(j)
+    return blocks
 
 
 def markdown(report: Report) -> str:
@@ -478,6 +489,15 @@ RENDER: dict[str, Callable[[Report], str]] = {
 
 
 # ---- counterpoint report -----------------------------------------------------------------------
+
+
+def show(found: Sequence[Run], as_json: bool) -> None:
+    """What a ``train`` command prints: the runs for machines, or the report of all their results for people."""
+    if as_json:
+        print(json.dumps([finite(run.flat()) for run in found], indent=1, allow_nan=False))
+    elif found:
+        metrics = list(dict.fromkeys(name for run in found for name in run.record["result"]))
+        print(terminal(summarise(found, metrics=metrics)))
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

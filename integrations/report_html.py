@@ -132,7 +132,7 @@ def _pictures(column: Column, looks: dict[str, Style], prefix: str) -> Iterator[
             (
                 f"{key} while training, mean and standard deviation over seeds"
                 + "; each objective has its own scale" * (key == "loss"),
-                f"curves of {key} over the steps of training, a line per row",
+                f"curves of {key} over training, a line per row",
                 2.7,
                 partial(report_plots.draw_curve, column=column, key=key, looks=looks),
             )

@@ -83,7 +83,7 @@ def plot_column(column: Column) -> Figure:
 
 
 def plot_curves(column: Column) -> Figure | None:
-    """What the column's runs have logged over their steps, beside each other."""
+    """What the column's runs have logged over training, beside each other."""
     looks, shown = styles(column.cells), curves(column)
     if not shown:
         return None
@@ -162,18 +162,20 @@ def curves(column: Column) -> list[str]:
 
 
 def draw_curve(axes: Axes, column: Column, key: str, looks: dict[str, Style]) -> None:
-    """One logged number over the steps: the mean over seeds, a standard deviation around it, the paper's number."""
+    """One logged number over epochs or steps: the mean over seeds, a standard deviation around it, a paper's number."""
+    over: list[str] = []
     for row, cell in column.cells.items():
         steps, mean, spread = _band([run.metrics() for run in column.runs[row]], key)
         if not steps:
             continue
+        over += [run.axis for run in column.runs[row]]
         _, colour, dash = looks[row]
         low, high = ([m + sign * s for m, s in zip(mean, spread, strict=True)] for sign in (-1, 1))
         axes.plot(steps, mean, color=colour, linestyle=dash, linewidth=1.8, label=fill(row, 66))
         axes.fill_between(steps, low, high, color=colour, alpha=0.1, linewidth=0)
         if key == column.metric and cell.paper is not None:
             axes.axhline(cell.paper.value, color=colour, linestyle=":", linewidth=1)
-    axes.set_xlabel("step")
+    axes.set_xlabel(" or ".join(dict.fromkeys(over)))
     axes.set_title(key + (" (each objective's own)" if key == "loss" else ""), fontsize=10)
     tidy(axes)
 

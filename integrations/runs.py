@@ -62,6 +62,7 @@ import torch
 from filelock import FileLock, Timeout  # torch itself requires it
 
 import counterpoint as cp
+from counterpoint.hyper import nearest
 
 try:
     from tqdm import tqdm
@@ -173,8 +174,8 @@ class Run:
         return str(self.arguments.get("label") or self.arguments["objective"])
 
     def flat(self) -> dict[str, Any]:
-        """Arguments, results and the folder side by side, for machines to read."""
-        return {**self.arguments, **(self.result or {}), "folder": str(self.path)}
+        """Name, arguments, results and the folder side by side, for machines to read."""
+        return {"name": self.name, **self.arguments, **(self.result or {}), "folder": str(self.path)}
 
     @property
     def title(self) -> str:
@@ -297,6 +298,15 @@ class Run:
         if self._writing:
             self._metrics_from(0)
         return None
+
+    @property
+    def axis(self) -> str:
+        """What the steps of metrics.jsonl count; see :meth:`counts`."""
+        return str(self.record.get("axis", "step"))
+
+    def counts(self, what: str) -> None:
+        """Notes what the steps of :meth:`log` and :meth:`save` are, such as ``epoch``, for the pictures of a report."""
+        self._write(axis=what)
 
     def data(self, checksum: str) -> None:
         """Notes the :func:`checksum` of the data, and refuses to go on with other data than the run began with."""
@@ -449,6 +459,8 @@ def run_grid(
     jobs: int = 1,
     resume: bool = True,
     progress: bool = True,
+    before: int = 0,
+    total: int | None = None,
 ) -> list[Run]:
     """Trains every cell that is not done yet, and returns the runs of all.
 
@@ -464,6 +476,7 @@ def run_grid(
             sums over another number of threads may round differently.
         resume: if false, every cell is done anew, and what its folder holds is deleted.
         progress: whether to say on stderr how far it is.
+        before, total: of a grid that is a part of something longer, the runs before it, and those there may be at most.
     """
     if jobs < 1:
         raise ValueError(f"jobs must be at least 1, got {jobs}.")
@@ -471,12 +484,12 @@ def run_grid(
     asked = [Run(root, cell) for cell in cells]
     runs = {run.path: run for run in asked}
     todo = [run for run in runs.values() if not (resume and run.done)]
-    count = len(runs) - len(todo)
+    count, total = before + len(runs) - len(todo), total or len(runs)
     failed: dict[Path, str] = {}
     say = _say if progress else lambda _: None
-    if count:
-        say(f"{count} of {len(runs)} runs are done already")
-    bar = _bar("runs", len(runs), count) if progress else None
+    if count > before:
+        say(f"{count} of {total} runs are done already")
+    bar = _bar("runs", total, count) if progress else None
     try:
         while todo:
             busy = []
@@ -490,7 +503,7 @@ def run_grid(
                     if outcome:
                         failed[run.path] = outcome
                     said = f"failed: {outcome}" if outcome else _numbers(run.result or {})
-                    say(f"[{count}/{len(runs)}] {run.title}: {said}")
+                    say(f"[{count}/{total}] {run.title}: {said}")
                     if bar is not None:
                         bar.update()
             if busy:
@@ -499,8 +512,8 @@ def run_grid(
                 time.sleep(POLL)
             todo = busy
     except KeyboardInterrupt:
-        say(f"stopped; {count} of {len(runs)} runs are over, and the same command goes on from here")
-        raise
+        said = f"stopped; {count} of {total} runs are over, and the same command goes on from here"
+        raise KeyboardInterrupt(said) from None
     finally:
         if bar is not None:
             bar.close()
@@ -878,6 +891,22 @@ def run_asked(
     except GridError as error:
         print(f"counterpoint train {domain}: {error}", file=sys.stderr)
         return [run for run in error.runs if run.done], 1
+
+
+def use_data(flag: str, folder: str | Path | None) -> None:
+    """Sets the folder of data sets that a flag names, for the processes that train too; ``hub`` is none."""
+    if folder is not None:
+        if str(folder) != "hub" and not Path(folder).is_dir():
+            raise ValueError(f"--{flag}: {folder} is no folder")
+        os.environ["COUNTERPOINT_DATA"] = str(folder)
+
+
+def check_names(changes: Iterable[str], known: Iterable[str]) -> None:
+    """Refuses what is no argument of a cell."""
+    known = list(known)
+    for name in changes:
+        if name not in known:
+            raise TypeError(f"cell: unknown argument {name!r}.{nearest(name, known)}")
 
 
 def add_arguments(parser: argparse.ArgumentParser, length: str | None = "epochs", presets: Iterable[str] = ()) -> None:

@@ -71,19 +71,21 @@ GRIDS: dict[str, dict[str, tuple[float, ...]]] = {
 
 @dataclass(frozen=True)
 class Domain:
-    """The flag that names the data, what keeps the test set out of a run, and what tuned runs are reported with."""
+    """The flags that name the data and its folder, what keeps the test set out of a run, and what reports on it."""
 
     data: str
+    folder: str | None
     held_out: Mapping[str, Any]
-    reported: str = ""
+    reported: Sequence[str] = ()
 
 
 DOMAINS = {
-    "sentence": Domain("data", {"test": None, "keep": False}),
-    "graph": Domain("dataset", {"part": "tune"}, "--part report"),
-    "image": Domain("data", {"part": "tune", "probe": ["knn"]}),
-    "control": Domain("task", {}),
+    "sentence": Domain("data", "sts", {"test": None, "keep": False}, ["--test"]),
+    "graph": Domain("dataset", "data", {"part": "tune"}, ["--part", "report"]),
+    "image": Domain("data", "root", {"part": "tune", "probe": ["knn"]}),
+    "control": Domain("task", None, {}),
 }
+OWN = ("objective", "seed", "seeds", "budget", "grid", "part", "resume", "fresh", "json")  # flags not handed to train
 
 
 # ---- specs -------------------------------------------------------------------------------------
@@ -227,6 +229,8 @@ def command(given: argparse.Namespace, domain: str) -> int:
     grids = None if given.grid is None else dict(given.grid)
     specs = given.objective or ["infonce"]
     asked = {spec: grids_of(spec, domain, grids) for spec in specs}
+    if folder := DOMAINS[domain].folder:
+        runs.use_data(folder, getattr(given, folder))
     if given.budget < given.seeds:
         raise ValueError(f"--budget: {given.budget} runs are less than one setting's {given.seeds} seeds.")
     make = _cells(given, domain)
@@ -272,9 +276,13 @@ def _tuned(
     def measure(specs: list[str]) -> dict[str, float]:
         cells = [make(one, seed) for one in specs for seed in seeds]
         how = {"jobs": given.jobs, "resume": given.resume, "progress": not given.json}
+        counted: dict[str, Any] = {"before": len(tried) * len(seeds), "total": given.budget // len(seeds) * len(seeds)}
         try:
-            done = runs.run_grid(training.train, cells, given.out, **how)
+            done = runs.run_grid(training.train, cells, given.out, **how, **counted)
         except GridError as error:
+            kind, _, said = str(error.runs[0].record["error"]).partition(": ")
+            if not tried and kind == "ValueError":  # what is wrong with the settings is so for every spec
+                raise ValueError(said) from error
             print(f"counterpoint tune {domain}: {error}", file=sys.stderr)
             done = error.runs
         for i, one in enumerate(specs):
@@ -304,11 +312,14 @@ def _values(some: Sequence[Run]) -> list[float]:
 
 
 def _train_command(given: argparse.Namespace, domain: str, spec: str) -> str:
-    flag = DOMAINS[domain].data
-    data = getattr(given, flag)
-    name = (data[0] if isinstance(data, list) else data) or "digits"
-    words = ["counterpoint", "train", domain, f"--{flag}", str(name), "--objective", spec, "--seeds", "5"]
-    return " ".join([shlex.join(words), DOMAINS[domain].reported]).strip()
+    """With the words that were typed, so that the same model is trained, and with other seeds."""
+    own = argparse.ArgumentParser(add_help=False)
+    for flag in OWN:
+        own.add_argument(f"--{flag}", nargs="*")
+    _, typed = own.parse_known_args(given.words)
+    seed = [] if given.seed == FIRST_SEED else ["--seed", str(given.seed + given.seeds)]
+    words = [*DOMAINS[domain].reported, *typed, "--objective", spec, *seed, "--seeds", "5"]
+    return shlex.join(["counterpoint", "train", domain, *words])
 
 
 def text(found: Mapping[str, Any]) -> str:
@@ -321,5 +332,7 @@ def text(found: Mapping[str, Any]) -> str:
         score = "failed" if row["mean"] is None else f"{row['mean']:.5g}{spread}"
         lines.append(f"  {row['spec']:{width}}  {score}" + "  (start)" * (row["spec"] == found["objective"]))
     lines += ["", f"use {found['best']}"]
-    lines.append("It was chosen by this score, which is therefore too good: report other seeds, on the test data, with")
+    lines.append(
+        "It was chosen by this score, which is therefore too good. Report other seeds, on test data if any, with"
+    )
     return "\n".join([*lines, f"  {found['train']}"])

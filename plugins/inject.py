@@ -293,7 +293,7 @@ def _separate(given: argparse.Namespace) -> list[str]:
         late = argparse.ArgumentParser(
             f"counterpoint inject {given.host}",
             usage="%(prog)s [options] -- train.py ...",
-            epilog=host and _epilog(host),
+            epilog=_epilog(host) if host else None,
             formatter_class=argparse.RawDescriptionHelpFormatter,
         )
         _add_options(late, host)

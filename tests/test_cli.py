@@ -185,7 +185,8 @@ def test_a_reader_that_stops_is_no_error(capsys, monkeypatch):
 @pytest.mark.parametrize(
     ("error", "code", "said"),
     [
-        (KeyboardInterrupt(), 130, ""),
+        (KeyboardInterrupt(), 130, "counterpoint report: stopped\n"),
+        (KeyboardInterrupt("1 of 2 runs are over"), 130, "counterpoint report: 1 of 2 runs are over\n"),
         (GridError("1 of 2 runs failed: a (ValueError: b)", []), 1, "counterpoint report: 1 of 2 runs failed: a"),
     ],
 )

@@ -114,4 +114,4 @@ def test_exit_codes(command, capsys, monkeypatch):
         capsys.readouterr()
         assert main(name.split()) == code
         err = capsys.readouterr().err
-        assert err == ("" if code == 130 else f"counterpoint {name}: {error}\n")
+        assert err == f"counterpoint {name}: {str(error) or 'stopped'}\n"

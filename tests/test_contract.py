@@ -483,3 +483,37 @@ def test_learned_parameters_train():
 )
 def test_what_an_objective_needs_beside_views(spec, needs):
     assert cp.objective(spec).needs == needs
+
+
+def test_arithmetic_of_objectives():
+    z = torch.randn(2, 6, 4, generator=torch.Generator().manual_seed(0))
+    a, b = cp.InfoNCE(0.3), cp.HCL(0.1)
+    assert sum([a, b]) == a + b
+    assert a - b == a + -1.0 * b
+    assert a / 2 == 0.5 * a
+    torch.testing.assert_close((-a)(*z), -a(*z))
+    assert a.replace(t=0.1) == a.replace(temperature=0.1) == cp.InfoNCE(0.1)
+    assert repr([cp.Schedule(0.5, 0.1, 10), cp.Learned(0.5)]) == "[schedule(0.5,0.1,10), learned(0.5,0.001,1000)]"
+
+
+def test_numbers_of_other_libraries():
+    numpy = pytest.importorskip("numpy")
+    assert cp.InfoNCE(numpy.float32(0.5)) == cp.InfoNCE(0.5)
+    assert cp.Schedule(numpy.float64(0.5), 0.1, numpy.int64(10)).spec() == "schedule(0.5,0.1,10)"
+    with pytest.raises(TypeError, match=r"(?s)temperature must be .*a Learned"):
+        cp.InfoNCE(torch.nn.Parameter(torch.tensor(0.5)))
+
+
+@pytest.mark.parametrize("spec", SPECS)
+def test_vmap_is_a_loop(spec):
+    z = embeddings(dtype=torch.float64)
+    loss_fn = at(spec, 0.3).eval()
+    how = {"pairing": "views"} if " + " in spec else {}
+    batches = torch.stack([z[:2], z[2:4]])
+    try:
+        expected = torch.stack([loss_fn(*batch, **how) for batch in batches])
+    except ValueError:
+        pytest.skip("needs more than two views")
+    torch.testing.assert_close(
+        torch.func.vmap(lambda a, b: loss_fn(a, b, **how))(batches[:, 0], batches[:, 1]), expected
+    )

@@ -3,15 +3,14 @@
 import copy
 import importlib
 import math
-import os
 import sys
 import types
 from itertools import pairwise
-from pathlib import Path
 
 import pytest
 import torch
 import torch.nn.functional as F
+from hosts import real_clone
 
 import counterpoint as cp
 from counterpoint.integrations.control.agent import Agent, Contrast, Encoder, Settings, center_crop, random_crop
@@ -128,9 +127,7 @@ def test_any_objective_trains(spec):
 
 @pytest.fixture
 def official(monkeypatch):
-    clone = Path(os.environ.get("COUNTERPOINT_HOSTS", "")) / "curl"
-    if not os.environ.get("COUNTERPOINT_HOSTS") or not (clone / "curl_sac.py").is_file():
-        pytest.skip("COUNTERPOINT_HOSTS names no folder with a clone of MishaLaskin/curl in it")
+    clone = real_clone("curl")
     for name, needed in (("gym", {"Wrapper": object}), ("skimage.util.shape", {"view_as_windows": None})):
         if importlib.util.find_spec(name.split(".")[0]) is None:  # imported, but not used by an update
             module = types.ModuleType(name)

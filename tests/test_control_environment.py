@@ -53,6 +53,34 @@ def test_the_protocol_is_curls(frames):
         assert (new[6:] == env.render(100).transpose(2, 0, 1)).all()
 
 
+@pytest.mark.parametrize("task", ["cartpole-swingup", "finger-spin", "dog-stand", "quadruped-escape"])
+def test_frames_are_dm_controls_own(frames, task):
+    """Over resets and sizes, beside an environment that keeps the buffers the suite has given it."""
+    with closing(Control(task, stack=1)) as env, closing(Control(task, pixels=False)) as other:
+        kept = []
+        for one in (env, other):
+            one.reset(seed=4)
+        for size in (100, 100, 240, 37, 100):
+            theirs = other._env.physics.render(size, size, camera_id=environment.CAMERA)
+            kept.append((env.render(size), theirs))
+            seen = env.reset()[0] if size == 37 else env.step(env.action_space.low)[0]
+            other.reset() if size == 37 else other.step(env.action_space.low)
+            theirs = other._env.physics.render(100, 100, camera_id=environment.CAMERA)
+            kept.append((seen.transpose(1, 2, 0), theirs))
+        for ours, theirs in kept:  # at the end, since what is given out must not change any more
+            assert (ours == theirs).all()
+
+
+def test_closing_one_leaves_the_others_alone(frames):
+    with closing(Control("cartpole-swingup", size=16)) as env:
+        seen, _ = env.reset(seed=1)
+        for _ in range(2):
+            with closing(Control("cartpole-swingup", size=16)) as other:
+                assert (other.reset(seed=1)[0] == seen).all()
+                other.close()  # as often as one likes
+            assert (env.reset(seed=1)[0] == seen).all()
+
+
 def test_rewards_add_up_over_repeated_actions_and_time_truncates():
     with closing(Control("cartpole-balance", pixels=False)) as env:
         env.reset(seed=1)
@@ -158,6 +186,18 @@ def test_actions_that_are_none_are_refused(action):
         env.reset(seed=0)
         with pytest.raises(ValueError, match=r"action: expected 1 finite numbers in \[-1, 1\]"):
             env.step(action)
+
+
+AFTER_DM_CONTROL = """
+from dm_control.mujoco import Camera
+from counterpoint.integrations.control.environment import Control
+print(Control("cartpole-swingup", size=8, stack=1).reset(seed=0)[0].shape)
+"""
+
+
+def test_dm_control_may_have_been_loaded_before(frames):
+    done = subprocess.run([sys.executable, "-c", AFTER_DM_CONTROL], capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (0, "(3, 8, 8)\n"), done.stderr
 
 
 NO_RENDERER = """

@@ -1,6 +1,6 @@
 """examples/digits.py: what it learns, what it repeats, what it writes and what it says."""
 
-import importlib.util
+import importlib
 import json
 import re
 from pathlib import Path
@@ -18,18 +18,9 @@ PLAIN, FOUR_VIEWS = "infonce:t=0.2", "arcl(infonce:t=0.2):views=4"
 PICTURES = {"digits_accuracy.png", "digits_curves.png", "digits_pca.png"}
 
 
-def load(name: str) -> ModuleType:
-    spec = importlib.util.spec_from_file_location(name, EXAMPLES / f"{name}.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
 @pytest.fixture(scope="module")
 def digits() -> ModuleType:
-    return load("digits")
+    return importlib.import_module("digits")
 
 
 def test_quick_learns_and_writes_pictures_and_numbers(digits, tmp_path):

@@ -81,7 +81,8 @@ def test_every_bound_is_read():
 
 @pytest.mark.parametrize(("mujoco", "bad"), [("4.0.1", True), ("3.17.0", False)])
 def test_versions_that_do_not_go_together(capsys, packages, monkeypatch, mujoco, bad):
-    monkeypatch.setattr(doctor, "RENDERERS", ())
+    monkeypatch.setattr(doctor, "LOAD", "")
+    monkeypatch.setattr(doctor, "RENDERERS", {})
     packages |= {"mujoco": mujoco, "dm-control": "1.0.50"}
     code, found = looked(capsys)
     assert code == bad
@@ -122,3 +123,23 @@ def test_a_renderer_is_tried_for_real(capsys):
     pytest.importorskip("dm_control")
     found = looked(capsys)[1]
     assert {name for about, name in found if about == "renderer"} == set(doctor.RENDERERS)
+
+
+def test_a_simulator_that_loads_nothing_is_not_the_renderers_fault(capsys, packages, monkeypatch):
+    packages["dm-control"] = "1.0.50"
+    monkeypatch.setattr(doctor, "LOAD", "raise AttributeError('no such field')")
+    code, found = looked(capsys)
+    (name, one), *more = [(name, one) for (about, name), one in found.items() if about == "renderer"]
+    assert (code, name, one["state"], more) == (1, "dm-control", "bad", [])
+    assert one["text"] == "loads no task: AttributeError: no such field"
+    assert one["fix"].endswith('"mujoco<4"')
+
+
+def test_a_renderer_that_draws_nothing(capsys, packages, monkeypatch):
+    packages["dm-control"] = "1.0.50"
+    monkeypatch.setattr(doctor, "LOAD", "import os\n")
+    monkeypatch.setattr(doctor, "RENDER", "raise SystemExit('black' if os.environ['MUJOCO_GL'] == 'egl' else 0)")
+    code, found = looked(capsys)
+    assert (code, found["renderer", "osmesa"]["state"]) == (0, "ok")
+    assert found["renderer", "egl"]["text"] == "draws nothing: black"
+    assert found["renderer", "egl"]["fix"] == "apt-get install libegl1"

@@ -43,6 +43,24 @@ EMBEDDINGS = {
     "two stacks": (lambda: LOSS(Z1[None], Z2[None]), ValueError, r"view 1: expected shape .*got \(1, 6, 4\)"),
     "another batch size": (lambda: LOSS(Z1, Z2[:5]), ValueError, r"view 2: expected shape \(6, 4\) .*got \(5, 4\)"),
     "another width": (lambda: LOSS(Z1, Z2, Z2[:, :3]), ValueError, r"view 3: expected shape \(6, 4\) .*got \(6, 3\)"),
+    "a list of views": (
+        lambda: LOSS([Z1, Z2]),
+        TypeError,
+        r"view 1: expected a tensor, got list: call loss_fn\(\*views",
+    ),
+    "queue with a pairing": (
+        lambda: LOSS(Z1, Z2, queue=Z1, symmetric=True),
+        ValueError,
+        r"queue= is a pairing of its own.*'symmetric': give one",
+    ),
+    **{
+        f"{name} on another device": (
+            lambda name=name, x=x: LOSS(Z1, Z2, **{name: x.to("meta")}),
+            ValueError,
+            rf"{name}: on meta, but view 1 is on cpu",
+        )
+        for name, x in {"ids": IDS, "labels": IDS, "queue": Z1, "negatives": Z1, "prior": Z1[:, 0]}.items()
+    },
     "another device": (lambda: LOSS(Z1, Z2.to("meta")), ValueError, r"view 2: on meta, but view 1 is on cpu"),
     "no samples": (lambda: LOSS(Z1[:0], Z2[:0]), ValueError, r"view 1: empty, shape \(0, 4\)"),
     "no width": (lambda: LOSS(Z1[:, :0], Z2[:, :0]), ValueError, r"view 1: empty, shape \(6, 0\)"),
@@ -287,6 +305,21 @@ LOGITS = {
     ),
     "logits integers": (lambda: LOSS.from_logits(NEG.long()), TypeError, r"logits: expected floating-point.*int64"),
     "logits NaN": (lambda: LOSS.from_logits(spoiled(NEG, 4, 0)), ValueError, r"logits: 1 of 35 values .*\(4, 0\)"),
+    "labels on another device": (
+        lambda: LOSS.from_logits(NEG, IDS[:5].to("meta")),
+        ValueError,
+        r"labels: on meta, but",
+    ),
+    "a masked positive": (
+        lambda: LOSS.from_logits(spoiled(NEG, 3, 3, value=-math.inf)),
+        ValueError,
+        r"logits: those of the positives of rows \[3\] are masked, -10000 or less",
+    ),
+    "nothing but masks": (
+        lambda: LOSS.from_logits(spoiled(NEG, 2, slice(3, 7), value=-1e9)[:, 2:], torch.zeros(5, dtype=torch.long)),
+        ValueError,
+        r"1 of 5 anchors have no negatives \(rows 2\)",
+    ),
     "one key": (lambda: LOSS.from_logits(NEG[:, :1]), ValueError, r"logits: expected at least 2 keys.*\(5, 1\)"),
     "no diagonal": (lambda: LOSS.from_logits(NEG[:, :3]), ValueError, r"labels: needed.*\(5, 3\).*diagonal"),
     "labels out of range": (
@@ -509,6 +542,9 @@ def test_message(call, kind, message):
 SPECS = [
     ("^", r"expected an objective's name, found the end"),
     ("  ^", r"expected an objective's name, found the end"),
+    ("^NTXent", r"unknown objective 'NTXent'. Did you mean 'infonce'\?"),
+    ("^ADNCE", r"unknown objective 'ADNCE'. Did you mean 'adnce'\?"),
+    ("^DistancePolarization", r"unknown objective 'DistancePolarization'. Did you mean 'dp'\?"),
     ("^infonc", r"unknown objective 'infonc'. Did you mean 'infonce'\? Known: .*adnce"),
     ("^sum", r"unknown objective 'sum'"),
     ("^Infonce", r"unknown objective 'Infonce'"),

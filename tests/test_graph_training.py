@@ -245,6 +245,7 @@ def test_the_official_protocol_takes_the_best_look(tmp_path):
     assert set(looks) == {10, 20, 21}
     assert run.result == {"accuracy": max(looks.values())}
     assert looks[run.details["epoch"]] == max(looks.values())
+    assert run.axis == "epoch"
     assert sum(run.details["folds"]) / 3 == pytest.approx(run.result["accuracy"])
 
 
@@ -285,9 +286,8 @@ def test_the_command_trains_compares_and_evaluates(tmp_path, capsys, monkeypatch
     for row in (training.BAG, training.UNTRAINED, "hcl:t=0.5", "dcl:t=0.2"):
         assert re.search(rf"^{re.escape(row)}.* \d+\.\d+ ± \d+\.\d+ \(2\)", table, re.M)
     assert main(["train", "graph", "--objective", "hcl", *words, "--json"]) == 0
-    (column,) = json.loads(capsys.readouterr().out)["columns"]
-    known = {row["row"]: row["values"] for row in column["rows"]}
-    assert len(known) == 3
+    known = {(one["name"], one["seed"]): one["accuracy"] for one in json.loads(capsys.readouterr().out)}
+    assert len(known) == 3 * 2
 
     assert main(["eval", "tu", str(tmp_path), "--folds", "3", "--seeds", "2", "--probe", "svm", "knn", "--json"]) == 0
     evaluated = json.loads(capsys.readouterr().out)
@@ -295,7 +295,7 @@ def test_the_command_trains_compares_and_evaluates(tmp_path, capsys, monkeypatch
     assert len(evaluated) == (1 + 2 + 4) * 2 * 2
     for one in evaluated:
         if one["probe"] == "svm" and one["name"].startswith("hcl") and f"seed{one['seed']}" in one["which"]:
-            assert one["accuracy"] == known[one["name"]][str(one["seed"])]
+            assert one["accuracy"] == known[one["name"], one["seed"]]
     training.loaded.cache_clear()
 
 
@@ -320,7 +320,7 @@ def test_a_run_on_a_real_set_prints_the_papers_numbers_too(tmp_path, capsys):
         (["train", "graph", "--dataset", "a/b"], "'a/b' is no name of a data set"),
         (["train", "graph", "--data", "/nowhere"], "/nowhere is no folder"),
         (["train", "graph", "--preset", "adnce"], "the paper has no settings for 'demo'"),
-        (["eval", "tu", "/nowhere"], "no finished run of an encoder in /nowhere"),
+        (["eval", "tu", "/nowhere"], "/nowhere: no such folder"),
     ],
 )
 def test_commands_say_what_is_wrong_in_one_line(capsys, words, says):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import importlib.util
+import importlib
 import json
 import os
 import re
@@ -16,7 +16,6 @@ import counterpoint as cp
 for needed in ("matplotlib", "scipy", "sklearn", "torch_geometric"):
     pytest.importorskip(needed)
 
-EXAMPLES = Path(__file__).parent.parent / "examples"
 TU = Path(os.environ.get("COUNTERPOINT_DATA", "."), "tu")
 needs_tu = pytest.mark.skipif(
     not (os.environ.get("COUNTERPOINT_DATA") and TU.is_dir()), reason="COUNTERPOINT_DATA with TU data sets is not set"
@@ -24,18 +23,8 @@ needs_tu = pytest.mark.skipif(
 
 
 @pytest.fixture
-def study(monkeypatch) -> ModuleType:
-    return load("graphcl_tu", monkeypatch)
-
-
-def load(name: str, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    monkeypatch.syspath_prepend(EXAMPLES)
-    spec = importlib.util.spec_from_file_location(name, EXAMPLES / f"{name}.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+def study() -> ModuleType:
+    return importlib.import_module("graphcl_tu")
 
 
 def test_every_objective_has_the_same_budget_and_the_same_denominator(study):
@@ -106,7 +95,7 @@ def test_unknown_data_sets_are_one_clear_line(study, capsys):
 
 
 def test_embedded_graphs_separate_chance_untrained_and_trained(monkeypatch, tmp_path, capsys):
-    graphs = load("graphs", monkeypatch)
+    graphs = importlib.import_module("graphs")
     graphs.main(["--objectives", "hcl:t=0.2,denominator=negatives", "--graphs", "180", "--out", str(tmp_path)])
     result = json.loads((tmp_path / "graphs.json").read_text())
     rows = result["summary"]

@@ -562,6 +562,22 @@ def test_from_logits_takes_the_diagonal_by_default_and_ignores_everything_quietl
     assert not gradients(nothing, [logits])[0].any()
 
 
+@pytest.mark.parametrize("value", [-math.inf, -1e9, -1e4])
+@pytest.mark.parametrize("spec", ["infonce:t=0.5", "adnce:t=0.5", "dcl:t=0.5", "hcl:t=0.5", "mv:t=0.5", "dro", "dp"])
+@prop(seed=SEED)
+def test_masked_logits_are_no_keys(spec, value, seed):
+    pos, neg = cosines(seed, anchors=5, negatives=7)
+    loss_fn = cp.objective(spec)
+    expected = loss_fn.from_scores(pos, neg)
+    own = torch.arange(5)
+    matrix = torch.cat([neg[:, :3], pos, torch.full_like(pos, value / 2), neg[:, 3:]], 1)  # scale=2 below
+    same(loss_fn.from_logits(2 * matrix, torch.full((5,), 3), scale=2.0), expected, pos, neg)
+    if spec not in ("dp", "dro"):  # a mean over positives
+        several = torch.zeros(5, 9, dtype=torch.bool)
+        several[own, 3] = several[own, 4] = True
+        same(loss_fn.from_logits(2 * matrix, several, scale=2.0), expected, pos, neg)
+
+
 @prop(seed=SEED)
 def test_from_logits_with_several_positives_per_row(seed):
     logits = (cosines(seed, negatives=7)[1] * 5).detach().requires_grad_()

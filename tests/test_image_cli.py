@@ -28,6 +28,7 @@ def test_train_then_evaluate(tmp_path, capsys):
     table = capsys.readouterr().out
     for said in ("8 x 8 digits, embedded", "untrained encoder", "infonce:t=0.2", "adnce:t=0.3", "knn", "linear"):
         assert said in table
+    assert table.count("minus baseline [95%]") == 3  # knn, linear, linear_top5
     assert main([*words, *QUICK, "--json"]) == 0  # nothing is trained again
     found = json.loads(capsys.readouterr().out)
     assert [one["name"].partition(":")[0] for one in found] == ["untrained encoder", "infonce", "adnce"]
@@ -65,7 +66,10 @@ def test_photos_without_classes(tmp_path, capsys):
     out = str(tmp_path / "runs")
     words = ["--backbone", "conv4", "--channels", "4", "--size", "16", "--batch", "4", "--epochs", "1", "--out", out]
     assert main(["train", "image", "--data", str(tmp_path), *words]) == 0
-    assert "loss" in capsys.readouterr().out
+    table = capsys.readouterr().out
+    assert "loss" in table
+    assert "nan" not in table
+    assert "untrained" not in table  # an encoder that has no loss either
     assert main(["eval", "image", out]) == 2
     assert "has no classes to evaluate on" in capsys.readouterr().err
     assert main(["eval", "image", out, "--data", "digits", "--probe", "knn"]) == 0

@@ -463,5 +463,6 @@ def test_two_processes_train_together_and_outlive_a_kill(tmp_path):
     (whole,), (cut,) = (runs.find_runs(tmp_path / folder) for folder in ("whole", "cut"))
     equal(whole, cut)
     assert [line["step"] for line in cut.metrics()] == [1, 2]
+    assert cut.axis == "epoch"
     assert cut.result["knn"] > 50
     assert restore(cut).encoder.width == 256

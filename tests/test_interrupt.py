@@ -14,7 +14,7 @@ import shlex
 import signal
 import sys
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from html.parser import HTMLParser
 from importlib.util import find_spec
 from pathlib import Path
@@ -25,7 +25,7 @@ import tiny_bert
 import torch
 from processes import session
 
-from counterpoint.integrations import runs
+from counterpoint.integrations import cli, runs
 from counterpoint.integrations.cli import COMMANDS
 
 MOMENTS = 4
@@ -70,6 +70,25 @@ for _ in range(300):
 def test_every_command_is_here():
     searched = {name for name in COMMANDS if name.startswith("tune ")}  # one code for all domains
     assert set(COMMAND) == set(COMMANDS) - searched | {"tune graph"}
+
+
+def test_while_torch_is_imported(tmp_path):
+    command = [sys.executable, "-X", "importtime", Path(sys.executable).with_name("counterpoint"), "train", "graph"]
+    process = session(command, cwd=tmp_path)  # a line on stderr for every module that has been imported
+    assert any("torch.types" in line for line in process.stderr)
+    os.killpg(process.pid, signal.SIGINT)
+    assert process.communicate()[1].splitlines()[-1] == "counterpoint: stopped; nothing was done yet"
+    assert process.returncode == 130
+    assert not list(tmp_path.iterdir())
+
+
+def test_while_frameworks_are_imported(monkeypatch, capsys):
+    def stop(parser):
+        raise KeyboardInterrupt
+
+    monkeypatch.setitem(COMMANDS, "train graph", replace(COMMANDS["train graph"], arguments=stop))
+    assert cli.main(["train", "graph"]) == 130
+    assert capsys.readouterr().err == "counterpoint train graph: stopped; nothing was done yet\n"
 
 
 @dataclass

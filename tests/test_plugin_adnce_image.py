@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import importlib.util
-import os
 import runpy
 import sys
-from pathlib import Path
 
 import pytest
 import torch
+from hosts import SGD, real_clone
 
 import counterpoint as cp
 from counterpoint.plugins import adnce_image, inject
@@ -57,26 +56,14 @@ class DRO_Loss(nn.Module):
         return (torch.log(1 + mass / (pos / t).exp())).mean(), weight
 '''
 
-MAIN = """
+MAIN = (
+    SGD
+    + """
 import argparse
 
 import torch
 from model import DRO_Loss
 from torch import nn
-
-
-class SGD:
-    # torch.optim would import the whole of torch's compiler
-    def __init__(self, params, lr):
-        self.params, self.lr = list(params), lr
-
-    def zero_grad(self):
-        for param in self.params:
-            param.grad = None
-
-    def step(self):
-        for param in self.params:
-            param.data -= self.lr * param.grad
 
 
 def train(net, loader, optimizer, model_loss):
@@ -108,6 +95,7 @@ if __name__ == "__main__":
     weights = train(net, data, SGD(net.parameters(), lr=0.5), model_loss)
     torch.save([net.weight.detach(), len(weights)], "weights.pt")
 """
+)
 
 SETTINGS = {
     "easy": ["--temperature", "0.2"],
@@ -224,19 +212,9 @@ def test_recognises_its_clone(clone):
     assert not adnce_image.HOST.recognises(clone)
 
 
-def real_clone():
-    hosts = os.environ.get("COUNTERPOINT_HOSTS")
-    if not hosts:
-        pytest.skip("COUNTERPOINT_HOSTS is not set")
-    for name in ("adnce_image", "ADNCE/image"):
-        if (Path(hosts) / name).is_dir():
-            return Path(hosts) / name
-    pytest.skip(f"no adnce_image or ADNCE/image in {hosts}")
-
-
 @pytest.mark.parametrize("estimator", ["easy", "HCL", "adnce"])
 def test_the_real_host(estimator, monkeypatch):
-    clone = real_clone()
+    clone = real_clone("adnce_image", "ADNCE/image")
     for package in ("torchvision", "scipy"):
         pytest.importorskip(package)
     assert adnce_image.HOST.recognises(clone)

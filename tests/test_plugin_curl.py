@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import importlib
 import json
-import os
 import runpy
 import sys
-from pathlib import Path
 from types import ModuleType, SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
+from hosts import SGD, real_clone
 from torch import nn
 
 import counterpoint as cp
@@ -47,7 +46,9 @@ def random_crop(imgs, output_size):
     return np.stack([x[:, i : i + output_size, j : j + output_size] for x, (i, j) in zip(imgs, corners)])
 '''
 
-AGENT = '''
+AGENT = (
+    SGD
+    + '''
 import copy
 
 import torch
@@ -83,21 +84,6 @@ class CURL(nn.Module):
         return logits - logits.max(1, keepdim=True).values
 
 
-class SGD:
-    # torch.optim would import the whole of torch's compiler
-    def __init__(self, params, lr):
-        self.params, self.lr = list(params), lr
-
-    def zero_grad(self):
-        for param in self.params:
-            param.grad = None
-
-    def step(self):
-        for param in self.params:
-            if param.grad is not None:
-                param.data -= self.lr * param.grad
-
-
 class CurlSacAgent:
     def __init__(self, obs_shape, encoder_type="pixel", dtype=torch.float64):
         self.encoder_type = encoder_type
@@ -128,6 +114,7 @@ class CurlSacAgent:
         self.encoder_optimizer.step()
         self.cpc_optimizer.step()
 '''
+)
 
 TRAIN = """
 import argparse
@@ -455,12 +442,7 @@ def test_without_gym_the_script_says_so(monkeypatch):
 @pytest.fixture
 def real(monkeypatch):
     """The host's two modules."""
-    hosts = os.environ.get("COUNTERPOINT_HOSTS")
-    if not hosts:
-        pytest.skip("COUNTERPOINT_HOSTS is not set")
-    folder = Path(hosts) / "curl"
-    if not folder.is_dir():
-        pytest.skip(f"no curl in {hosts}")
+    folder = real_clone("curl")
     for package in ("gym", "skimage"):
         pytest.importorskip(package)
     assert curl.HOST.recognises(folder)

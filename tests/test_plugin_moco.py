@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import importlib
-import os
 import runpy
 import sys
 from pathlib import Path
 
 import pytest
 import torch
+from hosts import SGD, real_clone
 from torch import nn
 
 import counterpoint as cp
@@ -60,7 +60,9 @@ class MoCo(nn.Module):
         return logits, labels
 '''
 
-MAIN = """
+MAIN = (
+    SGD
+    + """
 import argparse
 
 import moco.builder
@@ -73,20 +75,6 @@ import torch.nn as nn
 class Encoder(nn.Linear):
     def __init__(self, num_classes):
         super().__init__(12, num_classes)
-
-
-class SGD:
-    # torch.optim would import the whole of torch's compiler
-    def __init__(self, params, lr):
-        self.params, self.lr = [param for param in params if param.requires_grad], lr
-
-    def zero_grad(self):
-        for param in self.params:
-            param.grad = None
-
-    def step(self):
-        for param in self.params:
-            param.data -= self.lr * param.grad
 
 
 def main():
@@ -144,6 +132,7 @@ def accuracy(output, target, topk=(1,)):
 if __name__ == "__main__":
     main()
 """
+)
 
 
 @pytest.fixture
@@ -312,12 +301,7 @@ def test_recognises_its_clone(clone):
 
 
 def test_the_real_host(monkeypatch, tmp_path):
-    hosts = os.environ.get("COUNTERPOINT_HOSTS")
-    if not hosts:
-        pytest.skip("COUNTERPOINT_HOSTS is not set")
-    folder = Path(hosts) / "moco"
-    if not folder.is_dir():
-        pytest.skip(f"no moco in {hosts}")
+    folder = real_clone("moco")
     pytest.importorskip("torchvision")
     assert moco.HOST.recognises(folder)
     # the host is for CUDA and for process groups only

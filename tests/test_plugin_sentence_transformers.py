@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from tiny_bert import build, load, texts
+from tiny_bert import load, texts
 from torch import nn
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
@@ -30,16 +30,9 @@ ATTACKED = {"robust", "intcl", "intnacl"}
 SPECS = [f"{name}(infonce)" if issubclass(kind, cp.Wrapper) else name for name, kind in cp.registry.items()]
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    path = tmp_path_factory.mktemp("model")
-    build(path)
-    return path
-
-
 @pytest.fixture
-def model(folder):
-    return load(folder)
+def model(bert):
+    return load(bert)
 
 
 def features(model, columns: list[list[str]]) -> list[dict[str, torch.Tensor]]:
@@ -297,11 +290,11 @@ def test_one_sample_with_a_hard_negative_has_negatives(model, recwarn):
     assert not any("one sample" in str(each.message) for each in recwarn.list)
 
 
-def test_trains_as_the_hosts_loss(folder, tmp_path):
+def test_trains_as_the_hosts_loss(bert, tmp_path):
     """Three steps with dropout, from the same weights and seed."""
     curves = []
     for kind, how in ((losses.MultipleNegativesRankingLoss, {"scale": 20.0}), (ContrastiveLoss, {})):
-        model = load(folder)
+        model = load(bert)
         run = trainer(model, kind(model, **how), tmp_path, columns=3)
         run.train()
         curves.append(logged(run))
@@ -357,10 +350,10 @@ GATHERED = {
 IDS = torch.tensor([0, 1, 2, 3, 0, 4, 5, 6])
 
 
-def gathered_step(folder: str, kind, spec: str, own: slice, parallel: bool, **more) -> tuple[float, list[list[float]]]:
+def gathered_step(bert, kind, spec: str, own: slice, parallel: bool, **more) -> tuple[float, list[list[float]]]:
     settings = dict(GATHERED[spec])
     columns = [column[own] for column in texts(settings.pop("texts", 2))]
-    model = load(Path(folder)).double().eval()
+    model = load(bert).double().eval()
     preprocess = model.preprocess
     loss_fn = kind(model, spec, **settings, **more)
     if parallel:
@@ -373,30 +366,30 @@ def gathered_step(folder: str, kind, spec: str, own: slice, parallel: bool, **mo
     return loss.item(), [p.grad.flatten().tolist() for p in model.parameters() if p.grad is not None]
 
 
-def one_of_two(rank: int, folder: str, out: str) -> None:
+def one_of_two(rank: int, bert: str, out: str) -> None:
     """What each of the two processes does."""
     torch.set_num_threads(1)
     torch.distributed.init_process_group("gloo", f"file://{out}/meet", rank=rank, world_size=2)
     own = slice(4 * rank, 4 * rank + 4)
     found = {
-        spec: gathered_step(folder, ContrastiveLoss, spec, own, True, gather_across_devices=True) for spec in GATHERED
+        spec: gathered_step(bert, ContrastiveLoss, spec, own, True, gather_across_devices=True) for spec in GATHERED
     }
     found["cached"] = gathered_step(
-        folder, CachedContrastiveLoss, "infonce:t=0.05", own, True, gather_across_devices=True, mini_batch_size=2
+        bert, CachedContrastiveLoss, "infonce:t=0.05", own, True, gather_across_devices=True, mini_batch_size=2
     )
 
     def theirs(model, spec):
         return losses.MultipleNegativesRankingLoss(model, scale=20.0, gather_across_devices=True)
 
-    found["theirs"] = gathered_step(folder, theirs, "infonce:t=0.05", own, True)
+    found["theirs"] = gathered_step(bert, theirs, "infonce:t=0.05", own, True)
     Path(out, f"{rank}.json").write_text(json.dumps(found))
     torch.distributed.destroy_process_group()
 
 
 @pytest.fixture(scope="module")
-def two_processes(folder, tmp_path_factory):
+def two_processes(bert, tmp_path_factory):
     out = tmp_path_factory.mktemp("gloo")
-    running = [subprocess.Popen([sys.executable, __file__, str(rank), str(folder), str(out)]) for rank in range(2)]
+    running = [subprocess.Popen([sys.executable, __file__, str(rank), str(bert), str(out)]) for rank in range(2)]
     assert [process.wait(timeout=240) for process in running] == [0, 0]
     return [json.loads((out / f"{rank}.json").read_text()) for rank in range(2)]
 
@@ -407,9 +400,9 @@ def assert_same(found, expected) -> None:
 
 
 @pytest.mark.parametrize("name", [*GATHERED, "cached"])
-def test_gathered_is_one_process_with_the_whole_batch(two_processes, folder, name):
+def test_gathered_is_one_process_with_the_whole_batch(two_processes, bert, name):
     spec = "infonce:t=0.05" if name == "cached" else name
-    loss, gradients = gathered_step(str(folder), ContrastiveLoss, spec, slice(None), False)
+    loss, gradients = gathered_step(bert, ContrastiveLoss, spec, slice(None), False)
     for process in two_processes:
         assert process[name][0] == pytest.approx(loss, rel=1e-12)
         assert_same(process[name][1], gradients)

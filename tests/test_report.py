@@ -364,6 +364,21 @@ def test_terminal_columns_are_aligned(study):
     assert f"{BASE} (baseline)" in text
 
 
+def test_all_results_of_a_training_are_shown_within_the_width(tmp_path, capsys):
+    probes = [f"probe{i}" for i in range(9)]
+    found = make(
+        tmp_path, {("A", BASE): {0: dict.fromkeys(probes, 1.0)}, ("A", "hcl"): {0: dict.fromkeys(probes, 2.0)}}
+    )
+    report.show(found, as_json=False)
+    said = capsys.readouterr().out
+    overview = said.partition("\n\n")[0]
+    assert max(map(len, overview.splitlines())) <= report.WIDTH
+    heads = [line.partition(" (their number)")[2].split() for line in overview.splitlines() if line.startswith("mean")]
+    assert len(heads) > 1
+    assert [name for block in heads for name in block] == probes
+    assert [name for name in probes if f"== graph: {name} ==" in said] == probes
+
+
 def test_the_command(study, tmp_path, capsys):
     assert main(["report", str(study), "--out", str(tmp_path / "out"), "--baseline", "adnce:t=0.2"]) == 0
     out, err = capsys.readouterr()
@@ -467,6 +482,22 @@ def test_long_curves_are_averaged_and_short_ones_of_one_seed_do_not_bend_them():
     assert steps == mean
     assert (steps[0], steps[-1]) == (3.5, 475.5)
     assert set(spread) == {0.0}
+
+
+def test_curves_say_what_they_run_over(tmp_path):
+    def train(run):
+        if run.arguments["seed"] < 2:
+            run.counts("epoch")
+        for step in (1, 2):
+            run.log(step, loss=step)
+        run.finish({"x": 1.0})
+
+    cell = {"domain": "graph", "dataset": "A", "objective": BASE}
+    for seeds, said in (((0, 1), "epoch"), ((1, 2), "epoch or step"), ((2, 3), "step")):
+        runs.run_grid(train, [{**cell, "seed": seed} for seed in seeds], tmp_path / said, progress=False)
+        again = report.summarise(runs.find_runs(tmp_path / said))  # as a report reads them
+        (axes,) = report_plots.plot_curves(again.columns[0]).axes
+        assert axes.get_xlabel() == said
 
 
 def test_runs_that_logged_nothing_have_no_curves(tmp_path):

@@ -266,7 +266,7 @@ def test_a_command_shows_what_others_found(tmp_path, capsys):
     found, code = runs.run_asked(train, [CELL | {"seed": seed} for seed in (0, 1)], given, "graph")
     assert (code, [run.flat() for run in found]) == (
         1,
-        [found[0].arguments | {"seed": 1, "folder": str(found[0].path)}],
+        [found[0].arguments | {"name": found[0].name, "seed": 1, "folder": str(found[0].path)}],
     )
     assert "counterpoint train graph: 1 of 2 runs failed" in capsys.readouterr().err
     found, code = runs.run_asked(constant, [CELL | {"seed": seed} for seed in (0, 1)], given, "graph")

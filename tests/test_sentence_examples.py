@@ -5,11 +5,10 @@ from __future__ import annotations
 import importlib
 import json
 import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
-from tiny_bert import build, load, texts
+from tiny_bert import load, texts
 
 import counterpoint as cp
 from counterpoint.integrations.runs import find_runs
@@ -17,21 +16,6 @@ from counterpoint.integrations.sentence.data import SEVEN
 
 for needed in ("sentence_transformers", "datasets", "accelerate", "sklearn"):
     pytest.importorskip(needed)
-
-EXAMPLES = Path(__file__).parent.parent / "examples"
-
-
-@pytest.fixture(scope="module")
-def bert(tmp_path_factory):
-    path = tmp_path_factory.mktemp("bert")
-    build(path)
-    return path
-
-
-@pytest.fixture
-def example(monkeypatch):
-    monkeypatch.syspath_prepend(EXAMPLES)
-    return importlib.import_module
 
 
 @pytest.fixture
@@ -54,8 +38,8 @@ def world(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("name", ["simcse_sts", "quick_thoughts"])
-def test_rows_differ_in_nothing_but_the_objective(example, name):
-    study = example(name)
+def test_rows_differ_in_nothing_but_the_objective(name):
+    study = importlib.import_module(name)
     for row, spec in study.ROWS.items():
         objective = cp.objective(spec.format(t=0.3))
         assert {part.temperature for part in objective.modules() if hasattr(part, "temperature")} == {0.3}, row
@@ -71,10 +55,8 @@ def test_rows_differ_in_nothing_but_the_objective(example, name):
         ("quick_thoughts", "book.txt", ["QT", "QT + DP"], ["MRPC", "STSB-test"]),
     ],
 )
-def test_a_study_chooses_by_dev_and_compares_on_test(
-    example, world, bert, monkeypatch, capsys, name, data, rows, columns
-):
-    study, shared, out = example(name), example("simcse_sts"), world / "out"
+def test_a_study_chooses_by_dev_and_compares_on_test(world, bert, monkeypatch, capsys, name, data, rows, columns):
+    study, shared, out = importlib.import_module(name), importlib.import_module("simcse_sts"), world / "out"
     words = ["--size", "smoke", "--data", data, "--model", str(bert), "--out", str(out)]
     monkeypatch.setattr(sys, "argv", [name, *words])
     shared.main_of(study.__doc__, study.study, study.SIZES, data, "runs")
@@ -96,8 +78,8 @@ def test_a_study_chooses_by_dev_and_compares_on_test(
     assert json.loads((out / "report.json").read_text())["columns"][0]["metric"] == columns[0]
 
 
-def test_wrong_data_is_one_line(example, world, bert, monkeypatch, capsys):
-    study = example("simcse_sts")
+def test_wrong_data_is_one_line(world, bert, monkeypatch, capsys):
+    study = importlib.import_module("simcse_sts")
     monkeypatch.setattr(sys, "argv", ["study", "--data", "none.txt", "--model", str(bert), "--out", str(world / "out")])
     with pytest.raises(SystemExit) as stopped:
         study.main_of(study.__doc__, study.study, study.SIZES, "sentences.txt", "runs")
@@ -108,9 +90,9 @@ def test_wrong_data_is_one_line(example, world, bert, monkeypatch, capsys):
 
 
 @pytest.mark.parametrize("task", ["STS16", "STSBenchmark"])
-def test_mteb_scores_a_model_as_we_do(example, world, bert, tmp_path, task):
+def test_mteb_scores_a_model_as_we_do(world, bert, tmp_path, task):
     """mteb's own evaluation, of an ordinary SentenceTransformer; its download alone is taken from a folder."""
     pytest.importorskip("mteb")
     load(bert).save_pretrained(str(tmp_path / "model"))
-    found = example("mteb_sts").run(str(tmp_path / "model"), task)
+    found = importlib.import_module("mteb_sts").run(str(tmp_path / "model"), task)
     assert np.ptp(list(found.values())) < 0.01

@@ -31,13 +31,6 @@ def folder(tmp_path_factory):
     return root
 
 
-@pytest.fixture(scope="module")
-def bert(tmp_path_factory):
-    path = tmp_path_factory.mktemp("bert")
-    build(path)
-    return path
-
-
 class Bags:
     """A model that anyone might have: a function from texts to weighted counts of words."""
 

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from tiny_bert import WORDS, build, load, texts
+from tiny_bert import WORDS, load, texts
 from torch.nn import functional as F
 
 st = pytest.importorskip("sentence_transformers")
@@ -28,13 +28,6 @@ from counterpoint.plugins.sentence_transformers import ContrastiveLoss  # noqa: 
 from counterpoint.views import attack  # noqa: E402
 
 
-@pytest.fixture(scope="module")
-def bert(tmp_path_factory):
-    path = tmp_path_factory.mktemp("bert")
-    build(path)
-    return str(path)
-
-
 @pytest.fixture
 def world(tmp_path, monkeypatch):
     """Sentences to train on, and an STS-B dev set, found through COUNTERPOINT_DATA."""
@@ -51,9 +44,9 @@ def world(tmp_path, monkeypatch):
 SMALL = {"batch": 8, "every": 3, "save": 3, "lr": 1e-2, "epochs": 2, "max_length": 12}
 
 
-def cell(bert: str, objective: str = "infonce:t=0.05", seed: int = 0, **changes: Any) -> dict[str, Any]:
+def cell(bert: Path, objective: str = "infonce:t=0.05", seed: int = 0, **changes: Any) -> dict[str, Any]:
     how = {} if changes.get("static") else {"pooling": "cls"}
-    return training.cell("sentences.txt", objective, seed, **{"model": bert, **how, **SMALL, **changes})
+    return training.cell("sentences.txt", objective, seed, **{"model": str(bert), **how, **SMALL, **changes})
 
 
 def run(world: Path, one: dict[str, Any], name: str = "runs") -> runs.Run:
@@ -84,7 +77,7 @@ def value_and_gradient(loss_fn, model, columns) -> torch.Tensor:
 
 @pytest.mark.parametrize("columns", [2, 3])
 def test_infonce_is_multiple_negatives_ranking(bert, columns):
-    model = load(Path(bert)).double().eval()
+    model = load(bert).double().eval()
     ours = training.make_loss(model, cell(bert))
     theirs = losses.MultipleNegativesRankingLoss(model, scale=20.0)
     data = texts(columns)
@@ -96,7 +89,7 @@ def test_infonce_is_multiple_negatives_ranking(bert, columns):
 @pytest.mark.parametrize("columns", [2, 3])
 def test_infonce_is_simcses_cl_forward(bert, columns, weight):
     """Logits to positives, then to hard negatives; the weight on each anchor's own; cross entropy with the diagonal."""
-    model = load(Path(bert)).double().eval()
+    model = load(bert).double().eval()
 
     def cl_forward(given, _):
         z = [model(x)["sentence_embedding"] for x in given]
@@ -114,7 +107,7 @@ def test_infonce_is_simcses_cl_forward(bert, columns, weight):
 
 def test_adnce_preset_is_its_sentence_code(bert):
     """``-log(e^{s_ii / t} / sum_j w_ij e^{s_ij / t})``, weights of mean one over all columns, the positive's too."""
-    model = load(Path(bert)).double().eval()
+    model = load(bert).double().eval()
 
     def official(given, _):
         a, b = (model(x)["sentence_embedding"] for x in given)
@@ -130,7 +123,7 @@ def test_adnce_preset_is_its_sentence_code(bert):
 
 
 def test_a_single_text_gives_as_many_dropout_views_as_the_objective_wants(bert):
-    model = load(Path(bert)).train()
+    model = load(bert).train()
     loss_fn = training.make_loss(model, cell(bert, "arcl(hcl:t=0.1):views=4"))
     embedded: list[torch.Tensor] = []
     original = loss_fn._embed
@@ -147,7 +140,7 @@ def test_a_single_text_gives_as_many_dropout_views_as_the_objective_wants(bert):
 
 
 def test_word_dropout_of_padded_batches(bert):
-    model = load(Path(bert))
+    model = load(bert)
     given = model.preprocess(texts(1, 200)[0])
     mask = given["attention_mask"].bool()
     dropout = WordDropout(0.3)
@@ -166,7 +159,7 @@ def test_word_dropout_of_padded_batches(bert):
 
 
 def test_word_dropout_of_lists_of_pieces(bert):
-    model = training.static(load(Path(bert))).train()
+    model = training.static(load(bert)).train()
     given = model.preprocess(texts(1, 200)[0])
     torch.manual_seed(0)
     (noisy,) = WordDropout(0.4)(model, (given,))
@@ -194,7 +187,7 @@ def test_perturbed_views_are_in_embedding_space_and_within_reach(bert, monkeypat
         return moved
 
     monkeypatch.setattr(noise, "attack", watched)
-    model = load(Path(bert)).eval()
+    model = load(bert).eval()
     model = training.static(model) if static else model
     loss_fn = PerturbedContrastiveLoss(model, "intnacl:base=mixnca,t=0.1", epsilon=0.05, mixed=3, attack_steps=3)
     seen: dict[str, Any] = {}
@@ -217,7 +210,7 @@ def test_perturbed_views_are_in_embedding_space_and_within_reach(bert, monkeypat
 
 
 def test_perturbed_loss_refuses_what_means_nothing(bert):
-    model = load(Path(bert))
+    model = load(bert)
     with pytest.raises(ValueError, match="epsilon: expected a number above 0 or None, got 0"):
         PerturbedContrastiveLoss(model, epsilon=0)
     with pytest.raises(ValueError, match="expected one or two columns, got 3"):
@@ -317,7 +310,9 @@ def test_seeds_differ_and_repeat(world, bert):
 def test_a_head_can_be_kept_and_pairs_have_hard_negatives(world, bert):
     rows = zip(*texts(3, 16), strict=True)
     (world / "nli.tsv").write_text("a\tb\tc\n" + "\n".join("\t".join(row) for row in rows))
-    one = training.cell("nli.tsv", "infonce", 0, model=bert, pooling="cls", **SMALL, head="kept", negative_weight=0.5)
+    one = training.cell(
+        "nli.tsv", "infonce", 0, model=str(bert), pooling="cls", **SMALL, head="kept", negative_weight=0.5
+    )
     done = run(world, one)
     model = st.SentenceTransformer(str(done.path / "model"), device="cpu")
     assert [type(module).__name__ for module in model] == ["Transformer", "Pooling", "Dense"]
@@ -382,13 +377,13 @@ def test_presets_say_where_each_setting_stands():
 
 
 def test_the_command_trains_and_what_it_leaves_is_evaluated(world, bert, capsys):
-    words = ["train", "sentence", "--data", "sentences.txt", "--preset", "adnce-bert", "--model", bert]
+    words = ["train", "sentence", "--data", "sentences.txt", "--preset", "adnce-bert", "--model", str(bert)]
     words += ["--precision", "fp32", "--batch", "8", "--every", "5", "--out", str(world / "out")]
     assert main([*words, "--objective", "hcl:t=0.1", "infonce:t=0.1", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     before = found.pop()
     assert (before["objective"], before["label"]) == (None, "before training")
-    scored = sts.evaluate(bert, ["STSB-dev"], pooling="cls", progress=False).sets["STSB-dev"].spearman
+    scored = sts.evaluate(str(bert), ["STSB-dev"], pooling="cls", progress=False).sets["STSB-dev"].spearman
     assert before["STSB-dev"] == pytest.approx(scored, abs=1e-6)
     assert [one["objective"].partition(":")[0] for one in found] == ["hcl", "infonce"]
     assert {one["head"] for one in found} == {"training"}
@@ -419,4 +414,4 @@ def test_wrong_commands_are_one_clear_line(world, capsys, more, says):
 
 def test_words_are_known_to_the_tiny_model(bert):
     """Otherwise everything above would be about unknown words."""
-    assert load(Path(bert)).tokenizer.convert_tokens_to_ids(WORDS[:3]) == [5, 6, 7]
+    assert load(bert).tokenizer.convert_tokens_to_ids(WORDS[:3]) == [5, 6, 7]

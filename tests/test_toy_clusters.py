@@ -1,6 +1,6 @@
 """examples/toy_clusters.py: its data, its measure, its statistics, and what a user sees of it."""
 
-import importlib.util
+import importlib
 import json
 from pathlib import Path
 from types import ModuleType
@@ -17,12 +17,7 @@ PLAIN, WITH_DP = "infonce:t=0.2", "infonce:t=0.2 + 0.1*dp:reduction=batch_sum"
 
 @pytest.fixture(scope="module")
 def toy() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("toy_clusters", SCRIPT)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return importlib.import_module("toy_clusters")
 
 
 @pytest.mark.parametrize(("data", "classes"), [("three bars", 3), ("nested moons", 2)])
@@ -112,7 +107,7 @@ def test_quick_writes_pictures_and_results(toy, tmp_path, capsys):
             assert row["mean"] == pytest.approx(np.mean(mine))
             assert row["paper"] == list(toy.PAPER[data][toy.paper_row(name)])
     printed = capsys.readouterr()
-    assert "84.2 +- 0.2" in printed.out
+    assert "84.2 ± 0.2" in printed.out
     assert "12/12 runs" in printed.err
 
 

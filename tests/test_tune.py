@@ -144,7 +144,8 @@ def test_graphs(tuned, capsys):
     assert {row["spec"]: row["mean"] for row in found["tried"]} == results
     assert results[found["best"]] == max(results.values())
     assert found["train"] == (
-        f"counterpoint train graph --dataset demo --objective {found['best']} --seeds 5 --part report"
+        "counterpoint train graph --part report --epochs 1 --folds 3 --hidden 8 "
+        f"--out {tuned} --objective {found['best']} --seeds 5"
     )
     stamps = {path: path.stat().st_mtime_ns for path in tuned.rglob("run.json")}
     assert main(words) == 0  # nothing is done twice
@@ -155,7 +156,8 @@ def test_graphs(tuned, capsys):
 def test_what_is_said(tuned, capsys):
     words = [*GRAPH, "infonce:t=0.2", "--grid", "t=0.1,0.3", "--seeds", "2", "--budget", "6", "--out", str(tuned)]
     assert main(words) == 0
-    out = capsys.readouterr().out
+    out, err = capsys.readouterr()
+    assert [line.partition("]")[0] for line in err.splitlines()] == [f"[{i}/6" for i in range(1, 7)]
     assert out.count(" ± ") == 3
     assert "accuracy on validation data, seeds 1000, 1001" in out
     assert "infonce:t=0.2,denominator=with_positive  " in out
@@ -178,6 +180,30 @@ def test_what_is_wrong_is_said_in_one_line(tmp_path, capsys, words, said):
     err = capsys.readouterr().err
     assert said in err
     assert err.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("domain", "words", "said"),
+    [
+        ("graph", "--batch 1", "batch: at least 2 graphs are needed to compare, got 1 of"),
+        ("image", "--subset 200", "batch: 256 images do not fit into digits with 200"),
+        ("graph", "--data nowhere", "--data: nowhere is no folder"),
+    ],
+)
+def test_what_no_spec_can_mend_ends_the_search(tmp_path, capsys, domain, words, said):
+    pytest.importorskip({"graph": "torch_geometric", "image": "lightly"}[domain])
+    assert main(["tune", domain, *words.split(), "--budget", "3", "--epochs", "1", "--out", str(tmp_path)]) == 2
+    *before, last = capsys.readouterr().err.splitlines()
+    assert f"counterpoint tune {domain}: {said}" in last
+    assert len(before) <= 1
+    assert len(runs.find_runs(tmp_path)) <= 1
+
+
+def test_a_seed_of_ones_own_is_not_reported_again(tmp_path, capsys):
+    pytest.importorskip("torch_geometric")
+    words = ["infonce:t=0.2", "--seed", "3", "--seeds", "2", "--budget", "2", "--out", str(tmp_path)]
+    assert main([*GRAPH, *words]) == 0
+    assert " --seed 5 --seeds 5\n" in capsys.readouterr().out
 
 
 AGENT = "--size 24 --crop 20 --filters 4 --hidden 16 --batch 8 --capacity 500 --random-steps 20"
@@ -223,6 +249,7 @@ def test_the_other_domains(smallest, tmp_path, capsys, monkeypatch):
     """Interrupted in its second run, a search goes on, and prints the spec that the scores on validation data say."""
     domain, words = smallest
     out = tmp_path / "tuning"
+    words_of_train, more = ["train", domain, *words, "--out", str(out)], {"test": []} if domain == "sentence" else {}
     words = ["tune", domain, *words, "--objective", "infonce:t=0.3", "--grid", "t=0.1,0.5", "--budget", "3"]
     finish = runs.Run.finish
 
@@ -250,7 +277,9 @@ def test_the_other_domains(smallest, tmp_path, capsys, monkeypatch):
     assert {run.arguments["seed"] for run in every.values()} == {tune.FIRST_SEED}
     typed = shlex.split(found["train"])
     assert typed[:3] == ["counterpoint", "train", domain]
-    assert cli.build(f"train {domain}").parse_args(typed[1:]).objective == [found["best"]]
+    parser = cli.build(f"train {domain}")
+    asked, same = parser.parse_args(words_of_train), parser.parse_args(typed[1:])
+    assert vars(same) == {**vars(asked), "objective": [found["best"]], "seeds": 5, **more}
 
 
 def test_no_domain_looks_at_its_test_set():

@@ -58,10 +58,8 @@ def train_command(given: argparse.Namespace) -> int:
         for objective in objectives
     ]
     found, code = runs.run_asked(training.train, cells, given, "control")
-    if given.json:
-        print(json.dumps([run.flat() for run in found], indent=1))
-    elif found:
-        print(report.terminal(report.summarise(found)))
+    report.show(found, given.json)
+    if not given.json:
         for run in found:
             print(f"{run.title}: {run.arguments['scores'] or 'no'} scores, in {run.path}")
     return code
@@ -100,7 +98,7 @@ def eval_command(given: argparse.Namespace) -> int:
         print(json.dumps(found, indent=1))
         return 0
     for run, one in zip(every, found, strict=True):
-        print(f"{run.title}: {one['score']:.1f} +- {one['spread']:.1f} over {given.episodes} episodes ({run.path})")
+        print(f"{run.title}: {one['score']:.1f} ± {one['spread']:.1f} over {given.episodes} episodes ({run.path})")
         for name, value in one.get("representation", {}).items():
             print(f"  {name:28}{value:7.3f}")
     return 0

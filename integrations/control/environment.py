@@ -109,9 +109,9 @@ def suite() -> ModuleType:
     """dm_control's suite, loaded with what draws frames here, or without anything if there is nothing."""
     if find_spec("dm_control") is None:
         raise ImportError(MISSING)
-    if find_spec("triton") is not None:
-        import triton  # noqa: F401  torch's optimisers load it; its LLVM after a software renderer's is a crash
     if "dm_control._render" not in sys.modules:
+        if find_spec("triton") is not None:
+            import triton  # noqa: F401  torch's optimisers load it; its LLVM after a software renderer's is a crash
         try:
             os.environ["MUJOCO_GL"] = find_renderer()
         except NoRendererError as error:
@@ -152,6 +152,7 @@ class Control(gymnasium.Env):  # type: ignore[misc]
         self.repeat = repeat or action_repeat(task)
         self.render_mode = "rgb_array"
         self._env = suite().load(domain, name, task_kwargs={"random": 0})
+        self._cameras: dict[int, Any] = {}
         self._frames: deque[Any] = deque(maxlen=stack)
         self._actions: list[Any] = []
         self._seed, self._episode, self._over = 0, -1, True
@@ -192,7 +193,7 @@ class Control(gymnasium.Env):  # type: ignore[misc]
     def render(self, size: int = 240) -> Any:
         """The present state as ``(size, size, 3)`` bytes."""
         try:
-            return self._env.physics.render(size, size, camera_id=CAMERA)
+            return self._camera(size).render().copy()  # of what it draws into each time
         except Exception as error:  # each OpenGL has errors of its own
             if _nothing:
                 raise _nothing[0] from error
@@ -201,7 +202,8 @@ class Control(gymnasium.Env):  # type: ignore[misc]
             ) from error
 
     def close(self) -> None:
-        self._env.close()
+        self._cameras.clear()
+        self._env.physics.free()  # dm_control's own close leaves its OpenGL to the garbage collector
 
     # ---- what Gymnasium does not ask for -------------------------------------------------------
 
@@ -268,6 +270,23 @@ class Control(gymnasium.Env):  # type: ignore[misc]
     def _look(self, time: Any) -> None:
         if not self.pixels:
             self._numbers = np.concatenate([np.ravel(x) for x in time.observation.values()]).astype(np.float32)
+
+    def _camera(self, size: int) -> Any:
+        """What draws frames of one size: kept, and into buffers no larger than what is drawn.
+
+        A software renderer goes over all of a buffer for each frame, and the suite's have at least 640 x 480 pixels.
+        """
+        if size not in self._cameras:
+            import mujoco
+            from dm_control.mujoco import Camera
+
+            physics, side = self._env.physics, max([size, *self._cameras])
+            buffers = physics.model.vis.global_
+            buffers.offwidth = buffers.offheight = side
+            with physics.contexts.gl.make_current() as context:
+                context.call(mujoco.mjr_resizeOffscreen, side, side, physics.contexts.mujoco.ptr)
+            self._cameras[size] = Camera(physics, size, size, CAMERA)
+        return self._cameras[size]
 
     def _draw(self) -> None:
         if self.pixels:

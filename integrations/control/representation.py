@@ -23,7 +23,6 @@ import torch
 from filelock import FileLock  # torch itself requires it
 from torch import Tensor
 
-from counterpoint.hyper import nearest
 from counterpoint.integrations import runs
 from counterpoint.integrations.control.agent import (
     Agent,
@@ -255,10 +254,7 @@ def cell(task: str, objective: str | None, seed: int, **changes: Any) -> dict[st
         seed: of networks, batches and crops. The episodes are the same for all.
         changes: of the defaults.
     """
-    known = [*DEFAULTS, "label", *(field.name for field in fields(Settings))]
-    for name in changes:
-        if name not in known:
-            raise TypeError(f"cell: unknown argument {name!r}.{nearest(name, known)}")
+    runs.check_names(changes, (*DEFAULTS, "label", *(field.name for field in fields(Settings))))
     given = {**DEFAULTS, **{name: value for name, value in changes.items() if name in (*DEFAULTS, "label")}}
     if objective is None:
         if given.get("label") not in (PCA, UNTRAINED):

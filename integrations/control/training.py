@@ -52,10 +52,7 @@ def cell(task: str, objective: str | None, seed: int, **changes: Any) -> dict[st
         seed: of networks, environments and all else.
         changes: of the defaults.
     """
-    known = [*DEFAULTS, *(field.name for field in fields(Settings))]
-    for name in changes:
-        if name not in known:
-            raise TypeError(f"cell: unknown argument {name!r}.{nearest(name, known)}")
+    runs.check_names(changes, (*DEFAULTS, *(field.name for field in fields(Settings))))
     given = {**DEFAULTS, **{name: value for name, value in changes.items() if name in DEFAULTS}}
     if given["observe"] not in OBSERVE:
         raise ValueError(f"observe: unknown {given['observe']!r}.{nearest(str(given['observe']), OBSERVE)}")

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 from collections.abc import Iterable
 from itertools import product
 from pathlib import Path
 from statistics import mean, stdev
 from typing import Any
 
-from counterpoint.integrations import runs
+from counterpoint.integrations import report, runs
 from counterpoint.integrations.graph import training
 from counterpoint.integrations.graph.augment import AUGMENTATIONS
 from counterpoint.integrations.graph.data import FEATURES, GraphSet, bag_of_nodes
@@ -19,7 +18,6 @@ from counterpoint.integrations.graph.evaluation import PROBES, evaluate
 from counterpoint.integrations.graph.model import embed
 from counterpoint.integrations.graph.presets import PRESETS, preset
 from counterpoint.integrations.graph.training import BAG, DEFAULTS, PARTS, PROTOCOLS, UNTRAINED
-from counterpoint.integrations.report import RENDER, summarise
 from counterpoint.integrations.runs import Run
 from counterpoint.pairing import PAIRINGS
 
@@ -55,7 +53,7 @@ HELP = {
 
 def train_command(given: argparse.Namespace) -> int:
     """Trains every objective on every data set, and prints the table with what needs no training."""
-    _use(given.data)
+    runs.use_data("data", given.data)
     cells: list[dict[str, Any]] = []
     for dataset in given.dataset:
         spec, settings = preset(given.preset or "graphcl", dataset)
@@ -68,8 +66,7 @@ def train_command(given: argparse.Namespace) -> int:
             cells += [training.bag(dataset, seed, **settings), training.untrained(dataset, seed, **settings)]
             cells += [training.cell(dataset, one, seed, **settings) for one in given.objective or [spec]]
     found, code = runs.run_asked(training.train, cells, given, "graph")
-    if found:
-        print(RENDER["json" if given.json else "terminal"](summarise(found)))
+    report.show(found, given.json)
     return code
 
 
@@ -86,7 +83,7 @@ def eval_arguments(parser: argparse.ArgumentParser) -> None:
 
 def eval_command(given: argparse.Namespace) -> int:
     """Evaluates the encoders of finished runs, beside what needs no training."""
-    _use(given.data)
+    runs.use_data("data", given.data)
     if given.seeds < 1:
         raise ValueError(f"--seeds must be at least 1, got {given.seeds}")
     embeddings: dict[tuple[str, str, str], tuple[GraphSet, Any]] = {}
@@ -117,8 +114,7 @@ def eval_command(given: argparse.Namespace) -> int:
 
 
 def _finished(folders: Iterable[Path]) -> list[Run]:
-    every = [path.parent for folder in folders for path in sorted(folder.rglob("run.json"))]
-    found = [run for run in map(Run.read, every) if run.done and run.arguments.get("epochs")]
+    found = [run for run in runs.find_runs(folders) if run.done and run.arguments.get("epochs")]
     if not found:
         raise ValueError(f"no finished run of an encoder in {', '.join(map(str, folders))}")
     if wrong := [run.path for run in found if run.arguments["domain"] != "graph"]:
@@ -143,11 +139,3 @@ def _embeddings(run: Run, data: GraphSet) -> dict[tuple[str, str], Any]:
         (UNTRAINED, json.dumps(like)): start,
         (run.name, str(run.path)): embed(model.encoder, data),
     }
-
-
-def _use(data: Path | None) -> None:
-    """Sets the folder of data sets, for the processes that train too."""
-    if data is not None:
-        if not data.is_dir():
-            raise ValueError(f"--data: {data} is no folder")
-        os.environ["COUNTERPOINT_DATA"] = str(data)

@@ -67,7 +67,7 @@ class Evaluation:
         return float(np.std(self.folds))
 
     def __str__(self) -> str:
-        return f"{self.accuracy:.2f} +- {self.std:.2f} over {len(self.folds)} folds"
+        return f"{self.accuracy:.2f} ± {self.std:.2f} over {len(self.folds)} folds"
 
 
 def evaluate(z: Any, y: Any, probe: str = "svm", folds: int = 10, seed: int = 0) -> Evaluation:

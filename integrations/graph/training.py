@@ -121,9 +121,7 @@ def _generators(model: Pretraining) -> list[torch.Generator]:
 
 def cell(dataset: str, objective: str | None, seed: int, **changes: Any) -> dict[str, Any]:
     """The arguments of one run; what is not changed is as in :data:`DEFAULTS`."""
-    for name in changes:
-        if name not in DEFAULTS and name != "label":
-            raise TypeError(f"cell: unknown argument {name!r}.{nearest(name, DEFAULTS)}")
+    runs.check_names(changes, (*DEFAULTS, "label"))
     return {"domain": "graph", "dataset": dataset, "objective": objective, "seed": seed, **DEFAULTS, **changes}
 
 
@@ -171,6 +169,7 @@ def train(run: Run) -> None:
     given = run.arguments
     data, rows, y = prepared(given)
     run.data(data.checksum)
+    run.counts("epoch")
     if given["encoder"] == "none":
         found = evaluate(bag_of_nodes(data)[rows], y, given["probe"], given["folds"], given["seed"])
         run.finish({"accuracy": found.accuracy}, folds=found.folds)

@@ -20,6 +20,7 @@ from counterpoint.hyper import nearest
 
 RATIO = (3 / 4, 4 / 3)  # of a crop's sides, in torchvision and so in lightly
 ATTEMPTS = 10  # to find a crop that fits
+CACHED = 2**16  # pixels that a CPU works on at a time, so that they stay in its cache
 BOXES = 3  # PIL's Gaussian blur is this many box blurs
 LUMA = (0.299, 0.587, 0.114)  # grey, as PIL has it
 
@@ -129,22 +130,22 @@ class Recipe:
 
     def apply(self, images: Tensor, draws: Draws) -> Tensor:
         """The views that these parameters make."""
-        device = images.device  # rows are found on the CPU: looking for them on a GPU would make it wait
-        x = _crop(images.float() / 255, draws, *self.sides)
-        steps = [(op, strength) for op, strength in zip(JITTER, self.jitter, strict=True)]
-        for place in range(len(steps)):
-            for kind, (op, strength) in enumerate(steps):
-                rows = (draws.jitter & (draws.order[:, place] == kind)).nonzero().squeeze(1)
-                if strength and len(rows):
-                    factors = draws.factors[rows, kind].view(-1, 1, 1, 1).to(device)
-                    rows = rows.to(device)
-                    x[rows] = op(x[rows], factors)
-        rows = draws.grey.nonzero().squeeze(1).to(device)
-        x[rows] = _luma(x[rows]).expand(-1, 3, -1, -1)
-        rows = (draws.blur > 0).nonzero().squeeze(1)
-        if len(rows):
-            sigmas, rows = draws.blur[rows], rows.to(device)
-            x[rows] = gaussian_blur(x[rows], sigmas)
+        height, width = self.sides
+        together = max(1, CACHED // (height * width)) if images.device.type == "cpu" else len(images)
+        x = _crop(images, draws, height, width, together)
+
+        def change(which: Tensor, step: Callable[..., Tensor], *parameters: Tensor) -> None:
+            for rows in which.nonzero().squeeze(1).split(together):  # on the CPU: a GPU would have to wait for them
+                there = rows.to(x.device)
+                x[there] = step(x.index_select(0, there), *(each[rows].to(x.device) for each in parameters))
+
+        for place in range(len(JITTER)):
+            for kind, (step, strength) in enumerate(zip(JITTER, self.jitter, strict=True)):
+                if strength:
+                    which = draws.jitter & (draws.order[:, place] == kind)
+                    change(which, step, draws.factors[:, kind, None, None, None])
+        change(draws.grey, _luma)
+        change(draws.blur > 0, gaussian_blur, draws.blur)
         return x
 
 
@@ -188,24 +189,28 @@ def _crops(area: Tensor, shape: Tensor, place: Tensor, height: int, width: int) 
     return torch.where(fits.any(1, keepdim=True), found, centre)
 
 
-def _crop(images: Tensor, draws: Draws, out_height: int, out_width: int) -> Tensor:
+def _crop(images: Tensor, draws: Draws, out_height: int, out_width: int, together: int) -> Tensor:
     """Crop, resize and flip in one: each is linear along one axis, so two products of matrices do it."""
     top, left, h, w = draws.crop.unbind(1)
-    rows = _resampling(top, h, images.shape[2], out_height).to(images.device)
-    columns = _resampling(left, w, images.shape[3], out_width)
-    columns = torch.where(draws.flip.view(-1, 1, 1), columns.flip(1), columns).to(images.device)
     count, _, height, width = images.shape
-    wide = images.reshape(count, 3 * height, width) @ columns.mT
-    return (rows.unsqueeze(1) @ wide.view(count, 3, height, out_width)).clamp_(0, 1)
+    rows = _resampling(top, h, height, out_height, torch.tensor([False])).div_(255).to(images.device)
+    columns = _resampling(left, w, width, out_width, draws.flip).to(images.device)
+    views = rows.new_empty(count, 3, out_height, out_width)
+    for pixels, row, column, view in zip(*(x.split(together) for x in (images, rows, columns, views)), strict=True):
+        wide = pixels.float().flatten(1, 2) @ column.mT
+        torch.matmul(row.unsqueeze(1), wide.unflatten(1, (3, height)), out=view).clamp_(0, 1)
+    return views
 
 
-def _resampling(start: Tensor, length: Tensor, full: int, size: int) -> Tensor:
+def _resampling(start: Tensor, length: Tensor, full: int, size: int, mirrored: Tensor) -> Tensor:
     """``(B, size, full)`` weights of PIL's bilinear filter, which averages where it makes smaller."""
-    pixel = torch.arange(full, device=start.device) - start.unsqueeze(1)
-    inside = (pixel >= 0) & (pixel < length.unsqueeze(1))
-    scale = (length / size).view(-1, 1, 1)
-    centre = (torch.arange(size, device=start.device).view(1, -1, 1) + 0.5) * scale
-    weight = (1 - (pixel.unsqueeze(1) + 0.5 - centre).abs() / scale.clamp(min=1)).clamp(min=0) * inside.unsqueeze(1)
+    pixel = torch.arange(full, device=start.device) + 0.5 - start.unsqueeze(1)
+    inside = ((pixel > 0) & (pixel < length.unsqueeze(1))).to(pixel.dtype)
+    scale = (length / size).unsqueeze(1)
+    centre = (torch.arange(size, device=start.device) + 0.5) * scale
+    centre = torch.where(mirrored.unsqueeze(1), length.unsqueeze(1) - centre, centre)
+    away = (pixel.unsqueeze(1) - centre.unsqueeze(2)).abs_().div_(scale.clamp(min=1).unsqueeze(2))
+    weight = away.neg_().add_(1).clamp_(min=0).mul_(inside.unsqueeze(1))
     return weight / weight.sum(2, keepdim=True)
 
 
@@ -213,32 +218,30 @@ def _resampling(start: Tensor, length: Tensor, full: int, size: int) -> Tensor:
 
 
 def _luma(x: Tensor) -> Tensor:
-    return (x * x.new_tensor(LUMA).view(3, 1, 1)).sum(1, keepdim=True)
+    red, green, blue = x.unsqueeze(2).unbind(1)
+    return (red * LUMA[0]).add_(green, alpha=LUMA[1]).add_(blue, alpha=LUMA[2])
 
 
-def _blend(x: Tensor, other: Tensor | float, factor: Tensor) -> Tensor:
-    return (factor * x + (1 - factor) * other).clamp_(0, 1)
+def _blend(x: Tensor, other: Tensor, factor: Tensor) -> Tensor:
+    return x.mul_(factor).add_((1 - factor) * other).clamp_(0, 1)
 
 
 def _hue(x: Tensor, turn: Tensor) -> Tensor:
     """Turns the hue by ``turn``, a share of the full circle; value and saturation stay."""
-    value, low = x.amax(1), x.amin(1)
+    value, low = x.amax(1, keepdim=True), x.amin(1, keepdim=True)
     chroma = value - low
-    red, green, blue = x.unbind(1)
-    safe = torch.where(chroma > 0, chroma, 1.0)
-    hue = torch.where(
-        red == value,
-        (green - blue) / safe,
-        torch.where(green == value, 2 + (blue - red) / safe, 4 + (red - green) / safe),
-    )
-    hue = (hue + 6 * turn.squeeze(1)).unsqueeze(1)
-    # how far each primary is from the hue, in sixths of the circle, says how much of the chroma it lacks
-    away = (hue + hue.new_tensor([5.0, 3.0, 1.0]).view(3, 1, 1)).remainder_(6)
-    return value.unsqueeze(1) - chroma.unsqueeze(1) * torch.minimum(away, 4 - away).clamp_(0, 1)
+    red, green, blue = x.unsqueeze(2).unbind(1)
+    # in sixths of the circle from red over yellow to cyan, and as far below zero the other way round
+    safe = chroma.clamp(min=torch.finfo(x.dtype).tiny)
+    hue = (1 + (green + blue - red - low) / safe).copysign_(green - blue)
+    # how far each primary is from the hue says how much of the chroma it lacks
+    away = hue / 6 + turn + hue.new_tensor([3 / 6, 1 / 6, -1 / 6]).view(3, 1, 1)
+    lack = away.sub_(away.round()).abs_().mul_(-6).add_(2).clamp_(0, 1)
+    return value - chroma * lack
 
 
 JITTER: tuple[Callable[[Tensor, Tensor], Tensor], ...] = (
-    lambda x, factor: _blend(x, 0.0, factor),
+    lambda x, factor: x.mul_(factor).clamp_(max=1),
     lambda x, factor: _blend(x, _luma(x).mean((2, 3), keepdim=True), factor),
     lambda x, factor: _blend(x, _luma(x), factor),
     _hue,
@@ -250,24 +253,23 @@ JITTER: tuple[Callable[[Tensor, Tensor], Tensor], ...] = (
 
 def gaussian_blur(x: Tensor, sigma: Tensor) -> Tensor:
     """PIL's Gaussian blur, three box blurs of the same variance, with a standard deviation for each image."""
-    rows, columns = _blurring(sigma, x.shape[2]).to(x.device), _blurring(sigma, x.shape[3]).to(x.device)
     count, _, height, width = x.shape
-    wide = (x.reshape(count, 3 * height, width) @ columns.mT).view(count, 3, height, width)
+    rows = _blurring(sigma, height)
+    columns = rows if width == height else _blurring(sigma, width)
+    wide = (x.view(count, 3 * height, width) @ columns.mT).view(count, 3, height, width)
     return (rows.unsqueeze(1) @ wide).clamp_(0, 1)
 
 
 def _blurring(sigma: Tensor, size: int) -> Tensor:
     """``(B, size, size)`` weights of the box blurs; beyond its edges the image goes on as at the edge."""
-    variance = sigma.double() ** 2 / BOXES
+    variance = sigma**2 / BOXES
     whole = ((12 * variance + 1).sqrt() / 2 - 0.5).floor()
     part = (2 * whole + 1) * (whole * (whole + 1) - 3 * variance) / (6 * (variance - (whole + 1) ** 2))
-    reach = int(whole.max()) + 1
-    offset = torch.arange(-reach, reach + 1, device=sigma.device)
     radius = (whole + part).unsqueeze(1)
+    pixel = torch.arange(size, device=sigma.device)
     # a pixel that the box covers in part counts in part
-    kernel = (radius + 1 - offset.abs()).clamp(0, 1) / (2 * radius + 1)
-    target = (torch.arange(size, device=sigma.device).unsqueeze(1) + offset).clamp(0, size - 1)
-    box = torch.zeros(len(sigma), size, size, dtype=kernel.dtype, device=sigma.device)
-    box.scatter_add_(2, target.expand(len(sigma), -1, -1), kernel.unsqueeze(1).expand(-1, size, -1).contiguous())
-    blurring: Tensor = torch.linalg.matrix_power(box, BOXES).float()
+    box = (radius.unsqueeze(1) + 1 - (pixel.unsqueeze(1) - pixel).abs()).clamp_(0, 1)
+    box[:, :, 0] += (radius - pixel).clamp_(min=0)
+    box[:, :, -1] += (radius - pixel.flip(0)).clamp_(min=0)
+    blurring: Tensor = torch.linalg.matrix_power(box.div_(2 * radius.unsqueeze(1) + 1), BOXES)
     return blurring

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from statistics import mean, stdev
 from typing import Any
 
-from counterpoint.integrations import runs
+from counterpoint.integrations import report, runs
 from counterpoint.integrations.image import data, evaluation, training
 from counterpoint.integrations.image.augment import RECIPES
 from counterpoint.integrations.image.model import METHODS
@@ -124,7 +123,7 @@ def _evaluation(given: argparse.Namespace) -> dict[str, Any]:
 
 def train_command(given: argparse.Namespace) -> int:
     """Trains every objective, and prints the table with the encoder as it starts."""
-    _use(given.root)
+    runs.use_data("root", given.root)
     dataset = given.data or "digits"
     names = [name for name in DEFAULTS if name not in ("probe", "evaluation")]
     settings: dict[str, Any] = {"backbone": "conv4"} if dataset == "digits" else {}
@@ -148,15 +147,15 @@ def train_command(given: argparse.Namespace) -> int:
         cells.append(training.untrained(dataset, seed, **settings))
         cells += [training.cell(dataset, spec, seed, **settings) for spec in objectives]
     training.check(cells)
+    if not training.probes_of(
+        cells[0], training.prepare(cells[0])
+    ):  # nothing can be said about an encoder that has not been trained
+        cells = [one for one in cells if one.get("label") != training.UNTRAINED]
     found, code = runs.run_asked(training.train, cells, given, "image")
-    rows: dict[str, list[dict[str, float]]] = {}
-    for run in found:
-        rows.setdefault(run.name, []).append(run.result or {})
-    if given.json:
-        print(json.dumps([{"name": run.name, **run.flat()} for run in found], indent=1))
-    elif found:
-        print("\n".join(table(Path(dataset).name, rows, found[0].details.get("note", ""))))
-        print(f"runs are in {given.out}")
+    report.show(found, given.json)
+    if found and not given.json:
+        note = found[0].details.get("note")
+        print(f"{f'{Path(dataset).name}: {note}; ' if note else ''}runs are in {given.out}")
     return code
 
 
@@ -172,7 +171,7 @@ def eval_arguments(parser: argparse.ArgumentParser) -> None:
 
 def eval_command(given: argparse.Namespace) -> int:
     """Evaluates the encoders of finished runs."""
-    _use(given.root)
+    runs.use_data("root", given.root)
     settings = evaluation.Settings(**_evaluation(given))
     probes = _flat(given.probe) or list(DEFAULTS["probe"])
     probes += ["transfer"] * bool(given.transfer and "transfer" not in probes)
@@ -215,7 +214,7 @@ def table(dataset: str, rows: dict[str, list[dict[str, float]]], note: str = "")
     """
     columns = list(dict.fromkeys(name for results in rows.values() for one in results for name in one))
     width = max(map(len, (*rows, "accuracy, %")))
-    each = max(map(len, (*columns, "00.00 +- 0.00")))
+    each = max(map(len, (*columns, "00.00 ± 0.00")))
     fitting = max(1, (WIDTH - width - len("    runs")) // (each + 2))
     lines = [f"{dataset}{f' ({note})' if note else ''}"]
     for start in range(0, len(columns), fitting):
@@ -230,12 +229,4 @@ def table(dataset: str, rows: dict[str, list[dict[str, float]]], note: str = "")
 def _spread(values: Sequence[float]) -> str:
     if not values:
         return "-"
-    return f"{mean(values):.2f}" + (f" +- {stdev(values):.2f}" if len(values) > 1 else "")
-
-
-def _use(root: Path | None) -> None:
-    """Sets the folder of data sets, for the processes that train too."""
-    if root is not None:
-        if not root.is_dir():
-            raise ValueError(f"--root: {root} is no folder")
-        os.environ["COUNTERPOINT_DATA"] = str(root)
+    return f"{mean(values):.2f}" + (f" ± {stdev(values):.2f}" if len(values) > 1 else "")

@@ -158,7 +158,8 @@ def features(encoder: nn.Module, x: Tensor, batch: int = 500) -> Tensor:
     encoder.eval()
     try:
         device = _device(encoder)
-        return torch.cat([encoder(_floats(part.to(device))).float() for part in x.split(batch)])
+        parts = runs.track(x.split(batch), "features, batches", -(-len(x) // batch))
+        return torch.cat([encoder(_floats(part.to(device))).float() for part in parts])
     finally:
         for module, mode in modes:
             module.training = mode

@@ -516,6 +516,12 @@ def make(arguments: Mapping[str, Any], size: tuple[int, int]) -> Pretraining:
     return Pretraining(method, recipe(given["augment"], size), **{name: given[name] for name in names})
 
 
+def probes_of(arguments: Mapping[str, Any], data: Data) -> list[str]:
+    """The probes of a cell that its data allow: most need classes."""
+    settings = evaluation.Settings(**arguments["evaluation"])
+    return evaluation.checked(arguments["probe"], data.labelled, data.test, settings)
+
+
 def check(cells: Iterable[Mapping[str, Any]]) -> None:
     """Raises what each of these cells would raise before it trains, so that it is known before the first one does."""
     seen = []
@@ -524,7 +530,7 @@ def check(cells: Iterable[Mapping[str, Any]]) -> None:
             continue
         seen.append(rest)
         data = prepare(given)
-        evaluation.checked(given["probe"], data.labelled, data.test, evaluation.Settings(**given["evaluation"]))
+        probes_of(given, data)
         module = make(given, data.train.size)
         loader(data.train, given["batch"], module.recipe, path=given["path"], processes=given["devices"])
 
@@ -534,8 +540,9 @@ def train(run: Run) -> None:
     given = run.arguments
     pixels, labelled, validation, test = data = prepare(given)
     run.data(runs.checksum(*(one.checksum for one in data)))
+    run.counts("epoch")
     settings = evaluation.Settings(**given["evaluation"])
-    probes = evaluation.checked(given["probe"], labelled, test, settings)
+    probes = probes_of(given, data)
     module = make(given, pixels.size)
 
     names = ("epochs", "batch", "path", "workers", "device", "devices", "precision")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import sys
 from time import perf_counter
 from typing import Any
@@ -62,8 +61,7 @@ def train_command(given: argparse.Namespace) -> int:
     """Trains every objective with every seed."""
     from counterpoint.integrations.sentence import training
 
-    if given.sts is not None:
-        os.environ[ENVIRONMENT] = given.sts
+    runs.use_data("sts", given.sts)
     if given.test == []:
         given.test = list(SEVEN)
     recipe = preset(given.preset) if given.preset else None
@@ -80,10 +78,8 @@ def train_command(given: argparse.Namespace) -> int:
     # what is wrong with the data is said before anything is trained
     corpus.load(str(given.data), cells[0]["positives"], cells[0]["columns"])
     found, code = runs.run_asked(training.train, cells, given, "sentence")
-    if given.json:
-        print(json.dumps([run.flat() for run in found], indent=1))
-    elif found:
-        print(report.terminal(report.summarise(found)))
+    report.show(found, given.json)
+    if not given.json:
         for run in found:
             if run.arguments["objective"] is not None:
                 print(f"{run.title}: {run.path / 'model'}")

@@ -98,9 +98,7 @@ def cell(file: str, objective: str | None, seed: int, **changes: Any) -> dict[st
         device: where it trains.
         label: what tables call the row.
     """
-    for name in changes:
-        if name not in DEFAULTS and name != "label":
-            raise TypeError(f"cell: unknown argument {name!r}.{nearest(name, DEFAULTS)}")
+    runs.check_names(changes, (*DEFAULTS, "label"))
     found = {**DEFAULTS, **changes, "domain": "sentence", "dataset": Path(file).name, "file": file}
     found |= {"objective": objective, "seed": seed}
     for name, options in (("head", HEADS), ("precision", PRECISIONS), ("schedule", SCHEDULES), ("dev", (None, *STS))):
