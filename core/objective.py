@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import inspect
 import re
+import reprlib
 from collections.abc import Callable, Iterable
 from copy import deepcopy
 from functools import partial, reduce
@@ -471,7 +472,7 @@ def as_objective(given: Objective | str) -> Objective:
         return given
     if isinstance(given, str):
         return objective(given)
-    raise TypeError(f"expected an objective or a spec string, got {given!r} ({type(given).__name__}).")
+    raise TypeError(f"expected an objective or a spec string, got {reprlib.repr(given)} ({type(given).__name__}).")
 
 
 def objective(text: str) -> Objective:

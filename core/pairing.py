@@ -296,7 +296,7 @@ class Batch:
         if len(self.raw) < views or (exactly and len(self.raw) > views):
             wanted = f"{'exactly' if exactly else 'at least'} {views} views"
             raise ValueError(f"the pairing {name} needs {wanted}, got {len(self.raw)}.")
-        if self.total < 2 and self.negatives is None:
+        if self.total < 2 and (self.negatives is None or name == "single"):
             raise ValueError(
                 "a batch of one sample has no negatives: batches need at least 2 samples; a loader's drop_last=True "
                 "leaves out a last, smaller one."

@@ -48,6 +48,11 @@ EMBEDDINGS = {
         TypeError,
         r"view 1: expected a tensor, got list: call loss_fn\(\*views",
     ),
+    "one sample to polarise": (
+        lambda: (LOSS + 0.1 * cp.DistancePolarization())(Z1[:1], Z2[:1], negatives=Z1[:1]),
+        ValueError,
+        r"batch of one sample has no negatives",
+    ),
     "queue with a pairing": (
         lambda: LOSS(Z1, Z2, queue=Z1, symmetric=True),
         ValueError,
