@@ -592,11 +592,12 @@ def scores_from_logits(logits: Tensor, labels: Tensor | None, scale: float, igno
         raise ValueError(f"scale: expected a positive number, got {scale!r}.")
     if keys < 2:
         raise ValueError(f"logits: expected at least 2 keys, got shape {checks.shape(logits)}.")
-    hidden = logits <= MASKED
-    if checks.wanted(logits) and not bool(hidden.any()):
-        s, masked = widen(checks.is_finite(logits, "logits")) / scale, None
-    else:
-        s, masked = widen(checks.is_finite(logits.masked_fill(hidden, 0.0), "logits")) / scale, hidden
+    s, masked = widen(logits) / scale, None
+    # NaN is not below anything, and is told of
+    if not checks.wanted(logits) or not bool(logits.detach().amin() > MASKED):
+        masked = logits <= MASKED
+        s.masked_fill_(masked, 0.0)
+    checks.is_finite(s, "logits")
     if labels is None:
         if keys < anchors:
             raise ValueError(f"labels: needed, logits of shape {checks.shape(logits)} have no diagonal of positives.")
