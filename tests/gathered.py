@@ -289,6 +289,10 @@ def refused(rank: int, what: str) -> None:
         how["ids"] = ids
     elif what == "gradient" and rank == 1:
         z.requires_grad_()
+    elif what == "classes" and rank == 1:
+        how["labels"] = ids
+    elif what == "ring" and rank == 1:
+        how["gather"] = "ring"
     elif what == "labels":
         how |= {"labels": ids, "gather": "ring"}
     cp.InfoNCE()(*z, **how)

@@ -254,6 +254,8 @@ def test_a_process_that_hangs_ends_the_others_at_the_timeout(tmp_path, gather):
         ("empty", ("the batch of rank 1 was refused", "view 1: empty, shape")),
         ("width", ("the width of embeddings, got 5 on rank 0, 3 on rank 1",) * 2),
         ("ids", ("whether there are ids=, got 0 on rank 0, 1 on rank 1",) * 2),
+        ("classes", ("whether there are labels=, got 0 on rank 0, 1 on rank 1",) * 2),
+        ("ring", ('gather="ring" (1) or not (0), got 0 on rank 0, 1 on rank 1',) * 2),
         ("gradient", ("which embeddings have a gradient, got 0 on rank 0, 3 on rank 1",) * 2),
         ("labels", ("they need gather=True, not a ring",) * 2),
     ],
