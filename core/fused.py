@@ -2,8 +2,8 @@
 
 For functions that are at most quadratic in the similarity, ``f(s) = a s^2 + b s + c``, which covers InfoNCE, DCL, HCL,
 ADNCE with Gaussian weights, means, variances and distances; sums may count it only where it is positive (the
-polarisation of distances). A program holds a block of anchors, runs over the keys,
-and keeps a running maximum and sum per anchor and function. The backward pass computes the similarities again.
+polarisation of distances). A program holds a block of anchors, runs over the keys, and keeps a running maximum and sum
+per anchor and function. The backward pass computes the similarities again.
 
 What is detached within ``f`` (ADNCE's weights) makes its derivative another one than that of its value, so the
 derivative ``f'(s) = p s + q`` is given beside it.
