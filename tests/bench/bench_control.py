@@ -310,7 +310,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--batch", type=int, default=128)
     parser.add_argument("--threads", type=int, default=1, help="of an update")
-    parser.add_argument("--count", type=int, default=100, help="environment steps per round")
+    parser.add_argument("--count", type=int, default=100, help="environment steps per round, at most an episode")
     parser.add_argument("--task", default="cartpole-swingup")
     given = parser.parse_args()
     if given.what == "updates":
