@@ -101,6 +101,15 @@ def mix(x: Tensor, lam: float, count: int = 1, generator: torch.Generator | None
     return lam * x.unsqueeze(1) + (1 - lam) * x[partner]
 
 
+def share(objective: Objective) -> float:
+    """The ``lam`` by which an objective's terms expect views to be mixed; 0.5 if none looks at mixed views."""
+    parts: list[Any] = [p for p in objective.modules() if isinstance(p, Objective) and "mixed" in p.needs]
+    found = {float(part.lam) for part in parts if "lam" in part.hyper}
+    if len(found) > 1:
+        raise ValueError(f"{objective}: its terms want views mixed by different lam ({sorted(found)}): give one.")
+    return found.pop() if found else 0.5
+
+
 def attack(
     encoder: Encoder,
     anchor: Tensor,
@@ -153,7 +162,7 @@ def perturbed(
     Args:
         encoder: from inputs to embeddings.
         x1, x2: inputs of the two views. The adversarial view is sought around ``x2``, the mixed ones from ``x2``.
-        objective: its ``lam`` says how to mix.
+        objective: the ``lam`` of its terms says how to mix.
         epsilon: size of the attack; None for no adversarial view.
         mixed: number ``M - 1`` of mixed views per sample.
         mix_in: ``inputs`` is the paper's mixing. ``embeddings`` mixes the encoder's outputs instead: it is another
@@ -169,7 +178,7 @@ def perturbed(
         attacked = attack(encoder, anchor, x2, epsilon, steps=steps, clip=clip, generator=generator)
         extra["adversarial"] = encoder(attacked)
     if mixed:
-        lam = float(getattr(objective, "lam", 0.5))
+        lam = share(objective)
         if mix_in == "embeddings":
             extra["mixed"] = mix(encoder(x2), lam, mixed, generator)
         else:

@@ -84,6 +84,20 @@ def test_perturbed_feeds_intnacl_in_one_line(encoder, batch, mix_in):
     assert all(p.grad is not None and torch.isfinite(p.grad).all() for p in encoder.parameters())
 
 
+def test_composed_objectives_are_mixed_for_by_the_terms_that_look(encoder, batch):
+    x1, x2 = batch
+    mixnca = cp.MixNCA(lam=0.9)
+    composed = (mixnca + 0.1 * cp.DistancePolarization(), cp.ArCL(mixnca), mixnca + cp.IntNaCl(alpha=0))
+    wanted, *found = (
+        cp.views.perturbed(encoder.eval(), x1, x2, o, mixed=2, generator=torch.Generator().manual_seed(5))["mixed"]
+        for o in (mixnca, *composed)
+    )
+    for got in found:
+        torch.testing.assert_close(got, wanted)
+    with pytest.raises(ValueError, match=r"different lam \(\[0\.5, 0\.9\]\)"):
+        cp.views.perturbed(encoder, x1, x2, mixnca + cp.MixNCA(), mixed=2)
+
+
 def test_embedding_mixing_mixes_embeddings(encoder, batch):
     encoder.eval()
     x1, x2 = batch

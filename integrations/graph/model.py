@@ -15,7 +15,6 @@ import counterpoint as cp
 from counterpoint.hyper import nearest
 from counterpoint.integrations.graph.augment import Augmentation, augmentation
 from counterpoint.integrations.graph.data import GraphSet
-from counterpoint.nacl import IntCL, IntNaCl, MixNCA, Robust
 from counterpoint.objective import Objective, as_objective
 from counterpoint.pairing import PAIRINGS
 from counterpoint.plugins.pyg import ContrastiveLoss
@@ -148,14 +147,14 @@ class Pretraining(nn.Module):
 
     def _extra(self, view: Batch, projected: list[Tensor]) -> dict[str, Any]:
         objective, extra = self.criterion.objective, {}
-        if _has(objective, (Robust, IntCL, IntNaCl)):
+        if "adversarial" in objective.needs:
             encode, anchor = _OnFeatures(self, view), projected[0].detach()
             extra["adversarial"] = encode(cp.views.attack(encode, anchor, view.x, self.epsilon))
-        if mixing := _has(objective, (MixNCA,)):
+        if "mixed" in objective.needs:
             count = min(self.mixed, len(projected[0]) - 1)
             # a generator of the CPU draws nothing on a device
             source = self.generator if projected[-1].device.type == "cpu" else None
-            extra["mixed"] = cp.views.mix(projected[-1], float(mixing.lam), count, source)
+            extra["mixed"] = cp.views.mix(projected[-1], cp.views.share(objective), count, source)
         return extra
 
 
@@ -168,10 +167,6 @@ class _OnFeatures(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return self.model.project(self.view, x)
-
-
-def _has(objective: Objective, kinds: tuple[type[Objective], ...]) -> Any:
-    return next((part for part in objective.modules() if isinstance(part, kinds)), None)
 
 
 @torch.no_grad()

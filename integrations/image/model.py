@@ -190,12 +190,11 @@ class SimCLR(_Contrastive):
         self.projections = z[0].detach(), z[1].detach()
         if needs := self.objective.needs:
             encoder = nn.Sequential(self.encoder, self.head)
-            mixing = next((p for p in self.objective.modules() if "lam" in getattr(p, "hyper", ())), self.objective)
             how |= cp.views.perturbed(
                 encoder,
                 views[0],
                 views[1],
-                mixing,  # type: ignore[arg-type]
+                self.objective,
                 epsilon=self.epsilon if "adversarial" in needs else None,
                 mixed=min(self.mixed, len(z[0]) - 1) if "mixed" in needs else 0,
                 clip=(0.0, 1.0),

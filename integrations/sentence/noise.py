@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from counterpoint.objective import Objective
 from counterpoint.plugins.sentence_transformers import ContrastiveLoss
-from counterpoint.views import attack, mix
+from counterpoint.views import attack, mix, share
 
 
 class WordDropout:
@@ -113,13 +113,9 @@ class PerturbedContrastiveLoss(ContrastiveLoss):
             moved = attack(encode, first, words, self.epsilon, steps=self.attack_steps)
             extra["adversarial"] = encode(moved - words.detach() + words)  # the gradient reaches the word embeddings
         if self.mixed:
-            extra["mixed"] = mix(second, self._lam(), self.mixed)
+            extra["mixed"] = mix(second, share(self.objective), self.mixed)
         terms = self._terms([first, second], labels, **extra)
         return terms if len(terms) > 1 and self.log_terms else terms.sum()
-
-    def _lam(self) -> float:
-        found: list[Any] = [part for part in self.objective.modules() if hasattr(part, "lam")]
-        return float(found[0].lam) if found else 0.5
 
     def get_config_dict(self) -> dict[str, Any]:
         more = {"epsilon": self.epsilon, "attack_steps": self.attack_steps, "attacked": "word embeddings"}
