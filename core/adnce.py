@@ -7,7 +7,8 @@ from torch import Tensor
 
 from counterpoint.hyper import Choice, Number, Real, Tracked, Value, bounds, text
 from counterpoint.infonce import InfoNCE
-from counterpoint.scores import Negatives, Scores, as_negatives
+from counterpoint.pairing import score_matrix
+from counterpoint.scores import DenseNegatives, Negatives, Scores
 
 # Gamma, Rayleigh and chi-squared densities live on s + 1 > 0; at s = -1 their logarithm is infinite.
 TINY = 1e-6
@@ -102,9 +103,9 @@ class ADNCE(InfoNCE, name="adnce"):
 
     def weights(self, neg: Tensor) -> Tensor:
         """The weights of ``(anchors, N)`` negatives, with mean one in each row."""
-        mu, sigma = self.centre_and_width(as_negatives(neg))
-        log_w = log_weight(neg.detach(), self.weight, mu, sigma)
-        return log_w.softmax(1) * neg.shape[1]
+        s = score_matrix(neg).detach()
+        log_w = log_weight(s, self.weight, *self.centre_and_width(DenseNegatives(s)))
+        return log_w.softmax(1) * s.shape[1]
 
     def log_mass(self, scores: Scores, t: Value) -> Tensor:
         mu, sigma = self.centre_and_width(scores.neg)

@@ -74,9 +74,9 @@ def is_ids(tensor: Tensor, what: str, length: int) -> Tensor:
     return tensor
 
 
-def is_prior(prior: Tensor) -> Tensor:
-    if wanted(prior) and not bool(((prior >= 0) & (prior < 1)).all()):
-        raise ValueError("prior: expected probabilities in [0, 1).")
+def is_prior(prior: Tensor, zero: bool = True) -> Tensor:
+    if wanted(prior) and not bool(((prior >= 0 if zero else prior > 0) & (prior < 1)).all()):
+        raise ValueError(f"prior: expected probabilities in {'[' if zero else '('}0, 1).")
     return prior
 
 

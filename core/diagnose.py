@@ -134,6 +134,8 @@ def weight_curve(
 
 def distances(*views: Tensor) -> Tensor:
     """``(1 - cos) / 2`` of the pairs ``j > i`` of samples within each view ``(B, d)``, or each of one ``(B, m, d)``."""
+    if not views:
+        raise ValueError("distances: call with the views of a batch, distances(z1, z2).")
     found = []
     for view in views[0].unbind(1) if views[0].dim() == 3 else views:
         z = unit(widen(checks.is_finite(checks.is_matrix(view, "distances", "(batch, width)"), "distances").detach()))

@@ -185,8 +185,10 @@ class Objective(nn.Module):
                 :mod:`counterpoint.distributed`. Everything else is given for this process's samples, except the
                 queue, which all processes hold in common.
         """
-        if symmetric and pairing not in (None, "symmetric"):
-            raise ValueError(f"symmetric=True is a pairing, and so is pairing={pairing!r}: give one.")
+        if symmetric and pairing not in (None, "one_way", "symmetric"):
+            raise ValueError(
+                f"symmetric=True is one_way in both directions, and pairing={pairing!r} is another: give one."
+            )
         make = partial(
             Batch,
             views,

@@ -507,7 +507,7 @@ def scores_from_matrices(
     mixed: tuple[Tensor, Tensor] | None,
 ) -> Scores:
     """Scores from similarities that somebody else has computed."""
-    pos = _column(pos, "pos")
+    pos = score_columns(pos, "pos")
     anchors = len(pos)
     scores = Scores(pos, _negatives(neg, mask, anchors, "neg"), pos_mask)
     if pos_mask is not None:
@@ -520,7 +520,7 @@ def scores_from_matrices(
         scores.pos_mask, scores.anchors = _with_positives(pos_mask, pos.dtype)
     checks.is_finite(scores.pos, "pos")
     if v is not None:
-        scores.v = checks.is_finite(_column(v, "v", anchors), "v")
+        scores.v = checks.is_finite(score_columns(v, "v", anchors), "v")
     if prior is not None:
         if checks.is_float(prior, "prior").numel() != anchors:
             raise ValueError(f"prior: expected one number per anchor, shape ({anchors},), got {checks.shape(prior)}.")
@@ -528,7 +528,7 @@ def scores_from_matrices(
     if adversarial is not None:
         good, bad = _pair(adversarial, "adversarial")
         attacked = _negatives(bad, None, anchors, "adversarial[1]")
-        scores.adversarial = Scores(_column(good, "adversarial[0]", anchors), attacked)
+        scores.adversarial = Scores(score_columns(good, "adversarial[0]", anchors), attacked)
     if mixed is not None:
         good, bad = _pair(mixed, "mixed")
         checks.is_finite(checks.is_float(good, "mixed[0]"), "mixed[0]")
@@ -557,7 +557,8 @@ def _with_positives(pos_mask: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tenso
     return pos_mask | ~counted.unsqueeze(1), counted.to(dtype)
 
 
-def _column(given: Tensor, what: str, anchors: int | None = None) -> Tensor:
+def score_columns(given: Tensor, what: str, anchors: int | None = None) -> Tensor:
+    """``(anchors,)`` or ``(anchors, n)`` scores as ``(anchors, n)``, in float32 at least."""
     checks.is_float(given, what)
     full = widen(given.unsqueeze(1) if given.dim() == 1 else given)
     if full.dim() != 2 or full.numel() == 0 or (anchors is not None and len(full) != anchors):
@@ -566,14 +567,32 @@ def _column(given: Tensor, what: str, anchors: int | None = None) -> Tensor:
     return full
 
 
+def as_negatives(neg: Tensor | Negatives) -> Negatives:
+    """A matrix of scores as negatives; negatives as they are."""
+    return neg if isinstance(neg, Negatives) else DenseNegatives(score_matrix(neg))
+
+
+def score_matrix(neg: Tensor, what: str = "neg", anchors: int | None = None) -> Tensor:
+    """Finite ``(anchors, N)`` scores, in float32 at least."""
+    return widen(checks.is_finite(_rows(neg, what, anchors), what))
+
+
+def _rows(neg: Tensor, what: str, anchors: int | None) -> Tensor:
+    rows = "anchors" if anchors is None else anchors
+    checks.is_matrix(neg, what, f"({rows}, N)")
+    if neg.numel() == 0 or len(neg) != (anchors or len(neg)):
+        raise ValueError(f"{what}: expected shape ({rows}, N) with N >= 1, got {checks.shape(neg)}.")
+    return neg
+
+
 def _negatives(neg: Tensor | Negatives, mask: Tensor | None, anchors: int, what: str) -> Negatives:
     if isinstance(neg, Negatives):
+        if mask is not None:
+            raise ValueError(f"mask: goes with a matrix of negatives, got {type(neg).__name__}.")
         return neg
-    checks.is_matrix(neg, what, f"({anchors}, N)")
-    if len(neg) != anchors or neg.shape[1] == 0:
-        raise ValueError(f"{what}: expected shape ({anchors}, N) with N >= 1, got {checks.shape(neg)}.")
     if mask is None:
-        return DenseNegatives(widen(checks.is_finite(neg, what)))
+        return DenseNegatives(score_matrix(neg, what, anchors))
+    _rows(neg, what, anchors)
     if checks.is_tensor(mask, "mask").shape != neg.shape or mask.dtype != torch.bool:
         raise ValueError(
             f"mask: expected booleans of shape {checks.shape(neg)}, got {checks.shape(mask)} of {mask.dtype}."

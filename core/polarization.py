@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from counterpoint import checks
 from counterpoint.hyper import Choice, Number, Real, bounds, text
 from counterpoint.objective import Objective
 from counterpoint.pairing import unit, widen
@@ -75,8 +76,11 @@ class DistancePolarization(Objective, name="dp"):
 
 def pairs_in_margin(embeddings: Tensor, low: float = 0.1, high: float = 0.5) -> Any:
     """``R0``: how many ordered pairs of samples lie strictly inside the margin. A metric, without gradient."""
+    if not low < high:
+        raise ValueError(f"pairs_in_margin: low must be smaller than high, got low={low!r}, high={high!r}.")
+    checks.is_matrix(embeddings, "pairs_in_margin", "(batch, width)")
     with torch.no_grad():
-        z = unit(widen(embeddings))
+        z = unit(widen(checks.is_finite(embeddings, "pairs_in_margin")))
         d = (1 - z @ z.T) / 2
         inside = (d > low) & (d < high)
         return (inside.sum() - inside.diagonal().sum()).to(z.dtype)

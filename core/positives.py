@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from counterpoint import checks
 from counterpoint.hyper import Choice, Flag, Number, Real, Whole, log
 from counterpoint.infonce import softplus
 from counterpoint.objective import Objective, Wrapper
@@ -96,7 +97,9 @@ class AAL(ArCL, name="aal"):
 
 def worst_alignment(views: Tensor) -> Tensor:
     """ArCL's alignment loss (Eq. 7), ``mean_i max_{j,k} ||z_ij - z_ik||^2``, of unit-length ``(B, m, d)`` views."""
-    z = unit(widen(views))
+    if checks.is_float(views, "worst_alignment").dim() != 3:
+        raise ValueError(f"worst_alignment: expected (batch, views, width), got shape {checks.shape(views)}.")
+    z = unit(widen(checks.is_finite(views, "worst_alignment")))
     gram = (z @ z.mT).flatten(1)
     return (2 - 2 * gram.gather(1, gram.argmin(1, keepdim=True))).mean()
 
@@ -159,7 +162,7 @@ class DebiasedPositives(Objective, name="debpos"):
     def _numerator(self, scores: Scores) -> tuple[Tensor, Tensor, Tensor]:
         """``R``, ``log(N prior P-)`` and the log of the floor, all times ``e^{-1/t}`` so as not to overflow."""
         t, neg = self.temperature, scores.neg
-        prior = self.prior if scores.prior is None else scores.prior
+        prior = self.prior if scores.prior is None else checks.is_prior(scores.prior, zero=False)
         n, m = neg.count, scores.positives_count()
         log_sum = neg.logsumexp(lambda s: (s - 1) / t)
         pull = ((scores.pos - 1) / t).exp()

@@ -13,10 +13,11 @@ import torch
 from torch import Tensor
 
 from counterpoint import checks
-from counterpoint.hyper import Choice, Flag, Number, Real, Value, nearest
+from counterpoint.hyper import Choice, Flag, Number, Real, Value, is_number, nearest
 from counterpoint.infonce import log_g0
 from counterpoint.objective import Objective
-from counterpoint.scores import Negatives, Scores, as_negatives
+from counterpoint.pairing import as_negatives, score_columns, score_matrix
+from counterpoint.scores import Negatives, Scores
 
 STEPS = 60  # at most; an accelerator takes them all, since a convergence test would make the host wait for it
 
@@ -121,7 +122,7 @@ def kl_alpha(neg: Tensor | Negatives, radius: Value, shared: bool = False) -> Te
     It solves ``KL(Q_a || Q0) = radius`` with ``Q_a ~ e^{s / a}``, in ``x = log(1 / a)``, by Newton steps that fall back
     to bisection.
     """
-    neg, radius = as_negatives(neg), _positive(radius)
+    neg, radius = as_negatives(neg), _positive(radius, "radius")
     with torch.no_grad():
         top = neg.max()
         ties = neg.mean(lambda s, m: (s >= m).to(s.dtype), top) * neg.count
@@ -166,12 +167,19 @@ def kl_worst_case(neg: Negatives, radius: Value, shared: bool = False) -> Tensor
 
 def tau_from_radius(neg: Tensor | Negatives, radius: Value) -> Tensor:
     """The temperature that a robust radius implies, ``sqrt(Var(s) / (2 radius))``, ``(anchors, 1)`` (Eq. 6)."""
-    return (as_negatives(neg).variance() / (2 * _positive(radius))).sqrt()
+    return (as_negatives(neg).variance() / (2 * _positive(radius, "radius"))).sqrt()
 
 
 def worst_case_weights(neg: Tensor, temperature: Value) -> Tensor:
-    """The worst-case distribution ``Q* = softmax(s / t)`` of the negatives, ``(anchors, N)`` (Eq. 43)."""
-    return (neg / temperature).softmax(1)
+    """The worst-case distribution ``Q* = softmax(s / t)`` of the negatives, ``(anchors, N)`` (Eq. 43).
+
+    Where a tensor of temperatures is zero, as :func:`kl_alpha` may be, it is the largest negative's, shared by ties.
+    """
+    s = score_matrix(neg)
+    t = torch.as_tensor(_positive(temperature, "temperature"), dtype=s.dtype, device=s.device)
+    largest = (s >= s.amax(1, keepdim=True)).to(s.dtype)
+    shares = (s / torch.where(t > 0, t, torch.ones_like(t))).softmax(1)
+    return torch.where(t > 0, shares, largest / largest.sum(1, keepdim=True))
 
 
 # ---- chi-squared -------------------------------------------------------------------------------
@@ -195,7 +203,7 @@ def chi2_worst_case(neg: Negatives, radius: Value, scale: Value = 0.25, nonneg: 
 def chi2_ratio(neg: Tensor | Negatives, radius: Value, scale: Value = 0.25) -> Tensor:
     """The worst-case likelihood ratio ``L* = max(0, A (s - l))`` of every negative, ``(anchors, N)``."""
     neg = as_negatives(neg)
-    low, total, reached = _chi2_threshold(neg, radius, scale)
+    low, total, reached = _chi2_threshold(neg, _positive(radius, "radius"), _positive(scale, "scale"))
     s = dense_scores(neg)
     top = (s >= neg.max()).to(s.dtype)
     return torch.where(reached, top / top.mean(1, keepdim=True), (s - low).clamp(min=0) / total)
@@ -250,21 +258,24 @@ def mutual_information(
         divergence: ``kl`` or ``chi2``.
         temperature: ``t`` of the KL estimate.
     """
-    negatives = as_negatives(neg)
+    pos, negatives = checks.is_finite(score_columns(pos, "pos"), "pos"), as_negatives(neg)
     if divergence == "kl":
-        return pos.mean() - (temperature * log_g0(negatives, temperature)).mean()
+        t = _positive(temperature, "temperature")
+        return pos.mean() - (t * log_g0(negatives, t)).mean()
     if divergence == "chi2":
         return pos.mean() - (negatives.mean(lambda s: s) + negatives.variance()).mean()  # type: ignore[no-any-return]
-    raise ValueError(f"mutual_information: unknown divergence {divergence!r}.{nearest(divergence, ('kl', 'chi2'))}")
+    raise ValueError(
+        f"mutual_information: unknown divergence {divergence!r}.{nearest(str(divergence), ('kl', 'chi2'))}"
+    )
 
 
 # ---- shared ------------------------------------------------------------------------------------
 
 
-def _positive(radius: Value) -> Value:
-    if not isinstance(radius, Tensor) and not 0 < radius < float("inf"):
-        raise ValueError(f"radius: expected a positive number, got {radius!r}.")
-    return radius
+def _positive(value: Value, what: str) -> Value:
+    if not isinstance(value, Tensor) and not (is_number(value) and value > 0):
+        raise ValueError(f"{what}: expected a positive number, got {value!r}.")
+    return value
 
 
 def dense_scores(neg: Negatives) -> Tensor:

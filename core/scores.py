@@ -177,11 +177,6 @@ class DenseNegatives(Negatives):
         return columns[0] if single else columns
 
 
-def as_negatives(neg: Tensor | Negatives) -> Negatives:
-    """A matrix of scores as negatives; negatives as they are."""
-    return neg if isinstance(neg, Negatives) else DenseNegatives(neg)
-
-
 @dataclass
 class Scores:
     """What one batch offers to an objective.

@@ -354,6 +354,23 @@ def test_kl_dro_is_infonce_at_its_own_temperature(seed, radius):
         assert (torch.stack(other) > loss.squeeze(1)).all()
 
 
+def test_the_worst_case_that_reaches_the_largest_negative_is_that_one():
+    neg = torch.tensor([[0.3, 0.9, 0.9, -0.2], [0.5, 0.1, 0.2, 0.4]], dtype=torch.float64)
+    a = cp.kl_alpha(neg, radius=5.0)
+    assert a.eq(0).all()
+    want = torch.tensor([[0, 0.5, 0.5, 0], [1, 0, 0, 0]], dtype=torch.float64)
+    torch.testing.assert_close(cp.worst_case_weights(neg, a), want)
+    torch.testing.assert_close(cp.chi2_ratio(neg, 5.0) / 4, want)
+
+
+def test_functions_of_scores_reduce_half_precision_in_float32():
+    neg = torch.rand(3, 5, generator=torch.Generator().manual_seed(0)).half()
+    for f in (cp.kl_alpha, cp.chi2_ratio, cp.tau_from_radius, cp.worst_case_weights):
+        assert torch.equal(f(neg, 0.1), f(neg.float(), 0.1))
+    assert torch.equal(cp.ADNCE(sigma=0.05).weights(neg), cp.ADNCE(sigma=0.05).weights(neg.float()))
+    assert torch.equal(cp.mutual_information(neg[:, 0], neg), cp.mutual_information(neg[:, 0].float(), neg.float()))
+
+
 @prop(seed=SEED, radius=st.floats(1e-3, 1.0))
 def test_kl_dro_with_a_shared_multiplier(seed, radius):
     pos, neg = cosines(seed)
@@ -496,7 +513,8 @@ def test_clip_is_the_mean_of_both_simcse_directions(seed, t):
     z = embeddings(seed)
     loss_fn = cp.InfoNCE(t)
     both = (loss_fn(z[0], z[1], pairing="one_way") + loss_fn(z[1], z[0], pairing="one_way")) / 2
-    same(loss_fn(*z, symmetric=True), both, z)
+    for how in ({}, {"pairing": "one_way"}, {"pairing": "symmetric"}):
+        same(loss_fn(*z, symmetric=True, **how), both, z)
     logits, label = F.normalize(z[0], dim=1) @ F.normalize(z[1], dim=1).T / t, torch.arange(5)
     same(both, (F.cross_entropy(logits, label) + F.cross_entropy(logits.T, label)) / 2, z)
 
