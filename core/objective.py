@@ -157,6 +157,9 @@ class Objective(nn.Module):
     ) -> Tensor:
         """The loss of a batch of embeddings.
 
+        What is given beside the views and no term looks at (``prior`` of an InfoNCE) is ignored, so that one training
+        loop serves all objectives.
+
         Args:
             views: two or more tensors ``(B, d)``, one per view, or one tensor ``(B, views, d)``. They are
                 normalised here unless ``normalize=False``.
@@ -337,6 +340,11 @@ class Objective(nn.Module):
 
     # ---- text and data -------------------------------------------------------------------------
 
+    @property
+    def _called(self) -> str:
+        """The name in specs; a class without one is called by its own, which no spec can build."""
+        return self.name or type(self).__name__
+
     def _parameters_text(self) -> str:
         defaults = self._defaults()
         shown = {
@@ -351,7 +359,7 @@ class Objective(nn.Module):
         return {k: p.default for k, p in inspect.signature(cls).parameters.items()}
 
     def __str__(self) -> str:
-        return self.name + self._parameters_text()
+        return self._called + self._parameters_text()
 
     def __repr__(self) -> str:
         return str(self)
@@ -359,7 +367,7 @@ class Objective(nn.Module):
     def to_dict(self) -> dict[str, Any]:
         """Plain data that :func:`counterpoint.from_dict` turns back into this objective."""
         plain = {k: v if v is None or isinstance(v, (bool, int, float)) else text(v) for k, v in self._hyper.items()}
-        return {"name": self.name, **plain}
+        return {"name": self._called, **plain}
 
     @classmethod
     def from_plain(cls, data: dict[str, Any]) -> Objective:
@@ -388,7 +396,7 @@ class Wrapper(Objective):
         return type(self)(**{**own, **self._long(changes)})
 
     def __str__(self) -> str:
-        return f"{self.name}({self.objective}){self._parameters_text()}"
+        return f"{self._called}({self.objective}){self._parameters_text()}"
 
     def to_dict(self) -> dict[str, Any]:
         return {**super().to_dict(), "objective": self.objective.to_dict()}

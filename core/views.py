@@ -129,7 +129,8 @@ def attack(
         anchor: ``(B, d)`` embeddings of the other view; constant here.
         x: inputs of the attacked view.
         epsilon: largest change of any element.
-        objective: what is maximised, on ``one_way`` pairs; InfoNCE by default, as in the paper.
+        objective: what is maximised, on ``one_way`` pairs; InfoNCE by default, as in the paper. An attack is no
+            training call: schedules and tracked values stay.
         steps: 1 for FGSM, more for PGD with a random start.
         step, clip: as in :func:`pgd`.
 
@@ -141,7 +142,7 @@ def attack(
     def loss(inputs: Tensor) -> Tensor:
         return target(fixed, encoder(inputs), pairing="one_way")
 
-    with _frozen(encoder):
+    with _frozen(encoder), _frozen(target):
         return pgd(loss, x, epsilon, step or (epsilon if steps == 1 else None), steps, steps > 1, clip, generator)
 
 

@@ -485,6 +485,31 @@ def test_what_an_objective_needs_beside_views(spec, needs):
     assert cp.objective(spec).needs == needs
 
 
+def test_an_objective_that_was_not_registered():
+    class Mine(cp.Objective):
+        def __init__(self, t, mu):
+            super().__init__()
+            self.t, self.mu = t, mu
+
+        def per_anchor(self, pos, neg):
+            def log_w(s):
+                return -0.5 * (s.detach() - self.mu) ** 2
+
+            log_mass = neg.logsumexp(lambda s: log_w(s) + s / self.t) - neg.logsumexp(log_w) + neg.log_count
+            return torch.nn.functional.softplus(log_mass - pos / self.t)
+
+    class Other(Mine):
+        pass
+
+    z, adnce = embeddings(3), cp.ADNCE(0.5, 0.7)
+    for mine, theirs in ((Mine(0.5, 0.7), adnce), (cp.ArCL(Mine(0.5, 0.7), "worst"), cp.ArCL(adnce, "worst"))):
+        torch.testing.assert_close(mine(*z), theirs(*z))
+    assert str(cp.ArCL(Mine(0.5, 0.7)) + 0.1 * cp.DistancePolarization()) == "arcl(Mine) + 0.1*dp"
+    assert Mine(0.5, 0.7) != Other(0.5, 0.7)
+    with pytest.raises(ValueError, match="unknown objective 'Mine'"):
+        cp.objective(str(Mine(0.5, 0.7)))
+
+
 def test_arithmetic_of_objectives():
     z = torch.randn(2, 6, 4, generator=torch.Generator().manual_seed(0))
     a, b = cp.InfoNCE(0.3), cp.HCL(0.1)
@@ -499,6 +524,10 @@ def test_arithmetic_of_objectives():
 def test_numbers_of_other_libraries():
     numpy = pytest.importorskip("numpy")
     assert cp.InfoNCE(numpy.float32(0.5)) == cp.InfoNCE(0.5)
+    for two in (numpy.float32(2), numpy.float64(2), numpy.int64(2)):
+        for loss_fn in (cp.InfoNCE(), cp.InfoNCE() + cp.HCL()):
+            assert two * loss_fn == loss_fn * two == 2 * loss_fn
+            assert loss_fn / two == loss_fn / 2
     assert cp.Schedule(numpy.float64(0.5), 0.1, numpy.int64(10)).spec() == "schedule(0.5,0.1,10)"
     with pytest.raises(TypeError, match=r"(?s)temperature must be .*a Learned"):
         cp.InfoNCE(torch.nn.Parameter(torch.tensor(0.5)))

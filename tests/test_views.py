@@ -35,6 +35,14 @@ def test_attack_raises_the_loss_within_its_box(encoder, batch, steps):
     assert cp.InfoNCE()(anchor, encoder(attacked), pairing="one_way").item() > max(by_chance)
 
 
+def test_an_attack_is_no_training_call(encoder, batch):
+    loss_fn = cp.ADNCE(cp.Schedule(0.5, 0.1, 10), mu="auto").train()
+    state = {k: v.clone() for k, v in loss_fn.state_dict().items()}
+    cp.views.attack(encoder, encoder(batch[0]), batch[1], epsilon=0.05, objective=loss_fn, steps=3)
+    assert loss_fn.training
+    torch.testing.assert_close(dict(loss_fn.state_dict()), state, equal_nan=True)
+
+
 def test_fgsm_is_one_signed_step():
     x = torch.tensor([[0.2, -0.4, 0.0]])
     got = cp.views.fgsm(lambda x: (x * torch.tensor([[1.0, -2.0, 0.0]])).sum(), x, epsilon=0.1)
