@@ -6,7 +6,8 @@ polarisation of distances). A program holds a block of anchors, runs over the ke
 per anchor and function. The backward pass computes the similarities again.
 
 What is detached within ``f`` (ADNCE's weights) makes its derivative another one than that of its value, so the
-derivative ``f'(s) = p s + q`` is given beside it.
+derivative ``f'(s) = p s + q`` is given beside it. Sums of squares are made of differences, not of powers of ``s``: of
+nearly equal similarities, a variance would be nothing but rounding, and negative at times.
 
 Products of float32 follow ``torch.set_float32_matmul_precision``: exact with ``highest``, the default, three TF32
 products with ``high``, one with ``medium``. Half precision is multiplied as it is, and accumulated in float32.
@@ -89,6 +90,15 @@ def _at(value, f: tl.constexpr, rows, n, s, wide: tl.constexpr, hill: tl.constex
 
 
 @triton.jit
+def _beyond(centre, f: tl.constexpr, rows, n, s, wide: tl.constexpr, squares: tl.constexpr):
+    """``s``, or how far it is from the centre of a square."""
+    if squares:
+        return s - _of_row(centre, f, rows, n, wide)
+    else:
+        return s
+
+
+@triton.jit
 def _slope(slope, f: tl.constexpr, rows, n, s, wide: tl.constexpr):
     """``f'(s)``."""
     return _of_row(slope, 2 * f, rows, n, wide) * s + _of_row(slope, 2 * f + 1, rows, n, wide)
@@ -116,9 +126,9 @@ def _closed(top, total, summed: tl.constexpr):
 
 @triton.jit
 def _forward(
-    anchors, keys, row_ids, key_ids, value, out, n, m, d,
+    anchors, keys, row_ids, key_ids, value, centre, out, n, m, d,
     two: tl.constexpr, summed: tl.constexpr, hill: tl.constexpr, wide: tl.constexpr, masked: tl.constexpr,
-    bn: tl.constexpr, bm: tl.constexpr, bd: tl.constexpr, how: tl.constexpr,
+    squares: tl.constexpr, bn: tl.constexpr, bm: tl.constexpr, bd: tl.constexpr, how: tl.constexpr,
 ):  # fmt: skip
     rows = tl.program_id(0) * bn + tl.arange(0, bn)
     a = _vectors(anchors, rows, n, d, bd)
@@ -130,9 +140,11 @@ def _forward(
         columns = start + tl.arange(0, bm)
         s = _similar(a, _vectors(keys, columns, m, d, bd), how)
         keep = _kept(rows, columns, row_ids, key_ids, n, m, masked)
-        top, total = _fold(top, total, _at(value, 0, rows, n, s, wide, hill), keep, summed)
+        u = _beyond(centre, 0, rows, n, s, wide, squares)
+        top, total = _fold(top, total, _at(value, 0, rows, n, u, wide, hill), keep, summed)
         if two:
-            other_top, other = _fold(other_top, other, _at(value, 1, rows, n, s, wide, hill), keep, summed)
+            u = _beyond(centre, 1, rows, n, s, wide, squares)
+            other_top, other = _fold(other_top, other, _at(value, 1, rows, n, u, wide, hill), keep, summed)
     tl.store(out + rows, _closed(top, total, summed), mask=rows < n)
     if two:
         tl.store(out + n + rows, _closed(other_top, other, summed), mask=rows < n)
@@ -269,6 +281,15 @@ def _how(anchors: Tensor) -> str:
     return "ieee" if how == "tf32x3" and wide else how  # there is no room for it
 
 
+def _centred(value: Tensor) -> tuple[Tensor, Tensor]:
+    """Squares ``a (s - b)^2`` as ``a u^2`` with ``u = s - b``, all else as it is, and ``b`` or zero."""
+    x2, x1, x0 = value.unbind(1)
+    centre = torch.where(x2 == 0, torch.zeros_like(x1), -x1 / (2 * x2))
+    square = (x0 - x2 * centre**2).abs() <= 1e-6 * x0.abs()
+    centre = torch.where(square, centre, torch.zeros_like(centre))
+    return torch.where((centre != 0).unsqueeze(1), torch.stack([x2, 0 * x1, 0 * x0], 1), value), centre
+
+
 class _Reduce(torch.autograd.Function):
     """See :func:`reduce`."""
 
@@ -299,9 +320,11 @@ class _Reduce(torch.autograd.Function):
         }
         value, slope = value.contiguous(), slope.contiguous()
         out = torch.empty(functions, n, dtype=torch.float32, device=anchors.device)
+        squares = summed and not hill
+        numbers, centre = _centred(value) if squares else (value, value)  # the second is not read
         _forward[(triton.cdiv(n, held),)](
-            anchors, keys, row_ids, key_ids, value, out, n, len(keys), anchors.shape[1],
-            bn=held, bm=passing, num_warps=8, **ctx.constants,
+            anchors, keys, row_ids, key_ids, numbers, centre, out, n, len(keys), anchors.shape[1],
+            squares=squares, bn=held, bm=passing, num_warps=8, **ctx.constants,
         )  # fmt: skip
         ctx.save_for_backward(anchors, keys, row_ids, key_ids, value, slope, out)
         return out

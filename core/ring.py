@@ -85,6 +85,9 @@ class RingNegatives(StreamedNegatives):
         # other processes' keys may be longer
         return float("inf") if self._reach is None else self._reach
 
+    def _fusable(self, terms: Quadratics) -> bool:
+        return False  # the kernels see what this process holds
+
     def dense(self) -> NoReturn:
         raise TypeError(
             'gather="ring": the function that is reduced may close over numbers and tensors without dimensions only; '

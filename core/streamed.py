@@ -252,16 +252,17 @@ class StreamedNegatives(Negatives):
             return self._traced(LogSumExp, f, per_anchor, lambda dense: dense.logsumexp(f, *per_anchor))
         terms, constants = quadratic
         if self._fusable(terms):
-            return _with(constants, self._fused(terms, summed=False))
-        safe = terms.bounded(self.reach()) and abs(self.mask.own_weight) <= SAFE
+            return _with(constants, self._fused(terms))
+        safe = terms.bounded(self.reach(), SAFE - abs(self.mask.own_weight))
         return _with(constants, self._reduce(SumExp if safe else LogSumExp, terms, terms.uniform))
 
     def mean(self, f: Callable[..., Any], *per_anchor: Tensor) -> Any:
         quadratic = Quadratics.of(f, per_anchor, self.anchors, self.blocks[0][0].dtype)
         if quadratic is not None:
             terms, constants = quadratic
-            if self._fusable(terms):
-                return _with(constants, [x / self.count for x in self._fused(terms, summed=True)])
+            if self._fusable(terms):  # with their constants: squares must stay whole
+                inside = constants if terms.hill is None else [terms.hill]
+                return _with([0.0] * terms.functions, [x / self.count for x in self._fused(terms, inside)])
             if terms.hill is not None:
                 return _with(constants, self._reduce(Mean, terms, terms.uniform))
         return self._traced(Mean, f, per_anchor, lambda dense: dense.mean(f, *per_anchor))
@@ -299,8 +300,8 @@ class StreamedNegatives(Negatives):
         kernels = _kernels()
         return kernels is not None and kernels.takes(left, terms.functions)
 
-    def _fused(self, terms: Quadratics, summed: bool) -> Sequence[Tensor]:
-        """Log-sum-exps or sums by :mod:`counterpoint.fused`."""
+    def _fused(self, terms: Quadratics, summed: Sequence[Value] = ()) -> Sequence[Tensor]:
+        """Log-sum-exps by :mod:`counterpoint.fused`, or, if there are constant terms to be ``summed``, sums."""
         parts, start = [], 0
         for left, right in self.blocks:
             turns = [(left, right, self.mask), (right, left, self.mask.turned())]
@@ -310,8 +311,9 @@ class StreamedNegatives(Negatives):
                 kept = a, b
                 if self.half is not None:
                     kept = a.to(self.half), b.to(self.half)
-                part = terms.cut(rows)
-                parts.append(_kernels().reduce(*kept, *part.packed(a), numbers, summed, part.hill is not None))
+                inside = [rows_of(c, rows) for c in summed] or [0.0] * terms.functions
+                packed = terms.cut(rows).packed(inside, a)
+                parts.append(_kernels().reduce(*kept, *packed, numbers, bool(summed), terms.hill is not None))
                 start = rows.stop
         return torch.cat(parts, 1).unsqueeze(2).unbind()
 

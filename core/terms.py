@@ -203,13 +203,14 @@ class Quadratics:
         values, slopes = ([[rows_of(v, rows) for v in row] for row in part] for part in (self.values, self.slopes))
         return replace(self, values=values, slopes=slopes)
 
-    def bounded(self, reach: float) -> bool:
-        """Whether ``|v1 s + v2 s^2|`` is known to be safe wherever ``|s| <= reach``."""
-        return all(sum(_magnitude(v, math.inf) * reach**n for n, v in enumerate(row, 1)) <= SAFE for row in self.values)
+    def bounded(self, reach: float, limit: float) -> bool:
+        """Whether ``|v1 s + v2 s^2|`` is known to be at most ``limit`` wherever ``|s| <= reach``."""
+        most = (sum(_magnitude(v, math.inf) * reach**n for n, v in enumerate(row, 1)) for row in self.values)
+        return all(x <= limit for x in most)
 
-    def packed(self, like: Tensor) -> tuple[Tensor, Tensor]:
+    def packed(self, constants: Sequence[Value], like: Tensor) -> tuple[Tensor, Tensor]:
         """Coefficients of the values and of the slopes, highest power first: what :mod:`counterpoint.fused` takes."""
-        every = [x for row in [*self.values, *self.slopes] for x in row]
+        every = [x for row in [*self.values, *self.slopes, constants] for x in row]
         columns = max(x.numel() if isinstance(x, Tensor) else 1 for x in every)
 
         def pack(rows: Sequence[Sequence[Value]]) -> Tensor:
@@ -220,7 +221,7 @@ class Quadratics:
                 return x.to(torch.float32).reshape(-1).expand(columns)
             return torch.full((columns,), x, dtype=torch.float32, device=like.device)
 
-        return pack([(self.hill or 0.0, *row) for row in self.values]), pack(self.slopes)
+        return pack([(c, *row) for c, row in zip(constants, self.values, strict=True)]), pack(self.slopes)
 
     @property
     def scale(self) -> float:

@@ -25,7 +25,7 @@ TYPES = {torch.float32: "*fp32", torch.bfloat16: "*bf16"}
 def on_chip(kernel, width: int, dtype: torch.dtype, how: str, capability: int, room: int) -> int:
     held, passing, bd = fused._blocks(width, dtype, how, room * 1024)
     constants = {"two": True, "summed": False, "hill": False, "wide": True, "masked": True, "bd": bd, "how": how}
-    constants["learned"] = True
+    constants |= {"learned": True, "squares": False}
     constants |= {"bn": passing, "bm": held} if kernel is fused._backward_keys else {"bn": held, "bm": passing}
     kinds = {"anchors": TYPES[dtype], "keys": TYPES[dtype], "row_ids": "*i64", "key_ids": "*i64"}
     kinds |= dict.fromkeys(("n", "m", "d"), "i32") | dict.fromkeys(constants, "constexpr")

@@ -17,7 +17,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import counterpoint as cp
-from counterpoint import distributed
+from counterpoint import distributed, streamed
 
 WIDTH, VIEWS = 5, 4
 BANK = torch.randn(7, WIDTH, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
@@ -237,6 +237,12 @@ def most_keys(rank: int) -> dict[str, int]:
             cp.objective("hcl + 0.1*mv")(*z, gather=gather).backward()
         found[name] = seen.rows
     return found
+
+
+def without_kernels(rank: int) -> float:
+    """A ring where the device has kernels, which know no ring."""
+    streamed.FUSED = {"cpu"}
+    return cp.HCL()(*embeddings()[0][:, part(UNEVEN, rank)].float(), gather="ring").item()
 
 
 # ---- failures ---------------------------------------------------------------------------------------

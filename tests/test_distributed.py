@@ -228,6 +228,11 @@ def test_a_ring_never_holds_all_keys(tmp_path):
         assert process == {"all": 512, "ring": 128}
 
 
+def test_a_ring_where_there_are_kernels(tmp_path):
+    wanted = cp.HCL()(*embeddings()[0]).item()
+    assert run(gathered.without_kernels, tmp_path, 2) == pytest.approx([wanted] * 2, rel=1e-6)
+
+
 # ---- failures ------------------------------------------------------------------------------------
 
 

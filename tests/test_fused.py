@@ -99,6 +99,20 @@ def test_an_anchor_without_negatives_is_minus_infinity_and_has_no_gradient():
     assert gradient.isfinite().all()
 
 
+@pytest.mark.parametrize("factor", [1.0, -0.37])
+def test_sums_of_squares_of_what_is_nearly_equal(factor):
+    """Multiplied out, they would be rounding errors of either sign."""
+    anchors, keys, _, _, _ = case(20, 30, 16, 1, False, False, torch.float32)
+    anchors, keys = (anchors[:1] + 1e-3 * x for x in (anchors, keys))
+    s = (anchors.double() @ keys.double().T).detach()
+    centre = s.mean(1, keepdim=True).float()
+    square = [factor * torch.ones_like(centre), -2 * factor * centre, factor * centre**2]
+    value = torch.stack([torch.cat(square, 1).T, torch.cat([0 * centre, 5 + centre, centre], 1).T])
+    ours = fused.reduce(anchors, keys, value, torch.zeros(2, 2, 1, device=DEVICE), summed=True).double()
+    exact = factor * (s - centre).square().sum(1), ((5 + centre) * s + centre).sum(1)
+    torch.testing.assert_close(ours, torch.stack(exact).double(), rtol=1e-2, atol=1e-10)
+
+
 @pytest.mark.slow
 def test_kernels_compile_and_fit_on_the_chip():
     script = Path(__file__).parent / "compile_fused.py"
@@ -171,6 +185,19 @@ def test_every_objective(everywhere, spec):
     how = {"adversarial": z[2].to(DEVICE), "mixed": z[3].to(DEVICE)}
     how["pairing"] = "single" if "dp" in spec else "views" if " + " in spec else None
     torch.testing.assert_close(results(spec, z[:2], None, **how), results(spec, z[:2], 0, **how), rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    "spec", ["adnce:mu=auto,sigma=auto", "dro:divergence=chi2", "dro:divergence=chi2,nonneg=false", "mv", "dro"]
+)
+def test_a_batch_that_has_nearly_collapsed(everywhere, spec):
+    random = torch.Generator().manual_seed(0)
+    z = torch.randn(1, 1, 16, generator=random) + 1e-2 * torch.randn(2, 16, 16, generator=random)
+    (loss, *found), (wanted, *exact) = (results(spec, z, tile) for tile in (None, 0))
+    assert everywhere
+    torch.testing.assert_close(loss, wanted, rtol=1e-4, atol=1e-6)
+    for mine, theirs in zip(found, exact, strict=True):
+        torch.testing.assert_close(mine, theirs, rtol=0, atol=1e-2 * theirs.abs().max().item())
 
 
 def test_bfloat16_is_multiplied_as_it_is(everywhere, monkeypatch):
