@@ -68,10 +68,14 @@ def is_finite(tensor: Tensor, what: str) -> Tensor:
     raise ValueError(f"{what}: {int(bad.sum())} of {bad.numel()} values are NaN or infinite, the first at {first}.")
 
 
+def is_whole(tensor: Tensor) -> bool:
+    return not tensor.is_floating_point() and not tensor.is_complex()
+
+
 def is_ids(tensor: Tensor, what: str, length: int) -> Tensor:
-    if is_tensor(tensor, what).dim() != 1 or len(tensor) != length or tensor.is_floating_point():
+    if is_tensor(tensor, what).dim() != 1 or len(tensor) != length or not is_whole(tensor):
         raise ValueError(f"{what}: expected {length} integers, got shape {shape(tensor)} of {tensor.dtype}.")
-    return tensor
+    return tensor.long()
 
 
 def is_prior(prior: Tensor, zero: bool = True) -> Tensor:

@@ -84,10 +84,7 @@ class Peers:
 
     def pass_on(self, x: Tensor, arriving: Tensor) -> list[Any]:
         """Sends ``x`` to the next process and receives from the one before; both are to be waited for."""
-        there, here = (
-            rank if self.group is dist.group.WORLD else dist.get_global_rank(self.group, rank)
-            for rank in ((self.rank + 1) % self.count, (self.rank - 1) % self.count)
-        )
+        there, here = (dist.get_global_rank(self.group, (self.rank + step) % self.count) for step in (1, -1))
         moves = [dist.P2POp(dist.isend, x, there, self.group), dist.P2POp(dist.irecv, arriving, here, self.group)]
         return dist.batch_isend_irecv(moves)
 

@@ -39,6 +39,9 @@ EPS_HALF = 1e-4  # in float16 the gradient, one over the length, would overflow
 # What hosts write over logits that are no keys: minus infinity, or a number that is as good as that in their precision.
 MASKED = -1e4
 
+# A key cannot count more often than e to this, of which float32 still holds a sum.
+HEAVIEST = 80.0
+
 # From so many pairs on they are streamed: on the CPU because that is faster, elsewhere because it is smaller.
 STREAMED_CPU, STREAMED = 2**17, 2**26
 
@@ -83,8 +86,8 @@ class Batch:
             raise ValueError(f"unknown pairing {pairing!r}.{nearest(str(pairing), PAIRINGS)}")
         if ids is not None and labels is not None:
             raise ValueError("give ids (known duplicates) or labels (classes, which also make positives), not both.")
-        if not is_number(negative_weight):
-            raise ValueError(f"negative_weight: expected a finite number, got {negative_weight!r}.")
+        if not is_number(negative_weight) or negative_weight > HEAVIEST:
+            raise ValueError(f"negative_weight: expected a number of at most {HEAVIEST:g}, got {negative_weight!r}.")
         if negative_weight and negatives is None:
             raise ValueError("negative_weight: needs negatives= beside it.")
         self.pairing, self.normalize, self.negative_weight = pairing, normalize, float(negative_weight)
@@ -98,6 +101,9 @@ class Batch:
         for name, x in further.items():
             if isinstance(x, Tensor) and x.device != self.device:
                 raise ValueError(f"{name}: on {x.device}, but view 1 is on {self.device}.")
+        embeddings = (*self.raw, queue, negatives, adversarial, mixed)
+        double = any(isinstance(x, Tensor) and x.dtype == torch.float64 for x in embeddings)
+        self.dtype = torch.float64 if double else torch.float32
         self.labels = labels if labels is None else checks.is_ids(labels, "labels", self.size)
         self.ids = self.labels if ids is None else checks.is_ids(ids, "ids", self.size)
         self.prior = self._prior(prior)
@@ -137,7 +143,7 @@ class Batch:
         found = {
             "the number of views": len(self.raw),
             "the width of embeddings": self.width,
-            "bits of embeddings": torch.finfo(widen(self.raw[0][:0]).dtype).bits,
+            "bits of embeddings": torch.finfo(self.dtype).bits,
             "which embeddings have a gradient": sum(
                 (x is not None and x.requires_grad) << i for i, x in enumerate(given)
             ),
@@ -237,14 +243,13 @@ class Batch:
             return None
         if keys is None or self.ids is None:
             raise ValueError(f"{what}: needs {of}= and ids= or labels= beside it.")
-        if checks.is_tensor(ids, what).numel() != keys[..., 0].numel() or ids.is_floating_point():
+        if checks.is_tensor(ids, what).numel() != keys[..., 0].numel() or not checks.is_whole(ids):
             raise ValueError(f"{what}: expected one id per row of {of}, got shape {checks.shape(ids)} of {ids.dtype}.")
-        return ids.reshape(-1)
+        return ids.reshape(-1).long()
 
     def ready(self, z: Tensor) -> Tensor:
-        if not self.normalize:
-            return widen(z)
-        return unit(widen(z), EPS_HALF if z.dtype == torch.float16 else EPS)
+        wide = z.to(self.dtype)
+        return unit(wide, EPS_HALF if z.dtype == torch.float16 else EPS) if self.normalize else wide
 
     @property
     def views(self) -> list[Tensor]:
@@ -259,7 +264,7 @@ class Batch:
             if self.tile == 0 or not self.normalize or any(v.dtype != dtype for v in self.raw):
                 self._stacked = torch.cat(self.views)
             else:
-                self._stacked = Unit.apply(EPS_HALF if dtype == torch.float16 else EPS, *self.raw)
+                self._stacked = Unit.apply(EPS_HALF if dtype == torch.float16 else EPS, self.dtype, *self.raw)
                 self._views_ready = [*self._stacked.split(self.size)]
         return self._stacked
 

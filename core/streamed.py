@@ -360,9 +360,8 @@ class Unit(torch.autograd.Function):
     """:func:`counterpoint.pairing.unit` of several views, under one another, in blocks and with little to remember."""
 
     @staticmethod
-    def forward(ctx: Any, eps: float, *views: Tensor) -> Tensor:
-        z = torch.cat(views)
-        z = z.to(torch.promote_types(z.dtype, torch.float32))
+    def forward(ctx: Any, eps: float, dtype: torch.dtype, *views: Tensor) -> Tensor:
+        z = torch.cat(views).to(dtype)
         length = torch.linalg.vector_norm(z, dim=1, keepdim=True)
         scale = torch.where(length > eps, 1 / length.clamp(min=eps), torch.zeros_like(length))
         ctx.save_for_backward(z.mul_(scale), scale)
@@ -371,12 +370,14 @@ class Unit(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> Any:
+        if torch.is_grad_enabled():
+            raise RuntimeError(ONCE)
         z, scale = ctx.saved_tensors
         out = torch.empty_like(z, dtype=ctx.dtype)
         for part, g, mine, by in zip(*(x.split(BLOCK) for x in (out, gradient, z, scale)), strict=True):
             along = (g * mine).sum(1, keepdim=True)
             part.copy_(torch.addcmul(g, mine, along, value=-1).mul_(by))
-        return None, *out.split(ctx.each)
+        return None, None, *out.split(ctx.each)
 
 
 class Others(torch.autograd.Function):
@@ -395,6 +396,8 @@ class Others(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> Any:
+        if torch.is_grad_enabled():
+            raise RuntimeError(ONCE)
         (z,) = ctx.saved_tensors
         m, out = ctx.m, torch.zeros_like(z)
         views, gradients, outs = (x.split(len(z) // m) for x in (z, gradient, out))

@@ -110,7 +110,7 @@ class Mask:
         """Numbers of the anchors and of the keys: a key with an anchor's own is none of its negatives."""
         shared = keys if self.shared is None else self.shared
         if self.ids is not None:
-            mine, theirs = (ids.long() for ids in self.ids)
+            mine, theirs = self.ids
         elif self.period is not None:
             mine, theirs = (torch.arange(n, device=device) % self.period for n in (rows, keys))
         else:

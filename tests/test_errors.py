@@ -165,6 +165,11 @@ KEYS = {
         (TypeError, ValueError),
         r"negative_weight.*number.*'x'",
     ),
+    "negative_weight too heavy": (
+        lambda: LOSS(Z1, Z2, negatives=Z1, negative_weight=90),
+        ValueError,
+        r"negative_weight: expected a number of at most 80, got 90",
+    ),
     "negative_weight alone": (lambda: LOSS(Z1, Z2, negative_weight=1.0), ValueError, r"negative_weight.*negatives="),
     "ids all equal": (
         lambda: LOSS(Z1, Z2, ids=torch.zeros(6, dtype=torch.long)),
@@ -182,6 +187,11 @@ KEYS = {
         lambda: LOSS(Z1, Z2, ids=IDS.view(6, 1)),
         ValueError,
         r"ids: expected 6 integers, got shape \(6, 1\)",
+    ),
+    "ids complex": (
+        lambda: LOSS(Z1, Z2, ids=IDS.to(torch.complex64)),
+        ValueError,
+        r"ids: expected 6 integers, got .*complex64",
     ),
     "ids list": (lambda: LOSS(Z1, Z2, ids=[0] * 6), TypeError, r"ids: expected a tensor, got list"),
     "labels list": (lambda: LOSS(Z1, Z2, labels=[0] * 6), TypeError, r"labels: expected a tensor, got list"),

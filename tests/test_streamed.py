@@ -76,6 +76,49 @@ def test_float32(spec):
         assert (got_gradient - gradient).norm() <= 1e-5 * gradient.norm()
 
 
+@pytest.mark.parametrize("weight", [50.0, 80.0])
+def test_heavy_hard_negatives(weight):
+    """Neither the similarities nor the weight alone would overflow."""
+    z = embeddings().requires_grad_()
+    found = []
+    for tile in (3, 0):
+        loss = cp.InfoNCE(1 / 59)(z[0], z[1], negatives=z[2], negative_weight=weight, tile=tile)
+        found.append([loss, *torch.autograd.grad(loss, z)])
+    torch.testing.assert_close(*found, rtol=1e-5, atol=1e-4)
+
+
+@pytest.mark.parametrize("tile", [0, 3])
+@pytest.mark.parametrize("pairing", ["views", "one_way", "symmetric", "arcl", "queue", "negatives", "adversarial"])
+@pytest.mark.parametrize("half", [torch.float16, torch.float32])
+def test_one_tensor_in_float64_makes_all_so(pairing, tile, half):
+    """Data of another kind is often NumPy's, of float64."""
+    z = embeddings().to(half)
+    wanted, exact = ([z[0].to(kind).requires_grad_(), z[1].double()] for kind in (half, torch.float64))
+    found = []
+    for x, y in (wanted, exact):
+        named = pairing in ("queue", "negatives", "adversarial")
+        how = {pairing: y} if named else {"pairing": pairing}
+        loss_fn = cp.IntNaCl(0.5) if pairing == "adversarial" else cp.HCL(0.5)
+        loss = loss_fn(x, x if named else y, tile=tile, **how)
+        assert loss.dtype == torch.float64
+        found.append([loss, torch.autograd.grad(loss, x)[0].double()])
+    accurate = torch.finfo(half).eps
+    torch.testing.assert_close(*found, rtol=2 * accurate, atol=accurate)
+
+
+@pytest.mark.parametrize("dtype", [torch.bool, torch.uint8, torch.int16])
+def test_ids_of_any_integer_type(dtype):
+    z, ids = embeddings(), torch.arange(6) % 2
+    for name in ("ids", "labels"):
+        for tile in (0, 3):
+            found = cp.InfoNCE()(z[0], z[1], tile=tile, **{name: ids.to(dtype)})
+            torch.testing.assert_close(found, cp.InfoNCE()(z[0], z[1], tile=tile, **{name: ids}), rtol=0, atol=0)
+        how = {"queue": z[2], "queue_ids": ids.to(dtype)}
+        torch.testing.assert_close(
+            cp.InfoNCE()(z[0], z[1], **{name: ids}, **how), cp.InfoNCE()(z[0], z[1], **{name: ids.to(dtype)}, **how)
+        )
+
+
 def tensors(z: torch.Tensor, how: dict) -> dict[str, torch.Tensor]:
     views = {f"view {k}": v for k, v in enumerate(z)}
     return views | {k: how[k] for k in ("adversarial", "mixed", "negatives", "queue") if how.get(k) is not None}
@@ -253,10 +296,17 @@ def test_a_tile_that_is_none(tile):
         cp.InfoNCE()(*torch.randn(2, 4, 4), tile=tile)
 
 
+class Alignment(cp.Objective):
+    def per_anchor(self, pos, neg):
+        return -(pos**2)
+
+
 def test_the_second_derivative_says_what_to_do():
     z = torch.randn(2, 8, 4, requires_grad=True)
     with pytest.raises(RuntimeError, match="tile=0"):
         torch.autograd.grad(cp.InfoNCE()(z[0], z[1], tile=4), z, create_graph=True)
+    with pytest.raises(RuntimeError, match="tile=0"):  # though no negative is looked at
+        torch.autograd.grad(Alignment()(z[0], z[1], tile=4), z, create_graph=True)
     (gradient,) = torch.autograd.grad(cp.InfoNCE()(z[0], z[1], tile=0), z, create_graph=True)
     assert torch.autograd.grad(gradient.square().sum(), z)[0].abs().sum() > 0
 
