@@ -31,6 +31,7 @@ from counterpoint.integrations.runs import Run, atomic, find_runs, finite
 LEVEL = 0.05
 TITLE = "counterpoint report"
 WIDTH = 120  # of an overview in a terminal
+LOSS = "loss"  # on its objective's own scale: no measure of how good a row is beside another
 COMMON = ("domain", "dataset", "objective", "label", "seed")  # arguments that do not tell two rows of a name apart
 
 
@@ -93,7 +94,7 @@ def summarise(
         found: runs; those that are not done are counted in the notes.
         baseline: a row by its name or spec; by default InfoNCE where there is one such row in a column.
         metrics: names of results; by default the first that the runs on a data set have.
-        lower: whether small numbers are the good ones.
+        lower: whether small numbers are the good ones. Without it losses are not compared.
     """
     done = sorted((run for run in found if run.done), key=lambda run: str(run.path))
     if not done:
@@ -183,9 +184,11 @@ def _column(
         base = plain[0] if len(plain) == 1 and len(values) > 1 else None
     else:
         base = baseline if baseline in values else None
+    if incomparable := metric == LOSS and not lower:
+        base = None
     rows = sorted(values, key=lambda row: (runs[row][0].arguments["objective"] is not None, row != base, row))
     differences = _differences(values, base, [row for row in rows if row != base]) if base else {}
-    best = _best(values, lower)
+    best = None if incomparable else _best(values, lower)
     cells = {}
     for row in rows:
         of = list(values[row].values())
@@ -230,9 +233,11 @@ def _reading(column: Column) -> str:
     said = f"{column.title}: "
     compared = {row: cell.difference for row, cell in column.cells.items() if cell.difference is not None}
     if column.baseline is None:
-        return said + (
-            "one row, nothing to compare." if len(column.cells) == 1 else "no baseline (--baseline names one)."
-        )
+        if len(column.cells) == 1:
+            return said + "one row, nothing to compare."
+        if column.metric == LOSS:
+            return said + "each objective has a scale of its own, so losses are not compared (--lower does)."
+        return said + "no baseline (--baseline names one)."
     if not compared:
         return said + f"nothing shares a seed with {column.baseline}."
     pairs = sorted({one.pairs for one in compared.values()})

@@ -240,6 +240,18 @@ def test_several_metrics_and_missing_numbers(tmp_path):
     assert [c.title for c in report.summarise(found[:2], metrics=["y", "x"]).columns] == ["y", "x"]
 
 
+def test_losses_of_different_objectives_are_not_compared(tmp_path):
+    losses = {row: {k: {"loss": v} for k, v in noisy(mean, 10, 0.3).items()} for row, mean in ((BASE, 3), (OTHER, 9))}
+    found = make(tmp_path, {("A", row): values for row, values in losses.items()})
+    for baseline in (None, BASE):
+        (column,) = report.summarise(found, baseline=baseline).columns
+        assert column.baseline is None
+        assert not any(cell.best or cell.difference for cell in column.cells.values())
+        assert "losses are not compared" in column.reading
+    (column,) = report.summarise(found, lower=True).columns
+    assert [row for row, cell in column.cells.items() if cell.best] == [BASE]
+
+
 def test_the_best_is_marked_where_the_test_says_so(tmp_path):
     table = {("A", BASE): noisy(70, 10, 0.3), ("A", OTHER): noisy(74, 10, 0.3), ("A", THIRD): noisy(74.01, 10, 0.3)}
     (column,) = report.summarise(make(tmp_path, table)).columns
@@ -507,6 +519,12 @@ def test_runs_that_logged_nothing_have_no_curves(tmp_path):
 
 
 # ---- the papers --------------------------------------------------------------------------------
+
+
+def test_curls_number_is_of_bilinear_scores():
+    about = ("control", "cartpole-swingup", "infonce:t=1", "score at 100k")
+    assert papers.paper_number(*about, {"scores": "bilinear"}).printed == "680±32"
+    assert papers.paper_number(*about, {"scores": "cosine"}) is None
 
 
 @pytest.mark.parametrize(
