@@ -179,6 +179,10 @@ def test_draws_are_balanced_and_held_out_images_apart():
     assert held.y.bincount().min() >= 12
     pairs = [{one.numpy().tobytes() for one in part.x} for part in (left, held)]
     assert len(pairs[0] | pairs[1]) == len({one.numpy().tobytes() for one in digits.x})
+    sizes = torch.tensor([3, 20, 300, 1000])
+    y = torch.arange(4).repeat_interleave(sizes)
+    mine = ImageSet("mine", torch.zeros(len(y), 3, 4, 4, dtype=torch.uint8), y)
+    assert mine.hold_out(0.1)[1].y.bincount(minlength=4).tolist() == [0, 2, 30, 100]  # no class is used up
     with pytest.raises(ValueError, match="cannot draw"):
         digits.draw(10**6)
     with pytest.raises(ValueError, match="share"):

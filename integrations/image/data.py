@@ -63,6 +63,11 @@ class ImageSet:
     def labelled(self) -> bool:
         return bool((self.y >= 0).all())
 
+    def with_classes(self) -> ImageSet:
+        """Those that have a class, where others, as in STL-10's unlabelled split, have none; all where no image has."""
+        known = self.y >= 0
+        return self if known.all() or not known.any() else self[known]
+
     @property
     def size(self) -> tuple[int, int]:
         """Height and width."""
@@ -82,26 +87,29 @@ class ImageSet:
 
     def draw(self, count: int | None, seed: int = 0) -> ImageSet:
         """``count`` of the images, as many of each class as can be; all of them for None."""
-        return self if count is None else self[self._drawn(count, seed)]
+        return self if count is None else self[self._drawn(count, seed, lambda turn, of: turn)]
 
     def hold_out(self, share: float, seed: int = 0) -> tuple[ImageSet, ImageSet]:
         """What is left, and the ``share`` of each class that is held out."""
         if not 0 < share < 1:
             raise ValueError(f"{self.name}: the share that is held out must be in (0, 1), got {share!r}.")
-        held = self._drawn(max(1, round(share * len(self))), seed)
+        # by the middles of equal parts of each class: of a hundred images ten go, of three none
+        held = self._drawn(max(1, round(share * len(self))), seed, lambda turn, of: (turn + 0.5) / of)
         left = torch.ones(len(self), dtype=torch.bool)
         left[held] = False
         return self[left.nonzero().squeeze(1)], self[held]
 
-    def _drawn(self, count: int, seed: int) -> Tensor:
+    def _drawn(self, count: int, seed: int, place: Callable[[Tensor, int], Tensor]) -> Tensor:
+        """The first ``count`` rows by the ``place`` of each turn in a class of so many images."""
         if not 0 < count <= len(self):
             raise ValueError(f"{self.name}: cannot draw {count} of {len(self)} images.")
         order = torch.randperm(len(self), generator=torch.Generator().manual_seed(seed))
         y = self.y[order]
-        turn = torch.zeros(len(self), dtype=torch.long)
+        places = torch.zeros(len(self), dtype=torch.float64)
         for one in y.unique():
-            turn[y == one] = torch.arange(int((y == one).sum()))
-        return order[turn.argsort(stable=True)[:count]].sort().values
+            of = int((y == one).sum())
+            places[y == one] = place(torch.arange(of, dtype=torch.float64), of)
+        return order[places.argsort(stable=True)[:count]].sort().values
 
 
 def from_pictures(
