@@ -18,7 +18,7 @@ from typing import Any
 import counterpoint as cp
 from counterpoint.hyper import Real, text
 from counterpoint.integrations import advice, completion, demo, doctor, report, tune
-from counterpoint.integrations.runs import GridError
+from counterpoint.integrations.runs import GridError, plain_warnings
 from counterpoint.plugins import inject
 
 WIDTH = 100
@@ -53,7 +53,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     given = None
     try:
         given = build(asked).parse_args(words, argparse.Namespace(words=words[len(asked.split()) :]))
-        code = COMMANDS[asked].run(given)
+        with plain_warnings():
+            code = COMMANDS[asked].run(given)
         sys.stdout.flush()
     except BrokenPipeError:  # who reads, such as head, has seen enough; Python would complain again at exit
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

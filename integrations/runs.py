@@ -637,7 +637,7 @@ def _work(connection: Any, train: Callable[[Run], None], resume: bool, progress:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the parent too, which ends this process
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # so, with all that an interruption cleans up
     threading.Thread(target=_end_with_parent, daemon=True).start()
-    with suppress(EOFError, KeyboardInterrupt):
+    with plain_warnings(), suppress(EOFError, KeyboardInterrupt):
         while True:
             root, cell = connection.recv()
             connection.send(_attempt(train, Run(root, cell), resume, progress))
@@ -723,6 +723,24 @@ def _say(line: str) -> None:
     else:
         tqdm.write(line, file=sys.stderr)
         sys.stderr.flush()
+
+
+@contextmanager
+def plain_warnings() -> Iterator[None]:
+    """What is warned of here is said in lines like all others: for commands, whose users have not called this code."""
+    shown, ours = warnings.showwarning, Path(__file__).parent
+
+    def show(message: Any, category: type[Warning], filename: str, *where: Any, **how: Any) -> None:
+        if issubclass(category, RuntimeWarning) and ours in Path(filename).parents:
+            _say(str(message))
+        else:
+            shown(message, category, filename, *where, **how)
+
+    warnings.showwarning = show
+    try:
+        yield
+    finally:
+        warnings.showwarning = shown
 
 
 def _numbers(result: Mapping[str, float]) -> str:

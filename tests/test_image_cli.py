@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import importlib
 import json
+import re
+import warnings
 from pathlib import Path
 
 import pytest
@@ -70,10 +72,25 @@ def test_photos_without_classes(tmp_path, capsys):
     assert "loss" in table
     assert "nan" not in table
     assert "untrained" not in table  # an encoder that has no loss either
+    assert main(["train", "image", "--data", str(tmp_path), *words, "--objective", "dcl", "infonce:t=1"]) == 0
+    assert "losses are not compared" in capsys.readouterr().out
     assert main(["eval", "image", out]) == 2
     assert "has no classes to evaluate on" in capsys.readouterr().err
     assert main(["eval", "image", out, "--data", "digits", "--probe", "knn"]) == 0
     assert "8 x 8 digits" in capsys.readouterr().out
+
+
+def test_a_file_that_is_no_image_is_said_in_one_line(tmp_path, capsys):
+    for number in range(20):
+        Image.new("RGB", (16, 16), (10 * number, 0, 0)).save(tmp_path / f"{number}.png")
+    (tmp_path / "torn.jpg").write_bytes(b"nothing")
+    words = ["--backbone", "conv4", "--channels", "4", "--size", "16", "--batch", "4", "--epochs", "1"]
+    with warnings.catch_warnings():
+        warnings.simplefilter("always")
+        assert main(["train", "image", "--data", str(tmp_path), *words, "--out", str(tmp_path / "runs")]) == 0
+    said = [line for line in capsys.readouterr().err.splitlines() if "torn.jpg" in line]
+    assert said
+    assert all(re.fullmatch(r".*: 1 of \d+ images cannot be read and are left out: torn.jpg", line) for line in said)
 
 
 def test_a_folder_without_images(tmp_path, capsys):
