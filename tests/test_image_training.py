@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+from dataclasses import replace
 
 import pytest
 import torch
@@ -393,6 +394,45 @@ def test_bfloat16_changes_little():
         losses.append(module.mean_loss)
     assert losses[0] != losses[1]
     assert abs(losses[0] - losses[1]) < 0.05 * losses[0]
+
+
+def test_probes_see_the_images_that_have_classes_where_others_have_none(tmp_path, monkeypatch):
+    """STL-10's 5000 among 100,000 others."""
+
+    def partly(name, split="train", *_):
+        found = load("digits", split)
+        without = (torch.arange(len(found)) % 4 > 0) & (split == "train")
+        return replace(found, y=found.y.masked_fill(without, -1))
+
+    monkeypatch.setattr(training.datasets, "load", partly)
+    given = training.cell("stl10-unlabelled", "infonce", 0, **{**SMALL, "subset": None}, epochs=1, watch=1)
+    data = training.prepare(given)
+    assert len(data.train) > 3 * len(data.labelled) > 0
+    assert data.labelled.labelled
+    assert data.validation.labelled
+    done = grid(given, tmp_path)
+    assert done.result["knn"] > 20
+    assert "validation_knn" in done.metrics()[-1]
+
+
+def test_lars_leaves_biases_and_normalisation_alone():
+    """Neither scaled nor decayed: SimCLR, section B.6; one step is plain SGD's there."""
+    module = Pretraining(build("moco", "infonce", "conv4", 16, queue=64), recipe("digits", 16), 0.5, "lars", 0.1)
+    method = module.method
+    lars = module.configure_optimizers()
+    names = {id(p): name for name, p in method.named_parameters()}
+    assert {names[id(p)] for group in lars.param_groups for p in group["params"]} == {
+        name for name, p in method.named_parameters() if p.requires_grad
+    }
+    before = {name: p.detach().clone() for name, p in method.named_parameters()}
+    method(views(size=16)).backward()
+    lars.step()
+    for name, p in method.named_parameters():
+        if p.grad is not None:
+            alone = torch.equal(p, before[name] - 0.5 * p.grad)
+            assert alone == (p.dim() == 1), name
+    with pytest.raises(ValueError, match="weight_decay: expected more than 0"):
+        Pretraining(method, module.recipe, optimizer="lars", weight_decay=0)
 
 
 def test_labels_are_not_looked_at_unless_asked():

@@ -181,7 +181,8 @@ def eval_command(given: argparse.Namespace) -> int:
     for run in _finished(given.runs):
         _, train, _, test = training.prepare({**run.arguments, "part": "report"})
         if given.data:
-            train, test = (data.load(given.data, split, evaluation.square(train)) for split in data.SPLITS)
+            size = evaluation.square(train)
+            train, test = (data.load(given.data, split, size).with_classes() for split in data.SPLITS)
         encoder = training.restore(run).encoder.to(given.device)
         result = evaluation.evaluate(encoder, train, test, probes, settings, run.arguments["seed"])
         if not result:

@@ -95,8 +95,9 @@ def preset(name: str, dataset: str) -> tuple[str | None, dict[str, Any]]:
         raise ValueError(f"preset: unknown preset {name!r}.{nearest(str(name), PRESETS)}")
     spec, settings = PRESETS[name]
     if name == "adnce":
-        if dataset not in ADNCE:
+        known = dataset.removesuffix("-unlabelled")
+        if known not in ADNCE:
             raise ValueError(f"preset adnce: the paper has no settings for {dataset!r}.{nearest(dataset, ADNCE)}")
-        t, mu, sigma = ADNCE[dataset]
+        t, mu, sigma = ADNCE[known]
         spec = f"adnce:t={t},mu={mu},sigma={sigma}"
     return spec, dict(settings)

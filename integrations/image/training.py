@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 
 import lightning
 import torch
+from lightly.models.utils import get_weight_decay_parameters
 from lightly.utils.lars import LARS
 from lightly.utils.scheduler import CosineWarmupScheduler
 from lightning.pytorch.plugins.io import TorchCheckpointIO
@@ -94,9 +95,11 @@ class Pretraining(lightning.LightningModule):  # type: ignore[misc]
         method: see :func:`counterpoint.integrations.image.build`.
         recipe: the distribution of views.
         lr: learning rate, > 0.
-        optimizer: ``adam``, ``sgd`` (momentum .9) or ``lars``.
-        weight_decay: at least 0.
-        cosine: whether the learning rate falls to 0 as a cosine, each step, after ``warmup`` epochs of rising.
+        optimizer: ``adam``, ``sgd`` (momentum .9) or ``lars``, which as in SimCLR neither scales nor decays biases and
+            the parameters of normalisation.
+        weight_decay: at least 0; above 0 for ``lars``, since lightly's scales only what decays.
+        cosine: whether the learning rate falls to a thousandth as a cosine, each step, after ``warmup`` epochs of
+            rising.
         false_negatives: share of the pairs of images of one class that remain negatives, in ``[0, 1]`` (ADNCE's
             Figure 1, debiased positives' Figure 2). Below 1 it needs classes, and looks at them. An image keeps its
             class with probability ``sqrt(1 - share)``; images that have kept the same one are not compared, so 0 and 1
@@ -124,6 +127,8 @@ class Pretraining(lightning.LightningModule):  # type: ignore[misc]
                 f"Pretraining: expected lr > 0, weight_decay >= 0, warmup >= 0, got {lr!r}, "
                 f"{weight_decay!r}, {warmup!r}."
             )
+        if optimizer == "lars" and weight_decay == 0:
+            raise ValueError("weight_decay: expected more than 0 with lars, which scales only what decays.")
         if not 0 <= false_negatives <= 1:
             raise ValueError(f"false_negatives: expected a share in [0, 1], got {false_negatives!r}.")
         if false_negatives < 1 and not isinstance(method, (SimCLR, CMC)):
@@ -180,7 +185,10 @@ class Pretraining(lightning.LightningModule):  # type: ignore[misc]
         elif self.optimizer == "sgd":
             made = torch.optim.SGD(parameters, lr=self.lr, momentum=0.9, weight_decay=self.weight_decay)
         else:
-            made = LARS(parameters, lr=self.lr, momentum=0.9, weight_decay=self.weight_decay)
+            decayed, others = get_weight_decay_parameters([self.method])
+            groups = [{"params": decayed}, {"params": others, "weight_decay": 0.0}]
+            groups = [group | {"params": [p for p in group["params"] if p.requires_grad]} for group in groups]
+            made = LARS(groups, lr=self.lr, momentum=0.9, weight_decay=self.weight_decay)
         if not self.cosine:
             return made
         steps = int(self.trainer.estimated_stepping_batches)
@@ -490,7 +498,8 @@ def prepare(arguments: Mapping[str, Any]) -> Data:
     train, validation = datasets.load(given["dataset"], "train", *which).hold_out(given["validation"])
     if given["subset"] is not None:
         train = train.draw(given["subset"])
-    labelled, test = train, validation
+    labelled, validation = train.with_classes(), validation.with_classes()
+    test = validation
     if given["dataset"] == "mnist-cifar":  # what the digits say about the class must not be learned by the probe
         labelled = datasets.mnist_cifar("ood-train")
         if given["part"] == "tune":
@@ -551,7 +560,7 @@ def train(run: Run) -> None:
         pixels,
         **{name: given[name] for name in names},
         run=run,
-        watch=partial(validation_knn, train=pixels, validation=validation, settings=settings),
+        watch=partial(validation_knn, train=pixels.with_classes(), validation=validation, settings=settings),
         every=given["watch"] if validation.labelled else 0,
         progress=run.progress,
     )
