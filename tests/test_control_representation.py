@@ -15,6 +15,7 @@ if find_spec("dm_control") is None or find_spec("gymnasium") is None:
 
 from counterpoint.integrations.control import representation as rep
 from counterpoint.integrations.control.agent import Settings
+from counterpoint.integrations.papers import paper_number
 from counterpoint.integrations.runs import run_grid
 
 TASK = "cartpole-swingup"
@@ -175,6 +176,24 @@ def test_the_example_compares_and_goes_on(frames, tmp_path, capsys):
     assert {"report.md", "curl_dmc_frames.png"} <= {path.name for path in tmp_path.iterdir()}
     assert study.run(**how, **tiny, progress=True)["columns"] == result["columns"]
     assert "8 of 8 runs are done already" in capsys.readouterr().err
+
+
+def test_the_example_trains_agents_beside_table_5(frames, tmp_path, monkeypatch):
+    from counterpoint.integrations.control import training
+
+    study = example()
+    pytest.importorskip("matplotlib")
+    assert paper_number("control", "cartpole-swingup", study.BASELINE, study.MARK).printed == "680±32"
+    monkeypatch.setattr(training, "MARKS", (1000,))
+    monkeypatch.setattr(study, "MARK", "score at 1k")
+    tiny = {name: value for name, value in TINY.items() if name not in ("size", "length", "updates")}
+    tiny |= {"hidden": 8, "random_steps": 16, "capacity": 64, "repeat": 40, "episodes": 1}
+    how = {"size": "paper", "tasks": ["cartpole-swingup"], "objectives": [study.BASELINE, study.COSINE], "seeds": 2}
+    result = study.run(**how, steps=1200, out=tmp_path, progress=False, **tiny)
+    (column,) = result["columns"]
+    assert column["metric"] == "score at 1k"
+    assert [row["n"] for row in column["rows"]] == [2, 2]
+    assert (tmp_path / "report.html").exists()
 
 
 def test_the_example_says_what_is_wrong(frames, tmp_path, capsys):

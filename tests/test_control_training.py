@@ -58,6 +58,14 @@ def test_a_run_leaves_curve_checkpoint_and_result(undisturbed):
     assert undisturbed.arguments["settings"]["discount"] == 0.99
 
 
+def test_scores_at_marks_are_of_these_moments(tmp_path, monkeypatch):
+    monkeypatch.setattr(training, "MARKS", (1000, 5000))
+    (run,) = run_grid(training.train, [cell(eval_every=1600)], tmp_path, progress=False)
+    looks = {line["step"]: line["score"] for line in run.metrics() if "score" in line}
+    assert list(looks) == [1000, 1600]
+    assert run.result == {"final score": looks[1600], "score at 1k": looks[1000]}
+
+
 KILLED = """
 import os, signal, sys
 from counterpoint.integrations import runs
@@ -157,6 +165,11 @@ def test_the_command_line_trains_and_evaluates(tmp_path, capsys):
     (one,) = json.loads(capsys.readouterr().out)
     assert one["score"] == found["final score"]
     assert film.read_bytes().startswith(b"GIF89a")
+    for name, says in (("film.txt", "ends in .gif or .mp4"), ("nowhere/film.gif", "no such folder")):
+        assert (
+            cli.main(["eval", "control", found["folder"], "--episodes", "100000", "--video", str(tmp_path / name)]) == 2
+        )
+        assert says in capsys.readouterr().err  # before any of the episodes
 
 
 @pytest.mark.parametrize(
@@ -164,6 +177,7 @@ def test_the_command_line_trains_and_evaluates(tmp_path, capsys):
     [
         (["--task", "walker-wolk"], "unknown task 'walker-wolk'. Did you mean 'walker-walk'?"),
         (["--batch", "4000"], "batch: 4000 transitions, but the buffer holds 1000 at the first update"),
+        (["--steps", "2000"], "2000 are 250 actions, each repeated 8 times, but the first 1000 are at random"),
         (["--envs", "0"], "envs: expected a whole number of at least 1, got 0"),
         (["--observe", "state", "--objective", "infonce"], "--objective: crops need pixels"),
         (["--objective", "intnacl"], "needs adversarial views"),

@@ -93,6 +93,8 @@ def eval_command(given: argparse.Namespace) -> int:
         raise ValueError(f"no runs of control in {', '.join(map(str, given.runs))}.")
     if given.video is not None and len(every) > 1:
         raise ValueError(f"--video: {len(every)} runs are there; name one.")
+    if given.video is not None:
+        training.check_video(given.video)
     found = [_evaluated(run, given) for run in every]
     if given.json:
         print(json.dumps(found, indent=1))

@@ -40,6 +40,7 @@ OBSERVE = ("pixels", "state")
 SAVE_EVERY = 60.0  # seconds between checkpoints
 LOG_EVERY = 100  # updates between lines about the losses
 MARKS = (100_000, 500_000)  # steps whose scores CURL reports
+FILMS = (".gif", ".mp4")
 EVALUATION = 2**50  # seed of the first episode that all evaluations begin with: no run trains on it
 
 
@@ -71,6 +72,12 @@ def cell(task: str, objective: str | None, seed: int, **changes: Any) -> dict[st
     elif objective is not None:
         given["scores"] = given["scores"] or curl.natural_scores(check_objective(objective))
     settings = Settings(**{**own, **{name: value for name, value in changes.items() if name not in DEFAULTS}})
+    actions = given["envs"] * math.ceil(given["steps"] / (given["envs"] * given["repeat"]))
+    if actions < settings.random_steps:
+        raise ValueError(
+            f"steps: {given['steps']} are {actions} actions, each repeated {given['repeat']} times, but the first "
+            f"{settings.random_steps} are at random, before any update; raise steps or lower random_steps."
+        )
     about = {"domain": "control", "dataset": task, "objective": objective, "seed": seed}
     return {**about, **named, **given, "settings": asdict(settings)}
 
@@ -149,7 +156,8 @@ class _Training:
             if self.decisions >= self.settings.random_steps:
                 for _ in range(self.given["envs"]):
                     self._learn()
-            if turn + 1 == total or self.step // every > (self.step - each) // every:
+            passed = any(self.step // n > (self.step - each) // n for n in (every, *MARKS))
+            if turn + 1 == total or passed:
                 returns = evaluate(self.agent, self.given, self.given["episodes"])
                 self.log(score=float(returns.mean()), spread=float(returns.std()))
             if turn + 1 == total or time.monotonic() - saved >= SAVE_EVERY:
@@ -251,6 +259,15 @@ def seconds(given: dict[str, Any]) -> float:
         return float(given["repeat"] * env.get_attr("timestep")[0])
 
 
+def check_video(path: Path) -> None:
+    """Raises now what :func:`write_video` would raise after an evaluation."""
+    if path.suffix not in FILMS:
+        raise ValueError(f"video: expected a name that ends in {' or '.join(FILMS)}, got {str(path)!r}.")
+    if not path.absolute().parent.is_dir():
+        raise FileNotFoundError(f"{path}: there is no such folder.")
+    _film(path.suffix, np.zeros((2, 16, 16, 3), np.uint8), 0.1)
+
+
 def write_video(path: Path, frames: Sequence[Any], seconds: float) -> None:
     """Frames as a film, in the format that the name ends in, such as ``.gif`` or ``.mp4``.
 
@@ -259,11 +276,15 @@ def write_video(path: Path, frames: Sequence[Any], seconds: float) -> None:
         frames: ``(height, width, 3)`` bytes each.
         seconds: between two frames.
     """
+    film = _film(path.suffix, np.stack(frames), seconds)
+    with runs.atomic(path) as file:
+        file.write(film)
+
+
+def _film(suffix: str, frames: NDArray[np.uint8], seconds: float) -> bytes:
     try:
         import imageio.v3 as imageio
     except ImportError as error:
         raise ImportError('videos need imageio: pip install "counterpoint[control]"') from error
-    how: dict[str, Any] = {"duration": 1000 * seconds, "loop": 0} if path.suffix == ".gif" else {"fps": 1 / seconds}
-    film = imageio.imwrite("<bytes>", np.stack(frames), extension=path.suffix, **how)
-    with runs.atomic(path) as file:
-        file.write(film)
+    how: dict[str, Any] = {"duration": 1000 * seconds, "loop": 0} if suffix == ".gif" else {"fps": 1 / seconds}
+    return imageio.imwrite("<bytes>", frames, extension=suffix, **how)  # type: ignore[no-any-return]
