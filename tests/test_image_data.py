@@ -157,6 +157,17 @@ def test_sets_that_are_there_are_not_downloaded(tmp_path, monkeypatch):
         assert torch.equal(red, found.y == found.classes.index("dotted"))
 
 
+def test_a_damaged_archive_is_said(tmp_path):
+    path = tmp_path / "cifar10" / "test.npz"
+    path.parent.mkdir()
+    np.savez(path, jpeg=np.zeros(1000, np.uint8))
+    whole = path.read_bytes()
+    for damaged in (b"", b"PK", whole[:500], whole[:500] + bytes(len(whole) - 500), whole):
+        path.write_bytes(damaged)
+        with pytest.raises(ValueError, match=r"test\.npz: not readable"):
+            load("cifar10", "test", root=tmp_path)
+
+
 def test_caltech_has_thirty_images_of_each_class_to_train_on(tmp_path):
     for kind, count in (("ant", 33), ("bee", 31), ("BACKGROUND_Google", 1)):
         for number in range(1, count + 1):

@@ -17,6 +17,7 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from statistics import fmean
 from typing import Any
+from zipfile import BadZipFile
 
 import numpy as np
 import torch
@@ -102,7 +103,7 @@ def collect(folder: Path, task: str, episodes: int = 120, length: int = 25, size
         with np.load(path, allow_pickle=False) as found:
             names = tuple(found["names"].tolist())
             return Episodes(torch.from_numpy(found["frames"]), torch.from_numpy(found["quantities"]), names)
-    except (OSError, ValueError, KeyError) as error:
+    except (OSError, ValueError, KeyError, EOFError, BadZipFile) as error:
         raise ValueError(f"{path}: not readable ({error}); delete it to have it simulated anew.") from error
 
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any
+from zipfile import BadZipFile
 
 import numpy as np
 import torch
@@ -308,9 +309,12 @@ def digits(split: str, size: int = 16) -> ImageSet:
 
 
 def _compressed_cifar(path: Path, size: int | None) -> ImageSet:
-    with np.load(path, allow_pickle=False) as archive:
-        jpeg, offsets, labels = archive["jpeg"].tobytes(), archive["offsets"], archive["labels"]
-        classes = [str(one) for one in archive["classes"]]
+    try:
+        with np.load(path, allow_pickle=False) as archive:
+            jpeg, offsets, labels = archive["jpeg"].tobytes(), archive["offsets"], archive["labels"]
+            classes = [str(one) for one in archive["classes"]]
+    except (OSError, ValueError, KeyError, EOFError, BadZipFile) as error:
+        raise ValueError(f"{path}: not readable ({error}).") from error
 
     def picture(first: int, last: int) -> Callable[[], Image.Image]:
         return lambda: Image.open(io.BytesIO(jpeg[first:last]))
