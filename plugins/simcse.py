@@ -31,6 +31,7 @@ from __future__ import annotations
 import functools
 import importlib
 import inspect
+import sys
 from collections.abc import Callable
 from contextvars import ContextVar
 from dataclasses import dataclass, field
@@ -278,11 +279,45 @@ def _lm_head() -> bool:
     return True
 
 
-def _overwrite() -> bool:
-    arguments = importlib.import_module("transformers.training_args").TrainingArguments
-    if hasattr(arguments, "overwrite_output_dir"):
+def _eval_dataset() -> bool:
+    if "didn't pass an `eval_dataset`" not in inspect.getsource(importlib.import_module("transformers.trainer")):
         return False
-    arguments.overwrite_output_dir = False
+    kind = _host_trainer()
+    theirs = kind.__init__
+
+    def init(self: Any, *args: Any, **how: Any) -> None:
+        theirs(self, *args, **{"eval_dataset": [], **how})
+
+    kind.__init__ = init
+    return True
+
+
+def _batch_encode_plus() -> bool:
+    kind: Any = importlib.import_module("transformers.tokenization_utils_base").PreTrainedTokenizerBase
+    if hasattr(kind, "batch_encode_plus"):
+        return False
+    kind.batch_encode_plus = kind.__call__
+    return True
+
+
+def _arguments() -> Any:
+    return importlib.import_module("transformers.training_args").TrainingArguments
+
+
+def _evaluation_strategy() -> bool:
+    former, now = "--evaluation_strategy", "--eval_strategy"
+    if hasattr(_arguments(), former[2:]) or not any(word.split("=")[0] == former for word in sys.argv):
+        return False
+    sys.argv[:] = [now + word.removeprefix(former) if word.split("=")[0] == former else word for word in sys.argv]
+    return True
+
+
+def _overwrite() -> bool:
+    if hasattr(_arguments(), "overwrite_output_dir"):
+        return False
+    flag = "--overwrite_output_dir"
+    _arguments().overwrite_output_dir = flag in sys.argv
+    sys.argv[:] = [word for word in sys.argv if word != flag]
     return True
 
 
@@ -314,7 +349,16 @@ HOST = Host(
             "post_init", "without it, which the host does not call, models of transformers 5 are incomplete", _post_init
         ),
         Shim("tokenizer", "the trainer of transformers 5 calls this argument processing_class", _tokenizer),
-        Shim("overwrite_output_dir", "transformers 5 has no such flag, and the host reads it: false", _overwrite),
+        Shim(
+            "eval_dataset", "the library's trainer wants one, but the host evaluates on SentEval's files", _eval_dataset
+        ),
+        Shim(
+            "batch_encode_plus", "a tokenizer's method, now its call; the host's evaluation uses it", _batch_encode_plus
+        ),
+        Shim(
+            "evaluation_strategy", "a flag of the host's own scripts, now spelt --eval_strategy", _evaluation_strategy
+        ),
+        Shim("overwrite_output_dir", "transformers 5 has no such flag; the host reads it", _overwrite),
     ),
     before=before,
 )

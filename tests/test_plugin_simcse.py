@@ -439,3 +439,47 @@ def test_the_unmodified_host(tmp_path, names, more):
     assert float(found.stderr.rpartition("relative ")[2].partition(",")[0]) <= 1e-6
     lines = [json.loads(line) for line in (tmp_path / "steps.jsonl").read_text().splitlines()]
     assert [line["negatives"] for line in lines] == [7] * 6
+
+
+def test_flags_of_the_hosts_own_scripts(monkeypatch):
+    kind = pytest.importorskip("transformers.training_args").TrainingArguments
+    if hasattr(kind, "evaluation_strategy") or hasattr(kind, "overwrite_output_dir"):
+        pytest.skip("transformers still has these flags")
+    shims = {shim.name: shim for shim in simcse.HOST.shims}
+    monkeypatch.setattr(kind, "overwrite_output_dir", None, raising=False)  # put back afterwards
+    for words, expected, overwrites in (
+        (["--evaluation_strategy=steps", "--seed", "1"], ["--eval_strategy=steps", "--seed", "1"], False),
+        (["--evaluation_strategy", "no", "--overwrite_output_dir"], ["--eval_strategy", "no"], True),
+    ):
+        del kind.overwrite_output_dir
+        monkeypatch.setattr(sys, "argv", ["train.py", *words])
+        assert shims["evaluation_strategy"].apply()
+        assert not shims["evaluation_strategy"].apply()
+        assert shims["overwrite_output_dir"].apply()
+        assert sys.argv == ["train.py", *expected]
+        assert kind.overwrite_output_dir is overwrites
+
+
+def test_the_unmodified_host_evaluates_as_its_own_scripts_do(tmp_path):
+    host = clone(tmp_path, ("simcse", "SimCSE"))
+    sets = host / "SentEval" / "data" / "downstream"
+    for folder in ("STS/STSBenchmark", "SICK"):
+        (sets / folder).mkdir(parents=True)
+    for part in ("train", "dev", "test"):
+        rows = [f"x\t\t\t\t{i}\ta {w}\tb {w}\n" for i, w in enumerate(WORDS)]
+        (sets / "STS" / "STSBenchmark" / f"sts-{part}.csv").write_text("".join(rows))
+    for part in ("train", "trial", "test_annotated"):
+        rows = ["header\n", *(f"x\ta {w}\tb {w}\t{i}\n" for i, w in enumerate(WORDS))]
+        (sets / "SICK" / f"SICK_{part}.txt").write_text("".join(rows))
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "of_an_earlier_run").touch()
+    flags = "--evaluation_strategy steps --eval_steps 2 --save_steps 2 --metric_for_best_model stsb_spearman"
+    flags += " --load_best_model_at_end --overwrite_output_dir --mlp_only_train --gradient_accumulation_steps 2 --bf16"
+    words = ["--objective", "adnce:mu=0.4,t=0.07", "--", *arguments(tmp_path, *flags.split())]
+    found = launch(host, *words, HF_HUB_OFFLINE="1", timeout=300)
+    # at last, the host evaluates on further sets, which are not here
+    assert "MR/rt-polarity.pos" in found.stderr.splitlines()[-1], found.stderr[-3000:]
+    assert "the seam was reached 12 times" in found.stderr
+    state = json.loads((tmp_path / "out" / "trainer_state.json").read_text())
+    assert {line["step"] for line in state["log_history"] if "eval_stsb_spearman" in line} == {2, 4, 6}
+    assert state["best_model_checkpoint"].startswith(str(tmp_path / "out" / "checkpoint-"))
