@@ -76,14 +76,25 @@ def find(name: str, folder: Path) -> Host:
 
 
 def split(source: str, path: str) -> tuple[CodeType, CodeType]:
-    """A script's definitions, and what it does under ``if __name__ == "__main__"`` (all of it if there is no such)."""
+    """A script's definitions, and what it does from its last ``if __name__ == "__main__"`` on (all, without such).
+
+    Earlier ones of these stay where they are, among the definitions, which may build on them.
+    """
     body = ast.parse(source, path).body
-    guarded: list[ast.stmt] = [node for node in body if _is_guard(node)]
-    rest = [node for node in body if node not in guarded]
-    if not guarded:
-        return _compile([], path), _compile(body, path)
-    future = [node for node in rest if isinstance(node, ast.ImportFrom) and node.module == "__future__"]
-    return _compile(rest, path), _compile(future + guarded, path)
+    cut = max((i for i, node in enumerate(body) if _is_guard(node)), default=0)
+    definitions, main = body[:cut], body[cut:]
+    for node in definitions:
+        if isinstance(node, ast.If):
+            node.test = _AsMain().visit(node.test)
+    future = [node for node in definitions if isinstance(node, ast.ImportFrom) and node.module == "__future__"]
+    return _compile(definitions, path), _compile([*future, *main], path)
+
+
+class _AsMain(ast.NodeTransformer):
+    """``__name__`` as the main script has it, while definitions are made under the script's own name."""
+
+    def visit_Name(self, node: ast.Name) -> ast.expr:
+        return ast.copy_location(ast.Constant("__main__"), node) if node.id == "__name__" else node
 
 
 def _compile(body: list[ast.stmt], path: str) -> CodeType:
@@ -97,7 +108,7 @@ def _is_guard(node: ast.stmt) -> bool:
     sides = [node.test.left, *node.test.comparators]
     names = {side.id for side in sides if isinstance(side, ast.Name)}
     values = {side.value for side in sides if isinstance(side, ast.Constant)}
-    return names == {"__name__"} and values == {"__main__"}
+    return isinstance(node.test.ops[0], ast.Eq) and names == {"__name__"} and values == {"__main__"}
 
 
 def install(host: Host, seam: Seam, shims: bool = True) -> Callable[[ModuleType], None]:
@@ -311,6 +322,8 @@ def _check(given: argparse.Namespace, host: Host) -> None:
     for name in OPTIONS:
         if getattr(given, name) is not None and name not in host.options:
             raise SeamError(f"--{name}: {host.name} has no such option")
+    if given.verify < 0:
+        raise SeamError(f"--verify {given.verify}: expected the number of steps to compare, 0 or more")
     if given.report is not None and not given.report.resolve().parent.is_dir():
         raise SeamError(f"--report {given.report}: there is no such folder")
     if given.objective != HOST and any(True for _ in objective(given.objective).parameters()):
@@ -343,7 +356,9 @@ def command(given: argparse.Namespace) -> int:
         print(f"counterpoint: {error}", file=sys.stderr)
         return USAGE
     options = {name: getattr(given, name) for name in ("views", *OPTIONS)}
-    seam = Seam(given.objective, given.verify, given.report, options)
+    # as seen from here, whatever folder the script works in
+    report = None if given.report is None else given.report.resolve()
+    seam = Seam(given.objective, given.verify, report, options)
     try:
         try:
             run(host, seam, path, script[1:], shims=not given.no_shims)

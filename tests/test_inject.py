@@ -135,7 +135,8 @@ def test_verify_takes_the_first_steps_with_the_hosts_loss_and_then_goes_on_with_
 
 
 def test_report_appends_a_line_per_step(launch, tmp_path):
-    launch("logits", "--report", "steps.jsonl", *ARGUMENTS, *site(TOY))
+    elsewhere = TOY.replace("import sys\n", "import os, sys\nos.mkdir('work'); os.chdir('work')\n")
+    launch("logits", "--report", "steps.jsonl", *ARGUMENTS, *site(elsewhere), script=elsewhere)
     lines = [json.loads(line) for line in (tmp_path / "steps.jsonl").read_text().splitlines()]
     assert [line["step"] for line in lines] == [1, 2, 3]
     assert all(line["negatives"] == 3 for line in lines)
@@ -146,6 +147,21 @@ def test_a_script_without_a_guard(launch):
     found = launch("logits", *ARGUMENTS, *site(bare), script=bare)
     assert found.code == 0
     assert "reached 2 times" in found.err
+
+
+def test_what_follows_an_earlier_guard_may_build_on_it(launch):
+    early = (
+        'if __name__ == "__main__":\n    times = 2\n'
+        'if __name__ != "__main__":\n    raise ImportError("run, not imported")\n'
+        "three = times + 1\n"
+    )
+    script = early + TOY.replace("int(sys.argv[1])", "three") + "    train = None\nprint('behind', train)"
+    found = launch("logits", *ARGUMENTS, *site(script), script=script)
+    assert found.code == 0
+    assert "reached 3 times" in found.err
+    assert found.out.endswith("behind None\n")
+    bare = early + TOY.partition("if __name__")[0] + "train(three)"
+    assert "reached 3 times" in launch("logits", *ARGUMENTS, *site(bare), script=bare).err
 
 
 def test_a_script_sees_what_plain_python_shows_it(launch, tmp_path):
@@ -206,6 +222,7 @@ def test_a_script_that_crashes_shows_its_own_traceback(tmp_path):
         (["logits", "--views", "4"], "logits has two"),
         (["simcse", "--views", "1"], "two views or more"),
         (["logits", "--report", "nowhere/steps.jsonl"], "no such folder"),
+        (["logits", "--verify", "-3"], "--verify -3: expected the number of steps to compare"),
         (["logits", "--site", "toy.py:12"], "--scale is needed"),
         (["logits", "--site", "toy.py", "--scale", "2"], "is no FILE:LINE"),
     ],
