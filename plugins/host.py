@@ -22,6 +22,7 @@ from torch import Tensor, distributed
 
 from counterpoint import diagnose
 from counterpoint.distributed import gather
+from counterpoint.hyper import Schedule
 from counterpoint.objective import Objective, objective
 from counterpoint.pairing import widen
 from counterpoint.positives import ArCL
@@ -67,6 +68,8 @@ class Seam:
         verify: number of first steps that are taken with the host's own loss, computed beside ours.
         report: file that gets one line of diagnostics per step.
         options: what else the host's plugin was given (``--scale``, ...).
+        start: the call at which schedules, and the steps of the report, begin: hosts that resume a training of their
+            own know nothing of the objective's state.
         seen: places where the host's loss might be, and how often each was passed; shown if the seam is never reached.
         quiet: says nothing; for spawned processes, whose parent has said it.
     """
@@ -75,6 +78,7 @@ class Seam:
     verify: int = 0
     report: Path | None = None
     options: dict[str, Any] = field(default_factory=dict)
+    start: int = 0
     calls: int = 0
     replaced: list[str] = field(default_factory=list)
     differences: list[tuple[float, float]] = field(default_factory=list)
@@ -98,7 +102,10 @@ class Seam:
         wanted = host_spec if self.calls < self.verify or self.spec == HOST else self.spec
         key = wanted, id(place)
         if key not in self._made:
-            self._made[key] = objective(wanted)
+            made = self._made[key] = objective(wanted)
+            for part in made.modules():
+                if isinstance(part, Schedule):
+                    part.step += self.start
         return self._made[key]
 
     def views(self, loss_fn: Objective) -> int:
@@ -128,7 +135,7 @@ class Seam:
             raise SeamError(f"{loss_fn} cannot be computed here: {error}") from error
         gathered = bool(how.get("gather"))
         if self.report is not None and (first_process() or gathered):  # who compares with others needs them
-            line = {"step": self.calls, **diagnose.report(loss_fn, *args, call=call, **how)}
+            line = {"step": self.start + self.calls, **diagnose.report(loss_fn, *args, call=call, **how)}
             if first_process():
                 with self.report.open("a") as file:
                     file.write(json.dumps(line) + "\n")

@@ -282,6 +282,13 @@ def _add_options(parser: argparse.ArgumentParser, host: Host | None = None) -> N
         "--verify", type=int, default=0, metavar="N", help="take the first N steps with the host's loss, and compare"
     )
     parser.add_argument("--report", type=Path, metavar="FILE", help="append diagnostics of every step as JSON lines")
+    parser.add_argument(
+        "--start",
+        type=int,
+        default=0,
+        metavar="N",
+        help="begin schedules at call N, where the host resumes its training",
+    )
     parser.add_argument("--no-shims", action="store_true", help="leave today's packages as they are")
     parser.add_argument("--list", action="store_true", help="list the hosts, their seams and tested versions")
     parser.add_argument("--explain", action="store_true", help="say all about the host, its shims included, and stop")
@@ -322,8 +329,9 @@ def _check(given: argparse.Namespace, host: Host) -> None:
     for name in OPTIONS:
         if getattr(given, name) is not None and name not in host.options:
             raise SeamError(f"--{name}: {host.name} has no such option")
-    if given.verify < 0:
-        raise SeamError(f"--verify {given.verify}: expected the number of steps to compare, 0 or more")
+    for option, what in (("verify", "the number of steps to compare"), ("start", "the number of calls so far")):
+        if getattr(given, option) < 0:
+            raise SeamError(f"--{option} {getattr(given, option)}: expected {what}, 0 or more")
     if given.report is not None and not given.report.resolve().parent.is_dir():
         raise SeamError(f"--report {given.report}: there is no such folder")
     if given.objective != HOST and any(True for _ in objective(given.objective).parameters()):
@@ -358,7 +366,7 @@ def command(given: argparse.Namespace) -> int:
     options = {name: getattr(given, name) for name in ("views", *OPTIONS)}
     # as seen from here, whatever folder the script works in
     report = None if given.report is None else given.report.resolve()
-    seam = Seam(given.objective, given.verify, report, options)
+    seam = Seam(given.objective, given.verify, report, options, given.start)
     try:
         try:
             run(host, seam, path, script[1:], shims=not given.no_shims)

@@ -223,6 +223,7 @@ def test_a_script_that_crashes_shows_its_own_traceback(tmp_path):
         (["simcse", "--views", "1"], "two views or more"),
         (["logits", "--report", "nowhere/steps.jsonl"], "no such folder"),
         (["logits", "--verify", "-3"], "--verify -3: expected the number of steps to compare"),
+        (["logits", "--start", "-1"], "--start -1: expected the number of calls so far"),
         (["logits", "--site", "toy.py:12"], "--scale is needed"),
         (["logits", "--site", "toy.py", "--scale", "2"], "is no FILE:LINE"),
     ],
@@ -448,6 +449,18 @@ def test_a_seam_keeps_schedules_between_steps():
         assert float(loss_fn.temperature) == expected
         seam.loss(loss_fn, lambda: torch.zeros(()), torch.eye(3), torch.eye(3))
     assert seam.calls == 4
+
+
+def test_a_resumed_training_goes_on_with_its_schedule(launch, tmp_path):
+    options = ["--objective", "infonce:t=schedule(1,0.5,8)", "--report", "steps.jsonl", *ARGUMENTS, *site(TOY)]
+    whole = launch("logits", *options, arguments=("6",)).out.split()
+    parts = launch("logits", *options, arguments=("4",)).out.split()
+    parts += launch("logits", "--start", "4", *options, arguments=("2",)).out.split()
+    assert parts == whole
+    assert len(set(whole)) == 7  # six losses, and their name
+    lines = [json.loads(line) for line in (tmp_path / "steps.jsonl").read_text().splitlines()]
+    assert [line["step"] for line in lines] == [*range(1, 7)] * 2
+    assert lines[:6] == lines[6:]
 
 
 def test_views_of_a_seam():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import re
@@ -247,6 +248,28 @@ def test_two_criteria_have_schedules_of_their_own(injected):
     for _ in range(3):
         assert float(first(*views).detach()) == float(second(*views).detach())
     assert seam.calls == 6
+
+
+def test_compiled_code_calls_the_seam_and_is_compiled_once(injected):
+    seam, graphs = injected("infonce:t=schedule(0.5,0.1,4)"), []
+    encoder, criterion = torch.nn.Linear(6, 4), losses.NTXentLoss()
+
+    def backend(graph, _):
+        graphs.append(graph)
+        return graph.forward
+
+    @functools.partial(torch.compile, backend=backend)
+    def step(x):
+        return criterion(encoder(x), encoder(x + 0.1))
+
+    x, same = torch.randn(8, 6), []
+    ours = cp.objective(seam.spec)
+    for _ in range(5):
+        found, expected = step(x), ours(encoder(x), encoder(x + 0.1))
+        same.append(float(found.detach()) == pytest.approx(float(expected.detach()), rel=1e-5))
+    assert all(same)
+    assert seam.calls == 5
+    assert len(graphs) == 1
 
 
 @pytest.mark.parametrize("spec", ["arcl(hcl):views=4", "arcl(hcl)", "infonce + 0.1*aal(hcl)"])

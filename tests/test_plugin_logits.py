@@ -149,6 +149,7 @@ def main():
 if __name__ == "__main__":
     main()
 """
+COMPILED = "criterion(a @", "torch.compile(criterion, backend='eager')(a @"
 SITE = ("--site", "toy.py:14", "--scale", "10")
 
 
@@ -185,6 +186,16 @@ def test_one_call_is_replaced(launch, settings):
     other = launch(*SITE, "--objective", "hcl:t=0.1", settings=settings)
     assert other.losses[0][0] != pytest.approx(plain.losses[0][0], rel=1e-3)
     assert other.losses[0][1] == plain.losses[0][1]
+
+
+def test_compiled_code(launch, monkeypatch):
+    monkeypatch.setattr(sys.modules[__name__], "SCRIPT", SCRIPT.replace(*COMPILED))
+    plain, found = launch("--site", "toy.py:1", "--scale", "10"), launch(*SITE, "--objective", "infonce:t=0.1")
+    assert "toy.py:14 with logits (5, 5), 3 times" in plain.err
+    assert found.code == 0
+    assert "reached 3 times" in found.err
+    for ours, theirs in zip(found.losses, plain.losses, strict=True):
+        assert ours == pytest.approx(theirs, rel=1e-5)
 
 
 def test_a_temperature_for_a_scale_is_warned_of(launch):
