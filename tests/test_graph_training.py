@@ -299,6 +299,16 @@ def test_the_command_trains_compares_and_evaluates(tmp_path, capsys, monkeypatch
     training.loaded.cache_clear()
 
 
+def test_runs_of_another_machine_are_evaluated(tmp_path, capsys):
+    """What a GPU has trained, where there is none."""
+    (run,) = run_grid(training.train, [training.cell("demo", "hcl", 0, **SHORT)], tmp_path, progress=False)
+    record = json.loads((run.path / "run.json").read_text())
+    record["arguments"]["device"] = "cuda:7"
+    (run.path / "run.json").write_text(json.dumps(record))
+    assert main(["eval", "tu", str(tmp_path), "--folds", "3", "--seeds", "1", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)[-1]["accuracy"] == run.result["accuracy"]
+
+
 @needs_tu
 def test_a_run_on_a_real_set_prints_the_papers_numbers_too(tmp_path, capsys):
     words = ["--dataset", "MUTAG", "--preset", "adnce", "--epochs", "1", "--out", str(tmp_path), "--probe", "knn"]
@@ -329,6 +339,15 @@ def test_commands_say_what_is_wrong_in_one_line(capsys, words, says):
     assert says in error
     assert error.startswith(f"counterpoint {words[0]} {words[1]}: ")
     assert error.count("\n") == 1
+
+
+@pytest.mark.parametrize("flag", ["--batch=1", "--layers=0", "--hidden=-3", "--hops=0", "--folds=1"])
+def test_wrong_numbers_are_refused_before_anything_is_trained(tmp_path, capsys, flag):
+    with pytest.raises(SystemExit) as stopped:
+        main(["train", "graph", "--epochs", "1", "--out", str(tmp_path / "runs"), flag])
+    assert stopped.value.code == 2
+    assert f"argument {flag.partition('=')[0]}: expected a whole number of at least" in capsys.readouterr().err
+    assert not (tmp_path / "runs").exists()
 
 
 def test_the_adnce_preset_is_the_papers_table():

@@ -61,6 +61,12 @@ def test_wrong_rows_are_named(tmp_path, rows, says):
         load_sts("STS13", tmp_path)
 
 
+def test_a_missing_header_swallows_no_pair(tmp_path):
+    write(tmp_path / "STS13.tsv", "a\t1\tp\tq\na\t2\tr\ts\nb\t3\tt\tu\n")
+    with pytest.raises(ValueError, match=r"STS13.tsv: line 1 is a pair, expected the header"):
+        load_sts("STS13", tmp_path)
+
+
 def test_what_is_not_there_is_said(tmp_path):
     with pytest.raises(ValueError, match=r"unknown STS set 'STS-12'. Did you mean 'STS12'"):
         load_sts("STS-12", tmp_path)
@@ -146,6 +152,10 @@ def test_transfer_in_both_layouts(tmp_path):
         assert load_transfer(name, tmp_path / "ours") == load_transfer(name, tmp_path / "theirs")
     assert load_transfer("MR", tmp_path / "ours")["all"].first == ["na\u00efve fun", ".", "dull"]
     assert load_transfer("MRPC", tmp_path / "ours")["test"].second == ["C", "E"]
+    write(ours / "CR.tsv", "1\tfun\n0\tdull\tboring\n")
+    with pytest.raises(ValueError, match=r"CR.tsv: line 2 has 3 columns, expected 2"):
+        load_transfer("CR", tmp_path / "ours")
+    (ours / "CR.tsv").unlink()
     with pytest.raises(FileNotFoundError, match=r"CR: neither CR\*.tsv nor SentEval's CR/custrev.pos"):
         load_transfer("CR", tmp_path / "ours")
 
@@ -201,6 +211,8 @@ def test_blank_lines_and_missing_texts_are_left_out_and_counted(tmp_path):
         ("a.txt", b"", {}, r"a.txt: empty"),
         ("a.tsv", b"", {}, r"a.tsv: empty"),
         ("a.tsv", b"a\tb\nx\ty\nz\n", {}, r"a.tsv: line 3 has 1 columns, expected 2"),
+        ("a.tsv", b"a\tb\nx\ty\nu\tv\tw\n", {}, r"a.tsv: line 3 has 3 columns, expected 2"),
+        ("a.tsv", b"a\ta\nx\ty\nu\tv\n", {}, r"a.tsv: line 1 names the column 'a' twice"),
         ("a.txt", b"one\ntw\xff\n", {}, r"a.txt: line 2 is not utf-8: byte 0xff"),
         ("a.csv", b"a,b\nx,y\n\xff,z\n", {}, r"a.csv: cannot be read as csv"),
         ("a.jsonl", b"no json\n", {}, r"a.jsonl: cannot be read as jsonl"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -144,6 +145,28 @@ def test_a_plain_checkpoint_needs_a_pooling(bert, folder):
         encode.load(bert, "men")
     with pytest.raises(FileNotFoundError, match="is no folder"):
         encode.load(bert / "nowhere", "mean")
+
+
+def test_a_damaged_model_is_said(bert, tmp_path):
+    """Without its files, transformers makes a tokenizer that knows no word, and every text is the same."""
+    for name, gone in (("words", "tokenizer*"), ("weights", "model.safetensors"), ("all", "*")):
+        shutil.copytree(bert, tmp_path / name)
+        for file in (tmp_path / name).glob(gone):
+            file.unlink()
+    (tmp_path / "weights" / "model.safetensors").write_bytes((bert / "model.safetensors").read_bytes()[:2000])
+    with pytest.raises(ValueError, match=r"words has no vocabulary; its tokenizer's files"):
+        encode.load(tmp_path / "words", "mean")
+    with pytest.raises(ValueError, match=r"weights cannot be loaded \(SafetensorError"):
+        encode.load(tmp_path / "weights", "mean")
+    with pytest.raises(ValueError, match=r"all holds no model"):
+        encode.load(tmp_path / "all")
+
+
+def test_rows_in_any_precision(folder):
+    rows = lambda texts: torch.tensor([[len(t), len(set(t)), 1] for t in texts], dtype=torch.bfloat16)  # noqa: E731
+    report = sts.evaluate(rows, ["STS12"], data=folder, progress=False)
+    same = sts.evaluate(lambda texts: rows(texts).double().numpy(), ["STS12"], data=folder, progress=False)
+    assert report.sets["STS12"].spearman == pytest.approx(same.sets["STS12"].spearman)
 
 
 def test_poolings_are_those_of_transformers(bert, tmp_path):

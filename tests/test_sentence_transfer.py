@@ -102,6 +102,13 @@ def test_a_constant_embedding_scores_the_larger_class(folder):
     assert found.accuracy == pytest.approx(100 * max((y == "0").mean(), (y == "1").mean()), abs=2)
 
 
+def test_a_header_is_no_class(folder, tmp_path):
+    rows = (folder / "transfer" / "CR.tsv").read_text()
+    (tmp_path / "CR.tsv").write_text("label\ttext\n" + rows)
+    with pytest.raises(ValueError, match=r"CR: class 'label' has 1 texts, .* need 12; is line 1 a header"):
+        transfer.evaluate(bags, ["CR"], tmp_path, progress=False)
+
+
 def test_the_command(folder, tmp_path, capsys):
     build(tmp_path)
     words = ["eval", "transfer", str(tmp_path), "--pooling", "mean", "--device", "cpu", "--data", str(folder)]

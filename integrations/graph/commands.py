@@ -31,8 +31,8 @@ def train_arguments(parser: argparse.ArgumentParser) -> None:
     choices |= {"probe": PROBES, "protocol": PROTOCOLS, "part": PARTS}
     for name, options in choices.items():
         add(f"--{name}", choices=list(options), help=f"{HELP[name]} ({DEFAULTS[name]})")
-    for name in ("batch", "layers", "hidden", "folds", "hops"):
-        add(f"--{name}", type=int, metavar="N", help=f"{HELP[name]} ({DEFAULTS[name]})")
+    for name, low in (("batch", 2), ("layers", 1), ("hidden", 1), ("folds", 2), ("hops", 1)):
+        add(f"--{name}", type=runs.whole(low), metavar="N", help=f"{HELP[name]} ({DEFAULTS[name]})")
     add("--lr", type=float, help=f"learning rate of Adam ({DEFAULTS['lr']})")
 
 
@@ -75,8 +75,8 @@ def eval_arguments(parser: argparse.ArgumentParser) -> None:
     add("runs", nargs="+", type=Path, help="folders of runs, or folders that hold such")
     add("--dataset", metavar="NAME", help="TU data set to evaluate on; by default what each run was trained on")
     add("--probe", nargs="+", choices=list(PROBES), default=["svm"], help="classifiers (svm)")
-    add("--folds", type=int, default=10, metavar="N", help="test folds (%(default)s)")
-    add("--seeds", type=int, default=5, metavar="N", help="how often the folds are drawn anew (%(default)s)")
+    add("--folds", type=runs.whole(2), default=10, metavar="N", help="test folds (%(default)s)")
+    add("--seeds", type=runs.whole(1), default=5, metavar="N", help="how often the folds are drawn anew (%(default)s)")
     add("--data", type=Path, metavar="FOLDER", help="data sets ($COUNTERPOINT_DATA)")
     add("--json", action="store_true", help="print JSON")
 
@@ -84,8 +84,6 @@ def eval_arguments(parser: argparse.ArgumentParser) -> None:
 def eval_command(given: argparse.Namespace) -> int:
     """Evaluates the encoders of finished runs, beside what needs no training."""
     runs.use_data("data", given.data)
-    if given.seeds < 1:
-        raise ValueError(f"--seeds must be at least 1, got {given.seeds}")
     embeddings: dict[tuple[str, str, str], tuple[GraphSet, Any]] = {}
     for run in _finished(given.runs):
         data = training.loaded(given.dataset or run.arguments["dataset"], run.arguments["features"])
@@ -125,7 +123,7 @@ def _finished(folders: Iterable[Path]) -> list[Run]:
 def _embeddings(run: Run, data: GraphSet) -> dict[tuple[str, str], Any]:
     """Of a run's encoder, of the same one untrained, and of none at all, by name and by what makes them different."""
     try:
-        model = training.build(run.arguments, data)
+        model = training.build({**run.arguments, "device": "cpu"}, data)  # wherever it was trained
         start = embed(model.encoder, data)
         if (state := run.load()) is None:
             raise ValueError(f"{run.path}: it has no checkpoint")

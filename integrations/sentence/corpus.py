@@ -98,7 +98,9 @@ def _read(path: Path, kind: str, revision: str | None) -> Any:
         return datasets.Dataset.from_dict({"text": lines(_existing(path))})
     if kind == ".tsv":
         header = lines(_existing(path))[0].split("\t")
-        rows = [cells for _, cells in table(path, len(header), header=True)]
+        if twice := [name for i, name in enumerate(header) if name in header[:i]]:
+            raise ValueError(f"{path}: line 1 names the column {twice[0]!r} twice.")
+        rows = [cells for _, cells in table(path, len(header), header=True, more=False)]
         return datasets.Dataset.from_dict({name: [row[i] for row in rows] for i, name in enumerate(header)})
     if kind not in FORMATS:
         if re.fullmatch(r"[\w.-]+/[\w.-]+", str(path)) and not path.exists():

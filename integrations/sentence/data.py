@@ -128,13 +128,18 @@ def lines(path: Path, encoding: str = "utf-8") -> list[str]:
     return [line.removesuffix("\r") for line in found]
 
 
-def table(path: Path, columns: int, header: bool = False, encoding: str = "utf-8") -> Iterator[tuple[str, list[str]]]:
-    """The rows of a tab-separated file, each with its place for error messages; empty lines are passed over."""
-    for number, line in enumerate(lines(path, encoding), 1):
+def table(path: Path, columns: int, header: bool = False, more: bool = True) -> Iterator[tuple[str, list[str]]]:
+    """The rows of a tab-separated file, each with its place for error messages; empty lines are passed over.
+
+    Args:
+        columns: how many there are at the least, or without ``more`` exactly: a tab within a text would cut it.
+        header: whether the first line names the columns.
+    """
+    for number, line in enumerate(lines(path), 1):
         if not line or (header and number == 1):
             continue
         cells = line.split("\t")
-        if len(cells) < columns:
+        if len(cells) < columns or (len(cells) > columns and not more):
             raise ValueError(f"{path}: line {number} has {len(cells)} columns, expected {columns}: {line[:60]!r}")
         yield f"{path}: line {number}", cells
 
@@ -167,14 +172,10 @@ def _scored(name: str, rows: Iterable[_Row]) -> Pairs:
         if not gold.strip():
             pairs.dropped += 1
             continue
-        try:
-            score = float(gold)
-        except ValueError:
-            score = math.nan
-        if not math.isfinite(score):
+        if not _is_number(gold):
             raise ValueError(f"{place}: expected a number as gold score, got {gold!r}.")
         pairs.subset.append(subset)
-        pairs.gold.append(score)
+        pairs.gold.append(float(gold))
         pairs.first.append(first)
         pairs.second.append(second)
     if len(pairs) < 2:
@@ -184,9 +185,19 @@ def _scored(name: str, rows: Iterable[_Row]) -> Pairs:
     return pairs
 
 
+def _is_number(text: str) -> bool:
+    try:
+        return math.isfinite(float(text))
+    except ValueError:
+        return False
+
+
 def _folder_rows(name: str, folder: Path) -> Iterator[_Row]:
     set_, _, split = name.partition("-")
     if path := _find(folder, f"{name}.tsv"):
+        first = next((cells for _, cells in table(path, 2)), ["", ""])
+        if _is_number(first[1]):  # it would be passed over
+            raise ValueError(f"{path}: line 1 is a pair, expected the header: subset, score, sentence1, sentence2.")
         for place, cells in table(path, 4, header=True):
             yield place, cells[0], cells[1], cells[2], cells[3]
     elif set_ in _SENTEVAL_SUBSETS and (path := _find(folder, f"STS/{set_}-en-test")):
@@ -248,7 +259,7 @@ def load_transfer(name: str, data: str | Path | None = None) -> dict[str, Texts]
 def _labelled(name: str, split: str, folder: Path) -> Texts:
     columns = 3 if name == "MRPC" else 2
     if path := _find(folder, f"{name}.tsv" if split == "all" else f"{name}-{split}.tsv"):
-        rows = [cells for _, cells in table(path, columns)]
+        rows = [cells for _, cells in table(path, columns, more=False)]
     else:
         rows = [
             [label, *(" ".join(text.split()) for text in texts)] for label, *texts in _senteval(name, split, folder)

@@ -8,6 +8,7 @@ from time import perf_counter
 from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 from counterpoint.hyper import nearest
@@ -50,17 +51,31 @@ def load(
         name = str(Path(name) / "model")
     if pooling is not None and pooling not in POOLINGS:
         raise ValueError(f"unknown pooling {pooling!r}.{nearest(pooling, POOLINGS)}")
-    if framework("sentence_transformers.util").is_sentence_transformer_model(name, revision=revision):
-        if pooling is not None:
-            raise ValueError(f"pooling: {name} is a SentenceTransformer and has its own; leave pooling out.")
-        loaded = st.SentenceTransformer(name, device=device, revision=revision)
-    elif pooling is None:
+    own = framework("sentence_transformers.util").is_sentence_transformer_model(name, revision=revision)
+    if own and pooling is not None:
+        raise ValueError(f"pooling: {name} is a SentenceTransformer and has its own; leave pooling out.")
+    if not own and pooling is None:
+        if Path(name).is_dir() and not (Path(name) / "config.json").is_file():
+            raise ValueError(f"model: {name} holds no model, neither modules.json nor config.json.")
         raise ValueError(
             f"{name} is no SentenceTransformer: a plain checkpoint does not say how tokens make a sentence. "
             f"Choose pooling: {', '.join(POOLINGS)}."
         )
-    else:
-        loaded = st.SentenceTransformer(modules=_modules(name, pooling, revision), device=device)
+    try:
+        if own:
+            loaded = st.SentenceTransformer(name, device=device, revision=revision)
+        else:
+            loaded = st.SentenceTransformer(modules=_modules(name, pooling, revision), device=device)
+    except (ImportError, OSError, ValueError):
+        raise
+    except Exception as error:  # of damaged weights, whatever their format's reader raises
+        why = f"{type(error).__name__}: {error}".partition("\n")[0]
+        raise ValueError(f"model: {name} cannot be loaded ({why}).") from error
+    special = getattr(loaded.tokenizer, "all_special_ids", None)
+    if special is not None and len(loaded.tokenizer) <= len(special):  # made of nothing, where its files are missing
+        raise ValueError(
+            f"model: {name} has no vocabulary; its tokenizer's files, such as tokenizer.json, are missing."
+        )
     if max_length is not None:
         loaded.max_seq_length = max_length
     return loaded
@@ -139,7 +154,9 @@ class Embeddings:
 
 
 def _checked(rows: Any, batch: list[str]) -> Matrix:
-    found = np.asarray(rows.detach().cpu() if hasattr(rows, "detach") else rows)
+    if isinstance(rows, torch.Tensor):  # numpy has no bfloat16
+        rows = rows.detach().to("cpu", torch.promote_types(rows.dtype, torch.float32))
+    found = np.asarray(rows)
     if found.ndim != 2 or len(found) != len(batch):
         raise ValueError(f"model: expected a row for each of {len(batch)} texts, got an array of shape {found.shape}.")
     if not np.isfinite(found).all():

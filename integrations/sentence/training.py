@@ -115,6 +115,10 @@ def cell(file: str, objective: str | None, seed: int, **changes: Any) -> dict[st
         raise ValueError("static: a table alone takes no head, no weight decay, and fp32.")
     if found["precision"] == "fp16" and found["device"] == "cpu":
         raise ValueError("precision: fp16 needs a GPU; on a CPU take fp32 or bf16.")
+    if str(found["device"]).startswith("cuda:") and found["device"] != "cuda:0":
+        raise ValueError(
+            f"device: the trainer takes the first GPU it sees; for {found['device']} set CUDA_VISIBLE_DEVICES."
+        )
     if found["mini_batch"] is not None and (found["epsilon"] is not None or found["mixed"]):
         raise ValueError("mini_batch: the gradient cache does not know adversarial or mixed views.")
     return found
@@ -283,11 +287,14 @@ class Store(_Callback):  # type: ignore[misc]
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         next(self.ticks, None)
-        if state.global_step >= state.max_steps:  # the last step may be no multiple of the others
-            control.should_log = True
-            control.should_evaluate = args.eval_strategy.value != "no"
+        last = state.global_step >= state.max_steps  # which may be no multiple of the others
+        control.should_evaluate |= last and args.eval_strategy.value != "no"
+        # the trainer forgets the losses since the last line, so a checkpoint begins a new one
+        control.should_log |= last or control.should_save
 
     def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any], **_: Any) -> None:
+        if "train_runtime" in logs:  # the trainer's last words are about the steps of this process only
+            return
         numbers = {name: value for name, value in logs.items() if isinstance(value, (int, float))}
         self.run.log(state.global_step, **numbers)
 
@@ -332,6 +339,7 @@ def _trainer(
         disable_tqdm=True,
         report_to="none",
     )
+    arguments._n_gpu = min(arguments.n_gpu, 1)  # it would take all that it sees, with a batch for each
     collator = framework("sentence_transformers.sentence_transformer.data_collator").SentenceTransformerDataCollator
     sparse = None
     if given["static"]:

@@ -32,6 +32,7 @@ from counterpoint.integrations.sentence.encode import Embeddings, Matrix, encode
 from counterpoint.integrations.sentence.sts import grid, number
 
 FOLDS = 10
+RAREST = 12  # so that of each class there is a text for every fold within nine tenths of the texts
 SEED = 1111
 NESTED_GRID = tuple(2.0**k for k in range(-2, 4))
 SPLIT_GRID = tuple(2.0**k for k in range(-1, 6))
@@ -109,6 +110,10 @@ def evaluate(
 def score(name: str, task: dict[str, Texts], embeddings: Embeddings, jobs: int = 1, progress: bool = True) -> TaskScore:
     """One task's score."""
     data = {split: features(texts, embeddings) for split, texts in task.items()}
+    classes, sizes = np.unique(data["all" if "all" in data else "train"][1], return_counts=True)
+    if sizes.min() < RAREST:
+        few = f"class {str(classes[sizes.argmin()])!r} has {sizes.min()} texts"
+        raise ValueError(f"{name}: {few}, {FOLDS} folds within {FOLDS} folds need {RAREST}; is line 1 a header?")
     parallel = framework("joblib").Parallel(n_jobs=jobs, return_as="generator")
     delayed = framework("joblib").delayed
     if "all" in data:
