@@ -27,7 +27,8 @@ def train_arguments(parser: argparse.ArgumentParser) -> None:
     parser.set_defaults(objective=None, epochs=None)
     add = parser.add_argument
     add("--dataset", nargs="+", default=["demo"], metavar="NAME", help="TU data sets, or demo (demo)")
-    choices: dict[str, Iterable[str]] = {"augment": AUGMENTATIONS, "pairing": PAIRINGS, "features": FEATURES}
+    choices: dict[str, Iterable[str]] = {"augment": AUGMENTATIONS, "features": FEATURES}
+    choices |= {"pairing": [name for name in PAIRINGS if name != "queue"]}  # which nothing here fills
     choices |= {"probe": PROBES, "protocol": PROTOCOLS, "part": PARTS}
     for name, options in choices.items():
         add(f"--{name}", choices=list(options), help=f"{HELP[name]} ({DEFAULTS[name]})")

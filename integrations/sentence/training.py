@@ -17,7 +17,7 @@ from torch import nn
 from torch.utils.data import BatchSampler
 
 import counterpoint as cp
-from counterpoint.hyper import nearest
+from counterpoint.hyper import Real, nearest
 from counterpoint.integrations import runs
 from counterpoint.integrations.runs import Run
 from counterpoint.integrations.sentence import corpus, encode, framework, sts, transfer
@@ -64,6 +64,16 @@ UNTRAINED = "before training"
 HEADS = ("none", "training", "kept")
 PRECISIONS = ("fp32", "bf16", "fp16")
 SCHEDULES = ("linear", "constant", "cosine")
+WHOLE = {"batch": 2, "epochs": 1, "every": 1, "save": 0, "max_length": 3, "steps": 1, "views": 2, "mini_batch": 1}
+WHOLE |= {"mixed": 0}
+REAL = {
+    "lr": Real(low=0, open_low=True),
+    "warmup": Real(low=0, high=1, open_high=True),  # the trainer takes 1 for a step, not for all of them
+    "weight_decay": Real(low=0),
+    "word_dropout": Real(low=0, high=1, open_high=True),
+    "negative_weight": Real(),
+    "epsilon": Real(low=0, open_low=True, optional=True),
+}
 COLLAPSED = -100.0  # the dev score of a model that has none; below every correlation, so that it is never the best
 
 
@@ -105,9 +115,13 @@ def cell(file: str, objective: str | None, seed: int, **changes: Any) -> dict[st
         if found[name] not in options:
             hint = nearest(str(found[name]), [one for one in options if one])
             raise ValueError(f"unknown {name} {found[name]!r}.{hint}")
-    for name, low in (("batch", 2), ("epochs", 1), ("every", 1), ("save", 0), ("max_length", 3)):
-        if not isinstance(found[name], int) or found[name] < low:
-            raise ValueError(f"{name}: expected a whole number of at least {low}, got {found[name]!r}.")
+    for name, low in WHOLE.items():
+        given = found[name]
+        if not (given is None and DEFAULTS[name] is None) and (not isinstance(given, int) or given < low):
+            raise ValueError(f"{name}: expected a whole number of at least {low}, got {given!r}.")
+    for name, real in REAL.items():
+        real.name = name
+        real.check(found[name], "cell")
     for name in found["test"] or ():
         if name not in (*STS, *TRANSFER):
             raise ValueError(f"unknown test set {name!r}.{nearest(str(name), (*STS, *TRANSFER))}")
