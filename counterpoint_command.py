@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import signal
+import warnings
 
 
 def _stop(*_: object) -> None:
@@ -20,6 +21,7 @@ def main() -> int:
     heard = interrupt is signal.default_int_handler  # under nohup it is not
     if heard:
         signal.signal(signal.SIGINT, _stop)
+    warnings.filterwarnings("ignore", "Failed to initialize NumPy")  # torch's, where no extra is installed
     from counterpoint.integrations import cli
 
     if heard:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import subprocess
 import sys
 from dataclasses import replace
 
@@ -220,3 +221,49 @@ def test_the_picture_has_the_weights_shape():
     assert heights[-1] == 0
     falling = list(advice.picture(cp.ADNCE(1.0, mu=-0.5, sigma=0.3)))
     assert "*" not in falling[0][8 + advice.WIDE // 2 :]
+
+
+TORCH_ALONE = """
+import sys
+for name in ("numpy", "scipy", "sklearn", "matplotlib", "tqdm", "torchvision", "torch_geometric", "lightly", "lightning",
+             "transformers", "sentence_transformers", "datasets", "gymnasium", "dm_control", "mujoco"):
+    sys.modules[name] = None
+"""
+EACH = """
+import argparse
+from counterpoint.integrations.cli import COMMANDS
+for name, command in COMMANDS.items():
+    try:
+        command.arguments(argparse.ArgumentParser())
+    except ImportError as error:
+        print(name, error, sep=": ")
+"""
+
+
+def without_extras(script, *words):
+    command = [sys.executable, "-c", TORCH_ALONE + script, *words]
+    return subprocess.run(command, capture_output=True, text=True)
+
+
+def test_without_extras_each_command_runs_or_names_its_own():
+    done = without_extras(EACH)
+    said = dict(line.split(": ", 1) for line in done.stdout.splitlines())
+    domains = ("sentence", "graph", "image", "control")
+    extra = {"eval tu": "graph", "eval sts": "sentence", "eval transfer": "sentence"}
+    extra |= {name: name.split()[1] for name in COMMANDS if name.endswith(domains)}
+    assert set(said) == set(extra), done.stderr
+    for name, one in extra.items():
+        assert f'pip install "counterpoint[{one}]"' in said[name]
+
+
+def test_without_extras_nothing_else_is_said():
+    done = without_extras("from counterpoint_command import main; sys.exit(main())", "objectives", "adnce")
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_python_m_counterpoint():
+    done = subprocess.run([sys.executable, "-m", "counterpoint", "--version"], capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (0, f"counterpoint {cp.__version__}\n")
+    done = subprocess.run([sys.executable, "-m", "counterpoint", "nothing"], capture_output=True, text=True)
+    assert done.returncode == 2
+    assert done.stderr.startswith("usage: counterpoint ")

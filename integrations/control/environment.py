@@ -28,12 +28,13 @@ from importlib.util import find_spec
 from types import ModuleType
 from typing import Any
 
-from counterpoint.hyper import nearest
+import numpy as np
 
-MISSING = 'control needs dm_control and Gymnasium: pip install "counterpoint[control]"'
+from counterpoint.hyper import nearest
+from counterpoint.integrations.control import MISSING
+
 try:
     import gymnasium
-    import numpy as np
     from gymnasium.spaces import Box
     from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv, VectorEnv
 except ImportError as error:

@@ -25,3 +25,6 @@ def framework(name: str) -> Any:
     except ModuleNotFoundError as error:
         needed = name.partition(".")[0]
         raise ImportError(f'sentences need {needed}: pip install "counterpoint[sentence]"') from error
+
+
+framework("numpy")
