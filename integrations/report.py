@@ -401,8 +401,8 @@ def _heading(column: Column) -> str:
 
 
 LEGEND = (
-    "Differences are over paired seeds: bootstrap intervals, uncorrected; p from a sign-flip test, Holm-corrected "
-    "within a column. {} marks a row that this test tells from every other one."
+    "Differences are over paired seeds: bootstrap intervals (Student's up to 7 pairs), uncorrected; p from a "
+    "sign-flip test, Holm-corrected within a column. {} marks a row that this test tells from every other one."
 )
 
 

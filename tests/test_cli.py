@@ -225,8 +225,8 @@ def test_the_picture_has_the_weights_shape():
 
 TORCH_ALONE = """
 import sys
-for name in ("numpy", "scipy", "sklearn", "matplotlib", "tqdm", "torchvision", "torch_geometric", "lightly", "lightning",
-             "transformers", "sentence_transformers", "datasets", "gymnasium", "dm_control", "mujoco"):
+for name in ("numpy", "scipy", "sklearn", "matplotlib", "tqdm", "torchvision", "torch_geometric", "lightly",
+             "lightning", "transformers", "sentence_transformers", "datasets", "gymnasium", "dm_control", "mujoco"):
     sys.modules[name] = None
 """
 EACH = """

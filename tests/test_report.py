@@ -128,12 +128,19 @@ def test_false_discoveries_are_rare(monkeypatch):
     assert power > 50
 
 
+@pytest.mark.parametrize("n", range(2, 8))
+def test_intervals_of_few_pairs_are_students(n):
+    x = np.random.default_rng(n).normal(0.3, 1, n)
+    expected = scipy.stats.t.interval(0.95, n - 1, x.mean(), x.std(ddof=1) / math.sqrt(n))
+    assert bootstrap_interval(x.tolist()) == pytest.approx(expected, rel=1e-3)
+
+
 def test_intervals_cover(monkeypatch):
-    """The plain percentile interval of 6 pairs covers the mean in about 86 of 100 cases."""
+    """The plain percentile interval of 8 pairs covers the mean in about 88 of 100 cases."""
     rng = np.random.default_rng(0)
     with monkeypatch.context() as quicker:
         quicker.setattr(paired, "DRAWS", 2000)
-        for n in (6, 20):
+        for n in (3, 8, 20):
             inside = 0
             for x in rng.normal(1.0, 2.0, (500, n)).tolist():
                 low, high = bootstrap_interval(x)
