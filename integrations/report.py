@@ -106,7 +106,7 @@ def summarise(
     names = _row_names(done)
     if baseline is not None:
         baseline = _named(baseline, names, done)
-    columns = []
+    columns, notes = [], list(_notes(found, done))
     places = list(dict.fromkeys((run.arguments["domain"], run.arguments["dataset"]) for run in done))
     for domain, dataset in sorted(places):
         here = [run for run in done if (run.arguments["domain"], run.arguments["dataset"]) == (domain, dataset)]
@@ -114,7 +114,8 @@ def summarise(
             title = " ".join([dataset] * (len(places) > 1 or len(metrics) < 2) + [metric] * (len(metrics) > 1))
             if column := _column(here, names, domain, dataset, metric, title, baseline, lower):
                 columns.append(column)
-    return Report(columns, list(_notes(found, done)))
+            notes += _lacking(here, names, metric)
+    return Report(columns, notes)
 
 
 def _row_names(done: Iterable[Run]) -> dict[Path, str]:
@@ -313,9 +314,17 @@ def _notes(found: Sequence[Run], done: Sequence[Run]) -> Iterator[str]:
         counts = ", ".join(f"{states.count(state)} {state}" for state in sorted(set(states)))
         yield f"{len(states)} of {len(found)} runs are left out: {counts}."
     for name in ("counterpoint", "torch"):
-        versions = sorted({run.record["versions"].get(name, "?") for run in done})
+        versions = sorted({run.record.get("versions", {}).get(name, "?") for run in done})
         if len(versions) > 1:
             yield f"Runs of several versions of {name}: {', '.join(versions)}."
+
+
+def _lacking(here: Sequence[Run], names: dict[Path, str], metric: str) -> Iterator[str]:
+    """The runs whose number could not be computed, which are in no mean."""
+    rows = [names[run.path] for run in here if math.isnan((run.result or {}).get(metric, 0.0))]
+    if rows:
+        named = ", ".join(f"{row} ({_many(rows.count(row), 'run')})" for row in dict.fromkeys(rows))
+        yield f"{here[0].arguments['dataset']}: no {metric} could be computed for {named}: left out of all means."
 
 
 # ---- in tables ---------------------------------------------------------------------------------

@@ -62,7 +62,7 @@ import torch
 from filelock import FileLock, Timeout  # torch itself requires it
 
 import counterpoint as cp
-from counterpoint.hyper import nearest
+from counterpoint.hyper import is_number, nearest
 
 try:
     from tqdm import tqdm
@@ -161,8 +161,10 @@ class Run:
             return {}
         except ValueError as error:
             raise ValueError(f"{self.path / 'run.json'}: not readable as JSON: {error}") from None
-        missing = [key for key in ("arguments", "status") if not isinstance(record, dict) or key not in record]
-        if missing or any(key not in record["arguments"] for key in REQUIRED):
+        parts = ("arguments", "status", "result")
+        arguments, status, result = (record.get(key) if isinstance(record, dict) else None for key in parts)
+        begun = isinstance(arguments, dict) and isinstance(status, str) and set(REQUIRED) <= set(arguments)
+        if not begun or (status == "done" and not (isinstance(result, dict) and result and _are_numbers(result))):
             raise ValueError(f"{self.path / 'run.json'}: not the record of a run.")
         return record  # type: ignore[no-any-return]
 
@@ -206,15 +208,25 @@ class Run:
         found = []
         for number, line in enumerate(lines, 1):
             try:
-                found.append({k: math.nan if v is None else v for k, v in json.loads(line).items()})
-            except (ValueError, AttributeError):
-                raise ValueError(f"{self.path / 'metrics.jsonl'}: line {number} is not readable.") from None
+                numbers = json.loads(line)
+            except ValueError:
+                numbers = None
+            if not isinstance(numbers, dict) or not is_number(numbers.get("step")) or not _are_numbers(numbers):
+                raise ValueError(f"{self.path / 'metrics.jsonl'}: line {number} is not readable.")
+            found.append({k: math.nan if v is None else v for k, v in numbers.items()})
         return found
 
     def embeddings(self) -> Embeddings | None:
         """What :meth:`keep` was given, if it was."""
         path = self.path / "embeddings.pt"
-        return Embeddings(**torch.load(path, map_location="cpu", weights_only=True)) if path.exists() else None
+        if not path.exists():
+            return None
+        with path.open("rb") as file:
+            try:
+                return Embeddings(**_checked(file))
+            except Exception as error:
+                said = str(error).partition("\n")[0]
+                raise ValueError(f"{path}: damaged ({said}); without this file there are no such pictures.") from None
 
     # ---- working -------------------------------------------------------------------------------
 
@@ -879,6 +891,11 @@ def finite(value: Any) -> Any:
     if isinstance(value, list):
         return [finite(one) for one in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def _are_numbers(found: Mapping[str, Any]) -> bool:
+    """Whether these are what :func:`_plain` writes."""
+    return all(value is None or is_number(value) for value in found.values())
 
 
 def _plain(numbers: Mapping[str, Any]) -> dict[str, float | None]:

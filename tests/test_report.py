@@ -259,6 +259,16 @@ def test_losses_of_different_objectives_are_not_compared(tmp_path):
     assert [row for row, cell in column.cells.items() if cell.best] == [BASE]
 
 
+def test_what_could_not_be_computed_is_said(tmp_path):
+    table = {BASE: {0: 70.0, 1: 71.0}, OTHER: {0: math.nan, 1: 72.0}, THIRD: {0: math.nan, 1: math.nan}}
+    found = make(tmp_path, {("A", row): values for row, values in table.items()})
+    (said,) = report.summarise(found).notes
+    assert said == f"A: no accuracy could be computed for {OTHER} (1 run), {THIRD} (2 runs): left out of all means."
+    nothing = report.summarise([run for run in found if run.name == THIRD])
+    assert nothing.columns == []
+    assert f"no accuracy could be computed for {THIRD} (2 runs)" in report.terminal(nothing)
+
+
 def test_the_best_is_marked_where_the_test_says_so(tmp_path):
     table = {("A", BASE): noisy(70, 10, 0.3), ("A", OTHER): noisy(74, 10, 0.3), ("A", THIRD): noisy(74.01, 10, 0.3)}
     (column,) = report.summarise(make(tmp_path, table)).columns

@@ -533,10 +533,33 @@ def test_what_is_no_run(tmp_path):
         runs.Run.read(tmp_path)
     with pytest.raises(ValueError, match="no such folder"):
         runs.find_runs(tmp_path / "x")
-    for text, said in (("{", "not readable as JSON"), ("[]", "not the record of a run"), ("{}", "not the record")):
-        (tmp_path / "run.json").write_text(text)
-        with pytest.raises(ValueError, match=said):
+    (tmp_path / "run.json").write_text("{")
+    with pytest.raises(ValueError, match="not readable as JSON"):
+        runs.find_runs(tmp_path)
+    whole = {"arguments": runs.canonical(CELL), "status": "done", "result": {"accuracy": 1.0}}
+    wrong = [{"arguments": None}, {"arguments": {"seed": 1}}, {"status": None}, {"result": None}, {"result": {}}]
+    for content in ([], {}, *({**whole, **change} for change in [*wrong, {"result": {"accuracy": "high"}}])):
+        (tmp_path / "run.json").write_text(json.dumps(content))
+        with pytest.raises(ValueError, match=r"run\.json: not the record of a run"):
             runs.find_runs(tmp_path)
+
+
+def test_what_a_run_left_and_is_damaged_is_named(tmp_path):
+    (run,) = quietly(kept, [CELL], tmp_path)
+    assert (len(run.metrics()), len(run.embeddings().z)) == (1, 2)
+    for line in ('{"loss": 1.0}', '{"step": 1, "loss": "low"}', "[1]", "x"):
+        (run.path / "metrics.jsonl").write_text(f"{line}\n")
+        with pytest.raises(ValueError, match=r"metrics\.jsonl: line 1 is not readable"):
+            run.metrics()
+    halve(run.path / "embeddings.pt")
+    with pytest.raises(ValueError, match=r"embeddings\.pt: damaged \([^\n]*$"):
+        run.embeddings()
+
+
+def kept(run):
+    run.log(1, loss=0.5)
+    run.keep(torch.ones(2, 2), [0, 1], "ab")
+    run.finish({"accuracy": 1.0})
 
 
 # ---- random numbers, files, progress, flags ----------------------------------------------------
