@@ -5,8 +5,10 @@ It is outside of the package, since whoever imports a part of that imports torch
 
 from __future__ import annotations
 
+import io
 import os
 import signal
+import sys
 import warnings
 
 
@@ -15,8 +17,19 @@ def _stop(*_: object) -> None:
     os._exit(130)
 
 
+def _streams() -> None:
+    """Nothing that is said fails for the place where it is said: a closed stream, or one that has no letter for it."""
+    for name in ("stdout", "stderr"):
+        stream = getattr(sys, name)
+        if stream is None:
+            setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115
+        elif isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
+
+
 def main() -> int:
     """Runs one command; see :func:`counterpoint.integrations.cli.main`."""
+    _streams()
     interrupt = signal.getsignal(signal.SIGINT)
     heard = interrupt is signal.default_int_handler  # under nohup it is not
     if heard:

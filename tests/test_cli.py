@@ -8,12 +8,13 @@ import re
 import subprocess
 import sys
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
 import counterpoint as cp
 from counterpoint.hyper import Real
-from counterpoint.integrations import advice
+from counterpoint.integrations import advice, runs
 from counterpoint.integrations.cli import COMMANDS, main
 from counterpoint.integrations.runs import GridError
 
@@ -259,6 +260,21 @@ def test_without_extras_each_command_runs_or_names_its_own():
 def test_without_extras_nothing_else_is_said():
     done = without_extras("from counterpoint_command import main; sys.exit(main())", "objectives", "adnce")
     assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_streams_that_are_closed_or_know_few_letters(tmp_path):
+    run = runs.Run(tmp_path, {"domain": "toy", "dataset": "日本", "objective": "infonce", "seed": 0})
+    with run.lock():
+        run._begin()
+        run.finish({"accuracy": 1.0})
+    command = [Path(sys.executable).with_name("counterpoint"), "report", tmp_path]
+    environment = {**os.environ, "PYTHONIOENCODING": "ascii"}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "mean \\xb1 sd" in done.stdout
+    assert "\\u65e5\\u672c: one row" in done.stdout
+    closed = subprocess.run(["sh", "-c", '"$@" >&-', "sh", *command], capture_output=True, text=True)
+    assert (closed.returncode, closed.stderr) == (0, "")
 
 
 def test_python_m_counterpoint():
