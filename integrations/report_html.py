@@ -42,7 +42,7 @@ def page(report: Report, title: str = TITLE, intro: str = "") -> str:
     found = list(tables(report))
     sections = [_section(i, table, looks) for i, table in enumerate(found)]
     links = "".join(f'<li><a href="#t{i}">{escape(table.title)}</a></li>' for i, table in enumerate(found))
-    notes = "".join(f"<p>{escape(note)}</p>" for note in [*report.notes, LEGEND.format("★")])
+    notes = "".join(f"<p>{escape(note)}</p>" for note in [*filter(None, [intro]), *report.notes])
     style = STYLE.read_text(encoding="utf-8")
     return "\n".join(
         [
@@ -50,10 +50,10 @@ def page(report: Report, title: str = TITLE, intro: str = "") -> str:
             '<meta name="viewport" content="width=device-width, initial-scale=1">',
             '<meta name="color-scheme" content="light dark">',
             f"<title>{escape(title)}</title>\n<style>\n{style}</style>\n</head>\n<body>",
-            f"<header><h1>{escape(title)}</h1>{f'<p>{escape(intro)}</p>' if intro else ''}",
+            f"<header><h1>{escape(title)}</h1>{notes}",
             f'<nav aria-label="tables"><ul>{links}</ul></nav></header>\n<main>',
             *sections,
-            f"</main>\n<footer>{notes}<p>{escape(_origin(report))}</p></footer>\n</body>\n</html>\n",
+            f"</main>\n<footer><p>{LEGEND.format('★')}</p><p>{escape(_origin(report))}</p></footer>\n</body>\n</html>\n",
         ]
     )
 

@@ -125,6 +125,11 @@ def test_pictures_have_words_and_follow_the_pages_ink(text):
         assert "currentColor" in figure
 
 
+def test_what_is_left_out_is_said_above_the_tables(study):
+    page = Page(report_html.page(report.Report(study.columns[:1], [f"1 run is left out: {NASTY}"])))
+    assert page.text.index(f"1 run is left out: {NASTY}") < page.text.index(study.columns[0].reading)
+
+
 def test_it_is_the_same_each_time(study, text):
     assert report_html.page(study, title=NASTY, intro=NASTY) == text
 
