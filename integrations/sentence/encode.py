@@ -62,7 +62,7 @@ def load(
             f"Choose pooling: {', '.join(POOLINGS)}."
         )
     try:
-        if own:
+        if pooling is None:
             loaded = st.SentenceTransformer(name, device=device, revision=revision)
         else:
             loaded = st.SentenceTransformer(modules=_modules(name, pooling, revision), device=device)
@@ -71,8 +71,9 @@ def load(
     except Exception as error:  # of damaged weights, whatever their format's reader raises
         why = f"{type(error).__name__}: {error}".partition("\n")[0]
         raise ValueError(f"model: {name} cannot be loaded ({why}).") from error
-    special = getattr(loaded.tokenizer, "all_special_ids", None)
-    if special is not None and len(loaded.tokenizer) <= len(special):  # made of nothing, where its files are missing
+    tokenizer = getattr(loaded, "tokenizer", None)
+    special = getattr(tokenizer, "all_special_ids", None)
+    if special is not None and len(tokenizer) <= len(special):  # made of nothing, where its files are missing
         raise ValueError(
             f"model: {name} has no vocabulary; its tokenizer's files, such as tokenizer.json, are missing."
         )
