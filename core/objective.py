@@ -308,7 +308,7 @@ class Objective(nn.Module):
         return [(1.0, self)]
 
     def __add__(self, other: Objective) -> Objective:
-        return Sum(self.terms() + other.terms()) if isinstance(other, Objective) else NotImplemented
+        return Sum([(1.0, self), (1.0, other)]) if isinstance(other, Objective) else NotImplemented
 
     def __mul__(self, weight: float | Schedule | Learned) -> Objective:
         if not isinstance(weight, (int, float, Schedule, Learned)):
@@ -409,15 +409,28 @@ class Wrapper(Objective):
 
 
 class Sum(Objective):
-    """A weighted sum of objectives, written ``a + 0.1 * b``. Each term pairs the batch in its own way."""
+    """A weighted sum of objectives, written ``a + 0.1 * b``. Each term pairs the batch in its own way.
+
+    Sums within are multiplied out where weights are numbers, so that ``2 * (a + b)`` is ``2 * a + 2 * b`` however it
+    was written.
+    """
 
     def __init__(self, terms: Iterable[tuple[Any, Objective]]) -> None:
         super().__init__()
-        terms = [(w, part.terms()[0][1] if isinstance(part, Sum) and part.is_plain() else part) for w, part in terms]
         weight_of = Real("weight")
         weight_of.name = "weight"
-        self._weights: list[Any] = [weight_of.check(w, "Sum") for w, _ in terms]
-        self.parts = nn.ModuleList(part for _, part in terms)
+        flat: list[tuple[Any, Objective]] = []
+        for weight, part in terms:
+            w = weight_of.check(weight, "Sum")
+            inner = part.terms() if isinstance(part, Sum) else []
+            if inner and w == 1.0:
+                flat += inner
+            elif inner and all(isinstance(x, float) for x in (w, *(v for v, _ in inner))):
+                flat += [(weight_of.check(w * v, "Sum"), one) for v, one in inner]
+            else:
+                flat.append((w, part))
+        self._weights: list[Any] = [w for w, _ in flat]
+        self.parts = nn.ModuleList(part for _, part in flat)
         self.moving = nn.ModuleList(w for w in self._weights if isinstance(w, nn.Module))
 
     def is_plain(self) -> bool:
@@ -426,13 +439,6 @@ class Sum(Objective):
 
     def terms(self) -> list[tuple[Any, Objective]]:
         return list(zip(self._weights, self.parts, strict=True))  # type: ignore[arg-type]
-
-    def __mul__(self, weight: float | Schedule | Learned) -> Objective:
-        if isinstance(weight, (int, float)) and all(isinstance(w, float) for w in self._weights):
-            return Sum([(float(weight) * w, part) for w, part in self.terms()])
-        return super().__mul__(weight)
-
-    __rmul__ = __mul__
 
     @property
     def views(self) -> int | None:

@@ -517,6 +517,8 @@ def test_arithmetic_of_objectives():
     assert a - b == a + -1.0 * b
     assert a / 2 == 0.5 * a
     torch.testing.assert_close((-a)(*z), -a(*z))
+    assert cp.objective(f"2*({a} + 0.5*({b}))") == 2 * (a + 0.5 * b) == 2 * a + b
+    assert cp.objective(f"{a} + ({b} + dp)") == a + (b + cp.DistancePolarization()) == sum([a, b, cp.objective("dp")])
     assert a.replace(t=0.1) == a.replace(temperature=0.1) == cp.InfoNCE(0.1)
     assert repr([cp.Schedule(0.5, 0.1, 10), cp.Learned(0.5)]) == "[schedule(0.5,0.1,10), learned(0.5,0.001,1000)]"
 
