@@ -423,7 +423,9 @@ class Sum(Objective):
         for weight, part in terms:
             w = weight_of.check(weight, "Sum")
             inner = part.terms() if isinstance(part, Sum) else []
-            if inner and w == 1.0:
+            if isinstance(part, Sum) and part.is_plain():
+                flat.append((w, inner[0][1]))
+            elif inner and w == 1.0:
                 flat += inner
             elif inner and all(isinstance(x, float) for x in (w, *(v for v, _ in inner))):
                 flat += [(weight_of.check(w * v, "Sum"), one) for v, one in inner]
