@@ -21,7 +21,7 @@ from sentence_transformers.sentence_transformer.modules import Pooling, Transfor
 import counterpoint as cp  # noqa: E402
 from counterpoint.integrations import runs  # noqa: E402
 from counterpoint.integrations.cli import main  # noqa: E402
-from counterpoint.integrations.sentence import noise, sts, training  # noqa: E402
+from counterpoint.integrations.sentence import encode, noise, sts, training  # noqa: E402
 from counterpoint.integrations.sentence.noise import PerturbedContrastiveLoss, WordDropout  # noqa: E402
 from counterpoint.integrations.sentence.presets import PRESETS, preset  # noqa: E402
 from counterpoint.plugins.sentence_transformers import ContrastiveLoss  # noqa: E402
@@ -298,6 +298,16 @@ def test_a_short_run_has_its_loss(world, bert, how):
     done = run(world, cell(bert, steps=2, dev=None, every=100, **how))
     assert 0 < done.result["loss"] < 10
     assert [line["step"] for line in done.metrics() if "loss" in line] == [2]
+
+
+def test_a_run_is_where_another_one_begins(world, bert):
+    """By its folder, whether a table of word pieces or a transformer is in it, which then gives its table."""
+    for static in (True, False):
+        first = run(world, cell(bert, static=static, steps=1, dev=None))
+        second = run(world, cell(first.path, static=True, pooling=None, steps=1, dev=None))
+        assert weights(second).shape == (65 * 16,)
+    with pytest.raises(ValueError, match=r"max_length: .* is a table of word pieces"):
+        encode.load(second.path, max_length=4)
 
 
 def test_seeds_differ_and_repeat(world, bert):

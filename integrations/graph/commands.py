@@ -42,7 +42,7 @@ HELP = {
     "pairing": "who is compared with whom",
     "features": "of nodes",
     "probe": "classifier that the embeddings are judged by",
-    "protocol": "inner: the last epoch; official: the best of every tenth on the test folds, as published numbers are",
+    "protocol": "inner: by --probe; official: by GraphCL's kernel SVM, and the best of its looks at them beside",
     "part": "graphs whose classes are used: all, or 30 %% to tune on, or the other 70 %% to report",
     "batch": "graphs per step",
     "layers": "of the encoder",

@@ -41,17 +41,10 @@ def load(
         revision: of a model on the hub.
         max_length: tokens beyond it are cut off; by default the model's own limit.
     """
-    st = framework("sentence_transformers")
-    name = str(model)
-    looks_local = isinstance(model, Path) or name.startswith((".", "/", "~")) or name.count("/") > 1
-    if looks_local and not Path(name).expanduser().is_dir():
-        raise FileNotFoundError(f"model: {name} is no folder.")
-    name = str(Path(name).expanduser()) if looks_local else name
-    if (Path(name) / "model" / "modules.json").is_file():
-        name = str(Path(name) / "model")
+    st, name = framework("sentence_transformers"), find(model)
     if pooling is not None and pooling not in POOLINGS:
         raise ValueError(f"unknown pooling {pooling!r}.{nearest(pooling, POOLINGS)}")
-    own = framework("sentence_transformers.util").is_sentence_transformer_model(name, revision=revision)
+    own = has_pooling(name, revision)
     if own and pooling is not None:
         raise ValueError(f"pooling: {name} is a SentenceTransformer and has its own; leave pooling out.")
     if not own and pooling is None:
@@ -78,8 +71,27 @@ def load(
             f"model: {name} has no vocabulary; its tokenizer's files, such as tokenizer.json, are missing."
         )
     if max_length is not None:
+        if isinstance(loaded[0], framework("sentence_transformers.sentence_transformer.modules").StaticEmbedding):
+            raise ValueError(f"max_length: {name} is a table of word pieces and cuts nothing off; leave it out.")
         loaded.max_seq_length = max_length
     return loaded
+
+
+def find(model: str | Path) -> str:
+    """The folder that a model lies in, also where that of its run was given; or its name on the hub."""
+    name = str(model)
+    looks_local = isinstance(model, Path) or name.startswith((".", "/", "~")) or name.count("/") > 1
+    if looks_local and not Path(name).expanduser().is_dir():
+        raise FileNotFoundError(f"model: {name} is no folder.")
+    name = str(Path(name).expanduser()) if looks_local else name
+    inner = Path(name) / "model"
+    return str(inner) if (inner / "modules.json").is_file() else name
+
+
+def has_pooling(model: str | Path, revision: str | None = None) -> bool:
+    """Whether the model says how tokens make a sentence, as a SentenceTransformer does."""
+    known = framework("sentence_transformers.util").is_sentence_transformer_model
+    return bool(known(find(model), revision=revision))
 
 
 def _modules(name: str, pooling: str, revision: str | None) -> list[Any]:

@@ -198,7 +198,9 @@ def build(given: dict[str, Any]) -> Any:
     runs.seed_everything(given["seed"])
     how = {"device": given["device"], "revision": given["revision"]}
     # of a static model only the table is wanted, whatever would pool
-    pooling = given["pooling"] or ("mean" if given["static"] and not _has_pooling(given["model"]) else None)
+    pooling = given["pooling"] or (
+        "mean" if given["static"] and not encode.has_pooling(given["model"], given["revision"]) else None
+    )
     model = encode.load(given["model"], pooling, **how)
     if given["static"]:
         model = static(model)
@@ -214,8 +216,9 @@ def build(given: dict[str, Any]) -> Any:
 
 def static(model: Any) -> Any:
     """The mean of a model's own word-piece embeddings, without its layers, as a SentenceTransformer that can train."""
-    table = model[0].model.get_input_embeddings().weight.detach().clone()
     embedding = framework("sentence_transformers.sentence_transformer.modules").StaticEmbedding
+    layer = model[0].embedding if isinstance(model[0], embedding) else model[0].model.get_input_embeddings()
+    table = layer.weight.detach().clone()
     pieces = embedding(model.tokenizer, embedding_weights=table)
     # the tokenizer's own limit is meant for the layers
     pieces.tokenizer.no_truncation()
@@ -376,7 +379,3 @@ def _trainer(
         card = framework("sentence_transformers.sentence_transformer.model_card").SentenceTransformerModelCardCallback
         trainer.remove_callback(card)
     return trainer
-
-
-def _has_pooling(name: str) -> bool:
-    return bool(framework("sentence_transformers.util").is_sentence_transformer_model(name))
