@@ -93,6 +93,7 @@ def test_the_last_graphs_may_have_no_edges(tiny):
         ({"graph_labels": ""}, "its graphs have no classes"),
         ({"A": "1, 2\n2, 1\n3, 4\n4, 3\n"}, "edges leave their graph"),
         ({"A": "1, 2\n2, 1\n9, 12\n"}, "TINY: 1 edges leave their graph"),
+        ({"A": "1, 2\n2, 1"}, "TINY_A.txt does not end with a line end, and PyG leaves such a last line out"),
         ({"node_labels": "5\n6\n"}, "the tensors hold {'nodes': 2, 'edges': 8, 'graphs': 4}"),
     ],
 )

@@ -161,6 +161,9 @@ def load(name: str, features: str = "auto", seed: int = 0) -> GraphSet:
     offline = Path(os.environ.get("COUNTERPOINT_DATA", ""), "tu", name, "raw")
     try:
         if os.environ.get("COUNTERPOINT_DATA") and offline.is_dir():
+            for file in offline.glob("*.txt"):
+                if file.stat().st_size and not file.read_bytes().endswith(b"\n"):
+                    raise ValueError(f"{file.name} does not end with a line end, and PyG leaves such a last line out")
             data, slices, sizes = read_tu_data(str(offline), name)
         else:
             cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache", "counterpoint", "tu")
