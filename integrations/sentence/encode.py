@@ -64,7 +64,7 @@ def load(
     except Exception as error:  # of damaged weights, whatever their format's reader raises
         why = f"{type(error).__name__}: {error}".partition("\n")[0]
         raise ValueError(f"model: {name} cannot be loaded ({why}).") from error
-    tokenizer = getattr(loaded, "tokenizer", None)
+    tokenizer: Any = getattr(loaded, "tokenizer", None)
     special = getattr(tokenizer, "all_special_ids", None)
     if special is not None and len(tokenizer) <= len(special):  # made of nothing, where its files are missing
         raise ValueError(
