@@ -203,7 +203,7 @@ def first_process() -> bool:
     """Whether this process speaks for all that train together."""
     if distributed.is_available() and distributed.is_initialized():
         return distributed.get_rank() == 0
-    return os.environ.get("RANK", "0") == "0"
+    return os.environ.get("RANK", os.environ.get("LOCAL_RANK", "0")) == "0"  # Lightning sets the second alone
 
 
 def loss_of(loss_fn: Objective, *args: Any, call: str = "forward", **how: Any) -> Tensor:

@@ -18,6 +18,7 @@ import importlib.util
 import json
 import os
 import pickle
+import subprocess
 import sys
 import tempfile
 import textwrap
@@ -146,7 +147,7 @@ def run(host: Host, seam: Seam, script: Path, arguments: Sequence[str], shims: b
     exec(definitions, module.__dict__)
     finish(module)
     module.__name__ = "__main__"
-    with _spawned_too(host, seam, shims):
+    with _spawned_too(host, seam, shims), _started_again_too(script.resolve(), _words(host, seam, shims)):
         exec(main, module.__dict__)
 
 
@@ -217,6 +218,39 @@ def _spawned_too(host: Host, seam: Seam, shims: bool) -> Iterator[None]:
                 seam.differences += [tuple(pair) for pair in line["differences"]]
                 for place, times in line["seen"].items():
                     seam.seen[place] = seam.seen.get(place, 0) + times
+
+
+@contextmanager
+def _started_again_too(script: Path, words: Sequence[str]) -> Iterator[None]:
+    """Where the script starts itself again, as Lightning does for each device, that process gets the seam too.
+
+    Args:
+        words: of the command line, up to the script.
+    """
+
+    class Popen(subprocess.Popen):  # type: ignore[type-arg]
+        def __init__(self, args: Any, *rest: Any, **how: Any) -> None:
+            if isinstance(args, (list, tuple)) and [*args[:1]] == [sys.executable] and _is(script, *args[1:2]):
+                args = [sys.executable, "-m", "counterpoint.plugins.inject", *words, "--", *args[1:]]
+            super().__init__(args, *rest, **how)
+
+    original, processes = subprocess.Popen, vars(subprocess)
+    processes["Popen"] = Popen
+    try:
+        yield
+    finally:
+        processes["Popen"] = original
+
+
+def _is(script: Path, named: Any = "") -> bool:
+    return Path(named).is_file() and script.samefile(named)
+
+
+def _words(host: Host, seam: Seam, shims: bool) -> list[str]:
+    """The command line that asks for this seam."""
+    given = {"objective": seam.spec, "verify": seam.verify, "start": seam.start, "report": seam.report, **seam.options}
+    words = [f"--{name}={value}" for name, value in given.items() if value is not None]
+    return [host.name, *words, *([] if shims else ["--no-shims"])]
 
 
 def _read(file: Path) -> dict[str, Any]:
@@ -366,7 +400,8 @@ def command(given: argparse.Namespace) -> int:
     options = {name: getattr(given, name) for name in ("views", *OPTIONS)}
     # as seen from here, whatever folder the script works in
     report = None if given.report is None else given.report.resolve()
-    seam = Seam(given.objective, given.verify, report, options, given.start)
+    # who speaks is settled now: at the end, the processes may have parted already
+    seam = Seam(given.objective, given.verify, report, options, given.start, quiet=not first_process())
     try:
         try:
             run(host, seam, path, script[1:], shims=not given.no_shims)
@@ -379,7 +414,7 @@ def command(given: argparse.Namespace) -> int:
         print(f"counterpoint: {error}", file=sys.stderr)
         return error.code
     finally:
-        if first_process():
+        if not seam.quiet:
             print(summary(host, seam), file=sys.stderr)
     return 0
 

@@ -439,6 +439,35 @@ def test_torchrun(tmp_path):
     assert len((tmp_path / "steps.jsonl").read_text().splitlines()) == 3
 
 
+AGAIN = TOY.replace(
+    "    train(int(sys.argv[1]))",
+    """
+    import os, subprocess
+
+    train(int(sys.argv[1]))
+    sys.stdout.flush()
+    if "LOCAL_RANK" not in os.environ:  # as Lightning starts its further processes
+        again = [sys.executable, os.path.abspath(sys.argv[0]), *sys.argv[1:]]
+        subprocess.run(again, env={**os.environ, "LOCAL_RANK": "1"}, check=True)
+        subprocess.run([sys.executable, "-c", "print('another', 'script')"], check=True)
+""",
+)
+
+
+@pytest.mark.parametrize("options", [[], ["--start", "2", "--no-shims"]], ids=["", "options"])
+def test_a_script_that_starts_itself_again(tmp_path, options):
+    (tmp_path / "toy.py").write_text(AGAIN)
+    words = ["logits", "--objective", "hcl:t=schedule(0.5,0.1,4)", *options, *ARGUMENTS, *site(AGAIN)]
+    found = process(tmp_path, *words, "--", "toy.py", "2")
+    assert found.returncode == 0, found.stderr
+    *losses, another = found.stdout.splitlines()
+    assert len(losses) == 4
+    assert losses[:2] == losses[2:]  # the second process begins where the first one did
+    assert len(set(losses)) == 2
+    assert another == "another script"
+    assert found.stderr.count("replaced cross entropy") == found.stderr.count("the seam was reached 2 times") == 1
+
+
 # ---- the seam --------------------------------------------------------------------------------------
 
 
