@@ -454,10 +454,10 @@ AGAIN = TOY.replace(
 )
 
 
-@pytest.mark.parametrize("options", [[], ["--start", "2", "--no-shims"]], ids=["", "options"])
-def test_a_script_that_starts_itself_again(tmp_path, options):
+def test_a_script_that_starts_itself_again(tmp_path):
     (tmp_path / "toy.py").write_text(AGAIN)
-    words = ["logits", "--objective", "hcl:t=schedule(0.5,0.1,4)", *options, *ARGUMENTS, *site(AGAIN)]
+    options = ["--start", "2", "--no-shims", *ARGUMENTS, *site(AGAIN)]
+    words = ["logits", "--objective", "hcl:t=schedule(0.5,0.1,4)", *options]
     found = process(tmp_path, *words, "--", "toy.py", "2")
     assert found.returncode == 0, found.stderr
     *losses, another = found.stdout.splitlines()
