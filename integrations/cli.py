@@ -252,6 +252,7 @@ COMMANDS = {
         """  counterpoint inject --list                                the code bases that are known
   counterpoint inject simcse --objective "adnce:mu=0.4,t=0.07" -- train.py --model_name_or_path ...
   counterpoint inject graphcl --objective hcl --verify 5 -- gsimclr.py --DS PROTEINS --lr 0.01
+  counterpoint inject logits --site train.py:42 --scale 10 --objective hcl:t=0.1 -- train.py     any cross entropy
 """,
         script=True,
     ),
