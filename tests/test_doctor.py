@@ -107,6 +107,10 @@ def test_data_are_counted_and_checked(capsys, packages, tmp_path):
     code, found = looked(capsys, "--data", tmp_path)
     assert code == 1
     assert found["data", "sts"]["text"].endswith("damaged or gone: sts/a.tsv, sts/b.tsv")
+    (tmp_path / "SHA256SUMS").write_bytes(b"\xff\n")
+    code, found = looked(capsys, "--data", tmp_path)
+    assert (code, found["data", "SHA256SUMS"]["state"]) == (1, "bad")
+    assert found["data", "sts"]["state"] == "ok"
     assert looked(capsys, "--data", tmp_path / "nowhere")[0] == 1
 
 
