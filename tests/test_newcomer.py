@@ -52,7 +52,6 @@ SAID = {  # a command's beginning: what shortens it, and what its output must ho
     "counterpoint eval image": "evaluates what these have trained",
     "python tests/bench/bench_control.py": "needs a clone of CURL",
     "python tests/bench/bench_augment.py": "measures; says nothing that could be wrong",
-    "make bench": "measures; says nothing that could be wrong",
 }
 
 
