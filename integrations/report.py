@@ -93,7 +93,7 @@ def summarise(
     Args:
         found: runs; those that are not done are counted in the notes.
         baseline: a row by its name or spec; by default InfoNCE where there is one such row in a column.
-        metrics: names of results; by default the first that the runs on a data set have.
+        metrics: names of results; by default the first that the runs on a data set have, a loss if there is no other.
         lower: whether small numbers are the good ones. Without it losses are not compared.
     """
     done = sorted((run for run in found if run.done), key=lambda run: str(run.path))
@@ -110,7 +110,7 @@ def summarise(
     places = list(dict.fromkeys((run.arguments["domain"], run.arguments["dataset"]) for run in done))
     for domain, dataset in sorted(places):
         here = [run for run in done if (run.arguments["domain"], run.arguments["dataset"]) == (domain, dataset)]
-        for metric in metrics or list(here[0].record["result"])[:1]:
+        for metric in metrics or [min(here[0].record["result"], key=lambda name: name == LOSS)]:
             title = " ".join([dataset] * (len(places) > 1 or len(metrics) < 2) + [metric] * (len(metrics) > 1))
             if column := _column(here, names, domain, dataset, metric, title, baseline, lower):
                 columns.append(column)

@@ -257,6 +257,8 @@ def test_losses_of_different_objectives_are_not_compared(tmp_path):
         assert "losses are not compared" in column.reading
     (column,) = report.summarise(found, lower=True).columns
     assert [row for row, cell in column.cells.items() if cell.best] == [BASE]
+    found = make(tmp_path, {("B", BASE): {0: {"loss": 3.0, "STSB": 80.0}}})
+    assert [column.metric for column in report.summarise(found).columns] == ["STSB"]
 
 
 def test_what_could_not_be_computed_is_said(tmp_path):
