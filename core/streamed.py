@@ -332,7 +332,7 @@ class StreamedNegatives(Negatives):
             if self.both and not uniform:
                 turns.append((right, left, self.mask.turned()))
             for a, b, mask in turns:
-                same = a is b
+                same = a is b and not self.both
                 stop = start + len(a) + (len(b) if self.both and uniform else 0)
                 rows = slice(start, stop)
                 mine, count = terms.cut(rows), self.count

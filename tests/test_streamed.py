@@ -106,6 +106,20 @@ def test_one_tensor_in_float64_makes_all_so(pairing, tile, half):
     torch.testing.assert_close(*found, rtol=2 * accurate, atol=accurate)
 
 
+@pytest.mark.parametrize("tile", [4, 64])
+@pytest.mark.parametrize("pairing", ["views", "one_way", "symmetric", "pairs"])
+@pytest.mark.parametrize("spec", ["hcl", "alphacl"])
+def test_one_tensor_as_both_views(spec, pairing, tile):
+    """Then anchors and keys are one tensor, too."""
+    found = []
+    for edge in (tile, 0):
+        z = embeddings(dtype=torch.float64)[0].requires_grad_()
+        losses = cp.objective(spec)(z, z, pairing=pairing, normalize=False, tile=edge, reduction="none")
+        weight = torch.linspace(0.5, 1.5, len(losses), dtype=z.dtype)
+        found.append([losses, *torch.autograd.grad((losses * weight).sum(), z)])
+    torch.testing.assert_close(*found, rtol=1e-10, atol=1e-10)
+
+
 @pytest.mark.parametrize("dtype", [torch.bool, torch.uint8, torch.int16])
 def test_ids_of_any_integer_type(dtype):
     z, ids = embeddings(), torch.arange(6) % 2
