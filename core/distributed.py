@@ -36,6 +36,8 @@ import torch
 from torch import Tensor
 from torch import distributed as dist
 
+from counterpoint import checks
+
 if TYPE_CHECKING:
     from counterpoint.pairing import Batch
 
@@ -207,7 +209,8 @@ def gather(x: Tensor, group: Group = None) -> Tensor:
     gradients averaged over processes are those of one process with the whole batch.
 
     Args:
-        x: ``(rows, ...)`` of any dtype; the number of rows may differ between processes.
+        x: ``(rows, ...)`` of a dtype that the group's backend can send; the number of rows may differ between
+            processes.
         group: the process group, by default all processes.
 
     >>> import torch, counterpoint as cp
@@ -215,6 +218,8 @@ def gather(x: Tensor, group: Group = None) -> Tensor:
     >>> cp.gather(z) is z  # one process
     True
     """
+    if checks.is_tensor(x, "gather").dim() == 0:
+        raise ValueError("gather: expected a tensor of shape (rows, ...), got a single number.")
     found = peers(True if group is None else group, len(x))
     return x if found is None else found.gather(x)
 

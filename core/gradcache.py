@@ -91,7 +91,7 @@ def gradcache(
 class _Inputs:
     """Arguments by position and by name, whose tensors have a row per sample."""
 
-    def __init__(self, inputs: Any, trained: Sequence[Tensor] = ()) -> None:
+    def __init__(self, inputs: Any) -> None:
         self.named = dict(inputs) if isinstance(inputs, Mapping) else {}
         self.args = [] if self.named else list(inputs) if isinstance(inputs, (list, tuple)) else [inputs]
         tensors = {k: x for k, x in self.items() if isinstance(x, Tensor) and x.dim()}

@@ -133,6 +133,12 @@ def test_a_wrong_gather(wrong):
         cp.InfoNCE()(*embeddings()[0], gather=wrong)
 
 
+@pytest.mark.parametrize(("wrong", "error"), [([1, 2], TypeError), (torch.tensor(1.0), ValueError)])
+def test_what_has_no_rows_cannot_be_gathered(wrong, error):
+    with pytest.raises(error, match="gather: expected a tensor"):
+        cp.gather(wrong)
+
+
 @pytest.mark.parametrize("spec", [s for s in SPECS if "arcl" not in s and "aal" not in s])
 def test_couples_anchors_says_whether_parts_average_to_the_whole(spec):
     """Only then may a host hand over some of the anchors' scores, and average."""
