@@ -218,7 +218,7 @@ class Quadratics:
 
         def spread(x: Value) -> Tensor:
             if isinstance(x, Tensor):
-                return x.to(torch.float32).reshape(-1).expand(columns)
+                return x.to(like.device, torch.float32).reshape(-1).expand(columns)
             return torch.full((columns,), x, dtype=torch.float32, device=like.device)
 
         return pack([(c, *row) for c, row in zip(constants, self.values, strict=True)]), pack(self.slopes)
