@@ -26,6 +26,17 @@ Terms = Tensor | tuple[Tensor, ...]
 BLOCK = 2**16
 
 
+def elementwise(results: Any, s: Tensor) -> None:
+    """Raises if what a function made of ``s`` is of another shape: then it has seen more than ``s``."""
+    for x in results if isinstance(results, tuple) else (results,):
+        if x.shape != s.shape:
+            raise TypeError(
+                f"the function that is reduced made {checks.shape(x)} of {checks.shape(s)} similarities: it may close "
+                "over numbers and tensors without dimensions only; what differs from anchor to anchor is passed "
+                "beside it, neg.mean(f, per_anchor)."
+            )
+
+
 class Negatives(ABC):
     """Each anchor's negative similarities, of which only reductions can be had.
 
@@ -170,6 +181,9 @@ class DenseNegatives(Negatives):
         parts: list[tuple[Tensor, ...]] = []
         single = True
         for rows, block in self._blocks():
+            if not parts and len(block) < len(self.scores):
+                with torch.no_grad():
+                    elementwise(f(block[:1], *(p[:1] for p in per_anchor)), block[:1])
             terms = f(block, *(p[rows] for p in per_anchor))
             single = not isinstance(terms, tuple)
             parts.append(tuple(reduce(x, rows) for x in ((terms,) if single else terms)))

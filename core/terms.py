@@ -20,6 +20,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_flatten, tree_map
 
 from counterpoint.hyper import Value
+from counterpoint.scores import elementwise
 from counterpoint.tiles import Scratch, Tile
 
 LOG2E = 1 / math.log(2)
@@ -306,6 +307,7 @@ class Traced:
         given = [x.detach().requires_grad_() for x in (like.new_zeros(1, 1), *(p[:1] for p in per_anchor))]
         with torch.enable_grad(), _Captured(given) as seen:
             results = f(*given)
+        elementwise(results, given[0])
         several = isinstance(results, tuple)
         found = results if several else (results,)
         hidden = any(x.requires_grad and id(x) not in seen.known for x in found)

@@ -282,6 +282,17 @@ def test_functions_of_ones_own(f):
     torch.testing.assert_close(*found, rtol=1e-10, atol=1e-10)
 
 
+@pytest.mark.parametrize("tile", [0, 7, None])
+@pytest.mark.parametrize("power", [1, 3])
+def test_what_differs_from_anchor_to_anchor_is_not_closed_over(tile, power):
+    class Apart(cp.Objective):
+        def per_anchor(self, pos, neg):
+            return neg.mean(lambda s: (s - pos).abs() ** power)
+
+    with pytest.raises(TypeError, match=r"made \(\d+, \d+\) of \(1, \d+\) similarities: .* neg.mean\(f, per_anchor\)"):
+        Apart()(*torch.randn(2, 200, 4), tile=tile)
+
+
 def test_ties_share_the_gradient_of_the_largest():
     keys = unit(3, 4).repeat(3, 1).requires_grad_()
     anchors = keys[:1].detach().clone().requires_grad_()
