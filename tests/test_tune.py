@@ -185,7 +185,6 @@ def test_what_is_wrong_is_said_in_one_line(tmp_path, capsys, words, said):
 @pytest.mark.parametrize(
     ("domain", "words", "said"),
     [
-        ("graph", "--batch 1", "batch: at least 2 graphs are needed to compare, got 1 of"),
         ("image", "--subset 200", "batch: 256 images do not fit into digits with 200"),
         ("graph", "--data nowhere", "--data: nowhere is no folder"),
     ],
