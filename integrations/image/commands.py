@@ -41,7 +41,7 @@ WHOLE = {
     "workers": "processes that load, for --path per-image",
 }
 REAL = {
-    "lr": "learning rate",
+    "lr": "learning rate; adam's by default, where MoCo has 0.03 for sgd and SimCLR 0.3 * batch / 256 for lars",
     "weight-decay": "of the pre-training",
     "momentum": "of MoCo's key encoder",
     "epsilon": "size of the attacks of adversarial views",
