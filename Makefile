@@ -30,7 +30,7 @@ test-slow: $(VENV)/ready
 # the core alone, on the lowest versions that pyproject.toml claims, where torch.compile knows less
 test-lowest: $(LOWEST)/ready
 	$(LOWEST)/bin/python -m pytest -n $(JOBS) \
-	  tests/test_golden.py tests/test_identities.py tests/test_contract.py tests/test_errors.py tests/test_views.py \
+	  tests/core/objectives tests/core/test_contract.py tests/core/test_errors.py tests/core/test_perturb.py \
 	  -k "not compiled"
 
 lint: $(VENV)/ready
@@ -45,7 +45,7 @@ bench: $(VENV)/ready
 
 # the versions of everything that is in .venv now, names and versions only
 constraints: $(VENV)/ready
-	$(RUN) tests/pinned.py > constraints.txt
+	$(RUN) tests/support/pinned.py > constraints.txt
 
 dist: $(VENV)/ready
 	rm -rf dist

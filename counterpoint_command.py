@@ -28,18 +28,18 @@ def _streams() -> None:
 
 
 def main() -> int:
-    """Runs one command; see :func:`counterpoint.integrations.cli.main`."""
+    """Runs one command; see :func:`counterpoint.integrations.command.main.main`."""
     _streams()
     interrupt = signal.getsignal(signal.SIGINT)
     heard = interrupt is signal.default_int_handler  # under nohup it is not
     if heard:
         signal.signal(signal.SIGINT, _stop)
     warnings.filterwarnings("ignore", "Failed to initialize NumPy")  # torch's, where no extra is installed
-    from counterpoint.integrations import cli
+    from counterpoint.integrations.command import main
 
     if heard:
         signal.signal(signal.SIGINT, interrupt)
-    code = cli.main()
+    code = main.main()
     if heard:  # all is done but for Python's own end, which would show a traceback
         signal.signal(signal.SIGINT, signal.SIG_IGN)
     return code

@@ -9,21 +9,20 @@ True
 torch.Size([])
 """
 
-from counterpoint import views
-from counterpoint.adnce import ADNCE
-from counterpoint.alpha import AlphaCL
-from counterpoint.checks import set_checks
-from counterpoint.diagnose import distances, weight_curve
-from counterpoint.distributed import gather
-from counterpoint.gradcache import gradcache
-from counterpoint.hyper import Choice, Flag, Learned, Real, Schedule
-from counterpoint.infonce import DCL, HCL, InfoNCE
-from counterpoint.nacl import NCA, IntCL, IntNaCl, MixNCA, Robust
-from counterpoint.objective import Objective, Wrapper, from_dict, objective, registry
-from counterpoint.plots import plot_distances, plot_weights
-from counterpoint.polarization import DistancePolarization, pairs_in_margin
-from counterpoint.positives import AAL, ArCL, DebiasedPositives, worst_alignment
-from counterpoint.robust import (
+from . import perturb as views
+from .batch.scores import Scores
+from .checks import set_checks
+from .diagnose.plots import plot_distances, plot_weights
+from .diagnose.report import distances, weight_curve
+from .engine.distributed import gather
+from .engine.negatives import DenseNegatives, Negatives
+from .engine.streamed import StreamedNegatives
+from .gradcache import gradcache
+from .hyper import Choice, Flag, Learned, Real, Schedule
+from .objective import Objective, Wrapper, from_dict, objective, registry
+from .objectives.adnce import ADNCE
+from .objectives.alpha_cl import AlphaCL
+from .objectives.dro import (
     CLDRO,
     MeanVariance,
     chi2_ratio,
@@ -32,10 +31,12 @@ from counterpoint.robust import (
     tau_from_radius,
     worst_case_weights,
 )
-from counterpoint.scores import DenseNegatives, Negatives, Scores
-from counterpoint.spec import SpecError
-from counterpoint.streamed import StreamedNegatives
-from counterpoint.version import __version__
+from .objectives.infonce import DCL, HCL, InfoNCE
+from .objectives.nacl import NCA, IntCL, IntNaCl, MixNCA, Robust
+from .objectives.polarization import DistancePolarization, pairs_in_margin
+from .objectives.positives import AAL, ArCL, DebiasedPositives, worst_alignment
+from .spec import SpecError
+from .version import __version__
 
 __all__ = [
     "AAL",

@@ -8,7 +8,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from counterpoint.hyper import nearest
+from .hyper import nearest
 
 # torch 2.2 has it under another name
 compiling: Callable[[], bool] = getattr(torch.compiler, "is_compiling", None) or torch._utils.is_compiling

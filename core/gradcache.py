@@ -20,7 +20,7 @@ from torch.autograd.function import once_differentiable
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import get_device_states, set_device_states
 
-from counterpoint import checks
+from . import checks
 
 
 def gradcache(

@@ -19,10 +19,13 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from counterpoint import distributed, spec
-from counterpoint.hyper import Hyper, Learned, Real, Schedule, Tracked, Value, nearest, text
-from counterpoint.pairing import Batch, scores_from_logits, scores_from_matrices
-from counterpoint.scores import Negatives, Scores
+from . import spec
+from .batch.pairings import Batch
+from .batch.ready_made import scores_from_logits, scores_from_matrices
+from .batch.scores import Scores
+from .engine import distributed
+from .engine.negatives import Negatives
+from .hyper import Hyper, Learned, Real, Schedule, Tracked, Value, nearest, text
 
 registry: dict[str, type[Objective]] = {}
 INFONCE = ("ntxent", "simclr", "moco", "clip", "crossentropy", "mnrl")  # what others call it
@@ -164,7 +167,7 @@ class Objective(nn.Module):
             views: two or more tensors ``(B, d)``, one per view, or one tensor ``(B, views, d)``. They are
                 normalised here unless ``normalize=False``.
             pairing: who is compared with whom. By default each objective uses its paper's; see
-                :mod:`counterpoint.pairing` for ``views``, ``one_way``, ``symmetric``, ``first_two``, ``pairs``,
+                :mod:`counterpoint.batch.pairings` for ``views``, ``one_way``, ``symmetric``, ``first_two``, ``pairs``,
                 ``arcl`` and ``single``.
             symmetric: ``one_way`` in both directions (CLIP).
             queue: ``(K, d)`` further keys, all negatives (MoCo). The first view is the query, the second the key;
@@ -185,7 +188,7 @@ class Objective(nn.Module):
                 ``torch.func``. With ``labels`` there is always a matrix, that of the positives.
             reduction: ``mean`` over anchors, or ``none`` for the loss of each anchor (of this process).
             gather: compare with the samples of all processes: True, a process group, or ``"ring"``; see
-                :mod:`counterpoint.distributed`. Everything else is given for this process's samples, except the
+                :mod:`counterpoint.engine.distributed`. Everything else is given for this process's samples, except the
                 queue, which all processes hold in common.
         """
         if symmetric and pairing not in (None, "one_way", "symmetric"):
@@ -270,8 +273,8 @@ class Objective(nn.Module):
         """The loss of scores that are made on demand, for hosts whose terms look at different similarities.
 
         Args:
-            scores: from the name of a pairing (:mod:`counterpoint.pairing`), which each term asks for by its own, to
-                the scores of the batch.
+            scores: from the name of a pairing (:mod:`counterpoint.batch.pairings`), which each term asks for,
+                to the scores of the batch.
             device: where the scores live.
             reduction: as in the call with embeddings.
         """
@@ -297,9 +300,9 @@ class Objective(nn.Module):
 
     def report(self, *views: Tensor, **how: Any) -> dict[str, float]:
         """What a batch looks like to this objective; see :func:`counterpoint.diagnose.report`."""
-        from counterpoint import diagnose
+        from .diagnose.report import report
 
-        return diagnose.report(self, *views, **how)
+        return report(self, *views, **how)
 
     # ---- composition ---------------------------------------------------------------------------
 

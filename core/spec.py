@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable
 from typing import Any
 
-from counterpoint.hyper import Learned, Schedule, nearest
+from .hyper import Learned, Schedule, nearest
 
 NAME = re.compile(r"[a-z][a-z0-9_]*")
 _WORD = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")

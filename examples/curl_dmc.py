@@ -29,7 +29,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from counterpoint.integrations import report, runs
+from counterpoint.integrations import report, store
 
 BASELINE = "infonce:t=1"  # CURL
 COSINE = "infonce:t=0.2"
@@ -100,7 +100,7 @@ def run(
         cache = folder / "frames"
         train = partial(representation.train, cache=cache)
         draw_episodes(simulate(tasks, cells[0], cache, jobs), folder / "curl_dmc_frames.png")
-    done = runs.run_grid(train, cells, folder / "runs", jobs=jobs, progress=progress)
+    done = store.run_grid(train, cells, folder / "runs", jobs=jobs, progress=progress)
     # what Table 5 has, where a run has come so far
     metrics = [MARK] if all(MARK in (one.result or {}) for one in done) else []
     found = report.summarise(done, baseline=specs[0], metrics=metrics)
@@ -160,7 +160,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     as_json = given.pop("json")
     try:
         result = run(**given, progress=not as_json)
-    except (OSError, ValueError, runs.GridError) as error:
+    except (OSError, ValueError, store.GridError) as error:
         print(f"{parser.prog}: error: {error}", file=sys.stderr)
         return 2
     print(json.dumps({k: v for k, v in result.items() if k != "table"}, indent=1) if as_json else table(result))

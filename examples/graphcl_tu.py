@@ -39,9 +39,10 @@ import numpy as np
 
 from counterpoint.integrations.graph.presets import preset
 from counterpoint.integrations.graph.training import BAG, BEST_LOOK, UNTRAINED, bag, cell, train, untrained
-from counterpoint.integrations.paired import bootstrap_interval, holm, sign_flip_p
-from counterpoint.integrations.papers import paper_number
-from counterpoint.integrations.runs import Run, run_grid
+from counterpoint.integrations.report.papers import paper_number
+from counterpoint.integrations.report.statistics import bootstrap_interval, holm, sign_flip_p
+from counterpoint.integrations.store.grid import run_grid
+from counterpoint.integrations.store.run import Run
 
 DATASETS = ["MUTAG", "PROTEINS", "IMDB-BINARY", "NCI1"]
 SEEDS = {"MUTAG": 20, "IMDB-BINARY": 10}  # of what is reported, elsewhere 5

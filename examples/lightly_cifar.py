@@ -42,9 +42,10 @@ from digits import compare
 from scipy.stats import ttest_rel
 
 from counterpoint.integrations.image.training import UNTRAINED, cell, check, prepare, train, untrained
-from counterpoint.integrations.paired import holm
-from counterpoint.integrations.papers import paper_number
-from counterpoint.integrations.runs import Run, run_grid
+from counterpoint.integrations.report.papers import paper_number
+from counterpoint.integrations.report.statistics import holm
+from counterpoint.integrations.store.grid import run_grid
+from counterpoint.integrations.store.run import Run
 
 TUNING_SEED = 1000  # the first of the seeds that settings are chosen with
 

@@ -26,10 +26,11 @@ from typing import Any
 
 from simcse_sts import Size, main_of, minilm, tuned
 
-from counterpoint.integrations.runs import Run, run_grid
 from counterpoint.integrations.sentence import training
 from counterpoint.integrations.sentence.data import TRANSFER
 from counterpoint.integrations.sentence.presets import preset
+from counterpoint.integrations.store.grid import run_grid
+from counterpoint.integrations.store.run import Run
 
 SIZES = {
     "smoke": Size(2, 1, ("MRPC", "STSB-test")),

@@ -37,10 +37,11 @@ from statistics import mean
 from typing import Any, NamedTuple
 
 from counterpoint.integrations import report
-from counterpoint.integrations.runs import GridError, Run, run_grid
 from counterpoint.integrations.sentence import corpus, training
 from counterpoint.integrations.sentence.data import SEVEN
 from counterpoint.integrations.sentence.presets import preset
+from counterpoint.integrations.store.grid import GridError, run_grid
+from counterpoint.integrations.store.run import Run
 
 
 class Size(NamedTuple):

@@ -33,8 +33,9 @@ from typing import Any
 from torch import Tensor, nn
 
 from counterpoint.objective import Objective, as_objective, objective
-from counterpoint.plugins.host import HOST as OWN_LOSS
-from counterpoint.plugins.host import Host, Seam, SeamError, Shim, loss_of, refuse
+
+from .host import HOST as OWN_LOSS
+from .host import Host, Seam, SeamError, Shim, loss_of, refuse
 
 NAME = "adnce_image"
 TWO_VIEWS = (

@@ -48,14 +48,15 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from counterpoint.batch.pairings import Batch
+from counterpoint.batch.scores import Scores
 from counterpoint.hyper import nearest
-from counterpoint.infonce import InfoNCE
 from counterpoint.objective import Objective, Sum, as_objective
-from counterpoint.pairing import Batch
-from counterpoint.plugins.host import HOST as OWN_LOSS
-from counterpoint.plugins.host import Host, Seam, SeamError, Shim, refuse
-from counterpoint.positives import ArCL
-from counterpoint.scores import Scores
+from counterpoint.objectives.infonce import InfoNCE
+from counterpoint.objectives.positives import ArCL
+
+from .host import HOST as OWN_LOSS
+from .host import Host, Seam, SeamError, Shim, refuse
 
 NAME = "curl"
 SCORES = ("bilinear", "cosine")

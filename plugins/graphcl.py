@@ -35,8 +35,9 @@ import torch
 from torch import Tensor
 
 from counterpoint.objective import objective
-from counterpoint.plugins.host import HOST as OWN_LOSS
-from counterpoint.plugins.host import Host, Seam, SeamError, Shim, one_way, refuse
+
+from .host import HOST as OWN_LOSS
+from .host import Host, Seam, SeamError, Shim, one_way, refuse
 
 # what each value of the script's --aug chooses from, by the names of the functions in the clone's aug.py
 AUGMENTATIONS = {

@@ -20,12 +20,11 @@ from typing import Any
 
 from torch import Tensor, distributed
 
-from counterpoint import diagnose
-from counterpoint.distributed import gather
+from counterpoint.engine.distributed import gather
 from counterpoint.hyper import Schedule
 from counterpoint.objective import Objective, objective
-from counterpoint.pairing import widen
-from counterpoint.positives import ArCL
+from counterpoint.objectives.positives import ArCL
+from counterpoint.vectors import widen
 
 HOST = "host"  # the objective's name that stands for whatever the host does itself
 
@@ -135,7 +134,7 @@ class Seam:
             raise SeamError(f"{loss_fn} cannot be computed here: {error}") from error
         gathered = bool(how.get("gather"))
         if self.report is not None and (first_process() or gathered):  # who compares with others needs them
-            line = {"step": self.start + self.calls, **diagnose.report(loss_fn, *args, call=call, **how)}
+            line = {"step": self.start + self.calls, **loss_fn.report(*args, call=call, **how)}
             if first_process():
                 with self.report.open("a") as file:
                     file.write(json.dumps(line) + "\n")

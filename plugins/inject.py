@@ -37,7 +37,8 @@ import torch.multiprocessing
 
 from counterpoint.hyper import nearest
 from counterpoint.objective import objective
-from counterpoint.plugins.host import HOST, Host, Seam, SeamError, UnreachedError, first_process
+
+from .host import HOST, Host, Seam, SeamError, UnreachedError, first_process
 
 BUILT_IN = ("simcse", "graphcl", "adnce_image", "curl", "moco", "lightly", "logits")
 GROUP = "counterpoint.hosts"

@@ -34,9 +34,10 @@ import torch
 from torch import Tensor, nn
 
 from counterpoint.objective import Objective, as_objective
-from counterpoint.pairing import unit, widen
-from counterpoint.plugins.host import HOST as OWN_LOSS
-from counterpoint.plugins.host import Host, Seam, SeamError, loss_of, refuse
+from counterpoint.vectors import unit, widen
+
+from .host import HOST as OWN_LOSS
+from .host import Host, Seam, SeamError, loss_of, refuse
 
 NAME = "lightly"
 
@@ -56,7 +57,7 @@ class Loss(nn.Module):
             ``MemoryBankModule``; 0 for none. The bank is read, and then gets the second view if the first one requires
             a gradient. A second view with a gradient keeps it; a constant one, MoCo's, is the core's ``queue=``.
         gather_distributed: with a bank, every process's second views enter it (equally many each). Without one, a
-            process's anchors are compared with every process's views, see :mod:`counterpoint.distributed`: the loss is
+            process's anchors are compared with every process's views, see ``gather=`` of an objective: the loss is
             that of one process with the whole batch, and so is the gradient, averaged over processes as DDP does.
 
     >>> criterion = Loss("adnce:t=0.5,mu=0.7")  # doctest: +SKIP

@@ -27,13 +27,14 @@ import torch
 from torch import Tensor, nn
 
 from counterpoint import checks
-from counterpoint.adnce import ADNCE
 from counterpoint.hyper import nearest
 from counterpoint.objective import Objective, as_objective, objective
-from counterpoint.plugins.host import HOST as OWN_LOSS
-from counterpoint.plugins.host import Host, Seam, SeamError, loss_of, refuse
-from counterpoint.polarization import DistancePolarization
-from counterpoint.positives import ArCL
+from counterpoint.objectives.adnce import ADNCE
+from counterpoint.objectives.polarization import DistancePolarization
+from counterpoint.objectives.positives import ArCL
+
+from .host import HOST as OWN_LOSS
+from .host import Host, Seam, SeamError, loss_of, refuse
 
 SURVEY = 20  # calls of cross entropy that are looked at if no site was named
 LARGEST = 1.5  # no cosine, however it was rounded

@@ -38,8 +38,9 @@ import torch
 from torch import Tensor, nn
 
 from counterpoint.objective import Objective, as_objective, objective
-from counterpoint.plugins.host import HOST as OWN_LOSS
-from counterpoint.plugins.host import Host, Seam, SeamError, Shim, refuse
+
+from .host import HOST as OWN_LOSS
+from .host import Host, Seam, SeamError, Shim, refuse
 
 NAME = "moco"
 TWO_VIEWS = (

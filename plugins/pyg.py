@@ -28,7 +28,8 @@ import torch
 from torch import Tensor, nn
 
 from counterpoint.objective import Objective, as_objective
-from counterpoint.plugins.host import loss_of
+
+from .host import loss_of
 
 PER_NODE = ("ids", "labels", "prior")
 INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)

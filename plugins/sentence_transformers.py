@@ -31,7 +31,8 @@ from torch import Tensor, nn
 
 from counterpoint.hyper import nearest
 from counterpoint.objective import Objective, Sum, as_objective
-from counterpoint.plugins.host import loss_of
+
+from .host import loss_of
 
 COLUMNS = ("negatives", "views")
 LABELS = ("ids", "classes")
@@ -73,13 +74,13 @@ class ContrastiveLoss(nn.Module):
         views: how often a single column is embedded, at least 2; by default as often as the objective asks for, else
             twice. More than two are views of each other, whatever ``columns`` says.
         negative_weight: SimCSE's weight of hard negatives, added to the logit of a sample's own ones.
-        pairing: who is compared with whom, see :mod:`counterpoint.pairing`. By default ``one_way``, as in all losses of
-            the host: anchors are the first column. Objectives whose paper compares other pairs, such as ArCL, keep
-            those. ``views`` is SimCLR.
+        pairing: who is compared with whom, see :mod:`counterpoint.batch.pairings`. By default ``one_way``, as in all
+            losses of the host: anchors are the first column. Objectives whose paper compares other pairs, such as
+            ArCL, keep those. ``views`` is SimCLR.
         labels: what a column ``label`` of integers means: ``ids`` (samples with the same one are never each other's
             negatives), ``classes`` (and are positives), or, by default, nothing.
         gather_across_devices: compare each process's anchors with all processes' texts, see
-            :mod:`counterpoint.distributed`. The loss is that of one process with the whole batch, and so is the
+            :mod:`counterpoint.engine.distributed`. The loss is that of one process with the whole batch, and so is the
             gradient, averaged over processes as the trainer does.
         log_terms: for a sum, return its :class:`Terms`; the trainer logs each and adds them up.
 

@@ -43,9 +43,10 @@ import torch
 from torch import Tensor, distributed, nn
 
 from counterpoint.objective import objective
-from counterpoint.plugins.host import HOST as OWN_LOSS
-from counterpoint.plugins.host import Host, Seam, SeamError, Shim, UnreachedError, one_way, refuse
-from counterpoint.positives import ArCL
+from counterpoint.objectives.positives import ArCL
+
+from .host import HOST as OWN_LOSS
+from .host import Host, Seam, SeamError, Shim, UnreachedError, one_way, refuse
 
 VIEWS = "more than two are further passes over the same sentences; not with hard negatives, which are paired one_way"
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 # helpers beside the tests, and the examples, are imported by name; the repository root stays off the path
-sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parent.parent / "examples")]
+sys.path[:0] = [str(Path(__file__).parent / "support"), str(Path(__file__).parent.parent / "examples")]
 
 torch.set_num_threads(1)
 

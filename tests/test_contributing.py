@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import counterpoint as cp
-from counterpoint.integrations.cli import main
+from counterpoint.integrations.command.main import main
 
 TEXT = (Path(__file__).parent.parent / "CONTRIBUTING.md").read_text()
 

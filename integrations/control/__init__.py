@@ -2,7 +2,7 @@
 
 The parts can be had one by one::
 
-    from counterpoint.integrations.control import agent, environment
+    from . import agent, environment
 
     env = environment.Control("cartpole-swingup")
     curl = agent.Agent(env.observation_space.shape, 1, "adnce:t=0.2")

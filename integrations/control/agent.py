@@ -33,10 +33,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from counterpoint.hyper import nearest
-from counterpoint.integrations.control.replay import Transitions
 from counterpoint.objective import Objective, as_objective
 from counterpoint.plugins import curl
 from counterpoint.plugins.host import SeamError
+
+from .replay import Transitions
 
 PART = 32  # images that a CPU convolves at a time
 

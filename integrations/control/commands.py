@@ -8,12 +8,14 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
-from counterpoint.integrations import report, runs
-from counterpoint.integrations.control import representation, training
-from counterpoint.integrations.control.agent import Settings
-from counterpoint.integrations.control.environment import CURL_TASKS
-from counterpoint.integrations.runs import Run
 from counterpoint.plugins.curl import SCORES
+
+from .. import report, store
+from ..command import flags
+from ..store.run import Run
+from . import representation, training
+from .agent import Settings
+from .environment import CURL_TASKS
 
 FLAGS = {  # of Settings, with what the flag is about
     "batch": "transitions per update",
@@ -28,7 +30,7 @@ FLAGS = {  # of Settings, with what the flag is about
 
 
 def train_arguments(parser: argparse.ArgumentParser) -> None:
-    runs.add_arguments(parser, "steps")
+    flags.add_arguments(parser, "steps")
     parser.set_defaults(objective=None, steps=training.DEFAULTS["steps"], seed=1)
     add, default = parser.add_argument, {field.name: field.default for field in fields(Settings)}
     names = ", ".join(CURL_TASKS)
@@ -57,7 +59,7 @@ def train_command(given: argparse.Namespace) -> int:
         for seed in range(given.seed, given.seed + given.seeds)
         for objective in objectives
     ]
-    found, code = runs.run_asked(training.train, cells, given, "control")
+    found, code = flags.run_asked(training.train, cells, given, "control")
     report.show(found, given.json)
     if not given.json:
         for run in found:
@@ -70,12 +72,12 @@ def eval_arguments(parser: argparse.ArgumentParser) -> None:
     add("runs", nargs="+", type=Path, help="folders of runs, or folders that hold such")
     add(
         "--episodes",
-        type=runs.whole(1),
+        type=flags.whole(1),
         default=10,
         metavar="N",
         help="deterministic ones, on centre crops (%(default)s)",
     )
-    add("--envs", type=runs.whole(1), default=1, metavar="N", help="environments, each in a process (%(default)s)")
+    add("--envs", type=flags.whole(1), default=1, metavar="N", help="environments, each in a process (%(default)s)")
     add("--video", type=Path, metavar="FILE", help="a film of the first episode: .mp4 or .gif; of one run only")
     add(
         "--representation",
@@ -88,7 +90,7 @@ def eval_arguments(parser: argparse.ArgumentParser) -> None:
 
 def eval_command(given: argparse.Namespace) -> int:
     """Evaluates the agents of runs, finished or not."""
-    every = [run for run in runs.find_runs(given.runs) if run.arguments["domain"] == "control"]
+    every = [run for run in store.find_runs(given.runs) if run.arguments["domain"] == "control"]
     if not every:
         raise ValueError(f"no runs of control in {', '.join(map(str, given.runs))}.")
     if given.video is not None and len(every) > 1:

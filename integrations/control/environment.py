@@ -31,7 +31,8 @@ from typing import Any
 import numpy as np
 
 from counterpoint.hyper import nearest
-from counterpoint.integrations.control import MISSING
+
+from . import MISSING
 
 try:
     import gymnasium

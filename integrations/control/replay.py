@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from counterpoint.integrations import runs
+from .. import store
 
 
 class Transitions(NamedTuple):
@@ -150,7 +150,7 @@ class Replay:
             name = f"{int(self._written.sum()):010}.pt"
             file = {"name": name, "from": start.tolist(), "to": self._written.tolist()}
             rows = [self._rows(file, env) for env in range(self.envs)]
-            with runs.atomic(folder / name) as out:
+            with store.atomic(folder / name) as out:
                 torch.save(
                     {k: [part[env, r].cpu() for env, r in enumerate(rows)] for k, part in self._ring.items()}, out
                 )

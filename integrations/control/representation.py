@@ -24,8 +24,11 @@ import torch
 from filelock import FileLock  # torch itself requires it
 from torch import Tensor
 
-from counterpoint.integrations import runs
-from counterpoint.integrations.control.agent import (
+from counterpoint.plugins import curl
+
+from .. import store
+from ..store.run import Run
+from .agent import (
     Agent,
     Contrast,
     Encoder,
@@ -36,9 +39,7 @@ from counterpoint.integrations.control.agent import (
     initialize,
     random_crop,
 )
-from counterpoint.integrations.control.environment import Control, action_repeat, check_task
-from counterpoint.integrations.runs import Run
-from counterpoint.plugins import curl
+from .environment import Control, action_repeat, check_task
 
 DOMAIN = "control-representation"
 PCA, UNTRAINED = "pixels, PCA", "untrained encoder"
@@ -112,7 +113,7 @@ def _simulate(path: Path, task: str, episodes: int, length: int, size: int, seed
     rng = np.random.default_rng(seed)
     frames, quantities = [], []
     with closing(Control(task, size=size, stack=1)) as env:
-        for episode in runs.track(range(episodes), f"{task}, frames"):
+        for episode in store.track(range(episodes), f"{task}, frames"):
             seen, _ = env.reset(seed=seed * 100_000 + episode)
             action = rng.normal(size=env.action_space.shape)
             for t in range(length):
@@ -123,7 +124,7 @@ def _simulate(path: Path, task: str, episodes: int, length: int, size: int, seed
                 quantities.append(list(env.quantities.values()))
         names = list(env.quantities)
     shape = (episodes, length)
-    with runs.atomic(path) as file:
+    with store.atomic(path) as file:
         np.savez(
             file,
             frames=np.stack(frames).reshape(*shape, 3, size, size),
@@ -255,7 +256,7 @@ def cell(task: str, objective: str | None, seed: int, **changes: Any) -> dict[st
         seed: of networks, batches and crops. The episodes are the same for all.
         changes: of the defaults.
     """
-    runs.check_names(changes, (*DEFAULTS, "label", *(field.name for field in fields(Settings))))
+    store.check_names(changes, (*DEFAULTS, "label", *(field.name for field in fields(Settings))))
     given = {**DEFAULTS, **{name: value for name, value in changes.items() if name in (*DEFAULTS, "label")}}
     if objective is None:
         if given.get("label") not in (PCA, UNTRAINED):
@@ -279,7 +280,7 @@ def learned(run: Run, cache: Path) -> tuple[Episodes, int, Tensor, Tensor]:
     """A cell's episodes, frames per observation, and features: of episodes that are fitted to, and of the others."""
     given, settings = run.arguments, Settings(**run.arguments["settings"])
     data = collect(cache, given["dataset"], given["episodes"], given["length"], settings.size)
-    run.data(runs.checksum(data.frames.numpy().tobytes()))
+    run.data(store.checksum(data.frames.numpy().tobytes()))
     run.load()  # nothing was saved, for it takes seconds: an interrupted run begins again
     known = data.stacks(settings.stack, 0, data.held_out).to(given["device"])
     new = data.stacks(settings.stack, data.held_out).to(given["device"])

@@ -17,12 +17,13 @@ import torch
 from numpy.typing import NDArray
 
 from counterpoint.hyper import nearest
-from counterpoint.integrations import runs
-from counterpoint.integrations.control.agent import Agent, Settings, check_objective
-from counterpoint.integrations.control.environment import action_repeat, check_task, vector
-from counterpoint.integrations.control.replay import Replay
-from counterpoint.integrations.runs import Run
 from counterpoint.plugins import curl
+
+from .. import store
+from ..store.run import Run
+from .agent import Agent, Settings, check_objective
+from .environment import action_repeat, check_task, vector
+from .replay import Replay
 
 DEFAULTS: dict[str, Any] = {
     "steps": 100_000,
@@ -53,7 +54,7 @@ def cell(task: str, objective: str | None, seed: int, **changes: Any) -> dict[st
         seed: of networks, environments and all else.
         changes: of the defaults.
     """
-    runs.check_names(changes, (*DEFAULTS, *(field.name for field in fields(Settings))))
+    store.check_names(changes, (*DEFAULTS, *(field.name for field in fields(Settings))))
     given = {**DEFAULTS, **{name: value for name, value in changes.items() if name in DEFAULTS}}
     if given["observe"] not in OBSERVE:
         raise ValueError(f"observe: unknown {given['observe']!r}.{nearest(str(given['observe']), OBSERVE)}")
@@ -95,7 +96,7 @@ def make(given: dict[str, Any], envs: int) -> Any:
 
 
 def train(run: Run) -> None:
-    """Trains one cell; the training function for :func:`counterpoint.integrations.runs.run_grid`."""
+    """Trains one cell; the training function for :func:`counterpoint.integrations.store.grid.run_grid`."""
     given, settings = run.arguments, Settings(**run.arguments["settings"])
     with closing(make(given, given["envs"])) as env:
         _Training(run, given, settings, env).go()
@@ -126,7 +127,7 @@ class _Training:
             env.set_attr("state", state["envs"])
             self.observations = np.stack(env.get_attr("observation"))
             self.returns, self.decisions, self.step = np.array(state["returns"]), state["decisions"], state["step"]
-            runs.set_rng_state(state["rng"])
+            store.set_rng_state(state["rng"])
         self.board = _board(run.path / "tensorboard", self.step)
 
     def save(self) -> None:
@@ -136,7 +137,7 @@ class _Training:
             "envs": list(self.env.get_attr("state")),
             "returns": self.returns.tolist(),
             "decisions": self.decisions,
-            "rng": runs.rng_state(),
+            "rng": store.rng_state(),
         }
         self.run.save(state, self.step)
 
@@ -277,7 +278,7 @@ def write_video(path: Path, frames: Sequence[Any], seconds: float) -> None:
         seconds: between two frames.
     """
     film = _film(path.suffix, np.stack(frames), seconds)
-    with runs.atomic(path) as file:
+    with store.atomic(path) as file:
         file.write(film)
 
 

@@ -2,7 +2,7 @@
 
 In a PyG code base the parts can be had one by one::
 
-    from counterpoint.integrations import graph
+    from .. import graph
 
     data = graph.load("PROTEINS")                                   # or graph.GraphSet.from_list(your_dataset)
     model = graph.Pretraining(graph.Encoder(data.x.shape[1]), "adnce:t=0.05,mu=1.5", graph.augmentation("random4"))
@@ -21,7 +21,7 @@ try:
 except ImportError as error:
     raise ImportError('graphs need PyTorch Geometric and scikit-learn: pip install "counterpoint[graph]"') from error
 
-from counterpoint.integrations.graph.augment import (
+from .augment import (
     AUGMENTATIONS,
     DropNodes,
     MaskAttributes,
@@ -30,10 +30,10 @@ from counterpoint.integrations.graph.augment import (
     Subgraph,
     augmentation,
 )
-from counterpoint.integrations.graph.data import GraphSet, bag_of_nodes, demo, load
-from counterpoint.integrations.graph.evaluation import PROBES, Evaluation, evaluate
-from counterpoint.integrations.graph.model import Encoder, Pooled, Pretraining, embed
-from counterpoint.integrations.graph.training import pretrain, train
+from .data import GraphSet, bag_of_nodes, demo, load
+from .evaluation import PROBES, Evaluation, evaluate
+from .model import Encoder, Pooled, Pretraining, embed
+from .training import pretrain, train
 
 __all__ = [
     "AUGMENTATIONS",

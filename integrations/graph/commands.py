@@ -10,20 +10,22 @@ from pathlib import Path
 from statistics import mean, stdev
 from typing import Any
 
-from counterpoint.integrations import report, runs
-from counterpoint.integrations.graph import training
-from counterpoint.integrations.graph.augment import AUGMENTATIONS
-from counterpoint.integrations.graph.data import FEATURES, GraphSet, bag_of_nodes
-from counterpoint.integrations.graph.evaluation import PROBES, evaluate
-from counterpoint.integrations.graph.model import embed
-from counterpoint.integrations.graph.presets import PRESETS, preset
-from counterpoint.integrations.graph.training import BAG, DEFAULTS, PARTS, PROTOCOLS, UNTRAINED
-from counterpoint.integrations.runs import Run
-from counterpoint.pairing import PAIRINGS
+from counterpoint.batch.pairings import PAIRINGS
+
+from .. import report, store
+from ..command import flags
+from ..store.run import Run
+from . import training
+from .augment import AUGMENTATIONS
+from .data import FEATURES, GraphSet, bag_of_nodes
+from .evaluation import PROBES, evaluate
+from .model import embed
+from .presets import PRESETS, preset
+from .training import BAG, DEFAULTS, PARTS, PROTOCOLS, UNTRAINED
 
 
 def train_arguments(parser: argparse.ArgumentParser) -> None:
-    runs.add_arguments(parser, "epochs", PRESETS)
+    flags.add_arguments(parser, "epochs", PRESETS)
     parser.set_defaults(objective=None, epochs=None)
     add = parser.add_argument
     add("--dataset", nargs="+", default=["demo"], metavar="NAME", help="TU data sets, or demo (demo)")
@@ -33,7 +35,7 @@ def train_arguments(parser: argparse.ArgumentParser) -> None:
     for name, options in choices.items():
         add(f"--{name}", choices=list(options), help=f"{HELP[name]} ({DEFAULTS[name]})")
     for name, low in (("batch", 2), ("layers", 1), ("hidden", 1), ("folds", 2), ("hops", 1)):
-        add(f"--{name}", type=runs.whole(low), metavar="N", help=f"{HELP[name]} ({DEFAULTS[name]})")
+        add(f"--{name}", type=flags.whole(low), metavar="N", help=f"{HELP[name]} ({DEFAULTS[name]})")
     add("--lr", type=float, help=f"learning rate of Adam ({DEFAULTS['lr']})")
 
 
@@ -54,7 +56,7 @@ HELP = {
 
 def train_command(given: argparse.Namespace) -> int:
     """Trains every objective on every data set, and prints the table with what needs no training."""
-    runs.use_data("data", given.data)
+    flags.use_data("data", given.data)
     cells: list[dict[str, Any]] = []
     for dataset in given.dataset:
         spec, settings = preset(given.preset or "graphcl", dataset)
@@ -66,7 +68,7 @@ def train_command(given: argparse.Namespace) -> int:
         for seed in range(given.seed, given.seed + given.seeds):
             cells += [training.bag(dataset, seed, **settings), training.untrained(dataset, seed, **settings)]
             cells += [training.cell(dataset, one, seed, **settings) for one in given.objective or [spec]]
-    found, code = runs.run_asked(training.train, cells, given, "graph")
+    found, code = flags.run_asked(training.train, cells, given, "graph")
     report.show(found, given.json)
     return code
 
@@ -76,22 +78,22 @@ def eval_arguments(parser: argparse.ArgumentParser) -> None:
     add("runs", nargs="+", type=Path, help="folders of runs, or folders that hold such")
     add("--dataset", metavar="NAME", help="TU data set to evaluate on; by default what each run was trained on")
     add("--probe", nargs="+", choices=list(PROBES), default=["svm"], help="classifiers (svm)")
-    add("--folds", type=runs.whole(2), default=10, metavar="N", help="test folds (%(default)s)")
-    add("--seeds", type=runs.whole(1), default=5, metavar="N", help="how often the folds are drawn anew (%(default)s)")
+    add("--folds", type=flags.whole(2), default=10, metavar="N", help="test folds (%(default)s)")
+    add("--seeds", type=flags.whole(1), default=5, metavar="N", help="how often the folds are drawn anew (%(default)s)")
     add("--data", type=Path, metavar="FOLDER", help="data sets ($COUNTERPOINT_DATA)")
     add("--json", action="store_true", help="print JSON")
 
 
 def eval_command(given: argparse.Namespace) -> int:
     """Evaluates the encoders of finished runs, beside what needs no training."""
-    runs.use_data("data", given.data)
+    flags.use_data("data", given.data)
     embeddings: dict[tuple[str, str, str], tuple[GraphSet, Any]] = {}
     for run in _finished(given.runs):
         data = training.loaded(given.dataset or run.arguments["dataset"], run.arguments["features"])
         for (name, which), z in _embeddings(run, data).items():
             embeddings[data.name, name, which] = data, z  # runs share what needs no training
     found: list[dict[str, Any]] = []
-    for (dataset, name, which), (data, z) in runs.track(embeddings.items(), "evaluated", len(embeddings)):
+    for (dataset, name, which), (data, z) in store.track(embeddings.items(), "evaluated", len(embeddings)):
         for probe, seed in product(given.probe, range(given.seeds)):
             result = evaluate(z, data.y, probe, given.folds, seed)
             one = {"dataset": dataset, "name": name, "which": which, "probe": probe, "seed": seed}
@@ -113,7 +115,7 @@ def eval_command(given: argparse.Namespace) -> int:
 
 
 def _finished(folders: Iterable[Path]) -> list[Run]:
-    found = [run for run in runs.find_runs(folders) if run.done and run.arguments.get("epochs")]
+    found = [run for run in store.find_runs(folders) if run.done and run.arguments.get("epochs")]
     if not found:
         raise ValueError(f"no finished run of an encoder in {', '.join(map(str, folders))}")
     if wrong := [run.path for run in found if run.arguments["domain"] != "graph"]:

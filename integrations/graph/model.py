@@ -12,12 +12,13 @@ from torch_geometric.data import Batch
 from torch_geometric.nn import MLP, GINConv, global_add_pool
 
 import counterpoint as cp
+from counterpoint.batch.pairings import PAIRINGS
 from counterpoint.hyper import nearest
-from counterpoint.integrations.graph.augment import Augmentation, augmentation
-from counterpoint.integrations.graph.data import GraphSet
 from counterpoint.objective import Objective, as_objective
-from counterpoint.pairing import PAIRINGS
 from counterpoint.plugins.pyg import ContrastiveLoss
+
+from .augment import Augmentation, augmentation
+from .data import GraphSet
 
 
 class Encoder(nn.Module):

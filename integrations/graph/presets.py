@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from counterpoint.hyper import nearest
-from counterpoint.integrations.papers import paper_settings
+
+from ..report.papers import paper_settings
 
 # ADNCE's published commands; t, mu and sigma are in its Table 9 (for COLLAB the commands have mu=0.3, for IMDB-BINARY
 # t=0.55, which is not in the table's own range)

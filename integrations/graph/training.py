@@ -12,12 +12,13 @@ from sklearn.model_selection import StratifiedShuffleSplit
 
 import counterpoint as cp
 from counterpoint.hyper import nearest
-from counterpoint.integrations import runs
-from counterpoint.integrations.graph.augment import augmentation
-from counterpoint.integrations.graph.data import GraphSet, bag_of_nodes, load
-from counterpoint.integrations.graph.evaluation import checked, evaluate
-from counterpoint.integrations.graph.model import Encoder, Pretraining, embed
-from counterpoint.integrations.runs import Run
+
+from .. import store
+from ..store.run import Run
+from .augment import augmentation
+from .data import GraphSet, bag_of_nodes, load
+from .evaluation import checked, evaluate
+from .model import Encoder, Pretraining, embed
 
 UNTRAINED, BAG = "untrained encoder", "bag of nodes"
 SAVE_EVERY = 10.0  # seconds between checkpoints
@@ -89,7 +90,7 @@ def pretrain(
         adam.load_state_dict(state["optimizer"])
         for generator, at in zip(generators, state["generators"], strict=True):
             generator.set_state(at)
-        runs.set_rng_state(state["rng"])
+        store.set_rng_state(state["rng"])
         start = state["step"]
     model.train()
     saved, epoch_numbers = time.monotonic(), range(start, epochs)
@@ -107,7 +108,7 @@ def pretrain(
         if run is not None and (epoch + 1 == epochs or time.monotonic() - saved >= SAVE_EVERY):
             states = [generator.get_state() for generator in generators]
             state = {"model": model.state_dict(), "optimizer": adam.state_dict(), "generators": states}
-            run.save({**state, "rng": runs.rng_state()}, epoch + 1)
+            run.save({**state, "rng": store.rng_state()}, epoch + 1)
             saved = time.monotonic()
 
 
@@ -122,7 +123,7 @@ def _generators(model: Pretraining) -> list[torch.Generator]:
 
 def cell(dataset: str, objective: str | None, seed: int, **changes: Any) -> dict[str, Any]:
     """The arguments of one run; what is not changed is as in :data:`DEFAULTS`."""
-    runs.check_names(changes, (*DEFAULTS, "label"))
+    store.check_names(changes, (*DEFAULTS, "label"))
     return {"domain": "graph", "dataset": dataset, "objective": objective, "seed": seed, **DEFAULTS, **changes}
 
 
@@ -166,7 +167,7 @@ def prepared(arguments: dict[str, Any]) -> tuple[GraphSet, Any, Any]:
 
 
 def train(run: Run) -> None:
-    """Trains and evaluates one cell; the training function for :func:`counterpoint.integrations.runs.run_grid`."""
+    """Trains and evaluates one cell; the training function for :func:`~counterpoint.integrations.store.run_grid`."""
     given = run.arguments
     data, rows, y = prepared(given)
     run.data(data.checksum)

@@ -3,7 +3,7 @@ worth.
 
 In a lightly code base the parts can be had one by one::
 
-    from counterpoint.integrations import image
+    from .. import image
 
     data = image.load("cifar10")                                    # or a folder of images
     module = image.Pretraining(image.build("simclr", "adnce:t=0.4,mu=0.7,sigma=0.5"), image.recipe("cifar"))
@@ -21,9 +21,9 @@ except ImportError as error:
         'images need lightly, Lightning, torchvision and scikit-learn: pip install "counterpoint[image]"'
     ) from error
 
-from counterpoint.integrations.image.augment import RECIPES, Recipe, recipe
-from counterpoint.integrations.image.data import ImageSet, load, mnist_cifar
-from counterpoint.integrations.image.evaluation import (
+from .augment import RECIPES, Recipe, recipe
+from .data import ImageSet, load, mnist_cifar
+from .evaluation import (
     PROBES,
     Settings,
     attacked_accuracy,
@@ -40,9 +40,9 @@ from counterpoint.integrations.image.evaluation import (
     shifts,
     similarity_statistics,
 )
-from counterpoint.integrations.image.model import CMC, METHODS, Encoder, MoCo, SimCLR, SwAV, build, to_lab
-from counterpoint.integrations.image.presets import PRESETS, preset
-from counterpoint.integrations.image.training import Pretraining, loader, pretrain, restore, train
+from .model import CMC, METHODS, Encoder, MoCo, SimCLR, SwAV, build, to_lab
+from .presets import PRESETS, preset
+from .training import Pretraining, loader, pretrain, restore, train
 
 __all__ = [
     "CMC",

@@ -9,13 +9,14 @@ from pathlib import Path
 from statistics import mean, stdev
 from typing import Any
 
-from counterpoint.integrations import report, runs
-from counterpoint.integrations.image import data, evaluation, training
-from counterpoint.integrations.image.augment import RECIPES
-from counterpoint.integrations.image.model import METHODS
-from counterpoint.integrations.image.presets import PRESETS, preset
-from counterpoint.integrations.image.training import DEFAULTS, KEEP, OPTIMIZERS, PARTS, PATHS
-from counterpoint.integrations.runs import Run
+from .. import report, store
+from ..command import flags
+from ..store.run import Run
+from . import data, evaluation, training
+from .augment import RECIPES
+from .model import METHODS
+from .presets import PRESETS, preset
+from .training import DEFAULTS, KEEP, OPTIMIZERS, PARTS, PATHS
 
 WIDTH = 120  # of a table
 CHOICES: dict[str, tuple[Iterable[str], str]] = {
@@ -58,7 +59,7 @@ EVALUATION = {
 
 
 def train_arguments(parser: argparse.ArgumentParser) -> None:
-    runs.add_arguments(parser, "epochs", PRESETS)
+    flags.add_arguments(parser, "epochs", PRESETS)
     parser.set_defaults(objective=None, data=None)
     given = parser._option_string_actions["--data"]  # of all domains; here it is the data set, or a folder of images
     given.metavar, given.help, given.type = "DATA", f"{', '.join(data.NAMES)} or a folder of images (digits)", str
@@ -123,7 +124,7 @@ def _evaluation(given: argparse.Namespace) -> dict[str, Any]:
 
 def train_command(given: argparse.Namespace) -> int:
     """Trains every objective, and prints the table with the encoder as it starts."""
-    runs.use_data("root", given.root)
+    flags.use_data("root", given.root)
     dataset = given.data or "digits"
     names = [name for name in DEFAULTS if name not in ("probe", "evaluation")]
     settings: dict[str, Any] = {"backbone": "conv4"} if dataset == "digits" else {}
@@ -151,7 +152,7 @@ def train_command(given: argparse.Namespace) -> int:
         cells[0], training.prepare(cells[0])
     ):  # nothing can be said about an encoder that has not been trained
         cells = [one for one in cells if one.get("label") != training.UNTRAINED]
-    found, code = runs.run_asked(training.train, cells, given, "image")
+    found, code = flags.run_asked(training.train, cells, given, "image")
     report.show(found, given.json)
     if found and not given.json:
         note = found[0].details.get("note")
@@ -165,13 +166,13 @@ def eval_arguments(parser: argparse.ArgumentParser) -> None:
     add("--data", metavar="DATA", help="data set to evaluate on; by default what each run was trained on")
     _root(parser)
     _probes(parser, ["knn", "linear"])
-    add("--device", type=runs.device, default="cpu", help="cpu, cuda, cuda:1, ... or auto (%(default)s)")
+    add("--device", type=flags.device, default="cpu", help="cpu, cuda, cuda:1, ... or auto (%(default)s)")
     add("--json", action="store_true", help="print JSON")
 
 
 def eval_command(given: argparse.Namespace) -> int:
     """Evaluates the encoders of finished runs."""
-    runs.use_data("root", given.root)
+    flags.use_data("root", given.root)
     settings = evaluation.Settings(**_evaluation(given))
     probes = _flat(given.probe) or list(DEFAULTS["probe"])
     probes += ["transfer"] * bool(given.transfer and "transfer" not in probes)
@@ -200,7 +201,7 @@ def eval_command(given: argparse.Namespace) -> int:
 
 
 def _finished(folders: Iterable[Path]) -> list[Run]:
-    found = [run for run in runs.find_runs(folders) if run.done]
+    found = [run for run in store.find_runs(folders) if run.done]
     if wrong := [run.path for run in found if run.arguments["domain"] != "image"]:
         raise ValueError(f"{wrong[0]} is no run of images")
     if not found:

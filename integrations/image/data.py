@@ -19,7 +19,8 @@ from PIL import Image
 from torch import Tensor
 
 from counterpoint.hyper import nearest
-from counterpoint.integrations import runs
+
+from .. import store
 
 SPLITS = ("train", "test")
 # images of the digits' first 1286 rows are by other writers than those after them
@@ -129,7 +130,7 @@ def from_pictures(
             None if all are of one size already.
     """
     x, y, skipped = [], [], []
-    for title, open_it, label in runs.track(pictures, f"reading {name}", total):
+    for title, open_it, label in store.track(pictures, f"reading {name}", total):
         try:
             x.append(_pixels(open_it(), size))
             y.append(label)

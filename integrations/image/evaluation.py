@@ -15,9 +15,10 @@ from torch import Tensor, nn
 
 import counterpoint as cp
 from counterpoint.hyper import nearest
-from counterpoint.integrations import runs
-from counterpoint.integrations.image.augment import Recipe
-from counterpoint.integrations.image.data import SPLITS, ImageSet, load
+
+from .. import store
+from .augment import Recipe
+from .data import SPLITS, ImageSet, load
 
 PROBES = ("knn", "linear", "robust", "shifted", "transfer", "finetune")
 PROTOCOLS = ("lbfgs", "adam")
@@ -158,7 +159,7 @@ def features(encoder: nn.Module, x: Tensor, batch: int = 500) -> Tensor:
     encoder.eval()
     try:
         device = _device(encoder)
-        parts = runs.track(x.split(batch), "features, batches", -(-len(x) // batch))
+        parts = store.track(x.split(batch), "features, batches", -(-len(x) // batch))
         return torch.cat([encoder(_floats(part.to(device))).float() for part in parts])
     finally:
         for module, mode in modes:
@@ -283,7 +284,7 @@ def finetune(
     recipe = Recipe(train.size, jitter_prob=0.0, grey=0.0)
     generator = torch.Generator().manual_seed(seed)
     rows = torch.empty(0, dtype=torch.long)
-    for _ in runs.track(range(settings.finetune_steps), "fine-tuned, steps", settings.finetune_steps):
+    for _ in store.track(range(settings.finetune_steps), "fine-tuned, steps", settings.finetune_steps):
         if len(rows) < min(batch, len(train)):
             rows = torch.randperm(len(train), generator=generator)
         now, rows = rows[:batch], rows[batch:]
@@ -345,7 +346,7 @@ def attacked_accuracy(
     right = 0
     try:
         parts = list(zip(x.split(batch), y.split(batch), strict=True))
-        for part, truth in parts if attack is None else runs.track(parts, "attacked, batches", len(parts)):
+        for part, truth in parts if attack is None else store.track(parts, "attacked, batches", len(parts)):
             clean, truth = _floats(part.to(device)), truth.to(device)
 
             def loss(inputs: Tensor, truth: Tensor = truth) -> Tensor:

@@ -17,8 +17,8 @@ from torchvision import models
 import counterpoint as cp
 from counterpoint.hyper import nearest
 from counterpoint.objective import Objective, as_objective
-from counterpoint.pairing import unit, widen
 from counterpoint.plugins.lightly import Loss
+from counterpoint.vectors import unit, widen
 
 SMALL = 64  # pixels; up to here a ResNet gets the stem that CIFAR papers give it
 MEAN, STD = (0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)  # of CIFAR-10

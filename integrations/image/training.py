@@ -27,13 +27,14 @@ from torch.utils.data.distributed import DistributedSampler
 
 import counterpoint as cp
 from counterpoint.hyper import nearest
-from counterpoint.integrations import runs
-from counterpoint.integrations.image import data as datasets
-from counterpoint.integrations.image import evaluation
-from counterpoint.integrations.image.augment import Recipe, recipe
-from counterpoint.integrations.image.data import ImageSet
-from counterpoint.integrations.image.model import CMC, Method, SimCLR, build
-from counterpoint.integrations.runs import Run
+
+from .. import store
+from ..store.run import Run
+from . import data as datasets
+from . import evaluation
+from .augment import Recipe, recipe
+from .data import ImageSet
+from .model import CMC, Method, SimCLR, build
 
 UNTRAINED = "untrained encoder"
 SAVE_EVERY = 10.0  # seconds between checkpoints
@@ -158,7 +159,7 @@ class Pretraining(lightning.LightningModule):  # type: ignore[misc]
 
     def _generator(self, step: int, stream: int, device: Any = "cpu") -> torch.Generator:
         where = f"{self.seed} {self.current_epoch} {step} {stream} {self.global_rank}"
-        return torch.Generator(device).manual_seed(int(runs.checksum(where)[:15], 16))
+        return torch.Generator(device).manual_seed(int(store.checksum(where)[:15], 16))
 
     def _ids(self, y: Tensor, step: int) -> dict[str, Tensor]:
         if self.false_negatives == 1:
@@ -196,14 +197,14 @@ class Pretraining(lightning.LightningModule):  # type: ignore[misc]
         return [made], [{"scheduler": CosineWarmupScheduler(made, warmup, steps), "interval": "step"}]
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        checkpoint["rng"] = runs.rng_state()
+        checkpoint["rng"] = store.rng_state()
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         self._rng = checkpoint.get("rng")
 
     def on_train_start(self) -> None:
         if self._rng is not None:
-            runs.set_rng_state(self._rng)
+            store.set_rng_state(self._rng)
             self._rng = None
 
 
@@ -328,7 +329,7 @@ class Keeper(lightning.Callback):  # type: ignore[misc]
                 numbers["validation_knn"] = found = self.watch(module.method)
                 if found > self.best:
                     self.best = found
-                    with runs.atomic(self.run.path / BEST) as file:
+                    with store.atomic(self.run.path / BEST) as file:
                         torch.save({"encoder": module.method.encoder.state_dict(), "epoch": epoch}, file)
             self.run.log(epoch, **numbers)
         due = trainer.strategy.broadcast(last or time.monotonic() - self.saved >= SAVE_EVERY)
@@ -545,10 +546,10 @@ def check(cells: Iterable[Mapping[str, Any]]) -> None:
 
 
 def train(run: Run) -> None:
-    """Trains and evaluates one cell; the training function for :func:`counterpoint.integrations.runs.run_grid`."""
+    """Trains and evaluates one cell; the training function for :func:`~counterpoint.integrations.store.run_grid`."""
     given = run.arguments
     pixels, labelled, validation, test = data = prepare(given)
-    run.data(runs.checksum(*(one.checksum for one in data)))
+    run.data(store.checksum(*(one.checksum for one in data)))
     run.counts("epoch")
     settings = evaluation.Settings(**given["evaluation"])
     probes = probes_of(given, data)

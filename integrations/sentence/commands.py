@@ -8,10 +8,11 @@ import sys
 from time import perf_counter
 from typing import Any
 
-from counterpoint.integrations import report, runs
-from counterpoint.integrations.sentence import corpus, encode, sts, transfer
-from counterpoint.integrations.sentence.data import ENVIRONMENT, SEVEN, STS, TRANSFER
-from counterpoint.integrations.sentence.presets import PRESETS, preset
+from .. import report
+from ..command import flags
+from . import corpus, encode, sts, transfer
+from .data import ENVIRONMENT, SEVEN, STS, TRANSFER
+from .presets import PRESETS, preset
 
 # flag: what argparse needs beside its help, and the help
 _SETTINGS: dict[str, tuple[dict[str, Any], str]] = {
@@ -42,7 +43,7 @@ _SETTINGS: dict[str, tuple[dict[str, Any], str]] = {
 
 
 def train_arguments(parser: argparse.ArgumentParser) -> None:
-    runs.add_arguments(parser, "epochs", PRESETS)
+    flags.add_arguments(parser, "epochs", PRESETS)
     parser.set_defaults(objective=None, epochs=None, data=None)
     for action in parser._actions:
         if action.dest == "data":
@@ -59,9 +60,9 @@ def train_arguments(parser: argparse.ArgumentParser) -> None:
 
 def train_command(given: argparse.Namespace) -> int:
     """Trains every objective with every seed."""
-    from counterpoint.integrations.sentence import training
+    from . import training
 
-    runs.use_data("sts", given.sts)
+    flags.use_data("sts", given.sts)
     if given.test == []:
         given.test = list(SEVEN)
     recipe = preset(given.preset) if given.preset else None
@@ -77,7 +78,7 @@ def train_command(given: argparse.Namespace) -> int:
             cells.append(training.untrained(str(given.data), seed, **settings))
     # what is wrong with the data is said before anything is trained
     corpus.load(str(given.data), cells[0]["positives"], cells[0]["columns"])
-    found, code = runs.run_asked(training.train, cells, given, "sentence")
+    found, code = flags.run_asked(training.train, cells, given, "sentence")
     report.show(found, given.json)
     if not given.json:
         for run in found:
@@ -92,11 +93,13 @@ def _eval_arguments(parser: argparse.ArgumentParser) -> None:
     add(
         "--pooling", choices=encode.POOLINGS, help="what makes one vector of a text, for a checkpoint that does not say"
     )
-    add("--max-length", type=runs.whole(1), metavar="N", help="word pieces of a text; by default the model's own limit")
+    add(
+        "--max-length", type=flags.whole(1), metavar="N", help="word pieces of a text; by default the model's own limit"
+    )
     add("--revision", metavar="NAME", help="of a model on the hub")
     add("--data", metavar="FOLDER", help=f"sts/ and transfer/, or SentEval's data, or hub (${ENVIRONMENT}, else hub)")
-    add("--batch", type=runs.whole(1), default=64, metavar="N", help="texts embedded at a time (%(default)s)")
-    add("--device", type=runs.device, help="cpu, cuda, cuda:1, ... or auto; by default the best there is")
+    add("--batch", type=flags.whole(1), default=64, metavar="N", help="texts embedded at a time (%(default)s)")
+    add("--device", type=flags.device, help="cpu, cuda, cuda:1, ... or auto; by default the best there is")
     add("--json", action="store_true", help="print JSON")
 
 
@@ -135,7 +138,7 @@ def transfer_arguments(parser: argparse.ArgumentParser) -> None:
     _eval_arguments(parser)
     add = parser.add_argument
     add("--tasks", nargs="+", choices=TRANSFER, default=list(TRANSFER), metavar="TASK", help=", ".join(TRANSFER))
-    add("--jobs", type=runs.whole(1), default=1, metavar="N", help="processes that fit classifiers (%(default)s)")
+    add("--jobs", type=flags.whole(1), default=1, metavar="N", help="processes that fit classifiers (%(default)s)")
 
 
 def transfer_command(given: argparse.Namespace) -> int:

@@ -10,8 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from counterpoint.hyper import nearest
-from counterpoint.integrations.sentence import framework
-from counterpoint.integrations.sentence.data import ENVIRONMENT, lines, table
+
+from . import framework
+from .data import ENVIRONMENT, lines, table
 
 POSITIVES = ("auto", "same", "columns", "next-line", "next-sentence")
 FORMATS = (".txt", ".csv", ".tsv", ".jsonl", ".json", ".parquet")

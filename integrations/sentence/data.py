@@ -21,7 +21,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from counterpoint.hyper import nearest
-from counterpoint.integrations.sentence import framework
+
+from . import framework
 
 ENVIRONMENT = "COUNTERPOINT_DATA"
 HUB = "hub"

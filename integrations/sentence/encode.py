@@ -12,8 +12,9 @@ import torch
 from numpy.typing import NDArray
 
 from counterpoint.hyper import nearest
-from counterpoint.integrations.runs import track
-from counterpoint.integrations.sentence import framework
+
+from ..store.progress import track
+from . import framework
 
 Encode = Callable[[list[str]], Any]
 Matrix = NDArray[np.floating[Any]]

@@ -21,11 +21,12 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from counterpoint.diagnose import alignment, distances, uniformity
-from counterpoint.integrations.sentence import framework
-from counterpoint.integrations.sentence.data import SEVEN, Pairs, load_sts
-from counterpoint.integrations.sentence.encode import Embeddings, Matrix, encoder
-from counterpoint.plots import plot_distances
+from counterpoint.diagnose.plots import plot_distances
+from counterpoint.diagnose.report import alignment, distances, uniformity
+
+from . import framework
+from .data import SEVEN, Pairs, load_sts
+from .encode import Embeddings, Matrix, encoder
 
 BINS = 50
 RELATED = 4.0  # STS-B pairs above this gold score are the positive pairs of SimCSE's alignment
@@ -131,7 +132,7 @@ def evaluate(
     if plot is not None:
         if stsb is None:
             raise ValueError("plot: needs an STS-B set among the sets.")
-        from counterpoint.integrations.report_plots import save
+        from ..report.plots import save
 
         save(plot_distances(torch.from_numpy(embeddings[texts(stsb)])), plot)
     seconds = {"read data": read - start, "load model": ready - read, "encode": embeddings.seconds}

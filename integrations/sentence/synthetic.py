@@ -13,8 +13,8 @@ from typing import Any
 
 import torch
 
-from counterpoint.integrations.sentence import framework
-from counterpoint.integrations.sentence.data import Pairs
+from . import framework
+from .data import Pairs
 
 MEANINGS = {  # per slot: the meanings, each with its wordings
     "who": "dog hound pup, cat kitten tom, child kid youngster, doctor medic physician, driver motorist cabbie",

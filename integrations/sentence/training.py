@@ -18,12 +18,13 @@ from torch.utils.data import BatchSampler
 
 import counterpoint as cp
 from counterpoint.hyper import Real, nearest
-from counterpoint.integrations import runs
-from counterpoint.integrations.runs import Run
-from counterpoint.integrations.sentence import corpus, encode, framework, sts, transfer
-from counterpoint.integrations.sentence.data import STS, TRANSFER, Pairs, load_sts
-from counterpoint.integrations.sentence.noise import PerturbedContrastiveLoss, WordDropout
 from counterpoint.plugins.sentence_transformers import CachedContrastiveLoss, ContrastiveLoss
+
+from .. import store
+from ..store.run import Run
+from . import corpus, encode, framework, sts, transfer
+from .data import STS, TRANSFER, Pairs, load_sts
+from .noise import PerturbedContrastiveLoss, WordDropout
 
 _Callback: Any = framework("transformers").TrainerCallback
 _Evaluator: Any = framework("sentence_transformers.sentence_transformer.evaluation").SentenceEvaluator
@@ -108,7 +109,7 @@ def cell(file: str, objective: str | None, seed: int, **changes: Any) -> dict[st
         device: where it trains.
         label: what tables call the row.
     """
-    runs.check_names(changes, (*DEFAULTS, "label"))
+    store.check_names(changes, (*DEFAULTS, "label"))
     found = {**DEFAULTS, **changes, "domain": "sentence", "dataset": Path(file).name, "file": file}
     found |= {"objective": objective, "seed": seed}
     for name, options in (("head", HEADS), ("precision", PRECISIONS), ("schedule", SCHEDULES), ("dev", (None, *STS))):
@@ -154,26 +155,26 @@ def train(run: Run) -> None:
     if len(data) < given["batch"]:
         raise ValueError(f"batch: {given['batch']} samples, but {given['file']} has only {len(data)}.")
     path = corpus.find(given["file"])
-    run.data(runs.checksum(path if path.is_file() else data._fingerprint))
+    run.data(store.checksum(path if path.is_file() else data._fingerprint))
     dev = load_sts(given["dev"]) if given["dev"] else None
     model = build(given)
     loss = make_loss(model, given)
-    store = Store(run, loss.objective)
-    trainer = _trainer(model, loss, data, dev, given, store)
-    trainer.train(resume_from_checkpoint=store.resume())
+    keeper = Store(run, loss.objective)
+    trainer = _trainer(model, loss, data, dev, given, keeper)
+    trainer.train(resume_from_checkpoint=keeper.resume())
     history = trainer.state.log_history
     result = {"loss": next((line["loss"] for line in reversed(history) if "loss" in line), math.nan)}
-    if store.best is not None:
-        model.load_state_dict(store.best["model"])
-        result = {given["dev"]: store.best["score"]}
+    if keeper.best is not None:
+        model.load_state_dict(keeper.best["model"])
+        result = {given["dev"]: keeper.best["score"]}
     if given["head"] == "training":
         del model[-1]
     if given["keep"]:
         model.save_pretrained(str(run.path / "model"))
     result |= tested(model, given["test"] or ())
     curve = [(line["step"], line[key]) for line in history if (key := f"eval_{given['dev']}") in line]
-    run.finish(result, samples=len(data), left_out=left_out, step=store.best and store.best["step"], curve=curve)
-    shutil.rmtree(store.folder, ignore_errors=True)
+    run.finish(result, samples=len(data), left_out=left_out, step=keeper.best and keeper.best["step"], curve=curve)
+    shutil.rmtree(keeper.folder, ignore_errors=True)
 
 
 def tested(model: Any, names: Sequence[str]) -> dict[str, float]:
@@ -195,7 +196,7 @@ def tested(model: Any, names: Sequence[str]) -> dict[str, float]:
 
 def build(given: dict[str, Any]) -> Any:
     """The SentenceTransformer of a cell as it starts; the seed fixes what is new in it."""
-    runs.seed_everything(given["seed"])
+    store.seed_everything(given["seed"])
     how = {"device": given["device"], "revision": given["revision"]}
     # of a static model only the table is wanted, whatever would pool
     pooling = given["pooling"] or (

@@ -25,11 +25,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from counterpoint.integrations.runs import track
-from counterpoint.integrations.sentence import framework
-from counterpoint.integrations.sentence.data import TRANSFER, Texts, load_transfer
-from counterpoint.integrations.sentence.encode import Embeddings, Matrix, encoder
-from counterpoint.integrations.sentence.sts import grid, number
+from ..store.progress import track
+from . import framework
+from .data import TRANSFER, Texts, load_transfer
+from .encode import Embeddings, Matrix, encoder
+from .sts import grid, number
 
 FOLDS = 10
 RAREST = 12  # so that of each class there is a text for every fold within nine tenths of the texts

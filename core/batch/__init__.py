@@ -1,0 +1,1 @@
+"""From a batch to what an objective sees: embeddings, pairings, ready-made scores."""

@@ -1,0 +1,1 @@
+"""What a batch looks like to an objective, in numbers and pictures."""

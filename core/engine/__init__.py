@@ -1,0 +1,1 @@
+"""How negatives are reduced: a matrix, tiles, a ring of processes, GPU kernels. Private."""

@@ -1,0 +1,1 @@
+"""Objectives: one family a file."""

@@ -1,0 +1,230 @@
+"""InfoNCE and the estimators of the negative mass: g0 (plain), g1 (debiased) and g2 (hard, debiased)."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from ..batch.scores import Scores, logsumexp_over
+from ..engine.negatives import Negatives
+from ..hyper import Choice, Flag, Number, Real, Tracked, Value, log
+from ..objective import Objective
+
+
+def softplus(x: Tensor) -> Tensor:
+    """``log(1 + e^x)`` without the cut that torch's own makes at 20, where it is off by 2e-9."""
+    return -torch.nn.functional.logsigmoid(-x)
+
+
+def log_g0(neg: Negatives, t: Value) -> Tensor:
+    """``log mean_j e^{s_j / t}``."""
+    return neg.logsumexp(lambda s: s / t) - neg.log_count  # type: ignore[no-any-return]
+
+
+def log_hard(neg: Negatives, t: Value, beta: Value, detach_weights: bool, base: Tensor) -> Tensor:
+    """``log (sum_j k_j^{beta+1} / sum_j k_j^beta)`` with ``k_j = e^{(s_j - base) / t}``."""
+
+    def powers(s: Tensor, base: Tensor) -> tuple[Tensor, Tensor]:
+        log_k = (s - base) / t
+        log_w = beta * (log_k.detach() if detach_weights else log_k)
+        return log_k + log_w, log_w
+
+    top, bottom = neg.logsumexp(powers, base)
+    return top - bottom  # type: ignore[no-any-return]
+
+
+def log_debiased(
+    neg: Negatives,
+    v: Tensor,
+    v_mask: Tensor | None,
+    t: Value,
+    prior: Value,
+    beta: Value | None,
+    detach_weights: bool = False,
+) -> tuple[Tensor, Tensor]:
+    """``log g1`` (``beta=None``) or ``log g2``, and where their floor is active.
+
+    ``g = max{(u - prior mean_k E(v_k)) / (1 - prior), e^{-1/t}}`` where ``u`` is the plain or the hard mean of the
+    negatives. The floor is the smallest mass that true negatives can have if similarities are cosines.
+
+    ``u`` and the positives' share may nearly cancel, which multiplies rounding errors. So both are taken relative to
+    a positive: then what is subtracted is small, and similarities are subtracted before they are divided by ``t``.
+    """
+    base = v[:, :1].detach()
+    if beta is None:
+        log_u = neg.logsumexp(lambda s, b: (s - b) / t, base) - neg.log_count
+    else:
+        log_u = log_hard(neg, t, beta, detach_weights, base)
+    count = float(v.shape[1]) if v_mask is None else v_mask.sum(1, keepdim=True).clamp(min=1).to(v.dtype)
+    log_v = logsumexp_over((v - base) / t, v_mask) - log(count)
+    floor = -(1 + base) / t
+    gap = log_v + log(prior) - log_u
+    below = gap >= 0
+    # there the difference is not positive; a harmless stand-in keeps its unused gradient finite
+    value = log_u + log1mexp(torch.where(below, torch.full_like(gap, -1.0), gap)) - log(1 - prior)
+    floored = below | (value <= floor)
+    return torch.where(floored, floor, value) + base / t, floored
+
+
+def log1mexp(x: Tensor) -> Tensor:
+    """``log(1 - e^x)`` for x < 0, accurate at both ends."""
+    near = x > -math.log(2)
+    small = torch.where(near, x, torch.full_like(x, -1.0))
+    large = torch.where(near, torch.full_like(x, -1.0), x)
+    return torch.where(near, torch.log(-torch.expm1(small)), torch.log1p(-torch.exp(large)))
+
+
+class InfoNCE(Objective, name="infonce"):
+    """InfoNCE, also known as NT-Xent, N-pair or in-batch softmax loss.
+
+    With ``E(s) = e^{s/t}`` and the estimator ``G`` of the mean negative mass (here ``G = mean_j E(s_j)``):
+
+    ==================  =====================================  ===========================================
+    ``denominator``     loss                                   used by
+    ==================  =====================================  ===========================================
+    ``with_positive``   ``-log E(p) / (E(p) + N G)``           SimCLR, MoCo, SimCSE, CLIP; never negative
+    ``negatives``       ``-log E(p) / (N G)``                  GraphCL, decoupled contrastive learning
+    ``mean``            ``-log E(p) / G``                      CL-DRO's Eq. (1); may be negative
+    ==================  =====================================  ===========================================
+
+    Several positives are averaged outside the logarithm. The choice of the denominator moves results as much
+    as the choice of the objective does: keep it fixed in comparisons.
+
+    Args:
+        temperature: ``t`` > 0; also a :class:`Schedule` or a :class:`Learned` value.
+        denominator: see the table.
+        radius: if given, ``t`` follows the batches so that the implied worst-case distribution stays about
+            this far (in KL) from the empirical one, by CL-DRO's rule ``t = sqrt(Var(s) / (2 radius))``;
+            ``temperature`` is then unused.
+
+    Papers: van den Oord et al. 2018; Chen et al. 2020 (SimCLR); Yeh et al. 2022 (decoupled); Wu et al. 2023
+    (CL-DRO, Eq. 1 and 6).
+
+    >>> import torch, counterpoint as cp
+    >>> z1, z2 = torch.randn(2, 8, 16, generator=torch.Generator().manual_seed(0))
+    >>> round(cp.InfoNCE(0.5)(z1, z2).item(), 4)
+    2.5932
+    """
+
+    formula = "-log E(p) / (E(p) + N mean_j E(s_j)),  E(s) = e^{s/t}"
+    paper = "Chen et al. 2020, SimCLR"
+
+    temperature = Real("t", 0, open_low=True, always=True)
+    denominator = Choice("with_positive", "negatives", "mean", always=True)
+    radius = Real("radius", 0, open_low=True, optional=True, fixed=True)
+
+    def __init__(
+        self, temperature: Number = 0.5, denominator: str = "with_positive", radius: float | None = None, **more: object
+    ) -> None:
+        super().__init__(temperature=temperature, denominator=denominator, radius=radius, **more)
+        if radius is not None:
+            self.tracked_temperature = Tracked()
+
+    def losses(self, scores: Scores) -> Tensor:
+        t = self.tau(scores.neg)
+        return self.contrast(scores, self.log_mass(scores, t), t)
+
+    def tau(self, neg: Negatives) -> Value:
+        """The temperature in force: the given one, or the one that keeps ``radius``."""
+        if self.radius is None:
+            return self.temperature  # type: ignore[no-any-return]
+        with torch.no_grad():
+            t = (neg.batch_mean(neg.variance()) / (2 * self.radius)).sqrt()
+        # equal similarities have no variance, and no direction in which a temperature would matter
+        return self.tracked_temperature(t.clamp(min=1e-3))  # type: ignore[no-any-return]
+
+    def log_mass(self, scores: Scores, t: Value) -> Tensor:
+        """``log (N G)``, the logarithm of the estimated total mass of the negatives."""
+        return log_g0(scores.neg, t) + scores.neg.log_count
+
+    def contrast(self, scores: Scores, log_mass: Tensor, t: Value) -> Tensor:
+        """``-log E(p) / (...)`` with the denominator that was chosen."""
+        if self.denominator == "mean":
+            return log_mass - scores.neg.log_count - scores.pos / t
+        if self.denominator == "negatives" or scores.alone:
+            return log_mass - scores.pos / t
+        if scores.kept is not None:
+            return torch.logaddexp(scores.kept / t, log_mass) - scores.pos / t
+        return softplus(log_mass - scores.pos / t)
+
+
+class DCL(InfoNCE, name="dcl"):
+    """Debiased contrastive loss: takes the false negatives' expected share out of the negative mass (g1).
+
+    ``G = max{(mean_j E(s_j) - prior * mean_k E(v_k)) / (1 - prior), e^{-1/t}}``, where ``v`` are the anchor's own
+    positives. Where the floor is active the gradient of ``G`` is zero. ``prior = 0`` is InfoNCE.
+
+    Args:
+        prior: ``tau+``, the probability that a negative is a false one, in ``[0, 1)``. A prior per sample is given
+            at the call: ``loss_fn(z1, z2, prior=tensor)``.
+        temperature, denominator, radius: as in :class:`InfoNCE`.
+
+    Paper: Chuang et al. 2020.
+    """
+
+    formula = "-log E(p) / (E(p) + N g1),  g1 = max{(mean E(s) - prior mean E(v)) / (1 - prior), e^{-1/t}}"
+    paper = "Chuang et al. 2020, debiased contrastive learning"
+
+    prior = Real("prior", 0, 1, open_high=True)
+
+    def __init__(
+        self,
+        temperature: Number = 0.5,
+        prior: Number = 0.1,
+        denominator: str = "with_positive",
+        radius: float | None = None,
+        **more: object,
+    ) -> None:
+        super().__init__(temperature, denominator, radius, prior=prior, **more)
+
+    def log_mass(self, scores: Scores, t: Value) -> Tensor:
+        return self._estimate(scores, t)[0] + scores.neg.log_count
+
+    def _estimate(self, scores: Scores, t: Value) -> tuple[Tensor, Tensor]:
+        prior = self.prior if scores.prior is None else scores.prior
+        v, mask = scores.class_positives()
+        return log_debiased(scores.neg, v, mask, t, prior, *self._hardness())
+
+    def _hardness(self) -> tuple[Value | None, bool]:
+        return None, False
+
+    def diagnostics(self, scores: Scores) -> dict[str, Tensor]:
+        _, floored = self._estimate(scores, self.tau(scores.neg))
+        return {"clamp_rate": floored.to(scores.pos.dtype).mean()}
+
+
+class HCL(DCL, name="hcl"):
+    """Hard-negative contrastive loss: debiased, and with more weight on the most similar negatives (g2).
+
+    ``G = max{(sum_j k_j^{beta+1} / sum_j k_j^beta - prior * mean_k E(v_k)) / (1 - prior), e^{-1/t}}`` with
+    ``k_j = E(s_j)``. ``beta = 0`` is :class:`DCL`.
+
+    Args:
+        beta: concentration on hard negatives, at least 0.
+        detach_weights: treat the weights ``k^beta`` as constants. The official code lets the gradient through.
+        temperature, prior, denominator, radius: as in :class:`DCL`.
+
+    Paper: Robinson et al. 2021.
+    """
+
+    formula = "-log E(p) / (E(p) + N g2),  g2 = g1 with mean E(s) weighted by E(s)^beta"
+    paper = "Robinson et al. 2021, contrastive learning with hard negative samples"
+
+    beta = Real("beta", 0)
+    detach_weights = Flag("detach_weights")
+
+    def __init__(
+        self,
+        temperature: Number = 0.5,
+        prior: Number = 0.1,
+        beta: Number = 1.0,
+        denominator: str = "with_positive",
+        detach_weights: bool = False,
+        radius: float | None = None,
+    ) -> None:
+        super().__init__(temperature, prior, denominator, radius, beta=beta, detach_weights=detach_weights)
+
+    def _hardness(self) -> tuple[Value | None, bool]:
+        return self.beta, self.detach_weights

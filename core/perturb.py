@@ -1,0 +1,202 @@
+"""Adversarial and mixed views, for the losses that need an encoder's answer to changed inputs.
+
+The objectives never call an encoder; these functions do. In a training loop::
+
+    z1, z2 = encoder(x1), encoder(x2)
+    loss = loss_fn(z1, z2, **cp.views.perturbed(encoder, x1, x2, loss_fn, epsilon=8 / 255, mixed=4))
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from . import checks
+from .hyper import nearest
+from .objective import Objective
+from .objectives.infonce import InfoNCE
+
+Encoder = Callable[[Tensor], Tensor]
+
+
+def fgsm(
+    loss: Callable[[Tensor], Tensor], x: Tensor, epsilon: float, clip: tuple[float, float] | None = None
+) -> Tensor:
+    """One step of size ``epsilon`` along the sign of the gradient of ``loss`` (Goodfellow et al. 2015).
+
+    Args:
+        loss: from inputs to a scalar that shall grow.
+        x: inputs, floating point.
+        epsilon: largest change of any element, > 0.
+        clip: range of valid inputs, e.g. ``(0, 1)`` for images.
+
+    Returns:
+        The changed inputs, detached.
+    """
+    return pgd(loss, x, epsilon, step=epsilon, steps=1, random_start=False, clip=clip)
+
+
+def pgd(
+    loss: Callable[[Tensor], Tensor],
+    x: Tensor,
+    epsilon: float,
+    step: float | None = None,
+    steps: int = 10,
+    random_start: bool = True,
+    clip: tuple[float, float] | None = None,
+    generator: torch.Generator | None = None,
+) -> Tensor:
+    """Several steps along the sign of the gradient, projected back into the ``epsilon`` box (Madry et al. 2018).
+
+    Args:
+        step: size of a step; by default ``2.5 * epsilon / steps``.
+        steps: number of steps, at least 1.
+        random_start: begin at a random point of the box.
+        loss, x, epsilon, clip: as in :func:`fgsm`.
+    """
+    checks.is_float(x, "x")
+    if epsilon <= 0 or steps < 1:
+        raise ValueError(f"pgd: expected epsilon > 0 and steps >= 1, got epsilon={epsilon!r}, steps={steps!r}.")
+    step = 2.5 * epsilon / steps if step is None else step
+    x = x.detach()
+    delta = torch.zeros_like(x)
+    if random_start:
+        delta = (torch.rand(x.shape, generator=generator, device=x.device, dtype=x.dtype) * 2 - 1) * epsilon
+    for _ in range(steps):
+        delta = _valid(x, delta, clip).requires_grad_()
+        with torch.enable_grad():
+            (gradient,) = torch.autograd.grad(loss(x + delta), delta)
+        delta = (delta.detach() + step * gradient.sign()).clamp(-epsilon, epsilon)
+    return x + _valid(x, delta, clip)
+
+
+def _valid(x: Tensor, delta: Tensor, clip: tuple[float, float] | None) -> Tensor:
+    return delta.detach() if clip is None else ((x + delta).clamp(*clip) - x).detach()
+
+
+def mix(x: Tensor, lam: float, count: int = 1, generator: torch.Generator | None = None) -> Tensor:
+    """MixNCA's ``lam x_i + (1 - lam) x_j`` with ``count`` different samples ``j != i`` of the batch for each ``i``.
+
+    Works on inputs (the paper) and on embeddings alike; see :func:`perturbed` for when to use which.
+
+    Args:
+        x: ``(B, ...)``.
+        lam: share of the sample itself, in ``[0, 1]``.
+        count: mixed views per sample, from 1 to ``B - 1``.
+
+    Returns:
+        ``(B, count, ...)``.
+    """
+    size = checks.is_float(x, "x").shape[0]
+    if not 1 <= count < size:
+        raise ValueError(f"mix: expected 1 <= count <= batch size - 1 = {size - 1}, got {count!r}.")
+    if not 0 <= lam <= 1:
+        raise ValueError(f"mix: lam must be in [0, 1], got {lam!r}.")
+    shifts = torch.randperm(size - 1, generator=generator, device=x.device)[:count] + 1
+    partner = (torch.arange(size, device=x.device).unsqueeze(1) + shifts) % size
+    return lam * x.unsqueeze(1) + (1 - lam) * x[partner]
+
+
+def share(objective: Objective) -> float:
+    """The ``lam`` by which an objective's terms expect views to be mixed; 0.5 if none looks at mixed views."""
+    parts: list[Any] = [p for p in objective.modules() if isinstance(p, Objective) and "mixed" in p.needs]
+    found = {float(part.lam) for part in parts if "lam" in part.hyper}
+    if len(found) > 1:
+        raise ValueError(f"{objective}: its terms want views mixed by different lam ({sorted(found)}): give one.")
+    return found.pop() if found else 0.5
+
+
+def attack(
+    encoder: Encoder,
+    anchor: Tensor,
+    x: Tensor,
+    epsilon: float,
+    objective: Objective | None = None,
+    steps: int = 1,
+    step: float | None = None,
+    clip: tuple[float, float] | None = None,
+    generator: torch.Generator | None = None,
+) -> Tensor:
+    """Adversarial views: inputs near ``x`` that maximise the contrastive loss against ``anchor``.
+
+    Args:
+        encoder: from inputs to embeddings; put in evaluation mode while attacked, so that neither batch
+            statistics nor dropout depend on the attack.
+        anchor: ``(B, d)`` embeddings of the other view; constant here.
+        x: inputs of the attacked view.
+        epsilon: largest change of any element.
+        objective: what is maximised, on ``one_way`` pairs; InfoNCE by default, as in the paper. An attack is no
+            training call: schedules and tracked values stay.
+        steps: 1 for FGSM, more for PGD with a random start.
+        step, clip: as in :func:`pgd`.
+
+    Returns:
+        The adversarial inputs, detached. Encode them and pass the result as ``adversarial=``.
+    """
+    target, fixed = objective or InfoNCE(), anchor.detach()
+
+    def loss(inputs: Tensor) -> Tensor:
+        return target(fixed, encoder(inputs), pairing="one_way")
+
+    with _frozen(encoder), _frozen(target):
+        return pgd(loss, x, epsilon, step or (epsilon if steps == 1 else None), steps, steps > 1, clip, generator)
+
+
+def perturbed(
+    encoder: Encoder,
+    x1: Tensor,
+    x2: Tensor,
+    objective: Objective,
+    epsilon: float | None = None,
+    mixed: int = 0,
+    mix_in: str = "inputs",
+    steps: int = 1,
+    clip: tuple[float, float] | None = None,
+    generator: torch.Generator | None = None,
+) -> dict[str, Any]:
+    """The ``adversarial=`` and ``mixed=`` embeddings that IntCL, IntNaCl and MixNCA ask for, in one line.
+
+    Args:
+        encoder: from inputs to embeddings.
+        x1, x2: inputs of the two views. The adversarial view is sought around ``x2``, the mixed ones from ``x2``.
+        objective: the ``lam`` of its terms says how to mix.
+        epsilon: size of the attack; None for no adversarial view.
+        mixed: number ``M - 1`` of mixed views per sample.
+        mix_in: ``inputs`` is the paper's mixing. ``embeddings`` mixes the encoder's outputs instead: it is another
+            loss, for inputs that cannot be mixed, such as sentences and graphs.
+        steps, clip: as in :func:`attack`.
+    """
+    if mix_in not in ("inputs", "embeddings"):
+        raise ValueError(f"perturbed: unknown mix_in {mix_in!r}.{nearest(str(mix_in), ('inputs', 'embeddings'))}")
+    extra: dict[str, Any] = {}
+    if epsilon is not None:
+        with torch.no_grad(), _frozen(encoder):
+            anchor = encoder(x1)
+        attacked = attack(encoder, anchor, x2, epsilon, steps=steps, clip=clip, generator=generator)
+        extra["adversarial"] = encoder(attacked)
+    if mixed:
+        lam = share(objective)
+        if mix_in == "embeddings":
+            extra["mixed"] = mix(encoder(x2), lam, mixed, generator)
+        else:
+            inputs = mix(x2, lam, mixed, generator)
+            extra["mixed"] = encoder(inputs.flatten(0, 1)).unflatten(0, inputs.shape[:2])
+    return extra
+
+
+@contextmanager
+def _frozen(encoder: Encoder) -> Iterator[None]:
+    """Evaluation mode, each submodule put back as it was; parameters get no gradient from the attack either way."""
+    modules = list(encoder.modules()) if isinstance(encoder, nn.Module) else []
+    modes = [m.training for m in modules]
+    if modules:
+        modules[0].eval()
+    try:
+        yield
+    finally:
+        for module, mode in zip(modules, modes, strict=True):
+            module.training = mode

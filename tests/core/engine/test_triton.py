@@ -1,0 +1,242 @@
+"""The Triton kernels against dense formulas. Without a GPU they run in Triton's interpreter."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from specs import SPECS, at, embeddings
+
+import counterpoint as cp
+from counterpoint.batch import pairings
+from counterpoint.engine import streamed
+
+GPU = torch.cuda.is_available()
+pytest.importorskip("triton")
+fused = pytest.importorskip("counterpoint.engine.triton")
+
+DEVICE = "cuda" if GPU else "cpu"
+
+
+def dense(anchors, keys, value, slope, ids, summed, hill):
+    """The same in plain torch, in float64."""
+    s = anchors.double() @ keys.double().T
+    x2, x1, x0 = value.double().unbind(1)
+    p, q = slope.double().unbind(1)
+    f = (x2[..., None] * s.detach() + x1[..., None]) * s.detach() + x0[..., None]
+    # a derivative with respect to s that is not the value's
+    f = f + (p[..., None] * s.detach() + q[..., None]).detach() * (s - s.detach())
+    drop = torch.zeros_like(s, dtype=torch.bool) if ids is None else ids[0][:, None] == ids[1]
+    if summed:
+        return (f.relu() if hill else f).masked_fill(drop, 0.0).sum(2)
+    return f.masked_fill(drop, -torch.inf).logsumexp(2)
+
+
+def case(n, m, d, functions, wide, masked, dtype):
+    torch.manual_seed(n + m)
+    anchors, keys = (torch.nn.functional.normalize(torch.randn(k, d), dim=1).to(DEVICE, dtype) for k in (n, m))
+    columns = n if wide else 1
+    value = torch.randn(functions, 3, columns, device=DEVICE) * torch.tensor([2.0, 5.0, 1.0], device=DEVICE)[:, None]
+    slope = torch.randn(functions, 2, columns, device=DEVICE) * 5
+    ids = (torch.arange(n, device=DEVICE) % 7, torch.arange(m, device=DEVICE) % 9) if masked else None
+    return anchors.requires_grad_(), keys.requires_grad_(), value.requires_grad_(), slope, ids
+
+
+@pytest.mark.parametrize(("summed", "hill"), [(False, False), (True, False), (True, True)])
+@pytest.mark.parametrize(
+    ("n", "m", "d", "functions", "wide", "masked", "dtype"),
+    [
+        (33, 50, 16, 1, False, False, torch.float32),
+        (40, 150, 20, 2, False, True, torch.float32),
+        (150, 40, 130, 2, True, True, torch.float32),
+        (17, 30, 700, 1, True, False, torch.float32),
+        (20, 33, 24, 2, False, True, torch.bfloat16),
+        (20, 33, 24, 1, True, True, torch.float16),
+    ],
+)
+def test_values_and_gradients(n, m, d, functions, wide, masked, dtype, summed, hill):
+    anchors, keys, value, slope, ids = case(n, m, d, functions, wide, masked, dtype)
+    ours = fused.reduce(anchors, keys, value, slope, ids, summed, hill)
+    theirs = dense(anchors, keys, value, slope, ids, summed, hill)
+    assert ours.shape == (functions, n)
+    torch.testing.assert_close(ours.double(), theirs, rtol=2e-5, atol=2e-5)
+    upstream = torch.randn_like(ours)
+    given = (anchors, keys, value)
+    found = torch.autograd.grad(ours, given, upstream)
+    expected = torch.autograd.grad(theirs, given, upstream.double())
+    rough = 2e-5 if dtype == torch.float32 else 2e-2
+    for mine, right, what in zip(found, expected, ("anchors", "keys", "value"), strict=True):
+        assert mine.dtype == right.dtype == {"value": torch.float32}.get(what, dtype)
+        scale = right.abs().max().item()
+        torch.testing.assert_close(mine, right, rtol=0, atol=rough * scale, msg=lambda m, w=what: f"{w}: {m}")
+
+
+@pytest.mark.parametrize("t", [0.005, 0.01, 0.5])
+def test_small_temperatures_neither_overflow_nor_vanish(t):
+    anchors, keys, _, _, _ = case(20, 30, 16, 1, False, False, torch.float32)
+    value = torch.tensor([[[0.0], [1 / t], [0.0]]], device=DEVICE)
+    slope = torch.tensor([[[0.0], [1 / t]]], device=DEVICE)
+    ours = fused.reduce(anchors, keys, value, slope)
+    torch.testing.assert_close(
+        ours[0].double(), (anchors.double() @ keys.double().T / t).logsumexp(1), rtol=1e-5, atol=0
+    )
+    (gradient,) = torch.autograd.grad(ours.sum(), anchors)
+    assert gradient.isfinite().all()
+    assert gradient.any()
+
+
+def test_an_anchor_without_negatives_is_minus_infinity_and_has_no_gradient():
+    anchors, keys, value, slope, _ = case(20, 30, 16, 1, False, False, torch.float32)
+    own = torch.zeros(20, dtype=torch.long, device=DEVICE)
+    own[3] = 1
+    ours = fused.reduce(anchors, keys, value, slope, (own, torch.ones(30, dtype=torch.long, device=DEVICE)))
+    assert ours[0, 3] == -torch.inf or ours[0, 3] < -1e38
+    (gradient,) = torch.autograd.grad(ours[0, :3].sum(), anchors)
+    assert gradient[3].abs().max() == 0
+    assert gradient.isfinite().all()
+
+
+@pytest.mark.parametrize("factor", [1.0, -0.37])
+def test_sums_of_squares_of_what_is_nearly_equal(factor):
+    """Multiplied out, they would be rounding errors of either sign."""
+    anchors, keys, _, _, _ = case(20, 30, 16, 1, False, False, torch.float32)
+    anchors, keys = (anchors[:1] + 1e-3 * x for x in (anchors, keys))
+    s = (anchors.double() @ keys.double().T).detach()
+    centre = s.mean(1, keepdim=True).float()
+    square = [factor * torch.ones_like(centre), -2 * factor * centre, factor * centre**2]
+    value = torch.stack([torch.cat(square, 1).T, torch.cat([0 * centre, 5 + centre, centre], 1).T])
+    ours = fused.reduce(anchors, keys, value, torch.zeros(2, 2, 1, device=DEVICE), summed=True).double()
+    exact = factor * (s - centre).square().sum(1), ((5 + centre) * s + centre).sum(1)
+    torch.testing.assert_close(ours, torch.stack(exact).double(), rtol=1e-2, atol=1e-10)
+
+
+@pytest.mark.slow
+def test_kernels_compile_and_fit_on_the_chip():
+    script = Path(__file__).parents[2] / "support" / "compile_triton.py"
+    environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
+    done = subprocess.run([sys.executable, "-W", "ignore", script], capture_output=True, text=True, env=environment)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+# ---- in objectives -------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def everywhere(monkeypatch):
+    """Kernels wherever they can be; how often they were called."""
+    calls, kernels = [], fused.reduce
+    monkeypatch.setattr(streamed, "FUSED", {"cpu", "cuda"})
+    monkeypatch.setattr(pairings, "STREAMED_CPU", 0)
+    monkeypatch.setattr(pairings, "STREAMED", 0)
+    monkeypatch.setattr(fused, "reduce", lambda *given: calls.append(len(given[2])) or kernels(*given))
+    return calls
+
+
+def results(spec, z, tile, **how):
+    """Losses, gradients of embeddings and of parameters, in float64."""
+    loss_fn = at(spec, 0.3).to(DEVICE)
+    leaves = [x.clone().requires_grad_() for x in z.to(DEVICE)]
+    named = {k: how.pop(k).to(DEVICE).clone().requires_grad_() for k in ("negatives", "queue") if k in how}
+    losses = loss_fn(leaves[0], leaves[1], tile=tile, reduction="none", **named, **how)
+    inputs = [*leaves[:2], *(v for k, v in named.items() if k != "queue"), *loss_fn.parameters()]
+    weight = torch.linspace(0.5, 1.5, len(losses), device=DEVICE)
+    found = torch.autograd.grad((losses * weight).sum(), inputs, allow_unused=True)
+    return [losses, *(torch.zeros_like(x) if g is None else g for x, g in zip(inputs, found, strict=True))]
+
+
+IDS = torch.tensor([0, 1, 2, 3, 4, 5, 1, 0])
+LEARNED = ["hcl:t=learned(0.3,0.01,1),beta=learned(1,0.1,3)", "adnce:t=learned(0.3,0.01,1),mu=learned(0.4)"]
+
+
+@pytest.mark.parametrize(
+    ("spec", "how", "calls"),
+    [
+        ("infonce:t=T", {}, 1),
+        ("infonce:t=T", {"ids": IDS}, 1),
+        ("infonce:t=T", {"pairing": "one_way"}, 1),
+        ("infonce:t=T", {"pairing": "symmetric", "ids": IDS}, 2),
+        ("infonce:t=T", {"negatives": torch.randn(8, 2, 16)}, 1),
+        ("infonce:t=T", {"negatives": torch.randn(8, 2, 16), "ids": IDS}, 1),
+        ("infonce:t=T", {"negatives": torch.randn(8, 2, 16), "negative_weight": 1.0}, 0),
+        ("infonce:t=T", {"queue": torch.randn(30, 16)}, 1),
+        ("dcl:t=T", {}, 1),
+        ("hcl:t=T", {}, 1),
+        ("adnce:t=T", {}, 1),
+        ("mv:t=T", {"ids": IDS}, 3),
+        ("infonce:t=T + 0.1*dp", {"pairing": "single"}, 2),
+        *((spec, {}, 1) for spec in LEARNED),
+    ],
+)
+def test_objectives_use_them(everywhere, spec, how, calls):
+    z = torch.randn(2, 8, 16, generator=torch.Generator().manual_seed(0))
+    how = {k: v.to(DEVICE) if isinstance(v, torch.Tensor) else v for k, v in how.items()}
+    ours = results(spec, z, None, **how)
+    assert len(everywhere) == calls
+    torch.testing.assert_close(ours, results(spec, z, 0, **how), rtol=1e-4, atol=2e-5)
+    assert len(everywhere) == calls
+
+
+@pytest.mark.parametrize("spec", SPECS)
+def test_every_objective(everywhere, spec):
+    z = embeddings(dtype=torch.float32)
+    how = {"adversarial": z[2].to(DEVICE), "mixed": z[3].to(DEVICE)}
+    how["pairing"] = "single" if "dp" in spec else "views" if " + " in spec else None
+    torch.testing.assert_close(results(spec, z[:2], None, **how), results(spec, z[:2], 0, **how), rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    "spec", ["adnce:mu=auto,sigma=auto", "dro:divergence=chi2", "dro:divergence=chi2,nonneg=false", "mv", "dro"]
+)
+def test_a_batch_that_has_nearly_collapsed(everywhere, spec):
+    random = torch.Generator().manual_seed(0)
+    z = torch.randn(1, 1, 16, generator=random) + 1e-2 * torch.randn(2, 16, 16, generator=random)
+    (loss, *found), (wanted, *exact) = (results(spec, z, tile) for tile in (None, 0))
+    assert everywhere
+    torch.testing.assert_close(loss, wanted, rtol=1e-4, atol=1e-6)
+    for mine, theirs in zip(found, exact, strict=True):
+        torch.testing.assert_close(mine, theirs, rtol=0, atol=1e-2 * theirs.abs().max().item())
+
+
+def test_bfloat16_is_multiplied_as_it_is(everywhere, monkeypatch):
+    kinds, kernels = [], fused.reduce
+    monkeypatch.setattr(fused, "reduce", lambda *given: kinds.append(given[0].dtype) or kernels(*given))
+    z = torch.randn(2, 8, 16, generator=torch.Generator().manual_seed(0))
+    for dtype in (torch.bfloat16, torch.float16, torch.float32):
+        found, exact = (results("infonce:t=T", x, tile) for x, tile in ((z.to(dtype), None), (z.to(dtype), 0)))
+        assert found[1].dtype == dtype
+        for mine, theirs in zip(found, exact, strict=True):
+            torch.testing.assert_close(mine, theirs, rtol=0, atol=2e-2 * theirs.abs().max().item())
+    assert kinds == [torch.bfloat16, torch.float32, torch.float32]
+
+
+def test_a_tile_that_is_asked_for_float64_and_wide_embeddings_go_without(everywhere):
+    z = torch.randn(2, 8, 16)
+    results("infonce:t=T", z, 4)
+    cp.InfoNCE(0.3)(*z.double().to(DEVICE))
+    cp.InfoNCE(0.3)(*torch.randn(2, 8, 1025, device=DEVICE))
+    assert not everywhere
+
+
+def test_no_second_derivative(everywhere):
+    z = torch.randn(2, 8, 16, device=DEVICE, requires_grad=True)
+    with pytest.raises(RuntimeError, match="tile=0"):
+        torch.autograd.grad(cp.InfoNCE(0.3)(z[0], z[1]), z, create_graph=True)
+
+
+@pytest.mark.skipif(not GPU, reason="needs a GPU")
+@pytest.mark.parametrize("spec", SPECS)
+def test_no_step_waits_for_the_gpu(spec):
+    z = embeddings(dtype=torch.float32).to(DEVICE).requires_grad_()
+    how = {"adversarial": z[2], "mixed": z[3], "pairing": "single" if "dp" in spec else "views"}
+    loss_fn = at(spec, 0.3).to(DEVICE)
+    loss_fn(*z[:2], tile=None, **how).backward()  # the first call compiles
+    before = torch.cuda.get_sync_debug_mode()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        loss_fn(*z[:2], tile=None, **how).backward()
+    finally:
+        torch.cuda.set_sync_debug_mode(before)

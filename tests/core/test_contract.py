@@ -1,0 +1,494 @@
+"""One contract for every objective: whatever is registered, here or by a plugin, passes the same tests."""
+
+from __future__ import annotations
+
+import copy
+import io
+import json
+import math
+import pickle
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from specs import DENOMINATORS, REGISTERED, SPECS, at, embeddings
+from torch.utils._python_dispatch import TorchDispatchMode
+
+import counterpoint as cp
+
+TEMPERATURES = [0.005, 0.05, 0.5, 10]
+
+
+def temperatures(spec: str) -> list[float]:
+    return TEMPERATURES if "=T" in spec else [0.5]
+
+
+def call(loss_fn, z: torch.Tensor, **how) -> torch.Tensor:
+    """Two views, and an adversarial and a mixed one for those who look at them."""
+    return loss_fn(z[0], z[1], adversarial=z[2], mixed=z[3], **how)
+
+
+@pytest.fixture
+def unchecked():
+    cp.set_checks("never")
+    yield
+    cp.set_checks("auto")
+
+
+# ---- numbers ------------------------------------------------------------------------------------
+
+
+def duplicates(z):
+    z[:, 1:3] = z[:, :1]
+    return z
+
+
+def opposite_positives(z):
+    z[1] = -z[0]
+    return z
+
+
+def zero_vectors(z):
+    z[:, 0] = 0
+    z[1, 2] = 0
+    return z
+
+
+BATCHES = {
+    "generic": lambda z: z,
+    "duplicates": duplicates,
+    "equal views": lambda z: z[:1].repeat(4, 1, 1),
+    "collapsed": lambda z: z[:1, :1].repeat(4, 6, 1),
+    "opposite positives": opposite_positives,
+    "opposite pair": lambda z: opposite_positives(z[:, :1].repeat(1, 2, 1)),
+    "zero vectors": zero_vectors,
+    "only zeros": torch.zeros_like,
+    "two samples": lambda z: z[:, :2],
+    "one negative": lambda z: z[:, :2],
+    "large": lambda z: (z * 1e4).clamp(-6e4, 6e4),
+}
+
+
+@pytest.mark.parametrize("batch", BATCHES)
+@pytest.mark.parametrize("spec", SPECS)
+def test_loss_and_gradients_are_finite(spec, batch):
+    how = {"pairing": "one_way"} if batch == "one negative" else {}
+    failures = []
+    for t in temperatures(spec):
+        for dtype in (torch.float32, torch.bfloat16, torch.float16):
+            z = BATCHES[batch](embeddings()).to(dtype).requires_grad_()
+            loss = call(at(spec, t), z, **how)
+            (gradient,) = torch.autograd.grad(loss, z)
+            assert loss.dtype == torch.float32
+            assert gradient.dtype == dtype
+            if not (loss.isfinite() and gradient.isfinite().all()):
+                failures.append((t, dtype, loss.item(), int((~gradient.isfinite()).sum())))
+    assert not failures
+
+
+@pytest.mark.parametrize("spec", SPECS)
+def test_scores_at_the_edges_are_finite(spec):
+    failures = []
+    for t in temperatures(spec):
+        for p, s in ((1.0, 1.0), (1.0, -1.0), (-1.0, 1.0), (-1.0, -1.0), (0.0, 0.0)):
+            for count in (1, 50):
+                pos, neg, mixneg = (
+                    torch.full((3, *k), v).requires_grad_() for k, v in (((1,), p), ((count,), s), ((1, count), s))
+                )
+                extra = {"adversarial": (pos, neg), "mixed": (pos, mixneg)}
+                loss = at(spec, t).from_scores(pos, neg, **extra)
+                gradients = torch.autograd.grad(loss, [pos, neg], allow_unused=True)
+                if not (loss.isfinite() and all(g is None or g.isfinite().all() for g in gradients)):
+                    failures.append((t, p, s, count, loss.item()))
+    assert not failures
+
+
+@pytest.mark.parametrize("spec", SPECS)
+def test_autocast_changes_nothing(spec):
+    """Products of float32 tensors would be rounded to bfloat16, too coarse for a small temperature."""
+    z = embeddings().requires_grad_()
+    outside = call(at(spec, 0.05), z)
+    with torch.autocast("cpu", torch.bfloat16):
+        inside = call(at(spec, 0.05), z)
+    torch.testing.assert_close(inside, outside, rtol=0, atol=0)
+    torch.testing.assert_close(*(torch.autograd.grad(x, z)[0] for x in (inside, outside)), rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("spec", SPECS)
+def test_half_precision_is_widened_first(spec):
+    for dtype in (torch.bfloat16, torch.float16):
+        z = embeddings(dtype=dtype)
+        torch.testing.assert_close(call(at(spec), z), call(at(spec), z.float()), rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("spec", SPECS)
+def test_double_precision_stays(spec):
+    z = embeddings(dtype=torch.float64).requires_grad_()
+    loss = call(at(spec), z)
+    assert loss.dtype == torch.float64
+    assert torch.autograd.grad(loss, z)[0].dtype == torch.float64
+    assert loss.shape == ()
+
+
+@pytest.mark.parametrize("spec", SPECS)
+def test_the_length_of_embeddings_does_not_matter(spec):
+    z, length = embeddings(dtype=torch.float64), torch.rand(4, 6, 1, dtype=torch.float64) + 0.1
+    torch.testing.assert_close(call(at(spec), z * length), call(at(spec), z), rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize("spec", SPECS)
+def test_anchors_average_to_the_mean(spec):
+    z = embeddings(dtype=torch.float64)
+    pairing = (
+        "single" if "dp" in spec else "views" if " + " in spec else None
+    )  # a sum needs the same anchors throughout
+    each, mean = (call(at(spec), z, reduction=r, pairing=pairing) for r in ("none", "mean"))
+    assert each.dim() == 1
+    torch.testing.assert_close(each.mean(), mean)
+
+
+# Weights without gradient (ADNCE, alpha-CL, Robust, the tracked temperature) make the gradient another function than
+# the slope of the value: finite differences are no reference there. Their golden gradients are, and test_identities.py
+# writes ADNCE and Robust out with constant weights.
+SMOOTH = [
+    s
+    for s in SPECS
+    if not s.startswith(("alphacl", "robust:t=T", "intcl", "adnce", "infonce:radius"))
+    and "adnce" not in s
+    and "alphacl" not in s
+    and "detach_weights=true" not in s
+    and s not in ("intnacl:t=T",)
+]
+
+
+@pytest.mark.parametrize(
+    "spec", [*SMOOTH, "robust:t=T,detach_weight=false", "robust:t=T,weight=one", "intcl:t=T,weight=one"]
+)
+def test_gradients_are_slopes(spec):
+    z = embeddings(batch=3, width=3, seed=1, dtype=torch.float64).requires_grad_()
+    assert torch.autograd.gradcheck(lambda x: call(at(spec).eval(), x), z, atol=1e-6, rtol=1e-4)
+
+
+# ---- hosts --------------------------------------------------------------------------------------
+
+
+class NoSync(TorchDispatchMode):
+    """Fails where an accelerator would have to be waited for."""
+
+    WAITS = frozenset({"_local_scalar_dense", "nonzero", "masked_select", "equal", "is_nonzero", "unique2"})
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        assert func.overloadpacket.__name__ not in self.WAITS, f"{func} waits for the device"
+        assert not any(isinstance(x, torch.Tensor) and x.dtype == torch.bool for x in self.indices(func, args))
+        return func(*args, **(kwargs or {}))
+
+    @staticmethod
+    def indices(func, args):
+        return args[1] if func.overloadpacket.__name__ in ("index", "index_put", "index_put_") else ()
+
+
+def test_no_sync_notices_a_look_at_a_value():
+    x = torch.arange(3.0)
+    for look in (lambda: float(x.sum()), lambda: bool(x.any()), lambda: x[x > 0], x.nonzero):
+        with pytest.raises(AssertionError), NoSync():
+            look()
+
+
+@pytest.mark.usefixtures("unchecked")
+@pytest.mark.parametrize("spec", SPECS)
+def test_the_host_never_waits_for_the_device(spec):
+    loss_fn, z = at(spec), embeddings().requires_grad_()
+    pos, neg = torch.rand(4, 2).requires_grad_(), torch.rand(4, 9).requires_grad_()
+    masks = {"mask": torch.rand(4, 9) < 0.7, "pos_mask": torch.rand(4, 2) < 0.7}
+    extra = {"adversarial": (pos[:, :1], neg), "mixed": (pos, torch.rand(4, 2, 9))}
+    logits, labels, ids = torch.rand(6, 9).requires_grad_(), torch.arange(6), torch.tensor([0, 1, 2, 3, 3, 4])
+    with NoSync():
+        for _ in range(2):
+            call(loss_fn, z).backward()
+        call(loss_fn, z, ids=ids, prior=torch.full((6,), 0.1)).backward()
+        loss_fn.from_scores(pos, neg, **masks, **extra).backward()
+        if "robust" not in spec and "int" not in spec:
+            loss_fn.from_logits(logits, labels, scale=20.0).backward()
+
+
+UNROLLED = ("dro",)  # sixty Newton steps, traced one by one
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [pytest.param(s, marks=[pytest.mark.slow] * (s in UNROLLED)) for s in REGISTERED if "(hcl" not in s],
+)
+def test_compiled_without_a_break(spec):
+    compare_compiled(spec, "aot_eager")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("spec", ["infonce:t=T", "adnce:t=T,mu=auto", "arcl(hcl:t=T) + 0.1*dp"])
+def test_compiled_to_machine_code(spec):
+    compare_compiled(spec, "inductor")
+
+
+@pytest.mark.parametrize("spec", ["infonce:t=learned(0.5,0.01,1)", "adnce:mu=auto,t=schedule(0.5,0.1,3)"])
+def test_compiled_state_moves_as_without(spec):
+    compare_compiled(spec, "aot_eager", steps=3)
+
+
+def compare_compiled(spec: str, backend: str, steps: int = 1) -> None:
+    torch._dynamo.reset()
+    eager, plain = at(spec), embeddings(dtype=torch.float64).requires_grad_()
+    inner = copy.deepcopy(eager)
+    compiled, z = torch.compile(inner, backend=backend, fullgraph=True), plain.detach().clone().requires_grad_()
+    for _ in range(steps):
+        found, wanted = call(compiled, z), call(eager, plain)
+        torch.testing.assert_close(found, wanted, rtol=1e-9, atol=1e-12)
+        found.backward()
+        wanted.backward()
+    torch.testing.assert_close(z.grad, plain.grad, rtol=1e-8, atol=1e-12)
+    for a, b in zip(inner.parameters(), eager.parameters(), strict=True):
+        torch.testing.assert_close(a.grad, b.grad, rtol=1e-6, atol=1e-9)
+    state = inner.state_dict()
+    for key, value in eager.state_dict().items():
+        torch.testing.assert_close(state[key], value, rtol=1e-6, atol=0)
+
+
+# ---- text and data ------------------------------------------------------------------------------
+
+BUILT = [
+    cp.InfoNCE(cp.Learned(0.1234564, low=0.1234564, high=0.5)),
+    cp.InfoNCE(cp.Learned(0.4999999, low=0.1, high=0.4999999)),
+    cp.InfoNCE(1e-7),
+    cp.ADNCE(1 / 3, cp.Schedule(1 / 3, 2 / 3, 7), cp.Learned(0.5)),
+    1 * cp.InfoNCE(),
+    2 * (0.5 * cp.InfoNCE()),
+    cp.Schedule(0, 1, 10) * (cp.InfoNCE() + cp.HCL()) + cp.DCL(),
+    cp.Learned(1.0) * (1 * cp.DCL()),
+    0.3 * (cp.Schedule(0, 1, 10) * (cp.InfoNCE() + cp.HCL())),
+    -1e-9 * cp.ArCL(cp.ArCL(cp.InfoNCE() + cp.HCL()), views=2) + 1e20 * cp.DCL(),
+    cp.ArCL(2 * cp.InfoNCE()),
+]
+
+
+def example(given: cp.Objective | str) -> cp.Objective:
+    return at(given) if isinstance(given, str) else copy.deepcopy(given)
+
+
+@pytest.mark.parametrize("given", [*SPECS, *BUILT], ids=str)
+def test_text_and_data_round_trips(given):
+    loss_fn = example(given)
+    z = embeddings()
+    wanted = call(example(given), z)
+    copies = {
+        "text": cp.objective(str(loss_fn)),
+        "data": cp.from_dict(json.loads(json.dumps(loss_fn.to_dict()))),
+        "pickle": pickle.loads(pickle.dumps(loss_fn)),
+        "copy": copy.deepcopy(loss_fn),
+    }
+    for how, found in copies.items():
+        assert found == loss_fn, how
+        assert str(found) == repr(found) == str(loss_fn), how
+        assert found.to_dict() == loss_fn.to_dict(), how
+        torch.testing.assert_close(call(found, z), wanted, rtol=1e-4 if "earned" in str(loss_fn) else 1e-6, atol=1e-6)
+
+
+FINITE = st.floats(-1e6, 1e6)
+POSITIVE = st.floats(min_value=0, exclude_min=True, allow_infinity=False)
+MOVING = st.one_of(
+    POSITIVE,
+    st.builds(cp.Schedule, POSITIVE, POSITIVE, st.integers(1, 10**9), st.sampled_from(["linear", "cosine"])),
+    st.builds(
+        lambda low, up, share: cp.Learned(low + (up - low) * share, low, up),
+        st.floats(1e-6, 0.5),
+        st.floats(0.5, 9),
+        st.floats(0, 1),
+    ),
+)
+LEAF = st.one_of(
+    st.builds(cp.InfoNCE, MOVING, st.sampled_from(DENOMINATORS[:3]), st.none() | POSITIVE),
+    st.builds(
+        cp.ADNCE,
+        POSITIVE,
+        FINITE | st.just("auto"),
+        MOVING | st.just("auto"),
+        denominator=st.sampled_from(DENOMINATORS),
+    ),
+    st.builds(cp.CLDRO, POSITIVE, shared=st.booleans()),
+    st.builds(
+        cp.DistancePolarization, st.floats(0, 0.4), st.floats(0.5, 1), st.sampled_from(["sum", "mean", "batch_sum"])
+    ),
+)
+TREE = st.recursive(
+    LEAF,
+    lambda inner: st.one_of(
+        st.builds(lambda a, b: a + b, inner, inner),
+        st.builds(lambda w, a: w * a, FINITE | st.sampled_from([0.0, 1.0]) | MOVING, inner),
+        st.builds(cp.ArCL, inner, st.sampled_from(["paper", "worst"]), st.none() | st.integers(2, 99)),
+        st.builds(cp.AAL, inner),
+    ),
+    max_leaves=6,
+)
+
+
+@settings(max_examples=150, deadline=None, derandomize=True, database=None)
+@given(loss_fn=TREE)
+def test_any_composition_round_trips(loss_fn):
+    assert cp.objective(str(loss_fn)) == loss_fn
+    assert cp.from_dict(json.loads(json.dumps(loss_fn.to_dict()))) == loss_fn
+    assert pickle.loads(pickle.dumps(loss_fn)) == loss_fn
+
+
+@pytest.mark.parametrize("name", [n for n in cp.registry if not issubclass(cp.registry[n], cp.Wrapper)])
+def test_changed_parameters_make_another_objective(name):
+    kind, loss_fn = cp.registry[name], cp.objective(name)
+    assert loss_fn == kind() == loss_fn.replace()
+    assert loss_fn != cp.ArCL(loss_fn)
+    assert loss_fn != 2 * loss_fn
+    assert len({loss_fn, kind()}) == 2
+    for key, hyper in kind.hyper.items():
+        value = loss_fn._hyper[key]
+        if isinstance(value, float) and isinstance(hyper, cp.Real):
+            changed = loss_fn.replace(**{key: value * 0.9})
+            assert changed != loss_fn
+            assert getattr(changed, key) == value * 0.9
+            assert cp.objective(f"{name}:{hyper.short}={value * 0.9}") == changed
+            assert cp.objective(f"{name}:{key}={value * 0.9!r}") == changed
+
+
+@pytest.mark.parametrize("spec", SPECS)
+def test_state_survives_a_checkpoint(spec):
+    trained, z = at(spec), embeddings()
+    for seed in range(3):
+        call(trained, embeddings(seed=seed))
+    for p in trained.parameters():
+        p.data -= 0.1
+    file = io.BytesIO()
+    torch.save(trained.state_dict(), file)
+    file.seek(0)
+    fresh = at(spec)
+    fresh.load_state_dict(torch.load(file, weights_only=True))
+    torch.testing.assert_close(call(fresh.eval(), z), call(trained.eval(), z), rtol=0, atol=0)
+    again = pickle.loads(pickle.dumps(trained))
+    torch.testing.assert_close(call(again, z), call(trained, z), rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("spec", SPECS)
+def test_copies_do_not_share_state(spec):
+    loss_fn, z = at(spec), embeddings()
+    before = copy.deepcopy(loss_fn.state_dict())
+    twin = copy.deepcopy(loss_fn)
+    call(twin.train(), z)
+    for p in twin.parameters():
+        p.data += 1
+    for key, value in loss_fn.state_dict().items():
+        torch.testing.assert_close(value, before[key], rtol=0, atol=0, equal_nan=True)
+
+
+@pytest.mark.parametrize("name", cp.registry)
+def test_every_objective_says_what_it_is(name):
+    kind = cp.registry[name]
+    assert kind.name == name
+    assert kind.formula
+    assert kind.paper
+    assert "Args:" in kind.__doc__ or issubclass(kind, cp.ArCL)
+    documented = "".join(c.__doc__ for c in kind.__mro__ if issubclass(c, cp.Objective))
+    for key, hyper in kind.hyper.items():
+        assert key in documented, key
+        assert hyper.short
+
+
+@pytest.mark.parametrize("name", cp.registry)
+def test_every_parameter_has_a_long_and_a_short_name_of_its_own(name):
+    hyper = cp.registry[name].hyper
+    names = [n for k, h in hyper.items() for n in {k, h.short}]
+    assert len(names) == len(set(names))
+
+
+def test_learned_parameters_train():
+    loss_fn = cp.InfoNCE(cp.Learned(0.5, 0.05, 1.0)) + cp.Learned(0.1) * cp.HCL()
+    optimizer, z = torch.optim.SGD(loss_fn.parameters(), lr=0.5), embeddings()
+    first = call(loss_fn, z)
+    for _ in range(20):
+        optimizer.zero_grad()
+        loss = call(loss_fn, z)
+        loss.backward()
+        optimizer.step()
+    assert loss < first
+    assert math.isclose(
+        cp.objective(str(loss_fn)).parts[0].temperature.item(), loss_fn.parts[0].temperature.item(), rel_tol=1e-5
+    )
+
+
+@pytest.mark.parametrize(
+    ("spec", "needs"),
+    [
+        ("infonce", set()),
+        ("mixnca", {"mixed"}),
+        ("robust", {"adversarial"}),
+        ("intcl", {"adversarial"}),
+        ("intcl:alpha=0", set()),
+        ("intnacl:base=both", {"adversarial", "mixed"}),
+        ("intnacl:base=mixnca,alpha=0", {"mixed"}),
+        ("infonce + 0.1*arcl(robust)", {"adversarial"}),
+    ],
+)
+def test_what_an_objective_needs_beside_views(spec, needs):
+    assert cp.objective(spec).needs == needs
+
+
+def test_an_objective_that_was_not_registered():
+    class Mine(cp.Objective):
+        def __init__(self, t, mu):
+            super().__init__()
+            self.t, self.mu = t, mu
+
+        def per_anchor(self, pos, neg):
+            def log_w(s):
+                return -0.5 * (s.detach() - self.mu) ** 2
+
+            log_mass = neg.logsumexp(lambda s: log_w(s) + s / self.t) - neg.logsumexp(log_w) + neg.log_count
+            return torch.nn.functional.softplus(log_mass - pos / self.t)
+
+    class Other(Mine):
+        pass
+
+    z, adnce = embeddings(3), cp.ADNCE(0.5, 0.7)
+    for mine, theirs in ((Mine(0.5, 0.7), adnce), (cp.ArCL(Mine(0.5, 0.7), "worst"), cp.ArCL(adnce, "worst"))):
+        torch.testing.assert_close(mine(*z), theirs(*z))
+    assert str(cp.ArCL(Mine(0.5, 0.7)) + 0.1 * cp.DistancePolarization()) == "arcl(Mine) + 0.1*dp"
+    assert Mine(0.5, 0.7) != Other(0.5, 0.7)
+    with pytest.raises(ValueError, match="unknown objective 'Mine'"):
+        cp.objective(str(Mine(0.5, 0.7)))
+
+
+def test_arithmetic_of_objectives():
+    z = torch.randn(2, 6, 4, generator=torch.Generator().manual_seed(0))
+    a, b = cp.InfoNCE(0.3), cp.HCL(0.1)
+    assert sum([a, b]) == a + b
+    assert a - b == a + -1.0 * b
+    assert a / 2 == 0.5 * a
+    torch.testing.assert_close((-a)(*z), -a(*z))
+    assert cp.objective(f"2*({a} + 0.5*({b}))") == 2 * (a + 0.5 * b) == 2 * a + b
+    assert cp.objective(f"{a} + ({b} + dp)") == a + (b + cp.DistancePolarization()) == sum([a, b, cp.objective("dp")])
+    assert a.replace(t=0.1) == a.replace(temperature=0.1) == cp.InfoNCE(0.1)
+    assert repr([cp.Schedule(0.5, 0.1, 10), cp.Learned(0.5)]) == "[schedule(0.5,0.1,10), learned(0.5,0.001,1000)]"
+
+
+def test_numbers_of_other_libraries():
+    numpy = pytest.importorskip("numpy")
+    assert cp.InfoNCE(numpy.float32(0.5)) == cp.InfoNCE(0.5)
+    for two in (numpy.float32(2), numpy.float64(2), numpy.int64(2)):
+        for loss_fn in (cp.InfoNCE(), cp.InfoNCE() + cp.HCL()):
+            assert two * loss_fn == loss_fn * two == 2 * loss_fn
+            assert loss_fn / two == loss_fn / 2
+    assert cp.Schedule(numpy.float64(0.5), 0.1, numpy.int64(10)).spec() == "schedule(0.5,0.1,10)"
+    with pytest.raises(TypeError, match=r"(?s)temperature must be .*a Learned"):
+        cp.InfoNCE(torch.nn.Parameter(torch.tensor(0.5)))
+
+
+@pytest.mark.parametrize("spec", SPECS)
+def test_vmap_is_a_loop(spec):
+    loss_fn = at(spec, 0.3).eval()
+    how = {"pairing": "views"} if " + " in spec else {}
+    batches = torch.stack([embeddings(seed=seed, dtype=torch.float64) for seed in (0, 1)])
+    expected = torch.stack([call(loss_fn, z, **how) for z in batches])
+    torch.testing.assert_close(torch.func.vmap(lambda z: call(loss_fn, z, **how))(batches), expected)

@@ -1,0 +1,286 @@
+"""``counterpoint objectives``: what it prints is what the classes say."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+import counterpoint as cp
+from counterpoint.hyper import Real
+from counterpoint.integrations import store
+from counterpoint.integrations.command import advice
+from counterpoint.integrations.command.main import COMMANDS, main
+from counterpoint.integrations.store.grid import GridError
+
+
+def run(capsys, *words):
+    code = main([str(word) for word in words])
+    return code, *capsys.readouterr()
+
+
+def test_the_list_names_every_objective_and_parameter(capsys):
+    code, out, err = run(capsys, "objectives")
+    assert (code, err) == (0, "")
+    sections = {section.split("(")[0].split()[0]: section for section in out.split("\n\n")}
+    for name, kind in cp.registry.items():
+        words = " ".join(sections[name].split())
+        for part in (kind.__name__, kind.formula, kind.paper):
+            assert " ".join(part.split()) in words
+        for key, hyper in kind.hyper.items():
+            names = key if hyper.short == key else f"{hyper.short}, {key}"
+            default = cp.hyper.text(kind._defaults()[key])
+            assert f"{names} {default} {hyper.expected()}" in words
+
+
+def test_a_new_objective_appears_by_itself(capsys):
+    class Toy(cp.InfoNCE, name="toy"):
+        """A toy.
+
+        Args:
+            wind: how much of it.
+        """
+
+        formula = "p + wind"
+        paper = "nobody 2000"
+        wind = Real("w", 0, 7)
+
+        def __init__(self, temperature=0.5, denominator="mean", radius=None, wind=3.5):
+            super().__init__(temperature, denominator, radius, wind=wind)
+
+    try:
+        listed = run(capsys, "objectives")[1]
+        full = run(capsys, "objectives", "toy:w=5")[1]
+    finally:
+        del cp.registry["toy"]
+    assert "\n\ntoy  Toy\n    p + wind\n    nobody 2000\n" in listed
+    assert "w, wind" in listed
+    assert "3.5            a finite number with 0 <= wind <= 7" in listed
+    assert "5              a finite number with 0 <= wind <= 7 (default 3.5)" in full
+    assert full.endswith("Args:\n    wind: how much of it.\n")
+
+
+@pytest.mark.parametrize("name", [None, *cp.registry])
+def test_lines_fit(capsys, name):
+    code, out, _ = run(capsys, "objectives", *([name] if name else []))
+    assert code == 0
+    assert max(map(len, out.splitlines())) <= 100
+
+
+def test_one_in_full(capsys):
+    out = run(capsys, "objectives", "adnce")[1]
+    assert "adnce:t=0.5,denominator=with_positive\n" in out
+    assert "Args:\n    temperature: ``t`` > 0.\n    mu: centre (gaussian)" in out
+    assert ":class:" not in out
+    words = " ".join(out.split())
+    for line in cp.ADNCE.__doc__.splitlines():
+        if ":" not in line:  # roles are written out
+            assert " ".join(line.split()) in words
+
+
+def test_tables_and_examples_keep_their_lines(capsys):
+    out = run(capsys, "objectives", "infonce")[1]
+    assert "``negatives``       ``-log E(p) / (N G)``                  GraphCL, decoupled" in out
+    assert "\n>>> import torch, counterpoint as cp\n>>> z1" in out
+
+
+def test_a_spec_shows_its_parts(capsys):
+    out = run(capsys, "objectives", "arcl(hcl:beta=2) + 0.1*dp")[1]
+    heads = [
+        line for line in out.splitlines() if line.endswith(("ArCL", "HCL", "DistancePolarization")) and "  " in line
+    ]
+    assert heads == ["arcl(...)  ArCL", "hcl  HCL", "dp  DistancePolarization"]
+    assert "2              a finite number with 0 <= beta (default 1)" in out
+
+
+def test_json(capsys):
+    found = json.loads(run(capsys, "objectives", "--json")[1])
+    assert [one["name"] for one in found] == list(cp.registry)
+    by_name = {one["name"]: one for one in found}
+    assert by_name["arcl"]["wraps"]
+    assert not by_name["mv"]["wraps"]
+    prior = next(p for p in by_name["dcl"]["parameters"] if p["name"] == "prior")
+    assert prior == {
+        "name": "prior",
+        "short": "prior",
+        "default": 0.1,
+        "expected": cp.DCL.prior.expected(),
+        "schedulable": True,
+    }
+    (one,) = json.loads(run(capsys, "objectives", "hcl:beta=2", "--json")[1])
+    assert one["spec"] == "hcl:t=0.5,denominator=with_positive,beta=2"
+    assert {p["name"]: p["value"] for p in one["parameters"]} == {
+        k: v for k, v in cp.HCL(beta=2).to_dict().items() if k != "name"
+    }
+    assert "beta: concentration on hard negatives" in one["doc"]
+
+
+def test_plot(capsys, tmp_path):
+    path = tmp_path / "w.png"
+    code, out, err = run(capsys, "objectives", "hcl:beta=2", "arcl", "--plot", path, "--json")
+    assert code == 0
+    assert path.read_bytes().startswith(b"\x89PNG")
+    assert err == f"wrote {path}\n"
+    assert [one["name"] for one in json.loads(out)] == ["hcl", "arcl"]
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["adnec"], "unknown objective 'adnec'. Did you mean 'adnce'?"),
+        (["hcl:bta=2"], "unknown parameter 'bta'. Did you mean 'beta'?"),
+        (["hcl:beta=-1"], "beta must be a finite number with 0 <= beta"),
+        (["--plot", "w.png"], "--plot needs something to draw"),
+        (["hcl", "--plot", "/nowhere/w.png"], "/nowhere/w.png"),
+        (["hcl", "--plot", "w.nonsense"], "nonsense"),
+    ],
+)
+def test_what_is_wrong_is_said_in_one_line(capsys, words, said):
+    code, out, err = run(capsys, "objectives", *words)
+    assert code == 2
+    assert out == ""
+    assert err.startswith("counterpoint objectives: ")
+    assert said in err
+    assert err.count("\n") == 1
+
+
+def test_a_missing_matplotlib_is_said_in_one_line(capsys, monkeypatch, tmp_path):
+    for module in ("matplotlib", "matplotlib.figure", "matplotlib.backends.backend_agg"):
+        monkeypatch.setitem(sys.modules, module, None)
+    code, out, err = run(capsys, "objectives", "hcl", "--plot", tmp_path / "w.png")
+    assert (code, out) == (2, "")
+    assert err == 'counterpoint objectives: plots need matplotlib: pip install "counterpoint[plots]"\n'
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "said"),
+    [
+        (["--version"], 0, f"counterpoint {cp.__version__}\n"),
+        (["--help"], 0, "examples:\n  counterpoint objectives"),
+        (["objectives", "--help"], 0, "examples:\n  counterpoint objectives"),
+        ([], 2, "COMMAND"),
+        (["objectvies"], 2, "invalid choice: 'objectvies'"),
+    ],
+)
+def test_the_usual_flags(capsys, words, code, said):
+    with pytest.raises(SystemExit) as stop:
+        main(words)
+    assert stop.value.code == code
+    assert said in "".join(capsys.readouterr())
+
+
+def test_a_reader_that_stops_is_no_error(capsys, monkeypatch):
+    read, write = os.pipe()
+    os.close(read)
+    with open(write, "w") as pipe:
+        monkeypatch.setattr(sys, "stdout", pipe)
+        assert main(["objectives", "--json"]) == 0
+    # closing has flushed what was left, without an error
+    assert capsys.readouterr().err == ""
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "said"),
+    [
+        (KeyboardInterrupt(), 130, "counterpoint report: stopped\n"),
+        (KeyboardInterrupt("1 of 2 runs are over"), 130, "counterpoint report: 1 of 2 runs are over\n"),
+        (GridError("1 of 2 runs failed: a (ValueError: b)", []), 1, "counterpoint report: 1 of 2 runs failed: a"),
+    ],
+)
+def test_what_ends_a_grid_ends_the_command_without_a_traceback(capsys, monkeypatch, error, code, said):
+    def stop(given):
+        raise error
+
+    monkeypatch.setitem(COMMANDS, "report", replace(COMMANDS["report"], run=stop))
+    assert main(["report", "runs"]) == code
+    assert capsys.readouterr().err.startswith(said)
+
+
+@pytest.mark.parametrize("name", cp.registry)
+def test_a_page_has_advice_a_picture_and_a_check(capsys, name):
+    out = run(capsys, "objectives", name)[1]
+    for label in ("when", "tune first", "cost", "check"):
+        assert re.search(rf"^    {label} +\S", out, re.M)
+    assert re.search(r"here it is (the same in every digit|off by \de-1\d)", " ".join(out.split()))
+    (found,) = json.loads(run(capsys, "objectives", name, "--json")[1])
+    assert found["check"]["here"] == pytest.approx(found["check"]["reference"], rel=1e-12, abs=1e-12)
+
+
+def test_the_picture_has_the_weights_shape():
+    rows = list(advice.picture(cp.InfoNCE(0.2)))
+    heights = [
+        next(i for i, row in enumerate(rows) if column < len(row) and row[column] == "*")
+        for column in range(8, 8 + advice.WIDE)
+    ]
+    assert heights == sorted(heights, reverse=True)  # InfoNCE pushes the more, the more similar
+    assert heights[0] == advice.TALL - 1
+    assert heights[-1] == 0
+    falling = list(advice.picture(cp.ADNCE(1.0, mu=-0.5, sigma=0.3)))
+    assert "*" not in falling[0][8 + advice.WIDE // 2 :]
+
+
+TORCH_ALONE = """
+import sys
+for name in ("numpy", "scipy", "sklearn", "matplotlib", "tqdm", "torchvision", "torch_geometric", "lightly",
+             "lightning", "transformers", "sentence_transformers", "datasets", "gymnasium", "dm_control", "mujoco"):
+    sys.modules[name] = None
+"""
+EACH = """
+import argparse
+from counterpoint.integrations.command.main import COMMANDS
+for name, command in COMMANDS.items():
+    try:
+        command.arguments(argparse.ArgumentParser())
+    except ImportError as error:
+        print(name, error, sep=": ")
+"""
+
+
+def without_extras(script, *words):
+    command = [sys.executable, "-c", TORCH_ALONE + script, *words]
+    return subprocess.run(command, capture_output=True, text=True)
+
+
+def test_without_extras_each_command_runs_or_names_its_own():
+    done = without_extras(EACH)
+    said = dict(line.split(": ", 1) for line in done.stdout.splitlines())
+    domains = ("sentence", "graph", "image", "control")
+    extra = {"eval tu": "graph", "eval sts": "sentence", "eval transfer": "sentence"}
+    extra |= {name: name.split()[1] for name in COMMANDS if name.endswith(domains)}
+    assert set(said) == set(extra), done.stderr
+    for name, one in extra.items():
+        assert f'pip install "counterpoint[{one}]"' in said[name]
+
+
+def test_without_extras_nothing_else_is_said():
+    done = without_extras("from counterpoint_command import main; sys.exit(main())", "objectives", "adnce")
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_streams_that_are_closed_or_know_few_letters(tmp_path):
+    run = store.Run(tmp_path, {"domain": "toy", "dataset": "日本", "objective": "infonce", "seed": 0})
+    with run.lock():
+        run._begin()
+        run.finish({"accuracy": 1.0})
+    command = [Path(sys.executable).with_name("counterpoint"), "report", tmp_path]
+    environment = {**os.environ, "PYTHONIOENCODING": "ascii"}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "mean \\xb1 sd" in done.stdout
+    assert "\\u65e5\\u672c: one row" in done.stdout
+    closed = subprocess.run(["sh", "-c", '"$@" >&-', "sh", *command], capture_output=True, text=True)
+    assert (closed.returncode, closed.stderr) == (0, "")
+
+
+def test_python_m_counterpoint():
+    done = subprocess.run([sys.executable, "-m", "counterpoint", "--version"], capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (0, f"counterpoint {cp.__version__}\n")
+    done = subprocess.run([sys.executable, "-m", "counterpoint", "nothing"], capture_output=True, text=True)
+    assert done.returncode == 2
+    assert done.stderr.startswith("usage: counterpoint ")

@@ -1,0 +1,117 @@
+"""One grammar: the same flags, words and exit codes in every command, and examples that can be typed."""
+
+from __future__ import annotations
+
+import argparse
+import re
+from dataclasses import replace
+
+import pytest
+from documents import DOCUMENTS, ROOT, commands
+
+from counterpoint.integrations.command.main import COMMANDS, build, main, parsers
+from counterpoint.integrations.store.grid import GridError
+
+TRAINING = {
+    "--objective",
+    "--seed",
+    "--seeds",
+    "--out",
+    "--data",
+    "--device",
+    "--jobs",
+    "--resume",
+    "--fresh",
+    "--json",
+}
+WITHOUT_JSON = {"inject", "completion"}  # what they print is a script's output, or a script
+
+
+@pytest.fixture(scope="module")
+def known():
+    return parsers()
+
+
+@pytest.fixture(params=COMMANDS)
+def command(request, known):
+    parser = known[request.param]
+    if parser is None:
+        pytest.skip(f"the extra of {request.param} is not installed")
+    return request.param, parser
+
+
+def flags(parser):
+    return {word: action for action in parser._actions for word in action.option_strings}
+
+
+def test_every_argument_says_what_it_is(command):
+    for action in command[1]._actions:
+        assert action.help, action
+        assert not action.help.endswith("."), action
+        formatted = command[1]._get_formatter()._expand_help(action)
+        assert "%" not in formatted.replace(" %", ""), action  # accuracy is in %
+
+
+def test_flags_are_words(command):
+    for word in flags(command[1]):
+        assert re.fullmatch(r"-h|--[a-z]+(-[a-z]+)*", word), word
+
+
+def test_json_wherever_there_is_a_result(command):
+    name, parser = command
+    assert ("--json" in flags(parser)) == (name not in WITHOUT_JSON)
+
+
+def test_what_trains_takes_the_same_flags_with_the_same_words(command, known):
+    name, parser = command
+    if not name.startswith(("train", "tune", "demo")):
+        return
+    assert set(flags(parser)) >= TRAINING
+    like = flags(known["demo"])
+    for flag in TRAINING - {"--data"}:  # the data set itself, for images and sentences
+        one, other = flags(parser)[flag], like[flag]
+        assert (one.metavar, one.nargs, one.dest) == (other.metavar, other.nargs, other.dest), flag
+        assert one.help == other.help or flag == "--objective", flag  # which says what there is without it
+
+
+def parse(words):
+    asked = next((name for name in COMMANDS if words[: len(name.split())] == name.split()), "")
+    return build(asked).parse_args(["cpu" if word == "cuda" else word for word in words])
+
+
+def test_its_examples_can_be_typed(command):
+    name = command[0]
+    found = list(commands("\n".join(f"    {line}" for line in COMMANDS[name].examples.splitlines())))
+    assert found
+    for _, *words in found:
+        assert words[: len(name.split())] == name.split()
+        assert isinstance(parse(words), argparse.Namespace)
+
+
+@pytest.mark.parametrize("path", DOCUMENTS)
+def test_what_the_documents_say_can_be_typed(path, known):
+    found = [words[1:] for words in commands((ROOT / path).read_text(encoding="utf-8")) if words[0] == "counterpoint"]
+    for words in found:
+        name = next(name for name in COMMANDS if words[: len(name.split())] == name.split())
+        if known[name] is not None and not {"NAME", "--help"} & set(words):
+            parse(words)
+
+
+def test_exit_codes(command, capsys, monkeypatch):
+    name = command[0]
+    with pytest.raises(SystemExit) as stopped:
+        main([*name.split(), "--nonsense"])
+    if name != "inject":  # whose further words belong to the script
+        assert stopped.value.code == 2
+    for error, code in ((KeyboardInterrupt(), 130), (GridError("1 of 2 runs failed", []), 1), (ValueError("no"), 2)):
+
+        def run(given, error=error):
+            raise error
+
+        if COMMANDS[name].script:
+            continue
+        monkeypatch.setitem(COMMANDS, name, replace(COMMANDS[name], run=run, arguments=lambda parser: None))
+        capsys.readouterr()
+        assert main(name.split()) == code
+        err = capsys.readouterr().err
+        assert err == f"counterpoint {name}: {str(error) or 'stopped'}\n"

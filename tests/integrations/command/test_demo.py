@@ -1,0 +1,131 @@
+"""``counterpoint demo``: what it trains, keeps, writes and says."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+
+import counterpoint as cp
+from counterpoint.integrations import store
+from counterpoint.integrations.command import demo
+from counterpoint.integrations.command.main import main
+
+for needed in ("matplotlib", "torch_geometric"):
+    pytest.importorskip(needed)
+
+from counterpoint.integrations.graph.data import KINDS  # noqa: E402
+
+GRAPHS = ["demo", "--quick", "--domains", "graph", "--seeds", "2", "--jobs", "1"]
+
+
+@pytest.fixture(scope="module")
+def graphs(tmp_path_factory):
+    out = tmp_path_factory.mktemp("demo")
+    assert main([*GRAPHS, "--out", str(out)]) == 0
+    return out
+
+
+def test_every_objective_with_every_seed(graphs):
+    every = store.find_runs(graphs / "runs")
+    rows = [demo.UNTRAINED, *demo.ROWS]
+    assert sorted((run.name, run.arguments["seed"]) for run in every) == sorted(
+        (row, s) for row in rows for s in (0, 1)
+    )
+    assert len(demo.ROWS) >= 6
+    for run in every:
+        assert run.done
+        kept = run.embeddings()
+        assert len(kept.z) == len(kept.labels) == demo.KEPT
+        assert kept.names == list(KINDS)
+
+
+def test_the_kept_embeddings_are_those_that_were_judged(graphs):
+    """The accuracy of a run comes again from what it kept of the 300 graphs."""
+    from counterpoint.integrations.graph import evaluate
+
+    for run in store.find_runs(graphs / "runs")[:4]:
+        kept = run.embeddings()
+        again = evaluate(kept.z.numpy(), kept.labels.numpy(), "svm", 3, run.arguments["seed"])
+        assert again.accuracy == pytest.approx(run.result["accuracy"])
+
+
+def test_what_it_leaves(graphs):
+    assert {path.name for path in graphs.iterdir()} == {"runs", "report.html", "results.json"}
+    results = json.loads((graphs / "results.json").read_text())
+    (column,) = results["columns"]
+    assert [row["row"] for row in column["rows"]][:2] == [demo.UNTRAINED, "InfoNCE"]
+    assert "With --quick: the numbers mean nothing." in results["notes"]
+    page = (graphs / "report.html").read_text()
+    assert page.count("coloured by class") == len(demo.ROWS) + 1
+    assert demo.INTRO.split(".")[0] in page
+
+
+def test_a_second_start_does_nothing_twice_and_says_the_same(graphs, capsys):
+    before = {path: path.stat().st_mtime_ns for path in (graphs / "runs").rglob("run.json")}
+    assert main([*GRAPHS, "--out", str(graphs), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == json.loads((graphs / "results.json").read_text())
+    assert before == {path: path.stat().st_mtime_ns for path in (graphs / "runs").rglob("run.json")}
+
+
+def test_what_cannot_run_is_left_out_and_said(tmp_path, capsys, monkeypatch):
+    def check(domain):
+        if domain != "graph":
+            raise ImportError(f"{domain} needs something")
+
+    monkeypatch.setattr(demo, "check", check)
+    words = ["demo", "--quick", "--seeds", "1", "--jobs", "1", "--objective", "hcl:t=0.3", "--out", str(tmp_path)]
+    assert main(words) == 0
+    said = capsys.readouterr()
+    assert "image is left out: image needs something" in said.out
+    assert "image is left out: image needs something" in (tmp_path / "report.html").read_text()
+    assert {run.name for run in store.find_runs(tmp_path)} == {demo.UNTRAINED, str(cp.objective("hcl:t=0.3"))}
+    assert main([*words, "--domains", "image"]) == 2
+    assert "nothing of the demo can run here" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("domain", demo.SETTINGS)
+def test_objectives_differ_in_nothing_but_themselves(domain):
+    try:
+        demo.check(domain)
+    except (ImportError, OSError) as error:
+        pytest.skip(str(error))
+    found = list(demo.cells(domain, demo.ROWS, [0, 1]))
+    assert len(found) == 2 * (1 + len(demo.ROWS))
+    own = ("objective", "label", "seed")
+    trained = [{k: v for k, v in cell.items() if k not in own} for cell in found if cell["objective"]]
+    assert all(cell == trained[0] for cell in trained)
+    for cell in found:
+        if cell["objective"]:
+            assert cp.objective(cell["objective"]).views in (None, 4)
+
+
+def test_sentences_have_known_similarity():
+    pytest.importorskip("sentence_transformers")
+    from counterpoint.integrations.sentence import synthetic
+
+    meant = {
+        word: (slot, i) for slot, groups in synthetic.SLOTS.items() for i, group in enumerate(groups) for word in group
+    }
+    pairs = synthetic.scored(60, 0)
+    for gold, *both in zip(pairs.gold, pairs.first, pairs.second, strict=True):
+        first, second = ({meant[word] for word in text.split() if word in meant} for text in both)
+        assert len(first) == len(second) == 5
+        assert len(first & second) == gold
+    views = synthetic.positives(20, 0, views=3)
+    assert all(len({frozenset(meant[w] for w in text.split() if w in meant) for text in same}) == 1
+               for same in zip(*views.values(), strict=True))  # fmt: skip
+    texts, labels, names = synthetic.labelled(50, 1)
+    assert all(names[label] in synthetic.SLOTS["who"][label] for label in labels)
+    assert all(
+        set(text.split()) & set(synthetic.SLOTS["who"][label]) for text, label in zip(texts, labels, strict=True)
+    )
+    assert torch.equal(synthetic.model(0)[0].embedding.weight, synthetic.model(0)[0].embedding.weight)
+
+
+@pytest.mark.slow
+def test_all_domains(tmp_path):
+    assert main(["demo", "--quick", "--seeds", "2", "--out", str(tmp_path)]) == 0
+    results = json.loads((tmp_path / "results.json").read_text())
+    assert len(results["columns"]) + sum("left out" in note for note in results["notes"]) == 4

@@ -1,0 +1,149 @@
+"""``counterpoint doctor`` tells what is there, what is missing, and what is broken."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from importlib import metadata
+
+import pytest
+import torch
+
+import counterpoint as cp
+from counterpoint.integrations.command import doctor
+from counterpoint.integrations.command.main import main
+
+
+@pytest.fixture
+def packages(monkeypatch):
+    """Packages that seem to be installed, or, if None, not to be."""
+    real, pretended = metadata.version, {}
+
+    def version(name):
+        found = pretended.get(name, "") if name in pretended else real(name)
+        if found is None:
+            raise metadata.PackageNotFoundError(name)
+        return found
+
+    monkeypatch.setattr(doctor.metadata, "version", version)
+    pretended["dm-control"] = None  # or its renderers would be tried in each test
+    return pretended
+
+
+def looked(capsys, *words):
+    code = main(["doctor", "--json", *map(str, words)])
+    return code, {(one["about"], one["name"]): one for one in json.loads(capsys.readouterr().out)}
+
+
+def test_versions_of_what_runs(capsys, packages):
+    code, found = looked(capsys)
+    assert code == 0
+    assert cp.__version__ in found["python", "counterpoint"]["text"]
+    assert torch.__version__ in found["python", "torch"]["text"]
+    assert found["device", "GPU"]["state"] == ("ok" if torch.cuda.is_available() else "missing")
+
+
+def test_extras_are_those_of_the_distribution():
+    declared = {line.partition("extra == ")[2].strip("\"'") for line in metadata.requires("counterpoint")}
+    assert set(doctor.EXTRAS) == declared - {"", "all", "bench", "demo", "dev"}
+
+
+def test_a_missing_package_and_how_to_get_it(capsys, packages):
+    packages |= {"matplotlib": None, "torch_geometric": "2.8", "scikit-learn": None}
+    found = looked(capsys)[1]
+    assert found["extra", "plots"] == {
+        "about": "extra",
+        "name": "plots",
+        "state": "missing",
+        "text": "needs matplotlib>=3.7",
+        "fix": 'pip install "counterpoint[plots]"',
+    }
+    assert found["extra", "graph"]["text"].startswith("needs scikit-learn>=1.3; there are torch_geometric 2.8")
+
+
+@pytest.mark.parametrize(
+    ("version", "state"), [("3.6.9", "missing"), ("3.7", "ok"), ("3.7.0", "ok"), ("3.10.0rc1", "ok"), ("4", "ok")]
+)
+def test_a_package_that_is_too_old_is_as_good_as_missing(capsys, packages, version, state):
+    packages["matplotlib"] = version
+    found = looked(capsys)[1]["extra", "plots"]
+    assert found["state"] == state
+    assert (f"needs matplotlib>=3.7 (there is {version})" == found["text"]) == (state == "missing")
+
+
+def test_every_bound_is_read():
+    """What the distribution itself declares is of the kind that is understood."""
+    for line in metadata.requires("counterpoint"):
+        bounds = re.match(r"[\w.-]+(?:\[[\w,]+\])?([^;]*)", line)[1]
+        assert re.fullmatch(r"((>=|<)[\d.]+,?)*", bounds.strip()), line
+
+
+@pytest.mark.parametrize(("mujoco", "bad"), [("4.0.1", True), ("3.17.0", False)])
+def test_versions_that_do_not_go_together(capsys, packages, monkeypatch, mujoco, bad):
+    monkeypatch.setattr(doctor, "LOAD", "")
+    monkeypatch.setattr(doctor, "RENDERERS", {})
+    packages |= {"mujoco": mujoco, "dm-control": "1.0.50"}
+    code, found = looked(capsys)
+    assert code == bad
+    assert (("conflict", f"mujoco {mujoco}") in found) == bad
+    if bad:
+        assert found["conflict", "mujoco 4.0.1"]["fix"] == 'pip install "mujoco<4"'
+
+
+def test_data_are_counted_and_checked(capsys, packages, tmp_path):
+    (tmp_path / "sts").mkdir()
+    digests = []
+    for name in ("a.tsv", "b.tsv"):
+        (tmp_path / "sts" / name).write_text(name)
+        digests.append(f"{hashlib.sha256(name.encode()).hexdigest()}  ./sts/{name}")
+    (tmp_path / "SHA256SUMS").write_text("\n".join(digests) + "\n")
+    code, found = looked(capsys, "--data", tmp_path)
+    assert code == 0
+    assert found["data", "sts"]["text"].startswith("2 files, ")
+    assert found["data", "sts"]["text"].endswith("2 as in SHA256SUMS")
+    (tmp_path / "sts" / "a.tsv").write_text("changed")
+    (tmp_path / "sts" / "b.tsv").unlink()
+    code, found = looked(capsys, "--data", tmp_path)
+    assert code == 1
+    assert found["data", "sts"]["text"].endswith("damaged or gone: sts/a.tsv, sts/b.tsv")
+    (tmp_path / "SHA256SUMS").write_bytes(b"\xff\n")
+    code, found = looked(capsys, "--data", tmp_path)
+    assert (code, found["data", "SHA256SUMS"]["state"]) == (1, "bad")
+    assert found["data", "sts"]["state"] == "ok"
+    assert looked(capsys, "--data", tmp_path / "nowhere")[0] == 1
+
+
+def test_people_read_lines_with_what_to_do(capsys, packages):
+    packages["matplotlib"] = None
+    assert main(["doctor"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    row = next(i for i, line in enumerate(lines) if line.split()[1:3] == ["extra", "plots"])
+    assert lines[row].startswith("missing ")
+    assert lines[row + 1].strip() == '-> pip install "counterpoint[plots]"'
+
+
+def test_a_renderer_is_tried_for_real(capsys):
+    pytest.importorskip("dm_control")
+    found = looked(capsys)[1]
+    assert {name for about, name in found if about == "renderer"} == set(doctor.RENDERERS)
+
+
+def test_a_simulator_that_loads_nothing_is_not_the_renderers_fault(capsys, packages, monkeypatch):
+    packages["dm-control"] = "1.0.50"
+    monkeypatch.setattr(doctor, "LOAD", "raise AttributeError('no such field')")
+    code, found = looked(capsys)
+    (name, one), *more = [(name, one) for (about, name), one in found.items() if about == "renderer"]
+    assert (code, name, one["state"], more) == (1, "dm-control", "bad", [])
+    assert one["text"] == "loads no task: AttributeError: no such field"
+    assert one["fix"].endswith('"mujoco<4"')
+
+
+def test_a_renderer_that_draws_nothing(capsys, packages, monkeypatch):
+    packages["dm-control"] = "1.0.50"
+    monkeypatch.setattr(doctor, "LOAD", "import os\n")
+    monkeypatch.setattr(doctor, "RENDER", "raise SystemExit('black' if os.environ['MUJOCO_GL'] == 'egl' else 0)")
+    code, found = looked(capsys)
+    assert (code, found["renderer", "osmesa"]["state"]) == (0, "ok")
+    assert found["renderer", "egl"]["text"] == "draws nothing: black"
+    assert found["renderer", "egl"]["fix"] == "apt-get install libegl1"

@@ -1,0 +1,224 @@
+"""Ctrl-C at random moments of every command: nothing is corrupt, nothing lies about, and the next start succeeds.
+
+Each command runs as a process, first undisturbed; then it is interrupted at moments spread over the time that took,
+imports and Python's own end included, as a terminal does it: the signal reaches all processes. A last start finishes
+what was begun, and what it says and leaves equals what the undisturbed one did.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import shlex
+import signal
+import sys
+import time
+from dataclasses import dataclass, replace
+from html.parser import HTMLParser
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tiny_bert
+import torch
+from processes import session
+
+from counterpoint.integrations import store
+from counterpoint.integrations.command import main
+from counterpoint.integrations.command.main import COMMANDS
+
+MOMENTS = 4
+PYTHON_STARTS = 0.15  # seconds in which Python itself, and no line of ours, answers the signal
+TRAIN = "--batch 8 --every 3 --save 3 --lr 0.01 --epochs 2 --max-length 12"
+AGENT = "--size 24 --crop 20 --filters 4 --hidden 16 --batch 8 --capacity 1000 --random-steps 20 --episodes 1"
+SMALL = "--epochs 3 --folds 3 --hidden 8"
+COMMAND = {  # {out} is the command's own folder, {train graph} that of the undisturbed command of that name
+    "objectives": "hcl:beta=2 --plot {out}/weights.png --json",
+    "completion": "bash",
+    "doctor": "--data {data} --json",
+    "inject": "logits --objective hcl:t=0.1 --scale 10 --site {data}/train.py:8 --report {out}/steps.jsonl "
+    "-- {data}/train.py",
+    "train graph": f"{SMALL} --objective infonce:t=0.2 hcl:t=0.2 --jobs 2 --out {{out}} --json",
+    "train image": "--epochs 3 --batch 64 --subset 128 --width 16 --probe knn --out {out} --json",
+    "train sentence": f"--data {{data}}/texts.txt --sts {{data}} --model {{data}}/bert --pooling cls {TRAIN} "
+    "--objective infonce:t=0.05 --jobs 2 --out {out} --json",
+    "train control": f"--task cartpole-balance --steps 600 --eval-every 400 {AGENT} --out {{out}} --json",
+    "eval tu": "{train graph} --probe svm knn --folds 3 --json",
+    "eval image": "{train image} --probe knn --json",
+    "eval sts": "{data}/bert --pooling cls --data {data} --plot {out}/distances.png --json",
+    "eval transfer": "{data}/bert --pooling cls --data {data} --tasks CR TREC --jobs 2 --json",
+    "eval control": "{train control} --episodes 1 --video {out}/film.gif --json",
+    "tune graph": f"{SMALL} --objective adnce --budget 3 --out {{out}} --json",
+    "demo": "--quick --domains graph --seeds 1 --objective infonce:t=0.2 --out {out} --json",
+    "report": "{train graph} --out {out} --json",
+}
+NEEDS = {"graph": "torch_geometric", "tu": "torch_geometric", "image": "lightly", "control": "dm_control"}
+NEEDS |= dict.fromkeys(("sentence", "sts", "transfer"), "sentence_transformers") | {"demo": "torch_geometric"}
+QUICK = ("objectives",)
+SCRIPT = """
+import sys, torch
+from torch.nn.functional import cross_entropy
+torch.manual_seed(0)
+x, layer = torch.randn(64, 8), torch.nn.Linear(8, 8)
+for _ in range(300):
+    z = torch.nn.functional.normalize(layer(x))
+    cross_entropy(10 * z @ z.T, torch.arange(64)).backward()
+"""
+
+
+def test_every_command_is_here():
+    searched = {name for name in COMMANDS if name.startswith("tune ")}  # one code for all domains
+    assert set(COMMAND) == set(COMMANDS) - searched | {"tune graph"}
+
+
+def test_while_torch_is_imported(tmp_path):
+    command = [sys.executable, "-X", "importtime", Path(sys.executable).with_name("counterpoint"), "train", "graph"]
+    process = session(command, cwd=tmp_path)  # a line on stderr for every module that has been imported
+    assert any("torch.types" in line for line in process.stderr)
+    os.killpg(process.pid, signal.SIGINT)
+    assert process.communicate()[1].splitlines()[-1] == "counterpoint: stopped; nothing was done yet"
+    assert process.returncode == 130
+    assert not list(tmp_path.iterdir())
+
+
+def test_while_frameworks_are_imported(monkeypatch, capsys):
+    def stop(parser):
+        raise KeyboardInterrupt
+
+    monkeypatch.setitem(COMMANDS, "train graph", replace(COMMANDS["train graph"], arguments=stop))
+    assert main.main(["train", "graph"]) == 130
+    assert capsys.readouterr().err == "counterpoint train graph: stopped; nothing was done yet\n"
+
+
+@dataclass
+class Outcome:
+    """What a finished command has said and left."""
+
+    folder: Path
+    seconds: float
+    said: Any
+    left: dict[str, Any]
+
+
+class Start:
+    """A start of a command, in a terminal of its own, with an empty folder for its temporary files."""
+
+    def __init__(self, name: str, words: list[str], out: Path) -> None:
+        self.name, self.out, self.temporary = name, out, out.with_name(out.name + "-tmp")
+        for folder in (out, self.temporary):
+            folder.mkdir(exist_ok=True)
+        self.began = time.monotonic()
+        command = [str(Path(sys.executable).with_name("counterpoint")), *name.split(), *words]
+        self.process = session(command, env={**os.environ, "TMPDIR": str(self.temporary)}, cwd=out.parent)
+
+    def interrupted(self, after: float) -> int:
+        time.sleep(max(0, after - (time.monotonic() - self.began)))
+        if self.process.poll() is None:
+            os.killpg(self.process.pid, signal.SIGINT)
+        return self.ended()[0]
+
+    def ended(self) -> tuple[int, str]:
+        """The exit code and what was said on stdout; nothing ends with a traceback, or leaves temporary files."""
+        said, errors = self.process.communicate(timeout=900)
+        code, seconds = self.process.returncode, time.monotonic() - self.began
+        script = COMMANDS[self.name].script and code == -signal.SIGINT  # it is the script's traceback
+        for word in () if script else ("Traceback", "Exception ignored", "leaked"):
+            assert word not in errors, (code, seconds, errors)
+        assert script or code in (0, 130), (code, seconds, errors)
+        left = [path.name for path in self.temporary.iterdir() if not path.name.startswith("torch_geometric.")]
+        assert not left, (code, seconds)  # but for PyG's generated modules, which it never deletes
+        return code, said
+
+
+def whole(path: Path) -> Any:
+    """What a file holds, of that which runs repeat; raises if it is not whole."""
+    if path.suffix == ".json":
+        content = json.loads(path.read_text())
+        if path.name == "run.json":
+            return {name: content.get(name) for name in ("arguments", "data", "result", "details")}
+        return content
+    if path.suffix == ".jsonl":
+        steps = [json.loads(line)["step"] for line in path.read_text().splitlines()]
+        return steps if path.name == "metrics.jsonl" else None  # inject appends to what is there
+    if path.suffix == ".pt":
+        torch.load(path, weights_only=True)
+    if path.suffix in (".png", ".gif"):
+        from PIL import Image
+
+        with Image.open(path) as picture:
+            picture.verify()
+    if path.suffix == ".html":
+        HTMLParser().feed(text := path.read_text())
+        assert text.rstrip().endswith("</html>")
+    return None
+
+
+def left(out: Path) -> dict[str, Any]:
+    """Every file, with what it holds; which of the sentence trainer's own checkpoints is whole, checkpoint.pt says."""
+    files = [path for path in out.rglob("*") if path.is_file() and "checkpoints" not in path.parts]
+    assert not [path for path in files if path.suffix == ".tmp"]
+    return {str(path.relative_to(out)): whole(path) for path in files if path.name != ".lock"}
+
+
+def plain(said: str, out: Path) -> Any:
+    """What was said, without the folder and times."""
+    text = said.replace(str(out), "OUT")
+    try:
+        found = json.loads(text)
+    except ValueError:
+        return text
+    if isinstance(found, dict):
+        found.pop("seconds", None)
+    return found
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory):
+    """The outcome of each command, by its name; each runs once."""
+    data = tmp_path_factory.mktemp("data")
+    (data / "train.py").write_text(SCRIPT)
+    if find_spec("transformers"):
+        tiny_bert.build(data / "bert")
+        tiny_bert.write_sts(data, (*tiny_bert.STS, "STSB-dev"))
+        tiny_bert.write_transfer(data)
+        (data / "texts.txt").write_text("\n".join(tiny_bert.texts(1, 40, seed=2)[0]) + "\n")
+    found: dict[str, Outcome] = {}
+
+    def words(name: str, out: Path) -> list[str]:
+        used = {one: str(outcome(one).folder) for one in COMMAND if f"{{{one}}}" in COMMAND[name]}
+        return shlex.split(COMMAND[name].format(out=out, data=data, **used))
+
+    def outcome(name: str) -> Outcome:
+        if name not in found:
+            out = tmp_path_factory.mktemp("whole") / "out"
+            start = Start(name, words(name, out), out)
+            code, said = start.ended()
+            assert code == 0
+            found[name] = Outcome(out, time.monotonic() - start.began, plain(said, out), left(out))
+        return found[name]
+
+    return words, outcome
+
+
+@pytest.mark.parametrize(
+    "name", [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in COMMAND]
+)
+def test_at_any_moment(name, undisturbed, tmp_path, request):
+    if (package := NEEDS.get(name.split()[-1])) and not find_spec(package):
+        pytest.skip(f"needs {package}")
+    if name.endswith("control"):
+        request.getfixturevalue("frames")
+    words, outcome = undisturbed
+    expected, out, draw = outcome(name), tmp_path / "out", random.Random(name)
+    moments = [(i + draw.random()) / MOMENTS * expected.seconds for i in range(MOMENTS)]
+    for moment in draw.sample(moments, MOMENTS):
+        Start(name, words(name, out), out).interrupted(max(PYTHON_STARTS, moment))
+        left(out)
+    code, said = Start(name, words(name, out), out).ended()
+    assert code == 0
+    assert plain(said, out) == expected.said
+    assert left(out) == expected.left
+    for run in store.find_runs(out):
+        assert run.done

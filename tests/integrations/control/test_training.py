@@ -1,0 +1,262 @@
+"""Runs: what they write, how they survive a kill and a full disk, evaluation, films, the command line."""
+
+import json
+import os
+import resource
+import signal
+import subprocess
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+if find_spec("dm_control") is None or find_spec("gymnasium") is None:
+    pytest.skip("dm_control is not installed", allow_module_level=True)
+
+from counterpoint.integrations import store
+from counterpoint.integrations.command import main
+from counterpoint.integrations.control import environment, training
+from counterpoint.integrations.store.grid import run_grid
+from counterpoint.integrations.store.run import Run
+
+pytestmark = pytest.mark.usefixtures("frames")
+TINY = {
+    "size": 16,
+    "crop": 15,
+    "filters": 2,
+    "features": 4,
+    "hidden": 8,
+    "batch": 8,
+    "random_steps": 16,
+    "capacity": 64,
+}
+TASK = "cartpole-swingup"
+
+
+def cell(**changes):
+    how = {"steps": 1600, "repeat": 40, "eval_every": 800, "episodes": 2, **TINY, **changes}
+    return training.cell(TASK, "infonce:t=1 + 0.1*dp", 3, **how)
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory):
+    """One run that nothing happens to: 40 decisions, two episodes of 25."""
+    (run,) = run_grid(training.train, [cell()], tmp_path_factory.mktemp("runs"), progress=False)
+    return run
+
+
+def test_a_run_leaves_curve_checkpoint_and_result(undisturbed):
+    lines = undisturbed.metrics()
+    assert [line["step"] for line in lines if "score" in line] == [800, 1600]
+    assert [line["step"] for line in lines if "return" in line] == [1000]
+    assert {"critic", "actor", "alpha", "entropy", "contrast"} <= set().union(*lines)
+    result = undisturbed.result
+    assert result == {"final score": [line["score"] for line in lines if "score" in line][-1]}
+    assert not (undisturbed.path / "replay").exists()  # gigabytes that nobody needs any more
+    assert undisturbed.arguments["scores"] == "bilinear"
+    assert undisturbed.arguments["settings"]["discount"] == 0.99
+
+
+def test_scores_at_marks_are_of_these_moments(tmp_path, monkeypatch):
+    monkeypatch.setattr(training, "MARKS", (1000, 5000))
+    (run,) = run_grid(training.train, [cell(eval_every=1600)], tmp_path, progress=False)
+    looks = {line["step"]: line["score"] for line in run.metrics() if "score" in line}
+    assert list(looks) == [1000, 1600]
+    assert run.result == {"final score": looks[1600], "score at 1k": looks[1000]}
+
+
+KILLED = """
+import os, signal, sys
+from counterpoint.integrations import store
+from counterpoint.integrations.control import training
+import test_training as here
+
+training.SAVE_EVERY = 0.0
+times = int(sys.argv[2])
+save = store.Run.save
+
+def save_and_die(self, state, step):
+    global times
+    times -= 1
+    if times == 0 and sys.argv[3] == "before":
+        os.kill(os.getpid(), signal.SIGKILL)
+    save(self, state, step)
+    if times == 0:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+store.Run.save = save_and_die
+store.run_grid(training.train, [here.cell()], sys.argv[1], progress=False)
+"""
+
+
+def killed(root, saves, moment):
+    env = {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join((str(Path(__file__).parent), str(Path(__file__).parents[2] / "support"))),
+        "OMP_NUM_THREADS": "1",
+    }
+    code = [sys.executable, "-c", KILLED, str(root), str(saves), moment]
+    return subprocess.run(code, env=env, capture_output=True, text=True)
+
+
+def numbers(run):
+    return run.metrics(), run.result, {k: v.tolist() for k, v in run.load()["agent"]["critic"].items()}
+
+
+@pytest.mark.parametrize(("saves", "moment"), [(29, "after"), (20, "before")])
+def test_a_killed_run_goes_on_as_if_nothing_had_happened(undisturbed, tmp_path, saves, moment):
+    """In the middle of an episode, behind a checkpoint, and where the replay buffer was written but not that."""
+    done = killed(tmp_path, saves, moment)
+    assert done.returncode == -signal.SIGKILL, done.stderr
+    run = Run(tmp_path, cell())
+    assert not run.done
+    assert run.load()["step"] == 40 * (saves - (moment == "before"))
+    (run,) = run_grid(training.train, [cell()], tmp_path, progress=False)
+    assert numbers(run) == numbers(undisturbed)
+
+
+def test_a_full_disk_leaves_the_last_good_checkpoint(undisturbed, tmp_path):
+    assert killed(tmp_path, 18, "after").returncode == -signal.SIGKILL
+    before = Run(tmp_path, cell()).load()
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, limits[1]))  # python sees an error of the disk
+    try:
+        with pytest.raises(store.GridError, match="File too large"):
+            run_grid(training.train, [cell()], tmp_path, progress=False)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    run = Run(tmp_path, cell())
+    assert run.load()["step"] == before["step"] == 720
+    assert not list(run.path.rglob("*.tmp"))
+    (run,) = run_grid(training.train, [cell()], tmp_path, progress=False)
+    assert numbers(run) == numbers(undisturbed)
+
+
+def test_evaluation_is_the_same_for_all_and_without_chance(undisturbed):
+    agent = training.read(undisturbed)
+    film = []
+    returns = training.evaluate(agent, undisturbed.arguments, 3, film)
+    several = training.evaluate(agent, undisturbed.arguments | {"envs": 2}, 3)  # actions are computed in another shape
+    assert returns.tolist() == pytest.approx(several.tolist(), rel=1e-3)
+    assert len(set(returns)) == 3
+    assert np.mean(returns[:2]) == undisturbed.result["final score"]
+    assert len(film) == 25
+    assert film[0].shape == (240, 240, 3)
+    assert (film[0] != film[-1]).any()
+
+
+@pytest.mark.parametrize("suffix", [".gif", ".mp4"])
+def test_films_can_be_watched(tmp_path, suffix):
+    imageio = pytest.importorskip("imageio.v3")
+    frames = [np.full((32, 32, 3), 20 * i, np.uint8) for i in range(8)]
+    path = tmp_path / f"film{suffix}"
+    training.write_video(path, frames, 0.1)
+    again = np.stack(list(imageio.imiter(path)))
+    assert len(again) == 8
+    assert np.abs(again[:, 16, 16, 0].astype(int) - np.arange(0, 160, 20)).max() < 12
+
+
+def test_the_command_line_trains_and_evaluates(tmp_path, capsys):
+    flags = [f"--{name.replace('_', '-')}={value}" for name, value in TINY.items() if name != "features"]
+    flags += ["--steps=1000", "--repeat=40", "--eval-every=1000", "--episodes=1", f"--out={tmp_path}", f"--task={TASK}"]
+    assert main.main(["train", "control", "--objective", "adnce:t=0.2", "--json", *flags]) == 0
+    (found,) = json.loads(capsys.readouterr().out)
+    assert (found["scores"], found["seed"]) == ("cosine", 1)
+    film = tmp_path / "film.gif"
+    asked = ["eval", "control", found["folder"], "--episodes", "1", "--video", str(film), "--json"]
+    assert main.main(asked) == 0
+    (one,) = json.loads(capsys.readouterr().out)
+    assert one["score"] == found["final score"]
+    assert film.read_bytes().startswith(b"GIF89a")
+    for name, says in (("film.txt", "ends in .gif or .mp4"), ("nowhere/film.gif", "no such folder")):
+        assert (
+            main.main(["eval", "control", found["folder"], "--episodes", "100000", "--video", str(tmp_path / name)])
+            == 2
+        )
+        assert says in capsys.readouterr().err  # before any of the episodes
+
+
+@pytest.mark.parametrize(
+    ("argv", "says"),
+    [
+        (["--task", "walker-wolk"], "unknown task 'walker-wolk'. Did you mean 'walker-walk'?"),
+        (["--batch", "4000"], "batch: 4000 transitions, but the buffer holds 1000 at the first update"),
+        (["--steps", "2000"], "2000 are 250 actions, each repeated 8 times, but the first 1000 are at random"),
+        (["--envs", "0"], "envs: expected a whole number of at least 1, got 0"),
+        (["--observe", "state", "--objective", "infonce"], "--objective: crops need pixels"),
+        (["--objective", "intnacl"], "needs adversarial views"),
+    ],
+)
+def test_wrong_arguments_are_one_clear_line(capsys, tmp_path, argv, says):
+    assert main.main(["train", "control", "--out", str(tmp_path), *argv]) == 2
+    error = capsys.readouterr().err.strip()
+    assert says in error
+    assert "\n" not in error
+    assert not list(tmp_path.iterdir())
+
+
+def test_evaluation_of_nothing_is_said(capsys, tmp_path):
+    assert main.main(["eval", "control", str(tmp_path)]) == 2
+    assert "no runs of control" in capsys.readouterr().err
+
+
+def test_numbers_that_diverge_end_the_run(tmp_path, monkeypatch):
+    def update(self, _):
+        self.updates += 1
+        return {"critic": torch.tensor(float("nan"))}
+
+    monkeypatch.setattr(training.Agent, "update", update)
+    with pytest.raises(store.GridError, match="critic is nan after 1 updates: it has diverged"):
+        run_grid(training.train, [cell()], tmp_path, progress=False)
+
+
+def test_observations_that_are_not_finite_end_the_run(tmp_path, monkeypatch):
+    look = environment.Control._look
+
+    def blinded(self, time):
+        look(self, time)
+        if len(self._actions) == 20:
+            self._numbers[1] = np.nan
+
+    monkeypatch.setattr(environment.Control, "_look", blinded)
+    given = training.cell("cartpole-balance", None, 0, observe="state", steps=1600, repeat=40, batch=8, random_steps=16)
+    with pytest.raises(store.GridError, match=r"observation: expected finite numbers, got .*nan"):
+        run_grid(training.train, [given], tmp_path, progress=False)
+
+
+def test_tensorboard_shows_what_was_logged_once(tmp_path):
+    """The same numbers as in metrics.jsonl, those before and after a kill included."""
+    pytest.importorskip("tensorboard")
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    assert killed(tmp_path, 18, "after").returncode == -signal.SIGKILL
+    (run,) = run_grid(training.train, [cell()], tmp_path, progress=False)
+    board = EventAccumulator(str(run.path / "tensorboard"), size_guidance={"scalars": 0})
+    board.Reload()
+    for name in ("score", "return", "critic"):
+        shown, wanted = board.Scalars(name), [line for line in run.metrics() if name in line]
+        assert [one.step for one in shown] == [line["step"] for line in wanted]
+        assert [one.value for one in shown] == pytest.approx([line[name] for line in wanted], rel=1e-6)
+
+
+def test_processes_collect_what_is_trained_on(tmp_path):
+    """Two environments, each decision of both counts."""
+    given = cell(envs=2, steps=1600, eval_every=1600, episodes=1)
+    (run,) = run_grid(training.train, [given], tmp_path, progress=False)
+    assert [line["step"] for line in run.metrics() if "score" in line] == [1600]
+    state = run.load()
+    assert state["decisions"] == 40
+    assert [one["seed"] for one in state["envs"]] == [3000, 3001]
+    assert state["agent"]["updates"] == 2 * (40 - 16) // 2 + 2
+
+
+@pytest.mark.slow
+def test_sac_learns_to_balance_a_pole_from_its_state(tmp_path):
+    """Every seed, within 40,000 steps of the simulator; a random policy gets about 350, the best there is 1000."""
+    how = {"observe": "state", "steps": 40_000, "eval_every": 4000, "episodes": 5}
+    cells = [training.cell("cartpole-balance", None, seed, **how) for seed in range(3)]
+    done = run_grid(training.train, cells, tmp_path, progress=False)
+    assert min(run.result["final score"] for run in done) > 900

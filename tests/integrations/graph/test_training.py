@@ -1,0 +1,376 @@
+"""Pre-training of graph encoders: GraphCL's loss, every objective, and runs that survive what interrupts them."""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+pytest.importorskip("torch_geometric")
+
+from torch_geometric.nn import GCN
+
+import counterpoint as cp
+from counterpoint.integrations import graph
+from counterpoint.integrations.command.main import main
+from counterpoint.integrations.graph import training
+from counterpoint.integrations.graph.presets import AUGMENT, preset
+from counterpoint.integrations.report.papers import paper_settings
+from counterpoint.integrations.store.grid import run_grid
+from counterpoint.integrations.store.run import Run
+
+TU = Path(os.environ.get("COUNTERPOINT_DATA", "."), "tu")
+needs_tu = pytest.mark.skipif(
+    not (os.environ.get("COUNTERPOINT_DATA") and TU.is_dir()), reason="COUNTERPOINT_DATA with TU data sets is not set"
+)
+EVERY = [name if not issubclass(kind, cp.Wrapper) else f"{name}(hcl):views=3" for name, kind in cp.registry.items()]
+
+
+@pytest.fixture(scope="module")
+def data():
+    return graph.demo(60)
+
+
+def model_of(data, objective, seed=0, **how):
+    torch.manual_seed(seed)
+    augment = graph.augmentation(how.pop("augment", "random4"), seed)
+    return graph.Pretraining(graph.Encoder(data.x.shape[1]), objective, augment, **how)
+
+
+def official_graphcl(x, x_aug, t):
+    """The formula of GraphCL's loss_cal, on the exponentials themselves."""
+    cosine = (x @ x_aug.T) / (x.norm(dim=1).unsqueeze(1) * x_aug.norm(dim=1))
+    e = (cosine / t).exp()
+    positive = e.diagonal()
+    return -(positive / (e.sum(1) - positive)).log().mean()
+
+
+def official_adnce(x, x_aug, t, mu, sigma):
+    """The formula of its fork's loss_cal with --mode adnce: weights of mean one, the mean over negatives."""
+    cosine = (x @ x_aug.T) / (x.norm(dim=1).unsqueeze(1) * x_aug.norm(dim=1))
+    n = len(x)
+    negative = cosine[~torch.eye(n, dtype=torch.bool)].view(n, n - 1)
+    weight = (-((negative - mu) ** 2) / (2 * sigma**2)).exp().detach()
+    weight = weight / weight.mean(1, keepdim=True)
+    return -((cosine.diagonal() / t).exp() / (weight * (negative / t).exp()).mean(1)).log().mean()
+
+
+@pytest.mark.parametrize(
+    ("spec", "official"),
+    [
+        (preset("graphcl", "MUTAG")[0], lambda x, y: official_graphcl(x, y, 0.2)),
+        (preset("adnce", "MUTAG")[0], lambda x, y: official_adnce(x, y, 0.15, 0.7, 1.0)),
+        (preset("adnce", "PROTEINS")[0], lambda x, y: official_adnce(x, y, 0.05, 1.5, 1.0)),
+    ],
+)
+def test_presets_are_the_official_losses_on_the_real_encoder(data, spec, official):
+    model = model_of(data, spec).double()
+    batch = data.batch(torch.arange(40))
+    batch.x = batch.x.double()
+    view = graph.augmentation("random4", 0)(batch)
+    model(batch)  # the running statistics of batch norm aside, a call changes nothing
+    model.augment = [lambda _: view]
+    results = []
+    for loss in (model(batch), official(model.project(batch), model.project(view))):
+        model.zero_grad()
+        loss.backward()
+        results.append((loss.item(), torch.cat([p.grad.flatten() for p in model.parameters()])))
+    (ours, our_gradient), (theirs, their_gradient) = results
+    assert ours == pytest.approx(theirs, rel=1e-9, abs=1e-9)
+    assert (our_gradient - their_gradient).norm() < 1e-6 * their_gradient.norm()
+    assert their_gradient.norm() > 0
+
+
+@pytest.mark.parametrize("pairing", ["one_way", None])
+@pytest.mark.parametrize("spec", EVERY)
+def test_every_objective_trains(data, spec, pairing):
+    model = model_of(data, spec, pairing=pairing)
+    before = [p.clone() for p in model.parameters()]
+    graph.pretrain(model, data, epochs=1, batch=32)
+    assert all(bool(p.isfinite().all()) for p in model.parameters())
+    assert not all(torch.equal(a, b) for a, b in zip(before, model.parameters(), strict=True))
+    assert bool(torch.tensor(graph.embed(model.encoder, data)).isfinite().all())
+
+
+@pytest.mark.parametrize("spec", ["intnacl:t=0.5,base=both", "intcl:t=0.5", "mixnca:t=0.5"])
+def test_adversarial_and_mixed_views_reach_the_loss(data, spec):
+    """An adversarial step makes the loss larger; without the robust term its size does not matter."""
+    batch, losses = data.batch(torch.arange(30)), {}
+    for epsilon in (1e-6, 0.5):
+        model = model_of(data, spec, epsilon=epsilon, generator=torch.Generator().manual_seed(1))
+        graph.pretrain(model, data, epochs=1, batch=32)
+        model.augment = [graph.augmentation("dnodes", 0)]
+        losses[epsilon] = model(batch).item()
+    assert (losses[0.5] > losses[1e-6] + 1e-3) == (spec != "mixnca:t=0.5")
+
+
+def test_arcl_gets_as_many_views_as_it_asks_for(data):
+    model = model_of(data, "arcl(infonce:t=0.2):views=4")
+    assert len(model.augment) == 3
+    seen = []
+    model.encoder.register_forward_hook(lambda module, args, out: seen.append(args[0]))
+    model(data.batch(torch.arange(20)))
+    assert len(seen) == 4
+    assert torch.equal(seen[0], data.batch(torch.arange(20)).x)
+    with pytest.raises(ValueError, match="4 views need 3 augmentations, got 1"):
+        graph.Pretraining(graph.Encoder(1), "arcl(infonce):views=4", [graph.DropNodes()])
+
+
+def test_views_are_the_same_whatever_the_objective(data):
+    """What pairs the seeds of a comparison: start, order, and the first augmented view."""
+    found = []
+    for spec in ("infonce:t=0.2", "arcl(hcl):views=4", "dcl"):
+        model = training.build(training.cell("demo", spec, 3), data)
+        found.append((model.encoder.state_dict(), model.augment[0](data.batch(torch.arange(30)))))
+    for state, view in found[1:]:
+        assert all(torch.equal(state[k], found[0][0][k]) for k in state)
+        assert torch.equal(view.edge_index, found[0][1].edge_index)
+        assert torch.equal(view.x, found[0][1].x)
+
+
+def test_training_helps_and_the_seed_repeats_it(data):
+    data = graph.demo(180)
+    accuracies, states = {}, []
+    for epochs in (0, 10, 10):
+        model = model_of(data, "infonce:t=0.2,denominator=negatives", augment="random2")
+        graph.pretrain(model, data, epochs=epochs, seed=1)
+        accuracies[epochs] = graph.evaluate(graph.embed(model.encoder, data), data.y, folds=5).accuracy
+        states.append(model.state_dict())
+    assert all(torch.equal(states[1][k], states[2][k]) for k in states[1])
+    chance = 100 / 6
+    assert accuracies[0] > chance + 15
+    assert accuracies[10] > accuracies[0] + 5
+
+
+def test_any_pyg_model_can_be_the_encoder(data):
+    encoder = graph.Pooled(GCN(data.x.shape[1], 16, 2, out_channels=24))
+    model = graph.Pretraining(encoder, "infonce:t=0.2")
+    graph.pretrain(model, data, epochs=1, batch=32)
+    assert graph.embed(encoder, data).shape == (60, 24)
+    with pytest.raises(ValueError, match="give out_channels="):
+        graph.Pooled(torch.nn.Identity())
+
+
+def test_embedding_leaves_the_modes_as_they_were_and_needs_no_batches(data):
+    encoder = graph.Encoder(data.x.shape[1])
+    encoder.norms[1].eval()
+    whole, parts = graph.embed(encoder, data), graph.embed(encoder, data, batch=7)
+    assert whole == pytest.approx(parts, rel=1e-5, abs=1e-5)
+    assert encoder.training
+    assert [norm.training for norm in encoder.norms] == [True, False, True]
+
+
+def test_a_last_graph_alone_is_left_out_of_an_epoch():
+    generator = torch.Generator().manual_seed(0)
+    seen = [index.tolist() for index in training.batches(9, 4, generator)]
+    assert [len(index) for index in seen] == [4, 4]
+    assert torch.cat(list(training.batches(10, 4, generator))).sort().values.tolist() == list(range(10))
+
+
+@pytest.mark.parametrize(
+    ("wrong", "says"),
+    [
+        (lambda d: graph.pretrain(model_of(d, "infonce"), d, batch=1), "at least 2 graphs"),
+        (lambda d: graph.pretrain(model_of(d, "infonce"), d, lr=0), "expected lr > 0"),
+        (lambda d: model_of(d, "infonce")(d.batch(torch.tensor([3]))), "a batch of 1 graph has nothing to compare"),
+        (lambda d: model_of(d, "infonce", pairing="oneway"), "unknown pairing 'oneway'. Did you mean 'one_way'?"),
+        (lambda d: graph.Encoder(0), "width must be a whole number of at least 1, got 0"),
+        (lambda d: preset("adnce", "MUTAGG"), "no settings for 'MUTAGG'. Did you mean 'MUTAG'?"),
+        (lambda d: preset("ADNC", "MUTAG"), "unknown preset"),
+        (lambda d: training.part(d, "test"), "unknown part 'test'"),
+    ],
+)
+def test_wrong_arguments_are_named(data, wrong, says):
+    with pytest.raises(ValueError, match=re.escape(says)):
+        wrong(data)
+
+
+# ---- runs --------------------------------------------------------------------------------------
+
+SHORT = {"epochs": 3, "folds": 3, "batch": 64}
+GRID = [
+    cell
+    for seed in range(2)
+    for cell in (
+        training.bag("demo", seed, **SHORT),
+        training.untrained("demo", seed, **SHORT),
+        training.cell("demo", "hcl", seed, **SHORT),
+        training.cell("demo", "arcl(infonce + 0.1*dp):views=3", seed, **SHORT),
+    )
+]
+
+
+def results(done):
+    return [(run.name, run.arguments["seed"], run.result, run.details, run.metrics()) for run in done]
+
+
+def test_parts_are_stratified_and_do_not_meet(data):
+    tune, report = (training.part(data, name) for name in ("tune", "report"))
+    assert not set(tune) & set(report)
+    assert sorted([*tune, *report]) == list(range(60)) == list(training.part(data, "all"))
+    assert data.y[tune].bincount().tolist() == [3] * 6
+
+
+def test_what_is_tuned_on_is_not_reported_and_the_reverse(tmp_path, monkeypatch):
+    """Spoiling the classes of the one part changes nothing of what a run finds on the other."""
+    clean = graph.demo(60)
+    for kept, spoiled in (("tune", "report"), ("report", "tune")):
+        cell = training.cell("demo", "hcl", 0, part=kept, **SHORT)
+        y = clean.y.clone()
+        y[training.part(clean, spoiled)] = torch.randperm(len(training.part(clean, spoiled))) % 6
+        found = []
+        for name, classes in (("clean", clean.y), ("spoiled", y)):
+            changed = graph.GraphSet("demo", clean.x, clean.edge_index, classes, clean.nodes, clean.edges)
+            rows = training.part(clean, kept)
+            monkeypatch.setattr(training, "loaded", lambda *_, d=changed: d)
+            monkeypatch.setattr(training, "part", lambda *_, r=rows: r)
+            (run,) = run_grid(training.train, [cell], tmp_path / kept / name, progress=False)
+            found.append(run.result)
+            monkeypatch.undo()
+        assert found[0] == found[1]
+
+
+def test_the_official_protocol_takes_the_last_epoch_and_says_what_choosing_would_add(tmp_path):
+    cell = training.cell("demo", "hcl", 0, **{**SHORT, "epochs": 21, "protocol": "official", "probe": "knn"})
+    (run,) = run_grid(training.train, [cell], tmp_path, progress=False)
+    looks = {line["step"]: line["accuracy"] for line in run.metrics() if "accuracy" in line}
+    assert set(looks) == {10, 20, 21}
+    assert run.result == {"accuracy": looks[21], "best look": max(looks.values())}
+    assert run.details["epoch"] == 21
+    assert run.axis == "epoch"
+    assert sum(run.details["folds"]) / 3 == pytest.approx(run.result["accuracy"])
+
+
+def _grid_that_saves_often(root):
+    training.SAVE_EVERY = 0.0
+    run_grid(training.train, GRID, root, progress=False)
+
+
+def test_killed_at_random_moments_a_grid_ends_in_the_same_table(tmp_path):
+    """SIGKILL again and again, with a checkpoint after every epoch: the same results, details and logs."""
+    undisturbed = run_grid(training.train, GRID, tmp_path / "calm", progress=False)
+    root, random, kills = tmp_path / "killed", torch.Generator().manual_seed(0), 0
+    for _ in range(20):
+        process = multiprocessing.get_context("fork").Process(target=_grid_that_saves_often, args=(root,))
+        begun = {path: path.stat().st_mtime_ns for path in root.rglob("checkpoint.pt")}
+        process.start()
+        # not before it has come a step further, so that this ends; then at any moment
+        while process.is_alive() and begun == {p: p.stat().st_mtime_ns for p in root.rglob("checkpoint.pt")}:
+            time.sleep(0.01)
+        process.join(timeout=0.5 * float(torch.rand(1, generator=random)))
+        if process.is_alive():
+            os.kill(process.pid, signal.SIGKILL)
+            kills += 1
+        process.join()
+        if process.exitcode == 0:
+            break
+    assert kills >= 3
+    assert process.exitcode == 0
+    assert results(run_grid(training.train, GRID, root, progress=False)) == results(undisturbed)
+
+
+def test_the_command_trains_compares_and_evaluates(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(training, "load", lambda name, features: graph.demo(60, features=features))
+    training.loaded.cache_clear()
+    words = ["--epochs", "2", "--folds", "3", "--seeds", "2", "--out", str(tmp_path)]
+    assert main(["train", "graph", "--objective", "hcl", "dcl:t=0.2", *words]) == 0
+    table = capsys.readouterr().out
+    for row in (training.BAG, training.UNTRAINED, "hcl:t=0.5", "dcl:t=0.2"):
+        assert re.search(rf"^{re.escape(row)}.* \d+\.\d+ ± \d+\.\d+ \(2\)", table, re.M)
+    assert main(["train", "graph", "--objective", "hcl", *words, "--json"]) == 0
+    known = {(one["name"], one["seed"]): one["accuracy"] for one in json.loads(capsys.readouterr().out)}
+    assert len(known) == 3 * 2
+
+    assert main(["eval", "tu", str(tmp_path), "--folds", "3", "--seeds", "2", "--probe", "svm", "knn", "--json"]) == 0
+    evaluated = json.loads(capsys.readouterr().out)
+    # the bag once, the untrained encoder once a seed, each run once; by two probes, on two draws of folds
+    assert len(evaluated) == (1 + 2 + 4) * 2 * 2
+    for one in evaluated:
+        if one["probe"] == "svm" and one["name"].startswith("hcl") and f"seed{one['seed']}" in one["which"]:
+            assert one["accuracy"] == known[one["name"], one["seed"]]
+    training.loaded.cache_clear()
+
+
+def test_runs_of_another_machine_are_evaluated(tmp_path, capsys):
+    """What a GPU has trained, where there is none."""
+    (run,) = run_grid(training.train, [training.cell("demo", "hcl", 0, **SHORT)], tmp_path, progress=False)
+    record = json.loads((run.path / "run.json").read_text())
+    record["arguments"]["device"] = "cuda:7"
+    (run.path / "run.json").write_text(json.dumps(record))
+    assert main(["eval", "tu", str(tmp_path), "--folds", "3", "--seeds", "1", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)[-1]["accuracy"] == run.result["accuracy"]
+
+
+@needs_tu
+def test_a_run_on_a_real_set_prints_the_papers_numbers_too(tmp_path, capsys):
+    words = ["--dataset", "MUTAG", "--preset", "adnce", "--epochs", "1", "--out", str(tmp_path), "--probe", "knn"]
+    assert main(["train", "graph", *words]) == 0
+    out = capsys.readouterr().out
+    assert "adnce:t=0.15,denominator=mean" in out
+    assert "89.04±1.30 (ADNCE, Table 10, ADNCE)" in out
+    runs = [Run.read(path.parent) for path in tmp_path.rglob("run.json")]
+    assert len({run.record["data"] for run in runs}) == 1
+    assert {run.arguments["augment"] for run in runs} == {"random2"}
+    assert main(["eval", "tu", str(tmp_path), "--dataset", "demo"]) == 2
+    assert "does not fit demo" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["train", "graph", "--dataset", "demo", "--folds", "80"], "class 0 has 50 graphs, 80 folds need 80"),
+        (["train", "graph", "--dataset", "a/b"], "'a/b' is no name of a data set"),
+        (["train", "graph", "--data", "/nowhere"], "/nowhere is no folder"),
+        (["train", "graph", "--preset", "adnce"], "the paper has no settings for 'demo'"),
+        (["eval", "tu", "/nowhere"], "/nowhere: no such folder"),
+    ],
+)
+def test_commands_say_what_is_wrong_in_one_line(capsys, words, says):
+    assert main(words) == 2
+    error = capsys.readouterr().err
+    assert says in error
+    assert error.startswith(f"counterpoint {words[0]} {words[1]}: ")
+    assert error.count("\n") == 1
+
+
+@pytest.mark.parametrize("flag", ["--batch=1", "--layers=0", "--hidden=-3", "--hops=0", "--folds=1"])
+def test_wrong_numbers_are_refused_before_anything_is_trained(tmp_path, capsys, flag):
+    with pytest.raises(SystemExit) as stopped:
+        main(["train", "graph", "--epochs", "1", "--out", str(tmp_path / "runs"), flag])
+    assert stopped.value.code == 2
+    assert f"argument {flag.partition('=')[0]}: expected a whole number of at least" in capsys.readouterr().err
+    assert not (tmp_path / "runs").exists()
+
+
+def test_the_adnce_preset_is_the_papers_table():
+    assert preset("adnce", "PROTEINS") == ("adnce:t=0.05,mu=1.5,sigma=1.0,denominator=mean", {"augment": "random4"})
+    for dataset in AUGMENT:
+        known = paper_settings("graph", dataset)
+        spec, settings = preset("adnce", dataset)
+        assert cp.objective(spec) == cp.ADNCE(known["t"], known["mu"], known["sigma"], denominator="mean")
+        assert settings == preset("graphcl", dataset)[1] == {"augment": AUGMENT[dataset]}
+
+
+def test_a_missing_framework_is_one_error_that_names_the_extra():
+    code = (
+        "import sys; sys.modules['torch_geometric'] = None\n"
+        "from counterpoint.integrations.command.main import main\n"
+        "try: main(['--help'])\n"
+        "except SystemExit as stopped: assert not stopped.code\n"
+        "sys.exit(main(['train', 'graph', '--help']))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 2
+    assert done.stderr.strip() == (
+        'counterpoint train graph: graphs need PyTorch Geometric and scikit-learn: pip install "counterpoint[graph]"'
+    )
+    assert "train graph" in done.stdout

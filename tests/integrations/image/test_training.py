@@ -1,0 +1,508 @@
+"""Methods on lightly's parts: the same losses with infonce, and runs that outlive kill -9 bit for bit."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from dataclasses import replace
+
+import pytest
+import torch
+
+pytest.importorskip("lightly")
+pytest.importorskip("lightning")
+import lightning
+from lightly.loss import NTXentLoss
+from lightly.models.utils import batch_shuffle, batch_unshuffle, update_momentum
+from torch import nn
+
+from counterpoint.integrations import store
+from counterpoint.integrations.image import (
+    CMC,
+    Encoder,
+    ImageSet,
+    MoCo,
+    Pretraining,
+    SimCLR,
+    build,
+    load,
+    loader,
+    pretrain,
+    recipe,
+    restore,
+    to_lab,
+    train,
+    training,
+)
+
+SMALL = {"backbone": "conv4", "batch": 64, "subset": 256, "probe": ["knn"], "width": 16}
+
+
+def views(count: int = 2, size: int = 8, seed: int = 0) -> list[torch.Tensor]:
+    return list(torch.rand(count, 12, 3, size, size, generator=torch.Generator().manual_seed(seed)))
+
+
+def gradients(module: nn.Module) -> dict[str, torch.Tensor]:
+    return {name: p.grad.clone() for name, p in module.named_parameters() if p.grad is not None}
+
+
+def made(kind, **more):
+    torch.manual_seed(0)
+    return kind(Encoder("conv4", 16, width=8), **more).train()
+
+
+def same(first: dict[str, torch.Tensor], second: dict[str, torch.Tensor]) -> None:
+    assert first.keys() == second.keys()
+    for name, value in first.items():
+        # of the largest one: batch norm leaves some gradients that are zero up to rounding
+        assert (value - second[name]).abs().max() <= 1e-6 * max(1.0, float(value.abs().max())), name
+
+
+@pytest.mark.parametrize("temperature", [0.1, 0.5])
+def test_simclr_with_infonce_is_lightlys(temperature):
+    ours = made(SimCLR, objective=f"infonce:t={temperature}").double()
+    theirs = made(SimCLR).double()
+    x = [view.double() for view in views()]
+    loss = ours(x)
+    loss.backward()
+    host = NTXentLoss(temperature=temperature)(*[theirs.project(view) for view in x])
+    host.backward()
+    assert abs(float((loss - host).detach())) < 1e-6
+    same(gradients(ours), gradients(theirs))
+
+
+def test_moco_with_infonce_is_lightlys_memory_bank_included():
+    """Several steps: momentum, the queue's order and its wrap-around are lightly's too."""
+    ours, theirs = (made(MoCo, objective="infonce:t=0.2", width=16, queue=30, momentum=0.9).double() for _ in range(2))
+    criterion = NTXentLoss(temperature=0.2, memory_bank_size=(30, 16)).double()
+    criterion.memory_bank.bank.copy_(ours.criterion.memory_bank.bank)
+    sgd = [torch.optim.SGD(m.parameters(), lr=0.1) for m in (ours, theirs)]
+    for step in range(5):
+        x = [view.double() for view in views(seed=step)]
+        torch.manual_seed(step)
+        loss = ours(x)
+        torch.manual_seed(step)
+        update_momentum(theirs.encoder, theirs.key_encoder, 0.9)
+        update_momentum(theirs.head, theirs.key_head, 0.9)
+        query = theirs.head(theirs.encoder(x[0]))
+        with torch.no_grad():
+            shuffled, order = batch_shuffle(x[1])
+            key = batch_unshuffle(theirs.key_head(theirs.key_encoder(shuffled)), order)
+        host = criterion(query, key)
+        for one, optimizer in zip((loss, host), sgd, strict=True):
+            optimizer.zero_grad()
+            one.backward()
+        assert abs(float((loss - host).detach())) < 1e-6 * max(1.0, float(host.detach()))
+        same(gradients(ours), gradients(theirs))
+        assert torch.allclose(ours.criterion.memory_bank.bank, criterion.memory_bank.bank, atol=1e-12)
+        assert int(ours.criterion.memory_bank.bank_ptr) == int(criterion.memory_bank.bank_ptr)
+        for optimizer in sgd:
+            optimizer.step()
+
+
+def test_moco_keeps_its_queue_in_its_state():
+    first, second = made(MoCo, queue=32, width=16), made(MoCo, queue=32, width=16)
+    first(views())
+    second.load_state_dict(first.state_dict())
+    assert torch.equal(first.criterion.memory_bank.bank, second.criterion.memory_bank.bank)
+    assert int(second.criterion.memory_bank.bank_ptr) == 12
+    assert not any(p.requires_grad for p in second.key_encoder.parameters())
+
+
+def test_moco_with_several_views_is_arcls_second_algorithm():
+    method = made(MoCo, objective="arcl(infonce:t=0.2)", views=3, queue=32, width=16).eval()
+    x, bank = views(3), method.criterion.memory_bank.bank.clone()
+    unit = nn.functional.normalize
+    with torch.no_grad():
+        loss = method(x)
+        q = [unit(method.head(method.encoder(one))) for one in x]
+        k = [unit(method.key_head(method.key_encoder(one))) for one in x]
+    pairs = torch.stack([(q[i] * k[j]).sum(1) for i in range(3) for j in range(3) if i != j])
+    expected = (-pairs.min(0).values / 0.2 + (q[0] @ bank.T / 0.2).logsumexp(1)).mean()
+    assert torch.allclose(loss, expected, atol=1e-5)
+
+
+def test_lab_has_the_published_values():
+    colours = torch.tensor([[1.0, 0, 0], [0, 1, 0], [0, 0, 1], [1, 1, 1], [0, 0, 0], [0.5, 0.5, 0.5]])
+    known = [[53.24, 80.09, 67.20], [87.73, -86.18, 83.18], [32.30, 79.19, -107.86], [100, 0, 0], [0, 0, 0]]
+    found = to_lab(colours.view(6, 3, 1, 1))[:, :, 0, 0]
+    assert torch.allclose(found[:5], torch.tensor(known, dtype=torch.float32), atol=0.06)
+    assert torch.allclose(found[5, 1:], torch.zeros(2), atol=0.01)
+
+
+def test_cmc_compares_lightness_and_colour_in_both_directions():
+    torch.manual_seed(0)
+    method = CMC(Encoder("conv4", 16, 1, 8), Encoder("conv4", 16, 2, 8), "infonce:t=0.07", width=16).eval()
+    x = views(1, 16)
+    light, colour = [
+        nn.functional.normalize(head(z)) for head, z in zip(method.heads, method.encoder.parts(x[0]), strict=True)
+    ]
+    logits = light @ colour.T / 0.07
+    rows = torch.arange(12)
+    expected = (nn.functional.cross_entropy(logits, rows) + nn.functional.cross_entropy(logits.T, rows)) / 2
+    assert torch.allclose(method(x), expected, atol=1e-5)
+    assert method.encoder(x[0]).shape == (12, 128)
+
+
+@pytest.mark.parametrize(
+    ("method", "objective"),
+    [
+        ("simclr", "adnce:t=0.5,mu=0.7"),
+        ("simclr", "arcl(hcl):views=4"),
+        ("simclr", "aal(infonce):views=3"),
+        ("simclr", "debpos:aggregation=group_mean"),
+        ("simclr", "nca"),
+        ("simclr", "mixnca:g=g0,lam=0.9"),
+        ("simclr", "intcl"),
+        ("simclr", "intnacl:base=mixnca + 0.1*dp"),
+        ("simclr", "infonce:t=learned(0.2)"),
+        ("moco", "hcl:t=0.2"),
+        ("cmc", "dcl + 0.1*dp"),
+        ("swav", None),
+    ],
+)
+def test_every_method_trains_on_a_batch(method, objective):
+    torch.manual_seed(0)
+    made = build(method, objective, "conv4", 8, width=16, queue=24, mixed=2, prototypes=20).train()
+    loss = made(views(made.views))
+    loss.backward()
+    assert torch.isfinite(loss)
+    assert any(p.grad.abs().sum() > 0 for p in made.encoder.parameters())
+    assert made.encoder(views()[0]).shape[0] == 12
+
+
+@pytest.mark.parametrize("name", ["resnet18", "mobilenet_v3_small", "timm:resnet10t"])
+def test_backbones_lose_their_classifier(name):
+    if name.startswith("timm:"):
+        pytest.importorskip("timm")
+    encoder = Encoder(name, 32)
+    assert encoder.eval()(torch.rand(2, 3, 32, 32)).shape == (2, encoder.width)
+    assert encoder.width in (512, 1024)
+
+
+def test_small_images_get_the_small_stem():
+    assert Encoder("resnet18", 32).network.conv1.kernel_size == (3, 3)
+    assert Encoder("resnet18", 96).network.conv1.kernel_size == (7, 7)
+
+
+# ---- batches -----------------------------------------------------------------------------------
+
+
+def test_every_objective_sees_the_same_views():
+    """The first two views do not depend on how many an objective asks for, nor on what it draws itself."""
+    seen: dict[str, list[torch.Tensor]] = {}
+
+    def listen(spec):
+        method = build("simclr", spec, "conv4", 16, width=16, mixed=2)
+        module = Pretraining(method, recipe("digits", 16), seed=3)
+        seen[spec] = []
+        method.register_forward_pre_hook(lambda _, args: seen[spec].extend(args[0][:2]))
+        pretrain(module, load("digits").draw(128), 1, batch=64)
+
+    for spec in ("infonce", "arcl(infonce):views=4", "mixnca"):
+        listen(spec)
+    first, *others = seen.values()
+    assert len(first) == 4
+    for other in others:
+        assert all(torch.equal(a, b) for a, b in zip(first, other, strict=True))
+    assert not torch.equal(first[0], first[1])
+    assert not torch.equal(first[0], first[2])
+
+
+@pytest.mark.parametrize("ratio", [0.0, 0.5, 1.0])
+def test_false_negatives_are_kept_at_the_ratio(ratio):
+    method = build("simclr", "infonce", "conv4", 16)
+    module = Pretraining(method, recipe("digits", 16), false_negatives=ratio)
+    trainer = lightning.Trainer(logger=False, enable_checkpointing=False, accelerator="cpu")
+    module.trainer = trainer  # which it only refers to
+    y = torch.arange(1000) % 10
+    kept = []
+    for step in range(20):
+        ids = module._ids(y, step).get("ids", torch.arange(1000))
+        own = torch.eye(1000, dtype=torch.bool)
+        pairs = (y.unsqueeze(1) == y) & ~own
+        same = ids.unsqueeze(1) == ids
+        assert not bool((same & ~pairs & ~own).any())
+        kept.append(float((~same)[pairs].float().mean()))
+    assert abs(sum(kept) / 20 - ratio) < 0.02
+
+
+def test_what_cannot_be_trained_is_said_before():
+    digits = load("digits").draw(100)
+    module = Pretraining(build("simclr", "infonce", "conv4", 16), recipe("digits", 16))
+    with pytest.raises(ValueError, match="101 images do not fit into digits with 100"):
+        loader(digits, 101, module.recipe)
+    with pytest.raises(ValueError, match="at least 2 images"):
+        loader(digits, 1, module.recipe)
+    with pytest.raises(ValueError, match=r"'bached'.*batched"):
+        loader(digits, 10, module.recipe, path="bached")
+    with pytest.raises(ValueError, match="epochs"):
+        pretrain(module, digits, -1)
+    with pytest.raises(ValueError, match=r"'resnet19'.*Did you mean 'resnet1"):
+        build("simclr", "infonce", "resnet19")
+    with pytest.raises(ValueError, match=r"'simclrr'.*Did you mean 'simclr'"):
+        build("simclrr", "infonce")
+    with pytest.raises(ValueError, match="at least 2 views"):
+        build("simclr", "arcl(infonce)", "conv4", views=1)
+    with pytest.raises(ValueError, match="asks for 4 views, got 3"):
+        build("simclr", "arcl(infonce):views=4", "conv4", views=3)
+    with pytest.raises(ValueError, match="moco makes no adversarial"):
+        build("moco", "intnacl", "conv4")
+    with pytest.raises(ValueError, match="epsilon > 0"):
+        build("simclr", "intnacl", "conv4", epsilon=-1.0)
+    with pytest.raises(ValueError, match="cmc has two"):
+        build("cmc", "infonce", "conv4", views=4)
+    with pytest.raises(ValueError, match=r"'adamm'.*Did you mean 'adam'"):
+        Pretraining(module.method, module.recipe, optimizer="adamm")
+    with pytest.raises(ValueError, match="false_negatives"):
+        Pretraining(build("moco", "infonce", "conv4"), module.recipe, false_negatives=0.5)
+    with pytest.raises(TypeError, match=r"'epoch'.*Did you mean 'epochs'"):
+        training.cell("digits", "infonce", 0, epoch=3)
+
+
+# ---- runs --------------------------------------------------------------------------------------
+
+
+def grid(cell, root) -> store.Run:
+    (done,) = store.run_grid(train, [cell], root, progress=False)
+    return done
+
+
+def tensors(value, at="") -> dict[str, torch.Tensor]:
+    """Every tensor of a checkpoint by where it is."""
+    if isinstance(value, torch.Tensor):
+        return {at: value}
+    items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, (list, tuple)) else ()
+    return {k: v for key, one in items for k, v in tensors(one, f"{at}/{key}").items()}
+
+
+MOCO = {"method": "moco", "queue": 128, "cosine": True, "warmup": 1, "watch": 1, "keep": "best"}
+
+
+@pytest.mark.slow
+def test_a_run_that_is_killed_ends_as_if_it_had_not_been(tmp_path, monkeypatch):
+    """Queue, momentum encoder, schedules of rate and temperature, best encoder and log included."""
+    cell = training.cell("digits", "adnce:t=schedule(0.5,0.2,9)", 1, epochs=4, **SMALL, **MOCO)
+    monkeypatch.setattr(training, "SAVE_EVERY", 0.0)
+    whole = grid(cell, tmp_path / "whole")
+    code = f"""
+import os, signal, torch
+torch.set_num_threads(1)
+from counterpoint.integrations import store
+from counterpoint.integrations.image import training
+training.SAVE_EVERY, save = 0.0, store.Run.save
+def dying(run, state, step):
+    save(run, state, step)
+    if step == 2:
+        run.log(3, loss=0.0)  # logged, but not saved: to be dropped
+        os.kill(os.getpid(), signal.SIGKILL)
+store.Run.save = dying
+store.run_grid(training.train, [{cell!r}], {str(tmp_path / "cut")!r}, progress=False)
+"""
+    killed = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=dict(os.environ))
+    assert killed.returncode == -signal.SIGKILL, killed.stderr
+    equal(whole, grid(cell, tmp_path / "cut"))
+    assert any("bank" in name for name in tensors(whole.load()))
+
+
+def equal(whole: store.Run, cut: store.Run) -> None:
+    assert cut.result == whole.result
+    assert cut.metrics() == whole.metrics()
+    first, second = tensors(whole.load()), tensors(cut.load())
+    assert first.keys() == second.keys()
+    assert [name for name, value in first.items() if not torch.equal(value, second[name])] == []
+
+
+class PowerCut(BaseException):
+    """Nothing catches it."""
+
+
+@pytest.mark.parametrize(
+    ("spec", "changes"),
+    [
+        ("infonce:t=0.2", {"path": "per-image", "augment": "simclr"}),
+        ("intnacl:base=both", {"views": 3}),
+        ("adnce:t=schedule(0.5,0.2,3)", MOCO),
+    ],
+)
+def test_what_is_random_goes_on_where_it_was(spec, changes, tmp_path, monkeypatch):
+    cell = training.cell("digits", spec, 1, epochs=2, **{**SMALL, "subset": 128}, **changes)
+    monkeypatch.setattr(training, "SAVE_EVERY", 0.0)
+    whole, save = grid(cell, tmp_path / "whole"), store.Run.save
+
+    def dying(run, state, step):
+        save(run, state, step)
+        raise PowerCut
+
+    monkeypatch.setattr(store.Run, "save", dying)
+    with pytest.raises(PowerCut):
+        grid(cell, tmp_path / "cut")
+    monkeypatch.setattr(store.Run, "save", save)
+    equal(whole, grid(cell, tmp_path / "cut"))
+
+
+def test_a_finished_training_is_evaluated_when_it_is_resumed(tmp_path, monkeypatch):
+    cell = training.cell("digits", "infonce", 0, epochs=1, **SMALL)
+    whole = grid(cell, tmp_path / "whole")
+    evaluate = training.evaluation.evaluate
+    monkeypatch.setattr(training.evaluation, "evaluate", lambda *_: (_ for _ in ()).throw(RuntimeError("power cut")))
+    with pytest.raises(store.GridError, match="power cut"):
+        grid(cell, tmp_path / "cut")
+    monkeypatch.setattr(training.evaluation, "evaluate", evaluate)
+    assert grid(cell, tmp_path / "cut").result == whole.result
+
+
+def test_a_run_can_be_restored_and_keeps_the_best(tmp_path):
+    cell = training.cell("digits", "infonce:t=0.2", 0, epochs=3, **SMALL, watch=1, keep="best")
+    run = grid(cell, tmp_path)
+    watched = [line["validation_knn"] for line in run.metrics()]
+    best = training.best_encoder(run)
+    assert best["epoch"] == 1 + watched.index(max(watched))
+    encoder = restore(run).encoder
+    for name, value in encoder.state_dict().items():
+        assert torch.equal(value, best["encoder"][name])
+    numbers = run.metrics()[-1]
+    assert -1 <= numbers["negative_mean"] <= numbers["positive_mean"] <= 1
+    assert numbers["negative_variance"] > 0
+
+
+def test_the_seed_fixes_the_start_whatever_the_objective():
+    one, other = (
+        training.make(training.cell("digits", spec, 5, **SMALL), (16, 16)).method.encoder.state_dict()
+        for spec in ("infonce", "arcl(hcl):views=4")
+    )
+    assert all(torch.equal(value, other[name]) for name, value in one.items())
+
+
+def test_tuning_does_not_see_the_test_images(monkeypatch):
+    asked = []
+    real = training.datasets.load
+    monkeypatch.setattr(training.datasets, "load", lambda *a: asked.append(a[1]) or real(*a))
+    found = training.prepare(training.cell("digits", "infonce", 0, part="tune"))
+    assert asked == ["train"]
+    assert found.test is found.validation
+
+
+def test_bfloat16_changes_little():
+    losses = []
+    for precision in ("32-true", "bf16-mixed"):
+        torch.manual_seed(0)
+        module = Pretraining(build("simclr", "infonce:t=0.1", "conv4", 16, width=16), recipe("digits", 16))
+        pretrain(module, load("digits").draw(256), 1, batch=64, precision=precision)
+        losses.append(module.mean_loss)
+    assert losses[0] != losses[1]
+    assert abs(losses[0] - losses[1]) < 0.05 * losses[0]
+
+
+def test_probes_see_the_images_that_have_classes_where_others_have_none(tmp_path, monkeypatch):
+    """STL-10's 5000 among 100,000 others."""
+
+    def partly(name, split="train", *_):
+        found = load("digits", split)
+        without = (torch.arange(len(found)) % 4 > 0) & (split == "train")
+        return replace(found, y=found.y.masked_fill(without, -1))
+
+    monkeypatch.setattr(training.datasets, "load", partly)
+    given = training.cell("stl10-unlabelled", "infonce", 0, **{**SMALL, "subset": None}, epochs=1, watch=1)
+    data = training.prepare(given)
+    assert len(data.train) > 3 * len(data.labelled) > 0
+    assert data.labelled.labelled
+    assert data.validation.labelled
+    done = grid(given, tmp_path)
+    assert done.result["knn"] > 20
+    assert "validation_knn" in done.metrics()[-1]
+
+
+def test_lars_leaves_biases_and_normalisation_alone():
+    """Neither scaled nor decayed: SimCLR, section B.6; one step is plain SGD's there."""
+    module = Pretraining(build("moco", "infonce", "conv4", 16, queue=64), recipe("digits", 16), 0.5, "lars", 0.1)
+    method = module.method
+    lars = module.configure_optimizers()
+    names = {id(p): name for name, p in method.named_parameters()}
+    assert {names[id(p)] for group in lars.param_groups for p in group["params"]} == {
+        name for name, p in method.named_parameters() if p.requires_grad
+    }
+    before = {name: p.detach().clone() for name, p in method.named_parameters()}
+    method(views(size=16)).backward()
+    lars.step()
+    for name, p in method.named_parameters():
+        if p.grad is not None:
+            alone = torch.equal(p, before[name] - 0.5 * p.grad)
+            assert alone == (p.dim() == 1), name
+    with pytest.raises(ValueError, match="weight_decay: expected more than 0"):
+        Pretraining(method, module.recipe, optimizer="lars", weight_decay=0)
+
+
+def test_labels_are_not_looked_at_unless_asked():
+    digits = load("digits").draw(128)
+    hidden = ImageSet("digits", digits.x, torch.full_like(digits.y, -1))
+    weights = []
+    for data in (digits, hidden):
+        torch.manual_seed(0)
+        module = Pretraining(build("simclr", "infonce", "conv4", 16, width=16), recipe("digits", 16))
+        pretrain(module, data, 1, batch=64)
+        weights.append(module.state_dict())
+    assert all(torch.equal(value, weights[1][name]) for name, value in weights[0].items())
+    module = Pretraining(module.method, module.recipe, false_negatives=0.0)
+    with pytest.raises(ValueError, match="every image needs a class"):
+        pretrain(module, hidden, 1, batch=64)
+
+
+def test_ctrl_c_is_ctrl_c(tmp_path, monkeypatch):
+    """Lightning alone would exit, and ignore the signal from then on."""
+    cell = training.cell("digits", "infonce", 0, epochs=2, **{**SMALL, "subset": 128})
+    whole = grid(cell, tmp_path / "whole")
+    monkeypatch.setattr(training, "SAVE_EVERY", 0.0)
+    save, handler = store.Run.save, signal.getsignal(signal.SIGINT)
+
+    def stopping(run, state, step):
+        save(run, state, step)
+        signal.raise_signal(signal.SIGINT)
+
+    monkeypatch.setattr(store.Run, "save", stopping)
+    with pytest.raises(KeyboardInterrupt):
+        grid(cell, tmp_path / "cut")
+    assert signal.getsignal(signal.SIGINT) is handler
+    monkeypatch.setattr(store.Run, "save", save)
+    assert grid(cell, tmp_path / "cut").result == whole.result
+
+
+TWO = """
+import os, signal, sys, torch
+torch.set_num_threads(1)
+from counterpoint.integrations import store
+from counterpoint.integrations.image import training
+
+training.SAVE_EVERY, save = 0.0, store.Run.save
+def dying(run, state, step):
+    save(run, state, step)
+    if step == 1 and sys.argv[2:] == ["die"]:
+        os.killpg(0, signal.SIGKILL)
+store.Run.save = dying  # in the processes that Lightning starts too, as they import this script
+
+if __name__ == "__main__":
+    store.run_grid(training.train, [CELL], sys.argv[1], progress=False)
+"""
+
+
+@pytest.mark.slow
+def test_two_processes_train_together_and_outlive_a_kill(tmp_path):
+    cell = training.cell("digits", "infonce:t=0.2", 0, epochs=2, **{**SMALL, "batch": 32}, **MOCO, devices=2)
+    script = tmp_path / "two.py"
+    script.write_text(TWO.replace("CELL", repr(cell)))
+
+    def start(*words: str) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, str(script), *words]
+        return subprocess.run(command, capture_output=True, text=True, start_new_session=True, timeout=900)
+
+    for folder, words, code in (("whole", (), 0), ("cut", ("die",), -signal.SIGKILL), ("cut", (), 0)):
+        done = start(str(tmp_path / folder), *words)
+        assert done.returncode == code, done.stderr
+    (whole,), (cut,) = (store.find_runs(tmp_path / folder) for folder in ("whole", "cut"))
+    equal(whole, cut)
+    assert [line["step"] for line in cut.metrics()] == [1, 2]
+    assert cut.axis == "epoch"
+    assert cut.result["knn"] > 50
+    assert restore(cut).encoder.width == 256

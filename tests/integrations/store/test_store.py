@@ -1,0 +1,690 @@
+"""The store of runs: whatever ends a process, the same call goes on, and ends with what an undisturbed grid has."""
+
+from __future__ import annotations
+
+import argparse
+import fcntl
+import json
+import multiprocessing
+import os
+import pty
+import random
+import resource
+import signal
+import struct
+import subprocess
+import sys
+import termios
+import time
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import toy_grid
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from processes import session
+
+import counterpoint as cp
+from counterpoint.integrations import report, store
+from counterpoint.integrations.command import flags
+from counterpoint.integrations.store import grid, progress
+from counterpoint.integrations.store.run import REQUIRED
+
+CELL = {"domain": "toy", "dataset": "clusters", "objective": "infonce:t=0.2", "seed": 0}
+SCRIPT = Path(toy_grid.__file__)
+FORK = multiprocessing.get_context("fork")
+quietly = partial(store.run_grid, progress=False)
+
+
+def constant(run):
+    run.finish({"seed": run.arguments["seed"]})
+
+
+def forked(function, *arguments):
+    process = FORK.Process(target=function, args=arguments)
+    process.start()
+    return process
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory):
+    root = tmp_path_factory.mktemp("undisturbed")
+    quietly(toy_grid.train, toy_grid.cells(), root)
+    return toy_grid.found(root)
+
+
+# ---- interruptions -----------------------------------------------------------------------------
+
+
+def test_killed_at_random_moments(tmp_path, undisturbed):
+    rng = random.Random(0)
+    deaths = 0
+    while True:
+        process = forked(partial(quietly, partial(toy_grid.train, pause=0.01), toy_grid.cells(), tmp_path))
+        process.join(rng.uniform(0.02, 0.25))
+        if process.exitcode is not None:
+            break
+        process.kill()
+        process.join()
+        deaths += 1
+    assert process.exitcode == 0
+    assert deaths > 3
+    assert toy_grid.found(tmp_path) == undisturbed
+
+
+def test_the_table_of_a_killed_grid_is_that_of_an_undisturbed_one(tmp_path):
+    tables = []
+    for root in (tmp_path / "killed", tmp_path / "undisturbed"):
+        if root.name == "killed":
+            process = forked(partial(quietly, partial(toy_grid.train, pause=0.01), toy_grid.cells(3), root))
+            while len(list(root.rglob("checkpoint.pt"))) < 3:
+                time.sleep(0.001)
+            process.kill()
+            process.join()
+        quietly(toy_grid.train, toy_grid.cells(3), root)
+        tables.append(report.terminal(report.summarise(store.find_runs(root))))
+    assert tables[0] == tables[1]
+    assert "3 paired seeds" in tables[0]
+
+
+def killed_at(call, root):
+    """Trains a grid in this process, which dies at the given call of what changes names or waits for the disk."""
+    calls = 0
+
+    def dying(function):
+        def wrapped(*arguments):
+            nonlocal calls
+            calls += 1
+            if calls == call:
+                os.kill(os.getpid(), signal.SIGKILL)
+            return function(*arguments)
+
+        return wrapped
+
+    os.replace, os.fsync = dying(os.replace), dying(os.fsync)
+    quietly(toy_grid.train, toy_grid.cells(1)[:1], root)
+
+
+def test_killed_at_every_step_of_every_write(tmp_path, undisturbed):
+    for call in range(1, 1000):
+        root = tmp_path / str(call)
+        process = forked(killed_at, call, root)
+        process.join()
+        quietly(toy_grid.train, toy_grid.cells(1)[:1], root)
+        (one,) = toy_grid.found(root).items()
+        assert one in undisturbed.items()
+        if process.exitcode == 0:
+            break
+        assert process.exitcode == -signal.SIGKILL
+    assert call > 6 * toy_grid.STEPS  # each save alone waits three times and renames twice
+
+
+def start(root, jobs, pause):
+    command = [sys.executable, str(SCRIPT), str(root), str(jobs), str(pause)]
+    return session(command, stdout=subprocess.DEVNULL)
+
+
+def wait_for(condition, process):
+    while not condition():
+        assert process.poll() is None, process.stderr.read()
+        time.sleep(0.01)
+
+
+def test_spawned_processes_go_with_the_one_that_is_killed(tmp_path, undisturbed):
+    process = start(tmp_path, 2, 0.1)
+    wait_for(lambda: len(list(tmp_path.rglob("checkpoint.pt"))) == 2, process)
+    process.kill()
+    process.wait()
+    begun = [run for run in store.find_runs(tmp_path) if not run.done]
+    deadline = time.monotonic() + 300
+    while any(map(grid._is_busy, begun)):  # their locks are free when they are gone
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    assert not all(run.done for run in store.find_runs(tmp_path))
+    quietly(toy_grid.train, toy_grid.cells(), tmp_path)
+    assert toy_grid.found(tmp_path) == undisturbed
+
+
+@pytest.mark.parametrize("jobs", [1, pytest.param(2, marks=pytest.mark.slow)])
+def test_ctrl_c(tmp_path, undisturbed, jobs):
+    process = start(tmp_path, jobs, 0.1)
+    wait_for(lambda: list(tmp_path.rglob("checkpoint.pt")), process)
+    os.killpg(process.pid, signal.SIGINT)  # as a terminal does
+    said = process.communicate(timeout=300)[1]
+    assert process.returncode == -signal.SIGINT
+    assert "stopped; 0 of 4 runs are over, and the same command goes on from here" in said
+    assert said.count("Traceback") == 1  # of the script, which does not catch it
+    assert {run.record["status"] for run in store.find_runs(tmp_path)} == {"interrupted"}
+    quietly(toy_grid.train, toy_grid.cells(), tmp_path)
+    assert toy_grid.found(tmp_path) == undisturbed
+
+
+# ---- several processes -------------------------------------------------------------------------
+
+
+def noted(run):
+    """Trains, and notes who did."""
+    with (run.root / "log").open("a") as file:
+        file.write(f"{run.path.relative_to(run.root)} {os.getpid()}\n")
+    toy_grid.train(run, pause=0.02)
+
+
+def test_processes_race_for_the_runs_of_one_grid(tmp_path, undisturbed, monkeypatch):
+    monkeypatch.setattr(grid, "POLL", 0.02)
+    processes = [forked(quietly, noted, toy_grid.cells(), tmp_path) for _ in range(3)]
+    for process in processes:
+        process.join()
+        assert process.exitcode == 0  # it returns when all runs are done, not only its own
+    lines = [line.split() for line in (tmp_path / "log").read_text().splitlines()]
+    assert sorted(path for path, _ in lines) == sorted(map(str, undisturbed))  # each once
+    assert len({pid for _, pid in lines}) > 1
+    (tmp_path / "log").unlink()
+    assert toy_grid.found(tmp_path) == undisturbed
+
+
+def hold(root, path):
+    run = store.Run(root, CELL)
+    with run.lock():
+        run._begin()
+        path.touch()
+        time.sleep(600)
+
+
+def test_the_lock_of_a_dead_process_is_free(tmp_path):
+    process = forked(hold, tmp_path, tmp_path / "held")
+    while not (tmp_path / "held").exists():
+        time.sleep(0.01)
+    run = store.Run(tmp_path, CELL)
+    with pytest.raises(store.BusyError), run.lock():
+        pass
+    assert run.record["status"] == "running"
+    process.kill()
+    process.join()
+    (run,) = quietly(constant, [CELL], tmp_path)
+    assert run.result == {"seed": 0}
+
+
+def dies_once(run):
+    if run.arguments == store.canonical(toy_grid.cells()[1]) and not run.metrics():
+        run.log(0)
+        os.kill(os.getpid(), signal.SIGKILL)
+    toy_grid.train(run)
+
+
+def test_a_process_that_dies_fails_its_own_run_only(tmp_path, undisturbed):
+    with pytest.raises(store.GridError, match=r"^1 of 4 .* seed 0 \(its process died of signal 9\)$") as caught:
+        quietly(dies_once, toy_grid.cells(), tmp_path, jobs=2)
+    done = caught.value.runs
+    assert [run.arguments for run in done] == [store.canonical(cell) for cell in toy_grid.cells()]
+    assert [run.record["status"] for run in done] == ["done", "failed", "done", "done"]
+    quietly(dies_once, toy_grid.cells(), tmp_path)
+    assert toy_grid.found(tmp_path) == undisturbed
+
+
+def test_a_function_that_others_cannot_import(tmp_path):
+    with pytest.raises(ValueError, match="jobs=2: other processes cannot import the training function"):
+        quietly(lambda run: None, [CELL, CELL | {"seed": 1}], tmp_path, jobs=2)
+
+
+# ---- failures ----------------------------------------------------------------------------------
+
+
+def test_a_failing_cell_stops_no_other(tmp_path, capsys):
+    def train(run):
+        if run.arguments["seed"] == 0:
+            raise ValueError("no such data\nand more")
+        constant(run)
+
+    cells = [CELL | {"seed": seed} for seed in (0, 1)]
+    with pytest.raises(store.GridError) as caught:
+        store.run_grid(train, cells, tmp_path)
+    assert str(caught.value) == (
+        "1 of 2 runs failed, see error.txt in their folders: "
+        "clusters, infonce:t=0.2,denominator=with_positive, seed 0 (ValueError: no such data)"
+    )
+    bad, good = caught.value.runs
+    assert (bad.record["status"], bad.record["error"], bad.result) == ("failed", "ValueError: no such data", None)
+    assert 'raise ValueError("no such data' in (bad.path / "error.txt").read_text()
+    assert good.result == {"seed": 1}
+    assert "[1/2] clusters, infonce:t=0.2,denominator=with_positive, seed 0: failed: ValueError" in (
+        capsys.readouterr().err
+    )
+    again = quietly(constant, cells, tmp_path)
+    assert [run.result for run in again] == [{"seed": 0}, {"seed": 1}]
+    assert not (bad.path / "error.txt").exists()
+
+
+def test_a_command_shows_what_others_found(tmp_path, capsys):
+    def train(run):
+        if run.arguments["seed"] == 0:
+            raise ValueError("no such data")
+        constant(run)
+
+    parser = argparse.ArgumentParser()
+    flags.add_arguments(parser)
+    given = parser.parse_args(["--out", str(tmp_path), "--json"])
+    found, code = flags.run_asked(train, [CELL | {"seed": seed} for seed in (0, 1)], given, "graph")
+    assert (code, [run.flat() for run in found]) == (
+        1,
+        [found[0].arguments | {"name": found[0].name, "seed": 1, "folder": str(found[0].path)}],
+    )
+    assert "counterpoint train graph: 1 of 2 runs failed" in capsys.readouterr().err
+    found, code = flags.run_asked(constant, [CELL | {"seed": seed} for seed in (0, 1)], given, "graph")
+    assert (code, [run.result for run in found]) == (0, [{"seed": 0}, {"seed": 1}])
+
+
+def test_training_that_does_not_finish_has_failed(tmp_path):
+    with pytest.raises(store.GridError, match=r"returned without run.finish\(result\)"):
+        quietly(lambda run: None, [CELL], tmp_path)
+
+
+def fill_the_disk(root):
+    resource.setrlimit(resource.RLIMIT_FSIZE, (200_000, 200_000))  # more in one file cannot be written
+
+    def train(run):
+        run.save({"x": torch.zeros(1000)}, 1)
+        run.log(2, loss=2.0)
+        run.save({"x": torch.zeros(100_000)}, 2)
+
+    quietly(train, [CELL], root)
+
+
+def test_a_full_disk_leaves_the_last_good_checkpoint(tmp_path, capfd):
+    process = forked(fill_the_disk, tmp_path)
+    process.join()
+    assert process.exitcode == 1
+    assert "OSError: [Errno 27] File too large" in capfd.readouterr().err
+    run = store.Run(tmp_path, CELL)
+    assert run.record["status"] == "failed"
+    assert toy_grid.plain(run.load()) == {"x": [0.0] * 1000, "step": 1}
+    assert not list(run.path.glob("*.tmp"))
+
+
+def test_a_state_that_could_not_be_loaded_again_is_refused_at_once(tmp_path):
+    run = store.Run(tmp_path, CELL)
+    with run.lock():
+        with pytest.raises(TypeError, match="cannot be loaded safely again"):
+            run.save({"run": Path("x")}, 1)
+        assert run.load() is None
+
+
+# ---- checkpoints and metrics -------------------------------------------------------------------
+
+
+def saved(root, steps=2):
+    run = store.Run(root, CELL)
+    with run.lock():
+        run._begin()
+        for step in range(1, steps + 1):
+            run.log(step, loss=step / 2)
+            run.save({"x": torch.full((500,), float(step))}, step)
+        run.log(steps + 1, loss=0.0)
+    return run
+
+
+def flip(path):
+    """One bit of a tensor changes."""
+    content = bytearray(path.read_bytes())
+    at = content.index(torch.full((500,), 2.0).numpy().tobytes()) + 700
+    content[at] ^= 1
+    path.write_bytes(content)
+
+
+def halve(path):
+    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+
+
+def empty(path):
+    path.write_bytes(b"")
+
+
+@pytest.mark.parametrize("damage", [flip, halve, empty])
+def test_a_damaged_checkpoint_gives_way_to_the_one_before(tmp_path, damage):
+    run = saved(tmp_path)
+    damage(run.path / "checkpoint.pt")
+    with run.lock():
+        with pytest.warns(RuntimeWarning, match="checkpoint.pt: damaged, not used"):
+            state = run.load()
+        assert toy_grid.plain(state) == {"x": [1.0] * 500, "step": 1}
+        assert [line["step"] for line in run.metrics()] == [1]
+        run.save({"x": torch.ones(1)}, 2)
+        assert run.load()["step"] == 2
+        assert torch.load(run.path / "checkpoint.previous.pt", weights_only=True)["state"]["step"] == 1
+    assert (run.path / "checkpoint.damaged.pt").exists()
+
+
+def test_without_a_good_checkpoint_a_run_begins_anew(tmp_path):
+    run = saved(tmp_path)
+    for path in run._checkpoints():
+        halve(path)
+    with run.lock():
+        with pytest.warns(RuntimeWarning, match="damaged"):
+            assert run.load() is None
+        assert run.metrics() == []
+
+
+def test_who_only_looks_changes_nothing(tmp_path):
+    run = saved(tmp_path)
+    halve(run.path / "checkpoint.pt")
+    before = {path: path.read_bytes() for path in run.path.iterdir()}
+    with pytest.warns(RuntimeWarning, match="damaged"):
+        assert store.Run.read(run.path).load()["step"] == 1
+    assert {path: path.read_bytes() for path in run.path.iterdir()} == before
+    for write in (partial(run.log, 1, loss=1.0), partial(run.save, {}, 1), partial(run.finish, {"a": 1})):
+        with pytest.raises(RuntimeError, match=r"only who holds run.lock\(\)"):
+            write()
+
+
+def test_metrics_after_the_checkpoint_and_half_lines_are_dropped(tmp_path):
+    run = saved(tmp_path)
+    assert [line["step"] for line in run.metrics()] == [1, 2, 3]
+    with (run.path / "metrics.jsonl").open("a") as file:
+        file.write('{"step": 4, "lo')
+    assert [line["step"] for line in run.metrics()] == [1, 2, 3]
+    with run.lock():
+        run.load()
+        run.log(3, loss=float("nan"))
+    assert (run.path / "metrics.jsonl").read_text().splitlines() == [
+        '{"step": 1, "loss": 0.5}',
+        '{"step": 2, "loss": 1.0}',
+        '{"step": 3, "loss": null}',
+    ]
+    assert str(run.metrics()[-1]["loss"]) == "nan"
+
+
+def test_metrics_that_were_lost_before_the_checkpoint_leave_whole_lines(tmp_path):
+    run = saved(tmp_path)
+    with (run.path / "metrics.jsonl").open("r+b") as file:
+        file.truncate(30)  # within the second line
+    with run.lock():
+        run.load()
+        run.log(3, loss=3.0)
+    assert [line["step"] for line in run.metrics()] == [1, 3]
+
+
+def test_training_that_never_loads_starts_its_metrics_anew(tmp_path):
+    run = saved(tmp_path)
+    with run.lock():
+        run.log(1, loss=7.0)
+    assert run.metrics() == [{"step": 1, "loss": 7.0}]
+
+
+def test_a_broken_line_within_is_told(tmp_path):
+    run = saved(tmp_path)
+    (run.path / "metrics.jsonl").write_text('{"step": 1}\n{"st\n{"step": 3}\n')
+    with pytest.raises(ValueError, match=r"metrics.jsonl: line 2 is not readable"):
+        run.metrics()
+
+
+# ---- what is in a run --------------------------------------------------------------------------
+
+
+def test_the_record(tmp_path):
+    def train(run):
+        run.data("abc")
+        run.finish({"accuracy": 1, "rho": float("nan")}, folds=[1, 2])
+
+    (run,) = quietly(train, [CELL | {"epochs": 3}], tmp_path)
+    record = json.loads((run.path / "run.json").read_text(), parse_constant=pytest.fail)
+    assert record["arguments"] == CELL | {"objective": str(cp.objective(CELL["objective"])), "epochs": 3}
+    assert (record["result"], record["details"]) == ({"accuracy": 1.0, "rho": None}, {"folds": [1, 2]})
+    assert (record["data"], record["status"], record["error"]) == ("abc", "done", None)
+    assert {"python", "torch", "counterpoint", "numpy"} <= set(record["versions"])
+    assert record["host"]["threads"] == torch.get_num_threads()
+    assert record["started"] <= record["finished"]
+    assert str(run.result["rho"]) == "nan"
+    assert run.path.parts[-4:-2] == ("toy", "clusters")
+    assert run.path.parts[-2].startswith("infonce-t=0.2-denominator=with_positive-")
+    assert run.path.name == "seed0"
+
+
+def test_details_may_be_what_evaluations_return(tmp_path):
+    folds = np.array([0.5, np.nan])
+    (run,) = quietly(
+        lambda run: run.finish({"a": folds[0]}, folds=folds, best=torch.ones(2).argmax()), [CELL], tmp_path
+    )
+    assert run.details == {"folds": [0.5, None], "best": 0}
+    with pytest.raises(store.GridError, match=r"expected plain JSON, arrays or tensors, got <object"):
+        quietly(lambda run: run.finish({"a": 1}, model=object()), [CELL | {"seed": 1}], tmp_path)
+    (run,) = quietly(constant, [CELL | {"seed": np.int64(3), "lr": torch.tensor(0.5)}], tmp_path)
+    assert (run.arguments["seed"], run.arguments["lr"]) == (3, 0.5)
+
+
+def test_finished_runs_are_skipped_unless_done_afresh(tmp_path):
+    cells = [CELL, CELL | {"objective": " infonce : temperature=0.2 "}]  # the same
+    one, same = quietly(constant, cells, tmp_path)
+    assert one.path == same.path
+    quietly(pytest.fail, cells, tmp_path)
+    (one.path / "encoder.bin").touch()
+    quietly(lambda run: run.finish({"anew": 1}), cells, tmp_path, resume=False)
+    (run,) = store.find_runs(tmp_path)
+    assert run.result == {"anew": 1}
+    assert not (run.path / "encoder.bin").exists()
+
+
+def test_other_data_than_a_run_began_with(tmp_path):
+    def train(run):
+        run.data(run.root.joinpath("data").read_text())
+        raise ValueError("interrupted")
+
+    for text, said in (("one", "interrupted"), ("one", "interrupted"), ("two", "began with data of checksum one")):
+        (tmp_path / "data").write_text(text)
+        with pytest.raises(store.GridError, match=said):
+            quietly(train, [CELL], tmp_path)
+
+
+def test_another_version_is_told(tmp_path, monkeypatch, capsys):
+    with pytest.raises(store.GridError):
+        quietly(lambda run: None, [CELL], tmp_path)
+    monkeypatch.setattr(cp, "__version__", "99")
+    quietly(constant, [CELL], tmp_path)
+    assert "goes on with another version of counterpoint than it began with" in capsys.readouterr().err
+
+
+VALUES = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text()
+REST = st.dictionaries(st.text(min_size=1).filter(lambda key: key not in REQUIRED), VALUES, max_size=3)
+
+
+@settings(max_examples=200, deadline=None)
+@given(REST, REST, st.text(min_size=1), st.text(min_size=1), st.integers(0, 9), st.integers(0, 9))
+def test_a_folder_for_each_cell(first, second, data1, data2, seed1, seed2):
+    cells = [CELL | {"dataset": d, "seed": s} | r for d, s, r in ((data1, seed1, first), (data2, seed2, second))]
+    one, two = (store.Run("root", cell) for cell in cells)
+    same = json.dumps(cells[0], sort_keys=True) == json.dumps(cells[1], sort_keys=True)
+    assert (one.path == two.path) == same
+    assert one.path == store.Run("root", dict(reversed(cells[0].items()))).path
+    assert len(one.path.relative_to("root").parts) == 4
+    assert ".." not in one.path.parts
+    assert json.loads(json.dumps(one.arguments)) == one.arguments
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"objective": "adnec"}, "Did you mean 'adnce'"),
+        ({"objective": None}, "a row without an objective needs a label"),
+        ({"seed": -1}, "seed must be a whole number with 0 <= seed"),
+        ({"seed": True}, "seed must be a whole number"),
+        ({"dataset": ""}, "dataset must be a name"),
+        ({"lr": object()}, "lr must be plain JSON"),
+        ({"lr": float("nan")}, "lr must be plain JSON"),
+    ],
+)
+def test_bad_cells(tmp_path, change, said):
+    with pytest.raises(ValueError, match=said):
+        quietly(constant, [CELL, CELL | change], tmp_path)
+    assert store.find_runs(tmp_path) == []
+
+
+def test_bad_calls(tmp_path):
+    with pytest.raises(ValueError, match=r"cell: expected domain, dataset, objective, seed, got domain\."):
+        quietly(constant, [{"domain": "toy"}], tmp_path)
+    with pytest.raises(ValueError, match="jobs must be at least 1, got 0"):
+        quietly(constant, [CELL], tmp_path, jobs=0)
+    (tmp_path / "file").touch()
+    with pytest.raises(OSError, match="file"):
+        quietly(constant, [CELL], tmp_path / "file")
+    with pytest.raises(store.GridError, match="result must hold at least one number"):
+        quietly(lambda run: run.finish({}), [CELL], tmp_path)
+
+
+def test_what_is_no_run(tmp_path):
+    with pytest.raises(ValueError, match="no run there"):
+        store.Run.read(tmp_path)
+    with pytest.raises(ValueError, match="no such folder"):
+        store.find_runs(tmp_path / "x")
+    (tmp_path / "run.json").write_text("{")
+    with pytest.raises(ValueError, match="not readable as JSON"):
+        store.find_runs(tmp_path)
+    whole = {"arguments": store.canonical(CELL), "status": "done", "result": {"accuracy": 1.0}}
+    wrong = [{"arguments": None}, {"arguments": {"seed": 1}}, {"status": None}, {"result": None}, {"result": {}}]
+    for content in ([], {}, *({**whole, **change} for change in [*wrong, {"result": {"accuracy": "high"}}])):
+        (tmp_path / "run.json").write_text(json.dumps(content))
+        with pytest.raises(ValueError, match=r"run\.json: not the record of a run"):
+            store.find_runs(tmp_path)
+
+
+def test_what_a_run_left_and_is_damaged_is_named(tmp_path):
+    (run,) = quietly(kept, [CELL], tmp_path)
+    assert (len(run.metrics()), len(run.embeddings().z)) == (1, 2)
+    for line in ('{"loss": 1.0}', '{"step": 1, "loss": "low"}', "[1]", "x"):
+        (run.path / "metrics.jsonl").write_text(f"{line}\n")
+        with pytest.raises(ValueError, match=r"metrics\.jsonl: line 1 is not readable"):
+            run.metrics()
+    halve(run.path / "embeddings.pt")
+    with pytest.raises(ValueError, match=r"embeddings\.pt: damaged \([^\n]*$"):
+        run.embeddings()
+
+
+def kept(run):
+    run.log(1, loss=0.5)
+    run.keep(torch.ones(2, 2), [0, 1], "ab")
+    run.finish({"accuracy": 1.0})
+
+
+# ---- random numbers, files, progress, flags ----------------------------------------------------
+
+
+def draw():
+    return random.random(), random.gauss(0, 1), np.random.rand(), np.random.randn(), torch.rand(2).tolist()
+
+
+def test_random_states_survive_a_checkpoint(tmp_path):
+    store.seed_everything(3)
+    first = draw()
+    store.seed_everything(3)
+    assert draw() == first
+    torch.save(store.rng_state(), tmp_path / "rng.pt")
+    second = draw()
+    assert second != first
+    store.seed_everything(4)
+    store.set_rng_state(torch.load(tmp_path / "rng.pt", weights_only=True))
+    assert draw() == second
+
+
+def test_atomic_files(tmp_path):
+    path = tmp_path / "x"
+    path.write_bytes(b"old")
+
+    def write_half():
+        with store.atomic(path) as file:
+            file.write(b"ne")
+            raise ValueError
+
+    with pytest.raises(ValueError):
+        write_half()
+    assert path.read_bytes() == b"old"
+    with store.atomic(path) as file:
+        file.write(b"new")
+        assert path.read_bytes() == b"old"
+    assert path.read_bytes() == b"new"
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_checksums(tmp_path):
+    (tmp_path / "sub").mkdir()
+    (tmp_path / "sub" / "a").write_text("one")
+    (tmp_path / "b").write_text("two")
+    found = {store.checksum(tmp_path), store.checksum(tmp_path / "b"), store.checksum("two"), store.checksum("t", "wo")}
+    assert len(found) == 4
+    (tmp_path / "b").rename(tmp_path / "c")
+    found.add(store.checksum(tmp_path))
+    (tmp_path / "c").write_text("three")
+    found.add(store.checksum(tmp_path))
+    assert len(found) == 6
+    assert store.checksum(b"two", memoryview(b"x")) == store.checksum("two", "x")
+
+
+def test_progress_is_lines_where_there_is_no_terminal(capsys, monkeypatch):
+    clock = iter(range(0, 1000, 12))
+    monkeypatch.setattr(progress.time, "monotonic", lambda: float(next(clock)))
+    assert list(store.track(range(3, 9), "epochs", 9, 3)) == list(range(3, 9))
+    assert capsys.readouterr().err == "epochs: 6/9\nepochs: 9/9\n"  # 36 and 72 seconds after the first
+
+
+def test_progress_is_a_bar_on_a_terminal(monkeypatch):
+    pytest.importorskip("tqdm")
+    ours, theirs = pty.openpty()
+    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 80, 0, 0))
+    with open(theirs, "w") as terminal:
+        monkeypatch.setattr(sys, "stderr", terminal)
+        assert list(store.track(range(2, 5), "epochs", 5, 2)) == [2, 3, 4]
+        terminal.write("end")
+        terminal.flush()
+        said = os.read(ours, 10000).decode()
+    os.close(ours)
+    assert "epochs:  40%" in said
+    assert "2/5" in said
+
+
+def test_torch_is_enough(tmp_path):
+    """Without tqdm and numpy: a grid runs and says how far it is."""
+    code = f"""
+import sys
+from importlib.abc import MetaPathFinder
+class Missing(MetaPathFinder):
+    def find_spec(self, name, path=None, target=None):
+        if name.split(".")[0] in ("tqdm", "numpy", "matplotlib", "scipy", "sklearn"):
+            raise ModuleNotFoundError(name, name=name)
+sys.meta_path.insert(0, Missing())
+sys.path.insert(0, {str(SCRIPT.parent)!r})
+import toy_grid
+from counterpoint.integrations import store
+store.run_grid(toy_grid.train, toy_grid.cells(1), {str(tmp_path)!r})
+assert "numpy" not in sys.modules
+"""
+    result = subprocess.run([sys.executable, "-W", "ignore", "-c", code], capture_output=True, text=True)
+    assert result.returncode == 0, result.stderr
+    assert "[2/2] clusters, adnce:t=0.2,denominator=with_positive,mu=0.5, seed 0: apart " in result.stderr
+
+
+def parsed(*words, **how):
+    parser = argparse.ArgumentParser(exit_on_error=False)
+    flags.add_arguments(parser, **how)
+    return parser.parse_args([*words])
+
+
+def test_flags(monkeypatch, capsys):
+    monkeypatch.setenv("COUNTERPOINT_DATA", "/somewhere")
+    found = parsed("--objective", "hcl", "adnce:mu=0.4", "--seeds", "3", "--epochs", "0", "--preset", "paper",
+                  "--fresh", presets=["paper"])  # fmt: skip
+    assert found.objective == [str(cp.objective("hcl")), str(cp.objective("adnce:mu=0.4"))]
+    assert (found.seed, found.seeds, found.epochs, found.preset, found.resume) == (0, 3, 0, "paper", False)
+    assert (found.data, found.out, found.device, found.jobs, found.json) == (
+        Path("/somewhere"), Path("runs"), "cpu", 1, False,
+    )  # fmt: skip
+    monkeypatch.delenv("COUNTERPOINT_DATA")
+    assert parsed("--steps", "7", length="steps").steps == 7
+    assert parsed().data is None
+    for words, said in (
+        (("--objective", "adnec"), "Did you mean 'adnce'"),
+        (("--seeds", "0"), "expected a whole number of at least 1, got '0'"),
+        (("--device", "abc"), "'abc' cannot be used"),
+        (("--resume", "--fresh"), "not allowed with"),
+    ):
+        with pytest.raises((argparse.ArgumentError, SystemExit)) as caught:
+            parsed(*words)
+        assert said in str(caught.value) + capsys.readouterr().err

@@ -1,0 +1,500 @@
+"""The launcher: what it runs, refuses and reports, in one process, in spawned ones and under torchrun."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import re
+import subprocess
+import sys
+from importlib import metadata
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from counterpoint.plugins import inject
+from counterpoint.plugins.host import Host, Seam, Shim
+
+ARGUMENTS = ["--scale", "2"]
+TOY = """
+import sys
+
+import torch
+from torch.nn.functional import cross_entropy
+
+
+def train(steps):
+    torch.manual_seed(0)
+    logits = torch.randn(4, 4)
+    for _ in range(steps):
+        print("loss", float(cross_entropy(logits, torch.arange(4))))  # here
+
+
+if __name__ == "__main__":
+    train(int(sys.argv[1]))
+"""
+
+
+def site(source: str, name: str = "toy.py") -> list[str]:
+    line = next(i for i, text in enumerate(source.splitlines(), 1) if text.endswith("# here"))
+    return ["--site", f"{name}:{line}"]
+
+
+@pytest.fixture
+def launch(tmp_path, monkeypatch, capsys):
+    """Writes a script, runs it in this process with the launcher, and cleans up behind both."""
+
+    def run(*words: str, script: str | None = TOY, arguments: tuple[str, ...] = ("3",)) -> SimpleNamespace:
+        monkeypatch.chdir(tmp_path)
+        monkeypatch.setattr(sys, "argv", sys.argv)
+        monkeypatch.setattr(sys, "path", list(sys.path))
+        monkeypatch.setitem(sys.modules, "__main__", sys.modules["__main__"])
+        monkeypatch.setattr(torch.nn.functional, "cross_entropy", torch.nn.functional.cross_entropy)
+        tail: tuple[str, ...] = ()
+        if script is not None:
+            (tmp_path / "toy.py").write_text(script)
+            tail = ("--", "toy.py", *arguments)
+        try:
+            code = inject.main([*words, *tail])
+        finally:
+            sys.modules.pop("toy", None)
+        out, err = capsys.readouterr()
+        return SimpleNamespace(code=code, out=out, err=err)
+
+    return run
+
+
+def process(folder: Path, *words: str, module: str = "counterpoint.plugins.inject") -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", module, *words]
+    env = {**os.environ, "OMP_NUM_THREADS": "1"}
+    return subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True, timeout=120)
+
+
+# ---- what is run -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("order", ["before", "behind"])
+def test_the_objective_takes_the_place_of_the_call(launch, order):
+    options = ["--objective", "hcl:t=0.5", *ARGUMENTS, *site(TOY)]
+    found = launch(*options, "logits") if order == "before" else launch("logits", *options)
+    torch.manual_seed(0)
+    ours = inject.objective("hcl:t=0.5").from_logits(torch.randn(4, 4), scale=2.0)
+    assert found.code == 0
+    assert found.out == f"loss {float(ours)}\n" * 3
+    assert "counterpoint: replaced cross entropy at toy.py:12" in found.err
+    assert "the seam was reached 3 times" in found.err
+
+
+def test_help_of_a_host_has_its_own_options_and_says_how_to_find_them(launch, capsys):
+    shown = {}
+    for host in ("logits", "curl"):
+        with pytest.raises(SystemExit) as left:
+            launch(host, "--help", script=None)
+        assert left.value.code == 0
+        shown[host] = " ".join(capsys.readouterr().out.split())
+        assert f"counterpoint inject {host} --explain says where the loss sits" in shown[host]
+    assert (
+        "without --site the script stops after 20 calls of cross entropy, and those seen are listed" in shown["logits"]
+    )
+    assert [name in shown["logits"] for name in ("--site ", "--scale ", "--scores", "--views")] == [
+        True,
+        True,
+        False,
+        False,
+    ]
+    assert [name in shown["curl"] for name in ("--site", "--scale", "--scores ", "--views ")] == [
+        False,
+        False,
+        True,
+        True,
+    ]
+    assert "without --site the script stops" in launch("logits", "--explain", script=None).out
+    refused = launch("logits", "--scores", "cosine", *ARGUMENTS, *site(TOY))  # not shown, but understood
+    assert "--scores: logits has no such option" in refused.err
+
+
+def test_by_default_the_host_keeps_its_loss(launch):
+    found = launch("logits", *ARGUMENTS, *site(TOY))
+    torch.manual_seed(0)
+    own = torch.nn.functional.cross_entropy(torch.randn(4, 4), torch.arange(4))
+    assert [float(line.split()[1]) for line in found.out.splitlines()] == pytest.approx([float(own)] * 3, rel=1e-6)
+
+
+def test_verify_takes_the_first_steps_with_the_hosts_loss_and_then_goes_on_with_the_objective(launch):
+    found = launch("logits", "--objective", "dcl:t=0.5", "--verify", "2", *ARGUMENTS, *site(TOY))
+    torch.manual_seed(0)
+    logits = torch.randn(4, 4)
+    own = float(torch.nn.functional.cross_entropy(logits, torch.arange(4)))
+    ours = float(inject.objective("dcl:t=0.5").from_logits(logits, scale=2.0))
+    assert found.out == f"loss {own}\nloss {own}\nloss {ours}\n"
+    assert "differ by at most" in found.err
+    assert "in 2 steps" in found.err
+
+
+def test_report_appends_a_line_per_step(launch, tmp_path):
+    elsewhere = TOY.replace("import sys\n", "import os, sys\nos.mkdir('work'); os.chdir('work')\n")
+    launch("logits", "--report", "steps.jsonl", *ARGUMENTS, *site(elsewhere), script=elsewhere)
+    lines = [json.loads(line) for line in (tmp_path / "steps.jsonl").read_text().splitlines()]
+    assert [line["step"] for line in lines] == [1, 2, 3]
+    assert all(line["negatives"] == 3 for line in lines)
+
+
+def test_a_script_without_a_guard(launch):
+    bare = TOY.replace('if __name__ == "__main__":\n    train(int(sys.argv[1]))', "train(2)")
+    found = launch("logits", *ARGUMENTS, *site(bare), script=bare)
+    assert found.code == 0
+    assert "reached 2 times" in found.err
+
+
+def test_what_follows_an_earlier_guard_may_build_on_it(launch):
+    early = (
+        'if __name__ == "__main__":\n    times = 2\n'
+        'if __name__ != "__main__":\n    raise ImportError("run, not imported")\n'
+        "three = times + 1\n"
+    )
+    script = early + TOY.replace("int(sys.argv[1])", "three") + "    train = None\nprint('behind', train)"
+    found = launch("logits", *ARGUMENTS, *site(script), script=script)
+    assert found.code == 0
+    assert "reached 3 times" in found.err
+    assert found.out.endswith("behind None\n")
+    bare = early + TOY.partition("if __name__")[0] + "train(three)"
+    assert "reached 3 times" in launch("logits", *ARGUMENTS, *site(bare), script=bare).err
+
+
+def test_a_script_sees_what_plain_python_shows_it(launch, tmp_path):
+    script = TOY + (
+        "    def typed(x: int): ...\n"
+        "    print(typed.__annotations__, __name__, sys.argv, sys.path[0], __file__)\n"
+        "    print(sys.modules['__main__'].train is train)"
+    )
+    found = launch("logits", *ARGUMENTS, *site(script), script=script)
+    here = str(tmp_path.resolve())
+    expected = f"{{'x': <class 'int'>}} __main__ ['toy.py', '3'] {here} {tmp_path / 'toy.py'}"
+    assert found.out.splitlines()[-2:] == [expected, "True"]
+
+
+def test_a_scripts_own_future_imports_hold_in_its_guard(launch):
+    script = (
+        "from __future__ import annotations\n" + TOY + "    def typed(x: int): ...\n    print(typed.__annotations__)"
+    )
+    assert launch("logits", *ARGUMENTS, *site(script), script=script).out.endswith("{'x': 'int'}\n")
+
+
+# ---- how it ends -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("last", ["", "    sys.exit(0)\n", "    sys.exit()\n"])
+def test_a_seam_that_is_never_reached_is_an_error(launch, last):
+    found = launch("logits", *ARGUMENTS, "--site", "toy.py:1", script=TOY + last)
+    assert found.code == inject.UNREACHED == 3
+    assert "the host has trained with its own loss" in found.err
+    assert "seen instead:\n  toy.py:12 with logits (4, 4), 3 times" in found.err
+
+
+def test_a_scripts_exit_code_is_kept(launch):
+    with pytest.raises(SystemExit) as stop:
+        launch("logits", *ARGUMENTS, *site(TOY), script=TOY + "    sys.exit(7)\n")
+    assert stop.value.code == 7
+
+
+def test_a_script_that_crashes_shows_its_own_traceback(tmp_path):
+    script = TOY.replace("    for _", "    raise LookupError('its own trouble')\n    for _")
+    (tmp_path / "toy.py").write_text(script)
+    found = process(tmp_path, "logits", *ARGUMENTS, *site(script), "--", "toy.py", "3")
+    plain = subprocess.run([sys.executable, "toy.py", "3"], cwd=tmp_path, capture_output=True, text=True)
+    assert found.returncode == plain.returncode == 1
+    assert found.stderr.endswith(plain.stderr.removeprefix("Traceback (most recent call last):\n"))
+
+
+# ---- what is refused -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["simcsee"], "unknown host 'simcsee'. Did you mean 'simcse'?"),
+        (["logits", "--objective", "adnec"], "Did you mean 'adnce'?"),
+        (["logits", "--objective", "adnce:tt=0.1"], "Did you mean"),
+        (["logits", "--objective", "infonce:t=learned(0.1,0.05,1)"], "the host's optimiser does not know"),
+        (["logits", "--views", "4"], "logits has two"),
+        (["simcse", "--views", "1"], "two views or more"),
+        (["logits", "--report", "nowhere/steps.jsonl"], "no such folder"),
+        (["logits", "--verify", "-3"], "--verify -3: expected the number of steps to compare"),
+        (["logits", "--start", "-1"], "--start -1: expected the number of calls so far"),
+        (["logits", "--site", "toy.py:12"], "--scale is needed"),
+        (["logits", "--site", "toy.py", "--scale", "2"], "is no FILE:LINE"),
+    ],
+)
+def test_usage(launch, tmp_path, words, message):
+    (tmp_path / "simcse").mkdir()
+    (tmp_path / "simcse" / "models.py").write_text("def cl_forward(model): ...")
+    found = launch(*words)
+    assert found.code == inject.USAGE == 2
+    assert message in found.err
+    assert "loss" not in found.out
+
+
+def test_a_missing_script(launch):
+    assert "no script nowhere.py" in launch("logits", "--", "nowhere.py", script=None).err
+    assert "which host? Known: simcse," in launch(script=None).err
+    assert "which script?" in launch("logits", script=None).err
+    assert launch("logits", "--", "nowhere.py", script=None).code == 2
+
+
+def test_an_unknown_option_is_not_taken_for_the_scripts(launch, capsys):
+    with pytest.raises(SystemExit) as stop:
+        launch("logits", "--objectiv", "hcl", "--scales", "2")
+    assert stop.value.code == 2
+    assert "unrecognized arguments: --scales" in capsys.readouterr().err
+
+
+def test_a_wrong_clone(launch, tmp_path):
+    found = launch("graphcl")
+    assert found.code == 2
+    assert "it looks like none of the hosts known here" in found.err
+    (tmp_path / "simcse").mkdir()
+    (tmp_path / "simcse" / "models.py").write_text("def cl_forward(model): ...")
+    found = launch("graphcl")
+    assert found.code == 2
+    assert "it looks like simcse" in found.err
+
+
+# ---- hosts -----------------------------------------------------------------------------------------
+
+
+def test_list_and_explain(launch):
+    listed = launch("--list", script=None)
+    assert listed.code == 0
+    for name in inject.BUILT_IN:
+        assert f"{name}: {inject.load(name).title}" in listed.out
+    explained = launch("simcse", "--explain", script=None)
+    assert explained.code == 0
+    assert "shim       sharded_dpp: " in explained.out
+    assert "tested     transformers" in explained.out
+    assert launch("simcse", "--explain").code == 2  # the folder is no clone
+
+
+CALLS: list[str] = []
+THIRD = Host(
+    name="third",
+    title="a host from another package",
+    seam="nowhere",
+    tensors="none",
+    spec="infonce:t=0.1",
+    tested="never",
+    shims=(
+        Shim("needed", "without it nothing runs", lambda: bool(CALLS.append("needed") or True)),
+        Shim("obsolete", "once it was needed", lambda: bool(CALLS.append("obsolete"))),
+    ),
+    before=lambda seam: CALLS.append("before"),
+    after=lambda seam, module: CALLS.append("after " + module.__name__),
+)
+
+
+@pytest.fixture
+def third(monkeypatch):
+    """A host that an installed package seems to register."""
+    real = metadata.entry_points
+
+    def entry_points(**how):
+        if how.pop("group", None) != inject.GROUP:
+            return real(**how)
+        known = [SimpleNamespace(name="third", load=lambda: THIRD), SimpleNamespace(name="absent", load=absent)]
+        return [entry for entry in known if entry.name == how.get("name", entry.name)]
+
+    def absent():
+        return Host("absent", "without its package", "", "", "", "", package="no_package_of_this_name")
+
+    CALLS.clear()
+    monkeypatch.setattr(metadata, "entry_points", entry_points)
+
+
+def test_hosts_of_other_packages(launch, third):
+    found = launch("third", "--objective", "infonce")
+    assert found.code == 3
+    assert CALLS == ["needed", "obsolete", "before", "after toy"]
+    assert "shim needed: without it nothing runs" in found.err
+    assert "obsolete" not in found.err
+    assert "third: a host from another package" in launch("--list", script=None).out
+
+
+def test_no_shims(launch, third):
+    assert "shim" not in launch("third", "--no-shims").err
+    assert CALLS == ["before", "after toy"]
+
+
+def test_a_missing_package(launch, third):
+    found = launch("absent")
+    assert found.code == 2
+    assert "pip install no_package_of_this_name" in found.err
+
+
+README = Path(__file__).parents[2] / "examples" / "existing_repos" / "README.md"
+TRAIN = """
+import torch
+
+def contrast(a, b):
+    a, b = (torch.nn.functional.normalize(z, dim=1) for z in (a, b))
+    return torch.nn.functional.cross_entropy(a @ b.T / 0.1, torch.arange(len(a)))
+
+if __name__ == "__main__":
+    torch.manual_seed(0)
+    for _ in range(3):
+        print(float(contrast(torch.randn(8, 4), torch.randn(8, 4))))
+"""
+
+
+def test_a_package_that_brings_a_host_and_an_objective(tmp_path):
+    """The package of the README, as pip would have installed it."""
+    module, table = re.findall(r"```(?:python|toml)\n(.*?)```", README.read_text(), re.S)
+    installed = tmp_path / "acme-1.0.dist-info"
+    installed.mkdir()
+    (installed / "METADATA").write_text("Metadata-Version: 2.1\nName: acme\nVersion: 1.0\n")
+    names = re.sub(r'\[project.entry-points."(.*?)"\]', r"[\1]", table).replace('"', "")
+    (installed / "entry_points.txt").write_text(names)
+    (tmp_path / "acme.py").write_text(module)
+    (tmp_path / "train.py").write_text(TRAIN)
+    command = [sys.executable, "-m", "counterpoint.plugins.inject", "acme", "--objective", "twice:t=0.1"]
+
+    def run(*options):
+        return subprocess.run([*command, *options, "--", "train.py"], cwd=tmp_path, capture_output=True, text=True)
+
+    done = run()
+    plain = subprocess.run([sys.executable, "train.py"], cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert "reached 3 times" in done.stderr
+    losses = [[float(line) for line in found.stdout.split()] for found in (done, plain)]
+    assert losses[0] == pytest.approx([2 * loss for loss in losses[1]], rel=1e-5)
+    assert "differ by at most" in run("--verify", "3").stderr
+    assert "acme: Acme's training scripts" in run("--list").stdout
+
+
+# ---- several processes -----------------------------------------------------------------------------
+
+SPAWN = TOY.replace(
+    "    train(int(sys.argv[1]))", "    torch.multiprocessing.spawn(work, (Box(2),), nprocs=2)"
+).replace(
+    "def train",
+    """
+import torch.multiprocessing
+
+
+class Box:
+    def __init__(self, steps):
+        self.steps = steps
+
+
+def work(rank, box):
+    assert __name__ != "__mp_main__"
+    train(box.steps)
+
+
+def train""",
+)
+
+
+def test_spawned_processes_are_patched_and_counted(launch):
+    found = launch("logits", "--verify", "1", *ARGUMENTS, *site(SPAWN), script=SPAWN)
+    assert found.code == 0
+    assert "reached 4 times" in found.err
+    assert "in 2 steps" in found.err
+
+
+def test_what_a_spawned_process_refuses_is_one_clear_message(launch):
+    smoothed = SPAWN.replace("torch.arange(4))", "torch.arange(4), label_smoothing=0.1)")
+    found = launch("logits", "--objective", "hcl", *ARGUMENTS, *site(smoothed), script=smoothed)
+    assert found.code == 2
+    assert found.err.splitlines()[-2].startswith("counterpoint: logits: class weights and label smoothing")
+    assert "Traceback" not in found.err
+
+
+def test_what_was_replaced_is_said_once_not_by_every_process(launch):
+    assert launch("logits", *ARGUMENTS, *site(SPAWN), script=SPAWN).err.count("replaced cross entropy") == 1
+
+
+@pytest.mark.skipif(importlib.util.find_spec("torch.distributed.run") is None, reason="torch without torchrun")
+def test_torchrun(tmp_path):
+    script = TOY.replace("    train(", "    torch.distributed.init_process_group('gloo')\n    train(")
+    (tmp_path / "toy.py").write_text(script)
+    words = ["logits", "--objective", "hcl:t=0.5", "--report", "steps.jsonl", *ARGUMENTS, *site(script)]
+    torchrun = [
+        "--standalone",
+        "--nproc_per_node",
+        "2",
+        "-m",
+        "counterpoint.plugins.inject",
+        *words,
+        "--",
+        "toy.py",
+        "3",
+    ]
+    found = process(tmp_path, *torchrun, module="torch.distributed.run")
+    assert found.returncode == 0, found.stderr
+    assert found.stdout.count("loss") == 6
+    # one process speaks and writes for all
+    assert found.stderr.count("the seam was reached 3 times") == 1
+    assert len((tmp_path / "steps.jsonl").read_text().splitlines()) == 3
+
+
+AGAIN = TOY.replace(
+    "    train(int(sys.argv[1]))",
+    """
+    import os, subprocess
+
+    train(int(sys.argv[1]))
+    sys.stdout.flush()
+    if "LOCAL_RANK" not in os.environ:  # as Lightning starts its further processes
+        again = [sys.executable, os.path.abspath(sys.argv[0]), *sys.argv[1:]]
+        subprocess.run(again, env={**os.environ, "LOCAL_RANK": "1"}, check=True)
+        subprocess.run([sys.executable, "-c", "print('another', 'script')"], check=True)
+""",
+)
+
+
+def test_a_script_that_starts_itself_again(tmp_path):
+    (tmp_path / "toy.py").write_text(AGAIN)
+    options = ["--start", "2", "--no-shims", *ARGUMENTS, *site(AGAIN)]
+    words = ["logits", "--objective", "hcl:t=schedule(0.5,0.1,4)", *options]
+    found = process(tmp_path, *words, "--", "toy.py", "2")
+    assert found.returncode == 0, found.stderr
+    *losses, another = found.stdout.splitlines()
+    assert len(losses) == 4
+    assert losses[:2] == losses[2:]  # the second process begins where the first one did
+    assert len(set(losses)) == 2
+    assert another == "another script"
+    assert found.stderr.count("replaced cross entropy") == found.stderr.count("the seam was reached 2 times") == 1
+
+
+# ---- the seam --------------------------------------------------------------------------------------
+
+
+def test_a_seam_keeps_schedules_between_steps():
+    seam = Seam("infonce:t=schedule(1,0.5,2)")
+    for expected in (1.0, 0.75, 0.5, 0.5):
+        loss_fn = seam.objective("infonce:t=0.1")
+        assert float(loss_fn.temperature) == expected
+        seam.loss(loss_fn, lambda: torch.zeros(()), torch.eye(3), torch.eye(3))
+    assert seam.calls == 4
+
+
+def test_a_resumed_training_goes_on_with_its_schedule(launch, tmp_path):
+    options = ["--objective", "infonce:t=schedule(1,0.5,8)", "--report", "steps.jsonl", *ARGUMENTS, *site(TOY)]
+    whole = launch("logits", *options, arguments=("6",)).out.split()
+    parts = launch("logits", *options, arguments=("4",)).out.split()
+    parts += launch("logits", "--start", "4", *options, arguments=("2",)).out.split()
+    assert parts == whole
+    assert len(set(whole)) == 7  # six losses, and their name
+    lines = [json.loads(line) for line in (tmp_path / "steps.jsonl").read_text().splitlines()]
+    assert [line["step"] for line in lines] == [*range(1, 7)] * 2
+    assert lines[:6] == lines[6:]
+
+
+def test_views_of_a_seam():
+    arcl = inject.objective("arcl(infonce):views=4")
+    assert Seam("host").views(arcl) == 4
+    assert Seam("host", options={"views": 3}).views(arcl) == 3
+    assert Seam("host", verify=1).views(arcl) == 2
+    assert Seam("host").views(inject.objective("infonce")) == 2

@@ -1,0 +1,417 @@
+"""The plugin for lightly, against lightly itself; in two processes too, for which this file is also their script."""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+import re
+import runpy
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+import counterpoint as cp
+from counterpoint.plugins import lightly as plugin
+from counterpoint.plugins.host import HOST as OWN_LOSS
+from counterpoint.plugins.host import Seam, SeamError
+from counterpoint.vectors import unit
+
+losses = pytest.importorskip("lightly.loss")
+from lightly.models.modules import SimCLRProjectionHead  # noqa: E402
+
+EXACT = {torch.float32: 1e-6, torch.float64: 1e-12}
+ATTACKED = {"robust", "intcl", "intnacl"}
+SPECS = [f"{name}(infonce):views=2" if issubclass(kind, cp.Wrapper) else name for name, kind in cp.registry.items()]
+
+
+def projections(views: int = 2, batch: int = 6, width: int = 8, dtype=torch.float64) -> list[torch.Tensor]:
+    z = torch.randn(views, batch, width, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    return [view.to(dtype).requires_grad_() for view in z]
+
+
+def value_and_gradients(criterion, views) -> list[torch.Tensor]:
+    loss = criterion(*views)
+    return [loss.detach(), *torch.autograd.grad(loss, [v for v in views if v.requires_grad])]
+
+
+def assert_equal(ours, theirs, tolerance) -> None:
+    for mine, other in zip(ours, theirs, strict=True):
+        torch.testing.assert_close(mine, other, rtol=tolerance, atol=tolerance)
+
+
+# ---- the criterion -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", EXACT)
+@pytest.mark.parametrize("t", [0.05, 0.1, 0.5])
+@pytest.mark.parametrize(
+    ("kind", "spec"), [("NTXentLoss", "infonce:t={}"), ("DCLLoss", "infonce:t={},denominator=negatives")]
+)
+def test_reproduces(kind, spec, t, dtype):
+    views = projections(dtype=dtype)
+    theirs = value_and_gradients(getattr(losses, kind)(temperature=t), views)
+    assert_equal(value_and_gradients(plugin.Loss(spec.format(t)), views), theirs, EXACT[dtype])
+
+
+@pytest.mark.parametrize("dtype", EXACT)
+@pytest.mark.parametrize("key_has_gradient", [True, False])
+def test_reproduces_with_a_bank(key_has_gradient, dtype):
+    """Old bank as negatives; the batch enters it; not in evaluation; over the bank's end."""
+    ours, theirs = plugin.Loss("infonce:t=0.1", memory_bank_size=(16, 8)), losses.NTXentLoss(0.1, (16, 8))
+    ours.to(dtype), theirs.to(dtype)
+    theirs.memory_bank.load_state_dict(ours.memory_bank.state_dict())
+    for mine, other in zip(ours.memory_bank.buffers(), theirs.memory_bank.buffers(), strict=True):
+        other.copy_(mine)
+    for step in range(5):
+        query, key = (view.detach() + step for view in projections(dtype=dtype))
+        query.requires_grad_(step != 2)
+        key.requires_grad_(key_has_gradient)
+        if step == 2:
+            assert_equal([ours(query, key).detach()], [theirs(query, key).detach()], EXACT[dtype])
+        else:
+            assert_equal(*(value_and_gradients(criterion, [query, key]) for criterion in (ours, theirs)), EXACT[dtype])
+        torch.testing.assert_close(ours.memory_bank.bank, theirs.memory_bank.bank, rtol=0, atol=EXACT[dtype])
+        assert ours.memory_bank.bank_ptr == theirs.memory_bank.bank_ptr
+
+
+def test_a_bank_takes_two_views():
+    criterion = plugin.Loss("infonce", memory_bank_size=(16, 8))
+    before = criterion.memory_bank.bank.clone()
+    with pytest.raises(ValueError, match="a memory bank goes with two views, query and key, got 3"):
+        criterion(*projections(3))
+    assert torch.equal(criterion.memory_bank.bank, before)
+
+
+@pytest.mark.parametrize("spec", ["infonce", "arcl(hcl):views=4", "nca", "debpos", "infonce + 0.1*dp"])
+def test_four_views(spec):
+    views = projections(4)
+    assert plugin.Loss(spec)(*views) == cp.objective(spec)(*views)
+
+
+@pytest.mark.parametrize("gather", [False, True])
+@pytest.mark.parametrize("spec", ["infonce:t=0.5", "infonce:denominator=negatives", "infonce:t=learned(0.5,0.1,1)"])
+def test_a_batch_of_one_sample_is_zero_as_lightlys(spec, gather):
+    """Of all views, and of what is learned, so that every process has a gradient."""
+    views = projections(batch=1)
+    criterion = plugin.Loss(spec, gather_distributed=gather)
+    with pytest.warns(UserWarning, match=r"one sample has no negatives: .* DataLoader\(drop_last=True\)"):
+        loss = criterion(*views)
+    torch.testing.assert_close(loss, losses.NTXentLoss()(*views))
+    assert loss.dtype == torch.float64
+    loss.backward()
+    assert all(torch.equal(x.grad, torch.zeros_like(x)) for x in (*views, *criterion.parameters()))
+
+
+def test_a_batch_of_one_sample_has_the_banks_negatives(recwarn):
+    for gradient in (True, False):
+        query, key = projections(batch=1, dtype=torch.float32)
+        assert plugin.Loss("infonce", memory_bank_size=(16, 8))(query, key.requires_grad_(gradient)) > 0
+    assert not recwarn.list
+
+
+def test_views_that_do_not_match_are_no_batch_of_one():
+    (view, _), (_, other) = projections(batch=1), projections()
+    with pytest.raises(ValueError, match="view 2: expected shape"):
+        plugin.Loss("infonce")(view, other)
+
+
+def test_autocast_changes_nothing():
+    criterion = plugin.Loss("infonce:t=0.05", memory_bank_size=(16, 8))
+    views = [view.detach().clone().requires_grad_() for view in projections(dtype=torch.float32)]
+    with torch.no_grad():
+        outside = criterion(*views)
+        with torch.autocast("cpu", torch.bfloat16):
+            assert criterion(*views) == outside
+
+
+class Model(nn.Module):
+    """A projection head of lightly's on a linear encoder."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.encoder, self.head = nn.Linear(12, 16), SimCLRProjectionHead(16, 16, 8)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.head(self.encoder(x))
+
+
+def train(criterion, views: int = 2, steps: int = 3) -> list[float]:
+    torch.manual_seed(0)
+    model = Model()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+    seen = []
+    for _ in range(steps):
+        x = torch.randn(8, 12)
+        loss = criterion(*(model(x + 0.1 * torch.randn_like(x)) for _ in range(views)))
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        seen.append(loss.item())
+    assert all(torch.isfinite(p).all() for p in model.parameters())
+    return seen
+
+
+@pytest.mark.parametrize("spec", SPECS)
+@pytest.mark.parametrize("bank", [0, (16, 8)])
+def test_every_objective_trains(spec, bank):
+    criterion = plugin.Loss(spec, memory_bank_size=bank)
+    if spec in ATTACKED:
+        with pytest.raises(ValueError, match="needs adversarial views"):
+            train(criterion)
+        return
+    assert len(train(criterion)) == 3
+
+
+# ---- injected ------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def injected(monkeypatch):
+    """Installs a seam, and takes it away again."""
+    monkeypatch.setattr(losses.NTXentLoss, "forward", losses.NTXentLoss.forward)
+    monkeypatch.setattr(losses.DCLLoss, "forward", losses.DCLLoss.forward)
+
+    def install(spec: str, verify: int = 0) -> Seam:
+        seam = Seam(spec, verify)
+        plugin.before(seam)
+        return seam
+
+    return install
+
+
+CRITERIA = {
+    "simclr": lambda: losses.NTXentLoss(temperature=0.2),
+    "moco": lambda: losses.NTXentLoss(memory_bank_size=(16, 8)),
+    "dcl": lambda: losses.DCLLoss(),
+}
+if hasattr(losses, "DirectCLRLoss"):  # since 1.5.23; it inherits the method that is replaced
+    CRITERIA["directclr"] = lambda: losses.DirectCLRLoss(loss_dim=4)
+
+
+@pytest.mark.parametrize("name", CRITERIA)
+def test_host_reproduces(injected, name):
+    torch.manual_seed(0)
+    theirs = train(CRITERIA[name]())
+    seam = injected(OWN_LOSS, verify=2)
+    torch.manual_seed(0)
+    assert train(CRITERIA[name]()) == pytest.approx(theirs, rel=1e-6)
+    assert seam.calls == 3
+    assert len(seam.differences) == 2
+    assert max(relative for _, relative in seam.differences) < 1e-6
+
+
+def test_weights_are_kept_by_the_host_and_refused_by_verify(injected):
+    theirs = train(losses.DCLWLoss())
+    seam = injected(OWN_LOSS)
+    assert train(losses.DCLWLoss()) == theirs
+    assert seam.calls == 3
+    seam.verify = 9
+    with pytest.raises(SeamError, match="the weights of DCLWLoss are no part of any objective"):
+        train(losses.DCLWLoss())
+
+
+@pytest.mark.parametrize("spec", SPECS)
+@pytest.mark.parametrize("name", CRITERIA)
+def test_every_objective_is_injected(injected, spec, name):
+    if cp.objective(spec).needs:
+        with pytest.raises(SeamError, match=r"needs (adversarial|mixed) views, but the criterion sees projections"):
+            injected(spec)
+        return
+    seam = injected(spec)
+    assert len(seam.replaced) == 2
+    criterion = CRITERIA[name]()
+    assert len(train(criterion)) == 3
+    assert seam.calls == 3
+
+
+@pytest.mark.parametrize("spec", [OWN_LOSS, "hcl", "infonce:denominator=negatives"])
+def test_a_last_batch_of_one_sample_is_injected(injected, spec):
+    seam, criterion = injected(spec, verify=1), losses.NTXentLoss()
+    views = [view.detach().requires_grad_() for view in projections(batch=1)]
+    assert criterion(*views).item() == 0  # with the host's own
+    if spec == OWN_LOSS:
+        assert criterion(*views).item() == 0
+    else:
+        with pytest.warns(UserWarning, match="one sample has no negatives"):
+            assert criterion(*views).item() == 0
+    assert seam.calls == 2
+
+
+def test_two_criteria_have_schedules_of_their_own(injected):
+    seam = injected("infonce:t=schedule(0.5,0.1,10)")
+    first, second = losses.NTXentLoss(), losses.NTXentLoss()
+    views = torch.randn(2, 8, 4).requires_grad_()
+    for _ in range(3):
+        assert float(first(*views).detach()) == float(second(*views).detach())
+    assert seam.calls == 6
+
+
+def test_compiled_code_calls_the_seam_and_is_compiled_once(injected):
+    seam, graphs = injected("infonce:t=schedule(0.5,0.1,4)"), []
+    encoder, criterion = torch.nn.Linear(6, 4), losses.NTXentLoss()
+
+    def backend(graph, _):
+        graphs.append(graph)
+        return graph.forward
+
+    @functools.partial(torch.compile, backend=backend)
+    def step(x):
+        return criterion(encoder(x), encoder(x + 0.1))
+
+    x, same = torch.randn(8, 6), []
+    ours = cp.objective(seam.spec)
+    for _ in range(5):
+        found, expected = step(x), ours(encoder(x), encoder(x + 0.1))
+        same.append(float(found.detach()) == pytest.approx(float(expected.detach()), rel=1e-5))
+    assert all(same)
+    assert seam.calls == 5
+    assert len(graphs) == 1
+
+
+@pytest.mark.parametrize("spec", ["arcl(hcl):views=4", "arcl(hcl)", "infonce + 0.1*aal(hcl)"])
+def test_more_views_are_refused(injected, spec):
+    with pytest.raises(SeamError, match=r"its criteria take two.*plugins\.lightly\.Loss"):
+        injected(spec)
+
+
+SCRIPT = """
+import torch
+from lightly.loss import NTXentLoss
+model = torch.nn.Linear(12, 8)
+criterion = NTXentLoss(temperature=0.2, memory_bank_size=(16, 8))
+for step in range(3):
+    x = torch.randn(8, 12)
+    with torch.no_grad():
+        key = model(x + 0.1)
+    criterion(model(x), key).backward()
+print("trained", type(criterion).__name__)
+"""
+
+
+def test_an_unmodified_script(tmp_path):
+    (tmp_path / "train.py").write_text(SCRIPT)
+    command = [sys.executable, "-m", "counterpoint.plugins.inject", "lightly", "--objective", "hcl", "--verify", "2"]
+    done = subprocess.run([*command, "--", "train.py"], cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert "trained NTXentLoss" in done.stdout
+    assert "lightly: the seam was reached 3 times; the host's loss and ours differ by at most" in done.stderr
+
+
+def test_example_of_lightning(capsys):
+    pytest.importorskip("lightning")
+    script = Path(__file__).parents[2] / "examples" / "existing_repos" / "lightning" / "train.py"
+    runpy.run_path(str(script))["main"]("arcl(hcl:t=0.2):views=4")
+    before, after = re.findall(r"(\d+)%", capsys.readouterr().out)
+    assert int(before) < int(after)
+
+
+# ---- two processes -------------------------------------------------------------------------------
+
+GATHERED = {
+    "infonce:t=0.1": 2,
+    "infonce:t=0.1,denominator=negatives": 2,
+    "hcl:t=0.2": 3,
+    "adnce:t=0.5,mu=auto": 2,
+    "dro:shared=true": 2,
+    "infonce:t=0.5 + 0.1*dp": 2,
+    "arcl(adnce):views=3": 3,
+    "debpos": 2,
+    "nca": 3,
+}
+
+
+def batch(views: int, seed: int = 0) -> torch.Tensor:
+    return torch.randn(views, 8, 5, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
+
+
+def encoder() -> nn.Linear:
+    torch.manual_seed(1)
+    return nn.Linear(5, 4, dtype=torch.float64)
+
+
+def extras(spec: str) -> dict[str, torch.Tensor]:
+    return {"ids": torch.tensor([0, 1, 2, 3, 0, 4, 5, 6])} if spec.startswith("hcl") else {}
+
+
+def step(model, criterion, views, **how) -> tuple[float, list[list[float]]]:
+    model.zero_grad()
+    loss = criterion(*map(model, views), **how)
+    loss.backward()
+    return loss.item(), [p.grad.flatten().tolist() for p in model.parameters()]
+
+
+def one_of_two(rank: int, folder: str) -> None:
+    """What each of the two processes does."""
+    torch.set_num_threads(1)
+    torch.distributed.init_process_group("gloo", f"file://{folder}/meet", rank=rank, world_size=2)
+    own = slice(4 * rank, 4 * rank + 4)
+    model = nn.parallel.DistributedDataParallel(encoder())
+    found = {}
+    for spec, views in GATHERED.items():
+        how = {k: v[own] for k, v in extras(spec).items()}
+        found[spec] = step(model, plugin.Loss(spec, gather_distributed=True), batch(views)[:, own], **how)
+    theirs = {
+        "infonce:t=0.1": losses.NTXentLoss(0.1, gather_distributed=True),
+        "infonce:t=0.1,denominator=negatives": losses.DCLLoss(0.1, gather_distributed=True),
+    }
+    found["theirs"] = {spec: step(model, criterion, batch(2)[:, own]) for spec, criterion in theirs.items()}
+    one = slice(rank, rank + 1)
+    found["one each"] = step(model, plugin.Loss("hcl:t=0.2", gather_distributed=True), batch(2)[:, one])
+    banked = plugin.Loss("infonce", memory_bank_size=(16, 4), gather_distributed=True).double()
+    banked(*map(model, batch(2)[:, own]))
+    found["bank"] = banked.memory_bank.bank[:8].tolist()
+    Path(folder, f"{rank}.json").write_text(json.dumps(found))
+    torch.distributed.destroy_process_group()
+
+
+@pytest.fixture(scope="module")
+def two_processes(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("gloo")
+    code = [sys.executable, __file__]
+    running = [subprocess.Popen([*code, str(rank), str(folder)], env=os.environ) for rank in range(2)]
+    assert [process.wait(timeout=120) for process in running] == [0, 0]
+    return [json.loads((folder / f"{rank}.json").read_text()) for rank in range(2)]
+
+
+@pytest.mark.parametrize("spec", GATHERED)
+def test_gathered_is_one_process_with_the_whole_batch(two_processes, spec):
+    loss, gradients = step(encoder(), plugin.Loss(spec), batch(GATHERED[spec]), **extras(spec))
+    found = [process[spec] for process in two_processes]
+    for value, mine in found:
+        assert value == pytest.approx(loss, rel=1e-12)
+        for parameter, whole in zip(mine, gradients, strict=True):
+            assert parameter == pytest.approx(whole, rel=1e-9, abs=1e-12)
+
+
+def test_one_sample_in_each_process_has_the_others_negatives(two_processes):
+    loss, gradients = step(encoder(), plugin.Loss("hcl:t=0.2"), batch(2)[:, :2])
+    for process in two_processes:
+        value, mine = process["one each"]
+        assert value == pytest.approx(loss, rel=1e-12)
+        for parameter, whole in zip(mine, gradients, strict=True):
+            assert parameter == pytest.approx(whole, rel=1e-9, abs=1e-12)
+
+
+def test_gathered_is_what_lightly_computes(two_processes):
+    """Its loss is of a process's own anchors; ours is the mean over processes, in each."""
+    for process in two_processes:
+        for spec, (_, gradients) in process["theirs"].items():
+            mean = sum(each["theirs"][spec][0] for each in two_processes) / 2
+            assert process[spec][0] == pytest.approx(mean, rel=1e-12)
+            for mine, other in zip(process[spec][1], gradients, strict=True):
+                assert mine == pytest.approx(other, rel=1e-9, abs=1e-12)
+
+
+def test_every_process_has_the_same_bank(two_processes):
+    key = unit(encoder()(batch(2)[1]))
+    for process in two_processes:
+        torch.testing.assert_close(torch.tensor(process["bank"], dtype=torch.float64), key.detach())
+
+
+if __name__ == "__main__":
+    one_of_two(int(sys.argv[1]), sys.argv[2])

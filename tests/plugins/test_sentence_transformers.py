@@ -1,0 +1,428 @@
+"""The losses for sentence-transformers, in its own trainer; in two processes too, whose script this file is."""
+
+from __future__ import annotations
+
+import copy
+import json
+import os
+import pickle
+import re
+import runpy
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from tiny_bert import load, texts
+from torch import nn
+
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+
+import counterpoint as cp
+from counterpoint.plugins.sentence_transformers import CachedContrastiveLoss, ContrastiveLoss
+
+st = pytest.importorskip("sentence_transformers")
+datasets = pytest.importorskip("datasets")
+from sentence_transformers.sentence_transformer import losses  # noqa: E402
+
+ATTACKED = {"robust", "intcl", "intnacl"}
+SPECS = [f"{name}(infonce)" if issubclass(kind, cp.Wrapper) else name for name, kind in cp.registry.items()]
+
+
+@pytest.fixture
+def model(bert):
+    return load(bert)
+
+
+def features(model, columns: list[list[str]]) -> list[dict[str, torch.Tensor]]:
+    return [model.preprocess(column) for column in columns]
+
+
+def value_and_gradients(loss_fn, columns, labels=None) -> list[torch.Tensor]:
+    model = loss_fn.model
+    model.zero_grad()
+    loss = loss_fn(features(model, columns), labels)
+    loss = torch.stack(list(loss.values())).sum() if isinstance(loss, dict) else loss
+    loss.backward()
+    return [loss.detach(), *(p.grad.clone() for p in model.parameters() if p.grad is not None)]
+
+
+def assert_equal(ours, theirs, tolerance: float) -> None:
+    """The loss, and all gradients together: single ones may be nothing but rounding, as that of a key's bias."""
+    torch.testing.assert_close(ours[0], theirs[0], rtol=tolerance, atol=tolerance)
+    mine, other = (torch.cat([g.flatten() for g in found[1:]]) for found in (ours, theirs))
+    assert (mine - other).norm() <= tolerance * other.norm()
+
+
+# ---- what it computes ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 2e-6), (torch.float64, 1e-12)])
+@pytest.mark.parametrize("columns", [2, 3, 4])
+def test_is_multiple_negatives_ranking(model, columns, dtype, tolerance):
+    model.to(dtype).eval()
+    data = texts(columns)
+    theirs = value_and_gradients(losses.MultipleNegativesRankingLoss(model, scale=20.0), data)
+    assert_equal(value_and_gradients(ContrastiveLoss(model, "infonce:t=0.05"), data), theirs, tolerance)
+
+
+@pytest.mark.parametrize(
+    ("spec", "chosen", "pairing"),
+    [
+        ("infonce:t=0.05", None, "one_way"),
+        ("nca", None, "one_way"),
+        ("infonce:t=0.05", "views", "views"),
+        ("arcl(adnce):views=3 + 0.1*dp", None, None),
+        ("debpos", None, None),
+    ],
+)
+def test_columns_are_views(model, spec, chosen, pairing):
+    """The first column has the anchors, unless the objective's paper compares other pairs."""
+    model.eval()
+    embedded = [model(x)["sentence_embedding"] for x in features(model, texts(3))]
+    loss_fn = ContrastiveLoss(model, spec, columns="views", pairing=chosen, log_terms=False)
+    loss = loss_fn(features(model, texts(3)), None)
+    torch.testing.assert_close(loss, cp.objective(spec)(*embedded, pairing=pairing))
+
+
+def test_labels_are_ids_or_classes(model):
+    model.eval()
+    data, labels = features(model, texts(2)), torch.tensor([0, 1, 2, 3, 0, 4, 5, 6])
+    a, b = (model(x)["sentence_embedding"] for x in features(model, texts(2)))
+    for what, name in (("ids", "ids"), ("classes", "labels")):
+        ours = ContrastiveLoss(model, "hcl:t=0.1", labels=what)(data, labels)
+        torch.testing.assert_close(ours, cp.objective("hcl:t=0.1")(a, b, pairing="one_way", **{name: labels}))
+    with pytest.raises(ValueError, match="labels='ids' needs a dataset with a column label"):
+        ContrastiveLoss(model, "hcl", labels="ids")(data, None)
+
+
+def test_one_column_is_embedded_twice(model):
+    """As unsupervised SimCSE is usually written down, with the same text in two columns."""
+    (column,) = texts(1)
+    model.train()
+    found = []
+    for columns in ([column], [column, column]):
+        torch.manual_seed(0)
+        found.append(value_and_gradients(ContrastiveLoss(model, "infonce:t=0.05"), columns))
+    assert_equal(*found, 0)
+    assert found[0][0] > 0
+
+
+@pytest.mark.parametrize("kind", [ContrastiveLoss, CachedContrastiveLoss])
+def test_one_column_has_the_views_that_the_objective_asks_for(model, kind):
+    data = features(model.eval(), texts(1))
+    (embedded,) = (model(x)["sentence_embedding"] for x in features(model, texts(1)))
+    spec = "arcl(adnce:t=0.1):views=4 + 0.1*dp"
+    loss_fn = kind(model, spec)
+    assert loss_fn.get_config_dict()["views"] == 4
+    loss = loss_fn(data, None)
+    torch.testing.assert_close(
+        loss if isinstance(loss, torch.Tensor) else loss.sum(), cp.objective(spec)(*[embedded] * 4)
+    )
+    assert kind(model, "infonce").views == 2
+    assert kind(model, "infonce", views=3).views == 3
+    with pytest.raises(ValueError, match="views must be at least 2, got 0"):
+        kind(model, views=0)
+
+
+def test_terms_are_returned_by_name(model):
+    model.eval()
+    data = features(model, texts(2))
+    both = ContrastiveLoss(model, "infonce:t=0.05 + 0.1*dp")
+    terms = both(data, None)
+    assert list(terms) == ["infonce:t=0.05,denominator=with_positive", "0.1*dp"]
+    total = ContrastiveLoss(model, "infonce:t=0.05 + 0.1*dp", log_terms=False)(data, None)
+    torch.testing.assert_close(sum(terms.values()), total)
+    # equal terms share a name, and none of them gets lost
+    twice = ContrastiveLoss(model, "infonce:t=0.05 + infonce:t=0.05")(data, None)
+    torch.testing.assert_close(twice, 2 * terms["infonce:t=0.05,denominator=with_positive"])
+
+
+def test_schedules_advance_once_a_step(model):
+    loss = ContrastiveLoss(model, "infonce:t=schedule(0.5,0.1,4) + schedule(0,1,4)*dp")
+    for _ in range(2):
+        loss(features(model, texts(2)), None)
+    assert [int(m.step) for m in loss.objective.modules() if isinstance(m, cp.Schedule)] == [2, 2]
+
+
+def test_unknown_choices_are_named(model):
+    with pytest.raises(ValueError, match=r"unknown columns 'view'\. Did you mean 'views'"):
+        ContrastiveLoss(model, columns="view")
+    with pytest.raises(ValueError, match=r"unknown labels 'id'\. Did you mean 'ids'"):
+        ContrastiveLoss(model, labels="id")
+
+
+@pytest.mark.parametrize("kind", [ContrastiveLoss, CachedContrastiveLoss])
+def test_the_model_comes_first(model, kind):
+    for swapped in (("infonce:t=0.05",), ("infonce:t=0.05", model)):
+        with pytest.raises(TypeError, match=r"model: expected a SentenceTransformer, got str; .*\(model, ") as refused:
+            kind(*swapped)
+        assert len(str(refused.value)) < 200
+
+
+@pytest.mark.parametrize("kind", [ContrastiveLoss, CachedContrastiveLoss])
+def test_copies(model, kind):
+    model.eval()
+    loss = kind(model, "adnce:t=0.05,mu=0.4 + 0.1*dp")
+    data = features(model, texts(2))
+    for copied in (copy.deepcopy(loss), pickle.loads(pickle.dumps(loss))):
+        assert copied.get_config_dict() == loss.get_config_dict()
+        torch.testing.assert_close(
+            copied.compute_loss_from_embeddings([copied.model(x)["sentence_embedding"] for x in data]),
+            loss.compute_loss_from_embeddings([loss.model(x)["sentence_embedding"] for x in data]),
+        )
+
+
+@pytest.mark.parametrize(
+    "wrap", [lambda *given: losses.MatryoshkaLoss(*given, [16, 8], [1, 0.5]), losses.AdaptiveLayerLoss]
+)
+def test_losses_that_wrap_another_one(model, wrap):
+    """They weigh what it returns, a dict of terms as well as a number."""
+    model.eval()
+    found = []
+    for how in ({}, {"log_terms": False}):
+        torch.manual_seed(0)
+        found.append(wrap(model, ContrastiveLoss(model, "hcl + 0.1*dp", **how))(features(model, texts(2)), None))
+    torch.testing.assert_close(*found, rtol=0, atol=0)
+    found[0].backward()
+    assert all(p.grad is None or p.grad.isfinite().all() for p in model.parameters())
+
+
+def test_matryoshka_wraps_the_cached_one(model):
+    wrapped = losses.MatryoshkaLoss(model, CachedContrastiveLoss(model, "hcl + 0.1*dp"), [16, 8])
+    wrapped(features(model, texts(2)), None).backward()
+    assert all(p.grad is None or p.grad.isfinite().all() for p in model.parameters())
+
+
+# ---- cached --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("how", [{"mini_batch_size": 3}, {"mini_batch_num_tokens": 12}])
+@pytest.mark.parametrize(
+    ("spec", "columns"),
+    [("infonce:t=0.05", 2), ("infonce:t=0.05", 4), ("adnce:mu=0.4,t=0.07 + 0.1*dp", 3), ("arcl(hcl):views=3", -3)],
+)
+def test_cached_is_the_uncached(model, spec, columns, how):
+    """Loss and gradients; without dropout, whose masks differ between parts and whole."""
+    model.double().eval()
+    kind = {"columns": "views" if columns < 0 else "negatives"}
+    data = texts(abs(columns))
+    plain = value_and_gradients(ContrastiveLoss(model, spec, **kind), data)
+    assert_equal(value_and_gradients(CachedContrastiveLoss(model, spec, **kind, **how), data), plain, 1e-12)
+
+
+def test_cached_is_the_hosts_cached(model):
+    """With dropout: the same parts in the same order."""
+    model.train()
+    found = []
+    for loss in (
+        losses.CachedMultipleNegativesRankingLoss(model, scale=20.0, mini_batch_size=3),
+        CachedContrastiveLoss(model, "infonce:t=0.05", mini_batch_size=3),
+    ):
+        torch.manual_seed(0)
+        found.append(value_and_gradients(loss, texts(3)))
+    assert_equal(*found, 1e-6)
+
+
+def test_cached_names_a_column_that_no_term_reads(model):
+    with pytest.raises(ValueError, match=r"CachedContrastiveLoss did not use input column\(s\) 1"):
+        CachedContrastiveLoss(model, "dp")(features(model, texts(2)), None)
+
+
+# ---- in the trainer ------------------------------------------------------------------------------
+
+
+def trainer(model, loss, out: Path, columns: int = 2, **how):
+    names = ["anchor", "positive", "negative", "negative_2"][:columns]
+    data = datasets.Dataset.from_dict(dict(zip(names, texts(columns, 24), strict=True)))
+    settings = {
+        "max_steps": 3,
+        "per_device_train_batch_size": 8,
+        "learning_rate": 1e-3,
+        "logging_steps": 1,
+        "save_strategy": "no",
+        "report_to": "none",
+        "use_cpu": True,
+        "disable_tqdm": True,
+        "seed": 1,
+        **how,
+    }
+    arguments = st.SentenceTransformerTrainingArguments(output_dir=str(out), **settings)
+    return st.SentenceTransformerTrainer(model=model, args=arguments, train_dataset=data, loss=loss)
+
+
+def logged(run) -> list[float]:
+    return [line["loss"] for line in run.state.log_history if "loss" in line]
+
+
+@pytest.mark.parametrize("spec", SPECS)
+def test_every_objective_trains(model, tmp_path, spec):
+    before = [p.detach().clone() for p in model.parameters()]
+    if spec in ATTACKED:
+        for kind in (ContrastiveLoss, CachedContrastiveLoss):
+            with pytest.raises(ValueError, match="needs adversarial views, but words have no gradient"):
+                kind(model, spec)
+        return
+    run = trainer(model, ContrastiveLoss(model, spec), tmp_path)
+    run.train()
+    assert len(logged(run)) == 3
+    assert all(torch.isfinite(p).all() for p in model.parameters())
+    assert any(not torch.equal(p, was) for p, was in zip(model.parameters(), before, strict=True))
+
+
+@pytest.mark.parametrize("spec", ["adnce:t=0.05,mu=0.4", "infonce:t=0.05 + 0.1*dp"])
+@pytest.mark.parametrize("kind", [ContrastiveLoss, CachedContrastiveLoss])
+def test_a_last_batch_of_one_sample_trains(model, tmp_path, kind, spec):
+    """24 samples in batches of 23."""
+    run = trainer(model, kind(model, spec), tmp_path, max_steps=2, per_device_train_batch_size=23)
+    with pytest.warns(UserWarning, match="one sample has no negatives: its loss is zero.*dataloader_drop_last=True"):
+        run.train()
+    first, last = logged(run)
+    assert first > 0
+    assert last == 0
+    assert all(torch.isfinite(p).all() for p in model.parameters())
+
+
+def test_one_sample_with_a_hard_negative_has_negatives(model, recwarn):
+    data = [column[:1] for column in texts(3)]
+    assert ContrastiveLoss(model.eval())(features(model, data), None) > 0
+    assert not any("one sample" in str(each.message) for each in recwarn.list)
+
+
+def test_trains_as_the_hosts_loss(bert, tmp_path):
+    """Three steps with dropout, from the same weights and seed."""
+    curves = []
+    for kind, how in ((losses.MultipleNegativesRankingLoss, {"scale": 20.0}), (ContrastiveLoss, {})):
+        model = load(bert)
+        run = trainer(model, kind(model, **how), tmp_path, columns=3)
+        run.train()
+        curves.append(logged(run))
+    assert curves[0] == pytest.approx(curves[1], rel=1e-5)
+
+
+def test_card_and_logs(model, tmp_path):
+    loss = CachedContrastiveLoss(model, "adnce:mu=0.4,t=0.07 + 0.1*dp", mini_batch_size=4)
+    trainer(model, loss, tmp_path).train()
+    model.save_pretrained(str(tmp_path / "saved"))
+    card = (tmp_path / "saved" / "README.md").read_text()
+    assert "counterpoint.plugins.sentence_transformers.CachedContrastiveLoss" in card
+    assert '"objective": "adnce:t=0.07,denominator=with_positive,mu=0.4 + 0.1*dp"' in card
+    assert '"mini_batch_size": 4' in card
+    for part in (cp.ADNCE, cp.DistancePolarization):
+        assert part.paper in card
+    run = trainer(model, ContrastiveLoss(model, "infonce:t=0.05 + 0.1*dp"), tmp_path)
+    run.train()
+    for line in run.state.log_history[:3]:
+        assert line["loss"] == pytest.approx(
+            line["infonce:t=0.05,denominator=with_positive"] + line["0.1*dp"], abs=2e-4
+        )
+
+
+# ---- examples ------------------------------------------------------------------------------------
+
+EXAMPLES = Path(__file__).parents[2] / "examples" / "existing_repos"
+
+
+def test_example(capsys):
+    runpy.run_path(str(EXAMPLES / "sentence_transformers" / "train.py"))["main"](["--steps", "30"])
+    before, after = re.findall(r"(\d+)%", capsys.readouterr().out)
+    assert int(before) < int(after)
+
+
+def test_example_of_the_plain_trainer(capsys):
+    runpy.run_path(str(EXAMPLES / "hf_trainer" / "train.py"))["main"]("hcl:t=0.05")
+    first, last = capsys.readouterr().out.split("loss ")[-1].split(" -> ")
+    assert float(last) < float(first)
+
+
+# ---- two processes -------------------------------------------------------------------------------
+
+GATHERED = {
+    "infonce:t=0.05": {},
+    "infonce:t=0.1": {"columns": "negatives", "texts": 4},
+    "hcl:t=0.1": {"labels": "ids"},
+    "adnce:t=0.5,mu=auto": {},
+    "adnce:t=0.07,mu=0.4 + 0.1*dp": {"texts": 3},
+    "arcl(adnce):views=3": {"columns": "views", "texts": 3},
+    "nca": {"columns": "views", "texts": 3},
+}
+IDS = torch.tensor([0, 1, 2, 3, 0, 4, 5, 6])
+
+
+def gathered_step(bert, kind, spec: str, own: slice, parallel: bool, **more) -> tuple[float, list[list[float]]]:
+    settings = dict(GATHERED[spec])
+    columns = [column[own] for column in texts(settings.pop("texts", 2))]
+    model = load(bert).double().eval()
+    preprocess = model.preprocess
+    loss_fn = kind(model, spec, **settings, **more)
+    if parallel:
+        # as the trainer does; the pooler, which nothing here uses, would have to be looked for in every pass
+        model[0].model.pooler.requires_grad_(False)
+        loss_fn.model = nn.parallel.DistributedDataParallel(model)
+    loss = loss_fn([preprocess(column) for column in columns], IDS[own])
+    loss = torch.stack(list(loss.values())).sum() if isinstance(loss, dict) else loss
+    loss.backward()
+    return loss.item(), [p.grad.flatten().tolist() for p in model.parameters() if p.grad is not None]
+
+
+def one_of_two(rank: int, bert: str, out: str) -> None:
+    """What each of the two processes does."""
+    torch.set_num_threads(1)
+    torch.distributed.init_process_group("gloo", f"file://{out}/meet", rank=rank, world_size=2)
+    own = slice(4 * rank, 4 * rank + 4)
+    found = {
+        spec: gathered_step(bert, ContrastiveLoss, spec, own, True, gather_across_devices=True) for spec in GATHERED
+    }
+    found["cached"] = gathered_step(
+        bert, CachedContrastiveLoss, "infonce:t=0.05", own, True, gather_across_devices=True, mini_batch_size=2
+    )
+
+    def theirs(model, spec):
+        return losses.MultipleNegativesRankingLoss(model, scale=20.0, gather_across_devices=True)
+
+    found["theirs"] = gathered_step(bert, theirs, "infonce:t=0.05", own, True)
+    Path(out, f"{rank}.json").write_text(json.dumps(found))
+    torch.distributed.destroy_process_group()
+
+
+@pytest.fixture(scope="module")
+def two_processes(bert, tmp_path_factory):
+    out = tmp_path_factory.mktemp("gloo")
+    running = [subprocess.Popen([sys.executable, __file__, str(rank), str(bert), str(out)]) for rank in range(2)]
+    assert [process.wait(timeout=240) for process in running] == [0, 0]
+    return [json.loads((out / f"{rank}.json").read_text()) for rank in range(2)]
+
+
+def assert_same(found, expected) -> None:
+    for mine, whole in zip(found, expected, strict=True):
+        assert mine == pytest.approx(whole, rel=1e-9, abs=1e-12)
+
+
+@pytest.mark.parametrize("name", [*GATHERED, "cached"])
+def test_gathered_is_one_process_with_the_whole_batch(two_processes, bert, name):
+    spec = "infonce:t=0.05" if name == "cached" else name
+    loss, gradients = gathered_step(bert, ContrastiveLoss, spec, slice(None), False)
+    for process in two_processes:
+        assert process[name][0] == pytest.approx(loss, rel=1e-12)
+        assert_same(process[name][1], gradients)
+
+
+def test_gathered_is_what_the_host_computes(two_processes):
+    """Its loss is of a process's own anchors; ours is the mean over processes, in each."""
+    mean = sum(process["theirs"][0] for process in two_processes) / 2
+    for process in two_processes:
+        for name in ("infonce:t=0.05", "cached"):
+            assert process[name][0] == pytest.approx(mean, rel=1e-12)
+            assert_same(process[name][1], process["theirs"][1])
+
+
+def test_gathering_alone_changes_nothing(model):
+    model.eval()
+    data = texts(2)
+    found = [value_and_gradients(ContrastiveLoss(model, gather_across_devices=on), data) for on in (False, True)]
+    assert_equal(*found, 0)
+
+
+if __name__ == "__main__":
+    one_of_two(int(sys.argv[1]), *sys.argv[2:])

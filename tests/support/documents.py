@@ -1,0 +1,52 @@
+"""The documents, the command lines in them, and what they link to."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+from collections.abc import Iterator
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+DOCUMENTS = (
+    "README.md",
+    "CONTRIBUTING.md",
+    "docs/results.md",
+    "examples/README.md",
+    "examples/existing_repos/README.md",
+)
+COMMAND = re.compile(r"(?:make|pip|counterpoint|python) \S")
+
+
+def commands(text: str) -> Iterator[list[str]]:
+    """The commands in fences without a language, in indented lines, and in backticks; without comments, in order.
+
+    Those with an ellipsis are patterns and no commands.
+    """
+    fence = None
+    for line in text.splitlines():
+        if line.startswith("```"):
+            fence = None if fence is not None else line[3:].strip()
+            continue
+        if fence == "" or (fence is None and line.startswith("    ")):
+            said = [line.strip()]
+        else:
+            said = [] if fence is not None else re.findall(r"`([^`]+)`", line)
+        for one in said:
+            typed = re.split(r"\s+#|\s{3,}|\s>\s", re.sub(r"^cd \S+ && ", "", one))[0]
+            if COMMAND.match(typed) and "..." not in typed:
+                yield shlex.split(typed)
+
+
+def links(name: str) -> Iterator[tuple[str, str]]:
+    """Path from the root and heading (or "") of every relative link and picture of a document."""
+    text = (ROOT / name).read_text(encoding="utf-8")
+    for path, _, heading in (one.partition("#") for one in re.findall(r"\]\(((?!https?:)[^)\s]+)\)", text)):
+        yield (os.path.normpath(Path(name).parent / path) if path else name), heading
+
+
+def headings(name: str) -> set[str]:
+    """As links name them: small letters, hyphens for spaces, nothing but those and digits."""
+    found = re.findall(r"^#+ (.*)", (ROOT / name).read_text(encoding="utf-8"), re.M)
+    return {re.sub(r"[^\w -]", "", one.lower()).replace(" ", "-") for one in found}

@@ -1,0 +1,325 @@
+"""What the processes of test_distributed.py and test_gradcache.py do."""
+
+from __future__ import annotations
+
+import os
+import resource
+import signal
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+from processes import part
+from torch import Tensor, nn
+from torch import distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils._python_dispatch import TorchDispatchMode
+
+import counterpoint as cp
+from counterpoint.engine import distributed, streamed
+
+WIDTH, VIEWS = 5, 4
+BANK = torch.randn(7, WIDTH, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+
+# objective, number of views, arguments by name, further arguments
+Case = tuple[str, int, tuple[str, ...], dict[str, Any]]
+
+
+def given(total: int) -> dict[str, Tensor]:
+    """Everything that a batch of this size may come with."""
+    draw = torch.Generator().manual_seed(total)
+
+    def normal(*shape: int) -> Tensor:
+        return torch.randn(total, *shape, WIDTH, generator=draw, dtype=torch.float64)
+
+    return {
+        "views": normal(VIEWS),
+        "adversarial": normal(),
+        "mixed": normal(2),
+        "negatives": normal(3),
+        "prior": torch.rand(total, generator=draw, dtype=torch.float64) / 4,
+        "ids": torch.arange(total) // 2 * (torch.arange(total) < total - 2),
+        "negative_ids": torch.arange(3 * total).view(total, 3) % (total + 5),
+        "labels": torch.arange(total) % 3,
+    }
+
+
+def step(case: Case, total: int, rows: slice, gather: Any) -> dict[str, Tensor]:
+    """Two training steps on some rows of a batch: the second one's loss, gradients, learned and tracked values."""
+    spec, count, names, more = case
+    loss_fn, whole = cp.objective(spec).double(), given(total)
+    if "duplicates" in names:  # the largest similarity several times, in different processes too
+        whole["views"][1:] = whole["views"][:1]
+    how = {name: whole[name][rows].clone() for name in names if name in whole}
+    leaves = {k: v.requires_grad_() for k, v in how.items() if k in ("adversarial", "mixed", "negatives")}
+    found: dict[str, Tensor] = {}
+    for shift in (1.0, 0.7):
+        leaves["views"] = (whole["views"][rows][:, :count] + shift).requires_grad_()
+        loss = loss_fn(*leaves["views"].unbind(1), gather=gather, **how, **more)
+        grads = torch.autograd.grad(loss, [*leaves.values(), *loss_fn.parameters()], allow_unused=True)
+    found["loss"] = loss.detach()
+    for name, leaf, grad in zip(leaves, leaves.values(), grads, strict=False):
+        found[f"gradient of {name}"] = torch.zeros_like(leaf) if grad is None else grad
+    for (name, _), grad in zip(loss_fn.named_parameters(), grads[len(leaves) :], strict=True):
+        found[f"slope of {name}"] = grad
+    return found | {f"state {name}": value for name, value in loss_fn.state_dict().items()}
+
+
+def all_steps(rank: int, jobs: list[tuple[Case, list[int], Any]]) -> list[dict[str, Tensor]]:
+    return [step(case, sum(sizes), part(sizes, rank), gather) for case, sizes, gather in jobs]
+
+
+# ---- groups, reports, helpers ----------------------------------------------------------------------
+
+UNEVEN = [1, 6]
+
+
+def halves(rank: int) -> dict[str, Any]:
+    """Four processes as two pairs, each with a batch of its own."""
+    pairs = [dist.new_group(ranks) for ranks in ([0, 1], [2, 3])]
+    own, (z, _) = pairs[rank // 2], embeddings()
+    rows = part(UNEVEN, rank % 2)
+    found = {}
+    for name, gather in (("all", own), ("ring", ("ring", own))):
+        found[name] = cp.HCL()(*(z + rank // 2)[:, rows], gather=gather).item()
+    try:
+        cp.HCL()(*z, gather=pairs[1 - rank // 2])
+    except ValueError as error:
+        found["no member"] = str(error)
+    return found
+
+
+def embeddings(seed: int = 0) -> tuple[Tensor, Tensor]:
+    """Two views and class numbers of seven samples."""
+    draw = torch.Generator().manual_seed(seed)
+    return torch.randn(2, 7, WIDTH, generator=draw, dtype=torch.float64), torch.arange(7) % 3
+
+
+def penalty(views: Tensor, **how: Any) -> Tensor:
+    """Gradient of the squared length of a loss's gradient."""
+    views = views.clone().requires_grad_()
+    (slope,) = torch.autograd.grad(cp.InfoNCE()(*views, **how), views, create_graph=True)
+    (found,) = torch.autograd.grad(slope.square().sum(), views)
+    return found
+
+
+def helpers(rank: int) -> dict[str, Any]:
+    rows, (z, ids) = part(UNEVEN, rank), embeddings()
+    own = z[0, rows].clone().requires_grad_()
+    everyone = cp.gather(own)
+    (everyone * (rank + 1)).sum().backward()
+    found = {
+        "rows": everyone.detach(),
+        "gradient": own.grad,
+        "ids": cp.gather(ids[rows]),
+        "flags": cp.gather(ids[rows] > 0),
+        "nothing on one": cp.gather(ids[rows][: 6 * rank]),
+        "each": cp.InfoNCE()(*z[:, rows], gather=True, reduction="none"),
+        "second derivative": penalty(z[:, rows], gather=True, tile=0),
+    }
+    for spec in ("adnce:mu=auto + 0.1*dp", "hcl:prior=0.3"):
+        for way in (True, "ring"):
+            found[f"report {spec} {way}"] = cp.objective(spec).report(*z[:, rows], gather=way)
+    try:
+        penalty(z[:, rows], gather="ring")
+    except RuntimeError as error:
+        found["second derivative of a ring"] = str(error)
+    # a group that knows no tensors on the CPU, as NCCL's
+    control = distributed._control(dist.new_group(backend="cuda:gloo"))
+    mine, every = torch.tensor([rank]), torch.zeros(2, dtype=torch.long)
+    dist.all_gather_into_tensor(every, mine, group=control)
+    found["control"] = every
+    return found
+
+
+# ---- training ---------------------------------------------------------------------------------------
+
+
+class Trained(nn.Module):
+    """An encoder, and an objective with a temperature to be trained."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.encoder = nn.Sequential(nn.Linear(WIDTH, 8), nn.Tanh(), nn.Linear(8, 4)).double()
+        self.loss_fn = cp.objective("adnce:t=learned(0.3,0.1,1),mu=auto + 0.1*dp").double()
+
+    def forward(self, views: Tensor, **how: Any) -> Tensor:
+        loss: Tensor = self.loss_fn(*map(self.encoder, views), **how)
+        return loss
+
+
+def trained(rank: int, sizes: list[int], **how: Any) -> dict[str, Tensor]:
+    """Three steps of SGD, the objective inside the wrapper."""
+    model = Trained()
+    wrapped = DistributedDataParallel(model) if dist.is_initialized() else model
+    optimizer = torch.optim.SGD(model.parameters(), 0.5)
+    losses = []
+    for seed in range(3):
+        optimizer.zero_grad()
+        loss = wrapped(embeddings(seed)[0][:, part(sizes, rank)], **how)
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    return {"losses": torch.tensor(losses), **model.state_dict()}
+
+
+def trained_all_ways(rank: int, sizes: list[int]) -> list[dict[str, Tensor]]:
+    return [trained(rank, sizes, gather=True), trained(rank, sizes, gather="ring")]
+
+
+def cached(rank: int, sizes: list[int], unused: bool = False) -> dict[str, Tensor]:
+    """Three steps of SGD with the encoder in chunks, of which processes have different numbers."""
+    encoder: Any = Trained().encoder
+    if unused:
+        encoder.register_parameter("unused", nn.Parameter(torch.zeros(3)))
+    averaged: list[int] = []
+    wrapped = encoder
+    if dist.is_initialized():
+        wrapped = DistributedDataParallel(encoder, find_unused_parameters=unused)
+        wrapped.register_comm_hook(averaged, counted)
+    optimizer = torch.optim.SGD(encoder.parameters(), 0.5)
+    for seed in range(3):
+        optimizer.zero_grad()
+        views = embeddings(seed)[0][:, part(sizes, rank)]
+        loss = cp.HCL()(*(cp.gradcache(wrapped, x, chunk=2) for x in views), gather=True)
+        loss.backward()
+        optimizer.step()
+    return {**encoder.state_dict(), "averaged": torch.tensor(averaged.count(0))}
+
+
+def counted(averaged, bucket):  # torch looks at annotations of hooks, and refuses those that are text
+    """Averages as DistributedDataParallel does by itself, and notes which bucket of gradients it was."""
+    averaged.append(bucket.index())
+    work = dist.all_reduce(bucket.buffer().div_(dist.get_world_size()), async_op=True)
+    return work.get_future().then(lambda done: done.value()[0])
+
+
+def cached_all_ways(rank: int, sizes: list[int]) -> list[dict[str, Tensor]]:
+    return [cached(rank, sizes), cached(rank, sizes, unused=True)]
+
+
+def enqueued(rank: int, sizes: list[int]) -> dict[str, Tensor]:
+    """Three steps with a queue of earlier keys, as in MoCo."""
+    loss_fn = cp.objective("adnce:t=0.3,sigma=auto").double()
+    queue, queue_ids = BANK.clone(), torch.arange(7) % 3
+    losses = []
+    for seed in range(3):
+        z, ids = embeddings(seed)
+        (query, key), ids = z[:, part(sizes, rank)], ids[part(sizes, rank)]
+        losses.append(loss_fn(query, key, queue=queue, ids=ids, queue_ids=queue_ids, gather=True).item())
+        queue = torch.cat([cp.gather(key), queue])[:9]
+        queue_ids = torch.cat([cp.gather(ids), queue_ids])[:9]
+    return {"losses": torch.tensor(losses), "queue": queue, "ids": queue_ids}
+
+
+class Largest(TorchDispatchMode):
+    """The most rows of any matrix of embeddings that is made."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.width, self.rows = width, 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        made = func(*args, **(kwargs or {}))
+        if isinstance(made, Tensor) and made.dim() == 2 and made.shape[1] == self.width:
+            self.rows = max(self.rows, len(made))
+        return made
+
+
+def most_keys(rank: int) -> dict[str, int]:
+    """The most keys, of 2 x 4 x 64, that a process holds in one tensor."""
+    found = {}
+    for name, gather in (("all", True), ("ring", "ring")):
+        z = torch.randn(2, 64, 33, requires_grad=True)
+        with Largest(33) as seen:
+            cp.objective("hcl + 0.1*mv")(*z, gather=gather).backward()
+        found[name] = seen.rows
+    return found
+
+
+def without_kernels(rank: int) -> float:
+    """A ring where the device has kernels, which know no ring."""
+    streamed.FUSED = {"cpu"}
+    return cp.HCL()(*embeddings()[0][:, part(UNEVEN, rank)].float(), gather="ring").item()
+
+
+# ---- failures ---------------------------------------------------------------------------------------
+
+
+class Interrupted(cp.InfoNCE):
+    """Something happens to the second process between the collectives of a step."""
+
+    def losses(self, scores: cp.Scores) -> Tensor:
+        if dist.get_rank() == 1:
+            happen()
+        return super().losses(scores)
+
+
+def happen() -> None:
+    raise NotImplementedError
+
+
+def killed(rank: int, gather: Any) -> None:
+    global happen
+
+    def happen() -> None:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    Interrupted()(*embeddings()[0][:, part(UNEVEN, rank)], gather=gather)
+
+
+def stuck(rank: int, gather: Any, folder: str) -> None:
+    global happen
+
+    def happen() -> None:
+        while not Path(folder, "0.pt").exists():  # until the other one has given up
+            time.sleep(0.1)
+        raise SystemExit(1)
+
+    Interrupted()(*embeddings()[0][:, part(UNEVEN, rank)], gather=gather)
+
+
+def refused(rank: int, what: str) -> None:
+    z, ids = embeddings()
+    z, ids = z[:, part(UNEVEN, rank)].clone(), ids[part(UNEVEN, rank)]
+    how: dict[str, Any] = {"gather": True}
+    if what == "nan" and rank == 1:
+        z[0, 3, 2] = torch.nan
+    elif what == "empty" and rank == 1:
+        z = z[:, :0]
+    elif what == "width" and rank == 1:
+        z = z[..., :3]
+    elif what == "ids" and rank == 1:
+        how["ids"] = ids
+    elif what == "gradient" and rank == 1:
+        z.requires_grad_()
+    elif what == "classes" and rank == 1:
+        how["labels"] = ids
+    elif what == "ring" and rank == 1:
+        how["gather"] = "ring"
+    elif what == "labels":
+        how |= {"labels": ids, "gather": "ring"}
+    cp.InfoNCE()(*z, **how)
+
+
+# ---- memory -----------------------------------------------------------------------------------------
+
+SAMPLES, HIDDEN, LAYERS = 4096, 128, 64
+
+
+def memory(rank: int, chunk: int) -> int:
+    """How much the process's largest memory grows in a step, in KiB."""
+    layers = [m for _ in range(LAYERS // 2) for m in (nn.Linear(HIDDEN, HIDDEN), nn.GELU())]
+    encoder = nn.Sequential(*layers)
+
+    def step(x: Tensor, chunk: int) -> None:
+        z = cp.gradcache(encoder, x, chunk=chunk) if chunk else encoder(x)
+        z.square().sum().backward()
+
+    step(torch.randn(32, HIDDEN), 32)  # what is loaded at the first use
+    x = torch.randn(SAMPLES, HIDDEN)
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    step(x, chunk)
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before

@@ -1,0 +1,63 @@
+"""Specs of every objective, registered and composed, and embeddings to call them with."""
+
+from __future__ import annotations
+
+import torch
+
+import counterpoint as cp
+
+FAMILIES = ["gaussian", "gamma", "rayleigh", "chi2"]
+
+DENOMINATORS = ["with_positive", "negatives", "mean", "all"]
+
+
+def default(name: str) -> list[str]:
+    """Specs of a registered objective at its defaults; ``T`` stands where the temperature goes."""
+    kind = cp.registry[name]
+    if issubclass(kind, cp.Wrapper):
+        return [f"{name}({inner}:t=T)" for inner in ("infonce", "hcl")]
+    return [f"{name}:t=T" if "temperature" in kind.hyper else name]
+
+
+REGISTERED = [spec for name in cp.registry for spec in default(name)]
+
+CHOICES = [
+    *[f"infonce:t=T,denominator={d}" for d in DENOMINATORS[1:3]],
+    "infonce:radius=0.1",
+    "hcl:t=T,beta=4,prior=0.3",
+    "hcl:t=T,detach_weights=true,denominator=mean",
+    *[f"adnce:t=T,weight={w},denominator={d}" for w in FAMILIES for d in DENOMINATORS],
+    "adnce:t=T,sigma=0.05",
+    "adnce:t=T,mu=auto,sigma=auto",
+    "alphacl:t=T,power=2.5,normalize=false",
+    "debpos:t=T,aggregation=group_mean",
+    "debpos:t=T,aggregation=group_sum",
+    "nca:t=T,estimator=g0,count_positives=true",
+    "robust:t=T,weight=one",
+    "intcl:t=T,estimator=g1,robust_estimator=g0",
+    "intnacl:t=T,base=both,detach_weight=false",
+    "dp:low=0.2,high=0.9,reduction=batch_sum",
+    "dro:alpha=0.3",
+    "dro:shared=true",
+    "dro:divergence=chi2",
+    "dro:divergence=chi2,nonneg=false",
+]
+
+COMPOSITES = [
+    "infonce:t=T + 0.1*dp",
+    "arcl(adnce:t=T,mu=0.9 + 0.5*dcl:t=T):views=2,denominator=worst",
+    "2*(aal(mv:t=T) + -0.5*alphacl:t=T)",
+    "infonce:t=learned(0.07,0.005,10) + schedule(0,1,10)*hcl:t=schedule(0.5,0.1,100,cosine)",
+]
+
+SPECS = [*REGISTERED, *CHOICES, *COMPOSITES]
+
+
+def at(spec: str, t: float = 0.5) -> cp.Objective:
+    return cp.objective(spec.replace("=T", f"={t}"))
+
+
+def embeddings(views: int = 4, batch: int = 6, width: int = 8, seed: int = 0, dtype=torch.float32) -> torch.Tensor:
+    return torch.randn(views, batch, width, generator=torch.Generator().manual_seed(seed), dtype=torch.float64).to(
+        dtype
+    )
