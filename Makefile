@@ -1,22 +1,26 @@
 # make demo    every domain on data that needs no download: a table in the terminal, demo/report.html, demo/results.json
-# make test    everything that is checked on every change, set-up included
-# Both set up .venv by themselves, with uv where it can be had and plain pip otherwise; with PINNED=1 in the versions of
-# constraints.txt, which are those that the project was last tested with, on Python 3.11.
+# make test    all checks of a change, set-up included
+# make lint    the quick half of the checks: style, types, imports
+# All set up .venv first, with uv if it is available and pip otherwise; with PINNED=1 in the versions of
+# constraints.txt, with which the project was last tested, on Python 3.11.
 
 PYTHON ?= python3
 JOBS ?= 2
 VENV := .venv
 RUN := $(VENV)/bin/python
 LOWEST := .venv-lowest
-# the lowest claimed torch, and the last numpy that it was built for
+# the lowest supported torch, and the last numpy that it was built for
 LOWEST_TORCH := torch==2.2.0 numpy<2
 
 export HF_HUB_OFFLINE ?= 1
 
-.PHONY: demo test test-slow test-lowest lint bench constraints dist clean help
+# what an installed package consists of: the checkout is installed as a tree of links, which these make out of date
+SOURCES = $(sort $(shell find core plugins integrations -type f ! -name '*.py[co]'))
+
+.PHONY: demo test test-slow test-lowest lint types graph bench constraints dist clean help FORCE
 
 help:
-	@sed -n 's/^# //p' Makefile
+	@sed -n '/^#/!q; s/^# //p' Makefile
 
 demo: $(VENV)/ready
 	$(VENV)/bin/counterpoint demo --out demo --jobs $(JOBS)
@@ -27,15 +31,26 @@ test: $(VENV)/ready lint
 test-slow: $(VENV)/ready
 	$(RUN) -m pytest -m slow
 
-# the core alone, on the lowest versions that pyproject.toml claims, where torch.compile knows less
+# the core alone, on the lowest versions that pyproject.toml allows, where torch.compile supports less
 test-lowest: $(LOWEST)/ready
 	$(LOWEST)/bin/python -m pytest -n $(JOBS) \
-	  tests/core/objectives tests/core/test_contract.py tests/core/test_errors.py tests/core/test_perturb.py \
+	  tests/core/objectives tests/core/batch tests/core/test_contract.py tests/core/test_errors.py \
+	  tests/core/test_perturb.py tests/core/test_schedules.py tests/core/test_sums.py \
 	  -k "not compiled"
 
-lint: $(VENV)/ready
+lint: $(VENV)/ready types
 	$(VENV)/bin/ruff check
 	$(VENV)/bin/ruff format --check
+	$(VENV)/bin/lint-imports --no-logo
+
+types: $(VENV)/ready
+	$(VENV)/bin/mypy -p counterpoint
+	$(VENV)/bin/mypy tests/support/typed_use.py
+	$(VENV)/bin/pyright
+
+# the picture and the numbers of the import graph in docs/architecture.md
+graph: $(VENV)/ready
+	$(RUN) tests/support/import_graph.py
 
 bench: $(VENV)/ready
 	$(RUN) -m tests.bench.losses
@@ -43,7 +58,7 @@ bench: $(VENV)/ready
 	$(RUN) tests/bench/bench_graph.py --dataset demo
 	$(RUN) tests/bench/bench_augment.py
 
-# the versions of everything that is in .venv now, names and versions only
+# the names and versions of all packages in .venv
 constraints: $(VENV)/ready
 	$(RUN) tests/support/pinned.py > constraints.txt
 
@@ -51,26 +66,37 @@ dist: $(VENV)/ready
 	rm -rf dist
 	$(RUN) -m build --outdir dist .
 
-$(VENV)/ready: pyproject.toml
-	$(call install,$(VENV),-e '.[dev]' $(if $(PINNED),-c constraints.txt))
+# links to the files instead of an import hook, so that editors, mypy and pyright find `import counterpoint`
+$(VENV)/ready: $(VENV)/installed FORCE
+	@echo $(SOURCES) | cmp -s - $@ || { \
+	  rm -rf build/__editable__.*; \
+	  $(call pip,$(VENV),--no-deps -e . --config-settings editable_mode=strict) && echo $(SOURCES) > $@; \
+	}
+
+$(VENV)/installed: pyproject.toml
+	@echo "setting up $(VENV)"
+	$(call environment,$(VENV))
+	@$(call pip,$(VENV),-e '.[dev]' $(if $(PINNED),-c constraints.txt))
+	@rm -f $(VENV)/ready
+	@touch $@
 
 $(LOWEST)/ready: pyproject.toml
-	$(call install,$(LOWEST),$(foreach package,$(LOWEST_TORCH),'$(package)') pytest pytest-xdist hypothesis)
-	$(call install,$(LOWEST),--no-deps -e .)
+	@echo "setting up $(LOWEST)"
+	$(call environment,$(LOWEST))
+	@$(call pip,$(LOWEST),$(foreach package,$(LOWEST_TORCH),'$(package)') pytest pytest-xdist hypothesis)
+	@$(call pip,$(LOWEST),--no-deps -e .)
+	@touch $@
 
-# $(call install,environment,what): a fresh environment if there is none, the packages, and the mark that it is ready
-define install
-	@echo "setting up $(1)"
+# $(call environment,folder): a fresh virtual environment, if there is none
+define environment
 	@command -v uv >/dev/null || $(PYTHON) -m pip install --quiet uv 2>/dev/null || true
-	@if command -v uv >/dev/null; then \
-	  test -x $(1)/bin/python || uv venv --quiet --python $(PYTHON) $(1); \
-	  uv pip install --quiet --python $(1)/bin/python $(2); \
-	else \
-	  test -x $(1)/bin/python || $(PYTHON) -m venv $(1); \
-	  $(1)/bin/python -m pip install --quiet $(2); \
-	fi
-	@touch $(1)/ready
+	@test -x $(1)/bin/python || \
+	  if command -v uv >/dev/null; then uv venv --quiet --python $(PYTHON) $(1); else $(PYTHON) -m venv $(1); fi
 endef
+
+# $(call pip,environment,arguments): install packages with uv if there is one, else with pip
+pip = if command -v uv >/dev/null; then uv pip install --quiet --python $(1)/bin/python $(2); \
+  else $(1)/bin/python -m pip install --quiet $(2); fi
 
 clean:
 	rm -rf $(VENV) $(LOWEST) build dist demo *.egg-info

@@ -9,34 +9,67 @@ True
 torch.Size([])
 """
 
-from . import perturb as views
-from .batch.scores import Scores
-from .checks import set_checks
-from .diagnose.plots import plot_distances, plot_weights
-from .diagnose.report import distances, weight_curve
-from .engine.distributed import gather
-from .engine.negatives import DenseNegatives, Negatives
-from .engine.streamed import StreamedNegatives
-from .gradcache import gradcache
-from .hyper import Choice, Flag, Learned, Real, Schedule
-from .objective import Objective, Wrapper, from_dict, objective, registry
-from .objectives.adnce import ADNCE
-from .objectives.alpha_cl import AlphaCL
-from .objectives.dro import (
-    CLDRO,
-    MeanVariance,
-    chi2_ratio,
-    kl_alpha,
-    mutual_information,
-    tau_from_radius,
-    worst_case_weights,
-)
-from .objectives.infonce import DCL, HCL, InfoNCE
-from .objectives.nacl import NCA, IntCL, IntNaCl, MixNCA, Robust
-from .objectives.polarization import DistancePolarization, pairs_in_margin
-from .objectives.positives import AAL, ArCL, DebiasedPositives, worst_alignment
-from .spec import SpecError
+import sys
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
 from .version import __version__
+
+if TYPE_CHECKING:  # at run time each name is imported on first use, so that commands start without torch
+    from . import perturb as views
+    from .batch.scores import Scores
+    from .checks import set_checks
+    from .diagnose.plots import plot_distances, plot_weights
+    from .diagnose.spread import distances
+    from .diagnose.weights import weight_curve
+    from .engine.distributed import gather
+    from .engine.negatives import DenseNegatives, Negatives
+    from .engine.streamed import StreamedNegatives
+    from .gradcache import gradcache
+    from .hyper import Choice, Flag, Learned, Real, Schedule
+    from .objective import Objective, Wrapper, from_dict, objective
+    from .objectives.adnce import ADNCE
+    from .objectives.alpha_cl import AlphaCL
+    from .objectives.dro import (
+        CLDRO,
+        MeanVariance,
+        chi2_ratio,
+        kl_alpha,
+        mutual_information,
+        tau_from_radius,
+        worst_case_weights,
+    )
+    from .objectives.infonce import DCL, HCL, InfoNCE
+    from .objectives.nacl import NCA, IntCL, IntNaCl, MixNCA, Robust
+    from .objectives.polarization import DistancePolarization, pairs_in_margin
+    from .objectives.positives import AAL, ArCL, DebiasedPositives, worst_alignment
+    from .registry import registry
+    from .spec import SpecError
+
+# module: the public names that it defines; the same as above, which a test checks
+_NAMES = {
+    "batch.scores": "Scores",
+    "checks": "set_checks",
+    "diagnose.plots": "plot_distances plot_weights",
+    "diagnose.spread": "distances",
+    "diagnose.weights": "weight_curve",
+    "engine.distributed": "gather",
+    "engine.negatives": "DenseNegatives Negatives",
+    "engine.streamed": "StreamedNegatives",
+    "gradcache": "gradcache",
+    "hyper": "Choice Flag Learned Real Schedule",
+    "objective": "Objective Wrapper from_dict objective",
+    "objectives.adnce": "ADNCE",
+    "objectives.alpha_cl": "AlphaCL",
+    "objectives.dro": "CLDRO MeanVariance chi2_ratio kl_alpha mutual_information tau_from_radius worst_case_weights",
+    "objectives.infonce": "DCL HCL InfoNCE",
+    "objectives.nacl": "NCA IntCL IntNaCl MixNCA Robust",
+    "objectives.polarization": "DistancePolarization pairs_in_margin",
+    "objectives.positives": "AAL ArCL DebiasedPositives worst_alignment",
+    "registry": "registry",
+    "spec": "SpecError",
+}
+_MODULE = {name: module for module, names in _NAMES.items() for name in names.split()}
 
 __all__ = [
     "AAL",
@@ -87,3 +120,54 @@ __all__ = [
     "worst_alignment",
     "worst_case_weights",
 ]
+
+
+if not TYPE_CHECKING:  # type checkers would take it as a reason to accept any name
+
+    def __getattr__(name: str) -> Any:
+        """Import a public name, or a module of the package, on first use."""
+        from importlib import import_module
+        from importlib.util import find_spec
+
+        if name in _MODULE:
+            import_module(f"{__name__}.objectives")  # fills the registry before any other class can take a name
+            module = f"{__name__}.{_MODULE[name]}"
+            import_module(module.rpartition(".")[0])  # before its modules, or two threads can wait for each other
+            value = getattr(import_module(module), name)
+        elif name == "views":
+            value = import_module(f"{__name__}.perturb")
+        elif name.isidentifier() and not name.startswith("_") and find_spec(f"{__name__}.{name}"):
+            return import_module(f"{__name__}.{name}")
+        else:
+            from difflib import get_close_matches
+
+            hint = "".join(f" Did you mean {match!r}?" for match in get_close_matches(name, __all__, 1))
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}.{hint}", name=name, obj=None)
+        globals()[name] = value
+        return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})
+
+
+class _Package(ModuleType):
+    """A package whose functions ``objective`` and ``gradcache`` are not replaced by their modules.
+
+    Importing the submodule ``counterpoint.objective`` sets the package's attribute of that name to the module, which
+    would hide the function. The module stays in ``sys.modules``, so ``from counterpoint.objective import Objective``
+    works as usual.
+    """
+
+    def __reduce__(self) -> Any:
+        """Pickle by name, as cloudpickle and dill do for modules of the plain type only."""
+        from importlib import import_module
+
+        return import_module, (self.__name__,)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if not (name in _MODULE and isinstance(value, ModuleType)):
+            super().__setattr__(name, value)
+
+
+sys.modules[__name__].__class__ = _Package

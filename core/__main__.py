@@ -1,8 +1,8 @@
-"""``python -m counterpoint``: the command line, where the command ``counterpoint`` is on no path."""
+"""Run the command line as ``python -m counterpoint``."""
 
 if __name__ == "__main__":
     import sys
 
-    from counterpoint_command import main
+    from counterpoint.integrations.command.main import main
 
     sys.exit(main())

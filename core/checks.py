@@ -1,9 +1,10 @@
-"""Checks of what users hand in. Shapes are always checked; values where looking at them is free."""
+"""Check arguments. Shapes are always checked; values where reading them is free."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -11,15 +12,17 @@ from torch import Tensor
 from .hyper import nearest
 
 # torch 2.2 has it under another name
-compiling: Callable[[], bool] = getattr(torch.compiler, "is_compiling", None) or torch._utils.is_compiling
+compiling: Callable[[], bool] = (
+    getattr(torch.compiler, "is_compiling", None) or torch._utils.is_compiling  # pyright: ignore[reportAttributeAccessIssue]
+)
 _mode = "auto"
 
 
 def set_checks(mode: str) -> None:
-    """Chooses when values (NaN, infinity, anchors without negatives) are checked.
+    """Choose when values (NaN, infinity, anchors without negatives) are checked.
 
-    ``auto``: on the CPU. On an accelerator a look at a value would make the host wait for the device in every
-    step, so there a NaN shows as a NaN loss. ``always``: everywhere, to find the batch that did it. ``never``.
+    ``auto``: on the CPU. On an accelerator, reading a value would synchronize in every step, so there a NaN shows as
+    a NaN loss. ``always``: everywhere, to find the batch that contains it. ``never``.
     """
     global _mode
     if mode not in ("auto", "always", "never"):
@@ -28,8 +31,8 @@ def set_checks(mode: str) -> None:
 
 
 def wanted(tensor: Tensor) -> bool:
-    """Whether the values of ``tensor`` may be looked at now."""
-    if _mode == "never" or compiling() or torch._C._are_functorch_transforms_active():  # vmap has no values to show
+    """Whether to read the values of ``tensor`` now."""
+    if _mode == "never" or compiling() or torch._C._are_functorch_transforms_active():  # vmap has no values to read
         return False
     return _mode == "always" or tensor.device.type == "cpu"
 
@@ -57,8 +60,8 @@ def is_matrix(tensor: Tensor, what: str, expected: str) -> Tensor:
 
 
 def is_finite(tensor: Tensor, what: str) -> Tensor:
-    """Raises if ``tensor`` holds NaN or infinity, and says how many and where the first one is."""
-    # NaN and infinity do not leave a sum; it may be infinite by itself as well
+    """Raises if ``tensor`` contains NaN or infinity, naming how many and where the first one is."""
+    # a sum keeps NaN and infinity; it may also overflow without them
     if not wanted(tensor) or math.isfinite(tensor.detach().sum()):
         return tensor
     bad = ~torch.isfinite(tensor)
@@ -85,7 +88,7 @@ def is_prior(prior: Tensor, zero: bool = True) -> Tensor:
 
 
 def has_negatives(count: Tensor) -> None:
-    """Raises if an anchor has no negatives, and says which."""
+    """Raises if an anchor has no negatives, naming which."""
     if wanted(count) and bool((count <= 0).any()):
         rows = (count.reshape(-1) <= 0).nonzero().reshape(-1).tolist()
         named = ", ".join(map(str, rows[:8])) + (", ..." if len(rows) > 8 else "")
@@ -93,3 +96,26 @@ def has_negatives(count: Tensor) -> None:
             f"{len(rows)} of {count.numel()} anchors have no negatives (rows {named}): "
             "ids, labels or mask rule out every key."
         )
+
+
+def is_elementwise(results: Any, s: Tensor) -> None:
+    """Raises if a function of ``s`` returns another shape: then it depends on more than ``s``."""
+    for x in results if isinstance(results, tuple) else (results,):
+        if x.shape != s.shape:
+            raise TypeError(
+                f"the function that is reduced made {shape(x)} of {shape(s)} similarities: it may close "
+                "over numbers and tensors without dimensions only; what differs from anchor to anchor is passed "
+                "beside it, neg.mean(f, per_anchor)."
+            )
+
+
+ONCE = (
+    "streamed negatives have no second derivative (create_graph=True): call the objective with tile=0, which keeps "
+    "the matrix of similarities."
+)
+
+
+def refuse_second_derivative(message: str = ONCE) -> None:
+    """Raises in the backward pass of a custom function that is to be differentiated again."""
+    if torch.is_grad_enabled():
+        raise RuntimeError(message)

@@ -1,10 +1,11 @@
 """Large batches through an encoder whose activations would not fit: a gradient cache.
 
 A contrastive loss needs the embeddings of the whole batch at once, but not the activations behind them. So the encoder
-sees the batch in chunks and keeps nothing of them but the embeddings. When the loss has told what each embedding's
-gradient is, the chunks are encoded again, one at a time, and take it on to the parameters.
+encodes the batch in chunks and stores only their embeddings. Once the loss has produced the gradients of the
+embeddings, each chunk is re-encoded to backpropagate them to the parameters.
 
-Paper: Gao et al. 2021, scaling deep contrastive learning batch size under memory limited setup.
+Paper: Gao et al. 2021, scaling deep contrastive learning batch size under memory limited setup,
+https://arxiv.org/abs/2101.06983.
 """
 
 from __future__ import annotations
@@ -26,33 +27,34 @@ from . import checks
 def gradcache(
     encoder: Callable[..., Any], inputs: Any, chunk: int, output: Callable[[Any], Tensor] | None = None
 ) -> Tensor:
-    """``encoder(inputs)``, with the activations of only ``chunk`` samples in memory at a time.
+    """Compute ``encoder(inputs)`` with the activations of only ``chunk`` samples in memory at a time.
 
-    All else in a training step stays what it was, whatever the objective, the number of views and of encoders,
+    The rest of the training step is unchanged, whatever the objective, the number of views and of encoders,
     gradient scaler, Accelerate or Lightning::
 
         z1, z2 = (cp.gradcache(encoder, x, chunk=64) for x in (x1, x2))
         loss = loss_fn(z1, z2, gather=True)
         loss.backward()
 
-    Loss and gradients are those of one pass: when a chunk is encoded again, the random numbers (dropout) and the
-    autocast mode of its first time are in force. The exception is batch normalisation, which sees a chunk where it
-    would see the batch, and updates its running averages twice.
+    Loss and gradients match those of a single pass: re-encoding restores the random state (dropout) and the autocast
+    mode. Batch normalization is the exception: it sees a chunk instead of the batch, and updates its running statistics
+    twice.
 
     *Cost*: one more forward pass of the encoder, about a third more time. *Memory*: the activations of one chunk, and
-    the embeddings. The similarities are the objective's business.
+    the embeddings; that of the similarities depends on the objective's ``tile``.
 
-    *DistributedDataParallel*: give the wrapped module itself, not a function around it. Gradients are averaged once,
+    *DistributedDataParallel*: pass the wrapped module itself, not a function around it. Gradients are averaged once,
     after the last chunk, and processes may have different numbers of chunks.
 
     Gradients cannot be differentiated again. An encoder's own activation checkpointing must be the non-reentrant kind.
 
     Args:
-        encoder: a module or function that makes a row of its output from each row of its input.
-        inputs: what it gets: a tensor, a list or tuple (its arguments by position), or a mapping such as a tokenizer's
-            ``BatchEncoding`` (its arguments by name). Tensors have a row per sample; anything else goes to every chunk.
-        chunk: samples that are encoded at a time, at least 1. As many as fit are fastest.
-        output: picks the embeddings from what the encoder returns, such as
+        encoder: a module or function with an output row for each input row.
+        inputs: its arguments: a tensor, a list or tuple (its arguments by position), or a mapping such as a tokenizer's
+            ``BatchEncoding`` (its arguments by name). Tensors have a row per sample; anything else is passed with
+            every chunk.
+        chunk: number of samples that are encoded at a time, at least 1; as many as fit are fastest.
+        output: selects the embeddings from what the encoder returns, such as
             ``lambda out: out.last_hidden_state[:, 0]``.
 
     Returns:
@@ -69,27 +71,27 @@ def gradcache(
     if ddp is not None and ddp.static_graph:
         raise ValueError("gradcache: DistributedDataParallel(static_graph=True) cannot average over chunks.")
     bare = encoder if ddp is None else ddp.module
-    given = _Inputs(inputs)
+    arguments = _Inputs(inputs)
     if not torch.is_grad_enabled():
-        return torch.cat([_embed(bare, part, output) for part in given.chunks(chunk)])
+        return torch.cat([_embed(bare, part, output) for part in arguments.chunks(chunk)])
     trained: dict[int, Tensor] = {}
     passes, rows = [], []
-    # the wrapper prepares its averaging when it is called, which is to happen once
+    # the wrapper prepares its averaging in each call, so it is called once
     call: Callable[..., Any] = encoder
-    for part in given.chunks(chunk):
-        states = _States(given.devices(bare))
+    for part in arguments.chunks(chunk):
+        states = _States(arguments.devices(bare))
         z = _embed(call, part, output)
-        trained.update({id(x): x for x in leaves([z]) if not any(x is own for own in part.trained)})
+        trained.update({id(x): x for x in leaves([z]) if not any(x is leaf for leaf in part.trained)})
         passes.append((part, states))
         rows.append(z.detach())
         call = bare
-    replay = _Replay(bare, output, passes, len(given.trained))
-    tensors = [*given.trained, *trained.values()]
+    replay = _Replay(bare, output, passes, len(arguments.trained))
+    tensors = [*arguments.trained, *trained.values()]
     return _Cached.apply(replay, torch.cat(rows), *tensors)  # type: ignore[no-any-return]
 
 
 class _Inputs:
-    """Arguments by position and by name, whose tensors have a row per sample."""
+    """Positional and keyword arguments whose tensors have a row per sample."""
 
     def __init__(self, inputs: Any) -> None:
         self.named = dict(inputs) if isinstance(inputs, Mapping) else {}
@@ -100,8 +102,8 @@ class _Inputs:
             raise TypeError(f"gradcache: expected tensors with a row per sample, got {kinds}.")
         rows = {k: len(x) for k, x in tensors.items()}
         if len(set(rows.values())) > 1 or 0 in rows.values():
-            told = ", ".join(f"{n} in {k}" for k, n in rows.items())
-            raise ValueError(f"gradcache: expected the same number of rows in all tensors, at least 1, got {told}.")
+            listed = ", ".join(f"{n} in {k}" for k, n in rows.items())
+            raise ValueError(f"gradcache: expected the same number of rows in all tensors, at least 1, got {listed}.")
         self.rows = next(iter(rows.values()))
         self.tensors = list(tensors.values())
         self.trained = [x for x in self.tensors if x.requires_grad]
@@ -111,11 +113,11 @@ class _Inputs:
         yield from self.named.items()
 
     def devices(self, encoder: Any) -> set[torch.device]:
-        """Where random numbers may be drawn."""
-        found = {x.device for x in self.tensors}
+        """Devices on which random numbers may be drawn."""
+        devices = {x.device for x in self.tensors}
         if isinstance(encoder, nn.Module):
-            found |= {p.device for p in encoder.parameters()}
-        return found
+            devices |= {p.device for p in encoder.parameters()}
+        return devices
 
     def chunks(self, size: int) -> Iterator[_Inputs]:
         for start in range(0, self.rows, size):
@@ -129,20 +131,20 @@ class _Inputs:
 
 
 def _embed(encoder: Callable[..., Any], part: _Inputs, output: Callable[[Any], Tensor] | None) -> Tensor:
-    found = encoder(*part.args, **part.named)
-    found = found if output is None else output(found)
-    if not isinstance(found, Tensor):
+    z = encoder(*part.args, **part.named)
+    z = z if output is None else output(z)
+    if not isinstance(z, Tensor):
         raise TypeError(
-            f"gradcache: expected a tensor of embeddings from the encoder, got {type(found).__name__}: "
-            "give output=, a function that picks them."
+            f"gradcache: expected a tensor of embeddings from the encoder, got {type(z).__name__}: "
+            "give output=, a function that selects them."
         )
-    if found.dim() < 2 or len(found) != part.rows:
-        raise ValueError(f"gradcache: expected a row for each of {part.rows} inputs, got shape {checks.shape(found)}.")
-    return found
+    if z.dim() < 2 or len(z) != part.rows:
+        raise ValueError(f"gradcache: expected a row for each of {part.rows} inputs, got shape {checks.shape(z)}.")
+    return z
 
 
 class _States:
-    """Random number generators and autocast modes as they are now."""
+    """The current state of random number generators and autocast."""
 
     def __init__(self, devices: set[torch.device]) -> None:
         self.cpu = torch.get_rng_state()
@@ -153,7 +155,7 @@ class _States:
 
     @contextmanager
     def restored(self) -> Iterator[None]:
-        """As they were; afterwards as if nothing had happened."""
+        """Restore the recorded states within the block, and the current ones after it."""
         with ExitStack() as stack:
             stack.enter_context(torch.random.fork_rng(self.devices, device_type=self.kind))
             torch.set_rng_state(self.cpu)
@@ -176,7 +178,7 @@ def _mode(kind: str) -> dict[str, Any]:
 
 @dataclass
 class _Replay:
-    """What it takes to encode chunks again."""
+    """What the backward pass needs to re-encode the chunks."""
 
     encoder: Callable[..., Any]
     output: Callable[[Any], Tensor] | None
@@ -185,10 +187,10 @@ class _Replay:
 
 
 class _Cached(torch.autograd.Function):
-    """Embeddings that are there already; backwards, the encoder's own gradient, chunk by chunk.
+    """Forward: return the computed embeddings. Backward: re-encode and backpropagate chunk by chunk.
 
-    The parameters are arguments, so that each gets its gradient once, whoever asks for it: an optimiser's field, hooks
-    or ``torch.autograd.grad``.
+    The parameters are arguments, so that each gets its gradient once, in ``.grad``, in hooks and from
+    ``torch.autograd.grad``.
     """
 
     @staticmethod
@@ -204,13 +206,13 @@ class _Cached(torch.autograd.Function):
         params = tensors[replay.inputs :]
         inputs: list[list[Tensor]] = [[] for _ in range(replay.inputs)]
         totals: list[Tensor | None] = [None] * len(params)
-        for (part, states), given in zip(replay.passes, grad.split([p.rows for p, _ in replay.passes]), strict=True):
+        for (part, states), dz in zip(replay.passes, grad.split([p.rows for p, _ in replay.passes]), strict=True):
             with states.restored(), torch.enable_grad():
                 z = _embed(replay.encoder, part, replay.output)
-            found = torch.autograd.grad(z, [*part.trained, *params], given, allow_unused=True)
-            for own, x, g in zip(inputs, part.trained, found, strict=False):
-                own.append(torch.zeros_like(x) if g is None else g)
-            for i, g in enumerate(found[replay.inputs :]):
+            gradients = torch.autograd.grad(z, [*part.trained, *params], dz, allow_unused=True)
+            for collected, x, g in zip(inputs, part.trained, gradients, strict=False):
+                collected.append(torch.zeros_like(x) if g is None else g)
+            for i, g in enumerate(gradients[replay.inputs :]):
                 if g is not None:  # not in place: parameters may share one gradient
                     total = totals[i]
                     totals[i] = g if total is None else total + g
@@ -219,14 +221,15 @@ class _Cached(torch.autograd.Function):
 
 def leaves(tensors: Sequence[Tensor]) -> list[Tensor]:
     """The parameters that tensors were computed from."""
-    found: dict[int, Tensor] = {}
-    left = [x.grad_fn for x in tensors if x.grad_fn is not None]
-    seen = set(left)
-    while left:
-        node = left.pop()
-        if hasattr(node, "variable"):
-            found[id(node.variable)] = node.variable
-        new = {n for n, _ in node.next_functions if n is not None} - seen
-        seen |= new
-        left += new
-    return list(found.values())
+    parameters: dict[int, Tensor] = {}
+    pending = [x.grad_fn for x in tensors if x.grad_fn is not None]
+    seen = set(pending)
+    while pending:
+        node = pending.pop()
+        variable = getattr(node, "variable", None)
+        if variable is not None:
+            parameters[id(variable)] = variable
+        unseen = {n for n, _ in node.next_functions if n is not None} - seen
+        seen |= unseen
+        pending += unseen
+    return list(parameters.values())

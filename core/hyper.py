@@ -1,48 +1,50 @@
-"""Hyper-parameters: ranges, names, and values that change while training.
+"""Hyper-parameters: their names, defaults and ranges, and values that change during training.
 
-One way for all of them: a number is constant, a :class:`Schedule` moves with the training step, a
-:class:`Learned` value is trained. All three are accepted wherever a schedulable number is, and print
-in specs as ``0.5``, ``schedule(0.5,0.1,1000)`` and ``learned(0.07,0.005,1)``.
+A number is constant, a :class:`Schedule` follows the training step, and a :class:`Learned` value is trained. Every
+:class:`Real` that is not ``fixed`` accepts all three; specs write them as ``0.5``, ``schedule(0.5,0.1,1000)`` and
+``learned(0.07,0.005,1)``.
 """
 
 from __future__ import annotations
 
 import difflib
+import inspect
 import math
 import numbers
 from collections.abc import Iterable
-from typing import Any
+from typing import TYPE_CHECKING, Any, Generic, TypeGuard, overload
 
 import torch
 from torch import Tensor, nn
+from typing_extensions import Self, TypeVar
 
 Value = float | Tensor
-"""What formulas compute with: a Python float, or a tensor without dimensions."""
+"""What formulas compute with: a Python float or a zero-dimensional tensor."""
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
-    """``' Did you mean "adnce"?'`` for a near miss, and the list of what is known."""
+    """Suggest the closest known name and list all of them, as the end of an error message."""
     known = list(dict.fromkeys(known))
     close = difflib.get_close_matches(name, known, n=1, cutoff=0.5) or [k for k in known if k == name.lower()]
     hint = f" Did you mean {close[0]!r}?" if close else ""
     return f"{hint} Known: {', '.join(known)}."
 
 
-def is_number(value: Any) -> bool:
-    """A finite int or float; True and False are no numbers here."""
+def is_number(value: Any) -> TypeGuard[float]:
+    """Return whether ``value`` is a finite real number; booleans do not count as numbers."""
     return isinstance(value, numbers.Real) and not isinstance(value, bool) and math.isfinite(value)
 
 
 class Schedule(nn.Module):
-    """A number that goes from ``start`` to ``end`` within ``steps`` training calls, then stays.
+    """A number that moves from ``start`` to ``end`` over ``steps`` training calls and stays there.
 
-    The step is a buffer: it is saved with ``state_dict`` and advances by one whenever the objective
-    that holds it is called in training mode with gradients enabled.
+    The step is a buffer: ``state_dict`` saves it, and it advances by one whenever you call the objective in training
+    mode with gradients enabled.
 
     Args:
-        start: value before the first training call.
-        end: value after ``steps`` training calls.
-        steps: number of training calls, at least 1.
+        start: Value before the first training call.
+        end: Value after ``steps`` training calls.
+        steps: Number of training calls, at least 1.
         shape: ``"linear"`` or ``"cosine"``.
 
     >>> import counterpoint as cp
@@ -67,28 +69,29 @@ class Schedule(nn.Module):
         self.register_buffer("step", torch.zeros((), dtype=torch.long))
 
     def forward(self) -> Tensor:
-        done = (self.step / self.steps).clamp(max=1.0)
+        progress = (self.step / self.steps).clamp(max=1.0)
         if self.shape == "cosine":
-            done = 0.5 - 0.5 * torch.cos(math.pi * done)
-        return self.start + (self.end - self.start) * done
+            progress = 0.5 - 0.5 * torch.cos(math.pi * progress)
+        return self.start + (self.end - self.start) * progress
 
     def advance(self) -> None:
-        # rebound, not changed in place: a compiled backward may recompute the value from the step it was called with
+        # not in place: a compiled backward pass may recompute the value from the step of its forward pass
         self.step = self.step + 1
 
     def bounds(self) -> tuple[float, float]:
+        """Return the smallest and the largest value."""
         return min(self.start, self.end), max(self.start, self.end)
 
     def __repr__(self) -> str:
         return self.spec()
 
     def spec(self) -> str:
-        tail = "" if self.shape == "linear" else f",{self.shape}"
-        return f"schedule({number(self.start)},{number(self.end)},{self.steps}{tail})"
+        shape = "" if self.shape == "linear" else f",{self.shape}"
+        return f"schedule({number(self.start)},{number(self.end)},{self.steps}{shape})"
 
 
 class _Clip(torch.autograd.Function):
-    """Clamp whose gradient vanishes only where a descent step would leave the interval further."""
+    """Clamp; its gradient is zero only where a descent step would move further out of the interval."""
 
     generate_vmap_rule = True
 
@@ -104,20 +107,20 @@ class _Clip(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
         (x,) = ctx.saved_tensors
-        leaving = ((x <= ctx.low) & (grad > 0)) | ((x >= ctx.high) & (grad < 0))
-        return grad.masked_fill(leaving, 0.0), None, None
+        outward = ((x <= ctx.low) & (grad > 0)) | ((x >= ctx.high) & (grad < 0))
+        return grad.masked_fill(outward, 0.0), None, None
 
 
 class Learned(nn.Module):
-    """A trained number, kept within ``[low, high]``.
+    """A trained number, clamped to ``[low, high]``.
 
-    It is stored as its logarithm, as CLIP's temperature is, so that steps are relative; unlike a plain
-    clamp, the gradient that leads back into the interval is never lost.
+    The parameter is the logarithm, as for CLIP's temperature, so that steps are relative. Unlike a plain clamp, it
+    keeps the gradient that points back into the interval.
 
     Args:
-        init: first value, positive.
-        low: smallest value, positive.
-        high: largest value.
+        init: Initial value, positive.
+        low: Smallest value, positive.
+        high: Largest value.
 
     >>> import counterpoint as cp
     >>> loss_fn = cp.InfoNCE(cp.Learned(0.07, low=0.01, high=1.0))
@@ -139,14 +142,15 @@ class Learned(nn.Module):
         return value.exp()
 
     def bounds(self) -> tuple[float, float]:
+        """Return the smallest and the largest value."""
         return self.low, self.high
 
     def __repr__(self) -> str:
         return self.spec()
 
     def spec(self) -> str:
-        now = float(f"{math.exp(float(self.log_value.detach())):.6g}")
-        return f"learned({number(min(max(now, self.low), self.high))},{number(self.low)},{number(self.high)})"
+        value = float(f"{math.exp(float(self.log_value.detach())):.6g}")
+        return f"learned({number(min(max(value, self.low), self.high))},{number(self.low)},{number(self.high)})"
 
 
 Number = float | Schedule | Learned
@@ -154,10 +158,10 @@ Number = float | Schedule | Learned
 
 
 class Tracked(nn.Module):
-    """A statistic of the batches seen in training, as an exponential moving average.
+    """The exponential moving average of a statistic of the training batches.
 
-    The first training batch sets it; later ones move it by ``1 - momentum``. Before any training call
-    it equals the present batch's value, so that evaluation alone never depends on hidden state.
+    The first training batch sets it; each later one counts ``1 - momentum``. Before the first training call it is the
+    current batch's value, so that evaluation alone does not depend on hidden state.
     """
 
     value: Tensor
@@ -167,49 +171,79 @@ class Tracked(nn.Module):
         self.momentum = momentum
         self.register_buffer("value", torch.full((), math.nan))
 
-    def forward(self, new: Tensor) -> Tensor:
-        new, old = new.detach(), self.value.to(new.dtype)
-        moved = torch.where(old.isnan(), new, self.momentum * old + (1 - self.momentum) * new)
+    def forward(self, current: Tensor) -> Tensor:
+        current, average = current.detach(), self.value.to(current.dtype)
+        updated = torch.where(average.isnan(), current, self.momentum * average + (1 - self.momentum) * current)
         if self.training and torch.is_grad_enabled():
-            self.value = moved.to(self.value.dtype)  # rebound for the same reason as Schedule.step
-            return moved
-        return torch.where(old.isnan(), new, old)
+            self.value = updated.to(self.value.dtype)  # not in place, for the same reason as Schedule.step
+            return updated
+        return torch.where(average.isnan(), current, average)
 
 
-class Hyper:
-    """A hyper-parameter of an objective: a read-only attribute with a name, a short name and a check.
+T = TypeVar("T", default=Number)
+V = TypeVar("V", default=Any)
+
+REQUIRED: Any = inspect.Parameter.empty
+"""The default of a hyper-parameter that has none."""
+
+
+class Hyper(Generic[T, V]):
+    """A hyper-parameter of an objective: a read-only attribute that accepts a ``T`` and reads as a ``V``.
 
     Args:
-        short: the name in specs (``t`` for ``temperature``).
-        always: printed in specs even at its default.
+        short: Name in specs (``t`` for ``temperature``); by default the attribute's name.
+        default: Value if the caller passes none; without a default the parameter is required.
+        doc: One sentence for the ``Args`` section of the objective's docstring.
+        always: Print it in specs even at its default.
+        kw_only: Pass it by name; type checkers require that, and positional parameters come first. A parameter
+            without a default is always keyword-only.
     """
 
     name: str
 
-    def __init__(self, short: str = "", *, always: bool = False) -> None:
-        self.short, self.always = short, always
+    def __init__(
+        self, short: str = "", *, default: Any = REQUIRED, doc: str = "", always: bool = False, kw_only: bool = False
+    ) -> None:
+        self.short, self.default, self.doc, self.always = short, default, doc, always
+        self.kw_only = kw_only or default is REQUIRED
 
     def __set_name__(self, owner: type, name: str) -> None:
         self.name, self.short = name, self.short or name
 
-    def __get__(self, objective: Any, owner: Any = None) -> Any:
-        # constants lie in the objective itself and are found there first; this is for those that move
-        return self if objective is None else objective._hyper[self.name]()
+    if TYPE_CHECKING:  # at run time this stays a non-data descriptor: constants live in the instance's __dict__
+
+        @overload
+        def __get__(self, objective: None, owner: Any = None) -> Self: ...
+        @overload
+        def __get__(self, objective: object, owner: Any = None) -> V: ...
+        def __get__(self, objective: Any, owner: Any = None) -> Any: ...
+        def __set__(self, objective: Any, value: T) -> None: ...
+
+    else:
+
+        def __get__(self, objective, owner=None):
+            # only schedules and learned values get here
+            return self if objective is None else objective._hyper[self.name]()
 
     def check(self, value: Any, where: str) -> Any:
+        """Return ``value`` in its canonical type, or raise an error that names the objective ``where``."""
         raise NotImplementedError
 
     def expected(self) -> str:
+        """Describe the accepted values."""
         raise NotImplementedError
 
     def fail(self, value: Any, where: str) -> Exception:
         kind = ValueError if isinstance(value, (numbers.Real, str)) else TypeError
-        hint = " A number that is trained is a Learned(...)." if isinstance(value, Tensor) else ""
+        hint = " To train a number, pass a Learned(...)." if isinstance(value, Tensor) else ""
         return kind(f"{where}: {self.name} must be {self.expected()}, got {value!r}.{hint}")
 
 
-class Real(Hyper):
-    """A number in an interval; ``words`` are accepted beside numbers (``"auto"``), ``None`` if ``optional``."""
+class Real(Hyper[T, Any]):
+    """A number in an interval, or one of ``words`` (``"auto"``), or None if ``optional``.
+
+    It also accepts a :class:`Schedule` or a :class:`Learned` value unless ``fixed``.
+    """
 
     def __init__(
         self,
@@ -217,14 +251,17 @@ class Real(Hyper):
         low: float = -math.inf,
         high: float = math.inf,
         *,
+        default: T = REQUIRED,
+        doc: str = "",
         open_low: bool = False,
         open_high: bool = False,
         words: tuple[str, ...] = (),
         optional: bool = False,
         fixed: bool = False,
         always: bool = False,
+        kw_only: bool = False,
     ) -> None:
-        super().__init__(short, always=always)
+        super().__init__(short, default=default, doc=doc, always=always, kw_only=kw_only)
         self.low, self.high, self.open_low, self.open_high = low, high, open_low, open_high
         self.words, self.optional, self.fixed = words, optional, fixed
 
@@ -236,7 +273,7 @@ class Real(Hyper):
             text += f' or "{word}"'
         return text + (" or None" if self.optional else "")
 
-    def inside(self, value: float) -> bool:
+    def contains(self, value: float) -> bool:
         above = value > self.low if self.open_low else value >= self.low
         below = value < self.high if self.open_high else value <= self.high
         return above and below
@@ -245,19 +282,21 @@ class Real(Hyper):
         if (value is None and self.optional) or (isinstance(value, str) and value in self.words):
             return value
         if isinstance(value, (Schedule, Learned)) and not self.fixed:
-            if not all(map(self.inside, value.bounds())):
+            if not all(map(self.contains, value.bounds())):
                 raise ValueError(f"{where}: {self.name} must be {self.expected()}, got {value.spec()}.")
             return value
-        if not is_number(value) or not self.inside(float(value)):
+        if not is_number(value) or not self.contains(float(value)):
             raise self.fail(value, where)
         return float(value)
 
 
-class Whole(Hyper):
+class Whole(Hyper[int | None, int | None]):
     """A whole number of at least ``low``, or None."""
 
-    def __init__(self, short: str = "", low: int = 1) -> None:
-        super().__init__(short)
+    def __init__(
+        self, short: str = "", low: int = 1, *, default: int | None = REQUIRED, doc: str = "", kw_only: bool = False
+    ) -> None:
+        super().__init__(short, default=default, doc=doc, kw_only=kw_only)
         self.low = low
 
     def expected(self) -> str:
@@ -271,11 +310,19 @@ class Whole(Hyper):
         return int(value)
 
 
-class Choice(Hyper):
+class Choice(Hyper[str, str]):
     """One of a few words."""
 
-    def __init__(self, *options: str, short: str = "", always: bool = False) -> None:
-        super().__init__(short, always=always)
+    def __init__(
+        self,
+        *options: str,
+        short: str = "",
+        default: str = REQUIRED,
+        doc: str = "",
+        always: bool = False,
+        kw_only: bool = False,
+    ) -> None:
+        super().__init__(short, default=default, doc=doc, always=always, kw_only=kw_only)
         self.options = options
 
     def expected(self) -> str:
@@ -289,7 +336,7 @@ class Choice(Hyper):
         return value
 
 
-class Flag(Hyper):
+class Flag(Hyper[bool, bool]):
     """True or False."""
 
     def expected(self) -> str:
@@ -304,12 +351,12 @@ class Flag(Hyper):
 
 
 def number(value: float) -> str:
-    """The shortest text that reads back as the same number: ``0.5``, ``1``, ``1e-05``."""
+    """Write a number as the shortest text that reads back as the same number: ``0.5``, ``1``, ``1e-05``."""
     return str(int(value)) if value == int(value) and abs(value) < 1e15 else repr(float(value))
 
 
 def text(value: Any) -> str:
-    """A hyper-parameter's value as it stands in a spec."""
+    """Write a hyper-parameter's value as in a spec."""
     if isinstance(value, (Schedule, Learned)):
         return value.spec()
     if isinstance(value, bool) or value is None:
@@ -318,12 +365,17 @@ def text(value: Any) -> str:
 
 
 def bounds(value: Any) -> tuple[float, float]:
-    """The smallest and the largest that a number, a Schedule or a Learned value will be."""
+    """Return the smallest and the largest value that a number, a Schedule or a Learned value takes."""
     return value.bounds() if isinstance(value, (Schedule, Learned)) else (float(value), float(value))
 
 
+def current(value: Any) -> Value:
+    """Return the current value of a number, a Schedule or a Learned value."""
+    return value() if isinstance(value, nn.Module) else value  # type: ignore[no-any-return]
+
+
 def log(value: Value) -> Value:
-    """Logarithm of a float or a tensor; ``log(0)`` is minus infinity, as it is for tensors."""
+    """Return the logarithm of a float or a tensor; ``log(0)`` is minus infinity for both."""
     if isinstance(value, Tensor):
         return value.log()
     return math.log(value) if value > 0 else -math.inf

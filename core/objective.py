@@ -1,174 +1,151 @@
-"""The one interface: an objective is a function of ``pos`` and ``neg``.
+"""The interface of all objectives: a function of ``pos`` and ``neg``.
 
-A new objective is a subclass with a name, its hyper-parameters and ``per_anchor(pos, neg)``. It then works
-with every pairing, wrapper, host and engine, adds up with other objectives, and has a spec string.
+A new objective is a subclass with a name, its hyper-parameters and ``per_anchor(pos, neg)``. It then works with every
+pairing, wrapper, host and engine, adds up with other objectives, and has a spec.
 """
 
 from __future__ import annotations
 
-import inspect
-import re
 import reprlib
 from collections.abc import Callable, Iterable
 from copy import deepcopy
 from functools import partial, reduce
-from importlib import metadata
+from inspect import Parameter
 from operator import add
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from torch import Tensor, nn
+from typing_extensions import Self, Unpack, dataclass_transform
 
 from . import spec
-from .batch.pairings import Batch
+from .batch.batch import Batch, BatchOptions
+from .batch.gathered import gathered_batch
+from .batch.pairings import scores_of
 from .batch.ready_made import scores_from_logits, scores_from_matrices
-from .batch.scores import Scores
-from .engine import distributed
-from .engine.negatives import Negatives
-from .hyper import Hyper, Learned, Real, Schedule, Tracked, Value, nearest, text
+from .batch.report import report
+from .batch.scores import Negatives, Scores
+from .engine.distributed import Gather
+from .hyper import Choice, Flag, Hyper, Learned, Real, Schedule, Tracked, Value, Whole, current, nearest, text
+from .parameters import Parametrized
+from .registry import kind, known, register
 
-registry: dict[str, type[Objective]] = {}
-INFONCE = ("ntxent", "simclr", "moco", "clip", "crossentropy", "mnrl")  # what others call it
+
+class Inner(Hyper["Objective | str", "Objective"]):
+    """The objective inside a :class:`Wrapper`: an objective or its spec."""
 
 
-class Objective(nn.Module):
-    """A contrastive objective: similarities in, loss out.
+@dataclass_transform(field_specifiers=(Real, Whole, Choice, Flag, Inner))
+class Objective(Parametrized):
+    """A contrastive objective: it turns similarities into a loss.
 
-    Subclasses name themselves (``class ADNCE(InfoNCE, name="adnce")``), declare hyper-parameters as class
-    attributes (``mu = Real("mu")``), hand their values to ``super().__init__`` and implement
-    :meth:`per_anchor`, or :meth:`losses` if they need more of a batch than ``pos`` and ``neg``.
+    Subclasses pass their name (``class ADNCE(InfoNCE, name="adnce")``), declare hyper-parameters as class attributes
+    (``mu: Real = Real("mu", default=0.7)``), and implement :meth:`per_anchor`, or :meth:`losses` if they need more of
+    a batch than ``pos`` and ``neg``. ``__init__`` is generated; ``__post_init__`` runs after it.
 
-    Hyper-parameters are frozen: ``loss_fn.replace(mu=0.5)`` makes a changed objective. What shall change while
-    training is given as a :class:`Schedule` or a :class:`Learned` value instead of a number.
+    Hyper-parameters are frozen: ``loss_fn.replace(mu=0.5)`` returns a changed objective. For a value that changes
+    during training, pass a :class:`Schedule` or a :class:`Learned` value instead of a number.
 
-    Objectives compare by value, but hash by identity, as all torch modules do.
+    Objectives compare by value but hash by identity, like all torch modules.
     """
 
     name: ClassVar[str] = ""
     formula: ClassVar[str] = ""
     paper: ClassVar[str] = ""
-    hyper: ClassVar[dict[str, Hyper]] = {}
+    use: ClassVar[str] = ""
+    """When to use it."""
+    tune_first: ClassVar[str] = ""
+    """The parameters to tune first, in order."""
+    cost: ClassVar[str] = ""
+    """What it costs compared with InfoNCE."""
     pairing: ClassVar[str] = "views"
 
     def __init_subclass__(cls, name: str = "", **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
-        cls.hyper = {k: v for c in reversed(cls.__mro__) for k, v in vars(c).items() if isinstance(v, Hyper)}
         cls.name = name
         if not name:
             return
         if not spec.NAME.fullmatch(name):
-            raise ValueError(f"{cls.__name__}: {name!r} is no name for specs; use lower-case letters, digits and _.")
+            raise ValueError(f"{cls.__name__}: {name!r} is not a valid name; use lower-case letters, digits and _.")
         if name == "sum" or name in spec.CALLS:
-            raise ValueError(f"{cls.__name__}: {name!r} has a meaning of its own in specs or as data.")
-        known = registry.get(name)
-        if known is not None and (known.__module__, known.__qualname__) != (cls.__module__, cls.__qualname__):
-            raise ValueError(f"{cls.__name__}: the name {name!r} is taken by {known.__module__}.{known.__qualname__}.")
-        registry[name] = cls
-
-    def __init__(self, **values: Any) -> None:
-        super().__init__()
-        where = type(self).__name__
-        for key in values:
-            if key not in self.hyper:
-                raise TypeError(f"{where}: unknown parameter {key!r}.{nearest(key, self.hyper)}")
-        self._hyper: dict[str, Any] = {}
-        for key, hyper in self.hyper.items():
-            if key not in values:
-                raise TypeError(f"{where}: its __init__ must hand {key}= to super().__init__.")
-            value = self._hyper[key] = hyper.check(values[key], where)
-            if isinstance(value, nn.Module):
-                self.add_module("_" + key, value)
-            else:
-                self.__dict__[key] = value  # found before the class's descriptor, by old compilers too
-
-    def __setattr__(self, key: str, value: Any) -> None:
-        if key in self.hyper:
-            raise AttributeError(
-                f"{type(self).__name__}.{key} is frozen: use .replace({key}=...) for a changed objective, or give "
-                "a Schedule or a Learned value for one that changes while training."
-            )
-        super().__setattr__(key, value)
+            raise ValueError(f"{cls.__name__}: the name {name!r} is reserved.")
+        register(name, cls)
 
     # ---- what an objective is ------------------------------------------------------------------
 
     def per_anchor(self, pos: Tensor, neg: Negatives) -> Tensor:
-        """The loss of each anchor with each of its positives.
+        """Return the loss of each anchor with each of its positives.
 
         Args:
-            pos: ``(anchors, P)`` raw similarities of the positives.
-            neg: the negatives; their reductions have the shape ``(anchors, 1)``.
+            pos: ``(anchors, P)`` similarities of the positives, not divided by a temperature.
+            neg: The negatives; their reductions have the shape ``(anchors, 1)``.
 
         Returns:
-            ``(anchors, P)``, averaged over the positives afterwards, or ``(anchors, 1)``.
+            ``(anchors, P)``, which the caller averages over the positives, or ``(anchors, 1)``.
         """
         raise NotImplementedError(f"{type(self).__name__} defines neither per_anchor nor losses.")
 
     def losses(self, scores: Scores) -> Tensor:
-        """Like :meth:`per_anchor`, for objectives that need more of a batch than ``pos`` and ``neg``."""
+        """Return the losses as :meth:`per_anchor` does, from everything that is known of a batch."""
         return self.per_anchor(scores.pos, scores.neg)
 
     def diagnostics(self, scores: Scores) -> dict[str, Tensor]:
-        """Numbers of its own that an objective adds to :meth:`report`."""
+        """Return what this objective adds to :meth:`report`."""
         return {}
 
     @property
     def views(self) -> int | None:
-        """The number of views that the objective asks the data side for, if it does."""
+        """The number of views that the objective requires, or None."""
         return None
 
     @property
     def needs(self) -> frozenset[str]:
-        """What a call must be given beside views: ``adversarial`` or ``mixed``, made by :mod:`counterpoint.views`."""
+        """Arguments that a call requires besides the views: ``adversarial``, ``mixed`` (:mod:`counterpoint.views`)."""
         return frozenset()
 
     @property
     def couples_anchors(self) -> bool:
-        """Whether a loss is more than the mean, over its anchors, of what each one's own similarities say.
+        """Whether the loss is not a mean of terms that depend on one anchor's similarities each.
 
-        That is so where a statistic of all anchors enters: ``mu="auto"``, ``radius=``, a shared ``alpha``, a sum over
-        the batch. Then the losses of a batch's parts do not average to its loss. The call with embeddings and
-        ``gather=`` sees to it; who hands over scores or logits hands over those of all anchors.
+        That is the case if a statistic of all anchors enters: ``mu="auto"``, ``radius=``, a shared ``alpha``, a sum
+        over the batch. The losses of a batch's parts then do not average to its loss. The call with embeddings and
+        ``gather=`` takes care of that; when you pass scores or logits yourself, pass those of every anchor.
         """
         inner = [part for part in self.modules() if part is not self]
         return any(isinstance(p, Tracked) or (isinstance(p, Objective) and p.couples_anchors) for p in inner)
 
+    # ---- how it is called ----------------------------------------------------------------------
+
     if TYPE_CHECKING:  # torch types the call of a module as Any
 
-        def __call__(self, *views: Tensor, **how: Any) -> Tensor: ...
-
-    # ---- how it is called ----------------------------------------------------------------------
+        def __call__(
+            self,
+            *views: Tensor,
+            gather: Gather = False,
+            reduction: str = "mean",
+            **options: Unpack[BatchOptions],
+        ) -> Tensor: ...
 
     def forward(
         self,
         *views: Tensor,
-        pairing: str | None = None,
-        symmetric: bool = False,
-        queue: Tensor | None = None,
-        negatives: Tensor | None = None,
-        negative_weight: float = 0.0,
-        ids: Tensor | None = None,
-        labels: Tensor | None = None,
-        queue_ids: Tensor | None = None,
-        negative_ids: Tensor | None = None,
-        prior: Tensor | None = None,
-        adversarial: Tensor | None = None,
-        mixed: Tensor | None = None,
-        normalize: bool = True,
-        tile: int | None = None,
+        gather: Gather = False,
         reduction: str = "mean",
-        gather: distributed.Gather = False,
+        **options: Unpack[BatchOptions],
     ) -> Tensor:
-        """The loss of a batch of embeddings.
+        """Compute the loss of a batch of embeddings.
 
-        What is given beside the views and no term looks at (``prior`` of an InfoNCE) is ignored, so that one training
-        loop serves all objectives.
+        Arguments that no term uses are ignored (``prior`` of an InfoNCE), so that one training loop serves all
+        objectives.
 
         Args:
             views: two or more tensors ``(B, d)``, one per view, or one tensor ``(B, views, d)``. They are
-                normalised here unless ``normalize=False``.
-            pairing: who is compared with whom. By default each objective uses its paper's; see
+                normalized here unless ``normalize=False``.
+            pairing: who is compared with whom. By default each objective uses its paper's pairing; see
                 :mod:`counterpoint.batch.pairings` for ``views``, ``one_way``, ``symmetric``, ``first_two``, ``pairs``,
-                ``arcl`` and ``single``.
+                ``arcl`` and ``single``. A mapping replaces some pairings and leaves the others: with
+                ``{"views": "one_way"}``, anchors are the first view only, unless an objective's paper compares other
+                pairs.
             symmetric: ``one_way`` in both directions (CLIP).
             queue: ``(K, d)`` further keys, all negatives (MoCo). The first view is the query, the second the key;
                 key and queue are detached.
@@ -182,38 +159,21 @@ class Objective(nn.Module):
             adversarial: ``(B, d)`` embeddings of adversarial views (:mod:`counterpoint.views`).
             mixed: ``(B, d)`` or ``(B, n, d)`` embeddings of mixed views.
             normalize: cosine similarities if true, plain inner products if not.
-            tile: 0 keeps the similarities in a matrix, which can be differentiated twice; a larger number streams them
-                in tiles of this edge, in memory that grows with the batch and not with its square. None chooses:
+            tile: 0 computes a matrix of similarities, which can be differentiated twice; a larger number computes
+                them in tiles of this edge, in memory that grows with the batch instead of its square. None chooses:
                 tiles where they are faster or much smaller; a matrix for small batches, in compiled code and under
                 ``torch.func``. With ``labels`` there is always a matrix, that of the positives.
-            reduction: ``mean`` over anchors, or ``none`` for the loss of each anchor (of this process).
             gather: compare with the samples of all processes: True, a process group, or ``"ring"``; see
-                :mod:`counterpoint.engine.distributed`. Everything else is given for this process's samples, except the
-                queue, which all processes hold in common.
+                :mod:`counterpoint.engine.distributed`. Pass everything else for this process's samples, except the
+                queue, which all processes have in common.
+            reduction: ``mean`` over anchors, or ``none`` for the loss of each anchor (of this process).
         """
-        if symmetric and pairing not in (None, "one_way", "symmetric"):
-            raise ValueError(
-                f"symmetric=True is one_way in both directions, and pairing={pairing!r} is another: give one."
-            )
-        make = partial(
-            Batch,
-            views,
-            pairing="symmetric" if symmetric else pairing,
-            queue=queue,
-            negatives=negatives,
-            negative_weight=negative_weight,
-            ids=ids,
-            labels=labels,
-            queue_ids=queue_ids,
-            negative_ids=negative_ids,
-            prior=prior,
-            adversarial=adversarial,
-            mixed=mixed,
-            normalize=normalize,
-            tile=tile,
-        )
-        batch = distributed.meet(gather, make) if gather else make()
-        return self.from_pairings(batch.scores, batch.device, reduction=reduction)
+        for name in options:
+            if name not in BatchOptions.__annotations__:
+                hint = nearest(name, (*BatchOptions.__annotations__, "gather", "reduction"))
+                raise TypeError(f"{type(self).__name__}: unknown argument {name!r}.{hint}")
+        batch = gathered_batch(views, gather, **options) if gather else Batch(views, **options)
+        return self.from_pairings(partial(scores_of, batch), batch.device, reduction=reduction)
 
     def from_scores(
         self,
@@ -228,7 +188,7 @@ class Objective(nn.Module):
         mixed: tuple[Tensor, Tensor] | None = None,
         reduction: str = "mean",
     ) -> Tensor:
-        """The loss of ready-made similarities, not yet divided by a temperature.
+        """Compute the loss of similarities, not yet divided by a temperature.
 
         Args:
             pos: ``(anchors,)`` or ``(anchors, P)``.
@@ -253,14 +213,14 @@ class Objective(nn.Module):
         ignore_index: int = -100,
         reduction: str = "mean",
     ) -> Tensor:
-        """The loss of what a host would hand to cross entropy.
+        """Compute the loss of logits, as cross entropy takes them.
 
         Args:
             logits: ``(anchors, keys)``, similarities times ``scale``. Minus infinity, or -1e4 and less, is a mask:
-                such a key is no negative of that anchor.
+                such a key is not a negative of that anchor.
             labels: ``(anchors,)`` column of each positive; ``(anchors, keys)`` booleans for several positives per
                 row; by default the diagonal.
-            scale: what the host has multiplied the similarities by, usually one over its temperature.
+            scale: factor of the similarities in the logits, usually one over the host's temperature.
             ignore_index: rows with this label do not count.
             reduction: as in the call with embeddings.
         """
@@ -270,11 +230,10 @@ class Objective(nn.Module):
     def from_pairings(
         self, scores: Callable[[str], Scores], device: torch.device, *, reduction: str = "mean"
     ) -> Tensor:
-        """The loss of scores that are made on demand, for hosts whose terms look at different similarities.
+        """Compute the loss of scores that each term asks for, by the pairing it compares.
 
         Args:
-            scores: from the name of a pairing (:mod:`counterpoint.batch.pairings`), which each term asks for,
-                to the scores of the batch.
+            scores: from the name of a pairing (:mod:`counterpoint.batch.pairings`) to the scores of the batch.
             device: where the scores live.
             reduction: as in the call with embeddings.
         """
@@ -291,23 +250,24 @@ class Objective(nn.Module):
         return loss
 
     def _value(self, scores: Callable[[str], Scores], reduction: str) -> Tensor:
-        mine = scores(self.pairing)
-        losses = self.losses(mine)
-        per_anchor = (mine.positives_mean(losses) if losses.shape[1] > 1 else losses).squeeze(1)
+        own = scores(self.pairing)
+        losses = self.losses(own)  # (anchors, P) or (anchors, 1)
+        per_anchor = (own.positives_mean(losses) if losses.shape[1] > 1 else losses).squeeze(1)
         if reduction == "mean":
-            return mine.anchors_mean(per_anchor)
-        return per_anchor if mine.anchors is None else per_anchor * mine.anchors
+            return own.anchors_mean(per_anchor)
+        return per_anchor if own.anchors is None else per_anchor * own.anchors
 
-    def report(self, *views: Tensor, **how: Any) -> dict[str, float]:
-        """What a batch looks like to this objective; see :func:`counterpoint.diagnose.report`."""
-        from .diagnose.report import report
+    def report(self, *args: Any, call: str = "forward", **options: Any) -> dict[str, float]:
+        """Report what a batch looks like to this objective; see :func:`counterpoint.diagnose.report`.
 
-        return report(self, *views, **how)
+        The arguments are those of the method ``call``: ``loss_fn.report(z1, z2)``.
+        """
+        return report(self, *args, call=call, **options)
 
     # ---- composition ---------------------------------------------------------------------------
 
     def terms(self) -> list[tuple[Value | Schedule | Learned, Objective]]:
-        """The weighted terms that add up to this objective."""
+        """Return the weighted terms whose sum is this objective."""
         return [(1.0, self)]
 
     def __add__(self, other: Objective) -> Objective:
@@ -321,7 +281,7 @@ class Objective(nn.Module):
     __rmul__ = __mul__
 
     def __radd__(self, other: object) -> Objective:
-        return self if isinstance(other, int) and other == 0 else NotImplemented  # what sum() begins with
+        return self if isinstance(other, int) and other == 0 else NotImplemented  # sum() starts with 0
 
     def __neg__(self) -> Objective:
         return self * -1.0
@@ -332,49 +292,26 @@ class Objective(nn.Module):
     def __truediv__(self, number: float) -> Objective:
         return self * (1 / number) if isinstance(number, (int, float)) else NotImplemented
 
-    def replace(self, **changes: Any) -> Objective:
-        """A copy with other hyper-parameters, and with schedules and learned values of its own."""
-        return type(self)(**{**deepcopy(self._hyper), **self._long(changes)})
+    if TYPE_CHECKING:
 
-    def _long(self, changes: dict[str, Any]) -> dict[str, Any]:
-        """With full names in the place of a spec's."""
-        names = {h.short: k for k, h in self.hyper.items()}
-        return {names.get(k, k): v for k, v in changes.items()}
+        def replace(self, **changes: Any) -> Self: ...
 
     # ---- text and data -------------------------------------------------------------------------
 
     @property
-    def _called(self) -> str:
-        """The name in specs; a class without one is called by its own, which no spec can build."""
+    def _spec_name(self) -> str:
+        """The name in specs; an unregistered class prints its own, which no spec can build."""
         return self.name or type(self).__name__
 
-    def _parameters_text(self) -> str:
-        defaults = self._defaults()
-        shown = {
-            h.short: text(self._hyper[k])
-            for k, h in self.hyper.items()
-            if h.always or self._hyper[k] != defaults.get(k, inspect.Parameter.empty)
-        }
-        return "".join((":" if i == 0 else ",") + f"{k}={v}" for i, (k, v) in enumerate(shown.items()))
-
-    @classmethod
-    def _defaults(cls) -> dict[str, Any]:
-        return {k: p.default for k, p in inspect.signature(cls).parameters.items()}
-
     def __str__(self) -> str:
-        return self._called + self._parameters_text()
+        return self._spec_name + self._parameters_text()
 
     def __repr__(self) -> str:
         return str(self)
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain data that :func:`counterpoint.from_dict` turns back into this objective."""
-        plain = {k: v if v is None or isinstance(v, (bool, int, float)) else text(v) for k, v in self._hyper.items()}
-        return {"name": self._called, **plain}
-
-    @classmethod
-    def from_plain(cls, data: dict[str, Any]) -> Objective:
-        return cls(**{k: spec.value(v) if isinstance(v, str) else v for k, v in data.items()})
+        """Return JSON values from which :func:`counterpoint.from_dict` rebuilds this objective."""
+        return {"name": self._spec_name, **self._plain_parameters()}
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Objective) and self.to_dict() == other.to_dict()
@@ -384,38 +321,41 @@ class Objective(nn.Module):
 
 
 class Wrapper(Objective):
-    """An objective around another one, ``name(inner)`` in specs."""
+    """An objective that changes another one, ``name(inner)`` in specs."""
 
-    def __init__(self, objective: Objective | str, **values: Any) -> None:
-        super().__init__(**values)
-        self.objective = as_objective(objective)
+    objective: Inner = Inner(default="infonce")
+    _leading = (Parameter("objective", Parameter.POSITIONAL_OR_KEYWORD, default=objective.default),)
+    if not TYPE_CHECKING:
+        del objective  # at run time it is a submodule
+
+    def _assign(self, values: dict[str, Any]) -> None:
+        super()._assign(values)
+        self.objective = as_objective(values["objective"])
 
     @property
     def needs(self) -> frozenset[str]:
         return self.objective.needs
 
-    def replace(self, **changes: Any) -> Objective:
-        own = {"objective": deepcopy(self.objective), **deepcopy(self._hyper)}
-        return type(self)(**{**own, **self._long(changes)})
+    def _own(self) -> dict[str, Any]:
+        return {"objective": deepcopy(self.objective), **super()._own()}
 
     def __str__(self) -> str:
-        return f"{self._called}({self.objective}){self._parameters_text()}"
+        return f"{self._spec_name}({self.objective}){self._parameters_text()}"
 
     def to_dict(self) -> dict[str, Any]:
         return {**super().to_dict(), "objective": self.objective.to_dict()}
 
     @classmethod
-    def from_plain(cls, data: dict[str, Any]) -> Objective:
+    def from_plain(cls, data: dict[str, Any]) -> Self:
         if "objective" not in data:
             raise ValueError(f'from_dict: {cls.name} wraps an objective; expected "objective" beside its name.')
-        return super().from_plain({**data, "objective": from_dict(data["objective"])})
+        return super().from_plain({**data, "objective": from_dict(data["objective"])})  # type: ignore[no-any-return]
 
 
 class Sum(Objective):
-    """A weighted sum of objectives, written ``a + 0.1 * b``. Each term pairs the batch in its own way.
+    """A weighted sum of objectives, written ``a + 0.1 * b``. Each term uses its own pairing.
 
-    Sums within are multiplied out where weights are numbers, so that ``2 * (a + b)`` is ``2 * a + 2 * b`` however it
-    was written.
+    Constant weights of nested sums are multiplied out, so that ``2 * (a + b)`` equals ``2 * a + 2 * b``.
     """
 
     def __init__(self, terms: Iterable[tuple[Any, Objective]]) -> None:
@@ -431,7 +371,7 @@ class Sum(Objective):
             elif inner and w == 1.0:
                 flat += inner
             elif inner and all(isinstance(x, float) for x in (w, *(v for v, _ in inner))):
-                flat += [(weight_of.check(w * v, "Sum"), one) for v, one in inner]
+                flat += [(weight_of.check(w * v, "Sum"), term) for v, term in inner]
             else:
                 flat.append((w, part))
         self._weights: list[Any] = [w for w, _ in flat]
@@ -439,7 +379,7 @@ class Sum(Objective):
         self.moving = nn.ModuleList(w for w in self._weights if isinstance(w, nn.Module))
 
     def is_plain(self) -> bool:
-        """One term with weight 1: as text and as data, it is no more than that term."""
+        """Return whether this is one term with weight 1, which has the same text and data as the term itself."""
         return len(self._weights) == 1 and self._weights[0] == 1.0
 
     def terms(self) -> list[tuple[Any, Objective]]:
@@ -447,8 +387,8 @@ class Sum(Objective):
 
     @property
     def views(self) -> int | None:
-        wanted = [part.views for _, part in self.terms() if part.views is not None]
-        return max(wanted) if wanted else None
+        required = [part.views for _, part in self.terms() if part.views is not None]
+        return max(required, default=None)
 
     @property
     def needs(self) -> frozenset[str]:
@@ -466,7 +406,7 @@ class Sum(Objective):
             raise ValueError(f"{self}: reduction='none' needs the same anchors in every term: give them one pairing=.")
         return reduce(add, values)
 
-    def replace(self, **changes: Any) -> Objective:
+    def replace(self, **changes: Any) -> Self:
         raise TypeError(f"{self}: a sum has no parameters of its own; replace those of its terms.")
 
     def __str__(self) -> str:
@@ -482,22 +422,17 @@ class Sum(Objective):
         return {"name": "sum", "terms": terms}
 
 
-def current(value: Any) -> Value:
-    """The present value of a number, a Schedule or a Learned value."""
-    return value() if isinstance(value, nn.Module) else value  # type: ignore[no-any-return]
-
-
-def as_objective(given: Objective | str) -> Objective:
-    """Passes an objective through, builds one from a spec, refuses anything else."""
-    if isinstance(given, Objective):
-        return given
-    if isinstance(given, str):
-        return objective(given)
-    raise TypeError(f"expected an objective or a spec string, got {reprlib.repr(given)} ({type(given).__name__}).")
+def as_objective(value: Objective | str) -> Objective:
+    """Return an objective as it is, or build it from its spec."""
+    if isinstance(value, Objective):
+        return value
+    if isinstance(value, str):
+        return objective(value)
+    raise TypeError(f"expected an objective or a spec string, got {reprlib.repr(value)} ({type(value).__name__}).")
 
 
 def objective(text: str) -> Objective:
-    """Builds an objective from its spec.
+    """Build an objective from its spec.
 
     ::
 
@@ -505,7 +440,7 @@ def objective(text: str) -> Objective:
         term   = [weight, "*"], (atom | "(" sum ")")
         atom   = name, ["(" sum ")"], [":" key=value, {"," key=value}]
 
-    ``str(objective(text))`` is a spec of the same objective, with the choices that matter most always shown.
+    ``str(objective(text))`` is a spec of the same objective that always shows the parameters that matter most.
 
     >>> import counterpoint as cp
     >>> cp.objective("arcl(adnce:mu=0.9,t=0.2) + 0.1*dp")
@@ -514,23 +449,8 @@ def objective(text: str) -> Objective:
     return spec.parse(text, kind, Sum)  # type: ignore[no-any-return]
 
 
-def kind(name: str) -> type[Objective]:
-    """The class of that name: built in, defined by you, or registered by an installed package.
-
-    Packages register objectives as entry points of the group ``counterpoint.objectives``, each naming a class.
-    """
-    if name not in registry:
-        for entry in metadata.entry_points(group="counterpoint.objectives"):
-            entry.load()
-    if name not in registry:
-        meant = {c.__name__.lower(): n for n, c in registry.items()} | dict.fromkeys(INFONCE, "infonce")
-        hint = nearest(meant.get(re.sub(r"[^a-z0-9]", "", name.lower()), name), registry)
-        raise LookupError(f"unknown objective {name!r}.{hint}")
-    return registry[name]
-
-
 def from_dict(data: dict[str, Any]) -> Objective:
-    """Builds an objective from what :meth:`Objective.to_dict` returned."""
+    """Build an objective from the value of :meth:`Objective.to_dict`."""
     if not isinstance(data, dict) or "name" not in data:
         raise ValueError(f'from_dict: expected a dict with "name", got {data!r}.')
     rest = {k: v for k, v in data.items() if k != "name"}
@@ -545,8 +465,8 @@ def from_dict(data: dict[str, Any]) -> Objective:
             raise ValueError(f"from_dict: a sum needs terms, a list of [weight, objective], got {terms!r}.")
         return Sum((spec.value(w) if isinstance(w, str) else w, from_dict(term)) for w, term in terms)
     if not isinstance(name, str):
-        raise ValueError(f"from_dict: unknown objective {name!r}.{nearest(str(name), registry)}")
+        raise ValueError(f"from_dict: unknown objective {name!r}.{nearest(str(name), known())}")
     try:
-        return kind(name).from_plain(rest)
+        return kind(name).from_plain(rest)  # type: ignore[no-any-return]
     except LookupError as error:
         raise ValueError(f"from_dict: {error}") from None

@@ -1,4 +1,4 @@
-"""Adversarial and mixed views, for the losses that need an encoder's answer to changed inputs.
+"""Compute adversarial and mixed views, for losses that encode changed inputs.
 
 The objectives never call an encoder; these functions do. In a training loop::
 
@@ -26,10 +26,12 @@ Encoder = Callable[[Tensor], Tensor]
 def fgsm(
     loss: Callable[[Tensor], Tensor], x: Tensor, epsilon: float, clip: tuple[float, float] | None = None
 ) -> Tensor:
-    """One step of size ``epsilon`` along the sign of the gradient of ``loss`` (Goodfellow et al. 2015).
+    """Take one step of size ``epsilon`` along the sign of the gradient of ``loss``.
+
+    Paper: Goodfellow et al. 2015, https://arxiv.org/abs/1412.6572.
 
     Args:
-        loss: from inputs to a scalar that shall grow.
+        loss: maps inputs to the scalar to increase.
         x: inputs, floating point.
         epsilon: largest change of any element, > 0.
         clip: range of valid inputs, e.g. ``(0, 1)`` for images.
@@ -50,12 +52,14 @@ def pgd(
     clip: tuple[float, float] | None = None,
     generator: torch.Generator | None = None,
 ) -> Tensor:
-    """Several steps along the sign of the gradient, projected back into the ``epsilon`` box (Madry et al. 2018).
+    """Take several steps along the sign of the gradient, each projected back into the ``epsilon`` box.
+
+    Paper: Madry et al. 2018, https://arxiv.org/abs/1706.06083.
 
     Args:
         step: size of a step; by default ``2.5 * epsilon / steps``.
         steps: number of steps, at least 1.
-        random_start: begin at a random point of the box.
+        random_start: start from a random point of the box.
         loss, x, epsilon, clip: as in :func:`fgsm`.
     """
     checks.is_float(x, "x")
@@ -79,7 +83,7 @@ def _valid(x: Tensor, delta: Tensor, clip: tuple[float, float] | None) -> Tensor
 
 
 def mix(x: Tensor, lam: float, count: int = 1, generator: torch.Generator | None = None) -> Tensor:
-    """MixNCA's ``lam x_i + (1 - lam) x_j`` with ``count`` different samples ``j != i`` of the batch for each ``i``.
+    """Mix ``lam x_i + (1 - lam) x_j`` with ``count`` different samples ``j != i`` of the batch for each ``i`` (MixNCA).
 
     Works on inputs (the paper) and on embeddings alike; see :func:`perturbed` for when to use which.
 
@@ -102,12 +106,12 @@ def mix(x: Tensor, lam: float, count: int = 1, generator: torch.Generator | None
 
 
 def share(objective: Objective) -> float:
-    """The ``lam`` by which an objective's terms expect views to be mixed; 0.5 if none looks at mixed views."""
+    """Return the mixing weight ``lam`` that an objective's terms expect; 0.5 if no term uses mixed views."""
     parts: list[Any] = [p for p in objective.modules() if isinstance(p, Objective) and "mixed" in p.needs]
-    found = {float(part.lam) for part in parts if "lam" in part.hyper}
-    if len(found) > 1:
-        raise ValueError(f"{objective}: its terms want views mixed by different lam ({sorted(found)}): give one.")
-    return found.pop() if found else 0.5
+    values = {float(part.lam) for part in parts if "lam" in part.hyper}
+    if len(values) > 1:
+        raise ValueError(f"{objective}: its terms want views mixed by different lam ({sorted(values)}): give one.")
+    return values.pop() if values else 0.5
 
 
 def attack(
@@ -121,16 +125,16 @@ def attack(
     clip: tuple[float, float] | None = None,
     generator: torch.Generator | None = None,
 ) -> Tensor:
-    """Adversarial views: inputs near ``x`` that maximise the contrastive loss against ``anchor``.
+    """Find adversarial views: inputs near ``x`` that maximize the contrastive loss against ``anchor``.
 
     Args:
-        encoder: from inputs to embeddings; put in evaluation mode while attacked, so that neither batch
+        encoder: maps inputs to embeddings; put in evaluation mode while attacked, so that neither batch
             statistics nor dropout depend on the attack.
         anchor: ``(B, d)`` embeddings of the other view; constant here.
         x: inputs of the attacked view.
         epsilon: largest change of any element.
-        objective: what is maximised, on ``one_way`` pairs; InfoNCE by default, as in the paper. An attack is no
-            training call: schedules and tracked values stay.
+        objective: the loss to maximize, on ``one_way`` pairs; InfoNCE by default, as in the paper. Schedules and
+            tracked values stay as they are.
         steps: 1 for FGSM, more for PGD with a random start.
         step, clip: as in :func:`pgd`.
 
@@ -158,15 +162,15 @@ def perturbed(
     clip: tuple[float, float] | None = None,
     generator: torch.Generator | None = None,
 ) -> dict[str, Any]:
-    """The ``adversarial=`` and ``mixed=`` embeddings that IntCL, IntNaCl and MixNCA ask for, in one line.
+    """Compute the ``adversarial=`` and ``mixed=`` embeddings that IntCL, IntNaCl and MixNCA need.
 
     Args:
-        encoder: from inputs to embeddings.
-        x1, x2: inputs of the two views. The adversarial view is sought around ``x2``, the mixed ones from ``x2``.
-        objective: the ``lam`` of its terms says how to mix.
+        encoder: maps inputs to embeddings.
+        x1, x2: inputs of the two views. Adversarial views start from ``x2``, mixed ones mix ``x2``.
+        objective: views are mixed with the ``lam`` of its terms.
         epsilon: size of the attack; None for no adversarial view.
         mixed: number ``M - 1`` of mixed views per sample.
-        mix_in: ``inputs`` is the paper's mixing. ``embeddings`` mixes the encoder's outputs instead: it is another
+        mix_in: ``inputs`` is the paper's mixing. ``embeddings`` mixes the encoder's outputs instead, which is another
             loss, for inputs that cannot be mixed, such as sentences and graphs.
         steps, clip: as in :func:`attack`.
     """
@@ -190,7 +194,7 @@ def perturbed(
 
 @contextmanager
 def _frozen(encoder: Encoder) -> Iterator[None]:
-    """Evaluation mode, each submodule put back as it was; parameters get no gradient from the attack either way."""
+    """Use evaluation mode within the block, then restore the modes; the attack gives parameters no gradient."""
     modules = list(encoder.modules()) if isinstance(encoder, nn.Module) else []
     modes = [m.training for m in modules]
     if modules:

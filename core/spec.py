@@ -18,7 +18,7 @@ _CONSTANTS = {"true": True, "false": False, "none": None}
 
 
 class SpecError(ValueError):
-    """A spec that cannot be read, with a caret under the place."""
+    """An invalid spec; the message has a caret under the error."""
 
     def __init__(self, message: str, text: str, position: int) -> None:
         super().__init__(message, text, position)
@@ -32,6 +32,8 @@ class SpecError(ValueError):
 
 
 class _Reader:
+    """A recursive-descent parser's position in the text."""
+
     def __init__(self, text: str) -> None:
         if not isinstance(text, str):
             raise TypeError(f"objective: expected a spec string, got {text!r} ({type(text).__name__}).")
@@ -53,23 +55,24 @@ class _Reader:
 
     def expect(self, character: str) -> None:
         if not self.take(character):
-            found = repr(self.peek()) if self.peek() else "the end"
-            raise self.fail(f"expected {character!r}, found {found}")
+            raise self.fail(f"expected {character!r}, found {self._next()}")
 
     def match(self, pattern: re.Pattern[str], what: str) -> str:
         self.peek()
-        found = pattern.match(self.text, self.at)
-        if not found:
-            rest = repr(self.peek()) if self.peek() else "the end"
-            raise self.fail(f"expected {what}, found {rest}")
-        self.at = found.end()
-        return found.group()
+        match = pattern.match(self.text, self.at)
+        if not match:
+            raise self.fail(f"expected {what}, found {self._next()}")
+        self.at = match.end()
+        return match.group()
+
+    def _next(self) -> str:
+        return repr(self.peek()) if self.peek() else "the end"
 
     def number(self) -> float:
         return float(self.match(_NUMBER, "a number"))
 
     def value(self) -> Any:
-        """A number, a word, or a call such as ``schedule(0.5,0.1,1000)``."""
+        """Read a number, a word, or a call such as ``schedule(0.5,0.1,1000)``."""
         if not re.match(r"[A-Za-z_]", self.peek() or "."):
             return self.number()
         start = self.at
@@ -79,18 +82,18 @@ class _Reader:
         if word not in CALLS:
             raise self.fail(f"unknown value {word!r}.{nearest(word, CALLS)}", start)
         self.expect("(")
-        given = [self.value()]
+        arguments = [self.value()]
         while self.take(","):
-            given.append(self.value())
+            arguments.append(self.value())
         self.expect(")")
         try:
-            return CALLS[word](*given)
+            return CALLS[word](*arguments)
         except (TypeError, ValueError) as error:
             raise self.fail(str(error), start) from None
 
 
 def value(text: str) -> Any:
-    """Reads one parameter value as it stands in a spec."""
+    """Read one parameter value of a spec."""
     reader = _Reader(text)
     result = reader.value()
     if reader.peek():
@@ -99,11 +102,12 @@ def value(text: str) -> Any:
 
 
 def parse(text: str, kind: Callable[[str], Any], total: Any) -> Any:
-    """Builds the objective that ``text`` describes.
+    """Build the objective that ``text`` describes.
 
     Args:
-        kind: finds the class of a name.
-        total: makes the sum of weighted terms.
+        text: The spec.
+        kind: Returns the class with a name.
+        total: Builds the sum of weighted terms.
     """
     reader = _Reader(text)
     result = _sum(reader, kind, total)
@@ -142,43 +146,42 @@ def _atom(reader: _Reader, kind: Callable[[str], Any], total: Any) -> Any:
     name = reader.match(_WORD, "an objective's name")
     start = reader.at - len(name)
     try:
-        found = kind(name)
+        cls = kind(name)
     except LookupError as error:
         raise reader.fail(str(error), start) from None
-    given: dict[str, Any] = {}
-    wraps = "objective" in found._defaults()
+    values: dict[str, Any] = {}
+    wraps = "objective" in cls._defaults()
     if reader.take("("):
         if not wraps:
             raise reader.fail(f"{name!r} takes no objective in parentheses; parameters follow a colon", reader.at - 1)
-        given["objective"] = _sum(reader, kind, total)
+        values["objective"] = _sum(reader, kind, total)
         reader.expect(")")
     elif wraps:
         raise reader.fail(f"{name!r} wraps an objective: {name}(infonce)")
     if reader.take(":"):
-        _parameters(reader, name, {h.short: k for k, h in found.hyper.items()}, found.hyper, given)
+        _parameters(reader, name, cls.hyper, values)
     try:
-        return found(**given)
+        return cls(**values)
     except (TypeError, ValueError) as error:
         raise reader.fail(str(error), start) from None
 
 
-def _parameters(
-    reader: _Reader, name: str, short: dict[str, str], hyper: dict[str, Any], given: dict[str, Any]
-) -> None:
+def _parameters(reader: _Reader, name: str, hyper: dict[str, Any], values: dict[str, Any]) -> None:
+    short = {h.short: k for k, h in hyper.items()}
     while True:
         key = reader.match(_WORD, "a parameter's name")
         start = reader.at - len(key)
         long = short.get(key, key)
         if long not in hyper:
             raise reader.fail(f"{name}: unknown parameter {key!r}.{nearest(key, [*short, *hyper])}", start)
-        if long in given:
+        if long in values:
             raise reader.fail(f"{name}: {key!r} is given twice", start)
         reader.expect("=")
         reader.peek()
         start = reader.at
         raw = reader.value()
         try:
-            given[long] = hyper[long].check(raw, name)
+            values[long] = hyper[long].check(raw, name)
         except (TypeError, ValueError) as error:
             raise reader.fail(str(error), start) from None
         if not reader.take(","):

@@ -1,24 +1,24 @@
 """Which objective learns the better features of handwritten digits? Any objectives you name, side by side.
 
 A small convolutional encoder learns without labels from scikit-learn's 8 x 8 digits (bundled, nothing is
-downloaded): random affine and elastic views of each image, Adam, the loss you name. Then a nearest-neighbour
-and a linear classifier get its features and ten labelled images per class, as labels are what is rare.
+downloaded): random affine and elastic views of each image, Adam, and the loss you name. Then a nearest-neighbour
+and a linear classifier are trained on its features with ten labelled images per class.
 
-What makes the comparison fair:
+Why the comparison is fair:
 
-- the test images are by writers who appear nowhere in training (a random split would test on known hands);
-- a seed fixes the start, the batches, the augmentations and the labelled images for every objective alike, so
-  differences are paired; batch, steps and (unless you name another one) denominator are the same for all;
-- each default objective had eight settings to choose from, tried on other writers and seeds: see OBJECTIVES.
+- the test images are by writers who do not appear in training (a random split would test on known handwriting);
+- for every objective, a seed fixes the same initial weights, batches, augmentations and labelled images, so
+  differences are paired; batch size, steps and (unless you name another one) denominator are the same for all;
+- each default objective was chosen from eight settings, on other writers and seeds: see OBJECTIVES.
 
-The floor: raw pixels, and the encoder untrained. ArCL's four views belong to the method, and double the images
-per step: for what they bring by themselves, add `aal(infonce:t=0.2):views=4`.
+The floor is raw pixels and the untrained encoder. ArCL's four views belong to the method and double the images per
+step: to see their effect alone, add `aal(infonce:t=0.2):views=4`.
 
 examples:
   python examples/digits.py                         five objectives, three seeds, a minute or two
   python examples/digits.py --quick --out digits/   a look in seconds, with pictures
   python examples/digits.py --objectives "infonce:t=0.2" "infonce:t=learned(0.2)" "adnce:t=0.2,mu=auto" --seeds 10
-  python examples/digits.py --validate --seed 1000 --objectives infonce:t={0.05,0.1,0.2,0.5}      to choose by
+  python examples/digits.py --validate --seed 1000 --objectives infonce:t={0.05,0.1,0.2,0.5}      to tune
 """
 
 from __future__ import annotations
@@ -48,8 +48,8 @@ import counterpoint as cp
 
 PIXELS, UNTRAINED = "raw pixels", "untrained encoder"
 MEASURES = {"kNN": KNeighborsClassifier(5), "linear": LogisticRegression(C=10, max_iter=1000)}
-# The data come writer by writer, and a new one begins at these rows. What is reported is trained before TEST and
-# tested after it; with --validate it is trained before VALIDATION and tested between the two.
+# The images are sorted by writer, and a new writer begins at each of these rows. Reported runs train on the rows before
+# TEST and test on the rest; with --validate, runs train on the rows before VALIDATION and test on those up to TEST.
 VALIDATION, TEST = 776, 1287
 # Each is the best of eight by the mean of both accuracies, three seeds: `--validate --seed 1000 --objectives` with
 #   infonce:t={0.05,0.07,0.1,0.15,0.2,0.3,0.5,1}         "arcl(infonce:t="{the same}"):views=4"
@@ -66,7 +66,7 @@ COLOURS = ["#000000", "#0072B2", "#E69F00", "#009E73", "#D55E00", "#CC79A7", "#5
 
 
 def augment(x: Tensor, generator: torch.Generator) -> Tensor:
-    """The same digits in another hand: bent, turned, moved, some ink lost, some noise. No flips: they change digits."""
+    """Bend, rotate and shift digits, drop some ink and add noise. No flips: they change the digit."""
     n = len(x)
     angle, size, shear, right, down = 2 * torch.rand(5, n, generator=generator) - 1
     cos, sin = (0.26 * angle).cos() * (1 + 0.15 * size), (0.26 * angle).sin() * (1 + 0.15 * size)
@@ -81,10 +81,10 @@ def augment(x: Tensor, generator: torch.Generator) -> Tensor:
 
 
 def networks(seed: int) -> tuple[nn.Module, nn.Module]:
-    """The encoder, whose output is evaluated, and the projection head, whose output the loss sees."""
+    """Build the encoder, whose output is evaluated, and the projection head, whose output the loss receives."""
     torch.manual_seed(seed)
     layers: list[nn.Module] = [nn.Conv2d(1, 16, 3, padding=1), nn.ReLU()]
-    for width in (16, 32):  # no batch norm: through its statistics the images of a batch would see each other
+    for width in (16, 32):  # no batch norm: its statistics leak information between the images of a batch
         layers += [nn.Conv2d(width, 2 * width, 3, padding=1, stride=2), nn.GroupNorm(4, 2 * width), nn.ReLU()]
     head = nn.Sequential(nn.ReLU(), nn.Linear(128, 128), nn.ReLU(), nn.Linear(128, 64))
     return nn.Sequential(*layers, nn.Flatten(), nn.Linear(256, 128)), head
@@ -93,9 +93,9 @@ def networks(seed: int) -> tuple[nn.Module, nn.Module]:
 def train(
     spec: str, images: Tensor, y: np.ndarray, split: int, seed: int, steps: int, batch: int
 ) -> tuple[nn.Module, list[dict[str, float]]]:
-    """The encoder trained on the rows before `split`, and its curve. The labels only serve to watch."""
+    """Train on the rows before `split`; return the encoder and its curve. Labels are used only for the curve."""
     loss_fn, (encoder, head) = cp.objective(spec), networks(seed)
-    # a stream of random numbers per view: the first two views are the same whether an objective asks for more or not
+    # one random generator per view, so that the first two views are the same however many an objective needs
     views = [torch.Generator().manual_seed(100 * seed + view) for view in range(loss_fn.views or 2)]
     order = torch.Generator().manual_seed(100 * seed + 99)
     adam = torch.optim.Adam([*encoder.parameters(), *head.parameters(), *loss_fn.parameters()], lr=1e-3)
@@ -113,13 +113,13 @@ def train(
 
 
 def features(encoder: nn.Module, images: Tensor) -> np.ndarray:
-    """Of unit length, as the cosine in the loss sees them."""
+    """Embed the images, normalized to unit length as in the loss."""
     with torch.no_grad():
         return F.normalize(encoder(images)).numpy()
 
 
 def accuracy(measure: str, z: np.ndarray, y: np.ndarray, split: int, seed: int) -> float:
-    """Percent right from row `split` on, given ten labels per class of the rows before: the mean of five draws."""
+    """Return the accuracy in percent on the rows from `split` on, with ten labels per class: the mean of five draws."""
     rng, model, scores = np.random.default_rng(seed), MEASURES[measure], []
     for _ in range(5):
         labelled = np.concatenate([rng.choice(np.flatnonzero(y[:split] == c), 10, replace=False) for c in range(10)])
@@ -128,7 +128,7 @@ def accuracy(measure: str, z: np.ndarray, y: np.ndarray, split: int, seed: int) 
 
 
 def check(objectives: Sequence[str], seeds: int, steps: int, batch: int) -> None:
-    """Says at once what would otherwise come out after minutes."""
+    """Fail before the first run rather than minutes later."""
     for name, value, low in (("seeds", seeds, 2), ("steps", steps, 1), ("batch", batch, 2)):
         if value < low:
             raise ValueError(f"{name} must be at least {low}, got {value}")
@@ -142,7 +142,7 @@ def check(objectives: Sequence[str], seeds: int, steps: int, batch: int) -> None
             raise ValueError(f"objective {spec!r}: {str(error).splitlines()[0]}") from error
 
 
-@threadpool_limits.wrap(limits=1)  # matrices this small only lose by being shared between cores
+@threadpool_limits.wrap(limits=1)  # matrices this small are slower on several cores
 def run(
     objectives: Sequence[str] = tuple(OBJECTIVES),
     seeds: int = 3,
@@ -153,9 +153,9 @@ def run(
     out: str | Path | None = None,
     progress: bool = True,
 ) -> dict[str, Any]:
-    """Trains and evaluates every objective with the seeds `seed ... seed + seeds - 1`; pictures go to `out`.
+    """Train and evaluate every objective with the seeds `seed ... seed + seeds - 1`; write pictures to `out`.
 
-    Returns what `digits.json` holds. With `validate` the test images stay out of it, as a search needs it.
+    Returns the contents of `digits.json`. With `validate` the test images are not used, as tuning requires.
     """
     arguments = {k: v for k, v in locals().items() if k not in ("out", "progress")}
     check(objectives, seeds, steps, batch)
@@ -175,9 +175,9 @@ def run(
                     show_progress((s - seed) * len(objectives) + i, seeds * len(objectives))
             z = features(encoder, images)
             first_seed.setdefault(name, z[split:])
-            found: dict[str, Any] = {"objective": name, "spec": str(cp.objective(name)) if curve else None, "seed": s}
-            found |= {measure: accuracy(measure, z, y, split, s) for measure in MEASURES}
-            runs.append({**found, "seconds": round(time.perf_counter() - start, 2), "curve": curve})
+            record: dict[str, Any] = {"objective": name, "spec": str(cp.objective(name)) if curve else None, "seed": s}
+            record |= {measure: accuracy(measure, z, y, split, s) for measure in MEASURES}
+            runs.append({**record, "seconds": round(time.perf_counter() - start, 2), "curve": curve})
     packages = ("counterpoint", "torch", "numpy", "scipy", "scikit-learn", "matplotlib")
     versions = {"python": sys.version.split()[0]} | {name: version(name) for name in packages}
     result = {"arguments": arguments, "versions": versions, "summary": summarise(runs, objectives[0]), "runs": runs}
@@ -187,14 +187,14 @@ def run(
 
 
 def show_progress(done: int, total: int, what: str = "digits") -> None:
-    """A line that changes on a terminal, a line now and then elsewhere."""
+    """Update one line on a terminal; elsewhere print a line now and then."""
     if (terminal := sys.stderr.isatty()) or done % max(1, total // 5) == 0:
         start, end = "\r" if terminal else "", "" if terminal and done < total else "\n"
         print(f"{start}{what}: {done}/{total} runs", end=end, file=sys.stderr, flush=True)
 
 
 def compare(first: Sequence[float], other: Sequence[float]) -> dict[str, float]:
-    """`other - first`, paired by seed: the mean and its 95% t-interval."""
+    """Return `other - first`, paired by seed: the mean and its 95% t interval."""
     difference, n = np.subtract(other, first), len(first)
     mean, half = difference.mean(), student.ppf(0.975, n - 1) * difference.std(ddof=1) / n**0.5
     return {"difference": float(mean), "low": float(mean - half), "high": float(mean + half)}
@@ -204,22 +204,22 @@ def summarise(runs: list[dict[str, Any]], first: str) -> dict[str, dict[str, dic
     summary: dict[str, dict[str, dict[str, Any]]] = {run["objective"]: {} for run in runs}
     for name in summary:
         for measure in MEASURES:
-            found, base = ([run[measure] for run in runs if run["objective"] == n] for n in (name, first))
-            row = {"mean": float(np.mean(found)), "sd": float(np.std(found, ddof=1)), "values": found}
-            summary[name][measure] = row | {"vs_first": None if name == first else compare(base, found)}
+            values, base = ([run[measure] for run in runs if run["objective"] == n] for n in (name, first))
+            row = {"mean": float(np.mean(values)), "sd": float(np.std(values, ddof=1)), "values": values}
+            summary[name][measure] = row | {"vs_first": None if name == first else compare(base, values)}
     return summary
 
 
 def report(result: dict[str, Any]) -> str:
-    """The table, and under it what its statistics allow to say."""
+    """Format the table, and below it the conclusions that its statistics support."""
     first, seeds = result["arguments"]["objectives"][0], result["arguments"]["seeds"]
     width = max(map(len, result["summary"]))
     lines = [f"{'accuracy, %':{width}}" + "".join(f"  {m:12}  {'minus first, 95%':21}" for m in MEASURES).rstrip()]
     for name, row in result["summary"].items():
         cells = ""
-        for found in row.values():
-            gap = "{difference:+5.1f} [{low:+.1f}, {high:+.1f}]".format(**found["vs_first"]) if name != first else ""
-            cells += f"  {found['mean']:5.1f} ± {found['sd']:3.1f}  {gap:21}"
+        for scores in row.values():
+            gap = "{difference:+5.1f} [{low:+.1f}, {high:+.1f}]".format(**scores["vs_first"]) if name != first else ""
+            cells += f"  {scores['mean']:5.1f} ± {scores['sd']:3.1f}  {gap:21}"
         lines.append(f"{name:{width}}{cells}".rstrip())
     lines.append("")
     for measure in MEASURES:
@@ -228,15 +228,15 @@ def report(result: dict[str, Any]) -> str:
             if (versus := row[measure]["vs_first"]) is not None:
                 verdict = "higher" if versus["low"] > 0 else "lower" if versus["high"] < 0 else "no difference found"
                 verdicts.setdefault(verdict, []).append(name)
-        said = "; ".join(f"{verdict}: {', '.join(names)}" for verdict, names in verdicts.items())
-        lines.append(f"{measure}, against {first} - {said}.")
+        conclusion = "; ".join(f"{verdict}: {', '.join(names)}" for verdict, names in verdicts.items())
+        lines.append(f"{measure}, against {first} - {conclusion}.")
     reach = f"95% intervals reach {student.ppf(0.975, seeds - 1):.1f} standard errors to each side"
     more = ", --seeds 10 says more" if seeds < 10 else ""
     return "\n".join([*lines, f"({seeds} paired seeds: {reach}, uncorrected for their number{more}.)"])
 
 
 def draw(out: Path, result: dict[str, Any], first_seed: dict[str, np.ndarray], y: np.ndarray) -> None:
-    """Every seed's accuracy, the learning curves, and the test images in each encoder of the first seed."""
+    """Plot every seed's accuracy, the learning curves, and the first seed's embeddings of the test images."""
     colours = {name: COLOURS[i % len(COLOURS)] for i, name in enumerate(result["summary"])}
     figure = Figure(figsize=(10, 0.4 * len(colours) + 1.4), layout="constrained")
     for axis, measure in zip(figure.subplots(1, 2, sharey=True), MEASURES, strict=True):
@@ -279,9 +279,9 @@ def main(argv: Sequence[str] | None = None) -> None:
     add("--seeds", type=int, default=3, help="runs per objective (%(default)s)")
     add("--steps", type=int, default=300, help="Adam steps per run (%(default)s)")
     add("--batch", type=int, default=128, help="images per step (%(default)s)")
-    add("--seed", type=int, default=0, help="of the first run, the others follow (%(default)s)")
-    add("--quick", action="store_true", help="2 seeds of 100 steps, to look, not to conclude")
-    add("--validate", action="store_true", help="keep the test images out of it: for choosing settings")
+    add("--seed", type=int, default=0, help="of the first run; the others count up (%(default)s)")
+    add("--quick", action="store_true", help="2 seeds of 100 steps: a look, not a result")
+    add("--validate", action="store_true", help="do not use the test images: for choosing settings")
     add("--out", help="a folder for digits.json and the pictures")
     arguments = vars(parser.parse_args(argv))
     arguments |= {"seeds": 2, "steps": 100} if arguments.pop("quick") else {}

@@ -1,12 +1,13 @@
-"""Six kinds of random graphs, told apart without labels: GraphCL's encoder, trained with any objectives you name.
+"""Separate six kinds of random graphs without labels: GraphCL's encoder, trained with any objectives you name.
 
-The graphs are made by networkx, of like size and density, a tenth of their edges rewired: uniform, preferential
+networkx generates the graphs, of similar size and density, with a tenth of their edges rewired: uniform, preferential
 attachment, the same with triangles, small world, communities, geometric. GIN learns from pairs of a graph and an
-augmented copy (nodes dropped, or a subgraph); a linear SVM then gets its embeddings, in three-fold cross-validation.
-A seed fixes the start, the batches, the views and the folds for every objective alike, so differences are paired.
+augmented copy (nodes dropped, or a subgraph); a linear SVM then classifies its embeddings in three-fold
+cross-validation. For every objective, a seed fixes the same initial weights, batches, views and folds, so differences
+are paired.
 
-The floor: chance, counts of degrees, and the encoder untrained. This data set is easy on purpose; for a comparison that
-means something see graphcl_tu.py.
+The floor is chance, counts of degrees, and the untrained encoder. This data set is easy on purpose; for a meaningful
+comparison see studies/graphcl_tu.py.
 
 examples:
   python examples/graphs.py                                   four objectives, three seeds, half a minute
@@ -42,7 +43,7 @@ OBJECTIVES = [
 ]
 
 
-@threadpool_limits.wrap(limits=1)  # matrices this small only lose by being shared between cores
+@threadpool_limits.wrap(limits=1)  # matrices this small are slower on several cores
 def run(
     objectives: Sequence[str] = tuple(OBJECTIVES),
     seeds: int = 3,
@@ -51,15 +52,15 @@ def run(
     out: str | Path | None = None,
     progress: bool = True,
 ) -> dict[str, Any]:
-    """Trains and evaluates every objective with the seeds `0 ... seeds - 1`; the picture goes to `out`."""
+    """Train and evaluate every objective with the seeds `0 ... seeds - 1`; write the picture to `out`."""
     arguments = {k: v for k, v in locals().items() if k not in ("out", "progress")}
     if seeds < 2:
         raise ValueError(f"seeds must be at least 2, got {seeds}")
     data = graph.demo(graphs)
-    y, found = data.y.numpy(), {name: [] for name in (BAG, UNTRAINED, *objectives)}
+    y, accuracies = data.y.numpy(), {name: [] for name in (BAG, UNTRAINED, *objectives)}
     first: dict[str, np.ndarray] = {}
     for seed in range(seeds):
-        for number, name in enumerate(found):
+        for number, name in enumerate(accuracies):
             if name == BAG:
                 z = graph.bag_of_nodes(data)
             else:
@@ -68,17 +69,17 @@ def run(
                     graph.pretrain(model, data, epochs, seed=seed)
                 z = graph.embed(model.encoder, data)
             first.setdefault(name, z)
-            found[name].append(graph.evaluate(z, y, folds=FOLDS, seed=seed).accuracy)
+            accuracies[name].append(graph.evaluate(z, y, folds=FOLDS, seed=seed).accuracy)
             if progress:
-                show_progress(seed * len(found) + number + 1, seeds * len(found), "graphs")
+                show_progress(seed * len(accuracies) + number + 1, seeds * len(accuracies), "graphs")
     summary = {
         name: {
             "mean": float(np.mean(values)),
             "sd": float(np.std(values, ddof=1)),
             "values": values,
-            "vs_untrained": None if name == UNTRAINED else compare(found[UNTRAINED], values),
+            "vs_untrained": None if name == UNTRAINED else compare(accuracies[UNTRAINED], values),
         }
-        for name, values in found.items()
+        for name, values in accuracies.items()
     }
     result = {"arguments": arguments, "summary": summary}
     if out is not None:
@@ -87,7 +88,7 @@ def run(
 
 
 def report(result: dict[str, Any]) -> str:
-    """The table, and under it what its statistics allow to say."""
+    """Format the table, and below it the conclusions that its statistics support."""
     width = max(map(len, result["summary"]))
     lines = [
         f"{f'accuracy, % (SVM, {FOLDS} folds)':{width}}  {'':12}  minus untrained, 95%",
@@ -104,7 +105,7 @@ def report(result: dict[str, Any]) -> str:
 
 
 def draw(out: Path, data: graph.GraphSet, result: dict[str, Any], first: dict[str, np.ndarray]) -> None:
-    """A graph of each kind, every seed's accuracy, and the embeddings before and after training."""
+    """Draw a graph of each kind, every seed's accuracy, and the embeddings before and after training."""
     out.mkdir(parents=True, exist_ok=True)
     figure = Figure(figsize=(12, 7.5), layout="constrained")
     top, bottom = figure.subfigures(2, 1, height_ratios=[1, 2])

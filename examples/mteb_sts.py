@@ -1,7 +1,7 @@
-"""A model that counterpoint has trained goes through mteb unchanged, since it is an ordinary SentenceTransformer.
+"""Evaluate a model that counterpoint has trained with mteb: it is an ordinary SentenceTransformer.
 
-mteb is not installed with counterpoint: pip install mteb. Its tasks are the hub's; where the files of COUNTERPOINT_DATA
-are at hand they take the place of the download, and mteb does everything else.
+mteb is not installed with counterpoint: pip install mteb. Its tasks come from the hub; files in COUNTERPOINT_DATA
+replace the download, and mteb does everything else.
 
 examples:
   COUNTERPOINT_DATA=... python examples/mteb_sts.py --model runs/sentence/wiki.txt/NAME/seed0/model
@@ -18,12 +18,12 @@ from counterpoint.integrations.sentence import sts
 from counterpoint.integrations.sentence.data import load_sts
 from counterpoint.integrations.sentence.encode import load
 
-# mteb's task: our set
+# the name of a task in mteb: the name of the set here
 TASKS = {f"STS{year}": f"STS{year}" for year in range(12, 17)} | {"STSBenchmark": "STSB-test", "SICK-R": "SICKR-all"}
 
 
 def local(task: Any, name: str) -> Any:
-    """mteb's task with the pairs of a local set in the place of its download."""
+    """Return mteb's task with the pairs of a local set in place of its download."""
     from datasets import Dataset
 
     pairs = load_sts(name)
@@ -33,7 +33,7 @@ def local(task: Any, name: str) -> Any:
 
 
 def run(model: str, task: str, hub: bool = False, pooling: str | None = None) -> dict[str, float]:
-    """The score that mteb finds, and the one of `counterpoint eval sts`, both times 100."""
+    """Return mteb's score and that of `counterpoint eval sts`, both times 100."""
     try:
         import mteb
     except ImportError as error:
@@ -50,16 +50,16 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add = parser.add_argument
     add("--model", required=True, help="a SentenceTransformer")
-    add("--pooling", help="for a checkpoint that is none")
-    add("--task", choices=TASKS, default="STS16", help="as mteb calls it (%(default)s)")
-    add("--hub", action="store_true", help="let mteb download its own copy")
-    given = parser.parse_args(argv)
+    add("--pooling", help="for a plain checkpoint of transformers")
+    add("--task", choices=TASKS, default="STS16", help="its name in mteb (%(default)s)")
+    add("--hub", action="store_true", help="use mteb's own download")
+    args = parser.parse_args(argv)
     try:
-        found = run(given.model, given.task, given.hub, given.pooling)
+        scores = run(args.model, args.task, args.hub, args.pooling)
     except (ImportError, OSError, ValueError) as error:
         parser.exit(2, f"{parser.prog}: error: {error}\n")
-    for name, score in found.items():
-        print(f"{given.task}, {name}: {score:.2f}")
+    for name, score in scores.items():
+        print(f"{args.task}, {name}: {score:.2f}")
 
 
 if __name__ == "__main__":

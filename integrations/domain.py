@@ -1,6 +1,6 @@
 """What a domain is: its settings, how its data is named, how it is tuned, and the functions that every domain has.
 
-Each domain is a package with the same modules and the same verbs:
+Each domain is a package. They share these modules and verbs; one that does not apply is left out:
 
 =================  ==================================================================================================
 ``settings.py``    ``Settings``, a field per argument of a cell, and ``DOMAIN``; imports neither torch nor a framework
@@ -9,13 +9,19 @@ Each domain is a package with the same modules and the same verbs:
 ``model.py``       encoders and what trains them
 ``training.py``    ``cell``, ``untrained``, ``build``, ``train(run)``, ``restore(run)``
 ``evaluation.py``  ``evaluate``: the field's protocol
-``commands.py``    what ``counterpoint train`` and ``counterpoint eval`` add for this domain
+``commands.py``    ``train_arguments``, ``train_command``, ... of ``counterpoint train`` and ``counterpoint eval``, and
+                   ``settings(arguments, dataset)``: what the preset and the flags change in a cell; the parsers
+                   import neither torch nor a framework
+``demo_runs.py``   ``cell``, ``train`` and ``COMMON`` for ``counterpoint demo``, and ``check`` if a machine may lack
+                   more than packages
 =================  ==================================================================================================
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import math
+import sys
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import MISSING, Field, dataclass, field, fields
 from importlib import import_module
 from typing import Any
@@ -42,6 +48,10 @@ def setting(
     *,
     type: Callable[[str], Any] | None = None,
     choices: Sequence[str] = (),
+    low: float | None = None,
+    above: float | None = None,
+    below: float | None = None,
+    nargs: str | None = None,
     metavar: str | None = None,
     flag: bool = True,
 ) -> Any:
@@ -49,13 +59,16 @@ def setting(
 
     Args:
         default: a list or a dict is copied for each instance.
-        help: of the flag; the default is appended.
-        type: reads the flag's text; for numbers by default the type of ``default``.
+        help: help of the flag; the default is appended.
+        type: reads the flag's text; by default the type of ``default``, so give it where that is None.
         choices: the words that are allowed.
-        metavar: how ``--help`` calls the value.
+        low, above, below: the value is at least ``low``, above ``above`` and below ``below``.
+        nargs: of argparse, ``"+"`` for a list.
+        metavar: placeholder of the value in ``--help``.
         flag: False for settings that no flag sets.
     """
-    metadata = {"help": help, "type": type, "choices": tuple(choices), "metavar": metavar, "flag": flag}
+    metadata = {"help": help, "type": type, "choices": tuple(choices), "low": low, "above": above, "below": below}
+    metadata |= {"nargs": nargs, "metavar": metavar, "flag": flag}
     if isinstance(default, (list, dict)):
         return field(default_factory=default.copy, metadata=metadata)
     return field(default=default, metadata=metadata)
@@ -63,22 +76,87 @@ def setting(
 
 def defaults(settings: type) -> dict[str, Any]:
     """The default of every setting, by name."""
-    return {one.name: _default(one) for one in fields(settings)}
+    return {f.name: default(f) for f in fields(settings)}
 
 
-def _default(one: Field[Any]) -> Any:
-    return one.default if one.default_factory is MISSING else one.default_factory()
+def default(setting_field: Field[Any]) -> Any:
+    """The default of a field."""
+    if setting_field.default_factory is MISSING:
+        return setting_field.default
+    return setting_field.default_factory()
+
+
+def check(settings: type, values: Mapping[str, Any]) -> None:
+    """Raise ``ValueError`` for the first value that the field's choices or range do not allow.
+
+    A setting may be None if that is its default. Numbers without a range need only be finite.
+    """
+    for f in fields(settings):
+        value, about = values[f.name], f.metadata
+        if value is None and default(f) is None:
+            continue
+        if about["choices"]:
+            for choice in value if about["nargs"] else [value]:
+                check_choice(f.name, choice, about["choices"])
+            continue
+        kind = about["type"] or type(default(f))
+        if kind is int and about["low"] is not None and (not isinstance(value, int) or value < about["low"]):
+            raise ValueError(f"{f.name}: expected a whole number of at least {about['low']}, got {value!r}.")
+        if kind is float:
+            _check_range(f.name, value, about["low"], about["above"], about["below"])
+
+
+def _check_range(name: str, value: Any, low: float | None, above: float | None, below: float | None) -> None:
+    number = isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+    inside = number and (low is None or value >= low) and (above is None or value > above)
+    if not (inside and (below is None or value < below)):
+        left = f"{low:g} <= " if low is not None else f"{above:g} < " if above is not None else ""
+        right = "" if below is None else f" < {below:g}"
+        range_ = f" with {left}{name}{right}" if left or right else ""
+        raise ValueError(f"{name} must be a finite number{range_}, got {value!r}.")
+
+
+def check_choice(name: str, value: Any, choices: Iterable[str]) -> None:
+    """Raise ``ValueError`` with the nearest choice unless ``value`` is one of them."""
+    choices = list(choices)
+    if value not in choices:
+        from counterpoint.hyper import nearest
+
+        raise ValueError(f"{name}: unknown {name} {value!r}.{nearest(str(value), choices)}")
+
+
+def lazy(package: str, names: Sequence[str], modules: Sequence[str]) -> Callable[[str], Any]:
+    """``__getattr__`` of a domain's package: its public names, imported from its modules on first use.
+
+    Reading a domain's settings or building its parser then imports neither torch nor a framework.
+
+    Args:
+        package: ``__name__``.
+        names: ``__all__``.
+        modules: the modules that define these names; they are attributes of the package too.
+    """
+
+    def attribute(name: str) -> Any:
+        if name in modules:
+            return import_module(f"{package}.{name}")
+        for module in modules if name in names else ():
+            if name in (members := vars(import_module(f"{package}.{module}"))):
+                setattr(sys.modules[package], name, members[name])
+                return members[name]
+        raise AttributeError(f"module {package!r} has no attribute {name!r}")
+
+    return attribute
 
 
 @dataclass(frozen=True)
 class Domain:
-    """One domain, as the commands that serve all of them see it.
+    """What the shared commands need to know about a domain.
 
     Attributes:
         name: of the package, and of ``domain`` in cells.
         settings: the dataclass of a cell's settings.
         dataset: the flag that names the data, ``dataset`` of ``--dataset``.
-        default_dataset: what that flag is without being given; None if it must be.
+        default_dataset: what is used without that flag; None if the flag is required.
         folder: the flag that names the folder of data sets, if there is one.
         held_out: settings under which a run sees no test data, for tuning.
         reported: flags of ``train`` under which it reports on test data.
@@ -95,14 +173,14 @@ class Domain:
     grids: Mapping[str, Sequence[float]] = field(default_factory=dict)
 
     def module(self, name: str) -> Any:
-        """A module of the domain's package, imported when it is asked for."""
+        """Import a module of the domain's package."""
         return import_module(f"counterpoint.integrations.{self.name}.{name}")
 
 
-NAMES = ("sentence", "graph", "image", "control")
+NAMES = ("graph", "image", "sentence", "control")
 
 
 def domain(name: str) -> Domain:
-    """The domain of that name."""
-    found: Domain = import_module(f"counterpoint.integrations.{name}.settings").DOMAIN
-    return found
+    """Look up a domain, one of :data:`NAMES`."""
+    domain: Domain = import_module(f"counterpoint.integrations.{name}.settings").DOMAIN
+    return domain

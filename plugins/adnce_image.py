@@ -1,22 +1,18 @@
-"""The image part of ADNCE (junkangwu/ADNCE, folder ``image``): SimCLR on CIFAR and STL-10 with a choice of losses.
+"""The image part of ADNCE (https://arxiv.org/abs/2310.11048): SimCLR on CIFAR and STL-10 with a choice of losses.
 
-**Where the loss sits.** In ``DRO_Loss.forward`` (``model.py``), which ``main.py`` calls with the two views' projections
-and unpacks as ``(loss, weight)``; the weight is only logged.
+**Where the loss sits.** In ``DRO_Loss.forward`` (``model.py``), which ``main.py`` calls with the projections of two
+views and unpacks as ``(loss, weight)``; the weight is only logged.
 
 **Which tensors are there.** ``out_1`` and ``out_2``, ``(B, 128)``, of unit length, not divided by the temperature, from
 one process. Anchors are all ``2 B`` rows, each with ``2 B - 2`` negatives; the positive is in the denominator. The
-settings are attributes: ``temperature``, and ``tau_plus`` and ``beta``, which mean something else for each
-``estimator`` (:data:`OWN`).
+settings are attributes: ``temperature``, and ``tau_plus`` and ``beta``, whose meaning depends on the ``estimator``
+(:data:`OWN`).
 
-**How an objective gets there.** The method of the class is replaced once ``main.py`` has imported it::
+**How to put an objective there.** The launcher replaces the method; by hand, change one line of ``main.py``::
 
-    counterpoint inject adnce_image --objective "adnce:t=0.5,mu=0.7" -- main.py --dataset_name cifar10 --estimator easy
+    model_loss = counterpoint.plugins.adnce_image.ContrastiveLoss("adnce:t=0.5,mu=0.7")
 
-or, with one line of ``main.py`` changed::
-
-    model_loss = counterpoint.plugins.adnce_image.Loss("adnce:t=0.5,mu=0.7")
-
-**What cannot be injected.** More than two views: the data sets return two views, and the training loop unpacks exactly
+**What is not possible.** More than two views: the data sets return two views, and the training loop unpacks exactly
 those. Objectives of attacked or mixed images: the loss sees embeddings, not images.
 
 ``--objective host`` is the loss of ``--estimator``. Some of the host's own do not run there: ``hard``, its default, has
@@ -26,23 +22,17 @@ no branch, and ``a_cl`` and ``a_cl2`` call a method that the class lacks; as obj
 from __future__ import annotations
 
 import inspect
-from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 from torch import Tensor, nn
 
-from counterpoint.objective import Objective, as_objective, objective
+from counterpoint.objective import Objective
 
-from .host import HOST as OWN_LOSS
-from .host import Host, Seam, SeamError, Shim, loss_of, refuse
+from .host import Host, Seam, SeamError, loss_of
+from .shims.adnce_image import SHIMS
 
 NAME = "adnce_image"
-TWO_VIEWS = (
-    "its data sets make two views of an image, and its training loop unpacks exactly two. A loop of your own can call "
-    "the objective with more: loss_fn(z1, z2, z3)"
-)
-
 OWN = {
     "easy": "infonce:t={temperature!r}",
     "HCL": "hcl:t={temperature!r},prior={tau_plus!r},beta={beta!r}",
@@ -53,62 +43,46 @@ OWN = {
 """The host's losses, by ``estimator``, in terms of the attributes of its loss."""
 
 
-def check(loss_fn: Objective) -> Objective:
-    """Refuses objectives that look at more than the host's two views."""
-    return refuse(loss_fn, NAME, inputs="the loss sees embeddings, not images", two_views=TWO_VIEWS)
-
-
-class Loss(nn.Module):
-    """Takes the place of the host's ``DRO_Loss``: two views in, ``(loss, None)`` out."""
+class ContrastiveLoss(nn.Module):
+    """An objective in place of the host's ``DRO_Loss``: takes two views, returns ``(loss, None)``."""
 
     def __init__(self, objective: Objective | str) -> None:
         super().__init__()
-        self.objective = check(as_objective(objective))
+        self.objective = HOST.check(objective)
 
     def forward(self, out_1: Tensor, out_2: Tensor, index: Any = None, labels: Any = None) -> tuple[Tensor, None]:
         return loss_of(self.objective, out_1, out_2, normalize=False), None
 
 
 def own_spec(loss: Any) -> str:
-    """What a ``DRO_Loss`` computes, as a spec."""
+    """Return what a ``DRO_Loss`` computes, as a spec."""
     if loss.estimator not in OWN:
         raise SeamError(f"{NAME}: the host has no loss for --estimator {loss.estimator}; it has {', '.join(OWN)}.")
     return OWN[loss.estimator].format(**{k: getattr(loss, k) for k in ("temperature", "tau_plus", "beta")})
 
 
 def after(seam: Seam, module: ModuleType) -> None:
-    """Replaces the method of the class that the script has imported."""
-    kind: Any = getattr(module, "DRO_Loss", None)
-    if kind is None:
+    """Replace the method of the class that the script has imported."""
+    class_: Any = getattr(module, "DRO_Loss", None)
+    if class_ is None:
         raise SeamError(f"{NAME}: {module.__file__} uses no DRO_Loss; the script that trains is main.py.")
-    if seam.spec != OWN_LOSS:
-        check(objective(seam.spec))
-    theirs = kind.forward
+    host_forward = class_.forward
 
     def forward(self: Any, out_1: Tensor, out_2: Tensor, index: Any = None, labels: Any = None) -> tuple[Tensor, Any]:
         weights: list[Any] = []
 
-        def own() -> Tensor:
-            loss, weight = theirs(self, out_1, out_2, index, labels)
+        def host_loss() -> Tensor:
+            loss, weight = host_forward(self, out_1, out_2, index, labels)
             weights.append(weight)
             return loss  # type: ignore[no-any-return]
 
-        # an estimator that the host does not know is no obstacle to another objective
-        needed = seam.spec == OWN_LOSS or seam.calls < seam.verify
-        loss_fn = seam.objective(own_spec(self) if needed else HOST.spec)
-        loss = seam.loss(loss_fn, own, out_1, out_2, normalize=False)
+        # other objectives also run with an estimator for which the host has no loss
+        loss_fn = seam.objective(own_spec(self) if seam.uses_own_loss else HOST.spec)
+        loss = seam.loss(loss_fn, host_loss, out_1, out_2, normalize=False)
         return loss, weights[0] if weights else None
 
-    kind.forward = forward
-    seam.say(f"replaced {kind.__name__}.forward of {inspect.getfile(kind)}")
-
-
-def _folder() -> bool:
-    """The folder of the log file."""
-    if Path("logs").is_dir():
-        return False
-    Path("logs").mkdir()
-    return True
+    class_.forward = forward
+    seam.say(f"replaced {class_.__name__}.forward of {inspect.getfile(class_)}")
 
 
 HOST = Host(
@@ -120,7 +94,9 @@ HOST = Host(
     spec="infonce:t=0.5",
     tested="torch 2.15, torchvision 0.29, numpy 2.4, opencv 5.0",
     markers=(("model.py", "class DRO_Loss"),),
-    views=f"two: {TWO_VIEWS}",
-    shims=(Shim("logs", "main.py logs to a file in ./logs, which the repository does not have", _folder),),
+    views="its data sets make two views of an image, and its training loop unpacks exactly two. A loop of your own can "
+    "call the objective with more: loss_fn(z1, z2, z3)",
+    inputs="the loss sees embeddings, not images",
+    shims=SHIMS,
     after=after,
 )

@@ -1,7 +1,7 @@
-"""What a plugin says about its host, and what happens at the seam where the host's loss sat.
+"""What a plugin declares about its host, and what happens at the seam: the place where the host computes its loss.
 
-A plugin is a module with a :class:`Host`. It answers: how a clone is recognised, where its loss sits, which tensors
-are there, what the host's own settings are as a spec, and how to put another objective there. It holds no loss math.
+A plugin is a module with a :class:`Host`. It says how to recognize a clone, where the loss sits, which tensors are
+there, which spec the host's own loss is, and how to put another objective there. It holds no loss math.
 """
 
 from __future__ import annotations
@@ -22,21 +22,24 @@ from torch import Tensor, distributed
 
 from counterpoint.engine.distributed import gather
 from counterpoint.hyper import Schedule
-from counterpoint.objective import Objective, objective
+from counterpoint.objective import Objective, as_objective
 from counterpoint.objectives.positives import ArCL
 from counterpoint.vectors import widen
 
-HOST = "host"  # the objective's name that stands for whatever the host does itself
+OWN_LOSS = "host"
+"""The spec that stands for whatever the host computes itself."""
+ONE_WAY = {"views": "one_way"}
+"""``pairing=`` for hosts whose anchors are the first view only, unless an objective's paper compares other pairs."""
 
 
 class SeamError(RuntimeError):
-    """The host cannot take this objective, or is not what it was said to be."""
+    """The host cannot take this objective, or it is not the host that you named."""
 
     code = 2
 
 
 class UnreachedError(SeamError):
-    """The host, as it was called, computes its loss somewhere else."""
+    """With these settings, the host computes its loss somewhere else."""
 
     code = 3
 
@@ -49,7 +52,7 @@ class Shim:
         name: short, unique within the host.
         why: what breaks without it, and since which version.
         apply: makes the change if it is needed and returns whether it was; called before the script is loaded.
-        script: the part of the change that is made in the script's own module, once its definitions are there.
+        script: the part of the change in the script's own module, called when its definitions are loaded.
     """
 
     name: str
@@ -60,17 +63,17 @@ class Shim:
 
 @dataclass
 class Seam:
-    """One run's seam: chooses the objective, computes the loss, counts, compares and reports.
+    """The seam in one run: choose the objective, compute the loss, count, compare and report.
 
     Attributes:
-        spec: the objective that the user asked for; ``host`` for the host's own.
-        verify: number of first steps that are taken with the host's own loss, computed beside ours.
-        report: file that gets one line of diagnostics per step.
-        options: what else the host's plugin was given (``--scale``, ...).
-        start: the call at which schedules, and the steps of the report, begin: hosts that resume a training of their
-            own know nothing of the objective's state.
-        seen: places where the host's loss might be, and how often each was passed; shown if the seam is never reached.
-        quiet: says nothing; for spawned processes, whose parent has said it.
+        spec: the objective to train with; ``host`` for the host's own loss.
+        verify: train the first ``verify`` steps with the host's own loss, and compare it with ours.
+        report: file that gets a line of diagnostics per step.
+        options: further options of the host's plugin (``--scale``, ...).
+        start: the call at which schedules and the steps of the report begin: a host that resumes training does not
+            restore the objective's state.
+        seen: where the host's loss might be, and how many calls each place had; shown if the seam is never reached.
+        quiet: print nothing; for spawned processes, whose parent prints.
     """
 
     spec: str
@@ -79,74 +82,83 @@ class Seam:
     options: dict[str, Any] = field(default_factory=dict)
     start: int = 0
     calls: int = 0
-    replaced: list[str] = field(default_factory=list)
     differences: list[tuple[float, float]] = field(default_factory=list)
     seen: dict[str, int] = field(default_factory=dict)
     quiet: bool = False
-    _made: dict[tuple[str, int], Objective] = field(default_factory=dict)
+    _objectives: dict[tuple[str, int], Objective] = field(default_factory=dict)
 
-    def say(self, what: str) -> None:
-        """Tells the user, on standard error, which place was replaced."""
-        self.replaced.append(what)
-        if first_process() and not self.quiet:
-            print(f"counterpoint: {what}", file=sys.stderr)
+    @property
+    def verifies(self) -> bool:
+        """Whether the next step compares the host's own loss with ours."""
+        return self.calls < self.verify
 
-    def objective(self, host_spec: str, place: object = None) -> Objective:
-        """The objective in force.
+    @property
+    def uses_own_loss(self) -> bool:
+        """Whether the next step trains with the host's own loss."""
+        return self.verifies or self.spec == OWN_LOSS
+
+    def say(self, message: str) -> None:
+        """Tell the user, on standard error, what was replaced."""
+        if is_first_process() and not self.quiet:
+            print(f"counterpoint: {message}", file=sys.stderr)
+
+    def objective(self, host_spec: str, criterion: object = None) -> Objective:
+        """Return the objective of the next step.
 
         Args:
-            host_spec: the host's own loss at the settings of this run.
-            place: for hosts with several criteria, which one asks: each has schedules and statistics of its own.
+            host_spec: the host's own loss with the settings of this run.
+            criterion: for hosts with several criteria, the one that asks: each has its own schedules and statistics.
         """
-        wanted = host_spec if self.calls < self.verify or self.spec == HOST else self.spec
-        key = wanted, id(place)
-        if key not in self._made:
-            made = self._made[key] = objective(wanted)
-            for part in made.modules():
-                if isinstance(part, Schedule):
-                    part.step += self.start
-        return self._made[key]
+        spec = host_spec if self.uses_own_loss else self.spec
+        key = spec, id(criterion)
+        if key not in self._objectives:
+            loss_fn = self._objectives[key] = as_objective(spec)
+            for module in loss_fn.modules():
+                if isinstance(module, Schedule):
+                    module.step += self.start
+        return self._objectives[key]
 
     def views(self, loss_fn: Objective) -> int:
-        """How many views ``loss_fn`` is to get: ``--views``, what it asks for, or the host's two."""
-        if self.calls < self.verify:
+        """Return the number of views for ``loss_fn``: ``--views``, what it asks for, or the host's two."""
+        if self.verifies:
             return 2
         return self.options.get("views") or loss_fn.views or 2
 
     def loss(
-        self, loss_fn: Objective, theirs: Callable[[], Tensor], *args: Any, call: str = "forward", **how: Any
+        self, loss_fn: Objective, host_loss: Callable[[], Tensor], *args: Any, call: str = "forward", **options: Any
     ) -> Tensor:
-        """``loss_fn``'s loss of what was found at the seam.
+        """Compute the loss of a step from the tensors at the seam.
 
         Args:
             loss_fn: what :meth:`objective` returned.
-            theirs: computes the host's own loss on the same tensors; called to verify only.
-            args, how: arguments for the objective.
-            call: its method, ``forward``, ``from_logits`` or ``from_scores``.
+            host_loss: computes the host's own loss of the same tensors; called only to verify.
+            args, options: arguments for the objective.
+            call: the objective's method: ``forward``, ``from_logits``, ``from_scores`` or ``from_pairings``.
         """
+        verifies, own = self.verifies, self.uses_own_loss
         self.calls += 1
-        loss_fn.to(args[0].device)  # what it tracks or counts lives where the batch is
-        if is_lone(args, call, how):
-            return theirs() if self.spec == HOST or self.calls <= self.verify else loss_of(loss_fn, *args, call=call)
+        loss_fn.to(args[0].device)  # schedules and statistics live where the batch is
+        if _is_single_sample(args, call, options):
+            return host_loss() if own else loss_of(loss_fn, *args, call=call)
         try:
-            ours = loss_of(loss_fn, *args, call=call, **how)
+            loss = loss_of(loss_fn, *args, call=call, **options)
         except ValueError as error:
             raise SeamError(f"{loss_fn} cannot be computed here: {error}") from error
-        gathered = bool(how.get("gather"))
-        if self.report is not None and (first_process() or gathered):  # who compares with others needs them
-            line = {"step": self.start + self.calls, **loss_fn.report(*args, call=call, **how)}
-            if first_process():
+        gathered = bool(options.get("gather"))
+        if self.report is not None and (is_first_process() or gathered):  # gathering needs every process
+            line = {"step": self.start + self.calls, **loss_fn.report(*args, call=call, **options)}
+            if is_first_process():
                 with self.report.open("a") as file:
                     file.write(json.dumps(line) + "\n")
-        if self.calls > self.verify:
-            return ours
-        host = theirs()
-        value = host.detach()
-        if gathered:  # the host's is of this process's anchors
+        if not verifies:
+            return loss
+        expected = host_loss()
+        value = expected.detach()
+        if gathered:  # the host's is the mean over this process's anchors
             value = gather(value.reshape(1)).mean()
-        gap = abs(float(ours.detach()) - float(value))
+        gap = abs(float(loss.detach()) - float(value))
         self.differences.append((gap, gap / max(abs(float(value)), 1e-12)))
-        return host
+        return expected
 
 
 @dataclass(frozen=True)
@@ -157,19 +169,21 @@ class Host:
         name: as in ``counterpoint inject NAME``.
         title: what it is.
         seam: where the loss sits, in one line.
-        tensors: what is there: normalised? divided by a temperature? positive in the denominator? gathered?
+        tensors: what is there: normalized? divided by a temperature? positive in the denominator? gathered?
         spec: the host's own loss at its default settings.
         tested: versions with which the unmodified host ran.
-        markers: file, relative to the clone, and text in it, by which a clone is recognised; the first alternative
-            that holds will do. Empty for hosts that are packages.
+        markers: pairs of a file, relative to the clone, and text in it; a clone is recognized by any one of them.
+            Empty for hosts that are packages.
         package: for hosts that are installed packages.
-        views: what more than two views need, or why they cannot be had.
-        many: whether they can be had.
-        options: options of ``counterpoint inject`` that only this host has.
-        hint: how to find out what these are to be, shown with the host's ``--help``.
+        max_views: the most views per sample: None for any number, 1 if objectives that compare views are impossible.
+        views: where more views come from, or why there are not more.
+        inputs: why the host has no adversarial and no mixed inputs; if empty, objectives that need them are not
+            refused beforehand.
+        options: options of ``counterpoint inject`` that only some hosts have.
+        hint: how to choose these options, shown with the host's ``--help``.
         shims: see :class:`Shim`.
         before: installs the seam before the script is loaded (patches of packages).
-        after: installs the seam when the script's definitions are there (patches of the script's own classes);
+        after: installs the seam when the script's definitions are loaded (patches of the script's own classes);
             gets the script's module.
     """
 
@@ -181,85 +195,86 @@ class Host:
     tested: str
     markers: tuple[tuple[str, str], ...] = ()
     package: str = ""
+    max_views: int | None = 2
     views: str = ""
-    many: bool = False
+    inputs: str = ""
     options: tuple[str, ...] = ()
     hint: str = ""
     shims: tuple[Shim, ...] = ()
-    before: Callable[[Seam], None] | None = None
-    after: Callable[[Seam, ModuleType], None] | None = None
+    before: Callable[[Seam], object] | None = None
+    after: Callable[[Seam, ModuleType], object] | None = None
 
     def recognises(self, folder: Path) -> bool:
-        """Whether the clone in ``folder`` is this host."""
-        for name, text in self.markers:
-            path = folder / name
-            if path.is_file() and text in path.read_text(errors="replace"):
-                return True
-        return False
+        """Return whether the clone in ``folder`` is this host."""
+        files = ((folder / name, text) for name, text in self.markers)
+        return any(file.is_file() and text in file.read_text(errors="replace") for file, text in files)
+
+    def as_seam(self, objective: str | Seam) -> Seam:
+        """Return the launcher's seam as it is; check a spec, and return a new seam for it."""
+        if isinstance(objective, Seam):
+            return objective
+        if objective != OWN_LOSS:
+            self.check(objective)
+        return Seam(objective)
+
+    def check(self, loss_fn: Objective | str) -> Objective:
+        """Return the objective, or raise a :class:`SeamError` that says what it needs and this host lacks."""
+        loss_fn = as_objective(loss_fn)
+        if loss_fn.needs and self.inputs:
+            raise SeamError(
+                f"{self.name}: {loss_fn} needs {' and '.join(sorted(loss_fn.needs))} views, but {self.inputs}"
+            )
+        if self.max_views is None:
+            return loss_fn
+        multi = [part for part in loss_fn.modules() if isinstance(part, ArCL)]
+        if multi and self.max_views == 1:
+            raise SeamError(f"{self.name}: {loss_fn} compares several views, but {self.views}")
+        if (loss_fn.views or 2) > 2:
+            raise SeamError(f"{self.name}: {loss_fn} asks for {loss_fn.views} views, but {self.views}")
+        if any(part.views is None for part in multi):
+            # with one pair of views, the worst pair and the mean over pairs are that pair: nothing is left of ArCL
+            raise SeamError(
+                f"{self.name}: {loss_fn} compares several views, but {self.views}. For two views, add views=2."
+            )
+        return loss_fn
 
 
-def first_process() -> bool:
-    """Whether this process speaks for all that train together."""
+def is_first_process() -> bool:
+    """Return whether this process prints and writes for all that train together."""
     if distributed.is_available() and distributed.is_initialized():
         return distributed.get_rank() == 0
-    return os.environ.get("RANK", os.environ.get("LOCAL_RANK", "0")) == "0"  # Lightning sets the second alone
+    return os.environ.get("RANK", os.environ.get("LOCAL_RANK", "0")) == "0"  # Lightning sets LOCAL_RANK alone
 
 
-def loss_of(loss_fn: Objective, *args: Any, call: str = "forward", **how: Any) -> Tensor:
-    """``loss_fn``'s loss of a host's batch; a batch of one sample, which has no negatives, is zero and warned of.
+def loss_of(loss_fn: Objective, *args: Any, call: str = "forward", **options: Any) -> Tensor:
+    """Compute the loss of a host's batch; for a batch of one sample, which has no negatives, warn and return zero.
 
-    So are the hosts' own losses, and a last batch of one is no reason to end a training. The zero is a function of the
-    embeddings, so that there is a gradient in every process.
+    The hosts' own losses are zero there too, and a last batch of one should not end a training. The zero depends on
+    the embeddings, so that every process has a gradient.
 
     Args:
-        args, how: arguments for the objective.
-        call: its method, ``forward``, ``from_logits`` or another one.
+        args, options: arguments for the objective.
+        call: the objective's method: ``forward``, ``from_logits`` or another one.
     """
-    if not is_lone(args, call, how):
-        loss: Tensor = (loss_fn if call == "forward" else getattr(loss_fn, call))(*args, **how)
+    if not _is_single_sample(args, call, options):
+        loss: Tensor = (loss_fn if call == "forward" else getattr(loss_fn, call))(*args, **options)
         return loss
     warnings.warn(
-        "a batch of one sample has no negatives: its loss is zero. DataLoader(drop_last=True), in the arguments of "
-        "transformers' trainers dataloader_drop_last=True, leaves out such a last batch.",
-        stacklevel=1,  # one place, so that Python says it once
+        "a batch of one sample has no negatives, so its loss is zero. Drop such a last batch: DataLoader("
+        "drop_last=True), or dataloader_drop_last=True in the arguments of transformers' trainers.",
+        stacklevel=1,  # always the same place, so that Python warns once
     )
     embeddings = args if call == "forward" else args[:1]
     zero = reduce(add, (widen(x).sum() for x in (*embeddings, *loss_fn.parameters()))) * 0
-    return zero if how.get("reduction", "mean") == "mean" else zero.reshape(1)
+    return zero if options.get("reduction", "mean") == "mean" else zero.reshape(1)
 
 
-def is_lone(args: Sequence[Any], call: str, how: Mapping[str, Any]) -> bool:
-    """Whether a call is for one sample alone, with no negatives from a queue, hard ones or other processes."""
+def _is_single_sample(args: Sequence[Any], call: str, options: Mapping[str, Any]) -> bool:
+    """Whether a batch is one sample without negatives from a queue, hard negatives or other processes."""
     if call == "from_logits":
         return isinstance(args[0], Tensor) and args[0].shape == (1, 1)
     single = args and all(isinstance(view, Tensor) and view.shape[:1] == (1,) for view in args)
-    if call != "forward" or not single or how.get("reduction", "mean") != "mean":
+    if call != "forward" or not single or options.get("reduction", "mean") != "mean":
         return False
-    others = how.get("gather") and distributed.is_available() and distributed.is_initialized()
-    return not others and how.get("queue") is None and how.get("negatives") is None
-
-
-def one_way(loss_fn: Objective) -> Objective:
-    """For hosts whose anchors are the first view only: so do all terms, unless their paper compares other pairs."""
-    for part in loss_fn.modules():
-        # not by the argument pairing= of a call, which would overrule the papers' pairings as well
-        if isinstance(part, Objective) and part.pairing == "views":
-            vars(part)["pairing"] = "one_way"
-    return loss_fn
-
-
-def refuse(loss_fn: Objective, host: str, *, inputs: str, two_views: str = "") -> Objective:
-    """The objective, if this host has what it needs, else an error that says why not.
-
-    Args:
-        inputs: why there are no adversarial and no mixed inputs.
-        two_views: for hosts with two views and no place for more, why.
-    """
-    if loss_fn.needs:
-        raise SeamError(f"{host}: {loss_fn} needs {' and '.join(sorted(loss_fn.needs))} views, but {inputs}")
-    if two_views and (loss_fn.views or 2) > 2:
-        raise SeamError(f"{host}: {loss_fn} asks for {loss_fn.views} views, but {two_views}")
-    if two_views and any(isinstance(part, ArCL) and part.views is None for part in loss_fn.modules()):
-        # with one pair of views the worst pair, and the mean over pairs, is that pair: no ArCL any more
-        raise SeamError(f"{host}: {loss_fn} compares several views, but {two_views}. If two are meant: views=2")
-    return loss_fn
+    others = options.get("gather") and distributed.is_available() and distributed.is_initialized()
+    return not others and options.get("queue") is None and options.get("negatives") is None

@@ -1,6 +1,6 @@
-"""For training loops written with PyTorch Geometric: any objective on the embeddings that its modules return.
+"""PyTorch Geometric: any objective on the embeddings of graphs or nodes, in a training loop of your own.
 
-Where the loss sits: in your loop, after pooling (graphs) or after the last layer (nodes)::
+**Where the loss sits.** In your loop, after pooling (graphs) or after the last layer (nodes)::
 
     criterion = ContrastiveLoss("adnce:t=0.2,mu=0.7")
 
@@ -9,14 +9,12 @@ Where the loss sits: in your loop, after pooling (graphs) or after the last laye
 
     loss = criterion(h1, h2, nodes=(kept1, kept2))      # nodes: row j of h1 is node kept1[j] of the graph
 
-Which tensors are there: embeddings ``(rows, width)``, one tensor per view, not normalised and not divided by a
+**Which tensors are there.** Embeddings ``(rows, width)``, one tensor per view, not normalized and not divided by a
 temperature; the objective does both. More than two views are more arguments.
 
-How to put an objective there: replace the criterion; nothing is patched, and nothing of PyG is imported here.
-
-What cannot be done: a graph whose nodes have all been dropped is missing from what ``global_add_pool(x, batch)``
-returns, and the views no longer match. Tell the pooling how many graphs there are, as above. Losses of adversarial or
-mixed inputs take theirs as ``adversarial=`` and ``mixed=``, see :mod:`counterpoint.views`.
+**What to watch for.** A graph whose nodes have all been dropped is missing from what ``global_add_pool(x, batch)``
+returns, and the views no longer match. Pass the pooling the number of graphs, as above. Objectives with adversarial or
+mixed inputs get them as ``adversarial=`` and ``mixed=``, see :mod:`counterpoint.perturb`.
 """
 
 from __future__ import annotations
@@ -31,8 +29,8 @@ from counterpoint.objective import Objective, as_objective
 
 from .host import loss_of
 
-PER_NODE = ("ids", "labels", "prior")
-INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
+_PER_NODE = ("ids", "labels", "prior")
+_INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
 
 
 class ContrastiveLoss(nn.Module):
@@ -40,8 +38,8 @@ class ContrastiveLoss(nn.Module):
 
     Args:
         objective: an objective or a spec.
-        pairing: who is compared with whom, as in the call of an objective; by default as in the objective's paper.
-            ``one_way`` is GraphCL's, from the first view to the others.
+        pairing: which pairs of rows are compared, as in the call of an objective; by default those of its paper.
+            With ``one_way``, as in GraphCL, anchors are the first view.
 
     >>> import torch
     >>> criterion = ContrastiveLoss("infonce:t=0.2", pairing="one_way")
@@ -53,41 +51,41 @@ class ContrastiveLoss(nn.Module):
         super().__init__()
         self.objective, self.pairing = as_objective(objective), pairing
 
-    def forward(self, *views: Tensor, nodes: Sequence[Tensor] | None = None, **how: Any) -> Tensor:
-        """The loss of a batch.
+    def forward(self, *views: Tensor, nodes: Sequence[Tensor] | None = None, **options: Any) -> Tensor:
+        """Compute the loss of a batch.
 
         Args:
             views: ``(rows, width)``, one tensor per view.
             nodes: for node embeddings: per view, which node of the graph each row is (``n_id`` of a sampled batch,
                 the nodes that ``dropout_node`` kept). Nodes that are in all views are compared, each once.
-            how: what the objective takes. ``ids``, ``labels`` and ``prior`` are one value per row, or, with
-                ``nodes``, one per node of the graph: ``ids=data.batch`` makes no negatives of one graph's nodes.
+            options: further arguments of the objective. ``ids``, ``labels`` and ``prior`` have a value per row or, with
+                ``nodes``, one per node of the graph: with ``ids=data.batch``, nodes of one graph are not negatives.
         """
         if nodes is not None:
             views, common = common_nodes(views, nodes)
-            how = {k: v[common] if k in PER_NODE and v is not None else v for k, v in how.items()}
+            options = {k: v[common] if k in _PER_NODE and v is not None else v for k, v in options.items()}
         elif len({len(view) for view in views}) > 1:
             raise ValueError(
                 f"the views have {', '.join(str(len(view)) for view in views)} rows: pool with the number of graphs, "
-                "global_add_pool(x, batch, data.num_graphs), or give nodes=, if rows are nodes."
+                "global_add_pool(x, batch, data.num_graphs), or pass nodes= if rows are nodes."
             )
-        return loss_of(self.objective, *views, pairing=how.pop("pairing", self.pairing), **how)
+        return loss_of(self.objective, *views, pairing=options.pop("pairing", self.pairing), **options)
 
     def extra_repr(self) -> str:
         return f"pairing={self.pairing!r}" if self.pairing else ""
 
 
 def common_nodes(views: Sequence[Tensor], nodes: Sequence[Tensor]) -> tuple[tuple[Tensor, ...], Tensor]:
-    """The rows of the nodes that are in all views, in the same order, and which nodes these are.
+    """Return the rows of the nodes that are in all views, in the same order, and these nodes.
 
     Args:
         views: ``(rows, width)``, one tensor per view.
-        nodes: per view ``(rows,)`` integers, which node each row is; of a node's several rows the first is taken.
+        nodes: per view ``(rows,)`` integers, which node each row is; if a node has several rows, the first one counts.
     """
-    if not all(isinstance(n, Tensor) and n.dim() == 1 and n.dtype in INTEGERS for n in nodes):
+    if not all(isinstance(n, Tensor) and n.dim() == 1 and n.dtype in _INTEGERS for n in nodes):
         got = ", ".join(f"{n.dtype} of {tuple(n.shape)}" if isinstance(n, Tensor) else type(n).__name__ for n in nodes)
         raise ValueError(
-            f"nodes: expected a 1-D tensor of integers for each view, got {got}; of a mask: mask.nonzero().squeeze(1)."
+            f"nodes: expected a 1-D tensor of integers for each view, got {got}; for a mask: mask.nonzero().squeeze(1)."
         )
     if len(nodes) != len(views) or any(n.shape != v.shape[:1] for n, v in zip(nodes, views, strict=False)):
         shapes = [tuple(n.shape) for n in nodes], [tuple(v.shape) for v in views]

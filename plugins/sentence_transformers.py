@@ -1,23 +1,23 @@
 """sentence-transformers: losses for ``SentenceTransformerTrainer``.
 
-**Where the loss sits.** The trainer is given a module as ``loss=`` and calls it with ``(sentence_features, labels)``,
+**Where the loss sits.** The trainer takes a module as ``loss=`` and calls it with ``(sentence_features, labels)``,
 one dict of features for each text column of the dataset.
 
 **Which tensors are there.** The loss owns the model and embeds the columns itself, so it has ``(B, width)`` for each,
-not normalised, not divided by a temperature. ``MultipleNegativesRankingLoss`` compares the first column with the second
+not normalized, not divided by a temperature. ``MultipleNegativesRankingLoss`` compares the first column with the second
 one and the further ones, of the whole batch, the positive in the denominator, at ``scale=20``, which is ``t=0.05``.
 
-**How an objective gets there.** This is the host's own interface, so one line of the script changes::
+**How to put an objective there.** This is the host's own interface, so change one line of the script::
 
     loss = counterpoint.plugins.sentence_transformers.ContrastiveLoss(model, "adnce:mu=0.4,t=0.05")
     trainer = SentenceTransformerTrainer(model=model, train_dataset=dataset, loss=loss)
 
-More views are further columns, with ``columns="views"``. :class:`CachedContrastiveLoss` has the activations of only a
-part of the batch in memory at a time. There is nothing to inject.
+More views are further columns, with ``columns="views"``. :class:`CachedContrastiveLoss` keeps the activations of only a
+part of the batch in memory. There is nothing to inject.
 
-**What cannot be had.** Adversarial and mixed views, since words have no gradient: ``robust``, ``intcl`` and ``intnacl``
-with ``alpha > 0`` are refused, ``mixnca`` has no mixed terms. :mod:`counterpoint.integrations.sentence.noise` has
-losses that move and mix embeddings.
+**What is not possible.** Adversarial and mixed views, since words have no gradient: ``robust``, ``intcl`` and
+``intnacl`` with ``alpha > 0`` are refused, ``mixnca`` leaves out its mixed terms. The losses of
+:mod:`counterpoint.integrations.sentence.noise` move and mix embeddings instead.
 """
 
 from __future__ import annotations
@@ -32,16 +32,16 @@ from torch import Tensor, nn
 from counterpoint.hyper import nearest
 from counterpoint.objective import Objective, Sum, as_objective
 
-from .host import loss_of
+from .host import ONE_WAY, loss_of
 
-COLUMNS = ("negatives", "views")
-LABELS = ("ids", "classes")
+_COLUMNS = ("negatives", "views")
+_LABELS = ("ids", "classes")
 
 
 class Terms(dict[str, Tensor]):
-    """The weighted terms of a sum, by name; times a number, that multiple of the sum.
+    """The weighted terms of a sum, by name. Multiplying by a number returns the scaled sum.
 
-    The trainer logs terms that come as a dict. Losses that wrap another one, such as ``MatryoshkaLoss``, weigh it.
+    The trainer logs the terms of a dict. Losses that wrap another one, such as ``MatryoshkaLoss``, multiply it.
     """
 
     def sum(self) -> Tensor:
@@ -62,34 +62,34 @@ class ContrastiveLoss(nn.Module):
     anchor                                       embedded ``views`` times: each dropout mask is a view (SimCSE)
     anchor, positive                             pairs; the same text in both is SimCSE too
     anchor, positive, negative, ...              hard negatives of each sample, seen by all samples
-    view, view, view, ... (``columns="views"``)  several texts that say the same
+    view, view, view, ... (``columns="views"``)  several texts with the same meaning
     ===========================================  =================================================================
 
-    With ``infonce:t=0.05`` it is ``MultipleNegativesRankingLoss`` at its default, ``scale=20``.
+    With ``infonce:t=0.05`` it is ``MultipleNegativesRankingLoss`` with its default ``scale=20``.
 
     Args:
         model: the ``SentenceTransformer``.
         objective: an objective or a spec.
         columns: what the columns from the third on are, ``negatives`` or ``views``.
-        views: how often a single column is embedded, at least 2; by default as often as the objective asks for, else
-            twice. More than two are views of each other, whatever ``columns`` says.
-        negative_weight: SimCSE's weight of hard negatives, added to the logit of a sample's own ones.
-        pairing: who is compared with whom, see :mod:`counterpoint.batch.pairings`. By default ``one_way``, as in all
-            losses of the host: anchors are the first column. Objectives whose paper compares other pairs, such as
-            ArCL, keep those. ``views`` is SimCLR.
-        labels: what a column ``label`` of integers means: ``ids`` (samples with the same one are never each other's
-            negatives), ``classes`` (and are positives), or, by default, nothing.
+        views: how many times a single column is embedded, at least 2; by default as many as the objective asks for,
+            else 2. More than two are views of each other, whatever ``columns`` is.
+        negative_weight: SimCSE's weight of hard negatives, added to the logits of a sample's own hard negatives.
+        pairing: which pairs of rows are compared, see :mod:`counterpoint.batch.pairings`. By default ``one_way``, as
+            in all losses of the host: anchors are the first column. Objectives whose paper compares other pairs, such
+            as ArCL, keep those. With ``views``, as in SimCLR, all columns are anchors.
+        labels: what a column ``label`` of integers means: ``ids`` (samples with the same label are not each other's
+            negatives), ``classes`` (they are positives), or, by default, nothing.
         gather_across_devices: compare each process's anchors with all processes' texts, see
             :mod:`counterpoint.engine.distributed`. The loss is that of one process with the whole batch, and so is the
             gradient, averaged over processes as the trainer does.
-        log_terms: for a sum, return its :class:`Terms`; the trainer logs each and adds them up.
+        log_terms: for a sum, return its :class:`Terms`, which the trainer logs and adds up.
 
     >>> loss = ContrastiveLoss(model, "adnce:mu=0.4,t=0.05 + 0.1*dp")  # doctest: +SKIP
     >>> trainer = SentenceTransformerTrainer(model=model, train_dataset=dataset, loss=loss)  # doctest: +SKIP
     """
 
-    makes: ClassVar[frozenset[str]] = frozenset()
-    """What a subclass hands to objectives beside views, of :attr:`counterpoint.Objective.needs`."""
+    provides: ClassVar[frozenset[str]] = frozenset()
+    """Inputs that a subclass passes to objectives beside views, of :attr:`counterpoint.Objective.needs`."""
 
     def __init__(
         self,
@@ -111,7 +111,7 @@ class ContrastiveLoss(nn.Module):
                 f'the objective comes second: {type(self).__name__}(model, "infonce:t=0.05").'
             )
         self.objective = as_objective(objective)
-        if "adversarial" in self.objective.needs - self.makes:  # without mixed views, what needs them has fewer terms
+        if "adversarial" in self.objective.needs - self.provides:  # without mixed views, objectives leave out terms
             raise ValueError(
                 f"{type(self).__name__}: {self.objective} needs adversarial views, but words have no gradient; "
                 "counterpoint.integrations.sentence.noise.PerturbedContrastiveLoss moves their embeddings instead."
@@ -119,14 +119,14 @@ class ContrastiveLoss(nn.Module):
         views = (self.objective.views or 2) if views is None else views
         if views < 2:
             raise ValueError(f"{type(self).__name__}: views must be at least 2, got {views!r}.")
-        for what, given, known in (("columns", columns, COLUMNS), ("labels", labels, (None, *LABELS))):
-            if given not in known:
-                hint = nearest(str(given), [name for name in known if name])
-                raise ValueError(f"{type(self).__name__}: unknown {what} {given!r}.{hint}")
+        for name, value, known in (("columns", columns, _COLUMNS), ("labels", labels, (None, *_LABELS))):
+            if value not in known:
+                hint = nearest(str(value), [choice for choice in known if choice])
+                raise ValueError(f"{type(self).__name__}: unknown {name} {value!r}.{hint}")
         self.model = model
-        # each as a sum of its own, which holds its weight, too
+        # each as a sum of its own, which includes its weight
         self.terms = nn.ModuleList(Sum([term]) for term in self.objective.terms())
-        # more than two of a single column can be nothing but views
+        # more than two embeddings of a single column can only be views
         self.columns, self.labels = "views" if views > 2 else columns, labels
         self.views, self.negative_weight = views, float(negative_weight)
         self.pairing = pairing
@@ -135,20 +135,20 @@ class ContrastiveLoss(nn.Module):
     def forward(
         self, sentence_features: Iterable[dict[str, Tensor]], labels: Tensor | None = None
     ) -> Tensor | dict[str, Tensor]:
-        terms = self._terms(self._embed(self._several(sentence_features)), labels)
+        terms = self._terms(self._embed(self._repeat_single(sentence_features)), labels)
         return terms if len(terms) > 1 and self.log_terms else terms.sum()
 
     def compute_loss_from_embeddings(self, embeddings: list[Tensor], labels: Tensor | None = None) -> Tensor:
-        """The loss of columns that are embedded already."""
+        """Compute the loss of columns that are embedded already."""
         return self._terms(embeddings, labels).sum()
 
-    def _several(self, sentence_features: Iterable[dict[str, Tensor]]) -> list[dict[str, Tensor]]:
-        """The columns; a single one several times, as dicts of its own, since a model may write into them."""
+    def _repeat_single(self, sentence_features: Iterable[dict[str, Tensor]]) -> list[dict[str, Tensor]]:
+        """Return the columns; a single one ``views`` times, in separate dicts, since a model may write into them."""
         columns = list(sentence_features)
         return [dict(columns[0]) for _ in range(self.views)] if len(columns) == 1 else columns
 
     def _embed(self, sentence_features: list[dict[str, Tensor]]) -> list[Tensor]:
-        try:  # several columns in one pass, where the host can
+        try:  # all columns in one pass, if the host can
             embed = import_module("sentence_transformers.base.losses.merged_forward").embed_columns
         except ImportError:
             return [self.model(features)["sentence_embedding"] for features in sentence_features]
@@ -156,17 +156,16 @@ class ContrastiveLoss(nn.Module):
         return embedded
 
     def _terms(self, embeddings: list[Tensor], labels: Tensor | None, **extra: Tensor) -> Terms:
-        """The loss of each term; ``extra`` are further views that an objective asks for, see ``Objective.forward``."""
-        views, how = self._views(embeddings)
-        how |= {"gather": self.gather_across_devices, **extra}
+        """Compute the loss of each term; ``extra`` are adversarial and mixed views, see ``Objective.forward``."""
+        views, options = self._views(embeddings)
+        options |= {"gather": self.gather_across_devices, **extra}
         if self.labels is not None:
             if labels is None:
                 raise ValueError(f"{type(self).__name__}: labels={self.labels!r} needs a dataset with a column label.")
-            how["ids" if self.labels == "ids" else "labels"] = labels
+            options["ids" if self.labels == "ids" else "labels"] = labels
         terms = Terms()
-        for (_, part), term in zip(self.objective.terms(), self.terms, strict=True):
-            pairing = self.pairing or ("one_way" if part.pairing == "views" else None)
-            loss = loss_of(term, *views, pairing=pairing, **how)  # type: ignore[arg-type]
+        for term in self.terms:
+            loss = loss_of(term, *views, pairing=self.pairing or ONE_WAY, **options)  # type: ignore[arg-type]
             name = str(term)
             terms[name] = terms[name] + loss if name in terms else loss
         return terms
@@ -177,20 +176,13 @@ class ContrastiveLoss(nn.Module):
         return embeddings[:2], {"negatives": torch.stack(embeddings[2:], 1), "negative_weight": self.negative_weight}
 
     def get_config_dict(self) -> dict[str, Any]:
-        """What the model card says of this loss."""
-        return {
-            "objective": str(self.objective),
-            "columns": self.columns,
-            "views": self.views,
-            "negative_weight": self.negative_weight,
-            "pairing": self.pairing,
-            "labels": self.labels,
-            "gather_across_devices": self.gather_across_devices,
-        }
+        """Return the settings of this loss for the model card."""
+        names = ("columns", "views", "negative_weight", "pairing", "labels", "gather_across_devices")
+        return {"objective": str(self.objective), **{name: getattr(self, name) for name in names}}
 
     @property
     def citation(self) -> str:
-        """The papers of the objective's parts, in BibTeX, for the model card."""
+        """Papers of the objective's parts, in BibTeX, for the model card."""
         papers = {part.name: part.paper for part in self.objective.modules() if isinstance(part, Objective)}
         return "\n".join(_entry(name, paper) for name, paper in papers.items() if paper)
 
@@ -199,15 +191,14 @@ class CachedContrastiveLoss(ContrastiveLoss):
     """:class:`ContrastiveLoss` with sentence-transformers' gradient cache: large batches in little memory.
 
     The batch is embedded in parts without a graph, the loss gives the gradient of the embeddings, and each part is
-    embedded again to carry it on. Loss and gradients are those of the whole batch. The similarities of the batch are
-    held at once. The terms of a sum are not logged.
+    recomputed with a graph to propagate it. Loss and gradients are those of the whole batch, whose similarities are
+    computed at once. The terms of a sum are not logged.
 
     Args:
-        mini_batch_size: samples of a column that are embedded at a time.
-        mini_batch_num_tokens: pack by this many tokens instead.
-        show_progress_bar: over the parts.
-        model, objective, columns, views, negative_weight, pairing, labels, gather_across_devices: as in
-            :class:`ContrastiveLoss`.
+        mini_batch_size: number of samples of a column in each part.
+        mini_batch_num_tokens: size of the parts in tokens instead.
+        show_progress_bar: show a progress bar over the parts.
+        model, objective, options: as in :class:`ContrastiveLoss`, all but ``log_terms``.
     """
 
     uses_gradient_cache = True
@@ -217,53 +208,38 @@ class CachedContrastiveLoss(ContrastiveLoss):
         model: Any,
         objective: Objective | str = "infonce:t=0.05",
         *,
-        columns: str = "negatives",
-        views: int | None = None,
-        negative_weight: float = 0.0,
-        pairing: str | None = None,
-        labels: str | None = None,
-        gather_across_devices: bool = False,
         mini_batch_size: int = 32,
         mini_batch_num_tokens: int | None = None,
         show_progress_bar: bool = False,
+        **options: Any,
     ) -> None:
-        super().__init__(
-            model,
-            objective,
-            columns=columns,
-            views=views,
-            negative_weight=negative_weight,
-            pairing=pairing,
-            labels=labels,
-            gather_across_devices=gather_across_devices,
-            log_terms=False,
-        )
+        super().__init__(model, objective, log_terms=False, **options)
         _gradcache()
         self.mini_batch_size, self.mini_batch_num_tokens = mini_batch_size, mini_batch_num_tokens
         self.show_progress_bar = show_progress_bar
 
     def forward(self, sentence_features: Iterable[dict[str, Tensor]], labels: Tensor | None = None) -> Tensor:
-        loss: Tensor = _gradcache().forward_cached(self, self._several(sentence_features), labels)
+        loss: Tensor = _gradcache().forward_cached(self, self._repeat_single(sentence_features), labels)
         return loss
 
-    # what the mixin asks of a loss; its methods are borrowed, since a base class would have to be there at import
+    # the interface of the host's mixin; its methods are called rather than inherited, so that importing this module
+    # does not require sentence-transformers
 
     def calculate_loss(
         self, reps: list[list[Tensor]], labels: Tensor | None = None, *, with_backward: bool = False
     ) -> Tensor:
-        """The loss of the whole batch, from the embeddings of its parts."""
+        """Compute the loss of the whole batch from the embeddings of its parts."""
         loss = self.compute_loss_from_embeddings([torch.cat(parts) for parts in reps], labels)
         if with_backward:
             loss.backward()
             loss = loss.detach()
         return loss
 
-    def embed_minibatch(self, *args: Any, **how: Any) -> Any:
-        return _gradcache().embed_minibatch(self, *args, **how)
+    def embed_minibatch(self, *args: Any, **options: Any) -> Any:
+        return _gradcache().embed_minibatch(self, *args, **options)
 
-    def embed_minibatch_iter(self, *args: Any, **how: Any) -> Iterator[Any]:
-        found: Iterator[Any] = _gradcache().embed_minibatch_iter(self, *args, **how)
-        return found
+    def embed_minibatch_iter(self, *args: Any, **options: Any) -> Iterator[Any]:
+        return _gradcache().embed_minibatch_iter(self, *args, **options)  # type: ignore[no-any-return]
 
     def get_config_dict(self) -> dict[str, Any]:
         more = {"mini_batch_size": self.mini_batch_size, "mini_batch_num_tokens": self.mini_batch_num_tokens}

@@ -5,19 +5,20 @@ from pathlib import Path
 import pytest
 import torch
 
-# helpers beside the tests, and the examples, are imported by name; the repository root stays off the path
-sys.path[:0] = [str(Path(__file__).parent / "support"), str(Path(__file__).parent.parent / "examples")]
+# Tests import modules of these folders by name; the repository root stays off the path.
+ROOT = Path(__file__).resolve().parent.parent
+sys.path[:0] = [str(ROOT / folder) for folder in ("tests/support", "examples", "examples/studies")]
 
 torch.set_num_threads(1)
 
-# read once, when somebody first imports Triton: without a GPU its kernels are interpreted (test_fused.py)
+# Triton reads this once, on import: without a GPU, tests/core/engine/test_triton.py interprets the kernels.
 if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"
 
 
 @pytest.fixture(scope="session")
 def bert(tmp_path_factory):
-    """A tiny checkpoint of transformers."""
+    """Write a tiny checkpoint of transformers and return its folder."""
     import tiny_bert
 
     path = tmp_path_factory.mktemp("bert")
@@ -27,7 +28,7 @@ def bert(tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def frames():
-    """Asked for by tests that draw frames of dm_control."""
+    """Skip the test where dm_control cannot render frames."""
     try:
         from counterpoint.integrations.control import environment
 

@@ -21,7 +21,7 @@ SAID = {  # a command's beginning: what shortens it, and what its output must ho
     "make test": "this is a part of it",
     "pip install -c constraints.txt .": "the versions of another Python may not exist for this one",
     "pip install .[": "make demo has set up more than that",
-    "pip install .": ([], r""),
+    "pip install .": ([], r"[+~] counterpoint(==| @)"),
     "counterpoint demo": "as make demo",
     "counterpoint objectives adnce --plot": ([], r"when +false negatives.*wrote weights\.png"),
     "counterpoint objectives adnce": ([], r"here it is (the same|off by)"),
@@ -34,8 +34,11 @@ SAID = {  # a command's beginning: what shortens it, and what its output must ho
     "counterpoint tune graph": ([*GRAPH, "--budget", "4"], r"use adnce:t="),
     "counterpoint train graph --objective": ([*GRAPH, "--seeds", "2"], r"untrained encoder.*against infonce"),
     "counterpoint report runs --out report": ([], r"wrote report/report\.html"),
-    "counterpoint completion bash": ([], r"complete -F _counterpoint counterpoint"),
-    "counterpoint train graph --dataset PROTEINS": ([*GRAPH, "--seeds", "1"], r"graph: PROTEINS.*GRAPHCL|PROTEINS"),
+    "counterpoint completion bash": ([], r"complete -o bashdefault -F _counterpoint counterpoint"),
+    "counterpoint train graph --dataset PROTEINS": (
+        [*GRAPH, "--seeds", "1"],
+        r"graph: PROTEINS.*adnce:t=0\.05.*ADNCE, Table 10, ADNCE",
+    ),
     "counterpoint train graph --dataset MUTAG": ([*GRAPH], r"MUTAG.*ADNCE, Table 10"),
     "counterpoint eval tu runs/graph/PROTEINS": (["--folds", "3", "--seeds", "1"], r"PROTEINS, knn: accuracy"),
     "counterpoint train control --task cartpole-swingup": "a GPU's hours",
@@ -44,7 +47,7 @@ SAID = {  # a command's beginning: what shortens it, and what its output must ho
         ["--steps", "1200", "--eval-every", "1200", "--episodes", "1"],
         r"cartpole-balance.*final score",
     ),
-    "python examples/curl_dmc.py": "half an hour",
+    "python examples/studies/curl_dmc.py": "half an hour",
     "counterpoint train sentence": "texts of the reader's own, models from the hub",
     "counterpoint eval sts": "evaluates what these have trained",
     "counterpoint eval transfer": "a model from the hub",
@@ -95,7 +98,8 @@ def test_from_an_empty_environment(tmp_path):
         ):
             continue
         if words[0] == "pip":  # in the environment of make demo, which need not have pip
-            words = ["uv", "pip", "install", "--quiet", "--python", str(bin_ / "python"), *words[2:]]
+            install = ["uv", "pip", "install", "--reinstall-package", "counterpoint"]
+            words = [*install, "--python", str(bin_ / "python"), *words[2:]]
         more, expected = how
         done = subprocess.run([*words, *more], cwd=home, env=environment, capture_output=True, text=True)
         said = done.stdout + done.stderr

@@ -1,4 +1,4 @@
-"""Scores from similarities that somebody else has computed: logits and matrices."""
+"""Scores from ready-made similarities: logits and matrices."""
 
 from __future__ import annotations
 
@@ -7,10 +7,11 @@ from torch import Tensor
 
 from .. import checks
 from ..engine.negatives import DenseNegatives, Negatives
+from ..engine.negatives import dense_scores as dense_scores  # for objectives, which do not import the engine
 from ..vectors import widen
 from .scores import Scores
 
-# What hosts write over logits that are no keys: minus infinity, or a number that is as good as that in their precision.
+# Logits of at most this are masked: hosts write minus infinity, or a number that equals it in their precision.
 MASKED = -1e4
 
 
@@ -24,7 +25,7 @@ def scores_from_matrices(
     adversarial: tuple[Tensor, Tensor] | None,
     mixed: tuple[Tensor, Tensor] | None,
 ) -> Scores:
-    """Scores from similarities that somebody else has computed."""
+    """Build scores from matrices of similarities; see :meth:`counterpoint.Objective.from_scores`."""
     pos = score_columns(pos, "pos")
     anchors = len(pos)
     scores = Scores(pos, _negatives(neg, mask, anchors, "neg"), pos_mask)
@@ -44,54 +45,61 @@ def scores_from_matrices(
             raise ValueError(f"prior: expected one number per anchor, shape ({anchors},), got {checks.shape(prior)}.")
         scores.prior = checks.is_prior(prior).reshape(-1, 1).to(scores.pos.dtype)
     if adversarial is not None:
-        good, bad = _pair(adversarial, "adversarial")
-        attacked = _negatives(bad, None, anchors, "adversarial[1]")
-        scores.adversarial = Scores(score_columns(good, "adversarial[0]", anchors), attacked)
+        adversarial_pos, adversarial_neg = _pair(adversarial, "adversarial")
+        attacked = _negatives(adversarial_neg, None, anchors, "adversarial[1]")
+        scores.adversarial = Scores(score_columns(adversarial_pos, "adversarial[0]", anchors), attacked)
     if mixed is not None:
-        good, bad = _pair(mixed, "mixed")
-        checks.is_finite(checks.is_float(good, "mixed[0]"), "mixed[0]")
-        if good.dim() != 2 or len(good) != anchors or (good.shape[1] and bad.shape[:2] != good.shape):
+        mixed_pos, mixed_neg = _pair(mixed, "mixed")
+        checks.is_finite(checks.is_float(mixed_pos, "mixed[0]"), "mixed[0]")
+        if (
+            mixed_pos.dim() != 2
+            or len(mixed_pos) != anchors
+            or (mixed_pos.shape[1] and mixed_neg.shape[:2] != mixed_pos.shape)
+        ):
             raise ValueError(
                 f"mixed: expected shapes ({anchors}, M-1) and ({anchors}, M-1, N), "
-                f"got {checks.shape(good)} and {checks.shape(bad)}."
+                f"got {checks.shape(mixed_pos)} and {checks.shape(mixed_neg)}."
             )
         scores.mixed = [
-            Scores(widen(good[:, j : j + 1]), _negatives(bad[:, j], None, anchors, "mixed[1]"))
-            for j in range(good.shape[1])
+            Scores(widen(mixed_pos[:, j : j + 1]), _negatives(mixed_neg[:, j], None, anchors, "mixed[1]"))
+            for j in range(mixed_pos.shape[1])
         ]
     return scores
 
 
-def _pair(given: object, what: str) -> tuple[Tensor, Tensor]:
-    if not isinstance(given, (tuple, list)) or len(given) != 2:
+def _pair(value: object, what: str) -> tuple[Tensor, Tensor]:
+    if not isinstance(value, (tuple, list)) or len(value) != 2:
         raise TypeError(f"{what}: expected two tensors, (similarities, those of their negatives).")
-    return given[0], given[1]
+    return value[0], value[1]
 
 
 def _with_positives(pos_mask: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """The mask, and weight zero for anchors without positives, to which the mask then gives stand-ins: a loss of
-    nothing would be infinite, and infinity times a weight of zero is NaN."""
-    counted = pos_mask.any(1)
-    return pos_mask | ~counted.unsqueeze(1), counted.to(dtype)
+    """Return the mask and a weight per anchor.
+
+    Anchors without positives get weight zero and placeholder positives, since their loss would be infinite, and
+    ``inf * 0`` is NaN.
+    """
+    has_positives = pos_mask.any(1)
+    return pos_mask | ~has_positives.unsqueeze(1), has_positives.to(dtype)
 
 
-def score_columns(given: Tensor, what: str, anchors: int | None = None) -> Tensor:
-    """``(anchors,)`` or ``(anchors, n)`` scores as ``(anchors, n)``, in float32 at least."""
-    checks.is_float(given, what)
-    full = widen(given.unsqueeze(1) if given.dim() == 1 else given)
+def score_columns(scores: Tensor, what: str, anchors: int | None = None) -> Tensor:
+    """Return ``(anchors,)`` or ``(anchors, n)`` scores as ``(anchors, n)``, in float32 at least."""
+    checks.is_float(scores, what)
+    full = widen(scores.unsqueeze(1) if scores.dim() == 1 else scores)
     if full.dim() != 2 or full.numel() == 0 or (anchors is not None and len(full) != anchors):
         rows = "anchors" if anchors is None else anchors
-        raise ValueError(f"{what}: expected shape ({rows},) or ({rows}, n) with n >= 1, got {checks.shape(given)}.")
+        raise ValueError(f"{what}: expected shape ({rows},) or ({rows}, n) with n >= 1, got {checks.shape(scores)}.")
     return full
 
 
 def as_negatives(neg: Tensor | Negatives) -> Negatives:
-    """A matrix of scores as negatives; negatives as they are."""
+    """Wrap a matrix of scores as negatives; return negatives as they are."""
     return neg if isinstance(neg, Negatives) else DenseNegatives(score_matrix(neg))
 
 
 def score_matrix(neg: Tensor, what: str = "neg", anchors: int | None = None) -> Tensor:
-    """Finite ``(anchors, N)`` scores, in float32 at least."""
+    """Check that ``(anchors, N)`` scores are finite, and return them in float32 at least."""
     return widen(checks.is_finite(_rows(neg, what, anchors), what))
 
 
@@ -116,13 +124,13 @@ def _negatives(neg: Tensor | Negatives, mask: Tensor | None, anchors: int, what:
             f"mask: expected booleans of shape {checks.shape(neg)}, got {checks.shape(mask)} of {mask.dtype}."
         )
     checks.has_negatives(mask.sum(1))
-    # a value behind the mask may be anything, NaN included; zero keeps it out of gradients too
+    # masked values may be anything, NaN included; zero keeps them out of gradients too
     clean = torch.where(mask, widen(neg), torch.zeros_like(neg, dtype=widen(neg).dtype))
     return DenseNegatives(checks.is_finite(clean, what), drop=~mask)
 
 
 def scores_from_logits(logits: Tensor, labels: Tensor | None, scale: float, ignore_index: int) -> Scores:
-    """Scores from logits and labels as they are handed to cross entropy."""
+    """Build scores from logits and labels as cross entropy takes them."""
     checks.is_matrix(logits, "logits", "(anchors, keys)")
     anchors, keys = logits.shape
     if not isinstance(scale, (int, float)) or not 0 < scale < float("inf"):
@@ -130,7 +138,7 @@ def scores_from_logits(logits: Tensor, labels: Tensor | None, scale: float, igno
     if keys < 2:
         raise ValueError(f"logits: expected at least 2 keys, got shape {checks.shape(logits)}.")
     s, masked = widen(logits) / scale, None
-    # NaN is not below anything, and is told of
+    # a comparison with NaN is False, so that NaN is reported below
     if not checks.wanted(logits) or not bool(logits.detach().amin() > MASKED):
         masked = logits <= MASKED
         s.masked_fill_(masked, 0.0)
@@ -146,8 +154,8 @@ def scores_from_logits(logits: Tensor, labels: Tensor | None, scale: float, igno
             raise ValueError(f"labels: expected booleans of shape {checks.shape(logits)}, got {checks.shape(labels)}.")
         drop, labels = (labels, labels) if masked is None else (labels | masked, labels & ~masked)
         checks.has_negatives((~drop).sum(1))
-        pos_mask, counted = _with_positives(labels, s.dtype)
-        return Scores(s, DenseNegatives(s, drop=drop), pos_mask, "logits", anchors=counted)
+        pos_mask, has_positives = _with_positives(labels, s.dtype)
+        return Scores(s, DenseNegatives(s, drop=drop), pos_mask, "logits", anchors=has_positives)
     if labels.shape != (anchors,) or labels.is_floating_point():
         raise ValueError(f"labels: expected {anchors} columns, got shape {checks.shape(labels)} of {labels.dtype}.")
     valid = labels != ignore_index

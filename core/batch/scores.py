@@ -8,80 +8,84 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from ..engine.negatives import Negatives
+from ..engine.negatives import Negatives as Negatives  # for objectives, which do not import the engine
 from ..hyper import Value
 
 
 @dataclass
 class Scores:
-    """What one batch offers to an objective.
+    """What an objective sees of a batch.
 
     Attributes:
         pos: ``(anchors, P)`` positive similarities; entries that ``pos_mask`` rules out are finite.
         neg: the negatives.
-        pos_mask: ``(anchors, P)``, True where there is a positive; None if there are P everywhere.
-        layout: name of the pairing that made it.
-        kept: ``(anchors, 1)`` similarity that stays in the denominator in place of the positive (ArCL's
-            Algorithm 1), or None; ``alone`` means that nothing does (its Algorithm 2).
+        pos_mask: ``(anchors, P)``, True where there is a positive; None if there are ``P`` for each anchor.
+        layout: name of the pairing; ``logits`` or ``scores`` for similarities computed elsewhere.
+        denominator_pos: ``(anchors, 1)`` similarity that stays in the denominator in place of the positive (ArCL's
+            Algorithm 1), or None.
+        negatives_only: True if the denominator has no positive (ArCL's Algorithm 2).
         v: ``(anchors, P')`` positives that enter the estimators g1 and g2; None means ``pos``.
         prior: ``(anchors, 1)`` class prior that replaces the objective's own.
         anchors: ``(anchors,)`` weights of the final average, or None.
         adversarial: similarities to the adversarial view, with their own negatives.
         mixed: similarities to each mixed view, with their own negatives.
+        views: number of views of a sample, if known.
     """
 
     pos: Tensor
     neg: Negatives
     pos_mask: Tensor | None = None
     layout: str = "scores"
-    kept: Tensor | None = None
-    alone: bool = False
+    denominator_pos: Tensor | None = None
+    negatives_only: bool = False
     v: Tensor | None = None
     prior: Tensor | None = None
     anchors: Tensor | None = None
     adversarial: Scores | None = None
     mixed: list[Scores] = field(default_factory=list)
+    views: int | None = None
 
     def class_positives(self) -> tuple[Tensor, Tensor | None]:
-        """The positives that enter g1 and g2, and which of them exist."""
+        """Return the positives that enter g1 and g2, and their mask."""
         return (self.pos, self.pos_mask) if self.v is None else (self.v, None)
 
     def first_positive(self) -> Tensor:
-        """Each anchor's first positive, ``(anchors, 1)``."""
+        """Return each anchor's first positive, ``(anchors, 1)``."""
         if self.pos_mask is None:
             return self.pos[:, :1]
         return self.pos.gather(1, self.pos_mask.to(torch.uint8).argmax(1, keepdim=True))
 
     def anchors_mean(self, x: Tensor) -> Tensor:
-        """Mean over the anchors of the whole batch that count, of ``(anchors,)`` values."""
-        if self.neg.peers is not None:
-            return self.neg.peers.mean(x, self.anchors)
+        """Average ``(anchors,)`` values over the anchors of the whole batch, of all processes."""
+        if self.neg.group is not None:
+            return self.neg.group.mean(x, self.anchors)
         return x.mean() if self.anchors is None else (x * self.anchors).sum() / self.anchors.sum().clamp(min=1)
 
     def positives_mean(self, x: Tensor) -> Tensor:
-        """Mean over the positives of each anchor, ``(anchors, 1)``."""
+        """Average over the positives of each anchor, ``(anchors, 1)``."""
         if self.pos_mask is None:
             return x.mean(1, keepdim=True)
         return x.masked_fill(~self.pos_mask, 0.0).sum(1, keepdim=True) / self.pos_mask.sum(1, keepdim=True).clamp(min=1)
 
     def positives_logsumexp(self, x: Tensor) -> Tensor:
-        """Log-sum-exp over the positives of each anchor, ``(anchors, 1)``."""
+        """Compute the log-sum-exp over the positives of each anchor, ``(anchors, 1)``."""
         return logsumexp_over(x, self.pos_mask)
 
     def positives_min(self, x: Tensor) -> Tensor:
-        """The smallest over the positives of each anchor; of ties, the first gets the gradient."""
+        """Return the smallest value over each anchor's positives; the first of several equal ones gets the gradient."""
         if self.pos_mask is not None:
             x = x.masked_fill(~self.pos_mask, math.inf)
         return x.gather(1, x.argmin(1, keepdim=True))
 
     def positives_count(self) -> Value:
+        """Count the positives: a float if it is the same for all anchors, else ``(anchors, 1)``."""
         if self.pos_mask is None:
             return float(self.pos.shape[1])
         return self.pos_mask.sum(1, keepdim=True).clamp(min=1).to(self.pos.dtype)
 
 
 def logsumexp_over(x: Tensor, mask: Tensor | None) -> Tensor:
-    """Row-wise log-sum-exp of the entries that ``mask`` (None: all) allows."""
+    """Compute the row-wise log-sum-exp of the entries that ``mask`` (None: all) allows."""
     if x.shape[1] == 1 and mask is None:
         return x
     return (x if mask is None else x.masked_fill(~mask, -math.inf)).logsumexp(1, keepdim=True)

@@ -1,4 +1,4 @@
-"""Pictures of what :mod:`counterpoint.diagnose.report` measures: figures without pyplot, hence without global state."""
+"""Plot what :mod:`counterpoint.diagnose` measures: figures without pyplot, hence without global state."""
 
 from __future__ import annotations
 
@@ -13,13 +13,14 @@ from torch import Tensor
 
 from ..objective import Objective, as_objective
 from ..objectives.polarization import DistancePolarization
-from .report import distances, weight_curve
+from .spread import distances
+from .weights import weight_curve
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-# Okabe and Ito's colours, apart for colour-blind readers too; the dashes tell lines apart without any colour.
+# Okabe and Ito's colors, apart for color-blind readers too; the dashes tell lines apart without any color.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00")
 DASHES = ("-", (0, (6, 2)), (0, (2, 1.5)), (0, (7, 2, 1.5, 2)), (0, (1, 1)))
 BINS = 50
@@ -34,16 +35,16 @@ def plot_weights(
     positive: float = 0.8,
     negatives: Tensor | None = None,
 ) -> Figure:
-    """The training weight of a negative over its similarity, one curve per objective, after ADNCE's Figure 3.
+    """Plot the training weight of a negative over its similarity, one curve per objective, after ADNCE's Figure 3.
 
     Args:
         objectives: an objective or a spec, or several of them.
         path: where to save the picture, a PNG unless the name ends otherwise.
-        similarities, positive, negatives: as in :func:`counterpoint.diagnose.report.weight_curve`.
+        similarities, positive, negatives: as in :func:`counterpoint.diagnose.weight_curve`.
     """
-    given = [objectives] if isinstance(objectives, (Objective, str)) else objectives
+    shown = [objectives] if isinstance(objectives, (Objective, str)) else objectives
     axes = figure().add_subplot()
-    styles = zip(map(as_objective, given), cycle(COLOURS), cycle(DASHES), strict=False)
+    styles = zip(map(as_objective, shown), cycle(COLOURS), cycle(DASHES), strict=False)
     draw_weights(axes, styles, similarities, positive, negatives)
     axes.set_title("Which negatives an objective trains on")
     return _finish(axes, path)
@@ -56,7 +57,7 @@ def draw_weights(
     positive: float = 0.8,
     negatives: Tensor | None = None,
 ) -> None:
-    """The curves of :func:`plot_weights` in axes of one's own; ``styles`` are objectives with colour and line style."""
+    """Draw the curves of :func:`plot_weights` into ``axes``; ``styles`` are objectives with color and line style."""
     axes.axhline(0, color="0.6", linewidth=0.8)
     axes.axvline(positive, color="0.2", linewidth=1.2, linestyle=":", label=f"the positive, s = {positive:g}")
     for objective, colour, dash in styles:
@@ -76,7 +77,7 @@ def plot_distances(
     high: float = 0.5,
     labels: Tensor | Sequence[int] | None = None,
 ) -> Figure:
-    """The histogram of pairwise distances ``D = (1 - cos) / 2``, with the margin shaded, after LMCL's Figure 2.
+    """Plot the histogram of pairwise distances ``D = (1 - cos) / 2``, with the margin shaded, after LMCL's Figure 2.
 
     Args:
         embeddings: ``(B, d)``, ``(B, m, d)`` or several views ``(B, d)``; pairs are within a view.
@@ -103,16 +104,16 @@ def draw_distances(
     high: float = 0.5,
     labels: Tensor | Sequence[int] | None = None,
 ) -> None:
-    """The histogram of :func:`plot_distances` in axes of one's own."""
-    found = distances(*views).cpu()
-    groups = {"all": found}
+    """Draw the histogram of :func:`plot_distances` into ``axes``."""
+    d = distances(*views).cpu()
+    groups = {"all": d}
     if labels is not None:
         size, classes = len(views[0]), torch.as_tensor(labels).cpu()
         if classes.shape != (size,):
             raise ValueError(f"labels: expected {size} integers, one per sample, got shape {tuple(classes.shape)}.")
         same = (classes.unsqueeze(1) == classes)[torch.ones(size, size, dtype=torch.bool).triu(1)]
-        same = same.repeat(len(found) // max(len(same), 1))
-        groups = {"different classes": found[~same], "same class": found[same]}
+        same = same.repeat(len(d) // max(len(same), 1))
+        groups = {"different classes": d[~same], "same class": d[same]}
     edges = torch.linspace(0, 1, BINS + 1).tolist()
     axes.axvspan(low, high, color="0.88", label=f"the margin, {low:g} < D < {high:g}")
     for (name, values), colour, dash in zip(groups.items(), COLOURS, DASHES, strict=False):
@@ -126,24 +127,24 @@ def draw_distances(
 
 
 def figure(width: float = 6.8, height: float = 4.2) -> Figure:
-    """An empty figure, in inches."""
+    """Create an empty figure of this size in inches."""
     try:
         from matplotlib.backends.backend_agg import FigureCanvasAgg
         from matplotlib.figure import Figure
     except ImportError as error:
         raise ImportError('plots need matplotlib: pip install "counterpoint[plots]"') from error
-    made = Figure(figsize=(width, height), layout="constrained")
-    FigureCanvasAgg(made)
-    return made
+    empty = Figure(figsize=(width, height), layout="constrained")
+    FigureCanvasAgg(empty)
+    return empty
 
 
 def _wrapped(objective: Objective) -> str:
-    """Its spec, in lines that fit the figure; they may end after commas, where specs allow for spaces."""
+    """Its spec, in lines that fit the figure, broken after commas, where specs allow spaces."""
     return str(objective) if len(str(objective)) <= WIDTH else fill(str(objective).replace(",", ", "), WIDTH)
 
 
 def tidy(axes: Axes, grid: Any = "both") -> None:
-    """A faint grid behind what is drawn, and no box around it."""
+    """Draw a faint grid in the background, and no box."""
     axes.grid(axis=grid, color="0.92")
     axes.set_axisbelow(True)
     axes.spines[["top", "right"]].set_visible(False)
@@ -151,9 +152,9 @@ def tidy(axes: Axes, grid: Any = "both") -> None:
 
 def _finish(axes: Axes, path: str | Path | None) -> Figure:
     tidy(axes)
-    made: Any = axes.figure
-    legend = made.legend(loc="outside lower center", frameon=False)
-    made.set_figheight(4.0 + 0.21 * sum(1 + line.get_text().count("\n") for line in legend.get_texts()))
+    finished: Any = axes.figure
+    legend = finished.legend(loc="outside lower center", frameon=False)
+    finished.set_figheight(4.0 + 0.21 * sum(1 + line.get_text().count("\n") for line in legend.get_texts()))
     if path is not None:
-        made.savefig(path, dpi=150)
-    return made  # type: ignore[no-any-return]
+        finished.savefig(path, dpi=150)
+    return finished  # type: ignore[no-any-return]

@@ -1,9 +1,9 @@
-"""What is done with the values of tiles, one tile after the other, and with the gradients of the result.
+"""Accumulate functions of similarities over tiles, one tile after the other, and differentiate the result.
 
-*Log-sum-exps* are sums of ``2^x`` as they stand where ``|x|`` is known to be small (a cosine and a temperature of at
-least 1/60). Else every row carries its running maximum, and what lies ``2^-58`` below that counts as ``2^-58``.
-Gradients of anchors that are ``1e-16`` of the largest are dropped. Both are below rounding, and keep out numbers that
-CPUs need a hundred times longer for.
+*Log-sum-exps* are plain sums of ``2^x`` where ``|x|`` is known to be small (a cosine and a temperature of at least
+1/60). Otherwise every row carries its running maximum, and exponents below it by more than 58 count as ``2^-58``.
+Gradients of anchors that are below ``1e-16`` of the largest are dropped. Both are below rounding, and avoid denormals,
+which are a hundred times slower on CPUs.
 """
 
 from __future__ import annotations
@@ -15,15 +15,22 @@ import torch
 from torch import Tensor
 
 from ..hyper import Value
-from .quadratic import LOG2E
-from .tiles import Mask, Scratch, Tile
+from .tiles import LOG2E, Mask, Tile, Workspace
 
-FLOOR = -58.0
+MIN_EXPONENT = -58.0
 NEGLIGIBLE = 1e-16
 
 
-class Reduction:
-    """What is done with the values of tiles: a row of ``state`` per function, a column per anchor."""
+class Accumulator:
+    """Running statistics of the functions of an anchor's similarities.
+
+    Args:
+        mask: which keys count.
+        count: number of negatives, for means.
+        state: tensors ``(functions, anchors)``, see :meth:`start`.
+
+    ``unit`` is what exponents are multiplied by before they are added.
+    """
 
     unit = 1.0
 
@@ -32,79 +39,81 @@ class Reduction:
 
     @classmethod
     def start(cls, functions: int, anchors: int, like: Tensor) -> list[Tensor]:
+        """Return the state before the first tile."""
         raise NotImplementedError
 
-    def add(self, k: int, x: Tensor, tile: Tile, scratch: Scratch) -> None:
-        """Takes in the ``k``-th value of a tile."""
+    def add(self, k: int, x: Tensor, tile: Tile, workspace: Workspace) -> None:
+        """Add the values of function ``k`` in a tile, and overwrite them."""
         raise NotImplementedError
 
     def result(self) -> Tensor:
+        """Return the reduction of each function, ``(functions, anchors)``."""
         return self.state[0]
 
-    def prepare(self, gradients: Tensor) -> Tensor:
-        """Gradients per function and anchor, with the factors that are the same in all tiles."""
+    def scale_gradients(self, gradients: Tensor) -> Tensor:
+        """Multiply ``(functions, anchors)`` gradients of the result by the factors that all tiles have in common."""
         return gradients
 
-    def weigh(self, k: int, x: Tensor, gradient: Tensor, tile: Tile, scratch: Scratch) -> Tensor:
-        """``dL/d value`` of a tile, in the place of the value."""
+    def value_gradient(self, k: int, x: Tensor, gradient: Tensor, tile: Tile, workspace: Workspace) -> Tensor:
+        """Compute ``dL/dx`` of the values of function ``k`` in a tile, and overwrite them."""
         raise NotImplementedError
 
-    def _outer(self, w: Tensor, tile: Tile, out: Tensor) -> Tensor:
-        """What a pair gets as its row's and, where its key is an anchor too, as its column's."""
-        rows = w[tile.rows].unsqueeze(1)
-        return rows if tile.columns is None else torch.add(rows, w[tile.columns], out=out)
+    def pair_gradient(self, gradient: Tensor, tile: Tile, out: Tensor) -> Tensor:
+        """Compute the gradient of each pair's row and, in a mirrored tile, of its column."""
+        rows = gradient[tile.rows].unsqueeze(1)
+        return rows if tile.mirror is None else torch.add(rows, gradient[tile.mirror], out=out)
 
     @staticmethod
     def _axes(tile: Tile) -> list[tuple[int, slice]]:
-        """The dimensions to reduce, and whom the results belong to."""
-        return [(1, tile.rows)] + ([(0, tile.columns)] if tile.columns is not None and not tile.diagonal else [])
+        """Return the dimensions to reduce, and the anchors that the results belong to."""
+        return [(1, tile.rows)] + ([(0, tile.mirror)] if tile.mirror is not None and not tile.diagonal else [])
 
 
-class Mean(Reduction):
+class Mean(Accumulator):
     """``mean_j x_j``."""
 
     @classmethod
     def start(cls, functions: int, anchors: int, like: Tensor) -> list[Tensor]:
         return [like.new_zeros(functions, anchors)]
 
-    def add(self, k: int, x: Tensor, tile: Tile, scratch: Scratch) -> None:
-        x = self.mask.drop(self.mask.weigh(x, tile, None), tile, 0.0)
-        for dim, mine in self._axes(tile):
-            self.state[0][k, mine] += x.sum(dim)
+    def add(self, k: int, x: Tensor, tile: Tile, workspace: Workspace) -> None:
+        x = self.mask.fill(self.mask.weight_own(x, tile, None), tile, 0.0)
+        for dim, anchors in self._axes(tile):
+            self.state[0][k, anchors] += x.sum(dim)
 
     def result(self) -> Tensor:
-        return self.prepare(self.state[0])
+        return self.scale_gradients(self.state[0])
 
-    def prepare(self, gradients: Tensor) -> Tensor:
+    def scale_gradients(self, gradients: Tensor) -> Tensor:
         return gradients / (self.count.squeeze(1) if isinstance(self.count, Tensor) else self.count)
 
-    def weigh(self, k: int, x: Tensor, gradient: Tensor, tile: Tile, scratch: Scratch) -> Tensor:
-        w = self._outer(gradient, tile, x)
-        x = w if w is x else x.copy_(w)
-        return self.mask.drop(self.mask.weigh(x, tile, None), tile, 0.0)
+    def value_gradient(self, k: int, x: Tensor, gradient: Tensor, tile: Tile, workspace: Workspace) -> Tensor:
+        pair = self.pair_gradient(gradient, tile, x)
+        x = pair if pair is x else x.copy_(pair)
+        return self.mask.fill(self.mask.weight_own(x, tile, None), tile, 0.0)
 
 
 class SumExp(Mean):
-    """``log sum_j 2^x_j`` for values that are known to be small."""
+    """``log sum_j 2^x_j`` of values that are known to be small."""
 
     unit = LOG2E
 
-    def add(self, k: int, x: Tensor, tile: Tile, scratch: Scratch) -> None:
-        super().add(k, x.exp2_(), tile, scratch)
+    def add(self, k: int, x: Tensor, tile: Tile, workspace: Workspace) -> None:
+        super().add(k, x.exp2_(), tile, workspace)
 
     def result(self) -> Tensor:
         return self.state[0].log()
 
-    def prepare(self, gradients: Tensor) -> Tensor:
+    def scale_gradients(self, gradients: Tensor) -> Tensor:
         return gradients / self.state[0].clamp(min=torch.finfo(gradients.dtype).tiny)
 
-    def weigh(self, k: int, x: Tensor, gradient: Tensor, tile: Tile, scratch: Scratch) -> Tensor:
-        x.exp2_().mul_(self._outer(gradient, tile, scratch("outer", x.shape)))
-        return self.mask.drop(self.mask.weigh(x, tile, None), tile, 0.0)
+    def value_gradient(self, k: int, x: Tensor, gradient: Tensor, tile: Tile, workspace: Workspace) -> Tensor:
+        x.exp2_().mul_(self.pair_gradient(gradient, tile, workspace("pair", x.shape)))
+        return self.mask.fill(self.mask.weight_own(x, tile, None), tile, 0.0)
 
 
-class LogSumExp(Reduction):
-    """``log sum_j 2^x_j`` for any values: the largest so far, and the sum relative to it."""
+class LogSumExp(Accumulator):
+    """``log sum_j 2^x_j`` of any values, by online softmax: the running maximum, and the sum relative to it."""
 
     unit = LOG2E
 
@@ -113,58 +122,61 @@ class LogSumExp(Reduction):
         lowest = torch.finfo(like.dtype).min / 4
         return [like.new_full((functions, anchors), lowest), like.new_zeros(functions, anchors)]
 
-    def add(self, k: int, x: Tensor, tile: Tile, scratch: Scratch) -> None:
-        top, total = self.state[0][k], self.state[1][k]
-        x = self.mask.drop(self.mask.weigh(x, tile, self.unit), tile, torch.finfo(x.dtype).min / 4)
-        for dim, mine in self._axes(tile):
-            new = torch.maximum(top[mine], x.amax(dim))
-            share = torch.sub(x, new.unsqueeze(dim), out=scratch("share", x.shape)).clamp_(min=FLOOR).exp2_()
-            total[mine] *= (top[mine] - new).exp2_()
-            total[mine] += self.mask.drop(share, tile, 0.0).sum(dim)
-            top[mine] = new
+    def add(self, k: int, x: Tensor, tile: Tile, workspace: Workspace) -> None:
+        row_max, row_sum = self.state[0][k], self.state[1][k]
+        x = self.mask.fill(self.mask.weight_own(x, tile, self.unit), tile, torch.finfo(x.dtype).min / 4)
+        for dim, anchors in self._axes(tile):
+            # 1. new row maxima
+            new_max = torch.maximum(row_max[anchors], x.amax(dim))
+            # 2. exponentials relative to them
+            p = torch.sub(x, new_max.unsqueeze(dim), out=workspace("p", x.shape)).clamp_(min=MIN_EXPONENT).exp2_()
+            # 3. rescale the sums so far, and add
+            row_sum[anchors] *= (row_max[anchors] - new_max).exp2_()
+            row_sum[anchors] += self.mask.fill(p, tile, 0.0).sum(dim)
+            row_max[anchors] = new_max
 
     def result(self) -> Tensor:
-        found = self.state[0] + self.state[1].log2()
-        found = found.masked_fill(self.state[0] <= torch.finfo(found.dtype).min / 4, -math.inf)
-        self.state = [found]
-        return found / LOG2E
+        lse = self.state[0] + self.state[1].log2()
+        lse = lse.masked_fill(self.state[0] <= torch.finfo(lse.dtype).min / 4, -math.inf)
+        self.state = [lse]  # all that the backward pass needs
+        return lse / LOG2E
 
-    def weigh(self, k: int, x: Tensor, gradient: Tensor, tile: Tile, scratch: Scratch) -> Tensor:
-        total, g, x = self.state[0][k], gradient, self.mask.weigh(x, tile, self.unit)
-        theirs = None
-        if tile.columns is not None:
-            theirs = torch.sub(x, total[tile.columns], out=scratch("share", x.shape))
-            theirs.clamp_(min=FLOOR).exp2_().mul_(g[tile.columns])
-        x.sub_(total[tile.rows].unsqueeze(1)).clamp_(min=FLOOR).exp2_().mul_(g[tile.rows].unsqueeze(1))
-        return self.mask.drop(x if theirs is None else x.add_(theirs), tile, 0.0)
+    def value_gradient(self, k: int, x: Tensor, gradient: Tensor, tile: Tile, workspace: Workspace) -> Tensor:
+        lse, x = self.state[0][k], self.mask.weight_own(x, tile, self.unit)
+        columns = None
+        if tile.mirror is not None:
+            columns = torch.sub(x, lse[tile.mirror], out=workspace("p", x.shape))
+            columns.clamp_(min=MIN_EXPONENT).exp2_().mul_(gradient[tile.mirror])
+        x.sub_(lse[tile.rows].unsqueeze(1)).clamp_(min=MIN_EXPONENT).exp2_().mul_(gradient[tile.rows].unsqueeze(1))
+        return self.mask.fill(x if columns is None else x.add_(columns), tile, 0.0)
 
 
-class Max(Reduction):
-    """The largest value; ties share its gradient."""
+class Max(Accumulator):
+    """The largest value; ties share its gradient. Tiles are not mirrored."""
 
     @classmethod
     def start(cls, functions: int, anchors: int, like: Tensor) -> list[Tensor]:
         return [like.new_full((functions, anchors), -math.inf), like.new_zeros(functions, anchors)]
 
-    def add(self, k: int, x: Tensor, tile: Tile, scratch: Scratch) -> None:
-        top, ties = self.state[0][k], self.state[1][k]
-        x = self.mask.drop(x, tile, -math.inf)
-        new = torch.maximum(top[tile.rows], x.amax(1))
-        ties[tile.rows] *= top[tile.rows] == new
-        ties[tile.rows] += (x == new.unsqueeze(1)).sum(1)
-        top[tile.rows] = new
+    def add(self, k: int, x: Tensor, tile: Tile, workspace: Workspace) -> None:
+        row_max, ties = self.state[0][k], self.state[1][k]
+        x = self.mask.fill(x, tile, -math.inf)
+        new_max = torch.maximum(row_max[tile.rows], x.amax(1))
+        ties[tile.rows] *= row_max[tile.rows] == new_max
+        ties[tile.rows] += (x == new_max.unsqueeze(1)).sum(1)
+        row_max[tile.rows] = new_max
 
-    def prepare(self, gradients: Tensor) -> Tensor:
+    def scale_gradients(self, gradients: Tensor) -> Tensor:
         return gradients / self.state[1].clamp(min=1)
 
-    def weigh(self, k: int, x: Tensor, gradient: Tensor, tile: Tile, scratch: Scratch) -> Tensor:
-        x = self.mask.drop(x, tile, -math.inf)
+    def value_gradient(self, k: int, x: Tensor, gradient: Tensor, tile: Tile, workspace: Workspace) -> Tensor:
+        x = self.mask.fill(x, tile, -math.inf)
         return x.eq_(self.state[0][k][tile.rows].unsqueeze(1)).mul_(gradient[tile.rows].unsqueeze(1))
 
 
-def limited(given: Sequence[Tensor | None]) -> tuple[Tensor, Tensor]:
-    """Gradients per function and anchor, relative to the largest and without the negligible; and the largest."""
-    like = next(g for g in given if g is not None)
-    gradients = torch.stack([torch.zeros_like(like) if g is None else g for g in given]).squeeze(2)
-    largest = gradients.abs().amax().clamp(min=torch.finfo(gradients.dtype).tiny)
-    return torch.nn.functional.hardshrink(gradients / largest, NEGLIGIBLE), largest
+def normalized_gradients(gradients: Sequence[Tensor | None]) -> tuple[Tensor, Tensor]:
+    """Divide ``(functions, anchors)`` gradients by the largest, set negligible ones to zero; return the largest too."""
+    like = next(g for g in gradients if g is not None)
+    stacked = torch.stack([torch.zeros_like(like) if g is None else g for g in gradients]).squeeze(2)
+    largest = stacked.abs().amax().clamp(min=torch.finfo(stacked.dtype).tiny)
+    return torch.nn.functional.hardshrink(stacked / largest, NEGLIGIBLE), largest

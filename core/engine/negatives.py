@@ -1,15 +1,15 @@
-"""Similarities, ready to be turned into losses: positives that are held, negatives that can only be reduced.
+"""What an objective can ask of its negatives, and the simplest answer: a matrix of similarities.
 
 An objective sees ``pos``, a tensor ``(anchors, P)``, and ``neg``, a :class:`Negatives`. It asks ``neg`` for
-log-sum-exps, means and maxima of functions of the similarity and never for the similarities themselves.
-How they are kept - a matrix here, tiles or shards elsewhere - is therefore not its business.
+log-sum-exps, means and maxima of functions of the similarity, never for the similarities themselves, so that the same
+objective runs on a matrix, on tiles and on keys in other processes.
 """
 
 from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -17,39 +17,27 @@ from torch import Tensor
 
 from .. import checks
 from ..hyper import Value
-from .distributed import Peers
-
-Terms = Tensor | tuple[Tensor, ...]
+from .distributed import ProcessGroup
+from .tiles import Mask
 
 # Elements of a row block on the CPU: 256 KB of float32, so that a chain of elementwise steps stays in the cache.
 BLOCK = 2**16
 
 
-def elementwise(results: Any, s: Tensor) -> None:
-    """Raises if what a function made of ``s`` is of another shape: then it has seen more than ``s``."""
-    for x in results if isinstance(results, tuple) else (results,):
-        if x.shape != s.shape:
-            raise TypeError(
-                f"the function that is reduced made {checks.shape(x)} of {checks.shape(s)} similarities: it may close "
-                "over numbers and tensors without dimensions only; what differs from anchor to anchor is passed "
-                "beside it, neg.mean(f, per_anchor)."
-            )
-
-
 class Negatives(ABC):
-    """Each anchor's negative similarities, of which only reductions can be had.
+    """Each anchor's negative similarities, which can be reduced but not read.
 
     The functions ``f`` are elementwise: ``f(s)`` maps a block of similarities to a tensor of its shape, or to
-    a tuple of such tensors, which are then reduced in one pass. What ``f`` closes over must be numbers or
-    tensors without dimensions. What differs from anchor to anchor is passed beside it as ``(anchors, 1)``
-    tensors and arrives as further arguments, cut to the block: ``neg.mean(lambda s, m: (s - m) ** 2, m)``.
-    Every reduction has the shape ``(anchors, 1)``, to be combined with ``pos`` as it stands.
+    a tuple of such tensors, which are then reduced in one pass. ``f`` may close over numbers and tensors without
+    dimensions only. Pass what differs from anchor to anchor beside it, as ``(anchors, 1)`` tensors, which arrive as
+    further arguments, sliced to the block: ``neg.mean(lambda s, m: (s - m) ** 2, m)``. Every reduction has the shape
+    ``(anchors, 1)``, which broadcasts against ``pos``.
 
-    The anchors may be only some of the batch's: those of this process. What an objective wants to know of all of them
-    it asks :meth:`across` or :meth:`batch_mean`.
+    The anchors may be only those of this process: for statistics of the whole batch use :meth:`across` and
+    :meth:`batch_mean`.
     """
 
-    peers: Peers | None = None
+    group: ProcessGroup | None = None
 
     @property
     @abstractmethod
@@ -62,52 +50,52 @@ class Negatives(ABC):
 
     @abstractmethod
     def logsumexp(self, f: Callable[..., Any], *per_anchor: Tensor) -> Any:
-        """``log sum_j exp f(s_j)``."""
+        """Compute ``log sum_j exp f(s_j)``."""
 
     @abstractmethod
     def mean(self, f: Callable[..., Any], *per_anchor: Tensor) -> Any:
-        """``mean_j f(s_j)``."""
+        """Compute ``mean_j f(s_j)``."""
 
     @abstractmethod
     def max(self) -> Tensor:
-        """The largest similarity; its gradient is shared evenly among ties."""
+        """Return the largest similarity; its gradient is shared evenly among ties."""
 
     @abstractmethod
     def min(self) -> Tensor:
-        """The smallest similarity."""
+        """Return the smallest similarity."""
 
-    def across(self, x: Tensor, how: str = "sum") -> Tensor:
-        """``x`` of all processes that share the batch, added up, or its ``min`` or ``max``. A constant."""
-        return x if self.peers is None else self.peers.across(x, how)
+    def across(self, x: Tensor, op: str = "sum") -> Tensor:
+        """Reduce ``x`` by ``sum``, ``min`` or ``max`` over the processes that share the batch, without gradient."""
+        return x if self.group is None else self.group.all_reduce(x, op)
 
     def batch_mean(self, x: Tensor) -> Tensor:
-        """Mean of ``(anchors, 1)`` values over the anchors of the whole batch. A constant."""
-        return (x.mean() if self.peers is None else self.peers.mean(x)).detach()
+        """Average ``(anchors, 1)`` values over the anchors of the whole batch, without gradient."""
+        return (x.mean() if self.group is None else self.group.mean(x)).detach()
 
     def variance(self) -> Tensor:
-        """Population variance, by deviations from the mean rather than by a difference of moments."""
+        """Compute the population variance, by deviations from the mean rather than by a difference of moments."""
         mean = self.mean(lambda s: s)
         return self.mean(lambda s, m: (s - m) ** 2, mean)  # type: ignore[no-any-return]
 
     def expectation(self, log_weight: Callable[[Tensor], Tensor], f: Callable[[Tensor], Tensor]) -> Tensor:
-        """``sum_j w_j f(s_j) / sum_j w_j`` with constant weights ``w = exp(log_weight)``."""
+        """Compute ``sum_j w_j f(s_j) / sum_j w_j`` with constant weights ``w = exp(log_weight)``."""
         total = self.logsumexp(lambda s: log_weight(s.detach()))
 
         def weighted(s: Tensor, total: Tensor) -> Tensor:
-            # a share is at most one; a key that is no negative may exceed it without bound, and infinity times its
-            # zero gradient would be NaN
+            # a share is at most one; that of an excluded key is unbounded, and infinity times its zero gradient
+            # would be NaN
             return (log_weight(s.detach()) - total).clamp(max=0).exp() * f(s)
 
         return self.mean(weighted, total) * self.count  # type: ignore[no-any-return]
 
 
 class DenseNegatives(Negatives):
-    """Negatives kept as a matrix; :mod:`counterpoint.engine.streamed` keeps only embeddings.
+    """Negatives as a matrix; :mod:`counterpoint.engine.streamed` stores only embeddings.
 
     Args:
         scores: ``(anchors, keys)`` similarities.
-        skip: ``(anchors, k)`` columns that are no negatives of that anchor (itself, its positives).
-        drop: ``(anchors, keys)``, True where a key is no negative; replaces ``skip``.
+        skip: ``(anchors, k)`` columns that are not negatives of that anchor (itself, its positives).
+        drop: ``(anchors, keys)``, True where a key is not a negative; replaces ``skip``.
         log_weight: ``(anchors, keys)``; a key counts ``exp(log_weight)`` times (SimCSE's hard-negative weight).
     """
 
@@ -121,21 +109,39 @@ class DenseNegatives(Negatives):
         self.scores, self.skip, self.drop, self.log_weight = scores, skip, drop, log_weight
         self._count: Value
         if log_weight is not None:
-            self._count = self._fill(log_weight, slice(None), -math.inf).exp().sum(1, keepdim=True)
+            self._count = self.masked(log_weight, -math.inf).exp().sum(1, keepdim=True)
         elif drop is not None:
             self._count = (~drop).sum(1, keepdim=True).to(scores.dtype)
         else:
             self._count = float(scores.shape[1] - (0 if skip is None else skip.shape[1]))
 
+    @staticmethod
+    def of(blocks: Sequence[tuple[Tensor, Tensor]], mask: Mask, both: bool = False) -> DenseNegatives:
+        """Materialize the similarities of embeddings; see :class:`counterpoint.engine.streamed.StreamedNegatives`."""
+        matrices, masks = [], []
+        for left, right in blocks:
+            matrix = left @ right.T
+            matrices += [matrix, matrix.T] if both else [matrix]
+            masks += [mask, mask.transposed()] if both else [mask]
+        excluded = [mask.dense(matrix) for mask, matrix in zip(masks, matrices, strict=True)]
+        skip, drop, weight = (_concatenated([parts[i] for parts in excluded]) for i in range(3))
+        return DenseNegatives(torch.cat(matrices) if len(matrices) > 1 else matrices[0], skip, drop, weight)
+
     @property
     def count(self) -> Value:
         return self._count
+
+    def masked(self, x: Tensor, value: float, rows: slice = slice(None)) -> Tensor:
+        """Return ``x`` with ``value`` where a key is not a negative."""
+        if self.drop is not None:
+            return x.masked_fill(self.drop[rows], value)
+        return x if self.skip is None else x.scatter(1, self.skip[rows], value)
 
     def logsumexp(self, f: Callable[..., Any], *per_anchor: Tensor) -> Any:
         def block(x: Tensor, rows: slice) -> Tensor:
             if self.log_weight is not None:
                 x = x + self.log_weight[rows]
-            return self._fill(x, rows, -math.inf).logsumexp(1, keepdim=True)
+            return self.masked(x, -math.inf, rows).logsumexp(1, keepdim=True)
 
         return self._reduce(block, f, per_anchor)
 
@@ -144,24 +150,19 @@ class DenseNegatives(Negatives):
             if self.log_weight is not None:
                 x = x * self.log_weight[rows].exp()
             count = self._count[rows] if isinstance(self._count, Tensor) else self._count
-            return self._fill(x, rows, 0.0).sum(1, keepdim=True) / count
+            return self.masked(x, 0.0, rows).sum(1, keepdim=True) / count
 
         return self._reduce(block, f, per_anchor)
 
     def max(self) -> Tensor:
         return self._reduce(  # type: ignore[no-any-return]
-            lambda x, rows: self._fill(x, rows, -math.inf).amax(1, keepdim=True), lambda s: s, ()
+            lambda x, rows: self.masked(x, -math.inf, rows).amax(1, keepdim=True), lambda s: s, ()
         )
 
     def min(self) -> Tensor:
         return self._reduce(  # type: ignore[no-any-return]
-            lambda x, rows: self._fill(x, rows, math.inf).amin(1, keepdim=True), lambda s: s, ()
+            lambda x, rows: self.masked(x, math.inf, rows).amin(1, keepdim=True), lambda s: s, ()
         )
-
-    def _fill(self, x: Tensor, rows: slice, value: float) -> Tensor:
-        if self.drop is not None:
-            return x.masked_fill(self.drop[rows], value)
-        return x if self.skip is None else x.scatter(1, self.skip[rows], value)
 
     def _blocks(self) -> Iterator[tuple[slice, Tensor]]:
         keys = self.scores.shape[1]
@@ -169,7 +170,7 @@ class DenseNegatives(Negatives):
             yield slice(None), self.scores
             return
         start = 0
-        # split, not slicing: its backward writes the gradient once instead of once per block
+        # split rather than slicing: its backward pass writes the gradient once, not once per block
         for block in self.scores.split(max(1, BLOCK // max(keys, 1))):
             yield slice(start, start + len(block)), block
             start += len(block)
@@ -182,9 +183,23 @@ class DenseNegatives(Negatives):
         for rows, block in self._blocks():
             if not parts and len(block) < len(self.scores):
                 with torch.no_grad():
-                    elementwise(f(block[:1], *(p[:1] for p in per_anchor)), block[:1])
-            terms = f(block, *(p[rows] for p in per_anchor))
-            single = not isinstance(terms, tuple)
-            parts.append(tuple(reduce(x, rows) for x in ((terms,) if single else terms)))
+                    checks.is_elementwise(f(block[:1], *(p[:1] for p in per_anchor)), block[:1])
+            results = f(block, *(p[rows] for p in per_anchor))
+            single = not isinstance(results, tuple)
+            parts.append(tuple(reduce(x, rows) for x in ((results,) if single else results)))
         columns = tuple(p[0] if len(p) == 1 else torch.cat(p) for p in zip(*parts, strict=True))
         return columns[0] if single else columns
+
+
+def dense_scores(neg: Negatives) -> Tensor:
+    """Return the matrix of similarities, ``(anchors, keys)``, or raise if ``neg`` does not store one."""
+    scores: Tensor | None = getattr(neg, "scores", None)
+    if scores is None:
+        raise TypeError("the weight of every single negative needs a matrix of scores.")
+    return scores
+
+
+def _concatenated(parts: Sequence[Tensor | None]) -> Tensor | None:
+    """Concatenate all parts below one another; None if there are none."""
+    tensors = [x for x in parts if x is not None]
+    return torch.cat(tensors) if len(tensors) > 1 else tensors[0] if tensors else None

@@ -1,157 +1,222 @@
-"""Passes over tiles: a reduction of one block of anchors and keys, and its gradient."""
+"""Tile passes: reduce a block of anchors and keys tile by tile, and recompute the tiles for its gradient."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from .. import checks
 from ..hyper import Value
-from .accumulators import Reduction, SumExp, limited
+from .accumulators import Accumulator, SumExp, normalized_gradients
 from .functions import Traced
 from .quadratic import Quadratics
-from .tiles import Mask, Scratch, Tile
+from .tiles import Mask, Tile, Workspace
 
+# edges of the tiles of quadratic and of traced functions
 EDGES_CPU = (512, 256)
 
-ONCE = (
-    "streamed negatives have no second derivative (create_graph=True): call the objective with tile=0, which keeps "
-    "the matrix of similarities."
-)
+Functions = Quadratics | Traced
 
 
 @dataclass(frozen=True)
-class Pass:
+class TilePass:
     """One reduction of one block of anchors and keys.
 
     Args:
-        terms: the functions.
-        reduction: what is done with them.
+        functions: the functions of the similarity.
+        accumulator: how to reduce them.
         mask: which keys count.
         count: how many, for means.
-        mirrored: the keys are anchors too.
+        mirrored: the keys are anchors too; a tile is computed once, and reduced along its rows and its columns.
         same: anchors and keys are one tensor.
-        edge: length of a tile's sides.
+        edge: edge of the tiles.
     """
 
-    terms: Quadratics | Traced
-    reduction: type[Reduction]
+    functions: Functions
+    accumulator: type[Accumulator]
     mask: Mask
     count: Value
     mirrored: bool
     same: bool
     edge: int
 
-    def _tile(self, i: int, j: int, rows: int, keys: int) -> Tile:
-        mine = slice(i * self.edge, min(rows, (i + 1) * self.edge))
-        theirs = slice(j * self.edge, min(keys, (j + 1) * self.edge))
-        if not self.mirrored:
-            return Tile(mine, theirs, None)
-        ahead = 0 if self.same else rows
-        return Tile(mine, theirs, slice(theirs.start + ahead, theirs.stop + ahead), self.same and i == j)
+    def with_tensors(self, tensors: Sequence[Tensor]) -> TilePass:
+        """Return the same pass with other tensors in its functions."""
+        return replace(self, functions=self.functions.with_tensors(tensors))
 
-    def each(self, work: Callable[[int, Tile], None], rows: int, keys: int, device: torch.device) -> None:
-        """Does ``work`` for all tiles, which are numbered."""
+    def accumulate(
+        self, left: Tensor, right: Tensor, accumulator: Accumulator, workspace: Workspace, capacity: int = 0
+    ) -> list[Tensor]:
+        """Forward: add all tiles to ``accumulator``.
+
+        Args:
+            left, right: anchors ``(n, d)`` and keys ``(N, d)``.
+            capacity: number of tiles to store for the backward pass.
+
+        Returns:
+            The first tiles: similarities, or exponentials where :meth:`_stores_exponentials`.
+        """
+        stored: list[Tensor] = []
+        overwritten = self.functions.scale != 1.0 and not self._stores_exponentials()
+        with _exact(left.device):
+            for number, tile in enumerate(self._tiles(len(left), len(right))):
+                # 1. similarities
+                s = self._product(left, right, tile, workspace, new=number < capacity)
+                if number < capacity:
+                    stored.append(s.clone() if overwritten else s)
+                # 2. functions of them, into the running statistics
+                for k, x in self.functions.evaluate(s, tile, workspace):
+                    accumulator.add(k, x, tile, workspace)
+        return stored
+
+    def backpropagate(
+        self,
+        left: Tensor,
+        right: Tensor,
+        accumulator: Accumulator,
+        gradients: Sequence[Tensor],
+        d_left: Tensor | None,
+        d_right: Tensor | None,
+        d_tensors: Sequence[Tensor],
+        workspace: Workspace,
+        stored: Sequence[Tensor] = (),
+    ) -> None:
+        """Backward: add all tiles' gradients to ``d_left``, ``d_right`` and ``d_tensors``.
+
+        Args:
+            left, right: anchors and keys.
+            accumulator: with the state after the forward pass.
+            gradients: ``(n,)`` for each function, from :func:`upstream_gradients`.
+            stored: the tiles that :meth:`accumulate` returned.
+        """
+        exponentials = self._stores_exponentials()
+        ds: Tensor | None
+        parts: list[Tensor]
+        with _exact(left.device):
+            for number, tile in enumerate(self._tiles(len(left), len(right))):
+                # 1. recompute similarities, and their gradient
+                if number < len(stored) and exponentials:
+                    p = stored[number]
+                    pair = accumulator.pair_gradient(gradients[0], tile, workspace("pair", p.shape))
+                    ds, parts = torch.mul(p, pair, out=workspace("s", p.shape)), []
+                else:
+                    if number < len(stored):
+                        s = workspace("s", stored[number].shape).copy_(stored[number])
+                    else:
+                        s = self._product(left, right, tile, workspace)
+                    ds, parts = self._similarity_gradient(s, tile, accumulator, gradients, workspace)
+                # 2. anchors and keys; a tile on the diagonal has its keys' gradients among its anchors'
+                if ds is not None and d_left is not None:
+                    d_left[tile.rows].addmm_(ds, right[tile.keys])
+                if ds is not None and d_right is not None and not tile.diagonal:
+                    d_right[tile.keys].addmm_(ds.t(), left[tile.rows])
+                # 3. tensors of the functions
+                for d, part in zip(d_tensors, parts, strict=False):
+                    if d.numel() > 1:
+                        d[tile.rows] += part
+                    else:  # a mirrored tile on the diagonal has every pair twice
+                        d += part.reshape(d.shape) / (1 + tile.diagonal)
+
+    def _similarity_gradient(
+        self, s: Tensor, tile: Tile, accumulator: Accumulator, gradients: Sequence[Tensor], workspace: Workspace
+    ) -> tuple[Tensor | None, list[Tensor]]:
+        def value_gradient(k: int, x: Tensor) -> Tensor:
+            return accumulator.value_gradient(k, x, gradients[k], tile, workspace)
+
+        return self.functions.backpropagate(s, tile, workspace, value_gradient)
+
+    def _stores_exponentials(self) -> bool:
+        """Return whether stored tiles hold ``2^x``, computed in place: then the backward pass only weights them."""
+        return self.accumulator is SumExp and self.functions.scale != 1.0
+
+    def _tiles(self, rows: int, keys: int) -> Iterator[Tile]:
         height, width = (-(-n // self.edge) for n in (rows, keys))
-        below = self.same and self.mirrored  # tile (j, i) is in tile (i, j)
-        # backward may be called inside autocast, which would round products
-        with torch.no_grad(), torch.autocast(device.type, enabled=False):
-            places = ((i, j) for i in range(height) for j in range(i if below else 0, width))
-            for number, (i, j) in enumerate(places):
-                work(number, self._tile(i, j, rows, keys))
+        upper = self.same and self.mirrored  # tile (j, i) is part of tile (i, j)
+        for i in range(height):
+            for j in range(i if upper else 0, width):
+                tile_rows = slice(i * self.edge, min(rows, (i + 1) * self.edge))
+                tile_keys = slice(j * self.edge, min(keys, (j + 1) * self.edge))
+                if not self.mirrored:
+                    yield Tile(tile_rows, tile_keys, None)
+                    continue
+                offset = 0 if self.same else rows
+                mirror = slice(tile_keys.start + offset, tile_keys.stop + offset)
+                yield Tile(tile_rows, tile_keys, mirror, self.same and i == j)
 
-    def product(self, left: Tensor, right: Tensor, tile: Tile, scratch: Scratch, new: bool = False) -> Tensor:
-        """Similarities of a tile, in scratch memory unless they shall stay."""
+    def _product(self, left: Tensor, right: Tensor, tile: Tile, workspace: Workspace, new: bool = False) -> Tensor:
+        """Compute the similarities of a tile, times the functions' scale, in a buffer or in ``new`` memory."""
         a, b = left[tile.rows], right[tile.keys]
         shape = a.shape[0], b.shape[0]
-        out = a.new_empty(shape) if new else scratch("s", shape)
-        if self.terms.scale != 1.0:
-            a = torch.mul(a, self.terms.scale, out=scratch("scaled", a.shape))
+        out = a.new_empty(shape) if new else workspace("s", shape)
+        if self.functions.scale != 1.0:
+            a = torch.mul(a, self.functions.scale, out=workspace("scaled", a.shape))
         return torch.mm(a, b.t(), out=out)
 
 
-class Reduce(torch.autograd.Function):
-    """A :class:`Pass` as a function of embeddings, and of the tensors that its terms hold."""
+def upstream_gradients(functions: Functions, accumulator: Accumulator, gradients: Tensor) -> list[Tensor]:
+    """Return the gradients of each function's values, without the factors that differ from tile to tile."""
+    scaled = accumulator.scale_gradients(gradients)
+    return [functions.fold_slope(k, g) for k, g in enumerate(scaled.unbind())]
+
+
+@contextmanager
+def _exact(device: torch.device) -> Iterator[None]:
+    """Disable gradients and autocast; the backward pass may be called under autocast."""
+    with torch.no_grad(), torch.autocast(device.type, enabled=False):
+        yield
+
+
+class ReduceTiles(torch.autograd.Function):
+    """A :class:`TilePass` as a function of embeddings, and of the tensors of its functions."""
 
     @staticmethod
-    def forward(ctx: Any, job: Pass, left: Tensor, other: Tensor | None, *tensors: Tensor) -> Any:
-        right, terms = left if other is None else other, job.terms.bound(tensors)
-        anchors = len(left) + (len(right) if job.mirrored and not job.same else 0)
-        scratch, kept = Scratch(left), {}
-        # The first tiles are kept for the gradient: as much as one of the usual size takes or, if that is a good part
-        # of all, as the embeddings take less one to work in. They hold products or, if that will do, what is summed.
-        size = left.numel() + (0 if job.same else right.numel())
-        usual = max(EDGES_CPU[0], job.edge) ** 2
-        held = max(usual, size - usual if 16 * size >= len(left) * len(right) else 0)
-        room = held // job.edge**2 if any(ctx.needs_input_grad) else 0
-        summed = job.reduction is SumExp and terms.scale != 1.0
-        reduction = job.reduction(job.mask, job.count, job.reduction.start(terms.functions, anchors, left))
-
-        def work(number: int, tile: Tile) -> None:
-            s = job.product(left, right, tile, scratch, number < room)
-            if number < room:
-                kept[number] = s if summed or terms.scale == 1.0 else s.clone()
-            for k, x in terms.values_of(s, tile, scratch, pulled=False):
-                reduction.add(k, x, tile, scratch)
-
-        job.each(work, left.shape[0], right.shape[0], left.device)
-        result = reduction.result()
-        ctx.job, ctx.summed = job, summed
+    def forward(ctx: Any, tile_pass: TilePass, left: Tensor, other: Tensor | None, *tensors: Tensor) -> Any:
+        right, tile_pass = left if other is None else other, tile_pass.with_tensors(tensors)
+        anchors = len(left) + (len(right) if tile_pass.mirrored and not tile_pass.same else 0)
+        # 1. number of tiles to store: the memory of one usual tile or, for small problems, that of the embeddings
+        # minus one working tile
+        size = left.numel() + (0 if tile_pass.same else right.numel())
+        usual = max(EDGES_CPU[0], tile_pass.edge) ** 2
+        room = max(usual, size - usual if 16 * size >= len(left) * len(right) else 0)
+        capacity = room // tile_pass.edge**2 if any(ctx.needs_input_grad) else 0
+        # 2. all tiles
+        state = tile_pass.accumulator.start(tile_pass.functions.number, anchors, left)
+        accumulator = tile_pass.accumulator(tile_pass.mask, tile_pass.count, state)
+        stored = tile_pass.accumulate(left, right, accumulator, Workspace(left), capacity)
+        result = accumulator.result()
+        ctx.tile_pass, ctx.stored = tile_pass, len(stored)
         ctx.set_materialize_grads(False)
-        ctx.kept = len(kept)
-        ctx.save_for_backward(left, other, *(kept[n] for n in range(len(kept))), *tensors, *reduction.state)
+        ctx.save_for_backward(left, other, *stored, *tensors, *accumulator.state)
         return tuple(row.unsqueeze(1) for row in result.unbind())
 
     @staticmethod
-    def backward(ctx: Any, *given: Tensor | None) -> Any:
-        if torch.is_grad_enabled():
-            raise RuntimeError(ONCE)
-        job: Pass = ctx.job
+    def backward(ctx: Any, *gradients: Tensor | None) -> Any:
+        checks.refuse_second_derivative()
         left, other, *rest = ctx.saved_tensors
         right = left if other is None else other
-        kept, rest = rest[: ctx.kept], rest[ctx.kept :]
-        tensors, state = rest[: len(job.terms.tensors)], rest[len(job.terms.tensors) :]
-        terms, scratch, reduction = job.terms.bound(tensors), Scratch(left), job.reduction(job.mask, job.count, state)
-        gradients, largest = limited(given)
-        folded = [terms.fold(k, g) for k, g in enumerate(reduction.prepare(gradients).unbind())]
-
-        to_left, to_right = (None, None)
-        if ctx.needs_input_grad[1]:
-            to_left = torch.zeros_like(left)
-        if job.same:
-            to_right = to_left
-        elif ctx.needs_input_grad[2]:
-            to_right = torch.zeros_like(right)
-        to_tensors = [torch.zeros_like(t) for t in tensors]
-
-        def pulled(number: int, tile: Tile) -> tuple[Tensor | None, list[Tensor]]:
-            if number >= len(kept):
-                s = job.product(left, right, tile, scratch)
-            else:
-                x = kept[number]
-                s = scratch("s", x.shape)
-                if ctx.summed:
-                    w = reduction._outer(folded[0], tile, scratch("outer", x.shape))
-                    return torch.mul(x, w, out=s), []
-                s.copy_(x)
-            return terms.pull(s, tile, scratch, lambda k, x: reduction.weigh(k, x, folded[k], tile, scratch))
-
-        def work(number: int, tile: Tile) -> None:
-            total, found = pulled(number, tile)
-            if total is not None and to_left is not None:
-                to_left[tile.rows].addmm_(total, right[tile.keys])
-            if total is not None and to_right is not None and not tile.diagonal:
-                to_right[tile.keys].addmm_(total.t(), left[tile.rows])
-            for mine, part in zip(to_tensors, found, strict=False):
-                if mine.numel() > 1:
-                    mine[tile.rows] += part
-                else:  # a mirrored tile on the diagonal has every pair twice
-                    mine += part.reshape(mine.shape) / (1 + tile.diagonal)
-
-        job.each(work, left.shape[0], right.shape[0], left.device)
-        for x in {id(x): x for x in (to_left, to_right, *to_tensors) if x is not None}.values():
+        stored, rest = rest[: ctx.stored], rest[ctx.stored :]
+        number = len(ctx.tile_pass.functions.tensors)
+        tensors, state = rest[:number], rest[number:]
+        tile_pass: TilePass = ctx.tile_pass.with_tensors(tensors)
+        accumulator = tile_pass.accumulator(tile_pass.mask, tile_pass.count, state)
+        # 1. gradients of the results, in units of the largest
+        relative, largest = normalized_gradients(gradients)
+        # 2. all tiles
+        d_left = torch.zeros_like(left) if ctx.needs_input_grad[1] else None
+        d_right = torch.zeros_like(right) if ctx.needs_input_grad[2] else None
+        if tile_pass.same:
+            d_right = d_left
+        d_tensors = [torch.zeros_like(t) for t in tensors]
+        tile_pass.backpropagate(
+            left, right, accumulator, upstream_gradients(tile_pass.functions, accumulator, relative),
+            d_left, d_right, d_tensors, Workspace(left), stored,
+        )  # fmt: skip
+        # 3. back to the units of the loss
+        for x in {id(x): x for x in (d_left, d_right, *d_tensors) if x is not None}.values():
             x *= largest
-        return None, to_left, to_right if other is not None else None, *to_tensors
+        return None, d_left, d_right if other is not None else None, *d_tensors

@@ -1,9 +1,8 @@
-"""The functions of a similarity that are summed over tiles, and their gradients.
+"""Functions that are at most quadratic in the similarity, with their gradients in closed form.
 
-* Functions that are at most quadratic (InfoNCE, DCL, HCL, Gaussian ADNCE), or such cut off at zero (the polarisation of
-  distances), are found out by calling them with a :class:`Quadratic`; their tiles need neither autograd nor new memory
-  (:class:`Quadratics`).
-* All others go through autograd, tile by tile (:class:`Traced`).
+InfoNCE, DCL, HCL, Gaussian ADNCE, and the polarization of distances, which is cut off at zero, are recognized by
+calling their function with a :class:`Quadratic`. Their tiles need neither autograd nor new memory
+(:class:`Quadratics`). All other functions go through autograd (:class:`counterpoint.engine.functions.Traced`).
 """
 
 from __future__ import annotations
@@ -17,50 +16,50 @@ import torch
 from torch import Tensor
 
 from ..hyper import Value
-from .tiles import Scratch, Tile
+from .tiles import LOG2E, Tile, Workspace
 
-LOG2E = 1 / math.log(2)
+SAFE = 60.0  # sums of e^x neither overflow nor vanish for |x| of at most this
 
-SAFE = 60.0  # sums of e^x neither overflow nor vanish for |x| up to here
-
-# A steeper curve than this loses digits when its square is multiplied out.
-CURVED = 16.0
+# Largest coefficient of s^2: with a larger one, multiplying a square out loses digits.
+MAX_CURVATURE = 16.0
 
 
 class Quadratic:
-    """``v0 + v1 s + v2 s^2``: what comes out of a function of ``s`` that is called with one.
+    """``v0 + v1 s + v2 s^2``: the result of a quadratic function of ``s`` that is called with one.
 
-    The derivative ``d0 + d1 s`` is kept beside the value, since ``detach`` makes it another function. Coefficients are
-    floats, or tensors with their history. What a quadratic cannot be used for raises; such a function is none. A
-    ``hill`` counts only where it is positive, and nothing more can be done with it.
+    The derivative ``d0 + d1 s`` is stored beside the value, since ``detach`` makes it another function. Coefficients
+    are floats, or tensors with their autograd history. Operations that leave the quadratics raise, so that a function
+    that uses them is not recognized. After ``relu`` there is no further operation.
     """
 
-    def __init__(self, value: Sequence[Value], slope: Sequence[Value], dtype: torch.dtype, hill: bool = False) -> None:
+    def __init__(
+        self, value: Sequence[Value], slope: Sequence[Value], dtype: torch.dtype, rectified: bool = False
+    ) -> None:
         if len(value) > 3 or len(slope) > 2:
             raise TypeError("not quadratic")
-        self.value, self.slope, self.dtype, self.hill = (*value,), (*slope,), dtype, hill
+        self.value, self.slope, self.dtype, self.rectified = (*value,), (*slope,), dtype, rectified
 
-    def _made(self, value: Sequence[Value], slope: Sequence[Value], hill: bool = False) -> Quadratic:
-        if self.hill:
+    def _with(self, value: Sequence[Value], slope: Sequence[Value], rectified: bool = False) -> Quadratic:
+        if self.rectified:
             raise TypeError("not quadratic")
-        return Quadratic(value, slope, self.dtype, hill)
+        return Quadratic(value, slope, self.dtype, rectified)
 
-    def _other(self, other: Any) -> Quadratic:
+    def _operand(self, other: Any) -> Quadratic:
         if isinstance(other, Quadratic):
-            return other._made(other.value, other.slope)
-        return self._made([other.to(self.dtype) if isinstance(other, Tensor) else float(other)], [])
+            return other._with(other.value, other.slope)
+        return self._with([other.to(self.dtype) if isinstance(other, Tensor) else float(other)], [])
 
     def __add__(self, other: Any) -> Quadratic:
-        other = self._other(other)
-        return self._made(_sum(self.value, other.value), _sum(self.slope, other.slope))
+        other = self._operand(other)
+        return self._with(_sum(self.value, other.value), _sum(self.slope, other.slope))
 
     def __mul__(self, other: Any) -> Quadratic:
-        other = self._other(other)
+        other = self._operand(other)
         slope = _sum(_product(self.slope, other.value), _product(self.value, other.slope))
-        return self._made(_product(self.value, other.value), slope)
+        return self._with(_product(self.value, other.value), slope)
 
     def __truediv__(self, other: Any) -> Quadratic:
-        return self * (1 / self._other(other).value[0] if isinstance(other, Tensor) else 1 / float(other))
+        return self * (1 / self._operand(other).value[0] if isinstance(other, Tensor) else 1 / float(other))
 
     def __pow__(self, power: Any) -> Quadratic:
         if isinstance(power, Tensor) or power not in (1, 2):
@@ -71,10 +70,10 @@ class Quadratic:
         return self * -1.0
 
     def __sub__(self, other: Any) -> Quadratic:
-        return self + -self._other(other)
+        return self + -self._operand(other)
 
     def __rsub__(self, other: Any) -> Quadratic:
-        return self._other(other) + -self
+        return self._operand(other) + -self
 
     __radd__, __rmul__ = __add__, __mul__
 
@@ -82,7 +81,7 @@ class Quadratic:
         return self * self
 
     def relu(self) -> Quadratic:
-        return self._made(self.value, self.slope, hill=True)
+        return self._with(self.value, self.slope, rectified=True)
 
     def clamp(self, **limits: Any) -> Quadratic:
         if limits != {"min": 0}:
@@ -90,11 +89,11 @@ class Quadratic:
         return self.relu()
 
     def detach(self) -> Quadratic:
-        return self._made([_detached(v) for v in self.value], [])
+        return self._with([_detached(v) for v in self.value], [])
 
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """``tensor - s``, ``torch.square(s)`` and the like."""
+        """Handle ``tensor - s``, ``torch.square(s)`` and the like."""
         if kwargs:
             raise TypeError("not quadratic")
         name = {"subtract": "sub", "multiply": "mul", "div": "truediv", "negative": "neg"}.get(func.__name__)
@@ -105,7 +104,7 @@ class Quadratic:
 
 
 def is_zero(x: Value) -> bool:
-    """Known to be zero, without a look at a tensor."""
+    """Return whether ``x`` is known to be zero without synchronizing."""
     return not isinstance(x, Tensor) and x == 0
 
 
@@ -115,14 +114,14 @@ def _sum(a: Sequence[Value], b: Sequence[Value]) -> list[Value]:
 
 
 def _product(a: Sequence[Value], b: Sequence[Value]) -> list[Value]:
-    """Coefficients of the product of two polynomials; what is known to be zero does not raise the degree."""
-    found: list[Value] = []
+    """Return the coefficients of the product of two polynomials; a known zero does not raise the degree."""
+    product: list[Value] = []
     for i, x in enumerate(a):
         for k, y in enumerate(b):
             if not is_zero(x) and not is_zero(y):
-                found += [0.0] * (i + k + 1 - len(found))
-                found[i + k] = found[i + k] + x * y
-    return found
+                product += [0.0] * (i + k + 1 - len(product))
+                product[i + k] = product[i + k] + x * y
+    return product
 
 
 def _detached(x: Value) -> Value:
@@ -130,11 +129,12 @@ def _detached(x: Value) -> Value:
 
 
 def rows_of(x: Value, rows: slice) -> Value:
+    """Select the rows of a tensor ``(anchors, 1)``; return other values as they are."""
     return x[rows] if isinstance(x, Tensor) and x.numel() > 1 else x
 
 
 def _magnitude(x: Value, unknown: float) -> float:
-    """The largest absolute value; ``unknown`` where the host would have to wait for it."""
+    """Return the largest absolute value, or ``unknown`` where reading it would synchronize."""
     if not isinstance(x, Tensor):
         return abs(x)
     return float(x.detach().abs().max()) if x.device.type == "cpu" else unknown
@@ -142,75 +142,77 @@ def _magnitude(x: Value, unknown: float) -> float:
 
 @dataclass(frozen=True)
 class Quadratics:
-    """Exponents that are quadratic, for one log-sum-exp each; their constant terms are added outside.
+    """Quadratic functions, each the exponent of a log-sum-exp; their constant terms are added afterwards.
 
     Args:
         values: ``v1, v2`` of each.
         slopes: ``d0, d1`` of each.
-        hill: the constant term of a single function, no exponent, that counts only where it is positive.
+        relu_constant: ``v0`` of a single function ``max(0, v0 + v1 s + v2 s^2)``, to be summed as it is.
     """
 
     values: Sequence[Sequence[Value]]
     slopes: Sequence[Sequence[Value]]
-    hill: float | None = None
+    relu_constant: float | None = None
 
     @staticmethod
     def of(
         f: Callable[..., Any], per_anchor: tuple[Tensor, ...], anchors: int, dtype: torch.dtype
     ) -> tuple[Quadratics, list[Value]] | None:
-        """What ``f`` is, and its constant terms."""
+        """Trace ``f``; return its quadratic functions and their constant terms, or None if they are not quadratic."""
         try:
-            terms = f(Quadratic([0.0, 1.0], [1.0], dtype), *per_anchor)
-            found: list[Quadratic] = [*terms] if isinstance(terms, tuple) else [terms]
-            values = [[*q.value, 0.0, 0.0, 0.0][:3] for q in found]
-            slopes = [[*map(_detached, q.slope), 0.0, 0.0][:2] for q in found]
-        except Exception:  # whatever f does that a quadratic cannot; where f is at fault, its next call says so
+            output = f(Quadratic([0.0, 1.0], [1.0], dtype), *per_anchor)
+            results: list[Quadratic] = [*output] if isinstance(output, tuple) else [output]
+            values = [[*q.value, 0.0, 0.0, 0.0][:3] for q in results]
+            slopes = [[*map(_detached, q.slope), 0.0, 0.0][:2] for q in results]
+        except Exception:  # whatever f does that a quadratic cannot; an error of f itself is raised by its next call
             return None
         tensors = [x for row in [*values, *slopes] for x in row if isinstance(x, Tensor)]
         if any(x.numel() > 1 and x.shape != (anchors, 1) for x in tensors):
             return None
-        if any(_magnitude(v[2], 0.0) > CURVED for v in values):
+        if any(_magnitude(v[2], 0.0) > MAX_CURVATURE for v in values):
             return None
-        made, constants = Quadratics([v[1:] for v in values], slopes), [v[0] for v in values]
-        if not any(q.hill for q in found):
-            return made, constants
-        if len(found) > 1 or tensors or isinstance(constants[0], Tensor):
+        functions, constants = Quadratics([v[1:] for v in values], slopes), [v[0] for v in values]
+        if not any(q.rectified for q in results):
+            return functions, constants
+        if len(results) > 1 or tensors or isinstance(constants[0], Tensor):
             return None
-        return replace(made, hill=constants[0]), [0.0]
+        return replace(functions, relu_constant=constants[0]), [0.0]
 
     @property
-    def functions(self) -> int:
+    def number(self) -> int:
+        """Number of functions."""
         return len(self.values)
 
     @property
     def uniform(self) -> bool:
-        """The same for all anchors."""
-        every = [x for row in [*self.values, *self.slopes] for x in row]
-        return all(not isinstance(x, Tensor) or x.numel() == 1 for x in every)
+        """Whether the functions are the same for all anchors."""
+        coefficients = [x for row in [*self.values, *self.slopes] for x in row]
+        return all(not isinstance(x, Tensor) or x.numel() == 1 for x in coefficients)
 
     @property
     def tensors(self) -> list[Tensor]:
-        """What gradients may go to beside the embeddings."""
+        """The tensors, beside the embeddings, that may get a gradient."""
         return [v for row in self.values for v in row if isinstance(v, Tensor)]
 
-    def bound(self, tensors: Sequence[Tensor]) -> Quadratics:
-        """With these in the place of its own."""
+    def with_tensors(self, tensors: Sequence[Tensor]) -> Quadratics:
+        """Return the same functions of other ``tensors``."""
         rest = iter(tensors)
         return replace(self, values=[[next(rest) if isinstance(v, Tensor) else v for v in row] for row in self.values])
 
-    def cut(self, rows: slice) -> Quadratics:
+    def for_rows(self, rows: slice) -> Quadratics:
+        """Return the functions of some of the anchors."""
         values, slopes = ([[rows_of(v, rows) for v in row] for row in part] for part in (self.values, self.slopes))
         return replace(self, values=values, slopes=slopes)
 
-    def bounded(self, reach: float, limit: float) -> bool:
-        """Whether ``|v1 s + v2 s^2|`` is known to be at most ``limit`` wherever ``|s| <= reach``."""
-        most = (sum(_magnitude(v, math.inf) * reach**n for n, v in enumerate(row, 1)) for row in self.values)
+    def bounded(self, bound: float, limit: float) -> bool:
+        """Return whether ``|v1 s + v2 s^2|`` is known to be at most ``limit`` wherever ``|s| <= bound``."""
+        most = (sum(_magnitude(v, math.inf) * bound**n for n, v in enumerate(row, 1)) for row in self.values)
         return all(x <= limit for x in most)
 
     def packed(self, constants: Sequence[Value], like: Tensor) -> tuple[Tensor, Tensor]:
-        """Coefficients of the values and of the slopes, highest power first, as the GPU kernels take them."""
-        every = [x for row in [*self.values, *self.slopes, constants] for x in row]
-        columns = max(x.numel() if isinstance(x, Tensor) else 1 for x in every)
+        """Pack the coefficients of the values and of the slopes, highest power first, as the GPU kernels take them."""
+        coefficients = [x for row in [*self.values, *self.slopes, constants] for x in row]
+        columns = max(x.numel() if isinstance(x, Tensor) else 1 for x in coefficients)
 
         def pack(rows: Sequence[Sequence[Value]]) -> Tensor:
             return torch.stack([torch.stack([spread(x) for x in reversed(row)]) for row in rows])
@@ -224,56 +226,69 @@ class Quadratics:
 
     @property
     def scale(self) -> float:
-        """What the product of embeddings is multiplied by to be the value already, if it can; else 1."""
+        """Factor of the similarities that makes them the values; 1 if there is none."""
         (v1, v2), *more = self.values
-        if more or self.hill is not None or isinstance(v1, Tensor) or not is_zero(v2) or not self._constant(0):
+        if more or self.relu_constant is not None or isinstance(v1, Tensor) or not is_zero(v2) or not self._constant(0):
             return 1.0
         return v1 * LOG2E
 
     def _constant(self, k: int) -> bool:
-        """Whether the gradient needs only the slope, and that has one value per anchor."""
+        """Return whether the gradient needs only the slope, which has one value per anchor."""
         return is_zero(self.slopes[k][1]) and not any(isinstance(v, Tensor) for v in self.values[k])
 
-    def fold(self, k: int, gradient: Tensor) -> Tensor:
-        """The gradient of a log-sum-exp, with the slope if that is constant."""
+    def fold_slope(self, k: int, gradient: Tensor) -> Tensor:
+        """Multiply the gradient of result ``k`` by its derivative where that is constant."""
         slope = self.slopes[k][0] if self._constant(k) else 1.0
         return gradient * (slope.squeeze(1) if isinstance(slope, Tensor) and slope.dim() else slope)
 
-    def values_of(self, s: Tensor, tile: Tile, scratch: Scratch, pulled: bool) -> Iterator[tuple[int, Tensor]]:
-        """Each value, exponents in units of ``log 2``, to be overwritten at will."""
+    def evaluate(
+        self, s: Tensor, tile: Tile, workspace: Workspace, backward: bool = False
+    ) -> Iterator[tuple[int, Tensor]]:
+        """Yield the number and the values of each function, exponents in units of ``log 2``; you may overwrite them.
+
+        In the backward pass, each function has a buffer of its own, and functions without gradient are left out.
+        """
         if self.scale != 1.0:
             yield 0, s
             return
-        unit = LOG2E if self.hill is None else 1.0
+        unit = LOG2E if self.relu_constant is None else 1.0
         for k, row in enumerate(self.values):
             v1, v2 = (rows_of(v, tile.rows) for v in row)
-            if pulled and is_zero(self.slopes[k][0]) and is_zero(self.slopes[k][1]) and self._constant(k):
+            if backward and is_zero(self.slopes[k][0]) and is_zero(self.slopes[k][1]) and self._constant(k):
                 continue
-            x = scratch(f"x{k}" if pulled else "x", s.shape)
+            x = workspace(f"x{k}" if backward else "x", s.shape)
             if is_zero(v2):
                 torch.mul(s, v1 * unit, out=x)
             else:
                 torch.mul(s, v2 * unit, out=x).add_(v1 * unit).mul_(s)
-            yield k, x if self.hill is None else x.add_(self.hill).relu_()
+            yield k, x if self.relu_constant is None else x.add_(self.relu_constant).relu_()
 
-    def pull(
-        self, s: Tensor, tile: Tile, scratch: Scratch, weigh: Callable[[int, Tensor], Tensor]
+    def backpropagate(
+        self, s: Tensor, tile: Tile, workspace: Workspace, value_gradient: Callable[[int, Tensor], Tensor]
     ) -> tuple[Tensor | None, list[Tensor]]:
-        """``dL/ds`` of a tile, and of the tensors; ``weigh`` turns a value into ``dL/d value``."""
-        total, found = None, []
-        for k, x in self.values_of(s, tile, scratch, pulled=True):
-            inside = None if self.hill is None else torch.sign(x, out=scratch("inside", x.shape))
-            c = weigh(k, x)
-            if inside is not None:
-                c.mul_(inside)
-            part = c
+        """Compute ``dL/ds`` of a tile, and the gradients of ``tensors``.
+
+        Args:
+            s: the tile's similarities.
+            value_gradient: from the number of a function and its values to ``dL/d value``.
+        """
+        ds, d_tensors = None, []
+        for k, x in self.evaluate(s, tile, workspace, backward=True):
+            # 1. dL/d value, zero where relu is
+            positive = None if self.relu_constant is None else torch.sign(x, out=workspace("positive", x.shape))
+            dx = value_gradient(k, x)
+            if positive is not None:
+                dx.mul_(positive)
+            # 2. dL/dv, the sum of dx s for v1 and of dx s^2 for v2
+            part = dx
             for v in self.values[k]:
                 if any(isinstance(x, Tensor) for x in self.values[k]):
-                    part = torch.mul(part, s, out=scratch("part", s.shape))  # dL/dv is c s for v1 and c s^2 for v2
+                    part = torch.mul(part, s, out=workspace("part", s.shape))
                 if isinstance(v, Tensor):
-                    found.append(part.sum(1, keepdim=True) if v.numel() > 1 else part.sum().expand(v.shape))
+                    d_tensors.append(part.sum(1, keepdim=True) if v.numel() > 1 else part.sum().expand(v.shape))
+            # 3. dL/ds, with the slope d0 + d1 s
             if not self._constant(k):
                 d0, d1 = (rows_of(d, tile.rows) for d in self.slopes[k])
-                c = c.mul_(d0 if is_zero(d1) else torch.mul(s, d1, out=scratch("slope", s.shape)).add_(d0))
-            total = c if total is None else total.add_(c)
-        return total, found
+                dx = dx.mul_(d0 if is_zero(d1) else torch.mul(s, d1, out=workspace("slope", s.shape)).add_(d0))
+            ds = dx if ds is None else ds.add_(dx)
+        return ds, d_tensors

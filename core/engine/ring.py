@@ -1,31 +1,40 @@
-"""Negatives in other processes, whose keys pass by and are never held all at once.
+"""Negatives in other processes, whose keys move round a ring and are never gathered.
 
-In a reduction each process compares its anchors with one process's keys after the other, tile by tile, while the keys
-move round the ring of processes. Nothing but the reductions is kept: for the gradient the keys go round again, with
-what they have been given so far, and end where they belong.
+In a reduction, each process compares its anchors with the keys of one process after the other, tile by tile, while the
+next keys are on their way. For the gradient the keys go round again, together with their gradient so far, which ends at
+the process that owns them.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from functools import partial, reduce
+from functools import reduce
 from operator import add
 from typing import Any, NamedTuple, NoReturn
 
 import torch
 from torch import Tensor
 
-from .accumulators import Reduction, limited
-from .distributed import Peers
-from .functions import Traced
-from .passes import Pass
-from .quadratic import Quadratics, rows_of
-from .streamed import StreamedNegatives
-from .tiles import Mask, Scratch, Tile
+from .. import checks
+from ..hyper import Value
+from .accumulators import Accumulator, normalized_gradients
+from .distributed import ProcessGroup
+from .passes import Functions, TilePass, upstream_gradients
+from .quadratic import rows_of
+from .tiled import TiledNegatives
+from .tiles import Mask, Workspace
+
+ONCE = 'gather="ring" has no second derivative (create_graph=True): use gather=True, tile=0.'
 
 
-class Meeting(NamedTuple):
-    """Anchors, the views of one process that they are compared with, and which of these keys count."""
+class RingBlock(NamedTuple):
+    """Anchors, and the views of one process that they are compared with.
+
+    Attributes:
+        rows: of the anchors.
+        views: rows of each view among the process's keys.
+        mask: which of these keys count.
+    """
 
     rows: slice
     views: list[slice]
@@ -35,60 +44,58 @@ class Meeting(NamedTuple):
     def sizes(self) -> list[int]:
         return [view.stop - view.start for view in self.views]
 
-    def pick(self, keys: Tensor) -> Tensor:
-        """The views, under one another, from all that the process has sent."""
-        found = [keys[view] for view in self.views]
-        return keys if sum(self.sizes) == len(keys) else found[0] if len(found) == 1 else torch.cat(found)
+    def select(self, keys: Tensor) -> Tensor:
+        """Select the views, below one another, from all keys of the process."""
+        if sum(self.sizes) == len(keys):
+            return keys
+        return keys[self.views[0]] if len(self.views) == 1 else torch.cat([keys[view] for view in self.views])
 
 
-class RingNegatives(StreamedNegatives):
-    """The other samples' keys, wherever they are.
+class RingNegatives(TiledNegatives):
+    """The keys of the other samples, of all processes.
 
     Args:
-        peers: the processes.
+        group: the processes.
         parts: views of this process's samples as anchors, and the views that they are compared with.
         hard: ``(B, n, width)`` further keys, seen by all samples.
         weight: added to the logits of a sample's own hard negatives.
-        ids: ``(B,)``; samples with the same id are never each other's negatives.
+        ids: ``(B,)``; samples with equal ids are not each other's negatives.
         hard_ids: ``(B n,)``, those of the hard negatives.
-        tile, reach: as in :class:`StreamedNegatives`.
+        tile, bound: as in :class:`counterpoint.StreamedNegatives`; other processes' keys may be longer, so that the
+            bound is not computed.
     """
 
-    peers: Peers
+    group: ProcessGroup
 
     def __init__(
         self,
-        peers: Peers,
+        group: ProcessGroup,
         parts: Sequence[tuple[Sequence[Tensor], Sequence[Tensor]]],
         hard: Tensor | None = None,
         weight: float = 0.0,
         ids: Tensor | None = None,
         hard_ids: Tensor | None = None,
         tile: int | None = None,
-        reach: float | None = None,
+        bound: float | None = None,
     ) -> None:
         views = list({id(view): view for _, keys in parts for view in keys}.values())
         place = {id(view): i for i, view in enumerate(views)}
         further = [] if hard is None else [*hard.unbind(1)]
-        left = torch.cat([view for mine, _ in parts for view in mine])
-        self.peers, self.blocks, self.both = peers, [(left, torch.cat([*views, *further]))], False
-        self.anchors, self.tile = len(left), tile
-        self._reach, self._keepable, self._visited = reach, False, False
-        self.mask = Mask(own_weight=weight if further else 0.0)
-        extra = list(range(len(views), len(views) + len(further)))
-        self._seen = [(len(mine), [place[id(view)] for view in keys], extra) for mine, keys in parts]
-        # a few bytes per sample: these are held
+        left = torch.cat([view for anchors, _ in parts for view in anchors])
+        super().__init__(left, len(left), Mask(own_weight=weight if further else 0.0), tile, bound, cacheable=False)
+        self.group = group  # pyright: ignore[reportIncompatibleVariableOverride]
+        self.left, self.right = left, torch.cat([*views, *further])
+        further_views = list(range(len(views), len(views) + len(further)))
+        self._parts = [(len(anchors), [place[id(view)] for view in keys], further_views) for anchors, keys in parts]
+        # a few bytes per sample: these are gathered
         self._ids = ids
-        self._known = None if ids is None else self._by_owner(ids)
-        self._hard_known = None if hard_ids is None or not further else self._by_owner(hard_ids)
-        self._count = reduce(add, (self._counts(owner) for owner in range(peers.count)))
+        self._owner_ids = None if ids is None else self._by_owner(ids)
+        self._owner_hard_ids = None if hard_ids is None or not further else self._by_owner(hard_ids)
+        self._count: Value = reduce(add, (self._count_of(owner) for owner in range(group.world_size)))
 
-    def reach(self) -> float:
-        # other processes' keys may be longer
-        return float("inf") if self._reach is None else self._reach
-
-    def _fusable(self, terms: Quadratics) -> bool:
-        return False  # the kernels see what this process holds
+    @property
+    def count(self) -> Value:
+        return self._count
 
     def dense(self) -> NoReturn:
         raise TypeError(
@@ -96,136 +103,112 @@ class RingNegatives(StreamedNegatives):
             "what differs from anchor to anchor is passed beside it."
         )
 
-    def _by_owner(self, ids: Tensor) -> Sequence[Tensor]:
-        parts: Sequence[Tensor] = self.peers.gather(ids).split(self.peers.rows(ids))
-        return parts
+    def reduce(self, accumulator: type[Accumulator], functions: Functions, uniform: bool) -> tuple[Tensor, ...]:
+        return ReduceRing.apply(self, accumulator, functions, self.left, self.right, *functions.tensors)  # type: ignore[no-any-return]
 
-    def meetings(self, owner: int) -> Iterator[Meeting]:
-        """What is compared while the keys of ``owner`` are here."""
-        size, own, start = self.peers.sizes[owner], owner == self.peers.rank, 0
-        for times, views, extra in self._seen:
-            rows = slice(start, start + times * self.peers.sizes[self.peers.rank])
+    def blocks_of(self, owner: int) -> Iterator[RingBlock]:
+        """Yield the blocks to compare while the keys of rank ``owner`` are here."""
+        size, start = self.group.sizes[owner], 0
+        for times, views, further in self._parts:
+            rows = slice(start, start + times * self.group.sizes[self.group.rank])
             ids = None
-            if self._ids is not None and self._known is not None:
-                ids = self._ids.repeat(times), self._known[owner]
-            hard_ids = None if self._hard_known is None else self._hard_known[owner]
-            mask = Mask.of(size, len(views), len(extra), self.mask.own_weight, ids, hard_ids, own)
-            yield Meeting(rows, [slice(v * size, (v + 1) * size) for v in (*views, *extra)], mask)
+            if self._ids is not None and self._owner_ids is not None:
+                ids = self._ids.repeat(times), self._owner_ids[owner]
+            hard_ids = None if self._owner_hard_ids is None else self._owner_hard_ids[owner]
+            own = owner == self.group.rank
+            mask = Mask.of(size, len(views), len(further), self.mask.own_weight, ids, hard_ids, own)
+            yield RingBlock(rows, [slice(v * size, (v + 1) * size) for v in (*views, *further)], mask)
             start = rows.stop
 
-    def _counts(self, owner: int) -> Any:
-        found, dtype = [], self.blocks[0][0].dtype
-        for meeting in self.meetings(owner):
-            anchors = meeting.rows.stop - meeting.rows.start
-            found.append(meeting.mask.count(anchors, sum(meeting.sizes), dtype))
-        by_anchor = [count for count in found if isinstance(count, Tensor)]
-        return torch.cat(by_anchor) if by_anchor else found[0]
-
-    def passing(self, keys: Tensor) -> Iterator[tuple[int, Tensor]]:
-        """Whose keys are here, and the keys; this process's to begin with."""
-        owner, rows = self.peers.rank, self.peers.rows(keys)
-        for left in reversed(range(self.peers.count)):
-            before = (owner - 1) % self.peers.count
-            moving: list[Any] = []
-            arriving = keys.new_empty(rows[before] if left else 0, keys.shape[1])
-            if left:  # while these are looked at
-                moving = self.peers.pass_on(keys, arriving)
+    def rotate(self, keys: Tensor) -> Iterator[tuple[int, Tensor]]:
+        """Yield the rank of the owner and its keys, this process's first."""
+        owner, rows, world_size = self.group.rank, self.group.rows(keys), self.group.world_size
+        for remaining in reversed(range(world_size)):
+            previous = (owner - 1) % world_size
+            operations: list[Any] = []
+            received = keys.new_empty(rows[previous] if remaining else 0, keys.shape[1])
+            if remaining:  # overlaps with the computation
+                operations = self.group.shift(keys, received)
             yield owner, keys
-            for work in moving:
-                work.wait()
-            owner, keys = before, arriving
+            for operation in operations:
+                operation.wait()
+            owner, keys = previous, received
 
-    def job(self, reduction: type[Reduction], terms: Quadratics | Traced, meeting: Meeting) -> Pass:
-        count = rows_of(self.count, meeting.rows)
-        return Pass(terms.cut(meeting.rows), reduction, meeting.mask, count, False, False, self.edge(terms))
+    def passes(
+        self, owner: int, accumulator: type[Accumulator], functions: Functions, state: Sequence[Tensor]
+    ) -> Iterator[tuple[RingBlock, TilePass, Accumulator]]:
+        """Yield the tile passes over the keys of ``owner``, each with its part of the accumulator's state."""
+        for block in self.blocks_of(owner):
+            count, own = rows_of(self.count, block.rows), functions.for_rows(block.rows)
+            tile_pass = TilePass(own, accumulator, block.mask, count, False, False, self.edge(functions))
+            yield block, tile_pass, accumulator(block.mask, count, [x[:, block.rows] for x in state])
 
-    def _reduce(self, reduction: type[Reduction], terms: Quadratics | Traced, uniform: bool) -> tuple[Tensor, ...]:
-        (left, right), *_ = self.blocks
-        return RingReduce.apply(self, reduction, terms, left, right, *terms.tensors)  # type: ignore[no-any-return]
+    def _by_owner(self, ids: Tensor) -> Sequence[Tensor]:
+        parts: Sequence[Tensor] = self.group.gather(ids).split(self.group.rows(ids))
+        return parts
+
+    def _count_of(self, owner: int) -> Any:
+        blocks = self.blocks_of(owner)
+        counts = [
+            block.mask.count(block.rows.stop - block.rows.start, sum(block.sizes), self.like.dtype) for block in blocks
+        ]
+        per_anchor = [count for count in counts if isinstance(count, Tensor)]
+        return torch.cat(per_anchor) if per_anchor else counts[0]
 
 
-class RingReduce(torch.autograd.Function):
-    """Reductions over the keys of all processes."""
+class ReduceRing(torch.autograd.Function):
+    """Tile passes over the keys of all processes."""
 
     @staticmethod
     def forward(
         ctx: Any,
         neg: RingNegatives,
-        reduction: type[Reduction],
-        terms: Quadratics | Traced,
+        accumulator: type[Accumulator],
+        functions: Functions,
         left: Tensor,
         right: Tensor,
         *tensors: Tensor,
     ) -> tuple[Tensor, ...]:
-        terms, scratch = terms.bound(tensors), Scratch(left)
-        state = reduction.start(terms.functions, len(left), left)
-
-        def work(job: Pass, so_far: Reduction, mine: Tensor, theirs: Tensor, _: int, tile: Tile) -> None:
-            s = job.product(mine, theirs, tile, scratch)
-            for k, x in job.terms.values_of(s, tile, scratch, pulled=False):
-                so_far.add(k, x, tile, scratch)
-
-        for owner, keys in neg.passing(right):
-            for meeting in neg.meetings(owner):
-                job, mine, theirs = neg.job(reduction, terms, meeting), left[meeting.rows], meeting.pick(keys)
-                so_far = reduction(meeting.mask, job.count, [x[:, meeting.rows] for x in state])
-                job.each(partial(work, job, so_far, mine, theirs), len(mine), len(theirs), left.device)
-        whole = reduction(neg.mask, neg.count, state)
+        functions, workspace = functions.with_tensors(tensors), Workspace(left)
+        state = accumulator.start(functions.number, len(left), left)
+        for owner, keys in neg.rotate(right):
+            for block, tile_pass, part in neg.passes(owner, accumulator, functions, state):
+                tile_pass.accumulate(left[block.rows], block.select(keys), part, workspace)
+        whole = accumulator(neg.mask, neg.count, state)
         result = whole.result()
-        ctx.neg, ctx.reduction, ctx.terms = neg, reduction, terms
+        ctx.neg, ctx.accumulator, ctx.functions = neg, accumulator, functions
         ctx.set_materialize_grads(False)
         ctx.save_for_backward(left, right, *tensors, *whole.state)
         return tuple(row.unsqueeze(1) for row in result.unbind())
 
     @staticmethod
-    def backward(ctx: Any, *given: Tensor | None) -> Any:
-        if torch.is_grad_enabled():
-            raise RuntimeError('gather="ring" has no second derivative (create_graph=True): use gather=True, tile=0.')
-        neg, reduction = ctx.neg, ctx.reduction
+    def backward(ctx: Any, *gradients: Tensor | None) -> Any:
+        checks.refuse_second_derivative(ONCE)
+        neg, accumulator = ctx.neg, ctx.accumulator
         left, right, *rest = ctx.saved_tensors
-        tensors, state = rest[: len(ctx.terms.tensors)], rest[len(ctx.terms.tensors) :]
-        terms, scratch = ctx.terms.bound(tensors), Scratch(left)
-        gradients, largest = limited(given)
-        prepared = reduction(neg.mask, neg.count, state).prepare(gradients)
-        folded = [terms.fold(k, g) for k, g in enumerate(prepared.unbind())]
-        to_left, back, *to_tensors = map(torch.zeros_like, (left, right, *tensors))
-
-        def work(
-            job: Pass,
-            so_far: Reduction,
-            rows: slice,
-            keys: tuple[Tensor, Tensor],
-            _: int,
-            tile: Tile,
-        ) -> None:
-            mine, (theirs, to_theirs) = left[rows], keys
-            s = job.product(mine, theirs, tile, scratch)
-            total, found = job.terms.pull(
-                s, tile, scratch, lambda k, x: so_far.weigh(k, x, folded[k][rows], tile, scratch)
-            )
-            if total is not None:
-                to_left[rows][tile.rows].addmm_(total, theirs[tile.keys])
-                to_theirs[tile.keys].addmm_(total.t(), mine[tile.rows])
-            for to, part in zip(to_tensors, found, strict=False):
-                if to.numel() > 1:
-                    to[rows][tile.rows] += part
-                else:
-                    to += part.reshape(to.shape)
-
-        sizes = neg.peers.rows(right)
-        for owner, keys in neg.passing(right):
-            for meeting in neg.meetings(owner):
-                job, theirs = neg.job(reduction, terms, meeting), meeting.pick(keys)
-                so_far = reduction(meeting.mask, job.count, [x[:, meeting.rows] for x in state])
-                anchors, to_theirs = meeting.rows.stop - meeting.rows.start, torch.zeros_like(theirs)
-                run = partial(work, job, so_far, meeting.rows, (theirs, to_theirs))
-                job.each(run, anchors, len(theirs), left.device)
-                # others add to it in units of their own
-                for view, part in zip(meeting.views, to_theirs.split(meeting.sizes), strict=True):
-                    back[view] += part * largest
-            # the gradient follows its keys, home at last
-            arriving = back.new_empty(sizes[(owner - 1) % neg.peers.count], back.shape[1])
-            for sent in neg.peers.pass_on(back, arriving):
-                sent.wait()
-            back = arriving
-        return None, None, None, to_left * largest, back, *(x * largest for x in to_tensors)
+        number = len(ctx.functions.tensors)
+        tensors, state = rest[:number], rest[number:]
+        functions, workspace = ctx.functions.with_tensors(tensors), Workspace(left)
+        # 1. gradients of the results, in units of the largest
+        relative, largest = normalized_gradients(gradients)
+        upstream = upstream_gradients(functions, accumulator(neg.mask, neg.count, state), relative)
+        d_left, d_right, *d_tensors = map(torch.zeros_like, (left, right, *tensors))
+        sizes, world_size = neg.group.rows(right), neg.group.world_size
+        # 2. the keys of each process
+        for owner, keys in neg.rotate(right):
+            for block, tile_pass, part in neg.passes(owner, accumulator, functions, state):
+                rows, selected = block.rows, block.select(keys)
+                d_selected = torch.zeros_like(selected)
+                tile_pass.backpropagate(
+                    left[rows], selected, part, [g[rows] for g in upstream], d_left[rows], d_selected,
+                    [rows_of(d, rows) for d in d_tensors], workspace,
+                )  # fmt: skip
+                # other processes add to it in units of their own
+                for view, d_view in zip(block.views, d_selected.split(block.sizes), strict=True):
+                    d_right[view] += d_view * largest
+            # 3. the gradient follows its keys, and ends at their owner
+            received = d_right.new_empty(sizes[(owner - 1) % world_size], d_right.shape[1])
+            for operation in neg.group.shift(d_right, received):
+                operation.wait()
+            d_right = received
+        return None, None, None, d_left * largest, d_right, *(x * largest for x in d_tensors)

@@ -1,13 +1,13 @@
-"""Reductions over negatives on a GPU, in Triton: no similarity ever leaves the chip.
+"""Reduce negatives on a GPU, in Triton: no similarity ever leaves the chip.
 
 For functions that are at most quadratic in the similarity, ``f(s) = a s^2 + b s + c``, which covers InfoNCE, DCL, HCL,
-ADNCE with Gaussian weights, means, variances and distances; sums may count it only where it is positive (the
-polarisation of distances). A program holds a block of anchors, runs over the keys, and keeps a running maximum and sum
-per anchor and function. The backward pass computes the similarities again.
+ADNCE with Gaussian weights, means, variances and distances; sums may apply a relu (the polarization of distances). As
+in FlashAttention, a program loads a block of anchors, iterates over blocks of keys, and updates a running maximum and
+sum per anchor and function; the backward pass recomputes the similarities.
 
-What is detached within ``f`` (ADNCE's weights) makes its derivative another one than that of its value, so the
-derivative ``f'(s) = p s + q`` is given beside it. Sums of squares are made of differences, not of powers of ``s``: of
-nearly equal similarities, a variance would be nothing but rounding, and negative at times.
+What is detached within ``f`` (ADNCE's weights) makes its derivative differ from that of its value, so the derivative
+``f'(s) = p s + q`` is passed beside it. Sums of squares are computed from differences, not from powers of ``s``: of
+nearly equal similarities, a variance would otherwise be rounding noise, and negative at times.
 
 Products of float32 follow ``torch.set_float32_matmul_precision``: exact with ``highest``, the default, three TF32
 products with ``high``, one with ``medium``. Half precision is multiplied as it is, and accumulated in float32.
@@ -23,271 +23,308 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from .passes import ONCE
+from .. import checks
 
-WIDEST = 1024  # embeddings wider than this do not fit
-H100 = 227 * 1024  # bytes of memory on the chip of an H100 or H200
-_TYPES = (torch.float32, torch.bfloat16, torch.float16)
+MAX_WIDTH = 1024  # wider embeddings do not fit
+H100 = 227 * 1024  # bytes of shared memory of an H100 or H200
+_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 _PRECISION = {"highest": "ieee", "high": "tf32x3", "medium": "tf32"}
-_EMPTY = tl.constexpr(-3.0e38)  # finite, so that no difference of two is NaN
+_LOWEST = tl.constexpr(-3.0e38)  # finite, so that no difference of two is NaN
 
 
-# A helper's constant conditions need their else: Triton compiles what follows an early return all the same.
-
-
-@triton.jit
-def _vectors(pointer, rows, count, d, bd: tl.constexpr):
-    deep = tl.arange(0, bd)
-    inside = (rows < count)[:, None] & (deep < d)[None, :]
-    return tl.load(pointer + rows.to(tl.int64)[:, None] * d + deep[None, :], mask=inside, other=0.0)
+# ---- parts of kernels --------------------------------------------------------------------------
+# Triton compiles code after an early return, so constexpr branches need an explicit else.
 
 
 @triton.jit
-def _similar(a, k, how: tl.constexpr):
-    if how == "widened":  # the interpreter cannot multiply bfloat16
-        return tl.dot(a.to(tl.float32), tl.trans(k.to(tl.float32)), input_precision="ieee")
+def _load_block(pointer, rows, n_rows, d, BLOCK_D: tl.constexpr):
+    """Load rows of embeddings, (len(rows), BLOCK_D)."""
+    cols = tl.arange(0, BLOCK_D)
+    inside = (rows < n_rows)[:, None] & (cols < d)[None, :]
+    return tl.load(pointer + rows.to(tl.int64)[:, None] * d + cols[None, :], mask=inside, other=0.0)
+
+
+@triton.jit
+def _store_block(pointer, rows, n_rows, d, x, BLOCK_D: tl.constexpr):
+    cols = tl.arange(0, BLOCK_D)
+    inside = (rows < n_rows)[:, None] & (cols < d)[None, :]
+    tl.store(pointer + rows.to(tl.int64)[:, None] * d + cols[None, :], x, mask=inside)
+
+
+@triton.jit
+def _similarities(q, k, PRECISION: tl.constexpr):
+    """Compute ``q k^T``, (BLOCK_M, BLOCK_N)."""
+    if PRECISION == "widened":  # the interpreter cannot multiply bfloat16
+        return tl.dot(q.to(tl.float32), tl.trans(k.to(tl.float32)), input_precision="ieee")
     else:
-        return tl.dot(a, tl.trans(k), input_precision=how)
+        return tl.dot(q, tl.trans(k), input_precision=PRECISION)
 
 
 @triton.jit
-def _product(g, z, how: tl.constexpr):
-    if how == "widened":
-        return tl.dot(g, z.to(tl.float32), input_precision="ieee")
+def _weighted_sum(ds, x, PRECISION: tl.constexpr):
+    """Compute ``ds x``, the sum of embeddings weighted by the gradients of their similarities."""
+    if PRECISION == "widened":
+        return tl.dot(ds, x.to(tl.float32), input_precision="ieee")
     else:
-        return tl.dot(g.to(z.dtype), z, input_precision=how)
+        return tl.dot(ds.to(x.dtype), x, input_precision=PRECISION)
 
 
 @triton.jit
-def _kept(rows, columns, row_ids, key_ids, n, m, masked: tl.constexpr):
-    """Where a tile holds negatives."""
-    keep = (rows < n)[:, None] & (columns < m)[None, :]
-    if masked:
-        mine = tl.load(row_ids + rows, mask=rows < n, other=-1)
-        theirs = tl.load(key_ids + columns, mask=columns < m, other=-1)
-        keep = keep & (mine[:, None] != theirs[None, :])
+def _negatives(rows, cols, row_ids, key_ids, M, N, MASKED: tl.constexpr):
+    """Return where a tile has negatives."""
+    keep = (rows < M)[:, None] & (cols < N)[None, :]
+    if MASKED:
+        a = tl.load(row_ids + rows, mask=rows < M, other=-1)
+        b = tl.load(key_ids + cols, mask=cols < N, other=-1)
+        keep = keep & (a[:, None] != b[None, :])
     return keep
 
 
 @triton.jit
-def _of_row(pointer, which, rows, n, wide: tl.constexpr):
-    """A number of each row, or the one that all rows share: of ``(numbers, n)``, or of ``(numbers, 1)``."""
-    if wide:
-        return tl.load(pointer + which * n + rows, mask=rows < n, other=0.0)[:, None]
+def _coefficient(pointer, index, rows, M, PER_ANCHOR: tl.constexpr):
+    """Load a coefficient of each row from ``(coefficients, M)``, or of all rows from ``(coefficients, 1)``."""
+    if PER_ANCHOR:
+        return tl.load(pointer + index * M + rows, mask=rows < M, other=0.0)[:, None]
     else:
-        return tl.load(pointer + which)
+        return tl.load(pointer + index)
 
 
 @triton.jit
-def _at(value, f: tl.constexpr, rows, n, s, wide: tl.constexpr, hill: tl.constexpr):
-    """``f(s)``."""
-    x2 = _of_row(value, 3 * f, rows, n, wide)
-    x1 = _of_row(value, 3 * f + 1, rows, n, wide)
-    x = (x2 * s + x1) * s + _of_row(value, 3 * f + 2, rows, n, wide)
-    if hill:
+def _value(value, F: tl.constexpr, rows, M, s, PER_ANCHOR: tl.constexpr, RELU: tl.constexpr):
+    """Compute ``f(s)``."""
+    a = _coefficient(value, 3 * F, rows, M, PER_ANCHOR)
+    b = _coefficient(value, 3 * F + 1, rows, M, PER_ANCHOR)
+    x = (a * s + b) * s + _coefficient(value, 3 * F + 2, rows, M, PER_ANCHOR)
+    if RELU:
         x = tl.maximum(x, 0.0)
     return x
 
 
 @triton.jit
-def _beyond(centre, f: tl.constexpr, rows, n, s, wide: tl.constexpr, squares: tl.constexpr):
-    """``s``, or how far it is from the centre of a square."""
-    if squares:
-        return s - _of_row(centre, f, rows, n, wide)
+def _shifted(center, F: tl.constexpr, rows, M, s, PER_ANCHOR: tl.constexpr, SQUARES: tl.constexpr):
+    """Return ``s``, or its difference from the center of a square."""
+    if SQUARES:
+        return s - _coefficient(center, F, rows, M, PER_ANCHOR)
     else:
         return s
 
 
 @triton.jit
-def _slope(slope, f: tl.constexpr, rows, n, s, wide: tl.constexpr):
-    """``f'(s)``."""
-    return _of_row(slope, 2 * f, rows, n, wide) * s + _of_row(slope, 2 * f + 1, rows, n, wide)
+def _slope(slope, F: tl.constexpr, rows, M, s, PER_ANCHOR: tl.constexpr):
+    """Compute ``f'(s)``."""
+    p = _coefficient(slope, 2 * F, rows, M, PER_ANCHOR)
+    return p * s + _coefficient(slope, 2 * F + 1, rows, M, PER_ANCHOR)
 
 
 @triton.jit
-def _fold(top, total, x, keep, summed: tl.constexpr):
-    """Takes a tile into a running sum, or into a running maximum and sum of exponentials."""
-    if summed:
-        return top, total + tl.sum(tl.where(keep, x, 0.0), 1)
+def _accumulate(row_max, row_sum, x, keep, SUM: tl.constexpr):
+    """Add a tile to a running sum, or to a running maximum and sum of exponentials (online softmax)."""
+    if SUM:
+        return row_max, row_sum + tl.sum(tl.where(keep, x, 0.0), 1)
     else:
-        x = tl.where(keep, x, _EMPTY)
-        new = tl.maximum(top, tl.max(x, 1))
-        terms = tl.where(keep, tl.exp(x - new[:, None]), 0.0)
-        return new, total * tl.exp(top - new) + tl.sum(terms, 1)
+        x = tl.where(keep, x, _LOWEST)
+        new_max = tl.maximum(row_max, tl.max(x, 1))
+        p = tl.where(keep, tl.exp(x - new_max[:, None]), 0.0)
+        return new_max, row_sum * tl.exp(row_max - new_max) + tl.sum(p, 1)
 
 
 @triton.jit
-def _closed(top, total, summed: tl.constexpr):
-    if summed:
-        return total
+def _result(row_max, row_sum, SUM: tl.constexpr):
+    if SUM:
+        return row_sum
     else:
-        return top + tl.log(total)
+        return row_max + tl.log(row_sum)
+
+
+@triton.jit
+def _value_gradient(
+    value, out, upstream, F: tl.constexpr, rows, M, s, keep,
+    SUM: tl.constexpr, RELU: tl.constexpr, PER_ANCHOR: tl.constexpr,
+):  # fmt: skip
+    """Compute ``dL/df`` of each pair."""
+    g = tl.load(upstream + F * M + rows, mask=rows < M, other=0.0)[:, None]
+    if SUM:
+        if RELU:
+            keep = keep & (_value(value, F, rows, M, s, PER_ANCHOR, RELU) > 0.0)
+        return tl.where(keep, g, 0.0)
+    else:
+        lse = tl.load(out + F * M + rows, mask=rows < M, other=0.0)[:, None]
+        # a share is at most one; without negatives, it would be anything
+        p = tl.exp(tl.minimum(_value(value, F, rows, M, s, PER_ANCHOR, RELU) - lse, 0.0))
+        return tl.where(keep, g * p, 0.0)
+
+
+# ---- kernels -----------------------------------------------------------------------------------
+# q: anchors (M, d); k: keys (N, d); value: (functions, 3, M or 1); slope: (functions, 2, M or 1); out: (functions, M)
 
 
 @triton.jit
 def _forward(
-    anchors, keys, row_ids, key_ids, value, centre, out, n, m, d,
-    two: tl.constexpr, summed: tl.constexpr, hill: tl.constexpr, wide: tl.constexpr, masked: tl.constexpr,
-    squares: tl.constexpr, bn: tl.constexpr, bm: tl.constexpr, bd: tl.constexpr, how: tl.constexpr,
+    anchors, keys, row_ids, key_ids, value, center, out, M, N, d,
+    TWO: tl.constexpr, SUM: tl.constexpr, RELU: tl.constexpr, PER_ANCHOR: tl.constexpr, MASKED: tl.constexpr,
+    SQUARES: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
+    PRECISION: tl.constexpr,
 ):  # fmt: skip
-    rows = tl.program_id(0) * bn + tl.arange(0, bn)
-    a = _vectors(anchors, rows, n, d, bd)
-    top = tl.full((bn,), _EMPTY, tl.float32)
-    other_top = tl.full((bn,), _EMPTY, tl.float32)
-    total = tl.zeros((bn,), tl.float32)
-    other = tl.zeros((bn,), tl.float32)
-    for start in range(0, m, bm):
-        columns = start + tl.arange(0, bm)
-        s = _similar(a, _vectors(keys, columns, m, d, bd), how)
-        keep = _kept(rows, columns, row_ids, key_ids, n, m, masked)
-        u = _beyond(centre, 0, rows, n, s, wide, squares)
-        top, total = _fold(top, total, _at(value, 0, rows, n, u, wide, hill), keep, summed)
-        if two:
-            u = _beyond(centre, 1, rows, n, s, wide, squares)
-            other_top, other = _fold(other_top, other, _at(value, 1, rows, n, u, wide, hill), keep, summed)
-    tl.store(out + rows, _closed(top, total, summed), mask=rows < n)
-    if two:
-        tl.store(out + n + rows, _closed(other_top, other, summed), mask=rows < n)
-
-
-@triton.jit
-def _weight(
-    value, out, upstream, f: tl.constexpr, rows, n, s, keep,
-    summed: tl.constexpr, hill: tl.constexpr, wide: tl.constexpr,
-):  # fmt: skip
-    """The derivative of the loss with respect to ``f(s)``."""
-    up = tl.load(upstream + f * n + rows, mask=rows < n, other=0.0)[:, None]
-    if summed:
-        if hill:
-            keep = keep & (_at(value, f, rows, n, s, wide, hill) > 0.0)
-        return tl.where(keep, up, 0.0)
-    else:
-        done = tl.load(out + f * n + rows, mask=rows < n, other=0.0)[:, None]
-        # a share is at most one; where nothing is kept, it could be anything
-        share = tl.exp(tl.minimum(_at(value, f, rows, n, s, wide, hill) - done, 0.0))
-        return tl.where(keep, up * share, 0.0)
+    # 1. a block of anchors, and its running statistics
+    rows = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)
+    q = _load_block(anchors, rows, M, d, BLOCK_D)  # (BLOCK_M, BLOCK_D)
+    max0 = tl.full((BLOCK_M,), _LOWEST, tl.float32)
+    max1 = tl.full((BLOCK_M,), _LOWEST, tl.float32)
+    sum0 = tl.zeros((BLOCK_M,), tl.float32)
+    sum1 = tl.zeros((BLOCK_M,), tl.float32)
+    for start in range(0, N, BLOCK_N):
+        # 2. similarities to a block of keys
+        cols = start + tl.arange(0, BLOCK_N)
+        s = _similarities(q, _load_block(keys, cols, N, d, BLOCK_D), PRECISION)  # (BLOCK_M, BLOCK_N)
+        keep = _negatives(rows, cols, row_ids, key_ids, M, N, MASKED)
+        # 3. functions of them
+        u = _shifted(center, 0, rows, M, s, PER_ANCHOR, SQUARES)
+        max0, sum0 = _accumulate(max0, sum0, _value(value, 0, rows, M, u, PER_ANCHOR, RELU), keep, SUM)
+        if TWO:
+            u = _shifted(center, 1, rows, M, s, PER_ANCHOR, SQUARES)
+            max1, sum1 = _accumulate(max1, sum1, _value(value, 1, rows, M, u, PER_ANCHOR, RELU), keep, SUM)
+    # 4. log-sum-exps or sums
+    tl.store(out + rows, _result(max0, sum0, SUM), mask=rows < M)
+    if TWO:
+        tl.store(out + M + rows, _result(max1, sum1, SUM), mask=rows < M)
 
 
 @triton.jit
 def _backward_anchors(
-    anchors, keys, row_ids, key_ids, value, slope, out, upstream, gradient, moments, n, m, d,
-    two: tl.constexpr, summed: tl.constexpr, hill: tl.constexpr, wide: tl.constexpr, masked: tl.constexpr,
-    learned: tl.constexpr, bn: tl.constexpr, bm: tl.constexpr, bd: tl.constexpr, how: tl.constexpr,
+    anchors, keys, row_ids, key_ids, value, slope, out, upstream, d_anchors, moments, M, N, d,
+    TWO: tl.constexpr, SUM: tl.constexpr, RELU: tl.constexpr, PER_ANCHOR: tl.constexpr, MASKED: tl.constexpr,
+    LEARNED: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
+    PRECISION: tl.constexpr,
 ):  # fmt: skip
-    rows = tl.program_id(0) * bn + tl.arange(0, bn)
-    a = _vectors(anchors, rows, n, d, bd)
-    total = tl.zeros((bn, bd), tl.float32)
-    m0 = tl.zeros((bn,), tl.float32)
-    m1, m2, o0, o1, o2 = m0, m0, m0, m0, m0
-    for start in range(0, m, bm):
-        columns = start + tl.arange(0, bm)
-        k = _vectors(keys, columns, m, d, bd)
-        s = _similar(a, k, how)
-        keep = _kept(rows, columns, row_ids, key_ids, n, m, masked)
-        w = _weight(value, out, upstream, 0, rows, n, s, keep, summed, hill, wide)
-        g = w * _slope(slope, 0, rows, n, s, wide)
-        if learned:
-            m0 += tl.sum(w, 1)
-            m1 += tl.sum(w * s, 1)
-            m2 += tl.sum(w * s * s, 1)
-        if two:
-            w = _weight(value, out, upstream, 1, rows, n, s, keep, summed, hill, wide)
-            g += w * _slope(slope, 1, rows, n, s, wide)
-            if learned:
-                o0 += tl.sum(w, 1)
-                o1 += tl.sum(w * s, 1)
-                o2 += tl.sum(w * s * s, 1)
-        total += _product(g, k, how)
-    deep = tl.arange(0, bd)
-    inside = (rows < n)[:, None] & (deep < d)[None, :]
-    tl.store(gradient + rows.to(tl.int64)[:, None] * d + deep[None, :], total, mask=inside)
-    if learned:
-        tl.store(moments + rows, m2, mask=rows < n)
-        tl.store(moments + n + rows, m1, mask=rows < n)
-        tl.store(moments + 2 * n + rows, m0, mask=rows < n)
-        if two:
-            tl.store(moments + 3 * n + rows, o2, mask=rows < n)
-            tl.store(moments + 4 * n + rows, o1, mask=rows < n)
-            tl.store(moments + 5 * n + rows, o0, mask=rows < n)
+    # 1. a block of anchors; moments sum_j g s^n of the value gradients g are those of the coefficients
+    rows = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)
+    q = _load_block(anchors, rows, M, d, BLOCK_D)  # (BLOCK_M, BLOCK_D)
+    dq = tl.zeros((BLOCK_M, BLOCK_D), tl.float32)
+    a0 = tl.zeros((BLOCK_M,), tl.float32)
+    a1, a2, b0, b1, b2 = a0, a0, a0, a0, a0
+    for start in range(0, N, BLOCK_N):
+        # 2. recompute similarities to a block of keys
+        cols = start + tl.arange(0, BLOCK_N)
+        k = _load_block(keys, cols, N, d, BLOCK_D)  # (BLOCK_N, BLOCK_D)
+        s = _similarities(q, k, PRECISION)  # (BLOCK_M, BLOCK_N)
+        keep = _negatives(rows, cols, row_ids, key_ids, M, N, MASKED)
+        # 3. their gradient
+        g = _value_gradient(value, out, upstream, 0, rows, M, s, keep, SUM, RELU, PER_ANCHOR)
+        ds = g * _slope(slope, 0, rows, M, s, PER_ANCHOR)
+        if LEARNED:
+            a0 += tl.sum(g, 1)
+            a1 += tl.sum(g * s, 1)
+            a2 += tl.sum(g * s * s, 1)
+        if TWO:
+            g = _value_gradient(value, out, upstream, 1, rows, M, s, keep, SUM, RELU, PER_ANCHOR)
+            ds += g * _slope(slope, 1, rows, M, s, PER_ANCHOR)
+            if LEARNED:
+                b0 += tl.sum(g, 1)
+                b1 += tl.sum(g * s, 1)
+                b2 += tl.sum(g * s * s, 1)
+        # 4. dq
+        dq += _weighted_sum(ds, k, PRECISION)
+    _store_block(d_anchors, rows, M, d, dq, BLOCK_D)
+    if LEARNED:
+        tl.store(moments + rows, a2, mask=rows < M)
+        tl.store(moments + M + rows, a1, mask=rows < M)
+        tl.store(moments + 2 * M + rows, a0, mask=rows < M)
+        if TWO:
+            tl.store(moments + 3 * M + rows, b2, mask=rows < M)
+            tl.store(moments + 4 * M + rows, b1, mask=rows < M)
+            tl.store(moments + 5 * M + rows, b0, mask=rows < M)
 
 
 @triton.jit
 def _backward_keys(
-    anchors, keys, row_ids, key_ids, value, slope, out, upstream, gradient, n, m, d,
-    two: tl.constexpr, summed: tl.constexpr, hill: tl.constexpr, wide: tl.constexpr, masked: tl.constexpr,
-    bn: tl.constexpr, bm: tl.constexpr, bd: tl.constexpr, how: tl.constexpr,
+    anchors, keys, row_ids, key_ids, value, slope, out, upstream, d_keys, M, N, d,
+    TWO: tl.constexpr, SUM: tl.constexpr, RELU: tl.constexpr, PER_ANCHOR: tl.constexpr, MASKED: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    columns = tl.program_id(0) * bm + tl.arange(0, bm)
-    k = _vectors(keys, columns, m, d, bd)
-    total = tl.zeros((bm, bd), tl.float32)
-    for start in range(0, n, bn):
-        rows = start + tl.arange(0, bn)
-        a = _vectors(anchors, rows, n, d, bd)
-        s = _similar(a, k, how)
-        keep = _kept(rows, columns, row_ids, key_ids, n, m, masked)
-        g = _weight(value, out, upstream, 0, rows, n, s, keep, summed, hill, wide) * _slope(slope, 0, rows, n, s, wide)
-        if two:
-            w = _weight(value, out, upstream, 1, rows, n, s, keep, summed, hill, wide)
-            g += w * _slope(slope, 1, rows, n, s, wide)
-        total += _product(tl.trans(g), a, how)
-    deep = tl.arange(0, bd)
-    inside = (columns < m)[:, None] & (deep < d)[None, :]
-    tl.store(gradient + columns.to(tl.int64)[:, None] * d + deep[None, :], total, mask=inside)
+    # 1. a block of keys
+    cols = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
+    k = _load_block(keys, cols, N, d, BLOCK_D)  # (BLOCK_N, BLOCK_D)
+    dk = tl.zeros((BLOCK_N, BLOCK_D), tl.float32)
+    for start in range(0, M, BLOCK_M):
+        # 2. recompute similarities to a block of anchors
+        rows = start + tl.arange(0, BLOCK_M)
+        q = _load_block(anchors, rows, M, d, BLOCK_D)  # (BLOCK_M, BLOCK_D)
+        s = _similarities(q, k, PRECISION)  # (BLOCK_M, BLOCK_N)
+        keep = _negatives(rows, cols, row_ids, key_ids, M, N, MASKED)
+        # 3. their gradient
+        g = _value_gradient(value, out, upstream, 0, rows, M, s, keep, SUM, RELU, PER_ANCHOR)
+        ds = g * _slope(slope, 0, rows, M, s, PER_ANCHOR)
+        if TWO:
+            g = _value_gradient(value, out, upstream, 1, rows, M, s, keep, SUM, RELU, PER_ANCHOR)
+            ds += g * _slope(slope, 1, rows, M, s, PER_ANCHOR)
+        # 4. dk
+        dk += _weighted_sum(tl.trans(ds), q, PRECISION)
+    _store_block(d_keys, cols, N, d, dk, BLOCK_D)
 
 
-def _smaller(room: int) -> int:
-    """By how much blocks are smaller than an H100's: its memory, half of that (A100), less (consumer cards)."""
-    return 1 if room >= H100 else 2 if room >= H100 // 2 else 4
+# ---- block sizes -------------------------------------------------------------------------------
 
 
-def _blocks(width: int, dtype: torch.dtype, how: str, room: int) -> tuple[int, int, int]:
-    """Sizes of the block that is held, of the one that passes by, and of the width.
+def _reduction_of_blocks(shared_memory: int) -> int:
+    """Return the factor by which blocks are smaller than on an H100: 2 with half of its memory (A100), else 4."""
+    return 1 if shared_memory >= H100 else 2 if shared_memory >= H100 // 2 else 4
 
-    Both blocks share the on-chip memory, ``room`` bytes, where three TF32 products need everything several times. What
-    is accumulated takes half of the registers of eight warps. ``tests/support/compile_triton.py`` checks it.
+
+def _block_sizes(width: int, dtype: torch.dtype, precision: str, shared_memory: int) -> tuple[int, int, int]:
+    """Return the rows of a program's own block and of the blocks that it iterates over, and their columns.
+
+    Both blocks share ``shared_memory`` bytes, where three TF32 products need several copies. The accumulator takes
+    half of the registers of eight warps. ``tests/support/compile_triton.py`` checks that they fit.
     """
-    bd = max(16, triton.next_power_of_2(width))
-    row = bd * dtype.itemsize * (4 if how == "tf32x3" else 1)
-    less = _smaller(room)
-    held = min(128, 32768 // bd, 131072 // less // row) if row <= 2048 // less else 16
-    return max(16, held), max(16, min(64, 32768 // less // row)), bd
+    block_d = max(16, triton.next_power_of_2(width))
+    row = block_d * dtype.itemsize * (4 if precision == "tf32x3" else 1)
+    less = _reduction_of_blocks(shared_memory)
+    owned = min(128, 32768 // block_d, 131072 // less // row) if row <= 2048 // less else 16
+    return max(16, owned), max(16, min(64, 32768 // less // row)), block_d
 
 
 @cache
-def _room(device: torch.device) -> int:
-    """Bytes of on-chip memory."""
+def _shared_memory(device: torch.device) -> int:
+    """Return the bytes of shared memory."""
     if device.type != "cuda":
         return H100
-    found: int = triton.runtime.driver.active.utils.get_device_properties(device.index or 0)["max_shared_mem"]
-    return found
+    size: int = triton.runtime.driver.active.utils.get_device_properties(device.index or 0)["max_shared_mem"]
+    return size
 
 
-def widest(dtype: torch.dtype, room: int) -> int:
-    """The widest embeddings for which there is room."""
-    return min(WIDEST, WIDEST * 4 // dtype.itemsize // _smaller(room))
+def max_width(dtype: torch.dtype, shared_memory: int) -> int:
+    """Return the largest width of embeddings that fits."""
+    return min(MAX_WIDTH, MAX_WIDTH * 4 // dtype.itemsize // _reduction_of_blocks(shared_memory))
 
 
 def takes(z: Tensor, functions: int) -> bool:
-    """Whether :func:`reduce` can take such embeddings and so many functions."""
-    return functions <= 2 and z.dtype in _TYPES and z.shape[1] <= widest(z.dtype, _room(z.device))
+    """Return whether :func:`reduce` can take such embeddings and so many functions."""
+    return functions <= 2 and z.dtype in _DTYPES and z.shape[1] <= max_width(z.dtype, _shared_memory(z.device))
 
 
-def _how(anchors: Tensor) -> str:
-    """How :func:`_similar` multiplies."""
+def _precision(anchors: Tensor) -> str:
+    """Return ``PRECISION`` of the kernels."""
     if _interpreted():
         return "widened"
-    how = _PRECISION[torch.get_float32_matmul_precision()]
-    wide = anchors.shape[1] > WIDEST // 2 and anchors.dtype == torch.float32
-    return "ieee" if how == "tf32x3" and wide else how  # there is no room for it
+    precision = _PRECISION[torch.get_float32_matmul_precision()]
+    wide = anchors.shape[1] > MAX_WIDTH // 2 and anchors.dtype == torch.float32
+    return "ieee" if precision == "tf32x3" and wide else precision  # its copies do not fit
 
 
-def _centred(value: Tensor) -> tuple[Tensor, Tensor]:
-    """Squares ``a (s - b)^2`` as ``a u^2`` with ``u = s - b``, all else as it is, and ``b`` or zero."""
+def _interpreted() -> bool:
+    return not isinstance(_forward, triton.runtime.JITFunction)
+
+
+# ---- the function ------------------------------------------------------------------------------
+
+
+def _centered(value: Tensor) -> tuple[Tensor, Tensor]:
+    """Rewrite squares ``a (s - b)^2`` as ``a u^2`` with ``u = s - b``; return the coefficients, and ``b`` or zero."""
     x2, x1, x0 = value.unbind(1)
-    centre = torch.where(x2 == 0, torch.zeros_like(x1), -x1 / (2 * x2))
-    square = (x0 - x2 * centre**2).abs() <= 1e-6 * x0.abs()
-    centre = torch.where(square, centre, torch.zeros_like(centre))
-    return torch.where((centre != 0).unsqueeze(1), torch.stack([x2, 0 * x1, 0 * x0], 1), value), centre
+    center = torch.where(x2 == 0, torch.zeros_like(x1), -x1 / (2 * x2))
+    square = (x0 - x2 * center**2).abs() <= 1e-6 * x0.abs()
+    center = torch.where(square, center, torch.zeros_like(center))
+    return torch.where((center != 0).unsqueeze(1), torch.stack([x2, 0 * x1, 0 * x0], 1), value), center
 
 
 class _Reduce(torch.autograd.Function):
@@ -302,63 +339,60 @@ class _Reduce(torch.autograd.Function):
         slope: Tensor,
         ids: tuple[Tensor, Tensor] | None,
         summed: bool,
-        hill: bool,
+        relu: bool,
     ) -> Tensor:
         anchors, keys = anchors.contiguous(), keys.contiguous()
-        row_ids, key_ids = ids if ids is not None else (anchors, keys)  # a pointer must be given, and is not read
-        how = _how(anchors)
-        held, passing, bd = _blocks(anchors.shape[1], anchors.dtype, how, _room(anchors.device))
-        n, functions = len(anchors), len(value)
+        row_ids, key_ids = ids if ids is not None else (anchors, keys)  # unused, but a kernel needs a pointer
+        precision = _precision(anchors)
+        owned, iterated, block_d = _block_sizes(
+            anchors.shape[1], anchors.dtype, precision, _shared_memory(anchors.device)
+        )
+        M, functions = len(anchors), len(value)
         ctx.constants = {
-            "two": functions == 2,
-            "summed": summed,
-            "hill": hill,
-            "wide": value.shape[2] > 1,
-            "masked": ids is not None,
-            "bd": bd,
-            "how": how,
+            "TWO": functions == 2,
+            "SUM": summed,
+            "RELU": relu,
+            "PER_ANCHOR": value.shape[2] > 1,
+            "MASKED": ids is not None,
+            "BLOCK_D": block_d,
+            "PRECISION": precision,
         }
         value, slope = value.contiguous(), slope.contiguous()
-        out = torch.empty(functions, n, dtype=torch.float32, device=anchors.device)
-        squares = summed and not hill
-        numbers, centre = _centred(value) if squares else (value, value)  # the second is not read
-        _forward[(triton.cdiv(n, held),)](
-            anchors, keys, row_ids, key_ids, numbers, centre, out, n, len(keys), anchors.shape[1],
-            squares=squares, bn=held, bm=passing, num_warps=8, **ctx.constants,
+        out = torch.empty(functions, M, dtype=torch.float32, device=anchors.device)
+        squares = summed and not relu
+        coefficients, center = _centered(value) if squares else (value, value)  # the latter is unused
+        _forward[(triton.cdiv(M, owned),)](
+            anchors, keys, row_ids, key_ids, coefficients, center, out, M, len(keys), anchors.shape[1],
+            SQUARES=squares, BLOCK_M=owned, BLOCK_N=iterated, num_warps=8, **ctx.constants,
         )  # fmt: skip
         ctx.save_for_backward(anchors, keys, row_ids, key_ids, value, slope, out)
         return out
 
     @staticmethod
     def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor | None, ...]:
-        if torch.is_grad_enabled():
-            raise RuntimeError(ONCE)
+        checks.refuse_second_derivative()
         anchors, keys, *_, value, _, _ = saved = ctx.saved_tensors
-        held, passing, _ = _blocks(anchors.shape[1], anchors.dtype, ctx.constants["how"], _room(anchors.device))
-        n, m, d = len(anchors), len(keys), anchors.shape[1]
+        M, N, d = len(anchors), len(keys), anchors.shape[1]
+        owned, iterated, _ = _block_sizes(d, anchors.dtype, ctx.constants["PRECISION"], _shared_memory(anchors.device))
         upstream = upstream.contiguous()
         needed = ctx.needs_input_grad
-        to_anchors = to_keys = to_value = None
+        d_anchors = d_keys = d_value = None
         if needed[0] or needed[2]:
-            to_anchors = torch.empty(n, d, dtype=torch.float32, device=anchors.device)
-            moments = torch.empty(len(value), 3, n if needed[2] else 0, dtype=torch.float32, device=anchors.device)
-            _backward_anchors[(triton.cdiv(n, held),)](
-                *saved, upstream, to_anchors, moments, n, m, d,
-                learned=needed[2], bn=held, bm=passing, num_warps=8, **ctx.constants,
+            d_anchors = torch.empty(M, d, dtype=torch.float32, device=anchors.device)
+            moments = torch.empty(len(value), 3, M if needed[2] else 0, dtype=torch.float32, device=anchors.device)
+            _backward_anchors[(triton.cdiv(M, owned),)](
+                *saved, upstream, d_anchors, moments, M, N, d,
+                LEARNED=needed[2], BLOCK_M=owned, BLOCK_N=iterated, num_warps=8, **ctx.constants,
             )  # fmt: skip
-            to_anchors = to_anchors.to(anchors.dtype)
-            to_value = moments.sum_to_size(value.shape) if needed[2] else None
+            d_anchors = d_anchors.to(anchors.dtype)
+            d_value = moments.sum_to_size(value.shape) if needed[2] else None
         if needed[1]:
-            to_keys = torch.empty(m, d, dtype=torch.float32, device=anchors.device)
-            _backward_keys[(triton.cdiv(m, held),)](
-                *saved, upstream, to_keys, n, m, d, bn=passing, bm=held, num_warps=8, **ctx.constants
+            d_keys = torch.empty(N, d, dtype=torch.float32, device=anchors.device)
+            _backward_keys[(triton.cdiv(N, owned),)](
+                *saved, upstream, d_keys, M, N, d, BLOCK_M=iterated, BLOCK_N=owned, num_warps=8, **ctx.constants
             )
-            to_keys = to_keys.to(keys.dtype)
-        return to_anchors, to_keys, to_value, None, None, None, None
-
-
-def _interpreted() -> bool:
-    return not isinstance(_forward, triton.runtime.JITFunction)
+            d_keys = d_keys.to(keys.dtype)
+        return d_anchors, d_keys, d_value, None, None, None, None
 
 
 def reduce(
@@ -368,21 +402,21 @@ def reduce(
     slope: Tensor,
     ids: tuple[Tensor, Tensor] | None = None,
     summed: bool = False,
-    hill: bool = False,
+    relu: bool = False,
 ) -> Tensor:
-    """``log sum_j exp f(s_ij)``, or ``sum_j f(s_ij)``, over the keys ``j`` that are negatives of anchor ``i``.
+    """Compute ``log sum_j exp f(s_ij)``, or ``sum_j f(s_ij)``, over the keys ``j`` that are negatives of anchor ``i``.
 
     Args:
-        anchors, keys: ``(n, d)`` and ``(m, d)`` with ``d`` up to 1024, whose inner products are the similarities.
-        value: ``(functions, 3, n)``, or ``(functions, 3, 1)`` if it is the same for all anchors: ``a``, ``b`` and
+        anchors, keys: ``(M, d)`` and ``(N, d)`` with ``d`` of at most 1024, whose inner products are the similarities.
+        value: ``(functions, 3, M)``, or ``(functions, 3, 1)`` if it is the same for all anchors: ``a``, ``b`` and
             ``c`` of one or two functions ``f(s) = a s^2 + b s + c``. Its gradient is exact.
-        slope: ``(functions, 2, n or 1)``: ``p`` and ``q`` of their derivatives with respect to ``s``.
-        ids: integers ``(n,)`` and ``(m,)``; a key with the anchor's own is none of its negatives.
+        slope: ``(functions, 2, M or 1)``: ``p`` and ``q`` of their derivatives with respect to ``s``.
+        ids: integers ``(M,)`` and ``(N,)``; keys with the anchor's id are excluded.
         summed: the sum of ``f`` instead.
-        hill: of ``max(0, f)``; only for a sum.
+        relu: of ``max(0, f)``; only for a sum.
 
     Returns:
-        ``(functions, n)``, in float32.
+        ``(functions, M)``, in float32.
     """
-    out: Tensor = _Reduce.apply(anchors, keys, value, slope, ids, summed, hill)
+    out: Tensor = _Reduce.apply(anchors, keys, value, slope, ids, summed, relu)
     return out

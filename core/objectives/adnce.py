@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
+from inspect import Parameter
+
 import torch
 from torch import Tensor
 
-from ..batch.ready_made import score_matrix
-from ..batch.scores import Scores
-from ..engine.negatives import DenseNegatives, Negatives
+from ..batch.ready_made import as_negatives, score_matrix
+from ..batch.scores import Negatives, Scores
 from ..hyper import Choice, Number, Real, Tracked, Value, bounds, text
 from .infonce import InfoNCE
 
-# Gamma, Rayleigh and chi-squared densities live on s + 1 > 0; at s = -1 their logarithm is infinite.
+# Gamma, Rayleigh and chi-squared densities have the support s + 1 > 0; at s = -1 their logarithm is infinite.
 TINY = 1e-6
 
 
 def log_weight(s: Tensor, family: str, mu: Value, sigma: Value) -> Tensor:
-    """Logarithm of ADNCE's weight, up to a constant, as a function of the raw similarity (its Table 11).
+    """Compute the logarithm of ADNCE's weight, up to a constant, from the raw similarity (Table 11 of the paper).
 
     ========  ===========================================  ============================
     family    weight, with ``x = s + 1``                   parameters
@@ -38,52 +39,67 @@ def log_weight(s: Tensor, family: str, mu: Value, sigma: Value) -> Tensor:
 
 
 class ADNCE(InfoNCE, name="adnce"):
-    """Adjusted InfoNCE: weights that favour informative negatives over trivial and over (likely) false ones.
+    """Adjusted InfoNCE: weight informative negatives more than trivial and likely false ones.
 
-    ``G = mean_j w_j E(s_j)``, with weights of mean one that do not pass gradients. They are a density of the raw
-    similarity, not of ``s / t``; see :func:`log_weight`. As ``sigma`` grows the loss becomes
-    :class:`InfoNCE`.
+    ``G = mean_j w_j E(s_j)``, with constant weights (no gradient) whose mean is one. They are a density of the raw
+    similarity, not of ``s / t``; see :func:`log_weight`. As ``sigma`` grows, the loss approaches :class:`InfoNCE`.
 
-    The authors' code differs by domain, and ``denominator`` chooses: ``with_positive`` is their image code, ``mean``
-    is Eq. (12) and their graph code, ``all`` is their sentence code, where the positive is weighted together with
-    the negatives and stands in the denominator with its weight (that loss can be negative).
-
-    Args:
-        temperature: ``t`` > 0.
-        mu: centre (gaussian), shape (gamma), scale (rayleigh) or degrees of freedom (chi2). ``"auto"`` tracks the
-            similarity that ``quantile`` of the training negatives stay below: the head region, whatever the encoder
-            and the temperature have made of the scale.
-        sigma: deviation (gaussian) or scale (gamma) > 0. ``"auto"`` tracks the deviation of the training negatives.
-        weight: ``gaussian``, ``gamma``, ``rayleigh`` or ``chi2``.
-        quantile: for ``mu="auto"``.
-        denominator, radius: as in :class:`InfoNCE`, and ``all``.
+    The authors' code differs by domain: ``denominator="with_positive"`` is their image code, ``mean`` is Eq. (12) and
+    their graph code, ``all`` is their sentence code, which weights the positive together with the negatives and keeps
+    it in the denominator with its weight (that loss can be negative).
 
     The paper's searches: images ``mu`` .5 to .9 (CIFAR-10 ``mu=.7, sigma=.5, t=.4``), sentences ``mu=.4, t=.07`` with
     BERT, graphs ``mu`` .2 to 2, ``sigma=1``. Tune the temperature first.
 
-    Paper: Wu et al. 2023, Eq. (11), (12), Table 11.
+    Paper: Wu et al. 2023, Eq. (11), (12), Table 11, https://arxiv.org/abs/2310.11048.
     """
 
     formula = "-log E(p) / (E(p) + sum_j w_j E(s_j)),  w ~ exp(-(s - mu)^2 / (2 sigma^2)), mean w = 1"
-    paper = "Wu et al. 2023, understanding contrastive learning via distributionally robust optimization"
+    paper = (
+        "Wu et al. 2023, understanding contrastive learning via distributionally robust optimization, "
+        "https://arxiv.org/abs/2310.11048"
+    )
+    use = "many false negatives (few classes, near-duplicates), and you do not know how many"
+    tune_first = "t, then mu (.4 to .9), then sigma (.5, 1); or mu=auto"
+    cost = "one more log-sum-exp"
 
-    denominator = Choice("with_positive", "negatives", "mean", "all", always=True)
-    mu = Real("mu", words=("auto",))
-    sigma = Real("sigma", 0, open_low=True, words=("auto",))
-    weight = Choice("gaussian", "gamma", "rayleigh", "chi2")
-    quantile = Real("quantile", 0, 1, open_low=True, open_high=True, fixed=True)
+    denominator: Choice = Choice(
+        "with_positive",
+        "negatives",
+        "mean",
+        "all",
+        default="with_positive",
+        always=True,
+        kw_only=True,
+        doc="See above.",
+    )
+    mu: Real[Number | str] = Real(
+        words=("auto",),
+        default=0.7,
+        doc='Center (gaussian), shape (gamma), scale (rayleigh) or degrees of freedom (chi2). ``"auto"`` tracks the '
+        "``quantile`` of the training negatives' similarities, so that it adapts to the encoder and the temperature.",
+    )
+    sigma: Real[Number | str] = Real(
+        low=0,
+        open_low=True,
+        words=("auto",),
+        default=1.0,
+        doc='Standard deviation (gaussian) or scale (gamma) > 0. ``"auto"`` tracks the standard deviation of the '
+        "training negatives.",
+    )
+    weight: Choice = Choice("gaussian", "gamma", "rayleigh", "chi2", default="gaussian", doc="The family of densities.")
+    quantile: Real[float] = Real(
+        low=0, high=1, open_low=True, open_high=True, default=0.9, fixed=True, kw_only=True, doc='For ``mu="auto"``.'
+    )
 
-    def __init__(
-        self,
-        temperature: Number = 0.5,
-        mu: Number | str = 0.7,
-        sigma: Number | str = 1.0,
-        weight: str = "gaussian",
-        denominator: str = "with_positive",
-        quantile: float = 0.9,
-        radius: float | None = None,
-    ) -> None:
-        super().__init__(temperature, denominator, radius, mu=mu, sigma=sigma, weight=weight, quantile=quantile)
+    @classmethod
+    def _call_order(cls) -> list[Parameter]:
+        """``radius`` last, after ``quantile``."""
+        return sorted(super()._call_order(), key=lambda parameter: parameter.name == "radius")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        mu, sigma, weight = (self._hyper[key] for key in ("mu", "sigma", "weight"))
         if "auto" in (mu, sigma) and weight != "gaussian":
             raise ValueError(f"ADNCE: mu and sigma can be 'auto' for weight='gaussian' only, got weight={weight!r}.")
         if weight != "gaussian" and bounds(self._hyper["mu"])[0] <= 0:
@@ -94,7 +110,7 @@ class ADNCE(InfoNCE, name="adnce"):
             self.tracked_sigma = Tracked()
 
     def centre_and_width(self, neg: Negatives) -> tuple[Value, Value]:
-        """``mu`` and ``sigma`` in force."""
+        """Return ``mu`` and ``sigma``, tracked if ``"auto"``."""
         mu, sigma = self.mu, self.sigma
         if mu == "auto":
             mu = self.tracked_mu(quantile(neg, self.quantile))
@@ -103,9 +119,9 @@ class ADNCE(InfoNCE, name="adnce"):
         return mu, sigma
 
     def weights(self, neg: Tensor) -> Tensor:
-        """The weights of ``(anchors, N)`` negatives, with mean one in each row."""
+        """Return the weights of ``(anchors, N)`` negatives; the mean of each row is one."""
         s = score_matrix(neg).detach()
-        log_w = log_weight(s, self.weight, *self.centre_and_width(DenseNegatives(s)))
+        log_w = log_weight(s, self.weight, *self.centre_and_width(as_negatives(s)))
         return log_w.softmax(1) * s.shape[1]
 
     def log_mass(self, scores: Scores, t: Value) -> Tensor:
@@ -119,18 +135,18 @@ class ADNCE(InfoNCE, name="adnce"):
         if self.denominator != "all":
             return log_sum - log_total + scores.neg.log_count  # type: ignore[no-any-return]
         count = scores.neg.count + 1
-        kept, kept_w = weighted(scores.pos if scores.kept is None else scores.kept)
-        log_n = count.log() if isinstance(count, Tensor) else torch.tensor(count, dtype=kept.dtype).log()
-        return torch.logaddexp(log_sum, kept) - torch.logaddexp(log_total, kept_w) + log_n.to(kept.device)
+        log_pos, log_w_pos = weighted(scores.pos if scores.denominator_pos is None else scores.denominator_pos)
+        log_n = count.log() if isinstance(count, Tensor) else torch.tensor(count, dtype=log_pos.dtype).log()
+        return torch.logaddexp(log_sum, log_pos) - torch.logaddexp(log_total, log_w_pos) + log_n.to(log_pos.device)
 
     def contrast(self, scores: Scores, log_mass: Tensor, t: Value) -> Tensor:
-        if self.denominator == "all":  # the positive is part of the mass already
+        if self.denominator == "all":  # the mass includes the positive
             return log_mass - scores.pos / t
         return super().contrast(scores, log_mass, t)
 
 
 def pooled(x: Tensor, neg: Negatives) -> Tensor:
-    """Mean over all negatives of the batch of what is a mean per anchor."""
+    """Average per-anchor means, ``(anchors, 1)``, over all negatives of the batch."""
     if isinstance(neg.count, Tensor):
         return neg.across((x * neg.count).sum()) / neg.across(neg.count.sum())
     return neg.batch_mean(x)
@@ -138,14 +154,14 @@ def pooled(x: Tensor, neg: Negatives) -> Tensor:
 
 @torch.no_grad()
 def spread(neg: Negatives) -> Tensor:
-    """Standard deviation of all negatives of the batch."""
-    centre = pooled(neg.mean(lambda s: s), neg)
-    return pooled(neg.mean(lambda s: (s - centre) ** 2), neg).sqrt()
+    """Compute the standard deviation of all negatives of the batch."""
+    center = pooled(neg.mean(lambda s: s), neg)
+    return pooled(neg.mean(lambda s: (s - center) ** 2), neg).sqrt()
 
 
 @torch.no_grad()
 def quantile(neg: Negatives, q: float) -> Tensor:
-    """The similarity that a share ``q`` of all negatives of the batch stay below, to 1/2048 of their range."""
+    """Compute the ``q``-quantile of all negatives of the batch by bisection, to 1/2048 of their range."""
     low, high = neg.across(neg.min().min(), "min"), neg.across(neg.max().max(), "max")
     for _ in range(10):
         middle = (low + high) / 2

@@ -4,38 +4,38 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from ..engine.negatives import Negatives
-from ..hyper import Flag, Number, Real
+from ..batch.scores import Negatives
+from ..hyper import Flag, Real
 from ..objective import Objective
 
 
 class AlphaCL(Objective, name="alphacl"):
-    """alpha-CL-direct: a linear loss with hand-made weights on the negatives.
+    """alpha-CL-direct: a linear loss with explicit weights on the negatives.
 
-    ``sum_j w_j / W (s_j - p)`` with ``w_j = e^{-(1 - s_j)^power / t}``, ``W = sum_j w_j``; the weights pass no
-    gradient. ``normalize=False`` is the unnormalised ``W (1 - p) - sum_j w_j (1 - s_j)``.
+    ``sum_j w_j / W (s_j - p)`` with ``w_j = e^{-(1 - s_j)^power / t}``, ``W = sum_j w_j``; the weights are constants
+    (no gradient). ``normalize=False`` is the unnormalized ``W (1 - p) - sum_j w_j (1 - s_j)``.
 
-    Args:
-        temperature: ``t`` > 0.
-        power: exponent of the distance, > 0. (The official code passes it in an argument called ``tau_plus``.)
-        normalize: divide by the sum of the weights.
-
-    Paper: Tian 2022; the code is that of Wu et al. 2023 (``a_cl`` and ``a_cl2``).
+    Paper: Tian 2022, https://arxiv.org/abs/2201.12680, as in the code of Wu et al. 2023 (``a_cl`` and ``a_cl2``).
     """
 
     formula = "sum_j w_j / W (s_j - p),  w = e^{-(1 - s)^power / t}"
-    paper = "Tian 2022, understanding deep contrastive learning via coordinate-wise optimization"
+    paper = (
+        "Tian 2022, understanding deep contrastive learning via coordinate-wise optimization, "
+        "https://arxiv.org/abs/2201.12680"
+    )
+    use = "hard negatives should count more, by a power of their distance"
+    tune_first = "t, then power"
+    cost = "a softmax"
 
-    temperature = Real("t", 0, open_low=True, always=True)
-    power = Real("power", 0, open_low=True)
-    normalize = Flag("normalize")
-
-    def __init__(self, temperature: Number = 0.5, power: Number = 4.0, normalize: bool = True) -> None:
-        super().__init__(temperature=temperature, power=power, normalize=normalize)
+    temperature: Real = Real("t", low=0, open_low=True, default=0.5, always=True, doc="``t`` > 0.")
+    power: Real = Real(
+        low=0, open_low=True, default=4.0, doc="Exponent of the distance, > 0; the official code calls it ``tau_plus``."
+    )
+    normalize: Flag = Flag(default=True, doc="Divide by the sum of the weights.")
 
     def per_anchor(self, pos: Tensor, neg: Negatives) -> Tensor:
         def log_w(s: Tensor) -> Tensor:
-            # rounding can make a cosine exceed one, where a fractional power would be NaN
+            # rounding can push a cosine above one, where a fractional power is NaN
             distance: Tensor = (1 - s).clamp(min=0) ** self.power
             return -distance / self.temperature  # type: ignore[no-any-return]
 

@@ -7,24 +7,23 @@ import math
 import torch
 from torch import Tensor
 
-from ..batch.scores import Scores, logsumexp_over
-from ..engine.negatives import Negatives
-from ..hyper import Choice, Flag, Number, Real, Tracked, Value, log
+from ..batch.scores import Negatives, Scores, logsumexp_over
+from ..hyper import Choice, Flag, Real, Tracked, Value, log
 from ..objective import Objective
 
 
 def softplus(x: Tensor) -> Tensor:
-    """``log(1 + e^x)`` without the cut that torch's own makes at 20, where it is off by 2e-9."""
+    """Compute ``log(1 + e^x)``; torch's own switches to ``x`` at 20, which is off by 2e-9."""
     return -torch.nn.functional.logsigmoid(-x)
 
 
 def log_g0(neg: Negatives, t: Value) -> Tensor:
-    """``log mean_j e^{s_j / t}``."""
+    """Compute ``log mean_j e^{s_j / t}``, ``(anchors, 1)``."""
     return neg.logsumexp(lambda s: s / t) - neg.log_count  # type: ignore[no-any-return]
 
 
 def log_hard(neg: Negatives, t: Value, beta: Value, detach_weights: bool, base: Tensor) -> Tensor:
-    """``log (sum_j k_j^{beta+1} / sum_j k_j^beta)`` with ``k_j = e^{(s_j - base) / t}``."""
+    """Compute ``log (sum_j k_j^{beta+1} / sum_j k_j^beta)`` with ``k_j = e^{(s_j - base) / t}``, ``(anchors, 1)``."""
 
     def powers(s: Tensor, base: Tensor) -> tuple[Tensor, Tensor]:
         log_k = (s - base) / t
@@ -44,13 +43,13 @@ def log_debiased(
     beta: Value | None,
     detach_weights: bool = False,
 ) -> tuple[Tensor, Tensor]:
-    """``log g1`` (``beta=None``) or ``log g2``, and where their floor is active.
+    """Compute ``log g1`` (``beta=None``) or ``log g2``, and where the floor is active, each ``(anchors, 1)``.
 
     ``g = max{(u - prior mean_k E(v_k)) / (1 - prior), e^{-1/t}}`` where ``u`` is the plain or the hard mean of the
     negatives. The floor is the smallest mass that true negatives can have if similarities are cosines.
 
-    ``u`` and the positives' share may nearly cancel, which multiplies rounding errors. So both are taken relative to
-    a positive: then what is subtracted is small, and similarities are subtracted before they are divided by ``t``.
+    ``u`` and the positives' share may nearly cancel, which amplifies rounding errors. Both are therefore relative to a
+    positive: similarities are subtracted before they are divided by ``t``.
     """
     base = v[:, :1].detach()
     if beta is None:
@@ -62,14 +61,14 @@ def log_debiased(
     floor = -(1 + base) / t
     gap = log_v + log(prior) - log_u
     below = gap >= 0
-    # there the difference is not positive; a harmless stand-in keeps its unused gradient finite
+    # where the difference is not positive, a placeholder keeps the unused gradient finite
     value = log_u + log1mexp(torch.where(below, torch.full_like(gap, -1.0), gap)) - log(1 - prior)
     floored = below | (value <= floor)
     return torch.where(floored, floor, value) + base / t, floored
 
 
 def log1mexp(x: Tensor) -> Tensor:
-    """``log(1 - e^x)`` for x < 0, accurate at both ends."""
+    """Compute ``log(1 - e^x)`` for x < 0, accurately near 0 and far from it."""
     near = x > -math.log(2)
     small = torch.where(near, x, torch.full_like(x, -1.0))
     large = torch.where(near, torch.full_like(x, -1.0), x)
@@ -77,7 +76,7 @@ def log1mexp(x: Tensor) -> Tensor:
 
 
 class InfoNCE(Objective, name="infonce"):
-    """InfoNCE, also known as NT-Xent, N-pair or in-batch softmax loss.
+    """InfoNCE, also known as the NT-Xent, N-pair or in-batch softmax loss.
 
     With ``E(s) = e^{s/t}`` and the estimator ``G`` of the mean negative mass (here ``G = mean_j E(s_j)``):
 
@@ -89,18 +88,14 @@ class InfoNCE(Objective, name="infonce"):
     ``mean``            ``-log E(p) / G``                      CL-DRO's Eq. (1); may be negative
     ==================  =====================================  ===========================================
 
-    Several positives are averaged outside the logarithm. The choice of the denominator moves results as much
-    as the choice of the objective does: keep it fixed in comparisons.
+    Several positives are averaged outside the logarithm. The denominator changes results as much as the objective
+    does: keep it fixed in comparisons.
 
-    Args:
-        temperature: ``t`` > 0; also a :class:`Schedule` or a :class:`Learned` value.
-        denominator: see the table.
-        radius: if given, ``t`` follows the batches so that the implied worst-case distribution stays about
-            this far (in KL) from the empirical one, by CL-DRO's rule ``t = sqrt(Var(s) / (2 radius))``;
-            ``temperature`` is then unused.
-
-    Papers: van den Oord et al. 2018; Chen et al. 2020 (SimCLR); Yeh et al. 2022 (decoupled); Wu et al. 2023
-    (CL-DRO, Eq. 1 and 6).
+    Papers:
+    van den Oord et al. 2018, https://arxiv.org/abs/1807.03748;
+    Chen et al. 2020 (SimCLR), https://arxiv.org/abs/2002.05709;
+    Yeh et al. 2022 (decoupled), https://arxiv.org/abs/2110.06848;
+    Wu et al. 2023 (CL-DRO, Eq. 1 and 6), https://arxiv.org/abs/2310.11048.
 
     >>> import torch, counterpoint as cp
     >>> z1, z2 = torch.randn(2, 8, 16, generator=torch.Generator().manual_seed(0))
@@ -109,17 +104,28 @@ class InfoNCE(Objective, name="infonce"):
     """
 
     formula = "-log E(p) / (E(p) + N mean_j E(s_j)),  E(s) = e^{s/t}"
-    paper = "Chen et al. 2020, SimCLR"
+    paper = "Chen et al. 2020, SimCLR, https://arxiv.org/abs/2002.05709"
+    use = "a baseline, and often enough"
+    tune_first = "t: it matters more than any other parameter"
+    cost = "the reference for all others"
 
-    temperature = Real("t", 0, open_low=True, always=True)
-    denominator = Choice("with_positive", "negatives", "mean", always=True)
-    radius = Real("radius", 0, open_low=True, optional=True, fixed=True)
+    temperature: Real = Real("t", low=0, open_low=True, default=0.5, always=True, doc="``t`` > 0.")
+    denominator: Choice = Choice(
+        "with_positive", "negatives", "mean", default="with_positive", always=True, kw_only=True, doc="See the table."
+    )
+    radius: Real[float | None] = Real(
+        low=0,
+        open_low=True,
+        default=None,
+        optional=True,
+        fixed=True,
+        kw_only=True,
+        doc="If set, replace ``temperature`` by CL-DRO's rule ``t = sqrt(Var(s) / (2 radius))``: ``t`` follows the "
+        "batches so that the implied worst-case distribution stays about this far (in KL) from the empirical one.",
+    )
 
-    def __init__(
-        self, temperature: Number = 0.5, denominator: str = "with_positive", radius: float | None = None, **more: object
-    ) -> None:
-        super().__init__(temperature=temperature, denominator=denominator, radius=radius, **more)
-        if radius is not None:
+    def __post_init__(self) -> None:
+        if self.radius is not None:
             self.tracked_temperature = Tracked()
 
     def losses(self, scores: Scores) -> Tensor:
@@ -127,57 +133,52 @@ class InfoNCE(Objective, name="infonce"):
         return self.contrast(scores, self.log_mass(scores, t), t)
 
     def tau(self, neg: Negatives) -> Value:
-        """The temperature in force: the given one, or the one that keeps ``radius``."""
+        """Return the temperature, or the one that corresponds to ``radius``."""
         if self.radius is None:
             return self.temperature  # type: ignore[no-any-return]
         with torch.no_grad():
             t = (neg.batch_mean(neg.variance()) / (2 * self.radius)).sqrt()
-        # equal similarities have no variance, and no direction in which a temperature would matter
+        # without variance, any temperature gives the same weights
         return self.tracked_temperature(t.clamp(min=1e-3))  # type: ignore[no-any-return]
 
     def log_mass(self, scores: Scores, t: Value) -> Tensor:
-        """``log (N G)``, the logarithm of the estimated total mass of the negatives."""
+        """Estimate the total mass of the negatives, as ``log (N G)``, ``(anchors, 1)``."""
         return log_g0(scores.neg, t) + scores.neg.log_count
 
     def contrast(self, scores: Scores, log_mass: Tensor, t: Value) -> Tensor:
-        """``-log E(p) / (...)`` with the denominator that was chosen."""
+        """Compute ``-log E(p) / (...)`` with the chosen denominator, ``(anchors, P)``."""
         if self.denominator == "mean":
             return log_mass - scores.neg.log_count - scores.pos / t
-        if self.denominator == "negatives" or scores.alone:
+        if self.denominator == "negatives" or scores.negatives_only:
             return log_mass - scores.pos / t
-        if scores.kept is not None:
-            return torch.logaddexp(scores.kept / t, log_mass) - scores.pos / t
+        if scores.denominator_pos is not None:
+            return torch.logaddexp(scores.denominator_pos / t, log_mass) - scores.pos / t
         return softplus(log_mass - scores.pos / t)
 
 
 class DCL(InfoNCE, name="dcl"):
-    """Debiased contrastive loss: takes the false negatives' expected share out of the negative mass (g1).
+    """Debiased contrastive loss: subtract the expected mass of false negatives (g1).
 
     ``G = max{(mean_j E(s_j) - prior * mean_k E(v_k)) / (1 - prior), e^{-1/t}}``, where ``v`` are the anchor's own
-    positives. Where the floor is active the gradient of ``G`` is zero. ``prior = 0`` is InfoNCE.
+    positives. Where the floor is active, the gradient of ``G`` is zero. ``prior = 0`` is InfoNCE.
 
-    Args:
-        prior: ``tau+``, the probability that a negative is a false one, in ``[0, 1)``. A prior per sample is given
-            at the call: ``loss_fn(z1, z2, prior=tensor)``.
-        temperature, denominator, radius: as in :class:`InfoNCE`.
-
-    Paper: Chuang et al. 2020.
+    Paper: Chuang et al. 2020, https://arxiv.org/abs/2007.00224.
     """
 
     formula = "-log E(p) / (E(p) + N g1),  g1 = max{(mean E(s) - prior mean E(v)) / (1 - prior), e^{-1/t}}"
-    paper = "Chuang et al. 2020, debiased contrastive learning"
+    paper = "Chuang et al. 2020, debiased contrastive learning, https://arxiv.org/abs/2007.00224"
+    use = "many false negatives, and you know about how many (the class prior)"
+    tune_first = "t, then prior (.01, .05, .1)"
+    cost = "negligible"
 
-    prior = Real("prior", 0, 1, open_high=True)
-
-    def __init__(
-        self,
-        temperature: Number = 0.5,
-        prior: Number = 0.1,
-        denominator: str = "with_positive",
-        radius: float | None = None,
-        **more: object,
-    ) -> None:
-        super().__init__(temperature, denominator, radius, prior=prior, **more)
+    prior: Real = Real(
+        low=0,
+        high=1,
+        open_high=True,
+        default=0.1,
+        doc="``tau+``, the probability that a negative is a false one, in ``[0, 1)``; pass one per sample in the call: "
+        "``loss_fn(z1, z2, prior=tensor)``.",
+    )
 
     def log_mass(self, scores: Scores, t: Value) -> Tensor:
         return self._estimate(scores, t)[0] + scores.neg.log_count
@@ -196,35 +197,24 @@ class DCL(InfoNCE, name="dcl"):
 
 
 class HCL(DCL, name="hcl"):
-    """Hard-negative contrastive loss: debiased, and with more weight on the most similar negatives (g2).
+    """Hard-negative contrastive loss: debiased, with more weight on the most similar negatives (g2).
 
     ``G = max{(sum_j k_j^{beta+1} / sum_j k_j^beta - prior * mean_k E(v_k)) / (1 - prior), e^{-1/t}}`` with
     ``k_j = E(s_j)``. ``beta = 0`` is :class:`DCL`.
 
-    Args:
-        beta: concentration on hard negatives, at least 0.
-        detach_weights: treat the weights ``k^beta`` as constants. The official code lets the gradient through.
-        temperature, prior, denominator, radius: as in :class:`DCL`.
-
-    Paper: Robinson et al. 2021.
+    Paper: Robinson et al. 2021, https://arxiv.org/abs/2010.04592.
     """
 
     formula = "-log E(p) / (E(p) + N g2),  g2 = g1 with mean E(s) weighted by E(s)^beta"
-    paper = "Robinson et al. 2021, contrastive learning with hard negative samples"
+    paper = "Robinson et al. 2021, contrastive learning with hard negative samples, https://arxiv.org/abs/2010.04592"
+    use = "as dcl, where hard negatives should count more"
+    tune_first = "t, then prior (.01, .05, .1), then beta (.5, 1, 2)"
+    cost = "one more log-sum-exp"
 
-    beta = Real("beta", 0)
-    detach_weights = Flag("detach_weights")
-
-    def __init__(
-        self,
-        temperature: Number = 0.5,
-        prior: Number = 0.1,
-        beta: Number = 1.0,
-        denominator: str = "with_positive",
-        detach_weights: bool = False,
-        radius: float | None = None,
-    ) -> None:
-        super().__init__(temperature, prior, denominator, radius, beta=beta, detach_weights=detach_weights)
+    beta: Real = Real(low=0, default=1.0, doc="Concentration on hard negatives, at least 0.")
+    detach_weights: Flag = Flag(
+        default=False, kw_only=True, doc="Treat the weights ``k^beta`` as constants; the official code does not."
+    )
 
     def _hardness(self) -> tuple[Value | None, bool]:
         return self.beta, self.detach_weights

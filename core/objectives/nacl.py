@@ -1,4 +1,7 @@
-"""Neighbourhood-analysis contrastive losses (NCA, MixNCA), the robust term, and their sum, IntNaCl."""
+"""Neighborhood-analysis contrastive losses (NCA, MixNCA), the robust term, and their sum, IntNaCl.
+
+Ko et al. 2022, https://arxiv.org/abs/2112.04468. The paper writes every equation with ``t = 1``.
+"""
 
 from __future__ import annotations
 
@@ -9,36 +12,47 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from ..batch.scores import Scores
-from ..engine.negatives import Negatives
-from ..hyper import Choice, Flag, Number, Real, log
+from ..batch.scores import Negatives, Scores
+from ..hyper import Choice, Flag, Real, log
 from ..objective import Objective
 from .infonce import log_debiased, log_g0, softplus
 
 
 class _Estimated(Objective):
-    """What the losses of this family share: a temperature and an estimator of the negative mass."""
+    """The base of this family: a temperature and an estimator of the negative mass."""
 
-    paper = "Ko et al. 2022, revisiting contrastive learning through the lens of neighborhood component analysis"
+    paper = (
+        "Ko et al. 2022, revisiting contrastive learning through the lens of neighborhood component analysis, "
+        "https://arxiv.org/abs/2112.04468"
+    )
 
-    temperature = Real("t", 0, open_low=True, always=True)
-    estimator = Choice("g0", "g1", "g2", short="g")
-    prior = Real("prior", 0, 1, open_high=True)
-    beta = Real("beta", 0)
+    temperature: Real = Real("t", low=0, open_low=True, default=0.5, always=True, doc="``t`` > 0.")
+    estimator: Choice = Choice(
+        "g0",
+        "g1",
+        "g2",
+        short="g",
+        default="g2",
+        doc="The estimator ``G``: ``g0`` (plain), ``g1`` (debiased) or ``g2`` (hard, debiased).",
+    )
+    prior: Real = Real(
+        low=0, high=1, open_high=True, default=0.01, kw_only=True, doc="``tau+`` of g1 and g2, in ``[0, 1)``."
+    )
+    beta: Real = Real(low=0, default=1.0, kw_only=True, doc="Concentration of g2 on hard negatives, at least 0.")
 
-    def log_mass(self, scores: Scores, neg: Negatives | None = None, estimator: str | None = None) -> Tensor:
-        """``log (N G)`` of ``neg`` (by default the scores' own), with the positives of ``scores`` in g1 and g2."""
-        neg, t, estimator = neg or scores.neg, self.temperature, estimator or self.estimator
-        if estimator == "g0":
+    def log_mass(self, scores: Scores, neg: Negatives | None = None) -> Tensor:
+        """Estimate ``log (N G)`` of ``neg`` (by default of ``scores.neg``), ``(anchors, 1)``."""
+        neg, t = neg or scores.neg, self.temperature
+        if self.estimator == "g0":
             return log_g0(neg, t) + neg.log_count
         prior = self.prior if scores.prior is None else scores.prior
         v, mask = scores.class_positives()
-        beta = None if estimator == "g1" else self.beta
+        beta = None if self.estimator == "g1" else self.beta
         return log_debiased(neg, v, mask, t, prior, beta)[0] + neg.log_count
 
 
 class _Clean(_Estimated):
-    """``-log E(p) / (E(p) + N G)`` with any estimator and an anchor's first positive, the papers' ``x+``."""
+    """``-log E(p) / (E(p) + N G)`` with any estimator and each anchor's first positive, ``x+`` in the paper."""
 
     def losses(self, scores: Scores) -> Tensor:
         return softplus(self.log_mass(scores) - scores.first_positive() / self.temperature)
@@ -50,31 +64,19 @@ class NCA(_Estimated, name="nca"):
     ``-log S / (S + N G)`` with ``S = sum_j E(p_j)`` over the anchor's ``M`` positives. With one positive it is InfoNCE
     (g0), DCL (g1) or HCL (g2).
 
-    Args:
-        temperature: ``t`` > 0.
-        estimator: ``g0``, ``g1`` or ``g2``, the estimator ``G`` of the negative mass.
-        prior: ``tau+`` of g1 and g2, in ``[0, 1)``.
-        beta: concentration of g2, at least 0.
-        count_positives: ``M N G`` instead of ``N G``, as in the paper's appendix B: then ``M`` identical positives
-            give InfoNCE exactly.
-
-    Paper: Ko et al. 2022, Eq. (7).
+    Paper: Ko et al. 2022, Eq. (7), https://arxiv.org/abs/2112.04468.
     """
 
     formula = "-log S / (S + N G),  S = sum_j E(p_j)"
-    count_positives = Flag("count_positives")
+    use = "several positives per sample, pooled inside the logarithm"
+    tune_first = "t, then the number of views"
+    cost = "more views"
 
-    def __init__(
-        self,
-        temperature: Number = 0.5,
-        estimator: str = "g2",
-        prior: Number = 0.01,
-        beta: Number = 1.0,
-        count_positives: bool = False,
-    ) -> None:
-        super().__init__(
-            temperature=temperature, estimator=estimator, prior=prior, beta=beta, count_positives=count_positives
-        )
+    count_positives: Flag = Flag(
+        default=False,
+        kw_only=True,
+        doc="``M N G`` instead of ``N G``, as in the paper's appendix B: ``M`` identical positives are then InfoNCE.",
+    )
 
     def losses(self, scores: Scores) -> Tensor:
         log_s = scores.positives_logsumexp(scores.pos / self.temperature)
@@ -88,31 +90,21 @@ class MixNCA(_Clean, name="mixnca"):
     """MixNCA: mixed views are positives with probability ``lam``.
 
     ``-log E(p) / (E(p) + N G) - lam mean_j log O_j - (1 - lam) mean_j log(1 - O_j)`` with
-    ``O_j = E(m_j) / (E(m_j) + N G)`` for the ``M - 1`` views ``lam x+ + (1 - lam) x_j^-`` mixed in input space, made by
-    :func:`counterpoint.views.mix` and passed as ``mixed=``. Without mixed views (``M = 1``) the sums are empty. In a
-    batch, every mixed view is compared with the batch's negatives. The positives in the estimators g1 and g2 are the
-    clean ones in every term.
+    ``O_j = E(m_j) / (E(m_j) + N G)`` for the ``M - 1`` views ``lam x+ + (1 - lam) x_j^-`` mixed in input space.
+    :func:`counterpoint.views.mix` computes them; pass their embeddings as ``mixed=``. Without mixed views (``M = 1``)
+    the sums are empty. Every mixed view is compared with the batch's negatives. The positives in the estimators g1 and
+    g2 are the clean ones in every term.
 
-    Args:
-        lam: in ``[0, 1]``; the paper uses .5 with g2 and .9 with g0.
-        temperature, estimator, prior, beta: as in :class:`NCA`.
-
-    Paper: Ko et al. 2022, Eq. (8), Table S1.
+    Paper: Ko et al. 2022, Eq. (8), Table S1, https://arxiv.org/abs/2112.04468.
     """
 
     formula = "-log E(p)/(E(p) + N G) - lam mean_j log O_j - (1 - lam) mean_j log(1 - O_j)"
+    use = "as nca, with mixtures of samples as soft positives"
+    tune_first = "t, then lam (.5, .7, .9)"
+    cost = "mixed views"
     pairing = "first_two"
-    lam = Real("lam", 0, 1)
 
-    def __init__(
-        self,
-        temperature: Number = 0.5,
-        estimator: str = "g2",
-        lam: Number = 0.5,
-        prior: Number = 0.01,
-        beta: Number = 1.0,
-    ) -> None:
-        super().__init__(temperature=temperature, estimator=estimator, lam=lam, prior=prior, beta=beta)
+    lam: Real = Real(low=0, high=1, default=0.5, doc="In ``[0, 1]``; the paper uses .5 with g2 and .9 with g0.")
 
     @property
     def needs(self) -> frozenset[str]:
@@ -130,40 +122,28 @@ class MixNCA(_Clean, name="mixnca"):
 class Robust(_Estimated, name="robust"):
     """The robust term: the adversarial view as the positive, among clean and adversarial negatives.
 
-    ``mean_i w_i * -log E(a_i) / (E(a_i) + N G)``. The adversarial embeddings are passed as ``adversarial=``, made by
-    :func:`counterpoint.views.attack`. The positives in the estimators g1 and g2 are the clean ones.
+    ``mean_i w_i * -log E(a_i) / (E(a_i) + N G)``. :func:`counterpoint.views.attack` computes adversarial views; pass
+    their embeddings as ``adversarial=``. The positives in the estimators g1 and g2 are the clean ones.
 
-    Args:
-        weight: ``clean``: an anchor's clean loss with the same estimator, so that samples that are hard to tell
-            apart count more (the paper's ``w-hat``); ``one``: 1.
-        detach_weight: keep the weight constant. The paper is silent; ``False`` is the other reading.
-        temperature, estimator, prior, beta: as in :class:`NCA`.
-
-    Paper: Ko et al. 2022, section 3.3.
+    Paper: Ko et al. 2022, section 3.3, https://arxiv.org/abs/2112.04468.
     """
 
     formula = "w_i * -log E(a_i) / (E(a_i) + N G),  w = 1 or the anchor's clean loss"
+    use = "a term that adds adversarial robustness to another objective"
+    tune_first = "epsilon of the attack"
+    cost = "an attack"
     pairing = "first_two"
-    weight = Choice("clean", "one", short="weight")
-    detach_weight = Flag("detach_weight")
 
-    def __init__(
-        self,
-        temperature: Number = 0.5,
-        estimator: str = "g2",
-        weight: str = "clean",
-        prior: Number = 0.01,
-        beta: Number = 1.0,
-        detach_weight: bool = True,
-    ) -> None:
-        super().__init__(
-            temperature=temperature,
-            estimator=estimator,
-            weight=weight,
-            prior=prior,
-            beta=beta,
-            detach_weight=detach_weight,
-        )
+    weight: Choice = Choice(
+        "clean",
+        "one",
+        default="clean",
+        doc="``clean``: the anchor's clean loss with the same estimator, so that samples that are hard to tell apart "
+        "count more (``w-hat`` in the paper); ``one``: 1.",
+    )
+    detach_weight: Flag = Flag(
+        default=True, kw_only=True, doc="Treat the weight as a constant; the paper does not say which it does."
+    )
 
     @property
     def needs(self) -> frozenset[str]:
@@ -188,13 +168,16 @@ class _Integrated(_Estimated):
 
     pairing = "first_two"
 
-    alpha = Real("alpha", 0)
-    robust_estimator = Choice("g0", "g1", "g2", short="g_robust")
-    weight = Choice("clean", "one")
-    detach_weight = Flag("detach_weight")
+    alpha: Real = Real(
+        low=0, default=1.0, kw_only=True, doc="Weight of the robust term, at least 0; 0 needs no adversarial views."
+    )
+    robust_estimator: Choice = Choice(
+        "g0", "g1", "g2", short="g_robust", default="g2", kw_only=True, doc="``G2``, the estimator of the robust term."
+    )
+    weight: Choice = Robust.weight
+    detach_weight: Flag = Robust.detach_weight
 
-    def __init__(self, **values: Any) -> None:
-        super().__init__(**values)
+    def __post_init__(self) -> None:
         self.accurate = torch.nn.ModuleList(self._accurate())
         robust = {k: self._hyper[k] for k in ("weight", "detach_weight")}
         self.robust = Robust(estimator=self._hyper["robust_estimator"], **self._shared(), **robust)
@@ -224,56 +207,26 @@ class IntCL(_Integrated, name="intcl"):
     """Integrated contrastive loss: InfoNCE, DCL or HCL plus the robust term.
 
     ``-log E(p) / (E(p) + N G1) + alpha L_Robust(G2, w)``. With ``estimator=robust_estimator="g0", weight="one"`` it is
-    the adversarial loss of Ho and Vasconcelos 2020.
+    the adversarial loss of Ho and Vasconcelos 2020, https://arxiv.org/abs/2010.12050.
 
-    Args:
-        estimator, robust_estimator: ``G1`` and ``G2``, each ``g0``, ``g1`` or ``g2``.
-        alpha: weight of the robust term, at least 0; at 0 no adversarial views are needed.
-        weight, detach_weight: as in :class:`Robust`.
-        temperature, prior, beta: as in :class:`NCA`.
-
-    Paper: Ko et al. 2022, section 3.3.
+    Paper: Ko et al. 2022, section 3.3, https://arxiv.org/abs/2112.04468.
     """
 
     formula = "-log E(p) / (E(p) + N G1) + alpha L_Robust(G2, w)"
-
-    def __init__(
-        self,
-        temperature: Number = 0.5,
-        estimator: str = "g2",
-        robust_estimator: str = "g2",
-        alpha: Number = 1.0,
-        weight: str = "clean",
-        prior: Number = 0.01,
-        beta: Number = 1.0,
-        detach_weight: bool = True,
-    ) -> None:
-        super().__init__(
-            temperature=temperature,
-            estimator=estimator,
-            robust_estimator=robust_estimator,
-            alpha=alpha,
-            weight=weight,
-            prior=prior,
-            beta=beta,
-            detach_weight=detach_weight,
-        )
+    use = "adversarial robustness"
+    tune_first = "epsilon of the attack, then alpha"
+    cost = "an attack and its forward pass"
 
     def _accurate(self) -> list[Objective]:
         return [_Clean(**self._shared(), estimator=self._hyper["estimator"])]
 
 
 class IntNaCl(_Integrated, name="intnacl"):
-    """Integrated neighbourhood-analysis loss: accuracy from several positives, robustness from adversarial views.
+    """Integrated neighborhood-analysis loss: accuracy from several positives, robustness from adversarial views.
 
     ``L_NaCl(G1) + alpha L_Robust(G2, w)`` where ``L_NaCl`` is :class:`NCA`, :class:`MixNCA` or (Table 5) their sum.
 
-    Args:
-        base: ``nca``, ``mixnca`` or ``both``.
-        lam: as in :class:`MixNCA`.
-        temperature, estimator, robust_estimator, alpha, weight, prior, beta, detach_weight: as in :class:`IntCL`.
-
-    Paper: Ko et al. 2022, Eq. (9), Table 1. The paper writes every equation with ``t = 1``.
+    Paper: Ko et al. 2022, Eq. (9), Table 1, https://arxiv.org/abs/2112.04468.
 
     >>> import counterpoint as cp
     >>> cp.IntNaCl(base="mixnca", lam=0.9)
@@ -281,35 +234,12 @@ class IntNaCl(_Integrated, name="intnacl"):
     """
 
     formula = "L_NaCl(G1) + alpha L_Robust(G2, w)"
+    use = "adversarial robustness, with several or mixed positives"
+    tune_first = "epsilon of the attack, then alpha, then lam (.5, .7, .9)"
+    cost = "an attack, mixed views and their forward passes"
 
-    base = Choice("nca", "mixnca", "both")
-    lam = Real("lam", 0, 1)
-
-    def __init__(
-        self,
-        temperature: Number = 0.5,
-        base: str = "nca",
-        estimator: str = "g2",
-        robust_estimator: str = "g2",
-        alpha: Number = 1.0,
-        lam: Number = 0.5,
-        weight: str = "clean",
-        prior: Number = 0.01,
-        beta: Number = 1.0,
-        detach_weight: bool = True,
-    ) -> None:
-        super().__init__(
-            temperature=temperature,
-            base=base,
-            estimator=estimator,
-            robust_estimator=robust_estimator,
-            alpha=alpha,
-            lam=lam,
-            weight=weight,
-            prior=prior,
-            beta=beta,
-            detach_weight=detach_weight,
-        )
+    base: Choice = Choice("nca", "mixnca", "both", default="nca", doc="``L_NaCl``.")
+    lam: Real = Real(low=0, high=1, default=0.5, kw_only=True, doc="As in MixNCA.")
 
     def _accurate(self) -> list[Objective]:
         shared = {**self._shared(), "estimator": self._hyper["estimator"]}

@@ -1,4 +1,4 @@
-"""What several positives mean: the worst of them (ArCL), their mean (AAL), or a debiased estimate."""
+"""Several positives per anchor: the worst of them (ArCL), their mean (AAL), or a debiased estimate."""
 
 from __future__ import annotations
 
@@ -7,32 +7,27 @@ from torch import Tensor
 
 from .. import checks
 from ..batch.scores import Scores
-from ..hyper import Choice, Flag, Number, Real, Whole, log
+from ..hyper import Choice, Flag, Real, Whole, log
 from ..objective import Objective, Wrapper
 from ..vectors import unit, widen
 from .infonce import softplus
 
 
 class ArCL(Wrapper, name="arcl"):
-    """Augmentation-robust contrastive learning: any objective, pulling on the worst pair of views only.
+    """Augmentation-robust contrastive learning: apply ``objective`` to the worst pair of views of each sample.
 
-    The positive becomes ``s+ = min over pairs of views of cos``, the anchors are the first views. What stays in the
-    denominator of an objective that keeps its positive there is what the paper's algorithms print:
+    The positive is ``s+ = min over pairs of views of cos``; the anchors are the first views. If the inner objective
+    keeps its positive in the denominator, the paper's algorithms replace it there:
 
     ====================  =================================================================================
-    ``denominator``       what the numerator's place in the denominator holds
+    ``denominator``       what replaces the positive in the denominator
     ====================  =================================================================================
     ``paper``             Algorithm 1 (views): the similarity of views 1 and 2, whichever pair is worst.
-                          Algorithm 2 (queue): nothing, the queue alone.
-    ``worst``             the worst pair itself (for a queue: as MoCo has it)
+                          Algorithm 2 (queue): nothing, only the queue.
+    ``worst``             the worst pair itself (with a queue: as in MoCo)
     ====================  =================================================================================
 
-    Args:
-        objective: what is applied to the worst pair; an objective or a spec.
-        denominator: see the table. Scores that are handed over ready-made know no views, and use ``worst``.
-        views: how many views the data side shall make, checked at the call; None accepts any number.
-
-    Paper: Zhao et al. 2023, Algorithms 1 and 2.
+    Paper: Zhao et al. 2023, Algorithms 1 and 2, https://arxiv.org/abs/2303.01092.
 
     >>> import counterpoint as cp
     >>> cp.ArCL(cp.HCL(prior=0.1), views=4)
@@ -40,40 +35,44 @@ class ArCL(Wrapper, name="arcl"):
     """
 
     formula = "L(s+, negatives),  s+ = min_{j != k} cos(z_j, z_k)"
-    paper = "Zhao et al. 2023, ArCL: enhancing contrastive learning with augmentation-robust representations"
+    paper = (
+        "Zhao et al. 2023, ArCL: enhancing contrastive learning with augmentation-robust representations, "
+        "https://arxiv.org/abs/2303.01092"
+    )
+    use = "representations fail under shift: pulls the worst pair of views together"
+    tune_first = "views (4 and more), then t"
+    cost = "more views"
     pairing = "arcl"
 
-    denominator = Choice("paper", "worst")
-    views = Whole("views", low=2)
-
-    def __init__(
-        self, objective: Objective | str = "infonce", denominator: str = "paper", views: int | None = None
-    ) -> None:
-        super().__init__(objective, denominator=denominator, views=views)
+    denominator: Choice = Choice(
+        "paper", "worst", default="paper", doc="See the table; always ``worst`` for scores that you pass yourself."
+    )
+    views: Whole = Whole(
+        low=2, default=None, doc="The number of views that every call must have; None accepts any number."
+    )
 
     def align(self, scores: Scores) -> Tensor:
-        """The similarity that stands for all positives of an anchor."""
+        """Reduce the positives of each anchor to one similarity, ``(anchors, 1)``."""
         return scores.positives_min(scores.pos)
 
     def aligned(self, scores: Scores) -> Scores:
-        """The scores that the inner objective sees: one positive, and what stays in its denominator."""
-        pairs = {"arcl": 2, "queue": 1}.get(scores.layout)  # how often each ordered pair of views is counted, halved
-        if self.views is not None and pairs is not None:
-            got = round((1 + (1 + 4 * pairs * scores.pos.shape[1]) ** 0.5) / 2)
-            if got != self.views:
-                raise ValueError(f"{self.name}: views={self.views} were expected, got {got}.")
+        """Return the scores for the inner objective: one positive, and what replaces it in the denominator."""
+        known = scores.views is not None and scores.layout in ("arcl", "queue")
+        if self.views is not None and known and scores.views != self.views:
+            raise ValueError(f"{self.name}: views={self.views} were expected, got {scores.views}.")
         paper = self.denominator == "paper"
         return Scores(
             self.align(scores),
             scores.neg,
             layout=scores.layout,
-            kept=scores.kept if paper else None,
-            alone=paper and scores.layout == "queue",
+            denominator_pos=scores.denominator_pos if paper else None,
+            negatives_only=paper and scores.layout == "queue",
             v=scores.v,
             prior=scores.prior,
             anchors=scores.anchors,
             adversarial=scores.adversarial,
             mixed=scores.mixed,
+            views=scores.views,
         )
 
     def losses(self, scores: Scores) -> Tensor:
@@ -84,19 +83,26 @@ class ArCL(Wrapper, name="arcl"):
 
 
 class AAL(ArCL, name="aal"):
-    """Average alignment: as :class:`ArCL`, with the mean over all pairs of views instead of the worst pair.
+    """Average alignment: :class:`ArCL` with the mean over all pairs of views instead of the worst pair.
 
-    ArCL's own ablation (appendix E.2): it separates what several views bring from what the minimum brings.
+    It is ArCL's own ablation (appendix E.2), which separates the effect of several views from that of the minimum.
     """
 
     formula = "L(s, negatives),  s = mean_{j != k} cos(z_j, z_k)"
+    use = "to see what more views gain by themselves, compared with arcl"
+    tune_first = "views, then t"
+    cost = "more views"
 
     def align(self, scores: Scores) -> Tensor:
         return scores.positives_mean(scores.pos)
 
 
 def worst_alignment(views: Tensor) -> Tensor:
-    """ArCL's alignment loss (Eq. 7), ``mean_i max_{j,k} ||z_ij - z_ik||^2``, of unit-length ``(B, m, d)`` views."""
+    """Compute ArCL's alignment loss (Eq. 7), ``mean_i max_{j,k} ||z_ij - z_ik||^2``.
+
+    Args:
+        views: ``(B, views, d)`` embeddings, normalized here.
+    """
     if checks.is_float(views, "worst_alignment").dim() != 3:
         raise ValueError(f"worst_alignment: expected (batch, views, width), got shape {checks.shape(views)}.")
     z = unit(widen(checks.is_finite(views, "worst_alignment")))
@@ -105,45 +111,41 @@ def worst_alignment(views: Tensor) -> Tensor:
 
 
 class DebiasedPositives(Objective, name="debpos"):
-    """Positive-debiased loss: corrects for positives that come from a finite, biased set of augmentations.
+    """Positive-debiased loss: correct for positives from a finite, biased set of augmentations.
 
     With ``P- = mean_i E(u_i)`` over the negatives and ``P = (sum_i E(u_i) + E(v) + e^{1/t}) / (N + 2)``::
 
         R = P - (1 - prior) P-,    loss = -log R / (R + N prior P-)
 
     Several positives are combined by ``aggregation``: ``combination`` averages the losses over all pairs of views,
-    each with those two views' negatives (Eq. 16); ``group_mean`` puts ``mean_j E(v_j)`` in the place of ``E(v)`` (the
-    authors' grouping code); ``group_sum`` puts ``sum_j E(v_j)``, and ``N + M + 1`` below.
+    each with those two views' negatives (Eq. 16); ``group_mean`` replaces ``E(v)`` by ``mean_j E(v_j)`` (the authors'
+    grouping code); ``group_sum`` replaces it by ``sum_j E(v_j)``, and ``N + 2`` by ``N + M + 1``.
 
-    ``R`` estimates a positive quantity, but can be negative if ``prior < 1 / (N + 2)``. ``floor=True`` keeps it at the
-    paper's lower bound ``prior e^{-1/t}``, with zero gradient through it; ``floor=False`` is the bare formula, NaN or
-    finite and meaningless there.
+    ``R`` estimates a positive quantity, but can be negative if ``prior < 1 / (N + 2)``. ``floor=True`` clamps it to the
+    paper's lower bound ``prior e^{-1/t}``, where its gradient is zero; ``floor=False`` is the bare formula, which is
+    NaN or meaningless there.
 
-    Args:
-        temperature: ``t`` > 0.
-        prior: ``tau+``, the probability of a sample's class, in ``(0, 1)``; per sample at the call.
-        aggregation: ``combination``, ``group_mean`` or ``group_sum``.
-        floor: see above.
-
-    Paper: Troeshestova, mitigating distributional biases in contrastive learning, Eq. (12) to (14) and (16).
+    Paper: Troeshestova and Isachenko, mitigating distributional biases in contrastive learning (preprint), Eq. (12) to
+    (14) and (16).
     """
 
     formula = "-log R / (R + N prior P-),  R = P - (1 - prior) P-,  P = (sum E(u) + E(v) + e^{1/t}) / (N + 2)"
-    paper = "Troeshestova, mitigating distributional biases in contrastive learning"
+    paper = "Troeshestova and Isachenko, mitigating distributional biases in contrastive learning (preprint)"
+    use = "positives are sometimes wrong (strong augmentation, noisy pairs), with several views"
+    tune_first = "t, then prior"
+    cost = "more views"
 
-    temperature = Real("t", 0, open_low=True, always=True)
-    prior = Real("prior", 0, 1, open_low=True, open_high=True)
-    aggregation = Choice("combination", "group_mean", "group_sum", short="aggregation")
-    floor = Flag("floor")
-
-    def __init__(
-        self,
-        temperature: Number = 0.5,
-        prior: Number = 0.1,
-        aggregation: str = "combination",
-        floor: bool = True,
-    ) -> None:
-        super().__init__(temperature=temperature, prior=prior, aggregation=aggregation, floor=floor)
+    temperature: Real = Real("t", low=0, open_low=True, default=0.5, always=True, doc="``t`` > 0.")
+    prior: Real = Real(
+        low=0,
+        high=1,
+        open_low=True,
+        open_high=True,
+        default=0.1,
+        doc="``tau+``, the probability of a class; or one per sample in the call.",
+    )
+    aggregation: Choice = Choice("combination", "group_mean", "group_sum", default="combination", doc="See above.")
+    floor: Flag = Flag(default=True, doc="See above.")
 
     @property
     def pairing(self) -> str:  # type: ignore[override]
@@ -160,7 +162,7 @@ class DebiasedPositives(Objective, name="debpos"):
         return torch.where(inside, loss, -ratio.log())
 
     def _numerator(self, scores: Scores) -> tuple[Tensor, Tensor, Tensor]:
-        """``R``, ``log(N prior P-)`` and the log of the floor, all times ``e^{-1/t}`` so as not to overflow."""
+        """Compute ``R``, ``log(N prior P-)`` and the log of the floor, all times ``e^{-1/t}`` to avoid overflow."""
         t, neg = self.temperature, scores.neg
         prior = self.prior if scores.prior is None else checks.is_prior(scores.prior, zero=False)
         n, m = neg.count, scores.positives_count()
@@ -171,7 +173,7 @@ class DebiasedPositives(Objective, name="debpos"):
         elif self.aggregation == "group_sum":
             pull = scores.positives_logsumexp((scores.pos - 1) / t).exp()
         divisor = n + (m + 1 if self.aggregation == "group_sum" else 2)
-        # P - (1 - prior) P- with the sum over negatives collected: no difference of nearly equal numbers
+        # P - (1 - prior) P- with the sum over negatives factored out: no cancellation
         r = (pull + 1) / divisor + log_sum.exp() * (1 / divisor - (1 - prior) / n)
         log_floor = torch.as_tensor(log(prior) - 2 / t, dtype=r.dtype, device=r.device)
         return r, log_sum + log(prior), log_floor

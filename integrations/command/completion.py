@@ -1,178 +1,145 @@
-"""``counterpoint completion``: a script for bash, zsh or fish that completes commands, flags, their choices and specs.
+"""``counterpoint completion``: a shell script that completes commands, flags, choices, files and objectives.
 
-All is written into the script when it is made, as importing torch at each press of the tab key would take seconds.
-Commands whose extra is missing are completed by name alone; make the script again after installing more.
+shtab writes the script from the parsers; only specs such as ``arcl(adnce:t=0.2,mu=...)`` need code of our own. The
+script holds the names of all objectives and parameters, so that completion starts no Python. Print it again after an
+update.
 """
 
 from __future__ import annotations
 
 import argparse
-import re
 import shlex
-from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 import counterpoint as cp
-from counterpoint.hyper import Choice, Flag
 
-SPEC, FILE = "@spec", "@file"
-FILES = ("FILE", "FOLDER", "RUNS", "DATA")
-
-# for any POSIX shell; the words before the last one decide what the last one may become
-COMMON = r"""
-_counterpoint_reply() {
-  local last="$1" command="" flag="" word
-  shift
-  for word in "$@"; do
-    case "$word" in
-      -*) flag="$word";;
-      *) [ -n "$flag" ] || case " $(_counterpoint_table "next$command") " in
-           *" $word "*) command="$command $word";;
-         esac;;
-    esac
-  done
-  case "$last" in -*) _counterpoint_table "flags$command"; return;; esac
-  local reply="$(_counterpoint_table "values$command${flag:+ $flag}")"
-  case "$reply" in
-    @spec) _counterpoint_spec "$last";;
-    "") _counterpoint_table "next$command";;
-    *) echo "$reply";;
-  esac
+INSTALL = {
+    "bash": "counterpoint completion bash > ~/.local/share/bash-completion/completions/counterpoint",
+    "zsh": "counterpoint completion zsh > ~/.zfunc/_counterpoint; then in ~/.zshrc, before compinit: fpath+=(~/.zfunc)",
+    "fish": "counterpoint completion fish > ~/.config/fish/completions/counterpoint.fish",
+    "tcsh": "counterpoint completion tcsh > ~/.counterpoint.tcsh; then in ~/.tcshrc: source ~/.counterpoint.tcsh",
 }
-_counterpoint_spec() {
-  local last="$1" part name key head
-  part="${last##*[ +(*]}"
+FILES = ("FILE", "FOLDER", "RUNS", "DATA")  # metavars of files and folders
+
+# for any POSIX shell: print every spec that the spec $1, up to its last word, can become
+SPECS = r"""_counterpoint_specs() {
+  part="${1##*[ +(*]}"
   case "$part" in
-    *\)*) name="${last%(*}"; name="${name##*[ +(*]}";;
+    *\)*) name="${1%(*}"; name="${name##*[ +(*]}";;
     *) name="${part%%:*}";;
   esac
   case "$part" in
     *:*) key="${part##*[:,]}";;
-    *) for word in $(_counterpoint_table names); do echo "${last%"$part"}$word"; done; return;;
+    *) for word in $(_counterpoint_table names); do echo "${1%"$part"}$word"; done; return;;
   esac
-  head="${last%"$key"}"
+  head="${1%"$key"}"
   case "$key" in *=*) head="$head${key%%=*}="; key="${key%%=*}";; *) key="";; esac
-  for word in $(_counterpoint_table "spec $name${key:+ $key}"); do echo "$head$word"; done
+  for word in $(_counterpoint_table "$name${key:+ $key}"); do echo "$head$word"; done
 }
 """
-
-BASH = r"""
-_counterpoint() {
-  local line="${COMP_LINE:0:COMP_POINT}" quotes reply word
-  local cur="${line##*[[:space:]]}"
-  for word in '"' "'"; do  # what stands in an open quotation is one word
-    quotes="${line//[^$word]/}"
-    (( ${#quotes} % 2 )) && cur="${line##*"$word"}"
+# bash splits words at : and =, which are part of a spec, and only the outermost function can suppress the space
+BASH = r"""_counterpoint_complete_spec() {
+  local line="${COMP_LINE:0:COMP_POINT}" quotes quote spec
+  spec="${line##*[[:space:]]}"
+  for quote in '"' "'"; do  # an open quotation is one word
+    quotes="${line//[^$quote]/}"
+    (( ${#quotes} % 2 )) && spec="${line##*"$quote"}"
   done
-  local -a before
-  read -r -a before <<< "${line:0:${#line}-${#cur}}"
-  reply="$(_counterpoint_reply "$cur" "${before[@]:1}")"
-  if [ "$reply" = @file ]; then
-    compopt -o filenames 2> /dev/null
-    mapfile -t COMPREPLY < <(compgen -f -- "$cur")
-    return
-  fi
-  case "$reply" in *[:=\(]*) compopt -o nospace 2> /dev/null;; esac
-  mapfile -t COMPREPLY < <(compgen -W "${reply//$'\n'/ }" -- "$cur")
-  word="${COMP_WORDS[COMP_CWORD]#[\"\']}"  # bash breaks words at : and =
-  case "$word" in :|=) word="";; esac
-  local -i cut=$(( ${#cur} - ${#word} ))
-  (( cut > 0 )) && COMPREPLY=("${COMPREPLY[@]#"${cur:0:cut}"}")
+  case "$1" in :|=) set -- "";; esac
+  local word="${1#[\"\']}"
+  _counterpoint_specs "$spec" | while read -r found; do
+    [[ "$found" == "$spec"* ]] && echo "${found:${#spec}-${#word}}"
+  done
 }
-complete -F _counterpoint counterpoint
 """
-
-ZSH = r"""
+BASH_END = r"""
 _counterpoint() {
-  local reply="$(sh -c "$_counterpoint_sh"'_counterpoint_reply "$@"' sh "$PREFIX" "${(@)words[2,CURRENT-1]}")"
-  local -a found
-  found=(${=reply})
-  if [[ "$reply" == @file ]]; then _files
-  elif [[ "$reply" == *[:=\(]* ]]; then compadd -S '' -- $found
-  else compadd -- $found
-  fi
+  _shtab_counterpoint "$@"
+  case "${COMPREPLY[*]}" in *[:=\(]) compopt -o nospace 2> /dev/null;; esac
 }
-(( $+functions[compdef] )) || { autoload -Uz compinit && compinit }
-compdef _counterpoint counterpoint
+complete -o bashdefault -F _counterpoint counterpoint
 """
-
-FISH = r"""
-function __counterpoint
-  set -l last (commandline -ct | string trim -l -c '"\'')
-  set -l before (commandline -opc)
-  set -l reply (sh -c "$__counterpoint_sh"'_counterpoint_reply "$@"' sh "$last" $before[2..-1])
-  if test "$reply" = @file
-    __fish_complete_path "$last"
-  else
-    string split -n ' ' -- $reply
-  end
+ZSH = r"""_counterpoint_complete_spec() {
+  local -a found=(${(f)"$(emulate sh; _counterpoint_specs "$PREFIX")"})
+  compadd -S '' -- $found
+}
+"""
+FISH = r"""function _counterpoint_complete_spec
+  sh -c $_counterpoint_sh'_counterpoint_specs "$1"' sh (commandline -ct | string trim -l -c '"\'')
 end
-complete -c counterpoint -f -a '(__counterpoint)'
 """
-
-
-def table(parsers: Mapping[str, argparse.ArgumentParser | None]) -> dict[str, list[str]]:
-    """What may follow what, from the parsers of the commands (None where one cannot be had).
-
-    ``next ...`` are commands, ``flags ...`` the flags of one, ``values ... --flag`` what a flag takes, ``names`` the
-    objectives, ``spec NAME`` an objective's parameters, ``spec NAME KEY`` a parameter's words.
-    """
-    found: dict[str, list[str]] = {}
-    for command, parser in parsers.items():
-        *group, last = command.split()
-        found.setdefault(" ".join(["next", *group]), []).append(last)
-        if group and group[0] not in found["next"]:
-            found["next"].append(group[0])
-        for action in parser._actions if parser else ():
-            found.setdefault(f"flags {command}", []).extend(word for word in action.option_strings if len(word) > 2)
-            for word in action.option_strings or [""]:
-                if values := _values(action):
-                    found[f"values {command} {word}".strip()] = values
-    for name, kind in cp.registry.items():
-        found.setdefault("names", []).append(
-            name + ("(" if issubclass(kind, cp.Wrapper) else ":" if kind.hyper else "")
-        )
-        for hyper in kind.hyper.values():
-            found.setdefault(f"spec {name}", []).append(f"{hyper.short}=")
-            if words := list(hyper.options if isinstance(hyper, Choice) else getattr(hyper, "words", ())):
-                found[f"spec {name} {hyper.short}"] = words
-            elif isinstance(hyper, Flag):
-                found[f"spec {name} {hyper.short}"] = ["true", "false"]
-    return found
-
-
-def _values(action: argparse.Action) -> list[str]:
-    if action.choices is not None:
-        return [str(one) for one in action.choices]
-    if action.dest in ("objective", "spec", "baseline") or action.metavar == "SPEC":
-        return [SPEC]
-    return [FILE] if action.nargs != 0 and (action.type is Path or action.metavar in FILES) else []
-
-
-def script(shell: str, parsers: Mapping[str, argparse.ArgumentParser | None]) -> str:
-    """The script for ``bash``, ``zsh`` or ``fish``."""
-    cases = "\n".join(
-        f"    {shlex.quote(key)}) echo {shlex.quote(' '.join(words))};;" for key, words in table(parsers).items()
-    )
-    common = f'_counterpoint_table() {{\n  case "$1" in\n{cases}\n  esac\n}}{COMMON}'
-    return f"# {HOW[shell]}\n{WRITE[shell](common)}"
-
-
-def _fish_quoted(text: str) -> str:
-    return "'" + re.sub(r"([\\'])", r"\\\1", text) + "'"
-
-
-HOW = {
-    "bash": "counterpoint completion bash > ~/.local/share/bash-completion/completions/counterpoint",
-    "zsh": "counterpoint completion zsh > ~/.counterpoint.zsh; then in ~/.zshrc: source ~/.counterpoint.zsh",
-    "fish": "counterpoint completion fish > ~/.config/fish/completions/counterpoint.fish",
-}
-WRITE: dict[str, Callable[[str], str]] = {
-    "bash": lambda common: common + BASH,
-    "zsh": lambda common: f"_counterpoint_sh={shlex.quote(common)}\n{ZSH}",
-    "fish": lambda common: f"set -g __counterpoint_sh {_fish_quoted(common)}\n{FISH}",
-}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("shell", choices=WRITE, help="whose script to print; its first line says where to put it")
+    parser.add_argument("shell", choices=INSTALL, help="the shell; the script's first line says where to put it")
+
+
+def command(options: argparse.Namespace) -> int:
+    from .main import build
+
+    print(script(options.shell, build("*")))
+    return 0
+
+
+def script(shell: str, parser: argparse.ArgumentParser) -> str:
+    """Write the completion script of a parser for one shell."""
+    try:
+        import shtab
+    except ImportError as error:
+        raise ImportError('completion needs shtab: pip install "counterpoint[cli]"') from error
+
+    words = spec_words()
+    cases = "\n".join(f"    {shlex.quote(key)}) echo {shlex.quote(' '.join(words[key]))};;" for key in words)
+    functions = f'_counterpoint_table() {{\n  case "$1" in\n{cases}\n  esac\n}}\n{SPECS}'
+    preamble = {
+        "bash": functions + BASH,
+        "zsh": functions + ZSH,
+        "fish": f"set -g _counterpoint_sh {_fish_quoted(functions)}\n{FISH}",
+    }
+    specs = {
+        "bash": "_counterpoint_complete_spec",
+        "zsh": "_counterpoint_complete_spec",
+        "fish": "(_counterpoint_complete_spec)",
+        "tcsh": f"({' '.join(word.rstrip(':(') for word in words['names'])})",
+    }
+    _mark(parser, specs, shtab.FILE)
+    text = shtab.complete(parser, shell, preamble=preamble.get(shell, ""))
+    header = f"# {INSTALL[shell]}"
+    return (
+        f"#compdef counterpoint\n{header}\n{text}"
+        if shell == "zsh"
+        else f"{header}\n{text}" + (BASH_END if shell == "bash" else "")
+    )
+
+
+def spec_words() -> dict[str, list[str]]:
+    """What can follow in a spec: ``names``; for each NAME its parameters; for each ``NAME KEY`` its words, if any."""
+    words: dict[str, list[str]] = {"names": []}
+    for name, class_ in cp.registry.items():
+        words["names"].append(name + ("(" if issubclass(class_, cp.Wrapper) else ":" if class_.hyper else ""))
+        for hyper in class_.hyper.values():
+            words.setdefault(name, []).append(f"{hyper.short}=")
+            if options := list(hyper.options if isinstance(hyper, cp.Choice) else getattr(hyper, "words", ())):
+                words[f"{name} {hyper.short}"] = options
+            elif isinstance(hyper, cp.Flag):
+                words[f"{name} {hyper.short}"] = ["true", "false"]
+    return words
+
+
+def _mark(parser: argparse.ArgumentParser, specs: dict[str, str], files: Any) -> None:
+    """Tell shtab which arguments of a parser, and of its commands, are specs or files."""
+    for action in parser._actions:
+        if isinstance(action, argparse._SubParsersAction):
+            for subparser in action.choices.values():
+                _mark(subparser, specs, files)
+        elif action.choices is not None:
+            action.choices = list(action.choices)  # shtab takes a dict for a table of commands
+        elif action.dest in ("objective", "spec", "baseline") or action.metavar == "SPEC":
+            action.complete = specs  # type: ignore[attr-defined]
+        elif action.nargs != 0 and (action.type is Path or action.metavar in FILES):
+            action.complete = files  # type: ignore[attr-defined]
+
+
+def _fish_quoted(text: str) -> str:
+    return "'" + text.replace("\\", "\\\\").replace("'", "\\'") + "'"

@@ -1,4 +1,4 @@
-"""``counterpoint doctor``: what of the library can run here, and what to install for the rest."""
+"""``counterpoint doctor``: what this installation can run, and what to install for the rest."""
 
 from __future__ import annotations
 
@@ -15,13 +15,11 @@ from dataclasses import asdict, dataclass
 from importlib import metadata
 from pathlib import Path
 
-import torch
-
 import counterpoint as cp
 
-EXTRAS = ("sentence", "graph", "image", "control", "plots", "cli")
-RENDERERS = {"egl": "libegl1", "osmesa": "libosmesa6"}  # and the packages of Debian and Ubuntu that have them
-# what the simulator and then a renderer have to be able to do, in processes of their own: it is chosen once, at import
+EXTRAS = ("sentence", "graph", "image", "control", "plots", "report", "cli")
+RENDERERS = {"egl": "libegl1", "osmesa": "libosmesa6"}  # and the Debian and Ubuntu packages that provide them
+# run in processes of their own, since dm_control chooses its renderer once, when it is imported
 LOAD = """
 from dm_control import suite
 physics = suite.load("cartpole", "balance").physics
@@ -34,13 +32,13 @@ raise SystemExit(0 if frame.any() else "the picture is black")
 
 @dataclass(frozen=True)
 class Finding:
-    """One thing that was looked at.
+    """The result of one check.
 
     Attributes:
         about: ``python``, ``extra``, ``device``, ``renderer``, ``data`` or ``conflict``.
-        name: which one.
-        state: ``ok``; ``missing``, which is no fault; or ``bad``, which is one.
-        text: what was found.
+        name: what was checked.
+        state: ``ok``; ``missing``, which is not an error; or ``bad``, which is one.
+        text: the details.
         fix: what to do about it.
     """
 
@@ -53,7 +51,7 @@ class Finding:
 
 @dataclass(frozen=True)
 class Conflict:
-    """Two installed versions that do not work together: ``package`` from ``version`` on, while ``other`` is there."""
+    """Two packages that do not work together: ``package`` from ``version`` on, if ``other`` is older than ``below``."""
 
     package: str
     version: tuple[int, ...]
@@ -64,20 +62,27 @@ class Conflict:
 
 
 CONFLICTS = (
-    Conflict("mujoco", (4,), "dm-control", (1, 0, 51), "its bindings have changed", 'pip install "mujoco<4"'),
-    Conflict("numpy", (2,), "torch", (2, 3), "torch was built for numpy 1", 'pip install "numpy<2"'),
+    Conflict("mujoco", (4,), "dm-control", (1, 0, 51), "its Python bindings changed", 'pip install "mujoco<4"'),
+    Conflict("numpy", (2,), "torch", (2, 3), "this torch was built for numpy 1", 'pip install "numpy<2"'),
     Conflict(
-        "huggingface-hub", (1,), "transformers", (5,), "it asks for names of before", 'pip install "transformers>=5"'
+        "huggingface-hub",
+        (1,),
+        "transformers",
+        (5,),
+        "transformers imports names that newer versions removed",
+        'pip install "transformers>=5"',
     ),
 )
 
 
 def findings(data: Path | None = None) -> Iterator[Finding]:
-    """All that is worth knowing, most basic first.
+    """Run all checks, the most basic first.
 
     Args:
         data: a folder of data sets, as ``COUNTERPOINT_DATA`` names it.
     """
+    import torch  # not at the top: the parser must not need it
+
     yield Finding("python", "counterpoint", "ok", f"{cp.__version__}, {Path(cp.__file__).parent}")
     yield Finding("python", "python", "ok", f"{platform.python_version()}, {platform.platform()}")
     yield Finding("python", "torch", "ok", f"{torch.__version__}, {torch.get_num_threads()} threads")
@@ -92,25 +97,23 @@ def findings(data: Path | None = None) -> Iterator[Finding]:
 
 
 def _extra(extra: str) -> Finding:
-    """Whether the packages of an extra are there, by what this distribution itself declares."""
+    """Check the packages of an extra against the bounds that this distribution declares."""
     try:
         declared = metadata.requires("counterpoint") or []
     except metadata.PackageNotFoundError:
-        return Finding(
-            "extra", extra, "missing", "counterpoint runs from a folder that is not installed", "pip install ."
-        )
-    asked = re.compile(rf"""([\w.-]+)([^;]*);.*extra == ['"]{extra}['"]""")
-    there, lacking = [], []
-    for name, bounds in (found.groups() for line in declared if (found := asked.match(line))):
+        return Finding("extra", extra, "missing", "counterpoint itself is not installed", "pip install .")
+    pattern = re.compile(rf"""([\w.-]+)([^;]*);.*extra == ['"]{extra}['"]""")
+    installed, lacking = [], []
+    for name, bounds in (match.groups() for line in declared if (match := pattern.match(line))):
         version = _version(name)
         if version is not None and _within(version, bounds):
-            there.append(f"{name} {version}")
+            installed.append(f"{name} {version}")
         else:
-            lacking.append(f"{name}{bounds}".strip() + (f" (there is {version})" if version else ""))
+            lacking.append(f"{name}{bounds}".strip() + (f" ({version} is installed)" if version else ""))
     if lacking:
-        text = f"needs {', '.join(lacking)}" + (f"; there are {', '.join(there)}" if there else "")
+        text = f"needs {', '.join(lacking)}" + (f"; installed: {', '.join(installed)}" if installed else "")
         return Finding("extra", extra, "missing", text, f'pip install "counterpoint[{extra}]"')
-    return Finding("extra", extra, "ok", ", ".join(there))
+    return Finding("extra", extra, "ok", ", ".join(installed))
 
 
 def _version(name: str) -> str | None:
@@ -126,7 +129,7 @@ def _numbers(version: str) -> tuple[int, ...]:
 
 
 def _within(version: str, bounds: str) -> bool:
-    """Whether a version is as bounds of the kind ``>=2.4`` and ``<4`` ask for, which are those this project has."""
+    """Whether a version satisfies bounds such as ``>=2.4,<4``, the only kinds that this project declares."""
     limits = re.findall(r"(>=|<)\s*([\d.]+)", bounds)
     return all((_numbers(version) >= _numbers(limit)) == (sign == ">=") for sign, limit in limits)
 
@@ -138,35 +141,37 @@ def _conflicts() -> Iterator[Finding]:
             continue
         if _numbers(version) >= conflict.version and _numbers(other) < conflict.below:
             name = f"{conflict.package} {version}"
-            yield Finding("conflict", name, "bad", f"beside {conflict.other} {other}: {conflict.why}", conflict.fix)
+            yield Finding("conflict", name, "bad", f"with {conflict.other} {other}: {conflict.why}", conflict.fix)
 
 
 # ---- the machine -------------------------------------------------------------------------------
 
 
 def _device() -> Finding:
-    if not torch.cuda.is_available():
-        return Finding("device", "GPU", "missing", "none that torch can use; all runs on the CPU")
-    devices = [torch.cuda.get_device_properties(i) for i in range(torch.cuda.device_count())]
+    from torch import cuda
+
+    if not cuda.is_available():
+        return Finding("device", "GPU", "missing", "torch finds none; everything runs on the CPU")
+    devices = [cuda.get_device_properties(i) for i in range(cuda.device_count())]
     return Finding("device", "GPU", "ok", ", ".join(f"{d.name} ({d.total_memory / 2**30:.0f} GiB)" for d in devices))
 
 
 def _renderers() -> Iterator[Finding]:
     if _version("dm-control") is None:
         return
-    if said := _failure(LOAD, "disabled"):
-        mend = 'pip install --force-reinstall --no-deps dm-control "mujoco<4"'
-        yield Finding("renderer", "dm-control", "bad", f"loads no task: {said}", mend)
+    if error := _error(LOAD, "disabled"):
+        fix = 'pip install --force-reinstall --no-deps dm-control "mujoco<4"'
+        yield Finding("renderer", "dm-control", "bad", f"cannot load a task: {error}", fix)
         return
     for name, package in RENDERERS.items():
-        if said := _failure(LOAD + RENDER, name):
-            yield Finding("renderer", name, "missing", f"draws nothing: {said}", f"apt-get install {package}")
+        if error := _error(LOAD + RENDER, name):
+            yield Finding("renderer", name, "missing", f"cannot render: {error}", f"apt-get install {package}")
         else:
             yield Finding("renderer", name, "ok", f"renders without a screen, MUJOCO_GL={name}")
 
 
-def _failure(script: str, renderer: str) -> str:
-    """What a script says last when it fails with a renderer; nothing if it does not."""
+def _error(script: str, renderer: str) -> str:
+    """The last line that a script prints if it fails with a renderer; empty if it succeeds."""
     command, environment = [sys.executable, "-c", script], {**os.environ, "MUJOCO_GL": renderer}
     try:
         done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
@@ -180,33 +185,34 @@ def _failure(script: str, renderer: str) -> str:
 
 def _data(folder: Path | None) -> Iterator[Finding]:
     if folder is None:
-        yield Finding("data", "COUNTERPOINT_DATA", "missing", "not set: data sets are downloaded where they can be")
+        yield Finding("data", "COUNTERPOINT_DATA", "missing", "not set: data sets are downloaded if possible")
         return
     if not folder.is_dir():
-        yield Finding("data", "COUNTERPOINT_DATA", "bad", f"{folder} is no folder", "set it to the folder of the data")
+        fix = "set it to the folder of the data sets"
+        yield Finding("data", "COUNTERPOINT_DATA", "bad", f"{folder} is not a folder", fix)
         return
     try:
         sums = _checksums(folder)
     except ValueError:
-        yield Finding("data", "SHA256SUMS", "bad", "is not what sha256sum writes", "copy this file again")
+        yield Finding("data", "SHA256SUMS", "bad", "is not in the format of sha256sum", "copy this file again")
         sums = {}
     for part in sorted(path for path in folder.iterdir() if path.is_dir()):
         files = sorted(path for path in part.rglob("*") if path.is_file())
         size = sum(path.stat().st_size for path in files) / 2**20
-        known = {path: sums[path] for path in files if path in sums}
-        damaged = [path for path, digest in known.items() if _sha256(path) != digest]
+        listed = {path: sums[path] for path in files if path in sums}
+        damaged = [path for path, digest in listed.items() if _sha256(path) != digest]
         gone = [path for path in sums if path.is_relative_to(part) and not path.exists()]
         text = f"{len(files)} file{'s' * (len(files) != 1)}, {size:.1f} MB"
         if damaged or gone:
-            named = ", ".join(str(path.relative_to(folder)) for path in [*damaged, *gone][:5])
-            yield Finding("data", part.name, "bad", f"{text}; damaged or gone: {named}", "copy these files again")
+            names = ", ".join(str(path.relative_to(folder)) for path in [*damaged, *gone][:5])
+            yield Finding("data", part.name, "bad", f"{text}; damaged or missing: {names}", "copy these files again")
         else:
-            checked = f"{len(known)} as in SHA256SUMS" if sums else "no SHA256SUMS to compare them with"
+            checked = f"{len(listed)} match SHA256SUMS" if sums else "not checked: there is no SHA256SUMS"
             yield Finding("data", part.name, "ok", f"{text}, {checked}")
 
 
 def _checksums(folder: Path) -> dict[Path, str]:
-    """What ``SHA256SUMS`` of the folder says, if there is one."""
+    """Read the folder's ``SHA256SUMS``, if there is one."""
     path = folder / "SHA256SUMS"
     lines = path.read_text(encoding="utf-8").splitlines() if path.is_file() else []
     pairs = (line.split(maxsplit=1) for line in lines if line.strip())
@@ -232,15 +238,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="print JSON")
 
 
-def command(given: argparse.Namespace) -> int:
-    """Carries out ``counterpoint doctor``; the exit code is 1 if something is bad."""
-    seen = []
-    for finding in findings(given.data.resolve() if given.data else None):
-        seen.append(finding)
-        if not given.json:
+def command(options: argparse.Namespace) -> int:
+    """Run ``counterpoint doctor``; the exit code is 1 if something is bad."""
+    results = []
+    for finding in findings(options.data.resolve() if options.data else None):
+        results.append(finding)
+        if not options.json:
             print(f"{finding.state:8}{finding.about:10}{finding.name:18}{finding.text}", flush=True)
             if finding.fix:
                 print(f"{'':36}-> {finding.fix}", flush=True)
-    if given.json:
-        print(json.dumps([asdict(finding) for finding in seen], indent=1))
-    return int(any(finding.state == "bad" for finding in seen))
+    if options.json:
+        print(json.dumps([asdict(finding) for finding in results], indent=1))
+    return int(any(finding.state == "bad" for finding in results))

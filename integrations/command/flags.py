@@ -1,4 +1,7 @@
-"""The flags that all domains share."""
+"""The flags that all domains share, and those that a domain's settings define.
+
+Nothing here imports torch until a flag needs it, so that ``--help`` and completion start at once.
+"""
 
 from __future__ import annotations
 
@@ -6,64 +9,106 @@ import argparse
 import os
 import sys
 from collections.abc import Callable, Iterable
+from dataclasses import Field, fields
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import torch
+from ..domain import default
 
-import counterpoint as cp
-
-from ..store.grid import GridError, run_grid
-from ..store.run import Run
+if TYPE_CHECKING:
+    from ..store.run import Run
 
 
-def run_asked(
-    train: Callable[[Run], None], cells: Iterable[dict[str, Any]], given: argparse.Namespace, domain: str
+def run_cells(
+    train: Callable[[Run], None], cells: Iterable[dict[str, Any]], arguments: argparse.Namespace, domain: str
 ) -> tuple[list[Run], int]:
-    """Runs what a ``train`` command was asked for: what is finished, and the exit code. Failures are said."""
+    """Run the cells of a ``train`` command; returns the finished runs and the exit code. Failures go to stderr."""
+    from ..store.grid import GridError, run_grid
+
+    options = {"jobs": arguments.jobs, "resume": arguments.resume, "progress": not arguments.json}
     try:
-        return run_grid(train, cells, given.out, jobs=given.jobs, resume=given.resume, progress=not given.json), 0
+        return run_grid(train, cells, arguments.out, **options), 0
     except GridError as error:
         print(f"counterpoint train {domain}: {error}", file=sys.stderr)
         return [run for run in error.runs if run.done], 1
 
 
 def use_data(flag: str, folder: str | Path | None) -> None:
-    """Sets the folder of data sets that a flag names, for the processes that train too; ``hub`` is none."""
+    """Set the folder of data sets, for child processes too.
+
+    Args:
+        flag: the flag that named it, for the error message.
+        folder: ``hub`` for none; None leaves ``COUNTERPOINT_DATA`` as it is.
+    """
     if folder is not None:
         if str(folder) != "hub" and not Path(folder).is_dir():
-            raise ValueError(f"--{flag}: {folder} is no folder")
+            raise ValueError(f"--{flag}: {folder} is not a folder")
         os.environ["COUNTERPOINT_DATA"] = str(folder)
 
 
 def add_arguments(parser: argparse.ArgumentParser, length: str | None = "epochs", presets: Iterable[str] = ()) -> None:
-    """Adds the flags that every domain has. ``parser.set_defaults(...)`` afterwards sets a domain's own defaults.
+    """Add the flags that every domain has. ``parser.set_defaults(...)`` afterwards sets a domain's own defaults.
 
     Args:
-        length: what training is measured in, ``epochs`` or ``steps``; None where that is not to be chosen.
+        length: the unit of training, ``epochs`` or ``steps``; None to leave the flag out.
         presets: names of the recipes to choose from.
     """
     add = parser.add_argument
-    say = "one or more (the preset's, else infonce)"
-    add("--objective", nargs="+", type=_spec, metavar="SPEC", default=["infonce"], help=say)
-    add("--seed", type=whole(0), default=0, metavar="K", help="of the first run (%(default)s)")
+    add("--objective", nargs="+", type=_spec, metavar="SPEC", help="one or more (the preset's, else infonce)")
+    add("--seed", type=whole(0), default=0, metavar="K", help="seed of the first run (%(default)s)")
     add("--seeds", type=whole(1), default=1, metavar="N", help="runs per objective, seeds K to K+N-1 (%(default)s)")
     if length:
         add(f"--{length}", type=whole(0), metavar="N", help=f"{length} of training")
     if names := list(presets):
-        add("--preset", choices=names, help="settings of a paper; flags that are given win over it")
-    add("--out", type=Path, default=Path("runs"), metavar="FOLDER", help="where the runs are kept (%(default)s)")
+        add("--preset", choices=names, help="settings of a paper; flags override them")
+    add("--out", type=Path, default=Path("runs"), metavar="FOLDER", help="where the runs are stored (%(default)s)")
     data = os.environ.get("COUNTERPOINT_DATA")
     add("--data", type=Path, default=data and Path(data), metavar="FOLDER", help="data sets ($COUNTERPOINT_DATA)")
     add("--device", type=device, default="cpu", help="cpu, cuda, cuda:1, ... or auto (%(default)s)")
     add("--jobs", type=whole(1), default=1, metavar="N", help="runs at a time (%(default)s)")
-    again = parser.add_mutually_exclusive_group()
-    again.add_argument("--resume", action="store_true", default=True, help="go on where runs stopped (the default)")
-    again.add_argument("--fresh", dest="resume", action="store_false", help="delete these runs first")
+    group = parser.add_mutually_exclusive_group()
+    group.add_argument("--resume", action="store_true", default=True, help="continue runs that stopped (the default)")
+    group.add_argument("--fresh", dest="resume", action="store_false", help="delete these runs first")
     add("--json", action="store_true", help="print JSON")
 
 
+def add_settings(parser: argparse.ArgumentParser, settings: type, *names: str) -> None:
+    """Add a flag for each setting; a flag that is not typed leaves None, see :func:`chosen`.
+
+    Args:
+        settings: a dataclass whose fields are defined by :func:`counterpoint.integrations.domain.setting`.
+        names: only these fields; by default all that have a flag.
+    """
+    for field in fields(settings):
+        if field.name in names or (not names and field.metadata["flag"]):
+            parser.add_argument(f"--{field.name.replace('_', '-')}", default=None, **_options(field))
+
+
+def _options(field: Field[Any]) -> dict[str, Any]:
+    """What argparse needs to know about a setting."""
+    about, value = field.metadata, default(field)
+    if value is False:
+        return {"action": "store_true", "help": about["help"]}
+    shown = "" if value is None or value == [] else " ".join(map(str, value)) if isinstance(value, list) else value
+    options = {"help": about["help"].replace("%", "%%") + (f" ({shown})" if shown != "" else "")}
+    if about["nargs"] is not None or isinstance(value, list):
+        options["nargs"] = about["nargs"] or "+"
+    if about["choices"]:
+        return {**options, "choices": about["choices"], **({"metavar": about["metavar"]} if about["metavar"] else {})}
+    kind = about["type"] or (type(value) if type(value) in (int, float) else str)
+    options["type"] = whole(about["low"]) if kind is int and about["low"] is not None else kind
+    return {**options, "metavar": about["metavar"] or {int: "N", float: "X"}.get(kind, "NAME")}
+
+
+def chosen(arguments: argparse.Namespace, settings: type) -> dict[str, Any]:
+    """The settings that were typed, by name."""
+    typed = {field.name: getattr(arguments, field.name, None) for field in fields(settings)}
+    return {name: value for name, value in typed.items() if value is not None}
+
+
 def _spec(text: str) -> str:
+    import counterpoint as cp
+
     try:
         return str(cp.objective(text))
     except (TypeError, ValueError) as error:
@@ -71,7 +116,7 @@ def _spec(text: str) -> str:
 
 
 def whole(low: int) -> Callable[[str], int]:
-    """What reads a whole number of at least ``low`` from a command line."""
+    """A type for argparse: a whole number of at least ``low``."""
 
     def read(text: str) -> int:
         if not text.isdecimal() or int(text) < low:
@@ -82,7 +127,11 @@ def whole(low: int) -> Callable[[str], int]:
 
 
 def device(text: str) -> str:
-    """The device that a command line names."""
+    """A type for argparse: a device that can be used here; ``auto`` is a GPU if there is one."""
+    if text == "cpu":
+        return text
+    import torch
+
     if text == "auto":
         return "cuda" if torch.cuda.is_available() else "cpu"
     try:

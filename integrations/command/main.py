@@ -1,30 +1,30 @@
-"""The command line, ``counterpoint COMMAND ...``; :data:`COMMANDS` is the table of what there is."""
+"""The command line, ``counterpoint COMMAND ...``; :data:`COMMANDS` is the table of all commands.
+
+Parsers, ``--help`` and usage errors need no torch: this module and those that add arguments import only the standard
+library. What a command runs is imported after its arguments are parsed.
+"""
 
 from __future__ import annotations
 
 import argparse
+import io
 import os
+import signal
 import sys
+import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
 from importlib import import_module
 from typing import Any
 
-import counterpoint as cp
-from counterpoint.plugins import inject
-
-from ..store.grid import GridError
-from ..store.progress import plain_warnings
-from . import completion, demo, doctor, report, tune
-from .objectives import _objectives, _objectives_arguments
+import counterpoint
 
 
 @dataclass(frozen=True)
 class Command:
-    """A sub-command: what it does, what it takes, how it runs (returning the exit code), and examples.
+    """A command: its help, its arguments, the function that runs it and returns the exit code, and examples.
 
-    One that runs the user's own ``script`` lets that script's errors through as they are.
+    A command that runs the user's own ``script`` passes that script's errors on unchanged.
     """
 
     help: str
@@ -35,95 +35,138 @@ class Command:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs one command.
+    """Run one command.
 
     Args:
-        argv: the words after ``counterpoint``; by default those of the process.
+        argv: the words after ``counterpoint``. By default those of the process, which then also ends in one line if
+            Ctrl-C arrives while torch is being imported, or while Python exits.
 
     Returns:
-        The exit code: 0; 1 if something that began has failed, as some of a grid's runs; 2 if what was asked cannot be
-        done; 130 after Ctrl-C, when the same command goes on. One line on stderr says what was wrong.
+        The exit code: 0 on success; 1 if part of the work failed, such as some runs of a grid; 2 if the command cannot
+        be carried out; 130 after Ctrl-C, when the same command continues. One line on stderr names the problem.
     """
-    words = list(sys.argv[1:] if argv is None else argv)
-    asked = next((name for name in COMMANDS if words[: len(name.split())] == name.split()), "")
-    given = None
-    try:
-        given = build(asked).parse_args(words, argparse.Namespace(words=words[len(asked.split()) :]))
-        with plain_warnings():
-            code = COMMANDS[asked].run(given)
-        sys.stdout.flush()
-    except BrokenPipeError:  # who reads, such as head, has seen enough; Python would complain again at exit
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        code = 0
-    except KeyboardInterrupt as error:
-        if given is not None and COMMANDS[asked].script:
-            raise
-        said = str(error) or ("stopped" if given else "stopped; nothing was done yet")  # frameworks are still loading
-        print(f"counterpoint {asked}:", said, file=sys.stderr)
-        code = 130
-    except (GridError, ImportError, OSError, ValueError) as error:
-        if COMMANDS[asked].script:
-            raise
-        print(f"counterpoint {asked}:", str(error).partition("\n")[0], file=sys.stderr)
-        code = 1 if isinstance(error, GridError) else 2
+    if argv is not None:
+        return _run(list(argv))
+    _accept_any_stream()
+    interruptible = signal.getsignal(signal.SIGINT) is signal.default_int_handler  # not under nohup
+    if interruptible:
+        signal.signal(signal.SIGINT, _exit_at_once)
+    code = _run(sys.argv[1:])
+    if interruptible:  # only Python's own exit is left, which would print a traceback
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
     return code
 
 
-def build(asked: str = "") -> argparse.ArgumentParser:
-    """The parser of all commands, with the arguments of the one asked for: others may need what is slow to import."""
-    look: dict[str, Any] = {"formatter_class": argparse.RawDescriptionHelpFormatter}
-    every = "examples:\n" + "".join(command.examples for command in COMMANDS.values())
-    parser = argparse.ArgumentParser(
-        "counterpoint", description=(cp.__doc__ or "").partition("\n")[0], epilog=every, **look
-    )
-    parser.add_argument("--version", action="version", version=f"counterpoint {cp.__version__}")
+def _run(words: list[str]) -> int:
+    name = next((name for name in COMMANDS if words[: len(name.split())] == name.split()), "")
+    options = None
+    try:
+        options = build(name).parse_args(words, argparse.Namespace(words=words[len(name.split()) :]))
+        _import_torch()
+        from ..store.progress import plain_warnings
+
+        with plain_warnings():
+            code = COMMANDS[name].run(options)
+        sys.stdout.flush()
+        return code
+    except BrokenPipeError:  # the reader, such as head, has closed the pipe; Python would complain again at exit
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    except KeyboardInterrupt as error:
+        if options is not None and COMMANDS[name].script:
+            raise
+        message, code = str(error) or ("stopped" if options else "stopped; nothing was done yet"), 130
+    except (ImportError, OSError, ValueError) as error:
+        if COMMANDS[name].script:
+            raise
+        message, code = str(error).partition("\n")[0], 2
+    except RuntimeError as error:
+        from ..store.grid import GridError
+
+        if COMMANDS[name].script or not isinstance(error, GridError):
+            raise
+        message, code = str(error).partition("\n")[0], 1
+    print(f"counterpoint {name}:", message, file=sys.stderr)
+    return code
+
+
+def _exit_at_once(*_: object) -> None:
+    """Handle Ctrl-C while torch is imported, which takes seconds and must not be left half done."""
+    os.write(2, b"counterpoint: stopped; nothing was done yet\n")
+    os._exit(130)
+
+
+def _import_torch() -> None:
+    """Import torch, then let Ctrl-C raise ``KeyboardInterrupt`` as usual."""
+    warnings.filterwarnings("ignore", "Failed to initialize NumPy")  # torch's, if no extra is installed
+    import torch  # noqa: F401
+
+    if signal.getsignal(signal.SIGINT) is _exit_at_once:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def _accept_any_stream() -> None:
+    """Let printing never fail on a closed or ASCII-only stream."""
+    for name in ("stdout", "stderr"):
+        stream = getattr(sys, name)
+        if stream is None:
+            setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115
+        elif isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
+
+
+def build(name: str = "") -> argparse.ArgumentParser:
+    """Build the parser of all commands, with the arguments of the one named, or of every one if ``name`` is ``*``."""
+    style: dict[str, Any] = {"formatter_class": argparse.RawDescriptionHelpFormatter}
+    examples = "examples:\n" + "".join(command.examples for command in COMMANDS.values())
+    description = (counterpoint.__doc__ or "").partition("\n")[0]
+    parser = argparse.ArgumentParser("counterpoint", description=description, epilog=examples, **style)
+    parser.add_argument("--version", action="version", version=f"counterpoint {counterpoint.__version__}")
     tables: dict[tuple[str, ...], Any] = {(): parser.add_subparsers(metavar="COMMAND", required=True)}
-    for name, command in COMMANDS.items():
-        *group, last = name.split()
+    for full_name, command in COMMANDS.items():
+        *group, last = full_name.split()
         if tuple(group) not in tables:
             members = [other for other in COMMANDS if other.startswith(f"{group[0]} ")]
-            said = {"help": ", ".join(members), "description": ", ".join(members)}
-            said["epilog"] = "examples:\n" + "".join(COMMANDS[one].examples for one in members)
-            own = tables[()].add_parser(group[0], **(look | said))
-            tables[tuple(group)] = own.add_subparsers(metavar="WHAT", required=True)
-        look |= {"help": command.help, "description": command.help, "epilog": f"examples:\n{command.examples}"}
-        own = tables[tuple(group)].add_parser(last, **look)
-        if name == asked:
-            command.arguments(own)
+            words = {"help": ", ".join(members), "description": ", ".join(members)}
+            words["epilog"] = "examples:\n" + "".join(COMMANDS[member].examples for member in members)
+            subparser = tables[()].add_parser(group[0], **(style | words))
+            tables[tuple(group)] = subparser.add_subparsers(metavar="WHAT", required=True)
+        words = {"help": command.help, "description": command.help, "epilog": f"examples:\n{command.examples}"}
+        subparser = tables[tuple(group)].add_parser(last, **(style | words))
+        if name in (full_name, "*"):
+            command.arguments(subparser)
     return parser
 
 
-def parsers() -> dict[str, argparse.ArgumentParser | None]:
-    """The parser of each command; None for those whose extra is missing."""
-    found: dict[str, argparse.ArgumentParser | None] = {}
+def parsers() -> dict[str, argparse.ArgumentParser]:
+    """The parser of each command."""
+    by_name = {}
     for name, command in COMMANDS.items():
-        parser = argparse.ArgumentParser(f"counterpoint {name}")
-        try:
-            command.arguments(parser)
-        except ImportError:
-            found[name] = None
-        else:
-            found[name] = parser
-    return found
+        by_name[name] = argparse.ArgumentParser(f"counterpoint {name}")
+        command.arguments(by_name[name])
+    return by_name
 
 
-def _of(
-    module: str, verb: str
-) -> tuple[Callable[[argparse.ArgumentParser], None], Callable[[argparse.Namespace], int]]:
-    """``VERB_arguments`` and ``VERB_command`` of a domain's module, which is imported when one of them is called."""
+def _lazy(module: str, function: str, *more: str) -> Callable[..., Any]:
+    """Return a function that imports ``module`` when it is called, and passes ``more`` on to ``function``."""
 
-    def find(name: str) -> Any:
-        return getattr(import_module(f"counterpoint.integrations.{module}"), f"{verb}_{name}")
+    def call(argument: Any) -> Any:
+        return getattr(import_module(module, __package__), function)(argument, *more)
 
-    return lambda parser: find("arguments")(parser), lambda given: find("command")(given)
+    return call
 
 
-# a name of two words is a command within a group, such as train
+def _of(module: str, prefix: str = "") -> tuple[Callable[..., None], Callable[..., int]]:
+    """The functions of a module that add a command's arguments and that run it."""
+    names = (f"{prefix}_arguments", f"{prefix}_command") if prefix else ("add_arguments", "command")
+    return _lazy(module, names[0]), _lazy(module, names[1])
+
+
+# a name of two words is a command within a group, such as "train"
 COMMANDS = {
     "objectives": Command(
         "list the objectives: formula, parameters with defaults and ranges, paper",
-        _objectives_arguments,
-        _objectives,
+        *_of(".objectives"),
         """\
   counterpoint objectives                                   all of them
   counterpoint objectives adnce                             one in full
@@ -133,10 +176,9 @@ COMMANDS = {
 """,
     ),
     "inject": Command(
-        "run an unmodified training script with another objective in the place of its loss",
-        inject.add_arguments,
-        inject.command,
-        """  counterpoint inject --list                                the code bases that are known
+        "run an unmodified training script with another objective in place of its loss",
+        *_of("counterpoint.plugins.inject"),
+        """  counterpoint inject --list                                the code bases it knows
   counterpoint inject simcse --objective "adnce:mu=0.4,t=0.07" -- train.py --model_name_or_path ...
   counterpoint inject graphcl --objective hcl --verify 5 -- gsimclr.py --DS PROTEINS --lr 0.01
   counterpoint inject logits --site train.py:42 --scale 10 --objective hcl:t=0.1 -- train.py     any cross entropy
@@ -145,7 +187,7 @@ COMMANDS = {
     ),
     "train graph": Command(
         "pre-train a graph encoder without labels (GraphCL) with any objectives, and compare them",
-        *_of("graph.commands", "train"),
+        *_of("..graph.commands", "train"),
         """\
   counterpoint train graph                                  on embedded graphs, in seconds
   counterpoint train graph --dataset PROTEINS --objective "adnce:t=0.05,mu=1.5" --seeds 5
@@ -154,16 +196,15 @@ COMMANDS = {
     ),
     "eval tu": Command(
         "evaluate the encoders of runs on a TU data set",
-        *_of("graph.commands", "eval"),
+        *_of("..graph.commands", "eval"),
         """\
   counterpoint eval tu runs/graph/PROTEINS --probe svm logreg knn
   counterpoint eval tu runs --dataset PROTEINS --json
 """,
     ),
     "report": Command(
-        "tables, tests, plain sentences and pictures from folders of runs, with the papers' numbers beside",
-        report.add_arguments,
-        report.command,
+        "compare folders of runs: tables, tests, summaries and plots, next to the papers' numbers",
+        *_of(".report"),
         """  counterpoint report runs/                                 of the first result that the runs have
   counterpoint report runs/ --baseline "infonce:t=0.2" --metric accuracy
   counterpoint report runs/ other/ --metric STS-B --metric SICK-R --out report
@@ -172,7 +213,7 @@ COMMANDS = {
     ),
     "train control": Command(
         "learn to control from pixels (CURL on dm_control's suite) with any objectives, and compare them",
-        *_of("control.commands", "train"),
+        *_of("..control.commands", "train"),
         """\
   counterpoint train control --task cartpole-swingup --objective "infonce:t=1 + 0.1*dp" --steps 100000 --seed 1
   counterpoint train control --task walker-walk --objective infonce:t=1 adnce --seeds 3 --device cuda
@@ -180,8 +221,8 @@ COMMANDS = {
 """,
     ),
     "eval control": Command(
-        "play episodes with what runs have learned to control",
-        *_of("control.commands", "eval"),
+        "evaluate trained control agents",
+        *_of("..control.commands", "eval"),
         """\
   counterpoint eval control runs/control/cartpole-swingup --episodes 10
   counterpoint eval control runs/control/cartpole-swingup/NAME/seed1 --video swingup.mp4 --representation frames
@@ -189,20 +230,19 @@ COMMANDS = {
     ),
     "demo": Command(
         "every domain and six objectives on data that needs no download: a table and a page, in minutes",
-        demo.add_arguments,
-        demo.command,
+        *_of(".demo"),
         """\
   counterpoint demo                                         all four domains, three seeds: demo/report.html
   counterpoint demo --domains graph image --seeds 8         seeds enough for a test
   counterpoint demo --objective infonce:t=0.2 "hcl:t=0.2,beta=2" --out mine
-  counterpoint demo --quick                                 only to see that everything runs
+  counterpoint demo --quick                                 only to check that everything runs
 """,
     ),
     **{
         f"tune {domain}": Command(
             f"search the parameters of objectives for {what}, on validation data",
-            partial(tune.add_arguments, domain=domain),
-            partial(tune.command, domain=domain),
+            _lazy(".tune", "add_arguments", domain),
+            _lazy(".tune", "command", domain),
             examples,
         )
         for domain, what, examples in (
@@ -239,23 +279,21 @@ COMMANDS = {
     },
     "completion": Command(
         "print a script that completes commands, flags and specs in your shell",
-        completion.add_arguments,
-        lambda given: print(completion.script(given.shell, parsers())) or 0,
+        *_of(".completion"),
         """\
   counterpoint completion bash > ~/.local/share/bash-completion/completions/counterpoint
 """,
     ),
     "doctor": Command(
-        "say what of the library can run here, and what to install for the rest",
-        doctor.add_arguments,
-        doctor.command,
+        "check what this installation can run, and what to install for the rest",
+        *_of(".doctor"),
         """  counterpoint doctor                                       versions, extras, GPU, renderer, data
   counterpoint doctor --json                                for programs, and for bug reports
 """,
     ),
     "train image": Command(
         "pre-train an image encoder without labels (SimCLR, MoCo, CMC) with any objectives, and compare them",
-        *_of("image.commands", "train"),
+        *_of("..image.commands", "train"),
         """\
   counterpoint train image                                  on embedded digits, in seconds
   counterpoint train image --data cifar10 --objective "adnce:t=0.4,mu=0.7,sigma=0.5" --backbone resnet18
@@ -265,7 +303,7 @@ COMMANDS = {
     ),
     "eval image": Command(
         "evaluate the encoders of image runs: linear, kNN, attacked, shifted, transferred, fine-tuned",
-        *_of("image.commands", "eval"),
+        *_of("..image.commands", "eval"),
         """\
   counterpoint eval image runs/image/cifar10 --probe linear,knn,robust,shifted --transfer cifar100
   counterpoint eval image runs --data digits --probe knn --json
@@ -273,7 +311,7 @@ COMMANDS = {
     ),
     "train sentence": Command(
         "train sentence embeddings with any objective (SimCSE, quick-thought), from a paper's recipe or your own",
-        *_of("sentence.commands", "train"),
+        *_of("..sentence.commands", "train"),
         """\
   counterpoint train sentence --data wiki1m.txt --preset adnce-bert --device cuda
   counterpoint train sentence --data nli.csv --preset simcse-bert-supervised --objective "hcl:t=0.05"
@@ -283,7 +321,7 @@ COMMANDS = {
     ),
     "eval sts": Command(
         "score a model on semantic textual similarity, as SimCSE reports it",
-        *_of("sentence.commands", "sts"),
+        *_of("..sentence.commands", "sts"),
         """\
   counterpoint eval sts sentence-transformers/all-MiniLM-L6-v2
   counterpoint eval sts runs/sentence/wiki.txt/NAME/seed0 --data SentEval --subsets
@@ -292,7 +330,7 @@ COMMANDS = {
     ),
     "eval transfer": Command(
         "score a model on SentEval's classification tasks",
-        *_of("sentence.commands", "transfer"),
+        *_of("..sentence.commands", "transfer"),
         """\
   counterpoint eval transfer sentence-transformers/all-MiniLM-L6-v2 --data DATA --jobs 2
   counterpoint eval transfer MODEL --tasks TREC MRPC

@@ -1,4 +1,4 @@
-"""``counterpoint objectives``: what each objective is."""
+"""``counterpoint objectives``: formula, parameters, advice, weights and a numerical check of each objective."""
 
 from __future__ import annotations
 
@@ -8,109 +8,116 @@ import json
 import re
 import sys
 from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
 from textwrap import fill
 from typing import Any
 
-import counterpoint as cp
-from counterpoint.hyper import Real, text
-
-from . import advice
+import counterpoint as cp  # imports torch on first use of a name, so the parser starts without it
 
 WIDTH = 100
+PLOT_WIDTH, PLOT_HEIGHT = 61, 9
+ADVICE = {"use": "use", "first": "tune_first", "cost": "cost"}  # key in JSON: attribute of the class
 
 
-def _objectives_arguments(parser: argparse.ArgumentParser) -> None:
+def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("spec", nargs="*", help="names or specs to show in full; without any, all are listed")
     parser.add_argument("--json", action="store_true", help="print JSON")
     parser.add_argument("--plot", metavar="FILE", help="draw the training weights over similarity, as a PNG")
 
 
-def _objectives(given: argparse.Namespace) -> int:
-    named = {word: cp.registry[word]() for word in given.spec if word in cp.registry}
-    asked = [named.get(word) or cp.objective(word) for word in given.spec]
-    if given.plot:
+def command(arguments: argparse.Namespace) -> int:
+    named = {word: cp.registry[word]() for word in arguments.spec if word in cp.registry}
+    asked = [named.get(word) or cp.objective(word) for word in arguments.spec]
+    if arguments.plot:
         if not asked:
             raise ValueError("--plot needs something to draw: counterpoint objectives infonce adnce --plot w.png")
         from counterpoint.diagnose.plots import plot_weights
 
         from ..report.plots import save
 
-        save(plot_weights(asked), given.plot)
-        print(f"wrote {given.plot}", file=sys.stderr)
-    parts = [part for one in asked for part in ([one] if one in named.values() else _pieces(one))]
-    found = [facts(type(part), part) for part in parts] or [facts(kind) for kind in cp.registry.values()]
-    if given.json:
-        print(json.dumps(found, indent=1))
+        save(plot_weights(asked), arguments.plot)
+        print(f"wrote {arguments.plot}", file=sys.stderr)
+    parts = [
+        part for objective in asked for part in ([objective] if objective in named.values() else _pieces(objective))
+    ]
+    descriptions = [facts(type(part), part) for part in parts] or [facts(kind) for kind in cp.registry.values()]
+    if arguments.json:
+        print(json.dumps(descriptions, indent=1))
         return 0
-    print("\n\n".join("\n".join(_text(one)) for one in found))
+    print("\n\n".join("\n".join(_text(description)) for description in descriptions))
     if not asked:
         print('\n"counterpoint objectives NAME" shows one in full. Specs take either name: adnce:mu=0.7,t=0.2')
     return 0
 
 
-def facts(kind: type[cp.Objective], one: cp.Objective | None = None) -> dict[str, Any]:
-    """What an objective's class says about itself, as plain data; of an instance also its values and documentation."""
-    defaults, values = kind._defaults(), {} if one is None else one.to_dict()
+def facts(kind: type[cp.Objective], objective: cp.Objective | None = None) -> dict[str, Any]:
+    """Describe an objective's class as JSON values; with an instance, also its values, advice and documentation."""
+    defaults, values = kind._defaults(), {} if objective is None else objective.to_dict()
     parameters = [
         {
             "name": key,
             "short": hyper.short,
-            "default": defaults.get(key),
+            "default": None if defaults[key] is inspect.Parameter.empty else defaults[key],
             "expected": hyper.expected(),
-            "schedulable": isinstance(hyper, Real) and not hyper.fixed,
+            "schedulable": isinstance(hyper, cp.Real) and not hyper.fixed,
             **({"value": values[key]} if values else {}),
         }
         for key, hyper in kind.hyper.items()
     ]
-    found = {"name": kind.name, "class": kind.__name__, "wraps": issubclass(kind, cp.Wrapper)}
-    found |= {"formula": kind.formula, "paper": kind.paper, "parameters": parameters}
-    if one is None:
-        return found
-    if known := advice.ADVICE.get(kind.name):
-        found |= known._asdict()
-    if case := advice.check(kind.name):
-        found["check"] = dict(zip(("spec", "reference", "here"), case, strict=True))
-    return {**found, "spec": str(one), "doc": inspect.getdoc(kind) or ""}
+    described = {"name": kind.name, "class": kind.__name__, "wraps": issubclass(kind, cp.Wrapper)}
+    described |= {"formula": kind.formula, "paper": kind.paper, "parameters": parameters}
+    if objective is None:
+        return described
+    described |= {key: vars(kind)[name] for key, name in ADVICE.items() if name in vars(kind)}
+    if case := check(kind.name):
+        described["check"] = dict(zip(("spec", "reference", "here"), case, strict=True))
+    return {**described, "spec": str(objective), "doc": inspect.getdoc(kind) or ""}
 
 
-def _pieces(one: cp.Objective) -> list[cp.Objective]:
+def _pieces(objective: cp.Objective) -> list[cp.Objective]:
     """The named objectives that a spec is made of, outermost first."""
-    inner = [one.objective] if isinstance(one, cp.Wrapper) else [part for _, part in one.terms() if part is not one]
-    return [one] * bool(one.name) + [piece for part in inner for piece in _pieces(part)]
+    if isinstance(objective, cp.Wrapper):
+        inner = [objective.objective]
+    else:
+        inner = [part for _, part in objective.terms() if part is not objective]
+    return [objective] * bool(objective.name) + [piece for part in inner for piece in _pieces(part)]
 
 
-def _text(found: dict[str, Any]) -> Iterator[str]:
-    yield f"{found['name']}{'(...)' if found['wraps'] else ''}  {found['class']}"
-    for line in (*([found["spec"]] if "spec" in found else []), found["formula"], found["paper"]):
+def _text(description: dict[str, Any]) -> Iterator[str]:
+    from counterpoint.hyper import text
+
+    yield f"{description['name']}{'(...)' if description['wraps'] else ''}  {description['class']}"
+    for line in (description[key] for key in ("spec", "formula", "paper") if key in description):
         yield fill(line, WIDTH, initial_indent="    ", subsequent_indent="    ")
-    for one in found["parameters"]:
-        names = ", ".join(dict.fromkeys((one["short"], one["name"])))
-        value = one.get("value", one["default"])
-        note = "" if value == one["default"] else f" (default {text(one['default'])})"
-        row = f"      {names:28}{text(value):14} {one['expected']}{note}"
+    for parameter in description["parameters"]:
+        names = ", ".join(dict.fromkeys((parameter["short"], parameter["name"])))
+        value = parameter.get("value", parameter["default"])
+        note = "" if value == parameter["default"] else f" (default {text(parameter['default'])})"
+        row = f"      {names:28}{text(value):14} {parameter['expected']}{note}"
         yield fill(row, WIDTH, subsequent_indent=" " * 49)
     for key, label in (("use", "when"), ("first", "tune first"), ("cost", "cost"), ("check", "check")):
-        if key in found:
-            said = _checked(found[key]) if key == "check" else found[key]
-            yield fill(f"    {label:12}{said}", WIDTH, subsequent_indent=" " * 16)
-    if "doc" in found:
+        if key in description:
+            content = _checked(description[key]) if key == "check" else description[key]
+            yield fill(f"    {label:12}{content}", WIDTH, subsequent_indent=" " * 16)
+    if "doc" in description:
         yield ""
         yield "training weight dL/ds of a negative, by its similarity s; the positive is at |"
-        yield from advice.picture(cp.objective(found["spec"]))
+        yield from picture(cp.objective(description["spec"]))
         yield ""
-        yield from _reflow(found["doc"])
+        yield from _reflow(description["doc"])
 
 
-def _checked(found: dict[str, Any]) -> str:
-    """What an objective makes here of a case whose value is known to 50 digits."""
-    error = abs(found["here"] - found["reference"])
-    return f"{found['reference']:.10g} is its reference value of {found['spec']} on a small case; here it is " + (
+def _checked(case: dict[str, Any]) -> str:
+    """Compare an objective's value here with the reference value, which is known to 50 digits."""
+    error = abs(case["here"] - case["reference"])
+    return f"{case['reference']:.10g} is its reference value of {case['spec']} on a small case; here it is " + (
         "the same in every digit" if error == 0 else f"off by {error:.1g}"
     )
 
 
 def _reflow(doc: str) -> Iterator[str]:
-    """A docstring in lines of at most WIDTH: prose is wrapped anew, tables and examples keep their lines."""
+    """Wrap the prose of a docstring to lines of at most WIDTH; keep the lines of tables and examples."""
     blocks = re.split(r"\n\s*\n", re.sub(r":\w+:`([^`]+)`", r"\1", doc))
     for i, block in enumerate(blocks):
         if i:
@@ -120,7 +127,58 @@ def _reflow(doc: str) -> Iterator[str]:
             for line in block.splitlines():
                 yield line[:WIDTH] if line.startswith("==") else fill(line, WIDTH, subsequent_indent=" " * last_column)
             continue
-        for paragraph in re.split(r"\n(?=\* | {4}\S)", block):  # a bullet or a parameter begins another one
+        for paragraph in re.split(r"\n(?=\* | {4}\S)", block):  # bullets and parameters start a paragraph
             first = " " * (len(paragraph) - len(paragraph.lstrip()))
             rest = "        " if first else "  " if paragraph.startswith("* ") else ""
             yield fill(" ".join(paragraph.split()), WIDTH, initial_indent=first, subsequent_indent=rest)
+
+
+def picture(objective: cp.Objective) -> Iterator[str]:
+    """Plot the training weight of a negative over its similarity, in characters; ``|`` marks the positive."""
+    import torch
+
+    s, weight = cp.weight_curve(
+        objective, torch.linspace(-1, 1, PLOT_WIDTH, dtype=torch.float64), negatives=torch.linspace(-1, 1, 201)
+    )
+    low, high = min(0.0, float(weight.min())), float(weight.max())
+    if not high > low:
+        yield "all weights are zero"
+        return
+    level = ((weight - low) / (high - low) * (PLOT_HEIGHT - 1)).round().int().tolist()
+    zero = round(-low / (high - low) * (PLOT_HEIGHT - 1))
+    positive = int((s - 0.8).abs().argmin())
+    for row in reversed(range(PLOT_HEIGHT)):
+        label = (
+            f"{low + (high - low) * row / (PLOT_HEIGHT - 1):7.2f} " if row in (0, zero, PLOT_HEIGHT - 1) else " " * 8
+        )
+        marks = (
+            "*" if level[i] == row else "|" if i == positive else "-" if row == zero else " " for i in range(PLOT_WIDTH)
+        )
+        yield label + "".join(marks).rstrip()
+    yield " " * 8 + f"{'-1':{PLOT_WIDTH // 2 - 1}} 0{'1':>{PLOT_WIDTH - PLOT_WIDTH // 2 - 1}}"
+
+
+@cache
+def references() -> dict[str, Any]:
+    """Load one case per objective whose value is known to 50 digits; ``tests/support/golden.py`` writes the file."""
+    text = Path(__file__).with_name("golden.json").read_text(encoding="utf-8")
+    return json.loads(text)  # type: ignore[no-any-return]
+
+
+def check(name: str) -> tuple[str, float, float] | None:
+    """Return the spec of an objective's reference case, the reference value and the value here; None without a case."""
+    case = references().get(name)
+    if case is None:
+        return None
+    objective = cp.objective(case["spec"])
+    arguments = {key: _tensors(value) for key, value in case["given"].items()}
+    value = getattr(objective, case["call"])(*map(_tensors, case["positional"]), **arguments)
+    return case["spec"], case["value"], float(value)
+
+
+def _tensors(value: Any) -> Any:
+    import torch
+
+    if isinstance(value, dict):  # a tuple of tensors
+        return tuple(map(_tensors, value["tuple"]))
+    return torch.tensor(value, dtype=torch.float64) if isinstance(value, list) else value

@@ -1,4 +1,4 @@
-"""``counterpoint report``: tables, tests, plain sentences and pictures from folders of runs."""
+"""``counterpoint report``: tables, tests, plain sentences and plots from folders of runs."""
 
 from __future__ import annotations
 
@@ -6,29 +6,31 @@ import argparse
 import sys
 from pathlib import Path
 
-from ..report.summary import summarise
-from ..report.write import RENDER, write
-from ..store.run import find_runs
+FORMATS = ("terminal", "markdown", "html", "csv", "json")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the flags; this module imports torch only when the command runs."""
     add = parser.add_argument
     add("runs", nargs="+", type=Path, metavar="RUNS", help="folders of runs, at any depth")
-    add("--baseline", metavar="SPEC", help="the row that the others are compared with (InfoNCE, where there is one)")
-    add("--metric", action="append", default=[], metavar="NAME", help="a result, may be repeated (the first there is)")
-    add("--lower", action="store_true", help="small numbers are the good ones")
-    add("--out", type=Path, metavar="FOLDER", help="write report.html, .md, .csv and .json, and pictures")
-    add("--format", choices=RENDER, default="terminal", help="of what is printed (%(default)s)")
+    add("--baseline", metavar="SPEC", help="the row to compare the others with (default: InfoNCE, if there is one)")
+    add("--metric", action="append", default=[], metavar="NAME", help="a result; repeatable (default: the first)")
+    add("--lower", action="store_true", help="smaller numbers are better")
+    add("--out", type=Path, metavar="FOLDER", help="write report.html, .md, .csv and .json, and plots")
+    add("--format", choices=FORMATS, default="terminal", help="what to print (%(default)s)")
     add("--json", dest="format", action="store_const", const="json", help="print JSON")
 
 
-def command(given: argparse.Namespace) -> int:
-    found = find_runs(given.runs)
-    if not found:
-        raise ValueError(f"no runs in {', '.join(map(str, given.runs))}: no folder there has a run.json.")
-    report = summarise(found, baseline=given.baseline, metrics=given.metric, lower=given.lower)
-    print(RENDER[given.format](report))
-    if given.out is not None:
-        for path in write(report, given.out):
+def command(arguments: argparse.Namespace) -> int:
+    """Print the report, and write its files if ``--out`` is given."""
+    from .. import report, store
+
+    runs = store.find_runs(arguments.runs)
+    if not runs:
+        raise ValueError(f"no runs in {', '.join(map(str, arguments.runs))}: no folder there has a run.json.")
+    summary = report.summarise(runs, baseline=arguments.baseline, metrics=arguments.metric, lower=arguments.lower)
+    print(report.RENDER[arguments.format](summary))
+    if arguments.out is not None:
+        for path in report.write(summary, arguments.out):
             print(f"wrote {path}", file=sys.stderr)
     return 0

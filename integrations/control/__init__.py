@@ -1,15 +1,53 @@
 """Control: CURL on dm_control's suite with any objective.
 
-The parts can be had one by one::
+Use the parts in your own code::
 
-    from . import agent, environment
+    from counterpoint.integrations import control
 
-    env = environment.Control("cartpole-swingup")
-    curl = agent.Agent(env.observation_space.shape, 1, "adnce:t=0.2")
+    env = control.Control("cartpole-swingup")
+    agent = control.Agent(env.observation_space.shape, env.action_space.shape[0], "adnce:t=0.2")
 """
 
-MISSING = 'control needs dm_control and Gymnasium: pip install "counterpoint[control]"'
-try:
-    import numpy  # noqa: F401
-except ImportError as error:
-    raise ImportError(MISSING) from error
+from typing import TYPE_CHECKING
+
+from ..domain import lazy
+
+if TYPE_CHECKING:
+    from .agent import Agent, Contrast
+    from .environment import Control, vector
+    from .evaluation import evaluate
+    from .replay import Replay, Transitions
+    from .settings import CURL_TASKS, AgentSettings, Settings
+    from .training import restore, train
+
+__all__ = [
+    "CURL_TASKS",
+    "Agent",
+    "AgentSettings",
+    "Contrast",
+    "Control",
+    "Replay",
+    "Settings",
+    "Transitions",
+    "evaluate",
+    "restore",
+    "train",
+    "vector",
+]
+
+__getattr__ = lazy(
+    __name__,
+    __all__,
+    (
+        "settings",
+        "environment",
+        "replay",
+        "networks",
+        "agent",
+        "data",
+        "evaluation",
+        "representation",
+        "training",
+        "video",
+    ),
+)

@@ -1,19 +1,25 @@
-"""How much of the simulator's state is in an encoder's features? Ridge regression on frames of unseen episodes.
+"""Measure how much of the simulator's state an encoder's features contain, by ridge regression on unseen episodes.
 
-Frames of short random episodes are rendered once and cached. An encoder learns by the contrastive term alone, without
-rewards, from three quarters of the episodes. Then a linear map from its frozen features to the task's own observation
-(positions, velocities, ...) is fitted to these episodes and judged on the others. Frames of one episode are never on
-both sides: neighbours look alike, and a split by frames would measure memory.
+Frames of short random episodes are rendered once and cached. An encoder trains by the contrastive term alone, without
+rewards, on three quarters of the episodes. Then a linear map from its frozen features to the task's own observation
+(positions, velocities, ...) is fitted on these episodes and evaluated on the others. The split is by episode, because
+neighboring frames look alike, and a split by frame would reward memorization.
 
-The floors: the first principal components of the pixels, as many as the encoder has features, and the encoder as it
-starts.
+Two baselines: the first principal components of the pixels, as many as the encoder has features, and the encoder before
+training.
 """
 
 from __future__ import annotations
 
+from . import frameworks  # noqa: F401  # names the extra to install
+
+# isort: split
+
 import copy
+from collections.abc import Mapping
 from contextlib import closing
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass, fields
+from math import isnan
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -28,34 +34,16 @@ from counterpoint.plugins import curl
 
 from .. import store
 from ..store.run import Run
-from .agent import (
-    Agent,
-    Contrast,
-    Encoder,
-    Settings,
-    center_crop,
-    check_objective,
-    follow,
-    initialize,
-    random_crop,
-)
+from .agent import Agent, Contrast, check_objective
 from .environment import Control, action_repeat, check_task
+from .networks import Encoder, center_crop, follow, initialize, random_crop
+from .settings import AgentSettings, RepresentationSettings
 
 DOMAIN = "control-representation"
 PCA, UNTRAINED = "pixels, PCA", "untrained encoder"
 HELD_OUT = 0.25  # of the episodes
 FOLDS = 5
-PENALTIES = torch.logspace(-4, 6, 11, dtype=torch.float64)  # per sample, of standardised features
-
-DEFAULTS: dict[str, Any] = {
-    "updates": 200,
-    "episodes": 120,
-    "length": 25,
-    "scores": None,
-    "device": "cpu",
-}
-SMALL: dict[str, Any] = {"size": 64, "crop": 54, "filters": 16, "batch": 64}
-"""What a cell's arguments are if it does not say otherwise, and where it differs from CURL's :class:`Settings`."""
+PENALTIES = torch.logspace(-4, 6, 11, dtype=torch.float64)  # per sample, on standardized features
 
 
 @dataclass(frozen=True)
@@ -68,27 +56,27 @@ class Episodes:
 
     @property
     def held_out(self) -> int:
-        """The first episode that nothing is fitted to."""
+        """The index of the first held-out episode."""
         return round(len(self.frames) * (1 - HELD_OUT))
 
     def stacks(self, stack: int, first: int = 0, last: int | None = None) -> Tensor:
-        """``(frames, 3 * stack, size, size)``: all observations of these episodes that have a whole stack."""
+        """All observations of these episodes with a full stack: ``(frames, 3 * stack, size, size)``."""
         windows = self.frames[first:last].unfold(1, stack, 1)  # (episodes, observations, 3, size, size, stack)
         return windows.movedim(-1, 2).flatten(2, 3).flatten(0, 1)
 
     def targets(self, stack: int, first: int = 0, last: int | None = None) -> Tensor:
-        """The quantities at the last frame of each of these."""
+        """The quantities at the last frame of each observation: ``(frames, quantities)``."""
         return self.quantities[first:last, stack - 1 :].flatten(0, 1)
 
 
 def collect(folder: Path, task: str, episodes: int = 120, length: int = 25, size: int = 64, seed: int = 0) -> Episodes:
-    """Random episodes, from the cache in ``folder`` or simulated now and left there.
+    """Random episodes, from the cache in ``folder``, or simulated now and cached there.
 
     Args:
-        folder: where the cache is.
+        folder: of the cache.
         task: ``domain-task``.
-        episodes: how many, at least 8.
-        length: observations of each, at least 4.
+        episodes: number of episodes, at least 8.
+        length: observations per episode, at least 4.
         size: height and width of the frames.
         seed: of the initial states and the actions.
     """
@@ -101,26 +89,26 @@ def collect(folder: Path, task: str, episodes: int = 120, length: int = 25, size
         if not path.exists():
             _simulate(path, task, episodes, length, size, seed)
     try:
-        with np.load(path, allow_pickle=False) as found:
-            names = tuple(found["names"].tolist())
-            return Episodes(torch.from_numpy(found["frames"]), torch.from_numpy(found["quantities"]), names)
+        with np.load(path, allow_pickle=False) as archive:
+            names = tuple(archive["names"].tolist())
+            return Episodes(torch.from_numpy(archive["frames"]), torch.from_numpy(archive["quantities"]), names)
     except (OSError, ValueError, KeyError, EOFError, BadZipFile) as error:
-        raise ValueError(f"{path}: not readable ({error}); delete it to have it simulated anew.") from error
+        raise ValueError(f"{path}: not readable ({error}); delete the file to simulate the episodes again.") from error
 
 
 def _simulate(path: Path, task: str, episodes: int, length: int, size: int, seed: int) -> None:
-    """Actions wander, as independent ones would cancel each other out and leave the body where it is."""
+    """Actions follow a random walk; independent ones would cancel out and leave the body where it is."""
     rng = np.random.default_rng(seed)
     frames, quantities = [], []
     with closing(Control(task, size=size, stack=1)) as env:
         for episode in store.track(range(episodes), f"{task}, frames"):
-            seen, _ = env.reset(seed=seed * 100_000 + episode)
+            observation, _ = env.reset(seed=seed * 100_000 + episode)
             action = rng.normal(size=env.action_space.shape)
             for t in range(length):
                 if t:
-                    seen, *_ = env.step(np.clip(action, -1, 1))
+                    observation, *_ = env.step(np.clip(action, -1, 1))
                     action = 0.8 * action + 0.6 * rng.normal(size=action.shape)
-                frames.append(seen)
+                frames.append(observation)
                 quantities.append(list(env.quantities.values()))
         names = list(env.quantities)
     shape = (episodes, length)
@@ -133,32 +121,34 @@ def _simulate(path: Path, task: str, episodes: int, length: int, size: int, seed
         )
 
 
-# ---- what is judged ----------------------------------------------------------------------------
-
-
 def pretrain(
-    frames: Tensor, objective: str, settings: Settings, updates: int, scores: str | None = None, run: Run | None = None
+    frames: Tensor,
+    objective: str,
+    settings: AgentSettings,
+    updates: int,
+    scores: str | None = None,
+    run: Run | None = None,
 ) -> Encoder:
-    """An encoder trained by the contrastive term alone, as CURL's is beside its critic.
+    """Train an encoder by CURL's contrastive term alone.
 
     Args:
         frames: observations ``(n, channels, size, size)``, at least one batch of them.
         objective: a spec.
         settings: of encoder, batch and learning.
-        updates: how many.
+        updates: number of updates.
         scores: ``bilinear`` or ``cosine``, see :class:`Contrast`.
-        run: where the losses are logged.
+        run: logs the losses.
     """
     if settings.batch > len(frames):
-        raise ValueError(f"batch: {settings.batch} frames are asked for, but there are {len(frames)}.")
+        raise ValueError(f"batch: expected at most the {len(frames)} frames, got {settings.batch}.")
     encoder = new_encoder(frames.shape[1], settings).to(frames.device)
     target = copy.deepcopy(encoder).requires_grad_(False)
     contrast = Contrast(objective, encoder, target, settings.features, scores).to(frames.device)
     adam = contrast.optimizer(settings.lr)
     steps = range(updates)
     for step in steps if run is None else run.track(steps):
-        seen = frames[torch.randint(len(frames), (settings.batch,)).to(frames.device)]
-        loss = contrast(encoder(random_crop(seen, settings.crop)), contrast.keys(seen, settings.crop))
+        batch = frames[torch.randint(len(frames), (settings.batch,)).to(frames.device)]
+        loss = contrast(encoder(random_crop(batch, settings.crop)), contrast.keys(batch, settings.crop))
         adam.zero_grad()
         loss.backward()
         adam.step()
@@ -169,7 +159,7 @@ def pretrain(
     return encoder
 
 
-def new_encoder(channels: int, settings: Settings) -> Encoder:
+def new_encoder(channels: int, settings: AgentSettings) -> Encoder:
     encoder = Encoder(channels, settings)
     encoder.apply(initialize)
     return encoder
@@ -177,49 +167,49 @@ def new_encoder(channels: int, settings: Settings) -> Encoder:
 
 @torch.no_grad()
 def features(encoder: Encoder, frames: Tensor, crop: int) -> Tensor:
-    """The encoder's output for centre crops."""
+    """The encoder's output for center crops, ``(n, features)``."""
     return torch.cat([encoder(center_crop(part, crop)) for part in frames.split(256)])
 
 
-def principal(fitted: Tensor, others: Tensor, count: int, crop: int) -> tuple[Tensor, Tensor]:
-    """The first principal components of the pixels of ``fitted``, in both."""
-    x, y = (center_crop(part, crop).flatten(1).float() / 255 for part in (fitted, others))
+def principal_components(frames: Tensor, new: Tensor, count: int, crop: int) -> tuple[Tensor, Tensor]:
+    """Project both onto the first principal components of the pixels of ``frames``."""
+    x, x_new = (center_crop(part, crop).flatten(1).float() / 255 for part in (frames, new))
     mean = x.mean(0)
     _, _, v = torch.svd_lowrank(x - mean, q=min(count, len(x)), niter=4)
-    return (x - mean) @ v, (y - mean) @ v
+    return (x - mean) @ v, (x_new - mean) @ v
 
 
-def of_agent(agent: Agent, given: dict[str, Any], cache: Path) -> dict[str, float]:
-    """What an agent's encoder has learned beside its policy: R^2 of every quantity, and their means.
+def evaluate_agent(agent: Agent, arguments: Mapping[str, Any], cache: Path) -> dict[str, float]:
+    """Evaluate the encoder of an agent: R^2 of every quantity, and their means.
 
     Args:
         agent: one that learns from pixels.
-        given: the arguments of its cell.
+        arguments: of its cell.
         cache: folder of the episodes.
     """
     settings, encoder = agent.settings, agent.critic.encoder
     if not isinstance(encoder, Encoder):
         raise ValueError("representation: an agent that observes the state has no encoder.")
-    data = collect(cache, given["dataset"], size=settings.size)
+    data = collect(cache, arguments["dataset"], size=settings.size)
     parts = data.stacks(settings.stack, 0, data.held_out), data.stacks(settings.stack, data.held_out)
     x, x_new = (features(encoder, part.to(agent.device), settings.crop) for part in parts)
-    means, details = judge(data, settings.stack, x, x_new)
+    means, details = score(data, settings.stack, x, x_new)
     return {**means, **details["quantities"]}
 
 
 # ---- ridge regression --------------------------------------------------------------------------
 
 
-def predictable(x: Tensor, y: Tensor, x_new: Tensor, y_new: Tensor, group: Tensor) -> Tensor:
+def ridge_r2(x: Tensor, y: Tensor, x_new: Tensor, y_new: Tensor, group: Tensor) -> Tensor:
     """R^2 of every column of ``y_new``, predicted from ``x_new`` by ridge regression fitted to ``x`` and ``y``.
 
-    Each column has the penalty that is best in cross-validation over the groups. 1 is perfect, and 0 no better than
-    the mean of ``y_new``; NaN where a column does not vary.
+    Cross-validation over the groups selects the penalty of each column. 1 is perfect, 0 is as good as the mean of
+    ``y_new``, NaN marks a constant column.
 
     Args:
         x, y: ``(n, features)`` and ``(n, quantities)``.
         x_new, y_new: of other groups.
-        group: ``(n,)`` integers: the rows of one group, an episode, are never on both sides.
+        group: ``(n,)`` integers; cross-validation keeps the rows of a group, an episode, together.
     """
     x, y, x_new, y_new = (part.double().cpu() for part in (x, y, x_new, y_new))
     fold = group.cpu() % FOLDS
@@ -247,62 +237,84 @@ def _ridge(x: Tensor, y: Tensor, x_new: Tensor) -> Tensor:
 # ---- a cell of a grid --------------------------------------------------------------------------
 
 
-def cell(task: str, objective: str | None, seed: int, **changes: Any) -> dict[str, Any]:
-    """The arguments of one run; what is not changed is as in :data:`DEFAULTS`, :data:`SMALL` and :class:`Settings`.
+def cell(task: str, objective: str | None, seed: int, label: str | None = None, **changes: Any) -> dict[str, Any]:
+    """The arguments of one run, by default those of :class:`~.settings.RepresentationSettings`.
 
     Args:
         task: ``domain-task``.
-        objective: a spec; None for the rows without training, which need ``label=PCA`` or ``label=UNTRAINED``.
-        seed: of networks, batches and crops. The episodes are the same for all.
-        changes: of the defaults.
+        objective: a spec; None for the baselines, which need ``label=PCA`` or ``label=UNTRAINED``.
+        seed: of networks, batches and crops. The episodes are the same for all seeds.
+        label: name of the row in tables; by default the spec.
+        changes: settings that differ from the defaults.
     """
-    store.check_names(changes, (*DEFAULTS, "label", *(field.name for field in fields(Settings))))
-    given = {**DEFAULTS, **{name: value for name, value in changes.items() if name in (*DEFAULTS, "label")}}
-    if objective is None:
-        if given.get("label") not in (PCA, UNTRAINED):
-            raise ValueError(f"label: expected {PCA!r} or {UNTRAINED!r} without an objective.")
-        given["updates"] = 0
+    store.check_names(changes, [field.name for field in fields(RepresentationSettings)])
+    settings = RepresentationSettings(**changes)
+    updates, scores = settings.updates, settings.scores
+    if objective is not None:
+        scores = scores or curl.default_scores(check_objective(objective))
+    elif label in (PCA, UNTRAINED):
+        updates = 0
     else:
-        given["scores"] = given["scores"] or curl.natural_scores(check_objective(objective))
-    settings = {**SMALL, **{name: value for name, value in changes.items() if name not in given}}
-    about = {"domain": DOMAIN, "dataset": check_task(task), "objective": objective, "seed": seed}
-    return {**about, **given, "settings": asdict(Settings(**settings))}
+        raise ValueError(f"label: expected {PCA!r} or {UNTRAINED!r} without an objective, got {label!r}.")
+    return {
+        "domain": DOMAIN,
+        "dataset": check_task(task),
+        "objective": objective,
+        "seed": seed,
+        "updates": updates,
+        "episodes": settings.episodes,
+        "length": settings.length,
+        "scores": scores,
+        "device": settings.device,
+        **({} if label is None else {"label": label}),
+        "settings": settings.agent,
+    }
 
 
 def train(run: Run, cache: Path) -> None:
-    """Trains and judges one cell; with the folder of the cached episodes, what ``run_grid`` wants."""
-    data, stack, x, x_new = learned(run, cache)
-    result, details = judge(data, stack, x, x_new)
+    """Train and evaluate one cell; bind ``cache`` and pass it to ``run_grid``.
+
+    Args:
+        run: of the cell.
+        cache: folder of the episodes.
+    """
+    data, stack, x, x_new = learn(run, cache)
+    result, details = score(data, stack, x, x_new)
     run.finish(result, **details)
 
 
-def learned(run: Run, cache: Path) -> tuple[Episodes, int, Tensor, Tensor]:
-    """A cell's episodes, frames per observation, and features: of episodes that are fitted to, and of the others."""
-    given, settings = run.arguments, Settings(**run.arguments["settings"])
-    data = collect(cache, given["dataset"], given["episodes"], given["length"], settings.size)
+def learn(run: Run, cache: Path) -> tuple[Episodes, int, Tensor, Tensor]:
+    """Train the encoder of a cell.
+
+    Returns:
+        The episodes, frames per observation, and the features of training and held-out episodes.
+    """
+    arguments, settings = run.arguments, AgentSettings(**run.arguments["settings"])
+    data = collect(cache, arguments["dataset"], arguments["episodes"], arguments["length"], settings.size)
     run.data(store.checksum(data.frames.numpy().tobytes()))
-    run.load()  # nothing was saved, for it takes seconds: an interrupted run begins again
-    known = data.stacks(settings.stack, 0, data.held_out).to(given["device"])
-    new = data.stacks(settings.stack, data.held_out).to(given["device"])
-    torch.manual_seed(given["seed"])
-    if given.get("label") == PCA:
-        x, x_new = principal(known, new, settings.features, settings.crop)
+    run.load()  # no checkpoint, because training takes seconds: an interrupted run restarts
+    frames = data.stacks(settings.stack, 0, data.held_out).to(arguments["device"])
+    new = data.stacks(settings.stack, data.held_out).to(arguments["device"])
+    torch.manual_seed(arguments["seed"])
+    if arguments.get("label") == PCA:
+        x, x_new = principal_components(frames, new, settings.features, settings.crop)
         return data, settings.stack, x, x_new
-    if given["objective"] is None:
-        encoder = new_encoder(known.shape[1], settings).to(given["device"])
+    if arguments["objective"] is None:
+        encoder = new_encoder(frames.shape[1], settings).to(arguments["device"])
     else:
-        encoder = pretrain(known, given["objective"], settings, given["updates"], given["scores"], run)
-    return data, settings.stack, features(encoder, known, settings.crop), features(encoder, new, settings.crop)
+        encoder = pretrain(frames, arguments["objective"], settings, arguments["updates"], arguments["scores"], run)
+    return data, settings.stack, features(encoder, frames, settings.crop), features(encoder, new, settings.crop)
 
 
-def judge(data: Episodes, stack: int, x: Tensor, x_new: Tensor) -> tuple[dict[str, float], dict[str, Any]]:
-    """Mean R^2 over the quantities, over velocities and over all others, and every quantity's own."""
+def score(data: Episodes, stack: int, x: Tensor, x_new: Tensor) -> tuple[dict[str, float], dict[str, Any]]:
+    """Mean R^2 over all quantities, over positions and over velocities; and R^2 of each quantity."""
     y, y_new = data.targets(stack, 0, data.held_out), data.targets(stack, data.held_out)
     episode = torch.arange(data.held_out).repeat_interleave(len(y) // data.held_out)
-    r2 = dict(zip(data.names, predictable(x, y, x_new, y_new, episode).tolist(), strict=True))
-    left_out = [name for name, value in r2.items() if value != value]
-    kept = {name: value for name, value in r2.items() if value == value}
-    moving = [value for name, value in kept.items() if "velocity" in name]
-    still = [value for name, value in kept.items() if "velocity" not in name]
-    means = {"R2": list(kept.values()), "R2 positions": still, "R2 velocities": moving}
-    return {name: fmean(values) for name, values in means.items() if values}, {"quantities": kept, "left out": left_out}
+    r2 = dict(zip(data.names, ridge_r2(x, y, x_new, y_new, episode).tolist(), strict=True))
+    constant = [name for name, value in r2.items() if isnan(value)]
+    varying = {name: value for name, value in r2.items() if not isnan(value)}
+    positions = [value for name, value in varying.items() if "velocity" not in name]
+    velocities = [value for name, value in varying.items() if "velocity" in name]
+    groups = {"R2": list(varying.values()), "R2 positions": positions, "R2 velocities": velocities}
+    means = {name: fmean(values) for name, values in groups.items() if values}
+    return means, {"quantities": varying, "left out": constant}

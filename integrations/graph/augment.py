@@ -1,28 +1,34 @@
 """GraphCL's augmentations as PyG transforms, for one graph or for a whole batch at once.
 
-Nothing here loops over graphs, nodes or edges. What is picked is picked exactly: of each graph ``floor(ratio * n)`` of
-its ``n`` nodes (or pairs of joined nodes), without replacement, as in GraphCL's code.
+Nothing here loops over graphs, nodes or edges. Each augmentation samples ``floor(ratio * n)`` of a graph's ``n`` nodes
+(or undirected edges), without replacement, as GraphCL's code does.
 
 ====================  ===============================================================================================
-``DropNodes``         nodes go, with their edges
-``PerturbEdges``      edges go; with ``add=True`` as many new ones come, as in the paper. The official code only drops
-``MaskAttributes``    nodes get features drawn from a normal distribution, mean and deviation 0.5
-``Subgraph``          what grows from a random node, by a random neighbour of what has grown so far, stays
-``RandomChoice``      each graph gets one of several; ``random2``, ``random3`` and ``random4`` are GraphCL's
+``DropNodes``         drops nodes, with their edges
+``PerturbEdges``      drops edges; ``add=True`` adds as many new ones, as in the paper. The official code only drops
+``MaskAttributes``    replaces nodes' features by normal noise of mean and deviation 0.5
+``Subgraph``          keeps a subgraph that grows from a random node by random neighbors
+``RandomChoice``      applies one of several to each graph; ``random2``, ``random3`` and ``random4`` are GraphCL's
 ====================  ===============================================================================================
 
-Where this differs from the official code: edges go in both directions or in none, so that undirected graphs stay
-undirected; no self-loops are put in (GIN counts the node itself anyway); nodes that lose all their edges stay; and
+Differences from the official code: edges are dropped in both directions or in neither, so that undirected graphs stay
+undirected; no self-loops are added (GIN counts the node itself anyway); nodes that lose all their edges stay; and
 ``Subgraph`` grows over any number of hops, as the paper says. The official function computes the union of the
-neighbourhoods and discards it, so that it never leaves the first node's neighbours: that is ``Subgraph(hops=1)``.
+neighborhoods and discards it, so that it never leaves the first node's neighbors: that is ``Subgraph(hops=1)``.
 
-Paper: You et al. 2020, Graph contrastive learning with augmentations.
+Paper: You et al. 2020, Graph contrastive learning with augmentations, https://arxiv.org/abs/2010.13902
 """
 
 from __future__ import annotations
 
+from . import frameworks  # noqa: F401  # names the extra to install
+
+# isort: split
+
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+
+# isort: split
 
 import torch
 from torch import Tensor
@@ -35,7 +41,7 @@ from counterpoint.hyper import is_number, nearest
 
 @dataclass(frozen=True)
 class Graphs:
-    """What the augmentations look at: a batch, or one graph as a batch of one."""
+    """A batch as the augmentations see it; a single graph is a batch of one."""
 
     x: Tensor | None
     edge_index: Tensor
@@ -55,7 +61,7 @@ class Graphs:
 
 @dataclass(frozen=True)
 class Edit:
-    """What an augmentation changes: nodes and edges that stay, edges that come, new features. None: as it was."""
+    """What an augmentation changes: masks of nodes and edges to keep, new edges, new features. None: no change."""
 
     nodes: Tensor | None = None
     edges: Tensor | None = None
@@ -64,11 +70,11 @@ class Edit:
 
 
 class Augmentation(BaseTransform):  # type: ignore[misc]
-    """An augmentation of strength ``ratio``, with a stream of random numbers of its own.
+    """An augmentation of strength ``ratio``, with its own random generator.
 
     Args:
-        ratio: share of a graph's nodes (edges) that it works on, in ``[0, 1]``.
-        generator: a seed, or where its random numbers come from (on the CPU); by default torch's own, global source.
+        ratio: share of a graph's nodes (edges) to change, in ``[0, 1]``.
+        generator: a generator on the CPU, or a seed; by default torch's global generator.
     """
 
     def __init__(self, ratio: float, generator: int | torch.Generator | None = None) -> None:
@@ -78,26 +84,26 @@ class Augmentation(BaseTransform):  # type: ignore[misc]
         self.generator = torch.Generator().manual_seed(generator) if isinstance(generator, int) else generator
 
     def edit(self, graphs: Graphs, on: Tensor) -> Edit:
-        """The changes of the graphs that ``on`` is true for."""
+        """The changes to the graphs where ``on`` is true."""
         raise NotImplementedError
 
     def forward(self, data: Data) -> Data:
         graphs = Graphs.of(data)
-        return applied(data, self.edit(graphs, torch.ones(len(graphs.nodes), dtype=torch.bool)))
+        return apply(data, self.edit(graphs, torch.ones(len(graphs.nodes), dtype=torch.bool)))
 
     def random(self, count: int) -> Tensor:
         return torch.rand(count, generator=self.generator)
 
-    def picked(self, batch: Tensor, sizes: Tensor, count: Tensor) -> Tensor:
-        """True for ``count[g]`` random ones of the ``sizes[g]`` rows that ``batch`` says are of graph ``g``."""
+    def sample(self, batch: Tensor, sizes: Tensor, count: Tensor) -> Tensor:
+        """A mask that is true for ``count[g]`` random rows of the ``sizes[g]`` rows of graph ``g``."""
         order = (batch + self.random(len(batch)).double()).argsort()
-        # rows of a graph stand together now, in random order
+        # the rows of a graph are now adjacent, in random order
         rank = torch.arange(len(batch)) - cumsum(sizes)[:-1].repeat_interleave(sizes)
         return torch.zeros(len(batch), dtype=torch.bool).scatter(0, order, rank < count.repeat_interleave(sizes))
 
     def share(self, sizes: Tensor, on: Tensor) -> Tensor:
-        """``floor(ratio * n)`` of the graphs that ``on`` is true for, 0 of the others."""
-        # a product such as 0.1 * 30 shall not fall short of 3
+        """``floor(ratio * n)`` where ``on`` is true, else 0."""
+        # so that a product such as 0.1 * 30 does not round down to 2
         return (sizes * self.ratio + 1e-6).long() * on
 
     def __repr__(self) -> str:
@@ -105,17 +111,17 @@ class Augmentation(BaseTransform):  # type: ignore[misc]
 
 
 class DropNodes(Augmentation):
-    """Drops ``floor(ratio * n)`` nodes of each graph, with their edges."""
+    """Drop ``floor(ratio * n)`` nodes of each graph, with their edges."""
 
     def __init__(self, ratio: float = 0.1, generator: int | torch.Generator | None = None) -> None:
         super().__init__(ratio, generator)
 
     def edit(self, graphs: Graphs, on: Tensor) -> Edit:
-        return Edit(nodes=~self.picked(graphs.batch, graphs.nodes, self.share(graphs.nodes, on)))
+        return Edit(nodes=~self.sample(graphs.batch, graphs.nodes, self.share(graphs.nodes, on)))
 
 
 class MaskAttributes(Augmentation):
-    """Gives ``floor(ratio * n)`` nodes of each graph features from a normal distribution."""
+    """Replace the features of ``floor(ratio * n)`` nodes of each graph by normal noise."""
 
     def __init__(
         self, ratio: float = 0.1, mean: float = 0.5, std: float = 0.5, generator: int | torch.Generator | None = None
@@ -126,7 +132,7 @@ class MaskAttributes(Augmentation):
     def edit(self, graphs: Graphs, on: Tensor) -> Edit:
         if graphs.x is None:
             return Edit()
-        masked = self.picked(graphs.batch, graphs.nodes, self.share(graphs.nodes, on))
+        masked = self.sample(graphs.batch, graphs.nodes, self.share(graphs.nodes, on))
         noise = torch.empty(int(masked.sum()), *graphs.x.shape[1:]).normal_(
             self.mean, self.std, generator=self.generator
         )
@@ -134,13 +140,12 @@ class MaskAttributes(Augmentation):
 
 
 class PerturbEdges(Augmentation):
-    """Drops ``floor(ratio * e)`` of the ``e`` pairs of joined nodes of each graph.
+    """Drop ``floor(ratio * e)`` of the ``e`` undirected edges of each graph.
 
     Args:
         ratio: in ``[0, 1]``.
-        add: also joins as many random pairs of the graph's nodes, both ways; one that is joined already, or a node
-            with itself, is not counted as an edge again. Edge attributes cannot be made up: refused for graphs that
-            have them.
+        add: also connect as many random pairs of the graph's nodes, in both directions; pairs that are connected
+            already and self-loops are skipped. Not for graphs with edge attributes, which new edges would lack.
         generator: as for all augmentations.
     """
 
@@ -154,7 +159,7 @@ class PerturbEdges(Augmentation):
         owner = graphs.batch[pairs // max(1, len(graphs.batch))]
         sizes = owner.bincount(minlength=len(graphs.nodes))
         count = self.share(sizes, on)
-        dropped = self.picked(owner, sizes, count)
+        dropped = self.sample(owner, sizes, count)
         if not self.add:
             return Edit(edges=~dropped[pair_of])
         graph = torch.arange(len(count)).repeat_interleave(count)
@@ -167,16 +172,16 @@ class PerturbEdges(Augmentation):
 
 
 class Subgraph(Augmentation):
-    """Keeps ``floor(ratio * n) + 1`` nodes: a random one, then again and again a random neighbour of those it has.
+    """Keep ``floor(ratio * n) + 1`` nodes: a random one, then repeatedly a random neighbor of those kept so far.
 
-    Fewer, if the start's component is smaller. Growing a graph node by node is a loop; the same distribution comes from
-    waiting times. Let every node wait ``w ~ Exp(1)`` from when its first neighbour joins until it joins itself: waiting
-    has no memory, so the next to join is any of the neighbours with equal probability. Joining times are shortest paths
-    with lengths ``w``, which all graphs of a batch find together.
+    Fewer, if the first node's component is smaller. Growing a graph node by node is a loop; waiting times give the same
+    distribution without one. Let every node wait ``w ~ Exp(1)`` from when its first neighbor joins until it joins
+    itself: the exponential distribution is memoryless, so each neighbor is equally likely to join next. Joining times
+    are shortest paths with lengths ``w``, which are computed for all graphs of a batch at once.
 
     Args:
         ratio: in ``[0, 1]``.
-        hops: how far from the start it may reach, at least 1; None for any distance. 1 is the official code's.
+        hops: largest distance from the first node, at least 1; None for any. 1 is the official code's.
         generator: as for all augmentations.
     """
 
@@ -196,8 +201,8 @@ class Subgraph(Augmentation):
         used = on[graphs.batch[graphs.edge_index[0]]]
         source, target = graphs.edge_index[:, used]
         share = self.share(graphs.nodes, on)
-        # the path to one of the k nearest leads through some of them only, so it has less than k steps
-        for _ in range(self.hops or int(share.max())):
+        # a shortest path to one of the k nearest nodes leads through these only, so it has fewer than k steps
+        for _ in range(int(self.hops or share.max())):
             before, first = joined, torch.full_like(joined, torch.inf).scatter_reduce(0, target, joined[source], "amin")
             joined = joined.minimum(first + wait)
             if torch.equal(joined, before):
@@ -211,7 +216,7 @@ class Subgraph(Augmentation):
 
 
 class RandomChoice(Augmentation):
-    """Each graph gets one of several augmentations, all equally probable."""
+    """Apply one of several augmentations, all equally likely, to each graph."""
 
     def __init__(self, options: Sequence[Augmentation], generator: int | torch.Generator | None = None) -> None:
         super().__init__(0.0, generator)
@@ -223,14 +228,14 @@ class RandomChoice(Augmentation):
         chosen = torch.randint(len(self.options), graphs.nodes.shape, generator=self.generator)
         merged = Edit()
         for number, option in enumerate(self.options):
-            one = option.edit(graphs, on & (chosen == number))
-            # an option leaves the graphs of others as they are, so masks can be joined, and at most one changes x
-            graphs = graphs if one.x is None else replace(graphs, x=one.x)
+            edit = option.edit(graphs, on & (chosen == number))
+            # options edit disjoint graphs, so masks combine with &, and each option starts from the features so far
+            graphs = graphs if edit.x is None else replace(graphs, x=edit.x)
             merged = Edit(
-                _both(merged.nodes, one.nodes),
-                _both(merged.edges, one.edges),
-                _joined(merged.new_edges, one.new_edges),
-                merged.x if one.x is None else one.x,
+                _both(merged.nodes, edit.nodes),
+                _both(merged.edges, edit.edges),
+                _joined(merged.new_edges, edit.new_edges),
+                merged.x if edit.x is None else edit.x,
             )
         return merged
 
@@ -246,8 +251,8 @@ def _joined(a: Tensor | None, b: Tensor | None) -> Tensor | None:
     return b if a is None else a if b is None else torch.cat([a, b], 1)
 
 
-def applied(data: Data, edit: Edit) -> Data:
-    """``data`` with the changes made. What else it holds is kept, and a batch's vector and pointers follow."""
+def apply(data: Data, edit: Edit) -> Data:
+    """Apply an edit. Other attributes of ``data`` are kept, and a batch's vector and pointers are updated."""
     graphs = Graphs.of(data)
     if edit.x is not None:
         data.x = edit.x
@@ -255,7 +260,7 @@ def applied(data: Data, edit: Edit) -> Data:
         data = data.edge_subgraph(edit.edges)
     if edit.new_edges is not None and edit.new_edges.shape[1]:
         if extra := [key for key in data.edge_attrs() if key != "edge_index"]:
-            raise ValueError(f"PerturbEdges(add=True): {', '.join(extra)} of the new edges cannot be made up.")
+            raise ValueError(f"PerturbEdges(add=True): {', '.join(extra)} of the new edges are unknown.")
         data.edge_index = torch.cat([data.edge_index, edit.new_edges], 1)
     if edit.nodes is None or bool(edit.nodes.all()):
         return data
@@ -279,30 +284,30 @@ AUGMENTATIONS = {
     "random3": (DROP, GROW, EDGES),
     "random4": (DROP, GROW, EDGES, MASK),
 }
-"""GraphCL's names, and what each chooses from."""
+"""GraphCL's names, and the options of each."""
 
 
 def augmentation(
     name: str, generator: int | torch.Generator | None = None, ratio: float | None = None, hops: int | None = None
 ) -> Augmentation:
-    """GraphCL's augmentation of this name.
+    """Create GraphCL's augmentation of this name.
 
     Args:
         name: ``dnodes``, ``pedges``, ``mask_nodes``, ``subgraph``, ``random2`` (nodes or subgraph), ``random3`` (or
             edges), ``random4`` (or attributes).
-        generator: a seed, or where all its random numbers come from.
-        ratio: of all of them; by default GraphCL's 0.1, and 0.2 for subgraphs.
+        generator: a generator on the CPU, or a seed.
+        ratio: of every option; by default GraphCL's 0.1, and 0.2 for subgraphs.
         hops: of subgraphs.
     """
     if name not in AUGMENTATIONS:
         raise ValueError(f"augment: unknown augmentation {name!r}.{nearest(str(name), AUGMENTATIONS)}")
     source = torch.Generator().manual_seed(generator) if isinstance(generator, int) else generator
     tenth, fifth = (0.1, 0.2) if ratio is None else (ratio, ratio)
-    made: dict[str, Callable[[], Augmentation]] = {
+    create: dict[str, Callable[[], Augmentation]] = {
         DROP: lambda: DropNodes(tenth, source),
         EDGES: lambda: PerturbEdges(tenth, generator=source),
         MASK: lambda: MaskAttributes(tenth, generator=source),
         GROW: lambda: Subgraph(fifth, hops, source),
     }
-    options = [made[one]() for one in AUGMENTATIONS[name]]
+    options = [create[kind]() for kind in AUGMENTATIONS[name]]
     return options[0] if len(options) == 1 else RandomChoice(options, source)

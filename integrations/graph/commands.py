@@ -1,4 +1,4 @@
-"""``counterpoint train graph`` and ``counterpoint eval tu``."""
+"""``counterpoint train graph`` and ``counterpoint eval tu``; the parsers need neither torch nor PyG."""
 
 from __future__ import annotations
 
@@ -8,135 +8,126 @@ from collections.abc import Iterable
 from itertools import product
 from pathlib import Path
 from statistics import mean, stdev
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from counterpoint.batch.pairings import PAIRINGS
-
-from .. import report, store
 from ..command import flags
-from ..store.run import Run
-from . import training
-from .augment import AUGMENTATIONS
-from .data import FEATURES, GraphSet, bag_of_nodes
-from .evaluation import PROBES, evaluate
-from .model import embed
 from .presets import PRESETS, preset
-from .training import BAG, DEFAULTS, PARTS, PROTOCOLS, UNTRAINED
+from .settings import PROBES, Settings
+
+if TYPE_CHECKING:
+    from ..store.run import Run
+    from .data import GraphSet
 
 
 def train_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the flags of ``counterpoint train graph``."""
     flags.add_arguments(parser, "epochs", PRESETS)
-    parser.set_defaults(objective=None, epochs=None)
-    add = parser.add_argument
-    add("--dataset", nargs="+", default=["demo"], metavar="NAME", help="TU data sets, or demo (demo)")
-    choices: dict[str, Iterable[str]] = {"augment": AUGMENTATIONS, "features": FEATURES}
-    choices |= {"pairing": [name for name in PAIRINGS if name != "queue"]}  # which nothing here fills
-    choices |= {"probe": PROBES, "protocol": PROTOCOLS, "part": PARTS}
-    for name, options in choices.items():
-        add(f"--{name}", choices=list(options), help=f"{HELP[name]} ({DEFAULTS[name]})")
-    for name, low in (("batch", 2), ("layers", 1), ("hidden", 1), ("folds", 2), ("hops", 1)):
-        add(f"--{name}", type=flags.whole(low), metavar="N", help=f"{HELP[name]} ({DEFAULTS[name]})")
-    add("--lr", type=float, help=f"learning rate of Adam ({DEFAULTS['lr']})")
+    parser.add_argument("--dataset", nargs="+", default=["demo"], metavar="NAME", help="TU data sets, or demo (demo)")
+    flags.add_settings(parser, Settings)
 
 
-HELP = {
-    "augment": "how the views are made",
-    "pairing": "who is compared with whom",
-    "features": "of nodes",
-    "probe": "classifier that the embeddings are judged by",
-    "protocol": "inner: by --probe; official: by GraphCL's kernel SVM, and the best of its looks at them beside",
-    "part": "graphs whose classes are used: all, or 30 %% to tune on, or the other 70 %% to report",
-    "batch": "graphs per step",
-    "layers": "of the encoder",
-    "hidden": "width of each layer",
-    "folds": "test folds",
-    "hops": "reach of subgraphs; 1 is the official code's",
-}
+def settings(arguments: argparse.Namespace, dataset: str) -> dict[str, Any]:
+    """The settings that the preset and the flags give to the cells of a data set."""
+    chosen = {**preset(arguments.preset or "graphcl", dataset).settings, **flags.chosen(arguments, Settings)}
+    return {"probe": "svc", **chosen} if chosen.get("protocol") == "official" else chosen
 
 
-def train_command(given: argparse.Namespace) -> int:
-    """Trains every objective on every data set, and prints the table with what needs no training."""
-    flags.use_data("data", given.data)
+def train_command(arguments: argparse.Namespace) -> int:
+    """Train every objective on every data set, and print the table beside two baselines that need no training."""
+    from .. import report
+    from . import training
+    from .data import prepare
+
+    flags.use_data("data", arguments.data)
     cells: list[dict[str, Any]] = []
-    for dataset in given.dataset:
-        spec, settings = preset(given.preset or "graphcl", dataset)
-        settings |= {name: value for name, value in vars(given).items() if name in DEFAULTS and value is not None}
-        if settings.get("protocol") == "official":
-            settings = {"probe": "svc", **settings}
-        first = training.cell(dataset, None, given.seed, **settings)
-        training.prepared(first)  # what is wrong with the data is said before anything is trained
-        for seed in range(given.seed, given.seed + given.seeds):
-            cells += [training.bag(dataset, seed, **settings), training.untrained(dataset, seed, **settings)]
-            cells += [training.cell(dataset, one, seed, **settings) for one in given.objective or [spec]]
-    found, code = flags.run_asked(training.train, cells, given, "graph")
-    report.show(found, given.json)
+    for dataset in arguments.dataset:
+        spec = preset(arguments.preset or "graphcl", dataset).objective
+        changes = settings(arguments, dataset)
+        prepare(training.cell(dataset, None, arguments.seed, **changes))  # fail on wrong data before any training
+        for seed in range(arguments.seed, arguments.seed + arguments.seeds):
+            cells += [training.bag(dataset, seed, **changes), training.untrained(dataset, seed, **changes)]
+            cells += [training.cell(dataset, objective, seed, **changes) for objective in arguments.objective or [spec]]
+    runs, code = flags.run_cells(training.train, cells, arguments, "graph")
+    report.show(runs, arguments.json)
     return code
 
 
 def eval_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the flags of ``counterpoint eval tu``."""
     add = parser.add_argument
-    add("runs", nargs="+", type=Path, help="folders of runs, or folders that hold such")
+    add("runs", nargs="+", type=Path, help="folders of runs, at any depth")
     add("--dataset", metavar="NAME", help="TU data set to evaluate on; by default what each run was trained on")
-    add("--probe", nargs="+", choices=list(PROBES), default=["svm"], help="classifiers (svm)")
+    add("--probe", nargs="+", choices=PROBES, default=["svm"], help="classifiers (svm)")
     add("--folds", type=flags.whole(2), default=10, metavar="N", help="test folds (%(default)s)")
-    add("--seeds", type=flags.whole(1), default=5, metavar="N", help="how often the folds are drawn anew (%(default)s)")
+    add("--seeds", type=flags.whole(1), default=5, metavar="N", help="random splits into folds (%(default)s)")
     add("--data", type=Path, metavar="FOLDER", help="data sets ($COUNTERPOINT_DATA)")
     add("--json", action="store_true", help="print JSON")
 
 
-def eval_command(given: argparse.Namespace) -> int:
-    """Evaluates the encoders of finished runs, beside what needs no training."""
-    flags.use_data("data", given.data)
+def eval_command(arguments: argparse.Namespace) -> int:
+    """Evaluate the encoders of finished runs beside the baselines that need no training."""
+    from .. import store
+    from .data import load_cached
+    from .evaluation import evaluate
+
+    flags.use_data("data", arguments.data)
     embeddings: dict[tuple[str, str, str], tuple[GraphSet, Any]] = {}
-    for run in _finished(given.runs):
-        data = training.loaded(given.dataset or run.arguments["dataset"], run.arguments["features"])
+    for run in _finished(arguments.runs):
+        data = load_cached(arguments.dataset or run.arguments["dataset"], run.arguments["features"])
         for (name, which), z in _embeddings(run, data).items():
-            embeddings[data.name, name, which] = data, z  # runs share what needs no training
-    found: list[dict[str, Any]] = []
+            embeddings[data.name, name, which] = data, z  # runs share the baselines
+    rows: list[dict[str, Any]] = []
     for (dataset, name, which), (data, z) in store.track(embeddings.items(), "evaluated", len(embeddings)):
-        for probe, seed in product(given.probe, range(given.seeds)):
-            result = evaluate(z, data.y, probe, given.folds, seed)
-            one = {"dataset": dataset, "name": name, "which": which, "probe": probe, "seed": seed}
-            found.append({**one, "accuracy": result.accuracy, "folds": result.folds})
-    if given.json:
-        print(json.dumps(found, indent=1))
-        return 0
-    for dataset, probe in dict.fromkeys((one["dataset"], one["probe"]) for one in found):
-        rows: dict[str, list[float]] = {}
-        for one in found:
-            if (one["dataset"], one["probe"]) == (dataset, probe):
-                rows.setdefault(one["name"], []).append(one["accuracy"])
-        width = max(map(len, rows))
-        print(f"{dataset}, {probe}: accuracy in %, and over how many encoders and draws of folds")
-        for name, values in rows.items():
-            spread = f" ± {stdev(values):.2f}" if len(values) > 1 else ""
-            print(f"  {name:{width}}  {mean(values):6.2f}{spread} ({len(values)})")
+        for probe, seed in product(arguments.probe, range(arguments.seeds)):
+            result = evaluate(z, data.y, probe, arguments.folds, seed)
+            row = {"dataset": dataset, "name": name, "which": which, "probe": probe, "seed": seed}
+            rows.append({**row, "accuracy": result.accuracy, "folds": result.folds})
+    print(json.dumps(rows, indent=1) if arguments.json else "\n".join(_table(rows)))
     return 0
 
 
+def _table(rows: list[dict[str, Any]]) -> Iterable[str]:
+    for dataset, probe in dict.fromkeys((row["dataset"], row["probe"]) for row in rows):
+        accuracies: dict[str, list[float]] = {}
+        for row in rows:
+            if (row["dataset"], row["probe"]) == (dataset, probe):
+                accuracies.setdefault(row["name"], []).append(row["accuracy"])
+        width = max(map(len, accuracies))
+        yield f"{dataset}, {probe}: accuracy in % ± deviation (number of encoders and splits)"
+        for name, values in accuracies.items():
+            spread = f" ± {stdev(values):.2f}" if len(values) > 1 else ""
+            yield f"  {name:{width}}  {mean(values):6.2f}{spread} ({len(values)})"
+
+
 def _finished(folders: Iterable[Path]) -> list[Run]:
-    found = [run for run in store.find_runs(folders) if run.done and run.arguments.get("epochs")]
-    if not found:
+    from .. import store
+
+    runs = [run for run in store.find_runs(folders) if run.done and run.arguments.get("epochs")]
+    if not runs:
         raise ValueError(f"no finished run of an encoder in {', '.join(map(str, folders))}")
-    if wrong := [run.path for run in found if run.arguments["domain"] != "graph"]:
-        raise ValueError(f"{wrong[0]} is no run of graphs")
-    return found
+    if wrong := [run.path for run in runs if run.arguments["domain"] != "graph"]:
+        raise ValueError(f"{wrong[0]} is not a run of graphs")
+    return runs
 
 
 def _embeddings(run: Run, data: GraphSet) -> dict[tuple[str, str], Any]:
-    """Of a run's encoder, of the same one untrained, and of none at all, by name and by what makes them different."""
+    """Embeddings by a run's encoder, by the same one before training, and without one.
+
+    The keys are the name of the row and what tells equal names apart.
+    """
+    from .data import bag_of_nodes
+    from .model import embed
+    from .training import BAG, UNTRAINED, build, restore
+
     try:
-        model = training.build({**run.arguments, "device": "cpu"}, data)  # wherever it was trained
-        start = embed(model.encoder, data)
-        if (state := run.load()) is None:
-            raise ValueError(f"{run.path}: it has no checkpoint")
-        model.load_state_dict(state["model"])
+        before = embed(build({**run.arguments, "device": "cpu"}, data).encoder, data)
+        trained = embed(restore(run, data).encoder, data)
     except RuntimeError as error:
         message = f"{run.path}: trained on {run.arguments['dataset']}, its encoder does not fit {data.name}"
         raise ValueError(message) from error
-    like = {name: run.arguments[name] for name in ("seed", "layers", "hidden", "features")}
+    shared = {name: run.arguments[name] for name in ("seed", "layers", "hidden", "features")}
     return {
-        (BAG, like["features"]): bag_of_nodes(data),
-        (UNTRAINED, json.dumps(like)): start,
-        (run.name, str(run.path)): embed(model.encoder, data),
+        (BAG, run.arguments["features"]): bag_of_nodes(data),
+        (UNTRAINED, json.dumps(shared)): before,
+        (run.name, str(run.path)): trained,
     }

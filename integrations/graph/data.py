@@ -1,22 +1,29 @@
-"""Sets of graphs in memory: TUDataset by name, online or offline, the embedded demo, or your own list of graphs.
+"""Sets of graphs in memory: a TU data set by name, the embedded demo, or your own list of graphs.
 
-Offline: ``$COUNTERPOINT_DATA/tu/NAME/raw`` holds the set's text files. They are read there, and nothing is written.
+Offline, put the set's text files into ``$COUNTERPOINT_DATA/tu/NAME/raw``; they are read there, and nothing is written.
 Otherwise PyG downloads the set once, into ``$XDG_CACHE_HOME/counterpoint/tu`` (``~/.cache/counterpoint/tu``).
 """
 
 from __future__ import annotations
 
+from . import frameworks  # noqa: F401  # names the extra to install
+
+# isort: split
+
 import hashlib
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
+
+# isort: split
 
 import networkx
 import numpy as np
 import torch
+from sklearn.model_selection import StratifiedShuffleSplit
 from torch import Tensor
 from torch_geometric.data import Batch, Data
 from torch_geometric.datasets import TUDataset
@@ -24,12 +31,16 @@ from torch_geometric.io import read_tu_data
 from torch_geometric.utils import cumsum, degree, one_hot, to_undirected
 
 from counterpoint import checks
-from counterpoint.hyper import Choice, nearest
+from counterpoint.hyper import nearest
+
+from ..domain import check_choice
+from .evaluation import checked
+from .settings import FEATURES, PARTS
 
 DEMO = "demo"
-FEATURES = ("auto", "labels", "degree", "constant")
 MAX_DEGREE = 100  # larger degrees share the last column
-# TUDataset has more than a hundred sets; these are the ones that the field reports, and the hints of error messages
+HELD_OUT = 0.3  # share of the graphs to tune on
+# the sets, of more than a hundred, that the field reports; for the hints of error messages
 KNOWN = (
     *("AIDS", "BZR", "COLLAB", "COX2", "DD", "DHFR", "ENZYMES", "FRANKENSTEIN", "IMDB-BINARY", "IMDB-MULTI"),
     *("KKI", "MSRC_9", "MSRC_21", "MUTAG", "Mutagenicity", "NCI1", "NCI109", "OHSU", "PROTEINS", "PROTEINS_full"),
@@ -40,12 +51,12 @@ KNOWN = (
 
 @dataclass(frozen=True, eq=False)
 class GraphSet:
-    """A set of labelled graphs as a few large tensors, from which batches are cut by index arithmetic.
+    """A set of labeled graphs as a few large tensors; batches are slices of them, without a loop over graphs.
 
     Args:
         name: for messages.
         x: ``(nodes, width)`` features of all nodes, graph by graph.
-        edge_index: ``(2, edges)``, graph by graph; nodes count from 0 within each graph.
+        edge_index: ``(2, edges)``, graph by graph; node numbers start at 0 in each graph.
         y: ``(graphs,)`` classes.
         nodes: ``(graphs,)`` number of nodes of each graph.
         edges: ``(graphs,)`` number of directed edges of each graph.
@@ -60,10 +71,10 @@ class GraphSet:
 
     def __post_init__(self) -> None:
         checks.is_finite(self.x, f"{self.name}: node features")
-        counts = {"nodes": int(self.nodes.sum()), "edges": int(self.edges.sum()), "graphs": len(self.nodes)}
-        found = {"nodes": len(self.x), "edges": self.edge_index.shape[1], "graphs": len(self.y)}
-        if counts != found or len(self.edges) != len(self.y):
-            raise ValueError(f"{self.name}: the graphs' sizes say {counts}, the tensors hold {found}.")
+        expected = {"nodes": int(self.nodes.sum()), "edges": int(self.edges.sum()), "graphs": len(self.nodes)}
+        actual = {"nodes": len(self.x), "edges": self.edge_index.shape[1], "graphs": len(self.y)}
+        if expected != actual or len(self.edges) != len(self.y):
+            raise ValueError(f"{self.name}: the graphs' sizes say {expected}, the tensors hold {actual}.")
         inside = (self.edge_index >= 0) & (self.edge_index < self.nodes.repeat_interleave(self.edges))
         if not bool(inside.all()):
             raise ValueError(f"{self.name}: {int((~inside).any(0).sum())} edges leave their graph.")
@@ -73,25 +84,23 @@ class GraphSet:
 
     @classmethod
     def from_list(cls, graphs: Iterable[Data], name: str = "graphs", features: str = "auto") -> GraphSet:
-        """Any PyG data set or list of ``Data`` with ``edge_index``, ``y`` and, as far as there are any, ``x``."""
-        every = list(graphs)
-        if not every:
+        """Collect a PyG data set or a list of ``Data`` with ``edge_index``, ``y`` and optionally ``x``."""
+        data_list = list(graphs)
+        if not data_list:
             raise ValueError(f"{name}: no graphs.")
-        missing = [i for i, one in enumerate(every) if one.edge_index is None or one.y is None]
+        missing = [i for i, data in enumerate(data_list) if data.edge_index is None or data.y is None]
         if missing:
             raise ValueError(f"{name}: graph {missing[0]} has no edge_index or no y.")
-        both = Batch.from_data_list(every)
-        nodes, edges = both.ptr.diff(), torch.tensor([one.num_edges for one in every])
-        local = both.edge_index - both.ptr[:-1].repeat_interleave(edges)
-        return cls._featured(name, both.x, local, both.y.flatten(), nodes, edges, features)
+        batch = Batch.from_data_list(data_list)
+        nodes, edges = batch.ptr.diff(), torch.tensor([data.num_edges for data in data_list])
+        local = batch.edge_index - batch.ptr[:-1].repeat_interleave(edges)
+        return cls._featured(name, batch.x, local, batch.y.flatten(), nodes, edges, features)
 
     @classmethod
     def _featured(
         cls, name: str, x: Tensor | None, edge_index: Tensor, y: Tensor, nodes: Tensor, edges: Tensor, features: str
     ) -> GraphSet:
-        choice = Choice(*FEATURES)
-        choice.name = "features"
-        features = choice.check(features, name)
+        check_choice("features", features, FEATURES)
         has_features = x is not None and x.shape[1] > 0
         if features == "auto":
             features = "labels" if has_features else "constant"
@@ -110,17 +119,17 @@ class GraphSet:
 
     @cached_property
     def starts(self) -> tuple[Tensor, Tensor]:
-        """Where each graph's nodes and edges begin."""
+        """The index of each graph's first node and of its first edge."""
         return cumsum(self.nodes), cumsum(self.edges)
 
     @cached_property
     def checksum(self) -> str:
-        """Of everything that is in the set, whatever files it came from."""
-        found = hashlib.sha256()
+        """Of the tensors, whatever files they came from."""
+        digest = hashlib.sha256()
         for tensor in (self.x, self.edge_index, self.y, self.nodes, self.edges):
-            found.update(f"{tuple(tensor.shape)}{tensor.dtype}".encode())
-            found.update(tensor.contiguous().numpy().tobytes())
-        return found.hexdigest()[:16]
+            digest.update(f"{tuple(tensor.shape)}{tensor.dtype}".encode())
+            digest.update(tensor.contiguous().numpy().tobytes())
+        return digest.hexdigest()[:16]
 
     def batch(self, index: Tensor) -> Batch:
         """The graphs ``index`` as a PyG batch."""
@@ -138,39 +147,39 @@ class GraphSet:
 
 
 def _spans(starts: Tensor, lengths: Tensor) -> Tensor:
-    """``[s, s + 1, ..., s + length - 1]`` of each start, one after the other."""
+    """Concatenate ``[s, s + 1, ..., s + length - 1]`` of each start."""
     ends = lengths.cumsum(0)
     return torch.arange(int(ends[-1]) if len(ends) else 0) + (starts - ends + lengths).repeat_interleave(lengths)
 
 
 def load(name: str, features: str = "auto", seed: int = 0) -> GraphSet:
-    """A TU data set by its name, or ``demo``.
+    """Load a TU data set by its name, or ``demo``.
 
     Args:
         name: of :class:`torch_geometric.datasets.TUDataset`, or ``demo`` for :func:`demo`.
-        features: ``labels`` are one-hot node labels (node attributes are left out, as everywhere in this field);
-            ``constant`` is a 1 for each node, of which GIN's first sum makes the degree: GraphCL's unsupervised code
-            gives it to sets without node labels; ``degree`` is the one-hot degree, up to 100, of its semi-supervised
+        features: ``labels`` are one-hot node labels (node attributes are left out, as is usual in this field);
+            ``constant`` is a 1 for each node, which GIN's first sum turns into the degree: GraphCL's unsupervised code
+            does so for sets without node labels; ``degree`` is the one-hot degree, at most 100, of its semi-supervised
             code. ``auto`` takes labels if there are any, else the constant.
         seed: of the demo's graphs.
     """
     if name == DEMO:
         return demo(seed=seed, features=features)
     if not name or Path(name).name != name:
-        raise ValueError(f"dataset: {name!r} is no name of a data set.{nearest(name, KNOWN)}")
+        raise ValueError(f"dataset: {name!r} is not the name of a data set.{nearest(name, KNOWN)}")
     offline = Path(os.environ.get("COUNTERPOINT_DATA", ""), "tu", name, "raw")
     try:
         if os.environ.get("COUNTERPOINT_DATA") and offline.is_dir():
             for file in offline.glob("*.txt"):
                 if file.stat().st_size and not file.read_bytes().endswith(b"\n"):
-                    raise ValueError(f"{file.name} does not end with a line end, and PyG leaves such a last line out")
+                    raise ValueError(f"{file.name} has no newline at its end, and PyG drops such a last line")
             data, slices, sizes = read_tu_data(str(offline), name)
         else:
             cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache", "counterpoint", "tu")
             downloaded = TUDataset(str(cache), name, use_node_attr=True)
             data, slices, sizes = downloaded._data, downloaded.slices, downloaded.sizes
-    except Exception as error:  # PyG reads and fetches with whatever the file system, the parser and the network raise
-        where = f"the files in {offline} cannot be read" if offline.is_dir() else "it is not here and cannot be fetched"
+    except Exception as error:  # of the file system, the parser or the network
+        where = f"the files in {offline} cannot be read" if offline.is_dir() else "it cannot be downloaded"
         why = f"{type(error).__name__}: {error}".partition("\n")[0]
         raise ValueError(
             f"dataset {name!r}: {where} ({why}).{'' if offline.is_dir() else nearest(name, KNOWN)}"
@@ -185,7 +194,7 @@ def load(name: str, features: str = "auto", seed: int = 0) -> GraphSet:
 
 
 def bag_of_nodes(data: GraphSet) -> np.ndarray[Any, Any]:
-    """How often each node label and each degree occurs in a graph: what needs no network at all."""
+    """Count each node label and each degree in a graph: a baseline without a network, ``(graphs, width)``."""
     graph = torch.arange(len(data)).repeat_interleave(data.nodes)
     offset = data.starts[0][:-1].repeat_interleave(data.edges)
     degrees = degree(data.edge_index[0] + offset, len(data.x), torch.long).clamp(max=MAX_DEGREE)
@@ -194,27 +203,27 @@ def bag_of_nodes(data: GraphSet) -> np.ndarray[Any, Any]:
 
 
 def demo(graphs: int = 300, seed: int = 0, features: str = "auto") -> GraphSet:
-    """Random graphs of six kinds, of like size and density, made by networkx; half of them with some edges moved.
+    """Random graphs of six kinds, of similar size and density, from networkx; a tenth of their edges are then swapped.
 
     Uniform (Erdős–Rényi), preferential attachment (Barabási–Albert), the same with triangles (Holme–Kim), small world
     (Watts–Strogatz), communities (stochastic blocks), and random geometric graphs.
 
     Args:
-        graphs: how many, at least 6; as many of each kind as of any other.
-        seed: of all of them.
+        graphs: their number, at least 6, the same of each kind.
+        seed: of all graphs.
     """
     if graphs < 6:
         raise ValueError(f"demo: graphs must be at least 6, got {graphs!r}.")
     random = np.random.default_rng(seed)
-    made, makers = [], list(KINDS.values())
+    data, generators = [], list(KINDS.values())
     for number in range(graphs):
         kind, n, state = number % len(KINDS), int(random.integers(20, 41)), int(random.integers(2**31))
-        one = makers[kind](n, state)
-        edges = one.number_of_edges()
-        networkx.double_edge_swap(one, edges // 10, 100 * edges, seed=state)
-        edge_index = to_undirected(torch.tensor(list(one.edges)).T)
-        made.append(Data(edge_index=edge_index, num_nodes=n, y=torch.tensor([kind])))
-    return GraphSet.from_list(made, DEMO, features)
+        graph = generators[kind](n, state)
+        edges = graph.number_of_edges()
+        networkx.double_edge_swap(graph, edges // 10, 100 * edges, seed=state)
+        edge_index = to_undirected(torch.tensor(list(graph.edges)).T)
+        data.append(Data(edge_index=edge_index, num_nodes=n, y=torch.tensor([kind])))
+    return GraphSet.from_list(data, DEMO, features)
 
 
 KINDS: dict[str, Callable[[int, int], Any]] = {
@@ -228,3 +237,39 @@ KINDS: dict[str, Callable[[int, int], Any]] = {
     "geometric": lambda n, seed: networkx.random_geometric_graph(n, (1.35 / n) ** 0.5, seed=seed),
 }
 """The classes of :func:`demo`, in the order of their numbers."""
+
+
+# ---- the data of a cell ------------------------------------------------------------------------
+
+
+class Prepared(NamedTuple):
+    """A cell's graphs, the numbers of those whose classes are used, and these classes as an array."""
+
+    graphs: GraphSet
+    rows: Any
+    y: Any
+
+
+@lru_cache(maxsize=2)
+def load_cached(dataset: str, features: str) -> GraphSet:
+    """:func:`load`, once per process."""
+    return load(dataset, features)
+
+
+def prepare(arguments: Mapping[str, Any]) -> Prepared:
+    """Load and check the data of a cell."""
+    graphs = load_cached(arguments["dataset"], arguments["features"])
+    rows = part(graphs, arguments["part"])
+    y = graphs.y[rows].numpy()
+    checked(y.reshape(-1, 1), y, arguments["folds"])
+    return Prepared(graphs, rows, y)
+
+
+def part(graphs: GraphSet, name: str) -> Any:
+    """The numbers of the graphs of a part: ``all``, a stratified 30 % to ``tune`` on, or the rest to ``report``."""
+    check_choice("part", name, PARTS)
+    rows = np.arange(len(graphs))
+    if name == "all":
+        return rows
+    report, tune = next(StratifiedShuffleSplit(1, test_size=HELD_OUT, random_state=0).split(rows, graphs.y.numpy()))
+    return sorted(tune if name == "tune" else report)

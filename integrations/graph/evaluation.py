@@ -1,15 +1,21 @@
-"""How good are embeddings of graphs? A linear classifier under stratified cross-validation, as the field does it.
+"""Evaluation of graph embeddings: a classifier under stratified cross-validation, the field's protocol.
 
-The classifier's one setting is chosen by cross-validation within the training folds; what is scored has been seen by
-nothing that was fitted, not even by the scaling of the features.
+The classifier's one setting is chosen by cross-validation within the training folds. Nothing is fitted on test folds,
+not even the scaling of the features.
 """
 
 from __future__ import annotations
+
+from . import frameworks  # noqa: F401  # names the extra to install
+
+# isort: split
 
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
+
+# isort: split
 
 import numpy as np
 import sklearn
@@ -20,7 +26,7 @@ from sklearn.neighbors import KNeighborsClassifier
 from sklearn.preprocessing import StandardScaler
 from sklearn.svm import SVC, LinearSVC
 
-from counterpoint.hyper import nearest
+from ..domain import check_choice
 
 Array = np.ndarray[Any, Any]
 
@@ -29,22 +35,22 @@ INNER_FOLDS = 5
 
 
 class Probe(NamedTuple):
-    """A classifier: scikit-learn's estimator as a function of its one setting, and the values to choose from."""
+    """A classifier: scikit-learn's estimator as a function of its setting, the values to try, and whether to scale."""
 
-    make: Callable[[Any], Any]
+    create: Callable[[Any], Any]
     values: tuple[Any, ...]
     scaled: bool = True
 
 
 PROBES = {
-    # LIBLINEAR's primal solver, to the precision that is LIBLINEAR's own default for it: a hundred times finer takes up
-    # to 70 times as long for the same accuracies
+    # LIBLINEAR's primal solver and default tolerance; scikit-learn's tolerance, a hundred times smaller, takes as much
+    # as 70 times as long for the same accuracies
     "svm": Probe(lambda value: LinearSVC(C=value, dual=False, tol=0.01), C),
     "svc": Probe(lambda value: SVC(C=value), C, scaled=False),
     "logreg": Probe(lambda value: LogisticRegression(C=value, max_iter=1000), C),
     "knn": Probe(lambda value: KNeighborsClassifier(value), (1, 5, 15)),
 }
-"""Classifiers by name: linear SVM, the RBF kernel SVM of GraphCL's code, logistic regression, nearest neighbours."""
+"""Classifiers by name: linear SVM, the RBF kernel SVM of GraphCL's code, logistic regression, nearest neighbors."""
 
 
 @dataclass(frozen=True)
@@ -63,7 +69,7 @@ class Evaluation:
 
     @property
     def std(self) -> float:
-        """Over folds, of one run; what papers print is the deviation over runs with different seeds."""
+        """Over the folds of one run; papers report the deviation over runs with different seeds."""
         return float(np.std(self.folds))
 
     def __str__(self) -> str:
@@ -76,36 +82,35 @@ def evaluate(z: Any, y: Any, probe: str = "svm", folds: int = 10, seed: int = 0)
     Args:
         z: ``(graphs, width)`` embeddings.
         y: ``(graphs,)`` classes.
-        probe: a name in :data:`PROBES`. ``C`` is one of 1e-3 to 1e3 (``knn``: 1, 5 or 15 neighbours), by 5-fold
+        probe: a name in :data:`PROBES`. ``C`` is one of 1e-3 to 1e3 (``knn``: 1, 5 or 15 neighbors), by 5-fold
             cross-validation of the training folds (fewer folds if a class has less than 5 graphs there).
         folds: stratified test folds, at least 2.
         seed: of the folds; the inner ones follow from it.
     """
     z, y = checked(z, y, folds)
-    if probe not in PROBES:
-        raise ValueError(f"probe: unknown probe {probe!r}.{nearest(str(probe), PROBES)}")
+    check_choice("probe", probe, PROBES)
     scores = []
     for number, (train, test) in enumerate(StratifiedKFold(folds, shuffle=True, random_state=seed).split(z, y)):
         rarest = int(np.unique(y[train], return_counts=True)[1].min())
         inner = StratifiedKFold(min(INNER_FOLDS, rarest), shuffle=True, random_state=folds * seed + number)
         with warnings.catch_warnings(), sklearn.config_context(assume_finite=True):
-            warnings.simplefilter("ignore", ConvergenceWarning)  # at the large end of C, where it is seldom chosen
+            warnings.simplefilter("ignore", ConvergenceWarning)  # at the largest C, which are rarely chosen
             scores.append(100 * _score(PROBES[probe], z[train], y[train], z[test], y[test], inner))
     return Evaluation(tuple(scores))
 
 
 def _score(probe: Probe, z: Array, y: Array, z_test: Array, y_test: Array, inner: StratifiedKFold) -> float:
-    """Accuracy on the test fold, with the value that is best on average over the inner folds (the first, of equals).
+    """Accuracy on the test fold with the value that is best on average over the inner folds, the first of equals.
 
-    What GridSearchCV of a pipeline does too, in several times the time: each inner fold is scaled here only once.
+    The same as GridSearchCV of a pipeline, but several times faster: each inner fold is scaled only once.
     """
     parts = [(*_scaled(probe, z[train], z[valid]), y[train], y[valid]) for train, valid in inner.split(z, y)]
     means = [
-        np.mean([_accuracy(probe.make(value).fit(x, target), x_valid, valid) for x, x_valid, target, valid in parts])
+        np.mean([_accuracy(probe.create(value).fit(x, target), x_valid, valid) for x, x_valid, target, valid in parts])
         for value in probe.values
     ]
     x, x_test = _scaled(probe, z, z_test)
-    return _accuracy(probe.make(probe.values[int(np.argmax(means))]).fit(x, y), x_test, y_test)
+    return _accuracy(probe.create(probe.values[int(np.argmax(means))]).fit(x, y), x_test, y_test)
 
 
 def _scaled(probe: Probe, z: Array, other: Array) -> tuple[Array, Array]:
@@ -120,7 +125,7 @@ def _accuracy(model: Any, z: Array, y: Array) -> float:
 
 
 def checked(z: Any, y: Any, folds: int) -> tuple[Array, Array]:
-    """Embeddings and classes as arrays of which ``folds`` stratified folds can be made."""
+    """Check that embeddings and classes allow ``folds`` stratified folds; returns both as arrays."""
     z, y = np.asarray(z, dtype=np.float64), np.asarray(y)
     if z.ndim != 2 or y.shape != z.shape[:1]:
         raise ValueError(f"evaluate: expected shapes (graphs, width) and (graphs,), got {z.shape} and {y.shape}.")
@@ -131,7 +136,7 @@ def checked(z: Any, y: Any, folds: int) -> tuple[Array, Array]:
     classes, counts = np.unique(y, return_counts=True)
     if len(classes) < 2:
         raise ValueError(f"classes: at least 2 are needed, all {len(y)} graphs have the same.")
-    needed = max(folds, 4 if folds == 2 else 3)  # so that two are left in each training fold, to choose by
+    needed = max(folds, 4 if folds == 2 else 3)  # leaves two in each training fold, for the inner folds
     if counts.min() < needed:
         rare = classes[counts.argmin()]
         raise ValueError(f"folds: class {rare} has {counts.min()} graphs, {folds} folds need {needed}; give folds=.")

@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+from . import frameworks  # noqa: F401  # names the extra to install
+
+# isort: split
+
 from collections.abc import Sequence
 from copy import copy
 from typing import Any
+
+# isort: split
 
 import torch
 from torch import Tensor, nn
@@ -13,16 +19,16 @@ from torch_geometric.nn import MLP, GINConv, global_add_pool
 
 import counterpoint as cp
 from counterpoint.batch.pairings import PAIRINGS
-from counterpoint.hyper import nearest
 from counterpoint.objective import Objective, as_objective
 from counterpoint.plugins.pyg import ContrastiveLoss
 
+from ..domain import check_choice
 from .augment import Augmentation, augmentation
 from .data import GraphSet
 
 
 class Encoder(nn.Module):
-    """GIN as in GraphCL: convolution, ReLU, batch norm, ``layers`` times; all layers' sums over nodes, side by side.
+    """GIN as in GraphCL: ``layers`` times convolution, ReLU, batch norm; concatenates all layers' sums over nodes.
 
     Args:
         width: of the node features.
@@ -41,7 +47,7 @@ class Encoder(nn.Module):
         self.convolutions = nn.ModuleList(GINConv(MLP([w, hidden, hidden], norm=None)) for w in widths[:-1])
         self.norms = nn.ModuleList(nn.BatchNorm1d(hidden) for _ in range(layers))
         self.out_channels = hidden * layers
-        _initialise(self)
+        _initialize(self)
 
     def forward(self, x: Tensor, edge_index: Tensor, batch: Tensor, batch_size: int | None = None) -> Tensor:
         """``(graphs, hidden * layers)`` embeddings of the graphs of a batch."""
@@ -53,26 +59,26 @@ class Encoder(nn.Module):
 
 
 class Pooled(nn.Module):
-    """Any PyG model of nodes (``GCN``, ``GIN``, ``GAT`` ... of ``torch_geometric.nn``) as an encoder of graphs.
+    """Use any PyG model of nodes (``GCN``, ``GIN``, ``GAT`` ... of ``torch_geometric.nn``) as an encoder of graphs.
 
     Args:
-        model: from ``(x, edge_index)`` to one row per node.
-        out_channels: their width; by default what the model says.
+        model: maps ``(x, edge_index)`` to one row per node.
+        out_channels: width of these rows; by default the model's own ``out_channels``.
     """
 
     def __init__(self, model: nn.Module, out_channels: int | None = None) -> None:
         super().__init__()
         self.model, self.out_channels = model, out_channels or int(getattr(model, "out_channels", 0))
         if self.out_channels < 1:
-            raise ValueError("Pooled: the model does not say how wide its output is; give out_channels=.")
+            raise ValueError("Pooled: the model has no out_channels; give out_channels=.")
 
     def forward(self, x: Tensor, edge_index: Tensor, batch: Tensor, batch_size: int | None = None) -> Tensor:
         pooled: Tensor = global_add_pool(self.model(x, edge_index), batch, batch_size)
         return pooled
 
 
-def _initialise(module: nn.Module) -> None:
-    """GraphCL's start: Glorot for all weights, zero for all biases."""
+def _initialize(module: nn.Module) -> None:
+    """Initialize as GraphCL does: Glorot for weights, zero for biases."""
     for layer in module.modules():
         if isinstance(getattr(layer, "weight", None), Tensor) and layer.weight.dim() == 2:  # type: ignore[operator]
             nn.init.xavier_uniform_(layer.weight)  # type: ignore[arg-type]
@@ -80,26 +86,25 @@ def _initialise(module: nn.Module) -> None:
 
 
 class Pretraining(nn.Module):
-    """What is trained without labels: encoder, projection head and objective, on several views of each graph.
+    """Encoder, projection head and objective, trained without labels on several views of each graph.
 
-    Views are made on the CPU, from the batch that is handed in, and moved to where the model is.
+    Views are augmented on the CPU and then moved to the model's device. The first view is the graph itself, the others
+    are augmented, as in GraphCL's code; its paper augments both, ``original=False``. The objective chooses the number
+    of views, by default 2.
 
-    The first view is the graph as it is, the others are augmented (GraphCL's code; its paper augments both:
-    ``original=False``). The number of views is what the objective asks for, otherwise 2.
-
-    Objectives that need them get mixed views (of embeddings: graphs of different shape have no mixture) and an
-    adversarial one (a small step of the node features of the last view; its edges stay).
+    Objectives that need them get mixed views (mixtures of embeddings, since graphs of different shape cannot be mixed)
+    and an adversarial view (a small step of the last view's node features; its edges stay).
 
     Args:
         encoder: called with ``(x, edge_index, batch, batch_size)``; :class:`Encoder`, :class:`Pooled` or your own with
             ``out_channels``.
         objective: an objective or a spec.
-        augment: a transform, or a list of one per augmented view, or a name for :func:`augmentation`.
-        pairing: who is compared with whom; ``one_way`` is GraphCL's. None: as in the objective's paper.
-        original: whether the first view is the graph as it is.
+        augment: a transform, a list of one per augmented view, or a name for :func:`augmentation`.
+        pairing: which views are compared; ``one_way`` is GraphCL's. None: as in the objective's paper.
+        original: whether the first view is the graph itself.
         epsilon: size of the adversarial step, > 0.
         mixed: number of mixed views, at least 1.
-        generator: where the random numbers of mixing come from, on the CPU.
+        generator: of the mixtures, on the CPU.
     """
 
     def __init__(
@@ -114,25 +119,25 @@ class Pretraining(nn.Module):
         generator: torch.Generator | None = None,
     ) -> None:
         super().__init__()
-        if pairing is not None and pairing not in PAIRINGS:
-            raise ValueError(f"pairing: unknown pairing {pairing!r}.{nearest(str(pairing), PAIRINGS)}")
+        if pairing is not None:
+            check_choice("pairing", pairing, PAIRINGS)
         width = int(encoder.out_channels)  # type: ignore[arg-type]
         self.encoder = encoder
         self.head = nn.Sequential(nn.Linear(width, width), nn.ReLU(), nn.Linear(width, width))
-        _initialise(self.head)
+        _initialize(self.head)
         self.criterion = ContrastiveLoss(as_objective(objective), pairing)
         self.original, self.epsilon, self.mixed, self.generator = original, epsilon, mixed, generator
         self.views = max(2, self.criterion.objective.views or 2)
         augmented = self.views - bool(original)
-        made = augmentation(augment) if isinstance(augment, str) else augment
-        self.augment = [made] * augmented if isinstance(made, Augmentation) else list(made)
+        augment = augmentation(augment) if isinstance(augment, str) else augment
+        self.augment = [augment] * augmented if isinstance(augment, Augmentation) else list(augment)
         if len(self.augment) != augmented:
             raise ValueError(f"augment: {self.views} views need {augmented} augmentations, got {len(self.augment)}.")
 
     def project(self, batch: Batch, x: Tensor | None = None) -> Tensor:
-        """Projections of the graphs of a batch, with other node features if ``x`` is given."""
-        given = batch.x if x is None else x
-        projected: Tensor = self.head(self.encoder(given, batch.edge_index, batch.batch, batch.num_graphs))
+        """Projections of the graphs of a batch, ``(graphs, width)``; ``x`` replaces its node features."""
+        x = batch.x if x is None else x
+        projected: Tensor = self.head(self.encoder(x, batch.edge_index, batch.batch, batch.num_graphs))
         return projected
 
     def forward(self, batch: Batch) -> Tensor:
@@ -141,7 +146,7 @@ class Pretraining(nn.Module):
             raise ValueError(f"a batch of {batch.num_graphs} graph has nothing to compare with: at least 2 are needed.")
         device = self.head[0].weight.device
         views = [batch] * self.original + [augment(batch) for augment in self.augment]
-        views = [copy(view).to(device) for view in views]  # PyG moves what it is called on
+        views = [copy(view).to(device) for view in views]  # PyG moves a batch in place
         projected = [self.project(view) for view in views]
         loss: Tensor = self.criterion(*projected, **self._extra(views[-1], projected))
         return loss
@@ -153,9 +158,9 @@ class Pretraining(nn.Module):
             extra["adversarial"] = encode(cp.views.attack(encode, anchor, view.x, self.epsilon))
         if "mixed" in objective.needs:
             count = min(self.mixed, len(projected[0]) - 1)
-            # a generator of the CPU draws nothing on a device
-            source = self.generator if projected[-1].device.type == "cpu" else None
-            extra["mixed"] = cp.views.mix(projected[-1], cp.views.share(objective), count, source)
+            # a CPU generator cannot draw on another device
+            generator = self.generator if projected[-1].device.type == "cpu" else None
+            extra["mixed"] = cp.views.mix(projected[-1], cp.views.share(objective), count, generator)
         return extra
 
 
@@ -172,15 +177,15 @@ class _OnFeatures(nn.Module):
 
 @torch.no_grad()
 def embed(encoder: nn.Module, data: GraphSet, batch: int = 512) -> Any:
-    """Embeddings of all graphs, before the projection head, as a numpy array."""
+    """Embed all graphs with the encoder, without the projection head; a numpy array ``(graphs, width)``."""
     modes = [(module, module.training) for module in encoder.modules()]
     encoder.eval()
     try:
-        found, device = [], next(encoder.parameters()).device
+        embeddings, device = [], next(encoder.parameters()).device
         for index in torch.arange(len(data)).split(batch):
             graphs = data.batch(index).to(device)
-            found.append(encoder(graphs.x, graphs.edge_index, graphs.batch, graphs.num_graphs).cpu())
+            embeddings.append(encoder(graphs.x, graphs.edge_index, graphs.batch, graphs.num_graphs).cpu())
     finally:
         for module, mode in modes:
             module.training = mode
-    return torch.cat(found).numpy()
+    return torch.cat(embeddings).numpy()

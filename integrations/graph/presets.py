@@ -1,15 +1,11 @@
-"""Settings of papers, per data set: the spec of the objective, and what else a cell needs."""
+"""The recipes of the papers: the spec of the objective, and what else a cell needs."""
 
 from __future__ import annotations
 
-from typing import Any
+from ..domain import Preset, check_choice
 
-from counterpoint.hyper import nearest
-
-from ..report.papers import paper_settings
-
-# ADNCE's published commands; t, mu and sigma are in its Table 9 (for COLLAB the commands have mu=0.3, for IMDB-BINARY
-# t=0.55, which is not in the table's own range)
+COMMANDS = "Wu et al. 2023 (ADNCE, arXiv:2305.17440), the published commands of its graph code"
+# for COLLAB the commands have mu=0.3, for IMDB-BINARY t=0.55, neither of which Table 9 has
 AUGMENT = {
     "NCI1": "random3",
     "PROTEINS": "random4",
@@ -20,22 +16,29 @@ AUGMENT = {
     "REDDIT-MULTI-5K": "random2",
     "IMDB-BINARY": "random2",
 }
-PRESETS = ("graphcl", "adnce")
+PRESETS = {
+    "graphcl": "You et al. 2020 (GraphCL, arXiv:2010.13902), unsupervised_TU: t=0.2, no positive in the denominator",
+    "adnce": "Wu et al. 2023 (ADNCE, arXiv:2305.17440), Table 9: t, mu and sigma of each data set",
+}
 
 
-def preset(name: str, dataset: str) -> tuple[str, dict[str, Any]]:
-    """The objective's spec and the settings that a paper has for a data set.
+def preset(name: str, dataset: str) -> Preset:
+    """The recipe of a paper for a data set.
 
     Args:
-        name: ``graphcl`` (temperature 0.2, positive not in the denominator) or ``adnce`` (Table 9).
-        dataset: for ``adnce`` one that the paper has; ``graphcl`` is the same for all, with ``random2`` where the
-            papers name no augmentation.
+        name: one of :data:`PRESETS`.
+        dataset: for ``adnce`` one of those that the paper reports. ``graphcl`` is the same for all, with ``random2``
+            where the papers name no augmentation.
     """
-    if name not in PRESETS:
-        raise ValueError(f"preset: unknown preset {name!r}.{nearest(str(name), PRESETS)}")
+    check_choice("preset", name, PRESETS)
     settings = {"augment": AUGMENT.get(dataset, "random2")}
+    sources = {"objective": PRESETS[name], "augment": COMMANDS if dataset in AUGMENT else "not stated"}
     if name == "graphcl":
-        return "infonce:t=0.2,denominator=negatives", settings
+        return Preset("infonce:t=0.2,denominator=negatives", settings, sources)
+    from ..report.papers import paper_settings
+
     if (known := paper_settings("graph", dataset)) is None:
+        from counterpoint.hyper import nearest
+
         raise ValueError(f"preset adnce: the paper has no settings for {dataset!r}.{nearest(dataset, AUGMENT)}")
-    return "adnce:t={t},mu={mu},sigma={sigma},denominator=mean".format(**known), settings
+    return Preset("adnce:t={t},mu={mu},sigma={sigma},denominator=mean".format(**known), settings, sources)

@@ -1,55 +1,32 @@
-"""Pre-training without labels, in a loop of your own or as a run that can be interrupted."""
+"""Pre-training without labels, in your own loop or as a run that can be interrupted."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
-from functools import lru_cache
 from typing import Any
 
 import torch
-from sklearn.model_selection import StratifiedShuffleSplit
 
 import counterpoint as cp
-from counterpoint.hyper import nearest
 
 from .. import store
+from ..domain import defaults
 from ..store.run import Run
 from .augment import augmentation
-from .data import GraphSet, bag_of_nodes, load
-from .evaluation import checked, evaluate
+from .data import GraphSet, bag_of_nodes, load_cached, prepare
+from .evaluation import evaluate
 from .model import Encoder, Pretraining, embed
+from .settings import Settings
 
 UNTRAINED, BAG = "untrained encoder", "bag of nodes"
 SAVE_EVERY = 10.0  # seconds between checkpoints
-HELD_OUT = 0.3
-OFFICIAL_EVERY = 10  # epochs between the looks at the test folds in GraphCL's code
-BEST_LOOK = "best look"  # the best of them on the test folds themselves: what choosing by it would have given
-PARTS = ("all", "tune", "report")
-PROTOCOLS = ("inner", "official")
-
-DEFAULTS: dict[str, Any] = {
-    "encoder": "gin",
-    "augment": "random2",
-    "hops": None,
-    "pairing": "one_way",
-    "features": "auto",
-    "epochs": 20,
-    "batch": 128,
-    "lr": 0.01,
-    "hidden": 32,
-    "layers": 3,
-    "probe": "svm",
-    "folds": 10,
-    "part": "all",
-    "protocol": "inner",
-    "device": "cpu",
-}
-"""What a cell's arguments are if it does not say otherwise: GraphCL's scripts, and a linear SVM."""
+OFFICIAL_EVERY = 10  # epochs between the evaluations in GraphCL's code
+BEST_LOOK = "best look"  # the best of these: what choosing the epoch on the test folds themselves would report
 
 
 def batches(count: int, size: int, generator: torch.Generator) -> Iterator[torch.Tensor]:
-    """The graphs of each step of an epoch, in an order that changes; a last graph that would be alone is left out."""
+    """Yield the indices of each step of an epoch in random order; a last batch of one graph is left out."""
     for index in torch.randperm(count, generator=generator).split(size):
         if len(index) > 1:
             yield index
@@ -65,16 +42,16 @@ def pretrain(
     run: Run | None = None,
     after: Callable[[int], dict[str, float]] | None = None,
 ) -> None:
-    """Trains with Adam, as GraphCL does; its batches, which stay the same for all epochs there, change here.
+    """Train with Adam, as GraphCL does. Batches are drawn anew in each epoch; GraphCL's stay the same.
 
     Args:
-        model: what is trained.
-        data: what on; its classes are not looked at.
-        epochs: times that each graph is seen, at least 0.
+        model: the module to train.
+        data: the graphs; their classes are not used.
+        epochs: passes over the data, at least 0.
         batch: graphs per step, at least 2.
         lr: learning rate, > 0.
         seed: of the order of the graphs.
-        run: where losses and checkpoints go, and where training goes on after an interruption.
+        run: logs losses, stores checkpoints, and continues from the last one after an interruption.
         after: called with the number of epochs after each of them; the numbers it returns are logged with the loss.
     """
     if not isinstance(batch, int) or batch < 2 or len(data) < 2:
@@ -88,13 +65,13 @@ def pretrain(
     if run is not None and (state := run.load()) is not None:
         model.load_state_dict(state["model"])
         adam.load_state_dict(state["optimizer"])
-        for generator, at in zip(generators, state["generators"], strict=True):
-            generator.set_state(at)
+        for generator, generator_state in zip(generators, state["generators"], strict=True):
+            generator.set_state(generator_state)
         store.set_rng_state(state["rng"])
         start = state["step"]
     model.train()
-    saved, epoch_numbers = time.monotonic(), range(start, epochs)
-    for epoch in epoch_numbers if run is None else run.track(epoch_numbers, total=epochs):
+    saved, remaining = time.monotonic(), range(start, epochs)
+    for epoch in remaining if run is None else run.track(remaining, total=epochs):
         total = 0.0
         for index in batches(len(data), batch, order):
             loss = model(data.batch(index))
@@ -113,95 +90,88 @@ def pretrain(
 
 
 def _generators(model: Pretraining) -> list[torch.Generator]:
-    """The sources of random numbers of a model's augmentations and mixtures, each once."""
-    found = [augment.generator for augment in model.augment] + [model.generator]
-    return list({id(one): one for one in found if one is not None}.values())
+    """The random generators of a model's augmentations and mixtures, each once."""
+    generators = [augment.generator for augment in model.augment] + [model.generator]
+    return list({id(generator): generator for generator in generators if generator is not None}.values())
 
 
 # ---- a cell of a grid --------------------------------------------------------------------------
 
 
 def cell(dataset: str, objective: str | None, seed: int, **changes: Any) -> dict[str, Any]:
-    """The arguments of one run; what is not changed is as in :data:`DEFAULTS`."""
-    store.check_names(changes, (*DEFAULTS, "label"))
-    return {"domain": "graph", "dataset": dataset, "objective": objective, "seed": seed, **DEFAULTS, **changes}
+    """The arguments of one run: the defaults of :class:`Settings`, changed as given, and perhaps a ``label``."""
+    settings = defaults(Settings)
+    store.check_names(changes, (*settings, "label"))
+    return {"domain": "graph", "dataset": dataset, "objective": objective, "seed": seed, **settings, **changes}
 
 
 def untrained(dataset: str, seed: int, **changes: Any) -> dict[str, Any]:
-    """The cell of the encoder as it starts."""
+    """The cell of the encoder before training."""
     return cell(dataset, None, seed, **{**changes, "label": UNTRAINED, "epochs": 0})
 
 
 def bag(dataset: str, seed: int, **changes: Any) -> dict[str, Any]:
-    """The cell that has no encoder at all, see :func:`bag_of_nodes`."""
+    """The cell without an encoder, see :func:`bag_of_nodes`."""
     return cell(dataset, None, seed, **{**changes, "label": BAG, "encoder": "none", "epochs": 0})
 
 
 def build(arguments: dict[str, Any], data: GraphSet) -> Pretraining:
-    """The model of a cell as it starts. The seed fixes it, and the views, whatever the objective."""
+    """Build a cell's untrained model. The seed determines it and the views, independently of the objective."""
     seed = arguments["seed"]
     torch.manual_seed(seed)
     encoder = Encoder(data.x.shape[1], arguments["hidden"], arguments["layers"])
     objective = arguments["objective"] or "infonce"
     views = max(2, cp.objective(objective).views or 2)
-    # a stream of random numbers per view: the first are the same whether an objective asks for more or not
+    # one random stream per view, so that the first views do not depend on how many the objective asks for
     streams = [torch.Generator().manual_seed(1000 * (seed + 1) + view) for view in range(views)]
-    augments = [augmentation(arguments["augment"], one, hops=arguments["hops"]) for one in streams[1:]]
+    augments = [augmentation(arguments["augment"], stream, hops=arguments["hops"]) for stream in streams[1:]]
     model = Pretraining(encoder, objective, augments, arguments["pairing"], generator=streams[0])
     return model.to(arguments["device"])
 
 
-@lru_cache(maxsize=2)
-def loaded(dataset: str, features: str) -> GraphSet:
-    """As :func:`load`, read once per process."""
-    return load(dataset, features)
-
-
-def prepared(arguments: dict[str, Any]) -> tuple[GraphSet, Any, Any]:
-    """A cell's graphs, the numbers of those whose classes are used, and these classes, checked."""
-    data = loaded(arguments["dataset"], arguments["features"])
-    rows = part(data, arguments["part"])
-    y = data.y[rows].numpy()
-    checked(y.reshape(-1, 1), y, arguments["folds"])
-    return data, rows, y
-
-
 def train(run: Run) -> None:
-    """Trains and evaluates one cell; the training function for :func:`~counterpoint.integrations.store.run_grid`."""
-    given = run.arguments
-    data, rows, y = prepared(given)
+    """Train and evaluate one cell; pass it to :func:`~counterpoint.integrations.store.run_grid`."""
+    arguments = run.arguments
+    data, rows, y = prepare(arguments)
     run.data(data.checksum)
     run.counts("epoch")
-    if given["encoder"] == "none":
-        found = evaluate(bag_of_nodes(data)[rows], y, given["probe"], given["folds"], given["seed"])
-        run.finish({"accuracy": found.accuracy}, folds=found.folds)
+    probe = (y, arguments["probe"], arguments["folds"], arguments["seed"])
+    if arguments["encoder"] == "none":
+        evaluation = evaluate(bag_of_nodes(data)[rows], *probe)
+        run.finish({"accuracy": evaluation.accuracy}, folds=evaluation.folds)
         return
-    model = build(given, data)
-    official = given["protocol"] == "official"
+    model = build(arguments, data)
+    official = arguments["protocol"] == "official"
 
     def look(epoch: int) -> dict[str, float]:
-        if epoch < given["epochs"] and not (official and epoch % OFFICIAL_EVERY == 0):
+        if epoch < arguments["epochs"] and not (official and epoch % OFFICIAL_EVERY == 0):
             return {}
-        found = evaluate(embed(model.encoder, data)[rows], y, given["probe"], given["folds"], given["seed"])
-        return {"accuracy": found.accuracy, **{f"fold{k}": one for k, one in enumerate(found.folds)}}
+        evaluation = evaluate(embed(model.encoder, data)[rows], *probe)
+        return {"accuracy": evaluation.accuracy, **{f"fold{k}": x for k, x in enumerate(evaluation.folds)}}
 
-    if given["epochs"]:
-        pretrain(model, data, given["epochs"], given["batch"], given["lr"], given["seed"], run, look)
+    if arguments["epochs"]:
+        length = (arguments["epochs"], arguments["batch"], arguments["lr"])
+        pretrain(model, data, *length, arguments["seed"], run, look)
     else:
         run.log(0, **look(0))
         run.save({"model": model.state_dict()}, 0)
     looks = [line for line in run.metrics() if "accuracy" in line]
     last, best = looks[-1], max(looks, key=lambda line: line["accuracy"])
     result = {"accuracy": last["accuracy"], **({BEST_LOOK: best["accuracy"]} if official else {})}
-    run.finish(result, epoch=last["step"], folds=[last[f"fold{k}"] for k in range(given["folds"])])
+    run.finish(result, epoch=last["step"], folds=[last[f"fold{k}"] for k in range(arguments["folds"])])
 
 
-def part(data: GraphSet, name: str) -> Any:
-    """The graphs whose classes are used: ``all``, or the stratified 30 % to ``tune`` on, or the rest to ``report``."""
-    if name not in PARTS:
-        raise ValueError(f"part: unknown part {name!r}.{nearest(str(name), PARTS)}")
-    rows = torch.arange(len(data)).numpy()
-    if name == "all":
-        return rows
-    reported, held_out = next(StratifiedShuffleSplit(1, test_size=HELD_OUT, random_state=0).split(rows, data.y.numpy()))
-    return sorted(held_out if name == "tune" else reported)
+def restore(run: Run, data: GraphSet | None = None) -> Pretraining:
+    """The trained model of a run, on the CPU.
+
+    Args:
+        run: finished, or with a checkpoint.
+        data: graphs with as many node features as those of the run; by default the run's own.
+    """
+    if data is None:
+        data = load_cached(run.arguments["dataset"], run.arguments["features"])
+    model = build({**run.arguments, "device": "cpu"}, data)
+    if (state := run.load()) is None:
+        raise ValueError(f"{run.path}: it has no checkpoint")
+    model.load_state_dict(state["model"])
+    return model

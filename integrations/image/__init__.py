@@ -1,9 +1,8 @@
-"""Images: SimCLR, MoCo and CMC with any objective, on lightly's and Lightning's own parts, and what their encoders are
-worth.
+"""Images: SimCLR, MoCo and CMC with any objective, on lightly and Lightning, and the evaluation of their encoders.
 
-In a lightly code base the parts can be had one by one::
+Use the parts in your own code::
 
-    from .. import image
+    from counterpoint.integrations import image
 
     data = image.load("cifar10")                                    # or a folder of images
     module = image.Pretraining(image.build("simclr", "adnce:t=0.4,mu=0.7,sigma=0.5"), image.recipe("cifar"))
@@ -11,38 +10,32 @@ In a lightly code base the parts can be had one by one::
     print(image.evaluate(module.method.encoder, data, image.load("cifar10", "test"), ["knn", "linear", "robust"]))
 """
 
-try:
-    import lightly.loss  # noqa: F401
-    import lightning  # noqa: F401
-    import sklearn  # noqa: F401
-    import torchvision  # noqa: F401
-except ImportError as error:
-    raise ImportError(
-        'images need lightly, Lightning, torchvision and scikit-learn: pip install "counterpoint[image]"'
-    ) from error
+from typing import TYPE_CHECKING
 
-from .augment import RECIPES, Recipe, recipe
-from .data import ImageSet, load, mnist_cifar
-from .evaluation import (
-    PROBES,
-    Settings,
-    attacked_accuracy,
-    distance_by_class,
-    distance_histogram,
-    evaluate,
-    features,
-    finetune,
-    knn,
-    linear_accuracy,
-    linear_probe,
-    robust,
-    shifted,
-    shifts,
-    similarity_statistics,
-)
-from .model import CMC, METHODS, Encoder, MoCo, SimCLR, SwAV, build, to_lab
-from .presets import PRESETS, preset
-from .training import Pretraining, loader, pretrain, restore, train
+from ..domain import lazy
+
+if TYPE_CHECKING:
+    from .attacks import attacked_accuracy, robust
+    from .augment import RECIPES, Recipe, recipe
+    from .batches import loader
+    from .encoders import Encoder, to_lab
+    from .evaluation import (
+        distance_by_class,
+        distance_histogram,
+        evaluate,
+        shifted,
+        shifts,
+        similarity_statistics,
+    )
+    from .image_set import ImageSet
+    from .lightning_module import Pretraining
+    from .model import CMC, MoCo, SimCLR, SwAV, build
+    from .presets import PRESETS, preset
+    from .pretraining import pretrain
+    from .probes import features, finetune, knn, linear_accuracy, linear_probe
+    from .settings import METHODS, PROBES, EvaluationSettings, Settings
+    from .sources import load, mnist_cifar
+    from .training import restore, train
 
 __all__ = [
     "CMC",
@@ -51,6 +44,7 @@ __all__ = [
     "PROBES",
     "RECIPES",
     "Encoder",
+    "EvaluationSettings",
     "ImageSet",
     "MoCo",
     "Pretraining",
@@ -82,3 +76,25 @@ __all__ = [
     "to_lab",
     "train",
 ]
+
+__getattr__ = lazy(
+    __name__,
+    __all__,
+    (
+        "settings",
+        "presets",
+        "augment",
+        "image_set",
+        "sources",
+        "data",
+        "encoders",
+        "model",
+        "batches",
+        "probes",
+        "attacks",
+        "evaluation",
+        "lightning_module",
+        "pretraining",
+        "training",
+    ),
+)

@@ -1,9 +1,9 @@
 """SimCLR's random views, image by image with lightly's transforms, or for a whole batch at once.
 
-On few cores the augmentation is the bottleneck of contrastive learning on small images. :class:`Recipe` therefore has
-two forms of one distribution: :meth:`Recipe.per_image` is lightly's ``SimCLRViewTransform``, and calling the recipe
-with a batch of ``uint8`` images draws the same parameters for all of them at once and computes the same pixels, up to
-the rounding to whole grey levels that PIL does after each of its steps.
+On few cores, augmentation is the bottleneck of contrastive learning on small images. So :class:`Recipe` offers one
+distribution in two forms: :meth:`Recipe.per_image` is lightly's ``SimCLRViewTransform``; calling the recipe with a
+batch of ``uint8`` images draws the parameters of all images at once and computes the same pixels, except that PIL
+rounds to whole gray levels after each step.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from torch import Tensor
 
 from counterpoint.hyper import nearest
 
-RATIO = (3 / 4, 4 / 3)  # of a crop's sides, in torchvision and so in lightly
-ATTEMPTS = 10  # to find a crop that fits
-CACHED = 2**16  # pixels that a CPU works on at a time, so that they stay in its cache
+RATIO = (3 / 4, 4 / 3)  # aspect ratio of a crop, as in torchvision and lightly
+ATTEMPTS = 10  # to draw a crop that fits
+CACHED = 2**16  # pixels that a CPU processes at a time, so that they stay in its cache
 BOXES = 3  # PIL's Gaussian blur is this many box blurs
-LUMA = (0.299, 0.587, 0.114)  # grey, as PIL has it
+LUMA = (0.299, 0.587, 0.114)  # weights of red, green and blue in gray, as in PIL
 
 
 class Draws(NamedTuple):
@@ -32,18 +32,18 @@ class Draws(NamedTuple):
     flip: Tensor  # (B,) bool
     jitter: Tensor  # (B,) bool
     order: Tensor  # (B, 4) of brightness, contrast, saturation and hue
-    factors: Tensor  # (B, 4) how much of each
+    factors: Tensor  # (B, 4) strength of each
     grey: Tensor  # (B,) bool
     blur: Tensor  # (B,) standard deviation, 0 for none
 
 
 @dataclass(frozen=True)
 class Recipe:
-    """A distribution of views: crop, flip, colour jitter, grey, blur, in this order. The pixels stay in ``[0, 1]``.
+    """A distribution of views: crop, flip, color jitter, gray, blur, in this order. Pixels stay in ``[0, 1]``.
 
     Args:
         size: of a view in pixels, or its height and width; at least 1.
-        min_scale: smallest share of the image's area that a crop keeps, in ``(0, 1]``.
+        min_scale: smallest share of the image's area in a crop, in ``(0, 1]``.
         flip: probability of a horizontal flip.
         jitter: strengths of brightness, contrast, saturation (at least 0) and hue (in ``[0, 0.5]``).
         jitter_prob, grey, blur: probabilities.
@@ -78,7 +78,7 @@ class Recipe:
         return self.size if isinstance(self.size, tuple) else (self.size, self.size)
 
     def per_image(self) -> Callable[[Any], Tensor]:
-        """lightly's transform, from a PIL image to one view."""
+        """Build lightly's transform from a PIL image to one view."""
         from lightly.transforms.simclr_transform import SimCLRViewTransform
 
         names = ("cj_bright", "cj_contrast", "cj_sat", "cj_hue")
@@ -95,23 +95,23 @@ class Recipe:
         )
 
     def __call__(self, images: Tensor, generator: torch.Generator | None = None) -> Tensor:
-        """``(B, 3, *sides)`` views in ``[0, 1]`` of ``uint8`` images ``(B, 3, height, width)``, on their device.
+        """Draw views ``(B, 3, *sides)`` in ``[0, 1]`` of ``uint8`` images ``(B, 3, height, width)``, on their device.
 
         Args:
-            images: any height and width; crops of images that are smaller than ``size`` are enlarged.
-            generator: of the CPU, so that views do not depend on the device.
+            images: of any height and width; crops of images smaller than ``size`` are enlarged.
+            generator: on the CPU, so that views do not depend on the device.
         """
         if images.dtype != torch.uint8 or images.dim() != 4 or images.shape[1] != 3:
             raise ValueError(f"Recipe: expected uint8 (B, 3, H, W), got {images.dtype} {tuple(images.shape)}.")
-        with torch.autocast(images.device.type, enabled=False):  # pixels are finer than half precision is
+        with torch.autocast(images.device.type, enabled=False):  # half precision is coarser than pixels
             return self.apply(images, self.draw(len(images), images.shape[2], images.shape[3], generator))
 
     def draw(self, count: int, height: int, width: int, generator: torch.Generator | None = None) -> Draws:
-        """Random parameters, distributed as torchvision's and lightly's are."""
+        """Draw random parameters from the distributions of torchvision and lightly."""
 
         def uniform(*shape: int, low: Any = 0.0, high: Any = 1.0) -> Tensor:
-            drawn: Tensor = torch.rand(count, *shape, generator=generator) * (high - low) + low
-            return drawn
+            values: Tensor = torch.rand(count, *shape, generator=generator) * (high - low) + low
+            return values
 
         strength = torch.tensor(self.jitter)
         low, high = (
@@ -129,27 +129,27 @@ class Recipe:
         )
 
     def apply(self, images: Tensor, draws: Draws) -> Tensor:
-        """The views that these parameters make."""
+        """Compute the views of these parameters, ``(B, 3, *sides)``."""
         height, width = self.sides
-        together = max(1, CACHED // (height * width)) if images.device.type == "cpu" else len(images)
-        x = _crop(images, draws, height, width, together)
+        chunk = max(1, CACHED // (height * width)) if images.device.type == "cpu" else len(images)
+        x = _crop(images, draws, height, width, chunk)
 
-        def change(which: Tensor, step: Callable[..., Tensor], *parameters: Tensor) -> None:
-            for rows in which.nonzero().squeeze(1).split(together):  # on the CPU: a GPU would have to wait for them
-                there = rows.to(x.device)
-                x[there] = step(x.index_select(0, there), *(each[rows].to(x.device) for each in parameters))
+        def change(mask: Tensor, step: Callable[..., Tensor], *parameters: Tensor) -> None:
+            for rows in mask.nonzero().squeeze(1).split(chunk):  # on the CPU, which avoids synchronizing with a GPU
+                index = rows.to(x.device)
+                x[index] = step(x.index_select(0, index), *(values[rows].to(x.device) for values in parameters))
 
         for place in range(len(JITTER)):
             for kind, (step, strength) in enumerate(zip(JITTER, self.jitter, strict=True)):
                 if strength:
-                    which = draws.jitter & (draws.order[:, place] == kind)
-                    change(which, step, draws.factors[:, kind, None, None, None])
+                    mask = draws.jitter & (draws.order[:, place] == kind)
+                    change(mask, step, draws.factors[:, kind, None, None, None])
         change(draws.grey, _luma)
         change(draws.blur > 0, gaussian_blur, draws.blur)
         return x
 
 
-# s = 0.5 in SimCLR's colour distortion, as the code that DCL, HCL, ADNCE and IntNaCl share has it for CIFAR
+# s = 0.5 in SimCLR's color distortion, as in the code that DCL, HCL, ADNCE and IntNaCl share for CIFAR
 CIFAR = Recipe()
 RECIPES = {
     "cifar": CIFAR,
@@ -173,7 +173,7 @@ def recipe(name: str, size: int | tuple[int, int] = 32) -> Recipe:
 
 
 def _crops(area: Tensor, shape: Tensor, place: Tensor, height: int, width: int) -> Tensor:
-    """torchvision's rule: the first of ten draws of area and ratio that fits, or else the largest centre crop."""
+    """Crop as torchvision does: the first of ten draws of area and ratio that fits, else the largest center crop."""
     low, high = math.log(RATIO[0]), math.log(RATIO[1])
     ratio = (shape * (high - low) + low).exp()
     w = (area * height * width * ratio).sqrt().round()
@@ -183,38 +183,38 @@ def _crops(area: Tensor, shape: Tensor, place: Tensor, height: int, width: int) 
     w, h = w.gather(1, first).squeeze(1), h.gather(1, first).squeeze(1)
     top = (place[:, 0] * (height - h + 1)).floor()
     left = (place[:, 1] * (width - w + 1)).floor()
-    found = torch.stack([top, left, h, w], 1)
+    crops = torch.stack([top, left, h, w], 1)
     tall, wide = min(height, round(width / RATIO[0])), min(width, round(height * RATIO[1]))
-    centre = torch.tensor([(height - tall) // 2, (width - wide) // 2, tall, wide], dtype=found.dtype)
-    return torch.where(fits.any(1, keepdim=True), found, centre)
+    center = torch.tensor([(height - tall) // 2, (width - wide) // 2, tall, wide], dtype=crops.dtype)
+    return torch.where(fits.any(1, keepdim=True), crops, center)
 
 
-def _crop(images: Tensor, draws: Draws, out_height: int, out_width: int, together: int) -> Tensor:
-    """Crop, resize and flip in one: each is linear along one axis, so two products of matrices do it."""
+def _crop(images: Tensor, draws: Draws, out_height: int, out_width: int, chunk: int) -> Tensor:
+    """Crop, resize and flip with two matrix products: each step is linear along one axis."""
     top, left, h, w = draws.crop.unbind(1)
     count, _, height, width = images.shape
     rows = _resampling(top, h, height, out_height, torch.tensor([False])).div_(255).to(images.device)
     columns = _resampling(left, w, width, out_width, draws.flip).to(images.device)
     views = rows.new_empty(count, 3, out_height, out_width)
-    for pixels, row, column, view in zip(*(x.split(together) for x in (images, rows, columns, views)), strict=True):
+    for pixels, row, column, view in zip(*(x.split(chunk) for x in (images, rows, columns, views)), strict=True):
         wide = pixels.float().flatten(1, 2) @ column.mT
         torch.matmul(row.unsqueeze(1), wide.unflatten(1, (3, height)), out=view).clamp_(0, 1)
     return views
 
 
 def _resampling(start: Tensor, length: Tensor, full: int, size: int, mirrored: Tensor) -> Tensor:
-    """``(B, size, full)`` weights of PIL's bilinear filter, which averages where it makes smaller."""
+    """``(B, size, full)`` weights of PIL's bilinear filter, which averages when it shrinks."""
     pixel = torch.arange(full, device=start.device) + 0.5 - start.unsqueeze(1)
     inside = ((pixel > 0) & (pixel < length.unsqueeze(1))).to(pixel.dtype)
     scale = (length / size).unsqueeze(1)
-    centre = (torch.arange(size, device=start.device) + 0.5) * scale
-    centre = torch.where(mirrored.unsqueeze(1), length.unsqueeze(1) - centre, centre)
-    away = (pixel.unsqueeze(1) - centre.unsqueeze(2)).abs_().div_(scale.clamp(min=1).unsqueeze(2))
+    center = (torch.arange(size, device=start.device) + 0.5) * scale
+    center = torch.where(mirrored.unsqueeze(1), length.unsqueeze(1) - center, center)
+    away = (pixel.unsqueeze(1) - center.unsqueeze(2)).abs_().div_(scale.clamp(min=1).unsqueeze(2))
     weight = away.neg_().add_(1).clamp_(min=0).mul_(inside.unsqueeze(1))
     return weight / weight.sum(2, keepdim=True)
 
 
-# ---- colour ------------------------------------------------------------------------------------
+# ---- color ------------------------------------------------------------------------------------
 
 
 def _luma(x: Tensor) -> Tensor:
@@ -227,14 +227,14 @@ def _blend(x: Tensor, other: Tensor, factor: Tensor) -> Tensor:
 
 
 def _hue(x: Tensor, turn: Tensor) -> Tensor:
-    """Turns the hue by ``turn``, a share of the full circle; value and saturation stay."""
+    """Rotate the hue by ``turn``, a share of the full circle; value and saturation stay."""
     value, low = x.amax(1, keepdim=True), x.amin(1, keepdim=True)
     chroma = value - low
     red, green, blue = x.unsqueeze(2).unbind(1)
-    # in sixths of the circle from red over yellow to cyan, and as far below zero the other way round
+    # hue in sixths of the circle: positive from red over yellow to cyan, negative over magenta
     safe = chroma.clamp(min=torch.finfo(x.dtype).tiny)
     hue = (1 + (green + blue - red - low) / safe).copysign_(green - blue)
-    # how far each primary is from the hue says how much of the chroma it lacks
+    # the distance of each primary from the hue determines how much of the chroma it lacks
     away = hue / 6 + turn + hue.new_tensor([3 / 6, 1 / 6, -1 / 6]).view(3, 1, 1)
     lack = away.sub_(away.round()).abs_().mul_(-6).add_(2).clamp_(0, 1)
     return value - chroma * lack
@@ -252,7 +252,7 @@ JITTER: tuple[Callable[[Tensor, Tensor], Tensor], ...] = (
 
 
 def gaussian_blur(x: Tensor, sigma: Tensor) -> Tensor:
-    """PIL's Gaussian blur, three box blurs of the same variance, with a standard deviation for each image."""
+    """Blur as PIL does, by three box blurs of the same variance, with a standard deviation for each image."""
     count, _, height, width = x.shape
     rows = _blurring(sigma, height)
     columns = rows if width == height else _blurring(sigma, width)
@@ -261,13 +261,13 @@ def gaussian_blur(x: Tensor, sigma: Tensor) -> Tensor:
 
 
 def _blurring(sigma: Tensor, size: int) -> Tensor:
-    """``(B, size, size)`` weights of the box blurs; beyond its edges the image goes on as at the edge."""
+    """``(B, size, size)`` weights of the box blurs, which repeat the image's edges."""
     variance = sigma**2 / BOXES
     whole = ((12 * variance + 1).sqrt() / 2 - 0.5).floor()
     part = (2 * whole + 1) * (whole * (whole + 1) - 3 * variance) / (6 * (variance - (whole + 1) ** 2))
     radius = (whole + part).unsqueeze(1)
     pixel = torch.arange(size, device=sigma.device)
-    # a pixel that the box covers in part counts in part
+    # partially covered pixels count in part
     box = (radius.unsqueeze(1) + 1 - (pixel.unsqueeze(1) - pixel).abs()).clamp_(0, 1)
     box[:, :, 0] += (radius - pixel).clamp_(min=0)
     box[:, :, -1] += (radius - pixel.flip(0)).clamp_(min=0)

@@ -1,4 +1,4 @@
-"""``counterpoint train image`` and ``counterpoint eval image``."""
+"""``counterpoint train image`` and ``counterpoint eval image``; the parsers need neither torch nor a framework."""
 
 from __future__ import annotations
 
@@ -7,214 +7,150 @@ import json
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from statistics import mean, stdev
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from .. import report, store
 from ..command import flags
-from ..store.run import Run
-from . import data, evaluation, training
-from .augment import RECIPES
-from .model import METHODS
 from .presets import PRESETS, preset
-from .training import DEFAULTS, KEEP, OPTIMIZERS, PARTS, PATHS
+from .settings import DATASETS, PROBES, EvaluationSettings, Settings
+
+if TYPE_CHECKING:
+    from ..store.run import Run
 
 WIDTH = 120  # of a table
-CHOICES: dict[str, tuple[Iterable[str], str]] = {
-    "method": (METHODS, "how encoders are trained"),
-    "augment": (RECIPES, "distribution of views (cifar; digits for digits)"),
-    "path": (PATHS, "augment whole batches, or single images with lightly's transforms"),
-    "optimizer": (OPTIMIZERS, "of the pre-training"),
-    "part": (PARTS, "what is reported: test images, or validation images to tune on"),
-    "keep": (KEEP, "which encoder is evaluated: the last, or the best by validation kNN, see --watch"),
-}
-WHOLE = {
-    "channels": "of the first layer of conv4",
-    "size": "pixels of an image (the data set's own)",
-    "views": "views of each image (what the objective asks for, or 2)",
-    "batch": "images per step",
-    "warmup": "epochs in which the learning rate rises",
-    "width": "of the projection",
-    "queue": "keys in MoCo's queue",
-    "mixed": "mixed views for MixNCA and IntNaCl, M - 1",
-    "subset": "train on so many images, balanced",
-    "watch": "validation kNN every so many epochs, 0 for never",
-    "devices": "how many of them",
-    "workers": "processes that load, for --path per-image",
-}
-REAL = {
-    "lr": "learning rate; adam's by default, where MoCo has 0.03 for sgd and SimCLR 0.3 * batch / 256 for lars",
-    "weight-decay": "of the pre-training",
-    "momentum": "of MoCo's key encoder",
-    "epsilon": "size of the attacks of adversarial views",
-    "false-negatives": "share of pairs of one class that remain negatives; below 1 looks at classes",
-    "validation": "share of the training images that is held out for --watch and --part tune",
-}
-EVALUATION = {
-    "protocol": "of the linear probe: lbfgs, or the papers' adam",
-    "probe_epochs": "of --protocol adam",
-    "attacked": "attack so many test images",
-    "restarts": "of PGD",
-    "finetune_steps": "of --probe finetune",
-}
+DEFAULT_PROBES = ("knn", "linear")
 
 
 def train_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the flags of ``counterpoint train image``."""
     flags.add_arguments(parser, "epochs", PRESETS)
-    parser.set_defaults(objective=None, data=None)
-    given = parser._option_string_actions["--data"]  # of all domains; here it is the data set, or a folder of images
-    given.metavar, given.help, given.type = "DATA", f"{', '.join(data.NAMES)} or a folder of images (digits)", str
+    parser.set_defaults(data=None)
+    data = parser._option_string_actions["--data"]  # in the other domains a folder; here a data set or a folder
+    data.metavar, data.help, data.type = "DATA", f"{', '.join(DATASETS)} or a folder of images (digits)", str
+    _add_root(parser)
+    flags.add_settings(parser, Settings)
+    _add_evaluation(parser)
+
+
+def _add_root(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--root", type=Path, metavar="FOLDER", help="folder of the data sets ($COUNTERPOINT_DATA)")
+
+
+def _add_evaluation(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
-    _root(parser)
-    add(
-        "--backbone", metavar="NAME", help="conv4, or any of torchvision.models, or timm:NAME (resnet18; digits: conv4)"
-    )
-    for name, (options, said) in CHOICES.items():
-        add(f"--{name}", choices=list(options), help=f"{said}{_default(name)}")
-    for name, said in WHOLE.items():
-        add(f"--{name}", type=int, metavar="N", help=f"{said}{_default(name)}")
-    for name, said in REAL.items():
-        add(f"--{name}", type=float, metavar="X", help=f"{said}{_default(name)}")
-    add("--classes", type=_lines, metavar="FILE", help="names of the classes to keep, a line each (ImageNet-100)")
-    add("--cosine", action="store_true", default=None, help="let the learning rate fall as a cosine")
-    add("--precision", metavar="P", help=f"Lightning's, such as bf16-mixed{_default('precision')}")
-    _probes(parser, ["knn", "linear"])
-
-
-def _default(name: str) -> str:
-    value = DEFAULTS.get(name.replace("-", "_"))
-    return "" if value is None else f" ({value})"
-
-
-def _root(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--root", type=Path, metavar="FOLDER", help="where data sets lie ($COUNTERPOINT_DATA)")
-
-
-def _probes(parser: argparse.ArgumentParser, default: Sequence[str]) -> None:
-    add = parser.add_argument
-    said = f"{', '.join(evaluation.PROBES)} ({' '.join(default)})"
-    add("--probe", nargs="+", type=_words, metavar="PROBE", help=said)
+    probes = f"{', '.join(PROBES)} ({' '.join(DEFAULT_PROBES)})"
+    add("--probe", nargs="+", type=_words, metavar="PROBE", help=probes)
     add("--transfer", nargs="+", type=_words, metavar="DATA", help="data sets to transfer to")
     add("--epsilons", nargs="+", type=float, metavar="E", help="sizes of attacks (0.002 0.008 0.032)")
-    for name, said in EVALUATION.items():
-        kind = str if name == "protocol" else int
-        add(f"--{name.replace('_', '-')}", type=kind, metavar="N" if kind is int else "NAME", help=said)
-
-
-def _lines(text: str) -> list[str]:
-    try:
-        return [line.strip() for line in Path(text).read_text(encoding="utf-8").splitlines() if line.strip()]
-    except (OSError, UnicodeDecodeError) as error:
-        raise argparse.ArgumentTypeError(str(error)) from None
+    flags.add_settings(parser, EvaluationSettings)
 
 
 def _words(text: str) -> list[str]:
     return [word for word in text.split(",") if word]
 
 
-def _flat(words: Iterable[Iterable[str]] | None) -> list[str]:
-    return [word for some in words or () for word in some]
+def _evaluation(arguments: argparse.Namespace) -> tuple[list[str], dict[str, Any]]:
+    """The probes, and the settings of the evaluation that were typed."""
+    probe, transfer = (
+        [word for words in option or () for word in words] for option in (arguments.probe, arguments.transfer)
+    )
+    settings = flags.chosen(arguments, EvaluationSettings) | ({"transfer": transfer} if transfer else {})
+    probe = probe or list(DEFAULT_PROBES)
+    return probe + ["transfer"] * bool(transfer and "transfer" not in probe), settings
 
 
-def _evaluation(given: argparse.Namespace) -> dict[str, Any]:
-    found = {name: getattr(given, name) for name in (*EVALUATION, "epsilons") if getattr(given, name) is not None}
-    if given.transfer:
-        found["transfer"] = _flat(given.transfer)
-    return found
+def settings(arguments: argparse.Namespace, dataset: str) -> dict[str, Any]:
+    """The settings that the preset and the flags give to the cells of a data set."""
+    small = {"backbone": "conv4"} if dataset == "digits" else {}
+    recipe = preset(arguments.preset, dataset).settings if arguments.preset else {}
+    probe, evaluation = _evaluation(arguments)
+    evaluation = {**recipe.get("evaluation", {}), **evaluation}
+    chosen = flags.chosen(arguments, Settings)
+    return {**small, **recipe, **chosen, "probe": probe, "evaluation": evaluation}
 
 
-def train_command(given: argparse.Namespace) -> int:
-    """Trains every objective, and prints the table with the encoder as it starts."""
-    flags.use_data("root", given.root)
-    dataset = given.data or "digits"
-    names = [name for name in DEFAULTS if name not in ("probe", "evaluation")]
-    settings: dict[str, Any] = {"backbone": "conv4"} if dataset == "digits" else {}
-    objectives: list[str | None] = given.objective or ["infonce"]
-    if given.preset:
-        spec, more = preset(given.preset, dataset)
-        settings |= more
-        objectives = given.objective or [spec]
-    settings |= {name: getattr(given, name) for name in names if getattr(given, name, None) is not None}
-    settings["device"] = given.device
-    settings["probe"] = _flat(given.probe) or list(DEFAULTS["probe"])
-    if given.transfer and "transfer" not in settings["probe"]:
-        settings["probe"].append("transfer")
-    settings["evaluation"] = {**settings.get("evaluation", {}), **_evaluation(given)}
-    if settings.get("method") == "swav" and not given.objective:
-        objectives = [None]
+def train_command(arguments: argparse.Namespace) -> int:
+    """Train every objective, and print the table beside the encoder before training."""
+    from .. import report
+    from . import training
+    from .data import prepare
+
+    flags.use_data("root", arguments.root)
+    dataset = arguments.data or "digits"
+    changes = settings(arguments, dataset)
+    default = preset(arguments.preset, dataset).objective if arguments.preset else "infonce"
+    if changes.get("method") == "swav":
+        default = None
+    objectives: list[str | None] = arguments.objective or [default]
     if Path(dataset).is_dir():
         dataset = str(Path(dataset).resolve())
     cells: list[dict[str, Any]] = []
-    for seed in range(given.seed, given.seed + given.seeds):
-        cells.append(training.untrained(dataset, seed, **settings))
-        cells += [training.cell(dataset, spec, seed, **settings) for spec in objectives]
+    for seed in range(arguments.seed, arguments.seed + arguments.seeds):
+        cells.append(training.untrained(dataset, seed, **changes))
+        cells += [training.cell(dataset, spec, seed, **changes) for spec in objectives]
     training.check(cells)
-    if not training.probes_of(
-        cells[0], training.prepare(cells[0])
-    ):  # nothing can be said about an encoder that has not been trained
-        cells = [one for one in cells if one.get("label") != training.UNTRAINED]
-    found, code = flags.run_asked(training.train, cells, given, "image")
-    report.show(found, given.json)
-    if found and not given.json:
-        note = found[0].details.get("note")
-        print(f"{f'{Path(dataset).name}: {note}; ' if note else ''}runs are in {given.out}")
+    if not training.allowed_probes(cells[0], prepare(cells[0])):  # no probe, and without training no loss either
+        cells = [cell for cell in cells if cell.get("label") != training.UNTRAINED]
+    runs, code = flags.run_cells(training.train, cells, arguments, "image")
+    report.show(runs, arguments.json)
+    if runs and not arguments.json:
+        note = runs[0].details.get("note")
+        print(f"{f'{Path(dataset).name}: {note}; ' if note else ''}runs are in {arguments.out}")
     return code
 
 
 def eval_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the flags of ``counterpoint eval image``."""
     add = parser.add_argument
-    add("runs", nargs="+", type=Path, help="folders of runs, or folders that hold such")
+    add("runs", nargs="+", type=Path, help="folders of runs, at any depth")
     add("--data", metavar="DATA", help="data set to evaluate on; by default what each run was trained on")
-    _root(parser)
-    _probes(parser, ["knn", "linear"])
+    _add_root(parser)
+    _add_evaluation(parser)
     add("--device", type=flags.device, default="cpu", help="cpu, cuda, cuda:1, ... or auto (%(default)s)")
     add("--json", action="store_true", help="print JSON")
 
 
-def eval_command(given: argparse.Namespace) -> int:
-    """Evaluates the encoders of finished runs."""
-    flags.use_data("root", given.root)
-    settings = evaluation.Settings(**_evaluation(given))
-    probes = _flat(given.probe) or list(DEFAULTS["probe"])
-    probes += ["transfer"] * bool(given.transfer and "transfer" not in probes)
-    found: list[dict[str, Any]] = []
+def eval_command(arguments: argparse.Namespace) -> int:
+    """Evaluate the encoders of finished runs."""
+    from . import evaluation, sources, training
+    from .data import prepare
+
+    flags.use_data("root", arguments.root)
+    probes, typed = _evaluation(arguments)
+    options = EvaluationSettings(**typed)
+    results: list[dict[str, Any]] = []
     rows: dict[str, list[dict[str, float]]] = {}
     note = ""
-    for run in _finished(given.runs):
-        _, train, _, test = training.prepare({**run.arguments, "part": "report"})
-        if given.data:
-            size = evaluation.square(train)
-            train, test = (data.load(given.data, split, size).with_classes() for split in data.SPLITS)
-        encoder = training.restore(run).encoder.to(given.device)
-        result = evaluation.evaluate(encoder, train, test, probes, settings, run.arguments["seed"])
+    for run in _finished(arguments.runs):
+        _, train, _, test = prepare({**run.arguments, "part": "report"})
+        if arguments.data:
+            size = evaluation.square_size(train)
+            train, test = (sources.load(arguments.data, split, size).with_classes() for split in sources.SPLITS)
+        encoder = training.restore(run).encoder.to(arguments.device)
+        result = evaluation.evaluate(encoder, train, test, probes, options, run.arguments["seed"])
         if not result:
             raise ValueError(f"{test.name} has no classes to evaluate on; name a data set that has, --data")
-        found.append(
-            {"data": test.name, "name": run.name, "seed": run.arguments["seed"], "run": str(run.path), **result}
-        )
+        about = {"data": test.name, "name": run.name, "seed": run.arguments["seed"], "run": str(run.path)}
+        results.append({**about, **result})
         rows.setdefault(run.name, []).append(result)
         note = test.note
-    if given.json:
-        print(json.dumps(found, indent=1))
-    else:
-        print("\n".join(table(found[0]["data"], rows, note)))
+    print(json.dumps(results, indent=1) if arguments.json else "\n".join(table(results[0]["data"], rows, note)))
     return 0
 
 
 def _finished(folders: Iterable[Path]) -> list[Run]:
-    found = [run for run in store.find_runs(folders) if run.done]
-    if wrong := [run.path for run in found if run.arguments["domain"] != "image"]:
-        raise ValueError(f"{wrong[0]} is no run of images")
-    if not found:
+    from .. import store
+
+    runs = [run for run in store.find_runs(folders) if run.done]
+    if wrong := [run.path for run in runs if run.arguments["domain"] != "image"]:
+        raise ValueError(f"{wrong[0]} is not a run of images")
+    if not runs:
         raise ValueError(f"no finished run in {', '.join(map(str, folders))}")
-    return found
+    return runs
 
 
 def table(dataset: str, rows: dict[str, list[dict[str, float]]], note: str = "") -> list[str]:
-    """Mean and standard deviation of each row over its runs, in as many blocks of columns as needed.
-
-    ``counterpoint report`` compares them.
-    """
-    columns = list(dict.fromkeys(name for results in rows.values() for one in results for name in one))
+    """Mean and standard deviation of each row over its runs, in as many blocks of columns as needed."""
+    columns = list(dict.fromkeys(name for results in rows.values() for result in results for name in result))
     width = max(map(len, (*rows, "accuracy, %")))
     each = max(map(len, (*columns, "00.00 ± 0.00")))
     fitting = max(1, (WIDTH - width - len("    runs")) // (each + 2))
@@ -223,7 +159,7 @@ def table(dataset: str, rows: dict[str, list[dict[str, float]]], note: str = "")
         block = columns[start : start + fitting]
         lines.append(f"  {'accuracy, %':{width}}  {'  '.join(f'{name:>{each}}' for name in block)}  runs")
         for name, results in rows.items():
-            cells = (_spread([one[column] for one in results if column in one]) for column in block)
+            cells = (_spread([result[column] for result in results if column in result]) for column in block)
             lines.append(f"  {name:{width}}  {'  '.join(f'{cell:>{each}}' for cell in cells)}  {len(results):4}")
     return lines
 

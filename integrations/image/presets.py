@@ -1,10 +1,10 @@
-"""Settings of papers: the spec of the objective, and what else a cell needs."""
+"""The recipes of the papers: the spec of the objective, and the settings that differ from the defaults."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from counterpoint.hyper import nearest
+from ..domain import Preset, check_choice
 
 # the code base of DCL, HCL and ADNCE
 HCL: dict[str, Any] = {
@@ -46,58 +46,58 @@ DEBPOS: dict[str, Any] = {**HCL, "backbone": "resnet18", "epochs": 50, "batch": 
 # ADNCE, Table 6: t, mu, sigma
 ADNCE = {"cifar10": (0.4, 0.7, 0.5), "stl10": (0.2, 0.8, 1.0), "cifar100": (0.3, 0.5, 1.0)}
 
-PRESETS: dict[str, tuple[str | None, dict[str, Any]]] = {
-    "simclr": ("infonce:t=0.5", HCL),
-    "adnce": (None, HCL),
+PRESETS = {
+    "simclr": Preset("infonce:t=0.5", HCL),
+    "adnce": Preset(None, HCL),
     # IntNaCl: prior .01, beta 1, alpha 1, M = 5 positives or mixtures and the sample itself
-    "nca": ("nca:g=g2", {**INTNACL, "views": 6}),
-    "mixnca": ("mixnca:g=g2,lam=0.5", INTNACL),
-    "mixnca-g0": ("mixnca:g=g0,lam=0.9", INTNACL),
-    "intcl": ("intcl", INTNACL),
-    "intnacl": ("intnacl:base=mixnca,lam=0.5", INTNACL),
-    "intnacl-nca": ("intnacl:base=nca", {**INTNACL, "views": 6}),
-    "arcl": ("arcl(infonce:t=0.5):views=4", ARCL),
-    "arcl-6": ("arcl(infonce:t=0.5):views=6", ARCL),
-    "arcl-8": ("arcl(infonce:t=0.5):views=8", ARCL),
-    "aal": ("aal(infonce:t=0.5):views=4", ARCL),
-    "arcl-moco": ("arcl(infonce:t=0.2):views=4", ARCL_MOCO),
-    "moco": ("infonce:t=0.2", ARCL_MOCO),
-    "lmcl": ("infonce:t=0.5 + 0.1*dp", LMCL),
-    "lmcl-dcl": ("dcl:t=0.5 + 0.1*dp", LMCL),
-    "lmcl-hcl": ("hcl:t=0.5 + 0.1*dp", LMCL),
-    "lmcl-cmc": ("infonce:t=0.07 + 0.1*dp", {**LMCL, "method": "cmc"}),
-    "swav": (None, {**LMCL, "method": "swav"}),
-    "debpos": ("debpos:t=0.5,prior=0.1", DEBPOS),
-    # its figures 2 to 4: no false negatives, blurred positives, M = 4 positives
-    "debpos-true-negatives": ("debpos:t=0.5,prior=0.1", {**DEBPOS, "false_negatives": 0.0}),
-    "debpos-blur": ("debpos:t=0.5,prior=0.1", {**DEBPOS, "augment": "cifar-blur"}),
-    "debpos-m4": ("debpos:t=0.5,prior=0.1", {**DEBPOS, "views": 5, "batch": 64}),
+    "nca": Preset("nca:g=g2", {**INTNACL, "views": 6}),
+    "mixnca": Preset("mixnca:g=g2,lam=0.5", INTNACL),
+    "mixnca-g0": Preset("mixnca:g=g0,lam=0.9", INTNACL),
+    "intcl": Preset("intcl", INTNACL),
+    "intnacl": Preset("intnacl:base=mixnca,lam=0.5", INTNACL),
+    "intnacl-nca": Preset("intnacl:base=nca", {**INTNACL, "views": 6}),
+    "arcl": Preset("arcl(infonce:t=0.5):views=4", ARCL),
+    "arcl-6": Preset("arcl(infonce:t=0.5):views=6", ARCL),
+    "arcl-8": Preset("arcl(infonce:t=0.5):views=8", ARCL),
+    "aal": Preset("aal(infonce:t=0.5):views=4", ARCL),
+    "arcl-moco": Preset("arcl(infonce:t=0.2):views=4", ARCL_MOCO),
+    "moco": Preset("infonce:t=0.2", ARCL_MOCO),
+    "lmcl": Preset("infonce:t=0.5 + 0.1*dp", LMCL),
+    "lmcl-dcl": Preset("dcl:t=0.5 + 0.1*dp", LMCL),
+    "lmcl-hcl": Preset("hcl:t=0.5 + 0.1*dp", LMCL),
+    "lmcl-cmc": Preset("infonce:t=0.07 + 0.1*dp", {**LMCL, "method": "cmc"}),
+    "swav": Preset(None, {**LMCL, "method": "swav"}),
+    "debpos": Preset("debpos:t=0.5,prior=0.1", DEBPOS),
+    # the debiased positives' figures 2 to 4: no false negatives, blurred positives, M = 4 positives
+    "debpos-true-negatives": Preset("debpos:t=0.5,prior=0.1", {**DEBPOS, "false_negatives": 0.0}),
+    "debpos-blur": Preset("debpos:t=0.5,prior=0.1", {**DEBPOS, "augment": "cifar-blur"}),
+    "debpos-m4": Preset("debpos:t=0.5,prior=0.1", {**DEBPOS, "views": 5, "batch": 64}),
     # ArCL's Table 7: train on id-train, probe on ood-train and ood-test
-    "mnist-cifar": (
+    "mnist-cifar": Preset(
         "arcl(infonce:t=0.5):views=4",
         {"backbone": "conv4", "epochs": 5, "batch": 128, "optimizer": "sgd", "lr": 0.05, "cosine": True, "warmup": 1},
     ),
 }
-"""Objective and settings; ADNCE's are of a data set, SwAV has no objective."""
+"""By name; ADNCE's objective depends on the data set, SwAV has none."""
 
 
-def preset(name: str, dataset: str) -> tuple[str | None, dict[str, Any]]:
-    """The objective's spec and the settings that a paper has for a data set.
+def preset(name: str, dataset: str) -> Preset:
+    """The recipe of a paper for a data set.
 
-    Where a paper does not say: ArCL's SimCLR has the optimizer of :data:`HCL`; attacks in IntNaCl's training have the
-    integration's default size; LMCL's methods have the temperature .5 (.07 for CMC).
+    Where a paper is silent: ArCL's SimCLR has the optimizer of :data:`HCL`; attacks during IntNaCl's training have the
+    default size; LMCL's methods have the temperature .5 (.07 for CMC).
 
     Args:
-        name: of :data:`PRESETS`.
-        dataset: for ``adnce`` one that its Table 6 has.
+        name: one of :data:`PRESETS`.
+        dataset: for ``adnce`` one of those in the paper's Table 6.
     """
-    if name not in PRESETS:
-        raise ValueError(f"preset: unknown preset {name!r}.{nearest(str(name), PRESETS)}")
-    spec, settings = PRESETS[name]
-    if name == "adnce":
-        known = dataset.removesuffix("-unlabelled")
-        if known not in ADNCE:
-            raise ValueError(f"preset adnce: the paper has no settings for {dataset!r}.{nearest(dataset, ADNCE)}")
-        t, mu, sigma = ADNCE[known]
-        spec = f"adnce:t={t},mu={mu},sigma={sigma}"
-    return spec, dict(settings)
+    check_choice("preset", name, PRESETS)
+    if name != "adnce":
+        return PRESETS[name]
+    known = dataset.removesuffix("-unlabelled")
+    if known not in ADNCE:
+        from counterpoint.hyper import nearest
+
+        raise ValueError(f"preset adnce: the paper has no settings for {dataset!r}.{nearest(dataset, ADNCE)}")
+    t, mu, sigma = ADNCE[known]
+    return Preset(f"adnce:t={t},mu={mu},sigma={sigma}", HCL)

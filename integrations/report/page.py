@@ -1,7 +1,7 @@
-"""A report as one page that needs nothing beside it, neither script nor file nor network; light and dark, any width.
+"""A report as one page that needs neither script nor file nor network; light and dark, at any width.
 
-Pictures are those of :mod:`counterpoint.integrations.report.plots`, as SVG within the page: their greys become the
-page's own ink, and rows have one number, colour and dash everywhere. Everything that comes from runs is escaped.
+``page.html.jinja`` is the page. Plots are those of :mod:`counterpoint.integrations.report.plots`, as SVG within it:
+their grays follow the page's ink, and a row has the same number, color and dash everywhere. Autoescape is on.
 """
 
 from __future__ import annotations
@@ -10,15 +10,17 @@ import io
 import json
 import re
 import shlex
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
-from html import escape
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, NamedTuple
+
+from jinja2 import Environment, StrictUndefined  # torch itself requires it
+from markupsafe import Markup, escape
 
 from counterpoint.diagnose.plots import figure
 
-from ..store.run import Run
+from ..store.run import Embeddings, Run
 from . import plots
 from .plots import Style
 from .summary import Column, Report
@@ -26,191 +28,172 @@ from .tables import LEGEND, TITLE, Table, tables
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
-WIDE, SMALL = 3.6, 1.7  # inches; what fits a phone's width, and half of it
+WIDE, SMALL = 3.6, 1.7  # inches: the width of a phone, and half of it
 GREY = re.compile(r"(fill|stroke): #([0-9a-f]{2})\2\2(?![0-9a-f])")
+TEMPLATE = Path(__file__).with_name("page.html.jinja")
 STYLE = Path(__file__).with_name("report.css")
 
 
+class Plot(NamedTuple):
+    """A plot with its caption, or with the row that it is about."""
+
+    svg: Markup
+    caption: str = ""
+    row: str = ""
+
+
+class Gallery(NamedTuple):
+    """Small plots of one kind, a row each."""
+
+    caption: str
+    figures: list[Plot]
+
+
+class Origin(NamedTuple):
+    """How the runs of a column came about: the commands, the settings that all share, notes on the data."""
+
+    runs: int
+    commands: list[str]
+    shared: dict[str, str]
+    notes: list[str]
+
+
+class Section(NamedTuple):
+    """A table with its plots; ``no_plots`` says why there are none."""
+
+    table: Table
+    figures: Sequence[Plot] = ()
+    galleries: Sequence[Gallery] = ()
+    origin: Origin | None = None
+    no_plots: str = ""
+
+
 def page(report: Report, title: str = TITLE, intro: str = "") -> str:
-    """The page as text.
+    """Return the page as text.
 
     Args:
-        report: what :func:`counterpoint.integrations.report.summarise` found.
-        title: its heading.
+        report: what :func:`counterpoint.integrations.report.summarise` returned.
+        title: the heading.
         intro: a paragraph of plain text under it.
     """
+    environment = Environment(autoescape=True, undefined=StrictUndefined, keep_trailing_newline=True)
+    environment.filters["breakable"] = _breakable
+    environment.globals["zip"] = zip
     looks = plots.styles(row for column in report.columns for row in column.cells)
-    found = list(tables(report))
-    sections = [_section(i, table, looks) for i, table in enumerate(found)]
-    links = "".join(f'<li><a href="#t{i}">{escape(table.title)}</a></li>' for i, table in enumerate(found))
-    notes = "".join(f"<p>{escape(note)}</p>" for note in [*filter(None, [intro]), *report.notes])
-    style = STYLE.read_text(encoding="utf-8")
-    return "\n".join(
-        [
-            '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">',
-            '<meta name="viewport" content="width=device-width, initial-scale=1">',
-            '<meta name="color-scheme" content="light dark">',
-            f"<title>{escape(title)}</title>\n<style>\n{style}</style>\n</head>\n<body>",
-            f"<header><h1>{escape(title)}</h1>{notes}",
-            f'<nav aria-label="tables"><ul>{links}</ul></nav></header>\n<main>',
-            *sections,
-            f"</main>\n<footer><p>{LEGEND.format('★')}</p><p>{escape(_origin(report))}</p></footer>\n</body>\n</html>\n",
-        ]
+    runs = [run for column in report.columns for members in column.runs.values() for run in members]
+    return environment.from_string(TEMPLATE.read_text(encoding="utf-8")).render(
+        title=title,
+        intro=intro,
+        notes=report.notes,
+        style=Markup(STYLE.read_text(encoding="utf-8")),
+        sections=[_section(i, table, looks) for i, table in enumerate(tables(report))],
+        looks=looks,
+        legend=LEGEND.format("★"),
+        versions=_versions(runs),
+        systems=_systems(runs),
     )
 
 
-def _section(number: int, table: Table, looks: dict[str, Style]) -> str:
-    pictures: list[str] = []
-    if len(table.columns) == 1:
-        try:
-            pictures = list(_pictures(table.columns[0], looks, f"f{number}"))
-        except ImportError as error:
-            pictures = [f"<p>No pictures: {escape(str(error))}</p>"]
-    below = [f'<p class="reading">{escape(table.below)}</p>', *pictures]
-    if len(table.columns) == 1:
-        below.append(_made(table.columns[0]))
-    rest = "\n".join(below)
-    return f'<section id="t{number}">\n<h2>{escape(table.title)}</h2>\n{_table(table, looks)}\n{rest}\n</section>'
+def _section(number: int, table: Table, looks: dict[str, Style]) -> Section:
+    if len(table.columns) > 1:
+        return Section(table)
+    (column,) = table.columns
+    origin = _origin(column)
+    try:
+        figures = list(_figures(column, looks, f"f{number}"))
+        return Section(table, figures, list(_galleries(column, f"f{number}")), origin)
+    except ImportError as error:
+        return Section(table, origin=origin, no_plots=str(error))
 
 
-# ---- tables ------------------------------------------------------------------------------------
+def _breakable(name: str) -> Markup:
+    """Let a spec break after its separators."""
+    return Markup(re.sub(r"([,:(])", r"\1<wbr>", str(escape(name))))
 
 
-def _table(table: Table, looks: dict[str, Style]) -> str:
-    """With roles, as narrow screens get blocks, which browsers no longer take for a table."""
-    head = "".join(f'<th role="columnheader" scope="col">{escape(cell) or "objective"}</th>' for cell in table.head)
-    lines = []
-    for i, (name, (first, *cells)) in enumerate(zip(table.names, table.body, strict=True)):
-        line = f'<th role="rowheader" scope="row">{_key(looks[name])}{_breakable(first)}</th>'
-        for j, (label, cell) in enumerate(zip(table.head[1:], cells, strict=True), 1):
-            best = ' <strong class="best">★ best</strong>' if (i, j) in table.best else ""
-            line += f'<td role="cell" data-label="{escape(label)}">{escape(cell)}{best}</td>'
-        lines.append(f'<tr role="row">{line}</tr>')
-    body = "\n".join(lines)
-    return (
-        f'<table role="table"><thead role="rowgroup"><tr role="row">{head}</tr></thead>\n'
-        f'<tbody role="rowgroup">\n{body}\n</tbody></table>'
-    )
+# ---- plots -------------------------------------------------------------------------------------
 
 
-def _breakable(name: str) -> str:
-    return re.sub(r"([,:(])", r"\1<wbr>", escape(name))
-
-
-def _key(look: Style) -> str:
-    """A row's number and line, as they are in the pictures."""
-    dash = "" if look.dash == "-" else f' stroke-dasharray="{" ".join(str(2.5 * x) for x in look.dash[1])}"'
-    line = f'<path d="M1 5h30" stroke="{look.colour}" stroke-width="3"{dash}/>'
-    return f'<span class="key"><b>{look.number}</b><svg width="32" height="10" aria-hidden="true">{line}</svg></span> '
-
-
-# ---- pictures ----------------------------------------------------------------------------------
-
-
-def _pictures(column: Column, looks: dict[str, Style], prefix: str) -> Iterator[str]:
-    rows = {row: of[0].arguments["objective"] for row, of in column.runs.items()}
-    specs = [(row, spec) for row, spec in rows.items() if spec is not None]
+def _figures(column: Column, looks: dict[str, Style], prefix: str) -> Iterator[Plot]:
+    """Yield the plots of a column: values, differences, learning curves, training weights."""
     tall = 1.0 + 0.24 * len(column.cells)
-    panels: list[tuple[str, str, float, Callable[[Axes], None]]] = [
-        (
-            f"{column.metric}: dots are seeds, bars means" + ", diamonds the papers" * _has_papers(column),
-            f"every seed's {column.metric} on {column.dataset}, row by row; the table has the means",
-            tall,
-            partial(plots.draw_values, column=column, looks=looks),
-        )
-    ]
+    panels: list[tuple[str, str, float, Callable[[Axes], None]]] = []  # caption, alternative text, height, draw
+    has_paper = any(cell.paper for cell in column.cells.values())
+    caption = f"{column.metric}: dots are seeds, bars means" + ", diamonds the papers" * has_paper
+    alt = f"every seed's {column.metric} on {column.dataset}, row by row; the table has the means"
+    panels.append((caption, alt, tall, partial(plots.draw_values, column=column, looks=looks)))
     if column.baseline is not None:
-        panels.append(
-            (
-                "minus the baseline, with 95% intervals; filled where a difference was found",
-                f"each row's difference to {column.baseline}; the table has the numbers",
-                tall,
-                partial(plots.draw_differences, column=column, looks=looks),
-            )
-        )
+        caption = "minus the baseline, with 95% intervals; filled where a difference was found"
+        alt = f"each row's difference to {column.baseline}; the table has the numbers"
+        panels.append((caption, alt, tall, partial(plots.draw_differences, column=column, looks=looks)))
     for key in plots.curves(column):
-        panels.append(
-            (
-                f"{key} while training, mean and standard deviation over seeds"
-                + "; each objective has its own scale" * (key == "loss"),
-                f"curves of {key} over training, a line per row",
-                2.7,
-                partial(plots.draw_curve, column=column, key=key, looks=looks),
-            )
-        )
-    if specs:
-        panels.append(
-            (
-                "training weight dL/ds of a negative, by its similarity: above 0 it is pushed away",
-                "training weight over the similarity of a negative, a line per objective",
-                2.7,
-                partial(plots.draw_training_weights, rows=specs, looks=looks),
-            )
-        )
-    drawn = [_figure(*panel, WIDE, f"{prefix}-{i}-") for i, panel in enumerate(panels)]
-    yield f'<div class="figures">{"".join(drawn)}</div>'
-    yield from _kept(column, looks, prefix)
+        caption = f"{key} while training, mean and standard deviation over seeds"
+        caption += "; each objective has its own scale" * (key == "loss")
+        alt = f"curves of {key} over training, a line per row"
+        panels.append((caption, alt, 2.7, partial(plots.draw_curve, column=column, key=key, looks=looks)))
+    specs = [(row, runs[0].arguments["objective"]) for row, runs in column.runs.items()]
+    if specs := [(row, spec) for row, spec in specs if spec is not None]:
+        caption = "training weight dL/ds of a negative, by its similarity: above 0 it is pushed away"
+        alt = "training weight over the similarity of a negative, a line per objective"
+        panels.append((caption, alt, 2.7, partial(plots.draw_training_weights, rows=specs, looks=looks)))
+    for i, (caption, alt, height, draw) in enumerate(panels):
+        yield Plot(_draw(draw, WIDE, height, alt, f"{prefix}-{i}-"), caption)
 
 
-def _kept(column: Column, looks: dict[str, Style], prefix: str) -> Iterator[str]:
-    """What runs have kept of their embeddings, of each row's first seed."""
+def _galleries(column: Column, prefix: str) -> Iterator[Gallery]:
+    """Yield plots of the embeddings that each row's first seed has stored."""
     first = {row: min(column.runs[row], key=lambda run: int(run.arguments["seed"])) for row in column.cells}
-    kept = {row: found for row, run in first.items() if (found := run.embeddings()) is not None}
-    if not kept:
+    stored = {row: z for row, run in first.items() if (z := run.embeddings()) is not None}
+    if not stored:
         return
-    seed = first[next(iter(kept))].arguments["seed"]
-    one = next(iter(kept.values()))
-    classes = f"{one.about}: {', '.join(one.names)}"
-    for what, alt, width, height, draw in (
-        (f"Embeddings of seed {seed} in the plane of their two first principal components, by {classes}",
-         "embeddings in a plane, coloured by class, of", SMALL, SMALL, plots.draw_plane),
-        (f"Distances (1 - cos) / 2 between embeddings of seed {seed}: the same class dashed, the margin of dp grey",
-         "histogram of distances within and between classes, of", SMALL, 1.5, plots.draw_histogram),
-    ):  # fmt: skip
-        drawn = [
-            _figure(row, f"{alt} {row}", height, partial(_small, draw, found), width, f"{prefix}-{alt[:2]}{i}-", look)
-            for i, (row, found) in enumerate(kept.items())
-            for look in [looks[row]]
-        ]
-        yield f'<h3>{escape(what)}</h3><div class="figures small">{"".join(drawn)}</div>'
+    row, embeddings = next(iter(stored.items()))
+    seed, classes = first[row].arguments["seed"], f"{embeddings.about}: {', '.join(embeddings.names)}"
+    caption = f"Embeddings of seed {seed} in the plane of their two first principal components, by {classes}"
+    alt = "embeddings in a plane, colored by class, of"
+    yield _gallery(stored, plots.draw_plane, SMALL, caption, alt, f"{prefix}-em")
+    caption = f"Distances (1 - cos) / 2 between embeddings of seed {seed}: the same class dashed, the margin of dp gray"
+    alt = "histogram of distances within and between classes, of"
+    yield _gallery(stored, plots.draw_histogram, 1.5, caption, alt, f"{prefix}-hi")
 
 
-def _small(draw: Callable[[Axes, Any], None], found: Any, axes: Axes) -> None:
-    draw(axes, found)
-    axes.set_xlabel("")
-    axes.tick_params(labelsize=7)
-
-
-def _has_papers(column: Column) -> bool:
-    return any(cell.paper for cell in column.cells.values())
-
-
-def _figure(
+def _gallery(
+    stored: Mapping[str, Embeddings],
+    draw: Callable[[Axes, Embeddings], None],
+    height: float,
     caption: str,
     alt: str,
-    height: float,
-    draw: Callable[[Axes], None],
-    width: float,
     prefix: str,
-    look: Style | None = None,
-) -> str:
-    made = figure(width, height)
-    axes = made.add_subplot()
+) -> Gallery:
+    def draw_small(axes: Axes, embeddings: Embeddings) -> None:
+        draw(axes, embeddings)
+        axes.set_xlabel("")
+        axes.tick_params(labelsize=7)
+
+    small = [
+        Plot(_draw(partial(draw_small, embeddings=z), SMALL, height, f"{alt} {row}", f"{prefix}{i}-"), row=row)
+        for i, (row, z) in enumerate(stored.items())
+    ]
+    return Gallery(caption, small)
+
+
+def _draw(draw: Callable[[Axes], None], width: float, height: float, alt: str, prefix: str) -> Markup:
+    drawing = figure(width, height)
+    axes = drawing.add_subplot()
     draw(axes)
     axes.set_title("")
     axes.set_ylabel("")
-    said = escape(caption) if look is None else _key(look) + _breakable(caption)
-    return f"<figure>{svg(made, alt, prefix)}<figcaption>{said}</figcaption></figure>"
+    return Markup(svg(drawing, alt, prefix))
 
 
-def svg(made: Any, alt: str, prefix: str) -> str:
-    """A figure as an element of the page: text as text, greys as shades of the page's ink, ids of its own."""
+def svg(drawing: Figure, alt: str, prefix: str) -> str:
+    """Return a figure as an element of the page: text as text, grays as shades of the page's ink, unique ids."""
     import matplotlib
 
     out = io.StringIO()
     with matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": prefix, "font.family": "sans-serif"}):
-        made.savefig(out, format="svg", transparent=True, metadata={"Date": None, "Creator": None})
+        drawing.savefig(out, format="svg", transparent=True, metadata={"Date": None, "Creator": None})
     text = out.getvalue()
     text = text[text.index("<svg") :]
     text = re.sub(r"<metadata>.*?</metadata>", "", text, flags=re.S)
@@ -222,27 +205,23 @@ def svg(made: Any, alt: str, prefix: str) -> str:
     return text.replace("<svg ", f'<svg role="img" aria-label="{escape(alt)}" ', 1)
 
 
-def _ink(found: re.Match[str]) -> str:
-    shade = 1 - int(found[2], 16) / 255
-    return f"{found[1]}: currentColor; {found[1]}-opacity: {shade:.2f}"
+def _ink(grey: re.Match[str]) -> str:
+    opacity = 1 - int(grey[2], 16) / 255
+    return f"{grey[1]}: currentColor; {grey[1]}-opacity: {opacity:.2f}"
 
 
-# ---- where it comes from -----------------------------------------------------------------------
+# ---- origin ------------------------------------------------------------------------------------
 
 
-def _made(column: Column) -> str:
-    """The commands, and the settings that all rows share."""
-    every = [run for of in column.runs.values() for run in of]
-    commands = dict.fromkeys(_command(run) for run in every)
-    shared = {k: v for k, v in every[0].arguments.items() if all(run.arguments.get(k) == v for run in every)}
-    settings = "".join(f"<dt>{escape(k)}</dt><dd>{escape(json.dumps(v))}</dd>" for k, v in shared.items())
-    shown = "\n".join(commands)
-    notes = dict.fromkeys(str(run.details["note"]) for run in every if run.details.get("note"))
-    said = "".join(f"<p>Data: {escape(note)}.</p>" for note in notes)
-    return (
-        f"{said}<details><summary>What made these {len(every)} runs</summary>"
-        f"<pre><code>{escape(shown)}</code></pre><p>What all of them share:</p><dl>{settings}</dl></details>"
-    )
+def _origin(column: Column) -> Origin:
+    runs = [run for members in column.runs.values() for run in members]
+    shared = {
+        name: json.dumps(value)
+        for name, value in runs[0].arguments.items()
+        if all(run.arguments.get(name) == value for run in runs)
+    }
+    notes = dict.fromkeys(str(run.details["note"]) for run in runs if run.details.get("note"))
+    return Origin(len(runs), list(dict.fromkeys(map(_command, runs))), shared, list(notes))
 
 
 def _command(run: Run) -> str:
@@ -250,19 +229,14 @@ def _command(run: Run) -> str:
     return shlex.join([Path(words[0]).name, *words[1:]])
 
 
-def _origin(report: Report) -> str:
-    runs = [run for column in report.columns for of in column.runs.values() for run in of]
-    return f"Made with {_versions(runs)}; on {_systems(runs)}."
-
-
 def _versions(runs: Sequence[Run]) -> str:
-    found: dict[str, set[str]] = {}
+    by_name: dict[str, set[str]] = {}
     for run in runs:
         for name, version in run.record.get("versions", {}).items():
-            found.setdefault(name, set()).add(version)
-    return ", ".join(f"{name} {' and '.join(sorted(some))}" for name, some in found.items())
+            by_name.setdefault(name, set()).add(version)
+    return ", ".join(f"{name} {' and '.join(sorted(versions))}" for name, versions in by_name.items())
 
 
-def _systems(runs: Iterable[Run]) -> str:
+def _systems(runs: Sequence[Run]) -> str:
     hosts = (run.record.get("host", {}) for run in runs)
     return "; ".join(dict.fromkeys(", ".join([host.get("system", "?"), *host.get("devices", ())]) for host in hosts))

@@ -1,9 +1,8 @@
-"""The numbers that the papers print, which a report puts beside ours.
+"""The numbers that the papers print, which a report shows beside ours.
 
-``papers.json`` holds the tables as they are printed, number for number: who reads it can lay it beside the paper.
-Around them stands what finds them: a table's ``datasets`` and ``metrics`` say which of our runs a column is about, a
-row's ``is`` which objectives it is about (the parameters named there must agree, others may differ), and its ``with``
-which other arguments of a run must agree where the run states them.
+``papers.json`` contains the tables as they are printed, number for number, and says what they are about: ``datasets``
+and ``metrics`` of a table map its columns to our runs; ``is`` of a row is its objective (parameters named there must
+agree, others may differ); ``with`` of a row lists other arguments that must agree where a run has them.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ import counterpoint as cp
 
 @dataclass(frozen=True)
 class PaperNumber:
-    """One number of a paper's table, and where it stands there."""
+    """One number of a paper's table, and its place there."""
 
     paper: str
     table: str
@@ -52,11 +51,11 @@ def paper_number(
     metric: str = "accuracy",
     arguments: Mapping[str, Any] | None = None,
 ) -> PaperNumber | None:
-    """What a paper reports for an objective on a data set, if one does: of several, the row that says most about it.
+    """Return what a paper reports for an objective on a data set, from the row that matches it most closely, or None.
 
     Args:
         domain: graph, sentence, image or control.
-        dataset, metric: as in our runs; blanks, case and signs do not matter.
+        dataset, metric: as in our runs; only letters and digits matter, not their case.
         objective: a spec, or the label of a row that no objective trains.
         arguments: the run's other arguments.
 
@@ -66,27 +65,27 @@ def paper_number(
     'ADNCE, Table 10, GRAPHCL'
     """
     try:
-        known: Any = cp.objective(objective).to_dict()
+        target: Any = cp.objective(objective).to_dict()
     except ValueError:
-        known = _plain(objective)
-    found: list[tuple[int, PaperNumber]] = []
+        target = _plain(objective)
+    matches: list[tuple[int, PaperNumber]] = []
     for table in _content()["tables"]:
         columns = [i for i, c in enumerate(table["columns"]) if _is_about(table, c, dataset, metric)]
         if table["domain"] != domain or not columns:
             continue
         for row in table["rows"]:
             pattern, wanted, printed = row.get("is"), row.get("with", {}), row["values"][columns[0]]
-            if pattern is None or printed == "-" or not _fits(pattern, known):
+            if pattern is None or printed == "-" or not _matches(pattern, target):
                 continue
             if all((arguments or {}).get(key, value) == value for key, value in wanted.items()):
                 column = table["columns"][columns[0]]
                 number = PaperNumber(table["paper"], table["table"], row["row"], column, table["metric"], printed)
-                found.append((_size(pattern), number))
-    return max(found, key=lambda one: one[0])[1] if found else None
+                matches.append((_size(pattern), number))
+    return max(matches, key=lambda match: match[0])[1] if matches else None
 
 
 def paper_settings(domain: str, dataset: str) -> dict[str, float] | None:
-    """ADNCE's final ``t``, ``mu`` and ``sigma`` for a data set (Tables 6 and 9) or an encoder (Table 7).
+    """Return ADNCE's final ``t``, ``mu`` and ``sigma`` for a data set (Tables 6 and 9) or an encoder (Table 7).
 
     >>> paper_settings("graph", "PROTEINS")
     {'t': 0.05, 'mu': 1.5, 'sigma': 1.0}
@@ -105,23 +104,23 @@ def _content() -> dict[str, Any]:
 
 
 def _is_about(table: Mapping[str, Any], column: str, dataset: str, metric: str) -> bool:
-    ours = table["datasets"].get(column) if "datasets" in table else table.get("dataset", dataset)
-    names = table["metrics"]
-    names = names.get(column, []) if isinstance(names, dict) else names
-    return ours is not None and _plain(ours) == _plain(dataset) and _plain(metric) in map(_plain, names)
+    name = table["datasets"].get(column) if "datasets" in table else table.get("dataset", dataset)
+    metrics = table["metrics"]
+    metrics = metrics.get(column, []) if isinstance(metrics, dict) else metrics
+    return name is not None and _plain(name) == _plain(dataset) and _plain(metric) in map(_plain, metrics)
 
 
-def _fits(pattern: Any, known: Any) -> bool:
-    """Whether ``known`` has everything that ``pattern`` has; ``None`` there stands for anything."""
+def _matches(pattern: Any, target: Any) -> bool:
+    """Return whether ``target`` has everything that ``pattern`` has; ``None`` matches anything."""
     if isinstance(pattern, dict):
-        return isinstance(known, dict) and all(_fits(p, known.get(key)) for key, p in pattern.items())
-    if isinstance(known, str) and isinstance(pattern, list):  # the labels of a row without an objective
-        return known in map(_plain, pattern)
+        return isinstance(target, dict) and all(_matches(p, target.get(key)) for key, p in pattern.items())
+    if isinstance(target, str) and isinstance(pattern, list):  # labels of a row without an objective
+        return target in map(_plain, pattern)
     if isinstance(pattern, list):
-        return isinstance(known, list) and len(known) == len(pattern) and all(map(_fits, pattern, known))
-    if isinstance(pattern, float) and isinstance(known, float):
-        return math.isclose(pattern, known)
-    return pattern is None or bool(pattern == known)
+        return isinstance(target, list) and len(target) == len(pattern) and all(map(_matches, pattern, target))
+    if isinstance(pattern, float) and isinstance(target, float):
+        return math.isclose(pattern, target)
+    return pattern is None or bool(pattern == target)
 
 
 def _size(pattern: Any) -> int:

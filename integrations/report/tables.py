@@ -12,11 +12,16 @@ from typing import Any, NamedTuple
 
 from ..store.files import finite
 from .summary import LEVEL, Cell, Column, Report, digits
-from .words import reading, together
+from .words import overview_reading, reading
 
 TITLE = "counterpoint report"
 
-WIDTH = 120  # of an overview in a terminal
+WIDTH = 120  # characters of an overview in a terminal
+
+LEGEND = (
+    "Differences are over paired seeds: bootstrap intervals (Student's up to 7 pairs), uncorrected; p from a "
+    "sign-flip test, Holm-corrected within a column. {} marks a row that this test separates from every other one."
+)
 
 
 def _mean(column: Column, cell: Cell) -> str:
@@ -25,17 +30,18 @@ def _mean(column: Column, cell: Cell) -> str:
     return f"{cell.mean:.{places}f}{spread} ({len(cell.values)})"
 
 
-def _gap(column: Column, cell: Cell) -> tuple[str, str]:
-    """The difference with its interval, and the corrected p-value."""
-    if (one := cell.difference) is None:
+def _difference(column: Column, cell: Cell) -> tuple[str, str]:
+    """Return the difference with its interval, and the corrected p-value."""
+    if (difference := cell.difference) is None:
         return "", ""
-    places = digits(column)
-    interval = "" if math.isnan(one.low) else f" [{one.low:+.{places}f}, {one.high:+.{places}f}]"
-    return f"{one.mean:+.{places}f}{interval}", f"{one.corrected:.2g}" if one.pairs > 1 else ""
+    places, low, high = digits(column), difference.low, difference.high
+    interval = "" if math.isnan(low) else f" [{low:+.{places}f}, {high:+.{places}f}]"
+    p = f"{difference.corrected:.2g}" if column.tested and difference.pairs > 1 else ""
+    return f"{difference.mean:+.{places}f}{interval}", p
 
 
 class Table(NamedTuple):
-    """A table as text: the rows' names, a header and a line per row, the places of the best ones, words below."""
+    """A table as text: names of rows, header, a line per row, ``(line, cell)`` of the best, a sentence below."""
 
     title: str
     names: list[str]
@@ -47,7 +53,7 @@ class Table(NamedTuple):
 
 
 def tables(report: Report) -> Iterator[Table]:
-    """An overview of the columns that stand side by side, where there are several, and a table for each."""
+    """Yield a table for each column; before the columns of a group, where there are several, an overview of them."""
     for title, columns in _groups(report):
         if len(columns) > 1:
             yield _overview(title, columns)
@@ -55,7 +61,7 @@ def tables(report: Report) -> Iterator[Table]:
 
 
 def _groups(report: Report) -> Iterator[tuple[str, list[Column]]]:
-    """The columns of each domain, or all together where each domain has one."""
+    """Yield the columns of each domain, or all together if each domain has one."""
     domains = [(name, list(columns)) for name, columns in groupby(report.columns, key=lambda column: column.domain)]
     if len(domains) > 1 and len(domains) == len(report.columns):
         domains = [("all domains", list(report.columns))]
@@ -64,15 +70,16 @@ def _groups(report: Report) -> Iterator[tuple[str, list[Column]]]:
 
 def _overview(title: str, columns: list[Column]) -> Table:
     several = len({column.domain for column in columns}) > 1
-    heads = [_heading(column) if several else column.title for column in columns]
+    head = ["mean ± sd over seeds (their number)"]
+    head += [_heading(column) if several else column.title for column in columns]
     names = list(dict.fromkeys(row for column in columns for row in column.cells))
     cells = [[column.cells.get(row) for column in columns] for row in names]
     body = [
-        [row, *(_mean(column, cell) if cell else "" for column, cell in zip(columns, of, strict=True))]
-        for row, of in zip(names, cells, strict=True)
+        [row, *(_mean(column, cell) if cell else "" for column, cell in zip(columns, line, strict=True))]
+        for row, line in zip(names, cells, strict=True)
     ]
-    best = [(i, j) for i, of in enumerate(cells) for j, cell in enumerate(of, 1) if cell and cell.best]
-    return Table(title, names, ["mean ± sd over seeds (their number)", *heads], body, best, together(columns), columns)
+    best = [(i, j) for i, line in enumerate(cells) for j, cell in enumerate(line, 1) if cell and cell.best]
+    return Table(title, names, head, body, best, overview_reading(columns), columns)
 
 
 def _table(column: Column) -> Table:
@@ -81,7 +88,7 @@ def _table(column: Column) -> Table:
     body = []
     for row, cell in column.cells.items():
         line = [row + " (baseline)" * (row == column.baseline), _mean(column, cell)]
-        line += list(_gap(column, cell)) if compared else []
+        line += list(_difference(column, cell)) if compared else []
         line += [f"{cell.paper.printed} ({cell.paper.source})" if cell.paper else ""] if papers else []
         body.append(line)
     best = [(i, 1) for i, cell in enumerate(column.cells.values()) if cell.best]
@@ -92,13 +99,8 @@ def _heading(column: Column) -> str:
     return f"{column.domain}: {column.title}" + f", {column.metric}" * (column.metric not in column.title)
 
 
-LEGEND = (
-    "Differences are over paired seeds: bootstrap intervals (Student's up to 7 pairs), uncorrected; p from a "
-    "sign-flip test, Holm-corrected within a column. {} marks a row that this test tells from every other one."
-)
-
-
 def terminal(report: Report) -> str:
+    """Return the report as plain text."""
     lines = []
     for title, _, head, body, best, below, columns in tables(report):
         rows = [head, *body]
@@ -112,7 +114,7 @@ def terminal(report: Report) -> str:
 
 
 def _blocks(widths: Sequence[int]) -> list[list[int]]:
-    """The columns of an overview that fit beside each other; the first one, of names, begins each block."""
+    """Group the columns of an overview by what fits beside each other; the names begin each block."""
     blocks = [[0]]
     for j, width in enumerate(widths[1:], 1):
         if len(blocks[-1]) > 1 and sum(widths[i] + 2 for i in blocks[-1]) + width > WIDTH:
@@ -122,6 +124,7 @@ def _blocks(widths: Sequence[int]) -> list[list[int]]:
 
 
 def markdown(report: Report) -> str:
+    """Return the report as Markdown."""
     lines = []
     for title, _, head, body, best, below, _ in tables(report):
         rows = [head, *body]
@@ -136,30 +139,29 @@ def markdown(report: Report) -> str:
 
 
 def plain(report: Report) -> dict[str, Any]:
-    """The report as plain JSON."""
+    """Return the report as plain JSON."""
     columns = []
     for column in report.columns:
         rows = []
         for row, cell in column.cells.items():
-            one: dict[str, Any] = {"row": row, "objective": column.runs[row][0].arguments["objective"]}
-            one |= {"n": len(cell.values), "mean": cell.mean, "sd": cell.sd, "best": cell.best}
-            one["values"] = {str(seed): value for seed, value in sorted(cell.values.items())}
-            one["difference"] = cell.difference and asdict(cell.difference)
+            numbers: dict[str, Any] = {"row": row, "objective": column.runs[row][0].arguments["objective"]}
+            numbers |= {"n": len(cell.values), "mean": cell.mean, "sd": cell.sd, "best": cell.best}
+            numbers["values"] = {str(seed): value for seed, value in sorted(cell.values.items())}
+            numbers["difference"] = cell.difference and asdict(cell.difference)
             paper = cell.paper and {**asdict(cell.paper), "value": cell.paper.value, "spread": cell.paper.spread}
-            rows.append({**one, "paper": paper})
-        about = {key: getattr(column, key) for key in ("domain", "dataset", "metric", "baseline")}
-        about["reading"] = reading(column)
-        columns.append({**about, "rows": rows})
+            rows.append({**numbers, "paper": paper})
+        head = {key: getattr(column, key) for key in ("domain", "dataset", "metric", "baseline")}
+        columns.append({**head, "reading": reading(column), "rows": rows})
     return {"columns": finite(columns), "notes": report.notes, "level": LEVEL}
 
 
 def as_csv(report: Report) -> str:
-    """A line per row of each column."""
+    """Return the report as CSV, a line per row of each column."""
     out = io.StringIO()
-    first = ["domain", "dataset", "metric", "row", "n", "mean", "sd", "best", "baseline"]
-    gap = ["pairs", "difference", "low", "high", "p", "p_corrected"]
     writer = csv.writer(out, lineterminator="\n")
-    writer.writerow([*first, *gap, "paper", "paper_spread", "paper_source"])
+    head = ["domain", "dataset", "metric", "row", "n", "mean", "sd", "best", "baseline"]
+    head += ["pairs", "difference", "low", "high", "p", "p_corrected"]
+    writer.writerow([*head, "paper", "paper_spread", "paper_source"])
     for column in report.columns:
         for row, cell in column.cells.items():
             line = [column.domain, column.dataset, column.metric, row, len(cell.values), cell.mean, cell.sd]

@@ -1,30 +1,17 @@
 """Sentences: training on sentence-transformers, and the field's two evaluations.
 
-=================  ==================================================================================================
-:mod:`.data`       scored pairs and labelled texts, from a folder or from the hub
-:mod:`.corpus`     what is trained on: sentences, pairs, triplets, running text
-:mod:`.encode`     models of all kinds as one thing that embeds each distinct text once
-:mod:`.training`   SimCSE, quick-thought and their kin with any objective
-:mod:`.noise`      dropped words, and IntNaCl's attacks in embedding space
-:mod:`.presets`    the papers' recipes, with where each setting stands
-:mod:`.sts`        semantic textual similarity, as SimCSE reports it
-:mod:`.transfer`   SentEval's classification tasks on frozen embeddings
-=================  ==================================================================================================
+==================  =================================================================================================
+:mod:`.data`        scored pairs and labeled texts, from a folder or from the hub, and the data of a run
+:mod:`.corpus`      training data: sentences, pairs, triplets, running text
+:mod:`.encode`      loads any kind of model and embeds each distinct text once
+:mod:`.model`       SimCSE's head, word dropout, static embeddings, and the loss
+:mod:`.noise`       word dropout, and IntNaCl's attacks in embedding space
+:mod:`.training`    SimCSE, quick-thought and similar methods with any objective
+:mod:`.trainer`     the callbacks and the batches that ``SentenceTransformerTrainer`` needs
+:mod:`.presets`     the papers' recipes, with where each setting stands
+:mod:`.sts`         semantic textual similarity, as SimCSE reports it
+:mod:`.transfer`    SentEval's classification tasks on frozen embeddings
+:mod:`.evaluation`  both of them, for a finished model
+:mod:`.synthetic`   sentences whose similarity is known, for demonstrations
+==================  =================================================================================================
 """
-
-from __future__ import annotations
-
-from importlib import import_module
-from typing import Any
-
-
-def framework(name: str) -> Any:
-    """A module of the frameworks that this integration rests on."""
-    try:
-        return import_module(name)
-    except ModuleNotFoundError as error:
-        needed = name.partition(".")[0]
-        raise ImportError(f'sentences need {needed}: pip install "counterpoint[sentence]"') from error
-
-
-framework("numpy")

@@ -5,83 +5,60 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+from pathlib import Path
 from time import perf_counter
 from typing import Any
 
-from .. import report
 from ..command import flags
-from . import corpus, encode, sts, transfer
-from .data import ENVIRONMENT, SEVEN, STS, TRANSFER
 from .presets import PRESETS, preset
+from .settings import ENVIRONMENT, POOLINGS, SEVEN, STS, TRANSFER, Settings
 
-# flag: what argparse needs beside its help, and the help
-_SETTINGS: dict[str, tuple[dict[str, Any], str]] = {
-    "model": ({}, "a folder or a name on the hub"),
-    "revision": ({}, "of a model on the hub"),
-    "pooling": ({"choices": encode.POOLINGS}, "what makes one vector of a text, for a checkpoint that does not say"),
-    "head": ({"choices": ("none", "training", "kept")}, "SimCSE's dense layer and tanh: none, training only, or kept"),
-    "positives": ({"choices": corpus.POSITIVES}, "what a sample is: a text and itself, columns, neighbours in a text"),
-    "columns": ({"nargs": "+"}, "columns of the file, in this order"),
-    "views": ({"type": int}, "how often a text is embedded; by default what the objective asks for"),
-    "word_dropout": ({"type": float}, "share of word pieces that each view leaves out"),
-    "max_length": ({"type": int}, "word pieces of a text in training"),
-    "steps": ({"type": int}, "instead of epochs"),
-    "batch": ({"type": int}, "samples per step"),
-    "mini_batch": ({"type": int}, "samples embedded at a time, with a gradient cache; for batches that do not fit"),
-    "lr": ({"type": float}, "learning rate of AdamW"),
-    "schedule": ({"choices": ("linear", "constant", "cosine")}, "of the learning rate"),
-    "warmup": ({"type": float}, "share of the steps"),
-    "weight_decay": ({"type": float}, "of AdamW"),
-    "negative_weight": ({"type": float}, "SimCSE's weight of a sample's own hard negatives, added to their logit"),
-    "epsilon": ({"type": float}, "size of IntNaCl's attack, on word embeddings"),
-    "mixed": ({"type": int}, "IntNaCl's mixed views per sample, of embeddings"),
-    "precision": ({"choices": ("fp32", "bf16", "fp16")}, "of the arithmetic"),
-    "dev": ({"choices": ("none", *STS)}, "what chooses the checkpoint; none takes the last"),
-    "every": ({"type": int}, "steps between two looks at it"),
-    "save": ({"type": int}, "steps between two checkpoints; 0 for none"),
-}
+
+def _normalized(path: str) -> str:
+    """Name a file in one way: ``./x.txt`` and ``x.txt`` are one run."""
+    return str(Path(path))
 
 
 def train_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the flags of ``counterpoint train sentence``."""
     flags.add_arguments(parser, "epochs", PRESETS)
-    parser.set_defaults(objective=None, epochs=None, data=None)
-    for action in parser._actions:
-        if action.dest == "data":
-            action.required, action.metavar = True, "FILE"
-            action.help = "what to train on: .txt, .csv, .tsv, .jsonl, .parquet, or owner/name on the hub"
-    for name, (how, said) in _SETTINGS.items():
-        shown = {} if "choices" in how else {"metavar": "N" if "type" in how else "NAME"}
-        parser.add_argument(f"--{name.replace('_', '-')}", **(how | shown | {"help": said}))
-    parser.add_argument("--static", action="store_true", default=None, help="train the table of word pieces alone")
-    tests: dict[str, Any] = {"choices": (*STS, *TRANSFER), "metavar": "SET"}
-    parser.add_argument("--test", nargs="*", **tests, help="sets and tasks to score the model on; all seven if bare")
-    parser.add_argument("--sts", metavar="FOLDER", help=f"where the STS sets are, or hub (${ENVIRONMENT}, else hub)")
+    data = parser._option_string_actions["--data"]  # elsewhere the folder of data sets
+    data.required, data.default, data.metavar = True, None, "FILE"
+    data.type = _normalized
+    data.help = "training data: .txt, .csv, .tsv, .jsonl, .parquet, or owner/name on the hub"
+    flags.add_settings(parser, Settings)
+    parser.add_argument("--sts", metavar="FOLDER", help=f"folder of the STS sets, or hub (${ENVIRONMENT}, else hub)")
 
 
-def train_command(given: argparse.Namespace) -> int:
-    """Trains every objective with every seed."""
-    from . import training
+def settings(arguments: argparse.Namespace, dataset: str) -> dict[str, Any]:
+    """The settings that the preset and the flags give to a cell."""
+    recipe = preset(arguments.preset).settings if arguments.preset else {}
+    changes = {**recipe, **flags.chosen(arguments, Settings)}
+    if changes.get("test") == []:
+        changes["test"] = list(SEVEN)
+    if changes.get("dev") == "none":
+        changes["dev"] = None
+    return changes
 
-    flags.use_data("sts", given.sts)
-    if given.test == []:
-        given.test = list(SEVEN)
-    recipe = preset(given.preset) if given.preset else None
-    settings: dict[str, Any] = {**recipe.settings} if recipe else {}
-    settings |= {k: v for k, v in vars(given).items() if k in training.DEFAULTS and v is not None}
-    if settings.get("dev") == "none":
-        settings["dev"] = None
-    specs = given.objective or [recipe.objective if recipe else "infonce:t=0.05"]
+
+def train_command(arguments: argparse.Namespace) -> int:
+    """Train every objective with every seed, and print the table."""
+    from .. import report
+    from . import corpus, training
+
+    flags.use_data("sts", arguments.sts)
+    changes = settings(arguments, arguments.data)
+    specs = arguments.objective or [preset(arguments.preset).objective if arguments.preset else "infonce:t=0.05"]
     cells = []
-    for seed in range(given.seed, given.seed + given.seeds):
-        cells += [training.cell(str(given.data), spec, seed, **settings) for spec in specs]
+    for seed in range(arguments.seed, arguments.seed + arguments.seeds):
+        cells += [training.cell(arguments.data, spec, seed, **changes) for spec in specs]
         if cells[0]["dev"] or cells[0]["test"]:
-            cells.append(training.untrained(str(given.data), seed, **settings))
-    # what is wrong with the data is said before anything is trained
-    corpus.load(str(given.data), cells[0]["positives"], cells[0]["columns"])
-    found, code = flags.run_asked(training.train, cells, given, "sentence")
-    report.show(found, given.json)
-    if not given.json:
-        for run in found:
+            cells.append(training.untrained(arguments.data, seed, **changes))
+    corpus.load(arguments.data, cells[0]["positives"], cells[0]["columns"])  # fail on wrong data before any training
+    runs, code = flags.run_cells(training.train, cells, arguments, "sentence")
+    report.show(runs, arguments.json)
+    if not arguments.json:
+        for run in runs:
             if run.arguments["objective"] is not None:
                 print(f"{run.title}: {run.path / 'model'}")
     return code
@@ -91,24 +68,27 @@ def _eval_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("model", help="a SentenceTransformer, a checkpoint of transformers, or the folder of a run")
     add(
-        "--pooling", choices=encode.POOLINGS, help="what makes one vector of a text, for a checkpoint that does not say"
+        "--pooling",
+        choices=POOLINGS,
+        help="how a checkpoint that does not say so combines tokens into one vector",
     )
-    add(
-        "--max-length", type=flags.whole(1), metavar="N", help="word pieces of a text; by default the model's own limit"
-    )
-    add("--revision", metavar="NAME", help="of a model on the hub")
+    add("--max-length", type=flags.whole(1), metavar="N", help="word pieces of a text; by default the model's limit")
+    add("--revision", metavar="NAME", help="revision of a model on the hub")
     add("--data", metavar="FOLDER", help=f"sts/ and transfer/, or SentEval's data, or hub (${ENVIRONMENT}, else hub)")
     add("--batch", type=flags.whole(1), default=64, metavar="N", help="texts embedded at a time (%(default)s)")
-    add("--device", type=flags.device, help="cpu, cuda, cuda:1, ... or auto; by default the best there is")
+    add("--device", type=flags.device, help="cpu, cuda, cuda:1, ... or auto; by default the best available")
     add("--json", action="store_true", help="print JSON")
 
 
-def _model(given: argparse.Namespace) -> Any:
-    how = {"device": given.device, "revision": given.revision, "max_length": given.max_length}
-    return encode.load(given.model, given.pooling, **how)
+def _load(arguments: argparse.Namespace) -> Any:
+    from . import encode
+
+    options = {name: getattr(arguments, name) for name in ("device", "revision", "max_length")}
+    return encode.load(arguments.model, arguments.pooling, **options)
 
 
 def sts_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the flags of ``counterpoint eval sts``."""
     _eval_arguments(parser)
     add = parser.add_argument
     add("--sets", nargs="+", choices=STS, default=[*SEVEN, "SICKR-all"], metavar="SET", help=", ".join(STS))
@@ -116,35 +96,44 @@ def sts_arguments(parser: argparse.ArgumentParser) -> None:
     add("--plot", metavar="FILE", help="draw the distances between the sentences of STS-B, as a PNG")
 
 
-def sts_command(given: argparse.Namespace) -> int:
-    """Prints SimCSE's table."""
+def sts_command(arguments: argparse.Namespace) -> int:
+    """Print SimCSE's table."""
+    from . import sts
+
     start = perf_counter()
-    model = _model(given)
-    loaded = perf_counter()
-    found = sts.evaluate(
-        model, given.sets, given.data, batch_size=given.batch, progress=not given.json, plot=given.plot
+    model = _load(arguments)
+    load_seconds = perf_counter() - start
+    report = sts.evaluate(
+        model,
+        arguments.sets,
+        arguments.data,
+        batch_size=arguments.batch,
+        progress=not arguments.json,
+        plot=arguments.plot,
     )
-    found.seconds |= {"load model": loaded - start, "total": perf_counter() - start}
-    if given.json:
-        print(json.dumps(found.to_dict(), indent=1))
+    report.seconds |= {"load model": load_seconds, "total": perf_counter() - start}
+    if arguments.json:
+        print(json.dumps(report.to_dict(), indent=1))
         return 0
-    print(sts.text(found, given.subsets))
-    if given.plot:
-        print(f"wrote {given.plot}", file=sys.stderr)
+    print(sts.text(report, arguments.subsets))
+    if arguments.plot:
+        print(f"wrote {arguments.plot}", file=sys.stderr)
     return 0
 
 
 def transfer_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the flags of ``counterpoint eval transfer``."""
     _eval_arguments(parser)
     add = parser.add_argument
     add("--tasks", nargs="+", choices=TRANSFER, default=list(TRANSFER), metavar="TASK", help=", ".join(TRANSFER))
     add("--jobs", type=flags.whole(1), default=1, metavar="N", help="processes that fit classifiers (%(default)s)")
 
 
-def transfer_command(given: argparse.Namespace) -> int:
-    """Prints SentEval's table."""
-    found = transfer.evaluate(
-        _model(given), given.tasks, given.data, batch_size=given.batch, jobs=given.jobs, progress=not given.json
-    )
-    print(json.dumps(found.to_dict(), indent=1) if given.json else transfer.text(found))
+def transfer_command(arguments: argparse.Namespace) -> int:
+    """Print SentEval's table."""
+    from . import transfer
+
+    options = {"batch_size": arguments.batch, "jobs": arguments.jobs, "progress": not arguments.json}
+    report = transfer.evaluate(_load(arguments), arguments.tasks, arguments.data, **options)
+    print(json.dumps(report.to_dict(), indent=1) if arguments.json else transfer.text(report))
     return 0

@@ -1,4 +1,4 @@
-"""What is trained on: sentences, pairs and triplets in files, and running text."""
+"""Training data: sentences, pairs and triplets in files, and running text."""
 
 from __future__ import annotations
 
@@ -11,10 +11,11 @@ from typing import Any
 
 from counterpoint.hyper import nearest
 
-from . import framework
-from .data import ENVIRONMENT, lines, table
+from ..domain import check_choice
+from .frameworks import framework
+from .settings import ENVIRONMENT, POSITIVES
+from .text_files import lines, table
 
-POSITIVES = ("auto", "same", "columns", "next-line", "next-sentence")
 FORMATS = (".txt", ".csv", ".tsv", ".jsonl", ".json", ".parquet")
 
 ANCHOR, POSITIVE = "anchor", "positive"
@@ -26,7 +27,7 @@ def load(
     columns: Sequence[str] | None = None,
     revision: str | None = None,
 ) -> tuple[Any, int]:
-    """A ``datasets.Dataset`` of text columns, and how many rows were left out since a text was missing or blank.
+    """Load a ``datasets.Dataset`` of text columns, and the number of rows dropped because a text is missing or blank.
 
     =================  =============================================================================================
     ``positives``      what a sample is
@@ -35,18 +36,17 @@ def load(
     ``columns``        the columns of a row: a pair, or a pair with hard negatives
     ``auto``           ``same`` for one column of text, ``columns`` for several
     ``next-line``      a line and the one after it, in text with a sentence on each line; blank lines divide documents
-    ``next-sentence``  a sentence and the one after it, in running text, which is split here (quick-thought)
+    ``next-sentence``  a sentence and the one after it, in running text, which is split into sentences (quick-thought)
     =================  =============================================================================================
 
     Args:
         path: a file of one of :data:`FORMATS`: ``.txt`` has one text on a line, the others named columns, ``.tsv``
-            without quoting. Or a data set's name on the hub, ``owner/name``; its split ``train`` is taken.
+            without quoting. Or a data set's name on the hub, ``owner/name``, of which the split ``train`` is used.
         positives: see the table.
-        columns: which columns, in this order; by default all that hold text.
+        columns: columns to use, in this order; by default all that contain text.
         revision: of a data set on the hub.
     """
-    if positives not in POSITIVES:
-        raise ValueError(f"unknown positives {positives!r}.{nearest(str(positives), POSITIVES)}")
+    check_choice("positives", positives, POSITIVES)
     name = find(path)
     kind = name.suffix.lower()
     if positives.startswith("next-"):
@@ -54,35 +54,35 @@ def load(
             raise ValueError(f"positives={positives}: needs running text in a .txt file, got {path}.")
         texts = lines(_existing(name))
         split = _line_documents(texts) if positives == "next-line" else documents("\n".join(texts))
-        pairs = [pair for one in split for pair in pairwise(one)]
-        found = {ANCHOR: [a for a, _ in pairs], POSITIVE: [b for _, b in pairs]}
-        return _checked(framework("datasets").Dataset.from_dict(found), path, 0)
+        pairs = [pair for document in split for pair in pairwise(document)]
+        pairs_by_column = {ANCHOR: [a for a, _ in pairs], POSITIVE: [b for _, b in pairs]}
+        return _checked(framework("datasets").Dataset.from_dict(pairs_by_column), path, 0)
     data = _read(name, kind, revision)
-    chosen = list(columns or _text_columns(data))
-    for column in chosen:
+    selected = list(columns or _text_columns(data))
+    for column in selected:
         if column not in data.column_names:
             raise ValueError(f"columns: {path} has no column {column!r}.{nearest(column, data.column_names)}")
-    if not chosen:
-        raise ValueError(f"{path}: no column holds text; it has {', '.join(data.column_names) or 'none'}.")
-    if positives == "columns" and len(chosen) < 2:
-        raise ValueError(f"positives=columns: {path} has one column of text, {chosen[0]!r}; expected two or more.")
-    data = data.select_columns(chosen[:1] if positives == "same" else chosen)
+    if not selected:
+        raise ValueError(f"{path}: no column contains text; it has {', '.join(data.column_names) or 'none'}.")
+    if positives == "columns" and len(selected) < 2:
+        raise ValueError(f"positives=columns: {path} has one column of text, {selected[0]!r}; expected two or more.")
+    data = data.select_columns(selected[:1] if positives == "same" else selected)
     rows = zip(*(data[column] for column in data.column_names), strict=True)
-    whole = [i for i, row in enumerate(rows) if all(isinstance(text, str) and text.strip() for text in row)]
-    return _checked(data if len(whole) == len(data) else data.select(whole), path, len(data) - len(whole))
+    complete = [i for i, row in enumerate(rows) if all(isinstance(text, str) and text.strip() for text in row)]
+    return _checked(data if len(complete) == len(data) else data.select(complete), path, len(data) - len(complete))
 
 
 def find(path: str | Path) -> Path:
-    """The file as it is named, or in ``COUNTERPOINT_DATA``."""
+    """The file itself if it exists, else the one in ``COUNTERPOINT_DATA``."""
     name = Path(path).expanduser()
     elsewhere = Path(os.environ.get(ENVIRONMENT, "")) / name
     return elsewhere if not name.exists() and elsewhere.is_file() else name
 
 
-def _checked(data: Any, path: str | Path, left_out: int) -> tuple[Any, int]:
+def _checked(data: Any, path: str | Path, dropped: int) -> tuple[Any, int]:
     if len(data) < 2:
-        raise ValueError(f"{path}: {len(data)} samples, and {left_out} blank ones; a contrast needs 2 or more.")
-    return data, left_out
+        raise ValueError(f"{path}: {len(data)} samples, and {dropped} blank ones; expected 2 or more.")
+    return data, dropped
 
 
 def _existing(path: Path) -> Path:
@@ -111,9 +111,9 @@ def _read(path: Path, kind: str, revision: str | None) -> Any:
     _existing(path)
     try:
         return getattr(datasets.Dataset, reader)(str(path))
-    except Exception as error:  # what it is depends on the reader beneath
-        said = str(error.__cause__ or error).partition("\n")[0]
-        raise ValueError(f"{path}: cannot be read as {kind[1:]}: {said}") from error
+    except Exception as error:  # of the reader of this format
+        reason = str(error.__cause__ or error).partition("\n")[0]
+        raise ValueError(f"{path}: cannot be read as {kind[1:]}: {reason}") from error
 
 
 def _text_columns(data: Any) -> list[str]:
@@ -122,37 +122,23 @@ def _text_columns(data: Any) -> list[str]:
 
 # ---- running text --------------------------------------------------------------------------------
 
-# a full stop after one of these, or after a single capital, ends no sentence
+# a full stop after one of these, or after a single capital, does not end a sentence
 ABBREVIATIONS = {
-    "mr",
-    "mrs",
-    "ms",
-    "messrs",
-    "mme",
-    "mlle",
-    "dr",
-    "prof",
-    "rev",
-    "hon",
-    "capt",
-    "col",
-    "gen",
-    "lt",
-    "sgt",
+    *("mr", "mrs", "ms", "messrs", "mme", "mlle", "dr", "prof", "rev", "hon", "capt", "col", "gen", "lt", "sgt"),
+    *("sr", "jr", "st", "vs", "cf", "e.g", "i.e", "viz", "no", "vol", "pp", "fig", "eq"),
 }
-ABBREVIATIONS |= {"sr", "jr", "st", "vs", "cf", "e.g", "i.e", "viz", "no", "vol", "pp", "fig", "eq"}
 _OPEN, _CLOSE = "\"'(\\[_\u201c\u2018", "\"')\\]_\u201d\u2019"
 _END = re.compile(rf"([.!?]+[{_CLOSE}]*)\s+(?=[{_OPEN}]*[A-Z0-9])")
 
 
 def documents(text: str) -> list[list[str]]:
-    """The sentences of running text. It is one document: sentences on both sides of a blank line are neighbours."""
-    found = [sentence for paragraph in re.split(r"\n\s*\n", text) for sentence in sentences(paragraph)]
-    return [found] if found else []
+    """Split running text into sentences. It is one document: sentences on both sides of a blank line are neighbors."""
+    document = [sentence for paragraph in re.split(r"\n\s*\n", text) for sentence in sentences(paragraph)]
+    return [document] if document else []
 
 
 def sentences(paragraph: str) -> Iterator[str]:
-    """Splits where a full stop, question or exclamation mark is followed by a capital, a digit or an opening quote.
+    """Split where a full stop, question or exclamation mark is followed by a capital, a digit or an opening quote.
 
     >>> list(sentences('"Is he married?" Mr. Bennet made\\nno answer. It was the 3.5th time.'))
     ['"Is he married?"', 'Mr. Bennet made no answer.', 'It was the 3.5th time.']
@@ -169,10 +155,10 @@ def sentences(paragraph: str) -> Iterator[str]:
 
 
 def _line_documents(texts: Sequence[str]) -> Iterator[list[str]]:
-    one: list[str] = []
+    document: list[str] = []
     for line in [*texts, ""]:
         if line.strip():
-            one.append(line.strip())
-        elif one:
-            yield one
-            one = []
+            document.append(line.strip())
+        elif document:
+            yield document
+            document = []

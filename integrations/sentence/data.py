@@ -1,39 +1,36 @@
-"""Scored sentence pairs, labelled texts and corpora.
+"""The data of a run, and the benchmarks: scored sentence pairs and labeled texts.
 
-Benchmarks are looked for in a folder, which is ``COUNTERPOINT_DATA`` unless another one is named, in one of two forms:
+Benchmarks are read from a folder, by default ``COUNTERPOINT_DATA``, in one of two forms:
 
 * ``sts/STS12.tsv``, ``transfer/MR.tsv`` and so on: tab-separated, a header row in ``sts`` (subset, score, sentence1,
   sentence2), none in ``transfer`` (label, text; for MRPC label, sentence1, sentence2);
 * a SentEval folder as its scripts leave it, ``STS/STS12-en-test/STS.input.MSRpar.txt`` and so on.
 
-Without a folder they come from the Hugging Face hub, in pinned revisions of MTEB's copies. Those know no subsets of a
-year, and hold SICK's 9927 pairs without its splits: there is no SICKR-test, hence no average of seven.
-
-Rows are split at line feeds and tabs and at nothing else: quotes belong to the text.
+Without a folder they are downloaded from the Hugging Face hub, in pinned revisions of MTEB's copies. These have no
+subsets of a year, and SICK's 9927 pairs without its splits: there is no SICKR-test, hence no average of seven.
 """
 
 from __future__ import annotations
 
 import math
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any, NamedTuple
 
 from counterpoint.hyper import nearest
 
-from . import framework
+from .. import store
+from . import corpus
+from .frameworks import framework
+from .settings import ENVIRONMENT, STS, TRANSFER
+from .text_files import lines, table
 
-ENVIRONMENT = "COUNTERPOINT_DATA"
 HUB = "hub"
 
-YEARS = ("STS12", "STS13", "STS14", "STS15", "STS16")
-SEVEN = (*YEARS, "STSB-test", "SICKR-test")
-STS = (*SEVEN, "SICKR-all", "STSB-train", "STSB-dev", "SICKR-train", "SICKR-trial")
-TRANSFER = ("MR", "CR", "SUBJ", "MPQA", "TREC", "MRPC")
-
 _SICK = ("SICKR-train", "SICKR-trial", "SICKR-test")
-# the names of SentEval's files; STS13's fourth subset, SMT, has a licence that no mirror of the data can give
+# the names of SentEval's files; STS13's fourth subset, SMT, has a license that does not allow mirrors
 _SENTEVAL_SUBSETS = {
     "STS12": ("MSRpar", "MSRvid", "SMTeuroparl", "surprise.OnWN", "surprise.SMTnews"),
     "STS13": ("FNWN", "headlines", "OnWN"),
@@ -63,7 +60,7 @@ _HUB_STS = {  # set: (repository, revision, split)
 
 @dataclass
 class Pairs:
-    """Sentence pairs with the similarity that people gave them."""
+    """Sentence pairs with human similarity scores, ``gold``."""
 
     name: str
     subset: list[str] = field(default_factory=list)
@@ -78,7 +75,7 @@ class Pairs:
 
 @dataclass
 class Texts:
-    """Labelled texts; pairs of texts where ``second`` is filled."""
+    """Labeled texts, or labeled pairs of texts if ``second`` is not empty."""
 
     labels: list[str] = field(default_factory=list)
     first: list[str] = field(default_factory=list)
@@ -88,61 +85,28 @@ class Texts:
         return len(self.labels)
 
 
-# ---- where the data is ---------------------------------------------------------------------------
+# ---- the folder of the data ---------------------------------------------------------------------------
 
 
 def root(data: str | Path | None = None) -> Path | None:
-    """The folder that holds the data, or None for the hub.
+    """The folder of the benchmarks, or None for the hub.
 
     Args:
         data: a folder, or ``hub``; by default ``COUNTERPOINT_DATA`` if it is set, else the hub.
     """
-    given = os.environ.get(ENVIRONMENT) or HUB if data is None else data
-    if str(given) == HUB:
+    name = os.environ.get(ENVIRONMENT) or HUB if data is None else data
+    if str(name) == HUB:
         return None
-    folder = Path(given).expanduser()
+    folder = Path(name).expanduser()
     if not folder.is_dir():
-        raise FileNotFoundError(f"data: {folder} is no folder; expected one with sts/ and transfer/, or SentEval's.")
+        raise FileNotFoundError(f"data: {folder} is not a folder; expected one with sts/ and transfer/, or SentEval's.")
     return folder
 
 
 def _find(folder: Path, *paths: str) -> Path | None:
-    """The first of ``paths`` that is there, in the folder itself or where SentEval and this library keep such files."""
+    """The first of ``paths`` that exists, in the folder itself or where SentEval and this library put such files."""
     places = ("", "sts", "transfer", "downstream", "data/downstream", "SentEval/data/downstream")
-    return next((found for place in places for path in paths if (found := folder / place / path).exists()), None)
-
-
-def lines(path: Path, encoding: str = "utf-8") -> list[str]:
-    """A text file's lines, without their ends."""
-    raw = path.read_bytes()
-    try:
-        text = raw.decode(encoding)
-    except UnicodeDecodeError as error:
-        row = raw.count(b"\n", 0, error.start) + 1
-        raise ValueError(
-            f"{path}: line {row} is not {encoding}: byte 0x{raw[error.start]:02x}. Convert the file, for instance "
-            "with iconv -f latin1 -t utf-8."
-        ) from None
-    found = text.removeprefix("\ufeff").split("\n")
-    if found[-1] == "":
-        found.pop()
-    return [line.removesuffix("\r") for line in found]
-
-
-def table(path: Path, columns: int, header: bool = False, more: bool = True) -> Iterator[tuple[str, list[str]]]:
-    """The rows of a tab-separated file, each with its place for error messages; empty lines are passed over.
-
-    Args:
-        columns: how many there are at the least, or without ``more`` exactly: a tab within a text would cut it.
-        header: whether the first line names the columns.
-    """
-    for number, line in enumerate(lines(path), 1):
-        if not line or (header and number == 1):
-            continue
-        cells = line.split("\t")
-        if len(cells) < columns or (len(cells) > columns and not more):
-            raise ValueError(f"{path}: line {number} has {len(cells)} columns, expected {columns}: {line[:60]!r}")
-        yield f"{path}: line {number}", cells
+    return next((file for place in places for path in paths if (file := folder / place / path).exists()), None)
 
 
 # ---- scored pairs --------------------------------------------------------------------------------
@@ -151,11 +115,12 @@ _Row = tuple[str, str, str, str, str]  # place, subset, gold, first, second
 
 
 def load_sts(name: str, data: str | Path | None = None) -> Pairs:
-    """One of :data:`STS`. Pairs without a gold score are left out and counted, as in the official evaluation.
+    """Load a set of scored pairs. Those without a gold score are dropped and counted, as in the official evaluation.
 
     Args:
-        name: ``STS12`` to ``STS16`` (all subsets of the year), ``STSB-test`` and ``SICKR-test`` are SimCSE's seven;
-            ``SICKR-all`` is MTEB's SICK-R, train, trial and test together.
+        name: one of :data:`~counterpoint.integrations.sentence.settings.STS`. ``STS12`` to ``STS16`` (all subsets of
+            the year), ``STSB-test`` and ``SICKR-test`` are SimCSE's seven; ``SICKR-all`` is MTEB's SICK-R, train,
+            trial and test together.
         data: see :func:`root`.
     """
     if name not in STS:
@@ -197,7 +162,7 @@ def _folder_rows(name: str, folder: Path) -> Iterator[_Row]:
     set_, _, split = name.partition("-")
     if path := _find(folder, f"{name}.tsv"):
         first = next((cells for _, cells in table(path, 2)), ["", ""])
-        if _is_number(first[1]):  # it would be passed over
+        if _is_number(first[1]):  # it would be skipped
             raise ValueError(f"{path}: line 1 is a pair, expected the header: subset, score, sentence1, sentence2.")
         for place, cells in table(path, 4, header=True):
             yield place, cells[0], cells[1], cells[2], cells[3]
@@ -235,16 +200,17 @@ def _hub_rows(name: str) -> Iterator[_Row]:
         yield f"{path}: row {i}", split, str(row["score"]), row["sentence1"], row["sentence2"]
 
 
-# ---- labelled texts ------------------------------------------------------------------------------
+# ---- labeled texts ------------------------------------------------------------------------------
 
 
 def load_transfer(name: str, data: str | Path | None = None) -> dict[str, Texts]:
-    """One of :data:`TRANSFER`: its ``train`` and ``test`` texts, or ``all`` of them where it has no official split.
+    """Load a task: its ``train`` and ``test`` texts, or ``all`` of them if it has no official split.
 
-    Empty lines of CR and MPQA count, and are read as a full stop, as in SentEval's examples.
+    Empty lines of CR and MPQA count as texts, and are read as a full stop, as in SentEval's examples.
 
     Args:
-        data: a folder, see :func:`root`. The hub holds no copy of these sets that could be pinned.
+        name: one of :data:`~counterpoint.integrations.sentence.settings.TRANSFER`.
+        data: a folder, see :func:`root`. The hub has no copy of these sets that could be pinned.
     """
     if name not in TRANSFER:
         raise ValueError(f"unknown transfer task {name!r}.{nearest(str(name), TRANSFER)}")
@@ -254,10 +220,10 @@ def load_transfer(name: str, data: str | Path | None = None) -> dict[str, Texts]
             f"{name}: give the folder of the data with --data, or in {ENVIRONMENT}; the hub does not have it."
         )
     splits = ("train", "test") if name in ("TREC", "MRPC") else ("all",)
-    return {split: _labelled(name, split, folder) for split in splits}
+    return {split: _labeled(name, split, folder) for split in splits}
 
 
-def _labelled(name: str, split: str, folder: Path) -> Texts:
+def _labeled(name: str, split: str, folder: Path) -> Texts:
     columns = 3 if name == "MRPC" else 2
     if path := _find(folder, f"{name}.tsv" if split == "all" else f"{name}-{split}.tsv"):
         rows = [cells for _, cells in table(path, columns, more=False)]
@@ -292,3 +258,25 @@ def _needed(name: str, folder: Path, file: str) -> Path:
             f"{name}: neither {name}*.tsv nor SentEval's {file} is in {folder}, transfer/ or downstream/."
         )
     return path
+
+
+# ---- the data of a run ---------------------------------------------------------------------------
+
+
+class Prepared(NamedTuple):
+    """A cell's training samples, the number of rows dropped as blank, a checksum, and the dev set, if there is one."""
+
+    samples: Any
+    dropped: int
+    checksum: str
+    dev: Pairs | None
+
+
+def prepare(arguments: Mapping[str, Any]) -> Prepared:
+    """Load and check the data of a cell."""
+    samples, dropped = corpus.load(arguments["file"], arguments["positives"], arguments["columns"])
+    if len(samples) < arguments["batch"]:
+        raise ValueError(f"batch: {arguments['batch']} samples, but {arguments['file']} has only {len(samples)}.")
+    path = corpus.find(arguments["file"])
+    checksum = store.checksum(path if path.is_file() else samples._fingerprint)
+    return Prepared(samples, dropped, checksum, load_sts(arguments["dev"]) if arguments["dev"] else None)

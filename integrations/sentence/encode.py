@@ -1,4 +1,4 @@
-"""Models of all kinds as one thing: a function from texts to rows of numbers, which sees each distinct text once."""
+"""Load any kind of model as a function from texts to vectors, and embed each distinct text once."""
 
 from __future__ import annotations
 
@@ -7,19 +7,20 @@ from pathlib import Path
 from time import perf_counter
 from typing import Any
 
+from .frameworks import framework
+
+# isort: split
+
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from counterpoint.hyper import nearest
-
+from ..domain import check_choice
 from ..store.progress import track
-from . import framework
+from .settings import POOLINGS
 
 Encode = Callable[[list[str]], Any]
 Matrix = NDArray[np.floating[Any]]
-
-POOLINGS = ("cls", "pooler", "mean", "max")
 
 
 def load(
@@ -30,29 +31,28 @@ def load(
     revision: str | None = None,
     max_length: int | None = None,
 ) -> Any:
-    """A ``SentenceTransformer`` of a folder or of a name on the hub.
+    """Load a ``SentenceTransformer`` from a folder or by its name on the hub.
 
     Args:
-        model: a SentenceTransformer, a checkpoint of transformers, for which ``pooling`` must be chosen, or the
-            folder of a run, which holds one.
-        pooling: what makes one vector of a text's tokens: ``cls``, the first token; ``pooler``, the same through the
-            checkpoint's own dense layer and tanh, as the supervised SimCSE models are meant to be used; ``mean``;
-            ``max``. Which one is right depends on how the checkpoint was trained, so none is assumed.
-        device: ``cpu``, ``cuda``, ...; by default the best there is.
+        model: a SentenceTransformer, a checkpoint of transformers, which needs ``pooling``, or the folder of a run.
+        pooling: how tokens become one vector: ``cls``, the first token; ``pooler``, the first token through the
+            checkpoint's own dense layer and tanh, as the supervised SimCSE models expect; ``mean``; ``max``. The right
+            choice depends on how the checkpoint was trained, so there is no default.
+        device: ``cpu``, ``cuda``, ...; by default the best available.
         revision: of a model on the hub.
-        max_length: tokens beyond it are cut off; by default the model's own limit.
+        max_length: texts are truncated to this many tokens; by default to the model's own limit.
     """
     st, name = framework("sentence_transformers"), find(model)
-    if pooling is not None and pooling not in POOLINGS:
-        raise ValueError(f"unknown pooling {pooling!r}.{nearest(pooling, POOLINGS)}")
+    if pooling is not None:
+        check_choice("pooling", pooling, POOLINGS)
     own = has_pooling(name, revision)
     if own and pooling is not None:
-        raise ValueError(f"pooling: {name} is a SentenceTransformer and has its own; leave pooling out.")
+        raise ValueError(f"pooling: {name} is a SentenceTransformer with its own pooling; omit pooling.")
     if not own and pooling is None:
         if Path(name).is_dir() and not (Path(name) / "config.json").is_file():
-            raise ValueError(f"model: {name} holds no model, neither modules.json nor config.json.")
+            raise ValueError(f"model: {name} contains neither modules.json nor config.json.")
         raise ValueError(
-            f"{name} is no SentenceTransformer: a plain checkpoint does not say how tokens make a sentence. "
+            f"{name} is not a SentenceTransformer: a plain checkpoint does not define how tokens become one vector. "
             f"Choose pooling: {', '.join(POOLINGS)}."
         )
     try:
@@ -62,48 +62,48 @@ def load(
             loaded = st.SentenceTransformer(modules=_modules(name, pooling, revision), device=device)
     except (ImportError, OSError, ValueError):
         raise
-    except Exception as error:  # of damaged weights, whatever their format's reader raises
-        why = f"{type(error).__name__}: {error}".partition("\n")[0]
-        raise ValueError(f"model: {name} cannot be loaded ({why}).") from error
+    except Exception as error:  # of damaged weights, from the reader of their format
+        reason = f"{type(error).__name__}: {error}".partition("\n")[0]
+        raise ValueError(f"model: {name} cannot be loaded ({reason}).") from error
     tokenizer: Any = getattr(loaded, "tokenizer", None)
     special = getattr(tokenizer, "all_special_ids", None)
-    if special is not None and len(tokenizer) <= len(special):  # made of nothing, where its files are missing
+    if special is not None and len(tokenizer) <= len(special):  # the default tokenizer, when its files are missing
         raise ValueError(
             f"model: {name} has no vocabulary; its tokenizer's files, such as tokenizer.json, are missing."
         )
     if max_length is not None:
         if isinstance(loaded[0], framework("sentence_transformers.sentence_transformer.modules").StaticEmbedding):
-            raise ValueError(f"max_length: {name} is a table of word pieces and cuts nothing off; leave it out.")
+            raise ValueError(f"max_length: {name} is a static embedding, which does not truncate; omit max_length.")
         loaded.max_seq_length = max_length
     return loaded
 
 
 def find(model: str | Path) -> str:
-    """The folder that a model lies in, also where that of its run was given; or its name on the hub."""
+    """Resolve a model to its folder, inside a run's folder if that is what is named, or to its name on the hub."""
     name = str(model)
     looks_local = isinstance(model, Path) or name.startswith((".", "/", "~")) or name.count("/") > 1
     if looks_local and not Path(name).expanduser().is_dir():
-        raise FileNotFoundError(f"model: {name} is no folder.")
+        raise FileNotFoundError(f"model: {name} is not a folder.")
     name = str(Path(name).expanduser()) if looks_local else name
     inner = Path(name) / "model"
     return str(inner) if (inner / "modules.json").is_file() else name
 
 
 def has_pooling(model: str | Path, revision: str | None = None) -> bool:
-    """Whether the model says how tokens make a sentence, as a SentenceTransformer does."""
+    """Whether the model is a SentenceTransformer, which defines its own pooling."""
     known = framework("sentence_transformers.util").is_sentence_transformer_model
     return bool(known(find(model), revision=revision))
 
 
 def _modules(name: str, pooling: str, revision: str | None) -> list[Any]:
     modules = framework("sentence_transformers.sentence_transformer.modules")
-    how = {"revision": revision} if revision else {}
-    transformer = modules.Transformer(name, model_kwargs=how, processor_kwargs=how, config_kwargs=how)
+    options = {"revision": revision} if revision else {}
+    transformer = modules.Transformer(name, model_kwargs=options, processor_kwargs=options, config_kwargs=options)
     width = transformer.get_embedding_dimension()
     if pooling != "pooler":
         return [transformer, modules.Pooling(width, pooling)]
     dense = getattr(getattr(transformer.model, "pooler", None), "dense", None)
-    _, loading = framework("transformers").AutoModel.from_pretrained(name, output_loading_info=True, **how)
+    _, loading = framework("transformers").AutoModel.from_pretrained(name, output_loading_info=True, **options)
     if dense is None or any("pooler" in key for key in loading["missing_keys"]):
         raise ValueError(f"pooling: {name} has no trained pooler; choose cls, mean or max.")
     copy = modules.Dense(width, width, init_weight=dense.weight.detach().clone(), init_bias=dense.bias.detach().clone())
@@ -111,17 +111,17 @@ def _modules(name: str, pooling: str, revision: str | None) -> list[Any]:
 
 
 def encoder(model: Any, pooling: str | None = None, *, device: str | None = None) -> Encode:
-    """The function that embeds a list of texts.
+    """Return the function that embeds a list of texts.
 
     Args:
-        model: a name or folder as in :func:`load`, anything with a method ``encode`` such as a SentenceTransformer, or
-            a function from a list of texts to a matrix with a row for each.
+        model: a name or folder as in :func:`load`, an object with a method ``encode`` such as a SentenceTransformer,
+            or a function from a list of texts to a matrix with one row per text.
         pooling, device: as in :func:`load`, for names and folders.
     """
     if isinstance(model, (str, Path)):
         model = load(model, pooling, device=device)
     elif pooling is not None:
-        raise ValueError("pooling: only a model that is given by its name can be told how to pool.")
+        raise ValueError("pooling: only for a model that is named; this one has its own.")
     if hasattr(model, "encode"):
         return lambda texts: model.encode(texts, batch_size=len(texts), show_progress_bar=False)
     if callable(model):
@@ -130,18 +130,18 @@ def encoder(model: Any, pooling: str | None = None, *, device: str | None = None
 
 
 class Embeddings:
-    """The embeddings of a set of texts, each made once.
+    """The embeddings of a set of texts; each distinct text is embedded once.
 
-    Texts are embedded in batches of similar length, the longest first, so that memory fails at once if it fails.
+    Batches contain texts of similar length, the longest first, so that a lack of memory shows at once.
 
     Args:
         encode: see :func:`encoder`.
-        texts: in any order, repeated or not.
+        texts: in any order; duplicates are allowed.
         batch_size: texts per call of ``encode``.
-        progress: say how far it is.
+        progress: show a progress bar.
 
     Attributes:
-        seconds: what ``encode`` took.
+        seconds: time spent in ``encode``.
     """
 
     def __init__(self, encode: Encode, texts: Iterable[str], batch_size: int = 64, progress: bool = True) -> None:
@@ -151,29 +151,29 @@ class Embeddings:
         self._row = {text: i for i, text in enumerate(distinct)}
         self.seconds = 0.0
         batches = [distinct[start : start + batch_size] for start in range(0, len(distinct), batch_size)]
-        made = []
+        embedded = []
         for batch in track(batches, "encoding, batches") if progress else batches:
             before = perf_counter()
             rows = encode(batch)
             self.seconds += perf_counter() - before
-            made.append(_checked(rows, batch))
-        self._matrix = np.concatenate(made) if made else np.zeros((0, 0))
+            embedded.append(_checked(rows, batch))
+        self._matrix = np.concatenate(embedded) if embedded else np.zeros((0, 0))
 
     def __len__(self) -> int:
         return len(self._row)
 
     def __getitem__(self, texts: Sequence[str]) -> Matrix:
-        """The rows of these texts."""
+        """The embeddings of these texts, ``(texts, width)``."""
         return self._matrix[[self._row[text] for text in texts]]
 
 
 def _checked(rows: Any, batch: list[str]) -> Matrix:
     if isinstance(rows, torch.Tensor):  # numpy has no bfloat16
         rows = rows.detach().to("cpu", torch.promote_types(rows.dtype, torch.float32))
-    found = np.asarray(rows)
-    if found.ndim != 2 or len(found) != len(batch):
-        raise ValueError(f"model: expected a row for each of {len(batch)} texts, got an array of shape {found.shape}.")
-    if not np.isfinite(found).all():
-        text = batch[int((~np.isfinite(found)).any(1).argmax())]
+    matrix = np.asarray(rows)
+    if matrix.ndim != 2 or len(matrix) != len(batch):
+        raise ValueError(f"model: expected a row for each of {len(batch)} texts, got an array of shape {matrix.shape}.")
+    if not np.isfinite(matrix).all():
+        text = batch[int((~np.isfinite(matrix)).any(1).argmax())]
         raise ValueError(f"model: the embedding of {text[:60]!r} has NaN or infinite values.")
-    return found
+    return matrix

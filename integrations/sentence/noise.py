@@ -1,4 +1,4 @@
-"""What makes two views of one text: dropped words, and words that are moved where the loss is largest."""
+"""Augmentations of texts: word dropout, and adversarial and mixed views in embedding space."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from counterpoint.plugins.sentence_transformers import ContrastiveLoss
 
 
 class WordDropout:
-    """Leaves each word piece out with probability ``p``, in training only; at least one of a text stays.
+    """Drop each word piece with probability ``p``, in training only; at least one of a text is kept.
 
-    Attach it to a SentenceTransformer with ``model.register_forward_pre_hook(WordDropout(0.1))`` and every view is
-    drawn anew. It works on padded batches, where it masks pieces but not the special tokens at their ends, and on
-    ``StaticEmbedding``'s lists of pieces. ConSERT calls it token cutoff.
+    Attach it to a SentenceTransformer with ``model.register_forward_pre_hook(WordDropout(0.1))``; every view is then
+    sampled separately. It works on padded batches, where it masks pieces but not the special tokens at the ends, and on
+    ``StaticEmbedding``'s lists of pieces. ConSERT (https://arxiv.org/abs/2105.11741) calls it token cutoff.
 
     Args:
         p: in ``[0, 1)``.
@@ -50,10 +50,10 @@ class WordDropout:
         keep = self._keep(ids.shape, ids.device)
         lengths = torch.diff(offsets, append=offsets.new_tensor([len(ids)]))
         text = torch.repeat_interleave(torch.arange(len(offsets), device=ids.device), lengths)
-        kept = torch.zeros_like(offsets).index_add_(0, text, keep.to(offsets.dtype))
-        keep |= (kept == 0)[text]
-        kept = torch.where(kept == 0, lengths, kept)
-        return {"input_ids": ids[keep], "offsets": kept.cumsum(0) - kept}
+        pieces = torch.zeros_like(offsets).index_add_(0, text, keep.to(offsets.dtype))
+        keep |= (pieces == 0)[text]
+        pieces = torch.where(pieces == 0, lengths, pieces)
+        return {"input_ids": ids[keep], "offsets": pieces.cumsum(0) - pieces}
 
     def _keep(self, shape: Sequence[int], device: torch.device) -> Tensor:
         return torch.rand(shape, device=device) >= self.p
@@ -62,23 +62,23 @@ class WordDropout:
 class PerturbedContrastiveLoss(ContrastiveLoss):
     """IntNaCl for sentences: adversarial and mixed views **in embedding space**, since words have no gradient.
 
-    The paper attacks and mixes inputs, which for images are pixels. Here the attack moves the word embeddings of the
-    second column, each element by at most ``epsilon``, before anything else is added to them; what comes out of the
-    encoder is the adversarial view. The mixed views are mixtures of the encoder's outputs. Both are other losses than
-    the paper's, and its numbers say nothing about them.
+    The paper (https://arxiv.org/abs/2205.10843) attacks and mixes inputs, which are pixels. Here the attack changes the
+    word embeddings of the second column, each element by at most ``epsilon``, before position embeddings are added; the
+    encoder's output is the adversarial view. The mixed views are mixtures of the encoder's outputs. Both losses differ
+    from the paper's, so its results do not carry over.
 
     For a ``StaticEmbedding`` the word embeddings of a text are their mean.
 
     Args:
         model: the SentenceTransformer.
-        objective: one that uses such views, ``intnacl``, ``intcl``, ``robust`` or ``mixnca``.
+        objective: one that uses these views: ``intnacl``, ``intcl``, ``robust`` or ``mixnca``.
         epsilon: largest change of an element of a word embedding, > 0; None for no attack.
         mixed: number of mixed views per sample.
         attack_steps: 1 for FGSM, more for PGD.
-        how: as in :class:`counterpoint.plugins.sentence_transformers.ContrastiveLoss`; two columns, or one twice.
+        options: as in :class:`counterpoint.plugins.sentence_transformers.ContrastiveLoss`; two columns, or one twice.
     """
 
-    makes = frozenset({"adversarial", "mixed"})
+    provides = frozenset({"adversarial", "mixed"})
 
     def __init__(
         self,
@@ -88,9 +88,9 @@ class PerturbedContrastiveLoss(ContrastiveLoss):
         epsilon: float | None = 0.01,
         mixed: int = 0,
         attack_steps: int = 1,
-        **how: Any,
+        **options: Any,
     ) -> None:
-        super().__init__(model, objective, **how)
+        super().__init__(model, objective, **options)
         if epsilon is not None and epsilon <= 0:
             raise ValueError(f"epsilon: expected a number above 0 or None, got {epsilon!r}.")
         if mixed < 0 or attack_steps < 1:
@@ -100,18 +100,18 @@ class PerturbedContrastiveLoss(ContrastiveLoss):
     def forward(
         self, sentence_features: Iterable[dict[str, Tensor]], labels: Tensor | None = None
     ) -> Tensor | dict[str, Tensor]:
-        columns = self._several(sentence_features)
+        columns = self._repeat_single(sentence_features)
         if len(columns) != 2:
             raise ValueError(f"{type(self).__name__}: expected one or two columns, got {len(columns)}.")
         first = self.model(columns[0])["sentence_embedding"]
-        # a copy, as the model writes into what it is given
+        # a copy, as the model modifies its input
         encode = _FromWords(self.model, dict(columns[1]))
         words = encode.words()
         second = encode(words)
         extra = {}
         if self.epsilon is not None:
             moved = attack(encode, first, words, self.epsilon, steps=self.attack_steps)
-            extra["adversarial"] = encode(moved - words.detach() + words)  # the gradient reaches the word embeddings
+            extra["adversarial"] = encode(moved - words.detach() + words)  # keeps the gradient of the word embeddings
         if self.mixed:
             extra["mixed"] = mix(second, share(self.objective), self.mixed)
         terms = self._terms([first, second], labels, **extra)

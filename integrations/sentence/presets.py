@@ -1,14 +1,16 @@
-"""Recipes of papers: the objective's spec and every setting, each with where it stands.
+"""The recipes of the papers: the objective's spec and every setting, each with where it stands.
 
-Settings that a paper does not state are named as ``not stated``, with what is taken here.
+``not stated`` marks settings that a paper does not give, followed by the choice made here.
+
+SimCSE: https://arxiv.org/abs/2104.08821, ADNCE: https://arxiv.org/abs/2305.17440, quick-thought:
+https://arxiv.org/abs/1803.02893.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
-from counterpoint.hyper import nearest
+from ..domain import Preset, check_choice
 
 SCRIPT = "Gao et al. 2021 (SimCSE), run_unsup_example.sh"
 SUPERVISED = "Gao et al. 2021 (SimCSE), run_sup_example.sh"
@@ -18,32 +20,17 @@ ADNCE = "Wu et al. 2023 (ADNCE), Table 7, final values as in its sentence/README
 ADNCE_CODE = "Wu et al. 2023 (ADNCE), sentence/simcse/models.py"
 LMCL = "Chen et al. 2021 (LMCL), section 5"
 QT = "Logeswaran and Lee 2018 (quick-thought), run.sh and defaults of train.py, which LMCL follows"
-HERE = "not stated there, taken here: "
-
-
-@dataclass(frozen=True)
-class Preset:
-    """A recipe.
-
-    Attributes:
-        objective: the spec.
-        settings: changes to :data:`counterpoint.integrations.sentence.training.DEFAULTS`.
-        sources: where ``objective`` and each setting stand.
-    """
-
-    objective: str
-    settings: dict[str, Any]
-    sources: dict[str, str]
+HERE = "not stated, chosen here: "
 
 
 def _preset(objective: tuple[str, str], **settings: tuple[Any, str]) -> Preset:
+    """A recipe from pairs of a value and its source."""
     values = {name: value for name, (value, _) in settings.items()}
-    return Preset(
-        objective[0], values, {"objective": objective[1]} | {name: said for name, (_, said) in settings.items()}
-    )
+    sources = {name: source for name, (_, source) in settings.items()}
+    return Preset(objective[0], values, {"objective": objective[1], **sources})
 
 
-_OPTIMISER: dict[str, tuple[Any, str]] = {
+_OPTIMIZER: dict[str, tuple[Any, str]] = {
     "schedule": ("linear", TRAINER),
     "warmup": (0.0, TRAINER),
     "weight_decay": (0.0, TRAINER),
@@ -57,7 +44,7 @@ _UNSUPERVISED: dict[str, tuple[Any, str]] = {
     "precision": ("fp16", SCRIPT),
     "dev": ("STSB-dev", SCRIPT),
     "every": (125, SCRIPT),
-    **_OPTIMISER,
+    **_OPTIMIZER,
 }
 _BERT: dict[str, tuple[Any, str]] = {
     **_UNSUPERVISED,
@@ -100,7 +87,7 @@ PRESETS = {
             f"{LMCL}; {HERE}cosines at t=0.05, where quick-thought has products",
         ),
         positives=("next-sentence", f"{QT}: context_size 1; {HERE}the next sentence only, and one encoder for both"),
-        model=("bert-base-uncased", f"{HERE}in place of its GRU with 50,001 words"),
+        model=("bert-base-uncased", f"{HERE}instead of its GRU with 50,001 words"),
         pooling=("mean", f"{HERE}a transformer has no last state"),
         head=("none", QT),
         max_length=(30, QT),
@@ -110,13 +97,12 @@ PRESETS = {
         precision=("fp16", f"{HERE}fp16"),
         dev=("STSB-dev", f"{HERE}quick-thought takes the last step"),
         every=(125, f"{HERE}as SimCSE"),
-        **_OPTIMISER,
+        **_OPTIMIZER,
     ),
 }
 
 
-def preset(name: str) -> Preset:
-    """A recipe by its name."""
-    if name not in PRESETS:
-        raise ValueError(f"unknown preset {name!r}.{nearest(str(name), PRESETS)}")
+def preset(name: str, dataset: str = "") -> Preset:
+    """Look up a recipe, one of :data:`PRESETS`; it is the same for every data set."""
+    check_choice("preset", name, PRESETS)
     return PRESETS[name]

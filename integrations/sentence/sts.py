@@ -1,11 +1,13 @@
 """Semantic textual similarity as SimCSE reports it.
 
-The score of a set is Spearman's rank correlation, times 100, between the cosine similarity of two sentences and the
-similarity that people gave them. A year's subsets are put together before it is computed (the "all" setting), and the
-average is over seven sets: STS12 to STS16, the test split of STS-B and the test split of SICK-R. Nothing is trained.
+The score of a set is 100 times Spearman's rank correlation between the cosine similarities of sentence pairs and human
+scores. A year's subsets are concatenated first (the "all" setting), and the average is over seven sets: STS12 to STS16
+and the test splits of STS-B and SICK-R. Nothing is trained.
 
-What else goes by the same names: averages over a year's subsets (``subsets`` has them), Pearson's correlation
-(``pearson``), and SICK-R over all 9927 pairs, which is MTEB's (``SICKR-all``).
+Other numbers go by the same names: averages over a year's subsets (``subsets``), Pearson's correlation (``pearson``),
+and MTEB's SICK-R over all 9927 pairs (``SICKR-all``).
+
+SimCSE: https://arxiv.org/abs/2104.08821
 """
 
 from __future__ import annotations
@@ -17,20 +19,24 @@ from pathlib import Path
 from time import perf_counter
 from typing import Any
 
+from .frameworks import framework
+
+# isort: split
+
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from counterpoint.diagnose import alignment, distances, uniformity
 from counterpoint.diagnose.plots import plot_distances
-from counterpoint.diagnose.report import alignment, distances, uniformity
 
-from . import framework
-from .data import SEVEN, Pairs, load_sts
+from .data import Pairs, load_sts
 from .encode import Embeddings, Matrix, encoder
+from .settings import SEVEN
 
 BINS = 50
 RELATED = 4.0  # STS-B pairs above this gold score are the positive pairs of SimCSE's alignment
-COLLAPSED = 1e-6  # similarities that differ by less than this differ by rounding
+COLLAPSED = 1e-6  # smaller differences between similarities are rounding errors
 
 # the columns of SimCSE's own table
 COLUMNS = {name: name for name in SEVEN} | {"STSB-test": "STSBenchmark", "SICKR-test": "SICKRelatedness"}
@@ -38,7 +44,7 @@ COLUMNS = {name: name for name in SEVEN} | {"STSB-test": "STSBenchmark", "SICKR-
 
 @dataclass
 class Score:
-    """Correlations times 100; None where they are undefined, since all similarities are the same."""
+    """Correlations times 100; None if undefined, because all similarities are equal."""
 
     pairs: int
     spearman: float | None
@@ -53,10 +59,10 @@ class SetScore(Score):
 
 @dataclass
 class Geometry:
-    """How embeddings lie on the sphere, after Wang and Isola 2020 and SimCSE's figure 2.
+    """Alignment and uniformity of embeddings (Wang and Isola 2020, https://arxiv.org/abs/2005.10242).
 
     Attributes:
-        of: the set whose sentences were looked at.
+        of: the set of the sentences.
         alignment: mean squared distance of the pairs with a gold score above 4.
         uniformity: log of the mean Gaussian potential of all pairs of sentences.
         histogram: share of those pairs in each of :data:`BINS` bins of the distance ``(1 - cos) / 2`` from 0 to 1.
@@ -70,7 +76,7 @@ class Geometry:
 
 @dataclass
 class Report:
-    """What :func:`evaluate` found; ``average`` is None unless all of SimCSE's seven sets have a score."""
+    """The result of :func:`evaluate`; ``average`` is None unless all of SimCSE's seven sets have a score."""
 
     sets: dict[str, SetScore]
     average: float | None
@@ -83,14 +89,16 @@ class Report:
 
     @property
     def notes(self) -> list[str]:
-        """What a reader of the scores should know."""
-        found = [
+        """Remarks for readers of the scores."""
+        dropped = [
             f"{name}: {s.dropped} pairs without a gold score left out" for name, s in self.sets.items() if s.dropped
         ]
-        for name, score in self.sets.items():
-            if score.spearman is None:
-                found.append(f"{name}: undefined, as the model gives all its pairs the same similarity")
-        return found
+        undefined = [
+            f"{name}: undefined, as the model gives all its pairs the same similarity"
+            for name, s in self.sets.items()
+            if s.spearman is None
+        ]
+        return dropped + undefined
 
 
 def evaluate(
@@ -104,17 +112,17 @@ def evaluate(
     progress: bool = True,
     plot: str | Path | None = None,
 ) -> Report:
-    """Scores a model on sets of scored sentence pairs. Each distinct text of all sets is embedded once.
+    """Score a model on sets of scored sentence pairs. Each distinct text of all sets is embedded once.
 
     Args:
         model: a name or folder, a SentenceTransformer, or a function from a list of texts to a matrix; see
             :func:`counterpoint.integrations.sentence.encode.encoder`.
-        sets: names from :data:`counterpoint.integrations.sentence.data.STS`.
-        data: where they are, see :func:`counterpoint.integrations.sentence.data.root`.
-        pooling, device: for a model that is given by its name.
+        sets: names from :data:`counterpoint.integrations.sentence.settings.STS`.
+        data: their folder, see :func:`counterpoint.integrations.sentence.data.root`.
+        pooling, device: for a model that is named.
         batch_size: texts embedded at a time.
-        progress: say how far it is.
-        plot: where to draw the distances between the sentences of the STS-B set.
+        progress: show a progress bar.
+        plot: file for a histogram of the distances between the sentences of the STS-B set.
     """
     start = perf_counter()
     loaded = [load_sts(name, data) for name in dict.fromkeys(sets)]
@@ -128,7 +136,7 @@ def evaluate(
     seven = [scores[name].spearman for name in SEVEN if name in scores]
     known = [s for s in seven if s is not None]
     stsb = next((pairs for pairs in loaded if pairs.name.startswith("STSB")), None)
-    found = None if stsb is None else geometry(stsb, embeddings)
+    stsb_geometry = None if stsb is None else geometry(stsb, embeddings)
     if plot is not None:
         if stsb is None:
             raise ValueError("plot: needs an STS-B set among the sets.")
@@ -138,11 +146,11 @@ def evaluate(
     seconds = {"read data": read - start, "load model": ready - read, "encode": embeddings.seconds}
     seconds["total"] = perf_counter() - start
     average = sum(known) / len(SEVEN) if len(known) == len(SEVEN) else None
-    return Report(scores, average, found, len(embeddings), seconds)
+    return Report(scores, average, stsb_geometry, len(embeddings), seconds)
 
 
 def score(pairs: Pairs, embeddings: Embeddings) -> SetScore:
-    """The set's correlations, and those of its subsets."""
+    """Compute the correlations of a set and of its subsets."""
     similar, gold = cosine(embeddings[pairs.first], embeddings[pairs.second]), np.asarray(pairs.gold)
     subset = np.asarray(pairs.subset)
     parts = {name: subset == name for name in dict.fromkeys(pairs.subset)}
@@ -186,20 +194,21 @@ def texts(pairs: Pairs) -> list[str]:
 
 
 def text(report: Report, subsets: bool = False) -> str:
-    """SimCSE's table, and under it whatever else was asked for."""
+    """SimCSE's table, and below it the other sets, the subsets and the notes."""
     names = [COLUMNS[name] for name in SEVEN] + ["Avg."]
-    shown = [s.spearman if (s := report.sets.get(name)) else math.nan for name in SEVEN] + [
+    scores = [s.spearman if (s := report.sets.get(name)) else math.nan for name in SEVEN] + [
         report.average if all(name in report.sets for name in SEVEN) else math.nan
     ]
-    parts = [grid([names, [number(value) for value in shown]])] if set(SEVEN) & set(report.sets) else []
+    parts = [grid([names, [number(value) for value in scores]])] if set(SEVEN) & set(report.sets) else []
     others = [[name, number(s.spearman)] for name, s in report.sets.items() if name not in SEVEN]
     if others:
         parts.append(grid([list(column) for column in zip(*others, strict=True)]))
     if subsets:
         rows = [["set", "subset", "pairs", "Spearman", "Pearson"]]
         for name, s in report.sets.items():
-            of: dict[str, Score] = {"all": s} | (s.subsets if len(s.subsets) > 1 else {})
-            rows += [[name, part, str(v.pairs), number(v.spearman), number(v.pearson)] for part, v in of.items()]
+            parts_of_set: dict[str, Score] = {"all": s} | (s.subsets if len(s.subsets) > 1 else {})
+            for part, v in parts_of_set.items():
+                rows.append([name, part, str(v.pairs), number(v.spearman), number(v.pearson)])
         parts.append(grid(rows))
     if g := report.geometry:
         parts.append(f"{g.of}: alignment {g.alignment:.3f}, uniformity {g.uniformity:.3f} (both: lower is better)")
@@ -209,12 +218,12 @@ def text(report: Report, subsets: bool = False) -> str:
 
 
 def number(value: float | None) -> str:
-    """A score as it is printed: two decimals, ``undef.`` for what has no value, a dash for what was not asked for."""
+    """Format a score: two decimals, ``undef.`` for None, a dash for NaN, which marks a score that was not computed."""
     return "undef." if value is None else "-" if math.isnan(value) else f"{value:.2f}"
 
 
 def grid(rows: Sequence[Sequence[str]]) -> str:
-    """A table with a header row and centred cells between lines."""
+    """Draw a table with a header row and centered cells."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     rule = "+" + "+".join("-" * (width + 2) for width in widths) + "+"
     inside = ["|".join(c.center(w + 2) for c, w in zip(row, widths, strict=True)) for row in rows]

@@ -1,17 +1,19 @@
 """SentEval's classification tasks: logistic regression on frozen embeddings (Conneau and Kiela 2018).
 
 =====================  ==========================================================================================
-MR, CR, SUBJ, MPQA     nested 10-fold cross-validation: the inner folds of each outer one choose the regularisation
+MR, CR, SUBJ, MPQA     nested 10-fold cross-validation: the inner folds of each outer one choose the regularization
 TREC                   10-fold cross-validation on the training questions chooses it; the official 500 are the test
 MRPC                   the same with the official split, on the features ``[|u - v|, u * v]`` of a pair; F1 too
 =====================  ==========================================================================================
 
-Classifier, grid, folds and their seed are those of SentEval with scikit-learn (``usepytorch: False``): L2 with
-``C`` in 2^-2 ... 2^3 for the nested tasks and 2^-1 ... 2^5 for the others, stratified folds, seed 1111, texts sorted by
-length first. What differs: the optimum is found to a tolerance of 1e-6, so that accuracies do not depend on where a
-solver happened to stop; and today's scikit-learn fits one multinomial model and does not penalise the intercept, where
-that of 2018 fitted one class against the rest, and did. SimCSE's numbers are SentEval's with PyTorch instead, Adam with
-early stopping on the same folds, which scatters by some tenths of a point.
+Classifier, grid, folds and their seed are those of SentEval with scikit-learn (``usepytorch: False``): L2 with ``C`` in
+2^-2 ... 2^3 for the nested tasks and 2^-1 ... 2^5 for the others, stratified folds, seed 1111, texts sorted by length.
+Differences: the solver's tolerance is 1e-6, so that accuracies do not depend on where it stops; and current versions of
+scikit-learn fit one multinomial model without penalty on the intercept, those of 2018 one class against the rest, with
+one. SimCSE reports SentEval with PyTorch instead, Adam with early stopping on the same folds, whose results vary by
+some tenths of a point.
+
+SentEval: https://arxiv.org/abs/1803.05449
 """
 
 from __future__ import annotations
@@ -22,17 +24,21 @@ from pathlib import Path
 from time import perf_counter
 from typing import Any
 
+from .frameworks import framework
+
+# isort: split
+
 import numpy as np
 from numpy.typing import NDArray
 
 from ..store.progress import track
-from . import framework
-from .data import TRANSFER, Texts, load_transfer
+from .data import Texts, load_transfer
 from .encode import Embeddings, Matrix, encoder
+from .settings import TRANSFER
 from .sts import grid, number
 
 FOLDS = 10
-RAREST = 12  # so that of each class there is a text for every fold within nine tenths of the texts
+RAREST = 12  # texts of a class, so that nine tenths of them fill every inner fold
 SEED = 1111
 NESTED_GRID = tuple(2.0**k for k in range(-2, 4))
 SPLIT_GRID = tuple(2.0**k for k in range(-1, 6))
@@ -49,8 +55,8 @@ class TaskScore:
     Attributes:
         accuracy: on the test texts; the mean over outer folds where there is no official split.
         f1: of the class ``1``, for MRPC.
-        dev: what the chosen regularisation reached on the validation folds.
-        strength: the ``C`` that was chosen, for each outer fold.
+        dev: accuracy of the chosen regularization on the validation folds.
+        strength: the chosen ``C`` of each outer fold.
         folds: the accuracy of each outer fold.
     """
 
@@ -83,16 +89,16 @@ def evaluate(
     jobs: int = 1,
     progress: bool = True,
 ) -> Report:
-    """Scores a model on SentEval's tasks. Each distinct text of all tasks is embedded once.
+    """Score a model on SentEval's tasks. Each distinct text of all tasks is embedded once.
 
     Args:
         model: as in :func:`counterpoint.integrations.sentence.sts.evaluate`.
-        tasks: names from :data:`counterpoint.integrations.sentence.data.TRANSFER`.
+        tasks: names from :data:`counterpoint.integrations.sentence.settings.TRANSFER`.
         data: the folder of the data, see :func:`counterpoint.integrations.sentence.data.root`.
-        pooling, device: for a model that is given by its name.
+        pooling, device: for a model that is named.
         batch_size: texts embedded at a time.
         jobs: processes that fit classifiers.
-        progress: say how far it is.
+        progress: show a progress bar.
     """
     start = perf_counter()
     loaded = {name: load_transfer(name, data) for name in dict.fromkeys(tasks)}
@@ -108,7 +114,7 @@ def evaluate(
 
 
 def score(name: str, task: dict[str, Texts], embeddings: Embeddings, jobs: int = 1, progress: bool = True) -> TaskScore:
-    """One task's score."""
+    """Compute the score of one task."""
     data = {split: features(texts, embeddings) for split, texts in task.items()}
     classes, sizes = np.unique(data["all" if "all" in data else "train"][1], return_counts=True)
     if sizes.min() < RAREST:
@@ -118,26 +124,23 @@ def score(name: str, task: dict[str, Texts], embeddings: Embeddings, jobs: int =
     delayed = framework("joblib").delayed
     if "all" in data:
         x, y = data["all"]
-        parts = list(_folds().split(x, y))
-        jobs_done = parallel(
-            delayed(_chosen)(x[train], y[train], x[test], y[test], NESTED_GRID) for train, test in parts
-        )
+        folds = [(x[train], y[train], x[test], y[test], NESTED_GRID) for train, test in _folds().split(x, y)]
     else:
-        parts = [()]
-        jobs_done = parallel(delayed(_chosen)(*data["train"], *data["test"], SPLIT_GRID) for _ in parts)
-    found = list(track(jobs_done, f"{name}, folds", len(parts)) if progress else jobs_done)
-    right = [100 * float((guess == truth).mean()) for _, _, guess, truth in found]
+        folds = [(*data["train"], *data["test"], SPLIT_GRID)]
+    results = parallel(delayed(_fit)(*fold) for fold in folds)
+    fitted = list(track(results, f"{name}, folds", len(folds)) if progress else results)
+    accuracies = [100 * float((predicted == y).mean()) for _, _, predicted, y in fitted]
     f1 = None
     if name == "MRPC":
-        _, _, guess, truth = found[0]
-        f1 = 100 * float(framework("sklearn.metrics").f1_score(truth, guess, pos_label="1"))
-    dev = float(np.mean([dev for _, dev, _, _ in found]))
-    strength = [c for c, _, _, _ in found]
-    return TaskScore(float(np.mean(right)), f1, dev, strength, right, sum(map(len, task.values())))
+        _, _, predicted, y = fitted[0]
+        f1 = 100 * float(framework("sklearn.metrics").f1_score(y, predicted, pos_label="1"))
+    dev = float(np.mean([dev for _, dev, _, _ in fitted]))
+    strength = [c for c, _, _, _ in fitted]
+    return TaskScore(float(np.mean(accuracies)), f1, dev, strength, accuracies, sum(map(len, task.values())))
 
 
 def features(texts: Texts, embeddings: Embeddings) -> tuple[Matrix, Labels]:
-    """What the classifier sees, in SentEval's order: the folds depend on it."""
+    """The classifier's input and the labels, in SentEval's order, which the folds depend on."""
     length = [[len(text.split()) for text in side] for side in (texts.first, texts.second) if side]
     order = sorted(range(len(texts)), key=lambda i: (*(side[i] for side in length), texts.labels[i]))
     x = embeddings[texts.first].astype(np.float64)
@@ -151,12 +154,12 @@ def _folds() -> Any:
     return framework("sklearn.model_selection").StratifiedKFold(FOLDS, shuffle=True, random_state=SEED)
 
 
-def _chosen(
+def _fit(
     x: Matrix, y: Labels, test_x: Matrix, test_y: Labels, strengths: Sequence[float]
 ) -> tuple[float, float, Labels, Labels]:
-    """The regularisation that is best on 10 folds of ``x``, its accuracy there, and what it says of ``test_x``."""
-    right = np.array([_accuracies(x[a], y[a], x[b], y[b], strengths) for a, b in _folds().split(x, y)])
-    dev = (100 * right.mean(0)).round(2)  # as SentEval rounds before it compares; of equals, the strongest
+    """The best ``C`` on 10 folds of ``x``, its accuracy there, its predictions on ``test_x``, and ``test_y``."""
+    accuracies = np.array([_accuracies(x[a], y[a], x[b], y[b], strengths) for a, b in _folds().split(x, y)])
+    dev = (100 * accuracies.mean(0)).round(2)  # SentEval rounds before it compares; ties go to the strongest
     best = int(dev.argmax())
     classifier = _classifier(strengths[best]).fit(x, y)
     return strengths[best], float(dev[best]), classifier.predict(test_x), test_y
@@ -168,14 +171,14 @@ def _accuracies(x: Matrix, y: Labels, test_x: Matrix, test_y: Labels, strengths:
 
 
 def _classifier(strength: float) -> Any:
-    # each fit starts from the last one's weights, which are near
-    kind = framework("sklearn.linear_model").LogisticRegression
-    return kind(C=strength, tol=TOLERANCE, max_iter=STEPS, warm_start=True)
+    # warm start: the next C's optimum is close to the last one's
+    logistic_regression = framework("sklearn.linear_model").LogisticRegression
+    return logistic_regression(C=strength, tol=TOLERANCE, max_iter=STEPS, warm_start=True)
 
 
 def text(report: Report) -> str:
-    """A table in the manner of SimCSE's; its average has SST2 in it, too."""
+    """A table like SimCSE's, whose average also includes SST2."""
     names = [name for name in TRANSFER if name in report.tasks]
     cells = [number(report.tasks[name].accuracy) for name in names] + [number(report.average)]
-    shown = grid([[*names, "Avg."], cells])
-    return shown + "".join(f"\n{name}: F1 {number(s.f1)}" for name, s in report.tasks.items() if s.f1 is not None)
+    table = grid([[*names, "Avg."], cells])
+    return table + "".join(f"\n{name}: F1 {number(s.f1)}" for name, s in report.tasks.items() if s.f1 is not None)

@@ -1,28 +1,69 @@
-"""The store of runs that all domains share; see :mod:`counterpoint.integrations.store.run`."""
+"""The store of runs: train a grid of cells, and resume after any interruption.
 
-from .files import as_json, atomic, finite
-from .grid import GridError, run_grid
-from .progress import plain_warnings, track
-from .reproduce import checksum, rng_state, seed_everything, set_rng_state, versions
-from .run import BusyError, Embeddings, Run, canonical, check_names, find_runs
+A *cell* is a dict of plain JSON: ``domain``, ``dataset``, ``objective``, ``seed``, and every other argument that
+changes the result. ``objective`` is a spec, or ``None`` for a row that no objective trains (an untrained encoder);
+``label`` names the row in tables and is required where there is no spec. A *run* is a cell and its folder::
+
+    ROOT/<domain>/<dataset>/<name>-<hash>/seed<k>/
+        run.json                  arguments, versions, data checksum, command, status, result; replaced as a whole
+        metrics.jsonl             one line of numbers per logged step
+        checkpoint.pt             the last checkpoint; checkpoint.previous.pt is the one before, until the run is done
+        embeddings.pt             embeddings of some samples for plots, if the run stored them
+        error.txt                 the traceback, if the run failed
+
+The hash covers every argument but the seed. To train a grid, write a function that trains one run::
+
+    def train(run):
+        model, optimizer, start = ..., ..., 0
+        if state := run.load():                          # None for a new run
+            model.load_state_dict(state["model"]), ...
+            store.set_rng_state(state["rng"])
+            start = state["step"]
+        for epoch in run.track(range(start, epochs), total=epochs):
+            ...
+            run.log(epoch + 1, loss=loss)
+            run.save({"model": model.state_dict(), "rng": store.rng_state()}, epoch + 1)
+        run.finish({"accuracy": accuracy}, folds=folds)
+
+    runs = store.run_grid(train, cells, "runs", jobs=2)
+
+Log before you save: lines logged after the last checkpoint are dropped on resume and logged again.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from .cell import canonical, check_names
+    from .errors import BusyError, GridError
+    from .files import as_json, atomic, finite
+    from .grid import run_grid
+    from .progress import plain_warnings, track
+    from .reproduce import checksum, rng_state, seed_everything, set_rng_state, versions
+    from .run import Embeddings, Run, find_runs
+
+_MODULES = {
+    "cell": ("canonical", "check_names"),
+    "errors": ("BusyError", "GridError"),
+    "files": ("as_json", "atomic", "finite"),
+    "grid": ("run_grid",),
+    "progress": ("plain_warnings", "track"),
+    "reproduce": ("checksum", "rng_state", "seed_everything", "set_rng_state", "versions"),
+    "run": ("Embeddings", "Run", "find_runs"),
+}
 
 __all__ = [
-    "BusyError",
-    "Embeddings",
-    "GridError",
-    "Run",
-    "as_json",
-    "atomic",
-    "canonical",
-    "check_names",
-    "checksum",
-    "find_runs",
-    "finite",
-    "plain_warnings",
-    "rng_state",
-    "run_grid",
-    "seed_everything",
-    "set_rng_state",
-    "track",
+    "BusyError", "Embeddings", "GridError", "Run", "as_json", "atomic", "canonical", "check_names", "checksum",
+    "find_runs", "finite", "plain_warnings", "rng_state", "run_grid", "seed_everything", "set_rng_state", "track",
     "versions",
-]
+]  # fmt: skip
+
+
+def __getattr__(name: str) -> Any:
+    """Import a public name on first use: most of these modules import torch."""
+    for module, names in _MODULES.items():
+        if name in names:
+            return getattr(import_module(f".{module}", __name__), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,11 +1,10 @@
-"""Files that are whole or absent, and plain JSON."""
+"""Files that are either complete or absent, and plain JSON."""
 
 from __future__ import annotations
 
 import json
 import math
 import os
-import re
 import zipfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -20,7 +19,7 @@ from counterpoint.hyper import is_number
 
 @contextmanager
 def atomic(path: str | Path) -> Iterator[BinaryIO]:
-    """A binary file that appears at ``path``, in the place of an older one, only when it is whole on the disk."""
+    """Open a binary file that replaces ``path`` only when all of it is on the disk."""
     path = Path(path)
     temporary = path.with_name(path.name + ".tmp")
     try:
@@ -32,7 +31,7 @@ def atomic(path: str | Path) -> Iterator[BinaryIO]:
     except BaseException:
         temporary.unlink(missing_ok=True)
         raise
-    if os.name == "posix":  # the new name too
+    if os.name == "posix":  # the new name must be on the disk too
         folder = os.open(path.parent, os.O_RDONLY)
         try:
             os.fsync(folder)
@@ -40,8 +39,8 @@ def atomic(path: str | Path) -> Iterator[BinaryIO]:
             os.close(folder)
 
 
-def _checked(file: BinaryIO) -> Any:
-    """What a checkpoint holds; raises if a byte of it has changed, which torch.load alone does not see."""
+def load_checked(file: BinaryIO) -> Any:
+    """Load what ``torch.save`` wrote; raise if any byte has changed, which ``torch.load`` alone does not notice."""
     with zipfile.ZipFile(file) as archive:
         if (damaged := archive.testzip()) is not None:
             raise zipfile.BadZipFile(f"{damaged} does not match its checksum")
@@ -50,37 +49,35 @@ def _checked(file: BinaryIO) -> Any:
 
 
 def as_json(value: Any) -> Any:
-    """A copy in plain JSON, arrays and tensors as lists and numbers."""
+    """Return a copy as plain JSON; arrays and tensors become lists and numbers."""
 
-    def listed(one: Any) -> Any:
-        if hasattr(one, "tolist"):
-            return one.tolist()
-        raise TypeError(f"expected plain JSON, arrays or tensors, got {one!r}.")
+    def to_list(value: Any) -> Any:
+        if hasattr(value, "tolist"):
+            return value.tolist()
+        raise TypeError(f"expected plain JSON, arrays or tensors, got {value!r}.")
 
-    return json.loads(json.dumps(value, default=listed))
+    return json.loads(json.dumps(value, default=to_list))
 
 
 def finite(value: Any) -> Any:
-    """Plain data with None for NaN and infinity, which JSON does not have."""
+    """Replace NaN and infinity, which JSON cannot express, by None."""
     if isinstance(value, dict):
-        return {key: finite(one) for key, one in value.items()}
+        return {key: finite(item) for key, item in value.items()}
     if isinstance(value, list):
-        return [finite(one) for one in value]
+        return [finite(item) for item in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
-def _are_numbers(found: Mapping[str, Any]) -> bool:
-    """Whether these are what :func:`_plain` writes."""
-    return all(value is None or is_number(value) for value in found.values())
-
-
-def _plain(numbers: Mapping[str, Any]) -> dict[str, float | None]:
+def plain_numbers(numbers: Mapping[str, Any]) -> dict[str, float | None]:
+    """Convert to floats that JSON can express."""
     return {name: finite(float(value)) for name, value in numbers.items()}
 
 
-def _slug(name: str) -> str:
-    return re.sub(r"[^A-Za-z0-9_.=]+", "-", name)[:60].strip("-.") or "-"
+def are_plain_numbers(numbers: Mapping[str, Any]) -> bool:
+    """Return whether these are numbers as :func:`plain_numbers` writes them."""
+    return all(value is None or is_number(value) for value in numbers.values())
 
 
-def _now() -> str:
+def now() -> str:
+    """Return the current time in UTC, as ISO 8601."""
     return datetime.now(timezone.utc).isoformat(timespec="seconds")

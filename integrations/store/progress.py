@@ -18,39 +18,48 @@ except ImportError:  # lines instead of bars
 
 Item = TypeVar("Item")
 
-LINE_EVERY = 30.0  # seconds between two lines about one run's steps, where there is no terminal for a bar
+LINE_EVERY = 30.0  # seconds between two lines about the steps of one run, without a terminal
+
+_bars = True
 
 
-def track(items: Iterable[Item], what: str, total: int | None = None, before: int = 0) -> Iterator[Item]:
-    """The items, with a bar on a terminal, and elsewhere a line every half minute.
+def track(items: Iterable[Item], title: str, total: int | None = None, before: int = 0) -> Iterator[Item]:
+    """Yield the items and show progress: a bar on a terminal, elsewhere a line every half minute.
 
     Args:
-        what: the words before the numbers.
-        total: how many there are, those before the first included.
-        before: how many lie before the first, in a run that goes on.
+        title: the words before the numbers.
+        total: the number of items, including those before the first.
+        before: the number of items before the first, in a run that resumes.
     """
-    if (bar := _bar(what, total, before)) is not None:
+    if (bar := progress_bar(title, total, before)) is not None:
         with bar:
             for item in items:
                 yield item
                 bar.update()
         return
-    said = time.monotonic()
+    last_line = time.monotonic()
     for done, item in enumerate(items, before + 1):
         yield item
-        if time.monotonic() - said >= LINE_EVERY:
-            said = time.monotonic()
-            _say(f"{what}: {done}" + (f"/{total}" if total else ""))
+        if time.monotonic() - last_line >= LINE_EVERY:
+            last_line = time.monotonic()
+            print_line(f"{title}: {done}" + (f"/{total}" if total else ""))
 
 
-def _bar(what: str, total: int | None, before: int) -> Any:
-    # bars of several processes would write over each other
-    if tqdm is None or not sys.stderr.isatty() or multiprocessing.parent_process() is not None:
+def hide_bars() -> None:
+    """Show lines instead of bars in this process: bars of several processes would overwrite each other."""
+    global _bars
+    _bars = False
+
+
+def progress_bar(title: str, total: int | None, before: int) -> Any:
+    """Return a bar of tqdm, or None where lines are shown instead."""
+    if tqdm is None or not _bars or not sys.stderr.isatty() or multiprocessing.parent_process() is not None:
         return None
-    return tqdm(total=total, initial=before, desc=what, leave=False, dynamic_ncols=True)
+    return tqdm(total=total, initial=before, desc=title, leave=False, dynamic_ncols=True)
 
 
-def _say(line: str) -> None:
+def print_line(line: str) -> None:
+    """Print a line to stderr, above the bars if there are any."""
     if tqdm is None:
         print(line, file=sys.stderr, flush=True)
     else:
@@ -60,21 +69,22 @@ def _say(line: str) -> None:
 
 @contextmanager
 def plain_warnings() -> Iterator[None]:
-    """What is warned of here is said in lines like all others: for commands, whose users have not called this code."""
-    shown, ours = warnings.showwarning, Path(__file__).parents[1]
+    """Print the runtime warnings of this package as plain lines, for commands, whose users did not call this code."""
+    show_default, package = warnings.showwarning, Path(__file__).parents[1]
 
-    def show(message: Any, category: type[Warning], filename: str, *where: Any, **how: Any) -> None:
-        if issubclass(category, RuntimeWarning) and ours in Path(filename).parents:
-            _say(str(message))
+    def show(message: Any, category: type[Warning], filename: str, *args: Any, **kwargs: Any) -> None:
+        if issubclass(category, RuntimeWarning) and package in Path(filename).parents:
+            print_line(str(message))
         else:
-            shown(message, category, filename, *where, **how)
+            show_default(message, category, filename, *args, **kwargs)
 
     warnings.showwarning = show
     try:
         yield
     finally:
-        warnings.showwarning = shown
+        warnings.showwarning = show_default
 
 
-def _numbers(result: Mapping[str, float]) -> str:
-    return ", ".join(f"{name} {value:.5g}" for name, value in result.items())
+def format_numbers(numbers: Mapping[str, float]) -> str:
+    """Format named numbers for a line of progress."""
+    return ", ".join(f"{name} {value:.5g}" for name, value in numbers.items())

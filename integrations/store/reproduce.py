@@ -1,4 +1,4 @@
-"""Random numbers, checksums and versions: what a run needs to be reproduced."""
+"""What a run needs to be reproduced: random states, checksums and versions."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ import torch
 
 import counterpoint as cp
 
-# whose versions run.json names, if the run has loaded them: module -> distribution
+# run.json records the versions of those that the run has imported: module -> distribution
 FRAMEWORKS = {
     "numpy": "numpy",
     "scipy": "scipy",
@@ -35,7 +35,7 @@ FRAMEWORKS = {
 
 
 def seed_everything(seed: int) -> None:
-    """Seeds torch (all devices), numpy if it is installed, and Python; ``0 <= seed < 2**32``."""
+    """Seed torch (all devices), Python, and numpy if it is installed; ``0 <= seed < 2**32``."""
     random.seed(seed)
     torch.manual_seed(seed)
     if (numpy := _numpy()) is not None:
@@ -43,10 +43,10 @@ def seed_everything(seed: int) -> None:
 
 
 def rng_state() -> dict[str, Any]:
-    """The state of all that :func:`seed_everything` seeds, for :meth:`Run.save`.
+    """Return the state of every generator that :func:`seed_everything` seeds, for :meth:`Run.save`.
 
-    Generators of one's own have states that can be saved beside it: ``generator.get_state()`` of torch's,
-    ``generator.bit_generator.state`` of numpy's.
+    Save the states of your own generators beside it: ``generator.get_state()`` for torch,
+    ``generator.bit_generator.state`` for numpy.
     """
     state = {"python": random.getstate(), "torch": torch.get_rng_state()}
     if torch.cuda.is_available():
@@ -58,11 +58,11 @@ def rng_state() -> dict[str, Any]:
 
 
 def set_rng_state(state: Mapping[str, Any]) -> None:
-    """Goes back to what :func:`rng_state` returned, for those devices and packages that are here."""
+    """Restore what :func:`rng_state` returned, for the devices and packages that this machine has."""
     random.setstate(state["python"])
     torch.set_rng_state(state["torch"])
-    for device, one in zip(range(torch.cuda.device_count()), state.get("cuda", ()), strict=False):
-        torch.cuda.set_rng_state(one, device)
+    for device, cuda_state in zip(range(torch.cuda.device_count()), state.get("cuda", ()), strict=False):
+        torch.cuda.set_rng_state(cuda_state, device)
     if "numpy" in state and (numpy := _numpy()) is not None:
         numpy.random.set_state(state["numpy"])
 
@@ -76,7 +76,7 @@ def _numpy() -> Any:
 
 
 def checksum(*parts: Path | str | bytes | memoryview) -> str:
-    """SHA-256 of data, in hexadecimal: of the content of a file, of all files in a folder, of a text, of bytes.
+    """Return the SHA-256 of data in hexadecimal: files and folders by their content, texts, bytes.
 
     >>> checksum("a", b"b") == checksum("a", b"b") != checksum("ab")
     True
@@ -95,21 +95,22 @@ def checksum(*parts: Path | str | bytes | memoryview) -> str:
 
 
 def _digest(blocks: Iterable[bytes | memoryview]) -> bytes:
-    one = hashlib.sha256()
+    digest = hashlib.sha256()
     for block in blocks:
-        one.update(block)
-    return one.digest()
+        digest.update(block)
+    return digest.digest()
 
 
 def versions() -> dict[str, str]:
-    """Versions of Python, this package, torch and the frameworks that are loaded."""
-    found = {"python": platform.python_version(), "counterpoint": cp.__version__, "torch": str(torch.__version__)}
+    """Return the versions of Python, this package, torch and the imported frameworks."""
+    by_name = {"python": platform.python_version(), "counterpoint": cp.__version__, "torch": str(torch.__version__)}
     for module, distribution in FRAMEWORKS.items():
         if module in sys.modules:
             with suppress(metadata.PackageNotFoundError):
-                found[distribution] = metadata.version(distribution)
-    return found
+                by_name[distribution] = metadata.version(distribution)
+    return by_name
 
 
-def _devices() -> list[str]:
+def devices() -> list[str]:
+    """Return the names of the GPUs."""
     return [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]

@@ -1,34 +1,7 @@
-"""The store of runs that all domains share: a grid of cells becomes folders that outlive every interruption.
-
-    ROOT/<domain>/<dataset>/<name>-<hash>/seed<k>/
-        run.json                  arguments, versions, data checksum, command, status, result; replaced as a whole
-        metrics.jsonl             a line of numbers per logged step
-        checkpoint.pt             the last checkpoint, and checkpoint.previous.pt until the run is done
-        embeddings.pt             of some samples, where the run has kept them, for pictures
-        error.txt                 the traceback of a run that failed
-
-A cell is a dict of plain JSON: ``domain``, ``dataset``, ``objective``, ``seed`` and whatever else changes the result.
-Cells that differ in more than their seed have different folders. ``objective`` is a spec, or ``None`` for rows that no
-objective trains (an untrained encoder); ``label`` names a row in tables, and must be given where there is no spec.
-
-    def train(run):
-        model, optimizer, start = ..., ..., 0
-        if state := run.load():                          # None in a run that begins
-            model.load_state_dict(state["model"]), ...
-            runs.set_rng_state(state["rng"])
-            start = state["step"]
-        for epoch in run.track(range(start, epochs), total=epochs):
-            ...
-            run.log(epoch + 1, loss=loss)                # before save: what is logged after it, a resume logs again
-            run.save({"model": model.state_dict(), "rng": runs.rng_state()}, epoch + 1)
-        run.finish({"accuracy": accuracy}, folds=folds)
-
-    done = runs.run_grid(train, cells, "runs", jobs=2)
-"""
+"""One run: a cell, its folder, and everything a training function reads and writes there."""
 
 from __future__ import annotations
 
-import hashlib
 import json
 import math
 import os
@@ -46,22 +19,17 @@ from typing import Any, BinaryIO, NamedTuple
 import torch
 from filelock import FileLock, Timeout  # torch itself requires it
 
-import counterpoint as cp
-from counterpoint.hyper import is_number, nearest
+from counterpoint.hyper import is_number
 
-from .files import _are_numbers, _checked, _now, _plain, _slug, as_json, atomic, finite
+from .cell import REQUIRED, canonical, folder_of, row_name
+from .errors import BusyError
+from .files import are_plain_numbers, as_json, atomic, finite, load_checked, now, plain_numbers
 from .progress import Item, track
-from .reproduce import _devices, versions
-
-REQUIRED = ("domain", "dataset", "objective", "seed")
-
-
-class BusyError(Exception):
-    """Another process works on the run."""
+from .reproduce import devices, versions
 
 
 class Embeddings(NamedTuple):
-    """``(n, d)`` embeddings of samples, the class of each, the classes' names, and what they are classes of."""
+    """``(n, d)`` embeddings of samples, the class of each, the names of the classes, and what the classes are."""
 
     z: torch.Tensor
     labels: torch.Tensor
@@ -70,130 +38,204 @@ class Embeddings(NamedTuple):
 
 
 class Run:
-    """One cell of a grid and its folder. Writing needs the run's lock, which :func:`run_grid` holds for ``train``.
+    """One cell of a grid and its folder.
+
+    Reading is always possible. Acquire :meth:`lock` before writing to a run; :func:`run_grid` does so before it calls
+    the training function.
 
     Args:
         root: the folder of all runs.
-        cell: see this module's documentation.
+        cell: see :mod:`counterpoint.integrations.store`.
     """
 
     def __init__(self, root: str | Path, cell: Mapping[str, Any]) -> None:
         self.arguments = canonical(cell)
-        rest = {k: v for k, v in self.arguments.items() if k != "seed"}
-        hashed = hashlib.sha256(json.dumps(rest, sort_keys=True).encode()).hexdigest()[:8]
-        folder = Path(_slug(rest["domain"]), _slug(rest["dataset"]), f"{_slug(self.name)}-{hashed}")
-        self.root, self.path = Path(root), Path(root) / folder / f"seed{self.arguments['seed']}"
-        self._prepare()
+        self.root, self.path = Path(root), Path(root) / folder_of(self.arguments)
+        self._reset()
         if self.record and self.record["arguments"] != self.arguments:
             raise ValueError(f"{self.path}: holds a run with other arguments; move that folder away.")
 
     @classmethod
     def read(cls, path: str | Path) -> Run:
-        """The run in a folder, to look at."""
+        """Open the run in a folder for reading."""
         run = cls.__new__(cls)
         run.path = Path(path)
         run.root = (run.path / "../../../..").resolve()
-        run._prepare()
+        run._reset()
         if not run.record:
             raise ValueError(f"{run.path}: no run there (it has no run.json).")
         run.arguments = run.record["arguments"]
         return run
 
-    def _prepare(self) -> None:
+    def _reset(self) -> None:
         self.progress = False
-        self.record = self._read_record()
-        self._writing = False
+        self.refresh()
+        self._writable = False
         self._metrics: BinaryIO | None = None
-        self._logged = 0  # bytes that are in metrics.jsonl before it is opened
-        self._saved = False
-        self._clock, self._spent = time.monotonic(), 0.0
+        self._metrics_size = 0  # bytes of metrics.jsonl to keep when it is opened
+        self._save_tested = False
+        self._begun_at: float | None = None
+        self._seconds_before = 0.0
 
-    def _read_record(self) -> dict[str, Any]:
+    def refresh(self) -> None:
+        """Read run.json again, which another process may have written."""
+        path = self.path / "run.json"
+        self.record: dict[str, Any] = {}
         try:
-            record = json.loads((self.path / "run.json").read_text(encoding="utf-8"))
+            record = json.loads(path.read_text(encoding="utf-8"))
         except FileNotFoundError:
-            return {}
+            return
         except ValueError as error:
-            raise ValueError(f"{self.path / 'run.json'}: not readable as JSON: {error}") from None
+            raise ValueError(f"{path}: not readable as JSON: {error}") from None
         parts = ("arguments", "status", "result")
         arguments, status, result = (record.get(key) if isinstance(record, dict) else None for key in parts)
-        begun = isinstance(arguments, dict) and isinstance(status, str) and set(REQUIRED) <= set(arguments)
-        if not begun or (status == "done" and not (isinstance(result, dict) and result and _are_numbers(result))):
-            raise ValueError(f"{self.path / 'run.json'}: not the record of a run.")
-        return record  # type: ignore[no-any-return]
+        valid = isinstance(arguments, dict) and isinstance(status, str) and set(REQUIRED) <= set(arguments)
+        if not valid or (status == "done" and not (isinstance(result, dict) and result and are_plain_numbers(result))):
+            raise ValueError(f"{path}: not the record of a run.")
+        self.record = record
 
-    # ---- looking -------------------------------------------------------------------------------
+    # ---- reading -------------------------------------------------------------------------------
 
     @property
     def name(self) -> str:
-        """The row that the run belongs to: its label, or else its objective's spec."""
-        return str(self.arguments.get("label") or self.arguments["objective"])
+        """The row of a table that the run belongs to: its label, or else the spec of its objective."""
+        return row_name(self.arguments)
 
     def flat(self) -> dict[str, Any]:
-        """Name, arguments, results and the folder side by side, for machines to read."""
+        """Return name, arguments, results and folder in one dict, for programs."""
         return {"name": self.name, **self.arguments, **(self.result or {}), "folder": str(self.path)}
 
     @property
     def title(self) -> str:
+        """Data set, row and seed."""
         return f"{self.arguments['dataset']}, {self.name}, seed {self.arguments['seed']}"
 
     @property
     def done(self) -> bool:
+        """Whether the run has finished."""
         return self.record.get("status") == "done"
 
     @property
     def result(self) -> dict[str, float] | None:
-        """The headline numbers; NaN where one could not be computed."""
+        """The headline numbers of a finished run; NaN where one could not be computed."""
         if not self.done:
             return None
         return {k: math.nan if v is None else v for k, v in self.record["result"].items()}
 
     @property
     def details(self) -> dict[str, Any]:
-        """What :meth:`finish` was given beside the headline numbers."""
+        """What :meth:`finish` stored beside the headline numbers."""
         return self.record.get("details") or {}
 
+    @property
+    def axis(self) -> str:
+        """What the steps of metrics.jsonl count; see :meth:`counts`."""
+        return str(self.record.get("axis", "step"))
+
     def metrics(self) -> list[dict[str, float]]:
-        """The lines of metrics.jsonl. The last one may be half written, then it is left out."""
+        """Return the lines of metrics.jsonl, without a last line that is only half written."""
+        path = self.path / "metrics.jsonl"
         try:
-            *lines, _ = (self.path / "metrics.jsonl").read_bytes().split(b"\n")
+            *lines, _ = path.read_bytes().split(b"\n")
         except FileNotFoundError:
             return []
-        found = []
+        logged = []
         for number, line in enumerate(lines, 1):
             try:
                 numbers = json.loads(line)
             except ValueError:
                 numbers = None
-            if not isinstance(numbers, dict) or not is_number(numbers.get("step")) or not _are_numbers(numbers):
-                raise ValueError(f"{self.path / 'metrics.jsonl'}: line {number} is not readable.")
-            found.append({k: math.nan if v is None else v for k, v in numbers.items()})
-        return found
+            if not isinstance(numbers, dict) or not is_number(numbers.get("step")) or not are_plain_numbers(numbers):
+                raise ValueError(f"{path}: line {number} is not readable.")
+            logged.append({k: math.nan if v is None else v for k, v in numbers.items()})
+        return logged
 
     def embeddings(self) -> Embeddings | None:
-        """What :meth:`keep` was given, if it was."""
+        """Return what :meth:`keep` stored, or None."""
         path = self.path / "embeddings.pt"
         if not path.exists():
             return None
         with path.open("rb") as file:
             try:
-                return Embeddings(**_checked(file))
+                return Embeddings(**load_checked(file))
             except Exception as error:
-                said = str(error).partition("\n")[0]
-                raise ValueError(f"{path}: damaged ({said}); without this file there are no such pictures.") from None
+                reason = str(error).partition("\n")[0]
+                raise ValueError(f"{path}: damaged ({reason}); delete it to go without these pictures.") from None
 
-    # ---- working -------------------------------------------------------------------------------
+    # ---- training ------------------------------------------------------------------------------
+
+    def load(self) -> dict[str, Any] | None:
+        """Return the state of the last good checkpoint, on the CPU, and drop later log lines; None without one."""
+        for path in self.checkpoints:
+            try:
+                file = path.open("rb")
+            except FileNotFoundError:
+                continue
+            with file:
+                try:
+                    content = load_checked(file)
+                except MemoryError:
+                    raise
+                except Exception as error:
+                    warnings.warn(f"{path}: damaged, not used ({error})", RuntimeWarning, stacklevel=2)
+                    content = None
+            if content is not None:
+                if self._writable:
+                    os.replace(path, self.checkpoints[0])
+                    self._open_metrics(content["metrics"])
+                return content["state"]  # type: ignore[no-any-return]
+            if self._writable:  # move it, or the next save would replace the last good checkpoint by it
+                os.replace(path, self.path / "checkpoint.damaged.pt")
+        if self._writable:
+            self._open_metrics(0)
+        return None
+
+    def log(self, step: int, **numbers: float) -> None:
+        """Append a line to metrics.jsonl, where it survives the death of this process."""
+        metrics = self._metrics or self._open_metrics(self._metrics_size)
+        line = json.dumps({"step": int(step), **plain_numbers(numbers)})
+        metrics.write(line.encode() + b"\n")
+        metrics.flush()
+
+    def save(self, state: Mapping[str, Any], step: int) -> None:
+        """Write ``{**state, "step": step}`` to checkpoint.pt; the old one stays until the new one is on the disk.
+
+        Args:
+            state: tensors, numbers, strings, and lists, tuples and dicts of them; see :func:`rng_state`.
+            step: the number of steps behind this state.
+        """
+        metrics = self._metrics or self._open_metrics(self._metrics_size)
+        os.fsync(metrics.fileno())
+        content = {"state": {**state, "step": int(step)}, "metrics": metrics.tell()}
+        current, previous = self.checkpoints
+        with atomic(current) as file:
+            try:
+                torch.save(content, file)
+            except RuntimeError as error:  # torch complains about its position in the file when the disk is full
+                raise error.__context__ if isinstance(error.__context__, OSError) else error from None
+            if not self._save_tested:  # once: report a state that cannot be loaded now, not after an interruption
+                file.seek(0)
+                try:
+                    torch.load(file, map_location="cpu", weights_only=True)
+                except Exception as error:
+                    reason = str(error).partition("\n")[0]
+                    raise TypeError(f"save: state contains what cannot be loaded safely: {reason}") from None
+                self._save_tested = True
+            if current.exists():
+                file.flush()
+                os.fsync(file.fileno())
+                os.replace(current, previous)
 
     def keep(self, z: Any, labels: Any, names: Iterable[str], about: str = "class") -> None:
-        """Keeps embeddings of a few hundred samples, for the pictures of a report.
+        """Store embeddings of a few hundred samples, for the plots of a report.
 
         Args:
             z: ``(n, d)``, tensor or array.
-            labels: ``(n,)`` integers, each the place of the sample's class in ``names``.
+            labels: ``(n,)`` integers, the index of each sample's class in ``names``.
             names: of the classes.
-            about: what they are classes of.
+            about: what the classes are.
         """
-        self._must_hold()
+        self._check_writable()
         z, labels, names = torch.as_tensor(z).detach().cpu().float(), torch.as_tensor(labels).cpu().long(), list(names)
         if z.dim() != 2 or labels.shape != (len(z),) or not ((labels >= 0) & (labels < len(names))).all():
             shapes = f"{tuple(z.shape)} and {tuple(labels.shape)}"
@@ -201,111 +243,46 @@ class Run:
         with atomic(self.path / "embeddings.pt") as file:
             torch.save({"z": z, "labels": labels, "names": names, "about": about}, file)
 
-    def log(self, step: int, **numbers: float) -> None:
-        """Appends a line to metrics.jsonl, where it is safe from what happens to this process."""
-        if self._metrics is None:
-            self._metrics_from(self._logged)
-        line = json.dumps({"step": int(step), **_plain(numbers)})
-        self._metrics.write(line.encode() + b"\n")  # type: ignore[union-attr]
-        self._metrics.flush()  # type: ignore[union-attr]
-
-    def save(self, state: Mapping[str, Any], step: int) -> None:
-        """Puts ``{**state, "step": step}`` into checkpoint.pt; until it is whole on the disk, the old one stays.
-
-        Args:
-            state: tensors, numbers, strings, and lists, tuples and dicts of them; see :func:`rng_state`.
-            step: the steps that lie behind this state.
-        """
-        if self._metrics is None:
-            self._metrics_from(self._logged)
-        os.fsync(self._metrics.fileno())  # type: ignore[union-attr]
-        content = {"state": {**state, "step": int(step)}, "metrics": self._metrics.tell()}  # type: ignore[union-attr]
-        current, previous = self._checkpoints()
-        with atomic(current) as file:
-            try:
-                torch.save(content, file)
-            except RuntimeError as error:  # about its position in the file, while the disk was full
-                raise error.__context__ if isinstance(error.__context__, OSError) else error from None
-            if not self._saved:  # once, so that what could not be loaded is known now and not after an interruption
-                file.seek(0)
-                try:
-                    torch.load(file, map_location="cpu", weights_only=True)
-                except Exception as error:
-                    said = str(error).partition("\n")[0]
-                    raise TypeError(f"save: state holds what cannot be loaded safely again: {said}") from None
-                self._saved = True
-            if current.exists():
-                file.flush()
-                os.fsync(file.fileno())
-                os.replace(current, previous)
-
-    def load(self) -> dict[str, Any] | None:
-        """The last good checkpoint's state, on the CPU; ``None`` if there is none. Later log lines are dropped."""
-        for path in self._checkpoints():
-            try:
-                file = path.open("rb")
-            except FileNotFoundError:
-                continue
-            with file:
-                try:
-                    content = _checked(file)
-                except MemoryError:
-                    raise
-                except Exception as error:
-                    warnings.warn(f"{path}: damaged, not used ({error})", RuntimeWarning, stacklevel=2)
-                    content = None
-            if content is not None:
-                if self._writing:
-                    os.replace(path, self._checkpoints()[0])
-                    self._metrics_from(content["metrics"])
-                return content["state"]  # type: ignore[no-any-return]
-            if self._writing:  # aside, or the next save would put it in the place of the last good one
-                os.replace(path, self.path / "checkpoint.damaged.pt")
-        if self._writing:
-            self._metrics_from(0)
-        return None
-
-    @property
-    def axis(self) -> str:
-        """What the steps of metrics.jsonl count; see :meth:`counts`."""
-        return str(self.record.get("axis", "step"))
-
-    def counts(self, what: str) -> None:
-        """Notes what the steps of :meth:`log` and :meth:`save` are, such as ``epoch``, for the pictures of a report."""
-        self._write(axis=what)
+    def counts(self, unit: str) -> None:
+        """Record what the steps of :meth:`log` and :meth:`save` count, such as ``epoch``, for the plots of a report."""
+        self._write(axis=unit)
 
     def data(self, checksum: str) -> None:
-        """Notes the :func:`checksum` of the data, and refuses to go on with other data than the run began with."""
-        if (known := self.record.get("data")) not in (None, checksum):
-            raise ValueError(f"{self.path}: began with data of checksum {known}, now it is {checksum}; use --fresh.")
+        """Record the :func:`checksum` of the data; raise if the run began with other data."""
+        if (recorded := self.record.get("data")) not in (None, checksum):
+            raise ValueError(f"{self.path}: began with data of checksum {recorded}, now it is {checksum}; use --fresh.")
         self._write(data=checksum)
 
     def finish(self, result: Mapping[str, float], **details: Any) -> None:
-        """Marks the run as done.
+        """Mark the run as done.
 
         Args:
-            result: the headline numbers that tables are made of.
-            details: plain JSON, arrays and tensors kept beside them, such as the numbers per fold.
+            result: the headline numbers, which tables show.
+            details: plain JSON, arrays and tensors to store beside them, such as the numbers per fold.
         """
         if not result:
             raise ValueError("finish: result must hold at least one number, got none.")
         if self._metrics is None:
-            self._metrics_from(self._logged)
-        self._checkpoints()[1].unlink(missing_ok=True)
-        self._write(status="done", result=_plain(result), details=details, **self._ending())
+            self._open_metrics(self._metrics_size)
+        self.checkpoints[1].unlink(missing_ok=True)
+        self._write(status="done", result=plain_numbers(result), details=details, **self._ending())
 
     def track(self, items: Iterable[Item], total: int | None = None) -> Iterator[Item]:
-        """The items, with a bar on a terminal, and elsewhere a line now and then. ``total`` counts those before too."""
+        """Yield the items and show progress; ``total`` includes the steps before a resume."""
         rest = len(items) if isinstance(items, Sized) else None
         before = 0 if total is None or rest is None else total - rest
         return track(items, self.title, total or rest, before) if self.progress else iter(items)
 
+    # ---- around training: what run_grid calls --------------------------------------------------
+
     @contextmanager
     def lock(self, fresh: bool = False) -> Iterator[None]:
-        """Makes the run this process's own, or raises :class:`BusyError`. The system frees the lock of a dead process.
+        """Make the run writable for this process, or raise :class:`BusyError`.
+
+        The operating system releases the lock of a process that dies.
 
         Args:
-            fresh: empty the folder.
+            fresh: empty the folder first.
         """
         self.path.mkdir(parents=True, exist_ok=True)
         lock = FileLock(self.path / ".lock")
@@ -317,36 +294,29 @@ class Run:
             for path in list(self.path.iterdir()) if fresh else ():
                 if path.name != ".lock":
                     shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
-            self._prepare()
-            self._writing = True
+            self._reset()
+            self._writable = True
             yield
         finally:
-            self._writing = False
+            self._writable = False
             if self._metrics is not None:
                 self._metrics.close()
                 self._metrics = None
             lock.release()
 
-    def __getstate__(self) -> dict[str, Any]:
-        """For a process that works on the run while this one waits and keeps the lock."""
-        return {**vars(self), "_metrics": None, "_logged": self._metrics.tell() if self._metrics else self._logged}
+    @property
+    def busy(self) -> bool:
+        """Whether another process holds the lock."""
+        try:
+            with self.lock():
+                return False
+        except BusyError:
+            return True
 
-    def _checkpoints(self) -> tuple[Path, Path]:
-        return self.path / "checkpoint.pt", self.path / "checkpoint.previous.pt"
-
-    def _metrics_from(self, size: int) -> None:
-        """Opens metrics.jsonl to go on behind its first ``size`` bytes, or behind the last whole line before that."""
-        self._must_hold()
-        if self._metrics is not None:
-            self._metrics.close()
-        path = self.path / "metrics.jsonl"
-        kept = path.read_bytes()[:size] if size and path.exists() else b""
-        self._metrics = path.open("r+b" if path.exists() else "xb")
-        self._metrics.truncate(kept.rfind(b"\n") + 1)
-        self._metrics.seek(0, os.SEEK_END)
-
-    def _begin(self) -> None:
-        self._clock, self._spent = time.monotonic(), self.record.get("seconds", 0.0)
+    def begin(self) -> None:
+        """Record that training starts or resumes, and in which environment."""
+        self._begun_at, self._seconds_before = time.monotonic(), self.record.get("seconds", 0.0)
+        (self.path / "error.txt").unlink(missing_ok=True)
         self._write(
             arguments=self.arguments,
             status="running",
@@ -355,68 +325,70 @@ class Run:
             error=None,
             data=self.record.get("data"),
             versions=versions(),
-            host={"system": platform.platform(), "threads": torch.get_num_threads(), "devices": _devices()},
+            host={"system": platform.platform(), "threads": torch.get_num_threads(), "devices": devices()},
             command=shlex.join(sys.argv),
-            started=self.record.get("started", _now()),
-            seconds=self._spent,
+            started=self.record.get("started", now()),
+            seconds=self._seconds_before,
         )
 
+    def interrupt(self) -> None:
+        """Record that training was interrupted."""
+        self._write(status="interrupted", **self._ending())
+
+    def fail(self, error: str, traceback: str) -> None:
+        """Record that training failed: one line in run.json, the traceback in error.txt."""
+        (self.path / "error.txt").write_text(traceback, encoding="utf-8")
+        cleared = {"arguments": self.arguments, "status": "failed", "result": None, "details": None, "error": error}
+        self._write(**cleared, **self._ending())
+
+    # ---- private -------------------------------------------------------------------------------
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Pickle for a process that trains while this one waits and holds the lock."""
+        size = self._metrics.tell() if self._metrics else self._metrics_size
+        return {**vars(self), "_metrics": None, "_metrics_size": size}
+
+    @property
+    def checkpoints(self) -> tuple[Path, Path]:
+        """The files of the last checkpoint and of the one before."""
+        return self.path / "checkpoint.pt", self.path / "checkpoint.previous.pt"
+
+    def _open_metrics(self, size: int) -> BinaryIO:
+        """Open metrics.jsonl to append after its first ``size`` bytes, or after the last whole line before that."""
+        self._check_writable()
+        if self._metrics is not None:
+            self._metrics.close()
+        path = self.path / "metrics.jsonl"
+        start = path.read_bytes()[:size] if size and path.exists() else b""
+        self._metrics = path.open("r+b" if path.exists() else "xb")
+        self._metrics.truncate(start.rfind(b"\n") + 1)
+        self._metrics.seek(0, os.SEEK_END)
+        return self._metrics
+
     def _ending(self) -> dict[str, Any]:
-        # versions once more: frameworks are loaded late
-        seconds = self._spent + time.monotonic() - self._clock
-        return {"versions": versions(), "finished": _now(), "seconds": round(seconds, 3)}
+        """Return what is recorded when training ends; versions again, since frameworks are imported late."""
+        if self._begun_at is None:
+            return {}
+        seconds = self._seconds_before + time.monotonic() - self._begun_at
+        return {"versions": versions(), "finished": now(), "seconds": round(seconds, 3)}
 
     def _write(self, **changes: Any) -> None:
-        self._must_hold()
+        self._check_writable()
         text = json.dumps(finite(as_json({**self.record, **changes})), indent=1, allow_nan=False)
         with atomic(self.path / "run.json") as file:
             file.write(text.encode() + b"\n")
         self.record = json.loads(text)
 
-    def _must_hold(self) -> None:
-        if not self._writing:
-            raise RuntimeError(f"{self.path}: only who holds run.lock(), as run_grid does, writes into a run.")
-
-
-def canonical(cell: Mapping[str, Any]) -> dict[str, Any]:
-    """A cell as plain JSON with its objective's canonical spec; raises if something is missing or not plain."""
-    for key in REQUIRED:
-        if key not in cell:
-            raise ValueError(f"cell: expected {', '.join(REQUIRED)}, got {', '.join(map(str, cell)) or 'nothing'}.")
-    plain: dict[str, Any] = {}
-    for key, value in cell.items():
-        try:
-            plain[key] = as_json(value)
-            json.dumps(plain[key], allow_nan=False)
-        except (TypeError, ValueError):
-            raise ValueError(f"cell: {key} must be plain JSON, got {value!r}.") from None
-    for key in ("domain", "dataset"):
-        if not isinstance(plain[key], str) or not plain[key]:
-            raise ValueError(f"cell: {key} must be a name, got {plain[key]!r}.")
-    seed = plain["seed"]
-    if not isinstance(seed, int) or isinstance(seed, bool) or not 0 <= seed < 2**32:
-        raise ValueError(f"cell: seed must be a whole number with 0 <= seed < 2**32, got {seed!r}.")
-    if plain["objective"] is not None:
-        plain["objective"] = str(cp.objective(plain["objective"]))
-    elif not plain.get("label"):
-        raise ValueError("cell: a row without an objective needs a label.")
-    return plain
+    def _check_writable(self) -> None:
+        if not self._writable:
+            raise RuntimeError(f"{self.path}: acquire run.lock() before writing to a run, as run_grid does.")
 
 
 def find_runs(folders: str | Path | Iterable[str | Path]) -> list[Run]:
-    """The runs in and below these folders, finished or not, in the order of their paths."""
-    given = [folders] if isinstance(folders, (str, Path)) else list(folders)
-    found: dict[Path, Path] = {}
-    for folder in map(Path, given):
+    """Return the runs in and below these folders, finished or not, sorted by path."""
+    paths: dict[Path, Path] = {}
+    for folder in map(Path, [folders] if isinstance(folders, (str, Path)) else folders):
         if not folder.is_dir():
             raise ValueError(f"{folder}: no such folder.")
-        found |= {path.resolve(): path.parent for path in sorted(folder.rglob("run.json"))}
-    return [Run.read(path) for path in found.values()]
-
-
-def check_names(changes: Iterable[str], known: Iterable[str]) -> None:
-    """Refuses what is no argument of a cell."""
-    known = list(known)
-    for name in changes:
-        if name not in known:
-            raise TypeError(f"cell: unknown argument {name!r}.{nearest(name, known)}")
+        paths |= {path.resolve(): path.parent for path in sorted(folder.rglob("run.json"))}
+    return [Run.read(path) for path in paths.values()]

@@ -111,9 +111,10 @@ def filled() -> Any:
 
 
 def ours(batch: int) -> Callable[[], None]:
-    from counterpoint.integrations.control.agent import Agent, Settings
+    from counterpoint.integrations.control.agent import Agent
+    from counterpoint.integrations.control.settings import AgentSettings
 
-    agent = Agent((9, 100, 100), ACTIONS, "infonce:t=1", Settings(batch=batch))
+    agent = Agent((9, 100, 100), ACTIONS, "infonce:t=1", AgentSettings(batch=batch))
     replay = filled()
 
     def run() -> None:
@@ -129,11 +130,11 @@ class Silent:
 
 
 def the_official_code(batch: int, clone: str) -> Callable[[], None]:
-    from counterpoint.integrations.control.agent import Settings
+    from counterpoint.integrations.control.settings import AgentSettings
 
     sys.path.insert(0, clone)
     official, utils = importlib.import_module("curl_sac"), importlib.import_module("utils")
-    s, device = Settings(), torch.device("cpu")
+    s, device = AgentSettings(), torch.device("cpu")
     agent = official.CurlSacAgent(
         (9, s.crop, s.crop), (ACTIONS,), device, hidden_dim=s.hidden, log_interval=10**9, critic_tau=s.tau,
         encoder_tau=s.encoder_tau, init_temperature=s.alpha, alpha_lr=s.alpha_lr, alpha_beta=0.5,
@@ -169,10 +170,11 @@ NUMBERS = 5  # of cartpole's state
 
 
 def our_sac(batch: int) -> Callable[[], None]:
-    from counterpoint.integrations.control.agent import Agent, Settings
+    from counterpoint.integrations.control.agent import Agent
     from counterpoint.integrations.control.replay import Replay
+    from counterpoint.integrations.control.settings import AgentSettings
 
-    agent = Agent((NUMBERS,), ACTIONS, None, Settings(batch=batch, stack=1, hidden=256, every=1))
+    agent = Agent((NUMBERS,), ACTIONS, None, AgentSettings(batch=batch, stack=1, hidden=256, every=1))
     replay = Replay(10_000, (NUMBERS,), ACTIONS, stack=1)
     rng = np.random.default_rng(0)
     replay.begin(0, rng.normal(size=NUMBERS).astype(np.float32))
@@ -194,7 +196,8 @@ def torchrls_sac(batch: int) -> Callable[[], None]:
     from torchrl.modules import ProbabilisticActor, TanhNormal, ValueOperator
     from torchrl.objectives import SACLoss, SoftUpdate
 
-    from counterpoint.integrations.control.agent import Settings, adam, mlp
+    from counterpoint.integrations.control.networks import adam, mlp
+    from counterpoint.integrations.control.settings import AgentSettings
 
     class Value(nn.Module):
         def __init__(self) -> None:
@@ -204,7 +207,7 @@ def torchrls_sac(batch: int) -> Callable[[], None]:
         def forward(self, seen: torch.Tensor, action: torch.Tensor) -> torch.Tensor:
             return self.q(torch.cat([seen, action], dim=-1))  # type: ignore[no-any-return]
 
-    s = Settings(batch=batch)
+    s = AgentSettings(batch=batch)
     trunk = nn.Sequential(mlp(NUMBERS, 256, 2 * ACTIONS), NormalParamExtractor())
     actor = ProbabilisticActor(
         TensorDictModule(trunk, in_keys=["observation"], out_keys=["loc", "scale"]),

@@ -1,6 +1,8 @@
-"""What `import counterpoint` costs beyond `import torch`, in fresh interpreters, interleaved.
+"""What `import counterpoint` costs, alone and with all public names beyond `import torch`; and `counterpoint --help`.
 
 python tests/bench/bench_import.py
+
+Each start is a fresh interpreter; the starts are interleaved.
 """
 
 from __future__ import annotations
@@ -9,18 +11,32 @@ import statistics
 import subprocess
 import sys
 
-CODE = """
-import time, torch
-start = time.perf_counter()
-import counterpoint
-print(time.perf_counter() - start)
+TIMED = """
+import sys, time
+{before}
+start = time.process_time()
+{code}
+print(time.process_time() - start, file=sys.stderr)
 """
+CASES = {
+    "import counterpoint": ("", "import counterpoint"),
+    "all public names, after torch": ("import torch", "from counterpoint import *"),
+    "counterpoint --help": (
+        "sys.argv = ['counterpoint', '--help']",
+        "try:\n    from counterpoint.integrations.command.main import main; main()\nexcept SystemExit:\n    pass",
+    ),
+}
 
 
 def main() -> None:
-    times = [float(subprocess.check_output([sys.executable, "-c", CODE])) for _ in range(9)]
-    middle, best = 1000 * statistics.median(times), 1000 * min(times)
-    print(f"import counterpoint after torch: median {middle:.1f} ms, best {best:.1f} ms")
+    times: dict[str, list[float]] = {name: [] for name in CASES}
+    for _ in range(9):
+        for name, (before, code) in CASES.items():
+            command = [sys.executable, "-c", TIMED.format(before=before, code=code)]
+            done = subprocess.run(command, capture_output=True, text=True, check=True)
+            times[name].append(1000 * float(done.stderr.splitlines()[-1]))
+    for name, seconds in times.items():
+        print(f"{name}: median {statistics.median(seconds):.1f} ms of CPU, best {min(seconds):.1f} ms")
 
 
 if __name__ == "__main__":

@@ -3,10 +3,10 @@
     python tests/bench/bench_inject.py                                            # on the tests' stand-in
     python tests/bench/bench_inject.py --clone GraphCL/unsupervised_TU -- --DS MUTAG --lr 0.01 --num-gc-layers 3
 
-Three ways are compared: the host's own loss, the objective in one edited line, and the objective put there by the
-launcher. A step is two passes of the encoder, loss, backward and optimiser, on the first batch that the host's script
-makes; the host's loading and augmenting are left out, so that a step here is shorter than a real one. CPU time, one
-thread; the ways take turns step by step, and the medians of the ratios within a round are shown, so that load cancels.
+Compares three variants: the host's own loss, the objective in one edited line, and the objective injected by the
+launcher. A step is two passes of the encoder, loss, backward and optimizer, on the first batch of the host's script;
+loading and augmenting are left out, so a step here is shorter than a real one. Measures CPU time on one thread; the
+variants take turns step by step, and the medians of the ratios within a round are printed, so that load cancels.
 """
 
 from __future__ import annotations
@@ -27,23 +27,23 @@ from typing import Any
 import torch
 
 import counterpoint as cp
-from counterpoint.plugins import graphcl, inject
+from counterpoint.plugins import graphcl, launch
 from counterpoint.plugins.host import Seam
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "support"))
 
 
 class CaughtError(Exception):
-    """Ends the host's script where its first loss would be computed."""
+    """End the host's script where it would compute its first loss."""
 
 
 def catch(clone: Path, words: list[str]) -> tuple[ModuleType, Any, tuple[Any, ...], tuple[Any, ...]]:
-    """The script's module, its model, and both batches of graphs of its first step."""
-    found: list[Any] = []
+    """Return the script's module, its model, and both batches of graphs of its first step."""
+    calls: list[Any] = []
 
     def after(seam: Seam, module: Any) -> None:
         encode = module.simclr.forward
-        module.simclr.forward = lambda self, *graphs: (found.append((module, self, graphs)), encode(self, *graphs))[1]
+        module.simclr.forward = lambda self, *graphs: (calls.append((module, self, graphs)), encode(self, *graphs))[1]
 
         def stop(*_: Any) -> None:
             module.simclr.forward = encode
@@ -53,17 +53,17 @@ def catch(clone: Path, words: list[str]) -> tuple[ModuleType, Any, tuple[Any, ..
 
     os.chdir(clone)
     with suppress(CaughtError):
-        inject.run(replace(graphcl.HOST, after=after), Seam("host"), Path("gsimclr.py"), words)
-    (module, model, plain), (_, _, copies) = found
+        launch.run(replace(graphcl.HOST, after=after), Seam("host"), Path("gsimclr.py"), words)
+    (module, model, plain), (_, _, copies) = calls
     module.simclr.loss_cal = module.simclr.own
     return module, model, plain, copies
 
 
-def ways(module: Any, spec: str) -> dict[str, tuple[Callable[..., Any], Callable[..., Any]]]:
-    """``forward`` and ``loss_cal`` of the class in each way."""
+def variants(module: Any, spec: str) -> dict[str, tuple[Callable[..., Any], Callable[..., Any]]]:
+    """Return ``forward`` and ``loss_cal`` of the class for each variant."""
     own = module.simclr.forward, module.simclr.loss_cal
     loss_fn = cp.objective(graphcl.HOST.spec if spec == "host" else spec)
-    graphcl.install(Seam(spec), module)
+    graphcl.patch(spec, module)
     return {
         "host's own": own,
         "one edited line": (own[0], lambda self, x, x_aug: loss_fn(x, x_aug, pairing="one_way")),
@@ -77,19 +77,19 @@ def main() -> None:
     parser.add_argument("--objective", default="host")
     parser.add_argument("--rounds", type=int, default=200)
     parser.add_argument("script", nargs="*", help="-- the script's own arguments")
-    given = parser.parse_args()
+    args = parser.parse_args()
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as folder:
-        clone, words = given.clone, given.script
+        clone, words = args.clone, args.script
         if clone is None:
-            from test_plugin_graphcl import write_clone
+            from graphcl_clone import write_clone
 
             clone = write_clone(Path(folder), graphs=128)
             words = ["--DS", "TOY", "--batch", "128", "--hidden-dim", "32"]
         module, model, plain, copies = catch(clone, words)
         os.chdir("/")
     optimizer = torch.optim.Adam(model.parameters(), lr=0.001)
-    contestants = ways(module, given.objective)
+    functions = variants(module, args.objective)
 
     def step(forward: Callable[..., Any], loss_cal: Callable[..., Any]) -> float:
         type(model).forward, type(model).loss_cal = forward, loss_cal
@@ -99,14 +99,14 @@ def main() -> None:
         optimizer.step()
         return time.process_time() - start
 
-    times: dict[str, list[float]] = {name: [] for name in contestants}
-    for i in range(given.rounds + 10):
-        names = list(contestants)
+    times: dict[str, list[float]] = {name: [] for name in functions}
+    for i in range(args.rounds + 10):
+        names = list(functions)
         for name in names[i % 3 :] + names[: i % 3]:
-            seconds = step(*contestants[name])
+            seconds = step(*functions[name])
             if i >= 10:
                 times[name].append(seconds)
-    print(f"{plain[3]} graphs, {len(plain[0])} nodes, objective {given.objective}, {given.rounds} rounds")
+    print(f"{plain[3]} graphs, {len(plain[0])} nodes, objective {args.objective}, {args.rounds} rounds")
     for name, column in times.items():
         print(f"{name:16} {1000 * statistics.median(column):8.2f} ms a step")
     for base in ("one edited line", "host's own"):

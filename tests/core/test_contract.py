@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import copy
+import inspect
 import io
 import json
 import math
 import pickle
+import re
 
 import pytest
 import torch
@@ -149,8 +151,8 @@ def test_anchors_average_to_the_mean(spec):
 
 
 # Weights without gradient (ADNCE, alpha-CL, Robust, the tracked temperature) make the gradient another function than
-# the slope of the value: finite differences are no reference there. Their golden gradients are, and test_identities.py
-# writes ADNCE and Robust out with constant weights.
+# the slope of the value: finite differences are not a reference there. Their golden gradients are, and so are
+# objectives/test_adnce.py, test_alpha_cl.py and test_nacl.py, which write them out with constant weights.
 SMOOTH = [
     s
     for s in SPECS
@@ -386,14 +388,88 @@ def test_copies_do_not_share_state(spec):
 @pytest.mark.parametrize("name", cp.registry)
 def test_every_objective_says_what_it_is(name):
     kind = cp.registry[name]
-    assert kind.name == name
+    if kind.__module__.startswith("counterpoint."):  # others are exported by their own packages
+        assert getattr(cp, kind.__name__) is kind
     assert kind.formula
-    assert kind.paper
-    assert "Args:" in kind.__doc__ or issubclass(kind, cp.ArCL)
-    documented = "".join(c.__doc__ for c in kind.__mro__ if issubclass(c, cp.Objective))
+    assert "https://" in kind.paper or "preprint" in kind.paper
+    for advice in ("use", "tune_first", "cost"):
+        assert vars(kind)[advice]
+    documented = " ".join(kind.__doc__.split())
+    assert documented.count("Args:") == 1
     for key, hyper in kind.hyper.items():
-        assert key in documented, key
-        assert hyper.short
+        assert hyper.doc
+        assert f" {key}: {hyper.doc} Default: {hyper.default!r}." in documented
+        assert re.fullmatch("[a-z][a-z0-9_]*", hyper.short), f"{hyper.short!r} cannot be written in a spec"
+
+
+@pytest.mark.parametrize("name", cp.registry)
+def test_the_signature_names_every_parameter_with_its_default(name):
+    kind = cp.registry[name]
+    parameters = inspect.signature(kind).parameters
+    assert set(parameters) == set(kind.hyper) | ({"objective"} if issubclass(kind, cp.Wrapper) else set())
+    built = kind(*(p.default for p in parameters.values()))
+    assert built == kind() == kind(**{key: p.default for key, p in parameters.items()})
+    assert "z1" not in inspect.signature(built).parameters  # an instance has the signature of its call
+    assert list(inspect.signature(built).parameters) != list(parameters)
+
+
+def test_a_subclass_needs_no_init():
+    class Mine(cp.Objective):
+        temperature: cp.Real = cp.Real("t", default=0.5, low=0, open_low=True)
+        mu: cp.Real = cp.Real(doc="The center.", kw_only=True)
+        half: cp.Flag = cp.Flag(default=False)
+
+        def __post_init__(self):
+            self.twice = 2 * self.mu
+
+        def per_anchor(self, pos, neg):
+            return neg.mean(lambda s: s) * self.mu / self.temperature - pos
+
+    loss_fn = Mine(0.2, mu=0.7)
+    assert (loss_fn.temperature, loss_fn.mu, loss_fn.half, loss_fn.twice) == (0.2, 0.7, False, 1.4)
+    assert str(loss_fn) == "Mine:t=0.2,mu=0.7"
+    assert str(loss_fn.replace(t=0.5, half=True)) == "Mine:mu=0.7,half=true"
+    assert str(inspect.signature(Mine)) == "(temperature=0.5, half=False, *, mu)"
+    assert Mine.__doc__ == "Args:\n    mu: The center."
+    for wrong, message in (
+        (lambda: Mine(), "Mine: mu= is required"),
+        (lambda: Mine(0.5, False, 1, 4), r"Mine: expected at most 3 arguments \(temperature, half, mu\), got 4"),
+        (lambda: Mine(0.5, temperature=0.5, mu=1), "Mine: temperature was passed both by position and by name"),
+    ):
+        with pytest.raises(TypeError, match=message):
+            wrong()
+
+
+def test_positions_are_those_of_the_first_release():
+    assert cp.ADNCE(0.5, 0.7, 1.0, "gaussian", "mean", 0.8) == cp.ADNCE(
+        weight="gaussian", denominator="mean", quantile=0.8
+    )
+    assert cp.HCL(0.5, 0.1, 2.0) == cp.HCL(beta=2.0)
+    assert cp.DCL(0.2, 0.05) == cp.DCL(temperature=0.2, prior=0.05)
+    assert cp.DistancePolarization(0.2, 0.6) == cp.DistancePolarization(low=0.2, high=0.6)
+
+
+def test_a_new_range_keeps_the_default_and_the_position():
+    class Cold(cp.DCL):
+        temperature = cp.Real("t", low=0, high=1, open_low=True, always=True)
+
+    assert Cold().temperature == 0.5
+    assert Cold(0.3, 0.05).to_dict() == {**cp.DCL(0.3, 0.05).to_dict(), "name": "Cold"}
+    with pytest.raises(ValueError, match="temperature"):
+        Cold(2.0)
+
+
+def test_a_subclass_may_write_its_own_init():
+    class Mine(cp.InfoNCE):
+        margin = cp.Real("m", 0)
+
+        def __init__(self, temperature=0.3, denominator="mean", margin=0.25):
+            """Pass values on."""
+            super().__init__(temperature, denominator, margin=margin)
+
+    assert str(Mine()) == "Mine:t=0.3,denominator=mean"
+    assert str(Mine(margin=1)) == "Mine:t=0.3,denominator=mean,m=1"
+    assert list(inspect.signature(Mine).parameters) == ["temperature", "denominator", "margin"]
 
 
 @pytest.mark.parametrize("name", cp.registry)

@@ -1,4 +1,4 @@
-"""examples/graphcl_tu.py and examples/graphs.py: equal budgets, honest words, studies that go on where they stopped."""
+"""The studies of graphs and examples/graphs.py: equal budgets, supported claims, studies that resume."""
 
 from __future__ import annotations
 

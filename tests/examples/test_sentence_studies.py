@@ -1,4 +1,4 @@
-"""examples/simcse_sts.py, quick_thoughts.py and mteb_sts.py: equal budgets, clean choices, tables; and mteb itself."""
+"""The studies of sentences and examples/mteb_sts.py: equal budgets, clean choices, tables; and mteb itself."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 from tiny_bert import load, texts
 
 import counterpoint as cp
-from counterpoint.integrations.sentence.data import SEVEN
+from counterpoint.integrations.sentence.settings import SEVEN
 from counterpoint.integrations.store.run import find_runs
 
 for needed in ("sentence_transformers", "datasets", "accelerate", "sklearn"):

@@ -1,8 +1,7 @@
-"""examples/toy_clusters.py: its data, its measure, its statistics, and what a user sees of it."""
+"""examples/studies/toy_clusters.py: its data, its measure, its statistics, and its command line."""
 
 import importlib
 import json
-from pathlib import Path
 from types import ModuleType
 
 import numpy as np
@@ -11,7 +10,6 @@ import pytest
 for needed in ("matplotlib", "scipy", "sklearn"):
     pytest.importorskip(needed)
 
-SCRIPT = Path(__file__).parents[2] / "examples" / "toy_clusters.py"
 PLAIN, WITH_DP = "infonce:t=0.2", "infonce:t=0.2 + 0.1*dp:reduction=batch_sum"
 
 

@@ -11,7 +11,7 @@ import torch
 from hosts import SGD, real_clone
 
 import counterpoint as cp
-from counterpoint.plugins import adnce_image, inject
+from counterpoint.plugins import adnce_image, inject, launch
 from counterpoint.plugins.host import Seam, SeamError
 
 MODEL = '''
@@ -123,7 +123,7 @@ def clone(tmp_path, monkeypatch):
 
 
 def train(clone, seam, *args):
-    inject.run(adnce_image.HOST, seam, clone / "main.py", args)
+    launch.run(adnce_image.HOST, seam, clone / "main.py", args)
     return torch.load(clone / "weights.pt")
 
 
@@ -171,11 +171,11 @@ def test_every_objective(clone, name):
 
 def test_by_hand_is_what_is_injected(clone):
     out = torch.nn.functional.normalize(torch.randn(2, 6, 8, dtype=torch.float64), dim=-1)
-    loss, weight = adnce_image.Loss("adnce:t=0.3,mu=0.6")(*out, torch.arange(6))
+    loss, weight = adnce_image.ContrastiveLoss("adnce:t=0.3,mu=0.6")(*out, torch.arange(6))
     assert weight is None
     torch.testing.assert_close(loss, cp.ADNCE(0.3, mu=0.6)(*out))
     with pytest.warns(UserWarning, match="one sample has no negatives"):
-        assert adnce_image.Loss("adnce")(*out[:, :1], torch.arange(1))[0] == 0
+        assert adnce_image.ContrastiveLoss("adnce")(*out[:, :1], torch.arange(1))[0] == 0
 
 
 def test_report(clone):

@@ -15,7 +15,7 @@ from hosts import SGD, real_clone
 from torch import nn
 
 import counterpoint as cp
-from counterpoint.plugins import curl, inject
+from counterpoint.plugins import curl, inject, launch
 from counterpoint.plugins.host import Seam, SeamError
 
 UTILS = '''
@@ -169,7 +169,7 @@ def forget():
 
 
 def train(clone, seam, *args):
-    inject.run(curl.HOST, seam, clone / "train.py", args)
+    launch.run(curl.HOST, seam, clone / "train.py", args)
     return torch.load(clone / "curl.pt")
 
 
@@ -224,7 +224,7 @@ def test_every_objective(clone, name, views):
     ],
 )
 def test_scores_follow_from_the_objective(spec, scores):
-    assert curl.natural_scores(cp.objective(spec)) == scores
+    assert curl.default_scores(cp.objective(spec)) == scores
 
 
 @pytest.fixture
@@ -243,7 +243,7 @@ def host(clone, monkeypatch):
 
 def test_bilinear_scores_are_those_of_the_host(host):
     cross_entropy, net = host.agent.cross_entropy_loss, host.agent.CURL
-    criterion = curl.Criterion("infonce:t=1", net)
+    criterion = curl.ContrastiveLoss("infonce:t=1", net)
     logits = net.compute_logits(host.z_a, host.z_pos)
     ours, theirs = criterion(logits, host.labels), cross_entropy(logits, host.labels)
     torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-12)
@@ -254,7 +254,7 @@ def test_bilinear_scores_are_those_of_the_host(host):
 
 def test_scores_keep_the_scale_that_the_host_takes_away(host):
     net = host.agent.CURL
-    criterion = curl.Criterion("hcl", net, scores="bilinear")
+    criterion = curl.ContrastiveLoss("hcl", net, scores="bilinear")
     raw = host.z_a @ net.W @ host.z_pos.T
     expected = cp.HCL().from_logits(raw)
     torch.testing.assert_close(criterion(net.compute_logits(host.z_a, host.z_pos), host.labels), expected)
@@ -262,7 +262,7 @@ def test_scores_keep_the_scale_that_the_host_takes_away(host):
 
 def test_cosine_scores(host):
     net = host.agent.CURL
-    criterion = curl.Criterion("hcl + 0.1*dp", net)
+    criterion = curl.ContrastiveLoss("hcl + 0.1*dp", net)
     loss = criterion(net.compute_logits(host.z_a, host.z_pos), host.labels)
     expected = cp.HCL()(host.z_a, host.z_pos, pairing="one_way") + 0.1 * cp.DistancePolarization()(host.z_a)
     torch.testing.assert_close(loss, expected)
@@ -270,7 +270,7 @@ def test_cosine_scores(host):
 
 def test_polarization_sees_cosines_beside_bilinear_scores(host):
     net = host.agent.CURL
-    host.agent.cross_entropy_loss = curl.Criterion("infonce:t=1 + 0.1*dp", net)
+    host.agent.cross_entropy_loss = curl.ContrastiveLoss("infonce:t=1 + 0.1*dp", net)
     logits = net.compute_logits(host.z_a, host.z_pos)
     expected = nn.functional.cross_entropy(logits, host.labels) + 0.1 * cp.DistancePolarization()(host.z_a)
     torch.testing.assert_close(host.agent.cross_entropy_loss(logits, host.labels), expected)
@@ -284,7 +284,7 @@ def test_more_crops(host, monkeypatch, scores):
     crop = host.utils.random_crop
     cropped = []
     host.utils.random_crop = lambda frames, size: cropped.append(frames) or crop(frames, size)
-    criterion = curl.attach(host.agent, "arcl(infonce:t=0.5):views=4", scores=scores)
+    criterion = curl.patch(host.agent, "arcl(infonce:t=0.5):views=4", scores=scores)
     losses = []
     forward = criterion.forward
     monkeypatch.setattr(criterion, "forward", lambda *args: losses.append(forward(*args)) or losses[-1])
@@ -305,7 +305,7 @@ def test_more_crops(host, monkeypatch, scores):
 
 def test_the_crop_function_is_given_back(host):
     crop = host.utils.random_crop
-    curl.attach(host.agent, "arcl(infonce):views=3")
+    curl.patch(host.agent, "arcl(infonce):views=3")
     for step in range(2):
         host.agent.update(host.buffer, None, step)
     assert host.utils.random_crop is crop
@@ -313,12 +313,12 @@ def test_the_crop_function_is_given_back(host):
 
 def test_what_a_criterion_refuses(host):
     net = host.agent.CURL
-    with pytest.raises(SeamError, match=r"4 crops, but update_cpc has two: counterpoint.plugins.curl.attach"):
-        curl.Criterion("arcl(infonce):views=4", net)
+    with pytest.raises(SeamError, match=r"4 crops, but update_cpc has two: counterpoint.plugins.curl.patch"):
+        curl.ContrastiveLoss("arcl(infonce):views=4", net)
     with pytest.raises(SeamError, match="unknown scores 'cosines'"):
-        curl.Criterion("hcl", net, scores="cosines")
-    with pytest.raises(SeamError, match="logits that its CURL has not computed"):
-        curl.Criterion("hcl", net)(torch.zeros(8, 8), host.labels)
+        curl.ContrastiveLoss("hcl", net, scores="cosines")
+    with pytest.raises(SeamError, match="logits that its CURL did not compute"):
+        curl.ContrastiveLoss("hcl", net)(torch.zeros(8, 8), host.labels)
 
 
 @pytest.mark.parametrize(
@@ -474,7 +474,7 @@ def test_the_real_host_in_double_precision(real):
     sac, _ = real
     bare = SimpleNamespace(encoder=nn.Identity())
     net = sac.CURL((9, 64, 64), 10, 8, bare, bare).double()
-    criterion = curl.Criterion("infonce:t=1", net)
+    criterion = curl.ContrastiveLoss("infonce:t=1", net)
     z_a, z_pos = torch.randn(2, 8, 10, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     z_a.requires_grad_()
     logits, labels = net.compute_logits(z_a, z_pos), torch.arange(8)

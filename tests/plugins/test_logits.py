@@ -13,7 +13,7 @@ import counterpoint as cp
 from counterpoint.objective import Wrapper
 from counterpoint.plugins import inject
 from counterpoint.plugins.host import Seam, SeamError
-from counterpoint.plugins.logits import CrossEntropyLoss, before
+from counterpoint.plugins.logits import ContrastiveLoss, before
 
 SPECS = {name: f"{name}(infonce)" if issubclass(kind, Wrapper) else name for name, kind in cp.registry.items()}
 NEED_INPUTS = ("robust", "intcl", "intnacl")
@@ -30,7 +30,7 @@ def similarities(anchors=6, keys=9):
 def test_infonce_is_cross_entropy():
     s, labels = similarities(), torch.tensor([8, 0, 3, 3, 5, 1])
     loss, expected = (
-        CrossEntropyLoss("infonce:t=0.07", scale=1 / 0.07)(s / 0.07, labels),
+        ContrastiveLoss("infonce:t=0.07", scale=1 / 0.07)(s / 0.07, labels),
         cross_entropy(s / 0.07, labels),
     )
     torch.testing.assert_close(loss, expected, rtol=1e-12, atol=0)
@@ -43,20 +43,20 @@ def test_the_objective_owns_the_temperature():
     wanted = cp.ADNCE(0.2, mu=0.4)
     expected = wanted.from_logits(s, labels)
     for temperature in (0.05, 1.0):
-        criterion = CrossEntropyLoss(wanted, scale=1 / temperature)
+        criterion = ContrastiveLoss(wanted, scale=1 / temperature)
         torch.testing.assert_close(criterion(s / temperature, labels), expected, rtol=1e-10, atol=0)
 
 
 def test_rows_that_do_not_count():
     s, labels = similarities(), torch.tensor([-1, 0, 3, -1, 5, 1])
-    loss = CrossEntropyLoss("infonce:t=1", ignore_index=-1)(s, labels)
+    loss = ContrastiveLoss("infonce:t=1", ignore_index=-1)(s, labels)
     torch.testing.assert_close(loss, cross_entropy(s, labels, ignore_index=-1), rtol=1e-12, atol=0)
 
 
 def test_several_positives_per_row():
     s, labels = similarities(), torch.zeros(6, 9, dtype=torch.bool)
     labels[torch.arange(6), torch.arange(6)] = labels[:, 8] = True
-    loss = CrossEntropyLoss("infonce:t=1,denominator=negatives")(s, labels)
+    loss = ContrastiveLoss("infonce:t=1,denominator=negatives")(s, labels)
     rest = s.masked_fill(labels, float("-inf")).logsumexp(1, keepdim=True)
     torch.testing.assert_close(loss, (rest - s)[labels].mean(), rtol=1e-12, atol=0)
 
@@ -64,17 +64,17 @@ def test_several_positives_per_row():
 def test_one_anchor_with_its_positive_alone_is_zero():
     logits = torch.ones(1, 1, requires_grad=True)
     with pytest.warns(UserWarning, match="one sample has no negatives"):
-        loss = CrossEntropyLoss("hcl")(logits, torch.tensor([0]))
+        loss = ContrastiveLoss("hcl")(logits, torch.tensor([0]))
     torch.testing.assert_close(loss, cross_entropy(logits, torch.tensor([0])))
     loss.backward()
     assert logits.grad == 0
     with pytest.raises(ValueError, match="at least 2 keys"):  # several anchors without negatives are no last batch
-        CrossEntropyLoss("hcl")(torch.ones(3, 1), torch.zeros(3, dtype=torch.long))
+        ContrastiveLoss("hcl")(torch.ones(3, 1), torch.zeros(3, dtype=torch.long))
 
 
 def test_calls_that_are_not_contrastive():
     s, labels = similarities(4, 4), torch.tensor([1, 0, 3, 2])
-    criterion = CrossEntropyLoss(
+    criterion = ContrastiveLoss(
         "hcl:t=1", contrastive=lambda logits, labels: torch.equal(labels, torch.arange(len(logits)))
     )
     assert torch.equal(criterion(s, labels), cross_entropy(s, labels))
@@ -84,35 +84,35 @@ def test_calls_that_are_not_contrastive():
 @pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
 def test_reductions_are_those_of_cross_entropy(reduction):
     s, labels = similarities(), torch.tensor([-1, 0, 3, -1, 5, 1])
-    criterion = CrossEntropyLoss("infonce:t=1", ignore_index=-1, reduction=reduction)
+    criterion = ContrastiveLoss("infonce:t=1", ignore_index=-1, reduction=reduction)
     expected = cross_entropy(s, labels, ignore_index=-1, reduction=reduction)
     torch.testing.assert_close(criterion(s, labels), expected, rtol=1e-12, atol=0)
-    plain = CrossEntropyLoss("hcl", ignore_index=-1, reduction=reduction, contrastive=lambda *_: False)
+    plain = ContrastiveLoss("hcl", ignore_index=-1, reduction=reduction, contrastive=lambda *_: False)
     assert torch.equal(plain(s, labels), expected)
 
 
 @pytest.mark.parametrize(
     ("how", "why"),
     [
-        ({"weight": torch.ones(9)}, "weight= is of classes, but columns are samples"),
-        ({"label_smoothing": 0.1}, "label_smoothing= makes every negative a positive.*got 0.1"),
+        ({"weight": torch.ones(9)}, "weight= weights classes, but columns are samples"),
+        ({"label_smoothing": 0.1}, "label_smoothing= turns every negative into a positive.*got 0.1"),
         ({"reduction": "men"}, r"unknown reduction 'men'\. Did you mean 'mean'"),
     ],
 )
 def test_settings_of_cross_entropy_without_counterpart(how, why):
     with pytest.raises(ValueError, match=why):
-        CrossEntropyLoss("infonce", **how)
-    CrossEntropyLoss("infonce", weight=None, label_smoothing=0.0)
+        ContrastiveLoss("infonce", **how)
+    ContrastiveLoss("infonce", weight=None, label_smoothing=0.0)
 
 
 @pytest.mark.parametrize("spec", ["adnce:mu=0.4,t=0.07", "infonce + 0.1*dp"])
 def test_a_forgotten_scale_is_warned_of_once(spec, recwarn):
     s, labels = similarities(), torch.arange(6)
     masked = s.detach().masked_fill(s < 0.1, -1e9)
-    CrossEntropyLoss(spec, scale=1 / 0.07)(masked / 0.07, labels)  # a mask is no similarity
-    CrossEntropyLoss("infonce")(s / 0.07, labels)  # at its temperature of 1, any similarity will do
+    ContrastiveLoss(spec, scale=1 / 0.07)(masked / 0.07, labels)  # a mask is no similarity
+    ContrastiveLoss("infonce")(s / 0.07, labels)  # at its temperature of 1, any similarity will do
     assert not recwarn.list
-    criterion = CrossEntropyLoss(spec)
+    criterion = ContrastiveLoss(spec)
     with pytest.warns(UserWarning, match=r"its parameters are cosines, but similarities reach 1[0-9.]* at scale=1;"):
         criterion(s / 0.07, labels)
     criterion(s / 0.07, labels)
@@ -120,8 +120,8 @@ def test_a_forgotten_scale_is_warned_of_once(spec, recwarn):
 
 
 def test_it_says_what_it_is():
-    assert repr(CrossEntropyLoss("infonce:t=0.5", scale=2)).startswith("CrossEntropyLoss(\n  infonce:t=0.5")
-    assert "scale=2" in repr(CrossEntropyLoss("infonce:t=0.5", scale=2))
+    assert repr(ContrastiveLoss("infonce:t=0.5", scale=2)).startswith("ContrastiveLoss(\n  infonce:t=0.5")
+    assert "scale=2" in repr(ContrastiveLoss("infonce:t=0.5", scale=2))
 
 
 # ---- the launcher's replacement --------------------------------------------------------------------

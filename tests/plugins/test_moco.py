@@ -13,8 +13,9 @@ from hosts import SGD, real_clone
 from torch import nn
 
 import counterpoint as cp
-from counterpoint.plugins import inject, moco
+from counterpoint.plugins import inject, launch, moco
 from counterpoint.plugins.host import Seam, SeamError
+from counterpoint.plugins.shims import moco as shims
 
 BUILDER = '''
 import torch
@@ -157,7 +158,7 @@ def forget(*names):
 
 
 def train(clone, seam, *args):
-    inject.run(moco.HOST, seam, clone / "main_moco.py", ["data", *args])
+    launch.run(moco.HOST, seam, clone / "main_moco.py", ["data", *args])
     return torch.load(clone / "checkpoint.pth.tar")
 
 
@@ -165,7 +166,7 @@ def test_host_trains_to_the_same_weights(clone, monkeypatch):
     # what the accuracy shim is for: without it, the script stops here
     monkeypatch.syspath_prepend(clone)
     monkeypatch.setattr(sys, "argv", ["main_moco.py", "data", "--moco-t", "0.2"])
-    lenient = moco._reshaping(runpy.run_path("main_moco.py")["accuracy"])
+    lenient = shims.lenient(runpy.run_path("main_moco.py")["accuracy"])
     source = (clone / "main_moco.py").read_text()
     (clone / "plain.py").write_text(source.replace("        accuracy(", "        0 and accuracy("))
     runpy.run_path("plain.py", run_name="__main__")
@@ -232,7 +233,7 @@ def made(clone, **how):
 def test_by_hand(clone):
     model = made(clone, T=0.2)
     images = torch.randn(2, 6, 12, dtype=torch.float64)
-    criterion = moco.Criterion("infonce:t=0.2", model)
+    criterion = moco.ContrastiveLoss("infonce:t=0.2", model)
     output, target = model(*images)
     ours, theirs = criterion(output, target), nn.functional.cross_entropy(output, target)
     weight = model.encoder_q.weight
@@ -245,23 +246,23 @@ def test_regularisers_look_at_the_queries(clone):
     model = made(clone, m=1.0)
     images = torch.randn(2, 6, 12, dtype=torch.float64)
     queue = model.queue.clone()
-    criterion = moco.Criterion("hcl:t=0.2 + 0.1*dp", model)
+    criterion = moco.ContrastiveLoss("hcl:t=0.2 + 0.1*dp", model)
     loss = criterion(*model(*images))
     q, k = model.encoder_q(images[0]), model.encoder_k(images[1])
     expected = cp.HCL(0.2)(q, k, queue=queue.T) + 0.1 * cp.DistancePolarization()(q)
-    torch.testing.assert_close(loss, expected, rtol=0, atol=1e-6)  # the queue was normalised in float32
+    torch.testing.assert_close(loss, expected, rtol=0, atol=1e-6)  # the queue was normalized in float32
     assert not torch.equal(model.queue, queue)
 
 
 def test_a_criterion_without_its_model(clone):
     model = made(clone)
-    criterion = moco.Criterion("hcl", model)
+    criterion = moco.ContrastiveLoss("hcl", model)
     output, target = model(*torch.randn(2, 6, 12, dtype=torch.float64))
     criterion(output, target)
-    with pytest.raises(SeamError, match="logits that its model has not made"):
+    with pytest.raises(SeamError, match="logits that its model did not compute"):
         criterion(output, target)
     with pytest.raises(SeamError, match="Linear has no queue; the script that trains MoCo is"):
-        moco.Criterion("hcl", nn.Linear(2, 2))
+        moco.ContrastiveLoss("hcl", nn.Linear(2, 2))
 
 
 def test_the_name_inside_the_company(clone, capsys):
@@ -311,7 +312,7 @@ def test_the_real_host(monkeypatch, tmp_path):
     torch.distributed.init_process_group("gloo", init_method=f"file://{tmp_path}/rendezvous", world_size=1, rank=0)
     try:
         seam = Seam("hcl:t=0.3", verify=4)
-        finish = inject.install(moco.HOST, seam)
+        finish = launch.install(moco.HOST, seam)
         script = importlib.import_module("main_moco")
         finish(script)
         torch.manual_seed(0)

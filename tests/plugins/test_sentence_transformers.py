@@ -276,7 +276,7 @@ def test_every_objective_trains(model, tmp_path, spec):
 def test_a_last_batch_of_one_sample_trains(model, tmp_path, kind, spec):
     """24 samples in batches of 23."""
     run = trainer(model, kind(model, spec), tmp_path, max_steps=2, per_device_train_batch_size=23)
-    with pytest.warns(UserWarning, match="one sample has no negatives: its loss is zero.*dataloader_drop_last=True"):
+    with pytest.warns(UserWarning, match="one sample has no negatives, so its loss is zero.*dataloader_drop_last=True"):
         run.train()
     first, last = logged(run)
     assert first > 0
@@ -389,7 +389,9 @@ def one_of_two(rank: int, bert: str, out: str) -> None:
 @pytest.fixture(scope="module")
 def two_processes(bert, tmp_path_factory):
     out = tmp_path_factory.mktemp("gloo")
-    running = [subprocess.Popen([sys.executable, __file__, str(rank), str(bert), str(out)]) for rank in range(2)]
+    env = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[1] / "support")}
+    command = [sys.executable, __file__]
+    running = [subprocess.Popen([*command, str(rank), str(bert), str(out)], env=env) for rank in range(2)]
     assert [process.wait(timeout=240) for process in running] == [0, 0]
     return [json.loads((out / f"{rank}.json").read_text()) for rank in range(2)]
 

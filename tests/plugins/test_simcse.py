@@ -18,7 +18,7 @@ from hosts import real_clone
 import counterpoint as cp
 from counterpoint.objective import Wrapper
 from counterpoint.plugins import inject, simcse
-from counterpoint.plugins.host import Seam, SeamError, UnreachedError
+from counterpoint.plugins.host import OWN_LOSS, Seam, SeamError, UnreachedError
 
 # The names, shapes and order of calls of the host's simcse/models.py, around an encoder of two layers.
 MODELS = """
@@ -107,7 +107,7 @@ CASES = {"host": 2, "adnce:t=0.07,mu=0.4": 2, "infonce:t=0.1 + 0.1*dp": 3, "arcl
 
 
 def run(spec, sentences, rows, wrap):
-    seam = simcse.use(spec)
+    seam = simcse.patch(spec)
     torch.manual_seed(0)
     model = models.BertForCL(Namespace(temp=0.05, dropout=0.0, hard_negative_weight=0.5)).double()
     ids = torch.randint(0, 20, (6, sentences, 5))[rows]
@@ -199,7 +199,7 @@ def test_host_is_reproduced_in_float64(models, kind):
     net = model(models, dropout=0.1, hard_negative_weight=0.7 if kind.startswith("weighted") else 0.0)
     inputs = batch(3 if kind.endswith("negatives") else 2, mlm=kind == "mlm")
     loss, gradient = loss_and_gradient(net, inputs)
-    seam = simcse.use("host")
+    seam = simcse.patch("host")
     ours = loss_and_gradient(net, inputs)
     assert seam.calls == 1
     torch.testing.assert_close(ours[0], loss, rtol=1e-12, atol=0)
@@ -209,12 +209,12 @@ def test_host_is_reproduced_in_float64(models, kind):
 def test_host_is_reproduced_at_its_temperature(models):
     net, inputs = model(models, temp=0.21), batch()
     loss = net(**inputs)
-    simcse.use("host")
+    simcse.patch("host")
     torch.testing.assert_close(net(**inputs), loss, rtol=1e-12, atol=0)
 
 
 def test_verify_in_float32(models):
-    seam = simcse.use(Seam("adnce", verify=5))
+    seam = simcse.patch(Seam("adnce", verify=5))
     net = model(models, dropout=0.1, dtype=torch.float32)
     for _ in range(6):
         net(**batch())
@@ -228,7 +228,7 @@ def test_verify_in_float32(models):
 def test_an_objective_gets_what_the_host_compares(models):
     net, inputs = model(models), batch()
     z1, z2 = embeddings(net, inputs["input_ids"])
-    simcse.use("adnce:mu=0.4,t=0.07")
+    simcse.patch("adnce:mu=0.4,t=0.07")
     expected = cp.ADNCE(0.07, mu=0.4)(z1, z2, pairing="one_way")
     torch.testing.assert_close(net(**inputs), expected, rtol=1e-12, atol=0)
 
@@ -236,7 +236,7 @@ def test_an_objective_gets_what_the_host_compares(models):
 def test_hard_negatives_and_their_weight(models):
     net, inputs = model(models), batch(3)
     z1, z2, z3 = embeddings(net, inputs["input_ids"])
-    simcse.use("hcl:t=0.07,prior=0.1")
+    simcse.patch("hcl:t=0.07,prior=0.1")
     expected = cp.HCL(0.07, prior=0.1)(z1, z2, negatives=z3, negative_weight=0.7)
     torch.testing.assert_close(net(**inputs), expected, rtol=1e-12, atol=0)
 
@@ -246,7 +246,7 @@ def test_the_language_models_loss_is_left_alone(models):
     z1, z2 = embeddings(net, inputs["input_ids"])
     scores = net.lm_head(net.bert(inputs["mlm_input_ids"])).flatten(0, 2)
     language = torch.nn.functional.cross_entropy(scores, inputs["mlm_labels"].flatten())
-    seam = simcse.use("dcl:t=0.1")
+    seam = simcse.patch("dcl:t=0.1")
     expected = cp.DCL(0.1)(z1, z2, pairing="one_way") + 0.1 * language
     torch.testing.assert_close(net(**inputs), expected, rtol=1e-12, atol=0)
     assert seam.calls == 1
@@ -257,7 +257,7 @@ def test_more_views_are_further_passes(models, views, passes):
     net, inputs = model(models, dropout=0.3), batch(mlm=True, same=True)
     seen = []
     net.bert.register_forward_hook(lambda *call: seen.append(call[2].detach()))
-    simcse.use(f"arcl(infonce:t=0.1):views={views}")
+    simcse.patch(f"arcl(infonce:t=0.1):views={views}")
     loss = net(**inputs)
     # further passes first; the last run of the encoder is the language model's
     assert len(seen) == passes + 1
@@ -271,13 +271,13 @@ def test_more_views_are_further_passes(models, views, passes):
 def test_views_for_objectives_that_ask_for_none(models):
     net, inputs = model(models), batch(same=True)
     z1, z2 = embeddings(net, inputs["input_ids"])
-    simcse.use(Seam("nca:t=0.1", options={"views": 3}))
+    simcse.patch(Seam("nca:t=0.1", options={"views": 3}))
     torch.testing.assert_close(net(**inputs), cp.NCA(0.1)(z1, z2, z1, pairing="one_way"), rtol=1e-12, atol=0)
 
 
 @pytest.mark.parametrize("spec", ["infonce:t=0.05", "hcl + 0.1*dp"])
 def test_a_last_batch_of_one_sentence_is_zero_as_the_hosts(models, spec):
-    simcse.use(spec)
+    simcse.patch(spec)
     net = model(models)
     with pytest.warns(UserWarning, match="one sample has no negatives.*dataloader_drop_last=True"):
         loss = net(**batch(rows=1))
@@ -287,45 +287,44 @@ def test_a_last_batch_of_one_sentence_is_zero_as_the_hosts(models, spec):
 
 
 def test_a_last_batch_of_one_sentence_is_left_to_the_host(models):
-    simcse.use(inject.HOST)
+    simcse.patch(OWN_LOSS)
     assert model(models)(**batch(rows=1)).item() == 0
 
 
 @pytest.mark.parametrize("name", sorted(cp.registry))
 def test_every_objective_takes_three_steps(models, name):
     spec = f"{name}(infonce)" if issubclass(cp.registry[name], Wrapper) else name
-    seam = Seam(spec)
     net = model(models, dropout=0.1, dtype=torch.float32)
     optimiser = torch.optim.SGD(net.parameters(), lr=0.1)
 
     def train():
-        simcse.before(seam)
+        seam = simcse.patch(spec)
         for _ in range(3):
             loss = net(**batch())
             optimiser.zero_grad()
             loss.backward()
             optimiser.step()
             assert loss.isfinite()
+        assert seam.calls == 3
 
     if name in ("robust", "intcl", "intnacl", "mixnca"):
         with pytest.raises(SeamError, match=r"needs (adversarial|mixed) views, but sentences cannot be"):
             train()
     else:
         train()
-        assert seam.calls == 3
 
 
 # ---- what cannot be had ----------------------------------------------------------------------------
 
 
 def test_more_views_with_hard_negatives_are_refused(models):
-    simcse.use("arcl(infonce):views=4")
+    simcse.patch("arcl(infonce):views=4")
     with pytest.raises(SeamError, match="not with hard negatives"):
         model(models)(**batch(3))
 
 
 def test_another_mode_of_the_fork_is_refused(models):
-    simcse.use("adnce")
+    simcse.patch("adnce")
     with pytest.raises(UnreachedError, match="run with --loss_mode easy"):
         model(models, loss_mode="adnce")(**batch())
     assert model(models, loss_mode="easy")(**batch()).isfinite()
@@ -337,15 +336,15 @@ def test_a_loss_that_is_computed_otherwise_is_noticed(models):
     models.cl_forward = lambda model, encoder, **inputs: forward(
         Namespace(sim=model.sim, model_args=Namespace(loss_mode="other"), training=True), encoder, **inputs
     )
-    simcse.use("adnce")
-    with pytest.raises(UnreachedError, match="has compared nothing"):
+    simcse.patch("adnce")
+    with pytest.raises(UnreachedError, match="compares nothing"):
         model(models)(**batch())
 
 
 def test_another_package_of_that_name_is_noticed(folder, models):
     del models.cl_forward
     with pytest.raises(SeamError, match="is another package of that name in the way"):
-        simcse.use("adnce")
+        simcse.patch("adnce")
 
 
 # ---- with the launcher -----------------------------------------------------------------------------

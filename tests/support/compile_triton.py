@@ -22,13 +22,14 @@ KERNELS = (triton._forward, triton._backward_anchors, triton._backward_keys)
 TYPES = {torch.float32: "*fp32", torch.bfloat16: "*bf16"}
 
 
-def on_chip(kernel, width: int, dtype: torch.dtype, how: str, capability: int, room: int) -> int:
-    held, passing, bd = triton._blocks(width, dtype, how, room * 1024)
-    constants = {"two": True, "summed": False, "hill": False, "wide": True, "masked": True, "bd": bd, "how": how}
-    constants |= {"learned": True, "squares": False}
-    constants |= {"bn": passing, "bm": held} if kernel is triton._backward_keys else {"bn": held, "bm": passing}
+def on_chip(kernel, width: int, dtype: torch.dtype, precision: str, capability: int, room: int) -> int:
+    owned, iterated, block_d = triton._block_sizes(width, dtype, precision, room * 1024)
+    constants = {"TWO": True, "SUM": False, "RELU": False, "PER_ANCHOR": True, "MASKED": True}
+    constants |= {"LEARNED": True, "SQUARES": False, "BLOCK_D": block_d, "PRECISION": precision}
+    own, other = ("BLOCK_N", "BLOCK_M") if kernel is triton._backward_keys else ("BLOCK_M", "BLOCK_N")
+    constants |= {own: owned, other: iterated}
     kinds = {"anchors": TYPES[dtype], "keys": TYPES[dtype], "row_ids": "*i64", "key_ids": "*i64"}
-    kinds |= dict.fromkeys(("n", "m", "d"), "i32") | dict.fromkeys(constants, "constexpr")
+    kinds |= dict.fromkeys(("M", "N", "d"), "i32") | dict.fromkeys(constants, "constexpr")
     names = kernel.arg_names
     source = ASTSource(
         kernel,
@@ -41,14 +42,16 @@ def on_chip(kernel, width: int, dtype: torch.dtype, how: str, capability: int, r
 
 def main() -> None:
     for chip, (capability, room) in CHIPS.items():
-        for width, (dtype, how) in itertools.product((128, 256, 512, 1024), WAYS):
-            if width > triton.widest(dtype, room * 1024):
+        for width, (dtype, precision) in itertools.product((128, 256, 512, 1024), WAYS):
+            if width > triton.max_width(dtype, room * 1024):
                 continue
-            if how == "tf32x3" and width > triton.WIDEST // 2:
+            if precision == "tf32x3" and width > triton.MAX_WIDTH // 2:
                 continue  # multiplied exactly instead
             for kernel in KERNELS:
-                size = on_chip(kernel, width, dtype, how, capability, room)
-                print(f"{chip:24} {kernel.fn.__name__:18} d={width:5} {dtype!s:15} {how:7} {size:4} KiB", flush=True)
+                size = on_chip(kernel, width, dtype, precision, capability, room)
+                print(
+                    f"{chip:24} {kernel.fn.__name__:18} d={width:5} {dtype!s:15} {precision:7} {size:4} KiB", flush=True
+                )
                 if size > room:
                     sys.exit(f"more than the {room} KiB that there are")
 

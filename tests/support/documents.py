@@ -12,6 +12,7 @@ ROOT = Path(__file__).resolve().parents[2]
 DOCUMENTS = (
     "README.md",
     "CONTRIBUTING.md",
+    "docs/architecture.md",
     "docs/results.md",
     "examples/README.md",
     "examples/existing_repos/README.md",

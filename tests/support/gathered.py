@@ -126,7 +126,7 @@ def helpers(rank: int) -> dict[str, Any]:
     except RuntimeError as error:
         found["second derivative of a ring"] = str(error)
     # a group that knows no tensors on the CPU, as NCCL's
-    control = distributed._control(dist.new_group(backend="cuda:gloo"))
+    control = distributed.cpu_group(dist.new_group(backend="cuda:gloo"))
     mine, every = torch.tensor([rank]), torch.zeros(2, dtype=torch.long)
     dist.all_gather_into_tensor(every, mine, group=control)
     found["control"] = every
@@ -241,7 +241,7 @@ def most_keys(rank: int) -> dict[str, int]:
 
 def without_kernels(rank: int) -> float:
     """A ring where the device has kernels, which know no ring."""
-    streamed.FUSED = {"cpu"}
+    streamed.KERNEL_DEVICES = {"cpu"}
     return cp.HCL()(*embeddings()[0][:, part(UNEVEN, rank)].float(), gather="ring").item()
 
 

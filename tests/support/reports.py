@@ -13,7 +13,7 @@ BASE, OTHER, THIRD = (str(cp.objective(spec)) for spec in ("infonce:t=0.2", "adn
 
 
 def make(root, table, domain="graph", **arguments):
-    """Finished runs with the given results: {(dataset, row): {seed: number or numbers}}, row a spec or a label."""
+    """Return finished runs with these results: {(dataset, row): {seed: number or numbers}}, a row by spec or label."""
     results = {}
     for (dataset, row), values in table.items():
         try:

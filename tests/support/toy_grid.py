@@ -1,4 +1,4 @@
-"""A real grid, small enough to be killed many times: encoders of clustered points, trained by two objectives.
+"""A grid small enough to be killed many times: encoders of clustered points, trained with two objectives.
 
 python toy_grid.py ROOT JOBS [PAUSE]     with PAUSE seconds after each step
 """
@@ -30,7 +30,7 @@ def cells(seeds=2):
 def train(run, pause=0.0):
     net = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.ReLU(), torch.nn.Linear(16, 4))
     loss_fn = cp.objective(run.arguments["objective"])
-    # momentum by hand: torch.optim loads torch's compiler, seconds in each process of these tests
+    # momentum by hand: torch.optim imports torch's compiler, which takes seconds in each process of these tests
     speed, start = [torch.zeros_like(p) for p in net.parameters()], 0
     centres = torch.randn(4, 8, generator=torch.Generator().manual_seed(0))
     if state := run.load():
@@ -54,8 +54,8 @@ def train(run, pause=0.0):
     run.finish({"apart": sum(apart) / len(apart), "last": run.metrics()[-1]["loss"]}, pairs=apart)
 
 
-def found(root):
-    """What may not depend on interruptions: all but times and file layouts."""
+def contents(root):
+    """Return what must not depend on interruptions: everything but times and file layouts."""
     return {
         run.path.relative_to(root): (
             run.arguments,
@@ -72,7 +72,7 @@ def found(root):
 
 
 def plain(state):
-    """Tensors as lists, so that states compare with ==."""
+    """Replace tensors by lists, so that states compare with ==."""
     if isinstance(state, torch.Tensor):
         return state.tolist()
     if isinstance(state, dict):

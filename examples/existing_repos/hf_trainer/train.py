@@ -17,8 +17,8 @@ import counterpoint as cp
 class ContrastiveTrainer(Trainer):
     """Encodes each text twice; the two dropout masks are the two views."""
 
-    def __init__(self, *args: Any, objective: str, **how: Any) -> None:
-        super().__init__(*args, **how)
+    def __init__(self, *args: Any, objective: str, **options: Any) -> None:
+        super().__init__(*args, **options)
         self.objective = cp.objective(objective)
 
     def compute_loss(self, model: Any, inputs: dict[str, Tensor], return_outputs: bool = False, **_: Any) -> Any:
@@ -28,7 +28,7 @@ class ContrastiveTrainer(Trainer):
 
 
 class Texts(Dataset):
-    """Random token ids; a real dataset hands over what its tokenizer returns."""
+    """Random token ids; a real dataset returns the output of its tokenizer."""
 
     def __init__(self, count: int = 512) -> None:
         self.tokens = torch.randint(3, 200, (count, 12))

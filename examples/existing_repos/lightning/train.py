@@ -18,9 +18,9 @@ class Contrastive(lightning.LightningModule):
 
     def __init__(self, objective: str) -> None:
         super().__init__()
-        self.save_hyperparameters()  # a spec is plain text, and comes back with the checkpoint
+        self.save_hyperparameters()  # a spec is plain text, and is saved in the checkpoint
         self.encoder = nn.Sequential(nn.Flatten(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 16))
-        # a submodule: what it learns, schedules and tracks is trained, moved and saved with the model
+        # a submodule: learned values, schedules and statistics are trained, moved and saved with the model
         self.objective = cp.objective(objective)
 
     def training_step(self, batch: list[Tensor], _: int) -> Tensor:
@@ -33,18 +33,18 @@ class Contrastive(lightning.LightningModule):
         return torch.optim.Adam(self.parameters(), lr=1e-3)
 
 
-def images(count: int = 512, kinds: int = 8) -> TensorDataset:
-    """Images of ``kinds`` patterns, and which one it is."""
-    kind = torch.arange(count) % kinds
-    return TensorDataset(0.3 * torch.randn(kinds, 8, 8)[kind] + 0.3 * torch.randn(count, 8, 8), kind)
+def images(count: int = 512, patterns: int = 8) -> TensorDataset:
+    """Return noisy images of ``patterns`` patterns, and the pattern of each."""
+    pattern = torch.arange(count) % patterns
+    return TensorDataset(0.3 * torch.randn(patterns, 8, 8)[pattern] + 0.3 * torch.randn(count, 8, 8), pattern)
 
 
 @torch.no_grad()
 def neighbours(model: Contrastive, data: TensorDataset) -> float:
-    """How often an image's nearest neighbour shows the same pattern."""
-    x, kind = data.tensors
+    """Return the share of images whose nearest neighbour shows the same pattern."""
+    x, pattern = data.tensors
     similarity = nn.functional.cosine_similarity(*(model.encoder(x)[i] for i in ((slice(None), None), (None,))), dim=-1)
-    return float((kind[similarity.fill_diagonal_(-2).argmax(1)] == kind).float().mean())
+    return float((pattern[similarity.fill_diagonal_(-2).argmax(1)] == pattern).float().mean())
 
 
 def main(spec: str = "adnce:t=0.5,mu=0.7 + 0.1*dp") -> None:
@@ -57,11 +57,11 @@ def main(spec: str = "adnce:t=0.5,mu=0.7 + 0.1*dp") -> None:
         )
         trainer.fit(model, DataLoader(data, batch_size=64, shuffle=True, drop_last=True))
         trainer.save_checkpoint(f"{folder}/last.ckpt")
-        again = Contrastive.load_from_checkpoint(f"{folder}/last.ckpt")
-    assert again.objective == model.objective
+        loaded = Contrastive.load_from_checkpoint(f"{folder}/last.ckpt")
+    assert loaded.objective == model.objective
     loss = float(trainer.callback_metrics["loss"])
-    print(f"{again.objective}: loss {loss:.3f}; neighbour of the same kind {before:.0%} before, ", end="")
-    print(f"{neighbours(again, data):.0%} after")
+    print(f"{loaded.objective}: loss {loss:.3f}; neighbour with the same pattern {before:.0%} before, ", end="")
+    print(f"{neighbours(loaded, data):.0%} after")
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""A sentence-transformer trained with any objective; by default a tiny one of random weights, in seconds on a CPU.
+"""Train a sentence-transformer with any objective; by default a tiny one with random weights, in seconds on a CPU.
 
 python train.py                                             # nothing is downloaded
 python train.py --model all-MiniLM-L6-v2 --objective "infonce:t=0.05"
@@ -27,17 +27,17 @@ WHAT = ["the house", "a red car", "the river", "an open door", "the market", "a 
 
 
 def pairs(count: int, seed: int = 0) -> dict[str, list[str]]:
-    """Sentences, and the same ones in other words."""
+    """Return sentences, and paraphrases of them."""
     draw = random.Random(seed)
-    said = [(draw.choice(WHO), draw.choice(DOES), draw.choice(WHAT)) for _ in range(count)]
+    facts = [(draw.choice(WHO), draw.choice(DOES), draw.choice(WHAT)) for _ in range(count)]
     return {
-        "anchor": [f"{who} {does} {what}" for who, does, what in said],
-        "positive": [f"it is {what} that {who} {does}" for who, does, what in said],
+        "anchor": [f"{who} {does} {what}" for who, does, what in facts],
+        "positive": [f"it is {what} that {who} {does}" for who, does, what in facts],
     }
 
 
 def tiny(folder: Path) -> Any:
-    """A transformer with one layer that knows the words above."""
+    """Create a transformer with one layer, whose vocabulary is the words above."""
     words = sorted({word for column in pairs(999).values() for sentence in column for word in sentence.split()})
     vocabulary = {word: i for i, word in enumerate(["[PAD]", "[UNK]", *words])}
     tokenizer = Tokenizer(models.WordPiece(vocabulary, unk_token="[UNK]"))
@@ -49,9 +49,9 @@ def tiny(folder: Path) -> Any:
 
 
 def top1(model: Any, data: dict[str, list[str]]) -> float:
-    """How often a sentence's nearest neighbour is the one that says the same."""
-    found = model.similarity(*(model.encode(data[column], convert_to_tensor=True) for column in data)).argmax(1)
-    same = [data["anchor"][i] == data["anchor"][j] for i, j in enumerate(found.tolist())]
+    """Return the share of sentences whose nearest neighbour is their paraphrase."""
+    nearest = model.similarity(*(model.encode(data[column], convert_to_tensor=True) for column in data)).argmax(1)
+    same = [data["anchor"][i] == data["anchor"][j] for i, j in enumerate(nearest.tolist())]
     return sum(same) / len(same)
 
 
@@ -60,17 +60,17 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--model", help="a sentence-transformer, by name or folder")
     parser.add_argument("--objective", default="adnce:mu=0.4,t=0.07 + 0.1*dp", metavar="SPEC")
     parser.add_argument("--steps", type=int, default=60)
-    given = parser.parse_args(argv)
+    args = parser.parse_args(argv)
     torch.manual_seed(0)
     with tempfile.TemporaryDirectory() as folder:
-        model = SentenceTransformer(given.model) if given.model else tiny(Path(folder))
+        model = SentenceTransformer(args.model) if args.model else tiny(Path(folder))
         test = pairs(100, seed=1)
         before = top1(model, test)
         arguments = SentenceTransformerTrainingArguments(
             output_dir=folder,
-            max_steps=given.steps,
+            max_steps=args.steps,
             per_device_train_batch_size=32,
-            learning_rate=2e-5 if given.model else 1e-3,
+            learning_rate=2e-5 if args.model else 1e-3,
             logging_steps=20,
             save_strategy="no",
             report_to="none",
@@ -80,9 +80,9 @@ def main(argv: Sequence[str] | None = None) -> None:
             model=model,
             args=arguments,
             train_dataset=Dataset.from_dict(pairs(2000)),
-            loss=ContrastiveLoss(model, given.objective),  # the line that changes
+            loss=ContrastiveLoss(model, args.objective),  # the line to change
         ).train()
-        print(f"{given.objective}: right neighbour in {before:.0%} before, {top1(model, test):.0%} after")
+        print(f"{args.objective}: right neighbour in {before:.0%} before, {top1(model, test):.0%} after")
 
 
 if __name__ == "__main__":

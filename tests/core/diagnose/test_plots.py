@@ -9,8 +9,8 @@ import pytest
 import torch
 
 import counterpoint as cp
+from counterpoint.diagnose import distances, weight_curve
 from counterpoint.diagnose.plots import plot_distances, plot_weights
-from counterpoint.diagnose.report import distances, weight_curve
 
 PNG = b"\x89PNG\r\n\x1a\n"
 

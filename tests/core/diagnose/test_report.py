@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import counterpoint as cp
-from counterpoint.diagnose.report import distances, report, weight_curve
+from counterpoint.diagnose import distances, report, weight_curve
 
 # Their weights pass gradients, so a difference quotient of the loss is the training weight.
 SMOOTH = [

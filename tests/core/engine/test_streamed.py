@@ -220,7 +220,7 @@ QUADRATIC = {
     "detached": lambda s: (torch.square(s.detach() - T) * -0.5 + s / T, -s.detach()),
     "functions": lambda s: torch.sub(s, 1) + torch.mul(s, s) - T * torch.neg(s) + s.square() * 0,
 }
-HILLS = {
+RECTIFIED = {
     "clamped": lambda s: s.clamp(min=0),
     "polarised": lambda s: ((s + 0.1) * (0.6 - s)).clamp(min=0),
     "hinge": lambda s: torch.relu(0.2 - s),
@@ -239,13 +239,13 @@ OTHER = {
 
 
 @pytest.mark.parametrize("reduction", ["logsumexp", "mean"])
-@pytest.mark.parametrize("name", [*QUADRATIC, *HILLS, *OTHER])
+@pytest.mark.parametrize("name", [*QUADRATIC, *RECTIFIED, *OTHER])
 def test_what_is_quadratic_is_found_and_reduced(name, reduction):
-    f = (QUADRATIC | HILLS | OTHER)[name]
+    f = (QUADRATIC | RECTIFIED | OTHER)[name]
     rows = (ROWS,) if name == "per anchor" else ()
     quadratic = Quadratics.of(f, rows, 10, torch.float64)
     assert (quadratic is None) == (name in OTHER)
-    assert quadratic is None or (quadratic[0].hill is not None) == (name in HILLS)
+    assert quadratic is None or (quadratic[0].relu_constant is not None) == (name in RECTIFIED)
     found = []
     for z in (unit(10, 4).requires_grad_(),) * 2:
         neg = StreamedNegatives([(z, z)], mask=Mask(5), tile=3)

@@ -15,7 +15,7 @@ import pytest
 import counterpoint as cp
 from counterpoint.hyper import Real
 from counterpoint.integrations import store
-from counterpoint.integrations.command import advice
+from counterpoint.integrations.command import objectives
 from counterpoint.integrations.command.main import COMMANDS, main
 from counterpoint.integrations.store.grid import GridError
 
@@ -76,7 +76,7 @@ def test_lines_fit(capsys, name):
 def test_one_in_full(capsys):
     out = run(capsys, "objectives", "adnce")[1]
     assert "adnce:t=0.5,denominator=with_positive\n" in out
-    assert "Args:\n    temperature: ``t`` > 0.\n    mu: centre (gaussian)" in out
+    assert "Args:\n    temperature: ``t`` > 0. Default: 0.5.\n    mu: Center (gaussian)" in out
     assert ":class:" not in out
     words = " ".join(out.split())
     for line in cp.ADNCE.__doc__.splitlines():
@@ -118,7 +118,7 @@ def test_json(capsys):
     assert {p["name"]: p["value"] for p in one["parameters"]} == {
         k: v for k, v in cp.HCL(beta=2).to_dict().items() if k != "name"
     }
-    assert "beta: concentration on hard negatives" in one["doc"]
+    assert "beta: Concentration on hard negatives" in one["doc"]
 
 
 def test_plot(capsys, tmp_path):
@@ -213,16 +213,16 @@ def test_a_page_has_advice_a_picture_and_a_check(capsys, name):
 
 
 def test_the_picture_has_the_weights_shape():
-    rows = list(advice.picture(cp.InfoNCE(0.2)))
+    rows = list(objectives.picture(cp.InfoNCE(0.2)))
     heights = [
         next(i for i, row in enumerate(rows) if column < len(row) and row[column] == "*")
-        for column in range(8, 8 + advice.WIDE)
+        for column in range(8, 8 + objectives.PLOT_WIDTH)
     ]
     assert heights == sorted(heights, reverse=True)  # InfoNCE pushes the more, the more similar
-    assert heights[0] == advice.TALL - 1
+    assert heights[0] == objectives.PLOT_HEIGHT - 1
     assert heights[-1] == 0
-    falling = list(advice.picture(cp.ADNCE(1.0, mu=-0.5, sigma=0.3)))
-    assert "*" not in falling[0][8 + advice.WIDE // 2 :]
+    falling = list(objectives.picture(cp.ADNCE(1.0, mu=-0.5, sigma=0.3)))
+    assert "*" not in falling[0][8 + objectives.PLOT_WIDTH // 2 :]
 
 
 TORCH_ALONE = """
@@ -232,41 +232,56 @@ for name in ("numpy", "scipy", "sklearn", "matplotlib", "tqdm", "torchvision", "
     sys.modules[name] = None
 """
 EACH = """
-import argparse
-from counterpoint.integrations.command.main import COMMANDS
-for name, command in COMMANDS.items():
-    try:
-        command.arguments(argparse.ArgumentParser())
-    except ImportError as error:
-        print(name, error, sep=": ")
+from counterpoint.integrations.command.main import main
+for line in sys.argv[1:]:
+    print(f"code {main(line.split())}", flush=True, file=sys.stderr)
 """
+NEEDS = {  # the fewest arguments of each command that needs an extra, and that extra
+    "train graph": "graph",
+    "train image": "image",
+    "train sentence --data texts.txt": "sentence",
+    "train control": "control",
+    "eval tu runs": "graph",
+    "eval image runs": "image",
+    "eval sts model": "sentence",
+    "eval transfer model --data data": "sentence",
+    "eval control runs": "control",
+    "tune graph": "graph",
+    "tune image": "image",
+    "tune sentence --data texts.txt": "sentence",
+    "tune control": "control",
+}
 
 
-def without_extras(script, *words):
+def without_extras(script, *words, cwd=None):
     command = [sys.executable, "-c", TORCH_ALONE + script, *words]
-    return subprocess.run(command, capture_output=True, text=True)
+    return subprocess.run(command, capture_output=True, text=True, cwd=cwd)
 
 
-def test_without_extras_each_command_runs_or_names_its_own():
-    done = without_extras(EACH)
-    said = dict(line.split(": ", 1) for line in done.stdout.splitlines())
-    domains = ("sentence", "graph", "image", "control")
-    extra = {"eval tu": "graph", "eval sts": "sentence", "eval transfer": "sentence"}
-    extra |= {name: name.split()[1] for name in COMMANDS if name.endswith(domains)}
-    assert set(said) == set(extra), done.stderr
-    for name, one in extra.items():
-        assert f'pip install "counterpoint[{one}]"' in said[name]
+def test_without_extras_each_command_names_its_own(tmp_path):
+    (tmp_path / "texts.txt").write_text("one\ntwo\n")
+    (tmp_path / "runs").mkdir()
+    done = without_extras(EACH, *NEEDS, cwd=tmp_path)
+    lines = [line for line in done.stderr.splitlines() if line.startswith(("counterpoint ", "code "))]
+    for (line, extra), error, code in zip(NEEDS.items(), lines[::2], lines[1::2], strict=True):
+        assert error.startswith(f"counterpoint {' '.join(line.split()[:2])}: ")
+        assert error.endswith(f'pip install "counterpoint[{extra}]"')
+        assert code == "code 2"
+    others = {"objectives", "inject", "report", "demo", "completion", "doctor"}
+    assert {" ".join(line.split()[:2]) for line in NEEDS} == set(COMMANDS) - others
 
 
 def test_without_extras_nothing_else_is_said():
-    done = without_extras("from counterpoint_command import main; sys.exit(main())", "objectives", "adnce")
+    done = without_extras(
+        "from counterpoint.integrations.command.main import main; sys.exit(main())", "objectives", "adnce"
+    )
     assert (done.returncode, done.stderr) == (0, "")
 
 
 def test_streams_that_are_closed_or_know_few_letters(tmp_path):
     run = store.Run(tmp_path, {"domain": "toy", "dataset": "日本", "objective": "infonce", "seed": 0})
     with run.lock():
-        run._begin()
+        run.begin()
         run.finish({"accuracy": 1.0})
     command = [Path(sys.executable).with_name("counterpoint"), "report", tmp_path]
     environment = {**os.environ, "PYTHONIOENCODING": "ascii"}

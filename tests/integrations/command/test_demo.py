@@ -11,6 +11,7 @@ import counterpoint as cp
 from counterpoint.integrations import store
 from counterpoint.integrations.command import demo
 from counterpoint.integrations.command.main import main
+from counterpoint.integrations.domain import NAMES
 
 for needed in ("matplotlib", "torch_geometric"):
     pytest.importorskip(needed)
@@ -37,7 +38,7 @@ def test_every_objective_with_every_seed(graphs):
     for run in every:
         assert run.done
         kept = run.embeddings()
-        assert len(kept.z) == len(kept.labels) == demo.KEPT
+        assert len(kept.z) == len(kept.labels) == demo.EMBEDDINGS_PER_RUN
         assert kept.names == list(KINDS)
 
 
@@ -58,7 +59,7 @@ def test_what_it_leaves(graphs):
     assert [row["row"] for row in column["rows"]][:2] == [demo.UNTRAINED, "InfoNCE"]
     assert "With --quick: the numbers mean nothing." in results["notes"]
     page = (graphs / "report.html").read_text()
-    assert page.count("coloured by class") == len(demo.ROWS) + 1
+    assert page.count("colored by class") == len(demo.ROWS) + 1
     assert demo.INTRO.split(".")[0] in page
 
 
@@ -85,7 +86,7 @@ def test_what_cannot_run_is_left_out_and_said(tmp_path, capsys, monkeypatch):
     assert "nothing of the demo can run here" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("domain", demo.SETTINGS)
+@pytest.mark.parametrize("domain", NAMES)
 def test_objectives_differ_in_nothing_but_themselves(domain):
     try:
         demo.check(domain)

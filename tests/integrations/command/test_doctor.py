@@ -1,4 +1,4 @@
-"""``counterpoint doctor`` tells what is there, what is missing, and what is broken."""
+"""``counterpoint doctor`` reports what is installed, missing and broken."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from counterpoint.integrations.command.main import main
 
 @pytest.fixture
 def packages(monkeypatch):
-    """Packages that seem to be installed, or, if None, not to be."""
+    """Packages that look installed; those set to None look missing."""
     real, pretended = metadata.version, {}
 
     def version(name):
@@ -27,7 +27,7 @@ def packages(monkeypatch):
         return found
 
     monkeypatch.setattr(doctor.metadata, "version", version)
-    pretended["dm-control"] = None  # or its renderers would be tried in each test
+    pretended["dm-control"] = None  # otherwise each test would try its renderers
     return pretended
 
 
@@ -59,7 +59,7 @@ def test_a_missing_package_and_how_to_get_it(capsys, packages):
         "text": "needs matplotlib>=3.7",
         "fix": 'pip install "counterpoint[plots]"',
     }
-    assert found["extra", "graph"]["text"].startswith("needs scikit-learn>=1.3; there are torch_geometric 2.8")
+    assert found["extra", "graph"]["text"].startswith("needs scikit-learn>=1.3; installed: torch_geometric 2.8")
 
 
 @pytest.mark.parametrize(
@@ -69,7 +69,7 @@ def test_a_package_that_is_too_old_is_as_good_as_missing(capsys, packages, versi
     packages["matplotlib"] = version
     found = looked(capsys)[1]["extra", "plots"]
     assert found["state"] == state
-    assert (f"needs matplotlib>=3.7 (there is {version})" == found["text"]) == (state == "missing")
+    assert (f"needs matplotlib>=3.7 ({version} is installed)" == found["text"]) == (state == "missing")
 
 
 def test_every_bound_is_read():
@@ -101,12 +101,12 @@ def test_data_are_counted_and_checked(capsys, packages, tmp_path):
     code, found = looked(capsys, "--data", tmp_path)
     assert code == 0
     assert found["data", "sts"]["text"].startswith("2 files, ")
-    assert found["data", "sts"]["text"].endswith("2 as in SHA256SUMS")
+    assert found["data", "sts"]["text"].endswith("2 match SHA256SUMS")
     (tmp_path / "sts" / "a.tsv").write_text("changed")
     (tmp_path / "sts" / "b.tsv").unlink()
     code, found = looked(capsys, "--data", tmp_path)
     assert code == 1
-    assert found["data", "sts"]["text"].endswith("damaged or gone: sts/a.tsv, sts/b.tsv")
+    assert found["data", "sts"]["text"].endswith("damaged or missing: sts/a.tsv, sts/b.tsv")
     (tmp_path / "SHA256SUMS").write_bytes(b"\xff\n")
     code, found = looked(capsys, "--data", tmp_path)
     assert (code, found["data", "SHA256SUMS"]["state"]) == (1, "bad")
@@ -135,7 +135,7 @@ def test_a_simulator_that_loads_nothing_is_not_the_renderers_fault(capsys, packa
     code, found = looked(capsys)
     (name, one), *more = [(name, one) for (about, name), one in found.items() if about == "renderer"]
     assert (code, name, one["state"], more) == (1, "dm-control", "bad", [])
-    assert one["text"] == "loads no task: AttributeError: no such field"
+    assert one["text"] == "cannot load a task: AttributeError: no such field"
     assert one["fix"].endswith('"mujoco<4"')
 
 
@@ -145,5 +145,5 @@ def test_a_renderer_that_draws_nothing(capsys, packages, monkeypatch):
     monkeypatch.setattr(doctor, "RENDER", "raise SystemExit('black' if os.environ['MUJOCO_GL'] == 'egl' else 0)")
     code, found = looked(capsys)
     assert (code, found["renderer", "osmesa"]["state"]) == (0, "ok")
-    assert found["renderer", "egl"]["text"] == "draws nothing: black"
+    assert found["renderer", "egl"]["text"] == "cannot render: black"
     assert found["renderer", "egl"]["fix"] == "apt-get install libegl1"

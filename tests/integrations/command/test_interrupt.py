@@ -1,8 +1,8 @@
-"""Ctrl-C at random moments of every command: nothing is corrupt, nothing lies about, and the next start succeeds.
+"""Ctrl-C at random moments of every command: files stay whole, no temporary files remain, the next start succeeds.
 
-Each command runs as a process, first undisturbed; then it is interrupted at moments spread over the time that took,
-imports and Python's own end included, as a terminal does it: the signal reaches all processes. A last start finishes
-what was begun, and what it says and leaves equals what the undisturbed one did.
+Each command runs as a process, first without interruption; then it is interrupted at moments spread over that time,
+imports and the shutdown of Python included. As from a terminal, the signal reaches the whole process group. A last
+start finishes the work; its output and files must equal those of the uninterrupted command.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ from counterpoint.integrations.command import main
 from counterpoint.integrations.command.main import COMMANDS
 
 MOMENTS = 4
-PYTHON_STARTS = 0.15  # seconds in which Python itself, and no line of ours, answers the signal
+PYTHON_STARTS = 0.15  # seconds in which Python itself handles the signal
 TRAIN = "--batch 8 --every 3 --save 3 --lr 0.01 --epochs 2 --max-length 12"
 AGENT = "--size 24 --crop 20 --filters 4 --hidden 16 --batch 8 --capacity 1000 --random-steps 20 --episodes 1"
 SMALL = "--epochs 3 --folds 3 --hidden 8"
-COMMAND = {  # {out} is the command's own folder, {train graph} that of the undisturbed command of that name
+COMMAND = {  # {out} is the folder of the command, {train graph} that of the uninterrupted command of that name
     "objectives": "hcl:beta=2 --plot {out}/weights.png --json",
     "completion": "bash",
     "doctor": "--data {data} --json",
@@ -69,7 +69,7 @@ for _ in range(300):
 
 
 def test_every_command_is_here():
-    searched = {name for name in COMMANDS if name.startswith("tune ")}  # one code for all domains
+    searched = {name for name in COMMANDS if name.startswith("tune ")}  # the same code for all domains
     assert set(COMMAND) == set(COMMANDS) - searched | {"tune graph"}
 
 
@@ -94,7 +94,7 @@ def test_while_frameworks_are_imported(monkeypatch, capsys):
 
 @dataclass
 class Outcome:
-    """What a finished command has said and left."""
+    """The output and the files of a finished command."""
 
     folder: Path
     seconds: float
@@ -103,7 +103,7 @@ class Outcome:
 
 
 class Start:
-    """A start of a command, in a terminal of its own, with an empty folder for its temporary files."""
+    """A start of a command, in a session of its own, with an empty folder for its temporary files."""
 
     def __init__(self, name: str, words: list[str], out: Path) -> None:
         self.name, self.out, self.temporary = name, out, out.with_name(out.name + "-tmp")
@@ -120,7 +120,7 @@ class Start:
         return self.ended()[0]
 
     def ended(self) -> tuple[int, str]:
-        """The exit code and what was said on stdout; nothing ends with a traceback, or leaves temporary files."""
+        """Return exit code and stdout; check that no traceback was printed and no temporary file is left."""
         said, errors = self.process.communicate(timeout=900)
         code, seconds = self.process.returncode, time.monotonic() - self.began
         script = COMMANDS[self.name].script and code == -signal.SIGINT  # it is the script's traceback
@@ -133,7 +133,7 @@ class Start:
 
 
 def whole(path: Path) -> Any:
-    """What a file holds, of that which runs repeat; raises if it is not whole."""
+    """Return the reproducible content of a file; raise if the file is not whole."""
     if path.suffix == ".json":
         content = json.loads(path.read_text())
         if path.name == "run.json":
@@ -156,27 +156,27 @@ def whole(path: Path) -> Any:
 
 
 def left(out: Path) -> dict[str, Any]:
-    """Every file, with what it holds; which of the sentence trainer's own checkpoints is whole, checkpoint.pt says."""
+    """Return all files with their content, except the checkpoints that the sentence trainer itself writes."""
     files = [path for path in out.rglob("*") if path.is_file() and "checkpoints" not in path.parts]
     assert not [path for path in files if path.suffix == ".tmp"]
     return {str(path.relative_to(out)): whole(path) for path in files if path.name != ".lock"}
 
 
 def plain(said: str, out: Path) -> Any:
-    """What was said, without the folder and times."""
+    """Return the output without the folder and times."""
     text = said.replace(str(out), "OUT")
     try:
-        found = json.loads(text)
+        content = json.loads(text)
     except ValueError:
         return text
-    if isinstance(found, dict):
-        found.pop("seconds", None)
-    return found
+    if isinstance(content, dict):
+        content.pop("seconds", None)
+    return content
 
 
 @pytest.fixture(scope="module")
 def undisturbed(tmp_path_factory):
-    """The outcome of each command, by its name; each runs once."""
+    """Return the outcome of each command by its name; each runs once."""
     data = tmp_path_factory.mktemp("data")
     (data / "train.py").write_text(SCRIPT)
     if find_spec("transformers"):
@@ -184,20 +184,20 @@ def undisturbed(tmp_path_factory):
         tiny_bert.write_sts(data, (*tiny_bert.STS, "STSB-dev"))
         tiny_bert.write_transfer(data)
         (data / "texts.txt").write_text("\n".join(tiny_bert.texts(1, 40, seed=2)[0]) + "\n")
-    found: dict[str, Outcome] = {}
+    outcomes: dict[str, Outcome] = {}
 
     def words(name: str, out: Path) -> list[str]:
         used = {one: str(outcome(one).folder) for one in COMMAND if f"{{{one}}}" in COMMAND[name]}
         return shlex.split(COMMAND[name].format(out=out, data=data, **used))
 
     def outcome(name: str) -> Outcome:
-        if name not in found:
+        if name not in outcomes:
             out = tmp_path_factory.mktemp("whole") / "out"
             start = Start(name, words(name, out), out)
             code, said = start.ended()
             assert code == 0
-            found[name] = Outcome(out, time.monotonic() - start.began, plain(said, out), left(out))
-        return found[name]
+            outcomes[name] = Outcome(out, time.monotonic() - start.began, plain(said, out), left(out))
+        return outcomes[name]
 
     return words, outcome
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import math
 import shlex
@@ -15,7 +16,8 @@ import counterpoint as cp
 from counterpoint.integrations import store
 from counterpoint.integrations.command import tune
 from counterpoint.integrations.command.main import build, main
-from counterpoint.integrations.command.tune import GRIDS, changed, grids_of, parameters, search, thinned
+from counterpoint.integrations.command.tune import changed, grids_of, parameters, search, thinned
+from counterpoint.integrations.domain import NAMES, domain
 
 ADNCE = str(cp.objective("adnce"))
 
@@ -48,7 +50,7 @@ def test_it_finds_the_maximum_where_parameters_do_not_interact():
     assert asked == list(found)
     assert len(set(asked)) == len(asked) < 40  # stops although the budget is not spent
     temperatures = [cp.objective(spec).temperature for spec in asked]
-    assert set(temperatures[:6]) == {0.5, *GRIDS["image"]["temperature"]}  # first of all
+    assert set(temperatures[:6]) == {0.5, *domain("image").grids["temperature"]}  # first of all
     assert set(temperatures[6:11]) == {0.2}
 
 
@@ -120,7 +122,7 @@ def _numbers(data):
 
 def test_grids_of_ones_own():
     assert grids_of("hcl", "graph", {"t": (0.1,), "beta": (3.0, 4.0)}) == {"temperature": (0.1,), "beta": (3.0, 4.0)}
-    with pytest.raises(ValueError, match=r"has no number 'mu' to move. Known: temperature, prior, beta"):
+    with pytest.raises(ValueError, match=r"has no number 'mu' to tune. Known: temperature, prior, beta"):
         grids_of("hcl", "graph", {"mu": (0.1,)})
 
 
@@ -169,7 +171,7 @@ def test_what_is_said(tuned, capsys):
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["infonce", "--grid", "mu=1"], "no number 'mu' to move"),
+        (["infonce", "--grid", "mu=1"], "no number 'mu' to tune"),
         (["dp"], "nothing to tune"),
         (["infonce", "--budget", "1", "--seeds", "2"], "--budget: 1 runs are less than one setting's 2 seeds"),
         (["infonce", "--dataset", "demo", "MUTAG"], "--dataset: one at a time"),
@@ -187,7 +189,7 @@ def test_what_is_wrong_is_said_in_one_line(tmp_path, capsys, words, said):
     ("domain", "words", "said"),
     [
         ("image", "--subset 200", "batch: 256 images do not fit into digits with 200"),
-        ("graph", "--data nowhere", "--data: nowhere is no folder"),
+        ("graph", "--data nowhere", "--data: nowhere is not a folder"),
     ],
 )
 def test_what_no_spec_can_mend_ends_the_search(tmp_path, capsys, domain, words, said):
@@ -220,9 +222,9 @@ def smallest(request, tmp_path, monkeypatch):
     domain = request.param
     if domain == "image":
         pytest.importorskip("lightly")
-        from counterpoint.integrations.image import data
+        from counterpoint.integrations.image import sources
 
-        monkeypatch.setattr(data, "load", without("test", data.load))
+        monkeypatch.setattr(sources, "load", without("test", sources.load))
     elif domain == "sentence":
         pytest.importorskip("sentence_transformers")
         tiny_bert.build(tmp_path / "bert")
@@ -283,6 +285,11 @@ def test_the_other_domains(smallest, tmp_path, capsys, monkeypatch):
 
 
 def test_no_domain_looks_at_its_test_set():
-    for domain in tune.DOMAINS.values():
-        assert domain.held_out.get("part", "tune") == "tune"
-        assert domain.held_out.get("test") is None
+    for name in NAMES:
+        one = domain(name)
+        fields = {field.name for field in dataclasses.fields(one.settings)}
+        assert set(one.held_out) <= fields
+        if "part" in fields:
+            assert one.held_out["part"] == "tune"
+        if "test" in fields:
+            assert one.held_out["test"] is None

@@ -13,8 +13,10 @@ import torch.nn.functional as F
 from hosts import real_clone
 
 import counterpoint as cp
-from counterpoint.integrations.control.agent import Agent, Contrast, Encoder, Settings, center_crop, random_crop
+from counterpoint.integrations.control.agent import Agent, Contrast
+from counterpoint.integrations.control.networks import Encoder, center_crop, random_crop
 from counterpoint.integrations.control.replay import Transitions
+from counterpoint.integrations.control.settings import AgentSettings
 
 SMALL = {"size": 20, "crop": 16, "layers": 2, "filters": 4, "features": 6, "hidden": 16, "batch": 8}
 
@@ -28,7 +30,7 @@ def transitions(batch=8, size=20, actions=2, seed=0):
 
 def agent(objective="infonce:t=1", seed=0, scores=None, **changes):
     torch.manual_seed(seed)
-    return Agent((9, 20, 20), 2, objective, Settings(**{**SMALL, **changes}), scores)
+    return Agent((9, 20, 20), 2, objective, AgentSettings(**{**SMALL, **changes}), scores)
 
 
 # ---- the contrastive term ----------------------------------------------------------------------
@@ -72,7 +74,7 @@ def test_the_key_gets_no_gradient_and_the_target_only_follows():
     ours.update(transitions())
     after, fast = list(target.parameters()), list(ours.critic.encoder.parameters())
     assert any((a != b).any() for a, b in zip(after, before, strict=True))
-    ours.settings = Settings(**{**SMALL, "every": 10})
+    ours.settings = AgentSettings(**{**SMALL, "every": 10})
     before = [p.clone() for p in target.parameters()]
     ours.update(transitions())
     assert all((a == b).all() for a, b in zip(after, before, strict=True))
@@ -167,7 +169,7 @@ SMALL_OFFICIAL = {"size": 84, "crop": 84, "layers": 2, "filters": 2, "features":
 def test_updates_are_those_of_the_official_code(official):
     """In float64, over updates with and without the actor's; both draw the same noise."""
     torch.manual_seed(0)
-    ours = Agent((9, 84, 84), 2, "infonce:t=1", Settings(**SMALL_OFFICIAL))
+    ours = Agent((9, 84, 84), 2, "infonce:t=1", AgentSettings(**SMALL_OFFICIAL))
     how = {"num_layers": 2, "num_filters": 2, "encoder_feature_dim": 6, "hidden_dim": 16, "critic_tau": 0.01}
     how |= {"encoder_tau": 0.05, "init_temperature": 0.1, "alpha_lr": 1e-4, "alpha_beta": 0.5, "log_interval": 10**9}
     theirs = official.CurlSacAgent((9, 84, 84), (2,), torch.device("cpu"), **how)
@@ -220,7 +222,7 @@ def test_densities_are_those_of_a_squashed_gaussian():
     from torch.distributions import Normal, TanhTransform, TransformedDistribution
 
     ours = agent()
-    h = torch.randn(64, ours.critic.encoder.found)
+    h = torch.randn(64, ours.critic.encoder.flat_features)
     action, log_density = ours.actor(h)
     mean, log_std = ours.actor.trunk(ours.actor.head(h)).chunk(2, dim=1)
     std = (-10 + 6 * (log_std.tanh() + 1)).exp()
@@ -261,26 +263,26 @@ def test_crops_are_windows_at_places_of_their_own():
 def test_convolving_in_parts_changes_nothing(monkeypatch):
     ours, frames = agent(), center_crop(transitions(10).observations, 16)
     whole = ours.critic.encoder.convolve(frames)
-    monkeypatch.setattr("counterpoint.integrations.control.agent.PART", 4)
+    monkeypatch.setattr("counterpoint.integrations.control.networks.CHUNK", 4)
     assert torch.equal(ours.critic.encoder.convolve(frames), whole)
 
 
 def test_encoder_sizes_fit_for_all_crops():
     for crop in (7, 8, 16, 17, 84):
-        settings = Settings(**{**SMALL, "size": 100, "crop": crop})
+        settings = AgentSettings(**{**SMALL, "size": 100, "crop": crop})
         assert Encoder(9, settings)(torch.zeros(1, 9, crop, crop, dtype=torch.uint8)).shape == (1, 6)
 
 
 @pytest.mark.parametrize(
     ("make", "says"),
     [
-        (lambda: Settings(batch=0), "batch: expected a whole number above 0, got 0"),
-        (lambda: Settings(lr=-1.0), "lr: expected a number above 0, got -1.0"),
-        (lambda: Settings(crop=101), "crop: expected at most the frames' size 100, got 101"),
-        (lambda: Settings(crop=14), "crop: 4 convolutions need at least 15, got 14"),
-        (lambda: Settings(batch=2000), "batch: 2000 transitions, but the buffer holds 1000 at the first update"),
-        (lambda: Settings(capacity=100), "batch: 128 transitions, but the buffer holds 99"),
-        (lambda: agent(scores="cosin"), "scores: unknown 'cosin'. Did you mean 'cosine'?"),
+        (lambda: AgentSettings(batch=0), "batch: expected a whole number above 0, got 0"),
+        (lambda: AgentSettings(lr=-1.0), "lr: expected a number above 0, got -1.0"),
+        (lambda: AgentSettings(crop=101), "crop: expected at most the frames' size 100, got 101"),
+        (lambda: AgentSettings(crop=14), "crop: 4 convolutions need at least 15, got 14"),
+        (lambda: AgentSettings(batch=2000), "batch: 2000 transitions, but the buffer holds 1000 at the first update"),
+        (lambda: AgentSettings(capacity=100), "batch: 128 transitions, but the buffer holds 99"),
+        (lambda: agent(scores="cosin"), "scores: unknown scores 'cosin'. Did you mean 'cosine'?"),
         (lambda: agent("intnacl"), "curl"),
         (lambda: Agent((5,), 1, "infonce"), "objective: crops need pixels"),
     ],

@@ -214,7 +214,11 @@ except environment.NoRendererError as error:
 @pytest.mark.parametrize(
     ("asked", "before", "says"),
     [
-        ("", 'environment.HEADLESS = ("osmesa-is-not-here",)', "nothing here can draw frames (osmesa-is-not-here: "),
+        (
+            "",
+            'environment.HEADLESS = ("osmesa-is-not-here",)',
+            "no renderer can draw frames here (osmesa-is-not-here: ",
+        ),
         ("disabled", "", "MUJOCO_GL=disabled cannot draw frames here"),
     ],
 )

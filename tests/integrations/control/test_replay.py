@@ -92,7 +92,7 @@ def test_a_buffer_too_small_for_one_stack_is_said():
 @pytest.mark.parametrize(
     ("call", "says"),
     [
-        (lambda r: r.sample(4), "batch: 4 transitions are asked for, but the buffer holds 3"),
+        (lambda r: r.sample(4), "batch: expected at most the 3 transitions in the buffer, got 4"),
         (lambda r: r.add(0, [0.0], float("nan"), frame(0), False), "reward: expected finite numbers, got nan"),
         (lambda r: r.add(0, [float("inf")], 0.0, frame(0), False), r"action: expected finite numbers, got \[inf\]"),
         (lambda r: r.add(0, [0.0], 0.0, frame(0, (3, 4, 4)), False), r"ends in \(3, 2, 2\), got \(3, 4, 4\)"),

@@ -1,6 +1,6 @@
 """Representation quality: the cache, the split by episodes, ridge regression, and what learns something."""
 
-import importlib.util
+import importlib
 import json
 from functools import partial
 from importlib.util import find_spec
@@ -14,7 +14,7 @@ if find_spec("dm_control") is None or find_spec("gymnasium") is None:
     pytest.skip("dm_control is not installed", allow_module_level=True)
 
 from counterpoint.integrations.control import representation as rep
-from counterpoint.integrations.control.agent import Settings
+from counterpoint.integrations.control.settings import AgentSettings
 from counterpoint.integrations.report.papers import paper_number
 from counterpoint.integrations.store.grid import run_grid
 
@@ -63,7 +63,7 @@ def test_r2_is_one_for_what_is_there_and_zero_for_what_is_not():
     x = torch.randn(1000, 6, generator=g)
     y = torch.stack([x[:, 0] - 2 * x[:, 3], torch.randn(1000, generator=g), torch.ones(1000)], dim=1)
     old, new = slice(0, 800), slice(800, None)
-    linear, chance, constant = rep.predictable(x[old], y[old], x[new], y[new], group[old]).tolist()
+    linear, chance, constant = rep.ridge_r2(x[old], y[old], x[new], y[new], group[old]).tolist()
     assert linear > 0.999
     assert abs(chance) < 0.02
     assert constant != constant
@@ -76,23 +76,23 @@ def test_episodes_that_can_be_recognised_are_no_help():
     x, y = colour.repeat_interleave(10, 0), value.repeat_interleave(10, 0)
     x = x + 0.01 * torch.randn(x.shape, generator=g)
     group = torch.arange(60).repeat_interleave(10)
-    by_episode = rep.predictable(x[:450], y[:450], x[450:], y[450:], group[:450])
+    by_episode = rep.ridge_r2(x[:450], y[:450], x[450:], y[450:], group[:450])
     odd = torch.arange(600) % 2 == 1
-    by_frame = rep.predictable(x[~odd], y[~odd], x[odd], y[odd], torch.arange(300))
+    by_frame = rep.ridge_r2(x[~odd], y[~odd], x[odd], y[odd], torch.arange(300))
     assert by_frame > 0.7
     assert by_episode < 0.2
 
 
 @pytest.mark.parametrize("spec", ["infonce:t=0.2", "arcl(infonce:t=0.5):views=3"])
 def test_training_finds_what_the_untrained_encoder_hides(spec):
-    data, settings = made_up(40, 12), Settings(size=20, crop=16, layers=2, filters=8, batch=32)
+    data, settings = made_up(40, 12), AgentSettings(size=20, crop=16, layers=2, filters=8, batch=32)
     known, new = data.stacks(3, 0, data.held_out), data.stacks(3, data.held_out)
     scores = []
     for updates in (0, 60):
         torch.manual_seed(0)
         encoder = rep.pretrain(known, spec, settings, updates, "cosine")
         x, x_new = (rep.features(encoder, part, settings.crop) for part in (known, new))
-        scores.append(rep.judge(data, settings.stack, x, x_new)[0]["R2"])
+        scores.append(rep.score(data, settings.stack, x, x_new)[0]["R2"])
     assert scores[1] > scores[0] + 0.05
 
 
@@ -100,7 +100,7 @@ def test_principal_components_are_those_of_the_crop():
     data = made_up()
     known, new = data.stacks(3, 0, 9), data.stacks(3, 9)
     torch.manual_seed(0)
-    x, x_new = rep.principal(known, new, 4, 16)
+    x, x_new = rep.principal_components(known, new, 4, 16)
     pixels = rep.center_crop(known, 16).flatten(1).float() / 255
     pixels = pixels - pixels.mean(0)
     _, s, _ = torch.linalg.svd(pixels, full_matrices=False)
@@ -148,7 +148,10 @@ def test_a_grid_of_objectives_and_floors(frames, tmp_path):
         (lambda: rep.cell(TASK, None, 0, label="x"), "label: expected 'pixels, PCA' or 'untrained encoder'"),
         (lambda: rep.cell(TASK, "infonce", 0, crop=70), "crop: expected at most the frames' size 64, got 70"),
         (lambda: rep.collect(Path("x"), TASK, episodes=3), "episodes: expected a whole number of at least 8, got 3"),
-        (lambda: rep.pretrain(made_up().stacks(3), "infonce", Settings(), 1), "batch: 128 frames are asked for"),
+        (
+            lambda: rep.pretrain(made_up().stacks(3), "infonce", AgentSettings(), 1),
+            "batch: expected at most the 96 frames, got 128",
+        ),
     ],
 )
 def test_bad_input_is_said(call, says):
@@ -157,16 +160,8 @@ def test_bad_input_is_said(call, says):
     assert says in str(raised.value)
 
 
-def example():
-    path = Path(__file__).parents[3] / "examples" / "curl_dmc.py"
-    spec = importlib.util.spec_from_file_location("curl_dmc", path)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
 def test_the_example_compares_and_goes_on(frames, tmp_path, capsys):
-    study = example()
+    study = importlib.import_module("curl_dmc")
     pytest.importorskip("matplotlib")
     how = {"size": "smoke", "objectives": ["infonce:t=1", study.COSINE], "seeds": 2, "out": tmp_path}
     tiny = {name: value for name, value in TINY.items() if name not in ("size", "crop")}
@@ -183,7 +178,7 @@ def test_the_example_compares_and_goes_on(frames, tmp_path, capsys):
 def test_the_example_trains_agents_beside_table_5(frames, tmp_path, monkeypatch):
     from counterpoint.integrations.control import training
 
-    study = example()
+    study = importlib.import_module("curl_dmc")
     pytest.importorskip("matplotlib")
     assert paper_number("control", "cartpole-swingup", study.BASELINE, study.MARK).printed == "680±32"
     monkeypatch.setattr(training, "MARKS", (1000,))
@@ -199,7 +194,7 @@ def test_the_example_trains_agents_beside_table_5(frames, tmp_path, monkeypatch)
 
 
 def test_the_example_says_what_is_wrong(frames, tmp_path, capsys):
-    study = example()
+    study = importlib.import_module("curl_dmc")
     assert study.main(["--tasks", "walker-wolk", "--out", str(tmp_path)]) == 2
     assert "Did you mean 'walker-walk'?" in capsys.readouterr().err
 
@@ -211,7 +206,7 @@ def test_the_example_skips_where_nothing_draws(tmp_path, monkeypatch, capsys):
         raise environment.NoRendererError("no OpenGL at all")
 
     monkeypatch.setattr(environment, "check_frames", fail)
-    study = example()
+    study = importlib.import_module("curl_dmc")
     assert study.main(["--out", str(tmp_path)]) == 1
     assert capsys.readouterr().out == "skipped, as no frames can be drawn: no OpenGL at all\n"
     assert study.main(["--json", "--out", str(tmp_path)]) == 1

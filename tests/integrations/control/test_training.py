@@ -16,29 +16,15 @@ import torch
 if find_spec("dm_control") is None or find_spec("gymnasium") is None:
     pytest.skip("dm_control is not installed", allow_module_level=True)
 
+from control_runs import TASK, TINY, cell
+
 from counterpoint.integrations import store
 from counterpoint.integrations.command import main
-from counterpoint.integrations.control import environment, training
+from counterpoint.integrations.control import environment, evaluation, training, video
 from counterpoint.integrations.store.grid import run_grid
 from counterpoint.integrations.store.run import Run
 
 pytestmark = pytest.mark.usefixtures("frames")
-TINY = {
-    "size": 16,
-    "crop": 15,
-    "filters": 2,
-    "features": 4,
-    "hidden": 8,
-    "batch": 8,
-    "random_steps": 16,
-    "capacity": 64,
-}
-TASK = "cartpole-swingup"
-
-
-def cell(**changes):
-    how = {"steps": 1600, "repeat": 40, "eval_every": 800, "episodes": 2, **TINY, **changes}
-    return training.cell(TASK, "infonce:t=1 + 0.1*dp", 3, **how)
 
 
 @pytest.fixture(scope="module")
@@ -72,7 +58,7 @@ KILLED = """
 import os, signal, sys
 from counterpoint.integrations import store
 from counterpoint.integrations.control import training
-import test_training as here
+from control_runs import cell
 
 training.SAVE_EVERY = 0.0
 times = int(sys.argv[2])
@@ -88,14 +74,14 @@ def save_and_die(self, state, step):
         os.kill(os.getpid(), signal.SIGKILL)
 
 store.Run.save = save_and_die
-store.run_grid(training.train, [here.cell()], sys.argv[1], progress=False)
+store.run_grid(training.train, [cell()], sys.argv[1], progress=False)
 """
 
 
 def killed(root, saves, moment):
     env = {
         **os.environ,
-        "PYTHONPATH": os.pathsep.join((str(Path(__file__).parent), str(Path(__file__).parents[2] / "support"))),
+        "PYTHONPATH": str(Path(__file__).parents[2] / "support"),
         "OMP_NUM_THREADS": "1",
     }
     code = [sys.executable, "-c", KILLED, str(root), str(saves), moment]
@@ -136,10 +122,10 @@ def test_a_full_disk_leaves_the_last_good_checkpoint(undisturbed, tmp_path):
 
 
 def test_evaluation_is_the_same_for_all_and_without_chance(undisturbed):
-    agent = training.read(undisturbed)
+    agent = training.restore(undisturbed)
     film = []
-    returns = training.evaluate(agent, undisturbed.arguments, 3, film)
-    several = training.evaluate(agent, undisturbed.arguments | {"envs": 2}, 3)  # actions are computed in another shape
+    returns = evaluation.evaluate(agent, undisturbed.arguments, 3, film)
+    several = evaluation.evaluate(agent, undisturbed.arguments | {"envs": 2}, 3)  # another batch shape
     assert returns.tolist() == pytest.approx(several.tolist(), rel=1e-3)
     assert len(set(returns)) == 3
     assert np.mean(returns[:2]) == undisturbed.result["final score"]
@@ -153,7 +139,7 @@ def test_films_can_be_watched(tmp_path, suffix):
     imageio = pytest.importorskip("imageio.v3")
     frames = [np.full((32, 32, 3), 20 * i, np.uint8) for i in range(8)]
     path = tmp_path / f"film{suffix}"
-    training.write_video(path, frames, 0.1)
+    video.write_video(path, frames, 0.1)
     again = np.stack(list(imageio.imiter(path)))
     assert len(again) == 8
     assert np.abs(again[:, 16, 16, 0].astype(int) - np.arange(0, 160, 20)).max() < 12
@@ -184,7 +170,7 @@ def test_the_command_line_trains_and_evaluates(tmp_path, capsys):
     [
         (["--task", "walker-wolk"], "unknown task 'walker-wolk'. Did you mean 'walker-walk'?"),
         (["--batch", "4000"], "batch: 4000 transitions, but the buffer holds 1000 at the first update"),
-        (["--steps", "2000"], "2000 are 250 actions, each repeated 8 times, but the first 1000 are at random"),
+        (["--steps", "2000"], "2000 are 250 actions, each repeated 8 times, but the first 1000 are random"),
         (["--envs", "0"], "envs: expected a whole number of at least 1, got 0"),
         (["--observe", "state", "--objective", "infonce"], "--objective: crops need pixels"),
         (["--objective", "intnacl"], "needs adversarial views"),
@@ -209,19 +195,19 @@ def test_numbers_that_diverge_end_the_run(tmp_path, monkeypatch):
         return {"critic": torch.tensor(float("nan"))}
 
     monkeypatch.setattr(training.Agent, "update", update)
-    with pytest.raises(store.GridError, match="critic is nan after 1 updates: it has diverged"):
+    with pytest.raises(store.GridError, match="critic is nan after 1 updates: training diverged"):
         run_grid(training.train, [cell()], tmp_path, progress=False)
 
 
 def test_observations_that_are_not_finite_end_the_run(tmp_path, monkeypatch):
-    look = environment.Control._look
+    observe = environment.Control._observe
 
-    def blinded(self, time):
-        look(self, time)
+    def blinded(self, timestep):
+        observe(self, timestep)
         if len(self._actions) == 20:
             self._numbers[1] = np.nan
 
-    monkeypatch.setattr(environment.Control, "_look", blinded)
+    monkeypatch.setattr(environment.Control, "_observe", blinded)
     given = training.cell("cartpole-balance", None, 0, observe="state", steps=1600, repeat=40, batch=8, random_steps=16)
     with pytest.raises(store.GridError, match=r"observation: expected finite numbers, got .*nan"):
         run_grid(training.train, [given], tmp_path, progress=False)

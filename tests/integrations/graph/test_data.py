@@ -93,7 +93,7 @@ def test_the_last_graphs_may_have_no_edges(tiny):
         ({"graph_labels": ""}, "its graphs have no classes"),
         ({"A": "1, 2\n2, 1\n3, 4\n4, 3\n"}, "edges leave their graph"),
         ({"A": "1, 2\n2, 1\n9, 12\n"}, "TINY: 1 edges leave their graph"),
-        ({"A": "1, 2\n2, 1"}, "TINY_A.txt does not end with a line end, and PyG leaves such a last line out"),
+        ({"A": "1, 2\n2, 1"}, "TINY_A.txt has no newline at its end, and PyG drops such a last line"),
         ({"node_labels": "5\n6\n"}, "the tensors hold {'nodes': 2, 'edges': 8, 'graphs': 4}"),
     ],
 )
@@ -110,10 +110,10 @@ def test_unknown_names_get_the_nearest(tiny, monkeypatch):
         raise OSError("no network")
 
     monkeypatch.setattr("counterpoint.integrations.graph.data.TUDataset", no_network)
-    with pytest.raises(ValueError, match=r"'MUTAGG': it is not here and cannot be fetched .*Did you mean 'MUTAG'\?"):
+    with pytest.raises(ValueError, match=r"'MUTAGG': it cannot be downloaded .*Did you mean 'MUTAG'\?"):
         load("MUTAGG")
     for name in ("", "../MUTAG", "a/b"):
-        with pytest.raises(ValueError, match="is no name of a data set"):
+        with pytest.raises(ValueError, match="is not the name of a data set"):
             load(name)
 
 

@@ -22,7 +22,9 @@ from torch_geometric.nn import GCN
 import counterpoint as cp
 from counterpoint.integrations import graph
 from counterpoint.integrations.command.main import main
+from counterpoint.integrations.graph import data as data_module
 from counterpoint.integrations.graph import training
+from counterpoint.integrations.graph.data import part
 from counterpoint.integrations.graph.presets import AUGMENT, preset
 from counterpoint.integrations.report.papers import paper_settings
 from counterpoint.integrations.store.grid import run_grid
@@ -67,9 +69,9 @@ def official_adnce(x, x_aug, t, mu, sigma):
 @pytest.mark.parametrize(
     ("spec", "official"),
     [
-        (preset("graphcl", "MUTAG")[0], lambda x, y: official_graphcl(x, y, 0.2)),
-        (preset("adnce", "MUTAG")[0], lambda x, y: official_adnce(x, y, 0.15, 0.7, 1.0)),
-        (preset("adnce", "PROTEINS")[0], lambda x, y: official_adnce(x, y, 0.05, 1.5, 1.0)),
+        (preset("graphcl", "MUTAG").objective, lambda x, y: official_graphcl(x, y, 0.2)),
+        (preset("adnce", "MUTAG").objective, lambda x, y: official_adnce(x, y, 0.15, 0.7, 1.0)),
+        (preset("adnce", "PROTEINS").objective, lambda x, y: official_adnce(x, y, 0.05, 1.5, 1.0)),
     ],
 )
 def test_presets_are_the_official_losses_on_the_real_encoder(data, spec, official):
@@ -156,7 +158,7 @@ def test_any_pyg_model_can_be_the_encoder(data):
     model = graph.Pretraining(encoder, "infonce:t=0.2")
     graph.pretrain(model, data, epochs=1, batch=32)
     assert graph.embed(encoder, data).shape == (60, 24)
-    with pytest.raises(ValueError, match="give out_channels="):
+    with pytest.raises(ValueError, match="has no out_channels; give out_channels="):
         graph.Pooled(torch.nn.Identity())
 
 
@@ -186,7 +188,7 @@ def test_a_last_graph_alone_is_left_out_of_an_epoch():
         (lambda d: graph.Encoder(0), "width must be a whole number of at least 1, got 0"),
         (lambda d: preset("adnce", "MUTAGG"), "no settings for 'MUTAGG'. Did you mean 'MUTAG'?"),
         (lambda d: preset("ADNC", "MUTAG"), "unknown preset"),
-        (lambda d: training.part(d, "test"), "unknown part 'test'"),
+        (lambda d: part(d, "test"), "unknown part 'test'"),
     ],
 )
 def test_wrong_arguments_are_named(data, wrong, says):
@@ -214,9 +216,9 @@ def results(done):
 
 
 def test_parts_are_stratified_and_do_not_meet(data):
-    tune, report = (training.part(data, name) for name in ("tune", "report"))
+    tune, report = (part(data, name) for name in ("tune", "report"))
     assert not set(tune) & set(report)
-    assert sorted([*tune, *report]) == list(range(60)) == list(training.part(data, "all"))
+    assert sorted([*tune, *report]) == list(range(60)) == list(part(data, "all"))
     assert data.y[tune].bincount().tolist() == [3] * 6
 
 
@@ -226,13 +228,13 @@ def test_what_is_tuned_on_is_not_reported_and_the_reverse(tmp_path, monkeypatch)
     for kept, spoiled in (("tune", "report"), ("report", "tune")):
         cell = training.cell("demo", "hcl", 0, part=kept, **SHORT)
         y = clean.y.clone()
-        y[training.part(clean, spoiled)] = torch.randperm(len(training.part(clean, spoiled))) % 6
+        y[part(clean, spoiled)] = torch.randperm(len(part(clean, spoiled))) % 6
         found = []
         for name, classes in (("clean", clean.y), ("spoiled", y)):
             changed = graph.GraphSet("demo", clean.x, clean.edge_index, classes, clean.nodes, clean.edges)
-            rows = training.part(clean, kept)
-            monkeypatch.setattr(training, "loaded", lambda *_, d=changed: d)
-            monkeypatch.setattr(training, "part", lambda *_, r=rows: r)
+            rows = part(clean, kept)
+            monkeypatch.setattr(data_module, "load_cached", lambda *_, d=changed: d)
+            monkeypatch.setattr(data_module, "part", lambda *_, r=rows: r)
             (run,) = run_grid(training.train, [cell], tmp_path / kept / name, progress=False)
             found.append(run.result)
             monkeypatch.undo()
@@ -279,8 +281,8 @@ def test_killed_at_random_moments_a_grid_ends_in_the_same_table(tmp_path):
 
 
 def test_the_command_trains_compares_and_evaluates(tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr(training, "load", lambda name, features: graph.demo(60, features=features))
-    training.loaded.cache_clear()
+    monkeypatch.setattr(data_module, "load", lambda name, features: graph.demo(60, features=features))
+    data_module.load_cached.cache_clear()
     words = ["--epochs", "2", "--folds", "3", "--seeds", "2", "--out", str(tmp_path)]
     assert main(["train", "graph", "--objective", "hcl", "dcl:t=0.2", *words]) == 0
     table = capsys.readouterr().out
@@ -297,7 +299,7 @@ def test_the_command_trains_compares_and_evaluates(tmp_path, capsys, monkeypatch
     for one in evaluated:
         if one["probe"] == "svm" and one["name"].startswith("hcl") and f"seed{one['seed']}" in one["which"]:
             assert one["accuracy"] == known[one["name"], one["seed"]]
-    training.loaded.cache_clear()
+    data_module.load_cached.cache_clear()
 
 
 def test_runs_of_another_machine_are_evaluated(tmp_path, capsys):
@@ -328,8 +330,8 @@ def test_a_run_on_a_real_set_prints_the_papers_numbers_too(tmp_path, capsys):
     ("words", "says"),
     [
         (["train", "graph", "--dataset", "demo", "--folds", "80"], "class 0 has 50 graphs, 80 folds need 80"),
-        (["train", "graph", "--dataset", "a/b"], "'a/b' is no name of a data set"),
-        (["train", "graph", "--data", "/nowhere"], "/nowhere is no folder"),
+        (["train", "graph", "--dataset", "a/b"], "'a/b' is not the name of a data set"),
+        (["train", "graph", "--data", "/nowhere"], "/nowhere is not a folder"),
         (["train", "graph", "--preset", "adnce"], "the paper has no settings for 'demo'"),
         (["eval", "tu", "/nowhere"], "/nowhere: no such folder"),
     ],
@@ -352,12 +354,15 @@ def test_wrong_numbers_are_refused_before_anything_is_trained(tmp_path, capsys, 
 
 
 def test_the_adnce_preset_is_the_papers_table():
-    assert preset("adnce", "PROTEINS") == ("adnce:t=0.05,mu=1.5,sigma=1.0,denominator=mean", {"augment": "random4"})
+    recipe = preset("adnce", "PROTEINS")
+    assert recipe.objective == "adnce:t=0.05,mu=1.5,sigma=1.0,denominator=mean"
+    assert recipe.settings == {"augment": "random4"}
+    assert set(recipe.sources) == {"objective", *recipe.settings}
     for dataset in AUGMENT:
         known = paper_settings("graph", dataset)
-        spec, settings = preset("adnce", dataset)
-        assert cp.objective(spec) == cp.ADNCE(known["t"], known["mu"], known["sigma"], denominator="mean")
-        assert settings == preset("graphcl", dataset)[1] == {"augment": AUGMENT[dataset]}
+        recipe = preset("adnce", dataset)
+        assert cp.objective(recipe.objective) == cp.ADNCE(known["t"], known["mu"], known["sigma"], denominator="mean")
+        assert recipe.settings == preset("graphcl", dataset).settings == {"augment": AUGMENT[dataset]}
 
 
 def test_a_missing_framework_is_one_error_that_names_the_extra():
@@ -366,7 +371,9 @@ def test_a_missing_framework_is_one_error_that_names_the_extra():
         "from counterpoint.integrations.command.main import main\n"
         "try: main(['--help'])\n"
         "except SystemExit as stopped: assert not stopped.code\n"
-        "sys.exit(main(['train', 'graph', '--help']))"
+        "try: main(['train', 'graph', '--help'])\n"
+        "except SystemExit as stopped: assert not stopped.code\n"
+        "sys.exit(main(['train', 'graph']))"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.returncode == 2

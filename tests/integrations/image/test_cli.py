@@ -6,7 +6,6 @@ import importlib
 import json
 import re
 import warnings
-from pathlib import Path
 
 import pytest
 
@@ -17,10 +16,9 @@ from PIL import Image
 
 import counterpoint as cp
 from counterpoint.integrations.command.main import main
-from counterpoint.integrations.image import PRESETS, Settings, build, preset, training
+from counterpoint.integrations.image import PRESETS, EvaluationSettings, build, preset, training
 from counterpoint.integrations.store.run import find_runs
 
-EXAMPLES = Path(__file__).parents[3] / "examples"
 QUICK = ["--batch", "64", "--subset", "128", "--width", "16"]
 
 
@@ -102,29 +100,30 @@ def test_a_folder_without_images(tmp_path, capsys):
 
 @pytest.mark.parametrize("name", PRESETS)
 def test_presets_can_be_built(name):
-    spec, settings = preset(name, "cifar10")
-    cell = training.cell("cifar10", spec, 0, **settings)
-    Settings(**cell["evaluation"])
+    recipe = preset(name, "cifar10")
+    spec = recipe.objective
+    cell = training.cell("cifar10", spec, 0, **recipe.settings)
+    EvaluationSettings(**cell["evaluation"])
     method = build(cell["method"], spec, "conv4", 32, cell["views"], cell["width"])
     if spec is not None:
         assert cp.objective(spec) == method.objective
 
 
 def test_presets_have_the_papers_values():
-    assert preset("adnce", "stl10")[0] == "adnce:t=0.2,mu=0.8,sigma=1.0"
-    intnacl = cp.objective(preset("intnacl", "cifar100")[0])
+    assert preset("adnce", "stl10").objective == "adnce:t=0.2,mu=0.8,sigma=1.0"
+    intnacl = cp.objective(preset("intnacl", "cifar100").objective)
     assert (intnacl.prior, intnacl.beta, intnacl.alpha, intnacl.lam) == (0.01, 1.0, 1.0, 0.5)
-    assert preset("intnacl", "cifar100")[1]["mixed"] + 1 == preset("intnacl-nca", "cifar100")[1]["views"] - 1 == 5
-    assert cp.objective(preset("arcl", "cifar10")[0]).views == 4
-    lmcl = cp.objective(preset("lmcl", "stl10")[0])
+    mixed, views = preset("intnacl", "cifar100").settings["mixed"], preset("intnacl-nca", "cifar100").settings["views"]
+    assert mixed + 1 == views - 1 == 5
+    assert cp.objective(preset("arcl", "cifar10").objective).views == 4
+    lmcl = cp.objective(preset("lmcl", "stl10").objective)
     weight, polarization = lmcl.terms()[1]
     assert (weight, polarization.low, polarization.high) == (0.1, 0.1, 0.5)
     with pytest.raises(ValueError, match=r"'arcl-5'.*Did you mean 'arcl-"):
         preset("arcl-5", "cifar10")
 
 
-def test_studies_choose_on_validation_images_and_compare_paired_seeds(tmp_path, monkeypatch, capsys):
-    monkeypatch.syspath_prepend(EXAMPLES)
+def test_studies_choose_on_validation_images_and_compare_paired_seeds(tmp_path, capsys):
     study = importlib.import_module("shifted_cifar")
     words = ["--size", "smoke", "--rows", "SimCLR", "ArCL, 4 views", "--out", str(tmp_path)]
     size = study.STUDY["smoke"]

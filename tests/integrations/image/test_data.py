@@ -12,7 +12,7 @@ pytest.importorskip("lightly")
 pytest.importorskip("lightning")
 from PIL import Image
 
-from counterpoint.integrations.image import ImageSet, data, load, mnist_cifar
+from counterpoint.integrations.image import ImageSet, load, mnist_cifar, sources
 
 offline = pytest.mark.skipif(
     not os.path.isdir(os.path.join(os.environ.get("COUNTERPOINT_DATA", ""), "cifar10")),
@@ -27,9 +27,9 @@ def save(path, colour=(200, 30, 60), mode="RGB", size=(40, 30)) -> None:
 
 @pytest.fixture(autouse=True)
 def _forget():
-    data._load.cache_clear()
+    sources._load.cache_clear()
     yield
-    data._load.cache_clear()
+    sources._load.cache_clear()
 
 
 def test_digits_are_embedded():
@@ -65,8 +65,8 @@ def test_classes_are_those_of_the_training_images(tmp_path):
     save(tmp_path / "test" / "c" / "0.png")  # which would be the first, if counted here
     assert load(str(tmp_path), "test").y.tolist() == [2]
     save(tmp_path / "test" / "d" / "0.png")
-    data._load.cache_clear()
-    with pytest.raises(ValueError, match="no class 'd'"):
+    sources._load.cache_clear()
+    with pytest.raises(ValueError, match="unknown class 'd'"):
         load(str(tmp_path), "test")
 
 
@@ -106,7 +106,7 @@ def test_folders_without_images(tmp_path):
         load(str(tmp_path))
     (tmp_path / "train" / "a").mkdir(parents=True)
     (tmp_path / "train" / "a" / "b.jpg").write_bytes(b"")
-    with pytest.raises(ValueError, match="none of its 1 images can be read"):
+    with pytest.raises(ValueError, match="none of the 1 images can be read"):
         load(str(tmp_path))
 
 
@@ -136,8 +136,8 @@ def test_what_cannot_be_fetched_is_one_clear_line(monkeypatch, tmp_path):
     def unreachable(root, split, download):
         raise OSError("no route" if download else "not found")
 
-    monkeypatch.setitem(data.DOWNLOADED, "stl10", unreachable)
-    with pytest.raises(ValueError, match=r"'stl10'.*cannot be fetched.*no route"):
+    monkeypatch.setitem(sources.DOWNLOADED, "stl10", unreachable)
+    with pytest.raises(ValueError, match=r"'stl10'.*the download failed.*no route"):
         load("stl10", root=tmp_path)
 
 
@@ -219,17 +219,17 @@ def test_offline_cifar_is_labelled_as_compressed():
 
 @offline
 def test_mnist_cifar_pairs_as_the_paper_says(monkeypatch):
-    monkeypatch.setitem(data.DOWNLOADED, "mnist", lambda *_: (_ for _ in ()).throw(OSError("offline")))
+    monkeypatch.setitem(sources.DOWNLOADED, "mnist", lambda *_: (_ for _ in ()).throw(OSError("offline")))
     with pytest.raises(ValueError, match="split"):
         mnist_cifar("train")
-    real = data.load  # the test images in the place of the training images, which take longer to decode
-    monkeypatch.setattr(data, "load", lambda name, split, *a: real(name, "test" if name == "cifar10" else split, *a))
+    real = sources.load  # the test images in the place of the training images, which take longer to decode
+    monkeypatch.setattr(sources, "load", lambda name, split, *a: real(name, "test" if name == "cifar10" else split, *a))
     agreement = {}
     for split in ("id-train", "ood-train", "ood-test"):
         found = mnist_cifar(split)
         assert found.x.shape == (2000, 3, 64, 32)
         assert "JPEG" in found.note
-        assert "in the place of MNIST" in found.note
+        assert "in place of MNIST" in found.note
         zero = found.x[:, 0, 12:20, 14:18].float().mean((1, 2)) < 120  # the middle of a 0 is empty
         agreement[split] = float((zero == (found.y == 0)).float().mean())
     assert agreement["id-train"] > 0.95

@@ -16,7 +16,7 @@ from torch import nn
 import counterpoint as cp
 from counterpoint.integrations.image import (
     Encoder,
-    Settings,
+    EvaluationSettings,
     distance_by_class,
     distance_histogram,
     evaluate,
@@ -56,7 +56,7 @@ def classifier(encoder, digits, frozen):
 
 def test_the_fast_probe_is_scikit_learns(digits, frozen):
     (train, test), (z, z_test) = digits, frozen
-    probe = linear_probe(z, train.y, 10, Settings(penalty=1e-2))
+    probe = linear_probe(z, train.y, 10, EvaluationSettings(penalty=1e-2))
     scaled = [((one - z.mean(0)) / z.std(0, unbiased=False).clamp(min=1e-6)).double().numpy() for one in (z, z_test)]
     theirs = LogisticRegression(C=1 / (1e-2 * len(z)), tol=1e-8, max_iter=5000).fit(scaled[0], train.y.numpy())
     ours = probe(z_test).softmax(1).numpy()
@@ -68,11 +68,14 @@ def test_the_fast_probe_is_scikit_learns(digits, frozen):
 
 def test_adams_probe_agrees_with_the_fast_one(digits, frozen):
     (train, test), (z, z_test) = digits, frozen
-    fast = linear_probe(z, train.y, 10, Settings(penalty=1e-4))
-    slow = linear_probe(z, train.y, 10, Settings(protocol="adam", probe_epochs=300))
+    fast = linear_probe(z, train.y, 10, EvaluationSettings(penalty=1e-4))
+    papers = EvaluationSettings(protocol="adam", probe_epochs=300)
+    slow = linear_probe(z, train.y, 10, papers)
     right = [float((probe(z_test).argmax(1) == test.y).float().mean()) for probe in (fast, slow)]
     assert abs(right[0] - right[1]) < 0.03
-    assert torch.equal(slow(z_test), linear_probe(z, train.y, 10, Settings(protocol="adam", probe_epochs=300))(z_test))
+    assert torch.equal(
+        slow(z_test), linear_probe(z, train.y, 10, EvaluationSettings(protocol="adam", probe_epochs=300))(z_test)
+    )
 
 
 @pytest.mark.parametrize(("k", "temperature"), [(1, 0.1), (20, 0.07), (200, 0.1)])
@@ -91,7 +94,7 @@ def test_more_neighbours_than_images(digits, frozen):
 
 def test_attacks_are_ordered_and_nothing_is_clean(classifier, digits):
     test = digits[1]
-    found = robust(classifier, test.x, test.y, Settings(epsilons=(0.0, 0.01, 0.03)))
+    found = robust(classifier, test.x, test.y, EvaluationSettings(epsilons=(0.0, 0.01, 0.03)))
     assert found["fgsm@0"] == found["pgd@0"] == found["clean"]
     assert found["clean"] == pytest.approx(100 * float((classifier(test.x / 255).argmax(1) == test.y).float().mean()))
     for epsilon in ("0.01", "0.03"):
@@ -117,7 +120,7 @@ def test_attacks_are_foolboxs(classifier, digits, epsilon):
     x, y = digits[1].x[:100] / 255, digits[1].y[:100]
     model = PyTorchModel(classifier, (0, 1), "cpu")
     loss = lambda inputs: nn.functional.cross_entropy(classifier(inputs), y, reduction="sum")  # noqa: E731
-    settings = Settings(epsilons=(epsilon,))
+    settings = EvaluationSettings(epsilons=(epsilon,))
     pgd = {"abs_stepsize": settings.step, "steps": settings.steps}
 
     _, theirs, fooled = attacks.LinfFastGradientAttack()(model, x, y, epsilons=epsilon)
@@ -137,7 +140,9 @@ def test_attacks_are_foolboxs(classifier, digits, epsilon):
 
 def test_each_restart_can_only_take_away(classifier, digits):
     x, y = digits[1].x[:100], digits[1].y[:100]
-    one, four = (robust(classifier, x, y, Settings(epsilons=(0.02,), restarts=n), seed=3)["pgd@0.02"] for n in (1, 4))
+    one, four = (
+        robust(classifier, x, y, EvaluationSettings(epsilons=(0.02,), restarts=n), seed=3)["pgd@0.02"] for n in (1, 4)
+    )
     assert four <= one
 
 
@@ -146,7 +151,7 @@ def test_evaluation_leaves_the_encoder_as_it_was(digits):
     encoder = Encoder("conv4", 16, width=8).train()
     encoder.network[1].eval()
     before = {name: value.clone() for name, value in encoder.state_dict().items()}
-    settings = Settings(finetune_steps=2, attacked=20, epsilons=(0.01,), transfer=("digits",))
+    settings = EvaluationSettings(finetune_steps=2, attacked=20, epsilons=(0.01,), transfer=("digits",))
     found = evaluate(encoder, *digits, ["knn", "linear", "robust", "shifted", "finetune", "transfer"], settings)
     assert all(torch.equal(value, before[name]) for name, value in encoder.state_dict().items())
     assert encoder.training
@@ -174,7 +179,7 @@ def test_shifted_images_differ_as_their_names_say(digits):
 def test_finetuning_learns(digits):
     torch.manual_seed(0)
     encoder = Encoder("conv4", 16, width=8)
-    few, many = (finetune(encoder, *digits, Settings(finetune_steps=n, finetune_lr=0.05)) for n in (1, 120))
+    few, many = (finetune(encoder, *digits, EvaluationSettings(finetune_steps=n, finetune_lr=0.05)) for n in (1, 120))
     assert many > few + 20
 
 
@@ -205,7 +210,7 @@ def test_histograms_of_distances():
 
 def test_attack_strength_is_monotone(classifier, digits):
     epsilons = (0.0, 0.004, 0.008, 0.016, 0.032)
-    found = robust(classifier, digits[1].x[:150], digits[1].y[:150], Settings(epsilons=epsilons, restarts=1))
+    found = robust(classifier, digits[1].x[:150], digits[1].y[:150], EvaluationSettings(epsilons=epsilons, restarts=1))
     assert spearmanr(epsilons, [found[f"pgd@{epsilon:g}"] for epsilon in epsilons]).statistic < -0.9
 
 
@@ -222,7 +227,7 @@ def test_attack_strength_is_monotone(classifier, digits):
 )
 def test_bad_settings(changes, word):
     with pytest.raises(ValueError, match=word):
-        Settings(**changes)
+        EvaluationSettings(**changes)
 
 
 def test_bad_probes(encoder, digits):
@@ -231,4 +236,4 @@ def test_bad_probes(encoder, digits):
     with pytest.raises(ValueError, match="name the data sets"):
         evaluate(encoder, *digits, ["transfer"])
     with pytest.raises(ValueError, match="Did you mean 'cifar100'"):
-        evaluate(encoder, *digits, ["knn", "transfer"], Settings(transfer=("cifar-100",)))
+        evaluate(encoder, *digits, ["knn", "transfer"], EvaluationSettings(transfer=("cifar-100",)))

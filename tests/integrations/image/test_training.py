@@ -30,12 +30,15 @@ from counterpoint.integrations.image import (
     load,
     loader,
     pretrain,
+    pretraining,
     recipe,
     restore,
+    sources,
     to_lab,
     train,
     training,
 )
+from counterpoint.integrations.image.data import prepare
 
 SMALL = {"backbone": "conv4", "batch": 64, "subset": 256, "probe": ["knn"], "width": 16}
 
@@ -285,14 +288,14 @@ MOCO = {"method": "moco", "queue": 128, "cosine": True, "warmup": 1, "watch": 1,
 def test_a_run_that_is_killed_ends_as_if_it_had_not_been(tmp_path, monkeypatch):
     """Queue, momentum encoder, schedules of rate and temperature, best encoder and log included."""
     cell = training.cell("digits", "adnce:t=schedule(0.5,0.2,9)", 1, epochs=4, **SMALL, **MOCO)
-    monkeypatch.setattr(training, "SAVE_EVERY", 0.0)
+    monkeypatch.setattr(pretraining, "SAVE_EVERY", 0.0)
     whole = grid(cell, tmp_path / "whole")
     code = f"""
 import os, signal, torch
 torch.set_num_threads(1)
 from counterpoint.integrations import store
-from counterpoint.integrations.image import training
-training.SAVE_EVERY, save = 0.0, store.Run.save
+from counterpoint.integrations.image import pretraining, training
+pretraining.SAVE_EVERY, save = 0.0, store.Run.save
 def dying(run, state, step):
     save(run, state, step)
     if step == 2:
@@ -329,7 +332,7 @@ class PowerCut(BaseException):
 )
 def test_what_is_random_goes_on_where_it_was(spec, changes, tmp_path, monkeypatch):
     cell = training.cell("digits", spec, 1, epochs=2, **{**SMALL, "subset": 128}, **changes)
-    monkeypatch.setattr(training, "SAVE_EVERY", 0.0)
+    monkeypatch.setattr(pretraining, "SAVE_EVERY", 0.0)
     whole, save = grid(cell, tmp_path / "whole"), store.Run.save
 
     def dying(run, state, step):
@@ -370,7 +373,7 @@ def test_a_run_can_be_restored_and_keeps_the_best(tmp_path):
 
 def test_the_seed_fixes_the_start_whatever_the_objective():
     one, other = (
-        training.make(training.cell("digits", spec, 5, **SMALL), (16, 16)).method.encoder.state_dict()
+        training.build(training.cell("digits", spec, 5, **SMALL), (16, 16)).method.encoder.state_dict()
         for spec in ("infonce", "arcl(hcl):views=4")
     )
     assert all(torch.equal(value, other[name]) for name, value in one.items())
@@ -378,9 +381,9 @@ def test_the_seed_fixes_the_start_whatever_the_objective():
 
 def test_tuning_does_not_see_the_test_images(monkeypatch):
     asked = []
-    real = training.datasets.load
-    monkeypatch.setattr(training.datasets, "load", lambda *a: asked.append(a[1]) or real(*a))
-    found = training.prepare(training.cell("digits", "infonce", 0, part="tune"))
+    real = sources.load
+    monkeypatch.setattr(sources, "load", lambda *a: asked.append(a[1]) or real(*a))
+    found = prepare(training.cell("digits", "infonce", 0, part="tune"))
     assert asked == ["train"]
     assert found.test is found.validation
 
@@ -404,9 +407,9 @@ def test_probes_see_the_images_that_have_classes_where_others_have_none(tmp_path
         without = (torch.arange(len(found)) % 4 > 0) & (split == "train")
         return replace(found, y=found.y.masked_fill(without, -1))
 
-    monkeypatch.setattr(training.datasets, "load", partly)
+    monkeypatch.setattr(sources, "load", partly)
     given = training.cell("stl10-unlabelled", "infonce", 0, **{**SMALL, "subset": None}, epochs=1, watch=1)
-    data = training.prepare(given)
+    data = prepare(given)
     assert len(data.train) > 3 * len(data.labelled) > 0
     assert data.labelled.labelled
     assert data.validation.labelled
@@ -454,7 +457,7 @@ def test_ctrl_c_is_ctrl_c(tmp_path, monkeypatch):
     """Lightning alone would exit, and ignore the signal from then on."""
     cell = training.cell("digits", "infonce", 0, epochs=2, **{**SMALL, "subset": 128})
     whole = grid(cell, tmp_path / "whole")
-    monkeypatch.setattr(training, "SAVE_EVERY", 0.0)
+    monkeypatch.setattr(pretraining, "SAVE_EVERY", 0.0)
     save, handler = store.Run.save, signal.getsignal(signal.SIGINT)
 
     def stopping(run, state, step):
@@ -473,9 +476,9 @@ TWO = """
 import os, signal, sys, torch
 torch.set_num_threads(1)
 from counterpoint.integrations import store
-from counterpoint.integrations.image import training
+from counterpoint.integrations.image import pretraining, training
 
-training.SAVE_EVERY, save = 0.0, store.Run.save
+pretraining.SAVE_EVERY, save = 0.0, store.Run.save
 def dying(run, state, step):
     save(run, state, step)
     if step == 1 and sys.argv[2:] == ["die"]:

@@ -1,4 +1,4 @@
-"""The report: its statistics against scipy and closed forms, its words against its statistics."""
+"""The report: its statistics against closed forms, its words against its statistics."""
 
 from __future__ import annotations
 
@@ -21,8 +21,9 @@ from reports import BASE, OTHER, THIRD, make, noisy
 import counterpoint as cp
 from counterpoint.integrations import report, store
 from counterpoint.integrations.command.main import main
+from counterpoint.integrations.command.report import FORMATS
 from counterpoint.integrations.report import papers, plots, statistics, summary, tables, words
-from counterpoint.integrations.report.statistics import _t_quantile, bootstrap_interval, holm, sign_flip_p
+from counterpoint.integrations.report.statistics import bootstrap_interval, holm, sign_flip_p
 from counterpoint.integrations.report.words import reading
 
 FINITE = st.floats(-1e6, 1e6, allow_nan=False).map(lambda x: round(x, 3))
@@ -31,17 +32,12 @@ FINITE = st.floats(-1e6, 1e6, allow_nan=False).map(lambda x: round(x, 3))
 # ---- statistics --------------------------------------------------------------------------------
 
 
-def test_t_quantiles():
-    for freedom in (1, 2, 3, 5, 10, 100):
-        for probability in (0.6, 0.95, 0.975, 0.995):
-            assert _t_quantile(probability, freedom) == pytest.approx(scipy.stats.t.ppf(probability, freedom), rel=5e-4)
-
-
 @pytest.mark.parametrize("n", range(2, 12))
-def test_the_exact_test_is_scipys(n):
+def test_the_exact_test_counts_all_signs(n):
     x = np.random.default_rng(n).normal(0.6, 1, n)
     x[0] = x[1]  # ties
-    expected = scipy.stats.permutation_test((x,), np.mean, permutation_type="samples", n_resamples=np.inf).pvalue
+    signs = np.array(list(itertools.product((-1, 1), repeat=n)))
+    expected = (np.abs(signs @ x) >= abs(x.sum()) - 1e-9).mean()
     assert sign_flip_p(x.tolist()) == pytest.approx(expected, abs=1e-12)
 
 
@@ -120,7 +116,7 @@ def test_false_discoveries_are_rare(monkeypatch):
     monkeypatch.setattr(statistics, "DRAWS", 10)  # of the intervals, which do not matter here
     named = marked = power = 0
     for values in columns_of_noise(400, 4, 10):
-        named += any(one.found for one in summary._differences(values, "0", ["1", "2", "3"]).values())
+        named += any(one.significant for one in summary._differences(values, "0", ["1", "2", "3"]).values())
         marked += summary._best(values, False) is not None
     for values in columns_of_noise(60, 4, 10, effect=4.0):
         power += summary._best(values, False) == "3"
@@ -250,7 +246,7 @@ def test_what_could_not_be_computed_is_said(tmp_path):
 def test_the_best_is_marked_where_the_test_says_so(tmp_path):
     table = {("A", BASE): noisy(70, 10, 0.3), ("A", OTHER): noisy(74, 10, 0.3), ("A", THIRD): noisy(74.01, 10, 0.3)}
     (column,) = report.summarise(make(tmp_path, table)).columns
-    assert all(column.cells[row].difference.found for row in (OTHER, THIRD))
+    assert all(column.cells[row].difference.significant for row in (OTHER, THIRD))
     assert not any(cell.best for cell in column.cells.values())  # the two are alike
     some = [run for run in store.find_runs(tmp_path) if run.name != THIRD]
     assert [row for row, cell in report.summarise(some).columns[0].cells.items() if cell.best] == [OTHER]
@@ -447,6 +443,42 @@ def test_without_matplotlib(study, tmp_path, monkeypatch, capsys):
     assert (tmp_path / "report.csv").exists()
 
 
+def test_without_scipy_the_means_remain(study, tmp_path, monkeypatch, capsys):
+    whole = report.summarise(store.find_runs(study))
+    for module in ("scipy", "scipy.stats"):
+        monkeypatch.setitem(sys.modules, module, None)
+    assert main(["report", str(study), "--out", str(tmp_path)]) == 0
+    printed = capsys.readouterr().out
+    assert 'Means only: intervals and tests need scipy: pip install "counterpoint[report]".' in printed
+    assert f"against {BASE}, 8 paired seeds, no intervals and no tests without scipy." in printed
+    assert "not tested without scipy" in printed
+    assert "found" not in printed.partition("Means only")[0]
+    means = report.summarise(store.find_runs(study))
+    for column, tested in zip(means.columns, whole.columns, strict=True):
+        assert not any(cell.best for cell in column.cells.values())
+        for row, cell in column.cells.items():
+            assert (cell.values, cell.mean, cell.sd) == (
+                tested.cells[row].values, tested.cells[row].mean, tested.cells[row].sd,
+            )  # fmt: skip
+            if cell.difference is not None:
+                assert cell.difference.mean == tested.cells[row].difference.mean
+                assert math.isnan(cell.difference.low)
+                assert math.isnan(cell.difference.p)
+    for form in report.RENDER:
+        assert "nan" not in report.RENDER[form](means)
+    with pytest.raises(ImportError, match=r"pip install \"counterpoint\[report\]\""):
+        sign_flip_p([1.0, 2.0])
+
+
+def test_without_scipy_what_needs_no_test_is_not_remarked(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "scipy", None)
+    assert report.summarise(make(tmp_path, {("A", BASE): noisy(70, 3)})).notes == []
+
+
+def test_the_command_offers_every_format():
+    assert tuple(report.RENDER) == FORMATS
+
+
 # ---- pictures ----------------------------------------------------------------------------------
 
 
@@ -466,7 +498,7 @@ def test_the_picture_of_a_column_shows_its_numbers(study):
     compared = {y: column.cells[row].difference for y, row in enumerate(rows) if row != column.baseline}
     bars = {round(bar.get_y() + bar.get_height() / 2): bar for bar in right.patches}
     assert {y: bar.get_width() for y, bar in bars.items()} == {y: pytest.approx(d.mean) for y, d in compared.items()}
-    assert {y: bar.get_facecolor()[3] > 0 for y, bar in bars.items()} == {y: d.found for y, d in compared.items()}
+    assert {y: bar.get_facecolor()[3] > 0 for y, bar in bars.items()} == {y: d.significant for y, d in compared.items()}
     intervals = [list(line.get_xdata()) for line in right.lines if len(set(line.get_xdata())) == 2]
     assert intervals == [[d.low, d.high] for d in compared.values()]
 

@@ -14,7 +14,8 @@ pytest.importorskip("datasets")
 import datasets
 
 from counterpoint.integrations.sentence import corpus, data
-from counterpoint.integrations.sentence.data import SEVEN, YEARS, load_sts, load_transfer
+from counterpoint.integrations.sentence.data import load_sts, load_transfer
+from counterpoint.integrations.sentence.settings import SEVEN, YEARS
 
 HEADER = "subset\tscore\tsentence1\tsentence2\n"
 real_data = pytest.mark.skipif("COUNTERPOINT_DATA" not in os.environ, reason="COUNTERPOINT_DATA is not set")
@@ -72,7 +73,7 @@ def test_what_is_not_there_is_said(tmp_path):
         load_sts("STS-12", tmp_path)
     with pytest.raises(FileNotFoundError, match=r"STS14: neither STS14.tsv nor SentEval's files"):
         load_sts("STS14", tmp_path)
-    with pytest.raises(FileNotFoundError, match="is no folder"):
+    with pytest.raises(FileNotFoundError, match="is not a folder"):
         load_sts("STS14", tmp_path / "nowhere")
     with pytest.raises(ValueError, match="MR: give the folder of the data with --data"):
         load_transfer("MR", "hub")
@@ -207,7 +208,7 @@ def test_blank_lines_and_missing_texts_are_left_out_and_counted(tmp_path):
 @pytest.mark.parametrize(
     ("name", "content", "how", "says"),
     [
-        ("a.txt", b"only one sentence\n\n", {}, r"a.txt: 1 samples, and 1 blank ones; a contrast needs 2 or more"),
+        ("a.txt", b"only one sentence\n\n", {}, r"a.txt: 1 samples, and 1 blank ones; expected 2 or more"),
         ("a.txt", b"", {}, r"a.txt: empty"),
         ("a.tsv", b"", {}, r"a.tsv: empty"),
         ("a.tsv", b"a\tb\nx\ty\nz\n", {}, r"a.tsv: line 3 has 1 columns, expected 2"),
@@ -216,7 +217,7 @@ def test_blank_lines_and_missing_texts_are_left_out_and_counted(tmp_path):
         ("a.txt", b"one\ntw\xff\n", {}, r"a.txt: line 2 is not utf-8: byte 0xff"),
         ("a.csv", b"a,b\nx,y\n\xff,z\n", {}, r"a.csv: cannot be read as csv"),
         ("a.jsonl", b"no json\n", {}, r"a.jsonl: cannot be read as jsonl"),
-        ("a.jsonl", b'{"n": 1}\n{"n": 2}\n', {}, r"no column holds text; it has n"),
+        ("a.jsonl", b'{"n": 1}\n{"n": 2}\n', {}, r"no column contains text; it has n"),
         ("a.txt", b"one\ntwo\n", {"positives": "columns"}, r"one column of text, 'text'; expected two or more"),
         ("a.csv", b"a\nx\n", {"positives": "next-line"}, r"needs running text in a .txt file"),
         ("a.txt", b"one\ntwo\n", {"positives": "sane"}, r"unknown positives 'sane'. Did you mean 'same'"),

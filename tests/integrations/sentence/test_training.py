@@ -22,6 +22,7 @@ import counterpoint as cp  # noqa: E402
 from counterpoint.integrations import store  # noqa: E402
 from counterpoint.integrations.command.main import main  # noqa: E402
 from counterpoint.integrations.sentence import encode, noise, sts, training  # noqa: E402
+from counterpoint.integrations.sentence import model as sentence_model  # noqa: E402
 from counterpoint.integrations.sentence.noise import PerturbedContrastiveLoss, WordDropout  # noqa: E402
 from counterpoint.integrations.sentence.presets import PRESETS, preset  # noqa: E402
 from counterpoint.perturb import attack  # noqa: E402
@@ -78,7 +79,7 @@ def value_and_gradient(loss_fn, model, columns) -> torch.Tensor:
 @pytest.mark.parametrize("columns", [2, 3])
 def test_infonce_is_multiple_negatives_ranking(bert, columns):
     model = load(bert).double().eval()
-    ours = training.make_loss(model, cell(bert))
+    ours = sentence_model.make_loss(model, cell(bert))
     theirs = losses.MultipleNegativesRankingLoss(model, scale=20.0)
     data = texts(columns)
     found = [value_and_gradient(one, model, data) for one in (ours, theirs)]
@@ -99,7 +100,7 @@ def test_infonce_is_simcses_cl_forward(bert, columns, weight):
             logits = logits + weight * torch.cat([torch.zeros(8, 8), torch.eye(8)], 1)
         return F.cross_entropy(logits, torch.arange(8))
 
-    ours = training.make_loss(model, cell(bert, negative_weight=weight))
+    ours = sentence_model.make_loss(model, cell(bert, negative_weight=weight))
     data = texts(columns)
     found = [value_and_gradient(one, model, data) for one in (ours, cl_forward)]
     torch.testing.assert_close(*found, rtol=1e-9, atol=1e-9)
@@ -117,14 +118,14 @@ def test_adnce_preset_is_its_sentence_code(bert):
         total = (torch.exp(similar / 0.07) * weight).sum(1)
         return -(torch.exp(similar.diag() / 0.07) / total).log().mean()
 
-    ours = training.make_loss(model, cell(bert, preset("adnce-bert").objective))
+    ours = sentence_model.make_loss(model, cell(bert, preset("adnce-bert").objective))
     found = [value_and_gradient(one, model, texts(2)) for one in (ours, official)]
     torch.testing.assert_close(*found, rtol=1e-9, atol=1e-9)
 
 
 def test_a_single_text_gives_as_many_dropout_views_as_the_objective_wants(bert):
     model = load(bert).train()
-    loss_fn = training.make_loss(model, cell(bert, "arcl(hcl:t=0.1):views=4"))
+    loss_fn = sentence_model.make_loss(model, cell(bert, "arcl(hcl:t=0.1):views=4"))
     embedded: list[torch.Tensor] = []
     original = loss_fn._embed
     loss_fn._embed = lambda given: embedded.extend(original(given)) or list(embedded)
@@ -159,7 +160,7 @@ def test_word_dropout_of_padded_batches(bert):
 
 
 def test_word_dropout_of_lists_of_pieces(bert):
-    model = training.static(load(bert)).train()
+    model = sentence_model.static(load(bert)).train()
     given = model.preprocess(texts(1, 200)[0])
     torch.manual_seed(0)
     (noisy,) = WordDropout(0.4)(model, (given,))
@@ -188,7 +189,7 @@ def test_perturbed_views_are_in_embedding_space_and_within_reach(bert, monkeypat
 
     monkeypatch.setattr(noise, "attack", watched)
     model = load(bert).eval()
-    model = training.static(model) if static else model
+    model = sentence_model.static(model) if static else model
     loss_fn = PerturbedContrastiveLoss(model, "intnacl:base=mixnca,t=0.1", epsilon=0.05, mixed=3, attack_steps=3)
     seen: dict[str, Any] = {}
     (term,) = loss_fn.terms
@@ -306,7 +307,7 @@ def test_a_run_is_where_another_one_begins(world, bert):
         first = run(world, cell(bert, static=static, steps=1, dev=None))
         second = run(world, cell(first.path, static=True, pooling=None, steps=1, dev=None))
         assert weights(second).shape == (65 * 16,)
-    with pytest.raises(ValueError, match=r"max_length: .* is a table of word pieces"):
+    with pytest.raises(ValueError, match=r"max_length: .* is a static embedding"):
         encode.load(second.path, max_length=4)
 
 
@@ -341,7 +342,7 @@ def test_other_losses_train(world, bert, how):
         ({"poling": "cls"}, "unknown argument 'poling'. Did you mean 'pooling'"),
         ({"head": "keep"}, "unknown head 'keep'. Did you mean 'kept'"),
         ({"dev": "STSB"}, "unknown dev 'STSB'. Did you mean 'STSB-dev'"),
-        ({"test": ["STS11"]}, "unknown test set 'STS11'. Did you mean 'STS1"),
+        ({"test": ["STS11"]}, "unknown test 'STS11'. Did you mean 'STS1"),
         ({"batch": 1}, "batch: expected a whole number of at least 2, got 1"),
         ({"steps": 0}, "steps: expected a whole number of at least 1, got 0"),
         ({"views": 1}, "views: expected a whole number of at least 2, got 1"),
@@ -350,10 +351,10 @@ def test_other_losses_train(world, bert, how):
         ({"warmup": 1.0}, "warmup must be a finite number with 0 <= warmup < 1, got 1.0"),
         ({"word_dropout": 1.5}, "word_dropout must be .*, got 1.5"),
         ({"epsilon": -1.0}, "epsilon must be .*, got -1.0"),
-        ({"device": "cuda:1"}, "device: the trainer takes the first GPU it sees; for cuda:1 set CUDA_VISIBLE_DEVICES"),
+        ({"device": "cuda:1"}, "device: the trainer uses the first visible GPU; for cuda:1 set CUDA_VISIBLE_DEVICES"),
         ({"precision": "fp16"}, "precision: fp16 needs a GPU"),
-        ({"static": True, "head": "kept"}, "static: a table alone takes no head"),
-        ({"mini_batch": 2, "mixed": 1}, "mini_batch: the gradient cache does not know adversarial or mixed views"),
+        ({"static": True, "head": "kept"}, "static: word-piece embeddings alone need head=none"),
+        ({"mini_batch": 2, "mixed": 1}, "mini_batch: the gradient cache does not support adversarial or mixed views"),
     ],
 )
 def test_wrong_settings_are_named(changes, says):

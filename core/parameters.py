@@ -1,0 +1,147 @@
+"""Generate ``__init__``, its signature and its documentation from the hyper-parameters that a class declares."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from copy import deepcopy
+from inspect import Parameter, Signature
+from textwrap import fill
+from typing import Any, ClassVar
+
+from torch import nn
+
+from . import spec
+from .hyper import Hyper, nearest, text
+
+
+class _ClassSignature:
+    """The signature of a class's ``__init__``; instances keep that of their call."""
+
+    def __get__(self, instance: Any, cls: type[Parametrized]) -> Signature:
+        if instance is not None:
+            raise AttributeError("__signature__")
+        if cls.__init__ is not Parametrized.__init__:
+            return Signature([*inspect.signature(cls.__init__).parameters.values()][1:])
+        return Signature(cls._call_order())
+
+
+class Parametrized(nn.Module):
+    """A module whose hyper-parameters are class attributes, each with its name, default, range and documentation.
+
+    Values are frozen after ``__init__``. ``__post_init__`` runs when all are set: override it to validate parameters
+    against each other and to create state.
+    """
+
+    __signature__ = _ClassSignature()
+    hyper: ClassVar[dict[str, Hyper[Any, Any]]] = {}
+    _leading: ClassVar[tuple[Parameter, ...]] = ()  # parameters of __init__ that are not hyper-parameters
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        inherited = cls.hyper
+        cls.hyper = {k: v for c in reversed(cls.__mro__) for k, v in vars(c).items() if isinstance(v, Hyper)}
+        for key, hyper in cls.hyper.items():
+            if key in inherited and hyper.default is Parameter.empty:  # a new range keeps the default and the position
+                hyper.default, hyper.kw_only = inherited[key].default, inherited[key].kw_only
+        cls.__doc__ = _with_args(inspect.cleandoc(vars(cls).get("__doc__") or ""), cls.hyper) or None
+
+    @classmethod
+    def _call_order(cls) -> list[Parameter]:
+        """The parameters of ``__init__``, the keyword-only ones last."""
+        kinds = {True: Parameter.KEYWORD_ONLY, False: Parameter.POSITIONAL_OR_KEYWORD}
+        return [*cls._leading, *(Parameter(k, kinds[h.kw_only], default=h.default) for k, h in _ordered(cls.hyper))]
+
+    def __init__(self, *args: Any, **values: Any) -> None:
+        super().__init__()
+        self._assign(self._bind(args, values))
+        self.__post_init__()
+
+    def __post_init__(self) -> None:
+        """Validate parameters against each other and create state."""
+
+    def _bind(self, args: tuple[Any, ...], values: dict[str, Any]) -> dict[str, Any]:
+        """Name the positional arguments and fill in the defaults."""
+        where = type(self).__name__
+        parameters = self._call_order()
+        names = [p.name for p in parameters]
+        if len(args) > len(names):
+            raise TypeError(f"{where}: expected at most {len(names)} arguments ({', '.join(names)}), got {len(args)}.")
+        for name in values:
+            if name not in names:
+                raise TypeError(f"{where}: unknown parameter {name!r}.{nearest(name, names)}")
+            if name in names[: len(args)]:
+                raise TypeError(f"{where}: {name} was passed both by position and by name.")
+        values = {**dict(zip(names, args, strict=False)), **values}
+        for p in parameters:
+            if values.setdefault(p.name, p.default) is Parameter.empty:
+                raise TypeError(f"{where}: {p.name}= is required.")
+        return values
+
+    def _assign(self, values: dict[str, Any]) -> None:
+        self._hyper: dict[str, Any] = {}
+        for key, hyper in self.hyper.items():
+            value = self._hyper[key] = hyper.check(values[key], type(self).__name__)
+            if isinstance(value, nn.Module):
+                self.add_module("_" + key, value)
+            else:
+                self.__dict__[key] = value  # shadows the descriptor, which old versions of torch.compile cannot trace
+
+    def __setattr__(self, key: str, value: Any) -> None:
+        if key in self.hyper:
+            raise AttributeError(
+                f"{type(self).__name__}.{key} is frozen: use .replace({key}=...) for a changed objective, or pass "
+                "a Schedule or a Learned value for one that changes during training."
+            )
+        super().__setattr__(key, value)
+
+    @classmethod
+    def _defaults(cls) -> dict[str, Any]:
+        """The default of every parameter of ``__init__``; ``Parameter.empty`` if it has none."""
+        declared = {key: hyper.default for key, hyper in cls.hyper.items()}
+        return {**declared, **{p.name: p.default for p in inspect.signature(cls).parameters.values()}}
+
+    def _own(self) -> dict[str, Any]:
+        """Copies of the arguments that rebuild this object."""
+        return deepcopy(self._hyper)
+
+    def replace(self, **changes: Any) -> Any:
+        """Return a copy with other hyper-parameters, and with its own schedules and learned values."""
+        long = {hyper.short: key for key, hyper in self.hyper.items()}
+        return type(self)(**{**self._own(), **{long.get(key, key): value for key, value in changes.items()}})
+
+    def _parameters_text(self) -> str:
+        defaults = self._defaults()
+        shown = [
+            f"{hyper.short}={text(self._hyper[key])}"
+            for key, hyper in self.hyper.items()
+            if hyper.always or self._hyper[key] != defaults[key]
+        ]
+        return ":" + ",".join(shown) if shown else ""
+
+    def _plain_parameters(self) -> dict[str, Any]:
+        """The hyper-parameters as JSON values."""
+        return {k: v if v is None or isinstance(v, (bool, int, float)) else text(v) for k, v in self._hyper.items()}
+
+    @classmethod
+    def from_plain(cls, data: dict[str, Any]) -> Any:
+        """Build an object from its hyper-parameters as JSON values."""
+        return cls(**{k: spec.value(v) if isinstance(v, str) else v for k, v in data.items()})
+
+
+def _ordered(hyper: dict[str, Hyper[Any, Any]]) -> list[tuple[str, Hyper[Any, Any]]]:
+    return sorted(hyper.items(), key=lambda item: item[1].kw_only)
+
+
+def _with_args(doc: str, hyper: dict[str, Hyper[Any, Any]]) -> str:
+    """Add an ``Args`` section before the papers and the examples, unless the docstring has one."""
+    documented = {key: parameter for key, parameter in _ordered(hyper) if parameter.doc}
+    if not documented or re.search(r"^Args:$", doc, re.M):
+        return doc
+    lines = ["Args:"]
+    for key, parameter in documented.items():
+        default = "" if parameter.default is Parameter.empty else f" Default: {parameter.default!r}."
+        lines.append(fill(f"{key}: {parameter.doc}{default}", 100, initial_indent=" " * 4, subsequent_indent=" " * 8))
+    end = re.search(r"^(Papers?:|>>> )", doc, re.M)
+    at = end.start() if end else len(doc)
+    return "\n\n".join(part for part in (doc[:at].rstrip(), "\n".join(lines), doc[at:]) if part)

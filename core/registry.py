@@ -1,0 +1,49 @@
+"""Find objectives by name: the built-in ones, yours, and those of installed packages."""
+
+from __future__ import annotations
+
+import re
+from importlib import import_module, metadata
+from typing import Any
+
+from .hyper import nearest
+
+registry: dict[str, type[Any]] = {}
+"""Every named objective that has been defined so far. Read it through :func:`known`."""
+
+ALIASES = dict.fromkeys(("ntxent", "simclr", "moco", "clip", "crossentropy", "mnrl"), "infonce")
+BUILT_IN = f"{__package__}.objectives"
+
+
+def known() -> dict[str, type[Any]]:
+    """Return the registry after importing the built-in objectives."""
+    import_module(BUILT_IN)
+    return registry
+
+
+def register(name: str, cls: type[Any]) -> None:
+    """Register a class under ``name``, or raise if another class has that name.
+
+    Defining the same class again replaces it, as when a notebook cell runs twice.
+    """
+    registered = (registry if cls.__module__.startswith(BUILT_IN) else known()).get(name)
+    if registered and (registered.__module__, registered.__qualname__) != (cls.__module__, cls.__qualname__):
+        raise ValueError(
+            f"{cls.__name__}: the name {name!r} is taken by {registered.__module__}.{registered.__qualname__}."
+        )
+    registry[name] = cls
+
+
+def kind(name: str) -> type[Any]:
+    """Return the class with that name: built in, defined by you, or registered by an installed package.
+
+    Packages register objectives as entry points of the group ``counterpoint.objectives``, each naming a class.
+    """
+    if name not in known():
+        for entry in metadata.entry_points(group="counterpoint.objectives"):
+            entry.load()
+    if name not in registry:
+        suggestions = {c.__name__.lower(): n for n, c in registry.items()} | ALIASES
+        hint = nearest(suggestions.get(re.sub(r"[^a-z0-9]", "", name.lower()), name), registry)
+        raise LookupError(f"unknown objective {name!r}.{hint}")
+    return registry[name]

@@ -1,0 +1,143 @@
+"""The settings of a control run, of its agent and of a representation run, and the domain; imports no torch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from typing import Any
+
+from ..domain import Domain, check_choice, setting
+
+CURL_TASKS = ("finger-spin", "cartpole-swingup", "reacher-easy", "cheetah-run", "walker-walk", "ball_in_cup-catch")
+OBSERVE = ("pixels", "state")
+SCORES = ("bilinear", "cosine")  # a test compares these with the plugin's
+
+
+@dataclass(frozen=True)
+class AgentSettings:
+    """The hyper-parameters of an agent; by default those of the CURL paper, with the batch of the official script.
+
+    Attributes:
+        batch: transitions per update.
+        capacity: frames in the replay buffer.
+        random_steps: random actions before the first update.
+        size, crop, stack: frames are rendered with ``size`` pixels a side and cropped to ``crop``; an observation
+            stacks ``stack`` of them.
+        layers, filters, features: number of convolutions, channels of each, width of the encoder's output.
+        hidden: width of the two hidden layers of actor and critics.
+        lr: of actor, critic and encoder; CURL uses 2e-4 for cheetah-run.
+        alpha, alpha_lr: initial temperature of the entropy, and its learning rate.
+        discount: of future rewards.
+        tau, encoder_tau: rates at which the targets of critics and encoder follow.
+        every: updates of the critic per update of actor and targets.
+    """
+
+    batch: int = setting(128, "transitions per update")
+    capacity: int = setting(100_000, "frames in the replay buffer")
+    random_steps: int = setting(1000, "random actions before the first update")
+    size: int = setting(100, "pixels a side of the frames")
+    crop: int = setting(84, "pixels a side of the crops")
+    stack: int = setting(3, flag=False)
+    layers: int = setting(4, flag=False)
+    filters: int = setting(32, "channels of each convolution")
+    features: int = setting(50, flag=False)
+    hidden: int = setting(1024, "width of actor and critics")
+    lr: float = setting(1e-3, "learning rate of actor, critics and encoder; 2e-4 for cheetah-run")
+    alpha: float = setting(0.1, flag=False)
+    alpha_lr: float = setting(1e-4, flag=False)
+    discount: float = setting(0.99, flag=False)
+    tau: float = setting(0.01, flag=False)
+    encoder_tau: float = setting(0.05, flag=False)
+    every: int = setting(2, flag=False)
+
+    def __post_init__(self) -> None:
+        for field in fields(AgentSettings):
+            value, whole = getattr(self, field.name), field.type == "int"
+            if isinstance(value, bool) or not isinstance(value, int if whole else (int, float)) or not value > 0:
+                kind = "whole number" if whole else "number"
+                raise ValueError(f"{field.name}: expected a {kind} above 0, got {value!r}.")
+        if self.crop > self.size:
+            raise ValueError(f"crop: expected at most the frames' size {self.size}, got {self.crop}.")
+        if self.crop < 4 * self.layers - 1:
+            raise ValueError(f"crop: {self.layers} convolutions need at least {4 * self.layers - 1}, got {self.crop}.")
+        if self.batch > min(self.random_steps, self.capacity - 1):
+            raise ValueError(
+                f"batch: {self.batch} transitions, but the buffer holds {min(self.random_steps, self.capacity - 1)} "
+                "at the first update; raise random_steps or capacity."
+            )
+
+    @property
+    def agent(self) -> dict[str, Any]:
+        """The hyper-parameters of the agent, as cells nest them under ``settings``."""
+        return {field.name: getattr(self, field.name) for field in fields(AgentSettings)}
+
+
+@dataclass(frozen=True)
+class Settings(AgentSettings):
+    """The settings of a run. Steps are the simulator's.
+
+    Attributes:
+        steps: of the simulator, over all environments.
+        scores: ``bilinear`` or ``cosine``; None for what the objective needs, see :mod:`counterpoint.plugins.curl`.
+        observe: ``pixels``, or ``state`` for plain soft actor-critic.
+        repeat: times each action is applied; None for CURL's number.
+        envs: environments.
+        eval_every: steps between evaluations.
+        episodes: per evaluation.
+        device: device of agent and replay buffer.
+    """
+
+    steps: int = setting(100_000, flag=False)
+    scores: str | None = setting(None, "similarities; by default what each objective needs", choices=SCORES)
+    observe: str = setting("pixels", "pixels, or state for plain SAC without an objective", choices=OBSERVE)
+    repeat: int | None = setting(None, "times each action is applied; by default as CURL does", type=int)
+    envs: int = setting(1, "environments, each in a process")
+    eval_every: int = setting(10_000, "steps between evaluations")
+    episodes: int = setting(10, "episodes per evaluation")
+    device: str = setting("cpu", flag=False)
+
+    def __post_init__(self) -> None:
+        check_choice("observe", self.observe, OBSERVE)
+        check_whole_numbers(self, 1, "steps", "envs", "eval_every", "episodes")
+        super().__post_init__()
+
+
+@dataclass(frozen=True)
+class RepresentationSettings(AgentSettings):
+    """The settings of a representation run: an encoder trained on random episodes, smaller than CURL's.
+
+    Attributes:
+        updates: of the encoder.
+        episodes, length: number of episodes, and of observations in each.
+        scores, device: as in :class:`Settings`.
+    """
+
+    batch: int = 64
+    size: int = 64
+    crop: int = 54
+    filters: int = 16
+    updates: int = 200
+    episodes: int = 120
+    length: int = 25
+    scores: str | None = None
+    device: str = "cpu"
+
+
+def check_whole_numbers(settings: Any, low: int, *names: str) -> None:
+    """Raise ``ValueError`` unless these settings are whole numbers of at least ``low``."""
+    for name in names:
+        value = getattr(settings, name)
+        if not isinstance(value, int) or value < low:
+            raise ValueError(f"{name}: expected a whole number of at least {low}, got {value!r}.")
+
+
+DOMAIN = Domain(
+    "control",
+    Settings,
+    dataset="task",
+    default_dataset="cartpole-swingup",
+    grids={  # CURL's temperature 1, and the grid of images, as frames are images
+        "temperature": (0.1, 0.2, 0.3, 0.4, 0.5, 1.0),
+        "mu": (0.5, 0.6, 0.7, 0.8, 0.9),
+        "sigma": (0.5, 1.0),
+    },
+)

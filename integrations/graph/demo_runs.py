@@ -1,0 +1,31 @@
+"""The part of graphs in ``counterpoint demo``: GraphCL on six kinds of random graphs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from ..store.run import Run
+from . import training
+from .data import KINDS, prepare
+from .model import embed
+
+COMMON = {"t": "0.2", "denominator": ",denominator=negatives"}
+SETTINGS: dict[str, Any] = {"epochs": 12, "folds": 3}
+QUICK: dict[str, Any] = {"epochs": 1}
+
+
+def cell(objective: str | None, seed: int, quick: bool, **label: str) -> dict[str, Any]:
+    """The cell of an objective; None for the encoder before training."""
+    settings = SETTINGS | (QUICK if quick else {}) | label
+    if objective is None:
+        return training.untrained("demo", seed, **settings)
+    return training.cell("demo", objective, seed, **settings)
+
+
+def train(run: Run, cache: Path, count: int) -> None:
+    """Train one cell, and keep the embeddings of the first graphs."""
+    training.train(run)
+    data, _, _ = prepare(run.arguments)
+    z = embed(training.restore(run, data).encoder, data)
+    run.keep(z[:count], data.y[:count], KINDS, "kind of graph")

@@ -1,0 +1,59 @@
+"""The settings of a graph run, and the domain; imports neither torch nor a framework."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ..domain import Domain, setting
+
+# tests compare these with the names that the implementations know
+AUGMENTATIONS = ("dnodes", "pedges", "mask_nodes", "subgraph", "random2", "random3", "random4")
+PAIRINGS = ("views", "one_way", "symmetric", "first_two", "pairs", "arcl", "single")  # all but queue
+PROBES = ("svm", "svc", "logreg", "knn")
+FEATURES = ("auto", "labels", "degree", "constant")
+PARTS = ("all", "tune", "report")
+PROTOCOLS = ("inner", "official")
+
+
+@dataclass(frozen=True)
+class Settings:
+    """The settings of a run; by default those of GraphCL's scripts, evaluated by a linear SVM."""
+
+    encoder: str = setting("gin", flag=False)
+    augment: str = setting("random2", "distribution of views", choices=AUGMENTATIONS)
+    hops: int | None = setting(None, "reach of subgraphs; 1 is the official code's", type=int, low=1)
+    pairing: str = setting("one_way", "which views are compared", choices=PAIRINGS)
+    features: str = setting("auto", "node features", choices=FEATURES)
+    epochs: int = setting(20, flag=False)
+    batch: int = setting(128, "graphs per step", low=2)
+    lr: float = setting(0.01, "learning rate of Adam")
+    hidden: int = setting(32, "width of each layer", low=1)
+    layers: int = setting(3, "layers of the encoder", low=1)
+    probe: str = setting("svm", "classifier that evaluates the embeddings", choices=PROBES)
+    folds: int = setting(10, "test folds", low=2)
+    part: str = setting(
+        "all", "graphs whose classes are used: all, or 30 % to tune on, or the other 70 % to report", choices=PARTS
+    )
+    protocol: str = setting(
+        "inner",
+        "inner: evaluate with --probe after training; official: with GraphCL's kernel SVM during training too, and "
+        "report its best test accuracy beside the last",
+        choices=PROTOCOLS,
+    )
+    device: str = setting("cpu", flag=False)
+
+
+DOMAIN = Domain(
+    "graph",
+    Settings,
+    dataset="dataset",
+    default_dataset="demo",
+    folder="data",
+    held_out={"part": "tune"},
+    reported=("--part", "report"),
+    grids={  # ADNCE, Table 9, of all data sets
+        "temperature": (0.05, 0.1, 0.15, 0.2, 0.25, 0.3, 0.4, 0.5),
+        "mu": (0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0, 1.5, 2.0),
+        "sigma": (0.5, 1.0),
+    },
+)

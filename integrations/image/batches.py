@@ -1,0 +1,95 @@
+"""Batches in an order that depends on seed and epoch alone."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader, Dataset
+from torch.utils.data.distributed import DistributedSampler
+
+from counterpoint.hyper import nearest
+
+from .augment import Recipe
+from .image_set import ImageSet
+from .settings import PATHS
+
+
+class _Pixels(Dataset[Any]):
+    """Batches of ``uint8`` images, or, with a transform of lightly's, views of single images."""
+
+    def __init__(self, data: ImageSet, transform: Callable[[Any], Tensor] | None, views: int) -> None:
+        self.data, self.transform, self.views = data, transform, views
+
+    def __len__(self) -> int:
+        return len(self.data)
+
+    def __getitem__(self, row: int) -> Any:
+        assert self.transform is not None
+        image = self.data.pil(row)
+        return [self.transform(image) for _ in range(self.views)], self.data.y[row]
+
+    def __getitems__(self, rows: list[int]) -> Any:
+        if self.transform is not None:
+            return [self[row] for row in rows]
+        index = torch.tensor(rows)
+        return self.data.x[index], self.data.y[index]
+
+
+def loader(
+    data: ImageSet,
+    batch: int,
+    recipe: Recipe,
+    views: int = 2,
+    path: str = "batched",
+    seed: int = 0,
+    workers: int = 0,
+    processes: int = 1,
+    rank: int = 0,
+) -> Any:
+    """Load batches in an order that depends on seed and epoch alone; an incomplete last batch is dropped.
+
+    Args:
+        batch: images per step and process, at least 2.
+        path: ``batched`` yields ``uint8`` images for :class:`~.lightning_module.Pretraining` to augment, ``per-image``
+            views from lightly's transforms.
+        workers: processes that load; more than 0 only help ``per-image``.
+        processes, rank: the number of processes that train together, and the index of this one.
+    """
+    if path not in PATHS:
+        raise ValueError(f"path: unknown path {path!r}.{nearest(str(path), PATHS)}")
+    if not isinstance(batch, int) or batch < 2:
+        raise ValueError(f"batch: at least 2 images are needed to compare, got {batch!r}.")
+    if batch * processes > len(data):
+        raise ValueError(f"batch: {batch * processes} images do not fit into {data.name} with {len(data)} to train on.")
+    batched = path == "batched"
+    dataset = _Pixels(data, None if batched else recipe.per_image(), views)
+    sampler = _Sampler(dataset, processes, rank, seed=seed, drop_last=True)
+    return DataLoader(
+        dataset,
+        batch,
+        sampler=sampler,
+        drop_last=True,
+        num_workers=0 if batched else workers,
+        collate_fn=_identity if batched else None,
+        generator=sampler.generator,
+    )
+
+
+def _identity(batch: Any) -> Any:
+    return batch
+
+
+class _Sampler(DistributedSampler[Any]):
+    """The order of an epoch, and the generator that seeds its worker processes; both depend on seed and epoch alone."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.generator = torch.Generator()
+        self.set_epoch(0)
+
+    def set_epoch(self, epoch: int) -> None:
+        super().set_epoch(epoch)
+        self.generator.manual_seed(self.seed + epoch)

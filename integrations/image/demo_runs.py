@@ -1,0 +1,31 @@
+"""The part of images in ``counterpoint demo``: SimCLR on scikit-learn's digits."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from ..store.run import Run
+from . import training
+from .data import prepare
+from .probes import features
+
+COMMON = {"t": "0.2", "denominator": ""}
+SETTINGS: dict[str, Any] = {"backbone": "conv4", "channels": 8, "epochs": 12, "batch": 128, "probe": ["knn"]}
+QUICK: dict[str, Any] = {"epochs": 1}
+
+
+def cell(objective: str | None, seed: int, quick: bool, **label: str) -> dict[str, Any]:
+    """The cell of an objective; None for the encoder before training."""
+    settings = SETTINGS | (QUICK if quick else {}) | label
+    if objective is None:
+        return training.untrained("digits", seed, **settings)
+    return training.cell("digits", objective, seed, **settings)
+
+
+def train(run: Run, cache: Path, count: int) -> None:
+    """Train one cell, and keep the embeddings of the first test images."""
+    training.train(run)
+    test = prepare(run.arguments).test
+    z = features(training.restore(run).encoder, test.x[:count])
+    run.keep(z, test.y[:count], test.classes, "digit")

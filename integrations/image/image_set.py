@@ -1,0 +1,158 @@
+"""``ImageSet``: images in memory, all of one size, with their classes."""
+
+from __future__ import annotations
+
+from . import frameworks  # noqa: F401  # names the extra to install
+
+# isort: split
+
+import hashlib
+import warnings
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import torch
+from PIL import Image
+from torch import Tensor
+
+from .. import store
+
+MOST_NAMED = 5  # unreadable files in a warning
+
+
+@dataclass(frozen=True)
+class ImageSet:
+    """Images of one size, with their classes.
+
+    Args:
+        name: for tables.
+        x: ``(N, 3, height, width)`` ``uint8``.
+        y: ``(N,)`` classes, -1 where there is none.
+        classes: their names.
+        note: what a reader of results on this data must know.
+        skipped: files left out because they could not be read.
+    """
+
+    name: str
+    x: Tensor
+    y: Tensor
+    classes: tuple[str, ...] = ()
+    note: str = ""
+    skipped: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        if self.x.dtype != torch.uint8 or self.x.dim() != 4 or self.x.shape[1] != 3 or len(self.x) == 0:
+            raise ValueError(f"{self.name}: expected uint8 (N, 3, H, W), got {self.x.dtype} {tuple(self.x.shape)}.")
+        if self.y.shape != (len(self.x),):
+            raise ValueError(f"{self.name}: expected one class per image, got {tuple(self.y.shape)}.")
+
+    def __len__(self) -> int:
+        return len(self.x)
+
+    def __getitem__(self, rows: Tensor) -> ImageSet:
+        return replace(self, x=self.x[rows], y=self.y[rows])
+
+    @property
+    def labelled(self) -> bool:
+        return bool((self.y >= 0).all())
+
+    def with_classes(self) -> ImageSet:
+        """The images that have a class; all of them if none has (STL-10's unlabeled split mixes both)."""
+        known = self.y >= 0
+        return self if known.all() or not known.any() else self[known]
+
+    @property
+    def size(self) -> tuple[int, int]:
+        """Height and width."""
+        return self.x.shape[2], self.x.shape[3]
+
+    @cached_property
+    def checksum(self) -> str:
+        """Hash of pixels and classes, independent of the files they came from."""
+        digest = hashlib.sha256(f"{tuple(self.x.shape)}".encode())
+        digest.update(self.x.contiguous().numpy().tobytes())
+        digest.update(self.y.contiguous().numpy().tobytes())
+        return digest.hexdigest()[:16]
+
+    def pil(self, row: int) -> Image.Image:
+        """One image in the form that lightly's transforms expect."""
+        return Image.fromarray(self.x[row].permute(1, 2, 0).numpy())
+
+    def draw(self, count: int | None, seed: int = 0) -> ImageSet:
+        """Draw ``count`` images, balanced over the classes as far as possible; None returns all of them."""
+        return self if count is None else self[self._balanced_rows(count, seed, lambda turn, total: turn)]
+
+    def hold_out(self, share: float, seed: int = 0) -> tuple[ImageSet, ImageSet]:
+        """Split off a ``share`` of each class; returns the remaining and the held-out images."""
+        if not 0 < share < 1:
+            raise ValueError(f"{self.name}: the share that is held out must be in (0, 1), got {share!r}.")
+        # rank by the middles of equal parts of each class: a share of .1 takes ten of a hundred images, none of three
+        held_out = self._balanced_rows(max(1, round(share * len(self))), seed, lambda turn, total: (turn + 0.5) / total)
+        remaining = torch.ones(len(self), dtype=torch.bool)
+        remaining[held_out] = False
+        return self[remaining.nonzero().squeeze(1)], self[held_out]
+
+    def _balanced_rows(self, count: int, seed: int, rank: Callable[[Tensor, int], Tensor]) -> Tensor:
+        """The ``count`` rows that rank first; ``rank`` maps positions in a class of a given size to numbers."""
+        if not 0 < count <= len(self):
+            raise ValueError(f"{self.name}: cannot draw {count} of {len(self)} images.")
+        order = torch.randperm(len(self), generator=torch.Generator().manual_seed(seed))
+        y = self.y[order]
+        ranks = torch.zeros(len(self), dtype=torch.float64)
+        for label in y.unique():
+            total = int((y == label).sum())
+            ranks[y == label] = rank(torch.arange(total, dtype=torch.float64), total)
+        return order[ranks.argsort(stable=True)[:count]].sort().values
+
+
+def from_pictures(
+    name: str,
+    pictures: Iterable[tuple[str, Callable[[], Image.Image], int]],
+    size: int | None,
+    classes: Sequence[str] = (),
+    note: str = "",
+    total: int | None = None,
+) -> ImageSet:
+    """Build an image set from pictures of any size and mode; unreadable ones are skipped, counted and named.
+
+    Args:
+        pictures: for each a name, a function that opens it, and its class (-1 for none).
+        size: side of the square in pixels: the shorter side is scaled to it, and the center is cropped. None if all
+            pictures have one size already.
+    """
+    x, y, skipped = [], [], []
+    for title, open_picture, label in store.track(pictures, f"reading {name}", total):
+        try:
+            x.append(_pixels(open_picture(), size))
+            y.append(label)
+        except (OSError, SyntaxError, ValueError, Image.DecompressionBombError):  # PIL raises each of these
+            skipped.append(title)
+    if not x:
+        raise ValueError(f"{name}: none of the {len(skipped)} images can be read.")
+    if skipped:
+        named = ", ".join(skipped[:MOST_NAMED]) + (", ..." if len(skipped) > MOST_NAMED else "")
+        warnings.warn(
+            f"{name}: {len(skipped)} of {len(x) + len(skipped)} images cannot be read and are left out: {named}",
+            RuntimeWarning,
+            stacklevel=3,
+        )
+    sizes = {image.shape for image in x}
+    if len(sizes) > 1:
+        raise ValueError(f"{name}: the images have {len(sizes)} different sizes; pass size= to scale them to one.")
+    stacked = torch.from_numpy(np.stack(x)).permute(0, 3, 1, 2).contiguous()
+    return ImageSet(name, stacked, torch.tensor(y), tuple(classes), note, tuple(skipped))
+
+
+def _pixels(picture: Image.Image, size: int | None) -> np.ndarray[Any, Any]:
+    """``(height, width, 3)`` RGB bytes; gray values are repeated, transparency is dropped."""
+    picture = picture.convert("RGB")
+    if size is not None and picture.size != (size, size):
+        shorter = min(picture.size)
+        scaled = [max(size, round(side * size / shorter)) for side in picture.size]
+        picture = picture.resize((scaled[0], scaled[1]), Image.Resampling.BILINEAR)
+        left, top = (scaled[0] - size) // 2, (scaled[1] - size) // 2
+        picture = picture.crop((left, top, left + size, top + size))
+    return np.array(picture)

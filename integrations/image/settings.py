@@ -1,0 +1,144 @@
+"""The settings of an image run and of its evaluation, and the domain; imports neither torch nor a framework."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ..domain import Domain, setting
+
+# tests compare these with the names that the implementations know
+METHODS = ("simclr", "moco", "cmc", "swav")
+AUGMENTATIONS = ("cifar", "cifar-blur", "simclr", "moco", "digits", "none")
+OPTIMIZERS = ("adam", "sgd", "lars")
+PATHS = ("batched", "per-image")
+PARTS = ("tune", "report")
+KEEP = ("last", "best")
+PROBES = ("knn", "linear", "robust", "shifted", "transfer", "finetune")
+PROTOCOLS = ("lbfgs", "adam")
+DOWNLOADS = (
+    "cifar10", "cifar100", "mnist", "stl10", "stl10-unlabelled", "aircraft", "caltech101", "cars", "dtd", "flowers",
+    "food", "pets",
+)  # fmt: skip
+DATASETS = (*DOWNLOADS, "digits", "mnist-cifar", "tiny-imagenet", "imagenet")
+
+
+def lines(path: str) -> list[str]:
+    """The non-empty lines of a text file, for a flag that names one."""
+    try:
+        return [line.strip() for line in Path(path).read_text(encoding="utf-8").splitlines() if line.strip()]
+    except (OSError, UnicodeDecodeError) as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+
+
+@dataclass(frozen=True)
+class Settings:
+    """The settings of a run; by default SimCLR as in the code of DCL, HCL and ADNCE."""
+
+    method: str = setting("simclr", "how encoders are trained", choices=METHODS)
+    backbone: str = setting(
+        "resnet18", "conv4, or any of torchvision.models, or timm:NAME; conv4 for digits", metavar="NAME"
+    )
+    channels: int = setting(32, "channels of conv4's first layer")
+    size: int | None = setting(None, "pixels of an image (the data set's own)", type=int)
+    classes: Sequence[str] | None = setting(
+        None, "names of the classes to keep, a line each (ImageNet-100)", type=lines, metavar="FILE"
+    )
+    augment: str | None = setting(None, "distribution of views (cifar; digits for digits)", choices=AUGMENTATIONS)
+    path: str = setting("batched", "augment whole batches, or single images with lightly's transforms", choices=PATHS)
+    views: int | None = setting(None, "views of each image (what the objective asks for, or 2)", type=int)
+    epochs: int = setting(100, flag=False)
+    batch: int = setting(256, "images per step")
+    lr: float = setting(
+        1e-3, "learning rate; adam's by default, where MoCo has 0.03 for sgd and SimCLR 0.3 * batch / 256 for lars"
+    )
+    optimizer: str = setting("adam", "optimizer of the pre-training", choices=OPTIMIZERS)
+    weight_decay: float = setting(1e-6, "weight decay of the pre-training")
+    cosine: bool = setting(False, "decay the learning rate with a cosine")
+    warmup: int = setting(0, "epochs in which the learning rate rises")
+    width: int = setting(128, "width of the projection")
+    queue: int = setting(4096, "keys in MoCo's queue")
+    momentum: float = setting(0.999, "momentum of MoCo's key encoder")
+    epsilon: float = setting(0.03, "size of the attacks of adversarial views")
+    mixed: int = setting(4, "mixed views for MixNCA and IntNaCl, M - 1")
+    false_negatives: float = setting(1.0, "share of pairs of one class that remain negatives; below 1 uses the classes")
+    subset: int | None = setting(None, "train on this many images, balanced", type=int)
+    validation: float = setting(0.1, "share of the training images held out for --watch and --part tune")
+    watch: int = setting(0, "validation kNN after every so many epochs, 0 for never")
+    keep: str = setting(
+        "last", "encoder to evaluate: the last, or the best by validation kNN, see --watch", choices=KEEP
+    )
+    part: str = setting("report", "images to report on: test images, or validation images to tune on", choices=PARTS)
+    probe: Sequence[str] = setting(["knn", "linear"], flag=False)
+    evaluation: Mapping[str, Any] = setting({}, flag=False)
+    precision: str = setting("32-true", "Lightning's, such as bf16-mixed", metavar="P")
+    devices: int = setting(1, "number of devices")
+    workers: int = setting(0, "processes that load, for --path per-image")
+    device: str = setting("cpu", flag=False)
+
+
+@dataclass(frozen=True)
+class EvaluationSettings:
+    """How an encoder is evaluated.
+
+    Args:
+        protocol: how the linear probe is trained. ``lbfgs`` solves the regularized problem; ``adam`` is the papers':
+            the learning rate 1e-3 for ``probe_epochs`` epochs (ArCL 100, IntNaCl 1000, on Tiny-ImageNet 200).
+        probe_epochs: epochs of ``adam``.
+        penalty: weight of ``|w|^2 / 2`` beside the mean loss of ``lbfgs``, >= 0.
+        k, temperature: number of nearest neighbors, and temperature of their weights ``exp(cos / temperature)``.
+        epsilons: largest change of a pixel in ``[0, 1]`` under attack, >= 0. IntNaCl's tables are at .002.
+        step, steps, restarts: settings of the attack PGD; IntNaCl's are 1e-2, 10 and 2.
+        attacked: at most this many test images are attacked, at least 1; None for all.
+        transfer: the data sets for ``transfer``.
+        finetune_steps, finetune_lr: ArCL fine-tunes for 5000 steps of SGD with Nesterov momentum.
+        shift_seed: seed of the shifted images, which are the same for every encoder.
+    """
+
+    protocol: str = setting("lbfgs", "protocol of the linear probe: lbfgs, or the papers' adam", metavar="NAME")
+    probe_epochs: int = setting(100, "epochs of --protocol adam")
+    penalty: float = setting(1e-3, flag=False)
+    k: int = setting(200, flag=False)
+    temperature: float = setting(0.1, flag=False)
+    epsilons: Sequence[float] = setting((0.002, 0.008, 0.032), flag=False)
+    step: float = setting(1e-2, flag=False)
+    steps: int = setting(10, flag=False)
+    restarts: int = setting(2, "random restarts of PGD")
+    attacked: int | None = setting(None, "attack this many test images", type=int)
+    transfer: Sequence[str] = setting((), flag=False)
+    finetune_steps: int = setting(5000, "steps of --probe finetune")
+    finetune_lr: float = setting(0.01, flag=False)
+    shift_seed: int = setting(0, flag=False)
+
+    def __post_init__(self) -> None:
+        if self.protocol not in PROTOCOLS:
+            from counterpoint.hyper import nearest
+
+            raise ValueError(f"protocol: unknown protocol {self.protocol!r}.{nearest(str(self.protocol), PROTOCOLS)}")
+        for name in ("probe_epochs", "k", "steps", "restarts", "finetune_steps"):
+            if not isinstance(getattr(self, name), int) or getattr(self, name) < 1:
+                raise ValueError(f"{name} must be a whole number of at least 1, got {getattr(self, name)!r}.")
+        if not self.penalty >= 0 or not self.temperature > 0 or not self.step > 0 or not self.finetune_lr > 0:
+            raise ValueError("EvaluationSettings: expected penalty >= 0, and temperature, step and finetune_lr > 0.")
+        if self.attacked is not None and self.attacked < 1:
+            raise ValueError(f"attacked must be at least 1, got {self.attacked!r}.")
+        if negative := [epsilon for epsilon in self.epsilons if not epsilon >= 0]:
+            raise ValueError(f"epsilons: an attack changes pixels by at least 0, got {negative[0]!r}.")
+
+
+DOMAIN = Domain(
+    "image",
+    Settings,
+    dataset="data",
+    default_dataset="digits",
+    folder="root",
+    held_out={"part": "tune", "probe": ["knn"]},
+    grids={  # ADNCE, Table 6
+        "temperature": (0.1, 0.2, 0.3, 0.4, 0.5, 0.6),
+        "mu": (0.5, 0.6, 0.7, 0.8, 0.9),
+        "sigma": (0.5, 1.0),
+    },
+)

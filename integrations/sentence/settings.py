@@ -1,0 +1,86 @@
+"""The settings of a sentence run, and the domain; imports neither torch nor a framework."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from ..domain import Domain, setting
+
+ENVIRONMENT = "COUNTERPOINT_DATA"
+
+YEARS = ("STS12", "STS13", "STS14", "STS15", "STS16")
+SEVEN = (*YEARS, "STSB-test", "SICKR-test")
+STS = (*SEVEN, "SICKR-all", "STSB-train", "STSB-dev", "SICKR-train", "SICKR-trial")
+TRANSFER = ("MR", "CR", "SUBJ", "MPQA", "TREC", "MRPC")
+
+POOLINGS = ("cls", "pooler", "mean", "max")
+POSITIVES = ("auto", "same", "columns", "next-line", "next-sentence")
+HEADS = ("none", "training", "kept")
+SCHEDULES = ("linear", "constant", "cosine")
+PRECISIONS = ("fp32", "bf16", "fp16")
+
+
+@dataclass(frozen=True)
+class Settings:
+    """The settings of a run; by default those of SimCSE's unsupervised script, in full precision."""
+
+    model: str = setting("bert-base-uncased", "a folder or a name on the hub")
+    revision: str | None = setting(None, "revision of a model on the hub")
+    pooling: str | None = setting(
+        None, "how a checkpoint that does not say so combines tokens into one vector", choices=POOLINGS
+    )
+    static: bool = setting(False, "train only the word-piece embeddings; a text is the mean of its pieces")
+    head: str = setting("none", "SimCSE's dense layer and tanh: none, training only, or kept", choices=HEADS)
+    positives: str = setting(
+        "auto", "what a sample is: a text and itself, columns, neighbors in a text", choices=POSITIVES
+    )
+    columns: Sequence[str] | None = setting(None, "columns of the file, in this order", nargs="+")
+    views: int | None = setting(None, "how often a text is embedded; by default as the objective asks", type=int, low=2)
+    word_dropout: float = setting(0.0, "share of word pieces that each view leaves out", low=0, below=1)
+    max_length: int = setting(32, "word pieces of a text in training", low=3)
+    epochs: int = setting(1, low=1, flag=False)
+    steps: int | None = setting(None, "length of training, instead of epochs", type=int, low=1)
+    batch: int = setting(64, "samples per step", low=2)
+    mini_batch: int | None = setting(
+        None, "samples embedded at a time, with a gradient cache; for batches that do not fit", type=int, low=1
+    )
+    lr: float = setting(3e-5, "learning rate of AdamW", above=0)
+    schedule: str = setting("linear", "schedule of the learning rate", choices=SCHEDULES)
+    # the trainer takes 1 for one step, not for all of them
+    warmup: float = setting(0.0, "share of the steps in which the learning rate rises", low=0, below=1)
+    weight_decay: float = setting(0.0, "weight decay of AdamW", low=0)
+    negative_weight: float = setting(0.0, "SimCSE's weight of a sample's own hard negatives, added to their logit")
+    epsilon: float | None = setting(None, "size of IntNaCl's attack, on word embeddings", type=float, above=0)
+    mixed: int = setting(0, "IntNaCl's mixed views per sample, of embeddings", low=0)
+    precision: str = setting("fp32", "precision of the arithmetic", choices=PRECISIONS)
+    dev: str | None = setting(
+        "STSB-dev", "set whose score selects the checkpoint; none for the last one", choices=("none", *STS)
+    )
+    every: int = setting(125, "steps between two evaluations on it", low=1)
+    save: int = setting(125, "steps between two checkpoints; 0 for none", low=0)
+    test: Sequence[str] | None = setting(
+        None,
+        "sets and tasks to evaluate the finished model on; without a name all seven STS sets",
+        choices=(*STS, *TRANSFER),
+        nargs="*",
+        metavar="SET",
+    )
+    keep: bool = setting(True, flag=False)
+    device: str = setting("cpu", flag=False)
+
+
+DOMAIN = Domain(
+    "sentence",
+    Settings,
+    dataset="data",
+    default_dataset=None,
+    folder="sts",
+    held_out={"test": None, "keep": False},
+    reported=("--test",),
+    grids={  # ADNCE, Table 7, of BERT and RoBERTa
+        "temperature": (0.01, 0.02, 0.03, 0.04, 0.05, 0.06, 0.07, 0.08, 0.09, 0.1, 0.15, 0.2),
+        "mu": (0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0, 1.5, 2.0, 2.5, 3.0),
+        "sigma": (0.5, 1.0),
+    },
+)

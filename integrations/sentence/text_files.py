@@ -1,0 +1,44 @@
+"""Text files: their lines, and tables separated by tabs.
+
+Rows are split at line feeds and tabs only: quotes belong to the text.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+
+def lines(path: Path, encoding: str = "utf-8") -> list[str]:
+    """Read the lines of a text file, without line ends."""
+    raw = path.read_bytes()
+    try:
+        text = raw.decode(encoding)
+    except UnicodeDecodeError as error:
+        row = raw.count(b"\n", 0, error.start) + 1
+        raise ValueError(
+            f"{path}: line {row} is not {encoding}: byte 0x{raw[error.start]:02x}. Convert the file, for instance "
+            "with iconv -f latin1 -t utf-8."
+        ) from None
+    rows = text.removeprefix("\ufeff").split("\n")
+    if rows[-1] == "":
+        rows.pop()
+    return [line.removesuffix("\r") for line in rows]
+
+
+def table(path: Path, columns: int, header: bool = False, more: bool = True) -> Iterator[tuple[str, list[str]]]:
+    """Yield the rows of a tab-separated file, each after its place for error messages; empty lines are skipped.
+
+    Args:
+        path: of the file.
+        columns: their number.
+        header: whether the first line names the columns.
+        more: whether rows may have further columns; without it, a tab within a text is an error.
+    """
+    for number, line in enumerate(lines(path), 1):
+        if not line or (header and number == 1):
+            continue
+        cells = line.split("\t")
+        if len(cells) < columns or (len(cells) > columns and not more):
+            raise ValueError(f"{path}: line {number} has {len(cells)} columns, expected {columns}: {line[:60]!r}")
+        yield f"{path}: line {number}", cells

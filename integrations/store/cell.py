@@ -1,0 +1,67 @@
+"""Cells: the arguments that identify a run."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import counterpoint as cp
+from counterpoint.hyper import nearest
+
+from .files import as_json
+
+REQUIRED = ("domain", "dataset", "objective", "seed")
+
+
+def canonical(cell: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the cell as plain JSON with the canonical spec of its objective; raise if it is incomplete."""
+    for key in REQUIRED:
+        if key not in cell:
+            raise ValueError(f"cell: expected {', '.join(REQUIRED)}, got {', '.join(map(str, cell)) or 'nothing'}.")
+    plain: dict[str, Any] = {}
+    for key, value in cell.items():
+        try:
+            plain[key] = as_json(value)
+            json.dumps(plain[key], allow_nan=False)
+        except (TypeError, ValueError):
+            raise ValueError(f"cell: {key} must be plain JSON, got {value!r}.") from None
+    for key in ("domain", "dataset"):
+        if not isinstance(plain[key], str) or not plain[key]:
+            raise ValueError(f"cell: {key} must be a name, got {plain[key]!r}.")
+    seed = plain["seed"]
+    if not isinstance(seed, int) or isinstance(seed, bool) or not 0 <= seed < 2**32:
+        raise ValueError(f"cell: seed must be a whole number with 0 <= seed < 2**32, got {seed!r}.")
+    if plain["objective"] is not None:
+        plain["objective"] = str(cp.objective(plain["objective"]))
+    elif not plain.get("label"):
+        raise ValueError("cell: a row without an objective needs a label.")
+    return plain
+
+
+def row_name(cell: Mapping[str, Any]) -> str:
+    """Return the row of a table that the cell belongs to: its label, or else the spec of its objective."""
+    return str(cell.get("label") or cell["objective"])
+
+
+def folder_of(cell: Mapping[str, Any]) -> Path:
+    """Return the folder of a canonical cell, relative to the root of the store."""
+    shared = {key: value for key, value in cell.items() if key != "seed"}
+    digest = hashlib.sha256(json.dumps(shared, sort_keys=True).encode()).hexdigest()[:8]
+    name = f"{_slug(row_name(cell))}-{digest}"
+    return Path(_slug(cell["domain"]), _slug(cell["dataset"]), name, f"seed{cell['seed']}")
+
+
+def _slug(name: str) -> str:
+    return re.sub(r"[^A-Za-z0-9_.=]+", "-", name)[:60].strip("-.") or "-"
+
+
+def check_names(changes: Iterable[str], known: Iterable[str]) -> None:
+    """Raise ``TypeError`` if a name is not an argument of the domain's cells."""
+    known = list(known)
+    for name in changes:
+        if name not in known:
+            raise TypeError(f"cell: unknown argument {name!r}.{nearest(name, known)}")

@@ -1,0 +1,17 @@
+"""What can go wrong with a grid; importable without torch."""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+class BusyError(Exception):
+    """Another process is training the run."""
+
+
+class GridError(RuntimeError):
+    """Some runs of a grid failed; :attr:`runs` holds all of them, with the results of those that did not."""
+
+    def __init__(self, message: str, runs: list[Any]) -> None:
+        super().__init__(message)
+        self.runs = runs

@@ -1,0 +1,207 @@
+"""Run an unmodified training script with the seam in place, also in the processes that the script starts."""
+
+from __future__ import annotations
+
+import ast
+import functools
+import importlib
+import json
+import os
+import pickle
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from importlib.machinery import ModuleSpec
+from multiprocessing.reduction import ForkingPickler
+from pathlib import Path
+from types import CodeType, ModuleType
+from typing import Any
+
+import torch.multiprocessing
+
+from . import registry, shims
+from .host import OWN_LOSS, Host, Seam, SeamError, UnreachedError
+
+
+def run(host: Host, seam: Seam, script: Path, arguments: Sequence[str], use_shims: bool = True) -> None:
+    """Run ``script`` as ``python script arguments`` would, with the seam in place."""
+    sys.argv = [str(script), *arguments]
+    sys.path.insert(0, str(script.resolve().parent))
+    finish = install(host, seam, use_shims)
+    module = ModuleType(script.stem)
+    module.__file__ = str(script.absolute())
+    definitions, main = _split(script.read_text(), module.__file__)
+    # under its own name too, so that other processes can unpickle what it defines
+    sys.modules[script.stem] = sys.modules["__main__"] = module
+    exec(definitions, module.__dict__)
+    finish(module)
+    module.__name__ = "__main__"
+    with _patched_spawn(host, seam, use_shims), _patched_popen(script.resolve(), _command_line(host, seam, use_shims)):
+        exec(main, module.__dict__)
+
+
+def install(host: Host, seam: Seam, use_shims: bool = True) -> Callable[[ModuleType], None]:
+    """Apply the shims, check the objective, and install what can be installed before the script is loaded.
+
+    Returns:
+        A function that installs the rest; call it with the script's module when its definitions are loaded.
+    """
+    applied = shims.apply(host.shims) if use_shims else []
+    for shim in applied:
+        seam.say(f"shim {shim.name}: {shim.why}")
+    if seam.spec != OWN_LOSS:
+        host.check(seam.spec)
+    if host.before is not None:
+        host.before(seam)
+
+    def finish(module: ModuleType) -> None:
+        if host.after is not None:
+            host.after(seam, module)
+        for shim in applied:
+            if shim.script is not None:
+                shim.script(module)
+
+    return finish
+
+
+# ---- definitions and main part of a script ---------------------------------------------------------
+
+
+def _split(source: str, path: str) -> tuple[CodeType, CodeType]:
+    """Split a script at its last ``if __name__ == "__main__"``; without one, all of it is the main part.
+
+    Earlier guards stay among the definitions, which may depend on them.
+    """
+    body = ast.parse(source, path).body
+    cut = max((i for i, node in enumerate(body) if _is_guard(node)), default=0)
+    definitions, main = body[:cut], body[cut:]
+    for node in definitions:
+        if isinstance(node, ast.If):
+            node.test = _NameIsMain().visit(node.test)
+    future = [node for node in definitions if isinstance(node, ast.ImportFrom) and node.module == "__future__"]
+    return _compile(definitions, path), _compile([*future, *main], path)
+
+
+class _NameIsMain(ast.NodeTransformer):
+    """Replace ``__name__`` by its value in a main script: the definitions run under the script's own name."""
+
+    def visit_Name(self, node: ast.Name) -> ast.expr:
+        return ast.copy_location(ast.Constant("__main__"), node) if node.id == "__name__" else node
+
+
+def _compile(body: list[ast.stmt], path: str) -> CodeType:
+    # with the script's own __future__ imports, without those of this file
+    return compile(ast.Module(body, []), path, "exec", dont_inherit=True)
+
+
+def _is_guard(node: ast.stmt) -> bool:
+    if not isinstance(node, ast.If) or not isinstance(node.test, ast.Compare):
+        return False
+    sides = [node.test.left, *node.test.comparators]
+    names = {side.id for side in sides if isinstance(side, ast.Name)}
+    values = {side.value for side in sides if isinstance(side, ast.Constant)}
+    return isinstance(node.test.ops[0], ast.Eq) and names == {"__name__"} and values == {"__main__"}
+
+
+# ---- processes that the script starts --------------------------------------------------------------
+
+
+class _Child:
+    """The function of a spawned process; installs the seam in that process before it calls the script's function."""
+
+    def __init__(self, function: Any, arguments: Any, host: str, seam: Seam, use_shims: bool, results: Path) -> None:
+        self.module, self.function, self.arguments = function.__module__, function.__qualname__, arguments
+        self.host, self.use_shims, self.results = host, use_shims, results
+        self.seam = Seam(seam.spec, seam.verify, seam.report, seam.options, seam.start, quiet=True)
+
+    def __getstate__(self) -> dict[str, Any]:
+        # bytes: unpickling the script's own classes imports the script, which must find the seam in place
+        return {**vars(self), "arguments": bytes(ForkingPickler.dumps(self.arguments))}
+
+    def __call__(self, rank: int) -> Any:
+        result: dict[str, Any] = {}
+        try:
+            finish = install(registry.load(self.host), self.seam, self.use_shims)
+            module = importlib.import_module(self.module)
+            finish(module)
+            function: Any = functools.reduce(getattr, self.function.split("."), module)
+            return function(rank, *pickle.loads(self.arguments))
+        except SeamError as error:
+            result = {"error": str(error), "code": error.code}
+            raise
+        finally:
+            result |= {"calls": self.seam.calls, "differences": self.seam.differences, "seen": self.seam.seen}
+            (self.results / str(os.getpid())).write_text(json.dumps(result))
+
+
+@contextmanager
+def _patched_spawn(host: Host, seam: Seam, use_shims: bool) -> Iterator[None]:
+    """Install the seam in processes that ``torch.multiprocessing.spawn`` starts, and add up their counts here."""
+    processes: Any = torch.multiprocessing
+    original = processes.spawn
+    with tempfile.TemporaryDirectory() as folder:
+        results = Path(folder)
+
+        def spawn(fn: Any, args: Sequence[Any] = (), *rest: Any, **options: Any) -> Any:
+            # a child loads the parent's main script by its path, without shims, unless it has this module spec
+            main = sys.modules["__main__"]
+            main.__spec__, spec = ModuleSpec("__main__", None), main.__spec__
+            try:
+                return original(_Child(fn, args, host.name, seam, use_shims, results), (), *rest, **options)
+            except processes.ProcessRaisedException:
+                for result in _read(results):
+                    if "error" in result:
+                        class_ = UnreachedError if result["code"] == UnreachedError.code else SeamError
+                        raise class_(result["error"]) from None
+                raise
+            finally:
+                main.__spec__ = spec
+
+        processes.spawn = spawn
+        try:
+            yield
+        finally:
+            processes.spawn = original
+            for result in _read(results):
+                seam.calls += result["calls"]
+                seam.differences += [tuple(pair) for pair in result["differences"]]
+                for place, calls in result["seen"].items():
+                    seam.seen[place] = seam.seen.get(place, 0) + calls
+
+
+def _read(results: Path) -> list[dict[str, Any]]:
+    return [json.loads(file.read_text()) for file in results.iterdir()]
+
+
+@contextmanager
+def _patched_popen(script: Path, command_line: Sequence[str]) -> Iterator[None]:
+    """Install the seam in processes that run the script again, as Lightning does for each device.
+
+    Args:
+        script: the script that is running.
+        command_line: arguments of ``counterpoint inject`` that ask for this seam.
+    """
+
+    class Popen(subprocess.Popen):  # type: ignore[type-arg]
+        def __init__(self, args: Any, *rest: Any, **options: Any) -> None:
+            if isinstance(args, (list, tuple)) and len(args) > 1 and args[0] == sys.executable and is_script(args[1]):
+                args = [sys.executable, "-m", "counterpoint.plugins.inject", *command_line, "--", *args[1:]]
+            super().__init__(args, *rest, **options)
+
+    def is_script(file: Any) -> bool:
+        return Path(file).is_file() and script.samefile(file)
+
+    original, processes = subprocess.Popen, vars(subprocess)
+    processes["Popen"] = Popen
+    try:
+        yield
+    finally:
+        processes["Popen"] = original
+
+
+def _command_line(host: Host, seam: Seam, use_shims: bool) -> list[str]:
+    options = {"objective": seam.spec, "verify": seam.verify, "start": seam.start, "report": seam.report}
+    flags = [f"--{name}={value}" for name, value in {**options, **seam.options}.items() if value is not None]
+    return [host.name, *flags, *([] if use_shims else ["--no-shims"])]

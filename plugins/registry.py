@@ -1,0 +1,51 @@
+"""The hosts that ``counterpoint inject`` knows, by name. Listing the names imports neither a plugin nor torch."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+from importlib import metadata
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from .host import Host
+
+BUILT_IN = ("simcse", "graphcl", "adnce_image", "curl", "moco", "lightly", "logits")
+GROUP = "counterpoint.hosts"
+
+
+def names() -> list[str]:
+    """Return the built-in hosts, and those that packages register as entry points ``counterpoint.hosts``."""
+    return [*BUILT_IN, *(entry.name for entry in metadata.entry_points(group=GROUP) if entry.name not in BUILT_IN)]
+
+
+def load(name: str) -> Host:
+    """Return the host of that name. Only its own plugin is imported, so that a broken one affects no other."""
+    from counterpoint.hyper import nearest
+
+    from .host import SeamError
+
+    if name not in names():
+        raise SeamError(f"unknown host {name!r}.{nearest(name, names())}")
+    host: Host
+    if name in BUILT_IN:
+        host = importlib.import_module(f"{__package__}.{name}").HOST
+    else:
+        (entry, *_) = metadata.entry_points(group=GROUP, name=name)
+        host = entry.load()
+    return host
+
+
+def find(name: str, folder: Path) -> Host:
+    """Return the host of that name; raise a ``SeamError`` if ``folder`` is a clone of something else."""
+    from .host import SeamError
+
+    host = load(name)
+    if host.package and importlib.util.find_spec(host.package) is None:
+        raise SeamError(f"{name}: the package {host.package} is not installed: pip install {host.package}")
+    if host.markers and not host.recognises(folder):
+        similar = [other for other in names() if load(other).recognises(folder)]
+        hint = f"it looks like {' or '.join(similar)}" if similar else "it looks like none of the known hosts"
+        raise SeamError(f"{folder} is not a clone of {host.title}: {hint}. Run this in the clone's folder.")
+    return host

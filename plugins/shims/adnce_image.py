@@ -1,0 +1,17 @@
+"""What the image part of ADNCE needs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from ..host import Shim
+
+
+def _logs() -> bool:
+    if Path("logs").is_dir():
+        return False
+    Path("logs").mkdir()
+    return True
+
+
+SHIMS = (Shim("logs", "main.py logs to a file in ./logs, a folder that the repository does not contain", _logs),)

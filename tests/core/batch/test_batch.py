@@ -1,0 +1,78 @@
+"""How a batch is paired, and what a call refuses."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from specs import embeddings
+
+import counterpoint as cp
+from counterpoint.batch.batch import Batch, BatchOptions
+from counterpoint.batch.pairings import PAIRINGS, scores_of
+from counterpoint.engine.streamed import StreamedNegatives
+
+ONE_WAY = {"views": "one_way"}
+
+
+@pytest.mark.parametrize("spec", ["infonce", "arcl(hcl)", "debpos", "dp"])
+def test_a_mapping_replaces_some_pairings_and_leaves_the_others(spec):
+    z, loss_fn = embeddings()[:3], cp.objective(spec)
+    wanted = loss_fn(*z, pairing=ONE_WAY.get(loss_fn.pairing, loss_fn.pairing))
+    torch.testing.assert_close(loss_fn(*z, pairing=ONE_WAY), wanted, rtol=0, atol=0)
+    if loss_fn.pairing != "views":
+        torch.testing.assert_close(loss_fn(*z, pairing=ONE_WAY), loss_fn(*z), rtol=0, atol=0)
+
+
+def test_a_queue_and_hard_negatives_keep_their_pairings_beside_a_mapping():
+    z, loss_fn = embeddings(), cp.InfoNCE()
+    for how in ({"queue": z[2]}, {"negatives": z[2]}):
+        assert loss_fn(z[0], z[1], pairing={"one_way": "views"}, **how) == loss_fn(z[0], z[1], **how)
+
+
+@pytest.mark.parametrize("pairing", ["one-way", {"views": "one-way"}, {"one-way": "views"}])
+def test_an_unknown_pairing_is_refused_by_name(pairing):
+    z = embeddings()
+    for loss_fn in (cp.InfoNCE(), cp.DistancePolarization()):
+        with pytest.raises(ValueError, match=r"unknown pairing 'one-way'\. Did you mean 'one_way'"):
+            loss_fn(z[0], z[1], pairing=pairing)
+
+
+@pytest.mark.parametrize("pairing", ["", False])
+def test_an_empty_pairing_is_unknown(pairing):
+    z = embeddings()
+    with pytest.raises(ValueError, match=rf"unknown pairing {pairing!r}\."):
+        cp.InfoNCE()(z[0], z[1], pairing=pairing)
+
+
+def test_an_unknown_pairing_is_unknown_beside_a_queue_too():
+    z = embeddings()
+    with pytest.raises(ValueError, match="unknown pairing 'bogus'"):
+        cp.InfoNCE()(z[0], z[1], queue=z[2], pairing="bogus")
+
+
+@pytest.mark.parametrize(("name", "meant"), [("parings", "pairing"), ("negative", "negatives"), ("gathr", "gather")])
+def test_an_unknown_argument_is_refused_with_the_nearest_known_one(name, meant):
+    z = embeddings()
+    with pytest.raises(TypeError, match=rf"InfoNCE: unknown argument '{name}'\. Did you mean '{meant}'"):
+        cp.InfoNCE()(z[0], z[1], **{name: None})
+
+
+def test_options_are_the_arguments_of_a_batch_and_are_explained():
+    assert set(BatchOptions.__annotations__) == set(Batch.__init__.__kwdefaults__)
+    for name in BatchOptions.__annotations__:
+        assert name in cp.Objective.forward.__doc__
+
+
+@pytest.mark.parametrize("pairing", [name for name in PAIRINGS if name != "queue"])
+def test_a_small_batch_never_visits_the_streaming_engine(monkeypatch, pairing):
+    monkeypatch.setattr(StreamedNegatives, "__init__", lambda *args, **kwargs: pytest.fail("streamed"))
+    scores = scores_of(Batch([*embeddings()[:2]]), pairing)
+    assert isinstance(scores.neg, cp.DenseNegatives)
+
+
+def test_scores_are_computed_once_and_know_the_number_of_views():
+    batch = Batch([*embeddings()[:3]])
+    assert scores_of(batch, "views") is scores_of(batch, "views")
+    assert scores_of(batch, "arcl").views == 3
+    z = embeddings()
+    assert scores_of(Batch([z[:2].transpose(0, 1), z[2:4].transpose(0, 1)], queue=z[0]), "views").views == 2

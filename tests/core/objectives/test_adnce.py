@@ -1,0 +1,112 @@
+"""ADNCE: its weights, where it equals InfoNCE, and what "auto" tracks."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import strategies as st
+from identities import DENOMINATORS, FAMILIES, SEED, T, cosines, prop, same, two_batches
+
+import counterpoint as cp
+from counterpoint.objectives.adnce import log_weight
+
+
+@pytest.mark.parametrize("denominator", [*DENOMINATORS, "all"])
+@prop(seed=SEED, t=T, mu=st.floats(-1, 2))
+def test_adnce_with_equal_weights_is_infonce(denominator, seed, t, mu):
+    pos, neg = cosines(seed)
+    plain = cp.InfoNCE(t, "with_positive" if denominator == "all" else denominator)
+    same(
+        cp.ADNCE(t, mu, 1e7, denominator=denominator).from_scores(pos, neg),
+        plain.from_scores(pos, neg),
+        pos,
+        neg,
+    )
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@prop(seed=SEED, mu=st.floats(0.3, 3), sigma=st.floats(0.2, 3))
+def test_adnce_weights_have_mean_one_and_the_familys_shape(family, seed, mu, sigma):
+    neg = cosines(seed)[1].detach()
+    weights = cp.ADNCE(0.5, mu, sigma, family).weights(neg)
+    torch.testing.assert_close(weights.sum(1), torch.full((5,), 7.0, dtype=torch.float64))
+    x = neg + 1
+    density = {
+        "gaussian": lambda: torch.exp(-((neg - mu) ** 2) / (2 * sigma**2)),
+        "gamma": lambda: x ** (mu - 1) * torch.exp(-x / sigma),
+        "rayleigh": lambda: x * torch.exp(-(x**2) / (2 * mu**2)),
+        "chi2": lambda: x ** (mu / 2 - 1) * torch.exp(-x / 2),
+    }[family]()
+    torch.testing.assert_close(weights, density / density.mean(1, keepdim=True), rtol=1e-9, atol=1e-12)
+    assert not cp.ADNCE(0.5, mu, sigma, family).weights(neg.clone().requires_grad_()).requires_grad
+
+
+@pytest.mark.parametrize("denominator", [*DENOMINATORS, "all"])
+@prop(seed=SEED, degrees=st.floats(0.5, 6))
+def test_chi2_weights_are_gamma_weights(denominator, seed, degrees):
+    pos, neg = cosines(seed)
+    same(
+        cp.ADNCE(0.5, degrees, weight="chi2", denominator=denominator).from_scores(pos, neg),
+        cp.ADNCE(0.5, degrees / 2, 2.0, "gamma", denominator).from_scores(pos, neg),
+        pos,
+        neg,
+    )
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("denominator", DENOMINATORS)
+@prop(seed=SEED, t=T)
+def test_adnce_with_one_negative_is_infonce_unless_the_positive_is_weighted(denominator, family, seed, t):
+    pos, neg = cosines(seed, negatives=1)
+    plain = cp.InfoNCE(t, denominator).from_scores(pos, neg)
+    same(cp.ADNCE(t, 0.7, 0.5, family, denominator).from_scores(pos, neg), plain, pos, neg)
+    weighted = cp.ADNCE(t, 0.7, 0.5, family, "all").from_scores(pos, neg, reduction="none")
+    assert (weighted - cp.InfoNCE(t).from_scores(pos, neg, reduction="none")).abs().max() > 1e-6
+
+
+@pytest.mark.parametrize("denominator", [*DENOMINATORS, "all"])
+@prop(seed=SEED, t=T, mu=st.floats(-1, 2), sigma=st.floats(0.2, 2))
+def test_adnce_is_infonce_with_constant_weights(denominator, seed, t, mu, sigma):
+    """The formula, with weights that autograd sees as constants."""
+    pos, neg = cosines(seed)
+    columns = torch.cat([pos, neg], 1).detach()
+    density = torch.exp(-((columns - mu) ** 2) / (2 * sigma**2))
+    w_all = density / density.mean(1, keepdim=True)
+    w = density[:, 1:] / density[:, 1:].mean(1, keepdim=True)
+    e_pos, e_neg = (pos / t).exp(), (neg / t).exp()
+    mass = {
+        "with_positive": lambda: e_pos.squeeze(1) + (w * e_neg).sum(1),
+        "negatives": lambda: (w * e_neg).sum(1),
+        "mean": lambda: (w * e_neg).mean(1),
+        "all": lambda: (w_all * torch.cat([e_pos, e_neg], 1)).sum(1),
+    }[denominator]()
+    actual = cp.ADNCE(t, mu, sigma, denominator=denominator).from_scores(pos, neg)
+    same(actual, (mass.log() - pos.squeeze(1) / t).mean(), pos, neg)
+
+
+@pytest.mark.parametrize("q", [0.1, 0.5, 0.9, 0.99])
+def test_auto_mu_tracks_the_quantile_of_the_negatives(q):
+    loss_fn, tracked = cp.ADNCE(0.5, "auto", quantile=q), None
+    for pos, neg, mask, valid, loss in two_batches(loss_fn):
+        new = float(np.quantile(valid.numpy(), q, method="inverted_cdf"))
+        tracked = new if tracked is None else 0.9 * tracked + 0.1 * new
+        torch.testing.assert_close(loss_fn.tracked_mu.value.item(), tracked, rtol=0, atol=2 / 2048)
+        fixed = cp.ADNCE(0.5, loss_fn.tracked_mu.value.item()).from_scores(pos, neg, mask)
+        same(loss, fixed, pos, neg, rtol=1e-6, atol=1e-7)
+
+
+def test_auto_sigma_tracks_the_deviation_of_the_negatives():
+    loss_fn, tracked = cp.ADNCE(0.5, 0.7, "auto"), None
+    for pos, neg, mask, valid, loss in two_batches(loss_fn):
+        new = float(valid.numpy().std())
+        tracked = new if tracked is None else 0.9 * tracked + 0.1 * new
+        torch.testing.assert_close(loss_fn.tracked_sigma.value.item(), tracked, rtol=1e-6, atol=0)
+        same(loss, cp.ADNCE(0.5, 0.7, tracked).from_scores(pos, neg, mask), pos, neg, rtol=1e-6, atol=1e-7)
+
+
+def test_log_weight_is_finite_at_the_edge_of_its_support():
+    edge = torch.tensor([-1.0 - 1e-7, -1.0, 1.0], dtype=torch.float64)
+    for family in FAMILIES:
+        for mu in (0.3, 1.0, 2.0):
+            assert log_weight(edge, family, mu, 0.5).isfinite().all()

@@ -1,0 +1,108 @@
+"""InfoNCE, DCL and HCL: how they nest, their formulas written out, cross entropy, temperatures and radii."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import strategies as st
+from identities import DENOMINATORS, PRIOR, SEED, T, cosines, embeddings, prop, same, two_batches
+
+import counterpoint as cp
+
+
+@pytest.mark.parametrize("denominator", DENOMINATORS)
+@prop(seed=SEED, t=T, prior=PRIOR)
+def test_hcl_without_hardness_is_dcl_and_without_prior_infonce(denominator, seed, t, prior):
+    pos, neg = cosines(seed, positives=2)
+    same(
+        cp.HCL(t, prior, 0.0, denominator).from_scores(pos, neg),
+        cp.DCL(t, prior, denominator).from_scores(pos, neg),
+        pos,
+        neg,
+    )
+    infonce = cp.InfoNCE(t, denominator).from_scores(pos, neg)
+    same(cp.DCL(t, 0.0, denominator).from_scores(pos, neg), infonce, pos, neg)
+    same(cp.HCL(t, 0.0, 0.0, denominator).from_scores(pos, neg), infonce, pos, neg)
+
+
+@prop(30, seed=SEED, t=st.floats(0.2, 2), prior=st.floats(0, 0.9), beta=st.floats(0, 3))
+def test_debiased_estimators_written_out(seed, t, prior, beta):
+    pos, neg = cosines(seed, positives=2)
+    v, _ = cosines(seed + 1, positives=3)
+    e, share = (neg / t).exp(), prior * (v / t).exp().mean(1, keepdim=True)
+    hard = (e ** (beta + 1)).sum(1, keepdim=True) / (e**beta).sum(1, keepdim=True)
+    for loss_fn, mean in ((cp.DCL(t, prior), e.mean(1, keepdim=True)), (cp.HCL(t, prior, beta), hard)):
+        g = ((mean - share) / (1 - prior)).clamp(min=math.exp(-1 / t))
+        expected = torch.log1p(7 * g / (pos / t).exp()).mean()
+        same(loss_fn.from_scores(pos, neg, v=v), expected, pos, neg, v, rtol=1e-8)
+
+
+@prop(seed=SEED, t=T, prior=PRIOR, beta=st.floats(0, 3))
+def test_hcl_detached_weights_change_the_gradient_only(seed, t, prior, beta):
+    pos, neg = cosines(seed, positives=2)
+    same(
+        cp.HCL(t, prior, beta, detach_weights=True).from_scores(pos, neg), cp.HCL(t, prior, beta).from_scores(pos, neg)
+    )
+
+
+@prop(seed=SEED, t=T)
+def test_clip_is_the_mean_of_both_simcse_directions(seed, t):
+    z = embeddings(seed)
+    loss_fn = cp.InfoNCE(t)
+    both = (loss_fn(z[0], z[1], pairing="one_way") + loss_fn(z[1], z[0], pairing="one_way")) / 2
+    for options in ({}, {"pairing": "one_way"}, {"pairing": "symmetric"}):
+        same(loss_fn(*z, symmetric=True, **options), both, z)
+    logits, label = F.normalize(z[0], dim=1) @ F.normalize(z[1], dim=1).T / t, torch.arange(5)
+    same(both, (F.cross_entropy(logits, label) + F.cross_entropy(logits.T, label)) / 2, z)
+
+
+@prop(seed=SEED, t=T)
+def test_graphcl_is_the_mean_form_plus_a_constant(seed, t):
+    z = embeddings(seed)
+    graphcl = cp.InfoNCE(t, "negatives")(*z, pairing="one_way")
+    same(graphcl, cp.InfoNCE(t, "mean")(*z, pairing="one_way") + math.log(4), z)
+
+
+@prop(seed=SEED, t=T)
+def test_the_temperature_is_the_inverse_scale(seed, t):
+    s = cosines(seed, negatives=5)[1]
+    same(cp.InfoNCE(t).from_logits(s), cp.InfoNCE(1.0).from_logits(s / t), s)
+    same(cp.InfoNCE(t).from_logits(s / t, scale=1 / t), cp.InfoNCE(1.0).from_logits(s / t), s)
+
+
+@prop(seed=SEED)
+def test_temperature_limits(seed):
+    pos, neg = cosines(seed)
+    cold = 1e-3 * cp.InfoNCE(1e-3, "negatives").from_scores(pos, neg, reduction="none")
+    torch.testing.assert_close(cold, neg.amax(1) - pos.squeeze(1), rtol=0, atol=1e-3 * math.log(7))
+    hot = cp.InfoNCE(1e8).from_scores(pos, neg)
+    torch.testing.assert_close(hot.item(), math.log(8), rtol=1e-7, atol=0)
+
+
+def test_a_radius_tracks_the_temperature_that_it_implies():
+    loss_fn, tracked = cp.InfoNCE(radius=0.2), None
+    for pos, neg, mask, _, loss in two_batches(loss_fn):
+        variances = [neg[i].detach()[mask[i]].var(unbiased=False).item() for i in range(6)]
+        new = math.sqrt(np.mean(variances) / (2 * 0.2))
+        tracked = new if tracked is None else 0.9 * tracked + 0.1 * new
+        torch.testing.assert_close(loss_fn.tracked_temperature.value.item(), tracked, rtol=1e-6, atol=0)
+        same(loss, cp.InfoNCE(tracked).from_scores(pos, neg, mask), pos, neg, rtol=1e-6, atol=1e-7)
+
+
+def test_a_radius_from_embeddings_is_the_variance_of_all_negatives_per_anchor():
+    z = embeddings(0)
+    loss_fn = cp.HCL(radius=0.3)
+    unit = F.normalize(z.detach().flatten(0, 1), dim=1)
+    rows = [torch.stack([unit[i] @ unit[j] for j in range(10) if i % 5 != j % 5]) for i in range(10)]
+    t = math.sqrt(np.mean([r.var(unbiased=False).item() for r in rows]) / 0.6)
+    same(loss_fn(*z), cp.HCL(t)(*z), z, rtol=1e-6, atol=1e-7)
+
+
+def test_before_any_training_call_evaluation_uses_the_batch_at_hand():
+    pos, neg = cosines(0)
+    t = math.sqrt(neg.detach().var(1, unbiased=False).mean().item() / 0.4)
+    same(cp.InfoNCE(radius=0.2).eval().from_scores(pos, neg), cp.InfoNCE(t).from_scores(pos, neg), pos, neg, rtol=1e-6)

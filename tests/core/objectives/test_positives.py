@@ -1,0 +1,82 @@
+"""ArCL, AAL and debiased positives."""
+
+from __future__ import annotations
+
+import math
+from itertools import combinations
+
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import strategies as st
+from identities import SEED, T, embeddings, gradients, prop, same
+
+import counterpoint as cp
+
+
+@pytest.mark.parametrize("inner", [cp.InfoNCE(0.4), cp.DCL(0.4), cp.HCL(0.4), cp.ADNCE(0.4)], ids=str)
+@prop(seed=SEED)
+def test_arcl_with_two_views_is_the_objective_on_first_view_anchors(inner, seed):
+    z = embeddings(seed)
+    per_anchor = inner(*z, reduction="none")
+    one, other = cp.ArCL(inner)(z[0], z[1]), cp.ArCL(inner)(z[1], z[0])
+    same(one, per_anchor[:5].mean(), z)
+    same((one + other) / 2, inner(*z), z)
+    same(cp.AAL(inner)(*z), one, z)
+
+
+@pytest.mark.parametrize("denominator", ["paper", "worst"])
+@prop(seed=SEED, views=st.integers(2, 5), t=T)
+def test_the_worst_pair_costs_at_least_the_average_pair(denominator, seed, views, t):
+    z = embeddings(seed, views)
+    arcl = cp.ArCL(cp.InfoNCE(t), denominator)(*z, reduction="none")
+    assert (arcl >= cp.AAL(cp.InfoNCE(t), denominator)(*z, reduction="none") - 1e-12).all()
+    assert (arcl > 0).all()
+
+
+@prop(seed=SEED, t=T)
+def test_arcl_moco_with_equal_branches_is_moco(seed, t):
+    z, queue = embeddings(seed), embeddings(seed + 1, 1, 9)[0]
+    views = z.transpose(0, 1)
+    worst = cp.ArCL(cp.InfoNCE(t), "worst")(views, views, queue=queue)
+    same(worst, cp.InfoNCE(t)(z[0], z[1], queue=queue))
+    paper = cp.ArCL(cp.InfoNCE(t))(views, views, queue=queue)
+    same(paper, cp.InfoNCE(t, "negatives")(z[0], z[1], queue=queue))
+
+
+@prop(seed=SEED, views=st.integers(2, 5))
+def test_worst_alignment_is_the_largest_squared_distance(seed, views):
+    z = embeddings(seed, views).transpose(0, 1)
+    unit = F.normalize(z, dim=-1)
+    distances = torch.stack([((unit[:, j] - unit[:, k]) ** 2).sum(-1) for j in range(views) for k in range(views)])
+    same(cp.worst_alignment(z), distances.amax(0).mean())
+
+
+@prop(seed=SEED, t=T, prior=st.floats(0.05, 0.95))
+def test_debiased_positives_aggregations_agree_on_one_positive(seed, t, prior):
+    z = embeddings(seed)
+    losses = [cp.DebiasedPositives(t, prior, a) for a in ("combination", "group_mean", "group_sum")]
+    for other in losses[1:]:
+        same(other(*z), losses[0](*z), z)
+
+
+@prop(seed=SEED, views=st.integers(3, 4))
+def test_debiased_positives_combination_averages_the_pairs_of_views(seed, views):
+    z = embeddings(seed, views)
+    loss_fn = cp.DebiasedPositives(0.5, 0.2)
+    same(loss_fn(*z), torch.stack([loss_fn(a, b) for a, b in combinations(z, 2)]).mean(), z)
+
+
+@prop(seed=SEED, t=T, prior=st.floats(0.3, 0.9))
+def test_debiased_positives_floor_is_idle_where_the_numerator_is_large(seed, t, prior):
+    z = embeddings(seed)
+    same(cp.DebiasedPositives(t, prior)(*z), cp.DebiasedPositives(t, prior, floor=False)(*z), z)
+
+
+@pytest.mark.parametrize("t", [0.1, 0.5])
+def test_debiased_positives_floor_where_it_is_active(t):
+    pos, neg = (torch.full((2, k), s, dtype=torch.float64, requires_grad=True) for k, s in ((1, -0.9), (40, 0.99)))
+    loss = cp.DebiasedPositives(t, 0.01).from_scores(pos, neg)
+    floor, rest = 0.01 * math.exp(-1 / t), 40 * 0.01 * (neg / t).exp().mean()
+    same(loss, -torch.log(floor / (floor + rest)), pos, neg)
+    assert not gradients(loss, [pos])[0].any()

@@ -1,0 +1,132 @@
+"""``import counterpoint`` is quick: its names are imported on first use, and are the same in every order of imports."""
+
+from __future__ import annotations
+
+import ast
+import pickle
+import subprocess
+import sys
+import typing
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+import counterpoint as cp
+
+ORDERS = [
+    "import counterpoint.objective, counterpoint.gradcache",
+    "from counterpoint.objective import Objective",
+    "from counterpoint.gradcache import gradcache",
+    "from counterpoint import objective, gradcache",
+    "from counterpoint import *",
+    "import counterpoint.perturb",
+    "import counterpoint.objectives.nacl",
+    "import counterpoint.engine.streamed",
+    "import counterpoint.diagnose.plots",
+    "import counterpoint.hyper, counterpoint.spec",
+    "import counterpoint.plugins.logits",
+]
+
+
+def fresh(code):
+    """What a fresh interpreter prints; no other test has imported anything there."""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd="/")
+    assert done.returncode == 0, done.stderr
+    return done.stdout.strip()
+
+
+@pytest.mark.parametrize("order", ORDERS)
+def test_names_do_not_depend_on_the_order_of_imports(order):
+    code = f"""
+{order}
+import counterpoint as cp, importlib, types
+for name in ("objective", "gradcache"):  # functions that have modules of the same names
+    assert isinstance(getattr(cp, name), types.FunctionType), name
+    module = importlib.import_module("counterpoint." + name)
+    assert isinstance(module, types.ModuleType), name
+    assert getattr(cp, name) is getattr(module, name), name
+from counterpoint import gather, objective
+from counterpoint.objective import Objective
+assert objective("adnce:mu=0.7") == cp.ADNCE(mu=0.7) and issubclass(cp.ADNCE, Objective)
+assert callable(gather) and cp.views.__name__ == "counterpoint.perturb"
+print(*cp.registry)
+"""
+    assert fresh(code) == " ".join(list(cp.registry)[:16])
+
+
+def test_import_needs_no_torch():
+    assert fresh("import counterpoint, sys; print(counterpoint.__version__, 'torch' in sys.modules)").endswith("False")
+
+
+def test_editors_and_interpreter_see_the_same_names():
+    block = next(node for node in ast.parse(Path(cp.__file__).read_text()).body if isinstance(node, ast.If))
+    typed = {(alias.asname or alias.name): node.module for node in block.body for alias in node.names}
+    assert typed.pop("views") is None
+    assert typed == cp._MODULE
+    assert sorted(cp.__all__) == sorted([*typed, "views", "__version__"])
+    for name in cp.__all__:
+        assert getattr(cp, name) is not None
+        assert name in dir(cp)
+
+
+def test_a_name_that_does_not_exist_names_the_nearest():
+    with pytest.raises(AttributeError, match=r"module 'counterpoint' has no attribute 'ADNEC'. Did you mean 'ADNCE'\?"):
+        cp.ADNEC  # noqa: B018
+    with pytest.raises(AttributeError, match=r"has no attribute '__wrapped__'\.$"):
+        cp.__wrapped__  # noqa: B018
+    with pytest.raises(ImportError):
+        exec("from counterpoint import ADNEC")
+
+
+def test_modules_are_attributes_and_other_attributes_can_be_set(monkeypatch):
+    assert isinstance(cp.hyper, ModuleType)
+    assert isinstance(cp.objectives, ModuleType)
+    monkeypatch.setattr(cp, "objective", len)
+    assert cp.objective is len
+
+
+def test_built_in_names_are_taken_before_the_first_class_of_a_user():
+    code = """
+import counterpoint as cp
+try:
+    class Mine(cp.Objective, name="nca"): ...
+except ValueError as error:
+    print(error)
+"""
+    assert fresh(code) == "Mine: the name 'nca' is taken by counterpoint.objectives.nacl.NCA."
+
+
+def test_pickles_are_loaded_where_nothing_was_imported():
+    data = pickle.dumps(cp.objective("arcl(adnce:mu=0.7) + 0.1*dp"))
+    assert fresh(f"import pickle; print(pickle.loads({data!r}))") == str(pickle.loads(data))
+
+
+def test_the_package_is_pickled_by_name():
+    assert pickle.loads(pickle.dumps(cp)) is cp  # cloudpickle does so for every function that refers to it
+
+
+def test_no_dotted_name_is_an_attribute():
+    assert not hasattr(cp, "a.b")
+
+
+def test_threads_may_be_the_first_to_use_names():
+    code = """
+import threading, counterpoint as cp
+names, errors = [n for n in cp.__all__ if not n.startswith("_")], []
+def use(start):
+    for name in names[start:] + names[:start]:
+        try:
+            getattr(cp, name)
+        except Exception as error:
+            errors.append(repr(error))
+threads = [threading.Thread(target=use, args=(5 * i,)) for i in range(8)]
+for thread in threads: thread.start()
+for thread in threads: thread.join()
+print(errors)
+"""
+    assert fresh(code) == "[]"
+
+
+def test_the_types_of_a_call_can_be_resolved():
+    assert "options" in typing.get_type_hints(cp.InfoNCE.forward)

@@ -1,0 +1,74 @@
+"""The settings of images: choices that the implementations know, cells of version 0.1.0, parsers without torch."""
+
+import argparse
+import subprocess
+import sys
+
+import pytest
+
+pytest.importorskip("lightly")
+pytest.importorskip("lightning")
+
+from counterpoint.integrations.domain import defaults, domain
+from counterpoint.integrations.image import augment, settings, sources, training
+from counterpoint.integrations.image.commands import eval_arguments, train_arguments
+from counterpoint.integrations.image.commands import settings as settings_of
+from counterpoint.integrations.store.run import Run
+
+
+def test_choices_are_those_of_the_implementations():
+    assert set(settings.AUGMENTATIONS) == set(augment.RECIPES)
+    assert set(settings.DOWNLOADS) == set(sources.DOWNLOADED)
+    assert (*settings.DOWNLOADS, "digits", "mnist-cifar", "tiny-imagenet", "imagenet") == settings.DATASETS
+    assert domain("image") is settings.DOMAIN
+    assert set(settings.DOMAIN.held_out) <= set(defaults(settings.Settings))
+
+
+@pytest.mark.parametrize(
+    ("cell", "folder"),
+    [
+        (("digits", "infonce", 0), "digits/infonce-t=0.5-denominator=with_positive-c0b920b7/seed0"),
+        (("cifar10", "adnce:t=0.4,mu=0.7,sigma=0.5", 3, {"method": "moco", "epochs": 4, "evaluation": {"k": 20}}),
+         "cifar10/adnce-t=0.4-denominator=with_positive-sigma=0.5-2bde08c5/seed3"),
+        (("digits", None, 0, {"method": "swav"}), "digits/SwAV-29242537/seed0"),
+    ],
+)  # fmt: skip
+def test_cells_have_the_folders_of_version_0_1_0(cell, folder, tmp_path):
+    *arguments, changes = cell if isinstance(cell[-1], dict) else (*cell, {})
+    assert Run(tmp_path, training.cell(*arguments, **changes)).path == tmp_path / "image" / folder
+
+
+def test_untrained_cells_have_the_folders_of_version_0_1_0(tmp_path):
+    cell = training.untrained("digits", 1, backbone="conv4")
+    assert Run(tmp_path, cell).path == tmp_path / "image/digits/untrained-encoder-661da6d2/seed1"
+
+
+def test_typed_flags_win_over_the_preset():
+    parser = argparse.ArgumentParser()
+    train_arguments(parser)
+    words = ["--preset", "intnacl", "--lr", "0.1", "--cosine", "--probe", "knn,linear", "robust", "--transfer", "dtd"]
+    chosen = settings_of(parser.parse_args([*words, "--attacked", "9"]), "digits")
+    assert (chosen["backbone"], chosen["lr"], chosen["cosine"], chosen["batch"]) == ("resnet18", 0.1, True, 256)
+    assert chosen["probe"] == ["knn", "linear", "robust", "transfer"]
+    assert chosen["evaluation"] == {
+        "protocol": "adam", "probe_epochs": 1000, "epsilons": [0.002], "attacked": 9, "transfer": ["dtd"]
+    }  # fmt: skip
+    assert settings_of(parser.parse_args([]), "digits")["backbone"] == "conv4"
+    eval_arguments(argparse.ArgumentParser())
+
+
+def test_settings_need_no_framework():
+    code = (
+        "import counterpoint, sys; before = set(sys.modules); import counterpoint.integrations.image as image; "
+        "image.settings, image.presets, image.Settings; from counterpoint.integrations.image import commands; "
+        "print(sorted({'lightly', 'lightning', 'torchvision', 'sklearn'} & set(sys.modules)))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+def test_a_missing_framework_names_the_extra():
+    code = "import sys; sys.modules['lightly'] = None; from counterpoint.integrations.image import Encoder"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert "ImportError: images need lightly" in done.stderr
+    assert 'pip install "counterpoint[image]"' in done.stderr
