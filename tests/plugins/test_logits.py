@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 import sys
 from types import SimpleNamespace
 
@@ -188,13 +189,31 @@ def test_one_call_is_replaced(launch, settings):
     assert other.losses[0][1] == plain.losses[0][1]
 
 
-def test_compiled_code(launch, monkeypatch):
-    monkeypatch.setattr(sys.modules[__name__], "SCRIPT", SCRIPT.replace(*COMPILED))
-    plain, found = launch("--site", "toy.py:1", "--scale", "10"), launch(*SITE, "--objective", "infonce:t=0.1")
-    assert "toy.py:14 with logits (5, 5), 3 times" in plain.err
-    assert found.code == 0
-    assert "reached 3 times" in found.err
-    for ours, theirs in zip(found.losses, plain.losses, strict=True):
+def test_compiled_code(tmp_path):
+    """In fresh processes, since the compiler remembers which functions it has seen."""
+    (tmp_path / "toy.py").write_text(SCRIPT.replace(*COMPILED).format(settings=""))
+
+    def run(*words):
+        command = [
+            sys.executable,
+            "-W",
+            "ignore",
+            "-m",
+            "counterpoint.plugins.inject",
+            "logits",
+            *words,
+            "--",
+            "toy.py",
+        ]
+        done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+        losses = [[float(word) for word in line.split()] for line in done.stdout.splitlines()]
+        return done.returncode, losses, done.stderr
+
+    code, host_losses, said = run("--site", "toy.py:1", "--scale", "10")
+    assert (code, "toy.py:14 with logits (5, 5), 3 times" in said) == (3, True)
+    code, losses, said = run(*SITE, "--objective", "infonce:t=0.1")
+    assert (code, "reached 3 times" in said, len(losses)) == (0, True, 3)
+    for ours, theirs in zip(losses, host_losses, strict=True):
         assert ours == pytest.approx(theirs, rel=1e-5)
 
 
