@@ -143,7 +143,7 @@ def official(monkeypatch):
 
 def shared(theirs, ours):
     """Pairs of parameters that ought to stay equal; the official heads see the convolutions in another order."""
-    side = int((ours.critic.encoder.found / SMALL_OFFICIAL["filters"]) ** 0.5)
+    side = int((ours.critic.encoder.flat_features / SMALL_OFFICIAL["filters"]) ** 0.5)
 
     def turned(weight):
         return weight.view(len(weight), side, side, -1).permute(0, 3, 1, 2).flatten(1)
