@@ -205,7 +205,7 @@ def resolve(gather: Gather) -> tuple[Group, bool]:
     if not dist.is_available():
         return None, ring
     if requested == dist.GroupMember.NON_GROUP_MEMBER:
-        raise ValueError("gather: this process is no member of the group.")
+        raise ValueError("gather: this process is not a member of the group.")
     if requested is not True and requested != "ring" and not isinstance(requested, dist.ProcessGroup):
         raise ValueError(f"gather: expected True, 'ring', a process group or ('ring', group), got {gather!r}.")
     if not dist.is_initialized():

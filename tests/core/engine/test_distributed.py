@@ -166,7 +166,7 @@ def test_groups(tmp_path):
         wanted = cp.HCL()(*(z + rank // 2)).item()
         assert process["all"] == pytest.approx(wanted, rel=1e-12)
         assert process["ring"] == pytest.approx(wanted, rel=1e-12)
-        assert process["no member"] == "gather: this process is no member of the group."
+        assert process["no member"] == "gather: this process is not a member of the group."
 
 
 @pytest.fixture(scope="module")
