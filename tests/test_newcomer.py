@@ -23,7 +23,7 @@ SAID = {  # a command's beginning: what shortens it, and what its output must ho
     "pip install .[": "make demo has set up more than that",
     "pip install .": ([], r"[+~] counterpoint(==| @)"),
     "counterpoint demo": "as make demo",
-    "counterpoint objectives adnce --plot": ([], r"when +false negatives.*wrote weights\.png"),
+    "counterpoint objectives adnce --plot": ([], r"when +many false negatives.*wrote weights\.png"),
     "counterpoint objectives adnce": ([], r"here it is (the same|off by)"),
     "counterpoint objectives": ([], r"infonce  InfoNCE.*debpos  DebiasedPositives"),
     "counterpoint inject --list": ([], r"simcse: .*graphcl: "),
