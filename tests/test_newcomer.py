@@ -44,7 +44,7 @@ SAID = {  # a command's beginning: what shortens it, and what its output must ho
     "counterpoint train control --task cartpole-swingup": "a GPU's hours",
     "counterpoint eval control": "plays what a GPU's hours have trained",
     "counterpoint train control --task cartpole-balance": (
-        ["--steps", "1200", "--eval-every", "1200", "--episodes", "1"],
+        ["--steps", "4400", "--eval-every", "4400", "--episodes", "1"],
         r"cartpole-balance.*final score",
     ),
     "python examples/studies/curl_dmc.py": "half an hour",
