@@ -1,27 +1,14 @@
 """What a domain is: its settings, how its data is named, how it is tuned, and the functions that every domain has.
 
-Each domain is a package. They share these modules and verbs; one that does not apply is left out:
-
-=================  ==================================================================================================
-``settings.py``    ``Settings``, a field per argument of a cell, and ``DOMAIN``; imports neither torch nor a framework
-``presets.py``     ``preset(name, dataset)``: the recipes of the papers
-``data.py``        ``prepare(arguments)``: the data of a cell, loaded and checked
-``model.py``       encoders and what trains them
-``training.py``    ``cell``, ``untrained``, ``build``, ``train(run)``, ``restore(run)``
-``evaluation.py``  ``evaluate``: the field's protocol
-``commands.py``    ``train_arguments``, ``train_command``, ... of ``counterpoint train`` and ``counterpoint eval``, and
-                   ``settings(arguments, dataset)``: what the preset and the flags change in a cell; the parsers
-                   import neither torch nor a framework
-``demo_runs.py``   ``cell``, ``train`` and ``COMMON`` for ``counterpoint demo``, and ``check`` if a machine may lack
-                   more than packages
-=================  ==================================================================================================
+Each domain is a package; CONTRIBUTING.md lists the modules and verbs that they share, under "A domain".
 """
 
 from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import MISSING, Field, dataclass, field, fields
 from importlib import import_module
 from typing import Any
@@ -29,17 +16,11 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Preset:
-    """A recipe of a paper.
+    """A recipe of a paper."""
 
-    Attributes:
-        objective: the spec; None where no objective is trained.
-        settings: what differs from the defaults of the domain's ``Settings``.
-        sources: where ``objective`` and each setting stand in the paper or its code.
-    """
-
-    objective: str | None
-    settings: Mapping[str, Any]
-    sources: Mapping[str, str] = field(default_factory=dict)
+    objective: str | None  # the spec; None where no objective is trained
+    settings: Mapping[str, Any]  # what differs from the defaults of the domain's Settings
+    sources: Mapping[str, str] = field(default_factory=dict)  # where each of these stands in the paper or its code
 
 
 def setting(
@@ -125,6 +106,18 @@ def check_choice(name: str, value: Any, choices: Iterable[str]) -> None:
         raise ValueError(f"{name}: unknown {name} {value!r}.{nearest(str(value), choices)}")
 
 
+@contextmanager
+def evaluation_mode(network: Any) -> Iterator[None]:
+    """Switch a module of torch to evaluation mode, and restore the mode of each of its modules afterwards."""
+    modes = [(module, module.training) for module in network.modules()]
+    network.eval()
+    try:
+        yield
+    finally:
+        for module, training in modes:
+            module.training = training
+
+
 def lazy(package: str, names: Sequence[str], modules: Sequence[str]) -> Callable[[str], Any]:
     """``__getattr__`` of a domain's package: its public names, imported from its modules on first use.
 
@@ -150,27 +143,16 @@ def lazy(package: str, names: Sequence[str], modules: Sequence[str]) -> Callable
 
 @dataclass(frozen=True)
 class Domain:
-    """What the shared commands need to know about a domain.
+    """What the shared commands need to know about a domain."""
 
-    Attributes:
-        name: of the package, and of ``domain`` in cells.
-        settings: the dataclass of a cell's settings.
-        dataset: the flag that names the data, ``dataset`` of ``--dataset``.
-        default_dataset: what is used without that flag; None if the flag is required.
-        folder: the flag that names the folder of data sets, if there is one.
-        held_out: settings under which a run sees no test data, for tuning.
-        reported: flags of ``train`` under which it reports on test data.
-        grids: what ``tune`` tries of each parameter, from the papers.
-    """
-
-    name: str
-    settings: type
-    dataset: str
-    default_dataset: str | None
-    folder: str | None = None
-    held_out: Mapping[str, Any] = field(default_factory=dict)
-    reported: Sequence[str] = ()
-    grids: Mapping[str, Sequence[float]] = field(default_factory=dict)
+    name: str  # of the package, and of ``domain`` in cells
+    settings: type  # the dataclass of a cell's settings
+    dataset: str  # the flag that names the data, ``dataset`` of ``--dataset``
+    default_dataset: str | None  # what is used without that flag; None if the flag is required
+    folder: str | None = None  # the flag that names the folder of data sets, if there is one
+    held_out: Mapping[str, Any] = field(default_factory=dict)  # settings for tuning: a run sees no test data
+    reported: Sequence[str] = ()  # flags of ``train`` under which it reports on test data
+    grids: Mapping[str, Sequence[float]] = field(default_factory=dict)  # what ``tune`` tries, from the papers
 
     def module(self, name: str) -> Any:
         """Import a module of the domain's package."""

@@ -105,12 +105,8 @@ def script(shell: str, parser: argparse.ArgumentParser) -> str:
     }
     _mark(parser, specs, shtab.FILE)
     text = shtab.complete(parser, shell, preamble=preamble.get(shell, ""))
-    header = f"# {INSTALL[shell]}"
-    return (
-        f"#compdef counterpoint\n{header}\n{text}"
-        if shell == "zsh"
-        else f"{header}\n{text}" + (BASH_END if shell == "bash" else "")
-    )
+    before, after = {"zsh": ("#compdef counterpoint\n", ""), "bash": ("", BASH_END)}.get(shell, ("", ""))
+    return f"{before}# {INSTALL[shell]}\n{text}{after}"
 
 
 def spec_words() -> dict[str, list[str]]:

@@ -1,12 +1,6 @@
 """``counterpoint demo``: the objectives side by side in every domain, on data that needs no download, in minutes.
 
-======== ====================================================================================================
-graph    six kinds of random graphs, GraphCL; a linear SVM on embeddings, three folds
-image    scikit-learn's digits, SimCLR; nearest neighbors on digits of other writers
-sentence synthetic sentences whose similarity is known, SimCSE's loss; 100 times Spearman's correlation
-control  frames of a simulated cart-pole, CURL's term; R^2 of the simulator's state on held-out episodes
-======== ====================================================================================================
-
+``demo_runs.py`` of each domain says on what it trains, and how it is scored.
 Nothing is tuned: within a domain all objectives have the same temperature, and otherwise their defaults. Runs are
 stored, so an interrupted demo continues where it stopped. It shows what the library does, not which objective wins.
 """
@@ -27,7 +21,6 @@ from . import flags
 if TYPE_CHECKING:
     from ..store.run import Run
 
-UNTRAINED = "untrained encoder"
 ROWS = {  # {t} and {denominator} are the domain's
     "InfoNCE": "infonce:t={t}{denominator}",
     "ADNCE": "adnce:t={t}{denominator}",
@@ -64,12 +57,7 @@ def cells(
 
 
 def train(run: Run, cache: Path) -> None:
-    """Train one cell of any domain, and keep embeddings of some samples.
-
-    Args:
-        run: the cell.
-        cache: folder of rendered frames.
-    """
+    """Train one cell of any domain, and keep embeddings of some samples; ``cache`` is a folder of rendered frames."""
     name, _, _ = run.arguments["domain"].partition("-")  # of "control-representation", control
     domain(name).module("demo_runs").train(run, cache, EMBEDDINGS_PER_RUN)
 

@@ -32,19 +32,11 @@ raise SystemExit(0 if frame.any() else "the picture is black")
 
 @dataclass(frozen=True)
 class Finding:
-    """The result of one check.
+    """The result of one check."""
 
-    Attributes:
-        about: ``python``, ``extra``, ``device``, ``renderer``, ``data`` or ``conflict``.
-        name: what was checked.
-        state: ``ok``; ``missing``, which is not an error; or ``bad``, which is one.
-        text: the details.
-        fix: what to do about it.
-    """
-
-    about: str
-    name: str
-    state: str
+    about: str  # python, extra, device, renderer, data or conflict
+    name: str  # what was checked
+    state: str  # ok; missing, which is not an error; or bad, which is one
     text: str
     fix: str = ""
 
@@ -65,22 +57,13 @@ CONFLICTS = (
     Conflict("mujoco", (4,), "dm-control", (1, 0, 51), "its Python bindings changed", 'pip install "mujoco<4"'),
     Conflict("numpy", (2,), "torch", (2, 3), "this torch was built for numpy 1", 'pip install "numpy<2"'),
     Conflict(
-        "huggingface-hub",
-        (1,),
-        "transformers",
-        (5,),
-        "transformers imports names that newer versions removed",
-        'pip install "transformers>=5"',
+        "huggingface-hub", (1,), "transformers", (5,), "it imports removed names", 'pip install "transformers>=5"'
     ),
 )
 
 
 def findings(data: Path | None = None) -> Iterator[Finding]:
-    """Run all checks, the most basic first.
-
-    Args:
-        data: a folder of data sets, as ``COUNTERPOINT_DATA`` names it.
-    """
+    """Run all checks, the most basic first; ``data`` is a folder as ``COUNTERPOINT_DATA`` names it."""
     import torch  # not at the top: the parser must not need it
 
     yield Finding("python", "counterpoint", "ok", f"{cp.__version__}, {Path(cp.__file__).parent}")
@@ -232,10 +215,9 @@ def _sha256(path: Path) -> str:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     data = os.environ.get("COUNTERPOINT_DATA")
-    parser.add_argument(
-        "--data", type=Path, default=data and Path(data), metavar="FOLDER", help="data sets ($COUNTERPOINT_DATA)"
-    )
-    parser.add_argument("--json", action="store_true", help="print JSON")
+    add = parser.add_argument
+    add("--data", type=Path, default=data and Path(data), metavar="FOLDER", help="data sets ($COUNTERPOINT_DATA)")
+    add("--json", action="store_true", help="print JSON")
 
 
 def command(options: argparse.Namespace) -> int:

@@ -38,9 +38,8 @@ def command(arguments: argparse.Namespace) -> int:
 
         save(plot_weights(asked), arguments.plot)
         print(f"wrote {arguments.plot}", file=sys.stderr)
-    parts = [
-        part for objective in asked for part in ([objective] if objective in named.values() else _pieces(objective))
-    ]
+    pieces = ([objective] if objective in named.values() else _pieces(objective) for objective in asked)
+    parts = [part for group in pieces for part in group]
     descriptions = [facts(type(part), part) for part in parts] or [facts(kind) for kind in cp.registry.values()]
     if arguments.json:
         print(json.dumps(descriptions, indent=1))
@@ -137,9 +136,8 @@ def picture(objective: cp.Objective) -> Iterator[str]:
     """Plot the training weight of a negative over its similarity, in characters; ``|`` marks the positive."""
     import torch
 
-    s, weight = cp.weight_curve(
-        objective, torch.linspace(-1, 1, PLOT_WIDTH, dtype=torch.float64), negatives=torch.linspace(-1, 1, 201)
-    )
+    at = torch.linspace(-1, 1, PLOT_WIDTH, dtype=torch.float64)
+    s, weight = cp.weight_curve(objective, at, negatives=torch.linspace(-1, 1, 201))
     low, high = min(0.0, float(weight.min())), float(weight.max())
     if not high > low:
         yield "all weights are zero"
@@ -148,13 +146,10 @@ def picture(objective: cp.Objective) -> Iterator[str]:
     zero = round(-low / (high - low) * (PLOT_HEIGHT - 1))
     positive = int((s - 0.8).abs().argmin())
     for row in reversed(range(PLOT_HEIGHT)):
-        label = (
-            f"{low + (high - low) * row / (PLOT_HEIGHT - 1):7.2f} " if row in (0, zero, PLOT_HEIGHT - 1) else " " * 8
-        )
-        marks = (
-            "*" if level[i] == row else "|" if i == positive else "-" if row == zero else " " for i in range(PLOT_WIDTH)
-        )
-        yield label + "".join(marks).rstrip()
+        number = f"{low + (high - low) * row / (PLOT_HEIGHT - 1):7.2f} "
+        empty = "-" if row == zero else " "
+        marks = ("*" if level[i] == row else "|" if i == positive else empty for i in range(PLOT_WIDTH))
+        yield (number if row in (0, zero, PLOT_HEIGHT - 1) else " " * 8) + "".join(marks).rstrip()
     yield " " * 8 + f"{'-1':{PLOT_WIDTH // 2 - 1}} 0{'1':>{PLOT_WIDTH - PLOT_WIDTH // 2 - 1}}"
 
 

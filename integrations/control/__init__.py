@@ -21,33 +21,12 @@ if TYPE_CHECKING:
     from .training import restore, train
 
 __all__ = [
-    "CURL_TASKS",
-    "Agent",
-    "AgentSettings",
-    "Contrast",
-    "Control",
-    "Replay",
-    "Settings",
-    "Transitions",
-    "evaluate",
-    "restore",
-    "train",
-    "vector",
-]
+    "CURL_TASKS", "Agent", "AgentSettings", "Contrast", "Control", "Replay", "Settings", "Transitions", "evaluate",
+    "restore", "train", "vector",
+]  # fmt: skip
 
-__getattr__ = lazy(
-    __name__,
-    __all__,
-    (
-        "settings",
-        "environment",
-        "replay",
-        "networks",
-        "agent",
-        "data",
-        "evaluation",
-        "representation",
-        "training",
-        "video",
-    ),
-)
+_MODULES = (
+    "settings", "environment", "replay", "networks", "agent", "data", "evaluation", "representation", "training",
+    "video",
+)  # fmt: skip
+__getattr__ = lazy(__name__, __all__, _MODULES)

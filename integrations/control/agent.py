@@ -16,9 +16,7 @@ optimizers, one takes twice the step.
 
 Why not torchrl: its SACLoss duplicates the value network for each estimate, encoder included, while CURL shares it
 between both estimates and the actor; and all of its targets follow at one rate, while CURL's encoder follows faster
-than its critics. It would not be faster either: plain SAC from five numbers runs 1.6 times as many updates per second
-here as on torchrl 0.14, and the replay buffer yields 1.5 times as many batches of frames
-(``python tests/bench/bench_control.py torchrl``, CPU time of one thread, 7 interleaved rounds).
+than its critics. It is also slower (``python tests/bench/bench_control.py torchrl``).
 """
 
 from __future__ import annotations
@@ -49,14 +47,9 @@ def check_objective(objective: Objective | str) -> Objective:
 
 
 class Contrast(nn.Module):
-    """An objective between crops; the target encoder computes the keys, without gradient.
+    """An objective between crops; ``target``, the encoder's slowly following copy, computes the keys, without gradient.
 
-    Args:
-        objective: an objective or a spec.
-        encoder: the encoder to train.
-        target: its slowly following copy.
-        features: width of the encoder's output.
-        scores: ``bilinear`` or ``cosine``; by default what the objective needs, see :mod:`counterpoint.plugins.curl`.
+    ``scores`` are ``bilinear`` or ``cosine``, by default what the objective needs: :mod:`counterpoint.plugins.curl`.
     """
 
     def __init__(
@@ -93,9 +86,7 @@ class Agent:
         observation: shape of an observation: ``(channels, height, width)``, or ``(numbers,)`` for plain SAC.
         actions: dimension of an action.
         objective: an objective or a spec; None omits the contrastive term.
-        settings: hyper-parameters.
         scores: see :class:`Contrast`.
-        device: device of all networks.
     """
 
     def __init__(
@@ -117,9 +108,8 @@ class Agent:
 
         self.critic, self.target = critic(), critic().requires_grad_(False)
         self.target.load_state_dict(self.critic.state_dict())
-        self.actor = (
-            Actor(self.critic.encoder.new_head(), features, actions, s.hidden).apply(initialize).to(self.device)
-        )
+        actor = Actor(self.critic.encoder.new_head(), features, actions, s.hidden)
+        self.actor = actor.apply(initialize).to(self.device)
         self.log_alpha = torch.tensor(s.alpha, device=self.device).log().requires_grad_()
         self.target_entropy = -float(actions)
         self.optimizers: dict[str, torch.optim.Optimizer] = {

@@ -10,20 +10,10 @@ from .environment import vector
 
 
 def prepare(arguments: Mapping[str, Any], envs: int | None = None) -> Any:
-    """Start the environments of a cell; close them after use.
-
-    Args:
-        arguments: of the cell.
-        envs: how many; by default as many as the cell trains in.
-    """
-    return vector(
-        arguments["dataset"],
-        arguments["envs"] if envs is None else envs,
-        size=arguments["settings"]["size"],
-        stack=arguments["settings"]["stack"],
-        pixels=arguments["observe"] == "pixels",
-        repeat=arguments["repeat"],
-    )
+    """Start the environments of a cell, by default as many as it trains in; close them after use."""
+    options = {name: arguments["settings"][name] for name in ("size", "stack")}
+    options |= {"pixels": arguments["observe"] == "pixels", "repeat": arguments["repeat"]}
+    return vector(arguments["dataset"], envs or arguments["envs"], **options)
 
 
 def seconds_per_step(arguments: Mapping[str, Any]) -> float:

@@ -1,4 +1,4 @@
-"""The part of control in ``counterpoint demo``: CURL's contrastive term on frames of a simulated cart-pole."""
+"""The part of control in ``counterpoint demo``: CURL's contrastive term on a cart-pole, scored by R^2 of its state."""
 
 from __future__ import annotations
 

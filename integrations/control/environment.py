@@ -18,10 +18,7 @@ restore a state.
 
 from __future__ import annotations
 
-from . import frameworks  # noqa: F401  # names the extra to install
-
-# isort: split
-
+from . import frameworks  # noqa: F401  names the extra to install  # isort: skip
 import os
 import subprocess
 import sys
@@ -122,9 +119,12 @@ def suite() -> ModuleType:
     try:
         from dm_control import suite
     except (ImportError, RuntimeError, AttributeError) as error:  # raised by the OpenGL that MUJOCO_GL names
-        name = os.environ.get("MUJOCO_GL")
-        raise NoRendererError(f"MUJOCO_GL={name} cannot draw frames here ({error}). {HELP}") from error
+        raise _cannot_draw(error) from error
     return suite  # type: ignore[no-any-return]
+
+
+def _cannot_draw(error: Exception) -> NoRendererError:
+    return NoRendererError(f"MUJOCO_GL={os.environ.get('MUJOCO_GL')} cannot draw frames here ({error}). {HELP}")
 
 
 class Control(gymnasium.Env):  # type: ignore[misc]
@@ -184,9 +184,8 @@ class Control(gymnasium.Env):  # type: ignore[misc]
             raise RuntimeError(f"{self.task}: the episode is over or has not started; call reset.")
         action = np.asarray(action, np.float32)
         if action.shape != self.action_space.shape or not np.isfinite(action).all():
-            raise ValueError(
-                f"{self.task}: action: expected {self.action_space.shape[0]} finite numbers in [-1, 1], got {action}."
-            )
+            count = self.action_space.shape[0]
+            raise ValueError(f"{self.task}: action: expected {count} finite numbers in [-1, 1], got {action}.")
         reward, terminated, truncated = self._act(action)
         self._draw()
         return self.observation, reward, terminated, truncated, {}
@@ -196,11 +195,7 @@ class Control(gymnasium.Env):  # type: ignore[misc]
         try:
             return self._camera(size).render().copy()  # the camera reuses its buffer
         except Exception as error:  # each OpenGL raises its own errors
-            if _no_renderer:
-                raise _no_renderer[0] from error
-            raise NoRendererError(
-                f"MUJOCO_GL={os.environ.get('MUJOCO_GL')} cannot draw frames here ({error}). {HELP}"
-            ) from error
+            raise (_no_renderer[0] if _no_renderer else _cannot_draw(error)) from error
 
     def close(self) -> None:
         self._cameras.clear()
@@ -295,10 +290,7 @@ class Control(gymnasium.Env):  # type: ignore[misc]
 def vector(task: str, envs: int = 1, **options: Any) -> VectorEnv:
     """Run several environments as one, each in its own process if there is more than one. Reset finished episodes.
 
-    Args:
-        task: as for :class:`Control`.
-        envs: number of environments, at least 1.
-        options: further arguments of :class:`Control`.
+    ``options`` are further arguments of :class:`Control`.
     """
     if not isinstance(envs, int) or envs < 1:
         raise ValueError(f"envs: expected a whole number of at least 1, got {envs!r}.")

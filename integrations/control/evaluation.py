@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-from . import frameworks  # noqa: F401  # names the extra to install
-
-# isort: split
-
+from . import frameworks  # noqa: F401  names the extra to install  # isort: skip
 from collections.abc import Mapping
 from contextlib import closing
 from typing import Any
@@ -24,13 +21,8 @@ def evaluate(
 ) -> NDArray[np.float64]:
     """The returns of whole episodes with the policy's mean action on center crops.
 
-    The episodes are the same for every agent, seed and step, so only the policies differ.
-
-    Args:
-        agent: the agent to evaluate.
-        arguments: of its cell.
-        episodes: number of episodes, at least 1.
-        video: a list that receives the frames of the first episode.
+    The episodes are the same for every agent, seed and step, so only the policies differ. A list passed as ``video``
+    receives the frames of the first episode.
     """
     if episodes < 1:
         raise ValueError(f"episodes: expected at least 1, got {episodes}.")

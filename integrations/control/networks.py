@@ -99,14 +99,10 @@ class NoEncoder(nn.Module):
     def new_head(self) -> nn.Module:
         return nn.Identity()
 
-    def prepare(self, numbers: Tensor) -> Tensor:
-        return numbers
-
-    def convolve(self, numbers: Tensor) -> Tensor:
-        return numbers
-
     def forward(self, numbers: Tensor) -> Tensor:
         return numbers
+
+    prepare = convolve = forward
 
 
 class Critic(nn.Module):

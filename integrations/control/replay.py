@@ -36,19 +36,11 @@ class Replay:
         capacity: frames to store, at least ``stack + 2`` per environment.
         frame: shape of one frame, ``(3, height, width)``, or ``(numbers,)`` for observations that are not pixels.
         actions: dimension of an action.
-        envs: number of environments.
         stack: frames per observation.
-        device: device of the frames and the batches.
     """
 
     def __init__(
-        self,
-        capacity: int,
-        frame: Sequence[int],
-        actions: int,
-        envs: int = 1,
-        stack: int = 3,
-        device: str | torch.device = "cpu",
+        self, capacity: int, frame: Sequence[int], actions: int, envs: int = 1, stack: int = 3, device: str = "cpu"
     ) -> None:
         self.slots, self.envs, self.stack, self.device = capacity // envs, envs, stack, torch.device(device)
         if self.slots < stack + 2:
@@ -121,14 +113,10 @@ class Replay:
         rows = (env.unsqueeze(1) * self.slots + slots).flatten().to(self.device)
         # 3. gather whole frames by row, which is many times faster than indexing each dimension
         frames = ring["frames"].flatten(0, 1).index_select(0, rows).unflatten(0, slots.shape)
-        actions, rewards, alive = (ring[name][env, at % self.slots] for name in ("actions", "rewards", "alive"))
-        return Transitions(
-            frames[:, :-1].flatten(1, 2),
-            actions.to(self.device),
-            rewards.to(self.device),
-            frames[:, 1:].flatten(1, 2),
-            alive.to(self.device),
+        actions, rewards, alive = (
+            ring[name][env, at % self.slots].to(self.device) for name in ("actions", "rewards", "alive")
         )
+        return Transitions(frames[:, :-1].flatten(1, 2), actions, rewards, frames[:, 1:].flatten(1, 2), alive)
 
     def save(self, folder: Path) -> dict[str, Any]:
         """Write the frames since the last save to a new file; returns the state to put into the checkpoint.
@@ -145,10 +133,9 @@ class Replay:
             name = f"{int(self._written.sum()):010}.pt"
             file = {"name": name, "from": start.tolist(), "to": self._written.tolist()}
             rows = [self._rows(file, env) for env in range(self.envs)]
+            content = {k: [part[env, r].cpu() for env, r in enumerate(rows)] for k, part in self._ring.items()}
             with store.atomic(folder / name) as out:
-                torch.save(
-                    {k: [part[env, r].cpu() for env, r in enumerate(rows)] for k, part in self._ring.items()}, out
-                )
+                torch.save(content, out)
             needed = [old for old in self._files if (torch.tensor(old["to"]) > self._saved - self.slots).any()]
             self._files, self._saved = [*needed, file], self._written.clone()
         return {"written": self._written.tolist(), "files": self._files}

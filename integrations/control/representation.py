@@ -11,14 +11,11 @@ training.
 
 from __future__ import annotations
 
-from . import frameworks  # noqa: F401  # names the extra to install
-
-# isort: split
-
+from . import frameworks  # noqa: F401  names the extra to install  # isort: skip
 import copy
 from collections.abc import Mapping
 from contextlib import closing
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from math import isnan
 from pathlib import Path
 from statistics import fmean
@@ -70,16 +67,7 @@ class Episodes:
 
 
 def collect(folder: Path, task: str, episodes: int = 120, length: int = 25, size: int = 64, seed: int = 0) -> Episodes:
-    """Random episodes, from the cache in ``folder``, or simulated now and cached there.
-
-    Args:
-        folder: of the cache.
-        task: ``domain-task``.
-        episodes: number of episodes, at least 8.
-        length: observations per episode, at least 4.
-        size: height and width of the frames.
-        seed: of the initial states and the actions.
-    """
+    """Random episodes, at least 8 of at least 4 observations; from the cache in ``folder``, or simulated and cached."""
     for name, value, low in (("episodes", episodes, 8), ("length", length, 4)):
         if not isinstance(value, int) or value < low:
             raise ValueError(f"{name}: expected a whole number of at least {low}, got {value!r}.")
@@ -129,16 +117,7 @@ def pretrain(
     scores: str | None = None,
     run: Run | None = None,
 ) -> Encoder:
-    """Train an encoder by CURL's contrastive term alone.
-
-    Args:
-        frames: observations ``(n, channels, size, size)``, at least one batch of them.
-        objective: a spec.
-        settings: of encoder, batch and learning.
-        updates: number of updates.
-        scores: ``bilinear`` or ``cosine``, see :class:`Contrast`.
-        run: logs the losses.
-    """
+    """Train an encoder by CURL's contrastive term alone, on observations ``(n, channels, size, size)``."""
     if settings.batch > len(frames):
         raise ValueError(f"batch: expected at most the {len(frames)} frames, got {settings.batch}.")
     encoder = new_encoder(frames.shape[1], settings).to(frames.device)
@@ -160,9 +139,7 @@ def pretrain(
 
 
 def new_encoder(channels: int, settings: AgentSettings) -> Encoder:
-    encoder = Encoder(channels, settings)
-    encoder.apply(initialize)
-    return encoder
+    return Encoder(channels, settings).apply(initialize)
 
 
 @torch.no_grad()
@@ -180,13 +157,7 @@ def principal_components(frames: Tensor, new: Tensor, count: int, crop: int) -> 
 
 
 def evaluate_agent(agent: Agent, arguments: Mapping[str, Any], cache: Path) -> dict[str, float]:
-    """Evaluate the encoder of an agent: R^2 of every quantity, and their means.
-
-    Args:
-        agent: one that learns from pixels.
-        arguments: of its cell.
-        cache: folder of the episodes.
-    """
+    """Evaluate the encoder of an agent that learns from pixels: R^2 of every quantity, and their means."""
     settings, encoder = agent.settings, agent.critic.encoder
     if not isinstance(encoder, Encoder):
         raise ValueError("representation: an agent that observes the state has no encoder.")
@@ -238,14 +209,10 @@ def _ridge(x: Tensor, y: Tensor, x_new: Tensor) -> Tensor:
 
 
 def cell(task: str, objective: str | None, seed: int, label: str | None = None, **changes: Any) -> dict[str, Any]:
-    """The arguments of one run, by default those of :class:`~.settings.RepresentationSettings`.
+    """The arguments of one run: the defaults of :class:`~.settings.RepresentationSettings`, changed as given.
 
-    Args:
-        task: ``domain-task``.
-        objective: a spec; None for the baselines, which need ``label=PCA`` or ``label=UNTRAINED``.
-        seed: of networks, batches and crops. The episodes are the same for all seeds.
-        label: name of the row in tables; by default the spec.
-        changes: settings that differ from the defaults.
+    The objective is a spec; None for the baselines, which need ``label=PCA`` or ``label=UNTRAINED``. The episodes are
+    the same for all seeds.
     """
     store.check_names(changes, [field.name for field in fields(RepresentationSettings)])
     settings = RepresentationSettings(**changes)
@@ -256,39 +223,21 @@ def cell(task: str, objective: str | None, seed: int, label: str | None = None, 
         updates = 0
     else:
         raise ValueError(f"label: expected {PCA!r} or {UNTRAINED!r} without an objective, got {label!r}.")
-    return {
-        "domain": DOMAIN,
-        "dataset": check_task(task),
-        "objective": objective,
-        "seed": seed,
-        "updates": updates,
-        "episodes": settings.episodes,
-        "length": settings.length,
-        "scores": scores,
-        "device": settings.device,
-        **({} if label is None else {"label": label}),
-        "settings": settings.agent,
-    }
+    settings = replace(settings, updates=updates, scores=scores)
+    own = {name: getattr(settings, name) for name in ("updates", "episodes", "length", "scores", "device")}
+    own |= {**({} if label is None else {"label": label}), "settings": settings.agent}
+    return {"domain": DOMAIN, "dataset": check_task(task), "objective": objective, "seed": seed, **own}
 
 
 def train(run: Run, cache: Path) -> None:
-    """Train and evaluate one cell; bind ``cache`` and pass it to ``run_grid``.
-
-    Args:
-        run: of the cell.
-        cache: folder of the episodes.
-    """
+    """Train and evaluate one cell; bind ``cache``, the folder of the episodes, and pass it to ``run_grid``."""
     data, stack, x, x_new = learn(run, cache)
     result, details = score(data, stack, x, x_new)
     run.finish(result, **details)
 
 
 def learn(run: Run, cache: Path) -> tuple[Episodes, int, Tensor, Tensor]:
-    """Train the encoder of a cell.
-
-    Returns:
-        The episodes, frames per observation, and the features of training and held-out episodes.
-    """
+    """Train the encoder of a cell; returns episodes, frames per observation, features of training and held-out ones."""
     arguments, settings = run.arguments, AgentSettings(**run.arguments["settings"])
     data = collect(cache, arguments["dataset"], arguments["episodes"], arguments["length"], settings.size)
     run.data(store.checksum(data.frames.numpy().tobytes()))

@@ -14,40 +14,25 @@ SCORES = ("bilinear", "cosine")  # a test compares these with the plugin's
 
 @dataclass(frozen=True)
 class AgentSettings:
-    """The hyper-parameters of an agent; by default those of the CURL paper, with the batch of the official script.
-
-    Attributes:
-        batch: transitions per update.
-        capacity: frames in the replay buffer.
-        random_steps: random actions before the first update.
-        size, crop, stack: frames are rendered with ``size`` pixels a side and cropped to ``crop``; an observation
-            stacks ``stack`` of them.
-        layers, filters, features: number of convolutions, channels of each, width of the encoder's output.
-        hidden: width of the two hidden layers of actor and critics.
-        lr: of actor, critic and encoder; CURL uses 2e-4 for cheetah-run.
-        alpha, alpha_lr: initial temperature of the entropy, and its learning rate.
-        discount: of future rewards.
-        tau, encoder_tau: rates at which the targets of critics and encoder follow.
-        every: updates of the critic per update of actor and targets.
-    """
+    """The hyper-parameters of an agent; by default those of the CURL paper, with the batch of the official script."""
 
     batch: int = setting(128, "transitions per update")
     capacity: int = setting(100_000, "frames in the replay buffer")
     random_steps: int = setting(1000, "random actions before the first update")
     size: int = setting(100, "pixels a side of the frames")
     crop: int = setting(84, "pixels a side of the crops")
-    stack: int = setting(3, flag=False)
-    layers: int = setting(4, flag=False)
+    stack: int = setting(3, "frames per observation", flag=False)
+    layers: int = setting(4, "convolutions of the encoder", flag=False)
     filters: int = setting(32, "channels of each convolution")
-    features: int = setting(50, flag=False)
+    features: int = setting(50, "width of the encoder's output", flag=False)
     hidden: int = setting(1024, "width of actor and critics")
     lr: float = setting(1e-3, "learning rate of actor, critics and encoder; 2e-4 for cheetah-run")
-    alpha: float = setting(0.1, flag=False)
-    alpha_lr: float = setting(1e-4, flag=False)
-    discount: float = setting(0.99, flag=False)
-    tau: float = setting(0.01, flag=False)
-    encoder_tau: float = setting(0.05, flag=False)
-    every: int = setting(2, flag=False)
+    alpha: float = setting(0.1, "initial temperature of the entropy", flag=False)
+    alpha_lr: float = setting(1e-4, "its learning rate", flag=False)
+    discount: float = setting(0.99, "of future rewards", flag=False)
+    tau: float = setting(0.01, "rate at which the targets of the critics follow", flag=False)
+    encoder_tau: float = setting(0.05, "rate at which the target of the encoder follows", flag=False)
+    every: int = setting(2, "updates of the critic per update of actor and targets", flag=False)
 
     def __post_init__(self) -> None:
         for field in fields(AgentSettings):
@@ -73,43 +58,28 @@ class AgentSettings:
 
 @dataclass(frozen=True)
 class Settings(AgentSettings):
-    """The settings of a run. Steps are the simulator's.
+    """The settings of a run. Steps are the simulator's."""
 
-    Attributes:
-        steps: of the simulator, over all environments.
-        scores: ``bilinear`` or ``cosine``; None for what the objective needs, see :mod:`counterpoint.plugins.curl`.
-        observe: ``pixels``, or ``state`` for plain soft actor-critic.
-        repeat: times each action is applied; None for CURL's number.
-        envs: environments.
-        eval_every: steps between evaluations.
-        episodes: per evaluation.
-        device: device of agent and replay buffer.
-    """
-
-    steps: int = setting(100_000, flag=False)
+    steps: int = setting(100_000, "of the simulator, over all environments", flag=False)
     scores: str | None = setting(None, "similarities; by default what each objective needs", choices=SCORES)
     observe: str = setting("pixels", "pixels, or state for plain SAC without an objective", choices=OBSERVE)
     repeat: int | None = setting(None, "times each action is applied; by default as CURL does", type=int)
     envs: int = setting(1, "environments, each in a process")
     eval_every: int = setting(10_000, "steps between evaluations")
     episodes: int = setting(10, "episodes per evaluation")
-    device: str = setting("cpu", flag=False)
+    device: str = setting("cpu", "of agent and replay buffer", flag=False)
 
     def __post_init__(self) -> None:
         check_choice("observe", self.observe, OBSERVE)
-        check_whole_numbers(self, 1, "steps", "envs", "eval_every", "episodes")
+        for name in ("steps", "envs", "eval_every", "episodes"):
+            if not isinstance(value := getattr(self, name), int) or value < 1:
+                raise ValueError(f"{name}: expected a whole number of at least 1, got {value!r}.")
         super().__post_init__()
 
 
 @dataclass(frozen=True)
 class RepresentationSettings(AgentSettings):
-    """The settings of a representation run: an encoder trained on random episodes, smaller than CURL's.
-
-    Attributes:
-        updates: of the encoder.
-        episodes, length: number of episodes, and of observations in each.
-        scores, device: as in :class:`Settings`.
-    """
+    """The settings of a representation run: an encoder trained on random episodes, smaller than CURL's."""
 
     batch: int = 64
     size: int = 64
@@ -117,17 +87,9 @@ class RepresentationSettings(AgentSettings):
     filters: int = 16
     updates: int = 200
     episodes: int = 120
-    length: int = 25
+    length: int = 25  # observations per episode
     scores: str | None = None
     device: str = "cpu"
-
-
-def check_whole_numbers(settings: Any, low: int, *names: str) -> None:
-    """Raise ``ValueError`` unless these settings are whole numbers of at least ``low``."""
-    for name in names:
-        value = getattr(settings, name)
-        if not isinstance(value, int) or value < low:
-            raise ValueError(f"{name}: expected a whole number of at least {low}, got {value!r}.")
 
 
 DOMAIN = Domain(

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from . import frameworks  # noqa: F401  # names the extra to install
-
-# isort: split
-
+from . import frameworks  # noqa: F401  names the extra to install  # isort: skip
 import math
 import shutil
 import time
 from collections.abc import Mapping
 from contextlib import closing
-from dataclasses import fields
+from dataclasses import fields, replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -36,13 +33,9 @@ MARKS = (100_000, 500_000)  # steps whose scores CURL reports
 
 
 def cell(task: str, objective: str | None, seed: int, **changes: Any) -> dict[str, Any]:
-    """The arguments of one run, by default those of :class:`~.settings.Settings`.
+    """The arguments of one run: the defaults of :class:`~.settings.Settings`, changed as given.
 
-    Args:
-        task: ``domain-task``, see :func:`~.environment.check_task`.
-        objective: a spec; None with ``observe="state"``, which is plain soft actor-critic.
-        seed: of networks, environments and everything else that is random.
-        changes: settings that differ from the defaults.
+    The objective is a spec; None with ``observe="state"``, which is plain soft actor-critic.
     """
     store.check_names(changes, [field.name for field in fields(Settings)])
     from_state = changes.get("observe") == "state"
@@ -61,22 +54,11 @@ def cell(task: str, objective: str | None, seed: int, **changes: Any) -> dict[st
             f"steps: {settings.steps} are {actions} actions, each repeated {repeat} times, but the first "
             f"{settings.random_steps} are random, before any update; raise steps or lower random_steps."
         )
-    return {
-        "domain": "control",
-        "dataset": task,
-        "objective": objective,
-        "seed": seed,
-        **({"label": "SAC"} if from_state else {}),
-        "steps": settings.steps,
-        "scores": scores,
-        "observe": settings.observe,
-        "repeat": repeat,
-        "envs": settings.envs,
-        "eval_every": settings.eval_every,
-        "episodes": settings.episodes,
-        "device": settings.device,
-        "settings": settings.agent,
-    }
+    settings = replace(settings, scores=scores, repeat=repeat)
+    names = ("steps", "scores", "observe", "repeat", "envs", "eval_every", "episodes", "device")
+    own = {name: getattr(settings, name) for name in names}
+    shared = {"domain": "control", "dataset": task, "objective": objective, "seed": seed}
+    return {**shared, **({"label": "SAC"} if from_state else {}), **own, "settings": settings.agent}
 
 
 def build(arguments: Mapping[str, Any], observation: tuple[int, ...], actions: int) -> Agent:

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-from . import frameworks  # noqa: F401  # names the extra to install
-
-# isort: split
-
+from . import frameworks  # noqa: F401  names the extra to install  # isort: skip
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -28,13 +25,7 @@ def check_video(path: Path) -> None:
 
 
 def write_video(path: Path, frames: Sequence[Any], seconds: float) -> None:
-    """Write frames as ``.gif`` or ``.mp4``, as the name ends.
-
-    Args:
-        path: file to write.
-        frames: ``(height, width, 3)`` bytes each.
-        seconds: between two frames.
-    """
+    """Write frames ``(height, width, 3)`` of bytes, ``seconds`` apart, as ``.gif`` or ``.mp4``, as the name ends."""
     film = _encode(path.suffix, np.stack(frames), seconds)
     with store.atomic(path) as file:
         file.write(film)

@@ -15,41 +15,16 @@ from typing import TYPE_CHECKING
 from ..domain import lazy
 
 if TYPE_CHECKING:
-    from .augment import (
-        AUGMENTATIONS,
-        DropNodes,
-        MaskAttributes,
-        PerturbEdges,
-        RandomChoice,
-        Subgraph,
-        augmentation,
-    )
+    from .augment import AUGMENTATIONS, DropNodes, MaskAttributes, PerturbEdges, RandomChoice, Subgraph, augmentation
     from .data import GraphSet, bag_of_nodes, demo, load
     from .evaluation import PROBES, Evaluation, evaluate
     from .model import Encoder, Pooled, Pretraining, embed
     from .training import pretrain, train
 
 __all__ = [
-    "AUGMENTATIONS",
-    "PROBES",
-    "DropNodes",
-    "Encoder",
-    "Evaluation",
-    "GraphSet",
-    "MaskAttributes",
-    "PerturbEdges",
-    "Pooled",
-    "Pretraining",
-    "RandomChoice",
-    "Subgraph",
-    "augmentation",
-    "bag_of_nodes",
-    "demo",
-    "embed",
-    "evaluate",
-    "load",
-    "pretrain",
-    "train",
-]
+    "AUGMENTATIONS", "PROBES", "DropNodes", "Encoder", "Evaluation", "GraphSet", "MaskAttributes", "PerturbEdges",
+    "Pooled", "Pretraining", "RandomChoice", "Subgraph", "augmentation", "bag_of_nodes", "demo", "embed", "evaluate",
+    "load", "pretrain", "train",
+]  # fmt: skip
 
 __getattr__ = lazy(__name__, __all__, ("augment", "data", "evaluation", "model", "training"))

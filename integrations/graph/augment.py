@@ -3,14 +3,6 @@
 Nothing here loops over graphs, nodes or edges. Each augmentation samples ``floor(ratio * n)`` of a graph's ``n`` nodes
 (or undirected edges), without replacement, as GraphCL's code does.
 
-====================  ===============================================================================================
-``DropNodes``         drops nodes, with their edges
-``PerturbEdges``      drops edges; ``add=True`` adds as many new ones, as in the paper. The official code only drops
-``MaskAttributes``    replaces nodes' features by normal noise of mean and deviation 0.5
-``Subgraph``          keeps a subgraph that grows from a random node by random neighbors
-``RandomChoice``      applies one of several to each graph; ``random2``, ``random3`` and ``random4`` are GraphCL's
-====================  ===============================================================================================
-
 Differences from the official code: edges are dropped in both directions or in neither, so that undirected graphs stay
 undirected; no self-loops are added (GIN counts the node itself anyway); nodes that lose all their edges stay; and
 ``Subgraph`` grows over any number of hops, as the paper says. The official function computes the union of the
@@ -21,14 +13,9 @@ Paper: You et al. 2020, Graph contrastive learning with augmentations, https://a
 
 from __future__ import annotations
 
-from . import frameworks  # noqa: F401  # names the extra to install
-
-# isort: split
-
+from . import frameworks  # noqa: F401  names the extra to install  # isort: skip
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-
-# isort: split
 
 import torch
 from torch import Tensor
@@ -36,7 +23,9 @@ from torch_geometric.data import Data
 from torch_geometric.transforms import BaseTransform
 from torch_geometric.utils import cumsum
 
-from counterpoint.hyper import is_number, nearest
+from counterpoint.hyper import is_number
+
+from ..domain import check_choice
 
 
 @dataclass(frozen=True)
@@ -53,9 +42,7 @@ class Graphs:
         batch = data.batch if data.get("batch") is not None else torch.zeros(data.num_nodes, dtype=torch.long)
         graphs = data.num_graphs if data.get("batch") is not None else 1
         if data.edge_index.device.type != "cpu":
-            raise ValueError(
-                f"graphs are augmented on the CPU, these are on {data.edge_index.device}: move them later."
-            )
+            raise ValueError(f"graphs are augmented on the CPU, not on {data.edge_index.device}: move them later.")
         return cls(data.x, data.edge_index, batch, batch.bincount(minlength=graphs))
 
 
@@ -121,7 +108,7 @@ class DropNodes(Augmentation):
 
 
 class MaskAttributes(Augmentation):
-    """Replace the features of ``floor(ratio * n)`` nodes of each graph by normal noise."""
+    """Replace the features of ``floor(ratio * n)`` nodes of each graph by normal noise of a mean and deviation."""
 
     def __init__(
         self, ratio: float = 0.1, mean: float = 0.5, std: float = 0.5, generator: int | torch.Generator | None = None
@@ -133,9 +120,8 @@ class MaskAttributes(Augmentation):
         if graphs.x is None:
             return Edit()
         masked = self.sample(graphs.batch, graphs.nodes, self.share(graphs.nodes, on))
-        noise = torch.empty(int(masked.sum()), *graphs.x.shape[1:]).normal_(
-            self.mean, self.std, generator=self.generator
-        )
+        noise = torch.empty(int(masked.sum()), *graphs.x.shape[1:])
+        noise.normal_(self.mean, self.std, generator=self.generator)
         return Edit(x=graphs.x.index_put((masked,), noise.to(graphs.x.dtype)))
 
 
@@ -144,9 +130,9 @@ class PerturbEdges(Augmentation):
 
     Args:
         ratio: in ``[0, 1]``.
-        add: also connect as many random pairs of the graph's nodes, in both directions; pairs that are connected
-            already and self-loops are skipped. Not for graphs with edge attributes, which new edges would lack.
-        generator: as for all augmentations.
+        add: also connect as many random pairs of the graph's nodes, in both directions, as in the paper; the official
+            code only drops. Pairs that are connected already and self-loops are skipped. Not for graphs with edge
+            attributes, which new edges would lack.
     """
 
     def __init__(self, ratio: float = 0.1, add: bool = False, generator: int | torch.Generator | None = None) -> None:
@@ -182,7 +168,6 @@ class Subgraph(Augmentation):
     Args:
         ratio: in ``[0, 1]``.
         hops: largest distance from the first node, at least 1; None for any. 1 is the official code's.
-        generator: as for all augmentations.
     """
 
     def __init__(
@@ -290,17 +275,11 @@ AUGMENTATIONS = {
 def augmentation(
     name: str, generator: int | torch.Generator | None = None, ratio: float | None = None, hops: int | None = None
 ) -> Augmentation:
-    """Create GraphCL's augmentation of this name.
+    """Create GraphCL's augmentation of this name, one of :data:`AUGMENTATIONS`.
 
-    Args:
-        name: ``dnodes``, ``pedges``, ``mask_nodes``, ``subgraph``, ``random2`` (nodes or subgraph), ``random3`` (or
-            edges), ``random4`` (or attributes).
-        generator: a generator on the CPU, or a seed.
-        ratio: of every option; by default GraphCL's 0.1, and 0.2 for subgraphs.
-        hops: of subgraphs.
+    The ratio is that of every option; by default GraphCL's 0.1, and 0.2 for subgraphs, whose reach is ``hops``.
     """
-    if name not in AUGMENTATIONS:
-        raise ValueError(f"augment: unknown augmentation {name!r}.{nearest(str(name), AUGMENTATIONS)}")
+    check_choice("augment", name, AUGMENTATIONS)
     source = torch.Generator().manual_seed(generator) if isinstance(generator, int) else generator
     tenth, fifth = (0.1, 0.2) if ratio is None else (ratio, ratio)
     create: dict[str, Callable[[], Augmentation]] = {

@@ -39,7 +39,7 @@ def train_command(arguments: argparse.Namespace) -> int:
     from .data import prepare
 
     flags.use_data("data", arguments.data)
-    cells: list[dict[str, Any]] = []
+    cells = []
     for dataset in arguments.dataset:
         spec = preset(arguments.preset or "graphcl", dataset).objective
         changes = settings(arguments, dataset)

@@ -6,10 +6,7 @@ Otherwise PyG downloads the set once, into ``$XDG_CACHE_HOME/counterpoint/tu`` (
 
 from __future__ import annotations
 
-from . import frameworks  # noqa: F401  # names the extra to install
-
-# isort: split
-
+from . import frameworks  # noqa: F401  names the extra to install  # isort: skip
 import hashlib
 import os
 from collections.abc import Callable, Iterable, Mapping
@@ -17,8 +14,6 @@ from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
-
-# isort: split
 
 import networkx
 import numpy as np
@@ -53,21 +48,15 @@ KNOWN = (
 class GraphSet:
     """A set of labeled graphs as a few large tensors; batches are slices of them, without a loop over graphs.
 
-    Args:
-        name: for messages.
-        x: ``(nodes, width)`` features of all nodes, graph by graph.
-        edge_index: ``(2, edges)``, graph by graph; node numbers start at 0 in each graph.
-        y: ``(graphs,)`` classes.
-        nodes: ``(graphs,)`` number of nodes of each graph.
-        edges: ``(graphs,)`` number of directed edges of each graph.
+    Features, nodes and edges are in the order of the graphs.
     """
 
     name: str
-    x: Tensor
-    edge_index: Tensor
-    y: Tensor
-    nodes: Tensor
-    edges: Tensor
+    x: Tensor  # (nodes, width) features of all nodes
+    edge_index: Tensor  # (2, edges); node numbers start at 0 in each graph
+    y: Tensor  # (graphs,) classes
+    nodes: Tensor  # (graphs,) number of nodes of each graph
+    edges: Tensor  # (graphs,) number of directed edges of each graph
 
     def __post_init__(self) -> None:
         checks.is_finite(self.x, f"{self.name}: node features")
@@ -181,9 +170,8 @@ def load(name: str, features: str = "auto", seed: int = 0) -> GraphSet:
     except Exception as error:  # of the file system, the parser or the network
         where = f"the files in {offline} cannot be read" if offline.is_dir() else "it cannot be downloaded"
         why = f"{type(error).__name__}: {error}".partition("\n")[0]
-        raise ValueError(
-            f"dataset {name!r}: {where} ({why}).{'' if offline.is_dir() else nearest(name, KNOWN)}"
-        ) from error
+        hint = "" if offline.is_dir() else nearest(name, KNOWN)
+        raise ValueError(f"dataset {name!r}: {where} ({why}).{hint}") from error
     if data.y is None or data.y.dim() != 1 or data.y.is_floating_point():
         raise ValueError(f"dataset {name!r}: its graphs have no classes.")
     x = None if data.x is None else data.x[:, sizes["num_node_attributes"] :]
@@ -206,11 +194,7 @@ def demo(graphs: int = 300, seed: int = 0, features: str = "auto") -> GraphSet:
     """Random graphs of six kinds, of similar size and density, from networkx; a tenth of their edges are then swapped.
 
     Uniform (Erdős–Rényi), preferential attachment (Barabási–Albert), the same with triangles (Holme–Kim), small world
-    (Watts–Strogatz), communities (stochastic blocks), and random geometric graphs.
-
-    Args:
-        graphs: their number, at least 6, the same of each kind.
-        seed: of all graphs.
+    (Watts–Strogatz), communities (stochastic blocks), and random geometric graphs; as many of each kind.
     """
     if graphs < 6:
         raise ValueError(f"demo: graphs must be at least 6, got {graphs!r}.")

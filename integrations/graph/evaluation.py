@@ -6,16 +6,11 @@ not even the scaling of the features.
 
 from __future__ import annotations
 
-from . import frameworks  # noqa: F401  # names the extra to install
-
-# isort: split
-
+from . import frameworks  # noqa: F401  names the extra to install  # isort: skip
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
-
-# isort: split
 
 import numpy as np
 import sklearn
@@ -55,11 +50,7 @@ PROBES = {
 
 @dataclass(frozen=True)
 class Evaluation:
-    """Accuracies in percent.
-
-    Args:
-        folds: of each test fold.
-    """
+    """Accuracies in percent, of each test fold."""
 
     folds: tuple[float, ...]
 

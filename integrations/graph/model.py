@@ -2,15 +2,10 @@
 
 from __future__ import annotations
 
-from . import frameworks  # noqa: F401  # names the extra to install
-
-# isort: split
-
+from . import frameworks  # noqa: F401  names the extra to install  # isort: skip
 from collections.abc import Sequence
 from copy import copy
 from typing import Any
-
-# isort: split
 
 import torch
 from torch import Tensor, nn
@@ -22,7 +17,7 @@ from counterpoint.batch.pairings import PAIRINGS
 from counterpoint.objective import Objective, as_objective
 from counterpoint.plugins.pyg import ContrastiveLoss
 
-from ..domain import check_choice
+from ..domain import check_choice, evaluation_mode
 from .augment import Augmentation, augmentation
 from .data import GraphSet
 
@@ -30,12 +25,7 @@ from .data import GraphSet
 class Encoder(nn.Module):
     """GIN as in GraphCL: ``layers`` times convolution, ReLU, batch norm; concatenates all layers' sums over nodes.
 
-    Args:
-        width: of the node features.
-        hidden: width of each layer.
-        layers: number of layers; GraphCL's scripts use 3.
-
-    Its output has ``hidden * layers`` columns.
+    Node features have ``width`` columns, each layer's output ``hidden``, the encoder's output ``hidden * layers``.
     """
 
     def __init__(self, width: int, hidden: int = 32, layers: int = 3) -> None:
@@ -61,9 +51,7 @@ class Encoder(nn.Module):
 class Pooled(nn.Module):
     """Use any PyG model of nodes (``GCN``, ``GIN``, ``GAT`` ... of ``torch_geometric.nn``) as an encoder of graphs.
 
-    Args:
-        model: maps ``(x, edge_index)`` to one row per node.
-        out_channels: width of these rows; by default the model's own ``out_channels``.
+    It maps ``(x, edge_index)`` to a row per node, of ``out_channels`` columns; by default its own ``out_channels``.
     """
 
     def __init__(self, model: nn.Module, out_channels: int | None = None) -> None:
@@ -98,7 +86,6 @@ class Pretraining(nn.Module):
     Args:
         encoder: called with ``(x, edge_index, batch, batch_size)``; :class:`Encoder`, :class:`Pooled` or your own with
             ``out_channels``.
-        objective: an objective or a spec.
         augment: a transform, a list of one per augmented view, or a name for :func:`augmentation`.
         pairing: which views are compared; ``one_way`` is GraphCL's. None: as in the objective's paper.
         original: whether the first view is the graph itself.
@@ -178,14 +165,9 @@ class _OnFeatures(nn.Module):
 @torch.no_grad()
 def embed(encoder: nn.Module, data: GraphSet, batch: int = 512) -> Any:
     """Embed all graphs with the encoder, without the projection head; a numpy array ``(graphs, width)``."""
-    modes = [(module, module.training) for module in encoder.modules()]
-    encoder.eval()
-    try:
-        embeddings, device = [], next(encoder.parameters()).device
+    embeddings, device = [], next(encoder.parameters()).device
+    with evaluation_mode(encoder):
         for index in torch.arange(len(data)).split(batch):
             graphs = data.batch(index).to(device)
             embeddings.append(encoder(graphs.x, graphs.edge_index, graphs.batch, graphs.num_graphs).cpu())
-    finally:
-        for module, mode in modes:
-            module.training = mode
     return torch.cat(embeddings).numpy()

@@ -45,11 +45,9 @@ def pretrain(
     """Train with Adam, as GraphCL does. Batches are drawn anew in each epoch; GraphCL's stay the same.
 
     Args:
-        model: the module to train.
         data: the graphs; their classes are not used.
         epochs: passes over the data, at least 0.
         batch: graphs per step, at least 2.
-        lr: learning rate, > 0.
         seed: of the order of the graphs.
         run: logs losses, stores checkpoints, and continues from the last one after an interruption.
         after: called with the number of epochs after each of them; the numbers it returns are logged with the loss.
@@ -162,12 +160,7 @@ def train(run: Run) -> None:
 
 
 def restore(run: Run, data: GraphSet | None = None) -> Pretraining:
-    """The trained model of a run, on the CPU.
-
-    Args:
-        run: finished, or with a checkpoint.
-        data: graphs with as many node features as those of the run; by default the run's own.
-    """
+    """The trained model of a run, on the CPU, for ``data`` with as many node features; by default the run's own."""
     if data is None:
         data = load_cached(run.arguments["dataset"], run.arguments["features"])
     model = build({**run.arguments, "device": "cpu"}, data)

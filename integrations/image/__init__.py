@@ -19,14 +19,7 @@ if TYPE_CHECKING:
     from .augment import RECIPES, Recipe, recipe
     from .batches import loader
     from .encoders import Encoder, to_lab
-    from .evaluation import (
-        distance_by_class,
-        distance_histogram,
-        evaluate,
-        shifted,
-        shifts,
-        similarity_statistics,
-    )
+    from .evaluation import distance_by_class, distance_histogram, evaluate, shifted, shifts, similarity_statistics
     from .image_set import ImageSet
     from .lightning_module import Pretraining
     from .model import CMC, MoCo, SimCLR, SwAV, build
@@ -38,63 +31,15 @@ if TYPE_CHECKING:
     from .training import restore, train
 
 __all__ = [
-    "CMC",
-    "METHODS",
-    "PRESETS",
-    "PROBES",
-    "RECIPES",
-    "Encoder",
-    "EvaluationSettings",
-    "ImageSet",
-    "MoCo",
-    "Pretraining",
-    "Recipe",
-    "Settings",
-    "SimCLR",
-    "SwAV",
-    "attacked_accuracy",
-    "build",
-    "distance_by_class",
-    "distance_histogram",
-    "evaluate",
-    "features",
-    "finetune",
-    "knn",
-    "linear_accuracy",
-    "linear_probe",
-    "load",
-    "loader",
-    "mnist_cifar",
-    "preset",
-    "pretrain",
-    "recipe",
-    "restore",
-    "robust",
-    "shifted",
-    "shifts",
-    "similarity_statistics",
-    "to_lab",
-    "train",
-]
+    "CMC", "METHODS", "PRESETS", "PROBES", "RECIPES", "Encoder", "EvaluationSettings", "ImageSet", "MoCo",
+    "Pretraining", "Recipe", "Settings", "SimCLR", "SwAV", "attacked_accuracy", "build", "distance_by_class",
+    "distance_histogram", "evaluate", "features", "finetune", "knn", "linear_accuracy", "linear_probe", "load",
+    "loader", "mnist_cifar", "preset", "pretrain", "recipe", "restore", "robust", "shifted", "shifts",
+    "similarity_statistics", "to_lab", "train",
+]  # fmt: skip
 
-__getattr__ = lazy(
-    __name__,
-    __all__,
-    (
-        "settings",
-        "presets",
-        "augment",
-        "image_set",
-        "sources",
-        "data",
-        "encoders",
-        "model",
-        "batches",
-        "probes",
-        "attacks",
-        "evaluation",
-        "lightning_module",
-        "pretraining",
-        "training",
-    ),
-)
+_MODULES = (
+    "settings", "presets", "augment", "image_set", "sources", "data", "encoders", "model", "batches", "probes",
+    "attacks", "evaluation", "lightning_module", "pretraining", "training",
+)  # fmt: skip
+__getattr__ = lazy(__name__, __all__, _MODULES)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -11,8 +13,12 @@ from torch import Tensor, nn
 import counterpoint as cp
 
 from .. import store
-from .probes import as_floats, device_of, evaluation_mode
+from ..domain import evaluation_mode
+from .probes import as_floats, device_of
 from .settings import EvaluationSettings
+
+Attack = Callable[[Callable[[Tensor], Tensor], Tensor], list[Tensor]]
+"""From a loss and images to one or several perturbations of the images."""
 
 
 def robust(
@@ -26,41 +32,27 @@ def robust(
     """Accuracies under attack, ``fgsm@epsilon`` and ``pgd@epsilon``, and ``clean`` without an attack.
 
     FGSM: https://arxiv.org/abs/1412.6572, PGD: https://arxiv.org/abs/1706.06083. PGD starts at ``restarts`` random
-    points; an image counts as correct if it is classified correctly from each of them.
-
-    Args:
-        classifier: from images in ``[0, 1]`` to logits.
-        x, y: images, ``uint8`` or in ``[0, 1]``, and their classes.
+    points; an image counts as correct if it is classified correctly from each of them. The classifier maps images in
+    ``[0, 1]`` to logits; ``x`` is such images, or ``uint8``.
     """
     settings = settings or EvaluationSettings()
     accuracies = {"clean": attacked_accuracy(classifier, x, y, None, batch)}
     for epsilon in settings.epsilons:
         generator = torch.Generator(device_of(classifier)).manual_seed(seed)
-
-        def fgsm(loss: Callable[[Tensor], Tensor], part: Tensor, epsilon: float = epsilon) -> list[Tensor]:
-            return [cp.views.fgsm(loss, part, epsilon, (0.0, 1.0))]
-
-        def pgd(
-            loss: Callable[[Tensor], Tensor],
-            part: Tensor,
-            epsilon: float = epsilon,
-            generator: torch.Generator = generator,
-        ) -> list[Tensor]:
-            options = (settings.step, settings.steps, True, (0.0, 1.0), generator)
-            return [cp.views.pgd(loss, part, epsilon, *options) for _ in range(settings.restarts)]
-
-        for name, attack in (("fgsm", fgsm), ("pgd", pgd)):
+        options = (epsilon, settings.step, settings.steps, True, (0.0, 1.0), generator)
+        fgsm = partial(_perturbed, cp.views.fgsm, 1, (epsilon, (0.0, 1.0)))
+        for name, attack in (("fgsm", fgsm), ("pgd", partial(_perturbed, cp.views.pgd, settings.restarts, options))):
             accuracies[f"{name}@{epsilon:g}"] = attacked_accuracy(classifier, x, y, attack if epsilon else None, batch)
     return accuracies
 
 
-def attacked_accuracy(
-    classifier: nn.Module,
-    x: Tensor,
-    y: Tensor,
-    attack: Callable[[Callable[[Tensor], Tensor], Tensor], list[Tensor]] | None,
-    batch: int = 250,
-) -> float:
+def _perturbed(
+    attack: Callable[..., Tensor], times: int, options: Sequence[Any], loss: Callable[[Tensor], Tensor], x: Tensor
+) -> list[Tensor]:
+    return [attack(loss, x, *options) for _ in range(times)]
+
+
+def attacked_accuracy(classifier: nn.Module, x: Tensor, y: Tensor, attack: Attack | None, batch: int = 250) -> float:
     """Percent of images that are classified correctly under each of the attack's perturbations."""
     device = device_of(classifier)
     correct = 0

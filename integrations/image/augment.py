@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from counterpoint.hyper import nearest
+from ..domain import check_choice
 
 RATIO = (3 / 4, 4 / 3)  # aspect ratio of a crop, as in torchvision and lightly
 ATTEMPTS = 10  # to draw a crop that fits
@@ -114,10 +114,8 @@ class Recipe:
             return values
 
         strength = torch.tensor(self.jitter)
-        low, high = (
-            torch.cat([(1 - strength[:3]).clamp(min=0), -strength[3:]]),
-            torch.cat([1 + strength[:3], strength[3:]]),
-        )
+        low = torch.cat([(1 - strength[:3]).clamp(min=0), -strength[3:]])
+        high = torch.cat([1 + strength[:3], strength[3:]])
         return Draws(
             crop=_crops(uniform(ATTEMPTS, low=self.min_scale), uniform(ATTEMPTS), uniform(2), height, width),
             flip=uniform() < self.flip,
@@ -164,8 +162,7 @@ RECIPES = {
 
 def recipe(name: str, size: int | tuple[int, int] = 32) -> Recipe:
     """The recipe of that name, for views of ``size`` pixels."""
-    if name not in RECIPES:
-        raise ValueError(f"augment: unknown recipe {name!r}.{nearest(str(name), RECIPES)}")
+    check_choice("augment", name, RECIPES)
     return replace(RECIPES[name], size=size)
 
 

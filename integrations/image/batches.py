@@ -10,8 +10,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 from torch.utils.data.distributed import DistributedSampler
 
-from counterpoint.hyper import nearest
-
+from ..domain import check_choice
 from .augment import Recipe
 from .image_set import ImageSet
 from .settings import PATHS
@@ -26,16 +25,11 @@ class _Pixels(Dataset[Any]):
     def __len__(self) -> int:
         return len(self.data)
 
-    def __getitem__(self, row: int) -> Any:
-        assert self.transform is not None
-        image = self.data.pil(row)
-        return [self.transform(image) for _ in range(self.views)], self.data.y[row]
-
     def __getitems__(self, rows: list[int]) -> Any:
-        if self.transform is not None:
-            return [self[row] for row in rows]
-        index = torch.tensor(rows)
-        return self.data.x[index], self.data.y[index]
+        if (transform := self.transform) is None:
+            return self.data.x[rows], self.data.y[rows]
+        images = ((self.data.pil(row), self.data.y[row]) for row in rows)
+        return [([transform(image) for _ in range(self.views)], y) for image, y in images]
 
 
 def loader(
@@ -58,8 +52,7 @@ def loader(
         workers: processes that load; more than 0 only help ``per-image``.
         processes, rank: the number of processes that train together, and the index of this one.
     """
-    if path not in PATHS:
-        raise ValueError(f"path: unknown path {path!r}.{nearest(str(path), PATHS)}")
+    check_choice("path", path, PATHS)
     if not isinstance(batch, int) or batch < 2:
         raise ValueError(f"batch: at least 2 images are needed to compare, got {batch!r}.")
     if batch * processes > len(data):

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from counterpoint.hyper import nearest
-
+from ..domain import check_choice
 from . import sources
 from .image_set import ImageSet
 from .settings import KEEP, PARTS
@@ -27,8 +26,7 @@ def prepare(arguments: Mapping[str, Any]) -> Data:
     With ``part="tune"`` the validation images are reported on, and the test split is not loaded.
     """
     for name, known in (("part", PARTS), ("keep", KEEP)):
-        if arguments[name] not in known:
-            raise ValueError(f"{name}: unknown {name} {arguments[name]!r}.{nearest(str(arguments[name]), known)}")
+        check_choice(name, arguments[name], known)
     options = (arguments["size"], None, arguments["classes"])
     train, validation = sources.load(arguments["dataset"], "train", *options).hold_out(arguments["validation"])
     if arguments["subset"] is not None:

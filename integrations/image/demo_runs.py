@@ -1,4 +1,4 @@
-"""The part of images in ``counterpoint demo``: SimCLR on scikit-learn's digits."""
+"""The part of images in ``counterpoint demo``: SimCLR on scikit-learn's digits, scored by nearest neighbors."""
 
 from __future__ import annotations
 

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-from . import frameworks  # noqa: F401  # names the extra to install
-
-# isort: split
-
+from . import frameworks  # noqa: F401  names the extra to install  # isort: skip
 from difflib import get_close_matches
 
 import torch
@@ -14,6 +11,8 @@ from torchvision import models
 
 from counterpoint.hyper import nearest
 from counterpoint.vectors import widen
+
+from ..domain import evaluation_mode
 
 SMALL = 64  # pixels; up to this size a ResNet gets the stem of the CIFAR papers
 MEAN, STD = (0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)  # of CIFAR-10
@@ -39,11 +38,8 @@ class Encoder(nn.Module):
         self.register_buffer("mean", torch.tensor(MEAN if standard else (0.0,) * channels).view(-1, 1, 1), False)
         self.register_buffer("std", torch.tensor(STD if standard else (1.0,) * channels).view(-1, 1, 1), False)
         self.network = _network(name, size, channels, width)
-        with torch.no_grad():
-            training = self.training
-            self.eval()
+        with torch.no_grad(), evaluation_mode(self):
             self.width = self(torch.zeros(1, channels, max(size, 8), max(size, 8))).shape[1]
-            self.train(training)
 
     def forward(self, x: Tensor) -> Tensor:
         """``(B, width)`` features."""
@@ -58,9 +54,8 @@ def _network(name: str, size: int, channels: int, width: int) -> nn.Module:
         return _timm(name.removeprefix("timm:"), size, channels)
     known = models.list_models(module=models)
     if name not in known:
-        raise ValueError(
-            f"backbone: unknown {name!r}.{nearest(str(name), ('conv4', *get_close_matches(str(name), known, 5, 0)))}"
-        )
+        close = ("conv4", *get_close_matches(str(name), known, 5, 0))
+        raise ValueError(f"backbone: unknown {name!r}.{nearest(str(name), close)}")
     network: nn.Module = models.get_model(name, weights=None)
     if isinstance(network, models.ResNet):
         if size <= SMALL:
@@ -90,9 +85,8 @@ def _timm(name: str, size: int, channels: int) -> nn.Module:
     except ImportError as error:
         raise ImportError(f"backbone timm:{name} needs timm: pip install timm") from error
     if name not in timm.list_models():
-        raise ValueError(
-            f"backbone: timm has no model {name!r}.{nearest(name, get_close_matches(name, timm.list_models(), 5, 0))}"
-        )
+        close = get_close_matches(name, timm.list_models(), 5, 0)
+        raise ValueError(f"backbone: timm has no model {name!r}.{nearest(name, close)}")
     options = {"pretrained": False, "num_classes": 0, "in_chans": channels}
     try:
         network: nn.Module = timm.create_model(name, **options, img_size=size)

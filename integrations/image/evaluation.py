@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 
 import counterpoint as cp
-from counterpoint.hyper import nearest
 
+from ..domain import check_choice
 from .attacks import robust
 from .augment import Recipe
 from .image_set import ImageSet
@@ -27,8 +27,7 @@ def check_probes(probes: Iterable[str], train: ImageSet, test: ImageSet, setting
     """
     probes = list(probes)
     for probe in probes:
-        if probe not in PROBES:
-            raise ValueError(f"probe: unknown probe {probe!r}.{nearest(str(probe), PROBES)}")
+        check_choice("probe", probe, PROBES)
     if "transfer" in probes and not settings.transfer:
         raise ValueError("probe transfer: name the data sets to transfer to.")
     for name in settings.transfer if "transfer" in probes else ():

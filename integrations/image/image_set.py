@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-from . import frameworks  # noqa: F401  # names the extra to install
-
-# isort: split
-
+from . import frameworks  # noqa: F401  names the extra to install  # isort: skip
 import hashlib
 import warnings
 from collections.abc import Callable, Iterable, Sequence
@@ -25,23 +22,14 @@ MOST_NAMED = 5  # unreadable files in a warning
 
 @dataclass(frozen=True)
 class ImageSet:
-    """Images of one size, with their classes.
-
-    Args:
-        name: for tables.
-        x: ``(N, 3, height, width)`` ``uint8``.
-        y: ``(N,)`` classes, -1 where there is none.
-        classes: their names.
-        note: what a reader of results on this data must know.
-        skipped: files left out because they could not be read.
-    """
+    """Images of one size, with their classes."""
 
     name: str
-    x: Tensor
-    y: Tensor
-    classes: tuple[str, ...] = ()
-    note: str = ""
-    skipped: tuple[str, ...] = ()
+    x: Tensor  # (N, 3, height, width) uint8
+    y: Tensor  # (N,) classes, -1 where there is none
+    classes: tuple[str, ...] = ()  # their names
+    note: str = ""  # what a reader of results on this data must know
+    skipped: tuple[str, ...] = ()  # files left out because they could not be read
 
     def __post_init__(self) -> None:
         if self.x.dtype != torch.uint8 or self.x.dim() != 4 or self.x.shape[1] != 3 or len(self.x) == 0:
@@ -134,11 +122,8 @@ def from_pictures(
         raise ValueError(f"{name}: none of the {len(skipped)} images can be read.")
     if skipped:
         named = ", ".join(skipped[:MOST_NAMED]) + (", ..." if len(skipped) > MOST_NAMED else "")
-        warnings.warn(
-            f"{name}: {len(skipped)} of {len(x) + len(skipped)} images cannot be read and are left out: {named}",
-            RuntimeWarning,
-            stacklevel=3,
-        )
+        counts = f"{len(skipped)} of {len(x) + len(skipped)} images"
+        warnings.warn(f"{name}: {counts} cannot be read and are left out: {named}", RuntimeWarning, stacklevel=3)
     sizes = {image.shape for image in x}
     if len(sizes) > 1:
         raise ValueError(f"{name}: the images have {len(sizes)} different sizes; pass size= to scale them to one.")

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-from . import frameworks  # noqa: F401  # names the extra to install
-
-# isort: split
-
+from . import frameworks  # noqa: F401  names the extra to install  # isort: skip
 import math
 from typing import Any
 
@@ -17,9 +14,9 @@ from lightly.utils.scheduler import CosineWarmupScheduler
 from torch import Tensor
 
 import counterpoint as cp
-from counterpoint.hyper import nearest
 
 from .. import store
+from ..domain import check_choice
 from .augment import Recipe
 from .model import CMC, Method, SimCLR
 from .settings import OPTIMIZERS
@@ -33,8 +30,6 @@ class Pretraining(lightning.LightningModule):  # type: ignore[misc]
     run.
 
     Args:
-        method: see :func:`counterpoint.integrations.image.build`.
-        recipe: the distribution of views.
         lr: learning rate, > 0.
         optimizer: ``adam``, ``sgd`` (momentum .9) or ``lars``, which as in SimCLR neither scales nor decays biases and
             the parameters of normalization.
@@ -61,13 +56,10 @@ class Pretraining(lightning.LightningModule):  # type: ignore[misc]
         seed: int = 0,
     ) -> None:
         super().__init__()
-        if optimizer not in OPTIMIZERS:
-            raise ValueError(f"optimizer: unknown {optimizer!r}.{nearest(str(optimizer), OPTIMIZERS)}")
+        check_choice("optimizer", optimizer, OPTIMIZERS)
         if not lr > 0 or not weight_decay >= 0 or warmup < 0:
-            raise ValueError(
-                f"Pretraining: expected lr > 0, weight_decay >= 0, warmup >= 0, got {lr!r}, "
-                f"{weight_decay!r}, {warmup!r}."
-            )
+            numbers = f"{lr!r}, {weight_decay!r}, {warmup!r}"
+            raise ValueError(f"Pretraining: expected lr > 0, weight_decay >= 0, warmup >= 0, got {numbers}.")
         if optimizer == "lars" and weight_decay == 0:
             raise ValueError("weight_decay: expected more than 0 with lars, which scales only parameters that decay.")
         if not 0 <= false_negatives <= 1:
@@ -120,16 +112,16 @@ class Pretraining(lightning.LightningModule):  # type: ignore[misc]
 
     def configure_optimizers(self) -> Any:
         parameters = [p for p in self.method.parameters() if p.requires_grad]
+        options: dict[str, Any] = {"lr": self.lr, "weight_decay": self.weight_decay}
         optimizer: torch.optim.Optimizer
         if self.optimizer == "adam":
-            optimizer = torch.optim.Adam(parameters, lr=self.lr, weight_decay=self.weight_decay)
+            optimizer = torch.optim.Adam(parameters, **options)
         elif self.optimizer == "sgd":
-            optimizer = torch.optim.SGD(parameters, lr=self.lr, momentum=0.9, weight_decay=self.weight_decay)
+            optimizer = torch.optim.SGD(parameters, momentum=0.9, **options)
         else:
-            decayed, others = get_weight_decay_parameters([self.method])
+            decayed, others = ([p for p in g if p.requires_grad] for g in get_weight_decay_parameters([self.method]))
             groups = [{"params": decayed}, {"params": others, "weight_decay": 0.0}]
-            groups = [group | {"params": [p for p in group["params"] if p.requires_grad]} for group in groups]
-            optimizer = LARS(groups, lr=self.lr, momentum=0.9, weight_decay=self.weight_decay)
+            optimizer = LARS(groups, momentum=0.9, **options)
         if not self.cosine:
             return optimizer
         steps = int(self.trainer.estimated_stepping_batches)

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-from . import frameworks  # noqa: F401  # names the extra to install
-
-# isort: split
-
+from . import frameworks  # noqa: F401  names the extra to install  # isort: skip
 import copy
 from collections.abc import Sequence
 from typing import Any
@@ -17,30 +14,24 @@ from lightly.models.utils import batch_shuffle, batch_unshuffle, deactivate_requ
 from torch import Tensor, nn
 
 import counterpoint as cp
-from counterpoint.hyper import nearest
 from counterpoint.objective import Objective, as_objective
 from counterpoint.plugins.lightly import ContrastiveLoss
 from counterpoint.vectors import unit, widen
 
+from ..domain import check_choice
 from .encoders import Encoder, LabEncoder
 from .settings import METHODS
 
 
 class Method(nn.Module):
-    """Encoder, projection head and criterion, trained together; call it with the views of a batch to get the loss.
+    """Encoder, projection head and criterion, trained together; call it with the views of a batch to get the loss."""
 
-    Attributes:
-        encoder: the part that is evaluated, from images in ``[0, 1]``.
-        views: number of views of each image that it expects.
-        projections: of the first two views in the last call, for statistics.
-    """
-
-    views = 2
-    projections: tuple[Tensor, Tensor]
+    views = 2  # of each image that it expects
+    projections: tuple[Tensor, Tensor]  # of the first two views in the last call, for statistics
 
     def __init__(self, encoder: nn.Module) -> None:
         super().__init__()
-        self.encoder = encoder
+        self.encoder = encoder  # the part that is evaluated, from images in [0, 1]
 
 
 class _Contrastive(Method):
@@ -60,9 +51,8 @@ class _Contrastive(Method):
 
     def _refuse_perturbed_views(self, method: str) -> None:
         if missing := sorted(self.objective.needs.intersection(("adversarial", "mixed"))):
-            raise ValueError(
-                f"{method} makes no {' or '.join(missing)} views, which {self.objective} needs; use simclr."
-            )
+            names = " or ".join(missing)
+            raise ValueError(f"{method} makes no {names} views, which {self.objective} needs; use simclr.")
 
 
 class SimCLR(_Contrastive):
@@ -71,8 +61,6 @@ class SimCLR(_Contrastive):
     Objectives that need them get an adversarial view, searched around the second view, and mixtures of second views.
 
     Args:
-        encoder: with a ``width``.
-        objective: an objective or a spec.
         views: of each image, at least 2; by default what the objective asks for, or 2.
         width: of the projection.
         epsilon: size of the attack on pixels in ``[0, 1]``, > 0.
@@ -211,13 +199,12 @@ class CMC(_Contrastive):
         super().__init__(encoder, objective, 2, 0, width, gather)
         self._refuse_perturbed_views("cmc")
         self.views = 1  # of pixels, then split in two
-        self.heads = nn.ModuleList(
-            heads.SimCLRProjectionHead(part.width, part.width, width) for part in (light, colour)
-        )
+        widths = light.width, colour.width
+        self.heads = nn.ModuleList(heads.SimCLRProjectionHead(each, each, width) for each in widths)
 
     def forward(self, views: Sequence[Tensor], **options: Any) -> Tensor:
-        parts = zip(self.heads, self.encoder.parts(views[0]), strict=True)  # type: ignore[operator]
-        z = [head(features) for head, features in parts]
+        parts = self.encoder.parts(views[0])  # type: ignore[operator]
+        z = [head(features) for head, features in zip(self.heads, parts, strict=True)]
         self.projections = z[0].detach(), z[1].detach()
         return self.criterion(*z, pairing="symmetric", **options)  # type: ignore[no-any-return]
 
@@ -225,12 +212,7 @@ class CMC(_Contrastive):
 class SwAV(Method):
     """SwAV (Caron et al. 2020, https://arxiv.org/abs/2006.09882) with two full-size crops, on lightly's parts.
 
-    The baseline in LMCL's Table 2 that is not contrastive: it takes no objective.
-
-    Args:
-        encoder: with a ``width``.
-        width: of the projection.
-        prototypes: number of clusters.
+    The baseline in LMCL's Table 2 that is not contrastive: it takes no objective. ``prototypes`` are clusters.
     """
 
     def __init__(self, encoder: Encoder, width: int = 128, prototypes: int = 512) -> None:
@@ -262,15 +244,10 @@ def build(
     gather: bool = False,
     channels: int = 32,
 ) -> Method:
-    """Build the method of that name with an encoder of that name; see the classes.
-
-    Args:
-        channels: of the first layer of the backbone ``conv4``, at least 1.
-    """
+    """Build the method of that name with an encoder of that name; ``channels`` are of the first layer of ``conv4``."""
     if not isinstance(channels, int) or channels < 1:
         raise ValueError(f"channels must be a whole number of at least 1, got {channels!r}.")
-    if method not in METHODS:
-        raise ValueError(f"method: unknown method {method!r}.{nearest(str(method), METHODS)}")
+    check_choice("method", method, METHODS)
     if method == "swav":
         return SwAV(Encoder(backbone, size, 3, channels), width, prototypes)
     objective = as_objective("infonce" if objective is None else objective)

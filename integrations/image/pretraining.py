@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-from . import frameworks  # noqa: F401  # names the extra to install
-
-# isort: split
-
+from . import frameworks  # noqa: F401  names the extra to install  # isort: skip
 import copy
 import logging
 import math
@@ -37,15 +34,10 @@ LOGGERS = ("lightning.pytorch", "lightning.fabric", "pytorch_lightning", "lightn
 
 
 class RunCheckpoints(TorchCheckpointIO):  # type: ignore[misc]
-    """Store Lightning's checkpoints in a :class:`Run`; files through which its processes exchange weights stay files.
-
-    Args:
-        state: the run's last checkpoint, to resume from.
-    """
+    """Store Lightning's checkpoints in a run; files through which its processes exchange weights stay files."""
 
     def __init__(self, run: Run, state: dict[str, Any] | None) -> None:
-        self.run, self.state = run, state
-        self.epoch = 0
+        self.run, self.state, self.epoch = run, state, 0  # state: the run's last checkpoint, to resume from
 
     def save_checkpoint(self, checkpoint: dict[str, Any], path: Any, storage_options: Any = None) -> None:
         if path == CHECKPOINT:

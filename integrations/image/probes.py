@@ -2,13 +2,8 @@
 
 from __future__ import annotations
 
-from . import frameworks  # noqa: F401  # names the extra to install
-
-# isort: split
-
+from . import frameworks  # noqa: F401  names the extra to install  # isort: skip
 import copy
-from collections.abc import Iterator
-from contextlib import contextmanager
 
 import torch
 import torch.nn.functional as F
@@ -17,6 +12,7 @@ from lightly.utils.scheduler import CosineWarmupScheduler
 from torch import Tensor, nn
 
 from .. import store
+from ..domain import evaluation_mode
 from .augment import Recipe
 from .image_set import ImageSet
 from .settings import EvaluationSettings
@@ -33,18 +29,6 @@ def device_of(module: nn.Module) -> torch.device:
 def as_floats(x: Tensor) -> Tensor:
     """Pixels in ``[0, 1]``, of ``uint8`` images or of such pixels."""
     return x.float() / 255 if x.dtype == torch.uint8 else x
-
-
-@contextmanager
-def evaluation_mode(network: nn.Module) -> Iterator[None]:
-    """Switch to evaluation mode, and restore the mode of each module afterwards."""
-    modes = [(module, module.training) for module in network.modules()]
-    network.eval()
-    try:
-        yield
-    finally:
-        for module, training in modes:
-            module.training = training
 
 
 @torch.no_grad()

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ..domain import Domain, setting
+from ..domain import Domain, check, check_choice, setting
 
 # tests compare these with the names that the implementations know
 METHODS = ("simclr", "moco", "cmc", "swav")
@@ -84,47 +84,29 @@ class Settings:
 class EvaluationSettings:
     """How an encoder is evaluated.
 
-    Args:
-        protocol: how the linear probe is trained. ``lbfgs`` solves the regularized problem; ``adam`` is the papers':
-            the learning rate 1e-3 for ``probe_epochs`` epochs (ArCL 100, IntNaCl 1000, on Tiny-ImageNet 200).
-        probe_epochs: epochs of ``adam``.
-        penalty: weight of ``|w|^2 / 2`` beside the mean loss of ``lbfgs``, >= 0.
-        k, temperature: number of nearest neighbors, and temperature of their weights ``exp(cos / temperature)``.
-        epsilons: largest change of a pixel in ``[0, 1]`` under attack, >= 0. IntNaCl's tables are at .002.
-        step, steps, restarts: settings of the attack PGD; IntNaCl's are 1e-2, 10 and 2.
-        attacked: at most this many test images are attacked, at least 1; None for all.
-        transfer: the data sets for ``transfer``.
-        finetune_steps, finetune_lr: ArCL fine-tunes for 5000 steps of SGD with Nesterov momentum.
-        shift_seed: seed of the shifted images, which are the same for every encoder.
+    The linear probe's protocol ``lbfgs`` solves the regularized problem; ``adam`` is the papers': a rate of 1e-3 for
+    ``probe_epochs`` epochs (ArCL 100, IntNaCl 1000, on Tiny-ImageNet 200). The attack PGD has IntNaCl's settings; its
+    tables are at an epsilon of .002. Fine-tuning is ArCL's.
     """
 
     protocol: str = setting("lbfgs", "protocol of the linear probe: lbfgs, or the papers' adam", metavar="NAME")
-    probe_epochs: int = setting(100, "epochs of --protocol adam")
-    penalty: float = setting(1e-3, flag=False)
-    k: int = setting(200, flag=False)
-    temperature: float = setting(0.1, flag=False)
-    epsilons: Sequence[float] = setting((0.002, 0.008, 0.032), flag=False)
-    step: float = setting(1e-2, flag=False)
-    steps: int = setting(10, flag=False)
-    restarts: int = setting(2, "random restarts of PGD")
-    attacked: int | None = setting(None, "attack this many test images", type=int)
-    transfer: Sequence[str] = setting((), flag=False)
-    finetune_steps: int = setting(5000, "steps of --probe finetune")
-    finetune_lr: float = setting(0.01, flag=False)
-    shift_seed: int = setting(0, flag=False)
+    probe_epochs: int = setting(100, "epochs of --protocol adam", low=1)
+    penalty: float = setting(1e-3, "weight of |w|^2 / 2 beside the mean loss of lbfgs", low=0, flag=False)
+    k: int = setting(200, "nearest neighbors", low=1, flag=False)
+    temperature: float = setting(0.1, "of the neighbors' weights exp(cos / temperature)", above=0, flag=False)
+    epsilons: Sequence[float] = setting((0.002, 0.008, 0.032), "largest changes of a pixel under attack", flag=False)
+    step: float = setting(1e-2, "length of a step of PGD", above=0, flag=False)
+    steps: int = setting(10, "steps of PGD", low=1, flag=False)
+    restarts: int = setting(2, "random restarts of PGD", low=1)
+    attacked: int | None = setting(None, "attack this many test images", type=int, low=1)
+    transfer: Sequence[str] = setting((), "data sets to transfer to", flag=False)
+    finetune_steps: int = setting(5000, "steps of --probe finetune", low=1)
+    finetune_lr: float = setting(0.01, "learning rate of SGD with Nesterov momentum", above=0, flag=False)
+    shift_seed: int = setting(0, "of the shifted images, which are the same for every encoder", flag=False)
 
     def __post_init__(self) -> None:
-        if self.protocol not in PROTOCOLS:
-            from counterpoint.hyper import nearest
-
-            raise ValueError(f"protocol: unknown protocol {self.protocol!r}.{nearest(str(self.protocol), PROTOCOLS)}")
-        for name in ("probe_epochs", "k", "steps", "restarts", "finetune_steps"):
-            if not isinstance(getattr(self, name), int) or getattr(self, name) < 1:
-                raise ValueError(f"{name} must be a whole number of at least 1, got {getattr(self, name)!r}.")
-        if not self.penalty >= 0 or not self.temperature > 0 or not self.step > 0 or not self.finetune_lr > 0:
-            raise ValueError("EvaluationSettings: expected penalty >= 0, and temperature, step and finetune_lr > 0.")
-        if self.attacked is not None and self.attacked < 1:
-            raise ValueError(f"attacked must be at least 1, got {self.attacked!r}.")
+        check_choice("protocol", self.protocol, PROTOCOLS)
+        check(EvaluationSettings, vars(self))
         if negative := [epsilon for epsilon in self.epsilons if not epsilon >= 0]:
             raise ValueError(f"epsilons: an attack changes pixels by at least 0, got {negative[0]!r}.")
 

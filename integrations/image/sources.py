@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from . import frameworks  # noqa: F401  # names the extra to install
-
-# isort: split
-
+from . import frameworks  # noqa: F401  names the extra to install  # isort: skip
 import io
 import os
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import lru_cache
@@ -21,6 +19,7 @@ from PIL import Image
 
 from counterpoint.hyper import nearest
 
+from ..domain import check_choice
 from .image_set import ImageSet, from_pictures
 from .settings import DATASETS
 
@@ -99,8 +98,7 @@ def load(
             pass one, else to ``~/.cache/counterpoint``, never to ``$COUNTERPOINT_DATA``.
         classes: the classes to keep, by name.
     """
-    if split not in SPLITS:
-        raise ValueError(f"split: unknown split {split!r}.{nearest(str(split), SPLITS)}")
+    check_choice("split", split, SPLITS)
     if size is not None and (not isinstance(size, int) or size < 1):
         raise ValueError(f"size must be a whole number of at least 1, got {size!r}.")
     wanted = None if classes is None else tuple(classes)
@@ -110,12 +108,7 @@ def load(
 
 @lru_cache(maxsize=8)
 def _load(
-    name: str,
-    split: str,
-    size: int | None,
-    root: str | None,
-    offline: str | None,
-    classes: tuple[str, ...] | None,
+    name: str, split: str, size: int | None, root: str | None, offline: str | None, classes: tuple[str, ...] | None
 ) -> ImageSet:
     """Folders read only ``classes``; of all other sets :func:`load` selects them afterwards."""
     folders = [Path(folder) for folder in (root, offline) if folder]
@@ -130,9 +123,8 @@ def _load(
         paths = [folder / spelling for folder in folders for spelling in (name, f"{name}-200")]
         path = next((path for path in paths if path.is_dir()), None)
         if path is None:
-            raise ValueError(
-                f"data: {name} is not in {' or '.join(map(str, folders)) or '$COUNTERPOINT_DATA'}; unpack it there."
-            )
+            searched = " or ".join(map(str, folders)) or "$COUNTERPOINT_DATA"
+            raise ValueError(f"data: {name} is not in {searched}; unpack it there.")
         return _folder(path, split, size or NATIVE_SIZES.get(name, 64), name, classes)
     if name in DOWNLOADED:
         return _downloaded(name, split, size or NATIVE_SIZES.get(name, 64), folders, Path(root) if root else None)
@@ -218,11 +210,10 @@ def _downloaded(name: str, split: str, size: int, folders: list[Path], root: Pat
 
     rows: Any = range(len(dataset))
     if name == "caltech101":  # has no test split; by convention 30 images of each class are for training
-        order = torch.randperm(len(dataset), generator=torch.Generator().manual_seed(0)).tolist()
-        seen: dict[int, int] = {}
+        seen: Counter[int] = Counter()
         chosen = []
-        for row in order:
-            seen[dataset.y[row]] = seen.get(dataset.y[row], 0) + 1
+        for row in torch.randperm(len(dataset), generator=torch.Generator().manual_seed(0)).tolist():
+            seen[dataset.y[row]] += 1
             if (seen[dataset.y[row]] <= 30) == (split == "train"):
                 chosen.append(row)
         rows = sorted(chosen)
@@ -310,8 +301,7 @@ def mnist_cifar(split: str, root: str | Path | None = None, seed: int = 0) -> Im
     Args:
         split: ``id-train`` pairs 0 with automobiles, 1 with airplanes; ``ood-train`` and ``ood-test`` pair at random.
     """
-    if split not in ("id-train", "ood-train", "ood-test"):
-        raise ValueError(f"split: unknown split {split!r}.{nearest(split, ('id-train', 'ood-train', 'ood-test'))}")
+    check_choice("split", split, ("id-train", "ood-train", "ood-test"))
     part = split.partition("-")[2]
     note, digit_set = "", None
     try:

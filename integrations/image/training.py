@@ -5,12 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import torch
-
-from counterpoint.hyper import nearest
 
 from .. import store
 from ..domain import defaults
@@ -28,18 +25,13 @@ UNTRAINED = "untrained encoder"
 
 
 def cell(dataset: str, objective: str | None, seed: int, **changes: Any) -> dict[str, Any]:
-    """The arguments of one run, by default those of :class:`~.settings.Settings`.
+    """The arguments of one run: the defaults of :class:`~.settings.Settings`, changed as given, and ``label``.
 
-    Args:
-        dataset: name of a data set, or a folder; see :func:`~.sources.load`.
-        objective: a spec; None for rows that train no objective, which need a ``label``.
-        seed: of everything that is random.
-        changes: settings that differ from the defaults, and ``label``.
+    The objective is a spec; None for rows that train no objective, which need a label. For the data set see
+    :func:`~.sources.load`.
     """
     settings = defaults(Settings)
-    for name in changes:
-        if name not in settings and name != "label":
-            raise TypeError(f"cell: unknown argument {name!r}.{nearest(name, settings)}")
+    store.check_names(changes, (*settings, "label"))
     settings |= changes
     if settings["method"] == "swav" and objective is None:
         settings.setdefault("label", "SwAV")
@@ -121,16 +113,11 @@ def validation_knn(method: Method, train: ImageSet, validation: ImageSet, settin
     return evaluation.evaluate(method.encoder, train, validation, ["knn"], settings)["knn"]
 
 
-def best_encoder(run: Run) -> dict[str, Any] | None:
-    """The encoder's state with the best validation accuracy, if the run was started with ``watch``."""
-    path = Path(run.path) / BEST
-    return torch.load(path, map_location="cpu", weights_only=True) if path.exists() else None
-
-
 def _load_best(run: Run, method: Method) -> None:
-    """With ``keep="best"``, replace the encoder by the one with the best validation accuracy."""
-    if run.arguments["keep"] == "best" and (best := best_encoder(run)) is not None:
-        method.encoder.load_state_dict(best["encoder"])
+    """With ``keep="best"``, replace the encoder by the best one by validation accuracy, if ``watch`` found one."""
+    path = run.path / BEST
+    if run.arguments["keep"] == "best" and path.exists():
+        method.encoder.load_state_dict(torch.load(path, map_location="cpu", weights_only=True)["encoder"])
 
 
 def restore(run: Run) -> Method:

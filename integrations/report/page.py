@@ -71,13 +71,7 @@ class Section(NamedTuple):
 
 
 def page(report: Report, title: str = TITLE, intro: str = "") -> str:
-    """Return the page as text.
-
-    Args:
-        report: what :func:`counterpoint.integrations.report.summarise` returned.
-        title: the heading.
-        intro: a paragraph of plain text under it.
-    """
+    """Return the page as text; ``intro`` is a paragraph of plain text under the title."""
     environment = Environment(autoescape=True, undefined=StrictUndefined, keep_trailing_newline=True)
     environment.filters["breakable"] = _breakable
     environment.globals["zip"] = zip

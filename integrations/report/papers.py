@@ -45,11 +45,7 @@ class PaperNumber:
 
 
 def paper_number(
-    domain: str,
-    dataset: str,
-    objective: str,
-    metric: str = "accuracy",
-    arguments: Mapping[str, Any] | None = None,
+    domain: str, dataset: str, objective: str, metric: str = "accuracy", arguments: Mapping[str, Any] | None = None
 ) -> PaperNumber | None:
     """Return what a paper reports for an objective on a data set, from the row that matches it most closely, or None.
 

@@ -92,15 +92,13 @@ def plot_curves(column: Column) -> Figure | None:
     drawing = figure(min(6.8, 4.6 * len(shown)) if len(shown) == 1 else 4.4 * len(shown), 3.6 + 0.2 * len(looks))
     for axes, key in zip(drawing.subplots(1, len(shown), squeeze=False)[0], shown, strict=True):
         draw_curve(axes, column, key, looks)
-    drawing.suptitle(
-        f"{column.dataset} (bands: one standard deviation over seeds; thin dotted lines: papers)", fontsize=10
-    )
+    note = "bands: one standard deviation over seeds; thin dotted lines: papers"
+    drawing.suptitle(f"{column.dataset} ({note})", fontsize=10)
     handles: dict[str, Any] = {}
     for axes in drawing.axes:
         handles |= {label: handle for handle, label in zip(*axes.get_legend_handles_labels(), strict=True)}
-    drawing.legend(
-        handles.values(), handles.keys(), loc="outside lower center", frameon=False, fontsize=8, handlelength=4
-    )
+    style: dict[str, Any] = {"frameon": False, "fontsize": 8, "handlelength": 4}
+    drawing.legend(handles.values(), handles.keys(), loc="outside lower center", **style)
     return drawing
 
 
@@ -244,10 +242,7 @@ def draw_plane(axes: Axes, embeddings: Embeddings) -> None:
 def apart(names: dict[str, list[float]], width: float, height: float) -> Iterator[tuple[str, float, float]]:
     """Place names near their centers such that each lies in the unit square and none overlaps another.
 
-    Args:
-        names: the center of each.
-        width: of a letter.
-        height: half of that of a line.
+    ``width`` is that of a letter, ``height`` half of that of a line.
     """
     placed: list[tuple[float, float, float]] = []
     for name, (x, y) in sorted(names.items(), key=lambda item: -abs(item[1][1] - 0.5)):

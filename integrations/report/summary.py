@@ -128,11 +128,8 @@ def _row_names(runs: Iterable[Run]) -> dict[Path, str]:
     differing: dict[str, list[str]] = {}
     for name, datasets in arguments.items():
         keys = sorted({key for members in datasets.values() for others in members for key in others})
-        differing[name] = [
-            key
-            for key in keys
-            if any(len({json.dumps(others.get(key)) for others in members}) > 1 for members in datasets.values())
-        ]
+        values = {key: [{json.dumps(o.get(key)) for o in members} for members in datasets.values()] for key in keys}
+        differing[name] = [key for key in keys if any(len(different) > 1 for different in values[key])]
     return {
         run.path: run.name + "".join(f", {key}={_other_arguments(run).get(key)}" for key in differing[run.name])
         for run in runs

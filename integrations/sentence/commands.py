@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+from dataclasses import asdict
 from pathlib import Path
 from time import perf_counter
 from typing import Any
@@ -67,11 +68,7 @@ def train_command(arguments: argparse.Namespace) -> int:
 def _eval_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("model", help="a SentenceTransformer, a checkpoint of transformers, or the folder of a run")
-    add(
-        "--pooling",
-        choices=POOLINGS,
-        help="how a checkpoint that does not say so combines tokens into one vector",
-    )
+    add("--pooling", choices=POOLINGS, help="how a checkpoint that does not say so combines tokens into one vector")
     add("--max-length", type=flags.whole(1), metavar="N", help="word pieces of a text; by default the model's limit")
     add("--revision", metavar="NAME", help="revision of a model on the hub")
     add("--data", metavar="FOLDER", help=f"sts/ and transfer/, or SentEval's data, or hub (${ENVIRONMENT}, else hub)")
@@ -103,17 +100,11 @@ def sts_command(arguments: argparse.Namespace) -> int:
     start = perf_counter()
     model = _load(arguments)
     load_seconds = perf_counter() - start
-    report = sts.evaluate(
-        model,
-        arguments.sets,
-        arguments.data,
-        batch_size=arguments.batch,
-        progress=not arguments.json,
-        plot=arguments.plot,
-    )
+    options = {"batch_size": arguments.batch, "progress": not arguments.json, "plot": arguments.plot}
+    report = sts.evaluate(model, arguments.sets, arguments.data, **options)
     report.seconds |= {"load model": load_seconds, "total": perf_counter() - start}
     if arguments.json:
-        print(json.dumps(report.to_dict(), indent=1))
+        print(json.dumps(asdict(report), indent=1))
         return 0
     print(sts.text(report, arguments.subsets))
     if arguments.plot:
@@ -135,5 +126,5 @@ def transfer_command(arguments: argparse.Namespace) -> int:
 
     options = {"batch_size": arguments.batch, "jobs": arguments.jobs, "progress": not arguments.json}
     report = transfer.evaluate(_load(arguments), arguments.tasks, arguments.data, **options)
-    print(json.dumps(report.to_dict(), indent=1) if arguments.json else transfer.text(report))
+    print(json.dumps(asdict(report), indent=1) if arguments.json else transfer.text(report))
     return 0

@@ -22,10 +22,7 @@ ANCHOR, POSITIVE = "anchor", "positive"
 
 
 def load(
-    path: str | Path,
-    positives: str = "auto",
-    columns: Sequence[str] | None = None,
-    revision: str | None = None,
+    path: str | Path, positives: str = "auto", columns: Sequence[str] | None = None, revision: str | None = None
 ) -> tuple[Any, int]:
     """Load a ``datasets.Dataset`` of text columns, and the number of rows dropped because a text is missing or blank.
 

@@ -19,9 +19,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from counterpoint.hyper import nearest
-
 from .. import store
+from ..domain import check_choice
 from . import corpus
 from .frameworks import framework
 from .settings import ENVIRONMENT, STS, TRANSFER
@@ -89,11 +88,7 @@ class Texts:
 
 
 def root(data: str | Path | None = None) -> Path | None:
-    """The folder of the benchmarks, or None for the hub.
-
-    Args:
-        data: a folder, or ``hub``; by default ``COUNTERPOINT_DATA`` if it is set, else the hub.
-    """
+    """The folder of the benchmarks ``data``, or None for ``hub``; by default ``COUNTERPOINT_DATA``, else the hub."""
     name = os.environ.get(ENVIRONMENT) or HUB if data is None else data
     if str(name) == HUB:
         return None
@@ -118,13 +113,11 @@ def load_sts(name: str, data: str | Path | None = None) -> Pairs:
     """Load a set of scored pairs. Those without a gold score are dropped and counted, as in the official evaluation.
 
     Args:
-        name: one of :data:`~counterpoint.integrations.sentence.settings.STS`. ``STS12`` to ``STS16`` (all subsets of
-            the year), ``STSB-test`` and ``SICKR-test`` are SimCSE's seven; ``SICKR-all`` is MTEB's SICK-R, train,
-            trial and test together.
+        name: one of :data:`~.settings.STS`. ``STS12`` to ``STS16`` (all subsets of the year), ``STSB-test`` and
+            ``SICKR-test`` are SimCSE's seven; ``SICKR-all`` is MTEB's SICK-R, train, trial and test together.
         data: see :func:`root`.
     """
-    if name not in STS:
-        raise ValueError(f"unknown STS set {name!r}.{nearest(str(name), STS)}")
+    check_choice("STS set", name, STS)
     folder = root(data)
     if folder is None:
         return _scored(name, _hub_rows(name))
@@ -145,9 +138,8 @@ def _scored(name: str, rows: Iterable[_Row]) -> Pairs:
         pairs.first.append(first)
         pairs.second.append(second)
     if len(pairs) < 2:
-        raise ValueError(
-            f"{name}: {len(pairs)} pairs with a gold score, and {pairs.dropped} without; expected 2 or more."
-        )
+        without = f"{pairs.dropped} without"
+        raise ValueError(f"{name}: {len(pairs)} pairs with a gold score, and {without}; expected 2 or more.")
     return pairs
 
 
@@ -175,9 +167,8 @@ def _folder_rows(name: str, folder: Path) -> Iterator[_Row]:
         for place, cells in table(path, 4, header=True):
             yield place, split, cells[3], cells[1], cells[2]
     else:
-        raise FileNotFoundError(
-            f"{name}: neither {name}.tsv nor SentEval's files are in {folder}, sts/ or downstream/."
-        )
+        searched = f"{folder}, sts/ or downstream/"
+        raise FileNotFoundError(f"{name}: neither {name}.tsv nor SentEval's files are in {searched}.")
 
 
 def _senteval_year(name: str, folder: Path) -> Iterator[_Row]:
@@ -193,7 +184,7 @@ def _senteval_year(name: str, folder: Path) -> Iterator[_Row]:
 def _hub_rows(name: str) -> Iterator[_Row]:
     if name not in _HUB_STS:
         raise ValueError(
-            f"{name}: the hub's copy of SICK has no splits. Use SICKR-all, or give SentEval's files with --data FOLDER."
+            f"{name}: the hub's copy of SICK has no splits; use SICKR-all, or --data with SentEval's files."
         )
     path, revision, split = _HUB_STS[name]
     for i, row in enumerate(framework("datasets").load_dataset(path, revision=revision, split=split)):
@@ -206,19 +197,13 @@ def _hub_rows(name: str) -> Iterator[_Row]:
 def load_transfer(name: str, data: str | Path | None = None) -> dict[str, Texts]:
     """Load a task: its ``train`` and ``test`` texts, or ``all`` of them if it has no official split.
 
-    Empty lines of CR and MPQA count as texts, and are read as a full stop, as in SentEval's examples.
-
-    Args:
-        name: one of :data:`~counterpoint.integrations.sentence.settings.TRANSFER`.
-        data: a folder, see :func:`root`. The hub has no copy of these sets that could be pinned.
+    Empty lines of CR and MPQA count as texts, and are read as a full stop, as in SentEval's examples. For the folder
+    ``data`` see :func:`root`; the hub has no copy of these sets that could be pinned.
     """
-    if name not in TRANSFER:
-        raise ValueError(f"unknown transfer task {name!r}.{nearest(str(name), TRANSFER)}")
+    check_choice("transfer task", name, TRANSFER)
     folder = root(data)
     if folder is None:
-        raise ValueError(
-            f"{name}: give the folder of the data with --data, or in {ENVIRONMENT}; the hub does not have it."
-        )
+        raise ValueError(f"{name}: give its folder with --data, or in {ENVIRONMENT}; the hub does not have it.")
     splits = ("train", "test") if name in ("TREC", "MRPC") else ("all",)
     return {split: _labeled(name, split, folder) for split in splits}
 
@@ -228,9 +213,8 @@ def _labeled(name: str, split: str, folder: Path) -> Texts:
     if path := _find(folder, f"{name}.tsv" if split == "all" else f"{name}-{split}.tsv"):
         rows = [cells for _, cells in table(path, columns, more=False)]
     else:
-        rows = [
-            [label, *(" ".join(text.split()) for text in texts)] for label, *texts in _senteval(name, split, folder)
-        ]
+        found = _senteval(name, split, folder)
+        rows = [[label, *(" ".join(text.split()) for text in texts)] for label, *texts in found]
     if len({row[0] for row in rows}) < 2:
         raise ValueError(f"{name}: expected texts of at least 2 classes, got {len(rows)} texts.")
     texts = [[text or "." for text in column] for column in zip(*rows, strict=False)]
@@ -254,9 +238,8 @@ def _senteval(name: str, split: str, folder: Path) -> Iterator[list[str]]:
 
 def _needed(name: str, folder: Path, file: str) -> Path:
     if (path := _find(folder, file)) is None:
-        raise FileNotFoundError(
-            f"{name}: neither {name}*.tsv nor SentEval's {file} is in {folder}, transfer/ or downstream/."
-        )
+        searched = f"{folder}, transfer/ or downstream/"
+        raise FileNotFoundError(f"{name}: neither {name}*.tsv nor SentEval's {file} is in {searched}.")
     return path
 
 

@@ -1,4 +1,4 @@
-"""The part of sentences in ``counterpoint demo``: SimCSE's loss on synthetic sentences of known similarity."""
+"""The part of sentences in ``counterpoint demo``: SimCSE's loss, scored by Spearman's correlation."""
 
 from __future__ import annotations
 

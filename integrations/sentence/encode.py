@@ -7,10 +7,7 @@ from pathlib import Path
 from time import perf_counter
 from typing import Any
 
-from .frameworks import framework
-
-# isort: split
-
+from .frameworks import framework  # isort: skip
 import numpy as np
 import torch
 from numpy.typing import NDArray
@@ -38,7 +35,7 @@ def load(
         pooling: how tokens become one vector: ``cls``, the first token; ``pooler``, the first token through the
             checkpoint's own dense layer and tanh, as the supervised SimCSE models expect; ``mean``; ``max``. The right
             choice depends on how the checkpoint was trained, so there is no default.
-        device: ``cpu``, ``cuda``, ...; by default the best available.
+        device: by default the best available.
         revision: of a model on the hub.
         max_length: texts are truncated to this many tokens; by default to the model's own limit.
     """
@@ -51,10 +48,8 @@ def load(
     if not own and pooling is None:
         if Path(name).is_dir() and not (Path(name) / "config.json").is_file():
             raise ValueError(f"model: {name} contains neither modules.json nor config.json.")
-        raise ValueError(
-            f"{name} is not a SentenceTransformer: a plain checkpoint does not define how tokens become one vector. "
-            f"Choose pooling: {', '.join(POOLINGS)}."
-        )
+        why = f"{name} is not a SentenceTransformer: a plain checkpoint does not define how tokens become one vector"
+        raise ValueError(f"{why}. Choose pooling: {', '.join(POOLINGS)}.")
     try:
         if pooling is None:
             loaded = st.SentenceTransformer(name, device=device, revision=revision)
@@ -68,9 +63,7 @@ def load(
     tokenizer: Any = getattr(loaded, "tokenizer", None)
     special = getattr(tokenizer, "all_special_ids", None)
     if special is not None and len(tokenizer) <= len(special):  # the default tokenizer, when its files are missing
-        raise ValueError(
-            f"model: {name} has no vocabulary; its tokenizer's files, such as tokenizer.json, are missing."
-        )
+        raise ValueError(f"model: {name} has no vocabulary; files of its tokenizer are missing (tokenizer.json, ...).")
     if max_length is not None:
         if isinstance(loaded[0], framework("sentence_transformers.sentence_transformer.modules").StaticEmbedding):
             raise ValueError(f"max_length: {name} is a static embedding, which does not truncate; omit max_length.")
@@ -138,10 +131,6 @@ class Embeddings:
         encode: see :func:`encoder`.
         texts: in any order; duplicates are allowed.
         batch_size: texts per call of ``encode``.
-        progress: show a progress bar.
-
-    Attributes:
-        seconds: time spent in ``encode``.
     """
 
     def __init__(self, encode: Encode, texts: Iterable[str], batch_size: int = 64, progress: bool = True) -> None:
@@ -149,7 +138,7 @@ class Embeddings:
             raise ValueError(f"batch_size: expected at least 1, got {batch_size}.")
         distinct = sorted(set(texts), key=lambda text: (-len(text), text))
         self._row = {text: i for i, text in enumerate(distinct)}
-        self.seconds = 0.0
+        self.seconds = 0.0  # in encode
         batches = [distinct[start : start + batch_size] for start in range(0, len(distinct), batch_size)]
         embedded = []
         for batch in track(batches, "encoding, batches") if progress else batches:

@@ -11,12 +11,7 @@ from .settings import STS, TRANSFER
 
 
 def evaluate(model: Any, names: Sequence[str]) -> dict[str, float]:
-    """The model's scores by name; with all of SimCSE's seven sets, their average too.
-
-    Args:
-        model: see :func:`counterpoint.integrations.sentence.sts.evaluate`.
-        names: of STS sets and transfer tasks.
-    """
+    """The model's scores on STS sets and transfer tasks by name; with all of SimCSE's seven sets, their average too."""
     scores: dict[str, float] = {}
     if sets := [name for name in names if name in STS]:
         report = sts.evaluate(model, sets, progress=False)

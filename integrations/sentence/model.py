@@ -53,10 +53,8 @@ def without_head(model: Any) -> Any:
 def make_loss(model: Any, arguments: Mapping[str, Any]) -> ContrastiveLoss:
     """The loss of a cell."""
     objective = cp.objective(arguments["objective"])
-    options = {
-        "views": arguments["views"] or objective.views or 2,
-        "negative_weight": arguments["negative_weight"],
-    }
+    views = arguments["views"] or objective.views or 2
+    options = {"views": views, "negative_weight": arguments["negative_weight"]}
     epsilon, mixed, mini_batch = arguments["epsilon"], arguments["mixed"], arguments["mini_batch"]
     if epsilon is not None or mixed:
         return PerturbedContrastiveLoss(model, objective, epsilon=epsilon, mixed=mixed, **options)

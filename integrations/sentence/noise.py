@@ -14,14 +14,11 @@ from counterpoint.plugins.sentence_transformers import ContrastiveLoss
 
 
 class WordDropout:
-    """Drop each word piece with probability ``p``, in training only; at least one of a text is kept.
+    """Drop each word piece with probability ``0 <= p < 1``, in training only; at least one of a text is kept.
 
     Attach it to a SentenceTransformer with ``model.register_forward_pre_hook(WordDropout(0.1))``; every view is then
     sampled separately. It works on padded batches, where it masks pieces but not the special tokens at the ends, and on
     ``StaticEmbedding``'s lists of pieces. ConSERT (https://arxiv.org/abs/2105.11741) calls it token cutoff.
-
-    Args:
-        p: in ``[0, 1)``.
     """
 
     def __init__(self, p: float) -> None:

@@ -19,10 +19,7 @@ from pathlib import Path
 from time import perf_counter
 from typing import Any
 
-from .frameworks import framework
-
-# isort: split
-
+from .frameworks import framework  # isort: skip
 import numpy as np
 import torch
 from numpy.typing import NDArray
@@ -59,19 +56,12 @@ class SetScore(Score):
 
 @dataclass
 class Geometry:
-    """Alignment and uniformity of embeddings (Wang and Isola 2020, https://arxiv.org/abs/2005.10242).
+    """Alignment and uniformity of embeddings (Wang and Isola 2020, https://arxiv.org/abs/2005.10242)."""
 
-    Attributes:
-        of: the set of the sentences.
-        alignment: mean squared distance of the pairs with a gold score above 4.
-        uniformity: log of the mean Gaussian potential of all pairs of sentences.
-        histogram: share of those pairs in each of :data:`BINS` bins of the distance ``(1 - cos) / 2`` from 0 to 1.
-    """
-
-    of: str
-    alignment: float
-    uniformity: float
-    histogram: list[float]
+    of: str  # the set of the sentences
+    alignment: float  # mean squared distance of the pairs with a gold score above 4
+    uniformity: float  # log of the mean Gaussian potential of all pairs of sentences
+    histogram: list[float]  # share of those pairs in each of BINS bins of the distance (1 - cos) / 2 from 0 to 1
 
 
 @dataclass
@@ -84,21 +74,13 @@ class Report:
     texts: int
     seconds: dict[str, float]
 
-    def to_dict(self) -> dict[str, Any]:
-        return asdict(self)
-
     @property
     def notes(self) -> list[str]:
         """Remarks for readers of the scores."""
-        dropped = [
-            f"{name}: {s.dropped} pairs without a gold score left out" for name, s in self.sets.items() if s.dropped
-        ]
-        undefined = [
-            f"{name}: undefined, as the model gives all its pairs the same similarity"
-            for name, s in self.sets.items()
-            if s.spearman is None
-        ]
-        return dropped + undefined
+        sets = self.sets.items()
+        dropped = [f"{name}: {s.dropped} pairs without a gold score left out" for name, s in sets if s.dropped]
+        why = "undefined, as the model gives all its pairs the same similarity"
+        return dropped + [f"{name}: {why}" for name, s in sets if s.spearman is None]
 
 
 def evaluate(
@@ -121,7 +103,6 @@ def evaluate(
         data: their folder, see :func:`counterpoint.integrations.sentence.data.root`.
         pooling, device: for a model that is named.
         batch_size: texts embedded at a time.
-        progress: show a progress bar.
         plot: file for a histogram of the distances between the sentences of the STS-B set.
     """
     start = perf_counter()
@@ -129,9 +110,8 @@ def evaluate(
     read = perf_counter()
     encode = encoder(model, pooling, device=device)
     ready = perf_counter()
-    embeddings = Embeddings(
-        encode, (t for pairs in loaded for t in (*pairs.first, *pairs.second)), batch_size, progress
-    )
+    sentences = (t for pairs in loaded for t in (*pairs.first, *pairs.second))
+    embeddings = Embeddings(encode, sentences, batch_size, progress)
     scores = {pairs.name: score(pairs, embeddings) for pairs in loaded}
     seven = [scores[name].spearman for name in SEVEN if name in scores]
     known = [s for s in seven if s is not None]
@@ -168,7 +148,7 @@ def _score(similar: NDArray[np.float64], gold: NDArray[np.float64]) -> Score:
 def cosine(first: Matrix, second: Matrix) -> NDArray[np.float64]:
     """The cosine of each row with its counterpart, in double precision; 0 where a row is zero, as in SentEval."""
     x, y = first.astype(np.float64), second.astype(np.float64)
-    length: NDArray[np.float64] = np.linalg.norm(x, axis=1) * np.linalg.norm(y, axis=1)
+    length = np.linalg.norm(x, axis=1) * np.linalg.norm(y, axis=1)
     similar: NDArray[np.float64] = (x * y).sum(1) / np.where(length > 0, length, 1.0)
     return similar
 
@@ -196,9 +176,8 @@ def texts(pairs: Pairs) -> list[str]:
 def text(report: Report, subsets: bool = False) -> str:
     """SimCSE's table, and below it the other sets, the subsets and the notes."""
     names = [COLUMNS[name] for name in SEVEN] + ["Avg."]
-    scores = [s.spearman if (s := report.sets.get(name)) else math.nan for name in SEVEN] + [
-        report.average if all(name in report.sets for name in SEVEN) else math.nan
-    ]
+    scores = [s.spearman if (s := report.sets.get(name)) else math.nan for name in SEVEN]
+    scores.append(report.average if all(name in report.sets for name in SEVEN) else math.nan)
     parts = [grid([names, [number(value) for value in scores]])] if set(SEVEN) & set(report.sets) else []
     others = [[name, number(s.spearman)] for name, s in report.sets.items() if name not in SEVEN]
     if others:

@@ -74,19 +74,15 @@ def labelled(count: int, seed: int, slot: str = "who") -> tuple[list[str], list[
     """Sentences, the number of the meaning of a slot in each, and the names of these meanings."""
     draw = random.Random(f"labelled {seed}")
     drawn = [meaning(draw) for _ in range(count)]
-    return (
-        [sentence(meanings, draw) for meanings in drawn],
-        [meanings[slot] for meanings in drawn],
-        [words[0] for words in SLOTS[slot]],
-    )
+    sentences, labels = [sentence(meanings, draw) for meanings in drawn], [meanings[slot] for meanings in drawn]
+    return sentences, labels, [words[0] for words in SLOTS[slot]]
 
 
 def model(seed: int, width: int = 64) -> Any:
     """A SentenceTransformer with random word vectors; a sentence is the mean of its words."""
     tokenizers = framework("tokenizers")
-    words = tokenizers.Tokenizer(
-        tokenizers.models.WordLevel({word: i for i, word in enumerate(WORDS)}, unk_token="the")
-    )
+    vocabulary = {word: i for i, word in enumerate(WORDS)}
+    words = tokenizers.Tokenizer(tokenizers.models.WordLevel(vocabulary, unk_token="the"))
     words.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
     table = torch.randn(len(WORDS), width, generator=torch.Generator().manual_seed(seed))
     embedding = framework("sentence_transformers.sentence_transformer.modules").StaticEmbedding(words, table)

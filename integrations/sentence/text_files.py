@@ -29,11 +29,8 @@ def lines(path: Path, encoding: str = "utf-8") -> list[str]:
 def table(path: Path, columns: int, header: bool = False, more: bool = True) -> Iterator[tuple[str, list[str]]]:
     """Yield the rows of a tab-separated file, each after its place for error messages; empty lines are skipped.
 
-    Args:
-        path: of the file.
-        columns: their number.
-        header: whether the first line names the columns.
-        more: whether rows may have further columns; without it, a tab within a text is an error.
+    With ``header`` the first line names the columns. With ``more`` rows may have further columns; without it, a tab
+    within a text is an error.
     """
     for number, line in enumerate(lines(path), 1):
         if not line or (header and number == 1):

@@ -43,12 +43,7 @@ class Batches(BatchSampler):
 
 
 class DevScore(_Evaluator):  # type: ignore[misc]
-    """Spearman's correlation on an STS set, as :mod:`counterpoint.integrations.sentence.sts` computes it.
-
-    Args:
-        pairs: the set.
-        drop_head: whether to score the model without its last module.
-    """
+    """Spearman's correlation on an STS set, with ``drop_head`` of the model without its last module."""
 
     def __init__(self, pairs: Pairs, drop_head: bool) -> None:
         super().__init__()

@@ -25,28 +25,19 @@ UNTRAINED = "before training"
 
 
 def cell(file: str, objective: str | None, seed: int, **changes: Any) -> dict[str, Any]:
-    """The arguments of one run: the defaults of :class:`Settings`, changed as given.
+    """The arguments of one run: the defaults of :class:`Settings`, changed as given, and ``label``, its row in tables.
 
     Args:
-        file: the training data, or a data set on the hub, see :func:`counterpoint.integrations.sentence.corpus.load`.
+        file: the training data; see :func:`counterpoint.integrations.sentence.corpus.load`, also for the settings
+            ``positives`` and ``columns``.
         objective: a spec; None for a model that is not trained, see :func:`untrained`.
-        seed: of everything.
-        model, revision: a folder or a name on the hub.
-        pooling: for a checkpoint that is not a SentenceTransformer, see :func:`~.encode.load`.
-        static: train only the checkpoint's word-piece embeddings; a text is the mean of its pieces. Gradients are
-            sparse, and Adam updates only the rows of a batch's pieces (``torch.optim.SparseAdam``).
-        head: SimCSE's dense layer and tanh over the embedding: ``none``, ``training`` only, or ``kept`` in the model.
-        positives, columns: see :func:`counterpoint.integrations.sentence.corpus.load`.
+        static: gradients are sparse; Adam updates only the rows of a batch's pieces (``torch.optim.SparseAdam``).
         max_length: the finished model keeps its own limit. Static models have none.
         batch: an epoch's last, smaller batch is dropped.
         epsilon, mixed: see :class:`counterpoint.integrations.sentence.noise.PerturbedContrastiveLoss`.
-        dev: the STS set whose Spearman correlation selects the checkpoint, computed every ``every`` steps and at the
-            end; None for the last checkpoint.
-        save: steps between checkpoints; 0 for none, then an interrupted run starts again.
-        test: STS sets and transfer tasks to evaluate the finished model on.
+        dev: the score is computed every ``every`` steps and at the end.
+        save: without checkpoints, an interrupted run starts again.
         keep: whether to write ``model/``.
-        label: the name of the row in tables.
-        changes: further settings, see :class:`~counterpoint.integrations.sentence.settings.Settings`.
     """
     settings = defaults(Settings)
     store.check_names(changes, (*settings, "label"))
@@ -59,9 +50,8 @@ def cell(file: str, objective: str | None, seed: int, **changes: Any) -> dict[st
     if arguments["precision"] == "fp16" and arguments["device"] == "cpu":
         raise ValueError("precision: fp16 needs a GPU; on a CPU use fp32 or bf16.")
     if str(arguments["device"]).startswith("cuda:") and arguments["device"] != "cuda:0":
-        raise ValueError(
-            f"device: the trainer uses the first visible GPU; for {arguments['device']} set CUDA_VISIBLE_DEVICES."
-        )
+        device = arguments["device"]
+        raise ValueError(f"device: the trainer uses the first visible GPU; for {device} set CUDA_VISIBLE_DEVICES.")
     if arguments["mini_batch"] is not None and (arguments["epsilon"] is not None or arguments["mixed"]):
         raise ValueError("mini_batch: the gradient cache does not support adversarial or mixed views.")
     return arguments

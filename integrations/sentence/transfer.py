@@ -19,15 +19,12 @@ SentEval: https://arxiv.org/abs/1803.05449
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from time import perf_counter
 from typing import Any
 
-from .frameworks import framework
-
-# isort: split
-
+from .frameworks import framework  # isort: skip
 import numpy as np
 from numpy.typing import NDArray
 
@@ -50,21 +47,13 @@ Labels = NDArray[np.str_]
 
 @dataclass
 class TaskScore:
-    """Percentages.
+    """Percentages."""
 
-    Attributes:
-        accuracy: on the test texts; the mean over outer folds where there is no official split.
-        f1: of the class ``1``, for MRPC.
-        dev: accuracy of the chosen regularization on the validation folds.
-        strength: the chosen ``C`` of each outer fold.
-        folds: the accuracy of each outer fold.
-    """
-
-    accuracy: float
-    f1: float | None
-    dev: float
-    strength: list[float]
-    folds: list[float]
+    accuracy: float  # on the test texts; the mean over outer folds where there is no official split
+    f1: float | None  # of the class ``1``, for MRPC
+    dev: float  # accuracy of the chosen regularization on the validation folds
+    strength: list[float]  # the chosen ``C`` of each outer fold
+    folds: list[float]  # the accuracy of each outer fold
     texts: int
 
 
@@ -73,9 +62,6 @@ class Report:
     tasks: dict[str, TaskScore]
     average: float
     seconds: dict[str, float]
-
-    def to_dict(self) -> dict[str, Any]:
-        return asdict(self)
 
 
 def evaluate(
@@ -95,10 +81,8 @@ def evaluate(
         model: as in :func:`counterpoint.integrations.sentence.sts.evaluate`.
         tasks: names from :data:`counterpoint.integrations.sentence.settings.TRANSFER`.
         data: the folder of the data, see :func:`counterpoint.integrations.sentence.data.root`.
-        pooling, device: for a model that is named.
-        batch_size: texts embedded at a time.
+        pooling, device, batch_size: as there.
         jobs: processes that fit classifiers.
-        progress: show a progress bar.
     """
     start = perf_counter()
     loaded = {name: load_transfer(name, data) for name in dict.fromkeys(tasks)}

@@ -30,7 +30,7 @@ def graphs(tmp_path_factory):
 
 def test_every_objective_with_every_seed(graphs):
     every = store.find_runs(graphs / "runs")
-    rows = [demo.UNTRAINED, *demo.ROWS]
+    rows = ["untrained encoder", *demo.ROWS]
     assert sorted((run.name, run.arguments["seed"]) for run in every) == sorted(
         (row, s) for row in rows for s in (0, 1)
     )
@@ -56,7 +56,7 @@ def test_what_it_leaves(graphs):
     assert {path.name for path in graphs.iterdir()} == {"runs", "report.html", "results.json"}
     results = json.loads((graphs / "results.json").read_text())
     (column,) = results["columns"]
-    assert [row["row"] for row in column["rows"]][:2] == [demo.UNTRAINED, "InfoNCE"]
+    assert [row["row"] for row in column["rows"]][:2] == ["untrained encoder", "InfoNCE"]
     assert "With --quick: the numbers mean nothing." in results["notes"]
     page = (graphs / "report.html").read_text()
     assert page.count("colored by class") == len(demo.ROWS) + 1
@@ -81,7 +81,7 @@ def test_what_cannot_run_is_left_out_and_said(tmp_path, capsys, monkeypatch):
     said = capsys.readouterr()
     assert "image is left out: image needs something" in said.out
     assert "image is left out: image needs something" in (tmp_path / "report.html").read_text()
-    assert {run.name for run in store.find_runs(tmp_path)} == {demo.UNTRAINED, str(cp.objective("hcl:t=0.3"))}
+    assert {run.name for run in store.find_runs(tmp_path)} == {"untrained encoder", str(cp.objective("hcl:t=0.3"))}
     assert main([*words, "--domains", "image"]) == 2
     assert "nothing of the demo can run here" in capsys.readouterr().err
 

@@ -212,7 +212,7 @@ def test_isolated_nodes_are_nodes():
     [
         (lambda: graph.DropNodes(1.5), "ratio must be a number with 0 <= ratio <= 1, got 1.5"),
         (lambda: graph.Subgraph(0.2, hops=0), "hops must be a whole number of at least 1"),
-        (lambda: graph.augmentation("dnode"), "unknown augmentation 'dnode'. Did you mean 'dnodes'?"),
+        (lambda: graph.augmentation("dnode"), "unknown augment 'dnode'. Did you mean 'dnodes'?"),
         (lambda: graph.RandomChoice([]), "at least one"),
     ],
 )

@@ -219,7 +219,7 @@ def test_attack_strength_is_monotone(classifier, digits):
     [
         ({"epsilons": (0.01, -0.1)}, r"at least 0, got -0\.1"),
         ({"protocol": "lbfg"}, "Did you mean 'lbfgs'"),
-        ({"k": 0}, "k must be"),
+        ({"k": 0}, "k: expected a whole number of at least 1"),
         ({"restarts": 1.5}, "restarts"),
         ({"step": 0.0}, "step"),
         ({"attacked": 0}, "attacked"),
