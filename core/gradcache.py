@@ -12,7 +12,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -85,9 +84,10 @@ def gradcache(
         passes.append((part, states))
         rows.append(z.detach())
         call = bare
-    replay = _Replay(bare, output, passes, len(arguments.trained))
     tensors = [*arguments.trained, *trained.values()]
-    return _Cached.apply(replay, torch.cat(rows), *tensors)  # type: ignore[no-any-return]
+    return _Cached.apply(  # type: ignore[no-any-return]
+        bare, output, passes, len(arguments.trained), torch.cat(rows), *tensors
+    )
 
 
 class _Inputs:
@@ -176,16 +176,6 @@ def _mode(kind: str) -> dict[str, Any]:
     return {"device_type": kind, "enabled": enabled, "dtype": dtype, "cache_enabled": torch.is_autocast_cache_enabled()}
 
 
-@dataclass
-class _Replay:
-    """What the backward pass needs to re-encode the chunks."""
-
-    encoder: Callable[..., Any]
-    output: Callable[[Any], Tensor] | None
-    passes: list[tuple[_Inputs, _States]]
-    inputs: int
-
-
 class _Cached(torch.autograd.Function):
     """Forward: return the computed embeddings. Backward: re-encode and backpropagate chunk by chunk.
 
@@ -194,29 +184,28 @@ class _Cached(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx: Any, replay: _Replay, z: Tensor, *tensors: Tensor) -> Tensor:
-        ctx.replay = replay
+    def forward(ctx: Any, encoder: Any, output: Any, passes: Any, inputs: int, z: Tensor, *tensors: Tensor) -> Tensor:
+        ctx.encoder, ctx.output, ctx.passes, ctx.inputs = encoder, output, passes, inputs
         ctx.save_for_backward(*tensors)
         return z.view_as(z)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        replay, tensors = ctx.replay, ctx.saved_tensors
-        params = tensors[replay.inputs :]
-        inputs: list[list[Tensor]] = [[] for _ in range(replay.inputs)]
+        params = ctx.saved_tensors[ctx.inputs :]
+        inputs: list[list[Tensor]] = [[] for _ in range(ctx.inputs)]
         totals: list[Tensor | None] = [None] * len(params)
-        for (part, states), dz in zip(replay.passes, grad.split([p.rows for p, _ in replay.passes]), strict=True):
+        for (part, states), dz in zip(ctx.passes, grad.split([p.rows for p, _ in ctx.passes]), strict=True):
             with states.restored(), torch.enable_grad():
-                z = _embed(replay.encoder, part, replay.output)
+                z = _embed(ctx.encoder, part, ctx.output)
             gradients = torch.autograd.grad(z, [*part.trained, *params], dz, allow_unused=True)
             for collected, x, g in zip(inputs, part.trained, gradients, strict=False):
                 collected.append(torch.zeros_like(x) if g is None else g)
-            for i, g in enumerate(gradients[replay.inputs :]):
+            for i, g in enumerate(gradients[ctx.inputs :]):
                 if g is not None:  # not in place: parameters may share one gradient
                     total = totals[i]
                     totals[i] = g if total is None else total + g
-        return None, None, *map(torch.cat, inputs), *totals
+        return *[None] * 5, *map(torch.cat, inputs), *totals
 
 
 def leaves(tensors: Sequence[Tensor]) -> list[Tensor]:

@@ -82,12 +82,11 @@ class Schedule(nn.Module):
         """Return the smallest and the largest value."""
         return min(self.start, self.end), max(self.start, self.end)
 
-    def __repr__(self) -> str:
-        return self.spec()
-
     def spec(self) -> str:
         shape = "" if self.shape == "linear" else f",{self.shape}"
         return f"schedule({number(self.start)},{number(self.end)},{self.steps}{shape})"
+
+    __repr__ = spec
 
 
 class _Clip(torch.autograd.Function):
@@ -145,12 +144,11 @@ class Learned(nn.Module):
         """Return the smallest and the largest value."""
         return self.low, self.high
 
-    def __repr__(self) -> str:
-        return self.spec()
-
     def spec(self) -> str:
         value = float(f"{math.exp(float(self.log_value.detach())):.6g}")
         return f"learned({number(min(max(value, self.low), self.high))},{number(self.low)},{number(self.high)})"
+
+    __repr__ = spec
 
 
 Number = float | Schedule | Learned

@@ -1,8 +1,4 @@
-"""The interface of all objectives: a function of ``pos`` and ``neg``.
-
-A new objective is a subclass with a name, its hyper-parameters and ``per_anchor(pos, neg)``. It then works with every
-pairing, wrapper, host and engine, adds up with other objectives, and has a spec.
-"""
+"""The interface of all objectives, their sums and wrappers, and how specs and data become objectives."""
 
 from __future__ import annotations
 
@@ -28,7 +24,7 @@ from .batch.scores import Negatives, Scores
 from .engine.distributed import Gather
 from .hyper import Choice, Flag, Hyper, Learned, Real, Schedule, Tracked, Value, Whole, current, nearest, text
 from .parameters import Parametrized
-from .registry import kind, known, register
+from .registry import kind, known
 
 
 class Inner(Hyper["Objective | str", "Objective"]):
@@ -41,7 +37,7 @@ class Objective(Parametrized):
 
     Subclasses pass their name (``class ADNCE(InfoNCE, name="adnce")``), declare hyper-parameters as class attributes
     (``mu: Real = Real("mu", default=0.7)``), and implement :meth:`per_anchor`, or :meth:`losses` if they need more of
-    a batch than ``pos`` and ``neg``. ``__init__`` is generated; ``__post_init__`` runs after it.
+    a batch than ``pos`` and ``neg``. They then work with every pairing, wrapper, host and engine.
 
     Hyper-parameters are frozen: ``loss_fn.replace(mu=0.5)`` returns a changed objective. For a value that changes
     during training, pass a :class:`Schedule` or a :class:`Learned` value instead of a number.
@@ -49,7 +45,6 @@ class Objective(Parametrized):
     Objectives compare by value but hash by identity, like all torch modules.
     """
 
-    name: ClassVar[str] = ""
     formula: ClassVar[str] = ""
     paper: ClassVar[str] = ""
     use: ClassVar[str] = ""
@@ -59,17 +54,6 @@ class Objective(Parametrized):
     cost: ClassVar[str] = ""
     """What it costs compared with InfoNCE."""
     pairing: ClassVar[str] = "views"
-
-    def __init_subclass__(cls, name: str = "", **kwargs: Any) -> None:
-        super().__init_subclass__(**kwargs)
-        cls.name = name
-        if not name:
-            return
-        if not spec.NAME.fullmatch(name):
-            raise ValueError(f"{cls.__name__}: {name!r} is not a valid name; use lower-case letters, digits and _.")
-        if name == "sum" or name in spec.CALLS:
-            raise ValueError(f"{cls.__name__}: the name {name!r} is reserved.")
-        register(name, cls)
 
     # ---- what an objective is ------------------------------------------------------------------
 
@@ -119,19 +103,11 @@ class Objective(Parametrized):
     if TYPE_CHECKING:  # torch types the call of a module as Any
 
         def __call__(
-            self,
-            *views: Tensor,
-            gather: Gather = False,
-            reduction: str = "mean",
-            **options: Unpack[BatchOptions],
+            self, *views: Tensor, gather: Gather = False, reduction: str = "mean", **options: Unpack[BatchOptions]
         ) -> Tensor: ...
 
     def forward(
-        self,
-        *views: Tensor,
-        gather: Gather = False,
-        reduction: str = "mean",
-        **options: Unpack[BatchOptions],
+        self, *views: Tensor, gather: Gather = False, reduction: str = "mean", **options: Unpack[BatchOptions]
     ) -> Tensor:
         """Compute the loss of a batch of embeddings.
 
@@ -292,33 +268,6 @@ class Objective(Parametrized):
     def __truediv__(self, number: float) -> Objective:
         return self * (1 / number) if isinstance(number, (int, float)) else NotImplemented
 
-    if TYPE_CHECKING:
-
-        def replace(self, **changes: Any) -> Self: ...
-
-    # ---- text and data -------------------------------------------------------------------------
-
-    @property
-    def _spec_name(self) -> str:
-        """The name in specs; an unregistered class prints its own, which no spec can build."""
-        return self.name or type(self).__name__
-
-    def __str__(self) -> str:
-        return self._spec_name + self._parameters_text()
-
-    def __repr__(self) -> str:
-        return str(self)
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return JSON values from which :func:`counterpoint.from_dict` rebuilds this objective."""
-        return {"name": self._spec_name, **self._plain_parameters()}
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, Objective) and self.to_dict() == other.to_dict()
-
-    def __hash__(self) -> int:
-        return id(self)
-
 
 class Wrapper(Objective):
     """An objective that changes another one, ``name(inner)`` in specs."""
@@ -349,7 +298,7 @@ class Wrapper(Objective):
     def from_plain(cls, data: dict[str, Any]) -> Self:
         if "objective" not in data:
             raise ValueError(f'from_dict: {cls.name} wraps an objective; expected "objective" beside its name.')
-        return super().from_plain({**data, "objective": from_dict(data["objective"])})  # type: ignore[no-any-return]
+        return super().from_plain({**data, "objective": from_dict(data["objective"])})
 
 
 class Sum(Objective):
@@ -457,13 +406,10 @@ def from_dict(data: dict[str, Any]) -> Objective:
     name = data["name"]
     if name == "sum":
         terms = rest.get("terms")
-        if (
-            not isinstance(terms, list)
-            or not terms
-            or not all(isinstance(t, (list, tuple)) and len(t) == 2 for t in terms)
-        ):
+        pairs = terms if isinstance(terms, list) else []
+        if not pairs or not all(isinstance(t, (list, tuple)) and len(t) == 2 for t in pairs):
             raise ValueError(f"from_dict: a sum needs terms, a list of [weight, objective], got {terms!r}.")
-        return Sum((spec.value(w) if isinstance(w, str) else w, from_dict(term)) for w, term in terms)
+        return Sum((spec.value(w) if isinstance(w, str) else w, from_dict(term)) for w, term in pairs)
     if not isinstance(name, str):
         raise ValueError(f"from_dict: unknown objective {name!r}.{nearest(str(name), known())}")
     try:

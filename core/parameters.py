@@ -1,4 +1,4 @@
-"""Generate ``__init__``, its signature and its documentation from the hyper-parameters that a class declares."""
+"""Generate ``__init__``, its documentation, text and data from the hyper-parameters that a class declares."""
 
 from __future__ import annotations
 
@@ -10,9 +10,11 @@ from textwrap import fill
 from typing import Any, ClassVar
 
 from torch import nn
+from typing_extensions import Self
 
 from . import spec
 from .hyper import Hyper, nearest, text
+from .registry import register
 
 
 class _ClassSignature:
@@ -27,24 +29,33 @@ class _ClassSignature:
 
 
 class Parametrized(nn.Module):
-    """A module whose hyper-parameters are class attributes, each with its name, default, range and documentation.
+    """A module with a name whose hyper-parameters are class attributes.
 
     Values are frozen after ``__init__``. ``__post_init__`` runs when all are set: override it to validate parameters
     against each other and to create state.
     """
 
     __signature__ = _ClassSignature()
+    name: ClassVar[str] = ""
     hyper: ClassVar[dict[str, Hyper[Any, Any]]] = {}
     _leading: ClassVar[tuple[Parameter, ...]] = ()  # parameters of __init__ that are not hyper-parameters
 
-    def __init_subclass__(cls, **kwargs: Any) -> None:
+    def __init_subclass__(cls, name: str = "", **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
+        cls.name = name
         inherited = cls.hyper
         cls.hyper = {k: v for c in reversed(cls.__mro__) for k, v in vars(c).items() if isinstance(v, Hyper)}
         for key, hyper in cls.hyper.items():
             if key in inherited and hyper.default is Parameter.empty:  # a new range keeps the default and the position
                 hyper.default, hyper.kw_only = inherited[key].default, inherited[key].kw_only
         cls.__doc__ = _with_args(inspect.cleandoc(vars(cls).get("__doc__") or ""), cls.hyper) or None
+        if not name:
+            return
+        if not spec.NAME.fullmatch(name):
+            raise ValueError(f"{cls.__name__}: {name!r} is not a valid name; use lower-case letters, digits and _.")
+        if name == "sum" or name in spec.CALLS:
+            raise ValueError(f"{cls.__name__}: the name {name!r} is reserved.")
+        register(name, cls)
 
     @classmethod
     def _call_order(cls) -> list[Parameter]:
@@ -105,7 +116,7 @@ class Parametrized(nn.Module):
         """Copies of the arguments that rebuild this object."""
         return deepcopy(self._hyper)
 
-    def replace(self, **changes: Any) -> Any:
+    def replace(self, **changes: Any) -> Self:
         """Return a copy with other hyper-parameters, and with its own schedules and learned values."""
         long = {hyper.short: key for key, hyper in self.hyper.items()}
         return type(self)(**{**self._own(), **{long.get(key, key): value for key, value in changes.items()}})
@@ -119,14 +130,32 @@ class Parametrized(nn.Module):
         ]
         return ":" + ",".join(shown) if shown else ""
 
-    def _plain_parameters(self) -> dict[str, Any]:
-        """The hyper-parameters as JSON values."""
-        return {k: v if v is None or isinstance(v, (bool, int, float)) else text(v) for k, v in self._hyper.items()}
+    @property
+    def _spec_name(self) -> str:
+        """The name in specs; an unregistered class prints its own, which no spec can build."""
+        return self.name or type(self).__name__
+
+    def __str__(self) -> str:
+        return self._spec_name + self._parameters_text()
+
+    def __repr__(self) -> str:
+        return str(self)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return JSON values from which :func:`counterpoint.from_dict` rebuilds this object."""
+        plain = {k: v if v is None or isinstance(v, (bool, int, float)) else text(v) for k, v in self._hyper.items()}
+        return {"name": self._spec_name, **plain}
 
     @classmethod
-    def from_plain(cls, data: dict[str, Any]) -> Any:
+    def from_plain(cls, data: dict[str, Any]) -> Self:
         """Build an object from its hyper-parameters as JSON values."""
         return cls(**{k: spec.value(v) if isinstance(v, str) else v for k, v in data.items()})
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Parametrized) and self.to_dict() == other.to_dict()
+
+    def __hash__(self) -> int:
+        return id(self)
 
 
 def _ordered(hyper: dict[str, Hyper[Any, Any]]) -> list[tuple[str, Hyper[Any, Any]]]:

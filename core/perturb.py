@@ -165,14 +165,13 @@ def perturbed(
     """Compute the ``adversarial=`` and ``mixed=`` embeddings that IntCL, IntNaCl and MixNCA need.
 
     Args:
-        encoder: maps inputs to embeddings.
         x1, x2: inputs of the two views. Adversarial views start from ``x2``, mixed ones mix ``x2``.
         objective: views are mixed with the ``lam`` of its terms.
         epsilon: size of the attack; None for no adversarial view.
         mixed: number ``M - 1`` of mixed views per sample.
         mix_in: ``inputs`` is the paper's mixing. ``embeddings`` mixes the encoder's outputs instead, which is another
             loss, for inputs that cannot be mixed, such as sentences and graphs.
-        steps, clip: as in :func:`attack`.
+        encoder, steps, clip: as in :func:`attack`.
     """
     if mix_in not in ("inputs", "embeddings"):
         raise ValueError(f"perturbed: unknown mix_in {mix_in!r}.{nearest(str(mix_in), ('inputs', 'embeddings'))}")

@@ -3,17 +3,12 @@
 **Where the loss sits.** In ``DRO_Loss.forward`` (``model.py``), which ``main.py`` calls with the projections of two
 views and unpacks as ``(loss, weight)``; the weight is only logged.
 
-**Which tensors are there.** ``out_1`` and ``out_2``, ``(B, 128)``, of unit length, not divided by the temperature, from
-one process. Anchors are all ``2 B`` rows, each with ``2 B - 2`` negatives; the positive is in the denominator. The
-settings are attributes: ``temperature``, and ``tau_plus`` and ``beta``, whose meaning depends on the ``estimator``
-(:data:`OWN`).
+The settings are attributes: ``temperature``, and ``tau_plus`` and ``beta``, whose meaning depends on the ``estimator``
+(:data:`OWN`). :data:`HOST` says which tensors are there, and what is not possible.
 
 **How to put an objective there.** The launcher replaces the method; by hand, change one line of ``main.py``::
 
     model_loss = counterpoint.plugins.adnce_image.ContrastiveLoss("adnce:t=0.5,mu=0.7")
-
-**What is not possible.** More than two views: the data sets return two views, and the training loop unpacks exactly
-those. Objectives of attacked or mixed images: the loss sees embeddings, not images.
 
 ``--objective host`` is the loss of ``--estimator``. Some of the host's own do not run there: ``hard``, its default, has
 no branch, and ``a_cl`` and ``a_cl2`` call a method that the class lacks; as objectives (``alphacl``) they run.

@@ -3,11 +3,9 @@
 **Where the loss sits.** ``CurlSacAgent.update_cpc`` (``curl_sac.py``) calls ``self.cross_entropy_loss`` with what
 ``CURL.compute_logits(z_a, z_pos)`` returned.
 
-**Which tensors are there.** ``z_a`` and ``z_pos``, ``(B, 50)``, outputs of a LayerNorm, not of unit length; ``z_pos``
-comes from the momentum encoder without gradient. Logits ``z_a W z_pos^T`` with a learned ``W``, ``(B, B)``, the
-positive on the diagonal and in the denominator, no temperature. The host subtracts each row's maximum, which does not
-change the cross entropy, but removes the scale: so the plugin takes ``z_a``, ``z_pos`` and ``W`` where
-``compute_logits`` gets them. One process, nothing gathered.
+**Which tensors are there.** Those of :data:`HOST`. The host subtracts each row's maximum, which does not change the
+cross entropy, but removes the scale: so the plugin takes ``z_a``, ``z_pos`` and ``W`` where ``compute_logits`` gets
+them.
 
 **Which scores an objective gets** is the argument ``scores`` below:
 
@@ -29,8 +27,6 @@ one that creates the agent::
 **More than two crops**, for objectives that ask for them (``arcl(infonce:t=1):views=4``) or with ``--views``: the
 host's own function cuts further crops from the frames that ``sample_cpc`` sampled last, and they are encoded as
 ``z_pos`` is. They come from the replay buffer, so :class:`ContrastiveLoss` alone, without :func:`patch`, has two.
-
-**What is not possible.** Objectives of attacked or mixed frames: the criterion sees embeddings, not frames.
 """
 
 from __future__ import annotations
@@ -136,20 +132,16 @@ class Sides:
         self.z_a, self.keys, self.w, self.device = z_a, keys, w, z_a.device
 
     def __call__(self, pairing: str) -> Scores:
-        cosine = self.w is None or pairing == "single"
-        keys = self.keys if cosine or self.w is None else [key @ self.w.T for key in self.keys]
-        return scores_of(Batch((self.z_a, *keys), pairing="one_way", normalize=cosine), pairing)
+        if self.w is None or pairing == "single":
+            return scores_of(Batch((self.z_a, *self.keys), pairing="one_way"), pairing)
+        keys = [key @ self.w.T for key in self.keys]
+        return scores_of(Batch((self.z_a, *keys), pairing="one_way", normalize=False), pairing)
 
 
 class _Inputs:
-    """Record what a ``CURL`` computes its logits from.
+    """Record what a ``CURL`` computes its logits from; ``crops`` as in :class:`ContrastiveLoss`."""
 
-    Args:
-        curl: the agent's.
-        crops: cuts one more crop of the frames of the current batch.
-    """
-
-    def __init__(self, curl: Any, crops: Callable[[], Tensor] | None = None) -> None:
+    def __init__(self, curl: Any, crops: Callable[[], Tensor] | None) -> None:
         self._crops, self._curl = crops, curl
         self._recorded: tuple[Tensor, Tensor] | None = None
         compute_logits = curl.compute_logits
@@ -164,9 +156,8 @@ class _Inputs:
         """Return, once, the scores of the last logits; with further crops for more than two views."""
         if self._recorded is None:
             raise SeamError(f"{NAME}: the criterion was called with logits that its CURL did not compute.")
-        (z_a, z_pos), self._recorded = self._recorded, None
-        keys = [z_pos]
-        if views > 2 and self._crops is not None:
+        (z_a, *keys), self._recorded = self._recorded, None
+        if self._crops is not None:
             keys += [self._curl.encode(self._crops(), ema=True) for _ in range(views - 2)]
         return Sides(z_a, keys, self._curl.W if scores == "bilinear" else None)
 

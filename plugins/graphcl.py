@@ -3,10 +3,8 @@
 **Where the loss sits.** In ``simclr.loss_cal(x, x_aug)``, a method of the script's own class. The fork's
 (``graph/gsimclr_robust.py``) also takes ``mode`` and the script's arguments.
 
-**Which tensors are there.** ``x``, the projections of the graphs, and ``x_aug``, those of their augmented copies, both
-``(B, d)`` and not normalized. Anchors are ``x`` only. GraphCL divides by a fixed temperature of 0.2 and leaves the
-positive out of the denominator. The fork divides by ``--temp`` and has the mean over the negatives there, plain with
-``--mode easy``, weighted with ``--mode adnce`` (``--w1`` is ``mu``, ``--w2`` is ``sigma``).
+**Which tensors are there.** Those of :data:`HOST`. The fork divides by ``--temp`` and has the mean over the negatives
+in the denominator, plain with ``--mode easy``, weighted with ``--mode adnce`` (``--w1`` is ``mu``, ``--w2`` ``sigma``).
 
 **How to put an objective there.** The method becomes the objective of the same tensors. Without the launcher, one line
 of the script does the same, where its model is defined::
@@ -16,10 +14,8 @@ of the script does the same, where its model is defined::
 The objective owns the temperature. Anchors are the first view, as in the host, unless an objective's paper compares
 other pairs (ArCL, debiased positives).
 
-**What is not possible.** More than two views are further copies, augmented by the clone's own functions and encoded by
-its model; not with ``--aug none``. Adversarial and mixed views: graphs of different shape have no mixture, and edges
-cannot be moved a little. The fork's ``--mode reweight_only`` is not an objective of this library: it can be replaced,
-but not compared with.
+**What is not possible.** More than two views with ``--aug none``. The fork's ``--mode reweight_only`` is not an
+objective of this library: it can be replaced, but not compared with.
 """
 
 from __future__ import annotations

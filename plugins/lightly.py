@@ -2,11 +2,9 @@
 
 **Where the loss sits.** Scripts create a criterion from a class of ``lightly.loss`` and call it with ``(out0, out1)``.
 
-**Which tensors are there.** The projections of two views, ``(B, width)`` each, not normalized; the criterion divides by
-its own temperature. All ``2 B`` views are anchors. ``NTXentLoss`` keeps the positive in the denominator, ``DCLLoss``
-does not. ``NTXentLoss(memory_bank_size=(n, width))`` compares the first view alone with a bank of earlier second views.
-``gather_distributed=True`` compares a process's own anchors with every process's views. Up to lightly 1.5.20
-``DCLLoss`` was another loss, which no objective reproduces.
+**Which tensors are there.** Those of :data:`HOST`. ``NTXentLoss(memory_bank_size=(n, width))`` compares the first view
+alone with a bank of earlier second views; ``gather_distributed=True`` compares a process's own anchors with every
+process's views. Up to lightly 1.5.20 ``DCLLoss`` was another loss, which no objective reproduces.
 
 **How to put an objective there.** The launcher replaces the method ``forward`` of these classes, and keeps the
 script's bank and gathering. By hand, change one line, also for more than two views::
@@ -14,10 +12,8 @@ script's bank and gathering. By hand, change one line, also for more than two vi
     criterion = counterpoint.plugins.lightly.ContrastiveLoss("hcl:t=0.5")
     criterion = counterpoint.plugins.lightly.ContrastiveLoss("hcl:t=0.1", (4096, 128), gather_distributed=True)
 
-**What is not possible.** More than two views: the criterion takes two, and the scripts' transforms make two.
-Objectives of attacked or mixed images: the criterion sees projections, not images. No objective has the weights of
-``DCLWLoss``, and of ``DCLLoss(weight_fn=...)``: ``--objective host`` keeps them, any other does without them, and
-``--verify`` refuses them.
+**What is not possible.** No objective has the weights of ``DCLWLoss``, and of ``DCLLoss(weight_fn=...)``:
+``--objective host`` keeps them, any other does without them, and ``--verify`` refuses them.
 """
 
 from __future__ import annotations

@@ -2,16 +2,13 @@
 
 **Where the loss sits.** In one call of ``nn.CrossEntropyLoss`` or ``F.cross_entropy``, which the user names.
 
-**Which tensors are there.** Logits ``(anchors, keys)``, cosines multiplied by ``--scale`` (one over the host's
-temperature), and the column of each anchor's positive, which is in the denominator.
-
 **How to put an objective there.** ``--site FILE:LINE`` names the call to replace, all others are left alone; without
 it, the script runs for a few calls, and their locations are listed. With one edited line of the host::
 
     criterion = counterpoint.plugins.logits.ContrastiveLoss("adnce:mu=0.4,t=0.07", scale=1 / 0.07)
 
-**What is not possible.** Whatever needs embeddings: more than two views, mixed or adversarial ones. Class weights and
-label smoothing have no counterpart; at a ``--site``, ``reduction="none"`` has none either.
+**What is not possible.** Whatever needs embeddings. Class weights and label smoothing have no counterpart; at a
+``--site``, ``reduction="none"`` has none either.
 """
 
 from __future__ import annotations

@@ -5,11 +5,9 @@ A query is compared with the key of a momentum encoder and with a queue of earli
 **Where the loss sits.** ``main_moco.py`` creates ``criterion = nn.CrossEntropyLoss()`` in each process that it spawns
 and passes it to ``train``, which calls it with the logits and labels that ``MoCo.forward`` returns.
 
-**Which tensors are there.** Logits ``(N, 1 + K)``, divided by the temperature ``model.T`` (``--moco-t``), the positive
-in column 0 and so in the denominator. ``forward`` computes them from the query ``q`` and the key ``k``, ``(N, dim)``,
-of unit length, and the queue, ``(dim, K)``, which is the same in every process: keys are gathered when they enter it,
-queries are not. Only ``q`` carries gradient. The plugin takes ``q`` where its encoder returns it, and ``k`` and the
-queue where ``_dequeue_and_enqueue`` is called, after the logits and before the queue changes.
+**Which tensors are there.** Those of :data:`HOST`. Only ``q`` carries gradient, and the queue is the same in every
+process. The plugin takes ``q`` where its encoder returns it, and ``k`` and the queue where ``_dequeue_and_enqueue`` is
+called, after the logits and before the queue changes.
 
 **How to put an objective there.** The launcher passes ``train`` another criterion, in spawned processes too. By hand,
 change one line of ``main_moco.py``, below the one that wraps the model::
@@ -17,9 +15,6 @@ change one line of ``main_moco.py``, below the one that wraps the model::
     criterion = counterpoint.plugins.moco.ContrastiveLoss("hcl:t=0.2,prior=0.05", model)
 
 The objective owns the temperature: ``--moco-t`` then scales only the logits from which the host prints its accuracies.
-
-**What is not possible.** More than two views: ``TwoCropsTransform`` cuts two crops and ``train`` reads two.
-Objectives of attacked or mixed images: the criterion sees embeddings, not images.
 """
 
 from __future__ import annotations

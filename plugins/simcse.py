@@ -3,9 +3,8 @@
 **Where the loss sits.** In ``cl_forward`` of ``simcse/models.py``: ``nn.CrossEntropyLoss`` of a matrix that the class
 ``Similarity`` computes. ADNCE's copy does so with ``--loss_mode easy`` only, and computes other modes in place.
 
-**Which tensors are there.** ``z1`` and ``z2`` ``(B, h)``, for supervised data also hard negatives ``z3``, each gathered
-from all processes and not normalized. The matrix holds cosines divided by ``--temp``, the positive is in the
-denominator, one direction only; ``--hard_negative_weight`` is added to the logits of a sample's own hard negative.
+**Which tensors are there.** Those of :data:`HOST`; ``--hard_negative_weight`` is added to the logits of a sample's own
+hard negative.
 
 **How to put an objective there.** While ``cl_forward`` runs, the plugin records what ``Similarity`` compares, and the
 first cross entropy of that matrix becomes the objective of the recorded embeddings. The same criterion then serves the
@@ -16,10 +15,6 @@ import of ``simcse.models``, does the same::
 
 The objective owns the temperature; ``--temp`` is for the host's own loss. Anchors are the first view, as in the host,
 unless an objective's paper compares other pairs (ArCL, debiased positives).
-
-**What is not possible.** More than two views are further passes of ``cl_forward`` over the same sentences, with other
-dropout; not with hard negatives, which are compared one way only. Adversarial and mixed views: words cannot be moved
-a little or averaged.
 
 **Several processes.** The host keeps the gradient of its own rows only, so that DDP's average over processes is the
 whole batch's gradient divided by the number of processes. ``host`` keeps that; any other objective has the whole

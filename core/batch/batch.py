@@ -24,33 +24,19 @@ class BatchOptions(TypedDict, total=False):
     """The keyword arguments of a call with embeddings; ``help(Objective.forward)`` explains each."""
 
     pairing: str | Mapping[str, str] | None
-    """Who is compared with whom: a pairing, or replacements of pairings such as ``{"views": "one_way"}``."""
     symmetric: bool
-    """``one_way`` in both directions (CLIP)."""
     queue: Tensor | None
-    """``(K, d)`` keys of earlier batches, all negatives (MoCo)."""
     negatives: Tensor | None
-    """``(B, d)`` or ``(B, n, d)`` hard negatives."""
     negative_weight: float
-    """Added to the logits of a sample's own hard negatives."""
     ids: Tensor | None
-    """``(B,)`` integers; samples with equal ids are not each other's negatives."""
     labels: Tensor | None
-    """``(B,)`` integers; samples with equal labels are positives."""
     queue_ids: Tensor | None
-    """``(K,)`` ids or labels of the queue's rows."""
     negative_ids: Tensor | None
-    """``(B,)`` or ``(B, n)`` ids of the hard negatives."""
     prior: Tensor | None
-    """``(B,)`` probability that a sample's negative is a false one."""
     adversarial: Tensor | None
-    """``(B, d)`` embeddings of adversarial views."""
     mixed: Tensor | None
-    """``(B, d)`` or ``(B, n, d)`` embeddings of mixed views."""
     normalize: bool
-    """Cosine similarities (default) or inner products."""
     tile: int | None
-    """Edge of the tiles in which similarities are computed; 0 for a matrix."""
 
 
 class Batch:

@@ -1,16 +1,6 @@
-"""Choose how the negatives of a batch are reduced: as a matrix, in tiles, in a ring of processes, or by GPU kernels.
+"""Choose how the negatives of a batch are reduced: as a matrix, in tiles, or in a ring of processes.
 
-=====================  ===============================================  ===============================================
-class                  when                                             cost
-=====================  ===============================================  ===============================================
-``DenseNegatives``     few pairs, ``tile=0``, compiled code, or         memory of all pairs; can be differentiated twice
-                       ``torch.func``
-``StreamedNegatives``  many pairs, or ``tile > 0``                      memory of the embeddings; similarities are
-                                                                        recomputed in the backward pass
-its Triton kernels     as above, on a GPU, for functions that are at    as above; similarities never leave the chip
-                       most quadratic in the similarity
-``RingNegatives``      ``gather="ring"``                                as streamed; keys move from rank to rank
-=====================  ===============================================  ===============================================
+``core/engine/README.md`` shows the engines; GPU kernels are part of the tiles.
 """
 
 from __future__ import annotations

@@ -21,10 +21,14 @@ def distances(*views: Tensor) -> Tensor:
         raise ValueError("distances: call with the views of a batch, distances(z1, z2).")
     values = []
     for view in views[0].unbind(1) if views[0].dim() == 3 else views:
-        z = unit(widen(checks.is_finite(checks.is_matrix(view, "distances", "(batch, width)"), "distances").detach()))
+        z = _normalized(view, "distances", "(batch, width)")
         above = torch.ones(len(z), len(z), dtype=torch.bool, device=z.device).triu(1)
         values.append(((1 - z @ z.T) / 2).clamp(0, 1)[above])
     return torch.cat(values)
+
+
+def _normalized(z: Tensor, what: str, expected: str) -> Tensor:
+    return unit(widen(checks.is_finite(checks.is_matrix(z, what, expected), what).detach()))
 
 
 def alignment(first: Tensor, second: Tensor) -> float:
@@ -35,10 +39,7 @@ def alignment(first: Tensor, second: Tensor) -> float:
     >>> alignment(torch.eye(3), torch.eye(3)), alignment(torch.eye(2), -torch.eye(2))
     (0.0, 4.0)
     """
-    x, y = (
-        unit(widen(checks.is_finite(checks.is_matrix(z, "alignment", "(pairs, width)"), "alignment").detach()))
-        for z in (first, second)
-    )
+    x, y = (_normalized(z, "alignment", "(pairs, width)") for z in (first, second))
     if x.shape != y.shape:
         raise ValueError(f"alignment: expected equal shapes, got {checks.shape(first)} and {checks.shape(second)}.")
     return (x - y).square().sum(1).mean().item()

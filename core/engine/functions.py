@@ -18,7 +18,7 @@ from .tiles import Tile, Workspace
 
 @dataclass(frozen=True)
 class Traced:
-    """Any elementwise functions, differentiated by autograd within a tile.
+    """Any elementwise functions, differentiated by autograd within a tile; the methods are those of ``Quadratics``.
 
     Args:
         f: returns one result or a tuple of them.
@@ -52,34 +52,27 @@ class Traced:
 
     @property
     def uniform(self) -> bool:
-        """Whether the functions are the same for all anchors."""
         return not self.per_anchor
 
     @property
     def tensors(self) -> list[Tensor]:
-        """The tensors, beside the embeddings, that may get a gradient."""
         return [*self.per_anchor, *self.captured]
 
     def with_tensors(self, tensors: Sequence[Tensor]) -> Traced:
-        """Return the same functions of other ``tensors``."""
         n = len(self.per_anchor)
         return replace(self, per_anchor=tuple(tensors[:n]), captured=tuple(tensors[n:]))
 
     def for_rows(self, rows: slice) -> Traced:
-        """Return the functions of some of the anchors."""
         return replace(self, per_anchor=tuple(p[rows] for p in self.per_anchor))
 
     @property
     def scale(self) -> float:
-        """Factor of the similarities that makes them the values; 1 if there is none."""
         return 1.0
 
     def fold_slope(self, k: int, gradient: Tensor) -> Tensor:
-        """Multiply the gradient of result ``k`` by its derivative where that is constant."""
         return gradient
 
     def evaluate(self, s: Tensor, tile: Tile, workspace: Workspace) -> Iterator[tuple[int, Tensor]]:
-        """Yield the number and the values of each function in a tile; the caller may overwrite them."""
         output = self.f(s, *(p[tile.rows] for p in self.per_anchor))
         for k, x in enumerate(output if isinstance(output, tuple) else (output,)):
             yield k, x * self.unit
@@ -87,12 +80,6 @@ class Traced:
     def backpropagate(
         self, s: Tensor, tile: Tile, workspace: Workspace, value_gradient: Callable[[int, Tensor], Tensor]
     ) -> tuple[Tensor | None, list[Tensor]]:
-        """Compute ``dL/ds`` of a tile, and the gradients of ``tensors``.
-
-        Args:
-            s: the tile's similarities.
-            value_gradient: from the number of a function and its values to ``dL/d value``, times ``1 / unit``.
-        """
         # 1. leaves for this tile
         s, *rest = (x.detach().requires_grad_() for x in (s, *(p[tile.rows] for p in self.per_anchor), *self.captured))
         args = (s, *rest[: len(self.per_anchor)])

@@ -38,11 +38,8 @@ class Negatives(ABC):
     """
 
     group: ProcessGroup | None = None
-
-    @property
-    @abstractmethod
-    def count(self) -> Value:
-        """Number of negatives per anchor: a float if it is the same for all, else ``(anchors, 1)``."""
+    count: Value
+    """Number of negatives per anchor: a float if it is the same for all, else ``(anchors, 1)``."""
 
     @property
     def log_count(self) -> Value:
@@ -100,20 +97,15 @@ class DenseNegatives(Negatives):
     """
 
     def __init__(
-        self,
-        scores: Tensor,
-        skip: Tensor | None = None,
-        drop: Tensor | None = None,
-        log_weight: Tensor | None = None,
+        self, scores: Tensor, skip: Tensor | None = None, drop: Tensor | None = None, log_weight: Tensor | None = None
     ) -> None:
         self.scores, self.skip, self.drop, self.log_weight = scores, skip, drop, log_weight
-        self._count: Value
         if log_weight is not None:
-            self._count = self.masked(log_weight, -math.inf).exp().sum(1, keepdim=True)
+            self.count = self.masked(log_weight, -math.inf).exp().sum(1, keepdim=True)
         elif drop is not None:
-            self._count = (~drop).sum(1, keepdim=True).to(scores.dtype)
+            self.count = (~drop).sum(1, keepdim=True).to(scores.dtype)
         else:
-            self._count = float(scores.shape[1] - (0 if skip is None else skip.shape[1]))
+            self.count = float(scores.shape[1] - (0 if skip is None else skip.shape[1]))
 
     @staticmethod
     def of(blocks: Sequence[tuple[Tensor, Tensor]], mask: Mask, both: bool = False) -> DenseNegatives:
@@ -126,10 +118,6 @@ class DenseNegatives(Negatives):
         excluded = [mask.dense(matrix) for mask, matrix in zip(masks, matrices, strict=True)]
         skip, drop, weight = (_concatenated([parts[i] for parts in excluded]) for i in range(3))
         return DenseNegatives(torch.cat(matrices) if len(matrices) > 1 else matrices[0], skip, drop, weight)
-
-    @property
-    def count(self) -> Value:
-        return self._count
 
     def masked(self, x: Tensor, value: float, rows: slice = slice(None)) -> Tensor:
         """Return ``x`` with ``value`` where a key is not a negative."""
@@ -149,7 +137,7 @@ class DenseNegatives(Negatives):
         def block(x: Tensor, rows: slice) -> Tensor:
             if self.log_weight is not None:
                 x = x * self.log_weight[rows].exp()
-            count = self._count[rows] if isinstance(self._count, Tensor) else self._count
+            count = self.count[rows] if isinstance(self.count, Tensor) else self.count
             return self.masked(x, 0.0, rows).sum(1, keepdim=True) / count
 
         return self._reduce(block, f, per_anchor)

@@ -89,7 +89,6 @@ class TilePass:
         """Backward: add all tiles' gradients to ``d_left``, ``d_right`` and ``d_tensors``.
 
         Args:
-            left, right: anchors and keys.
             accumulator: with the state after the forward pass.
             gradients: ``(n,)`` for each function, from :func:`upstream_gradients`.
             stored: the tiles that :meth:`accumulate` returned.

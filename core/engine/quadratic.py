@@ -270,7 +270,7 @@ class Quadratics:
 
         Args:
             s: the tile's similarities.
-            value_gradient: from the number of a function and its values to ``dL/d value``.
+            value_gradient: from the number of a function and its values, as in :meth:`evaluate`, to ``dL/d f(s)``.
         """
         ds, d_tensors = None, []
         for k, x in self.evaluate(s, tile, workspace, backward=True):

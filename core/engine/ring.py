@@ -16,7 +16,6 @@ import torch
 from torch import Tensor
 
 from .. import checks
-from ..hyper import Value
 from .accumulators import Accumulator, normalized_gradients
 from .distributed import ProcessGroup
 from .passes import Functions, TilePass, upstream_gradients
@@ -58,9 +57,7 @@ class RingNegatives(TiledNegatives):
         group: the processes.
         parts: views of this process's samples as anchors, and the views that they are compared with.
         hard: ``(B, n, width)`` further keys, seen by all samples.
-        weight: added to the logits of a sample's own hard negatives.
-        ids: ``(B,)``; samples with equal ids are not each other's negatives.
-        hard_ids: ``(B n,)``, those of the hard negatives.
+        weight, ids, hard_ids: as in :meth:`counterpoint.engine.tiles.Mask.of`, for this process's samples.
         tile, bound: as in :class:`counterpoint.StreamedNegatives`; other processes' keys may be longer, so that the
             bound is not computed.
     """
@@ -91,11 +88,7 @@ class RingNegatives(TiledNegatives):
         self._ids = ids
         self._owner_ids = None if ids is None else self._by_owner(ids)
         self._owner_hard_ids = None if hard_ids is None or not further else self._by_owner(hard_ids)
-        self._count: Value = reduce(add, (self._count_of(owner) for owner in range(group.world_size)))
-
-    @property
-    def count(self) -> Value:
-        return self._count
+        self.count = reduce(add, (self._count_of(owner) for owner in range(group.world_size)))
 
     def dense(self) -> NoReturn:
         raise TypeError(

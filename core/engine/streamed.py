@@ -83,11 +83,7 @@ class StreamedNegatives(TiledNegatives):
         if both:
             counts.append(self.mask.transposed().count(right.shape[0], left.shape[0], left.dtype))
         per_anchor = [c for c in counts if isinstance(c, Tensor)]
-        self._count = torch.cat(per_anchor).repeat(len(blocks), 1) if per_anchor else counts[0]
-
-    @property
-    def count(self) -> Value:
-        return self._count
+        self.count = torch.cat(per_anchor).repeat(len(blocks), 1) if per_anchor else counts[0]
 
     def bound(self) -> float:
         if self._bound is None and self.like.device.type == "cpu":

@@ -29,9 +29,7 @@ class TiledNegatives(Negatives):
     Args:
         like: any of the embeddings.
         anchors: number of anchors.
-        mask: which keys are excluded.
-        tile: edge of the tiles; by default what suits the device.
-        bound: bound of the absolute similarities, if known.
+        mask, tile, bound: as in :class:`counterpoint.StreamedNegatives`.
         cacheable: whether the similarities may be materialized as well, once a second reduction needs autograd.
     """
 

@@ -304,15 +304,11 @@ def takes(z: Tensor, functions: int) -> bool:
 
 def _precision(anchors: Tensor) -> str:
     """Return ``PRECISION`` of the kernels."""
-    if _interpreted():
+    if not isinstance(_forward, triton.runtime.JITFunction):  # interpreted
         return "widened"
     precision = _PRECISION[torch.get_float32_matmul_precision()]
     wide = anchors.shape[1] > MAX_WIDTH // 2 and anchors.dtype == torch.float32
     return "ieee" if precision == "tf32x3" and wide else precision  # its copies do not fit
-
-
-def _interpreted() -> bool:
-    return not isinstance(_forward, triton.runtime.JITFunction)
 
 
 # ---- the function ------------------------------------------------------------------------------
@@ -332,37 +328,24 @@ class _Reduce(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any,
-        anchors: Tensor,
-        keys: Tensor,
-        value: Tensor,
-        slope: Tensor,
-        ids: tuple[Tensor, Tensor] | None,
-        summed: bool,
-        relu: bool,
-    ) -> Tensor:
+        ctx: Any, anchors: Tensor, keys: Tensor, value: Tensor, slope: Tensor,
+        ids: tuple[Tensor, Tensor] | None, summed: bool, relu: bool,
+    ) -> Tensor:  # fmt: skip
         anchors, keys = anchors.contiguous(), keys.contiguous()
         row_ids, key_ids = ids if ids is not None else (anchors, keys)  # unused, but a kernel needs a pointer
         precision = _precision(anchors)
-        owned, iterated, block_d = _block_sizes(
-            anchors.shape[1], anchors.dtype, precision, _shared_memory(anchors.device)
-        )
-        M, functions = len(anchors), len(value)
+        M, d, functions = *anchors.shape, len(value)
+        owned, iterated, block_d = _block_sizes(d, anchors.dtype, precision, _shared_memory(anchors.device))
         ctx.constants = {
-            "TWO": functions == 2,
-            "SUM": summed,
-            "RELU": relu,
-            "PER_ANCHOR": value.shape[2] > 1,
-            "MASKED": ids is not None,
-            "BLOCK_D": block_d,
-            "PRECISION": precision,
-        }
+            "TWO": functions == 2, "SUM": summed, "RELU": relu, "PER_ANCHOR": value.shape[2] > 1,
+            "MASKED": ids is not None, "BLOCK_D": block_d, "PRECISION": precision,
+        }  # fmt: skip
         value, slope = value.contiguous(), slope.contiguous()
         out = torch.empty(functions, M, dtype=torch.float32, device=anchors.device)
         squares = summed and not relu
         coefficients, center = _centered(value) if squares else (value, value)  # the latter is unused
         _forward[(triton.cdiv(M, owned),)](
-            anchors, keys, row_ids, key_ids, coefficients, center, out, M, len(keys), anchors.shape[1],
+            anchors, keys, row_ids, key_ids, coefficients, center, out, M, len(keys), d,
             SQUARES=squares, BLOCK_M=owned, BLOCK_N=iterated, num_warps=8, **ctx.constants,
         )  # fmt: skip
         ctx.save_for_backward(anchors, keys, row_ids, key_ids, value, slope, out)
@@ -396,14 +379,9 @@ class _Reduce(torch.autograd.Function):
 
 
 def reduce(
-    anchors: Tensor,
-    keys: Tensor,
-    value: Tensor,
-    slope: Tensor,
-    ids: tuple[Tensor, Tensor] | None = None,
-    summed: bool = False,
-    relu: bool = False,
-) -> Tensor:
+    anchors: Tensor, keys: Tensor, value: Tensor, slope: Tensor,
+    ids: tuple[Tensor, Tensor] | None = None, summed: bool = False, relu: bool = False,
+) -> Tensor:  # fmt: skip
     """Compute ``log sum_j exp f(s_ij)``, or ``sum_j f(s_ij)``, over the keys ``j`` that are negatives of anchor ``i``.
 
     Args:
