@@ -10,10 +10,14 @@ torch.Size([])
 """
 
 import sys
+import warnings
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
+from . import names
 from .version import __version__
+
+warnings.filterwarnings("ignore", "Failed to initialize NumPy")  # torch's, which then works without it
 
 if TYPE_CHECKING:  # at run time each name is imported on first use, so that commands start without torch
     from . import perturb as views
@@ -86,7 +90,6 @@ if not TYPE_CHECKING:  # type checkers would take it as a reason to accept any n
     def __getattr__(name: str) -> Any:
         """Import a public name, or a module of the package, on first use."""
         from importlib import import_module
-        from importlib.util import find_spec
 
         if name in _MODULE:
             import_module(f"{__name__}.objectives")  # fills the registry before any other class can take a name
@@ -95,13 +98,11 @@ if not TYPE_CHECKING:  # type checkers would take it as a reason to accept any n
             value = getattr(import_module(module), name)
         elif name == "views":
             value = import_module(f"{__name__}.perturb")
-        elif name.isidentifier() and not name.startswith("_") and find_spec(f"{__name__}.{name}"):
-            return import_module(f"{__name__}.{name}")
         else:
-            from difflib import get_close_matches
-
-            hint = "".join(f" Did you mean {match!r}?" for match in get_close_matches(name, __all__, 1))
-            raise AttributeError(f"module {__name__!r} has no attribute {name!r}.{hint}", name=name, obj=None)
+            if here := names.elsewhere(name):
+                message = f"module {__name__!r} has no attribute {name!r}; here it is cp.{here[1]}."
+                raise AttributeError(message, name=name, obj=None)
+            return names.lazy(__name__, known=__all__)(name)
         globals()[name] = value
         return value
 

@@ -7,27 +7,19 @@ A number is constant, a :class:`Schedule` follows the training step, and a :clas
 
 from __future__ import annotations
 
-import difflib
 import inspect
 import math
 import numbers
-from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, Generic, TypeGuard, overload
 
 import torch
 from torch import Tensor, nn
 from typing_extensions import Self, TypeVar
 
+from .names import nearest as nearest
+
 Value = float | Tensor
 """What formulas compute with: a Python float or a zero-dimensional tensor."""
-
-
-def nearest(name: str, known: Iterable[str]) -> str:
-    """Suggest the closest known name and list all of them, as the end of an error message."""
-    known = list(dict.fromkeys(known))
-    close = difflib.get_close_matches(name, known, n=1, cutoff=0.5) or [k for k in known if k == name.lower()]
-    hint = f" Did you mean {close[0]!r}?" if close else ""
-    return f"{hint} Known: {', '.join(known)}."
 
 
 def is_number(value: Any) -> TypeGuard[float]:

@@ -288,8 +288,8 @@ class Wrapper(Objective):
     def _own(self) -> dict[str, Any]:
         return {"objective": deepcopy(self.objective), **super()._own()}
 
-    def __str__(self) -> str:
-        return f"{self._spec_name}({self.objective}){self._parameters_text()}"
+    def _text(self, detail: str) -> str:
+        return f"{self._spec_name}({self.objective._text(detail)}){self._parameters_text(detail)}"
 
     def to_dict(self) -> dict[str, Any]:
         return {**super().to_dict(), "objective": self.objective.to_dict()}
@@ -358,9 +358,9 @@ class Sum(Objective):
     def replace(self, **changes: Any) -> Self:
         raise TypeError(f"{self}: a sum has no parameters of its own; replace those of its terms.")
 
-    def __str__(self) -> str:
+    def _text(self, detail: str) -> str:
         return " + ".join(
-            (f"{text(w)}*" if w != 1.0 else "") + (f"({part})" if isinstance(part, Sum) else str(part))
+            (f"{text(w)}*" if w != 1.0 else "") + ("({})" if isinstance(part, Sum) else "{}").format(part._text(detail))
             for w, part in self.terms()
         )
 
@@ -393,7 +393,7 @@ def objective(text: str) -> Objective:
 
     >>> import counterpoint as cp
     >>> cp.objective("arcl(adnce:mu=0.9,t=0.2) + 0.1*dp")
-    arcl(adnce:t=0.2,denominator=with_positive,mu=0.9) + 0.1*dp
+    arcl(adnce:t=0.2,denominator=with_positive,mu=0.9,sigma=1,quantile=0.9) + 0.1*dp:low=0.1,high=0.5
     """
     return spec.parse(text, kind, Sum)  # type: ignore[no-any-return]
 

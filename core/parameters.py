@@ -13,7 +13,7 @@ from torch import nn
 from typing_extensions import Self
 
 from . import spec
-from .hyper import Hyper, nearest, text
+from .hyper import Hyper, Real, nearest, text
 from .registry import register
 
 
@@ -121,12 +121,15 @@ class Parametrized(nn.Module):
         long = {hyper.short: key for key, hyper in self.hyper.items()}
         return type(self)(**{**self._own(), **{long.get(key, key): value for key, value in changes.items()}})
 
-    def _parameters_text(self) -> str:
+    def _parameters_text(self, detail: str) -> str:
+        """The parameters in a spec: those that differ from their defaults, and the others that ``detail`` asks for."""
         defaults = self._defaults()
         shown = [
-            f"{hyper.short}={text(self._hyper[key])}"
+            f"{hyper.short}={text(value)}"
             for key, hyper in self.hyper.items()
-            if hyper.always or self._hyper[key] != defaults[key]
+            if (value := self._hyper[key]) != defaults[key]
+            or (detail != "short" and hyper.always)
+            or (detail == "full" and isinstance(hyper, Real) and value is not None)
         ]
         return ":" + ",".join(shown) if shown else ""
 
@@ -136,10 +139,20 @@ class Parametrized(nn.Module):
         return self.name or type(self).__name__
 
     def __str__(self) -> str:
-        return self._spec_name + self._parameters_text()
+        """The canonical spec, which identifies stored runs: what differs from the defaults, and what matters most."""
+        return self._text("usual")
 
     def __repr__(self) -> str:
-        return str(self)
+        """A spec that also shows every number."""
+        return self._text("full")
+
+    @property
+    def label(self) -> str:
+        """The shortest spec, for tables: only what differs from the defaults."""
+        return self._text("short")
+
+    def _text(self, detail: str) -> str:
+        return self._spec_name + self._parameters_text(detail)
 
     def to_dict(self) -> dict[str, Any]:
         """Return JSON values from which :func:`counterpoint.from_dict` rebuilds this object."""

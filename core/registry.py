@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import re
 from importlib import import_module, metadata
 from typing import Any
 
-from .hyper import nearest
+from .names import elsewhere, nearest
 
 registry: dict[str, type[Any]] = {}
 """Every named objective that has been defined so far. Read it through :func:`known`."""
 
-ALIASES = dict.fromkeys(("ntxent", "simclr", "moco", "clip", "crossentropy", "mnrl"), "infonce")
 BUILT_IN = f"{__package__}.objectives"
 
 
@@ -43,7 +41,7 @@ def kind(name: str) -> type[Any]:
         for entry in metadata.entry_points(group="counterpoint.objectives"):
             entry.load()
     if name not in registry:
-        suggestions = {c.__name__.lower(): n for n, c in registry.items()} | ALIASES
-        hint = nearest(suggestions.get(re.sub(r"[^a-z0-9]", "", name.lower()), name), registry)
+        here, _ = elsewhere(name) or ({c.__name__.lower(): n for n, c in registry.items()}.get(name.lower(), name), "")
+        hint = nearest(here, registry)
         raise LookupError(f"unknown objective {name!r}.{hint}")
     return registry[name]

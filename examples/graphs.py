@@ -64,7 +64,7 @@ def run(
             if name == BAG:
                 z = graph.bag_of_nodes(data)
             else:
-                model = build(cell("demo", name if name in objectives else None, seed), data)
+                model = build(cell("demo", name if name in objectives else None, seed), data.x.shape[1])
                 if name in objectives:
                     graph.pretrain(model, data, epochs, seed=seed)
                 z = graph.embed(model.encoder, data)

@@ -1,1 +1,5 @@
-"""Integrations: one domain each."""
+"""Integrations: one domain each, imported on first use."""
+
+from counterpoint.names import lazy
+
+__getattr__ = lazy(__name__)

@@ -13,6 +13,8 @@ from dataclasses import MISSING, Field, dataclass, field, fields
 from importlib import import_module
 from typing import Any
 
+from counterpoint.names import lazy as lazy_modules
+
 
 @dataclass(frozen=True)
 class Preset:
@@ -129,14 +131,14 @@ def lazy(package: str, names: Sequence[str], modules: Sequence[str]) -> Callable
         modules: the modules that define these names; they are attributes of the package too.
     """
 
+    modules_of = lazy_modules(package, known=names)
+
     def attribute(name: str) -> Any:
-        if name in modules:
-            return import_module(f"{package}.{name}")
         for module in modules if name in names else ():
             if name in (members := vars(import_module(f"{package}.{module}"))):
                 setattr(sys.modules[package], name, members[name])
                 return members[name]
-        raise AttributeError(f"module {package!r} has no attribute {name!r}")
+        return modules_of(name)
 
     return attribute
 

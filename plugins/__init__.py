@@ -1,1 +1,5 @@
-"""Plugins: one host code base each."""
+"""Plugins: one host code base each, imported on first use."""
+
+from counterpoint.names import lazy
+
+__getattr__ = lazy(__name__)

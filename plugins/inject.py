@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from . import registry
+from .arguments import Parser
 
 if TYPE_CHECKING:  # both import torch, which the parser must not
     from .host import Host, Seam
@@ -41,16 +42,30 @@ def _add_options(parser: argparse.ArgumentParser, host: Host | None = None) -> N
         return text if option in (*host.options, *(["views"] if host.max_views is None else [])) else argparse.SUPPRESS
 
     add = parser.add_argument
-    add("--objective", default="host", metavar="SPEC", help="what to train with; 'host', the default, is its own loss")
-    add("--views", type=int, metavar="M", help=only("views", "hosts that can add views", "number of views per sample"))
-    add("--scale", type=float, metavar="S", help=only("scale", "logits only", "what similarities were multiplied by"))
-    add("--site", metavar="FILE:LINE", help=only("site", "logits only", "the one call of cross entropy to replace"))
-    scores = only("scores", "curl only", "what is compared; by default what the objective needs")
+    add("--objective", default="host", metavar="SPEC", help="what to train with; host is its own loss (%(default)s)")
+    add(
+        "--views",
+        type=int,
+        metavar="M",
+        help=only("views", "hosts that can add views", "number of views per sample (what the objective asks for)"),
+    )
+    add(
+        "--scale",
+        type=float,
+        metavar="S",
+        help=only("scale", "logits only", "what similarities were multiplied by (required with --site)"),
+    )
+    add(
+        "--site",
+        metavar="FILE:LINE",
+        help=only("site", "logits only", "the one call of cross entropy to replace (none: list the calls)"),
+    )
+    scores = only("scores", "curl only", "what is compared (what the objective needs)")
     add("--scores", choices=("bilinear", "cosine"), help=scores)
-    verify = "train the first N steps with the host's own loss, and compare it with ours"
+    verify = "train the first N steps with the host's own loss, and compare it with ours (%(default)s)"
     add("--verify", type=int, default=0, metavar="N", help=verify)
-    add("--report", type=Path, metavar="FILE", help="append diagnostics of every step to FILE as JSON lines")
-    start = "begin schedules at call N, for a host that resumes its training"
+    add("--report", type=Path, metavar="FILE", help="append diagnostics of every step to FILE as JSON lines (none)")
+    start = "begin schedules at call N, for a host that resumes its training (%(default)s)"
     add("--start", type=int, default=0, metavar="N", help=start)
     add("--no-shims", action="store_true", help="leave today's packages as they are")
     add("--list", action="store_true", help="list the hosts, where their losses sit and tested versions")
@@ -69,6 +84,7 @@ def command(args: argparse.Namespace) -> int:
             return 0
         if args.host is None:
             raise SeamError(f"which host? Known: {', '.join(registry.names())}.")
+        registry.load(args.host)  # a wrong name before a wrong script
         if args.explain:
             folder = Path(script[0]).resolve().parent if script else None
             print(explain(registry.find(args.host, folder) if folder else registry.load(args.host)))
@@ -115,7 +131,7 @@ def _script(args: argparse.Namespace) -> list[str]:
         end = words.index("--") if "--" in words else len(words)
         wants_help = {"-h", "--help"} & {*words[:end]}
         host = registry.load(args.host) if wants_help and args.host in registry.names() else None
-        parser = argparse.ArgumentParser(f"counterpoint inject {args.host}", "%(prog)s [options] -- train.py ...")
+        parser = Parser(f"counterpoint inject {args.host}", "%(prog)s [options] -- train.py ...")
         if host:
             parser.epilog = (
                 f"{parser.prog} --explain says where the loss sits, and which tensors are there. {host.hint}"
@@ -184,7 +200,7 @@ def explain(host: Host) -> str:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run ``python -m counterpoint.plugins.inject``, for launchers such as torchrun."""
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="python -m counterpoint.plugins.inject",
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import re
+from inspect import signature
 from pathlib import Path
 
 import pytest
 
-from counterpoint import objective, registry
+import counterpoint
+from counterpoint import objective, registry, views
+from counterpoint.batch.batch import BatchOptions
 
 README = Path(__file__).resolve().parent.parent / "README.md"
 
@@ -49,3 +52,37 @@ def test_the_table_names_the_objectives_of_every_paper():
     assert {kind.paper for kind in registry.values()} - {registry[n].paper for n in named & set(registry)} == {
         registry["alphacl"].paper  # a baseline of the ADNCE paper
     }
+
+
+CODE = [
+    code
+    for table in re.findall(r"(?:^\|.*\n)+", README.read_text(), re.M)
+    for line in table.splitlines()[2:]
+    for code in re.findall(r"`([^`]+)`", line)
+]
+CALLS = [code for code in CODE if code.startswith("counterpoint.")]
+
+
+def test_the_tables_name_calls_and_known_words():
+    """Every piece of code in a table is a call that the next test tries, or a name that the library knows."""
+    parameters = {
+        short for kind in registry.values() for short in (*kind.hyper, *(h.short for h in kind.hyper.values()))
+    }
+    words = {*registry, *parameters, *BatchOptions.__annotations__, *signature(views.perturbed).parameters}
+    others = {"F.cross_entropy", "NTXentLoss", "B = 4096"}
+    assert len(CALLS) >= 5
+    for code in set(CODE) - set(CALLS) - others:
+        assert set(re.findall(r"[a-z]\w+", code)) <= words, code
+
+
+@pytest.mark.parametrize("code", CALLS)
+def test_the_calls_in_the_tables_can_be_typed_after_import_counterpoint(code):
+    """The name resolves, the arguments fit, and the spec can be read."""
+    name, arguments, spec = *code.partition("(")[::2], re.search(r'"(.*?)"', code)[1]
+    assert objective(spec).terms()
+    try:
+        called = eval(name, {"counterpoint": counterpoint})
+    except ImportError as error:
+        pytest.skip(str(error))
+    bind = signature(called).bind
+    eval(f"bind({arguments}", {"bind": bind, "model": object(), "agent": object()})

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from functools import partial
+from io import BytesIO
 from itertools import cycle
 from pathlib import Path
 from textwrap import fill
@@ -135,12 +137,20 @@ def figure(width: float = 6.8, height: float = 4.2) -> Figure:
         raise ImportError('plots need matplotlib: pip install "counterpoint[plots]"') from error
     empty = Figure(figsize=(width, height), layout="constrained")
     FigureCanvasAgg(empty)
+    # notebooks show it, although pyplot, which they would ask, has not made it
+    setattr(empty, "_repr_png_", partial(_png, empty))  # noqa: B010  # no type knows this name
     return empty
 
 
+def _png(figure: Figure) -> bytes:
+    file = BytesIO()
+    figure.savefig(file, format="png")
+    return file.getvalue()
+
+
 def _wrapped(objective: Objective) -> str:
-    """Its spec, in lines that fit the figure, broken after commas, where specs allow spaces."""
-    return str(objective) if len(str(objective)) <= WIDTH else fill(str(objective).replace(",", ", "), WIDTH)
+    """Its label, in lines that fit the figure, broken after commas, where specs allow spaces."""
+    return objective.label if len(objective.label) <= WIDTH else fill(objective.label.replace(",", ", "), WIDTH)
 
 
 def tidy(axes: Axes, grid: Any = "both") -> None:

@@ -230,7 +230,7 @@ class IntNaCl(_Integrated, name="intnacl"):
 
     >>> import counterpoint as cp
     >>> cp.IntNaCl(base="mixnca", lam=0.9)
-    intnacl:t=0.5,base=mixnca,lam=0.9
+    intnacl:t=0.5,prior=0.01,beta=1,alpha=1,base=mixnca,lam=0.9
     """
 
     formula = "L_NaCl(G1) + alpha L_Robust(G2, w)"

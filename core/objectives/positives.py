@@ -31,7 +31,7 @@ class ArCL(Wrapper, name="arcl"):
 
     >>> import counterpoint as cp
     >>> cp.ArCL(cp.HCL(prior=0.1), views=4)
-    arcl(hcl:t=0.5,denominator=with_positive):views=4
+    arcl(hcl:t=0.5,denominator=with_positive,prior=0.1,beta=1):views=4
     """
 
     formula = "L(s+, negatives),  s+ = min_{j != k} cos(z_j, z_k)"

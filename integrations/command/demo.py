@@ -64,11 +64,10 @@ def train(run: Run, cache: Path) -> None:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the flags of ``counterpoint demo``."""
-    flags.add_arguments(parser, None)
+    flags.add_arguments(parser, ", ".join(ROWS))
     parser.set_defaults(seeds=3, out=Path("demo"), jobs=min(MOST_JOBS, os.cpu_count() or 1))
-    parser._option_string_actions["--objective"].help = f"one or more ({', '.join(ROWS)})"
     add = parser.add_argument
-    add("--domains", nargs="+", choices=NAMES, default=list(NAMES), metavar="NAME", help=", ".join(NAMES))
+    add("--domains", nargs="+", choices=NAMES, default=list(NAMES), metavar="NAME", help=f"{', '.join(NAMES)} (all)")
     add("--quick", action="store_true", help="a few steps of everything, to see that it runs; the numbers mean nothing")
 
 

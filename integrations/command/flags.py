@@ -46,30 +46,42 @@ def use_data(flag: str, folder: str | Path | None) -> None:
         os.environ["COUNTERPOINT_DATA"] = str(folder)
 
 
-def add_arguments(parser: argparse.ArgumentParser, length: str | None = "epochs", presets: Iterable[str] = ()) -> None:
+def add_arguments(
+    parser: argparse.ArgumentParser, objective: str, settings: type | None = None, presets: Iterable[str] = ()
+) -> None:
     """Add the flags that every domain has. ``parser.set_defaults(...)`` afterwards sets a domain's own defaults.
 
     Args:
-        length: the unit of training, ``epochs`` or ``steps``; None to leave the flag out.
+        objective: what is trained without ``--objective``, for the help.
+        settings: the domain's settings, for the length of training; None to leave that flag out.
         presets: names of the recipes to choose from.
     """
     add = parser.add_argument
-    add("--objective", nargs="+", type=_spec, metavar="SPEC", help="one or more (the preset's, else infonce)")
+    or_preset = ", or the preset's" if presets else ""
+    add("--objective", nargs="+", type=_spec, metavar="SPEC", help=f"one or more ({objective}{or_preset})")
     add("--seed", type=whole(0), default=0, metavar="K", help="seed of the first run (%(default)s)")
     add("--seeds", type=whole(1), default=1, metavar="N", help="runs per objective, seeds K to K+N-1 (%(default)s)")
-    if length:
-        add(f"--{length}", type=whole(0), metavar="N", help=f"{length} of training")
-    if names := list(presets):
-        add("--preset", choices=names, help="settings of a paper; flags override them")
+    lengths = [] if settings is None else [field for field in fields(settings) if field.name in ("epochs", "steps")]
+    for field in lengths:
+        if not field.metadata["flag"]:  # the unit of training; sentences have a flag for the other one too
+            shown = f"{field.name} of training ({default(field)}{or_preset})"
+            add(f"--{field.name}", type=whole(0), metavar="N", help=shown)
+    if presets:
+        add("--preset", choices=list(presets), help="settings of a paper, which flags override (none)")
     add("--out", type=Path, default=Path("runs"), metavar="FOLDER", help="where the runs are stored (%(default)s)")
     data = os.environ.get("COUNTERPOINT_DATA")
     add("--data", type=Path, default=data and Path(data), metavar="FOLDER", help="data sets ($COUNTERPOINT_DATA)")
-    add("--device", type=device, default="cpu", help="cpu, cuda, cuda:1, ... or auto (%(default)s)")
+    add_device(parser)
     add("--jobs", type=whole(1), default=1, metavar="N", help="runs at a time (%(default)s)")
     group = parser.add_mutually_exclusive_group()
     group.add_argument("--resume", action="store_true", default=True, help="continue runs that stopped (the default)")
     group.add_argument("--fresh", dest="resume", action="store_false", help="delete these runs first")
     add("--json", action="store_true", help="print JSON")
+
+
+def add_device(parser: argparse.ArgumentParser) -> None:
+    """Add ``--device``, the same for every command."""
+    parser.add_argument("--device", type=device, default="cpu", help="cpu, cuda, cuda:1, ... or auto (%(default)s)")
 
 
 def add_settings(parser: argparse.ArgumentParser, settings: type, *names: str) -> None:
@@ -89,8 +101,10 @@ def _options(field: Field[Any]) -> dict[str, Any]:
     about, value = field.metadata, default(field)
     if value is False:
         return {"action": "store_true", "help": about["help"]}
-    shown = "" if value is None or value == [] else " ".join(map(str, value)) if isinstance(value, list) else value
-    options = {"help": about["help"].replace("%", "%%") + (f" ({shown})" if shown != "" else "")}
+    shown = " ".join(map(str, value)) if isinstance(value, list) else "none" if value is None else value
+    options = {"help": about["help"].replace("%", "%%")}
+    if value is not None or not about["help"].endswith(")"):  # which says what is used instead
+        options["help"] += f" ({shown})"
     if about["nargs"] is not None or isinstance(value, list):
         options["nargs"] = about["nargs"] or "+"
     if about["choices"]:

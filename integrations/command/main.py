@@ -11,13 +11,13 @@ import io
 import os
 import signal
 import sys
-import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from typing import Any
 
 import counterpoint
+from counterpoint.plugins.arguments import Parser
 
 
 @dataclass(frozen=True)
@@ -98,7 +98,6 @@ def _exit_at_once(*_: object) -> None:
 
 def _import_torch() -> None:
     """Import torch, then let Ctrl-C raise ``KeyboardInterrupt`` as usual."""
-    warnings.filterwarnings("ignore", "Failed to initialize NumPy")  # torch's, if no extra is installed
     import torch  # noqa: F401
 
     if signal.getsignal(signal.SIGINT) is _exit_at_once:
@@ -120,7 +119,7 @@ def build(name: str = "") -> argparse.ArgumentParser:
     style: dict[str, Any] = {"formatter_class": argparse.RawDescriptionHelpFormatter}
     examples = "examples:\n" + "".join(command.examples for command in COMMANDS.values())
     description = (counterpoint.__doc__ or "").partition("\n")[0]
-    parser = argparse.ArgumentParser("counterpoint", description=description, epilog=examples, **style)
+    parser = Parser("counterpoint", description=description, epilog=examples, **style)
     parser.add_argument("--version", action="version", version=f"counterpoint {counterpoint.__version__}")
     tables: dict[tuple[str, ...], Any] = {(): parser.add_subparsers(metavar="COMMAND", required=True)}
     for full_name, command in COMMANDS.items():
@@ -130,7 +129,8 @@ def build(name: str = "") -> argparse.ArgumentParser:
             words = {"help": ", ".join(members), "description": ", ".join(members)}
             words["epilog"] = "examples:\n" + "".join(COMMANDS[member].examples for member in members)
             subparser = tables[()].add_parser(group[0], **(style | words))
-            tables[tuple(group)] = subparser.add_subparsers(metavar="WHAT", required=True)
+            whats = "|".join(member.split()[1] for member in members)
+            tables[tuple(group)] = subparser.add_subparsers(metavar=whats, required=True)
         words = {"help": command.help, "description": command.help, "epilog": f"examples:\n{command.examples}"}
         subparser = tables[tuple(group)].add_parser(last, **(style | words))
         if name in (full_name, "*"):
@@ -140,9 +140,9 @@ def build(name: str = "") -> argparse.ArgumentParser:
 
 def parsers() -> dict[str, argparse.ArgumentParser]:
     """The parser of each command."""
-    by_name = {}
+    by_name: dict[str, argparse.ArgumentParser] = {}
     for name, command in COMMANDS.items():
-        by_name[name] = argparse.ArgumentParser(f"counterpoint {name}")
+        by_name[name] = Parser(f"counterpoint {name}")
         command.arguments(by_name[name])
     return by_name
 

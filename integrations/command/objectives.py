@@ -23,7 +23,7 @@ ADVICE = {"use": "use", "first": "tune_first", "cost": "cost"}  # key in JSON: a
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("spec", nargs="*", help="names or specs to show in full; without any, all are listed")
     parser.add_argument("--json", action="store_true", help="print JSON")
-    parser.add_argument("--plot", metavar="FILE", help="draw the training weights over similarity, as a PNG")
+    parser.add_argument("--plot", metavar="FILE", help="draw the training weights over similarity, as a PNG (none)")
 
 
 def command(arguments: argparse.Namespace) -> int:

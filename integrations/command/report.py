@@ -13,10 +13,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the flags; this module imports torch only when the command runs."""
     add = parser.add_argument
     add("runs", nargs="+", type=Path, metavar="RUNS", help="folders of runs, at any depth")
-    add("--baseline", metavar="SPEC", help="the row to compare the others with (default: InfoNCE, if there is one)")
-    add("--metric", action="append", default=[], metavar="NAME", help="a result; repeatable (default: the first)")
+    add("--baseline", metavar="SPEC", help="the row to compare the others with (InfoNCE, if there is one)")
+    add("--metric", action="append", default=[], metavar="NAME", help="a result; repeatable (the first)")
     add("--lower", action="store_true", help="smaller numbers are better")
-    add("--out", type=Path, metavar="FOLDER", help="write report.html, .md, .csv and .json, and plots")
+    add(
+        "--out",
+        type=Path,
+        metavar="FOLDER",
+        help="write report.html, .md, .csv and .json, and plots to this folder (none)",
+    )
     add("--format", choices=FORMATS, default="terminal", help="what to print (%(default)s)")
     add("--json", dest="format", action="store_const", const="json", help="print JSON")
 

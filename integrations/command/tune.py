@@ -178,7 +178,7 @@ def add_arguments(parser: argparse.ArgumentParser, domain_name: str) -> None:
         nargs="+",
         type=_grid,
         metavar="NAME=VALUE,...",
-        help="tune only these parameters, over these values, as t=0.1,0.2; by default the papers' grids",
+        help="tune only these parameters, over these values, as t=0.1,0.2 (the papers' grids)",
     )
 
 

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 def train_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the flags of ``counterpoint train control``."""
-    flags.add_arguments(parser, "steps")
+    flags.add_arguments(parser, "infonce:t=1", Settings)
     parser.set_defaults(seed=1)
     tasks = f"tasks of the suite, such as {', '.join(CURL_TASKS)} (cartpole-swingup)"
     parser.add_argument("--task", nargs="+", default=["cartpole-swingup"], metavar="NAME", help=tasks)
@@ -58,8 +58,10 @@ def eval_arguments(parser: argparse.ArgumentParser) -> None:
     episodes = "deterministic episodes, on center crops (%(default)s)"
     add("--episodes", type=flags.whole(1), default=10, metavar="N", help=episodes)
     add("--envs", type=flags.whole(1), default=1, metavar="N", help="environments, each in a process (%(default)s)")
-    add("--video", type=Path, metavar="FILE", help="film of the first episode, .mp4 or .gif; only with one run")
-    representation = "also evaluate the encoder by ridge regression of the state, on episodes cached in this folder"
+    add("--video", type=Path, metavar="FILE", help="film of the first episode, .mp4 or .gif; only with one run (none)")
+    representation = (
+        "also evaluate the encoder by ridge regression of the state, on episodes cached in this folder (no)"
+    )
     add("--representation", type=Path, metavar="FOLDER", help=representation)
     add("--json", action="store_true", help="print JSON")
 
@@ -76,7 +78,7 @@ def eval_command(arguments: argparse.Namespace) -> int:
         if len(runs) > 1:
             raise ValueError(f"--video: expected one run, got {len(runs)}.")
         video.check_video(arguments.video)
-    results = [_evaluate(run, arguments) for run in runs]
+    results = [_evaluate(run, arguments) for run in store.track(runs, "evaluated, runs", len(runs))]
     if arguments.json:
         print(json.dumps(results, indent=1))
         return 0

@@ -61,9 +61,9 @@ class Settings(AgentSettings):
     """The settings of a run. Steps are the simulator's."""
 
     steps: int = setting(100_000, "of the simulator, over all environments", flag=False)
-    scores: str | None = setting(None, "similarities; by default what each objective needs", choices=SCORES)
+    scores: str | None = setting(None, "similarities (what each objective needs)", choices=SCORES)
     observe: str = setting("pixels", "pixels, or state for plain SAC without an objective", choices=OBSERVE)
-    repeat: int | None = setting(None, "times each action is applied; by default as CURL does", type=int)
+    repeat: int | None = setting(None, "times each action is applied (as CURL does)", type=int)
     envs: int = setting(1, "environments, each in a process")
     eval_every: int = setting(10_000, "steps between evaluations")
     episodes: int = setting(10, "episodes per evaluation")

@@ -70,25 +70,32 @@ def build(arguments: Mapping[str, Any], observation: tuple[int, ...], actions: i
 def train(run: Run) -> None:
     """Train one cell; pass it to :func:`counterpoint.integrations.store.run_grid`."""
     with closing(prepare(run.arguments)) as env:
-        _Training(run, env).run_to_end()
+        training = _Training(run, env)
+        training.run_to_end()
     evaluations = [line for line in run.metrics() if "score" in line]
     result = {"final score": evaluations[-1]["score"]}
     for mark in MARKS:
         if scores := [line["score"] for line in evaluations if line["step"] >= mark]:
             result[f"score at {mark // 1000}k"] = scores[0]
+    if run.arguments["observe"] == "pixels":
+        run.export(training.agent.critic.encoder)
     run.finish(result, curve=[[line["step"], line["score"]] for line in evaluations])
     shutil.rmtree(run.path / "replay", ignore_errors=True)
 
 
-def restore(run: Run) -> Agent:
-    """The agent of a run, from its last checkpoint."""
+def restore(run: Run | str | Path) -> Agent:
+    """The agent of a run or of its folder, from its last checkpoint; needs no simulator."""
+    run = Run.read(run)
     if run.arguments["domain"] != "control":
         raise ValueError(f"{run.path} is a run of {run.arguments['domain']}, not of control.")
     state = run.load()
     if state is None:
         raise ValueError(f"{run.path}: no checkpoint yet.")
-    with closing(prepare(run.arguments, 1)) as env:
-        agent = build(run.arguments, env.single_observation_space.shape, env.single_action_space.shape[0])
+    settings, critic = run.arguments["settings"], state["agent"]["critic"]
+    actions = state["agent"]["actor"]["trunk.4.weight"].shape[0] // 2  # a mean and a deviation of each
+    pixels = (3 * settings["stack"], settings["size"], settings["size"])
+    numbers = (critic["q1.0.weight"].shape[1] - actions,)
+    agent = build(run.arguments, pixels if run.arguments["observe"] == "pixels" else numbers, actions)
     agent.load(state["agent"])
     return agent
 

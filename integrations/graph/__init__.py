@@ -19,12 +19,12 @@ if TYPE_CHECKING:
     from .data import GraphSet, bag_of_nodes, demo, load
     from .evaluation import PROBES, Evaluation, evaluate
     from .model import Encoder, Pooled, Pretraining, embed
-    from .training import pretrain, train
+    from .training import pretrain, restore, train
 
 __all__ = [
     "AUGMENTATIONS", "PROBES", "DropNodes", "Encoder", "Evaluation", "GraphSet", "MaskAttributes", "PerturbEdges",
     "Pooled", "Pretraining", "RandomChoice", "Subgraph", "augmentation", "bag_of_nodes", "demo", "embed", "evaluate",
-    "load", "pretrain", "train",
+    "load", "pretrain", "restore", "train",
 ]  # fmt: skip
 
 __getattr__ = lazy(__name__, __all__, ("augment", "data", "evaluation", "model", "training"))

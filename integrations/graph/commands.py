@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 def train_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the flags of ``counterpoint train graph``."""
-    flags.add_arguments(parser, "epochs", PRESETS)
+    flags.add_arguments(parser, "infonce:t=0.2,denominator=negatives", Settings, PRESETS)
     parser.add_argument("--dataset", nargs="+", default=["demo"], metavar="NAME", help="TU data sets, or demo (demo)")
     flags.add_settings(parser, Settings)
 
@@ -56,7 +56,7 @@ def eval_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the flags of ``counterpoint eval tu``."""
     add = parser.add_argument
     add("runs", nargs="+", type=Path, help="folders of runs, at any depth")
-    add("--dataset", metavar="NAME", help="TU data set to evaluate on; by default what each run was trained on")
+    add("--dataset", metavar="NAME", help="TU data set to evaluate on (what each run was trained on)")
     add("--probe", nargs="+", choices=PROBES, default=["svm"], help="classifiers (svm)")
     add("--folds", type=flags.whole(2), default=10, metavar="N", help="test folds (%(default)s)")
     add("--seeds", type=flags.whole(1), default=5, metavar="N", help="random splits into folds (%(default)s)")
@@ -72,7 +72,8 @@ def eval_command(arguments: argparse.Namespace) -> int:
 
     flags.use_data("data", arguments.data)
     embeddings: dict[tuple[str, str, str], tuple[GraphSet, Any]] = {}
-    for run in _finished(arguments.runs):
+    runs = _finished(arguments.runs)
+    for run in store.track(runs, "embedded, runs", len(runs)):
         data = load_cached(arguments.dataset or run.arguments["dataset"], run.arguments["features"])
         for (name, which), z in _embeddings(run, data).items():
             embeddings[data.name, name, which] = data, z  # runs share the baselines
@@ -120,8 +121,8 @@ def _embeddings(run: Run, data: GraphSet) -> dict[tuple[str, str], Any]:
     from .training import BAG, UNTRAINED, build, restore
 
     try:
-        before = embed(build({**run.arguments, "device": "cpu"}, data).encoder, data)
-        trained = embed(restore(run, data).encoder, data)
+        before = embed(build({**run.arguments, "device": "cpu"}, data.x.shape[1]).encoder, data)
+        trained = embed(restore(run).encoder, data)
     except RuntimeError as error:
         message = f"{run.path}: trained on {run.arguments['dataset']}, its encoder does not fit {data.name}"
         raise ValueError(message) from error

@@ -44,7 +44,7 @@ KNOWN = (
 )
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class GraphSet:
     """A set of labeled graphs as a few large tensors; batches are slices of them, without a loop over graphs.
 
@@ -70,6 +70,10 @@ class GraphSet:
 
     def __len__(self) -> int:
         return len(self.y)
+
+    def __repr__(self) -> str:
+        sizes = f"{len(self.x)} nodes of {self.x.shape[1]} features, {self.edge_index.shape[1]} edges"
+        return f"GraphSet({self.name!r}, {len(self)} graphs of {len(self.y.unique())} classes, {sizes})"
 
     @classmethod
     def from_list(cls, graphs: Iterable[Data], name: str = "graphs", features: str = "auto") -> GraphSet:

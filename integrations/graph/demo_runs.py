@@ -27,5 +27,5 @@ def train(run: Run, cache: Path, count: int) -> None:
     """Train one cell, and keep the embeddings of the first graphs."""
     training.train(run)
     data, _, _ = prepare(run.arguments)
-    z = embed(training.restore(run, data).encoder, data)
+    z = embed(training.restore(run).encoder, data)
     run.keep(z[:count], data.y[:count], KINDS, "kind of graph")

@@ -56,13 +56,21 @@ class Pooled(nn.Module):
 
     def __init__(self, model: nn.Module, out_channels: int | None = None) -> None:
         super().__init__()
-        self.model, self.out_channels = model, out_channels or int(getattr(model, "out_channels", 0))
-        if self.out_channels < 1:
-            raise ValueError("Pooled: the model has no out_channels; give out_channels=.")
+        self.model, self.out_channels = model, _out_channels(model, out_channels)
 
     def forward(self, x: Tensor, edge_index: Tensor, batch: Tensor, batch_size: int | None = None) -> Tensor:
         pooled: Tensor = global_add_pool(self.model(x, edge_index), batch, batch_size)
         return pooled
+
+
+def _out_channels(model: nn.Module, given: int | None) -> int:
+    width = getattr(model, "out_channels", None) if given is None else given
+    if not isinstance(width, int) or width < 1:
+        raise ValueError(
+            f"out_channels: expected the number of columns of {type(model).__name__}'s output, got {width!r}; pass "
+            "out_channels=, or give the model an attribute of that name."
+        )
+    return width
 
 
 def _initialize(module: nn.Module) -> None:
@@ -84,14 +92,14 @@ class Pretraining(nn.Module):
     and an adversarial view (a small step of the last view's node features; its edges stay).
 
     Args:
-        encoder: called with ``(x, edge_index, batch, batch_size)``; :class:`Encoder`, :class:`Pooled` or your own with
-            ``out_channels``.
+        encoder: called with ``(x, edge_index, batch, batch_size)``; :class:`Encoder`, :class:`Pooled` or your own.
         augment: a transform, a list of one per augmented view, or a name for :func:`augmentation`.
         pairing: which views are compared; ``one_way`` is GraphCL's. None: as in the objective's paper.
         original: whether the first view is the graph itself.
         epsilon: size of the adversarial step, > 0.
         mixed: number of mixed views, at least 1.
         generator: of the mixtures, on the CPU.
+        out_channels: columns of the encoder's output; by default its attribute of that name.
     """
 
     def __init__(
@@ -104,11 +112,12 @@ class Pretraining(nn.Module):
         epsilon: float = 0.1,
         mixed: int = 4,
         generator: torch.Generator | None = None,
+        out_channels: int | None = None,
     ) -> None:
         super().__init__()
         if pairing is not None:
             check_choice("pairing", pairing, PAIRINGS)
-        width = int(encoder.out_channels)  # type: ignore[arg-type]
+        width = _out_channels(encoder, out_channels)
         self.encoder = encoder
         self.head = nn.Sequential(nn.Linear(width, width), nn.ReLU(), nn.Linear(width, width))
         _initialize(self.head)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -14,7 +15,7 @@ from .. import store
 from ..domain import defaults
 from ..store.run import Run
 from .augment import augmentation
-from .data import GraphSet, bag_of_nodes, load_cached, prepare
+from .data import GraphSet, bag_of_nodes, prepare
 from .evaluation import evaluate
 from .model import Encoder, Pretraining, embed
 from .settings import Settings
@@ -113,11 +114,11 @@ def bag(dataset: str, seed: int, **changes: Any) -> dict[str, Any]:
     return cell(dataset, None, seed, **{**changes, "label": BAG, "encoder": "none", "epochs": 0})
 
 
-def build(arguments: dict[str, Any], data: GraphSet) -> Pretraining:
-    """Build a cell's untrained model. The seed determines it and the views, independently of the objective."""
+def build(arguments: dict[str, Any], width: int) -> Pretraining:
+    """Build a cell's untrained model for nodes of ``width`` features. The seed determines it and the views."""
     seed = arguments["seed"]
     torch.manual_seed(seed)
-    encoder = Encoder(data.x.shape[1], arguments["hidden"], arguments["layers"])
+    encoder = Encoder(width, arguments["hidden"], arguments["layers"])
     objective = arguments["objective"] or "infonce"
     views = max(2, cp.objective(objective).views or 2)
     # one random stream per view, so that the first views do not depend on how many the objective asks for
@@ -138,7 +139,7 @@ def train(run: Run) -> None:
         evaluation = evaluate(bag_of_nodes(data)[rows], *probe)
         run.finish({"accuracy": evaluation.accuracy}, folds=evaluation.folds)
         return
-    model = build(arguments, data)
+    model = build(arguments, data.x.shape[1])
     official = arguments["protocol"] == "official"
 
     def look(epoch: int) -> dict[str, float]:
@@ -156,15 +157,16 @@ def train(run: Run) -> None:
     looks = [line for line in run.metrics() if "accuracy" in line]
     last, best = looks[-1], max(looks, key=lambda line: line["accuracy"])
     result = {"accuracy": last["accuracy"], **({BEST_LOOK: best["accuracy"]} if official else {})}
+    run.export(model.encoder)
     run.finish(result, epoch=last["step"], folds=[last[f"fold{k}"] for k in range(arguments["folds"])])
 
 
-def restore(run: Run, data: GraphSet | None = None) -> Pretraining:
-    """The trained model of a run, on the CPU, for ``data`` with as many node features; by default the run's own."""
-    if data is None:
-        data = load_cached(run.arguments["dataset"], run.arguments["features"])
-    model = build({**run.arguments, "device": "cpu"}, data)
+def restore(run: Run | str | Path) -> Pretraining:
+    """The trained model of a run or of its folder, on the CPU; needs no data."""
+    run = Run.read(run)
     if (state := run.load()) is None:
         raise ValueError(f"{run.path}: it has no checkpoint")
+    weights = next(value for name, value in state["model"].items() if name.startswith("encoder.") and value.dim() == 2)
+    model = build({**run.arguments, "device": "cpu"}, weights.shape[1])
     model.load_state_dict(state["model"])
     return model

@@ -56,7 +56,10 @@ def loader(
     if not isinstance(batch, int) or batch < 2:
         raise ValueError(f"batch: at least 2 images are needed to compare, got {batch!r}.")
     if batch * processes > len(data):
-        raise ValueError(f"batch: {batch * processes} images do not fit into {data.name} with {len(data)} to train on.")
+        raise ValueError(
+            f"batch: {batch * processes} images do not fit into {data.name} with {len(data)} to train on; "
+            f"give --batch {len(data) // processes} or less."
+        )
     batched = path == "batched"
     dataset = _Pixels(data, None if batched else recipe.per_image(), views)
     sampler = _Sampler(dataset, processes, rank, seed=seed, drop_last=True)

@@ -9,6 +9,8 @@ from pathlib import Path
 from statistics import mean, stdev
 from typing import TYPE_CHECKING, Any
 
+from counterpoint.names import nearest
+
 from ..command import flags
 from .presets import PRESETS, preset
 from .settings import DATASETS, PROBES, EvaluationSettings, Settings
@@ -22,7 +24,7 @@ DEFAULT_PROBES = ("knn", "linear")
 
 def train_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the flags of ``counterpoint train image``."""
-    flags.add_arguments(parser, "epochs", PRESETS)
+    flags.add_arguments(parser, "infonce", Settings, PRESETS)
     parser.set_defaults(data=None)
     data = parser._option_string_actions["--data"]  # in the other domains a folder; here a data set or a folder
     data.metavar, data.help, data.type = "DATA", f"{', '.join(DATASETS)} or a folder of images (digits)", str
@@ -38,14 +40,21 @@ def _add_root(parser: argparse.ArgumentParser) -> None:
 def _add_evaluation(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     probes = f"{', '.join(PROBES)} ({' '.join(DEFAULT_PROBES)})"
-    add("--probe", nargs="+", type=_words, metavar="PROBE", help=probes)
-    add("--transfer", nargs="+", type=_words, metavar="DATA", help="data sets to transfer to")
+    add("--probe", nargs="+", type=_probes, metavar="PROBE", help=probes)
+    add("--transfer", nargs="+", type=_words, metavar="DATA", help="data sets to transfer to (none)")
     add("--epsilons", nargs="+", type=float, metavar="E", help="sizes of attacks (0.002 0.008 0.032)")
     flags.add_settings(parser, EvaluationSettings)
 
 
 def _words(text: str) -> list[str]:
     return [word for word in text.split(",") if word]
+
+
+def _probes(text: str) -> list[str]:
+    for word in _words(text):
+        if word not in PROBES:
+            raise argparse.ArgumentTypeError(f"unknown probe {word!r}.{nearest(word, PROBES)}")
+    return _words(text)
 
 
 def _evaluation(arguments: argparse.Namespace) -> tuple[list[str], dict[str, Any]]:
@@ -81,7 +90,7 @@ def train_command(arguments: argparse.Namespace) -> int:
     if changes.get("method") == "swav":
         default = None
     objectives: list[str | None] = arguments.objective or [default]
-    if Path(dataset).is_dir():
+    if dataset not in DATASETS and Path(dataset).is_dir():
         dataset = str(Path(dataset).resolve())
     cells: list[dict[str, Any]] = []
     for seed in range(arguments.seed, arguments.seed + arguments.seeds):
@@ -102,15 +111,16 @@ def eval_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the flags of ``counterpoint eval image``."""
     add = parser.add_argument
     add("runs", nargs="+", type=Path, help="folders of runs, at any depth")
-    add("--data", metavar="DATA", help="data set to evaluate on; by default what each run was trained on")
+    add("--data", metavar="DATA", help="data set to evaluate on (what each run was trained on)")
     _add_root(parser)
     _add_evaluation(parser)
-    add("--device", type=flags.device, default="cpu", help="cpu, cuda, cuda:1, ... or auto (%(default)s)")
+    flags.add_device(parser)
     add("--json", action="store_true", help="print JSON")
 
 
 def eval_command(arguments: argparse.Namespace) -> int:
     """Evaluate the encoders of finished runs."""
+    from .. import store
     from . import evaluation, sources, training
     from .data import prepare
 
@@ -120,7 +130,8 @@ def eval_command(arguments: argparse.Namespace) -> int:
     results: list[dict[str, Any]] = []
     rows: dict[str, list[dict[str, float]]] = {}
     note = ""
-    for run in _finished(arguments.runs):
+    runs = _finished(arguments.runs)
+    for run in store.track(runs, "evaluated, runs", len(runs)):
         _, train, _, test = prepare({**run.arguments, "part": "report"})
         if arguments.data:
             size = evaluation.square_size(train)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any
@@ -32,6 +33,9 @@ def check_probes(probes: Iterable[str], train: ImageSet, test: ImageSet, setting
         raise ValueError("probe transfer: name the data sets to transfer to.")
     for name in settings.transfer if "transfer" in probes else ():
         load(name, "test", square_size(train))
+    if train.labelled and len(train.y.unique()) < 2:
+        message = f"{train.name}: all images have the same class, so that accuracies say nothing about an encoder"
+        warnings.warn(message, RuntimeWarning, stacklevel=2)
     return probes if train.labelled and test.labelled else [probe for probe in probes if probe == "transfer"]
 
 

@@ -20,7 +20,7 @@ from .. import store
 MOST_NAMED = 5  # unreadable files in a warning
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class ImageSet:
     """Images of one size, with their classes."""
 
@@ -39,6 +39,10 @@ class ImageSet:
 
     def __len__(self) -> int:
         return len(self.x)
+
+    def __repr__(self) -> str:
+        classes = f"{len(self.classes) or len(self.y.unique())} classes" if self.labelled else "not all with a class"
+        return f"ImageSet({self.name!r}, {len(self)} images of {self.size[0]} x {self.size[1]} pixels, {classes})"
 
     def __getitem__(self, rows: Tensor) -> ImageSet:
         return replace(self, x=self.x[rows], y=self.y[rows])

@@ -65,7 +65,7 @@ class Settings:
     epsilon: float = setting(0.03, "size of the attacks of adversarial views")
     mixed: int = setting(4, "mixed views for MixNCA and IntNaCl, M - 1")
     false_negatives: float = setting(1.0, "share of pairs of one class that remain negatives; below 1 uses the classes")
-    subset: int | None = setting(None, "train on this many images, balanced", type=int)
+    subset: int | None = setting(None, "train on this many images, balanced (all)", type=int)
     validation: float = setting(0.1, "share of the training images held out for --watch and --part tune")
     watch: int = setting(0, "validation kNN after every so many epochs, 0 for never")
     keep: str = setting(
@@ -89,7 +89,7 @@ class EvaluationSettings:
     tables are at an epsilon of .002. Fine-tuning is ArCL's.
     """
 
-    protocol: str = setting("lbfgs", "protocol of the linear probe: lbfgs, or the papers' adam", metavar="NAME")
+    protocol: str = setting("lbfgs", "protocol of the linear probe: lbfgs, or the papers' adam", choices=PROTOCOLS)
     probe_epochs: int = setting(100, "epochs of --protocol adam", low=1)
     penalty: float = setting(1e-3, "weight of |w|^2 / 2 beside the mean loss of lbfgs", low=0, flag=False)
     k: int = setting(200, "nearest neighbors", low=1, flag=False)
@@ -98,7 +98,7 @@ class EvaluationSettings:
     step: float = setting(1e-2, "length of a step of PGD", above=0, flag=False)
     steps: int = setting(10, "steps of PGD", low=1, flag=False)
     restarts: int = setting(2, "random restarts of PGD", low=1)
-    attacked: int | None = setting(None, "attack this many test images", type=int, low=1)
+    attacked: int | None = setting(None, "attack this many test images (all)", type=int, low=1)
     transfer: Sequence[str] = setting((), "data sets to transfer to", flag=False)
     finetune_steps: int = setting(5000, "steps of --probe finetune", low=1)
     finetune_lr: float = setting(0.01, "learning rate of SGD with Nesterov momentum", above=0, flag=False)

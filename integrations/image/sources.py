@@ -65,7 +65,21 @@ DOWNLOADED: dict[str, Loader] = {
     "food": _by_split("Food101"),
     "pets": _by_split("OxfordIIITPet", train="trainval"),
 }
-NATIVE_SIZES = {"cifar10": 32, "cifar100": 32, "stl10": 96, "stl10-unlabelled": 96, "tiny-imagenet": 64, "mnist": 32}
+NATIVE_SIZES = {
+    "digits": 16,
+    "cifar10": 32,
+    "cifar100": 32,
+    "stl10": 96,
+    "stl10-unlabelled": 96,
+    "tiny-imagenet": 64,
+    "mnist": 32,
+}
+
+
+def image_size(name: str, size: int | None = None) -> tuple[int, int]:
+    """Height and width of the images of :func:`load`, without loading them."""
+    side = size or NATIVE_SIZES.get(name, 64)
+    return (64, 32) if name == "mnist-cifar" else (side, side)
 
 
 def load(
@@ -113,7 +127,7 @@ def _load(
     """Folders read only ``classes``; of all other sets :func:`load` selects them afterwards."""
     folders = [Path(folder) for folder in (root, offline) if folder]
     if name == "digits":
-        return digits(split, size or 16)
+        return digits(split, size or NATIVE_SIZES[name])
     if name == "mnist-cifar":
         return mnist_cifar("id-train" if split == "train" else "ood-test", root=root)
     for folder in folders if name == "cifar10" else ():

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -12,7 +13,7 @@ import torch
 from .. import store
 from ..domain import defaults
 from ..store.run import Run
-from . import data, evaluation, model
+from . import data, evaluation, model, sources
 from .augment import recipe
 from .batches import loader
 from .image_set import ImageSet
@@ -106,6 +107,7 @@ def train(run: Run) -> None:
     encoder = module.method.encoder
     result = evaluation.evaluate(encoder, images.labelled, images.test, probes, settings, arguments["seed"])
     losses = [line["loss"] for line in run.metrics() if "loss" in line]
+    run.export(encoder)
     run.finish(result or {"loss": losses[-1] if losses else math.nan}, note=images.test.note)
 
 
@@ -120,12 +122,16 @@ def _load_best(run: Run, method: Method) -> None:
         method.encoder.load_state_dict(torch.load(path, map_location="cpu", weights_only=True)["encoder"])
 
 
-def restore(run: Run) -> Method:
-    """The trained method of a run, from its last checkpoint; with ``keep="best"`` the encoder is the best one."""
+def restore(run: Run | str | Path) -> Method:
+    """The trained method of a run or of its folder, from its last checkpoint; needs no data.
+
+    With ``keep="best"`` the encoder is the best one.
+    """
+    run = Run.read(run)
     state = run.load()
     if state is None:
         raise ValueError(f"{run.path}: no checkpoint.")
-    module = build({**run.arguments, "devices": 1}, data.prepare(run.arguments).train.size)
+    module = build({**run.arguments, "devices": 1}, sources.image_size(run.arguments["dataset"], run.arguments["size"]))
     module.load_state_dict(state["state_dict"])
     _load_best(run, module.method)
     return module.method.eval()

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from counterpoint import names
 
 if TYPE_CHECKING:
     from .output import RENDER, html, show, write
@@ -21,10 +22,4 @@ __all__ = [
     "write",
 ]  # fmt: skip
 
-
-def __getattr__(name: str) -> Any:
-    """Import a public name on first use: these modules import torch."""
-    for module, names in _MODULES.items():
-        if name in names:
-            return getattr(import_module(f".{module}", __name__), name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+__getattr__ = names.lazy(__name__, _MODULES)

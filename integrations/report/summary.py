@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,6 +21,7 @@ from typing import Any
 import counterpoint as cp
 from counterpoint.hyper import nearest
 
+from ..store.cell import dataset_name
 from ..store.run import Run
 from . import statistics
 from .papers import PaperNumber, paper_number
@@ -108,13 +109,16 @@ def summarise(
     datasets: dict[tuple[str, str], list[Run]] = defaultdict(list)
     for run in done:
         datasets[run.arguments["domain"], run.arguments["dataset"]].append(run)
-    for _, members in sorted(datasets.items()):
+    short = Counter((domain, dataset_name({"dataset": dataset})) for domain, dataset in datasets)
+    for (domain, dataset), members in sorted(datasets.items()):
+        name = dataset_name({"dataset": dataset})
+        name = name if short[domain, name] == 1 else dataset  # two folders of the same name
         for metric in metrics or [min(members[0].record["result"], key=lambda name: name == LOSS)]:
-            prefix = [members[0].arguments["dataset"]] * (len(datasets) > 1 or len(metrics) < 2)
+            prefix = [name] * (len(datasets) > 1 or len(metrics) < 2)
             title = " ".join(prefix + [metric] * (len(metrics) > 1))
-            if column := _column(members, rows, metric, title, baseline, lower):
+            if column := _column(members, rows, name, metric, title, baseline, lower):
                 columns.append(column)
-            notes += _missing_numbers(members, rows, metric)
+            notes += _missing_numbers(members, rows, name, metric)
     if not all(column.tested for column in columns):
         notes.append(f"Means only: {statistics.MISSING}.")
     return Report(columns, notes)
@@ -159,7 +163,13 @@ def _resolve_baseline(baseline: str, rows: dict[Path, str], runs: Iterable[Run])
 
 
 def _column(
-    members: list[Run], rows: dict[Path, str], metric: str, title: str, baseline: str | None, lower: bool
+    members: list[Run],
+    rows: dict[Path, str],
+    name: str,
+    metric: str,
+    title: str,
+    baseline: str | None,
+    lower: bool,
 ) -> Column | None:
     """Return the column of the runs on one data set, or None if none of them has the metric."""
     values: dict[str, dict[int, float]] = defaultdict(dict)
@@ -194,7 +204,7 @@ def _column(
         paper = paper_number(domain, dataset, arguments["objective"] or runs[row][0].name, metric, arguments)
         sd = stdev(numbers) if len(numbers) > 1 else math.nan
         cells[row] = Cell(values[row], fmean(numbers), sd, differences.get(row), row == best, paper)
-    return Column(domain, dataset, metric, title, baseline, cells, dict(runs), tested)
+    return Column(domain, name, metric, title, baseline, cells, dict(runs), tested)
 
 
 def _is_infonce(run: Run) -> bool:
@@ -241,12 +251,11 @@ def _notes(runs: Sequence[Run], done: Sequence[Run]) -> Iterator[str]:
             yield f"Runs of several versions of {name}: {', '.join(versions)}."
 
 
-def _missing_numbers(members: Sequence[Run], rows: dict[Path, str], metric: str) -> Iterator[str]:
+def _missing_numbers(members: Sequence[Run], rows: dict[Path, str], dataset: str, metric: str) -> Iterator[str]:
     """Yield a note if runs have no number for the metric, so that no mean includes them."""
     missing = [rows[run.path] for run in members if math.isnan((run.result or {}).get(metric, 0.0))]
     if missing:
         named = ", ".join(f"{row} ({plural(missing.count(row), 'run')})" for row in dict.fromkeys(missing))
-        dataset = members[0].arguments["dataset"]
         yield f"{dataset}: no {metric} could be computed for {named}: left out of all means."
 
 

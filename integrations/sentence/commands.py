@@ -11,6 +11,7 @@ from time import perf_counter
 from typing import Any
 
 from ..command import flags
+from ..domain import defaults
 from .presets import PRESETS, preset
 from .settings import ENVIRONMENT, POOLINGS, SEVEN, STS, TRANSFER, Settings
 
@@ -22,11 +23,11 @@ def _normalized(path: str) -> str:
 
 def train_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the flags of ``counterpoint train sentence``."""
-    flags.add_arguments(parser, "epochs", PRESETS)
+    flags.add_arguments(parser, "infonce:t=0.05", Settings, PRESETS)
     data = parser._option_string_actions["--data"]  # elsewhere the folder of data sets
     data.required, data.default, data.metavar = True, None, "FILE"
     data.type = _normalized
-    data.help = "training data: .txt, .csv, .tsv, .jsonl, .parquet, or owner/name on the hub"
+    data.help = "training data: .txt, .csv, .tsv, .jsonl, .parquet, or owner/name on the hub (required)"
     flags.add_settings(parser, Settings)
     parser.add_argument("--sts", metavar="FOLDER", help=f"folder of the STS sets, or hub (${ENVIRONMENT}, else hub)")
 
@@ -45,17 +46,19 @@ def settings(arguments: argparse.Namespace, dataset: str) -> dict[str, Any]:
 def train_command(arguments: argparse.Namespace) -> int:
     """Train every objective with every seed, and print the table."""
     from .. import report
-    from . import corpus, training
+    from .data import load_samples
 
     flags.use_data("sts", arguments.sts)
     changes = settings(arguments, arguments.data)
+    load_samples({**defaults(Settings), **changes, "file": arguments.data})  # before the frameworks, which take longer
+    from . import training
+
     specs = arguments.objective or [preset(arguments.preset).objective if arguments.preset else "infonce:t=0.05"]
     cells = []
     for seed in range(arguments.seed, arguments.seed + arguments.seeds):
         cells += [training.cell(arguments.data, spec, seed, **changes) for spec in specs]
         if cells[0]["dev"] or cells[0]["test"]:
             cells.append(training.untrained(arguments.data, seed, **changes))
-    corpus.load(arguments.data, cells[0]["positives"], cells[0]["columns"])  # fail on wrong data before any training
     runs, code = flags.run_cells(training.train, cells, arguments, "sentence")
     report.show(runs, arguments.json)
     if not arguments.json:
@@ -68,18 +71,22 @@ def train_command(arguments: argparse.Namespace) -> int:
 def _eval_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("model", help="a SentenceTransformer, a checkpoint of transformers, or the folder of a run")
-    add("--pooling", choices=POOLINGS, help="how a checkpoint that does not say so combines tokens into one vector")
-    add("--max-length", type=flags.whole(1), metavar="N", help="word pieces of a text; by default the model's limit")
-    add("--revision", metavar="NAME", help="revision of a model on the hub")
+    how = "how tokens become one vector, for a checkpoint that does not define it (the model's own)"
+    add("--pooling", choices=POOLINGS, help=how)
+    add("--max-length", type=flags.whole(1), metavar="N", help="word pieces of a text (the model's limit)")
+    add("--revision", metavar="NAME", help="revision of a model on the hub (the newest)")
     add("--data", metavar="FOLDER", help=f"sts/ and transfer/, or SentEval's data, or hub (${ENVIRONMENT}, else hub)")
     add("--batch", type=flags.whole(1), default=64, metavar="N", help="texts embedded at a time (%(default)s)")
-    add("--device", type=flags.device, help="cpu, cuda, cuda:1, ... or auto; by default the best available")
+    flags.add_device(parser)
     add("--json", action="store_true", help="print JSON")
 
 
 def _load(arguments: argparse.Namespace) -> Any:
+    from ..store.progress import print_line
     from . import encode
 
+    if not arguments.json:
+        print_line(f"loading {arguments.model}")
     options = {name: getattr(arguments, name) for name in ("device", "revision", "max_length")}
     return encode.load(arguments.model, arguments.pooling, **options)
 
@@ -88,9 +95,16 @@ def sts_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the flags of ``counterpoint eval sts``."""
     _eval_arguments(parser)
     add = parser.add_argument
-    add("--sets", nargs="+", choices=STS, default=[*SEVEN, "SICKR-all"], metavar="SET", help=", ".join(STS))
+    add(
+        "--sets",
+        nargs="+",
+        choices=STS,
+        default=[*SEVEN, "SICKR-all"],
+        metavar="SET",
+        help=f"{', '.join(STS)} (the first eight)",
+    )
     add("--subsets", action="store_true", help="each subset of a year, and Pearson's correlation")
-    add("--plot", metavar="FILE", help="draw the distances between the sentences of STS-B, as a PNG")
+    add("--plot", metavar="FILE", help="draw the distances between the sentences of STS-B, as a PNG (none)")
 
 
 def sts_command(arguments: argparse.Namespace) -> int:
@@ -116,7 +130,14 @@ def transfer_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the flags of ``counterpoint eval transfer``."""
     _eval_arguments(parser)
     add = parser.add_argument
-    add("--tasks", nargs="+", choices=TRANSFER, default=list(TRANSFER), metavar="TASK", help=", ".join(TRANSFER))
+    add(
+        "--tasks",
+        nargs="+",
+        choices=TRANSFER,
+        default=list(TRANSFER),
+        metavar="TASK",
+        help=f"{', '.join(TRANSFER)} (all)",
+    )
     add("--jobs", type=flags.whole(1), default=1, metavar="N", help="processes that fit classifiers (%(default)s)")
 
 

@@ -255,11 +255,20 @@ class Prepared(NamedTuple):
     dev: Pairs | None
 
 
-def prepare(arguments: Mapping[str, Any]) -> Prepared:
-    """Load and check the data of a cell."""
+def load_samples(arguments: Mapping[str, Any]) -> tuple[Any, int]:
+    """Load and check the training samples of a cell; returns them and the number of rows dropped as blank."""
     samples, dropped = corpus.load(arguments["file"], arguments["positives"], arguments["columns"])
     if len(samples) < arguments["batch"]:
-        raise ValueError(f"batch: {arguments['batch']} samples, but {arguments['file']} has only {len(samples)}.")
+        raise ValueError(
+            f"batch: {arguments['batch']} samples, but {arguments['file']} has only {len(samples)}; "
+            f"give --batch {len(samples)} or less."
+        )
+    return samples, dropped
+
+
+def prepare(arguments: Mapping[str, Any]) -> Prepared:
+    """Load and check the data of a cell."""
+    samples, dropped = load_samples(arguments)
     path = corpus.find(arguments["file"])
     checksum = store.checksum(path if path.is_file() else samples._fingerprint)
     return Prepared(samples, dropped, checksum, load_sts(arguments["dev"]) if arguments["dev"] else None)

@@ -7,19 +7,20 @@ from pathlib import Path
 from time import perf_counter
 from typing import Any
 
-from .frameworks import framework  # isort: skip
+from .frameworks import framework, quiet  # isort: skip
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
 from ..domain import check_choice
-from ..store.progress import track
+from ..store.progress import print_line, track
 from .settings import POOLINGS
 
 Encode = Callable[[list[str]], Any]
 Matrix = NDArray[np.floating[Any]]
 
 
+@quiet()
 def load(
     model: str | Path,
     pooling: str | None = None,
@@ -139,6 +140,8 @@ class Embeddings:
         distinct = sorted(set(texts), key=lambda text: (-len(text), text))
         self._row = {text: i for i, text in enumerate(distinct)}
         self.seconds = 0.0  # in encode
+        if progress:
+            print_line(f"embedding {len(distinct)} distinct texts")
         batches = [distinct[start : start + batch_size] for start in range(0, len(distinct), batch_size)]
         embedded = []
         for batch in track(batches, "encoding, batches") if progress else batches:

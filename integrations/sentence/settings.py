@@ -26,21 +26,25 @@ class Settings:
     """The settings of a run; by default those of SimCSE's unsupervised script, in full precision."""
 
     model: str = setting("bert-base-uncased", "a folder or a name on the hub")
-    revision: str | None = setting(None, "revision of a model on the hub")
+    revision: str | None = setting(None, "revision of a model on the hub (the newest)")
     pooling: str | None = setting(
-        None, "how a checkpoint that does not say so combines tokens into one vector", choices=POOLINGS
+        None,
+        "how tokens become one vector, for a checkpoint that does not define it (the model's own)",
+        choices=POOLINGS,
     )
     static: bool = setting(False, "train only the word-piece embeddings; a text is the mean of its pieces")
     head: str = setting("none", "SimCSE's dense layer and tanh: none, training only, or kept", choices=HEADS)
     positives: str = setting(
         "auto", "what a sample is: a text and itself, columns, neighbors in a text", choices=POSITIVES
     )
-    columns: Sequence[str] | None = setting(None, "columns of the file, in this order", nargs="+")
-    views: int | None = setting(None, "how often a text is embedded; by default as the objective asks", type=int, low=2)
+    columns: Sequence[str] | None = setting(None, "columns of the file, in this order (all of text)", nargs="+")
+    views: int | None = setting(
+        None, "how often a text is embedded (what the objective asks for, or 2)", type=int, low=2
+    )
     word_dropout: float = setting(0.0, "share of word pieces that each view leaves out", low=0, below=1)
     max_length: int = setting(32, "word pieces of a text in training", low=3)
     epochs: int = setting(1, low=1, flag=False)
-    steps: int | None = setting(None, "length of training, instead of epochs", type=int, low=1)
+    steps: int | None = setting(None, "length of training, instead of epochs (epochs count)", type=int, low=1)
     batch: int = setting(64, "samples per step", low=2)
     mini_batch: int | None = setting(
         None, "samples embedded at a time, with a gradient cache; for batches that do not fit", type=int, low=1
@@ -61,7 +65,7 @@ class Settings:
     save: int = setting(125, "steps between two checkpoints; 0 for none", low=0)
     test: Sequence[str] | None = setting(
         None,
-        "sets and tasks to evaluate the finished model on; without a name all seven STS sets",
+        "sets and tasks to evaluate the finished model on; --test alone: SimCSE's seven STS sets (none)",
         choices=(*STS, *TRANSFER),
         nargs="*",
         metavar="SET",

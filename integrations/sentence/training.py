@@ -17,6 +17,7 @@ from ..store.run import Run
 from . import encode
 from .data import prepare
 from .evaluation import evaluate
+from .frameworks import quiet
 from .model import build, make_loss
 from .settings import Settings
 from .trainer import RunCallback, make_trainer
@@ -62,6 +63,7 @@ def untrained(file: str, seed: int, **changes: Any) -> dict[str, Any]:
     return cell(file, None, seed, **{**changes, "head": "none", "label": UNTRAINED})
 
 
+@quiet()
 def train(run: Run) -> None:
     """Train one cell and finish its run with the dev score, or with the last loss if there is no dev set."""
     arguments = run.arguments
@@ -86,6 +88,7 @@ def train(run: Run) -> None:
         del model[-1]
     if arguments["keep"]:
         model.save_pretrained(str(run.path / "model"))
+        _link(run.path / "model", run.path / "encoder.safetensors")
     result |= evaluate(model, test)
     curve = [(line["step"], line[key]) for line in history if (key := f"eval_{dev_name}") in line]
     step = callback.best and callback.best["step"]
@@ -93,8 +96,19 @@ def train(run: Run) -> None:
     shutil.rmtree(callback.folder, ignore_errors=True)
 
 
-def restore(run: Run) -> Any:
-    """The trained SentenceTransformer of a finished run."""
+def _link(model: Path, encoder: Path) -> None:
+    """Give the weights of a model's first module another name, without copying them where the disk allows that."""
+    weights = min(model.rglob("model.safetensors"), key=lambda path: len(path.parts))
+    encoder.unlink(missing_ok=True)
+    try:
+        encoder.hardlink_to(weights)
+    except OSError:
+        shutil.copyfile(weights, encoder)
+
+
+def restore(run: Run | str | Path) -> Any:
+    """The trained SentenceTransformer of a finished run or of its folder; needs no data."""
+    run = Run.read(run)
     if not (run.path / "model").is_dir():
         raise ValueError(f"{run.path}: it has no model.")
     return encode.load(run.path)

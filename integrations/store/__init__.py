@@ -8,6 +8,7 @@ changes the result. ``objective`` is a spec, or ``None`` for a row that no objec
         run.json                  arguments, versions, data checksum, command, status, result; replaced as a whole
         metrics.jsonl             one line of numbers per logged step
         checkpoint.pt             the last checkpoint; checkpoint.previous.pt is the one before, until the run is done
+        encoder.safetensors       weights of the trained encoder
         embeddings.pt             embeddings of some samples for plots, if the run stored them
         error.txt                 the traceback, if the run failed
 
@@ -32,8 +33,9 @@ Log before you save: lines logged after the last checkpoint are dropped on resum
 
 from __future__ import annotations
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from counterpoint import names
 
 if TYPE_CHECKING:
     from .cell import canonical, check_names
@@ -60,10 +62,4 @@ __all__ = [
     "versions",
 ]  # fmt: skip
 
-
-def __getattr__(name: str) -> Any:
-    """Import a public name on first use: most of these modules import torch."""
-    for module, names in _MODULES.items():
-        if name in names:
-            return getattr(import_module(f".{module}", __name__), name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+__getattr__ = names.lazy(__name__, _MODULES)

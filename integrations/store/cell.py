@@ -6,6 +6,7 @@ import hashlib
 import json
 import re
 from collections.abc import Iterable, Mapping
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -43,16 +44,33 @@ def canonical(cell: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def row_name(cell: Mapping[str, Any]) -> str:
-    """Return the row of a table that the cell belongs to: its label, or else the spec of its objective."""
-    return str(cell.get("label") or cell["objective"])
+    """Return the row of a table that the cell belongs to: its label, or else the shortest spec of its objective."""
+    return str(cell.get("label") or _short(cell["objective"]))
 
 
-def folder_of(cell: Mapping[str, Any]) -> Path:
-    """Return the folder of a canonical cell, relative to the root of the store."""
+@cache
+def _short(spec: str) -> str:
+    try:
+        return cp.objective(spec).label
+    except ValueError:  # of an objective that is not defined here
+        return spec
+
+
+def dataset_name(cell: Mapping[str, Any]) -> str:
+    """Return the name of the cell's data set; for a folder of the user's own, that of the folder without its path."""
+    name = str(cell["dataset"])
+    return Path(name).name if Path(name).is_absolute() else name
+
+
+def folder_of(cell: Mapping[str, Any], dataset: str) -> Path:
+    """Return the folder of a canonical cell, relative to the root of the store.
+
+    The hash identifies the cell; its row and ``dataset`` are there for readers.
+    """
     shared = {key: value for key, value in cell.items() if key != "seed"}
     digest = hashlib.sha256(json.dumps(shared, sort_keys=True).encode()).hexdigest()[:8]
-    name = f"{_slug(row_name(cell))}-{digest}"
-    return Path(_slug(cell["domain"]), _slug(cell["dataset"]), name, f"seed{cell['seed']}")
+    name = f"{_slug(str(cell.get('label') or cell['objective']))}-{digest}"
+    return Path(_slug(cell["domain"]), _slug(dataset), name, f"seed{cell['seed']}")
 
 
 def _slug(name: str) -> str:

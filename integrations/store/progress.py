@@ -6,7 +6,7 @@ import multiprocessing
 import sys
 import time
 import warnings
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sized
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
@@ -28,9 +28,11 @@ def track(items: Iterable[Item], title: str, total: int | None = None, before: i
 
     Args:
         title: the words before the numbers.
-        total: the number of items, including those before the first.
+        total: the number of items, including those before the first; by default counted, if they can be.
         before: the number of items before the first, in a run that resumes.
     """
+    if total is None and isinstance(items, Sized):
+        total = before + len(items)
     if (bar := progress_bar(title, total, before)) is not None:
         with bar:
             for item in items:

@@ -21,7 +21,7 @@ from filelock import FileLock, Timeout  # torch itself requires it
 
 from counterpoint.hyper import is_number
 
-from .cell import REQUIRED, canonical, folder_of, row_name
+from .cell import REQUIRED, canonical, dataset_name, folder_of, row_name
 from .errors import BusyError
 from .files import are_plain_numbers, as_json, atomic, finite, load_checked, now, plain_numbers
 from .progress import Item, track
@@ -50,14 +50,19 @@ class Run:
 
     def __init__(self, root: str | Path, cell: Mapping[str, Any]) -> None:
         self.arguments = canonical(cell)
-        self.root, self.path = Path(root), Path(root) / folder_of(self.arguments)
+        self.root, self.path = Path(root), Path(root) / folder_of(self.arguments, dataset_name(self.arguments))
+        before = Path(root) / folder_of(self.arguments, self.arguments["dataset"])  # up to version 0.1.0
+        if (before / "run.json").exists():
+            self.path = before
         self._reset()
         if self.record and self.record["arguments"] != self.arguments:
             raise ValueError(f"{self.path}: holds a run with other arguments; move that folder away.")
 
     @classmethod
-    def read(cls, path: str | Path) -> Run:
-        """Open the run in a folder for reading."""
+    def read(cls, path: str | Path | Run) -> Run:
+        """Open the run in a folder for reading; a run is returned as it is."""
+        if isinstance(path, Run):
+            return path
         run = cls.__new__(cls)
         run.path = Path(path)
         run.root = (run.path / "../../../..").resolve()
@@ -98,7 +103,7 @@ class Run:
 
     @property
     def name(self) -> str:
-        """The row of a table that the run belongs to: its label, or else the spec of its objective."""
+        """The row of a table that the run belongs to: its label, or else the shortest spec of its objective."""
         return row_name(self.arguments)
 
     def flat(self) -> dict[str, Any]:
@@ -108,7 +113,7 @@ class Run:
     @property
     def title(self) -> str:
         """Data set, row and seed."""
-        return f"{self.arguments['dataset']}, {self.name}, seed {self.arguments['seed']}"
+        return f"{dataset_name(self.arguments)}, {self.name}, seed {self.arguments['seed']}"
 
     @property
     def done(self) -> bool:
@@ -242,6 +247,18 @@ class Run:
             raise ValueError(f"keep: expected (n, d) embeddings and n classes among {len(names)} names, got {shapes}.")
         with atomic(self.path / "embeddings.pt") as file:
             torch.save({"z": z, "labels": labels, "names": names, "about": about}, file)
+
+    def export(self, encoder: torch.nn.Module) -> None:
+        """Write the weights of the trained encoder to encoder.safetensors, which needs no other part of this run."""
+        from safetensors.torch import save
+
+        self._check_writable()
+        weights = {
+            name: tensor.detach().cpu().clone(memory_format=torch.contiguous_format)
+            for name, tensor in encoder.state_dict().items()
+        }
+        with atomic(self.path / "encoder.safetensors") as file:
+            file.write(save(weights, {key: json.dumps(value) for key, value in self.arguments.items()}))
 
     def counts(self, unit: str) -> None:
         """Record what the steps of :meth:`log` and :meth:`save` count, such as ``epoch``, for the plots of a report."""

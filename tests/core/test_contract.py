@@ -568,3 +568,24 @@ def test_vmap_is_a_loop(spec):
     batches = torch.stack([embeddings(seed=seed, dtype=torch.float64) for seed in (0, 1)])
     expected = torch.stack([call(loss_fn, z, **how) for z in batches])
     torch.testing.assert_close(torch.func.vmap(lambda z: call(loss_fn, z, **how))(batches), expected)
+
+
+# ---- text ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("spec", SPECS)
+def test_every_text_rebuilds_the_objective(spec):
+    """The canonical spec, which names stored runs; the label without defaults; the repr with all numbers."""
+    loss_fn = at(spec)
+    for text in (str(loss_fn), repr(loss_fn), loss_fn.label):
+        assert cp.objective(text) == loss_fn
+    assert len(loss_fn.label) <= len(str(loss_fn)) <= len(repr(loss_fn))
+
+
+def test_a_label_hides_defaults_and_a_repr_shows_the_numbers():
+    assert cp.ADNCE().label == "adnce"
+    assert cp.objective("arcl(adnce:t=0.2,denominator=with_positive) + 0.1*dp").label == "arcl(adnce:t=0.2) + 0.1*dp"
+    assert str(cp.ADNCE()) == "adnce:t=0.5,denominator=with_positive"
+    assert "mu=0.7,sigma=1" in repr(cp.ADNCE())
+    assert "prior=0.1,beta=1" in repr(cp.ArCL(cp.HCL()))
+    assert repr(cp.InfoNCE(cp.Schedule(0.5, 0.1, 9))) == "infonce:t=schedule(0.5,0.1,9),denominator=with_positive"

@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import ast
 import pickle
+import re
 import subprocess
 import sys
 import typing
+from importlib import import_module
 from pathlib import Path
 from types import ModuleType
 
 import pytest
+import torch
 
 import counterpoint as cp
+from counterpoint.names import ELSEWHERE
 
 ORDERS = [
     "import counterpoint.objective, counterpoint.gradcache",
@@ -55,6 +59,18 @@ print(*cp.registry)
     assert fresh(code) == " ".join(list(cp.registry)[:16])
 
 
+def test_no_noise_without_numpy():
+    code = """
+import sys
+sys.modules["numpy"] = None
+import counterpoint as cp, torch
+z1, z2 = torch.randn(2, 8, 4, requires_grad=True)
+cp.ADNCE()(z1, z2).backward()
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd="/")
+    assert (done.returncode, done.stderr) == (0, "")
+
+
 def test_import_needs_no_torch():
     assert fresh("import counterpoint, sys; print(counterpoint.__version__, 'torch' in sys.modules)").endswith("False")
 
@@ -77,6 +93,69 @@ def test_a_name_that_does_not_exist_names_the_nearest():
         cp.__wrapped__  # noqa: B018
     with pytest.raises(ImportError):
         exec("from counterpoint import ADNEC")
+
+
+@pytest.mark.parametrize(
+    ("name", "here"),
+    [
+        ("NTXentLoss", "cp.InfoNCE(temperature)(z1, z2)."),
+        ("SupCon", "labels=labels"),
+        ("SupConLoss", "labels=labels"),
+        ("TripletLoss", "negatives=negative"),
+        ("TripletMarginLoss", "negatives=negative"),
+        ("MultipleNegativesRankingLoss", "cp.InfoNCE"),
+        ("DCLLoss", 'denominator="negatives"'),
+        ("hcl", "Did you mean 'HCL'?"),
+        ("plugin", "Did you mean 'plugins'?"),
+    ],
+)
+def test_a_name_of_another_library_points_to_ours(name, here):
+    with pytest.raises(AttributeError, match=re.escape(here)):
+        getattr(cp, name)
+
+
+@pytest.mark.parametrize("name", ELSEWHERE)
+def test_what_stands_for_a_name_of_another_library_exists(name):
+    spec, call = ELSEWHERE[name]
+    cls = getattr(cp, call.partition("(")[0].partition(",")[0])
+    assert cls.name == spec == cp.objective(spec).name
+    with pytest.raises(cp.SpecError, match=f"Did you mean '{spec}'"):
+        cp.objective(name)
+    z1, z2 = torch.randn(2, 8, 4)
+    given = {"temperature": 0.5, "prior": 0.1, "z1": z1, "z2": z2, "anchor": z1, "positive": z2, "negative": z1.flip(0)}
+    for code in re.findall(r"(?:InfoNCE|DCL)\((?:[^()]|\([^()]*\))*\)(?:\([^()]*\))?", call):
+        eval(f"cp.{code}", {"cp": cp, "labels": torch.arange(8) // 2, **given})
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "plugins.logits.ContrastiveLoss",
+        "plugins.registry.names",
+        "integrations.store.find_runs",
+        "integrations.store.grid.run_grid",
+        "integrations.report.summarise",
+        "integrations.sentence.settings.Settings",
+        "integrations.graph.settings.Settings",
+    ],
+)
+def test_packages_inside_are_attributes(name):
+    assert fresh(f"import counterpoint; print(counterpoint.{name}.__module__)").startswith("counterpoint.")
+
+
+@pytest.mark.parametrize(
+    ("package", "name", "meant"),
+    [
+        ("counterpoint.plugins", "lightyl", "lightly"),
+        ("counterpoint.integrations", "imgae", "image"),
+        ("counterpoint.integrations.store", "find_rusn", "find_runs"),
+        ("counterpoint.integrations.graph", "Encodr", "Encoder"),
+        ("counterpoint.integrations.sentence", "trainig", "training"),
+    ],
+)
+def test_packages_inside_name_the_nearest_too(package, name, meant):
+    with pytest.raises(AttributeError, match=f"module '{package}' has no attribute '{name}'. Did you mean '{meant}'"):
+        getattr(import_module(package), name)
 
 
 def test_modules_are_attributes_and_other_attributes_can_be_set(monkeypatch):

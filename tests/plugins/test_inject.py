@@ -270,7 +270,7 @@ def test_an_unknown_option_is_not_taken_for_the_scripts(launch, capsys):
     with pytest.raises(SystemExit) as stop:
         launch("logits", "--objectiv", "hcl", "--scales", "2")
     assert stop.value.code == 2
-    assert "unrecognized arguments: --scales" in capsys.readouterr().err
+    assert "unknown flag --scales. Did you mean '--scale'?" in capsys.readouterr().err
 
 
 def test_a_wrong_clone(launch, tmp_path):

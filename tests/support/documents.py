@@ -13,6 +13,7 @@ DOCUMENTS = (
     "README.md",
     "CONTRIBUTING.md",
     "docs/architecture.md",
+    "docs/own_models.md",
     "docs/results.md",
     "examples/README.md",
     "examples/existing_repos/README.md",
@@ -51,3 +52,20 @@ def headings(name: str) -> set[str]:
     """As links name them: small letters, hyphens for spaces, nothing but those and digits."""
     found = re.findall(r"^#+ (.*)", (ROOT / name).read_text(encoding="utf-8"), re.M)
     return {re.sub(r"[^\w -]", "", one.lower()).replace(" ", "-") for one in found}
+
+
+def run_blocks(name: str, heading: str, run: Path, model: Path | None = None) -> dict[str, object]:
+    """Run the Python blocks under a heading of a document in one namespace, and return it.
+
+    Args:
+        run: the folder of the run that the blocks call ``runs/.../NAME/...``.
+        model: the folder of the model that they call ``FOLDER``.
+    """
+    section = (ROOT / name).read_text(encoding="utf-8").partition(f"\n## {heading}\n")[2].partition("\n## ")[0]
+    blocks = re.findall(r"```python\n(.*?)```", section, re.DOTALL)
+    assert blocks, heading
+    names: dict[str, object] = {}
+    for block in blocks:
+        block = re.sub(r'"runs/[^"]*/NAME/[^"]*"', repr(str(run)), block).replace('"FOLDER"', repr(str(model)))
+        exec(compile(block, f"{name}, {heading}", "exec"), names)
+    return names

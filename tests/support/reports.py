@@ -9,7 +9,7 @@ import numpy as np
 import counterpoint as cp
 from counterpoint.integrations import store
 
-BASE, OTHER, THIRD = (str(cp.objective(spec)) for spec in ("infonce:t=0.2", "adnce:t=0.2", "hcl:t=0.2"))
+BASE, OTHER, THIRD = (cp.objective(spec).label for spec in ("infonce:t=0.2", "adnce:t=0.2", "hcl:t=0.2"))
 
 
 def make(root, table, domain="graph", **arguments):

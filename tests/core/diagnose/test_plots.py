@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 import subprocess
 import sys
 
@@ -34,6 +35,12 @@ def samples():
     return torch.randn(4, 8, generator=generator)[labels] + torch.randn(40, 8, generator=generator), labels
 
 
+def test_a_notebook_shows_the_figures():
+    figure = plot_weights("infonce")
+    assert figure._repr_png_().startswith(PNG)
+    assert pickle.loads(pickle.dumps(figure))._repr_png_().startswith(PNG)
+
+
 def test_weights(tmp_path):
     given = ["infonce:t=0.3", cp.ADNCE(0.3, mu=0.2, sigma=0.3), "dp"]
     figure = plot_weights(given, tmp_path / "w.png", positive=0.6)
@@ -42,7 +49,7 @@ def test_weights(tmp_path):
     assert axes.get_xlabel() == "similarity s of the negative (cosine)"
     assert "training weight dL/ds" in axes.get_ylabel()
     curves = {line.get_label(): line for line in axes.lines}
-    specs = [str(cp.objective(o) if isinstance(o, str) else o) for o in given]
+    specs = [(cp.objective(o) if isinstance(o, str) else o).label for o in given]
     assert legend(figure) == ["the positive, s = 0.6", *specs]
     assert list(curves["the positive, s = 0.6"].get_xdata()) == [0.6, 0.6]
     for objective, spec in zip(given, specs, strict=True):

@@ -165,7 +165,7 @@ def test_a_missing_matplotlib_is_said_in_one_line(capsys, monkeypatch, tmp_path)
         (["--help"], 0, "examples:\n  counterpoint objectives"),
         (["objectives", "--help"], 0, "examples:\n  counterpoint objectives"),
         ([], 2, "COMMAND"),
-        (["objectvies"], 2, "invalid choice: 'objectvies'"),
+        (["objectvies"], 2, "counterpoint: unknown command 'objectvies'. Did you mean 'objectives'? Known: "),
     ],
 )
 def test_the_usual_flags(capsys, words, code, said):
@@ -298,4 +298,4 @@ def test_python_m_counterpoint():
     assert (done.returncode, done.stdout) == (0, f"counterpoint {cp.__version__}\n")
     done = subprocess.run([sys.executable, "-m", "counterpoint", "nothing"], capture_output=True, text=True)
     assert done.returncode == 2
-    assert done.stderr.startswith("usage: counterpoint ")
+    assert done.stderr.startswith("counterpoint: unknown command 'nothing'.")

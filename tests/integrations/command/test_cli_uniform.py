@@ -10,6 +10,7 @@ from documents import DOCUMENTS, ROOT, commands
 
 import counterpoint as cp
 from counterpoint.integrations.command.main import COMMANDS, build, main, parsers
+from counterpoint.integrations.domain import defaults, domain
 from counterpoint.integrations.store.grid import GridError
 
 TRAINING = {
@@ -50,6 +51,71 @@ def test_every_argument_says_what_it_is(command):
         assert not action.help.endswith("."), action
         formatted = command[1]._get_formatter()._expand_help(action)
         assert "%" not in formatted.replace(" %", ""), action  # accuracy is in %
+
+
+def test_every_flag_that_takes_a_value_shows_its_default(command):
+    for flag, action in flags(command[1]).items():
+        if action.nargs == 0:
+            continue
+        shown = re.search(r"\((.+)\)$", command[1]._get_formatter()._expand_help(action))
+        assert shown, flag
+        if type(action.default) in (int, float, str):
+            assert shown[1] == str(action.default) or flag == "--data", flag  # the folder of data sets, by its variable
+
+
+def test_a_setting_shows_its_default(command):
+    """What a flag leaves out comes from the settings of the domain."""
+    what, _, name = command[0].partition(" ")
+    if what not in ("train", "tune"):
+        return
+    for setting, value in defaults(domain(name).settings).items():
+        action = flags(command[1]).get(f"--{setting.replace('_', '-')}")
+        if action is not None and action.default is None and type(value) in (int, float, str):
+            assert re.search(rf"\({re.escape(str(value))}(, or the preset's)?\)$", action.help), setting
+
+
+def test_the_device_has_one_default():
+    devices = [flags(parser)["--device"] for parser in parsers().values() if "--device" in flags(parser)]
+    assert len(devices) > 8
+    assert {(action.default, action.help) for action in devices} == {("cpu", devices[0].help)}
+
+
+MISSPELLED = [
+    ("trian graph", "counterpoint: unknown command 'trian'. Did you mean 'train'?"),
+    ("train grpah", "counterpoint train: unknown command 'grpah'. Did you mean 'graph'?"),
+    ("train", "counterpoint train: the following arguments are required: graph|control|image|sentence"),
+    ("--verison", "counterpoint: unknown flag --verison. Did you mean '--version'?"),
+    ("train graph --objectve hcl", "unknown flag --objectve. Did you mean '--objective'?"),
+    ("train graph --objectve=hcl", "unknown flag --objectve. Did you mean '--objective'?"),
+    ("train graph MUTAG", "unexpected 'MUTAG'. Did you mean --dataset MUTAG?"),
+    ("train control walker-walk", "unexpected 'walker-walk'. Did you mean --task walker-walk?"),
+    ("train graph --objective hlc", "--objective: unknown objective 'hlc'. Did you mean 'hcl'?"),
+    ("train graph --objective hcl:bta=1", "--objective: hcl: unknown parameter 'bta'. Did you mean 'beta'?"),
+    ("train graph --augment dnoses", "--augment: unknown augment 'dnoses'. Did you mean 'dnodes'?"),
+    ("train image --method simcrl", "--method: unknown method 'simcrl'. Did you mean 'simclr'?"),
+    ("train image --preset ancde", "--preset: unknown preset 'ancde'. Did you mean 'adnce'?"),
+    ("train image --probe liner", "--probe: unknown probe 'liner'. Did you mean 'linear'?"),
+    ("train sentence --data x.txt --preset adcne-bert", "Did you mean 'adnce-bert'?"),
+    ("train sentence --data x.txt --test STSB-tst", "Did you mean 'STSB-test'?"),
+    ("eval sts model --sets STSB-tst", "--sets: unknown sets 'STSB-tst'. Did you mean 'STSB-test'?"),
+    ("eval transfer model --tasks TERC", "Did you mean 'TREC'?"),
+    ("eval image runs --protocol adma", "--protocol: unknown protocol 'adma'. Did you mean 'adam'?"),
+    ("eval tu runs --probe smv", "--probe: unknown probe 'smv'. Did you mean 'svm'?"),
+    ("report runs --format jsn", "--format: unknown format 'jsn'. Did you mean 'json'?"),
+    ("demo --domains imgae", "Did you mean 'image'?"),
+    ("completion bsh", "counterpoint completion: unknown shell 'bsh'. Did you mean 'bash'?"),
+]
+
+
+@pytest.mark.parametrize(("line", "expected"), MISSPELLED)
+def test_a_misspelled_word_is_answered_with_the_nearest(line, expected, capsys):
+    with pytest.raises(SystemExit) as stopped:
+        main(line.split())
+    out, err = capsys.readouterr()
+    assert (stopped.value.code, out) == (2, "")
+    assert expected in err
+    assert err.startswith("counterpoint")
+    assert err.splitlines()[-1].startswith("see counterpoint ")
 
 
 def test_flags_are_words(command):

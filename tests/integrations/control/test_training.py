@@ -17,6 +17,8 @@ if find_spec("dm_control") is None or find_spec("gymnasium") is None:
     pytest.skip("dm_control is not installed", allow_module_level=True)
 
 from control_runs import TASK, TINY, cell
+from documents import run_blocks
+from safetensors.torch import load_file
 
 from counterpoint.integrations import store
 from counterpoint.integrations.command import main
@@ -119,6 +121,15 @@ def test_a_full_disk_leaves_the_last_good_checkpoint(undisturbed, tmp_path):
     assert not list(run.path.rglob("*.tmp"))
     (run,) = run_grid(training.train, [cell()], tmp_path, progress=False)
     assert numbers(run) == numbers(undisturbed)
+
+
+def test_the_documents_own_encoder_and_the_encoder_of_a_run(undisturbed, monkeypatch):
+    monkeypatch.setattr(training, "prepare", None)  # needs no simulator
+    names = run_blocks("docs/own_models.md", "Control", undisturbed.path)
+    encoder = names["encoder"].state_dict()
+    exported = load_file(undisturbed.path / "encoder.safetensors")
+    assert exported.keys() == encoder.keys()
+    assert all(torch.equal(exported[name], value) for name, value in encoder.items())
 
 
 def test_evaluation_is_the_same_for_all_and_without_chance(undisturbed):

@@ -17,6 +17,8 @@ import torch
 
 pytest.importorskip("torch_geometric")
 
+from documents import run_blocks
+from safetensors.torch import load_file
 from torch_geometric.nn import GCN
 
 import counterpoint as cp
@@ -131,7 +133,7 @@ def test_views_are_the_same_whatever_the_objective(data):
     """What pairs the seeds of a comparison: start, order, and the first augmented view."""
     found = []
     for spec in ("infonce:t=0.2", "arcl(hcl):views=4", "dcl"):
-        model = training.build(training.cell("demo", spec, 3), data)
+        model = training.build(training.cell("demo", spec, 3), data.x.shape[1])
         found.append((model.encoder.state_dict(), model.augment[0](data.batch(torch.arange(30)))))
     for state, view in found[1:]:
         assert all(torch.equal(state[k], found[0][0][k]) for k in state)
@@ -160,6 +162,46 @@ def test_any_pyg_model_can_be_the_encoder(data):
     assert graph.embed(encoder, data).shape == (60, 24)
     with pytest.raises(ValueError, match="has no out_channels; give out_channels="):
         graph.Pooled(torch.nn.Identity())
+
+
+def test_the_width_of_ones_own_model_can_be_an_argument(data):
+    own = graph.Pooled(GCN(data.x.shape[1], 16, 2), 16)
+    del own.out_channels
+    with pytest.raises(
+        ValueError, match=r"out_channels: expected the number of columns of Pooled's output, got None; pass"
+    ):
+        graph.Pretraining(own)
+    model = graph.Pretraining(own, out_channels=16)
+    assert torch.isfinite(model(data.batch(torch.arange(8))))
+
+
+def test_the_documents_own_model_and_the_encoder_of_a_run(tmp_path, monkeypatch):
+    """Without the data: the set of the run is gone when its encoder is taken out."""
+    monkeypatch.chdir(tmp_path)
+    cell = training.cell("demo", "infonce:t=0.2", 0, epochs=1, folds=2, hidden=8, features="degree")
+    (run,) = run_grid(training.train, [cell], tmp_path / "runs", progress=False)
+    z = graph.embed(graph.restore(run).encoder, graph.demo(features="degree"))
+    monkeypatch.setattr(data_module, "load", None)
+    data_module.load_cached.cache_clear()
+    encoder = graph.restore(run.path).encoder
+    assert (graph.embed(encoder, graph.demo(features="degree")) == z).all()
+    exported = load_file(run.path / "encoder.safetensors")
+    assert exported.keys() == encoder.state_dict().keys()
+    assert all(torch.equal(exported[name], value) for name, value in encoder.state_dict().items())
+
+
+def test_the_documents_own_graph_model_runs(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    cell = training.cell("demo", "infonce:t=0.2", 0, epochs=1, folds=2, hidden=8)
+    (run,) = run_grid(training.train, [cell], tmp_path / "runs", progress=False)
+    names = run_blocks("docs/own_models.md", "Graphs", run.path)
+    assert names["z"].shape == (60, 24)
+    assert (tmp_path / "encoder.pt").exists()
+
+
+def test_a_set_of_graphs_prints_in_one_line(data):
+    sizes = f"{len(data.x)} nodes of 1 features, {data.edge_index.shape[1]} edges"
+    assert repr(data) == f"GraphSet('demo', 60 graphs of 6 classes, {sizes})"
 
 
 def test_embedding_leaves_the_modes_as_they_were_and_needs_no_batches(data):

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -14,8 +15,11 @@ import torch
 pytest.importorskip("lightly")
 pytest.importorskip("lightning")
 import lightning
+from documents import run_blocks
 from lightly.loss import NTXentLoss
 from lightly.models.utils import batch_shuffle, batch_unshuffle, update_momentum
+from PIL import Image
+from safetensors.torch import load_file
 from torch import nn
 
 from counterpoint.integrations import store
@@ -27,6 +31,7 @@ from counterpoint.integrations.image import (
     Pretraining,
     SimCLR,
     build,
+    evaluation,
     load,
     loader,
     pretrain,
@@ -39,6 +44,7 @@ from counterpoint.integrations.image import (
     training,
 )
 from counterpoint.integrations.image.data import prepare
+from counterpoint.integrations.image.settings import EvaluationSettings
 
 SMALL = {"backbone": "conv4", "batch": 64, "subset": 256, "probe": ["knn"], "width": 16}
 
@@ -357,18 +363,56 @@ def test_a_finished_training_is_evaluated_when_it_is_resumed(tmp_path, monkeypat
     assert grid(cell, tmp_path / "cut").result == whole.result
 
 
-def test_a_run_can_be_restored_and_keeps_the_best(tmp_path):
+def test_a_run_can_be_restored_and_keeps_the_best(tmp_path, monkeypatch):
     cell = training.cell("digits", "infonce:t=0.2", 0, epochs=3, **SMALL, watch=1, keep="best")
     run = grid(cell, tmp_path)
     watched = [line["validation_knn"] for line in run.metrics()]
     best = torch.load(run.path / "best.pt", weights_only=True)
     assert best["epoch"] == 1 + watched.index(max(watched))
-    encoder = restore(run).encoder
+    monkeypatch.setattr(sources, "load", None)  # needs no data
+    encoder = restore(run.path).encoder
+    exported = load_file(run.path / "encoder.safetensors")
+    assert exported.keys() == encoder.state_dict().keys()
     for name, value in encoder.state_dict().items():
         assert torch.equal(value, best["encoder"][name])
+        assert torch.equal(value, exported[name])
     numbers = run.metrics()[-1]
     assert -1 <= numbers["negative_mean"] <= numbers["positive_mean"] <= 1
     assert numbers["negative_variance"] > 0
+
+
+def test_the_documents_own_network_and_the_encoder_of_a_run(tmp_path):
+    run = grid(training.cell("digits", "infonce:t=0.2", 0, epochs=1, **SMALL), tmp_path)
+    names = run_blocks("docs/own_models.md", "Images", run.path)
+    assert names["z"].shape[0] == len(names["data"])
+
+
+@pytest.mark.parametrize("dataset", ["digits", "folder", "cifar10"])
+@pytest.mark.parametrize("size", [None, 24])
+def test_the_size_of_images_is_known_without_them(dataset, size, tmp_path, monkeypatch):
+    if dataset == "folder":
+        dataset = str(tmp_path)
+        for number in range(5):
+            Image.new("RGB", (30, 40)).save(tmp_path / f"{number}.png")
+    if dataset == "cifar10" and not Path(os.environ.get("COUNTERPOINT_DATA", ""), "cifar10").is_dir():
+        pytest.skip("CIFAR-10 is not here")
+    assert sources.image_size(dataset, size) == sources.load(dataset, "test", size).size
+
+
+def test_a_set_of_images_prints_in_one_line():
+    assert repr(sources.load("digits")) == "ImageSet('digits', 1287 images of 16 x 16 pixels, 10 classes)"
+
+
+def test_one_class_warns_that_accuracies_say_nothing():
+    digits = sources.load("digits")
+    alone = digits[digits.y == 0]
+    with pytest.warns(RuntimeWarning, match="digits: all images have the same class"):
+        evaluation.check_probes(["knn"], alone, alone, EvaluationSettings())
+
+
+def test_a_batch_that_does_not_fit_names_the_flag():
+    with pytest.raises(ValueError, match=r"give --batch 1287 or less"):
+        loader(sources.load("digits"), 2000, recipe("digits", 16))
 
 
 def test_the_seed_fixes_the_start_whatever_the_objective():

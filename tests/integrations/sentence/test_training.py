@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from documents import run_blocks
 from tiny_bert import WORDS, load, texts
 from torch.nn import functional as F
 
 st = pytest.importorskip("sentence_transformers")
 pytest.importorskip("datasets")
 pytest.importorskip("accelerate")
+from safetensors.torch import load_file  # noqa: E402
 from sentence_transformers.sentence_transformer import losses  # noqa: E402
 from sentence_transformers.sentence_transformer.modules import Pooling, Transformer  # noqa: E402
 
@@ -223,7 +227,11 @@ def test_perturbed_loss_refuses_what_means_nothing(bert):
 
 def test_what_a_run_leaves(world, bert):
     done = run(world, cell(bert, "adnce:t=0.1,mu=0.4 + 0.1*dp", head="training", test=["STSB-dev"]))
-    assert {path.name for path in done.path.iterdir()} >= {"run.json", "metrics.jsonl", "model"}
+    assert {path.name for path in done.path.iterdir()} >= {"run.json", "metrics.jsonl", "model", "encoder.safetensors"}
+    names = run_blocks("docs/own_models.md", "Sentences", done.path, done.path / "model")
+    assert names["z"].shape == (2, 16)
+    exported, encoder = load_file(done.path / "encoder.safetensors"), names["model"][0].model.state_dict()
+    assert all(torch.equal(value, encoder[name]) for name, value in exported.items())
     assert not (done.path / "checkpoints").exists()
     model = st.SentenceTransformer(str(done.path / "model"), device="cpu")
     assert [type(module) for module in model] == [Transformer, Pooling]  # the head was for training
@@ -394,6 +402,30 @@ def test_presets_say_where_each_setting_stands():
         preset("simcse")
 
 
+def test_loading_a_model_is_quiet_and_leaves_the_bars_as_they_were(bert, capfd):
+    from transformers.utils import logging
+
+    encode.load(bert, "mean", device="cpu")
+    assert "it/s" not in capfd.readouterr().err
+    assert logging.is_progress_bar_enabled()
+
+
+def test_a_batch_larger_than_the_data_is_refused_before_the_frameworks_are_loaded(tmp_path):
+    (tmp_path / "few.txt").write_text("one\ntwo\nthree\n")
+    code = """
+import sys
+from counterpoint.integrations.command.main import main
+code = main(["train", "sentence", "--data", sys.argv[1]])
+print(code, "transformers" in sys.modules)
+"""
+    file = str(tmp_path / "few.txt")
+    done = subprocess.run([sys.executable, "-c", code, file], capture_output=True, text=True, cwd=tmp_path)
+    assert done.stdout == "2 False\n"
+    assert done.stderr == (
+        f"counterpoint train sentence: batch: 64 samples, but {file} has only 3; give --batch 3 or less.\n"
+    )
+
+
 def test_the_command_trains_and_what_it_leaves_is_evaluated(world, bert, capsys):
     words = ["train", "sentence", "--data", "sentences.txt", "--preset", "adnce-bert", "--model", str(bert)]
     words += ["--precision", "fp32", "--batch", "8", "--every", "5", "--out", str(world / "out")]
@@ -420,7 +452,7 @@ def test_the_command_trains_and_what_it_leaves_is_evaluated(world, bert, capsys)
     [
         (["--data", "nowhere.txt"], "nowhere.txt: no such file"),
         (["--data", "sentences.txt", "--positives", "columns"], "has one column of text"),
-        (["--data", "sentences.txt", "--preset", "simcse-bert"], "fp16 needs a GPU"),
+        (["--data", "sentences.txt", "--preset", "simcse-bert", "--batch", "8"], "fp16 needs a GPU"),
     ],
 )
 def test_wrong_commands_are_one_clear_line(world, capsys, more, says):

@@ -9,6 +9,7 @@ import multiprocessing
 import os
 import pty
 import random
+import re
 import resource
 import signal
 import struct
@@ -31,8 +32,10 @@ from processes import session
 import counterpoint as cp
 from counterpoint.integrations import report, store
 from counterpoint.integrations.command import flags
+from counterpoint.integrations.control import settings as control_settings
+from counterpoint.integrations.graph import settings as graph_settings
 from counterpoint.integrations.store import grid, progress
-from counterpoint.integrations.store.cell import REQUIRED
+from counterpoint.integrations.store.cell import REQUIRED, row_name
 
 CELL = {"domain": "toy", "dataset": "clusters", "objective": "infonce:t=0.2", "seed": 0}
 SCRIPT = Path(toy_grid.__file__)
@@ -292,7 +295,7 @@ def test_a_command_shows_what_others_found(tmp_path, capsys):
         constant(run)
 
     parser = argparse.ArgumentParser()
-    flags.add_arguments(parser)
+    flags.add_arguments(parser, "infonce")
     given = parser.parse_args(["--out", str(tmp_path), "--json"])
     runs, code = flags.run_cells(train, [CELL | {"seed": seed} for seed in (0, 1)], given, "graph")
     assert (code, [run.flat() for run in runs]) == (
@@ -693,12 +696,12 @@ assert "numpy" not in sys.modules
 """
     result = subprocess.run([sys.executable, "-W", "ignore", "-c", code], capture_output=True, text=True)
     assert result.returncode == 0, result.stderr
-    assert "[2/2] clusters, adnce:t=0.2,denominator=with_positive,mu=0.5, seed 0: apart " in result.stderr
+    assert "[2/2] clusters, adnce:t=0.2,mu=0.5, seed 0: apart " in result.stderr
 
 
 def parsed(*words, **how):
     parser = argparse.ArgumentParser(exit_on_error=False)
-    flags.add_arguments(parser, **how)
+    flags.add_arguments(parser, "infonce", **{"settings": graph_settings.Settings, **how})
     return parser.parse_args([*words])
 
 
@@ -712,7 +715,7 @@ def test_flags(monkeypatch, capsys):
         Path("/somewhere"), Path("runs"), "cpu", 1, False,
     )  # fmt: skip
     monkeypatch.delenv("COUNTERPOINT_DATA")
-    assert parsed("--steps", "7", length="steps").steps == 7
+    assert parsed("--steps", "7", settings=control_settings.Settings).steps == 7
     assert parsed().data is None
     for words, said in (
         (("--objective", "adnec"), "Did you mean 'adnce'"),
@@ -723,3 +726,59 @@ def test_flags(monkeypatch, capsys):
         with pytest.raises((argparse.ArgumentError, SystemExit)) as caught:
             parsed(*words)
         assert said in str(caught.value) + capsys.readouterr().err
+
+
+# ---- names --------------------------------------------------------------------------------------
+
+
+def test_a_run_on_a_folder_has_a_short_name(tmp_path):
+    """The path stays part of what identifies the run; runs that were stored under their whole path are still found."""
+    photos, others = tmp_path / "deep" / "my_photos", tmp_path / "elsewhere" / "my_photos"
+    cell, other = ({**CELL, "dataset": str(folder)} for folder in (photos, others))
+    run = store.Run(tmp_path / "runs", cell)
+    assert run.path.parts[-3] == "my_photos"
+    assert run.title == "my_photos, infonce:t=0.2, seed 0"
+    assert store.Run(tmp_path / "runs", other).path.parent != run.path.parent
+    before = (
+        run.path.parents[2]
+        / re.sub(r"[^A-Za-z0-9_.=]+", "-", str(photos))[:60].strip("-.")
+        / Path(*run.path.parts[-2:])
+    )
+    before.parent.mkdir(parents=True)
+    (old,) = store.run_grid(constant, [cell], tmp_path / "runs", progress=False)
+    old.path.rename(before)
+    found = store.Run(tmp_path / "runs", cell)
+    assert (found.path, found.done) == (before, True)
+    assert store.run_grid(constant, [cell], tmp_path / "runs", progress=False)[0].path == before
+    assert not run.path.exists()
+    table = report.terminal(report.summarise([found]))
+    assert "my_photos" in table
+    assert "deep" not in table
+
+
+@pytest.mark.parametrize(
+    ("cell", "folder"),
+    [
+        (CELL, "toy/clusters/infonce-t=0.2-denominator=with_positive-d993e599/seed0"),
+        (
+            {**CELL, "objective": "adnce", "seed": 3},
+            "toy/clusters/adnce-t=0.5-denominator=with_positive-844448fe/seed3",
+        ),
+    ],
+)
+def test_the_folder_of_a_cell_is_that_of_earlier_versions(cell, folder, tmp_path):
+    """Labels may change, but a run that was stored once must be found."""
+    assert store.Run(tmp_path, cell).path == tmp_path / folder
+
+
+def test_the_row_of_an_objective_that_is_not_defined_here_is_its_spec():
+    assert row_name({**CELL, "objective": "their_own:t=3"}) == "their_own:t=3"
+
+
+def test_progress_counts_what_can_be_counted(monkeypatch):
+    shown = []
+    monkeypatch.setattr(progress, "progress_bar", lambda title, total, before: shown.append((title, total, before)))
+    assert list(progress.track([1, 2, 3], "three")) == [1, 2, 3]
+    assert list(progress.track(iter("ab"), "unknown")) == ["a", "b"]
+    assert list(progress.track(range(2, 5), "resumed", before=2)) == [2, 3, 4]
+    assert shown == [("three", 3, 0), ("unknown", None, 0), ("resumed", 5, 2)]

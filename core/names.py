@@ -1,0 +1,75 @@
+"""Import names on first use, and suggest the right one for a wrong one; imports no torch."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Mapping
+from difflib import get_close_matches
+from importlib import import_module
+from importlib.util import find_spec
+from itertools import chain
+from pkgutil import iter_modules
+from typing import Any
+
+# what other libraries call an objective, in small letters, without "loss": its name in specs, and the call in Python
+ELSEWHERE = {
+    **dict.fromkeys(
+        ("ntxent", "simclr", "moco", "clip", "npairs", "crossentropy", "mnrl", "multiplenegativesranking"),
+        ("infonce", "InfoNCE(temperature)(z1, z2)"),
+    ),
+    **dict.fromkeys(("supcon", "supervisedcontrastive"), ("infonce", "InfoNCE(temperature)(z1, z2, labels=labels)")),
+    **dict.fromkeys(
+        ("triplet", "tripletmargin"), ("infonce", "InfoNCE(temperature)(anchor, positive, negatives=negative)")
+    ),
+    "dclloss": (
+        "dcl",
+        'DCL, the debiased loss; lightly\'s decoupled one is InfoNCE(temperature, denominator="negatives")',
+    ),
+    "decoupledcontrastive": ("infonce", 'InfoNCE(temperature, denominator="negatives")(z1, z2)'),
+    "debiasedcontrastive": ("dcl", "DCL(temperature, prior)(z1, z2)"),
+    "contrastive": ("infonce", "InfoNCE(temperature)(z1, z2), or counterpoint.plugins.<library>.ContrastiveLoss"),
+}
+
+
+def closest(name: str, known: Iterable[str]) -> str:
+    """Return the end of an error message that suggests the closest known name, or nothing."""
+    spelled = {option.lower(): option for option in known}
+    close = get_close_matches(name.lower(), spelled, n=1, cutoff=0.5)
+    return f" Did you mean {spelled[close[0]]!r}?" if close else ""
+
+
+def nearest(name: str, known: Iterable[str]) -> str:
+    """Suggest the closest known name and list all of them, as the end of an error message."""
+    known = list(dict.fromkeys(known))
+    return f"{closest(name, known)} Known: {', '.join(known)}."
+
+
+def elsewhere(name: str) -> tuple[str, str] | None:
+    """Return the name in specs and the call of what another library calls ``name``."""
+    word = re.sub(r"[^a-z0-9]", "", name.lower())
+    return ELSEWHERE.get(word) or ELSEWHERE.get(word.removesuffix("loss"))
+
+
+def lazy(
+    package: str, exports: Mapping[str, Iterable[str]] | None = None, known: Iterable[str] = ()
+) -> Callable[[str], Any]:
+    """``__getattr__`` of a package: its modules, and the names that they define, imported on first use.
+
+    Args:
+        package: ``__name__``.
+        exports: the public names of each module.
+        known: further public names, to suggest.
+    """
+    exports = exports or {}
+
+    def attribute(name: str) -> Any:
+        for module, names in exports.items():
+            if name in names:
+                return getattr(import_module(f"{package}.{module}"), name)
+        if name.isidentifier() and not name.startswith("_") and find_spec(f"{package}.{name}"):
+            return import_module(f"{package}.{name}")
+        modules = (module.name for module in iter_modules(import_module(package).__path__))
+        hint = "" if name.startswith("_") else closest(name, chain(known, *exports.values(), modules))
+        raise AttributeError(f"module {package!r} has no attribute {name!r}.{hint}", name=name, obj=None)
+
+    return attribute

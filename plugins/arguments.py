@@ -1,0 +1,42 @@
+"""The parser of all commands: an error is one line that names the nearest known word."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from typing import Any, NoReturn
+
+from counterpoint.names import closest, nearest
+
+DATA = ("--dataset", "--task", "--data")  # the first of these that a command has takes the name of a data set
+
+
+class Parser(argparse.ArgumentParser):
+    """An ``ArgumentParser`` that suggests the nearest flag, command or choice, and does not print the usage."""
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(2, f"{self.prog}: {message.removeprefix('argument ')}\nsee {self.prog} --help\n")
+
+    def _check_value(self, action: argparse.Action, value: Any) -> None:
+        if action.choices is not None and value not in action.choices:
+            command = isinstance(action, argparse._SubParsersAction)
+            message = f"unknown {'command' if command else action.dest} {value!r}.{nearest(str(value), action.choices)}"
+            raise argparse.ArgumentError(action if action.option_strings else None, message)
+
+    def parse_known_args(self, args: Sequence[str] | None = None, namespace: Any = None) -> Any:  # type: ignore[override]
+        words = sys.argv[1:] if args is None else list(args)
+        known = self._option_string_actions
+        if self._subparsers and words and words[0].startswith("-") and not any(k.startswith(words[0]) for k in known):
+            self._refuse(words[0])  # argparse would say that the command is missing
+        parsed, unknown = super().parse_known_args(words, namespace)
+        if unknown:
+            self._refuse(unknown[0])
+        return parsed, unknown
+
+    def _refuse(self, word: str) -> NoReturn:
+        flag, known = word.partition("=")[0], self._option_string_actions
+        if word.startswith("-"):
+            self.error(f"unknown flag {flag}.{closest(flag, known)}")
+        data = [name for name in DATA if name in known]
+        self.error(f"unexpected {word!r}." + (f" Did you mean {data[0]} {word}?" if data else ""))
