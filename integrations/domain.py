@@ -14,6 +14,7 @@ from importlib import import_module
 from typing import Any
 
 from counterpoint.names import lazy as lazy_modules
+from counterpoint.names import nearest
 
 
 @dataclass(frozen=True)
@@ -103,8 +104,6 @@ def check_choice(name: str, value: Any, choices: Iterable[str]) -> None:
     """Raise ``ValueError`` with the nearest choice unless ``value`` is one of them."""
     choices = list(choices)
     if value not in choices:
-        from counterpoint.hyper import nearest
-
         raise ValueError(f"{name}: unknown {name} {value!r}.{nearest(str(value), choices)}")
 
 

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from ..install import install
 from ..objective import Objective, as_objective
 from ..objectives.polarization import DistancePolarization
 from .spread import distances
@@ -134,7 +135,7 @@ def figure(width: float = 6.8, height: float = 4.2) -> Figure:
         from matplotlib.backends.backend_agg import FigureCanvasAgg
         from matplotlib.figure import Figure
     except ImportError as error:
-        raise ImportError('plots need matplotlib: pip install "counterpoint[plots]"') from error
+        raise ImportError(f"plots need matplotlib: {install('plots')}") from error
     empty = Figure(figsize=(width, height), layout="constrained")
     FigureCanvasAgg(empty)
     # notebooks show it, although pyplot, which they would ask, has not made it

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import counterpoint as cp
+from counterpoint.install import install
 
 INSTALL = {
     "bash": "counterpoint completion bash > ~/.local/share/bash-completion/completions/counterpoint",
@@ -87,7 +88,7 @@ def script(shell: str, parser: argparse.ArgumentParser) -> str:
     try:
         import shtab
     except ImportError as error:
-        raise ImportError('completion needs shtab: pip install "counterpoint[cli]"') from error
+        raise ImportError(f"completion needs shtab: {install('cli')}") from error
 
     words = spec_words()
     cases = "\n".join(f"    {shlex.quote(key)}) echo {shlex.quote(' '.join(words[key]))};;" for key in words)

@@ -16,6 +16,7 @@ from importlib import metadata
 from pathlib import Path
 
 import counterpoint as cp
+from counterpoint.install import install
 
 EXTRAS = ("sentence", "graph", "image", "control", "plots", "report", "cli")
 RENDERERS = {"egl": "libegl1", "osmesa": "libosmesa6"}  # and the Debian and Ubuntu packages that provide them
@@ -95,7 +96,7 @@ def _extra(extra: str) -> Finding:
             lacking.append(f"{name}{bounds}".strip() + (f" ({version} is installed)" if version else ""))
     if lacking:
         text = f"needs {', '.join(lacking)}" + (f"; installed: {', '.join(installed)}" if installed else "")
-        return Finding("extra", extra, "missing", text, f'pip install "counterpoint[{extra}]"')
+        return Finding("extra", extra, "missing", text, install(extra))
     return Finding("extra", extra, "ok", ", ".join(installed))
 
 

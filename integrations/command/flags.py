@@ -8,15 +8,21 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import Field, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from counterpoint.names import nearest
 
 from ..domain import default
 
 if TYPE_CHECKING:
     from ..store.run import Run
+
+T = TypeVar("T")
+
+DEVICES = ("auto", "cpu", "cuda", "mps", "xpu")
 
 
 def run_cells(
@@ -31,6 +37,34 @@ def run_cells(
     except GridError as error:
         print(f"counterpoint train {domain}: {error}", file=sys.stderr)
         return [run for run in error.runs if run.done], 1
+
+
+def check_runs(folders: Iterable[Path]) -> None:
+    """Raise ``ValueError`` unless there are runs in these folders."""
+    for folder in folders:
+        if not folder.is_dir():
+            raise ValueError(f"{folder}: no such folder.")
+    if not any(True for folder in folders for _ in folder.rglob("run.json")):
+        raise ValueError(f"no runs in {', '.join(map(str, folders))}: no folder there has a run.json.")
+
+
+def each(runs: Sequence[Run], measure: Callable[[Run], T]) -> Iterator[tuple[Run, T]]:
+    """Yield each run and what ``measure`` returns for it, with progress; leave out damaged ones, unless all are."""
+    from ..store.errors import DamagedError
+    from ..store.progress import print_line, track
+
+    error, count = None, 0
+    for run in track(runs, "evaluated, runs", len(runs)):
+        try:
+            measured = measure(run)
+        except DamagedError as damaged:
+            error = damaged
+            print_line(f"{damaged}; left out")
+            continue
+        count += 1
+        yield run, measured
+    if error is not None and not count:
+        raise error
 
 
 def use_data(flag: str, folder: str | Path | None) -> None:
@@ -58,7 +92,7 @@ def add_arguments(
     """
     add = parser.add_argument
     or_preset = ", or the preset's" if presets else ""
-    add("--objective", nargs="+", type=_spec, metavar="SPEC", help=f"one or more ({objective}{or_preset})")
+    add("--objective", nargs="+", type=spec, metavar="SPEC", help=f"one or more ({objective}{or_preset})")
     add("--seed", type=whole(0), default=0, metavar="K", help="seed of the first run (%(default)s)")
     add("--seeds", type=whole(1), default=1, metavar="N", help="runs per objective, seeds K to K+N-1 (%(default)s)")
     lengths = [] if settings is None else [field for field in fields(settings) if field.name in ("epochs", "steps")]
@@ -120,7 +154,7 @@ def chosen(arguments: argparse.Namespace, settings: type) -> dict[str, Any]:
     return {name: value for name, value in typed.items() if value is not None}
 
 
-def _spec(text: str) -> str:
+def spec(text: str) -> str:
     import counterpoint as cp
 
     try:
@@ -144,6 +178,8 @@ def device(text: str) -> str:
     """A type for argparse: a device that can be used here; ``auto`` is a GPU if there is one."""
     if text == "cpu":
         return text
+    if text.partition(":")[0] not in DEVICES:
+        raise argparse.ArgumentTypeError(f"unknown device {text!r}.{nearest(text, DEVICES)}")
     import torch
 
     if text == "auto":

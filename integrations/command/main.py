@@ -62,6 +62,8 @@ def _run(words: list[str]) -> int:
     options = None
     try:
         options = build(name).parse_args(words, argparse.Namespace(words=words[len(name.split()) :]))
+        if check := getattr(options, "check", None):  # names and files, before anything heavy is imported
+            check(options)
         _import_torch()
         from ..store.progress import plain_warnings
 

@@ -6,6 +6,8 @@ import argparse
 import sys
 from pathlib import Path
 
+from . import flags
+
 FORMATS = ("terminal", "markdown", "html", "csv", "json")
 
 
@@ -24,6 +26,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add("--format", choices=FORMATS, default="terminal", help="what to print (%(default)s)")
     add("--json", dest="format", action="store_const", const="json", help="print JSON")
+    parser.set_defaults(check=lambda arguments: flags.check_runs(arguments.runs))
 
 
 def command(arguments: argparse.Namespace) -> int:
@@ -31,8 +34,6 @@ def command(arguments: argparse.Namespace) -> int:
     from .. import report, store
 
     runs = store.find_runs(arguments.runs)
-    if not runs:
-        raise ValueError(f"no runs in {', '.join(map(str, arguments.runs))}: no folder there has a run.json.")
     summary = report.summarise(runs, baseline=arguments.baseline, metrics=arguments.metric, lower=arguments.lower)
     print(report.RENDER[arguments.format](summary))
     if arguments.out is not None:

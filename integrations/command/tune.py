@@ -3,8 +3,11 @@
 The search goes coordinate by coordinate over the papers' grids: first the temperature, which matters most, then ADNCE's
 center and width, then the objective's other parameters. Each gets its share of the budget, spread evenly over its grid;
 what is left goes into further rounds from the best spec so far, until a round changes nothing. Runs have their full
-length, since the best temperature of short runs is not that of long ones. They are stored, so an interrupted search
-continues where it stopped.
+length, since the best temperature of short runs is not that of long ones. A baseline gets the same budget: an objective
+that is tuned looks better than one that is not.
+
+Runs are stored in ``tuning/``, so an interrupted search continues where it stopped. They are marked, and no report
+shows them: their scores selected the settings.
 
 ======== =====================================================================================
 graph    accuracy on the 30 % of the graphs that ``--part report`` leaves out
@@ -22,6 +25,7 @@ import math
 import shlex
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from statistics import fmean, stdev
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -48,7 +52,7 @@ GRIDS: dict[str, tuple[float, ...]] = {  # the same in every domain
     "radius": (0.01, 0.03, 0.1, 0.3, 1.0),  # not from a paper
 }
 # flags that the printed ``train`` command sets itself or that ``train`` does not have
-OWN_FLAGS = ("objective", "seed", "seeds", "budget", "grid", "part", "resume", "fresh", "json")
+OWN_FLAGS = ("objective", "seed", "seeds", "budget", "baseline", "grid", "part", "out", "resume", "fresh", "json")
 
 
 # ---- specs -------------------------------------------------------------------------------------
@@ -99,8 +103,7 @@ def grids_of(
     data = cp.objective(spec).to_dict()
     names = list(dict.fromkeys(parameters(data)))
     if own is not None:
-        known = {hyper.short: key for kind in cp.registry.values() for key, hyper in kind.hyper.items()}
-        grids = {name if name in names else known.get(name, name): tuple(values) for name, values in own.items()}
+        grids = {name if name in names else _long(name): tuple(values) for name, values in own.items()}
         for name in grids:
             if name not in names:
                 raise ValueError(f"--grid: {spec} has no number {name!r} to tune.{nearest(name, names)}")
@@ -111,6 +114,12 @@ def grids_of(
         raise ValueError(f"{spec}: nothing to tune; give values to try with --grid NAME=VALUE,...")
     first = [name for name in ORDER if name in grids]
     return {name: grids[name] for name in [*first, *(name for name in grids if name not in first)]}
+
+
+def _long(name: str) -> str:
+    """The long name of a parameter."""
+    known: dict[str, str] = {hyper.short: key for kind in cp.registry.values() for key, hyper in kind.hyper.items()}
+    return known.get(name, name)
 
 
 def thinned(values: Sequence[T], count: int) -> list[T]:
@@ -170,9 +179,12 @@ def search(
 def add_arguments(parser: argparse.ArgumentParser, domain_name: str) -> None:
     """Add the flags of ``train``, and those of the search."""
     domain(domain_name).module("commands").train_arguments(parser)
-    parser.set_defaults(seed=FIRST_SEED, out=Path("runs/tuning"))
+    check = partial(_check, tuned=domain(domain_name), check_train=parser.get_default("check"))
+    parser.set_defaults(seed=FIRST_SEED, out=Path("tuning"), check=check)
     add = parser.add_argument
     add("--budget", type=flags.whole(1), default=20, metavar="N", help="runs per objective (%(default)s)")
+    baseline = "objective to compare with, tuned too unless an InfoNCE is among the objectives; or none (infonce)"
+    add("--baseline", type=_baseline, metavar="SPEC", help=baseline)
     add(
         "--grid",
         nargs="+",
@@ -193,34 +205,60 @@ def _grid(text: str) -> tuple[str, tuple[float, ...]]:
     return name, grid
 
 
+def _baseline(text: str) -> str:
+    return text if text == "none" else flags.spec(text)
+
+
+def _check(arguments: argparse.Namespace, tuned: Domain, check_train: Callable[[argparse.Namespace], None]) -> None:
+    """Raise what is wrong with the flags, before torch is imported."""
+    if arguments.budget < arguments.seeds:
+        raise ValueError(f"--budget: {arguments.budget} runs are less than one setting's {arguments.seeds} seeds.")
+    _dataset(arguments, tuned)
+    check_train(arguments)
+
+
+def _dataset(arguments: argparse.Namespace, tuned: Domain) -> str:
+    value = getattr(arguments, tuned.dataset) or tuned.default_dataset
+    names = value if isinstance(value, list) else [value]
+    if len(names) != 1:
+        raise ValueError(f"--{tuned.dataset}: one at a time, got {', '.join(map(str, names))}.")
+    return str(names[0])
+
+
 def command(arguments: argparse.Namespace, domain_name: str) -> int:
     """Tune each objective with the same budget, and print the specs to use."""
     tuned = domain(domain_name)
     own = None if arguments.grid is None else dict(arguments.grid)
     make_cell, default = _cells(arguments, tuned)
-    searches = {spec: grids_of(spec, domain_name, own) for spec in arguments.objective or [default]}
-    if tuned.folder:
-        flags.use_data(tuned.folder, getattr(arguments, tuned.folder))
-    if arguments.budget < arguments.seeds:
-        raise ValueError(f"--budget: {arguments.budget} runs are less than one setting's {arguments.seeds} seeds.")
+    specs = list(dict.fromkeys(arguments.objective or [default]))
+    searches = {spec: grids_of(spec, domain_name, own) for spec in specs}
+    has_infonce = any(cp.objective(spec).name == "infonce" for spec in specs)
+    baseline = arguments.baseline or ("none" if has_infonce else "infonce")
+    if baseline != "none":
+        names = set(parameters(cp.objective(baseline).to_dict()))
+        shared = {name: values for name, values in (own or {}).items() if {name, _long(name)} & names}
+        searches.setdefault(baseline, grids_of(baseline, domain_name, shared or None))
     results = [_tune(spec, grids, arguments, tuned, make_cell) for spec, grids in searches.items()]
-    print(json.dumps(results, indent=1) if arguments.json else "\n\n".join(map(text, results)))
+    train = _train_command(arguments, tuned, [result["best"] for result in results])
+    if arguments.json:
+        print(json.dumps([{**result, "train": train} for result in results], indent=1))
+        return 0
+    print("\n\n".join(map(text, results)))
+    print("\nThese scores selected the settings, so they are too good. Report other seeds, on test data if any:")
+    print(f"  {train}")
     return 0
 
 
 def _cells(arguments: argparse.Namespace, tuned: Domain) -> tuple[Callable[[str, int], dict[str, Any]], str]:
     """A function from a spec and a seed to a cell that sees no test data, and the spec to start from by default."""
-    value = getattr(arguments, tuned.dataset) or tuned.default_dataset
-    names = value if isinstance(value, list) else [value]
-    if len(names) != 1:
-        raise ValueError(f"--{tuned.dataset}: one at a time, got {', '.join(map(str, names))}.")
-    dataset = str(names[0])
-    spec = None
+    dataset, spec = _dataset(arguments, tuned), None
     if getattr(arguments, "preset", None):
         spec = tuned.module("presets").preset(arguments.preset, dataset).objective
+    from ..store.run import TUNING
+
     settings = {**tuned.module("commands").settings(arguments, dataset), **tuned.held_out}
     cell = tuned.module("training").cell
-    return lambda spec, seed: cell(dataset, spec, seed, **settings), spec or "infonce"
+    return lambda spec, seed: {**cell(dataset, spec, seed, **settings), "purpose": TUNING}, spec or "infonce"
 
 
 def _tune(
@@ -269,7 +307,6 @@ def _tune(
         "grids": {name: list(values) for name, values in grids.items()},
         "tried": store.finite(rows),
         "folder": str(arguments.out),
-        "train": _train_command(arguments, tuned, best),
     }
 
 
@@ -284,19 +321,19 @@ def _values(runs: Sequence[Run]) -> list[float]:
     return [value for value in values if not math.isnan(value)]
 
 
-def _train_command(arguments: argparse.Namespace, tuned: Domain, spec: str) -> str:
-    """The command that trains the best spec with the flags that were typed and with other seeds."""
+def _train_command(arguments: argparse.Namespace, tuned: Domain, specs: Sequence[str]) -> str:
+    """The command that trains the best specs with the flags that were typed and with other seeds."""
     own = argparse.ArgumentParser(add_help=False)
     for flag in OWN_FLAGS:
         own.add_argument(f"--{flag}", nargs="*")
     _, typed = own.parse_known_args(arguments.words)
     seed = [] if arguments.seed == FIRST_SEED else ["--seed", str(arguments.seed + arguments.seeds)]
-    words = [*tuned.reported, *typed, "--objective", spec, *seed, "--seeds", "5"]
+    words = [*tuned.reported, *typed, "--objective", *dict.fromkeys(specs), *seed, "--seeds", "5"]
     return shlex.join(["counterpoint", "train", tuned.name, *words])
 
 
 def text(result: Mapping[str, Any]) -> str:
-    """Format the tried specs, best first, and how to use the best one."""
+    """Format the tried specs, best first."""
     rows = sorted(result["tried"], key=lambda row: -math.inf if row["mean"] is None else row["mean"], reverse=True)
     width = max(len(row["spec"]) for row in rows)
     seeds = ", ".join(map(str, result["seeds"]))
@@ -305,6 +342,4 @@ def text(result: Mapping[str, Any]) -> str:
         spread = f" ± {stdev(row['values']):.4g}" if len(row["values"]) > 1 else ""
         score = "failed" if row["mean"] is None else f"{row['mean']:.5g}{spread}"
         lines.append(f"  {row['spec']:{width}}  {score}" + "  (start)" * (row["spec"] == result["objective"]))
-    lines += ["", f"use {result['best']}"]
-    lines.append("This score selected it, so it is too good. Report other seeds, on test data if there is any, with")
-    return "\n".join([*lines, f"  {result['train']}"])
+    return "\n".join([*lines, "", f"use {result['best']}"])

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import argparse
 import json
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..command import flags
-from .settings import CURL_TASKS, Settings
+from ..domain import check_choice
+from .settings import CURL_TASKS, Settings, tasks
 
 if TYPE_CHECKING:
     from ..store.run import Run
@@ -21,6 +23,17 @@ def train_arguments(parser: argparse.ArgumentParser) -> None:
     tasks = f"tasks of the suite, such as {', '.join(CURL_TASKS)} (cartpole-swingup)"
     parser.add_argument("--task", nargs="+", default=["cartpole-swingup"], metavar="NAME", help=tasks)
     flags.add_settings(parser, Settings)
+    parser.set_defaults(check=_check_train)
+
+
+def _check_train(arguments: argparse.Namespace) -> None:
+    """Raise what is wrong with names and numbers; called before torch is imported."""
+    if known := tasks():  # else the error names the extra to install
+        for task in arguments.task:
+            check_choice("task", task, known)
+    Settings(**settings(arguments, arguments.task[0]))
+    if arguments.observe == "state" and arguments.objective:
+        raise ValueError("--objective: crops need pixels; leave it out with --observe state.")
 
 
 def settings(arguments: argparse.Namespace, dataset: str) -> dict[str, Any]:
@@ -33,8 +46,6 @@ def train_command(arguments: argparse.Namespace) -> int:
     from .. import report
     from . import training
 
-    if arguments.observe == "state" and arguments.objective:
-        raise ValueError("--objective: crops need pixels; leave it out with --observe state.")
     default = None if arguments.observe == "state" else "infonce:t=1"
     objectives: list[str | None] = arguments.objective or [default]
     cells = [
@@ -64,6 +75,7 @@ def eval_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add("--representation", type=Path, metavar="FOLDER", help=representation)
     add("--json", action="store_true", help="print JSON")
+    parser.set_defaults(check=lambda arguments: flags.check_runs(arguments.runs))
 
 
 def eval_command(arguments: argparse.Namespace) -> int:
@@ -71,18 +83,19 @@ def eval_command(arguments: argparse.Namespace) -> int:
     from .. import store
     from . import video
 
-    runs = [run for run in store.find_runs(arguments.runs) if run.arguments["domain"] == "control"]
+    runs = [run for run in store.find_runs(arguments.runs) if run.arguments["domain"] == "control" and not run.tuning]
     if not runs:
         raise ValueError(f"no runs of control in {', '.join(map(str, arguments.runs))}.")
     if arguments.video is not None:
         if len(runs) > 1:
             raise ValueError(f"--video: expected one run, got {len(runs)}.")
         video.check_video(arguments.video)
-    results = [_evaluate(run, arguments) for run in store.track(runs, "evaluated, runs", len(runs))]
+    found = list(flags.each(runs, partial(_evaluate, options=arguments)))
+    results = [result for _, result in found]
     if arguments.json:
         print(json.dumps(results, indent=1))
         return 0
-    for run, result in zip(runs, results, strict=True):
+    for run, result in found:
         score = f"{result['score']:.1f} ± {result['spread']:.1f}"
         print(f"{run.title}: {score} over {arguments.episodes} episodes ({run.path})")
         for name, value in result.get("representation", {}).items():

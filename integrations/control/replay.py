@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from .. import store
+from ..store.files import load_checked
 
 
 class Transitions(NamedTuple):
@@ -144,10 +145,11 @@ class Replay:
         """Restore the state that :meth:`save` returned."""
         for file in state["files"]:
             try:
-                content = torch.load(folder / file["name"], map_location="cpu", weights_only=True)
-            except Exception as error:
-                message = f"{folder / file['name']}: damaged or missing ({error}); --fresh restarts the run."
-                raise ValueError(message) from error
+                content = load_checked(folder / file["name"], self._ring)
+            except store.DamagedError as error:
+                raise store.DamagedError(f"{error}; --fresh restarts the run") from None
+            if content is None:
+                raise store.DamagedError(f"{folder / file['name']}: missing; --fresh restarts the run")
             for name, parts in content.items():
                 for env, part in enumerate(parts):
                     self._ring[name][env, self._rows(file, env)] = part.to(self._ring[name].device)

@@ -10,6 +10,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from counterpoint.install import install
+
 from .. import store
 
 SUFFIXES = (".gif", ".mp4")
@@ -35,6 +37,6 @@ def _encode(suffix: str, frames: NDArray[np.uint8], seconds: float) -> bytes:
     try:
         import imageio.v3 as imageio
     except ImportError as error:
-        raise ImportError('videos need imageio: pip install "counterpoint[control]"') from error
+        raise ImportError(f"videos need imageio: {install('control')}") from error
     options: dict[str, Any] = {"duration": 1000 * seconds, "loop": 0} if suffix == ".gif" else {"fps": 1 / seconds}
     return imageio.imwrite("<bytes>", frames, extension=suffix, **options)  # type: ignore[no-any-return]

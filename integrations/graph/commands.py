@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..command import flags
 from .presets import PRESETS, preset
-from .settings import PROBES, Settings
+from .settings import PROBES, Settings, check_dataset
 
 if TYPE_CHECKING:
     from ..store.run import Run
@@ -24,6 +24,15 @@ def train_arguments(parser: argparse.ArgumentParser) -> None:
     flags.add_arguments(parser, "infonce:t=0.2,denominator=negatives", Settings, PRESETS)
     parser.add_argument("--dataset", nargs="+", default=["demo"], metavar="NAME", help="TU data sets, or demo (demo)")
     flags.add_settings(parser, Settings)
+    parser.set_defaults(check=_check_train)
+
+
+def _check_train(arguments: argparse.Namespace) -> None:
+    """Raise what is wrong with names and folders; called before torch is imported."""
+    flags.use_data("data", arguments.data)
+    for dataset in arguments.dataset:
+        check_dataset(dataset)
+        settings(arguments, dataset)
 
 
 def settings(arguments: argparse.Namespace, dataset: str) -> dict[str, Any]:
@@ -38,7 +47,6 @@ def train_command(arguments: argparse.Namespace) -> int:
     from . import training
     from .data import prepare
 
-    flags.use_data("data", arguments.data)
     cells = []
     for dataset in arguments.dataset:
         spec = preset(arguments.preset or "graphcl", dataset).objective
@@ -62,6 +70,13 @@ def eval_arguments(parser: argparse.ArgumentParser) -> None:
     add("--seeds", type=flags.whole(1), default=5, metavar="N", help="random splits into folds (%(default)s)")
     add("--data", type=Path, metavar="FOLDER", help="data sets ($COUNTERPOINT_DATA)")
     add("--json", action="store_true", help="print JSON")
+    parser.set_defaults(check=_check_eval)
+
+
+def _check_eval(arguments: argparse.Namespace) -> None:
+    flags.use_data("data", arguments.data)
+    flags.check_runs(arguments.runs)
+    check_dataset(arguments.dataset or "demo")
 
 
 def eval_command(arguments: argparse.Namespace) -> int:
@@ -70,12 +85,14 @@ def eval_command(arguments: argparse.Namespace) -> int:
     from .data import load_cached
     from .evaluation import evaluate
 
-    flags.use_data("data", arguments.data)
     embeddings: dict[tuple[str, str, str], tuple[GraphSet, Any]] = {}
-    runs = _finished(arguments.runs)
-    for run in store.track(runs, "embedded, runs", len(runs)):
+
+    def embed(run: Run) -> tuple[GraphSet, dict[tuple[str, str], Any]]:
         data = load_cached(arguments.dataset or run.arguments["dataset"], run.arguments["features"])
-        for (name, which), z in _embeddings(run, data).items():
+        return data, _embeddings(run, data)
+
+    for _, (data, found) in flags.each(_finished(arguments.runs), embed):
+        for (name, which), z in found.items():
             embeddings[data.name, name, which] = data, z  # runs share the baselines
     rows: list[dict[str, Any]] = []
     for (dataset, name, which), (data, z) in store.track(embeddings.items(), "evaluated", len(embeddings)):
@@ -103,7 +120,7 @@ def _table(rows: list[dict[str, Any]]) -> Iterable[str]:
 def _finished(folders: Iterable[Path]) -> list[Run]:
     from .. import store
 
-    runs = [run for run in store.find_runs(folders) if run.done and run.arguments.get("epochs")]
+    runs = [run for run in store.find_runs(folders) if run.done and run.arguments.get("epochs") and not run.tuning]
     if not runs:
         raise ValueError(f"no finished run of an encoder in {', '.join(map(str, folders))}")
     if wrong := [run.path for run in runs if run.arguments["domain"] != "graph"]:

@@ -30,18 +30,10 @@ from counterpoint.hyper import nearest
 
 from ..domain import check_choice
 from .evaluation import checked
-from .settings import FEATURES, PARTS
+from .settings import DEMO, FEATURES, KNOWN, PARTS, check_dataset
 
-DEMO = "demo"
 MAX_DEGREE = 100  # larger degrees share the last column
 HELD_OUT = 0.3  # share of the graphs to tune on
-# the sets, of more than a hundred, that the field reports; for the hints of error messages
-KNOWN = (
-    *("AIDS", "BZR", "COLLAB", "COX2", "DD", "DHFR", "ENZYMES", "FRANKENSTEIN", "IMDB-BINARY", "IMDB-MULTI"),
-    *("KKI", "MSRC_9", "MSRC_21", "MUTAG", "Mutagenicity", "NCI1", "NCI109", "OHSU", "PROTEINS", "PROTEINS_full"),
-    *("PTC_FM", "PTC_FR", "PTC_MM", "PTC_MR", "REDDIT-BINARY", "REDDIT-MULTI-5K", "REDDIT-MULTI-12K"),
-    *("SYNTHETIC", "twitch_egos", "github_stargazers", "deezer_ego_nets", "reddit_threads", DEMO),
-)
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -158,8 +150,7 @@ def load(name: str, features: str = "auto", seed: int = 0) -> GraphSet:
     """
     if name == DEMO:
         return demo(seed=seed, features=features)
-    if not name or Path(name).name != name:
-        raise ValueError(f"dataset: {name!r} is not the name of a data set.{nearest(name, KNOWN)}")
+    check_dataset(name)
     offline = Path(os.environ.get("COUNTERPOINT_DATA", ""), "tu", name, "raw")
     try:
         if os.environ.get("COUNTERPOINT_DATA") and offline.is_dir():

@@ -2,6 +2,8 @@
 
 import warnings
 
+from counterpoint.install import install
+
 try:
     import sklearn  # noqa: F401
 
@@ -9,4 +11,4 @@ try:
         warnings.filterwarnings("ignore", category=FutureWarning)
         import torch_geometric.nn  # noqa: F401
 except ImportError as error:
-    raise ImportError('graphs need PyTorch Geometric and scikit-learn: pip install "counterpoint[graph]"') from error
+    raise ImportError(f"graphs need PyTorch Geometric and scikit-learn: {install('graph')}") from error

@@ -38,7 +38,7 @@ def preset(name: str, dataset: str) -> Preset:
     from ..report.papers import paper_settings
 
     if (known := paper_settings("graph", dataset)) is None:
-        from counterpoint.hyper import nearest
+        from counterpoint.names import nearest
 
         raise ValueError(f"preset adnce: the paper has no settings for {dataset!r}.{nearest(dataset, AUGMENT)}")
     return Preset("adnce:t={t},mu={mu},sigma={sigma},denominator=mean".format(**known), settings, sources)

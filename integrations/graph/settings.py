@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
+
+from counterpoint.names import nearest
 
 from ..domain import Domain, setting
 
@@ -13,6 +16,22 @@ PROBES = ("svm", "svc", "logreg", "knn")
 FEATURES = ("auto", "labels", "degree", "constant")
 PARTS = ("all", "tune", "report")
 PROTOCOLS = ("inner", "official")
+
+
+# the sets, of more than a hundred, that the field reports; for the hints of error messages
+DEMO = "demo"
+KNOWN = (
+    *("AIDS", "BZR", "COLLAB", "COX2", "DD", "DHFR", "ENZYMES", "FRANKENSTEIN", "IMDB-BINARY", "IMDB-MULTI"),
+    *("KKI", "MSRC_9", "MSRC_21", "MUTAG", "Mutagenicity", "NCI1", "NCI109", "OHSU", "PROTEINS", "PROTEINS_full"),
+    *("PTC_FM", "PTC_FR", "PTC_MM", "PTC_MR", "REDDIT-BINARY", "REDDIT-MULTI-5K", "REDDIT-MULTI-12K"),
+    *("SYNTHETIC", "twitch_egos", "github_stargazers", "deezer_ego_nets", "reddit_threads", DEMO),
+)
+
+
+def check_dataset(name: str) -> None:
+    """Raise ``ValueError`` unless this can be the name of a data set."""
+    if not name or Path(name).name != name:
+        raise ValueError(f"dataset: {name!r} is not the name of a data set.{nearest(name, KNOWN)}")
 
 
 @dataclass(frozen=True)

@@ -12,11 +12,13 @@ from typing import TYPE_CHECKING, Any
 from counterpoint.names import nearest
 
 from ..command import flags
+from ..domain import check_choice
 from .presets import PRESETS, preset
-from .settings import DATASETS, PROBES, EvaluationSettings, Settings
+from .settings import DATASETS, PROBES, EvaluationSettings, Settings, check_dataset
 
 if TYPE_CHECKING:
     from ..store.run import Run
+    from .image_set import ImageSet
 
 WIDTH = 120  # of a table
 DEFAULT_PROBES = ("knn", "linear")
@@ -31,6 +33,14 @@ def train_arguments(parser: argparse.ArgumentParser) -> None:
     _add_root(parser)
     flags.add_settings(parser, Settings)
     _add_evaluation(parser)
+    parser.set_defaults(check=_check_train)
+
+
+def _check_train(arguments: argparse.Namespace) -> None:
+    """Raise what is wrong with names and folders; called before torch is imported."""
+    flags.use_data("root", arguments.root)
+    check_dataset(arguments.data or "digits")
+    settings(arguments, arguments.data or "digits")
 
 
 def _add_root(parser: argparse.ArgumentParser) -> None:
@@ -64,6 +74,11 @@ def _evaluation(arguments: argparse.Namespace) -> tuple[list[str], dict[str, Any
     )
     settings = flags.chosen(arguments, EvaluationSettings) | ({"transfer": transfer} if transfer else {})
     probe = probe or list(DEFAULT_PROBES)
+    for name in probe:
+        check_choice("probe", name, PROBES)
+    for name in transfer:
+        check_dataset(name)
+    EvaluationSettings(**settings)
     return probe + ["transfer"] * bool(transfer and "transfer" not in probe), settings
 
 
@@ -83,7 +98,6 @@ def train_command(arguments: argparse.Namespace) -> int:
     from . import training
     from .data import prepare
 
-    flags.use_data("root", arguments.root)
     dataset = arguments.data or "digits"
     changes = settings(arguments, dataset)
     default = preset(arguments.preset, dataset).objective if arguments.preset else "infonce"
@@ -116,28 +130,36 @@ def eval_arguments(parser: argparse.ArgumentParser) -> None:
     _add_evaluation(parser)
     flags.add_device(parser)
     add("--json", action="store_true", help="print JSON")
+    parser.set_defaults(check=_check_eval)
+
+
+def _check_eval(arguments: argparse.Namespace) -> None:
+    flags.use_data("root", arguments.root)
+    flags.check_runs(arguments.runs)
+    check_dataset(arguments.data or "digits")
+    _evaluation(arguments)
 
 
 def eval_command(arguments: argparse.Namespace) -> int:
     """Evaluate the encoders of finished runs."""
-    from .. import store
     from . import evaluation, sources, training
     from .data import prepare
 
-    flags.use_data("root", arguments.root)
     probes, typed = _evaluation(arguments)
     options = EvaluationSettings(**typed)
     results: list[dict[str, Any]] = []
     rows: dict[str, list[dict[str, float]]] = {}
     note = ""
-    runs = _finished(arguments.runs)
-    for run in store.track(runs, "evaluated, runs", len(runs)):
+
+    def evaluate(run: Run) -> tuple[ImageSet, dict[str, float]]:
         _, train, _, test = prepare({**run.arguments, "part": "report"})
         if arguments.data:
             size = evaluation.square_size(train)
             train, test = (sources.load(arguments.data, split, size).with_classes() for split in sources.SPLITS)
         encoder = training.restore(run).encoder.to(arguments.device)
-        result = evaluation.evaluate(encoder, train, test, probes, options, run.arguments["seed"])
+        return test, evaluation.evaluate(encoder, train, test, probes, options, run.arguments["seed"])
+
+    for run, (test, result) in flags.each(_finished(arguments.runs), evaluate):
         if not result:
             raise ValueError(f"{test.name} has no classes to evaluate on; name a data set that has, --data")
         about = {"data": test.name, "name": run.name, "seed": run.arguments["seed"], "run": str(run.path)}
@@ -151,7 +173,7 @@ def eval_command(arguments: argparse.Namespace) -> int:
 def _finished(folders: Iterable[Path]) -> list[Run]:
     from .. import store
 
-    runs = [run for run in store.find_runs(folders) if run.done]
+    runs = [run for run in store.find_runs(folders) if run.done and not run.tuning]
     if wrong := [run.path for run in runs if run.arguments["domain"] != "image"]:
         raise ValueError(f"{wrong[0]} is not a run of images")
     if not runs:

@@ -96,7 +96,7 @@ def preset(name: str, dataset: str) -> Preset:
         return PRESETS[name]
     known = dataset.removesuffix("-unlabelled")
     if known not in ADNCE:
-        from counterpoint.hyper import nearest
+        from counterpoint.names import nearest
 
         raise ValueError(f"preset adnce: the paper has no settings for {dataset!r}.{nearest(dataset, ADNCE)}")
     t, mu, sigma = ADNCE[known]

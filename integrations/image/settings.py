@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from counterpoint.names import nearest
+
 from ..domain import Domain, check, check_choice, setting
 
 # tests compare these with the names that the implementations know
@@ -24,6 +26,12 @@ DOWNLOADS = (
     "food", "pets",
 )  # fmt: skip
 DATASETS = (*DOWNLOADS, "digits", "mnist-cifar", "tiny-imagenet", "imagenet")
+
+
+def check_dataset(name: str) -> None:
+    """Raise ``ValueError`` unless this is the name of a data set or a folder."""
+    if name not in DATASETS and not Path(name).is_dir():
+        raise ValueError(f"data: {name!r} is neither a data set nor a folder.{nearest(name, DATASETS)}")
 
 
 def lines(path: str) -> list[str]:

@@ -21,7 +21,7 @@ from counterpoint.hyper import nearest
 
 from ..domain import check_choice
 from .image_set import ImageSet, from_pictures
-from .settings import DATASETS
+from .settings import check_dataset
 
 SPLITS = ("train", "test")
 DIGITS_TEST = 1287  # the first row of the digits' test split: the writers before it wrote the training images
@@ -142,9 +142,8 @@ def _load(
         return _folder(path, split, size or NATIVE_SIZES.get(name, 64), name, classes)
     if name in DOWNLOADED:
         return _downloaded(name, split, size or NATIVE_SIZES.get(name, 64), folders, Path(root) if root else None)
-    if Path(name).is_dir():
-        return _folder(Path(name), split, size or 64, Path(name).name or name, classes)
-    raise ValueError(f"data: {name!r} is neither a data set nor a folder.{nearest(name, DATASETS)}")
+    check_dataset(name)
+    return _folder(Path(name), split, size or 64, Path(name).name or name, classes)
 
 
 def _select(data: ImageSet, classes: Sequence[str]) -> ImageSet:

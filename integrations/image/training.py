@@ -12,6 +12,7 @@ import torch
 
 from .. import store
 from ..domain import defaults
+from ..store.files import load_checked
 from ..store.run import Run
 from . import data, evaluation, model, sources
 from .augment import recipe
@@ -117,9 +118,8 @@ def validation_knn(method: Method, train: ImageSet, validation: ImageSet, settin
 
 def _load_best(run: Run, method: Method) -> None:
     """With ``keep="best"``, replace the encoder by the best one by validation accuracy, if ``watch`` found one."""
-    path = run.path / BEST
-    if run.arguments["keep"] == "best" and path.exists():
-        method.encoder.load_state_dict(torch.load(path, map_location="cpu", weights_only=True)["encoder"])
+    if run.arguments["keep"] == "best" and (best := load_checked(run.path / BEST, ("encoder",))) is not None:
+        method.encoder.load_state_dict(best["encoder"])
 
 
 def restore(run: Run | str | Path) -> Method:

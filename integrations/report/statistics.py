@@ -8,11 +8,13 @@ from importlib.util import find_spec
 from statistics import NormalDist, fmean, stdev
 from typing import Any
 
+from counterpoint.install import install
+
 EXACT = 16  # up to so many pairs, the test enumerates all sign flips
 DRAWS = 20_000
 FEW = 7  # up to so many pairs, the interval is Student's
 
-MISSING = 'intervals and tests need scipy: pip install "counterpoint[report]"'
+MISSING = f"intervals and tests need scipy: {install('report')}"
 
 
 def available() -> bool:

@@ -29,6 +29,8 @@ from .statistics import bootstrap_interval, holm, sign_flip_p
 
 LEVEL = 0.05
 
+TUNED = "which selected settings by them, so they are not results"
+
 LOSS = "loss"  # each objective has its own scale, so that losses do not say which row is better
 
 IDENTIFYING = ("domain", "dataset", "objective", "label", "seed")  # the other arguments distinguish rows of one name
@@ -90,13 +92,15 @@ def summarise(
     """Compute the statistics of finished runs.
 
     Args:
-        runs: those that are not done are only counted in the notes.
+        runs: those that are not done, and those of ``counterpoint tune``, are only counted in the notes.
         baseline: a row by its name or spec; by default InfoNCE where a column has exactly one such row.
         metrics: names of results; by default the first that the runs on a data set have, a loss if there is no other.
         lower: whether smaller numbers are better. Without it losses are not compared.
     """
-    done = sorted((run for run in runs if run.done), key=lambda run: str(run.path))
+    done = sorted((run for run in runs if run.done and not run.tuning), key=lambda run: str(run.path))
     if not done:
+        if tuned := sum(run.tuning for run in runs):
+            raise ValueError(f"{tuned} of {len(runs)} runs are of counterpoint tune, {TUNED}, and no other is done.")
         raise ValueError(f"none of the {len(runs)} runs is done." if runs else "no runs there.")
     known = list(dict.fromkeys(name for run in done for name in run.record["result"]))
     for name in metrics:
@@ -208,8 +212,7 @@ def _column(
 
 
 def _is_infonce(run: Run) -> bool:
-    spec = run.arguments["objective"]
-    return spec is not None and cp.objective(spec).name == "infonce"
+    return str(run.arguments["objective"]).partition(":")[0] == "infonce" and " + " not in run.arguments["objective"]
 
 
 def _differences(
@@ -241,7 +244,9 @@ def _paired(values: dict[str, dict[int, float]], row: str, baseline: str) -> lis
 
 
 def _notes(runs: Sequence[Run], done: Sequence[Run]) -> Iterator[str]:
-    states = [run.record["status"] for run in runs if not run.done]
+    if tuned := sum(run.tuning for run in runs):
+        yield f"{tuned} of {len(runs)} runs are of counterpoint tune, {TUNED}."
+    states = [run.record["status"] for run in runs if not run.done and not run.tuning]
     if states:
         counts = ", ".join(f"{states.count(state)} {state}" for state in sorted(set(states)))
         yield f"{len(states)} of {len(runs)} runs are left out: {counts}."

@@ -168,5 +168,12 @@ def as_csv(report: Report) -> str:
             line += [int(cell.best), column.baseline]
             line += asdict(cell.difference).values() if cell.difference else [""] * 6
             line += [cell.paper.value, cell.paper.spread, cell.paper.source] if cell.paper else [""] * 3
-            writer.writerow(["" if isinstance(x, float) and math.isnan(x) else x for x in line])
+            writer.writerow([_csv_cell(x) for x in line])
     return out.getvalue().rstrip("\n")
+
+
+def _csv_cell(value: Any) -> Any:
+    """Return a number or a text as CSV shows it; an apostrophe keeps spreadsheets from reading a text as a formula."""
+    if isinstance(value, float) and math.isnan(value):
+        return ""
+    return f"'{value}" if isinstance(value, str) and value.startswith(("=", "+", "-", "@", "\t", "\r")) else value

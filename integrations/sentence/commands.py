@@ -13,7 +13,7 @@ from typing import Any
 from ..command import flags
 from ..domain import defaults
 from .presets import PRESETS, preset
-from .settings import ENVIRONMENT, POOLINGS, SEVEN, STS, TRANSFER, Settings
+from .settings import ENVIRONMENT, POOLINGS, SEVEN, STS, TRANSFER, Settings, check_settings
 
 
 def _normalized(path: str) -> str:
@@ -30,6 +30,19 @@ def train_arguments(parser: argparse.ArgumentParser) -> None:
     data.help = "training data: .txt, .csv, .tsv, .jsonl, .parquet, or owner/name on the hub (required)"
     flags.add_settings(parser, Settings)
     parser.add_argument("--sts", metavar="FOLDER", help=f"folder of the STS sets, or hub (${ENVIRONMENT}, else hub)")
+    parser.set_defaults(check=_check_train)
+
+
+def _check_train(arguments: argparse.Namespace) -> None:
+    """Raise what is wrong with settings, files and the model's name; called before torch is imported."""
+    from . import corpus
+    from .locate import find
+
+    flags.use_data("sts", arguments.sts)
+    cell = {**defaults(Settings), **settings(arguments, arguments.data), "device": arguments.device}
+    corpus.check(arguments.data, cell["positives"])
+    check_settings(cell)
+    find(cell["model"], cell["revision"])
 
 
 def settings(arguments: argparse.Namespace, dataset: str) -> dict[str, Any]:
@@ -48,7 +61,6 @@ def train_command(arguments: argparse.Namespace) -> int:
     from .. import report
     from .data import load_samples
 
-    flags.use_data("sts", arguments.sts)
     changes = settings(arguments, arguments.data)
     load_samples({**defaults(Settings), **changes, "file": arguments.data})  # before the frameworks, which take longer
     from . import training
@@ -79,6 +91,15 @@ def _eval_arguments(parser: argparse.ArgumentParser) -> None:
     add("--batch", type=flags.whole(1), default=64, metavar="N", help="texts embedded at a time (%(default)s)")
     flags.add_device(parser)
     add("--json", action="store_true", help="print JSON")
+    parser.set_defaults(check=_check_eval)
+
+
+def _check_eval(arguments: argparse.Namespace) -> None:
+    from .locate import find
+
+    if arguments.data not in (None, "hub") and not Path(arguments.data).expanduser().is_dir():
+        raise ValueError(f"--data: {arguments.data} is not a folder")
+    find(arguments.model, arguments.revision)
 
 
 def _load(arguments: argparse.Namespace) -> Any:

@@ -9,7 +9,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from counterpoint.hyper import nearest
+from counterpoint.names import nearest
 
 from ..domain import check_choice
 from .frameworks import framework
@@ -43,13 +43,11 @@ def load(
         columns: columns to use, in this order; by default all that contain text.
         revision: of a data set on the hub.
     """
-    check_choice("positives", positives, POSITIVES)
+    check(path, positives)
     name = find(path)
     kind = name.suffix.lower()
     if positives.startswith("next-"):
-        if kind != ".txt":
-            raise ValueError(f"positives={positives}: needs running text in a .txt file, got {path}.")
-        texts = lines(_existing(name))
+        texts = lines(name)
         split = _line_documents(texts) if positives == "next-line" else documents("\n".join(texts))
         pairs = [pair for document in split for pair in pairwise(document)]
         pairs_by_column = {ANCHOR: [a for a, _ in pairs], POSITIVE: [b for _, b in pairs]}
@@ -67,6 +65,19 @@ def load(
     rows = zip(*(data[column] for column in data.column_names), strict=True)
     complete = [i for i, row in enumerate(rows) if all(isinstance(text, str) and text.strip() for text in row)]
     return _checked(data if len(complete) == len(data) else data.select(complete), path, len(data) - len(complete))
+
+
+def check(path: str | Path, positives: str = "auto") -> None:
+    """Raise an error unless this is a file that can be training data, or may be a data set on the hub."""
+    check_choice("positives", positives, POSITIVES)
+    name = find(path)
+    running_text, kind = positives.startswith("next-"), name.suffix.lower()
+    if running_text and kind != ".txt":
+        raise ValueError(f"positives={positives}: needs running text in a .txt file, got {path}.")
+    if kind in FORMATS:
+        _existing(name)
+    elif name.exists() or not re.fullmatch(r"[\w.-]+/[\w.-]+", str(name)):
+        raise ValueError(f"{path}: expected a file of {', '.join(FORMATS)} or owner/name on the hub.")
 
 
 def find(path: str | Path) -> Path:
@@ -93,19 +104,16 @@ def _existing(path: Path) -> Path:
 def _read(path: Path, kind: str, revision: str | None) -> Any:
     datasets = framework("datasets")
     if kind == ".txt":
-        return datasets.Dataset.from_dict({"text": lines(_existing(path))})
+        return datasets.Dataset.from_dict({"text": lines(path)})
     if kind == ".tsv":
-        header = lines(_existing(path))[0].split("\t")
+        header = lines(path)[0].split("\t")
         if twice := [name for i, name in enumerate(header) if name in header[:i]]:
             raise ValueError(f"{path}: line 1 names the column {twice[0]!r} twice.")
         rows = [cells for _, cells in table(path, len(header), header=True, more=False)]
         return datasets.Dataset.from_dict({name: [row[i] for row in rows] for i, name in enumerate(header)})
     if kind not in FORMATS:
-        if re.fullmatch(r"[\w.-]+/[\w.-]+", str(path)) and not path.exists():
-            return datasets.load_dataset(str(path), split="train", revision=revision)
-        raise ValueError(f"{path}: expected a file of {', '.join(FORMATS)} or owner/name on the hub.")
+        return datasets.load_dataset(str(path), split="train", revision=revision)
     reader = {".csv": "from_csv", ".parquet": "from_parquet"}.get(kind, "from_json")
-    _existing(path)
     try:
         return getattr(datasets.Dataset, reader)(str(path))
     except Exception as error:  # of the reader of this format

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from ..domain import check_choice
 from ..store.progress import print_line, track
+from .locate import find
 from .settings import POOLINGS
 
 Encode = Callable[[list[str]], Any]
@@ -40,7 +41,8 @@ def load(
         revision: of a model on the hub.
         max_length: texts are truncated to this many tokens; by default to the model's own limit.
     """
-    st, name = framework("sentence_transformers"), find(model)
+    name = find(model, revision)
+    st = framework("sentence_transformers")
     if pooling is not None:
         check_choice("pooling", pooling, POOLINGS)
     own = has_pooling(name, revision)
@@ -72,21 +74,10 @@ def load(
     return loaded
 
 
-def find(model: str | Path) -> str:
-    """Resolve a model to its folder, inside a run's folder if that is what is named, or to its name on the hub."""
-    name = str(model)
-    looks_local = isinstance(model, Path) or name.startswith((".", "/", "~")) or name.count("/") > 1
-    if looks_local and not Path(name).expanduser().is_dir():
-        raise FileNotFoundError(f"model: {name} is not a folder.")
-    name = str(Path(name).expanduser()) if looks_local else name
-    inner = Path(name) / "model"
-    return str(inner) if (inner / "modules.json").is_file() else name
-
-
 def has_pooling(model: str | Path, revision: str | None = None) -> bool:
     """Whether the model is a SentenceTransformer, which defines its own pooling."""
     known = framework("sentence_transformers.util").is_sentence_transformer_model
-    return bool(known(find(model), revision=revision))
+    return bool(known(find(model, revision), revision=revision))
 
 
 def _modules(name: str, pooling: str, revision: str | None) -> list[Any]:

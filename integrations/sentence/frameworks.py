@@ -7,6 +7,8 @@ from contextlib import contextmanager
 from importlib import import_module
 from typing import Any
 
+from counterpoint.install import install
+
 
 def framework(name: str) -> Any:
     """Import a module of a framework."""
@@ -14,7 +16,7 @@ def framework(name: str) -> Any:
         return import_module(name)
     except ModuleNotFoundError as error:
         package = name.partition(".")[0]
-        raise ImportError(f'sentences need {package}: pip install "counterpoint[sentence]"') from error
+        raise ImportError(f"sentences need {package}: {install('sentence')}") from error
 
 
 @contextmanager

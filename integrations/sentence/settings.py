@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
-from ..domain import Domain, setting
+from ..domain import Domain, check, setting
 
 ENVIRONMENT = "COUNTERPOINT_DATA"
 
@@ -72,6 +73,22 @@ class Settings:
     )
     keep: bool = setting(True, flag=False)
     device: str = setting("cpu", flag=False)
+
+
+def check_settings(arguments: Mapping[str, Any]) -> None:
+    """Raise ``ValueError`` for the first setting of a cell that is out of range, or does not fit another."""
+    check(Settings, {**arguments, "dev": arguments["dev"] or "none"})
+    plain = arguments["head"] == "none" and not arguments["weight_decay"] and arguments["precision"] == "fp32"
+    if arguments["static"] and not plain:
+        raise ValueError("static: word-piece embeddings alone need head=none, no weight decay, and fp32.")
+    if arguments["precision"] == "fp16" and arguments["device"] == "cpu":
+        raise ValueError("precision: fp16 needs a GPU; on a CPU use fp32 or bf16.")
+    if str(arguments["device"]).startswith("cuda:") and arguments["device"] != "cuda:0":
+        raise ValueError(
+            f"device: the trainer uses the first visible GPU; for {arguments['device']} set CUDA_VISIBLE_DEVICES."
+        )
+    if arguments["mini_batch"] is not None and (arguments["epsilon"] is not None or arguments["mixed"]):
+        raise ValueError("mini_batch: the gradient cache does not support adversarial or mixed views.")
 
 
 DOMAIN = Domain(

@@ -12,14 +12,14 @@ from pathlib import Path
 from typing import Any
 
 from .. import store
-from ..domain import check, defaults
+from ..domain import defaults
 from ..store.run import Run
 from . import encode
 from .data import prepare
 from .evaluation import evaluate
 from .frameworks import quiet
 from .model import build, make_loss
-from .settings import Settings
+from .settings import Settings, check_settings
 from .trainer import RunCallback, make_trainer
 
 UNTRAINED = "before training"
@@ -44,17 +44,7 @@ def cell(file: str, objective: str | None, seed: int, **changes: Any) -> dict[st
     store.check_names(changes, (*settings, "label"))
     arguments = {**settings, **changes, "domain": "sentence", "dataset": Path(file).name, "file": file}
     arguments |= {"objective": objective, "seed": seed}
-    check(Settings, {**arguments, "dev": arguments["dev"] or "none"})
-    plain = arguments["head"] == "none" and not arguments["weight_decay"] and arguments["precision"] == "fp32"
-    if arguments["static"] and not plain:
-        raise ValueError("static: word-piece embeddings alone need head=none, no weight decay, and fp32.")
-    if arguments["precision"] == "fp16" and arguments["device"] == "cpu":
-        raise ValueError("precision: fp16 needs a GPU; on a CPU use fp32 or bf16.")
-    if str(arguments["device"]).startswith("cuda:") and arguments["device"] != "cuda:0":
-        device = arguments["device"]
-        raise ValueError(f"device: the trainer uses the first visible GPU; for {device} set CUDA_VISIBLE_DEVICES.")
-    if arguments["mini_batch"] is not None and (arguments["epsilon"] is not None or arguments["mixed"]):
-        raise ValueError("mini_batch: the gradient cache does not support adversarial or mixed views.")
+    check_settings(arguments)
     return arguments
 
 

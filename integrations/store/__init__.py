@@ -39,7 +39,7 @@ from counterpoint import names
 
 if TYPE_CHECKING:
     from .cell import canonical, check_names
-    from .errors import BusyError, GridError
+    from .errors import BusyError, DamagedError, GridError
     from .files import as_json, atomic, finite
     from .grid import run_grid
     from .progress import plain_warnings, track
@@ -48,7 +48,7 @@ if TYPE_CHECKING:
 
 _MODULES = {
     "cell": ("canonical", "check_names"),
-    "errors": ("BusyError", "GridError"),
+    "errors": ("BusyError", "DamagedError", "GridError"),
     "files": ("as_json", "atomic", "finite"),
     "grid": ("run_grid",),
     "progress": ("plain_warnings", "track"),
@@ -57,9 +57,9 @@ _MODULES = {
 }
 
 __all__ = [
-    "BusyError", "Embeddings", "GridError", "Run", "as_json", "atomic", "canonical", "check_names", "checksum",
-    "find_runs", "finite", "plain_warnings", "rng_state", "run_grid", "seed_everything", "set_rng_state", "track",
-    "versions",
+    "BusyError", "DamagedError", "Embeddings", "GridError", "Run", "as_json", "atomic", "canonical", "check_names",
+    "checksum", "find_runs", "finite", "plain_warnings", "rng_state", "run_grid", "seed_everything", "set_rng_state",
+    "track", "versions",
 ]  # fmt: skip
 
 __getattr__ = names.lazy(__name__, _MODULES)

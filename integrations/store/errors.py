@@ -9,6 +9,10 @@ class BusyError(Exception):
     """Another process is training the run."""
 
 
+class DamagedError(ValueError):
+    """A file of a run cannot be read; the message names it."""
+
+
 class GridError(RuntimeError):
     """Some runs of a grid failed; :attr:`runs` holds all of them, with the results of those that did not."""
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 import math
 import os
+import shutil
 import zipfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from datetime import datetime, timezone
 from pathlib import Path
@@ -15,6 +16,8 @@ from typing import Any, BinaryIO
 import torch
 
 from counterpoint.hyper import is_number
+
+from .errors import DamagedError
 
 
 @contextmanager
@@ -39,13 +42,37 @@ def atomic(path: str | Path) -> Iterator[BinaryIO]:
             os.close(folder)
 
 
-def load_checked(file: BinaryIO) -> Any:
-    """Load what ``torch.save`` wrote; raise if any byte has changed, which ``torch.load`` alone does not notice."""
-    with zipfile.ZipFile(file) as archive:
-        if (damaged := archive.testzip()) is not None:
-            raise zipfile.BadZipFile(f"{damaged} does not match its checksum")
-    file.seek(0)
-    return torch.load(file, map_location="cpu", weights_only=True)
+def load_checked(path: Path, keys: Iterable[str]) -> dict[str, Any] | None:
+    """Load a dict with these keys that ``torch.save`` wrote; None if there is no such file.
+
+    Raises :class:`DamagedError` if any byte has changed, which ``torch.load`` alone does not notice.
+    """
+    try:
+        with path.open("rb") as file:
+            with zipfile.ZipFile(file) as archive:
+                if (damaged := archive.testzip()) is not None:
+                    raise zipfile.BadZipFile(f"{damaged} does not match its checksum")
+            file.seek(0)
+            content = torch.load(file, map_location="cpu", weights_only=True)
+    except FileNotFoundError:
+        return None
+    except MemoryError:
+        raise
+    except Exception as error:
+        raise DamagedError(f"{path}: damaged ({str(error).partition(chr(10))[0]})") from error
+    if not isinstance(content, dict) or not set(keys) <= set(content):
+        raise DamagedError(f"{path}: damaged (it does not contain {', '.join(keys)})")
+    return content
+
+
+def set_aside(path: Path) -> None:
+    """Rename a damaged file ``name.ext``, or a folder in its place, to ``name.damaged.ext``."""
+    aside = path.with_name(f"{path.stem}.damaged{path.suffix}")
+    if aside.is_dir():
+        shutil.rmtree(aside)
+    if path.is_dir() and aside.exists():
+        aside.unlink()
+    os.replace(path, aside)
 
 
 def as_json(value: Any) -> Any:

@@ -6,6 +6,7 @@ import json
 import math
 import os
 import platform
+import re
 import shlex
 import shutil
 import sys
@@ -22,10 +23,12 @@ from filelock import FileLock, Timeout  # torch itself requires it
 from counterpoint.hyper import is_number
 
 from .cell import REQUIRED, canonical, dataset_name, folder_of, row_name
-from .errors import BusyError
-from .files import are_plain_numbers, as_json, atomic, finite, load_checked, now, plain_numbers
+from .errors import BusyError, DamagedError
+from .files import are_plain_numbers, as_json, atomic, finite, load_checked, now, plain_numbers, set_aside
 from .progress import Item, track
 from .reproduce import devices, versions
+
+TUNING = "tuning"  # ``purpose`` of the cells of ``counterpoint tune``
 
 
 class Embeddings(NamedTuple):
@@ -54,7 +57,10 @@ class Run:
         before = Path(root) / folder_of(self.arguments, self.arguments["dataset"])  # up to version 0.1.0
         if (before / "run.json").exists():
             self.path = before
-        self._reset()
+        try:
+            self._reset()
+        except DamagedError as error:  # the cell says what the run is
+            warnings.warn(f"{error}; not used", RuntimeWarning, stacklevel=2)
         if self.record and self.record["arguments"] != self.arguments:
             raise ValueError(f"{self.path}: holds a run with other arguments; move that folder away.")
 
@@ -74,13 +80,13 @@ class Run:
 
     def _reset(self) -> None:
         self.progress = False
-        self.refresh()
         self._writable = False
         self._metrics: BinaryIO | None = None
         self._metrics_size = 0  # bytes of metrics.jsonl to keep when it is opened
         self._save_tested = False
         self._begun_at: float | None = None
         self._seconds_before = 0.0
+        self.refresh()
 
     def refresh(self) -> None:
         """Read run.json again, which another process may have written."""
@@ -90,13 +96,10 @@ class Run:
             record = json.loads(path.read_text(encoding="utf-8"))
         except FileNotFoundError:
             return
-        except ValueError as error:
-            raise ValueError(f"{path}: not readable as JSON: {error}") from None
-        parts = ("arguments", "status", "result")
-        arguments, status, result = (record.get(key) if isinstance(record, dict) else None for key in parts)
-        valid = isinstance(arguments, dict) and isinstance(status, str) and set(REQUIRED) <= set(arguments)
-        if not valid or (status == "done" and not (isinstance(result, dict) and result and are_plain_numbers(result))):
-            raise ValueError(f"{path}: not the record of a run.")
+        except (OSError, ValueError, RecursionError) as error:
+            raise DamagedError(f"{path}: not readable as JSON: {error}") from None
+        if not _is_record(record):
+            raise DamagedError(f"{path}: not the record of a run")
         self.record = record
 
     # ---- reading -------------------------------------------------------------------------------
@@ -121,6 +124,13 @@ class Run:
         return self.record.get("status") == "done"
 
     @property
+    def tuning(self) -> bool:
+        """Whether ``counterpoint tune`` trained the run to select settings, so that its numbers are not results."""
+        if self.arguments.get("purpose") is not None:
+            return bool(self.arguments["purpose"] == TUNING)
+        return re.search(r"counterpoint\S* tune ", self.record.get("command") or "") is not None  # runs before the mark
+
+    @property
     def result(self) -> dict[str, float] | None:
         """The headline numbers of a finished run; NaN where one could not be computed."""
         if not self.done:
@@ -138,61 +148,65 @@ class Run:
         return str(self.record.get("axis", "step"))
 
     def metrics(self) -> list[dict[str, float]]:
-        """Return the lines of metrics.jsonl, without a last line that is only half written."""
+        """Return the lines of metrics.jsonl, without damaged ones and a last line that is only half written."""
         path = self.path / "metrics.jsonl"
+        logged, damaged = [], []
         try:
             *lines, _ = path.read_bytes().split(b"\n")
         except FileNotFoundError:
             return []
-        logged = []
+        except OSError as error:
+            lines, damaged = [], [str(error)]
         for number, line in enumerate(lines, 1):
             try:
                 numbers = json.loads(line)
-            except ValueError:
+            except (ValueError, RecursionError):
                 numbers = None
             if not isinstance(numbers, dict) or not is_number(numbers.get("step")) or not are_plain_numbers(numbers):
-                raise ValueError(f"{path}: line {number} is not readable.")
+                damaged.append(f"line {number}")
+                continue
             logged.append({k: math.nan if v is None else v for k, v in numbers.items()})
+        if damaged:
+            warnings.warn(f"{path}: not readable, left out: {', '.join(damaged)}", RuntimeWarning, stacklevel=2)
         return logged
 
     def embeddings(self) -> Embeddings | None:
-        """Return what :meth:`keep` stored, or None."""
-        path = self.path / "embeddings.pt"
-        if not path.exists():
+        """Return what :meth:`keep` stored, or None; a damaged file is left out with a warning."""
+        try:
+            content = load_checked(self.path / "embeddings.pt", Embeddings._fields)
+        except DamagedError as error:
+            warnings.warn(f"{error}; left out", RuntimeWarning, stacklevel=2)
             return None
-        with path.open("rb") as file:
-            try:
-                return Embeddings(**load_checked(file))
-            except Exception as error:
-                reason = str(error).partition("\n")[0]
-                raise ValueError(f"{path}: damaged ({reason}); delete it to go without these pictures.") from None
+        return None if content is None else Embeddings(*(content[name] for name in Embeddings._fields))
 
     # ---- training ------------------------------------------------------------------------------
 
     def load(self) -> dict[str, Any] | None:
         """Return the state of the last good checkpoint, on the CPU, and drop later log lines; None without one."""
+        damaged = False
         for path in self.checkpoints:
             try:
-                file = path.open("rb")
-            except FileNotFoundError:
+                content = load_checked(path, ("state", "metrics"))
+            except DamagedError as error:
+                damaged = True
+                warnings.warn(f"{error}; not used", RuntimeWarning, stacklevel=2)
+                if self._writable:  # move it, or the next save would replace the last good checkpoint by it
+                    set_aside(path)
                 continue
-            with file:
-                try:
-                    content = load_checked(file)
-                except MemoryError:
-                    raise
-                except Exception as error:
-                    warnings.warn(f"{path}: damaged, not used ({error})", RuntimeWarning, stacklevel=2)
-                    content = None
             if content is not None:
+                if damaged:
+                    where = f"continues from the checkpoint at step {content['state'].get('step')}"
+                    warnings.warn(f"{self.path}: {where}", RuntimeWarning, stacklevel=2)
                 if self._writable:
                     os.replace(path, self.checkpoints[0])
                     self._open_metrics(content["metrics"])
                 return content["state"]  # type: ignore[no-any-return]
-            if self._writable:  # move it, or the next save would replace the last good checkpoint by it
-                os.replace(path, self.path / "checkpoint.damaged.pt")
         if self._writable:
+            if damaged:
+                warnings.warn(f"{self.path}: begins anew, without a checkpoint", RuntimeWarning, stacklevel=2)
             self._open_metrics(0)
+        elif damaged:
+            raise DamagedError(f"{self.path}: each of its checkpoints is damaged")
         return None
 
     def log(self, step: int, **numbers: float) -> None:
@@ -311,7 +325,10 @@ class Run:
             for path in list(self.path.iterdir()) if fresh else ():
                 if path.name != ".lock":
                     shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
-            self._reset()
+            try:
+                self._reset()
+            except DamagedError:  # replaced by the first record that is written
+                set_aside(self.path / "run.json")
             self._writable = True
             yield
         finally:
@@ -376,6 +393,8 @@ class Run:
         if self._metrics is not None:
             self._metrics.close()
         path = self.path / "metrics.jsonl"
+        if path.is_dir():
+            set_aside(path)
         start = path.read_bytes()[:size] if size and path.exists() else b""
         self._metrics = path.open("r+b" if path.exists() else "xb")
         self._metrics.truncate(start.rfind(b"\n") + 1)
@@ -408,4 +427,40 @@ def find_runs(folders: str | Path | Iterable[str | Path]) -> list[Run]:
         if not folder.is_dir():
             raise ValueError(f"{folder}: no such folder.")
         paths |= {path.resolve(): path.parent for path in sorted(folder.rglob("run.json"))}
-    return [Run.read(path) for path in paths.values()]
+    runs = []
+    for path in paths.values():
+        try:
+            runs.append(Run.read(path))
+        except DamagedError as error:
+            warnings.warn(f"{error}; left out", RuntimeWarning, stacklevel=2)
+    return runs
+
+
+# what else run.json may contain, as far as commands use it
+_KINDS = {"details": dict, "command": str, "data": str, "axis": str, "error": str, "started": str}
+
+
+def _is_record(record: Any) -> bool:
+    """Return whether this is what the run.json of a run contains."""
+    arguments = record.get("arguments") if isinstance(record, dict) else None
+    if not isinstance(arguments, dict) or not set(REQUIRED) <= set(arguments):
+        return False
+    row = [arguments[key] for key in ("objective", "label") if arguments.get(key) is not None]
+    versions, host, result = (record.get(key, {}) for key in ("versions", "host", "result"))
+    try:
+        canonical({**arguments, "objective": None, "label": "row"})
+    except ValueError:
+        return False
+    return (
+        bool(row and all(row) and all(isinstance(name, str) for name in row))
+        and isinstance(record.get("status"), str)
+        and is_number(record.get("seconds", 0.0))
+        and all(record.get(name) is None or isinstance(record[name], kind) for name, kind in _KINDS.items())
+        and isinstance(versions, dict)
+        and all(isinstance(version, str) for version in versions.values())
+        and isinstance(host, dict)
+        and isinstance(host.get("system", ""), str)
+        and isinstance(host.get("devices", []), list)
+        and all(isinstance(device, str) for device in host.get("devices", []))
+        and (record["status"] != "done" or (isinstance(result, dict) and bool(result) and are_plain_numbers(result)))
+    )

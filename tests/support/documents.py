@@ -12,6 +12,7 @@ ROOT = Path(__file__).resolve().parents[2]
 DOCUMENTS = (
     "README.md",
     "CONTRIBUTING.md",
+    "SECURITY.md",
     "docs/architecture.md",
     "docs/own_models.md",
     "docs/results.md",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+import re
 import subprocess
 import sys
 
@@ -12,6 +13,7 @@ import torch
 import counterpoint as cp
 from counterpoint.diagnose import distances, weight_curve
 from counterpoint.diagnose.plots import plot_distances, plot_weights
+from counterpoint.install import install
 
 PNG = b"\x89PNG\r\n\x1a\n"
 
@@ -120,7 +122,7 @@ def test_distances_by_class_with_the_margin_of_an_objective():
 def test_without_matplotlib_the_way_to_get_it_is_said(draw, monkeypatch):
     for module in ("matplotlib", "matplotlib.figure", "matplotlib.backends.backend_agg"):
         monkeypatch.setitem(sys.modules, module, None)
-    with pytest.raises(ImportError, match=r'pip install "counterpoint\[plots\]"'):
+    with pytest.raises(ImportError, match=re.escape(install("plots"))):
         draw()
 
 

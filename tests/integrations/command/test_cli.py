@@ -14,6 +14,7 @@ import pytest
 
 import counterpoint as cp
 from counterpoint.hyper import Real
+from counterpoint.install import install
 from counterpoint.integrations import store
 from counterpoint.integrations.command import objectives
 from counterpoint.integrations.command.main import COMMANDS, main
@@ -155,7 +156,7 @@ def test_a_missing_matplotlib_is_said_in_one_line(capsys, monkeypatch, tmp_path)
         monkeypatch.setitem(sys.modules, module, None)
     code, out, err = run(capsys, "objectives", "hcl", "--plot", tmp_path / "w.png")
     assert (code, out) == (2, "")
-    assert err == 'counterpoint objectives: plots need matplotlib: pip install "counterpoint[plots]"\n'
+    assert err == f"counterpoint objectives: plots need matplotlib: {install('plots')}\n"
 
 
 @pytest.mark.parametrize(
@@ -261,11 +262,12 @@ def without_extras(script, *words, cwd=None):
 def test_without_extras_each_command_names_its_own(tmp_path):
     (tmp_path / "texts.txt").write_text("one\ntwo\n")
     (tmp_path / "runs").mkdir()
+    (tmp_path / "runs" / "run.json").touch()
     done = without_extras(EACH, *NEEDS, cwd=tmp_path)
     lines = [line for line in done.stderr.splitlines() if line.startswith(("counterpoint ", "code "))]
     for (line, extra), error, code in zip(NEEDS.items(), lines[::2], lines[1::2], strict=True):
         assert error.startswith(f"counterpoint {' '.join(line.split()[:2])}: ")
-        assert error.endswith(f'pip install "counterpoint[{extra}]"')
+        assert error.endswith(install(extra))
         assert code == "code 2"
     others = {"objectives", "inject", "report", "demo", "completion", "doctor"}
     assert {" ".join(line.split()[:2]) for line in NEEDS} == set(COMMANDS) - others

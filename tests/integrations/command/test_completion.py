@@ -14,6 +14,7 @@ import time
 import pytest
 
 import counterpoint as cp
+from counterpoint.install import install
 from counterpoint.integrations.command import completion
 from counterpoint.integrations.command.main import COMMANDS, build, main, parsers
 
@@ -151,6 +152,4 @@ def test_specs_know_every_objective_and_parameter():
 def test_a_missing_shtab_names_the_extra(monkeypatch, capsys):
     monkeypatch.setitem(sys.modules, "shtab", None)
     assert main(["completion", "bash"]) == 2
-    assert (
-        capsys.readouterr().err == 'counterpoint completion: completion needs shtab: pip install "counterpoint[cli]"\n'
-    )
+    assert capsys.readouterr().err == f"counterpoint completion: completion needs shtab: {install('cli')}\n"

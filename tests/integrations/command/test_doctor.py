@@ -11,6 +11,7 @@ import pytest
 import torch
 
 import counterpoint as cp
+from counterpoint.install import install
 from counterpoint.integrations.command import doctor
 from counterpoint.integrations.command.main import main
 
@@ -57,7 +58,7 @@ def test_a_missing_package_and_how_to_get_it(capsys, packages):
         "name": "plots",
         "state": "missing",
         "text": "needs matplotlib>=3.7",
-        "fix": 'pip install "counterpoint[plots]"',
+        "fix": install("plots"),
     }
     assert found["extra", "graph"]["text"].startswith("needs scikit-learn>=1.3; installed: torch_geometric 2.8")
 
@@ -120,7 +121,7 @@ def test_people_read_lines_with_what_to_do(capsys, packages):
     lines = capsys.readouterr().out.splitlines()
     row = next(i for i, line in enumerate(lines) if line.split()[1:3] == ["extra", "plots"])
     assert lines[row].startswith("missing ")
-    assert lines[row + 1].strip() == '-> pip install "counterpoint[plots]"'
+    assert lines[row + 1].strip() == f"-> {install('plots')}"
 
 
 def test_a_renderer_is_tried_for_real(capsys):

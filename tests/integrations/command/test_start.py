@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 
+from counterpoint.integrations.command import main
 from counterpoint.integrations.command.main import COMMANDS
 
 CPU_SECONDS = 0.3
@@ -17,8 +19,9 @@ START = f"""
 import resource, sys
 from counterpoint.integrations.command.main import main
 sys.argv = ["counterpoint", *sys.argv[1:]]
+code = 0
 try:
-    main()
+    code = main()
 except SystemExit as error:
     code = error.code
 used = resource.getrusage(resource.RUSAGE_SELF)
@@ -49,6 +52,75 @@ def test_every_commands_parser_needs_no_torch(name, flag, expected):
     code, seconds, heavy = start(*name.split(), flag)
     assert (code, heavy) == (expected, [])
     assert seconds <= 2 * CPU_SECONDS  # a single start, perhaps on a busy machine
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ("train graph --data nowhere", "--data: nowhere is not a folder"),
+        ("train graph --dataset a/b", "'a/b' is not the name of a data set"),
+        ("train graph --preset adnce", "the paper has no settings for 'demo'"),
+        ("train graph --device cdua", "unknown device 'cdua'. Did you mean 'cuda'?"),
+        ("tune graph --data nowhere", "--data: nowhere is not a folder"),
+        ("tune graph --dataset a b", "--dataset: one at a time, got a, b"),
+        ("tune graph --budget 1 --seeds 2", "--budget: 1 runs are less than one setting's 2 seeds"),
+        ("eval tu /nowhere", "/nowhere: no such folder"),
+        ("eval tu EMPTY", "no folder there has a run.json"),
+        ("train image --data digit", "'digit' is neither a data set nor a folder. Did you mean 'digits'?"),
+        ("train image --root nowhere", "--root: nowhere is not a folder"),
+        ("train image --preset adnce", "the paper has no settings for 'digits'"),
+        ("train image --probe kn", "unknown probe 'kn'. Did you mean 'knn'?"),
+        ("train image --protocol lbfg", "unknown protocol 'lbfg'. Did you mean 'lbfgs'?"),
+        ("train image --transfer digit", "'digit' is neither a data set nor a folder"),
+        ("tune image --data digit", "'digit' is neither a data set nor a folder"),
+        ("eval image /nowhere", "/nowhere: no such folder"),
+        ("eval image EMPTY --data digit", "no folder there has a run.json"),
+        ("train control --task walker-wlk", "unknown task 'walker-wlk'. Did you mean 'walker-walk'?"),
+        ("train control --batch 5000", "batch: 5000 transitions, but the buffer holds 1000"),
+        ("eval control EMPTY", "no folder there has a run.json"),
+        ("train sentence --data nowhere.txt", "nowhere.txt: no such file"),
+        ("train sentence --data nowhere", "expected a file of .txt"),
+        ("train sentence --data a.csv --positives next-line", "needs running text in a .txt file"),
+        ("train sentence --data TEXTS --precision fp16", "precision: fp16 needs a GPU"),
+        ("train sentence --data TEXTS --sts nowhere", "--sts: nowhere is not a folder"),
+        ("train sentence --data TEXTS --model ./nowhere", "model: ./nowhere is not a folder"),
+        ("tune sentence --data nowhere.txt", "nowhere.txt: no such file"),
+        ("eval sts me/nowhere", "model: me/nowhere was not found"),
+        ("eval transfer ./nowhere", "model: ./nowhere is not a folder"),
+        ("report /nowhere", "/nowhere: no such folder"),
+        ("report EMPTY", "no folder there has a run.json"),
+    ],
+)
+def test_wrong_names_are_told_before_anything_heavy_is_imported(tmp_path, capsys, monkeypatch, words, said):
+    extra = {
+        "sentence": "huggingface_hub",
+        "sts": "huggingface_hub",
+        "transfer": "huggingface_hub",
+        "control": "dm_control",
+    }
+    if (needed := extra.get(words.split()[1])) and find_spec(needed) is None:
+        pytest.skip(f"needs {needed}")
+    (tmp_path / "texts.txt").write_text("one\ntwo\n")
+    typed = [{"EMPTY": str(tmp_path), "TEXTS": str(tmp_path / "texts.txt")}.get(word, word) for word in words.split()]
+    monkeypatch.setattr(main, "_import_torch", lambda: pytest.fail("torch is imported before the names are checked"))
+    try:
+        code = main.main(typed)
+    except SystemExit as stopped:
+        code = stopped.code
+    assert code == 2
+    assert said in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "words",
+    ["train graph --data x", "tune image --data x", "eval tu x", "train control --task x", "report x", "eval sts x"],
+)
+def test_wrong_names_are_quick(words):
+    """In a process of its own, since this one has imported torch."""
+    if words == "eval sts x":
+        pytest.importorskip("huggingface_hub")
+    code, _, heavy = start(*words.split())
+    assert (code, set(heavy) - {"numpy"}) == (2, set())
 
 
 def test_python_m_counterpoint_is_quick():

@@ -11,9 +11,10 @@ import pytest
 import tiny_bert
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from reports import make
 
 import counterpoint as cp
-from counterpoint.integrations import store
+from counterpoint.integrations import report, store
 from counterpoint.integrations.command import tune
 from counterpoint.integrations.command.main import build, main
 from counterpoint.integrations.command.tune import changed, grids_of, parameters, search, thinned
@@ -136,24 +137,75 @@ def tuned(tmp_path_factory):
 
 
 def test_graphs(tuned, capsys):
-    words = [*GRAPH, "adnce", "--budget", "5", "--json", "--out", str(tuned)]
+    words = [*GRAPH, "adnce", "--budget", "5", "--baseline", "none", "--json", "--out", str(tuned)]
     assert main(words) == 0
     (found,) = json.loads(capsys.readouterr().out)
     every = store.find_runs(tuned)
     assert len(every) == len(found["tried"]) == 5
     for run in every:  # validation data, and other seeds
-        assert (run.arguments["part"], run.arguments["seed"], run.done) == ("tune", 1000, True)
+        assert (run.arguments["part"], run.arguments["seed"], run.done, run.tuning) == ("tune", 1000, True, True)
     results = {run.name: run.result["accuracy"] for run in every}
     assert {row["spec"]: row["mean"] for row in found["tried"]} == results
     assert results[found["best"]] == max(results.values())
     assert found["train"] == (
-        "counterpoint train graph --part report --epochs 1 --folds 3 --hidden 8 "
-        f"--out {tuned} --objective {found['best']} --seeds 5"
+        f"counterpoint train graph --part report --epochs 1 --folds 3 --hidden 8 --objective {found['best']} --seeds 5"
     )
     stamps = {path: path.stat().st_mtime_ns for path in tuned.rglob("run.json")}
     assert main(words) == 0  # nothing is done twice
     assert json.loads(capsys.readouterr().out) == [found]
     assert stamps == {path: path.stat().st_mtime_ns for path in tuned.rglob("run.json")}
+
+
+def test_the_baseline_is_tuned_too_and_no_report_shows_any_of_it(tmp_path, capsys):
+    pytest.importorskip("torch_geometric")
+    words = [*GRAPH, "adnce", "--budget", "2", "--grid", "mu=0.4", "t=0.1,0.3", "--out", str(tmp_path)]
+    assert main([*words, "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert [row["objective"] for row in found] == [ADNCE, "infonce"]
+    assert [len(row["tried"]) for row in found] == [2, 2]
+    assert found[1]["grids"] == {"temperature": [0.1, 0.3]}
+    typed = shlex.split(found[0]["train"])
+    at = typed.index("--objective")
+    assert typed[at : at + 4] == ["--objective", found[0]["best"], found[1]["best"], "--seeds"]
+    assert found[1]["train"] == found[0]["train"]
+    assert main(words) == 0
+    assert capsys.readouterr().out.count(found[0]["train"]) == 1
+
+    assert main(["report", str(tmp_path)]) == 2  # none of these numbers is a result
+    assert "counterpoint tune" in capsys.readouterr().err
+    with pytest.raises(ValueError, match="not results"):
+        report.summarise(store.find_runs(tmp_path))
+    result = make(tmp_path, {("demo", found[0]["best"]): {0: 50.0, 1: 51.0}})
+    summary = report.summarise(store.find_runs(tmp_path))
+    assert [len(cell.values) for column in summary.columns for cell in column.cells.values()] == [len(result)]
+    assert summary.notes[0].startswith("4 of 6 runs are of counterpoint tune, ")
+    assert main(["eval", "tu", str(tmp_path)]) == 2
+    assert "no finished run" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("command", "tuning"),
+    [
+        ("/home/me/.venv/bin/counterpoint tune graph --objective adnce", True),
+        ("'/a b/bin/counterpoint' tune image", True),
+        ("/site-packages/counterpoint/__main__.py tune sentence --data x", True),
+        ("/home/me/.venv/bin/counterpoint train graph --out tune", False),
+        ("studies/graphcl_tu.py tune", False),
+        (None, False),
+    ],
+)
+def test_runs_from_before_the_mark_are_known_by_their_command(tmp_path, command, tuning):
+    (run,) = make(tmp_path, {("demo", "infonce"): {0: 50.0}})
+    run.record["command"] = command
+    assert run.tuning is tuning
+
+
+def test_a_baseline_of_ones_own(tmp_path, capsys):
+    pytest.importorskip("torch_geometric")
+    words = ["infonce:t=0.2", "--baseline", "hcl:t=0.2", "--budget", "1", "--json", "--out", str(tmp_path)]
+    assert main([*GRAPH, *words]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert [cp.objective(row["objective"]).name for row in found] == ["infonce", "hcl"]
 
 
 def test_what_is_said(tuned, capsys):
@@ -251,7 +303,7 @@ def test_the_other_domains(smallest, tmp_path, capsys, monkeypatch):
     """Interrupted in its second run, a search goes on, and prints the spec that the scores on validation data say."""
     domain, words = smallest
     out = tmp_path / "tuning"
-    words_of_train, more = ["train", domain, *words, "--out", str(out)], {"test": []} if domain == "sentence" else {}
+    words_of_train, more = ["train", domain, *words], {"test": []} if domain == "sentence" else {}
     words = ["tune", domain, *words, "--objective", "infonce:t=0.3", "--grid", "t=0.1,0.5", "--budget", "3"]
     finish = store.Run.finish
 

@@ -10,6 +10,7 @@ import pytest
 if find_spec("dm_control") is None or find_spec("gymnasium") is None:
     pytest.skip("dm_control is not installed", allow_module_level=True)
 
+from counterpoint.install import install
 from counterpoint.integrations.control import representation, settings, training
 from counterpoint.integrations.control.commands import settings as settings_of
 from counterpoint.integrations.control.commands import train_arguments
@@ -67,4 +68,4 @@ def test_settings_need_no_framework():
 def test_a_missing_framework_names_the_extra():
     code = "import sys; sys.modules['gymnasium'] = None; from counterpoint.integrations.control import Control"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-    assert 'ImportError: control needs dm_control and Gymnasium: pip install "counterpoint[control]"' in done.stderr
+    assert f"ImportError: control needs dm_control and Gymnasium: {install('control')}" in done.stderr

@@ -22,6 +22,7 @@ from safetensors.torch import load_file
 from torch_geometric.nn import GCN
 
 import counterpoint as cp
+from counterpoint.install import install
 from counterpoint.integrations import graph
 from counterpoint.integrations.command.main import main
 from counterpoint.integrations.graph import data as data_module
@@ -420,6 +421,6 @@ def test_a_missing_framework_is_one_error_that_names_the_extra():
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.returncode == 2
     assert done.stderr.strip() == (
-        'counterpoint train graph: graphs need PyTorch Geometric and scikit-learn: pip install "counterpoint[graph]"'
+        f"counterpoint train graph: graphs need PyTorch Geometric and scikit-learn: {install('graph')}"
     )
     assert "train graph" in done.stdout

@@ -95,7 +95,7 @@ def test_a_folder_without_images(tmp_path, capsys):
     assert main(["train", "image", "--data", str(tmp_path)]) == 2
     assert "holds no images" in capsys.readouterr().err
     assert main(["eval", "image", str(tmp_path)]) == 2
-    assert "no finished run" in capsys.readouterr().err
+    assert "no folder there has a run.json" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("name", PRESETS)

@@ -9,6 +9,7 @@ import pytest
 pytest.importorskip("lightly")
 pytest.importorskip("lightning")
 
+from counterpoint.install import install
 from counterpoint.integrations.domain import defaults, domain
 from counterpoint.integrations.image import augment, settings, sources, training
 from counterpoint.integrations.image.commands import eval_arguments, train_arguments
@@ -71,4 +72,4 @@ def test_a_missing_framework_names_the_extra():
     code = "import sys; sys.modules['lightly'] = None; from counterpoint.integrations.image import Encoder"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert "ImportError: images need lightly" in done.stderr
-    assert 'pip install "counterpoint[image]"' in done.stderr
+    assert install("image") in done.stderr

@@ -11,6 +11,7 @@ import pytest
 import torch
 from reports import BASE, OTHER, make, noisy
 
+from counterpoint.install import install
 from counterpoint.integrations import report, store
 from counterpoint.integrations.command.main import main
 from counterpoint.integrations.report import page, plots
@@ -181,7 +182,7 @@ def test_without_matplotlib_the_tables_remain(study, monkeypatch):
     for module in ("matplotlib", "matplotlib.figure", "matplotlib.backends.backend_agg"):
         monkeypatch.setitem(sys.modules, module, None)
     found = Page(page.page(study))
-    assert 'pip install "counterpoint[plots]"' in found.text
+    assert install("plots") in found.text
     assert "figure" not in {tag for tag, _ in found.tags}
     assert len(found.lines) > 6
 

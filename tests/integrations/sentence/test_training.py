@@ -455,8 +455,8 @@ def test_the_command_trains_and_what_it_leaves_is_evaluated(world, bert, capsys)
         (["--data", "sentences.txt", "--preset", "simcse-bert", "--batch", "8"], "fp16 needs a GPU"),
     ],
 )
-def test_wrong_commands_are_one_clear_line(world, capsys, more, says):
-    assert main(["train", "sentence", "--out", str(world / "out"), *more]) == 2
+def test_wrong_commands_are_one_clear_line(world, bert, capsys, more, says):
+    assert main(["train", "sentence", "--model", str(bert), "--out", str(world / "out"), *more]) == 2
     error = capsys.readouterr().err
     assert says in error
     assert error.count("\n") == 1

@@ -5,12 +5,14 @@ from __future__ import annotations
 import argparse
 import fcntl
 import json
+import math
 import multiprocessing
 import os
 import pty
 import random
 import re
 import resource
+import shutil
 import signal
 import struct
 import subprocess
@@ -18,6 +20,7 @@ import sys
 import termios
 import threading
 import time
+import warnings
 from functools import partial
 from pathlib import Path
 
@@ -372,13 +375,29 @@ def empty(path):
     path.write_bytes(b"")
 
 
-@pytest.mark.parametrize("damage", [flip, halve, empty])
+def folder(path):
+    path.unlink()
+    path.mkdir()
+    (path / "file").touch()
+
+
+def other_keys(path):
+    torch.save({"x": torch.ones(1)}, path)
+
+
+def other_type(path):
+    torch.save([1, 2], path)
+
+
+@pytest.mark.parametrize("damage", [flip, halve, empty, folder, other_keys, other_type])
 def test_a_damaged_checkpoint_gives_way_to_the_one_before(tmp_path, damage):
     run = saved(tmp_path)
     damage(run.path / "checkpoint.pt")
     with run.lock():
-        with pytest.warns(RuntimeWarning, match="checkpoint.pt: damaged, not used"):
+        with pytest.warns(RuntimeWarning) as told:
             state = run.load()
+        assert re.search(r"checkpoint\.pt: damaged \(.*\); not used", str(told[0].message))
+        assert str(told[1].message).endswith("continues from the checkpoint at step 1")
         assert toy_grid.plain(state) == {"x": [1.0] * 500, "step": 1}
         assert [line["step"] for line in run.metrics()] == [1]
         run.save({"x": torch.ones(1)}, 2)
@@ -395,6 +414,17 @@ def test_without_a_good_checkpoint_a_run_begins_anew(tmp_path):
         with pytest.warns(RuntimeWarning, match="damaged"):
             assert run.load() is None
         assert run.metrics() == []
+
+
+def test_who_asks_for_a_state_hears_that_all_are_damaged(tmp_path):
+    run = saved(tmp_path)
+    for path in run.checkpoints:
+        empty(path)
+    with (
+        pytest.warns(RuntimeWarning, match="damaged"),
+        pytest.raises(store.DamagedError, match="each of its"),
+    ):
+        store.Run.read(run.path).load()
 
 
 def test_who_only_looks_changes_nothing(tmp_path):
@@ -446,8 +476,20 @@ def test_training_that_never_loads_starts_its_metrics_anew(tmp_path):
 def test_a_broken_line_within_is_told(tmp_path):
     run = saved(tmp_path)
     (run.path / "metrics.jsonl").write_text('{"step": 1}\n{"st\n{"step": 3}\n')
-    with pytest.raises(ValueError, match=r"metrics.jsonl: line 2 is not readable"):
-        run.metrics()
+    with pytest.warns(RuntimeWarning, match=r"metrics.jsonl: not readable, left out: line 2"):
+        assert run.metrics() == [{"step": 1}, {"step": 3}]
+
+
+def test_a_folder_in_the_place_of_metrics_is_set_aside(tmp_path):
+    run = saved(tmp_path)
+    folder(run.path / "metrics.jsonl")
+    with pytest.warns(RuntimeWarning, match=r"metrics.jsonl: not readable"):
+        assert run.metrics() == []
+    with run.lock():
+        assert run.load()["step"] == 2
+        run.log(3, loss=1.0)
+        assert run.metrics() == [{"step": 3, "loss": 1.0}]
+    assert (run.path / "metrics.damaged.jsonl" / "file").exists()
 
 
 # ---- what is in a run --------------------------------------------------------------------------
@@ -575,14 +617,18 @@ def test_what_is_no_run(tmp_path):
     with pytest.raises(ValueError, match="no such folder"):
         store.find_runs(tmp_path / "x")
     (tmp_path / "run.json").write_text("{")
-    with pytest.raises(ValueError, match="not readable as JSON"):
-        store.find_runs(tmp_path)
+    with pytest.warns(RuntimeWarning, match=r"run\.json: not readable as JSON"):
+        assert store.find_runs(tmp_path) == []
     whole = {"arguments": store.canonical(CELL), "status": "done", "result": {"accuracy": 1.0}}
     wrong = [{"arguments": None}, {"arguments": {"seed": 1}}, {"status": None}, {"result": None}, {"result": {}}]
+    wrong += [{"result": {"accuracy": math.nan}}, {"details": []}, {"versions": {"torch": 2}}, {"versions": None}]
+    wrong += [{"command": 1}, {"host": {"devices": [1]}}, {"axis": []}, {"seconds": "1"}, {"data": 1}]
+    arguments = [{"seed": -1}, {"seed": "0"}, {"domain": ""}, {"dataset": 1}, {"objective": 1}, {"objective": None}]
+    wrong += [{"arguments": {**whole["arguments"], **change}} for change in [*arguments, {"label": 1}]]
     for content in ([], {}, *({**whole, **change} for change in [*wrong, {"result": {"accuracy": "high"}}])):
         (tmp_path / "run.json").write_text(json.dumps(content))
-        with pytest.raises(ValueError, match=r"run\.json: not the record of a run"):
-            store.find_runs(tmp_path)
+        with pytest.warns(RuntimeWarning, match=r"run\.json: not the record of a run; left out"):
+            assert store.find_runs(tmp_path) == []
 
 
 def test_what_a_run_left_and_is_damaged_is_named(tmp_path):
@@ -590,11 +636,54 @@ def test_what_a_run_left_and_is_damaged_is_named(tmp_path):
     assert (len(run.metrics()), len(run.embeddings().z)) == (1, 2)
     for line in ('{"loss": 1.0}', '{"step": 1, "loss": "low"}', "[1]", "x"):
         (run.path / "metrics.jsonl").write_text(f"{line}\n")
-        with pytest.raises(ValueError, match=r"metrics\.jsonl: line 1 is not readable"):
-            run.metrics()
-    halve(run.path / "embeddings.pt")
-    with pytest.raises(ValueError, match=r"embeddings\.pt: damaged \([^\n]*$"):
-        run.embeddings()
+        with pytest.warns(RuntimeWarning, match=r"metrics\.jsonl: not readable, left out: line 1$"):
+            assert run.metrics() == []
+    for damage in (halve, other_keys, folder):
+        damage(run.path / "embeddings.pt")
+        with pytest.warns(RuntimeWarning, match=r"embeddings\.pt: damaged \([^\n]*\); left out$"):
+            assert run.embeddings() is None
+
+
+@pytest.mark.parametrize("damage", [halve, empty, folder])
+def test_a_damaged_record_is_set_aside_and_its_run_goes_on(tmp_path, damage, undisturbed):
+    cell = toy_grid.cells(1)[0]
+    (run,) = quietly(toy_grid.train, [cell], tmp_path)
+    damage(run.path / "run.json")
+    with pytest.warns(RuntimeWarning, match=r"run\.json: not readable as JSON.*; not used"):
+        (again,) = quietly(toy_grid.train, [cell], tmp_path)
+    assert (again.result, again.done) == (run.result, True)
+    set_aside = again.path / "run.damaged.json"
+    assert set_aside.exists()
+    shutil.rmtree(set_aside) if set_aside.is_dir() else set_aside.unlink()
+    (one,) = toy_grid.contents(tmp_path).items()
+    assert one in undisturbed.items()
+
+
+def test_any_flipped_bits_leave_a_report_of_the_other_runs(tmp_path):
+    """Every command that reads runs names what it cannot read, and goes on."""
+
+    def train(run):
+        for step in range(1, 4):
+            run.log(step, loss=1.0 / step)
+        run.finish({"accuracy": 50.0 + run.arguments["seed"]})
+
+    *_, run = quietly(train, [CELL | {"seed": seed} for seed in range(3)], tmp_path)
+    rng = random.Random(0)
+    for name in ("run.json", "metrics.jsonl"):
+        whole = (run.path / name).read_bytes()
+        for _ in range(150):
+            content = bytearray(whole)
+            for _ in range(rng.randint(1, 3)):
+                content[rng.randrange(len(content))] ^= 1 << rng.randrange(8)
+            (run.path / name).write_bytes(content[: rng.choice([None, None, rng.randrange(len(content))])])
+            with warnings.catch_warnings(record=True):
+                runs = store.find_runs(tmp_path)
+                assert 2 <= len(runs) <= 3
+                for found in runs:
+                    found.metrics()
+                if len({found.arguments["seed"] for found in runs}) == len(runs):  # else two say they are the same
+                    report.RENDER["json"](report.summarise(runs))
+        (run.path / name).write_bytes(whole)
 
 
 def kept(run):

@@ -1,0 +1,31 @@
+"""Say how to install an extra, from where counterpoint itself was installed; imports no torch."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from importlib import metadata
+from pathlib import Path
+from urllib.parse import urlsplit
+from urllib.request import url2pathname
+
+
+def install(extra: str) -> str:
+    """Return the command that installs an extra.
+
+    An installer records where it took a package from in ``direct_url.json`` (PEP 610), unless that was an index.
+    """
+    name = f"counterpoint[{extra}]"
+    # in a clone, the folder of its last build is found too, which has no such file
+    found = (package.read_text("direct_url.json") for package in metadata.distributions(name="counterpoint"))
+    origin = json.loads(next(filter(None, found), "{}"))
+    url = origin.get("url", "")
+    folder = Path(url2pathname(urlsplit(url).path))
+    if "vcs_info" in origin:
+        vcs = origin["vcs_info"]
+        place = f"{name} @ {vcs['vcs']}+{url}@{vcs['commit_id']}"
+        return f"pip install {shlex.quote(place)}"
+    if "dir_info" not in origin or not folder.is_dir():  # a wheel: pip finds the package that is already installed
+        return f"pip install {shlex.quote(name)}"
+    editable = "-e " * bool(origin["dir_info"].get("editable"))
+    return f"pip install {editable}{shlex.quote(f'{folder}[{extra}]')}"

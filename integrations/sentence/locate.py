@@ -1,0 +1,63 @@
+"""Find a model: a folder, that of a run, or a name on the Hugging Face hub; imports neither torch nor transformers."""
+
+from __future__ import annotations
+
+import re
+from importlib import metadata
+from pathlib import Path
+
+from counterpoint.names import nearest
+
+from .frameworks import framework
+
+FILES = ("modules.json", "config.json")  # of a SentenceTransformer, and of any checkpoint
+OWNER = "sentence-transformers"  # of models whose name has no owner
+
+
+def find(model: str | Path, revision: str | None = None) -> str:
+    """Resolve a model to its folder, inside a run's folder if that is what is named, or to its name on the hub.
+
+    Raises ``FileNotFoundError`` with the models that are on this machine if there is no such model, or if the hub
+    cannot be reached and has not been asked for it before.
+    """
+    name = str(model)
+    looks_local = isinstance(model, Path) or name.startswith((".", "/", "~")) or name.count("/") > 1
+    folder = Path(name).expanduser() if looks_local else Path(name)
+    if folder.is_dir():
+        inner = folder / "model"
+        return str(inner if (inner / "modules.json").is_file() else folder)
+    if looks_local:
+        raise FileNotFoundError(f"model: {name} is not a folder.")
+    hub = framework("huggingface_hub")
+    candidates = [name] if "/" in name else [name, f"{OWNER}/{name}"]
+    for candidate in candidates:
+        cached = (hub.try_to_load_from_cache(candidate, file, revision=revision) for file in FILES)
+        if any(isinstance(path, str) for path in cached):
+            return candidate
+    for candidate in candidates:
+        try:
+            hub.HfApi().model_info(candidate, revision=revision, timeout=10)
+            return candidate
+        except hub.errors.RevisionNotFoundError:
+            reason = f"the hub has it, but not its revision {revision}"
+            break
+        except (hub.errors.RepositoryNotFoundError, hub.errors.HFValidationError):
+            reason = "the hub does not have it"
+        except Exception as error:  # of the network, or HF_HUB_OFFLINE
+            reason = f"the hub cannot be reached ({str(error).partition(chr(10))[0] or type(error).__name__})"
+            break
+    local = on_this_machine()
+    known = nearest(name, local).replace("Known:", "On this machine:") if local else " No model is on this machine."
+    raise FileNotFoundError(f"model: {name} was not found: it is not a folder, and {reason}.{known}")
+
+
+def on_this_machine() -> list[str]:
+    """Return the models in the hub's cache, by name, and the folders of those that come with installed packages."""
+    cache = Path(framework("huggingface_hub").constants.HF_HUB_CACHE)
+    cached = [path.parents[2].name for path in cache.glob("models--*/snapshots/*/config.json")]
+    packaged = [
+        str(package.locate_file(folder))
+        for package in metadata.distributions()
+        for folder in re.findall(r"^(.*)/modules\.json,", package.read_text("RECORD") or "", re.M)
+    ]
+    return [*dict.fromkeys(name.removeprefix("models--").replace("--", "/") for name in cached), *packaged]

@@ -1,0 +1,68 @@
+"""The command that installs an extra works where counterpoint came from."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import subprocess
+import sys
+from importlib import metadata
+
+import pytest
+from documents import ROOT
+
+from counterpoint.install import install
+
+
+class Installed:
+    """A distribution that an installer took from somewhere."""
+
+    def __init__(self, origin):
+        self.origin = origin
+
+    def read_text(self, name):
+        assert name == "direct_url.json"
+        return None if self.origin is None else json.dumps(self.origin)
+
+
+def hint(monkeypatch, origin):
+    monkeypatch.setattr(metadata, "distributions", lambda name: [Installed(None), Installed(origin)])
+    return shlex.split(install("graph"))
+
+
+def test_a_clone_is_installed_from_its_folder(monkeypatch, tmp_path):
+    clone = tmp_path / "my clone"
+    clone.mkdir()
+    origin = {"url": clone.as_uri(), "dir_info": {"editable": True}}
+    assert "%20" in origin["url"]
+    assert hint(monkeypatch, origin) == ["pip", "install", "-e", f"{clone}[graph]"]
+    assert hint(monkeypatch, {**origin, "dir_info": {}}) == ["pip", "install", f"{clone}[graph]"]
+    clone.rmdir()  # nothing can be installed from a folder that is gone
+    assert hint(monkeypatch, origin) == ["pip", "install", "counterpoint[graph]"]
+
+
+@pytest.mark.parametrize("origin", [None, {"url": "file:///x/counterpoint-0.1.0-py3-none-any.whl", "archive_info": {}}])
+def test_a_wheel_is_found_by_its_name(monkeypatch, origin):
+    assert hint(monkeypatch, origin) == ["pip", "install", "counterpoint[graph]"]
+
+
+def test_a_repository_is_installed_at_the_same_commit(monkeypatch):
+    origin = {"url": "https://example.org/counterpoint", "vcs_info": {"vcs": "git", "commit_id": "abc"}}
+    place = "counterpoint[graph] @ git+https://example.org/counterpoint@abc"
+    assert hint(monkeypatch, origin) == ["pip", "install", place]
+
+
+def test_a_package_that_no_installer_knows(monkeypatch):
+    monkeypatch.setattr(metadata, "distributions", lambda name: [])
+    assert shlex.split(install("graph")) == ["pip", "install", "counterpoint[graph]"]
+
+
+def test_every_hint_comes_from_this_function():
+    files = [path for folder in ("core", "plugins", "integrations") for path in (ROOT / folder).rglob("*.py")]
+    written = [path for path in files if "counterpoint[" in path.read_text(encoding="utf-8")]
+    assert written == [ROOT / "core" / "install.py"]
+
+
+def test_it_is_quick():
+    code = "import sys; from counterpoint.install import install; install('graph'); sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], cwd=sys.prefix).returncode == 0
