@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 
 from .hyper import nearest
 
@@ -15,6 +17,7 @@ from .hyper import nearest
 compiling: Callable[[], bool] = (
     getattr(torch.compiler, "is_compiling", None) or torch._utils.is_compiling  # pyright: ignore[reportAttributeAccessIssue]
 )
+_any_autocast: Callable[[], bool] = getattr(torch._C, "_is_any_autocast_enabled", lambda: True)  # not in torch 2.2
 _mode = "auto"
 
 
@@ -28,6 +31,17 @@ def set_checks(mode: str) -> None:
     if mode not in ("auto", "always", "never"):
         raise ValueError(f"set_checks: unknown mode {mode!r}.{nearest(str(mode), ('auto', 'always', 'never'))}")
     _mode = mode
+
+
+def traced() -> bool:
+    """Whether torch transforms this code, which then consists of torch's own differentiable operations.
+
+    That is the case in compiled code, under ``torch.func``, for forward-mode derivatives, and for fake tensors.
+    """
+    if compiling():  # first: a compiler cannot trace the rest
+        return True
+    modes = torch._C._are_functorch_transforms_active() or torch._C._len_torch_dispatch_stack() > 0
+    return modes or forward_ad._current_level >= 0
 
 
 def wanted(tensor: Tensor) -> bool:
@@ -119,3 +133,8 @@ def refuse_second_derivative(message: str = ONCE) -> None:
     """Raises in the backward pass of a custom function that is to be differentiated again."""
     if torch.is_grad_enabled():
         raise RuntimeError(message)
+
+
+def exact(device: torch.device) -> AbstractContextManager[Any]:
+    """Disable autocast, where it is enabled: entering its context takes longer than small operations."""
+    return torch.autocast(device.type, enabled=False) if compiling() or _any_autocast() else nullcontext()

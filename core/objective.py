@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from typing_extensions import Self, Unpack, dataclass_transform
 
-from . import spec
+from . import checks, spec
 from .batch.batch import Batch, BatchOptions
 from .batch.gathered import gathered_batch
 from .batch.pairings import scores_of
@@ -217,9 +217,9 @@ class Objective(Parametrized):
             hint = nearest(str(reduction), ("mean", "none"))
             raise ValueError(f"{type(self).__name__}: unknown reduction {reduction!r}.{hint}")
         # autocast would round the products of float32 tensors to half precision, too coarse for small temperatures
-        with torch.autocast(device.type, enabled=False):
+        with checks.exact(device):
             loss = self._value(scores, reduction)
-        if self.training and torch.is_grad_enabled():
+        if self._modules and self.training and torch.is_grad_enabled():
             for module in self.modules():
                 if isinstance(module, Schedule):
                     module.advance()
@@ -228,6 +228,8 @@ class Objective(Parametrized):
     def _value(self, scores: Callable[[str], Scores], reduction: str) -> Tensor:
         own = scores(self.pairing)
         losses = self.losses(own)  # (anchors, P) or (anchors, 1)
+        if reduction == "mean" and own.uniform:
+            return losses.mean()
         per_anchor = (own.positives_mean(losses) if losses.shape[1] > 1 else losses).squeeze(1)
         if reduction == "mean":
             return own.anchors_mean(per_anchor)

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from .. import checks
 from ..engine.distributed import ProcessGroup
-from ..engine.embeddings import StackedUnit
+from ..engine.embeddings import Cosines, StackedUnit
 from ..engine.streamed import pays_to_stream
 from ..hyper import is_number
 from ..vectors import EPS, EPS_HALF, unit
@@ -99,12 +99,13 @@ class Batch:
             "queue": queue, "negatives": negatives, "ids": ids, "labels": labels, "queue_ids": queue_ids,
             "negative_ids": negative_ids, "prior": prior, "adversarial": adversarial, "mixed": mixed,
         }  # fmt: skip
-        for name, x in tensors.items():
+        given = {name: x for name, x in tensors.items() if x is not None}
+        for name, x in given.items():
             if isinstance(x, Tensor) and x.device != self.device:
                 raise ValueError(f"{name}: on {x.device}, but view 1 is on {self.device}.")
-        embeddings = (*self.raw, queue, negatives, adversarial, mixed)
-        double = any(isinstance(x, Tensor) and x.dtype == torch.float64 for x in embeddings)
-        self.dtype = torch.float64 if double else torch.float32
+        kinds = {view.dtype for view in self.raw}
+        kinds.update(x.dtype for name, x in given.items() if name != "prior" and isinstance(x, Tensor))
+        self.dtype = torch.float64 if torch.float64 in kinds else torch.float32
         self.labels = None if labels is None else checks.is_ids(labels, "labels", self.size)
         self.ids = self.labels if ids is None else checks.is_ids(ids, "ids", self.size)
         self.prior = None if prior is None else self._prior(prior)
@@ -116,6 +117,7 @@ class Batch:
         self.negative_ids = self._key_ids(negative_ids, "negative_ids", "negatives", self.negatives)
         self._check_combinations()
         self.group: ProcessGroup | None = None
+        self._only_views = not given
         self.offset, self.total = 0, self.size
         self._requested_tile = tile
         self.tile = self._tile()
@@ -129,20 +131,45 @@ class Batch:
     @property
     def views(self) -> list[Tensor]:
         if self._views_ready is None:
-            self._views_ready = [self._prepared(v) for v in self.raw]
+            if self._stackable():
+                self._views_ready = [*self.stacked().split(self.size)]
+            else:
+                self.check_finite()
+                self._views_ready = [self._prepared(v) for v in self.raw]
         return self._views_ready
+
+    def view(self, i: int) -> Tensor:
+        """Return one of the views: the gradients of the others stay None."""
+        if self._views_ready is not None or self._stacked is not None:
+            return self.views[i]
+        self.check_finite()
+        return self._prepared(self.raw[i])
 
     def stacked(self) -> Tensor:
         """Stack all views below one another, ``(m B, d)``."""
         if self._stacked is None:
-            dtype = self.raw[0].dtype
-            if self.tile == 0 or not self.normalize or any(v.dtype != dtype for v in self.raw):
-                self._stacked = torch.cat(self.views)
+            if self._stackable():
+                self._stacked = StackedUnit.apply(self._eps(self.raw[0]), self.dtype, *self.raw)[0]
             else:
-                eps = EPS_HALF if dtype == torch.float16 else EPS
-                stacked: Tensor = StackedUnit.apply(eps, self.dtype, *self.raw)
-                self._stacked, self._views_ready = stacked, [*stacked.split(self.size)]
+                self._stacked = torch.cat(self.views)
         return self._stacked
+
+    def is_plain(self) -> bool:
+        """Whether to compute a matrix of which nothing but the views is known."""
+        plain = self._only_views and self.tile == 0 and self.group is None and self._stacked is None
+        return plain and self._stackable()
+
+    def cosines(self, anchors: int, columns: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the matrix of similarities and the positives; see :class:`counterpoint.engine.embeddings.Cosines`."""
+        eps = self._eps(self.raw[0])
+        self._stacked, _, matrix, pos = Cosines.apply(eps, self.dtype, anchors, columns, *self.raw)
+        return matrix, pos
+
+    def _stackable(self) -> bool:
+        """Whether the views can be normalized together."""
+        first, *others = self.raw
+        alike = all(v.dtype == first.dtype and v.requires_grad == first.requires_grad for v in others)
+        return self.normalize and alike and first.dim() == 2 and not checks.traced()
 
     def stack(self, views: Sequence[Tensor]) -> Tensor:
         """Stack some views below one another."""
@@ -180,7 +207,16 @@ class Batch:
 
     def _prepared(self, z: Tensor) -> Tensor:
         wide = z.to(self.dtype)
-        return unit(wide, EPS_HALF if z.dtype == torch.float16 else EPS) if self.normalize else wide
+        return unit(wide, self._eps(z)) if self.normalize else wide
+
+    @staticmethod
+    def _eps(z: Tensor) -> float:
+        return EPS_HALF if z.dtype == torch.float16 else EPS
+
+    def check_finite(self) -> None:
+        """Raise if a view contains NaN or infinity."""
+        for i, view in enumerate(self.raw, 1):
+            checks.is_finite(view, f"view {i}")
 
     def _prior(self, prior: Tensor) -> Tensor:
         if checks.is_float(prior, "prior").shape != (self.size,):
@@ -262,5 +298,4 @@ def _views(views: Sequence[Tensor], queued: bool) -> list[Tensor]:
             raise ValueError(f"view {i}: empty, shape {checks.shape(view)}.")
         if view.device != views[0].device:
             raise ValueError(f"view {i}: on {view.device}, but view 1 is on {views[0].device}.")
-        checks.is_finite(view, f"view {i}")
     return list(views)

@@ -30,6 +30,7 @@ def gathered_batch(views: Sequence[Tensor], gather: Gather, **options: Unpack[Ba
         return Batch(views, **options)
     try:
         batch = Batch(views, **options)
+        batch.check_finite()
         facts = _facts(batch) | {'gather="ring" (1) or not (0)': int(ring)}
     except Exception:
         exchange(group, [0])  # no samples: the other processes stop too

@@ -19,6 +19,7 @@ pairing        anchors, positives and negatives, for ``m`` views of ``B`` sample
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import lru_cache
 from itertools import combinations
 
 import torch
@@ -67,22 +68,23 @@ def pairing_in_force(batch: Batch, default: str) -> str:
 
 
 def _views(batch: Batch) -> Scores:
-    z, m = batch.stacked(), len(batch.raw)
-    views = _required(batch, 2, "views")
+    _require(batch, 2, "views")
+    if batch.is_plain():
+        return _plain(batch, "views", anchors=len(batch.raw))
+    z, m, views = batch.stacked(), len(batch.raw), batch.views
     if batch.labels is not None:
         return _labeled(batch, "views", views, views)
     if batch.tile != 0:
         return _scores(batch, "views", [(views, views)], OtherViews.apply(z, m))
-    stacked = z.view(m, batch.size, -1)  # (m, B, d)
-    among = torch.einsum("and,bnd->anb", stacked, stacked).reshape(len(z), m)  # (m B, m)
-    # each view's similarities to the other views of its sample
-    view = torch.arange(m, device=z.device).repeat_interleave(batch.size).unsqueeze(1)
-    other = torch.arange(m - 1, device=z.device).expand(m * batch.size, -1)
-    return _scores(batch, "views", [(views, views)], among.gather(1, other + (other >= view)))
+    others = [[(x * y).sum(-1) for j, y in enumerate(views) if i != j] for i, x in enumerate(views)]
+    return _scores(batch, "views", [(views, views)], torch.cat([torch.stack(x, 1) for x in others]))
 
 
 def _one_way(batch: Batch) -> Scores:
-    anchors, *others = _required(batch, 2, "one_way")
+    _require(batch, 2, "one_way")
+    if batch.is_plain():
+        return _plain(batch, "one_way", anchors=1)
+    anchors, *others = batch.views
     if batch.labels is not None and batch.negatives is None:
         return _labeled(batch, "one_way", [anchors], others)
     pos = torch.stack([(anchors * o).sum(-1) for o in others], 1)
@@ -120,7 +122,8 @@ def _arcl(batch: Batch) -> Scores:
 
 
 def _single(batch: Batch) -> Scores:
-    z = _required(batch, 1, "single")[0]
+    _require(batch, 1, "single")
+    z = batch.view(0)
     first = [z[:, 0] if z.dim() == 3 else z]
     return _scores(batch, "single", [(first, first)], z.new_zeros(len(z), 1))
 
@@ -130,7 +133,7 @@ def _queue(batch: Batch) -> Scores:
         raise ValueError("the pairing queue needs queue=.")
     if len(batch.raw) != 2:
         raise ValueError(f"queue= goes with two views, query and key, got {len(batch.raw)}.")
-    query, key, views = batch.views[0], batch.views[1].detach(), 2
+    query, key, views = batch.view(0), batch.view(1).detach(), 2
     if query.dim() == 3 and query.shape[1] > 1:
         views = query.shape[1]
         # min over j != l: a key of the same view is not a positive in Algorithm 2
@@ -161,7 +164,13 @@ PAIRINGS: dict[str, Callable[[Batch], Scores]] = {
 
 
 def _required(batch: Batch, views: int, name: str, exactly: bool = False) -> list[Tensor]:
-    """Return the normalized views, or raise if the pairing ``name`` cannot be computed from this batch."""
+    """Return the normalized views; see :func:`_require`."""
+    _require(batch, views, name, exactly)
+    return batch.views
+
+
+def _require(batch: Batch, views: int, name: str, exactly: bool = False) -> None:
+    """Raise if the pairing ``name`` cannot be computed from this batch."""
     if batch.negatives is not None and name not in ("one_way", "single"):
         raise ValueError(f"negatives= goes with the pairing one_way, not {name}.")
     if batch.labels is not None and name not in ("views", "one_way", "single"):
@@ -174,7 +183,27 @@ def _required(batch: Batch, views: int, name: str, exactly: bool = False) -> lis
             "a batch of one sample has no negatives: batches need at least 2 samples; a loader's drop_last=True "
             "leaves out a last, smaller one."
         )
-    return batch.views
+
+
+def _plain(batch: Batch, name: str, anchors: int) -> Scores:
+    """Score a batch of which only the views are known, as a matrix; the first views, or all, are ``anchors``."""
+    columns = _cached_columns if batch.device.type == "cpu" else _columns
+    skip, others = columns(len(batch.raw), anchors, batch.size, batch.device)
+    matrix, pos = batch.cosines(anchors * batch.size, others)
+    return Scores(pos, DenseNegatives(matrix, skip), layout=name, prior=_prior(batch, pos), views=len(batch.raw))
+
+
+def _columns(views: int, anchors: int, size: int, device: torch.device) -> tuple[Tensor, Tensor]:
+    """Return the columns of each anchor's sample, ``(anchors, views)``, and those without its own."""
+    keys = views - anchors or views
+    with torch.inference_mode(False):  # they may be stored
+        row = torch.arange(anchors * size, device=device).unsqueeze(1)
+        # where the keys are the anchors, its own column comes first
+        columns = (row + torch.arange(0, keys * size, size, device=device)) % (keys * size)
+        return columns, columns if keys < views else columns[:, 1:].sort(1).values
+
+
+_cached_columns = lru_cache(maxsize=64)(_columns)
 
 
 def _scores(

@@ -55,6 +55,11 @@ class Scores:
             return self.pos[:, :1]
         return self.pos.gather(1, self.pos_mask.to(torch.uint8).argmax(1, keepdim=True))
 
+    @property
+    def uniform(self) -> bool:
+        """Whether all anchors, and all positives of an anchor, count the same, and none are in other processes."""
+        return self.pos_mask is None and self.anchors is None and self.neg.group is None
+
     def anchors_mean(self, x: Tensor) -> Tensor:
         """Average ``(anchors,)`` values over the anchors of the whole batch, of all processes."""
         if self.neg.group is not None:

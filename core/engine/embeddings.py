@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import itertools
+import math
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -14,26 +16,90 @@ BLOCK = 1024  # rows that are processed together
 
 
 class StackedUnit(torch.autograd.Function):
-    """:func:`counterpoint.vectors.unit` of several views ``(B, d)``, below one another: ``(m B, d)``."""
+    """:func:`counterpoint.vectors.unit` of several views ``(B, d)``, below one another: ``(m B, d)``.
+
+    Also returns the factors of the rows, ``(m B, 1)``: the gradient is a function of the results, so that autograd can
+    differentiate it again.
+    """
 
     @staticmethod
-    def forward(ctx: Any, eps: float, dtype: torch.dtype, *views: Tensor) -> Tensor:
-        z = torch.cat(views).to(dtype)
-        norms = torch.linalg.vector_norm(z, dim=1, keepdim=True)
-        scale = torch.where(norms > eps, 1 / norms.clamp(min=eps), torch.zeros_like(norms))
-        ctx.save_for_backward(z.mul_(scale), scale)
-        ctx.dtype, ctx.size = views[0].dtype, views[0].shape[0]
-        return z
+    def forward(ctx: Any, eps: float, dtype: torch.dtype, *views: Tensor) -> tuple[Tensor, Tensor]:
+        z, scale = _normalized(ctx, eps, dtype, views)
+        ctx.save_for_backward(z, scale)
+        return z, scale
 
     @staticmethod
-    def backward(ctx: Any, dz: Tensor) -> Any:
-        checks.refuse_second_derivative()
+    def backward(ctx: Any, dz: Tensor | None, d_scale: Tensor | None) -> Any:
         z, scale = ctx.saved_tensors
-        d_views = torch.empty_like(z, dtype=ctx.dtype)
-        for d_view, g, u, c in zip(*(x.split(BLOCK) for x in (d_views, dz, z, scale)), strict=True):
-            along = (g * u).sum(1, keepdim=True)
-            d_view.copy_(torch.addcmul(g, u, along, value=-1).mul_(c))  # the part of g across u, over the norm
-        return None, None, *d_views.split(ctx.size)
+        return None, None, *_of_views(ctx, z, scale, dz, d_scale)
+
+
+class Cosines(torch.autograd.Function):
+    """The matrix of similarities of views, and those of each sample's views, in one step, which small batches need.
+
+    Args:
+        eps, dtype, views: as for :class:`StackedUnit`, whose results come first.
+        anchors: number of rows that are anchors: all, which are the keys too, or the first; then the others are keys.
+        columns: ``(anchors, P)`` columns of the positives.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any, eps: float, dtype: torch.dtype, anchors: int, columns: Tensor, *views: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        z, scale = _normalized(ctx, eps, dtype, views)
+        matrix = z[:anchors] @ (z if anchors == len(z) else z[anchors:]).T
+        ctx.save_for_backward(z, scale, columns)
+        return z, scale, matrix, matrix.gather(1, columns)
+
+    @staticmethod
+    def backward(
+        ctx: Any, dz: Tensor | None, d_scale: Tensor | None, d_matrix: Tensor | None, d_pos: Tensor | None
+    ) -> Any:
+        z, scale, columns = ctx.saved_tensors
+        n, keys = len(columns), len(z) - len(columns) or len(z)
+        if d_pos is not None:
+            d_matrix = (z.new_zeros(n, keys) if d_matrix is None else d_matrix).scatter_add(1, columns, d_pos)
+        if d_matrix is not None:
+            with checks.exact(z.device):
+                if n == len(z):
+                    d_pairs = (d_matrix + d_matrix.T) @ z
+                else:
+                    d_pairs = torch.cat([d_matrix @ z[n:], d_matrix.T @ z[:n]])
+            dz = d_pairs if dz is None else dz + d_pairs
+        return None, None, None, None, *_of_views(ctx, z, scale, dz, d_scale)
+
+
+def _normalized(ctx: Any, eps: float, dtype: torch.dtype, views: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
+    """Return the rows of all views at length one, and their factors."""
+    z = torch.cat([*views])
+    z = z if z.dtype == dtype else z.to(dtype)
+    norms = torch.linalg.vector_norm(z, dim=1, keepdim=True)
+    if checks.wanted(norms) and not math.isfinite(norms.sum()):
+        for i, view in enumerate(views, 1):
+            checks.is_finite(view, f"view {i}")
+    scale = norms.reciprocal().masked_fill_(norms <= eps, 0.0)
+    ctx.dtype, ctx.size = views[0].dtype, views[0].shape[0]
+    ctx.set_materialize_grads(False)
+    return z.mul_(scale), scale
+
+
+def _of_views(ctx: Any, z: Tensor, scale: Tensor, dz: Tensor | None, d_scale: Tensor | None) -> Any:
+    """Return the gradient of each view, ``(B, d)``: the part of ``dz`` across ``z``, over the norm."""
+    dz = torch.zeros_like(z) if dz is None else dz
+    if len(z) <= BLOCK or torch.is_grad_enabled() or d_scale is not None:
+        d_views = _across(dz, z, scale)
+        if d_scale is not None:  # of a second derivative
+            d_views = d_views - scale**2 * z * d_scale
+        return d_views.to(ctx.dtype).split(ctx.size)
+    d_views = torch.empty_like(z, dtype=ctx.dtype)
+    for d_view, *parts in zip(*(x.split(BLOCK) for x in (d_views, dz, z, scale)), strict=True):
+        d_view.copy_(_across(*parts))
+    return d_views.split(ctx.size)
+
+
+def _across(dz: Tensor, z: Tensor, scale: Tensor) -> Tensor:
+    return torch.addcmul(dz, z, (dz * z).sum(1, keepdim=True), value=-1) * scale
 
 
 class OtherViews(torch.autograd.Function):

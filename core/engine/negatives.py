@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -86,6 +87,30 @@ class Negatives(ABC):
         return self.mean(weighted, total) * self.count  # type: ignore[no-any-return]
 
 
+class LogSumExp(torch.autograd.Function):
+    """Row-wise log-sum-exp of what ``masked`` leaves, ``(anchors, 1)``, and the softmax that it is differentiated by.
+
+    Both are results, so that autograd can differentiate the gradient again.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, masked: Callable[[Tensor, float], Tensor]) -> tuple[Tensor, Tensor]:
+        x = masked(x, torch.finfo(x.dtype).min)  # finite, so that a row without negatives has no NaN
+        p = x.softmax(1)
+        ctx.save_for_backward(p)
+        ctx.set_materialize_grads(False)
+        return x.amax(1, keepdim=True).sub_(p.amax(1, keepdim=True).log_()), p
+
+    @staticmethod
+    def backward(ctx: Any, d_lse: Tensor | None, dp: Tensor | None) -> Any:
+        (p,) = ctx.saved_tensors
+        dx = None if d_lse is None else d_lse * p
+        if dp is not None:  # of a second derivative
+            across = p * (dp - (dp * p).sum(1, keepdim=True))
+            dx = across if dx is None else dx + across
+        return dx, None
+
+
 class DenseNegatives(Negatives):
     """Negatives as a matrix; :mod:`counterpoint.engine.streamed` stores only embeddings.
 
@@ -129,7 +154,9 @@ class DenseNegatives(Negatives):
         def block(x: Tensor, rows: slice) -> Tensor:
             if self.log_weight is not None:
                 x = x + self.log_weight[rows]
-            return self.masked(x, -math.inf, rows).logsumexp(1, keepdim=True)
+            if checks.traced():
+                return self.masked(x, -math.inf, rows).logsumexp(1, keepdim=True)
+            return LogSumExp.apply(x, partial(self.masked, rows=rows))[0]  # type: ignore[no-any-return]
 
         return self._reduce(block, f, per_anchor)
 
@@ -154,7 +181,7 @@ class DenseNegatives(Negatives):
 
     def _blocks(self) -> Iterator[tuple[slice, Tensor]]:
         keys = self.scores.shape[1]
-        if self.scores.device.type != "cpu" or checks.compiling():
+        if self.scores.numel() <= BLOCK or self.scores.device.type != "cpu" or checks.compiling():
             yield slice(None), self.scores
             return
         start = 0

@@ -13,8 +13,8 @@ from ..objective import Objective
 
 
 def softplus(x: Tensor) -> Tensor:
-    """Compute ``log(1 + e^x)``; torch's own switches to ``x`` at 20, which is off by 2e-9."""
-    return -torch.nn.functional.logsigmoid(-x)
+    """Compute ``log(1 + e^x)``; from 40 on it is ``x`` in float64 too."""
+    return torch.nn.functional.softplus(x, threshold=40)
 
 
 def log_g0(neg: Negatives, t: Value) -> Tensor:
@@ -143,7 +143,7 @@ class InfoNCE(Objective, name="infonce"):
 
     def log_mass(self, scores: Scores, t: Value) -> Tensor:
         """Estimate the total mass of the negatives, as ``log (N G)``, ``(anchors, 1)``."""
-        return log_g0(scores.neg, t) + scores.neg.log_count
+        return scores.neg.logsumexp(lambda s: s / t)  # type: ignore[no-any-return]
 
     def contrast(self, scores: Scores, log_mass: Tensor, t: Value) -> Tensor:
         """Compute ``-log E(p) / (...)`` with the chosen denominator, ``(anchors, P)``."""
