@@ -44,9 +44,14 @@ def traced() -> bool:
     return modes or forward_ad._current_level >= 0
 
 
+def readable() -> bool:
+    """Whether tensors have values to read: neither while compiling nor under ``torch.func``."""
+    return not compiling() and not torch._C._are_functorch_transforms_active()
+
+
 def wanted(tensor: Tensor) -> bool:
     """Whether to read the values of ``tensor`` now."""
-    if _mode == "never" or compiling() or torch._C._are_functorch_transforms_active():  # vmap has no values to read
+    if _mode == "never" or not readable():
         return False
     return _mode == "always" or tensor.device.type == "cpu"
 

@@ -143,8 +143,45 @@ class Learned(nn.Module):
     __repr__ = spec
 
 
+class FromScale(nn.Module):
+    """The temperature of logits: one over the ``scale=`` of :meth:`counterpoint.Objective.from_logits`.
+
+    Specs write it as ``t=host``. If the scale is learned, it keeps its gradient.
+
+    >>> import torch, counterpoint as cp
+    >>> log_scale = torch.tensor(3.0, requires_grad=True)
+    >>> cosines = torch.eye(4) - 0.1
+    >>> cp.ADNCE("host").from_logits(log_scale.exp() * cosines, scale=log_scale.exp()).backward()
+    >>> bool(log_scale.grad)
+    True
+    """
+
+    value: Value | None = None
+
+    def forward(self) -> Value:
+        if self.value is None:
+            raise ValueError('temperature "host" is one over the scale of logits: expected a call of from_logits.')
+        return self.value
+
+    def bounds(self) -> tuple[float, float]:
+        """Return the smallest and the largest value."""
+        return math.nextafter(0, 1), math.inf
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**vars(self), "value": None}  # a tensor with a history can be neither copied nor stored
+
+    def __repr__(self) -> str:
+        return self.spec()
+
+    def spec(self) -> str:
+        return HOST
+
+
 Number = float | Schedule | Learned
 """What a schedulable hyper-parameter accepts."""
+
+HOST = "host"
+"""The temperature that is :class:`FromScale`, and the objective that is a host's own loss."""
 
 
 class Tracked(nn.Module):
@@ -259,7 +296,7 @@ class Real(Hyper[T, Any]):
         left = "" if self.low == -math.inf else f"{number(self.low)} {'<' if self.open_low else '<='} "
         right = "" if self.high == math.inf else f" {'<' if self.open_high else '<='} {number(self.high)}"
         text = "a finite number" + (f" with {left}{self.name}{right}" if left or right else "")
-        for word in self.words:
+        for word in (*self.words, *([HOST] if self.short == "t" else [])):
             text += f' or "{word}"'
         return text + (" or None" if self.optional else "")
 
@@ -271,7 +308,9 @@ class Real(Hyper[T, Any]):
     def check(self, value: Any, where: str) -> Any:
         if (value is None and self.optional) or (isinstance(value, str) and value in self.words):
             return value
-        if isinstance(value, (Schedule, Learned)) and not self.fixed:
+        if self.short == "t" and isinstance(value, str) and value == HOST:
+            return FromScale()
+        if isinstance(value, (Schedule, Learned, FromScale)) and not self.fixed:
             if not all(map(self.contains, value.bounds())):
                 raise ValueError(f"{where}: {self.name} must be {self.expected()}, got {value.spec()}.")
             return value
@@ -347,7 +386,7 @@ def number(value: float) -> str:
 
 def text(value: Any) -> str:
     """Write a hyper-parameter's value as in a spec."""
-    if isinstance(value, (Schedule, Learned)):
+    if isinstance(value, (Schedule, Learned, FromScale)):
         return value.spec()
     if isinstance(value, bool) or value is None:
         return str(value).lower()
@@ -356,7 +395,7 @@ def text(value: Any) -> str:
 
 def bounds(value: Any) -> tuple[float, float]:
     """Return the smallest and the largest value that a number, a Schedule or a Learned value takes."""
-    return value.bounds() if isinstance(value, (Schedule, Learned)) else (float(value), float(value))
+    return value.bounds() if isinstance(value, (Schedule, Learned, FromScale)) else (float(value), float(value))
 
 
 def current(value: Any) -> Value:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import reprlib
+import warnings
 from collections.abc import Callable, Iterable
 from copy import deepcopy
 from functools import partial, reduce
@@ -22,7 +23,21 @@ from .batch.ready_made import scores_from_logits, scores_from_matrices
 from .batch.report import report
 from .batch.scores import Negatives, Scores
 from .engine.distributed import Gather
-from .hyper import Choice, Flag, Hyper, Learned, Real, Schedule, Tracked, Value, Whole, current, nearest, text
+from .hyper import (
+    Choice,
+    Flag,
+    FromScale,
+    Hyper,
+    Learned,
+    Real,
+    Schedule,
+    Tracked,
+    Value,
+    Whole,
+    current,
+    nearest,
+    text,
+)
 from .parameters import Parametrized
 from .registry import kind, known
 
@@ -54,6 +69,8 @@ class Objective(Parametrized):
     cost: ClassVar[str] = ""
     """What it costs compared with InfoNCE."""
     pairing: ClassVar[str] = "views"
+    on_cosines: ClassVar[bool] = False
+    """Whether its parameters or its bounds assume similarities between -1 and 1."""
 
     # ---- what an objective is ------------------------------------------------------------------
 
@@ -185,23 +202,45 @@ class Objective(Parametrized):
         logits: Tensor,
         labels: Tensor | None = None,
         *,
-        scale: float = 1.0,
+        scale: float | Tensor = 1.0,
         ignore_index: int = -100,
+        empty: str = "error",
         reduction: str = "mean",
     ) -> Tensor:
         """Compute the loss of logits, as cross entropy takes them.
 
         Args:
-            logits: ``(anchors, keys)``, similarities times ``scale``. Minus infinity, or -1e4 and less, is a mask:
-                such a key is not a negative of that anchor.
-            labels: ``(anchors,)`` column of each positive; ``(anchors, keys)`` booleans for several positives per
-                row; by default the diagonal.
-            scale: factor of the similarities in the logits, usually one over the host's temperature.
-            ignore_index: rows with this label do not count.
-            reduction: as in the call with embeddings.
+            logits: ``(..., anchors, keys)``, similarities times ``scale``. Minus infinity, or -1e4 and less, is a
+                mask: such a key is not a negative of that anchor.
+            labels: ``(..., anchors)`` column of each positive; booleans of the shape of ``logits`` for several
+                positives per row, or numbers that are zero elsewhere (one-hot); by default the diagonal.
+            scale: factor of the similarities in the logits, usually one over the host's temperature. A temperature
+                of ``"host"`` is one over it; if the scale is a tensor that is trained (CLIP's ``logit_scale.exp()``),
+                the gradient reaches it only by such a temperature.
+            ignore_index: rows with this label do not count, whatever is in them.
+            empty: what rows are whose keys are all masked: an ``error``, or of loss ``zero``, as for cross entropy.
+            reduction: as in the call with embeddings; ``none`` has the shape ``(..., anchors)``.
         """
-        scores = scores_from_logits(logits, labels, scale, ignore_index)
-        return self.from_pairings(lambda _: scores, logits.device, reduction=reduction)
+        temperatures = [module for module in self.modules() if isinstance(module, FromScale)]
+        if isinstance(scale, Tensor) and scale.requires_grad and not temperatures:
+            warnings.warn(
+                f"{self}: scale= is trained, but has no gradient beside a temperature of the objective's own: "
+                'temperature="host" (t=host) is one over the scale.',
+                stacklevel=2,
+            )
+        batch = scores_from_logits(logits, labels, scale, ignore_index, empty, self.couples_anchors)
+
+        def scores(_: str) -> Scores:
+            for module in temperatures:
+                module.value = 1 / scale
+            return batch
+
+        try:
+            loss = self.from_pairings(scores, logits.device, reduction=reduction)
+        finally:
+            for module in temperatures:
+                module.value = None
+        return loss.unflatten(0, logits.shape[:-1]) if reduction == "none" and logits.dim() > 2 else loss
 
     def from_pairings(
         self, scores: Callable[[str], Scores], device: torch.device, *, reduction: str = "mean"
@@ -231,9 +270,7 @@ class Objective(Parametrized):
         if reduction == "mean" and own.uniform:
             return losses.mean()
         per_anchor = (own.positives_mean(losses) if losses.shape[1] > 1 else losses).squeeze(1)
-        if reduction == "mean":
-            return own.anchors_mean(per_anchor)
-        return per_anchor if own.anchors is None else per_anchor * own.anchors
+        return own.anchors_mean(per_anchor) if reduction == "mean" else own.by_row(per_anchor)
 
     def report(self, *args: Any, call: str = "forward", **options: Any) -> dict[str, float]:
         """Report what a batch looks like to this objective; see :func:`counterpoint.diagnose.report`.

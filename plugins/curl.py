@@ -34,6 +34,7 @@ from __future__ import annotations
 import functools
 import importlib.util
 import inspect
+import warnings
 from collections.abc import Callable
 from types import ModuleType
 from typing import Any
@@ -49,11 +50,21 @@ from counterpoint.objective import Objective, Sum, as_objective
 from counterpoint.objectives.infonce import InfoNCE
 from counterpoint.objectives.positives import ArCL
 
-from .host import OWN_LOSS, Host, Seam, SeamError
+from .host import OWN_LOSS, Host, Seam, SeamError, on_cosines
 from .shims.curl import SHIMS
 
 NAME = "curl"
 SCORES = ("bilinear", "cosine")
+
+
+def warn_of_bilinear(loss_fn: Objective, scores: str) -> None:
+    """Warn if ``loss_fn`` assumes cosines, but gets scores of any size."""
+    if scores == "bilinear" and on_cosines(loss_fn):
+        warnings.warn(
+            f"{NAME}: {loss_fn} assumes similarities between -1 and 1, but bilinear scores have any size; the "
+            "default is cosine.",
+            stacklevel=3,
+        )
 
 
 def default_scores(loss_fn: Objective) -> str:
@@ -89,6 +100,7 @@ class ContrastiveLoss(nn.Module):
         self.scores = default_scores(self.objective) if scores is None else scores
         if self.scores not in SCORES:
             raise SeamError(f"{NAME}: unknown scores {scores!r}.{nearest(self.scores, SCORES)}")
+        warn_of_bilinear(self.objective, self.scores)
         self.views = views or self.objective.views or 2
         if crops is None and self.views > 2:
             raise SeamError(
@@ -242,6 +254,7 @@ def after(seam: Seam, module: ModuleType) -> None:
 
     class_.__init__ = init
     loss_fn = as_objective(HOST.spec if seam.spec == OWN_LOSS else seam.spec)
+    warn_of_bilinear(loss_fn, option or default_scores(loss_fn))
     seam.say(
         f"replaced CurlSacAgent.cross_entropy_loss of {inspect.getfile(class_)}: "
         f"{loss_fn} on {option or default_scores(loss_fn)} scores of "

@@ -38,6 +38,12 @@ class SeamError(RuntimeError):
     code = 2
 
 
+class HalfError(SeamError):
+    """The host computed its loss in other places, too, and these were left alone."""
+
+    code = 4
+
+
 class UnreachedError(SeamError):
     """With these settings, the host computes its loss somewhere else."""
 
@@ -72,7 +78,8 @@ class Seam:
         options: further options of the host's plugin (``--scale``, ...).
         start: the call at which schedules and the steps of the report begin: a host that resumes training does not
             restore the objective's state.
-        seen: where the host's loss might be, and how many calls each place had; shown if the seam is never reached.
+        seen: what looks like the host's loss, but was left alone: calls by place and by shape.
+        replaced: the calls that were replaced, in the same way.
         quiet: print nothing; for spawned processes, whose parent prints.
     """
 
@@ -83,7 +90,8 @@ class Seam:
     start: int = 0
     calls: int = 0
     differences: list[tuple[float, float]] = field(default_factory=list)
-    seen: dict[str, int] = field(default_factory=dict)
+    seen: dict[str, dict[str, int]] = field(default_factory=dict)
+    replaced: dict[str, dict[str, int]] = field(default_factory=dict)
     quiet: bool = False
     _objectives: dict[tuple[str, int], Objective] = field(default_factory=dict)
 
@@ -101,6 +109,15 @@ class Seam:
         """Tell the user, on standard error, what was replaced."""
         if is_first_process() and not self.quiet:
             print(f"counterpoint: {message}", file=sys.stderr)
+
+    def saw(self, place: str, shape: str, replaced: bool) -> None:
+        """Count a call that is, or could be, the host's loss."""
+        calls = (self.replaced if replaced else self.seen).setdefault(place, {})
+        calls[shape] = calls.get(shape, 0) + 1
+
+    def left_out(self) -> list[str]:
+        """Return the places that were left alone and called with the same shapes, as often, as a replaced one."""
+        return [place for place, calls in self.seen.items() if calls in self.replaced.values()]
 
     def objective(self, host_spec: str, criterion: object = None) -> Objective:
         """Return the objective of the next step.
@@ -153,10 +170,10 @@ class Seam:
         if not verifies:
             return loss
         expected = host_loss()
-        value = expected.detach()
+        value = expected.detach().mean()  # with reduction="none" there is one for each row
         if gathered:  # the host's is the mean over this process's anchors
             value = gather(value.reshape(1)).mean()
-        gap = abs(float(loss.detach()) - float(value))
+        gap = abs(float(loss.detach().mean()) - float(value))
         self.differences.append((gap, gap / max(abs(float(value)), 1e-12)))
         return expected
 
@@ -239,6 +256,11 @@ class Host:
         return loss_fn
 
 
+def on_cosines(loss_fn: Objective) -> bool:
+    """Return whether a part of ``loss_fn`` assumes that similarities lie between -1 and 1."""
+    return any(isinstance(part, Objective) and part.on_cosines for part in loss_fn.modules())
+
+
 def is_first_process() -> bool:
     """Return whether this process prints and writes for all that train together."""
     if distributed.is_available() and distributed.is_initialized():
@@ -271,8 +293,6 @@ def loss_of(loss_fn: Objective, *args: Any, call: str = "forward", **options: An
 
 def _is_single_sample(args: Sequence[Any], call: str, options: Mapping[str, Any]) -> bool:
     """Whether a batch is one sample without negatives from a queue, hard negatives or other processes."""
-    if call == "from_logits":
-        return isinstance(args[0], Tensor) and args[0].shape == (1, 1)
     single = args and all(isinstance(view, Tensor) and view.shape[:1] == (1,) for view in args)
     if call != "forward" or not single or options.get("reduction", "mean") != "mean":
         return False

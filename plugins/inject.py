@@ -43,23 +43,13 @@ def _add_options(parser: argparse.ArgumentParser, host: Host | None = None) -> N
 
     add = parser.add_argument
     add("--objective", default="host", metavar="SPEC", help="what to train with; host is its own loss (%(default)s)")
-    add(
-        "--views",
-        type=int,
-        metavar="M",
-        help=only("views", "hosts that can add views", "number of views per sample (what the objective asks for)"),
-    )
-    add(
-        "--scale",
-        type=float,
-        metavar="S",
-        help=only("scale", "logits only", "what similarities were multiplied by (required with --site)"),
-    )
-    add(
-        "--site",
-        metavar="FILE:LINE",
-        help=only("site", "logits only", "the one call of cross entropy to replace (none: list the calls)"),
-    )
+    views = only("views", "hosts that can add views", "number of views per sample (what the objective asks for)")
+    add("--views", type=int, metavar="M", help=views)
+    scale = "what similarities were multiplied by: a number, or a name at the site, self.logit_scale.exp (none)"
+    add("--scale", metavar="S", help=only("scale", "logits only", scale))
+    site = "a call of cross entropy to replace, or FILE:FUNCTION for all of a function; may be repeated (none)"
+    add("--site", action="append", metavar="FILE:LINE", help=only("site", "logits only", site))
+    add("--only", action="store_true", help="the named sites are meant to be a part of the host's loss")
     scores = only("scores", "curl only", "what is compared (what the objective needs)")
     add("--scores", choices=("bilinear", "cosine"), help=scores)
     verify = "train the first N steps with the host's own loss, and compare it with ours (%(default)s)"
@@ -75,7 +65,7 @@ def _add_options(parser: argparse.ArgumentParser, host: Host | None = None) -> N
 def command(args: argparse.Namespace) -> int:
     """Run ``counterpoint inject`` and return the exit code."""
     script = _script(args)
-    from .host import Seam, SeamError, UnreachedError, is_first_process
+    from .host import HalfError, Seam, SeamError, UnreachedError, is_first_process
     from .launch import run
 
     try:
@@ -112,6 +102,11 @@ def command(args: argparse.Namespace) -> int:
                 raise
         if not seam.calls:
             raise UnreachedError(f"the host has trained with its own loss: {host.seam} was never reached")
+        if not args.only and (left := seam.left_out()):
+            raise HalfError(
+                f"a part of the host's loss was left alone: {' and '.join(left)} was called with the same shapes as "
+                "often. Name it, too (--site), or say --only if the host's own loss is meant to stay there."
+            )
     except SeamError as error:
         print(f"counterpoint: {error}", file=sys.stderr)
         return error.code
@@ -175,7 +170,11 @@ def summary(host: Host, seam: Seam) -> str:
         text += f"; the host's loss and ours differ by at most {absolute:.2g}, relative {relative:.2g}, "
         text += f"in {len(seam.differences)} steps"
     if not seam.calls and seam.seen:
-        text += "; seen instead:" + "".join(f"\n  {place}, {times} times" for place, times in seam.seen.items())
+        text += "; seen instead:" + "".join(
+            f"\n  {place} with {shape}, {times} times"
+            for place, calls in seam.seen.items()
+            for shape, times in calls.items()
+        )
     return text
 
 

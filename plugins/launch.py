@@ -132,7 +132,9 @@ class _Child:
             result = {"error": str(error), "code": error.code}
             raise
         finally:
-            result |= {"calls": self.seam.calls, "differences": self.seam.differences, "seen": self.seam.seen}
+            seam = self.seam
+            result |= {"calls": seam.calls, "differences": seam.differences}
+            result |= {"seen": seam.seen, "replaced": seam.replaced}
             (self.results / str(os.getpid())).write_text(json.dumps(result))
 
 
@@ -167,8 +169,10 @@ def _patched_spawn(host: Host, seam: Seam, use_shims: bool) -> Iterator[None]:
             for result in _read(results):
                 seam.calls += result["calls"]
                 seam.differences += [tuple(pair) for pair in result["differences"]]
-                for place, calls in result["seen"].items():
-                    seam.seen[place] = seam.seen.get(place, 0) + calls
+                for name, places in (("seen", seam.seen), ("replaced", seam.replaced)):
+                    for place, calls in result[name].items():
+                        total = places.setdefault(place, {})
+                        total |= {shape: total.get(shape, 0) + n for shape, n in calls.items()}
 
 
 def _read(results: Path) -> list[dict[str, Any]]:
@@ -203,5 +207,10 @@ def _patched_popen(script: Path, command_line: Sequence[str]) -> Iterator[None]:
 
 def _command_line(host: Host, seam: Seam, use_shims: bool) -> list[str]:
     options = {"objective": seam.spec, "verify": seam.verify, "start": seam.start, "report": seam.report}
-    flags = [f"--{name}={value}" for name, value in {**options, **seam.options}.items() if value is not None]
+    flags = [
+        f"--{name}={each}"
+        for name, value in {**options, **seam.options}.items()
+        for each in (value if isinstance(value, list) else [value])
+        if each is not None
+    ]
     return [host.name, *flags, *([] if use_shims else ["--no-shims"])]

@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import math
+import warnings
+from typing import cast
+
 import torch
 from torch import Tensor
 
 from .. import checks
 from ..engine.negatives import DenseNegatives, Negatives
 from ..engine.negatives import dense_scores as dense_scores  # for objectives, which do not import the engine
+from ..hyper import Value, nearest
 from ..vectors import widen
 from .scores import Scores
 
 # Logits of at most this are masked: hosts write minus infinity, or a number that equals it in their precision.
 MASKED = -1e4
+EMPTY = ("error", "warn", "zero")
 
 
 def scores_from_matrices(
@@ -129,48 +135,139 @@ def _negatives(neg: Tensor | Negatives, mask: Tensor | None, anchors: int, what:
     return DenseNegatives(checks.is_finite(clean, what), drop=~mask)
 
 
-def scores_from_logits(logits: Tensor, labels: Tensor | None, scale: float, ignore_index: int) -> Scores:
-    """Build scores from logits and labels as cross entropy takes them."""
-    checks.is_matrix(logits, "logits", "(anchors, keys)")
-    anchors, keys = logits.shape
-    if not isinstance(scale, (int, float)) or not 0 < scale < float("inf"):
-        raise ValueError(f"scale: expected a positive number, got {scale!r}.")
-    if keys < 2:
+def scores_from_logits(
+    logits: Tensor,
+    labels: Tensor | None,
+    scale: float | Tensor,
+    ignore_index: int,
+    empty: str,
+    couples_anchors: bool,
+) -> Scores:
+    """Build scores from logits and labels; see :meth:`counterpoint.Objective.from_logits`.
+
+    Rows that do not count leave before anything is computed from them. On an accelerator, where that would
+    synchronize, and in compiled code they stay as zeros of weight zero, unless statistics of the batch would see them.
+    """
+    if checks.is_float(logits, "logits").dim() < 2:
+        raise ValueError(f"logits: expected (..., anchors, keys), got shape {checks.shape(logits)}.")
+    if empty not in EMPTY:
+        raise ValueError(f"empty: unknown value {empty!r}.{nearest(str(empty), EMPTY)}")
+    if logits.shape[-1] < 2 and empty == "error":
         raise ValueError(f"logits: expected at least 2 keys, got shape {checks.shape(logits)}.")
-    s, masked = widen(logits) / scale, None
-    # a comparison with NaN is False, so that NaN is reported below
+    scale = _scale(scale)
+    labels = _labels_of(logits, labels)
+    logits = logits.flatten(0, -2)
+    # 1. which keys are masked (a comparison with NaN is False, so that NaN is reported below)
+    masked: Tensor | None = None
     if not checks.wanted(logits) or not bool(logits.detach().amin() > MASKED):
         masked = logits <= MASKED
-        s.masked_fill_(masked, 0.0)
+    drop: Tensor | None
+    if labels.dtype == torch.bool:
+        labels, drop = (labels, labels) if masked is None else (labels & ~masked, labels | masked)
+        counted = labels.any(1)
+    else:
+        counted = labels != ignore_index
+        labels = _columns(labels, counted, logits.shape[1], ignore_index)
+        _check_positives(labels, counted, masked)
+        drop = None if masked is None else masked.scatter(1, labels, True)
+
+    # 2. which rows count, and which of these have negatives
+    kept, share = counted, cast(Value, 1.0)
+    if drop is not None or logits.shape[1] < 2:
+        drop = torch.zeros_like(logits, dtype=torch.bool) if drop is None else drop  # one key, in place of none
+        with_negatives = ~drop.all(1) if logits.shape[1] > 1 else torch.zeros_like(counted)
+        if empty == "error":
+            checks.has_negatives((with_negatives | ~counted).long())
+        kept = counted & with_negatives
+        share = kept.to(widen(logits).dtype).sum() / counted.sum().clamp(min=1)
+        if empty == "warn" and checks.wanted(kept) and bool(share < 1):
+            _warn_of_empty(int(counted.sum() - kept.sum()), int(counted.sum()))
+
+    # 3. the others leave, or become zeros
+    rows: Tensor | None = None
+    anchors: Tensor | None = None
+    out = ~kept
+    if not (checks.wanted(kept) or (couples_anchors and checks.readable())) or bool(out.all()):
+        anchors = kept.to(widen(logits).dtype)
+        logits = logits.masked_fill(out.unsqueeze(1), 0.0)
+        masked, drop = (x if x is None else x & kept.unsqueeze(1) for x in (masked, drop))
+    elif bool(out.any()):
+        rows, logits, labels = kept, logits[kept], labels[kept]
+        masked, drop = (x if x is None else x[kept] for x in (masked, drop))
+
+    # 4. similarities
+    s = widen(logits) / scale
+    if masked is not None:
+        s = s.masked_fill(masked, 0.0)
     checks.is_finite(s, "logits")
+    neg = DenseNegatives(s, skip=labels) if drop is None else DenseNegatives(s, drop=drop)
+    if labels.dtype == torch.bool:
+        pos_mask, with_positives = _with_positives(labels, s.dtype)
+        anchors = with_positives if anchors is None else anchors
+        return Scores(s, neg, pos_mask, "logits", anchors=anchors, rows=rows, share=share)
+    return Scores(s.gather(1, labels), neg, layout="logits", anchors=anchors, rows=rows, share=share)
+
+
+def _scale(scale: object) -> float | Tensor:
+    """Check the factor of similarities, a number or a tensor with one element."""
+    if isinstance(scale, Tensor):
+        single = scale.numel() == 1 and scale.is_floating_point()
+        positive = single and (not checks.wanted(scale) or 0 < float(scale.detach()) < math.inf)
+    else:
+        positive = isinstance(scale, (int, float)) and 0 < scale < math.inf
+    if not positive:
+        raise ValueError(f"scale: expected a positive number, or a tensor with one, got {scale!r}.")
+    return scale.reshape(()) if isinstance(scale, Tensor) else float(scale)  # type: ignore[arg-type]
+
+
+def _labels_of(logits: Tensor, labels: Tensor | None) -> Tensor:
+    """Return ``(rows,)`` columns or ``(rows, keys)`` booleans."""
+    *_, anchors, keys = logits.shape
     if labels is None:
         if keys < anchors:
             raise ValueError(f"labels: needed, logits of shape {checks.shape(logits)} have no diagonal of positives.")
-        labels = torch.arange(anchors, device=logits.device)
+        return torch.arange(anchors, device=logits.device).expand(logits.shape[:-1]).flatten()
     if checks.is_tensor(labels, "labels").device != logits.device:
         raise ValueError(f"labels: on {labels.device}, but logits are on {logits.device}.")
+    if labels.shape == logits.shape and (labels.dtype == torch.bool or labels.is_floating_point()):
+        labels = labels.flatten(0, -2)
+        if labels.dtype == torch.bool:
+            return labels
+        if checks.wanted(labels) and bool(((labels != 0) & (labels != labels.amax(1, keepdim=True))).any()):
+            raise ValueError(
+                "labels: expected zero, or one number for all positives of a row (one-hot), got several: targets that "
+                "are neither positives nor negatives (label smoothing, distillation) have no counterpart."
+            )
+        return labels > 0
     if labels.dtype == torch.bool:
-        if labels.shape != logits.shape:
-            raise ValueError(f"labels: expected booleans of shape {checks.shape(logits)}, got {checks.shape(labels)}.")
-        drop, labels = (labels, labels) if masked is None else (labels | masked, labels & ~masked)
-        checks.has_negatives((~drop).sum(1))
-        pos_mask, has_positives = _with_positives(labels, s.dtype)
-        return Scores(s, DenseNegatives(s, drop=drop), pos_mask, "logits", anchors=has_positives)
-    if labels.shape != (anchors,) or labels.is_floating_point():
-        raise ValueError(f"labels: expected {anchors} columns, got shape {checks.shape(labels)} of {labels.dtype}.")
-    valid = labels != ignore_index
-    inside = ((labels >= 0) & (labels < keys)) | ~valid
-    if checks.wanted(labels) and not bool(inside.all()):
-        wrong = labels[~inside][:5].tolist()
-        raise ValueError(f"labels: expected columns from 0 to {keys - 1} or {ignore_index}, got {wrong}.")
-    column = torch.where(valid, labels, torch.zeros_like(labels)).unsqueeze(1)
-    if masked is None:
-        neg = DenseNegatives(s, skip=column)
-    else:
-        if checks.wanted(labels) and bool((lost := masked.gather(1, column).squeeze(1) & valid).any()):
-            rows = lost.nonzero().squeeze(1)[:5].tolist()
-            raise ValueError(f"logits: those of the positives of rows {rows} are masked, {MASKED:g} or less.")
-        drop = masked.scatter(1, column, True)
-        checks.has_negatives((~drop | ~valid.unsqueeze(1)).sum(1))
-        neg = DenseNegatives(s, drop=drop)
-    return Scores(s.gather(1, column), neg, layout="logits", anchors=valid.to(s.dtype))
+        raise ValueError(f"labels: expected booleans of shape {checks.shape(logits)}, got {checks.shape(labels)}.")
+    if labels.shape != logits.shape[:-1] or not checks.is_whole(labels):
+        rows = " x ".join(map(str, logits.shape[:-1]))
+        raise ValueError(f"labels: expected {rows} columns, got shape {checks.shape(labels)} of {labels.dtype}.")
+    return labels.long().flatten()
+
+
+def _columns(labels: Tensor, counted: Tensor, keys: int, ignore_index: int) -> Tensor:
+    """Return ``(rows, 1)`` columns, zero for rows that do not count."""
+    wrong = ((labels < 0) | (labels >= keys)) & counted
+    if checks.wanted(labels) and bool(wrong.any()):
+        first = labels[wrong][:5].tolist()
+        raise ValueError(f"labels: expected columns from 0 to {keys - 1} or {ignore_index}, got {first}.")
+    return labels.where(counted, 0).unsqueeze(1)
+
+
+def _check_positives(columns: Tensor, counted: Tensor, masked: Tensor | None) -> None:
+    if masked is None or not checks.wanted(columns):
+        return
+    lost = masked.gather(1, columns).squeeze(1) & counted
+    if bool(lost.any()):
+        first = lost.nonzero()[:5, 0].tolist()
+        raise ValueError(f"logits: those of the positives of rows {first} are masked, {MASKED:g} or less.")
+
+
+def _warn_of_empty(empty: int, anchors: int) -> None:
+    warnings.warn(
+        f"{empty} of {anchors} anchors have no negatives, so their loss is zero: every key is masked, or there is one "
+        "key alone.",
+        stacklevel=1,  # always the same place, so that Python warns once
+    )

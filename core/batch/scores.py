@@ -27,6 +27,8 @@ class Scores:
         v: ``(anchors, P')`` positives that enter the estimators g1 and g2; None means ``pos``.
         prior: ``(anchors, 1)`` class prior that replaces the objective's own.
         anchors: ``(anchors,)`` weights of the final average, or None.
+        rows: if the anchors are some of the rows of a matrix: ``(rows,)``, True for these; the others' loss is zero.
+        share: share of the final average that the anchors have; rows without negatives, of loss zero, have the rest.
         adversarial: similarities to the adversarial view, with their own negatives.
         mixed: similarities to each mixed view, with their own negatives.
         views: number of views of a sample, if known.
@@ -41,6 +43,8 @@ class Scores:
     v: Tensor | None = None
     prior: Tensor | None = None
     anchors: Tensor | None = None
+    rows: Tensor | None = None
+    share: Value = 1.0
     adversarial: Scores | None = None
     mixed: list[Scores] = field(default_factory=list)
     views: int | None = None
@@ -58,13 +62,20 @@ class Scores:
     @property
     def uniform(self) -> bool:
         """Whether all anchors, and all positives of an anchor, count the same, and none are in other processes."""
-        return self.pos_mask is None and self.anchors is None and self.neg.group is None
+        whole = self.pos_mask is None and self.anchors is None and self.rows is None and isinstance(self.share, float)
+        return whole and self.neg.group is None
 
     def anchors_mean(self, x: Tensor) -> Tensor:
         """Average ``(anchors,)`` values over the anchors of the whole batch, of all processes."""
         if self.neg.group is not None:
             return self.neg.group.mean(x, self.anchors)
-        return x.mean() if self.anchors is None else (x * self.anchors).sum() / self.anchors.sum().clamp(min=1)
+        mean = x.mean() if self.anchors is None else (x * self.anchors).sum() / self.anchors.sum().clamp(min=1)
+        return mean * self.share
+
+    def by_row(self, x: Tensor) -> Tensor:
+        """Return ``(anchors,)`` values as ``(rows,)``, with zeros where a row is not an anchor or does not count."""
+        x = x if self.anchors is None else x * self.anchors
+        return x if self.rows is None else x.new_zeros(len(self.rows)).masked_scatter(self.rows, x)
 
     def positives_mean(self, x: Tensor) -> Tensor:
         """Average over the positives of each anchor, ``(anchors, 1)``."""

@@ -62,6 +62,7 @@ class ADNCE(InfoNCE, name="adnce"):
     use = "many false negatives (few classes, near-duplicates), and you do not know how many"
     tune_first = "t, then mu (.4 to .9), then sigma (.5, 1); or mu=auto"
     cost = "one more log-sum-exp"
+    on_cosines = True
 
     denominator: Choice = Choice(
         "with_positive",

@@ -170,6 +170,7 @@ class DCL(InfoNCE, name="dcl"):
     use = "many false negatives, and you know about how many (the class prior)"
     tune_first = "t, then prior (.01, .05, .1)"
     cost = "negligible"
+    on_cosines = True
 
     prior: Real = Real(
         low=0,

@@ -40,6 +40,10 @@ class _Estimated(Objective):
     )
     beta: Real = Real(low=0, default=1.0, kw_only=True, doc="Concentration of g2 on hard negatives, at least 0.")
 
+    @property
+    def on_cosines(self) -> bool:  # type: ignore[override]
+        return self.estimator != "g0"
+
     def log_mass(self, scores: Scores, neg: Negatives | None = None) -> Tensor:
         """Estimate ``log (N G)`` of ``neg`` (by default of ``scores.neg``), ``(anchors, 1)``."""
         neg, t = neg or scores.neg, self.temperature

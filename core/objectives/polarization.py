@@ -33,6 +33,7 @@ class DistancePolarization(Objective, name="dp"):
     tune_first = "reduction, then its weight (.01 to 5)"
     cost = "one pass over the similarities"
     pairing = "single"
+    on_cosines = True
 
     low: Real = Real(low=0, high=1, default=0.1, doc="``d+``, below which a pair counts as similar, in ``[0, 1]``.")
     high: Real = Real(

@@ -134,6 +134,7 @@ class DebiasedPositives(Objective, name="debpos"):
     use = "positives are sometimes wrong (strong augmentation, noisy pairs), with several views"
     tune_first = "t, then prior"
     cost = "more views"
+    on_cosines = True
 
     temperature: Real = Real("t", low=0, open_low=True, default=0.5, always=True, doc="``t`` > 0.")
     prior: Real = Real(

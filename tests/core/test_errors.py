@@ -316,7 +316,7 @@ LOGITS = {
     "logits vector": (
         lambda: LOSS.from_logits(NEG[0]),
         ValueError,
-        r"logits: expected \(anchors, keys\), got shape \(7\)",
+        r"logits: expected \(\.\.\., anchors, keys\), got shape \(7\)",
     ),
     "logits integers": (lambda: LOSS.from_logits(NEG.long()), TypeError, r"logits: expected floating-point.*int64"),
     "logits NaN": (lambda: LOSS.from_logits(spoiled(NEG, 4, 0)), ValueError, r"logits: 1 of 35 values .*\(4, 0\)"),
@@ -360,12 +360,32 @@ LOGITS = {
         ValueError,
         r"1 of 5 anchors have no negatives \(rows 3\)",
     ),
-    "scale zero": (lambda: LOSS.from_logits(NEG, scale=0), ValueError, r"scale: expected a positive number, got 0"),
+    "scale zero": (lambda: LOSS.from_logits(NEG, scale=0), ValueError, r"scale: expected a positive number.*, got 0"),
     "scale NaN": (lambda: LOSS.from_logits(NEG, scale=math.nan), ValueError, r"scale: expected .*got nan"),
-    "scale tensor": (lambda: LOSS.from_logits(NEG, scale=torch.ones(())), ValueError, r"scale: expected .*got tensor"),
+    "scale tensor": (lambda: LOSS.from_logits(NEG, scale=torch.ones(2)), ValueError, r"scale: expected .*got tensor"),
+    "scale negative": (
+        lambda: LOSS.from_logits(NEG, scale=-torch.ones(())),
+        ValueError,
+        r"scale: expected a positive number, or a tensor with one, got tensor\(-1",
+    ),
+    "empty": (
+        lambda: LOSS.from_logits(NEG, empty="skip"),
+        ValueError,
+        r"empty: unknown value 'skip'.*error, warn, zero",
+    ),
+    "soft targets": (
+        lambda: LOSS.from_logits(NEG, NEG.softmax(1)),
+        ValueError,
+        r"labels: expected zero, or one number for all positives of a row .*label smoothing",
+    ),
+    "temperature of embeddings": (
+        lambda: cp.InfoNCE("host")(Z1, Z2),
+        ValueError,
+        r'temperature "host" is one over the scale of logits',
+    ),
 }
 
-T_RANGE = r"temperature must be a finite number with 0 < temperature, got "
+T_RANGE = r"temperature must be a finite number with 0 < temperature or \"host\", got "
 VALUES = {
     **{
         f"temperature {v!r}": (lambda v=v: cp.InfoNCE(v), kind, T_RANGE + re.escape(repr(v)))

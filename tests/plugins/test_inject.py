@@ -97,7 +97,7 @@ def test_help_of_a_host_has_its_own_options_and_says_how_to_find_them(launch, ca
         assert left.value.code == 0
         shown[host] = " ".join(capsys.readouterr().out.split())
         assert f"counterpoint inject {host} --explain says where the loss sits" in shown[host]
-    assert "Without --site the script stops after 20 calls of cross entropy, and lists them" in shown["logits"]
+    assert "`counterpoint inject auto` finds the site and the scale" in shown["logits"]
     assert [name in shown["logits"] for name in ("--site ", "--scale ", "--scores", "--views")] == [
         True,
         True,
@@ -110,7 +110,7 @@ def test_help_of_a_host_has_its_own_options_and_says_how_to_find_them(launch, ca
         True,
         True,
     ]
-    assert "Without --site the script stops" in launch("logits", "--explain", script=None).out
+    assert "inject auto` finds the site" in launch("logits", "--explain", script=None).out
     refused = launch("logits", "--scores", "cosine", *ARGUMENTS, *site(TOY))  # not shown, but understood
     assert "--scores: logits has no such option" in refused.err
 

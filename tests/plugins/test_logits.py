@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from types import SimpleNamespace
@@ -62,15 +63,33 @@ def test_several_positives_per_row():
     torch.testing.assert_close(loss, (rest - s)[labels].mean(), rtol=1e-12, atol=0)
 
 
-def test_one_anchor_with_its_positive_alone_is_zero():
-    logits = torch.ones(1, 1, requires_grad=True)
-    with pytest.warns(UserWarning, match="one sample has no negatives"):
-        loss = ContrastiveLoss("hcl")(logits, torch.tensor([0]))
-    torch.testing.assert_close(loss, cross_entropy(logits, torch.tensor([0])))
+@pytest.mark.parametrize("anchors", [1, 3])
+def test_one_key_alone_is_zero(anchors):
+    logits, labels = torch.ones(anchors, 1, requires_grad=True), torch.zeros(anchors, dtype=torch.long)
+    with pytest.warns(UserWarning, match=f"{anchors} of {anchors} anchors have no negatives, so their loss is zero"):
+        loss = ContrastiveLoss("hcl")(logits, labels)
+    torch.testing.assert_close(loss, cross_entropy(logits, labels))
     loss.backward()
-    assert logits.grad == 0
-    with pytest.raises(ValueError, match="at least 2 keys"):  # several anchors without negatives are no last batch
-        ContrastiveLoss("hcl")(torch.ones(3, 1), torch.zeros(3, dtype=torch.long))
+    assert not logits.grad.any()
+
+
+def test_keys_at_the_second_dimension_and_one_hot_targets():
+    s = torch.rand(2, 5, 3, dtype=torch.float64, requires_grad=True)
+    labels = torch.tensor([[0, 4, 1], [2, -100, 3]])
+    criterion = ContrastiveLoss("infonce:t=host", scale=4.0)
+    torch.testing.assert_close(criterion(s, labels), cross_entropy(s, labels))
+    one_hot = torch.nn.functional.one_hot(labels[:, 0], 5).double()
+    torch.testing.assert_close(criterion(s[..., 0], one_hot), cross_entropy(s[..., 0], one_hot))
+
+
+def test_a_scale_that_is_trained():
+    s, labels = similarities(6, 6), torch.arange(6)
+    log_scale = torch.tensor(2.0, requires_grad=True, dtype=torch.float64)
+    loss = ContrastiveLoss("infonce:t=host")(log_scale.exp() * s, labels, scale=log_scale.exp())
+    expected = cross_entropy(log_scale.exp() * s, labels)
+    torch.testing.assert_close(loss, expected)
+    ours, theirs = (torch.autograd.grad(value, (s, log_scale)) for value in (loss, expected))
+    torch.testing.assert_close(ours, theirs)
 
 
 def test_calls_that_are_not_contrastive():
@@ -141,7 +160,7 @@ def main():
         a, b = (F.normalize(encoder(torch.randn(5, 6)), dim=1) for _ in range(2))
         language = F.cross_entropy(head(a), torch.arange(5))
         loss = criterion(a @ b.T / 0.1, torch.arange(5))  # here
-        print(float(loss.detach()), float(language.detach()))
+        print(float(loss.detach().mean()), float(language.detach()))
         optimiser.zero_grad()
         (loss + language).sum().backward()
         optimiser.step()
@@ -156,13 +175,13 @@ SITE = ("--site", "toy.py:14", "--scale", "10")
 
 @pytest.fixture
 def launch(tmp_path, monkeypatch, capsys):
-    def run(*words: str, settings: str = "", steps: int = 3) -> SimpleNamespace:
+    def run(*words: str, settings: str = "", script: str = SCRIPT) -> SimpleNamespace:
         monkeypatch.chdir(tmp_path)
         monkeypatch.setattr(sys, "argv", sys.argv)
         monkeypatch.setattr(sys, "path", list(sys.path))
         monkeypatch.setitem(sys.modules, "__main__", sys.modules["__main__"])
         monkeypatch.setattr(torch.nn.functional, "cross_entropy", cross_entropy)
-        (tmp_path / "toy.py").write_text(SCRIPT.format(settings=settings).replace("range(3)", f"range({steps})"))
+        (tmp_path / "toy.py").write_text(script.replace("{settings}", settings))
         code = inject.main(["logits", *words, "--", "toy.py"])
         sys.modules.pop("toy", None)
         torch.nn.functional.cross_entropy = cross_entropy
@@ -173,7 +192,7 @@ def launch(tmp_path, monkeypatch, capsys):
     return run
 
 
-@pytest.mark.parametrize("settings", ["", "reduction='sum'", "ignore_index=2"])
+@pytest.mark.parametrize("settings", ["", "reduction='sum'", "reduction='none'", "ignore_index=2"])
 def test_one_call_is_replaced(launch, settings):
     plain = launch("--site", "toy.py:1", "--scale", "10", settings=settings)
     assert plain.code == 3
@@ -217,23 +236,80 @@ def test_compiled_code(tmp_path):
         assert ours == pytest.approx(theirs, rel=1e-5)
 
 
-def test_a_temperature_for_a_scale_is_warned_of(launch):
-    with pytest.warns(UserWarning, match="similarities reach .* at scale=0.1;"):
-        launch("--site", "toy.py:14", "--scale", "0.1", "--objective", "adnce:mu=0.4,t=0.1", "--verify", "1")
-
-
-def test_without_a_site_the_calls_are_listed(launch):
-    found = launch(steps=20)
+def test_a_scale_that_no_cosine_can_have(launch):
+    found = launch("--site", "toy.py:14", "--scale", "0.1", "--objective", "adnce:mu=0.4,t=0.1")
     assert found.code == 2
-    assert len(found.losses) == 9
-    assert "name one call, --site FILE:LINE, and its --scale. Seen so far:" in found.err
-    assert "\n  toy.py:14 with logits (5, 5), 10 times" in found.err
-    short = launch()
-    assert short.code == 3
-    assert "\n  toy.py:14 with logits (5, 5), 3 times" in short.err
+    assert re.search(
+        r"--scale 0.1 is too small for cosines at toy.py:14: a logit of .* would be a similarity", found.err
+    )
+    assert launch("--site", "toy.py:14", "--scale", "0.1", "--objective", "infonce:t=1").code == 0  # of any size
 
 
-@pytest.mark.parametrize("settings", ["weight=torch.ones(5)", "label_smoothing=0.1", "reduction='none'"])
+def test_without_a_site(launch):
+    found = launch("--scale", "10")
+    assert found.code == 2
+    assert "which call of cross entropy? --site FILE:LINE, or FILE:FUNCTION" in found.err
+
+
+TWO = """
+import torch
+import torch.nn.functional as F
+
+
+class ClipLoss(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.log_scale = torch.nn.Parameter(torch.tensor(2.0))
+
+    def forward(self, a, b):
+        logits = self.log_scale.exp() * a @ b.T
+        images = F.cross_entropy(logits, torch.arange(5))
+        return (images + F.cross_entropy(logits.T, torch.arange(5))) / 2
+
+
+torch.manual_seed(0)
+encoder, criterion = torch.nn.Linear(6, 4), ClipLoss()
+optimiser = torch.optim.SGD([*encoder.parameters(), *criterion.parameters()], lr=1.0)
+for _ in range(3):
+    loss = criterion(*(F.normalize(encoder(torch.randn(5, 6)), dim=1) for _ in range(2)))
+    print(float(loss.detach()), float(criterion.log_scale.detach()))
+    optimiser.zero_grad()
+    loss.backward()
+    optimiser.step()
+"""
+ONE, OTHER, WHOLE = ("--site", "toy.py:13"), ("--site", "toy.py:14"), ("--site", "toy.py:ClipLoss.forward")
+TRAINED = ("--scale", "self.log_scale.exp")
+
+
+def test_half_a_loss_is_an_error(launch):
+    found = launch(*ONE, *TRAINED, "--objective", "hcl:t=host", script=TWO)
+    assert found.code == 4
+    assert "a part of the host's loss was left alone: toy.py:14 was called with the same shapes" in found.err
+    assert launch(*ONE, *TRAINED, "--objective", "hcl:t=host", "--only", script=TWO).code == 0
+
+
+@pytest.mark.parametrize("sites", [WHOLE, (*ONE, *OTHER)])
+def test_a_whole_loss_with_a_trained_scale(launch, sites):
+    plain = launch(*WHOLE, *TRAINED, script=TWO)
+    assert plain.code == 0
+    assert "reached 6 times" in plain.err
+    ours = launch(*sites, *TRAINED, "--objective", "infonce:t=host", script=TWO)
+    assert ours.losses == [pytest.approx(line, rel=1e-5) for line in plain.losses]
+    assert len({scale for _, scale in ours.losses}) == 3
+    with pytest.warns(UserWarning, match="scale= is trained, but has no gradient"):
+        fixed = launch(*sites, *TRAINED, "--objective", "infonce:t=0.1", script=TWO)
+    assert max(scale for _, scale in fixed.losses) == pytest.approx(2.0)
+
+
+def test_names_of_a_scale(launch):
+    found = launch(*WHOLE, "--scale", "self.scale", "--objective", "infonce:t=host", script=TWO)
+    assert (found.code, "ClipLoss has no attribute 'scale' at toy.py:13" in found.err) == (2, True)
+    found = launch(*WHOLE, "--scale", "temperature", "--objective", "infonce:t=host", script=TWO)
+    assert (found.code, "no 'temperature' at toy.py:13, nor in its callers" in found.err) == (2, True)
+    assert launch(*WHOLE, "--scale", "-3", script=TWO).code == 2
+
+
+@pytest.mark.parametrize("settings", ["weight=torch.ones(5)", "label_smoothing=0.1"])
 def test_what_has_no_counterpart(launch, settings):
     found = launch(*SITE, settings=settings)
     assert found.code == 2
@@ -260,7 +336,7 @@ def test_paths_of_a_site(tmp_path, monkeypatch):
     code = compile("import torch\nloss = torch.nn.functional.cross_entropy(torch.eye(3), torch.arange(3))", "", "exec")
     for named, inside in [("deep/loss.py:2", 1), (f"{tmp_path}/deep/loss.py:2", 1), ("other/loss.py:2", 0)]:
         monkeypatch.setattr(torch.nn.functional, "cross_entropy", cross_entropy)
-        seam = Seam("infonce:t=1", options={"site": named, "scale": 1.0})
+        seam = Seam("infonce:t=1", options={"site": [named], "scale": "1"})
         before(seam)
         exec(code.replace(co_filename=str(tmp_path / "deep" / "loss.py")), {})
         assert seam.calls == inside
@@ -268,7 +344,7 @@ def test_paths_of_a_site(tmp_path, monkeypatch):
 
 def test_soft_labels_are_no_columns(monkeypatch):
     monkeypatch.setattr(torch.nn.functional, "cross_entropy", cross_entropy)
-    seam = Seam("infonce", options={"site": "soft.py:1", "scale": 1.0})
+    seam = Seam("infonce", options={"site": ["soft.py:1"], "scale": "1"})
     before(seam)
     code = compile("F.cross_entropy(s, s)", "soft.py", "exec")
     with pytest.raises(SeamError, match="labels: expected"):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from copy import deepcopy
 
 import pytest
 import torch
@@ -36,6 +37,94 @@ def test_from_logits_takes_the_diagonal_by_default_and_ignores_everything_quietl
     nothing = cp.InfoNCE(1.0).from_logits(logits, torch.full((5,), -100))
     assert nothing == 0
     assert not gradients(nothing, [logits])[0].any()
+
+
+@pytest.mark.parametrize("spec", [*WITHOUT_ATTACK, "infonce + 0.1*dp"])
+@pytest.mark.parametrize("garbage", [math.nan, math.inf, -math.inf])
+def test_rows_that_do_not_count_are_never_looked_at(spec, garbage):
+    logits = (cosines(1, anchors=5, negatives=7)[1]).detach().requires_grad_()
+    labels, counted = torch.tensor([3, 0, -100, 6, -100]), torch.tensor([0, 1, 3])
+    spoiled = logits.masked_fill((labels == -100).unsqueeze(1), garbage)
+    expected = cp.objective(spec).from_logits(logits[counted], labels[counted])
+    same(cp.objective(spec).from_logits(spoiled, labels), expected, logits)
+    rows = cp.objective(spec).from_logits(spoiled, labels, reduction="none")
+    assert not rows[labels == -100].any()
+    torch.testing.assert_close(rows.sum() / 3, expected)
+    report = cp.objective(spec).report(spoiled, labels, call="from_logits")
+    assert report == pytest.approx(cp.objective(spec).report(logits[counted], labels[counted], call="from_logits"))
+
+
+@pytest.mark.parametrize("spec", ["infonce:t=1", "adnce:t=0.5", "hcl:t=0.5", "dro", "adnce:mu=auto"])
+@pytest.mark.parametrize("masks", [slice(1, None), slice(None, -1)])
+def test_rows_without_negatives_are_an_error_or_zero(spec, masks):
+    logits = (cosines(2, anchors=5, negatives=7)[1] * 3).detach().requires_grad_()
+    mask = torch.zeros(5, 7, dtype=torch.bool)
+    mask[[1, 3], masks] = True
+    column = 0 if masks.start else 6
+    masked, labels = logits.masked_fill(mask, -math.inf), torch.full((5,), column)
+    with pytest.raises(ValueError, match=r"2 of 5 anchors have no negatives \(rows 1, 3\)"):
+        cp.objective(spec).from_logits(masked, labels)
+    rest = torch.tensor([0, 2, 4])
+    expected = cp.objective(spec).from_logits(masked[rest], labels[rest])
+    actual = cp.objective(spec).from_logits(masked, labels, empty="zero")
+    same(actual, expected * 3 / 5, logits)
+    rows = cp.objective(spec).from_logits(masked, labels, empty="zero", reduction="none")
+    torch.testing.assert_close(rows.mean(), actual)
+    assert not rows[[1, 3]].any()
+    with pytest.warns(UserWarning, match="2 of 5 anchors have no negatives, so their loss is zero"):
+        cp.objective(spec).from_logits(masked, labels, empty="warn")
+    if spec == "infonce:t=1":
+        same(actual, F.cross_entropy(masked, labels), logits)
+        compiled = torch.compile(cp.objective(spec).from_logits, backend="eager", fullgraph=True)
+        same(compiled(masked, labels, empty="zero"), actual, logits)
+    if spec != "adnce:mu=auto":  # the statistic of the batch would have to leave rows out
+        over = torch.func.vmap(lambda x: cp.objective(spec).from_logits(x, labels, empty="zero"))
+        torch.testing.assert_close(over(torch.stack([masked, masked]))[1], actual)
+
+
+def test_batches_of_matrices_and_one_hot_targets():
+    logits = (cosines(3, anchors=6, negatives=4)[1] * 3).detach().view(2, 3, 4).requires_grad_()
+    labels = torch.tensor([[1, 3, 0], [-100, 2, 2]])
+    expected = F.cross_entropy(logits.flatten(0, 1), labels.flatten())
+    same(cp.InfoNCE(1.0).from_logits(logits, labels), expected, logits)
+    rows = cp.InfoNCE(1.0).from_logits(logits, labels, reduction="none")
+    same(rows, F.cross_entropy(logits.movedim(2, 1), labels, reduction="none"), logits)
+    assert cp.InfoNCE(1.0).from_logits(logits).shape == ()  # the diagonal of each
+    one_hot = F.one_hot(labels.clamp(min=0), 4) * (labels >= 0).unsqueeze(2)
+    same(cp.InfoNCE(1.0).from_logits(logits, one_hot.double()), expected, logits)
+    same(cp.InfoNCE(1.0).from_logits(logits, one_hot.bool()), expected, logits)
+
+
+@pytest.mark.parametrize("spec", ["infonce:t=host", "adnce:t=host,mu=0.4", "hcl:t=host,prior=0.1", "nca:t=host"])
+def test_a_trained_scale_is_one_over_the_temperature(spec):
+    s = cosines(4, anchors=5, negatives=5)[1].detach().requires_grad_()
+    log_scale = torch.tensor(2.0, dtype=s.dtype, requires_grad=True)
+    loss_fn = cp.objective(spec)
+    assert cp.objective(str(loss_fn)) == loss_fn
+    assert cp.from_dict(loss_fn.to_dict()) == loss_fn
+    actual = loss_fn.from_logits(log_scale.exp() * s, scale=log_scale.exp())
+    # what a temperature of the objective's own makes of cosines, with a gradient through the temperature
+    slope = [
+        cp.objective(spec.replace("host", repr(math.exp(-x)))).from_logits(s.detach()).item()
+        for x in (2 - 1e-4, 2 + 1e-4)
+    ]
+    torch.testing.assert_close(actual, cp.objective(spec.replace("host", repr(math.exp(-2)))).from_logits(s))
+    gradient = torch.autograd.grad(actual, log_scale, retain_graph=True)[0]
+    assert gradient.item() == pytest.approx((slope[1] - slope[0]) / 2e-4, rel=1e-5)
+    if spec == "infonce:t=host":
+        same(actual, F.cross_entropy(log_scale.exp() * s, torch.arange(5)), s, log_scale)
+    report = loss_fn.report(log_scale.exp() * s, call="from_logits", scale=log_scale.exp())
+    assert report["loss"] == pytest.approx(actual.item())
+    deepcopy(loss_fn)  # no history is kept
+    with pytest.raises(ValueError, match='temperature "host" is one over the scale'):
+        loss_fn(s, s)
+
+
+def test_a_trained_scale_without_gradient_is_warned_of():
+    scale = torch.tensor(5.0, requires_grad=True)
+    with pytest.warns(UserWarning, match=r"scale= is trained, but has no gradient .*t=host"):
+        loss = cp.InfoNCE(0.2).from_logits(scale * torch.eye(4), scale=scale)
+    assert abs(torch.autograd.grad(loss, scale)[0]) < 1e-6
 
 
 @pytest.mark.parametrize("value", [-math.inf, -1e9, -1e4])

@@ -1,0 +1,113 @@
+"""Where in a script's source something happens: ``FILE:LINE`` or ``FILE:FUNCTION``, and what is there by name."""
+
+from __future__ import annotations
+
+import ast
+import functools
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .host import SeamError
+
+_TORCH = str(Path(torch.__file__).parent)
+
+
+@dataclass(frozen=True)
+class Site:
+    """A line or a function of a file.
+
+    Attributes:
+        text: as you wrote it.
+        file: the end of the file's path.
+        line: its number, or None for a whole function.
+        function: its qualified name, ``ClipLoss.forward``.
+    """
+
+    text: str
+    file: str
+    line: int | None
+    function: str
+
+    @classmethod
+    def parse(cls, text: str, option: str = "--site") -> Site:
+        file, _, place = text.rpartition(":")
+        if not file or not (place.isdigit() or all(part.isidentifier() for part in place.split("."))):
+            raise SeamError(f"{option} {text!r}: expected FILE:LINE or FILE:FUNCTION, as in loss.py:ClipLoss.forward")
+        return cls(text, file, int(place) if place.isdigit() else None, "" if place.isdigit() else place)
+
+    def covers(self, file: str, line: int) -> bool:
+        """Return whether the line ``line`` of ``file`` is here."""
+        if not is_file(file, self.file):
+            return False
+        if self.line is not None:
+            return line == self.line
+        return any(first <= line <= last for first, last in functions(file).get(self.function, ()))
+
+
+def caller() -> FrameType:
+    """Return the frame outside torch that called the function which calls this."""
+    frame = sys._getframe(2)
+    while frame.f_code.co_filename.startswith(_TORCH) and frame.f_back is not None:
+        frame = frame.f_back
+    return frame
+
+
+def named(path: str, frame: FrameType) -> Any:
+    """Return what ``self.model.logit_scale.exp`` is in ``frame``, or in the first of its callers that has the name.
+
+    A last attribute that is a method is called.
+    """
+    first, *attributes = path.split(".")
+    scope: FrameType | None = frame
+    while scope is not None and first not in scope.f_locals and first not in scope.f_globals:
+        scope = scope.f_back
+    if scope is None:
+        raise SeamError(f"{path}: no {first!r} at {place(frame)}, nor in its callers")
+    value = scope.f_locals[first] if first in scope.f_locals else scope.f_globals[first]
+    for attribute in attributes:
+        if not hasattr(value, attribute):
+            raise SeamError(f"{path}: {type(value).__name__} has no attribute {attribute!r} at {place(frame)}")
+        value = getattr(value, attribute)
+    return value() if callable(value) and not isinstance(value, Tensor) else value
+
+
+def place(frame: FrameType) -> str:
+    """Return ``FILE:LINE``, relative to the working directory if the file is below it."""
+    return f"{short(frame.f_code.co_filename)}:{frame.f_lineno}"
+
+
+def short(file: str) -> str:
+    path = Path(file)
+    return str(path.relative_to(Path.cwd())) if path.is_relative_to(Path.cwd()) else file
+
+
+@functools.lru_cache
+def is_file(file: str, name: str) -> bool:
+    """Return whether ``name`` is ``file``, or the end of its path."""
+    tail = Path(name).parts
+    return Path(file).parts[-len(tail) :] == tail or Path(file).resolve() == Path(name).resolve()
+
+
+@functools.lru_cache
+def functions(file: str) -> dict[str, list[tuple[int, int]]]:
+    """Return the first and last lines of the functions in a file, by qualified name."""
+    lines: dict[str, list[tuple[int, int]]] = {}
+
+    def visit(node: ast.AST, prefix: str) -> None:
+        for child in ast.iter_child_nodes(node):
+            if isinstance(child, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
+                name = prefix + child.name
+                if not isinstance(child, ast.ClassDef):
+                    lines.setdefault(name, []).append((child.lineno, child.end_lineno or child.lineno))
+                visit(child, f"{name}.")
+            else:
+                visit(child, prefix)
+
+    visit(ast.parse(Path(file).read_text(encoding="utf-8")), "")
+    return lines
