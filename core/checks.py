@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.autograd import forward_ad
 
 from .hyper import nearest
@@ -51,9 +52,14 @@ def readable() -> bool:
 
 def wanted(tensor: Tensor) -> bool:
     """Whether to read the values of ``tensor`` now."""
-    if _mode == "never" or not readable():
+    if _mode == "never" or not readable() or is_abstract(tensor):
         return False
     return _mode == "always" or tensor.device.type == "cpu"
+
+
+def is_abstract(tensor: Tensor) -> bool:
+    """Whether a tensor has a shape but no values (meta and fake tensors)."""
+    return tensor.is_meta or isinstance(tensor, FakeTensor)
 
 
 def shape(tensor: Tensor) -> str:
@@ -132,6 +138,20 @@ ONCE = (
     "streamed negatives have no second derivative (create_graph=True): call the objective with tile=0, which keeps "
     "the matrix of similarities."
 )
+
+
+FORWARD = (
+    "streamed negatives have no forward-mode derivative: call the objective with tile=0, which keeps the matrix of "
+    "similarities."
+)
+
+
+class Once(torch.autograd.Function):
+    """A function that can be differentiated once, in the backward pass."""
+
+    @staticmethod
+    def jvp(ctx: Any, *tangents: Any) -> Any:
+        raise NotImplementedError(FORWARD)
 
 
 def refuse_second_derivative(message: str = ONCE) -> None:

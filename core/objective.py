@@ -152,7 +152,8 @@ class Objective(Parametrized):
             adversarial: ``(B, d)`` embeddings of adversarial views (:mod:`counterpoint.views`).
             mixed: ``(B, d)`` or ``(B, n, d)`` embeddings of mixed views.
             normalize: cosine similarities if true, plain inner products if not.
-            tile: 0 computes a matrix of similarities, which can be differentiated twice; a larger number computes
+            tile: 0 computes a matrix of similarities, which can be differentiated twice (weights that an objective
+                treats as constants, those of ADNCE and alpha-CL for instance, stay constants); a larger number computes
                 them in tiles of this edge, in memory that grows with the batch instead of its square. None chooses:
                 tiles where they are faster or much smaller; a matrix for small batches, in compiled code and under
                 ``torch.func``. With ``labels`` there is always a matrix, that of the positives.

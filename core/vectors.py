@@ -5,16 +5,52 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-# A vector that is not longer has no direction: its cosine and its gradient are zero.
-EPS = 1e-8
+from . import checks
 
-EPS_HALF = 1e-4  # in float16 the gradient, one over the length, overflows below
+# The gradient, one over the length, is that of a row of this length where the row is shorter: it would overflow.
+EPS = 1e-30
+EPS_HALF = 1e-4  # of float16
+
+# Lengths whose squares neither overflow nor vanish.
+SHORTEST, LONGEST = 1e-15, 1e15
 
 
 def unit(z: Tensor, eps: float = EPS) -> Tensor:
-    """Scale rows to length one; rows not longer than ``eps`` become zero, with zero gradient."""
-    length = torch.linalg.vector_norm(z, dim=-1, keepdim=True)
-    return z * torch.where(length > eps, 1 / length.clamp(min=eps), torch.zeros_like(length))
+    """Scale rows to length one; rows of zeros stay zero, with zero gradient."""
+    norms: Tensor = torch.linalg.vector_norm(z, dim=-1, keepdim=True)
+    if are_ordinary(norms, eps):
+        return z * norms.reciprocal()
+    largest = largest_entry(z.detach())
+    slope = 1 / largest.clamp(min=eps)
+    z = z * slope + z.detach() * (1 / largest - slope)  # z / largest, with a gradient that does not overflow
+    return z * inverse_norms(z)
+
+
+def unit_(z: Tensor, eps: float = EPS) -> Tensor:
+    """As :func:`unit`, in place; returns the factors of the gradient, one over the lengths."""
+    largest = largest_entry(z)
+    scale = inverse_norms(z.div_(largest))
+    z.mul_(scale)
+    return scale / largest.clamp(min=eps)
+
+
+def are_ordinary(norms: Tensor, eps: float) -> bool:
+    """Return whether all norms are known to be exact, and to have finite gradients."""
+    if not checks.wanted(norms):
+        return False
+    low, high = norms.detach().aminmax()
+    return float(low) > max(eps, SHORTEST) and float(high) < LONGEST
+
+
+def largest_entry(z: Tensor) -> Tensor:
+    """Return the largest absolute value of each row, at least the smallest normal number."""
+    return z.abs().amax(-1, keepdim=True).clamp(min=torch.finfo(z.dtype).tiny)
+
+
+def inverse_norms(z: Tensor) -> Tensor:
+    """Return one over the length of each row, zero for rows of zeros; the largest entries are about one."""
+    norms: Tensor = torch.linalg.vector_norm(z, dim=-1, keepdim=True)
+    return torch.where(norms > 0, 1 / norms.clamp(min=torch.finfo(z.dtype).tiny), 0.0)
 
 
 def widen(z: Tensor) -> Tensor:

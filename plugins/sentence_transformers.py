@@ -213,6 +213,9 @@ class CachedContrastiveLoss(ContrastiveLoss):
         show_progress_bar: bool = False,
         **options: Any,
     ) -> None:
+        for name, size in (("mini_batch_size", mini_batch_size), ("mini_batch_num_tokens", mini_batch_num_tokens)):
+            if (name != "mini_batch_num_tokens" or size is not None) and (type(size) is not int or size < 1):
+                raise ValueError(f"CachedContrastiveLoss: {name} must be a whole number of at least 1, got {size!r}.")
         super().__init__(model, objective, log_terms=False, **options)
         _gradcache()
         self.mini_batch_size, self.mini_batch_num_tokens = mini_batch_size, mini_batch_num_tokens

@@ -267,8 +267,8 @@ class Batch:
         tile = self._requested_tile
         if tile is not None and (not is_number(tile) or tile != int(tile) or tile < 0):
             raise ValueError(f"tile: expected a whole number, 0 for a matrix, or None, got {tile!r}.")
-        # neither a compiler nor torch.func can trace the reduction of tiles
-        if checks.compiling() or torch._C._are_functorch_transforms_active():
+        # neither a compiler nor torch.func can trace the reduction of tiles, nor can it be done without values
+        if checks.compiling() or torch._C._are_functorch_transforms_active() or checks.is_abstract(self.raw[0]):
             return 0
         if tile is not None:
             return int(tile)

@@ -26,6 +26,7 @@ def report(objective: Any, *args: Any, call: str = "forward", **options: Any) ->
     * ``negatives``: how many; ``effective_negatives``: ``e^H`` of an anchor's training weights ``|dL/ds_j|``, which is
       ``negatives`` if they are equal, 1 if one dominates, 0 if all are zero
     * ``negatives_above_positive``: share of (positive, negative) pairs in which the negative is more similar
+    * ``without_direction``: how many rows of the views are zero; their similarities and gradients are zero
     * the objective's own :meth:`Objective.diagnostics`, such as ``clamp_rate``
 
     The pairs are those of a sum's first term that has positives. Terms that compare other pairs, as regularizers and
@@ -65,7 +66,11 @@ def report(objective: Any, *args: Any, call: str = "forward", **options: Any) ->
         if main.neg.group is not None:  # over the anchors of all processes
             anchors = torch.tensor(len(main.pos), device=device)
             means = main.neg.across(means * anchors) / main.neg.across(anchors)
-        return dict(zip(numbers, means.tolist(), strict=True))
+        report = dict(zip(numbers, means.tolist(), strict=True))
+        if call == "forward" and options.get("normalize", True):
+            zeros = sum((~z.any(-1)).sum() for z in args)
+            report["without_direction"] = float(main.neg.across(torch.as_tensor(zeros)))
+        return report
 
 
 def _scores(

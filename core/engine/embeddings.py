@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -11,6 +10,7 @@ import torch
 from torch import Tensor
 
 from .. import checks
+from ..vectors import are_ordinary, unit_
 
 BLOCK = 1024  # rows that are processed together
 
@@ -75,13 +75,16 @@ def _normalized(ctx: Any, eps: float, dtype: torch.dtype, views: Sequence[Tensor
     z = torch.cat([*views])
     z = z if z.dtype == dtype else z.to(dtype)
     norms = torch.linalg.vector_norm(z, dim=1, keepdim=True)
-    if checks.wanted(norms) and not math.isfinite(norms.sum()):
+    if are_ordinary(norms, eps):
+        scale = norms.reciprocal()
+        z.mul_(scale)
+    else:
         for i, view in enumerate(views, 1):
             checks.is_finite(view, f"view {i}")
-    scale = norms.reciprocal().masked_fill_(norms <= eps, 0.0)
+        scale = unit_(z, eps)
     ctx.dtype, ctx.size = views[0].dtype, views[0].shape[0]
     ctx.set_materialize_grads(False)
-    return z.mul_(scale), scale
+    return z, scale
 
 
 def _of_views(ctx: Any, z: Tensor, scale: Tensor, dz: Tensor | None, d_scale: Tensor | None) -> Any:
@@ -102,7 +105,7 @@ def _across(dz: Tensor, z: Tensor, scale: Tensor) -> Tensor:
     return torch.addcmul(dz, z, (dz * z).sum(1, keepdim=True), value=-1) * scale
 
 
-class OtherViews(torch.autograd.Function):
+class OtherViews(checks.Once):
     """``(m B, m - 1)`` similarities of each of ``m`` views of ``B`` samples to the sample's other views."""
 
     @staticmethod

@@ -24,6 +24,9 @@ from .tiles import Mask
 # Elements of a row block on the CPU: 256 KB of float32, so that a chain of elementwise steps stays in the cache.
 BLOCK = 2**16
 
+# Exponents that are smaller, relative to the largest, are below rounding; their exponentials would be denormals.
+LOWEST = -60.0
+
 
 class Negatives(ABC):
     """Each anchor's negative similarities, which can be reduced but not read.
@@ -61,6 +64,39 @@ class Negatives(ABC):
     @abstractmethod
     def min(self) -> Tensor:
         """Return the smallest similarity."""
+
+    @torch.no_grad()
+    def tilted(self, b: Tensor, top: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Describe the distribution ``Q ~ e^{b s}`` over an anchor's negatives, without gradient.
+
+        Args:
+            b: ``(anchors, 1)``, at least 0.
+            top: the largest similarities; all results are of ``s - top``.
+
+        Returns:
+            ``log mean_j e^{b s_j}``, and mean, variance and third central moment under ``Q``, ``(anchors, 1)`` each.
+        """
+        total, first, second, third = self._powers(b, top)
+        mean, square = first / total, second / total
+        return total.log(), mean, square - mean**2, third / total - 3 * mean * square + 2 * mean**3
+
+    def _powers(self, b: Tensor, top: Tensor) -> tuple[Tensor, ...]:
+        """Compute ``mean_j e^{b x_j} x_j^n`` of ``x = s - top``, for ``n`` from 0 to 3."""
+
+        def powers(s: Tensor, b: Tensor, m: Tensor) -> tuple[Tensor, ...]:
+            x = s - m
+            w = (b * x).clamp(min=LOWEST).exp()
+            return w, w * x, w * x**2, w * x**3
+
+        return self.mean(powers, b, top)  # type: ignore[no-any-return]
+
+    def materialized(self) -> Negatives:
+        """Return the same negatives as a matrix, if that is small enough."""
+        return self
+
+    def split(self) -> Sequence[Negatives]:
+        """Return the negatives of blocks of anchors, if these can be reduced separately."""
+        return [self]
 
     def across(self, x: Tensor, op: str = "sum") -> Tensor:
         """Reduce ``x`` by ``sum``, ``min`` or ``max`` over the processes that share the batch, without gradient."""
@@ -125,6 +161,7 @@ class DenseNegatives(Negatives):
         self, scores: Tensor, skip: Tensor | None = None, drop: Tensor | None = None, log_weight: Tensor | None = None
     ) -> None:
         self.scores, self.skip, self.drop, self.log_weight = scores, skip, drop, log_weight
+        self._shifted: tuple[Tensor, Tensor, Tensor] | None = None
         if log_weight is not None:
             self.count = self.masked(log_weight, -math.inf).exp().sum(1, keepdim=True)
         elif drop is not None:
@@ -149,6 +186,13 @@ class DenseNegatives(Negatives):
         if self.drop is not None:
             return x.masked_fill(self.drop[rows], value)
         return x if self.skip is None else x.scatter(1, self.skip[rows], value)
+
+    def zero_excluded(self, x: Tensor, rows: slice = slice(None)) -> None:
+        """Set ``x`` to zero where a key is not a negative, in place."""
+        if self.drop is not None:
+            x.masked_fill_(self.drop[rows], 0.0)
+        elif self.skip is not None:
+            x.scatter_(1, self.skip[rows], 0.0)
 
     def logsumexp(self, f: Callable[..., Any], *per_anchor: Tensor) -> Any:
         def block(x: Tensor, rows: slice) -> Tensor:
@@ -179,14 +223,57 @@ class DenseNegatives(Negatives):
             lambda x, rows: self.masked(x, math.inf, rows).amin(1, keepdim=True), lambda s: s, ()
         )
 
-    def _blocks(self) -> Iterator[tuple[slice, Tensor]]:
+    def _powers(self, b: Tensor, top: Tensor) -> tuple[Tensor, ...]:
+        if self.log_weight is not None or not checks.wanted(self.scores):
+            return super()._powers(b, top)
+        # in place; a block's passes share their buffers
+        buffers = self._shifted
+        if buffers is None or buffers[0] is not top:
+            buffers = top, (self.scores - top).detach(), torch.empty_like(self.scores)
+        _, x, w = buffers
+        torch.mul(x, b.detach(), out=w).clamp_(min=LOWEST).exp_()
+        if w.numel() <= 4 * BLOCK:
+            self._shifted = buffers
+        self.zero_excluded(w)
+        sums = [w.sum(1, keepdim=True)]
+        for _ in range(3):
+            sums.append(w.mul_(x).sum(1, keepdim=True))
+        return tuple(x / self.count for x in sums)
+
+    def tilted_weights(self, b: Tensor, top: Tensor) -> tuple[Tensor, Tensor]:
+        """Compute ``log mean_j e^{b (s_j - top)}`` and ``softmax(b s)``, ``(anchors, keys)``, without gradient."""
+        weights, totals = torch.empty_like(self.scores), []
+        for rows, block in self._blocks():
+            w = (
+                torch.sub(block.detach(), top[rows].detach(), out=weights[rows])
+                .mul_(b[rows].detach())
+                .clamp_(min=LOWEST)
+                .exp_()
+            )
+            if self.log_weight is not None:
+                w.mul_(self.log_weight[rows].exp())
+            self.zero_excluded(w, rows)
+            totals.append(w.sum(1, keepdim=True))
+            w.div_(totals[-1])
+        return (torch.cat(totals) / self.count).log(), weights
+
+    def split(self) -> Sequence[Negatives]:
+        def part(x: Tensor | None, rows: slice) -> Tensor | None:
+            return None if x is None else x[rows]
+
+        return [
+            DenseNegatives(block, part(self.skip, rows), part(self.drop, rows), part(self.log_weight, rows))
+            for rows, block in self._blocks(4 * BLOCK)
+        ]
+
+    def _blocks(self, size: int = BLOCK) -> Iterator[tuple[slice, Tensor]]:
         keys = self.scores.shape[1]
         if self.scores.numel() <= BLOCK or self.scores.device.type != "cpu" or checks.compiling():
             yield slice(None), self.scores
             return
         start = 0
         # split rather than slicing: its backward pass writes the gradient once, not once per block
-        for block in self.scores.split(max(1, BLOCK // max(keys, 1))):
+        for block in self.scores.split(max(1, size // max(keys, 1))):
             yield slice(start, start + len(block)), block
             start += len(block)
 

@@ -170,7 +170,7 @@ def _exact(device: torch.device) -> Iterator[None]:
         yield
 
 
-class ReduceTiles(torch.autograd.Function):
+class ReduceTiles(checks.Once):
     """A :class:`TilePass` as a function of embeddings, and of the tensors of its functions."""
 
     @staticmethod

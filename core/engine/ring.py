@@ -149,7 +149,7 @@ class RingNegatives(TiledNegatives):
         return torch.cat(per_anchor) if per_anchor else counts[0]
 
 
-class ReduceRing(torch.autograd.Function):
+class ReduceRing(checks.Once):
     """Tile passes over the keys of all processes."""
 
     @staticmethod

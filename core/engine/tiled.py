@@ -96,19 +96,28 @@ class TiledNegatives(Negatives):
     def min(self) -> Tensor:
         return -self._reduce_traced(Max, lambda s: -s, (), lambda dense: -dense.min())  # type: ignore[no-any-return]
 
+    def split(self) -> Sequence[Negatives]:
+        return self.materialized().split() if self._cacheable else [self]
+
+    def materialized(self) -> Negatives:
+        if not self._cacheable:
+            return self
+        if self._matrix is None:
+            with torch.enable_grad():
+                self._matrix = self.dense()
+                self._matrix.group = self.group
+        return self._matrix
+
     def _reduce_traced(
         self,
         accumulator: type[Accumulator],
         f: Callable[..., Any],
         per_anchor: tuple[Tensor, ...],
-        of_matrix: Callable[[DenseNegatives], Any],
+        of_matrix: Callable[[Negatives], Any],
     ) -> Any:
         # a maximum precedes an inner solve; besides, what is compared with it must be rounded in the same way
         if self._cacheable and (self._reduced or accumulator is Max):
-            if self._matrix is None:
-                with torch.enable_grad():
-                    self._matrix = self.dense()
-            return of_matrix(self._matrix)
+            return of_matrix(self.materialized())
         self._reduced = True
         functions = Traced.of(f, per_anchor, self.like, accumulator.unit)
         if functions is None:  # not a function of a tile alone

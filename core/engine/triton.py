@@ -323,7 +323,7 @@ def _centered(value: Tensor) -> tuple[Tensor, Tensor]:
     return torch.where((center != 0).unsqueeze(1), torch.stack([x2, 0 * x1, 0 * x0], 1), value), center
 
 
-class _Reduce(torch.autograd.Function):
+class _Reduce(checks.Once):
     """See :func:`reduce`."""
 
     @staticmethod

@@ -12,8 +12,11 @@ from ..batch.scores import Negatives, Scores
 from ..hyper import Choice, Number, Real, Tracked, Value, bounds, text
 from .infonce import InfoNCE
 
-# Gamma, Rayleigh and chi-squared densities have the support s + 1 > 0; at s = -1 their logarithm is infinite.
+# A density that is infinite at s = -1 has its weight at this distance there.
 TINY = 1e-6
+
+# The log-weight where a density vanishes: no weight beside any other, and equal weights where all vanish.
+VANISHED = -1e4
 
 
 def log_weight(s: Tensor, family: str, mu: Value, sigma: Value) -> Tensor:
@@ -27,15 +30,16 @@ def log_weight(s: Tensor, family: str, mu: Value, sigma: Value) -> Tensor:
     rayleigh  ``x e^{-x^2 / (2 mu^2)}``                    scale ``mu``
     chi2      ``x^{mu / 2 - 1} e^{-x / 2}``                degrees of freedom ``mu``
     ========  ===========================================  ============================
+
+    Where the density vanishes (at ``x <= 0``, if its power of ``x`` is positive), the weight is zero; only if all of an
+    anchor's weights are zero, they are equal.
     """
     if family == "gaussian":
         return (s - mu) ** 2 * (-0.5 / sigma**2)
-    x = (s + 1).clamp(min=TINY)
-    if family == "gamma":
-        return (mu - 1) * x.log() - x / sigma
-    if family == "rayleigh":
-        return x.log() - x**2 / (2 * mu**2)
-    return (mu / 2 - 1) * x.log() - x / 2
+    x, power = (s + 1).clamp(min=TINY), 1.0 if family == "rayleigh" else mu - 1 if family == "gamma" else mu / 2 - 1
+    decay = x**2 / (2 * mu**2) if family == "rayleigh" else x / (sigma if family == "gamma" else 2)
+    vanished = (s <= -1) & torch.as_tensor(power > 0, device=s.device)
+    return torch.where(vanished, VANISHED, power * torch.where(s > -1, s + 1, x).log() - decay)
 
 
 class ADNCE(InfoNCE, name="adnce"):
@@ -166,6 +170,6 @@ def quantile(neg: Negatives, q: float) -> Tensor:
     low, high = neg.across(neg.min().min(), "min"), neg.across(neg.max().max(), "max")
     for _ in range(10):
         middle = (low + high) / 2
-        below = pooled(neg.mean(lambda s, at=middle: (s <= at).to(s.dtype)), neg) < q
+        below = pooled(neg.mean(lambda s, at=middle: (s <= at).to(s.dtype)), neg) < q - 1e-6  # rounding of the share
         low, high = torch.where(below, middle, low), torch.where(below, high, middle)
     return (low + high) / 2

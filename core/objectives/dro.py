@@ -8,6 +8,7 @@ theorem, the value at the solution has the right gradient.
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -109,50 +110,120 @@ class CLDRO(Objective, name="dro"):
 def kl_alpha(neg: Tensor | Negatives, radius: Value, shared: bool = False) -> Tensor:
     """Compute the optimal ``a*`` of KL-DRO, ``(anchors, 1)``; zero where the radius reaches the largest negative.
 
-    Solves ``KL(Q_a || Q0) = radius`` with ``Q_a ~ e^{s / a}`` for ``x = log(1 / a)``, by Newton's method with bisection
-    as the fallback.
+    Solves ``KL(Q_a || Q0) = radius`` with ``Q_a ~ e^{s / a}`` for ``x = log(1 / a)``.
     """
-    neg, radius = as_negatives(neg), _positive(radius, "radius")
-    with torch.no_grad():
-        top = neg.max()
-        ties = neg.mean(lambda s, m: (s >= m).to(s.dtype), top) * neg.count
-        reach = neg.log_count - ties.log()
-        depth = (top - neg.mean(lambda s: s)).clamp(min=torch.finfo(top.dtype).tiny)
+    return _kl_solution(as_negatives(neg), _positive(radius, "radius"), shared)[0]
 
-        def excess(x: Tensor) -> tuple[Tensor, Tensor]:
-            """Compute KL minus radius, and its derivative in x, at the inverse temperature e^x."""
-            b = x.exp()
-            # top - s >= 0, so that its moments under Q are log-sum-exps too
-            log_total, log_first, log_second = neg.logsumexp(
-                lambda s, b, m: (
-                    (s - m) * b,
-                    (s - m) * b + (m - s).log(),
-                    (s - m) * b + 2 * (m - s).log(),
-                ),
-                b,
-                top,
-            )
-            mean, square = (log_first - log_total).exp(), (log_second - log_total).exp()
-            kl = -b * mean - (log_total - neg.log_count)
-            slope = b**2 * (square - mean**2)
-            if shared:
-                kl, slope = neg.batch_mean(kl).expand_as(kl), neg.batch_mean(slope).expand_as(slope)
-            return kl - radius, slope
 
-        if shared:
-            depth, reach = neg.batch_mean(depth).expand_as(depth), neg.batch_mean(reach).expand_as(reach)
-        x = _root(neg, excess, low=-depth.log() - 25, high=-depth.log() + 25)
-        return torch.where(torch.as_tensor(radius, dtype=reach.dtype, device=reach.device) >= reach, 0.0, (-x).exp())
+@torch.no_grad()
+def _kl_solution(neg: Negatives, radius: Value, shared: bool) -> tuple[Tensor, Tensor]:
+    """Compute ``a*`` and the largest negatives, ``(anchors, 1)`` each."""
+    parts = [neg] if shared else neg.split()  # a block of anchors stays in the cache
+    if len(parts) > 1:
+        solutions = [_kl_solution(part, radius, shared) for part in parts]
+        return torch.cat([a for a, _ in solutions]), torch.cat([top for _, top in solutions])
+    neg = parts[0]
+
+    def average(x: Tensor) -> Tensor:
+        return neg.batch_mean(x).expand_as(x) if shared else x
+
+    # 1. how far the largest negative is from the mean, and how often it occurs
+    top = neg.max()
+    _, mean, variance, skew = map(average, neg.tilted(torch.zeros_like(top), top))
+    tiny = torch.finfo(top.dtype).tiny
+    depth = (-mean).clamp(min=tiny)
+    # ties are at most the share variance / (variance + mean^2) (Cauchy-Schwarz), too small for most radii
+    reach = (mean**2 / variance.clamp(min=tiny)).log1p()
+    radius = torch.as_tensor(radius, dtype=top.dtype, device=top.device)
+    if shared or not checks.wanted(top) or bool((radius >= reach - 1e-3).any()):
+        reach = -average(neg.mean(lambda s, m: (s >= m).to(s.dtype), top).log())
+
+    def excess(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Compute log(KL / radius), and its derivatives in x, at the inverse temperature e^x."""
+        b = x.exp()
+        log_mean, mean, variance, skew = neg.tilted(b, top)
+        kl, slope, bend = map(average, (b * mean - log_mean, b**2 * variance, b**3 * skew))
+        kl = kl.clamp(min=tiny)
+        first = slope / kl
+        return (kl / radius).log(), first, first * (2 - first) + bend / kl
+
+    # 2. KL is b^2 variance / 2 + b^3 skew / 3 + ...
+    b = (2 * radius / variance.clamp(min=tiny)).sqrt()
+    start = b.log() - (1 + 2 / 3 * b * skew / variance.clamp(min=tiny)).clamp(0.25, 4).log() / 2
+    x = _root(neg, excess, -depth.log() - 25, -depth.log() + 25, start)
+    return torch.where(radius >= reach, 0.0, (-x).exp()), top
 
 
 def kl_worst_case(neg: Negatives, radius: Value, shared: bool = False) -> Tensor:
     """Compute ``min_{a >= 0} { a radius + a log mean_j e^{s_j / a} }``, ``(anchors, 1)``."""
-    a = kl_alpha(neg, radius, shared)
-    top = neg.max()
-    b = 1 / torch.where(a > 0, a, torch.ones_like(a))
-    # shifted by the maximum, so that s / a does not overflow
-    inner = neg.logsumexp(lambda s, b, m: (s - m) * b, b, top.detach()) - neg.log_count
-    return torch.where(a > 0, a * radius + a * inner + top.detach(), top)
+    neg = neg.materialized()
+    a, top = _kl_solution(neg, radius, shared)
+    b = torch.where(a > 0, 1 / a, 1e15)
+
+    def value() -> Tensor:
+        # shifted by the maximum, so that s / a does not overflow
+        inner = neg.logsumexp(lambda s, b, m: (s - m) * b, b, top) - neg.log_count
+        return torch.where(a > 0, a * radius + a * inner + top, neg.max())
+
+    def curvature() -> Tensor:
+        """Compute ``-g^2 / (2 h)`` of the derivatives ``g = 0`` and ``h`` by ``a``: how ``a`` follows similarities."""
+        if shared and neg.group is not None:
+            raise RuntimeError("dro: shared=True has no second derivative (create_graph=True) across processes.")
+
+        def weighted(s: Tensor, b: Tensor, m: Tensor) -> tuple[Tensor, Tensor]:
+            w = ((s - m) * b).clamp(max=1).exp()  # at most 0; keys that are not negatives may be larger
+            return w, w * (s - m)
+
+        total, first = neg.mean(weighted, b, top)
+        kl, h = b * first / total - total.log(), b**3 * neg.tilted(b, top)[2]
+        if shared:
+            kl, h = kl.mean().expand_as(kl), h.mean().expand_as(h)
+        curved = (a > 0) & (h > 0)
+        return torch.where(curved, -((radius - kl) ** 2) / (2 * torch.where(curved, h, 1.0)), 0.0)
+
+    matrix: Any = neg
+    scores = getattr(matrix, "scores", None)
+    if scores is None or checks.compiling():  # neither has second derivatives
+        return value()
+    if torch._C._are_functorch_transforms_active():
+        return value() + curvature()
+    with torch.no_grad():
+        log_mean, weights = matrix.tilted_weights(b, top)
+        solved = a * (radius + log_mean) + top
+    further = [radius] if isinstance(radius, Tensor) else []
+    return Envelope.apply(lambda: value() + curvature(), solved, weights, a, scores, *further)  # type: ignore[no-any-return]
+
+
+class Envelope(torch.autograd.Function):
+    """The value of an inner minimum over ``a``, whose gradient is known; a function of it gives further derivatives."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, function: Callable[[], Tensor], value: Tensor, weights: Tensor, a: Tensor, *tensors: Tensor
+    ) -> Tensor:
+        ctx.function = function
+        ctx.save_for_backward(weights, a, *tensors)
+        ctx.save_for_forward(weights, a)
+        return value.clone()
+
+    @staticmethod
+    def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor | None, ...]:
+        weights, a, *tensors = ctx.saved_tensors
+        needed = ctx.needs_input_grad[4:]
+        if not torch.is_grad_enabled():  # not create_graph=True
+            return None, None, None, None, upstream * weights, *((upstream * a).sum() for _ in needed[1:])
+        wanted = [x for x, need in zip(tensors, needed, strict=True) if need]
+        gradients = iter(torch.autograd.grad(ctx.function(), wanted, upstream, create_graph=True))
+        return None, None, None, None, *(next(gradients) if need else None for need in needed)
+
+    @staticmethod
+    def jvp(ctx: Any, *tangents: Any) -> Tensor:
+        weights, a = ctx.saved_tensors
+        d_scores, *d_radius = tangents[4:]
+        slopes = [a * d for d in d_radius if d is not None]
+        if d_scores is not None:
+            slopes.append((weights * d_scores).sum(1, keepdim=True))
+        return sum(slopes, torch.zeros_like(a))
 
 
 def tau_from_radius(neg: Tensor | Negatives, radius: Value) -> Tensor:
@@ -180,58 +251,75 @@ def chi2_worst_case(neg: Negatives, radius: Value, scale: Value = 0.25, nonneg: 
 
     The likelihood ratio ``L`` is at least 0 if ``nonneg``.
     """
-    if not nonneg:
-        variance = neg.variance()
-        flat = variance <= 0  # the square root has no derivative there
-        root = torch.where(flat, torch.ones_like(variance), variance * radius / scale).sqrt()
-        return neg.mean(lambda s: s) + torch.where(flat, torch.zeros_like(root), root)  # type: ignore[no-any-return]
-    low, total, reached = _chi2_threshold(neg, radius, scale)
-    value = neg.mean(lambda s, a, m: (s.detach() - a).clamp(min=0) / m * s, low, total)
     bound = radius / scale
-    if isinstance(bound, Tensor):  # the solution has no gradient; the slope of the value is the multiplier, total / 2
-        value = value + total / 2 * (bound - bound.detach())
-    return torch.where(reached, neg.max(), value)
+    if not nonneg:
+        return _mean_and_deviations(neg, bound, None)
+    neg = neg.materialized()
+    low, reached = _chi2_threshold(neg, bound)
+    return torch.where(reached, neg.max(), _mean_and_deviations(neg, bound, low))
 
 
 def chi2_ratio(neg: Tensor | Negatives, radius: Value, scale: Value = 0.25) -> Tensor:
     """Compute the worst-case likelihood ratio ``L* = max(0, A (s - l))`` of every negative, ``(anchors, N)``."""
     neg = as_negatives(neg)
-    low, total, reached = _chi2_threshold(neg, _positive(radius, "radius"), _positive(scale, "scale"))
+    low, reached = _chi2_threshold(neg, _positive(radius, "radius") / _positive(scale, "scale"))
     s = dense_scores(neg)
-    top = (s >= neg.max()).to(s.dtype)
-    return torch.where(reached, top / top.mean(1, keepdim=True), (s - low).clamp(min=0) / total)
+    ratio = torch.where(reached, (s >= neg.max()).to(s.dtype), (s - low).clamp(min=0))
+    return ratio / ratio.mean(1, keepdim=True)
 
 
-def _chi2_threshold(neg: Negatives, radius: Value, scale: Value) -> tuple[Tensor, Tensor, Tensor]:
-    """Compute ``l`` and ``mean (s - l)+`` of the solution, and whether the radius reaches the largest negative."""
-    with torch.no_grad():
-        top, mean, spread = neg.max(), neg.mean(lambda s: s), neg.variance().sqrt()
-        ties = neg.mean(lambda s, m: (s >= m).to(s.dtype), top)
-        need = torch.as_tensor(radius / scale, dtype=top.dtype, device=top.device)
-        reached = need >= 1 / ties - 1
-        gap = (top - mean).clamp(min=torch.finfo(top.dtype).tiny)
+def _mean_and_deviations(neg: Negatives, bound: Value, low: Tensor | None) -> Tensor:
+    """Compute the closed form ``mean s + sqrt(Var s (share (1 + bound) - 1))`` over the negatives above ``low``.
 
-        def excess(x: Tensor) -> tuple[Tensor, Tensor]:
-            """Compute mean L^2 - 1 - radius / c at l = top - e^-x, increasing in x, and its derivative."""
-            depth = (-x).exp()
-            first, second, share = neg.mean(
-                lambda s, m, d: (
-                    (s - m + d).clamp(min=0),
-                    (s - m + d).clamp(min=0) ** 2,
-                    (s - m + d > 0).to(s.dtype),
-                ),
-                top,
-                depth,
-            )
-            return second / first**2 - 1 - need, 2 * (second * share - first**2) / first**3 * depth
+    It is exact if ``low`` is the solution's: then all ``L`` there are positive. None means all negatives.
+    """
+    if low is None:
+        mean, variance, spread = neg.mean(lambda s: s), neg.variance(), bound
+    else:
 
-        # if every L >= 0, the closed form is exact: l = mean - sd / sqrt(radius / c); otherwise l is larger
-        start = -(top - mean + spread / need.sqrt()).clamp(min=torch.finfo(top.dtype).tiny).log()
-        x = _root(neg, excess, low=start, high=-gap.log() + 25, start=start)
-        low = top - (-x).exp()
-        total = neg.mean(lambda s, a: (s - a).clamp(min=0), low)
-        total = torch.where(total > 0, total, torch.ones_like(total))
-        return low, total, reached
+        def above(s: Tensor, low: Tensor) -> Tensor:
+            return (s.detach() > low).to(s.dtype)
+
+        share = neg.mean(lambda s, low: above(s, low), low).clamp(min=torch.finfo(low.dtype).eps)
+        mean = neg.mean(lambda s, low: above(s, low) * s, low) / share
+        variance = neg.mean(lambda s, low, m: above(s, low) * (s - m) ** 2, low, mean) / share
+        spread = share * (1 + bound) - 1
+    square = variance * spread
+    flat = square <= 0  # the square root has no derivative there
+    return mean + torch.where(flat, 0.0, torch.where(flat, 1.0, square).sqrt())  # type: ignore[no-any-return]
+
+
+@torch.no_grad()
+def _chi2_threshold(neg: Negatives, bound: Value) -> tuple[Tensor, Tensor]:
+    """Compute ``l`` of the solution, and whether the radius reaches the largest negative, where ``l`` is that one.
+
+    The closed form over the negatives above a threshold gives the next threshold. It only rises, and stays once no
+    negative drops out.
+    """
+    parts = neg.split()  # a block of anchors stays in the cache
+    if len(parts) > 1:
+        solutions = [_chi2_threshold(part, bound) for part in parts]
+        return torch.cat([low for low, _ in solutions]), torch.cat([reached for _, reached in solutions])
+    neg = parts[0]
+    top = neg.max()
+    ties = neg.mean(lambda s, m: (s >= m).to(s.dtype), top)
+    reached = torch.as_tensor(bound, dtype=top.dtype, device=top.device) >= 1 / ties - 1
+    # 1. all negatives
+    low = neg.mean(lambda s: s) - (neg.variance() / bound).sqrt()
+    # 2. those above the threshold, by moments of the distance to it
+    for _ in range(STEPS):
+        share, first, second = neg.mean(
+            lambda s, low: ((s > low).to(s.dtype), (s - low).relu(), (s - low).relu() ** 2), low
+        )
+        depth = first / share
+        variance = (second / share - depth**2).clamp(min=0)
+        last, low = (
+            low,
+            torch.maximum(low, torch.minimum(low + depth - (variance / (share * (1 + bound) - 1)).sqrt(), top)),
+        )
+        if checks.wanted(low) and not bool(neg.across((low > last).any().float(), "max")):  # all ranks stop together
+            break
+    return low, reached
 
 
 # ---- mutual information ------------------------------------------------------------------------
@@ -276,21 +364,22 @@ def _positive(value: Value, what: str) -> Value:
 
 def _root(
     neg: Negatives,
-    excess: Callable[[Tensor], tuple[Tensor, Tensor]],
+    excess: Callable[[Tensor], tuple[Tensor, Tensor, Tensor]],
     low: Tensor,
     high: Tensor,
-    start: Tensor | None = None,
+    x: Tensor,
 ) -> Tensor:
-    """Find the root of an increasing function for each anchor: Newton's method, or bisection outside the bracket."""
-    x = (low + high) / 2 if start is None else start
+    """Find the root of an increasing function for each anchor: Halley's method, or bisection outside the bracket."""
+    tolerance = torch.finfo(x.dtype).eps ** (1 / 3) / 4
     for _ in range(STEPS):
-        value, slope = excess(x)
+        value, first, second = excess(x)
         low, high = torch.where(value < 0, x, low), torch.where(value < 0, high, x)
-        step = x - value / torch.where(slope > 0, slope, torch.ones_like(slope))
-        inside = (slope > 0) & (step >= low) & (step <= high)
-        last, x = x, torch.where(inside, step, (low + high) / 2)
+        newton = value / first
+        # the bounds keep steps short where the function is flat; the third power of a step is the next error
+        step = x - (newton / (1 - (newton * second / (2 * first)).clamp(-1, 0.5))).clamp(-2, 2)
+        x = torch.where((step >= low) & (step <= high), step, (low + high) / 2)
         if checks.wanted(x):
-            moving = (x - last).abs() > 4 * torch.finfo(x.dtype).eps * x.abs()
+            moving = ~(newton.abs() <= tolerance)
             if not bool(neg.across(moving.any().float(), "max")):  # all ranks stop together
                 break
     return x

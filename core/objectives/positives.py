@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import warnings
+
 import torch
 from torch import Tensor
 
@@ -10,7 +12,7 @@ from ..batch.scores import Scores
 from ..hyper import Choice, Flag, Real, Whole, log
 from ..objective import Objective, Wrapper
 from ..vectors import unit, widen
-from .infonce import softplus
+from .infonce import log1mexp, softplus
 
 
 class ArCL(Wrapper, name="arcl"):
@@ -60,6 +62,12 @@ class ArCL(Wrapper, name="arcl"):
         known = scores.views is not None and scores.layout in ("arcl", "queue")
         if self.views is not None and known and scores.views != self.views:
             raise ValueError(f"{self.name}: views={self.views} were expected, got {scores.views}.")
+        if self.views is None and known and scores.pos.shape[1] == 1 and not checks.compiling():
+            warnings.warn(
+                f"{self.name}: two views have one pair, so that no pair is worse than another; this is the inner "
+                "objective with first views as anchors. Pass more than two views, or views=2 if you mean this.",
+                stacklevel=2,
+            )
         paper = self.denominator == "paper"
         return Scores(
             self.align(scores),
@@ -153,32 +161,34 @@ class DebiasedPositives(Objective, name="debpos"):
         return "pairs" if self.aggregation == "combination" else "first_two"
 
     def losses(self, scores: Scores) -> Tensor:
-        r, log_rest, log_floor = self._numerator(scores)
-        inside = r > (log_floor.exp() if self.floor else 0)
-        safe = torch.where(inside, r, torch.ones_like(r))
-        loss = softplus(log_rest - safe.log())
+        log_ratio, positive, log_floor = self._log_ratio(scores)
         if self.floor:
-            return torch.where(inside, loss, softplus(log_rest - log_floor))
-        ratio = torch.where(inside, torch.ones_like(r), r / (r + log_rest.exp()))
-        return torch.where(inside, loss, -ratio.log())
+            return softplus(-torch.where(positive & (log_ratio > log_floor), log_ratio, log_floor))
+        return torch.where(positive, softplus(-log_ratio), log1mexp(-log_ratio))  # NaN unless R < -N prior P-
 
-    def _numerator(self, scores: Scores) -> tuple[Tensor, Tensor, Tensor]:
-        """Compute ``R``, ``log(N prior P-)`` and the log of the floor, all times ``e^{-1/t}`` to avoid overflow."""
+    def _log_ratio(self, scores: Scores) -> tuple[Tensor, Tensor, Tensor]:
+        """Compute ``log |R / (N prior P-)|``, where ``R > 0``, and the logarithm for the floor in place of ``R``."""
         t, neg = self.temperature, scores.neg
         prior = self.prior if scores.prior is None else checks.is_prior(scores.prior, zero=False)
         n, m = neg.count, scores.positives_count()
+        # 1. similarities relative to one: e^{1/t} overflows
         log_sum = neg.logsumexp(lambda s: (s - 1) / t)
-        pull = ((scores.pos - 1) / t).exp()
-        if self.aggregation == "group_mean":
-            pull = (scores.positives_logsumexp((scores.pos - 1) / t) - log(m)).exp()
-        elif self.aggregation == "group_sum":
-            pull = scores.positives_logsumexp((scores.pos - 1) / t).exp()
+        pull = (scores.pos - 1) / t
+        if self.aggregation != "combination":
+            pull = scores.positives_logsumexp(pull) - (log(m) if self.aggregation == "group_mean" else 0.0)
+        # 2. R = own + negatives; P - (1 - prior) P- has one term of the sum over negatives, so that it does not cancel
         divisor = n + (m + 1 if self.aggregation == "group_sum" else 2)
-        # P - (1 - prior) P- with the sum over negatives factored out: no cancellation
-        r = (pull + 1) / divisor + log_sum.exp() * (1 / divisor - (1 - prior) / n)
-        log_floor = torch.as_tensor(log(prior) - 2 / t, dtype=r.dtype, device=r.device)
-        return r, log_sum + log(prior), log_floor
+        share = torch.as_tensor(1 / divisor - (1 - prior) / n, dtype=pull.dtype, device=pull.device)
+        log_own = softplus(pull) - log(divisor) - log_sum - log(prior)
+        log_share = share.abs().clamp(min=torch.finfo(share.dtype).tiny).log() - log(prior)
+        # 3. their sum or difference; where that is zero, a placeholder keeps the unused gradient finite
+        gap = log_share - log_own
+        positive = (share >= 0) | (gap < 0)
+        apart = torch.where((share < 0) & (gap != 0), -gap.abs(), torch.full_like(gap, -1.0))
+        difference = torch.maximum(log_own, log_share) + log1mexp(apart)
+        log_ratio = torch.where(share < 0, difference, torch.logaddexp(log_own, log_share))
+        return log_ratio, positive, -2 / t - log_sum
 
     def diagnostics(self, scores: Scores) -> dict[str, Tensor]:
-        r, _, log_floor = self._numerator(scores)
-        return {"clamp_rate": (r <= log_floor.exp()).to(r.dtype).mean()}
+        log_ratio, positive, log_floor = self._log_ratio(scores)
+        return {"clamp_rate": 1 - (positive & (log_ratio > log_floor)).to(log_ratio.dtype).mean()}

@@ -172,6 +172,98 @@ def test_gradients_are_slopes(spec):
     assert torch.autograd.gradcheck(lambda x: call(at(spec).eval(), x), z, atol=1e-6, rtol=1e-4)
 
 
+# What has constant weights has second derivatives of the loss with these weights, as its gradient is.
+@pytest.mark.parametrize(
+    "spec",
+    [*SMOOTH, "dro:radius=0.6,shared=true", "dro:radius=0.6,divergence=chi2", "robust:t=T,weight=one"],
+)
+def test_second_derivatives_are_slopes_of_gradients(spec):
+    z = embeddings(batch=3, width=3, seed=1, dtype=torch.float64).requires_grad_()
+    loss_fn, g = at(spec).eval(), torch.Generator().manual_seed(3)
+    direction = torch.randn(z.shape, generator=g, dtype=torch.float64)
+
+    def gradient(x, **how):
+        return torch.autograd.grad(call(loss_fn, x, tile=0), x, **how)[0]
+
+    steps = [gradient((z + h * direction).detach().requires_grad_()) for h in (-1e-5, 1e-5)]
+    (product,) = torch.autograd.grad((gradient(z, create_graph=True) * direction).sum(), z)
+    torch.testing.assert_close(product, (steps[1] - steps[0]) / 2e-5, rtol=1e-6, atol=1e-7)
+
+
+@pytest.mark.parametrize("spec", ["dro", "dro:shared=true", "dro:divergence=chi2"])
+def test_second_derivatives_of_torch_func(spec):
+    z = embeddings(views=2, batch=3, width=2, seed=1, dtype=torch.float64)
+    loss_fn = at(spec).eval()
+    found = torch.func.hessian(lambda x: loss_fn(x[0], x[1]))(z)
+    wanted = torch.autograd.functional.hessian(lambda x: loss_fn(x[0], x[1]), z)
+    torch.testing.assert_close(found, wanted, rtol=1e-7, atol=1e-9)
+
+
+# ---- lengths ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("spec", SPECS)
+def test_inner_products_of_any_size_in_single_precision(spec):
+    """Float32 agrees with float64 as far as rounded similarities can."""
+    scales = (1e-3, 0.03, 1.0, 30.0, 1e3)
+    if "adnce" in spec and "=gamma" not in spec and "=rayleigh" not in spec and "=chi2" not in spec:
+        scales = scales[:-1]  # Gaussian weights square similarities of a million
+    if "sigma=0.05" in spec:
+        scales = scales[:-2]
+    failures = []
+    for scale in scales:
+        z = embeddings(batch=5) * scale
+        (single, slope), (double, exact) = (
+            value_and_gradient(at(spec), z.to(d)) for d in (torch.float32, torch.float64)
+        )
+        sensitivity = (exact * z).abs().sum().item()  # of the loss, to a relative error of the embeddings
+        bound = 200 * torch.finfo(torch.float32).eps * (1 + abs(double) + sensitivity)
+        if not (abs(single - double) <= bound and slope.isfinite().all()):
+            failures.append((scale, single, double, bound))
+        elif scale <= 1 and (slope.double() - exact).abs().max() > 1e-3 * exact.abs().max():
+            failures.append((scale, slope, exact))
+    assert not failures
+
+
+def value_and_gradient(loss_fn, z):
+    z = z.clone().requires_grad_()
+    loss = call(loss_fn, z, normalize=False)
+    return loss.item(), torch.autograd.grad(loss, z)[0]
+
+
+@pytest.mark.parametrize("tile", [0, 4])
+@pytest.mark.parametrize("length", [1e-40, 1e-25, 1e-9, 1e19, 1e30])
+def test_very_short_and_very_long_embeddings_have_a_direction(length, tile):
+    z = embeddings(views=2)
+    z[1, 2] = 0  # stays without one, and without gradient
+    scaled = (z.double() * length).float()
+    (plain, slope), (found, gradient) = (value_and_gradient_of_cosines(x, tile) for x in (z, scaled))
+    torch.testing.assert_close(found, plain, rtol=1e-4 if length < 1e-38 else 1e-5, atol=1e-5)
+    assert gradient.isfinite().all()
+    assert not gradient[1, 2].any()
+    if length <= 1e-9:  # the gradient of longer ones vanishes in float32
+        cosine = torch.cosine_similarity(gradient.double().flatten(1), slope.double().flatten(1))
+        torch.testing.assert_close(cosine, torch.ones(2, dtype=torch.float64), rtol=1e-4, atol=0)
+    if 1e-30 < length <= 1e-9:
+        torch.testing.assert_close(gradient * length, slope, rtol=1e-4, atol=1e-5)
+
+
+def test_short_half_precision_embeddings_have_a_direction():
+    z = embeddings(views=2).double()
+    short = (z * 2e-5).half()
+    (plain, slope), (found, gradient) = (value_and_gradient_of_cosines(x, 0) for x in (short.double(), short))
+    torch.testing.assert_close(found, plain.float(), rtol=1e-5, atol=1e-5)
+    assert gradient.isfinite().all()
+    for ours, exact in zip(gradient.double().flatten(0, 1), slope.flatten(0, 1), strict=True):
+        assert torch.cosine_similarity(ours, exact, dim=0) > 0.999
+
+
+def value_and_gradient_of_cosines(z, tile):
+    z = z.clone().requires_grad_()
+    loss = cp.InfoNCE()(*z, tile=tile)
+    return loss.detach(), torch.autograd.grad(loss, z)[0]
+
+
 # ---- hosts --------------------------------------------------------------------------------------
 
 

@@ -10,6 +10,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 import counterpoint as cp
 
@@ -826,6 +827,17 @@ def test_a_replaced_copy_keeps_a_schedule_of_its_own():
 def test_what_could_only_mislead_is_refused(call, message):
     with pytest.raises(ValueError, match=message):
         call()
+
+
+@pytest.mark.parametrize("spec", ["infonce", "hcl", "adnce", "dro", "debpos", "arcl(dcl) + 0.1*dp"])
+def test_tensors_without_values_give_a_loss_without_a_value(spec):
+    """Meta and fake tensors: shapes are checked, values are not read."""
+    loss_fn = cp.objective(spec)
+    for batch in (6, 400):
+        meta = [torch.zeros(batch, 8, device="meta") for _ in range(3)]
+        assert loss_fn(*meta).is_meta
+        with FakeTensorMode():
+            assert loss_fn(*(torch.zeros(batch, 8) for _ in range(3))).shape == ()
 
 
 def test_the_shortest_half_vectors_have_finite_gradients():

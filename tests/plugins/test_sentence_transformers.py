@@ -212,6 +212,13 @@ def test_cached_is_the_uncached(model, spec, columns, how):
     assert_equal(value_and_gradients(CachedContrastiveLoss(model, spec, **kind, **how), data), plain, 1e-12)
 
 
+@pytest.mark.parametrize("size", [0, -5, 2.5, True])
+@pytest.mark.parametrize("name", ["mini_batch_size", "mini_batch_num_tokens"])
+def test_parts_of_no_size_are_refused_at_once(model, name, size):
+    with pytest.raises(ValueError, match=f"{name} must be a whole number of at least 1, got {size}"):
+        CachedContrastiveLoss(model, **{name: size})
+
+
 def test_cached_is_the_hosts_cached(model):
     """With dropout: the same parts in the same order."""
     model.train()

@@ -59,6 +59,14 @@ def mean(values):
     return sum(values) / len(values)
 
 
+def test_rows_without_direction_are_counted():
+    z = torch.randn(2, 5, 3, generator=torch.Generator().manual_seed(0))
+    z[0, 1:3], z[1, 4] = 0, 0
+    z[1, 0] *= 1e-30
+    assert cp.InfoNCE().report(*z)["without_direction"] == 3
+    assert "without_direction" not in cp.InfoNCE().report(*z, normalize=False)
+
+
 @pytest.mark.parametrize("labels", [None, [0, 1, 0, 2, 1]])
 def test_report_of_infonce_by_hand(labels):
     z1, z2 = views(5, noise=1.5)
@@ -70,6 +78,7 @@ def test_report_of_infonce_by_hand(labels):
         losses.append(mean(-math.log(math.exp(x / t) / (math.exp(x / t) + mass)) for x in p))
         effective.append(perplexity([math.exp(x / t) for x in s]))
     expected = {
+        "without_direction": 0,
         "loss": mean(losses),
         "positive_mean": mean(map(mean, pos)),
         "negative_mean": mean(map(mean, neg)),

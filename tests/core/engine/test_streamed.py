@@ -10,6 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from specs import SPECS, at, embeddings
+from torch.autograd import forward_ad
 
 import counterpoint as cp
 from counterpoint.batch.pairings import PAIRINGS
@@ -334,6 +335,19 @@ def test_the_second_derivative_says_what_to_do():
         torch.autograd.grad(Alignment()(z[0], z[1], tile=4), z, create_graph=True)
     (gradient,) = torch.autograd.grad(cp.InfoNCE()(z[0], z[1], tile=0), z, create_graph=True)
     assert torch.autograd.grad(gradient.square().sum(), z)[0].abs().sum() > 0
+
+
+def test_forward_mode_says_what_to_do():
+    z = torch.randn(2, 6, 8, generator=torch.Generator().manual_seed(0))
+    with forward_ad.dual_level():
+        dual = forward_ad.make_dual(z, torch.ones_like(z))
+        with pytest.raises(NotImplementedError, match=r"forward-mode.*tile=0"):
+            cp.InfoNCE()(dual[0], dual[1], tile=4)
+        for spec in ("infonce", "dro"):
+            slope = forward_ad.unpack_dual(cp.objective(spec)(dual[0], dual[1], tile=0)).tangent
+            x = z.clone().requires_grad_()
+            (gradient,) = torch.autograd.grad(cp.objective(spec)(*x), x)
+            torch.testing.assert_close(slope, gradient.sum(), rtol=1e-4, atol=1e-5)
 
 
 def test_under_torch_func():

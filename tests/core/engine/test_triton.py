@@ -189,9 +189,8 @@ def test_every_objective(everywhere, spec):
     torch.testing.assert_close(results(spec, z[:2], None, **how), results(spec, z[:2], 0, **how), rtol=1e-3, atol=1e-4)
 
 
-@pytest.mark.parametrize(
-    "spec", ["adnce:mu=auto,sigma=auto", "dro:divergence=chi2", "dro:divergence=chi2,nonneg=false", "mv", "dro"]
-)
+# an inner solve materializes a small batch, and leaves the kernels alone
+@pytest.mark.parametrize("spec", ["adnce:mu=auto,sigma=auto", "dro:divergence=chi2,nonneg=false", "mv"])
 def test_a_batch_that_has_nearly_collapsed(everywhere, spec):
     random = torch.Generator().manual_seed(0)
     z = torch.randn(1, 1, 16, generator=random) + 1e-2 * torch.randn(2, 16, 16, generator=random)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import pytest
 import torch
@@ -103,6 +105,20 @@ def test_auto_sigma_tracks_the_deviation_of_the_negatives():
         tracked = new if tracked is None else 0.9 * tracked + 0.1 * new
         torch.testing.assert_close(loss_fn.tracked_sigma.value.item(), tracked, rtol=1e-6, atol=0)
         same(loss, cp.ADNCE(0.5, 0.7, tracked).from_scores(pos, neg, mask), pos, neg, rtol=1e-6, atol=1e-7)
+
+
+@pytest.mark.parametrize("s", [-1.0, -1.5])
+def test_a_negative_where_the_density_vanishes_has_no_weight(s):
+    pos, neg = torch.tensor([[0.5]]), torch.tensor([[s, 1.0]])
+    for family in ("gamma", "rayleigh", "chi2"):
+        mu = 4.0 if family == "chi2" else 2.0
+        loss_fn = cp.ADNCE(0.5, mu, 0.05, family, "negatives")
+        # two weights, 0 and 2
+        assert loss_fn.from_scores(pos, neg).item() == pytest.approx(1 + math.log(2), abs=1e-6)
+        assert loss_fn.weights(neg).tolist() == [[0.0, 2.0]]
+        # a density that is infinite there gives that negative all the weight
+    infinite = cp.ADNCE(0.5, 0.5, 1.0, "gamma").weights(torch.tensor([[-1.0, 1.0]]))
+    assert infinite[0, 0] > 1.99
 
 
 def test_log_weight_is_finite_at_the_edge_of_its_support():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import warnings
 from itertools import combinations
 
 import pytest
@@ -65,6 +66,41 @@ def test_debiased_positives_combination_averages_the_pairs_of_views(seed, views)
     z = embeddings(seed, views)
     loss_fn = cp.DebiasedPositives(0.5, 0.2)
     same(loss_fn(*z), torch.stack([loss_fn(a, b) for a, b in combinations(z, 2)]).mean(), z)
+
+
+def test_debiased_positives_of_inner_products_do_not_overflow():
+    """In float32, ``e^{s / t}`` of such similarities is infinite."""
+    values = []
+    for dtype in (torch.float32, torch.float64):
+        torch.manual_seed(0)
+        z = (torch.randn(2, 4, 8) * 3).to(dtype).requires_grad_()
+        loss = cp.DebiasedPositives(0.07, 0.3, floor=True)(*z, pairing="first_two", normalize=False)
+        values.append([loss.double(), *(g.double() for g in gradients(loss, [z]))])
+    assert values[1][0].item() == pytest.approx(3.6109, abs=1e-4)
+    torch.testing.assert_close(values[0], values[1], rtol=1e-5, atol=1e-5)
+
+
+def test_debiased_positives_without_floor_are_the_bare_formula():
+    """Numerator positive; negative, and with it the denominator or not."""
+    t, prior = 0.5, 0.01
+    for p, s in ((0.9, 0.1), (-0.9, 0.99), (-0.9, 5.0)):
+        pos, neg = (torch.full((2, k), x, dtype=torch.float64, requires_grad=True) for k, x in ((1, p), (40, s)))
+        mean = (neg / t).exp().mean(1)
+        total = (40 * mean + (pos / t).exp().squeeze(1) + math.exp(1 / t)) / 42
+        r = total - (1 - prior) * mean
+        loss = cp.DebiasedPositives(t, prior, floor=False).from_scores(pos, neg)
+        expected = -torch.log(r / (r + 40 * prior * mean)).mean()
+        torch.testing.assert_close(loss, expected, equal_nan=True)
+
+
+def test_arcl_says_that_two_views_are_too_few_to_have_a_worst_pair():
+    z = embeddings(0).detach()
+    with pytest.warns(UserWarning, match=r"two views have one pair.*more than two views, or views=2"):
+        cp.ArCL("hcl")(*z)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        cp.ArCL("hcl", views=2)(*z)
+        cp.ArCL("hcl")(*embeddings(0, 3).detach())
 
 
 @prop(seed=SEED, t=T, prior=st.floats(0.3, 0.9))
