@@ -1,6 +1,9 @@
 # make demo    every domain on data that needs no download: a table in the terminal, demo/report.html, demo/results.json
 # make test    all checks of a change, set-up included
 # make lint    the quick half of the checks: style, types, imports
+# make test-lowest    the core and each extra on the lowest versions that pyproject.toml allows
+# make test-pythons   the core's tests on every Python from 3.10 to 3.14 that uv finds on this machine
+# make fuzz MINUTES=60    random objectives, batches, texts and damaged files
 # All set up .venv first, with uv if it is available and pip otherwise; with PINNED=1 in the versions of
 # constraints.txt, with which the project was last tested, on Python 3.11.
 
@@ -9,6 +12,10 @@ JOBS ?= 2
 VENV := .venv
 RUN := $(VENV)/bin/python
 LOWEST := .venv-lowest
+PYTHONS := 3.10 3.11 3.12 3.13 3.14
+MINUTES ?= 60
+CORE_TESTS := tests/core/objectives tests/core/batch tests/core/test_contract.py tests/core/test_errors.py \
+  tests/core/test_perturb.py tests/core/test_schedules.py tests/core/test_sums.py
 # the lowest supported torch, and the last numpy that it was built for
 LOWEST_TORCH := torch==2.2.0 numpy<2
 
@@ -17,7 +24,7 @@ export HF_HUB_OFFLINE ?= 1
 # what an installed package consists of: the checkout is installed as a tree of links, which these make out of date
 SOURCES = $(sort $(shell find core plugins integrations -type f ! -name '*.py[co]'))
 
-.PHONY: demo test test-slow test-lowest lint types graph bench constraints dist clean help FORCE
+.PHONY: demo test test-slow test-lowest test-lowest-core test-pythons fuzz lint types graph bench constraints dist clean help FORCE
 
 help:
 	@sed -n '/^#/!q; s/^# //p' Makefile
@@ -31,12 +38,25 @@ test: $(VENV)/ready lint
 test-slow: $(VENV)/ready
 	$(RUN) -m pytest -m slow
 
+test-lowest: test-lowest-core $(VENV)/ready
+	$(RUN) -m pytest -m slow tests/test_lowest.py
+
 # the core alone, on the lowest versions that pyproject.toml allows, where torch.compile supports less
-test-lowest: $(LOWEST)/ready
-	$(LOWEST)/bin/python -m pytest -n $(JOBS) \
-	  tests/core/objectives tests/core/batch tests/core/test_contract.py tests/core/test_errors.py \
-	  tests/core/test_perturb.py tests/core/test_schedules.py tests/core/test_sums.py \
-	  -k "not compiled"
+test-lowest-core: $(LOWEST)/ready
+	$(LOWEST)/bin/python -m pytest -n $(JOBS) $(CORE_TESTS) -k "not compiled"
+
+# the core alone, on today's PyTorch, in a folder of its own for each Python that there is
+test-pythons:
+	@for version in $(PYTHONS); do \
+	  uv python find --no-python-downloads --quiet $$version >/dev/null 2>&1 || { echo "Python $$version: not here"; continue; }; \
+	  echo "Python $$version"; \
+	  uv venv --quiet --allow-existing --python $$version .venv-$$version && \
+	  uv pip install --quiet --python .venv-$$version/bin/python numpy pytest pytest-xdist hypothesis -e . && \
+	  .venv-$$version/bin/python -m pytest -q -n $(JOBS) $(CORE_TESTS) -k "not compiled" || exit 1; \
+	done
+
+fuzz: $(VENV)/ready
+	$(RUN) tests/support/fuzz.py $(MINUTES)
 
 lint: $(VENV)/ready types
 	$(VENV)/bin/ruff check
@@ -99,4 +119,4 @@ pip = if command -v uv >/dev/null; then uv pip install --quiet --python $(1)/bin
   else $(1)/bin/python -m pip install --quiet $(2); fi
 
 clean:
-	rm -rf $(VENV) $(LOWEST) build dist demo *.egg-info
+	rm -rf $(VENV) $(VENV)-3.* $(LOWEST) build dist demo *.egg-info

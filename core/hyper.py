@@ -24,7 +24,10 @@ Value = float | Tensor
 
 def is_number(value: Any) -> TypeGuard[float]:
     """Return whether ``value`` is a finite real number; booleans do not count as numbers."""
-    return isinstance(value, numbers.Real) and not isinstance(value, bool) and math.isfinite(value)
+    try:
+        return isinstance(value, numbers.Real) and not isinstance(value, bool) and math.isfinite(value)
+    except OverflowError:  # an integer larger than every float
+        return False
 
 
 class Schedule(nn.Module):

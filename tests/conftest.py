@@ -1,5 +1,6 @@
 import os
 import sys
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -35,3 +36,12 @@ def frames():
         environment.check_frames()
     except (ImportError, OSError) as error:
         pytest.skip(str(error))
+
+
+def pytest_terminal_summary(terminalreporter):
+    """Say how many tests were skipped, and why."""
+    reasons = Counter(
+        report.longrepr[2].removeprefix("Skipped: ") for report in terminalreporter.stats.get("skipped", [])
+    )
+    for reason, count in reasons.most_common():
+        terminalreporter.write_line(f"{count} skipped: {reason}")

@@ -152,7 +152,7 @@ class InfoNCE(Objective, name="infonce"):
         if self.denominator == "negatives" or scores.negatives_only:
             return log_mass - scores.pos / t
         if scores.denominator_pos is not None:
-            return torch.logaddexp(scores.denominator_pos / t, log_mass) - scores.pos / t
+            return softplus(log_mass - scores.denominator_pos / t) + (scores.denominator_pos - scores.pos) / t
         return softplus(log_mass - scores.pos / t)
 
 

@@ -6,9 +6,9 @@ import math
 import re
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
+from functools import lru_cache, partial
 from itertools import cycle
 from pathlib import Path
-from statistics import fmean, pstdev
 from textwrap import fill
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -18,7 +18,7 @@ import counterpoint as cp
 from counterpoint.diagnose.plots import COLOURS, DASHES, draw_distances, draw_weights, figure, tidy
 
 from ..store.files import atomic
-from ..store.run import Embeddings
+from ..store.run import Embeddings, Run
 from .summary import Column, Report
 
 if TYPE_CHECKING:
@@ -157,10 +157,11 @@ def keys(column: Column) -> list[Any]:
 
 def curves(column: Column) -> list[str]:
     """Return names of numbers that runs logged more than once, the column's metric first; not those of single folds."""
-    logs = [[run.metrics() for run in runs] for runs in column.runs.values()]
-    logged = dict.fromkeys(key for row in logs for log in row for line in log for key in line)
+    logged = dict.fromkeys(key for runs in column.runs.values() for run in runs for key in _series(run))
     named = (key for key in logged if key != "step" and not re.fullmatch(r"fold\d+", key))
-    drawn = (key for key in named if any(len(_band(row, key)[0]) > 1 for row in logs))
+    drawn = (
+        key for key in named if any(len(_band([*map(_series, runs)], key)[0]) > 1 for runs in column.runs.values())
+    )
     return sorted(drawn, key=lambda key: key not in column.metric.split())[:PANELS]
 
 
@@ -168,7 +169,7 @@ def draw_curve(axes: Axes, column: Column, key: str, looks: dict[str, Style]) ->
     """Draw a logged number over epochs or steps: mean and standard deviation over seeds, and a paper's number."""
     units: list[str] = []
     for row, cell in column.cells.items():
-        steps, mean, spread = _band([run.metrics() for run in column.runs[row]], key)
+        steps, mean, spread = _band([*map(_series, column.runs[row])], key)
         if not steps:
             continue
         units += [run.axis for run in column.runs[row]]
@@ -183,19 +184,46 @@ def draw_curve(axes: Axes, column: Column, key: str, looks: dict[str, Style]) ->
     tidy(axes)
 
 
-def _band(logs: list[list[dict[str, float]]], key: str) -> tuple[list[float], list[float], list[float]]:
+def _series(run: Run) -> dict[str, tuple[torch.Tensor, torch.Tensor]]:
+    """Return the steps and the values of each number that a run logged."""
+    path = run.path / "metrics.jsonl"
+    return _read(run, path.stat().st_mtime_ns if path.exists() else 0)
+
+
+@lru_cache(maxsize=1024)
+def _read(run: Run, changed: int) -> dict[str, tuple[torch.Tensor, torch.Tensor]]:
+    return _by_name(run.metrics())
+
+
+def _by_name(lines: Iterable[dict[str, float]]) -> dict[str, tuple[torch.Tensor, torch.Tensor]]:
+    """Return the steps and the values of each number, without those that could not be computed."""
+    logged: dict[str, tuple[list[float], list[float]]] = defaultdict(lambda: ([], []))
+    for line in lines:
+        step = line["step"]
+        for key, value in line.items():
+            steps, values = logged[key]
+            if value == value:
+                steps.append(step)
+                values.append(value)
+    number = partial(torch.tensor, dtype=torch.float64)
+    return {key: (number(steps), number(values)) for key, (steps, values) in logged.items()}
+
+
+def _band(
+    logs: Sequence[dict[str, tuple[torch.Tensor, torch.Tensor]]], key: str
+) -> tuple[list[float], list[float], list[float]]:
     """Return the steps that all seeds have, with the mean and the standard deviation over seeds."""
-    at: dict[float, list[float]] = defaultdict(list)
-    for log in logs:
-        for line in log:
-            if not math.isnan(line.get(key, math.nan)):
-                at[line["step"]].append(line[key])
-    steps = sorted(step for step, values in at.items() if len(values) >= len(logs))
-    size = max(1, math.ceil(len(steps) / POINTS))
-    bins = [steps[i : i + size] for i in range(0, len(steps), size)]
-    means = [fmean(fmean(at[step]) for step in members) for members in bins]
-    spreads = [fmean(pstdev(at[step]) for step in members) for members in bins]
-    return [fmean(members) for members in bins], means, spreads
+    series = [log[key] for log in logs if key in log]
+    if not series:
+        return [], [], []
+    values = torch.cat([values for _, values in series])
+    steps, where, counts = torch.cat([steps for steps, _ in series]).unique(return_inverse=True, return_counts=True)
+    means = torch.zeros_like(steps).index_add(0, where, values) / counts
+    spreads = (torch.zeros_like(steps).index_add(0, where, (values - means[where]) ** 2) / counts).sqrt()
+    common = counts >= len(logs)
+    size = max(1, math.ceil(int(common.sum()) / POINTS))
+    steps, means, spreads = ([float(x.mean()) for x in each[common].split(size)] for each in (steps, means, spreads))
+    return steps, means, spreads
 
 
 def draw_training_weights(axes: Axes, rows: Sequence[tuple[str, str]], looks: dict[str, Style]) -> None:

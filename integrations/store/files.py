@@ -102,7 +102,10 @@ def plain_numbers(numbers: Mapping[str, Any]) -> dict[str, float | None]:
 
 def are_plain_numbers(numbers: Mapping[str, Any]) -> bool:
     """Return whether these are numbers as :func:`plain_numbers` writes them."""
-    return all(value is None or is_number(value) for value in numbers.values())
+    return all(
+        value is None or (type(value) is float and math.isfinite(value)) or is_number(value)
+        for value in numbers.values()
+    )
 
 
 def now() -> str:

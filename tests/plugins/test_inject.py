@@ -14,6 +14,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from processes import PATIENCE
 
 import counterpoint as cp
 from counterpoint.plugins import inject, registry
@@ -71,7 +72,7 @@ def launch(tmp_path, monkeypatch, capsys):
 def process(folder: Path, *words: str, module: str = "counterpoint.plugins.inject") -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", module, *words]
     env = {**os.environ, "OMP_NUM_THREADS": "1"}
-    return subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True, timeout=120)
+    return subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True, timeout=PATIENCE)
 
 
 # ---- what is run -----------------------------------------------------------------------------------

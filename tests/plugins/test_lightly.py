@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from processes import PATIENCE
 from torch import nn
 
 import counterpoint as cp
@@ -372,9 +373,10 @@ def one_of_two(rank: int, folder: str) -> None:
 @pytest.fixture(scope="module")
 def two_processes(tmp_path_factory):
     folder = tmp_path_factory.mktemp("gloo")
+    env = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[1] / "support")}
     code = [sys.executable, __file__]
-    running = [subprocess.Popen([*code, str(rank), str(folder)], env=os.environ) for rank in range(2)]
-    assert [process.wait(timeout=120) for process in running] == [0, 0]
+    running = [subprocess.Popen([*code, str(rank), str(folder)], env=env) for rank in range(2)]
+    assert [process.wait(timeout=PATIENCE) for process in running] == [0, 0]
     return [json.loads((folder / f"{rank}.json").read_text()) for rank in range(2)]
 
 

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from processes import PATIENCE
 from tiny_bert import load, texts
 from torch import nn
 
@@ -399,7 +400,7 @@ def two_processes(bert, tmp_path_factory):
     env = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[1] / "support")}
     command = [sys.executable, __file__]
     running = [subprocess.Popen([*command, str(rank), str(bert), str(out)], env=env) for rank in range(2)]
-    assert [process.wait(timeout=240) for process in running] == [0, 0]
+    assert [process.wait(timeout=PATIENCE) for process in running] == [0, 0]
     return [json.loads((out / f"{rank}.json").read_text()) for rank in range(2)]
 
 

@@ -14,6 +14,7 @@ from argparse import Namespace
 import pytest
 import torch
 from hosts import real_clone
+from processes import PATIENCE
 
 import counterpoint as cp
 from counterpoint.objective import Wrapper
@@ -350,10 +351,10 @@ def test_another_package_of_that_name_is_noticed(folder, models):
 # ---- with the launcher -----------------------------------------------------------------------------
 
 
-def launch(folder, *words, python=sys.executable, timeout=120, **env):
+def launch(folder, *words, python=sys.executable, **env):
     command = [python, "-m", "counterpoint.plugins.inject", "simcse", *words]
     env = {**os.environ, "OMP_NUM_THREADS": "1", **env}
-    return subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True, timeout=timeout)
+    return subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True, timeout=PATIENCE)
 
 
 def test_launcher(folder):
@@ -375,7 +376,7 @@ def test_launcher_in_another_mode_of_the_fork(folder, models, monkeypatch, capsy
 @pytest.mark.parametrize("how", ["average", pytest.param("ddp", marks=pytest.mark.slow)])
 def test_two_processes_have_the_whole_batchs_loss_and_gradient(folder, tmp_path, how):
     command = [sys.executable, "two.py", str(tmp_path), how]
-    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=120)
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=PATIENCE)
     assert done.returncode == 0, done.stderr
     for rank in range(2):
         found, whole = torch.load(tmp_path / f"found{rank}.pt")
@@ -432,7 +433,7 @@ def arguments(tmp_path, *more):
 def test_the_unmodified_host(tmp_path, names, more):
     host = clone(tmp_path, names)
     words = ["--objective", "adnce:mu=0.4,t=0.07", "--verify", "5", "--report", str(tmp_path / "steps.jsonl")]
-    found = launch(host, *words, "--", *arguments(tmp_path, *more), HF_HUB_OFFLINE="1", timeout=300)
+    found = launch(host, *words, "--", *arguments(tmp_path, *more), HF_HUB_OFFLINE="1")
     assert found.returncode == 0, found.stderr[-3000:]
     assert "the seam was reached 6 times" in found.stderr
     assert float(found.stderr.rpartition("relative ")[2].partition(",")[0]) <= 1e-6
@@ -475,7 +476,7 @@ def test_the_unmodified_host_evaluates_as_its_own_scripts_do(tmp_path):
     flags = "--evaluation_strategy steps --eval_steps 2 --save_steps 2 --metric_for_best_model stsb_spearman"
     flags += " --load_best_model_at_end --overwrite_output_dir --mlp_only_train --gradient_accumulation_steps 2 --bf16"
     words = ["--objective", "adnce:mu=0.4,t=0.07", "--", *arguments(tmp_path, *flags.split())]
-    found = launch(host, *words, HF_HUB_OFFLINE="1", timeout=300)
+    found = launch(host, *words, HF_HUB_OFFLINE="1")
     # at last, the host evaluates on further sets, which are not here
     assert "MR/rt-polarity.pos" in found.stderr.splitlines()[-1], found.stderr[-3000:]
     assert "the seam was reached 12 times" in found.stderr

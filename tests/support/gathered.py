@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 import os
 import resource
 import signal
@@ -272,13 +273,15 @@ def killed(rank: int, gather: Any) -> None:
 
 def stuck(rank: int, gather: Any, folder: str) -> None:
     global happen
+    dist.barrier()  # so that the short timeout does not include the start of the processes
+    group = dist.new_group(timeout=datetime.timedelta(seconds=5))
 
     def happen() -> None:
         while not Path(folder, "0.pt").exists():  # until the other one has given up
             time.sleep(0.1)
         raise SystemExit(1)
 
-    Interrupted()(*embeddings()[0][:, part(UNEVEN, rank)], gather=gather)
+    Interrupted()(*embeddings()[0][:, part(UNEVEN, rank)], gather=group if gather is True else (gather, group))
 
 
 def refused(rank: int, what: str) -> None:

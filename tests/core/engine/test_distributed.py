@@ -254,7 +254,7 @@ LOST = ("RuntimeError", "DistBackendError", "DistNetworkError")
 
 @pytest.mark.parametrize("gather", [True, "ring"])
 def test_a_process_that_hangs_ends_the_others_at_the_timeout(tmp_path, gather):
-    waiting, _ = run(gathered.stuck, tmp_path, 2, gather, str(tmp_path), timeout=2, fails=True)
+    waiting, _ = run(gathered.stuck, tmp_path, 2, gather, str(tmp_path), fails=True)
     assert waiting["error"] in LOST
 
 

@@ -12,6 +12,7 @@ import sys
 import time
 
 import pytest
+from processes import PATIENCE
 
 import counterpoint as cp
 from counterpoint.install import install
@@ -78,8 +79,8 @@ def zsh(folder, line):
         os.waitpid(process, 0)
 
 
-def answer(terminal, pattern, seconds=60):
-    text, end = b"", time.monotonic() + seconds
+def answer(terminal, pattern):
+    text, end = b"", time.monotonic() + PATIENCE
     while time.monotonic() < end:
         if select.select([terminal], [], [], 0.2)[0]:
             text += os.read(terminal, 1 << 16)

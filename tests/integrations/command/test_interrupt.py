@@ -23,7 +23,7 @@ from typing import Any
 import pytest
 import tiny_bert
 import torch
-from processes import session
+from processes import PATIENCE, session
 
 from counterpoint.integrations import store
 from counterpoint.integrations.command import main
@@ -121,7 +121,7 @@ class Start:
 
     def ended(self) -> tuple[int, str]:
         """Return exit code and stdout; check that no traceback was printed and no temporary file is left."""
-        said, errors = self.process.communicate(timeout=900)
+        said, errors = self.process.communicate(timeout=PATIENCE)
         code, seconds = self.process.returncode, time.monotonic() - self.began
         script = COMMANDS[self.name].script and code == -signal.SIGINT  # it is the script's traceback
         for word in () if script else ("Traceback", "Exception ignored", "leaked"):

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from processes import PATIENCE
 
 pytest.importorskip("lightly")
 pytest.importorskip("lightning")
@@ -542,7 +543,7 @@ def test_two_processes_train_together_and_outlive_a_kill(tmp_path):
 
     def start(*words: str) -> subprocess.CompletedProcess[str]:
         command = [sys.executable, str(script), *words]
-        return subprocess.run(command, capture_output=True, text=True, start_new_session=True, timeout=900)
+        return subprocess.run(command, capture_output=True, text=True, start_new_session=True, timeout=PATIENCE)
 
     for folder, words, code in (("whole", (), 0), ("cut", ("die",), -signal.SIGKILL), ("cut", (), 0)):
         done = start(str(tmp_path / folder), *words)

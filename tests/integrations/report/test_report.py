@@ -530,7 +530,7 @@ def test_curves_are_means_over_seeds(study):
 
 def test_long_curves_are_averaged_and_short_ones_of_one_seed_do_not_bend_them():
     lines = [{"step": step, "loss": float(step)} for step in range(600)]
-    steps, mean, spread = plots._band([lines, lines[:480]], "loss")
+    steps, mean, spread = plots._band([plots._by_name(lines), plots._by_name(lines[:480])], "loss")
     assert len(steps) == plots.POINTS
     assert steps == mean
     assert (steps[0], steps[-1]) == (3.5, 475.5)

@@ -30,7 +30,7 @@ import torch
 import toy_grid
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from processes import session
+from processes import PATIENCE, session
 
 import counterpoint as cp
 from counterpoint.integrations import report, store
@@ -71,7 +71,7 @@ def test_killed_at_random_moments(tmp_path, undisturbed):
     deaths = 0
     while True:
         process = forked(partial(quietly, partial(toy_grid.train, pause=0.02), toy_grid.cells(), tmp_path))
-        process.join(rng.uniform(0.02, 0.25))
+        process.join(rng.uniform(0.02, 0.25 + 0.01 * deaths))  # longer and longer, so that a slow machine ends too
         if process.exitcode is not None:
             break
         process.kill()
@@ -146,7 +146,7 @@ def test_spawned_processes_go_with_the_one_that_is_killed(tmp_path, undisturbed)
     process.kill()
     process.wait()
     begun = [run for run in store.find_runs(tmp_path) if not run.done]
-    deadline = time.monotonic() + 300
+    deadline = time.monotonic() + PATIENCE
     while any(run.busy for run in begun):  # their locks are free when they are gone
         assert time.monotonic() < deadline
         time.sleep(0.02)
@@ -160,7 +160,7 @@ def test_ctrl_c(tmp_path, undisturbed, jobs):
     process = start(tmp_path, jobs, 0.1)
     wait_for(lambda: list(tmp_path.rglob("checkpoint.pt")), process)
     os.killpg(process.pid, signal.SIGINT)  # as a terminal does
-    said = process.communicate(timeout=300)[1]
+    said = process.communicate(timeout=PATIENCE)[1]
     assert process.returncode == -signal.SIGINT
     assert "stopped; 0 of 4 runs have ended; the same command resumes" in said
     assert said.count("Traceback") == 1  # of the script, which does not catch it

@@ -1,0 +1,442 @@
+"""Every objective a second time: dense, in float64, anchor by anchor, from the papers' formulas and not from our code.
+
+``batch_loss`` computes all similarities of a batch as one matrix, picks each anchor's positives and negatives from it
+by the rules of its pairing, and applies the formula. Nothing here is fast, and nothing is imported from the package.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
+from itertools import combinations
+from typing import Any
+
+import torch
+from torch import Tensor
+
+INFONCE_FAMILY = ("infonce", "dcl", "hcl", "adnce")
+Parameters = dict[str, Any]
+
+
+@dataclass
+class Batch:
+    """Embeddings and what is known of them; the names are those of a call. Views are ``(B, d)``, or ``(B, m, d)``."""
+
+    views: list[Tensor]
+    normalize: bool = True
+    queue: Tensor | None = None
+    negatives: Tensor | None = None  # (B, n, d)
+    negative_weight: float = 0.0
+    ids: Tensor | None = None
+    labels: Tensor | None = None
+    queue_ids: Tensor | None = None
+    negative_ids: Tensor | None = None
+    prior: Tensor | None = None
+    adversarial: Tensor | None = None
+    mixed: Tensor | None = None  # (B, n, d)
+
+
+@dataclass
+class Row:
+    """What one anchor sees: positives, negatives and how often each negative counts, as a logarithm."""
+
+    p: Tensor
+    s: Tensor
+    w: Tensor
+    prior: float | None = None
+    adversarial: tuple[Tensor, Tensor] | None = None
+    mixed: Tensor | None = None
+    first: Tensor | None = None  # stays in the denominator in place of the positive
+    alone: bool = False  # no positive in the denominator
+
+    @property
+    def n(self) -> Tensor:
+        return self.w.exp().sum()
+
+    def lse(self, x: Tensor) -> Tensor:
+        return (x + self.w).logsumexp(0)
+
+    def mean(self, x: Tensor) -> Tensor:
+        return (x * self.w.exp()).sum() / self.n
+
+
+# ---- pairings --------------------------------------------------------------------------------------
+
+
+@dataclass
+class _Items:
+    """All vectors of a batch, one below the other, and where each kind begins."""
+
+    parts: dict[str, list[tuple[int, Tensor]]] = field(default_factory=dict)
+    size: int = 0
+
+    def add(self, kind: str, vectors: Tensor) -> None:
+        self.parts.setdefault(kind, []).append((self.size, vectors))
+        self.size += len(vectors)
+
+    def at(self, kind: str, which: int, i: int) -> int:
+        return self.parts[kind][which][0] + i
+
+
+def similarities(batch: Batch, noise: Callable[[Tensor], Tensor]) -> tuple[Tensor, _Items]:
+    items = _Items()
+    views = [v.double() for v in batch.views]
+    if batch.queue is not None:
+        query, key = views[0], views[1].detach()
+        for kind, x in (("view", query), ("key", key)):
+            for one in x.unbind(1) if x.dim() == 3 else [x]:
+                items.add(kind, one)
+        items.add("queue", batch.queue.double().detach())
+    else:
+        for one in views:
+            items.add("view", one)
+    for kind, x in (("hard", batch.negatives), ("mixed", batch.mixed)):
+        for one in () if x is None else x.double().unbind(1):
+            items.add(kind, one)
+    if batch.adversarial is not None:
+        items.add("adversarial", batch.adversarial.double())
+    begins = sorted(((begin, v) for part in items.parts.values() for begin, v in part), key=lambda x: x[0])
+    z = torch.cat([v for _, v in begins])
+    if batch.normalize:
+        z = z / z.norm(dim=1, keepdim=True)
+    return noise(z @ z.T), items
+
+
+def rows(batch: Batch, pairing: str, noise: Callable[[Tensor], Tensor]) -> Iterator[Row | None]:
+    """Yield what each anchor of a pairing sees; None for an anchor without positives."""
+    s, items = similarities(batch, noise)
+    at, size = items.at, len(batch.views[0])
+    ids = batch.labels if batch.ids is None else batch.ids
+    everyone = range(size)
+
+    def others(i: int, views: list[int]) -> list[int]:
+        free = [j for j in everyone if (j != i if ids is None else ids[j] != ids[i])]
+        return [at("view", k, j) for k in views for j in free]
+
+    def row(i: int, anchor: int, pos: list[tuple[int, int]], keys: list[int], **more: Any) -> Row:
+        found = Row(torch.stack([s[a, b] for a, b in pos]), s[anchor, keys], s.new_zeros(len(keys)), **more)
+        if batch.prior is not None:
+            found.prior = float(batch.prior[i])
+        if batch.mixed is not None:
+            found.mixed = s[anchor, [at("mixed", k, i) for k in range(batch.mixed.shape[1])]]
+        if batch.adversarial is not None:
+            free = [j for j in everyone if (j != i if ids is None else ids[j] != ids[i])]
+            clean = 1 if pairing in ("one_way", "symmetric") else 0
+            wrong = [at("view", clean, j) for j in free] + [at("adversarial", 0, j) for j in free]
+            found.adversarial = s[anchor, at("adversarial", 0, i)], s[anchor, wrong]
+        return found
+
+    m = len(items.parts["view"])
+    if pairing == "queue":
+        keys = range(len(batch.queue))  # type: ignore[arg-type]
+        for i in everyone:
+            free = [j for j in keys if batch.queue_ids is None or batch.queue_ids[j] != ids[i]]  # type: ignore[index]
+            which = [(j, k) for j in range(m) for k in range(m) if m == 1 or j != k]
+            pos = [(at("view", j, i), at("key", k, i)) for j, k in which]
+            yield row(i, at("view", 0, i), pos, [at("queue", 0, j) for j in free])
+        return
+    if batch.labels is not None and pairing in ("views", "one_way") and batch.negatives is None:
+        for k in range(m) if pairing == "views" else (0,):
+            seen = range(m) if pairing == "views" else range(1, m)
+            for i in everyone:
+                alike = [at("view", v, j) for v in seen for j in everyone if batch.labels[j] == batch.labels[i]]
+                alike = [key for key in alike if key != at("view", k, i)]
+                anchor = at("view", k, i)
+                yield row(i, anchor, [(anchor, key) for key in alike], others(i, [*seen])) if alike else None
+        return
+    every = [*range(m)]
+    if pairing == "views":
+        plan = [(k, [v for v in every if v != k], every) for k in every]
+    elif pairing == "one_way":
+        plan = [(0, every[1:], every[1:])]
+    elif pairing == "symmetric":
+        plan = [(0, [1], [1]), (1, [0], [0])]
+    elif pairing == "first_two":
+        plan = [(0, every[1:], [0, 1]), (1, [0, *every[2:]], [0, 1])]
+    elif pairing == "pairs":
+        plan = [(x, [y], [*pair]) for pair in combinations(every, 2) for x, y in (pair, pair[::-1])]
+    elif pairing == "arcl":
+        plan = [(0, [], [0, 1])]
+    else:
+        assert pairing == "single"
+        plan = [(0, [], [0])]
+    for k, positives, negatives in plan:
+        for i in everyone:
+            anchor = at("view", k, i)
+            pos = [(anchor, at("view", v, i)) for v in positives]
+            if pairing == "arcl":
+                pos = [(at("view", a, i), at("view", b, i)) for a, b in combinations(every, 2)]
+            keys = others(i, negatives)
+            weights = [0.0] * len(keys)
+            if pairing == "one_way" and batch.negatives is not None:
+                for h in range(batch.negatives.shape[1]):
+                    for j in everyone:
+                        known = batch.negative_ids
+                        if known is not None and ids is not None and known.reshape(size, -1)[j, h] == ids[i]:
+                            continue
+                        keys.append(at("hard", h, j))
+                        weights.append(batch.negative_weight if i == j else 0.0)
+            found = row(i, anchor, pos or [(anchor, anchor)], keys)
+            found.w = s.new_tensor(weights)
+            if pairing == "arcl":
+                found.first = found.p[0]
+            yield found
+
+
+# ---- formulas --------------------------------------------------------------------------------------
+
+
+def softplus(x: Tensor) -> Tensor:
+    return torch.logaddexp(x, torch.zeros_like(x))
+
+
+def log_mass(kind: str, row: Row, q: Parameters, s: Tensor | None = None) -> Tensor:
+    """``log (N G)`` with the estimator g0, g1 or g2."""
+    if s is not None:
+        row = replace(row, s=s, w=torch.zeros_like(s))
+    t, log_n = q["temperature"], row.n.log()
+    u = row.lse(row.s / t) - log_n
+    if kind == "g0":
+        return u + log_n
+    if kind == "g2":
+        weights = q["beta"] * (row.s.detach() if q.get("detach_weights") else row.s) / t
+        u = row.lse(row.s / t + weights) - row.lse(weights)
+    prior = q["prior"] if row.prior is None else row.prior
+    v = (row.p / t).logsumexp(0) - math.log(len(row.p))
+    share = v + (math.log(prior) if prior else -math.inf) - u
+    floor = torch.full_like(u, -1 / t)
+    if share >= 0:
+        return floor + log_n
+    value = u + torch.log(-torch.expm1(share)) - math.log1p(-prior)
+    return torch.where(value > floor, value, floor) + log_n
+
+
+def adnce_log_weight(s: Tensor, q: Parameters) -> Tensor:
+    s, mu, sigma = s.detach(), q["mu"], q["sigma"]
+    if q["weight"] == "gaussian":
+        return -((s - mu) ** 2) / (2 * sigma**2)
+    x = (s + 1).clamp(min=1e-300)  # rounding may leave the densities' support
+    shape, rest = {
+        "gamma": (mu - 1, -x / sigma),
+        "rayleigh": (1.0, -(x**2) / (2 * mu**2)),
+        "chi2": (mu / 2 - 1, -x / 2),
+    }[q["weight"]]
+    return shape * x.log() + rest
+
+
+def infonce_family(name: str, row: Row, q: Parameters) -> Tensor:
+    t, pos = q["temperature"], row.p / q["temperature"]
+    log_n, kept = row.n.log(), row.p if row.first is None else row.first
+    if name == "adnce":
+        log_w = adnce_log_weight(row.s, q)
+        log_sum, total = row.lse(log_w + row.s / t), row.lse(log_w)
+        if q["denominator"] == "all":
+            own = adnce_log_weight(kept, q)
+            top = torch.logaddexp(log_sum.expand_as(own), own + kept / t)
+            return top - torch.logaddexp(total.expand_as(own), own) + (row.n + 1).log() - pos
+        mass = log_sum - total + log_n
+    else:
+        mass = log_mass({"infonce": "g0", "dcl": "g1", "hcl": "g2"}[name], row, q)
+    if q["denominator"] == "mean":
+        return mass - log_n - pos
+    if q["denominator"] == "negatives" or row.alone:
+        return mass - pos
+    if row.first is None:
+        return softplus(mass - pos)
+    return torch.logaddexp((kept / t).expand_as(pos), mass.expand_as(pos)) - pos
+
+
+def alphacl(row: Row, q: Parameters) -> Tensor:
+    w = (-((1 - row.s.detach()).clamp(min=0) ** q["power"]) / q["temperature"] + row.w).exp()
+    if q["normalize"]:
+        return (w * row.s).sum() / w.sum() - row.p
+    return w.sum() * (1 - row.p) - (w * (1 - row.s)).sum()
+
+
+def variance(row: Row) -> Tensor:
+    return row.mean((row.s - row.mean(row.s)) ** 2)
+
+
+def kl(row: Row, a: float) -> float:
+    """``KL(Q_a || Q0)``."""
+    s = row.s.detach()
+    q = torch.softmax(s / a + row.w, 0)
+    log_ratio = s / a - (row.lse(s / a) - row.n.log())
+    return float((q * log_ratio).sum())
+
+
+def kl_bound(row: Row) -> float:
+    s = row.s.detach()
+    return float((row.n / row.w.exp()[s >= s.max()].sum()).log())
+
+
+def kl_alpha(some: list[Row], radius: float) -> float:
+    """The ``a`` at which the mean divergence of these anchors is the radius; 0 where it cannot be."""
+    if radius >= sum(map(kl_bound, some)) / len(some):
+        return 0.0
+    low, high = -60.0, 60.0  # log a; the divergence falls with a
+    for _ in range(200):
+        middle = (low + high) / 2
+        low, high = (
+            (middle, high) if sum(kl(row, math.exp(middle)) for row in some) / len(some) > radius else (low, middle)
+        )
+    return math.exp((low + high) / 2)
+
+
+def tied_max(row: Row) -> Tensor:
+    """The largest negative; equal ones share its gradient."""
+    top = (row.s.detach() >= row.s.detach().max()).double()
+    return (row.s * top).sum() / top.sum()
+
+
+def kl_worst_case(row: Row, a: float, radius: float) -> Tensor:
+    return a * radius + a * (row.lse(row.s / a) - row.n.log()) if a else tied_max(row)
+
+
+def chi2_worst_case(row: Row, q: Parameters) -> Tensor:
+    need, s, w = q["radius"] / q["scale"], row.s.detach(), row.w.exp()
+    if not q["nonneg"]:
+        v = variance(row)
+        return row.mean(row.s) + ((need * v).sqrt() if v > 0 else 0 * v)
+    if need >= float(row.n / w[s >= s.max()].sum()) - 1:
+        return tied_max(row)
+
+    def ratio(low: Tensor) -> Tensor:
+        raised = (s - low).clamp(min=0)
+        return raised / row.mean(raised)
+
+    x, y = -60.0, 60.0  # log of the depth below the maximum; the divergence falls with it
+    for _ in range(200):
+        middle = (x + y) / 2
+        found = ratio(s.max() - math.exp(middle))
+        x, y = (middle, y) if float(row.mean((found - 1) ** 2)) > need else (x, middle)
+    return row.mean(ratio(s.max() - math.exp((x + y) / 2)) * row.s)
+
+
+def debpos(row: Row, q: Parameters) -> Tensor:
+    t = q["temperature"]
+    prior, n = q["prior"] if row.prior is None else row.prior, row.n
+    u = ((row.s - 1) / t + row.w).exp().sum()  # everything times e^{-1/t}
+    v = ((row.p - 1) / t).exp()
+    divisor = n + 2
+    if q["aggregation"] == "group_mean":
+        v = v.mean()[None]
+    elif q["aggregation"] == "group_sum":
+        v, divisor = v.sum()[None], n + len(row.p) + 1
+    r = (u + v + 1) / divisor - (1 - prior) * u / n
+    floor = torch.full_like(r, prior * math.exp(-2 / t))
+    r = torch.where(r > floor, r, floor)
+    return torch.log1p(prior * u / r)
+
+
+def nca(row: Row, q: Parameters) -> Tensor:
+    mass = log_mass(q["estimator"], row, q)
+    if q["count_positives"]:
+        mass = mass + math.log(len(row.p))
+    return softplus(mass - (row.p / q["temperature"]).logsumexp(0))
+
+
+def clean(row: Row, q: Parameters) -> Tensor:
+    return softplus(log_mass(q["estimator"], row, q) - row.p[0] / q["temperature"])
+
+
+def mixnca(row: Row, q: Parameters) -> Tensor:
+    loss = clean(row, q)
+    if row.mixed is None:
+        return loss
+    gap = log_mass(q["estimator"], row, q) - row.mixed / q["temperature"]
+    return loss + (q["lam"] * softplus(gap) + (1 - q["lam"]) * softplus(-gap)).mean()
+
+
+def robust(row: Row, q: Parameters) -> Tensor:
+    assert row.adversarial is not None
+    a, keys = row.adversarial
+    loss = softplus(log_mass(q["estimator"], row, q, keys) - a / q["temperature"])
+    if q["weight"] == "one":
+        return loss
+    weight = clean(row, q)
+    return (weight.detach() if q["detach_weight"] else weight) * loss
+
+
+def integrated(name: str, row: Row, q: Parameters) -> Tensor:
+    parts = [clean] if name == "intcl" else {"nca": [nca], "mixnca": [mixnca], "both": [nca, mixnca]}[q["base"]]
+    loss = sum(part(row, {**q, "count_positives": False}) for part in parts)
+    return loss + q["alpha"] * robust(row, {**q, "estimator": q["robust_estimator"]}) if q["alpha"] else loss
+
+
+def polarization(row: Row, q: Parameters, anchors: int) -> Tensor:
+    d = (1 - row.s) / 2
+    total = (((d - q["low"]) * (q["high"] - d)).clamp(min=0) * row.w.exp()).sum()
+    return total * {"sum": 1, "mean": 1 / row.n, "mean_full": 1 / (row.n + 1), "batch_sum": anchors}[q["reduction"]]
+
+
+# ---- objectives ------------------------------------------------------------------------------------
+
+PAIRING = {"arcl": "arcl", "aal": "arcl", "dp": "single"} | dict.fromkeys(
+    ("mixnca", "robust", "intcl", "intnacl"), "first_two"
+)
+
+
+def pairing_of(q: Parameters, chosen: str | None, batch: Batch) -> str:
+    name = q["name"]
+    if name == "dp":
+        return "single"
+    if batch.queue is not None:
+        return "queue"
+    if chosen is not None:
+        return chosen
+    if batch.negatives is not None:
+        return "one_way"
+    if name == "debpos":
+        return "pairs" if q["aggregation"] == "combination" else "first_two"
+    return PAIRING.get(name, "views")
+
+
+def anchor_losses(q: Parameters, some: list[Row], layout: str) -> list[Tensor]:
+    """The loss of each anchor, averaged over its positives; ``q`` is the objective's ``to_dict``."""
+    name = q["name"]
+    if name in ("arcl", "aal"):
+        inner, changed = q["objective"], []
+        for row in some:
+            worst = row.p.min() if name == "arcl" else row.p.mean()
+            paper = q["denominator"] == "paper"
+            first = row.first if paper else None
+            changed.append(replace(row, p=worst[None], first=first, alone=paper and layout == "queue"))
+        return anchor_losses(inner, changed, layout)
+    if name == "sum":
+        parts = [[w * x for x in anchor_losses(term, some, layout)] for w, term in q["terms"]]
+        return [sum(column) for column in zip(*parts, strict=True)]  # type: ignore[misc]
+    if name in INFONCE_FAMILY and q.get("radius") is not None:
+        spread = sum(float(variance(row).detach()) for row in some) / len(some)
+        q = {**q, "temperature": max(math.sqrt(spread / (2 * q["radius"])), 1e-3)}
+    shared = kl_alpha(some, q["radius"]) if name == "dro" and q["shared"] and q["alpha"] is None else None
+
+    def loss(row: Row) -> Tensor:
+        if name in INFONCE_FAMILY:
+            return infonce_family(name, row, q)
+        if name == "mv":
+            return row.mean(row.s) + variance(row) / (2 * q["temperature"] * q["curvature"]) - row.p
+        if name == "dro":
+            if q["divergence"] == "chi2":
+                return chi2_worst_case(row, q) - row.p
+            a = q["alpha"] or (kl_alpha([row], q["radius"]) if shared is None else shared)
+            return kl_worst_case(row, a, q["radius"]) - row.p
+        if name == "dp":
+            return polarization(row, q, len(some))
+        if name in ("intcl", "intnacl"):
+            return integrated(name, row, q)
+        return {"alphacl": alphacl, "debpos": debpos, "nca": nca, "mixnca": mixnca, "robust": robust}[name](row, q)
+
+    return [loss(row).mean() for row in some]
+
+
+def batch_loss(
+    q: Parameters, batch: Batch, pairing: str | None, noise: Callable[[Tensor], Tensor] = lambda s: s
+) -> Tensor:
+    """The loss of a batch; ``q`` is the objective's ``to_dict``, ``noise`` disturbs the matrix of similarities."""
+    if q["name"] == "sum":
+        return sum(w * batch_loss(term, batch, pairing, noise) for w, term in q["terms"])  # type: ignore[return-value]
+    layout = pairing_of(q, pairing, batch)
+    some = [row for row in rows(batch, layout, noise) if row is not None]
+    return torch.stack(anchor_losses(q, some, layout)).mean()
