@@ -148,10 +148,12 @@ class Batch:
     def stacked(self) -> Tensor:
         """Stack all views below one another, ``(m B, d)``."""
         if self._stacked is None:
+            stacked: Tensor
             if self._stackable():
-                self._stacked = StackedUnit.apply(self._eps(self.raw[0]), self.dtype, *self.raw)[0]
+                stacked = StackedUnit.apply(self._eps(self.raw[0]), self.dtype, *self.raw)[0]
             else:
-                self._stacked = torch.cat(self.views)
+                stacked = torch.cat(self.views)
+            self._stacked = stacked
         return self._stacked
 
     def is_plain(self) -> bool:
