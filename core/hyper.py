@@ -10,6 +10,8 @@ from __future__ import annotations
 import inspect
 import math
 import numbers
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Generic, TypeGuard, overload
 
 import torch
@@ -170,14 +172,28 @@ class FromScale(nn.Module):
         """Return the smallest and the largest value."""
         return math.nextafter(0, 1), math.inf
 
-    def __getstate__(self) -> dict[str, Any]:
-        return {**vars(self), "value": None}  # a tensor with a history can be neither copied nor stored
+    def __getstate__(self) -> dict[str, Any]:  # a tensor with a history can be neither copied nor stored
+        value = self.value.detach() if isinstance(self.value, Tensor) else self.value
+        return {**vars(self), "value": value}
 
     def __repr__(self) -> str:
         return self.spec()
 
     def spec(self) -> str:
         return HOST
+
+
+@contextmanager
+def at_scale(module: nn.Module, scale: Value | None) -> Iterator[None]:
+    """Let temperatures that come :class:`FromScale` be one over ``scale``."""
+    temperatures = [part for part in module.modules() if isinstance(part, FromScale)]
+    try:
+        for part in temperatures:
+            part.value = None if scale is None else 1 / scale
+        yield
+    finally:
+        for part in temperatures:
+            part.value = None
 
 
 Number = float | Schedule | Learned

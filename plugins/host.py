@@ -18,6 +18,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import torch
 from torch import Tensor, distributed
 
 from counterpoint.engine.distributed import gather
@@ -74,6 +75,7 @@ class Seam:
     Attributes:
         spec: the objective to train with; ``host`` for the host's own loss.
         verify: train the first ``verify`` steps with the host's own loss, and compare it with ours.
+        gradients: relative differences of gradients with respect to the tensors at the seam, per verified step.
         report: file that gets a line of diagnostics per step.
         options: further options of the host's plugin (``--scale``, ...).
         start: the call at which schedules and the steps of the report begin: a host that resumes training does not
@@ -90,6 +92,7 @@ class Seam:
     start: int = 0
     calls: int = 0
     differences: list[tuple[float, float]] = field(default_factory=list)
+    gradients: list[float] = field(default_factory=list)
     seen: dict[str, dict[str, int]] = field(default_factory=dict)
     replaced: dict[str, dict[str, int]] = field(default_factory=dict)
     quiet: bool = False
@@ -142,7 +145,14 @@ class Seam:
         return self.options.get("views") or loss_fn.views or 2
 
     def loss(
-        self, loss_fn: Objective, host_loss: Callable[[], Tensor], *args: Any, call: str = "forward", **options: Any
+        self,
+        loss_fn: Objective,
+        host_loss: Callable[[], Tensor],
+        *args: Any,
+        call: str = "forward",
+        total: bool = False,
+        inputs: Sequence[Tensor] | None = None,
+        **options: Any,
     ) -> Tensor:
         """Compute the loss of a step from the tensors at the seam.
 
@@ -151,7 +161,10 @@ class Seam:
             host_loss: computes the host's own loss of the same tensors; called only to verify.
             args, options: arguments for the objective.
             call: the objective's method: ``forward``, ``from_logits``, ``from_scores`` or ``from_pairings``.
+            total: the host's loss is the sum over anchors.
+            inputs: the tensors that gradients are compared of; by default ``args``.
         """
+        options |= {"reduction": "none"} if total else {}
         verifies, own = self.verifies, self.uses_own_loss
         self.calls += 1
         loss_fn.to(args[0].device)  # schedules and statistics live where the batch is
@@ -161,6 +174,7 @@ class Seam:
             loss = loss_of(loss_fn, *args, call=call, **options)
         except ValueError as error:
             raise SeamError(f"{loss_fn} cannot be computed here: {error}") from error
+        loss = loss.sum() if total else loss
         gathered = bool(options.get("gather"))
         if self.report is not None and (is_first_process() or gathered):  # gathering needs every process
             line = {"step": self.start + self.calls, **loss_fn.report(*args, call=call, **options)}
@@ -175,6 +189,9 @@ class Seam:
             value = gather(value.reshape(1)).mean()
         gap = abs(float(loss.detach().mean()) - float(value))
         self.differences.append((gap, gap / max(abs(float(value)), 1e-12)))
+        tensors = [x for x in (args if inputs is None else inputs) if isinstance(x, Tensor) and x.requires_grad]
+        if tensors and not gathered:
+            self.gradients.append(_difference(*(_gradients(x.mean(), tensors) for x in (loss, expected))))
         return expected
 
 
@@ -198,6 +215,7 @@ class Host:
             refused beforehand.
         options: options of ``counterpoint inject`` that only some hosts have.
         hint: how to choose these options, shown with the host's ``--help``.
+        untested: what ``--verify`` cannot find, shown with its result.
         shims: see :class:`Shim`.
         before: installs the seam before the script is loaded (patches of packages).
         after: installs the seam when the script's definitions are loaded (patches of the script's own classes);
@@ -217,6 +235,7 @@ class Host:
     inputs: str = ""
     options: tuple[str, ...] = ()
     hint: str = ""
+    untested: str = ""
     shims: tuple[Shim, ...] = ()
     before: Callable[[Seam], object] | None = None
     after: Callable[[Seam, ModuleType], object] | None = None
@@ -254,6 +273,18 @@ class Host:
                 f"{self.name}: {loss_fn} compares several views, but {self.views}. For two views, add views=2."
             )
         return loss_fn
+
+
+def _gradients(loss: Tensor, tensors: Sequence[Tensor]) -> list[Tensor]:
+    """Return the gradients of ``loss``, zero where it does not depend on a tensor; the graph is kept."""
+    gradients = torch.autograd.grad(loss, tensors, retain_graph=True, allow_unused=True)
+    return [torch.zeros_like(x) if g is None else g for x, g in zip(tensors, gradients, strict=True)]
+
+
+def _difference(ours: Sequence[Tensor], theirs: Sequence[Tensor]) -> float:
+    """Return the largest difference of gradients, relative to the largest entry of the host's."""
+    largest = max(float(g.abs().max()) for g in theirs)
+    return max(float((a - b).abs().max()) for a, b in zip(ours, theirs, strict=True)) / max(largest, 1e-30)
 
 
 def on_cosines(loss_fn: Objective) -> bool:

@@ -23,14 +23,14 @@ from .arguments import Parser
 if TYPE_CHECKING:  # both import torch, which the parser must not
     from .host import Host, Seam
 
-_OPTIONS = ("scale", "site", "scores")  # for hosts that list them among their own
+_OPTIONS = ("scale", "site", "scores", "replace", "as")  # for hosts that list them among their own
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of ``counterpoint inject``."""
     parser.add_argument("host", nargs="?", help="the host code base; --list shows them")
     _add_options(parser)
-    parser.add_argument("script", nargs=argparse.REMAINDER, help="-- train.py and its own arguments")
+    parser.add_argument("script", nargs=argparse.REMAINDER, help="-- train.py, or -m module, and its own arguments")
 
 
 def _add_options(parser: argparse.ArgumentParser, host: Host | None = None) -> None:
@@ -50,6 +50,10 @@ def _add_options(parser: argparse.ArgumentParser, host: Host | None = None) -> N
     site = "a call of cross entropy to replace, or FILE:FUNCTION for all of a function; may be repeated (none)"
     add("--site", action="append", metavar="FILE:LINE", help=only("site", "logits only", site))
     add("--only", action="store_true", help="the named sites are meant to be a part of the host's loss")
+    replace = only("replace", "function only", "the function, with its parameters that are embeddings (none)")
+    add("--replace", metavar="FILE:FUNCTION(a, b)", help=replace)
+    how = "pairing=one_way,normalize=false,reduction=sum,cat=2,...: how the function compares embeddings (none)"
+    add("--as", metavar="KEY=VALUE,...", help=only("as", "function only", how))
     scores = only("scores", "curl only", "what is compared (what the objective needs)")
     add("--scores", choices=("bilinear", "cosine"), help=scores)
     verify = "train the first N steps with the host's own loss, and compare it with ours (%(default)s)"
@@ -57,6 +61,9 @@ def _add_options(parser: argparse.ArgumentParser, host: Host | None = None) -> N
     add("--report", type=Path, metavar="FILE", help="append diagnostics of every step to FILE as JSON lines (none)")
     start = "begin schedules at call N, for a host that resumes its training (%(default)s)"
     add("--start", type=int, default=0, metavar="N", help=start)
+    shims = "the changes to today's packages that this host needs, for a fork or another script (the host's own)"
+    add("--shims", choices=registry.names(), metavar="HOST", help=shims)
+    add("--force", action="store_true", help="the script is a fork of the host, though it does not look like it")
     add("--no-shims", action="store_true", help="leave today's packages as they are")
     add("--list", action="store_true", help="list the hosts, where their losses sit and tested versions")
     add("--explain", action="store_true", help="describe the host, including its shims, and exit")
@@ -66,7 +73,7 @@ def command(args: argparse.Namespace) -> int:
     """Run ``counterpoint inject`` and return the exit code."""
     script = _script(args)
     from .host import HalfError, Seam, SeamError, UnreachedError, is_first_process
-    from .launch import run
+    from .launch import Script, run
 
     try:
         if args.list:
@@ -81,22 +88,20 @@ def command(args: argparse.Namespace) -> int:
             return 0
         if not script:
             raise SeamError("which script? Put it behind --, with its own arguments: -- train.py --epochs 1")
-        path = Path(script[0])
-        if not path.is_file():
-            raise SeamError(f"script not found: {path}")
-        host = registry.find(args.host, path.resolve().parent)
+        path, arguments = Script.of(script)
+        host = registry.find(args.host, path.path.resolve().parent, args.force)
         _check(args, host)
     except (SeamError, ValueError) as error:
         print(f"counterpoint: {error}", file=sys.stderr)
         return SeamError.code
-    options = {name: getattr(args, name) for name in ("views", *_OPTIONS)}
+    options = {name: getattr(args, name) for name in ("views", "shims", *_OPTIONS)}
     # resolved now, since the script may change its working directory
     report = None if args.report is None else args.report.resolve()
     # is_first_process() now, since process groups may be gone at the end
     seam = Seam(args.objective, args.verify, report, options, args.start, quiet=not is_first_process())
     try:
         try:
-            run(host, seam, path, script[1:], use_shims=not args.no_shims)
+            run(host, seam, path, arguments, use_shims=not args.no_shims)
         except SystemExit as stop:  # sys.exit(main()) may also be a success
             if stop.code:
                 raise
@@ -169,6 +174,11 @@ def summary(host: Host, seam: Seam) -> str:
         absolute, relative = (max(column) for column in zip(*seam.differences, strict=True))
         text += f"; the host's loss and ours differ by at most {absolute:.2g}, relative {relative:.2g}, "
         text += f"in {len(seam.differences)} steps"
+        if seam.gradients:
+            text += (
+                f"; their gradients with respect to what is at the seam by {max(seam.gradients):.2g} at most, relative"
+            )
+        text += "".join(f". Not tested: {what}" for what in [host.untested] if what)
     if not seam.calls and seam.seen:
         text += "; seen instead:" + "".join(
             f"\n  {place} with {shape}, {times} times"

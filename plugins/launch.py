@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import functools
 import importlib
+import importlib.util
 import json
 import os
 import pickle
@@ -13,6 +14,7 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from importlib.machinery import ModuleSpec
 from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
@@ -25,20 +27,54 @@ from . import registry, shims
 from .host import OWN_LOSS, Host, Seam, SeamError, UnreachedError
 
 
-def run(host: Host, seam: Seam, script: Path, arguments: Sequence[str], use_shims: bool = True) -> None:
+@dataclass(frozen=True)
+class Script:
+    """What to run: ``train.py``, or with ``-m`` the module ``package.train``."""
+
+    path: Path
+    name: str
+    package: str = ""
+
+    @classmethod
+    def of(cls, words: Sequence[str]) -> tuple[Script, list[str]]:
+        """Return the script and its arguments from what stands behind ``--``."""
+        if words[0] != "-m":
+            path = Path(words[0])
+            if not path.is_file():
+                raise SeamError(f"script not found: {path}")
+            return cls(path, path.stem), [*words[1:]]
+        if len(words) < 2:
+            raise SeamError("-m: which module? -- -m package.train --epochs 1")
+        sys.path.insert(0, os.getcwd())  # as python -m has it
+        try:
+            spec = importlib.util.find_spec(words[1])
+            if spec is not None and spec.submodule_search_locations is not None:
+                spec = importlib.util.find_spec(f"{words[1]}.__main__")
+        except ImportError:
+            spec = None
+        if spec is None or not spec.has_location or spec.origin is None:
+            raise SeamError(f"-m {words[1]}: no such module here, or nothing in it that can be run")
+        return cls(Path(spec.origin), spec.name, spec.parent or ""), [*words[2:]]
+
+
+def run(host: Host, seam: Seam, script: Script, arguments: Sequence[str], use_shims: bool = True) -> None:
     """Run ``script`` as ``python script arguments`` would, with the seam in place."""
-    sys.argv = [str(script), *arguments]
-    sys.path.insert(0, str(script.resolve().parent))
+    sys.argv = [str(script.path), *arguments]
+    if not script.package:
+        sys.path.insert(0, str(script.path.resolve().parent))
     finish = install(host, seam, use_shims)
-    module = ModuleType(script.stem)
-    module.__file__ = str(script.absolute())
-    definitions, main = _split(script.read_text(), module.__file__)
+    module = ModuleType(script.name)
+    module.__file__, module.__package__ = str(script.path.absolute()), script.package
+    definitions, main = _split(script.path.read_text(), module.__file__)
     # under its own name too, so that other processes can unpickle what it defines
-    sys.modules[script.stem] = sys.modules["__main__"] = module
+    sys.modules[script.name] = sys.modules["__main__"] = module
     exec(definitions, module.__dict__)
     finish(module)
     module.__name__ = "__main__"
-    with _patched_spawn(host, seam, use_shims), _patched_popen(script.resolve(), _command_line(host, seam, use_shims)):
+    with (
+        _patched_spawn(host, seam, use_shims),
+        _patched_popen(script.path.resolve(), _command_line(host, seam, use_shims)),
+    ):
         exec(main, module.__dict__)
 
 
@@ -48,7 +84,8 @@ def install(host: Host, seam: Seam, use_shims: bool = True) -> Callable[[ModuleT
     Returns:
         A function that installs the rest; call it with the script's module when its definitions are loaded.
     """
-    applied = shims.apply(host.shims) if use_shims else []
+    like = seam.options.get("shims")
+    applied = shims.apply(registry.load(like).shims if like else host.shims) if use_shims else []
     for shim in applied:
         seam.say(f"shim {shim.name}: {shim.why}")
     if seam.spec != OWN_LOSS:
@@ -70,12 +107,14 @@ def install(host: Host, seam: Seam, use_shims: bool = True) -> Callable[[ModuleT
 
 
 def _split(source: str, path: str) -> tuple[CodeType, CodeType]:
-    """Split a script at its last ``if __name__ == "__main__"``; without one, all of it is the main part.
+    """Split a script at its last ``if __name__ == "__main__"``; without one, behind its last definition.
 
     Earlier guards stay among the definitions, which may depend on them.
     """
     body = ast.parse(source, path).body
-    cut = max((i for i, node in enumerate(body) if _is_guard(node)), default=0)
+    kinds = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
+    defined = max((i + 1 for i, node in enumerate(body) if isinstance(node, kinds)), default=0)
+    cut = max((i for i, node in enumerate(body) if _is_guard(node)), default=defined)
     definitions, main = body[:cut], body[cut:]
     for node in definitions:
         if isinstance(node, ast.If):
@@ -133,7 +172,7 @@ class _Child:
             raise
         finally:
             seam = self.seam
-            result |= {"calls": seam.calls, "differences": seam.differences}
+            result |= {"calls": seam.calls, "differences": seam.differences, "gradients": seam.gradients}
             result |= {"seen": seam.seen, "replaced": seam.replaced}
             (self.results / str(os.getpid())).write_text(json.dumps(result))
 
@@ -169,6 +208,7 @@ def _patched_spawn(host: Host, seam: Seam, use_shims: bool) -> Iterator[None]:
             for result in _read(results):
                 seam.calls += result["calls"]
                 seam.differences += [tuple(pair) for pair in result["differences"]]
+                seam.gradients += result["gradients"]
                 for name, places in (("seen", seam.seen), ("replaced", seam.replaced)):
                     for place, calls in result[name].items():
                         total = places.setdefault(place, {})

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from .host import Host
 
-BUILT_IN = ("simcse", "graphcl", "adnce_image", "curl", "moco", "lightly", "logits")
+BUILT_IN = ("simcse", "graphcl", "adnce_image", "curl", "moco", "lightly", "logits", "function")
 GROUP = "counterpoint.hosts"
 
 
@@ -37,15 +37,19 @@ def load(name: str) -> Host:
     return host
 
 
-def find(name: str, folder: Path) -> Host:
-    """Return the host of that name; raise a ``SeamError`` if ``folder`` is a clone of something else."""
+def find(name: str, folder: Path, force: bool = False) -> Host:
+    """Return the host of that name; raise a ``SeamError`` if ``folder`` is a clone of something else, or ``force``."""
     from .host import SeamError
 
     host = load(name)
     if host.package and importlib.util.find_spec(host.package) is None:
         raise SeamError(f"{name}: the package {host.package} is not installed: pip install {host.package}")
-    if host.markers and not host.recognises(folder):
+    if host.markers and not force and not host.recognises(folder):
         similar = [other for other in names() if load(other).recognises(folder)]
         hint = f"it looks like {' or '.join(similar)}" if similar else "it looks like none of the known hosts"
-        raise SeamError(f"{folder} is not a clone of {host.title}: {hint}. Run this in the clone's folder.")
+        raise SeamError(
+            f"{folder} is not a clone of {host.title}: {hint}. Run this in the clone's folder; for a fork that has the "
+            "same functions add --force; for any other script there are `counterpoint inject auto`, which finds its "
+            "loss, and the hosts logits and function."
+        )
     return host

@@ -1,0 +1,279 @@
+"""The seam of any script whose loss is a function of embeddings, ``loss(z1, z2)``.
+
+**Where the loss sits.** In a function or a method that you name with its parameters that are embeddings::
+
+    counterpoint inject function --replace "losses.py:NTXent.forward(z_i, z_j)" --objective adnce -- train.py
+
+**Which tensors are there.** The arguments of each call. ``--as`` says what else the objective needs to know:
+``pairing=one_way``, ``normalize=false``, ``reduction=sum``, and ``cat=2`` where one parameter holds two views, one
+below the other. Parameters may also be passed by an objective's own names: ``(features, labels=targets)``,
+``(image, text, scale=logit_scale)``.
+
+**How to put an objective there.** The function is replaced where its module defines it. Where the original returns
+more than a loss, it is still called for the rest.
+
+**What is not possible.** Functions that are defined inside other functions.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib.abc
+import inspect
+import re
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass
+from importlib.machinery import ModuleSpec
+from types import ModuleType
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from counterpoint.batch.batch import BatchOptions
+from counterpoint.batch.pairings import PAIRINGS
+from counterpoint.hyper import at_scale, nearest
+
+from .host import OWN_LOSS, Host, Seam, SeamError
+from .sites import Site, functions, is_file
+
+NAME = "function"
+_TEXT = re.compile(r"([^()]+)\(([^()]*)\)")
+_AS = {
+    "pairing": (*PAIRINGS,),
+    "symmetric": ("true", "false"),
+    "normalize": ("true", "false"),
+    "gather": ("true", "false"),
+    "reduction": ("mean", "sum", "none"),
+    "cat": None,
+    "loss": None,
+}
+
+
+@dataclass(frozen=True)
+class _Replaced:
+    """What ``--replace`` and ``--as`` say.
+
+    Attributes:
+        site: the function.
+        views: its parameters that are embeddings.
+        named: parameters that the objective gets by name, by that name.
+        options: settings of the objective's call.
+        reduction: what the function returns of the losses of all anchors.
+        cat: how many views lie below one another in each embedding.
+        where: the index or the key of the loss in what the function returns; None finds it.
+    """
+
+    site: Site
+    views: tuple[str, ...]
+    named: dict[str, str]
+    options: dict[str, Any]
+    reduction: str
+    cat: int
+    where: Any
+
+    @classmethod
+    def parse(cls, text: str, how: str) -> _Replaced:
+        match = _TEXT.fullmatch(text.strip())
+        parts = [part.strip() for part in match[2].split(",") if part.strip()] if match else []
+        named = dict(part.replace(" ", "").split("=", 1) for part in parts if "=" in part)
+        views = tuple(part for part in parts if "=" not in part)
+        if match is None or not views:
+            raise SeamError(
+                f"--replace {text!r}: expected FILE:FUNCTION(a, b) with the parameters that are embeddings, as in "
+                '"losses.py:NTXent.forward(z_i, z_j)"'
+            )
+        known = (*BatchOptions.__annotations__, "scale")
+        for name in named:
+            if name not in known:
+                raise SeamError(f"--replace {text!r}: an objective has no argument {name!r}.{nearest(name, known)}")
+        options: dict[str, Any] = {}
+        for part in filter(None, how.replace(" ", "").split(",")):
+            key, _, value = part.partition("=")
+            if key not in _AS:
+                raise SeamError(f"--as {part!r}: expected KEY=VALUE.{nearest(key, _AS)}")
+            choices = _AS[key]
+            if choices is not None and value not in choices:
+                raise SeamError(f"--as {part!r}: unknown {key}.{nearest(value, choices)}")
+            options[key] = value == "true" if choices == ("true", "false") else value
+        cat, where = options.pop("cat", "1"), options.pop("loss", None)
+        if not cat.isdigit() or int(cat) < 1:
+            raise SeamError(f"--as cat={cat}: expected the number of views that lie below one another")
+        if where is not None and where.isdigit():
+            where = int(where)
+        reduction = options.pop("reduction", "mean")
+        return cls(Site.parse(match[1].strip(), "--replace"), views, named, options, reduction, int(cat), where)
+
+    def arguments(self, values: Mapping[str, Any]) -> tuple[list[Tensor], dict[str, Any], Any]:
+        """Return the views, the options and the scale of a call of the objective."""
+        views = [values[name] for name in self.views]
+        for name, view in zip(self.views, views, strict=True):
+            if not isinstance(view, Tensor):
+                raise SeamError(f"{self.site.text}: {name} is not a tensor, but {type(view).__name__}")
+            if len(view) % self.cat:
+                raise SeamError(f"{self.site.text}: {name} has {len(view)} rows, not a multiple of cat={self.cat}")
+        options = {key: values[name] for key, name in self.named.items()}
+        scale = options.pop("scale", None)
+        return [part for view in views for part in view.chunk(self.cat)], {**self.options, **options}, scale
+
+
+def before(seam: Seam) -> None:
+    """Replace the function in modules that are loaded, and in each module as soon as it is."""
+    if not seam.options.get("replace"):
+        raise SeamError(
+            'function: which one? --replace "FILE:FUNCTION(a, b)" with the parameters that are embeddings. '
+            "`counterpoint inject auto -- train.py ...` finds it."
+        )
+    replaced = _Replaced.parse(seam.options["replace"], seam.options.get("as") or "")
+    for module in [*sys.modules.values()]:
+        _patch(seam, replaced, module)
+    others = [finder for finder in sys.meta_path if not isinstance(finder, _Finder)]
+    sys.meta_path[:] = [_Finder(functools.partial(_patch, seam, replaced)), *others]
+
+
+def after(seam: Seam, module: ModuleType) -> None:
+    """Replace the function in the script itself."""
+    _patch(seam, _Replaced.parse(seam.options["replace"], seam.options.get("as") or ""), module)
+
+
+class _Finder(importlib.abc.MetaPathFinder):
+    """Call a function with each module that has been loaded."""
+
+    def __init__(self, loaded: Callable[[ModuleType], None]) -> None:
+        self.loaded = loaded
+
+    def find_spec(self, name: str, path: Sequence[str] | None, target: ModuleType | None = None) -> ModuleSpec | None:
+        for finder in sys.meta_path:
+            spec = None if finder is self else finder.find_spec(name, path, target)
+            if spec is not None:
+                break
+        else:
+            return None
+        if isinstance(spec.loader, importlib.abc.Loader) and spec.origin:
+            execute = spec.loader.exec_module
+
+            def exec_module(module: ModuleType) -> None:
+                execute(module)
+                self.loaded(module)
+
+            vars(spec.loader)["exec_module"] = exec_module
+        return spec
+
+
+def _patch(seam: Seam, replaced: _Replaced, module: ModuleType) -> None:
+    file, names = getattr(module, "__file__", None), replaced.site.function.split(".")
+    if not isinstance(file, str) or not is_file(file, replaced.site.file):
+        return
+    owner: Any = module
+    for name in names[:-1]:
+        owner = vars(owner).get(name)
+        if not isinstance(owner, type):
+            raise SeamError(f"{replaced.site.text}: {file} has no class {name!r}{_known(file, replaced)}")
+    original = vars(owner).get(names[-1])
+    if original is None:
+        raise SeamError(f"{replaced.site.text}: {file} does not define it{_known(file, replaced)}")
+    static = isinstance(original, staticmethod)
+    function = original.__func__ if static else original
+    if not inspect.isfunction(function):
+        raise SeamError(f"{replaced.site.text}: expected a function, got {type(function).__name__}")
+    if hasattr(function, "counterpoint_replaces"):
+        return
+    parameters = inspect.signature(function).parameters
+    for name in (*replaced.views, *replaced.named.values()):
+        if name not in parameters:
+            raise SeamError(f"{replaced.site.text}: no parameter {name!r}.{nearest(name, parameters)}")
+    call = _replacement(seam, replaced, function)
+    setattr(owner, names[-1], staticmethod(call) if static else call)
+    seam.say(f"replaced {replaced.site.function} of {file}")
+
+
+def _known(file: str, replaced: _Replaced) -> str:
+    return "." + nearest(replaced.site.function, functions(file))
+
+
+def _replacement(seam: Seam, replaced: _Replaced, original: Callable[..., Any]) -> Callable[..., Any]:
+    signature = inspect.signature(original)
+    places: list[Any] = []  # where the loss is in what the original returns; empty until it was called
+
+    @functools.wraps(original)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        if seam.spec == OWN_LOSS:
+            seam.calls += 1
+            return original(*args, **kwargs)
+        bound = signature.bind(*args, **kwargs)
+        bound.apply_defaults()
+        views, options, scale = replaced.arguments(bound.arguments)
+        results: list[Any] = []
+
+        def host_loss() -> Tensor:
+            results.append(original(*args, **kwargs))
+            places[:] = places or [_loss_place(results[0], replaced)]
+            loss: Tensor = results[0] if places[0] is None else results[0][places[0]]
+            return loss
+
+        loss_fn = seam.objective(seam.spec)
+        if not seam.uses_own_loss and (not places or places[0] is not None):
+            with nullcontext() if not places else torch.no_grad():
+                host_loss()
+        options |= {"reduction": "none"} if replaced.reduction == "none" else {}
+        with at_scale(loss_fn, scale):
+            inputs = [bound.arguments[name] for name in replaced.views]
+            total = replaced.reduction == "sum"
+            loss = seam.loss(loss_fn, host_loss, *views, total=total, inputs=inputs, **options)
+        return loss if places[0] is None else _with(results[0], places[0], loss)
+
+    vars(call)["counterpoint_replaces"] = original
+    # compiled code would trace what happens here once
+    return torch.compiler.disable(call)  # type: ignore[no-any-return]
+
+
+def _loss_place(result: Any, replaced: _Replaced) -> Any:
+    """Return the index or the key of the loss in what a function returns, or None if it is all that it returns."""
+    if isinstance(result, Tensor):
+        if replaced.reduction != "none" and result.dim():
+            raise SeamError(
+                f"{replaced.site.text} returns a loss of shape {tuple(result.shape)}: expected --as reduction=none"
+            )
+        return None
+    if not isinstance(result, (tuple, list, Mapping)):
+        raise SeamError(
+            f"{replaced.site.text} returns {type(result).__name__}: expected a loss, or a tuple or dict with it"
+        )
+    items: dict[Any, Any] = dict(result) if isinstance(result, Mapping) else dict(enumerate(result))
+    if replaced.where is not None:
+        if replaced.where not in items:
+            raise SeamError(f"--as loss={replaced.where}: {replaced.site.text} returns {', '.join(map(str, items))}")
+        return replaced.where
+    losses = [key for key, x in items.items() if isinstance(x, Tensor) and x.requires_grad and x.numel() == 1]
+    if len(losses) != 1:
+        raise SeamError(
+            f"{replaced.site.text} returns {len(losses)} numbers with a gradient: name the loss among "
+            f"{', '.join(map(str, losses or items))}, as in --as loss={(losses or [*items])[0]}"
+        )
+    return losses[0]
+
+
+def _with(result: Any, place: Any, loss: Tensor) -> Any:
+    """Return what the original has returned, with another loss."""
+    if isinstance(result, Mapping):
+        return type(result)({**result, place: loss})  # type: ignore[call-arg]
+    items = [loss if i == place else x for i, x in enumerate(result)]
+    return type(result)(*items) if hasattr(result, "_fields") else type(result)(items)
+
+
+HOST = Host(
+    name=NAME,
+    title="any script whose loss is a function of embeddings",
+    seam='the function of --replace "FILE:FUNCTION(a, b)"',
+    tensors="the arguments of its calls; --as says how they are compared",
+    spec="the function itself; --verify compares it with --objective",
+    tested="torch 2.15",
+    max_views=None,
+    views="as many embeddings as the function gets",
+    options=("replace", "as"),
+    hint="`counterpoint inject auto` finds the function and its parameters.",
+    before=before,
+    after=after,
+)

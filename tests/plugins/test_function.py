@@ -1,0 +1,183 @@
+"""The seam of a function of embeddings: what --replace and --as say, where it is replaced, and what --verify tests."""
+
+from __future__ import annotations
+
+import re
+import sys
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+import counterpoint as cp
+from counterpoint.plugins import inject
+
+LOSSES = """
+import torch
+import torch.nn.functional as F
+
+
+def nt_xent(z_i, z_j, t=0.5):
+    z = F.normalize(torch.cat([z_i, z_j]), dim=1)
+    logits = (z @ z.T / t).masked_fill(torch.eye(len(z), dtype=torch.bool), float("-inf"))
+    return F.cross_entropy(logits, torch.arange(len(z)).roll(len(z_i)))
+
+
+class Loss(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.log_scale = torch.nn.Parameter(torch.tensor(1.0))
+
+    def forward(self, a, b, scale=None, details=False):
+        scale = self.log_scale.exp() if scale is None else scale
+        logits = scale * F.normalize(a, dim=1) @ F.normalize(b, dim=1).T
+        labels = torch.arange(len(a))
+        loss = F.cross_entropy(logits, labels)
+        return {"loss": loss, "accuracy": (logits.argmax(1) == labels).float().mean()} if details else loss
+
+    @staticmethod
+    def stacked(z):
+        return nt_xent(*z.chunk(2)) * len(z)
+"""
+SCRIPT = """
+import torch
+from losses import Loss, nt_xent
+
+
+def main():
+    torch.manual_seed(0)
+    encoder, criterion = torch.nn.Linear(6, 4), Loss()
+    optimiser = torch.optim.SGD([*encoder.parameters(), *criterion.parameters()], lr=0.1)
+    for _ in range(3):
+        a, b = encoder(torch.randn(5, 6)), encoder(torch.randn(5, 6))
+        result = {call}
+        loss = result["loss"] if isinstance(result, dict) else result
+        print(float(loss.detach().sum()))
+        optimiser.zero_grad()
+        loss.sum().backward()
+        optimiser.step()
+
+
+main()
+"""
+PLAIN = ("--replace", "losses.py:nt_xent(z_i, z_j)")
+
+
+@pytest.fixture
+def launch(tmp_path, monkeypatch, capsys):
+    def run(*words: str, call: str = "nt_xent(a, b)", script: str = SCRIPT, start=("toy.py",)) -> SimpleNamespace:
+        monkeypatch.chdir(tmp_path)
+        for name in ("argv", "path", "meta_path"):
+            monkeypatch.setattr(sys, name, list(getattr(sys, name)))
+        monkeypatch.setitem(sys.modules, "__main__", sys.modules["__main__"])
+        (tmp_path / "losses.py").write_text(LOSSES)
+        (tmp_path / "toy.py").write_text(script.replace("{call}", call))
+        code = inject.main(["function", *words, "--", *start])
+        for name in ("toy", "losses", "deep", "deep.losses", "deep.toy"):
+            sys.modules.pop(name, None)
+        out, err = capsys.readouterr()
+        return SimpleNamespace(code=code, losses=[float(line) for line in out.splitlines()], err=err)
+
+    return run
+
+
+def test_a_function_of_an_imported_module(launch):
+    own = launch(*PLAIN)
+    assert (own.code, "reached 3 times" in own.err) == (0, True)
+    same = launch(*PLAIN, "--objective", "infonce:t=0.5", "--verify", "3")
+    assert same.code == 0
+    value, gradient = re.search(r"relative (\S+), in 3 steps; their gradients .* by (\S+) at most", same.err).groups()
+    assert max(float(value), float(gradient)) < 1e-5
+    assert same.losses == pytest.approx(own.losses)
+    wrong = launch(*PLAIN, "--objective", "infonce:t=0.4", "--verify", "3")
+    assert float(re.search(r"gradients .* by (\S+) at most", wrong.err)[1]) > 0.05
+    ours = launch(*PLAIN, "--objective", "infonce:t=0.5")
+    assert ours.losses == pytest.approx(own.losses, rel=1e-5)
+    other = launch(*PLAIN, "--objective", "hcl:t=0.5")
+    assert other.losses[0] != pytest.approx(own.losses[0], rel=1e-3)
+
+
+@pytest.mark.parametrize("details", [False, True])
+def test_a_method_with_a_trained_scale_and_a_dict(launch, details):
+    text = "losses.py:Loss.forward(a, b, scale=scale)"
+    words = ("--replace", text, "--as", "pairing=one_way", "--objective", "infonce:t=host")
+    call = f"criterion(a, b, scale=criterion.log_scale.exp(), details={details})"
+    own = launch("--replace", text, call=call)
+    ours = launch(*words, call=call)
+    assert ours.losses == pytest.approx(own.losses, rel=1e-5)
+    verified = launch(*words, "--verify", "2", call=call)
+    assert float(re.search(r"gradients .* by (\S+) at most", verified.err)[1]) < 1e-5
+
+
+def test_two_views_in_one_tensor_and_a_sum(launch):
+    text = "losses.py:Loss.stacked(z)"
+    call = "criterion.stacked(torch.cat([a, b]))"
+    own = launch("--replace", text, call=call)
+    words = ("--replace", text, "--as", "cat=2,reduction=sum", "--objective", "infonce:t=0.5")
+    assert launch(*words, call=call).losses == pytest.approx(own.losses, rel=1e-5)
+    assert float(re.search(r"relative (\S+),", launch(*words, "--verify", "3", call=call).err)[1]) < 1e-5
+
+
+def test_a_function_of_the_script_and_of_a_module_that_is_run(launch, tmp_path):
+    script = LOSSES + SCRIPT.replace("from losses import Loss, nt_xent", "")
+    own = launch("--replace", "toy.py:nt_xent(z_i, z_j)", script=script)
+    words = ("--replace", "toy.py:nt_xent(z_i, z_j)", "--objective", "hcl:t=0.5")
+    ours = launch(*words, script=script)
+    assert (ours.code, len(ours.losses)) == (0, 3)
+    assert ours.losses[0] != pytest.approx(own.losses[0], rel=1e-3)
+    (tmp_path / "deep").mkdir()
+    (tmp_path / "deep" / "__init__.py").write_text("")
+    (tmp_path / "deep" / "losses.py").write_text(LOSSES)
+    (tmp_path / "deep" / "toy.py").write_text(
+        SCRIPT.replace("from losses", "from .losses").replace("{call}", "nt_xent(a, b)")
+    )
+    words = ("--replace", "deep/losses.py:nt_xent(z_i, z_j)", "--objective", "hcl:t=0.5")
+    assert launch(*words, start=("-m", "deep.toy")).losses == pytest.approx(ours.losses, rel=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ((), "which one?"),
+        (("--replace", "losses.py:nt_xent"), "expected FILE:FUNCTION(a, b) with the parameters that are embeddings"),
+        (("--replace", "losses.py:nt_xen(z_i, z_j)"), "Did you mean 'nt_xent'?"),
+        (("--replace", "losses.py:Los.forward(a, b)"), "has no class 'Los'"),
+        (("--replace", "losses.py:nt_xent(z_i, zj)"), "no parameter 'zj'. Did you mean 'z_j'?"),
+        (("--replace", "losses.py:nt_xent(z_i, z_j, label=t)"), "no argument 'label'. Did you mean 'labels'?"),
+        ((*PLAIN, "--as", "pairin=one_way"), "Did you mean 'pairing'?"),
+        ((*PLAIN, "--as", "pairing=oneway"), "unknown pairing. Did you mean 'one_way'?"),
+        ((*PLAIN, "--as", "cat=0"), "--as cat=0: expected the number of views"),
+        ((*PLAIN, "--as", "cat=3", "--objective", "hcl"), "z_i has 5 rows, not a multiple of cat=3"),
+        (("--replace", "losses.py:nt_xent(z_i, t)", "--objective", "hcl"), "t is not a tensor, but float"),
+    ],
+)
+def test_usage(launch, words, message):
+    found = launch(*words)
+    assert found.code == 2
+    assert message in found.err
+
+
+def test_it_was_never_called(launch):
+    found = launch("--replace", "losses.py:Loss.forward(a, b)", "--objective", "hcl")
+    assert found.code == 3
+    missing = launch(*PLAIN, start=("-m", "nowhere.toy"))
+    assert (missing.code, "-m nowhere.toy: no such module" in missing.err) == (2, True)
+
+
+def test_what_a_function_returns(launch):
+    text = ("--replace", "toy.py:pair(a, b)", "--objective", "infonce:t=0.5")
+    script = (
+        LOSSES + "\ndef pair(a, b):\n    return nt_xent(a, b), a.sum()\n" + SCRIPT.replace("from losses import", "#")
+    )
+    found = launch(*text, call="pair(a, b)[0]", script=script)
+    assert (found.code, "returns 2 numbers with a gradient: name the loss among 0, 1" in found.err) == (2, True)
+    ours = launch(*text, "--as", "loss=0", call="pair(a, b)[0]", script=script)
+    assert ours.losses == pytest.approx(launch(*PLAIN).losses, rel=1e-5)
+
+
+def test_views_of_an_objective_that_needs_more(launch):
+    found = launch(*PLAIN, "--objective", "arcl(infonce):views=4")
+    assert found.code == 2
+    assert "views=4 were expected, got 2" in found.err
+    assert cp.objective("arcl(infonce):views=4").views == 4
+    assert torch.is_grad_enabled()
