@@ -229,7 +229,7 @@ class Objective(Parametrized):
                 'temperature="host" (t=host) is one over the scale.',
                 stacklevel=2,
             )
-        batch = scores_from_logits(logits, labels, scale, ignore_index, empty, self.couples_anchors)
+        batch = scores_from_logits(logits, labels, scale, ignore_index, empty)
 
         def scores(_: str) -> Scores:
             for module in temperatures:

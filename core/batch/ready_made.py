@@ -141,12 +141,12 @@ def scores_from_logits(
     scale: float | Tensor,
     ignore_index: int,
     empty: str,
-    couples_anchors: bool,
 ) -> Scores:
     """Build scores from logits and labels; see :meth:`counterpoint.Objective.from_logits`.
 
     Rows that do not count leave before anything is computed from them. On an accelerator, where that would
-    synchronize, and in compiled code they stay as zeros of weight zero, unless statistics of the batch would see them.
+    synchronize, and in compiled code they stay as zeros of weight zero; statistics of the batch (``mu="auto"``, a
+    shared ``alpha``) then include them.
     """
     if checks.is_float(logits, "logits").dim() < 2:
         raise ValueError(f"logits: expected (..., anchors, keys), got shape {checks.shape(logits)}.")
@@ -187,7 +187,7 @@ def scores_from_logits(
     rows: Tensor | None = None
     anchors: Tensor | None = None
     out = ~kept
-    if not (checks.wanted(kept) or (couples_anchors and checks.readable())) or bool(out.all()):
+    if not checks.wanted(kept) or bool(out.all()):
         anchors = kept.to(widen(logits).dtype)
         logits = logits.masked_fill(out.unsqueeze(1), 0.0)
         masked, drop = (x if x is None else x & kept.unsqueeze(1) for x in (masked, drop))
