@@ -23,7 +23,8 @@ from .arguments import Parser
 if TYPE_CHECKING:  # both import torch, which the parser must not
     from .host import Host, Seam
 
-_OPTIONS = ("scale", "site", "scores", "replace", "as")  # for hosts that list them among their own
+# of hosts that list them among their own
+_OPTIONS = ("scale", "site", "scores", "replace", "as", "steps", "json", "apply")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -56,6 +57,10 @@ def _add_options(parser: argparse.ArgumentParser, host: Host | None = None) -> N
     add("--as", metavar="KEY=VALUE,...", help=only("as", "function only", how))
     scores = only("scores", "curl only", "what is compared (what the objective needs)")
     add("--scores", choices=("bilinear", "cosine"), help=scores)
+    add("--steps", type=int, metavar="N", help=only("steps", "auto only", "number of contrastive steps to watch (3)"))
+    add("--json", type=Path, metavar="FILE", help=only("json", "auto only", "write what was found to FILE (nowhere)"))
+    apply = only("apply", "auto only", "then run the command that was found, with --verify 3")
+    add("--apply", action="store_true", default=None, help=apply)
     verify = "train the first N steps with the host's own loss, and compare it with ours (%(default)s)"
     add("--verify", type=int, default=0, metavar="N", help=verify)
     add("--report", type=Path, metavar="FILE", help="append diagnostics of every step to FILE as JSON lines (none)")
@@ -91,9 +96,17 @@ def command(args: argparse.Namespace) -> int:
         path, arguments = Script.of(script)
         host = registry.find(args.host, path.path.resolve().parent, args.force)
         _check(args, host)
+        if host.name == "auto":
+            from . import auto
+
+            auto.check(args)
     except (SeamError, ValueError) as error:
         print(f"counterpoint: {error}", file=sys.stderr)
         return SeamError.code
+    if host.name == "auto":
+        from . import auto
+
+        return auto.run_and_conclude(host, args, path, arguments, script)
     options = {name: getattr(args, name) for name in ("views", "shims", *_OPTIONS)}
     # resolved now, since the script may change its working directory
     report = None if args.report is None else args.report.resolve()

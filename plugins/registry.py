@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from .host import Host
 
-BUILT_IN = ("simcse", "graphcl", "adnce_image", "curl", "moco", "lightly", "logits", "function")
+BUILT_IN = ("simcse", "graphcl", "adnce_image", "curl", "moco", "lightly", "logits", "function", "auto")
 GROUP = "counterpoint.hosts"
 
 

@@ -30,6 +30,7 @@ SAID = {  # a command's beginning: what shortens it, and what its output must ho
     "counterpoint inject lightly": "needs a script of the reader's own",
     "counterpoint inject logits": "needs a script of the reader's own",
     "counterpoint inject function": "needs a script of the reader's own",
+    "counterpoint inject auto": "needs a script of the reader's own",
     "counterpoint inject": ([], r"which host\? Known:"),
     "counterpoint doctor": ([], r"ok +extra +graph"),
     "counterpoint tune graph": ([*GRAPH, "--budget", "4"], r"use adnce:t="),

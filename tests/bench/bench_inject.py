@@ -3,10 +3,11 @@
     python tests/bench/bench_inject.py                                            # on the tests' stand-in
     python tests/bench/bench_inject.py --clone GraphCL/unsupervised_TU -- --DS MUTAG --lr 0.01 --num-gc-layers 3
 
-Compares three variants: the host's own loss, the objective in one edited line, and the objective injected by the
-launcher. A step is two passes of the encoder, loss, backward and optimizer, on the first batch of the host's script;
-loading and augmenting are left out, so a step here is shorter than a real one. Measures CPU time on one thread; the
-variants take turns step by step, and the medians of the ratios within a round are printed, so that load cancels.
+Compares four variants: the host's own loss, the objective in one edited line, the objective injected by the launcher,
+and the host's own loss while ``counterpoint inject auto`` watches it. A step is two passes of the encoder, loss,
+backward and optimizer, on the first batch of the host's script; loading and augmenting are left out, so a step here is
+shorter than a real one. Measures CPU time on one thread; the variants take turns step by step, and the medians of the
+ratios within a round are printed, so that load cancels.
 """
 
 from __future__ import annotations
@@ -28,9 +29,14 @@ import torch
 
 import counterpoint as cp
 from counterpoint.plugins import graphcl, launch
+from counterpoint.plugins.finder.findings import judge
+from counterpoint.plugins.finder.watch import Watch
 from counterpoint.plugins.host import Seam
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "support"))
+
+
+WATCHED = "watched by auto"
 
 
 class CaughtError(Exception):
@@ -68,6 +74,7 @@ def variants(module: Any, spec: str) -> dict[str, tuple[Callable[..., Any], Call
         "host's own": own,
         "one edited line": (own[0], lambda self, x, x_aug: loss_fn(x, x_aug, pairing="one_way")),
         "injected": (module.simclr.forward, module.simclr.loss_cal),
+        WATCHED: own,
     }
 
 
@@ -99,19 +106,31 @@ def main() -> None:
         optimizer.step()
         return time.process_time() - start
 
+    def watched_step(forward: Callable[..., Any], loss_cal: Callable[..., Any]) -> float:
+        watch = Watch(lambda watch, root: found.extend(judge(watch, root)))
+        watch.start()
+        try:
+            return step(forward, loss_cal)
+        finally:
+            watch.stop()
+
+    found: list[Any] = []
+
     times: dict[str, list[float]] = {name: [] for name in functions}
     for i in range(args.rounds + 10):
         names = list(functions)
-        for name in names[i % 3 :] + names[: i % 3]:
-            seconds = step(*functions[name])
+        for name in names[i % 4 :] + names[: i % 4]:
+            seconds = (watched_step if name == WATCHED else step)(*functions[name])
             if i >= 10:
                 times[name].append(seconds)
     print(f"{plain[3]} graphs, {len(plain[0])} nodes, objective {args.objective}, {args.rounds} rounds")
     for name, column in times.items():
         print(f"{name:16} {1000 * statistics.median(column):8.2f} ms a step")
-    for base in ("one edited line", "host's own"):
-        ratio = statistics.median(a / b for a, b in zip(times["injected"], times[base], strict=True))
-        print(f"injected / {base}: {ratio:.3f}")
+    pairs = [("injected", "one edited line"), ("injected", "host's own"), (WATCHED, "host's own")]
+    for name, base in pairs:
+        ratio = statistics.median(a / b for a, b in zip(times[name], times[base], strict=True))
+        print(f"{name} / {base}: {ratio:.3f}")
+    print(f"the loss was found in {len(found)} of {args.rounds + 10} watched steps")
 
 
 if __name__ == "__main__":

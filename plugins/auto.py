@@ -1,0 +1,206 @@
+"""Find the contrastive loss of an unmodified script: ``counterpoint inject auto -- train.py ...``.
+
+Runs the first steps of the script, watches how its loss is computed, and says where it sits, of which form it is, and
+which command or which line puts another objective there. Conclusions are compared with the script's own value and
+gradient; what is ambiguous is named, with the candidates.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from . import registry
+from .finder.findings import judge
+from .finder.functions import Finding
+from .finder.watch import EnoughError, Watch
+from .finder.words import commands_of, in_words, is_sound, objective_of
+from .host import OWN_LOSS, Host, Seam, SeamError, UnreachedError, is_first_process
+from .launch import Script, run
+
+STEPS, PATIENCE = 3, 100  # contrastive steps to watch; other steps to wait for the first
+_watching: list[_Steps] = []
+
+
+class _Steps:
+    """The findings of all watched steps of this process, written to a file after each of them."""
+
+    def __init__(self, seam: Seam) -> None:
+        self.seam, self.file = seam, Path(seam.options["json"])
+        self.steps = seam.options.get("steps") or STEPS
+        self.losses: dict[tuple[Any, ...], Finding] = {}
+        self.watch = Watch(self.step)
+        self.ended = False
+        self.errors: list[str] = []
+
+    def step(self, watch: Watch, root: Tensor) -> None:
+        if self.ended:  # a bare except has caught the end
+            raise EnoughError
+        try:
+            found = judge(watch, root)
+        except Exception as error:  # the script must not fail where only the finder does
+            self.errors.append(f"{type(error).__name__}: {error}")
+            found = []
+        for finding in found:
+            key = finding["site"], finding["call"], finding["kind"]
+            entry = self.losses.setdefault(key, {**finding, "steps": 0, "calls": 0, "scales": []})
+            entry["calls"] += 1
+            if "scale" in finding:
+                entry["scales"].append(finding["scale"])
+            entry["doubts"] = [*dict.fromkeys(entry["doubts"] + finding["doubts"])]
+            if finding["form"] != entry["form"]:
+                entry["doubts"].append(f"its form is another in a later call: {finding['form'] or 'not known'}")
+            for name in ("value_difference", "gradient_difference"):
+                if name in finding:
+                    entry[name] = max(entry.get(name, 0.0), finding[name])
+            if not finding["ours"]:
+                entry["ours"] = False
+            here, before_ = (str(each.get("positives")) for each in (finding, entry))
+            if here != before_ and here.startswith("the diagonal") and before_.startswith("the diagonal"):
+                entry["positives"] = "the diagonal, part by part"
+            elif here != before_ and finding["form"]:
+                entry["doubts"].append(f"the positives are {here} in another call")
+            if not finding.get("replace"):
+                entry["replace"] = None
+        for key in {(f["site"], f["call"], f["kind"]) for f in found}:
+            self.losses[key]["steps"] += 1
+        self.seam.calls += bool(found)
+        if self.seam.calls == self.steps or (not self.seam.calls and watch.backwards == PATIENCE):
+            self.ended = True
+        self.write()
+        if self.ended:
+            raise EnoughError
+
+    def write(self) -> None:
+        if is_first_process():
+            survey = [{"site": s, "call": what, "times": n} for (s, what), n in self.watch.survey.items()]
+            data = {
+                "steps": self.seam.calls,
+                "backwards": self.watch.backwards,
+                "ended_early": not self.ended,
+                "losses": list(self.losses.values()),
+                "errors": self.errors,
+                "survey": survey,
+            }
+            self.file.write_text(json.dumps(data, indent=2, default=str))
+
+
+def before(seam: Seam) -> None:
+    """Watch from here on."""
+    _watching.append(_Steps(seam))
+    _watching[-1].watch.start()
+
+
+def finish() -> None:
+    """Stop watching in this process."""
+    while _watching:
+        steps = _watching.pop()
+        steps.watch.stop()
+        if steps.watch.backwards or not steps.file.read_text():
+            steps.write()
+
+
+def check(args: argparse.Namespace) -> None:
+    """Raise an error for options that would have no effect, or would only fail at the end."""
+    for name in ("verify", "report", "start", "only"):
+        if getattr(args, name):
+            raise SeamError(f"--{name}: auto replaces nothing; give it to the command that auto prints")
+    if args.steps is not None and args.steps < 1:
+        raise SeamError(f"--steps {args.steps}: expected the number of contrastive steps to watch, 1 or more")
+    if args.json is not None and not args.json.resolve().parent.is_dir():
+        raise SeamError(f"--json {args.json}: its folder does not exist")
+
+
+def run_and_conclude(
+    host: Host, args: argparse.Namespace, script: Script, arguments: Sequence[str], words: Sequence[str]
+) -> int:
+    """Run the script until enough steps were watched, and say what was found; return the exit code."""
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder, "findings.json") if args.json is None else args.json.resolve()
+        file.write_text("")
+        seam = Seam(
+            OWN_LOSS,
+            options={"steps": args.steps, "json": str(file), "shims": args.shims},
+            quiet=not is_first_process(),
+        )
+        words, here, home = [*words], Path.cwd(), script.path.resolve().parent
+        failure: BaseException | None = None
+        try:
+            run(host, seam, script, arguments, use_shims=not args.no_shims)
+        except (Exception, SystemExit) as error:
+            if not isinstance(error, SystemExit) or error.code:
+                failure = error
+        finish()
+        os.chdir(here)
+        code = 0
+        if not seam.quiet:
+            objective = None if args.objective == OWN_LOSS else args.objective
+            code = conclude(file, objective, words, home, bool(args.apply) and failure is None, failure is not None)
+    if failure is not None:
+        print("counterpoint: the script ended with an error:", file=sys.stderr)
+        raise failure
+    return code
+
+
+def conclude(file: Path, objective: str | None, script: Sequence[str], folder: Path, apply: bool, failed: bool) -> int:
+    """Say what was found, complete the file with commands, and return the exit code."""
+    data = {**json.loads(file.read_text()), "failed": failed}
+    places = {folder, *(parent for loss in data["losses"] for parent in [*Path(loss["file"]).parents][:4])}
+    data["hosts"] = _known_hosts(places)
+    ready = commands_of(data["losses"], objective, script)
+    sound = [loss for loss in data["losses"] if is_sound(loss)]
+    spec = objective_of(objective, sound[0]) if sound else ["--objective", objective or "adnce"]
+    known = [["counterpoint", "inject", name, *spec, "--", *script] for name in data["hosts"] if data["losses"]]
+    data["commands"] = commands = known + ready
+    file.write_text(json.dumps(data, indent=2))
+    print("\n".join(in_words(data, objective)), file=sys.stderr)
+    if apply and commands and int(os.environ.get("WORLD_SIZE", "1")) > 1:
+        print("counterpoint: --apply starts one process: start the command with your launcher", file=sys.stderr)
+        return UnreachedError.code
+    if apply and commands:
+        if len(known) != 1 and len(ready) != 1:
+            print(
+                "counterpoint: --apply: each of these commands replaces another loss, so none was run", file=sys.stderr
+            )
+            return UnreachedError.code
+        at = commands[0].index("--")
+        # a function has been compared here, and has no other loss of its own to be compared with
+        verify = [] if "function" in commands[0][:at] else ["--verify", "3"]
+        words = [*commands[0][2:at], *verify, *commands[0][at:]]
+        return subprocess.run([sys.executable, "-m", "counterpoint.plugins.inject", *words]).returncode
+    return 0 if commands else UnreachedError.code
+
+
+def _known_hosts(folders: Iterable[Path]) -> list[str]:
+    """The hosts whose clone or package a loss lies in."""
+    hosts = [registry.load(name) for name in registry.names()]
+    return [
+        host.name
+        for host in hosts
+        if any(host.recognises(folder) or (host.package and folder.name == host.package) for folder in folders)
+    ]
+
+
+HOST = Host(
+    name="auto",
+    title="any script: finds where its contrastive loss is computed",
+    seam="what is differentiated by backward() and comes from a product of embeddings",
+    tensors="what the script has; it trains with its own loss",
+    spec="the script's own",
+    tested="torch 2.15",
+    max_views=1,
+    views="nothing is replaced",
+    inputs="nothing is replaced",
+    options=("steps", "json", "apply"),
+    hint=f"Watches {STEPS} steps, says what it found, and ends the script.",
+    before=before,
+)

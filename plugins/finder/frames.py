@@ -1,0 +1,91 @@
+"""Where in the user's code a call is made, and what its variables are called."""
+
+from __future__ import annotations
+
+import functools
+import linecache
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from types import CodeType, FrameType
+
+import torch
+from torch import Tensor, nn
+
+_TORCH, _PLUGINS = str(Path(torch.__file__).parent), str(Path(__file__).parents[1])
+
+
+@dataclass(frozen=True)
+class Place:
+    """A call in the user's code."""
+
+    file: str
+    line: int
+    function: str
+    call: str
+
+    @property
+    def short(self) -> str:
+        path = Path(self.file)
+        inside = path.is_relative_to(Path.cwd())
+        return f"{path.relative_to(Path.cwd()) if inside else path}:{self.line}"
+
+
+def frames() -> Iterator[FrameType]:
+    """The frames outside torch and this package's plugins, from the innermost outwards."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        if not frame.f_code.co_filename.startswith((_TORCH, _PLUGINS, "<")):
+            yield frame
+        frame = frame.f_back
+
+
+def place(frame: FrameType) -> Place:
+    """Where a frame is now, with the text of the call."""
+    code = frame.f_code
+    return Place(code.co_filename, frame.f_lineno, function_name(code), _call_text(code, frame.f_lasti, frame.f_lineno))
+
+
+@functools.lru_cache(4096)
+def _call_text(code: CodeType, instruction: int, line: int) -> str:
+    if hasattr(code, "co_positions"):  # Python 3.11
+        first, last, start, end = list(code.co_positions())[instruction // 2]
+        if first is not None and last is not None and start is not None:
+            lines = [linecache.getline(code.co_filename, i) for i in range(first, last + 1)]
+            lines[-1] = lines[-1].encode()[:end].decode()
+            lines[0] = lines[0].encode()[start:].decode()
+            return " ".join(part.strip() for part in lines)
+    return linecache.getline(code.co_filename, line).strip()
+
+
+def function_name(code: CodeType) -> str:
+    """The qualified name of a function, without the functions that it is defined in."""
+    return str(getattr(code, "co_qualname", code.co_name)).rpartition("<locals>.")[2]
+
+
+def tensors(frame: FrameType) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    """The arguments, and the other variables, that may be embeddings."""
+    code = frame.f_code
+    arguments = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
+    found = {
+        n: x for n, x in frame.f_locals.items() if isinstance(x, Tensor) and x.is_floating_point() and x.dim() in (2, 3)
+    }
+    return {n: found[n] for n in arguments if n in found}, {n: x for n, x in found.items() if n not in arguments}
+
+
+def parameter_name(parameter: Tensor, stack: list[FrameType]) -> str:
+    """How the script can reach a parameter from the innermost frame, or ""."""
+    hidden: set[str] = set()
+    for frame in stack:
+        for name, value in list(frame.f_locals.items()):
+            if name in hidden:
+                continue
+            if value is parameter:
+                return name
+            own = dict(value.named_parameters()) if isinstance(value, nn.Module) else getattr(value, "__dict__", {})
+            for path, other in own.items():
+                if other is parameter:
+                    return f"{name}.{path}"
+        hidden |= frame.f_locals.keys()
+    return ""

@@ -1,0 +1,177 @@
+"""Recognize a contrastive loss by its gradient, however it was written.
+
+With logits ``x``, InfoNCE's gradient is ``softmax(x) - positive`` up to a factor. So a row's negatives are the entries
+whose gradient is proportional to ``exp(x)``, its positives are the others, and what is left out has none. Which form
+it is, is decided by comparing the gradient with those of known losses.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from counterpoint.objectives.infonce import InfoNCE
+
+UNEVEN = 0.05  # anchors may weigh a little differently: log(p + epsilon)
+OURS = {
+    "infonce": InfoNCE(1.0),
+    "infonce:denominator=negatives": InfoNCE(1.0, denominator="negatives"),
+}
+OTHERS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "every positive's denominator holds the other positives too (SupCon)": lambda x, pos: (
+        -(torch.where(pos, x.log_softmax(1), 0).sum(1) / pos.sum(1)).mean()
+    ),
+    "the positives are summed inside the logarithm": lambda x, pos: (
+        x.logsumexp(1) - x.masked_fill(~pos, -torch.inf).logsumexp(1)
+    ).mean(),
+}
+
+
+@dataclass
+class Form:
+    """What a gradient says of the loss that it came from.
+
+    Attributes:
+        name: the spec of one of our objectives, up to its temperature, or a description if none computes it.
+        way: ``rows``, ``columns`` or ``both``: whose entries compete.
+        positives: ``(anchors, keys)`` booleans; anchors are rows, except for ``columns``.
+        used: the entries that are in the loss.
+        weight: the host's loss is about this many times the mean over anchors.
+        value: that mean.
+        error: largest difference of the gradients, relative to the largest entry.
+        by_row: the same with a weight for each anchor.
+        rivals: other forms that fit as well.
+    """
+
+    name: str
+    way: str
+    positives: Tensor
+    used: Tensor
+    weight: float
+    value: float
+    error: float
+    by_row: float
+    rivals: list[Form]
+
+    @property
+    def ours(self) -> bool:
+        return self.name in OURS
+
+
+def recognise(s: Tensor, gradient: Tensor, scale: float, tolerance: float) -> Form | None:
+    """Return the form of the loss with this gradient with respect to similarities ``s``, or None.
+
+    Args:
+        s: ``(rows, columns)`` similarities.
+        gradient: of the loss, same shape.
+        scale: what similarities are multiplied by.
+        tolerance: largest relative difference of gradients, by the precision of the script.
+    """
+    found = [_one_way(s * scale, gradient * (1 / scale), "rows", tolerance)]
+    if found[0] is None:
+        found = [_one_way(s.T * scale, gradient.T * (1 / scale), "columns", tolerance)]
+    if found[0] is None and s.shape[0] == s.shape[1]:
+        found = [_both_ways(s * scale, gradient * (1 / scale), tolerance)]
+    return found[0]
+
+
+def _one_way(x: Tensor, gradient: Tensor, way: str, tolerance: float) -> Form | None:
+    rows = (gradient != 0).any(1)
+    if not rows.any() or x.shape[1] < 2:
+        return None
+    used = gradient != 0
+    weights = torch.exp(x - x.masked_fill(~used, -torch.inf).amax(1, keepdim=True).clamp(min=-1e30))
+    ratio = torch.where(used & (weights > 0), gradient / weights, torch.nan)
+    typical = torch.where(ratio > 0, ratio, torch.nan).nanmedian(1, keepdim=True).values
+    negatives = used & ((ratio - typical).abs() <= min(30 * tolerance, 0.2) * typical.abs())
+    positives = used & ~negatives
+    if not bool((positives.any(1) & negatives.any(1))[rows].all()):
+        return None
+    return _best(x[rows], gradient[rows], positives, used, rows, way, tolerance)
+
+
+def _best(
+    x: Tensor, gradient: Tensor, positives: Tensor, used: Tensor, rows: Tensor, way: str, tolerance: float
+) -> Form | None:
+    pos, inside = positives[rows], used[rows]
+    forms: list[Form] = []
+    candidates: dict[str, Callable[[Tensor], Tensor]] = {
+        name: lambda y, loss_fn=loss_fn: loss_fn.from_logits(y, pos)  # type: ignore[misc]
+        for name, loss_fn in OURS.items()
+    }
+    if bool((pos.sum(1) > 1).any()):
+        candidates |= {n: lambda y, loss=loss: loss(y, pos) for n, loss in OTHERS.items()}  # type: ignore[misc]
+    for name, loss in candidates.items():
+        y = x.masked_fill(~inside, -torch.inf).requires_grad_()
+        with torch.enable_grad():
+            value = loss(y)
+            (expected,) = torch.autograd.grad(value, y)
+        weight, error, by_row = _fit(gradient, expected)
+        forms.append(Form(name, way, positives, used, weight, float(value.detach()), error, by_row, []))
+    return _choose(forms, tolerance)
+
+
+def _both_ways(x: Tensor, gradient: Tensor, tolerance: float) -> Form | None:
+    n = len(x)
+    diagonal = torch.eye(n, dtype=torch.bool, device=x.device)
+    forms = []
+    for name, loss_fn in OURS.items():
+        y = x.clone().requires_grad_()
+        with torch.enable_grad():
+            value = (loss_fn.from_logits(y, diagonal) + loss_fn.from_logits(y.T, diagonal)) / 2
+            (expected,) = torch.autograd.grad(value, y)
+        weight, error, by_row = _fit(gradient, expected)
+        used = torch.ones_like(diagonal)
+        forms.append(Form(name, "both", diagonal, used, weight, float(value.detach()), error, by_row, []))
+    return _choose(forms, tolerance)
+
+
+def _fit(gradient: Tensor, expected: Tensor) -> tuple[float, float, float]:
+    """Return the factor between two gradients, the largest error, and that with a factor for each row."""
+    weight = float((gradient * expected).sum() / (expected * expected).sum())
+    rows = (gradient * expected).sum(1, keepdim=True) / (expected * expected).sum(1, keepdim=True).clamp(min=1e-60)
+    largest = gradient.abs().max()
+    error, by_row = (float((gradient - w * expected).abs().max() / largest) for w in (weight, rows))
+    return weight, error, by_row
+
+
+def _choose(forms: list[Form], tolerance: float) -> Form | None:
+    close = (form for form in forms if form.error <= tolerance or (form.by_row <= tolerance and form.error <= UNEVEN))
+    fitting = sorted(close, key=lambda form: form.error)
+    if not fitting:
+        return None
+    best = fitting[0]
+    best.rivals = [form for form in fitting[1:] if form.error <= 30 * best.error]
+    return best
+
+
+def layout(positives: Tensor) -> str:
+    """Say where the positives are, in words, or "" if no simple rule holds."""
+    if not bool((positives.sum(1) == 1).all()):
+        return ""
+    return columns(positives.long().argmax(1))
+
+
+def columns(labels: Tensor) -> str:
+    """Say which columns ``labels`` are."""
+    n = len(labels)
+    at = torch.arange(n, device=labels.device)
+    if torch.equal(labels, at):
+        return "the diagonal"
+    if bool((labels == 0).all()):
+        return "column 0"
+    if n > 1 and torch.equal(labels, at + labels[0]):
+        return f"the diagonal from column {int(labels[0])}"
+    if n > 1 and int(labels[1] - labels[0]) > 1 and torch.equal(labels, labels[0] + at * (labels[1] - labels[0])):
+        return f"every {int(labels[1] - labels[0])}th column from column {int(labels[0])}"
+    if n % 2 == 0 and torch.equal(labels, (at + n // 2) % n):
+        return "the row half a batch further"
+    if n % 2 == 0 and torch.equal(labels, at ^ 1):
+        return "the neighbour in the batch"
+    for parts in range(2, 9):
+        if n % parts == 0 and n > parts and torch.equal(labels, (at % (n // parts)) + labels[0]):
+            return f"the diagonal of each of {parts} parts"
+    return ""

@@ -1,0 +1,290 @@
+"""Watch a script compute its loss: products of embeddings, and the softmax, exponentials and losses that follow them.
+
+A ``TorchFunctionMode`` sees every call of torch by its public name. Two kinds are recorded: *products* of two tensors
+(``a @ b.T``, ``einsum``, ``cosine_similarity``, ``(a * b).sum(-1)``, ...), and *sinks*, which turn logits into a loss
+(``cross_entropy``, ``log_softmax``, ``logsumexp``, ``exp``, ...). Which products a sink was computed from is read off
+autograd's graph: only operations that move, scale, mask or join entries may lie between them, so that a classifier's
+logits lead to no product of embeddings. ``backward`` is where a step ends.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from types import FrameType
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.graph import Node, get_gradient_edge
+from torch.overrides import TorchFunctionMode
+
+from .frames import Place, frames, parameter_name, place, tensors
+from .products import PRODUCTS, Product, operands, words
+
+SINKS = {
+    "cross_entropy": "cross entropy",
+    "nll_loss": "nll_loss",
+    "log_softmax": "log_softmax",
+    "logsumexp": "logsumexp",
+    "exp": "exponentials",
+    "exp_": "exponentials",
+    "log": "logarithm of a softmax",
+    "logsigmoid": "binary logits",
+    "log_sigmoid": "binary logits",
+    "softplus": "binary logits",
+    "binary_cross_entropy_with_logits": "binary logits",
+}
+# what may lie between a product and the logits: it moves, scales, masks, shifts or joins entries
+_MOVES = words(
+    """
+    Div Mul Add Sub Rsub Neg T Transpose Permute View ReshapeAlias UnsafeView Cat Stack Slice Select Index
+    IndexSelect Gather MaskedFill MaskedSelect Where SWhere Squeeze Unsqueeze Expand Diagonal Clone ToCopy Copy
+    CopySlices AsStrided Unbind Split SplitWithSizes Repeat Clamp ClampMin ClampMax Max Amax Alias Tril Triu Scatter
+    IndexPut MaskedScatter FillDiagonal Exp Softplus Sigmoid Reciprocal Unfold Concat Flip Roll Topk Sort Detach Pow
+    Sqrt Rsqrt Sum LinalgVectorNorm Norm Maximum
+    """
+)
+_LOOKUPS = frozenset(("Index", "IndexSelect", "Gather"))
+_NORMS = frozenset(("LinalgVectorNorm", "Norm"))
+_BELOW_A_NORM = words(
+    """
+    Expand ClampMin Clamp Add Unsqueeze View Sqrt Rsqrt ToCopy Maximum Reciprocal Pow
+    """
+)
+
+
+@dataclass
+class Walk:
+    """What lies above a tensor in autograd's graph, as far as entries are only moved, scaled, masked or joined."""
+
+    products: list[Product] = field(default_factory=list)
+    scalars: list[Tensor] = field(default_factory=list)  # learned numbers
+    parameters: list[Tensor] = field(default_factory=list)
+    names: set[str] = field(default_factory=set)
+    normalized: bool = False
+    data: bool = False  # whether anything else lies above: layers, lookups
+
+
+@dataclass
+class Sink:
+    """A call that turns logits into a loss, or into what a loss is made of."""
+
+    kind: str
+    place: Place
+    x: Tensor
+    output: Tensor
+    walk: Walk
+    labels: Tensor | None = None
+    options: dict[str, Any] = field(default_factory=dict)
+    frames: list[tuple[FrameType, dict[str, Tensor], dict[str, Tensor]]] = field(default_factory=list)
+    """Frames of the call, from the innermost outwards, with their arguments and their other variables."""
+    scale_names: dict[str, Tensor] = field(default_factory=dict)  # variables that hold one number with a gradient
+    names: dict[int, str] = field(default_factory=dict)  # of learned numbers, by id
+
+
+class EnoughError(SystemExit):
+    """End a script that has been watched for long enough; no ``except Exception`` stops it."""
+
+
+class Watch(TorchFunctionMode):
+    """Record products, sinks and scalars until ``backward`` is called, then let ``at_backward`` judge them.
+
+    Args:
+        at_backward: gets the watch and the tensor that is differentiated, before autograd runs.
+    """
+
+    def __init__(self, at_backward: Callable[[Watch, Tensor], None]) -> None:
+        super().__init__()
+        self.at_backward = at_backward
+        self.products: dict[Node, Product] = {}
+        self.elementwise: OrderedDict[Node, tuple[Tensor, Tensor]] = OrderedDict()
+        self.sinks: list[Sink] = []
+        self.scalars: list[tuple[Tensor, FrameType]] = []  # numbers computed behind a sink, and where
+        self.softmax_inputs: dict[Node, Tensor] = {}
+        self.survey: dict[tuple[str, str], int] = {}
+        self.backwards = 0
+        self._backward = torch.autograd.backward
+
+    def start(self) -> None:
+        """Watch from now on, in this thread."""
+        torch.autograd.backward = self._watched_backward
+        torch.jit._state.disable()
+        if hasattr(torch.compiler, "set_stance"):
+            torch.compiler.set_stance("force_eager")
+        self.__enter__()  # type: ignore[no-untyped-call]
+
+    def stop(self) -> None:
+        torch.autograd.backward = self._backward
+        torch.jit._state.enable()
+        if hasattr(torch.compiler, "set_stance"):
+            torch.compiler.set_stance("default")
+        self.__exit__(None, None, None)  # type: ignore[no-untyped-call]
+
+    def _watched_backward(self, tensors: Any, *args: Any, **kwargs: Any) -> Any:
+        roots = [tensors] if isinstance(tensors, Tensor) else list(tensors)
+        self.backwards += 1
+        with torch._C.DisableTorchFunction():
+            for root in roots:
+                if root.numel() == 1 and root.requires_grad:
+                    self.at_backward(self, root)
+        for store in (self.products, self.elementwise, self.sinks, self.scalars, self.softmax_inputs):
+            store.clear()
+        return self._backward(tensors, *args, **kwargs)
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        name = getattr(func, "__name__", "")
+        known = name in SINKS and torch.is_grad_enabled()
+        out = self._sink(name, func, args, kwargs) if known else func(*args, **kwargs)
+        if name == "softmax" or name == "log_softmax":
+            if isinstance(out, Tensor) and out.grad_fn is not None and out.dim() == 2:
+                self.softmax_inputs[out.grad_fn] = args[0] if args else kwargs["input"]
+        elif name in PRODUCTS:
+            if isinstance(out, Tensor) and out.grad_fn is not None and args:
+                self._product(name, func, args, kwargs, out)
+        elif name.endswith("_loss") and isinstance(out, Tensor) and out.requires_grad:
+            self._count(f"{name} of {tuple(args[0].shape) if isinstance(args[0], Tensor) else '?'}")
+        if self.sinks and isinstance(out, Tensor) and out.grad_fn is not None and out.numel() == 1:
+            self.scalars.append((out.detach().clone(), next(frames())))
+        return out
+
+    # ---- products ------------------------------------------------------------------------------
+
+    def _product(self, name: str, func: Any, args: Any, kwargs: Any, out: Tensor) -> None:
+        if name in ("mul", "__mul__", "__rmul__", "multiply"):
+            x, y = args[:2]
+            if isinstance(y, Tensor) and min(x.dim(), y.dim()) >= 2 and x.shape[-1] == y.shape[-1] > 1:
+                self.elementwise[out.grad_fn] = x, y  # type: ignore[index]
+                while len(self.elementwise) > 32:
+                    self.elementwise.popitem(last=False)
+            return
+        found = operands(name, func, args, kwargs, self.elementwise)
+        if found is None:
+            return
+        a, b, kind, again, cosine = found
+        edge = get_gradient_edge(out)
+        self.products[edge.node] = Product(kind, a, b, edge, place(next(frames())), again, cosine)
+
+    # ---- sinks ---------------------------------------------------------------------------------
+
+    def _sink(self, name: str, func: Any, args: Any, kwargs: Any) -> Tensor:
+        x = args[0] if args else kwargs.get("input", kwargs.get("self"))
+        walk = None
+        if isinstance(x, Tensor) and x.grad_fn is not None and x.dim() > 0:
+            walk = self.walk(x, {"Softmax"} if name == "log" else {"LogSoftmax"} if name == "nll_loss" else set())
+            if name == "exp_":
+                x = x.detach().clone()
+        out: Tensor = func(*args, **kwargs)
+        if walk is None or (name == "log" and "Softmax" not in walk.names):
+            return out
+        kind = SINKS[name]
+        if all(self.is_head(product) for product in walk.products):
+            self._count(f"{kind} of {tuple(x.shape)}" + (", a product with parameters" if walk.products else ""))
+            return out
+        stack = list(frames())
+        sink = Sink(kind, place(stack[0]), x, out.detach().clone(), walk)  # it may be changed in place
+        if name in ("cross_entropy", "nll_loss"):
+            names = (
+                "input",
+                "target",
+                "weight",
+                "size_average",
+                "ignore_index",
+                "reduce",
+                "reduction",
+                "label_smoothing",
+            )
+            options = {**dict(zip(names, args, strict=False)), **kwargs}
+            sink.labels = options.pop("target")
+            options.pop("input", None)
+            sink.options = options
+        if name in ("nll_loss", "log"):
+            sink.x = self._softmax_input(x)
+        sink.frames = [(f, *tensors(f)) for f in stack[:8]]
+        for frame in reversed(stack[:3]):
+            for name_, x_ in frame.f_locals.items():
+                if isinstance(x_, Tensor) and x_.numel() == 1 and x_.requires_grad:
+                    sink.scale_names[name_] = x_.detach()
+        learned = list(walk.scalars)
+        for product in walk.products:
+            for operand in (product.a, product.b):
+                learned += self.walk(operand).scalars
+        if learned:
+            sink.names = {id(x): parameter_name(x, stack) for x in learned}
+        self._count(f"{kind} of {tuple(x.shape)}, a product of embeddings")
+        self.sinks.append(sink)
+        return out
+
+    def is_head(self, product: Product) -> bool:
+        """Whether the columns are parameters, as in a layer that classifies, and the rows are not."""
+
+        def only_parameters(x: Tensor) -> bool:
+            found = self.walk(x)
+            return bool(found.parameters) and not found.data
+
+        return only_parameters(product.b) and not only_parameters(product.a)
+
+    def _softmax_input(self, x: Tensor) -> Tensor:
+        todo: list[Node] = [x.grad_fn] if x.grad_fn is not None else []
+        while todo:
+            node = todo.pop()
+            if node in self.softmax_inputs:
+                return self.softmax_inputs[node]
+            if _name(node) in _MOVES:
+                todo += [n for n, _ in node.next_functions if n is not None]
+        return x
+
+    def _count(self, what: str) -> None:
+        key = (place(next(frames())).short, what)
+        self.survey[key] = self.survey.get(key, 0) + 1
+
+    def walk(self, x: Tensor, more: set[str] = frozenset()) -> Walk:  # type: ignore[assignment]
+        """Return what lies above ``x``; nodes named ``more`` may also lie between."""
+        found = Walk()
+        todo: list[Node] = [x.grad_fn] if x.grad_fn is not None else []
+        seen: set[Node] = set()
+        if isinstance(x, nn.Parameter):
+            found.parameters.append(x)
+        while todo and len(seen) < 400:
+            node = todo.pop()
+            if node in seen:
+                continue
+            seen.add(node)
+            if node in self.products:
+                found.products.append(self.products[node])
+                continue
+            name = _name(node)
+            found.names.add(name)
+            if name == "AccumulateGrad":
+                variable = node.variable  # type: ignore[attr-defined]
+                found.data |= not isinstance(variable, nn.Parameter)  # a leaf, as cached embeddings are
+                (found.scalars if variable.numel() == 1 else found.parameters).append(variable)
+            elif name in _MOVES or name in more:
+                above = [n for n, _ in node.next_functions if n is not None]
+                found.data |= name in _LOOKUPS
+                found.normalized |= name in ("Div", "Mul") and any(_is_norm(n) for n in above)
+                todo += above
+            else:
+                found.data = True
+        return found
+
+
+def _name(node: Node) -> str:
+    return node.name().rpartition("::")[2].partition("Backward")[0]
+
+
+def _is_norm(node: Node) -> bool:
+    """Whether a node of autograd computes the norm of rows, clamped or broadcast."""
+    for _ in range(8):
+        name = _name(node)
+        if name in _NORMS:
+            return True
+        above = [n for n, _ in node.next_functions if n is not None]
+        if name in ("Sqrt", "Rsqrt", "Pow") and above and _name(above[0]) in ("Sum", "ClampMin", "Add", "Expand"):
+            return any(_name(n) == "Sum" for n in [above[0], *(m for m, _ in above[0].next_functions if m is not None)])
+        if name not in _BELOW_A_NORM or not above:
+            return False
+        node = above[0]
+    return False

@@ -1,0 +1,249 @@
+"""Say what was found: in words, as commands, and as the line to write by hand."""
+
+from __future__ import annotations
+
+import ast
+import shlex
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from .functions import Finding
+
+
+def is_sound(loss: Finding) -> bool:
+    return bool(loss["ours"]) and not loss["doubts"]
+
+
+def commands_of(losses: Sequence[Finding], objective: str | None, script: Sequence[str]) -> list[list[str]]:
+    """Ready commands: one per scale for cross entropies, one per function for the others."""
+    commands: list[list[str]] = []
+    by_scale: dict[Any, list[Finding]] = {}
+    functions: dict[str, Finding] = {}
+    for loss in losses:
+        if not is_sound(loss):
+            continue
+        if loss["kind"] == "cross entropy" and loss["reduction"] != "none":
+            by_scale.setdefault((round(loss["scale"], 4), tuple(loss["learned"])), []).append(loss)
+        elif (call := loss.get("replace")) and call["whole"] and (call["scale"] or not loss["learned"]):
+            functions[_function_text(loss["replace"])] = loss
+    for (_, learned), group in by_scale.items():
+        if (learned and not group[0]["scale_variable"]) or (not learned and _changes(group[0])):
+            continue  # said in words
+        words = [word for site in dict.fromkeys(loss["site"] for loss in group) for word in ("--site", site)]
+        scale = ["--scale", group[0]["scale_variable"] or "?" if learned else f"{group[0]['scale']:.6g}"]
+        commands.append(
+            ["counterpoint", "inject", "logits", *words, *scale, *objective_of(objective, group[0]), "--", *script]
+        )
+    for text, loss in functions.items():
+        options = ",".join(f"{k}={str(v).lower()}" for k, v in loss["replace"]["as"].items() if k != "queue")
+        words = ["--replace", text, *(["--as", options] if options else []), *objective_of(objective, loss)]
+        commands.append(["counterpoint", "inject", "function", *words, "--", *script])
+    return commands
+
+
+def _changes(loss: Finding) -> bool:
+    return bool(max(loss["scales"]) - min(loss["scales"]) > 1e-3 * abs(loss["scale"]))
+
+
+def objective_of(objective: str | None, loss: Finding) -> list[str]:
+    t = (
+        "host"
+        if loss["learned"] and (loss["kind"] == "cross entropy" or (loss.get("replace") or {}).get("scale"))
+        else ""
+    )
+    return ["--objective", objective or _spec("adnce" if loss.get("normalized") else "infonce", loss, t)]
+
+
+def _spec(name: str, loss: Finding, t: str = "") -> str:
+    rest = "" if loss.get("in_denominator", True) else ",denominator=negatives"
+    return f"{name}:t={t or format(1 / loss['scale'], '.6g')}{rest}"
+
+
+def _function_text(replace: Finding) -> str:
+    named = {"queue": replace["as"].get("queue"), "scale": replace["scale"]}
+    words = [name for name in replace["arguments"] if name != named["queue"]]
+    words += [f"{key}={name}" for key, name in named.items() if name]
+    return f"{_short(replace['file'])}:{replace['function']}({', '.join(words)})"
+
+
+def _short(file: str) -> str:
+    path = Path(file)
+    return str(path.relative_to(Path.cwd())) if path.is_relative_to(Path.cwd()) else file
+
+
+def in_words(data: Finding, objective: str | None) -> list[str]:
+    losses = data["losses"]
+    known = [loss for loss in losses if loss["form"]]
+    steps = f"{data['backwards']} calls of backward()"
+    lines = [f"counterpoint: watched {steps}: {len(known)} contrastive {'loss' if len(known) == 1 else 'losses'}"]
+    if data["hosts"]:
+        lines.append(f"  known host: {', '.join(data['hosts'])}")
+    for loss in losses:
+        lines += ["", *(_loss_words(loss, objective) if loss["form"] else _unknown_words(loss))]
+    lines += [f"  not judged, because of an error of this command: {error}" for error in dict.fromkeys(data["errors"])]
+    if not known:
+        lines += _nothing_words(data)
+    for command in data["commands"]:
+        lines += ["", "  run         " + shlex.join(command)]
+    if len(data["commands"]) > 1:
+        lines.append("  Each of these commands replaces one loss, or is another road to it.")
+    return lines
+
+
+def _loss_words(loss: Finding, objective: str | None) -> list[str]:
+    times = loss["calls"] / max(loss["steps"], 1)
+    calls = f"{times:g} call{'s' * (times != 1)} a step"
+    rows: list[tuple[str, str]] = [(loss["kind"], f"{loss['site']} in {loss['function']}: {loss['call']}, {calls}")]
+    shape = " x ".join(str(n) for n in loss["logits"])
+    for product in loss["products"]:
+        rows.append(("product", f"{product['site']}: {product['call']}, of {product['a']} and {product['b']}"))
+    if loss["form"] == "binary":
+        rows.append(("form", f"binary logits {shape}, each pair by itself (SigLIP): no objective here computes it"))
+        return _table(rows)
+    similar = "cosines" if loss.get("normalized") else "inner products of embeddings that are not normalized"
+    rows.append(("logits", f"{shape}, {similar}"))
+    origin = f"learned: {', '.join(loss['learned'])}" if loss["learned"] else "constant"
+    if not loss["learned"] and _changes(loss):
+        origin = f"changes from {min(loss['scales']):g} to {max(loss['scales']):g}, and no parameter does it"
+    if loss["scale"] > 0:
+        rows.append(("scale", f"{loss['scale']:.6g} (temperature {1 / loss['scale']:.4g}), {origin}"))
+    where = "in the denominator" if loss.get("in_denominator", True) else "not in the denominator"
+    rows.append(("positives", f"{loss.get('positives')}, {where}"))
+    rows.append(("form", _form_words(loss)))
+    if loss.get("other_direction"):
+        here = loss["other_direction"] == loss["site"]
+        rows.append(
+            (
+                "directions",
+                "both: "
+                + (
+                    "the transposed logits are at the same line"
+                    if here
+                    else f"the transposed logits are at {loss['other_direction']}"
+                ),
+            )
+        )
+    elif loss.get("way") == "both":
+        rows.append(("directions", "rows and columns of the same logits"))
+    if loss["processes"] > 1:
+        rows.append(("processes", f"{loss['processes']}, logits of one process {shape}"))
+    compared = [
+        f"{k.partition('_')[0]} {loss[k]:.1g}" for k in ("value_difference", "gradient_difference") if k in loss
+    ]
+    verdict = "equals" if loss["ours"] else "is not"
+    if compared and (loss["ours"] or str(loss["form"]).startswith("infonce")):
+        rows.append(("compared", f"{_spec('infonce', loss)} {verdict} it, relative differences: {', '.join(compared)}"))
+    replace = loss.get("replace")
+    if replace and replace["times"] and "reduction" not in replace["as"] and abs(replace["times"] - 1) > 1e-3:
+        rows.append(("weight", f"{replace['function']} returns {replace['times']:.4g} times the mean over anchors"))
+    rows += [("doubt", doubt) for doubt in loss["doubts"]]
+    if loss["ours"]:
+        rows += _by_hand(loss, objective)
+    return _table(rows)
+
+
+def _form_words(loss: Finding) -> str:
+    form = str(loss["form"])
+    if form.startswith("infonce"):
+        extra = []
+        if loss.get("reduction", "mean") != "mean":
+            extra.append(f"reduction {loss['reduction']}")
+        if loss.get("masked"):
+            extra.append(f"{loss['masked']:.0%} of the entries are left out")
+        if loss.get("ignored"):
+            extra.append(f"{loss['ignored']} rows are ignored")
+        if loss.get("self_similarity"):
+            extra.append("all samples of a batch with each other")
+        return ", ".join(["InfoNCE", *extra])
+    return (
+        f"{form}: no objective here computes it" if loss["kind"] != "cross entropy" else f"{form}: has no counterpart"
+    )
+
+
+def _by_hand(loss: Finding, objective: str | None) -> list[tuple[str, str]]:
+    """The line to write by hand, with the script's own names."""
+    spec = objective_of(objective, loss)[1]
+    replace = loss.get("replace")
+    if replace is not None and not loss["learned"]:
+        chosen, options = replace["arguments"], dict(replace["as"])
+        sums = ", times the number of anchors" * (options.pop("reduction", None) == "sum")
+        if options.pop("cat", None):
+            chosen = [f"*{chosen[0]}.chunk(2)"]
+        elif options.pop("split", None):
+            chosen = [f"{chosen[0]}[0::2]", f"{chosen[0]}[1::2]"]
+        if options.pop("keys", None):
+            a, b = chosen
+            groups = f"{b}.view(len({a}), -1, {b}.shape[-1])"
+            chosen = [a, f"{groups}[:, 0]", f"negatives={groups}[:, 1:]"]
+        if "queue" in options:
+            chosen = [*chosen[:2], f"queue={options.pop('queue')}{'.T' if options.pop('transposed', False) else ''}"]
+        words = [*chosen, *(f"{k}={v!r}" for k, v in options.items())]
+        return [("by hand", f"in {replace['function']}: counterpoint.objective({spec!r})({', '.join(words)}){sums}")]
+    if loss["kind"] == "cross entropy":
+        try:
+            call = ast.parse(loss["call"], mode="eval").body
+        except SyntaxError:
+            return []
+        if isinstance(call, ast.Call):
+            words = [
+                *map(ast.unparse, call.args[:2]),
+                *(ast.unparse(k.value) for k in call.keywords if k.arg == "target"),
+            ]
+            scale = f", scale={loss['scale']:.6g}"
+            if loss["learned"]:
+                tensor = loss["scale_variable"] or f"the tensor that {' and '.join(loss['learned'])} gives"
+                words.append(f"scale={tensor}" + "()" * tensor.endswith((".exp", ".reciprocal")))
+            criterion = f"counterpoint.plugins.logits.ContrastiveLoss({spec!r}{'' if loss['learned'] else scale})"
+            return [("by hand", f"{criterion}({', '.join(words)})")]
+    if loss["kind"] in ("nll_loss", "log_softmax"):
+        return [("by hand", f"write it as F.cross_entropy of the logits at {loss['site']}, then --site replaces it")]
+    if loss["learned"]:
+        return [("by hand", "its scale is learned: write it as cross entropy of logits, then --site replaces it")]
+    calls = list(dict.fromkeys(product["call"] for product in loss["products"]))
+    if len(calls) == 2 and loss["positives"] == "column 0":
+        return [("by hand", f"counterpoint.objective({spec!r}).from_scores({', '.join(calls)})")]
+    similarities = calls[0] if len(calls) == 1 else f"torch.cat([{', '.join(calls)}], 1)"
+    text = f"counterpoint.objective({spec!r}).from_logits({similarities}, positives), with booleans, True at "
+    return [("by hand", f"{text}{loss['positives']}, and minus infinity for what is left out")]
+
+
+def _unknown_words(loss: Finding) -> list[str]:
+    text = f"{loss['kind']} of a product at {loss['site']} in {loss['function']}: {loss['call']}"
+    return _table(
+        [
+            ("not known", text),
+            ("why", "its gradient is not that of InfoNCE, with or without the positive in the denominator"),
+            (
+                "by hand",
+                "if it is contrastive: counterpoint inject function --replace "
+                f"'{_short(loss['file'])}:{loss['function']}(a, b)', with the names of its embeddings",
+            ),
+        ]
+    )
+
+
+def _nothing_words(data: Finding) -> list[str]:
+    lines = ["", "  No contrastive loss of a known form was reached."]
+    if not data["backwards"] and not data.get("failed"):
+        lines.append("  The script ended before it called backward(): give it arguments with which it trains.")
+    elif data["ended_early"] and not data.get("failed"):
+        lines.append(f"  The script ended by itself after {data['backwards']} calls of backward().")
+    if data["survey"]:
+        lines.append("  Seen instead:")
+        lines += [f"    {row['site']}: {row['call']}, {row['times']} times" for row in data["survey"]]
+    exponentials = [
+        row["site"]
+        for row in data["survey"]
+        if row["call"].startswith("exponentials") and "parameters" not in row["call"]
+    ]
+    if exponentials:
+        lines.append(
+            f"  The exponentials at {', '.join(exponentials)} may belong to the loss: name its function with "
+            "`counterpoint inject function --replace FILE:FUNCTION(a, b)`."
+        )
+    return lines
+
+
+def _table(rows: Sequence[tuple[str, str]]) -> list[str]:
+    return [f"  {name:13} {text}" for name, text in rows]

@@ -1,0 +1,301 @@
+"""The finder: where an unmodified script makes its contrastive loss, and what it may not claim."""
+
+from __future__ import annotations
+
+import json
+import os
+import runpy
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+from contrastive_variants import HARNESS, VARIANTS
+from testbed import MEMBERS, verdict, watch
+
+from counterpoint.plugins import inject
+
+
+@pytest.fixture
+def find(tmp_path, monkeypatch, capsys):
+    """Runs the finder on a script, in this process; returns what it found and said."""
+
+    def run(script: str, *words: str) -> SimpleNamespace:
+        monkeypatch.chdir(tmp_path)
+        monkeypatch.setattr(sys, "argv", sys.argv)
+        monkeypatch.setattr(sys, "path", list(sys.path))
+        monkeypatch.setitem(sys.modules, "__main__", sys.modules["__main__"])
+        (tmp_path / "toy.py").write_text(script)
+        backward = torch.autograd.backward
+        try:
+            code = inject.main(["auto", *words, "--json", "found.json", "--", "toy.py"])
+        finally:
+            sys.modules.pop("toy", None)
+        assert torch.autograd.backward is backward
+        data = json.loads((tmp_path / "found.json").read_text())
+        out, err = capsys.readouterr()
+        return SimpleNamespace(code=code, out=out, err=err, losses=data["losses"], data=data)
+
+    return run
+
+
+def variant(name: str) -> str:
+    return HARNESS.replace("{code}", VARIANTS[name][0])
+
+
+def line_of(script: str, text: str) -> int:
+    (line,) = (i for i, line in enumerate(script.splitlines(), 1) if text in line)
+    return line
+
+
+@pytest.mark.parametrize("name", sorted(VARIANTS))
+def test_every_style(find, name):
+    """Form, scale and place are right, or nothing is claimed; the classifier beside the loss is never taken for it."""
+    _, form, scale, ours = VARIANTS[name]
+    found = find(variant(name))
+    claimed = [loss for loss in found.losses if loss["form"]]
+    if form is None:
+        assert not claimed
+        assert not found.data["commands"]
+        assert found.code == 3
+        return
+    assert claimed
+    head = line_of(variant(name), "classes = F.cross_entropy")
+    for loss in claimed:
+        exact = form.startswith("infonce")
+        assert loss["form"] == form if exact else form in loss["form"]
+        assert loss["ours"] == ours
+        assert loss["file"].endswith("toy.py")
+        assert loss["line"] != head
+        if scale:
+            assert loss["scale"] == pytest.approx(scale, rel=1e-2 if "bfloat16" in name else 1e-3)
+        if ours:
+            assert not loss["doubts"]
+            assert loss["gradient_difference"] < (2e-2 if "bfloat16" in name else 1e-5)
+    assert not found.data["errors"]
+    assert ours or not found.data["commands"]
+
+
+def test_it_says_what_it_saw(find):
+    script = variant("learned_scale")
+    found = find(script)
+    at = line_of(script, "return (F.cross_entropy(logits, at)")
+    assert f"cross entropy toy.py:{at} in loss: F.cross_entropy(logits, at)" in found.err
+    assert "learned: net.logit_scale" in found.err
+    assert "both: the transposed logits are at the same line" in found.err
+    assert f"--site toy.py:{at} --scale scale --objective adnce:t=host -- toy.py" in found.err
+    assert "watched 3 calls of backward()" in found.err
+
+
+def test_names_of_the_script_are_in_the_line_to_write(find):
+    found = find(variant("criterion"))
+    assert "ContrastiveLoss('adnce:t=0.2', scale=5)(logits, torch.arange(len(a)))" in " ".join(found.err.split()) or (
+        "counterpoint.objective('adnce:t=0.2')(a, b, pairing='one_way')" in found.err
+    )
+    found = find(variant("grace"))
+    assert "--replace 'toy.py:loss(a, b)' --as pairing=views" in found.err
+
+
+@pytest.mark.parametrize("steps", [1, 2])
+def test_the_number_of_steps(find, steps):
+    found = find(variant("cross_entropy"), "--steps", str(steps))
+    assert found.data["steps"] == found.data["backwards"] == steps
+
+
+@pytest.mark.parametrize(
+    ("words", "why"),
+    [
+        (("--steps", "0"), "--steps 0: expected the number of contrastive steps to watch, 1 or more"),
+        (("--verify", "3"), "--verify: auto replaces nothing; give it to the command that auto prints"),
+        (("--json", "nowhere/found.json"), "its folder does not exist"),
+        (("--scale", "10"), "--scale: auto has no such option"),
+    ],
+)
+def test_options_without_effect(words, why, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "toy.py").write_text("")
+    assert inject.main(["auto", *words, "--", "toy.py"]) == 2
+    assert why in capsys.readouterr().err
+
+
+def test_nothing_is_found(find):
+    found = find(variant("classifier_alone"))
+    head = line_of(variant("classifier_alone"), "classes = F.cross_entropy")
+    assert found.code == 3
+    assert "ended by itself after 6 calls of backward()" in found.err
+    assert f"toy.py:{head}: cross entropy of (8, 4), a product with parameters, 6 times" in found.err
+    assert find("print('no training')").code == 3
+
+
+def test_a_script_that_ends_early(find):
+    found = find("import torch\nprint(torch.eye(3).exp())")
+    assert "ended before it called backward()" in found.err
+
+
+def test_a_script_that_fails(find, capsys):
+    script = variant("cross_entropy").replace("range(6)", "range(2)").replace("    main()", "    main()\n    1 / 0")
+    with pytest.raises(ZeroDivisionError):
+        find(script)
+    said = capsys.readouterr().err
+    assert "1 contrastive loss" in said
+    assert "ended with an error" in said
+
+
+def test_a_loss_that_is_only_measured_is_not_claimed(find):
+    script = variant("classifier_alone").replace(
+        "contrastive = loss(a, b)", "contrastive = loss(a, b)\n        F.cross_entropy(a @ b.T, torch.arange(N))"
+    )
+    assert not [loss for loss in find(script).losses if loss["form"]]
+
+
+def test_labels_of_classes_are_doubted(find):
+    code = """
+def loss(a, b):
+    labels = torch.tensor([0, 3, 1, 1, 2, 0, 3, 1])
+    return F.cross_entropy(norm(a) @ norm(b[:4]).T / 0.1, labels)
+"""
+    found = find(HARNESS.replace("{code}", code))
+    (loss,) = found.losses
+    assert "columns may be classes rather than samples" in loss["doubts"][0]
+    assert not found.data["commands"]
+
+
+def test_a_margin_is_doubted(find):
+    code = """
+def loss(a, b):
+    s = (norm(a) @ norm(b).T - 0.2 * torch.eye(N)) / 0.1
+    return F.cross_entropy(s, torch.arange(N))
+"""
+    found = find(HARNESS.replace("{code}", code))
+    (loss,) = found.losses
+    assert "a margin, or a weight" in loss["doubts"][0]
+    assert not found.data["commands"]
+
+
+def test_an_epsilon_is_doubted(find):
+    code = (
+        "def loss(a, b):\n    pos = torch.exp((norm(a) * norm(b)).sum(-1) / 0.2)\n"
+        "    every = torch.exp(norm(a) @ norm(b).T / 0.2)\n    return -torch.log(pos / every.sum(1) + 1e-3).mean()"
+    )
+    (loss,) = find(HARNESS.replace("{code}", code)).losses
+    assert loss["form"] == "infonce"
+    assert loss["doubts"] == ["anchors do not weigh the same: something like log(p + epsilon)"]
+
+
+def test_a_form_that_changes_is_doubted(find):
+    code = (
+        "step = [0]\n\n\ndef loss(a, b):\n    step[0] += 1\n    soft = 0.3 * (step[0] > 1)\n"
+        "    targets = (1 - soft) * torch.eye(N) + soft / N\n"
+        "    return -(F.log_softmax(norm(a) @ norm(b).T / 0.1, 1) * targets).sum(1).mean()"
+    )
+    (loss,) = find(HARNESS.replace("{code}", code)).losses
+    assert "its form is another in a later call: not known" in loss["doubts"]
+
+
+def test_the_script_trains_as_before(find, tmp_path, capsys):
+    """Watching changes no value."""
+    script = variant("exp_both_ways").replace(
+        "optimizer.step()", "optimizer.step()\n        print(repr(float(total.detach())))"
+    )
+    watched = find(script, "--steps", "6").out
+    runpy.run_path(str(tmp_path / "toy.py"), run_name="__main__")
+    plain = capsys.readouterr().out
+    assert len(plain.splitlines()) == 6
+    assert watched.splitlines() == plain.splitlines()[:5]  # the sixth step ends before it is taken
+
+
+@pytest.mark.parametrize(
+    ("name", "objective"),
+    [
+        ("criterion", "infonce:t=host"),
+        ("learned_scale", "infonce:t=host"),
+        ("columns_of_positive_and_queue", "infonce:t=host"),
+        ("exp_sum", "infonce:t=0.2,denominator=negatives"),
+        ("grace", "infonce:t=0.5"),
+        ("nt_xent_mask", "infonce:t=0.5"),
+        ("log_softmax_nll", "infonce:t=0.1"),
+        ("one_loop_per_anchor", "infonce:t=0.5"),
+    ],
+)
+def test_the_command_it_prints_verifies(find, capsys, monkeypatch, name, objective):
+    """The command runs, reaches every step, and the objective with the settings of the script is its loss."""
+    found = find(variant(name), "--objective", objective)
+    (command,) = found.data["commands"]
+    assert command[-4:] == ["--objective", objective, "--", "toy.py"]
+    monkeypatch.setattr(torch.nn.functional, "cross_entropy", torch.nn.functional.cross_entropy)
+    monkeypatch.setattr(sys, "meta_path", list(sys.meta_path))
+    try:
+        assert inject.main([*command[2:-2], "--verify", "3", "--", "toy.py"]) == 0
+    finally:
+        sys.modules.pop("toy", None)
+    said = capsys.readouterr().err
+    assert "reached 12 times" in said if name == "learned_scale" else "reached 6 times" in said
+    assert float(said.rpartition("differ by at most")[2].partition("relative ")[2].partition(",")[0]) < 1e-5
+
+
+@pytest.mark.slow
+def test_apply_runs_the_command_with_verify(tmp_path):
+    (tmp_path / "toy.py").write_text(variant("criterion"))
+    words = ["auto", "--apply", "--objective", "hcl:t=0.2", "--", "toy.py"]
+    command = [sys.executable, "-m", "counterpoint.plugins.inject", *words]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert "--scale 5 --objective hcl:t=0.2" in done.stderr
+    assert "in 3 steps" in done.stderr
+
+
+SPAWNED = """
+import os
+
+import torch
+import torch.distributed.nn
+import torch.nn.functional as F
+
+
+def work(rank, folder):
+    torch.distributed.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=2)
+    torch.manual_seed(0)
+    net = torch.nn.Linear(6, 5)
+    model = torch.nn.parallel.DistributedDataParallel(net)
+    optimizer = torch.optim.SGD(net.parameters(), 0.1)
+    torch.manual_seed(rank)
+    for _ in range(5):
+        a, b = (F.normalize(model(torch.randn(8, 6)), dim=1) for _ in range(2))
+        keys = torch.cat(torch.distributed.nn.all_gather(b))
+        loss = F.cross_entropy(a @ keys.T / 0.1, torch.arange(8) + 8 * rank)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+
+
+if __name__ == "__main__":
+    torch.multiprocessing.spawn(work, args=(os.getcwd(),), nprocs=2)
+"""
+
+
+@pytest.mark.slow
+def test_processes_that_the_script_starts(tmp_path):
+    (tmp_path / "toy.py").write_text(SPAWNED)
+    command = [sys.executable, "-m", "counterpoint.plugins.inject", "auto", "--json", "found.json", "--", "toy.py"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    (loss,) = json.loads((tmp_path / "found.json").read_text())["losses"]
+    assert (loss["logits"], loss["processes"], loss["ours"]) == ([8, 16], 2, True)
+    assert loss["scale"] == pytest.approx(10)
+    assert "2, logits of one process 8 x 16" in done.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", MEMBERS)
+def test_clones(name, tmp_path):
+    """What the finder says of unmodified code bases; see tests/support/testbed.py."""
+    member = MEMBERS[name]
+    for package in member.needs:
+        pytest.importorskip(package)
+    hosts = Path(os.environ.get("COUNTERPOINT_HOSTS", ""))
+    if member.folder and not (os.environ.get("COUNTERPOINT_HOSTS") and (hosts / member.folder).is_dir()):
+        pytest.skip(f"no {member.folder} in COUNTERPOINT_HOSTS")
+    found, said = watch(member, hosts, tmp_path)
+    assert verdict(member, found) == "found", said

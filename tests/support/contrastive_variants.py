@@ -1,0 +1,547 @@
+"""Contrastive losses in every style that scripts write them in, and what the finder should say of each.
+
+Each is a function ``loss(a, b)`` of embeddings ``(8, 5)`` that are not normalized, in a script that also trains a
+classifier and attends. ``EXPECTED`` holds the form, the scale, and whether one of our objectives computes it.
+"""
+
+from __future__ import annotations
+
+HARNESS = """
+import torch
+import torch.nn as nn
+import torch.nn.functional as F
+
+torch.manual_seed(0)
+N = 8
+norm = lambda x: F.normalize(x, dim=-1)
+
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer, self.out, self.head = nn.Linear(6, 12), nn.Linear(12, 5), nn.Linear(5, 4)
+        self.logit_scale = nn.Parameter(torch.tensor(2.0))
+        self.bilinear = nn.Parameter(torch.randn(5, 5))
+        self.register_buffer("queue", norm(torch.randn(16, 5)))
+
+    def forward(self, x):
+        h = torch.relu(self.layer(x))
+        attention = torch.softmax(h @ h.T / 12**0.5, dim=-1)
+        return self.out(h + attention @ h)
+
+
+net = Net()
+
+
+{code}
+
+def main():
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.01)
+    for step in range(6):
+        a, b = net(torch.randn(N, 6)), net(torch.randn(N, 6))
+        contrastive = loss(a, b)
+        classes = F.cross_entropy(net.head(a), torch.arange(N) % 4)
+        gate = torch.exp(net.head(b)).sum(1).mean()
+        total = contrastive + 0.3 * classes + 0.01 * gate
+        optimizer.zero_grad()
+        total.backward()
+        optimizer.step()
+
+
+if __name__ == "__main__":
+    main()
+"""
+
+IN, OUT = "infonce", "infonce:denominator=negatives"
+# name: (code, form or None if there is nothing to find, scale, whether ours computes it)
+VARIANTS: dict[str, tuple[str, str | None, float, bool]] = {
+    "cross_entropy": (
+        """
+def loss(a, b):
+    return F.cross_entropy(norm(a) @ norm(b).T / 0.1, torch.arange(N))
+""",
+        IN,
+        10,
+        True,
+    ),
+    "criterion": (
+        """
+criterion = nn.CrossEntropyLoss(reduction='sum')
+
+
+def loss(a, b):
+    z1, z2 = norm(a), norm(b)
+    logits = torch.mm(z1, z2.t())
+    logits /= 0.2
+    return criterion(logits, torch.arange(len(a)))
+""",
+        IN,
+        5,
+        True,
+    ),
+    "log_softmax_nll": (
+        """
+def loss(a, b):
+    p = F.log_softmax(norm(a) @ norm(b).T / 0.1, dim=1)
+    return F.nll_loss(p, torch.arange(N))
+""",
+        IN,
+        10,
+        True,
+    ),
+    "log_softmax_diagonal": (
+        """
+def loss(a, b):
+    s = torch.einsum('nd,md->nm', norm(a), norm(b)) * 4
+    return -s.log_softmax(1).diag().mean()
+""",
+        IN,
+        4,
+        True,
+    ),
+    "logsumexp_minus_diagonal": (
+        """
+def loss(a, b):
+    s = norm(a) @ norm(b).T / 0.25
+    return (torch.logsumexp(s, 1) - s.diagonal()).mean()
+""",
+        IN,
+        4,
+        True,
+    ),
+    "exp_sum": (
+        """
+def loss(a, b):
+    s = torch.exp(norm(a) @ norm(b).T / 0.2)
+    pos = s[range(N), range(N)]
+    return -torch.log(pos / (s.sum(dim=1) - pos)).mean()
+""",
+        OUT,
+        5,
+        True,
+    ),
+    "exp_sum_columns": (
+        """
+def loss(a, b):
+    s = torch.exp(norm(a) @ norm(b).T / 0.2)
+    return -torch.log(s.diag() / s.sum(0)).mean()
+""",
+        IN,
+        5,
+        True,
+    ),
+    "exp_both_ways": (
+        """
+def loss(a, b):
+    s = torch.exp(norm(a) @ norm(b).T / 0.2)
+    return -(torch.log(s.diag() / s.sum(0)) + torch.log(s.diag() / s.sum(1))).mean() / 2
+""",
+        IN,
+        5,
+        True,
+    ),
+    "nt_xent_mask": (
+        """
+def loss(a, b):
+    z = norm(torch.cat([a, b]))
+    s = torch.exp(z @ z.t() / 0.5)
+    mask = ~torch.eye(2 * N, dtype=torch.bool)
+    s = s.masked_select(mask).view(2 * N, -1)
+    pos = torch.exp((norm(a) * norm(b)).sum(dim=-1) / 0.5)
+    pos = torch.cat([pos, pos])
+    return (-torch.log(pos / s.sum(dim=-1))).mean()
+""",
+        IN,
+        2,
+        True,
+    ),
+    "nt_xent_cross_entropy": (
+        """
+def loss(a, b):
+    z = norm(torch.cat([a, b]))
+    s = z @ z.T / 0.5
+    s.fill_diagonal_(-1e9)
+    return F.cross_entropy(s, (torch.arange(2 * N) + N) % (2 * N))
+""",
+        IN,
+        2,
+        True,
+    ),
+    "cosine_similarity": (
+        """
+def loss(a, b):
+    s = F.cosine_similarity(a.unsqueeze(1), b.unsqueeze(0), dim=-1) / 0.05
+    return nn.CrossEntropyLoss()(s, torch.arange(N))
+""",
+        IN,
+        20,
+        True,
+    ),
+    "broadcast_sum": (
+        """
+def loss(a, b):
+    s = (norm(a)[:, None] * norm(b)[None]).sum(-1)
+    return F.cross_entropy(s / 0.1, torch.arange(N))
+""",
+        IN,
+        10,
+        True,
+    ),
+    "columns_of_positive_and_queue": (
+        """
+def loss(a, b):
+    q, k = norm(a), norm(b).detach()
+    pos = torch.einsum('nc,nc->n', [q, k]).unsqueeze(-1)
+    neg = torch.einsum('nc,kc->nk', q, net.queue)
+    logits = torch.cat([pos, neg], dim=1) / 0.07
+    return F.cross_entropy(logits, torch.zeros(N, dtype=torch.long))
+""",
+        IN,
+        1 / 0.07,
+        True,
+    ),
+    "exp_of_positive_and_queue": (
+        """
+def loss(a, b):
+    q, k = norm(a), norm(b).detach()
+    pos = torch.exp((q * k).sum(-1) / 0.2)
+    neg = torch.exp(q @ net.queue.T / 0.2).sum(1)
+    return -(pos / (pos + neg)).log().mean()
+""",
+        IN,
+        5,
+        True,
+    ),
+    "learned_scale": (
+        """
+def loss(a, b):
+    i, t = norm(a), norm(b)
+    scale = net.logit_scale.exp()
+    logits = scale * i @ t.t()
+    at = torch.arange(N)
+    return (F.cross_entropy(logits, at) + F.cross_entropy(logits.t(), at)) / 2
+""",
+        IN,
+        7.389,
+        True,
+    ),
+    "learned_temperature": (
+        """
+def loss(a, b):
+    logits = norm(a) @ norm(b).T / (net.logit_scale * 0.1)
+    return F.cross_entropy(logits, torch.arange(N)) + F.cross_entropy(logits.T, torch.arange(N))
+""",
+        IN,
+        5,
+        True,
+    ),
+    "inner_products": (
+        """
+def loss(a, b):
+    return F.cross_entropy(a @ b.T, torch.arange(N))
+""",
+        IN,
+        1,
+        True,
+    ),
+    "bilinear": (
+        """
+def loss(a, b):
+    s = a @ net.bilinear @ b.detach().T
+    s = s - s.max(1)[0][:, None]
+    return F.cross_entropy(s, torch.arange(N))
+""",
+        IN,
+        1,
+        True,
+    ),
+    "groups_of_passages": (
+        """
+def loss(a, b):
+    p = norm(torch.cat([b, b + 1], 1).view(2 * N, -1))
+    return F.cross_entropy(norm(a) @ p.T / 0.02, torch.arange(N) * 2)
+""",
+        IN,
+        50,
+        True,
+    ),
+    "grace": (
+        """
+def loss(a, b):
+    f = lambda x: torch.exp(x / 0.5)
+    sim = lambda x, y: torch.mm(norm(x), norm(y).t())
+
+    def half(x, y):
+        own, other = f(sim(x, x)), f(sim(x, y))
+        return -torch.log(other.diag() / (own.sum(1) + other.sum(1) - own.diag()))
+
+    return ((half(a, b) + half(b, a)) / 2).mean()
+""",
+        IN,
+        2,
+        True,
+    ),
+    "supcon": (
+        """
+def loss(a, b):
+    z = norm(torch.cat([a, b]))
+    y = (torch.arange(N) % 4).repeat(2)
+    s = z @ z.T / 0.1
+    s = s - s.max(1, keepdim=True)[0].detach()
+    other = 1 - torch.eye(2 * N)
+    same = (y[:, None] == y[None]).float() * other
+    log_p = s - torch.log((torch.exp(s) * other).sum(1, keepdim=True))
+    return -((same * log_p).sum(1) / same.sum(1)).mean()
+""",
+        "SupCon",
+        10,
+        False,
+    ),
+    "sum_of_positives_inside": (
+        """
+def loss(a, b):
+    z = norm(torch.cat([a, b]))
+    y = (torch.arange(N) % 4).repeat(2)
+    e = torch.exp(z @ z.T / 0.5)
+    other = 1 - torch.eye(2 * N)
+    same = (y[:, None] == y[None]).float() * other
+    return -torch.log((e * same).sum(1) / (e * other).sum(1)).mean()
+""",
+        "summed inside",
+        2,
+        False,
+    ),
+    "softmax_then_log": (
+        """
+def loss(a, b):
+    p = torch.softmax(norm(a) @ norm(b).T / 0.1, dim=1)
+    return -torch.log(p.diag() + 1e-12).mean()
+""",
+        IN,
+        10,
+        True,
+    ),
+    "label_smoothing": (
+        """
+def loss(a, b):
+    return F.cross_entropy(norm(a) @ norm(b).T / 0.1, torch.arange(N), label_smoothing=0.1)
+""",
+        "label smoothing",
+        10,
+        False,
+    ),
+    "soft_targets": (
+        """
+def loss(a, b):
+    t = torch.softmax(torch.eye(N) * 3, 1)
+    return F.cross_entropy(norm(a) @ norm(b).T / 0.1, t)
+""",
+        "soft targets",
+        10,
+        False,
+    ),
+    "siglip": (
+        """
+def loss(a, b):
+    s = norm(a) @ norm(b).T * net.logit_scale.exp() - 10
+    sign = 2 * torch.eye(N) - 1
+    return -F.logsigmoid(sign * s).sum() / N
+""",
+        "binary",
+        0,
+        False,
+    ),
+    "batched_groups": (
+        """
+def loss(a, b):
+    keys = norm(torch.stack([b, b.roll(1, 0), b.roll(2, 0)], 1))
+    s = torch.bmm(keys, norm(a).unsqueeze(2)).squeeze(2) / 0.1
+    return F.cross_entropy(s, torch.zeros(N).long())
+""",
+        IN,
+        10,
+        True,
+    ),
+    "moco_builder": (
+        """
+def loss(a, b):
+    q, k = norm(a), norm(b).detach()
+    l_pos = torch.bmm(q.unsqueeze(1), k.unsqueeze(2)).squeeze(-1)
+    l_neg = torch.mm(q, net.queue.T)
+    logits = torch.cat([l_pos, l_neg], dim=1)
+    logits /= 0.2
+    return nn.CrossEntropyLoss()(logits, torch.zeros(len(logits), dtype=torch.long))
+""",
+        IN,
+        5,
+        True,
+    ),
+    "bfloat16": (
+        """
+def loss(a, b):
+    with torch.autocast('cpu', torch.bfloat16):
+        logits = norm(a) @ norm(b).T / 0.1
+        return F.cross_entropy(logits, torch.arange(N))
+""",
+        IN,
+        10,
+        True,
+    ),
+    "bfloat16_exp": (
+        """
+def loss(a, b):
+    with torch.autocast('cpu', torch.bfloat16):
+        s = torch.exp(norm(a) @ norm(b).T / 0.5)
+        return -torch.log(s.diag() / s.sum(1)).mean()
+""",
+        IN,
+        2,
+        True,
+    ),
+    "positives_of_three_views": (
+        """
+def loss(a, b):
+    z = norm(torch.cat([a, b, a + b]))
+    y = torch.arange(N).repeat(3)
+    s = z @ z.T / 0.2
+    own = torch.eye(3 * N, dtype=torch.bool)
+    pos = (y[:, None] == y[None]) & ~own
+    neg = s.masked_fill(pos | own, -torch.inf).logsumexp(1, keepdim=True)
+    return (torch.logaddexp(neg, s) - s)[pos].mean()
+""",
+        IN,
+        5,
+        True,
+    ),
+    "queries_over_temperature": (
+        """
+def loss(a, b):
+    scores = torch.einsum('id, jd->ij', a / 0.05, b)
+    return F.cross_entropy(scores, torch.arange(N))
+""",
+        IN,
+        20,
+        True,
+    ),
+    "normalized_queries_over_temperature": (
+        """
+def loss(a, b):
+    scores = torch.einsum('id, jd->ij', norm(a) / 0.05, norm(b))
+    return F.cross_entropy(scores, torch.arange(N))
+""",
+        IN,
+        20,
+        True,
+    ),
+    "dot_products_over_time": (
+        """
+def loss(a, b):
+    total = 0
+    for k in range(3):
+        s = torch.mm(a + k, torch.transpose(b, 0, 1))
+        total = total + torch.sum(torch.diag(nn.LogSoftmax(dim=1)(s)))
+    return total / (-1.0 * N * 3)
+""",
+        IN,
+        1,
+        True,
+    ),
+    "norm_by_hand": (
+        """
+def loss(a, b):
+    a, b = a / a.norm(dim=1, keepdim=True), b / b.pow(2).sum(1, keepdim=True).sqrt()
+    scores = torch.matmul(a, b.transpose(0, 1)).div(0.3)
+    return F.cross_entropy(scores, torch.arange(N))
+""",
+        IN,
+        1 / 0.3,
+        True,
+    ),
+    "one_loop_per_anchor": (
+        """
+def loss(a, b):
+    z1, z2, total = norm(a), norm(b), 0
+    for i in range(N):
+        s = torch.cosine_similarity(z1[i : i + 1], z2) / 0.5
+        total = total - s[i] + s.logsumexp(0)
+    return total / N
+""",
+        IN,
+        2,
+        True,
+    ),
+    "classifier_of_pairs": (
+        """
+def loss(a, b):
+    return F.cross_entropy(net.head(a * b), torch.arange(N) % 4)
+""",
+        None,
+        0,
+        False,
+    ),
+    "distances": (
+        """
+def loss(a, b):
+    return F.cross_entropy(-torch.cdist(norm(a), norm(b)) / 0.1, torch.arange(N))
+""",
+        "distances",
+        -10,
+        False,
+    ),
+    "classifier_alone": (
+        """
+def loss(a, b):
+    return F.cross_entropy(net.head(b), torch.arange(N) % 4)
+""",
+        None,
+        0,
+        False,
+    ),
+    "cosine_classifier": (
+        """
+def loss(a, b):
+    return F.cross_entropy(20 * norm(a) @ norm(net.head.weight).T, torch.arange(N) % 4)
+""",
+        None,
+        0,
+        False,
+    ),
+    "triplet": (
+        """
+def loss(a, b):
+    return F.triplet_margin_loss(a, b, b.roll(1, 0))
+""",
+        None,
+        0,
+        False,
+    ),
+    "byol": (
+        """
+def loss(a, b):
+    return 2 - 2 * F.cosine_similarity(a, b.detach(), dim=-1).mean()
+""",
+        None,
+        0,
+        False,
+    ),
+    "barlow": (
+        """
+def loss(a, b):
+    c = (a - a.mean(0)).T @ (b - b.mean(0)) / N
+    return (c - torch.eye(5)).pow(2).sum()
+""",
+        None,
+        0,
+        False,
+    ),
+    "kl_of_logits": (
+        """
+def loss(a, b):
+    p, q = F.log_softmax(net.head(a), 1), F.softmax(net.head(b), 1)
+    return F.kl_div(p, q, reduction='batchmean')
+""",
+        None,
+        0,
+        False,
+    ),
+}
