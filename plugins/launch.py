@@ -57,8 +57,9 @@ class Script:
         return cls(Path(spec.origin), spec.name, spec.parent or ""), [*words[2:]]
 
 
-def run(host: Host, seam: Seam, script: Script, arguments: Sequence[str], use_shims: bool = True) -> None:
+def run(host: Host, seam: Seam, script: Script | Path, arguments: Sequence[str], use_shims: bool = True) -> None:
     """Run ``script`` as ``python script arguments`` would, with the seam in place."""
+    script = Script(script, script.stem) if isinstance(script, Path) else script
     sys.argv = [str(script.path), *arguments]
     if not script.package:
         sys.path.insert(0, str(script.path.resolve().parent))

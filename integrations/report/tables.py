@@ -176,4 +176,7 @@ def _csv_cell(value: Any) -> Any:
     """Return a number or a text as CSV shows it; an apostrophe keeps spreadsheets from reading a text as a formula."""
     if isinstance(value, float) and math.isnan(value):
         return ""
-    return f"'{value}" if isinstance(value, str) and value.startswith(("=", "+", "-", "@", "\t", "\r")) else value
+    if not isinstance(value, str):
+        return value
+    text = " ".join(value.splitlines()) or value  # a lone carriage return would not be quoted
+    return f"'{text}" if value.startswith(("=", "+", "-", "@", "\t", "\r")) else text

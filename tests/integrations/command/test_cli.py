@@ -194,12 +194,13 @@ def test_a_reader_that_stops_is_no_error(capsys, monkeypatch):
         (GridError("1 of 2 runs failed: a (ValueError: b)", []), 1, "counterpoint report: 1 of 2 runs failed: a"),
     ],
 )
-def test_what_ends_a_grid_ends_the_command_without_a_traceback(capsys, monkeypatch, error, code, said):
+def test_what_ends_a_grid_ends_the_command_without_a_traceback(tmp_path, capsys, monkeypatch, error, code, said):
     def stop(given):
         raise error
 
     monkeypatch.setitem(COMMANDS, "report", replace(COMMANDS["report"], run=stop))
-    assert main(["report", "runs"]) == code
+    (tmp_path / "run.json").write_text("{}")
+    assert main(["report", str(tmp_path)]) == code
     assert capsys.readouterr().err.startswith(said)
 
 

@@ -144,7 +144,7 @@ def test_graphs(tuned, capsys):
     assert len(every) == len(found["tried"]) == 5
     for run in every:  # validation data, and other seeds
         assert (run.arguments["part"], run.arguments["seed"], run.done, run.tuning) == ("tune", 1000, True, True)
-    results = {run.name: run.result["accuracy"] for run in every}
+    results = {run.arguments["objective"]: run.result["accuracy"] for run in every}
     assert {row["spec"]: row["mean"] for row in found["tried"]} == results
     assert results[found["best"]] == max(results.values())
     assert found["train"] == (
@@ -321,7 +321,7 @@ def test_the_other_domains(smallest, tmp_path, capsys, monkeypatch):
     assert main([*words, "--out", str(out), "--json"]) == 0
     (found,) = json.loads(capsys.readouterr().out)
     assert (first.path / "run.json").stat().st_mtime_ns == stamp
-    every = {run.name: run for run in store.find_runs(out)}
+    every = {run.arguments["objective"]: run for run in store.find_runs(out)}
     assert [cp.objective(row["spec"]).temperature for row in found["tried"]] == [0.3, 0.1, 0.5]
     assert {row["spec"]: row["mean"] for row in found["tried"]} == {
         name: run.result[found["metric"]] for name, run in every.items()

@@ -197,7 +197,7 @@ def test_wrong_arguments_are_one_clear_line(capsys, tmp_path, argv, says):
 
 def test_evaluation_of_nothing_is_said(capsys, tmp_path):
     assert main.main(["eval", "control", str(tmp_path)]) == 2
-    assert "no runs of control" in capsys.readouterr().err
+    assert "counterpoint eval control: no runs in" in capsys.readouterr().err
 
 
 def test_numbers_that_diverge_end_the_run(tmp_path, monkeypatch):

@@ -161,7 +161,7 @@ def test_any_pyg_model_can_be_the_encoder(data):
     model = graph.Pretraining(encoder, "infonce:t=0.2")
     graph.pretrain(model, data, epochs=1, batch=32)
     assert graph.embed(encoder, data).shape == (60, 24)
-    with pytest.raises(ValueError, match="has no out_channels; give out_channels="):
+    with pytest.raises(ValueError, match="out_channels: expected .* of Identity.*got None; pass out_channels="):
         graph.Pooled(torch.nn.Identity())
 
 
@@ -329,7 +329,7 @@ def test_the_command_trains_compares_and_evaluates(tmp_path, capsys, monkeypatch
     words = ["--epochs", "2", "--folds", "3", "--seeds", "2", "--out", str(tmp_path)]
     assert main(["train", "graph", "--objective", "hcl", "dcl:t=0.2", *words]) == 0
     table = capsys.readouterr().out
-    for row in (training.BAG, training.UNTRAINED, "hcl:t=0.5", "dcl:t=0.2"):
+    for row in (training.BAG, training.UNTRAINED, "hcl", "dcl:t=0.2"):
         assert re.search(rf"^{re.escape(row)}.* \d+\.\d+ ± \d+\.\d+ \(2\)", table, re.M)
     assert main(["train", "graph", "--objective", "hcl", *words, "--json"]) == 0
     known = {(one["name"], one["seed"]): one["accuracy"] for one in json.loads(capsys.readouterr().out)}
@@ -392,7 +392,7 @@ def test_wrong_numbers_are_refused_before_anything_is_trained(tmp_path, capsys, 
     with pytest.raises(SystemExit) as stopped:
         main(["train", "graph", "--epochs", "1", "--out", str(tmp_path / "runs"), flag])
     assert stopped.value.code == 2
-    assert f"argument {flag.partition('=')[0]}: expected a whole number of at least" in capsys.readouterr().err
+    assert f"{flag.partition('=')[0]}: expected a whole number of at least" in capsys.readouterr().err
     assert not (tmp_path / "runs").exists()
 
 

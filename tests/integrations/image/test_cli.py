@@ -39,6 +39,12 @@ def test_train_then_evaluate(tmp_path, capsys):
     assert all(one["pgd@0.032"] <= one["clean"] for one in again)
 
 
+def test_a_wrong_probe_is_a_usage_error(capsys):
+    with pytest.raises(SystemExit, match="2"):
+        main(["train", "image", "--probe", "liner"])
+    assert "Did you mean 'linear'" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("words", "said"),
     [
@@ -47,7 +53,6 @@ def test_train_then_evaluate(tmp_path, capsys):
         (["--batch", "5000"], "do not fit into digits"),
         (["--views", "1", "--objective", "arcl(infonce)"], "at least 2 views"),
         (["--probe", "robust", "--epsilons", "-0.1"], "got -0.1"),
-        (["--probe", "liner"], "Did you mean 'linear'"),
         (["--preset", "adnce"], "no settings for 'digits'"),
         (["--method", "cmc", "--objective", "intnacl"], "cmc makes no adversarial"),
     ],

@@ -415,7 +415,7 @@ def test_a_batch_larger_than_the_data_is_refused_before_the_frameworks_are_loade
     code = """
 import sys
 from counterpoint.integrations.command.main import main
-code = main(["train", "sentence", "--data", sys.argv[1]])
+code = main(["train", "sentence", "--model", ".", "--data", sys.argv[1]])
 print(code, "transformers" in sys.modules)
 """
     file = str(tmp_path / "few.txt")
