@@ -59,7 +59,7 @@ SCORES = ("bilinear", "cosine")
 
 def warn_of_bilinear(loss_fn: Objective, scores: str) -> None:
     """Warn if ``loss_fn`` assumes cosines, but gets scores of any size."""
-    if scores == "bilinear" and on_cosines(loss_fn):
+    if scores == "bilinear" != default_scores(loss_fn) and on_cosines(loss_fn):
         warnings.warn(
             f"{NAME}: {loss_fn} assumes similarities between -1 and 1, but bilinear scores have any size; the "
             "default is cosine.",

@@ -161,7 +161,7 @@ def test_any_pyg_model_can_be_the_encoder(data):
     model = graph.Pretraining(encoder, "infonce:t=0.2")
     graph.pretrain(model, data, epochs=1, batch=32)
     assert graph.embed(encoder, data).shape == (60, 24)
-    with pytest.raises(ValueError, match="out_channels: expected .* of Identity.*got None; pass out_channels="):
+    with pytest.raises(ValueError, match=r"out_channels: expected .* of Identity.*got None; pass out_channels="):
         graph.Pooled(torch.nn.Identity())
 
 
