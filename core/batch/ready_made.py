@@ -241,7 +241,7 @@ def _labels_of(logits: Tensor, labels: Tensor | None) -> Tensor:
         return labels > 0
     if labels.dtype == torch.bool:
         raise ValueError(f"labels: expected booleans of shape {checks.shape(logits)}, got {checks.shape(labels)}.")
-    if labels.shape != logits.shape[:-1] or not checks.is_whole(labels):
+    if labels.shape != logits.shape[:-1] or labels.is_floating_point():
         rows = " x ".join(map(str, logits.shape[:-1]))
         raise ValueError(f"labels: expected {rows} columns, got shape {checks.shape(labels)} of {labels.dtype}.")
     return labels.long().flatten()
