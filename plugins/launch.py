@@ -45,7 +45,7 @@ class Script:
             return cls(path, path.stem), [*words[1:]]
         if len(words) < 2:
             raise SeamError("-m: which module? -- -m package.train --epochs 1")
-        sys.path.insert(0, os.getcwd())  # as python -m has it
+        sys.path.insert(0, os.getcwd())  # python -m puts it there
         try:
             spec = importlib.util.find_spec(words[1])
             if spec is not None and spec.submodule_search_locations is not None:

@@ -47,8 +47,10 @@ def test_an_extra_at_its_lowest_versions(tmp_path, extra, request):
     subprocess.run(["uv", "venv", "--quiet", "--python", sys.executable, bin.parent], check=True)
     install = ["uv", "pip", "install", "--quiet", "--python", bin / "python", "--resolution", "lowest-direct"]
     install += ["--constraint", tmp_path / "constraints.txt", f"counterpoint[{extra}] @ {ROOT.as_uri()}"]
-    if (done := subprocess.run(install, capture_output=True, text=True)).returncode:
+    done = subprocess.run(install, capture_output=True, text=True)
+    if done.returncode and ("error sending request" in done.stderr or "network" in done.stderr.lower()):
         pytest.skip(f"packages cannot be installed here: {done.stderr[-300:]}")
+    assert done.returncode == 0, done.stderr  # these versions do not go together
     tiny_bert.build(tmp_path / "bert")
     tiny_bert.write_sts(tmp_path)
     (tmp_path / "texts.txt").write_text("\n".join(tiny_bert.texts(1, 40)[0]) + "\n")

@@ -17,8 +17,8 @@ OWNER = "sentence-transformers"  # of models whose name has no owner
 def find(model: str | Path, revision: str | None = None) -> str:
     """Resolve a model to its folder, inside a run's folder if that is what is named, or to its name on the hub.
 
-    Raises ``FileNotFoundError`` with the models that are on this machine if there is no such model, or if the hub
-    cannot be reached and has not been asked for it before.
+    Raises ``FileNotFoundError``, which lists the models on this machine, if the model does not exist, or if it is not
+    cached and the hub cannot be reached.
     """
     name = str(model)
     looks_local = isinstance(model, Path) or name.startswith((".", "/", "~")) or name.count("/") > 1
@@ -39,7 +39,7 @@ def find(model: str | Path, revision: str | None = None) -> str:
             hub.HfApi().model_info(candidate, revision=revision, timeout=10)
             return candidate
         except hub.errors.RevisionNotFoundError:
-            reason = f"the hub has it, but not its revision {revision}"
+            reason = f"it is on the hub, but without a revision {revision}"
             break
         except (hub.errors.RepositoryNotFoundError, hub.errors.HFValidationError):
             reason = "the hub does not have it"

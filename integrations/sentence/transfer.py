@@ -49,7 +49,7 @@ Labels = NDArray[np.str_]
 class TaskScore:
     """Percentages."""
 
-    accuracy: float  # on the test texts; the mean over outer folds where there is no official split
+    accuracy: float  # on the test texts, or the mean over outer folds if the data have no official split
     f1: float | None  # of the class ``1``, for MRPC
     dev: float  # accuracy of the chosen regularization on the validation folds
     strength: list[float]  # the chosen ``C`` of each outer fold

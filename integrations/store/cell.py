@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any
 
 import counterpoint as cp
-from counterpoint.hyper import nearest
+from counterpoint.hyper import is_number, nearest
 
-from .files import as_json
+from .files import are_plain_numbers, as_json
 
 REQUIRED = ("domain", "dataset", "objective", "seed")
 
@@ -83,3 +83,32 @@ def check_names(changes: Iterable[str], known: Iterable[str]) -> None:
     for name in changes:
         if name not in known:
             raise TypeError(f"cell: unknown argument {name!r}.{nearest(name, known)}")
+
+
+_KINDS = {"details": dict, "command": str, "data": str, "axis": str, "error": str, "started": str}
+
+
+def is_record(record: Any) -> bool:
+    """Return whether this is what the run.json of a run contains."""
+    arguments = record.get("arguments") if isinstance(record, dict) else None
+    if not isinstance(arguments, dict) or not set(REQUIRED) <= set(arguments):
+        return False
+    row = [arguments[key] for key in ("objective", "label") if arguments.get(key) is not None]
+    versions, host, result = (record.get(key, {}) for key in ("versions", "host", "result"))
+    try:
+        canonical({**arguments, "objective": None, "label": "row"})
+    except ValueError:
+        return False
+    return (
+        bool(row and all(row) and all(isinstance(name, str) for name in row))
+        and isinstance(record.get("status"), str)
+        and is_number(record.get("seconds", 0.0))
+        and all(record.get(name) is None or isinstance(record[name], kind) for name, kind in _KINDS.items())
+        and isinstance(versions, dict)
+        and all(isinstance(version, str) for version in versions.values())
+        and isinstance(host, dict)
+        and isinstance(host.get("system", ""), str)
+        and isinstance(host.get("devices", []), list)
+        and all(isinstance(device, str) for device in host.get("devices", []))
+        and (record["status"] != "done" or (isinstance(result, dict) and bool(result) and are_plain_numbers(result)))
+    )

@@ -43,7 +43,7 @@ def atomic(path: str | Path) -> Iterator[BinaryIO]:
 
 
 def load_checked(path: Path, keys: Iterable[str]) -> dict[str, Any] | None:
-    """Load a dict with these keys that ``torch.save`` wrote; None if there is no such file.
+    """Load a dict with these keys that ``torch.save`` wrote; return None if the file does not exist.
 
     Raises :class:`DamagedError` if any byte has changed, which ``torch.load`` alone does not notice.
     """

@@ -22,7 +22,7 @@ from filelock import FileLock, Timeout  # torch itself requires it
 
 from counterpoint.hyper import is_number
 
-from .cell import REQUIRED, canonical, dataset_name, folder_of, row_name
+from .cell import canonical, dataset_name, folder_of, is_record, row_name
 from .errors import BusyError, DamagedError
 from .files import are_plain_numbers, as_json, atomic, finite, load_checked, now, plain_numbers, set_aside
 from .progress import Item, track
@@ -98,7 +98,7 @@ class Run:
             return
         except (OSError, ValueError, RecursionError) as error:
             raise DamagedError(f"{path}: not readable as JSON: {error}") from None
-        if not _is_record(record):
+        if not is_record(record):
             raise DamagedError(f"{path}: not the record of a run")
         self.record = record
 
@@ -437,30 +437,3 @@ def find_runs(folders: str | Path | Iterable[str | Path]) -> list[Run]:
 
 
 # what else run.json may contain, as far as commands use it
-_KINDS = {"details": dict, "command": str, "data": str, "axis": str, "error": str, "started": str}
-
-
-def _is_record(record: Any) -> bool:
-    """Return whether this is what the run.json of a run contains."""
-    arguments = record.get("arguments") if isinstance(record, dict) else None
-    if not isinstance(arguments, dict) or not set(REQUIRED) <= set(arguments):
-        return False
-    row = [arguments[key] for key in ("objective", "label") if arguments.get(key) is not None]
-    versions, host, result = (record.get(key, {}) for key in ("versions", "host", "result"))
-    try:
-        canonical({**arguments, "objective": None, "label": "row"})
-    except ValueError:
-        return False
-    return (
-        bool(row and all(row) and all(isinstance(name, str) for name in row))
-        and isinstance(record.get("status"), str)
-        and is_number(record.get("seconds", 0.0))
-        and all(record.get(name) is None or isinstance(record[name], kind) for name, kind in _KINDS.items())
-        and isinstance(versions, dict)
-        and all(isinstance(version, str) for version in versions.values())
-        and isinstance(host, dict)
-        and isinstance(host.get("system", ""), str)
-        and isinstance(host.get("devices", []), list)
-        and all(isinstance(device, str) for device in host.get("devices", []))
-        and (record["status"] != "done" or (isinstance(result, dict) and bool(result) and are_plain_numbers(result)))
-    )

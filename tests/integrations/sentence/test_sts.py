@@ -193,7 +193,7 @@ def test_what_the_hub_answers_is_told(cache, monkeypatch):
     with pytest.raises(FileNotFoundError, match="it is not a folder, and the hub does not have it"):
         locate.find("me/other")
     answer(hub.errors.RevisionNotFoundError)
-    with pytest.raises(FileNotFoundError, match="the hub has it, but not its revision v2"):
+    with pytest.raises(FileNotFoundError, match="it is on the hub, but without a revision v2"):
         locate.find("me/other", "v2")
     answer(None)
     assert locate.find("me/other") == "me/other"
