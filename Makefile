@@ -20,6 +20,8 @@ CORE_TESTS := tests/core/objectives tests/core/batch tests/core/test_contract.py
 LOWEST_TORCH := torch==2.2.0 numpy<2
 
 export HF_HUB_OFFLINE ?= 1
+# compiled modules are kept, or each of the hundred processes that the tests start compiles PyTorch anew
+unexport PYTHONDONTWRITEBYTECODE
 
 # what an installed package consists of: the checkout is installed as a tree of links, which these make out of date
 SOURCES = $(sort $(shell find core plugins integrations -type f ! -name '*.py[co]'))

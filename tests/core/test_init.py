@@ -14,6 +14,7 @@ from types import ModuleType
 
 import pytest
 import torch
+from processes import fresh
 
 import counterpoint as cp
 from counterpoint.names import ELSEWHERE
@@ -31,13 +32,6 @@ ORDERS = [
     "import counterpoint.hyper, counterpoint.spec",
     "import counterpoint.plugins.logits",
 ]
-
-
-def fresh(code):
-    """What a fresh interpreter prints; no other test has imported anything there."""
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd="/")
-    assert done.returncode == 0, done.stderr
-    return done.stdout.strip()
 
 
 @pytest.mark.parametrize("order", ORDERS)
@@ -72,7 +66,9 @@ cp.ADNCE()(z1, z2).backward()
 
 
 def test_import_needs_no_torch():
-    assert fresh("import counterpoint, sys; print(counterpoint.__version__, 'torch' in sys.modules)").endswith("False")
+    code = "import counterpoint, sys; print(counterpoint.__version__, 'torch' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd="/")
+    assert done.stdout.endswith("False\n"), done.stderr
 
 
 def test_editors_and_interpreter_see_the_same_names():

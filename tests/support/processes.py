@@ -1,11 +1,14 @@
-"""Processes for tests: ranks of a process group, forked from a server that has imported torch; and commands."""
+"""Processes for tests: ranks of a process group and fresh interpreters, forked from a server that has imported torch;
+and commands."""
 
 from __future__ import annotations
 
 import datetime
 import multiprocessing
+import os
 import signal
 import subprocess
+import tempfile
 import traceback
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -15,7 +18,7 @@ import torch
 from torch import distributed as dist
 
 CONTEXT = multiprocessing.get_context("forkserver")
-CONTEXT.set_forkserver_preload(["torch.fx.experimental.symbolic_shapes", "counterpoint"])
+CONTEXT.set_forkserver_preload(["torch.fx.experimental.symbolic_shapes"])
 
 # Seconds that a test waits for another process before it fails, on a machine that may have twenty times the work.
 PATIENCE = 900.0
@@ -53,6 +56,25 @@ def _run_rank(rank: int, work: Callable[..., Any], folder: str, world: int, args
     torch.save(result, path)
     if world > 1:
         dist.destroy_process_group()
+
+
+def fresh(code: str) -> str:
+    """Return what an interpreter prints that has imported torch, but nothing of counterpoint."""
+    with tempfile.NamedTemporaryFile("r") as output:
+        process = CONTEXT.Process(target=_execute, args=(code, output.name), daemon=True)
+        process.start()
+        process.join(PATIENCE)
+        printed = output.read()
+    assert process.exitcode == 0, printed
+    return printed.strip()
+
+
+def _execute(code: str, output: str) -> None:
+    file = os.open(output, os.O_WRONLY)
+    os.dup2(file, 1)
+    os.dup2(file, 2)
+    os.chdir("/")
+    exec(code, {"__name__": "__main__"})
 
 
 def part(sizes: list[int], rank: int) -> slice:
