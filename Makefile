@@ -35,7 +35,7 @@ demo: $(VENV)/ready
 	$(VENV)/bin/counterpoint demo --out demo --jobs $(JOBS)
 
 test: $(VENV)/ready lint
-	$(RUN) -m pytest -n $(JOBS)
+	$(RUN) -m pytest -n $(JOBS) --dist loadfile
 
 test-slow: $(VENV)/ready
 	$(RUN) -m pytest -m slow

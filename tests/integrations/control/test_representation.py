@@ -175,6 +175,7 @@ def test_the_example_compares_and_goes_on(frames, tmp_path, capsys):
     assert "8 of 8 runs are done already" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_the_example_trains_agents_beside_table_5(frames, tmp_path, monkeypatch):
     from counterpoint.integrations.control import training
 

@@ -300,6 +300,7 @@ def _grid_that_saves_often(root):
     run_grid(training.train, GRID, root, progress=False)
 
 
+@pytest.mark.slow
 def test_killed_at_random_moments_a_grid_ends_in_the_same_table(tmp_path):
     """SIGKILL again and again, with a checkpoint after every epoch: the same results, details and logs."""
     undisturbed = run_grid(training.train, GRID, tmp_path / "calm", progress=False)

@@ -55,6 +55,7 @@ def chosen(name: str) -> GridSearchCV:
     return GridSearchCV(exact, {"C": GRIDS[name]}, scoring="accuracy", cv=folds)
 
 
+@pytest.mark.slow
 def test_nested_folds_are_scikit_learns(folder):
     x, y = read(folder, "CR")
     outer = StratifiedKFold(10, shuffle=True, random_state=1111)
