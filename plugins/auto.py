@@ -26,9 +26,9 @@ from .finder.watch import EnoughError, Watch
 from .finder.words import commands_of, in_words, is_sound, objective_of
 from .host import OWN_LOSS, Host, Seam, SeamError, UnreachedError, is_first_process
 from .launch import Script, run
+from .sites import Site
 
 STEPS, PATIENCE = 3, 100  # contrastive steps to watch; other steps to wait for the first
-_watching: list[_Steps] = []
 
 
 class _Steps:
@@ -80,6 +80,12 @@ class _Steps:
         if self.ended:
             raise EnoughError
 
+    def finish(self) -> None:
+        """Stop watching in this process."""
+        self.watch.stop()
+        if self.watch.backwards or not self.file.read_text():
+            self.write()
+
     def write(self) -> None:
         if is_first_process():
             survey = [{"site": s, "call": what, "times": n} for (s, what), n in self.watch.survey.items()]
@@ -96,17 +102,9 @@ class _Steps:
 
 def before(seam: Seam) -> None:
     """Watch from here on."""
-    _watching.append(_Steps(seam))
-    _watching[-1].watch.start()
-
-
-def finish() -> None:
-    """Stop watching in this process."""
-    while _watching:
-        steps = _watching.pop()
-        steps.watch.stop()
-        if steps.watch.backwards or not steps.file.read_text():
-            steps.write()
+    steps = _Steps(seam)
+    seam.at_end.append(steps.finish)
+    steps.watch.start()
 
 
 def check(args: argparse.Namespace) -> None:
@@ -139,7 +137,6 @@ def run_and_conclude(
         except (Exception, SystemExit) as error:
             if not isinstance(error, SystemExit) or error.code:
                 failure = error
-        finish()
         os.chdir(here)
         code = 0
         if not seam.quiet:
@@ -155,7 +152,7 @@ def conclude(file: Path, objective: str | None, script: Sequence[str], folder: P
     """Say what was found, complete the file with commands, and return the exit code."""
     data = {**json.loads(file.read_text()), "failed": failed}
     places = {folder, *(parent for loss in data["losses"] for parent in [*Path(loss["file"]).parents][:4])}
-    data["hosts"] = _known_hosts(places)
+    data["hosts"] = _known_hosts(places, data["losses"])
     ready = commands_of(data["losses"], objective, script)
     sound = [loss for loss in data["losses"] if is_sound(loss)]
     spec = objective_of(objective, sound[0]) if sound else ["--objective", objective or "adnce"]
@@ -180,14 +177,16 @@ def conclude(file: Path, objective: str | None, script: Sequence[str], folder: P
     return 0 if commands else UnreachedError.code
 
 
-def _known_hosts(folders: Iterable[Path]) -> list[str]:
-    """The hosts whose clone or package a loss lies in."""
-    hosts = [registry.load(name) for name in registry.names()]
-    return [
-        host.name
-        for host in hosts
-        if any(host.recognises(folder) or (host.package and folder.name == host.package) for folder in folders)
-    ]
+def _known_hosts(folders: Iterable[Path], losses: Iterable[Finding]) -> list[str]:
+    """The hosts whose clone, package or function a loss lies in."""
+
+    def is_known(host: Host) -> bool:
+        if host.sites:
+            sites = [Site.parse(text) for text in host.sites]
+            return any(site.covers(loss["file"], loss["line"]) for site in sites for loss in losses)
+        return any(host.recognises(folder) or (host.package and folder.name == host.package) for folder in folders)
+
+    return [host.name for host in map(registry.load, registry.names()) if is_known(host)]
 
 
 HOST = Host(

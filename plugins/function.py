@@ -127,10 +127,15 @@ def before(seam: Seam) -> None:
             "`counterpoint inject auto -- train.py ...` finds it."
         )
     replaced = _Replaced.parse(seam.options["replace"], seam.options.get("as") or "")
+    for_modules(functools.partial(_patch, seam, replaced))
+
+
+def for_modules(patch: Callable[[ModuleType], None]) -> None:
+    """Call ``patch`` with each module that is loaded, and with each further one as soon as it is."""
     for module in [*sys.modules.values()]:
-        _patch(seam, replaced, module)
+        patch(module)
     others = [finder for finder in sys.meta_path if not isinstance(finder, _Finder)]
-    sys.meta_path[:] = [_Finder(functools.partial(_patch, seam, replaced)), *others]
+    sys.meta_path[:] = [_Finder(patch), *others]
 
 
 def after(seam: Seam, module: ModuleType) -> None:

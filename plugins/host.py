@@ -82,6 +82,8 @@ class Seam:
             restore the objective's state.
         seen: what looks like the host's loss, but was left alone: calls by place and by shape.
         replaced: the calls that were replaced, in the same way.
+        notes: what else the user should know at the end, by place.
+        at_end: called when the script has ended.
         quiet: print nothing; for spawned processes, whose parent prints.
     """
 
@@ -95,6 +97,8 @@ class Seam:
     gradients: list[float] = field(default_factory=list)
     seen: dict[str, dict[str, int]] = field(default_factory=dict)
     replaced: dict[str, dict[str, int]] = field(default_factory=dict)
+    notes: dict[str, str] = field(default_factory=dict)
+    at_end: list[Callable[[], object]] = field(default_factory=list)
     quiet: bool = False
     _objectives: dict[tuple[str, int], Objective] = field(default_factory=dict)
 
@@ -121,6 +125,11 @@ class Seam:
     def left_out(self) -> list[str]:
         """Return the places that were left alone and called with the same shapes, as often, as a replaced one."""
         return [place for place, calls in self.seen.items() if calls in self.replaced.values()]
+
+    def end(self) -> None:
+        """Undo what the plugin has to undo when the script has ended."""
+        while self.at_end:
+            self.at_end.pop()()
 
     def objective(self, host_spec: str, criterion: object = None) -> Objective:
         """Return the objective of the next step.
@@ -205,17 +214,18 @@ class Host:
         seam: where the loss sits, in one line.
         tensors: what is there: normalized? divided by a temperature? positive in the denominator? gathered?
         spec: the host's own loss at its default settings.
-        tested: versions with which the unmodified host ran.
+        tested: versions with which the unmodified host ran, and when.
+        evidence: what ran, and what was compared.
         markers: pairs of a file, relative to the clone, and text in it; a clone is recognized by any one of them.
             Empty for hosts that are packages.
         package: for hosts that are installed packages.
+        sites: for hosts that are recognized by where a loss lies: ``FILE:FUNCTION``, and what else the plugin needs.
         max_views: the most views per sample: None for any number, 1 if objectives that compare views are impossible.
         views: where more views come from, or why there are not more.
         inputs: why the host has no adversarial and no mixed inputs; if empty, objectives that need them are not
             refused beforehand.
         options: options of ``counterpoint inject`` that only some hosts have.
         hint: how to choose these options, shown with the host's ``--help``.
-        untested: what ``--verify`` cannot find, shown with its result.
         shims: see :class:`Shim`.
         before: installs the seam before the script is loaded (patches of packages).
         after: installs the seam when the script's definitions are loaded (patches of the script's own classes);
@@ -230,12 +240,13 @@ class Host:
     tested: str
     markers: tuple[tuple[str, str], ...] = ()
     package: str = ""
+    sites: Mapping[str, str | None] = field(default_factory=dict)
     max_views: int | None = 2
     views: str = ""
     inputs: str = ""
     options: tuple[str, ...] = ()
     hint: str = ""
-    untested: str = ""
+    evidence: str = ""
     shims: tuple[Shim, ...] = ()
     before: Callable[[Seam], object] | None = None
     after: Callable[[Seam, ModuleType], object] | None = None

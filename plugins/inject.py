@@ -24,7 +24,7 @@ if TYPE_CHECKING:  # both import torch, which the parser must not
     from .host import Host, Seam
 
 # of hosts that list them among their own
-_OPTIONS = ("scale", "site", "scores", "replace", "as", "steps", "json", "apply")
+_OPTIONS = ("scale", "site", "positives", "scores", "replace", "as", "steps", "json", "apply")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -46,10 +46,12 @@ def _add_options(parser: argparse.ArgumentParser, host: Host | None = None) -> N
     add("--objective", default="host", metavar="SPEC", help="what to train with; host is its own loss (%(default)s)")
     views = only("views", "hosts that can add views", "number of views per sample (what the objective asks for)")
     add("--views", type=int, metavar="M", help=views)
-    scale = "what similarities were multiplied by: a number, or a name at the site, self.logit_scale.exp (none)"
-    add("--scale", metavar="S", help=only("scale", "logits only", scale))
+    scale = "what similarities are multiplied by: a number, or a name at the site, self.logit_scale.exp (measured)"
+    add("--scale", metavar="S", help=only("scale", "logits, clip and sentence_transformers only", scale))
     site = "a call of cross entropy to replace, or FILE:FUNCTION for all of a function; may be repeated (none)"
     add("--site", action="append", metavar="FILE:LINE", help=only("site", "logits only", site))
+    positives = "for logsumexp and log_softmax: the positives' columns, diagonal, a number, or a name at the site (none)"
+    add("--positives", metavar="P", help=only("positives", "logits only", positives))
     add("--only", action="store_true", help="the named sites are meant to be a part of the host's loss")
     replace = only("replace", "function only", "the function, with its parameters that are embeddings (none)")
     add("--replace", metavar="FILE:FUNCTION(a, b)", help=replace)
@@ -191,14 +193,13 @@ def summary(host: Host, seam: Seam) -> str:
             text += (
                 f"; their gradients with respect to what is at the seam by {max(seam.gradients):.2g} at most, relative"
             )
-        text += "".join(f". Not tested: {what}" for what in [host.untested] if what)
     if not seam.calls and seam.seen:
         text += "; seen instead:" + "".join(
             f"\n  {place} with {shape}, {times} times"
             for place, calls in seam.seen.items()
             for shape, times in calls.items()
         )
-    return text
+    return text + "".join(f"\n  {place}: {note}" for place, note in seam.notes.items())
 
 
 def explain(host: Host) -> str:
@@ -215,6 +216,7 @@ def explain(host: Host) -> str:
         f"  views      {views}",
         *([f"  hint       {host.hint}"] if host.hint else []),
         f"  tested     {host.tested}",
+        *([f"  evidence   {host.evidence}"] if host.evidence else []),
     ]
     lines += [f"  shim       {shim.name}: {shim.why}" for shim in host.shims]
     return "\n".join(lines)

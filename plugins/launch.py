@@ -63,20 +63,23 @@ def run(host: Host, seam: Seam, script: Script | Path, arguments: Sequence[str],
     sys.argv = [str(script.path), *arguments]
     if not script.package:
         sys.path.insert(0, str(script.path.resolve().parent))
-    finish = install(host, seam, use_shims)
-    module = ModuleType(script.name)
-    module.__file__, module.__package__ = str(script.path.absolute()), script.package
-    definitions, main = _split(script.path.read_text(), module.__file__)
-    # under its own name too, so that other processes can unpickle what it defines
-    sys.modules[script.name] = sys.modules["__main__"] = module
-    exec(definitions, module.__dict__)
-    finish(module)
-    module.__name__ = "__main__"
-    with (
-        _patched_spawn(host, seam, use_shims),
-        _patched_popen(script.path.resolve(), _command_line(host, seam, use_shims)),
-    ):
-        exec(main, module.__dict__)
+    try:
+        finish = install(host, seam, use_shims)
+        module = ModuleType(script.name)
+        module.__file__, module.__package__ = str(script.path.absolute()), script.package
+        definitions, main = _split(script.path.read_text(), module.__file__)
+        # under its own name too, so that other processes can unpickle what it defines
+        sys.modules[script.name] = sys.modules["__main__"] = module
+        exec(definitions, module.__dict__)
+        finish(module)
+        module.__name__ = "__main__"
+        with (
+            _patched_spawn(host, seam, use_shims),
+            _patched_popen(script.path.resolve(), _command_line(host, seam, use_shims)),
+        ):
+            exec(main, module.__dict__)
+    finally:
+        seam.end()
 
 
 def install(host: Host, seam: Seam, use_shims: bool = True) -> Callable[[ModuleType], None]:
@@ -174,7 +177,7 @@ class _Child:
         finally:
             seam = self.seam
             result |= {"calls": seam.calls, "differences": seam.differences, "gradients": seam.gradients}
-            result |= {"seen": seam.seen, "replaced": seam.replaced}
+            result |= {"seen": seam.seen, "replaced": seam.replaced, "notes": seam.notes}
             (self.results / str(os.getpid())).write_text(json.dumps(result))
 
 
@@ -210,6 +213,7 @@ def _patched_spawn(host: Host, seam: Seam, use_shims: bool) -> Iterator[None]:
                 seam.calls += result["calls"]
                 seam.differences += [tuple(pair) for pair in result["differences"]]
                 seam.gradients += result["gradients"]
+                seam.notes |= result["notes"]
                 for name, places in (("seen", seam.seen), ("replaced", seam.replaced)):
                     for place, calls in result[name].items():
                         total = places.setdefault(place, {})

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import functools
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from types import FrameType
 from typing import Any
 
@@ -26,9 +26,9 @@ from counterpoint.hyper import nearest
 from counterpoint.objective import Objective, as_objective
 
 from .host import Host, Seam, SeamError, loss_of, on_cosines
-from .sites import Site, caller, named, place
+from .scales import LARGEST, Scales, number_of
+from .sites import Site, caller, is_own, named, place
 
-LARGEST = 1.5  # larger than any cosine, however rounded
 REDUCTIONS = ("mean", "sum", "none")
 
 
@@ -97,10 +97,6 @@ class ContrastiveLoss(nn.Module):
         return f"{self.objective}, scale={number_of(self.scale):g}"
 
 
-def number_of(scale: float | Tensor) -> float:
-    return float(scale.detach() if isinstance(scale, Tensor) else scale)
-
-
 def rows_of(logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
     """Put the keys last: cross entropy has classes at dimension 1, ``(B, keys, positions)`` with labels of the rest."""
     if logits.dim() > 2:
@@ -126,17 +122,22 @@ def _warn_of_scale(loss_fn: Objective, logits: Tensor, scale: float | Tensor) ->
         )
 
 
-def before(seam: Seam) -> None:
-    """Replace cross entropy everywhere; the replacement passes on every call but those from the sites."""
-    sites = [Site.parse(text) for text in seam.options.get("site") or ()]
-    if not sites:
+def before(seam: Seam, sites: Mapping[str, str | None] | None = None) -> None:
+    """Replace cross entropy everywhere; the replacement passes on every call but those from the sites.
+
+    Args:
+        seam: of this run.
+        sites: sites, and the positives of those that call ``logsumexp`` or ``log_softmax``; by default those of the
+            command.
+    """
+    texts = sites or dict.fromkeys(seam.options.get("site") or (), seam.options.get("positives"))
+    if not texts:
         raise SeamError(
             "logits: which call of cross entropy? --site FILE:LINE, or FILE:FUNCTION for all calls in a function; "
             "several are named one by one. `counterpoint inject auto -- train.py ...` finds them."
         )
-    scale_of = _scale_of(seam.options.get("scale"))
+    replaced = _Replaced(seam, {Site.parse(text): positives for text, positives in texts.items()})
     original = nn.functional.cross_entropy
-    reached: set[Site] = set()
 
     @functools.wraps(original)
     def cross_entropy(
@@ -149,60 +150,137 @@ def before(seam: Seam) -> None:
         reduction: str = "mean",
         label_smoothing: float = 0.0,
     ) -> Tensor:
-        def host_loss(reduction: str = reduction) -> Tensor:
+        def host_loss() -> Tensor:
             return original(input, target, weight, size_average, ignore_index, reduce, reduction, label_smoothing)
 
         frame = caller()
-        here = [site for site in sites if site.covers(frame.f_code.co_filename, frame.f_lineno)]
-        seam.saw(place(frame), f"logits {tuple(input.shape)}", replaced=bool(here))
-        if not here:
+        site = replaced.site(frame, input)
+        if site is None:
             return host_loss()
         if weight is not None or label_smoothing or size_average is not None or reduce is not None:
             raise SeamError(
                 f"logits: class weights and label smoothing at {place(frame)} have no counterpart in an objective"
             )
-        scale = scale_of(frame)
-        loss_fn = seam.objective("infonce:t=host", criterion=here[0])
-        if here[0] not in reached:
-            reached.add(here[0])
-            if on_cosines(loss_fn) or isinstance(scale, Tensor):
-                _refuse_scale(input, scale, place(frame))
-        logits, labels = rows_of(input, target)
-        options: dict[str, Any] = {"scale": scale, "ignore_index": ignore_index, "empty": "warn"}
-        options |= {"reduction": "none"} if reduction == "none" else {}
-        total = reduction == "sum"
-        return seam.loss(loss_fn, host_loss, logits, labels, call="from_logits", total=total, **options)
+        if replaced.sites[site] is not None and sites is None:
+            raise SeamError(f"logits: --positives: cross entropy at {place(frame)} has labels of its own")
+        return replaced.loss(site, frame, input, target, host_loss, reduction, ignore_index=ignore_index)
 
     # compiled code would mistake it for torch's own, and not call it from a file of the script
     nn.functional.cross_entropy = torch.compiler.disable(cross_entropy)
-    seam.say("replaced cross entropy at " + ", ".join(site.text for site in sites))
+    if any(positives is not None for positives in texts.values()):
+        for owner, name in _LOG_SUMS:
+            setattr(owner, name, torch.compiler.disable(_log_sum(replaced, getattr(owner, name))))
+    seam.say("replaced the losses of logits at " + ", ".join(texts))
 
 
-def _scale_of(option: str | None) -> Callable[[FrameType], float | Tensor]:
-    """Return what reads the scale at a call: a number, or a name there."""
-    if option is None:
-        raise SeamError(
-            "logits: --scale is needed: what similarities were multiplied by, 20 for a temperature of 0.05, or the "
-            "name that it has where cross entropy is called, as in --scale self.logit_scale.exp"
+class _Replaced:
+    """The calls from the sites.
+
+    Attributes:
+        sites: with their positives, for calls that have no labels.
+    """
+
+    def __init__(self, seam: Seam, sites: dict[Site, str | None]) -> None:
+        self.seam, self.sites = seam, sites
+        self.scales = Scales(seam, seam.options.get("scale"))
+
+    def site(self, frame: FrameType, logits: Tensor) -> Site | None:
+        """Return the site that a call comes from, and count the call."""
+        if is_own(frame):
+            return None
+        here = [site for site in self.sites if site.covers(frame.f_code.co_filename, frame.f_lineno)]
+        self.seam.saw(place(frame), f"logits {tuple(logits.shape)}", replaced=bool(here))
+        return here[0] if here else None
+
+    def loss(
+        self,
+        site: Site,
+        frame: FrameType,
+        logits: Tensor,
+        labels: Tensor,
+        host_loss: Callable[[], Tensor],
+        reduction: str,
+        **options: Any,
+    ) -> Tensor:
+        scale = self.scales.at(frame, logits)
+        if scale is None:
+            self.seam.notes[f"{place(frame)}, first call"] = "the host's own loss, before the scale could be measured"
+            return host_loss()
+        loss_fn = self.seam.objective("infonce:t=host", criterion=site)
+        options |= {"scale": scale, "empty": "warn", **({"reduction": "none"} if reduction == "none" else {})}
+        total = reduction == "sum"
+        return self.seam.loss(
+            loss_fn, host_loss, *rows_of(logits, labels), call="from_logits", total=total, **options
         )
-    try:
-        number = float(option)
-    except ValueError:
-        return lambda frame: named(option, frame)
-    if not 0 < number < float("inf"):
-        raise SeamError(f"logits: --scale {option}: expected a positive number or a name")
-    return lambda frame: number
 
 
-def _refuse_scale(logits: Tensor, scale: float | Tensor, where: str) -> None:
-    """Raise an error if no cosine, multiplied by ``scale``, can be as large as a logit."""
-    largest, scale = float(logits.detach().max()), number_of(scale)
-    if largest > LARGEST * scale:
-        raise SeamError(
-            f"logits: --scale {scale:g} is too small for cosines at {where}: a logit of {largest:.3g} would be "
-            f"a similarity of {largest / scale:.3g}. The scale is what similarities were multiplied by, usually "
-            "one over the temperature, 20 for 0.05."
-        )
+# ---- losses that are written as a difference of a logit and the logarithm of a sum ------------------
+
+_LOG_SUMS: tuple[tuple[Any, str], ...] = (
+    (torch, "logsumexp"),
+    (torch, "log_softmax"),
+    (Tensor, "logsumexp"),
+    (Tensor, "log_softmax"),
+    (nn.functional, "log_softmax"),
+)
+
+
+def _log_sum(replaced: _Replaced, original: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """Return ``logsumexp`` or ``log_softmax`` with another sum, so that what is left of a positive is our loss.
+
+    A script computes ``logsumexp(x) - x[positive]``, or minus the positive's ``log_softmax``. With ``loss + x[positive]``
+    in the place of the logarithm of the sum, both are ``loss``.
+    """
+
+    @functools.wraps(original)
+    def log_sum(input: Tensor, dim: Any = None, *args: Any, **kwargs: Any) -> Tensor:
+        frame = caller()
+        site = replaced.site(frame, input)
+        if site is None:
+            return original(input, dim, *args, **kwargs)
+        where = place(frame)
+        positives = replaced.sites[site]
+        if positives is None:
+            raise SeamError(f"logits: {where} is not a call of cross entropy: which columns are the positives? {_HOW}")
+        dim = dim[0] if isinstance(dim, (tuple, list)) and len(dim) == 1 else dim
+        if input.dim() != 2 or dim not in (-2, -1, 0, 1):
+            raise SeamError(f"logits: {where}: expected a matrix and one dimension, got {tuple(input.shape)} and {dim}")
+        logits = input if dim in (-1, 1) else input.T
+        labels = _columns(positives, frame, logits)
+        rows = torch.arange(len(logits), device=logits.device)
+        positive = logits[rows, labels]
+
+        def host_loss() -> Tensor:
+            sums = original(logits, 1)
+            return -sums[rows, labels] if sums.dim() == 2 else sums - positive
+
+        loss = replaced.loss(site, frame, logits, labels, host_loss, "none").to(input.dtype)
+        sums = (loss + positive).unsqueeze(1 if dim in (-1, 1) else 0)
+        if original.__name__ == "log_softmax":
+            return input - sums
+        return sums if kwargs.get("keepdim", args[:1] == (True,)) else sums.flatten()
+
+    return log_sum
+
+
+_HOW = "--positives diagonal, a column's number, or the name of a tensor of columns at the site"
+
+
+def _columns(positives: str, frame: FrameType, logits: Tensor) -> Tensor:
+    """Return the column of each row's positive."""
+    if positives.lstrip("-").isdigit():
+        labels = torch.full((len(logits),), int(positives), device=logits.device)
+    elif positives == "diagonal":
+        labels = torch.arange(len(logits), device=logits.device)
+    else:
+        labels = named(positives, frame)
+    where = f"--positives {positives} at {place(frame)}"
+    if not isinstance(labels, Tensor) or labels.shape != logits.shape[:1] or labels.is_floating_point():
+        got = tuple(labels.shape) if isinstance(labels, Tensor) else type(labels).__name__
+        raise SeamError(f"{where}: expected a column for each of {len(logits)} rows, got {got}. {_HOW}")
+    if bool(((labels < 0) | (labels >= logits.shape[1])).any()):
+        raise SeamError(f"{where}: expected columns from 0 to {logits.shape[1] - 1}")
+    return labels
 
 
 HOST = Host(
@@ -216,8 +294,7 @@ HOST = Host(
     max_views=1,
     views="logits do not say which columns are views of one sample",
     inputs="there are only logits",
-    options=("scale", "site"),
-    hint="`counterpoint inject auto` finds the site and the scale, which is one over the script's temperature.",
-    untested="the scale, which does not change cross entropy",
+    options=("scale", "site", "positives"),
+    hint="`counterpoint inject auto` finds the site. Without --scale, the scale is measured.",
     before=before,
 )

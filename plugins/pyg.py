@@ -1,6 +1,8 @@
-"""PyTorch Geometric: any objective on the embeddings of graphs or nodes, in a training loop of your own.
+"""PyTorch Geometric: any objective on the embeddings of graphs or nodes.
 
-**Where the loss sits.** In your loop, after pooling (graphs) or after the last layer (nodes)::
+**Where the loss sits.** In scripts of GRACE and of its relatives, in ``Model.loss``; in scripts that use PyGCL, in
+``InfoNCE`` of ``GCL.losses``: ``counterpoint inject pyg -- train.py`` replaces both. In a loop of your own, after pooling
+(graphs) or after the last layer (nodes)::
 
     criterion = ContrastiveLoss("adnce:t=0.2,mu=0.7")
 
@@ -10,7 +12,8 @@
     loss = criterion(h1, h2, nodes=(kept1, kept2))      # nodes: row j of h1 is node kept1[j] of the graph
 
 **Which tensors are there.** Embeddings ``(rows, width)``, one tensor per view, not normalized and not divided by a
-temperature; the objective does both. More than two views are more arguments.
+temperature; the objective does both. More than two views are more arguments. PyGCL has two matrices, which pairs are
+positives and which are negatives, too; there, objectives get similarities.
 
 **What to watch for.** A graph whose nodes have all been dropped is missing from what ``global_add_pool(x, batch)``
 returns, and the views no longer match. Pass the pooling the number of graphs, as above. Objectives with adversarial or
@@ -19,15 +22,20 @@ mixed inputs get them as ``adversarial=`` and ``mixed=``, see :mod:`counterpoint
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
+from types import ModuleType
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from counterpoint.objective import Objective, as_objective
+from counterpoint.vectors import unit, widen
 
-from .host import loss_of
+from .function import for_modules
+from .host import Host, Seam, loss_of
+from .sites import is_file
 
 _PER_NODE = ("ids", "labels", "prior")
 _INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
@@ -100,3 +108,82 @@ def common_nodes(views: Sequence[Tensor], nodes: Sequence[Tensor]) -> tuple[tupl
         ordered, order = node.sort(stable=True)
         rows.append(order[torch.searchsorted(ordered, common)])
     return tuple(view[row] for view, row in zip(views, rows, strict=True)), common
+
+
+# ---- GRACE and PyGCL -------------------------------------------------------------------------------
+
+PYGCL = "GCL/losses/infonce.py"
+
+
+def patch(objective: str | Seam) -> Seam:
+    """Put an objective into GRACE's models and PyGCL's losses, also in modules that are loaded later."""
+    seam = HOST.as_seam(objective)
+    for_modules(functools.partial(patch_module, seam))
+    return seam
+
+
+def patch_module(seam: Seam, module: ModuleType) -> None:
+    """Put an objective into the classes that a module defines."""
+    known = is_file(getattr(module, "__file__", None) or "", PYGCL)
+    for class_ in [value for value in vars(module).values() if isinstance(value, type)]:
+        own = vars(class_)
+        if class_.__module__ != module.__name__ or getattr(own.get("loss"), "is_ours", False):
+            continue
+        if {"semi_loss", "projection", "loss"} <= own.keys():
+            _patch_grace(seam, class_)
+        elif known and class_.__name__ in ("InfoNCE", "InfoNCESP") and not getattr(class_.compute, "is_ours", False):
+            _patch_pygcl(seam, class_)
+        else:
+            continue
+        seam.say(f"replaced the loss of {class_.__name__} in {module.__file__}")
+
+
+def _patch_grace(seam: Seam, class_: Any) -> None:
+    host_loss = class_.loss
+
+    @functools.wraps(host_loss)
+    def loss(self: Any, z1: Tensor, z2: Tensor, mean: bool = True, batch_size: int = 0) -> Tensor:
+        views = self.projection(z1), self.projection(z2)
+        loss_fn = seam.objective(f"infonce:t={self.tau!r}", self)
+        value = seam.loss(loss_fn, lambda: host_loss(self, z1, z2, True, batch_size), *views, inputs=(z1, z2))
+        return value if mean else value * len(z1)
+
+    loss.is_ours = True  # type: ignore[attr-defined]
+    class_.loss = torch.compiler.disable(loss)
+
+
+def _patch_pygcl(seam: Seam, class_: Any) -> None:
+    host_compute = class_.compute
+
+    @functools.wraps(host_compute)
+    def compute(self: Any, anchor: Tensor, sample: Tensor, pos_mask: Tensor, neg_mask: Tensor, *rest: Any) -> Tensor:
+        positives = pos_mask.bool()
+        counted = positives | neg_mask.bool() | (class_.__name__ == "InfoNCESP")  # which takes all others as negatives
+        cosines = (unit(widen(anchor)) @ unit(widen(sample)).T).masked_fill(~counted, -torch.inf)
+        return seam.loss(
+            seam.objective(f"infonce:t={self.tau!r}", self),
+            lambda: host_compute(self, anchor, sample, pos_mask, neg_mask, *rest),
+            cosines,
+            positives,
+            call="from_logits",
+            inputs=(anchor, sample),
+        )
+
+    compute.is_ours = True  # type: ignore[attr-defined]
+    class_.compute = torch.compiler.disable(compute)
+
+
+HOST = Host(
+    name="pyg",
+    title="GRACE (CRIPAC-DIG/GRACE) and forks of it, and scripts that train with PyGCL's InfoNCE",
+    seam="loss() of the model that has semi_loss() (GRACE); InfoNCE and InfoNCESP of GCL.losses (PyGCL)",
+    tensors="projected embeddings of nodes (N, d), not normalized, divided by tau, 2N anchors (GRACE); anchors, samples "
+    "and two masks (PyGCL); the positive is in the denominator",
+    spec="infonce:t=0.4",
+    tested="GRACE and PyGCL of November 2026, torch-geometric 2.8, torch 2.15",
+    sites={f"{PYGCL}:InfoNCE.compute": None, f"{PYGCL}:InfoNCESP.compute": None, "model.py:Model.semi_loss": None},
+    views="its models augment a graph twice. A loop of your own can call the objective with more views",
+    inputs="the loss sees embeddings, not graphs",
+    before=patch,
+    after=patch_module,
+)

@@ -11,7 +11,20 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from .host import Host
 
-BUILT_IN = ("simcse", "graphcl", "adnce_image", "curl", "moco", "lightly", "logits", "function", "auto")
+BUILT_IN = (
+    "simcse",
+    "graphcl",
+    "adnce_image",
+    "curl",
+    "moco",
+    "lightly",
+    "sentence_transformers",
+    "clip",
+    "pyg",
+    "logits",
+    "function",
+    "auto",
+)
 GROUP = "counterpoint.hosts"
 
 

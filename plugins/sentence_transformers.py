@@ -13,7 +13,13 @@ one and the further ones, of the whole batch, the positive in the denominator, a
     trainer = SentenceTransformerTrainer(model=model, train_dataset=dataset, loss=loss)
 
 More views are further columns, with ``columns="views"``. :class:`CachedContrastiveLoss` keeps the activations of only a
-part of the batch in memory. There is nothing to inject.
+part of the batch in memory. Or leave the script as it is::
+
+    counterpoint inject sentence_transformers --objective "adnce:mu=0.4,t=0.05" -- train.py
+
+which puts the objective into the host's own losses, on the logits that they compute, with all of their settings:
+directions, hardness, false negatives that are masked, gathering. Cached losses compute logits in parts, and each part
+is a batch for objectives with statistics over the batch (``mu=auto``).
 
 **What is not possible.** Adversarial and mixed views, since words have no gradient: ``robust``, ``intcl`` and
 ``intnacl`` with ``alpha > 0`` are refused, ``mixnca`` leaves out its mixed terms. The losses of
@@ -23,6 +29,7 @@ part of the batch in memory. There is nothing to inject.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from functools import partial
 from importlib import import_module
 from typing import Any, ClassVar
 
@@ -32,7 +39,8 @@ from torch import Tensor, nn
 from counterpoint.hyper import nearest
 from counterpoint.objective import Objective, Sum, as_objective
 
-from .host import ONE_WAY, loss_of
+from . import logits
+from .host import ONE_WAY, Host, loss_of
 
 _COLUMNS = ("negatives", "views")
 _LABELS = ("ids", "classes")
@@ -263,3 +271,31 @@ def _gradcache() -> Any:
         return import_module("sentence_transformers.base.losses.gradcache").CachedLossMixin
     except ImportError as error:
         raise ImportError("CachedContrastiveLoss needs sentence-transformers 6.2 or later.") from error
+
+
+SITES = {
+    "multiple_negatives_ranking.py:MultipleNegativesRankingLoss.compute_loss_from_embeddings": "local_indices",
+    "cached_multiple_negatives_ranking.py:CachedMultipleNegativesRankingLoss.calculate_loss": "local_batch",
+    "gist_embed.py:GISTEmbedLoss.forward": None,
+    "cached_gist_embed.py:CachedGISTEmbedLoss.calculate_loss": None,
+}
+"""The functions of the host that have its losses, and the name of the positives' columns there."""
+
+HOST = Host(
+    name="sentence_transformers",
+    title="scripts that train with losses of sentence-transformers",
+    seam="MultipleNegativesRankingLoss and GISTEmbedLoss, cached or not: their logsumexp or cross entropy",
+    tensors="logits (B, keys), cosines times scale, in all directions of the loss; masked false negatives are left out; "
+    "of all processes' texts with gather_across_devices=True; the positive is in the denominator",
+    spec="infonce:t=host",
+    tested="sentence-transformers 6.2, transformers 5.23, torch 2.15, November 2026",
+    package="sentence_transformers",
+    max_views=1,
+    views="logits do not say which columns are views of one sample. Change one line instead: loss = "
+    "counterpoint.plugins.sentence_transformers.ContrastiveLoss(model, ...), which takes views",
+    inputs="words have no gradient",
+    options=("scale",),
+    hint="t=host is one over the loss's own scale.",
+    sites=SITES,
+    before=partial(logits.before, sites=SITES),
+)

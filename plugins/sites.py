@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import functools
+import os
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,9 +14,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+import counterpoint
+
 from .host import SeamError
 
 _TORCH = str(Path(torch.__file__).parent)
+_OWN = tuple(f"{Path(file).parent}{os.sep}" for file in (counterpoint.__file__, __file__))
 
 
 @dataclass(frozen=True)
@@ -58,6 +62,11 @@ def caller() -> FrameType:
     return frame
 
 
+def is_own(frame: FrameType) -> bool:
+    """Return whether a call comes from this library."""
+    return frame.f_code.co_filename.startswith(_OWN)
+
+
 def named(path: str, frame: FrameType) -> Any:
     """Return what ``self.model.logit_scale.exp`` is in ``frame``, or in the first of its callers that has the name.
 
@@ -89,9 +98,9 @@ def short(file: str) -> str:
 
 @functools.lru_cache
 def is_file(file: str, name: str) -> bool:
-    """Return whether ``name`` is ``file``, or the end of its path."""
-    tail = Path(name).parts
-    return Path(file).parts[-len(tail) :] == tail or Path(file).resolve() == Path(name).resolve()
+    """Return whether ``name`` is ``file``, or the end of its path, which may have ``*``."""
+    path, tail = Path(file), Path(name).parts
+    return path.parts[-len(tail) :] == tail or path.match(name) or path.resolve() == Path(name).resolve()
 
 
 @functools.lru_cache

@@ -72,6 +72,16 @@ def _binary(sink: Sink) -> Finding:
 # ---- what similarities are multiplied by -----------------------------------------------------------
 
 
+def scale_of(watch: Watch, logits: Tensor) -> Finding | None:
+    """Measure the scale of logits where the script makes a loss of them; None if they are no product of embeddings."""
+    with torch._C.DisableTorchFunction():
+        walk = watch.walk(logits)
+        products = [p for p in walk.products if not watch.is_head(p)]
+        finding: Finding = {"doubts": []}
+        sink = watch.sink("logits", logits, logits.detach(), walk)
+        return finding if _measure(watch, sink, products, finding) is not None else None
+
+
 def _measure(watch: Watch, sink: Sink, products: Sequence[Product], finding: Finding) -> float | None:
     """Measure the scale of the logits in ``sink``, and say where it comes from; return it for the raw products."""
     raw: list[float] = []

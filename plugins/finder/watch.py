@@ -93,11 +93,12 @@ class Watch(TorchFunctionMode):
 
     Args:
         at_backward: gets the watch and the tensor that is differentiated, before autograd runs.
+        products_only: record no sinks, for callers that know where the loss is.
     """
 
-    def __init__(self, at_backward: Callable[[Watch, Tensor], None]) -> None:
+    def __init__(self, at_backward: Callable[[Watch, Tensor], None], products_only: bool = False) -> None:
         super().__init__()
-        self.at_backward = at_backward
+        self.at_backward, self.products_only = at_backward, products_only
         self.products: dict[Node, Product] = {}
         self.elementwise: OrderedDict[Node, tuple[Tensor, Tensor]] = OrderedDict()
         self.sinks: list[Sink] = []
@@ -115,12 +116,16 @@ class Watch(TorchFunctionMode):
             torch.compiler.set_stance("force_eager")
         self.__enter__()  # type: ignore[no-untyped-call]
 
-    def stop(self) -> None:
+    def stop(self) -> bool:
+        """Stop watching; return False if that is not possible now, inside a mode that the script has entered."""
+        if torch.overrides._get_current_function_mode() is not self:
+            return False
         torch.autograd.backward = self._backward
         torch.jit._state.enable()
         if hasattr(torch.compiler, "set_stance"):
             torch.compiler.set_stance("default")
         self.__exit__(None, None, None)  # type: ignore[no-untyped-call]
+        return True
 
     def _watched_backward(self, tensors: Any, *args: Any, **kwargs: Any) -> Any:
         roots = [tensors] if isinstance(tensors, Tensor) else list(tensors)
@@ -136,7 +141,7 @@ class Watch(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         name = getattr(func, "__name__", "")
-        known = name in SINKS and torch.is_grad_enabled()
+        known = name in SINKS and torch.is_grad_enabled() and not self.products_only
         out = self._sink(name, func, args, kwargs) if known else func(*args, **kwargs)
         if name == "softmax" or name == "log_softmax":
             if isinstance(out, Tensor) and out.grad_fn is not None and out.dim() == 2:
@@ -183,8 +188,7 @@ class Watch(TorchFunctionMode):
         if all(self.is_head(product) for product in walk.products):
             self._count(f"{kind} of {tuple(x.shape)}" + (", a product with parameters" if walk.products else ""))
             return out
-        stack = list(frames())
-        sink = Sink(kind, place(stack[0]), x, out.detach().clone(), walk)  # it may be changed in place
+        sink = self.sink(kind, x, out.detach().clone(), walk)  # it may be changed in place
         if name in ("cross_entropy", "nll_loss"):
             names = (
                 "input",
@@ -202,20 +206,26 @@ class Watch(TorchFunctionMode):
             sink.options = options
         if name in ("nll_loss", "log"):
             sink.x = self._softmax_input(x)
+        self._count(f"{kind} of {tuple(x.shape)}, a product of embeddings")
+        self.sinks.append(sink)
+        return out
+
+    def sink(self, kind: str, x: Tensor, output: Tensor, walk: Walk) -> Sink:
+        """Return a sink with what the script's frames know of it."""
+        stack = list(frames())
+        sink = Sink(kind, place(stack[0]), x, output, walk)
         sink.frames = [(f, *tensors(f)) for f in stack[:8]]
         for frame in reversed(stack[:3]):
-            for name_, x_ in frame.f_locals.items():
-                if isinstance(x_, Tensor) and x_.numel() == 1 and x_.requires_grad:
-                    sink.scale_names[name_] = x_.detach()
+            for name, value in frame.f_locals.items():
+                if isinstance(value, Tensor) and value.numel() == 1 and value.requires_grad:
+                    sink.scale_names[name] = value.detach()
         learned = list(walk.scalars)
         for product in walk.products:
             for operand in (product.a, product.b):
                 learned += self.walk(operand).scalars
         if learned:
-            sink.names = {id(x): parameter_name(x, stack) for x in learned}
-        self._count(f"{kind} of {tuple(x.shape)}, a product of embeddings")
-        self.sinks.append(sink)
-        return out
+            sink.names = {id(parameter): parameter_name(parameter, stack) for parameter in learned}
+        return sink
 
     def is_head(self, product: Product) -> bool:
         """Whether the columns are parameters, as in a layer that classifies, and the rows are not."""

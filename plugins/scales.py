@@ -1,0 +1,153 @@
+"""What a script multiplies similarities by: told by the user, or measured at the first calls of each site.
+
+Cross entropy is the same for every scale, so that comparing losses does not find a wrong one. It is measured by
+autograd instead: how logits move with the product of embeddings that they come from.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Sequence
+from types import FrameType
+
+import torch
+from torch import Tensor
+
+from .finder.findings import scale_of
+from .finder.functions import Finding, relative, tolerance_of
+from .finder.watch import Watch
+from .host import OWN_LOSS, Seam, SeamError, on_cosines
+from .sites import named, place
+
+CALLS = 3  # of each line to measure
+ROUNDED = 0.01  # a scale that the user rounds, 14.3 for one over 0.07, differs by less
+LARGEST = 1.05  # larger than any cosine, however rounded
+WHAT = "what similarities are multiplied by, usually one over the temperature, 20 for 0.05"
+NAME = "the name that it has there, as in --scale self.logit_scale.exp"
+
+
+class Scales:
+    """The scale at each call of the sites.
+
+    Args:
+        seam: of this run; its notes say what was measured.
+        option: ``--scale``: a number, a name at the site, or None to take what is measured.
+    """
+
+    def __init__(self, seam: Seam, option: str | None) -> None:
+        self.seam, self.option = seam, option
+        self.read = None if option is None else _reader(option)
+        self.measured: dict[str, list[Finding | None]] = {}
+        self.watch: Watch | None = None
+        self.start()
+        seam.at_end.append(self.stop)
+
+    def start(self) -> None:
+        self.watch = Watch(lambda *_: None, products_only=True)
+        self.watch.start()
+
+    def stop(self) -> None:
+        if self.watch is not None and self.watch.stop():
+            self.watch = None
+
+    def at(self, frame: FrameType, logits: Tensor) -> float | Tensor | None:
+        """Return the scale of ``logits``; None before it could be measured."""
+        where = place(frame)
+        findings = self.measured.get(where, [])
+        measures = self.watch is not None and logits.requires_grad and len(findings) < CALLS
+        if measures:
+            findings = self.measured.setdefault(where, findings)
+            findings.append(self._measure(logits))
+        elif not findings and self.watch is None and torch.overrides._get_current_function_mode() is None:
+            self.start()  # for the next call: the products of this one were not watched
+        scale = self._inferred(findings, frame, where) if self.read is None else self.read(frame)
+        if measures and scale is not None:
+            self._check(findings, scale, logits, where)
+        if self.watch is not None and all(len(x) >= CALLS for x in self.measured.values()):
+            self.stop()
+        return scale
+
+    def _measure(self, logits: Tensor) -> Finding | None:
+        assert self.watch is not None
+        try:
+            return scale_of(self.watch, logits)
+        except RuntimeError:  # the script must not fail where only the measurement does
+            return None
+
+    def _inferred(self, findings: Sequence[Finding | None], frame: FrameType, where: str) -> float | Tensor | None:
+        """Return what was measured: a number, or the tensor that has it."""
+        if self.seam.spec == OWN_LOSS:
+            return 1.0  # of any scale
+        if not findings and self.watch is not None:
+            return None
+        finding = findings[0] if findings else None
+        if finding is None:
+            why = "no product of embeddings leads to the logits" if findings else "other sites were reached before"
+            raise SeamError(f"the scale at {where} could not be measured: {why}. Give --scale, {WHAT}; or {NAME}")
+        if finding["doubts"] or not finding["scale"] > 0:
+            doubts = "; ".join(finding["doubts"]) or f"it is {finding['scale']:g}"
+            raise SeamError(f"the scale at {where} is not clear: {doubts}. Give --scale, {WHAT}")
+        if not finding["learned"]:
+            return float(finding["scale"])
+        if finding["scale_variable"] is None:
+            learned = ", ".join(finding["learned"])
+            raise SeamError(f"the scale at {where} is learned ({learned}), and no variable has it: give --scale {NAME}")
+        value = named(finding["scale_variable"], frame)
+        return value if isinstance(value, Tensor) else float(value)
+
+    def _check(
+        self, findings: Sequence[Finding | None], scale: float | Tensor, logits: Tensor, where: str
+    ) -> None:
+        """Refuse a scale that is not what was measured, or that no cosine can have; note what was tested."""
+        finding = findings[-1]
+        cosines = self.seam.spec != OWN_LOSS and on_cosines(self.seam.objective(self.seam.spec))
+        value, text = number_of(scale), f"--scale {self.option}"
+        if finding is None or finding["doubts"] or not finding["normalized"]:
+            largest = float(logits.detach().max())
+            if cosines and largest > LARGEST * value:
+                raise SeamError(
+                    f"{text} is too small for cosines at {where}: a logit of {largest:.3g} would be a similarity of "
+                    f"{largest / value:.3g}. The scale is {WHAT}"
+                )
+            if finding is None:
+                why = "no product of embeddings leads to the logits"
+            else:
+                why = "; ".join(finding["doubts"]) or "embeddings are not normalized, so similarities have any size"
+                if cosines and not finding["normalized"]:
+                    warnings.warn(
+                        f"{self.seam.spec} assumes similarities between -1 and 1, but embeddings at {where} are not "
+                        "normalized",
+                        stacklevel=1,
+                    )
+            if self.seam.spec != OWN_LOSS or self.read is not None:
+                self.seam.notes[where] = f"its scale, {value:.6g}, was not tested: {why}"
+            return
+        measured, first = (float(x["scale"]) for x in (finding, findings[0] or finding))
+        rounding = max(ROUNDED, tolerance_of(logits))
+        if finding["learned"] and self.read is not None and not isinstance(scale, Tensor):
+            learned = finding["scale_variable"] or NAME
+            raise SeamError(f"{text}: the scale at {where} is learned, so a number is soon wrong: --scale {learned}")
+        if not isinstance(scale, Tensor) and relative(measured, first) > rounding:
+            raise SeamError(f"the scale at {where} changes from {first:g} to {measured:g}: give --scale {NAME}")
+        if self.read is not None and relative(value, measured) > rounding:
+            raise SeamError(
+                f"{text} is wrong: cosines are multiplied by {measured:.6g} at {where}, not by {value:.6g}. Leave "
+                "--scale out, and what is measured is taken"
+            )
+        origin = "learned" if finding["learned"] else "constant"
+        self.seam.notes[where] = f"cosines times {measured:.6g}, {origin}, measured in {len(findings)} calls"
+
+
+def _reader(option: str) -> Callable[[FrameType], float | Tensor]:
+    """Return what reads ``--scale`` at a call: a number, or a name there."""
+    try:
+        number = float(option)
+    except ValueError:
+        return lambda frame: named(option, frame)
+    if not 0 < number < float("inf"):
+        raise SeamError(f"--scale {option}: expected a positive number or a name")
+    return lambda frame: number
+
+
+def number_of(scale: float | Tensor) -> float:
+    return float(scale.detach() if isinstance(scale, Tensor) else scale)
