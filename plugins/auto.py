@@ -69,8 +69,9 @@ class _Steps:
                 entry["positives"] = "the diagonal, part by part"
             elif here != before_ and finding["form"]:
                 entry["doubts"].append(f"the positives are {here} in another call")
-            if not finding.get("replace"):
-                entry["replace"] = None
+            for name in ("replace", "columns"):
+                if finding.get(name) is None or (name == "columns" and finding[name] != entry[name]):
+                    entry[name] = None
         for key in {(f["site"], f["call"], f["kind"]) for f in found}:
             self.losses[key]["steps"] += 1
         self.seam.calls += bool(found)

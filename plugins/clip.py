@@ -30,8 +30,8 @@ HOST = Host(
     title="open_clip (mlfoundations/open_clip), SLIP (facebookresearch/SLIP), transformers' CLIP and its relatives",
     seam="both calls of cross entropy in ClipLoss.forward (open_clip), CLIPLoss.forward (SLIP) and contrastive_loss "
     "(transformers)",
-    tensors="logits (B, B), cosines times a learned scale; of all processes' embeddings if the script gathers them; the "
-    "positive is on the diagonal and in the denominator",
+    tensors="logits (B, B), cosines times a learned scale; of all processes' embeddings if the script gathers them; "
+    "the positive is on the diagonal and in the denominator",
     spec="infonce:t=host",
     tested="open_clip and SLIP of November 2026, transformers 5.23, torch 2.15",
     max_views=1,

@@ -50,7 +50,9 @@ def _add_options(parser: argparse.ArgumentParser, host: Host | None = None) -> N
     add("--scale", metavar="S", help=only("scale", "logits, clip and sentence_transformers only", scale))
     site = "a call of cross entropy to replace, or FILE:FUNCTION for all of a function; may be repeated (none)"
     add("--site", action="append", metavar="FILE:LINE", help=only("site", "logits only", site))
-    positives = "for logsumexp and log_softmax: the positives' columns, diagonal, a number, or a name at the site (none)"
+    positives = (
+        "for logsumexp and log_softmax: the positives' columns, diagonal, a number, or a name at the site (none)"
+    )
     add("--positives", metavar="P", help=only("positives", "logits only", positives))
     add("--only", action="store_true", help="the named sites are meant to be a part of the host's loss")
     replace = only("replace", "function only", "the function, with its parameters that are embeddings (none)")

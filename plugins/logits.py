@@ -1,9 +1,11 @@
 """The seam that most hosts share: contrastive logits and labels, passed to cross entropy.
 
-**Where the loss sits.** In one call of ``nn.CrossEntropyLoss`` or ``F.cross_entropy``, which the user names.
+**Where the loss sits.** In calls of ``nn.CrossEntropyLoss`` or ``F.cross_entropy``, which the user names; with
+``--positives``, also of ``logsumexp`` and ``log_softmax``.
 
 **How to put an objective there.** ``--site FILE:LINE`` names a call to replace, ``--site FILE:ClipLoss.forward`` all
-calls of a function; all others are left alone. With one edited line of the host::
+calls of a function; all others are left alone. The scale of the similarities is measured, see
+:mod:`counterpoint.plugins.scales`. With one edited line of the host::
 
     criterion = counterpoint.plugins.logits.ContrastiveLoss("adnce:mu=0.4,t=0.07", scale=1 / 0.07)
 
@@ -167,10 +169,14 @@ def before(seam: Seam, sites: Mapping[str, str | None] | None = None) -> None:
 
     # compiled code would mistake it for torch's own, and not call it from a file of the script
     nn.functional.cross_entropy = torch.compiler.disable(cross_entropy)
+    what = "cross entropy"
     if any(positives is not None for positives in texts.values()):
+        what = "the losses"
         for owner, name in _LOG_SUMS:
-            setattr(owner, name, torch.compiler.disable(_log_sum(replaced, getattr(owner, name))))
-    seam.say("replaced the losses of logits at " + ", ".join(texts))
+            function = getattr(owner, name)
+            setattr(owner, name, torch.compiler.disable(_log_sum(replaced, function)))
+            seam.at_end.append(functools.partial(setattr, owner, name, function))
+    seam.say(f"replaced {what} at " + ", ".join(texts))
 
 
 class _Replaced:
@@ -209,9 +215,7 @@ class _Replaced:
         loss_fn = self.seam.objective("infonce:t=host", criterion=site)
         options |= {"scale": scale, "empty": "warn", **({"reduction": "none"} if reduction == "none" else {})}
         total = reduction == "sum"
-        return self.seam.loss(
-            loss_fn, host_loss, *rows_of(logits, labels), call="from_logits", total=total, **options
-        )
+        return self.seam.loss(loss_fn, host_loss, *rows_of(logits, labels), call="from_logits", total=total, **options)
 
 
 # ---- losses that are written as a difference of a logit and the logarithm of a sum ------------------
@@ -228,8 +232,8 @@ _LOG_SUMS: tuple[tuple[Any, str], ...] = (
 def _log_sum(replaced: _Replaced, original: Callable[..., Tensor]) -> Callable[..., Tensor]:
     """Return ``logsumexp`` or ``log_softmax`` with another sum, so that what is left of a positive is our loss.
 
-    A script computes ``logsumexp(x) - x[positive]``, or minus the positive's ``log_softmax``. With ``loss + x[positive]``
-    in the place of the logarithm of the sum, both are ``loss``.
+    A script computes ``logsumexp(x) - x[positive]``, or minus the positive's ``log_softmax``. With
+    ``loss + x[positive]`` in the place of the logarithm of the sum, both are ``loss``.
     """
 
     @functools.wraps(original)

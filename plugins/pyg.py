@@ -1,8 +1,8 @@
 """PyTorch Geometric: any objective on the embeddings of graphs or nodes.
 
 **Where the loss sits.** In scripts of GRACE and of its relatives, in ``Model.loss``; in scripts that use PyGCL, in
-``InfoNCE`` of ``GCL.losses``: ``counterpoint inject pyg -- train.py`` replaces both. In a loop of your own, after pooling
-(graphs) or after the last layer (nodes)::
+``InfoNCE`` of ``GCL.losses``: ``counterpoint inject pyg -- train.py`` replaces both. In a loop of your own, after
+pooling (graphs) or after the last layer (nodes)::
 
     criterion = ContrastiveLoss("adnce:t=0.2,mu=0.7")
 
@@ -177,8 +177,8 @@ HOST = Host(
     name="pyg",
     title="GRACE (CRIPAC-DIG/GRACE) and forks of it, and scripts that train with PyGCL's InfoNCE",
     seam="loss() of the model that has semi_loss() (GRACE); InfoNCE and InfoNCESP of GCL.losses (PyGCL)",
-    tensors="projected embeddings of nodes (N, d), not normalized, divided by tau, 2N anchors (GRACE); anchors, samples "
-    "and two masks (PyGCL); the positive is in the denominator",
+    tensors="projected embeddings of nodes (N, d), not normalized, divided by tau, 2N anchors (GRACE); anchors, "
+    "samples and two masks (PyGCL); the positive is in the denominator",
     spec="infonce:t=0.4",
     tested="GRACE and PyGCL of November 2026, torch-geometric 2.8, torch 2.15",
     sites={f"{PYGCL}:InfoNCE.compute": None, f"{PYGCL}:InfoNCESP.compute": None, "model.py:Model.semi_loss": None},

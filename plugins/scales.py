@@ -7,7 +7,7 @@ autograd instead: how logits move with the product of embeddings that they come 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from types import FrameType
 
 import torch
@@ -36,7 +36,7 @@ class Scales:
 
     def __init__(self, seam: Seam, option: str | None) -> None:
         self.seam, self.option = seam, option
-        self.read = None if option is None else _reader(option)
+        self.number = None if option is None else _number(option)
         self.measured: dict[str, list[Finding | None]] = {}
         self.watch: Watch | None = None
         self.start()
@@ -53,17 +53,20 @@ class Scales:
     def at(self, frame: FrameType, logits: Tensor) -> float | Tensor | None:
         """Return the scale of ``logits``; None before it could be measured."""
         where = place(frame)
-        findings = self.measured.get(where, [])
+        findings = self.measured.setdefault(where, []) if logits.requires_grad else self.measured.get(where, [])
         measures = self.watch is not None and logits.requires_grad and len(findings) < CALLS
         if measures:
-            findings = self.measured.setdefault(where, findings)
             findings.append(self._measure(logits))
-        elif not findings and self.watch is None and torch.overrides._get_current_function_mode() is None:
+        elif logits.requires_grad and not findings and torch.overrides._get_current_function_mode() is None:
             self.start()  # for the next call: the products of this one were not watched
-        scale = self._inferred(findings, frame, where) if self.read is None else self.read(frame)
+        scale: float | Tensor | None
+        if self.option is None:
+            scale = self._inferred(findings, frame, where)
+        else:
+            scale = named(self.option, frame) if self.number is None else self.number
         if measures and scale is not None:
             self._check(findings, scale, logits, where)
-        if self.watch is not None and all(len(x) >= CALLS for x in self.measured.values()):
+        if self.measured and all(len(x) >= CALLS for x in self.measured.values()):
             self.stop()
         return scale
 
@@ -95,16 +98,15 @@ class Scales:
         value = named(finding["scale_variable"], frame)
         return value if isinstance(value, Tensor) else float(value)
 
-    def _check(
-        self, findings: Sequence[Finding | None], scale: float | Tensor, logits: Tensor, where: str
-    ) -> None:
+    def _check(self, findings: Sequence[Finding | None], scale: float | Tensor, logits: Tensor, where: str) -> None:
         """Refuse a scale that is not what was measured, or that no cosine can have; note what was tested."""
         finding = findings[-1]
         cosines = self.seam.spec != OWN_LOSS and on_cosines(self.seam.objective(self.seam.spec))
-        value, text = number_of(scale), f"--scale {self.option}"
+        value, text, rounding = number_of(scale), f"--scale {self.option}", max(ROUNDED, tolerance_of(logits))
+        measured = value if finding is None else float(finding["scale"])
         if finding is None or finding["doubts"] or not finding["normalized"]:
             largest = float(logits.detach().max())
-            if cosines and largest > LARGEST * value:
+            if cosines and largest > LARGEST * value and (finding is None or relative(value, measured) > rounding):
                 raise SeamError(
                     f"{text} is too small for cosines at {where}: a logit of {largest:.3g} would be a similarity of "
                     f"{largest / value:.3g}. The scale is {WHAT}"
@@ -119,17 +121,18 @@ class Scales:
                         "normalized",
                         stacklevel=1,
                     )
-            if self.seam.spec != OWN_LOSS or self.read is not None:
+            if self.seam.spec != OWN_LOSS or self.option is not None:
                 self.seam.notes[where] = f"its scale, {value:.6g}, was not tested: {why}"
             return
-        measured, first = (float(x["scale"]) for x in (finding, findings[0] or finding))
-        rounding = max(ROUNDED, tolerance_of(logits))
-        if finding["learned"] and self.read is not None and not isinstance(scale, Tensor):
+        taken = self.option is not None or self.seam.spec != OWN_LOSS  # its own loss depends on no scale
+        if taken and finding["learned"] and not isinstance(scale, Tensor):
             learned = finding["scale_variable"] or NAME
             raise SeamError(f"{text}: the scale at {where} is learned, so a number is soon wrong: --scale {learned}")
-        if not isinstance(scale, Tensor) and relative(measured, first) > rounding:
+        first = float((findings[0] or finding)["scale"])
+        fixed = (self.option is None or self.number is not None) and not finding["learned"]
+        if taken and fixed and relative(measured, first) > rounding:
             raise SeamError(f"the scale at {where} changes from {first:g} to {measured:g}: give --scale {NAME}")
-        if self.read is not None and relative(value, measured) > rounding:
+        if self.option is not None and relative(value, measured) > rounding:
             raise SeamError(
                 f"{text} is wrong: cosines are multiplied by {measured:.6g} at {where}, not by {value:.6g}. Leave "
                 "--scale out, and what is measured is taken"
@@ -138,15 +141,15 @@ class Scales:
         self.seam.notes[where] = f"cosines times {measured:.6g}, {origin}, measured in {len(findings)} calls"
 
 
-def _reader(option: str) -> Callable[[FrameType], float | Tensor]:
-    """Return what reads ``--scale`` at a call: a number, or a name there."""
+def _number(option: str) -> float | None:
+    """Return the number that ``--scale`` is, or None if it is a name."""
     try:
         number = float(option)
     except ValueError:
-        return lambda frame: named(option, frame)
+        return None
     if not 0 < number < float("inf"):
         raise SeamError(f"--scale {option}: expected a positive number or a name")
-    return lambda frame: number
+    return number
 
 
 def number_of(scale: float | Tensor) -> float:

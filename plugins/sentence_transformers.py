@@ -285,8 +285,8 @@ HOST = Host(
     name="sentence_transformers",
     title="scripts that train with losses of sentence-transformers",
     seam="MultipleNegativesRankingLoss and GISTEmbedLoss, cached or not: their logsumexp or cross entropy",
-    tensors="logits (B, keys), cosines times scale, in all directions of the loss; masked false negatives are left out; "
-    "of all processes' texts with gather_across_devices=True; the positive is in the denominator",
+    tensors="logits (B, keys), cosines times scale, in all directions of the loss; masked false negatives are left "
+    "out; of all processes' texts with gather_across_devices=True; the positive is in the denominator",
     spec="infonce:t=host",
     tested="sentence-transformers 6.2, transformers 5.23, torch 2.15, November 2026",
     package="sentence_transformers",

@@ -21,6 +21,7 @@ from .products import Product
 from .recognise import OURS, Form, columns, layout, recognise
 from .watch import Sink, Watch
 
+LOG_SUMS = ("logsumexp", "log_softmax")
 _DEFAULTS = {"ignore_index": -100, "reduction": "mean", "label_smoothing": 0.0}
 
 
@@ -372,6 +373,8 @@ def _exponential(watch: Watch, group: list[_Unit], form: Form | None, root: Tens
             "gradient_difference": form.error,
             "weight": form.weight,
         }
+        if form.name == "infonce" and form.way == "rows" and _are_logits(sink, group):
+            finding["columns"] = {"the diagonal": "diagonal", "column 0": "0"}.get(str(finding["positives"]))
         values = [float(v) for v, _ in watch.scalars]
         near = {f.name: nearest(f.value, values, len(f.used)) for f in (form, *form.rivals)}
         if near[form.name] < 0.1 * tolerance_of(sink.x):
@@ -395,3 +398,12 @@ def _exponential(watch: Watch, group: list[_Unit], form: Form | None, root: Tens
     if rivals:
         finding["doubts"].append(f"batch and precision do not tell it from {' or '.join(rivals)}")
     return finding
+
+
+def _are_logits(sink: Sink, group: Sequence[_Unit]) -> bool:
+    """Whether a log-sum-exp, or a log-softmax, takes a single product, scaled and masked."""
+    x, s = sink.x.detach().double(), group[0].s * group[0].scale
+    if sink.kind not in LOG_SUMS or len(group) > 1 or x.shape != s.shape:
+        return False
+    kept = x > MASKED
+    return torch.allclose(x[kept], s[kept], rtol=tolerance_of(sink.x), atol=tolerance_of(sink.x))

@@ -23,14 +23,16 @@ def commands_of(losses: Sequence[Finding], objective: str | None, script: Sequen
     for loss in losses:
         if not is_sound(loss):
             continue
-        if loss["kind"] == "cross entropy" and loss["reduction"] != "none":
-            by_scale.setdefault((round(loss["scale"], 4), tuple(loss["learned"])), []).append(loss)
-        elif (call := loss.get("replace")) and call["whole"] and (call["scale"] or not loss["learned"]):
+        call, columns = loss.get("replace"), loss.get("columns")
+        if loss["kind"] != "cross entropy" and call and call["whole"] and (call["scale"] or not loss["learned"]):
             functions[_function_text(loss["replace"])] = loss
-    for (_, learned), group in by_scale.items():
+        elif columns or (loss["kind"] == "cross entropy" and loss["reduction"] != "none"):
+            by_scale.setdefault((round(loss["scale"], 4), tuple(loss["learned"]), columns), []).append(loss)
+    for (_, learned, columns), group in by_scale.items():
         if (learned and not group[0]["scale_variable"]) or (not learned and _changes(group[0])):
             continue  # said in words
         words = [word for site in dict.fromkeys(loss["site"] for loss in group) for word in ("--site", site)]
+        words += ["--positives", columns] if columns else []
         scale = ["--scale", group[0]["scale_variable"] or "?" if learned else f"{group[0]['scale']:.6g}"]
         commands.append(
             ["counterpoint", "inject", "logits", *words, *scale, *objective_of(objective, group[0]), "--", *script]
@@ -49,7 +51,8 @@ def _changes(loss: Finding) -> bool:
 def objective_of(objective: str | None, loss: Finding) -> list[str]:
     t = (
         "host"
-        if loss["learned"] and (loss["kind"] == "cross entropy" or (loss.get("replace") or {}).get("scale"))
+        if loss["learned"]
+        and (loss["kind"] == "cross entropy" or loss.get("columns") or (loss.get("replace") or {}).get("scale"))
         else ""
     )
     return ["--objective", objective or _spec("adnce" if loss.get("normalized") else "infonce", loss, t)]

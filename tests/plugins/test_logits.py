@@ -236,13 +236,90 @@ def test_compiled_code(tmp_path):
         assert ours == pytest.approx(theirs, rel=1e-5)
 
 
-def test_a_scale_that_no_cosine_can_have(launch):
-    found = launch("--site", "toy.py:14", "--scale", "0.1", "--objective", "adnce:mu=0.4,t=0.1")
+@pytest.mark.parametrize("words", [("--verify", "3"), ("--objective", "hcl:t=0.1"), ("--objective", "infonce:t=1")])
+@pytest.mark.parametrize("scale", ["7", "0.1", "20"])
+def test_a_wrong_scale(launch, words, scale):
+    """It cancels in cross entropy, so that comparing losses cannot find it."""
+    found = launch("--site", "toy.py:14", "--scale", scale, *words)
     assert found.code == 2
-    assert re.search(
-        r"--scale 0.1 is too small for cosines at toy.py:14: a logit of .* would be a similarity", found.err
+    assert f"--scale {scale} is wrong: cosines are multiplied by 10 at toy.py:14, not by {scale}." in found.err
+    assert launch("--site", "toy.py:14", "--scale", "10.05", *words).code == 0  # rounded
+
+
+def test_a_scale_is_measured(launch):
+    given = launch(*SITE, "--objective", "hcl:t=0.1")
+    found = launch("--site", "toy.py:14", "--objective", "hcl:t=0.1")
+    assert found.code == 0
+    assert "toy.py:14: cosines times 10, constant, measured in 3 calls" in found.err
+    assert found.losses == [pytest.approx(line, rel=1e-5) for line in given.losses]
+    verified = launch("--site", "toy.py:14", "--objective", "hcl:t=0.1", "--verify", "3")
+    assert "cosines times 10, constant, measured in 3 calls" in verified.err
+
+
+def test_a_scale_that_changes(launch):
+    script = SCRIPT.replace("loss = criterion(a @ b.T / 0.1", "s = 10 / (1 + _); loss = criterion(s * a @ b.T")
+    words = ("--site", "toy.py:14", "--objective", "hcl:t=0.1")
+    for scale in ((), ("--scale", "10")):
+        found = launch(*words, *scale, script=script)
+        assert (found.code, "the scale at toy.py:14 changes from 10 to 5: give --scale the name" in found.err) == (
+            2,
+            True,
+        )
+    assert launch(*words, "--scale", "s", script=script).code == 0
+
+
+def test_a_scale_that_cannot_be_measured(launch):
+    script = SCRIPT.replace("a @ b.T / 0.1", "(-torch.cdist(a, b) + torch.relu(head(a)[:, :5])).exp().log()")
+    found = launch("--site", "toy.py:14", "--objective", "hcl:t=0.1", script=script)
+    assert found.code == 2
+    assert "the scale at toy.py:14" in found.err
+    assert "Give --scale" in found.err
+    found = launch(*SITE, "--objective", "hcl:t=0.1", "--verify", "1", script=script)
+    assert (found.code, "toy.py:14: its scale, 10, was not tested: " in found.err) == (0, True)
+    unmeasured = SCRIPT.replace("a @ b.T / 0.1", "torch.rand(5, 5, requires_grad=True) + 3")
+    found = launch("--site", "toy.py:14", "--scale", "1", "--objective", "adnce:t=0.1", script=unmeasured)
+    assert found.code == 2
+    assert re.search(r"--scale 1 is too small for cosines at toy.py:14: a logit of .* would be a similarity", found.err)
+    assert launch("--site", "toy.py:14", "--scale", "1", "--objective", "infonce:t=1", script=unmeasured).code == 0
+
+
+def test_embeddings_that_are_not_normalized(launch):
+    script = SCRIPT.replace("F.normalize(encoder(torch.randn(5, 6)), dim=1)", "0.1 * encoder(torch.randn(5, 6))")
+    with pytest.warns(UserWarning, match="assumes similarities between -1 and 1, but embeddings at toy.py:14 are not"):
+        found = launch("--site", "toy.py:14", "--objective", "hcl:t=0.1", script=script)
+    assert found.code == 0
+    assert "was not tested: embeddings are not normalized, so similarities have any size" in found.err
+    assert launch("--site", "toy.py:14", "--objective", "infonce:t=0.1", script=script).code == 0
+
+
+def test_calls_before_the_scale_is_known(launch):
+    """Without a gradient, or when nothing is watched any more."""
+    early = SCRIPT.replace(
+        "        language",
+        "        with torch.no_grad():\n            F.cross_entropy(a @ b.T, torch.arange(5))\n        language",
     )
-    assert launch("--site", "toy.py:14", "--scale", "0.1", "--objective", "infonce:t=1").code == 0  # of any size
+    found = launch("--site", "toy.py:main", "--only", "--objective", "hcl:t=0.1", script=early)
+    assert found.code == 2  # the classifier's logits come from no product of embeddings
+    assert "no product of embeddings leads to the logits" in found.err
+    found = launch("--site", "toy.py:14", "--site", "toy.py:16", "--only", "--objective", "hcl:t=0.1", script=early)
+    assert found.code == 0
+    assert "toy.py:14, first call: the host's own loss, before the scale could be measured" in found.err
+    more = "        loss = loss + (F.cross_entropy(b @ a.T / 0.2, torch.arange(5)) if _ > 4 else 0)\n        print"
+    late = SCRIPT.replace("range(3)", "range(8)").replace("        print", more)
+    found = launch("--site", "toy.py:14", "--site", "toy.py:15", "--only", "--objective", "hcl:t=0.1", script=late)
+    assert found.code == 0
+    assert "toy.py:15, first call: the host's own loss, before the scale could be measured" in found.err
+    assert "toy.py:15: cosines times 5, constant, measured in 2 calls" in found.err
+
+
+def test_nothing_is_watched_for_long(launch):
+    script = SCRIPT.replace("range(3)", "range(5)").replace(
+        "        print(",
+        "        mode = torch.overrides._get_current_function_mode()\n        print(float(mode is None),",
+    )
+    found = launch("--site", "toy.py:14", "--objective", "hcl:t=0.1", script=script)
+    assert [line[0] for line in found.losses] == [0, 0, 1, 1, 1]
+    assert torch.overrides._get_current_function_mode() is None
 
 
 def test_without_a_site(launch):
@@ -301,6 +378,18 @@ def test_a_whole_loss_with_a_trained_scale(launch, sites):
     assert max(scale for _, scale in fixed.losses) == pytest.approx(2.0)
 
 
+def test_a_trained_scale_is_found(launch):
+    words = ("--objective", "adnce:t=host,mu=0.4")
+    named = launch(*WHOLE, *TRAINED, *words, script=TWO)
+    found = launch(*WHOLE, *words, script=TWO)
+    assert found.code == 0
+    assert found.losses == [pytest.approx(line, rel=1e-5) for line in named.losses]
+    assert re.search(r"toy.py:13: cosines times \S+, learned, measured in 3 calls", found.err)
+    constant = launch(*WHOLE, "--scale", "7.389", *words, script=TWO)
+    assert constant.code == 2
+    assert "is learned, so a number is soon wrong: --scale self.log_scale.exp" in constant.err
+
+
 def test_names_of_a_scale(launch):
     found = launch(*WHOLE, "--scale", "self.scale", "--objective", "infonce:t=host", script=TWO)
     assert (found.code, "ClipLoss has no attribute 'scale' at toy.py:13" in found.err) == (2, True)
@@ -349,3 +438,82 @@ def test_soft_labels_are_no_columns(monkeypatch):
     code = compile("F.cross_entropy(s, s)", "soft.py", "exec")
     with pytest.raises(SeamError, match="labels: expected"):
         exec(code, {"F": torch.nn.functional, "s": torch.rand(3, 3)})
+
+
+# ---- logsumexp and log_softmax ---------------------------------------------------------------------
+
+SUMS = """
+import torch
+import torch.nn.functional as F
+
+
+def loss_of(s, at):
+    return {loss}
+
+
+torch.manual_seed(0)
+encoder = torch.nn.Linear(6, 4)
+optimiser = torch.optim.SGD(encoder.parameters(), lr=0.1)
+for _ in range(3):
+    a, b = (F.normalize(encoder(torch.randn(5, 6)), dim=1) for _ in range(2))
+    at = torch.arange(5)
+    loss = loss_of(a @ torch.cat([b, a.detach().roll(1, 0)]).T / 0.1, at)
+    print(float(loss.detach()))
+    optimiser.zero_grad()
+    loss.backward()
+    optimiser.step()
+"""
+HERE = ("--site", "toy.py:7")
+
+
+@pytest.mark.parametrize(
+    ("loss", "positives"),
+    [
+        ("(torch.logsumexp(s, 1) - s.diagonal()).mean()", "diagonal"),
+        ("(s.logsumexp(dim=-1, keepdim=True) - s[:, at]).diagonal().mean()", "at"),
+        ("(s.T.logsumexp(0) - s[:, 2]).mean()", "2"),
+        ("-F.log_softmax(s, dim=1)[at, at].mean()", "at"),
+        ("-s.log_softmax(1)[:, 2].sum() / 5", "2"),
+        ("-torch.log_softmax(s.T, 0).T.diagonal().mean()", "diagonal"),
+        ("F.nll_loss(torch.nn.LogSoftmax(dim=1)(s), at)", "at"),
+    ],
+)
+def test_sums_of_exponentials(launch, loss, positives):
+    script = SUMS.replace("{loss}", loss)
+    words = (*HERE, "--positives", positives)
+    plain = launch(*words, script=script)
+    assert (plain.code, "reached 3 times" in plain.err) == (0, True)
+    same = launch(*words, "--objective", "infonce:t=host", script=script)
+    assert same.losses == [pytest.approx(line, rel=1e-5) for line in plain.losses]
+    assert "cosines times 10, constant, measured in 3 calls" in same.err
+    ours = launch(*words, "--objective", "hcl:t=0.1", script=script)
+    as_cross_entropy = SUMS.replace(
+        "{loss}", "F.cross_entropy(s, torch.full((5,), 2))" if positives == "2" else "F.cross_entropy(s, at)"
+    )
+    expected = launch(*HERE, "--objective", "hcl:t=0.1", script=as_cross_entropy)
+    assert ours.losses == [pytest.approx(line, rel=1e-5) for line in expected.losses]
+    assert ours.losses[0] != pytest.approx(plain.losses[0], rel=1e-3)
+    verified = launch(*words, "--objective", "hcl:t=0.1", "--verify", "3", script=script)
+    assert float(verified.err.rpartition("differ by at most")[2].partition("relative ")[2].partition(",")[0]) < 1e-5
+
+
+@pytest.mark.parametrize(
+    ("positives", "message"),
+    [
+        ((), "the host has trained with its own loss"),
+        (("--positives", "nowhere"), "no 'nowhere' at toy.py:7"),
+        (("--positives", "s"), "expected a column for each of 5 rows, got (5, 10)"),
+        (("--positives", "99"), "expected columns from 0 to 9"),
+        (("--positives", "-1"), "expected columns from 0 to 9"),
+    ],
+)
+def test_columns_of_positives(launch, positives, message):
+    script = SUMS.replace("{loss}", "(s.logsumexp(1) - s.diagonal()).mean()")
+    found = launch(*HERE, *positives, "--objective", "hcl:t=0.1", script=script)
+    assert found.code == (2 if positives else 3)
+    assert message in found.err
+
+
+def test_positives_of_cross_entropy_are_its_labels(launch):
+    found = launch(*SITE, "--positives", "diagonal")
+    assert (found.code, "cross entropy at toy.py:14 has labels of its own" in found.err) == (2, True)

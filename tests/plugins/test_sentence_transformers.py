@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 import json
 import os
 import pickle
@@ -14,6 +15,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from injected import differences, launch
 from processes import PATIENCE
 from tiny_bert import load, texts
 from torch import nn
@@ -342,6 +344,116 @@ def test_example_of_the_plain_trainer(capsys):
     runpy.run_path(str(EXAMPLES / "hf_trainer" / "train.py"))["main"]("hcl:t=0.05")
     first, last = capsys.readouterr().out.split("loss ")[-1].split(" -> ")
     assert float(last) < float(first)
+
+
+# ---- unmodified scripts ---------------------------------------------------------------------------
+
+SCRIPT = """
+import os
+from pathlib import Path
+
+import torch
+from sentence_transformers.sentence_transformer import losses
+from tiny_bert import load, texts
+
+
+def work(rank, world, folder):
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+    model, guide = (load(Path({bert!r})).double().eval() for _ in range(2))
+    loss_fn = losses.{loss}
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    if world > 1:
+        torch.distributed.init_process_group("gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=world)
+        model[0].model.pooler.requires_grad_(False)
+        loss_fn.model = torch.nn.parallel.DistributedDataParallel(model)
+    own = slice(8 // world * rank, 8 // world * (rank + 1))
+    for step in range(4):
+        columns = [model.preprocess(column[own]) for column in texts({columns}, seed=step)]
+        loss = loss_fn(columns, None)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        if world == 1:
+            print(float(loss.detach()))
+    grads = [p.grad for p in model.parameters() if p.grad is not None]
+    torch.save([loss.detach(), *grads], f"{folder}/{rank}.pt")
+
+
+if __name__ == "__main__":
+    {start}
+"""
+DIRECTIONS = "directions=('query_to_doc', 'query_to_query', 'doc_to_query', 'doc_to_doc')"
+BOTH_WAYS = "directions=('query_to_doc', 'doc_to_query'), partition_mode='per_direction'"
+HOST_LOSSES = {
+    "MultipleNegativesRankingLoss(model)": (20, 3, 4),
+    f"MultipleNegativesRankingLoss(model, scale=10, {DIRECTIONS})": (10, 2, 4),
+    f"MultipleNegativesRankingLoss(model, {BOTH_WAYS})": (20, 2, 8),
+    "CachedMultipleNegativesRankingLoss(model, mini_batch_size=4)": (20, 2, 8),
+    "GISTEmbedLoss(model, guide=guide)": (100, 2, 4),
+    "CachedGISTEmbedLoss(model, guide=guide, mini_batch_size=4)": (100, 2, 8),
+}
+
+
+def script_of(bert, loss: str, columns: int, processes: int = 1) -> str:
+    start = "work(0, 1, os.getcwd())"
+    if processes > 1:
+        start = f"torch.multiprocessing.spawn(work, ({processes}, os.getcwd()), nprocs={processes})"
+    names = {"{bert!r}": repr(str(bert)), "{loss}": loss, "{columns}": str(columns), "{start}": start}
+    return functools.reduce(lambda text, name: text.replace(*name), names.items(), SCRIPT)
+
+
+@pytest.mark.parametrize("loss", HOST_LOSSES)
+def test_the_hosts_losses_in_an_unmodified_script(loss, bert, tmp_path, monkeypatch, capsys):
+    scale, columns, calls = HOST_LOSSES[loss]
+    script = script_of(bert, loss, columns)
+
+    def run(*words):
+        found = launch(tmp_path, script, monkeypatch, capsys, "sentence_transformers", *words)
+        assert (found.code, f"reached {calls} times" in found.err) == (0, True), found.err
+        return found.numbers, torch.load(tmp_path / "0.pt"), found.err
+
+    own = run()
+    same = run("--objective", "infonce:t=host")
+    for name in (0, 1):
+        torch.testing.assert_close(same[name], own[name], rtol=1e-8, atol=1e-10)
+    assert f"cosines times {scale}, constant, measured in 3 calls" in same[2]
+    assert max(differences(run("--objective", "infonce:t=host", "--verify", "4")[2])) < 1e-10
+    other = run("--objective", "hcl:t=0.1")
+    assert other[0][0] != pytest.approx(own[0][0], rel=1e-3)
+
+
+def test_a_script_whose_loss_the_host_does_not_have(bert, tmp_path, monkeypatch, capsys):
+    script = script_of(bert, "CoSENTLoss(model)", 2).replace("None)", "torch.rand(8).double())")
+    found = launch(tmp_path, script, monkeypatch, capsys, "sentence_transformers", "--objective", "hcl:t=0.1")
+    assert (found.code, "was never reached" in found.err) == (3, True)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "kind", ["MultipleNegativesRankingLoss(", "CachedMultipleNegativesRankingLoss(mini_batch_size=2, "]
+)
+def test_two_processes_of_an_unmodified_script(kind, bert, tmp_path):
+    """The mean of their losses, and the gradient that they share, are those of the whole batch."""
+    loss = f"{kind}model=model, gather_across_devices=True)"
+    (tmp_path / "toy.py").write_text(script_of(bert, loss, 2, processes=2))
+    env = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path(__file__).parents[1] / "support")}
+    words = ["-m", "counterpoint.plugins.inject", "sentence_transformers", "--objective", "hcl:t=0.05", "--", "toy.py"]
+    done = subprocess.run([sys.executable, *words], cwd=tmp_path, env=env, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    found = [torch.load(tmp_path / f"{rank}.pt") for rank in range(2)]
+    model = load(bert).double().eval()
+    model[0].model.pooler.requires_grad_(False)
+    loss_fn, optimizer = ContrastiveLoss(model, "hcl:t=0.05"), torch.optim.SGD(model.parameters(), lr=0.01)
+    for step in range(4):
+        value = loss_fn(features(model, texts(2, seed=step)), None)
+        optimizer.zero_grad()
+        value.backward()
+        optimizer.step()
+    assert float(found[0][0] + found[1][0]) / 2 == pytest.approx(value.item(), rel=1e-9)
+    expected = [p.grad for p in model.parameters() if p.grad is not None]
+    for process in found:
+        torch.testing.assert_close(process[1:], expected, rtol=1e-7, atol=1e-10)
 
 
 # ---- two processes -------------------------------------------------------------------------------
