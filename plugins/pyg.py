@@ -125,7 +125,7 @@ def patch(objective: str | Seam) -> Seam:
 def patch_module(seam: Seam, module: ModuleType) -> None:
     """Put an objective into the classes that a module defines."""
     known = is_file(getattr(module, "__file__", None) or "", PYGCL)
-    for class_ in [value for value in vars(module).values() if isinstance(value, type)]:
+    for class_ in [value for value in vars(module).values() if issubclass(type(value), type)]:
         own = vars(class_)
         if class_.__module__ != module.__name__ or getattr(own.get("loss"), "is_ours", False):
             continue

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import fnmatch
 import functools
 import os
 import sys
@@ -96,9 +97,11 @@ def short(file: str) -> str:
     return str(path.relative_to(Path.cwd())) if path.is_relative_to(Path.cwd()) else file
 
 
-@functools.lru_cache
+@functools.lru_cache(4096)
 def is_file(file: str, name: str) -> bool:
     """Return whether ``name`` is ``file``, or the end of its path, which may have ``*``."""
+    if not fnmatch.fnmatchcase(os.path.basename(file), os.path.basename(name)):
+        return False
     path, tail = Path(file), Path(name).parts
     return path.parts[-len(tail) :] == tail or path.match(name) or path.resolve() == Path(name).resolve()
 

@@ -86,7 +86,7 @@ def test_the_hosts_loss_and_its_learned_scale(name, tmp_path, monkeypatch, capsy
     script = script_of(name)
 
     def run(*words):
-        return launch(tmp_path, script, monkeypatch, capsys, "clip", *words)
+        return launch(tmp_path, script, monkeypatch, capsys, "clip", words)
 
     own = run()
     assert (own.code, "reached 8 times" in own.err) == (0, True)
@@ -106,9 +106,9 @@ def test_the_hosts_loss_and_its_learned_scale(name, tmp_path, monkeypatch, capsy
 
 def test_objectives_that_logits_cannot_have(tmp_path, monkeypatch, capsys):
     for spec, why in (("arcl(infonce)", "compares several views"), ("mixnca", "needs mixed views")):
-        found = launch(tmp_path, "", monkeypatch, capsys, "clip", "--objective", spec)
+        found = launch(tmp_path, "", monkeypatch, capsys, "clip", ("--objective", spec))
         assert (found.code, why in found.err) == (2, True)
-    assert launch(tmp_path, "print(1)", monkeypatch, capsys, "clip", "--objective", "hcl").code == 3
+    assert launch(tmp_path, "print(1)", monkeypatch, capsys, "clip", ("--objective", "hcl")).code == 3
 
 
 # ---- two processes ---------------------------------------------------------------------------------
@@ -169,7 +169,7 @@ def whole_batch(loss_fn) -> list[torch.Tensor]:
 @pytest.mark.slow
 @pytest.mark.parametrize("settings", ["local_loss=True, gather_with_grad=True", "gather_with_grad=True"])
 def test_gathered_embeddings_are_the_whole_batch(settings, tmp_path):
-    """Value and gradient, averaged over processes as DistributedDataParallel does, of objectives and of its own loss."""
+    """Value and gradient, averaged over processes as DistributedDataParallel does."""
     script = GATHERED.replace("{file!r}", repr(str(real_clone("open_clip") / "src/open_clip/loss.py")))
     (tmp_path / "toy.py").write_text(script.replace("{settings}", settings))
     env = {**os.environ, "OMP_NUM_THREADS": "1"}

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import functools
+
 import pytest
 import torch
+from hosts import real_clone
+from injected import differences, launch
 from torch_geometric.data import Batch, Data
 from torch_geometric.loader import DataLoader
 from torch_geometric.nn import GIN, GCNConv, global_add_pool
@@ -137,3 +141,124 @@ def test_errors_of_nodes():
     assert criterion(h, h, nodes=[n.int(), mask.nonzero().squeeze(1)]).isfinite()
     with pytest.raises(ValueError, match="1 nodes in common"):
         criterion(h, h, nodes=[n, n + 2])
+
+
+# ---- GRACE and PyGCL, unmodified -------------------------------------------------------------------
+
+MODEL = """
+import torch
+import torch.nn.functional as F
+
+
+class Model(torch.nn.Module):
+    def __init__(self, encoder, hidden, projected, tau):
+        super().__init__()
+        self.encoder, self.tau, self.fc = encoder, tau, torch.nn.Linear(hidden, hidden)
+
+    def projection(self, z):
+        return self.fc(z)
+
+    def semi_loss(self, z1, z2):
+        a, b = F.normalize(z1), F.normalize(z2)
+        own, other = (a @ a.T / self.tau).exp(), (a @ b.T / self.tau).exp()
+        return -torch.log(other.diag() / (own.sum(1) + other.sum(1) - own.diag()))
+
+    def loss(self, z1, z2, mean=True, batch_size=0):
+        h1, h2 = self.projection(z1), self.projection(z2)
+        each = (self.semi_loss(h1, h2) + self.semi_loss(h2, h1)) / 2
+        return each.mean() if mean else each.sum()
+"""
+GRACE = """
+import sys
+
+import torch
+
+sys.path.insert(0, {folder!r})
+from model import Model
+
+torch.manual_seed(0)
+model = Model(torch.nn.Linear(6, 8), 8, 8, 0.4)
+optimizer = torch.optim.Adam(model.parameters(), 1e-2)
+for step in range(4):
+    z1, z2 = model.encoder(torch.randn(12, 6)), model.encoder(torch.randn(12, 6))
+    loss = model.loss(z1, z2, mean={mean})
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+    print(float(loss.detach()))
+"""
+PYGCL = """
+import importlib
+import sys
+import types
+
+import torch
+
+for name in ("GCL", "GCL.losses"):  # without what their __init__ imports
+    module = sys.modules[name] = types.ModuleType(name)
+    module.__path__ = [{folder!r} + "/" + name.replace(".", "/")]
+loss_fn = importlib.import_module("GCL.losses.infonce").{name}(tau=0.2)
+torch.manual_seed(0)
+encoder = torch.nn.Linear(6, 8)
+optimizer = torch.optim.SGD(encoder.parameters(), 0.1)
+eye, outside = torch.eye(12), torch.ones(12, 12) - torch.eye(12)
+outside[0, 3:] = {left_out}
+for step in range(4):
+    z1, z2 = encoder(torch.randn(12, 6)), encoder(torch.randn(12, 6))
+    loss = (loss_fn.compute(z1, z2, eye, outside) + loss_fn.compute(z2, z1, eye, outside)) / 2
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+    print(float(loss.detach()))
+"""
+
+
+def grace(folder, **names) -> str:
+    return GRACE.replace("{folder!r}", repr(str(folder))).replace("{mean}", str(names.get("mean", True)))
+
+
+def pygcl(name: str) -> str:
+    folder = repr(str(real_clone("PyGCL")))
+    left_out = "0" if name == "InfoNCE" else "1"
+    return PYGCL.replace("{folder!r}", folder).replace("{name}", name).replace("{left_out}", left_out)
+
+
+@pytest.fixture
+def run(tmp_path, monkeypatch, capsys):
+    return functools.partial(launch, tmp_path, monkeypatch=monkeypatch, capsys=capsys, host="pyg")
+
+
+def assert_host(run, script: str, calls: int, spec: str) -> None:
+    own = run(script)
+    assert (own.code, f"reached {calls} times" in own.err) == (0, True), own.err
+    same = run(script, words=("--objective", spec))
+    for ours, theirs in zip(same.numbers, own.numbers, strict=True):
+        assert ours == pytest.approx(theirs, rel=1e-5)
+    assert max(differences(run(script, words=("--objective", "hcl:t=0.2", "--verify", "4")).err)) < 1e-5
+    other = run(script, words=("--objective", "hcl:t=0.2"))
+    assert other.numbers[0] != pytest.approx(own.numbers[0], rel=1e-3)
+
+
+@pytest.mark.parametrize("mean", [True, False])
+def test_grace(run, tmp_path, mean):
+    (tmp_path / "model.py").write_text(MODEL)
+    assert_host(run, grace(tmp_path, mean=mean), 4, "infonce:t=0.4")
+    assert run(grace(tmp_path), words=("--objective", "arcl(hcl):views=2")).code == 0
+    found = run(grace(tmp_path), words=("--objective", "arcl(hcl)"))
+    assert (found.code, "compares several views, but its models augment a graph twice" in found.err) == (2, True)
+    in_one_file = MODEL + grace(tmp_path).replace("from model import Model", "")
+    assert_host(run, in_one_file, 4, "infonce:t=0.4")
+
+
+def test_the_clone_of_grace(run):
+    assert_host(run, grace(real_clone("GRACE")), 4, "infonce:t=0.4")
+
+
+@pytest.mark.parametrize("name", ["InfoNCE", "InfoNCESP"])
+def test_the_clone_of_pygcl(run, name):
+    assert_host(run, pygcl(name), 8, "infonce:t=0.2")
+
+
+def test_a_script_of_something_else(run):
+    found = run("print(1)", words=("--objective", "hcl"))
+    assert (found.code, "was never reached" in found.err) == (3, True)

@@ -409,7 +409,7 @@ def test_the_hosts_losses_in_an_unmodified_script(loss, bert, tmp_path, monkeypa
     script = script_of(bert, loss, columns)
 
     def run(*words):
-        found = launch(tmp_path, script, monkeypatch, capsys, "sentence_transformers", *words)
+        found = launch(tmp_path, script, monkeypatch, capsys, "sentence_transformers", words)
         assert (found.code, f"reached {calls} times" in found.err) == (0, True), found.err
         return found.numbers, torch.load(tmp_path / "0.pt"), found.err
 
@@ -425,7 +425,7 @@ def test_the_hosts_losses_in_an_unmodified_script(loss, bert, tmp_path, monkeypa
 
 def test_a_script_whose_loss_the_host_does_not_have(bert, tmp_path, monkeypatch, capsys):
     script = script_of(bert, "CoSENTLoss(model)", 2).replace("None)", "torch.rand(8).double())")
-    found = launch(tmp_path, script, monkeypatch, capsys, "sentence_transformers", "--objective", "hcl:t=0.1")
+    found = launch(tmp_path, script, monkeypatch, capsys, "sentence_transformers", ("--objective", "hcl:t=0.1"))
     assert (found.code, "was never reached" in found.err) == (3, True)
 
 

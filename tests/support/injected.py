@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -14,7 +15,9 @@ import torch
 from counterpoint.plugins import inject
 
 
-def launch(folder: Path, script: str, monkeypatch: Any, capsys: Any, host: str, *words: str) -> SimpleNamespace:
+def launch(
+    folder: Path, script: str, monkeypatch: Any, capsys: Any, host: str, words: Sequence[str] = ()
+) -> SimpleNamespace:
     """Return exit code, what was said, and the numbers that ``script`` has printed, line by line."""
     loaded = set(sys.modules)
     with monkeypatch.context() as patch:
