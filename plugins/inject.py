@@ -62,7 +62,8 @@ def _add_options(parser: argparse.ArgumentParser, host: Host | None = None) -> N
     scores = only("scores", "curl only", "what is compared (what the objective needs)")
     add("--scores", choices=("bilinear", "cosine"), help=scores)
     add("--steps", type=int, metavar="N", help=only("steps", "auto only", "number of contrastive steps to watch (3)"))
-    add("--json", type=Path, metavar="FILE", help=only("json", "auto only", "write what was found to FILE (nowhere)"))
+    written = "write what was found to FILE, since the script prints to standard output (nowhere)"
+    add("--json", type=Path, metavar="FILE", help=only("json", "auto only", written))
     apply = only("apply", "auto only", "then run the command that was found, with --verify 3")
     add("--apply", action="store_true", default=None, help=apply)
     verify = "train the first N steps with the host's own loss, and compare it with ours (%(default)s)"
@@ -71,7 +72,7 @@ def _add_options(parser: argparse.ArgumentParser, host: Host | None = None) -> N
     start = "begin schedules at call N, for a host that resumes its training (%(default)s)"
     add("--start", type=int, default=0, metavar="N", help=start)
     shims = "the changes to today's packages that this host needs, for a fork or another script (the host's own)"
-    add("--shims", choices=registry.names(), metavar="HOST", help=shims)
+    add("--shims", metavar="HOST[:PACKAGE]", help=shims)
     add("--force", action="store_true", help="the script is a fork of the host, though it does not look like it")
     add("--no-shims", action="store_true", help="leave today's packages as they are")
     add("--list", action="store_true", help="list the hosts, where their losses sit and tested versions")
@@ -164,6 +165,7 @@ def _check(args: argparse.Namespace, host: Host) -> None:
     from counterpoint.objective import objective
 
     from .host import OWN_LOSS, SeamError
+    from .launch import shims_of
 
     if args.views is not None and args.views < 2:
         raise SeamError(f"--views {args.views}: expected 2 or more, since a contrastive objective compares views")
@@ -177,6 +179,10 @@ def _check(args: argparse.Namespace, host: Host) -> None:
             raise SeamError(f"--{name} {getattr(args, name)}: expected {expected}, 0 or more")
     if args.report is not None and not args.report.resolve().parent.is_dir():
         raise SeamError(f"--report {args.report}: its folder does not exist")
+    if args.shims is not None:
+        if args.no_shims:
+            raise SeamError("--shims and --no-shims exclude each other")
+        shims_of(args.shims)
     if args.objective != OWN_LOSS and any(True for _ in objective(args.objective).parameters()):
         raise SeamError(
             f"{args.objective}: the host's optimizer does not update learned values, so they would keep their initial "

@@ -24,7 +24,7 @@ from typing import Any
 import torch.multiprocessing
 
 from . import registry, shims
-from .host import OWN_LOSS, Host, Seam, SeamError, UnreachedError
+from .host import OWN_LOSS, Host, Seam, SeamError, Shim, UnreachedError
 
 
 @dataclass(frozen=True)
@@ -89,7 +89,7 @@ def install(host: Host, seam: Seam, use_shims: bool = True) -> Callable[[ModuleT
         A function that installs the rest; call it with the script's module when its definitions are loaded.
     """
     like = seam.options.get("shims")
-    applied = shims.apply(registry.load(like).shims if like else host.shims) if use_shims else []
+    applied = shims.apply(shims_of(like) if like else host.shims) if use_shims else []
     for shim in applied:
         seam.say(f"shim {shim.name}: {shim.why}")
     if seam.spec != OWN_LOSS:
@@ -105,6 +105,18 @@ def install(host: Host, seam: Seam, use_shims: bool = True) -> Callable[[ModuleT
                 shim.script(module)
 
     return finish
+
+
+def shims_of(text: str) -> tuple[Shim, ...]:
+    """Return the shims of ``HOST``, or of ``HOST:PACKAGE`` for a fork whose package has another name."""
+    name, _, package = text.partition(":")
+    host = registry.load(name)
+    if not package:
+        return host.shims
+    changes = sys.modules.get(f"{shims.__name__}.{name}")
+    if not hasattr(changes, "shims"):
+        raise SeamError(f"--shims {text}: the shims of {name} are the same for every package")
+    return tuple(changes.shims(package))  # type: ignore[union-attr]
 
 
 # ---- definitions and main part of a script ---------------------------------------------------------

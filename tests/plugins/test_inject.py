@@ -98,7 +98,7 @@ def test_help_of_a_host_has_its_own_options_and_says_how_to_find_them(launch, ca
         assert left.value.code == 0
         shown[host] = " ".join(capsys.readouterr().out.split())
         assert f"counterpoint inject {host} --explain says where the loss sits" in shown[host]
-    assert "`counterpoint inject auto` finds the site and the scale" in shown["logits"]
+    assert "`counterpoint inject auto` finds the site" in shown["logits"]
     assert [name in shown["logits"] for name in ("--site ", "--scale ", "--scores", "--views")] == [
         True,
         True,
@@ -224,7 +224,11 @@ def test_a_script_that_crashes_shows_its_own_traceback(tmp_path):
         (["logits", "--report", "nowhere/steps.jsonl"], "its folder does not exist"),
         (["logits", "--verify", "-3"], "--verify -3: expected the number of steps to compare"),
         (["logits", "--start", "-1"], "--start -1: expected the number of calls so far"),
-        (["logits", "--site", "toy.py:12"], "--scale is needed"),
+        (["logits", "--site", "toy.py:12", "--objective", "hcl"], "the scale at toy.py:12 could not be measured"),
+        (["logits", "--site", "toy.py:12", "--scale", "-2"], "--scale -2: expected a positive number or a name"),
+        (["logits", "--site", "toy.py:12", "--shims", "simce"], "unknown host 'simce'. Did you mean 'simcse'?"),
+        (["logits", "--site", "toy.py:12", "--shims", "curl:fork"], "the shims of curl are the same for every package"),
+        (["logits", "--site", "toy.py:12", "--shims", "simcse", "--no-shims"], "exclude each other"),
         (["logits", "--site", "toy.py", "--scale", "2"], "expected FILE:LINE"),
     ],
 )

@@ -9,14 +9,20 @@ to the clone's own code: its training loop where that runs on a CPU, its loss on
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
+import re
+import shutil
 import subprocess
 import sys
 import tempfile
+import traceback
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from counterpoint.plugins import inject
 
 PRELUDE = '''
 import importlib.util
@@ -73,6 +79,8 @@ class Member:
         code: a script that runs the unmodified code.
         losses: for each contrastive loss: end of its file, form, scale, a word of its positives.
         command: what the first ready command contains, or "" where there is none.
+        needs: packages that it imports.
+        words: further options of ``counterpoint inject``.
     """
 
     folder: str
@@ -80,10 +88,11 @@ class Member:
     losses: list[tuple[str, str, float, str]]
     command: str = ""
     needs: tuple[str, ...] = ()
+    words: tuple[str, ...] = ()
 
 
 IN, OUT = "infonce", "infonce:denominator=negatives"
-SITE, REPLACE = "--site", "--replace"
+SITE, REPLACE, CLIP, PYG, SENTENCES = "--site", "--replace", "inject clip", "inject pyg", "inject sentence_transformers"
 
 MEMBERS = {
     "open_clip": Member(
@@ -98,7 +107,7 @@ criterion = ClipLoss()
 train(lambda a, b: criterion(norm(a), norm(b), scale.logit_scale.exp()), modules=[scale])
 """,
         [("loss.py", IN, 14.287, "diagonal")] * 2,
-        SITE,
+        CLIP,
     ),
     "open_clip SigLipLoss": Member(
         "open_clip",
@@ -127,7 +136,7 @@ utils.all_gather_batch = lambda tensors: tensors
 train(call, modules=[scale])
 """,
         [("losses.py", IN, 14.287, "diagonal")] * 2,
-        SITE,
+        CLIP,
     ),
     "SLIP SIMCLRLoss": Member(
         "SLIP",
@@ -291,7 +300,7 @@ for _ in range(6):
     optimizer.step()
 """,
         [("model.py", IN, 2.5, "")],
-        "",
+        PYG,
         needs=("torch_geometric",),
     ),
     **{
@@ -345,9 +354,9 @@ train(lambda a, b: {call})
                 "InfoNCE",
                 "(loss(a, b, eye, 1 - eye) + loss(b, a, eye, 1 - eye)) / 2",
                 ("infonce.py", IN, 5, "diagonal"),
-                REPLACE,
+                PYG,
             ),
-            ("InfoNCESP", "loss(a, b, eye)", ("infonce.py", IN, 5, "diagonal"), REPLACE),
+            ("InfoNCESP", "loss(a, b, eye)", ("infonce.py", IN, 5, "diagonal"), PYG),
         )
     },
     "PyGCL JSD": Member(
@@ -393,7 +402,7 @@ for _ in range(6):
     optimizer.step()
 """,
         [("modeling_clip.py", IN, 14.285, "diagonal")],
-        SITE,
+        CLIP,
         needs=("transformers",),
     ),
     "transformers wav2vec2": Member(
@@ -456,15 +465,15 @@ for _ in range(6):
                 "MNRL",
                 "losses.MultipleNegativesRankingLoss(model)",
                 [("multiple_negatives_ranking.py", IN, 20, "diagonal")],
-                "",
+                SENTENCES,
             ),
             (
                 "Cached MNRL",
                 "losses.CachedMultipleNegativesRankingLoss(model, mini_batch_size=2)",
                 [("cached_multiple_negatives_ranking.py", IN, 20, "")],
-                "",
+                SENTENCES,
             ),
-            ("GIST", "losses.GISTEmbedLoss(model, guide=guide)", [("gist_embed.py", IN, 100, "diagonal")], SITE),
+            ("GIST", "losses.GISTEmbedLoss(model, guide=guide)", [("gist_embed.py", IN, 100, "diagonal")], SENTENCES),
         )
     },
     "pytorch-metric-learning NTXent": Member(
@@ -492,12 +501,16 @@ train(NTXentLoss(temperature=0.5))
 }
 
 
+def write_driver(member: Member, hosts: Path, folder: Path) -> None:
+    clone = str(hosts / member.folder) if member.folder else str(Path(__file__).parent)
+    (folder / "driver.py").write_text(PRELUDE.replace("{clone!r}", repr(clone)) + member.code)
+
+
 def watch(member: Member, hosts: Path, folder: Path) -> tuple[dict[str, Any], str]:
     """Run the finder on a member; return what it found, as data and in words."""
-    driver, found = folder / "driver.py", folder / "found.json"
-    clone = str(hosts / member.folder) if member.folder else str(Path(__file__).parent)
-    driver.write_text(PRELUDE.replace("{clone!r}", repr(clone)) + member.code)
-    words = ["-m", "counterpoint.plugins.inject", "auto", "--json", str(found), "--", "driver.py"]
+    found = folder / "found.json"
+    write_driver(member, hosts, folder)
+    words = ["-m", "counterpoint.plugins.inject", "auto", *member.words, "--json", str(found), "--", "driver.py"]
     env = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "PYTHONPATH": str(Path(__file__).parent)}
     done = subprocess.run([sys.executable, *words], cwd=folder, env=env, capture_output=True, text=True)
     text = found.read_text() if found.exists() else ""
@@ -532,23 +545,86 @@ def _matches(loss: dict[str, Any], file: str, form: str, scale: float, positives
     )
 
 
+# ---- the table -------------------------------------------------------------------------------------
+
+
+def run(folder: Path, member: Member, *words: str) -> tuple[int, str]:
+    """Run ``counterpoint inject`` in a fork of this process, which has imported what takes long to import."""
+    sys.stdout.flush()
+    child = os.fork()
+    if not child:
+        said = os.open(folder / "said.txt", os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+        os.dup2(said, 1), os.dup2(said, 2)
+        os.chdir(folder)
+        code = 1
+        try:
+            code = inject.main([*words, "--", "driver.py"])
+        except BaseException:
+            traceback.print_exc()
+        sys.stdout.flush(), sys.stderr.flush()
+        os._exit(code)
+    _, status = os.waitpid(child, 0)
+    for path in ("store", "tiny"):
+        shutil.rmtree(folder / path, ignore_errors=True)
+        (folder / path).unlink(missing_ok=True)
+    return os.waitstatus_to_exitcode(status), (folder / "said.txt").read_text()
+
+
+def row(name: str, member: Member, hosts: Path, folder: Path, tell: bool) -> list[str]:
+    """Return form, verdict, road, largest differences, and how it trains with other objectives."""
+    write_driver(member, hosts, folder)
+    code, said = run(folder, member, "auto", *member.words, "--json", "found.json")
+    text = (folder / "found.json").read_text()
+    found = json.loads(text) if text else {"losses": [], "commands": []}
+    if tell:
+        print(said)
+    losses = [loss for loss in found["losses"] if loss["form"]]
+    forms = [f"{x['kind']}: {x['form']}" + f", scale {x.get('scale', 0):.3g}" * x["ours"] for x in losses]
+    form = "; ".join(dict.fromkeys(forms)) or "nothing contrastive"
+    start = [form, verdict(member, found)]
+    if not found["commands"]:
+        ours = [loss for loss in losses if loss["ours"]]
+        columns = [f"{max(x.get(k, 0) for x in ours):.1g}" for k in DIFFERENCES] if ours else ["", ""]
+        why = "no objective computes it" if losses else "nothing to replace"
+        return [*start, "by hand" if ours else "none", *columns, *(["by hand"] * 3 if ours else [why] + [""] * 2)]
+    command = found["commands"][0][2:-2]
+    at = command.index("--objective") + 1
+    road = f"`inject {command[0]}`"
+    own = command[at].replace("adnce:", "infonce:")
+    specs = [own.replace("infonce:", f"{name}:") for name in ("adnce", "hcl")] + [f"arcl({own}):views=2"]
+    trained = []
+    for spec in specs:
+        code, said = run(folder, member, *command[:at], spec, *command[at + 1 :], *member.words)
+        trained.append("yes" if code == 0 else reason(said))
+        if tell and code:
+            print(said)
+    code, said = run(folder, member, *command[:at], own, *command[at + 1 :], *member.words, "--verify", "3")
+    match = re.search(r"relative (\S+), in \d+ steps(?:; their gradients .* by (\S+) at most)?", said)
+    differences = [match[1], match[2] or ""] if match and code == 0 else [reason(said), ""]
+    return [*start, road, *differences, *trained]
+
+
+DIFFERENCES = ("value_difference", "gradient_difference")
+REASONS = {"logits do not say which columns are views": "only logits", "cannot be computed here": "only similarities"}
+
+
+def reason(said: str) -> str:
+    known = [short for text, short in REASONS.items() if text in said]
+    return f"no: {known[0]}" if known else "no: " + (said.strip().splitlines() or ["it said nothing"])[-1][:60]
+
+
 def main() -> None:
     hosts = Path(os.environ["COUNTERPOINT_HOSTS"]).resolve()
+    os.environ |= {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
+    sys.path.insert(0, str(Path(__file__).parent))
+    print("| code base | form | found | road | value | gradient | adnce | hcl | arcl |")
+    print("|---|---|---|---|---|---|---|---|---|")
     for name in sys.argv[1:] or MEMBERS:
-        member = MEMBERS[name]
+        for package in MEMBERS[name].needs:
+            importlib.import_module(package)
         with tempfile.TemporaryDirectory() as folder:
-            found, said = watch(member, hosts, Path(folder))
-        losses = [
-            f"{loss['kind']}: {loss['form']}" + f" at scale {loss.get('scale', 0):.3g}" * loss["ours"]
-            for loss in found["losses"]
-        ]
-        command = " ".join(found["commands"][0]) if found.get("commands") else ""
-        ours = any(loss["ours"] for loss in found["losses"])
-        road = next((word for word in (SITE, REPLACE, "inject") if word in command), "by hand" if ours else "none")
-        text = "; ".join(dict.fromkeys(losses)) or "nothing contrastive"
-        print(f"| {name} | {verdict(member, found)} | {text} | {road} |", flush=True)
-        if sys.argv[1:]:
-            print(said)
+            cells = row(name, MEMBERS[name], hosts, Path(folder), tell=bool(sys.argv[1:]))
+        print(f"| {name} | {' | '.join(cells)} |", flush=True)
 
 
 if __name__ == "__main__":
