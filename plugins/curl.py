@@ -269,7 +269,8 @@ HOST = Host(
     tensors="z_a, z_pos (B, 50), not of unit length; logits z_a W z_pos^T minus their row maximum, no temperature, "
     "positive in the denominator, nothing gathered; z_pos without gradient",
     spec="infonce:t=1",
-    tested="torch 2.15, gym 0.26.2, dm_control 1.0.50, mujoco 3.17, numpy 2.4, scikit-image 0.26",
+    tested="torch 2.15, gym 0.26.2, dm_control 1.0.50, mujoco 3.17, numpy 2.4, scikit-image 0.26; November 2026",
+    evidence="the clone, unmodified, trains in dm_control; 4 steps of --verify: value within 5e-7",
     markers=(("curl_sac.py", "class CurlSacAgent"),),
     max_views=None,
     views="as many as the objective or --views asks for, cropped again from the replay buffer's frames",

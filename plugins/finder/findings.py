@@ -146,7 +146,9 @@ def _norm(watch: Watch, x: Tensor) -> float | None:
     mean, tolerance = float(norms.mean()), max(tolerance_of(x), 1e-4)
     if float(norms.max() - norms.min()) > tolerance * mean:
         return None
-    return mean if abs(mean - 1) <= tolerance or watch.walk(x).normalized else None
+    # of unit length when what they were multiplied by is taken out, or normalized in view
+    unit = min(abs(mean / by - 1) for by in (1.0, abs(_factor(x))) if by) <= tolerance
+    return mean if unit or watch.walk(x).normalized else None
 
 
 def _factor(x: Tensor) -> float:

@@ -296,7 +296,11 @@ def test_list_and_explain(launch):
     listed = launch("--list", script=None)
     assert listed.code == 0
     for name in registry.BUILT_IN:
-        assert f"{name}: {registry.load(name).title}" in listed.out
+        host = registry.load(name)
+        assert f"{name}: {host.title}" in listed.out
+        assert f"evidence   {host.evidence}" in listed.out
+        assert host.evidence
+        assert re.search(r"[A-Z][a-z]+ 20\d\d", host.tested)  # when
     explained = launch("simcse", "--explain", script=None)
     assert explained.code == 0
     assert "shim       sharded_dpp: " in explained.out

@@ -225,6 +225,29 @@ def loss(a, b):
         7.389,
         True,
     ),
+    "scaled_after_a_gather": (
+        """
+class Gather(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx, g):
+        return g
+
+
+def loss(a, b):
+    i, t = Gather.apply(norm(a)), Gather.apply(norm(b))
+    scale = net.logit_scale.exp()
+    logits = scale * i @ t.t()
+    at = torch.arange(N)
+    return (F.cross_entropy(logits, at) + F.cross_entropy(logits.t(), at)) / 2
+""",
+        IN,
+        7.389,
+        True,
+    ),
     "learned_temperature": (
         """
 def loss(a, b):
