@@ -135,31 +135,43 @@ def run_and_conclude(
         failure: BaseException | None = None
         try:
             run(host, seam, script, arguments, use_shims=not args.no_shims)
+        except SeamError as error:
+            print(f"counterpoint: {error}", file=sys.stderr)
+            return error.code
         except (Exception, SystemExit) as error:
             if not isinstance(error, SystemExit) or error.code:
                 failure = error
         os.chdir(here)
         code = 0
-        if not seam.quiet:
+        if not seam.quiet and file.read_text():
             objective = None if args.objective == OWN_LOSS else args.objective
-            code = conclude(file, objective, words, home, bool(args.apply) and failure is None, failure is not None)
+            data = {**json.loads(file.read_text()), "failed": failure is not None}
+            shims = ["--no-shims"] if args.no_shims else ["--shims", args.shims] if args.shims else []
+            code = conclude(data, objective, [*shims, "--", *words], home, bool(args.apply) and failure is None)
+            file.write_text(json.dumps(data, indent=2))
     if failure is not None:
         print("counterpoint: the script ended with an error:", file=sys.stderr)
         raise failure
     return code
 
 
-def conclude(file: Path, objective: str | None, script: Sequence[str], folder: Path, apply: bool, failed: bool) -> int:
-    """Say what was found, complete the file with commands, and return the exit code."""
-    data = {**json.loads(file.read_text()), "failed": failed}
+def conclude(data: dict[str, Any], objective: str | None, script: Sequence[str], folder: Path, apply: bool) -> int:
+    """Say what was found, add the commands to the data, and return the exit code.
+
+    Args:
+        data: what was found.
+        objective: the spec of the user, if there is one.
+        script: the end of each command: shims, ``--``, the script and its arguments.
+        folder: of the script.
+        apply: run the command, if there is only one.
+    """
     places = {folder, *(parent for loss in data["losses"] for parent in [*Path(loss["file"]).parents][:4])}
     data["hosts"] = _known_hosts(places, data["losses"])
     ready = commands_of(data["losses"], objective, script)
     sound = [loss for loss in data["losses"] if is_sound(loss)]
     spec = objective_of(objective, sound[0]) if sound else ["--objective", objective or "adnce"]
-    known = [["counterpoint", "inject", name, *spec, "--", *script] for name in data["hosts"] if data["losses"]]
+    known = [["counterpoint", "inject", name, *spec, *script] for name in data["hosts"] if data["losses"]]
     data["commands"] = commands = known + ready
-    file.write_text(json.dumps(data, indent=2))
     print("\n".join(in_words(data, objective)), file=sys.stderr)
     if apply and commands and int(os.environ.get("WORLD_SIZE", "1")) > 1:
         print("counterpoint: --apply starts one process: start the command with your launcher", file=sys.stderr)

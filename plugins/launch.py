@@ -50,7 +50,9 @@ class Script:
             spec = importlib.util.find_spec(words[1])
             if spec is not None and spec.submodule_search_locations is not None:
                 spec = importlib.util.find_spec(f"{words[1]}.__main__")
-        except ImportError:
+        except ImportError as error:
+            if not isinstance(error, ModuleNotFoundError) or not words[1].startswith(error.name or words[1]):
+                raise SeamError(f"-m {words[1]}: its package cannot be imported: {error}") from error
             spec = None
         if spec is None or not spec.has_location or spec.origin is None:
             raise SeamError(f"-m {words[1]}: no such module here, or nothing in it that can be run")

@@ -16,7 +16,7 @@ def is_sound(loss: Finding) -> bool:
 
 
 def commands_of(losses: Sequence[Finding], objective: str | None, script: Sequence[str]) -> list[list[str]]:
-    """Ready commands: one per scale for cross entropies, one per function for the others."""
+    """Ready commands, which end with ``script``: one per scale for cross entropies, one per function for others."""
     commands: list[list[str]] = []
     by_scale: dict[Any, list[Finding]] = {}
     functions: dict[str, Finding] = {}
@@ -35,12 +35,12 @@ def commands_of(losses: Sequence[Finding], objective: str | None, script: Sequen
         words += ["--positives", columns] if columns else []
         scale = ["--scale", group[0]["scale_variable"] or "?" if learned else f"{group[0]['scale']:.6g}"]
         commands.append(
-            ["counterpoint", "inject", "logits", *words, *scale, *objective_of(objective, group[0]), "--", *script]
+            ["counterpoint", "inject", "logits", *words, *scale, *objective_of(objective, group[0]), *script]
         )
     for text, loss in functions.items():
         options = ",".join(f"{k}={str(v).lower()}" for k, v in loss["replace"]["as"].items() if k != "queue")
         words = ["--replace", text, *(["--as", options] if options else []), *objective_of(objective, loss)]
-        commands.append(["counterpoint", "inject", "function", *words, "--", *script])
+        commands.append(["counterpoint", "inject", "function", *words, *script])
     return commands
 
 

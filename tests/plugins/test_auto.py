@@ -89,6 +89,12 @@ def test_it_says_what_it_saw(find):
     assert "watched 3 calls of backward()" in found.err
 
 
+def test_the_command_has_the_same_shims(find):
+    for words in (("--shims", "simcse"), ("--no-shims",)):
+        (command,) = find(variant("cross_entropy"), *words).data["commands"]
+        assert command[-len(words) - 2 :] == [*words, "--", "toy.py"]
+
+
 def test_names_of_the_script_are_in_the_line_to_write(find):
     found = find(variant("criterion"))
     assert "ContrastiveLoss('adnce:t=0.2', scale=5)(logits, torch.arange(len(a)))" in " ".join(found.err.split()) or (

@@ -382,6 +382,29 @@ train(lambda a, b: byol_loss_func(a, b.detach()))
 """,
         [],
     ),
+    "Prompt-BERT": Member(
+        "Prompt-BERT",
+        """
+import runpy
+from pathlib import Path
+
+sys.path.insert(1, os.environ["PYTHONPATH"].split(os.pathsep)[0])
+import tiny_bert
+
+tiny_bert.build(Path("bert"))
+Path("text.txt").write_text("".join(f"{text}\\n" for text in tiny_bert.texts(1, 64)[0]))
+start, end = '*cls*_w1_w2_"*sent_0*"_w3_*mask*_w4_*sep+*', "--use_cpu --overwrite_output_dir --do_train"
+sys.argv = f"train.py --model_name_or_path bert --train_file text.txt --output_dir out --max_steps 6 {end}".split()
+sys.argv += "--per_device_train_batch_size 8 --max_seq_length 16 --save_strategy no --report_to none".split()
+sys.argv += ["--mask_embedding_sentence", "--mask_embedding_sentence_template", start]
+sys.argv += ["--mask_embedding_sentence_different_template", start.replace("w1", "w5")]
+runpy.run_path(os.path.join(CLONE, "train.py"), run_name="__main__")
+""",
+        [("models.py", IN, 20, "diagonal")],
+        SITE,
+        needs=("transformers", "datasets"),
+        words=("--shims", "simcse:prompt_bert"),
+    ),
     "transformers CLIPModel": Member(
         "",
         """
@@ -511,7 +534,8 @@ def watch(member: Member, hosts: Path, folder: Path) -> tuple[dict[str, Any], st
     found = folder / "found.json"
     write_driver(member, hosts, folder)
     words = ["-m", "counterpoint.plugins.inject", "auto", *member.words, "--json", str(found), "--", "driver.py"]
-    env = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "PYTHONPATH": str(Path(__file__).parent)}
+    places = os.pathsep.join([str(Path(__file__).parent), *([str(hosts / member.folder)] if member.folder else [])])
+    env = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "PYTHONPATH": places}
     done = subprocess.run([sys.executable, *words], cwd=folder, env=env, capture_output=True, text=True)
     text = found.read_text() if found.exists() else ""
     return json.loads(text) if text else {"losses": [], "commands": []}, done.stderr
@@ -548,7 +572,7 @@ def _matches(loss: dict[str, Any], file: str, form: str, scale: float, positives
 # ---- the table -------------------------------------------------------------------------------------
 
 
-def run(folder: Path, member: Member, *words: str) -> tuple[int, str]:
+def run(folder: Path, hosts: Path, member: Member, *words: str) -> tuple[int, str]:
     """Run ``counterpoint inject`` in a fork of this process, which has imported what takes long to import."""
     sys.stdout.flush()
     child = os.fork()
@@ -556,6 +580,8 @@ def run(folder: Path, member: Member, *words: str) -> tuple[int, str]:
         said = os.open(folder / "said.txt", os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
         os.dup2(said, 1), os.dup2(said, 2)
         os.chdir(folder)
+        sys.path.insert(0, str(hosts / member.folder))
+        os.environ["PYTHONPATH"] = str(Path(__file__).parent)
         code = 1
         try:
             code = inject.main([*words, "--", "driver.py"])
@@ -564,7 +590,7 @@ def run(folder: Path, member: Member, *words: str) -> tuple[int, str]:
         sys.stdout.flush(), sys.stderr.flush()
         os._exit(code)
     _, status = os.waitpid(child, 0)
-    for path in ("store", "tiny"):
+    for path in ("store", "tiny", "bert", "out"):
         shutil.rmtree(folder / path, ignore_errors=True)
         (folder / path).unlink(missing_ok=True)
     return os.waitstatus_to_exitcode(status), (folder / "said.txt").read_text()
@@ -573,7 +599,7 @@ def run(folder: Path, member: Member, *words: str) -> tuple[int, str]:
 def row(name: str, member: Member, hosts: Path, folder: Path, tell: bool) -> list[str]:
     """Return form, verdict, road, largest differences, and how it trains with other objectives."""
     write_driver(member, hosts, folder)
-    code, said = run(folder, member, "auto", *member.words, "--json", "found.json")
+    code, said = run(folder, hosts, member, "auto", *member.words, "--json", "found.json")
     text = (folder / "found.json").read_text()
     found = json.loads(text) if text else {"losses": [], "commands": []}
     if tell:
@@ -594,11 +620,11 @@ def row(name: str, member: Member, hosts: Path, folder: Path, tell: bool) -> lis
     specs = [own.replace("infonce:", f"{name}:") for name in ("adnce", "hcl")] + [f"arcl({own}):views=2"]
     trained = []
     for spec in specs:
-        code, said = run(folder, member, *command[:at], spec, *command[at + 1 :], *member.words)
+        code, said = run(folder, hosts, member, *command[:at], spec, *command[at + 1 :], *member.words)
         trained.append("yes" if code == 0 else reason(said))
         if tell and code:
             print(said)
-    code, said = run(folder, member, *command[:at], own, *command[at + 1 :], *member.words, "--verify", "3")
+    code, said = run(folder, hosts, member, *command[:at], own, *command[at + 1 :], *member.words, "--verify", "3")
     match = re.search(r"relative (\S+), in \d+ steps(?:; their gradients .* by (\S+) at most)?", said)
     differences = [match[1], match[2] or ""] if match and code == 0 else [reason(said), ""]
     return [*start, road, *differences, *trained]
