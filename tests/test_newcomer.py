@@ -28,6 +28,7 @@ SAID = {  # a command's beginning: what shortens it, and what its output must ho
     "counterpoint objectives": ([], r"infonce  InfoNCE.*debpos  DebiasedPositives"),
     "counterpoint inject --list": ([], r"simcse: .*graphcl: "),
     "counterpoint inject lightly": "needs a script of the reader's own",
+    "counterpoint inject clip": "needs a script of the reader's own",
     "counterpoint inject logits": "needs a script of the reader's own",
     "counterpoint inject function": "needs a script of the reader's own",
     "counterpoint inject auto": "needs a script of the reader's own",

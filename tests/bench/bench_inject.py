@@ -3,8 +3,9 @@
     python tests/bench/bench_inject.py                                            # on the tests' stand-in
     python tests/bench/bench_inject.py --clone GraphCL/unsupervised_TU -- --DS MUTAG --lr 0.01 --num-gc-layers 3
 
-Compares four variants: the host's own loss, the objective in one edited line, the objective injected by the launcher,
-and the host's own loss while ``counterpoint inject auto`` watches it. A step is two passes of the encoder, loss,
+Compares, for the plugin of GraphCL and for the general hosts ``logits`` and ``function`` on the same embeddings: the
+objective in one edited line, and the objective injected by the launcher; and the host's own loss while ``counterpoint
+inject auto`` watches it. A step is two passes of the encoder, loss,
 backward and optimizer, on the first batch of the host's script; loading and augmenting are left out, so a step here is
 shorter than a real one. Measures CPU time on one thread; the variants take turns step by step, and the medians of the
 ratios within a round are printed, so that load cancels.
@@ -26,9 +27,11 @@ from types import ModuleType
 from typing import Any
 
 import torch
+import torch.nn.functional as F
+from torch import Tensor
 
 import counterpoint as cp
-from counterpoint.plugins import graphcl, launch
+from counterpoint.plugins import function, graphcl, launch, logits
 from counterpoint.plugins.finder.findings import judge
 from counterpoint.plugins.finder.watch import Watch
 from counterpoint.plugins.host import Seam
@@ -37,6 +40,35 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "support"))
 
 
 WATCHED = "watched by auto"
+
+
+def similarities(x: Tensor, x_aug: Tensor) -> tuple[Tensor, Tensor]:
+    return F.normalize(x, dim=1) @ F.normalize(x_aug, dim=1).T / 0.2, torch.arange(len(x))
+
+
+def loss_of_logits(_: object, x: Tensor, x_aug: Tensor) -> Tensor:
+    """A script's loss, at the site of the host ``logits``."""
+    return F.cross_entropy(*similarities(x, x_aug))
+
+
+def loss_of_embeddings(_: object, x: Tensor, x_aug: Tensor) -> Tensor:
+    """A script's loss, which the host ``function`` replaces."""
+    return F.cross_entropy(*similarities(x, x_aug))
+
+
+def general_variants(
+    forward: Callable[..., Any], spec: str
+) -> dict[str, tuple[Callable[..., Any], Callable[..., Any]]]:
+    criterion, loss_fn = logits.ContrastiveLoss(spec, scale=5.0), cp.objective(spec)
+    logits.before(Seam(spec, options={"site": ["bench_inject.py:loss_of_logits"]}))
+    replaced = {"replace": "bench_inject.py:loss_of_embeddings(x, x_aug)", "as": "pairing=one_way"}
+    function.before(Seam(spec, options=replaced))
+    return {
+        "logits: one edited line": (forward, lambda _, x, x_aug: criterion(*similarities(x, x_aug))),
+        "logits: injected": (forward, loss_of_logits),
+        "function: one edited line": (forward, lambda _, x, x_aug: loss_fn(x, x_aug, pairing="one_way")),
+        "function: injected": (forward, globals()["loss_of_embeddings"]),
+    }
 
 
 class CaughtError(Exception):
@@ -74,6 +106,7 @@ def variants(module: Any, spec: str) -> dict[str, tuple[Callable[..., Any], Call
         "host's own": own,
         "one edited line": (own[0], lambda self, x, x_aug: loss_fn(x, x_aug, pairing="one_way")),
         "injected": (module.simclr.forward, module.simclr.loss_cal),
+        **general_variants(own[0], "infonce:t=0.2" if spec == "host" else spec),
         WATCHED: own,
     }
 
@@ -119,14 +152,15 @@ def main() -> None:
     times: dict[str, list[float]] = {name: [] for name in functions}
     for i in range(args.rounds + 10):
         names = list(functions)
-        for name in names[i % 4 :] + names[: i % 4]:
+        for name in names[i % len(names) :] + names[: i % len(names)]:
             seconds = (watched_step if name == WATCHED else step)(*functions[name])
             if i >= 10:
                 times[name].append(seconds)
     print(f"{plain[3]} graphs, {len(plain[0])} nodes, objective {args.objective}, {args.rounds} rounds")
     for name, column in times.items():
-        print(f"{name:16} {1000 * statistics.median(column):8.2f} ms a step")
-    pairs = [("injected", "one edited line"), ("injected", "host's own"), (WATCHED, "host's own")]
+        print(f"{name:26} {1000 * statistics.median(column):8.2f} ms a step")
+    pairs = [(f"{kind}injected", f"{kind}one edited line") for kind in ("", "logits: ", "function: ")]
+    pairs += [("injected", "host's own"), (WATCHED, "host's own")]
     for name, base in pairs:
         ratio = statistics.median(a / b for a, b in zip(times[name], times[base], strict=True))
         print(f"{name} / {base}: {ratio:.3f}")

@@ -13,6 +13,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from contrastive_variants import HARNESS, VARIANTS
+from injected import differences
 from testbed import MEMBERS, verdict, watch
 
 from counterpoint.plugins import inject
@@ -291,6 +292,39 @@ def test_processes_that_the_script_starts(tmp_path):
     assert (loss["logits"], loss["processes"], loss["ours"]) == ([8, 16], 2, True)
     assert loss["scale"] == pytest.approx(10)
     assert "2, logits of one process 8 x 16" in done.stderr
+
+
+RUN_BY_TORCHRUN = (
+    SPAWNED.partition("if __name__")[0].replace(
+        '"gloo", init_method=f"file://{folder}/store", rank=rank, world_size=2', '"gloo"'
+    )
+    + 'if __name__ == "__main__":\n    work(int(os.environ["RANK"]), os.getcwd())\n'
+)
+
+
+@pytest.mark.slow
+def test_torchrun(tmp_path):
+    """``auto``, and the command that it prints, in two processes: one speaks for both."""
+    (tmp_path / "toy.py").write_text(RUN_BY_TORCHRUN)
+    start = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2", "-m"]
+
+    def run(*words):
+        command = [*start, "counterpoint.plugins.inject", *words]
+        return subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=300)
+
+    done = run("auto", "--json", "found.json", "--", "toy.py")
+    assert done.returncode == 0, done.stderr
+    assert done.stderr.count("watched 3 calls of backward()") == 1
+    data = json.loads((tmp_path / "found.json").read_text())
+    (loss,) = data["losses"]
+    assert (loss["logits"], loss["processes"], loss["ours"]) == ([8, 16], 2, True)
+    (command,) = data["commands"]
+    done = run(*command[2:-2], "--verify", "3", "--", "toy.py")
+    assert done.returncode == 0, done.stderr
+    assert done.stderr.count("the seam was reached 5 times") == 1
+    assert max(differences(done.stderr)) < 1e-5
+    refused = run("auto", "--apply", "--", "toy.py")
+    assert "--apply starts one process: start the command with your launcher" in refused.stderr
 
 
 @pytest.mark.slow

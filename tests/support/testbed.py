@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from counterpoint.plugins import inject
+from counterpoint.plugins import inject, registry
 
 PRELUDE = '''
 import importlib.util
@@ -228,7 +228,7 @@ train(lambda a, b: model({"x": norm(a[:4])}, {"x": norm(b)}).loss)
 """,
         [("encoder.py", IN, 50, "3th column")],
         SITE,
-        needs=("transformers",),
+        needs=("transformers.modeling_utils",),
     ),
     "sthalles/SimCLR": Member(
         "SimCLR-sthalles",
@@ -393,7 +393,7 @@ import tiny_bert
 
 tiny_bert.build(Path("bert"))
 Path("text.txt").write_text("".join(f"{text}\\n" for text in tiny_bert.texts(1, 64)[0]))
-start, end = '*cls*_w1_w2_"*sent_0*"_w3_*mask*_w4_*sep+*', "--use_cpu --overwrite_output_dir --do_train"
+start, end = '*cls*_w1_w2_"*sent_0*"_w3_*mask*_w4_*sep+*', "--use_cpu --do_train"
 sys.argv = f"train.py --model_name_or_path bert --train_file text.txt --output_dir out --max_steps 6 {end}".split()
 sys.argv += "--per_device_train_batch_size 8 --max_seq_length 16 --save_strategy no --report_to none".split()
 sys.argv += ["--mask_embedding_sentence", "--mask_embedding_sentence_template", start]
@@ -402,7 +402,7 @@ runpy.run_path(os.path.join(CLONE, "train.py"), run_name="__main__")
 """,
         [("models.py", IN, 20, "diagonal")],
         SITE,
-        needs=("transformers", "datasets"),
+        needs=("transformers.trainer", "datasets"),
         words=("--shims", "simcse:prompt_bert"),
     ),
     "transformers CLIPModel": Member(
@@ -426,7 +426,7 @@ for _ in range(6):
 """,
         [("modeling_clip.py", IN, 14.285, "diagonal")],
         CLIP,
-        needs=("transformers",),
+        needs=("transformers.modeling_utils",),
     ),
     "transformers wav2vec2": Member(
         "",
@@ -455,7 +455,7 @@ for step in range(6):
 """,
         [("modeling_wav2vec2.py", IN, 10, "column 0")],
         SITE,
-        needs=("transformers",),
+        needs=("transformers.modeling_utils",),
     ),
     **{
         f"sentence-transformers {name}": Member(
@@ -526,6 +526,8 @@ train(NTXentLoss(temperature=0.5))
 
 def write_driver(member: Member, hosts: Path, folder: Path) -> None:
     clone = str(hosts / member.folder) if member.folder else str(Path(__file__).parent)
+    if Path(clone, "SentEval").is_dir():  # which scripts expect in their working directory
+        (folder / "SentEval").symlink_to(Path(clone, "SentEval"))
     (folder / "driver.py").write_text(PRELUDE.replace("{clone!r}", repr(clone)) + member.code)
 
 
@@ -643,6 +645,8 @@ def main() -> None:
     hosts = Path(os.environ["COUNTERPOINT_HOSTS"]).resolve()
     os.environ |= {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
     sys.path.insert(0, str(Path(__file__).parent))
+    for host in registry.names():
+        registry.load(host)
     print("| code base | form | found | road | value | gradient | adnce | hcl | arcl |")
     print("|---|---|---|---|---|---|---|---|---|")
     for name in sys.argv[1:] or MEMBERS:
