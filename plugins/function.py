@@ -116,7 +116,8 @@ class _Replaced:
                 raise SeamError(f"{self.site.text}: {name} has {len(view)} rows, not a multiple of cat={self.cat}")
         options = {key: values[name] for key, name in self.named.items()}
         scale = options.pop("scale", None)
-        return [part for view in views for part in view.chunk(self.cat)], {**self.options, **options}, scale
+        parts = views if self.cat == 1 else [part for view in views for part in view.chunk(self.cat)]
+        return parts, {**self.options, **options}, scale
 
 
 def before(seam: Seam) -> None:

@@ -93,8 +93,13 @@ def place(frame: FrameType) -> str:
 
 
 def short(file: str) -> str:
+    return _relative(file, os.getcwd())
+
+
+@functools.lru_cache(4096)
+def _relative(file: str, folder: str) -> str:
     path = Path(file)
-    return str(path.relative_to(Path.cwd())) if path.is_relative_to(Path.cwd()) else file
+    return str(path.relative_to(folder)) if path.is_relative_to(folder) else file
 
 
 @functools.lru_cache(4096)
