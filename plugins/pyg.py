@@ -156,10 +156,12 @@ def _patch_pygcl(seam: Seam, class_: Any) -> None:
     host_compute = class_.compute
 
     @functools.wraps(host_compute)
-    def compute(self: Any, anchor: Tensor, sample: Tensor, pos_mask: Tensor, neg_mask: Tensor, *rest: Any) -> Tensor:
-        positives = pos_mask.bool()
-        counted = positives | neg_mask.bool() | (class_.__name__ == "InfoNCESP")  # which takes all others as negatives
-        cosines = (unit(widen(anchor)) @ unit(widen(sample)).T).masked_fill(~counted, -torch.inf)
+    def compute(
+        self: Any, anchor: Tensor, sample: Tensor, pos_mask: Tensor, neg_mask: Tensor | None = None, *rest: Any
+    ) -> Tensor:
+        positives, cosines = pos_mask.bool(), unit(widen(anchor)) @ unit(widen(sample)).T
+        if neg_mask is not None and class_.__name__ != "InfoNCESP":  # which takes all others as negatives
+            cosines = cosines.masked_fill(~(positives | neg_mask.bool()), -torch.inf)
         return seam.loss(
             seam.objective(f"infonce:t={self.tau!r}", self),
             lambda: host_compute(self, anchor, sample, pos_mask, neg_mask, *rest),

@@ -124,8 +124,8 @@ def _arguments(
 
 def _calls(loss_fn: Objective, chosen: Sequence[str], normalized: bool) -> Iterator[tuple[dict[str, Any], Any]]:
     """Ways of calling our objective with these arguments: ``--as`` options, and the call."""
-    base: dict[str, Any] = {} if normalized else {"normalize": False}
     for normalize in [True, False] if normalized else [False]:
+        base: dict[str, Any] = {} if normalize else {"normalize": False}
         if len(chosen) == 1:
             yield {**base, "pairing": "views"}, lambda z, n=normalize: loss_fn(z, pairing="views", normalize=n)
             for split in ("halves", "interleaved"):

@@ -91,7 +91,7 @@ def test_it_says_what_it_saw(find):
 
 
 def test_the_command_has_the_same_shims(find):
-    for words in (("--shims", "simcse"), ("--no-shims",)):
+    for words in (("--shims", "adnce_image"), ("--no-shims",)):
         (command,) = find(variant("cross_entropy"), *words).data["commands"]
         assert command[-len(words) - 2 :] == [*words, "--", "toy.py"]
 

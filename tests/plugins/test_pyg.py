@@ -205,7 +205,7 @@ eye, outside = torch.eye(12), torch.ones(12, 12) - torch.eye(12)
 outside[0, 3:] = {left_out}
 for step in range(4):
     z1, z2 = encoder(torch.randn(12, 6)), encoder(torch.randn(12, 6))
-    loss = (loss_fn.compute(z1, z2, eye, outside) + loss_fn.compute(z2, z1, eye, outside)) / 2
+    loss = (loss_fn.compute(z1, z2, eye, outside) + loss_fn.compute(z2, z1, eye, {outside})) / 2
     optimizer.zero_grad()
     loss.backward()
     optimizer.step()
@@ -219,8 +219,9 @@ def grace(folder, **names) -> str:
 
 def pygcl(name: str) -> str:
     folder = repr(str(real_clone("PyGCL")))
-    left_out = "0" if name == "InfoNCE" else "1"
-    return PYGCL.replace("{folder!r}", folder).replace("{name}", name).replace("{left_out}", left_out)
+    left_out, outside = ("0", "outside") if name == "InfoNCE" else ("1", "None")
+    script = PYGCL.replace("{folder!r}", folder).replace("{name}", name).replace("{left_out}", left_out)
+    return script.replace("{outside}", outside)
 
 
 @pytest.fixture

@@ -393,7 +393,7 @@ import tiny_bert
 
 tiny_bert.build(Path("bert"))
 Path("text.txt").write_text("".join(f"{text}\\n" for text in tiny_bert.texts(1, 64)[0]))
-start, end = '*cls*_w1_w2_"*sent_0*"_w3_*mask*_w4_*sep+*', "--use_cpu --do_train"
+start, end = "*cls*_w1_w2_*sent_0*_w3_*mask*_w4_*sep+*", "--use_cpu --do_train"
 sys.argv = f"train.py --model_name_or_path bert --train_file text.txt --output_dir out --max_steps 6 {end}".split()
 sys.argv += "--per_device_train_batch_size 8 --max_seq_length 16 --save_strategy no --report_to none".split()
 sys.argv += ["--mask_embedding_sentence", "--mask_embedding_sentence_template", start]
@@ -650,8 +650,12 @@ def main() -> None:
     print("| code base | form | found | road | value | gradient | adnce | hcl | arcl |")
     print("|---|---|---|---|---|---|---|---|---|")
     for name in sys.argv[1:] or MEMBERS:
-        for package in MEMBERS[name].needs:
-            importlib.import_module(package)
+        try:
+            for package in MEMBERS[name].needs:
+                importlib.import_module(package)
+        except ImportError as error:
+            print(f"| {name} | {error} |", flush=True)
+            continue
         with tempfile.TemporaryDirectory() as folder:
             cells = row(name, MEMBERS[name], hosts, Path(folder), tell=bool(sys.argv[1:]))
         print(f"| {name} | {' | '.join(cells)} |", flush=True)
