@@ -124,7 +124,7 @@ class Watch(TorchFunctionMode):
         torch.jit._state.enable()
         if hasattr(torch.compiler, "set_stance"):
             torch.compiler.set_stance("default")
-        self.__exit__(None, None, None)  # type: ignore[no-untyped-call]
+        self.__exit__(None, None, None)
         return True
 
     def _watched_backward(self, tensors: Any, *args: Any, **kwargs: Any) -> Any:
