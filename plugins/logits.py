@@ -210,7 +210,9 @@ class _Replaced:
     ) -> Tensor:
         scale = self.scales.at(frame, logits)
         if scale is None:
-            self.seam.notes[f"{place(frame)}, first call"] = "the host's own loss, before the scale could be measured"
+            self.seam.notes[f"{place(frame)}, at first"] = (
+                "its own loss, as its scale was not measured yet; give --scale"
+            )
             return host_loss()
         loss_fn = self.seam.objective("infonce:t=host", criterion=site)
         options |= {"scale": scale, "empty": "warn", **({"reduction": "none"} if reduction == "none" else {})}

@@ -224,7 +224,6 @@ def test_a_script_that_crashes_shows_its_own_traceback(tmp_path):
         (["logits", "--report", "nowhere/steps.jsonl"], "its folder does not exist"),
         (["logits", "--verify", "-3"], "--verify -3: expected the number of steps to compare"),
         (["logits", "--start", "-1"], "--start -1: expected the number of calls so far"),
-        (["logits", "--site", "toy.py:12", "--objective", "hcl"], "the scale at toy.py:12 could not be measured"),
         (["logits", "--site", "toy.py:12", "--scale", "-2"], "--scale -2: expected a positive number or a name"),
         (["logits", "--site", "toy.py:12", "--shims", "simce"], "unknown host 'simce'. Did you mean 'simcse'?"),
         (["logits", "--site", "toy.py:12", "--shims", "curl:fork"], "the shims of curl are the same for every package"),

@@ -303,12 +303,12 @@ def test_calls_before_the_scale_is_known(launch):
     assert "no product of embeddings leads to the logits" in found.err
     found = launch("--site", "toy.py:14", "--site", "toy.py:16", "--only", "--objective", "hcl:t=0.1", script=early)
     assert found.code == 0
-    assert "toy.py:14, first call: the host's own loss, before the scale could be measured" in found.err
+    assert "toy.py:14, at first: its own loss, as its scale was not measured yet; give --scale" in found.err
     more = "        loss = loss + (F.cross_entropy(b @ a.T / 0.2, torch.arange(5)) if _ > 4 else 0)\n        print"
     late = SCRIPT.replace("range(3)", "range(8)").replace("        print", more)
     found = launch("--site", "toy.py:14", "--site", "toy.py:15", "--only", "--objective", "hcl:t=0.1", script=late)
     assert found.code == 0
-    assert "toy.py:15, first call: the host's own loss, before the scale could be measured" in found.err
+    assert "toy.py:15, at first: its own loss, as its scale was not measured yet; give --scale" in found.err
     assert "toy.py:15: cosines times 5, constant, measured in 2 calls" in found.err
 
 
