@@ -15,6 +15,8 @@ DATA = ("--dataset", "--task", "--data")  # the first of these that a command ha
 class Parser(argparse.ArgumentParser):
     """An ``ArgumentParser`` that suggests the nearest flag, command or choice, and does not print the usage."""
 
+    take_flags: tuple[str, ...] = ()  # flags whose values are flags of another program, as in --seed-flag --seed
+
     def error(self, message: str) -> NoReturn:
         self.exit(2, f"{self.prog}: {message.removeprefix('argument ')}\nsee {self.prog} --help\n")
 
@@ -25,7 +27,7 @@ class Parser(argparse.ArgumentParser):
             raise argparse.ArgumentError(action if action.option_strings else None, message)
 
     def parse_known_args(self, args: Sequence[str] | None = None, namespace: Any = None) -> Any:  # type: ignore[override]
-        words = sys.argv[1:] if args is None else list(args)
+        words = self._joined(sys.argv[1:] if args is None else args)
         known = self._option_string_actions
         if self._subparsers and words and words[0].startswith("-") and not any(k.startswith(words[0]) for k in known):
             self._refuse(words[0])  # argparse would say that the command is missing
@@ -33,6 +35,16 @@ class Parser(argparse.ArgumentParser):
         if unknown:
             self._refuse(unknown[0])
         return parsed, unknown
+
+    def _joined(self, words: Sequence[str]) -> list[str]:
+        """Join ``take_flags`` before ``--`` and their values, which argparse would take for flags of its own."""
+        joined: list[str] = []
+        for word in words:
+            if joined and joined[-1] in self.take_flags and "--" not in joined:
+                joined[-1] += f"={word}"
+            else:
+                joined.append(word)
+        return joined
 
     def _refuse(self, word: str) -> NoReturn:
         flag, known = word.partition("=")[0], self._option_string_actions

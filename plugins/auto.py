@@ -110,7 +110,7 @@ def before(seam: Seam) -> None:
 
 def check(args: argparse.Namespace) -> None:
     """Raise an error for options that would have no effect, or would only fail at the end."""
-    for name in ("verify", "report", "start", "only"):
+    for name in ("verify", "counts", "report", "start", "only"):
         if getattr(args, name):
             raise SeamError(f"--{name}: auto replaces nothing; give it to the command that auto prints")
     if args.steps is not None and args.steps < 1:

@@ -206,7 +206,7 @@ def _replacement(seam: Seam, replaced: _Replaced, original: Callable[..., Any]) 
     @functools.wraps(original)
     def call(*args: Any, **kwargs: Any) -> Any:
         if seam.spec == OWN_LOSS:
-            seam.calls += 1
+            seam.count()
             return original(*args, **kwargs)
         bound = signature.bind(*args, **kwargs)
         bound.apply_defaults()

@@ -9,12 +9,14 @@ from __future__ import annotations
 import json
 import os
 import sys
+import time
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import reduce
 from operator import add
 from pathlib import Path
+from statistics import fmean, median
 from types import ModuleType
 from typing import Any
 
@@ -76,6 +78,7 @@ class Seam:
         spec: the objective to train with; ``host`` for the host's own loss.
         verify: train the first ``verify`` steps with the host's own loss, and compare it with ours.
         gradients: relative differences of gradients with respect to the tensors at the seam, per verified step.
+        gaps: seconds from each call to the next.
         report: file that gets a line of diagnostics per step.
         options: further options of the host's plugin (``--scale``, ...).
         start: the call at which schedules and the steps of the report begin: a host that resumes training does not
@@ -100,7 +103,9 @@ class Seam:
     notes: dict[str, str] = field(default_factory=dict)
     at_end: list[Callable[[], object]] = field(default_factory=list)
     quiet: bool = False
+    gaps: list[float] = field(default_factory=list)
     _objectives: dict[tuple[str, int], Objective] = field(default_factory=dict)
+    _last_call: float | None = None
 
     @property
     def verifies(self) -> bool:
@@ -116,6 +121,19 @@ class Seam:
         """Tell the user, on standard error, what was replaced."""
         if is_first_process() and not self.quiet:
             print(f"counterpoint: {message}", file=sys.stderr)
+
+    def count(self) -> None:
+        """Count a call of the host's loss."""
+        now = time.perf_counter()
+        if self._last_call is not None:
+            self.gaps.append(now - self._last_call)
+        self.calls, self._last_call = self.calls + 1, now
+
+    @property
+    def step_seconds(self) -> float | None:
+        """The time from one call to the next: the median of means over ten calls, which leaves out pauses."""
+        starts = range(0, max(1, len(self.gaps) - 9), 10)
+        return median(fmean(self.gaps[i : i + 10]) for i in starts) if self.gaps else None
 
     def saw(self, place: str, shape: str, replaced: bool) -> None:
         """Count a call that is, or could be, the host's loss."""
@@ -175,7 +193,7 @@ class Seam:
         """
         options |= {"reduction": "none"} if total else {}
         verifies, own = self.verifies, self.uses_own_loss
-        self.calls += 1
+        self.count()
         loss_fn.to(args[0].device)  # schedules and statistics live where the batch is
         if _is_single_sample(args, call, options):
             return host_loss() if own else loss_of(loss_fn, *args, call=call)

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import json
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -30,11 +31,11 @@ _OPTIONS = ("scale", "site", "positives", "scores", "replace", "as", "steps", "j
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of ``counterpoint inject``."""
     parser.add_argument("host", nargs="?", help="the host code base; --list shows them")
-    _add_options(parser)
+    add_options(parser)
     parser.add_argument("script", nargs=argparse.REMAINDER, help="-- train.py, or -m module, and its own arguments")
 
 
-def _add_options(parser: argparse.ArgumentParser, host: Host | None = None) -> None:
+def add_options(parser: argparse.ArgumentParser, host: Host | None = None) -> None:
     """Add the options. With a ``host``, hide those of other hosts; without one, say whose they are."""
 
     def only(option: str, hosts: str, text: str) -> str:
@@ -68,6 +69,8 @@ def _add_options(parser: argparse.ArgumentParser, host: Host | None = None) -> N
     add("--apply", action="store_true", default=None, help=apply)
     verify = "train the first N steps with the host's own loss, and compare it with ours (%(default)s)"
     add("--verify", type=int, default=0, metavar="N", help=verify)
+    counts = "write how often the loss was called, and the time from call to call, to FILE as JSON (nowhere)"
+    add("--counts", type=Path, metavar="FILE", help=counts)
     add("--report", type=Path, metavar="FILE", help="append diagnostics of every step to FILE as JSON lines (none)")
     start = "begin schedules at call N, for a host that resumes its training (%(default)s)"
     add("--start", type=int, default=0, metavar="N", help=start)
@@ -100,7 +103,7 @@ def command(args: argparse.Namespace) -> int:
             raise SeamError("which script? Put it behind --, with its own arguments: -- train.py --epochs 1")
         path, arguments = Script.of(script)
         host = registry.find(args.host, path.path.resolve().parent, args.force)
-        _check(args, host)
+        check(args, host)
         if host.name == "auto":
             from . import auto
 
@@ -114,9 +117,10 @@ def command(args: argparse.Namespace) -> int:
         return auto.run_and_conclude(host, args, path, arguments, script)
     options = {name: getattr(args, name) for name in ("views", "shims", *_OPTIONS)}
     # resolved now, since the script may change its working directory
-    report = None if args.report is None else args.report.resolve()
+    report, counts = (None if file is None else file.resolve() for file in (args.report, args.counts))
     # is_first_process() now, since process groups may be gone at the end
     seam = Seam(args.objective, args.verify, report, options, args.start, quiet=not is_first_process())
+    failure = None
     try:
         try:
             run(host, seam, path, arguments, use_shims=not args.no_shims)
@@ -132,8 +136,12 @@ def command(args: argparse.Namespace) -> int:
             )
     except SeamError as error:
         print(f"counterpoint: {error}", file=sys.stderr)
+        failure = str(error)
         return error.code
     finally:
+        if counts is not None and not seam.quiet:
+            about = {"host": host.name, "objective": seam.spec, "calls": seam.calls, "error": failure}
+            counts.write_text(json.dumps({**about, "step_seconds": seam.step_seconds}))
         if not seam.quiet:
             print(summary(host, seam), file=sys.stderr)
     return 0
@@ -154,13 +162,13 @@ def _script(args: argparse.Namespace) -> list[str]:
             parser.epilog = (
                 f"{parser.prog} --explain says where the loss sits, and which tensors are there. {host.hint}"
             )
-        _add_options(parser, host)
+        add_options(parser, host)
         parser.parse_args(words[:end], args)
         words = words[end:]
     return words[1:] if words[:1] == ["--"] else words
 
 
-def _check(args: argparse.Namespace, host: Host) -> None:
+def check(args: argparse.Namespace, host: Host) -> None:
     """Raise an error for what would only fail, or have no effect, once the script runs."""
     from counterpoint.objective import objective
 
@@ -174,6 +182,8 @@ def _check(args: argparse.Namespace, host: Host) -> None:
     for name in _OPTIONS:
         if getattr(args, name) is not None and name not in host.options:
             raise SeamError(f"--{name}: {host.name} has no such option")
+    if args.counts is not None and not args.counts.resolve().parent.is_dir():
+        raise SeamError(f"--counts {args.counts}: its folder does not exist")
     for name, expected in (("verify", "the number of steps to compare"), ("start", "the number of calls so far")):
         if getattr(args, name) < 0:
             raise SeamError(f"--{name} {getattr(args, name)}: expected {expected}, 0 or more")

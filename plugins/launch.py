@@ -190,6 +190,7 @@ class _Child:
             raise
         finally:
             seam = self.seam
+            result |= {"gaps": seam.gaps}
             result |= {"calls": seam.calls, "differences": seam.differences, "gradients": seam.gradients}
             result |= {"seen": seam.seen, "replaced": seam.replaced, "notes": seam.notes}
             (self.results / str(os.getpid())).write_text(json.dumps(result))
@@ -224,6 +225,7 @@ def _patched_spawn(host: Host, seam: Seam, use_shims: bool) -> Iterator[None]:
         finally:
             processes.spawn = original
             for result in _read(results):
+                seam.gaps += result["gaps"]
                 seam.calls += result["calls"]
                 seam.differences += [tuple(pair) for pair in result["differences"]]
                 seam.gradients += result["gradients"]

@@ -32,6 +32,8 @@ SAID = {  # a command's beginning: what shortens it, and what its output must ho
     "counterpoint inject logits": "needs a script of the reader's own",
     "counterpoint inject function": "needs a script of the reader's own",
     "counterpoint inject auto": "needs a script of the reader's own",
+    "counterpoint compare --help": ([], r"A/B test of objectives.*--seed-flag"),
+    "counterpoint compare": "needs a script of the reader's own",
     "counterpoint inject": ([], r"which host\? Known:"),
     "counterpoint doctor": ([], r"ok +extra +graph"),
     "counterpoint tune graph": ([*GRAPH, "--budget", "4"], r"use adnce:t="),

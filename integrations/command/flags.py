@@ -93,8 +93,6 @@ def add_arguments(
     add = parser.add_argument
     or_preset = ", or the preset's" if presets else ""
     add("--objective", nargs="+", type=spec, metavar="SPEC", help=f"one or more ({objective}{or_preset})")
-    add("--seed", type=whole(0), default=0, metavar="K", help="seed of the first run (%(default)s)")
-    add("--seeds", type=whole(1), default=1, metavar="N", help="runs per objective, seeds K to K+N-1 (%(default)s)")
     lengths = [] if settings is None else [field for field in fields(settings) if field.name in ("epochs", "steps")]
     for field in lengths:
         if not field.metadata["flag"]:  # the unit of training; sentences have a flag for the other one too
@@ -102,10 +100,18 @@ def add_arguments(
             add(f"--{field.name}", type=whole(0), metavar="N", help=shown)
     if presets:
         add("--preset", choices=list(presets), help="settings of a paper, which flags override (none)")
-    add("--out", type=Path, default=Path("runs"), metavar="FOLDER", help="where the runs are stored (%(default)s)")
+    add_runs(parser)
     data = os.environ.get("COUNTERPOINT_DATA")
     add("--data", type=Path, default=data and Path(data), metavar="FOLDER", help="data sets ($COUNTERPOINT_DATA)")
     add_device(parser)
+
+
+def add_runs(parser: argparse.ArgumentParser) -> None:
+    """Add the flags of every command that trains runs of a store."""
+    add = parser.add_argument
+    add("--seed", type=whole(0), default=0, metavar="K", help="seed of the first run (%(default)s)")
+    add("--seeds", type=whole(1), default=1, metavar="N", help="runs per objective, seeds K to K+N-1 (%(default)s)")
+    add("--out", type=Path, default=Path("runs"), metavar="FOLDER", help="where the runs are stored (%(default)s)")
     add("--jobs", type=whole(1), default=1, metavar="N", help="runs at a time (%(default)s)")
     group = parser.add_mutually_exclusive_group()
     group.add_argument("--resume", action="store_true", default=True, help="continue runs that stopped (the default)")
@@ -133,6 +139,7 @@ def add_settings(parser: argparse.ArgumentParser, settings: type, *names: str) -
 def _options(field: Field[Any]) -> dict[str, Any]:
     """What argparse needs to know about a setting."""
     about, value = field.metadata, default(field)
+    value = None if value == () else value
     if value is False:
         return {"action": "store_true", "help": about["help"]}
     shown = " ".join(map(str, value)) if isinstance(value, list) else "none" if value is None else value

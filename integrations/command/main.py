@@ -187,6 +187,16 @@ COMMANDS = {
 """,
         script=True,
     ),
+    "compare": Command(
+        "compare objectives in an unmodified training script: an A/B test with seeds and verdicts",
+        *_of("..compare.commands"),
+        """\
+  counterpoint compare graphcl --objectives host hcl --seed-flag --seed --metric 'output:acc (.+)' -- gsimclr.py
+  counterpoint compare auto --objectives host hcl --seed-flag --seed --metric json:r.json:acc --jobs 2 -- train.py {out}
+  counterpoint compare lightly --objectives host hcl --set-seed --metric script:score.py:knn -- simclr.py
+  counterpoint compare auto --objectives host hcl --tune 6 --tune-metric json:r.json:dev --metric json:r.json:test ...
+""",
+    ),
     "train graph": Command(
         "pre-train a graph encoder without labels (GraphCL) with any objectives, and compare them",
         *_of("..graph.commands", "train"),

@@ -103,7 +103,7 @@ def grids_of(
     data = cp.objective(spec).to_dict()
     names = list(dict.fromkeys(parameters(data)))
     if own is not None:
-        grids = {name if name in names else _long(name): tuple(values) for name, values in own.items()}
+        grids = {name if name in names else long(name): tuple(values) for name, values in own.items()}
         for name in grids:
             if name not in names:
                 raise ValueError(f"--grid: {spec} has no number {name!r} to tune.{nearest(name, names)}")
@@ -116,7 +116,7 @@ def grids_of(
     return {name: grids[name] for name in [*first, *(name for name in grids if name not in first)]}
 
 
-def _long(name: str) -> str:
+def long(name: str) -> str:
     """The long name of a parameter."""
     known: dict[str, str] = {hyper.short: key for kind in cp.registry.values() for key, hyper in kind.hyper.items()}
     return known.get(name, name)
@@ -188,21 +188,22 @@ def add_arguments(parser: argparse.ArgumentParser, domain_name: str) -> None:
     add(
         "--grid",
         nargs="+",
-        type=_grid,
+        type=grid,
         metavar="NAME=VALUE,...",
         help="tune only these parameters, over these values, as t=0.1,0.2 (the papers' grids)",
     )
 
 
-def _grid(text: str) -> tuple[str, tuple[float, ...]]:
+def grid(text: str) -> tuple[str, tuple[float, ...]]:
+    """A type for argparse: a parameter and the values to try."""
     name, _, values = text.partition("=")
     try:
-        grid = tuple(float(value) for value in values.split(","))
+        numbers = tuple(float(value) for value in values.split(","))
     except ValueError:
-        grid = ()
-    if not name or not grid:
+        numbers = ()
+    if not name or not numbers:
         raise argparse.ArgumentTypeError(f"expected NAME=VALUE,VALUE,..., got {text!r}")
-    return name, grid
+    return name, numbers
 
 
 def _baseline(text: str) -> str:
@@ -236,7 +237,7 @@ def command(arguments: argparse.Namespace, domain_name: str) -> int:
     baseline = arguments.baseline or ("none" if has_infonce else "infonce")
     if baseline != "none":
         names = set(parameters(cp.objective(baseline).to_dict()))
-        shared = {name: values for name, values in (own or {}).items() if {name, _long(name)} & names}
+        shared = {name: values for name, values in (own or {}).items() if {name, long(name)} & names}
         searches.setdefault(baseline, grids_of(baseline, domain_name, shared or None))
     results = [_tune(spec, grids, arguments, tuned, make_cell) for spec, grids in searches.items()]
     train = _train_command(arguments, tuned, [result["best"] for result in results])

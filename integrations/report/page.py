@@ -20,6 +20,7 @@ from markupsafe import Markup, escape
 
 from counterpoint.diagnose.plots import figure
 
+from ..store.cell import HOST
 from ..store.run import Embeddings, Run
 from . import plots
 from .plots import Style
@@ -127,7 +128,8 @@ def _figures(column: Column, looks: dict[str, Style], prefix: str) -> Iterator[P
         caption += "; each objective has its own scale" * (key == "loss")
         alt = f"curves of {key} over training, a line per row"
         panels.append((caption, alt, 2.7, partial(plots.draw_curve, column=column, key=key, looks=looks)))
-    specs = [(row, runs[0].arguments["objective"]) for row, runs in column.runs.items()]
+    known = {row: runs for row, runs in column.runs.items() if runs[0].arguments["objective"] != HOST}
+    specs = [(row, runs[0].arguments["objective"]) for row, runs in known.items()]
     if specs := [(row, spec) for row, spec in specs if spec is not None]:
         caption = "training weight dL/ds of a negative, by its similarity: above 0 it is pushed away"
         alt = "training weight over the similarity of a negative, a line per objective"

@@ -1,8 +1,9 @@
 """The store of runs: train a grid of cells, and resume after any interruption.
 
 A *cell* is a dict of plain JSON: ``domain``, ``dataset``, ``objective``, ``seed``, and every other argument that
-changes the result. ``objective`` is a spec, or ``None`` for a row that no objective trains (an untrained encoder);
-``label`` names the row in tables and is required where there is no spec. A *run* is a cell and its folder::
+changes the result. ``objective`` is a spec, ``host`` for the own loss of a code base, or ``None`` for a row that no
+objective trains (an untrained encoder); ``label`` names the row in tables and is required where there is no spec. A
+*run* is a cell and its folder::
 
     ROOT/<domain>/<dataset>/<name>-<hash>/seed<k>/
         run.json                  arguments, versions, data checksum, command, status, result; replaced as a whole

@@ -1,0 +1,82 @@
+"""Cells of a comparison: the script, its arguments, the objective and the seed."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from counterpoint.names import closest
+
+from .settings import Settings
+
+DOMAIN = "compare"
+
+
+def cell(
+    host: str,
+    seam: Sequence[str],
+    script: Sequence[str],
+    code: str,
+    settings: Settings,
+    objective: str,
+    seed: int,
+    **more: Any,
+) -> dict[str, Any]:
+    """Return the arguments of one run.
+
+    Args:
+        host: of ``counterpoint inject``.
+        seam: further flags of ``counterpoint inject``.
+        script: the script and its arguments, with ``{seed}`` and ``{out}`` where they stand.
+        code: checksum of the script, since an edited script is another one; what it imports is not watched.
+        settings: those of the comparison.
+        objective: a spec, or ``host``.
+        seed: of the run.
+        more: ``label`` and ``length`` of a row of another length; ``purpose`` of a run of ``--tune``.
+    """
+    return {
+        "domain": DOMAIN,
+        "dataset": settings.name or (script[1] if script[0] == "-m" else Path(script[0]).name),
+        "objective": objective,
+        "seed": seed,
+        "host": host,
+        "seam": [*seam],
+        "script": [*script],
+        "code": code,
+        "seed_flag": settings.seed_flag,
+        "set_seed": settings.set_seed,
+        "copy": settings.copy,
+        "link": settings.link,
+        "equal_time": settings.equal_time,
+        "length": None,
+        **more,
+    }
+
+
+def words(arguments: dict[str, Any], out: Path) -> list[str]:
+    """Return the script and its arguments as a run has them."""
+    script = [*arguments["script"]]
+    if arguments["length"] is not None:
+        at, prefix, _ = length_of(script, arguments["equal_time"])
+        script[at] = f"{prefix}{arguments['length']:g}"
+    script = [word.replace("{seed}", str(arguments["seed"])).replace("{out}", str(out)) for word in script]
+    return [*script, *([arguments["seed_flag"], str(arguments["seed"])] if arguments["seed_flag"] else [])]
+
+
+def length_of(script: Sequence[str], flag: str) -> tuple[int, str, float]:
+    """Return where the script's length stands among its words, what is before it in that word, and the length."""
+    for at, word in enumerate(script):
+        if word == flag and at + 1 < len(script):
+            at, prefix, text = at + 1, "", script[at + 1]
+        elif word.startswith(f"{flag}="):
+            prefix, _, text = word.partition("=")
+            prefix += "="
+        else:
+            continue
+        try:
+            return at, prefix, float(text)
+        except ValueError:
+            raise ValueError(f"--equal-time {flag}: expected a number behind it, got {text!r}") from None
+    hint = closest(flag, [word.partition("=")[0] for word in script if word.startswith("-")])
+    raise ValueError(f"--equal-time {flag}: the script's arguments have no {flag} with a number.{hint}")

@@ -1,0 +1,51 @@
+"""The process of one run: ``counterpoint inject``, with a seed, with functions that measure, ended with its parent.
+
+It is started as ``python -m counterpoint.integrations.compare.child REQUEST HOST ... -- train.py ...``.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+POLL = 0.5  # seconds between two looks at the parent
+
+
+def main(words: Sequence[str]) -> int:
+    """Run the script; return the exit code of ``counterpoint inject``."""
+    request: dict[str, Any] = json.loads(words[0])
+    threading.Thread(target=_end_with, args=(request["parent"],), daemon=True).start()
+    if sys.path[0] in ("", os.getcwd()):  # which -m puts there, but not python train.py
+        del sys.path[0]
+    from counterpoint.plugins import inject
+
+    from .. import store
+    from .metrics import Metric, function
+
+    measures = {metric.text: function(metric) for metric in (Metric(*parts) for parts in request["measure"])}
+    if request["seed"] is not None:
+        store.seed_everything(request["seed"])
+    code = inject.main(words[1:])
+    if code == 0 and measures:
+        script = sys.modules["__main__"]
+        numbers = {text: measure(script) for text, measure in measures.items()}
+        Path(request["scores"]).write_text(json.dumps(store.as_json(numbers)), encoding="utf-8")
+    return code
+
+
+def _end_with(parent: int) -> None:
+    """End this process and those that it has started when its parent has died."""
+    while os.getppid() == parent:
+        time.sleep(POLL)
+    os.killpg(os.getpgrp(), signal.SIGKILL)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

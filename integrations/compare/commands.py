@@ -1,0 +1,174 @@
+"""``counterpoint compare``; the parser needs no torch."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from pathlib import Path
+
+from counterpoint.names import nearest
+from counterpoint.plugins import inject, registry
+from counterpoint.plugins.arguments import Parser
+
+from ..command import flags
+from ..domain import defaults
+from .cells import length_of
+from .metrics import FILES
+from .settings import HOST, Settings
+
+# of inject: what compare does itself, and what is not for comparing
+NOT_HERE = ("objective", "json", "counts", "report", "verify", "start", "steps", "apply", "list", "explain")
+DESCRIPTION = """\
+An A/B test of objectives in a training script of your own, which is not edited.
+
+The script runs through `counterpoint inject` once for each objective and seed. HOST says where its loss is;
+`counterpoint inject --list` shows the hosts, and `auto` finds the loss. Add `host` to the objectives for the script's
+own loss. What you see at the end is the report, with a verdict on each objective, and how long its steps took. A run
+in which the loss was not reached, or less often than with the other objectives, is an error and left out.
+
+seeds      --seed-flag --seed, the script's own flag; or {seed} among its arguments; or --set-seed for a script without
+metrics    json:FILE:KEY          results.json:test.accuracy; of JSON lines the last one
+           csv:FILE:COLUMN        the last row that has a value
+           tensorboard:FOLDER:TAG the last step
+           text:FILE:REGEX        the last match, with one group around the number
+           output:REGEX           the same, in what the script prints
+           python:FILE:FUNCTION   your function of the folder {out}, called when the script has ended
+           script:FILE:FUNCTION   your function of the script's module, called in its process, if it stores nothing;
+                                  both return a number or a dict of numbers
+           NAME=json:...          names it. FILE is looked up in {out}, then in the folder where the script runs, where
+                                  it must have been written during the run; * stands for any characters
+{out}      among the script's arguments: the folder of the run, -- train.py --output_dir {out}
+--jobs 2   needs {out}, or --copy, so that no run reads what another one has written
+--tune 6   searches the parameters of each objective in 6 runs, by a validation metric and with a seed of its own; the
+           script's own loss stays as it is, so put infonce beside it
+--fresh    The same command continues after Ctrl-C or a kill: finished runs are kept, and others begin anew. An edited
+           script is another one; after changes to what it imports, begin with --fresh.
+"""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of ``counterpoint compare``."""
+    parser.description = DESCRIPTION
+    parser.add_argument("host", nargs="?", help="the code base of the script, as for inject; its flags may follow")
+    _add_flags(parser)
+    parser.add_argument("script", nargs=argparse.REMAINDER, help="-- train.py, or -m module, and its own arguments")
+    parser.set_defaults(check=_check)
+
+
+def _add_flags(parser: argparse.ArgumentParser) -> None:
+    parser.take_flags = ("--seed-flag", "--equal-time")  # type: ignore[attr-defined]
+    flags.add_settings(parser, Settings)
+    flags.add_runs(parser)
+    parser.set_defaults(seeds=5)
+    for action in _seam_flags():
+        parser._add_action(action)
+
+
+def _seam_flags() -> list[argparse.Action]:
+    """Return the flags of ``counterpoint inject`` that say where the loss is."""
+    parser = Parser(add_help=False)
+    inject.add_options(parser)
+    return [action for action in parser._actions if action.dest not in NOT_HERE]
+
+
+def _check(arguments: argparse.Namespace) -> None:
+    """Read the flags between the host and ``--``; raise what is wrong with names and files, before torch is there."""
+    words, own = arguments.script, f"counterpoint compare {arguments.host}"
+    end = words.index("--") if "--" in words else len(words)
+    parser = Parser(own, f"{own} [options] -- train.py ...")
+    _add_flags(parser)
+    parser.parse_args(words[:end], arguments)
+    arguments.script = script = words[end + 1 :]
+    chosen = {k: tuple(v) if isinstance(v, list) else v for k, v in flags.chosen(arguments, Settings).items()}
+    settings = arguments.settings = Settings(**{**defaults(Settings), **chosen})
+    if arguments.host is None:
+        raise ValueError(f"which host? Known: {', '.join(registry.names())}")
+    if arguments.host not in registry.names():
+        raise ValueError(f"unknown host {arguments.host!r}.{nearest(arguments.host, registry.names())}")
+    if not script:
+        raise ValueError("which script? Put it behind --, with its own arguments: -- train.py --epochs 1")
+    if script[0] != "-m" and not Path(script[0]).is_file():
+        raise ValueError(f"script not found: {script[0]}")
+    _check_objectives(settings)
+    _check_seeds(settings, script)
+    _check_files(settings, script, arguments.jobs)
+    _check_tuning(settings)
+    if settings.equal_time is not None:
+        length_of(script, settings.equal_time)
+
+
+def _check_objectives(settings: Settings) -> None:
+    if len(set(settings.objectives)) < 2:
+        raise ValueError(f"--objectives: expected two or more, such as {HOST} hcl:t=0.1, got {settings.objectives}")
+    if settings.baseline is not None and settings.baseline not in settings.objectives:
+        raise ValueError(f"--baseline {settings.baseline}: it is not among the objectives")
+    if not settings.metric:
+        raise ValueError("--metric: which number is compared? Such as json:results.json:accuracy")
+    names = [metric.name for metric in settings.metric]
+    for name in names:
+        if names.count(name) > 1:
+            raise ValueError(
+                f"--metric: two are named {name!r}; name one of them, as in other={settings.metric[-1].text}"
+            )
+
+
+def _check_seeds(settings: Settings, script: Sequence[str]) -> None:
+    ways = [settings.seed_flag is not None, any("{seed}" in word for word in script), settings.set_seed]
+    if sum(ways) != 1:
+        raise ValueError(
+            f"how does the script get its seed? Expected one way, got {sum(ways)}: --seed-flag --seed for a flag of "
+            "its own, {seed} among its arguments, or --set-seed, which seeds Python, numpy and torch before it starts"
+        )
+
+
+def _check_tuning(settings: Settings) -> None:
+    if not settings.tune:
+        for flag, value in (("--tune-metric", settings.tune_metric), ("--grid", settings.grid)):
+            if value is not None:
+                raise ValueError(f"{flag}: has no effect without --tune N, the runs per objective")
+    elif settings.tune_metric is None:
+        raise ValueError("--tune: by which number? --tune-metric names one on validation data, such as json:FILE:KEY")
+    elif settings.tune_metric[:3] in [metric[:3] for metric in settings.metric]:
+        raise ValueError("--tune-metric: the number that is compared must not choose settings; name one of other data")
+
+
+def _check_files(settings: Settings, script: Sequence[str], jobs: int) -> None:
+    here = Path.cwd()
+    file = Path(script[0])
+    if settings.copy and (file.is_absolute() or not file.resolve().is_relative_to(here.resolve())):
+        raise ValueError(f"--copy: copies this folder; expected a script in it, relative to it, got {file}")
+    for link in settings.link:
+        if not settings.copy:
+            raise ValueError(f"--link {link}: has no effect without --copy")
+        if Path(link).is_absolute() or not (here / link).exists():
+            raise ValueError(f"--link {link}: expected a file or folder in this one")
+    read = [metric.text for metric in (*settings.metric, settings.tune_metric) if metric and metric.kind in FILES]
+    if jobs > 1 and read and not settings.copy and not any("{out}" in word for word in script):
+        raise ValueError(
+            f"--jobs {jobs}: runs at the same time would overwrite what {read[0]} reads: let the script write to "
+            "{out}, the folder of each run, as in -- train.py --output_dir {out}, or give each its own copy with --copy"
+        )
+
+
+def command(arguments: argparse.Namespace) -> int:
+    """Run every objective with every seed, and print the report."""
+    from counterpoint.plugins.host import SeamError
+
+    from .comparison import Comparison
+
+    try:
+        return Comparison(arguments, _seam_words(arguments)).run()
+    except SeamError as error:  # from checks; those of a run are stored with it
+        raise ValueError(str(error)) from error
+
+
+def _seam_words(arguments: argparse.Namespace) -> list[str]:
+    """Return the flags of ``counterpoint inject`` that were typed."""
+    words: list[str] = []
+    for action in _seam_flags():
+        value = getattr(arguments, action.dest)
+        if value is True:
+            words.append(action.option_strings[0])
+        elif value not in (None, False):
+            words += [f"{action.option_strings[0]}={each}" for each in (value if isinstance(value, list) else [value])]
+    return words

@@ -1,0 +1,164 @@
+"""A comparison: its cells, tuned or not, their runs, and the report."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import partial
+from itertools import product
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from counterpoint.plugins import inject, registry
+from counterpoint.plugins.arguments import Parser
+from counterpoint.plugins.launch import Script
+
+from .. import report, store
+from ..store.cell import row_name
+from ..store.run import Run
+from . import auto, cells, compute
+from .metrics import Metric
+from .running import LOG, last_lines, read_again, train
+from .settings import HOST, Settings
+from .tuning import tuned
+
+MOST = 3  # failed runs whose output is shown
+
+
+class Comparison:
+    """What ``counterpoint compare`` was asked for, checked with the plugins of the host."""
+
+    def __init__(self, arguments: argparse.Namespace, seam: Sequence[str]) -> None:
+        self.arguments = arguments
+        self.settings: Settings = arguments.settings
+        self.metrics: Sequence[Metric] = self.settings.metric
+        self.specs = list(dict.fromkeys(self.settings.objectives))
+        self.baseline = self.settings.baseline or (HOST if HOST in self.specs else self.specs[0])
+        script = arguments.script
+        file = Script.of(script)[0].path
+        code = store.checksum(file)[:12]
+        host = arguments.host
+        if host == "auto":
+            host, seam = auto.find(arguments.out, code, script, seam)
+        _check(host, seam, script, file, self.specs)
+        self.cell = partial(cells.cell, host, seam, script, code, self.settings)
+        self.notes: list[str] = []
+
+    def run(self) -> int:
+        """Run everything, print the report, and return the exit code."""
+        settings, seeds = self.settings, range(self.arguments.seed, self.arguments.seed + self.arguments.seeds)
+        if settings.tune:
+            self._tune()
+        runs = self._run_cells([self.cell(spec, seed) for seed, spec in product(seeds, self.specs)])
+        baseline = row_name({"objective": self.baseline})
+        if settings.equal_time is not None and (done := _done(runs)):
+            _, _, length = cells.length_of(self.arguments.script, settings.equal_time)
+            lengths = compute.equal_lengths(done, baseline, length)
+            runs += self._run_cells(list(self._shorter(seeds, lengths)))
+        failed = [run for run in runs if not run.done]
+        _show_failures(failed)
+        errors = {} if settings.any_length else dict(compute.uneven(_done(runs)))
+        for error in errors.values():
+            print(f"counterpoint compare: {error}; left out (--any-length allows it)", file=sys.stderr)
+        done = [run for run in _done(runs) if run not in errors]
+        if not done:
+            return 1
+        self.notes += [*_time_notes(done, baseline, settings.equal_time), *_doubts(done)]
+        names = list(dict.fromkeys(name for run in done for name in run.record["result"]))
+        known = baseline if any(run.name == baseline for run in done) else None
+        summary = report.summarise(done, baseline=known, metrics=names, lower=settings.lower)
+        summary.notes[:0] = self.notes
+        print(report.RENDER["json" if self.arguments.json else "terminal"](summary))
+        print(f"runs and logs: {done[0].path.parents[1]}", file=sys.stderr)
+        return 1 if failed or errors else 0
+
+    def _tune(self) -> None:
+        assert self.settings.tune_metric is not None
+        run_cells = partial(self._run_cells, metrics=[self.settings.tune_metric])
+        best = tuned(self.specs, self.settings, self.cell, run_cells)
+        chosen = "; ".join(f"{spec}: {best[spec]}" for spec in self.specs if spec in best)
+        self.notes.append(f"tuned by {self.settings.tune_metric.text}, {self.settings.tune} runs each: {chosen}")
+        self.specs = list(dict.fromkeys(best.get(spec, spec) for spec in self.specs))
+        self.baseline = best.get(self.baseline, self.baseline)
+
+    def _shorter(self, seeds: Iterable[int], lengths: Mapping[str, float]) -> Iterator[dict[str, Any]]:
+        """Yield the cells of what is slower than the baseline, as long as the baseline takes."""
+        for seed, spec in product(seeds, self.specs):
+            if (length := lengths.get(name := row_name({"objective": spec}))) is not None:
+                yield self.cell(spec, seed, label=f"{name} at equal time", length=length)
+
+    def _run_cells(self, cells: Sequence[Mapping[str, Any]], metrics: Sequence[Metric] | None = None) -> list[Run]:
+        metrics, given = metrics or self.metrics, self.arguments
+        if given.resume:
+            read_again([Run(given.out, cell) for cell in cells], metrics)
+        try:
+            return store.run_grid(
+                partial(train, metrics=metrics, jobs=given.jobs),
+                cells,
+                given.out,
+                jobs=given.jobs,
+                resume=given.resume,
+                progress=not given.json,
+            )
+        except store.GridError as error:
+            print(f"counterpoint compare: {error}", file=sys.stderr)
+            return error.runs
+
+
+def _check(host: str, seam: Sequence[str], script: Sequence[str], file: Path, specs: Sequence[str]) -> None:
+    """Raise ``SeamError`` where the host cannot take an objective or a flag."""
+    plugin = registry.find(host, file.resolve().parent, "--force" in seam)
+    parser = Parser()
+    inject.add_options(parser)
+    for spec in specs:
+        inject.check(parser.parse_args([f"--objective={spec}", *seam]), plugin)
+        if spec != HOST:
+            plugin.check(spec)
+
+
+def _done(runs: Iterable[Run]) -> list[Run]:
+    return [run for run in runs if run.done]
+
+
+def _show_failures(failed: Sequence[Run]) -> None:
+    for run in failed[:MOST]:
+        if lines := last_lines(run):
+            print("\n".join([f"-- {run.title}, the end of {run.path / LOG}:", *lines]), file=sys.stderr)
+
+
+def _time_notes(runs: Sequence[Run], baseline: str, flag: str | None) -> Iterator[str]:
+    times = compute.step_times(runs, baseline)
+    if times:
+        shown = [f"{row} {_range(values)}" for row, values in times.items()]
+        yield f"time of a step, as a multiple of {baseline}'s: {', '.join(shown)}"
+    slow = [row for row, values in times.items() if min(values) > compute.TOLERANCE]
+    if slow and flag is None:
+        yield (
+            f"{' and '.join(slow)} had more time than {baseline}: --equal-time FLAG, with the script's own flag for "
+            "its length, compares at equal time too"
+        )
+    lengths = {run.name: run.arguments["length"] for run in runs if run.arguments["length"] is not None}
+    yield from (f"{row}: {flag} {length:g}" for row, length in lengths.items())
+
+
+def _range(values: Sequence[float]) -> str:
+    spread = f" ({min(values):.2f} to {max(values):.2f})" if len(values) > 1 else ""
+    return f"{median(values):.2f}{spread}"
+
+
+def _doubts(runs: Sequence[Run]) -> Iterator[str]:
+    """Yield what the runs themselves say against the comparison."""
+    values: dict[str, set[str]] = defaultdict(set)
+    for run in runs:
+        values[run.name].add(json.dumps(run.record["result"]))
+    if len({run.arguments["seed"] for run in runs}) > 1 and all(len(results) == 1 for results in values.values()):
+        yield "every seed has given the same numbers: the seed does not seem to reach the script"
+    if changed := sorted({file for run in runs for file in run.details.get("changed", ())}):
+        yield (
+            f"runs at the same time have written to the folder that they share ({', '.join(changed[:5])}): if they "
+            "also read that, they were not independent; --copy gives each its own"
+        )

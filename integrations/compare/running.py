@@ -1,0 +1,124 @@
+"""One run: the script in a process of its own, and the numbers that it leaves."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
+from itertools import takewhile
+from pathlib import Path
+from typing import Any
+
+from ..store.files import atomic
+from ..store.run import Run
+from . import child
+from .cells import words
+from .metrics import SCORES, Metric, read
+from .written import Written, changed_files, copy_folder
+
+PATIENCE = 10.0  # seconds that a script has to end when it is interrupted
+SHOWN = 10  # lines of the output of a script that failed
+LOG, ENDED, OUT, WORK, SEAM = "log.txt", "ended.json", "out", "work", "seam.json"
+
+
+class ScriptError(RuntimeError):
+    """The script failed, or its loss was not replaced."""
+
+
+def train(run: Run, metrics: Sequence[Metric], jobs: int) -> None:
+    """Run the script, unless it has ended well already, and read its numbers."""
+    if not (run.path / ENDED).exists():
+        _execute(run, metrics, jobs)
+    finish(run, metrics)
+    shutil.rmtree(run.path / WORK, ignore_errors=True)
+
+
+def finish(run: Run, metrics: Sequence[Metric]) -> None:
+    """Read the numbers of a script that has ended, and mark the run as done."""
+    path = run.path.resolve()
+    ended = json.loads((path / ENDED).read_text(encoding="utf-8"))
+    folder, times = Path(ended["folder"]), (ended.pop("began"), ended.pop("ended"))
+    written = Written(path / OUT, folder, path / LOG, *times, shared=ended["jobs"] > 1 and not run.arguments["copy"])
+    run.finish(read(metrics, written), metrics=[metric.text for metric in metrics], **ended)
+
+
+def read_again(runs: Iterable[Run], metrics: Sequence[Metric]) -> None:
+    """Read the numbers of runs that were done with other metrics."""
+    texts = [metric.text for metric in metrics]
+    for run in runs:
+        if run.done and run.details["metrics"] != texts:
+            with run.lock():
+                finish(run, metrics)
+
+
+def last_lines(run: Run, count: int = SHOWN) -> list[str]:
+    """Return the end of what a script has printed."""
+    with suppress(OSError):
+        return (run.path / LOG).read_text(encoding="utf-8", errors="replace").splitlines()[-count:]
+    return []
+
+
+def _execute(run: Run, metrics: Sequence[Metric], jobs: int) -> None:
+    arguments, path, here, root = run.arguments, run.path.resolve(), Path.cwd(), run.root.resolve()
+    for name in (OUT, WORK):
+        shutil.rmtree(path / name, ignore_errors=True)
+    for name in (SEAM, SCORES):
+        (path / name).unlink(missing_ok=True)
+    (path / OUT).mkdir()
+    folder = here
+    if arguments["copy"]:
+        folder = path / WORK
+        copy_folder(here, folder, arguments["link"], without=root)
+    request = {
+        "parent": os.getpid(),
+        "seed": arguments["seed"] if arguments["set_seed"] else None,
+        "measure": [metric for metric in metrics if metric.kind == "script"],
+        "scores": str(path / SCORES),
+    }
+    command = [sys.executable, "-m", child.__name__, json.dumps(request), arguments["host"]]
+    command += [f"--objective={arguments['objective']}", *arguments["seam"], f"--counts={path / SEAM}", "--"]
+    environment = {"PYTHONHASHSEED": str(arguments["seed"]), "PYTHONUNBUFFERED": "1", **os.environ}
+    with (path / LOG).open("wb") as log:
+        began = (path / LOG).stat().st_mtime_ns  # by the clock of the file system, which may lag
+        code = _wait_for(
+            subprocess.Popen(
+                [*command, *words(arguments, path / OUT)],
+                cwd=folder,
+                env=environment,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+        )
+    seam = json.loads((path / SEAM).read_text(encoding="utf-8")) if (path / SEAM).exists() else {}
+    if code or not seam:
+        lines = last_lines(run)
+        own = [line for line in takewhile(lambda line: ": the seam was reached " not in line, lines) if line.strip()]
+        reason = seam.get("error") or (own[-1] if own else "it printed nothing")
+        how = f"ended with exit code {code}" if code >= 0 else f"died of signal {-code}"
+        raise ScriptError("\n".join([f"the script {how}: {reason}", f"last lines of {path / LOG}:", *lines]))
+    os.utime(path / LOG)
+    ended = {"folder": str(folder), "began": began, "ended": (path / LOG).stat().st_mtime_ns, "jobs": jobs}
+    if jobs > 1 and not arguments["copy"]:
+        ended["changed"] = sorted(map(str, changed_files(folder, began, without=root)))[:SHOWN]
+    with atomic(path / ENDED) as file:
+        file.write(json.dumps({**ended, "calls": seam["calls"], "step_seconds": seam["step_seconds"]}).encode())
+
+
+def _wait_for(process: subprocess.Popen[Any]) -> int:
+    """Return the exit code of a process; if this one is interrupted, end it with all that it has started."""
+    try:
+        return process.wait()
+    except BaseException:
+        for number in (signal.SIGTERM, signal.SIGKILL):
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, number)
+            with suppress(subprocess.TimeoutExpired):
+                process.wait(PATIENCE)
+        raise

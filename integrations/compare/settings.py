@@ -1,0 +1,72 @@
+"""The settings of a comparison; imports neither torch nor a framework."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ..command import flags
+from ..command.tune import grid
+from ..domain import setting
+from .metrics import Metric
+
+HOST = "host"  # the script's own loss, as in counterpoint.plugins.host and in cells, which both need torch
+
+
+def objective(text: str) -> str:
+    """A type for argparse: a spec, or the script's own loss."""
+    return text if text == HOST else flags.spec(text)
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What ``counterpoint compare`` runs, reads and compares."""
+
+    objectives: tuple[str, ...] = setting(
+        (),
+        "what to compare: specs, and host for the script's own loss (required)",
+        type=objective,
+        nargs="+",
+        metavar="SPEC",
+    )
+    metric: tuple[Metric, ...] = setting(
+        (),
+        "the numbers to compare, one or more, such as json:results.json:test.accuracy (required)",
+        type=Metric.parse,
+        nargs="+",
+        metavar="METRIC",
+    )
+    lower: bool = setting(False, "smaller numbers are better")
+    baseline: str | None = setting(
+        None, "what the others are compared with (host, or the first)", type=objective, metavar="SPEC"
+    )
+    seed_flag: str | None = setting(
+        None,
+        "the script's own flag for its seed, such as --seed; {seed} among its arguments works too (none)",
+        type=str,
+        metavar="FLAG",
+    )
+    set_seed: bool = setting(False, "seed Python, numpy and torch before the script starts; for one without a seed")
+    tune: int = setting(0, "runs per objective to tune its parameters with, equally many for each", low=0)
+    tune_metric: Metric | None = setting(  # noqa: RUF009
+        None, "a number on validation data, by which to tune (required by --tune)", type=Metric.parse, metavar="METRIC"
+    )
+    grid: tuple[tuple[str, tuple[float, ...]], ...] | None = setting(
+        None,
+        "tune only these parameters, over these values, as t=0.1,0.2 (a few of each)",
+        type=grid,
+        nargs="+",
+        metavar="NAME=VALUE,...",
+    )
+    equal_time: str | None = setting(
+        None,
+        "the script's own flag for its length, such as --epochs: whatever takes longer per step than the baseline is "
+        "also trained for as long as the baseline (none)",
+        type=str,
+        metavar="FLAG",
+    )
+    copy: bool = setting(False, "run the script in a copy of this folder, one for each run")
+    link: tuple[str, ...] = setting(
+        (), "with --copy: large data, which is linked instead (none)", nargs="+", metavar="FOLDER"
+    )
+    any_length: bool = setting(False, "runs may reach the loss differently often, as with early stopping")
+    name: str | None = setting(None, "what tables and folders call the comparison (the script)", type=str)

@@ -1,0 +1,198 @@
+"""What is refused before anything runs, the cells of a comparison, and what runs say about each other."""
+
+from __future__ import annotations
+
+import argparse
+import shlex
+import shutil
+from pathlib import Path
+
+import pytest
+from documents import ROOT
+
+import counterpoint as cp
+from counterpoint.integrations import report, store
+from counterpoint.integrations.command import main as main_module
+from counterpoint.integrations.command.main import build, main
+from counterpoint.integrations.compare import commands, compute
+from counterpoint.integrations.compare.cells import cell, length_of, words
+from counterpoint.integrations.compare.comparison import _doubts, _time_notes
+from counterpoint.integrations.compare.metrics import Metric
+from counterpoint.integrations.compare.settings import Settings
+from counterpoint.integrations.compare.tuning import tuned
+
+TOY = ROOT / "tests" / "support" / "toy_train.py"
+LINE = next(i for i, line in enumerate(TOY.read_text().splitlines(), 1) if "cross_entropy(50" in line)
+SITE = f"--site train.py:{LINE} --scale 50"
+READ = "--metric json:results.json:test"
+
+
+@pytest.fixture
+def here(tmp_path, monkeypatch):
+    shutil.copy(TOY, tmp_path / "train.py")
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("", "which host? Known: simcse"),
+        ("logit --objectives host hcl --set-seed R -- train.py", "unknown host 'logit'. Did you mean 'logits'?"),
+        ("logits --objectives host hcl --set-seed R -- tran.py", "script not found: tran.py"),
+        ("logits --objectives host hcl --set-seed R", "which script? Put it behind --"),
+        ("logits --objectives host --set-seed R -- train.py", "--objectives: expected two or more"),
+        ("logits --objectives host host --set-seed R -- train.py", "--objectives: expected two or more"),
+        ("logits --set-seed R -- train.py", "--objectives: expected two or more"),
+        ("logits --objectives host hcl --set-seed -- train.py", "--metric: which number"),
+        ("logits --objectives host hcl --set-seed R R -- train.py", "--metric: two are named 'test'"),
+        ("logits --objectives host hcl R -- train.py", "how does the script get its seed? Expected one way, got 0"),
+        ("logits --objectives host hcl --set-seed R -- train.py {seed}", "Expected one way, got 2"),
+        ("logits --objectives host hcl --baseline dcl --set-seed R -- train.py", "not among the objectives"),
+        ("logits --objectives host hcl --jobs 2 --set-seed R -- train.py", "write to {out}, the folder of each run"),
+        ("logits --objectives host hcl --link data --set-seed R -- train.py", "has no effect without --copy"),
+        ("logits --objectives host hcl --copy --link data --set-seed R -- train.py", "expected a file or folder"),
+        ("logits --objectives host hcl --copy --set-seed R -- /etc/hostname", "expected a script in it"),
+        ("logits --objectives host hcl --tune 3 --set-seed R -- train.py", "--tune: by which number?"),
+        ("logits --objectives host hcl --tune 3 --tune-M R --set-seed -- train.py", "must not choose settings"),
+        (
+            "logits --objectives host hcl --equal-time --steps --set-seed R -- train.py --step 3",
+            "Did you mean '--step'?",
+        ),
+        ("logits --objectives host hcl --equal-time --steps --set-seed R -- train.py --steps x", "expected a number"),
+        ("logits --objectives host hcl --grid t=1 --set-seed R -- train.py", "--grid: has no effect without --tune"),
+        ("curl --objectives host hcl --set-seed R -- train.py", "is not a clone of"),
+        ("lightly --objectives host hcl --scale 3 --set-seed R -- train.py", "--scale: lightly has no such option"),
+        ("lightly --objectives host arcl(hcl):views=4 --set-seed R -- train.py", "asks for 4 views"),
+    ],
+)
+def test_what_is_wrong_is_told_before_anything_runs(here, capsys, monkeypatch, line, said):
+    if not line.startswith(("curl", "lightly")):  # whose plugins are asked
+        monkeypatch.setattr(main_module, "_import_torch", lambda: pytest.fail("the names are checked too late"))
+    line = line.replace("--tune-M R", f"--tune-metric {READ.split()[1]} {READ}")
+    line = line.replace("R R", f"{READ} {READ.split()[1]}").replace(" R", f" {READ}")
+    assert main(["compare", *shlex.split(line)]) == 2
+    assert said in capsys.readouterr().err
+    assert not (here / "runs").exists() or not list((here / "runs").rglob("run.json"))
+
+
+def settings(line: str) -> argparse.Namespace:
+    arguments = build("compare").parse_args(["compare", *shlex.split(line)])
+    arguments.check(arguments)
+    return arguments
+
+
+def test_flags_of_the_script_can_be_values(here):
+    found = settings(
+        f"logits {SITE} --seed-flag --seed --equal-time --steps --objectives host hcl {READ} -- train.py --steps 9"
+    )
+    assert (found.settings.seed_flag, found.settings.equal_time) == ("--seed", "--steps")
+    assert found.script == ["train.py", "--steps", "9"]
+    assert commands._seam_words(found) == ["--scale=50", f"--site=train.py:{LINE}"]
+    assert found.seeds == 5
+
+
+@pytest.mark.parametrize(
+    ("script", "flags", "more", "expected"),
+    [
+        ("t.py --lr 1", {"seed_flag": "--seed"}, {}, "t.py --lr 1 --seed 3"),
+        ("t.py --s={seed} -o {out}/x", {}, {}, "t.py --s=3 -o OUT/x"),
+        ('t.py {"a":{seed}}', {}, {}, 't.py {"a":3}'),
+        ("t.py --epochs 8", {"set_seed": True, "equal_time": "--epochs"}, {"length": 5.0}, "t.py --epochs 5"),
+        ("t.py --epochs=8", {"set_seed": True, "equal_time": "--epochs"}, {"length": 2.5}, "t.py --epochs=2.5"),
+    ],
+)
+def test_the_arguments_of_a_run(script, flags, more, expected):
+    arguments = cell("logits", [], script.split(), "c0de", Settings(**flags), "hcl", 3, **more)
+    assert words(store.Run("runs", arguments).arguments, Path("OUT")) == expected.split()
+
+
+def test_a_length_is_found_in_either_form():
+    assert length_of(["t.py", "--n", "3"], "--n") == (2, "", 3.0)
+    assert length_of(["t.py", "--n=3"], "--n") == (1, "--n=", 3.0)
+
+
+@pytest.fixture
+def done(tmp_path):
+    """Make finished runs from ``(objective, seed, calls, seconds of a step, number)``."""
+
+    def make(*rows, **more):
+        runs = []
+        for objective, seed, calls, seconds, number in rows:
+            arguments = cell("logits", [], ["t.py"], "c0de", Settings(), objective, seed, **more)
+            run = store.Run(tmp_path, arguments)
+            with run.lock():
+                run.begin()
+                run.finish({"acc": number}, calls=calls, step_seconds=seconds, metrics=[])
+            runs.append(run)
+        return runs
+
+    return make
+
+
+def test_runs_that_reach_the_loss_less_often_are_named(done):
+    runs = done(("host", 0, 40, 1, 1), ("hcl", 0, 39, 1, 1), ("host", 1, 30, 1, 1), ("hcl", 1, 30, 1, 1))
+    shorter = done(("hcl", 0, 20, 1, 1), label="hcl at equal time", length=10.0)
+    assert [(run is runs[1], text) for run, text in compute.uneven(runs + shorter)] == [
+        (True, "t.py, hcl, seed 0: the loss was reached 39 times, with host 40 times")
+    ]
+
+
+def test_time_is_stated_and_equalised(done):
+    runs = done(
+        ("host", 0, 9, 0.1, 1),
+        ("hcl", 0, 9, 0.25, 2),
+        ("dcl", 0, 9, 0.1, 2),
+        ("host", 1, 9, 0.1, 3),
+        ("hcl", 1, 9, 0.2, 4),
+    )
+    assert compute.equal_lengths(runs, "host", 20.0) == {"hcl": 8.0}
+    assert compute.equal_lengths(runs, "host", 2.5) == {"hcl": 1.0}
+    assert compute.equal_lengths(runs, "host", 1.0) == {}
+    notes = list(_time_notes(runs, "host", None))
+    assert notes[0] == "time of a step, as a multiple of host's: hcl 2.25 (2.00 to 2.50), dcl 1.00"
+    assert notes[1].startswith("hcl had more time than host: --equal-time FLAG")
+    assert len(list(_time_notes(runs, "host", "--epochs"))) == 1
+
+
+def test_the_page_has_the_scripts_own_loss(done):
+    runs = done(
+        *((spec, seed, 9, 1, seed + i) for seed in range(3) for i, spec in enumerate(["host", "infonce:t=0.2"]))
+    )
+    page = report.html(report.summarise(runs, baseline="host"))
+    assert ">host" in page
+    assert "<svg" in page
+
+
+def test_a_seed_without_effect_is_told(done):
+    same = done(("host", 0, 9, 1, 0.5), ("hcl", 0, 9, 1, 0.6), ("host", 1, 9, 1, 0.5), ("hcl", 1, 9, 1, 0.6))
+    assert any("the seed does not seem to reach the script" in note for note in _doubts(same))
+    assert not list(_doubts(same[:2] + done(("host", 1, 9, 1, 0.7), ("hcl", 1, 9, 1, 0.6))))
+
+
+def test_every_objective_is_tuned_with_the_same_budget(tmp_path):
+    """And with a seed of its own; the script's own loss has nothing to tune."""
+    asked: list[dict] = []
+
+    def run_cells(cells):
+        asked.extend(cells)
+        runs = [store.Run(tmp_path, each) for each in cells]
+        for run in runs:
+            with run.lock():
+                run.begin()
+                temperature = cp.objective(run.arguments["objective"]).temperature
+                run.finish({"dev": abs(0.2 - temperature), "beta": 0})
+        return runs
+
+    def make(spec, seed, **more):
+        return cell("logits", [], ["t.py"], "c0de", Settings(), spec, seed, **more)
+
+    specs, metric = ["host", "infonce:t=1", "hcl:t=0.05"], Metric.parse("output:dev (.+)")
+    grid = (("t", (0.1, 0.2, 0.3, 0.5)),)
+    best = tuned(specs, Settings(tune=5, tune_metric=metric, grid=grid, lower=True), make, run_cells)
+    assert [cp.objective(best[spec]).temperature for spec in specs[1:]] == [0.2, 0.2]
+    assert {(each["purpose"], each["seed"]) for each in asked} == {("tuning", 1000)}
+    assert [sum(each["objective"].startswith(name) for each in asked) for name in ("infonce", "hcl")] == [5, 5]
+    asked.clear()
+    tuned(specs, Settings(tune=6, tune_metric=metric), make, run_cells)
+    assert [sum(each["objective"].startswith(name) for each in asked) for name in ("infonce", "hcl")] == [6, 6]

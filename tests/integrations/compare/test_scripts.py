@@ -1,0 +1,305 @@
+"""``counterpoint compare`` as users type it: on a toy script, killed and continued, and on unmodified clones."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import runpy
+import shlex
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from documents import ROOT
+from hosts import real_clone
+from processes import PATIENCE, session
+
+from counterpoint.integrations import store
+from counterpoint.integrations.command.main import main
+
+TOY = ROOT / "tests" / "support" / "toy_train.py"
+LINE = next(i for i, line in enumerate(TOY.read_text().splitlines(), 1) if "cross_entropy(50" in line)
+TOLD = f"logits --site train.py:{LINE} --scale 50"
+READ = "--metric json:results.json:test"
+COMMAND = [str(Path(sys.executable).with_name("counterpoint")), "compare"]
+
+
+@pytest.fixture
+def here(tmp_path, monkeypatch):
+    (tmp_path / "here").mkdir()
+    shutil.copy(TOY, tmp_path / "here" / "train.py")
+    monkeypatch.chdir(tmp_path / "here")
+    return tmp_path / "here"
+
+
+def compare(line: str, cwd: Path, **variables: str) -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, **variables}
+    return subprocess.run([*COMMAND, *shlex.split(line)], cwd=cwd, env=environment, capture_output=True, text=True)
+
+
+def killed(line: str, cwd: Path, after: int, **variables: str) -> None:
+    """Kill the command with SIGKILL when so many runs have ended and another one has begun to print."""
+    process = session(
+        [*COMMAND, *shlex.split(line)], cwd=cwd, env={**os.environ, **variables}, stderr=subprocess.DEVNULL
+    )
+    began = time.monotonic()
+
+    def records(status):
+        return [path for path in cwd.glob("runs/compare/*/*/seed*/run.json") if f'"{status}"' in path.read_text()]
+
+    while len(records("done")) < after or not any(
+        (path.parent / "log.txt").exists() and (path.parent / "log.txt").stat().st_size for path in records("running")
+    ):
+        assert process.poll() is None, "it has ended by itself"
+        assert time.monotonic() - began < PATIENCE
+        time.sleep(0.01)
+    os.kill(process.pid, signal.SIGKILL)
+    process.wait()
+
+
+def plain(script: str, *words: str) -> dict[str, float]:
+    """What the script computes without any of this."""
+    before, sys.argv = sys.argv, [script, *words]
+    try:
+        runpy.run_path(script)
+    finally:
+        sys.argv = before
+    found = json.loads(Path("results.json").read_text())
+    Path("results.json").unlink()
+    return found
+
+
+def rows(said: str) -> dict[str, dict]:
+    return {row["row"]: row for row in json.loads(said)["columns"][0]["rows"]}
+
+
+def test_the_scripts_own_loss_and_another(here, capsys):
+    expected = plain("train.py", "--seed", "3")["test"]
+    capsys.readouterr()
+    line = f"{TOLD} --objectives host infonce:t=0.2 --seed 3 --seeds 1 --seed-flag --seed {READ} --json -- train.py"
+    assert main(["compare", *shlex.split(line)]) == 0
+    found = rows(capsys.readouterr().out)
+    assert found["host"]["values"] == {"3": expected}
+    assert found["infonce:t=0.2"]["mean"] > expected + 3
+    for run in store.find_runs("runs"):
+        assert run.details["calls"] == 60
+        assert (run.path / "out" / "results.json").exists()
+
+
+@pytest.mark.slow
+def test_a_better_objective_is_found_and_an_equal_one_is_called_so(here):
+    line = f"{TOLD} --objectives host infonce:t=0.2 infonce:t=0.02 --seed-flag --seed {READ} --jobs 2 --json "
+    line += "-- train.py --out {out}"
+    killed(line, here, after=3)
+    before = {run.path: run.record["finished"] for run in store.find_runs(here / "runs") if run.done}
+    done = compare(line, here)
+    assert done.returncode == 0, done.stderr
+    runs = {run.path: run.record["finished"] for run in store.find_runs(here / "runs")}
+    assert before.items() <= runs.items()  # which have not run again
+    assert len(runs) == 15
+    found = rows(done.stdout)
+    assert found["host"]["values"] == {str(seed): plain("train.py", "--seed", str(seed))["test"] for seed in range(5)}
+    better, equal = found["infonce:t=0.2"]["difference"], found["infonce:t=0.02"]["difference"]
+    assert (better["kind"], equal["kind"]) == ("different", "equivalent")
+    assert better["low"] > 3
+    said = compare(line.replace(" --json", ""), here).stdout
+    assert "time of a step, as a multiple of host's: infonce:t=0.2" in said
+
+
+WRONG = """
+import sys, torch
+from pathlib import Path
+from torch.nn.functional import cross_entropy
+seed, layer = int(sys.argv[-1]), torch.nn.Linear(8, 8)
+if seed == 1:
+    print("no data for seed 1")
+    sys.exit(5)
+seen = Path(f"seen{seed}")
+steps = 4 if seen.exists() and seed == 2 else 5
+seen.touch()
+for step in range(0 if seed == 3 else steps):
+    z = torch.nn.functional.normalize(layer(torch.randn(16, 8)))
+    cross_entropy(10 * z @ z.T, torch.arange(16)).backward()
+if seed != 4:
+    Path("out.txt").write_text(f"acc {seed}")
+"""
+
+
+@pytest.mark.slow
+def test_what_goes_wrong_is_named_and_the_rest_goes_on(here):
+    (here / "train.py").write_text(WRONG)
+    line = "logits --site train.py:14 --scale 10 --objectives host hcl:t=0.1 --seed-flag --seed "
+    line += "--metric 'text:out.txt:acc (.+)' -- train.py"
+    done = compare(line, here)
+    assert done.returncode == 1
+    assert "6 of 10 runs failed" in done.stderr
+    assert "the script ended with exit code 5: no data for seed 1" in done.stderr
+    assert "ended with exit code 3: the host has trained with its own loss" in done.stderr
+    assert "out.txt was written before this run began, so it is not of this run" in done.stderr
+    assert "-- train.py, host, seed 1, the end of" in done.stderr
+    assert "hcl:t=0.1, seed 2: the loss was reached 4 times, with host 5 times; left out" in done.stderr
+    assert re.search(r"^host .* 1\.0+ ± 1\.41\d* \(2\)", done.stdout, re.M)
+    assert re.search(r"^hcl:t=0.1 .* 0\.0+ \(1\)", done.stdout, re.M)
+    (failed,) = [run for run in store.find_runs(here / "runs") if "seed 1" in run.title and run.name == "host"]
+    assert "no data for seed 1" in (failed.path / "error.txt").read_text()
+    # a number that was not read at first is read without another run, and one that was left is read again
+    for run in store.find_runs(here / "runs"):
+        if run.arguments["seed"] == 4:
+            (run.path / "out" / "out.txt").write_text("acc 4")
+    done = compare(line.replace("--seed-flag", "--seeds 1 --any-length --seed 4 --seed-flag"), here)
+    assert (done.returncode, "host" in done.stdout) == (0, True), done.stderr
+    done = compare(line.replace("acc (.+)", "(?P<digit>\\d)").replace("--seed-flag", "--seeds 1 --seed-flag"), here)
+    assert (done.returncode, "train.py, digit" in done.stdout) == (0, True), done.stderr
+    assert "2 of 2 runs are done already" in done.stderr
+
+
+@pytest.mark.slow
+def test_found_tuned_copied_and_at_equal_time(here):
+    """The site by ``auto``, the temperature by ``--tune``; each run in a copy of the folder."""
+    (here / "data").mkdir()
+    (here / "slow.py").write_text("import time\n")
+    line = f"auto --objectives host infonce:t=1 --tune 3 --grid t=0.2,0.5 --tune-metric json:results.json:dev {READ} "
+    line += "--seeds 3 --seed-flag --seed --equal-time --steps --copy --link data --jobs 2 -- train.py --steps 40"
+    killed(line, here, after=1)
+    done = compare(line, here)
+    assert done.returncode == 0, done.stderr
+    assert "tuned by json:results.json:dev, 3 runs each: infonce:t=1" in done.stdout
+    assert "infonce:t=0.2" in done.stdout
+    assert not (here / "results.json").exists()
+    runs = store.find_runs(here / "runs")
+    assert {run.arguments["host"] for run in runs} == {"logits"}
+    assert not [run.path for run in runs if (run.path / "work").exists()]
+    assert sum(run.tuning for run in runs) == 3
+    host = [run for run in runs if run.name == "host"]
+    assert {run.arguments["seed"]: run.result["test"] for run in host} == {
+        seed: plain("train.py", "--steps", "40", "--seed", str(seed))["test"] for seed in range(3)
+    }
+
+
+# ---- unmodified clones -----------------------------------------------------------------------------
+
+
+def killed_and_resumed(line: str, cwd: Path, runs: int, **variables: str) -> str:
+    killed(line, cwd, after=1, **variables)
+    done = compare(line, cwd, **variables)
+    assert done.returncode == 0, done.stderr[-4000:]
+    found = [run for run in store.find_runs(cwd / "runs") if not run.tuning]
+    assert len(found) == runs
+    assert all(run.done and run.details["calls"] for run in found)
+    assert "time of a step, as a multiple of host's" in done.stdout
+    return done.stdout
+
+
+@pytest.mark.slow
+def test_graphcl_on_mutag(tmp_path):
+    pytest.importorskip("seaborn")  # which the host imports
+    data = Path(os.environ.get("COUNTERPOINT_DATA", ""), "tu", "MUTAG", "raw")
+    if not data.is_dir():
+        pytest.skip("no MUTAG in COUNTERPOINT_DATA")
+    clone = tmp_path / "clone"
+    places = ("GraphCL/unsupervised_TU", "graphcl/unsupervised_TU", "graphcl")
+    shutil.copytree(real_clone(*places, holds="gsimclr.py"), clone, ignore=shutil.ignore_patterns("data", "logs"))
+    shutil.copytree(data, clone / "data" / "MUTAG" / "MUTAG" / "raw")
+    (clone / "logs").mkdir()
+    line = r"""graphcl --objectives host hcl:t=0.2 --seeds 3 --seed-flag --seed
+        --metric 'accuracy=text:logs/log_MUTAG_random2:"test": \[.*, ([\d.e-]+)\]' --copy --jobs 2
+        -- gsimclr.py --DS MUTAG --lr 0.01 --local --num-gc-layers 3 --aug random2"""
+    said = killed_and_resumed(line, clone, 6)
+    assert "compare: gsimclr.py, accuracy" in said
+    numbers = [run.result["accuracy"] for run in store.find_runs(clone / "runs")]
+    assert all(0.6 < number < 1 for number in numbers)
+
+
+STS = """
+from counterpoint.integrations.sentence import sts
+from sentence_transformers import SentenceTransformer
+from sentence_transformers.sentence_transformer.modules import Pooling, Transformer
+
+
+def spearman(out):
+    model = SentenceTransformer(modules=[Transformer(str(out)), Pooling(16)], device="cpu")
+    return sts.evaluate(model, ["STSB-test"], data="data", progress=False).sets["STSB-test"].spearman
+"""
+
+
+@pytest.mark.slow
+def test_simcse_with_a_tiny_model(tmp_path, bert):
+    import tiny_bert
+    import transformers
+
+    clone = tmp_path / "clone"
+    shutil.copytree(real_clone("simcse", "SimCSE", holds="train.py"), clone)
+    (clone / "text.txt").write_text("\n".join(tiny_bert.texts(1, 96, seed=1)[0]) + "\n")
+    tiny_bert.write_sts(clone / "data")
+    (clone / "score.py").write_text(STS)
+    cpu = "--use_cpu" if hasattr(transformers.TrainingArguments, "use_cpu") else "--no_cuda"
+    line = f"""simcse --objectives host hcl:t=0.05 --seeds 2 --seed-flag --seed --metric python:score.py:spearman
+        -- train.py --model_name_or_path {bert} --train_file text.txt --output_dir {{out}} --max_steps 8
+        --per_device_train_batch_size 16 --learning_rate 1e-3 --max_seq_length 12 --pooler_type cls --do_train
+        --report_to none {cpu}"""
+    said = killed_and_resumed(line, clone, 4, HF_HUB_OFFLINE="1")
+    assert "compare: train.py, spearman" in said
+
+
+# lightly's examples download CIFAR-10, have no seed, and store nothing: here are a few images, a seed and a score
+SITE = """
+import torch
+import torchvision
+from PIL import Image
+
+
+class Squares(torch.utils.data.Dataset):
+    def __init__(self, root, transform=None, **_):
+        self.transform = transform
+        self.labels = torch.arange(64) % 4
+        draw = torch.Generator().manual_seed(0)
+        edges, noise = torch.rand(4, 3, 32, 32, generator=draw), torch.rand(64, 3, 32, 32, generator=draw)
+        self.images = ((0.2 * edges[self.labels] + 0.8 * noise) * 255).byte()
+
+    def __len__(self):
+        return 64
+
+    def __getitem__(self, i):
+        image = Image.fromarray(self.images[i].permute(1, 2, 0).numpy())
+        return self.transform(image), int(self.labels[i])
+
+
+torch.set_num_threads(1)
+torchvision.datasets.CIFAR10 = Squares
+
+
+class Few(torch.utils.data.DataLoader):
+    def __init__(self, data, **_):
+        super().__init__(data, batch_size=32, shuffle=True, drop_last=True)
+
+
+torch.utils.data.DataLoader = Few
+"""
+SCORE = """
+import torch
+
+
+def nearest(script):
+    script.model.eval()
+    with torch.no_grad():
+        z = torch.nn.functional.normalize(script.backbone(script.dataset.images / 255.0).flatten(1))
+    same = (z @ z.T).fill_diagonal_(-1).argmax(1)
+    return 100 * (script.dataset.labels[same] == script.dataset.labels).float().mean().item()
+"""
+
+
+@pytest.mark.slow
+def test_an_example_of_lightly(tmp_path):
+    pytest.importorskip("lightly")
+    script = real_clone("lightly", holds="examples") / "examples" / "pytorch" / "simclr.py"
+    (tmp_path / "site").mkdir()
+    (tmp_path / "site" / "sitecustomize.py").write_text(SITE)
+    (tmp_path / "score.py").write_text(SCORE)
+    line = f"""lightly --objectives host hcl:t=0.5 --seeds 2 --set-seed --metric script:score.py:nearest -- {script}"""
+    said = killed_and_resumed(line, tmp_path, 4, PYTHONPATH=str(tmp_path / "site"))
+    assert "compare: simclr.py, nearest" in said

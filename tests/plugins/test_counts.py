@@ -1,0 +1,56 @@
+"""How often the loss is called, and the time from call to call, for programs that run ``inject``."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+from counterpoint.plugins import inject
+from counterpoint.plugins.host import Seam
+
+SPAWNS = """
+import torch
+from torch import multiprocessing
+from torch.nn.functional import cross_entropy
+
+
+def work(rank):
+    layer = torch.nn.Linear(4, 4)
+    for _ in range(5):
+        z = torch.nn.functional.normalize(layer(torch.randn(8, 4)))
+        cross_entropy(10 * z @ z.T, torch.arange(8)).backward()
+
+
+if __name__ == "__main__":
+    multiprocessing.spawn(work, nprocs=2)
+"""
+
+
+def test_the_time_of_a_step_leaves_out_pauses():
+    seam = Seam("host")
+    assert seam.step_seconds is None
+    seam.gaps = [0.25, 0.75] * 20 + [0.25, 90.0] + [0.25, 0.75] * 4 + [1000.0]
+    assert seam.step_seconds == 0.5
+    seam.gaps = [1.0, 2.0]
+    assert seam.step_seconds == 1.5
+
+
+def test_processes_that_the_script_spawns_are_counted(tmp_path):
+    (tmp_path / "train.py").write_text(SPAWNS)
+    command = [sys.executable, "-m", "counterpoint.plugins.inject", "logits", "--site", "train.py:11", "--scale", "10"]
+    done = subprocess.run([*command, "--counts", "counts.json", "--", "train.py"], cwd=tmp_path, capture_output=True)
+    assert done.returncode == 0, done.stderr
+    counts = json.loads((tmp_path / "counts.json").read_text())
+    assert (counts["calls"], counts["error"]) == (10, None)
+    assert counts["step_seconds"] > 0
+
+
+def test_what_cannot_be_written_is_refused(tmp_path, monkeypatch, capsys):
+    (tmp_path / "train.py").write_text("")
+    monkeypatch.chdir(tmp_path)
+    assert inject.main(["logits", "--counts", "nowhere/counts.json", "--", "train.py"]) == 2
+    assert inject.main(["auto", "--counts", "counts.json", "--", "train.py"]) == 2
+    said = capsys.readouterr().err
+    assert "--counts nowhere/counts.json: its folder does not exist" in said
+    assert "--counts: auto replaces nothing" in said
