@@ -59,9 +59,22 @@ class Accumulator:
         raise NotImplementedError
 
     def pair_gradient(self, gradient: Tensor, tile: Tile, out: Tensor) -> Tensor:
-        """Compute the gradient of each pair's row and, in a mirrored tile, of its column."""
-        rows = gradient[tile.rows].unsqueeze(1)
-        return rows if tile.mirror is None else torch.add(rows, gradient[tile.mirror], out=out)
+        """Compute the gradient of each pair's row and, in a mirrored tile, of its column, times the key's weight."""
+        parts = [gradient[tile.rows].unsqueeze(1)] + ([] if tile.mirror is None else [gradient[tile.mirror]])
+        for dim, part in zip((1, 0), parts, strict=False):
+            weight, removed = self.mask.log_weights(tile, dim), tile.removed[1 - dim]
+            part = part if weight is None else part * weight.exp()
+            parts[1 - dim] = part if removed is None else torch.where(removed, 0.0, part)
+        return parts[0] if len(parts) == 1 else torch.add(*parts, out=out)
+
+    def _of_direction(self, x: Tensor, tile: Tile, dim: int, value: float, workspace: Workspace) -> Tensor:
+        """Return values as they are reduced along ``dim``: weighted exponents, without what limits exclude."""
+        weight, removed = self.mask.log_weights(tile, dim), tile.removed[1 - dim]
+        if weight is not None:
+            x = torch.add(x, weight, alpha=LOG2E, out=workspace("directed", x.shape))
+        if removed is not None:
+            x = torch.where(removed, value, x)
+        return x
 
     @staticmethod
     def _axes(tile: Tile) -> list[tuple[int, slice]]:
@@ -79,7 +92,10 @@ class Mean(Accumulator):
     def add(self, k: int, x: Tensor, tile: Tile, workspace: Workspace) -> None:
         x = self.mask.fill(self.mask.weight_own(x, tile, None), tile, 0.0)
         for dim, anchors in self._axes(tile):
-            self.state[0][k, anchors] += x.sum(dim)
+            weight, removed = self.mask.log_weights(tile, dim), tile.removed[1 - dim]
+            kept = x if removed is None else torch.where(removed, 0.0, x)
+            total = kept.sum(dim) if weight is None else (kept if dim else kept.t()).mv(weight.exp().flatten())
+            self.state[0][k, anchors] += total
 
     def result(self) -> Tensor:
         return self.scale_gradients(self.state[0])
@@ -127,12 +143,13 @@ class LogSumExp(Accumulator):
         x = self.mask.fill(self.mask.weight_own(x, tile, self.unit), tile, torch.finfo(x.dtype).min / 4)
         for dim, anchors in self._axes(tile):
             # 1. new row maxima
-            new_max = torch.maximum(row_max[anchors], x.amax(dim))
+            y = self._of_direction(x, tile, dim, torch.finfo(x.dtype).min / 4, workspace)
+            new_max = torch.maximum(row_max[anchors], y.amax(dim))
             # 2. exponentials relative to them
-            p = torch.sub(x, new_max.unsqueeze(dim), out=workspace("p", x.shape)).clamp_(min=MIN_EXPONENT).exp2_()
+            p = torch.sub(y, new_max.unsqueeze(dim), out=workspace("p", x.shape)).clamp_(min=MIN_EXPONENT).exp2_()
             # 3. rescale the sums so far, and add
             row_sum[anchors] *= (row_max[anchors] - new_max).exp2_()
-            row_sum[anchors] += self.mask.fill(p, tile, 0.0).sum(dim)
+            row_sum[anchors] += tile.remove(self.mask.fill(p, tile, 0.0), dim, 0.0).sum(dim)
             row_max[anchors] = new_max
 
     def result(self) -> Tensor:
@@ -144,10 +161,18 @@ class LogSumExp(Accumulator):
     def value_gradient(self, k: int, x: Tensor, gradient: Tensor, tile: Tile, workspace: Workspace) -> Tensor:
         lse, x = self.state[0][k], self.mask.weight_own(x, tile, self.unit)
         columns = None
+        of_keys, of_anchors = (self.mask.log_weights(tile, dim) for dim in (1, 0))
         if tile.mirror is not None:
             columns = torch.sub(x, lse[tile.mirror], out=workspace("p", x.shape))
+            if of_anchors is not None:
+                columns.add_(of_anchors, alpha=self.unit)
             columns.clamp_(min=MIN_EXPONENT).exp2_().mul_(gradient[tile.mirror])
-        x.sub_(lse[tile.rows].unsqueeze(1)).clamp_(min=MIN_EXPONENT).exp2_().mul_(gradient[tile.rows].unsqueeze(1))
+            columns = tile.remove(columns, 0, 0.0)
+        x.sub_(lse[tile.rows].unsqueeze(1))
+        if of_keys is not None:
+            x.add_(of_keys, alpha=self.unit)
+        x.clamp_(min=MIN_EXPONENT).exp2_().mul_(gradient[tile.rows].unsqueeze(1))
+        x = tile.remove(x, 1, 0.0)
         return self.mask.fill(x if columns is None else x.add_(columns), tile, 0.0)
 
 
@@ -160,7 +185,7 @@ class Max(Accumulator):
 
     def add(self, k: int, x: Tensor, tile: Tile, workspace: Workspace) -> None:
         row_max, ties = self.state[0][k], self.state[1][k]
-        x = self.mask.fill(x, tile, -math.inf)
+        x = tile.remove(self.mask.fill(x, tile, -math.inf), 1, -math.inf)
         new_max = torch.maximum(row_max[tile.rows], x.amax(1))
         ties[tile.rows] *= row_max[tile.rows] == new_max
         ties[tile.rows] += (x == new_max.unsqueeze(1)).sum(1)
@@ -170,7 +195,7 @@ class Max(Accumulator):
         return gradients / self.state[1].clamp(min=1)
 
     def value_gradient(self, k: int, x: Tensor, gradient: Tensor, tile: Tile, workspace: Workspace) -> Tensor:
-        x = self.mask.fill(x, tile, -math.inf)
+        x = tile.remove(self.mask.fill(x, tile, -math.inf), 1, -math.inf)
         return x.eq_(self.state[0][k][tile.rows].unsqueeze(1)).mul_(gradient[tile.rows].unsqueeze(1))
 
 
