@@ -362,6 +362,8 @@ class Batch:
                 raise TypeError(f"{name}: expected True or False, got {value!r}.")
             if not value and self.negatives is None:
                 raise ValueError(f"{name}=False: needs negatives= beside it.")
+        if not self.in_batch and any(not rule.hard for rule in self.rules):
+            raise ValueError("in_batch=False leaves hard negatives only, and hard=False exempts these: give one.")
         if not self.in_batch and self.labels is not None:
             raise ValueError("in_batch=False cannot be combined with labels=: their positives are in the batch.")
         if self.log_weight is not None and self.queue is not None:

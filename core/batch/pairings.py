@@ -36,7 +36,7 @@ from ..hyper import nearest
 from .batch import Batch
 from .choose_engine import Part, mask_of, masked_negatives, negatives_of
 from .rules import limits
-from .scores import Scores, with_positives
+from .scores import Scores, counted_positives
 
 
 def scores_of(batch: Batch, pairing: str) -> Scores:
@@ -59,20 +59,19 @@ def _exclude_false_negatives(batch: Batch, name: str, scores: Scores) -> None:
     if batch.guide is not None:
         with torch.no_grad():
             judge = PAIRINGS[name](batch.guide)
-    exempt = 0
     if batch.negatives is not None and name != "single" and not batch.rules[0].hard:
-        exempt = batch.negatives.shape[1] * (batch.total if batch.in_batch else 1)
+        scores.exempt = batch.negatives.shape[1] * (batch.total if batch.in_batch else 1)
     margins = any(rule.kind != "threshold" for rule in batch.rules)
     pos = _own_positives(batch.guide or batch) if name == "single" and margins else judge.pos
     scores.removed = dict(zip(map(str, batch.rules), limits(batch.rules, pos, judge.pos_mask), strict=True))
     scores.unfiltered, scores.judge = scores.neg, None if judge is scores else judge.neg
     most = torch.cat([*scores.removed.values()], 1).amin(1, keepdim=True)
-    kept = _filter(batch, scores, most, exempt)
+    kept = _filter(batch, scores, most)
     for part in scores.mixed:
         part.neg = scores.neg
     if scores.adversarial is not None:
         least = torch.cat(limits(batch.rules, scores.adversarial.pos, None), 1).amin(1, keepdim=True)
-        kept = _filter(batch, scores.adversarial, least, 0) & kept
+        kept = _filter(batch, scores.adversarial, least) & kept
     if batch.empty == "zero":
         counted = kept.new_ones(len(kept)) if scores.anchors is None else scores.anchors
         scores.anchors = counted * kept.squeeze(1).to(most.dtype)
@@ -80,17 +79,17 @@ def _exclude_false_negatives(batch: Batch, name: str, scores: Scores) -> None:
         scores.share = across(scores.anchors.sum()) / across(counted.to(most.dtype).sum()).clamp(min=1)
 
 
-def _filter(batch: Batch, scores: Scores, most: Tensor, exempt: int) -> Tensor:
+def _filter(batch: Batch, scores: Scores, most: Tensor) -> Tensor:
     """Exclude negatives that are more similar than ``most``; return which anchors have any.
 
     Anchors that lose all negatives keep them, so that every reduction is finite, and get no weight.
     """
-    before, judge = scores.neg, scores.judge
+    before, how = scores.neg, (scores.judge, scores.exempt)
     before.group = batch.group
-    scores.neg = before.excluding(most, judge, exempt)
+    scores.neg = before.excluding(most, *how)
     if batch.empty == "zero":
         kept = cast(Tensor, scores.neg.count) > 0
-        scores.neg = before.excluding(most.where(kept, torch.inf), judge, exempt)
+        scores.neg = before.excluding(most.where(kept, torch.inf), *how)
         return kept
     if isinstance(scores.neg, DenseNegatives):
         checks.has_negatives(scores.neg.count, LIMITED)
@@ -323,7 +322,7 @@ def _labeled(batch: Batch, name: str, parts: Sequence[Part], hard: Tensor | None
     neg = DenseNegatives(matrix, drop=drop, log_weight=weight)
     checks.has_negatives(neg.count)
     if len(batch.raw) == 1:  # a sample may be the only one of its class
-        pos_mask, anchors_weight = with_positives(pos_mask, matrix.dtype)
+        pos_mask, anchors_weight = counted_positives(pos_mask, matrix.dtype)
     # entries that are not positives are finite, and every mean excludes them
     prior = _prior(batch, matrix)
     return Scores(matrix, neg, pos_mask, name, prior=prior, anchors=anchors_weight, views=len(batch.raw))

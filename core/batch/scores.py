@@ -35,6 +35,7 @@ class Scores:
         unfiltered: the negatives before ``false_negatives=``, for reports.
         removed: by rule, the largest similarity of a negative, ``(anchors, 1)``.
         judge: the negatives as a guide model sees them, which decides instead of ``unfiltered``.
+        exempt: number of keys, the last, to which ``false_negatives=`` does not apply.
     """
 
     pos: Tensor
@@ -54,6 +55,7 @@ class Scores:
     unfiltered: Negatives | None = None
     removed: dict[str, Tensor] = field(default_factory=dict)
     judge: Negatives | None = None
+    exempt: int = 0
 
     def class_positives(self) -> tuple[Tensor, Tensor | None]:
         """Return the positives that enter g1 and g2, and their mask."""
@@ -113,7 +115,7 @@ def logsumexp_over(x: Tensor, mask: Tensor | None) -> Tensor:
     return (x if mask is None else x.masked_fill(~mask, -math.inf)).logsumexp(1, keepdim=True)
 
 
-def with_positives(pos_mask: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+def counted_positives(pos_mask: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     """Return the mask and a weight per anchor.
 
     Anchors without positives get weight zero and placeholder positives, since their loss would be infinite, and
