@@ -59,22 +59,29 @@ class Accumulator:
         raise NotImplementedError
 
     def pair_gradient(self, gradient: Tensor, tile: Tile, out: Tensor) -> Tensor:
-        """Compute the gradient of each pair's row and, in a mirrored tile, of its column, times the key's weight."""
-        parts = [gradient[tile.rows].unsqueeze(1)] + ([] if tile.mirror is None else [gradient[tile.mirror]])
-        for dim, part in zip((1, 0), parts, strict=False):
-            weight, removed = self.mask.log_weights(tile, dim), tile.removed[1 - dim]
-            part = part if weight is None else part * weight.exp()
-            parts[1 - dim] = part if removed is None else torch.where(removed, 0.0, part)
-        return parts[0] if len(parts) == 1 else torch.add(*parts, out=out)
+        """Compute the gradient of each pair's row and, in a mirrored tile, of its column, as far as keys count."""
+        rows = gradient[tile.rows].unsqueeze(1)
+        of_keys, of_anchors = (self.mask.log_weights(tile, dim) for dim in (1, 0))
+        if not tile.keep and of_keys is None:
+            return rows if tile.mirror is None else torch.add(rows, gradient[tile.mirror], out=out)
+        weights = [w if w is None else w.exp() for w in (of_keys, of_anchors)]
+        if not tile.keep:
+            torch.mul(rows, weights[0], out=out)
+        else:
+            torch.mul(tile.keep[0], rows, out=out)
+            if weights[0] is not None:
+                out.mul_(weights[0])
+        if tile.mirror is None:
+            return out
+        columns = gradient[tile.mirror]
+        if not tile.keep:
+            return out.addcmul_(weights[1], columns)
+        return out.addcmul_(tile.keep[1], columns if weights[1] is None else columns * weights[1])
 
-    def _of_direction(self, x: Tensor, tile: Tile, dim: int, value: float, workspace: Workspace) -> Tensor:
-        """Return values as they are reduced along ``dim``: weighted exponents, without what limits exclude."""
-        weight, removed = self.mask.log_weights(tile, dim), tile.removed[1 - dim]
-        if weight is not None:
-            x = torch.add(x, weight, alpha=LOG2E, out=workspace("directed", x.shape))
-        if removed is not None:
-            x = torch.where(removed, value, x)
-        return x
+    def _total(self, x: Tensor, tile: Tile, dim: int) -> Tensor:
+        """Sum values along ``dim``, times the weights of the keys."""
+        weight = self.mask.log_weights(tile, dim)
+        return x.sum(dim) if weight is None else (x if dim else x.t()).mv(weight.exp().flatten())
 
     @staticmethod
     def _axes(tile: Tile) -> list[tuple[int, slice]]:
@@ -92,10 +99,8 @@ class Mean(Accumulator):
     def add(self, k: int, x: Tensor, tile: Tile, workspace: Workspace) -> None:
         x = self.mask.fill(self.mask.weight_own(x, tile, None), tile, 0.0)
         for dim, anchors in self._axes(tile):
-            weight, removed = self.mask.log_weights(tile, dim), tile.removed[1 - dim]
-            kept = x if removed is None else torch.where(removed, 0.0, x)
-            total = kept.sum(dim) if weight is None else (kept if dim else kept.t()).mv(weight.exp().flatten())
-            self.state[0][k, anchors] += total
+            kept = tile.remove(x.clone(), dim, 0.0) if tile.keep else x
+            self.state[0][k, anchors] += self._total(kept, tile, dim)
 
     def result(self) -> Tensor:
         return self.scale_gradients(self.state[0])
@@ -115,7 +120,11 @@ class SumExp(Mean):
     unit = LOG2E
 
     def add(self, k: int, x: Tensor, tile: Tile, workspace: Workspace) -> None:
-        super().add(k, x.exp2_(), tile, workspace)
+        x = self.mask.fill(self.mask.weight_own(x.exp2_(), tile, None), tile, 0.0)
+        tile = tile if tile.keep else self.mask.decide(x, tile, workspace, exponentials=True)
+        for dim, anchors in self._axes(tile):
+            kept = torch.mul(x, tile.keep[1 - dim], out=workspace("kept", x.shape)) if tile.keep else x
+            self.state[0][k, anchors] += self._total(kept, tile, dim)
 
     def result(self) -> Tensor:
         return self.state[0].log()
@@ -124,7 +133,9 @@ class SumExp(Mean):
         return gradients / self.state[0].clamp(min=torch.finfo(gradients.dtype).tiny)
 
     def value_gradient(self, k: int, x: Tensor, gradient: Tensor, tile: Tile, workspace: Workspace) -> Tensor:
-        x.exp2_().mul_(self.pair_gradient(gradient, tile, workspace("pair", x.shape)))
+        x.exp2_()
+        tile = tile if tile.keep else self.mask.decide(x, tile, workspace, exponentials=True)
+        x.mul_(self.pair_gradient(gradient, tile, workspace("pair", x.shape)))
         return self.mask.fill(self.mask.weight_own(x, tile, None), tile, 0.0)
 
 
@@ -143,13 +154,20 @@ class LogSumExp(Accumulator):
         x = self.mask.fill(self.mask.weight_own(x, tile, self.unit), tile, torch.finfo(x.dtype).min / 4)
         for dim, anchors in self._axes(tile):
             # 1. new row maxima
-            y = self._of_direction(x, tile, dim, torch.finfo(x.dtype).min / 4, workspace)
-            new_max = torch.maximum(row_max[anchors], y.amax(dim))
+            y = x
+            if (weight := self.mask.log_weights(tile, dim)) is not None:
+                y = torch.add(x, weight, alpha=self.unit, out=workspace("weighted", x.shape))
+            seen = y
+            if tile.keep:
+                lowest = torch.finfo(x.dtype).min / 4
+                seen = torch.sub(tile.keep[1 - dim], 1.0, out=workspace("p", x.shape)).mul_(-lowest).add_(y)
+            new_max = torch.maximum(row_max[anchors], seen.amax(dim))
             # 2. exponentials relative to them
-            p = torch.sub(y, new_max.unsqueeze(dim), out=workspace("p", x.shape)).clamp_(min=MIN_EXPONENT).exp2_()
+            p = torch.sub(y, new_max.unsqueeze(dim), out=workspace("p", x.shape))
+            p = self._kept(p.clamp_(min=MIN_EXPONENT, max=0.0 if tile.keep else None).exp2_(), tile, dim)
             # 3. rescale the sums so far, and add
             row_sum[anchors] *= (row_max[anchors] - new_max).exp2_()
-            row_sum[anchors] += tile.remove(self.mask.fill(p, tile, 0.0), dim, 0.0).sum(dim)
+            row_sum[anchors] += self.mask.fill(p, tile, 0.0).sum(dim)
             row_max[anchors] = new_max
 
     def result(self) -> Tensor:
@@ -161,19 +179,22 @@ class LogSumExp(Accumulator):
     def value_gradient(self, k: int, x: Tensor, gradient: Tensor, tile: Tile, workspace: Workspace) -> Tensor:
         lse, x = self.state[0][k], self.mask.weight_own(x, tile, self.unit)
         columns = None
-        of_keys, of_anchors = (self.mask.log_weights(tile, dim) for dim in (1, 0))
         if tile.mirror is not None:
             columns = torch.sub(x, lse[tile.mirror], out=workspace("p", x.shape))
-            if of_anchors is not None:
-                columns.add_(of_anchors, alpha=self.unit)
-            columns.clamp_(min=MIN_EXPONENT).exp2_().mul_(gradient[tile.mirror])
-            columns = tile.remove(columns, 0, 0.0)
-        x.sub_(lse[tile.rows].unsqueeze(1))
-        if of_keys is not None:
-            x.add_(of_keys, alpha=self.unit)
-        x.clamp_(min=MIN_EXPONENT).exp2_().mul_(gradient[tile.rows].unsqueeze(1))
-        x = tile.remove(x, 1, 0.0)
+            columns = self._share(columns, tile, 0).mul_(gradient[tile.mirror])
+        x = self._share(x.sub_(lse[tile.rows].unsqueeze(1)), tile, 1).mul_(gradient[tile.rows].unsqueeze(1))
         return self.mask.fill(x if columns is None else x.add_(columns), tile, 0.0)
+
+    def _share(self, x: Tensor, tile: Tile, dim: int) -> Tensor:
+        """Compute the share of each key from the exponent less the log-sum-exp, in place."""
+        if (weight := self.mask.log_weights(tile, dim)) is not None:
+            x.add_(weight, alpha=self.unit)
+        return self._kept(x.clamp_(min=MIN_EXPONENT, max=0.0 if tile.keep else None).exp2_(), tile, dim)
+
+    @staticmethod
+    def _kept(p: Tensor, tile: Tile, dim: int) -> Tensor:
+        """Set what limits exclude to zero, in place; it must be finite."""
+        return p.mul_(tile.keep[1 - dim]) if tile.keep else p
 
 
 class Max(Accumulator):

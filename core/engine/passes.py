@@ -51,7 +51,7 @@ class TilePass:
 
     def accumulate(
         self, left: Tensor, right: Tensor, accumulator: Accumulator, workspace: Workspace, capacity: int = 0
-    ) -> list[tuple[Tensor, Tile]]:
+    ) -> list[Tensor]:
         """Forward: add all tiles to ``accumulator``.
 
         Args:
@@ -61,15 +61,16 @@ class TilePass:
         Returns:
             The first tiles: similarities, or exponentials where :meth:`_stores_exponentials`.
         """
-        stored: list[tuple[Tensor, Tile]] = []
+        stored: list[Tensor] = []
         overwritten = self.functions.scale != 1.0 and not self._stores_exponentials()
         with _exact(left.device):
             for number, tile in enumerate(self._tiles(len(left), len(right))):
                 # 1. similarities
                 s = self._product(left, right, tile, workspace, new=number < capacity)
-                tile = self.mask.decide(s, self.functions.scale, tile, workspace)
                 if number < capacity:
-                    stored.append((s.clone() if overwritten else s, tile))
+                    stored.append(s.clone() if overwritten else s)
+                if not self._stores_exponentials():
+                    tile = self.mask.decide(s, tile, workspace)
                 # 2. functions of them, into the running statistics
                 for k, x in self.functions.evaluate(s, tile, workspace):
                     accumulator.add(k, x, tile, workspace)
@@ -85,7 +86,7 @@ class TilePass:
         d_right: Tensor | None,
         d_tensors: Sequence[Tensor],
         workspace: Workspace,
-        stored: Sequence[tuple[Tensor, Tile]] = (),
+        stored: Sequence[Tensor] = (),
     ) -> None:
         """Backward: add all tiles' gradients to ``d_left``, ``d_right`` and ``d_tensors``.
 
@@ -101,16 +102,17 @@ class TilePass:
             for number, tile in enumerate(self._tiles(len(left), len(right))):
                 # 1. recompute similarities, and their gradient
                 if number < len(stored) and exponentials:
-                    p, tile = stored[number]
+                    p = stored[number]
+                    tile = self.mask.decide(p, tile, workspace, exponentials)
                     pair = accumulator.pair_gradient(gradients[0], tile, workspace("pair", p.shape))
                     ds, parts = torch.mul(p, pair, out=workspace("s", p.shape)), []
                 else:
                     if number < len(stored):
-                        kept, tile = stored[number]
-                        s = workspace("s", kept.shape).copy_(kept)
+                        s = workspace("s", stored[number].shape).copy_(stored[number])
                     else:
                         s = self._product(left, right, tile, workspace)
-                        tile = self.mask.decide(s, self.functions.scale, tile, workspace)
+                    if not exponentials:
+                        tile = self.mask.decide(s, tile, workspace)
                     ds, parts = self._similarity_gradient(s, tile, accumulator, gradients, workspace)
                 # 2. anchors and keys; a tile on the diagonal has its keys' gradients among its anchors'
                 if ds is not None and d_left is not None:
@@ -134,7 +136,8 @@ class TilePass:
 
     def _stores_exponentials(self) -> bool:
         """Return whether stored tiles hold ``2^x``, computed in place: then the backward pass only weights them."""
-        return self.accumulator is SumExp and self.functions.scale != 1.0
+        weighted = self.mask.limits is not None and self.mask.own_weight  # weights come before the limits see them
+        return self.accumulator is SumExp and self.functions.scale != 1.0 and not weighted
 
     def _tiles(self, rows: int, keys: int) -> Iterator[Tile]:
         height, width = (-(-n // self.edge) for n in (rows, keys))
@@ -185,16 +188,15 @@ class ReduceTiles(checks.Once):
         size = left.numel() + (0 if tile_pass.same else right.numel())
         usual = max(EDGES_CPU[0], tile_pass.edge) ** 2
         room = max(usual, size - usual if 16 * size >= len(left) * len(right) else 0)
-        removed = 0 if tile_pass.mask.limits is None else (1 + tile_pass.mirrored) / left.element_size()  # one byte each
-        capacity = int(room / (tile_pass.edge**2 * (1 + removed))) if any(ctx.needs_input_grad) else 0
+        capacity = room // tile_pass.edge**2 if any(ctx.needs_input_grad) else 0
         # 2. all tiles
         state = tile_pass.accumulator.start(tile_pass.functions.number, anchors, left)
         accumulator = tile_pass.accumulator(tile_pass.mask, tile_pass.count, state)
         stored = tile_pass.accumulate(left, right, accumulator, Workspace(left), capacity)
         result = accumulator.result()
-        ctx.tile_pass, ctx.stored = tile_pass, [tile for _, tile in stored]
+        ctx.tile_pass, ctx.stored = tile_pass, len(stored)
         ctx.set_materialize_grads(False)
-        ctx.save_for_backward(left, other, *(s for s, _ in stored), *tensors, *accumulator.state)
+        ctx.save_for_backward(left, other, *stored, *tensors, *accumulator.state)
         return tuple(row.unsqueeze(1) for row in result.unbind())
 
     @staticmethod
@@ -202,8 +204,7 @@ class ReduceTiles(checks.Once):
         checks.refuse_second_derivative()
         left, other, *rest = ctx.saved_tensors
         right = left if other is None else other
-        count = len(ctx.stored)
-        stored, rest = [*zip(rest[:count], ctx.stored, strict=True)], rest[count:]
+        stored, rest = rest[: ctx.stored], rest[ctx.stored :]
         number = len(ctx.tile_pass.functions.tensors)
         tensors, state = rest[:number], rest[number:]
         tile_pass: TilePass = ctx.tile_pass.with_tensors(tensors)

@@ -162,7 +162,7 @@ class RingNegatives(TiledNegatives):
             own, mask, limits = functions.for_rows(block.rows), block.mask, self.mask.limits
             if limits is not None:
                 compared = None if self.guide is None else (self.guide.left[block.rows], block.select(guide))
-                limits = replace(limits.for_block(block.rows, compared), exempt=limits.exempt and mask.own)
+                limits = replace(limits.for_block(block.rows, compared, own.scale), exempt=limits.exempt and mask.own)
                 mask = replace(mask, limits=limits)
             tile_pass = TilePass(own, accumulator, mask, count, False, False, self.edge(functions))
             yield block, tile_pass, accumulator(mask, count, [x[:, block.rows] for x in state])

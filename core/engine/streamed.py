@@ -114,7 +114,7 @@ class StreamedNegatives(TiledNegatives):
                 rows = slice(start, stop)
                 own, count = functions.for_rows(rows), rows_of(self.count, rows) if accumulator is Mean else 1.0
                 if mask.limits is not None:
-                    mask = replace(mask, limits=mask.limits.for_block(rows, compared))
+                    mask = replace(mask, limits=mask.limits.for_block(rows, compared, own.scale))
                 tile_pass = TilePass(own, accumulator, mask, count, uniform and (self.both or same), same, edge)
                 parts.append(ReduceTiles.apply(tile_pass, a, None if same else b, *own.tensors))
                 start = stop
