@@ -119,10 +119,7 @@ def has_negatives(count: Tensor | float, why: str = "ids, labels or mask rule ou
     if wanted(count) and bool((count <= 0).any()):
         rows = (count.reshape(-1) <= 0).nonzero().reshape(-1).tolist()
         named = ", ".join(map(str, rows[:8])) + (", ..." if len(rows) > 8 else "")
-        raise ValueError(
-            f"{len(rows)} of {count.numel()} anchors have no negatives (rows {named}): "
-            f"{why}."
-        )
+        raise ValueError(f"{len(rows)} of {count.numel()} anchors have no negatives (rows {named}): {why}.")
 
 
 def is_elementwise(results: Any, s: Tensor) -> None:

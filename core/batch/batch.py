@@ -143,7 +143,12 @@ class Batch:
         self.log_weight = None if log_q is None else self._log_weight(log_q, "log_q", self.size)
         self.queue_log_weight = self._of_keys(queue_log_q, "queue_log_q", "queue", self.queue)
         self.negative_log_weight = self._of_keys(negative_log_q, "negative_log_q", "negatives", self.negatives)
-        self.rules, self.empty, self.in_batch, self.shared = as_rules(false_negatives), empty, in_batch, shared_negatives
+        self.rules, self.empty, self.in_batch, self.shared = (
+            as_rules(false_negatives),
+            empty,
+            in_batch,
+            shared_negatives,
+        )
         self._check_combinations()
         self._check_choices()
         self.group: ProcessGroup | None = None
@@ -326,13 +331,12 @@ class Batch:
         if self.negatives is not None and negatives is None:
             negatives = listed[0].new_zeros(1).expand(*self.negatives.shape[:2], listed[0].shape[-1])
         with torch.no_grad():
-            guide = Batch(
+            return Batch(
                 [view.detach().to(self.dtype) for view in listed], pairing=self.pairing, labels=self.labels,
                 queue=None if queue is None else queue.detach().to(self.dtype), in_batch=self.in_batch,
                 negatives=None if negatives is None else negatives.detach().to(self.dtype), tile=self.tile,
                 queue_ids=self.queue_ids if self.labels is not None else None,
             )  # fmt: skip
-        return guide
 
     def _key_ids(self, ids: Tensor | None, what: str, of: str, keys: Tensor | None) -> Tensor | None:
         if ids is None:

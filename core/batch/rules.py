@@ -51,8 +51,8 @@ def margin(value: float, kind: str = "absolute", *, hard: bool = True) -> Rule:
     ``percentage`` ``value p``                      NV-Retriever's TopK-PercPos, with ``value=0.95``
     =============  ===============================  =============================================================
 
-    Of several positives, the least similar one counts, as in sentence-transformers' ``mine_hard_negatives``. Similarities
-    that equal the limit up to rounding are not excluded.
+    Of several positives, the least similar one counts, as in sentence-transformers' ``mine_hard_negatives``.
+    Similarities that equal the limit up to rounding are not excluded.
 
     Papers:
     Moreira et al. 2024 (NV-Retriever), https://arxiv.org/abs/2407.15831;
@@ -66,7 +66,7 @@ def margin(value: float, kind: str = "absolute", *, hard: bool = True) -> Rule:
     >>> import torch, counterpoint as cp
     >>> z1, z2 = torch.randn(2, 8, 16, generator=torch.Generator().manual_seed(0))
     >>> round(cp.InfoNCE(0.5)(z1, z2, false_negatives=cp.margin(-0.5)).item(), 4)
-    2.47
+    2.5755
     """
     if kind not in KINDS:
         raise ValueError(f"margin: unknown kind {kind!r}.{nearest(str(kind), KINDS)}")
@@ -111,7 +111,9 @@ def limits(rules: Sequence[Rule], pos: Tensor, pos_mask: Tensor | None) -> list[
             pos = pos.masked_fill(~pos_mask, torch.inf)
         least = pos.detach().amin(1, keepdim=True)
         # what differs by rounding alone is equal in every engine
-        return [(most := rule.limits(least)) + 32 * torch.finfo(pos.dtype).eps * most.abs().clamp(min=1) for rule in rules]
+        return [
+            (most := rule.limits(least)) + 32 * torch.finfo(pos.dtype).eps * most.abs().clamp(min=1) for rule in rules
+        ]
 
 
 def _is_flag(value: object, what: str) -> bool:

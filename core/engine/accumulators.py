@@ -121,9 +121,12 @@ class SumExp(Mean):
 
     def add(self, k: int, x: Tensor, tile: Tile, workspace: Workspace) -> None:
         x = self.mask.fill(self.mask.weight_own(x.exp2_(), tile, None), tile, 0.0)
-        tile = tile if tile.keep else self.mask.decide(x, tile, workspace, exponentials=True)
+        decided = tile if tile.keep else self.mask.decide(x, tile, workspace, exponentials=True)
         for dim, anchors in self._axes(tile):
-            kept = torch.mul(x, tile.keep[1 - dim], out=workspace("kept", x.shape)) if tile.keep else x
+            kept = x
+            if decided.keep:  # in place where no further function needs it
+                keep = decided.keep[1 - dim]
+                kept = torch.mul(x, keep, out=workspace("kept", x.shape) if tile.keep else keep)
             self.state[0][k, anchors] += self._total(kept, tile, dim)
 
     def result(self) -> Tensor:

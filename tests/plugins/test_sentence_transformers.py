@@ -574,9 +574,9 @@ def test_a_guide_excludes_what_gist_does(model, columns, anchors, strategy, marg
         how = {"negatives": negatives[0], "negative_guide": guided[0]} if negatives else {}
         rule = cp.margin(margin, strategy)
         pairing = "arcl" if anchors else "one_way"  # keys: both views of the others, or the second ones
-        assert cp.InfoNCE(0.05).report(a, b, pairing=pairing, false_negatives=rule, guide=(ga, gb), empty="zero", **how)[
-            f"removed[{rule}]"
-        ]
+        assert cp.InfoNCE(0.05).report(
+            a, b, pairing=pairing, false_negatives=rule, guide=(ga, gb), empty="zero", **how
+        )[f"removed[{rule}]"]
         return cp.InfoNCE(0.05)(a, b, pairing=pairing, false_negatives=rule, guide=(ga, gb), empty="zero", **how)
 
     model.zero_grad()

@@ -121,7 +121,12 @@ def rows(batch: Batch, pairing: str, noise: Callable[[Tensor], Tensor]) -> Itera
     judge = s.detach()
     if batch.guide is not None:
         seen = replace(
-            batch, views=batch.guide, queue=batch.queue_guide, negatives=batch.negative_guide, mixed=None, normalize=True
+            batch,
+            views=batch.guide,
+            queue=batch.queue_guide,
+            negatives=batch.negative_guide,
+            mixed=None,
+            normalize=True,
         )
         judge = similarities(seen, lambda x: x)[0]
     at, size = items.at, len(batch.views[0])

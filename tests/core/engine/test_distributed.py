@@ -109,7 +109,7 @@ def quick(job: Job) -> bool:
     case, sizes, gather = job
     if case in RULES:
         few = "hcl" in case or "auto" in case or not case.endswith(("margin", "tiles", "guide"))
-        return few and sizes == "two, uneven" or case == "rules: hard with a guide"
+        return (few and sizes == "two, uneven") or case == "rules: hard with a guide"
     return case in FEW or (sizes == "two, uneven" and (gather is True or "paper" in case or "with" in case))
 
 
