@@ -71,11 +71,11 @@ def report(objective: Any, *args: Any, call: str = "forward", **options: Any) ->
             means = main.neg.across(means * anchors) / main.neg.across(anchors)
         report = dict(zip(numbers, means.tolist(), strict=True))
         summed = {name: float(main.neg.across(value)) for name, value in totals.items()}
-        anchors = float(main.neg.across(torch.tensor(float(len(main.pos)), device=device)))
+        rows = float(main.neg.across(torch.tensor(float(len(main.pos)), device=device)))
         for rule in main.removed:
-            number = summed[rule]
-            report[f"removed[{rule}]"] = number / anchors
-            report[f"removed_similarity[{rule}]"] = summed[f"similarity {rule}"] / number if number else float("nan")
+            count = summed[rule]
+            report[f"removed[{rule}]"] = count / rows
+            report[f"removed_similarity[{rule}]"] = summed[f"similarity {rule}"] / count if count else float("nan")
         if main.removed:
             report["without_negatives"] = summed["without negatives"]
         if call == "forward" and options.get("normalize", True):

@@ -61,22 +61,23 @@ class Accumulator:
     def pair_gradient(self, gradient: Tensor, tile: Tile, out: Tensor) -> Tensor:
         """Compute the gradient of each pair's row and, in a mirrored tile, of its column, as far as keys count."""
         rows = gradient[tile.rows].unsqueeze(1)
+        columns = None if tile.mirror is None else gradient[tile.mirror]
         of_keys, of_anchors = (self.mask.log_weights(tile, dim) for dim in (1, 0))
-        if not tile.keep and of_keys is None:
-            return rows if tile.mirror is None else torch.add(rows, gradient[tile.mirror], out=out)
-        weights = [w if w is None else w.exp() for w in (of_keys, of_anchors)]
-        if not tile.keep:
-            torch.mul(rows, weights[0], out=out)
-        else:
+        if of_keys is None or of_anchors is None:
+            if not tile.keep:
+                return rows if columns is None else torch.add(rows, columns, out=out)
             torch.mul(tile.keep[0], rows, out=out)
-            if weights[0] is not None:
-                out.mul_(weights[0])
-        if tile.mirror is None:
+            return out if columns is None else out.addcmul_(tile.keep[1], columns)
+        torch.mul(rows, of_keys.exp(), out=out)
+        if tile.keep:
+            out.mul_(tile.keep[0])
+        if columns is None:
             return out
-        columns = gradient[tile.mirror]
-        if not tile.keep:
-            return out.addcmul_(weights[1], columns)
-        return out.addcmul_(tile.keep[1], columns if weights[1] is None else columns * weights[1])
+        return (
+            out.addcmul_(tile.keep[1], columns * of_anchors.exp())
+            if tile.keep
+            else out.addcmul_(of_anchors.exp(), columns)
+        )
 
     def _total(self, x: Tensor, tile: Tile, dim: int) -> Tensor:
         """Sum values along ``dim``, times the weights of the keys."""

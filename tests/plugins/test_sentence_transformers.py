@@ -553,10 +553,16 @@ if __name__ == "__main__":
 # ---- false negatives -----------------------------------------------------------------------------
 
 
+MARGINS = [("absolute", 0.0), ("absolute", 0.02), ("relative", 0.03), ("absolute", -0.02)]
+
+
 @pytest.mark.parametrize(
-    ("strategy", "margin"), [("absolute", 0.0), ("absolute", 0.02), ("absolute", -0.02), ("relative", 0.03)]
+    ("columns", "anchors", "strategy", "margin"),
+    [
+        *((columns, False, *margin) for columns in (2, 3) for margin in MARGINS),
+        *((2, True, *margin) for margin in MARGINS[:3]),  # below zero it takes an anchor as a negative of itself
+    ],
 )
-@pytest.mark.parametrize(("columns", "anchors"), [(2, False), (2, True), (3, False)])
 def test_a_guide_excludes_what_gist_does(model, columns, anchors, strategy, margin):
     guide = copy.deepcopy(model)
     for p in guide.parameters():
