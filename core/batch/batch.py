@@ -361,6 +361,8 @@ class Batch:
     def _check_choices(self) -> None:
         if self.empty not in EMPTY:
             raise ValueError(f"empty: unknown value {self.empty!r}.{nearest(str(self.empty), EMPTY)}")
+        if self.empty != "error" and not self.rules:
+            raise ValueError(f"empty={self.empty!r}: needs false_negatives= beside it.")
         for name, value in (("in_batch", self.in_batch), ("shared_negatives", self.shared)):
             if not isinstance(value, bool):
                 raise TypeError(f"{name}: expected True or False, got {value!r}.")

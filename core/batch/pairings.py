@@ -147,7 +147,8 @@ def _one_way(batch: Batch) -> Scores:
         return _labeled(batch, "one_way", [([anchors], others)], batch.negatives)
     pos = torch.stack([(anchors * o).sum(-1) for o in others], 1)
     if not batch.in_batch:
-        return Scores(pos, _own_negatives(batch, anchors), layout="one_way", prior=_prior(batch, pos))
+        neg = _own_negatives(batch, anchors)
+        return Scores(pos, neg, layout="one_way", prior=_prior(batch, pos), views=len(batch.raw))
     # SimCSE, supervised: hard negatives are further keys
     return _scores(batch, "one_way", [([anchors], others)], pos, hard=batch.negatives)
 

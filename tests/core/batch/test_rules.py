@@ -213,6 +213,7 @@ WRONG = {
     ),
     "attacked": ({**RULE, **GUIDE, "adversarial": normal(SIZE, 8)}, ValueError, "the guide has not seen"),
     "empty": ({**RULE, "empty": "zeros"}, ValueError, "empty: unknown value 'zeros'.*'zero'"),
+    "empty of nothing": ({"empty": "zero"}, ValueError, "empty='zero': needs false_negatives="),
     "in_batch": ({"in_batch": False}, ValueError, "in_batch=False: needs negatives="),
     "a number for a choice": ({**NEGATIVES, "shared_negatives": 0}, TypeError, "shared_negatives: expected True or"),
     "nothing left": (
