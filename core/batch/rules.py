@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -86,7 +87,7 @@ def threshold(value: float, *, hard: bool = True) -> Rule:
 
 def as_rules(value: object) -> tuple[Rule, ...]:
     """Return the rules of ``false_negatives=``."""
-    rules = tuple(value) if isinstance(value, (list, tuple)) else () if value is None else (value,)
+    rules: tuple[Any, ...] = tuple(value) if isinstance(value, (list, tuple)) else () if value is None else (value,)
     wrong = [rule for rule in rules if not isinstance(rule, Rule)]
     if wrong or (value is not None and not rules):
         what = f"{wrong[0]!r} ({type(wrong[0]).__name__})" if wrong else repr(value)

@@ -148,7 +148,8 @@ class RingNegatives(TiledNegatives):
             received = keys.new_empty(rows[previous] if remaining else 0, keys.shape[1])
             if remaining:  # overlaps with the computation
                 operations = self.group.shift(keys, received)
-            yield owner, *keys.split(widths, 1)
+            own, guide = keys.split(widths, 1)
+            yield owner, own, guide
             for operation in operations:
                 operation.wait()
             owner, keys = previous, received

@@ -63,7 +63,7 @@ class TiledNegatives(Negatives):
         return self._count
 
     @count.setter
-    def count(self, value: Value) -> None:
+    def count(self, value: Value) -> None:  # pyright: ignore[reportIncompatibleVariableOverride]
         self._count = value
 
     def excluding(self, most: Tensor, guide: Negatives | None = None, exempt: int = 0) -> Negatives:
