@@ -37,8 +37,8 @@ class Rule:
 
     def __str__(self) -> str:
         if self.kind == "threshold":
-            return f"threshold({self.value:g})"
-        return f"margin({self.value:g}{'' if self.kind == 'absolute' else f',{self.kind}'})"
+            return f"threshold({self.value})"
+        return f"margin({self.value}{'' if self.kind == 'absolute' else f',{self.kind}'})"
 
 
 def margin(value: float, kind: str = "absolute", *, hard: bool = True) -> Rule:

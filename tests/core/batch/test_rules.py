@@ -166,7 +166,7 @@ def test_duplicates_of_the_positive_stay_at_a_margin_of_zero(tile):
     a[20:] = a[:20]
     found = cp.InfoNCE().report(a, b, pairing="one_way", false_negatives=cp.margin(0.0), empty="zero")
     s = torch.nn.functional.normalize(a.double()) @ torch.nn.functional.normalize(b.double()).T
-    assert found["removed[margin(0)]"] * 40 == (s > s.diagonal().unsqueeze(1) + 1e-5).sum()
+    assert found["removed[margin(0.0)]"] * 40 == (s > s.diagonal().unsqueeze(1) + 1e-5).sum()
     numbers = [
         cp.MeanVariance()(x, y, pairing="one_way", false_negatives=cp.margin(0.0), empty="zero", tile=tile)
         for x, y in ((a, b), (a.double(), b.double()))
