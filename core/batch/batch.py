@@ -65,6 +65,9 @@ class Batch:
         size, width, device: ``B``, ``d`` and where the embeddings are.
         ids: ``ids``, or the labels.
         negatives, adversarial, mixed: ``(B, n, d)``, normalized.
+        rules: those of ``false_negatives``; ``guide`` is the same batch with the guide's embeddings.
+        shared: whether hard negatives are those of all samples.
+        log_weight, queue_log_weight, negative_log_weight: minus the log-probabilities, a number per key.
         tile: edge of the tiles; 0 for a matrix, None to choose for each pairing.
         group: the processes that share the batch, if several do.
         offset, total: position of this process's samples in the batch of all processes, and its size.
