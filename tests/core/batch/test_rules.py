@@ -77,21 +77,11 @@ def value_and_gradients(loss: torch.Tensor, leaves: list[torch.Tensor]) -> list[
 def compare(spec: str, how: dict, pairing: str | None = None) -> None:
     pairing = "symmetric" if how.get("symmetric") else pairing
     loss_fn = at(spec).double()
-    extra = {k: normal(SIZE, 8) for k in loss_fn.needs}
-    if "mixed" in extra and not set(how) & {"negatives", "queue", "labels"}:
-        extra["mixed"] = normal(SIZE, 2, 8)
-    if extra and set(how) & {"negatives", "queue", "labels", "guide", "log_q"}:
-        pytest.skip("adversarial and mixed views go with the batch's own pairs")
+    extra = {k: normal(SIZE, *([2] if k == "mixed" else []), 8) for k in sorted(loss_fn.needs)}
     z = [*embeddings(VIEWS, SIZE, dtype=torch.float64).requires_grad_()]
     leaves = [*z, *(how[k].requires_grad_() for k in ("negatives",) if k in how)]
-    options = {**how, **extra}
-    named = loss_fn.pairing if pairing is None else pairing
-    if "labels" in how and pairing is None and "queue" not in how and named not in ("views", "single"):
-        pytest.skip("labels go with views of all samples")
-    settings = dict(options)
-    if extra.get("mixed") is not None and extra["mixed"].dim() == 2:
-        settings["mixed"] = extra["mixed"].unsqueeze(1)
-    own = reference.batch_loss(loss_fn.to_dict(), reference_batch(z, settings), pairing)
+    options, named = {**how, **extra}, loss_fn.pairing if pairing is None else pairing
+    own = reference.batch_loss(loss_fn.to_dict(), reference_batch(z, options), pairing)
     wanted = value_and_gradients(own, leaves)
     for tile in (0, 3, 64):
         found = value_and_gradients(loss_fn(*z, tile=tile, pairing=pairing, **options), leaves)
@@ -99,11 +89,23 @@ def compare(spec: str, how: dict, pairing: str | None = None) -> None:
             torch.testing.assert_close(got, want, rtol=1e-8, atol=1e-9, msg=f"{named}, {tile}: {{}}".format)
 
 
+def fits(spec: str, how: dict) -> bool:
+    """Adversarial and mixed views go with the batch's own pairs, labels with views of all samples."""
+    if at(spec).needs and set(how) & {"negatives", "queue", "labels", "guide", "log_q"}:
+        return False
+    return (
+        "labels" not in how
+        or bool(set(how) & {"queue", "symmetric", "negatives"})
+        or at(spec).pairing in ("views", "single")
+    )
+
+
 def cases() -> list[object]:
     return [
         pytest.param(spec, case, marks=[] if spec in FEW or k % 8 == n % 8 else pytest.mark.slow)
         for n, spec in enumerate(REGISTERED)
         for k, case in enumerate(CASES)
+        if fits(spec, CASES[case])
     ]
 
 
