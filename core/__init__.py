@@ -21,6 +21,7 @@ warnings.filterwarnings("ignore", "Failed to initialize NumPy")  # torch's, whic
 
 if TYPE_CHECKING:  # at run time each name is imported on first use, so that commands start without torch
     from . import perturb as views
+    from .batch.rules import margin, threshold
     from .batch.scores import Scores
     from .checks import set_checks
     from .diagnose.plots import plot_distances, plot_weights
@@ -52,6 +53,7 @@ if TYPE_CHECKING:  # at run time each name is imported on first use, so that com
 
 # module: the public names that it defines; the same as above, which a test checks
 _NAMES = {
+    "batch.rules": "margin threshold",
     "batch.scores": "Scores",
     "checks": "set_checks",
     "diagnose.plots": "plot_distances plot_weights",
@@ -79,9 +81,9 @@ __all__ = [
     "AAL", "ADNCE", "CLDRO", "DCL", "HCL", "NCA", "AlphaCL", "ArCL", "Choice", "DebiasedPositives",
     "DenseNegatives", "DistancePolarization", "Flag", "InfoNCE", "IntCL", "IntNaCl", "Learned", "MeanVariance",
     "MixNCA", "Negatives", "Objective", "Real", "Robust", "Schedule", "Scores", "SpecError", "StreamedNegatives",
-    "Wrapper", "__version__", "chi2_ratio", "distances", "from_dict", "gather", "gradcache", "kl_alpha",
+    "Wrapper", "__version__", "chi2_ratio", "distances", "from_dict", "gather", "gradcache", "kl_alpha", "margin",
     "mutual_information", "objective", "pairs_in_margin", "plot_distances", "plot_weights", "registry",
-    "set_checks", "tau_from_radius", "views", "weight_curve", "worst_alignment", "worst_case_weights",
+    "set_checks", "tau_from_radius", "threshold", "views", "weight_curve", "worst_alignment", "worst_case_weights",
 ]  # fmt: skip
 
 

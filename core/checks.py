@@ -112,15 +112,14 @@ def is_prior(prior: Tensor, zero: bool = True) -> Tensor:
     return prior
 
 
-def has_negatives(count: Tensor) -> None:
+def has_negatives(count: Tensor | float, why: str = "ids, labels or mask rule out every key") -> None:
     """Raises if an anchor has no negatives, naming which."""
+    if not isinstance(count, Tensor):
+        return
     if wanted(count) and bool((count <= 0).any()):
         rows = (count.reshape(-1) <= 0).nonzero().reshape(-1).tolist()
         named = ", ".join(map(str, rows[:8])) + (", ..." if len(rows) > 8 else "")
-        raise ValueError(
-            f"{len(rows)} of {count.numel()} anchors have no negatives (rows {named}): "
-            "ids, labels or mask rule out every key."
-        )
+        raise ValueError(f"{len(rows)} of {count.numel()} anchors have no negatives (rows {named}): {why}.")
 
 
 def is_elementwise(results: Any, s: Tensor) -> None:

@@ -142,12 +142,30 @@ class Objective(Parametrized):
             symmetric: ``one_way`` in both directions (CLIP).
             queue: ``(K, d)`` further keys, all negatives (MoCo). The first view is the query, the second the key;
                 key and queue are detached.
-            negatives: ``(B, d)`` or ``(B, n, d)`` hard negatives of each sample; all samples see all of them. The
-                pairing is then ``one_way``.
+            negatives: ``(B, d)`` or ``(B, n, d)`` hard negatives of each sample; all samples see all of them, unless
+                ``shared_negatives=False``. The pairing is then ``one_way``.
+            shared_negatives: False if a sample's hard negatives are not those of other samples.
+            in_batch: False to compare with the sample's own hard negatives only.
             negative_weight: SimCSE's weight, added to the logit of a sample's own hard negatives.
             ids: ``(B,)`` integers; samples with the same id are never each other's negatives.
-            labels: ``(B,)`` integers; as ``ids``, and samples with the same label are positives (supervised use).
+            labels: ``(B,)`` integers; as ``ids``, and samples with the same label are positives (supervised use), rows
+                of the queue included. One view is enough; a sample that is the only one of its class then has no
+                positive, and does not count. Hard negatives are never positives.
             queue_ids, negative_ids: ids (or labels) of the queue's rows and of the hard negatives.
+            false_negatives: which keys are too similar to be negatives: :func:`counterpoint.margin`,
+                :func:`counterpoint.threshold`, or a list of these. Similarities are the model's own, as constants, or
+                those of ``guide``. In pairings without positives (``single``) a margin refers to the sample's other
+                views.
+            guide: another model's embeddings of the same views, ``(B, w)`` each or ``(B, views, w)``, whose cosines
+                decide what ``false_negatives`` excludes (GISTEmbed). They get no gradient.
+            queue_guide, negative_guide: the guide's embeddings of ``queue`` and of ``negatives``.
+            empty: what anchors are that ``false_negatives`` leaves without negatives: an ``error``, or of loss
+                ``zero``. Statistics of the batch (``mu="auto"``) then include their negatives, as if none were false.
+                Streamed, ``zero`` costs a pass that counts.
+            log_q: ``(B,)`` log-probability with which each sample was drawn; as a negative it counts ``1/q`` times (the
+                sampling correction of recommenders and of the sampled softmax: logit minus ``log_q``). Positives are
+                not drawn, and stay. For any weights ``w`` pass ``-log(w)``.
+            queue_log_q, negative_log_q: the same for the queue and for the hard negatives, a number per row.
             prior: ``(B,)`` probability that a sample's negative is a false one; replaces the objective's prior.
             adversarial: ``(B, d)`` embeddings of adversarial views (:mod:`counterpoint.views`).
             mixed: ``(B, d)`` or ``(B, n, d)`` embeddings of mixed views.

@@ -12,12 +12,14 @@ from .. import checks
 from ..engine.distributed import ProcessGroup
 from ..engine.embeddings import Cosines, StackedUnit
 from ..engine.streamed import pays_to_stream
-from ..hyper import is_number
+from ..hyper import is_number, nearest
 from ..vectors import EPS, EPS_HALF, unit
+from .rules import Rule, as_rules
 from .scores import Scores
 
 # Largest log-weight of a hard negative whose float32 sum does not overflow.
 MAX_LOG_WEIGHT = 80.0
+EMPTY = ("error", "zero")
 
 
 class BatchOptions(TypedDict, total=False):
@@ -32,6 +34,16 @@ class BatchOptions(TypedDict, total=False):
     labels: Tensor | None
     queue_ids: Tensor | None
     negative_ids: Tensor | None
+    false_negatives: Rule | Sequence[Rule] | None
+    guide: Tensor | Sequence[Tensor] | None
+    queue_guide: Tensor | None
+    negative_guide: Tensor | None
+    empty: str
+    in_batch: bool
+    shared_negatives: bool
+    log_q: Tensor | None
+    queue_log_q: Tensor | None
+    negative_log_q: Tensor | None
     prior: Tensor | None
     adversarial: Tensor | None
     mixed: Tensor | None
@@ -53,6 +65,9 @@ class Batch:
         size, width, device: ``B``, ``d`` and where the embeddings are.
         ids: ``ids``, or the labels.
         negatives, adversarial, mixed: ``(B, n, d)``, normalized.
+        rules: those of ``false_negatives``; ``guide`` is the same batch with the guide's embeddings.
+        shared: whether hard negatives are those of all samples.
+        log_weight, queue_log_weight, negative_log_weight: minus the log-probabilities, a number per key.
         tile: edge of the tiles; 0 for a matrix, None to choose for each pairing.
         group: the processes that share the batch, if several do.
         offset, total: position of this process's samples in the batch of all processes, and its size.
@@ -72,6 +87,16 @@ class Batch:
         labels: Tensor | None = None,
         queue_ids: Tensor | None = None,
         negative_ids: Tensor | None = None,
+        false_negatives: Rule | Sequence[Rule] | None = None,
+        guide: Tensor | Sequence[Tensor] | None = None,
+        queue_guide: Tensor | None = None,
+        negative_guide: Tensor | None = None,
+        empty: str = "error",
+        in_batch: bool = True,
+        shared_negatives: bool = True,
+        log_q: Tensor | None = None,
+        queue_log_q: Tensor | None = None,
+        negative_log_q: Tensor | None = None,
         prior: Tensor | None = None,
         adversarial: Tensor | None = None,
         mixed: Tensor | None = None,
@@ -98,13 +123,16 @@ class Batch:
         tensors = {
             "queue": queue, "negatives": negatives, "ids": ids, "labels": labels, "queue_ids": queue_ids,
             "negative_ids": negative_ids, "prior": prior, "adversarial": adversarial, "mixed": mixed,
+            "queue_guide": queue_guide, "negative_guide": negative_guide, "log_q": log_q, "queue_log_q": queue_log_q,
+            "negative_log_q": negative_log_q,
         }  # fmt: skip
         given = {name: x for name, x in tensors.items() if x is not None}
         for name, x in given.items():
             if isinstance(x, Tensor) and x.device != self.device:
                 raise ValueError(f"{name}: on {x.device}, but view 1 is on {self.device}.")
         kinds = {view.dtype for view in self.raw}
-        kinds.update(x.dtype for name, x in given.items() if name != "prior" and isinstance(x, Tensor))
+        embeddings = ("queue", "negatives", "adversarial", "mixed")
+        kinds.update(x.dtype for name, x in given.items() if name in embeddings and isinstance(x, Tensor))
         self.dtype = torch.float64 if torch.float64 in kinds else torch.float32
         self.labels = None if labels is None else checks.is_ids(labels, "labels", self.size)
         self.ids = self.labels if ids is None else checks.is_ids(ids, "ids", self.size)
@@ -115,7 +143,17 @@ class Batch:
         self.mixed = None if mixed is None else self._per_sample(mixed, "mixed")
         self.queue_ids = self._key_ids(queue_ids, "queue_ids", "queue", self.queue)
         self.negative_ids = self._key_ids(negative_ids, "negative_ids", "negatives", self.negatives)
+        self.log_weight = None if log_q is None else self._log_weight(log_q, "log_q", self.size)
+        self.queue_log_weight = self._of_keys(queue_log_q, "queue_log_q", "queue", self.queue)
+        self.negative_log_weight = self._of_keys(negative_log_q, "negative_log_q", "negatives", self.negatives)
+        self.rules, self.empty, self.in_batch, self.shared = (
+            as_rules(false_negatives),
+            empty,
+            in_batch,
+            shared_negatives,
+        )
         self._check_combinations()
+        self._check_choices()
         self.group: ProcessGroup | None = None
         self._only_views = not given
         self.offset, self.total = 0, self.size
@@ -125,6 +163,7 @@ class Batch:
         self._views_ready: list[Tensor] | None = None
         self._stacked: Tensor | None = None
         self._gathered: dict[int, tuple[Tensor, Tensor]] = {}
+        self.guide = self._guide(guide, queue_guide, negative_guide)
 
     # ---- embeddings ----------------------------------------------------------------------------
 
@@ -195,6 +234,9 @@ class Batch:
         """Make this a process's part of a batch that several share."""
         self.group, self.offset, self.total = group, group.offset, group.total
         self.tile = self._tile()
+        if self.guide is not None:
+            self.guide.join(group)
+            self.guide.tile = self.tile
 
     def everyone(self, x: Tensor) -> Tensor:
         """Return the rows of all processes, this one's first, of a tensor with rows for each sample."""
@@ -243,6 +285,62 @@ class Batch:
             )
         return self._prepared(checks.is_finite(full, what))
 
+    def _log_weight(self, log_q: Tensor, what: str, rows: int) -> Tensor:
+        """Return the log-weights of keys that were drawn with these log-probabilities."""
+        if checks.is_float(log_q, what).numel() != rows or (what == "log_q" and log_q.dim() != 1):
+            raise ValueError(f"{what}: expected a number per key, {rows} in all, got shape {checks.shape(log_q)}.")
+        if checks.wanted(log_q) and not bool((log_q.abs() <= MAX_LOG_WEIGHT).all()):
+            raise ValueError(f"{what}: expected log-probabilities of at least -{MAX_LOG_WEIGHT:g}, not probabilities.")
+        return -log_q.detach().to(self.dtype).reshape(-1)
+
+    def _of_keys(self, log_q: Tensor | None, what: str, of: str, keys: Tensor | None) -> Tensor | None:
+        if log_q is None:
+            return None
+        if keys is None:
+            raise ValueError(f"{what}: needs {of}= beside it.")
+        return self._log_weight(log_q, what, keys[..., 0].numel())
+
+    def _guide(
+        self, views: Tensor | Sequence[Tensor] | None, queue: Tensor | None, negatives: Tensor | None
+    ) -> Batch | None:
+        """Return the same batch as the guide model sees it: only its similarities are used."""
+        for name, x, of, keys in (
+            ("queue_guide", queue, "queue", self.queue), ("negative_guide", negatives, "negatives", self.negatives),
+        ):  # fmt: skip
+            exempt = of == "negatives" and any(not rule.hard for rule in self.rules)
+            if x is not None and (views is None or keys is None):
+                raise ValueError(f"{name}: needs {of}= and guide= beside it.")
+            if views is not None and keys is not None and x is None and not exempt:
+                raise ValueError(f"guide= with {of}=: needs {name}= too, the guide's embeddings of {of}.")
+            if isinstance(x, Tensor) and keys is not None and x[..., 0].numel() != keys[..., 0].numel():
+                raise ValueError(f"{name}: expected a row for each of {of}, got shape {checks.shape(x)}.")
+        if views is None:
+            return None
+        if not self.rules:
+            raise ValueError("guide=: needs false_negatives= beside it; cp.margin(0) is GISTEmbed's rule.")
+        if self.adversarial is not None:
+            raise ValueError("guide= cannot be combined with adversarial=: the guide has not seen these views.")
+        listed = [views] if isinstance(views, Tensor) else [*views]
+        for i, view in enumerate(listed, 1):
+            checks.is_float(view, f"guide, view {i}")
+        if len(listed) == 1 and listed[0].dim() == 3:
+            listed = [*listed[0].unbind(1)]
+        shapes = [view.shape[:-1] for view in listed]
+        if shapes != [view.shape[:-1] for view in self.raw]:
+            raise ValueError(
+                f"guide: expected {len(self.raw)} views of {self.size} samples, as the model's, got shapes "
+                f"{', '.join(map(checks.shape, listed))}."
+            )
+        if self.negatives is not None and negatives is None:
+            negatives = listed[0].new_zeros(1).expand(*self.negatives.shape[:2], listed[0].shape[-1])
+        with torch.no_grad():
+            return Batch(
+                [view.detach().to(self.dtype) for view in listed], pairing=self.pairing, labels=self.labels,
+                queue=None if queue is None else queue.detach().to(self.dtype), in_batch=self.in_batch,
+                negatives=None if negatives is None else negatives.detach().to(self.dtype), tile=self.tile,
+                queue_ids=self.queue_ids if self.labels is not None else None,
+            )  # fmt: skip
+
     def _key_ids(self, ids: Tensor | None, what: str, of: str, keys: Tensor | None) -> Tensor | None:
         if ids is None:
             return None
@@ -257,13 +355,32 @@ class Batch:
             raise ValueError("give queue= or negatives=, not both: append the hard negatives to the queue.")
         if self.queue is not None and self.ids is not None and self.queue_ids is None:
             raise ValueError("ids= or labels= with queue=: needs queue_ids= to know what the queue holds.")
-        if self.negatives is not None and self.labels is not None:
-            raise ValueError("labels= cannot be combined with negatives=: give ids= to rule out known negatives.")
         for name, value in (("adversarial", self.adversarial), ("mixed", self.mixed)):
             if value is not None and not (self.queue is None and self.negatives is None and self.labels is None):
                 raise ValueError(
                     f"{name}= goes with pairings of the batch itself, not with queue=, negatives= or labels=."
                 )
+
+    def _check_choices(self) -> None:
+        if self.empty not in EMPTY:
+            raise ValueError(f"empty: unknown value {self.empty!r}.{nearest(str(self.empty), EMPTY)}")
+        if self.empty != "error" and not self.rules:
+            raise ValueError(f"empty={self.empty!r}: needs false_negatives= beside it.")
+        for name, value in (("in_batch", self.in_batch), ("shared_negatives", self.shared)):
+            if not isinstance(value, bool):
+                raise TypeError(f"{name}: expected True or False, got {value!r}.")
+            if not value and self.negatives is None:
+                raise ValueError(f"{name}=False: needs negatives= beside it.")
+        if not self.in_batch and any(not rule.hard for rule in self.rules):
+            raise ValueError("in_batch=False leaves hard negatives only, and hard=False exempts these: give one.")
+        if not self.in_batch and self.labels is not None:
+            raise ValueError("in_batch=False cannot be combined with labels=: their positives are in the batch.")
+        if self.log_weight is not None and self.queue is not None:
+            raise ValueError("log_q= is of the batch's keys; the negatives are the queue's: give queue_log_q=.")
+        if self.log_weight is not None and self.negatives is not None and self.negative_log_weight is None:
+            raise ValueError("log_q= with negatives=: needs negative_log_q= for those.")
+        if self.negatives is not None and self.log_weight is None and self.negative_log_weight is not None:
+            self.log_weight = self.negative_log_weight.new_zeros(self.size)
 
     def _tile(self) -> int | None:
         tile = self._requested_tile

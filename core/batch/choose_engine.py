@@ -13,6 +13,7 @@ from .. import checks
 from ..engine.negatives import DenseNegatives, Negatives
 from ..engine.ring import RingNegatives
 from ..engine.streamed import StreamedNegatives, pays_to_stream
+from ..engine.tiled import TiledNegatives
 from ..engine.tiles import Mask
 from .batch import Batch
 
@@ -33,7 +34,8 @@ def negatives_of(batch: Batch, parts: Sequence[Part], *, both: bool = False, har
         parts, both = [part for anchors, keys in parts for part in ((anchors, keys), (keys, anchors))], False
     if batch.group is not None and batch.group.ring:
         known = batch.negative_weight, batch.ids, batch.negative_ids
-        ring = RingNegatives(batch.group, parts, hard, *known, batch.tile or None, batch.bound)
+        weights = batch.shared, batch.log_weight, batch.negative_log_weight
+        ring = RingNegatives(batch.group, parts, hard, *known, batch.tile or None, batch.bound, *weights)
         _check(ring)
         return ring
     # the samples' first hard negatives, then their second: like views, in the samples' order
@@ -46,12 +48,24 @@ def negatives_of(batch: Batch, parts: Sequence[Part], *, both: bool = False, har
         else:  # a block for each view, since a view has other rows than a block of keys
             right = batch.stack([*map(batch.everyone, keys), *further])
             blocks += [(view, right) for view in anchors]
-    ids = hard_ids = None
-    if batch.ids is not None:
-        ids = batch.ids.repeat(len(blocks[0][0]) // batch.size), batch.everyone(batch.ids)
-        hard_ids = None if batch.negative_ids is None else batch.everyone(batch.negative_ids)
-    mask = Mask.of(batch.total, len(parts[0][1]), len(further), batch.negative_weight, ids, hard_ids)
+    mask = mask_of(batch, len(blocks[0][0]) // batch.size, len(parts[0][1]), len(further))
     return masked_negatives(batch, blocks, mask, both)
+
+
+def mask_of(batch: Batch, times: int, views: int, hard: int) -> Mask:
+    """Return which keys count: views of all samples, for ``times`` views as anchors, and ``hard`` negatives of each."""
+
+    def pair(x: Tensor | None, of_hard: Tensor | None) -> tuple[tuple[Tensor, Tensor] | None, Tensor | None]:
+        if x is None:
+            return None, None
+        return (x.repeat(times), batch.everyone(x)), None if of_hard is None or not hard else batch.everyone(of_hard)
+
+    ids, hard_ids = pair(batch.ids, batch.negative_ids)
+    weights, hard_weights = pair(batch.log_weight, batch.negative_log_weight)
+    return Mask.of(
+        batch.total, views, hard, batch.negative_weight, ids, hard_ids,
+        foreign=batch.shared, log_weight=weights, hard_log_weight=hard_weights,
+    )  # fmt: skip
 
 
 def masked_negatives(
@@ -70,5 +84,4 @@ def masked_negatives(
 
 
 def _check(neg: Negatives) -> None:
-    if isinstance(neg.count, Tensor):
-        checks.has_negatives(neg.count)
+    checks.has_negatives(neg.structural if isinstance(neg, TiledNegatives) else neg.count)

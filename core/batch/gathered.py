@@ -7,6 +7,7 @@ the process group, at the latest after the group's timeout.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from zlib import crc32
 
 import torch
 from torch import Tensor
@@ -31,6 +32,8 @@ def gathered_batch(views: Sequence[Tensor], gather: Gather, **options: Unpack[Ba
     try:
         batch = Batch(views, **options)
         batch.check_finite()
+        if batch.guide is not None:
+            batch.guide.check_finite()
         facts = _facts(batch) | {'gather="ring" (1) or not (0)': int(ring)}
     except Exception:
         exchange(group, [0])  # no samples: the other processes stop too
@@ -68,4 +71,9 @@ def _facts(batch: Batch) -> dict[str, int]:
         facts[f"{name}= per sample"] = 0 if x is None else x.shape[1]
     for name in ("labels", "ids", "negative_ids"):
         facts[f"whether there are {name}="] = int(getattr(batch, name) is not None)
+    for name in ("log_weight", "negative_log_weight"):
+        facts[f"whether there are {name.replace('weight', 'q')}="] = int(getattr(batch, name) is not None)
+    facts["the width of guide="] = 0 if batch.guide is None else batch.guide.width
+    chosen = "false_negatives=, empty=, in_batch= and shared_negatives="
+    facts[chosen] = crc32(repr((batch.rules, batch.empty, batch.in_batch, batch.shared)).encode())
     return facts

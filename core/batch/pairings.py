@@ -19,20 +19,24 @@ pairing        anchors, positives and negatives, for ``m`` views of ``B`` sample
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import lru_cache
 from itertools import combinations
+from typing import cast
 
 import torch
 from torch import Tensor
 
 from .. import checks
 from ..engine.embeddings import OtherViews
-from ..engine.negatives import DenseNegatives
+from ..engine.negatives import DenseNegatives, Negatives, concatenated
+from ..engine.tiled import LIMITED
 from ..engine.tiles import Mask
 from ..hyper import nearest
 from .batch import Batch
-from .choose_engine import Part, masked_negatives, negatives_of
-from .scores import Scores
+from .choose_engine import Part, mask_of, masked_negatives, negatives_of
+from .rules import limits
+from .scores import Scores, counted_positives
 
 
 def scores_of(batch: Batch, pairing: str) -> Scores:
@@ -40,11 +44,65 @@ def scores_of(batch: Batch, pairing: str) -> Scores:
     name = pairing_in_force(batch, pairing)
     if name not in batch.scores:
         scores = PAIRINGS[name](batch)
+        if batch.rules:
+            _exclude_false_negatives(batch, name, scores)
         for part in (scores, scores.adversarial):
             if part is not None:
                 part.neg.group = batch.group
         batch.scores[name] = scores
     return batch.scores[name]
+
+
+def _exclude_false_negatives(batch: Batch, name: str, scores: Scores) -> None:
+    """Exclude the negatives that the batch's rules call false."""
+    judge = scores
+    if batch.guide is not None:
+        with torch.no_grad():
+            judge = PAIRINGS[name](batch.guide)
+    if batch.negatives is not None and name != "single" and not batch.rules[0].hard:
+        scores.exempt = batch.negatives.shape[1] * (batch.total if batch.in_batch else 1)
+    margins = any(rule.kind != "threshold" for rule in batch.rules)
+    pos = _own_positives(batch.guide or batch) if name == "single" and margins else judge.pos
+    scores.removed = dict(zip(map(str, batch.rules), limits(batch.rules, pos, judge.pos_mask), strict=True))
+    scores.unfiltered, scores.judge = scores.neg, None if judge is scores else judge.neg
+    most = torch.cat([*scores.removed.values()], 1).amin(1, keepdim=True)
+    kept = _filter(batch, scores, most)
+    for part in scores.mixed:
+        part.neg = scores.neg
+    if scores.adversarial is not None:
+        least = torch.cat(limits(batch.rules, scores.adversarial.pos, None), 1).amin(1, keepdim=True)
+        kept = _filter(batch, scores.adversarial, least) & kept
+    if batch.empty == "zero":
+        counted = kept.new_ones(len(kept)) if scores.anchors is None else scores.anchors
+        scores.anchors = counted * kept.squeeze(1).to(most.dtype)
+        across = scores.neg.across
+        scores.share = across(scores.anchors.sum()) / across(counted.to(most.dtype).sum()).clamp(min=1)
+
+
+def _filter(batch: Batch, scores: Scores, most: Tensor) -> Tensor:
+    """Exclude negatives that are more similar than ``most``; return which anchors have any.
+
+    Anchors that lose all negatives keep them, so that every reduction is finite, and get no weight.
+    """
+    before, how = scores.neg, (scores.judge, scores.exempt)
+    before.group = batch.group
+    scores.neg = before.excluding(most, *how)
+    if batch.empty == "zero":
+        kept = cast(Tensor, scores.neg.count) > 0
+        scores.neg = before.excluding(most.where(kept, torch.inf), *how)
+        return kept
+    if isinstance(scores.neg, DenseNegatives):
+        checks.has_negatives(scores.neg.count, LIMITED)
+    return torch.ones_like(most, dtype=torch.bool)
+
+
+def _own_positives(batch: Batch) -> Tensor:
+    """Return the similarities of the first view to the sample's others, for a pairing without positives."""
+    if len(batch.raw) < 2:
+        raise ValueError("false_negatives: a margin needs positives, at least 2 views; cp.threshold() does not.")
+    first, *others = (batch.view(i).detach() for i in range(len(batch.raw)))
+    first, *others = (z[:, 0] if z.dim() == 3 else z for z in (first, *others))
+    return torch.stack([(first * z).sum(-1) for z in others], 1)
 
 
 def pairing_in_force(batch: Batch, default: str) -> str:
@@ -68,12 +126,12 @@ def pairing_in_force(batch: Batch, default: str) -> str:
 
 
 def _views(batch: Batch) -> Scores:
-    _require(batch, 2, "views")
+    _require(batch, 2 if batch.labels is None else 1, "views")
     if batch.is_plain():
         return _plain(batch, "views", anchors=len(batch.raw))
     z, m, views = batch.stacked(), len(batch.raw), batch.views
     if batch.labels is not None:
-        return _labeled(batch, "views", views, views)
+        return _labeled(batch, "views", [(views, views)])
     if batch.tile != 0:
         return _scores(batch, "views", [(views, views)], OtherViews.apply(z, m))
     others = [[(x * y).sum(-1) for j, y in enumerate(views) if i != j] for i, x in enumerate(views)]
@@ -85,15 +143,20 @@ def _one_way(batch: Batch) -> Scores:
     if batch.is_plain():
         return _plain(batch, "one_way", anchors=1)
     anchors, *others = batch.views
-    if batch.labels is not None and batch.negatives is None:
-        return _labeled(batch, "one_way", [anchors], others)
+    if batch.labels is not None:
+        return _labeled(batch, "one_way", [([anchors], others)], batch.negatives)
     pos = torch.stack([(anchors * o).sum(-1) for o in others], 1)
+    if not batch.in_batch:
+        neg = _own_negatives(batch, anchors)
+        return Scores(pos, neg, layout="one_way", prior=_prior(batch, pos), views=len(batch.raw))
     # SimCSE, supervised: hard negatives are further keys
     return _scores(batch, "one_way", [([anchors], others)], pos, hard=batch.negatives)
 
 
 def _symmetric(batch: Batch) -> Scores:
     a, b = _required(batch, 2, "symmetric", exactly=True)
+    if batch.labels is not None:
+        return _labeled(batch, "symmetric", [([a], [b]), ([b], [a])])
     pos = (a * b).sum(-1, keepdim=True).repeat(2, 1)
     return _scores(batch, "symmetric", [([a], [b])], pos, both=True)
 
@@ -146,9 +209,19 @@ def _queue(batch: Batch) -> Scores:
     ids = None
     if batch.queue_ids is not None and batch.ids is not None:
         ids = batch.ids, batch.queue_ids
-    anchors = query[:, 0] if query.dim() == 3 else query
-    neg = masked_negatives(batch, [(anchors, batch.queue.detach())], Mask(ids=ids))
-    return Scores(pos, neg, layout="queue", prior=_prior(batch, pos), views=views)
+    anchors, pos_mask = query[:, 0] if query.dim() == 3 else query, None
+    mask = Mask(ids=ids)
+    if batch.queue_log_weight is not None:
+        mask = replace(mask, log_weight=(batch.queue_log_weight.new_zeros(len(anchors)), batch.queue_log_weight))
+    neg: Negatives
+    if batch.labels is not None and ids is not None:
+        matrix = anchors @ batch.queue.detach().T
+        neg, same = DenseNegatives(matrix, *mask.dense(matrix)), ids[0].unsqueeze(1) == ids[1]
+        checks.has_negatives(neg.count)
+        pos, pos_mask = torch.cat([pos, matrix], 1), torch.cat([torch.ones_like(pos, dtype=torch.bool), same], 1)
+    else:
+        neg = masked_negatives(batch, [(anchors, batch.queue.detach())], mask)
+    return Scores(pos, neg, pos_mask, "queue", prior=_prior(batch, pos), views=views)
 
 
 PAIRINGS: dict[str, Callable[[Batch], Scores]] = {
@@ -173,8 +246,8 @@ def _require(batch: Batch, views: int, name: str, exactly: bool = False) -> None
     """Raise if the pairing ``name`` cannot be computed from this batch."""
     if batch.negatives is not None and name not in ("one_way", "single"):
         raise ValueError(f"negatives= goes with the pairing one_way, not {name}.")
-    if batch.labels is not None and name not in ("views", "one_way", "single"):
-        raise ValueError(f"labels= goes with the pairings views and one_way, not {name}.")
+    if batch.labels is not None and name not in ("views", "one_way", "symmetric", "single"):
+        raise ValueError(f"labels= goes with the pairings views, one_way, symmetric and queue, not {name}.")
     if len(batch.raw) < views or (exactly and len(batch.raw) > views):
         wanted = f"{'exactly' if exactly else 'at least'} {views} views"
         raise ValueError(f"the pairing {name} needs {wanted}, got {len(batch.raw)}.")
@@ -227,22 +300,48 @@ def _scores(
     return scores
 
 
-def _labeled(batch: Batch, name: str, anchors: Sequence[Tensor], keys: Sequence[Tensor]) -> Scores:
+def _labeled(batch: Batch, name: str, parts: Sequence[Part], hard: Tensor | None = None) -> Scores:
     """Score supervised: all views of an anchor's class are positives, except itself; all others are negatives."""
     assert batch.labels is not None
     if batch.group is not None and batch.group.ring:
         raise ValueError("labels= make positives of other processes' samples: they need gather=True, not a ring.")
-    matrix = batch.stack(anchors) @ torch.cat([batch.everyone(k) for k in keys]).T
-    same = batch.labels.repeat(len(anchors)).unsqueeze(1) == batch.everyone(batch.labels).repeat(len(keys))
-    checks.has_negatives((~same).sum(1))
-    pos_mask = same
-    if keys is anchors:
-        view = torch.arange(len(anchors), device=matrix.device).repeat_interleave(batch.size)
-        itself = torch.arange(batch.size, device=matrix.device).repeat(len(anchors)) + batch.total * view
-        pos_mask = same.scatter(1, itself.unsqueeze(1), False)
+    further = [] if hard is None else [*batch.everyone(hard).unbind(1)]
+    blocks, positives, negatives = [], [], []
+    for anchors, keys in parts:
+        matrix = batch.stack(anchors) @ torch.cat([*map(batch.everyone, keys), *further]).T
+        mask = mask_of(batch, len(anchors), len(keys), len(further))
+        same = batch.labels.repeat(len(anchors)).unsqueeze(1) == batch.everyone(batch.labels).repeat(len(keys))
+        if keys is anchors:
+            view = torch.arange(len(anchors), device=matrix.device).repeat_interleave(batch.size)
+            itself = torch.arange(batch.size, device=matrix.device).repeat(len(anchors)) + batch.total * view
+            same = same.scatter(1, itself.unsqueeze(1), False)
+        blocks.append(matrix)
+        positives.append(torch.nn.functional.pad(same, (0, matrix.shape[1] - same.shape[1])))
+        negatives.append(mask.dense(matrix))
+    matrix, pos_mask, anchors_weight = torch.cat(blocks), torch.cat(positives), None
+    drop, weight = (concatenated([parts[i] for parts in negatives]) for i in (1, 2))
+    neg = DenseNegatives(matrix, drop=drop, log_weight=weight)
+    checks.has_negatives(neg.count)
+    if len(batch.raw) == 1:  # a sample may be the only one of its class
+        pos_mask, anchors_weight = counted_positives(pos_mask, matrix.dtype)
     # entries that are not positives are finite, and every mean excludes them
-    neg = DenseNegatives(matrix, drop=same)
-    return Scores(matrix, neg, pos_mask, name, prior=_prior(batch, matrix), views=len(batch.raw))
+    prior = _prior(batch, matrix)
+    return Scores(matrix, neg, pos_mask, name, prior=prior, anchors=anchors_weight, views=len(batch.raw))
+
+
+def _own_negatives(batch: Batch, anchors: Tensor) -> DenseNegatives:
+    """Return each sample's own hard negatives, ``(B, n)``."""
+    assert batch.negatives is not None
+    matrix = (batch.negatives @ anchors.unsqueeze(2)).squeeze(2)
+    drop = weight = None
+    if batch.negative_ids is not None and batch.ids is not None:
+        drop = batch.negative_ids.view(matrix.shape) == batch.ids.unsqueeze(1)
+    if batch.negative_log_weight is not None or batch.negative_weight:
+        weight = torch.full_like(matrix, batch.negative_weight)
+        weight = weight if batch.negative_log_weight is None else weight + batch.negative_log_weight.view(matrix.shape)
+    neg = DenseNegatives(matrix, drop=drop, log_weight=weight)
+    checks.has_negatives(neg.count)
+    return neg
 
 
 def _prior(batch: Batch, pos: Tensor) -> Tensor | None:

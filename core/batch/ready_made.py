@@ -14,7 +14,7 @@ from ..engine.negatives import DenseNegatives, Negatives
 from ..engine.negatives import dense_scores as dense_scores  # for objectives, which do not import the engine
 from ..hyper import Value, nearest
 from ..vectors import widen
-from .scores import Scores
+from .scores import Scores, counted_positives
 
 # Logits of at most this are masked: hosts write minus infinity, or a number that equals it in their precision.
 MASKED = -1e4
@@ -42,7 +42,7 @@ def scores_from_matrices(
                 f"got {checks.shape(pos_mask)} of {pos_mask.dtype}."
             )
         scores.pos = torch.where(pos_mask, pos, torch.zeros_like(pos))
-        scores.pos_mask, scores.anchors = _with_positives(pos_mask, pos.dtype)
+        scores.pos_mask, scores.anchors = counted_positives(pos_mask, pos.dtype)
     checks.is_finite(scores.pos, "pos")
     if v is not None:
         scores.v = checks.is_finite(score_columns(v, "v", anchors), "v")
@@ -77,16 +77,6 @@ def _pair(value: object, what: str) -> tuple[Tensor, Tensor]:
     if not isinstance(value, (tuple, list)) or len(value) != 2:
         raise TypeError(f"{what}: expected two tensors, (similarities, those of their negatives).")
     return value[0], value[1]
-
-
-def _with_positives(pos_mask: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """Return the mask and a weight per anchor.
-
-    Anchors without positives get weight zero and placeholder positives, since their loss would be infinite, and
-    ``inf * 0`` is NaN.
-    """
-    has_positives = pos_mask.any(1)
-    return pos_mask | ~has_positives.unsqueeze(1), has_positives.to(dtype)
 
 
 def score_columns(scores: Tensor, what: str, anchors: int | None = None) -> Tensor:
@@ -202,7 +192,7 @@ def scores_from_logits(
     checks.is_finite(s, "logits")
     neg = DenseNegatives(s, skip=labels) if drop is None else DenseNegatives(s, drop=drop)
     if labels.dtype == torch.bool:
-        pos_mask, with_positives = _with_positives(labels, s.dtype)
+        pos_mask, with_positives = counted_positives(labels, s.dtype)
         anchors = with_positives if anchors is None else anchors
         return Scores(s, neg, pos_mask, "logits", anchors=anchors, rows=rows, share=share)
     return Scores(s.gather(1, labels), neg, layout="logits", anchors=anchors, rows=rows, share=share)

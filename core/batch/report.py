@@ -26,6 +26,8 @@ def report(objective: Any, *args: Any, call: str = "forward", **options: Any) ->
     * ``negatives``: how many; ``effective_negatives``: ``e^H`` of an anchor's training weights ``|dL/ds_j|``, which is
       ``negatives`` if they are equal, 1 if one dominates, 0 if all are zero
     * ``negatives_above_positive``: share of (positive, negative) pairs in which the negative is more similar
+    * ``removed[<rule>]``, ``removed_similarity[<rule>]``: how many negatives of an anchor each of ``false_negatives``
+      excludes, and their mean similarity; ``without_negatives``: how many anchors have none left
     * ``without_direction``: how many rows of the views are zero; their similarities and gradients are zero
     * the objective's own :meth:`Objective.diagnostics`, such as ``clamp_rate``
 
@@ -56,6 +58,7 @@ def report(objective: Any, *args: Any, call: str = "forward", **options: Any) ->
                 loss = objective.from_pairings(scores, device)
                 weights = derivative(loss, dense_scores(main.neg))
             numbers = {"loss": loss, **_similarities(main, weights)}
+            totals = _removed(main)
             for weight, part in objective.terms() if parts[0] is not objective else []:
                 term = part * weight
                 numbers[f"term[{term}]"] = term.from_pairings(scores, device)
@@ -67,6 +70,14 @@ def report(objective: Any, *args: Any, call: str = "forward", **options: Any) ->
             anchors = torch.tensor(len(main.pos), device=device)
             means = main.neg.across(means * anchors) / main.neg.across(anchors)
         report = dict(zip(numbers, means.tolist(), strict=True))
+        summed = {name: float(main.neg.across(value)) for name, value in totals.items()}
+        rows = float(main.neg.across(torch.tensor(float(len(main.pos)), device=device)))
+        for rule in main.removed:
+            count = summed[rule]
+            report[f"removed[{rule}]"] = count / rows
+            report[f"removed_similarity[{rule}]"] = summed[f"similarity {rule}"] / count if count else float("nan")
+        if main.removed:
+            report["without_negatives"] = summed["without negatives"]
         if call == "forward" and options.get("normalize", True):
             zeros = sum((~z.any(-1)).sum() for z in args)
             report["without_direction"] = float(main.neg.across(torch.as_tensor(zeros)))
@@ -110,6 +121,23 @@ def _similarities(scores: Scores, weights: Tensor) -> dict[str, Tensor]:
     if scores.anchors is not None:  # without rows that the loss leaves out
         numbers = {key: value[scores.anchors > 0] if value.dim() else value for key, value in numbers.items()}
     return numbers
+
+
+def _removed(scores: Scores) -> dict[str, Tensor]:
+    """Count the negatives that each rule excludes from those that ids and positions leave, and add up similarities."""
+    if scores.unfiltered is None:
+        return {}
+    before: Any = scores.unfiltered
+    s = dense_scores(before).detach()
+    compared = s if scores.judge is None else dense_scores(scores.judge)
+    allowed, totals = before.masked(torch.ones_like(s), 0.0).bool(), {}
+    left = allowed
+    for rule, most in scores.removed.items():
+        removed = allowed & (compared > most)
+        removed[:, removed.shape[1] - scores.exempt :] = False
+        totals[rule], totals[f"similarity {rule}"] = removed.sum().to(s.dtype), s[removed].sum()
+        left = left & ~removed
+    return {**totals, "without negatives": (~left.any(1)).sum().to(s.dtype)}
 
 
 def _parts(objective: Any) -> list[Any]:

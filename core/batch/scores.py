@@ -32,6 +32,10 @@ class Scores:
         adversarial: similarities to the adversarial view, with their own negatives.
         mixed: similarities to each mixed view, with their own negatives.
         views: number of views of a sample, if known.
+        unfiltered: the negatives before ``false_negatives=``, for reports.
+        removed: by rule, the largest similarity of a negative, ``(anchors, 1)``.
+        judge: the negatives as a guide model sees them, which decides instead of ``unfiltered``.
+        exempt: number of keys, the last, to which ``false_negatives=`` does not apply.
     """
 
     pos: Tensor
@@ -48,6 +52,10 @@ class Scores:
     adversarial: Scores | None = None
     mixed: list[Scores] = field(default_factory=list)
     views: int | None = None
+    unfiltered: Negatives | None = None
+    removed: dict[str, Tensor] = field(default_factory=dict)
+    judge: Negatives | None = None
+    exempt: int = 0
 
     def class_positives(self) -> tuple[Tensor, Tensor | None]:
         """Return the positives that enter g1 and g2, and their mask."""
@@ -68,7 +76,7 @@ class Scores:
     def anchors_mean(self, x: Tensor) -> Tensor:
         """Average ``(anchors,)`` values over the anchors of the whole batch, of all processes."""
         if self.neg.group is not None:
-            return self.neg.group.mean(x, self.anchors)
+            return self.neg.group.mean(x, self.anchors) * self.share
         mean = x.mean() if self.anchors is None else (x * self.anchors).sum() / self.anchors.sum().clamp(min=1)
         return mean * self.share
 
@@ -105,3 +113,13 @@ def logsumexp_over(x: Tensor, mask: Tensor | None) -> Tensor:
     if x.shape[1] == 1 and mask is None:
         return x
     return (x if mask is None else x.masked_fill(~mask, -math.inf)).logsumexp(1, keepdim=True)
+
+
+def counted_positives(pos_mask: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """Return the mask and a weight per anchor.
+
+    Anchors without positives get weight zero and placeholder positives, since their loss would be infinite, and
+    ``inf * 0`` is NaN.
+    """
+    has_positives = pos_mask.any(1)
+    return pos_mask | ~has_positives.unsqueeze(1), has_positives.to(dtype)

@@ -59,9 +59,30 @@ class Accumulator:
         raise NotImplementedError
 
     def pair_gradient(self, gradient: Tensor, tile: Tile, out: Tensor) -> Tensor:
-        """Compute the gradient of each pair's row and, in a mirrored tile, of its column."""
+        """Compute the gradient of each pair's row and, in a mirrored tile, of its column, as far as keys count."""
         rows = gradient[tile.rows].unsqueeze(1)
-        return rows if tile.mirror is None else torch.add(rows, gradient[tile.mirror], out=out)
+        columns = None if tile.mirror is None else gradient[tile.mirror]
+        of_keys, of_anchors = (self.mask.log_weights(tile, dim) for dim in (1, 0))
+        if of_keys is None or of_anchors is None:
+            if not tile.keep:
+                return rows if columns is None else torch.add(rows, columns, out=out)
+            torch.mul(tile.keep[0], rows, out=out)
+            return out if columns is None else out.addcmul_(tile.keep[1], columns)
+        torch.mul(rows, of_keys.exp(), out=out)
+        if tile.keep:
+            out.mul_(tile.keep[0])
+        if columns is None:
+            return out
+        return (
+            out.addcmul_(tile.keep[1], columns * of_anchors.exp())
+            if tile.keep
+            else out.addcmul_(of_anchors.exp(), columns)
+        )
+
+    def _total(self, x: Tensor, tile: Tile, dim: int) -> Tensor:
+        """Sum values along ``dim``, times the weights of the keys."""
+        weight = self.mask.log_weights(tile, dim)
+        return x.sum(dim) if weight is None else (x if dim else x.t()).mv(weight.exp().flatten())
 
     @staticmethod
     def _axes(tile: Tile) -> list[tuple[int, slice]]:
@@ -79,7 +100,8 @@ class Mean(Accumulator):
     def add(self, k: int, x: Tensor, tile: Tile, workspace: Workspace) -> None:
         x = self.mask.fill(self.mask.weight_own(x, tile, None), tile, 0.0)
         for dim, anchors in self._axes(tile):
-            self.state[0][k, anchors] += x.sum(dim)
+            kept = tile.remove(x.clone(), dim, 0.0) if tile.keep else x
+            self.state[0][k, anchors] += self._total(kept, tile, dim)
 
     def result(self) -> Tensor:
         return self.scale_gradients(self.state[0])
@@ -99,7 +121,14 @@ class SumExp(Mean):
     unit = LOG2E
 
     def add(self, k: int, x: Tensor, tile: Tile, workspace: Workspace) -> None:
-        super().add(k, x.exp2_(), tile, workspace)
+        x = self.mask.fill(self.mask.weight_own(x.exp2_(), tile, None), tile, 0.0)
+        decided = tile if tile.keep else self.mask.decide(x, tile, workspace, exponentials=True)
+        for dim, anchors in self._axes(tile):
+            kept = x
+            if decided.keep:  # in place where no further function needs it
+                keep = decided.keep[1 - dim]
+                kept = torch.mul(x, keep, out=workspace("kept", x.shape) if tile.keep else keep)
+            self.state[0][k, anchors] += self._total(kept, tile, dim)
 
     def result(self) -> Tensor:
         return self.state[0].log()
@@ -108,7 +137,9 @@ class SumExp(Mean):
         return gradients / self.state[0].clamp(min=torch.finfo(gradients.dtype).tiny)
 
     def value_gradient(self, k: int, x: Tensor, gradient: Tensor, tile: Tile, workspace: Workspace) -> Tensor:
-        x.exp2_().mul_(self.pair_gradient(gradient, tile, workspace("pair", x.shape)))
+        x.exp2_()
+        tile = tile if tile.keep else self.mask.decide(x, tile, workspace, exponentials=True)
+        x.mul_(self.pair_gradient(gradient, tile, workspace("pair", x.shape)))
         return self.mask.fill(self.mask.weight_own(x, tile, None), tile, 0.0)
 
 
@@ -127,9 +158,17 @@ class LogSumExp(Accumulator):
         x = self.mask.fill(self.mask.weight_own(x, tile, self.unit), tile, torch.finfo(x.dtype).min / 4)
         for dim, anchors in self._axes(tile):
             # 1. new row maxima
-            new_max = torch.maximum(row_max[anchors], x.amax(dim))
+            y = x
+            if (weight := self.mask.log_weights(tile, dim)) is not None:
+                y = torch.add(x, weight, alpha=self.unit, out=workspace("weighted", x.shape))
+            seen = y
+            if tile.keep:
+                lowest = torch.finfo(x.dtype).min / 4
+                seen = torch.sub(tile.keep[1 - dim], 1.0, out=workspace("p", x.shape)).mul_(-lowest).add_(y)
+            new_max = torch.maximum(row_max[anchors], seen.amax(dim))
             # 2. exponentials relative to them
-            p = torch.sub(x, new_max.unsqueeze(dim), out=workspace("p", x.shape)).clamp_(min=MIN_EXPONENT).exp2_()
+            p = torch.sub(y, new_max.unsqueeze(dim), out=workspace("p", x.shape))
+            p = self._kept(p.clamp_(min=MIN_EXPONENT, max=0.0 if tile.keep else None).exp2_(), tile, dim)
             # 3. rescale the sums so far, and add
             row_sum[anchors] *= (row_max[anchors] - new_max).exp2_()
             row_sum[anchors] += self.mask.fill(p, tile, 0.0).sum(dim)
@@ -146,9 +185,20 @@ class LogSumExp(Accumulator):
         columns = None
         if tile.mirror is not None:
             columns = torch.sub(x, lse[tile.mirror], out=workspace("p", x.shape))
-            columns.clamp_(min=MIN_EXPONENT).exp2_().mul_(gradient[tile.mirror])
-        x.sub_(lse[tile.rows].unsqueeze(1)).clamp_(min=MIN_EXPONENT).exp2_().mul_(gradient[tile.rows].unsqueeze(1))
+            columns = self._share(columns, tile, 0).mul_(gradient[tile.mirror])
+        x = self._share(x.sub_(lse[tile.rows].unsqueeze(1)), tile, 1).mul_(gradient[tile.rows].unsqueeze(1))
         return self.mask.fill(x if columns is None else x.add_(columns), tile, 0.0)
+
+    def _share(self, x: Tensor, tile: Tile, dim: int) -> Tensor:
+        """Compute the share of each key from the exponent less the log-sum-exp, in place."""
+        if (weight := self.mask.log_weights(tile, dim)) is not None:
+            x.add_(weight, alpha=self.unit)
+        return self._kept(x.clamp_(min=MIN_EXPONENT, max=0.0 if tile.keep else None).exp2_(), tile, dim)
+
+    @staticmethod
+    def _kept(p: Tensor, tile: Tile, dim: int) -> Tensor:
+        """Set what limits exclude to zero, in place; it must be finite."""
+        return p.mul_(tile.keep[1 - dim]) if tile.keep else p
 
 
 class Max(Accumulator):
@@ -160,7 +210,7 @@ class Max(Accumulator):
 
     def add(self, k: int, x: Tensor, tile: Tile, workspace: Workspace) -> None:
         row_max, ties = self.state[0][k], self.state[1][k]
-        x = self.mask.fill(x, tile, -math.inf)
+        x = tile.remove(self.mask.fill(x, tile, -math.inf), 1, -math.inf)
         new_max = torch.maximum(row_max[tile.rows], x.amax(1))
         ties[tile.rows] *= row_max[tile.rows] == new_max
         ties[tile.rows] += (x == new_max.unsqueeze(1)).sum(1)
@@ -170,7 +220,7 @@ class Max(Accumulator):
         return gradients / self.state[1].clamp(min=1)
 
     def value_gradient(self, k: int, x: Tensor, gradient: Tensor, tile: Tile, workspace: Workspace) -> Tensor:
-        x = self.mask.fill(x, tile, -math.inf)
+        x = tile.remove(self.mask.fill(x, tile, -math.inf), 1, -math.inf)
         return x.eq_(self.state[0][k][tile.rows].unsqueeze(1)).mul_(gradient[tile.rows].unsqueeze(1))
 
 

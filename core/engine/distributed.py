@@ -39,7 +39,7 @@ Group = Any
 """A ``torch.distributed.ProcessGroup``, which torch without distributed support does not define."""
 
 # length of the list of numbers that processes exchange before a loss: sizes, and what they must agree on
-LENGTH = 16
+LENGTH = 32
 
 Gather = bool | str | tuple[str, Group] | Group
 """What ``gather=`` accepts."""

@@ -90,6 +90,16 @@ class Negatives(ABC):
 
         return self.mean(powers, b, top)  # type: ignore[no-any-return]
 
+    def excluding(self, most: Tensor, guide: Negatives | None = None, exempt: int = 0) -> Negatives:
+        """Return the negatives whose similarity is at most ``most``, ``(anchors, 1)``.
+
+        Args:
+            most: a constant for autograd.
+            guide: the same anchors and keys by other embeddings, whose similarities are compared instead.
+            exempt: so many keys, the last, stay.
+        """
+        raise TypeError(f"{type(self).__name__}: negatives of this kind cannot be excluded by their similarity.")
+
     def materialized(self) -> Negatives:
         """Return the same negatives as a matrix, if that is small enough."""
         return self
@@ -178,8 +188,17 @@ class DenseNegatives(Negatives):
             matrices += [matrix, matrix.T] if both else [matrix]
             masks += [mask, mask.transposed()] if both else [mask]
         excluded = [mask.dense(matrix) for mask, matrix in zip(masks, matrices, strict=True)]
-        skip, drop, weight = (_concatenated([parts[i] for parts in excluded]) for i in range(3))
+        skip, drop, weight = (concatenated([parts[i] for parts in excluded]) for i in range(3))
         return DenseNegatives(torch.cat(matrices) if len(matrices) > 1 else matrices[0], skip, drop, weight)
+
+    def excluding(self, most: Tensor, guide: Negatives | None = None, exempt: int = 0) -> DenseNegatives:
+        s = self.scores.detach() if guide is None else dense_scores(guide)
+        drop = s > most
+        if exempt:
+            drop = torch.cat([drop[:, :-exempt], torch.zeros_like(drop[:, -exempt:])], 1)
+        kept = DenseNegatives(self.scores, drop=self.masked(drop, True), log_weight=self.log_weight)
+        kept.group = self.group
+        return kept
 
     def masked(self, x: Tensor, value: float, rows: slice = slice(None)) -> Tensor:
         """Return ``x`` with ``value`` where a key is not a negative."""
@@ -301,7 +320,7 @@ def dense_scores(neg: Negatives) -> Tensor:
     return scores
 
 
-def _concatenated(parts: Sequence[Tensor | None]) -> Tensor | None:
+def concatenated(parts: Sequence[Tensor | None]) -> Tensor | None:
     """Concatenate all parts below one another; None if there are none."""
     tensors = [x for x in parts if x is not None]
     return torch.cat(tensors) if len(tensors) > 1 else tensors[0] if tensors else None

@@ -69,6 +69,8 @@ class TilePass:
                 s = self._product(left, right, tile, workspace, new=number < capacity)
                 if number < capacity:
                     stored.append(s.clone() if overwritten else s)
+                if not self._stores_exponentials():
+                    tile = self.mask.decide(s, tile, workspace)
                 # 2. functions of them, into the running statistics
                 for k, x in self.functions.evaluate(s, tile, workspace):
                     accumulator.add(k, x, tile, workspace)
@@ -101,6 +103,7 @@ class TilePass:
                 # 1. recompute similarities, and their gradient
                 if number < len(stored) and exponentials:
                     p = stored[number]
+                    tile = self.mask.decide(p, tile, workspace, exponentials)
                     pair = accumulator.pair_gradient(gradients[0], tile, workspace("pair", p.shape))
                     ds, parts = torch.mul(p, pair, out=workspace("s", p.shape)), []
                 else:
@@ -108,6 +111,8 @@ class TilePass:
                         s = workspace("s", stored[number].shape).copy_(stored[number])
                     else:
                         s = self._product(left, right, tile, workspace)
+                    if not exponentials:
+                        tile = self.mask.decide(s, tile, workspace)
                     ds, parts = self._similarity_gradient(s, tile, accumulator, gradients, workspace)
                 # 2. anchors and keys; a tile on the diagonal has its keys' gradients among its anchors'
                 if ds is not None and d_left is not None:
@@ -131,7 +136,8 @@ class TilePass:
 
     def _stores_exponentials(self) -> bool:
         """Return whether stored tiles hold ``2^x``, computed in place: then the backward pass only weights them."""
-        return self.accumulator is SumExp and self.functions.scale != 1.0
+        weighted = self.mask.limits is not None and self.mask.own_weight  # weights come before the limits see them
+        return self.accumulator is SumExp and self.functions.scale != 1.0 and not weighted
 
     def _tiles(self, rows: int, keys: int) -> Iterator[Tile]:
         height, width = (-(-n // self.edge) for n in (rows, keys))

@@ -8,6 +8,7 @@ the process that owns them.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from functools import reduce
 from operator import add
 from typing import Any, NamedTuple, NoReturn
@@ -16,7 +17,7 @@ import torch
 from torch import Tensor
 
 from .. import checks
-from .accumulators import Accumulator, normalized_gradients
+from .accumulators import Accumulator, Mean, normalized_gradients
 from .distributed import ProcessGroup
 from .passes import Functions, TilePass, upstream_gradients
 from .quadratic import rows_of
@@ -57,7 +58,8 @@ class RingNegatives(TiledNegatives):
         group: the processes.
         parts: views of this process's samples as anchors, and the views that they are compared with.
         hard: ``(B, n, width)`` further keys, seen by all samples.
-        weight, ids, hard_ids: as in :meth:`counterpoint.engine.tiles.Mask.of`, for this process's samples.
+        weight, ids, hard_ids, foreign, log_weight, hard_log_weight: as in :meth:`counterpoint.engine.tiles.Mask.of`,
+            for this process's samples.
         tile, bound: as in :class:`counterpoint.StreamedNegatives`; other processes' keys may be longer, so that the
             bound is not computed.
     """
@@ -74,12 +76,19 @@ class RingNegatives(TiledNegatives):
         hard_ids: Tensor | None = None,
         tile: int | None = None,
         bound: float | None = None,
+        foreign: bool = True,
+        log_weight: Tensor | None = None,
+        hard_log_weight: Tensor | None = None,
     ) -> None:
         views = list({id(view): view for _, keys in parts for view in keys}.values())
         place = {id(view): i for i, view in enumerate(views)}
         further = [] if hard is None else [*hard.unbind(1)]
         left = torch.cat([view for anchors, _ in parts for view in anchors])
-        super().__init__(left, len(left), Mask(own_weight=weight if further else 0.0), tile, bound, cacheable=False)
+        mask = Mask(own_weight=weight if further else 0.0, foreign=foreign)
+        if log_weight is not None:  # those of all keys, for their bound
+            all_weights = [group.gather(w.flatten()) for w in (log_weight, hard_log_weight) if w is not None]
+            mask = replace(mask, log_weight=(log_weight, torch.cat(all_weights)))
+        super().__init__(left, len(left), mask, tile, bound, cacheable=False)
         self.group = group  # pyright: ignore[reportIncompatibleVariableOverride]
         self.left, self.right = left, torch.cat([*views, *further])
         further_views = list(range(len(views), len(views) + len(further)))
@@ -88,7 +97,10 @@ class RingNegatives(TiledNegatives):
         self._ids = ids
         self._owner_ids = None if ids is None else self._by_owner(ids)
         self._owner_hard_ids = None if hard_ids is None or not further else self._by_owner(hard_ids)
-        self.count = reduce(add, (self._count_of(owner) for owner in range(group.world_size)))
+        self._log_weight = log_weight
+        self._owner_log_weight = None if log_weight is None else self._by_owner(log_weight)
+        self._owner_hard_log_weight = None if hard_log_weight is None else self._by_owner(hard_log_weight)
+        self.structural = reduce(add, (self._count_of(owner) for owner in range(group.world_size)))
 
     def dense(self) -> NoReturn:
         raise TypeError(
@@ -108,13 +120,27 @@ class RingNegatives(TiledNegatives):
             if self._ids is not None and self._owner_ids is not None:
                 ids = self._ids.repeat(times), self._owner_ids[owner]
             hard_ids = None if self._owner_hard_ids is None else self._owner_hard_ids[owner]
+            log_weight = hard_log_weight = None
+            if self._log_weight is not None and self._owner_log_weight is not None:
+                log_weight = self._log_weight.repeat(times), self._owner_log_weight[owner]
+            if self._owner_hard_log_weight is not None:
+                hard_log_weight = self._owner_hard_log_weight[owner]
             own = owner == self.group.rank
-            mask = Mask.of(size, len(views), len(further), self.mask.own_weight, ids, hard_ids, own)
+            mask = Mask.of(
+                size, len(views), len(further), self.mask.own_weight, ids, hard_ids, own,
+                self.mask.foreign, log_weight, hard_log_weight,
+            )  # fmt: skip
             yield RingBlock(rows, [slice(v * size, (v + 1) * size) for v in (*views, *further)], mask)
             start = rows.stop
 
-    def rotate(self, keys: Tensor) -> Iterator[tuple[int, Tensor]]:
-        """Yield the rank of the owner and its keys, this process's first."""
+    def _first_exempt(self, exempt: int) -> int | None:
+        return exempt or None  # each process's hard negatives: see passes
+
+    def rotate(self, keys: Tensor) -> Iterator[tuple[int, Tensor, Tensor]]:
+        """Yield the rank of the owner, its keys and the guide's, this process's first."""
+        widths = keys.shape[1], 0 if self.guide is None else self.guide.right.shape[1]
+        if self.guide is not None:
+            keys = torch.cat([keys, self.guide.right], 1)
         owner, rows, world_size = self.group.rank, self.group.rows(keys), self.group.world_size
         for remaining in reversed(range(world_size)):
             previous = (owner - 1) % world_size
@@ -122,19 +148,25 @@ class RingNegatives(TiledNegatives):
             received = keys.new_empty(rows[previous] if remaining else 0, keys.shape[1])
             if remaining:  # overlaps with the computation
                 operations = self.group.shift(keys, received)
-            yield owner, keys
+            own, guide = keys.split(widths, 1)
+            yield owner, own, guide
             for operation in operations:
                 operation.wait()
             owner, keys = previous, received
 
     def passes(
-        self, owner: int, accumulator: type[Accumulator], functions: Functions, state: Sequence[Tensor]
+        self, owner: int, guide: Tensor, accumulator: type[Accumulator], functions: Functions, state: Sequence[Tensor]
     ) -> Iterator[tuple[RingBlock, TilePass, Accumulator]]:
         """Yield the tile passes over the keys of ``owner``, each with its part of the accumulator's state."""
         for block in self.blocks_of(owner):
-            count, own = rows_of(self.count, block.rows), functions.for_rows(block.rows)
-            tile_pass = TilePass(own, accumulator, block.mask, count, False, False, self.edge(functions))
-            yield block, tile_pass, accumulator(block.mask, count, [x[:, block.rows] for x in state])
+            count = rows_of(self.count, block.rows) if accumulator is Mean else 1.0
+            own, mask, limits = functions.for_rows(block.rows), block.mask, self.mask.limits
+            if limits is not None:
+                compared = None if self.guide is None else (self.guide.left[block.rows], block.select(guide))
+                limits = replace(limits.for_block(block.rows, compared, own.scale), exempt=limits.exempt and mask.own)
+                mask = replace(mask, limits=limits)
+            tile_pass = TilePass(own, accumulator, mask, count, False, False, self.edge(functions))
+            yield block, tile_pass, accumulator(mask, count, [x[:, block.rows] for x in state])
 
     def _by_owner(self, ids: Tensor) -> Sequence[Tensor]:
         parts: Sequence[Tensor] = self.group.gather(ids).split(self.group.rows(ids))
@@ -164,10 +196,11 @@ class ReduceRing(checks.Once):
     ) -> tuple[Tensor, ...]:
         functions, workspace = functions.with_tensors(tensors), Workspace(left)
         state = accumulator.start(functions.number, len(left), left)
-        for owner, keys in neg.rotate(right):
-            for block, tile_pass, part in neg.passes(owner, accumulator, functions, state):
+        for owner, keys, guide in neg.rotate(right):
+            for block, tile_pass, part in neg.passes(owner, guide, accumulator, functions, state):
                 tile_pass.accumulate(left[block.rows], block.select(keys), part, workspace)
-        whole = accumulator(neg.mask, neg.count, state)
+        count = neg.count if accumulator is Mean else 1.0
+        whole = accumulator(neg.mask, count, state)
         result = whole.result()
         ctx.neg, ctx.accumulator, ctx.functions = neg, accumulator, functions
         ctx.set_materialize_grads(False)
@@ -182,14 +215,15 @@ class ReduceRing(checks.Once):
         number = len(ctx.functions.tensors)
         tensors, state = rest[:number], rest[number:]
         functions, workspace = ctx.functions.with_tensors(tensors), Workspace(left)
+        count = neg.count if accumulator is Mean else 1.0
         # 1. gradients of the results, in units of the largest
         relative, largest = normalized_gradients(gradients)
-        upstream = upstream_gradients(functions, accumulator(neg.mask, neg.count, state), relative)
+        upstream = upstream_gradients(functions, accumulator(neg.mask, count, state), relative)
         d_left, d_right, *d_tensors = map(torch.zeros_like, (left, right, *tensors))
         sizes, world_size = neg.group.rows(right), neg.group.world_size
         # 2. the keys of each process
-        for owner, keys in neg.rotate(right):
-            for block, tile_pass, part in neg.passes(owner, accumulator, functions, state):
+        for owner, keys, guide in neg.rotate(right):
+            for block, tile_pass, part in neg.passes(owner, guide, accumulator, functions, state):
                 rows, selected = block.rows, block.select(keys)
                 d_selected = torch.zeros_like(selected)
                 tile_pass.backpropagate(

@@ -12,6 +12,7 @@ from __future__ import annotations
 import importlib
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import cache
 from typing import Any
 
@@ -19,7 +20,7 @@ import torch
 from torch import Tensor
 
 from ..hyper import Value
-from .accumulators import Accumulator
+from .accumulators import Accumulator, Mean
 from .negatives import DenseNegatives
 from .passes import Functions, ReduceTiles, TilePass
 from .quadratic import Quadratics, rows_of
@@ -83,7 +84,10 @@ class StreamedNegatives(TiledNegatives):
         if both:
             counts.append(self.mask.transposed().count(right.shape[0], left.shape[0], left.dtype))
         per_anchor = [c for c in counts if isinstance(c, Tensor)]
-        self.count = torch.cat(per_anchor).repeat(len(blocks), 1) if per_anchor else counts[0]
+        self.structural = torch.cat(per_anchor).repeat(len(blocks), 1) if per_anchor else counts[0]
+
+    def _first_exempt(self, exempt: int) -> int | None:
+        return len(self.blocks[0][1]) - exempt if exempt else None
 
     def bound(self) -> float:
         if self._bound is None and self.like.device.type == "cpu":
@@ -99,22 +103,25 @@ class StreamedNegatives(TiledNegatives):
 
     def reduce(self, accumulator: type[Accumulator], functions: Functions, uniform: bool) -> tuple[Tensor, ...]:
         parts, start, edge = [], 0, self.edge(functions)
-        for left, right in self.blocks:
-            directions = [(left, right, self.mask)]
+        guides = [None] * len(self.blocks) if self.guide is None else self.guide.blocks
+        for (left, right), guide in zip(self.blocks, guides, strict=True):
+            directions = [(left, right, self.mask, guide)]
             if self.both and not uniform:
-                directions.append((right, left, self.mask.transposed()))
-            for a, b, mask in directions:
+                directions.append((right, left, self.mask.transposed(), guide and guide[::-1]))
+            for a, b, mask, compared in directions:
                 same = a is b and not self.both
                 stop = start + len(a) + (len(b) if self.both and uniform else 0)
                 rows = slice(start, stop)
-                own, count = functions.for_rows(rows), rows_of(self.count, rows)
+                own, count = functions.for_rows(rows), rows_of(self.count, rows) if accumulator is Mean else 1.0
+                if mask.limits is not None:
+                    mask = replace(mask, limits=mask.limits.for_block(rows, compared, own.scale))
                 tile_pass = TilePass(own, accumulator, mask, count, uniform and (self.both or same), same, edge)
                 parts.append(ReduceTiles.apply(tile_pass, a, None if same else b, *own.tensors))
                 start = stop
         return tuple(map(torch.cat, zip(*parts, strict=True))) if len(parts) > 1 else parts[0]
 
     def uses_kernels(self, functions: Quadratics) -> bool:
-        if self.like.device.type not in KERNEL_DEVICES or self.tile is not None or self.mask.own_weight:
+        if self.like.device.type not in KERNEL_DEVICES or self.tile is not None or not self.mask.plain:
             return False
         kernels = _kernels()
         return kernels is not None and kernels.takes(self.like, functions.number)
@@ -135,4 +142,10 @@ class StreamedNegatives(TiledNegatives):
         return torch.cat(parts, 1).unsqueeze(2).unbind()
 
     def dense(self) -> DenseNegatives:
-        return DenseNegatives.of(self.blocks, self.mask, self.both)
+        dense = DenseNegatives.of(self.blocks, self.mask, self.both)
+        limits = self.mask.limits
+        if limits is None:
+            return dense
+        guide = None if self.guide is None else DenseNegatives.of(self.guide.blocks, Mask(), self.both)
+        exempt = 0 if limits.exempt is None else len(self.blocks[0][1]) - limits.exempt
+        return dense.excluding(limits.most, guide, exempt)

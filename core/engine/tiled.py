@@ -5,22 +5,28 @@ from __future__ import annotations
 import math
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
+from copy import copy
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from .. import checks
 from ..hyper import Value
 from .accumulators import Accumulator, LogSumExp, Max, Mean, SumExp
 from .functions import Traced
 from .negatives import DenseNegatives, Negatives
 from .passes import EDGES_CPU, Functions
 from .quadratic import SAFE, Quadratics, is_zero
-from .tiles import Mask
+from .tiles import Limits, Mask
 
 # edges of the tiles of quadratic and of traced functions
 EDGES_THREADS = (1024, 512)
 EDGES = (4096, 2048)
+
+LIMITED = "false_negatives= excludes every key; empty='zero' gives these anchors a loss of zero"
+_ONES = Traced(torch.ones_like, (), (), 1.0, 1, False)
 
 
 class TiledNegatives(Negatives):
@@ -40,6 +46,42 @@ class TiledNegatives(Negatives):
         self._bound, self._cacheable = bound, cacheable
         self._reduced = False
         self._matrix: DenseNegatives | None = None
+        self._count: Value | None = None
+        self.guide: Any = None
+        self.structural: Value = 0.0
+        """Number of keys that ids and positions leave; subclasses set it."""
+
+    @property
+    def count(self) -> Value:
+        """The number of negatives; their weights and limits are counted in a pass of its own, on first use."""
+        if self._count is None and self.mask.log_weight is None and self.mask.limits is None:
+            self._count = self.structural
+        elif self._count is None:
+            self._count = 1.0  # of which the mean is the sum
+            with torch.no_grad():
+                self._count = self._reduce(Mean, _ONES, True)[0]
+        return self._count
+
+    @count.setter
+    def count(self, value: Value) -> None:  # pyright: ignore[reportIncompatibleVariableOverride]
+        self._count = value
+
+    def excluding(self, most: Tensor, guide: Negatives | None = None, exempt: int = 0) -> Negatives:
+        kept = copy(self)
+        kept.mask, kept.guide = replace(self.mask, limits=Limits(most, exempt=self._first_exempt(exempt))), guide
+        kept._reduced, kept._matrix, kept._count = False, None, None
+        return kept
+
+    def _first_exempt(self, exempt: int) -> int | None:
+        """Return the key from which on all are exempt from limits."""
+        raise NotImplementedError
+
+    def _reduce(self, accumulator: type[Accumulator], functions: Functions, uniform: bool) -> tuple[Tensor, ...]:
+        count = self.count if accumulator is Mean else 1.0  # ahead of the reduction that needs it
+        results = self.reduce(accumulator, functions, uniform)
+        if self.mask.limits is not None:
+            checks.has_negatives(count if accumulator is Mean else results[0].detach() > -math.inf, LIMITED)
+        return results
 
     @abstractmethod
     def reduce(self, accumulator: type[Accumulator], functions: Functions, uniform: bool) -> tuple[Tensor, ...]:
@@ -75,8 +117,8 @@ class TiledNegatives(Negatives):
         functions, constants = quadratic
         if self.uses_kernels(functions):
             return _with_constants(constants, self.reduce_by_kernels(functions))
-        safe = functions.bounded(self.bound(), SAFE - abs(self.mask.own_weight))
-        return _with_constants(constants, self.reduce(SumExp if safe else LogSumExp, functions, functions.uniform))
+        safe = functions.bounded(self.bound(), SAFE - self.mask.largest_log_weight)
+        return _with_constants(constants, self._reduce(SumExp if safe else LogSumExp, functions, functions.uniform))
 
     def mean(self, f: Callable[..., Any], *per_anchor: Tensor) -> Any:
         quadratic = Quadratics.of(f, per_anchor, self.anchors, self.like.dtype)
@@ -87,7 +129,7 @@ class TiledNegatives(Negatives):
                 sums = self.reduce_by_kernels(functions, inside)
                 return _with_constants([0.0] * functions.number, [x / self.count for x in sums])
             if functions.relu_constant is not None:
-                return _with_constants(constants, self.reduce(Mean, functions, functions.uniform))
+                return _with_constants(constants, self._reduce(Mean, functions, functions.uniform))
         return self._reduce_traced(Mean, f, per_anchor, lambda dense: dense.mean(f, *per_anchor))
 
     def max(self) -> Tensor:
@@ -122,7 +164,7 @@ class TiledNegatives(Negatives):
         functions = Traced.of(f, per_anchor, self.like, accumulator.unit)
         if functions is None:  # not a function of a tile alone
             return of_matrix(self.dense())
-        results = self.reduce(accumulator, functions, functions.uniform and accumulator is not Max)
+        results = self._reduce(accumulator, functions, functions.uniform and accumulator is not Max)
         return results if functions.is_tuple else results[0]
 
 

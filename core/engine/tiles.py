@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import NamedTuple
 
 import torch
@@ -23,12 +24,58 @@ class Tile(NamedTuple):
         keys: rows of the keys.
         mirror: where the keys are among the anchors, if the tile is reduced along its columns too.
         diagonal: whether the anchors and the keys are the same rows.
+        keep: where :class:`Limits` leave a key to the anchors, 1 or 0, and, if mirrored, an anchor to the keys.
     """
 
     rows: slice
     keys: slice
     mirror: slice | None
     diagonal: bool = False
+    keep: tuple[Tensor, ...] = ()
+
+    def remove(self, x: Tensor, dim: int, value: float) -> Tensor:
+        """Overwrite what limits exclude from a reduction along ``dim``, whatever it is."""
+        return x.masked_fill_(self.keep[1 - dim] == 0, value) if self.keep else x
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Largest similarities that negatives may have, a number per anchor, by the embeddings or by those of a guide.
+
+    Args:
+        most: ``(anchors, 1)``.
+        guide: the guide's embeddings of the anchors ``(n, w)`` and of the keys ``(N, w)``, instead of the model's.
+        exempt: keys from this one on stay, by default none.
+        scale: factor of the similarities in a tile.
+    """
+
+    most: Tensor
+    guide: tuple[Tensor, Tensor] | None = None
+    exempt: int | None = None
+    scale: float = 1.0
+
+    def for_block(self, rows: slice, guide: tuple[Tensor, Tensor] | None, scale: float) -> Limits:
+        """Return the limits of some of the anchors, whose keys and those of the guide are a block."""
+        return replace(self, most=self.most[rows], guide=guide, scale=scale)
+
+    def decide(self, x: Tensor, tile: Tile, workspace: Workspace, exponentials: bool = False) -> Tile:
+        """Return the tile with ``keep``, given its similarities times ``scale``, or ``2`` to their power.
+
+        Multiplying by numbers is twenty times faster than filling by booleans.
+        """
+        most, at_most = self.most * self.scale, torch.le if self.scale > 0 else torch.ge
+        if self.guide is not None:
+            anchors, keys = self.guide[0][tile.rows], self.guide[1][tile.keys]
+            x = torch.mm(anchors, keys.t(), out=workspace("guide", (len(anchors), len(keys))))
+            most, at_most = self.most, torch.le
+        elif exponentials:
+            most = most.exp2()
+        keep = at_most(x, most[tile.rows], out=workspace("keep", x.shape))
+        if self.exempt is not None:
+            keep[:, max(0, self.exempt - tile.keys.start) :] = 1.0
+        if tile.mirror is None:
+            return tile._replace(keep=(keep,))
+        return tile._replace(keep=(keep, at_most(x, most[tile.mirror].T, out=workspace("keep columns", x.shape))))
 
 
 @dataclass(frozen=True)
@@ -41,6 +88,10 @@ class Mask:
         shared: exclude only among the keys before this one, by default among all.
         own: from this key on, those for which ``j - i`` is a multiple of ``period`` count ``exp(own_weight)`` times.
         own_weight: log-weight of an anchor's own hard negatives.
+        foreign: whether the hard negatives of other samples count, from key ``own`` on.
+        log_weight: ``(anchors,)`` and ``(keys,)``: each key counts ``exp(log_weight)`` times. The former are for
+            anchors that are keys too.
+        limits: exclude keys that are too similar.
     """
 
     period: int | None = None
@@ -48,6 +99,9 @@ class Mask:
     shared: int | None = None
     own: int = 0
     own_weight: float = 0.0
+    foreign: bool = True
+    log_weight: tuple[Tensor, Tensor] | None = None
+    limits: Limits | None = None
 
     @staticmethod
     def of(
@@ -58,6 +112,9 @@ class Mask:
         ids: tuple[Tensor, Tensor] | None = None,
         hard_ids: Tensor | None = None,
         own: bool = True,
+        foreign: bool = True,
+        log_weight: tuple[Tensor, Tensor] | None = None,
+        hard_log_weight: Tensor | None = None,
     ) -> Mask:
         """Build the mask of keys that are views of samples, one view after the other.
 
@@ -69,22 +126,56 @@ class Mask:
             ids: of the anchors and of the samples; equal ids are excluded.
             hard_ids: of the hard negatives, sample by sample.
             own: whether the samples begin with those of the anchors.
+            foreign: whether the hard negatives of other samples count.
+            log_weight, hard_log_weight: of the anchors, of the samples and of the hard negatives, like the ids.
         """
         mask = Mask(samples if own else None)
         if hard:
             first = samples * views
-            mask = replace(mask, shared=None if hard_ids is not None else first, own=first, own_weight=weight)
+            shared = None if hard_ids is not None else first
+            mask = replace(mask, shared=shared, own=first, own_weight=weight, foreign=foreign)
+
+        def of_keys(of_samples: Tensor, of_hard: Tensor | None) -> Tensor:
+            repeated = of_samples.repeat(views)
+            if not hard:
+                return repeated
+            further = repeated.new_zeros(samples, hard) if of_hard is None else of_hard.view(samples, hard)
+            return torch.cat([repeated, further.T.flatten()])
+
         if ids is not None:
-            row_ids, key_ids = ids[0], ids[1].repeat(views)
-            if hard:
-                further = key_ids.new_zeros(samples, hard) if hard_ids is None else hard_ids.view(samples, hard)
-                key_ids = torch.cat([key_ids, further.T.flatten()])
-            mask = replace(mask, ids=(row_ids, key_ids))
+            mask = replace(mask, ids=(ids[0], of_keys(ids[1], hard_ids)))
+        if log_weight is not None:
+            mask = replace(mask, log_weight=(log_weight[0], of_keys(log_weight[1], hard_log_weight)))
         return mask
 
+    @property
+    def plain(self) -> bool:
+        """Whether all keys that are not excluded count the same, and the embeddings do not matter."""
+        return self.foreign and not self.own_weight and self.log_weight is None and self.limits is None
+
+    @cached_property
+    def largest_log_weight(self) -> float:
+        """Bound of the absolute log-weights; infinite if not known without synchronizing."""
+        if self.log_weight is None:
+            return abs(self.own_weight)
+        if self.log_weight[1].device.type != "cpu":
+            return math.inf
+        return abs(self.own_weight) + max(float(x.abs().amax()) for x in self.log_weight)
+
+    def decide(self, x: Tensor, tile: Tile, workspace: Workspace, exponentials: bool = False) -> Tile:
+        """See :meth:`Limits.decide`."""
+        return tile if self.limits is None else self.limits.decide(x, tile, workspace, exponentials)
+
+    def log_weights(self, tile: Tile, dim: int) -> Tensor | None:
+        """Return the log-weights of the keys in a reduction along ``dim``, which broadcast against the tile."""
+        if self.log_weight is None:
+            return None
+        return self.log_weight[1][tile.keys] if dim else self.log_weight[0][tile.rows].unsqueeze(1)
+
     def transposed(self) -> Mask:
-        """Return the mask with anchors and keys exchanged."""
-        return self if self.ids is None else replace(self, ids=(self.ids[1], self.ids[0]))
+        """Return the mask with anchors and keys exchanged; limits have to be chosen for these anchors."""
+        ids, weight = (None if x is None else (x[1], x[0]) for x in (self.ids, self.log_weight))
+        return replace(self, ids=ids, log_weight=weight)
 
     def fill(self, x: Tensor, tile: Tile, value: float) -> Tensor:
         """Overwrite the entries of excluded keys."""
@@ -95,6 +186,12 @@ class Mask:
         else:
             for diagonal in self._diagonals(masked, tile.keys.start - tile.rows.start):
                 diagonal.fill_(value)
+        if not self.foreign:
+            first = max(0, self.own - tile.keys.start)
+            others = torch.ones_like(x[:, first:], dtype=torch.bool)
+            for diagonal in self._diagonals(others, tile.keys.start + first - tile.rows.start):
+                diagonal.fill_(False)
+            x[:, first:].masked_fill_(others, value)
         return x
 
     def weight_own(self, x: Tensor, tile: Tile, unit: float | None) -> Tensor:
@@ -140,24 +237,34 @@ class Mask:
         elif self.period is not None:
             first = torch.arange(rows, device=device).unsqueeze(1) % self.period
             skip = first + torch.arange(0, shared, self.period, device=device)
+        whole = Tile(slice(0, rows), slice(0, keys), None)
+        if not self.foreign:
+            skip, drop = None, self.fill(torch.zeros_like(matrix, dtype=torch.bool), whole, True)
         if self.own_weight:
-            whole = Tile(slice(0, rows), slice(0, keys), None)
             weight = self.weight_own(torch.zeros_like(matrix), whole, 1.0)
+        if self.log_weight is not None:
+            weight = self.log_weight[1].expand(rows, keys) if weight is None else weight + self.log_weight[1]
         return skip, drop, weight
 
     def count(self, rows: int, keys: int, dtype: torch.dtype) -> Value:
-        """Count the negatives of an anchor, ``(anchors, 1)`` where the number differs."""
-        shared = keys if self.shared is None else self.shared
-        own = (keys - self.own) // self.period if self.period and self.own_weight else 0
-        surplus = math.expm1(self.own_weight)
+        """Count the negatives of an anchor, ``(anchors, 1)`` where the number differs, without limits and log-weights.
+
+        Own hard negatives count ``exp(own_weight)`` times.
+        """
+        own = (keys - self.own) // self.period if self.period and not (self.foreign and not self.own_weight) else 0
+        if self.foreign:
+            seen, times = keys, math.expm1(self.own_weight)
+        else:
+            seen, times = min(keys, self.own), math.exp(self.own_weight)
+        shared = seen if self.shared is None else min(seen, self.shared)
         if self.ids is None:
-            return float(keys - (shared // self.period if self.period else 0)) + surplus * own
+            return float(seen - (shared // self.period if self.period else 0)) + times * own
         row_ids, key_ids = self.ids[0].contiguous(), self.ids[1][:shared].sort().values
-        count = keys - torch.searchsorted(key_ids, row_ids, right=True) + torch.searchsorted(key_ids, row_ids)
+        count = seen - torch.searchsorted(key_ids, row_ids, right=True) + torch.searchsorted(key_ids, row_ids)
         weighted = torch.full_like(count, own)
-        if own and self.period and shared > self.own:
+        if own and self.period and self.shared is None:
             weighted = (self.ids[1][self.own :].view(-1, self.period)[:, :rows] != row_ids).sum(0)
-        return (count.to(dtype) + surplus * weighted.to(dtype)).unsqueeze(1)
+        return (count.to(dtype) + times * weighted.to(dtype)).unsqueeze(1)
 
 
 class Workspace:

@@ -135,7 +135,8 @@ def _kl_solution(neg: Negatives, radius: Value, shared: bool) -> tuple[Tensor, T
     # ties are at most the share variance / (variance + mean^2) (Cauchy-Schwarz), too small for most radii
     reach = (mean**2 / variance.clamp(min=tiny)).log1p()
     radius = torch.as_tensor(radius, dtype=top.dtype, device=top.device)
-    if shared or not checks.wanted(top) or bool((radius >= reach - 1e-3).any()):
+    near = (radius >= reach - 1e-3).any().float()
+    if shared or not checks.wanted(top) or bool(neg.across(near, "max")):  # all ranks count ties together
         reach = -average(neg.mean(lambda s, m: (s >= m).to(s.dtype), top).log())
 
     def excess(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:

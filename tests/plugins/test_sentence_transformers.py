@@ -548,3 +548,45 @@ def test_gathering_alone_changes_nothing(model):
 
 if __name__ == "__main__":
     one_of_two(int(sys.argv[1]), *sys.argv[2:])
+
+
+# ---- false negatives -----------------------------------------------------------------------------
+
+
+MARGINS = [("absolute", 0.0), ("absolute", 0.02), ("relative", 0.03), ("absolute", -0.02)]
+
+
+@pytest.mark.parametrize(
+    ("columns", "anchors", "strategy", "margin"),
+    [
+        *((columns, False, *margin) for columns in (2, 3) for margin in MARGINS),
+        *((2, True, *margin) for margin in MARGINS[:3]),  # below zero it takes an anchor as a negative of itself
+    ],
+)
+def test_a_guide_excludes_what_gist_does(model, columns, anchors, strategy, margin):
+    guide = copy.deepcopy(model)
+    for p in guide.parameters():
+        p.data += 0.3 * torch.randn(p.shape, generator=torch.Generator().manual_seed(p.numel()))
+    for each in (model, guide):
+        each.to(torch.float64).eval()
+    data = texts(columns)
+    theirs = losses.GISTEmbedLoss(model, guide, 0.05, strategy, margin, anchors, contrast_positives=False)
+
+    def embedded(by) -> list[torch.Tensor]:
+        return [by(x)["sentence_embedding"] for x in features(by, data)]
+
+    def ours() -> torch.Tensor:
+        (a, b, *negatives), (ga, gb, *guided) = embedded(model), embedded(guide)
+        how = {"negatives": negatives[0], "negative_guide": guided[0]} if negatives else {}
+        rule = cp.margin(margin, strategy)
+        pairing = "arcl" if anchors else "one_way"  # keys: both views of the others, or the second ones
+        assert cp.InfoNCE(0.05).report(
+            a, b, pairing=pairing, false_negatives=rule, guide=(ga, gb), empty="zero", **how
+        )[f"removed[{rule}]"]
+        return cp.InfoNCE(0.05)(a, b, pairing=pairing, false_negatives=rule, guide=(ga, gb), empty="zero", **how)
+
+    model.zero_grad()
+    loss = ours()
+    loss.backward()
+    mine = [loss.detach(), *(p.grad.clone() for p in model.parameters() if p.grad is not None)]
+    assert_equal(mine, value_and_gradients(theirs, data), 1e-9)

@@ -43,6 +43,10 @@ def given(total: int) -> dict[str, Tensor]:
         "ids": torch.arange(total) // 2 * (torch.arange(total) < total - 2),
         "negative_ids": torch.arange(3 * total).view(total, 3) % (total + 5),
         "labels": torch.arange(total) % 3,
+        "guide": normal(VIEWS),
+        "negative_guide": normal(3),
+        "log_q": torch.rand(total, generator=draw, dtype=torch.float64) - 3,
+        "negative_log_q": torch.rand(total, 3, generator=draw, dtype=torch.float64) - 4,
     }
 
 
@@ -53,6 +57,8 @@ def step(case: Case, total: int, rows: slice, gather: Any) -> dict[str, Tensor]:
     if "duplicates" in names:  # the largest similarity several times, in different processes too
         whole["views"][1:] = whole["views"][:1]
     how = {name: whole[name][rows].clone() for name in names if name in whole}
+    if "guide" in how:
+        how["guide"] = how["guide"][:, :count]
     leaves = {k: v.requires_grad_() for k, v in how.items() if k in ("adversarial", "mixed", "negatives")}
     found: dict[str, Tensor] = {}
     for shift in (1.0, 0.7):

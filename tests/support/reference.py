@@ -35,6 +35,17 @@ class Batch:
     prior: Tensor | None = None
     adversarial: Tensor | None = None
     mixed: Tensor | None = None  # (B, n, d)
+    rules: list[tuple[str, float]] = field(default_factory=list)  # kind and value; a key that breaks one is removed
+    hard_rules: bool = True  # whether they hold for hard negatives
+    guide: list[Tensor] | None = None
+    queue_guide: Tensor | None = None
+    negative_guide: Tensor | None = None  # (B, n, w)
+    empty: str = "error"
+    in_batch: bool = True
+    shared_negatives: bool = True
+    log_q: Tensor | None = None
+    queue_log_q: Tensor | None = None
+    negative_log_q: Tensor | None = None  # (B, n)
 
 
 @dataclass
@@ -49,6 +60,7 @@ class Row:
     mixed: Tensor | None = None
     first: Tensor | None = None  # stays in the denominator in place of the positive
     alone: bool = False  # no positive in the denominator
+    counts: bool = True  # False: the loss is zero, since the rules remove every negative
 
     @property
     def n(self) -> Tensor:
@@ -106,7 +118,25 @@ def similarities(batch: Batch, noise: Callable[[Tensor], Tensor]) -> tuple[Tenso
 def rows(batch: Batch, pairing: str, noise: Callable[[Tensor], Tensor]) -> Iterator[Row | None]:
     """Yield what each anchor of a pairing sees; None for an anchor without positives."""
     s, items = similarities(batch, noise)
+    judge = s.detach()
+    if batch.guide is not None:
+        seen = replace(
+            batch,
+            views=batch.guide,
+            queue=batch.queue_guide,
+            negatives=batch.negative_guide,
+            mixed=None,
+            normalize=True,
+        )
+        judge = similarities(seen, lambda x: x)[0]
     at, size = items.at, len(batch.views[0])
+    log_weight = s.new_zeros(items.size)
+    for kind, log_q in (("view", batch.log_q), ("queue", batch.queue_log_q)):
+        for k in range(len(items.parts.get(kind, ())) if log_q is not None else 0):
+            log_weight[at(kind, k, 0) : at(kind, k, 0) + len(log_q)] = -log_q  # type: ignore[arg-type]
+    if batch.negative_log_q is not None:
+        for k in range(batch.negative_log_q.shape[1]):
+            log_weight[at("hard", k, 0) : at("hard", k, 0) + size] = -batch.negative_log_q[:, k]
     ids = batch.labels if batch.ids is None else batch.ids
     everyone = range(size)
 
@@ -114,8 +144,31 @@ def rows(batch: Batch, pairing: str, noise: Callable[[Tensor], Tensor]) -> Itera
         free = [j for j in everyone if (j != i if ids is None else ids[j] != ids[i])]
         return [at("view", k, j) for k in views for j in free]
 
-    def row(i: int, anchor: int, pos: list[tuple[int, int]], keys: list[int], **more: Any) -> Row:
-        found = Row(torch.stack([s[a, b] for a, b in pos]), s[anchor, keys], s.new_zeros(len(keys)), **more)
+    def apart(
+        anchor: int, pos: list[tuple[int, int]], keys: list[int], own: list[tuple[int, int]] | None
+    ) -> tuple[list[int], bool]:
+        """Remove what the rules say; all keys stay, without counting, where none would."""
+        least = min((float(judge[a, b]) for a, b in own or pos), default=math.inf)
+        hard = items.parts.get("hard", [(items.size, s)])[0][0]
+        most = [
+            {"absolute": least - x, "relative": least - x * abs(least), "percentage": x * least, "threshold": x}[kind]
+            for kind, x in batch.rules
+        ]
+        left = [k for k in keys if (k >= hard and not batch.hard_rules) or all(judge[anchor, k] <= m for m in most)]
+        assert left or batch.empty == "zero"
+        return (left, True) if left else (keys, False)
+
+    def row(
+        i: int,
+        anchor: int,
+        pos: list[tuple[int, int]],
+        keys: list[int],
+        weights: dict[int, float] | None = None,
+        own: list[tuple[int, int]] | None = None,
+    ) -> Row:
+        keys, counts = apart(anchor, pos, keys, own)
+        found = Row(torch.stack([s[a, b] for a, b in pos]), s[anchor, keys], log_weight[keys], counts=counts)
+        found.w = found.w + s.new_tensor([0.0 if weights is None else weights.get(key, 0.0) for key in keys])
         if batch.prior is not None:
             found.prior = float(batch.prior[i])
         if batch.mixed is not None:
@@ -123,8 +176,9 @@ def rows(batch: Batch, pairing: str, noise: Callable[[Tensor], Tensor]) -> Itera
         if batch.adversarial is not None:
             free = [j for j in everyone if (j != i if ids is None else ids[j] != ids[i])]
             clean = 1 if pairing in ("one_way", "symmetric") else 0
-            wrong = [at("view", clean, j) for j in free] + [at("adversarial", 0, j) for j in free]
-            found.adversarial = s[anchor, at("adversarial", 0, i)], s[anchor, wrong]
+            wrong, attacked = [at("view", clean, j) for j in free], at("adversarial", 0, i)
+            wrong, counts = apart(anchor, [(anchor, attacked)], wrong + [at("adversarial", 0, j) for j in free], None)
+            found.adversarial, found.counts = (s[anchor, attacked], s[anchor, wrong]), found.counts and counts
         return found
 
     m = len(items.parts["view"])
@@ -134,16 +188,32 @@ def rows(batch: Batch, pairing: str, noise: Callable[[Tensor], Tensor]) -> Itera
             free = [j for j in keys if batch.queue_ids is None or batch.queue_ids[j] != ids[i]]  # type: ignore[index]
             which = [(j, k) for j in range(m) for k in range(m) if m == 1 or j != k]
             pos = [(at("view", j, i), at("key", k, i)) for j, k in which]
+            if batch.labels is not None:
+                pos += [(at("view", 0, i), at("queue", 0, j)) for j in keys if j not in free]
             yield row(i, at("view", 0, i), pos, [at("queue", 0, j) for j in free])
         return
-    if batch.labels is not None and pairing in ("views", "one_way") and batch.negatives is None:
-        for k in range(m) if pairing == "views" else (0,):
-            seen = range(m) if pairing == "views" else range(1, m)
+
+    def hard(i: int) -> dict[int, float]:
+        """The hard negatives that an anchor sees, and their log-weights."""
+        seen = {}
+        for h in range(0 if batch.negatives is None or pairing != "one_way" else batch.negatives.shape[1]):
+            for j in everyone:
+                known = batch.negative_ids
+                if known is not None and ids is not None and known.reshape(size, -1)[j, h] == ids[i]:
+                    continue
+                if i == j or (batch.shared_negatives and batch.in_batch):
+                    seen[at("hard", h, j)] = batch.negative_weight if i == j else 0.0
+        return seen
+
+    if batch.labels is not None and pairing in ("views", "one_way", "symmetric"):
+        labeled = {"views": [(k, [*range(m)]) for k in range(m)], "one_way": [(0, [*range(1, m)])]}
+        for k, seen in labeled.get(pairing, [(0, [1]), (1, [0])]):
             for i in everyone:
                 alike = [at("view", v, j) for v in seen for j in everyone if batch.labels[j] == batch.labels[i]]
-                alike = [key for key in alike if key != at("view", k, i)]
                 anchor = at("view", k, i)
-                yield row(i, anchor, [(anchor, key) for key in alike], others(i, [*seen])) if alike else None
+                pos = [(anchor, key) for key in alike if key != anchor]
+                further = hard(i)
+                yield row(i, anchor, pos, [*others(i, seen), *further], further) if pos else None
         return
     every = [*range(m)]
     if pairing == "views":
@@ -167,18 +237,13 @@ def rows(batch: Batch, pairing: str, noise: Callable[[Tensor], Tensor]) -> Itera
             pos = [(anchor, at("view", v, i)) for v in positives]
             if pairing == "arcl":
                 pos = [(at("view", a, i), at("view", b, i)) for a, b in combinations(every, 2)]
-            keys = others(i, negatives)
-            weights = [0.0] * len(keys)
-            if pairing == "one_way" and batch.negatives is not None:
-                for h in range(batch.negatives.shape[1]):
-                    for j in everyone:
-                        known = batch.negative_ids
-                        if known is not None and ids is not None and known.reshape(size, -1)[j, h] == ids[i]:
-                            continue
-                        keys.append(at("hard", h, j))
-                        weights.append(batch.negative_weight if i == j else 0.0)
-            found = row(i, anchor, pos or [(anchor, anchor)], keys)
-            found.w = s.new_tensor(weights)
+            weights = hard(i)
+            keys = [*(others(i, negatives) if batch.in_batch or pairing == "single" else []), *weights]
+            own = None
+            if pairing == "single":
+                kind, rest = ("view", every[1:]) if batch.queue is None else ("key", [0])
+                own = [(anchor, at(kind, v, i)) for v in rest]
+            found = row(i, anchor, pos or [(anchor, anchor)], keys, weights, own)
             if pairing == "arcl":
                 found.first = found.p[0]
             yield found
@@ -439,4 +504,5 @@ def batch_loss(
         return sum(w * batch_loss(term, batch, pairing, noise) for w, term in q["terms"])  # type: ignore[return-value]
     layout = pairing_of(q, pairing, batch)
     some = [row for row in rows(batch, layout, noise) if row is not None]
-    return torch.stack(anchor_losses(q, some, layout)).mean()
+    losses = [x if row.counts else 0 * x for x, row in zip(anchor_losses(q, some, layout), some, strict=True)]
+    return torch.stack(losses).mean()

@@ -7,7 +7,7 @@ import pytest
 import torch
 from gathered import BANK, UNEVEN, Case, all_steps, embeddings, part, step
 from processes import run
-from specs import SPECS
+from specs import REGISTERED, SPECS, at
 from torch import distributed as dist
 
 import counterpoint as cp
@@ -57,6 +57,42 @@ CASES: dict[str, Case] = {
         )
     },
 }
+RULES: dict[str, Case] = {
+    **{
+        f"rules: {spec} {name}": (spec.replace("=T", "=0.5"), 2, names, {"pairing": pairing, "tile": tile, **more})
+        for spec in (*REGISTERED, *COUPLED)
+        if not at(spec).needs  # adversarial views have no guide
+        for name, names, pairing, tile, more in (
+            ("own margin", (), None, None, {"false_negatives": cp.margin(0.3), "empty": "zero"}),
+            ("own margin in tiles", ("ids", "log_q"), None, 3, {"false_negatives": cp.margin(-0.6), "empty": "zero"}),
+            ("guide", ("guide",), "symmetric", None, {"false_negatives": cp.margin(-0.2), "empty": "zero"}),
+        )
+        if "batch_sum" not in spec
+    },
+    "rules: weights": ("hcl", 2, ("log_q",), {}),
+    "rules: hard with a guide": (
+        "adnce:mu=auto", 2, ("negatives", "guide", "negative_guide", "log_q", "negative_log_q"),
+        {"false_negatives": [cp.margin(-0.4), cp.threshold(0.8)], "empty": "zero", "tile": 3},
+    ),
+    "rules: hard, exempt": (
+        "infonce", 3, ("negatives", "ids", "guide"), {"false_negatives": cp.margin(0.1, hard=False), "tile": 4},
+    ),
+    "rules: own hard negatives": (
+        "dro", 2, ("negatives", "ids", "negative_ids"), {"shared_negatives": False, "negative_weight": 0.3},
+    ),
+    "rules: own hard negatives alone": (
+        "hcl", 2, ("negatives", "negative_log_q"),
+        {"in_batch": False, "false_negatives": cp.threshold(0.5), "empty": "zero"},
+    ),
+    "rules: hard negatives with labels": (
+        "infonce", 2, ("negatives", "labels", "negative_ids", "log_q", "negative_log_q"), {},
+    ),
+    "rules: labels both ways": (
+        "dcl", 2, ("labels", "guide"), {"symmetric": True, "false_negatives": cp.margin(0.1), "empty": "zero"},
+    ),
+    "rules: one view with labels": ("infonce", 1, ("labels",), {}),
+}  # fmt: skip
+CASES |= RULES
 Job = tuple[str, str, object]
 ALL: list[Job] = [
     (case, sizes, gather)
@@ -71,6 +107,9 @@ FEW = ["infonce:t=T as in its paper", "infonce:t=T + 0.1*dp as in its paper", "h
 
 def quick(job: Job) -> bool:
     case, sizes, gather = job
+    if case in RULES:
+        few = "hcl" in case or "auto" in case or not case.endswith(("margin", "tiles", "guide"))
+        return (few and sizes == "two, uneven") or case == "rules: hard with a guide"
     return case in FEW or (sizes == "two, uneven" and (gather is True or "paper" in case or "with" in case))
 
 

@@ -1,0 +1,123 @@
+"""Rules by which negatives are false: too similar to the anchor, by the model or by a guide model."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..hyper import is_number, nearest
+
+KINDS = ("absolute", "relative", "percentage")
+
+
+@dataclass(frozen=True)
+class Rule:
+    """A rule for ``false_negatives=``; build it with :func:`margin` or :func:`threshold`.
+
+    Args:
+        value, kind: as there; ``threshold`` for a limit that all anchors share.
+        hard: whether the hard negatives of ``negatives=`` are subject to the rule.
+    """
+
+    value: float
+    kind: str
+    hard: bool = True
+
+    def limits(self, pos: Tensor) -> Tensor:
+        """Return the largest similarity that a negative may have, ``(anchors, 1)``, given that of the positive."""
+        if self.kind == "absolute":
+            return pos - self.value
+        if self.kind == "relative":
+            return pos - pos.abs() * self.value
+        return pos * self.value if self.kind == "percentage" else torch.full_like(pos, self.value)
+
+    def __str__(self) -> str:
+        if self.kind == "threshold":
+            return f"threshold({self.value})"
+        return f"margin({self.value}{'' if self.kind == 'absolute' else f',{self.kind}'})"
+
+
+def margin(value: float, kind: str = "absolute", *, hard: bool = True) -> Rule:
+    """Exclude negatives that are about as similar to the anchor as its own positive ``p``, or more.
+
+    =============  ===============================  =============================================================
+    ``kind``       excluded if similarity exceeds   also known as
+    =============  ===============================  =============================================================
+    ``absolute``   ``p - value``                    NV-Retriever's TopK-MarginPos; GISTEmbed with ``value=0``
+    ``relative``   ``p - value |p|``                sentence-transformers' ``margin_strategy="relative"``
+    ``percentage`` ``value p``                      NV-Retriever's TopK-PercPos, with ``value=0.95``
+    =============  ===============================  =============================================================
+
+    Of several positives, the least similar one counts, as in sentence-transformers' ``mine_hard_negatives``.
+    Similarities that equal the limit up to rounding are not excluded.
+
+    Papers:
+    Moreira et al. 2024 (NV-Retriever), https://arxiv.org/abs/2407.15831;
+    Solatorio 2024 (GISTEmbed), https://arxiv.org/abs/2402.16829.
+
+    Args:
+        value: the margin.
+        kind: see the table.
+        hard: whether it also excludes hard negatives (``negatives=``); False if these are curated.
+
+    >>> import torch, counterpoint as cp
+    >>> z1, z2 = torch.randn(2, 8, 16, generator=torch.Generator().manual_seed(0))
+    >>> round(cp.InfoNCE(0.5)(z1, z2, false_negatives=cp.margin(-0.5)).item(), 4)
+    2.5755
+    """
+    if kind not in KINDS:
+        raise ValueError(f"margin: unknown kind {kind!r}.{nearest(str(kind), KINDS)}")
+    if not is_number(value):
+        raise ValueError(f"margin: expected a number, got {value!r}.")
+    if kind != "absolute" and not 0 <= value <= 1:
+        raise ValueError(f"margin: a {kind} margin is a share from 0 to 1, got {value!r}.")
+    return Rule(float(value), kind, _is_flag(hard, "margin"))
+
+
+def threshold(value: float, *, hard: bool = True) -> Rule:
+    """Exclude negatives whose similarity to the anchor exceeds ``value``; ``hard`` as for :func:`margin`."""
+    if not is_number(value):
+        raise ValueError(f"threshold: expected a number, got {value!r}.")
+    return Rule(float(value), "threshold", _is_flag(hard, "threshold"))
+
+
+def as_rules(value: object) -> tuple[Rule, ...]:
+    """Return the rules of ``false_negatives=``."""
+    rules: tuple[Any, ...] = tuple(value) if isinstance(value, (list, tuple)) else () if value is None else (value,)
+    wrong = [rule for rule in rules if not isinstance(rule, Rule)]
+    if wrong or (value is not None and not rules):
+        what = f"{wrong[0]!r} ({type(wrong[0]).__name__})" if wrong else repr(value)
+        raise TypeError(
+            f"false_negatives: expected a rule, cp.margin(0.1) or cp.threshold(0.9), or a list of rules, got {what}."
+        )
+    if len({rule.hard for rule in rules}) > 1:
+        raise ValueError("false_negatives: all rules need the same hard=, got True and False.")
+    return rules
+
+
+def limits(rules: Sequence[Rule], pos: Tensor, pos_mask: Tensor | None) -> list[Tensor]:
+    """Return the largest similarities that negatives may have by each rule, ``(anchors, 1)``.
+
+    Args:
+        rules: the rules.
+        pos: ``(anchors, P)`` similarities of the positives, and which of them there are.
+        pos_mask: which of these are positives; None: all.
+    """
+    with torch.no_grad():
+        if pos_mask is not None:
+            pos = pos.masked_fill(~pos_mask, torch.inf)
+        least = pos.detach().amin(1, keepdim=True)
+        # what differs by rounding alone is equal in every engine
+        return [
+            (most := rule.limits(least)) + 32 * torch.finfo(pos.dtype).eps * most.abs().clamp(min=1) for rule in rules
+        ]
+
+
+def _is_flag(value: object, what: str) -> bool:
+    if not isinstance(value, bool):
+        raise TypeError(f"{what}: hard is True or False, got {value!r}.")
+    return value
