@@ -33,6 +33,7 @@ class BatchOptions(TypedDict, total=False):
     queue_ids: Tensor | None
     negative_ids: Tensor | None
     prior: Tensor | None
+    positive_weight: Tensor | None
     adversarial: Tensor | None
     mixed: Tensor | None
     normalize: bool
@@ -73,6 +74,7 @@ class Batch:
         queue_ids: Tensor | None = None,
         negative_ids: Tensor | None = None,
         prior: Tensor | None = None,
+        positive_weight: Tensor | None = None,
         adversarial: Tensor | None = None,
         mixed: Tensor | None = None,
         normalize: bool = True,
@@ -97,18 +99,21 @@ class Batch:
         self.device = self.raw[0].device
         tensors = {
             "queue": queue, "negatives": negatives, "ids": ids, "labels": labels, "queue_ids": queue_ids,
-            "negative_ids": negative_ids, "prior": prior, "adversarial": adversarial, "mixed": mixed,
+            "negative_ids": negative_ids, "prior": prior, "positive_weight": positive_weight,
+            "adversarial": adversarial, "mixed": mixed,
         }  # fmt: skip
         given = {name: x for name, x in tensors.items() if x is not None}
         for name, x in given.items():
             if isinstance(x, Tensor) and x.device != self.device:
                 raise ValueError(f"{name}: on {x.device}, but view 1 is on {self.device}.")
         kinds = {view.dtype for view in self.raw}
-        kinds.update(x.dtype for name, x in given.items() if name != "prior" and isinstance(x, Tensor))
+        numbers = ("prior", "positive_weight")  # of samples, whose precision is not that of the embeddings
+        kinds.update(x.dtype for name, x in given.items() if name not in numbers and isinstance(x, Tensor))
         self.dtype = torch.float64 if torch.float64 in kinds else torch.float32
         self.labels = None if labels is None else checks.is_ids(labels, "labels", self.size)
         self.ids = self.labels if ids is None else checks.is_ids(ids, "ids", self.size)
         self.prior = None if prior is None else self._prior(prior)
+        self.positive_weight = None if positive_weight is None else self._positive_weight(positive_weight)
         self.queue = None if queue is None else self._keys(queue, "queue")
         self.negatives = None if negatives is None else self._per_sample(negatives, "negatives")
         self.adversarial = None if adversarial is None else self._per_sample(adversarial, "adversarial")
@@ -224,6 +229,15 @@ class Batch:
         if checks.is_float(prior, "prior").shape != (self.size,):
             raise ValueError(f"prior: expected one number per sample, shape ({self.size},), got {checks.shape(prior)}.")
         return checks.is_prior(prior)
+
+    def _positive_weight(self, weight: Tensor) -> Tensor:
+        shape = checks.is_float(weight, "positive_weight").shape
+        if shape not in ((self.size,), (len(self.raw), self.size)):
+            raise ValueError(
+                f"positive_weight: expected a number per sample, shape ({self.size},), or per view and sample, "
+                f"({len(self.raw)}, {self.size}), got {checks.shape(weight)}."
+            )
+        return checks.is_finite(weight, "positive_weight")
 
     def _keys(self, keys: Tensor, what: str) -> Tensor:
         checks.is_matrix(keys, what, f"(keys, {self.width})")

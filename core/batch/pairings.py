@@ -40,6 +40,8 @@ def scores_of(batch: Batch, pairing: str) -> Scores:
     name = pairing_in_force(batch, pairing)
     if name not in batch.scores:
         scores = PAIRINGS[name](batch)
+        if batch.positive_weight is not None and name != "single":
+            scores.positive_weight = _positive_weight(batch, scores.pos)
         for part in (scores, scores.adversarial):
             if part is not None:
                 part.neg.group = batch.group
@@ -243,6 +245,18 @@ def _labeled(batch: Batch, name: str, anchors: Sequence[Tensor], keys: Sequence[
     # entries that are not positives are finite, and every mean excludes them
     neg = DenseNegatives(matrix, drop=same)
     return Scores(matrix, neg, pos_mask, name, prior=_prior(batch, matrix), views=len(batch.raw))
+
+
+def _positive_weight(batch: Batch, pos: Tensor) -> Tensor:
+    """Return each anchor's weight of its positives, ``(anchors, 1)``."""
+    assert batch.positive_weight is not None
+    weight = batch.positive_weight.to(pos.dtype).flatten()
+    if len(weight) not in (batch.size, len(pos)):
+        raise ValueError(
+            f"positive_weight: {checks.shape(batch.positive_weight)} is a number per view, but the pairing has "
+            f"{len(pos)} anchors: give one per sample, shape ({batch.size},)."
+        )
+    return weight.repeat(len(pos) // len(weight)).unsqueeze(1)
 
 
 def _prior(batch: Batch, pos: Tensor) -> Tensor | None:
