@@ -12,7 +12,7 @@ import shutil
 import sys
 import time
 import warnings
-from collections.abc import Iterable, Iterator, Mapping, Sized
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sized
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
@@ -20,11 +20,9 @@ from typing import Any, BinaryIO, NamedTuple
 import torch
 from filelock import FileLock, Timeout  # torch itself requires it
 
-from counterpoint.hyper import is_number
-
 from .cell import canonical, dataset_name, folder_of, is_record, row_name
 from .errors import BusyError, DamagedError
-from .files import are_plain_numbers, as_json, atomic, finite, load_checked, now, plain_numbers, set_aside
+from .files import are_plain_numbers, as_json, atomic, finite, load_checked, now, plain_numbers, read_lines, set_aside
 from .progress import Item, track
 from .reproduce import devices, versions
 
@@ -53,10 +51,11 @@ class Run:
 
     def __init__(self, root: str | Path, cell: Mapping[str, Any]) -> None:
         self.arguments = canonical(cell)
-        self.root, self.path = Path(root), Path(root) / folder_of(self.arguments, dataset_name(self.arguments))
-        before = Path(root) / folder_of(self.arguments, self.arguments["dataset"])  # up to version 0.1.0
-        if (before / "run.json").exists():
-            self.path = before
+        name, dataset = dataset_name(self.arguments), self.arguments["dataset"]
+        self.root, self.path = Path(root), Path(root) / folder_of(self.arguments, name)
+        if name != dataset:
+            before = Path(root) / folder_of(self.arguments, dataset)  # up to version 0.1.0
+            self.path = before if (before / "run.json").exists() else self.path
         try:
             self._reset()
         except DamagedError as error:  # the cell says what the run is
@@ -152,20 +151,18 @@ class Run:
         path = self.path / "metrics.jsonl"
         logged, damaged = [], []
         try:
-            *lines, _ = path.read_bytes().split(b"\n")
+            lines = read_lines(path.read_bytes())
         except FileNotFoundError:
             return []
         except OSError as error:
             lines, damaged = [], [str(error)]
-        for number, line in enumerate(lines, 1):
-            try:
-                numbers = json.loads(line)
-            except (ValueError, RecursionError):
-                numbers = None
-            if not isinstance(numbers, dict) or not is_number(numbers.get("step")) or not are_plain_numbers(numbers):
+        for number, numbers in enumerate(lines, 1):
+            if not isinstance(numbers, dict) or numbers.get("step") is None or not are_plain_numbers(numbers):
                 damaged.append(f"line {number}")
                 continue
-            logged.append({k: math.nan if v is None else v for k, v in numbers.items()})
+            if None in numbers.values():
+                numbers = {k: math.nan if v is None else v for k, v in numbers.items()}
+            logged.append(numbers)
         if damaged:
             warnings.warn(f"{path}: not readable, left out: {', '.join(damaged)}", RuntimeWarning, stacklevel=2)
         return logged
@@ -181,12 +178,18 @@ class Run:
 
     # ---- training ------------------------------------------------------------------------------
 
-    def load(self) -> dict[str, Any] | None:
-        """Return the state of the last good checkpoint, on the CPU, and drop later log lines; None without one."""
+    def load(self, restore: Callable[[dict[str, Any]], object] = lambda state: None) -> dict[str, Any] | None:
+        """Return the state of the last good checkpoint, on the CPU, and drop later log lines; None without one.
+
+        Args:
+            restore: gets the state first, and raises :class:`DamagedError` where a file beside the checkpoint is
+                damaged, without which it is of no use.
+        """
         damaged = False
         for path in self.checkpoints:
             try:
-                content = load_checked(path, ("state", "metrics"))
+                if (content := load_checked(path, ("state", "metrics"))) is not None:
+                    restore(content["state"])
             except DamagedError as error:
                 damaged = True
                 warnings.warn(f"{error}; not used", RuntimeWarning, stacklevel=2)
