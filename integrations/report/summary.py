@@ -25,9 +25,7 @@ from ..store.cell import dataset_name
 from ..store.run import Run
 from . import statistics
 from .papers import PaperNumber, paper_number
-from .statistics import bootstrap_interval, holm, sign_flip_p
-
-LEVEL = 0.05
+from .statistics import ALPHA, Verdict, compare
 
 TUNED = "which selected settings by them, so they are not results"
 
@@ -37,29 +35,13 @@ IDENTIFYING = ("domain", "dataset", "objective", "label", "seed")  # the other a
 
 
 @dataclass(frozen=True)
-class Difference:
-    """A row minus the baseline, over the seeds that both have; the interval and p-values are NaN without scipy."""
-
-    pairs: int
-    mean: float
-    low: float
-    high: float
-    p: float
-    corrected: float
-
-    @property
-    def significant(self) -> bool:
-        return self.corrected < LEVEL
-
-
-@dataclass(frozen=True)
 class Cell:
     """One row of a column: its value per seed and their statistics."""
 
     values: dict[int, float]
     mean: float
     sd: float
-    difference: Difference | None
+    difference: Verdict | None
     best: bool
     paper: PaperNumber | None
 
@@ -217,30 +199,21 @@ def _is_infonce(run: Run) -> bool:
 
 def _differences(
     values: dict[str, dict[int, float]], baseline: str, rows: Sequence[str], tested: bool = True
-) -> dict[str, Difference]:
-    """Return the difference of each row that shares a seed with the baseline."""
-    paired = {row: _paired(values, row, baseline) for row in rows}
-    if not tested:
-        nan = math.nan
-        return {row: Difference(len(gaps), fmean(gaps), nan, nan, nan, nan) for row, gaps in paired.items() if gaps}
-    p = [sign_flip_p(gaps) for gaps in paired.values()]
-    return {
-        row: Difference(len(gaps), fmean(gaps), *bootstrap_interval(gaps), p_value, corrected)
-        for (row, gaps), p_value, corrected in zip(paired.items(), p, holm(p), strict=True)
-        if gaps
-    }
+) -> dict[str, Verdict]:
+    """Return the verdict on each row that shares a seed with the baseline."""
+    if tested:
+        return compare(values[baseline], {row: values[row] for row in rows})
+    paired = {row: [x - values[baseline][seed] for seed, x in values[row].items() if seed in values[baseline]] for row in rows}
+    nan = math.nan
+    return {row: Verdict("cannot tell", fmean(gaps), *[nan] * 7, len(gaps)) for row, gaps in paired.items() if gaps}
 
 
 def _best(values: dict[str, dict[int, float]], lower: bool) -> str | None:
-    """Return the row that the test separates from every other one, if there is one."""
+    """Return the row that is different from every other one, if there is one."""
     first = (min if lower else max)(values, key=lambda row: fmean(values[row].values()))
-    corrected = holm([sign_flip_p(_paired(values, row, first)) for row in values if row != first])
-    return first if corrected and all(p < LEVEL for p in corrected) else None
-
-
-def _paired(values: dict[str, dict[int, float]], row: str, baseline: str) -> list[float]:
-    """Return the differences over the seeds that both rows have."""
-    return [value - values[baseline][seed] for seed, value in values[row].items() if seed in values[baseline]]
+    others = {row: seeds for row, seeds in values.items() if row != first}
+    verdicts = compare(values[first], others)
+    return first if others and len(verdicts) == len(others) and all(v.different for v in verdicts.values()) else None
 
 
 def _notes(runs: Sequence[Run], done: Sequence[Run]) -> Iterator[str]:
