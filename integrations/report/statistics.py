@@ -9,7 +9,7 @@ a row is equivalent exactly where its interval contains 0 and lies within the ma
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib.util import find_spec
@@ -45,7 +45,7 @@ class Verdict:
     """A row minus the baseline over the seeds that both have; NaN where fewer than 3 pairs allow no test.
 
     ``level`` is that of the interval ``low`` to ``high``, ``corrected`` the p-value after Holm, and ``detectable`` the
-    smallest true difference that so many pairs find with 80 % power, if their standard deviation is as observed.
+    smallest true difference that so many pairs find with 80 % power, if their standard deviation is ``sd``, as observed.
     """
 
     kind: Kind
@@ -58,6 +58,7 @@ class Verdict:
     margin: float
     detectable: float
     pairs: int
+    sd: float
 
     @property
     def different(self) -> bool:
@@ -105,17 +106,25 @@ def compare(
         raise ValueError(f"margin={margin}: expected a number of at least 0.")
     paired = {row: [x - baseline[seed] for seed, x in values.items() if seed in baseline] for row, values in rows.items()}
     paired = {row: gaps for row, gaps in paired.items() if gaps}
-    means = [fmean(gaps) for gaps in paired.values()]
-    sds = [stdev(gaps) if len(gaps) > 1 else math.nan for gaps in paired.values()]
-    pairs = [len(gaps) for gaps in paired.values()]
-    judged = judge(means, sds, pairs, margin, alpha)
-    tests = sum(n >= FEWEST for n in pairs)
+    return _verdicts(
+        {row: (fmean(gaps), stdev(gaps) if len(gaps) > 1 else math.nan, len(gaps)) for row, gaps in paired.items()},
+        margin,
+        alpha,
+    )
+
+
+def _verdicts(rows: Mapping[str, tuple[float, float, int]], margin: float, alpha: float) -> dict[str, Verdict]:
+    """Return the verdicts on rows of a mean difference, the standard deviation of a pair's, and a number of pairs."""
+    if not rows:
+        return {}
+    judged = judge(*zip(*rows.values(), strict=True), margin, alpha)
+    tests = sum(pairs >= FEWEST for _, _, pairs in rows.values())
     verdicts = {}
-    for i, row in enumerate(paired):
+    for i, (row, (mean, sd, pairs)) in enumerate(rows.items()):
         kind: Kind = "different" if judged.different[i] else "equivalent" if judged.equivalent[i] else "cannot tell"
-        low, high, level, p, corrected = (float(array[i]) for array in judged[:5])
-        detectable = sds[i] * effect_size(pairs[i], tests, alpha) if pairs[i] >= FEWEST else math.nan
-        verdicts[row] = Verdict(kind, means[i], low, high, level, p, corrected, margin, detectable, pairs[i])
+        numbers = (float(array[i]) for array in judged[:5])
+        detectable = sd * effect_size(pairs, tests, alpha) if pairs >= FEWEST else math.nan
+        verdicts[row] = Verdict(kind, mean, *numbers, margin, detectable, pairs, sd)
     return verdicts
 
 
@@ -161,3 +170,63 @@ def effect_size(pairs: int, tests: int = 1, alpha: float = ALPHA, power: float =
     root = brentq(lambda shift: stats.nct.sf(critical, freedom, shift) - power, 0, 20 * critical)
     return float(root) / math.sqrt(pairs)
 
+
+# ---- several data sets -------------------------------------------------------------------------
+
+
+def pool(rows: Mapping[str, Sequence[Verdict]], margin: float = 0.0, alpha: float = ALPHA) -> dict[str, Verdict]:
+    """Return the verdict on each row over all its data sets; those with fewer than 3 are left out.
+
+    A random-effects mean with the variance between data sets after Paule and Mandel and the interval of Hartung, Knapp,
+    Sidik and Jonkman (https://doi.org/10.1186/1471-2288-14-25), never shorter than that of a common effect. ``pairs``
+    counts data sets, and ``sd`` is the interval's standard error times their root, so that it reads as that of one.
+    """
+    effects = {
+        row: random_effects([v.difference for v in known], [v.sd**2 / v.pairs for v in known])
+        for row, verdicts in rows.items()
+        if len(known := [v for v in verdicts if v.pairs >= FEWEST]) >= FEWEST
+    }
+    counts = {row: sum(v.pairs >= FEWEST for v in rows[row]) for row in effects}
+    summaries = {row: (mean, error * math.sqrt(counts[row]), counts[row]) for row, (mean, error) in effects.items()}
+    return _verdicts(summaries, margin, alpha)
+
+
+def random_effects(effects: Sequence[float], variances: Sequence[float]) -> tuple[float, float]:
+    """Return the random-effects mean of at least two data sets and its Hartung-Knapp standard error."""
+    import numpy as np
+    from scipy.optimize import brentq
+
+    y, v = np.asarray(effects, float), np.asarray(variances, float)
+    spread, freedom = float(((y - y.mean()) ** 2).sum()), len(y) - 1
+    if spread == 0:
+        return float(y[0]), float((1 / (1 / v).sum()) ** 0.5 if v.all() else 0.0)
+
+    def weighted(between: float) -> tuple[float, float, float]:
+        weights = 1 / (v + between)
+        mean = float((weights * y).sum() / weights.sum())
+        return mean, float((weights * (y - mean) ** 2).sum()), float(weights.sum())
+
+    # Paule and Mandel: the variance between data sets with which the weighted squares are as large as expected
+    low, high = (0.0 if v.all() else spread * 1e-12), spread
+    between = brentq(lambda x: weighted(x)[1] - freedom, low, high) if weighted(low)[1] > freedom else low
+    mean, squares, weight = weighted(between)
+    return mean, math.sqrt(max(1.0, squares / freedom) / weight)
+
+
+def interquartile_mean(scores: Sequence[Sequence[float]], draws: int = 2000) -> tuple[float, float, float]:
+    """Return the mean of the middle half of all scores and its 95 % interval, over seeds drawn again in each task.
+
+    ``scores`` are a list per task, on one scale; rliable (https://arxiv.org/abs/2108.13264) recommends this where tasks
+    are many and seeds few. The draws have a fixed seed.
+    """
+    import numpy as np
+
+    trimmed, rng = _stats().trim_mean, np.random.default_rng(0)
+    drawn = np.concatenate([rng.choice(np.asarray(task, float), (draws, len(task))) for task in scores], axis=1)
+    low, high = np.quantile(trimmed(drawn, 0.25, axis=1), (0.025, 0.975))
+    return float(trimmed(np.concatenate(scores), 0.25)), float(low), float(high)
+
+
+def performance_profile(scores: Sequence[Sequence[float]], thresholds: Sequence[float]) -> list[float]:
+    """Return the share of runs above each threshold, every task counting alike."""
+    return [fmean(fmean(x > threshold for x in task) for task in scores) for threshold in thresholds]
