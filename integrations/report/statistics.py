@@ -123,7 +123,7 @@ def _verdicts(rows: Mapping[str, tuple[float, float, int]], margin: float, alpha
     for i, (row, (mean, sd, pairs)) in enumerate(rows.items()):
         kind: Kind = "different" if judged.different[i] else "equivalent" if judged.equivalent[i] else "cannot tell"
         numbers = (float(array[i]) for array in judged[:5])
-        detectable = sd * effect_size(pairs, tests, alpha) if pairs >= FEWEST else math.nan
+        detectable = float(_steps(mean, sd)) * effect_size(pairs, tests, alpha) if pairs >= FEWEST else math.nan
         verdicts[row] = Verdict(kind, mean, *numbers, margin, detectable, pairs, sd)
     return verdicts
 
@@ -133,12 +133,13 @@ def judge(mean: Any, sd: Any, pairs: Any, margin: float = 0.0, alpha: float = AL
 
     The last axis is the family; further axes are further tables. Intervals are Bonferroni's, so that they hold
     together, except where only a later step of Holm finds a row: there the interval is at the level of that step.
+    Differences that are all equal mean that the metric has steps rather than that there is no noise; see ``_steps``.
     """
     import numpy as np
 
     stats = _stats()
     mean, sd, pairs = np.broadcast_arrays(*(np.asarray(x, float) for x in (mean, sd, pairs)))
-    tested = pairs >= FEWEST
+    sd, tested = _steps(mean, sd), pairs >= FEWEST
     freedom = np.where(tested, pairs - 1, np.nan)
     error = sd / np.sqrt(pairs)
     with np.errstate(divide="ignore", invalid="ignore"):
@@ -158,6 +159,13 @@ def judge(mean: Any, sd: Any, pairs: Any, margin: float = 0.0, alpha: float = AL
     different = corrected <= alpha
     equivalent = ~different & (-margin <= low) & (high <= margin)
     return Judged(low, high, np.where(tested, 1 - outside, np.nan), p, corrected, different, equivalent)
+
+
+def _steps(mean: Any, sd: Any) -> Any:
+    """Return the standard deviation, or where it is 0 that of numbers rounded to steps as large as their difference."""
+    import numpy as np
+
+    return np.where(sd <= 1e-9 * abs(mean), abs(mean) / 6**0.5, sd)
 
 
 @cache

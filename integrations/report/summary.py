@@ -20,7 +20,7 @@ from statistics import fmean, stdev
 from typing import Any
 
 import counterpoint as cp
-from counterpoint.hyper import nearest
+from counterpoint.hyper import is_number, nearest
 
 from ..store.cell import dataset_name
 from ..store.run import Run
@@ -291,7 +291,7 @@ def _column(
     differences = _differences(values, baseline, compared, margin, tested)
     checked = [row for row in names if row not in (*trained, baseline)]
     checks = {row: _differences(values, row if comparable else None, trained, margin, tested) for row in checked}
-    best = _best({row: values[row] for row in trained}, lower) if comparable and tested else None
+    best = _best({row: values[row] for row in trained}, lower) if trained and comparable and tested else None
     majority = _majority(members, metric)
     cells = {}
     for row in names:
@@ -313,7 +313,8 @@ def _margin(largest: float) -> float:
 
 def _majority(members: Sequence[Run], metric: str) -> float | None:
     """Return the share of the largest class that the runs stored for a metric."""
-    shares = [share for run in members if (share := run.details.get("majority", {}).get(metric)) is not None]
+    stored = [run.details.get("majority") for run in members]
+    shares = [one[metric] for one in stored if isinstance(one, dict) and is_number(one.get(metric))]
     return fmean(shares) if shares else None
 
 

@@ -22,14 +22,14 @@ WIDTH = 120  # characters of an overview in a terminal
 
 LEGEND = (
     "Differences are over paired seeds; verdicts are from paired t-tests, corrected for the rows of a table after Holm, "
-    "from 3 seeds on. Intervals hold jointly for the rows of a table at 95% (where only a later step of Holm finds a "
-    "row, at the level of that step), and agree with the verdicts: different means that the interval excludes 0, "
+    "from 3 seeds on. Intervals are corrected too (Bonferroni; where only a later step of Holm finds a row, at the level "
+    "of that step), and agree with the verdicts: different means that the interval excludes 0, "
     "equivalent that it contains 0 and lies within the margin. In brackets: the smallest difference that so many seeds "
     "find with 80% power. Rows that train nothing are compared with all trained rows, in families of their own. {} marks "
     "a row that is different from every other trained one."
 )
 VERDICT = tuple(field.name for field in fields(Verdict))
-DIFFERENCE = "minus baseline [95% jointly]"
+DIFFERENCE = "minus baseline [95%, corrected]"
 
 
 def _mean(column: Column, cell: Cell) -> str:
@@ -43,7 +43,7 @@ def _difference(column: Column, row: str) -> list[str]:
     places, verdict = digits(column), column.cells[row].difference
     if (compared := column.checks.get(row)) and column.tested:
         better = sum(v.different and (v.difference < 0) == column.lower for v in compared.values())
-        return ["", f"{better} of {len(compared)} trained rows better", ""]
+        return ["", f"beaten by {better} of {len(compared)} trained rows", ""]
     if verdict is None:
         return ["", "", ""]
     interval = "" if math.isnan(verdict.low) else f" [{verdict.low:+.{places}f}, {verdict.high:+.{places}f}]"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
@@ -143,6 +144,8 @@ def _paper_differences(column: Column) -> Iterator[str]:
     for row, cell in column.cells.items():
         paper, measured = cell.paper, cell.difference
         if base is None or paper is None or measured is None or paper == base or paper.measure != base.measure:
+            continue
+        if math.isnan(measured.low):
             continue
         if (paper.paper, paper.table) == (base.paper, base.table):
             difference = paper.value - base.value
