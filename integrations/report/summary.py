@@ -32,7 +32,7 @@ TUNED = "which selected settings by them, so they are not results"
 
 LOSS = "loss"  # each objective has its own scale, so that losses do not say which row is better
 
-OBJECTIVE = ("objective", "label", "pairing", "views", "scores", "method", "queue", "momentum", "epsilon", "mixed")
+OBJECTIVE = ("objective", "label", "pairing", "views", "scores", "method", "queue", "momentum", "epsilon", "mixed", "ids")
 IDENTIFYING = ("domain", "dataset", "seed", *OBJECTIVE)  # all that may differ within a table
 NO_TRAINING = ("epochs", "steps", "updates", "encoder", "head")  # in these, rows that train nothing may differ too
 TRAINS = ("SwAV", "SAC")  # rows that train without an objective
