@@ -1,8 +1,8 @@
 """The planted part of ``counterpoint demo``: made-up points of which it is known what helps, and where nothing can.
 
-A point is its class, a position of its own, and noise that is new in each view, mixed nonlinearly. With few classes most
-negatives are false, and known classes, passed as ``ids``, repair that. Where each point is a class of its own, there is
-nothing to repair. The score is the share of new points whose nearest other view is of the same class.
+A point is its class, a position of its own, and noise that is new in each view, mixed nonlinearly. With few classes
+many negatives are false, and known classes, passed as ``ids``, repair that. Where each point is a class of its own,
+there is nothing to repair. The score is the share of new points whose nearest other view is of the same class.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ TRAINING, NEW, BATCH, WIDTH = 1500, 500, 64, 64
 
 
 def cells(objectives: Mapping[str, str], seeds: Sequence[int], quick: bool) -> Iterator[dict[str, Any]]:
-    """Yield the cells of both data sets: the objectives, the encoder before training, and InfoNCE with known classes."""
+    """Yield the cells of both data sets: the encoder before training, objectives, InfoNCE with known classes."""
     specs = {label: template.format(t="0.2", denominator="") for label, template in objectives.items()}
     rows = {"untrained encoder": None, **specs, KNOWN: "infonce:t=0.2"}
     for dataset, seed in product(CLASSES, seeds):

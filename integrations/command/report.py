@@ -17,7 +17,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("runs", nargs="+", type=Path, metavar="RUNS", help="folders of runs, at any depth")
     add("--baseline", metavar="SPEC", help="the row to compare the others with (InfoNCE, if there is one)")
     add("--metric", action="append", default=[], metavar="NAME", help="a result; repeatable (the first)")
-    add("--margin", type=float, metavar="X", help="differences that do not matter (half a point of 100: .5 of percents)")
+    add(
+        "--margin", type=float, metavar="X", help="differences that do not matter (half a point of 100: .5 of percents)"
+    )
     add("--lower", action="store_true", help="smaller numbers are better")
     add(
         "--out",

@@ -1,4 +1,4 @@
-"""The part of graphs in ``counterpoint demo``: GraphCL on six kinds of random graphs, scored by a linear SVM."""
+"""The part of graphs in ``counterpoint demo``: GraphCL on six kinds of random graphs, scored by nearest neighbors."""
 
 from __future__ import annotations
 

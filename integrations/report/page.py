@@ -112,13 +112,14 @@ def _section(number: int, table: Table, looks: dict[str, Style]) -> Section:
 def _opening(number: int, column: Column, sentence: str, looks: dict[str, Style]) -> Plot:
     """The picture of a column with its sentence: differences to the baseline, or every seed without one."""
     shown = replace(column, cells={row: column.cells[row] for row in column.compared or column.cells})
-    what = partial(plots.draw_differences if column.compared else plots.draw_values, column=shown, looks=looks)
+    draw_rows = plots.draw_differences if column.compared else plots.draw_values
 
     def draw(axes: Axes) -> None:
-        what(axes)
+        draw_rows(axes, shown, looks)
         plots.name_rows(axes, shown.cells, 18)
 
-    alt = f"each row's {'difference to the baseline' if column.compared else column.metric}; the sentence below has the numbers"
+    what = "difference to the baseline" if column.compared else column.metric
+    alt = f"each row's {what}; the sentence below has the numbers"
     try:
         svg = _draw(draw, WIDE, 0.9 + 0.32 * len(shown.cells), alt, f"o{number}-")
     except ImportError:
@@ -132,7 +133,9 @@ def _profiles(report: Report, looks: dict[str, Style]) -> Iterator[Plot]:
             alt = "share of runs above each score, a line per row"
             caption = f"share of runs above each {pooled.metric}, over all tasks: a higher line is better"
             try:
-                yield Plot(_draw(partial(plots.draw_profile, pooled=pooled, looks=looks), WIDE, 2.7, alt, f"p{i}-"), caption)
+                yield Plot(
+                    _draw(partial(plots.draw_profile, pooled=pooled, looks=looks), WIDE, 2.7, alt, f"p{i}-"), caption
+                )
             except ImportError:
                 return
 
@@ -164,7 +167,9 @@ def _figures(column: Column, looks: dict[str, Style], prefix: str) -> Iterator[P
         panels.append((caption, alt, 2.7, partial(plots.draw_curve, column=column, key=key, looks=looks)))
     specs = [(row, runs[0].arguments["objective"]) for row, runs in column.runs.items()]
     if specs := [(row, spec) for row, spec in specs if spec is not None]:
-        caption = "how hard each objective pushes a negative away (dL/ds), by its similarity: steep lines focus on hard ones"
+        caption = (
+            "how hard an objective pushes a negative away (dL/ds), by its similarity: steep ones focus on the hard"
+        )
         alt = "training weight over the similarity of a negative, a line per objective"
         panels.append((caption, alt, 2.7, partial(plots.draw_training_weights, rows=specs, looks=looks)))
     for i, (caption, alt, height, draw) in enumerate(panels):

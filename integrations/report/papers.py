@@ -126,10 +126,12 @@ def _same_setup(
     if isinstance(target, str):  # nothing is trained
         setup = {key: value for key, value in setup.items() if key not in ("epochs", "steps", "head")}
     else:
-        tuned = paper_settings(table["domain"], arguments.get("model") or dataset) if target["name"] == "adnce" else None
+        tuned = (
+            paper_settings(table["domain"], arguments.get("model") or dataset) if target["name"] == "adnce" else None
+        )
         tuned = {"temperature" if key == "t" else key: value for key, value in (tuned or {}).items()}
         base = target.get("objective", target)
-        if not _matches(tuned, target) or temperature is not None and base.get("temperature") != temperature:
+        if not _matches(tuned, target) or (temperature is not None and base.get("temperature") != temperature):
             return False
         if not tuned and temperature is None and "temperature" not in row["is"]:
             return False  # the paper's temperature is not known

@@ -45,7 +45,7 @@ class Verdict:
     """A row minus the baseline over the seeds that both have; NaN where fewer than 3 pairs allow no test.
 
     ``level`` is that of the interval ``low`` to ``high``, ``corrected`` the p-value after Holm, and ``detectable`` the
-    smallest true difference that so many pairs find with 80 % power, if their standard deviation is ``sd``, as observed.
+    smallest true difference that so many pairs of the observed standard deviation ``sd`` find with 80 % power.
     """
 
     kind: Kind
@@ -104,7 +104,9 @@ def compare(
         raise ValueError(f"alpha={alpha}: expected a probability between 0 and 1.")
     if not margin >= 0:
         raise ValueError(f"margin={margin}: expected a number of at least 0.")
-    paired = {row: [x - baseline[seed] for seed, x in values.items() if seed in baseline] for row, values in rows.items()}
+    paired = {
+        row: [x - baseline[seed] for seed, x in values.items() if seed in baseline] for row, values in rows.items()
+    }
     paired = {row: gaps for row, gaps in paired.items() if gaps}
     return _verdicts(
         {row: (fmean(gaps), stdev(gaps) if len(gaps) > 1 else math.nan, len(gaps)) for row, gaps in paired.items()},

@@ -26,13 +26,25 @@ from ..store.cell import dataset_name
 from ..store.run import Run
 from . import statistics
 from .papers import PaperNumber, paper_number
-from .statistics import ALPHA, Verdict, compare
+from .statistics import Verdict, compare
 
 TUNED = "which selected settings by them, so they are not results"
 
 LOSS = "loss"  # each objective has its own scale, so that losses do not say which row is better
 
-OBJECTIVE = ("objective", "label", "pairing", "views", "scores", "method", "queue", "momentum", "epsilon", "mixed", "ids")
+OBJECTIVE = (
+    "objective",
+    "label",
+    "pairing",
+    "views",
+    "scores",
+    "method",
+    "queue",
+    "momentum",
+    "epsilon",
+    "mixed",
+    "ids",
+)
 IDENTIFYING = ("domain", "dataset", "seed", *OBJECTIVE)  # all that may differ within a table
 NO_TRAINING = ("epochs", "steps", "updates", "encoder", "head")  # in these, rows that train nothing may differ too
 TRAINS = ("SwAV", "SAC")  # rows that train without an objective
@@ -54,9 +66,9 @@ class Cell:
 class Column:
     """The rows of one data set, metric and setting.
 
-    ``setting`` names what distinguishes it from columns of the same data, if there are any. ``checks`` are the trained rows minus each row that trains nothing; ``majority`` is the share of the largest class,
-    if the runs stored it, and ``uninformative`` whether no row is found to be above it. ``tested`` is false where scipy
-    is missing.
+    ``setting`` names what distinguishes it from columns of the same data, if there are any. ``checks`` are the trained
+    rows minus each row that trains nothing; ``majority`` is the share of the largest class, if the runs stored it, and
+    ``uninformative`` whether no row is found to be above it. ``tested`` is false where scipy is missing.
     """
 
     domain: str
@@ -165,8 +177,7 @@ def _settings(runs: Sequence[Run]) -> Iterator[tuple[str, list[Run]]]:
         keys = [
             key
             for key, part in parts.items()
-            if is_check(run)
-            and all(part.get(k) == settings.get(k) for k in {*part, *settings} if k not in NO_TRAINING)
+            if is_check(run) and all(part.get(k) == settings.get(k) for k in {*part, *settings} if k not in NO_TRAINING)
         ] or [json.dumps(settings, sort_keys=True)]
         for key in keys:
             parts.setdefault(key, settings)
@@ -296,7 +307,9 @@ def _column(
     cells = {}
     for row in names:
         numbers, arguments = list(values[row].values()), runs[row][0].arguments
-        paper = paper_number(domain, dataset, arguments["objective"] or runs[row][0].name, metric, arguments, same_setup=True)
+        paper = paper_number(
+            domain, dataset, arguments["objective"] or runs[row][0].name, metric, arguments, same_setup=True
+        )
         sd = stdev(numbers) if len(numbers) > 1 else math.nan
         cells[row] = Cell(values[row], means[row], sd, differences.get(row), row == best, paper)
     none_above = majority is not None and tested and _none_above(values, trained, majority)
@@ -327,7 +340,8 @@ def _none_above(values: dict[str, dict[int, float]], trained: Sequence[str], maj
 
 
 def _is_infonce(run: Run) -> bool:
-    return str(run.arguments["objective"]).partition(":")[0] == "infonce" and " + " not in run.arguments["objective"]
+    spec = str(run.arguments["objective"])
+    return spec.partition(":")[0] == "infonce" and " + " not in spec and not run.arguments.get("ids")
 
 
 def _differences(

@@ -14,19 +14,19 @@ from typing import Any, NamedTuple
 from ..store.files import finite
 from .statistics import ALPHA, Verdict
 from .summary import Cell, Column, Report, digits
-from .words import overview_reading, pooled_reading, reading
+from .words import overview_reading, pooled_reading, reading, with_interval
 
 TITLE = "counterpoint report"
 
 WIDTH = 120  # characters of an overview in a terminal
 
 LEGEND = (
-    "Differences are over paired seeds; verdicts are from paired t-tests, corrected for the rows of a table after Holm, "
-    "from 3 seeds on. Intervals are corrected too (Bonferroni; where only a later step of Holm finds a row, at the level "
-    "of that step), and agree with the verdicts: different means that the interval excludes 0, "
-    "equivalent that it contains 0 and lies within the margin. In brackets: the smallest difference that so many seeds "
-    "find with 80% power. Rows that train nothing are compared with all trained rows, in families of their own. {} marks "
-    "a row that is different from every other trained one."
+    "Differences are over paired seeds; verdicts are from paired t-tests from 3 seeds on, corrected for the rows of a "
+    "table after Holm. Intervals are corrected too (Bonferroni; where only a later step of Holm finds a row, at its "
+    "level), and agree with the verdicts: different means that the interval excludes 0, equivalent that it contains 0 "
+    "and lies within the margin. In brackets: the smallest difference that so many seeds find with 80% power. Rows that "
+    "train nothing are compared with all trained rows, in families of their own. {} marks a row that is different from "
+    "every other trained one."
 )
 VERDICT = tuple(field.name for field in fields(Verdict))
 DIFFERENCE = "minus baseline [95%, corrected]"
@@ -40,25 +40,25 @@ def _mean(column: Column, cell: Cell) -> str:
 
 def _difference(column: Column, row: str) -> list[str]:
     """Return the difference with its interval, the verdict, and the corrected p-value."""
-    places, verdict = digits(column), column.cells[row].difference
+    places, verdict = digits(column), column.compared.get(row)
     if (compared := column.checks.get(row)) and column.tested:
         better = sum(v.different and (v.difference < 0) == column.lower for v in compared.values())
         return ["", f"beaten by {better} of {len(compared)} trained rows", ""]
     if verdict is None:
         return ["", "", ""]
-    interval = "" if math.isnan(verdict.low) else f" [{verdict.low:+.{places}f}, {verdict.high:+.{places}f}]"
+    difference = with_interval(verdict.difference, verdict.low, verdict.high, places)
     if math.isnan(verdict.p):
-        return [f"{verdict.difference:+.{places}f}{interval}", "", ""]
+        return [difference, "", ""]
     kind = f"{verdict.kind}, within the margin" if verdict.different and verdict.within else verdict.kind
     return [
-        f"{verdict.difference:+.{places}f}{interval}",
+        difference,
         f"{kind} ({verdict.detectable:.{places}f})",
         f"{verdict.corrected:.2g}",
     ]
 
 
 class Table(NamedTuple):
-    """A table as text: names of rows, header, a line per row, ``(line, cell)`` of the best, perhaps a sentence below."""
+    """A table as text: names of rows, header, a line per row, ``(line, cell)`` of the best, a sentence below."""
 
     title: str
     names: list[str]
@@ -102,7 +102,12 @@ def _overview(title: str, columns: list[Column]) -> Table:
 def _table(column: Column) -> Table:
     compared = bool(column.compared) or any(column.checks.values())
     papers = any(cell.paper for cell in column.cells.values())
-    head = ["", "mean ± sd (seeds)", *[DIFFERENCE, "verdict (detectable)", "p, corrected"] * compared, *["paper"] * papers]
+    head = [
+        "",
+        "mean ± sd (seeds)",
+        *[DIFFERENCE, "verdict (detectable)", "p, corrected"] * compared,
+        *["paper"] * papers,
+    ]
     body = []
     for row, cell in column.cells.items():
         line = [row + " (baseline)" * (row == column.baseline), _mean(column, cell)]
@@ -177,7 +182,18 @@ def plain(report: Report) -> dict[str, Any]:
                 numbers["trained_minus_this"] = {other: asdict(v) for other, v in column.checks[row].items()}
             paper = cell.paper and {**asdict(cell.paper), "value": cell.paper.value, "spread": cell.paper.spread}
             rows.append({**numbers, "paper": paper})
-        names = ("domain", "dataset", "setting", "metric", "title", "baseline", "margin", "lower", "majority", "uninformative")
+        names = (
+            "domain",
+            "dataset",
+            "setting",
+            "metric",
+            "title",
+            "baseline",
+            "margin",
+            "lower",
+            "majority",
+            "uninformative",
+        )
         head = {key: getattr(column, key) for key in names}
         columns.append({**head, "reading": reading(column), "rows": rows})
     pooled = [{**asdict(one), "reading": pooled_reading(one)} for one in report.pooled]

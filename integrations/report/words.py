@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
 
 from .statistics import FEWEST, Verdict
 from .summary import LOSS, Column, Pooled, digits, plural
@@ -40,6 +41,12 @@ def _objectives(column: Column) -> Iterator[str]:
             yield start + f"no verdict: {FEWEST} seeds are the fewest that allow a test"
         else:
             yield start + "; ".join(verdicts(compared, digits(column)))
+
+
+def with_interval(difference: float, low: float, high: float, places: int = 1, **_: Any) -> str:
+    """Return a difference with its interval, if it has one."""
+    interval = "" if math.isnan(low) else f" [{low:+.{places}f}, {high:+.{places}f}]"
+    return f"{difference:+.{places}f}{interval}"
 
 
 def verdicts(compared: Mapping[str, Verdict], places: int) -> Iterator[str]:
@@ -127,13 +134,14 @@ def pooled_reading(pooled: Pooled) -> str:
         sets = f"{counts[0]}" if len(counts) == 1 else f"{counts[0]} to {counts[-1]}"
         places = 4 if max(v.margin for v in pooled.verdicts.values()) < 0.5 else 2
         intervals = ", ".join(
-            f"{row} {v.difference:+.{places}f} [{v.low:+.{places}f}, {v.high:+.{places}f}]"
-            for row, v in pooled.verdicts.items()
+            f"{row} {with_interval(v.difference, v.low, v.high, places)}" for row, v in pooled.verdicts.items()
         )
         said = "; ".join(verdicts(pooled.verdicts, places))
         parts.append(f"over {sets} data sets against {pooled.baseline}: {said}; random effects: {intervals}")
     if pooled.interquartile:
-        means = ", ".join(f"{row} {m:.3g} [{low:.3g}, {high:.3g}]" for row, (m, low, high) in pooled.interquartile.items())
+        means = ", ".join(
+            f"{row} {m:.3g} [{low:.3g}, {high:.3g}]" for row, (m, low, high) in pooled.interquartile.items()
+        )
         parts.append(f"interquartile means over all tasks and seeds, with 95% intervals: {means}")
     return f"{pooled.domain}, {pooled.metric}: {'; '.join(parts)}."
 

@@ -3,8 +3,8 @@
     python -m tests.bench.statistics                              # 2, 5 and 10 rows, 3 to 20 seeds, five kinds of noise
     python -m tests.bench.statistics --repetitions 400000 --seed 1
 
-A repetition is a table of rows and a baseline, whose noise all differences share; units are standard deviations of a difference. It is judged by
-``counterpoint.integrations.report.statistics.judge``, which judges every report. The columns:
+A repetition is a table of rows and a baseline, whose noise all differences share; units are standard deviations of a
+difference. ``counterpoint.integrations.report.statistics.judge`` judges it, as it judges every report. The columns:
 
 - error: tables without any difference in which a row is called different; at most 5 % is promised;
 - error beside others: the same where half of the rows differ by 50, which Holm's later steps make harder;

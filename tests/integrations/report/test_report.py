@@ -105,7 +105,9 @@ def test_tasks_of_control_have_interquartile_means(tmp_path):
 
 @pytest.mark.parametrize(("largest", "margin"), [(0.3, 0.005), (1, 0.005), (1.2, 0.5), (100, 0.5), (400, 5)])
 def test_the_margin_is_half_a_point_of_the_scale(tmp_path, largest, margin):
-    (column,) = report.summarise(make(tmp_path, {("A", BASE): {0: largest, 1: -2.0}, ("A", OTHER): {0: largest}})).columns
+    (column,) = report.summarise(
+        make(tmp_path, {("A", BASE): {0: largest, 1: -2.0}, ("A", OTHER): {0: largest}})
+    ).columns
     assert column.margin == pytest.approx(margin)
 
 

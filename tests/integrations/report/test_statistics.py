@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from counterpoint.install import install
 from counterpoint.integrations.report import statistics
-from counterpoint.integrations.report.statistics import compare, effect_size, judge, pool, random_effects
+from counterpoint.integrations.report.statistics import compare, effect_size, pool, random_effects
 
 BENCH = Path(__file__).parents[2] / "bench" / "statistics.py"
 
