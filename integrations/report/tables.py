@@ -24,7 +24,7 @@ LEGEND = (
     "Differences are over paired seeds; verdicts are from paired t-tests from 3 seeds on, corrected for the rows of a "
     "table after Holm. Intervals are corrected too (Bonferroni; where only a later step of Holm finds a row, at its "
     "level), and agree with the verdicts: different means that the interval excludes 0, equivalent that it contains 0 "
-    "and lies within the margin. In brackets: the smallest difference that so many seeds find with 80% power. Rows that "
+    "and lies within the margin. In brackets: the smallest difference that these seeds find with 80% power. Rows that "
     "train nothing are compared with all trained rows, in families of their own. {} marks a row that is different from "
     "every other trained one."
 )
