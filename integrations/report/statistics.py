@@ -119,14 +119,15 @@ def _verdicts(rows: Mapping[str, tuple[float, float, int]], margin: float, alpha
     """Return the verdicts on rows of a mean difference, the standard deviation of a pair's, and a number of pairs."""
     if not rows:
         return {}
-    judged = judge(*zip(*rows.values(), strict=True), margin, alpha)
+    means, sds, counts = zip(*rows.values(), strict=True)
+    judged = judge(means, sds, counts, margin, alpha)
     tests = sum(pairs >= FEWEST for _, _, pairs in rows.values())
     verdicts = {}
     for i, (row, (mean, sd, pairs)) in enumerate(rows.items()):
         kind: Kind = "different" if judged.different[i] else "equivalent" if judged.equivalent[i] else "cannot tell"
-        numbers = (float(array[i]) for array in judged[:5])
+        low, high, level, p, corrected = (float(array[i]) for array in judged[:5])
         detectable = float(_steps(mean, sd)) * effect_size(pairs, tests, alpha) if pairs >= FEWEST else math.nan
-        verdicts[row] = Verdict(kind, mean, *numbers, margin, detectable, pairs, sd)
+        verdicts[row] = Verdict(kind, mean, low, high, level, p, corrected, margin, detectable, pairs, sd)
     return verdicts
 
 

@@ -205,7 +205,7 @@ def as_csv(report: Report) -> str:
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
     head = ["domain", "dataset", "metric", "row", "n", "mean", "sd", "best", "baseline"]
-    head += [f"{'p_' * (name == 'corrected')}{name}" for name in VERDICT]
+    head += [{"corrected": "p_corrected", "sd": "sd_difference"}.get(name, name) for name in VERDICT]
     writer.writerow([*head, "paper", "paper_spread", "paper_source"])
     for column in report.columns:
         for row, cell in column.cells.items():

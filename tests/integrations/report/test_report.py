@@ -278,6 +278,7 @@ def test_csv_and_json_hold_the_same_numbers(study):
     data = json.loads(report.RENDER["json"](found), parse_constant=pytest.fail)
     rows = [(column, row) for column in data["columns"] for row in column["rows"]]
     assert len(lines) == len(rows) == 6
+    assert len(set(lines[0])) == len(tables.as_csv(found).partition("\n")[0].split(","))  # no name twice
     for line, (column, row) in zip(lines, rows, strict=True):
         assert (line["dataset"], line["row"], line["best"]) == (column["dataset"], row["row"], str(int(row["best"])))
         assert float(line["mean"]) == row["mean"] == fmean(row["values"].values())
@@ -287,7 +288,7 @@ def test_csv_and_json_hold_the_same_numbers(study):
         if one:
             assert line["kind"] == one["kind"]
             for key in set(one) - {"kind"}:
-                assert float(line["p_corrected" if key == "corrected" else key]) == one[key]
+                assert float(line[{"corrected": "p_corrected", "sd": "sd_difference"}.get(key, key)]) == one[key]
         assert line["paper"] == ("" if row["paper"] is None else str(row["paper"]["value"]))
 
 
