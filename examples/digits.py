@@ -28,15 +28,16 @@ import json
 import sys
 import time
 from collections.abc import Sequence
+from dataclasses import asdict
 from importlib.metadata import version
 from pathlib import Path
+from statistics import fmean, stdev
 from typing import Any
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 from matplotlib.figure import Figure
-from scipy.stats import t as student
 from sklearn.datasets import load_digits
 from sklearn.decomposition import PCA
 from sklearn.linear_model import LogisticRegression
@@ -45,6 +46,8 @@ from threadpoolctl import threadpool_limits
 from torch import Tensor, nn
 
 import counterpoint as cp
+from counterpoint.integrations.report import words
+from counterpoint.integrations.report.statistics import Verdict, compare
 
 PIXELS, UNTRAINED = "raw pixels", "untrained encoder"
 MEASURES = {"kNN": KNeighborsClassifier(5), "linear": LogisticRegression(C=10, max_iter=1000)}
@@ -193,20 +196,18 @@ def show_progress(done: int, total: int, what: str = "digits") -> None:
         print(f"{start}{what}: {done}/{total} runs", end=end, file=sys.stderr, flush=True)
 
 
-def compare(first: Sequence[float], other: Sequence[float]) -> dict[str, float]:
-    """Return `other - first`, paired by seed: the mean and its 95% t interval."""
-    difference, n = np.subtract(other, first), len(first)
-    mean, half = difference.mean(), student.ppf(0.975, n - 1) * difference.std(ddof=1) / n**0.5
-    return {"difference": float(mean), "low": float(mean - half), "high": float(mean + half)}
-
-
 def summarise(runs: list[dict[str, Any]], first: str) -> dict[str, dict[str, dict[str, Any]]]:
+    """Return each row's mean, deviation and verdict; rows that train nothing are no part of the family of tests."""
     summary: dict[str, dict[str, dict[str, Any]]] = {run["objective"]: {} for run in runs}
-    for name in summary:
-        for measure in MEASURES:
-            values, base = ([run[measure] for run in runs if run["objective"] == n] for n in (name, first))
-            row = {"mean": float(np.mean(values)), "sd": float(np.std(values, ddof=1)), "values": values}
-            summary[name][measure] = row | {"vs_first": None if name == first else compare(base, values)}
+    for measure in MEASURES:
+        values = {name: {run["seed"]: run[measure] for run in runs if run["objective"] == name} for name in summary}
+        checks = [name for name in (PIXELS, UNTRAINED) if name in values]
+        versus = compare(values[first], {n: x for n, x in values.items() if n not in (first, *checks)}, margin=0.5)
+        for name in checks:
+            versus |= compare(values[first], {name: values[name]}, margin=0.5)
+        for name, seeds in values.items():
+            row = {"mean": fmean(seeds.values()), "sd": stdev(seeds.values()), "values": list(seeds.values())}
+            summary[name][measure] = row | {"vs_first": asdict(versus[name]) if name != first else None}
     return summary
 
 
@@ -218,21 +219,20 @@ def report(result: dict[str, Any]) -> str:
     for name, row in result["summary"].items():
         cells = ""
         for scores in row.values():
-            gap = "{difference:+5.1f} [{low:+.1f}, {high:+.1f}]".format(**scores["vs_first"]) if name != first else ""
+            gap = words.with_interval(**scores["vs_first"]) if name != first else ""
             cells += f"  {scores['mean']:5.1f} ± {scores['sd']:3.1f}  {gap:21}"
         lines.append(f"{name:{width}}{cells}".rstrip())
     lines.append("")
     for measure in MEASURES:
-        verdicts: dict[str, list[str]] = {}
-        for name, row in result["summary"].items():
-            if (versus := row[measure]["vs_first"]) is not None:
-                verdict = "higher" if versus["low"] > 0 else "lower" if versus["high"] < 0 else "no difference found"
-                verdicts.setdefault(verdict, []).append(name)
-        conclusion = "; ".join(f"{verdict}: {', '.join(names)}" for verdict, names in verdicts.items())
-        lines.append(f"{measure}, against {first} - {conclusion}.")
-    reach = f"95% intervals reach {student.ppf(0.975, seeds - 1):.1f} standard errors to each side"
+        versus = {
+            name: Verdict(**row[measure]["vs_first"])
+            for name, row in result["summary"].items()
+            if name not in (first, PIXELS, UNTRAINED)
+        }
+        if versus:
+            lines.append(f"{measure}, against {first} - {'; '.join(words.verdicts(versus, 1))}.")
     more = ", --seeds 10 says more" if seeds < 10 else ""
-    return "\n".join([*lines, f"({seeds} paired seeds: {reach}, uncorrected for their number{more}.)"])
+    return "\n".join([*lines, f"({seeds} paired seeds; intervals and verdicts are corrected for the rows{more}.)"])
 
 
 def draw(out: Path, result: dict[str, Any], first_seed: dict[str, np.ndarray], y: np.ndarray) -> None:

@@ -19,12 +19,13 @@ from __future__ import annotations
 import argparse
 import json
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import networkx
 import numpy as np
-from digits import COLOURS, compare, show_progress
+from digits import COLOURS, show_progress
 from matplotlib.figure import Figure
 from sklearn.decomposition import PCA
 from sklearn.preprocessing import StandardScaler, normalize
@@ -33,6 +34,8 @@ from threadpoolctl import threadpool_limits
 from counterpoint.integrations import graph
 from counterpoint.integrations.graph.data import KINDS
 from counterpoint.integrations.graph.training import BAG, UNTRAINED, build, cell
+from counterpoint.integrations.report import words
+from counterpoint.integrations.report.statistics import compare
 
 CHANCE, FOLDS = 100 / len(KINDS), 3
 OBJECTIVES = [
@@ -72,12 +75,14 @@ def run(
             accuracies[name].append(graph.evaluate(z, y, folds=FOLDS, seed=seed).accuracy)
             if progress:
                 show_progress(seed * len(accuracies) + number + 1, seeds * len(accuracies), "graphs")
+    by_seed = {name: dict(enumerate(values)) for name, values in accuracies.items()}
+    versus = compare(by_seed.pop(UNTRAINED), by_seed, margin=0.5)
     summary = {
         name: {
             "mean": float(np.mean(values)),
             "sd": float(np.std(values, ddof=1)),
             "values": values,
-            "vs_untrained": None if name == UNTRAINED else compare(accuracies[UNTRAINED], values),
+            "vs_untrained": None if name == UNTRAINED else asdict(versus[name]),
         }
         for name, values in accuracies.items()
     }
@@ -91,14 +96,14 @@ def report(result: dict[str, Any]) -> str:
     """Format the table, and below it the conclusions that its statistics support."""
     width = max(map(len, result["summary"]))
     lines = [
-        f"{f'accuracy, % (SVM, {FOLDS} folds)':{width}}  {'':12}  minus untrained, 95%",
+        f"{f'accuracy, % (SVM, {FOLDS} folds)':{width}}  {'':12}  minus untrained, 95%, corrected",
         f"{'chance':{width}}  {CHANCE:5.1f}",
     ]
     higher = []
     for name, row in result["summary"].items():
         versus, gap = row["vs_untrained"], ""
         if versus is not None:
-            gap = "{difference:+5.1f} [{low:+.1f}, {high:+.1f}]".format(**versus)
+            gap = words.with_interval(**versus)
             higher += [name] * (versus["low"] > 0 and name in result["arguments"]["objectives"])
         lines.append(f"{name:{width}}  {row['mean']:5.1f} ± {row['sd']:3.1f}  {gap}".rstrip())
     return "\n".join([*lines, "", f"Better than the untrained encoder: {', '.join(higher) or 'none'}."])

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 import sys
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import MISSING, Field, dataclass, field, fields
@@ -24,6 +25,12 @@ class Preset:
     objective: str | None  # the spec; None where no objective is trained
     settings: Mapping[str, Any]  # what differs from the defaults of the domain's Settings
     sources: Mapping[str, str] = field(default_factory=dict)  # where each of these stands in the paper or its code
+
+
+def majority(labels: Iterable[Any]) -> float:
+    """Return the share of the most frequent label in percent: the accuracy of a classifier that knows nothing else."""
+    counts = Counter(labels)
+    return 100 * max(counts.values()) / counts.total()
 
 
 def setting(

@@ -36,11 +36,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from paired import NOTE, compare, said
 
 from counterpoint.integrations.graph.presets import preset
 from counterpoint.integrations.graph.training import BAG, BEST_LOOK, UNTRAINED, bag, cell, train, untrained
 from counterpoint.integrations.report.papers import paper_number
-from counterpoint.integrations.report.statistics import bootstrap_interval, holm, sign_flip_p
+from counterpoint.integrations.report.words import with_interval
 from counterpoint.integrations.store.grid import run_grid
 from counterpoint.integrations.store.run import Run
 
@@ -137,22 +138,29 @@ def study(
         "seeds": seeds,
         "settings": settings,
         "chosen": chosen,
-        "rows": {name: summary(name, values, rows) for name, values in rows.items()},
-        BEST_LOOK: {name: summary(name, values, chosen_looks) for name, values in chosen_looks.items()},
+        "rows": summaries(rows),
+        BEST_LOOK: summaries(chosen_looks),
         "papers": {row: one.printed for row, name in PAPERS.items() if (one := paper_number("graph", dataset, name))},
     }
 
 
-def summary(name: str, values: list[float], rows: dict[str, list[float]]) -> dict[str, Any]:
+def summaries(rows: dict[str, list[float]]) -> dict[str, dict[str, Any]]:
     """Return mean and deviation over seeds, and the difference to GraphCL on the same graphs, folds and seeds."""
-    base = next((prefix for prefix in (OFFICIAL, ALL) if name.startswith(prefix)), "") + GRAPHCL
-    versus = None
-    if base in rows and base != name and len(values) > 1:
-        gaps = [value - other for value, other in zip(values, rows[base], strict=True)]
-        low, high = bootstrap_interval(gaps)
-        versus = {"difference": float(np.mean(gaps)), "low": low, "high": high, "p": sign_flip_p(gaps)}
-    sd = float(np.std(values, ddof=1)) if len(values) > 1 else 0.0
-    return {"mean": float(np.mean(values)), "sd": sd, "values": values, "minus_graphcl": versus}
+    versus: dict[str, Any] = {}
+    for prefix in (OFFICIAL, ALL, ""):
+        family = {name: values for name, values in rows.items() if name not in versus and name.startswith(prefix)}
+        if prefix + GRAPHCL in family:
+            versus |= compare(family, prefix + GRAPHCL, checks=[prefix + UNTRAINED, prefix + BAG])
+            versus[prefix + GRAPHCL] = None
+    return {
+        name: {
+            "mean": float(np.mean(values)),
+            "sd": float(np.std(values, ddof=1)) if len(values) > 1 else 0.0,
+            "values": values,
+            "minus_graphcl": versus.get(name),
+        }
+        for name, values in rows.items()
+    }
 
 
 def markdown(results: dict[str, dict[str, Any]]) -> str:
@@ -166,7 +174,7 @@ def markdown(results: dict[str, dict[str, Any]]) -> str:
             row = result["rows"].get(name)
             text = "" if row is None else f"{row['mean']:.1f} ± {row['sd']:.1f}"
             if row is not None and (versus := row["minus_graphcl"]) is not None:
-                text += " ({difference:+.1f} [{low:+.1f}, {high:+.1f}])".format(**versus)
+                text += f" ({with_interval(**versus)})"
             cells.append(text)
         lines.append(f"| {name} | " + " | ".join(cells) + " |")
     for row in PAPERS:
@@ -182,21 +190,11 @@ def verdicts(results: dict[str, dict[str, Any]]) -> list[str]:
         versus = {
             name: row["minus_graphcl"]
             for name, row in result["rows"].items()
-            if row["minus_graphcl"] is not None and not name.startswith((ALL, OFFICIAL))
+            if row["minus_graphcl"] is not None and not name.startswith((ALL, OFFICIAL, UNTRAINED, BAG))
         }
-        rows_by_verdict: dict[str, list[str]] = {}
-        for (name, one), p in zip(versus.items(), holm([one["p"] for one in versus.values()]), strict=True):
-            verdict = "no difference found" if p >= 0.05 else "higher" if one["difference"] > 0 else "lower"
-            rows_by_verdict.setdefault(verdict, []).append(name)
-        lines.append(
-            f"{dataset}, against {GRAPHCL} - "
-            + "; ".join(f"{k}: {', '.join(v)}" for k, v in rows_by_verdict.items())
-            + "."
-        )
-    lines.append(
-        "(In brackets, paired 95% intervals, not corrected for the number of rows. The sentences follow from a paired "
-        "sign-flip test that is corrected: with five seeds it cannot find any difference.)"
-    )
+        if versus:
+            lines.append(f"{dataset}, against {GRAPHCL} - {said(versus)}.")
+    lines.append(f"({NOTE[0].upper() + NOTE[1:]}.)")
     return lines
 
 

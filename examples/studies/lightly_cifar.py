@@ -37,12 +37,12 @@ from pathlib import Path
 from statistics import mean, stdev
 from typing import Any, NamedTuple
 
-from paired import compare
+from paired import NOTE, compare, said
 
 from counterpoint.integrations.image.data import prepare
 from counterpoint.integrations.image.training import UNTRAINED, cell, check, train, untrained
 from counterpoint.integrations.report.papers import paper_number
-from counterpoint.integrations.report.statistics import holm
+from counterpoint.integrations.report.words import with_interval
 from counterpoint.integrations.store.grid import run_grid
 from counterpoint.integrations.store.run import Run
 
@@ -132,11 +132,9 @@ def study(
     summary: dict[str, Any] = {name: {} for name in values}
     for metric in metrics:
         scores = {name: [result[metric] for result in results] for name, results in values.items()}
-        versus = {name: compare(scores[first], scores[name]) for name in scores if name != first}
-        corrected = dict(zip(versus, holm([gap["p"] for gap in versus.values()]), strict=True))
+        versus = compare(scores, first, checks=[UNTRAINED])
         for name, row in scores.items():
-            gap = versus[name] | {"p": corrected[name]} if name != first else None
-            summary[name][metric] = {"mean": mean(row), "sd": stdev(row), "values": row, "vs_first": gap}
+            summary[name][metric] = {"mean": mean(row), "sd": stdev(row), "values": row, "vs_first": versus.get(name)}
     return {
         "data": f"{size.dataset} ({prepare(floor[0]).test.note})",
         "settings": size.settings,
@@ -166,26 +164,19 @@ def report(result: dict[str, Any], printed: Mapping[str, tuple[str, str]]) -> st
     metrics = list(summary[first])
     lines = [f"{result['data']}, {result['seeds']} seeds; in brackets the paired difference to {first}", ""]
     lines += [f"| accuracy, % | {' | '.join(metrics)} | papers |", "|---" * (len(metrics) + 2) + "|"]
-    verdicts: dict[str, dict[str, list[str]]] = {metric: {} for metric in metrics}
+    verdicts: dict[str, dict[str, dict[str, Any]]] = {metric: {} for metric in metrics}
     for name, row in summary.items():
         cells = []
         for metric, scores in row.items():
             cells.append(f"{scores['mean']:.1f} ± {scores['sd']:.1f}")
             if (versus := scores["vs_first"]) is not None:
-                cells[-1] += " ({difference:+.1f} [{low:+.1f}, {high:+.1f}])".format(**versus)
-                sign = "higher" if versus["difference"] > 0 else "lower"
-                verdict = sign if versus["p"] < 0.05 else "no difference found"
-                verdicts[metric].setdefault(verdict, []).append(name)
+                cells[-1] += f" ({with_interval(**versus)})"
+                verdicts[metric] |= {name: versus} if name != UNTRAINED else {}
         cells.append(papers(chosen[name], printed) if name in chosen else "")
         lines.append(f"| {name} | {' | '.join(cells)} |")
     lines.append("")
-    for metric, names_of in verdicts.items():
-        conclusion = "; ".join(f"{verdict}: {', '.join(names)}" for verdict, names in names_of.items())
-        lines.append(f"- {metric}, against {first}: {conclusion}")
-    lines.append(
-        "- intervals are 95% t intervals, row by row; higher and lower mean p < 0.05 in a paired t test, corrected for "
-        "the number of rows by Holm's method"
-    )
+    lines += [f"- {metric}, against {first}: {said(versus)}" for metric, versus in verdicts.items() if versus]
+    lines.append(f"- {NOTE}")
     lines += [f"- {name}: {spec} was chosen on validation images" for name, spec in chosen.items()]
     return "\n".join(lines)
 

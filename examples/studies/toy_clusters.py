@@ -35,7 +35,7 @@ import numpy as np
 import scipy
 import sklearn
 import torch
-from paired import compare
+from paired import NOTE, compare, said
 from scipy.optimize import linear_sum_assignment
 from sklearn.cluster import KMeans
 from sklearn.datasets import make_moons
@@ -172,12 +172,13 @@ def run(
                 if progress:
                     done = sum(r["objective"] != RAW for r in rows)
                     show_progress(done, total, data)
+        versus = compare(accuracy, objectives[0], checks=[RAW])
         summary[data] = {
             name: {
                 "mean": float(np.mean(values)),
                 "sd": float(np.std(values, ddof=1)),
                 "paper": PAPER[data].get(paper_row(name) or ""),
-                "vs_first": compare(accuracy[objectives[0]], values) if name != objectives[0] else None,
+                "vs_first": versus.get(name),
             }
             for name, values in accuracy.items()
         }
@@ -247,23 +248,19 @@ def report(result: dict[str, Any]) -> str:
     width = max(len(name) for rows in result["summary"].values() for name in rows)
     lines, conclusions = [], []
     for data, rows in result["summary"].items():
-        lines.append(f"{data:{width}}  k-means, %      paper         minus the first, 95%, p")
+        lines.append(f"{data:{width}}  k-means, %      paper         minus the first, 95%, corrected p")
         for name, row in rows.items():
             paper = "{:.1f} ± {:.1f}".format(*row["paper"]) if row["paper"] else "-"
             line = f"{name:{width}}  {row['mean']:5.1f} ± {row['sd']:4.1f}  {paper:12}"
             if (versus := row["vs_first"]) is not None:
                 interval = f"[{versus['low']:+.1f}, {versus['high']:+.1f}]"
-                line += f"  {versus['difference']:+5.1f} {interval}, {versus['p']:.2g}"
-            if versus is not None and name != RAW:
-                verdict = f"{versus['difference']:+.1f} points"
-                if versus["low"] <= 0 <= versus["high"]:
-                    verdict = "no difference found"
-                conclusions.append(f"{data}: {verdict} for {name} against {first}, {interval}.")
+                line += f"  {versus['difference']:+5.1f} {interval}, {versus['corrected']:.2g}"
             lines.append(line.rstrip())
+        versus = {name: row["vs_first"] for name, row in rows.items() if row["vs_first"] and name != RAW}
+        if versus:
+            conclusions.append(f"{data}, against {first}: {said(versus)}.")
         lines.append("")
-    return "\n".join(
-        [*lines, *conclusions, f"({trials} trials, paired; the intervals are not corrected for their number.)"]
-    )
+    return "\n".join([*lines, *conclusions, f"({trials} trials, paired; {NOTE}.)"])
 
 
 EPILOG = """examples:

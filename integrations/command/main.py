@@ -244,8 +244,8 @@ COMMANDS = {
         "every domain and six objectives on data that needs no download: a table and a page, in minutes",
         *_of(".demo"),
         """\
-  counterpoint demo                                         all four domains, three seeds: demo/report.html
-  counterpoint demo --domains graph image --seeds 8         seeds enough for a test
+  counterpoint demo                                         all domains, five seeds: demo/report.html
+  counterpoint demo --domains graph image --seeds 8         more seeds find smaller differences
   counterpoint demo --objective infonce:t=0.2 "hcl:t=0.2,beta=2" --out mine
   counterpoint demo --quick                                 only to check that everything runs
 """,

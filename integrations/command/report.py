@@ -17,6 +17,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("runs", nargs="+", type=Path, metavar="RUNS", help="folders of runs, at any depth")
     add("--baseline", metavar="SPEC", help="the row to compare the others with (InfoNCE, if there is one)")
     add("--metric", action="append", default=[], metavar="NAME", help="a result; repeatable (the first)")
+    add(
+        "--margin", type=float, metavar="X", help="differences that do not matter (half a point of 100: .5 of percents)"
+    )
     add("--lower", action="store_true", help="smaller numbers are better")
     add(
         "--out",
@@ -34,7 +37,8 @@ def command(arguments: argparse.Namespace) -> int:
     from .. import report, store
 
     runs = store.find_runs(arguments.runs)
-    summary = report.summarise(runs, baseline=arguments.baseline, metrics=arguments.metric, lower=arguments.lower)
+    options = {"metrics": arguments.metric, "lower": arguments.lower, "margin": arguments.margin}
+    summary = report.summarise(runs, baseline=arguments.baseline, **options)
     print(report.RENDER[arguments.format](summary))
     if arguments.out is not None:
         for path in report.write(summary, arguments.out):

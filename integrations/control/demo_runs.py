@@ -13,7 +13,7 @@ from .environment import check_frames as check  # noqa: F401  (raises where fram
 
 TASK = "cartpole-swingup"
 COMMON = {"t": "0.2", "denominator": ""}
-SETTINGS: dict[str, Any] = {"episodes": 40, "length": 20, "updates": 80, "scores": "cosine"}
+SETTINGS: dict[str, Any] = {"episodes": 40, "length": 20, "updates": 40, "scores": "cosine"}
 QUICK: dict[str, Any] = {"episodes": 8, "length": 6, "updates": 4, "batch": 8}
 
 

@@ -12,7 +12,7 @@ import torch
 import counterpoint as cp
 
 from .. import store
-from ..domain import defaults
+from ..domain import defaults, majority
 from ..store.run import Run
 from .augment import augmentation
 from .data import GraphSet, bag_of_nodes, prepare
@@ -135,9 +135,10 @@ def train(run: Run) -> None:
     run.data(data.checksum)
     run.counts("epoch")
     probe = (y, arguments["probe"], arguments["folds"], arguments["seed"])
+    share = majority(y.tolist())
     if arguments["encoder"] == "none":
         evaluation = evaluate(bag_of_nodes(data)[rows], *probe)
-        run.finish({"accuracy": evaluation.accuracy}, folds=evaluation.folds)
+        run.finish({"accuracy": evaluation.accuracy}, folds=evaluation.folds, majority={"accuracy": share})
         return
     model = build(arguments, data.x.shape[1])
     official = arguments["protocol"] == "official"
@@ -158,7 +159,8 @@ def train(run: Run) -> None:
     last, best = looks[-1], max(looks, key=lambda line: line["accuracy"])
     result = {"accuracy": last["accuracy"], **({BEST_LOOK: best["accuracy"]} if official else {})}
     run.export(model.encoder)
-    run.finish(result, epoch=last["step"], folds=[last[f"fold{k}"] for k in range(arguments["folds"])])
+    folds = [last[f"fold{k}"] for k in range(arguments["folds"])]
+    run.finish(result, epoch=last["step"], folds=folds, majority=dict.fromkeys(result, share))
 
 
 def restore(run: Run | str | Path) -> Pretraining:

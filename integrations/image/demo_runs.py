@@ -11,7 +11,7 @@ from .data import prepare
 from .probes import features
 
 COMMON = {"t": "0.2", "denominator": ""}
-SETTINGS: dict[str, Any] = {"backbone": "conv4", "channels": 8, "epochs": 12, "batch": 128, "probe": ["knn"]}
+SETTINGS: dict[str, Any] = {"backbone": "conv4", "channels": 8, "epochs": 9, "batch": 128, "probe": ["knn"]}
 QUICK: dict[str, Any] = {"epochs": 1}
 
 

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 import counterpoint as cp
 
-from ..domain import check_choice
+from ..domain import check_choice, majority
 from .attacks import robust
 from .augment import Recipe
 from .image_set import ImageSet
@@ -46,8 +46,11 @@ def evaluate(
     probes: Sequence[str] = ("knn", "linear"),
     settings: EvaluationSettings | None = None,
     seed: int = 0,
+    shares: dict[str, float] | None = None,
 ) -> dict[str, float]:
     """Compute accuracies in percent; classifiers are fitted on ``train`` and tested on ``test``.
+
+    ``shares`` receives, for each accuracy on images as they are, the share of the largest class among them.
 
     ===========  ====================================================================================================
     probe        numbers
@@ -83,11 +86,16 @@ def evaluate(
             results[name] = linear_accuracy(encoder, pair[0], pair[1], settings, seed)
     if "finetune" in probes:
         results["finetune"] = finetune(encoder, train, test, settings, seed)
+    if shares is not None and results:
+        accuracies_of = [name for name in results if name in ("knn", "linear", "finetune") or name.startswith("aug")]
+        shares |= dict.fromkeys(accuracies_of, majority(test.y.tolist()))
     for name in settings.transfer if "transfer" in probes else ():
         other = [load(name, split, square_size(train)) for split in SPLITS]
         results[f"transfer:{name}"] = linear_accuracy(encoder, other[0], other[1], settings, seed)
         if "finetune" in probes:
             results[f"finetune:{name}"] = finetune(encoder, other[0], other[1], settings, seed)
+        if shares is not None:
+            shares |= dict.fromkeys((f"transfer:{name}", f"finetune:{name}"), majority(other[1].y.tolist()))
     return results
 
 

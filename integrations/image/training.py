@@ -106,10 +106,11 @@ def train(run: Run) -> None:
     module.to(arguments["device"])
     _load_best(run, module.method)
     encoder = module.method.encoder
-    result = evaluation.evaluate(encoder, images.labelled, images.test, probes, settings, arguments["seed"])
+    shares: dict[str, float] = {}
+    result = evaluation.evaluate(encoder, images.labelled, images.test, probes, settings, arguments["seed"], shares)
     losses = [line["loss"] for line in run.metrics() if "loss" in line]
     run.export(encoder)
-    run.finish(result or {"loss": losses[-1] if losses else math.nan}, note=images.test.note)
+    run.finish(result or {"loss": losses[-1] if losses else math.nan}, note=images.test.note, majority=shares)
 
 
 def validation_knn(method: Method, train: ImageSet, validation: ImageSet, settings: EvaluationSettings) -> float:

@@ -8,17 +8,17 @@ from counterpoint import names
 
 if TYPE_CHECKING:
     from .output import RENDER, html, show, write
-    from .summary import Cell, Column, Difference, Report, summarise
+    from .summary import Cell, Column, Pooled, Report, summarise
     from .tables import markdown, plain, terminal
 
 _MODULES = {
     "output": ("RENDER", "html", "show", "write"),
-    "summary": ("Cell", "Column", "Difference", "Report", "summarise"),
+    "summary": ("Cell", "Column", "Pooled", "Report", "summarise"),
     "tables": ("markdown", "plain", "terminal"),
 }
 
 __all__ = [
-    "RENDER", "Cell", "Column", "Difference", "Report", "html", "markdown", "plain", "show", "summarise", "terminal",
+    "RENDER", "Cell", "Column", "Pooled", "Report", "html", "markdown", "plain", "show", "summarise", "terminal",
     "write",
 ]  # fmt: skip
 

@@ -11,7 +11,9 @@ import json
 import re
 import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
+from itertools import count, repeat
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -25,7 +27,8 @@ from ..store.run import Embeddings, Run
 from . import plots
 from .plots import Style
 from .summary import Column, Report
-from .tables import LEGEND, TITLE, Table, tables
+from .tables import LEGEND, TITLE, Table, opening, tables
+from .words import pooled_reading
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -76,12 +79,16 @@ def page(report: Report, title: str = TITLE, intro: str = "") -> str:
     environment = Environment(autoescape=True, undefined=StrictUndefined, keep_trailing_newline=True)
     environment.filters["breakable"] = _breakable
     environment.globals["zip"] = zip
-    looks = plots.styles(row for column in report.columns for row in column.cells)
+    checks = [row for column in report.columns for row in column.checks]
+    looks = plots.styles((row for column in report.columns for row in column.cells), checks)
     runs = [run for column in report.columns for members in column.runs.values() for run in members]
     return environment.from_string(TEMPLATE.read_text(encoding="utf-8")).render(
         title=title,
         intro=intro,
         notes=report.notes,
+        opening=list(map(_opening, count(), report.columns, opening(report), repeat(looks))),
+        together=list(map(pooled_reading, report.pooled)),
+        profiles=list(_profiles(report, looks)),
         style=Markup(STYLE.read_text(encoding="utf-8")),
         sections=[_section(i, table, looks) for i, table in enumerate(tables(report))],
         looks=looks,
@@ -103,6 +110,37 @@ def _section(number: int, table: Table, looks: dict[str, Style]) -> Section:
         return Section(table, origin=origin, no_plots=str(error))
 
 
+def _opening(number: int, column: Column, sentence: str, looks: dict[str, Style]) -> Plot:
+    """The picture of a column with its sentence: differences to the baseline, or every seed without one."""
+    shown = replace(column, cells={row: column.cells[row] for row in column.compared or column.cells})
+    draw_rows = plots.draw_differences if column.compared else plots.draw_values
+
+    def draw(axes: Axes) -> None:
+        draw_rows(axes, shown, looks)
+        plots.name_rows(axes, shown.cells, 18)
+
+    what = "difference to the baseline" if column.compared else column.metric
+    alt = f"each row's {what}; the sentence below has the numbers"
+    try:
+        svg = _draw(draw, WIDE, 0.9 + 0.32 * len(shown.cells), alt, f"o{number}-")
+    except ImportError:
+        svg = Markup("")
+    return Plot(svg, sentence)
+
+
+def _profiles(report: Report, looks: dict[str, Style]) -> Iterator[Plot]:
+    for i, pooled in enumerate(report.pooled):
+        if pooled.scores:
+            alt = "share of runs above each score, a line per row"
+            caption = f"share of runs above each {pooled.metric}, over all tasks: a higher line is better"
+            try:
+                yield Plot(
+                    _draw(partial(plots.draw_profile, pooled=pooled, looks=looks), WIDE, 2.7, alt, f"p{i}-"), caption
+                )
+            except ImportError:
+                return
+
+
 def _breakable(name: str) -> Markup:
     """Let a spec break after its separators."""
     return Markup(re.sub(r"([,:(])", r"\1<wbr>", str(escape(name))))
@@ -116,22 +154,24 @@ def _figures(column: Column, looks: dict[str, Style], prefix: str) -> Iterator[P
     tall = 1.0 + 0.24 * len(column.cells)
     panels: list[tuple[str, str, float, Callable[[Axes], None]]] = []  # caption, alternative text, height, draw
     has_paper = any(cell.paper for cell in column.cells.values())
-    caption = f"{column.metric}: dots are seeds, bars means" + ", diamonds the papers" * has_paper
+    caption = f"{column.metric}: a dot per seed, bars are means{', diamonds papers' * has_paper}; do the rows overlap?"
     alt = f"every seed's {column.metric} on {column.dataset}, row by row; the table has the means"
     panels.append((caption, alt, tall, partial(plots.draw_values, column=column, looks=looks)))
-    if column.baseline is not None:
-        caption = "minus the baseline, with 95% intervals; filled where a difference was found"
+    if column.compared:
+        caption = "minus the baseline: filled where the interval leaves 0 (different); gray is the margin"
         alt = f"each row's difference to {column.baseline}; the table has the numbers"
         panels.append((caption, alt, tall, partial(plots.draw_differences, column=column, looks=looks)))
     for key in plots.curves(column):
-        caption = f"{key} while training, mean and standard deviation over seeds"
-        caption += "; each objective has its own scale" * (key == "loss")
+        caption = f"{key} while training, mean and standard deviation over seeds: has it leveled off?"
+        caption += " Each objective has its own scale." * (key == "loss")
         alt = f"curves of {key} over training, a line per row"
         panels.append((caption, alt, 2.7, partial(plots.draw_curve, column=column, key=key, looks=looks)))
     known = {row: runs for row, runs in column.runs.items() if runs[0].arguments["objective"] != HOST}
     specs = [(row, runs[0].arguments["objective"]) for row, runs in known.items()]
     if specs := [(row, spec) for row, spec in specs if spec is not None]:
-        caption = "training weight dL/ds of a negative, by its similarity: above 0 it is pushed away"
+        caption = (
+            "how hard an objective pushes a negative away (dL/ds), by its similarity: steep ones focus on the hard"
+        )
         alt = "training weight over the similarity of a negative, a line per objective"
         panels.append((caption, alt, 2.7, partial(plots.draw_training_weights, rows=specs, looks=looks)))
     for i, (caption, alt, height, draw) in enumerate(panels):
@@ -146,10 +186,12 @@ def _galleries(column: Column, prefix: str) -> Iterator[Gallery]:
         return
     row, embeddings = next(iter(stored.items()))
     seed, classes = first[row].arguments["seed"], f"{embeddings.about}: {', '.join(embeddings.names)}"
-    caption = f"Embeddings of seed {seed} in the plane of their two first principal components, by {classes}"
+    caption = f"Embeddings of seed {seed} in the plane of their two first principal components, by {classes}. "
+    caption += "Classes that form clumps of their own are easy to tell apart"
     alt = "embeddings in a plane, colored by class, of"
     yield _gallery(stored, plots.draw_plane, SMALL, caption, alt, f"{prefix}-em")
-    caption = f"Distances (1 - cos) / 2 between embeddings of seed {seed}: the same class dashed, the margin of dp gray"
+    caption = f"Distances (1 - cos) / 2 between embeddings of seed {seed}: the same class dashed, "
+    caption += "the margin of dp gray. The less the two lines overlap, the better"
     alt = "histogram of distances within and between classes, of"
     yield _gallery(stored, plots.draw_histogram, 1.5, caption, alt, f"{prefix}-hi")
 

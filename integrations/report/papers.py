@@ -2,7 +2,8 @@
 
 ``papers.json`` contains the tables as they are printed, number for number, and says what they are about: ``datasets``
 and ``metrics`` of a table map its columns to our runs; ``is`` of a row is its objective (parameters named there must
-agree, others may differ); ``with`` of a row lists other arguments that must agree where a run has them.
+agree, others may differ); ``with`` of a row lists other arguments that must agree where a run has them; ``setup`` of a
+table is how its models were trained and evaluated. Only where all of that agrees, a number stands beside our run.
 """
 
 from __future__ import annotations
@@ -45,7 +46,12 @@ class PaperNumber:
 
 
 def paper_number(
-    domain: str, dataset: str, objective: str, metric: str = "accuracy", arguments: Mapping[str, Any] | None = None
+    domain: str,
+    dataset: str,
+    objective: str,
+    metric: str = "accuracy",
+    arguments: Mapping[str, Any] | None = None,
+    same_setup: bool = False,
 ) -> PaperNumber | None:
     """Return what a paper reports for an objective on a data set, from the row that matches it most closely, or None.
 
@@ -54,6 +60,7 @@ def paper_number(
         dataset, metric: as in our runs; only letters and digits matter, not their case.
         objective: a spec, or the label of a row that no objective trains.
         arguments: the run's other arguments.
+        same_setup: whether the run must have the paper's settings and model; by default any row about the data is.
 
     >>> paper_number("graph", "PROTEINS", "adnce:t=0.05,mu=1.5").printed
     '75.10±0.25'
@@ -72,6 +79,8 @@ def paper_number(
         for row in table["rows"]:
             pattern, wanted, printed = row.get("is"), row.get("with", {}), row["values"][columns[0]]
             if pattern is None or printed == "-" or not _matches(pattern, target):
+                continue
+            if same_setup and not _same_setup(table, row, target, dataset, arguments or {}):
                 continue
             if all((arguments or {}).get(key, value) == value for key, value in wanted.items()):
                 column = table["columns"][columns[0]]
@@ -104,6 +113,35 @@ def _is_about(table: Mapping[str, Any], column: str, dataset: str, metric: str) 
     metrics = table["metrics"]
     metrics = metrics.get(column, []) if isinstance(metrics, dict) else metrics
     return name is not None and _plain(name) == _plain(dataset) and _plain(metric) in map(_plain, metrics)
+
+
+def _same_setup(
+    table: Mapping[str, Any], row: Mapping[str, Any], target: Any, dataset: str, arguments: Mapping[str, Any]
+) -> bool:
+    """Return whether a run was trained and evaluated as the models of a table, as far as the paper says."""
+    if (setup := table.get("setup")) is None:
+        return False
+    setup = setup | row.get("with", {})
+    temperature = setup.pop("temperature", None)
+    if isinstance(target, str):  # nothing is trained
+        setup = {key: value for key, value in setup.items() if key not in ("epochs", "steps", "head")}
+    else:
+        tuned = (
+            paper_settings(table["domain"], arguments.get("model") or dataset) if target["name"] == "adnce" else None
+        )
+        tuned = {"temperature" if key == "t" else key: value for key, value in (tuned or {}).items()}
+        base = target.get("objective", target)
+        if not _matches(tuned, target) or (temperature is not None and base.get("temperature") != temperature):
+            return False
+        if not tuned and temperature is None and "temperature" not in row["is"]:
+            return False  # the paper's temperature is not known
+    for key, value in setup.items():
+        given = arguments.get(key, dataset if key == "dataset" else ...)
+        if isinstance(value, dict):
+            value = {**given, **value} if isinstance(given, dict) else value.get(dataset, value)
+        if given != value:
+            return False
+    return True
 
 
 def _matches(pattern: Any, target: Any) -> bool:

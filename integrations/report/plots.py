@@ -5,8 +5,9 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterable, Iterator, Sequence
+from colorsys import hls_to_rgb
 from functools import lru_cache, partial
-from itertools import chain, cycle
+from itertools import chain, count, cycle
 from pathlib import Path
 from textwrap import fill
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -18,7 +19,8 @@ from counterpoint.diagnose.plots import COLOURS, DASHES, draw_distances, draw_we
 
 from ..store.files import atomic
 from ..store.run import Embeddings, Run
-from .summary import Column, Report
+from .statistics import performance_profile
+from .summary import Column, Pooled, Report
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -26,6 +28,7 @@ if TYPE_CHECKING:
 
 PANELS = 3  # learning curves side by side
 LETTER = 0.078  # inches, the width of a letter in a plane
+GREY = "#808080"
 POINTS = 60  # of a curve; longer curves are averaged in bins
 
 
@@ -37,17 +40,29 @@ class Style(NamedTuple):
     dash: Any
 
 
-def styles(rows: Iterable[str]) -> dict[str, Style]:
-    """Return a look for each row; colors and dashes have cycles of different length, so that thirty looks differ."""
-    named = enumerate(dict.fromkeys(rows), 1)
-    return {row: Style(i, colour, dash) for (i, row), colour, dash in zip(named, cycle(COLOURS), cycle(DASHES))}
+def styles(rows: Iterable[str], checks: Iterable[str] = ()) -> dict[str, Style]:
+    """Return a look for each row: no color twice, and gray for those that train nothing."""
+    checks = set(checks)
+    dashes, colours = cycle(DASHES), _colours()
+    return {
+        row: Style(i, GREY, "-") if row in checks else Style(i, next(colours), next(dashes))
+        for i, row in enumerate(dict.fromkeys(rows), 1)
+    }
+
+
+def _colours() -> Iterator[str]:
+    """Yield Okabe and Ito's colors, then as many more as needed: hues at the golden angle, lighter and darker."""
+    yield from COLOURS
+    for i in count():
+        red, green, blue = hls_to_rgb(0.05 + 0.618034 * i, 0.32 + 0.12 * (i % 3), 0.65)
+        yield f"#{round(255 * red):02x}{round(255 * green):02x}{round(255 * blue):02x}"
 
 
 def draw(report: Report, folder: Path) -> Iterator[Path]:
     """Save the plots of each column as PNG; yield their paths."""
     drawn = set()
     for column in report.columns:
-        name = re.sub(r"[^A-Za-z0-9.]+", "-", f"{column.domain}-{column.dataset}")
+        name = re.sub(r"[^A-Za-z0-9.]+", "-", f"{column.domain}-{column.dataset}{column.setting}").rstrip("-")
         path = folder / re.sub(r"[^A-Za-z0-9.]+", "-", f"{name}-{column.metric}.png")
         save(plot_column(column), path)
         yield path
@@ -69,30 +84,36 @@ def save(drawing: Figure, path: str | Path) -> None:
 
 def plot_column(column: Column) -> Figure:
     """Draw the rows of a column: seeds, mean and the paper's number; beside them the differences to the baseline."""
-    compared, looks = column.baseline is not None, styles(column.cells)
+    compared, looks = bool(column.compared), styles(column.cells, column.checks)
     drawing = figure(9.5 if compared else 6.8, 1.6 + 0.42 * len(looks))
     left, *right = drawing.subplots(1, 1 + compared, sharey=True, squeeze=False)[0]
     draw_values(left, column, looks)
-    left.set_title(column.dataset, fontsize=10)
+    left.set_title(column.title, fontsize=10)
     for axes in right:
         draw_differences(axes, column, looks)
         axes.tick_params(left=False)
         axes.set_title(fill(f"baseline: {column.baseline}".replace(",", ", "), 50), fontsize=9)
-    left.set_yticks(range(len(looks)), [fill(row.replace(",", ", "), 38) for row in looks], fontsize=8)
-    drawing.legend(handles=keys(column), loc="outside lower center", ncols=6, frameon=False, fontsize=8)
+    name_rows(left, column.cells, 38)
+    drawing.legend(handles=keys(column), loc="outside lower center", ncols=4, frameon=False, fontsize=8)
     return drawing
+
+
+def name_rows(axes: Axes, rows: Iterable[str], width: int) -> None:
+    """Label the rows with their names instead of their numbers."""
+    names = [fill(row.replace(",", ", "), width) for row in rows]
+    axes.set_yticks(range(len(names)), names, fontsize=8, parse_math=False)
 
 
 def plot_curves(column: Column) -> Figure | None:
     """Draw what the runs of a column logged during training, side by side; None if they logged nothing."""
-    looks, shown = styles(column.cells), curves(column)
+    looks, shown = styles(column.cells, column.checks), curves(column)
     if not shown:
         return None
     drawing = figure(min(6.8, 4.6 * len(shown)) if len(shown) == 1 else 4.4 * len(shown), 3.6 + 0.2 * len(looks))
     for axes, key in zip(drawing.subplots(1, len(shown), squeeze=False)[0], shown, strict=True):
         draw_curve(axes, column, key, looks)
     note = "bands: one standard deviation over seeds; thin dotted lines: papers"
-    drawing.suptitle(f"{column.dataset} ({note})", fontsize=10)
+    drawing.suptitle(f"{column.dataset}{column.setting} ({note})", fontsize=10)
     handles: dict[str, Any] = {}
     for axes in drawing.axes:
         handles |= {label: handle for handle, label in zip(*axes.get_legend_handles_labels(), strict=True)}
@@ -105,28 +126,55 @@ def plot_curves(column: Column) -> Figure | None:
 
 
 def draw_values(axes: Axes, column: Column, looks: dict[str, Style]) -> None:
-    """Draw each row's seeds, their mean, and the paper's number."""
+    """Draw each row's seeds, their mean, and the paper's number.
+
+    Rows that train nothing do not stretch the axis: where they are beyond it, an arrow shows their mean.
+    """
+    trained = [cell for row, cell in column.cells.items() if row not in column.checks] or list(column.cells.values())
+    shown = [x for cell in trained for x in (*cell.values.values(), *([cell.paper.value] if cell.paper else []))]
+    margin = 0.08 * (max(shown) - min(shown)) or column.margin
+    low, high = min(shown) - margin, max(shown) + margin
     for y, (row, cell) in enumerate(column.cells.items()):
         values, colour = list(cell.values.values()), looks[row].colour
+        if not low <= min(values) <= max(values) <= high:
+            left = cell.mean < (low + high) / 2
+            x, side, text = (low, "left", f" ← {cell.mean:.3g}") if left else (high, "right", f"{cell.mean:.3g} → ")
+            axes.text(x, y, text, ha=side, va="center", color="0.35", fontsize=8)
+            continue
         axes.plot(values, [y] * len(values), "o", color=colour, alpha=0.45, markersize=5, markeredgewidth=0)
         axes.plot(cell.mean, y, "|", color=colour, markersize=20, markeredgewidth=2.5)
         if cell.paper is not None:
             axes.plot(cell.paper.value, y, "D", mfc="none", mec="0.25", markersize=6)
+    if column.majority is not None and low <= column.majority <= high:
+        axes.axvline(column.majority, color="0.5", linewidth=0.8, linestyle=":")
+    axes.set_xlim(low, high)
     _label_rows(axes, column, looks, column.metric)
 
 
 def draw_differences(axes: Axes, column: Column, looks: dict[str, Style]) -> None:
-    """Draw each row's difference to the baseline, filled where it is significant, and its interval."""
-    for y, (row, cell) in enumerate(column.cells.items()):
-        if (difference := cell.difference) is None:
+    """Draw each row's difference to the baseline, filled where it is different, its interval, and the margin."""
+    axes.axvspan(-column.margin, column.margin, color="0.9", linewidth=0, zorder=0)
+    axes.axvline(0, color="0.5", linewidth=0.8)
+    for y, row in enumerate(column.cells):
+        if (verdict := column.compared.get(row)) is None:
             continue
         colour = looks[row].colour
-        fill_colour = colour if difference.significant else "none"
-        axes.barh(y, difference.mean, 0.55, color=fill_colour, edgecolor=colour, linewidth=1.4)
-        if not math.isnan(difference.low):
-            axes.plot([difference.low, difference.high], [y, y], color="0.2", linewidth=1.4)
-    axes.axvline(0, color="0.5", linewidth=0.8)
+        if not math.isnan(verdict.low):
+            axes.plot([verdict.low, verdict.high], [y, y], color=colour, linewidth=2)
+        filled = colour if verdict.different else "none"
+        axes.plot(verdict.difference, y, "o", mec=colour, mfc=filled, markersize=8, markeredgewidth=1.6)
     _label_rows(axes, column, looks, f"{column.metric}, minus the baseline")
+
+
+def draw_profile(axes: Axes, pooled: Pooled, looks: dict[str, Style]) -> None:
+    """Draw the share of runs above each score, every task counting alike."""
+    scores = sorted(x for tasks in pooled.scores.values() for task in tasks for x in task)
+    thresholds = [scores[0] + (scores[-1] - scores[0]) * i / POINTS for i in range(POINTS + 1)]
+    for row, tasks in pooled.scores.items():
+        _, colour, dash = looks[row]
+        axes.plot(thresholds, performance_profile(tasks, thresholds), color=colour, linestyle=dash, linewidth=1.8)
+    axes.set_xlabel(pooled.metric)
+    tidy(axes)
 
 
 def _label_rows(axes: Axes, column: Column, looks: dict[str, Style], label: str) -> None:
@@ -147,10 +195,10 @@ def keys(column: Column) -> list[Any]:
     shown: list[Any] = [mark("o", "a seed", alpha=0.6), mark("|", "mean", markersize=12, markeredgewidth=2.5)]
     if any(cell.paper for cell in column.cells.values()):
         shown.append(mark("D", "the paper's number", mfc="none"))
-    if column.baseline is not None:
-        shown.append(Line2D([], [], color="0.2", linewidth=1.4, label="95% interval"))
-        shown.append(Patch(facecolor="0.6", edgecolor="0.35", label="difference found"))
-        shown.append(Patch(facecolor="none", edgecolor="0.35", label="none found"))
+    if column.compared:
+        shown.append(mark("o", "different, with its interval", markersize=8))
+        shown.append(mark("o", "equivalent or cannot tell", markersize=8, mfc="none"))
+        shown.append(Patch(facecolor="0.9", label=f"margin, {column.margin:g}"))
     return shown
 
 
@@ -168,6 +216,8 @@ def draw_curve(axes: Axes, column: Column, key: str, looks: dict[str, Style]) ->
     """Draw a logged number over epochs or steps: mean and standard deviation over seeds, and a paper's number."""
     units: list[str] = []
     for row, cell in column.cells.items():
+        if row in column.checks:
+            continue  # nothing is trained, and the axis is not stretched
         steps, mean, spread = _band([*map(_series, column.runs[row])], key)
         if not steps:
             continue

@@ -6,22 +6,30 @@ import csv
 import io
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, fields
 from itertools import groupby
+from textwrap import wrap
 from typing import Any, NamedTuple
 
 from ..store.files import finite
-from .summary import LEVEL, Cell, Column, Report, digits
-from .words import overview_reading, reading
+from .statistics import ALPHA, Verdict
+from .summary import Cell, Column, Report, digits
+from .words import overview_reading, pooled_reading, reading, with_interval
 
 TITLE = "counterpoint report"
 
 WIDTH = 120  # characters of an overview in a terminal
 
 LEGEND = (
-    "Differences are over paired seeds: bootstrap intervals (Student's up to 7 pairs), uncorrected; p from a "
-    "sign-flip test, Holm-corrected within a column. {} marks a row that this test separates from every other one."
+    "Differences are over paired seeds; verdicts are from paired t-tests from 3 seeds on, corrected for the rows of a "
+    "table after Holm. Intervals are corrected too (Bonferroni; where only a later step of Holm finds a row, at its "
+    "level), and agree with the verdicts: different means that the interval excludes 0, equivalent that it contains 0 "
+    "and lies within the margin. In brackets: the smallest difference that these seeds find with 80% power. Rows that "
+    "train nothing are compared with all trained rows, in families of their own. {} marks a row that is different from "
+    "every other trained one."
 )
+VERDICT = tuple(field.name for field in fields(Verdict))
+DIFFERENCE = "minus baseline [95%, corrected]"
 
 
 def _mean(column: Column, cell: Cell) -> str:
@@ -30,14 +38,23 @@ def _mean(column: Column, cell: Cell) -> str:
     return f"{cell.mean:.{places}f}{spread} ({len(cell.values)})"
 
 
-def _difference(column: Column, cell: Cell) -> tuple[str, str]:
-    """Return the difference with its interval, and the corrected p-value."""
-    if (difference := cell.difference) is None:
-        return "", ""
-    places, low, high = digits(column), difference.low, difference.high
-    interval = "" if math.isnan(low) else f" [{low:+.{places}f}, {high:+.{places}f}]"
-    p = f"{difference.corrected:.2g}" if column.tested and difference.pairs > 1 else ""
-    return f"{difference.mean:+.{places}f}{interval}", p
+def _difference(column: Column, row: str) -> list[str]:
+    """Return the difference with its interval, the verdict, and the corrected p-value."""
+    places, verdict = digits(column), column.compared.get(row)
+    if (compared := column.checks.get(row)) and column.tested:
+        better = sum(v.different and (v.difference < 0) == column.lower for v in compared.values())
+        return ["", f"beaten by {better} of {len(compared)} trained rows", ""]
+    if verdict is None:
+        return ["", "", ""]
+    difference = with_interval(verdict.difference, verdict.low, verdict.high, places)
+    if math.isnan(verdict.p):
+        return [difference, "", ""]
+    kind = f"{verdict.kind}, within the margin" if verdict.different and verdict.within else verdict.kind
+    return [
+        difference,
+        f"{kind} ({verdict.detectable:.{places}f})",
+        f"{verdict.corrected:.2g}",
+    ]
 
 
 class Table(NamedTuple):
@@ -83,25 +100,38 @@ def _overview(title: str, columns: list[Column]) -> Table:
 
 
 def _table(column: Column) -> Table:
-    compared, papers = column.baseline is not None, any(cell.paper for cell in column.cells.values())
-    head = ["", "mean ± sd (seeds)", *["minus baseline [95%]", "p, corrected"] * compared, *["paper"] * papers]
+    compared = bool(column.compared) or any(column.checks.values())
+    papers = any(cell.paper for cell in column.cells.values())
+    head = [
+        "",
+        "mean ± sd (seeds)",
+        *[DIFFERENCE, "verdict (detectable)", "p, corrected"] * compared,
+        *["paper"] * papers,
+    ]
     body = []
     for row, cell in column.cells.items():
         line = [row + " (baseline)" * (row == column.baseline), _mean(column, cell)]
-        line += list(_difference(column, cell)) if compared else []
+        line += _difference(column, row) if compared else []
         line += [f"{cell.paper.printed} ({cell.paper.source})" if cell.paper else ""] if papers else []
         body.append(line)
     best = [(i, 1) for i, cell in enumerate(column.cells.values()) if cell.best]
-    return Table(_heading(column), list(column.cells), head, body, best, reading(column), [column])
+    return Table(_heading(column), list(column.cells), head, body, best, "", [column])
 
 
 def _heading(column: Column) -> str:
     return f"{column.domain}: {column.title}" + f", {column.metric}" * (column.metric not in column.title)
 
 
+def opening(report: Report) -> list[str]:
+    """Return the sentences with which a report opens: one for each column, then what data sets say together."""
+    several = len({column.domain for column in report.columns}) > 1
+    start = [f"{column.domain}: " * several for column in report.columns]
+    return [*map(str.__add__, start, map(reading, report.columns)), *map(pooled_reading, report.pooled)]
+
+
 def terminal(report: Report) -> str:
     """Return the report as plain text."""
-    lines = []
+    lines = [line for sentence in opening(report) for line in (*wrap(sentence, WIDTH), "")]
     for title, _, head, body, best, below, columns in tables(report):
         rows = [head, *body]
         shown = [[cell + " *" * ((i - 1, j) in best) for j, cell in enumerate(row)] for i, row in enumerate(rows)]
@@ -110,7 +140,7 @@ def terminal(report: Report) -> str:
         for block in _blocks(widths) if len(columns) > 1 else [range(len(widths))]:
             lines += ["  ".join(row[j].ljust(widths[j]) for j in block).rstrip() for row in shown]
         lines += ["", below, ""] if below else [""]
-    return "\n".join([*lines, *report.notes, LEGEND.format("*")])
+    return "\n".join([*lines, *report.notes, *wrap(LEGEND.format("*"), WIDTH)])
 
 
 def _blocks(widths: Sequence[int]) -> list[list[int]]:
@@ -125,7 +155,7 @@ def _blocks(widths: Sequence[int]) -> list[list[int]]:
 
 def markdown(report: Report) -> str:
     """Return the report as Markdown."""
-    lines = []
+    lines = [line for sentence in opening(report) for line in (sentence, "")]
     for title, _, head, body, best, below, _ in tables(report):
         rows = [head, *body]
         shown = [
@@ -148,11 +178,26 @@ def plain(report: Report) -> dict[str, Any]:
             numbers |= {"n": len(cell.values), "mean": cell.mean, "sd": cell.sd, "best": cell.best}
             numbers["values"] = {str(seed): value for seed, value in sorted(cell.values.items())}
             numbers["difference"] = cell.difference and asdict(cell.difference)
+            if row in column.checks:
+                numbers["trained_minus_this"] = {other: asdict(v) for other, v in column.checks[row].items()}
             paper = cell.paper and {**asdict(cell.paper), "value": cell.paper.value, "spread": cell.paper.spread}
             rows.append({**numbers, "paper": paper})
-        head = {key: getattr(column, key) for key in ("domain", "dataset", "metric", "baseline")}
+        names = (
+            "domain",
+            "dataset",
+            "setting",
+            "metric",
+            "title",
+            "baseline",
+            "margin",
+            "lower",
+            "majority",
+            "uninformative",
+        )
+        head = {key: getattr(column, key) for key in names}
         columns.append({**head, "reading": reading(column), "rows": rows})
-    return {"columns": finite(columns), "notes": report.notes, "level": LEVEL}
+    pooled = [{**asdict(one), "reading": pooled_reading(one)} for one in report.pooled]
+    return finite({"columns": columns, "pooled": pooled, "notes": report.notes, "alpha": ALPHA})
 
 
 def as_csv(report: Report) -> str:
@@ -160,13 +205,13 @@ def as_csv(report: Report) -> str:
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
     head = ["domain", "dataset", "metric", "row", "n", "mean", "sd", "best", "baseline"]
-    head += ["pairs", "difference", "low", "high", "p", "p_corrected"]
+    head += [{"corrected": "p_corrected", "sd": "sd_difference"}.get(name, name) for name in VERDICT]
     writer.writerow([*head, "paper", "paper_spread", "paper_source"])
     for column in report.columns:
         for row, cell in column.cells.items():
             line = [column.domain, column.dataset, column.metric, row, len(cell.values), cell.mean, cell.sd]
             line += [int(cell.best), column.baseline]
-            line += asdict(cell.difference).values() if cell.difference else [""] * 6
+            line += [getattr(cell.difference, name, "") for name in VERDICT]
             line += [cell.paper.value, cell.paper.spread, cell.paper.source] if cell.paper else [""] * 3
             writer.writerow([_csv_cell(x) for x in line])
     return out.getvalue().rstrip("\n")

@@ -10,8 +10,11 @@ from . import sts, transfer
 from .settings import STS, TRANSFER
 
 
-def evaluate(model: Any, names: Sequence[str]) -> dict[str, float]:
-    """The model's scores on STS sets and transfer tasks by name; with all of SimCSE's seven sets, their average too."""
+def evaluate(model: Any, names: Sequence[str], shares: dict[str, float] | None = None) -> dict[str, float]:
+    """The model's scores on STS sets and transfer tasks by name; with all of SimCSE's seven sets, their average too.
+
+    ``shares`` receives the share of the largest class of each transfer task.
+    """
     scores: dict[str, float] = {}
     if sets := [name for name in names if name in STS]:
         report = sts.evaluate(model, sets, progress=False)
@@ -20,5 +23,7 @@ def evaluate(model: Any, names: Sequence[str]) -> dict[str, float]:
     if tasks := [name for name in names if name in TRANSFER]:
         task_scores = transfer.evaluate(model, tasks, progress=False).tasks
         scores |= {name: task.accuracy for name, task in task_scores.items()}
+        if shares is not None:
+            shares |= {name: task.majority for name, task in task_scores.items()}
         scores |= {f"{name} F1": task.f1 for name, task in task_scores.items() if task.f1 is not None}
     return scores

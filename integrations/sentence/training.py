@@ -58,8 +58,9 @@ def train(run: Run) -> None:
     """Train one cell and finish its run with the dev score, or with the last loss if there is no dev set."""
     arguments = run.arguments
     dev_name, test = arguments["dev"], arguments["test"] or ()
+    shares: dict[str, float] = {}
     if arguments["objective"] is None:
-        run.finish(evaluate(build(arguments), [*filter(None, [dev_name]), *test]))
+        run.finish(evaluate(build(arguments), [*filter(None, [dev_name]), *test], shares), majority=shares)
         return
     samples, dropped, checksum, dev = prepare(arguments)
     run.data(checksum)
@@ -79,10 +80,10 @@ def train(run: Run) -> None:
     if arguments["keep"]:
         model.save_pretrained(str(run.path / "model"))
         _link(run.path / "model", run.path / "encoder.safetensors")
-    result |= evaluate(model, test)
+    result |= evaluate(model, test, shares)
     curve = [(line["step"], line[key]) for line in history if (key := f"eval_{dev_name}") in line]
     step = callback.best and callback.best["step"]
-    run.finish(result, samples=len(samples), left_out=dropped, step=step, curve=curve)
+    run.finish(result, samples=len(samples), left_out=dropped, step=step, curve=curve, majority=shares)
     shutil.rmtree(callback.folder, ignore_errors=True)
 
 

@@ -28,6 +28,7 @@ from .frameworks import framework  # isort: skip
 import numpy as np
 from numpy.typing import NDArray
 
+from ..domain import majority
 from ..store.progress import track
 from .data import Texts, load_transfer
 from .encode import Embeddings, Matrix, encoder
@@ -55,6 +56,7 @@ class TaskScore:
     strength: list[float]  # the chosen ``C`` of each outer fold
     folds: list[float]  # the accuracy of each outer fold
     texts: int
+    majority: float  # the largest class among the test texts
 
 
 @dataclass
@@ -120,7 +122,8 @@ def score(name: str, task: dict[str, Texts], embeddings: Embeddings, jobs: int =
         f1 = 100 * float(framework("sklearn.metrics").f1_score(y, predicted, pos_label="1"))
     dev = float(np.mean([dev for _, dev, _, _ in fitted]))
     strength = [c for c, _, _, _ in fitted]
-    return TaskScore(float(np.mean(accuracies)), f1, dev, strength, accuracies, sum(map(len, task.values())))
+    texts, largest = sum(map(len, task.values())), majority(label for _, _, _, y in fitted for label in y)
+    return TaskScore(float(np.mean(accuracies)), f1, dev, strength, accuracies, texts, largest)
 
 
 def features(texts: Texts, embeddings: Embeddings) -> tuple[Matrix, Labels]:

@@ -6,7 +6,6 @@ import re
 from pathlib import Path
 from types import ModuleType
 
-import numpy as np
 import pytest
 import torch
 
@@ -75,7 +74,7 @@ def test_validation_never_sees_a_test_image(digits, monkeypatch):
     settings = {"objectives": [PLAIN], "seeds": 2, "steps": 1, "batch": 32, "validate": True, "progress": False}
     clean = digits.run(**settings)
     monkeypatch.setattr(digits, "load_digits", lambda: spoiled)
-    assert digits.run(**settings)["summary"] == clean["summary"]
+    assert str(digits.run(**settings)["summary"]) == str(clean["summary"])  # two seeds have no interval, but NaN
 
 
 def test_a_new_writer_begins_at_the_splits(digits):
@@ -86,19 +85,10 @@ def test_a_new_writer_begins_at_the_splits(digits):
         assert y[row - 10 : row].tolist() != list(range(10))
 
 
-def test_compare_is_the_paired_t_interval(digits):
-    from scipy.stats import ttest_rel
-
-    first = np.array([70.0, 80.0, 60.0, 90.0])
-    other = first + np.array([1.0, 2.0, 1.0, 3.0])
-    found, known = digits.compare(first, other), ttest_rel(other, first).confidence_interval(0.95)
-    assert found == pytest.approx({"difference": 1.75, "low": known.low, "high": known.high})
-
-
 def test_report_claims_only_what_the_interval_allows(digits):
     gains = {PLAIN: (0, 0, 0), "hcl": (1, -1, 0.5), "dcl": (2, 2.1, 1.9), "adnce": (-2, -2.1, -1.9)}
     runs = [
-        {"objective": name, "kNN": 80 + seed + gain, "linear": 90 + seed + gain}
+        {"objective": name, "seed": seed, "kNN": 80 + seed + gain, "linear": 90 + seed + gain}
         for name, gained in gains.items()
         for seed, gain in enumerate(gained)
     ]
@@ -107,9 +97,8 @@ def test_report_claims_only_what_the_interval_allows(digits):
     for measure in ("kNN", "linear"):
         said = re.search(rf"^{measure}, against {PLAIN} - (.*)\.$", text, re.M)
         assert said
-        assert said[1] == "no difference found: hcl; higher: dcl; lower: adnce"
-    assert "+2.0 [+1.8, +2.2]" in text
-    assert "4.3 standard errors" in text
+        assert said[1].startswith("higher: dcl (by 2.0); lower: adnce (by 2.0); cannot tell: hcl (differences from ")
+    assert "+2.0 [+1.6, +2.4]" in text
 
 
 @pytest.mark.parametrize(

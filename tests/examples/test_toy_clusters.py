@@ -62,11 +62,14 @@ def test_learning_moves_p_and_repeats(toy):
 
 def test_compare_is_paired_and_signed(toy):
     first = np.array([70.0, 80.0, 60.0, 90.0])
-    found = toy.compare(first, first + np.array([1.0, 2.0, 1.0, 2.0]))
+    rows = {"first": first, "raw": first - 9, "same": first, "other": first + np.array([1.0, 2.0, 1.0, 2.0])}
+    versus = toy.compare(rows, "first", checks=["raw"])
+    found = versus["other"]
     assert found["difference"] == pytest.approx(1.5)
     assert 0 < found["low"] < 1.5 < found["high"]  # unpaired, a spread of 13 would swallow it
-    assert found["p"] < 0.05
-    assert toy.compare(first, first) == {"difference": 0, "low": 0, "high": 0, "p": 1}
+    assert found["corrected"] == pytest.approx(2 * found["p"])  # of two rows: the check is not in the family
+    assert found["corrected"] < 0.05
+    assert versus["same"]["kind"] == "equivalent"
 
 
 def test_paper_rows(toy):
@@ -77,15 +80,15 @@ def test_paper_rows(toy):
 
 
 def test_report_claims_only_what_the_interval_allows(toy):
-    def row(low, high):
-        versus = {"difference": (low + high) / 2, "low": low, "high": high, "p": 0.5}
+    def row(gaps):
+        versus = toy.compare({PLAIN: [0] * 5, "hcl": gaps}, PLAIN)["hcl"] if gaps else None
         return {"mean": 80.0, "sd": 1.0, "paper": None, "vs_first": versus}
 
-    plain = {**row(0, 0), "vs_first": None}
-    summary = {"a": {PLAIN: plain, "hcl": row(-1, 2)}, "b": {PLAIN: plain, "hcl": row(1, 3)}}
+    rows = {"a": [-1, 2, 0, 1, -2], "b": [1.9, 2, 2.1, 2, 2]}
+    summary = {data: {PLAIN: row(None), "hcl": row(gaps)} for data, gaps in rows.items()}
     text = toy.report({"arguments": {"objectives": [PLAIN, "hcl"], "trials": 5}, "summary": summary})
-    assert "a: no difference found for hcl" in text
-    assert "b: +2.0 points for hcl" in text
+    assert f"a, against {PLAIN}: cannot tell: hcl (differences from " in text
+    assert f"b, against {PLAIN}: higher: hcl (by 2.0)." in text
 
 
 def test_quick_writes_pictures_and_results(toy, tmp_path, capsys):

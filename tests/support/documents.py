@@ -15,6 +15,7 @@ DOCUMENTS = (
     "SECURITY.md",
     "docs/architecture.md",
     "docs/own_models.md",
+    "docs/reports.md",
     "docs/results.md",
     "examples/README.md",
     "examples/existing_repos/README.md",
