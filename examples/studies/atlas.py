@@ -43,11 +43,22 @@ from torch import Tensor, nn
 
 import counterpoint as cp
 from counterpoint.integrations.advise.features import Components, PatchFeatures
-from counterpoint.integrations.advise.training import MLP, Batches, Networks, call, draw, knn_accuracy, train
+from counterpoint.integrations.advise.training import (
+    MLP,
+    Batches,
+    Networks,
+    call,
+    draw,
+    knn_accuracy,
+    masked,
+    one_way,
+    train,
+)
+from counterpoint.integrations.store.files import atomic
 
 DATASETS = ("images", "text", "cnn", "graphs")
 SEEDS, TUNING_SEEDS = 20, 3
-STEPS, BATCH = 480, 64
+STEPS, BATCH = 480, 32
 EASY = 6.0  # distance of easy negatives from the data, in standard deviations of a feature
 MARGIN = 0.05  # of the guide
 
@@ -163,21 +174,19 @@ def cells(dataset: str) -> Iterator[tuple[str, str, str, World, Row]]:
         yield "mined negatives", "4 of 10 nearest", "masked by a guide", World(mined="guide"), INFONCE
         yield from doses("mined negatives", {n: some[n] for n in names if n != PLAIN}, ("4 of 10 nearest", kinds["plain"]))
 
-    four = with_views(4) | {"HCL": all_rows["HCL"], PLAIN: INFONCE}
+    four = {PLAIN: INFONCE} | with_views(4)
+    debiased = {name: four.pop(name) for name in list(four) if name.startswith("debiased")}
     if dataset == "text":
         yield from mined(list(main))
-    for classes in {"text": (0,), "graphs": (0,)}.get(dataset, (4, 10, 2)):
-        yield from false_negatives(classes, list(main))
+    yield from false_negatives({"text": 0, "graphs": 0}.get(dataset, 4), list(main))
     yield from wrong(0.5, four)
     yield from wrong(0.0, four)
-    yield from wrong(0.2, four)
-    views_of = {8: with_views(8), 4: with_views(4), 2: {PLAIN: INFONCE}}
-    for count, some in views_of.items():
-        yield from doses("views", some, (f"{count} views", World()))
+    if dataset in ("images", "cnn"):
+        yield from false_negatives(10, list(main))
+        yield from false_negatives(2, list(main))
     if dataset == "text":
-        for classes in (10, 4):
-            yield from false_negatives(classes, list(main))
-    yield from wrong(0.5, four, persistent=True)
+        yield from false_negatives(10, list(main))
+    yield from wrong(0.2, four)
     yield from doses("easy negatives", main | {"InfoNCE by radius": rest["InfoNCE by radius"]}, ("80 %", World(easy=0.8)))
     yield "easy negatives", "80 %", ORACLE, World(), INFONCE
     base = {"learned temperature": Row("infonce:t=learned({t},0.001,100)", together=False)}
@@ -187,6 +196,14 @@ def cells(dataset: str) -> Iterator[tuple[str, str, str, World, Row]]:
         shown = f"x {int(factor)}" if factor >= 1 else f"x 1/{int(1 / factor)}"
         scaled = {name: replace(row, factor=factor) for name, row in base.items()}
         yield from doses("temperature", scaled, (shown, World()))
+    yield from wrong(0.5, {PLAIN: INFONCE} | debiased | {"HCL": all_rows["HCL"]})
+    yield from wrong(0.0, {PLAIN: INFONCE} | debiased)
+    yield from wrong(0.5, four, persistent=True)
+    views_of = {2: {PLAIN: INFONCE}, 4: {PLAIN: INFONCE} | with_views(4), 8: {PLAIN: INFONCE} | with_views(8)}
+    for count, some in views_of.items():
+        yield from doses("views", some, (f"{count} views", World()))
+    if dataset == "text":
+        yield from false_negatives(4, list(main))
     if dataset in ("images", "cnn"):
         for classes in (3, 6):
             yield from false_negatives(classes, list(main))
@@ -488,13 +505,6 @@ def mine(table: Tensor, clean: Tensor, rows_: Tensor, generator: torch.Generator
     return options.gather(-1, score.topk(4).indices)
 
 
-def guided(objective: cp.Objective, views: Tensor, negatives: Tensor, keep: Tensor) -> Tensor:
-    """One way, with hard negatives; ``keep`` tells which keys are an anchor's negatives."""
-    anchors, keys = views[0], torch.cat([views[1], negatives.flatten(0, 1)])
-    scores = nn.functional.normalize(anchors, dim=1) @ nn.functional.normalize(keys, dim=1).T
-    return objective.from_scores(scores.diagonal(), scores, keep)
-
-
 def run(
     source: Source,
     world: World,
@@ -527,14 +537,14 @@ def run(
     batches = Batches(*(None if x is None else x.to(device) for x in vars(batches).values()))
     extra = dict(row.extra)
     compute = call
-    options: Callable[[Tensor], dict[str, Tensor]] | None = None
+    options: Callable[[int], dict[str, Tensor]] | None = None
     perturb: Callable[[Networks, Tensor], dict[str, Tensor]] | None = None
     if world.kept < 1:
-        options = lambda samples: {"ids": ids.gather(1, samples)}  # noqa: E731
+        options = lambda step: {"ids": ids.gather(1, batches.samples[step])}  # noqa: E731
     if world.mined == "none":
         compute = one_way
     elif world.mined:
-        compute, options = guided, keep_of(table, batches, labels, drawn.clean.repeat(times, 1).to(device), world.mined)
+        compute, options = masked, keep_of(table, batches, labels, drawn.clean.repeat(times, 1).to(device), world.mined)
     if extra:
         perturb = perturber(objective, extra)
     train(networks, objective, table, batches, compute=compute, constants=constants, options=options, perturb=perturb)
@@ -552,17 +562,15 @@ def run(
     return {k: v.view(times, len(seeds)) for k, v in result.items()}
 
 
-def keep_of(table: Tensor, batches: Batches, labels: Tensor, clean: Tensor, how: str) -> Callable[[Tensor], dict[str, Tensor]]:
+def keep_of(table: Tensor, batches: Batches, labels: Tensor, clean: Tensor, how: str) -> Callable[[int], dict[str, Tensor]]:
     """Which keys are negatives: all but the positive, and with ids or a guide all but those found to be false."""
-    assert batches.negatives is not None
     seeds = len(labels)
     of_row = torch.zeros(seeds, len(table), dtype=torch.long, device=table.device).scatter_(1, clean, labels)
-    step = iter(range(len(batches.rows)))
 
-    def keep(samples: Tensor) -> dict[str, Tensor]:
-        i = next(step)
-        anchors, positives = batches.rows[i, :, 0], batches.rows[i, :, 1]
-        keys = torch.cat([positives, batches.negatives[i].flatten(1)], 1)  # (seeds, keys)
+    def keep(step: int) -> dict[str, Tensor]:
+        assert batches.negatives is not None
+        anchors, positives = batches.rows[step, :, 0], batches.rows[step, :, 1]
+        keys = torch.cat([positives, batches.negatives[step].flatten(1)], 1)  # (seeds, keys)
         negative = ~torch.eye(anchors.shape[1], keys.shape[1], dtype=torch.bool, device=table.device)
         negative = negative.expand(seeds, -1, -1)
         if how == "ids":
@@ -574,10 +582,6 @@ def keep_of(table: Tensor, batches: Batches, labels: Tensor, clean: Tensor, how:
         return {"keep": negative}
 
     return keep
-
-
-def one_way(objective: cp.Objective, views: Tensor) -> Tensor:
-    return objective(*views, pairing="one_way")
 
 
 def perturber(objective: cp.Objective, extra: dict[str, float]) -> Callable[[Networks, Tensor], dict[str, Tensor]]:
@@ -690,10 +694,13 @@ def key_of(dataset: str, world: World, row: Row) -> str:
 
 
 def finished(path: Path) -> dict[str, dict[str, Any]]:
-    """The cells of a file by their key; a line that was cut off is left out."""
+    """The cells of a file by their key. A line that was cut off is removed: its cell runs again."""
     if not path.exists():
         return {}
-    lines = path.read_text().split("\n")[:-1]
+    *lines, cut = path.read_text().split("\n")
+    if cut:
+        with atomic(path) as file:
+            file.write("".join(f"{line}\n" for line in lines).encode())
     return {record["key"]: record for record in map(json.loads, lines)}
 
 

@@ -82,7 +82,8 @@ def draw(views: Tensor, steps: int, batch: int, count: int, generator: torch.Gen
     """Draw the batches of one seed, without repetition within an epoch.
 
     Args:
-        views: ``(samples, P)`` rows of the table that show each sample; ``count`` different ones are drawn.
+        views: ``(samples, P)`` rows of the table that show each sample; ``count`` different ones are drawn, in random
+            order unless that is all of them.
 
     Returns:
         ``(steps, count, B)`` rows and ``(steps, B)`` samples.
@@ -94,6 +95,8 @@ def draw(views: Tensor, steps: int, batch: int, count: int, generator: torch.Gen
     epochs = [torch.randperm(total, generator=generator)[: per_epoch * batch] for _ in range(-(-steps // per_epoch))]
     samples = torch.cat(epochs).view(-1, batch)[:steps]
     which = torch.rand(steps, batch, shown, generator=generator).topk(count).indices
+    if count == shown:
+        which = torch.arange(count).expand_as(which)
     return views[samples.unsqueeze(-1), which].transpose(1, 2), samples
 
 
@@ -113,6 +116,21 @@ def call(objective: cp.Objective, views: Tensor, **options: Any) -> Tensor:
     return objective(*views, **options)
 
 
+def one_way(objective: cp.Objective, views: Tensor, **options: Any) -> Tensor:
+    """The loss of the first view against the second."""
+    return objective(*views, pairing="one_way", **options)
+
+
+def masked(objective: cp.Objective, views: Tensor, negatives: Tensor, keep: Tensor) -> Tensor:
+    """The loss of the first view against the second and hard negatives ``(B, n, width)``, as far as ``keep`` allows.
+
+    ``keep`` is ``(B, B + B n)``: whether a key, a second view or a hard negative, is a negative of the anchor.
+    """
+    keys = torch.cat([views[1], negatives.flatten(0, 1)])
+    scores = nn.functional.normalize(views[0], dim=1) @ nn.functional.normalize(keys, dim=1).T
+    return objective.from_scores(scores.diagonal(), scores, keep)
+
+
 def train(
     networks: Networks,
     objective: cp.Objective,
@@ -122,7 +140,7 @@ def train(
     lr: float = 3e-3,
     compute: Compute = call,
     constants: Mapping[str, Tensor] | None = None,
-    options: Callable[[Tensor], dict[str, Tensor]] | None = None,
+    options: Callable[[int], dict[str, Tensor]] | None = None,
     perturb: Callable[[Networks, Tensor], dict[str, Tensor]] | None = None,
 ) -> Tensor:
     """Train the networks in place with Adam; returns the losses ``(steps, seeds)``.
@@ -136,7 +154,7 @@ def train(
         compute: how the objective is called, for one seed.
         constants: values per seed of learned hyper-parameters that are not trained, by the name of their parameter:
             with them, seeds train with different values in the same call.
-        options: from the samples ``(seeds, B)`` of a step to arguments of the objective, such as ids.
+        options: from the number of a step to arguments of the objective for each seed, such as ids.
         perturb: from the networks and the inputs ``(seeds, views, B, ...)`` to further arguments.
     """
     loss_fn = _Loss(objective.train(), compute)
@@ -160,7 +178,7 @@ def train(
     losses = []
     for step in range(len(batches.rows)):
         x = table[batches.rows[step]]  # (seeds, views, B, ...)
-        given = options(batches.samples[step]) if options else {}
+        given = options(step) if options else {}
         if perturb:
             given |= perturb(networks, x)
         inputs = x.flatten(1, 2)
@@ -185,12 +203,13 @@ def knn_accuracy(train: Tensor, labels: Tensor, test: Tensor, test_labels: Tenso
 
     Args:
         train: ``(seeds, n, width)`` features; ``labels``: ``(seeds, n)`` whole numbers.
-        test: ``(seeds, m, width)`` features; ``test_labels``: ``(m,)``.
+        test: ``(seeds, m, width)`` features; ``test_labels``: ``(seeds, m)`` or ``(m,)``.
     """
     accuracies = []
     classes = int(max(labels.max(), test_labels.max())) + 1
-    for a, y, b in zip(nn.functional.normalize(train, dim=-1), labels, nn.functional.normalize(test, dim=-1), strict=True):
+    parts = (nn.functional.normalize(train, dim=-1), labels, nn.functional.normalize(test, dim=-1))
+    for a, y, b, truth in zip(*parts, test_labels.expand(len(test), -1), strict=True):
         near = (b @ a.T).topk(min(k, len(a)))
         votes = torch.zeros(len(b), classes).scatter_add_(1, y[near.indices], (near.values / 0.1).exp())
-        accuracies.append(100 * (votes.argmax(1) == test_labels).float().mean())
+        accuracies.append(100 * (votes.argmax(1) == truth).float().mean())
     return torch.stack(accuracies)

@@ -1,0 +1,212 @@
+"""Measure data with short trainings: wrong positives, duplicates, negatives, the repairable gap."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.functional import normalize
+
+import counterpoint as cp
+
+from .data import UNKNOWN, Pairs
+from .settings import Settings
+from .training import MLP, Batches, Compute, Networks, call, draw, knn_accuracy, masked, one_way, train
+
+TAIL = 0.1  # the quantile of the negatives below which positives are counted
+GUIDE = 0.05  # a hard negative counts as suspect if it is that close to being as similar as the positive
+HELD_OUT = 0.3  # share of the known samples on which the gap is measured
+NEIGHBORS = 10
+
+Result = dict[str, Any]
+
+
+def measure(data: Pairs, settings: Settings) -> Result:
+    """Return all measurements that the data allows, as JSON values."""
+    data = data.draw(settings.limit)
+    if len(data) < 4 * settings.batch:
+        raise ValueError(f"expected at least {4 * settings.batch} samples (4 batches), got {len(data)}.")
+    result: Result = {"samples": len(data), "width": data.x.shape[1], "features": data.kind}
+    result["duplicates"] = duplicates(data, settings.near)
+    result |= trained_statistics(data, settings)
+    if data.negatives is not None:
+        result["hard_negatives"] = hard_negatives(data)
+    if data.ids is not None:
+        result["false_negatives"] = false_negatives(data.ids)
+        result["gap"] = gap(data, settings)
+    return result
+
+
+def duplicates(data: Pairs, near: float) -> Result:
+    """Share of samples with another one whose anchor has a cosine of at least ``near``."""
+    x = normalize(data.x[data.views[:, 0]], dim=1)
+    closest = torch.cat([(part @ x.T).topk(2).values[:, 1] for part in x.split(1000)])
+    return {"cosine": near, "share": float((closest >= near).float().mean())}
+
+
+def _scaled(x: Tensor) -> Tensor:
+    return (x - x.mean(0)) / x.std()
+
+
+def _splits(count: int, share: float, settings: Settings) -> list[tuple[Tensor, Tensor]]:
+    """For each seed, samples to train on and ``share`` of the samples to measure on."""
+    splits = []
+    for seed in range(settings.seeds):
+        order = torch.randperm(count, generator=torch.Generator().manual_seed(seed))
+        splits.append((order[round(share * count) :], order[: round(share * count)]))
+    return splits
+
+
+def _batches(data: Pairs, samples: list[Tensor], settings: Settings) -> Batches:
+    """Batches of each seed's samples; their numbers are those of the data."""
+    rows, drawn = [], []
+    anchored = data.views.shape[1] == 2
+    for seed, some in enumerate(samples):
+        g = torch.Generator().manual_seed(seed)
+        views = data.views if anchored else data.views[:, 1:]
+        r, s = draw(views[some], settings.steps, settings.batch, 2, g)
+        rows.append(r)
+        drawn.append(some[s])
+    of_samples = torch.stack(drawn, 1)
+    return Batches(torch.stack(rows, 1), of_samples, None if data.negatives is None else data.negatives[of_samples])
+
+
+def _train(data: Pairs, batches: Batches, settings: Settings, compute: Compute, options: Any) -> Networks:
+    table = _scaled(data.x)
+    networks = Networks(lambda: MLP(table.shape[1]), range(settings.seeds))
+    train(networks, cp.InfoNCE(settings.temperature), table, batches, compute=compute, options=options)
+    return networks
+
+
+def trained_statistics(data: Pairs, settings: Settings) -> Result:
+    """Train on half of the samples, and compare positives and negatives of the other half."""
+    splits = _splits(len(data), 0.5, settings)
+    batches = _batches(data, [trained for trained, _ in splits], settings)
+    networks = _train(data, Batches(batches.rows, batches.samples), settings, call, None)
+    shares, tail, effective, negatives = [], TAIL, [], []
+    first, second = (0, 1) if data.views.shape[1] == 2 else (1, 2)
+    held_out = torch.stack([other for _, other in splits])
+    table = _scaled(data.x)
+    with torch.no_grad():
+        z = [normalize(networks(table[data.views[held_out, column]]), dim=-1) for column in (first, second)]
+    count = held_out.shape[1]
+    for z1, z2 in zip(*z, strict=True):
+        s = z1[:1000] @ z2.T
+        other = ~torch.eye(len(s), count, dtype=torch.bool)
+        quantile = s[other].sort().values[int(tail * other.sum())]
+        shares.append(float(((z1 * z2).sum(1) < quantile).float().mean() / tail))
+        numbers = cp.InfoNCE(settings.temperature).report(z1[: settings.batch], z2[: settings.batch])
+        effective.append(numbers["effective_negatives"])
+        negatives.append(numbers["negatives"])
+    share = sum(shares) / len(shares)
+    # the samples are the same for all seeds, so that seeds add little to their number
+    error = math.sqrt(max(share * tail * (1 - share * tail), 1 / len(data)) / len(data)) / tail
+    of_batch, used = negatives[0], sum(effective) / len(effective)
+    return {
+        "wrong_positives": {"share": share, "low": max(share - 2 * error, 0.0), "high": share + 2 * error},
+        "negatives": {"of_batch": of_batch, "effective": used, "temperature": settings.temperature},
+        "radius": math.log(of_batch / used),
+    }
+
+
+def hard_negatives(data: Pairs) -> Result:
+    """How many hard negatives look false: by their ids, and by their similarity in the features as they are."""
+    assert data.negatives is not None
+    x = normalize(data.x, dim=1)
+    anchor = x[data.views[:, 0]]
+    positive = (anchor * x[data.views[:, 1]]).sum(1, keepdim=True)
+    suspect = (anchor.unsqueeze(1) * x[data.negatives]).sum(2) > positive - GUIDE
+    result = {"count": data.negatives.shape[1], "suspect": float(suspect.float().mean())}
+    if data.negative_ids is not None and data.ids is not None:
+        known = (data.negative_ids != UNKNOWN) & (data.ids != UNKNOWN).unsqueeze(1)
+        false = (data.negative_ids == data.ids.unsqueeze(1))[known]
+        result["false"] = float(false.float().mean())
+    return result
+
+
+def false_negatives(ids: Tensor) -> Result:
+    """Probability that two samples with known ids have the same one, with a bootstrap interval."""
+    known = ids[ids != UNKNOWN]
+    generator = torch.Generator().manual_seed(0)
+
+    def rate(x: Tensor) -> float:
+        counts, n = x.unique(return_counts=True)[1].double(), len(x)
+        return float((counts * (counts - 1)).sum() / (n * (n - 1)))
+
+    n = len(known)
+    if n < 2:
+        raise ValueError(f"ids: expected at least two known ones, got {n}.")
+    # a drawn sample is no partner of itself: the expected rate of a bootstrap sample is (1 - 1/n) rate + 1/n
+    drawn = sorted(
+        (rate(known[torch.randint(n, (n,), generator=generator)]) - 1 / n) / (1 - 1 / n) for _ in range(400)
+    )
+    return {"share": rate(known), "low": max(drawn[9], 0.0), "high": drawn[390], "known": n}
+
+
+def gap(data: Pairs, settings: Settings) -> Result:
+    """Accuracy of nearest neighbors on held-out samples, with known false negatives as they are and masked."""
+    from dataclasses import asdict
+
+    from ..report.statistics import compare
+
+    assert data.ids is not None
+    ids = data.ids
+    known, rest = (ids != UNKNOWN).nonzero().squeeze(1), (ids == UNKNOWN).nonzero().squeeze(1)
+    if len(known) < 4 * NEIGHBORS:
+        return {"unknown": f"{len(known)} known ids are too few for a measurement; about 100 are needed."}
+    splits = [(known[a], known[b]) for a, b in _splits(len(known), HELD_OUT, settings)]
+    batches = _batches(data, [torch.cat([a, rest]) for a, _ in splits], settings)
+    single = torch.where(ids == UNKNOWN, ids.max() + 1 + torch.arange(len(ids)), ids)
+    table = _scaled(data.x)
+    where = torch.stack([a for a, _ in splits]), torch.stack([b for _, b in splits])
+    accuracy: dict[str, list[float]] = {}
+    for name, (compute, options) in _arms(data, batches, single).items():
+        networks = _train(data, batches, settings, compute, options)
+        with torch.no_grad():
+            features = [networks(table[data.views[rows, 0]], project=False) for rows in where]
+        values = knn_accuracy(features[0], ids[where[0]], features[1], ids[where[1]], NEIGHBORS)
+        accuracy[name] = values.tolist()
+    baseline = dict(enumerate(accuracy.pop("plain")))
+    rows = {name: dict(enumerate(values)) for name, values in accuracy.items()}
+    verdicts = {name: asdict(v) for name, v in compare(baseline, rows, settings.margin).items()}
+    return {"accuracy": sum(baseline.values()) / len(baseline), "seeds": settings.seeds, "masked": verdicts}
+
+
+def _arms(data: Pairs, batches: Batches, ids: Tensor) -> dict[str, tuple[Compute, Any]]:
+    """What is compared: how the loss is called, and with which options, plainly and with false negatives masked."""
+    if data.negatives is None:
+        by_ids: Callable[[int], dict[str, Tensor]] = lambda step: {"ids": ids[batches.samples[step]]}  # noqa: E731
+        return {"plain": (call, None), "by ids": (call, by_ids)} if data.views.shape[1] > 2 else {
+            "plain": (one_way, None),
+            "by ids": (one_way, by_ids),
+        }
+    x = normalize(data.x, dim=1)
+    negatives, seeds = data.negatives, batches.rows.shape[1]
+    # an unknown id is different from all others
+    hard_ids = None if data.negative_ids is None else torch.where(data.negative_ids == UNKNOWN, -2, data.negative_ids)
+
+    def keys(step: int) -> tuple[Tensor, Tensor, Tensor]:
+        """The samples, the rows of keys, and which keys are not an anchor's positive."""
+        samples = batches.samples[step]  # (seeds, B)
+        rows = torch.cat([batches.rows[step, :, 1], negatives[samples].flatten(1)], 1)
+        return samples, rows, ~torch.eye(samples.shape[1], rows.shape[1], dtype=torch.bool).expand(seeds, -1, -1)
+
+    def plain(step: int) -> dict[str, Tensor]:
+        return {"keep": keys(step)[2]}
+
+    def by_ids(step: int) -> dict[str, Tensor]:
+        samples, _, keep = keys(step)
+        assert hard_ids is not None
+        of_keys = torch.cat([ids[samples], hard_ids[samples].flatten(1)], 1)
+        return {"keep": keep & (ids[samples].unsqueeze(2) != of_keys.unsqueeze(1))}
+
+    def by_guide(step: int) -> dict[str, Tensor]:
+        _, rows, keep = keys(step)
+        similar = x[batches.rows[step, :, 0]] @ x[rows].transpose(1, 2)
+        return {"keep": keep & (similar <= similar.diagonal(dim1=1, dim2=2).unsqueeze(2) - GUIDE)}
+
+    arms: dict[str, tuple[Compute, Any]] = {"plain": (masked, plain), "by a guide": (masked, by_guide)}
+    return arms | ({} if hard_ids is None else {"by ids": (masked, by_ids)})
