@@ -172,7 +172,9 @@ def cells(dataset: str) -> Iterator[tuple[str, str, str, World, Row]]:
         yield "mined negatives", "4 of 10 nearest", "without mining", kinds["none"], INFONCE
         yield "mined negatives", "4 of 10 nearest", ORACLE, World(mined="ids"), INFONCE
         yield "mined negatives", "4 of 10 nearest", "masked by a guide", World(mined="guide"), INFONCE
-        yield from doses("mined negatives", {n: some[n] for n in names if n != PLAIN}, ("4 of 10 nearest", kinds["plain"]))
+        yield from doses(
+            "mined negatives", {n: some[n] for n in names if n != PLAIN}, ("4 of 10 nearest", kinds["plain"])
+        )
 
     four = {PLAIN: INFONCE} | with_views(4)
     debiased = {name: four.pop(name) for name in list(four) if name.startswith("debiased")}
@@ -187,7 +189,9 @@ def cells(dataset: str) -> Iterator[tuple[str, str, str, World, Row]]:
     if dataset == "text":
         yield from false_negatives(10, list(main))
     yield from wrong(0.2, four)
-    yield from doses("easy negatives", main | {"InfoNCE by radius": rest["InfoNCE by radius"]}, ("80 %", World(easy=0.8)))
+    yield from doses(
+        "easy negatives", main | {"InfoNCE by radius": rest["InfoNCE by radius"]}, ("80 %", World(easy=0.8))
+    )
     yield "easy negatives", "80 %", ORACLE, World(), INFONCE
     base = {"learned temperature": Row("infonce:t=learned({t},0.001,100)", together=False)}
     base |= main | {"InfoNCE by radius": rest["InfoNCE by radius"]}
@@ -562,7 +566,9 @@ def run(
     return {k: v.view(times, len(seeds)) for k, v in result.items()}
 
 
-def keep_of(table: Tensor, batches: Batches, labels: Tensor, clean: Tensor, how: str) -> Callable[[int], dict[str, Tensor]]:
+def keep_of(
+    table: Tensor, batches: Batches, labels: Tensor, clean: Tensor, how: str
+) -> Callable[[int], dict[str, Tensor]]:
     """Which keys are negatives: all but the positive, and with ids or a guide all but those found to be false."""
     seeds = len(labels)
     of_row = torch.zeros(seeds, len(table), dtype=torch.long, device=table.device).scatter_(1, clean, labels)
@@ -607,7 +613,9 @@ def perturber(objective: cp.Objective, extra: dict[str, float]) -> Callable[[Net
     return perturb
 
 
-def under_attack(networks: Networks, known: Tensor, labels: Tensor, inputs: Tensor, y: Tensor, epsilon: float) -> Tensor:
+def under_attack(
+    networks: Networks, known: Tensor, labels: Tensor, inputs: Tensor, y: Tensor, epsilon: float
+) -> Tensor:
     """Accuracy of a ridge classifier on inputs changed by FGSM, per seed."""
     onehot = nn.functional.one_hot(labels).float()
     onehot = onehot - onehot.mean(1, keepdim=True)
@@ -670,11 +678,16 @@ def tune(source: Source, world: World, row: Row, device: str) -> dict[str, Any]:
             at = best()[axis]
             below = [one[axis] for one in tried if one[axis] < at]
             above = [one[axis] for one in tried if one[axis] > at]
-            found += [changed(best(), axis, math.sqrt(at * v)) for v in ([max(below)] if below else []) + ([min(above)] if above else [])]
+            found += [
+                changed(best(), axis, math.sqrt(at * v))
+                for v in ([max(below)] if below else []) + ([min(above)] if above else [])
+            ]
         return [one for one in found if one not in tried]
 
     evaluate([(t, *row.start.values()) for t in row.first])
-    others = [(axis, f) for axis in range(1, len(row.axes)) for f in (FACTOR[row.axes[axis]], 1 / FACTOR[row.axes[axis]])]
+    others = [
+        (axis, f) for axis in range(1, len(row.axes)) for f in (FACTOR[row.axes[axis]], 1 / FACTOR[row.axes[axis]])
+    ]
     if len(row.axes) == 3:
         others = [(1, FACTOR[row.axes[1]]), (2, 1 / FACTOR[row.axes[2]])]
     evaluate([changed(best(), axis, best()[axis] * f) for axis, f in others] or (beyond() + between())[:2])
@@ -709,7 +722,9 @@ def study(datasets: Sequence[str], out: Path, device: str, regimes: Sequence[str
     started = time.perf_counter()
     sources = {dataset: load_source(dataset, out) for dataset in datasets}
     done = {dataset: finished(out / f"{dataset}.jsonl") for dataset in datasets}
-    blocks = [[(dataset, list(block)) for _, block in groupby(cells(dataset), lambda cell: cell[:2])] for dataset in datasets]
+    blocks = [
+        [(dataset, list(block)) for _, block in groupby(cells(dataset), lambda cell: cell[:2])] for dataset in datasets
+    ]
     for dataset, block in (one for turn in zip_longest(*blocks, fillvalue=("", [])) for one in turn):
         for regime, dose, name, world, row in block:
             key = key_of(dataset, world, row)
@@ -720,7 +735,11 @@ def study(datasets: Sequence[str], out: Path, device: str, regimes: Sequence[str
                 return
             clock, cpu = time.perf_counter(), time.process_time()
             base = done[dataset].get(key_of(dataset, world, replace(row, factor=1.0)))
-            tuned = {k: base[k] for k in ("chosen", "edges", "tried")} if base else tune(sources[dataset], world, row, device)
+            tuned = (
+                {k: base[k] for k in ("chosen", "edges", "tried")}
+                if base
+                else tune(sources[dataset], world, row, device)
+            )
             first = row.axes[0]
             tuned["chosen"] = tuned["chosen"] | {first: tuned["chosen"][first] * row.factor}
             measured = run(sources[dataset], world, row, [tuned["chosen"]], range(SEEDS), device, "test")

@@ -74,7 +74,7 @@ def summarize(dataset: str, out: Path) -> list[dict[str, Any]]:
             records = {name: done.get(key_of(dataset, *pair)) for name, pair in block.items()}
             values = {name: record[metric] for name, record in records.items() if record and metric in record}
             for name, accuracy in values.items():
-                world, row = block[name]
+                _world, row = block[name]
                 versus, base = reference(name, row), values.get(reference(name, row))
                 if regime == "temperature":
                     record = tuned and done.get(key_of(dataset, *tuned))
@@ -87,7 +87,11 @@ def summarize(dataset: str, out: Path) -> list[dict[str, Any]]:
                 gap = fmean(values[ORACLE]) - fmean(values[PLAIN]) if ORACLE in values and PLAIN in values else 0.0
                 names = [part.name for _, part in cp.objective(record["spec"]).terms()]
                 cell = {"data": dataset, "regime": regime + suffix, "dose": dose, "row": name}
-                cell |= {"level": round(level(dataset, regime, *of_dose), 4), "objective": names[-1], "spec": record["spec"]}
+                cell |= {
+                    "level": round(level(dataset, regime, *of_dose), 4),
+                    "objective": names[-1],
+                    "spec": record["spec"],
+                }
                 cell |= {"versus": versus, "n": len(accuracy), "mean": round(fmean(accuracy), 2)}
                 cell |= {"sd": round(stdev(accuracy), 2), "plain": round(fmean(values.get(PLAIN, base)), 2)}
                 cell |= {"gap": gap, "edges": record["edges"], "seconds": record["seconds"]}
@@ -121,11 +125,22 @@ def heat_map(found: list[dict[str, Any]], path: Path) -> None:
         values[i][j] = cell["recovered"]
         bold = "bold" if cell["effect"] in ("helps", "hurts") else "normal"
         dark = abs(cell["recovered"]) > 0.7
-        axis.text(j, i, f"{cell['recovered']:.1f}", ha="center", va="center", fontsize=8, weight=bold, color="w" if dark else "k")
+        axis.text(
+            j,
+            i,
+            f"{cell['recovered']:.1f}",
+            ha="center",
+            va="center",
+            fontsize=8,
+            weight=bold,
+            color="w" if dark else "k",
+        )
     image = axis.imshow(values, cmap="RdBu", vmin=-1, vmax=1, aspect="auto")
     axis.set_xticks(range(len(columns)), ["\n".join(column) for column in columns], fontsize=7, rotation=60, ha="right")
     axis.set_yticks(range(len(names)), names, fontsize=8)
-    axis.set_title("Share of the oracle's gain over InfoNCE that a row recovers\n(bold: a difference after Holm)", fontsize=10)
+    axis.set_title(
+        "Share of the oracle's gain over InfoNCE that a row recovers\n(bold: a difference after Holm)", fontsize=10
+    )
     figure.colorbar(image, extend="both")
     figure.savefig(path, dpi=110)
     plt.close(figure)
@@ -164,6 +179,13 @@ def dose_curves(found: list[dict[str, Any]], path: Path) -> None:
     plt.close(figure)
 
 
+def replace_table(path: Path, table: str) -> None:
+    """Replace what stands between the two marks of a document."""
+    first, last = "<!-- made by `python examples/studies/atlas_report.py` -->", "<!-- end of the table -->"
+    before, _, rest = path.read_text(encoding="utf-8").partition(first)
+    path.write_text(f"{before}{first}\n{table}\n{last}{rest.partition(last)[2]}", encoding="utf-8")
+
+
 def main(argv: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add = parser.add_argument
@@ -188,6 +210,12 @@ def main(argv: Sequence[str] | None = None) -> None:
     heat_map(found, args.docs / "atlas.png")
     dose_curves(found, args.docs / "atlas_doses.png")
     evidence.atlas.cache_clear()
+    for path, table in (
+        (ROOT / "README.md", evidence.summary_table()),
+        (ROOT / "docs" / "atlas.md", evidence.decision_table()),
+    ):
+        if args.table.is_relative_to(ROOT):
+            replace_table(path, table)
     print(evidence.decision_table())
 
 

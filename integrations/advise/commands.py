@@ -17,8 +17,18 @@ WIDTH = 100
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the flags of ``counterpoint advise``."""
     add = parser.add_argument
-    add("data", nargs="+", type=Path, help="a.npy b.npy (two views), a text file of pairs with tabs, or a folder of images")
-    add("--ids", type=Path, metavar="FILE", help="ids or labels of the samples, -1 or ? where unknown: .npy, or a word per line (none)")
+    add(
+        "data",
+        nargs="+",
+        type=Path,
+        help="a.npy b.npy (two views), a text file of pairs with tabs, or a folder of images",
+    )
+    add(
+        "--ids",
+        type=Path,
+        metavar="FILE",
+        help="ids or labels of the samples, -1 or ? where unknown: .npy, or a word per line (none)",
+    )
     add("--negatives", type=Path, metavar="FILE", help="hard negatives of a.npy, an array of N x n x width (none)")
     add("--negative-ids", type=Path, metavar="FILE", help="their ids, an array of N x n (none)")
     flags.add_settings(parser, Settings)

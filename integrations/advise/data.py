@@ -49,12 +49,12 @@ class Pairs:
         def some(x: Tensor | None) -> Tensor | None:
             return None if x is None else x[rows]
 
-        others = (some(x) for x in (self.ids, self.negatives, self.negative_ids))
-        return Pairs(self.x, self.views[rows], *others, self.kind)
+        ids, negatives, negative_ids = map(some, (self.ids, self.negatives, self.negative_ids))
+        return Pairs(self.x, self.views[rows], ids, negatives, negative_ids, self.kind)
 
 
 def from_arrays(
-    a: Any, b: Any, ids: Any = None, negatives: Any = None, negative_ids: Any = None, kind: str = "embeddings"
+    a: Any, b: Any, ids: Any = None, negatives: Any = None, negative_ids: Any = None, *, kind: str = "embeddings"
 ) -> Pairs:
     """Two views ``(N, d)`` of the same samples, and hard negatives ``(N, n, d)`` of the first view."""
     a, b = (torch.as_tensor(np.asarray(x), dtype=torch.float32) for x in (a, b))
@@ -99,8 +99,8 @@ def read(
     if len(paths) == 2 or negatives or paths[0].suffix == ".npy":
         if len(paths) != 2:
             raise ValueError(f"expected two arrays, such as a.npy b.npy, got {' '.join(map(str, paths))}.")
-        arrays = [None if path is None else _array(path) for path in (*paths, ids, negatives, negative_ids)]
-        return from_arrays(*arrays)
+        a, b, *known = (None if path is None else _array(path) for path in (*paths, ids, negatives, negative_ids))
+        return from_arrays(a, b, *known)
     if paths[0].is_dir():
         return _images(paths[0], None if ids is None else _array(ids), settings)
     return _texts(paths[0], None if ids is None else _array(ids), settings)

@@ -41,9 +41,9 @@ def cells(**wanted: Any) -> list[Cell]:
 
 def cite(cell: Cell) -> str:
     """The evidence of a cell in brackets: where, what, how much."""
-    return "[atlas: {data}, {regime}, {dose}, {row}: {difference:+.2f} ({low:+.2f} to {high:+.2f}), {n} seeds]".format(
-        **cell
-    )
+    shown = "[atlas: {data}, {regime}, {dose}: {row} against {versus} {difference:+.2f} ({low:+.2f} to {high:+.2f}), "
+    shown += "{n} seeds]"
+    return shown.format(**cell)
 
 
 def nearest(regime: str, level: float) -> list[Cell]:
@@ -75,9 +75,36 @@ def about(objective: str) -> Iterator[str]:
             yield f"{effect}: {more}"
 
 
+def summary_table() -> str:
+    """The table of the README, in Markdown: by regime what helps, hurts and does nothing, over data sets and doses."""
+    lines = [
+        "| regime (data sets) | helps | hurts | mixed | does nothing, or too little to tell |",
+        "|---|---|---|---|---|",
+    ]
+    for regime, title in REGIMES.items():
+        columns: dict[str, list[str]] = {"helps": [], "hurts": [], "mixed": [], "nothing": []}
+        of_regime = cells(regime=regime)
+        for row in dict.fromkeys(cell["row"] for cell in of_regime):
+            some = [cell for cell in of_regime if cell["row"] == row]
+            found = [cell for cell in some if cell["effect"] in EFFECTS[:2]]
+            effects = {cell["effect"] for cell in found}
+            kind = effects.pop() if len(effects) == 1 else "mixed" if effects else "nothing"
+            values = sorted(cell["difference"] for cell in found)
+            shown = "" if not found else f" {values[0]:+.1f}" + (f" to {values[-1]:+.1f}" if len(values) > 1 else "")
+            counted = f" ({len(found)} of {len(some)})" if found and len(some) > 1 else ""
+            columns[kind].append(row + shown + counted)
+        if of_regime:
+            data = ", ".join(dict.fromkeys(cell["data"] for cell in of_regime))
+            lines.append(f"| {title} ({data}) | " + " | ".join("; ".join(column) for column in columns.values()) + " |")
+    return "\n".join(lines)
+
+
 def decision_table() -> str:
-    """The table of README and site, in Markdown: by regime and data set what helps, hurts and does nothing."""
-    lines = ["| regime | data, dose | helps | hurts | no effect beyond the margin | cannot tell |", "|---|---|---|---|---|---|"]
+    """The table of the atlas's page, in Markdown: by regime, data set and dose what helps, hurts and does nothing."""
+    lines = [
+        "| regime | data, dose | helps | hurts | no effect beyond the margin | cannot tell |",
+        "|---|---|---|---|---|---|",
+    ]
     for regime, title in REGIMES.items():
         for data, dose in dict.fromkeys((cell["data"], cell["dose"]) for cell in cells(regime=regime)):
             groups = by_effect(cells(regime=regime, data=data, dose=dose))

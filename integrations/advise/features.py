@@ -41,7 +41,7 @@ class PatchFeatures:
         """Return ``(N, 3 patch^2, L)``, each patch with zero mean and unit deviation, up to noise."""
         p = F.unfold(images.float(), self.patch, stride=self.stride)
         p = p - p.mean(1, keepdim=True)
-        return p / (p.var(1, keepdim=True) + 10).sqrt()  # type: ignore[no-any-return]
+        return p / (p.var(1, keepdim=True) + 10).sqrt()
 
     def __call__(self, images: Tensor) -> Tensor:
         """Compute ``(N, 4 centers)`` of uint8 images of the same size."""
@@ -65,4 +65,5 @@ class Components:
         self.scale = ((x - self.mean) @ self.axes).square().mean().sqrt()
 
     def __call__(self, x: Tensor) -> Tensor:
-        return (x - self.mean) @ self.axes / self.scale
+        projected: Tensor = (x - self.mean) @ self.axes / self.scale
+        return projected

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -140,9 +139,7 @@ def false_negatives(ids: Tensor) -> Result:
     if n < 2:
         raise ValueError(f"ids: expected at least two known ones, got {n}.")
     # a drawn sample is no partner of itself: the expected rate of a bootstrap sample is (1 - 1/n) rate + 1/n
-    drawn = sorted(
-        (rate(known[torch.randint(n, (n,), generator=generator)]) - 1 / n) / (1 - 1 / n) for _ in range(400)
-    )
+    drawn = sorted((rate(known[torch.randint(n, (n,), generator=generator)]) - 1 / n) / (1 - 1 / n) for _ in range(400))
     return {"share": rate(known), "low": max(drawn[9], 0.0), "high": drawn[390], "known": n}
 
 
@@ -178,10 +175,10 @@ def gap(data: Pairs, settings: Settings) -> Result:
 def _arms(data: Pairs, batches: Batches, ids: Tensor) -> dict[str, tuple[Compute, Any]]:
     """What is compared: how the loss is called, and with which options, plainly and with false negatives masked."""
     if data.negatives is None:
-        by_ids: Callable[[int], dict[str, Tensor]] = lambda step: {"ids": ids[batches.samples[step]]}  # noqa: E731
-        return {"plain": (call, None), "by ids": (call, by_ids)} if data.views.shape[1] > 2 else {
-            "plain": (one_way, None),
-            "by ids": (one_way, by_ids),
+        compute = call if data.views.shape[1] > 2 else one_way
+        return {
+            "plain": (compute, None),
+            "by ids": (compute, lambda step: {"ids": ids[batches.samples[step]]}),
         }
     x = normalize(data.x, dim=1)
     negatives, seeds = data.negatives, batches.rows.shape[1]

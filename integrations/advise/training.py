@@ -26,7 +26,7 @@ class MLP(nn.Module):
 
     def forward(self, x: Tensor, project: bool = True) -> Tensor:
         z: Tensor = self.encoder(x)
-        return self.projector(z) if project else z  # type: ignore[no-any-return]
+        return self.projector(z) if project else z
 
 
 class Networks:
@@ -43,16 +43,17 @@ class Networks:
             for seed in seeds:
                 torch.manual_seed(seed)
                 modules.append(build())
-        self.parameters: dict[str, Tensor] = stack_module_state(modules)[0]  # type: ignore[arg-type]
+        self.parameters: dict[str, Tensor] = stack_module_state(modules)[0]
         self.template = copy.deepcopy(modules[0]).to("meta")
 
     def __call__(self, x: Tensor, project: bool = True) -> Tensor:
         """Compute ``(seeds, n, width)`` of ``(seeds, n, ...)``, each by the network of its seed."""
 
         def one(parameters: dict[str, Tensor], x: Tensor) -> Tensor:
-            return functional_call(self.template, parameters, (x, project))  # type: ignore[no-any-return]
+            z: Tensor = functional_call(self.template, parameters, (x, project))
+            return z
 
-        return vmap(one)(self.parameters, x)  # type: ignore[no-any-return]
+        return vmap(one)(self.parameters, x)
 
     def features(self, x: Tensor, chunk: int = 4096) -> Tensor:
         """Compute the features ``(seeds, n, width)`` of inputs ``(n, ...)`` that all networks see."""
@@ -167,9 +168,7 @@ def train(
     learned = [state[name].requires_grad_() for name in names]
     buffers = [name for name, _ in loss_fn.named_buffers()]
 
-    def one(
-        state: dict[str, Tensor], views: Tensor, options: dict[str, Tensor]
-    ) -> tuple[Tensor, dict[str, Tensor]]:
+    def one(state: dict[str, Tensor], views: Tensor, options: dict[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
         state = dict(state)
         loss = functional_call(loss_fn, state, (views, options))  # a tracked value replaces its entry of state
         return loss, {name: state[name].detach() for name in buffers}

@@ -51,7 +51,7 @@ def test_every_row_of_every_regime_runs(study):
             if kind in seen:
                 continue
             seen.add(kind)
-            first = {axis: value for axis, value in zip(row.axes, (row.first[0], *row.start.values()), strict=True)}
+            first = dict(zip(row.axes, (row.first[0], *row.start.values()), strict=True))
             second = first | {row.axes[0]: row.first[1]}
             both = study.run(source, world, row, [first, second], [0, 1], "cpu", "test")
             alone = study.run(source, world, row, [first], [0, 1], "cpu", "test")
@@ -59,7 +59,13 @@ def test_every_row_of_every_regime_runs(study):
                 assert values.shape == (2, 2), (regime, name)
                 assert (values[0] - alone[key][0]).abs().max() < 8, (regime, name)  # two of 30 test samples
     assert {"dcl", "hcl", "adnce", "debpos", "dro", "mixnca", "alphacl", "mv", "nca"} <= {
-        cp.objective(template.format(**dict.fromkeys(("t", "prior", "beta", "mu", "sigma", "radius", "power", "lam", "w", "alpha"), 0.5))).terms()[0][1].name
+        cp.objective(
+            template.format(
+                **dict.fromkeys(("t", "prior", "beta", "mu", "sigma", "radius", "power", "lam", "w", "alpha"), 0.5)
+            )
+        )
+        .terms()[0][1]
+        .name
         for template, *_ in seen
     }
 
@@ -123,7 +129,9 @@ def test_tuning_goes_beyond_the_edge(study, monkeypatch):
     assert tuned["chosen"]["t"] == pytest.approx(3, rel=0.3)
     assert tuned["edges"] == []
     assert 8 <= len(asked) <= 12
-    monkeypatch.setattr(study, "run", lambda s, w, r, settings, *_: {"accuracy": torch.tensor([[1 / one["t"]] for one in settings])})
+    monkeypatch.setattr(
+        study, "run", lambda s, w, r, settings, *_: {"accuracy": torch.tensor([[1 / one["t"]] for one in settings])}
+    )
     assert study.tune(None, study.World(), study.INFONCE, "cpu")["edges"] == ["t"]
 
 

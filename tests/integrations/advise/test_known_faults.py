@@ -12,13 +12,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-for needed in ("scipy", "sklearn", "torchvision"):
-    pytest.importorskip(needed)
-
 from counterpoint.integrations.advise.advice import advise
 from counterpoint.integrations.advise.data import from_arrays
 from counterpoint.integrations.advise.measure import measure
 from counterpoint.integrations.advise.settings import Settings
+
+for needed in ("scipy", "sklearn", "torchvision"):
+    pytest.importorskip(needed)
 
 pytestmark = [
     pytest.mark.slow,

@@ -8,13 +8,12 @@ import numpy as np
 import pytest
 import torch
 
-pytest.importorskip("scipy")
-
 from counterpoint.integrations.advise.advice import advise
 from counterpoint.integrations.advise.data import from_arrays
 from counterpoint.integrations.advise.measure import false_negatives, measure
 from counterpoint.integrations.advise.settings import Settings
 
+pytest.importorskip("scipy")
 QUICK = Settings(steps=150, seeds=3, batch=32)
 
 

@@ -32,7 +32,13 @@ def trained(spec, seeds, compute=one_way, constants=None, options=None, **how):
     table = torch.randn(60, 8)
     networks = Networks(lambda: MLP(8, 6, 5), seeds)
     losses = train(
-        networks, cp.objective(spec), table, batches_of(seeds, **how), compute=compute, constants=constants, options=options
+        networks,
+        cp.objective(spec),
+        table,
+        batches_of(seeds, **how),
+        compute=compute,
+        constants=constants,
+        options=options,
     )
     return losses, networks.features(table)
 
