@@ -154,16 +154,16 @@ def cells(dataset: str) -> Iterator[tuple[str, str, str, World, Row]]:
         dose = f"{classes or named} classes" + ("" if kept == 1 else f", {kept:.0%} unknown")
         world = World(classes % named, kept)
         some = rows(kept / (classes or named))
-        yield from doses("false negatives", {name: some[name] for name in names}, (dose, world))
         if kept == 1:
             yield "false negatives", dose, ORACLE, replace(world, kept=0.0), INFONCE
+        yield from doses("false negatives", {name: some[name] for name in names}, (dose, world))
 
     def wrong(share: float, some: dict[str, Row], persistent: bool = False) -> Iterator[Any]:
         dose = f"{share:.0%} " + ("persistent" if persistent else "redrawn")
         world = World(wrong=share, persistent=persistent and share > 0)
-        yield from doses("wrong positives", some, (dose, world))
         if share:
             yield "wrong positives", dose, ORACLE, World(), INFONCE
+        yield from doses("wrong positives", some, (dose, world))
 
     def mined(names: Sequence[str]) -> Iterator[Any]:
         some = rows(0.66)
@@ -178,6 +178,7 @@ def cells(dataset: str) -> Iterator[tuple[str, str, str, World, Row]]:
 
     four = {PLAIN: INFONCE} | with_views(4)
     debiased = {name: four.pop(name) for name in list(four) if name.startswith("debiased")}
+    four["AAL, 4 views"] = four.pop("AAL, 4 views")  # the last one
     if dataset == "text":
         yield from mined(list(main))
     yield from false_negatives({"text": 0, "graphs": 0}.get(dataset, 4), list(main))
@@ -248,12 +249,6 @@ class Source:
     shifted: Tensor | None
     per_class: Callable[[int], int]  # training samples of a class, by the number of classes
     guide: bool = False  # whether views are the samples of one class, and rows are embeddings of a guide
-
-    def to(self, device: str) -> Source:
-        moved = {k: v.to(device) if isinstance(v, Tensor) else v for k, v in vars(self).items()}
-        for name in ("validation", "test"):
-            moved[name] = tuple(x.to(device) for x in moved[name])
-        return Source(**moved)
 
 
 def cached(path: Path, make: Callable[[], dict[str, Tensor]]) -> dict[str, Tensor]:
@@ -550,7 +545,7 @@ def run(
     elif world.mined:
         compute, options = masked, keep_of(table, batches, labels, drawn.clean.repeat(times, 1).to(device), world.mined)
     if extra:
-        perturb = perturber(objective, extra)
+        perturb = perturber(objective, extra, device)
     train(networks, objective, table, batches, compute=compute, constants=constants, options=options, perturb=perturb)
     with torch.no_grad():
         known = networks(table[drawn.clean.repeat(times, 1).to(device)], project=False)
@@ -590,9 +585,11 @@ def keep_of(
     return keep
 
 
-def perturber(objective: cp.Objective, extra: dict[str, float]) -> Callable[[Networks, Tensor], dict[str, Tensor]]:
+def perturber(
+    objective: cp.Objective, extra: dict[str, float], device: str
+) -> Callable[[Networks, Tensor], dict[str, Tensor]]:
     """Attacked and mixed views of a batch, as `cp.views` makes them, for all seeds at once."""
-    generator = torch.Generator().manual_seed(0)
+    generator = torch.Generator(device).manual_seed(0)
 
     def perturb(networks: Networks, x: Tensor) -> dict[str, Tensor]:
         given = {}
@@ -621,7 +618,9 @@ def under_attack(
     onehot = onehot - onehot.mean(1, keepdim=True)
     centre = known.mean(1, keepdim=True)
     k = known - centre
-    weight = torch.linalg.solve(k.transpose(1, 2) @ k + torch.eye(k.shape[2]), k.transpose(1, 2) @ onehot)
+    weight = torch.linalg.solve(
+        k.transpose(1, 2) @ k + torch.eye(k.shape[2], device=k.device), k.transpose(1, 2) @ onehot
+    )
 
     def logits(x: Tensor) -> Tensor:
         return (networks(x, project=False) - centre) @ weight

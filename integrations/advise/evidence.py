@@ -111,7 +111,9 @@ def decision_table() -> str:
             columns = []
             for effect in EFFECTS:
                 shown = [
-                    f"{cell['row']} {cell['difference']:+.1f}" if effect in EFFECTS[:2] else cell["row"]
+                    cell["row"]
+                    + (f" {cell['difference']:+.1f}" if effect in EFFECTS[:2] else "")
+                    + ("†" if cell["edges"] else "")
                     for cell in groups[effect]
                 ]
                 columns.append("; ".join(shown))

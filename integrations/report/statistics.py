@@ -104,7 +104,9 @@ def compare(
         raise ValueError(f"alpha={alpha}: expected a probability between 0 and 1.")
     if not margin >= 0:
         raise ValueError(f"margin={margin}: expected a number of at least 0.")
-    paired = {row: [x - baseline[seed] for seed, x in values.items() if seed in baseline] for row, values in rows.items()}
+    paired = {
+        row: [x - baseline[seed] for seed, x in values.items() if seed in baseline] for row, values in rows.items()
+    }
     paired = {row: gaps for row, gaps in paired.items() if gaps}
     return _verdicts(
         {row: (fmean(gaps), stdev(gaps) if len(gaps) > 1 else math.nan, len(gaps)) for row, gaps in paired.items()},
