@@ -57,13 +57,13 @@ def from_arrays(
     a: Any, b: Any, ids: Any = None, negatives: Any = None, negative_ids: Any = None, *, kind: str = "embeddings"
 ) -> Pairs:
     """Two views ``(N, d)`` of the same samples, and hard negatives ``(N, n, d)`` of the first view."""
-    a, b = (torch.as_tensor(np.asarray(x), dtype=torch.float32) for x in (a, b))
+    a, b = _numbers(a, "the first view"), _numbers(b, "the second view")
     if a.dim() != 2 or a.shape != b.shape:
         raise ValueError(f"expected two arrays (N, d) of the same shape, got {tuple(a.shape)} and {tuple(b.shape)}.")
     count = len(a)
     parts, hard = [a, b], None
     if negatives is not None:
-        n = torch.as_tensor(np.asarray(negatives), dtype=torch.float32)
+        n = _numbers(negatives, "negatives")
         if n.dim() != 3 or n.shape[0] != count or n.shape[2] != a.shape[1]:
             raise ValueError(f"negatives: expected ({count}, n, {a.shape[1]}), got {tuple(n.shape)}.")
         parts.append(n.flatten(0, 1))
@@ -77,6 +77,13 @@ def from_arrays(
         raise ValueError("negative_ids: need negatives and ids beside them.")
     of_hard = None if negative_ids is None else _ids(negative_ids, "negative_ids", tuple(hard.shape))  # type: ignore[union-attr]
     return Pairs(x, views, known, hard, of_hard, kind)
+
+
+def _numbers(values: Any, name: str) -> Tensor:
+    array = np.asarray(values)
+    if array.dtype.kind not in "fiu":
+        raise ValueError(f"{name}: expected an array of numbers, got {array.dtype}.")
+    return torch.as_tensor(array.astype(np.float32))
 
 
 def _ids(values: Any, name: str, shape: tuple[int, ...]) -> Tensor:
@@ -102,7 +109,9 @@ def read(
         a, b, *known = (None if path is None else _array(path) for path in (*paths, ids, negatives, negative_ids))
         return from_arrays(a, b, *known)
     if paths[0].is_dir():
-        return _images(paths[0], None if ids is None else _array(ids), settings)
+        if ids is not None:
+            raise ValueError("--ids is for arrays and texts; the ids of images are the folders in which they lie.")
+        return _images(paths[0], settings)
     return _texts(paths[0], None if ids is None else _array(ids), settings)
 
 
@@ -135,13 +144,14 @@ def _texts(path: Path, ids: Any, settings: Settings) -> Pairs:
     return from_arrays(a, b, ids, kind=f"embeddings by {settings.model}")
 
 
-def _images(path: Path, ids: Any, settings: Settings) -> Pairs:
+def _images(path: Path, settings: Settings) -> Pairs:
     """Views by SimCLR's augmentations, as features without a trained network; folders are classes."""
     from ..image.augment import Recipe
     from ..image.sources import load
     from .features import Components, PatchFeatures
 
-    images = load(str(path), "train", 32).draw(settings.limit)
+    images = load(str(path), "train", 32)
+    images = images.draw(min(settings.limit, len(images)))
     generator = torch.Generator().manual_seed(0)
     patches, recipe = PatchFeatures(images.x), Recipe(32)
     views = [(255 * recipe(images.x, generator)).round().byte() for _ in range(VIEWS)]
@@ -149,5 +159,5 @@ def _images(path: Path, ids: Any, settings: Settings) -> Pairs:
     components = Components(clean, min(128, len(clean) - 1))
     x = torch.cat([components(clean), *(components(patches(view)) for view in views)])
     rows = torch.arange(len(images)).unsqueeze(1) + len(images) * torch.arange(VIEWS + 1)
-    known = images.y if ids is None else _ids(ids, "ids", (len(images),))
-    return Pairs(x, rows, None if bool((known == UNKNOWN).all()) else known, kind="k-means features of patches")
+    known = None if bool((images.y == UNKNOWN).all()) else images.y
+    return Pairs(x, rows, known, kind="k-means features of patches")

@@ -142,7 +142,7 @@ def test_a_finished_cell_is_not_repeated_and_a_cut_line_is(study, tmp_path, monk
     study.main(["images", "--out", str(tmp_path)])
     path = tmp_path / "images.jsonl"
     lines = path.read_text().splitlines()
-    assert [json.loads(line)["row"] for line in lines] == [study.PLAIN, study.ORACLE]
+    assert [json.loads(line)["row"] for line in lines] == [study.ORACLE, study.PLAIN]
     assert all(len(json.loads(line)["accuracy"]) == 3 for line in lines)
     path.write_text(lines[0] + "\n" + lines[1][:50])
     capsys.readouterr()

@@ -50,7 +50,7 @@ def test_sentences_and_json(arrays, capsys):
         ("nowhere.npy b.npy", "nowhere.npy: no such file or folder"),
         ("a.npy", "expected two arrays, such as a.npy b.npy"),
         ("a.npy b.npy hard.npy", "expected one file or folder, or two arrays, got 3"),
-        ("a.npy labels.txt", "expected two arrays (N, d)"),
+        ("a.npy labels.txt", "the second view: expected an array of numbers, got <U3"),
         ("labels.txt", "labels.txt, line 1: expected two texts with a tab between them"),
         ("a.npy b.npy --temperature 0", "temperature must be a finite number with 0 < temperature"),
         ("a.npy b.npy --seeds 2", "expected a whole number of at least 3, got '2'"),
