@@ -83,7 +83,7 @@ def _wrong_positives(measured: dict[str, Any]) -> Said:
         yield f"Wrong positives: {shown} by estimate, which is about none; there is nothing to repair.", []
         return
     found = by_effect(cell for cell in nearest("wrong positives", wrong["share"]) if cell["row"] != ORACLE)
-    text = f"About {shown} of your positive pairs look like random pairs. Clean them first."
+    text = f"At most about {shown} of your positive pairs are wrong: so many look like random pairs. Clean them first."
     if found["helps"]:
         text += f" In the atlas {found['helps'][0]['row']} gained most at the nearest share."
     if found["hurts"]:
