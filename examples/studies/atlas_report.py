@@ -21,7 +21,7 @@ import matplotlib
 from atlas import BATCH, DATASETS, ORACLE, PLAIN, SEEDS, STEPS, TUNING_SEEDS, Row, World, cells, finished, key_of
 
 import counterpoint as cp
-from counterpoint.integrations.advise import evidence
+from counterpoint.integrations import evidence
 from counterpoint.integrations.report.statistics import compare
 
 matplotlib.use("Agg")
@@ -167,10 +167,14 @@ def dose_curves(found: list[dict[str, Any]], path: Path) -> None:
             errors = [[c["difference"] - c["low"] for c in curve], [c["high"] - c["difference"] for c in curve]]
             axis.errorbar(x, y, errors, marker="o", markersize=4, capsize=2, color=colours[name], label=name)
         axis.axhline(0, color="k", linewidth=0.8)
-        axis.set_title(f"{data}: {regime}", fontsize=10)
-        axis.set_ylabel("points of accuracy")
         if regime == "temperature":
             axis.set_xscale("log", base=2)
+        elif len({c["level"] for c in some}) == 1:
+            axis.set_xlim(some[0]["level"] - 0.05, some[0]["level"] + 0.1)
+        axis.set_title(f"{data}: {regime}", fontsize=10)
+        axis.set_ylabel("points of accuracy")
+        axis.set_xticks(levels := sorted({c["level"] for c in some}), [f"{x:.3g}" for x in levels])
+        axis.minorticks_off()
         axis.set_xlabel({"temperature": "factor of the chosen temperature"}.get(regime, f"share of {regime}"))
         axis.legend(fontsize=6.5)
     figure.suptitle("Difference to InfoNCE at equal views (intervals hold together)", fontsize=11)
@@ -190,7 +194,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     add = parser.add_argument
     add("--out", type=Path, default=Path("runs", "atlas"), help="folder of the cells (%(default)s)")
     add("--docs", type=Path, default=ROOT / "docs", help="folder of the summary and the pictures")
-    add("--table", type=Path, default=ROOT / "integrations" / "advise" / "atlas.json", help="the packaged table")
+    add("--table", type=Path, default=ROOT / "integrations" / "atlas.json", help="the packaged table")
     args = parser.parse_args(argv)
     datasets = [dataset for dataset in DATASETS if (args.out / f"{dataset}.jsonl").exists()]
     if not datasets:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from .evidence import ORACLE, Cell, by_effect, cells, cite, nearest
+from ..evidence import ORACLE, Cell, by_effect, cells, cite, nearest
 
 SOME = 0.03  # share of wrong positives or duplicates from which on there is something to do
 

@@ -15,7 +15,7 @@ from typing import Any
 
 import counterpoint as cp  # imports torch on first use of a name, so the parser starts without it
 
-from ..advise import evidence
+from .. import evidence
 
 WIDTH = 100
 PLOT_WIDTH, PLOT_HEIGHT = 61, 9

@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 
 import counterpoint as cp
-from counterpoint.integrations.advise import evidence
+from counterpoint.integrations import evidence
 from counterpoint.integrations.advise.advice import advise
 from counterpoint.integrations.command.main import main
 
-ROOT = Path(__file__).resolve().parents[3]
+ROOT = Path(__file__).resolve().parents[2]
 CELLS = [
     {
         "data": "images",
