@@ -250,6 +250,15 @@ COMMANDS = {
   counterpoint demo --quick                                 only to check that everything runs
 """,
     ),
+    "advise": Command(
+        "measure your data or embeddings and say what to try, with the evidence",
+        *_of("..advise.commands"),
+        """  counterpoint advise a.npy b.npy                           two views of the same samples
+  counterpoint advise a.npy b.npy --ids labels.txt --negatives hard.npy --negative-ids hard_ids.npy
+  counterpoint advise pairs.tsv --model sentence-transformers/all-MiniLM-L6-v2 --json
+  counterpoint advise ./my_photos                           a folder per class, or without classes
+""",
+    ),
     **{
         f"tune {domain}": Command(
             f"search the parameters of objectives for {what}, on validation data",

@@ -15,6 +15,8 @@ from typing import Any
 
 import counterpoint as cp  # imports torch on first use of a name, so the parser starts without it
 
+from .. import evidence
+
 WIDTH = 100
 PLOT_WIDTH, PLOT_HEIGHT = 61, 9
 ADVICE = {"use": "use", "first": "tune_first", "cost": "cost"}  # key in JSON: attribute of the class
@@ -69,6 +71,8 @@ def facts(kind: type[cp.Objective], objective: cp.Objective | None = None) -> di
     if objective is None:
         return described
     described |= {key: vars(kind)[name] for key, name in ADVICE.items() if name in vars(kind)}
+    if found := list(evidence.about(kind.name)):
+        described["atlas"] = found
     if case := check(kind.name):
         described["check"] = dict(zip(("spec", "reference", "here"), case, strict=True))
     return {**described, "spec": str(objective), "doc": inspect.getdoc(kind) or ""}
@@ -99,6 +103,8 @@ def _text(description: dict[str, Any]) -> Iterator[str]:
         if key in description:
             content = _checked(description[key]) if key == "check" else description[key]
             yield fill(f"    {label:12}{content}", WIDTH, subsequent_indent=" " * 16)
+    for line in description.get("atlas", ()):
+        yield fill(f"    {'atlas':12}{line}", WIDTH, subsequent_indent=" " * 16)
     if "doc" in description:
         yield ""
         yield "training weight dL/ds of a negative, by its similarity s; the positive is at |"

@@ -14,6 +14,7 @@ DOCUMENTS = (
     "CONTRIBUTING.md",
     "SECURITY.md",
     "docs/architecture.md",
+    "docs/atlas.md",
     "docs/own_models.md",
     "docs/reports.md",
     "docs/results.md",

@@ -20,6 +20,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import tiny_bert
 import torch
@@ -36,6 +37,7 @@ AGENT = "--size 24 --crop 20 --filters 4 --hidden 16 --batch 8 --capacity 1000 -
 SMALL = "--epochs 3 --folds 3 --hidden 8"
 COMMAND = {  # {out} is the folder of the command, {train graph} that of the uninterrupted command of that name
     "objectives": "hcl:beta=2 --plot {out}/weights.png --json",
+    "advise": "{data}/a.npy {data}/b.npy --seeds 3 --steps 20 --json",
     "completion": "bash",
     "doctor": "--data {data} --json",
     "inject": "logits --objective hcl:t=0.1 --scale 10 --site {data}/train.py:8 --report {out}/steps.jsonl "
@@ -187,6 +189,8 @@ def undisturbed(tmp_path_factory):
     """Return the outcome of each command by its name; each runs once."""
     data = tmp_path_factory.mktemp("data")
     (data / "train.py").write_text(SCRIPT)
+    for name in "ab":
+        np.save(data / f"{name}.npy", np.random.default_rng(0).normal(size=(300, 8)))
     if find_spec("transformers"):
         tiny_bert.build(data / "bert")
         tiny_bert.write_sts(data, (*tiny_bert.STS, "STSB-dev"))

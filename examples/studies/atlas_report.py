@@ -1,0 +1,226 @@
+"""Summarize the cells of `atlas.py`: verdicts, decision table, pictures. Cells that are not finished are left out.
+
+Each row is compared with InfoNCE in the same regime and dose, paired by seed; objectives of several views with InfoNCE
+of as many views, and InfoNCE of several views with InfoNCE at the same compute. All comparisons of a data set are one
+family (paired t, Holm; `counterpoint.integrations.report.statistics`), with a margin of half a point.
+
+  python examples/studies/atlas_report.py                  docs/atlas.json, docs/atlas*.png, the packaged table
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Sequence
+from itertools import groupby
+from pathlib import Path
+from statistics import fmean, stdev
+from typing import Any
+
+import matplotlib
+from atlas import BATCH, DATASETS, ORACLE, PLAIN, SEEDS, STEPS, TUNING_SEEDS, Row, World, cells, finished, key_of
+
+import counterpoint as cp
+from counterpoint.integrations import evidence
+from counterpoint.integrations.report.statistics import compare
+
+matplotlib.use("Agg")
+import matplotlib.pyplot as plt
+
+ROOT = Path(__file__).parents[2]
+MARGIN = 0.5
+PACKAGED = ("data", "regime", "dose", "level", "row", "objective", "spec", "versus", "n", "difference", "low", "high")
+PACKAGED += ("effect", "recovered", "edges")
+NAMED = {"images": 10, "cnn": 10, "text": 77, "graphs": 2}
+COLOURS = plt.get_cmap("tab20").colors  # type: ignore[attr-defined]
+
+
+def level(dataset: str, regime: str, world: World, row: Row) -> float:
+    """The dose as a number."""
+    doses = {
+        "false negatives": world.kept / (world.classes or NAMED[dataset]),
+        "wrong positives": world.wrong,
+        "mined negatives": 0.66,
+        "easy negatives": world.easy,
+        "temperature": row.factor,
+        "attacks": world.epsilon,
+    }
+    return doses.get(regime, float(row.views))
+
+
+def reference(name: str, row: Row) -> str:
+    """The row that a row is compared with."""
+    if row.views == 2:
+        return PLAIN
+    return f"InfoNCE, {row.views // 2} times the steps" if name.startswith("InfoNCE") else f"InfoNCE, {row.views} views"
+
+
+def summarize(dataset: str, out: Path) -> list[dict[str, Any]]:
+    """The finished cells of a data set with their verdicts."""
+    done, found, differences = finished(out / f"{dataset}.jsonl"), [], {}
+    blocks: dict[tuple[str, str], dict[str, tuple[World, Row]]] = {}
+    for (regime, dose), block in groupby(cells(dataset), lambda cell: cell[:2]):
+        blocks.setdefault((regime, dose), {}).update({name: (world, row) for *_, name, world, row in block})
+    tuned = blocks.get(("temperature", "x 1"), {}).get(PLAIN)
+    metrics = [("", "accuracy")]
+    for (regime, dose), block in blocks.items():
+        if regime == "attacks":
+            metrics = [("", "attacked")]
+        elif regime == "views":
+            metrics = [("", "accuracy"), (", shifted", "shifted")]
+        else:
+            metrics = [("", "accuracy")]
+        for suffix, metric in metrics:
+            records = {name: done.get(key_of(dataset, *pair)) for name, pair in block.items()}
+            values = {name: record[metric] for name, record in records.items() if record and metric in record}
+            for name, accuracy in values.items():
+                _world, row = block[name]
+                versus, base = reference(name, row), values.get(reference(name, row))
+                if regime == "temperature":
+                    record = tuned and done.get(key_of(dataset, *tuned))
+                    versus, base = "InfoNCE, x 1", record and record[metric]
+                if not base or (name == PLAIN and versus == PLAIN) or (dose == "x 1" and name == PLAIN):
+                    continue
+                record = records[name]
+                assert record is not None
+                of_dose = block.get(PLAIN, block[name])
+                gap = fmean(values[ORACLE]) - fmean(values[PLAIN]) if ORACLE in values and PLAIN in values else 0.0
+                names = [part.name for _, part in cp.objective(record["spec"]).terms()]
+                cell = {"data": dataset, "regime": regime + suffix, "dose": dose, "row": name}
+                cell |= {
+                    "level": round(level(dataset, regime, *of_dose), 4),
+                    "objective": names[-1],
+                    "spec": record["spec"],
+                }
+                cell |= {"versus": versus, "n": len(accuracy), "mean": round(fmean(accuracy), 2)}
+                cell |= {"sd": round(stdev(accuracy), 2), "plain": round(fmean(values.get(PLAIN, base)), 2)}
+                cell |= {"gap": gap, "edges": record["edges"], "seconds": record["seconds"]}
+                differences[str(len(found))] = dict(enumerate(a - b for a, b in zip(accuracy, base, strict=True)))
+                found.append(cell)
+    zeros = dict.fromkeys(range(SEEDS), 0.0)
+    for i, verdict in compare(zeros, differences, MARGIN).items():
+        cell = found[int(i)]
+        effect = {"different": "helps" if verdict.difference > 0 else "hurts", "equivalent": "does nothing"}
+        cell["effect"] = effect.get(verdict.kind, verdict.kind)
+        for key in ("difference", "low", "high", "level", "corrected", "detectable", "sd"):
+            named = {"level": "confidence", "sd": "sd_difference"}.get(key, key)
+            cell[named] = float(f"{getattr(verdict, key):.4g}")
+    repairable = {(c["regime"], c["dose"]) for c in found if c["row"] == ORACLE and c["effect"] == "helps"}
+    for cell in found:
+        gap = cell.pop("gap")
+        repaired = (cell["regime"], cell["dose"]) in repairable and cell["row"] != ORACLE
+        cell["recovered"] = round((cell["mean"] - cell["plain"]) / gap, 2) if repaired else None
+    return found
+
+
+def heat_map(found: list[dict[str, Any]], path: Path) -> None:
+    """Draw the share of the oracle's gap that each row recovers, where there is a gap."""
+    shown = [cell for cell in found if cell["recovered"] is not None]
+    columns = list(dict.fromkeys((c["data"], c["regime"], c["dose"]) for c in shown))
+    names = list(dict.fromkeys(c["row"] for c in shown))
+    figure, axis = plt.subplots(
+        figsize=(max(6.0, 3 + 0.75 * len(columns)), 2.2 + 0.34 * len(names)), layout="constrained"
+    )
+    values = [[float("nan")] * len(columns) for _ in names]
+    for cell in shown:
+        i, j = names.index(cell["row"]), columns.index((cell["data"], cell["regime"], cell["dose"]))
+        values[i][j] = cell["recovered"]
+        bold = "bold" if cell["effect"] in ("helps", "hurts") else "normal"
+        dark = abs(cell["recovered"]) > 0.7
+        axis.text(
+            j,
+            i,
+            f"{cell['recovered'] + 0.0:.2f}",
+            ha="center",
+            va="center",
+            fontsize=8,
+            weight=bold,
+            color="w" if dark else "k",
+        )
+    image = axis.imshow(values, cmap="RdBu", vmin=-1, vmax=1, aspect="auto")
+    axis.set_xticks(range(len(columns)), ["\n".join(column) for column in columns], fontsize=7, rotation=60, ha="right")
+    axis.set_yticks(range(len(names)), names, fontsize=8)
+    title = "Share of the oracle's gain over InfoNCE that a row recovers\n(bold: different from InfoNCE after Holm)"
+    figure.suptitle(title, fontsize=10)
+    figure.colorbar(image, extend="both")
+    figure.savefig(path, dpi=110)
+    plt.close(figure)
+
+
+def dose_curves(found: list[dict[str, Any]], path: Path) -> None:
+    """Draw each row's difference to what it is compared with, over the dose, with corrected intervals."""
+    regimes = ("false negatives", "mined negatives", "wrong positives", "temperature")
+    panels = [(d, r) for d in DATASETS for r in regimes if sum(c["data"] == d and c["regime"] == r for c in found) > 1]
+    names = list(dict.fromkeys(c["row"] for c in found if c["regime"] in regimes))
+    colours = {name: COLOURS[i % 20] for i, name in enumerate(names)}
+    rows_ = -(-len(panels) // 2)
+    figure, axes = plt.subplots(rows_, 2, figsize=(11, 0.8 + 3.4 * rows_), layout="constrained", squeeze=False)
+    for axis in axes.flat[len(panels) :]:
+        axis.set_visible(False)
+    for axis, (data, regime) in zip(axes.flat, panels, strict=False):
+        some = [c for c in found if c["data"] == data and c["regime"] == regime and "persistent" not in c["dose"]]
+        some = [c for c in some if "unknown" not in c["dose"]]
+        for i, name in enumerate(dict.fromkeys(c["row"] for c in some)):  # side by side
+            curve = sorted((c for c in some if c["row"] == name), key=lambda c: c["level"])
+            aside = {"temperature": (1.04**i, 0)}.get(regime, (1, 0.006 * i))
+            x, y = [c["level"] * aside[0] + aside[1] for c in curve], [c["difference"] for c in curve]
+            errors = [[c["difference"] - c["low"] for c in curve], [c["high"] - c["difference"] for c in curve]]
+            axis.errorbar(x, y, errors, marker="o", markersize=4, capsize=2, color=colours[name], label=name)
+        axis.axhline(0, color="k", linewidth=0.8)
+        if regime == "temperature":
+            axis.set_xscale("log", base=2)
+        elif len({c["level"] for c in some}) == 1:
+            axis.set_xlim(some[0]["level"] - 0.05, some[0]["level"] + 0.1)
+        axis.set_title(f"{data}: {regime}", fontsize=10)
+        axis.set_ylabel("points of accuracy")
+        axis.set_xticks(levels := sorted({c["level"] for c in some}), [f"{x:.3g}" for x in levels])
+        axis.minorticks_off()
+        axis.set_xlabel({"temperature": "factor of the chosen temperature"}.get(regime, f"share of {regime}"))
+        axis.legend(fontsize=6.5)
+    figure.suptitle("Difference to InfoNCE at equal views (intervals hold together)", fontsize=11)
+    figure.savefig(path, dpi=110)
+    plt.close(figure)
+
+
+def replace_table(path: Path, table: str) -> None:
+    """Replace what stands between the two marks of a document."""
+    first, last = "<!-- made by `python examples/studies/atlas_report.py` -->", "<!-- end of the table -->"
+    before, _, rest = path.read_text(encoding="utf-8").partition(first)
+    path.write_text(f"{before}{first}\n{table}\n{last}{rest.partition(last)[2]}", encoding="utf-8")
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    add = parser.add_argument
+    add("--out", type=Path, default=Path("runs", "atlas"), help="folder of the cells (%(default)s)")
+    add("--docs", type=Path, default=ROOT / "docs", help="folder of the summary and the pictures")
+    add("--table", type=Path, default=ROOT / "integrations" / "atlas.json", help="the packaged table")
+    args = parser.parse_args(argv)
+    datasets = [dataset for dataset in DATASETS if (args.out / f"{dataset}.jsonl").exists()]
+    if not datasets:
+        parser.error(f"no cells in {args.out}: run atlas.py first")
+    found = [cell for dataset in datasets for cell in summarize(dataset, args.out)]
+    about = {"command": f"python examples/studies/atlas.py {' '.join(datasets)}", "seeds": SEEDS}
+    about |= {"tuning_seeds": TUNING_SEEDS, "steps": STEPS, "batch": BATCH, "margin": MARGIN}
+    about["comparisons"] = {d: sum(c["data"] == d for c in found) for d in datasets}
+
+    def write(path: Path, some: list[dict[str, Any]]) -> None:
+        lines = ",\n".join("  " + json.dumps(cell) for cell in some)
+        path.write_text(f'{{"about": {json.dumps(about)},\n "cells": [\n{lines}\n ]}}\n', encoding="utf-8")
+
+    write(args.docs / "atlas.json", found)
+    write(args.table, [{k: cell[k] for k in PACKAGED} for cell in found])
+    heat_map(found, args.docs / "atlas.png")
+    dose_curves(found, args.docs / "atlas_doses.png")
+    evidence.atlas.cache_clear()
+    for path, table in (
+        (ROOT / "README.md", evidence.summary_table()),
+        (ROOT / "docs" / "atlas.md", evidence.decision_table()),
+    ):
+        if args.table.is_relative_to(ROOT):
+            replace_table(path, table)
+    print(evidence.decision_table())
+
+
+if __name__ == "__main__":
+    main()

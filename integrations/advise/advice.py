@@ -1,0 +1,119 @@
+"""Turn measurements into sentences, each with the evidence behind it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from ..evidence import ORACLE, Cell, by_effect, cells, cite, nearest
+
+SOME = 0.03  # share of wrong positives or duplicates from which on there is something to do
+
+Said = Iterator[tuple[str, list[Cell]]]
+
+
+def advise(measured: dict[str, Any]) -> list[dict[str, Any]]:
+    """Return the advice: ``topic``, ``text``, and ``evidence``, the cells of the atlas behind it."""
+    parts = (_gap, _hard_negatives, _false_negatives, _wrong_positives, _duplicates, _negatives, _unknown)
+    return [
+        {"topic": part.__name__.strip("_").replace("_", " "), "text": text, "evidence": [cite(cell) for cell in some]}
+        for part in parts
+        for text, some in part(measured)
+    ]
+
+
+def _gap(measured: dict[str, Any]) -> Said:
+    gap = measured.get("gap", {"masked": {}})
+    if "unknown" in gap:
+        yield f"The repairable gap was not measured: {gap['unknown']}", []
+        return
+    hard = "hard_negatives" in measured
+    for name, verdict in gap["masked"].items():
+        guide = name == "by a guide"
+        if guide:
+            evidence = cells(row="masked by a guide")
+        elif hard:
+            evidence = cells(regime="mined negatives", row=ORACLE)
+        else:
+            near = nearest("false negatives", measured["false_negatives"]["share"])
+            evidence = [cell for cell in near if cell["row"] == ORACLE]
+        what = f"masking false negatives {name}" + (" (those about as similar as the positive)" if guide else "")
+        change = "{difference:+.2f} points ({low:+.2f} to {high:+.2f})".format(**verdict)
+        change += f" of held-out accuracy, {gap['seeds']} paired seeds"
+        if verdict["kind"] == "equivalent":
+            yield f"There is nothing to gain: {what} changes {change}, within the margin.", evidence
+        elif verdict["kind"] == "cannot tell":
+            found = f"So many seeds find differences of {verdict['detectable']:.1f} points."
+            yield f"No gain was found: {what} changes {change}. {found}", evidence
+        elif verdict["difference"] > 0:
+            argument = "a mask to from_scores" if guide else "ids= and negative_ids=" if hard else "ids="
+            yield f"Do this: {what} gains {change}. Pass {argument}.", evidence
+        else:
+            yield f"Leave the negatives as they are: {what} costs {change}.", evidence
+
+
+def _hard_negatives(measured: dict[str, Any]) -> Said:
+    hard = measured.get("hard_negatives")
+    if hard is None:
+        return
+    text = f"{hard['suspect']:.0%} of your hard negatives are about as similar to their anchor as its positive is"
+    text += f"; by their ids {hard['false']:.0%} are false." if "false" in hard else "; ids would tell which are false."
+    found = by_effect(cell for cell in cells(regime="mined negatives") if cell["row"] != ORACLE)
+    yield text, found["helps"] + found["hurts"][:1]
+
+
+def _false_negatives(measured: dict[str, Any]) -> Said:
+    false = measured.get("false_negatives")
+    if false is None:
+        return
+    text = "{share:.1%} of in-batch negatives share the anchor's id ({low:.1%} to {high:.1%}, from {known} known ids)."
+    found = by_effect(nearest("false negatives", false["share"]))
+    without = [cell for cell in found["helps"] if cell["row"] != ORACLE]
+    repaired = [cell for cell in found["helps"] if cell["row"] == ORACLE]
+    if any(found.values()):
+        text += f" At the nearest rates of the atlas, known ids {'gained' if repaired else 'gained nothing'}"
+        text += f"; without ids {without[0]['row']} gained most." if without else "; no objective gained without them."
+    yield text.format(**false), repaired + without[:1] + found["hurts"][:1]
+
+
+def _wrong_positives(measured: dict[str, Any]) -> Said:
+    wrong = measured["wrong_positives"]
+    shown = "{share:.1%} ({low:.1%} to {high:.1%})".format(**wrong)
+    if wrong["share"] < SOME:
+        yield f"Wrong positives: {shown} by estimate, which is about none; there is nothing to repair.", []
+        return
+    found = by_effect(cell for cell in nearest("wrong positives", wrong["share"]) if cell["row"] != ORACLE)
+    text = f"At most about {shown} of your positive pairs are wrong: so many look like random pairs. Clean them first."
+    if found["helps"]:
+        text += f" In the atlas {found['helps'][0]['row']} gained most at the nearest share."
+    if found["hurts"]:
+        text += f" Avoid {found['hurts'][0]['row']}."
+    yield text, found["helps"][:2] + found["hurts"][:1]
+
+
+def _duplicates(measured: dict[str, Any]) -> Said:
+    text = "{share:.1%} of the samples have a near-duplicate (a cosine of {cosine:g} or more)"
+    some = measured["duplicates"]["share"] >= SOME
+    text += ": give both the same ids=. The atlas has no cell for duplicates." if some else "."
+    yield text.format(**measured["duplicates"]), []
+
+
+def _negatives(measured: dict[str, Any]) -> Said:
+    text = (
+        "After training at t = {temperature:g}, {effective:.0f} of {of_batch:.0f} negatives carry the gradient".format(
+            **measured["negatives"]
+        )
+    )
+    text += ", as in a worst case at KL radius {0:.2f} (infonce:radius={0:.2g}).".format(measured["radius"])
+    found = by_effect(cells(regime="temperature", row="InfoNCE"))
+    yield text + " Tune t before anything else.", found["hurts"][:2]
+
+
+def _unknown(measured: dict[str, Any]) -> Said:
+    if "false_negatives" not in measured:
+        text = "Cannot be known from embeddings alone: how many negatives are false, and what masking them would gain. "
+        yield text + "Pass --ids: about 100 labels give the rate, more give the gain.", []
+    text = (
+        "Measured with a small network on fixed features: an encoder that trains on raw data can behave differently. "
+    )
+    yield text + "Positives that are wrong but look right to the features cannot be seen.", []

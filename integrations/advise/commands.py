@@ -1,0 +1,76 @@
+"""``counterpoint advise``; the parser needs no torch."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+from textwrap import fill
+
+from ..command import flags
+from ..domain import check, defaults
+from .settings import Settings
+
+WIDTH = 100
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the flags of ``counterpoint advise``."""
+    add = parser.add_argument
+    add(
+        "data",
+        nargs="+",
+        type=Path,
+        help="a.npy b.npy (two views), a text file of pairs with tabs, or a folder of images",
+    )
+    add(
+        "--ids",
+        type=Path,
+        metavar="FILE",
+        help="ids or labels of the samples, -1 or ? where unknown: .npy, or a word per line (none)",
+    )
+    add("--negatives", type=Path, metavar="FILE", help="hard negatives of a.npy, an array of N x n x width (none)")
+    add("--negative-ids", type=Path, metavar="FILE", help="their ids, an array of N x n (none)")
+    flags.add_settings(parser, Settings)
+    add("--json", action="store_true", help="print JSON")
+    parser.set_defaults(check=_check)
+
+
+def _settings(arguments: argparse.Namespace) -> Settings:
+    values = defaults(Settings) | flags.chosen(arguments, Settings)
+    check(Settings, values)
+    return Settings(**values)
+
+
+def _check(arguments: argparse.Namespace) -> None:
+    _settings(arguments)
+    for path in (*arguments.data, arguments.ids, arguments.negatives, arguments.negative_ids):
+        if path is not None and not path.exists():
+            raise ValueError(f"{path}: no such file or folder.")
+    if len(arguments.data) > 2:
+        raise ValueError(f"expected one file or folder, or two arrays, got {len(arguments.data)}.")
+
+
+def command(arguments: argparse.Namespace) -> int:
+    """Measure, and print sentences with their evidence."""
+    from ..report import statistics
+
+    if not statistics.available():
+        raise ImportError(statistics.MISSING)
+    from .advice import advise
+    from .data import read
+    from .measure import measure
+
+    settings = _settings(arguments)
+    data = read(arguments.data, arguments.ids, arguments.negatives, arguments.negative_ids, settings)
+    measured = measure(data, settings)
+    advice = advise(measured)
+    if arguments.json:
+        print(json.dumps({"measured": measured, "advice": advice}, indent=1))
+        return 0
+    print(f"{measured['samples']} samples, {measured['width']} {measured['features']}")
+    for one in advice:
+        print("\n" + fill(one["text"], WIDTH))
+        for line in one["evidence"]:
+            print(fill(line, WIDTH, initial_indent="    ", subsequent_indent="    "))
+    return 0

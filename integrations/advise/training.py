@@ -1,0 +1,214 @@
+"""Train small networks with many seeds in one call, by ``torch.func.vmap`` over networks and objectives."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call, stack_module_state, vmap
+
+import counterpoint as cp
+
+Compute = Callable[..., Tensor]
+
+
+class MLP(nn.Module):
+    """An encoder of two layers, and a projector that only the loss sees."""
+
+    def __init__(self, width: int, hidden: int = 64, out: int = 32) -> None:
+        super().__init__()
+        self.encoder = nn.Sequential(nn.Linear(width, hidden), nn.ReLU(), nn.Linear(hidden, out))
+        self.projector = nn.Sequential(nn.ReLU(), nn.Linear(out, out))
+
+    def forward(self, x: Tensor, project: bool = True) -> Tensor:
+        z: Tensor = self.encoder(x)
+        return self.projector(z) if project else z
+
+
+class Networks:
+    """Networks of one shape with stacked parameters, one per seed.
+
+    Args:
+        build: returns a module whose ``forward(x, project)`` computes embeddings for the loss, or features.
+        seeds: the seed of each network's initial weights.
+    """
+
+    def __init__(self, build: Callable[[], nn.Module], seeds: Sequence[int]) -> None:
+        modules = []
+        with torch.random.fork_rng(devices=()):
+            for seed in seeds:
+                torch.manual_seed(seed)
+                modules.append(build())
+        self.parameters: dict[str, Tensor] = stack_module_state(modules)[0]
+        self.template = copy.deepcopy(modules[0]).to("meta")
+
+    def __call__(self, x: Tensor, project: bool = True) -> Tensor:
+        """Compute ``(seeds, n, width)`` of ``(seeds, n, ...)``, each by the network of its seed."""
+
+        def one(parameters: dict[str, Tensor], x: Tensor) -> Tensor:
+            z: Tensor = functional_call(self.template, parameters, (x, project))
+            return z
+
+        return vmap(one)(self.parameters, x)
+
+    def features(self, x: Tensor, chunk: int = 4096) -> Tensor:
+        """Compute the features ``(seeds, n, width)`` of inputs ``(n, ...)`` that all networks see."""
+        seeds = len(next(iter(self.parameters.values())))
+        with torch.no_grad():
+            return torch.cat([self(part.expand(seeds, *part.shape), project=False) for part in x.split(chunk)], 1)
+
+
+@dataclass(frozen=True)
+class Batches:
+    """What each seed sees in each step: rows of a table of inputs."""
+
+    rows: Tensor
+    """``(steps, seeds, views, B)``."""
+    samples: Tensor
+    """``(steps, seeds, B)`` the sample of each column."""
+    negatives: Tensor | None = None
+    """``(steps, seeds, B, n)`` rows of hard negatives."""
+
+    def repeat(self, times: int) -> Batches:
+        """The same batches for ``times`` copies of the seeds."""
+        negatives = None if self.negatives is None else self.negatives.repeat(1, times, 1, 1)
+        return Batches(self.rows.repeat(1, times, 1, 1), self.samples.repeat(1, times, 1), negatives)
+
+
+def draw(views: Tensor, steps: int, batch: int, count: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+    """Draw the batches of one seed, without repetition within an epoch.
+
+    Args:
+        views: ``(samples, P)`` rows of the table that show each sample; ``count`` different ones are drawn, in random
+            order unless that is all of them.
+
+    Returns:
+        ``(steps, count, B)`` rows and ``(steps, B)`` samples.
+    """
+    total, shown = views.shape
+    per_epoch = total // batch
+    if not per_epoch or count > shown:
+        raise ValueError(f"expected at least {batch} samples with {count} views each, got {total} with {shown}.")
+    epochs = [torch.randperm(total, generator=generator)[: per_epoch * batch] for _ in range(-(-steps // per_epoch))]
+    samples = torch.cat(epochs).view(-1, batch)[:steps]
+    which = torch.rand(steps, batch, shown, generator=generator).topk(count).indices
+    if count == shown:
+        which = torch.arange(count).expand_as(which)
+    return views[samples.unsqueeze(-1), which].transpose(1, 2), samples
+
+
+class _Loss(nn.Module):
+    """An objective and how it is called, as one module, so that its state can be stacked."""
+
+    def __init__(self, objective: cp.Objective, compute: Compute) -> None:
+        super().__init__()
+        self.objective, self.compute = objective, compute
+
+    def forward(self, views: Tensor, options: dict[str, Tensor]) -> Tensor:
+        return self.compute(self.objective, views, **options)
+
+
+def call(objective: cp.Objective, views: Tensor, **options: Any) -> Tensor:
+    """The loss of views ``(views, B, width)``."""
+    return objective(*views, **options)
+
+
+def one_way(objective: cp.Objective, views: Tensor, **options: Any) -> Tensor:
+    """The loss of the first view against the second."""
+    return objective(*views, pairing="one_way", **options)
+
+
+def masked(objective: cp.Objective, views: Tensor, negatives: Tensor, keep: Tensor) -> Tensor:
+    """The loss of the first view against the second and hard negatives ``(B, n, width)``, as far as ``keep`` allows.
+
+    ``keep`` is ``(B, B + B n)``: whether a key, a second view or a hard negative, is a negative of the anchor.
+    """
+    keys = torch.cat([views[1], negatives.flatten(0, 1)])
+    scores = nn.functional.normalize(views[0], dim=1) @ nn.functional.normalize(keys, dim=1).T
+    return objective.from_scores(scores.diagonal(), scores, keep)
+
+
+def train(
+    networks: Networks,
+    objective: cp.Objective,
+    table: Tensor,
+    batches: Batches,
+    *,
+    lr: float = 3e-3,
+    compute: Compute = call,
+    constants: Mapping[str, Tensor] | None = None,
+    options: Callable[[int], dict[str, Tensor]] | None = None,
+    perturb: Callable[[Networks, Tensor], dict[str, Tensor]] | None = None,
+) -> Tensor:
+    """Train the networks in place with Adam; returns the losses ``(steps, seeds)``.
+
+    Every seed has its own batches, optimizer state, learned hyper-parameters and tracked statistics; the result is
+    that of a loop over seeds.
+
+    Args:
+        table: ``(rows, ...)`` inputs, shared by all seeds.
+        batches: the rows of each step.
+        compute: how the objective is called, for one seed.
+        constants: values per seed of learned hyper-parameters that are not trained, by the name of their parameter:
+            with them, seeds train with different values in the same call.
+        options: from the number of a step to arguments of the objective for each seed, such as ids.
+        perturb: from the networks and the inputs ``(seeds, views, B, ...)`` to further arguments.
+    """
+    loss_fn = _Loss(objective.train(), compute)
+    seeds, constants = batches.rows.shape[1], constants or {}
+    tensors = dict(loss_fn.named_parameters()) | dict(loss_fn.named_buffers())  # shared ones once
+    state = {name: x.detach().expand(seeds, *x.shape).clone() for name, x in tensors.items()}
+    for name, values in constants.items():
+        state[f"objective.{name}"] = values.to(table)
+    names = [name for name, _ in loss_fn.named_parameters() if name.removeprefix("objective.") not in constants]
+    learned = [state[name].requires_grad_() for name in names]
+    buffers = [name for name, _ in loss_fn.named_buffers()]
+
+    def one(state: dict[str, Tensor], views: Tensor, options: dict[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
+        state = dict(state)
+        loss = functional_call(loss_fn, state, (views, options))  # a tracked value replaces its entry of state
+        return loss, {name: state[name].detach() for name in buffers}
+
+    adam = torch.optim.Adam([*networks.parameters.values(), *learned], lr=lr, fused=True)
+    losses = []
+    for step in range(len(batches.rows)):
+        x = table[batches.rows[step]]  # (seeds, views, B, ...)
+        given = options(step) if options else {}
+        if perturb:
+            given |= perturb(networks, x)
+        inputs = x.flatten(1, 2)
+        hard = None if batches.negatives is None else batches.negatives[step]
+        if hard is not None:
+            inputs = torch.cat([inputs, table[hard].flatten(1, 2)], 1)
+        z = networks(inputs)
+        count = x.shape[1] * x.shape[2]
+        if hard is not None:
+            given["negatives"] = z[:, count:].unflatten(1, hard.shape[1:])
+        loss, tracked = vmap(one)(state, z[:, :count].unflatten(1, x.shape[1:3]), given)
+        state |= tracked
+        adam.zero_grad()
+        loss.sum().backward()
+        adam.step()
+        losses.append(loss.detach())
+    return torch.stack(losses)
+
+
+def knn_accuracy(train: Tensor, labels: Tensor, test: Tensor, test_labels: Tensor, k: int = 20) -> Tensor:
+    """Percentage of each seed's test features whose ``k`` nearest neighbours vote for their label, ``(seeds,)``.
+
+    Args:
+        train: ``(seeds, n, width)`` features; ``labels``: ``(seeds, n)`` whole numbers.
+        test: ``(seeds, m, width)`` features; ``test_labels``: ``(seeds, m)`` or ``(m,)``.
+    """
+    accuracies = []
+    classes = int(max(labels.max(), test_labels.max())) + 1
+    parts = (nn.functional.normalize(train, dim=-1), labels, nn.functional.normalize(test, dim=-1))
+    for a, y, b, truth in zip(*parts, test_labels.expand(len(test), -1), strict=True):
+        near = (b @ a.T).topk(min(k, len(a)))
+        votes = torch.zeros(len(b), classes).scatter_add_(1, y[near.indices], (near.values / 0.1).exp())
+        accuracies.append(100 * (votes.argmax(1) == truth).float().mean())
+    return torch.stack(accuracies)

@@ -1,0 +1,98 @@
+"""`counterpoint advise`: what it reads, what it prints, what it says about wrong input."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+
+from counterpoint.integrations.advise.data import read
+from counterpoint.integrations.advise.settings import Settings
+from counterpoint.integrations.command.main import main
+
+pytest.importorskip("scipy")
+QUICK = "--steps 10 --seeds 3 --batch 8"
+
+
+@pytest.fixture
+def arrays(tmp_path):
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(200, 8))
+    np.save(tmp_path / "a.npy", x)
+    np.save(tmp_path / "b.npy", x + 0.1 * rng.normal(size=x.shape))
+    np.save(tmp_path / "hard.npy", rng.normal(size=(200, 2, 8)))
+    (tmp_path / "labels.txt").write_text("\n".join("cat" if i % 2 else "dog" for i in range(200)) + "\n")
+    np.save(tmp_path / "hard_ids.npy", rng.integers(2, size=(200, 2)))
+    return tmp_path
+
+
+def advise(folder, line):
+    words = [str(folder / word) if (folder / word).exists() else word for word in f"advise {line} {QUICK}".split()]
+    return main(words)
+
+
+def test_sentences_and_json(arrays, capsys):
+    line = "a.npy b.npy --ids labels.txt --negatives hard.npy --negative-ids hard_ids.npy"
+    assert advise(arrays, line) == 0
+    said = capsys.readouterr().out
+    assert said.startswith("200 samples, 8 embeddings\n")
+    assert "Cannot be known" not in said
+    assert advise(arrays, f"{line} --json") == 0
+    result = json.loads(capsys.readouterr().out)
+    assert set(result["measured"]["gap"]["masked"]) == {"by ids", "by a guide"}
+    assert all(" ".join(one["text"].split()[:5]) in " ".join(said.split()) for one in result["advice"])
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("nowhere.npy b.npy", "nowhere.npy: no such file or folder"),
+        ("a.npy", "expected two arrays, such as a.npy b.npy"),
+        ("a.npy b.npy hard.npy", "expected one file or folder, or two arrays, got 3"),
+        ("a.npy labels.txt", "the second view: expected an array of numbers, got <U3"),
+        ("labels.txt", "labels.txt, line 1: expected two texts with a tab between them"),
+        ("a.npy b.npy --temperature 0", "temperature must be a finite number with 0 < temperature"),
+        ("a.npy b.npy --seeds 2", "expected a whole number of at least 3, got '2'"),
+        ("a.npy b.npy --batch 64", "expected at least 256 samples (4 batches), got 200"),
+    ],
+)
+def test_wrong_input(arrays, capsys, line, said):
+    words = [str(arrays / word) if (arrays / word).exists() else word for word in f"advise {line}".split()]
+    try:
+        code = main(words)
+    except SystemExit as stopped:
+        code = stopped.code
+    assert code == 2
+    assert said in capsys.readouterr().err
+
+
+def test_a_damaged_array(arrays, capsys):
+    (arrays / "b.npy").write_bytes(b"no array")
+    assert advise(arrays, "a.npy b.npy") == 2
+    assert "b.npy: not readable as an array of numpy" in capsys.readouterr().err
+
+
+def test_a_folder_of_images(tmp_path, capsys):
+    picture = pytest.importorskip("PIL.Image")
+    pytest.importorskip("torchvision")
+    rng = np.random.default_rng(0)
+    for name in ("cats", "dogs"):
+        (tmp_path / name).mkdir()
+        for i in range(40):
+            picture.fromarray(rng.integers(256, size=(32, 32, 3), dtype=np.uint8)).save(tmp_path / name / f"{i}.png")
+    assert main(["advise", str(tmp_path), *QUICK.split(), "--json"]) == 0
+    measured = json.loads(capsys.readouterr().out)["measured"]
+    assert measured["features"] == "k-means features of patches"
+    assert measured["false_negatives"]["share"] == pytest.approx(0.5, abs=0.02)
+
+
+def test_a_file_of_text_pairs(tmp_path, bert):
+    pytest.importorskip("sentence_transformers")
+    (tmp_path / "pairs.tsv").write_text("".join(f"a cat {i}\ta dog {i}\n" for i in range(8)))
+    np.save(tmp_path / "ids.npy", np.arange(8) // 2)
+    data = read([tmp_path / "pairs.tsv"], tmp_path / "ids.npy", None, None, Settings(model=str(bert)))
+    assert len(data) == 8
+    assert data.ids.tolist() == [0, 0, 1, 1, 2, 2, 3, 3]
+    with pytest.raises(ValueError, match="a file of texts needs a sentence model: --model"):
+        read([tmp_path / "pairs.tsv"], None, None, None, Settings())

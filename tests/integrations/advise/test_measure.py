@@ -1,0 +1,107 @@
+"""Measurements on data whose faults are known."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from counterpoint.integrations.advise.advice import advise
+from counterpoint.integrations.advise.data import from_arrays
+from counterpoint.integrations.advise.measure import false_negatives, measure
+from counterpoint.integrations.advise.settings import Settings
+
+pytest.importorskip("scipy")
+QUICK = Settings(steps=150, seeds=3, batch=32)
+
+
+def clusters(count=600, classes=10, wrong=0.0, seed=0):
+    """Two noisy views of points of Gaussian classes; a share of the second views shows another point."""
+    rng = np.random.default_rng(seed)
+    y = np.arange(count) % classes
+    x = rng.normal(size=(classes, 16))[y] + 0.7 * rng.normal(size=(count, 16))
+    a, b = (x + 0.25 * rng.normal(size=x.shape) for _ in range(2))
+    replaced = rng.permutation(count)[: round(wrong * count)]
+    b[replaced] = b[np.roll(replaced, 1)]
+    return a, b, y
+
+
+@pytest.mark.parametrize("share", [0.0, 0.3])
+def test_the_share_of_wrong_positives(share):
+    a, b, _ = clusters(1200, classes=50, wrong=share)
+    measured = measure(from_arrays(a, b), QUICK)["wrong_positives"]
+    assert abs(measured["share"] - share) < 0.1
+    assert measured["low"] <= measured["share"] <= measured["high"]
+
+
+def test_the_gap_of_false_negatives():
+    a, b, y = clusters(classes=4)
+    measured = measure(from_arrays(a, b, y), QUICK)
+    assert measured["false_negatives"]["share"] == pytest.approx(0.25, abs=0.01)
+    verdict = measured["gap"]["masked"]["by ids"]
+    assert verdict["low"] <= verdict["difference"] <= verdict["high"]
+    assert verdict["difference"] > 0
+    said = [one["text"] for one in advise(measured)]
+    assert any("masking false negatives by ids" in text for text in said)
+
+
+def test_without_ids_it_says_what_cannot_be_known():
+    a, b, _ = clusters(300)
+    said = " ".join(one["text"] for one in advise(measure(from_arrays(a, b), QUICK)))
+    assert "Cannot be known from embeddings alone" in said
+
+
+def test_duplicates():
+    a, b, _ = clusters(300)
+    a[:60] = a[60:120]
+    measured = measure(from_arrays(a, b), replace(QUICK, steps=5, near=0.999))
+    assert measured["duplicates"]["share"] == pytest.approx(120 / 300)
+    assert any("give both the same ids=" in one["text"] for one in advise(measured))
+
+
+def test_hard_negatives_by_ids_and_by_a_guide():
+    a, b, y = clusters(400, classes=4)
+    rng = np.random.default_rng(1)
+    rows = rng.integers(400, size=(400, 2))
+    rows[:, 0] = (np.arange(400) + 4) % 400  # of the same class
+    measured = measure(from_arrays(a, b, y, b[rows], y[rows]), replace(QUICK, steps=20))
+    assert measured["hard_negatives"]["false"] == pytest.approx((y[rows] == y[:, None]).mean())
+    assert set(measured["gap"]["masked"]) == {"by ids", "by a guide"}
+
+
+def test_the_rate_from_about_100_labels():
+    labels = torch.full((5000,), -1)
+    labels[:100] = torch.arange(100) % 5
+    rate = false_negatives(labels)
+    assert rate["known"] == 100
+    assert rate["low"] <= rate["share"] <= rate["high"]
+    assert rate["share"] == pytest.approx(0.2, abs=0.02)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (([[1.0]], [[1.0], [2.0]]), r"the same shape, got \(1, 1\) and \(2, 1\)"),
+        (([[np.nan]], [[1.0]]), "not finite"),
+        (([[1.0]], [[1.0]], [1, 2]), r"ids: expected the shape \(1,\), got \(2,\)"),
+        (([[1.0]], [[1.0]], [0.5]), "ids: expected whole numbers or words, got float64"),
+        (([[1.0]], [[1.0]], None, [[1.0]]), r"negatives: expected \(1, n, 1\), got \(1, 1\)"),
+        (([[1.0]], [[1.0]], None, [[[1.0]]], [[1]]), "negative_ids: need negatives and ids"),
+    ],
+)
+def test_what_is_wrong_with_arrays(arguments, message):
+    with pytest.raises(ValueError, match=message):
+        from_arrays(*arguments)
+
+
+def test_words_as_ids():
+    data = from_arrays(np.eye(4), np.eye(4), np.array(["cat", "?", "dog", "cat"]))
+    assert data.ids.tolist() == [0, -1, 1, 0]
+
+
+def test_too_few_samples():
+    a, b, _ = clusters(100)
+    with pytest.raises(ValueError, match=r"at least 128 samples \(4 batches\), got 100"):
+        measure(from_arrays(a, b), QUICK)

@@ -1,0 +1,120 @@
+"""The packaged atlas: documents are made from it, objectives and advice cite it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+import counterpoint as cp
+from counterpoint.integrations import evidence
+from counterpoint.integrations.advise.advice import advise
+from counterpoint.integrations.command.main import main
+
+ROOT = Path(__file__).resolve().parents[2]
+CELLS = [
+    {
+        "data": "images",
+        "regime": "false negatives",
+        "dose": dose,
+        "level": level,
+        "row": row,
+        "objective": objective,
+        "spec": f"{objective}:t=0.2",
+        "versus": "InfoNCE",
+        "n": 20,
+        "difference": difference,
+        "low": difference - 1,
+        "high": difference + 1,
+        "effect": effect,
+        "recovered": None,
+        "edges": ["prior"] if row == "HCL" else [],
+    }
+    for dose, level, row, objective, difference, effect in (
+        ("4 classes", 0.25, "oracle", "infonce", 3.0, "helps"),
+        ("4 classes", 0.25, "DCL", "dcl", -2.0, "hurts"),
+        ("4 classes", 0.25, "HCL", "hcl", 0.1, "cannot tell"),
+        ("10 classes", 0.1, "DCL", "dcl", 0.0, "does nothing"),
+        ("10 classes", 0.1, "HCL", "hcl", 1.2, "helps"),
+    )
+]
+
+
+@pytest.fixture
+def planted(monkeypatch):
+    monkeypatch.setattr(evidence, "atlas", lambda: {"about": {}, "cells": CELLS})
+
+
+@pytest.mark.parametrize(
+    ("path", "table"), [("README.md", evidence.summary_table), ("docs/atlas.md", evidence.decision_table)]
+)
+def test_the_tables_are_those_of_the_packaged_atlas(path, table):
+    text = (ROOT / path).read_text(encoding="utf-8")
+    assert f"atlas_report.py` -->\n{table()}\n<!-- end of the table -->" in text
+
+
+def test_the_packaged_atlas_is_part_of_the_full_one():
+    full = json.loads((ROOT / "docs" / "atlas.json").read_text(encoding="utf-8"))
+    packaged = evidence.atlas()
+    assert packaged["about"] == full["about"]
+    assert packaged["about"]["seeds"] >= 20
+    for cell, whole in zip(packaged["cells"], full["cells"], strict=True):
+        assert cell.items() <= whole.items()
+        assert cell["objective"] in cp.registry
+        assert cp.objective(cell["spec"])
+        assert cell["low"] <= cell["difference"] <= cell["high"]
+        assert cell["effect"] in evidence.EFFECTS
+        assert (cell["effect"] in ("helps", "hurts")) == (whole["corrected"] <= 0.05)
+        assert cell["regime"] in evidence.REGIMES
+
+
+def test_what_an_objective_shows_about_itself(planted, capsys):
+    assert list(evidence.about("dcl")) == [
+        "hurts: false negatives, 4 classes (images, DCL): -2.0",
+        "does nothing: 1 of its cells",
+    ]
+    assert main(["objectives", "hcl"]) == 0
+    assert "atlas       helps: false negatives, 10 classes (images, HCL): +1.2" in capsys.readouterr().out
+
+
+def test_the_tables(planted):
+    assert evidence.decision_table().splitlines()[2:] == [
+        "| false negatives in the batch (few classes) | images, 4 classes | oracle +3.0 | DCL -2.0 |  | HCL† |",
+        "|  | images, 10 classes | HCL +1.2† |  | DCL |  |",
+    ]
+    assert evidence.summary_table().splitlines()[2:] == [
+        "| false negatives in the batch (few classes) (images) | oracle +3.0; HCL +1.2 (1 of 2) | DCL -2.0 (1 of 2) "
+        "|  |  |"
+    ]
+
+
+def verdict(kind, difference):
+    interval = {"low": difference - 0.4, "high": difference + 0.4}
+    return {"kind": kind, "difference": difference, "detectable": 0.5} | interval
+
+
+@pytest.mark.parametrize(
+    ("kind", "difference", "said"),
+    [
+        ("different", 2.0, "Do this: masking false negatives by ids gains +2.00 points (+1.60 to +2.40)"),
+        ("different", -2.0, "Leave the negatives as they are: masking false negatives by ids costs -2.00 points"),
+        ("equivalent", 0.05, "There is nothing to gain: masking false negatives by ids changes +0.05 points"),
+        ("cannot tell", 0.3, "No gain was found: masking false negatives by ids changes +0.30 points"),
+    ],
+)
+def test_advice_follows_the_verdict_and_cites_the_nearest_dose(planted, kind, difference, said):
+    measured = {
+        "duplicates": {"cosine": 0.95, "share": 0.0},
+        "wrong_positives": {"share": 0.0, "low": 0.0, "high": 0.01},
+        "negatives": {"of_batch": 62.0, "effective": 20.0, "temperature": 0.2},
+        "radius": 1.1,
+        "false_negatives": {"share": 0.22, "low": 0.2, "high": 0.24, "known": 1000},
+        "gap": {"accuracy": 60.0, "seeds": 8, "masked": {"by ids": verdict(kind, difference)}},
+    }
+    advice = advise(measured)
+    assert advice[0]["text"].startswith(said)
+    cited = "[atlas: images, false negatives, 4 classes: oracle against InfoNCE +3.00 (+2.00 to +4.00), 20 seeds]"
+    assert advice[0]["evidence"] == [cited]
+    about_rate = next(one for one in advice if one["topic"] == "false negatives")
+    assert "known ids gained; no objective gained without them" in about_rate["text"]
