@@ -1,8 +1,9 @@
-"""Docstrings in reStructuredText's roles, literal blocks and tables, as Markdown; an extension of griffe."""
+"""Docstrings with reStructuredText's roles, tables, literal blocks and examples, as Markdown; an extension of griffe."""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from typing import Any
 
 import griffe
@@ -11,55 +12,55 @@ import griffe
 def as_markdown(doc: str) -> str:
     doc = re.sub(r":\w+:`~?([^`]+)`", r"`\1`", doc)
     parts = re.split(r"(\n[ \t]*\n)", doc)
-    return _fenced("".join(_table(part) if part.lstrip().startswith("==") else part for part in parts))
+    return "\n".join(_fenced("".join(_table(part) if part.lstrip().startswith("==") else part for part in parts)))
 
 
-def _fenced(doc: str) -> str:
-    """Fence what is indented after a line that ends in two colons."""
+def _depth(line: str) -> int:
+    return len(line) - len(line.lstrip())
+
+
+def _fenced(doc: str) -> Iterator[str]:
+    """Fence what is indented after a line that ends in two colons, and examples with prompts."""
     lines = doc.split("\n")
-    out: list[str] = []
-    i = 0
-    while i < len(lines):
-        line = lines[i]
-        out.append(re.sub(r"::$", ":", line))
-        i += 1
-        if not line.rstrip().endswith("::") or line.lstrip().startswith(":::"):
+    while lines:
+        line, code = lines.pop(0), []
+        pad = " " * _depth(line)
+        if line.lstrip().startswith(">>>"):
+            code, language = [line], "pycon"
+            while lines and lines[0].strip():
+                code.append(lines.pop(0))
+        elif line.rstrip().endswith("::"):
+            yield line.rstrip()[:-1]
+            while lines and (not lines[0].strip() or _depth(lines[0]) > len(pad)):
+                code.append(lines.pop(0))
+            language = "text" if re.search(r"^\s*(ROOT/|counterpoint )", "\n".join(code), re.M) else "python"
+        else:
+            yield line
             continue
-        outer = len(line) - len(line.lstrip())
-        literal: list[str] = []
-        while i < len(lines) and (not lines[i].strip() or len(lines[i]) - len(lines[i].lstrip()) > outer):
-            literal.append(lines[i])
-            i += 1
-        code = "\n".join(literal).strip("\n")
-        depth = min((len(one) - len(one.lstrip()) for one in code.split("\n") if one.strip()), default=0)
-        language = "text" if re.search(r"^\s*ROOT/|^\s*counterpoint ", code) else "python"
-        body = "\n".join(one[depth:] for one in code.split("\n"))
-        pad = " " * outer
-        out += ["", f"{pad}```{language}", *(pad + one if one else one for one in body.split("\n")), f"{pad}```", ""]
-    return "\n".join(out)
+        while code and not code[-1].strip():
+            code.pop()
+        while code and not code[0].strip():
+            code.pop(0)
+        depth = min((_depth(one) for one in code if one.strip()), default=0)
+        yield from ("", f"{pad}```{language}", *(pad + one[depth:] for one in code), f"{pad}```", "")
 
 
 def _table(block: str) -> str:
-    """A simple table of reStructuredText: columns start where its rules do; a row without a first cell continues."""
+    """A simple table: columns start where its rules do, and a row without a first cell continues the one before."""
     lines = block.strip("\n").split("\n")
-    rule = lines[0]
-    starts = [found.start() for found in re.finditer(r"=+", rule)]
-    ends = [*starts[1:], None]
-    indent = " " * (len(rule) - len(rule.lstrip()))
-    rules = [i for i, line in enumerate(lines) if line.strip() and not line.strip(" =")]
-    rows: list[list[str]] = []
+    starts = [found.start() for found in re.finditer("=+", lines[0])]
+    rules = [i for i, line in enumerate(lines) if not line.strip(" =")]
+    rows: list[list[str]] = [] if len(rules) > 2 else [[""] * len(starts)]
     for i, line in enumerate(lines):
-        if i in rules:
-            continue
-        cells = [line[start:end].strip().replace("|", "\\|") for start, end in zip(starts, ends, strict=True)]
-        if rows and not cells[0]:
-            rows[-1] = [f"{one} {more}".strip() for one, more in zip(rows[-1], cells, strict=True)]
-        else:
-            rows.append(cells)
-    if len(rules) == 2:
-        rows.insert(0, [""] * len(starts))
+        if i not in rules:
+            ends = [*starts[1:], len(line)]
+            cells = [line[start:end].strip().replace("|", "\\|") for start, end in zip(starts, ends, strict=True)]
+            if rows and not cells[0]:
+                rows[-1] = [f"{one} {more}".strip() for one, more in zip(rows[-1], cells, strict=True)]
+            else:
+                rows.append(cells)
     rows.insert(1, ["---"] * len(starts))
-    return "\n".join(f"{indent}| {' | '.join(row)} |" for row in rows)
+    return "\n".join(f"{lines[0][: starts[0]]}| {' | '.join(row)} |" for row in rows)
 
 
 class Markdown(griffe.Extension):

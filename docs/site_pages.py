@@ -1,6 +1,6 @@
 """Write the pages of the documentation site: those of this folder, and those that the code itself can tell.
 
-``python docs/build.py`` fills build/pages, from which ``zensical build`` makes the site; ``make docs`` does both.
+``python docs/site_pages.py`` fills build/pages, from which ``zensical build`` makes the site; ``make docs`` does both.
 """
 
 from __future__ import annotations
@@ -128,7 +128,7 @@ def example(kind: type[cp.Objective]) -> str:
 def output(code: str) -> str:
     said = io.StringIO()
     with redirect_stdout(said):
-        exec(compile(code, "an example of docs/build.py", "exec"), {})
+        exec(compile(code, "an example of docs/site_pages.py", "exec"), {})
     return said.getvalue().rstrip()
 
 
@@ -346,8 +346,8 @@ def relinked(content: str, source: Path, page: str, pages: dict[Path, str]) -> s
     return re.sub(pattern % "|".join(generated), link, content)
 
 
-def main() -> None:
-    shutil.rmtree(PAGES, ignore_errors=True)
+def main(folder: Path = PAGES) -> None:
+    shutil.rmtree(folder, ignore_errors=True)
     pages = sources()
     written = {page: relinked(path.read_text(encoding="utf-8"), path, page, pages) for path, page in pages.items()}
     for name in [*registry.names(), *(path.parent.name for path in RECIPES.glob("*/README.md"))]:
@@ -357,12 +357,12 @@ def main() -> None:
     written |= {f"objectives/{name}.md": objective_page(kind) for name, kind in cp.registry.items()}
     written |= {f"api/{name}.md": page for name, page in api_pages()}
     for page, content in written.items():
-        path = PAGES / page
+        path = folder / page
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(content, encoding="utf-8")
     for path in (ROOT / "docs").rglob("*"):
         if path.suffix in (".png", ".css", ".svg", ".json"):
-            target = PAGES / path.relative_to(ROOT / "docs")
+            target = folder / path.relative_to(ROOT / "docs")
             target.parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(path, target)
 
