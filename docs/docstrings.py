@@ -1,4 +1,4 @@
-"""Docstrings with reStructuredText's roles, tables, literal blocks and examples, as Markdown; an extension of griffe."""
+"""Docstrings with reStructuredText's roles, tables, literal blocks and examples, as Markdown; a griffe extension."""
 
 from __future__ import annotations
 

@@ -154,7 +154,8 @@ def curve(objective: cp.Objective, width: int = 480, height: int = 200) -> str:
     label = f"Training weight of a negative over its similarity, {objective}"
     return (
         f'<figure class="curve"><svg viewBox="0 0 {width} {height}" role="img" aria-label="{escape(label)}">'
-        f'<path class="axis" d="M{at(-1, 0)} L{at(1, 0)}"/><path class="positive" d="M{at(0.8, low)} L{at(0.8, high)}"/>'
+        f'<path class="axis" d="M{at(-1, 0)} L{at(1, 0)}"/>'
+        f'<path class="positive" d="M{at(0.8, low)} L{at(0.8, high)}"/>'
         f'<polyline points="{line}"/>{ticks}</svg><figcaption>Training weight dL/ds of a negative by its cosine s, '
         f"among 201 negatives from -1 to 1. Dashed: the positive, at 0.8. <code>{escape(str(objective))}</code>"
         "</figcaption></figure>"
@@ -196,7 +197,9 @@ def objective_page(kind: type[cp.Objective]) -> str:
     ]
     if check:
         agrees = "every digit" if check["here"] == check["reference"] else f"{check['here']:.10g}"
-        lines.append(f"| reference value | {check['reference']:.10g}, `{check['spec']}`, on a small case; here {agrees} |")
+        lines.append(
+            f"| reference value | {check['reference']:.10g}, `{check['spec']}`, on a small case; here {agrees} |"
+        )
     lines += ["", "## Example", "", "```python", code, "```", "", "```text", output(code), "```", ""]
     lines += ["## Weights", "", curve(instance), ""]
     lines += ["## Parameters", "", "| name | short | default | range | |", "|---|---|---|---|---|", *rows, ""]
@@ -219,7 +222,7 @@ def objectives_page() -> str:
         [
             "# Objectives",
             "",
-            "Each is a class, and a word in a spec: `cp.objective(\"arcl(hcl:beta=1) + 0.1*dp\")`. "
+            'Each is a class, and a word in a spec: `cp.objective("arcl(hcl:beta=1) + 0.1*dp")`. '
             "[Which loss for my data](../which_loss.md) starts from what you know about your data.",
             "",
             "| objective | in specs | try it if you see | tune first | extra cost |",
@@ -294,8 +297,8 @@ def api_pages() -> Iterator[tuple[str, str]]:
             by_hand.append(block(f"counterpoint.plugins.{name}", members=f"[{', '.join(members)}]"))
     yield (
         "plugins",
-        "# counterpoint.plugins\n\nOne module per host: `patch(...)` changes code in place, `ContrastiveLoss(...)` is an "
-        "object with the host's interface.\n\n" + "\n".join(by_hand),
+        "# counterpoint.plugins\n\nOne module per host: `patch(...)` changes code in place, `ContrastiveLoss(...)` is "
+        "an object with the host's interface.\n\n" + "\n".join(by_hand),
     )
     for name in [*DOMAINS, "store", "report"]:
         package = ROOT / "integrations" / name
