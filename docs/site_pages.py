@@ -303,11 +303,28 @@ def api_pages() -> Iterator[tuple[str, str]]:
     for name in [*DOMAINS, "store", "report"]:
         package = ROOT / "integrations" / name
         places = defined(package)
-        parts = [f"counterpoint.integrations.{name}.{places[one]}.{one}" for one in public(package)]
+        names = [f"{places[one]}.{one}" for one in public(package)] or PUBLIC[name]
+        parts = [f"counterpoint.integrations.{name}.{one}" for one in names]
         intro = block(f"counterpoint.integrations.{name}", 1, members="false", show_root_full_path="true")
-        yield name, intro + "\n" + "\n".join(block(part) for part in parts)
+        full = str(name in PUBLIC).lower()  # where several modules have an `evaluate`
+        yield name, intro + "\n" + "\n".join(block(part, show_root_full_path=full) for part in parts)
 
 
+PUBLIC = {  # of packages without `__all__`
+    "sentence": [
+        "training.train",
+        "training.restore",
+        "presets.preset",
+        "corpus.load",
+        "noise.WordDropout",
+        "noise.PerturbedContrastiveLoss",
+        "encode.encoder",
+        "sts.evaluate",
+        "transfer.evaluate",
+        "data.load_sts",
+        "data.load_transfer",
+    ]
+}
 BY_HAND = ("ContrastiveLoss", "CachedContrastiveLoss", "patch")
 
 
