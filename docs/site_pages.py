@@ -13,6 +13,7 @@ import shutil
 from collections.abc import Iterator
 from contextlib import redirect_stdout
 from html import escape
+from itertools import pairwise
 from pathlib import Path
 
 import torch
@@ -209,6 +210,27 @@ def objective_page(kind: type[cp.Objective]) -> str:
     return "\n".join(lines) + "\n"
 
 
+def arrows(found: re.Match[str]) -> str:
+    """A flowchart of Mermaid, whose script is another host's, as text: a line for each node, with those it leads to."""
+    labels: dict[str, str] = {}
+    leads: dict[str, list[str]] = {}
+    for line in found[1].splitlines():
+        labels |= dict(re.findall(r'(\w+)[\[{]"(.*?)"[\]}]', line))
+        plain = re.sub(r'[\[{]".*?"[\]}]', "", line)
+        chain = [node.strip() for node in re.split(r'-\.?->(?:\|".*?"\|)?', plain)]
+        for start, end in pairwise(chain):
+            leads.setdefault(start, []).append(end)
+
+    led = {one for ends in leads.values() for one in ends}
+    leads |= {node: [] for node in labels if node not in leads and node not in led}
+
+    def label(node: str) -> str:
+        return re.sub(r"<br ?/?>", ", ", labels.get(node, node.rstrip("_")))
+
+    lines = [f"{label(node)}\n" + "".join(f"    -> {label(one)}\n" for one in ends) for node, ends in leads.items()]
+    return "```text\n" + "".join(lines) + "```\n"
+
+
 def cell(content: str) -> str:
     return " ".join(content.replace("|", "\\|").split())
 
@@ -361,6 +383,7 @@ def relinked(content: str, source: Path, page: str, pages: dict[Path, str]) -> s
         return "".join(re.findall(r"<!-- made by .*? -->\n(.*?)<!-- end", marked, re.S))
 
     content = re.sub(r"<!-- include (\S+) -->\n?", included, content)
+    content = re.sub(r"```mermaid\n(.*?)```\n", arrows, content, flags=re.S)
     generated = ("objectives/", "api/", "hosts/")  # pages that no document of the repository is
     pattern = r"(!?)\[((?:[^\[\]]|\[[^\]]*\])*)\]\((?!https?:|#)(?!(?:\.\./)*(?:%s))([^)#\s]+)(#[^)\s]+)?\)"
     return re.sub(pattern % "|".join(generated), link, content)

@@ -138,6 +138,14 @@ def test_docstrings_are_rendered(pages, site):
         assert not re.search(r":(?:class|func|mod|meth|attr|data):|={6}|::\s*<|&gt;&gt;&gt;", prose), path.name
 
 
+def test_flowcharts_are_text(site):
+    """The script that draws Mermaid is another host's; every node of a flowchart is named."""
+    text = (site / "architecture.html").read_text(encoding="utf-8")
+    assert "flowchart" not in text
+    for node in re.findall(r'\["([\w/.]+)', (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")):
+        assert node in text, node
+
+
 def blocks(path: Path) -> list[str]:
     return re.findall(r"```python\n(.*?)```", path.read_text(encoding="utf-8"), re.DOTALL)
 
