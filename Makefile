@@ -1,5 +1,6 @@
 # make demo    every domain on data that needs no download: a table in the terminal, demo/report.html, demo/results.json
 # make test    all checks of a change, set-up included
+# make docs    the documentation site, in site/: offline, warnings are errors
 # make lint    the quick half of the checks: style, types, imports
 # make test-lowest    the core and each extra on the lowest versions that pyproject.toml allows
 # make test-pythons   the core's tests on every Python from 3.10 to 3.14 that uv finds on this machine
@@ -26,13 +27,18 @@ unexport PYTHONDONTWRITEBYTECODE
 # what an installed package consists of: the checkout is installed as a tree of links, which these make out of date
 SOURCES = $(sort $(shell find core plugins integrations -type f ! -name '*.py[co]'))
 
-.PHONY: demo test test-slow test-lowest test-lowest-core test-pythons fuzz lint types graph bench constraints dist clean help FORCE
+.PHONY: demo docs test test-slow test-lowest test-lowest-core test-pythons fuzz lint types graph bench constraints dist clean help FORCE
 
 help:
 	@sed -n '/^#/!q; s/^# //p' Makefile
 
 demo: $(VENV)/ready
 	$(VENV)/bin/counterpoint demo --out demo --jobs $(JOBS)
+
+docs: $(VENV)/ready
+	$(RUN) docs/site_pages.py
+	$(VENV)/bin/zensical build --clean --strict
+	@echo "site/index.html; search needs a server: python -m http.server -d site"
 
 test: $(VENV)/ready lint
 	$(RUN) -m pytest -n $(JOBS) --dist loadfile
@@ -121,4 +127,4 @@ pip = if command -v uv >/dev/null; then uv pip install --quiet --python $(1)/bin
   else $(1)/bin/python -m pip install --quiet $(2); fi
 
 clean:
-	rm -rf $(VENV) $(VENV)-3.* $(LOWEST) build dist demo *.egg-info
+	rm -rf $(VENV) $(VENV)-3.* $(LOWEST) build dist demo site *.egg-info

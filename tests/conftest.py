@@ -1,4 +1,5 @@
 import os
+import shutil
 import sys
 from collections import Counter
 from pathlib import Path
@@ -8,7 +9,7 @@ import torch
 
 # Tests import modules of these folders by name; the repository root stays off the path.
 ROOT = Path(__file__).resolve().parent.parent
-sys.path[:0] = [str(ROOT / folder) for folder in ("tests/support", "examples", "examples/studies")]
+sys.path[:0] = [str(ROOT / folder) for folder in ("tests/support", "examples", "examples/studies", "docs")]
 
 torch.set_num_threads(1)
 
@@ -36,6 +37,21 @@ def frames():
         environment.check_frames()
     except (ImportError, OSError) as error:
         pytest.skip(str(error))
+
+
+@pytest.fixture(scope="module")
+def browser():
+    """Headless Chromium: the one on the PATH, or playwright's own, which `playwright install chromium` downloads."""
+    names = ("chromium", "chromium-browser", "google-chrome", "chrome")
+    path = next(filter(None, map(shutil.which, names)), None)
+    playwright = pytest.importorskip("playwright.sync_api", reason="pages are looked at with playwright")
+    with playwright.sync_playwright() as started:
+        try:
+            found = started.chromium.launch(executable_path=path, args=["--no-sandbox"])
+        except playwright.Error as error:
+            pytest.skip(f"no Chromium: {error.message.splitlines()[0]}")
+        yield found
+        found.close()
 
 
 def pytest_terminal_summary(terminalreporter):

@@ -15,13 +15,7 @@ def test_the_names_of_modules_and_classes_exist(path):
     if path == "CHANGELOG.md":
         text = "\n".join(line.rpartition("|")[0].rpartition("|")[2] for line in text.splitlines())  # the new names
     names = set(re.findall(r"`(counterpoint(?:\.\w+)+)", text))
-    assert names or path in (
-        "CONTRIBUTING.md",
-        "SECURITY.md",
-        "docs/own_models.md",
-        "docs/results.md",
-        "examples/README.md",
-    )
+    assert names or path.startswith("docs/") or path in ("CONTRIBUTING.md", "SECURITY.md", "examples/README.md")
     for name in names:
         try:
             resolve_name(name)

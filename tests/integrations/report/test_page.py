@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import shutil
 import sys
 from html.parser import HTMLParser
 
@@ -203,21 +202,6 @@ def test_embeddings_must_fit_their_classes(tmp_path, bad):
     with pytest.raises(RuntimeError, match=r"acquire run\.lock"):
         run.keep(torch.zeros(1, 2), [0], ["a"])
     assert run.embeddings() is None
-
-
-@pytest.fixture(scope="module")
-def browser():
-    """Headless Chromium: the one on the PATH, or playwright's own, which `playwright install chromium` downloads."""
-    names = ("chromium", "chromium-browser", "google-chrome", "chrome")
-    path = next(filter(None, map(shutil.which, names)), None)
-    playwright = pytest.importorskip("playwright.sync_api", reason="pages are looked at with playwright")
-    with playwright.sync_playwright() as started:
-        try:
-            found = started.chromium.launch(executable_path=path, args=["--no-sandbox"])
-        except playwright.Error as error:
-            pytest.skip(f"no Chromium: {error.message.splitlines()[0]}")
-        yield found
-        found.close()
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])

@@ -1,0 +1,414 @@
+"""Write the pages of the documentation site: those of this folder, and those that the code itself can tell.
+
+``python docs/site_pages.py`` fills build/pages, from which ``zensical build`` makes the site; ``make docs`` does both.
+"""
+
+from __future__ import annotations
+
+import ast
+import io
+import os
+import re
+import shutil
+from collections.abc import Iterator
+from contextlib import redirect_stdout
+from html import escape
+from itertools import pairwise
+from pathlib import Path
+
+import torch
+from docstrings import as_markdown
+from latex2mathml.converter import convert
+
+import counterpoint as cp
+from counterpoint.hyper import text
+from counterpoint.integrations.command.objectives import facts
+from counterpoint.integrations.domain import NAMES as DOMAINS
+from counterpoint.plugins import registry
+from counterpoint.plugins.inject import explain
+
+ROOT = Path(__file__).resolve().parents[1]
+PAGES = ROOT / "build" / "pages"
+ELSEWHERE = {  # documents of the repository that are pages of the site
+    "CHANGELOG.md": "changelog.md",
+    "CONTRIBUTING.md": "contributing.md",
+    "SECURITY.md": "security.md",
+    "core/engine/README.md": "engine.md",
+    "examples/README.md": "examples.md",
+    "examples/existing_repos/README.md": "hosts/index.md",
+}
+RECIPES = ROOT / "examples" / "existing_repos"
+
+# the text of an objective's formula, as its class has it: the same for MathML. A formula that changes is missed here.
+FORMULAS = {
+    "-log E(p) / (E(p) + N mean_j E(s_j)),  E(s) = e^{s/t}": (
+        r"-\log \frac{E(p)}{E(p) + \sum_j E(s_j)}, \quad E(s) = e^{s/t}"
+    ),
+    "-log E(p) / (E(p) + N g1),  g1 = max{(mean E(s) - prior mean E(v)) / (1 - prior), e^{-1/t}}": (
+        r"-\log \frac{E(p)}{E(p) + N g_1}, \quad "
+        r"g_1 = \max\left\{\frac{\overline{E(s)} - \pi \, \overline{E(v)}}{1 - \pi}, e^{-1/t}\right\}"
+    ),
+    "-log E(p) / (E(p) + N g2),  g2 = g1 with mean E(s) weighted by E(s)^beta": (
+        r"-\log \frac{E(p)}{E(p) + N g_2}, \quad "
+        r"g_2 = \max\left\{\frac{\overline{w E(s)} - \pi \, \overline{E(v)}}{1 - \pi}, e^{-1/t}\right\}, \quad "
+        r"w_j = \frac{E(s_j)^\beta}{\overline{E(s)^\beta}}"
+    ),
+    "-log E(p) / (E(p) + sum_j w_j E(s_j)),  w ~ exp(-(s - mu)^2 / (2 sigma^2)), mean w = 1": (
+        r"-\log \frac{E(p)}{E(p) + \sum_j w_j E(s_j)}, \quad "
+        r"w_j \propto e^{-(s_j - \mu)^2 / (2 \sigma^2)}, \quad \overline{w} = 1"
+    ),
+    "sum_j w_j / W (s_j - p),  w = e^{-(1 - s)^power / t}": (
+        r"\sum_j \frac{w_j}{W} (s_j - p), \quad w_j = e^{-(1 - s_j)^{k} / t}, \quad W = \sum_j w_j"
+    ),
+    "-p + mean_j s_j + Var_j(s_j) / (2 t phi''(1))": (
+        r"-p + \overline{s} + \frac{\mathrm{Var}_j(s_j)}{2 t \, \phi''(1)}"
+    ),
+    "-p + max_Q { E_Q[s] : D(Q || Q0) <= radius }": (
+        r"-p + \max_Q \left\{ \mathbb{E}_Q[s] : D(Q \Vert Q_0) \le \rho \right\}"
+    ),
+    "-log S / (S + N G),  S = sum_j E(p_j)": r"-\log \frac{S}{S + N G}, \quad S = \sum_j E(p_j)",
+    "-log E(p)/(E(p) + N G) - lam mean_j log O_j - (1 - lam) mean_j log(1 - O_j)": (
+        r"-\log \frac{E(p)}{E(p) + N G} - \lambda \, \overline{\log O_j} - (1 - \lambda) \, \overline{\log(1 - O_j)}"
+    ),
+    "w_i * -log E(a_i) / (E(a_i) + N G),  w = 1 or the anchor's clean loss": (
+        r"-w_i \log \frac{E(a_i)}{E(a_i) + N G}, \quad w_i = 1 \text{ or the clean loss of the anchor}"
+    ),
+    "-log E(p) / (E(p) + N G1) + alpha L_Robust(G2, w)": (
+        r"-\log \frac{E(p)}{E(p) + N G_1} + \alpha L_{\mathrm{Robust}}(G_2, w)"
+    ),
+    "L_NaCl(G1) + alpha L_Robust(G2, w)": r"L_{\mathrm{NaCl}}(G_1) + \alpha L_{\mathrm{Robust}}(G_2, w)",
+    "sum_{j != i} max(0, (D_ij - low)(high - D_ij)),  D = (1 - cos) / 2": (
+        r"\sum_{j \ne i} \max\left(0, (D_{ij} - \mathrm{low})(\mathrm{high} - D_{ij})\right), \quad "
+        r"D_{ij} = \frac{1 - \cos(z_i, z_j)}{2}"
+    ),
+    "L(s+, negatives),  s+ = min_{j != k} cos(z_j, z_k)": (
+        r"L(s^+, \text{negatives}), \quad s^+ = \min_{j \ne k} \cos(z_j, z_k)"
+    ),
+    "L(s, negatives),  s = mean_{j != k} cos(z_j, z_k)": (
+        r"L(\overline{s}, \text{negatives}), \quad \overline{s} = \mathrm{mean}_{j \ne k} \cos(z_j, z_k)"
+    ),
+    "-log R / (R + N prior P-),  R = P - (1 - prior) P-,  P = (sum E(u) + E(v) + e^{1/t}) / (N + 2)": (
+        r"-\log \frac{R}{R + N \pi P^-}, \quad R = P - (1 - \pi) P^-, \quad "
+        r"P = \frac{\sum E(u) + E(v) + e^{1/t}}{N + 2}"
+    ),
+}
+SYMBOLS = (
+    "`p` is the similarity of an anchor and its positive, `s_j` those of its `N` negatives (cosines), `v` those of "
+    "further positives, and `E(s) = exp(s / t)`."
+)
+
+SETUP = "import torch\n\nimport counterpoint as cp\n\ntorch.manual_seed(0)\n"
+ATTACKED = (
+    "encoder = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(192, 32))\n"
+    "x1, x2 = torch.rand(2, 16, 3, 8, 8)\n"
+    "loss_fn = {loss}\n"
+    "further = cp.views.perturbed(encoder, x1, x2, loss_fn, epsilon=8 / 255, mixed=4)\n"
+    "loss = loss_fn(encoder(x1), encoder(x2), **further)\n"
+)
+VIEWS = "z = torch.randn({views}, 64, 32)  # views, samples, width\nloss_fn = {loss}\nloss = loss_fn(*z)\n"
+
+
+def example(kind: type[cp.Objective]) -> str:
+    """Return code that calls an objective with what it needs."""
+    own = f"cp.{kind.__name__}"
+    if issubclass(kind, cp.Wrapper):
+        loss = f"{own}(cp.InfoNCE(temperature=0.5))"
+    elif kind is cp.DistancePolarization:
+        loss = f"cp.InfoNCE(temperature=0.5) + 0.1 * {own}()"
+    elif kind is cp.Robust:
+        loss = f"cp.InfoNCE(temperature=0.5) + {own}(temperature=0.5)"
+    else:
+        loss = f"{own}({'radius' if kind is cp.CLDRO else 'temperature'}=0.5)"
+    if kind().needs:
+        body = ATTACKED.format(loss=loss)
+    else:
+        body = VIEWS.format(loss=loss, views=4 if kind.cost == "more views" else 2)
+    return f'{SETUP}\n{body}print(f"{{loss_fn}}: {{loss.item():.4f}}")'
+
+
+def output(code: str) -> str:
+    said = io.StringIO()
+    with redirect_stdout(said):
+        exec(compile(code, "an example of docs/site_pages.py", "exec"), {})
+    return said.getvalue().rstrip()
+
+
+def curve(objective: cp.Objective, width: int = 480, height: int = 200) -> str:
+    """Draw the training weight of a negative over its similarity, in the colors of the page."""
+    s, weight = cp.weight_curve(
+        objective, torch.linspace(-1, 1, 121, dtype=torch.float64), negatives=torch.linspace(-1, 1, 201)
+    )
+    low, high = min(0.0, float(weight.min())), max(float(weight.max()), 1e-9)
+
+    def at(x: float, y: float) -> str:
+        return f"{40 + (x + 1) / 2 * (width - 60):.1f},{10 + (high - y) / (high - low) * (height - 40):.1f}"
+
+    line = " ".join(at(x, y) for x, y in zip(s.tolist(), weight.tolist(), strict=True))
+    ticks = "".join(
+        f'<text x="{at(x, low).partition(",")[0]}" y="{height - 12}" text-anchor="middle">{x:g}</text>'
+        for x in (-1, -0.5, 0, 0.5, 1)
+    )
+    ticks += "".join(
+        f'<text x="34" y="{float(at(0, y).partition(",")[2]) + 4:.1f}" text-anchor="end">{y:.2g}</text>'
+        for y in sorted({low, 0.0, high})
+    )
+    label = f"Training weight of a negative over its similarity, {objective}"
+    return (
+        f'<figure class="curve"><svg viewBox="0 0 {width} {height}" role="img" aria-label="{escape(label)}">'
+        f'<path class="axis" d="M{at(-1, 0)} L{at(1, 0)}"/>'
+        f'<path class="positive" d="M{at(0.8, low)} L{at(0.8, high)}"/>'
+        f'<polyline points="{line}"/>{ticks}</svg><figcaption>Training weight dL/ds of a negative by its cosine s, '
+        f"among 201 negatives from -1 to 1. Dashed: the positive, at 0.8. <code>{escape(str(objective))}</code>"
+        "</figcaption></figure>"
+    )
+
+
+def linked(paper: str) -> str:
+    return re.sub(r"(https?://\S+)", r"[\1](\1)", paper)
+
+
+def objective_page(kind: type[cp.Objective]) -> str:
+    instance = kind()
+    known = facts(kind, instance)
+    title, _, doc = as_markdown(known["doc"]).partition("\n\n")
+    doc = doc.partition("\nArgs:\n")[0]
+    docs = {key: hyper.doc for key, hyper in kind.hyper.items()}
+    rows = [
+        f"| `{one['name']}` | {'`' + one['short'] + '`' if one['short'] != one['name'] else ''} "
+        f"| `{text(one['default'])}` | {cell(one['expected'])} | {cell(as_markdown(docs[one['name']] or ''))} |"
+        for one in known["parameters"]
+    ]
+    check = known.get("check")
+    code = example(kind)
+    lines = [
+        f"# {kind.__name__}",
+        "",
+        title,
+        "",
+        f'<div class="formula">{convert(FORMULAS[kind.formula], display="block")}</div>',
+        "",
+        f"In specs: `{kind.name}{'(...)' if known['wraps'] else ''}`. The formula as text: `{kind.formula}`. {SYMBOLS}",
+        "",
+        "| | |",
+        "|---|---|",
+        f"| try it if you see | {cell(known.get('use', ''))} |",
+        f"| tune first | {cell(known.get('first', ''))} |",
+        f"| extra cost | {cell(known.get('cost', '') or 'none')} |",
+        f"| paper | {linked(kind.paper)} |",
+    ]
+    if check:
+        agrees = "every digit" if check["here"] == check["reference"] else f"{check['here']:.10g}"
+        lines.append(
+            f"| reference value | {check['reference']:.10g}, `{check['spec']}`, on a small case; here {agrees} |"
+        )
+    lines += ["", "## Example", "", "```python", code, "```", "", "```text", output(code), "```", ""]
+    lines += ["## Weights", "", curve(instance), ""]
+    lines += ["## Parameters", "", "| name | short | default | range | |", "|---|---|---|---|---|", *rows, ""]
+    if doc.strip():
+        lines += ["## Details", "", doc.strip(), ""]
+    lines += [f"API: [`counterpoint.{kind.__name__}`](../api/counterpoint.md#{identifier(kind.__name__)})."]
+    return "\n".join(lines) + "\n"
+
+
+def arrows(found: re.Match[str]) -> str:
+    """A flowchart of Mermaid, whose script is another host's, as text: a line for each node, with those it leads to."""
+    labels: dict[str, str] = {}
+    leads: dict[str, list[str]] = {}
+    for line in found[1].splitlines():
+        labels |= dict(re.findall(r'(\w+)[\[{]"(.*?)"[\]}]', line))
+        plain = re.sub(r'[\[{]".*?"[\]}]', "", line)
+        chain = [node.strip() for node in re.split(r'-\.?->(?:\|".*?"\|)?', plain)]
+        for start, end in pairwise(chain):
+            leads.setdefault(start, []).append(end)
+
+    led = {one for ends in leads.values() for one in ends}
+    leads |= {node: [] for node in labels if node not in leads and node not in led}
+
+    def label(node: str) -> str:
+        return re.sub(r"<br ?/?>", ", ", labels.get(node, node.rstrip("_")))
+
+    lines = [f"{label(node)}\n" + "".join(f"    -> {label(one)}\n" for one in ends) for node, ends in leads.items()]
+    return "```text\n" + "".join(lines) + "```\n"
+
+
+def cell(content: str) -> str:
+    return " ".join(content.replace("|", "\\|").split())
+
+
+def objectives_page() -> str:
+    rows = [
+        f"| [{kind.__name__}]({name}.md) | `{name}` | {cell(kind.use)} | {cell(kind.tune_first)} | {cell(kind.cost)} |"
+        for name, kind in cp.registry.items()
+    ]
+    return "\n".join(
+        [
+            "# Objectives",
+            "",
+            'Each is a class, and a word in a spec: `cp.objective("arcl(hcl:beta=1) + 0.1*dp")`. '
+            "[Which loss for my data](../which_loss.md) starts from what you know about your data.",
+            "",
+            "| objective | in specs | try it if you see | tune first | extra cost |",
+            "|---|---|---|---|---|",
+            *rows,
+            "",
+        ]
+    )
+
+
+def host_page(name: str) -> str:
+    """The recipe of a host, if it has one, and what ``counterpoint inject NAME --explain`` prints."""
+    recipe = RECIPES / name / "README.md"
+    page = recipe.read_text(encoding="utf-8") if recipe.exists() else ""
+    if name not in registry.names():
+        return page
+    host = registry.load(name)
+    page = page or f"# {name}\n\nFor {host.title}.\n"
+    return (
+        f"{page.rstrip()}\n\n## Where its loss is\n\nWhat `counterpoint inject {name} --explain` prints:\n\n"
+        f"```text\n{explain(host)}\n```\n"
+    )
+
+
+def identifier(name: str) -> str:
+    """Where a public name of ``counterpoint`` is defined."""
+    module = cp._MODULE.get(name)
+    return f"counterpoint.{module}.{name}" if module else "counterpoint.perturb"
+
+
+def block(name: str, level: int = 2, **options: object) -> str:
+    lines = [f"::: {name}", "    options:", f"      heading_level: {level}"]
+    return "\n".join([*lines, *(f"      {key}: {value}" for key, value in options.items())]) + "\n"
+
+
+def defined(package: Path) -> dict[str, str]:
+    """Module of each name that a package's files define at their top level."""
+    places: dict[str, str] = {}
+    for file in sorted(package.glob("*.py")):
+        for node in ast.parse(file.read_text(encoding="utf-8")).body:
+            targets = node.targets if isinstance(node, ast.Assign) else [getattr(node, "target", None)]
+            names = [getattr(target, "id", None) for target in targets] + [getattr(node, "name", None)]
+            places.update({name: file.stem for name in names if name})
+    return places
+
+
+def public(package: Path) -> list[str]:
+    """``__all__`` of a package, read without importing it."""
+    for node in ast.parse((package / "__init__.py").read_text(encoding="utf-8")).body:
+        if isinstance(node, ast.Assign) and getattr(node.targets[0], "id", None) == "__all__":
+            names: list[str] = ast.literal_eval(node.value)
+            return names
+    return []
+
+
+def api_pages() -> Iterator[tuple[str, str]]:
+    names = [name for name in cp.__all__ if name not in ("__version__", "registry", "views")]
+    objectives = [kind.__name__ for kind in cp.registry.values()]
+    rest = [name for name in names if name not in objectives]
+    yield (
+        "counterpoint",
+        "# counterpoint\n\nThe public names. Each is imported on first use: `import counterpoint as cp`.\n\n"
+        + "\n".join(block(identifier(name)) for name in [*rest, *objectives])
+        + "\n"
+        + block("counterpoint.perturb", members="[attack, mix, perturbed]"),
+    )
+    plugins = [path.stem for path in sorted((ROOT / "plugins").glob("*.py"))]
+    by_hand = []
+    for name in plugins:
+        members = [one for one in defined_in(ROOT / "plugins" / f"{name}.py") if one in BY_HAND]
+        if members:
+            by_hand.append(block(f"counterpoint.plugins.{name}", members=f"[{', '.join(members)}]"))
+    yield (
+        "plugins",
+        "# counterpoint.plugins\n\nOne module per host: `patch(...)` changes code in place, `ContrastiveLoss(...)` is "
+        "an object with the host's interface.\n\n" + "\n".join(by_hand),
+    )
+    for name in [*DOMAINS, "store", "report"]:
+        package = ROOT / "integrations" / name
+        places = defined(package)
+        names = [f"{places[one]}.{one}" for one in public(package)] or PUBLIC[name]
+        parts = [f"counterpoint.integrations.{name}.{one}" for one in names]
+        intro = block(f"counterpoint.integrations.{name}", 1, members="false", show_root_full_path="true")
+        full = str(name in PUBLIC).lower()  # where several modules have an `evaluate`
+        yield name, intro + "\n" + "\n".join(block(part, show_root_full_path=full) for part in parts)
+
+
+PUBLIC = {  # of packages without `__all__`
+    "sentence": [
+        "training.train",
+        "training.restore",
+        "presets.preset",
+        "corpus.load",
+        "noise.WordDropout",
+        "noise.PerturbedContrastiveLoss",
+        "encode.encoder",
+        "sts.evaluate",
+        "transfer.evaluate",
+        "data.load_sts",
+        "data.load_transfer",
+    ]
+}
+BY_HAND = ("ContrastiveLoss", "CachedContrastiveLoss", "patch")
+
+
+def defined_in(file: Path) -> list[str]:
+    return [getattr(node, "name", "") for node in ast.parse(file.read_text(encoding="utf-8")).body]
+
+
+def sources() -> dict[Path, str]:
+    """Each document of the repository that is a page, and the path of that page."""
+    folder = ROOT / "docs"
+    found = {path: path.relative_to(folder).as_posix() for path in folder.rglob("*.md")}
+    found |= {ROOT / name: page for name, page in ELSEWHERE.items()}
+    return found | {path: f"hosts/{path.parent.name}.md" for path in RECIPES.glob("*/README.md")}
+
+
+def relinked(content: str, source: Path, page: str, pages: dict[Path, str]) -> str:
+    """Links to documents become links to their pages; links to other files of the repository become their text."""
+
+    def link(found: re.Match[str]) -> str:
+        picture, label, target, heading = found.groups()
+        path = (source.parent / target).resolve()
+        if not path.exists():
+            raise FileNotFoundError(f"{source.relative_to(ROOT)}: no {target}")
+        if path in pages:
+            return f"[{label}]({os.path.relpath(pages[path], Path(page).parent)}{heading or ''})"
+        if picture and path.is_relative_to(ROOT / "docs"):
+            own = path.relative_to(ROOT / "docs")
+            return f"![{label}]({os.path.relpath(own, Path(page).parent)})"
+        return label
+
+    def included(found: re.Match[str]) -> str:
+        path = ROOT / found[1]
+        marked = path.read_text(encoding="utf-8") if path.exists() else ""
+        return "".join(re.findall(r"<!-- made by .*? -->\n(.*?)<!-- end", marked, re.S))
+
+    content = re.sub(r"<!-- include (\S+) -->\n?", included, content)
+    content = re.sub(r"```mermaid\n(.*?)```\n", arrows, content, flags=re.S)
+    generated = ("objectives/", "api/", "hosts/")  # pages that no document of the repository is
+    pattern = r"(!?)\[((?:[^\[\]]|\[[^\]]*\])*)\]\((?!https?:|#)(?!(?:\.\./)*(?:%s))([^)#\s]+)(#[^)\s]+)?\)"
+    return re.sub(pattern % "|".join(generated), link, content)
+
+
+def main(folder: Path = PAGES) -> None:
+    shutil.rmtree(folder, ignore_errors=True)
+    pages = sources()
+    written = {page: relinked(path.read_text(encoding="utf-8"), path, page, pages) for path, page in pages.items()}
+    for name in [*registry.names(), *(path.parent.name for path in RECIPES.glob("*/README.md"))]:
+        page = f"hosts/{name}.md"
+        written[page] = relinked(host_page(name), RECIPES / name / "README.md", page, pages)
+    written["objectives/index.md"] = objectives_page()
+    written |= {f"objectives/{name}.md": objective_page(kind) for name, kind in cp.registry.items()}
+    written |= {f"api/{name}.md": page for name, page in api_pages()}
+    for page, content in written.items():
+        path = folder / page
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(content, encoding="utf-8")
+    for path in (ROOT / "docs").rglob("*"):
+        if path.suffix in (".png", ".css", ".svg", ".json"):
+            target = folder / path.relative_to(ROOT / "docs")
+            target.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(path, target)
+
+
+if __name__ == "__main__":
+    main()
