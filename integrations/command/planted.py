@@ -61,7 +61,7 @@ def train(run: Run, cache: Path, count: int) -> None:
     for step in range(arguments["steps"]):
         rows = torch.randperm(TRAINING, generator=generator)[:BATCH]
         views = [encoder(view(rows)) for _ in range(objective.views or 2)]
-        loss = objective(*views, **({"ids": y[rows]} if arguments["ids"] else {}))
+        loss = objective(*views, ids=y[rows] if arguments["ids"] else None)
         adam.zero_grad()
         loss.backward()
         adam.step()

@@ -197,7 +197,8 @@ def plain(report: Report) -> dict[str, Any]:
         head = {key: getattr(column, key) for key in names}
         columns.append({**head, "reading": reading(column), "rows": rows})
     pooled = [{**asdict(one), "reading": pooled_reading(one)} for one in report.pooled]
-    return finite({"columns": columns, "pooled": pooled, "notes": report.notes, "alpha": ALPHA})
+    data: dict[str, Any] = finite({"columns": columns, "pooled": pooled, "notes": report.notes, "alpha": ALPHA})
+    return data
 
 
 def as_csv(report: Report) -> str:
