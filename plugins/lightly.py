@@ -12,8 +12,10 @@ script's bank and gathering. By hand, change one line, also for more than two vi
     criterion = counterpoint.plugins.lightly.ContrastiveLoss("hcl:t=0.5")
     criterion = counterpoint.plugins.lightly.ContrastiveLoss("hcl:t=0.1", (4096, 128), gather_distributed=True)
 
-**What is not possible.** No objective has the weights of ``DCLWLoss``, and of ``DCLLoss(weight_fn=...)``:
-``--objective host`` keeps them, any other does without them, and ``--verify`` refuses them.
+The weights of positives of ``DCLWLoss`` and of ``DCLLoss(weight_fn=...)`` stay in force for objectives of the family of
+InfoNCE, and are refused for the others, which have none.
+
+**What is not possible.** A negative temperature: ``--objective host`` keeps it, and ``--verify`` refuses it.
 """
 
 from __future__ import annotations
@@ -26,6 +28,7 @@ import torch
 from torch import Tensor, nn
 
 from counterpoint.objective import Objective, as_objective
+from counterpoint.objectives.infonce import InfoNCE
 from counterpoint.vectors import unit, widen
 
 from .host import OWN_LOSS, Host, Seam, SeamError, loss_of
@@ -33,13 +36,15 @@ from .host import OWN_LOSS, Host, Seam, SeamError, loss_of
 NAME = "lightly"
 
 _Call = tuple[str, tuple[Tensor, ...], dict[str, Any]]  # an objective's method, and the arguments for it
+_Weights = Callable[[Tensor, Tensor], Tensor]
 
 
 class ContrastiveLoss(nn.Module):
     """Any objective as a criterion with lightly's interface: ``criterion(out0, out1)``, or with more views.
 
-    With ``infonce`` it is lightly's ``NTXentLoss``, with ``infonce:denominator=negatives`` its ``DCLLoss``.
-    The objective owns the temperature; lightly's defaults are 0.5 and 0.1.
+    With ``infonce`` it is lightly's ``NTXentLoss``, with ``infonce:denominator=negatives`` its ``DCLLoss``, and beside
+    ``weight_fn=negative_mises_fisher_weights`` its ``DCLWLoss``. The objective owns the temperature; lightly's defaults
+    are 0.5, 0.1 and 0.1.
 
     Args:
         objective: an objective or a spec. Without a bank it pairs the views as in its paper.
@@ -50,16 +55,24 @@ class ContrastiveLoss(nn.Module):
         gather_distributed: with a bank, every process's second views enter it (the same number each). Without one, a
             process's anchors are compared with every process's views, see ``gather=`` of an objective: the loss is
             that of one process with the whole batch, and so is the gradient, averaged over processes as DDP does.
+        weight_fn: as lightly's: ``weight_fn(out0, out1)``, of normalized views, returns the ``(batch,)`` weights of the
+            positives of ``out0``. It goes with two views, no bank, and objectives of the family of InfoNCE.
 
     >>> criterion = ContrastiveLoss("adnce:t=0.5,mu=0.7")  # doctest: +SKIP
     >>> loss = criterion(projection(x0), projection(x1))  # doctest: +SKIP
     """
 
     def __init__(
-        self, objective: Objective | str, memory_bank_size: int | Sequence[int] = 0, gather_distributed: bool = False
+        self,
+        objective: Objective | str,
+        memory_bank_size: int | Sequence[int] = 0,
+        gather_distributed: bool = False,
+        weight_fn: _Weights | None = None,
     ) -> None:
         super().__init__()
-        self.objective = as_objective(objective)
+        self.objective, self.weight_fn = as_objective(objective), weight_fn
+        if weight_fn is not None and memory_bank_size:
+            raise ValueError(f"{NAME}: weight_fn= goes without a memory bank, as in lightly's DCLLoss.")
         bank = import_module("lightly.models.modules.memory_bank").MemoryBankModule
         self.memory_bank = bank(size=memory_bank_size, gather_distributed=gather_distributed)
         self.gather_distributed = gather_distributed
@@ -69,6 +82,7 @@ class ContrastiveLoss(nn.Module):
 
         ``options`` are further arguments of the objective (``ids``, ``labels``, ...), for this process's samples.
         """
+        options |= _positive_weight(self.objective, self.weight_fn, views)
         call, args, options = _call(views, self.memory_bank, self.gather_distributed, options)
         return loss_of(self.objective, *args, call=call, **options)
 
@@ -91,6 +105,21 @@ def _call(views: tuple[Tensor, ...], bank: Any, gather: bool, options: dict[str,
         return "from_scores", ((query * key).sum(-1), query @ keys), options
 
 
+def _positive_weight(loss_fn: Objective, weight_fn: _Weights | None, views: Sequence[Tensor]) -> dict[str, Any]:
+    """Return the weights of lightly's ``weight_fn`` as an argument of the objective."""
+    if weight_fn is None:
+        return {}
+    if not any(isinstance(part, InfoNCE) for part in loss_fn.modules()):
+        raise SeamError(
+            f"{NAME}: {loss_fn} has no weights of positives, as infonce, dcl, hcl and adnce have: leave out weight_fn, "
+            "or use DCLLoss in place of DCLWLoss."
+        )
+    if len(views) != 2:
+        raise ValueError(f"{NAME}: weight_fn= goes with two views, got {len(views)}.")
+    out0, out1 = (unit(widen(view)) for view in views)
+    return {"positive_weight": torch.stack([weight_fn(out0, out1), weight_fn(out1, out0)])}
+
+
 def patch(objective: str | Seam) -> Seam:
     """Put an objective into the methods ``forward`` of lightly's classes."""
     seam = HOST.as_seam(objective)
@@ -105,15 +134,11 @@ def _patch_class(seam: Seam, class_: Any, host_spec: str) -> None:
     host_forward: Callable[[Any, Tensor, Tensor], Tensor] = class_.forward
 
     def forward(self: Any, out0: Tensor, out1: Tensor) -> Tensor:
-        if getattr(self, "weight_fn", None) is not None:
+        if self.temperature < 0 and seam.uses_own_loss:
             if seam.verifies:
-                raise SeamError(
-                    f"{NAME}: no objective has the weights of {type(self).__name__}, so there is nothing to compare "
-                    "with: --verify is for NTXentLoss and DCLLoss."
-                )
-            if seam.spec == OWN_LOSS:
-                seam.count()
-                return host_forward(self, out0, out1)
+                raise SeamError(f"{NAME}: no objective has a temperature of {self.temperature} to compare with.")
+            seam.count()
+            return host_forward(self, out0, out1)
         bank: Any = getattr(self, "memory_bank", None)
         state = [b.clone() for b in bank.buffers()] if bank is not None and seam.verifies else []
 
@@ -124,7 +149,8 @@ def _patch_class(seam: Seam, class_: Any, host_spec: str) -> None:
             return host_forward(self, out0, out1)
 
         loss_fn = seam.objective(host_spec.format(self.temperature), self)
-        call, args, options = _call((out0, out1), bank, self.gather_distributed, {})
+        weights = _positive_weight(loss_fn, getattr(self, "weight_fn", None), (out0, out1))
+        call, args, options = _call((out0, out1), bank, self.gather_distributed, weights)
         return seam.loss(loss_fn, host_loss, *args, call=call, **options)
 
     class_.forward = torch.compiler.disable(forward)  # the seam counts and writes, which compiled code cannot

@@ -45,6 +45,7 @@ class BatchOptions(TypedDict, total=False):
     queue_log_q: Tensor | None
     negative_log_q: Tensor | None
     prior: Tensor | None
+    positive_weight: Tensor | None
     adversarial: Tensor | None
     mixed: Tensor | None
     normalize: bool
@@ -98,6 +99,7 @@ class Batch:
         queue_log_q: Tensor | None = None,
         negative_log_q: Tensor | None = None,
         prior: Tensor | None = None,
+        positive_weight: Tensor | None = None,
         adversarial: Tensor | None = None,
         mixed: Tensor | None = None,
         normalize: bool = True,
@@ -122,7 +124,8 @@ class Batch:
         self.device = self.raw[0].device
         tensors = {
             "queue": queue, "negatives": negatives, "ids": ids, "labels": labels, "queue_ids": queue_ids,
-            "negative_ids": negative_ids, "prior": prior, "adversarial": adversarial, "mixed": mixed,
+            "negative_ids": negative_ids, "prior": prior, "positive_weight": positive_weight,
+            "adversarial": adversarial, "mixed": mixed,
             "queue_guide": queue_guide, "negative_guide": negative_guide, "log_q": log_q, "queue_log_q": queue_log_q,
             "negative_log_q": negative_log_q,
         }  # fmt: skip
@@ -137,6 +140,7 @@ class Batch:
         self.labels = None if labels is None else checks.is_ids(labels, "labels", self.size)
         self.ids = self.labels if ids is None else checks.is_ids(ids, "ids", self.size)
         self.prior = None if prior is None else self._prior(prior)
+        self.positive_weight = None if positive_weight is None else self._positive_weight(positive_weight)
         self.queue = None if queue is None else self._keys(queue, "queue")
         self.negatives = None if negatives is None else self._per_sample(negatives, "negatives")
         self.adversarial = None if adversarial is None else self._per_sample(adversarial, "adversarial")
@@ -266,6 +270,15 @@ class Batch:
         if checks.is_float(prior, "prior").shape != (self.size,):
             raise ValueError(f"prior: expected one number per sample, shape ({self.size},), got {checks.shape(prior)}.")
         return checks.is_prior(prior)
+
+    def _positive_weight(self, weight: Tensor) -> Tensor:
+        shape = checks.is_float(weight, "positive_weight").shape
+        if shape not in ((self.size,), (len(self.raw), self.size)):
+            raise ValueError(
+                f"positive_weight: expected a number per sample, shape ({self.size},), or per view and sample, "
+                f"({len(self.raw)}, {self.size}), got {checks.shape(weight)}."
+            )
+        return checks.is_finite(weight, "positive_weight")
 
     def _keys(self, keys: Tensor, what: str) -> Tensor:
         checks.is_matrix(keys, what, f"(keys, {self.width})")

@@ -46,6 +46,8 @@ def scores_of(batch: Batch, pairing: str) -> Scores:
         scores = PAIRINGS[name](batch)
         if batch.rules:
             _exclude_false_negatives(batch, name, scores)
+        if batch.positive_weight is not None and name != "single":
+            scores.positive_weight = _positive_weight(batch, scores.pos)
         for part in (scores, scores.adversarial):
             if part is not None:
                 part.neg.group = batch.group
@@ -342,6 +344,18 @@ def _own_negatives(batch: Batch, anchors: Tensor) -> DenseNegatives:
     neg = DenseNegatives(matrix, drop=drop, log_weight=weight)
     checks.has_negatives(neg.count)
     return neg
+
+
+def _positive_weight(batch: Batch, pos: Tensor) -> Tensor:
+    """Return each anchor's weight of its positives, ``(anchors, 1)``."""
+    assert batch.positive_weight is not None
+    weight = batch.positive_weight.to(pos.dtype).flatten()
+    if len(weight) not in (batch.size, len(pos)):
+        raise ValueError(
+            f"positive_weight: {checks.shape(batch.positive_weight)} is a number per view, but the pairing has "
+            f"{len(pos)} anchors: give one per sample, shape ({batch.size},)."
+        )
+    return weight.repeat(len(pos) // len(weight)).unsqueeze(1)
 
 
 def _prior(batch: Batch, pos: Tensor) -> Tensor | None:

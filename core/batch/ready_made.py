@@ -185,11 +185,9 @@ def scores_from_logits(
         rows, logits, labels = kept, logits[kept], labels[kept]
         masked, drop = (x if x is None else x[kept] for x in (masked, drop))
 
-    # 4. similarities
-    s = widen(logits) / scale
-    if masked is not None:
-        s = s.masked_fill(masked, 0.0)
-    checks.is_finite(s, "logits")
+    # 4. similarities, zero where masked: infinity by a scale has no gradient
+    logits = widen(logits)
+    s = checks.is_finite(logits if masked is None else logits.masked_fill(masked, 0.0), "logits") / scale
     neg = DenseNegatives(s, skip=labels) if drop is None else DenseNegatives(s, drop=drop)
     if labels.dtype == torch.bool:
         pos_mask, with_positives = counted_positives(labels, s.dtype)

@@ -26,6 +26,7 @@ class Scores:
         negatives_only: True if the denominator has no positive (ArCL's Algorithm 2).
         v: ``(anchors, P')`` positives that enter the estimators g1 and g2; None means ``pos``.
         prior: ``(anchors, 1)`` class prior that replaces the objective's own.
+        positive_weight: ``(anchors, 1)`` factor of ``p / t`` in the numerator of the family of InfoNCE, or None.
         anchors: ``(anchors,)`` weights of the final average, or None.
         rows: if the anchors are some of the rows of a matrix: ``(rows,)``, True for these; the others' loss is zero.
         share: share of the final average that the anchors have; rows without negatives, of loss zero, have the rest.
@@ -46,6 +47,7 @@ class Scores:
     negatives_only: bool = False
     v: Tensor | None = None
     prior: Tensor | None = None
+    positive_weight: Tensor | None = None
     anchors: Tensor | None = None
     rows: Tensor | None = None
     share: Value = 1.0

@@ -24,6 +24,7 @@ class Traced:
         f: returns one result or a tuple of them.
         per_anchor: further arguments of ``f``, ``(anchors, 1)`` each.
         captured: the tensors that ``f`` closes over and that require a gradient, in the order of their use.
+        constants: those that require none. The backward pass calls ``f`` again, when a schedule is at its next step.
         unit: factor of the results.
         number: number of results.
         is_tuple: whether ``f`` returns a tuple.
@@ -32,6 +33,7 @@ class Traced:
     f: Callable[..., Any]
     per_anchor: tuple[Tensor, ...]
     captured: tuple[Tensor, ...]
+    constants: tuple[Tensor, ...]
     unit: float
     number: int
     is_tuple: bool
@@ -48,7 +50,7 @@ class Traced:
         hidden = any(x.requires_grad and id(x) not in trace.known for x in results)
         if hidden or any(x.numel() > 1 or x.dim() > 1 for x in trace.captured):
             return None
-        return Traced(f, per_anchor, tuple(trace.captured), unit, len(results), is_tuple)
+        return Traced(f, per_anchor, tuple(trace.captured), tuple(trace.constants), unit, len(results), is_tuple)
 
     @property
     def uniform(self) -> bool:
@@ -83,8 +85,9 @@ class Traced:
         # 1. leaves for this tile
         s, *rest = (x.detach().requires_grad_() for x in (s, *(p[tile.rows] for p in self.per_anchor), *self.captured))
         args = (s, *rest[: len(self.per_anchor)])
-        # 2. values, with the leaves in place of what f closes over
-        with torch.enable_grad(), _Captured(args, rest[len(self.per_anchor) :]) if self.captured else nullcontext():
+        # 2. values, with the leaves, and the constants of the forward pass, in place of what f closes over
+        closed = _Captured(args, (rest[len(self.per_anchor) :], self.constants))
+        with torch.enable_grad(), closed if self.captured or self.constants else nullcontext():
             output = self.f(*args)
         results = output if isinstance(output, tuple) else (output,)
         # 3. gradients
@@ -98,11 +101,14 @@ class Traced:
 
 
 class _Captured(TorchFunctionMode):
-    """Records the tensors that a function closes over and that require a gradient, or replaces them."""
+    """Records the tensors that a function closes over, or replaces them: those with a gradient, and the others."""
 
-    def __init__(self, args: Sequence[Tensor], replacements: Sequence[Tensor] | None = None) -> None:
+    def __init__(
+        self, args: Sequence[Tensor], replacements: tuple[Sequence[Tensor], Sequence[Tensor]] | None = None
+    ) -> None:
         super().__init__()
         self.captured: list[Tensor] = []
+        self.constants: list[Tensor] = []
         self.replacements = replacements
         self.known = {id(x): x for x in args}  # references, so that no id is used twice
 
@@ -115,9 +121,10 @@ class _Captured(TorchFunctionMode):
         return result
 
     def _record(self, x: Any) -> Any:
-        if not isinstance(x, Tensor) or not x.requires_grad or id(x) in self.known:
+        if not isinstance(x, Tensor) or id(x) in self.known:
             return x
-        place = next((k for k, other in enumerate(self.captured) if other is x), len(self.captured))
-        if place == len(self.captured):
-            self.captured.append(x)
-        return x if self.replacements is None else self.replacements[place]
+        recorded = self.captured if x.requires_grad else self.constants
+        place = next((k for k, other in enumerate(recorded) if other is x), len(recorded))
+        if place == len(recorded):
+            recorded.append(x)
+        return x if self.replacements is None else self.replacements[not x.requires_grad][place]

@@ -314,13 +314,11 @@ def _chi2_threshold(neg: Negatives, bound: Value) -> tuple[Tensor, Tensor]:
         )
         depth = first / share
         variance = (second / share - depth**2).clamp(min=0)
-        last, low = (
-            low,
-            torch.maximum(low, torch.minimum(low + depth - (variance / (share * (1 + bound) - 1)).sqrt(), top)),
-        )
+        risen = torch.minimum(low + depth - (variance / (share * (1 + bound) - 1)).sqrt(), top)
+        last, low = low, torch.where(risen > low, risen, low)  # not a number where nothing is above
         if checks.wanted(low) and not bool(neg.across((low > last).any().float(), "max")):  # all ranks stop together
             break
-    return low, reached
+    return low, reached | (low >= top)  # no number lies between the solution's threshold and the largest negative
 
 
 # ---- mutual information ------------------------------------------------------------------------

@@ -130,7 +130,10 @@ class InfoNCE(Objective, name="infonce"):
 
     def losses(self, scores: Scores) -> Tensor:
         t = self.tau(scores.neg)
-        return self.contrast(scores, self.log_mass(scores, t), t)
+        losses = self.contrast(scores, self.log_mass(scores, t), t)
+        if scores.positive_weight is None:
+            return losses
+        return losses + (1 - scores.positive_weight) * (scores.pos / t)
 
     def tau(self, neg: Negatives) -> Value:
         """Return the temperature, or the one that corresponds to ``radius``."""

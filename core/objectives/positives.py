@@ -77,6 +77,7 @@ class ArCL(Wrapper, name="arcl"):
             negatives_only=paper and scores.layout == "queue",
             v=scores.v,
             prior=scores.prior,
+            positive_weight=scores.positive_weight,
             anchors=scores.anchors,
             adversarial=scores.adversarial,
             mixed=scores.mixed,

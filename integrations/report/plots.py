@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import math
 import re
-from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from functools import lru_cache, partial
-from itertools import cycle
+from itertools import chain, cycle
 from pathlib import Path
 from textwrap import fill
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -195,18 +194,16 @@ def _read(run: Run, changed: int) -> dict[str, tuple[torch.Tensor, torch.Tensor]
     return _by_name(run.metrics())
 
 
-def _by_name(lines: Iterable[dict[str, float]]) -> dict[str, tuple[torch.Tensor, torch.Tensor]]:
+def _by_name(lines: Sequence[dict[str, float]]) -> dict[str, tuple[torch.Tensor, torch.Tensor]]:
     """Return the steps and the values of each number, without those that could not be computed."""
-    logged: dict[str, tuple[list[float], list[float]]] = defaultdict(lambda: ([], []))
-    for line in lines:
-        step = line["step"]
-        for key, value in line.items():
-            steps, values = logged[key]
-            if value == value:
-                steps.append(step)
-                values.append(value)
-    number = partial(torch.tensor, dtype=torch.float64)
-    return {key: (number(steps), number(values)) for key, (steps, values) in logged.items()}
+    names, number = dict.fromkeys(chain.from_iterable(lines)), partial(torch.tensor, dtype=torch.float64)
+    logged = {}
+    for name in names:
+        having = [line for line in lines if name in line]
+        steps, values = number([line["step"] for line in having]), number([line[name] for line in having])
+        computed = ~values.isnan()
+        logged[name] = steps[computed], values[computed]
+    return logged
 
 
 def _band(

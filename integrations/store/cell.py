@@ -24,24 +24,33 @@ def canonical(cell: Mapping[str, Any]) -> dict[str, Any]:
     for key in REQUIRED:
         if key not in cell:
             raise ValueError(f"cell: expected {', '.join(REQUIRED)}, got {', '.join(map(str, cell)) or 'nothing'}.")
-    plain: dict[str, Any] = {}
-    for key, value in cell.items():
-        try:
-            plain[key] = as_json(value)
-            json.dumps(plain[key], allow_nan=False)
-        except (TypeError, ValueError):
-            raise ValueError(f"cell: {key} must be plain JSON, got {value!r}.") from None
+    try:
+        plain: dict[str, Any] = as_json(dict(cell), nan=False)
+    except (TypeError, ValueError):
+        plain = {key: _plain(key, value) for key, value in cell.items()}
+    _check(plain)
+    if plain["objective"] not in (None, HOST):
+        plain["objective"] = str(cp.objective(plain["objective"]))
+    elif plain["objective"] is None and not plain.get("label"):
+        raise ValueError("cell: a row without an objective needs a label.")
+    return plain
+
+
+def _plain(key: str, value: Any) -> Any:
+    try:
+        return as_json(value, nan=False)
+    except (TypeError, ValueError):
+        raise ValueError(f"cell: {key} must be plain JSON, got {value!r}.") from None
+
+
+def _check(plain: Mapping[str, Any]) -> None:
+    """Raise if a value of a cell, which is plain JSON, is impossible."""
     for key in ("domain", "dataset"):
         if not isinstance(plain[key], str) or not plain[key]:
             raise ValueError(f"cell: {key} must be a name, got {plain[key]!r}.")
     seed = plain["seed"]
     if not isinstance(seed, int) or isinstance(seed, bool) or not 0 <= seed < 2**32:
         raise ValueError(f"cell: seed must be a whole number with 0 <= seed < 2**32, got {seed!r}.")
-    if plain["objective"] not in (None, HOST):
-        plain["objective"] = str(cp.objective(plain["objective"]))
-    elif plain["objective"] is None and not plain.get("label"):
-        raise ValueError("cell: a row without an objective needs a label.")
-    return plain
 
 
 def row_name(cell: Mapping[str, Any]) -> str:
@@ -97,7 +106,8 @@ def is_record(record: Any) -> bool:
     row = [arguments[key] for key in ("objective", "label") if arguments.get(key) is not None]
     versions, host, result = (record.get(key, {}) for key in ("versions", "host", "result"))
     try:
-        canonical({**arguments, "objective": None, "label": "row"})
+        _check(arguments)
+        json.dumps(arguments, allow_nan=False)
     except ValueError:
         return False
     return (

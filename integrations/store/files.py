@@ -6,6 +6,7 @@ import json
 import math
 import os
 import shutil
+import sys
 import zipfile
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -15,9 +16,9 @@ from typing import Any, BinaryIO
 
 import torch
 
-from counterpoint.hyper import is_number
-
 from .errors import DamagedError
+
+LARGEST = sys.float_info.max
 
 
 @contextmanager
@@ -75,15 +76,20 @@ def set_aside(path: Path) -> None:
     os.replace(path, aside)
 
 
-def as_json(value: Any) -> Any:
-    """Return a copy as plain JSON; arrays and tensors become lists and numbers."""
+def as_json(value: Any, *, nan: bool = True) -> Any:
+    """Return a copy as plain JSON; arrays and tensors become lists and numbers.
+
+    Args:
+        value: whatever JSON can express, and arrays and tensors.
+        nan: whether NaN and infinity may stay in it, which JSON cannot express.
+    """
 
     def to_list(value: Any) -> Any:
         if hasattr(value, "tolist"):
             return value.tolist()
         raise TypeError(f"expected plain JSON, arrays or tensors, got {value!r}.")
 
-    return json.loads(json.dumps(value, default=to_list))
+    return json.loads(json.dumps(value, default=to_list, allow_nan=nan))
 
 
 def finite(value: Any) -> Any:
@@ -102,10 +108,33 @@ def plain_numbers(numbers: Mapping[str, Any]) -> dict[str, float | None]:
 
 def are_plain_numbers(numbers: Mapping[str, Any]) -> bool:
     """Return whether these are numbers as :func:`plain_numbers` writes them."""
-    return all(
-        value is None or (type(value) is float and math.isfinite(value)) or is_number(value)
-        for value in numbers.values()
-    )
+    for value in numbers.values():  # a plain loop: reports read a million lines
+        if value is not None and (type(value) not in (float, int) or not -LARGEST <= value <= LARGEST):
+            return False
+    return True
+
+
+def read_lines(content: bytes) -> list[Any]:
+    """Return what each whole line of JSON holds, None for a line that is not JSON.
+
+    Flat objects, one per line, are parsed all at once, which takes a fifth of the time. No text of JSON spans two
+    lines, so that with as many braces as lines, each at the start or the end of one, no line can complete another.
+    """
+    lines = content.split(b"\n")[:-1]
+    count, whole = len(lines), b"\n" + content[: content.rfind(b"\n") + 1]
+    if count == whole.count(b"{") == whole.count(b"\n{") == whole.count(b"}") == whole.count(b"}\n"):
+        try:
+            return json.loads(b"[" + b",\n".join(lines) + b"]")  # type: ignore[no-any-return]
+        except (ValueError, RecursionError):
+            pass  # find the line
+    return [*map(_loads, lines)]
+
+
+def _loads(line: bytes) -> Any:
+    try:
+        return json.loads(line)
+    except (ValueError, RecursionError):
+        return None
 
 
 def now() -> str:

@@ -20,11 +20,9 @@ from typing import Any, BinaryIO, NamedTuple
 import torch
 from filelock import FileLock, Timeout  # torch itself requires it
 
-from counterpoint.hyper import is_number
-
 from .cell import canonical, dataset_name, folder_of, is_record, row_name
 from .errors import BusyError, DamagedError
-from .files import are_plain_numbers, as_json, atomic, finite, load_checked, now, plain_numbers, set_aside
+from .files import are_plain_numbers, as_json, atomic, finite, load_checked, now, plain_numbers, read_lines, set_aside
 from .progress import Item, track
 from .reproduce import devices, versions
 
@@ -53,10 +51,11 @@ class Run:
 
     def __init__(self, root: str | Path, cell: Mapping[str, Any]) -> None:
         self.arguments = canonical(cell)
-        self.root, self.path = Path(root), Path(root) / folder_of(self.arguments, dataset_name(self.arguments))
-        before = Path(root) / folder_of(self.arguments, self.arguments["dataset"])  # up to version 0.1.0
-        if (before / "run.json").exists():
-            self.path = before
+        name, dataset = dataset_name(self.arguments), self.arguments["dataset"]
+        self.root, self.path = Path(root), Path(root) / folder_of(self.arguments, name)
+        if name != dataset:
+            before = Path(root) / folder_of(self.arguments, dataset)  # up to version 0.1.0
+            self.path = before if (before / "run.json").exists() else self.path
         try:
             self._reset()
         except DamagedError as error:  # the cell says what the run is
@@ -152,20 +151,18 @@ class Run:
         path = self.path / "metrics.jsonl"
         logged, damaged = [], []
         try:
-            *lines, _ = path.read_bytes().split(b"\n")
+            lines = read_lines(path.read_bytes())
         except FileNotFoundError:
             return []
         except OSError as error:
             lines, damaged = [], [str(error)]
-        for number, line in enumerate(lines, 1):
-            try:
-                numbers = json.loads(line)
-            except (ValueError, RecursionError):
-                numbers = None
-            if not isinstance(numbers, dict) or not is_number(numbers.get("step")) or not are_plain_numbers(numbers):
+        for number, numbers in enumerate(lines, 1):
+            if not isinstance(numbers, dict) or numbers.get("step") is None or not are_plain_numbers(numbers):
                 damaged.append(f"line {number}")
                 continue
-            logged.append({k: math.nan if v is None else v for k, v in numbers.items()})
+            if None in numbers.values():
+                numbers = {k: math.nan if v is None else v for k, v in numbers.items()}
+            logged.append(numbers)
         if damaged:
             warnings.warn(f"{path}: not readable, left out: {', '.join(damaged)}", RuntimeWarning, stacklevel=2)
         return logged

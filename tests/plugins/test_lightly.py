@@ -206,14 +206,60 @@ def test_host_reproduces(injected, name):
     assert max(relative for _, relative in seam.differences) < 1e-6
 
 
-def test_weights_are_kept_by_the_host_and_refused_by_verify(injected):
-    theirs = train(losses.DCLWLoss())
+def squared_distance(out0, out1):
+    return ((out0 - 2 * out1) ** 2).sum(1)  # another number for each view, and a gradient
+
+
+WEIGHTS = {
+    "dclw": losses.DCLWLoss,
+    "dclw, sigma": lambda: losses.DCLWLoss(0.2, sigma=0.1),
+    "one's own": lambda: losses.DCLLoss(weight_fn=squared_distance),
+}
+
+
+@pytest.mark.filterwarnings("ignore:To copy construct from a tensor")  # lightly's
+@pytest.mark.parametrize("name", WEIGHTS)
+def test_weights_of_positives(injected, name):
+    theirs = train(WEIGHTS[name]())
+    seam = injected(OWN_LOSS, verify=2)
+    assert train(WEIGHTS[name]()) == pytest.approx(theirs, rel=1e-6)
+    assert max(relative for _, relative in seam.differences) < 1e-6
+    assert max(seam.gradients) < 1e-5
+    seam = injected("adnce")
+    weighted, plain = train(WEIGHTS[name]()), train(losses.DCLLoss())
+    assert seam.calls == 6
+    assert weighted != pytest.approx(plain, rel=1e-3)
+    injected("dro")
+    with pytest.raises(SeamError, match=r"dro.* has no weights of positives, .*use DCLLoss in place of DCLWLoss"):
+        train(WEIGHTS[name]())
+
+
+@pytest.mark.filterwarnings("ignore:To copy construct from a tensor")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("name", WEIGHTS)
+def test_weights_of_positives_by_hand(name, dtype):
+    theirs = WEIGHTS[name]()
+    spec = f"infonce:t={theirs.temperature!r},denominator=negatives"
+    ours = plugin.ContrastiveLoss(spec, weight_fn=theirs.weight_fn)
+    views = projections(dtype=dtype)
+    assert_equal(*(value_and_gradients(criterion, views) for criterion in (ours, theirs)), EXACT[dtype])
+
+
+def test_weights_go_with_two_views_and_no_bank():
+    with pytest.raises(ValueError, match="weight_fn= goes without a memory bank"):
+        plugin.ContrastiveLoss("infonce", (16, 8), weight_fn=squared_distance)
+    with pytest.raises(ValueError, match="weight_fn= goes with two views, got 3"):
+        plugin.ContrastiveLoss("infonce", weight_fn=squared_distance)(*projections(3))
+
+
+def test_a_negative_temperature_is_kept_by_the_host_and_refused_by_verify(injected):
+    theirs = train(losses.NTXentLoss(temperature=-1))
     seam = injected(OWN_LOSS)
-    assert train(losses.DCLWLoss()) == theirs
+    assert train(losses.NTXentLoss(temperature=-1)) == theirs
     assert seam.calls == 3
     seam.verify = 9
-    with pytest.raises(SeamError, match="no objective has the weights of DCLWLoss"):
-        train(losses.DCLWLoss())
+    with pytest.raises(SeamError, match="no objective has a temperature of -1"):
+        train(losses.NTXentLoss(temperature=-1))
 
 
 @pytest.mark.parametrize("spec", SPECS)

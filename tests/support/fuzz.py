@@ -18,7 +18,7 @@ import time
 import traceback
 import warnings
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
@@ -117,9 +117,14 @@ WRAPPED = parameters(
     "arcl", objective=INNER, denominator=st.sampled_from(["paper", "worst"]), views=st.none()
 ) | parameters("aal", objective=INNER, denominator=st.sampled_from(["paper", "worst"]), views=st.none())
 ANY = st.one_of(*PLAIN, WRAPPED)
-OBJECTIVES = ANY | parameters(
-    "sum", terms=st.lists(st.tuples(st.sampled_from([1.0, 0.1, -2.0]), ANY).map(list), min_size=2, max_size=3)
-)
+
+
+def sums(terms: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
+    weighted = st.tuples(st.sampled_from([1.0, 0.1, -2.0]), terms).map(list)
+    return parameters("sum", terms=st.lists(weighted, min_size=2, max_size=3))
+
+
+OBJECTIVES = ANY | sums(ANY)
 
 SHAPES = ("normal", "normal", "clusters", "duplicates", "collapsed", "nearly collapsed", "orthogonal", "line")
 
@@ -143,6 +148,49 @@ def embeddings(shape: str, count: int, size: int, width: int, scale: float, g: t
     return z * scale
 
 
+TEMPERATURES = ["number", "number", "learned", "schedule"]
+
+
+def moving(q: Any, how: str) -> Any:
+    """The objective ``q`` with temperatures that move during training and are at its own now."""
+    if isinstance(q, list):
+        return [moving(part, how) for part in q]
+    if not isinstance(q, dict) or how == "number":
+        return q
+    t = q.get("temperature")
+    texts = {"learned": f"learned({t},{t and t / 2},{t and 2 * t})", "schedule": f"schedule({t},1,9)", "host": "host"}
+    return {k: texts[how] if k == "temperature" else moving(part, how) for k, part in q.items()}
+
+
+def at_temperature(q: Any, change: Callable[[float], Any]) -> Any:
+    """The objective ``q`` with other temperatures."""
+    if isinstance(q, list):
+        return [at_temperature(part, change) for part in q]
+    if not isinstance(q, dict):
+        return q
+    return {k: change(part) if k == "temperature" else at_temperature(part, change) for k, part in q.items()}
+
+
+def temperatures(q: Any) -> list[Any]:
+    if not isinstance(q, (dict, list)):
+        return []
+    own = [q["temperature"]] if "temperature" in q else []
+    return own + [t for part in (q.values() if isinstance(q, dict) else q) for t in temperatures(part)]
+
+
+def wraps_paper(q: Any) -> bool:
+    parts = q.values() if isinstance(q, dict) else q if isinstance(q, list) else ()
+    return (isinstance(q, dict) and q.get("denominator") == "paper") or any(map(wraps_paper, parts))
+
+
+def at_now(q: Any, how: str, host: float = 1.0) -> Any:
+    """The objective ``q`` with the temperatures that :func:`moving` gives it, which are rounded to float32."""
+    kinds = {"learned": lambda t: cp.Learned(t, t / 2, 2 * t).double(), "schedule": lambda t: cp.Schedule(t, 1, 9)}
+    if how in kinds:
+        return at_temperature(q, lambda t: float(kinds[how](t)().detach()))
+    return at_temperature(q, lambda t: host) if how == "host" else q
+
+
 DTYPES = {"float64": torch.float64, "float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 ENGINES = ["matrix", "matrix", "tiles", "tiles", "automatic", "kernels"]
 
@@ -159,8 +207,24 @@ CASES = st.fixed_dictionaries(
         "dtype": st.sampled_from([*DTYPES]),
         "engine": st.sampled_from(ENGINES),
         "tile": st.integers(1, 7),
-        "known": st.sampled_from(["", "", "ids", "labels", "negatives", "weighted negatives", "queue", "queues"]),
+        "known": st.sampled_from(
+            [
+                "",
+                "",
+                "ids",
+                "labels",
+                "negatives",
+                "weighted negatives",
+                "negatives with ids",
+                "queue",
+                "queues",
+                "queue with ids",
+            ]
+        ),
         "prior": st.booleans(),
+        "weights": st.sampled_from(["", "", "sample", "view"]),
+        "temperature": st.sampled_from(TEMPERATURES),
+        "reduction": st.sampled_from(["mean", "none"]),
         "seed": st.integers(0, 2**31),
     }
 )
@@ -210,17 +274,24 @@ def build(case: dict[str, Any]) -> tuple[reference.Batch, dict[str, Any], list[t
         leaves.append(x.clone().requires_grad_())
         return leaves[-1]
 
-    if known in ("queue", "queues"):
+    if known.startswith("queue"):
         views = [leaf(draw(count).transpose(0, 1).contiguous() if known == "queues" else draw(1)[0])]
         views.append(draw(count).transpose(0, 1).contiguous() if known == "queues" else draw(1)[0])
         options["queue"] = draw(1, size + 2)[0]
         pairing = None
+        if known == "queue with ids":
+            options["ids"] = torch.arange(size) % max(2, size - 1)
+            options["queue_ids"] = torch.randint(0, size + 2, (size + 2,), generator=g)
+            options["queue_ids"][0] = -1
     else:
         views = [leaf(x) for x in draw(count)]
-    if known in ("negatives", "weighted negatives"):
+    if "negatives" in known:
         options["negatives"] = leaf(draw(1 + case["seed"] % 2).transpose(0, 1).contiguous())
         if known == "weighted negatives":
             options["negative_weight"] = 0.7
+        if known == "negatives with ids":
+            options["ids"] = torch.arange(size) % max(2, size - 1)
+            options["negative_ids"] = torch.randint(0, size + 2, options["negatives"].shape[:2], generator=g)
         pairing = "one_way"
     if known in ("ids", "labels"):
         options[known] = torch.arange(size) % max(2, size - 1)
@@ -232,6 +303,10 @@ def build(case: dict[str, Any]) -> tuple[reference.Batch, dict[str, Any], list[t
         options["mixed"] = leaf(draw(2).transpose(0, 1).contiguous())
     if case["prior"] and '"debpos"' not in words:
         options["prior"] = torch.rand(size, generator=g, dtype=torch.float64) * 0.5
+    if case["weights"]:
+        every = pairing == "views" or (pairing in ("first_two", "symmetric") and count == 2)  # view is an anchor
+        shape = (count, size) if case["weights"] == "view" and every else (size,)
+        options["positive_weight"] = torch.rand(shape, generator=g, dtype=torch.float64) * 3 - 1
     batch = reference.Batch(views, normalize, **options)
     return batch, {**options, "pairing": pairing, "normalize": normalize}, leaves
 
@@ -247,60 +322,228 @@ def value_and_gradients(loss: torch.Tensor, leaves: list[torch.Tensor]) -> list[
     return [x.detach().double() for x in (loss, *gradients(loss, leaves))]
 
 
-def check_objective(case: dict[str, Any]) -> None:
-    """Value and gradient are the reference's, up to what rounding similarities in this precision does to them."""
-    words, built = json.dumps(case["objective"]), build(case)
-    if built is None:
-        return
-    batch, options, leaves = built
-    loss_fn = cp.from_dict(case["objective"])
-    tile = {"matrix": 0, "tiles": case["tile"]}.get(case["engine"])
-    with engine(case["engine"]), warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # such as of ArCL with two views
-        found = value_and_gradients(loss_fn(*batch.views, tile=tile, **options), leaves)
-    eps = torch.finfo(torch.float64 if case["dtype"] == "float64" else torch.float32).eps
-    if case["engine"] == "kernels" and case["dtype"] == "bfloat16" and batch.normalize:
-        eps = torch.finfo(torch.bfloat16).eps
+Noise = Callable[[torch.Tensor], torch.Tensor]
+Reference = Callable[[Any, Noise], torch.Tensor]  # of an objective's data, and what disturbs the similarities
+
+
+def compare(
+    name: str,
+    q: Any,
+    loss: torch.Tensor,
+    exact_loss: Reference,
+    leaves: list[torch.Tensor],
+    eps: float,
+    sizes: list[float],
+    how: str,
+    moved: Sequence[torch.Tensor],
+) -> None:
+    """Assert that value and gradients are the reference's, up to what rounding similarities to ``eps`` does to them.
+
+    Three times, every similarity of the reference is disturbed by at most two roundings. The largest change that this
+    makes is the condition of the problem; a sum of a few hundred terms may be 24 times as far off. To that come the
+    roundings of the result itself, and those on the way from the similarities to the leaf, whose gradients may cancel.
+
+    Args:
+        name: the objective, for messages.
+        q: the objective's data, as the reference takes it.
+        loss: ours.
+        exact_loss: the reference's.
+        leaves: what gradients are compared of.
+        eps: the precision of the similarities.
+        sizes: how much an error of all similarities' gradients can grow on its way to each leaf.
+        how: what the temperatures are, see :func:`moving`.
+        moved: what is trained and moves all temperatures: their logarithms, or the scale of the logits.
+    """
+    sign, at = -1 if how == "host" else 1, q
+    log_t = torch.zeros((), dtype=torch.float64, requires_grad=True)
+    q = at_temperature(q, lambda t: t * (sign * log_t).exp()) if moved else q
+    values = value_and_gradients(loss, [*leaves, *moved])
+    found = values[: 1 + len(leaves)]
+    if moved:
+        found.append(sum(g * x.detach() if sign < 0 else g for g, x in zip(values[len(found) :], moved, strict=True)))
+    exact_leaves = [*leaves, *[log_t] * bool(moved)]
     matrices: list[torch.Tensor] = []
-    random = torch.Generator().manual_seed(case["seed"])
 
     def noise(s: torch.Tensor) -> torch.Tensor:
         matrices.append(s)
         return s
 
-    def disturbed(s: torch.Tensor) -> torch.Tensor:
-        # distances, 1 - s, are rounded like numbers of size one
-        size = max(float(s.detach().abs().max()), 1.0)
+    random = torch.Generator().manual_seed(0)
+
+    def disturb(s: torch.Tensor) -> torch.Tensor:
+        size = max(float(s.detach().abs().max()), 1.0)  # distances, 1 - s, are rounded like numbers of size one
         return s + 2 * eps * size * (2 * torch.rand(s.shape, generator=random, dtype=s.dtype) - 1)
 
-    loss = reference.batch_loss(case["objective"], batch, options["pairing"], noise)
-    exact = value_and_gradients(loss, leaves)
-    draws = [
-        value_and_gradients(reference.batch_loss(case["objective"], batch, options["pairing"], disturbed), leaves)
-        for _ in range(3)
-    ]
-    counts[f"engine {case['engine']}"] += 1
-    counts[f"dtype {case['dtype']}"] += 1
-    counts[f"shape {case['shape']}"] += 1
-    counts[f"objective {case['objective']['name']}"] += 1
-    counts[f"pairing {options['pairing'] or 'own'}"] += 1
-    pull = sum(float(g.abs().sum(1).max() + g.abs().sum(0).max()) for g in gradients(loss, matrices))
-    if '"paper"' in words:  # ArCL's positive is in the denominator too: their gradients cancel
-        pull += 1 / min(map(float, re.findall(r'"temperature": ([0-9.e-]+)', words)), default=1.0)
-    reach = max(float(v.detach().double().abs().max()) for v in batch.views)
-    half = torch.finfo(DTYPES[case["dtype"]]).eps
+    right_loss = exact_loss(q, noise)
+    exact = value_and_gradients(right_loss, exact_leaves)
+
+    def rounded(t: Any) -> Any:
+        return t * (1 + 2 * torch.finfo(torch.float32).eps * float(2 * torch.rand((), generator=random) - 1))
+
+    def again() -> torch.Tensor:
+        return exact_loss(at_temperature(q, rounded) if how == "schedule" else q, disturb)  # which is a float32
+
+    draws = [value_and_gradients(again(), exact_leaves) for _ in range(3)]
+    pulls = [g.abs() for g in gradients(right_loss, matrices)]
+    pull = sum(float(g.sum(1).max() + g.sum(0).max()) for g in pulls)
+    if wraps_paper(q):  # ArCL's positive is in the denominator too: their gradients cancel
+        pull += 1 / min((float(t) for t in temperatures(at)), default=1.0)
+    total = sum(float((g * s.detach().abs()).sum()) for g, s in zip(pulls, matrices, strict=True))
     for at, (ours, right) in enumerate(zip(found, exact, strict=True)):
         scale = float(right.abs().max())
         near = [one[at] for one in draws if one[at].isfinite().all()]  # others have left the formula's domain
         spread = max((float((one - right).abs().max()) for one in near), default=0.0)
-        allowed = 24 * spread + 200 * eps * (scale + (at == 0))
-        if at:
-            norms = leaves[at - 1].detach().double().norm(dim=-1)
-            size = 1 / float(norms.min()) if batch.normalize else reach
-            allowed += 64 * eps * pull * size + 2 * half * scale + 2 * torch.finfo(DTYPES[case["dtype"]]).tiny
-        error = float((ours - right).abs().max())
-        what = "value" if not at else f"gradient of leaf {at}"
-        assert error <= allowed, f"{loss_fn}, {what}: off by {error:.3g}, allowed {allowed:.3g}; {ours} != {right}"
+        allowed, what = 24 * spread + 200 * eps * (scale + (at == 0)), "value"
+        if 0 < at <= len(leaves):
+            kind, what = torch.finfo(leaves[at - 1].dtype), f"gradient of leaf {at}"
+            allowed += 64 * eps * pull * sizes[at - 1] + 2 * kind.eps * scale + 2 * kind.tiny
+        elif at:
+            kind, what = torch.finfo(moved[0].dtype), "gradient of the temperature"
+            allowed += 64 * eps * total + 2 * kind.eps * scale + 2 * kind.tiny
+        error = float(torch.where(ours == right, 0.0, ours - right).abs().max())  # both may be infinite in float16
+        assert error <= allowed, f"{name}, {what}: off by {error:.3g}, allowed {allowed:.3g}; {ours} != {right}"
+
+
+def trained(case: dict[str, Any], loss_fn: cp.Objective) -> list[torch.Tensor]:
+    """The temperatures whose gradients are compared."""
+    # both uses of alpha-CL's weights have gradients that cancel, whatever those of the similarities are
+    return [] if "alphacl" in str(loss_fn) and case["dtype"] != "float64" else [*loss_fn.parameters()]
+
+
+def check_objective(case: dict[str, Any]) -> None:
+    """The loss of embeddings is the reference's."""
+    built = build(case)
+    if built is None:
+        return
+    (batch, options, leaves), how = built, case["temperature"]
+    loss_fn = cp.from_dict(moving(case["objective"], how)).double()
+    tile = {"matrix": 0, "tiles": case["tile"]}.get(case["engine"])
+    with engine(case["engine"]), warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # such as of ArCL with two views
+        uniform = "labels" not in options and case["objective"]["name"] != "sum"
+        reduction = case["reduction"] if uniform else "mean"
+        loss = loss_fn(*batch.views, tile=tile, reduction=reduction, **options).mean()
+        moved = trained(case, loss_fn)
+        eps = torch.finfo(torch.float64 if case["dtype"] == "float64" else torch.float32).eps
+        if case["engine"] == "kernels" and case["dtype"] == "bfloat16" and batch.normalize:
+            eps = torch.finfo(torch.bfloat16).eps
+        reach = max(float(v.detach().double().abs().max()) for v in batch.views)
+        sizes = [1 / float(x.detach().double().norm(dim=-1).min()) if batch.normalize else reach for x in leaves]
+
+        def exact_loss(q: Any, noise: Noise) -> torch.Tensor:
+            return reference.batch_loss(q, batch, options["pairing"], noise)
+
+        for what in ("engine", "dtype", "shape", "temperature"):
+            counts[f"{what} {case[what]}"] += 1
+        for what in options:
+            counts[f"with {what}"] += 1
+        counts[f"objective {case['objective']['name']}"] += 1
+        counts[f"pairing {options['pairing'] or 'own'}"] += 1
+        compare(str(loss_fn), at_now(case["objective"], how), loss, exact_loss, leaves, eps, sizes, how, moved)
+
+
+# ---- logits and scores against the reference -------------------------------------------------------
+
+ENTRIES = ["columns", "diagonal", "booleans", "one-hot", "scores"]
+MATRIX_OBJECTIVES = st.one_of(*PLAIN[:10], WRAPPED)
+MATRICES = st.fixed_dictionaries(
+    {
+        "objective": MATRIX_OBJECTIVES | sums(MATRIX_OBJECTIVES),
+        "entry": st.sampled_from(ENTRIES),
+        "anchors": st.integers(1, 5),
+        "keys": st.integers(2, 8),
+        "shape": st.sampled_from(["normal", "normal", "ties", "equal", "close"]),
+        "masked": st.sampled_from([0.0, 0.3, 0.8]),
+        "mask": st.sampled_from([-math.inf, -1e4]),
+        "ignored": st.sampled_from([0.0, 0.4]),
+        "scale": st.sampled_from([1.0, 3.7, 20.0]),
+        "scale is": st.sampled_from(["number", "tensor", "trained"]),
+        "temperature": st.sampled_from([*TEMPERATURES, "host"]),
+        "dtype": st.sampled_from([*DTYPES]),
+        "reduction": st.sampled_from(["mean", "none"]),
+        "seed": st.integers(0, 2**31),
+    }
+)
+
+
+def check_matrix(case: dict[str, Any]) -> None:
+    """The loss of logits, or of scores and masks, is the reference's; what is masked or ignored may be anything."""
+    entry, anchors, keys, how = (case[name] for name in ("entry", "anchors", "keys", "temperature"))
+    g = torch.Generator().manual_seed(case["seed"])
+    how = "number" if entry == "scores" and how == "host" else how
+    keys = max(keys, anchors) if entry == "diagonal" else keys
+
+    def chosen(share: float) -> torch.Tensor:
+        return torch.rand(anchors, keys, generator=g) < share
+
+    cosine = 1.9 * torch.rand(anchors, keys, generator=g, dtype=torch.float64) - 0.95
+    if case["shape"] == "ties":
+        cosine = (cosine * 2).round() * 0.45
+    elif case["shape"] != "normal":
+        cosine = 0.5 + (1e-3 * cosine if case["shape"] == "close" else 0 * cosine)
+    masked, ignored = chosen(case["masked"]), chosen(case["ignored"])[:, 0]
+    column = torch.arange(anchors) if entry == "diagonal" else torch.randint(0, keys, (anchors,), generator=g)
+    positive = torch.zeros(anchors, keys, dtype=torch.bool).scatter_(1, column.unsqueeze(1), True)
+    if entry in ("booleans", "one-hot", "scores"):
+        positive |= chosen(0.2)
+    masked &= ~positive
+    if entry == "scores":  # which must have negatives, and have no rows that do not count
+        masked[torch.arange(anchors), (column + 1) % keys] = False
+        positive[torch.arange(anchors), (column + 1) % keys] = False
+        ignored &= False
+    elif entry == "diagonal":
+        ignored &= False
+    scale = 1.0 if entry == "scores" else case["scale"]
+    logits = (cosine * scale).to(DTYPES[case["dtype"]])
+    q, options = at_now(case["objective"], how, 1 / scale), {}
+    loss_fn = cp.from_dict(moving(case["objective"], how)).double()
+    moved = trained(case, loss_fn)
+    if entry == "scores":
+        junk = torch.where(masked, torch.nan, logits)
+        leaf = junk.requires_grad_()
+        loss = loss_fn.from_scores(leaf, leaf, ~masked & ~positive, pos_mask=positive, reduction=case["reduction"])
+    else:
+        logits = torch.where(masked, torch.tensor(case["mask"], dtype=logits.dtype), logits)
+        junk = torch.where(ignored.unsqueeze(1), torch.nan, logits)
+        leaf = junk.requires_grad_()
+        if case["scale is"] != "number":
+            options["scale"] = torch.tensor(scale, dtype=torch.float64, requires_grad=case["scale is"] == "trained")
+        labels: torch.Tensor | None = torch.where(ignored, -100, column)
+        if entry in ("booleans", "one-hot"):
+            labels = positive & ~ignored.unsqueeze(1)
+            labels = labels / labels.sum(1, keepdim=True).clamp(min=1) if entry == "one-hot" else labels
+        elif entry == "diagonal":
+            labels = None
+        if how == "host" and case["scale is"] == "trained" and temperatures(q):
+            moved = [options["scale"]]
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # a trained scale beside a temperature of the objective's own
+            options = {"scale": scale, **options, "empty": "zero", "reduction": case["reduction"]}
+            loss = loss_fn.from_logits(leaf, labels, **options)
+    counted = ~ignored
+    kept = counted & (~masked & ~positive).any(1)
+    if case["reduction"] == "none":
+        assert loss.shape == (anchors,)
+        assert not loss[~kept].any()
+        loss = loss.sum() / counted.sum().clamp(min=1)
+    for what in ("entry", "dtype", "temperature"):
+        counts[f"matrix, {what} {case[what]}"] += 1
+    if not kept.any():
+        assert float(loss.detach()) == 0
+        assert not gradients(loss, [leaf])[0].any()
+        return
+
+    def exact_loss(q: Any, noise: Noise) -> torch.Tensor:
+        factor = temperatures(q)[0] if how == "host" and temperatures(q) else 1 / scale
+        s = noise(torch.where(kept.unsqueeze(1) & ~masked, leaf.double(), 0.0) * factor)
+        zeros = torch.zeros(keys, dtype=torch.float64)
+        every = [(s[i, positive[i]], s[i, ~masked[i] & ~positive[i]]) for i in kept.nonzero().flatten().tolist()]
+        some = [reference.Row(pos, neg, zeros[: len(neg)]) for pos, neg in every]
+        losses = torch.stack(reference.anchor_losses(q, some, "scores"))
+        return losses.sum() / (counted.sum() if entry != "scores" else anchors)
+
+    eps = torch.finfo(torch.float64 if case["dtype"] == "float64" else torch.float32).eps
+    compare(str(loss_fn), q, loss, exact_loss, [leaf], eps, [1 / scale], how, moved)
 
 
 # ---- texts and data --------------------------------------------------------------------------------
@@ -444,6 +687,7 @@ def check_damage(case: dict[str, Any]) -> None:
 
 CHECKS: dict[str, tuple[Callable[[Any], None], st.SearchStrategy[Any], int]] = {
     "objectives": (check_objective, CASES, 60),  # the check, its examples, and how many `make test` runs
+    "matrices": (check_matrix, MATRICES, 60),
     "texts": (check_text, TEXTS, 300),
     "data": (check_data, TREES, 200),
     "damage": (check_damage, DAMAGE, 100),
@@ -477,7 +721,7 @@ def main(minutes: float, seed: int) -> int:
     end, findings = time.monotonic() + 60 * minutes, 0
     while time.monotonic() < end:
         for name in CHECKS:
-            share = (0.7 if name == "objectives" else 0.1) * 60 * minutes
+            share = {"objectives": 0.5, "matrices": 0.2}.get(name, 0.1) * 60 * minutes
             try:
                 run(name, ROUND, seed, min(end, time.monotonic() + share))
             except KeyboardInterrupt:

@@ -33,6 +33,7 @@ class Batch:
     queue_ids: Tensor | None = None
     negative_ids: Tensor | None = None
     prior: Tensor | None = None
+    positive_weight: Tensor | None = None  # (B,) or (views, B)
     adversarial: Tensor | None = None
     mixed: Tensor | None = None  # (B, n, d)
     rules: list[tuple[str, float]] = field(default_factory=list)  # kind and value; a key that breaks one is removed
@@ -56,6 +57,7 @@ class Row:
     s: Tensor
     w: Tensor
     prior: float | None = None
+    weight: float = 1.0  # of the attraction to the positives
     adversarial: tuple[Tensor, Tensor] | None = None
     mixed: Tensor | None = None
     first: Tensor | None = None  # stays in the denominator in place of the positive
@@ -171,6 +173,9 @@ def rows(batch: Batch, pairing: str, noise: Callable[[Tensor], Tensor]) -> Itera
         found.w = found.w + s.new_tensor([0.0 if weights is None else weights.get(key, 0.0) for key in keys])
         if batch.prior is not None:
             found.prior = float(batch.prior[i])
+        if batch.positive_weight is not None:
+            view = 0 if batch.positive_weight.dim() == 1 else next(v for v in range(m) if at("view", v, i) == anchor)
+            found.weight = float(batch.positive_weight.reshape(-1, size)[view, i])
         if batch.mixed is not None:
             found.mixed = s[anchor, [at("mixed", k, i) for k in range(batch.mixed.shape[1])]]
         if batch.adversarial is not None:
@@ -265,12 +270,13 @@ def log_mass(kind: str, row: Row, q: Parameters, s: Tensor | None = None) -> Ten
     if kind == "g0":
         return u + log_n
     if kind == "g2":
-        weights = q["beta"] * (row.s.detach() if q.get("detach_weights") else row.s) / t
+        weights = q["beta"] * row.s / t
+        weights = weights.detach() if q.get("detach_weights") else weights
         u = row.lse(row.s / t + weights) - row.lse(weights)
     prior = q["prior"] if row.prior is None else row.prior
     v = (row.p / t).logsumexp(0) - math.log(len(row.p))
     share = v + (math.log(prior) if prior else -math.inf) - u
-    floor = torch.full_like(u, -1 / t)
+    floor = 0 * u - 1 / t
     if share >= 0:
         return floor + log_n
     value = u + torch.log(-torch.expm1(share)) - math.log1p(-prior)
@@ -291,6 +297,10 @@ def adnce_log_weight(s: Tensor, q: Parameters) -> Tensor:
 
 
 def infonce_family(name: str, row: Row, q: Parameters) -> Tensor:
+    return contrast(name, row, q) + (1 - row.weight) * row.p / q["temperature"]
+
+
+def contrast(name: str, row: Row, q: Parameters) -> Tensor:
     t, pos = q["temperature"], row.p / q["temperature"]
     log_n, kept = row.n.log(), row.p if row.first is None else row.first
     if name == "adnce":
@@ -390,7 +400,7 @@ def debpos(row: Row, q: Parameters) -> Tensor:
     elif q["aggregation"] == "group_sum":
         v, divisor = v.sum()[None], n + len(row.p) + 1
     r = (u + v + 1) / divisor - (1 - prior) * u / n
-    floor = torch.full_like(r, prior * math.exp(-2 / t))
+    floor = prior * (0 * r - 2 / t).exp()
     r = torch.where(r > floor, r, floor)
     return torch.log1p(prior * u / r)
 

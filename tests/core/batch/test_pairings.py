@@ -181,6 +181,48 @@ def test_a_prior_per_sample_replaces_the_objectives(spec, pairing):
     same(actual, torch.stack(rows), z)
 
 
+@pytest.mark.parametrize("spec", [s for s in WITHOUT_ATTACK if s.startswith(("infonce", "dcl", "hcl", "a"))])
+@pytest.mark.parametrize(
+    "options", [{}, {"pairing": "one_way"}, {"labels": torch.tensor([0, 0, 1, 1, 2])}, {"tile": 2}], ids=str
+)
+def test_a_weight_of_the_positives_scales_p_over_t_in_the_numerator(spec, options):
+    if "labels" in options and spec.startswith(("arcl", "aal")):
+        pytest.skip("its positives are pairs of views")
+    z, weight = embeddings(0), torch.tensor([0.5, 2.0, 0.0, -1.0, 1.0], dtype=torch.float64)
+    loss_fn = cp.objective(spec)
+    plain, options = loss_fn(*z, reduction="none", **options), {"reduction": "none", **options}
+    if not any(isinstance(part, cp.InfoNCE) for part in loss_fn.modules()):
+        same(loss_fn(*z, positive_weight=weight, **options), plain, z)
+        return
+    none, both = (loss_fn(*z, positive_weight=torch.full((5,), x), **options) for x in (0.0, 2.0))
+    same(loss_fn(*z, positive_weight=torch.ones(5), **options), plain, z)
+    rows = weight.repeat(len(plain) // 5)
+    same(loss_fn(*z, positive_weight=weight, **options), none + rows * (both - none) / 2, z)
+    unit = F.normalize(z, dim=-1)
+    if spec.startswith("infonce:t=0.3") and "labels" not in options:
+        same(none - both, 2 * (unit[0] * unit[1]).sum(1).repeat(len(plain) // 5) / 0.3, z)
+
+
+def test_a_weight_per_view_is_that_of_its_anchors():
+    z, weight = embeddings(0, 3), torch.rand(3, 5, dtype=torch.float64)
+    loss_fn = cp.HCL(0.3)
+    rows = [loss_fn(*z, positive_weight=w, reduction="none")[5 * v : 5 * v + 5] for v, w in enumerate(weight)]
+    same(loss_fn(*z, positive_weight=weight, reduction="none"), torch.cat(rows), z)
+
+
+@pytest.mark.parametrize(
+    ("weight", "options", "said"),
+    [
+        (torch.ones(4), {}, r"positive_weight: expected a number per sample, shape \(5,\), or .* \(2, 5\), got \(4,\)"),
+        (torch.ones(2, 5), {"pairing": "one_way"}, r"\(2, 5\) is a number per view, but the pairing has 5 anchors"),
+        (torch.full((5,), math.nan), {}, "positive_weight: 5 of 5 values are NaN"),
+    ],
+)
+def test_wrong_weights_of_positives_are_refused(weight, options, said):
+    with pytest.raises(ValueError, match=said):
+        cp.InfoNCE()(*embeddings(0), positive_weight=weight, **options)
+
+
 def test_a_prior_per_anchor_of_ready_made_scores():
     pos, neg = cosines(0)
     prior = torch.tensor([0.0, 0.3, 0.1, 0.05, 0.2], dtype=torch.float64)

@@ -28,6 +28,7 @@ LEARNED = [
     "adnce:t=0.2,mu=learned(0.4),sigma=learned(0.1)",
     "adnce:t=0.2,mu=learned(2),weight=gamma",
     "alphacl:t=learned(0.3),power=learned(2)",
+    "alphacl:t=schedule(0.3,1,3),normalize=false",
     "dp:low=learned(0.1,0.01,0.2),high=learned(0.6,0.5,0.9)",
     "mv:t=learned(0.3)",
     "dro:radius=learned(0.1)",

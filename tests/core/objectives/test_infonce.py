@@ -29,6 +29,22 @@ def test_hcl_without_hardness_is_dcl_and_without_prior_infonce(denominator, seed
     same(cp.HCL(t, 0.0, 0.0, denominator).from_scores(pos, neg), infonce, pos, neg)
 
 
+@prop(seed=SEED, t=T, sigma=st.floats(0.05, 2))
+def test_decoupled_weights_are_the_papers(seed, t, sigma):
+    """DCLW (Yeh et al. 2022, Eq. 6 and section 3.3), sample by sample."""
+    z = embeddings(seed)
+    (a, b), total = F.normalize(z.detach(), dim=-1), 0.0
+    mean = sum(math.exp(float(x @ y) / sigma) for x, y in zip(a, b, strict=True)) / len(a)
+    for own, other in ((a, b), (b, a)):
+        for i in range(len(a)):
+            p, rest = float(own[i] @ other[i]), [j for j in range(len(a)) if j != i]
+            mass = sum(math.exp(float(own[i] @ keys[j]) / t) for keys in (own, other) for j in rest)
+            total += -(2 - math.exp(p / sigma) / mean) * p / t + math.log(mass)
+    weight = 2 - len(a) * torch.softmax((a * b).sum(1) / sigma, 0)
+    loss = cp.InfoNCE(t, denominator="negatives")(*z, positive_weight=weight)
+    assert float(loss.detach()) == pytest.approx(total / (2 * len(a)), rel=1e-10, abs=1e-12)
+
+
 @prop(30, seed=SEED, t=st.floats(0.2, 2), prior=st.floats(0, 0.9), beta=st.floats(0, 3))
 def test_debiased_estimators_written_out(seed, t, prior, beta):
     pos, neg = cosines(seed, positives=2)
