@@ -275,7 +275,7 @@ class Batch:
         shape = checks.is_float(weight, "positive_weight").shape
         if shape not in ((self.size,), (len(self.raw), self.size)):
             raise ValueError(
-                f"positive_weight: expected a number per sample, shape ({self.size},), or per view and sample, "
+                f"positive_weight: expected a number per sample, shape ({self.size}), or per view and sample, "
                 f"({len(self.raw)}, {self.size}), got {checks.shape(weight)}."
             )
         return checks.is_finite(weight, "positive_weight")

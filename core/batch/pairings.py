@@ -353,7 +353,7 @@ def _positive_weight(batch: Batch, pos: Tensor) -> Tensor:
     if len(weight) not in (batch.size, len(pos)):
         raise ValueError(
             f"positive_weight: {checks.shape(batch.positive_weight)} is a number per view, but the pairing has "
-            f"{len(pos)} anchors: give one per sample, shape ({batch.size},)."
+            f"{len(pos)} anchors: give one per sample, shape ({batch.size})."
         )
     return weight.repeat(len(pos) // len(weight)).unsqueeze(1)
 

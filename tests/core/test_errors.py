@@ -843,3 +843,11 @@ def test_the_shortest_half_vectors_have_finite_gradients():
     z = torch.full((6, 4), 6e-8, dtype=torch.float16).requires_grad_()
     LOSS(z, Z2.detach().half()).backward()
     assert z.grad.isfinite().all()
+
+
+@pytest.mark.parametrize("value", [10**400, -(10**400)])
+def test_whole_numbers_larger_than_every_float_are_refused_by_name(value):
+    """Found by fuzzing: they ended in an OverflowError."""
+    for build in (cp.InfoNCE, lambda t: cp.from_dict({"name": "infonce", "temperature": t}), cp.Learned):
+        with pytest.raises(ValueError, match=r"temperature|Learned"):
+            build(value)

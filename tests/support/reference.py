@@ -319,7 +319,7 @@ def contrast(name: str, row: Row, q: Parameters) -> Tensor:
         return mass - pos
     if row.first is None:
         return softplus(mass - pos)
-    return torch.logaddexp((kept / t).expand_as(pos), mass.expand_as(pos)) - pos
+    return softplus(mass - kept / t) + (kept - row.p) / t
 
 
 def alphacl(row: Row, q: Parameters) -> Tensor:

@@ -262,3 +262,18 @@ def test_anchors_without_positives_do_not_count(spec):
         assert all(x.isfinite().all() for x in gradients(actual, [pos, neg]))
         return
     same(actual, expected, pos, neg, rtol=1e-8)
+
+
+@pytest.mark.parametrize("mask", [-math.inf, -1e4])
+def test_masked_logits_leave_a_trained_scale_its_gradient(mask):
+    """Found by fuzzing: minus infinity by the scale has a gradient that is not a number."""
+    s, found = torch.rand(5, 5, dtype=torch.float64), []
+    masked = torch.eye(5, dtype=torch.bool).roll(1, 1)
+    for shown in (0.0, mask):
+        scale = torch.tensor(4.0, dtype=torch.float64, requires_grad=True)
+        positive = torch.eye(5, dtype=torch.bool)
+        logits = (scale * s).masked_fill(masked, shown) if shown else scale * s[~masked].view(5, 4)
+        labels = positive if shown else positive[~masked].view(5, 4)
+        cp.ADNCE("host").from_logits(logits, labels, scale=scale).backward()
+        found.append(scale.grad)
+    torch.testing.assert_close(*found)

@@ -497,3 +497,23 @@ def test_memory_of_a_large_batch():
     plain = peak(32768, "infonce:t=0.1")
     assert plain < 150
     assert peak(32768, "infonce:t=0.1", "with a guide and a margin") < 1.5 * plain
+
+
+    assert peak(32768, "infonce:t=0.1") < 150
+
+
+def test_a_schedule_inside_a_function_is_that_of_the_forward_pass():
+    """Found by fuzzing: the backward pass calls the function again, when the schedule is a step further."""
+
+    class Waved(cp.Objective):
+        temperature: cp.Real = cp.Real("t", default=0.5, low=0, open_low=True)
+
+        def per_anchor(self, pos, neg):
+            return neg.logsumexp(lambda s: s.sin() / self.temperature) - pos / self.temperature
+
+    z, gradients = torch.randn(2, 6, 4, dtype=torch.float64, requires_grad=True), []
+    for tile in (0, 2):
+        loss_fn = Waved(cp.Schedule(0.1, 1, 3))
+        first, second = (loss_fn(*z, tile=tile) for _ in range(2))  # two steps before their backward passes
+        gradients.append(torch.autograd.grad(first + 2 * second, z)[0])
+    torch.testing.assert_close(*gradients, rtol=1e-10, atol=1e-12)

@@ -26,6 +26,17 @@ def test_arcl_with_two_views_is_the_objective_on_first_view_anchors(inner, seed)
     same(cp.AAL(inner)(*z), one, z)
 
 
+def test_the_worst_pair_is_subtracted_before_the_temperature_divides():
+    """Found by fuzzing: in float32, the difference of two large logits had lost most of its digits."""
+    pos, first, neg = torch.tensor([[0.8999]]), torch.tensor([[0.9]]), torch.tensor([[-0.5]])
+
+    def loss(dtype):
+        scores = cp.Scores(pos.to(dtype), cp.DenseNegatives(neg.to(dtype)), denominator_pos=first.to(dtype))
+        return cp.InfoNCE(0.001).losses(scores)
+
+    torch.testing.assert_close(loss(torch.float32), loss(torch.float64).float(), rtol=1e-6, atol=0)
+
+
 @pytest.mark.parametrize("denominator", ["paper", "worst"])
 @prop(seed=SEED, views=st.integers(2, 5), t=T)
 def test_the_worst_pair_costs_at_least_the_average_pair(denominator, seed, views, t):
