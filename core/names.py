@@ -31,6 +31,14 @@ ELSEWHERE = {
 }
 
 
+# the class of each built-in objective, by its name in specs; a test compares it with the registry
+OBJECTIVES = {
+    "infonce": "InfoNCE", "dcl": "DCL", "hcl": "HCL", "adnce": "ADNCE", "alphacl": "AlphaCL", "mv": "MeanVariance",
+    "dro": "CLDRO", "nca": "NCA", "mixnca": "MixNCA", "robust": "Robust", "intcl": "IntCL", "intnacl": "IntNaCl",
+    "dp": "DistancePolarization", "arcl": "ArCL", "aal": "AAL", "debpos": "DebiasedPositives",
+}  # fmt: skip
+
+
 def closest(name: str, known: Iterable[str]) -> str:
     """Return the end of an error message that suggests the closest known name, or nothing."""
     spelled = {option.lower(): option for option in known}
@@ -42,6 +50,17 @@ def nearest(name: str, known: Iterable[str]) -> str:
     """Suggest the closest known name and list all of them, as the end of an error message."""
     known = list(dict.fromkeys(known))
     return f"{closest(name, known)} Known: {', '.join(known)}."
+
+
+def unknown_objective(name: str, classes: Mapping[str, str]) -> str:
+    """Return the message for a name that no spec knows.
+
+    Args:
+        name: what was typed.
+        classes: the class of each known objective, by its name in specs.
+    """
+    here, _ = elsewhere(name) or ({kind.lower(): known for known, kind in classes.items()}.get(name.lower(), name), "")
+    return f"unknown objective {name!r}.{nearest(here, classes)}"
 
 
 def elsewhere(name: str) -> tuple[str, str] | None:

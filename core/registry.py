@@ -5,7 +5,7 @@ from __future__ import annotations
 from importlib import import_module, metadata
 from typing import Any
 
-from .names import elsewhere, nearest
+from .names import unknown_objective
 
 registry: dict[str, type[Any]] = {}
 """Every named objective that has been defined so far. Read it through :func:`known`."""
@@ -41,7 +41,5 @@ def kind(name: str) -> type[Any]:
         for entry in metadata.entry_points(group="counterpoint.objectives"):
             entry.load()
     if name not in registry:
-        here, _ = elsewhere(name) or ({c.__name__.lower(): n for n, c in registry.items()}.get(name.lower(), name), "")
-        hint = nearest(here, registry)
-        raise LookupError(f"unknown objective {name!r}.{hint}")
+        raise LookupError(unknown_objective(name, {n: c.__name__ for n, c in registry.items()}))
     return registry[name]

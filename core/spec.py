@@ -5,14 +5,16 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable
+from importlib import import_module, metadata
 from typing import Any
 
-from .hyper import Learned, Schedule, nearest
+from .names import OBJECTIVES, nearest, unknown_objective
 
 NAME = re.compile(r"[a-z][a-z0-9_]*")
 _WORD = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?")
-CALLS = {"schedule": Schedule, "learned": Learned}
+_OBJECTIVE = re.compile(r"(?:^|[(+*])\s*([A-Za-z_][A-Za-z0-9_]*)")
+CALLS = {"schedule": "Schedule", "learned": "Learned"}  # classes of hyper.py, which imports torch
 DEPTH = 50
 _CONSTANTS = {"true": True, "false": False, "none": None}
 
@@ -87,9 +89,19 @@ class _Reader:
             arguments.append(self.value())
         self.expect(")")
         try:
-            return CALLS[word](*arguments)
+            return getattr(import_module(f"{__package__}.hyper"), CALLS[word])(*arguments)
         except (TypeError, ValueError) as error:
             raise self.fail(str(error), start) from None
+
+
+def check_names(text: str) -> None:
+    """Raise for an objective that nobody has defined, without importing torch; :func:`parse` finds what else is wrong.
+
+    Commands call it, where only installed packages can have defined more than the built-in objectives.
+    """
+    for match in _OBJECTIVE.finditer(text):
+        if match[1] not in (*CALLS, *OBJECTIVES) and not metadata.entry_points(group="counterpoint.objectives"):
+            raise SpecError(unknown_objective(match[1], OBJECTIVES), text, match.start(1))
 
 
 def value(text: str) -> Any:

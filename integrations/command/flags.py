@@ -162,9 +162,12 @@ def chosen(arguments: argparse.Namespace, settings: type) -> dict[str, Any]:
 
 
 def spec(text: str) -> str:
+    """A type for argparse: the canonical text of a spec; an unknown name is refused before torch is imported."""
     import counterpoint as cp
+    from counterpoint.spec import check_names
 
     try:
+        check_names(text)
         return str(cp.objective(text))
     except (TypeError, ValueError) as error:
         raise argparse.ArgumentTypeError(str(error)) from None

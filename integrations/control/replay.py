@@ -142,14 +142,15 @@ class Replay:
         return {"written": self._written.tolist(), "files": self._files}
 
     def load(self, folder: Path, state: dict[str, Any]) -> None:
-        """Restore the state that :meth:`save` returned."""
+        """Restore the state that :meth:`save` returned; a file of it that is damaged or missing leaves nothing."""
         for file in state["files"]:
             try:
                 content = load_checked(folder / file["name"], self._ring)
-            except store.DamagedError as error:
-                raise store.DamagedError(f"{error}; --fresh restarts the run") from None
-            if content is None:
-                raise store.DamagedError(f"{folder / file['name']}: missing; --fresh restarts the run")
+                if content is None:
+                    raise store.DamagedError(f"{folder / file['name']}: missing")
+            except store.DamagedError:
+                self._ring["acted"].zero_()
+                raise
             for name, parts in content.items():
                 for env, part in enumerate(parts):
                     self._ring[name][env, self._rows(file, env)] = part.to(self._ring[name].device)

@@ -112,13 +112,12 @@ class _Training:
         self.agent = build(self.arguments, shape, actions)
         self.replay = Replay(settings.capacity, frame, actions, envs, settings.stack, device)
         self.returns, self.decisions, self.step = np.zeros(envs), 0, 0
-        if (state := run.load()) is None:
+        if (state := run.load(lambda state: self.replay.load(run.path / "replay", state["replay"]))) is None:
             self.observations, _ = env.reset(seed=[1000 * self.arguments["seed"] + i for i in range(envs)])
             for i in range(envs):
                 self.replay.begin(i, self.observations[i])
         else:
             self.agent.load(state["agent"])
-            self.replay.load(run.path / "replay", state["replay"])
             env.set_attr("state", state["envs"])
             self.observations = np.stack(env.get_attr("observation"))
             self.returns, self.decisions, self.step = np.array(state["returns"]), state["decisions"], state["step"]

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import shutil
+import zlib
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -12,6 +14,7 @@ from torch.utils.data import BatchSampler
 
 from counterpoint.plugins.sentence_transformers import ContrastiveLoss
 
+from .. import store
 from ..store.run import Run
 from . import encode, sts
 from .data import Pairs
@@ -74,13 +77,20 @@ class RunCallback(_Callback):  # type: ignore[misc]
 
     def resume(self) -> str | None:
         """Restore the run's state; returns the trainer's checkpoint to continue from."""
-        state = self.run.load()
+        state = self.run.load(self._check_files)
         if state is None:
             shutil.rmtree(self.folder, ignore_errors=True)  # incomplete checkpoints
             return None
         self.objective.load_state_dict(state["objective"])
         self.best = state["best"]
         return str(self.folder / state["trainer"])
+
+    def _check_files(self, state: dict[str, Any]) -> None:
+        """Raise if a file of the trainer's checkpoint is not what it was."""
+        for name, checksum in state.get("files", {}).items():
+            path = self.folder / state["trainer"] / name
+            if not path.is_file() or _checksum(path) != checksum:
+                raise store.DamagedError(f"{path}: {'damaged' if path.exists() else 'missing'}")
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         self.ticks = self.run.track(range(state.global_step, state.max_steps), total=state.max_steps)
@@ -107,8 +117,18 @@ class RunCallback(_Callback):  # type: ignore[misc]
 
     def on_save(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         name = f"checkpoint-{state.global_step}"
-        record = {"trainer": name, "objective": self.objective.state_dict(), "best": self.best}
+        paths = [path for path in (self.folder / name).rglob("*") if path.is_file()]
+        files = {path.relative_to(self.folder / name).as_posix(): _checksum(path) for path in paths}
+        record = {"trainer": name, "files": files, "objective": self.objective.state_dict(), "best": self.best}
         self.run.save(record, state.global_step)
+
+
+def _checksum(path: Path) -> int:
+    checksum = 0
+    with path.open("rb") as file:
+        while block := file.read(1 << 20):
+            checksum = zlib.crc32(block, checksum)
+    return checksum
 
 
 def make_trainer(

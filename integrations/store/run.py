@@ -12,7 +12,7 @@ import shutil
 import sys
 import time
 import warnings
-from collections.abc import Iterable, Iterator, Mapping, Sized
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sized
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
@@ -178,12 +178,18 @@ class Run:
 
     # ---- training ------------------------------------------------------------------------------
 
-    def load(self) -> dict[str, Any] | None:
-        """Return the state of the last good checkpoint, on the CPU, and drop later log lines; None without one."""
+    def load(self, restore: Callable[[dict[str, Any]], object] = lambda state: None) -> dict[str, Any] | None:
+        """Return the state of the last good checkpoint, on the CPU, and drop later log lines; None without one.
+
+        Args:
+            restore: gets the state first, and raises :class:`DamagedError` where a file beside the checkpoint is
+                damaged, without which it is of no use.
+        """
         damaged = False
         for path in self.checkpoints:
             try:
-                content = load_checked(path, ("state", "metrics"))
+                if (content := load_checked(path, ("state", "metrics"))) is not None:
+                    restore(content["state"])
             except DamagedError as error:
                 damaged = True
                 warnings.warn(f"{error}; not used", RuntimeWarning, stacklevel=2)

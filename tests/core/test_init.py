@@ -14,10 +14,13 @@ from types import ModuleType
 
 import pytest
 import torch
+from identities import FORMULAS
 from processes import fresh
 
 import counterpoint as cp
-from counterpoint.names import ELSEWHERE
+from counterpoint.names import ELSEWHERE, OBJECTIVES
+from counterpoint.registry import BUILT_IN
+from counterpoint.spec import check_names
 
 ORDERS = [
     "import counterpoint.objective, counterpoint.gradcache",
@@ -170,6 +173,39 @@ except ValueError as error:
     print(error)
 """
     assert fresh(code) == "Mine: the name 'nca' is taken by counterpoint.objectives.nacl.NCA."
+
+
+def test_the_built_in_names_are_those_of_the_registry():
+    kinds = {name: kind.__name__ for name, kind in cp.registry.items() if kind.__module__.startswith(BUILT_IN)}
+    assert kinds == OBJECTIVES
+
+
+@pytest.mark.parametrize(
+    ("spec", "position"), [("infonse", 0), ("0.5 * ( arcl(hlc) + dp )", 12), ("arcl(hcl:t=learned(1,0.1,2)) + dq", 31)]
+)
+def test_unknown_objectives_are_found_without_torch(spec, position):
+    with pytest.raises(cp.SpecError) as full:
+        cp.objective(spec)
+    code = f"""
+import sys
+from counterpoint.spec import SpecError, check_names
+try:
+    check_names({spec!r})
+except SpecError as error:
+    print(error.position, "torch" in sys.modules, error)
+"""
+    assert fresh(code) == f"{position} False {full.value}"
+
+
+@pytest.mark.parametrize("spec", ["mine", "arcl(mine:t=1)"])
+def test_objectives_of_installed_packages_are_not_refused(monkeypatch, spec):
+    monkeypatch.setattr("counterpoint.spec.metadata.entry_points", lambda group: ["an entry point"])
+    check_names(spec)
+
+
+@pytest.mark.parametrize("spec", FORMULAS)
+def test_known_objectives_are_not_refused(spec):
+    check_names(spec)
 
 
 def test_pickles_are_loaded_where_nothing_was_imported():

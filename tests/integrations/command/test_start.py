@@ -60,6 +60,8 @@ def test_every_commands_parser_needs_no_torch(name, flag, expected):
         ("train graph --data nowhere", "--data: nowhere is not a folder"),
         ("train graph --dataset a/b", "'a/b' is not the name of a data set"),
         ("train graph --preset adnce", "the paper has no settings for 'demo'"),
+        ("train graph --objective infonce adnse", "unknown objective 'adnse'. Did you mean 'adnce'?"),
+        ("tune image --objective hlc", "unknown objective 'hlc'. Did you mean 'hcl'?"),
         ("train graph --device cdua", "unknown device 'cdua'. Did you mean 'cuda'?"),
         ("tune graph --data nowhere", "--data: nowhere is not a folder"),
         ("tune graph --dataset a b", "--dataset: one at a time, got a, b"),

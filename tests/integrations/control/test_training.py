@@ -106,6 +106,22 @@ def test_a_killed_run_goes_on_as_if_nothing_had_happened(undisturbed, tmp_path, 
     assert numbers(run) == numbers(undisturbed)
 
 
+@pytest.mark.parametrize(
+    ("file", "goes_on"), [(-1, "continues from the checkpoint at step 760"), (0, "begins anew, without a checkpoint")]
+)
+def test_a_damaged_part_of_the_replay_buffer_costs_its_checkpoints(undisturbed, tmp_path, file, goes_on):
+    """The last part belongs to the last checkpoint alone, the first one to both."""
+    assert killed(tmp_path, 20, "after").returncode == -signal.SIGKILL
+    part = sorted(Run(tmp_path, cell()).path.glob("replay/*"))[file]
+    part.write_bytes(part.read_bytes()[:-100])
+    with pytest.warns(RuntimeWarning) as said:
+        (run,) = run_grid(training.train, [cell()], tmp_path, progress=False)
+    messages = [str(one.message) for one in said if one.category is RuntimeWarning]
+    assert messages[0].startswith(f"{part}: damaged")
+    assert messages[-1].endswith(goes_on)
+    assert numbers(run) == numbers(undisturbed)
+
+
 def test_a_full_disk_leaves_the_last_good_checkpoint(undisturbed, tmp_path):
     assert killed(tmp_path, 18, "after").returncode == -signal.SIGKILL
     before = Run(tmp_path, cell()).load()

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import argparse
 import fcntl
+import gc
+import io
 import json
 import math
 import multiprocessing
@@ -21,6 +23,7 @@ import termios
 import threading
 import time
 import warnings
+from collections import Counter
 from functools import partial
 from pathlib import Path
 
@@ -868,3 +871,102 @@ def test_progress_counts_what_can_be_counted(monkeypatch):
     assert list(progress.track(iter("ab"), "unknown")) == ["a", "b"]
     assert list(progress.track(range(2, 5), "resumed", before=2)) == [2, 3, 4]
     assert shown == [("three", 3, 0), ("unknown", None, 0), ("resumed", 5, 2)]
+
+
+# ---- long and large ------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def counted(monkeypatch):
+    """What is opened, by the names of files, how many texts are parsed as JSON, and how many specs are read."""
+    opened, parsed, specs = Counter(), [], []
+    with_open, loads, parse = io.open, json.loads, cp.spec.parse
+
+    def opening(file, *args, **options):
+        opened[Path(file).name if isinstance(file, (str, Path)) else file] += 1
+        return with_open(file, *args, **options)
+
+    monkeypatch.setattr(io, "open", opening)
+    monkeypatch.setattr(json, "loads", lambda text, **options: parsed.append(text) or loads(text, **options))
+    monkeypatch.setattr("counterpoint.spec.parse", lambda text, *args: specs.append(text) or parse(text, *args))
+    return opened, parsed, specs
+
+
+def finished(root, seeds, lines):
+    cells = [{**CELL, "objective": spec, "seed": seed} for spec in ("infonce", "hcl") for seed in range(seeds)]
+
+    def train(run):
+        for step in range(lines):
+            run.log(step, loss=float(step), rate=math.nan if step % 2 else 0.5)
+        run.finish({"accuracy": 1.0 + run.arguments["seed"]})
+
+    quietly(train, cells, root)
+    return cells
+
+
+def test_a_report_reads_each_file_once_and_parses_it_at_once(tmp_path, counted):
+    finished(tmp_path, 3, 200)
+    opened, parsed, _ = counted
+    opened.clear(), parsed.clear()
+    summary = report.summarise(store.find_runs(tmp_path))
+    for name in ("terminal", "json", "html"):
+        report.RENDER[name](summary)
+    assert (opened["run.json"], opened["metrics.jsonl"]) == (6, 6)
+    assert sum('"step"' in str(text) for text in parsed) == 6  # whole files, not lines
+
+
+def test_a_finished_grid_reads_its_records_once_and_nothing_else(tmp_path, counted):
+    cells = finished(tmp_path, 20, 1)
+    opened, parsed, specs = counted
+    opened.clear(), parsed.clear(), specs.clear()
+    quietly(None, cells, tmp_path)
+    assert opened == {"run.json": 40}
+    assert sum('"status"' in text for text in parsed) == len(specs) == 40
+
+
+DAMAGED = [
+    "", "[1]", "{}", '{"step": 1', '"loss": 2}', '{"step": 1}, {"step": 2}', '{"step": {}}', '{"step": 1, "a": "}',
+    '{"step": 1e999}', '{"step": true}', '{"a": 1}', '{"step": NaN}', '{"step": "1"}', "{\udcff}",
+    '{"step": ' + 5000 * "1" + "}",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("line", DAMAGED, ids=range(len(DAMAGED)))
+@pytest.mark.parametrize("other", ["", '", "b": 2}', '"loss": 2}', "{", "}"])
+def test_damaged_lines_are_named_however_lines_are_parsed(tmp_path, line, other):
+    """Together, two damaged lines may look like a whole one, or one like two."""
+    run = saved(tmp_path)
+    lines = ['{"step": 1, "loss": null}', line, other, '{"step": 4, "loss": 0.5}']
+    (run.path / "metrics.jsonl").write_bytes("".join(x + "\n" for x in lines).encode("utf-8", "surrogateescape"))
+    with pytest.warns(RuntimeWarning, match=r"not readable, left out: line 2, line 3$"):
+        logged = run.metrics()
+    assert [one["step"] for one in logged] == [1, 4]
+    assert math.isnan(logged[0]["loss"])
+
+
+@pytest.mark.slow
+def test_100_000_steps_without_growth_of_memory(tmp_path):
+    """Of the process that trains, with a schedule, logs and checkpoints; measured after a warm-up and at the end."""
+
+    def memory():
+        gc.collect()
+        with open("/proc/self/status") as status:
+            return next(int(line.split()[1]) for line in status if line.startswith("VmRSS:"))
+
+    run, steps, kib = store.Run(tmp_path, CELL), 100_000, {}
+    loss_fn = cp.objective("adnce:t=schedule(0.5,0.1,100000),mu=auto + 0.1*dp")
+    weight = torch.randn(8, 8, requires_grad=True)
+    with run.lock():
+        run.begin()
+        for step in range(1, steps + 1):
+            x = torch.randn(2, 16, 8)
+            loss = loss_fn(*(x @ weight))
+            (weight.grad,) = torch.autograd.grad(loss, weight)
+            with torch.no_grad():
+                weight -= 0.01 * weight.grad
+            run.log(step, loss=float(loss.detach()))
+            if step % 1000 == 0:
+                run.save({"weight": weight.detach(), "objective": loss_fn.state_dict()}, step)
+            if step in (10_000, steps):
+                kib[step] = memory()
+    assert kib[steps] - kib[10_000] < 90_000 * 16 / 1024, kib  # less than two numbers of a step are left
