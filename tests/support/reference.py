@@ -474,7 +474,7 @@ def anchor_losses(q: Parameters, some: list[Row], layout: str) -> list[Tensor]:
     if name in ("arcl", "aal"):
         inner, changed = q["objective"], []
         for row in some:
-            worst = row.p.min() if name == "arcl" else row.p.mean()
+            worst = row.p[row.p.argmin()] if name == "arcl" else row.p.mean()  # the first of equal ones
             paper = q["denominator"] == "paper"
             first = row.first if paper else None
             changed.append(replace(row, p=worst[None], first=first, alone=paper and layout == "queue"))
