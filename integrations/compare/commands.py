@@ -102,6 +102,8 @@ def _check_objectives(settings: Settings) -> None:
         raise ValueError(f"--objectives: expected two or more, such as {HOST} hcl:t=0.1, got {settings.objectives}")
     if settings.baseline is not None and settings.baseline not in settings.objectives:
         raise ValueError(f"--baseline {settings.baseline}: it is not among the objectives")
+    if settings.margin is not None and not settings.margin >= 0:
+        raise ValueError(f"--margin: expected a number of at least 0, got {settings.margin}")
     if not settings.metric:
         raise ValueError("--metric: which number is compared? Such as json:results.json:accuracy")
     names = [metric.name for metric in settings.metric]

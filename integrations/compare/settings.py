@@ -36,6 +36,9 @@ class Settings:
         metavar="METRIC",
     )
     lower: bool = setting(False, "smaller numbers are better")
+    margin: float | None = setting(
+        None, "differences that do not matter (half a point of 100: .5 of percents)", type=float
+    )
     baseline: str | None = setting(
         None, "what the others are compared with (host, or the first)", type=objective, metavar="SPEC"
     )

@@ -22,7 +22,7 @@ from typing import Any
 import counterpoint as cp
 from counterpoint.hyper import is_number, nearest
 
-from ..store.cell import dataset_name
+from ..store.cell import HOST, dataset_name
 from ..store.run import Run
 from . import statistics
 from .papers import PaperNumber, paper_number
@@ -45,7 +45,7 @@ OBJECTIVE = (
     "mixed",
     "ids",
 )
-IDENTIFYING = ("domain", "dataset", "seed", *OBJECTIVE)  # all that may differ within a table
+IDENTIFYING = ("domain", "dataset", "seed", "length", *OBJECTIVE)  # all that may differ within a table
 NO_TRAINING = ("epochs", "steps", "updates", "encoder", "head")  # in these, rows that train nothing may differ too
 TRAINS = ("SwAV", "SAC")  # rows that train without an objective
 
@@ -128,7 +128,7 @@ def summarise(
 
     Args:
         runs: those that are not done, and those of ``counterpoint tune``, are only counted in the notes.
-        baseline: a row by its name or spec; by default InfoNCE where a column has exactly one such row.
+        baseline: a row by its name or spec; by default a code base's own loss, or else InfoNCE, if there is one such.
         metrics: names of results; by default the first that the runs on a data set have, a loss if there is no other.
         lower: whether smaller numbers are better. Without it losses are not compared.
         margin: differences within it are of no interest, in the metric's unit; by default half a point of a hundred.
@@ -288,8 +288,9 @@ def _column(
     domain, dataset = members[0].arguments["domain"], members[0].arguments["dataset"]
     comparable = metric != LOSS or lower
     if baseline is None and len(values) > 1:
-        infonce = [row for row in values if _is_infonce(runs[row][0])]
-        baseline = infonce[0] if len(infonce) == 1 else None
+        own = [row for row in values if runs[row][0].arguments["objective"] == HOST]
+        likely = own or [row for row in values if _is_infonce(runs[row][0])]
+        baseline = likely[0] if len(likely) == 1 else None
     if baseline not in values or not comparable:
         baseline = None
     tested = statistics.available() or len(values) == 1 or not comparable

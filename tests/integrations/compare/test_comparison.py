@@ -45,6 +45,10 @@ def here(tmp_path, monkeypatch):
         ("logits --objectives host host --set-seed R -- train.py", "--objectives: expected two or more"),
         ("logits --set-seed R -- train.py", "--objectives: expected two or more"),
         ("logits --objectives host hcl --set-seed -- train.py", "--metric: which number"),
+        (
+            "logits --objectives host hcl --margin -1 --set-seed R -- train.py",
+            "--margin: expected a number of at least 0",
+        ),
         ("logits --objectives host hcl --set-seed R R -- train.py", "--metric: two are named 'test'"),
         ("logits --objectives host hcl R -- train.py", "how does the script get its seed? Expected one way, got 0"),
         ("logits --objectives host hcl --set-seed R -- train.py {seed}", "Expected one way, got 2"),
