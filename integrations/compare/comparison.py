@@ -70,8 +70,7 @@ class Comparison:
         self.notes += [*_time_notes(done, baseline, settings.equal_time), *_doubts(done)]
         names = list(dict.fromkeys(name for run in done for name in run.record["result"]))
         known = baseline if any(run.name == baseline for run in done) else None
-        how = {"lower": settings.lower, "margin": settings.margin}
-        summary = report.summarise(done, baseline=known, metrics=names, **how)
+        summary = report.summarise(done, baseline=known, metrics=names, lower=settings.lower, margin=settings.margin)
         summary.notes[:0] = self.notes
         print(report.RENDER["json" if self.arguments.json else "terminal"](summary))
         print(f"runs and logs: {done[0].path.parents[1]}", file=sys.stderr)
