@@ -26,7 +26,7 @@ EDGES_THREADS = (1024, 512)
 EDGES = (4096, 2048)
 
 LIMITED = "false_negatives= excludes every key; empty='zero' gives these anchors a loss of zero"
-_ONES = Traced(torch.ones_like, (), (), 1.0, 1, False)
+_ONES = Traced(torch.ones_like, (), (), (), 1.0, 1, False)
 
 
 class TiledNegatives(Negatives):
