@@ -181,7 +181,7 @@ def test_the_built_in_names_are_those_of_the_registry():
 
 
 @pytest.mark.parametrize(
-    ("spec", "position"), [("infonse", 0), ("0.5 * ( arcl(hlc) + dp )", 12), ("arcl(hcl:t=learned(1,0.1,2)) + dq", 31)]
+    ("spec", "position"), [("infonse", 0), ("0.5 * ( arcl(hlc) + dp )", 13), ("arcl(hcl:t=learned(1,0.1,2)) + dq", 31)]
 )
 def test_unknown_objectives_are_found_without_torch(spec, position):
     """Which counterpoint.hyper imports."""
