@@ -28,7 +28,7 @@ def test_python_blocks_run():
         registry.update(registered)
 
 
-TABLE = README.read_text().partition("## Which objective for which problem")[2].split("\n\n")[1]
+TABLE = re.search(r"(?:^\|.*\n)+", README.read_text().partition("## Which objective for which problem")[2], re.M)[0]
 ROWS = [[cell.strip() for cell in line.strip("|").split("|")] for line in TABLE.splitlines()[2:]]
 
 

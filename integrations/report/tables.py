@@ -42,8 +42,9 @@ def _difference(column: Column, row: str) -> list[str]:
     """Return the difference with its interval, the verdict, and the corrected p-value."""
     places, verdict = digits(column), column.compared.get(row)
     if (compared := column.checks.get(row)) and column.tested:
-        better = sum(v.different and (v.difference < 0) == column.lower for v in compared.values())
-        return ["", f"beaten by {better} of {len(compared)} trained rows", ""]
+        tested = [v for v in compared.values() if not math.isnan(v.p)]
+        better = sum(v.different and (v.difference < 0) == column.lower for v in tested)
+        return ["", f"beaten by {better} of {len(tested)} trained rows" if tested else "", ""]
     if verdict is None:
         return ["", "", ""]
     difference = with_interval(verdict.difference, verdict.low, verdict.high, places)

@@ -80,9 +80,12 @@ def _checks(column: Column) -> Iterator[str]:
     places = digits(column)
     if column.uninformative:
         yield f"this data set tells nothing: no row is found above the majority class ({column.majority:.{places}f})"
-    for check, compared in sorted(column.checks.items(), key=lambda item: UNTRAINED.search(item[0]) is None):
-        if compared and column.tested:
-            yield check_reading(check, compared, column)
+    checks = {check: compared for check, compared in column.checks.items() if compared and column.tested}
+    if checks and all(v.pairs < FEWEST for compared in checks.values() for v in compared.values()):
+        yield f"whether training helps is tested from {FEWEST} seeds on"
+        return
+    for check, compared in sorted(checks.items(), key=lambda item: UNTRAINED.search(item[0]) is None):
+        yield check_reading(check, compared, column)
 
 
 def check_reading(check: str, compared: Mapping[str, Verdict], column: Column) -> str:

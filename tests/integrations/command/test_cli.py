@@ -270,7 +270,7 @@ def test_without_extras_each_command_names_its_own(tmp_path):
         assert error.startswith(f"counterpoint {' '.join(line.split()[:2])}: ")
         assert error.endswith(install(extra))
         assert code == "code 2"
-    others = {"advise", "objectives", "inject", "report", "demo", "completion", "doctor"}
+    others = {"advise", "compare", "objectives", "inject", "report", "demo", "completion", "doctor"}
     assert {" ".join(line.split()[:2]) for line in NEEDS} == set(COMMANDS) - others
 
 

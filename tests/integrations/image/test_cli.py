@@ -28,7 +28,7 @@ def test_train_then_evaluate(tmp_path, capsys):
     table = capsys.readouterr().out
     for said in ("8 x 8 digits, embedded", "untrained encoder", "infonce:t=0.2", "adnce:t=0.3", "knn", "linear"):
         assert said in table
-    assert table.count("minus baseline [95%]") == 3  # knn, linear, linear_top5
+    assert table.count("minus baseline [95%, corrected]") == 3  # knn, linear, linear_top5
     assert main([*words, *QUICK, "--json"]) == 0  # nothing is trained again
     found = json.loads(capsys.readouterr().out)
     assert [one["name"].partition(":")[0] for one in found] == ["untrained encoder", "infonce", "adnce"]
