@@ -85,9 +85,14 @@ def _run(words: list[str]) -> int:
     except RuntimeError as error:
         from ..store.grid import GridError
 
-        if COMMANDS[name].script or not isinstance(error, GridError):
+        if COMMANDS[name].script:
             raise
-        message, code = str(error).partition("\n")[0], 1
+        if isinstance(error.__cause__, KeyboardInterrupt):  # as Python before 3.12 wraps it where a class is created
+            message, code = str(error.__cause__) or "stopped", 130
+        elif isinstance(error, GridError):
+            message, code = str(error).partition("\n")[0], 1
+        else:
+            raise
     print(f"counterpoint {name}:", message, file=sys.stderr)
     return code
 

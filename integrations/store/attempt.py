@@ -47,6 +47,10 @@ def _train(train: Callable[[Run], None], run: Run, progress: bool) -> Outcome:
             run.interrupt()
         raise
     except (Exception, SystemExit) as error:
+        if isinstance(error.__cause__, KeyboardInterrupt):  # as Python before 3.12 wraps it where a class is created
+            with suppress(OSError):
+                run.interrupt()
+            raise error.__cause__ from None
         line = f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
         with suppress(OSError):  # on a full disk, report the error and not that it could not be recorded
             run.fail(line, traceback.format_exc())

@@ -95,6 +95,7 @@ def test_unknown_data_sets_are_one_clear_line(study, capsys):
     assert "Did you mean 'MUTAG'?" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_embedded_graphs_separate_chance_untrained_and_trained(monkeypatch, tmp_path, capsys):
     graphs = importlib.import_module("graphs")
     graphs.main(["--objectives", "hcl:t=0.2,denominator=negatives", "--graphs", "180", "--out", str(tmp_path)])

@@ -52,7 +52,7 @@ def test_rows_differ_in_nothing_but_the_objective(name):
     ("name", "data", "rows", "columns"),
     [
         ("simcse_sts", "sentences.txt", ["SimCSE (InfoNCE)", "DCL"], ["average", *SEVEN]),
-        ("quick_thoughts", "book.txt", ["QT", "QT + DP"], ["MRPC", "STSB-test"]),
+        pytest.param("quick_thoughts", "book.txt", ["QT", "QT + DP"], ["MRPC", "STSB-test"], marks=pytest.mark.slow),
     ],
 )
 def test_a_study_chooses_by_dev_and_compares_on_test(world, bert, monkeypatch, capsys, name, data, rows, columns):

@@ -6,6 +6,8 @@ import json
 import subprocess
 import sys
 
+import pytest
+
 from counterpoint.plugins import inject
 from counterpoint.plugins.host import Seam
 
@@ -36,6 +38,7 @@ def test_the_time_of_a_step_leaves_out_pauses():
     assert seam.step_seconds == 1.5
 
 
+@pytest.mark.slow
 def test_processes_that_the_script_spawns_are_counted(tmp_path):
     (tmp_path / "train.py").write_text(SPAWNS)
     command = [sys.executable, "-m", "counterpoint.plugins.inject", "logits", "--site", "train.py:11", "--scale", "10"]

@@ -107,6 +107,24 @@ class Outcome:
     left: dict[str, Any]
 
 
+class Interrupted:
+    """What Ctrl-C meets while a class is created: Python before 3.12 wraps it in a RuntimeError."""
+
+    def __set_name__(self, owner, name):
+        raise KeyboardInterrupt
+
+
+def test_ctrl_c_while_a_class_is_created(monkeypatch, capsys, tmp_path):
+    def create(*_):
+        type("Owner", (), {"attribute": Interrupted()})
+
+    monkeypatch.setitem(COMMANDS, "doctor", replace(COMMANDS["doctor"], run=create))
+    assert main.main(["doctor"]) == 130
+    assert capsys.readouterr().err == "counterpoint doctor: stopped\n"
+    with pytest.raises(KeyboardInterrupt):
+        store.run_grid(create, [{"domain": "toy", "dataset": "d", "objective": "hcl", "seed": 0}], tmp_path)
+
+
 class Start:
     """A start of a command, in a session of its own, with an empty folder for its temporary files."""
 

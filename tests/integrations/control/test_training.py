@@ -107,7 +107,11 @@ def test_a_killed_run_goes_on_as_if_nothing_had_happened(undisturbed, tmp_path, 
 
 
 @pytest.mark.parametrize(
-    ("file", "goes_on"), [(-1, "continues from the checkpoint at step 760"), (0, "begins anew, without a checkpoint")]
+    ("file", "goes_on"),
+    [
+        (-1, "continues from the checkpoint at step 760"),
+        pytest.param(0, "begins anew, without a checkpoint", marks=pytest.mark.slow),
+    ],
 )
 def test_a_damaged_part_of_the_replay_buffer_costs_its_checkpoints(undisturbed, tmp_path, file, goes_on):
     """The last part belongs to the last checkpoint alone, the first one to both."""
@@ -122,6 +126,7 @@ def test_a_damaged_part_of_the_replay_buffer_costs_its_checkpoints(undisturbed, 
     assert numbers(run) == numbers(undisturbed)
 
 
+@pytest.mark.slow
 def test_a_full_disk_leaves_the_last_good_checkpoint(undisturbed, tmp_path):
     assert killed(tmp_path, 18, "after").returncode == -signal.SIGKILL
     before = Run(tmp_path, cell()).load()

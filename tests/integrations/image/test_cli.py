@@ -128,6 +128,7 @@ def test_presets_have_the_papers_values():
         preset("arcl-5", "cifar10")
 
 
+@pytest.mark.slow
 def test_studies_choose_on_validation_images_and_compare_paired_seeds(tmp_path, capsys):
     study = importlib.import_module("shifted_cifar")
     words = ["--size", "smoke", "--rows", "SimCLR", "ArCL, 4 views", "--out", str(tmp_path)]
