@@ -197,7 +197,7 @@ def show_progress(done: int, total: int, what: str = "digits") -> None:
 
 
 def summarise(runs: list[dict[str, Any]], first: str) -> dict[str, dict[str, dict[str, Any]]]:
-    """Return each row's mean, deviation and verdict; rows that train nothing are no part of the family of tests."""
+    """Return each row's mean, deviation and verdict; rows that train nothing are not in the family of tests."""
     summary: dict[str, dict[str, dict[str, Any]]] = {run["objective"]: {} for run in runs}
     for measure in MEASURES:
         values = {name: {run["seed"]: run[measure] for run in runs if run["objective"] == name} for name in summary}

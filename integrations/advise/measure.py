@@ -162,7 +162,7 @@ def false_negatives(ids: Tensor) -> Result:
     n = len(known)
     if n < 2:
         raise ValueError(f"ids: expected at least two known ones, got {n}.")
-    # a drawn sample is no partner of itself: the expected rate of a bootstrap sample is (1 - 1/n) rate + 1/n
+    # a drawn sample is not its own partner: the expected rate of a bootstrap sample is (1 - 1/n) rate + 1/n
     drawn = sorted((rate(known[torch.randint(n, (n,), generator=generator)]) - 1 / n) / (1 - 1 / n) for _ in range(400))
     return {"share": rate(known), "low": max(drawn[9], 0.0), "high": drawn[390], "known": n}
 

@@ -84,7 +84,7 @@ def _execute(run: Run, metrics: Sequence[Metric], jobs: int) -> None:
     command += [f"--objective={arguments['objective']}", *arguments["seam"], f"--counts={path / SEAM}", "--"]
     environment = {"PYTHONHASHSEED": str(arguments["seed"]), "PYTHONUNBUFFERED": "1", **os.environ}
     with (path / LOG).open("wb") as log:
-        began = (path / LOG).stat().st_mtime_ns  # by the clock of the file system, which may lag
+        began = (path / LOG).stat().st_mtime_ns  # the file system's time, which may lag
         code = _wait_for(
             subprocess.Popen(
                 [*command, *words(arguments, path / OUT)],

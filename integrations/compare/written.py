@@ -20,7 +20,7 @@ class Written:
         out: the folder ``{out}`` of the run.
         folder: where the script ran.
         log: what it printed.
-        began, ended: times in nanoseconds, by the clock of file systems.
+        began, ended: times in nanoseconds, those of the file system.
         shared: whether other runs may have written to ``folder`` meanwhile.
     """
 

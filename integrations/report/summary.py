@@ -3,7 +3,7 @@
 A table has an objective per row and a data set per column (with several metrics: a metric of a data set; with several
 settings: a column for each). Every difference to the baseline is taken over paired seeds, with a verdict from
 :mod:`~counterpoint.integrations.report.statistics`. Rows that train nothing, such as the encoder before training, are
-checks: they are no part of that family, and every trained row is compared with each of them in a family of its own. A
+checks: they are not in that family, and every trained row is compared with each of them in a family of its own. A
 row is marked as the best only if it is different from each other trained one.
 """
 

@@ -304,7 +304,7 @@ def test_list_and_explain(launch):
     assert explained.code == 0
     assert "shim       sharded_dpp: " in explained.out
     assert "tested     transformers" in explained.out
-    assert launch("simcse", "--explain").code == 2  # the folder is no clone
+    assert launch("simcse", "--explain").code == 2  # the folder is not a clone
 
 
 CALLS: list[str] = []
