@@ -245,6 +245,7 @@ def test_observations_that_are_not_finite_end_the_run(tmp_path, monkeypatch):
         run_grid(training.train, [given], tmp_path, progress=False)
 
 
+@pytest.mark.slow
 def test_tensorboard_shows_what_was_logged_once(tmp_path):
     """The same numbers as in metrics.jsonl, those before and after a kill included."""
     pytest.importorskip("tensorboard")
@@ -260,6 +261,7 @@ def test_tensorboard_shows_what_was_logged_once(tmp_path):
         assert [one.value for one in shown] == pytest.approx([line[name] for line in wanted], rel=1e-6)
 
 
+@pytest.mark.slow
 def test_processes_collect_what_is_trained_on(tmp_path):
     """Two environments, each decision of both counts."""
     given = cell(envs=2, steps=1600, eval_every=1600, episodes=1)
