@@ -3,7 +3,7 @@
 Each row of a table is compared with its baseline by a paired t-test from 3 seeds on, corrected for the rows after Holm.
 The interval beside a verdict is at the level of that verdict, so it excludes 0 exactly where the row is different, and
 a row is equivalent exactly where its interval contains 0 and lies within the margin (two one-sided tests).
-``tests/bench/statistics.py`` simulates how often this errs and what it finds.
+``tests/bench/bench_statistics.py`` simulates how often this errs and what it finds.
 """
 
 from __future__ import annotations

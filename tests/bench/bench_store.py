@@ -40,7 +40,7 @@ if __name__ == "__main__":
     with tempfile.TemporaryDirectory() as folder:
         fill(Path(folder), 5, 100_000)
         start = time.perf_counter()
-        main(["report", folder, "--out", f"{folder}/page"])
+        assert main(["report", folder, "--out", f"{folder}/page"]) == 0
         print(f"report over 1,000,000 metric lines: {time.perf_counter() - start:.1f} s", file=sys.stderr)
     with tempfile.TemporaryDirectory() as folder:
         cells = fill(Path(folder), 5_000, 0)

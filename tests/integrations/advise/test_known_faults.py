@@ -60,7 +60,8 @@ def pictures(name):
     from counterpoint.integrations.image.sources import load
 
     size = 32 if name == "cifar10" else 16
-    images = load(name, "train", size).draw(2000)
+    images = load(name, "train", size)
+    images = images.draw(min(2000, len(images)))
     recipe = Recipe(size) if name == "cifar10" else Recipe(size, min_scale=0.5, flip=0.0, jitter_prob=0.0, grey=0.0)
     generator, patches = torch.Generator().manual_seed(0), PatchFeatures(images.x, centers=100)
     components = Components(patches(images.x), 96)

@@ -19,7 +19,7 @@ from counterpoint.install import install
 from counterpoint.integrations.report import statistics
 from counterpoint.integrations.report.statistics import compare, effect_size, pool, random_effects
 
-BENCH = Path(__file__).parents[2] / "bench" / "statistics.py"
+BENCH = Path(__file__).parents[2] / "bench" / "bench_statistics.py"
 
 
 @pytest.fixture(scope="module")

@@ -1,7 +1,7 @@
 """How often the verdicts of a report err, what they find, and how often their intervals cover: simulated.
 
-    python -m tests.bench.statistics                              # 2, 5 and 10 rows, 3 to 20 seeds, five kinds of noise
-    python -m tests.bench.statistics --repetitions 400000 --seed 1
+    python -m tests.bench.bench_statistics  # 2, 5 and 10 rows, 3 to 20 seeds, five kinds of noise
+    python -m tests.bench.bench_statistics --repetitions 400000 --seed 1
 
 A repetition is a table of rows and a baseline, whose noise all differences share; units are standard deviations of a
 difference. ``counterpoint.integrations.report.statistics.judge`` judges it, as it judges every report. The columns:
