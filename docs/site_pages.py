@@ -39,7 +39,7 @@ ELSEWHERE = {  # documents of the repository that are pages of the site
 }
 RECIPES = ROOT / "examples" / "existing_repos"
 
-# the text of an objective's formula, as its class has it: the same for MathML. A formula that changes is missed here.
+# from the formula of an objective's class to its LaTeX; a formula that is missing here stops the build
 FORMULAS = {
     "-log E(p) / (E(p) + N mean_j E(s_j)),  E(s) = e^{s/t}": (
         r"-\log \frac{E(p)}{E(p) + \sum_j E(s_j)}, \quad E(s) = e^{s/t}"

@@ -78,7 +78,7 @@ class Scales:
             return None
 
     def _inferred(self, findings: Sequence[Finding | None], frame: FrameType, where: str) -> float | Tensor | None:
-        """Return what was measured: a number, or the tensor that has it."""
+        """Return what was measured: a number, or the tensor that holds it."""
         if self.seam.spec == OWN_LOSS:
             return 1.0  # of any scale
         if not findings and self.watch is not None:
@@ -94,7 +94,9 @@ class Scales:
             return float(finding["scale"])
         if finding["scale_variable"] is None:
             learned = ", ".join(finding["learned"])
-            raise SeamError(f"the scale at {where} is learned ({learned}), and no variable has it: give --scale {NAME}")
+            raise SeamError(
+                f"the scale at {where} is learned ({learned}), and no variable holds it: give --scale {NAME}"
+            )
         value = named(finding["scale_variable"], frame)
         return value if isinstance(value, Tensor) else float(value)
 

@@ -74,7 +74,7 @@ def _binary(sink: Sink) -> Finding:
 
 
 def scale_of(watch: Watch, logits: Tensor) -> Finding | None:
-    """Measure the scale of logits where the script makes a loss of them; None if they are no product of embeddings."""
+    """Measure the scale of logits at a loss of the script; None if they are not a product of embeddings."""
     with torch._C.DisableTorchFunction():
         walk = watch.walk(logits)
         products = [p for p in walk.products if not watch.is_head(p)]

@@ -4,7 +4,7 @@ A ``TorchFunctionMode`` sees every call of torch by its public name. Two kinds a
 (``a @ b.T``, ``einsum``, ``cosine_similarity``, ``(a * b).sum(-1)``, ...), and *sinks*, which turn logits into a loss
 (``cross_entropy``, ``log_softmax``, ``logsumexp``, ``exp``, ...). Which products a sink was computed from is read off
 autograd's graph: only operations that move, scale, mask or join entries may lie between them, so that a classifier's
-logits lead to no product of embeddings. ``backward`` is where a step ends.
+logits do not lead to a product of embeddings. ``backward`` is where a step ends.
 """
 
 from __future__ import annotations

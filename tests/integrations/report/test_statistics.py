@@ -103,7 +103,7 @@ def test_only_shared_seeds_are_paired_and_three_are_needed():
 
 
 def test_equal_differences_mean_steps_not_certainty():
-    """Rows that differ by one test sample in each of three seeds are no proof, in each of ten they are."""
+    """One test sample more in each of three seeds proves nothing; in each of ten it does."""
     for seeds, kind in ((3, "cannot tell"), (5, "different"), (10, "different")):
         base = {seed: 60.0 + seed for seed in range(seeds)}
         rows = {"same": base, "one sample": {seed: x + 0.28 for seed, x in base.items()}}
