@@ -146,7 +146,7 @@ def attack(
     def loss(inputs: Tensor) -> Tensor:
         return target(fixed, encoder(inputs), pairing="one_way")
 
-    with _frozen(encoder), _frozen(target):
+    with evaluation_mode(encoder), evaluation_mode(target):
         return pgd(loss, x, epsilon, step or (epsilon if steps == 1 else None), steps, steps > 1, clip, generator)
 
 
@@ -177,7 +177,7 @@ def perturbed(
         raise ValueError(f"perturbed: unknown mix_in {mix_in!r}.{nearest(str(mix_in), ('inputs', 'embeddings'))}")
     extra: dict[str, Any] = {}
     if epsilon is not None:
-        with torch.no_grad(), _frozen(encoder):
+        with torch.no_grad(), evaluation_mode(encoder):
             anchor = encoder(x1)
         attacked = attack(encoder, anchor, x2, epsilon, steps=steps, clip=clip, generator=generator)
         extra["adversarial"] = encoder(attacked)
@@ -192,14 +192,13 @@ def perturbed(
 
 
 @contextmanager
-def _frozen(encoder: Encoder) -> Iterator[None]:
-    """Use evaluation mode within the block, then restore the modes; the attack gives parameters no gradient."""
-    modules = list(encoder.modules()) if isinstance(encoder, nn.Module) else []
-    modes = [m.training for m in modules]
-    if modules:
-        modules[0].eval()
+def evaluation_mode(encoder: Encoder) -> Iterator[None]:
+    """Switch an encoder that is a module to evaluation mode, and restore the mode of each of its modules afterwards."""
+    modes = [(module, module.training) for module in encoder.modules()] if isinstance(encoder, nn.Module) else []
+    if isinstance(encoder, nn.Module):
+        encoder.eval()
     try:
         yield
     finally:
-        for module, mode in zip(modules, modes, strict=True):
-            module.training = mode
+        for module, training in modes:
+            module.training = training

@@ -8,8 +8,7 @@ from __future__ import annotations
 import math
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import MISSING, Field, dataclass, field, fields
 from importlib import import_module
 from typing import Any
@@ -112,18 +111,6 @@ def check_choice(name: str, value: Any, choices: Iterable[str]) -> None:
     choices = list(choices)
     if value not in choices:
         raise ValueError(f"{name}: unknown {name} {value!r}.{nearest(str(value), choices)}")
-
-
-@contextmanager
-def evaluation_mode(network: Any) -> Iterator[None]:
-    """Switch a module of torch to evaluation mode, and restore the mode of each of its modules afterwards."""
-    modes = [(module, module.training) for module in network.modules()]
-    network.eval()
-    try:
-        yield
-    finally:
-        for module, training in modes:
-            module.training = training
 
 
 def lazy(package: str, names: Sequence[str], modules: Sequence[str]) -> Callable[[str], Any]:

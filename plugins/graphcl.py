@@ -84,6 +84,7 @@ def own_spec(seam: Seam, mode: str | None = None, args: Any = None) -> str:
 def augmented(module: ModuleType, x: Tensor, edge_index: Tensor, batch: Tensor, graphs: int) -> tuple[Any, ...]:
     """Return another augmented copy of a batch of graphs, as the script would pass it to the model."""
     from torch_geometric.data import Batch, Data
+    from torch_geometric.utils import unbatch, unbatch_edge_index
 
     args = module.args
     if args.aug not in AUGMENTATIONS:
@@ -92,23 +93,16 @@ def augmented(module: ModuleType, x: Tensor, edge_index: Tensor, batch: Tensor, 
     # the fork passes its --noise_ratio with this choice only
     strength = (args.noise_ratio,) if args.aug == "random2" and hasattr(args, "noise_ratio") else ()
     copies = []
-    for nodes, edges in _unbatch(x.cpu(), edge_index.cpu(), batch.cpu(), graphs):
+    device, x, edge_index, batch = x.device, x.cpu(), edge_index.cpu(), batch.cpu()
+    features, edge_indices = unbatch(x, batch, 0, graphs), unbatch_edge_index(edge_index, batch, graphs)
+    for nodes, edges in zip(features, edge_indices, strict=True):
         augment = getattr(functions, random.choice(AUGMENTATIONS[args.aug]))
         copies.append(augment(Data(x=nodes.clone(), edge_index=edges), *strength))
     copy = Batch.from_data_list(copies)
     tensors = (copy.x, copy.edge_index, copy.batch)
     if args.aug not in KEEP_ISOLATED:
         tensors = _without_isolated(*tensors)
-    return (*(tensor.to(x.device) for tensor in tensors), graphs)
-
-
-def _unbatch(x: Tensor, edge_index: Tensor, batch: Tensor, graphs: int) -> list[tuple[Tensor, Tensor]]:
-    """Features and edges of each graph of a batch."""
-    sizes = batch.bincount(minlength=graphs)
-    edges = edge_index.split(batch[edge_index[0]].bincount(minlength=graphs).tolist(), dim=1)
-    starts = (sizes.cumsum(0) - sizes).tolist()
-    nodes = x.split(sizes.tolist())
-    return [(features, edge - start) for features, edge, start in zip(nodes, edges, starts, strict=True)]
+    return (*(tensor.to(device) for tensor in tensors), graphs)
 
 
 def _without_isolated(x: Tensor, edge_index: Tensor, batch: Tensor) -> tuple[Tensor, Tensor, Tensor]:

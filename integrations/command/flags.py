@@ -8,7 +8,7 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import Field, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -26,17 +26,24 @@ DEVICES = ("auto", "cpu", "cuda", "mps", "xpu")
 
 
 def run_cells(
-    train: Callable[[Run], None], cells: Iterable[dict[str, Any]], arguments: argparse.Namespace, domain: str
+    train: Callable[[Run], None],
+    cells: Iterable[Mapping[str, Any]],
+    arguments: argparse.Namespace,
+    command: str,
+    failed: bool = False,
 ) -> tuple[list[Run], int]:
-    """Run the cells of a ``train`` command; returns the finished runs and the exit code. Failures go to stderr."""
+    """Run cells as the flags of :func:`add_runs` say; returns the finished runs and the exit code.
+
+    Failures go to stderr; with ``failed``, their runs are returned too.
+    """
     from ..store.grid import GridError, run_grid
 
     options = {"jobs": arguments.jobs, "resume": arguments.resume, "progress": not arguments.json}
     try:
         return run_grid(train, cells, arguments.out, **options), 0
     except GridError as error:
-        print(f"counterpoint train {domain}: {error}", file=sys.stderr)
-        return [run for run in error.runs if run.done], 1
+        print(f"counterpoint {command}: {error}", file=sys.stderr)
+        return [run for run in error.runs if failed or run.done], 1
 
 
 def check_runs(folders: Iterable[Path]) -> None:
@@ -48,23 +55,32 @@ def check_runs(folders: Iterable[Path]) -> None:
         raise ValueError(f"no runs in {', '.join(map(str, folders))}: no folder there has a run.json.")
 
 
+def finished(folders: Iterable[Path], domain: str, where: Callable[[Run], object] = lambda run: True) -> list[Run]:
+    """Return the finished runs of a domain for which ``where`` is true; raise ``ValueError`` if there are none."""
+    from ..store.run import find_runs
+
+    runs = [run for run in find_runs(folders) if run.done and not run.tuning and where(run)]
+    if not runs:
+        raise ValueError(f"no finished run of an encoder in {', '.join(map(str, folders))}")
+    if wrong := [run.path for run in runs if run.arguments["domain"] != domain]:
+        raise ValueError(f"{wrong[0]} is not a run of {domain}")
+    return runs
+
+
 def each(runs: Sequence[Run], measure: Callable[[Run], T]) -> Iterator[tuple[Run, T]]:
     """Yield each run and what ``measure`` returns for it, with progress; leave out damaged ones, unless all are."""
     from ..store.errors import DamagedError
     from ..store.progress import print_line, track
 
-    error, count = None, 0
-    for run in track(runs, "evaluated, runs", len(runs)):
+    errors = []
+    for run in track(runs, "evaluated, runs"):
         try:
-            measured = measure(run)
-        except DamagedError as damaged:
-            error = damaged
-            print_line(f"{damaged}; left out")
-            continue
-        count += 1
-        yield run, measured
-    if error is not None and not count:
-        raise error
+            yield run, measure(run)
+        except DamagedError as error:
+            errors.append(error)
+            print_line(f"{error}; left out")
+    if runs and len(errors) == len(runs):
+        raise errors[-1]
 
 
 def use_data(flag: str, folder: str | Path | None) -> None:

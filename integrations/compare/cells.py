@@ -35,23 +35,10 @@ def cell(
         seed: of the run.
         more: ``label`` and ``length`` of a row of another length; ``purpose`` of a run of ``--tune``.
     """
-    return {
-        "domain": DOMAIN,
-        "dataset": settings.name or (script[1] if script[0] == "-m" else Path(script[0]).name),
-        "objective": objective,
-        "seed": seed,
-        "host": host,
-        "seam": [*seam],
-        "script": [*script],
-        "code": code,
-        "seed_flag": settings.seed_flag,
-        "set_seed": settings.set_seed,
-        "copy": settings.copy,
-        "link": settings.link,
-        "equal_time": settings.equal_time,
-        "length": None,
-        **more,
-    }
+    name = settings.name or (script[1] if script[0] == "-m" else Path(script[0]).name)
+    chosen = {key: getattr(settings, key) for key in ("seed_flag", "set_seed", "copy", "link", "equal_time")}
+    chosen |= {"host": host, "seam": [*seam], "script": [*script], "code": code, "length": None, **more}
+    return {"domain": DOMAIN, "dataset": name, "objective": objective, "seed": seed, **chosen}
 
 
 def words(arguments: dict[str, Any], out: Path) -> list[str]:

@@ -18,6 +18,7 @@ from counterpoint.plugins.arguments import Parser
 from counterpoint.plugins.launch import Script
 
 from .. import report, store
+from ..command import flags
 from ..store.cell import row_name
 from ..store.run import Run
 from . import auto, cells, compute
@@ -60,7 +61,9 @@ class Comparison:
             lengths = compute.equal_lengths(done, baseline, length)
             runs += self._run_cells(list(self._shorter(seeds, lengths)))
         failed = [run for run in runs if not run.done]
-        _show_failures(failed)
+        for run in failed[:MOST]:
+            if lines := last_lines(run):
+                print("\n".join([f"-- {run.title}, the end of {run.path / LOG}:", *lines]), file=sys.stderr)
         errors = {} if settings.any_length else dict(compute.uneven(_done(runs)))
         for error in errors.values():
             print(f"counterpoint compare: {error}; left out (--any-length allows it)", file=sys.stderr)
@@ -95,18 +98,8 @@ class Comparison:
         metrics, given = metrics or self.metrics, self.arguments
         if given.resume:
             read_again([Run(given.out, cell) for cell in cells], metrics)
-        try:
-            return store.run_grid(
-                partial(train, metrics=metrics, jobs=given.jobs),
-                cells,
-                given.out,
-                jobs=given.jobs,
-                resume=given.resume,
-                progress=not given.json,
-            )
-        except store.GridError as error:
-            print(f"counterpoint compare: {error}", file=sys.stderr)
-            return error.runs
+        run_script = partial(train, metrics=metrics, jobs=given.jobs)
+        return flags.run_cells(run_script, cells, given, "compare", failed=True)[0]
 
 
 def _check(host: str, seam: Sequence[str], script: Sequence[str], file: Path, specs: Sequence[str]) -> None:
@@ -122,12 +115,6 @@ def _check(host: str, seam: Sequence[str], script: Sequence[str], file: Path, sp
 
 def _done(runs: Iterable[Run]) -> list[Run]:
     return [run for run in runs if run.done]
-
-
-def _show_failures(failed: Sequence[Run]) -> None:
-    for run in failed[:MOST]:
-        if lines := last_lines(run):
-            print("\n".join([f"-- {run.title}, the end of {run.path / LOG}:", *lines]), file=sys.stderr)
 
 
 def _time_notes(runs: Sequence[Run], baseline: str, flag: str | None) -> Iterator[str]:

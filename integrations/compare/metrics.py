@@ -197,5 +197,4 @@ def function(metric: Metric) -> Callable[[Any], Any]:
     if not callable(found):
         known = [name for name, value in vars(module).items() if callable(value)]
         raise ValueError(f"{file} has no function {metric.what!r}.{nearest(metric.what, known)}")
-    call: Callable[[Any], Any] = found
-    return call
+    return found  # type: ignore[no-any-return]

@@ -56,10 +56,10 @@ def read_again(runs: Iterable[Run], metrics: Sequence[Metric]) -> None:
                 finish(run, metrics)
 
 
-def last_lines(run: Run, count: int = SHOWN) -> list[str]:
+def last_lines(run: Run) -> list[str]:
     """Return the end of what a script has printed."""
     with suppress(OSError):
-        return (run.path / LOG).read_text(encoding="utf-8", errors="replace").splitlines()[-count:]
+        return (run.path / LOG).read_text(encoding="utf-8", errors="replace").splitlines()[-SHOWN:]
     return []
 
 

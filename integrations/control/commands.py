@@ -54,7 +54,7 @@ def train_command(arguments: argparse.Namespace) -> int:
         for seed in range(arguments.seed, arguments.seed + arguments.seeds)
         for objective in objectives
     ]
-    runs, code = flags.run_cells(training.train, cells, arguments, "control")
+    runs, code = flags.run_cells(training.train, cells, arguments, "train control")
     report.show(runs, arguments.json)
     if not arguments.json:
         for run in runs:

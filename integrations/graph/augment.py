@@ -16,6 +16,7 @@ from __future__ import annotations
 from . import frameworks  # noqa: F401  names the extra to install  # isort: skip
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -64,7 +65,7 @@ class Augmentation(BaseTransform):  # type: ignore[misc]
         generator: a generator on the CPU, or a seed; by default torch's global generator.
     """
 
-    def __init__(self, ratio: float, generator: int | torch.Generator | None = None) -> None:
+    def __init__(self, ratio: float = 0.1, generator: int | torch.Generator | None = None) -> None:
         if not is_number(ratio) or not 0 <= ratio <= 1:
             raise ValueError(f"{type(self).__name__}: ratio must be a number with 0 <= ratio <= 1, got {ratio!r}.")
         self.ratio = float(ratio)
@@ -100,28 +101,18 @@ class Augmentation(BaseTransform):  # type: ignore[misc]
 class DropNodes(Augmentation):
     """Drop ``floor(ratio * n)`` nodes of each graph, with their edges."""
 
-    def __init__(self, ratio: float = 0.1, generator: int | torch.Generator | None = None) -> None:
-        super().__init__(ratio, generator)
-
     def edit(self, graphs: Graphs, on: Tensor) -> Edit:
         return Edit(nodes=~self.sample(graphs.batch, graphs.nodes, self.share(graphs.nodes, on)))
 
 
 class MaskAttributes(Augmentation):
-    """Replace the features of ``floor(ratio * n)`` nodes of each graph by normal noise of a mean and deviation."""
-
-    def __init__(
-        self, ratio: float = 0.1, mean: float = 0.5, std: float = 0.5, generator: int | torch.Generator | None = None
-    ) -> None:
-        super().__init__(ratio, generator)
-        self.mean, self.std = mean, std
+    """Replace the features of ``floor(ratio * n)`` nodes of each graph by normal noise of mean and deviation 1/2."""
 
     def edit(self, graphs: Graphs, on: Tensor) -> Edit:
         if graphs.x is None:
             return Edit()
         masked = self.sample(graphs.batch, graphs.nodes, self.share(graphs.nodes, on))
-        noise = torch.empty(int(masked.sum()), *graphs.x.shape[1:])
-        noise.normal_(self.mean, self.std, generator=self.generator)
+        noise = torch.empty(int(masked.sum()), *graphs.x.shape[1:]).normal_(0.5, 0.5, generator=self.generator)
         return Edit(x=graphs.x.index_put((masked,), noise.to(graphs.x.dtype)))
 
 
@@ -281,12 +272,8 @@ def augmentation(
     """
     check_choice("augment", name, AUGMENTATIONS)
     source = torch.Generator().manual_seed(generator) if isinstance(generator, int) else generator
-    tenth, fifth = (0.1, 0.2) if ratio is None else (ratio, ratio)
-    create: dict[str, Callable[[], Augmentation]] = {
-        DROP: lambda: DropNodes(tenth, source),
-        EDGES: lambda: PerturbEdges(tenth, generator=source),
-        MASK: lambda: MaskAttributes(tenth, generator=source),
-        GROW: lambda: Subgraph(fifth, hops, source),
-    }
-    options = [create[kind]() for kind in AUGMENTATIONS[name]]
+    given = {} if ratio is None else {"ratio": ratio}
+    classes: dict[str, Callable[..., Augmentation]] = {DROP: DropNodes, EDGES: PerturbEdges, MASK: MaskAttributes}
+    classes[GROW] = partial(Subgraph, hops=hops)
+    options = [classes[kind](**given, generator=source) for kind in AUGMENTATIONS[name]]
     return options[0] if len(options) == 1 else RandomChoice(options, source)

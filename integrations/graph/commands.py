@@ -55,7 +55,7 @@ def train_command(arguments: argparse.Namespace) -> int:
         for seed in range(arguments.seed, arguments.seed + arguments.seeds):
             cells += [training.bag(dataset, seed, **changes), training.untrained(dataset, seed, **changes)]
             cells += [training.cell(dataset, objective, seed, **changes) for objective in arguments.objective or [spec]]
-    runs, code = flags.run_cells(training.train, cells, arguments, "graph")
+    runs, code = flags.run_cells(training.train, cells, arguments, "train graph")
     report.show(runs, arguments.json)
     return code
 
@@ -91,7 +91,8 @@ def eval_command(arguments: argparse.Namespace) -> int:
         data = load_cached(arguments.dataset or run.arguments["dataset"], run.arguments["features"])
         return data, _embeddings(run, data)
 
-    for _, (data, found) in flags.each(_finished(arguments.runs), embed):
+    runs = flags.finished(arguments.runs, "graph", lambda run: run.arguments.get("epochs"))
+    for _, (data, found) in flags.each(runs, embed):
         for (name, which), z in found.items():
             embeddings[data.name, name, which] = data, z  # runs share the baselines
     rows: list[dict[str, Any]] = []
@@ -115,17 +116,6 @@ def _table(rows: list[dict[str, Any]]) -> Iterable[str]:
         for name, values in accuracies.items():
             spread = f" ± {stdev(values):.2f}" if len(values) > 1 else ""
             yield f"  {name:{width}}  {mean(values):6.2f}{spread} ({len(values)})"
-
-
-def _finished(folders: Iterable[Path]) -> list[Run]:
-    from .. import store
-
-    runs = [run for run in store.find_runs(folders) if run.done and run.arguments.get("epochs") and not run.tuning]
-    if not runs:
-        raise ValueError(f"no finished run of an encoder in {', '.join(map(str, folders))}")
-    if wrong := [run.path for run in runs if run.arguments["domain"] != "graph"]:
-        raise ValueError(f"{wrong[0]} is not a run of graphs")
-    return runs
 
 
 def _embeddings(run: Run, data: GraphSet) -> dict[tuple[str, str], Any]:

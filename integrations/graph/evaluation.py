@@ -97,11 +97,11 @@ def _score(probe: Probe, z: Array, y: Array, z_test: Array, y_test: Array, inner
     """
     parts = [(*_scaled(probe, z[train], z[valid]), y[train], y[valid]) for train, valid in inner.split(z, y)]
     means = [
-        np.mean([_accuracy(probe.create(value).fit(x, target), x_valid, valid) for x, x_valid, target, valid in parts])
+        np.mean([probe.create(value).fit(x, target).score(x_valid, valid) for x, x_valid, target, valid in parts])
         for value in probe.values
     ]
     x, x_test = _scaled(probe, z, z_test)
-    return _accuracy(probe.create(probe.values[int(np.argmax(means))]).fit(x, y), x_test, y_test)
+    return float(probe.create(probe.values[int(np.argmax(means))]).fit(x, y).score(x_test, y_test))
 
 
 def _scaled(probe: Probe, z: Array, other: Array) -> tuple[Array, Array]:
@@ -109,10 +109,6 @@ def _scaled(probe: Probe, z: Array, other: Array) -> tuple[Array, Array]:
         return z, other
     scaler = StandardScaler().fit(z)
     return scaler.transform(z), scaler.transform(other)
-
-
-def _accuracy(model: Any, z: Array, y: Array) -> float:
-    return float(np.mean(model.predict(z) == y))
 
 
 def checked(z: Any, y: Any, folds: int) -> tuple[Array, Array]:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from .augment import RECIPES, Recipe, recipe
     from .batches import loader
     from .encoders import Encoder, to_lab
-    from .evaluation import distance_by_class, distance_histogram, evaluate, shifted, shifts, similarity_statistics
+    from .evaluation import evaluate, shifted, shifts
     from .image_set import ImageSet
     from .lightning_module import Pretraining
     from .model import CMC, MoCo, SimCLR, SwAV, build
@@ -32,10 +32,9 @@ if TYPE_CHECKING:
 
 __all__ = [
     "CMC", "METHODS", "PRESETS", "PROBES", "RECIPES", "Encoder", "EvaluationSettings", "ImageSet", "MoCo",
-    "Pretraining", "Recipe", "Settings", "SimCLR", "SwAV", "attacked_accuracy", "build", "distance_by_class",
-    "distance_histogram", "evaluate", "features", "finetune", "knn", "linear_accuracy", "linear_probe", "load",
-    "loader", "mnist_cifar", "preset", "pretrain", "recipe", "restore", "robust", "shifted", "shifts",
-    "similarity_statistics", "to_lab", "train",
+    "Pretraining", "Recipe", "Settings", "SimCLR", "SwAV", "attacked_accuracy", "build", "evaluate", "features",
+    "finetune", "knn", "linear_accuracy", "linear_probe", "load", "loader", "mnist_cifar", "preset", "pretrain",
+    "recipe", "restore", "robust", "shifted", "shifts", "to_lab", "train",
 ]  # fmt: skip
 
 _MODULES = (

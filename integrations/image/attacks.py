@@ -11,9 +11,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import counterpoint as cp
+from counterpoint.perturb import evaluation_mode
 
 from .. import store
-from ..domain import evaluation_mode
 from .probes import as_floats, device_of
 from .settings import EvaluationSettings
 

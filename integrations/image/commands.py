@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from statistics import mean, stdev
 from typing import TYPE_CHECKING, Any
@@ -113,7 +113,7 @@ def train_command(arguments: argparse.Namespace) -> int:
     training.check(cells)
     if not training.allowed_probes(cells[0], prepare(cells[0])):  # no probe, and without training no loss either
         cells = [cell for cell in cells if cell.get("label") != training.UNTRAINED]
-    runs, code = flags.run_cells(training.train, cells, arguments, "image")
+    runs, code = flags.run_cells(training.train, cells, arguments, "train image")
     report.show(runs, arguments.json)
     if runs and not arguments.json:
         note = runs[0].details.get("note")
@@ -159,7 +159,7 @@ def eval_command(arguments: argparse.Namespace) -> int:
         encoder = training.restore(run).encoder.to(arguments.device)
         return test, evaluation.evaluate(encoder, train, test, probes, options, run.arguments["seed"])
 
-    for run, (test, result) in flags.each(_finished(arguments.runs), evaluate):
+    for run, (test, result) in flags.each(flags.finished(arguments.runs, "image"), evaluate):
         if not result:
             raise ValueError(f"{test.name} has no classes to evaluate on; name a data set that has, --data")
         about = {"data": test.name, "name": run.name, "seed": run.arguments["seed"], "run": str(run.path)}
@@ -168,17 +168,6 @@ def eval_command(arguments: argparse.Namespace) -> int:
         note = test.note
     print(json.dumps(results, indent=1) if arguments.json else "\n".join(table(results[0]["data"], rows, note)))
     return 0
-
-
-def _finished(folders: Iterable[Path]) -> list[Run]:
-    from .. import store
-
-    runs = [run for run in store.find_runs(folders) if run.done and not run.tuning]
-    if wrong := [run.path for run in runs if run.arguments["domain"] != "image"]:
-        raise ValueError(f"{wrong[0]} is not a run of images")
-    if not runs:
-        raise ValueError(f"no finished run in {', '.join(map(str, folders))}")
-    return runs
 
 
 def table(dataset: str, rows: dict[str, list[dict[str, float]]], note: str = "") -> list[str]:

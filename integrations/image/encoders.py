@@ -10,9 +10,8 @@ from torch import Tensor, nn
 from torchvision import models
 
 from counterpoint.hyper import nearest
+from counterpoint.perturb import evaluation_mode
 from counterpoint.vectors import widen
-
-from ..domain import evaluation_mode
 
 SMALL = 64  # pixels; up to this size a ResNet gets the stem of the CIFAR papers
 MEAN, STD = (0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)  # of CIFAR-10

@@ -5,12 +5,9 @@ from __future__ import annotations
 import warnings
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from typing import Any
 
 import torch
-from torch import Tensor, nn
-
-import counterpoint as cp
+from torch import nn
 
 from ..domain import check_choice, majority
 from .attacks import robust
@@ -127,26 +124,3 @@ def shifted(data: ImageSet, recipe: Recipe, seed: int = 0) -> ImageSet:
     generator = torch.Generator().manual_seed(seed)
     x = torch.cat([(255 * recipe(part, generator)).round().byte() for part in data.x.split(1000)])
     return replace(data, x=x)
-
-
-def similarity_statistics(z1: Tensor, z2: Tensor) -> dict[str, float]:
-    """Mean similarity of positives, and mean and variance over an anchor's negatives (ADNCE's Figure 2)."""
-    report = cp.InfoNCE().report(z1, z2)
-    return {name: report[name] for name in ("positive_mean", "negative_mean", "negative_variance")}
-
-
-def distance_histogram(z: Tensor, bins: int = 50) -> Tensor:
-    """Share of pairs whose ``(1 - cos) / 2`` lies in each of ``bins`` equal parts of ``[0, 1]`` (LMCL, Figure 2)."""
-    distances = cp.distances(z)
-    return torch.histc(distances, bins, 0, 1) / len(distances)
-
-
-def distance_by_class(z: Tensor, y: Tensor, bins: int = 50) -> dict[str, Any]:
-    """The same histogram, separately for pairs of the same class and of different classes."""
-    distances = cp.distances(z)
-    above = torch.ones(len(z), len(z), dtype=torch.bool, device=z.device).triu(1)
-    same = (y.unsqueeze(0) == y.unsqueeze(1)).to(z.device)[above]
-    return {
-        name: torch.histc(distances[rows], bins, 0, 1) / max(1, int(rows.sum()))
-        for name, rows in (("same", same), ("other", ~same))
-    }

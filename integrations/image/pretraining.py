@@ -128,11 +128,12 @@ def pretrain(
         callbacks = [RunLogger(run, epochs, every, watch)]
         plugins = [RunCheckpoints(run, state := run.load())]
     batches = _Batches(partial(loader, data, batch, module.recipe, **options))
+    kind, _, number = device.partition(":")
     with _quiet():
         trainer = lightning.Trainer(
             max_epochs=epochs,
-            accelerator=device.partition(":")[0],
-            devices=_devices(device, devices),
+            accelerator=kind,
+            devices=[int(number)] if number and kind != "cpu" and devices == 1 else devices,
             # not ddp: its processes rerun the script and would wait for the run's lock; not ddp_fork: CUDA and OpenMP
             # do not survive a fork once they are in use
             strategy="ddp_spawn" if devices > 1 else "auto",
@@ -170,11 +171,6 @@ class _Batches(lightning.LightningDataModule):  # type: ignore[misc]
         batches = self.build(processes=self.trainer.world_size, rank=self.trainer.global_rank)
         batches.sampler.set_epoch(self.trainer.current_epoch)  # Lightning sets only the later epochs of this process
         return batches
-
-
-def _devices(device: str, count: int) -> Any:
-    kind, _, number = device.partition(":")
-    return [int(number)] if number and kind != "cpu" and count == 1 else count
 
 
 @contextmanager

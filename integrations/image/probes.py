@@ -11,8 +11,9 @@ from lightly.utils.benchmarking import knn_predict
 from lightly.utils.scheduler import CosineWarmupScheduler
 from torch import Tensor, nn
 
+from counterpoint.perturb import evaluation_mode
+
 from .. import store
-from ..domain import evaluation_mode
 from .augment import Recipe
 from .image_set import ImageSet
 from .settings import EvaluationSettings

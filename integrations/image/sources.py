@@ -6,9 +6,9 @@ from . import frameworks  # noqa: F401  names the extra to install  # isort: ski
 import io
 import os
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
 from zipfile import BadZipFile
@@ -28,42 +28,24 @@ DIGITS_TEST = 1287  # the first row of the digits' test split: the writers befor
 EXTENSIONS = (".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", ".webp")
 
 
-Loader = Callable[[Path, str, bool], Any]  # root, split, whether to download
-
-
-def _torchvision(kind: str, **of_split: dict[str, Any]) -> Loader:
-    def load_split(root: Path, split: str, download: bool) -> Any:
-        from torchvision import datasets
-
-        return getattr(datasets, kind)(str(root), download=download, **of_split[split])
-
-    return load_split
-
-
-def _by_train(kind: str) -> Loader:
-    """Sets whose two splits are chosen by ``train=``."""
-    return _torchvision(kind, train={"train": True}, test={"train": False})
-
-
-def _by_split(kind: str, train: str = "train", test: str = "test") -> Loader:
-    """Sets whose splits have names."""
-    return _torchvision(kind, train={"split": train}, test={"split": test})
-
-
+# of torchvision: the class, and its arguments for the two splits
+_BY_TRAIN = ({"train": True}, {"train": False})
+_BY_SPLIT = ({"split": "train"}, {"split": "test"})
+_TRAINVAL = ({"split": "trainval"}, {"split": "test"})
 # the nine small sets of ArCL's Table 3, and the sets that the papers train on
-DOWNLOADED: dict[str, Loader] = {
-    "cifar10": _by_train("CIFAR10"),
-    "cifar100": _by_train("CIFAR100"),
-    "mnist": _by_train("MNIST"),
-    "stl10": _by_split("STL10"),
-    "stl10-unlabelled": _by_split("STL10", train="train+unlabeled"),
-    "aircraft": _torchvision("FGVCAircraft", train={"split": "trainval"}, test={"split": "test"}),
-    "caltech101": _torchvision("Caltech101", train={}, test={}),
-    "cars": _by_split("StanfordCars"),
-    "dtd": _by_split("DTD"),
-    "flowers": _by_split("Flowers102"),
-    "food": _by_split("Food101"),
-    "pets": _by_split("OxfordIIITPet", train="trainval"),
+DOWNLOADED: dict[str, tuple[str, tuple[dict[str, Any], dict[str, Any]]]] = {
+    "cifar10": ("CIFAR10", _BY_TRAIN),
+    "cifar100": ("CIFAR100", _BY_TRAIN),
+    "mnist": ("MNIST", _BY_TRAIN),
+    "stl10": ("STL10", _BY_SPLIT),
+    "stl10-unlabelled": ("STL10", ({"split": "train+unlabeled"}, {"split": "test"})),
+    "aircraft": ("FGVCAircraft", _TRAINVAL),
+    "caltech101": ("Caltech101", ({}, {})),
+    "cars": ("StanfordCars", _BY_SPLIT),
+    "dtd": ("DTD", _BY_SPLIT),
+    "flowers": ("Flowers102", _BY_SPLIT),
+    "food": ("Food101", _BY_SPLIT),
+    "pets": ("OxfordIIITPet", _TRAINVAL),
 }
 NATIVE_SIZES = {
     "digits": 16,
@@ -184,21 +166,24 @@ def _compressed_cifar(path: Path, size: int | None) -> ImageSet:
             classes = [str(label) for label in archive["classes"]]
     except (OSError, ValueError, KeyError, EOFError, BadZipFile) as error:
         raise ValueError(f"{path}: not readable ({error}).") from error
-
-    def picture(first: int, last: int) -> Callable[[], Image.Image]:
-        return lambda: Image.open(io.BytesIO(jpeg[first:last]))
-
     spans = zip(offsets[:-1].tolist(), offsets[1:].tolist(), labels.tolist(), strict=True)
-    pictures = ((f"row {i}", picture(first, last), y) for i, (first, last, y) in enumerate(spans))
+    pictures = (
+        (f"row {i}", lambda file=jpeg[first:last]: Image.open(io.BytesIO(file)), y)
+        for i, (first, last, y) in enumerate(spans)
+    )
     note = "JPEG-compressed CIFAR-10, not the official pixels"
     return from_pictures("cifar10", pictures, size or 32, classes, note, total=len(labels))
 
 
 def _downloaded(name: str, split: str, size: int, folders: list[Path], root: Path | None) -> ImageSet:
+    from torchvision import datasets
+
     dataset: Any = None
+    class_name, of_splits = DOWNLOADED[name]
+    class_, options = getattr(datasets, class_name), of_splits[SPLITS.index(split)]
     for folder in folders:
         try:
-            dataset = DOWNLOADED[name](folder, split, False)
+            dataset = class_(folder, **options)
             break
         except (RuntimeError, OSError, ValueError):
             continue  # the folder does not hold it
@@ -206,7 +191,7 @@ def _downloaded(name: str, split: str, size: int, folders: list[Path], root: Pat
     if dataset is None:
         try:
             cache.mkdir(parents=True, exist_ok=True)
-            dataset = DOWNLOADED[name](cache, split, True)
+            dataset = class_(cache, download=True, **options)
         except Exception as error:  # whatever the network, the server and the file system raise
             cause = f"{type(error).__name__}: {error}".partition("\n")[0]
             raise ValueError(f"data {name!r}: not found on disk, and the download failed ({cause}).") from error
@@ -217,10 +202,6 @@ def _downloaded(name: str, split: str, size: int, folders: list[Path], root: Pat
         y = torch.as_tensor(np.asarray(getattr(dataset, "targets", getattr(dataset, "labels", None)))).long()
         if pixels.shape[2:] == (size, size):
             return ImageSet(name, pixels.contiguous(), y, tuple(classes))
-
-    def picture(row: int) -> Callable[[], Image.Image]:
-        return lambda: dataset[row][0]
-
     rows: Any = range(len(dataset))
     if name == "caltech101":  # has no test split; by convention 30 images of each class are for training
         seen: Counter[int] = Counter()
@@ -230,7 +211,7 @@ def _downloaded(name: str, split: str, size: int, folders: list[Path], root: Pat
             if (seen[dataset.y[row]] <= 30) == (split == "train"):
                 chosen.append(row)
         rows = sorted(chosen)
-    pictures = ((f"image {row}", picture(row), _label(dataset, row)) for row in rows)
+    pictures = ((f"image {row}", lambda row=row: dataset[row][0], _label(dataset, row)) for row in rows)
     return from_pictures(name, pictures, size, classes, total=len(rows))
 
 
@@ -272,11 +253,7 @@ def _folder(path: Path, split: str, size: int, name: str, wanted: tuple[str, ...
         test_rows = set(order[: max(1, len(files) // 5)])
         files = [file for row, file in enumerate(files) if (row in test_rows) == (split == "test")]
     _check_memory(len(files), size)
-
-    def picture(file: Path) -> Callable[[], Image.Image]:
-        return lambda: Image.open(file)
-
-    pictures = ((str(file.relative_to(path)), picture(file), label) for file, label in files)
+    pictures = ((str(file.relative_to(path)), partial(Image.open, file), label) for file, label in files)
     return from_pictures(name, pictures, size, classes, total=len(files))
 
 

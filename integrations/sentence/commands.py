@@ -71,7 +71,7 @@ def train_command(arguments: argparse.Namespace) -> int:
         cells += [training.cell(arguments.data, spec, seed, **changes) for spec in specs]
         if cells[0]["dev"] or cells[0]["test"]:
             cells.append(training.untrained(arguments.data, seed, **changes))
-    runs, code = flags.run_cells(training.train, cells, arguments, "sentence")
+    runs, code = flags.run_cells(training.train, cells, arguments, "train sentence")
     report.show(runs, arguments.json)
     if not arguments.json:
         for run in runs:

@@ -75,7 +75,10 @@ def check(path: str | Path, positives: str = "auto") -> None:
     if running_text and kind != ".txt":
         raise ValueError(f"positives={positives}: needs running text in a .txt file, got {path}.")
     if kind in FORMATS:
-        _existing(name)
+        if not name.is_file():
+            raise FileNotFoundError(f"{name}: no such file.")
+        if name.stat().st_size == 0:
+            raise ValueError(f"{name}: empty.")
     elif name.exists() or not re.fullmatch(r"[\w.-]+/[\w.-]+", str(name)):
         raise ValueError(f"{path}: expected a file of {', '.join(FORMATS)} or owner/name on the hub.")
 
@@ -91,14 +94,6 @@ def _checked(data: Any, path: str | Path, dropped: int) -> tuple[Any, int]:
     if len(data) < 2:
         raise ValueError(f"{path}: {len(data)} samples, and {dropped} blank ones; expected 2 or more.")
     return data, dropped
-
-
-def _existing(path: Path) -> Path:
-    if not path.is_file():
-        raise FileNotFoundError(f"{path}: no such file.")
-    if path.stat().st_size == 0:
-        raise ValueError(f"{path}: empty.")
-    return path
 
 
 def _read(path: Path, kind: str, revision: str | None) -> Any:

@@ -17,8 +17,6 @@ import counterpoint as cp
 from counterpoint.integrations.image import (
     Encoder,
     EvaluationSettings,
-    distance_by_class,
-    distance_histogram,
     evaluate,
     features,
     finetune,
@@ -28,7 +26,6 @@ from counterpoint.integrations.image import (
     robust,
     shifted,
     shifts,
-    similarity_statistics,
 )
 
 
@@ -181,31 +178,6 @@ def test_finetuning_learns(digits):
     encoder = Encoder("conv4", 16, width=8)
     few, many = (finetune(encoder, *digits, EvaluationSettings(finetune_steps=n, finetune_lr=0.05)) for n in (1, 120))
     assert many > few + 20
-
-
-def test_statistics_are_what_they_say():
-    z1, z2 = torch.randn(2, 50, 8, generator=torch.Generator().manual_seed(0))
-    unit = nn.functional.normalize
-    a, b = unit(z1), unit(z2)
-    found = similarity_statistics(z1, z2)
-    assert found["positive_mean"] == pytest.approx(float((a * b).sum(1).mean()), abs=1e-6)
-    every = torch.cat([a, b]) @ torch.cat([a, b]).T
-    own = torch.eye(50, dtype=torch.bool).repeat(2, 2)
-    negatives = every[~own].view(100, 98)
-    assert found["negative_mean"] == pytest.approx(float(negatives.mean()), abs=1e-6)
-    assert found["negative_variance"] == pytest.approx(float(negatives.var(1, unbiased=False).mean()), abs=1e-6)
-
-
-def test_histograms_of_distances():
-    z = torch.randn(60, 4, generator=torch.Generator().manual_seed(0))
-    y = torch.arange(60) % 3
-    z = z + 4 * torch.eye(4)[y]
-    histogram, parts = distance_histogram(z, 20), distance_by_class(z, y, 20)
-    assert float(histogram.sum()) == pytest.approx(1, abs=1e-5)
-    same = 3 * (20 * 19 / 2) / (60 * 59 / 2)
-    assert torch.allclose(same * parts["same"] + (1 - same) * parts["other"], histogram, atol=1e-6)
-    centre = (torch.arange(20) + 0.5) / 20
-    assert float((parts["same"] * centre).sum()) < float((parts["other"] * centre).sum())
 
 
 def test_attack_strength_is_monotone(classifier, digits):
