@@ -12,7 +12,7 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.autograd import forward_ad
 
-from .hyper import nearest
+from .names import check_known
 
 # torch 2.2 has it under another name
 compiling: Callable[[], bool] = (
@@ -29,8 +29,7 @@ def set_checks(mode: str) -> None:
     a NaN loss. ``always``: everywhere, to find the batch that contains it. ``never``.
     """
     global _mode
-    if mode not in ("auto", "always", "never"):
-        raise ValueError(f"set_checks: unknown mode {mode!r}.{nearest(str(mode), ('auto', 'always', 'never'))}")
+    check_known("set_checks: unknown mode", mode, ("auto", "always", "never"))
     _mode = mode
 
 

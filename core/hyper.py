@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 from typing_extensions import Self, TypeVar
 
+from .names import check_known
 from .names import nearest as nearest
 
 Value = float | Tensor
@@ -60,8 +61,7 @@ class Schedule(nn.Module):
             raise ValueError(f"Schedule: steps must be a whole number, got {steps!r}.")
         if steps < 1:
             raise ValueError(f"Schedule: steps must be at least 1, got {int(steps)}.")
-        if shape not in ("linear", "cosine"):
-            raise ValueError(f"Schedule: unknown shape {shape!r}.{nearest(str(shape), ('linear', 'cosine'))}")
+        check_known("Schedule: unknown shape", shape, ("linear", "cosine"))
         self.start, self.end, self.steps, self.shape = float(start), float(end), int(steps), shape
         self.register_buffer("step", torch.zeros((), dtype=torch.long))
 
@@ -379,8 +379,7 @@ class Choice(Hyper[str, str]):
     def check(self, value: Any, where: str) -> Any:
         if not isinstance(value, str):
             raise self.fail(value, where)
-        if value not in self.options:
-            raise ValueError(f"{where}: unknown {self.name} {value!r}.{nearest(value, self.options)}")
+        check_known(f"{where}: unknown {self.name}", value, self.options)
         return value
 
 

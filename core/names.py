@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from difflib import get_close_matches
 from importlib import import_module
 from importlib.util import find_spec
@@ -50,6 +50,12 @@ def nearest(name: str, known: Iterable[str]) -> str:
     """Suggest the closest known name and list all of them, as the end of an error message."""
     known = list(dict.fromkeys(known))
     return f"{closest(name, known)} Known: {', '.join(known)}."
+
+
+def check_known(what: str, value: Any, known: Collection[Any], error: Callable[[str], Exception] = ValueError) -> None:
+    """Raise ``error``, a message that begins with ``what`` and suggests the closest, unless ``value`` is known."""
+    if value not in known:
+        raise error(f"{what} {value!r}.{nearest(str(value), known)}")
 
 
 def unknown_objective(name: str, classes: Mapping[str, str]) -> str:

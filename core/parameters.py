@@ -13,7 +13,8 @@ from torch import nn
 from typing_extensions import Self
 
 from . import spec
-from .hyper import Hyper, Real, nearest, text
+from .hyper import Hyper, Real, text
+from .names import check_known
 from .registry import register
 
 
@@ -79,8 +80,7 @@ class Parametrized(nn.Module):
         if len(args) > len(names):
             raise TypeError(f"{where}: expected at most {len(names)} arguments ({', '.join(names)}), got {len(args)}.")
         for name in values:
-            if name not in names:
-                raise TypeError(f"{where}: unknown parameter {name!r}.{nearest(name, names)}")
+            check_known(f"{where}: unknown parameter", name, names, TypeError)
             if name in names[: len(args)]:
                 raise TypeError(f"{where}: {name} was passed both by position and by name.")
         values = {**dict(zip(names, args, strict=False)), **values}

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from . import checks
-from .hyper import nearest
+from .names import check_known
 from .objective import Objective
 from .objectives.infonce import InfoNCE
 
@@ -173,8 +173,7 @@ def perturbed(
             loss, for inputs that cannot be mixed, such as sentences and graphs.
         encoder, steps, clip: as in :func:`attack`.
     """
-    if mix_in not in ("inputs", "embeddings"):
-        raise ValueError(f"perturbed: unknown mix_in {mix_in!r}.{nearest(str(mix_in), ('inputs', 'embeddings'))}")
+    check_known("perturbed: unknown mix_in", mix_in, ("inputs", "embeddings"))
     extra: dict[str, Any] = {}
     if epsilon is not None:
         with torch.no_grad(), evaluation_mode(encoder):

@@ -8,13 +8,13 @@ from __future__ import annotations
 import math
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import MISSING, Field, dataclass, field, fields
 from importlib import import_module
 from typing import Any
 
+from counterpoint.names import check_known
 from counterpoint.names import lazy as lazy_modules
-from counterpoint.names import nearest
 
 
 @dataclass(frozen=True)
@@ -90,8 +90,8 @@ def check(settings: type, values: Mapping[str, Any]) -> None:
                 check_choice(f.name, choice, about["choices"])
             continue
         kind = about["type"] or type(default(f))
-        if kind is int and about["low"] is not None and (not isinstance(value, int) or value < about["low"]):
-            raise ValueError(f"{f.name}: expected a whole number of at least {about['low']}, got {value!r}.")
+        if kind is int and about["low"] is not None:
+            check_whole(f"{f.name}: expected", value, about["low"])
         if kind is float:
             _check_range(f.name, value, about["low"], about["above"], about["below"])
 
@@ -106,11 +106,15 @@ def _check_range(name: str, value: Any, low: float | None, above: float | None, 
         raise ValueError(f"{name} must be a finite number{range_}, got {value!r}.")
 
 
-def check_choice(name: str, value: Any, choices: Iterable[str]) -> None:
+def check_choice(name: str, value: Any, choices: Collection[str]) -> None:
     """Raise ``ValueError`` with the nearest choice unless ``value`` is one of them."""
-    choices = list(choices)
-    if value not in choices:
-        raise ValueError(f"{name}: unknown {name} {value!r}.{nearest(str(value), choices)}")
+    check_known(f"{name}: unknown {name}", value, choices)
+
+
+def check_whole(what: str, value: Any, low: int) -> None:
+    """Raise ``ValueError``, a message that begins with ``what``, unless this is a whole number of at least ``low``."""
+    if not isinstance(value, int) or value < low:
+        raise ValueError(f"{what} a whole number of at least {low}, got {value!r}.")
 
 
 def lazy(package: str, names: Sequence[str], modules: Sequence[str]) -> Callable[[str], Any]:

@@ -45,7 +45,7 @@ from torch import Tensor, nn
 from counterpoint.batch.batch import Batch
 from counterpoint.batch.pairings import scores_of
 from counterpoint.batch.scores import Scores
-from counterpoint.hyper import nearest
+from counterpoint.names import check_known
 from counterpoint.objective import Objective, Sum, as_objective
 from counterpoint.objectives.infonce import InfoNCE
 from counterpoint.objectives.positives import ArCL
@@ -98,8 +98,7 @@ class ContrastiveLoss(nn.Module):
         super().__init__()
         self.objective = HOST.check(objective).to(curl.W.device)
         self.scores = default_scores(self.objective) if scores is None else scores
-        if self.scores not in SCORES:
-            raise SeamError(f"{NAME}: unknown scores {scores!r}.{nearest(self.scores, SCORES)}")
+        check_known(f"{NAME}: unknown scores", self.scores, SCORES, SeamError)
         warn_of_bilinear(self.objective, self.scores)
         self.views = views or self.objective.views or 2
         if crops is None and self.views > 2:

@@ -35,6 +35,7 @@ from torch import Tensor
 from counterpoint.batch.batch import BatchOptions
 from counterpoint.batch.pairings import PAIRINGS
 from counterpoint.hyper import at_scale, nearest
+from counterpoint.names import check_known
 
 from .host import OWN_LOSS, Host, Seam, SeamError
 from .sites import Site, functions, is_file
@@ -87,8 +88,7 @@ class _Replaced:
             )
         known = (*BatchOptions.__annotations__, "scale")
         for name in named:
-            if name not in known:
-                raise SeamError(f"--replace {text!r}: an objective has no argument {name!r}.{nearest(name, known)}")
+            check_known(f"--replace {text!r}: an objective has no argument", name, known, SeamError)
         options: dict[str, Any] = {}
         for part in filter(None, how.replace(" ", "").split(",")):
             key, _, value = part.partition("=")
@@ -188,8 +188,7 @@ def _patch(seam: Seam, replaced: _Replaced, module: ModuleType) -> None:
         return
     parameters = inspect.signature(function).parameters
     for name in (*replaced.views, *replaced.named.values()):
-        if name not in parameters:
-            raise SeamError(f"{replaced.site.text}: no parameter {name!r}.{nearest(name, parameters)}")
+        check_known(f"{replaced.site.text}: no parameter", name, parameters, SeamError)
     call = _replacement(seam, replaced, function)
     setattr(owner, names[-1], staticmethod(call) if static else call)
     seam.say(f"replaced {replaced.site.function} of {file}")

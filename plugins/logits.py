@@ -24,7 +24,7 @@ import torch
 from torch import Tensor, nn
 
 from counterpoint import checks
-from counterpoint.hyper import nearest
+from counterpoint.names import check_known
 from counterpoint.objective import Objective, as_objective
 
 from .host import Host, Seam, SeamError, loss_of, on_cosines
@@ -75,8 +75,7 @@ class ContrastiveLoss(nn.Module):
                 "ContrastiveLoss: label_smoothing= turns every negative into a positive of small weight, which an "
                 f"objective of positives and negatives cannot express; expected 0, got {label_smoothing!r}."
             )
-        if reduction not in REDUCTIONS:
-            raise ValueError(f"ContrastiveLoss: unknown reduction {reduction!r}.{nearest(str(reduction), REDUCTIONS)}")
+        check_known("ContrastiveLoss: unknown reduction", reduction, REDUCTIONS)
         self.objective = as_objective(objective)
         self.scale, self.ignore_index, self.contrastive = scale, ignore_index, contrastive
         self.reduction = reduction

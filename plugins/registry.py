@@ -8,6 +8,8 @@ from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from counterpoint.names import check_known
+
 if TYPE_CHECKING:
     from .host import Host
 
@@ -35,12 +37,9 @@ def names() -> list[str]:
 
 def load(name: str) -> Host:
     """Return the host of that name. Only its own plugin is imported, so that a broken one affects no other."""
-    from counterpoint.hyper import nearest
-
     from .host import SeamError
 
-    if name not in names():
-        raise SeamError(f"unknown host {name!r}.{nearest(name, names())}")
+    check_known("unknown host", name, names(), SeamError)
     host: Host
     if name in BUILT_IN:
         host = importlib.import_module(f"{__package__}.{name}").HOST

@@ -12,7 +12,8 @@ from .. import checks
 from ..engine.distributed import ProcessGroup
 from ..engine.embeddings import Cosines, StackedUnit
 from ..engine.streamed import pays_to_stream
-from ..hyper import is_number, nearest
+from ..hyper import is_number
+from ..names import check_known
 from ..vectors import EPS, EPS_HALF, unit
 from .rules import Rule, as_rules
 from .scores import Scores
@@ -375,8 +376,7 @@ class Batch:
                 )
 
     def _check_choices(self) -> None:
-        if self.empty not in EMPTY:
-            raise ValueError(f"empty: unknown value {self.empty!r}.{nearest(str(self.empty), EMPTY)}")
+        check_known("empty: unknown value", self.empty, EMPTY)
         if self.empty != "error" and not self.rules:
             raise ValueError(f"empty={self.empty!r}: needs false_negatives= beside it.")
         for name, value in (("in_batch", self.in_batch), ("shared_negatives", self.shared)):

@@ -32,7 +32,7 @@ from ..engine.embeddings import OtherViews
 from ..engine.negatives import DenseNegatives, Negatives, concatenated
 from ..engine.tiled import LIMITED
 from ..engine.tiles import Mask
-from ..hyper import nearest
+from ..names import check_known
 from .batch import Batch
 from .choose_engine import Part, mask_of, masked_negatives, negatives_of
 from .rules import limits
@@ -112,8 +112,7 @@ def pairing_in_force(batch: Batch, default: str) -> str:
     chosen = batch.pairing
     used = default if chosen is None else chosen
     for name in (*chosen.keys(), *chosen.values()) if isinstance(chosen, Mapping) else (used,):
-        if name not in PAIRINGS:
-            raise ValueError(f"unknown pairing {name!r}.{nearest(str(name), PAIRINGS)}")
+        check_known("unknown pairing", name, PAIRINGS)
     if batch.queue is not None and isinstance(chosen, str) and chosen != "queue":
         raise ValueError(f"queue= is a pairing of its own (MoCo's), and so is {chosen!r}: give one.")
     if default == "single":  # regularizers use the samples, whatever the pairing

@@ -12,7 +12,8 @@ from torch import Tensor
 from .. import checks
 from ..engine.negatives import DenseNegatives, Negatives
 from ..engine.negatives import dense_scores as dense_scores  # for objectives, which do not import the engine
-from ..hyper import Value, nearest
+from ..hyper import Value
+from ..names import check_known
 from ..vectors import widen
 from .scores import Scores, counted_positives
 
@@ -140,8 +141,7 @@ def scores_from_logits(
     """
     if checks.is_float(logits, "logits").dim() < 2:
         raise ValueError(f"logits: expected (..., anchors, keys), got shape {checks.shape(logits)}.")
-    if empty not in EMPTY:
-        raise ValueError(f"empty: unknown value {empty!r}.{nearest(str(empty), EMPTY)}")
+    check_known("empty: unknown value", empty, EMPTY)
     if logits.shape[-1] < 2 and empty == "error":
         raise ValueError(f"logits: expected at least 2 keys, got shape {checks.shape(logits)}.")
     scale = _scale(scale)

@@ -9,7 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..hyper import is_number, nearest
+from ..hyper import is_number
+from ..names import check_known
 
 KINDS = ("absolute", "relative", "percentage")
 
@@ -69,8 +70,7 @@ def margin(value: float, kind: str = "absolute", *, hard: bool = True) -> Rule:
     >>> round(cp.InfoNCE(0.5)(z1, z2, false_negatives=cp.margin(-0.5)).item(), 4)
     2.5755
     """
-    if kind not in KINDS:
-        raise ValueError(f"margin: unknown kind {kind!r}.{nearest(str(kind), KINDS)}")
+    check_known("margin: unknown kind", kind, KINDS)
     if not is_number(value):
         raise ValueError(f"margin: expected a number, got {value!r}.")
     if kind != "absolute" and not 0 <= value <= 1:

@@ -6,7 +6,7 @@ import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
-from counterpoint.names import nearest
+from counterpoint.names import check_known
 from counterpoint.plugins import inject, registry
 from counterpoint.plugins.arguments import Parser
 
@@ -83,8 +83,7 @@ def _check(arguments: argparse.Namespace) -> None:
     settings = arguments.settings = Settings(**{**defaults(Settings), **chosen})
     if arguments.host is None:
         raise ValueError(f"which host? Known: {', '.join(registry.names())}")
-    if arguments.host not in registry.names():
-        raise ValueError(f"unknown host {arguments.host!r}.{nearest(arguments.host, registry.names())}")
+    check_known("unknown host", arguments.host, registry.names())
     if not script:
         raise ValueError("which script? Put it behind --, with its own arguments: -- train.py --epochs 1")
     if script[0] != "-m" and not Path(script[0]).is_file():

@@ -4,30 +4,37 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
+import shlex
+import subprocess
 import sys
+import tempfile
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import product
 from pathlib import Path
 from statistics import median
 from typing import Any
 
+import counterpoint as cp
 from counterpoint.plugins import inject, registry
 from counterpoint.plugins.arguments import Parser
 from counterpoint.plugins.launch import Script
 
 from .. import report, store
-from ..command import flags
+from ..command import flags, tune
 from ..store.cell import row_name
-from ..store.run import Run
-from . import auto, cells, compute
+from ..store.run import TUNING, Run
+from . import cells
 from .metrics import Metric
 from .running import LOG, last_lines, read_again, train
 from .settings import HOST, Settings
-from .tuning import tuned
 
 MOST = 3  # failed runs whose output is shown
+TOLERANCE = 1.2  # ratio of times up to which two rows take equally long
+# what is tried of parameters without a grid of their own in every domain
+GRIDS = {"temperature": (0.05, 0.1, 0.2, 0.5, 1.0), "mu": (0.3, 0.5, 0.7, 0.9), "sigma": (0.5, 1.0), **tune.GRIDS}
 
 
 class Comparison:
@@ -44,7 +51,7 @@ class Comparison:
         code = store.checksum(file)[:12]
         host = arguments.host
         if host == "auto":
-            host, seam = auto.find(arguments.out, code, script, seam)
+            host, seam = find_loss(arguments.out, code, script, seam)
         _check(host, seam, script, file, self.specs)
         self.cell = partial(cells.cell, host, seam, script, code, self.settings)
         self.notes: list[str] = []
@@ -58,13 +65,13 @@ class Comparison:
         baseline = row_name({"objective": self.baseline})
         if settings.equal_time is not None and (done := _done(runs)):
             _, _, length = cells.length_of(self.arguments.script, settings.equal_time)
-            lengths = compute.equal_lengths(done, baseline, length)
+            lengths = equal_lengths(done, baseline, length)
             runs += self._run_cells(list(self._shorter(seeds, lengths)))
         failed = [run for run in runs if not run.done]
         for run in failed[:MOST]:
             if lines := last_lines(run):
                 print("\n".join([f"-- {run.title}, the end of {run.path / LOG}:", *lines]), file=sys.stderr)
-        errors = {} if settings.any_length else dict(compute.uneven(_done(runs)))
+        errors = {} if settings.any_length else dict(uneven(_done(runs)))
         for error in errors.values():
             print(f"counterpoint compare: {error}; left out (--any-length allows it)", file=sys.stderr)
         done = [run for run in _done(runs) if run not in errors]
@@ -118,11 +125,11 @@ def _done(runs: Iterable[Run]) -> list[Run]:
 
 
 def _time_notes(runs: Sequence[Run], baseline: str, flag: str | None) -> Iterator[str]:
-    times = compute.step_times(runs, baseline)
+    times = step_times(runs, baseline)
     if times:
         shown = [f"{row} {_range(values)}" for row, values in times.items()]
         yield f"time of a step, as a multiple of {baseline}'s: {', '.join(shown)}"
-    slow = [row for row, values in times.items() if min(values) > compute.TOLERANCE]
+    slow = [row for row, values in times.items() if min(values) > TOLERANCE]
     if slow and flag is None:
         yield (
             f"{' and '.join(slow)} had more time than {baseline}: --equal-time FLAG, with the script's own flag for "
@@ -149,3 +156,120 @@ def _doubts(runs: Sequence[Run]) -> Iterator[str]:
             f"runs at the same time have written to the folder that they share ({', '.join(changed[:5])}): if they "
             "also read that, they were not independent; --copy gives each its own"
         )
+
+
+# ---- the host auto -----------------------------------------------------------------------------
+
+
+def find_loss(root: Path, code: str, script: Sequence[str], seam: Sequence[str]) -> tuple[str, list[str]]:
+    """Return the host and its flags, which ``counterpoint inject auto`` finds in some steps of the script.
+
+    What it finds is kept in the store, since the name of a cell depends on it.
+    """
+    file = root.resolve() / cells.DOMAIN / f"auto-{store.checksum(code, json.dumps([*script, *seam]))[:12]}.json"
+    if not file.exists():
+        file.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory() as out, store.atomic(file) as kept:
+            words = [word.replace("{seed}", "0").replace("{out}", out) for word in script]
+            found = Path(out, "found.json")
+            command = [sys.executable, "-m", "counterpoint.plugins.inject", "auto", *seam, f"--json={found}", "--"]
+            subprocess.run([*command, *words], stdout=sys.stderr)
+            kept.write(found.read_bytes() if found.exists() else b"{}")
+    data = json.loads(file.read_text(encoding="utf-8"))
+    commands = data.get("commands", [])
+    known = [command for command in commands if command[2] in data["hosts"]]
+    if not commands or (len(known) != 1 and len(commands) > len(known) + 1):
+        file.unlink()
+        roads = "; ".join(shlex.join(["compare", *command[2 : command.index("--")]]) for command in commands)
+        raise ValueError(f"auto: found {len(commands)} losses to replace" + (f", name one: {roads}" if roads else ""))
+    host, *flags = commands[0][2 : commands[0].index("--")]
+    at = flags.index("--objective")
+    return host, [*flags[:at], *flags[at + 2 :]]
+
+
+# ---- tuning ------------------------------------------------------------------------------------
+
+
+def tuned(
+    specs: Sequence[str],
+    settings: Settings,
+    make_cell: Callable[..., Mapping[str, Any]],
+    run_cells: Callable[[Sequence[Mapping[str, Any]]], Sequence[Run]],
+) -> dict[str, str]:
+    """Return the best spec that the search from each objective has found; what has nothing to tune is left out.
+
+    Args:
+        specs: of the objectives to start from.
+        settings: those of the comparison.
+        make_cell: makes a cell from a spec, a seed and more.
+        run_cells: runs cells, and returns their runs, failed ones too.
+    """
+    assert settings.tune_metric is not None
+    name, sign = settings.tune_metric.name, -1 if settings.lower else 1
+
+    def measure(specs: list[str]) -> dict[str, float]:
+        runs = run_cells([make_cell(spec, tune.FIRST_SEED, purpose=TUNING) for spec in specs])
+        return {spec: sign * (run.result or {}).get(name, math.nan) for spec, run in zip(specs, runs, strict=True)}
+
+    best = {}
+    for spec in specs:
+        grids = {} if spec == HOST else _grids(spec, settings)
+        if not grids:
+            continue
+        best[spec], scores = tune.search(spec, grids, settings.tune, measure)
+        if math.isnan(scores[best[spec]]):
+            raise ValueError(f"--tune: all runs of {spec} have failed.")
+    return best
+
+
+def _grids(spec: str, settings: Settings) -> dict[str, tuple[float, ...]]:
+    """Return the values to try of the parameters that a spec has."""
+    names = set(tune.parameters(cp.objective(spec).to_dict()))
+    wanted = GRIDS if settings.grid is None else {tune.long(name): values for name, values in settings.grid}
+    own = {name: values for name, values in wanted.items() if name in names}
+    return tune.grids_of(spec, "", own) if own else {}
+
+
+# ---- how much each objective computes ----------------------------------------------------------
+
+
+def uneven(runs: Iterable[Run]) -> Iterator[tuple[Run, str]]:
+    """Yield the runs that reached the loss less often than others of their seed, and what is wrong with them."""
+    seeds: dict[int, list[Run]] = defaultdict(list)
+    for run in runs:
+        if run.arguments["length"] is None:
+            seeds[run.arguments["seed"]].append(run)
+    for members in seeds.values():
+        most = max(members, key=calls)
+        for run in members:
+            if calls(run) < calls(most):
+                yield run, f"{run.title}: the loss was reached {calls(run)} times, with {most.name} {calls(most)} times"
+
+
+def calls(run: Run) -> int:
+    count: int = run.details["calls"]
+    return count
+
+
+def step_times(runs: Iterable[Run], baseline: str) -> dict[str, list[float]]:
+    """Return for each other row the times from one call of the loss to the next, per seed, over the baseline's."""
+    seconds: dict[str, dict[int, float]] = defaultdict(dict)
+    for run in runs:
+        if run.details["step_seconds"]:
+            seconds[run.name][run.arguments["seed"]] = run.details["step_seconds"]
+    base = seconds.pop(baseline, {})
+    ratios = {row: [value / base[seed] for seed, value in by.items() if seed in base] for row, by in seconds.items()}
+    return {row: values for row, values in ratios.items() if values}
+
+
+def equal_lengths(runs: Sequence[Run], baseline: str, length: float) -> dict[str, float]:
+    """Return the length at which each row that is slower takes as long as the baseline, by the first seed's times.
+
+    More seeds, added later, then leave the lengths as they are. A whole length stays whole, and is at least 1.
+    """
+    first = min(run.arguments["seed"] for run in runs)
+    times = step_times([run for run in runs if run.arguments["seed"] == first], baseline)
+    lengths = {row: length / time for row, (time,) in times.items() if time > TOLERANCE}
+    if length.is_integer():
+        lengths = {row: float(max(1, round(value))) for row, value in lengths.items()}
+    return {row: value for row, value in lengths.items() if value < length}

@@ -12,7 +12,7 @@ from importlib import util
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from counterpoint.names import nearest
+from counterpoint.names import check_known, nearest
 
 if TYPE_CHECKING:
     from .written import Written
@@ -125,8 +125,7 @@ def _csv(metric: Metric, written: Written) -> Any:
     with written.one(metric.place).open(encoding="utf-8", newline="") as file:
         rows = csv.DictReader(file)
         cells = [row.get(metric.what) for row in rows]
-        if metric.what not in (rows.fieldnames or ()):
-            raise KeyError(f"no column {metric.what!r}.{nearest(metric.what, rows.fieldnames or ())}")
+        check_known("no column", metric.what, rows.fieldnames or (), KeyError)
     return _last([cell for cell in cells if cell], f"the column {metric.what!r} is empty")
 
 

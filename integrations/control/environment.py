@@ -34,8 +34,9 @@ import numpy as np
 from gymnasium.spaces import Box
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv, VectorEnv
 
-from counterpoint.hyper import nearest
+from counterpoint.names import check_known
 
+from ..domain import check_whole
 from .frameworks import MISSING
 from .settings import CURL_TASKS
 
@@ -71,8 +72,7 @@ def action_repeat(task: str) -> int:
 def check_task(task: str) -> str:
     """Return the name of a task, ``domain-task`` as in the suite; raise if there is no such task."""
     known = ["-".join(names) for names in suite().ALL_TASKS]
-    if task not in known:
-        raise ValueError(f"unknown task {task!r}.{nearest(str(task), known)}")
+    check_known("unknown task", task, known)
     return task
 
 
@@ -147,8 +147,7 @@ class Control(gymnasium.Env):  # type: ignore[misc]
         self, task: str, *, pixels: bool = True, size: int = SIZE, repeat: int | None = None, stack: int = STACK
     ) -> None:
         for name, value in (("size", size), ("repeat", 1 if repeat is None else repeat), ("stack", stack)):
-            if not isinstance(value, int) or value < 1:
-                raise ValueError(f"{name}: expected a whole number of at least 1, got {value!r}.")
+            check_whole(f"{name}: expected", value, 1)
         domain, _, name = check_task(task).partition("-")
         self.task, self.pixels, self.size, self.stack = task, pixels, size, stack
         self.repeat = repeat or action_repeat(task)
@@ -292,8 +291,7 @@ def vector(task: str, envs: int = 1, **options: Any) -> VectorEnv:
 
     ``options`` are further arguments of :class:`Control`.
     """
-    if not isinstance(envs, int) or envs < 1:
-        raise ValueError(f"envs: expected a whole number of at least 1, got {envs!r}.")
+    check_whole("envs: expected", envs, 1)
     check_task(task)  # here, as errors in other processes come with long tracebacks
     constructors = [partial(Control, task, **options)] * envs
     if envs == 1:

@@ -30,6 +30,7 @@ from torch import Tensor
 from counterpoint.plugins import curl
 
 from .. import store
+from ..domain import check_whole
 from ..store.run import Run
 from .agent import Agent, Contrast, check_objective
 from .environment import Control, action_repeat, check_task
@@ -69,8 +70,7 @@ class Episodes:
 def collect(folder: Path, task: str, episodes: int = 120, length: int = 25, size: int = 64, seed: int = 0) -> Episodes:
     """Random episodes, at least 8 of at least 4 observations; from the cache in ``folder``, or simulated and cached."""
     for name, value, low in (("episodes", episodes, 8), ("length", length, 4)):
-        if not isinstance(value, int) or value < low:
-            raise ValueError(f"{name}: expected a whole number of at least {low}, got {value!r}.")
+        check_whole(f"{name}: expected", value, low)
     path = Path(folder) / f"{check_task(task)}-{episodes}x{length}-{size}px-{action_repeat(task)}-seed{seed}.npz"
     path.parent.mkdir(parents=True, exist_ok=True)
     with FileLock(f"{path}.lock"):

@@ -8,7 +8,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from ..domain import Domain, check_choice, setting
+from ..domain import Domain, check_choice, check_whole, setting
 
 CURL_TASKS = ("finger-spin", "cartpole-swingup", "reacher-easy", "cheetah-run", "walker-walk", "ball_in_cup-catch")
 
@@ -85,8 +85,7 @@ class Settings(AgentSettings):
     def __post_init__(self) -> None:
         check_choice("observe", self.observe, OBSERVE)
         for name in ("steps", "envs", "eval_every", "episodes"):
-            if not isinstance(value := getattr(self, name), int) or value < 1:
-                raise ValueError(f"{name}: expected a whole number of at least 1, got {value!r}.")
+            check_whole(f"{name}: expected", getattr(self, name), 1)
         super().__post_init__()
 
 

@@ -9,7 +9,6 @@ import time
 from collections.abc import Mapping
 from contextlib import closing
 from dataclasses import fields, replace
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -122,7 +121,6 @@ class _Training:
             self.observations = np.stack(env.get_attr("observation"))
             self.returns, self.decisions, self.step = np.array(state["returns"]), state["decisions"], state["step"]
             store.set_rng_state(state["rng"])
-        self.tensorboard = _tensorboard(run.path / "tensorboard", self.step)
 
     def save(self) -> None:
         state = {
@@ -134,12 +132,6 @@ class _Training:
             "rng": store.rng_state(),
         }
         self.run.save(state, self.step)
-
-    def log(self, **metrics: float) -> None:
-        self.run.log(self.step, **metrics)
-        if self.tensorboard is not None:
-            for name, value in metrics.items():
-                self.tensorboard.add_scalar(name, value, self.step)
 
     def run_to_end(self) -> None:
         envs = self.arguments["envs"]
@@ -156,7 +148,7 @@ class _Training:
             passed = any(self.step // mark > (self.step - steps_per_turn) // mark for mark in marks)
             if turn + 1 == turns or passed:
                 returns = evaluate(self.agent, self.arguments, self.arguments["episodes"])
-                self.log(score=float(returns.mean()), spread=float(returns.std()))
+                self.run.log(self.step, score=float(returns.mean()), spread=float(returns.std()))
             if turn + 1 == turns or time.monotonic() - last_save >= SAVE_EVERY:
                 self.save()
                 last_save = time.monotonic()
@@ -173,7 +165,7 @@ class _Training:
         for i, action in enumerate(actions):
             self.replay.add(i, action, rewards[i], observations[i], terminated[i])
         if (over := terminated | truncated).any():
-            self.log(**{"return": float(self.returns[over].mean())})
+            self.run.log(self.step, **{"return": float(self.returns[over].mean())})
             self.returns[over] = 0.0
             observations, _ = self.env.reset(options={"reset_mask": over})
             for env in np.flatnonzero(over).tolist():
@@ -189,13 +181,4 @@ class _Training:
                     raise FloatingPointError(
                         f"{name} is {value} after {self.agent.updates} updates: training diverged."
                     )
-            self.log(**metrics)
-
-
-def _tensorboard(folder: Path, step: int) -> Any:
-    """A writer for TensorBoard, if it is installed."""
-    if find_spec("tensorboard") is None:
-        return None
-    from torch.utils.tensorboard import SummaryWriter
-
-    return SummaryWriter(folder, purge_step=step)
+            self.run.log(self.step, **metrics)

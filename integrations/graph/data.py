@@ -86,20 +86,17 @@ class GraphSet:
         cls, name: str, x: Tensor | None, edge_index: Tensor, y: Tensor, nodes: Tensor, edges: Tensor, features: str
     ) -> GraphSet:
         check_choice("features", features, FEATURES)
-        has_features = x is not None and x.shape[1] > 0
-        if features == "auto":
-            features = "labels" if has_features else "constant"
-        if features == "labels":
-            if not has_features:
-                raise ValueError(f"{name}: its nodes have no labels; features can be degree or constant.")
-            assert x is not None
-            x = x.float()
-        elif features == "constant":
-            x = torch.ones(int(nodes.sum()), 1)
-        else:
+        labels = x if x is not None and x.shape[1] > 0 else None
+        if features == "labels" and labels is None:
+            raise ValueError(f"{name}: its nodes have no labels; features can be degree or constant.")
+        if features in ("auto", "labels") and labels is not None:
+            x = labels.float()
+        elif features == "degree":
             offset = cumsum(nodes)[:-1].repeat_interleave(edges)
             degrees = degree(edge_index[0] + offset, int(nodes.sum()), torch.long).clamp(max=MAX_DEGREE)
             x = one_hot(degrees, dtype=torch.float)
+        else:
+            x = torch.ones(int(nodes.sum()), 1)
         return cls(name, x, edge_index, y, nodes, edges)
 
     @cached_property

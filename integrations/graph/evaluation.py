@@ -21,7 +21,7 @@ from sklearn.neighbors import KNeighborsClassifier
 from sklearn.preprocessing import StandardScaler
 from sklearn.svm import SVC, LinearSVC
 
-from ..domain import check_choice
+from ..domain import check_choice, check_whole
 
 Array = np.ndarray[Any, Any]
 
@@ -116,8 +116,7 @@ def checked(z: Any, y: Any, folds: int) -> tuple[Array, Array]:
     z, y = np.asarray(z, dtype=np.float64), np.asarray(y)
     if z.ndim != 2 or y.shape != z.shape[:1]:
         raise ValueError(f"evaluate: expected shapes (graphs, width) and (graphs,), got {z.shape} and {y.shape}.")
-    if not isinstance(folds, int) or folds < 2:
-        raise ValueError(f"folds: expected a whole number of at least 2, got {folds!r}.")
+    check_whole("folds: expected", folds, 2)
     if bad := int((~np.isfinite(z)).any(1).sum()):
         raise ValueError(f"embeddings: {bad} of {len(z)} graphs have values that are NaN or infinite.")
     classes, counts = np.unique(y, return_counts=True)

@@ -18,7 +18,7 @@ from counterpoint.objective import Objective, as_objective
 from counterpoint.perturb import evaluation_mode
 from counterpoint.plugins.pyg import ContrastiveLoss
 
-from ..domain import check_choice
+from ..domain import check_choice, check_whole
 from .augment import Augmentation, augmentation
 from .data import GraphSet
 
@@ -32,8 +32,7 @@ class Encoder(nn.Module):
     def __init__(self, width: int, hidden: int = 32, layers: int = 3) -> None:
         super().__init__()
         for name, value in (("width", width), ("hidden", hidden), ("layers", layers)):
-            if not isinstance(value, int) or value < 1:
-                raise ValueError(f"Encoder: {name} must be a whole number of at least 1, got {value!r}.")
+            check_whole(f"Encoder: {name} must be", value, 1)
         widths = [width] + [hidden] * layers
         self.convolutions = nn.ModuleList(GINConv(MLP([w, hidden, hidden], norm=None)) for w in widths[:-1])
         self.norms = nn.ModuleList(nn.BatchNorm1d(hidden) for _ in range(layers))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from counterpoint.names import nearest
+
 from ..domain import Preset, check_choice
 
 COMMANDS = "Wu et al. 2023 (ADNCE, arXiv:2305.17440), the published commands of its graph code"
@@ -38,7 +40,5 @@ def preset(name: str, dataset: str) -> Preset:
     from ..report.papers import paper_settings
 
     if (known := paper_settings("graph", dataset)) is None:
-        from counterpoint.names import nearest
-
         raise ValueError(f"preset adnce: the paper has no settings for {dataset!r}.{nearest(dataset, AUGMENT)}")
     return Preset("adnce:t={t},mu={mu},sigma={sigma},denominator=mean".format(**known), settings, sources)

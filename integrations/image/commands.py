@@ -9,7 +9,7 @@ from pathlib import Path
 from statistics import mean, stdev
 from typing import TYPE_CHECKING, Any
 
-from counterpoint.names import nearest
+from counterpoint.names import check_known
 
 from ..command import flags
 from ..domain import check_choice
@@ -62,8 +62,7 @@ def _words(text: str) -> list[str]:
 
 def _probes(text: str) -> list[str]:
     for word in _words(text):
-        if word not in PROBES:
-            raise argparse.ArgumentTypeError(f"unknown probe {word!r}.{nearest(word, PROBES)}")
+        check_known("unknown probe", word, PROBES, argparse.ArgumentTypeError)
     return _words(text)
 
 

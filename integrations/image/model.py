@@ -18,7 +18,7 @@ from counterpoint.objective import Objective, as_objective
 from counterpoint.plugins.lightly import ContrastiveLoss
 from counterpoint.vectors import unit, widen
 
-from ..domain import check_choice
+from ..domain import check_choice, check_whole
 from .encoders import Encoder, LabEncoder
 from .settings import METHODS
 
@@ -131,8 +131,7 @@ class MoCo(_Contrastive):
         momentum: float = 0.999,
         gather: bool = False,
     ) -> None:
-        if not isinstance(queue, int) or queue < 1:
-            raise ValueError(f"MoCo: queue must be a whole number of at least 1, got {queue!r}.")
+        check_whole("MoCo: queue must be", queue, 1)
         if not 0 <= momentum <= 1:
             raise ValueError(f"MoCo: momentum must be in [0, 1], got {momentum!r}.")
         super().__init__(encoder, objective, views, queue, width, gather)
@@ -245,8 +244,7 @@ def build(
     channels: int = 32,
 ) -> Method:
     """Build the method of that name with an encoder of that name; ``channels`` are of the first layer of ``conv4``."""
-    if not isinstance(channels, int) or channels < 1:
-        raise ValueError(f"channels must be a whole number of at least 1, got {channels!r}.")
+    check_whole("channels must be", channels, 1)
     check_choice("method", method, METHODS)
     if method == "swav":
         return SwAV(Encoder(backbone, size, 3, channels), width, prototypes)

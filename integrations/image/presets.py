@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from counterpoint.names import check_known
+
 from ..domain import Preset, check_choice
 
 # the code base of DCL, HCL and ADNCE
@@ -94,10 +96,7 @@ def preset(name: str, dataset: str) -> Preset:
     check_choice("preset", name, PRESETS)
     if name != "adnce":
         return PRESETS[name]
-    known = dataset.removesuffix("-unlabelled")
-    if known not in ADNCE:
-        from counterpoint.names import nearest
-
-        raise ValueError(f"preset adnce: the paper has no settings for {dataset!r}.{nearest(dataset, ADNCE)}")
-    t, mu, sigma = ADNCE[known]
+    labelled = dataset.removesuffix("-unlabelled")
+    check_known("preset adnce: the paper has no settings for", labelled, ADNCE)
+    t, mu, sigma = ADNCE[labelled]
     return Preset(f"adnce:t={t},mu={mu},sigma={sigma}", HCL)

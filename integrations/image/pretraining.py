@@ -20,6 +20,7 @@ import torch
 from lightning.pytorch.plugins.io import TorchCheckpointIO
 
 from .. import store
+from ..domain import check_whole
 from ..store.run import Run
 from .batches import loader
 from .image_set import ImageSet
@@ -115,8 +116,7 @@ def pretrain(
         watch, every: an accuracy to compute every so many epochs; the run's ``best.pt`` keeps the best encoder. With
             several devices it must be importable.
     """
-    if not isinstance(epochs, int) or epochs < 0:
-        raise ValueError(f"epochs must be a whole number of at least 0, got {epochs!r}.")
+    check_whole("epochs must be", epochs, 0)
     options: dict[str, Any] = {"path": path, "seed": module.seed, "workers": workers, "views": module.method.views}
     loader(data, batch, module.recipe, processes=devices, **options)  # raise now what the processes would raise
     if epochs == 0:

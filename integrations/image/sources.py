@@ -19,7 +19,7 @@ from PIL import Image
 
 from counterpoint.hyper import nearest
 
-from ..domain import check_choice
+from ..domain import check_choice, check_whole
 from .image_set import ImageSet, from_pictures
 from .settings import check_dataset
 
@@ -95,8 +95,8 @@ def load(
         classes: the classes to keep, by name.
     """
     check_choice("split", split, SPLITS)
-    if size is not None and (not isinstance(size, int) or size < 1):
-        raise ValueError(f"size must be a whole number of at least 1, got {size!r}.")
+    if size is not None:
+        check_whole("size must be", size, 1)
     wanted = None if classes is None else tuple(classes)
     data = _load(name, split, size, None if root is None else str(root), os.environ.get("COUNTERPOINT_DATA"), wanted)
     return data if wanted in (None, data.classes) else _select(data, wanted)

@@ -21,6 +21,7 @@ from typing import Any
 
 import counterpoint as cp
 from counterpoint.hyper import is_number, nearest
+from counterpoint.names import check_known
 
 from ..store.cell import HOST, dataset_name
 from ..store.run import Run
@@ -140,8 +141,7 @@ def summarise(
         raise ValueError(f"none of the {len(runs)} runs is done." if runs else "no runs there.")
     known = list(dict.fromkeys(name for run in done for name in run.record["result"]))
     for name in metrics:
-        if name not in known:
-            raise ValueError(f"unknown metric {name!r}.{nearest(name, known)}")
+        check_known("unknown metric", name, known)
     rows = _row_names(done)
     if baseline is not None:
         baseline = _resolve_baseline(baseline, rows, done)

@@ -183,19 +183,7 @@ def plain(report: Report) -> dict[str, Any]:
                 numbers["trained_minus_this"] = {other: asdict(v) for other, v in column.checks[row].items()}
             paper = cell.paper and {**asdict(cell.paper), "value": cell.paper.value, "spread": cell.paper.spread}
             rows.append({**numbers, "paper": paper})
-        names = (
-            "domain",
-            "dataset",
-            "setting",
-            "metric",
-            "title",
-            "baseline",
-            "margin",
-            "lower",
-            "majority",
-            "uninformative",
-        )
-        head = {key: getattr(column, key) for key in names}
+        head = {key: x for key, x in vars(column).items() if key not in ("cells", "runs", "checks", "tested")}
         columns.append({**head, "reading": reading(column), "rows": rows})
     pooled = [{**asdict(one), "reading": pooled_reading(one)} for one in report.pooled]
     data: dict[str, Any] = finite({"columns": columns, "pooled": pooled, "notes": report.notes, "alpha": ALPHA})

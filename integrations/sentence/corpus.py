@@ -9,7 +9,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from counterpoint.names import nearest
+from counterpoint.names import check_known
 
 from ..domain import check_choice
 from .frameworks import framework
@@ -55,8 +55,7 @@ def load(
     data = _read(name, kind, revision)
     selected = list(columns or _text_columns(data))
     for column in selected:
-        if column not in data.column_names:
-            raise ValueError(f"columns: {path} has no column {column!r}.{nearest(column, data.column_names)}")
+        check_known(f"columns: {path} has no column", column, data.column_names)
     if not selected:
         raise ValueError(f"{path}: no column contains text; it has {', '.join(data.column_names) or 'none'}.")
     if positives == "columns" and len(selected) < 2:

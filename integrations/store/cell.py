@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import counterpoint as cp
-from counterpoint.hyper import is_number, nearest
+from counterpoint.hyper import is_number
+from counterpoint.names import check_known
 
 from .files import are_plain_numbers, as_json
 
@@ -91,8 +92,7 @@ def check_names(changes: Iterable[str], known: Iterable[str]) -> None:
     """Raise ``TypeError`` if a name is not an argument of the domain's cells."""
     known = list(known)
     for name in changes:
-        if name not in known:
-            raise TypeError(f"cell: unknown argument {name!r}.{nearest(name, known)}")
+        check_known("cell: unknown argument", name, known, TypeError)
 
 
 _KINDS = {"details": dict, "command": str, "data": str, "axis": str, "error": str, "started": str}

@@ -14,12 +14,11 @@ import counterpoint as cp
 from counterpoint.integrations import report, store
 from counterpoint.integrations.command import main as main_module
 from counterpoint.integrations.command.main import build, main
-from counterpoint.integrations.compare import commands, compute
+from counterpoint.integrations.compare import commands, comparison
 from counterpoint.integrations.compare.cells import cell, length_of, words
-from counterpoint.integrations.compare.comparison import _doubts, _time_notes
+from counterpoint.integrations.compare.comparison import _doubts, _time_notes, tuned
 from counterpoint.integrations.compare.metrics import Metric
 from counterpoint.integrations.compare.settings import Settings
-from counterpoint.integrations.compare.tuning import tuned
 
 TOY = ROOT / "tests" / "support" / "toy_train.py"
 LINE = next(i for i, line in enumerate(TOY.read_text().splitlines(), 1) if "cross_entropy(50" in line)
@@ -137,7 +136,7 @@ def done(tmp_path):
 def test_runs_that_reach_the_loss_less_often_are_named(done):
     runs = done(("host", 0, 40, 1, 1), ("hcl", 0, 39, 1, 1), ("host", 1, 30, 1, 1), ("hcl", 1, 30, 1, 1))
     shorter = done(("hcl", 0, 20, 1, 1), label="hcl at equal time", length=10.0)
-    assert [(run is runs[1], text) for run, text in compute.uneven(runs + shorter)] == [
+    assert [(run is runs[1], text) for run, text in comparison.uneven(runs + shorter)] == [
         (True, "t.py, hcl, seed 0: the loss was reached 39 times, with host 40 times")
     ]
 
@@ -150,9 +149,9 @@ def test_time_is_stated_and_equalised(done):
         ("host", 1, 9, 0.1, 3),
         ("hcl", 1, 9, 0.2, 4),
     )
-    assert compute.equal_lengths(runs, "host", 20.0) == {"hcl": 8.0}
-    assert compute.equal_lengths(runs, "host", 2.5) == {"hcl": 1.0}
-    assert compute.equal_lengths(runs, "host", 1.0) == {}
+    assert comparison.equal_lengths(runs, "host", 20.0) == {"hcl": 8.0}
+    assert comparison.equal_lengths(runs, "host", 2.5) == {"hcl": 1.0}
+    assert comparison.equal_lengths(runs, "host", 1.0) == {}
     notes = list(_time_notes(runs, "host", None))
     assert notes[0] == "time of a step, as a multiple of host's: hcl 2.25 (2.00 to 2.50), dcl 1.00"
     assert notes[1].startswith("hcl had more time than host: --equal-time FLAG")

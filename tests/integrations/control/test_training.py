@@ -246,22 +246,6 @@ def test_observations_that_are_not_finite_end_the_run(tmp_path, monkeypatch):
 
 
 @pytest.mark.slow
-def test_tensorboard_shows_what_was_logged_once(tmp_path):
-    """The same numbers as in metrics.jsonl, those before and after a kill included."""
-    pytest.importorskip("tensorboard")
-    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-
-    assert killed(tmp_path, 18, "after").returncode == -signal.SIGKILL
-    (run,) = run_grid(training.train, [cell()], tmp_path, progress=False)
-    board = EventAccumulator(str(run.path / "tensorboard"), size_guidance={"scalars": 0})
-    board.Reload()
-    for name in ("score", "return", "critic"):
-        shown, wanted = board.Scalars(name), [line for line in run.metrics() if name in line]
-        assert [one.step for one in shown] == [line["step"] for line in wanted]
-        assert [one.value for one in shown] == pytest.approx([line[name] for line in wanted], rel=1e-6)
-
-
-@pytest.mark.slow
 def test_processes_collect_what_is_trained_on(tmp_path):
     """Two environments, each decision of both counts."""
     given = cell(envs=2, steps=1600, eval_every=1600, episodes=1)
