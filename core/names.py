@@ -75,26 +75,26 @@ def elsewhere(name: str) -> tuple[str, str] | None:
     return ELSEWHERE.get(word) or ELSEWHERE.get(word.removesuffix("loss"))
 
 
-def lazy(
-    package: str, exports: Mapping[str, Iterable[str]] | None = None, known: Iterable[str] = ()
-) -> Callable[[str], Any]:
+def lazy(package: str, exports: Iterable[str] = (), known: Collection[str] = ()) -> Callable[[str], Any]:
     """``__getattr__`` of a package: its modules, and the names that they define, imported on first use.
+
+    Reading a domain's settings or building its parser then imports neither torch nor a framework.
 
     Args:
         package: ``__name__``.
-        exports: the public names of each module.
-        known: further public names, to suggest.
+        exports: the public names of each module; or the modules that define the names ``known``.
+        known: ``__all__``; also the names to suggest.
     """
-    exports = exports or {}
+    names_of = exports if isinstance(exports, Mapping) else dict.fromkeys(exports, known)
 
     def attribute(name: str) -> Any:
-        for module, names in exports.items():
-            if name in names:
-                return getattr(import_module(f"{package}.{module}"), name)
+        for module, names in names_of.items():
+            if name in names and name in (members := vars(import_module(f"{package}.{module}"))):
+                return members[name]
         if name.isidentifier() and not name.startswith("_") and find_spec(f"{package}.{name}"):
             return import_module(f"{package}.{name}")
         modules = (module.name for module in iter_modules(import_module(package).__path__))
-        hint = "" if name.startswith("_") else closest(name, chain(known, *exports.values(), modules))
+        hint = "" if name.startswith("_") else closest(name, chain(known, *names_of.values(), modules))
         raise AttributeError(f"module {package!r} has no attribute {name!r}.{hint}", name=name, obj=None)
 
     return attribute

@@ -6,7 +6,6 @@ Each domain is a package; CONTRIBUTING.md lists the modules and verbs that they 
 from __future__ import annotations
 
 import math
-import sys
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import MISSING, Field, dataclass, field, fields
@@ -14,7 +13,6 @@ from importlib import import_module
 from typing import Any
 
 from counterpoint.names import check_known
-from counterpoint.names import lazy as lazy_modules
 
 
 @dataclass(frozen=True)
@@ -117,29 +115,6 @@ def check_whole(what: str, value: Any, low: int) -> None:
         raise ValueError(f"{what} a whole number of at least {low}, got {value!r}.")
 
 
-def lazy(package: str, names: Sequence[str], modules: Sequence[str]) -> Callable[[str], Any]:
-    """``__getattr__`` of a domain's package: its public names, imported from its modules on first use.
-
-    Reading a domain's settings or building its parser then imports neither torch nor a framework.
-
-    Args:
-        package: ``__name__``.
-        names: ``__all__``.
-        modules: the modules that define these names; they are attributes of the package too.
-    """
-
-    modules_of = lazy_modules(package, known=names)
-
-    def attribute(name: str) -> Any:
-        for module in modules if name in names else ():
-            if name in (members := vars(import_module(f"{package}.{module}"))):
-                setattr(sys.modules[package], name, members[name])
-                return members[name]
-        return modules_of(name)
-
-    return attribute
-
-
 @dataclass(frozen=True)
 class Domain:
     """What the shared commands need to know about a domain."""
@@ -163,5 +138,4 @@ NAMES = ("graph", "image", "sentence", "control")
 
 def domain(name: str) -> Domain:
     """Look up a domain, one of :data:`NAMES`."""
-    domain: Domain = import_module(f"counterpoint.integrations.{name}.settings").DOMAIN
-    return domain
+    return import_module(f"counterpoint.integrations.{name}.settings").DOMAIN  # type: ignore[no-any-return]

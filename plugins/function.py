@@ -177,8 +177,7 @@ def _patch(seam: Seam, replaced: _Replaced, module: ModuleType) -> None:
         owner = vars(owner).get(name)
         if not isinstance(owner, type):
             raise SeamError(f"{replaced.site.text}: {file} has no class {name!r}{_known(file, replaced)}")
-    original = vars(owner).get(names[-1])
-    if original is None:
+    if (original := vars(owner).get(names[-1])) is None:
         raise SeamError(f"{replaced.site.text}: {file} does not define it{_known(file, replaced)}")
     static = isinstance(original, staticmethod)
     function = original.__func__ if static else original
@@ -215,8 +214,7 @@ def _replacement(seam: Seam, replaced: _Replaced, original: Callable[..., Any]) 
         def host_loss() -> Tensor:
             results.append(original(*args, **kwargs))
             places[:] = places or [_loss_place(results[0], replaced)]
-            loss: Tensor = results[0] if places[0] is None else results[0][places[0]]
-            return loss
+            return results[0] if places[0] is None else results[0][places[0]]  # type: ignore[no-any-return]
 
         loss_fn = seam.objective(seam.spec)
         if not seam.uses_own_loss and (not places or places[0] is not None):

@@ -182,13 +182,12 @@ def check(args: argparse.Namespace, host: Host) -> None:
     for name in _OPTIONS:
         if getattr(args, name) is not None and name not in host.options:
             raise SeamError(f"--{name}: {host.name} has no such option")
-    if args.counts is not None and not args.counts.resolve().parent.is_dir():
-        raise SeamError(f"--counts {args.counts}: its folder does not exist")
+    for name in ("counts", "report"):
+        if (file := getattr(args, name)) is not None and not file.resolve().parent.is_dir():
+            raise SeamError(f"--{name} {file}: its folder does not exist")
     for name, expected in (("verify", "the number of steps to compare"), ("start", "the number of calls so far")):
         if getattr(args, name) < 0:
             raise SeamError(f"--{name} {getattr(args, name)}: expected {expected}, 0 or more")
-    if args.report is not None and not args.report.resolve().parent.is_dir():
-        raise SeamError(f"--report {args.report}: its folder does not exist")
     if args.shims is not None:
         if args.no_shims:
             raise SeamError("--shims and --no-shims exclude each other")

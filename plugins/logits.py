@@ -155,8 +155,7 @@ def before(seam: Seam, sites: Mapping[str, str | None] | None = None) -> None:
             return original(input, target, weight, size_average, ignore_index, reduce, reduction, label_smoothing)
 
         frame = caller()
-        site = replaced.site(frame, input)
-        if site is None:
+        if (site := replaced.site(frame, input)) is None:
             return host_loss()
         if weight is not None or label_smoothing or size_average is not None or reduce is not None:
             raise SeamError(
@@ -207,8 +206,7 @@ class _Replaced:
         reduction: str,
         **options: Any,
     ) -> Tensor:
-        scale = self.scales.at(frame, logits)
-        if scale is None:
+        if (scale := self.scales.at(frame, logits)) is None:
             self.seam.notes[f"{place(frame)}, at first"] = (
                 "its own loss, as its scale was not measured yet; give --scale"
             )
@@ -240,12 +238,10 @@ def _log_sum(replaced: _Replaced, original: Callable[..., Tensor]) -> Callable[.
     @functools.wraps(original)
     def log_sum(input: Tensor, dim: Any = None, *args: Any, **kwargs: Any) -> Tensor:
         frame = caller()
-        site = replaced.site(frame, input)
-        if site is None:
+        if (site := replaced.site(frame, input)) is None:
             return original(input, dim, *args, **kwargs)
         where = place(frame)
-        positives = replaced.sites[site]
-        if positives is None:
+        if (positives := replaced.sites[site]) is None:
             raise SeamError(f"logits: {where} is not a call of cross entropy: which columns are the positives? {_HOW}")
         dim = dim[0] if isinstance(dim, (tuple, list)) and len(dim) == 1 else dim
         if input.dim() != 2 or dim not in (-2, -1, 0, 1):

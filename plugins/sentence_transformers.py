@@ -160,8 +160,7 @@ class ContrastiveLoss(nn.Module):
             embed = import_module("sentence_transformers.base.losses.merged_forward").embed_columns
         except ImportError:
             return [self.model(features)["sentence_embedding"] for features in sentence_features]
-        embedded: list[Tensor] = embed(self.model, sentence_features)
-        return embedded
+        return embed(self.model, sentence_features)  # type: ignore[no-any-return]
 
     def _terms(self, embeddings: list[Tensor], labels: Tensor | None, **extra: Tensor) -> Terms:
         """Compute the loss of each term; ``extra`` are adversarial and mixed views, see ``Objective.forward``."""

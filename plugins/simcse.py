@@ -77,8 +77,7 @@ def patch(objective: str | Seam) -> Seam:
 
     @functools.wraps(compare)
     def similarity(self: Any, x: Tensor, y: Tensor) -> Any:
-        step = _running.get()
-        if step is not None:
+        if (step := _running.get()) is not None:
             step.compared.append((x[:, 0], y[0]))
         return compare(self, x, y)
 

@@ -55,8 +55,7 @@ def _gap(measured: dict[str, Any]) -> Said:
 
 
 def _hard_negatives(measured: dict[str, Any]) -> Said:
-    hard = measured.get("hard_negatives")
-    if hard is None:
+    if (hard := measured.get("hard_negatives")) is None:
         return
     text = f"{hard['suspect']:.0%} of your hard negatives are about as similar to their anchor as its positive is"
     text += f"; by their ids {hard['false']:.0%} are false." if "false" in hard else "; ids would tell which are false."
@@ -65,8 +64,7 @@ def _hard_negatives(measured: dict[str, Any]) -> Said:
 
 
 def _false_negatives(measured: dict[str, Any]) -> Said:
-    false = measured.get("false_negatives")
-    if false is None:
+    if (false := measured.get("false_negatives")) is None:
         return
     text = "{share:.1%} of in-batch negatives share the anchor's id ({low:.1%} to {high:.1%}, from {known} known ids)."
     found = by_effect(nearest("false negatives", false["share"]))

@@ -65,5 +65,4 @@ class Components:
         self.scale = ((x - self.mean) @ self.axes).square().mean().sqrt()
 
     def __call__(self, x: Tensor) -> Tensor:
-        projected: Tensor = (x - self.mean) @ self.axes / self.scale
-        return projected
+        return (x - self.mean) @ self.axes / self.scale  # type: ignore[no-any-return]

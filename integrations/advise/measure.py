@@ -131,8 +131,7 @@ def canonical_components(a: Tensor, b: Tensor, count: int = 32, ridge: float = 0
     values, vectors = torch.linalg.eigh(total + ridge * total.diagonal().mean() * torch.eye(len(total)))
     whiten = vectors * values.rsqrt()
     agreement, directions = torch.linalg.eigh(whiten.T @ (a.T @ b + b.T @ a) @ whiten / len(both))
-    weighted: Tensor = whiten @ directions[:, -count:] * agreement[-count:].clamp(min=0)
-    return weighted
+    return whiten @ directions[:, -count:] * agreement[-count:].clamp(min=0)  # type: ignore[no-any-return]
 
 
 def hard_negatives(data: Pairs) -> Result:

@@ -50,8 +50,7 @@ class Networks:
         """Compute ``(seeds, n, width)`` of ``(seeds, n, ...)``, each by the network of its seed."""
 
         def one(parameters: dict[str, Tensor], x: Tensor) -> Tensor:
-            z: Tensor = functional_call(self.template, parameters, (x, project))
-            return z
+            return functional_call(self.template, parameters, (x, project))  # type: ignore[no-any-return]
 
         return vmap(one)(self.parameters, x)
 

@@ -56,11 +56,12 @@ def cells(
     if domain_name == PLANTED:
         yield from runs.cells(objectives, seeds, quick)
         return
+    settings = runs.SETTINGS | (runs.QUICK if quick else {})
     for seed in seeds:
-        yield runs.cell(None, seed, quick)
+        yield runs.cell(None, seed, **settings)
         for label, template in objectives.items():
             named = {} if label == template else {"label": label}
-            yield runs.cell(template.format(**runs.COMMON), seed, quick, **named)
+            yield runs.cell(template.format(**runs.COMMON), seed, **settings, **named)
 
 
 def train(run: Run, cache: Path) -> None:

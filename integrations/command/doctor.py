@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import hashlib
 import json
 import os
 import platform
@@ -168,6 +167,8 @@ def _error(script: str, renderer: str) -> str:
 
 
 def _data(folder: Path | None) -> Iterator[Finding]:
+    from ..store.reproduce import file_digest
+
     if folder is None:
         yield Finding("data", "COUNTERPOINT_DATA", "missing", "not set: data sets are downloaded if possible")
         return
@@ -184,7 +185,7 @@ def _data(folder: Path | None) -> Iterator[Finding]:
         files = sorted(path for path in part.rglob("*") if path.is_file())
         size = sum(path.stat().st_size for path in files) / 2**20
         listed = {path: sums[path] for path in files if path in sums}
-        damaged = [path for path, digest in listed.items() if _sha256(path) != digest]
+        damaged = [path for path, digest in listed.items() if file_digest(path).hexdigest() != digest]
         gone = [path for path in sums if path.is_relative_to(part) and not path.exists()]
         text = f"{len(files)} file{'s' * (len(files) != 1)}, {size:.1f} MB"
         if damaged or gone:
@@ -201,14 +202,6 @@ def _checksums(folder: Path) -> dict[Path, str]:
     lines = path.read_text(encoding="utf-8").splitlines() if path.is_file() else []
     pairs = (line.split(maxsplit=1) for line in lines if line.strip())
     return {(folder / name.lstrip("*")).resolve(): digest for digest, name in pairs}
-
-
-def _sha256(path: Path) -> str:
-    digest = hashlib.sha256()
-    with path.open("rb") as file:
-        for block in iter(lambda: file.read(1 << 20), b""):
-            digest.update(block)
-    return digest.hexdigest()
 
 
 # ---- the command -------------------------------------------------------------------------------

@@ -114,8 +114,7 @@ def _import_torch() -> None:
 def _accept_any_stream() -> None:
     """Let printing never fail on a closed or ASCII-only stream."""
     for name in ("stdout", "stderr"):
-        stream = getattr(sys, name)
-        if stream is None:
+        if (stream := getattr(sys, name)) is None:
             setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115
         elif isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")

@@ -168,8 +168,7 @@ def references() -> dict[str, Any]:
 
 def check(name: str) -> tuple[str, float, float] | None:
     """Return the spec of an objective's reference case, the reference value and the value here; None without a case."""
-    case = references().get(name)
-    if case is None:
+    if (case := references().get(name)) is None:
         return None
     objective = cp.objective(case["spec"])
     arguments = {key: _tensors(value) for key, value in case["given"].items()}

@@ -312,8 +312,7 @@ def _tune(
 
 
 def _metric(run: Run) -> str:
-    metric: str = next(iter(run.record["result"]))
-    return metric
+    return next(iter(run.record["result"]))  # type: ignore[no-any-return]
 
 
 def _values(runs: Sequence[Run]) -> list[float]:

@@ -167,8 +167,7 @@ def _seam_words(arguments: argparse.Namespace) -> list[str]:
     """Return the flags of ``counterpoint inject`` that were typed."""
     words: list[str] = []
     for action in _seam_flags():
-        value = getattr(arguments, action.dest)
-        if value is True:
+        if (value := getattr(arguments, action.dest)) is True:
             words.append(action.option_strings[0])
         elif value not in (None, False):
             words += [f"{action.option_strings[0]}={each}" for each in (value if isinstance(value, list) else [value])]

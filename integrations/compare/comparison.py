@@ -74,8 +74,7 @@ class Comparison:
         errors = {} if settings.any_length else dict(uneven(_done(runs)))
         for error in errors.values():
             print(f"counterpoint compare: {error}; left out (--any-length allows it)", file=sys.stderr)
-        done = [run for run in _done(runs) if run not in errors]
-        if not done:
+        if not (done := [run for run in _done(runs) if run not in errors]):
             return 1
         self.notes += [*_time_notes(done, baseline, settings.equal_time), *_doubts(done)]
         names = list(dict.fromkeys(name for run in done for name in run.record["result"]))
@@ -247,8 +246,7 @@ def uneven(runs: Iterable[Run]) -> Iterator[tuple[Run, str]]:
 
 
 def calls(run: Run) -> int:
-    count: int = run.details["calls"]
-    return count
+    return run.details["calls"]  # type: ignore[no-any-return]
 
 
 def step_times(runs: Iterable[Run], baseline: str) -> dict[str, list[float]]:

@@ -35,8 +35,7 @@ class Written:
         """Return the files that match, all those in a folder that does; copy them to ``out`` if they lie elsewhere."""
         if found := _files(self.out, pattern):
             return found
-        found = _files(self.folder, pattern)
-        if not found:
+        if not (found := _files(self.folder, pattern)):
             raise FileNotFoundError(f"no {pattern} in {self.out}, nor in {self.folder}")
         current = [file for file in found if self.began <= file.stat().st_mtime_ns <= self.ended]
         if not current:

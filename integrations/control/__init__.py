@@ -10,7 +10,7 @@ Use the parts in your own code::
 
 from typing import TYPE_CHECKING
 
-from ..domain import lazy
+from counterpoint.names import lazy
 
 if TYPE_CHECKING:
     from .agent import Agent, Contrast
@@ -29,4 +29,4 @@ _MODULES = (
     "settings", "environment", "replay", "networks", "agent", "data", "evaluation", "representation", "training",
     "video",
 )  # fmt: skip
-__getattr__ = lazy(__name__, __all__, _MODULES)
+__getattr__ = lazy(__name__, _MODULES, __all__)

@@ -17,11 +17,9 @@ SETTINGS: dict[str, Any] = {"episodes": 40, "length": 20, "updates": 40, "scores
 QUICK: dict[str, Any] = {"episodes": 8, "length": 6, "updates": 4, "batch": 8}
 
 
-def cell(objective: str | None, seed: int, quick: bool, **label: str) -> dict[str, Any]:
+def cell(objective: str | None, seed: int, **settings: Any) -> dict[str, Any]:
     """The cell of an objective; None for the encoder before training."""
-    settings = SETTINGS | (QUICK if quick else {})
-    if objective is None:
-        label = {"label": representation.UNTRAINED}
+    label = {"label": representation.UNTRAINED} if objective is None else {}
     return representation.cell(TASK, objective, seed, **settings, **label)
 
 

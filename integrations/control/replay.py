@@ -145,8 +145,7 @@ class Replay:
         """Restore the state that :meth:`save` returned; a file of it that is damaged or missing leaves nothing."""
         for file in state["files"]:
             try:
-                content = load_checked(folder / file["name"], self._ring)
-                if content is None:
+                if (content := load_checked(folder / file["name"], self._ring)) is None:
                     raise store.DamagedError(f"{folder / file['name']}: missing")
             except store.DamagedError:
                 self._ring["acted"].zero_()

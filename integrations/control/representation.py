@@ -201,8 +201,7 @@ def _ridge(x: Tensor, y: Tensor, x_new: Tensor) -> Tensor:
     u, s, vt = torch.linalg.svd((x - mean) / scale, full_matrices=False)
     shrunk = s / (s**2 + PENALTIES.unsqueeze(1) * len(x))  # (penalties, components)
     weights = shrunk.unsqueeze(2) * (u.T @ (y - middle))
-    predicted: Tensor = ((x_new - mean) / scale) @ vt.T @ weights + middle
-    return predicted
+    return ((x_new - mean) / scale) @ vt.T @ weights + middle  # type: ignore[no-any-return]
 
 
 # ---- a cell of a grid --------------------------------------------------------------------------

@@ -87,8 +87,7 @@ def restore(run: Run | str | Path) -> Agent:
     run = Run.read(run)
     if run.arguments["domain"] != "control":
         raise ValueError(f"{run.path} is a run of {run.arguments['domain']}, not of control.")
-    state = run.load()
-    if state is None:
+    if (state := run.load()) is None:
         raise ValueError(f"{run.path}: no checkpoint yet.")
     settings, critic = run.arguments["settings"], state["agent"]["critic"]
     actions = state["agent"]["actor"]["trunk.4.weight"].shape[0] // 2  # a mean and a deviation of each

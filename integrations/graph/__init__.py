@@ -12,7 +12,7 @@ Use the parts in your own PyG code::
 
 from typing import TYPE_CHECKING
 
-from ..domain import lazy
+from counterpoint.names import lazy
 
 if TYPE_CHECKING:
     from .augment import AUGMENTATIONS, DropNodes, MaskAttributes, PerturbEdges, RandomChoice, Subgraph, augmentation
@@ -27,4 +27,4 @@ __all__ = [
     "load", "pretrain", "restore", "train",
 ]  # fmt: skip
 
-__getattr__ = lazy(__name__, __all__, ("augment", "data", "evaluation", "model", "training"))
+__getattr__ = lazy(__name__, ("augment", "data", "evaluation", "model", "training"), __all__)

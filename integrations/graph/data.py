@@ -70,8 +70,7 @@ class GraphSet:
     @classmethod
     def from_list(cls, graphs: Iterable[Data], name: str = "graphs", features: str = "auto") -> GraphSet:
         """Collect a PyG data set or a list of ``Data`` with ``edge_index``, ``y`` and optionally ``x``."""
-        data_list = list(graphs)
-        if not data_list:
+        if not (data_list := list(graphs)):
             raise ValueError(f"{name}: no graphs.")
         missing = [i for i, data in enumerate(data_list) if data.edge_index is None or data.y is None]
         if missing:

@@ -15,9 +15,8 @@ SETTINGS: dict[str, Any] = {"epochs": 12, "folds": 3, "probe": "knn"}
 QUICK: dict[str, Any] = {"epochs": 1}
 
 
-def cell(objective: str | None, seed: int, quick: bool, **label: str) -> dict[str, Any]:
+def cell(objective: str | None, seed: int, **settings: Any) -> dict[str, Any]:
     """The cell of an objective; None for the encoder before training."""
-    settings = SETTINGS | (QUICK if quick else {}) | label
     if objective is None:
         return training.untrained("demo", seed, **settings)
     return training.cell("demo", objective, seed, **settings)

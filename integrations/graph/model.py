@@ -59,8 +59,7 @@ class Pooled(nn.Module):
         self.model, self.out_channels = model, _out_channels(model, out_channels)
 
     def forward(self, x: Tensor, edge_index: Tensor, batch: Tensor, batch_size: int | None = None) -> Tensor:
-        pooled: Tensor = global_add_pool(self.model(x, edge_index), batch, batch_size)
-        return pooled
+        return global_add_pool(self.model(x, edge_index), batch, batch_size)  # type: ignore[no-any-return]
 
 
 def _out_channels(model: nn.Module, given: int | None) -> int:
@@ -144,8 +143,7 @@ class Pretraining(nn.Module):
         views = [batch] * self.original + [augment(batch) for augment in self.augment]
         views = [copy(view).to(device) for view in views]  # PyG moves a batch in place
         projected = [self.project(view) for view in views]
-        loss: Tensor = self.criterion(*projected, **self._extra(views[-1], projected))
-        return loss
+        return self.criterion(*projected, **self._extra(views[-1], projected))  # type: ignore[no-any-return]
 
     def _extra(self, view: Batch, projected: list[Tensor]) -> dict[str, Any]:
         objective, extra = self.criterion.objective, {}

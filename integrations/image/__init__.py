@@ -12,7 +12,7 @@ Use the parts in your own code::
 
 from typing import TYPE_CHECKING
 
-from ..domain import lazy
+from counterpoint.names import lazy
 
 if TYPE_CHECKING:
     from .attacks import attacked_accuracy, robust
@@ -41,4 +41,4 @@ _MODULES = (
     "settings", "presets", "augment", "image_set", "sources", "data", "encoders", "model", "batches", "probes",
     "attacks", "evaluation", "lightning_module", "pretraining", "training",
 )  # fmt: skip
-__getattr__ = lazy(__name__, __all__, _MODULES)
+__getattr__ = lazy(__name__, _MODULES, __all__)

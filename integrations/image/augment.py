@@ -110,8 +110,7 @@ class Recipe:
         """Draw random parameters from the distributions of torchvision and lightly."""
 
         def uniform(*shape: int, low: Any = 0.0, high: Any = 1.0) -> Tensor:
-            values: Tensor = torch.rand(count, *shape, generator=generator) * (high - low) + low
-            return values
+            return torch.rand(count, *shape, generator=generator) * (high - low) + low  # type: ignore[no-any-return]
 
         strength = torch.tensor(self.jitter)
         low = torch.cat([(1 - strength[:3]).clamp(min=0), -strength[3:]])
@@ -268,5 +267,4 @@ def _blurring(sigma: Tensor, size: int) -> Tensor:
     box = (radius.unsqueeze(1) + 1 - (pixel.unsqueeze(1) - pixel).abs()).clamp_(0, 1)
     box[:, :, 0] += (radius - pixel).clamp_(min=0)
     box[:, :, -1] += (radius - pixel.flip(0)).clamp_(min=0)
-    blurring: Tensor = torch.linalg.matrix_power(box.div_(2 * radius.unsqueeze(1) + 1), BOXES)
-    return blurring
+    return torch.linalg.matrix_power(box.div_(2 * radius.unsqueeze(1) + 1), BOXES)  # type: ignore[no-any-return]

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 from counterpoint.names import check_known
 
 from ..command import flags
-from ..domain import check_choice
 from .presets import PRESETS, preset
 from .settings import DATASETS, PROBES, EvaluationSettings, Settings, check_dataset
 
@@ -73,8 +72,6 @@ def _evaluation(arguments: argparse.Namespace) -> tuple[list[str], dict[str, Any
     )
     settings = flags.chosen(arguments, EvaluationSettings) | ({"transfer": transfer} if transfer else {})
     probe = probe or list(DEFAULT_PROBES)
-    for name in probe:
-        check_choice("probe", name, PROBES)
     for name in transfer:
         check_dataset(name)
     EvaluationSettings(**settings)

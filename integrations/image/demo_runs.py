@@ -15,9 +15,8 @@ SETTINGS: dict[str, Any] = {"backbone": "conv4", "channels": 8, "epochs": 9, "ba
 QUICK: dict[str, Any] = {"epochs": 1}
 
 
-def cell(objective: str | None, seed: int, quick: bool, **label: str) -> dict[str, Any]:
+def cell(objective: str | None, seed: int, **settings: Any) -> dict[str, Any]:
     """The cell of an objective; None for the encoder before training."""
-    settings = SETTINGS | (QUICK if quick else {}) | label
     if objective is None:
         return training.untrained("digits", seed, **settings)
     return training.cell("digits", objective, seed, **settings)

@@ -86,8 +86,7 @@ class SimCLR(_Contrastive):
         self.generator: torch.Generator | None = None
 
     def project(self, x: Tensor) -> Tensor:
-        projected: Tensor = self.head(self.encoder(x))
-        return projected
+        return self.head(self.encoder(x))  # type: ignore[no-any-return]
 
     def forward(self, views: Sequence[Tensor], **options: Any) -> Tensor:
         """Compute the loss; keyword arguments are passed to the objective (``ids``, ``labels``, ``prior``)."""
@@ -105,8 +104,7 @@ class SimCLR(_Contrastive):
                 clip=(0.0, 1.0),
                 generator=self.generator,
             )
-        loss: Tensor = self.criterion(*z, **options)
-        return loss
+        return self.criterion(*z, **options)  # type: ignore[no-any-return]
 
 
 class MoCo(_Contrastive):
@@ -151,8 +149,7 @@ class MoCo(_Contrastive):
         keys = [self.key(view) for view in (views if self.several else views[1:])]
         self.projections = queries[0].detach(), keys[-1]
         if not self.several:
-            loss: Tensor = self.criterion(queries[0], keys[0])
-            return loss
+            return self.criterion(queries[0], keys[0])  # type: ignore[no-any-return]
         _, queue = self.criterion.memory_bank(unit(widen(keys[0])), update=self.training)
         return self.objective(torch.stack(queries, 1), torch.stack(keys, 1), queue=queue.T)
 
@@ -224,8 +221,7 @@ class SwAV(Method):
         self.prototypes.normalize()
         z = [nn.functional.normalize(self.head(self.encoder(view))) for view in views]
         self.projections = z[0].detach(), z[1].detach()
-        loss: Tensor = self.criterion([self.prototypes(projection) for projection in z], [])
-        return loss
+        return self.criterion([self.prototypes(projection) for projection in z], [])  # type: ignore[no-any-return]
 
 
 def build(

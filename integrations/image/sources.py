@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from PIL import Image
 
-from counterpoint.hyper import nearest
+from counterpoint.names import check_known
 
 from ..domain import check_choice, check_whole
 from .image_set import ImageSet, from_pictures
@@ -141,8 +141,7 @@ def _select(data: ImageSet, classes: Sequence[str]) -> ImageSet:
 
 def _check_classes(classes: Sequence[str], known: Sequence[str], name: str) -> None:
     for label in classes:
-        if label not in known:
-            raise ValueError(f"{name}: unknown class {label!r}.{nearest(label, known)}")
+        check_known(f"{name}: unknown class", label, known)
 
 
 def digits(split: str, size: int = 16) -> ImageSet:
@@ -217,8 +216,7 @@ def _downloaded(name: str, split: str, size: int, folders: list[Path], root: Pat
 
 def _label(dataset: Any, row: int) -> int:
     for name in ("y", "targets", "labels", "_labels"):
-        labels = getattr(dataset, name, None)
-        if labels is not None:
+        if (labels := getattr(dataset, name, None)) is not None:
             return int(labels[row])
     return int(dataset[row][1])
 

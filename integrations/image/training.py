@@ -129,8 +129,7 @@ def restore(run: Run | str | Path) -> Method:
     With ``keep="best"`` the encoder is the best one.
     """
     run = Run.read(run)
-    state = run.load()
-    if state is None:
+    if (state := run.load()) is None:
         raise ValueError(f"{run.path}: no checkpoint.")
     module = build({**run.arguments, "devices": 1}, sources.image_size(run.arguments["dataset"], run.arguments["size"]))
     module.load_state_dict(state["state_dict"])

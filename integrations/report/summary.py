@@ -374,8 +374,7 @@ def _best(values: dict[str, dict[int, float]], lower: bool) -> str | None:
 def _notes(runs: Sequence[Run], done: Sequence[Run]) -> Iterator[str]:
     if tuned := sum(run.tuning for run in runs):
         yield f"{tuned} of {len(runs)} runs are of counterpoint tune, {TUNED}."
-    states = [run.record["status"] for run in runs if not run.done and not run.tuning]
-    if states:
+    if states := [run.record["status"] for run in runs if not run.done and not run.tuning]:
         counts = ", ".join(f"{states.count(state)} {state}" for state in sorted(set(states)))
         yield f"{len(states)} of {len(runs)} runs are left out: {counts}."
     for name in ("counterpoint", "torch"):

@@ -60,11 +60,9 @@ def verdicts(compared: Mapping[str, Verdict], places: int) -> Iterator[str]:
         if rows:
             yield f"{word}: {', '.join(rows)}"
     margin = next(iter(compared.values())).margin
-    equivalent = [row for row, v in compared.items() if v.kind == "equivalent"]
-    if equivalent:
+    if equivalent := [row for row, v in compared.items() if v.kind == "equivalent"]:
         yield f"equivalent within {margin:.{places}f}: {', '.join(equivalent)}"
-    unclear = {row: v for row, v in compared.items() if v.kind == "cannot tell"}
-    if unclear:
+    if unclear := {row: v for row, v in compared.items() if v.kind == "cannot tell"}:
         yield f"cannot tell: {', '.join(unclear)}{_findable(unclear.values(), places)}"
 
 

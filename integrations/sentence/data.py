@@ -118,8 +118,7 @@ def load_sts(name: str, data: str | Path | None = None) -> Pairs:
         data: see :func:`root`.
     """
     check_choice("STS set", name, STS)
-    folder = root(data)
-    if folder is None:
+    if (folder := root(data)) is None:
         return _scored(name, _hub_rows(name))
     parts = _SICK if name == "SICKR-all" else (name,)
     return _scored(name, (row for part in parts for row in _folder_rows(part, folder)))
@@ -201,8 +200,7 @@ def load_transfer(name: str, data: str | Path | None = None) -> dict[str, Texts]
     ``data`` see :func:`root`; the hub has no copy of these sets that could be pinned.
     """
     check_choice("transfer task", name, TRANSFER)
-    folder = root(data)
-    if folder is None:
+    if (folder := root(data)) is None:
         raise ValueError(f"{name}: give its folder with --data, or in {ENVIRONMENT}; the hub does not have it.")
     splits = ("train", "test") if name in ("TREC", "MRPC") else ("all",)
     return {split: _labeled(name, split, folder) for split in splits}

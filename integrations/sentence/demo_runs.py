@@ -22,12 +22,11 @@ SETTINGS: dict[str, Any] = {"steps": 60, "batch": 64}
 QUICK: dict[str, Any] = {"steps": 4}
 
 
-def cell(objective: str | None, seed: int, quick: bool, **label: str) -> dict[str, Any]:
+def cell(objective: str | None, seed: int, **settings: Any) -> dict[str, Any]:
     """The cell of an objective; None for the encoder before training."""
-    settings = SETTINGS | (QUICK if quick else {}) | ({"steps": 0} if objective is None else {})
-    untrained = {"label": "untrained encoder"} if objective is None else {}
+    untrained = {"label": "untrained encoder", "steps": 0} if objective is None else {}
     shared = {"domain": "sentence", "dataset": "synthetic", "seed": seed, **settings}
-    return {**shared, "objective": objective, **untrained, **label}
+    return {**shared, "objective": objective, **untrained}
 
 
 def train(run: Run, cache: Path, count: int) -> None:

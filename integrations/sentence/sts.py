@@ -149,14 +149,12 @@ def cosine(first: Matrix, second: Matrix) -> NDArray[np.float64]:
     """The cosine of each row with its counterpart, in double precision; 0 where a row is zero, as in SentEval."""
     x, y = first.astype(np.float64), second.astype(np.float64)
     length = np.linalg.norm(x, axis=1) * np.linalg.norm(y, axis=1)
-    similar: NDArray[np.float64] = (x * y).sum(1) / np.where(length > 0, length, 1.0)
-    return similar
+    return (x * y).sum(1) / np.where(length > 0, length, 1.0)  # type: ignore[no-any-return]
 
 
 def geometry(pairs: Pairs, embeddings: Embeddings) -> Geometry | None:
     """Alignment, uniformity and distances; None if the set has no clearly related pairs."""
-    related = [i for i, gold in enumerate(pairs.gold) if gold > RELATED]
-    if not related:
+    if not (related := [i for i, gold in enumerate(pairs.gold) if gold > RELATED]):
         return None
     x, y = (torch.from_numpy(embeddings[[side[i] for i in related]]) for side in (pairs.first, pairs.second))
     z = torch.from_numpy(embeddings[texts(pairs)])

@@ -77,8 +77,7 @@ class RunCallback(_Callback):  # type: ignore[misc]
 
     def resume(self) -> str | None:
         """Restore the run's state; returns the trainer's checkpoint to continue from."""
-        state = self.run.load(self._check_files)
-        if state is None:
+        if (state := self.run.load(self._check_files)) is None:
             shutil.rmtree(self.folder, ignore_errors=True)  # incomplete checkpoints
             return None
         self.objective.load_state_dict(state["objective"])

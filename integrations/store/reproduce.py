@@ -6,7 +6,7 @@ import hashlib
 import platform
 import random
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from importlib import metadata
 from pathlib import Path
@@ -87,18 +87,19 @@ def checksum(*parts: Path | str | bytes | memoryview) -> str:
             files = sorted(path for path in part.rglob("*") if path.is_file()) if part.is_dir() else [part]
             for path in files:
                 total.update(path.relative_to(part).as_posix().encode())
-                with path.open("rb") as file:
-                    total.update(_digest(iter(lambda: file.read(1 << 20), b"")))
+                total.update(file_digest(path).digest())
         else:
-            total.update(_digest([part.encode() if isinstance(part, str) else part]))
+            total.update(hashlib.sha256(part.encode() if isinstance(part, str) else part).digest())
     return total.hexdigest()
 
 
-def _digest(blocks: Iterable[bytes | memoryview]) -> bytes:
+def file_digest(path: Path) -> hashlib._Hash:
+    """Return the SHA-256 of a file, of any size."""
     digest = hashlib.sha256()
-    for block in blocks:
-        digest.update(block)
-    return digest.digest()
+    with path.open("rb") as file:
+        while block := file.read(1 << 20):
+            digest.update(block)
+    return digest
 
 
 def versions() -> dict[str, str]:

@@ -300,13 +300,13 @@ def test_a_command_shows_what_others_found(tmp_path, capsys):
     parser = argparse.ArgumentParser()
     flags.add_arguments(parser, "infonce")
     given = parser.parse_args(["--out", str(tmp_path), "--json"])
-    runs, code = flags.run_cells(train, [CELL | {"seed": seed} for seed in (0, 1)], given, "graph")
+    runs, code = flags.run_cells(train, [CELL | {"seed": seed} for seed in (0, 1)], given, "train graph")
     assert (code, [run.flat() for run in runs]) == (
         1,
         [runs[0].arguments | {"name": runs[0].name, "seed": 1, "folder": str(runs[0].path)}],
     )
     assert "counterpoint train graph: 1 of 2 runs failed" in capsys.readouterr().err
-    runs, code = flags.run_cells(constant, [CELL | {"seed": seed} for seed in (0, 1)], given, "graph")
+    runs, code = flags.run_cells(constant, [CELL | {"seed": seed} for seed in (0, 1)], given, "train graph")
     assert (code, [run.result for run in runs]) == (0, [{"seed": 0}, {"seed": 1}])
 
 
