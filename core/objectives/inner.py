@@ -74,10 +74,10 @@ def nonnegative_worst_case(neg: Negatives, bound: Value) -> Tensor:
             low, reached = _threshold(part, bound, w)
             # 1. L, up to a factor: the distance above the threshold; where the radius reaches the largest, its ties
             torch.sub(s, low, out=w).relu_()
-            if bool(reached.any()):
-                w.copy_(torch.where(reached, (s >= part.max()).to(s.dtype), w))
             if part.log_weight is not None:
                 w.mul_(part.log_weight.exp())
+            if bool(reached.any()):  # ties share it evenly, as they share the gradient of a maximum
+                w.copy_(torch.where(reached, (s >= part.max()).to(s.dtype), w))
             part.zero_excluded(w)
             # 2. the value, and its slope by the bound: half the mean distance
             total = w.sum(1, keepdim=True)

@@ -125,7 +125,7 @@ def test_a_negative_where_the_density_vanishes_has_no_weight(s):
 @pytest.mark.parametrize("denominator", ["negatives", "all"])
 @pytest.mark.parametrize("neg", [[-1.0, 900.0], [-1.0, -1.0], [-1.0, 3e4, 3.1e4]])
 def test_the_tail_of_a_density_outweighs_where_it_vanishes(neg, denominator, family, mu):
-    """However small the tail is; where all weights are zero, they are equal. With the formula's logarithms in Python."""
+    """Compared with the formula in logarithms. Where all weights are zero, they are equal."""
     p, t = 0.5, 0.5
 
     def log_density(s):
