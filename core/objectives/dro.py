@@ -281,12 +281,12 @@ def _root(
     x: Tensor,
 ) -> Tensor:
     """Find the root of an increasing function for each anchor: Halley's method, or bisection outside the bracket."""
-    tolerance = torch.finfo(x.dtype).eps ** (1 / 3) / 4
+    tolerance = torch.finfo(x.dtype).eps ** (1 / 3)  # the next error is less than the third power of a step
     for _ in range(STEPS):
         value, first, second = excess(x)
         low, high = torch.where(value < 0, x, low), torch.where(value < 0, high, x)
         newton = value / first
-        # the bounds keep steps short where the function is flat; the third power of a step is the next error
+        # the bounds keep steps short where the function is flat
         step = x - (newton / (1 - (newton * second / (2 * first)).clamp(-1, 0.5))).clamp(-2, 2)
         x = torch.where((step >= low) & (step <= high), step, (low + high) / 2)
         if checks.wanted(x):
