@@ -48,6 +48,9 @@ def scores_of(batch: Batch, pairing: str) -> Scores:
             _exclude_false_negatives(batch, name, scores)
         if batch.positive_weight is not None and name != "single":
             scores.positive_weight = _positive_weight(batch, scores.pos)
+        for part in (scores, scores.adversarial, *scores.mixed):
+            if part is not None:
+                part.bound = batch.bound
         for part in (scores, scores.adversarial):
             if part is not None:
                 part.neg.group = batch.group

@@ -36,6 +36,7 @@ class Scores:
         unfiltered: the negatives before ``false_negatives=``, for reports.
         removed: by rule, the largest similarity of a negative, ``(anchors, 1)``.
         judge: the negatives as a guide model sees them, which decides instead of ``unfiltered``.
+        bound: of the absolute similarities, if known.
         exempt: number of keys, the last, to which ``false_negatives=`` does not apply.
     """
 
@@ -57,6 +58,7 @@ class Scores:
     unfiltered: Negatives | None = None
     removed: dict[str, Tensor] = field(default_factory=dict)
     judge: Negatives | None = None
+    bound: float | None = None
     exempt: int = 0
 
     def class_positives(self) -> tuple[Tensor, Tensor | None]:

@@ -7,6 +7,7 @@ from inspect import Parameter
 import torch
 from torch import Tensor
 
+from .. import checks
 from ..batch.ready_made import as_negatives, score_matrix
 from ..batch.scores import Negatives, Scores
 from ..hyper import Choice, Number, Real, Tracked, Value, bounds, text
@@ -15,8 +16,8 @@ from .infonce import InfoNCE
 # A density that is infinite at s = -1 has its weight at this distance there.
 TINY = 1e-6
 
-# The log-weight where a density vanishes: no weight beside any other, and equal weights where all vanish.
-VANISHED = -1e4
+# With log-weights of at most this, exponents are rounded to 1e-4 in float32.
+SMALL = 1e3
 
 
 def log_weight(s: Tensor, family: str, mu: Value, sigma: Value) -> Tensor:
@@ -39,7 +40,8 @@ def log_weight(s: Tensor, family: str, mu: Value, sigma: Value) -> Tensor:
     x, power = (s + 1).clamp(min=TINY), 1.0 if family == "rayleigh" else mu - 1 if family == "gamma" else mu / 2 - 1
     decay = x**2 / (2 * mu**2) if family == "rayleigh" else x / (sigma if family == "gamma" else 2)
     vanished = (s <= -1) & torch.as_tensor(power > 0, device=s.device)
-    return torch.where(vanished, VANISHED, power * torch.where(s > -1, s + 1, x).log() - decay)
+    # no weight beside any other, and equal weights where all vanish
+    return torch.where(vanished, torch.finfo(s.dtype).min / 8, power * torch.where(s > -1, s + 1, x).log() - decay)
 
 
 class ADNCE(InfoNCE, name="adnce"):
@@ -137,17 +139,38 @@ class ADNCE(InfoNCE, name="adnce"):
             return log_w + s / t, log_w
 
         log_sum, log_total = scores.neg.logsumexp(weighted)
+        reference: Value = 0.0
+        if _may_cancel(log_total, scores):  # once more, with log-weights that are small where they count
+            lowest = torch.finfo(log_total.dtype).min / 4
+            reference = log_total.detach().clamp(min=lowest)
+
+            def relative(s: Tensor, reference: Tensor) -> tuple[Tensor, Tensor]:
+                # bounded, and so not multiplied out as a quadratic function, whose terms would cancel
+                log_w = log_weight(s.detach(), self.weight, mu, sigma).clamp(min=lowest) - reference
+                return log_w + s / t, log_w
+
+            log_sum, log_total = scores.neg.logsumexp(relative, reference)
         if self.denominator != "all":
             return log_sum - log_total + scores.neg.log_count  # type: ignore[no-any-return]
+        pos = scores.pos if scores.denominator_pos is None else scores.denominator_pos
         count = scores.neg.count + 1
-        log_pos, log_w_pos = weighted(scores.pos if scores.denominator_pos is None else scores.denominator_pos)
-        log_n = count.log() if isinstance(count, Tensor) else torch.tensor(count, dtype=log_pos.dtype).log()
-        return torch.logaddexp(log_sum, log_pos) - torch.logaddexp(log_total, log_w_pos) + log_n.to(log_pos.device)
+        log_n = count.log() if isinstance(count, Tensor) else torch.tensor(count, dtype=pos.dtype).log()
+        log_w_pos = log_weight(pos.detach(), self.weight, mu, sigma) - reference
+        top = log_w_pos.detach().clamp(min=0)
+        log_w_pos, log_total = log_w_pos - top, torch.logaddexp(log_total - top, log_w_pos - top)
+        return torch.logaddexp(log_sum - top, log_w_pos + pos / t) - log_total + log_n.to(pos.device)
 
     def contrast(self, scores: Scores, log_mass: Tensor, t: Value) -> Tensor:
         if self.denominator == "all":  # the mass includes the positive
             return log_mass - scores.pos / t
         return super().contrast(scores, log_mass, t)
+
+
+def _may_cancel(log_total: Tensor, scores: Scores) -> bool:
+    """Return whether log-weights are too large to add similarities to them, or may be if values cannot be read."""
+    if scores.neg.group is None and checks.wanted(log_total):
+        return not bool((log_total.detach().abs() <= SMALL).all())
+    return scores.bound is None
 
 
 def pooled(x: Tensor, neg: Negatives) -> Tensor:

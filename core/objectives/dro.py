@@ -19,12 +19,12 @@ from ..batch.scores import Negatives, Scores
 from ..hyper import Choice, Flag, Number, Real, Value, is_number, nearest
 from ..objective import Objective
 from .infonce import log_g0
+from .inner import STEPS, Envelope, chi2_threshold, mean_and_deviations, nonnegative_worst_case
 
 PAPER = (
     "Wu et al. 2023, understanding contrastive learning via distributionally robust optimization, "
     "https://arxiv.org/abs/2310.11048"
 )
-STEPS = 60  # at most; an accelerator always takes them all, since a convergence test would synchronize
 
 
 class MeanVariance(Objective, name="mv"):
@@ -195,38 +195,6 @@ def kl_worst_case(neg: Negatives, radius: Value, shared: bool = False) -> Tensor
     return Envelope.apply(lambda: value() + curvature(), solved, weights, a, scores, *further)  # type: ignore[no-any-return]
 
 
-class Envelope(torch.autograd.Function):
-    """The value of an inner minimum over ``a``, whose gradient is known; a function of it gives further derivatives."""
-
-    @staticmethod
-    def forward(
-        ctx: Any, function: Callable[[], Tensor], value: Tensor, weights: Tensor, a: Tensor, *tensors: Tensor
-    ) -> Tensor:
-        ctx.function = function
-        ctx.save_for_backward(weights, a, *tensors)
-        ctx.save_for_forward(weights, a)
-        return value.clone()
-
-    @staticmethod
-    def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor | None, ...]:
-        weights, a, *tensors = ctx.saved_tensors
-        needed = ctx.needs_input_grad[4:]
-        if not torch.is_grad_enabled():  # not create_graph=True
-            return None, None, None, None, upstream * weights, *((upstream * a).sum() for _ in needed[1:])
-        wanted = [x for x, need in zip(tensors, needed, strict=True) if need]
-        gradients = iter(torch.autograd.grad(ctx.function(), wanted, upstream, create_graph=True))
-        return None, None, None, None, *(next(gradients) if need else None for need in needed)
-
-    @staticmethod
-    def jvp(ctx: Any, *tangents: Any) -> Tensor:
-        weights, a = ctx.saved_tensors
-        d_scores, *d_radius = tangents[4:]
-        slopes = [a * d for d in d_radius if d is not None]
-        if d_scores is not None:
-            slopes.append((weights * d_scores).sum(1, keepdim=True))
-        return sum(slopes, torch.zeros_like(a))
-
-
 def tau_from_radius(neg: Tensor | Negatives, radius: Value) -> Tensor:
     """Compute the temperature that corresponds to a radius, ``sqrt(Var(s) / (2 radius))``, ``(anchors, 1)`` (Eq. 6)."""
     return (as_negatives(neg).variance() / (2 * _positive(radius, "radius"))).sqrt()
@@ -253,72 +221,16 @@ def chi2_worst_case(neg: Negatives, radius: Value, scale: Value = 0.25, nonneg: 
     The likelihood ratio ``L`` is at least 0 if ``nonneg``.
     """
     bound = radius / scale
-    if not nonneg:
-        return _mean_and_deviations(neg, bound, None)
-    neg = neg.materialized()
-    low, reached = _chi2_threshold(neg, bound)
-    return torch.where(reached, neg.max(), _mean_and_deviations(neg, bound, low))
+    return nonnegative_worst_case(neg.materialized(), bound) if nonneg else mean_and_deviations(neg, bound, None)
 
 
 def chi2_ratio(neg: Tensor | Negatives, radius: Value, scale: Value = 0.25) -> Tensor:
     """Compute the worst-case likelihood ratio ``L* = max(0, A (s - l))`` of every negative, ``(anchors, N)``."""
     neg = as_negatives(neg)
-    low, reached = _chi2_threshold(neg, _positive(radius, "radius") / _positive(scale, "scale"))
+    low, reached = chi2_threshold(neg, _positive(radius, "radius") / _positive(scale, "scale"))
     s = dense_scores(neg)
     ratio = torch.where(reached, (s >= neg.max()).to(s.dtype), (s - low).clamp(min=0))
     return ratio / ratio.mean(1, keepdim=True)
-
-
-def _mean_and_deviations(neg: Negatives, bound: Value, low: Tensor | None) -> Tensor:
-    """Compute the closed form ``mean s + sqrt(Var s (share (1 + bound) - 1))`` over the negatives above ``low``.
-
-    It is exact if ``low`` is the solution's: then all ``L`` there are positive. None means all negatives.
-    """
-    if low is None:
-        mean, variance, spread = neg.mean(lambda s: s), neg.variance(), bound
-    else:
-
-        def above(s: Tensor, low: Tensor) -> Tensor:
-            return (s.detach() > low).to(s.dtype)
-
-        share = neg.mean(lambda s, low: above(s, low), low).clamp(min=torch.finfo(low.dtype).eps)
-        mean = neg.mean(lambda s, low: above(s, low) * s, low) / share
-        variance = neg.mean(lambda s, low, m: above(s, low) * (s - m) ** 2, low, mean) / share
-        spread = share * (1 + bound) - 1
-    square = variance * spread
-    flat = square <= 0  # the square root has no derivative there
-    return mean + torch.where(flat, 0.0, torch.where(flat, 1.0, square).sqrt())  # type: ignore[no-any-return]
-
-
-@torch.no_grad()
-def _chi2_threshold(neg: Negatives, bound: Value) -> tuple[Tensor, Tensor]:
-    """Compute ``l`` of the solution, and whether the radius reaches the largest negative, where ``l`` is that one.
-
-    The closed form over the negatives above a threshold gives the next threshold. It only rises, and stays once no
-    negative drops out.
-    """
-    parts = neg.split()  # a block of anchors stays in the cache
-    if len(parts) > 1:
-        solutions = [_chi2_threshold(part, bound) for part in parts]
-        return torch.cat([low for low, _ in solutions]), torch.cat([reached for _, reached in solutions])
-    neg = parts[0]
-    top = neg.max()
-    ties = neg.mean(lambda s, m: (s >= m).to(s.dtype), top)
-    reached = torch.as_tensor(bound, dtype=top.dtype, device=top.device) >= 1 / ties - 1
-    # 1. all negatives
-    low = neg.mean(lambda s: s) - (neg.variance() / bound).sqrt()
-    # 2. those above the threshold, by moments of the distance to it
-    for _ in range(STEPS):
-        share, first, second = neg.mean(
-            lambda s, low: ((s > low).to(s.dtype), (s - low).relu(), (s - low).relu() ** 2), low
-        )
-        depth = first / share
-        variance = (second / share - depth**2).clamp(min=0)
-        risen = torch.minimum(low + depth - (variance / (share * (1 + bound) - 1)).sqrt(), top)
-        last, low = low, torch.where(risen > low, risen, low)  # not a number where nothing is above
-        if checks.wanted(low) and not bool(neg.across((low > last).any().float(), "max")):  # all ranks stop together
-            break
-    return low, reached | (low >= top)  # no number lies between the solution's threshold and the largest negative
 
 
 # ---- mutual information ------------------------------------------------------------------------
@@ -369,12 +281,12 @@ def _root(
     x: Tensor,
 ) -> Tensor:
     """Find the root of an increasing function for each anchor: Halley's method, or bisection outside the bracket."""
-    tolerance = torch.finfo(x.dtype).eps ** (1 / 3) / 4
+    tolerance = torch.finfo(x.dtype).eps ** (1 / 3)  # the next error is less than the third power of a step
     for _ in range(STEPS):
         value, first, second = excess(x)
         low, high = torch.where(value < 0, x, low), torch.where(value < 0, high, x)
         newton = value / first
-        # the bounds keep steps short where the function is flat; the third power of a step is the next error
+        # the bounds keep steps short where the function is flat
         step = x - (newton / (1 - (newton * second / (2 * first)).clamp(-1, 0.5))).clamp(-2, 2)
         x = torch.where((step >= low) & (step <= high), step, (low + high) / 2)
         if checks.wanted(x):

@@ -82,6 +82,7 @@ class ArCL(Wrapper, name="arcl"):
             adversarial=scores.adversarial,
             mixed=scores.mixed,
             views=scores.views,
+            bound=scores.bound,
         )
 
     def losses(self, scores: Scores) -> Tensor:

@@ -6,7 +6,7 @@ import math
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from colorsys import hls_to_rgb
-from functools import lru_cache, partial
+from functools import lru_cache
 from itertools import chain, count, cycle
 from pathlib import Path
 from textwrap import fill
@@ -246,11 +246,13 @@ def _read(run: Run, changed: int) -> dict[str, tuple[torch.Tensor, torch.Tensor]
 
 def _by_name(lines: Sequence[dict[str, float]]) -> dict[str, tuple[torch.Tensor, torch.Tensor]]:
     """Return the steps and the values of each number, without those that could not be computed."""
-    names, number = dict.fromkeys(chain.from_iterable(lines)), partial(torch.tensor, dtype=torch.float64)
-    logged = {}
-    for name in names:
-        having = [line for line in lines if name in line]
-        steps, values = number([line["step"] for line in having]), number([line[name] for line in having])
+
+    def column(name: str) -> torch.Tensor:
+        return torch.tensor([line.get(name, math.nan) for line in lines], dtype=torch.float64)
+
+    steps, logged = column("step"), {}
+    for name in dict.fromkeys(chain.from_iterable(lines)):
+        values = column(name)
         computed = ~values.isnan()
         logged[name] = steps[computed], values[computed]
     return logged

@@ -121,5 +121,8 @@ def is_record(record: Any) -> bool:
         and isinstance(host.get("system", ""), str)
         and isinstance(host.get("devices", []), list)
         and all(isinstance(device, str) for device in host.get("devices", []))
-        and (record["status"] != "done" or (isinstance(result, dict) and bool(result) and are_plain_numbers(result)))
+        and (
+            record["status"] != "done"
+            or (isinstance(result, dict) and bool(result) and are_plain_numbers(result.values()))
+        )
     )

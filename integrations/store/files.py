@@ -6,19 +6,17 @@ import json
 import math
 import os
 import shutil
-import sys
 import zipfile
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import datetime, timezone
+from itertools import chain, repeat
 from pathlib import Path
 from typing import Any, BinaryIO
 
 import torch
 
 from .errors import DamagedError
-
-LARGEST = sys.float_info.max
 
 
 @contextmanager
@@ -106,12 +104,22 @@ def plain_numbers(numbers: Mapping[str, Any]) -> dict[str, float | None]:
     return {name: finite(float(value)) for name, value in numbers.items()}
 
 
-def are_plain_numbers(numbers: Mapping[str, Any]) -> bool:
+def are_plain_numbers(values: Iterable[Any]) -> bool:
     """Return whether these are numbers as :func:`plain_numbers` writes them."""
-    for value in numbers.values():  # a plain loop: reports read a million lines
-        if value is not None and (type(value) not in (float, int) or not -LARGEST <= value <= LARGEST):
-            return False
-    return True
+    values = [*values]
+    try:
+        return {*map(type, values)} <= {float, int, type(None)} and all(map(math.isfinite, filter(None, values)))
+    except OverflowError:  # an integer beyond the range of floats
+        return False
+
+
+def are_metrics(lines: Sequence[Any]) -> bool:
+    """Return whether these are lines as :meth:`Run.log` writes them; for all at once, since reports read a million."""
+    return (
+        {*map(type, lines)} <= {dict}
+        and None not in map(dict.get, lines, repeat("step"))
+        and are_plain_numbers(chain.from_iterable(map(dict.values, lines)))
+    )
 
 
 def read_lines(content: bytes) -> list[Any]:

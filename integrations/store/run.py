@@ -22,7 +22,7 @@ from filelock import FileLock, Timeout  # torch itself requires it
 
 from .cell import canonical, dataset_name, folder_of, is_record, row_name
 from .errors import BusyError, DamagedError
-from .files import are_plain_numbers, as_json, atomic, finite, load_checked, now, plain_numbers, read_lines, set_aside
+from .files import are_metrics, as_json, atomic, finite, load_checked, now, plain_numbers, read_lines, set_aside
 from .progress import Item, track
 from .reproduce import devices, versions
 
@@ -149,23 +149,22 @@ class Run:
     def metrics(self) -> list[dict[str, float]]:
         """Return the lines of metrics.jsonl, without damaged ones and a last line that is only half written."""
         path = self.path / "metrics.jsonl"
-        logged, damaged = [], []
+        damaged = []
         try:
             lines = read_lines(path.read_bytes())
         except FileNotFoundError:
             return []
         except OSError as error:
             lines, damaged = [], [str(error)]
-        for number, numbers in enumerate(lines, 1):
-            if not isinstance(numbers, dict) or numbers.get("step") is None or not are_plain_numbers(numbers):
-                damaged.append(f"line {number}")
-                continue
-            if None in numbers.values():
-                numbers = {k: math.nan if v is None else v for k, v in numbers.items()}
-            logged.append(numbers)
+        if not are_metrics(lines):
+            damaged = [f"line {number}" for number, line in enumerate(lines, 1) if not are_metrics([line])]
+            lines = [line for line in lines if are_metrics([line])]
         if damaged:
             warnings.warn(f"{path}: not readable, left out: {', '.join(damaged)}", RuntimeWarning, stacklevel=2)
-        return logged
+        for line in lines:
+            if None in line.values():
+                line.update({k: math.nan for k, v in line.items() if v is None})
+        return lines
 
     def embeddings(self) -> Embeddings | None:
         """Return what :meth:`keep` stored, or None; a damaged file is left out with a warning."""

@@ -121,6 +121,47 @@ def test_a_negative_where_the_density_vanishes_has_no_weight(s):
     assert infinite[0, 0] > 1.99
 
 
+@pytest.mark.parametrize(("family", "mu"), [("gamma", 2.0), ("rayleigh", 2.0), ("chi2", 4.0)])
+@pytest.mark.parametrize("denominator", ["negatives", "all"])
+@pytest.mark.parametrize("neg", [[-1.0, 900.0], [-1.0, -1.0], [-1.0, 3e4, 3.1e4]])
+def test_the_tail_of_a_density_outweighs_where_it_vanishes(neg, denominator, family, mu):
+    """Compared with the formula in logarithms. Where all weights are zero, they are equal."""
+    p, t = 0.5, 0.5
+
+    def log_density(s):
+        x = s + 1.0
+        decay = {"gamma": x, "rayleigh": x**2 / (2 * mu**2), "chi2": x / 2}[family]
+        return math.log(x) - decay if x > 0 else -math.inf
+
+    def logsumexp(exponents):
+        top = max(exponents)
+        return top + math.log(sum(math.exp(x - top) for x in exponents))
+
+    keys = [p, *neg] if denominator == "all" else neg
+    log_w = [log_density(s) for s in keys]
+    if max(log_w) == -math.inf:
+        log_w = [0.0] * len(keys)
+    mass = logsumexp([w + s / t for w, s in zip(log_w, keys, strict=True)]) - logsumexp(log_w) + math.log(len(keys))
+    loss = cp.ADNCE(t, mu, 1.0, family, denominator).from_scores(torch.tensor([[p]]), torch.tensor([neg]))
+    assert loss.item() == pytest.approx(mass - p / t, rel=1e-6)
+
+
+@pytest.mark.parametrize("checks", ["auto", "never"])
+@pytest.mark.parametrize("tile", [0, 4])
+@pytest.mark.parametrize("denominator", [*DENOMINATORS, "all"])
+def test_similarities_of_millions_keep_their_digits(denominator, tile, checks):
+    """Their weights are exponentials of -1e12, in a matrix, in tiles, and where values are not read."""
+    z = 1e3 * torch.randn(2, 12, 8, generator=torch.Generator().manual_seed(3))
+    loss_fn = cp.ADNCE(0.5, 0.7, 0.5, denominator=denominator)
+    expected = loss_fn(*z.double(), tile=0, normalize=False)
+    cp.set_checks(checks)
+    try:
+        single = loss_fn(*z, tile=tile, normalize=False)
+    finally:
+        cp.set_checks("auto")
+    assert single.item() == pytest.approx(expected.item(), rel=3e-6)
+
+
 def test_log_weight_is_finite_at_the_edge_of_its_support():
     edge = torch.tensor([-1.0 - 1e-7, -1.0, 1.0], dtype=torch.float64)
     for family in FAMILIES:

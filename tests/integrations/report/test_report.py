@@ -499,6 +499,18 @@ def test_long_curves_are_averaged_and_short_ones_of_one_seed_do_not_bend_them():
     assert set(spread) == {0.0}
 
 
+def test_numbers_that_only_some_lines_have_keep_their_steps():
+    lines = [
+        {"step": step, "loss": 0.5 * step} | ({"accuracy": 1.0 * step} if step % 100 == 0 else {})
+        for step in range(999)
+    ]
+    lines[7]["loss"] = math.nan
+    logged = plots._by_name(lines)
+    assert logged["accuracy"][0].tolist() == logged["accuracy"][1].tolist() == [*range(0, 999, 100)]
+    assert logged["loss"][0].tolist() == [step for step in range(999) if step != 7]
+    assert (logged["loss"][1] * 2).tolist() == logged["loss"][0].tolist()
+
+
 def test_curves_say_what_they_run_over(tmp_path):
     def train(run):
         if run.arguments["seed"] < 2:

@@ -1,0 +1,181 @@
+"""The inner problems of CL-DRO: their gradients, and the worst case within a chi-squared radius.
+
+A dense matrix on the CPU is solved block by block, in buffers that stay in the cache.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .. import checks
+from ..batch.scores import Negatives
+from ..hyper import Value
+
+STEPS = 60  # at most; an accelerator always takes them all, since a convergence test would synchronize
+
+
+class Envelope(torch.autograd.Function):
+    """The value of an inner problem whose gradient is known; a differentiable function gives further derivatives.
+
+    Args:
+        function: returns the value, for second derivatives.
+        value: ``(anchors, 1)``.
+        weights: its gradient by ``tensors[0]``, the scores, ``(anchors, keys)``.
+        slope: its gradient by ``tensors[1]``, if there is one, the radius or a multiple of it, ``(anchors, 1)``.
+        tensors: what may need a gradient.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any, function: Callable[[], Tensor], value: Tensor, weights: Tensor, slope: Tensor, *tensors: Tensor
+    ) -> Tensor:
+        ctx.function = function
+        ctx.save_for_backward(weights, slope, *tensors)
+        ctx.save_for_forward(weights, slope)
+        return value.clone()
+
+    @staticmethod
+    def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor | None, ...]:
+        weights, slope, *tensors = ctx.saved_tensors
+        needed = ctx.needs_input_grad[4:]
+        if not torch.is_grad_enabled():  # not create_graph=True
+            return None, None, None, None, upstream * weights, *((upstream * slope).sum() for _ in needed[1:])
+        wanted = [x for x, need in zip(tensors, needed, strict=True) if need]
+        gradients = iter(torch.autograd.grad(ctx.function(), wanted, upstream, create_graph=True))
+        return None, None, None, None, *(next(gradients) if need else None for need in needed)
+
+    @staticmethod
+    def jvp(ctx: Any, *tangents: Any) -> Tensor:
+        weights, slope = ctx.saved_tensors
+        d_scores, *d_bound = tangents[4:]
+        slopes = [slope * d for d in d_bound if d is not None]
+        if d_scores is not None:
+            slopes.append((weights * d_scores).sum(1, keepdim=True))
+        return sum(slopes, torch.zeros_like(slope))
+
+
+# ---- chi-squared -------------------------------------------------------------------------------
+
+
+def nonnegative_worst_case(neg: Negatives, bound: Value) -> Tensor:
+    """Compute ``max { mean(L s) : L >= 0, mean L = 1, mean (L - 1)^2 <= bound }``, ``(anchors, 1)``."""
+    matrix: Any = neg
+    scores = getattr(matrix, "scores", None)
+    if scores is None or checks.traced() or not checks.wanted(scores):
+        return _closed_form(neg, bound, *chi2_threshold(neg, bound))
+    with torch.no_grad():
+        weights, rows, results = torch.empty_like(scores), 0, []
+        for part in matrix.split():
+            s, w = part.scores.detach(), weights[rows : rows + len(part.scores)]
+            low, reached = _threshold(part, bound, w)
+            # 1. L, up to a factor: the distance above the threshold; where the radius reaches the largest, its ties
+            torch.sub(s, low, out=w).relu_()
+            if part.log_weight is not None:
+                w.mul_(part.log_weight.exp())
+            if bool(reached.any()):  # ties share it evenly, as they share the gradient of a maximum
+                w.copy_(torch.where(reached, (s >= part.max()).to(s.dtype), w))
+            part.zero_excluded(w)
+            # 2. the value, and its slope by the bound: half the mean distance
+            total = w.sum(1, keepdim=True)
+            value = (w.div_(total) * s).sum(1, keepdim=True)
+            results.append((value, (total / part.count / 2).masked_fill(reached, 0.0), low, reached))
+            rows += len(s)
+        value, slope, low, reached = map(torch.cat, zip(*results, strict=True))
+    further = [bound] if isinstance(bound, Tensor) else []
+    return Envelope.apply(lambda: _closed_form(neg, bound, low, reached), value, weights, slope, scores, *further)  # type: ignore[no-any-return]
+
+
+def _closed_form(neg: Negatives, bound: Value, low: Tensor, reached: Tensor) -> Tensor:
+    return torch.where(reached, neg.max(), mean_and_deviations(neg, bound, low))
+
+
+def mean_and_deviations(neg: Negatives, bound: Value, low: Tensor | None) -> Tensor:
+    """Compute the closed form ``mean s + sqrt(Var s (share (1 + bound) - 1))`` over the negatives above ``low``.
+
+    It is exact if ``low`` is the solution's: then all ``L`` there are positive. None means all negatives.
+    """
+    if low is None:
+        mean, variance, spread = neg.mean(lambda s: s), neg.variance(), bound
+    else:
+
+        def above(s: Tensor, low: Tensor) -> Tensor:
+            return (s.detach() > low).to(s.dtype)
+
+        share = neg.mean(lambda s, low: above(s, low), low).clamp(min=torch.finfo(low.dtype).eps)
+        mean = neg.mean(lambda s, low: above(s, low) * s, low) / share
+        variance = neg.mean(lambda s, low, m: above(s, low) * (s - m) ** 2, low, mean) / share
+        spread = share * (1 + bound) - 1
+    square = variance * spread
+    flat = square <= 0  # the square root has no derivative there
+    return mean + torch.where(flat, 0.0, torch.where(flat, 1.0, square).sqrt())  # type: ignore[no-any-return]
+
+
+@torch.no_grad()
+def chi2_threshold(neg: Negatives, bound: Value) -> tuple[Tensor, Tensor]:
+    """Compute ``l`` of the solution, and whether the radius reaches the largest negative, where ``l`` is that one."""
+    solutions = [_threshold(part, bound) for part in neg.split()]  # a block of anchors stays in the cache
+    return torch.cat([low for low, _ in solutions]), torch.cat([reached for _, reached in solutions])
+
+
+def _threshold(neg: Negatives, bound: Value, work: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    """Compute the threshold of a block of anchors.
+
+    The closed form over the negatives above a threshold gives the next threshold. It only rises, and stays once no
+    negative drops out.
+
+    Args:
+        neg: the block.
+        bound: the radius over the scale.
+        work: a buffer like the block's matrix.
+    """
+    matrix: Any = neg
+    buffer = None if work is None or matrix.log_weight is not None else work
+
+    def moments(shift: Tensor, above: bool) -> Sequence[Tensor]:
+        """Compute the means of the distances to ``shift`` and of their squares; ``above`` it, the share as well."""
+        if buffer is None:
+            return _moments(neg, shift, above)
+        torch.sub(matrix.scores.detach(), shift, out=buffer)
+        matrix.zero_excluded(buffer.relu_() if above else buffer)
+        sums = [buffer.sum(1, keepdim=True), buffer.square_().sum(1, keepdim=True)]
+        if above:
+            sums.append(buffer.gt_(0).sum(1, keepdim=True))
+        return [x / matrix.count for x in sums]
+
+    # 1. whether the radius reaches the largest negative, which depends on its ties: at most the share
+    # variance / (variance + depth^2) (Cauchy-Schwarz), too small for most radii
+    top = neg.max()
+    mean = moments(torch.zeros_like(top), False)[0]
+    variance = moments(mean, False)[1]
+    bound = torch.as_tensor(bound, dtype=top.dtype, device=top.device)
+    far = (1 - 1e-3) * (top - mean) ** 2 > bound * variance
+    reached = ~far
+    if not checks.wanted(top) or bool(neg.across(reached.any().float(), "max")):  # all ranks count ties together
+        reached = bound >= 1 / neg.mean(lambda s, m: (s >= m).to(s.dtype), top) - 1
+    # 2. all negatives
+    low = mean - (variance / bound).sqrt()
+    # 3. those above the threshold, by moments of the distance to it
+    tolerance = torch.finfo(top.dtype).eps ** 0.5 / 4  # the square of a step is the next error
+    for _ in range(STEPS):
+        first, second, share = moments(low, True)
+        depth = first / share
+        spread = (second / share - depth**2).clamp(min=0)
+        risen = torch.minimum(low + depth - (spread / (share * (1 + bound) - 1)).sqrt(), top)
+        last, low = low, torch.where(risen > low, risen, low)  # not a number where nothing is above
+        if checks.wanted(low):
+            moving = low - last > tolerance * (top - last)
+            if not bool(neg.across(moving.any().float(), "max")):  # all ranks stop together
+                break
+    return low, reached | (low >= top)  # no number lies between the solution's threshold and the largest negative
+
+
+def _moments(neg: Negatives, shift: Tensor, above: bool) -> tuple[Tensor, ...]:
+    if not above:
+        return neg.mean(lambda s, m: (s - m, (s - m) ** 2), shift)  # type: ignore[no-any-return]
+    return neg.mean(  # type: ignore[no-any-return]
+        lambda s, m: ((s - m).relu(), (s - m).relu() ** 2, (s > m).to(s.dtype)), shift
+    )

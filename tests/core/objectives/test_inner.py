@@ -1,0 +1,87 @@
+"""The inner problem of chi-squared CL-DRO: solved in place, and by the definition."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import strategies as st
+from identities import SEED, prop
+
+from counterpoint.engine.negatives import DenseNegatives
+from counterpoint.objectives import inner
+
+BOUNDS = st.sampled_from([1e-4, 0.04, 0.4, 4.0, 20.0])
+
+
+def negatives(seed, kind, rows=9, keys=40, dtype=torch.float64):
+    """A matrix with whole, excluded, dropped or weighted columns; some rows have ties at the top."""
+    generator = torch.Generator().manual_seed(seed)
+    s = torch.randn(rows, keys, generator=generator, dtype=dtype)
+    s[::3, 5] = s[::3].amax(1)
+    s.requires_grad_()
+    skip = torch.randint(keys, (rows, 2), generator=generator) if kind == "skip" else None
+    drop = torch.rand(rows, keys, generator=generator) < 0.3 if kind == "drop" else None
+    log_weight = torch.randn(rows, keys, generator=generator, dtype=dtype) if kind == "weight" else None
+    if skip is not None:
+        skip[:, 1] = (skip[:, 0] + 1) % keys
+    return s, DenseNegatives(s, skip, drop, log_weight)
+
+
+def by_bisection(s, weights, bound):
+    """The threshold where ``E (s - l)_+^2 = (1 + bound) (E (s - l)_+)^2``, and the worst-case mean."""
+    low, high = s.amin() - 2e2 * (s.amax() - s.amin()), s.amax()
+    for _ in range(200):
+        middle = (low + high) / 2
+        distance = (s - middle).clamp(min=0)
+        first, second = (weights * distance).sum(), (weights * distance**2).sum()
+        low, high = (middle, high) if second < (1 + bound) * first**2 else (low, middle)
+    distance = weights * (s - low).clamp(min=0)
+    return (distance * s).sum() / distance.sum()
+
+
+@pytest.mark.parametrize("kind", ["whole", "skip", "drop", "weight"])
+@prop(seed=SEED, bound=BOUNDS)
+def test_the_value_is_that_of_a_bisection(kind, seed, bound):
+    s, neg = negatives(seed, kind)
+    counted = torch.ones_like(s) if neg.log_weight is None else neg.log_weight.exp()
+    counted = neg.masked(counted, 0.0)
+    values = inner.nonnegative_worst_case(neg, bound)
+    for row, weight, value in zip(s.detach(), counted, values.detach(), strict=True):
+        row, weight = row[weight > 0], weight[weight > 0] / weight.sum()
+        ties = weight[row == row.amax()].sum()
+        expected = row.amax() if bound >= 1 / ties - 1 else by_bisection(row, weight, bound)
+        torch.testing.assert_close(value.squeeze(), expected, rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize("kind", ["whole", "skip", "drop", "weight"])
+@prop(seed=SEED, bound=BOUNDS)
+def test_the_gradients_are_those_of_the_closed_form(kind, seed, bound):
+    """By scores and by the radius, and the second derivatives."""
+    s, neg = negatives(seed, kind)
+    radius = torch.tensor(bound, dtype=s.dtype, requires_grad=True)
+    upstream = torch.linspace(-1, 1, len(s), dtype=s.dtype).unsqueeze(1)
+    low, reached = inner.chi2_threshold(neg, bound)
+    closed = torch.where(reached, neg.max(), inner.mean_and_deviations(neg, radius, low))
+    expected = torch.autograd.grad((upstream * closed).sum(), (s, radius), create_graph=True)
+    value = (upstream * inner.nonnegative_worst_case(neg, radius)).sum()
+    first_order = torch.autograd.grad(value, (s, radius), retain_graph=True)
+    twice = torch.autograd.grad(value, (s, radius), create_graph=True)
+    for a, b, c in zip(first_order, twice, expected, strict=True):
+        torch.testing.assert_close(a, c, rtol=1e-7, atol=1e-9)
+        torch.testing.assert_close(b, c, rtol=1e-7, atol=1e-9)
+    second, second_expected = (torch.autograd.grad((g[0] ** 2).sum(), (s, radius)) for g in (twice, expected))
+    for a, c in zip(second, second_expected, strict=True):
+        torch.testing.assert_close(a, c, rtol=1e-6, atol=1e-9)
+
+
+def test_blocks_of_anchors_are_solved_separately():
+    s, neg = negatives(0, "skip", rows=400, keys=1000, dtype=torch.float32)
+    assert len(neg.split()) > 1
+    value = inner.nonnegative_worst_case(neg, 0.4)
+    (gradient,) = torch.autograd.grad(value.sum(), s)
+    exact = DenseNegatives(s.detach().double().requires_grad_(), neg.skip)
+    expected = inner.nonnegative_worst_case(exact, 0.4)
+    torch.testing.assert_close(value.double(), expected, rtol=1e-6, atol=1e-6)
+    (wanted,) = torch.autograd.grad(expected.sum(), exact.scores)
+    torch.testing.assert_close(gradient.double(), wanted, rtol=1e-4, atol=1e-8)
+    assert not gradient.gather(1, neg.skip).any()
