@@ -5,9 +5,9 @@
     counterpoint inject function --replace "losses.py:NTXent.forward(z_i, z_j)" --objective adnce -- train.py
 
 **Which tensors are there.** The arguments of each call. ``--as`` says what else the objective needs to know:
-``pairing=one_way``, ``normalize=false``, ``reduction=sum``, and ``cat=2`` where one parameter holds two views, one
-below the other. Parameters may also be passed by an objective's own names: ``(features, labels=targets)``,
-``(image, text, scale=logit_scale)``.
+``pairing=one_way``, ``normalize=false``, ``reduction=sum``, ``cat=2`` where one parameter holds two views, one below
+the other, and ``times=2`` where the original multiplies its loss. Parameters may also be passed by an objective's own
+names: ``(features, labels=targets)``, ``(image, text, scale=logit_scale)``.
 
 **How to put an objective there.** The function is replaced where its module defines it. Where the original returns
 more than a loss, it is still called for the rest.
@@ -48,6 +48,7 @@ _AS = {
     "gather": ("true", "false"),
     "reduction": ("mean", "sum", "none"),
     "cat": None,
+    "times": None,
     "loss": None,
 }
 
@@ -63,6 +64,7 @@ class _Replaced:
         options: settings of the objective's call.
         reduction: what the function returns of the losses of all anchors.
         cat: how many views lie below one another in each embedding.
+        times: factor of the loss: some scripts multiply theirs, by the temperature for example.
         where: the index or the key of the loss in what the function returns; None finds it.
     """
 
@@ -72,6 +74,7 @@ class _Replaced:
     options: dict[str, Any]
     reduction: str
     cat: int
+    times: float
     where: Any
 
     @classmethod
@@ -101,10 +104,11 @@ class _Replaced:
         cat, where = options.pop("cat", "1"), options.pop("loss", None)
         if not cat.isdigit() or int(cat) < 1:
             raise SeamError(f"--as cat={cat}: expected the number of views that lie below one another")
+        times = _positive(options.pop("times", "1"))
         if where is not None and where.isdigit():
             where = int(where)
         reduction = options.pop("reduction", "mean")
-        return cls(Site.parse(match[1].strip(), "--replace"), views, named, options, reduction, int(cat), where)
+        return cls(Site.parse(match[1].strip(), "--replace"), views, named, options, reduction, int(cat), times, where)
 
     def arguments(self, values: Mapping[str, Any]) -> tuple[list[Tensor], dict[str, Any], Any]:
         """Return the views, the options and the scale of a call of the objective."""
@@ -118,6 +122,16 @@ class _Replaced:
         scale = options.pop("scale", None)
         parts = views if self.cat == 1 else [part for view in views for part in view.chunk(self.cat)]
         return parts, {**self.options, **options}, scale
+
+
+def _positive(text: str) -> float:
+    try:
+        number = float(text)
+    except ValueError:
+        number = 0.0
+    if not 0 < number < float("inf"):
+        raise SeamError(f"--as times={text}: expected a positive number")
+    return number
 
 
 def before(seam: Seam) -> None:
@@ -227,7 +241,7 @@ def _replacement(seam: Seam, replaced: _Replaced, original: Callable[..., Any]) 
         with at_scale(loss_fn, scale):
             inputs = [bound.arguments[name] for name in replaced.views]
             total = replaced.reduction == "sum"
-            loss = seam.loss(loss_fn, host_loss, *views, total=total, inputs=inputs, **options)
+            loss = seam.loss(loss_fn, host_loss, *views, total=total, inputs=inputs, times=replaced.times, **options)
         return loss if places[0] is None else _with(results[0], places[0], loss)
 
     vars(call)["counterpoint_replaces"] = original

@@ -18,7 +18,7 @@ from counterpoint.objectives.infonce import InfoNCE
 from .frames import function_name
 from .functions import Finding, function_of, gradients, nearest, relative, tolerance_of
 from .products import Product
-from .recognise import OURS, Form, columns, layout, recognise
+from .recognise import SEVERAL, SINGLE, Form, columns, layout, recognise
 from .watch import Sink, Watch
 
 LOG_SUMS = ("logsumexp", "log_softmax")
@@ -360,15 +360,16 @@ def _recognise(group: list[_Unit]) -> Form | None:
 def _exponential(watch: Watch, group: list[_Unit], form: Form | None, root: Tensor) -> Finding:
     sink, products = group[0].sink, [unit.product for unit in group]
     finding = {**_base(sink, products), "form": None, "ours": False}
+    rivals: list[str] = []
     _measure(watch, sink, products[:1], finding)
     if form is not None:
         self_similarity = len(products) == 1 and _same(products[0].a.detach(), products[0].b.detach())
         finding |= {
-            "ours": form.ours,
+            "ours": True,
             "form": form.name,
             "way": form.way,
             "in_denominator": "denominator=negatives" not in form.name,
-            "positives": layout(form.positives) or f"{int(form.positives.sum())} entries of a mask",
+            "positives": layout(form.positives) or "the entries of a mask",
             "positives_per_anchor": [int(form.positives.sum(1).min()), int(form.positives.sum(1).max())],
             "masked": float((~form.used).double().mean()),
             "self_similarity": self_similarity,
@@ -379,24 +380,27 @@ def _exponential(watch: Watch, group: list[_Unit], form: Form | None, root: Tens
             finding["columns"] = {"the diagonal": "diagonal", "column 0": "0"}.get(str(finding["positives"]))
         values = [float(v) for v, _ in watch.scalars]
         near = {f.name: nearest(f.value, values, len(f.used)) for f in (form, *form.rivals)}
-        if near[form.name] < 0.1 * tolerance_of(sink.x):
-            finding["value_difference"] = near[form.name]
-            form.rivals = [rival for rival in form.rivals if near[rival.name] <= 10 * near[form.name]]
+        closest = min(near, key=near.__getitem__)  # equal gradients, but another value: a sum instead of a mean
+        if near[closest] < 0.1 * tolerance_of(sink.x):
+            rivals = [f.name for f in (form, *form.rivals) if f.name != closest and near[f.name] <= 10 * near[closest]]
+            finding |= {"form": closest, "value_difference": near[closest]}
+            finding["in_denominator"] = "denominator=negatives" not in closest
+        else:
+            rivals = [rival.name for rival in form.rivals]
         if form.error > tolerance_of(sink.x):
             finding["doubts"].append("anchors do not weigh the same: something like log(p + epsilon)")
-    rivals = [rival.name for rival in form.rivals] if form is not None else []
-    if form is None or form.ours:
-        finding["replace"] = replace = function_of(
-            watch, sink, root, finding, [form.name, *rivals] if form else [*OURS]
-        )
-        if replace is not None:
-            if form is None or rivals or len(form.used) == 1:  # a call of the function has more anchors
-                finding["form"], rivals = replace["form"], []
-                finding["gradient_difference"] = replace["gradient_difference"]
-                finding["positives"] = "the other view of a sample"
-            finding |= {"ours": True, "in_denominator": "negatives" not in replace["form"]}
-            if "value_difference" in replace:
-                finding["value_difference"] = replace["value_difference"]
+    specs = [finding["form"], *rivals] if form else [*SINGLE, *SEVERAL]
+    finding["replace"] = replace = function_of(watch, sink, root, finding, specs)
+    if replace is not None:
+        if form is None or rivals or len(form.used) == 1:  # a call of the function has more anchors
+            finding["form"], rivals = replace["form"], []
+            finding["gradient_difference"] = replace["gradient_difference"]
+            finding["positives"] = "the other view of a sample"
+        if "labels" in replace["as"]:
+            finding["positives"] = f"the rows of the same {replace['as']['labels']}"
+        finding |= {"ours": True, "in_denominator": "negatives" not in replace["form"]}
+        if "value_difference" in replace:
+            finding["value_difference"] = replace["value_difference"]
     if rivals:
         finding["doubts"].append(f"batch and precision do not tell it from {' or '.join(rivals)}")
     return finding
