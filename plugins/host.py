@@ -105,6 +105,7 @@ class Seam:
     quiet: bool = False
     gaps: list[float] = field(default_factory=list)
     _objectives: dict[tuple[str, int], Objective] = field(default_factory=dict)
+    _devices: dict[Objective, torch.device] = field(default_factory=dict)
     _last_call: float | None = None
 
     @property
@@ -196,7 +197,9 @@ class Seam:
         options |= {"reduction": "none"} if total else {}
         verifies, own = self.verifies, self.uses_own_loss
         self.count()
-        loss_fn.to(args[0].device)  # schedules and statistics live where the batch is
+        device = args[0].device
+        if self._devices.get(loss_fn) != device:  # schedules and statistics live where the batch is
+            self._devices[loss_fn.to(device)] = device
         if _is_single_sample(args, call, options):
             return host_loss() if own else loss_of(loss_fn, *args, call=call)
         try:

@@ -2,6 +2,7 @@
 
     COUNTERPOINT_HOSTS=FOLDER python tests/support/testbed.py            # a table, one line per code base
     COUNTERPOINT_HOSTS=FOLDER python tests/support/testbed.py open_clip  # what the finder says, too
+    COUNTERPOINT_HOSTS=FOLDER python tests/support/testbed.py --write    # the table in the documentation
 
 Each member is a small script beside an unmodified clone ``FOLDER/NAME`` or an installed package. It feeds random data
 to the clone's own code: its training loop where that runs on a CPU, its loss on a toy encoder's outputs otherwise.
@@ -657,6 +658,8 @@ def row(name: str, member: Member, hosts: Path, folder: Path, tell: bool) -> lis
     return [*start, road, *differences, *trained]
 
 
+PAGE = Path(__file__).parents[2] / "examples" / "existing_repos" / "README.md"
+HEADER = "| code base | form | found | road | value | gradient | adnce | hcl | arcl |"
 DIFFERENCES = ("value_difference", "gradient_difference")
 REASONS = {"logits do not say which columns are views": "only logits", "cannot be computed here": "only similarities"}
 
@@ -672,18 +675,25 @@ def main() -> None:
     sys.path.insert(0, str(Path(__file__).parent))
     for host in registry.names():
         registry.load(host)
-    print("| code base | form | found | road | value | gradient | adnce | hcl | arcl |")
-    print("|---|---|---|---|---|---|---|---|---|")
-    for name in sys.argv[1:] or MEMBERS:
+    write, names = "--write" in sys.argv, [word for word in sys.argv[1:] if word != "--write"]
+    lines = [HEADER, "|---" * HEADER.count(" | ") + "|---|"]
+    print("\n".join(lines), flush=True)
+    for name in names or MEMBERS:
         try:
             for package in MEMBERS[name].needs:
                 importlib.import_module(package)
         except ImportError as error:
-            print(f"| {name} | {error} |", flush=True)
-            continue
-        with tempfile.TemporaryDirectory() as folder:
-            cells = row(name, MEMBERS[name], hosts, Path(folder), tell=bool(sys.argv[1:]))
-        print(f"| {name} | {' | '.join(cells)} |", flush=True)
+            cells = [str(error)]
+        else:
+            with tempfile.TemporaryDirectory() as folder:
+                cells = row(name, MEMBERS[name], hosts, Path(folder), tell=bool(names))
+        lines.append(f"| {name} | {' | '.join(cells)} |")
+        print(lines[-1], flush=True)
+    if write:
+        text = PAGE.read_text()
+        table = re.search(rf"{re.escape(HEADER)}\n(\|.*\n)*", text)
+        assert table, f"no table in {PAGE}"
+        PAGE.write_text(text.replace(table[0], "\n".join([*lines, ""])))
 
 
 if __name__ == "__main__":
