@@ -37,7 +37,7 @@ from counterpoint.batch.pairings import PAIRINGS
 from counterpoint.hyper import at_scale, nearest
 
 from .host import OWN_LOSS, Host, Seam, SeamError
-from .sites import Site, functions, is_file
+from .sites import Site, functions, is_file, is_installed
 
 NAME = "function"
 _TEXT = re.compile(r"([^()]+)\(([^()]*)\)")
@@ -142,7 +142,22 @@ def before(seam: Seam) -> None:
             "`counterpoint inject auto -- train.py ...` finds it."
         )
     replaced = _Replaced.parse(seam.options["replace"], seam.options.get("as") or "")
-    for_modules(functools.partial(_patch, seam, replaced))
+    others: list[str] = []  # files of installed packages that have the same name
+
+    def patch(module: ModuleType) -> None:
+        try:
+            _patch(seam, replaced, module)
+        except SeamError as error:
+            if not is_installed(module.__file__ or ""):
+                raise
+            others.append(str(error))
+
+    def end() -> None:
+        for message in others if not seam.calls else ():
+            seam.say(message)
+
+    seam.at_end.append(end)
+    for_modules(patch)
 
 
 def for_modules(patch: Callable[[ModuleType], None]) -> None:
@@ -190,10 +205,10 @@ def _patch(seam: Seam, replaced: _Replaced, module: ModuleType) -> None:
     for name in names[:-1]:
         owner = vars(owner).get(name)
         if not isinstance(owner, type):
-            raise SeamError(f"{replaced.site.text}: {file} has no class {name!r}{_known(file, replaced)}")
+            raise SeamError(f"{replaced.site.text}: {file} has no class {name!r}{_known(file, replaced)}{_OTHER}")
     original = vars(owner).get(names[-1])
     if original is None:
-        raise SeamError(f"{replaced.site.text}: {file} does not define it{_known(file, replaced)}")
+        raise SeamError(f"{replaced.site.text}: {file} does not define it{_known(file, replaced)}{_OTHER}")
     static = isinstance(original, staticmethod)
     function = original.__func__ if static else original
     if not inspect.isfunction(function):
@@ -207,6 +222,9 @@ def _patch(seam: Seam, replaced: _Replaced, module: ModuleType) -> None:
     call = _replacement(seam, replaced, function)
     setattr(owner, names[-1], staticmethod(call) if static else call)
     seam.say(f"replaced {replaced.site.function} of {file}")
+
+
+_OTHER = " If you mean another file, give more of its path."
 
 
 def _known(file: str, replaced: _Replaced) -> str:

@@ -68,6 +68,11 @@ def is_own(frame: FrameType) -> bool:
     return frame.f_code.co_filename.startswith(_OWN)
 
 
+def is_installed(file: str) -> bool:
+    """Return whether ``file`` belongs to an installed package, rather than to the user."""
+    return not {"site-packages", "dist-packages"}.isdisjoint(Path(file).parts)
+
+
 def named(path: str, frame: FrameType) -> Any:
     """Return what ``self.model.logit_scale.exp`` is in ``frame``, or in the first of its callers that has the name.
 
