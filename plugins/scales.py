@@ -13,8 +13,8 @@ from types import FrameType
 import torch
 from torch import Tensor
 
-from .finder.findings import scale_of
 from .finder.functions import Finding, relative, tolerance_of
+from .finder.measure import scale_of
 from .finder.watch import Watch
 from .host import OWN_LOSS, Seam, SeamError, on_cosines
 from .sites import named
