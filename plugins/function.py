@@ -37,7 +37,7 @@ from counterpoint.batch.pairings import PAIRINGS
 from counterpoint.hyper import at_scale, nearest
 
 from .host import OWN_LOSS, Host, Seam, SeamError
-from .sites import Site, functions, is_file, is_installed
+from .sites import Site, functions, is_file, is_installed, is_of_torch
 
 NAME = "function"
 _TEXT = re.compile(r"([^()]+)\(([^()]*)\)")
@@ -148,9 +148,11 @@ def before(seam: Seam) -> None:
         try:
             _patch(seam, replaced, module)
         except SeamError as error:
-            if not is_installed(module.__file__ or ""):
+            file = module.__file__ or ""
+            if not is_installed(file):
                 raise
-            others.append(str(error))
+            if not is_of_torch(file):
+                others.append(str(error))
 
     def end() -> None:
         for message in others if not seam.calls else ():

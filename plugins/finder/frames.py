@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import linecache
+import os
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -13,7 +14,7 @@ from types import CodeType, FrameType
 import torch
 from torch import Tensor, nn
 
-_TORCH, _PLUGINS = str(Path(torch.__file__).parent), str(Path(__file__).parents[1])
+_TORCH, _PLUGINS = (f"{path}{os.sep}" for path in (Path(torch.__file__).parent, Path(__file__).parents[1]))
 
 
 @dataclass(frozen=True)
