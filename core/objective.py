@@ -168,8 +168,8 @@ class Objective(Parametrized):
             queue_log_q, negative_log_q: the same for the queue and for the hard negatives, a number per row.
             prior: ``(B,)`` probability that a sample's negative is a false one; replaces the objective's prior.
             positive_weight: ``(B,)`` or ``(views, B)`` factors of ``p / t`` in the numerator of the family of InfoNCE
-                (``infonce``, ``dcl``, ``hcl``, ``adnce``), which pull some positives more than others. Decoupled
-                contrastive learning's DCLW is ``InfoNCE(t, denominator="negatives")`` with
+                (``infonce``, ``dcl``, ``hcl``, ``adnce``, ``supcon``), which pull some positives more than others.
+                Decoupled contrastive learning's DCLW is ``InfoNCE(t, denominator="negatives")`` with
                 ``2 - B * softmax((z1 * z2).sum(1) / sigma, 0)``, of normalized views and detached.
             adversarial: ``(B, d)`` embeddings of adversarial views (:mod:`counterpoint.views`).
             mixed: ``(B, d)`` or ``(B, n, d)`` embeddings of mixed views.

@@ -5,9 +5,9 @@
     counterpoint inject function --replace "losses.py:NTXent.forward(z_i, z_j)" --objective adnce -- train.py
 
 **Which tensors are there.** The arguments of each call. ``--as`` says what else the objective needs to know:
-``pairing=one_way``, ``normalize=false``, ``reduction=sum``, and ``cat=2`` where one parameter holds two views, one
-below the other. Parameters may also be passed by an objective's own names: ``(features, labels=targets)``,
-``(image, text, scale=logit_scale)``.
+``pairing=one_way``, ``normalize=false``, ``reduction=sum``, ``cat=2`` where one parameter holds two views, one below
+the other, and ``times=2`` where the original multiplies its loss. Parameters may also be passed by an objective's own
+names: ``(features, labels=targets)``, ``(image, text, scale=logit_scale)``.
 
 **How to put an objective there.** The function is replaced where its module defines it. Where the original returns
 more than a loss, it is still called for the rest.
@@ -38,7 +38,7 @@ from counterpoint.hyper import at_scale, nearest
 from counterpoint.names import check_known
 
 from .host import OWN_LOSS, Host, Seam, SeamError
-from .sites import Site, functions, is_file
+from .sites import Site, functions, is_file, is_installed, is_of_torch
 
 NAME = "function"
 _TEXT = re.compile(r"([^()]+)\(([^()]*)\)")
@@ -49,6 +49,7 @@ _AS = {
     "gather": ("true", "false"),
     "reduction": ("mean", "sum", "none"),
     "cat": None,
+    "times": None,
     "loss": None,
 }
 
@@ -64,6 +65,7 @@ class _Replaced:
         options: settings of the objective's call.
         reduction: what the function returns of the losses of all anchors.
         cat: how many views lie below one another in each embedding.
+        times: factor of the loss: some scripts multiply theirs, by the temperature for example.
         where: the index or the key of the loss in what the function returns; None finds it.
     """
 
@@ -73,6 +75,7 @@ class _Replaced:
     options: dict[str, Any]
     reduction: str
     cat: int
+    times: float
     where: Any
 
     @classmethod
@@ -101,10 +104,11 @@ class _Replaced:
         cat, where = options.pop("cat", "1"), options.pop("loss", None)
         if not cat.isdigit() or int(cat) < 1:
             raise SeamError(f"--as cat={cat}: expected the number of views that lie below one another")
+        times = _positive(options.pop("times", "1"))
         if where is not None and where.isdigit():
             where = int(where)
         reduction = options.pop("reduction", "mean")
-        return cls(Site.parse(match[1].strip(), "--replace"), views, named, options, reduction, int(cat), where)
+        return cls(Site.parse(match[1].strip(), "--replace"), views, named, options, reduction, int(cat), times, where)
 
     def arguments(self, values: Mapping[str, Any]) -> tuple[list[Tensor], dict[str, Any], Any]:
         """Return the views, the options and the scale of a call of the objective."""
@@ -120,6 +124,16 @@ class _Replaced:
         return parts, {**self.options, **options}, scale
 
 
+def _positive(text: str) -> float:
+    try:
+        number = float(text)
+    except ValueError:
+        number = 0.0
+    if not 0 < number < float("inf"):
+        raise SeamError(f"--as times={text}: expected a positive number")
+    return number
+
+
 def before(seam: Seam) -> None:
     """Replace the function in modules that are loaded, and in each module as soon as it is."""
     if not seam.options.get("replace"):
@@ -128,7 +142,24 @@ def before(seam: Seam) -> None:
             "`counterpoint inject auto -- train.py ...` finds it."
         )
     replaced = _Replaced.parse(seam.options["replace"], seam.options.get("as") or "")
-    for_modules(functools.partial(_patch, seam, replaced))
+    others: list[str] = []  # files of installed packages that have the same name
+
+    def patch(module: ModuleType) -> None:
+        try:
+            _patch(seam, replaced, module)
+        except SeamError as error:
+            file = module.__file__ or ""
+            if not is_installed(file):
+                raise
+            if not is_of_torch(file):
+                others.append(str(error))
+
+    def end() -> None:
+        for message in others if not seam.calls else ():
+            seam.say(message)
+
+    seam.at_end.append(end)
+    for_modules(patch)
 
 
 def for_modules(patch: Callable[[ModuleType], None]) -> None:
@@ -176,9 +207,10 @@ def _patch(seam: Seam, replaced: _Replaced, module: ModuleType) -> None:
     for name in names[:-1]:
         owner = vars(owner).get(name)
         if not isinstance(owner, type):
-            raise SeamError(f"{replaced.site.text}: {file} has no class {name!r}{_known(file, replaced)}")
-    if (original := vars(owner).get(names[-1])) is None:
-        raise SeamError(f"{replaced.site.text}: {file} does not define it{_known(file, replaced)}")
+            raise SeamError(f"{replaced.site.text}: {file} has no class {name!r}{_known(file, replaced)}{_OTHER}")
+    original = vars(owner).get(names[-1])
+    if original is None:
+        raise SeamError(f"{replaced.site.text}: {file} does not define it{_known(file, replaced)}{_OTHER}")
     static = isinstance(original, staticmethod)
     function = original.__func__ if static else original
     if not inspect.isfunction(function):
@@ -191,6 +223,9 @@ def _patch(seam: Seam, replaced: _Replaced, module: ModuleType) -> None:
     call = _replacement(seam, replaced, function)
     setattr(owner, names[-1], staticmethod(call) if static else call)
     seam.say(f"replaced {replaced.site.function} of {file}")
+
+
+_OTHER = " If you mean another file, give more of its path."
 
 
 def _known(file: str, replaced: _Replaced) -> str:
@@ -224,7 +259,7 @@ def _replacement(seam: Seam, replaced: _Replaced, original: Callable[..., Any]) 
         with at_scale(loss_fn, scale):
             inputs = [bound.arguments[name] for name in replaced.views]
             total = replaced.reduction == "sum"
-            loss = seam.loss(loss_fn, host_loss, *views, total=total, inputs=inputs, **options)
+            loss = seam.loss(loss_fn, host_loss, *views, total=total, inputs=inputs, times=replaced.times, **options)
         return loss if places[0] is None else _with(results[0], places[0], loss)
 
     vars(call)["counterpoint_replaces"] = original

@@ -105,6 +105,7 @@ class Seam:
     quiet: bool = False
     gaps: list[float] = field(default_factory=list)
     _objectives: dict[tuple[str, int], Objective] = field(default_factory=dict)
+    _devices: dict[Objective, torch.device] = field(default_factory=dict)
     _last_call: float | None = None
 
     @property
@@ -179,6 +180,7 @@ class Seam:
         call: str = "forward",
         total: bool = False,
         inputs: Sequence[Tensor] | None = None,
+        times: float = 1.0,
         **options: Any,
     ) -> Tensor:
         """Compute the loss of a step from the tensors at the seam.
@@ -190,11 +192,14 @@ class Seam:
             call: the objective's method: ``forward``, ``from_logits``, ``from_scores`` or ``from_pairings``.
             total: the host's loss is the sum over anchors.
             inputs: the tensors that gradients are compared of; by default ``args``.
+            times: factor of the loss, as in the host's.
         """
         options |= {"reduction": "none"} if total else {}
         verifies, own = self.verifies, self.uses_own_loss
         self.count()
-        loss_fn.to(args[0].device)  # schedules and statistics live where the batch is
+        device = args[0].device
+        if self._devices.get(loss_fn) != device:  # schedules and statistics live where the batch is
+            self._devices[loss_fn.to(device)] = device
         if _is_single_sample(args, call, options):
             return host_loss() if own else loss_of(loss_fn, *args, call=call)
         try:
@@ -202,6 +207,7 @@ class Seam:
         except ValueError as error:
             raise SeamError(f"{loss_fn} cannot be computed here: {error}") from error
         loss = loss.sum() if total else loss
+        loss = loss if times == 1 else loss * times
         gathered = bool(options.get("gather"))
         if self.report is not None and (is_first_process() or gathered):  # gathering needs every process
             line = {"step": self.start + self.calls, **loss_fn.report(*args, call=call, **options)}

@@ -128,7 +128,10 @@ def command(args: argparse.Namespace) -> int:
             if stop.code:
                 raise
         if not seam.calls:
-            raise UnreachedError(f"the host has trained with its own loss: {host.seam} was never reached")
+            raise UnreachedError(
+                f"the host has trained with its own loss, if at all: the seam was never reached ({host.seam}). "
+                "`counterpoint inject auto` watches a script and says where its loss is."
+            )
         if not args.only and (left := seam.left_out()):
             raise HalfError(
                 f"a part of the host's loss was left alone: {' and '.join(left)} was called with the same shapes as "
@@ -150,10 +153,10 @@ def command(args: argparse.Namespace) -> int:
 def _script(args: argparse.Namespace) -> list[str]:
     """Return the script and its arguments; parse options that stand between the host and ``--`` into ``args``.
 
-    argparse puts everything behind the host into ``args.script``.
+    argparse puts everything behind the host into ``args.script``, without a ``--`` that comes first.
     """
     words: list[str] = args.script
-    if words and words[0].startswith("-") and words[0] != "--":
+    if words and words[0].startswith("-") and words[0] not in ("--", "-m"):
         end = words.index("--") if "--" in words else len(words)
         wants_help = {"-h", "--help"} & {*words[:end]}
         host = registry.load(args.host) if wants_help and args.host in registry.names() else None

@@ -155,15 +155,14 @@ def before(seam: Seam, sites: Mapping[str, str | None] | None = None) -> None:
             return original(input, target, weight, size_average, ignore_index, reduce, reduction, label_smoothing)
 
         frame = caller()
-        if (site := replaced.site(frame, input)) is None:
+        site, where = replaced.site(frame, input)
+        if site is None:
             return host_loss()
         if weight is not None or label_smoothing or size_average is not None or reduce is not None:
-            raise SeamError(
-                f"logits: class weights and label smoothing at {place(frame)} have no counterpart in an objective"
-            )
+            raise SeamError(f"logits: class weights and label smoothing at {where} have no counterpart in an objective")
         if replaced.sites[site] is not None and sites is None:
-            raise SeamError(f"logits: --positives: cross entropy at {place(frame)} has labels of its own")
-        return replaced.loss(site, frame, input, target, host_loss, reduction, ignore_index=ignore_index)
+            raise SeamError(f"logits: --positives: cross entropy at {where} has labels of its own")
+        return replaced.loss(site, frame, where, input, target, host_loss, reduction, ignore_index=ignore_index)
 
     # compiled code would mistake it for torch's own, and not call it from a file of the script
     nn.functional.cross_entropy = torch.compiler.disable(cross_entropy)
@@ -182,39 +181,50 @@ class _Replaced:
 
     Attributes:
         sites: with their positives, for calls that have no labels.
+        places: of each line that a call has come from, whether it is this library's own, its site and its name.
     """
 
     def __init__(self, seam: Seam, sites: dict[Site, str | None]) -> None:
         self.seam, self.sites = seam, sites
+        self.places: dict[tuple[str, int], tuple[bool, Site | None, str]] = {}
         self.scales = Scales(seam, seam.options.get("scale"))
 
-    def site(self, frame: FrameType, logits: Tensor) -> Site | None:
-        """Return the site that a call comes from, and count the call."""
-        if is_own(frame):
-            return None
-        here = [site for site in self.sites if site.covers(frame.f_code.co_filename, frame.f_lineno)]
-        self.seam.saw(place(frame), f"logits {tuple(logits.shape)}", replaced=bool(here))
-        return here[0] if here else None
+    def site(self, frame: FrameType, logits: Tensor) -> tuple[Site | None, str]:
+        """Return the site that a call comes from, and its line in words; count the call."""
+        key = frame.f_code.co_filename, frame.f_lineno
+        if key not in self.places:
+            here = [site for site in self.sites if site.covers(*key)]
+            self.places[key] = is_own(frame), here[0] if here else None, place(frame)
+        own, site, where = self.places[key]
+        if own:
+            return None, where
+        self.seam.saw(where, _shape_in_words(logits.shape), replaced=site is not None)
+        return site, where
 
     def loss(
         self,
         site: Site,
         frame: FrameType,
+        where: str,
         logits: Tensor,
         labels: Tensor,
         host_loss: Callable[[], Tensor],
         reduction: str,
         **options: Any,
     ) -> Tensor:
-        if (scale := self.scales.at(frame, logits)) is None:
-            self.seam.notes[f"{place(frame)}, at first"] = (
-                "its own loss, as its scale was not measured yet; give --scale"
-            )
+        scale = self.scales.at(frame, where, logits)
+        if scale is None:
+            self.seam.notes[f"{where}, at first"] = "its own loss, as its scale was not measured yet; give --scale"
             return host_loss()
         loss_fn = self.seam.objective("infonce:t=host", criterion=site)
         options |= {"scale": scale, "empty": "warn", **({"reduction": "none"} if reduction == "none" else {})}
         total = reduction == "sum"
         return self.seam.loss(loss_fn, host_loss, *rows_of(logits, labels), call="from_logits", total=total, **options)
+
+
+@functools.lru_cache
+def _shape_in_words(shape: torch.Size) -> str:
+    return f"logits {tuple(shape)}"
 
 
 # ---- losses that are written as a difference of a logit and the logarithm of a sum ------------------
@@ -238,10 +248,11 @@ def _log_sum(replaced: _Replaced, original: Callable[..., Tensor]) -> Callable[.
     @functools.wraps(original)
     def log_sum(input: Tensor, dim: Any = None, *args: Any, **kwargs: Any) -> Tensor:
         frame = caller()
-        if (site := replaced.site(frame, input)) is None:
+        site, where = replaced.site(frame, input)
+        if site is None:
             return original(input, dim, *args, **kwargs)
-        where = place(frame)
-        if (positives := replaced.sites[site]) is None:
+        positives = replaced.sites[site]
+        if positives is None:
             raise SeamError(f"logits: {where} is not a call of cross entropy: which columns are the positives? {_HOW}")
         dim = dim[0] if isinstance(dim, (tuple, list)) and len(dim) == 1 else dim
         if input.dim() != 2 or dim not in (-2, -1, 0, 1):
@@ -255,7 +266,7 @@ def _log_sum(replaced: _Replaced, original: Callable[..., Tensor]) -> Callable[.
             sums = original(logits, 1)
             return -sums[rows, labels] if sums.dim() == 2 else sums - positive
 
-        loss = replaced.loss(site, frame, logits, labels, host_loss, "none").to(input.dtype)
+        loss = replaced.loss(site, frame, where, logits, labels, host_loss, "none").to(input.dtype)
         sums = (loss + positive).unsqueeze(1 if dim in (-1, 1) else 0)
         if original.__name__ == "log_softmax":
             return input - sums

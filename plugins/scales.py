@@ -13,11 +13,11 @@ from types import FrameType
 import torch
 from torch import Tensor
 
-from .finder.findings import scale_of
 from .finder.functions import Finding, relative, tolerance_of
+from .finder.measure import scale_of
 from .finder.watch import Watch
 from .host import OWN_LOSS, Seam, SeamError, on_cosines
-from .sites import named, place
+from .sites import named
 
 CALLS = 3  # of each line to measure
 ROUNDED = 0.01  # a scale that the user rounds, 14.3 for one over 0.07, differs by less
@@ -50,9 +50,8 @@ class Scales:
         if self.watch is not None and self.watch.stop():
             self.watch = None
 
-    def at(self, frame: FrameType, logits: Tensor) -> float | Tensor | None:
-        """Return the scale of ``logits``; None before it could be measured."""
-        where = place(frame)
+    def at(self, frame: FrameType, where: str, logits: Tensor) -> float | Tensor | None:
+        """Return the scale of ``logits``, which ``frame`` passes on at ``where``; None before it could be measured."""
         findings = self.measured.setdefault(where, []) if logits.requires_grad else self.measured.get(where, [])
         measures = self.watch is not None and logits.requires_grad and len(findings) < CALLS
         if measures:

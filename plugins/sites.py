@@ -19,7 +19,7 @@ import counterpoint
 
 from .host import SeamError
 
-_TORCH = str(Path(torch.__file__).parent)
+_TORCH = f"{Path(torch.__file__).parent}{os.sep}"  # not torchvision
 _OWN = tuple(f"{Path(file).parent}{os.sep}" for file in (counterpoint.__file__, __file__))
 
 
@@ -58,7 +58,7 @@ class Site:
 def caller() -> FrameType:
     """Return the frame outside torch that called the function which calls this."""
     frame = sys._getframe(2)
-    while frame.f_code.co_filename.startswith(_TORCH) and frame.f_back is not None:
+    while is_of_torch(frame.f_code.co_filename) and frame.f_back is not None:
         frame = frame.f_back
     return frame
 
@@ -66,6 +66,15 @@ def caller() -> FrameType:
 def is_own(frame: FrameType) -> bool:
     """Return whether a call comes from this library."""
     return frame.f_code.co_filename.startswith(_OWN)
+
+
+def is_installed(file: str) -> bool:
+    """Return whether ``file`` belongs to an installed package, rather than to the user."""
+    return not {"site-packages", "dist-packages"}.isdisjoint(Path(file).parts)
+
+
+def is_of_torch(file: str) -> bool:
+    return file.startswith(_TORCH)
 
 
 def named(path: str, frame: FrameType) -> Any:

@@ -1,4 +1,4 @@
-"""Several positives per anchor: the worst of them (ArCL), their mean (AAL), or a debiased estimate."""
+"""Several positives per anchor: all of them (SupCon), the worst (ArCL), their mean (AAL), or a debiased estimate."""
 
 from __future__ import annotations
 
@@ -9,10 +9,75 @@ from torch import Tensor
 
 from .. import checks
 from ..batch.scores import Scores
-from ..hyper import Choice, Flag, Real, Whole, log
+from ..hyper import Choice, Flag, Real, Value, Whole, log
 from ..objective import Objective, Wrapper
 from ..vectors import unit, widen
-from .infonce import log1mexp, softplus
+from .infonce import InfoNCE, log1mexp, softplus
+
+
+class SupCon(InfoNCE, name="supcon"):
+    """Supervised contrastive loss: every sample of an anchor's class is a positive.
+
+    With ``E(s) = e^{s/t}``, ``M`` positives ``p_j`` of an anchor and its ``N`` negatives, the paper has two losses:
+
+    ============  =================================  =================================
+    ``average``   loss of an anchor                  in the paper
+    ============  =================================  =================================
+    ``outside``   ``-(1/M) sum_j log E(p_j) / D_j``  ``L_out``, which it recommends
+    ``inside``    ``-log (1/M) sum_j E(p_j) / D_j``  ``L_in``
+    ============  =================================  =================================
+
+    ==================  =======================================================================
+    ``denominator``     ``D_j``
+    ==================  =======================================================================
+    ``positives``       ``sum_k E(p_k) + sum_i E(s_i)``: the paper, and the official code
+    ``with_positive``   ``E(p_j) + sum_i E(s_i)``: with ``outside``, InfoNCE with several positives
+    ``negatives``       ``sum_i E(s_i)``
+    ==================  =======================================================================
+
+    Pass ``labels=`` in the call; without them, the positives are a sample's other views. With one positive per anchor,
+    all of this is :class:`InfoNCE`. The official code multiplies the loss by ``t / base_temperature``:
+    ``(0.1 / 0.07) * SupCon(0.1)``.
+
+    Paper: Khosla et al. 2020, Eq. (2) and (3), https://arxiv.org/abs/2004.11362.
+
+    >>> import torch, counterpoint as cp
+    >>> z1, z2 = torch.randn(2, 8, 16, generator=torch.Generator().manual_seed(0))
+    >>> round(cp.SupCon(0.5)(z1, z2, labels=torch.arange(8) % 4).item(), 4)
+    2.7539
+    """
+
+    formula = "-(1/M) sum_j log E(p_j) / (sum_k E(p_k) + sum_i E(s_i)),  E(s) = e^{s/t}"
+    paper = "Khosla et al. 2020, supervised contrastive learning, https://arxiv.org/abs/2004.11362"
+    use = "you have labels: all samples of a class are positives"
+    tune_first = "t (.05, .07, .1)"
+    cost = "as infonce with labels"
+
+    average: Choice = Choice(
+        "outside", "inside", default="outside", kw_only=True, doc="Where positives are averaged; see the table."
+    )
+    denominator: Choice = Choice(
+        "positives",
+        "with_positive",
+        "negatives",
+        default="positives",
+        always=True,
+        kw_only=True,
+        doc="See the second table.",
+    )
+
+    def losses(self, scores: Scores) -> Tensor:
+        losses = super().losses(scores)  # (anchors, M)
+        if self.average == "outside":
+            return losses
+        return log(scores.positives_count()) - scores.positives_logsumexp(-losses)
+
+    def contrast(self, scores: Scores, log_mass: Tensor, t: Value) -> Tensor:
+        replaced = scores.negatives_only or scores.denominator_pos is not None  # ArCL's denominators
+        if self.denominator != "positives" or replaced:
+            return super().contrast(scores, log_mass, t)
+        log_positives = scores.positives_logsumexp(scores.pos / t)
+        return softplus(log_mass - log_positives) + (log_positives - scores.pos / t)
 
 
 class ArCL(Wrapper, name="arcl"):

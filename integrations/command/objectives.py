@@ -181,4 +181,7 @@ def _tensors(value: Any) -> Any:
 
     if isinstance(value, dict):  # a tuple of tensors
         return tuple(map(_tensors, value["tuple"]))
-    return torch.tensor(value, dtype=torch.float64) if isinstance(value, list) else value
+    if not isinstance(value, list):
+        return value
+    tensor = torch.tensor(value)
+    return torch.tensor(value, dtype=torch.float64) if tensor.is_floating_point() else tensor

@@ -17,8 +17,9 @@ from counterpoint.objectives.infonce import InfoNCE
 
 from .frames import function_name
 from .functions import Finding, function_of, gradients, nearest, relative, tolerance_of
+from .measure import measure
 from .products import Product
-from .recognise import OURS, Form, columns, layout, recognise
+from .recognise import SEVERAL, SINGLE, Form, columns, layout, recognise
 from .watch import Sink, Watch
 
 LOG_SUMS = ("logsumexp", "log_softmax")
@@ -70,105 +71,6 @@ def _binary(sink: Sink) -> Finding:
     return {**_base(sink, sink.walk.products), "form": "binary", "ours": False}
 
 
-# ---- what similarities are multiplied by -----------------------------------------------------------
-
-
-def scale_of(watch: Watch, logits: Tensor) -> Finding | None:
-    """Measure the scale of logits at a loss of the script; None if they are not a product of embeddings."""
-    with torch._C.DisableTorchFunction():
-        walk = watch.walk(logits)
-        products = [p for p in walk.products if not watch.is_head(p)]
-        finding: Finding = {"doubts": []}
-        sink = watch.sink("logits", logits, logits.detach(), walk)
-        return finding if _measure(watch, sink, products, finding) is not None else None
-
-
-def _measure(watch: Watch, sink: Sink, products: Sequence[Product], finding: Finding) -> float | None:
-    """Measure the scale of the logits in ``sink``, and say where it comes from; return it for the raw products."""
-    raw: list[float] = []
-    total: list[float] = []
-    norms: list[float | None] = []
-    learned = {id(x): x for x in _learned(watch, sink, products)}
-    for product in products:
-        (g,) = torch.autograd.grad(sink.x.sum(), product.edge, retain_graph=True, allow_unused=True)
-        if g is None or not bool((g != 0).any()):
-            continue
-        entries = g.detach().double()[g != 0]
-        factor = float(entries.median())
-        # subtracting each row's maximum changes no softmax: its gradients add up to zero
-        shifted = any(float(g.sum(i).abs().max()) < 1e-3 * abs(factor) * g.shape[i] for i in (-1, 0))
-        if not shifted and float((entries - factor).abs().max()) > 10 * tolerance_of(sink.x) * abs(factor):
-            finding["doubts"].append(
-                f"logits are not similarities times one number ({float(entries.min()):g} to {float(entries.max()):g})"
-            )
-        sides = [1.0, 1.0] if product.cosine else [_norm(watch, x) for x in (product.a, product.b)]
-        norms += sides
-        raw.append(factor)
-        total.append(factor)
-        for side, x in zip(sides, (product.a, product.b), strict=True):
-            total[-1] *= side or _factor(x)
-    if not total:
-        return None
-    finding["normalized"] = all(norms)
-    finding["scale"] = total[0]
-    if any(norms) and not all(norms):
-        finding["doubts"].append("one side of the product is normalized, the other is not")
-    if max(total) - min(total) > 1e-3 * abs(total[0]):
-        finding["doubts"].append(f"parts of the logits have different scales: {', '.join(f'{x:g}' for x in total)}")
-    finding["learned"] = [sink.names.get(key) or "a learned number" for key in learned]
-    candidates = sink.scale_names | {f"{name}.reciprocal": 1 / x for name, x in sink.scale_names.items()}
-    for key, x in learned.items():
-        if name := sink.names.get(key):
-            value = x.detach()
-            candidates |= {name: value, f"{name}.exp": value.exp(), f"{name}.reciprocal": value.reciprocal()}
-    near = [name for name, x in candidates.items() if learned and relative(float(x), total[0]) < 1e-4]
-    finding["scale_variable"] = near[0] if near else None
-    return raw[0]
-
-
-def _learned(watch: Watch, sink: Sink, products: Sequence[Product]) -> Iterator[Tensor]:
-    """The learned numbers that scale the logits; one that only shifts them is left out."""
-    for x in sink.walk.scalars:
-        (g,) = torch.autograd.grad(sink.x.sum(), x, retain_graph=True, allow_unused=True)
-        if g is not None and abs(float(g) - sink.x.numel()) > 1e-3 * sink.x.numel():
-            yield x
-    for product in products:
-        for operand in (product.a, product.b):
-            yield from watch.walk(operand).scalars
-
-
-def _norm(watch: Watch, x: Tensor) -> float | None:
-    """The norm of all rows if they were normalized, else None."""
-    norms = x.detach().double().norm(dim=-1).flatten()
-    norms = norms[norms > 0]
-    if not norms.numel():
-        return None
-    mean, tolerance = float(norms.mean()), max(tolerance_of(x), 1e-4)
-    if float(norms.max() - norms.min()) > tolerance * mean:
-        return None
-    # of unit length when what they were multiplied by is taken out, or normalized in view
-    unit = min(abs(mean / by - 1) for by in (1.0, abs(_factor(x))) if by) <= tolerance
-    return mean if unit or watch.walk(x).normalized else None
-
-
-def _factor(x: Tensor) -> float:
-    """What embeddings were multiplied by at last: queries are sometimes divided by the temperature."""
-    node, factor = x.grad_fn, 1.0
-    while node is not None:
-        name = node.name().partition("Backward")[0]
-        # autograd keeps the other operand, unless it needs none
-        saved = (
-            [getattr(node, each, None) for each in ("_saved_other", "_saved_self")] if name in ("Div", "Mul") else []
-        )
-        numbers = [float(s.detach()) for s in saved if isinstance(s, Tensor) and s.numel() == 1]
-        if numbers:
-            factor *= 1 / numbers[0] if name == "Div" else numbers[0]
-        elif name not in ("Permute", "Transpose", "T", "View", "Alias", "Unsqueeze", "Expand", "ToCopy"):
-            break
-        node = node.next_functions[0][0]
-    return factor
-
-
 # ---- cross entropy ---------------------------------------------------------------------------------
 
 
@@ -178,7 +80,7 @@ def _cross_entropy(watch: Watch, sink: Sink, root: Tensor) -> Finding | None:
     if g is None or not bool((g != 0).any()):
         return None  # a metric, or a loss that is not trained with
     finding = _base(sink, products)
-    raw = _measure(watch, sink, products, finding)
+    raw = measure(watch, sink, products, finding)
     if raw is None or sink.labels is None:
         return None
     options = {k: v for k, v in sink.options.items() if v is not None and v != _DEFAULTS.get(k)}
@@ -300,7 +202,7 @@ def _exponentials(watch: Watch, sinks: list[Sink], root: Tensor) -> Iterator[Fin
             if id(product) in units or watch.is_head(product):
                 continue
             (g,) = gradients(root, [product.edge])
-            scale = _measure(watch, sink, [product], {"doubts": []})
+            scale = measure(watch, sink, [product], {"doubts": []})
             if g is not None and scale is not None and bool((g != 0).any()):
                 units[id(product)] = _Unit(product, g, scale, sink)
     todo = list(units.values())
@@ -360,15 +262,16 @@ def _recognise(group: list[_Unit]) -> Form | None:
 def _exponential(watch: Watch, group: list[_Unit], form: Form | None, root: Tensor) -> Finding:
     sink, products = group[0].sink, [unit.product for unit in group]
     finding = {**_base(sink, products), "form": None, "ours": False}
-    _measure(watch, sink, products[:1], finding)
+    rivals: list[str] = []
+    measure(watch, sink, products[:1], finding)
     if form is not None:
         self_similarity = len(products) == 1 and _same(products[0].a.detach(), products[0].b.detach())
         finding |= {
-            "ours": form.ours,
+            "ours": True,
             "form": form.name,
             "way": form.way,
             "in_denominator": "denominator=negatives" not in form.name,
-            "positives": layout(form.positives) or f"{int(form.positives.sum())} entries of a mask",
+            "positives": layout(form.positives) or "the entries of a mask",
             "positives_per_anchor": [int(form.positives.sum(1).min()), int(form.positives.sum(1).max())],
             "masked": float((~form.used).double().mean()),
             "self_similarity": self_similarity,
@@ -379,24 +282,27 @@ def _exponential(watch: Watch, group: list[_Unit], form: Form | None, root: Tens
             finding["columns"] = {"the diagonal": "diagonal", "column 0": "0"}.get(str(finding["positives"]))
         values = [float(v) for v, _ in watch.scalars]
         near = {f.name: nearest(f.value, values, len(f.used)) for f in (form, *form.rivals)}
-        if near[form.name] < 0.1 * tolerance_of(sink.x):
-            finding["value_difference"] = near[form.name]
-            form.rivals = [rival for rival in form.rivals if near[rival.name] <= 10 * near[form.name]]
+        closest = min(near, key=near.__getitem__)  # equal gradients, but another value: a sum instead of a mean
+        if near[closest] < 0.1 * tolerance_of(sink.x):
+            rivals = [f.name for f in (form, *form.rivals) if f.name != closest and near[f.name] <= 10 * near[closest]]
+            finding |= {"form": closest, "value_difference": near[closest]}
+            finding["in_denominator"] = "denominator=negatives" not in closest
+        else:
+            rivals = [rival.name for rival in form.rivals]
         if form.error > tolerance_of(sink.x):
             finding["doubts"].append("anchors do not weigh the same: something like log(p + epsilon)")
-    rivals = [rival.name for rival in form.rivals] if form is not None else []
-    if form is None or form.ours:
-        finding["replace"] = replace = function_of(
-            watch, sink, root, finding, [form.name, *rivals] if form else [*OURS]
-        )
-        if replace is not None:
-            if form is None or rivals or len(form.used) == 1:  # a call of the function has more anchors
-                finding["form"], rivals = replace["form"], []
-                finding["gradient_difference"] = replace["gradient_difference"]
-                finding["positives"] = "the other view of a sample"
-            finding |= {"ours": True, "in_denominator": "negatives" not in replace["form"]}
-            if "value_difference" in replace:
-                finding["value_difference"] = replace["value_difference"]
+    specs = [finding["form"], *rivals] if form else [*SINGLE, *SEVERAL]
+    finding["replace"] = replace = function_of(watch, sink, root, finding, specs)
+    if replace is not None:
+        if form is None or rivals or len(form.used) == 1:  # a call of the function has more anchors
+            finding["form"], rivals = replace["form"], []
+            finding["gradient_difference"] = replace["gradient_difference"]
+            finding["positives"] = "the other view of a sample"
+        if "labels" in replace["as"]:
+            finding["positives"] = f"the rows of the same {replace['as']['labels']}"
+        finding |= {"ours": True, "in_denominator": "negatives" not in replace["form"]}
+        if "value_difference" in replace:
+            finding["value_difference"] = replace["value_difference"]
     if rivals:
         finding["doubts"].append(f"batch and precision do not tell it from {' or '.join(rivals)}")
     return finding

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import linecache
+import os
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -13,7 +14,7 @@ from types import CodeType, FrameType
 import torch
 from torch import Tensor, nn
 
-_TORCH, _PLUGINS = str(Path(torch.__file__).parent), str(Path(__file__).parents[1])
+_TORCH, _PLUGINS = (f"{path}{os.sep}" for path in (Path(torch.__file__).parent, Path(__file__).parents[1]))
 
 
 @dataclass(frozen=True)
@@ -64,14 +65,28 @@ def function_name(code: CodeType) -> str:
     return str(getattr(code, "co_qualname", code.co_name)).rpartition("<locals>.")[2]
 
 
-def tensors(frame: FrameType) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-    """The arguments, and the other variables, that may be embeddings."""
+def arguments(frame: FrameType) -> dict[str, Tensor]:
+    """The arguments of a frame that are tensors, as they are now."""
     code = frame.f_code
-    arguments = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
-    found = {
-        n: x for n, x in frame.f_locals.items() if isinstance(x, Tensor) and x.is_floating_point() and x.dim() in (2, 3)
-    }
-    return {n: found[n] for n in arguments if n in found}, {n: x for n, x in found.items() if n not in arguments}
+    names = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
+    return {n: x for n in names if isinstance(x := frame.f_locals.get(n), Tensor)}
+
+
+def variables(frame: FrameType, passed: dict[str, Tensor]) -> dict[str, Tensor]:
+    """The other variables of a frame that are tensors, and the arguments that were assigned to."""
+    here = frame.f_locals.items()
+    return {n: x for n, x in here if isinstance(x, Tensor) and x is not passed.get(n)}
+
+
+def embeddings(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Those that may be embeddings."""
+    return {n: x for n, x in tensors.items() if x.is_floating_point() and x.dim() in (2, 3)}
+
+
+def labels(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Those that may be labels: a whole number per row."""
+    whole = {n: x for n, x in tensors.items() if not (x.is_floating_point() or x.is_complex()) and x.dim() > 0}
+    return {n: x for n, x in whole.items() if x.numel() == len(x) > 1}
 
 
 def parameter_name(parameter: Tensor, stack: list[FrameType]) -> str:

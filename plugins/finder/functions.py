@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from fractions import Fraction
 from itertools import permutations
 from typing import Any
 
@@ -10,9 +11,9 @@ import torch
 from torch import Tensor
 
 from counterpoint.objective import Objective
-from counterpoint.objectives.infonce import InfoNCE
 
-from .frames import function_name
+from .frames import embeddings, function_name, labels
+from .recognise import SINGLE, at_scale
 from .watch import Sink, Watch
 
 Finding = dict[str, Any]
@@ -43,23 +44,27 @@ def function_of(watch: Watch, sink: Sink, root: Tensor, finding: Finding, specs:
     """
     if not finding["scale"] > 0:
         return None
-    for frame, arguments, variables in sink.frames:
+    for frame, passed, others in sink.frames:
         name = function_name(frame.f_code)
         inside = [s for s in watch.sinks if any(f is frame for f, *_ in s.frames)]
         edges = [*{id(p): p.edge for s in inside for p in s.walk.products}.values()]
         outputs = [(e, g) for e, g in zip(edges, gradients(root, edges), strict=True) if g is not None]
         # a function can only be replaced from its arguments; with other variables, the user edits a line
-        for tensors in (arguments if name != "<module>" else {}, variables):
+        arguments, variables = embeddings(passed), embeddings(others)
+        results = [float(v) for v, where in watch.scalars if where is frame]
+        tolerance = tolerance_of(sink.x)
+        known = labels(passed), labels(passed | others)
+        for tensors, classes in zip((arguments if name != "<module>" else {}, variables), known, strict=True):
             tried = []
             for spec in specs if tensors else ():
-                loss_fn = InfoNCE(1 / finding["scale"], denominator=spec.partition("=")[2] or "with_positive")
-                fitting = _arguments(loss_fn, tensors, outputs, bool(finding["normalized"]), tolerance_of(sink.x))
+                fitting = _arguments(
+                    at_scale(spec, finding["scale"]), tensors, classes, outputs, bool(finding["normalized"]), tolerance
+                )
                 tried += [{**fitting, "form": spec}] if fitting else []
             if tried:
-                best = min(tried, key=lambda each: float(each["gradient_difference"]))
-                results = [float(v) for v, where in watch.scalars if where is frame]
+                best = _best(tried, results, tolerance)
                 near = nearest(best["value"], results, best["count"])
-                if near < 0.1 * tolerance_of(sink.x):
+                if near < 0.1 * tolerance:
                     best["value_difference"] = near
                 elif tensors is variables:
                     continue
@@ -67,19 +72,45 @@ def function_of(watch: Watch, sink: Sink, root: Tensor, finding: Finding, specs:
                 times = results[-1] / best["value"] if results else 0.0
                 if abs(times - best["count"]) < 1e-3 * best["count"]:
                     best["as"]["reduction"] = "sum"
+                elif abs(times - 1) > 0.1 * tolerance and relative(times, best["weight"]) < 0.1 * tolerance:
+                    # backward() starts from this number, so the gradient has the same factor
+                    best["as"]["times"] = _rounded(times)
+                    best["value_difference"] = relative(best["weight"], times)
                 whole = tensors is arguments and {"split", "keys", "transposed"}.isdisjoint(best["as"])
-                whole &= "reduction" in best["as"] or abs(times - 1) < 0.1 * tolerance_of(sink.x)
+                whole &= not {"reduction", "times"}.isdisjoint(best["as"]) or abs(times - 1) < 0.1 * tolerance
                 whole &= "<" not in str(getattr(frame.f_code, "co_qualname", name))
-                names = frame.f_code.co_varnames[: frame.f_code.co_argcount]
-                numbers = {n: x for n in names if isinstance(x := frame.f_locals.get(n), Tensor) and x.numel() == 1}
-                near_scale = [n for n, x in numbers.items() if relative(float(x.detach()), finding["scale"]) < 1e-4]
+                numbers = {n: float(x.detach()) for n, x in passed.items() if x.numel() == 1}
+                near_scale = [n for n, x in numbers.items() if relative(x, finding["scale"]) < 1e-4]
                 best["scale"] = near_scale[0] if near_scale and finding["learned"] else None
                 return {"file": frame.f_code.co_filename, "function": name, "whole": whole, "times": times, **best}
     return None
 
 
+def _rounded(factor: float) -> float:
+    """Return a simple fraction where that is the factor, up to single precision."""
+    simple = float(Fraction(factor).limit_denominator(100))
+    return float(f"{simple if relative(simple, factor) < 1e-6 else factor:.8g}")
+
+
+def _best(tried: Sequence[Finding], results: Sequence[float], tolerance: float) -> Finding:
+    """Return the form with the best gradient; of those that are as good, the one with the script's value."""
+    least = min(float(each["gradient_difference"]) for each in tried)
+
+    def preference(each: Finding) -> tuple[bool, bool, float]:
+        other_value = nearest(each["value"], results, each["count"]) > 0.1 * tolerance
+        simple = each["form"] in SINGLE and "labels" not in each["as"]
+        return other_value, not simple, float(each["gradient_difference"])
+
+    return min((each for each in tried if each["gradient_difference"] <= 30 * least), key=preference)
+
+
 def _arguments(
-    loss_fn: Objective, arguments: dict[str, Tensor], outputs: Iterable[Any], normalized: bool, tolerance: float
+    loss_fn: Objective,
+    arguments: dict[str, Tensor],
+    classes: dict[str, Tensor],
+    outputs: Iterable[Any],
+    normalized: bool,
+    tolerance: float,
 ) -> Finding | None:
     edges, inner = zip(*outputs, strict=True)
     host: dict[str, Tensor] = {}
@@ -95,7 +126,7 @@ def _arguments(
             gets = [name for name in host if name in chosen]
             if not gets:
                 continue
-            for options, call in _calls(loss_fn, chosen, normalized):
+            for options, call in _calls(loss_fn, chosen, classes, normalized):
                 leaves = {name: arguments[name].detach().double().requires_grad_() for name in chosen}
                 try:
                     with torch.enable_grad():
@@ -110,20 +141,39 @@ def _arguments(
                 weight = float((theirs * ours).sum() / (ours * ours).sum().clamp(min=1e-60))
                 error = float((theirs - weight * ours).abs().max() / theirs.abs().max())
                 if error <= tolerance:
-                    anchors = len(leaves[chosen[0]]) * (2 if options.get("pairing") in ("symmetric", "views") else 1)
                     return {
                         "arguments": list(chosen),
                         "as": options,
                         "weight": weight,
                         "gradient_difference": error,
                         "value": float(value.detach()),
-                        "count": anchors,
+                        "count": _anchors(leaves[chosen[0]], len(chosen), options),
                     }
     return None
 
 
-def _calls(loss_fn: Objective, chosen: Sequence[str], normalized: bool) -> Iterator[tuple[dict[str, Any], Any]]:
+def _anchors(first: Tensor, arguments: int, options: dict[str, Any]) -> int:
+    """Count the anchors of a call."""
+    if arguments == 1:
+        return first[..., 0].numel()
+    return len(first) * (2 if options.get("pairing") in ("symmetric", "views") else 1)
+
+
+def _calls(
+    loss_fn: Objective, chosen: Sequence[str], classes: dict[str, Tensor], normalized: bool
+) -> Iterator[tuple[dict[str, Any], Any]]:
     """Ways of calling our objective with these arguments: ``--as`` options, and the call."""
+    yield from _plain_calls(loss_fn, chosen, normalized)
+    for name, label in classes.items() if len(chosen) < 3 else ():
+        for normalize in [True, False] if normalized else [False]:
+            base: dict[str, Any] = {"labels": name, **({} if normalize else {"normalize": False})}
+            for pairing in ("views", "one_way", "symmetric")[: 1 if len(chosen) == 1 else 3]:
+                how = {"pairing": pairing, "labels": label.flatten().long(), "normalize": normalize}
+                yield {**base, "pairing": pairing}, lambda *z, how=how: loss_fn(*z, **how)
+
+
+def _plain_calls(loss_fn: Objective, chosen: Sequence[str], normalized: bool) -> Iterator[tuple[dict[str, Any], Any]]:
+    """Ways of calling our objective without labels."""
     for normalize in [True, False] if normalized else [False]:
         base: dict[str, Any] = {} if normalize else {"normalize": False}
         if len(chosen) == 1:

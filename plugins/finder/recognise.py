@@ -7,27 +7,24 @@ it is, is decided by comparing the gradient with those of known losses.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from counterpoint.objectives.infonce import InfoNCE
+from counterpoint.objective import Objective, objective
 
 UNEVEN = 0.05  # anchors may weigh a little differently: log(p + epsilon)
-OURS = {
-    "infonce": InfoNCE(1.0),
-    "infonce:denominator=negatives": InfoNCE(1.0, denominator="negatives"),
-}
-OTHERS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
-    "every positive's denominator holds the other positives too (SupCon)": lambda x, pos: (
-        -(torch.where(pos, x.log_softmax(1), 0).sum(1) / pos.sum(1)).mean()
-    ),
-    "the positives are summed inside the logarithm": lambda x, pos: (
-        x.logsumexp(1) - x.masked_fill(~pos, -torch.inf).logsumexp(1)
-    ).mean(),
-}
+SINGLE = ("infonce", "infonce:denominator=negatives")
+SEVERAL = ("supcon", "nca:estimator=g0", "supcon:average=inside")  # other losses where anchors have several positives
+
+
+def at_scale(spec: str, scale: float) -> Objective:
+    """Return the objective of a form for similarities that are multiplied by ``scale``."""
+    return objective(f"{spec}{',' if ':' in spec else ':'}t={1 / scale!r}")
+
+
+OURS = {spec: at_scale(spec, 1.0) for spec in (*SINGLE, *SEVERAL)}
 
 
 @dataclass
@@ -35,7 +32,7 @@ class Form:
     """What a gradient says of the loss that it came from.
 
     Attributes:
-        name: the spec of one of our objectives, up to its temperature, or a description if none computes it.
+        name: the spec of one of our objectives, up to its temperature.
         way: ``rows``, ``columns`` or ``both``: whose entries compete.
         positives: ``(anchors, keys)`` booleans; anchors are rows, except for ``columns``.
         used: the entries that are in the loss.
@@ -55,10 +52,6 @@ class Form:
     error: float
     by_row: float
     rivals: list[Form]
-
-    @property
-    def ours(self) -> bool:
-        return self.name in OURS
 
 
 def recognise(s: Tensor, gradient: Tensor, scale: float, tolerance: float) -> Form | None:
@@ -98,16 +91,10 @@ def _best(
 ) -> Form | None:
     pos, inside = positives[rows], used[rows]
     forms: list[Form] = []
-    candidates: dict[str, Callable[[Tensor], Tensor]] = {
-        name: lambda y, loss_fn=loss_fn: loss_fn.from_logits(y, pos)  # type: ignore[misc]
-        for name, loss_fn in OURS.items()
-    }
-    if bool((pos.sum(1) > 1).any()):
-        candidates |= {n: lambda y, loss=loss: loss(y, pos) for n, loss in OTHERS.items()}  # type: ignore[misc]
-    for name, loss in candidates.items():
+    for name in OURS if bool((pos.sum(1) > 1).any()) else SINGLE:
         y = x.masked_fill(~inside, -torch.inf).requires_grad_()
         with torch.enable_grad():
-            value = loss(y)
+            value = OURS[name].from_logits(y, pos)
             (expected,) = torch.autograd.grad(value, y)
         weight, error, by_row = _fit(gradient, expected)
         forms.append(Form(name, way, positives, used, weight, float(value.detach()), error, by_row, []))
@@ -118,10 +105,10 @@ def _both_ways(x: Tensor, gradient: Tensor, tolerance: float) -> Form | None:
     n = len(x)
     diagonal = torch.eye(n, dtype=torch.bool, device=x.device)
     forms = []
-    for name, loss_fn in OURS.items():
+    for name in SINGLE:
         y = x.clone().requires_grad_()
         with torch.enable_grad():
-            value = (loss_fn.from_logits(y, diagonal) + loss_fn.from_logits(y.T, diagonal)) / 2
+            value = (OURS[name].from_logits(y, diagonal) + OURS[name].from_logits(y.T, diagonal)) / 2
             (expected,) = torch.autograd.grad(value, y)
         weight, error, by_row = _fit(gradient, expected)
         used = torch.ones_like(diagonal)

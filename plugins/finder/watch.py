@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from torch.autograd.graph import Node, get_gradient_edge
 from torch.overrides import TorchFunctionMode
 
-from .frames import Place, frames, parameter_name, place, tensors
+from .frames import Place, arguments, frames, parameter_name, place, variables
 from .products import PRODUCTS, Product, operands, words
 
 SINKS = {
@@ -79,7 +79,7 @@ class Sink:
     labels: Tensor | None = None
     options: dict[str, Any] = field(default_factory=dict)
     frames: list[tuple[FrameType, dict[str, Tensor], dict[str, Tensor]]] = field(default_factory=list)
-    """Frames of the call, from the innermost outwards, with their arguments and their other variables."""
+    """Frames of the call, from the innermost outwards, with their arguments as passed and their other variables."""
     scale_names: dict[str, Tensor] = field(default_factory=dict)  # variables that hold one number with a gradient
     names: dict[int, str] = field(default_factory=dict)  # of learned numbers, by id
 
@@ -104,6 +104,7 @@ class Watch(TorchFunctionMode):
         self.sinks: list[Sink] = []
         self.scalars: list[tuple[Tensor, FrameType]] = []  # numbers computed behind a sink, and where
         self.softmax_inputs: dict[Node, Tensor] = {}
+        self.passed: dict[FrameType, dict[str, Tensor]] = {}  # arguments, before the frame could assign to them
         self.survey: dict[tuple[str, str], int] = {}
         self.backwards = 0
         self._backward = torch.autograd.backward
@@ -134,14 +135,18 @@ class Watch(TorchFunctionMode):
             for root in roots:
                 if root.numel() == 1 and root.requires_grad:
                     self.at_backward(self, root)
-        for store in (self.products, self.elementwise, self.sinks, self.scalars, self.softmax_inputs):
+        stores = (self.products, self.elementwise, self.sinks, self.scalars, self.softmax_inputs, self.passed)
+        for store in stores:
             store.clear()
         return self._backward(tensors, *args, **kwargs)
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         name = getattr(func, "__name__", "")
-        known = name in SINKS and torch.is_grad_enabled() and not self.products_only
+        watched = torch.is_grad_enabled() and not self.products_only
+        if watched:
+            self._keep_arguments()
+        known = name in SINKS and watched
         out = self._sink(name, func, args, kwargs) if known else func(*args, **kwargs)
         if name == "softmax" or name == "log_softmax":
             if isinstance(out, Tensor) and out.grad_fn is not None and out.dim() == 2:
@@ -154,6 +159,13 @@ class Watch(TorchFunctionMode):
         if self.sinks and isinstance(out, Tensor) and out.grad_fn is not None and out.numel() == 1:
             self.scalars.append((out.detach().clone(), next(frames())))
         return out
+
+    def _keep_arguments(self) -> None:
+        """Keep the arguments of frames at their first call of torch: ``z = normalize(z)`` assigns to them."""
+        for frame in frames():
+            if frame in self.passed:
+                return
+            self.passed[frame] = arguments(frame)
 
     # ---- products ------------------------------------------------------------------------------
 
@@ -214,7 +226,9 @@ class Watch(TorchFunctionMode):
         """Return a sink with what the script's frames know of it."""
         stack = list(frames())
         sink = Sink(kind, place(stack[0]), x, output, walk)
-        sink.frames = [(f, *tensors(f)) for f in stack[:8]]
+        for f in stack[:8]:
+            passed = self.passed.get(f, {})
+            sink.frames.append((f, passed, variables(f, passed)))
         for frame in reversed(stack[:3]):
             for name, value in frame.f_locals.items():
                 if isinstance(value, Tensor) and value.numel() == 1 and value.requires_grad:

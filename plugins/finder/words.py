@@ -10,6 +10,8 @@ from typing import Any
 
 from .functions import Finding
 
+NAMED = ("queue", "labels")  # arguments of an objective that are parameters of the script's function
+
 
 def is_sound(loss: Finding) -> bool:
     return bool(loss["ours"]) and not loss["doubts"]
@@ -38,7 +40,8 @@ def commands_of(losses: Sequence[Finding], objective: str | None, script: Sequen
             ["counterpoint", "inject", "logits", *words, *scale, *objective_of(objective, group[0]), *script]
         )
     for text, loss in functions.items():
-        options = ",".join(f"{k}={str(v).lower()}" for k, v in loss["replace"]["as"].items() if k != "queue")
+        how = {k: v for k, v in loss["replace"]["as"].items() if k not in NAMED}
+        options = ",".join(f"{k}={str(v).lower()}" for k, v in how.items())
         words = ["--replace", text, *(["--as", options] if options else []), *objective_of(objective, loss)]
         commands.append(["counterpoint", "inject", "function", *words, *script])
     return commands
@@ -55,16 +58,18 @@ def objective_of(objective: str | None, loss: Finding) -> list[str]:
         and (loss["kind"] == "cross entropy" or loss.get("columns") or (loss.get("replace") or {}).get("scale"))
         else ""
     )
-    return ["--objective", objective or _spec("adnce" if loss.get("normalized") else "infonce", loss, t)]
+    form = str(loss["form"])
+    changed = form.replace("infonce", "adnce") if loss.get("normalized") else form
+    return ["--objective", objective or _spec(changed, loss, t)]
 
 
-def _spec(name: str, loss: Finding, t: str = "") -> str:
-    rest = "" if loss.get("in_denominator", True) else ",denominator=negatives"
-    return f"{name}:t={t or format(1 / loss['scale'], '.6g')}{rest}"
+def _spec(form: str, loss: Finding, t: str = "") -> str:
+    name, _, rest = form.partition(":")
+    return f"{name}:t={t or format(1 / loss['scale'], '.6g')}{',' * bool(rest)}{rest}"
 
 
 def _function_text(replace: Finding) -> str:
-    named = {"queue": replace["as"].get("queue"), "scale": replace["scale"]}
+    named = {**{key: replace["as"].get(key) for key in NAMED}, "scale": replace["scale"]}
     words = [name for name in replace["arguments"] if name != named["queue"]]
     words += [f"{key}={name}" for key, name in named.items() if name]
     return f"{_short(replace['file'])}:{replace['function']}({', '.join(words)})"
@@ -136,7 +141,8 @@ def _loss_words(loss: Finding, objective: str | None) -> list[str]:
     ]
     verdict = "equals" if loss["ours"] else "is not"
     if compared and (loss["ours"] or str(loss["form"]).startswith("infonce")):
-        rows.append(("compared", f"{_spec('infonce', loss)} {verdict} it, relative differences: {', '.join(compared)}"))
+        spec = _spec(str(loss["form"]), loss)
+        rows.append(("compared", f"{spec} {verdict} it, relative differences: {', '.join(compared)}"))
     replace = loss.get("replace")
     if replace and replace["times"] and "reduction" not in replace["as"] and abs(replace["times"] - 1) > 1e-3:
         rows.append(("weight", f"{replace['function']} returns {replace['times']:.4g} times the mean over anchors"))
@@ -146,10 +152,17 @@ def _loss_words(loss: Finding, objective: str | None) -> list[str]:
     return _table(rows)
 
 
+TITLES = {
+    "infonce": "InfoNCE",
+    "supcon": "SupCon: every positive's denominator holds the other positives too",
+    "nca": "NCA: the positives are summed inside the logarithm",
+}
+
+
 def _form_words(loss: Finding) -> str:
     form = str(loss["form"])
-    if form.startswith("infonce"):
-        extra = []
+    if form.partition(":")[0] in TITLES:
+        extra = ["the mean is inside the logarithm"] * ("average=inside" in form)
         if loss.get("reduction", "mean") != "mean":
             extra.append(f"reduction {loss['reduction']}")
         if loss.get("masked"):
@@ -158,10 +171,8 @@ def _form_words(loss: Finding) -> str:
             extra.append(f"{loss['ignored']} rows are ignored")
         if loss.get("self_similarity"):
             extra.append("all samples of a batch with each other")
-        return ", ".join(["InfoNCE", *extra])
-    return (
-        f"{form}: no objective here computes it" if loss["kind"] != "cross entropy" else f"{form}: has no counterpart"
-    )
+        return ", ".join([TITLES[form.partition(":")[0]], *extra])
+    return f"{form}: has no counterpart"
 
 
 def _by_hand(loss: Finding, objective: str | None) -> list[tuple[str, str]]:
@@ -171,6 +182,7 @@ def _by_hand(loss: Finding, objective: str | None) -> list[tuple[str, str]]:
     if replace is not None and not loss["learned"]:
         chosen, options = replace["arguments"], dict(replace["as"])
         sums = ", times the number of anchors" * (options.pop("reduction", None) == "sum")
+        sums += f", times {options.pop('times'):.8g}" if "times" in options else ""
         if options.pop("cat", None):
             chosen = [f"*{chosen[0]}.chunk(2)"]
         elif options.pop("split", None):
@@ -181,7 +193,8 @@ def _by_hand(loss: Finding, objective: str | None) -> list[tuple[str, str]]:
             chosen = [a, f"{groups}[:, 0]", f"negatives={groups}[:, 1:]"]
         if "queue" in options:
             chosen = [*chosen[:2], f"queue={options.pop('queue')}{'.T' if options.pop('transposed', False) else ''}"]
-        words = [*chosen, *(f"{k}={v!r}" for k, v in options.items())]
+        labels = [f"labels={options.pop('labels')}"] if "labels" in options else []
+        words = [*chosen, *labels, *(f"{k}={v!r}" for k, v in options.items())]
         return [("by hand", f"in {replace['function']}: counterpoint.objective({spec!r})({', '.join(words)}){sums}")]
     if loss["kind"] == "cross entropy":
         try:

@@ -242,6 +242,78 @@ def test_the_command_it_prints_verifies(find, capsys, monkeypatch, name, objecti
     assert float(said.rpartition("differ by at most")[2].partition("relative ")[2].partition(",")[0]) < 1e-5
 
 
+@pytest.mark.parametrize(
+    ("first", "command"),
+    [
+        ("pass", "normalize=false,pairing=one_way"),
+        ("a, b = norm(a), norm(b)", "pairing=one_way"),
+        ("a = norm(a)\n    b = norm(b)", "pairing=one_way"),
+        ("a = torch.tanh(a @ net.bilinear)", ""),  # not replaceable: the arguments are not what is compared
+    ],
+)
+def test_whether_embeddings_are_normalized(find, capsys, monkeypatch, first, command):
+    """A function that assigns to its arguments gets them as they were passed."""
+    code = f"""
+def loss(a, b):
+    {first}
+    e = torch.exp(a @ b.T / 2)
+    return -torch.log(e.diag() / e.sum(1)).mean()
+"""
+    found = find(HARNESS.replace("{code}", code), "--objective", "infonce:t=2")
+    (loss,) = found.losses
+    assert loss["form"] == "infonce"
+    assert loss["scale"] == pytest.approx(0.5)
+    assert loss["normalized"] == ("norm" in first)
+    if not command:
+        assert not found.data["commands"]
+        return
+    (words,) = found.data["commands"]
+    assert words[words.index("--as") + 1] == command
+    differ = {}
+    for how in ("pairing=one_way", "normalize=false,pairing=one_way"):
+        words[words.index("--as") + 1] = how
+        monkeypatch.setattr(sys, "meta_path", list(sys.meta_path))
+        try:
+            assert inject.main([*words[2:-2], "--verify", "3", "--", "toy.py"]) == 0
+        finally:
+            sys.modules.pop("toy", None)
+        differ[how] = max(differences(capsys.readouterr().err))
+    assert differ.pop(command) < 1e-5
+    assert min(differ.values()) > 1e-2  # the other one verifies nothing by accident
+
+
+@pytest.mark.parametrize("supervised", [True, False])
+def test_labels_of_a_function_are_passed_on(find, capsys, monkeypatch, supervised):
+    """A supervised loss, times a factor, whose function changes the shape of its labels."""
+    code = """
+def loss(a, b):
+    return supervised(torch.stack([norm(a), norm(b)], 1), torch.randint(4, (N,)))
+
+
+def supervised(features, y, t=0.1):
+    y = y.view(-1, 1)
+    features = features.transpose(0, 1).flatten(0, 1)
+    s = (features @ features.T / t).masked_fill(torch.eye(2 * N).bool(), -1e9)
+    same = (y == y.T).repeat(2, 2).float().fill_diagonal_(0)
+    return -3 * ((s - torch.log(torch.exp(s).sum(1, keepdim=True))) * same).sum(1).div(same.sum(1)).mean()
+"""
+    code = code if supervised else code.replace("torch.randint(4, (N,))", "torch.arange(N)")
+    script = HARNESS.replace("{code}", code)
+    found = find(script)
+    (words,) = found.data["commands"]
+    assert words[words.index("--replace") + 1] == f"toy.py:supervised(features{', labels=y' * supervised})"
+    assert words[words.index("--as") + 1] == "normalize=false,pairing=views,times=3.0"
+    spec = words[words.index("--objective") + 1]
+    assert spec == ("supcon:t=0.1" if supervised else "adnce:t=0.1")
+    words[words.index("--objective") + 1] = spec.replace("adnce", "infonce")
+    monkeypatch.setattr(sys, "meta_path", list(sys.meta_path))
+    try:
+        assert inject.main([*words[2:-2], "--verify", "3", "--", "toy.py"]) == 0
+    finally:
+        sys.modules.pop("toy", None)
+    assert max(differences(capsys.readouterr().err)) < 1e-5
+
+
 @pytest.mark.slow
 def test_apply_runs_the_command_with_verify(tmp_path):
     (tmp_path / "toy.py").write_text(variant("criterion"))

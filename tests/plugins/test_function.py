@@ -116,6 +116,8 @@ def test_two_views_in_one_tensor_and_a_sum(launch):
     words = ("--replace", text, "--as", "cat=2,reduction=sum", "--objective", "infonce:t=0.5")
     assert launch(*words, call=call).losses == pytest.approx(own.losses, rel=1e-5)
     assert float(re.search(r"relative (\S+),", launch(*words, "--verify", "3", call=call).err)[1]) < 1e-5
+    words = ("--replace", text, "--as", "cat=2,times=10", "--objective", "infonce:t=0.5")
+    assert launch(*words, call=call).losses == pytest.approx(own.losses, rel=1e-5)
 
 
 def test_a_function_of_the_script_and_of_a_module_that_is_run(launch, tmp_path):
@@ -147,6 +149,8 @@ def test_a_function_of_the_script_and_of_a_module_that_is_run(launch, tmp_path):
         ((*PLAIN, "--as", "pairin=one_way"), "Did you mean 'pairing'?"),
         ((*PLAIN, "--as", "pairing=oneway"), "unknown pairing. Did you mean 'one_way'?"),
         ((*PLAIN, "--as", "cat=0"), "--as cat=0: expected the number of views"),
+        ((*PLAIN, "--as", "times=-1"), "--as times=-1: expected a positive number"),
+        ((*PLAIN, "--as", "times=two"), "--as times=two: expected a positive number"),
         ((*PLAIN, "--as", "cat=3", "--objective", "hcl"), "z_i has 5 rows, not a multiple of cat=3"),
         (("--replace", "losses.py:nt_xent(z_i, t)", "--objective", "hcl"), "t is not a tensor, but float"),
     ],
@@ -155,6 +159,24 @@ def test_usage(launch, words, message):
     found = launch(*words)
     assert found.code == 2
     assert message in found.err
+
+
+def test_a_package_may_have_a_file_of_the_same_name(launch, tmp_path):
+    (tmp_path / "site-packages").mkdir()
+    (tmp_path / "site-packages" / "loss.py").write_text("class Other:\n    pass\n")
+    script = "import sys\n\nsys.path.insert(0, 'site-packages')\nimport loss\n" + LOSSES + SCRIPT
+    script = script.replace("from losses import Loss, nt_xent", "import mine.loss as mine")
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "loss.py").write_text(LOSSES)
+    words = ("--replace", "loss.py:Loss.forward(a, b)", "--objective", "infonce:t=0.5")
+    try:
+        found = launch(*words, script=script, call="mine.Loss().forward(a, b)")
+        assert (found.code, "reached 3 times" in found.err, "no class" in found.err) == (0, True, False)
+        missing = launch(*words, script=script, call="nt_xent(a, b)".replace("nt_xent", "mine.nt_xent"))
+        assert (missing.code, "no class 'Loss'" in missing.err) == (3, True)
+    finally:
+        for name in ("loss", "mine", "mine.loss"):
+            sys.modules.pop(name, None)
 
 
 def test_it_was_never_called(launch):

@@ -277,6 +277,23 @@ def test_an_unknown_option_is_not_taken_for_the_scripts(launch, capsys):
     assert "unknown flag --scales. Did you mean '--scale'?" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("host", ["auto", "logits --site toy.py:12"])
+def test_a_module_of_a_package_is_run(host, tmp_path, monkeypatch, capsys):
+    """With and without options before the ``--``, which argparse removes in one of the cases."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", sys.argv)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    monkeypatch.setitem(sys.modules, "__main__", sys.modules["__main__"])
+    (tmp_path / "package").mkdir()
+    (tmp_path / "package" / "module.py").write_text("import sys\nprint(sys.argv[1:])\n")
+    try:
+        assert inject.main([*host.split(), "--", "-m", "package.module", "--epochs", "2"]) == 3
+    finally:
+        for name in ("package", "package.module"):
+            sys.modules.pop(name, None)
+    assert capsys.readouterr().out == "['--epochs', '2']\n"
+
+
 def test_a_wrong_clone(launch, tmp_path):
     found = launch("graphcl")
     assert found.code == 2

@@ -316,7 +316,8 @@ def test_the_real_host(monkeypatch, tmp_path):
         script = importlib.import_module("main_moco")
         finish(script)
         torch.manual_seed(0)
-        model = script.__dict__["moco"].builder.MoCo(Encoder, 8, 24, 0.99, 0.2).double()
+        package = "moco" if "moco" in vars(script) else "deeplearning.cross_image_ssl.moco"  # since 2024-12
+        model = sys.modules[f"{package}.builder"].MoCo(Encoder, 8, 24, 0.99, 0.2).double()
         loader = [(list(torch.randn(2, 6, 12, dtype=torch.float64)), None) for _ in range(6)]
         optimizer = torch.optim.SGD(model.encoder_q.parameters(), 0.5)
         args = script.parser.parse_args(["data"])

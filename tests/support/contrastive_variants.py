@@ -316,9 +316,9 @@ def loss(a, b):
     log_p = s - torch.log((torch.exp(s) * other).sum(1, keepdim=True))
     return -((same * log_p).sum(1) / same.sum(1)).mean()
 """,
-        "SupCon",
+        "supcon",
         10,
-        False,
+        True,
     ),
     "sum_of_positives_inside": (
         """
@@ -330,9 +330,9 @@ def loss(a, b):
     same = (y[:, None] == y[None]).float() * other
     return -torch.log((e * same).sum(1) / (e * other).sum(1)).mean()
 """,
-        "summed inside",
+        "nca:estimator=g0",
         2,
-        False,
+        True,
     ),
     "softmax_then_log": (
         """

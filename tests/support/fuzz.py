@@ -66,6 +66,7 @@ PLAIN = [
     infonce("infonce"),
     infonce("dcl", prior=PRIOR),
     infonce("hcl", prior=PRIOR, beta=BETA, detach_weights=st.booleans()),
+    infonce("supcon", ["positives", "with_positive", "negatives"], average=st.sampled_from(["outside", "inside"])),
     infonce(
         "adnce",
         [*DENOMINATORS, "all"],
@@ -112,7 +113,7 @@ PLAIN = [
         reduction=st.sampled_from(["sum", "mean", "mean_full", "batch_sum"]),
     ),
 ]
-INNER = st.one_of(*PLAIN[:9])
+INNER = st.one_of(*PLAIN[:10])
 WRAPPED = parameters(
     "arcl", objective=INNER, denominator=st.sampled_from(["paper", "worst"]), views=st.none()
 ) | parameters("aal", objective=INNER, denominator=st.sampled_from(["paper", "worst"]), views=st.none())

@@ -134,6 +134,14 @@ def _adnce_weights(p: dict[str, Any], t: float, neg: Tensor) -> Tensor:
     return cp.ADNCE(t, p["m"], p.get("n", 1.0), p["kind"]).weights(neg)
 
 
+def _supcon(p: dict[str, Any], t: float) -> cp.SupCon:
+    return cp.SupCon(t, average=p["average"], denominator=p["denominator"])
+
+
+def _supcon_views(p: dict[str, Any], t: float, z1: Tensor, z2: Tensor) -> Tensor:
+    return _supcon(p, t)(z1, z2, labels=torch.tensor(p["labels"]))
+
+
 def _alpha(p: dict[str, Any], t: float) -> cp.AlphaCL:
     return cp.AlphaCL(t, p["p"], p.get("normalise", True))
 
@@ -149,6 +157,8 @@ FUNCTIONS: dict[str, Callable[..., Tensor]] = {
     "alpha_cl_direct": _scores(_alpha),
     "alpha_cl_direct_unnorm": _scores(lambda p, t: cp.AlphaCL(t, p["p"], normalize=False)),
     "chi2_variational": lambda p, t, pos, neg: -cp.mutual_information(pos, neg, "chi2"),
+    "supcon": _scores(_supcon),
+    "supcon_views": _supcon_views,
     "kl_dro": _scores(lambda p, t: cp.CLDRO(p["eta"], shared=p.get("alpha_mode") == "shared")),
     "kl_dro_fixed_alpha": _scores(lambda p, t: cp.CLDRO(p["eta"], alpha=p["alpha"])),
     "chi2_dro": _scores(lambda p, t: cp.CLDRO(p["eta"], "chi2", scale=p.get("c", 0.25), nonneg=p.get("nonneg", True))),

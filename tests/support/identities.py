@@ -32,6 +32,11 @@ FORMULAS = [
     "dro:radius=0.2,divergence=chi2,nonneg=false",
     *[f"debpos:t=0.5,aggregation={a}" for a in ("combination", "group_mean", "group_sum")],
     "debpos:t=0.5,prior=0.3,floor=false",
+    *[
+        f"supcon:t=0.3,average={a},denominator={d}"
+        for a in ("outside", "inside")
+        for d in ("positives", "with_positive", "negatives")
+    ],
     *[f"nca:t=0.4,estimator={g}" for g in ("g0", "g1", "g2")],
     "nca:t=0.4,count_positives=true",
     "mixnca:t=0.4,lam=0.7",

@@ -322,6 +322,15 @@ def contrast(name: str, row: Row, q: Parameters) -> Tensor:
     return softplus(mass - kept / t) + (kept - row.p) / t
 
 
+def supcon(row: Row, q: Parameters) -> Tensor:
+    pos, keys = row.p / q["temperature"], row.lse(row.s / q["temperature"])
+    if q["denominator"] == "positives" and row.first is None and not row.alone:
+        each = torch.logaddexp(keys, pos.logsumexp(0)) - row.weight * pos
+    else:
+        each = infonce_family("infonce", row, q)
+    return each if q["average"] == "outside" else -torch.log((-each).exp().mean())
+
+
 def alphacl(row: Row, q: Parameters) -> Tensor:
     w = (-((1 - row.s.detach()).clamp(min=0) ** q["power"]) / q["temperature"] + row.w).exp()
     if q["normalize"]:
@@ -482,7 +491,7 @@ def anchor_losses(q: Parameters, some: list[Row], layout: str) -> list[Tensor]:
     if name == "sum":
         parts = [[w * x for x in anchor_losses(term, some, layout)] for w, term in q["terms"]]
         return [sum(column) for column in zip(*parts, strict=True)]  # type: ignore[misc]
-    if name in INFONCE_FAMILY and q.get("radius") is not None:
+    if name in (*INFONCE_FAMILY, "supcon") and q.get("radius") is not None:
         spread = sum(float(variance(row).detach()) for row in some) / len(some)
         q = {**q, "temperature": max(math.sqrt(spread / (2 * q["radius"])), 1e-3)}
     shared = kl_alpha(some, q["radius"]) if name == "dro" and q["shared"] and q["alpha"] is None else None
@@ -501,7 +510,8 @@ def anchor_losses(q: Parameters, some: list[Row], layout: str) -> list[Tensor]:
             return polarization(row, q, len(some))
         if name in ("intcl", "intnacl"):
             return integrated(name, row, q)
-        return {"alphacl": alphacl, "debpos": debpos, "nca": nca, "mixnca": mixnca, "robust": robust}[name](row, q)
+        formulas = {"alphacl": alphacl, "debpos": debpos, "nca": nca, "mixnca": mixnca, "robust": robust}
+        return {**formulas, "supcon": supcon}[name](row, q)
 
     return [loss(row).mean() for row in some]
 

@@ -2,6 +2,7 @@
 
     COUNTERPOINT_HOSTS=FOLDER python tests/support/testbed.py            # a table, one line per code base
     COUNTERPOINT_HOSTS=FOLDER python tests/support/testbed.py open_clip  # what the finder says, too
+    COUNTERPOINT_HOSTS=FOLDER python tests/support/testbed.py --write    # the table in the documentation
 
 Each member is a small script beside an unmodified clone ``FOLDER/NAME`` or an installed package. It feeds random data
 to the clone's own code: its training loop where that runs on a CPU, its loss on a toy encoder's outputs otherwise.
@@ -68,6 +69,28 @@ def norm(x):
 
 
 '''
+
+
+# transformers' own model with random weights, of a batch of words and images
+CLIP_MODEL = """
+import torch
+from transformers import CLIPConfig, CLIPModel
+
+text = dict(vocab_size=99, hidden_size=16, intermediate_size=32, num_attention_heads=2, num_hidden_layers=1,
+            max_position_embeddings=16, eos_token_id=98, bos_token_id=97, pad_token_id=1)
+vision = dict(hidden_size=16, intermediate_size=32, num_attention_heads=2, num_hidden_layers=1, image_size=8,
+              patch_size=4)
+torch.manual_seed(0)
+model = CLIPModel(CLIPConfig(text_config=text, vision_config=vision, projection_dim=8))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for _ in range(6):
+    words, images = torch.randint(2, 97, (6, 7)), torch.randn(6, 3, 8, 8)
+    loss = model(input_ids=words, pixel_values=images, return_loss=True).loss
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+    print(float(loss.detach()), float(model.logit_scale.detach()))
+"""
 
 
 @dataclass
@@ -281,7 +304,8 @@ from losses import SupConLoss
 criterion = SupConLoss(temperature=0.1)
 train(lambda a, b: criterion(torch.stack([norm(a), norm(b)], 1), torch.arange(12) % 4))
 """,
-        [("losses.py", "SupCon", 10, "mask")],
+        [("losses.py", "supcon", 10, "labels")],
+        REPLACE,
     ),
     "GRACE": Member(
         "GRACE",
@@ -310,7 +334,7 @@ for _ in range(6):
 for name in ("solo", "solo.losses", "solo.utils"):
     package(name, name.replace(".", "/"))
 stub("solo.utils.misc", gather=lambda x: x, get_rank=lambda: 0, concat_all_gather_no_grad=lambda x: x)
-from solo.losses.{name} import {name}_loss_func as loss_func
+from solo.losses.{name.partition(",")[0]} import {name.partition(",")[0]}_loss_func as loss_func
 
 queue = norm(torch.randn(16, 20).T).T.contiguous()
 {call}
@@ -331,6 +355,12 @@ queue = norm(torch.randn(16, 20).T).T.contiguous()
                 "simclr",
                 "train(lambda a, b: loss_func(torch.cat([a, b]), torch.arange(12).repeat(2), 0.2))",
                 ("simclr.py", IN, 5, "half a batch"),
+                REPLACE,
+            ),
+            (
+                "simclr, supervised",
+                "train(lambda a, b: loss_func(torch.cat([a, b]), (torch.arange(12) % 4).repeat(2), 0.2))",
+                ("simclr.py", "nca:estimator=g0", 5, "indexes"),
                 REPLACE,
             ),
         )
@@ -407,23 +437,7 @@ runpy.run_path(os.path.join(CLONE, "train.py"), run_name="__main__")
     ),
     "transformers CLIPModel": Member(
         "",
-        """
-from transformers import CLIPConfig, CLIPModel
-
-text = dict(vocab_size=99, hidden_size=16, intermediate_size=32, num_attention_heads=2, num_hidden_layers=1,
-            max_position_embeddings=16, eos_token_id=98, bos_token_id=97, pad_token_id=1)
-vision = dict(hidden_size=16, intermediate_size=32, num_attention_heads=2, num_hidden_layers=1, image_size=8,
-              patch_size=4)
-torch.manual_seed(0)
-model = CLIPModel(CLIPConfig(text_config=text, vision_config=vision, projection_dim=8))
-optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-for _ in range(6):
-    words, images = torch.randint(2, 97, (6, 7)), torch.randn(6, 3, 8, 8)
-    loss = model(input_ids=words, pixel_values=images, return_loss=True).loss
-    optimizer.zero_grad()
-    loss.backward()
-    optimizer.step()
-""",
+        CLIP_MODEL,
         [("modeling_clip.py", IN, 14.285, "diagonal")],
         CLIP,
         needs=("transformers.modeling_utils",),
@@ -508,6 +522,17 @@ criterion = NTXentLoss(temperature=0.1)
 train(lambda a, b: criterion(torch.cat([a, b]), torch.arange(12).repeat(2)))
 """,
         [("ntxent_loss.py", IN, 10, "")],
+        needs=("pytorch_metric_learning",),
+    ),
+    "pytorch-metric-learning SupCon": Member(
+        "",
+        """
+from pytorch_metric_learning.losses import SupConLoss
+
+criterion = SupConLoss(temperature=0.1)
+train(lambda a, b: criterion(torch.cat([a, b]), (torch.arange(12) % 4).repeat(2)))
+""",
+        [("loss_and_miner_utils.py", "supcon", 10, "labels")],
         needs=("pytorch_metric_learning",),
     ),
     "lightly": Member(
@@ -619,7 +644,8 @@ def row(name: str, member: Member, hosts: Path, folder: Path, tell: bool) -> lis
     at = command.index("--objective") + 1
     road = f"`inject {command[0]}`"
     own = command[at].replace("adnce:", "infonce:")
-    specs = [own.replace("infonce:", f"{name}:") for name in ("adnce", "hcl")] + [f"arcl({own}):views=2"]
+    rest = own.partition(":")[2].replace(",estimator=g0", "")
+    specs = [f"adnce:{rest}", f"hcl:{rest}", f"arcl({own}):views=2"]
     trained = []
     for spec in specs:
         code, said = run(folder, hosts, member, *command[:at], spec, *command[at + 1 :], *member.words)
@@ -632,6 +658,8 @@ def row(name: str, member: Member, hosts: Path, folder: Path, tell: bool) -> lis
     return [*start, road, *differences, *trained]
 
 
+PAGE = Path(__file__).parents[2] / "examples" / "existing_repos" / "README.md"
+HEADER = "| code base | form | found | road | value | gradient | adnce | hcl | arcl |"
 DIFFERENCES = ("value_difference", "gradient_difference")
 REASONS = {"logits do not say which columns are views": "only logits", "cannot be computed here": "only similarities"}
 
@@ -647,18 +675,25 @@ def main() -> None:
     sys.path.insert(0, str(Path(__file__).parent))
     for host in registry.names():
         registry.load(host)
-    print("| code base | form | found | road | value | gradient | adnce | hcl | arcl |")
-    print("|---|---|---|---|---|---|---|---|---|")
-    for name in sys.argv[1:] or MEMBERS:
+    write, names = "--write" in sys.argv, [word for word in sys.argv[1:] if word != "--write"]
+    lines = [HEADER, "|---" * HEADER.count(" | ") + "|---|"]
+    print("\n".join(lines), flush=True)
+    for name in names or MEMBERS:
         try:
             for package in MEMBERS[name].needs:
                 importlib.import_module(package)
         except ImportError as error:
-            print(f"| {name} | {error} |", flush=True)
-            continue
-        with tempfile.TemporaryDirectory() as folder:
-            cells = row(name, MEMBERS[name], hosts, Path(folder), tell=bool(sys.argv[1:]))
-        print(f"| {name} | {' | '.join(cells)} |", flush=True)
+            cells = [str(error)]
+        else:
+            with tempfile.TemporaryDirectory() as folder:
+                cells = row(name, MEMBERS[name], hosts, Path(folder), tell=bool(names))
+        lines.append(f"| {name} | {' | '.join(cells)} |")
+        print(lines[-1], flush=True)
+    if write:
+        text = PAGE.read_text()
+        table = re.search(rf"{re.escape(HEADER)}\n(\|.*\n)*", text)
+        assert table, f"no table in {PAGE}"
+        PAGE.write_text(text.replace(table[0], "\n".join([*lines, ""])))
 
 
 if __name__ == "__main__":

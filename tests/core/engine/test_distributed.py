@@ -26,12 +26,16 @@ CASES: dict[str, Case] = {
         f"{spec} of many views": (spec, 4, (), {})
         for spec in ("infonce", "hcl + 0.1*dp", "debpos", "arcl(adnce)", "aal(dcl)", "nca:prior=0.2", "mixnca")
     },
+    "supcon of many views": ("supcon", 4, (), {}),
     **{
         f"{spec} paired {pairing}": (spec, 2, ("ids", "prior"), {"pairing": pairing})
         for spec in ("infonce", "hcl", "adnce:denominator=all", "mv", *COUPLED)
         for pairing in PAIRINGS
     },
-    **{f"{spec} with labels": (spec, 2, ("labels",), {}) for spec in ("infonce", "dcl", "nca", "dro", *COUPLED)},
+    **{
+        f"{spec} with labels": (spec, 2, ("labels",), {})
+        for spec in ("infonce", "dcl", "nca", "supcon", "supcon:average=inside", "dro", *COUPLED)
+    },
     **{
         f"{spec} with labels one way": (spec, 3, ("labels", "prior"), {"pairing": "one_way"})
         for spec in ("infonce", "hcl")

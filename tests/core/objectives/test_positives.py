@@ -1,4 +1,4 @@
-"""ArCL, AAL and debiased positives."""
+"""SupCon, ArCL, AAL and debiased positives."""
 
 from __future__ import annotations
 
@@ -10,9 +10,63 @@ import pytest
 import torch
 import torch.nn.functional as F
 from hypothesis import strategies as st
-from identities import SEED, T, embeddings, gradients, prop, same
+from identities import SEED, T, cosines, embeddings, gradients, prop, same
 
 import counterpoint as cp
+
+
+@pytest.mark.parametrize("average", ["outside", "inside"])
+@prop(seed=SEED, t=T)
+def test_supcon_with_one_positive_is_infonce(average, seed, t):
+    z, queue, (pos, neg) = embeddings(seed), embeddings(seed + 1, 1, 9)[0], cosines(seed)
+    weight = torch.rand(5, dtype=torch.float64)
+    for denominator in ("positives", "with_positive", "negatives"):
+        loss_fn = cp.SupCon(t, average=average, denominator=denominator)
+        infonce = cp.InfoNCE(t, denominator="negatives" if denominator == "negatives" else "with_positive")
+        same(loss_fn(*z), infonce(*z), z)
+        same(loss_fn(*z, labels=torch.arange(5)), infonce(*z), z)
+        same(loss_fn(*z, queue=queue), infonce(*z, queue=queue), z)
+        same(loss_fn(*z, positive_weight=weight), infonce(*z, positive_weight=weight), z)
+        same(loss_fn.from_scores(pos, neg), infonce.from_scores(pos, neg), pos, neg)
+        for kind in (cp.ArCL, cp.AAL):
+            views = embeddings(seed, 3)
+            same(kind(loss_fn)(*views), kind(infonce)(*views), views)
+
+
+@prop(seed=SEED, t=T, positives=st.integers(1, 5))
+def test_supcon_and_its_relatives(seed, t, positives):
+    pos, neg = cosines(seed, positives=positives)
+
+    def loss(**how):
+        return cp.SupCon(t, **how).from_scores(pos, neg)
+
+    same(loss(denominator="with_positive"), cp.InfoNCE(t).from_scores(pos, neg), pos, neg)
+    same(loss(denominator="negatives"), cp.InfoNCE(t, denominator="negatives").from_scores(pos, neg), pos, neg)
+    pooled = cp.NCA(t, "g0").from_scores(pos, neg)
+    same(loss(average="inside"), pooled + math.log(positives), pos, neg)
+    assert loss(average="inside") <= loss() + 1e-12  # Jensen's inequality: the paper's L_in <= L_out
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_supcon_is_the_loss_of_the_official_code(seed):
+    """With masks and a row-wise softmax over all other rows, positives included, of the views of all samples."""
+    z, labels, t = embeddings(seed, batch=7), torch.tensor([0, 1, 0, 2, 1, 0, 3]), 0.1
+    features, label = F.normalize(torch.cat([*z]), dim=1), labels.repeat(2)
+    itself = torch.eye(14, dtype=torch.bool)
+    log_p = (features @ features.T / t).masked_fill(itself, -math.inf).log_softmax(1).masked_fill(itself, 0)
+    positive = (label.unsqueeze(1) == label) & ~itself
+    expected = -((log_p * positive).sum(1) / positive.sum(1)).mean()
+    same(cp.SupCon(t)(*z, labels=labels), expected, z)
+    same((t / 0.07) * cp.SupCon(t)(z.transpose(0, 1), labels=labels), (t / 0.07) * expected, z)
+
+
+def test_supcon_ignores_anchors_without_positives():
+    z, labels = embeddings(0, 1, 6)[0], torch.tensor([0, 1, 0, 2, 1, 0])
+    for average in ("outside", "inside"):
+        loss_fn = cp.SupCon(0.3, average=average)
+        rows = loss_fn(z, labels=labels, reduction="none")
+        assert rows[3] == 0
+        same(loss_fn(z, labels=labels), rows.sum() / 5, z)
 
 
 @pytest.mark.parametrize("inner", [cp.InfoNCE(0.4), cp.DCL(0.4), cp.HCL(0.4), cp.ADNCE(0.4)], ids=str)

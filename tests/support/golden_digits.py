@@ -1,0 +1,119 @@
+"""Golden cases of ``supcon``, computed with 50 digits from the paper's formulas.
+
+    python tests/support/golden_digits.py       # writes them into golden.json, in place of those that are there
+    python tests/support/golden.py              # then updates the cases that the package brings along
+
+Nothing is imported from the package. Gradients are central differences of numbers with 90 digits.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from mpmath import exp, log, mp, mpf, sqrt
+
+FILE = Path(__file__).with_name("golden.json")
+FIRST = 500  # number of the first case
+STEP = "1e-30"
+Matrix = list[list[Any]]
+
+MATRICES = ("s2x1x4x2-1011", "s4x2x4x2-1033", "s7x4x2x1-1055", "s7x1x4x4-1044")
+EMBEDDINGS = {"e4x4x4-1081": [0, 1, 0, 1], "e7x4x2-1092": [0, 1, 2, 0, 1, 0, 2], "e4x2x1-1103": [0, 1, 2, 3]}
+
+
+def anchor(pos: list[Any], neg: list[Any], t: Any, average: str, denominator: str) -> Any:
+    """Khosla et al. 2020, Eq. (2) (``outside``) and (3) (``inside``), of one anchor."""
+    own, others = [exp(p / t) for p in pos], sum(exp(s / t) for s in neg)
+    total = {"positives": lambda j: sum(own), "with_positive": lambda j: own[j], "negatives": lambda j: 0}[denominator]
+    shares = [own[j] / (total(j) + others) for j in range(len(pos))]
+    if average == "outside":
+        return -sum(log(share) for share in shares) / len(shares)
+    return -log(sum(shares) / len(shares))
+
+
+def of_scores(pos: Matrix, neg: Matrix, **how: Any) -> Any:
+    return sum(anchor(p, n, **how) for p, n in zip(pos, neg, strict=True)) / len(pos)
+
+
+def of_views(z1: Matrix, z2: Matrix, labels: list[int], **how: Any) -> Any:
+    """All views of all samples are anchors; those of its class are positives, except itself."""
+    z = [[x / sqrt(sum(y * y for y in row)) for x in row] for row in (*z1, *z2)]
+    label = [*labels, *labels]
+    total = mpf(0)
+    for i in range(len(z)):
+        s = {j: sum(a * b for a, b in zip(z[i], z[j], strict=True)) for j in range(len(z)) if j != i}
+        pos, neg = ([s[j] for j in s if (label[j] == label[i]) == same] for same in (True, False))
+        total += anchor(pos, neg, **how)
+    return total / len(z)
+
+
+def gradient(value: Callable[[dict[str, Matrix]], Any], args: dict[str, Matrix]) -> dict[str, Matrix]:
+    h, found = mpf(STEP), {name: [[0.0] * len(row) for row in x] for name, x in args.items()}
+    for name, x in args.items():
+        for row, slopes in zip(x, found[name], strict=True):
+            for k, here in enumerate(row):
+                ends = []
+                for side in (here + h, here - h):
+                    row[k] = side
+                    ends.append(value(args))
+                row[k] = here
+                slopes[k] = float((ends[0] - ends[1]) / (2 * h))
+    return found
+
+
+def cases(inputs: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    plan: list[tuple[str, str, dict[str, Any]]] = []
+    for average in ("outside", "inside"):
+        for denominator in ("positives", "with_positive", "negatives"):
+            how = {"average": average, "denominator": denominator}
+            plan += [("supcon", key, {"t": t, **how}) for t, key in zip((0.5, 0.07, 0.2, 1.0), MATRICES, strict=True)]
+    for average in ("outside", "inside"):
+        how = {"average": average, "denominator": "positives"}
+        plan += [
+            ("supcon_views", key, {"t": t, **how, "labels": labels})
+            for t, (key, labels) in zip((0.5, 0.1, 0.2), EMBEDDINGS.items(), strict=True)
+        ]
+    for number, (fn, key, params) in enumerate(plan, FIRST):
+        names, function = (("pos", "neg"), of_scores) if fn == "supcon" else (("z1", "z2"), of_views)
+        args = {name: [[mpf(x) for x in row] for row in inputs[key][name]] for name in names}
+        how = {**params, "t": mpf(params["t"])}  # the float64 number that the package gets
+
+        def value(args: dict[str, Matrix], function: Any = function, how: dict[str, Any] = how) -> Any:
+            return function(**args, **how)
+
+        yield {
+            "id": f"p-{fn}-{number}",
+            "loss": fn,
+            "fn": fn,
+            "args": {name: f"{key}/{name}" for name in names},
+            "params": params,
+            "tags": [],
+            "value": float(value(args)),
+            "grad": gradient(value, args),
+            "grad_source": "mp",
+        }
+
+
+def written(data: dict[str, Any]) -> str:
+    """``golden.json`` with a line per input and per case."""
+    compact = {"separators": (",", ":")}
+    inputs = ",\n".join(f"{json.dumps(key)}:{json.dumps(x, **compact)}" for key, x in data["inputs"].items())
+    listed = ",\n".join(json.dumps(case, **compact) for case in data["cases"])
+    head = f'{{"meta":{json.dumps(data["meta"])},\n"losses":{json.dumps(data["losses"])},\n'
+    return f'{head}"inputs":{{\n{inputs}}},\n"cases":[\n{listed}]}}\n'
+
+
+def main() -> None:
+    mp.dps = 90
+    data = json.loads(FILE.read_text())
+    others = [case for case in data["cases"] if not case["fn"].startswith("supcon")]
+    data["cases"] = others + list(cases(data["inputs"]))
+    data["losses"] = sorted({case["loss"] for case in data["cases"]})
+    FILE.write_text(written(data))
+
+
+if __name__ == "__main__":
+    main()
