@@ -20,6 +20,7 @@ from .scores import Scores
 # Largest log-weight of a hard negative whose float32 sum does not overflow.
 MAX_LOG_WEIGHT = 80.0
 EMPTY = ("error", "zero")
+ENGINES = ("auto", "matrix", "tiles", "chunks", "fused")
 
 
 class BatchOptions(TypedDict, total=False):
@@ -49,6 +50,7 @@ class BatchOptions(TypedDict, total=False):
     adversarial: Tensor | None
     mixed: Tensor | None
     normalize: bool
+    engine: str
     tile: int | None
 
 
@@ -69,6 +71,7 @@ class Batch:
         rules: those of ``false_negatives``; ``guide`` is the same batch with the guide's embeddings.
         shared: whether hard negatives are those of all samples.
         log_weight, queue_log_weight, negative_log_weight: minus the log-probabilities, a number per key.
+        engine: how to reduce the negatives, one of :data:`ENGINES`.
         tile: edge of the tiles; 0 for a matrix, None to choose for each pairing.
         group: the processes that share the batch, if several do.
         offset, total: position of this process's samples in the batch of all processes, and its size.
@@ -103,6 +106,7 @@ class Batch:
         adversarial: Tensor | None = None,
         mixed: Tensor | None = None,
         normalize: bool = True,
+        engine: str = "auto",
         tile: int | None = None,
     ) -> None:
         if symmetric and pairing not in (None, "one_way", "symmetric"):
@@ -161,7 +165,7 @@ class Batch:
         self.group: ProcessGroup | None = None
         self._only_views = not given
         self.offset, self.total = 0, self.size
-        self._requested_tile = tile
+        self.engine, self._requested_tile = engine, tile
         self.tile = self._tile()
         self.scores: dict[str, Scores] = {}
         self._views_ready: list[Tensor] | None = None
@@ -349,7 +353,7 @@ class Batch:
         with torch.no_grad():
             return Batch(
                 [view.detach().to(self.dtype) for view in listed], pairing=self.pairing, labels=self.labels,
-                queue=None if queue is None else queue.detach().to(self.dtype), in_batch=self.in_batch,
+                queue=None if queue is None else queue.detach().to(self.dtype), in_batch=self.in_batch, engine=self.engine,
                 negatives=None if negatives is None else negatives.detach().to(self.dtype), tile=self.tile,
                 queue_ids=self.queue_ids if self.labels is not None else None,
             )  # fmt: skip
@@ -399,11 +403,22 @@ class Batch:
         tile = self._requested_tile
         if tile is not None and (not is_number(tile) or tile != int(tile) or tile < 0):
             raise ValueError(f"tile: expected a whole number, 0 for a matrix, or None, got {tile!r}.")
+        if self.engine not in ENGINES:
+            raise ValueError(f"engine: unknown value {self.engine!r}.{nearest(str(self.engine), ENGINES)}")
+        streamed = self.engine in ("tiles", "chunks", "fused")
+        if tile is not None and (streamed if tile == 0 else self.engine in ("matrix", "fused")):
+            raise ValueError(f"engine={self.engine!r} contradicts tile={tile}: give one.")
         # neither a compiler nor torch.func can trace the reduction of tiles, nor can it be done without values
         if checks.compiling() or torch._C._are_functorch_transforms_active() or checks.is_abstract(self.raw[0]):
+            if streamed:
+                raise ValueError(f"engine={self.engine!r}: compiled code and torch.func need 'matrix' or 'auto'.")
+            return 0
+        if self.engine == "matrix":
             return 0
         if tile is not None:
             return int(tile)
+        if streamed:
+            return None
         views = 1 if self.queue is not None else len(self.raw)
         keys = self.total * (views if self.negatives is None else views + self.negatives.shape[1])
         pairs = self.size * views * (keys if self.queue is None else len(self.queue))

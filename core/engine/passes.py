@@ -66,9 +66,10 @@ class TilePass:
         with _exact(left.device):
             for number, tile in enumerate(self._tiles(len(left), len(right))):
                 # 1. similarities
-                s = self._product(left, right, tile, workspace, new=number < capacity)
+                name = f"stored {number}" if number < capacity else "s"
+                s = self._product(left, right, tile, workspace, "s" if overwritten else name)
                 if number < capacity:
-                    stored.append(s.clone() if overwritten else s)
+                    stored.append(workspace(name, s.shape).copy_(s) if overwritten else s)
                 if not self._stores_exponentials():
                     tile = self.mask.decide(s, tile, workspace)
                 # 2. functions of them, into the running statistics
@@ -107,10 +108,12 @@ class TilePass:
                     pair = accumulator.pair_gradient(gradients[0], tile, workspace("pair", p.shape))
                     ds, parts = torch.mul(p, pair, out=workspace("s", p.shape)), []
                 else:
-                    if number < len(stored):
-                        s = workspace("s", stored[number].shape).copy_(stored[number])
-                    else:
+                    if number >= len(stored):
                         s = self._product(left, right, tile, workspace)
+                    elif self.functions.scale == 1.0:
+                        s = stored[number]
+                    else:  # overwritten
+                        s = workspace("s", stored[number].shape).copy_(stored[number])
                     if not exponentials:
                         tile = self.mask.decide(s, tile, workspace)
                     ds, parts = self._similarity_gradient(s, tile, accumulator, gradients, workspace)
@@ -153,11 +156,10 @@ class TilePass:
                 mirror = slice(tile_keys.start + offset, tile_keys.stop + offset)
                 yield Tile(tile_rows, tile_keys, mirror, self.same and i == j)
 
-    def _product(self, left: Tensor, right: Tensor, tile: Tile, workspace: Workspace, new: bool = False) -> Tensor:
-        """Compute the similarities of a tile, times the functions' scale, in a buffer or in ``new`` memory."""
+    def _product(self, left: Tensor, right: Tensor, tile: Tile, workspace: Workspace, buffer: str = "s") -> Tensor:
+        """Compute the similarities of a tile, times the functions' scale, in a buffer of this name."""
         a, b = left[tile.rows], right[tile.keys]
-        shape = a.shape[0], b.shape[0]
-        out = a.new_empty(shape) if new else workspace("s", shape)
+        out = workspace(buffer, (a.shape[0], b.shape[0]))
         if self.functions.scale != 1.0:
             a = torch.mul(a, self.functions.scale, out=workspace("scaled", a.shape))
         return torch.mm(a, b.t(), out=out)
