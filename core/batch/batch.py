@@ -203,10 +203,13 @@ class Batch:
             self._stacked = stacked
         return self._stacked
 
-    def is_plain(self) -> bool:
-        """Whether to compute a matrix of which nothing but the views is known."""
-        plain = self._only_views and self.tile == 0 and self.group is None and self._stacked is None
-        return plain and self._stackable()
+    def is_plain(self, anchors: int, keys: int) -> bool:
+        """Whether to compute a matrix, of so many views as anchors and keys, and nothing but the views is known."""
+        plain = self._only_views and self.group is None and self._stacked is None
+        if not plain or not self._stackable():
+            return False
+        small = not pays_to_stream(anchors * keys * self.size**2, self.device)
+        return self.tile == 0 or (self.tile is None and self.engine == "auto" and small)
 
     def cosines(self, anchors: int, columns: Tensor) -> tuple[Tensor, Tensor]:
         """Return the matrix of similarities and the positives; see :class:`counterpoint.engine.embeddings.Cosines`."""
@@ -353,8 +356,8 @@ class Batch:
         with torch.no_grad():
             return Batch(
                 [view.detach().to(self.dtype) for view in listed], pairing=self.pairing, labels=self.labels,
-                queue=None if queue is None else queue.detach().to(self.dtype), in_batch=self.in_batch, engine=self.engine,
-                negatives=None if negatives is None else negatives.detach().to(self.dtype), tile=self.tile,
+                queue=None if queue is None else queue.detach().to(self.dtype), in_batch=self.in_batch,
+                engine=self.engine, negatives=None if negatives is None else negatives.detach().to(self.dtype), tile=self.tile,
                 queue_ids=self.queue_ids if self.labels is not None else None,
             )  # fmt: skip
 

@@ -80,9 +80,7 @@ def masked_negatives(
     if engine == "matrix":
         neg = DenseNegatives.of(blocks, mask, both)
     elif engine == "chunks":
-        neg = ChunkedNegatives(
-            blocks, both, mask, batch.tile, batch.bound, batch.half, forced=batch.engine == "chunks"
-        )
+        neg = ChunkedNegatives(blocks, both, mask, batch.tile, batch.bound, batch.half, forced=batch.engine == "chunks")
     else:
         neg = StreamedNegatives(blocks, both, mask, batch.tile, batch.bound, batch.half, batch.engine)
     if mask.ids is not None:

@@ -27,7 +27,7 @@ def chunked_loss(objective: Any, scores: Scores, reduction: str) -> Tensor | Non
     if not any(x.requires_grad for x in (*embeddings, *tensors, *parameters)):
         return None
     refusal = _refusal(objective, scores, reduction)
-    if refusal is None:
+    if refusal is None and (neg.forced or _says_that_anchors_are_separate(objective)):
         anchors = len(scores.pos)
 
         def part(rows: slice, chunk: Chunk, known: Sequence[Tensor]) -> Tensor:
@@ -38,7 +38,7 @@ def chunked_loss(objective: Any, scores: Scores, reduction: str) -> Tensor | Non
         if loss is not None:
             return loss
         refusal = "the objective depends on tensors with a gradient that are not its parameters"
-    if neg.forced:
+    if neg.forced and refusal is not None:
         raise ValueError(f"engine='chunks': {refusal}; use engine='tiles' or 'auto'.")
     return None
 
@@ -54,3 +54,12 @@ def _refusal(objective: Any, scores: Scores, reduction: str) -> str | None:
     if scores.unfiltered is not None:
         return "false_negatives= limits similarities"
     return None if scores.uniform else "the anchors have weights, or are in several processes"
+
+
+def _says_that_anchors_are_separate(objective: Any) -> bool:
+    """Return whether ``couples_anchors`` of each part is the part's own or that of a built-in objective.
+
+    Objectives of others inherit an answer that nobody may have checked.
+    """
+    parts = [type(part) for part in objective.modules() if hasattr(part, "couples_anchors")]
+    return all(kind.__module__.startswith("counterpoint.") or "couples_anchors" in vars(kind) for kind in parts)

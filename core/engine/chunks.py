@@ -2,7 +2,7 @@
 
 Where the loss is a mean over anchors of what each anchor's own similarities say, its derivative is known as soon as an
 anchor's negatives are reduced. So the similarities of a chunk of anchors to all keys are computed once, reduced, turned
-into the weights of the gradient where they are, and multiplied with the keys and with the anchors: three products, where
+into the weights of the gradient in place, and multiplied with the keys and with the anchors: three products, where
 tiles that are recomputed take four. The backward pass only scales. Memory is ``O(chunk x keys)`` beside the gradients.
 
 The objective is the one definition of the loss: it sees the chunk as it sees a batch, and autograd differentiates it
@@ -30,8 +30,8 @@ from .tiles import Mask, Workspace
 # Similarities of a chunk: 16 MB of float32.
 CHUNK = 2**22
 
-# Edge of the tiles of a chunk, whose elementwise steps run in the cache.
-EDGE = 512
+# Rows and keys of the tiles of a chunk, whose elementwise steps run in the cache; fewer keys for narrow embeddings.
+HEIGHT, EDGES, NARROW = 1024, (256, 512), 256
 
 # Gradients of at least this size are accumulated as they are; smaller ones in units of the largest.
 SMALL = 2.0**-14
@@ -58,7 +58,7 @@ class ChunkedNegatives(StreamedNegatives):
             for anchors, keys, mask in directions[: 1 + self.both]:
                 size = max(1, CHUNK // len(keys))
                 if size < len(anchors):  # whole tiles, so that the last chunk is not a small one
-                    size = max(EDGE, size // EDGE * EDGE) if size >= EDGE else size
+                    size = size // HEIGHT * HEIGHT or size
                 for first in range(0, len(anchors), size):
                     local = slice(first, min(first + size, len(anchors)))
                     rows = slice(start + local.start, start + local.stop)
@@ -143,11 +143,13 @@ class Chunk(TiledNegatives):
         self.calls = 0
 
     def edge(self, functions: Functions) -> int:
-        return self.tile or (EDGE if self.like.device.type == "cpu" else super().edge(functions))
+        return self.tile or EDGES[self.left.shape[1] > NARROW]
 
     def reduce(self, accumulator: type[Accumulator], functions: Functions, uniform: bool) -> tuple[Tensor, ...]:
         count = self.count if accumulator is Mean else 1.0
-        tile_pass = TilePass(functions, accumulator, self.mask, count, False, False, self.edge(functions))
+        tile_pass = TilePass(
+            functions, accumulator, self.mask, count, False, False, self.edge(functions), self.tile or HEIGHT
+        )
         return ReduceChunk.apply(tile_pass, self, self.token, *functions.tensors)  # type: ignore[no-any-return]
 
     def dense(self) -> DenseNegatives:
@@ -185,7 +187,7 @@ class ReduceChunk(checks.Once):
         d_tensors = [torch.zeros_like(x) for x in ctx.tensors]
         tile_pass.backpropagate(
             chunk.left, chunk.right, accumulator, upstream_gradients(tile_pass.functions, accumulator, relative),
-            chunk.d_left, chunk.d_right, d_tensors, ctx.workspace, ctx.stored,
+            chunk.d_left, chunk.d_right, d_tensors, ctx.workspace, ctx.stored, True,
         )  # fmt: skip
         return None, None, None, *(x.mul_(chunk.gradients.unit) for x in d_tensors)
 

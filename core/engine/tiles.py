@@ -272,7 +272,9 @@ class Mask:
         count = seen - torch.searchsorted(key_ids, row_ids, right=True) + torch.searchsorted(key_ids, row_ids)
         weighted = torch.full_like(count, own)
         if own and self.period and self.shared is None:
-            weighted = (self.ids[1][self.own :].view(-1, self.period)[:, self.first : self.first + rows] != row_ids).sum(0)
+            weighted = (
+                self.ids[1][self.own :].view(-1, self.period)[:, self.first : self.first + rows] != row_ids
+            ).sum(0)
         return (count.to(dtype) + times * weighted.to(dtype)).unsqueeze(1)
 
 
