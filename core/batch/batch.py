@@ -357,8 +357,8 @@ class Batch:
             return Batch(
                 [view.detach().to(self.dtype) for view in listed], pairing=self.pairing, labels=self.labels,
                 queue=None if queue is None else queue.detach().to(self.dtype), in_batch=self.in_batch,
-                engine=self.engine, negatives=None if negatives is None else negatives.detach().to(self.dtype), tile=self.tile,
-                queue_ids=self.queue_ids if self.labels is not None else None,
+                negatives=None if negatives is None else negatives.detach().to(self.dtype),
+                queue_ids=self.queue_ids if self.labels is not None else None, engine=self.engine, tile=self.tile,
             )  # fmt: skip
 
     def _key_ids(self, ids: Tensor | None, what: str, of: str, keys: Tensor | None) -> Tensor | None:

@@ -134,6 +134,7 @@ class Chunk(TiledNegatives):
         gradients: Gradients,
     ) -> None:
         super().__init__(left, rows.stop - rows.start, mask.for_rows(local), whole.tile, whole.bound(), True)
+        self._reduced = True  # what autograd differentiates is faster as a matrix, and a chunk of one is small
         self.structural = rows_of(whole.structural, rows)
         self.left, self.right, self.local, self.gradients = left.detach()[local], right.detach(), local, gradients
         total, self.d_right = gradients.of(left), gradients.of(right)
