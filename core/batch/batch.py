@@ -208,7 +208,8 @@ class Batch:
         plain = self._only_views and self.group is None and self._stacked is None
         if not plain or not self._stackable():
             return False
-        small = not pays_to_stream(anchors * keys * self.size**2, self.device)
+        pairs = anchors * keys * self.size**2
+        small = not pays_to_stream(pairs, self.device, separate=anchors < len(self.raw))
         return self.tile == 0 or (self.tile is None and self.engine == "auto" and small)
 
     def cosines(self, anchors: int, columns: Tensor) -> tuple[Tensor, Tensor]:

@@ -97,11 +97,11 @@ def chosen_engine(batch: Batch, blocks: Sequence[tuple[Tensor, Tensor]], both: b
     if batch.tile is not None:
         return "tiles"
     pairs = sum(len(left) * len(right) for left, right in blocks) * (1 + both)
-    if not pays_to_stream(pairs, batch.device):
+    # keys that are anchors too share the similarities of both directions: four products instead of six
+    separate = not both and all(left is not right and right.requires_grad for left, right in blocks)
+    if not pays_to_stream(pairs, batch.device, separate and batch.group is None):
         return "matrix"
-    # keys that are anchors too share the similarities of both directions: four products, not six
-    once = not both and all(left is not right for left, right in blocks)
-    return "chunks" if once and batch.device.type == "cpu" and batch.group is None else "tiles"
+    return "chunks" if separate and batch.device.type == "cpu" and batch.group is None else "tiles"
 
 
 def _check(neg: Negatives) -> None:

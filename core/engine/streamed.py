@@ -30,15 +30,26 @@ from .tiles import Mask
 # Stream at least this many pairs: on the CPU it is faster, elsewhere it saves memory.
 STREAMED_CPU, STREAMED = 2**17, 2**26
 
+# As long as keys are not anchors too, on the CPU: above so many pairs, chunks are faster than a matrix.
+CHUNKED_CPU = 2**18
+
 # Materialize at most this many pairs (64 MB) when several reductions need autograd.
 CACHED = 2**24
 
 KERNEL_DEVICES = {"cuda"}
 
 
-def pays_to_stream(pairs: int, device: torch.device) -> bool:
-    """Return whether to compute so many similarities in tiles rather than as a matrix."""
-    return pairs >= (STREAMED_CPU if device.type == "cpu" else STREAMED)
+def pays_to_stream(pairs: int, device: torch.device, separate: bool = False) -> bool:
+    """Return whether to compute so many similarities in tiles or chunks rather than as a matrix.
+
+    Args:
+        pairs: number of pairs of an anchor and a key.
+        device: where they are.
+        separate: whether anchors and keys are different embeddings, all of which may need a gradient.
+    """
+    if device.type == "cpu":
+        return pairs > CHUNKED_CPU if separate else pairs >= STREAMED_CPU
+    return pairs >= STREAMED
 
 
 @cache

@@ -237,7 +237,7 @@ class Offset(cp.Objective):
 def test_what_is_not_a_parameter_keeps_its_gradient():
     refused("chunks': .* not its parameters", Offset(torch.tensor(2.0, requires_grad=True)))
     offset = torch.tensor(2.0, requires_grad=True)
-    z = torch.randn(2, 512, 4)
+    z = torch.randn(2, 520, 4, requires_grad=True)
     Offset(offset)(z[0], z[1], pairing="one_way").backward()
     got = offset.grad.clone()
     offset.grad = None
@@ -254,7 +254,7 @@ class Centred(cp.Objective):
 
 
 def test_objectives_that_do_not_say_are_not_split():
-    z = torch.randn(2, 512, 4, dtype=torch.float64, requires_grad=True)
+    z = torch.randn(2, 520, 4, dtype=torch.float64, requires_grad=True)
     got, want = (
         torch.autograd.grad(Centred()(z[0], z[1], pairing="one_way", **how), z)[0] for how in ({}, {"engine": "matrix"})
     )
@@ -267,7 +267,7 @@ def test_objectives_that_do_not_say_are_not_split():
 def test_chosen_where_keys_are_no_anchors(monkeypatch):
     chosen = []
     monkeypatch.setattr(cp.InfoNCE, "losses", lambda self, scores: chosen.append(type(scores.neg)) or scores.pos)
-    z = torch.randn(2, 512, 4)
+    z = torch.randn(2, 520, 4, requires_grad=True)
     for how in (
         {"pairing": "one_way"}, {"queue": torch.randn(2**10, 4)}, {"pairing": "views"}, {"pairing": "symmetric"},
         {"pairing": "one_way", "tile": 64}, {"pairing": "one_way", "engine": "tiles"},
@@ -275,7 +275,10 @@ def test_chosen_where_keys_are_no_anchors(monkeypatch):
     ):  # fmt: skip
         cp.InfoNCE()(*z, **how)
     dense, streamed, chunked = DenseNegatives, StreamedNegatives, ChunkedNegatives
-    assert chosen == [chunked, chunked, streamed, streamed, streamed, streamed, dense, chunked]
+    assert chosen == [chunked, streamed, streamed, streamed, streamed, streamed, dense, chunked]
+    cp.InfoNCE()(*z[:, :512], pairing="one_way")
+    cp.InfoNCE()(z[0], z[1].detach(), pairing="one_way")
+    assert chosen[8:] == [dense, streamed]
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,6 @@ from torch.autograd import forward_ad
 
 import counterpoint as cp
 from counterpoint.batch.pairings import PAIRINGS
-from counterpoint.engine.chunks import ChunkedNegatives
 from counterpoint.engine.negatives import DenseNegatives
 from counterpoint.engine.quadratic import Quadratics
 from counterpoint.engine.streamed import StreamedNegatives
@@ -301,7 +300,7 @@ def test_chosen_by_size(monkeypatch):
         cp.InfoNCE()(*z, tile=tile)
     cp.InfoNCE()(small[0], small[1], queue=torch.randn(2**14, 4))
     dense, streamed = DenseNegatives, StreamedNegatives
-    assert chosen == [dense, streamed, streamed, dense, ChunkedNegatives]
+    assert chosen == [dense, streamed, streamed, dense, streamed]
 
 
 @pytest.mark.parametrize("tile", [-1, 0.5, True, "all"])
