@@ -17,6 +17,7 @@ from typing_extensions import Self, Unpack, dataclass_transform
 
 from . import checks, spec
 from .batch.batch import Batch, BatchOptions
+from .batch.chunked import chunked_loss
 from .batch.gathered import gathered_batch
 from .batch.pairings import scores_of
 from .batch.ready_made import scores_from_logits, scores_from_matrices
@@ -289,6 +290,8 @@ class Objective(Parametrized):
 
     def _value(self, scores: Callable[[str], Scores], reduction: str) -> Tensor:
         own = scores(self.pairing)
+        if (in_chunks := chunked_loss(self, own, reduction)) is not None:
+            return in_chunks
         losses = self.losses(own)  # (anchors, P) or (anchors, 1)
         if reduction == "mean" and own.uniform:
             return losses.mean()

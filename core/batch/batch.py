@@ -21,6 +21,7 @@ from .scores import Scores
 # Largest log-weight of a hard negative whose float32 sum does not overflow.
 MAX_LOG_WEIGHT = 80.0
 EMPTY = ("error", "zero")
+ENGINES = ("auto", "matrix", "tiles", "chunks", "fused")
 
 
 class BatchOptions(TypedDict, total=False):
@@ -50,6 +51,7 @@ class BatchOptions(TypedDict, total=False):
     adversarial: Tensor | None
     mixed: Tensor | None
     normalize: bool
+    engine: str
     tile: int | None
 
 
@@ -70,6 +72,7 @@ class Batch:
         rules: those of ``false_negatives``; ``guide`` is the same batch with the guide's embeddings.
         shared: whether hard negatives are those of all samples.
         log_weight, queue_log_weight, negative_log_weight: minus the log-probabilities, a number per key.
+        engine: how to reduce the negatives, one of :data:`ENGINES`.
         tile: edge of the tiles; 0 for a matrix, None to choose for each pairing.
         group: the processes that share the batch, if several do.
         offset, total: position of this process's samples in the batch of all processes, and its size.
@@ -104,6 +107,7 @@ class Batch:
         adversarial: Tensor | None = None,
         mixed: Tensor | None = None,
         normalize: bool = True,
+        engine: str = "auto",
         tile: int | None = None,
     ) -> None:
         if symmetric and pairing not in (None, "one_way", "symmetric"):
@@ -162,7 +166,7 @@ class Batch:
         self.group: ProcessGroup | None = None
         self._only_views = not given
         self.offset, self.total = 0, self.size
-        self._requested_tile = tile
+        self.engine, self._requested_tile = engine, tile
         self.tile = self._tile()
         self.scores: dict[str, Scores] = {}
         self._views_ready: list[Tensor] | None = None
@@ -200,10 +204,14 @@ class Batch:
             self._stacked = stacked
         return self._stacked
 
-    def is_plain(self) -> bool:
-        """Whether to compute a matrix of which nothing but the views is known."""
-        plain = self._only_views and self.tile == 0 and self.group is None and self._stacked is None
-        return plain and self._stackable()
+    def is_plain(self, anchors: int, keys: int) -> bool:
+        """Whether to compute a matrix, of so many views as anchors and keys, and nothing but the views is known."""
+        plain = self._only_views and self.group is None and self._stacked is None
+        if not plain or not self._stackable():
+            return False
+        pairs = anchors * keys * self.size**2
+        small = not pays_to_stream(pairs, self.device, separate=anchors < len(self.raw))
+        return self.tile == 0 or (self.tile is None and self.engine == "auto" and small)
 
     def cosines(self, anchors: int, columns: Tensor) -> tuple[Tensor, Tensor]:
         """Return the matrix of similarities and the positives; see :class:`counterpoint.engine.embeddings.Cosines`."""
@@ -351,8 +359,8 @@ class Batch:
             return Batch(
                 [view.detach().to(self.dtype) for view in listed], pairing=self.pairing, labels=self.labels,
                 queue=None if queue is None else queue.detach().to(self.dtype), in_batch=self.in_batch,
-                negatives=None if negatives is None else negatives.detach().to(self.dtype), tile=self.tile,
-                queue_ids=self.queue_ids if self.labels is not None else None,
+                negatives=None if negatives is None else negatives.detach().to(self.dtype),
+                queue_ids=self.queue_ids if self.labels is not None else None, engine=self.engine, tile=self.tile,
             )  # fmt: skip
 
     def _key_ids(self, ids: Tensor | None, what: str, of: str, keys: Tensor | None) -> Tensor | None:
@@ -399,11 +407,22 @@ class Batch:
         tile = self._requested_tile
         if tile is not None and (not is_number(tile) or tile != int(tile) or tile < 0):
             raise ValueError(f"tile: expected a whole number, 0 for a matrix, or None, got {tile!r}.")
+        if self.engine not in ENGINES:
+            raise ValueError(f"engine: unknown value {self.engine!r}.{nearest(str(self.engine), ENGINES)}")
+        streamed = self.engine in ("tiles", "chunks", "fused")
+        if tile is not None and (streamed if tile == 0 else self.engine in ("matrix", "fused")):
+            raise ValueError(f"engine={self.engine!r} contradicts tile={tile}: give one.")
         # neither a compiler nor torch.func can trace the reduction of tiles, nor can it be done without values
         if checks.compiling() or torch._C._are_functorch_transforms_active() or checks.is_abstract(self.raw[0]):
+            if streamed:
+                raise ValueError(f"engine={self.engine!r}: compiled code and torch.func need 'matrix' or 'auto'.")
+            return 0
+        if self.engine == "matrix":
             return 0
         if tile is not None:
             return int(tile)
+        if streamed:
+            return None
         views = 1 if self.queue is not None else len(self.raw)
         keys = self.total * (views if self.negatives is None else views + self.negatives.shape[1])
         pairs = self.size * views * (keys if self.queue is None else len(self.queue))

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from torch import Tensor
 
 from .. import checks
+from ..engine.chunks import ChunkedNegatives
 from ..engine.negatives import DenseNegatives, Negatives
 from ..engine.ring import RingNegatives
 from ..engine.streamed import StreamedNegatives, pays_to_stream
@@ -33,6 +34,8 @@ def negatives_of(batch: Batch, parts: Sequence[Part], *, both: bool = False, har
     if batch.group is not None and both:
         parts, both = [part for anchors, keys in parts for part in ((anchors, keys), (keys, anchors))], False
     if batch.group is not None and batch.group.ring:
+        if batch.engine in ("chunks", "matrix", "fused"):
+            raise ValueError(f"engine={batch.engine!r}: a ring reduces tiles; use 'auto' or gather=True.")
         known = batch.negative_weight, batch.ids, batch.negative_ids
         weights = batch.shared, batch.log_weight, batch.negative_log_weight
         ring = RingNegatives(batch.group, parts, hard, *known, batch.tile or None, batch.bound, *weights)
@@ -72,15 +75,33 @@ def masked_negatives(
     batch: Batch, blocks: Sequence[tuple[Tensor, Tensor]], mask: Mask, both: bool = False
 ) -> Negatives:
     """Return keys ``(N, d)`` of each block of anchors ``(n, d)`` as negatives, except those excluded by ``mask``."""
-    pairs = sum(len(left) * len(right) for left, right in blocks) * (1 + both)
+    engine = chosen_engine(batch, blocks, both)
     neg: Negatives
-    if batch.tile == 0 or (batch.tile is None and not pays_to_stream(pairs, batch.device)):
+    if engine == "matrix":
         neg = DenseNegatives.of(blocks, mask, both)
+    elif engine == "chunks":
+        neg = ChunkedNegatives(blocks, both, mask, batch.tile, batch.bound, batch.half, forced=batch.engine == "chunks")
     else:
-        neg = StreamedNegatives(blocks, both, mask, batch.tile, batch.bound, batch.half)
+        neg = StreamedNegatives(blocks, both, mask, batch.tile, batch.bound, batch.half, batch.engine)
     if mask.ids is not None:
         _check(neg)
     return neg
+
+
+def chosen_engine(batch: Batch, blocks: Sequence[tuple[Tensor, Tensor]], both: bool) -> str:
+    """Return ``matrix``, ``chunks`` or ``tiles``; GPU kernels are part of the tiles."""
+    if batch.tile == 0:
+        return "matrix"
+    if batch.engine != "auto":
+        return "chunks" if batch.engine == "chunks" else "tiles"
+    if batch.tile is not None:
+        return "tiles"
+    pairs = sum(len(left) * len(right) for left, right in blocks) * (1 + both)
+    # keys that are anchors too share the similarities of both directions: four products instead of six
+    separate = not both and all(left is not right and right.requires_grad for left, right in blocks)
+    if not pays_to_stream(pairs, batch.device, separate and batch.group is None):
+        return "matrix"
+    return "chunks" if separate and batch.device.type == "cpu" and batch.group is None else "tiles"
 
 
 def _check(neg: Negatives) -> None:

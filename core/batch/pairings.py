@@ -131,7 +131,7 @@ def pairing_in_force(batch: Batch, default: str) -> str:
 
 def _views(batch: Batch) -> Scores:
     _require(batch, 2 if batch.labels is None else 1, "views")
-    if batch.is_plain():
+    if batch.is_plain(len(batch.raw), len(batch.raw)):
         return _plain(batch, "views", anchors=len(batch.raw))
     z, m, views = batch.stacked(), len(batch.raw), batch.views
     if batch.labels is not None:
@@ -144,7 +144,7 @@ def _views(batch: Batch) -> Scores:
 
 def _one_way(batch: Batch) -> Scores:
     _require(batch, 2, "one_way")
-    if batch.is_plain():
+    if batch.is_plain(1, len(batch.raw) - 1):
         return _plain(batch, "one_way", anchors=1)
     anchors, *others = batch.views
     if batch.labels is not None:

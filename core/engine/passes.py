@@ -35,6 +35,7 @@ class TilePass:
         mirrored: the keys are anchors too; a tile is computed once, and reduced along its rows and its columns.
         same: anchors and keys are one tensor.
         edge: edge of the tiles.
+        height: rows of the tiles, if they are not squares.
     """
 
     functions: Functions
@@ -44,6 +45,7 @@ class TilePass:
     mirrored: bool
     same: bool
     edge: int
+    height: int | None = None
 
     def with_tensors(self, tensors: Sequence[Tensor]) -> TilePass:
         """Return the same pass with other tensors in its functions."""
@@ -66,9 +68,10 @@ class TilePass:
         with _exact(left.device):
             for number, tile in enumerate(self._tiles(len(left), len(right))):
                 # 1. similarities
-                s = self._product(left, right, tile, workspace, new=number < capacity)
+                name = f"stored {number}" if number < capacity else "s"
+                s = self._product(left, right, tile, workspace, "s" if overwritten else name)
                 if number < capacity:
-                    stored.append(s.clone() if overwritten else s)
+                    stored.append(workspace(name, s.shape).copy_(s) if overwritten else s)
                 if not self._stores_exponentials():
                     tile = self.mask.decide(s, tile, workspace)
                 # 2. functions of them, into the running statistics
@@ -87,6 +90,7 @@ class TilePass:
         d_tensors: Sequence[Tensor],
         workspace: Workspace,
         stored: Sequence[Tensor] = (),
+        last: bool = False,
     ) -> None:
         """Backward: add all tiles' gradients to ``d_left``, ``d_right`` and ``d_tensors``.
 
@@ -94,6 +98,7 @@ class TilePass:
             accumulator: with the state after the forward pass.
             gradients: ``(n,)`` for each function, from :func:`upstream_gradients`.
             stored: the tiles that :meth:`accumulate` returned.
+            last: overwrite these.
         """
         exponentials = self._stores_exponentials()
         ds: Tensor | None
@@ -105,12 +110,14 @@ class TilePass:
                     p = stored[number]
                     tile = self.mask.decide(p, tile, workspace, exponentials)
                     pair = accumulator.pair_gradient(gradients[0], tile, workspace("pair", p.shape))
-                    ds, parts = torch.mul(p, pair, out=workspace("s", p.shape)), []
+                    ds, parts = torch.mul(p, pair, out=p if last else workspace("s", p.shape)), []
                 else:
-                    if number < len(stored):
-                        s = workspace("s", stored[number].shape).copy_(stored[number])
-                    else:
+                    if number >= len(stored):
                         s = self._product(left, right, tile, workspace)
+                    elif last or self.functions.scale == 1.0:
+                        s = stored[number]
+                    else:  # a scaled tile is overwritten
+                        s = workspace("s", stored[number].shape).copy_(stored[number])
                     if not exponentials:
                         tile = self.mask.decide(s, tile, workspace)
                     ds, parts = self._similarity_gradient(s, tile, accumulator, gradients, workspace)
@@ -140,11 +147,12 @@ class TilePass:
         return self.accumulator is SumExp and self.functions.scale != 1.0 and not weighted
 
     def _tiles(self, rows: int, keys: int) -> Iterator[Tile]:
-        height, width = (-(-n // self.edge) for n in (rows, keys))
+        tall = self.height or self.edge
+        height, width = -(-rows // tall), -(-keys // self.edge)
         upper = self.same and self.mirrored  # tile (j, i) is part of tile (i, j)
         for i in range(height):
             for j in range(i if upper else 0, width):
-                tile_rows = slice(i * self.edge, min(rows, (i + 1) * self.edge))
+                tile_rows = slice(i * tall, min(rows, (i + 1) * tall))
                 tile_keys = slice(j * self.edge, min(keys, (j + 1) * self.edge))
                 if not self.mirrored:
                     yield Tile(tile_rows, tile_keys, None)
@@ -153,14 +161,11 @@ class TilePass:
                 mirror = slice(tile_keys.start + offset, tile_keys.stop + offset)
                 yield Tile(tile_rows, tile_keys, mirror, self.same and i == j)
 
-    def _product(self, left: Tensor, right: Tensor, tile: Tile, workspace: Workspace, new: bool = False) -> Tensor:
-        """Compute the similarities of a tile, times the functions' scale, in a buffer or in ``new`` memory."""
+    def _product(self, left: Tensor, right: Tensor, tile: Tile, workspace: Workspace, buffer: str = "s") -> Tensor:
+        """Compute the similarities of a tile, times the functions' scale, in a buffer of this name."""
         a, b = left[tile.rows], right[tile.keys]
-        shape = a.shape[0], b.shape[0]
-        out = a.new_empty(shape) if new else workspace("s", shape)
-        if self.functions.scale != 1.0:
-            a = torch.mul(a, self.functions.scale, out=workspace("scaled", a.shape))
-        return torch.mm(a, b.t(), out=out)
+        out = workspace(buffer, (a.shape[0], b.shape[0]))
+        return torch.addmm(out, a, b.t(), beta=0, alpha=self.functions.scale, out=out)
 
 
 def upstream_gradients(functions: Functions, accumulator: Accumulator, gradients: Tensor) -> list[Tensor]:
@@ -203,6 +208,8 @@ class ReduceTiles(checks.Once):
     def backward(ctx: Any, *gradients: Tensor | None) -> Any:
         checks.refuse_second_derivative()
         left, other, *rest = ctx.saved_tensors
+        if all(g is None for g in gradients):
+            return (None,) * len(ctx.needs_input_grad)
         right = left if other is None else other
         stored, rest = rest[: ctx.stored], rest[ctx.stored :]
         number = len(ctx.tile_pass.functions.tensors)

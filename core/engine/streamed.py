@@ -30,15 +30,26 @@ from .tiles import Mask
 # Stream at least this many pairs: on the CPU it is faster, elsewhere it saves memory.
 STREAMED_CPU, STREAMED = 2**17, 2**26
 
+# As long as keys are not anchors too, on the CPU: above so many pairs, chunks are faster than a matrix.
+CHUNKED_CPU = 2**18
+
 # Materialize at most this many pairs (64 MB) when several reductions need autograd.
 CACHED = 2**24
 
 KERNEL_DEVICES = {"cuda"}
 
 
-def pays_to_stream(pairs: int, device: torch.device) -> bool:
-    """Return whether to compute so many similarities in tiles rather than as a matrix."""
-    return pairs >= (STREAMED_CPU if device.type == "cpu" else STREAMED)
+def pays_to_stream(pairs: int, device: torch.device, separate: bool = False) -> bool:
+    """Return whether to compute so many similarities in tiles or chunks rather than as a matrix.
+
+    Args:
+        pairs: number of pairs of an anchor and a key.
+        device: where they are.
+        separate: whether anchors and keys are different embeddings, all of which may need a gradient.
+    """
+    if device.type == "cpu":
+        return pairs > CHUNKED_CPU if separate else pairs >= STREAMED_CPU
+    return pairs >= STREAMED
 
 
 @cache
@@ -64,6 +75,7 @@ class StreamedNegatives(TiledNegatives):
             where possible, and a small matrix may be materialized once a second reduction needs autograd.
         bound: bound of the absolute similarities; by default computed, on the CPU.
         half: the type in which the GPU kernels multiply the embeddings, if not their own.
+        engine: ``tiles`` never uses GPU kernels nor a matrix, ``fused`` raises where it cannot use kernels.
     """
 
     def __init__(
@@ -74,12 +86,13 @@ class StreamedNegatives(TiledNegatives):
         tile: int | None = None,
         bound: float | None = None,
         half: torch.dtype | None = None,
+        engine: str = "auto",
     ) -> None:
         left, right = blocks[0]
         anchors = len(blocks) * (left.shape[0] + both * right.shape[0])
-        cacheable = tile is None and anchors * right.shape[0] <= CACHED
+        cacheable = tile is None and engine != "tiles" and anchors * right.shape[0] <= CACHED
         super().__init__(left, anchors, mask or Mask(), tile, bound, cacheable)
-        self.blocks, self.both, self.half = blocks, both, half
+        self.blocks, self.both, self.half, self.engine = blocks, both, half, engine
         counts = [self.mask.count(left.shape[0], right.shape[0], left.dtype)]
         if both:
             counts.append(self.mask.transposed().count(right.shape[0], left.shape[0], left.dtype))
@@ -102,6 +115,11 @@ class StreamedNegatives(TiledNegatives):
         return edge
 
     def reduce(self, accumulator: type[Accumulator], functions: Functions, uniform: bool) -> tuple[Tensor, ...]:
+        if self.engine == "fused":
+            raise ValueError(
+                "engine='fused': GPU kernels need a GPU that Triton supports, functions that are at most quadratic in "
+                "the similarity, and keys without weights and limits; use engine='tiles' or 'auto'."
+            )
         parts, start, edge = [], 0, self.edge(functions)
         guides = [None] * len(self.blocks) if self.guide is None else self.guide.blocks
         for (left, right), guide in zip(self.blocks, guides, strict=True):
@@ -121,7 +139,8 @@ class StreamedNegatives(TiledNegatives):
         return tuple(map(torch.cat, zip(*parts, strict=True))) if len(parts) > 1 else parts[0]
 
     def uses_kernels(self, functions: Quadratics) -> bool:
-        if self.like.device.type not in KERNEL_DEVICES or self.tile is not None or not self.mask.plain:
+        allowed = self.tile is None and self.engine in ("auto", "fused")
+        if self.like.device.type not in KERNEL_DEVICES or not allowed or not self.mask.plain:
             return False
         kernels = _kernels()
         return kernels is not None and kernels.takes(self.like, functions.number)

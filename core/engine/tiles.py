@@ -92,6 +92,7 @@ class Mask:
         log_weight: ``(anchors,)`` and ``(keys,)``: each key counts ``exp(log_weight)`` times. The former are for
             anchors that are keys too.
         limits: exclude keys that are too similar.
+        first: number of the first anchor, where the anchors are some of the rows that ``period`` counts.
     """
 
     period: int | None = None
@@ -102,6 +103,7 @@ class Mask:
     foreign: bool = True
     log_weight: tuple[Tensor, Tensor] | None = None
     limits: Limits | None = None
+    first: int = 0
 
     @staticmethod
     def of(
@@ -177,6 +179,11 @@ class Mask:
         ids, weight = (None if x is None else (x[1], x[0]) for x in (self.ids, self.log_weight))
         return replace(self, ids=ids, log_weight=weight)
 
+    def for_rows(self, rows: slice) -> Mask:
+        """Return the mask of some of the anchors; limits have to be chosen for these."""
+        ids, weight = (None if x is None else (x[0][rows], x[1]) for x in (self.ids, self.log_weight))
+        return replace(self, ids=ids, log_weight=weight, first=self.first + rows.start)
+
     def fill(self, x: Tensor, tile: Tile, value: float) -> Tensor:
         """Overwrite the entries of excluded keys."""
         masked = x if self.shared is None else x[:, : max(0, self.shared - tile.keys.start)]
@@ -208,6 +215,7 @@ class Mask:
     def _diagonals(self, x: Tensor, offset: int) -> Iterator[Tensor]:
         """Return the diagonals where ``j - i`` is a multiple of the period; ``offset`` is that of the first entry."""
         if self.period is not None and x.numel():
+            offset -= self.first
             low, high = 1 - x.shape[0] + offset, x.shape[1] - 1 + offset
             for step in range(-(-low // self.period), high // self.period + 1):
                 yield x.diagonal(step * self.period - offset)
@@ -218,7 +226,8 @@ class Mask:
         if self.ids is not None:
             row_ids, key_ids = self.ids
         elif self.period is not None:
-            row_ids, key_ids = (torch.arange(n, device=device) % self.period for n in (rows, keys))
+            row_ids = (torch.arange(rows, device=device) + self.first) % self.period
+            key_ids = torch.arange(keys, device=device) % self.period
         else:
             return None
         if shared < keys:
@@ -235,7 +244,7 @@ class Mask:
             drop = self.ids[0].unsqueeze(1) == self.ids[1]
             drop[:, shared:] = False
         elif self.period is not None:
-            first = torch.arange(rows, device=device).unsqueeze(1) % self.period
+            first = (torch.arange(rows, device=device).unsqueeze(1) + self.first) % self.period
             skip = first + torch.arange(0, shared, self.period, device=device)
         whole = Tile(slice(0, rows), slice(0, keys), None)
         if not self.foreign:
@@ -263,7 +272,9 @@ class Mask:
         count = seen - torch.searchsorted(key_ids, row_ids, right=True) + torch.searchsorted(key_ids, row_ids)
         weighted = torch.full_like(count, own)
         if own and self.period and self.shared is None:
-            weighted = (self.ids[1][self.own :].view(-1, self.period)[:, :rows] != row_ids).sum(0)
+            weighted = (
+                self.ids[1][self.own :].view(-1, self.period)[:, self.first : self.first + rows] != row_ids
+            ).sum(0)
         return (count.to(dtype) + times * weighted.to(dtype)).unsqueeze(1)
 
 

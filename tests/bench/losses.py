@@ -3,6 +3,7 @@
     python -m tests.bench.losses                                   # every peer that is installed, B = 32 to 4096
     python -m tests.bench.losses --peers lightly,pml,st --sizes 256,1024,4096,16384 --out bench
     python -m tests.bench.losses --official ADNCE/image/model.py   # a clone's own ADNCE and HCL as well
+    python -m tests.bench.losses --pairing one_way                 # or symmetric, queue: a pairing and its peers
     python -m tests.bench.losses --threads 2                       # wall clock of two threads
     python -m tests.bench.losses --device cuda --dtype bfloat16 --peers infcl --width 512 --sizes 16384,65536 \\
         --losses infonce:t=T,pairing=symmetric adnce:t=T,pairing=symmetric
@@ -11,14 +12,13 @@ Times are CPU time of one thread (wall clock with several, and on a GPU). A roun
 backwards, and each round begins with another, since the first finds the caches cold; ratios are taken within a round
 and their median and quartiles are shown, so that load on the machine cancels. Memory is the most that a fresh process
 holds beyond what it held before the call, gradients included (on a GPU: that torch allocates). The roofline is what
-the products of a streamed symmetric pass, ``4 n^2 d`` operations, and its ``n^2`` exponentials take at the rates
-measured in the same rounds, ``n = 2 B``. Results go to OUT/losses.json and OUT/losses.png.
+the operations and exponentials that :data:`WORK` lists for a pairing take at the rates measured in the same rounds.
+Results go to OUT/losses.json and OUT/losses.png.
 """
 
 from __future__ import annotations
 
 import argparse
-import importlib.util
 import json
 import os
 import statistics
@@ -26,178 +26,23 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn import functional
 
-import counterpoint as cp
+from .contestants import ONE_WAY, OURS, PEERS, Contestant, Loss, contestants
 
-Loss = Callable[[Tensor, Tensor], Tensor]
-OURS = "infonce:t=T"
-ONE_WAY = f"{OURS},pairing=one_way"
-
-
-@dataclass(frozen=True)
-class Contestant:
-    """A loss of two views.
-
-    Args:
-        name: as in the table.
-        make: the loss for a temperature and a batch size.
-        rival: which of ours it computes the same as, roughly.
-        matrices: how many n x n matrices it holds at most, for what does not fit.
-        largest: batch size up to which it is worth a try.
-    """
-
-    name: str
-    make: Callable[[float, int], Loss]
-    rival: str = OURS
-    matrices: float = 0
-    largest: int = 2**20
-
-
-def ours(specs: list[str]) -> list[Contestant]:
-    def make(spec: str) -> Contestant:
-        # the pairing is no part of a spec, but it is part of what is compared
-        objective, _, pairing = spec.partition(",pairing=")
-
-        def of_views(t: float, size: int) -> Loss:
-            loss = cp.objective(objective.replace("=T", f"={t}"))
-            return lambda a, b: loss(a, b, pairing=pairing or None)  # type: ignore[no-any-return]
-
-        return Contestant(spec, of_views)
-
-    return [make(spec) for spec in specs]
-
-
-def cross_entropy(t: float, size: int) -> Loss:
-    """What one writes by hand: one matrix of logits."""
-    labels = torch.arange(2 * size).roll(size)
-
-    def loss(a: Tensor, b: Tensor) -> Tensor:
-        nonlocal labels
-        labels = labels.to(a.device)
-        z = functional.normalize(torch.cat([a, b]))
-        return functional.cross_entropy((z @ z.T / t).fill_diagonal_(float("-inf")), labels)
-
-    return loss
-
-
-def one_way_cross_entropy(t: float, size: int) -> Loss:
-    labels = torch.arange(size)
-
-    def loss(a: Tensor, b: Tensor) -> Tensor:
-        nonlocal labels
-        labels = labels.to(a.device)
-        return functional.cross_entropy(functional.normalize(a) @ functional.normalize(b).T / t, labels)
-
-    return loss
-
-
-def lightly() -> list[Contestant]:
-    from lightly.loss import DCLLoss, NTXentLoss
-
-    return [
-        Contestant("lightly NTXentLoss", lambda t, size: NTXentLoss(t), matrices=5.2),
-        # its loss is ours with the positive left out of the denominator
-        Contestant("lightly DCLLoss", lambda t, size: DCLLoss(t), matrices=5.7),
-    ]
-
-
-def pml() -> list[Contestant]:
-    from pytorch_metric_learning.losses import NTXentLoss, SupConLoss
-
-    def make(kind: Any) -> Callable[[float, int], Loss]:
-        def with_labels(t: float, size: int) -> Loss:
-            loss, labels = kind(temperature=t), torch.arange(size).repeat(2)
-            return lambda a, b: loss(torch.cat([a, b]), labels)
-
-        return with_labels
-
-    return [
-        Contestant("pml SupConLoss", make(SupConLoss), matrices=13.8),
-        Contestant("pml NTXentLoss", make(NTXentLoss), largest=64),
-    ]
-
-
-def st() -> list[Contestant]:
-    from sentence_transformers import SentenceTransformer
-    from sentence_transformers.sentence_transformer import losses as module
-
-    ways = ("query_to_doc", "query_to_query", "doc_to_query", "doc_to_doc")
-
-    def make(cached: bool) -> Callable[[float, int], Loss]:
-        def of_embeddings(t: float, size: int) -> Loss:
-            model = SentenceTransformer(modules=[torch.nn.Identity()], device="cpu")
-            if cached:
-                kind = module.CachedMultipleNegativesRankingLoss
-                loss = kind(model, scale=1 / t, directions=ways, mini_batch_size=256)
-                return lambda a, b: loss.calculate_loss([[*a.split(256)], [*b.split(256)]])
-            loss = module.MultipleNegativesRankingLoss(model, scale=1 / t, directions=ways)
-            return lambda a, b: loss.compute_loss_from_embeddings([a, b], None)
-
-        return of_embeddings
-
-    # B anchors with 4 B keys each: as many pairs as 2 B anchors with 2 B keys
-    return [
-        Contestant("st MNRL, 4 directions", make(False), matrices=5.1),
-        Contestant("st CachedMNRL, 4 directions", make(True), matrices=2.4),
-    ]
-
-
-def official(path: Path) -> list[Contestant]:
-    """The losses of a clone of junkangwu/ADNCE, folder image."""
-    spec = importlib.util.spec_from_file_location("official_model", path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-
-    def make(estimator: str, tau_plus: float, beta: float) -> Callable[[float, int], Loss]:
-        def of_views(t: float, size: int) -> Loss:
-            loss = module.DRO_Loss(t, tau_plus, size, beta, estimator)
-            return lambda a, b: loss(functional.normalize(a), functional.normalize(b))[0]
-
-        return of_views
-
-    return [
-        Contestant("official ADNCE", make("adnce", 0.7, 1.0), "adnce:t=T", 10.7),
-        Contestant("official HCL", make("HCL", 0.1, 1.0), "hcl:t=T", 8.6),
-    ]
-
-
-def infcl() -> list[Contestant]:
-    """Inf-CL's kernels, which need a GPU: both directions between two views."""
-    from inf_cl import cal_flash_loss
-
-    def make(t: float, size: int) -> Loss:
-        def loss(a: Tensor, b: Tensor) -> Tensor:
-            a, b = (functional.normalize(x, dim=1) for x in (a, b))
-            labels, scale = torch.arange(size, device=a.device), torch.tensor(1 / t, device=a.device)
-            both = cal_flash_loss(a, b, labels, scale) + cal_flash_loss(b, a, labels, scale)
-            return both / 2  # type: ignore[no-any-return]
-
-        return loss
-
-    return [Contestant("infcl cal_flash_loss", make, "infonce:t=T,pairing=symmetric")]
-
-
-PEERS = {"lightly": lightly, "pml": pml, "st": st, "infcl": infcl}
-
-
-def contestants(given: argparse.Namespace) -> list[Contestant]:
-    found = [*ours(given.losses), Contestant("F.cross_entropy", cross_entropy, matrices=3.2)]
-    found.append(Contestant("F.cross_entropy, one_way", one_way_cross_entropy, ONE_WAY, matrices=0.8))
-    for name in given.peers:
-        try:
-            found += PEERS[name]()
-        except ImportError as error:
-            print(f"{name} is left out: {error}", file=sys.stderr)
-    return found + (official(given.official) if given.official else [])
+# By pairing: the pairs of an anchor and a key, given B and the length of the queue; per pair, the operations divided by
+# d and the exponentials. The similarities of views and of both directions are computed again for the gradient; one
+# product for the similarities and one for each gradient do for the others.
+WORK: dict[str, tuple[Callable[[int, int], int], int, int]] = {
+    "views": (lambda size, queue: (2 * size) ** 2, 4, 1),
+    "one_way": (lambda size, queue: size**2, 6, 1),
+    "symmetric": (lambda size, queue: 2 * size**2, 4, 1),
+    "queue": (lambda size, queue: size * queue, 4, 1),
+}
 
 
 # ---- time ----------------------------------------------------------------------------------------
@@ -253,7 +98,8 @@ def times(field: list[Contestant], size: int, given: argparse.Namespace) -> dict
     names = list(losses)
     for turn in range(given.rounds or max(3, min(100, 12800 // size))):
         products, exps = rates(given)
-        roof.append(4 * (2 * size) ** 2 * given.width / products + (2 * size) ** 2 / exps)
+        pairs, operations, exponentials = WORK[given.pairing]
+        roof.append(pairs(size, given.queue) * (operations * given.width / products + exponentials / exps))
         order = names[turn % len(names) :] + names[: turn % len(names)]  # the first finds the caches cold
         there = {name: once(losses[name], z, given) for name in order}
         back = {name: once(losses[name], z, given) for name in reversed(order)}
@@ -303,6 +149,7 @@ def measure(contestant: Contestant, size: int, given: argparse.Namespace) -> int
 def memory(contestant: Contestant, size: int, given: argparse.Namespace) -> float:
     """Megabytes, from a process of its own."""
     command = [sys.executable, "-m", "tests.bench.losses", "--memory-of", contestant.name, "--sizes", str(size)]
+    command += ["--pairing", given.pairing, "--queue", str(given.queue)]
     command += ["--width", str(given.width), "--temperature", str(given.temperature), "--losses", *given.losses]
     command += ["--device", given.device, "--dtype", str(given.dtype).removeprefix("torch.")]
     peer = contestant.name.split()[0]
@@ -337,7 +184,7 @@ def chart(results: dict[str, dict[str, dict[str, Any]]], width: int, where: str,
         axes.set_facecolor("none")
         for k, name in enumerate(names):
             points = [(int(size), rows[name][key]) for size, rows in results.items() if key in rows.get(name, {})]
-            own = name == OURS
+            own = name.partition(",")[0] == OURS
             colour = f"C{k % 10}"
             axes.plot(*zip(*points, strict=True), marker="o" if own else "s", color=colour, label=name,
                       linewidth=2.5 if own else 1.2, linestyle="-" if k < 5 else "--") if points else None  # fmt: skip
@@ -362,8 +209,9 @@ def main() -> None:
     parser.add_argument("--sizes", default="32,64,128,256,1024,4096")
     parser.add_argument("--width", type=int, default=128)
     parser.add_argument("--temperature", type=float, default=0.1)
-    specs = [OURS, ONE_WAY, "dcl:t=T", "adnce:t=T", "hcl:t=T", f"{OURS} + 0.1*dp", "infonce:t=0.01", "infonce:t=0.005"]
-    parser.add_argument("--losses", nargs="+", default=specs, help="ours; T stands for the temperature")
+    parser.add_argument("--pairing", choices=WORK, default="views", help="who is compared with whom")
+    parser.add_argument("--queue", type=int, default=65536, help="keys of --pairing queue")
+    parser.add_argument("--losses", nargs="+", help="ours; T stands for the temperature")
     parser.add_argument("--rounds", type=int, help="by default fewer for larger sizes")
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
@@ -373,6 +221,12 @@ def main() -> None:
     parser.add_argument("--json", action="store_true", help="print the JSON instead of tables")
     parser.add_argument("--memory-of", help=argparse.SUPPRESS)
     given = parser.parse_args()
+    specs = [OURS, "dcl:t=T", "adnce:t=T", "hcl:t=T", f"{OURS} + 0.1*dp", "infonce:t=0.01", "infonce:t=0.005"]
+    if given.pairing == "views":
+        specs.insert(1, ONE_WAY)
+    elif given.losses is None or given.memory_of is None:  # the parent has added it
+        given.losses = [f"{spec},pairing={given.pairing}" for spec in given.losses or specs]
+    given.losses = given.losses or specs
     given.peers = [p for p in given.peers.split(",") if p and p != "none"]
     unknown = [p for p in given.peers if p not in PEERS]
     if unknown:
@@ -390,8 +244,9 @@ def main() -> None:
     free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") if on_cpu else torch.cuda.mem_get_info()[0]
     where = f"{given.threads} thread(s)" if on_cpu else torch.cuda.get_device_name()
     dtype = str(given.dtype).removeprefix("torch.")
+    pairs = WORK[given.pairing][0]
     for size in sizes:
-        able = [c for c in field if size <= c.largest and c.matrices * 4 * (2 * size) ** 2 < free / 2]
+        able = [c for c in field if size <= c.largest and c.matrices * 4 * pairs(size, given.queue) < free / 2]
         rows = results[str(size)] = times(able, size, given)
         if not given.no_memory:
             for c in able:
@@ -403,6 +258,7 @@ def main() -> None:
             print(table(rows), flush=True)
     given.out.mkdir(parents=True, exist_ok=True)
     about = {"torch": torch.__version__, "where": where, "width": given.width, "t": given.temperature}
+    about["pairing"] = given.pairing
     about["dtype"] = dtype
     text = json.dumps({"about": about, "results": results}, indent=1)
     (given.out / "losses.json").write_text(text)

@@ -55,6 +55,21 @@ COMPOSITES = [
 
 SPECS = [*REGISTERED, *CHOICES, *COMPOSITES]
 
+LEARNED = [
+    "infonce:t=learned(0.3,0.01,1)",
+    "infonce:t=schedule(0.3,0.1,9)",
+    "hcl:t=learned(0.3,0.01,1),beta=learned(1,0.1,3),detach_weights=true",
+    "adnce:t=learned(0.3,0.01,1),mu=learned(0.4),sigma=learned(0.5)",
+    "adnce:t=0.2,mu=learned(0.4),sigma=learned(0.1)",
+    "adnce:t=0.2,mu=learned(2),weight=gamma",
+    "alphacl:t=learned(0.3),power=learned(2)",
+    "alphacl:t=schedule(0.3,1,3),normalize=false",
+    "dp:low=learned(0.1,0.01,0.2),high=learned(0.6,0.5,0.9)",
+    "mv:t=learned(0.3)",
+    "dro:radius=learned(0.1)",
+    "dro:divergence=chi2,radius=learned(0.1)",
+]
+
 
 def at(spec: str, t: float = 0.5) -> cp.Objective:
     return cp.objective(spec.replace("=T", f"={t}"))
@@ -64,3 +79,23 @@ def embeddings(views: int = 4, batch: int = 6, width: int = 8, seed: int = 0, dt
     return torch.randn(views, batch, width, generator=torch.Generator().manual_seed(seed), dtype=torch.float64).to(
         dtype
     )
+
+
+def difficult(name: str, batch: int = 64, width: int = 128) -> torch.Tensor:
+    """Two views that are rounded badly."""
+    random = torch.Generator().manual_seed(0)
+    z = torch.randn(2, batch, width, generator=random)
+    z[1] = z[0] + 0.1 * z[1]  # aligned
+    if name == "duplicates":
+        z[:, batch // 2 :] = z[:, : batch // 2]
+    if name == "identical":
+        z[:] = z[:1, :1]
+    if name == "opposite":
+        z[:] = z[:1, :1]
+        z[1] *= -1
+        z += 1e-3 * torch.randn(z.shape, generator=random)
+    if name == "zero":
+        z[:, 0] = 0
+    if name == "large":
+        z *= 1e4
+    return z

@@ -9,7 +9,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from specs import SPECS, at, embeddings
+from specs import LEARNED, SPECS, at, difficult, embeddings
 from torch.autograd import forward_ad
 
 import counterpoint as cp
@@ -20,20 +20,6 @@ from counterpoint.engine.streamed import StreamedNegatives
 from counterpoint.engine.tiles import Mask
 from counterpoint.hyper import Learned
 
-LEARNED = [
-    "infonce:t=learned(0.3,0.01,1)",
-    "infonce:t=schedule(0.3,0.1,9)",
-    "hcl:t=learned(0.3,0.01,1),beta=learned(1,0.1,3),detach_weights=true",
-    "adnce:t=learned(0.3,0.01,1),mu=learned(0.4),sigma=learned(0.5)",
-    "adnce:t=0.2,mu=learned(0.4),sigma=learned(0.1)",
-    "adnce:t=0.2,mu=learned(2),weight=gamma",
-    "alphacl:t=learned(0.3),power=learned(2)",
-    "alphacl:t=schedule(0.3,1,3),normalize=false",
-    "dp:low=learned(0.1,0.01,0.2),high=learned(0.6,0.5,0.9)",
-    "mv:t=learned(0.3)",
-    "dro:radius=learned(0.1)",
-    "dro:divergence=chi2,radius=learned(0.1)",
-]
 ALL = [*SPECS, *LEARNED]
 
 
@@ -407,33 +393,12 @@ assert torch.get_num_threads() == int(sys.argv[1])
 
 # ---- robustness ----------------------------------------------------------------------------------
 
-B, D = 64, 128
-
-
-def case(name: str) -> torch.Tensor:
-    random = torch.Generator().manual_seed(0)
-    z = torch.randn(2, B, D, generator=random)
-    z[1] = z[0] + 0.1 * z[1]  # aligned
-    if name == "duplicates":
-        z[:, B // 2 :] = z[:, : B // 2]
-    if name == "identical":
-        z[:] = z[:1, :1]
-    if name == "opposite":
-        z[:] = z[:1, :1]
-        z[1] *= -1
-        z += 1e-3 * torch.randn(z.shape, generator=random)
-    if name == "zero":
-        z[:, 0] = 0
-    if name == "large":
-        z *= 1e4
-    return z
-
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("name", ["aligned", "duplicates", "identical", "opposite", "zero", "large"])
 @pytest.mark.parametrize("t", [0.005, 0.01, 0.1])
 def test_hard_batches(name, t, dtype):
-    z = case(name).to(dtype)
+    z = difficult(name).to(dtype)
     for spec in ("infonce:t=T", "hcl:t=T", "adnce:t=T", "adnce:t=T,denominator=mean"):
         x = z.clone().requires_grad_()
         loss = at(spec, t)(x[0], x[1], tile=48)
@@ -450,7 +415,7 @@ def test_hard_batches(name, t, dtype):
 def test_gradients_are_as_accurate_as_with_a_matrix(name, t):
     found = []
     for dtype, tile in ((torch.float64, 0), (torch.float32, 0), (torch.float32, 48)):
-        x = case(name).to(dtype).requires_grad_()
+        x = difficult(name).to(dtype).requires_grad_()
         found.append(torch.autograd.grad(cp.InfoNCE(t, "mean")(x[0], x[1], tile=tile), x)[0].double())
     exact, dense, streamed = found
     assert (streamed - exact).norm() <= max(1e-6 * exact.norm(), 1.5 * (dense - exact).norm())

@@ -1,0 +1,65 @@
+"""Compute the loss of a batch a chunk of anchors at a time; see :mod:`counterpoint.engine.chunks`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..engine.chunks import Chunk, ChunkedNegatives, loss_in_chunks
+from .scores import Scores
+
+# What scores say of each anchor, beside its negatives.
+PER_ANCHOR = ("pos", "denominator_pos", "v", "prior", "positive_weight")
+
+
+def chunked_loss(objective: Any, scores: Scores, reduction: str) -> Tensor | None:
+    """Return the mean loss, with its gradients, or None to compute it from all anchors at once."""
+    neg = scores.neg
+    if not isinstance(neg, ChunkedNegatives) or not torch.is_grad_enabled():
+        return None
+    names = [name for name in PER_ANCHOR if getattr(scores, name) is not None]
+    tensors, parameters = [getattr(scores, name) for name in names], [*objective.parameters()]
+    embeddings = (x for block in neg.blocks for x in block)
+    if not any(x.requires_grad for x in (*embeddings, *tensors, *parameters)):
+        return None
+    refusal = _refusal(objective, scores, reduction)
+    if refusal is None and (neg.forced or _says_that_anchors_are_separate(objective)):
+        anchors = len(scores.pos)
+
+        def part(rows: slice, chunk: Chunk, known: Sequence[Tensor]) -> Tensor:
+            of_chunk = replace(scores, neg=chunk, **dict(zip(names, known, strict=True)))
+            return objective.losses(of_chunk).mean() * ((rows.stop - rows.start) / anchors)  # type: ignore[no-any-return]
+
+        loss = loss_in_chunks(neg, part, tensors, parameters)
+        if loss is not None:
+            return loss
+        refusal = "the objective depends on tensors with a gradient that are not its parameters"
+    if neg.forced and refusal is not None:
+        raise ValueError(f"engine='chunks': {refusal}; use engine='tiles' or 'auto'.")
+    return None
+
+
+def _refusal(objective: Any, scores: Scores, reduction: str) -> str | None:
+    """Return why a loss cannot be computed in chunks, if so."""
+    if reduction != "mean":
+        return "each anchor's loss can have a gradient of its own with reduction='none'"
+    if objective.couples_anchors:
+        return f"{objective} depends on statistics of all anchors"
+    if scores.adversarial is not None or scores.mixed:
+        return "adversarial= and mixed= have negatives of their own"
+    if scores.unfiltered is not None:
+        return "false_negatives= limits similarities"
+    return None if scores.uniform else "the anchors have weights, or are in several processes"
+
+
+def _says_that_anchors_are_separate(objective: Any) -> bool:
+    """Return whether ``couples_anchors`` of each part is the part's own or that of a built-in objective.
+
+    Objectives of others inherit an answer that nobody may have checked.
+    """
+    parts = [type(part) for part in objective.modules() if hasattr(part, "couples_anchors")]
+    return all(kind.__module__.startswith("counterpoint.") or "couples_anchors" in vars(kind) for kind in parts)

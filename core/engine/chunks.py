@@ -1,0 +1,297 @@
+"""Compute a loss and its gradients a chunk of anchors at a time, in the forward pass.
+
+Where the loss is a mean over anchors of what each anchor's own similarities say, its derivative is known as soon as an
+anchor's negatives are reduced. So the similarities of a chunk of anchors to all keys are computed once, reduced, turned
+into the weights of the gradient in place, and multiplied with the keys and with the anchors: three products, where
+tiles that are recomputed take four. The backward pass only scales. Memory is ``O(chunk x keys)`` beside the gradients.
+
+The objective is the one definition of the loss: it sees the chunk as it sees a batch, and autograd differentiates it
+with respect to the reductions, the positives and the parameters.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .. import checks
+from .accumulators import NEGLIGIBLE, Accumulator, Mean
+from .negatives import DenseNegatives
+from .passes import Functions, TilePass, upstream_gradients
+from .quadratic import rows_of
+from .streamed import StreamedNegatives
+from .tiled import TiledNegatives
+from .tiles import Mask, Workspace
+
+# Similarities of a chunk: 16 MB of float32.
+CHUNK = 2**22
+
+# Rows and keys of the tiles of a chunk, whose elementwise steps run in the cache; fewer keys for narrow embeddings.
+HEIGHT, EDGES, NARROW = 1024, (256, 512), 256
+
+# Gradients of at least this size are accumulated as they are; smaller ones in units of the largest.
+SMALL = 2.0**-14
+
+
+class ChunkedNegatives(StreamedNegatives):
+    """Negatives that are reduced and differentiated a chunk of anchors at a time, where the objective allows it.
+
+    All else is as in :class:`StreamedNegatives`: reductions of all anchors at once are tile passes.
+
+    Args:
+        forced: raise where the objective does not allow it; the other arguments are those of `StreamedNegatives`.
+    """
+
+    def __init__(self, *args: Any, forced: bool = False, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self.forced = forced
+
+    def chunks(self, gradients: Gradients) -> Iterator[tuple[slice, Chunk]]:
+        """Yield all anchors, a chunk of one block after the other, with their negatives."""
+        start = 0
+        for left, right in self.blocks:
+            directions = [(left, right, self.mask), (right, left, self.mask.transposed())]
+            for anchors, keys, mask in directions[: 1 + self.both]:
+                size = max(1, CHUNK // len(keys))
+                if size < len(anchors):  # whole tiles, so that the last chunk is not a small one
+                    size = size // HEIGHT * HEIGHT or size
+                for first in range(0, len(anchors), size):
+                    local = slice(first, min(first + size, len(anchors)))
+                    rows = slice(start + local.start, start + local.stop)
+                    yield rows, Chunk(self, anchors, keys, local, rows, mask, gradients)
+                start += len(anchors)
+
+
+class Gradients:
+    """The gradients of embeddings, summed over chunks in units of ``unit``, and the buffers that chunks reuse."""
+
+    def __init__(self, blocks: Sequence[tuple[Tensor, Tensor]]) -> None:
+        self.embeddings = list({id(x): x for block in blocks for x in block if x.requires_grad}.values())
+        self.sums = {id(x): torch.zeros_like(x) for x in self.embeddings}
+        self.spaces: list[Workspace] = []
+        self.unit: float | None = None
+
+    def of(self, embeddings: Tensor) -> Tensor | None:
+        """Return the sum for these embeddings, None if they need no gradient."""
+        return self.sums.get(id(embeddings))
+
+    def workspace(self, number: int, like: Tensor) -> Workspace:
+        """Return the buffers of a chunk's reduction of this number."""
+        while len(self.spaces) <= number:
+            self.spaces.append(Workspace(like))
+        return self.spaces[number]
+
+    def relative(self, gradients: Sequence[Tensor | None]) -> Tensor:
+        """Stack ``(anchors, 1)`` gradients as ``(functions, anchors)``, in units; negligible ones are zero.
+
+        Products with tiny numbers are denormals, which are slow: the unit follows the largest gradient where that is
+        small.
+        """
+        like = next(g for g in gradients if g is not None)
+        stacked = torch.stack([torch.zeros_like(like) if g is None else g for g in gradients]).squeeze(2)
+        largest = max(float(stacked.abs().amax()), torch.finfo(stacked.dtype).tiny)
+        unit = 1.0 if largest >= SMALL or not math.isfinite(largest) else 2.0 ** math.floor(math.log2(largest))
+        if self.unit is None:
+            self.unit = unit
+        elif unit * SMALL > self.unit:  # the chunks so far hardly count
+            for x in self.sums.values():
+                x *= self.unit / unit
+            self.unit = unit
+        stacked = stacked if self.unit == 1.0 else stacked / self.unit
+        return torch.nn.functional.hardshrink(stacked, NEGLIGIBLE * largest / self.unit)
+
+    def results(self) -> list[Tensor]:
+        """Return the gradients of the embeddings."""
+        if self.unit not in (None, 1.0):
+            for x in self.sums.values():
+                x *= self.unit
+        return [self.sums[id(x)] for x in self.embeddings]
+
+
+class Chunk(TiledNegatives):
+    """The negatives of some of the anchors, whose gradients are added to :class:`Gradients`.
+
+    Args:
+        whole: the negatives of all anchors.
+        left, right: the anchors' block ``(n, d)`` and its keys ``(N, d)``.
+        local: the rows of ``left``.
+        rows: these among all anchors.
+        mask: that of the block.
+    """
+
+    def __init__(
+        self,
+        whole: ChunkedNegatives,
+        left: Tensor,
+        right: Tensor,
+        local: slice,
+        rows: slice,
+        mask: Mask,
+        gradients: Gradients,
+    ) -> None:
+        super().__init__(left, rows.stop - rows.start, mask.for_rows(local), whole.tile, whole.bound(), True)
+        self._reduced = True  # what autograd differentiates is faster as a matrix, and a chunk of one is small
+        self.structural = rows_of(whole.structural, rows)
+        self.left, self.right, self.local, self.gradients = left.detach()[local], right.detach(), local, gradients
+        total, self.d_right = gradients.of(left), gradients.of(right)
+        self.d_left = None if total is None else total[local]
+        self.token = left.new_zeros((), requires_grad=bool(gradients.embeddings))
+        """Stands for the embeddings in the graph of the chunk's loss."""
+        self.calls = 0
+
+    def edge(self, functions: Functions) -> int:
+        return self.tile or EDGES[self.left.shape[1] > NARROW]
+
+    def reduce(self, accumulator: type[Accumulator], functions: Functions, uniform: bool) -> tuple[Tensor, ...]:
+        count = self.count if accumulator is Mean else 1.0
+        tile_pass = TilePass(
+            functions, accumulator, self.mask, count, False, False, self.edge(functions), self.tile or HEIGHT
+        )
+        return ReduceChunk.apply(tile_pass, self, self.token, *functions.tensors)  # type: ignore[no-any-return]
+
+    def dense(self) -> DenseNegatives:
+        matrix = ChunkMatrix.apply(self, self.token)
+        return DenseNegatives(matrix, *self.mask.dense(matrix))
+
+
+class ReduceChunk(checks.Once):
+    """A :class:`TilePass` over a chunk, whose tiles are stored until its backward pass."""
+
+    @staticmethod
+    def forward(ctx: Any, tile_pass: TilePass, chunk: Chunk, token: Tensor, *tensors: Tensor) -> Any:
+        tensors = tuple(x.detach() for x in tensors)
+        tile_pass = tile_pass.with_tensors(tensors)
+        differentiated = any(ctx.needs_input_grad)
+        workspace = chunk.gradients.workspace(chunk.calls if differentiated else 0, chunk.left)
+        if differentiated:
+            chunk.calls += 1
+        else:
+            workspace = Workspace(chunk.left)
+        state = tile_pass.accumulator.start(tile_pass.functions.number, len(chunk.left), chunk.left)
+        accumulator = tile_pass.accumulator(tile_pass.mask, tile_pass.count, state)
+        capacity = math.inf if differentiated else 0
+        ctx.stored = tile_pass.accumulate(chunk.left, chunk.right, accumulator, workspace, capacity)
+        ctx.tile_pass, ctx.chunk, ctx.tensors = tile_pass, chunk, tensors
+        ctx.accumulator, ctx.workspace = accumulator, workspace
+        ctx.set_materialize_grads(False)
+        return tuple(row.unsqueeze(1) for row in accumulator.result().unbind())
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor | None) -> Any:
+        checks.refuse_second_derivative()
+        chunk, tile_pass, accumulator = ctx.chunk, ctx.tile_pass, ctx.accumulator
+        relative = chunk.gradients.relative(gradients)
+        d_tensors = [torch.zeros_like(x) for x in ctx.tensors]
+        tile_pass.backpropagate(
+            chunk.left, chunk.right, accumulator, upstream_gradients(tile_pass.functions, accumulator, relative),
+            chunk.d_left, chunk.d_right, d_tensors, ctx.workspace, ctx.stored, True,
+        )  # fmt: skip
+        return None, None, None, *(x.mul_(chunk.gradients.unit) for x in d_tensors)
+
+
+class ChunkMatrix(checks.Once):
+    """The similarities of a chunk as a matrix ``(anchors, keys)``."""
+
+    @staticmethod
+    def forward(ctx: Any, chunk: Chunk, token: Tensor) -> Tensor:
+        ctx.chunk = chunk
+        return chunk.left @ chunk.right.T
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Any:
+        checks.refuse_second_derivative()
+        chunk: Chunk = ctx.chunk
+        chunk.gradients.unit = unit = chunk.gradients.unit or 1.0
+        with checks.exact(gradient.device):
+            if chunk.d_left is not None:
+                chunk.d_left.addmm_(gradient, chunk.right, alpha=1 / unit)
+            if chunk.d_right is not None:
+                chunk.d_right.addmm_(gradient.t(), chunk.left, alpha=1 / unit)
+        return None, None
+
+
+def loss_in_chunks(
+    neg: ChunkedNegatives,
+    loss: Callable[[slice, Chunk, Sequence[Tensor]], Tensor],
+    tensors: Sequence[Tensor],
+    parameters: Sequence[Tensor],
+) -> Tensor | None:
+    """Compute the sum of all chunks' losses, with its gradients, which its backward pass only scales.
+
+    Args:
+        neg: the negatives of all anchors.
+        loss: from a chunk's rows, negatives and ``tensors`` to what it adds to the loss.
+        tensors: ``(anchors, ...)``, what else is known of each anchor.
+        parameters: what the loss depends on besides.
+
+    Returns:
+        The loss, or None if it depends on tensors that are not among these.
+    """
+    gradients = Gradients(neg.blocks)
+    trained = [x for x in parameters if x.requires_grad]
+    d_trained: list[Tensor | None] = [None] * len(trained)
+    d_tensors: list[list[Tensor]] = [[] for _ in tensors]
+    total: Tensor | None = None
+    for rows, chunk in neg.chunks(gradients):
+        # 1. the loss, as a function of the chunk's own copies
+        leaves = [x.detach()[rows].requires_grad_(x.requires_grad) for x in tensors]
+        with torch.enable_grad():
+            part = loss(rows, chunk, leaves)
+        wanted = [x for x in (chunk.token, *leaves, *trained) if x.requires_grad]
+        if total is None and not _leaves(part) <= set(map(id, wanted)):
+            return None
+        total = part.detach() if total is None else total + part.detach()
+        # 2. its gradients; those of the embeddings are added to their sums
+        found = torch.autograd.grad(part, wanted, allow_unused=True, retain_graph=True) if part.requires_grad else ()
+        by_id = {id(x): g for x, g in zip(wanted, found, strict=False)}
+        for parts, leaf in zip(d_tensors, leaves, strict=True):
+            if leaf.requires_grad:
+                g = by_id.get(id(leaf))
+                parts.append(torch.zeros_like(leaf) if g is None else g)
+        for k, x in enumerate(trained):
+            if (g := by_id.get(id(x))) is not None:
+                d_trained[k] = g if d_trained[k] is None else d_trained[k] + g
+    assert total is not None
+    # 3. back to the whole batch
+    pairs = [*zip(gradients.embeddings, gradients.results(), strict=True)]
+    pairs += [(x, torch.cat(parts)) for x, parts in zip(tensors, d_tensors, strict=True) if parts]
+    pairs += [(x, g) for x, g in zip(trained, d_trained, strict=True) if g is not None]
+    return _Differentiated.apply(total, [g for _, g in pairs], *(x for x, _ in pairs))  # type: ignore[no-any-return]
+
+
+class _Differentiated(checks.Once):
+    """A number whose gradients are known."""
+
+    @staticmethod
+    def forward(ctx: Any, value: Tensor, gradients: Sequence[Tensor], *tensors: Tensor) -> Tensor:
+        ctx.save_for_backward(*gradients)
+        return value.clone()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Any:
+        checks.refuse_second_derivative()
+        gradients = ctx.saved_tensors
+        if gradient.device.type == "cpu" and float(gradient) == 1.0:
+            return None, None, *gradients
+        return None, None, *(x * gradient for x in gradients)
+
+
+def _leaves(x: Tensor) -> set[int]:
+    """Return the identities of the leaves that a tensor's gradient reaches."""
+    found, seen, nodes = set(), set(), [x.grad_fn]
+    if x.grad_fn is None:
+        return {id(x)} if x.requires_grad else set()
+    while nodes:
+        node = nodes.pop()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        variable = getattr(node, "variable", None)
+        if variable is not None:
+            found.add(id(variable))
+        nodes += [following for following, _ in node.next_functions]
+    return found

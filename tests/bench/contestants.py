@@ -1,0 +1,247 @@
+"""The losses that :mod:`tests.bench.losses` compares: ours, PyTorch's, and those of other libraries."""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+import counterpoint as cp
+
+Loss = Callable[[Tensor, Tensor], Tensor]
+OURS = "infonce:t=T"
+ONE_WAY = f"{OURS},pairing=one_way"
+
+
+@dataclass(frozen=True)
+class Contestant:
+    """A loss of two views.
+
+    Args:
+        name: as in the table.
+        make: the loss for a temperature and a batch size.
+        rival: which of ours it computes the same as, roughly.
+        matrices: how many matrices of all pairs it holds at most, for what does not fit.
+        largest: batch size up to which it is worth a try.
+    """
+
+    name: str
+    make: Callable[[float, int], Loss]
+    rival: str = OURS
+    matrices: float = 0
+    largest: int = 2**20
+
+
+def ours(specs: list[str], keys: Callable[[Tensor], Tensor]) -> list[Contestant]:
+    """Our objectives, each on the pairing that its spec ends with; ``keys`` returns the queue."""
+
+    def make(spec: str) -> Contestant:
+        # the pairing is not part of a spec, but it is part of what is compared
+        objective, _, pairing = spec.partition(",pairing=")
+
+        def of_views(t: float, size: int) -> Loss:
+            loss = cp.objective(objective.replace("=T", f"={t}"))
+            if pairing == "queue":
+                return lambda a, b: loss(a, b, queue=keys(a))  # type: ignore[no-any-return]
+            return lambda a, b: loss(a, b, pairing=pairing or None)  # type: ignore[no-any-return]
+
+        return Contestant(spec, of_views)
+
+    return [make(spec) for spec in specs]
+
+
+def cross_entropy(t: float, size: int) -> Loss:
+    """What one writes by hand: one matrix of logits."""
+    labels = torch.arange(2 * size).roll(size)
+
+    def loss(a: Tensor, b: Tensor) -> Tensor:
+        nonlocal labels
+        labels = labels.to(a.device)
+        z = functional.normalize(torch.cat([a, b]))
+        return functional.cross_entropy((z @ z.T / t).fill_diagonal_(float("-inf")), labels)
+
+    return loss
+
+
+def queue_of(length: int) -> Callable[[Tensor], Tensor]:
+    """Return a function from embeddings to as many keys of their width, always the same."""
+    drawn: dict[int, Tensor] = {}
+
+    def keys(like: Tensor) -> Tensor:
+        width = like.shape[1]
+        if width not in drawn:
+            z = torch.randn(length, width, generator=torch.Generator().manual_seed(1))
+            drawn[width] = functional.normalize(z).to(like.device, like.dtype)
+        return drawn[width]
+
+    return keys
+
+
+def paired_cross_entropy(pairing: str, keys: Callable[[Tensor], Tensor]) -> Callable[[float, int], Loss]:
+    """What one writes by hand for a pairing with separate keys: one matrix of logits."""
+
+    def make(t: float, size: int) -> Loss:
+        labels = torch.arange(size)
+
+        def loss(a: Tensor, b: Tensor) -> Tensor:
+            nonlocal labels
+            labels = labels.to(a.device)
+            a, b = functional.normalize(a), functional.normalize(b)
+            if pairing == "queue":
+                b = b.detach()
+                logits = torch.cat([(a * b).sum(1, keepdim=True), a @ keys(a).T], 1) / t
+                return functional.cross_entropy(logits, torch.zeros_like(labels))
+            logits = a @ b.T / t
+            one_way = functional.cross_entropy(logits, labels)
+            return one_way if pairing == "one_way" else (one_way + functional.cross_entropy(logits.T, labels)) / 2
+
+        return loss
+
+    return make
+
+
+def linear_cross_entropy(pairing: str) -> list[Contestant]:
+    """PyTorch's chunked loss, which has its gradients after the forward pass."""
+    try:
+        from torch.nn import LinearCrossEntropyOptions
+    except ImportError:
+        raise ImportError("this torch does not have it in chunks") from None
+    if pairing == "queue":
+        raise ImportError("its targets are keys that all rows share, and MoCo's positives are not")
+
+    def make(t: float, size: int) -> Loss:
+        labels, options = torch.arange(size), LinearCrossEntropyOptions()
+
+        def directed(a: Tensor, b: Tensor) -> Tensor:
+            return functional.linear_cross_entropy(a / t, b, labels, options=options)  # type: ignore[no-any-return]
+
+        def loss(a: Tensor, b: Tensor) -> Tensor:
+            nonlocal labels
+            labels = labels.to(a.device)
+            a, b = functional.normalize(a), functional.normalize(b)
+            return directed(a, b) if pairing == "one_way" else (directed(a, b) + directed(b, a)) / 2
+
+        return loss
+
+    return [Contestant("F.linear_cross_entropy", make, f"{OURS},pairing={pairing}", matrices=0.5)]
+
+
+def lightly() -> list[Contestant]:
+    from lightly.loss import DCLLoss, NTXentLoss
+
+    return [
+        Contestant("lightly NTXentLoss", lambda t, size: NTXentLoss(t), matrices=5.2),
+        # its loss is ours with the positive left out of the denominator
+        Contestant("lightly DCLLoss", lambda t, size: DCLLoss(t), matrices=5.7),
+    ]
+
+
+def pml() -> list[Contestant]:
+    from pytorch_metric_learning.losses import NTXentLoss, SupConLoss
+
+    def make(kind: Any) -> Callable[[float, int], Loss]:
+        def with_labels(t: float, size: int) -> Loss:
+            loss, labels = kind(temperature=t), torch.arange(size).repeat(2)
+            return lambda a, b: loss(torch.cat([a, b]), labels)
+
+        return with_labels
+
+    return [
+        Contestant("pml SupConLoss", make(SupConLoss), matrices=13.8),
+        Contestant("pml NTXentLoss", make(NTXentLoss), largest=64),
+    ]
+
+
+def st() -> list[Contestant]:
+    from sentence_transformers import SentenceTransformer
+    from sentence_transformers.sentence_transformer import losses as module
+
+    ways = ("query_to_doc", "query_to_query", "doc_to_query", "doc_to_doc")
+
+    def make(cached: bool) -> Callable[[float, int], Loss]:
+        def of_embeddings(t: float, size: int) -> Loss:
+            model = SentenceTransformer(modules=[torch.nn.Identity()], device="cpu")
+            if cached:
+                kind = module.CachedMultipleNegativesRankingLoss
+                loss = kind(model, scale=1 / t, directions=ways, mini_batch_size=256)
+                return lambda a, b: loss.calculate_loss([[*a.split(256)], [*b.split(256)]])
+            loss = module.MultipleNegativesRankingLoss(model, scale=1 / t, directions=ways)
+            return lambda a, b: loss.compute_loss_from_embeddings([a, b], None)
+
+        return of_embeddings
+
+    # B anchors with 4 B keys each: as many pairs as 2 B anchors with 2 B keys
+    return [
+        Contestant("st MNRL, 4 directions", make(False), matrices=5.1),
+        Contestant("st CachedMNRL, 4 directions", make(True), matrices=2.4),
+    ]
+
+
+def official(path: Path) -> list[Contestant]:
+    """The losses of a clone of junkangwu/ADNCE, folder image."""
+    spec = importlib.util.spec_from_file_location("official_model", path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+
+    def make(estimator: str, tau_plus: float, beta: float) -> Callable[[float, int], Loss]:
+        def of_views(t: float, size: int) -> Loss:
+            loss = module.DRO_Loss(t, tau_plus, size, beta, estimator)
+            return lambda a, b: loss(functional.normalize(a), functional.normalize(b))[0]
+
+        return of_views
+
+    return [
+        Contestant("official ADNCE", make("adnce", 0.7, 1.0), "adnce:t=T", 10.7),
+        Contestant("official HCL", make("HCL", 0.1, 1.0), "hcl:t=T", 8.6),
+    ]
+
+
+def infcl() -> list[Contestant]:
+    """Inf-CL's kernels, which need a GPU: both directions between two views."""
+    from inf_cl import cal_flash_loss
+
+    def make(t: float, size: int) -> Loss:
+        def loss(a: Tensor, b: Tensor) -> Tensor:
+            a, b = (functional.normalize(x, dim=1) for x in (a, b))
+            labels, scale = torch.arange(size, device=a.device), torch.tensor(1 / t, device=a.device)
+            both = cal_flash_loss(a, b, labels, scale) + cal_flash_loss(b, a, labels, scale)
+            return both / 2  # type: ignore[no-any-return]
+
+        return loss
+
+    return [Contestant("infcl cal_flash_loss", make, "infonce:t=T,pairing=symmetric")]
+
+
+PEERS = {"lightly": lightly, "pml": pml, "st": st, "infcl": infcl}
+
+
+def contestants(given: argparse.Namespace) -> list[Contestant]:
+    keys = queue_of(given.queue)
+    if given.pairing == "views":
+        field = [*ours(given.losses, keys), Contestant("F.cross_entropy", cross_entropy, matrices=3.2)]
+        one_way = paired_cross_entropy("one_way", keys)
+        field.append(Contestant("F.cross_entropy, one_way", one_way, ONE_WAY, matrices=0.8))
+        peers = {name: PEERS[name] for name in given.peers}
+    else:
+        field, own = ours(given.losses, keys), f"{OURS},pairing={given.pairing}"
+        by_hand = paired_cross_entropy(given.pairing, keys)
+        field.append(Contestant("F.cross_entropy", by_hand, own, matrices=3.2))
+        peers = {"F.linear_cross_entropy": partial(linear_cross_entropy, given.pairing)}
+        peers |= {name: PEERS[name] for name in given.peers if name == "infcl" and given.pairing == "symmetric"}
+    for name, load in peers.items():
+        try:
+            field += load()
+        except ImportError as error:
+            print(f"{name} is left out: {error}", file=sys.stderr)
+    return field + (official(given.official) if given.official else [])

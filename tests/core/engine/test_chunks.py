@@ -1,0 +1,302 @@
+"""Losses that are differentiated chunk by chunk are those of a matrix, value for value and gradient for gradient."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+import torch
+from golden import CASES, TOLERANCE, evaluate, inputs
+from specs import LEARNED, SPECS, at, difficult, embeddings
+
+import counterpoint as cp
+from counterpoint.engine import chunks
+from counterpoint.engine.chunks import ChunkedNegatives
+from counterpoint.engine.negatives import DenseNegatives
+from counterpoint.engine.streamed import StreamedNegatives
+
+ENGINES = ["matrix", "tiles", "chunks"]
+
+
+@pytest.fixture(autouse=True)
+def small_chunks(monkeypatch):
+    """Several chunks of several tiles, of which the last are smaller."""
+    monkeypatch.setattr(chunks, "CHUNK", 40)
+    monkeypatch.setattr(chunks, "HEIGHT", 2)
+    monkeypatch.setattr(chunks, "EDGES", (4, 4))
+
+
+def options(pairing: str, z: torch.Tensor) -> dict:
+    ids = torch.tensor([0, 1, 2, 0, 3, 4])
+    log_q = torch.linspace(-3, 0, len(ids), dtype=z.dtype)
+    cases = {
+        "queue": {"queue": torch.cat([z[2], z[3]])},
+        "queue ids": {"queue": z[2], "ids": ids, "queue_ids": ids.flip(0)},
+        "queue log_q": {"queue": z[2], "queue_log_q": log_q},
+        "negatives": {"negatives": z[2], "negative_weight": 0.7},
+        "several negatives": {"negatives": torch.stack([z[2], z[3]], 1), "negative_weight": -0.5},
+        "own negatives": {"negatives": z[2], "shared_negatives": False},
+        "ids": {"pairing": "one_way", "ids": ids},
+        "negative ids": {"negatives": z[2], "ids": ids, "negative_ids": ids.roll(1)},
+        "log_q": {"pairing": "one_way", "log_q": log_q},
+        "prior": {"pairing": "one_way", "prior": torch.linspace(0.01, 0.3, len(ids), dtype=z.dtype)},
+        "positive_weight": {"pairing": "one_way", "positive_weight": torch.linspace(0.5, 1.5, len(ids), dtype=z.dtype)},
+        "inner products": {"pairing": "one_way", "normalize": False},
+    }
+    return cases.get(pairing, {"pairing": pairing})
+
+
+def step(spec: str, z: torch.Tensor, how: dict, engine: str, factor: float = 1.0) -> list[torch.Tensor]:
+    """The loss, and the gradients of all embeddings and parameters."""
+    loss_fn = at(spec).to(z.dtype)
+    leaves = {k: x.clone().requires_grad_() for k, x in how.items() if k in ("queue", "negatives")}
+    views = [x.clone().requires_grad_() for x in z[:2]]
+    loss = loss_fn(*views, engine=engine, **{**how, **leaves})
+    wanted = [*views, *leaves.values(), *loss_fn.parameters()]
+    gradients = torch.autograd.grad(factor * loss, wanted, allow_unused=True)
+    return [loss.detach(), *(torch.zeros_like(x) if g is None else g for x, g in zip(wanted, gradients, strict=True))]
+
+
+SEPARATE = [
+    spec for spec in [*SPECS, *LEARNED] if not at(spec).couples_anchors and not at(spec).needs and "views=" not in spec
+]
+
+
+@pytest.mark.parametrize("spec", SEPARATE)
+@pytest.mark.parametrize("pairing", ["one_way", "queue", "negatives"])
+def test_every_objective(spec, pairing):
+    z = embeddings(dtype=torch.float64)
+    how = options(pairing, z)
+    for got, want in zip(step(spec, z, how, "chunks"), step(spec, z, how, "matrix"), strict=True):
+        torch.testing.assert_close(got, want, rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize("spec", ["infonce:t=T", "hcl:t=T", "adnce:t=learned(0.3,0.01,1),mu=learned(0.4)", "mv:t=T"])
+@pytest.mark.parametrize(
+    "pairing",
+    ["views", "symmetric", "first_two", "pairs", "arcl", "queue ids", "queue log_q", "several negatives",
+     "own negatives", "ids", "negative ids", "log_q", "prior", "positive_weight", "inner products"],
+)  # fmt: skip
+def test_every_pairing_and_mask(spec, pairing):
+    z = embeddings(dtype=torch.float64)
+    how = options(pairing, z)
+    for got, want in zip(step(spec, z, how, "chunks"), step(spec, z, how, "matrix"), strict=True):
+        torch.testing.assert_close(got, want, rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("golden", [c for c in CASES if "z1" in c["args"] or "q" in c["args"]], ids=lambda c: c["id"])
+def test_golden_values(golden, engine, monkeypatch):
+    forward, refused = cp.Objective.forward, []
+
+    def forced(self, *views, **how):
+        try:
+            return forward(self, *views, engine=engine, **how)
+        except ValueError as error:
+            refused.append(str(error))
+            return forward(self, *views, **how)
+
+    monkeypatch.setattr(cp.Objective, "forward", forced)
+    args = inputs(golden)
+    value = evaluate(golden, args)
+    torch.testing.assert_close(value.detach(), torch.tensor(golden["value"], dtype=torch.float64), **TOLERANCE)
+    found = torch.autograd.grad(value, [args[k] for k in golden["grad"]], allow_unused=True)
+    for (name, expected), gradient in zip(golden["grad"].items(), found, strict=True):
+        want = torch.tensor(expected, dtype=torch.float64).reshape(args[name].shape)
+        torch.testing.assert_close(torch.zeros_like(want) if gradient is None else gradient, want, **TOLERANCE)
+    if refused:  # a statistic of all pairs
+        assert (golden["fn"], engine) == ("lmcl_views", "chunks")
+        assert "depends on statistics of all anchors" in refused[0]
+
+
+@pytest.mark.parametrize(
+    ("name", "t"),
+    [*itertools.product(["aligned", "duplicates", "identical", "opposite"], [0.1, 0.01, 0.005]), ("zero", 0.1)],
+)
+def test_float32(name, t, monkeypatch):
+    """As near to float64 as the matrix is, at any temperature."""
+    monkeypatch.setattr(chunks, "CHUNK", 1024)
+    monkeypatch.setattr(chunks, "EDGES", (32, 32))
+    z = difficult(name)
+    found = []
+    for dtype, engine in ((torch.float64, "matrix"), (torch.float32, "matrix"), (torch.float32, "chunks")):
+        x = z.to(dtype).requires_grad_()
+        loss = cp.InfoNCE(t)(x[0], x[1], pairing="one_way", engine=engine)
+        found.append((loss.detach().double(), torch.autograd.grad(loss, x)[0].double()))
+    (value, exact), (_, dense), (got, gradient) = found
+    torch.testing.assert_close(got, value, rtol=1e-4, atol=1e-6)
+    assert (gradient - exact).norm() <= max(1e-6 * exact.norm(), 1.5 * (dense - exact).norm())
+
+
+def test_gradients_below_the_smallest_normal_number_of_their_products():
+    """Each chunk's gradients are tiny, and those of the last chunk a million times larger than those of the first."""
+    draw = torch.Generator().manual_seed(0)
+    a = torch.nn.functional.normalize(torch.randn(8, 64, generator=draw, dtype=torch.float64))
+    b = torch.nn.functional.normalize(a + 0.02 * torch.arange(8).unsqueeze(1) * torch.randn(8, 64, generator=draw))
+    found = []
+    for dtype, engine in ((torch.float64, "matrix"), (torch.float32, "chunks")):
+        x = torch.stack([a, b]).to(dtype).requires_grad_()
+        loss = cp.InfoNCE(0.02)(x[0], x[1], pairing="one_way", engine=engine)
+        found.append(torch.autograd.grad(loss, x)[0].double())
+    exact, gradient = found
+    assert exact.norm() < chunks.SMALL
+    rows = exact.norm(dim=2)
+    assert rows.max() > 1e6 * rows.min()
+    assert ((gradient - exact).norm(dim=2) < 1e-3 * rows).all()
+
+
+def test_numeric_gradients():
+    z = embeddings(2, dtype=torch.float64).requires_grad_()
+    for spec in ("infonce:t=T", "hcl:t=T"):
+        loss_fn = at(spec)
+        assert torch.autograd.gradcheck(lambda z, f=loss_fn: f(z[0], z[1], pairing="one_way", engine="chunks"), z)
+
+
+def test_incoming_gradients_scale():
+    z = embeddings(dtype=torch.float64)
+    for got, want in zip(
+        step("infonce:t=learned(0.3)", z, {"pairing": "one_way"}, "chunks", -2.5)[1:],
+        step("infonce:t=learned(0.3)", z, {"pairing": "one_way"}, "chunks")[1:],
+        strict=True,
+    ):
+        torch.testing.assert_close(got, -2.5 * want)
+        assert got.abs().sum() > 0
+
+
+def test_backward_twice():
+    z = embeddings(2).requires_grad_()
+    loss = cp.InfoNCE()(z[0], z[1], pairing="one_way", engine="chunks")
+    first = torch.autograd.grad(loss, z, retain_graph=True)[0].clone()
+    z.sum().backward()  # whatever else is added to the gradients
+    loss.backward(retain_graph=True)
+    torch.testing.assert_close(z.grad, 1 + first)
+    assert torch.equal(torch.autograd.grad(loss, z)[0], first)
+
+
+def test_no_second_derivative():
+    z = embeddings(2).requires_grad_()
+    loss = cp.InfoNCE()(z[0], z[1], pairing="one_way", engine="chunks")
+    with pytest.raises(RuntimeError, match="no second derivative"):
+        torch.autograd.grad(loss, z, create_graph=True)
+
+
+def test_only_what_needs_a_gradient():
+    a, b = embeddings(2)
+    for first, second in ((True, False), (False, True), (False, False)):
+        x, y = a.clone().requires_grad_(first), b.clone().requires_grad_(second)
+        loss = cp.InfoNCE()(x, y, pairing="one_way", engine="chunks")
+        torch.testing.assert_close(loss, cp.InfoNCE()(x, y, pairing="one_way", engine="matrix"))
+        assert loss.requires_grad is (first or second)
+        if loss.requires_grad:
+            loss.backward()
+        assert [x.grad is not None, y.grad is not None] == [first, second]
+    with torch.no_grad():
+        quiet = cp.InfoNCE()(a.requires_grad_(), b, pairing="one_way", engine="chunks")
+    torch.testing.assert_close(quiet, loss)
+
+
+def test_a_schedule_advances_once():
+    loss_fn = at("infonce:t=schedule(0.3,0.1,9)")
+    z = embeddings(2).requires_grad_()
+    for engine in ("matrix", "chunks"):
+        loss_fn(z[0], z[1], pairing="one_way", engine=engine)
+    assert int(loss_fn.state_dict()["_temperature.step"]) == 2
+
+
+# ---- where it is not possible --------------------------------------------------------------------
+
+
+def refused(match: str, objective: cp.Objective | None = None, **how) -> None:
+    z = embeddings(2).requires_grad_()
+    objective = objective or cp.InfoNCE()
+    with pytest.raises(ValueError, match=match):
+        objective(z[0], z[1], **{"pairing": "one_way", "engine": "chunks", **how})
+    with torch.no_grad():  # without a gradient there is nothing to do in chunks
+        objective(z[0], z[1], **{"pairing": "one_way", "engine": "chunks", **how})
+
+
+def test_forced_in_vain():
+    z = embeddings()
+    refused("chunks': .* reduction='none'", reduction="none")
+    refused("chunks': .* statistics of all anchors", at("adnce:t=T,mu=auto"))
+    refused("chunks': false_negatives=", false_negatives=cp.threshold(0.99))
+    refused("chunks': adversarial=", adversarial=z[2])
+
+
+class Offset(cp.Objective):
+    def __init__(self, offset: torch.Tensor) -> None:
+        super().__init__()
+        self.hidden = [offset]
+
+    couples_anchors = False
+
+    def per_anchor(self, pos, neg):
+        return neg.logsumexp(lambda s: s) - pos + (self.hidden[0] * pos) ** 2
+
+
+def test_what_is_not_a_parameter_keeps_its_gradient():
+    refused("chunks': .* not its parameters", Offset(torch.tensor(2.0, requires_grad=True)))
+    offset = torch.tensor(2.0, requires_grad=True)
+    z = torch.randn(2, 520, 4, requires_grad=True)
+    Offset(offset)(z[0], z[1], pairing="one_way").backward()
+    got = offset.grad.clone()
+    offset.grad = None
+    Offset(offset)(z[0], z[1], pairing="one_way", engine="matrix").backward()
+    torch.testing.assert_close(got, offset.grad)
+    assert got > 0
+
+
+class Centred(cp.Objective):
+    """Does not say that a statistic of all anchors enters."""
+
+    def per_anchor(self, pos, neg):
+        return neg.logsumexp(lambda s: s) - (pos - pos.mean()) ** 2
+
+
+def test_objectives_that_do_not_say_are_not_split():
+    z = torch.randn(2, 520, 4, dtype=torch.float64, requires_grad=True)
+    got, want = (
+        torch.autograd.grad(Centred()(z[0], z[1], pairing="one_way", **how), z)[0] for how in ({}, {"engine": "matrix"})
+    )
+    torch.testing.assert_close(got, want, rtol=1e-9, atol=1e-12)
+
+
+# ---- which engine --------------------------------------------------------------------------------
+
+
+def test_chosen_where_keys_are_no_anchors(monkeypatch):
+    chosen = []
+    monkeypatch.setattr(cp.InfoNCE, "losses", lambda self, scores: chosen.append(type(scores.neg)) or scores.pos)
+    z = torch.randn(2, 520, 4, requires_grad=True)
+    for how in (
+        {"pairing": "one_way"}, {"queue": torch.randn(2**10, 4)}, {"pairing": "views"}, {"pairing": "symmetric"},
+        {"pairing": "one_way", "tile": 64}, {"pairing": "one_way", "engine": "tiles"},
+        {"pairing": "one_way", "engine": "matrix"}, {"pairing": "symmetric", "engine": "chunks"},
+    ):  # fmt: skip
+        cp.InfoNCE()(*z, **how)
+    dense, streamed, chunked = DenseNegatives, StreamedNegatives, ChunkedNegatives
+    assert chosen == [chunked, streamed, streamed, streamed, streamed, streamed, dense, chunked]
+    cp.InfoNCE()(*z[:, :512], pairing="one_way")
+    cp.InfoNCE()(z[0], z[1].detach(), pairing="one_way")
+    assert chosen[8:] == [dense, streamed]
+
+
+@pytest.mark.parametrize(
+    ("how", "message"),
+    [
+        ({"engine": "chunk"}, "engine: unknown value 'chunk'.*chunks"),
+        ({"engine": "tiles", "tile": 0}, "engine='tiles' contradicts tile=0"),
+        ({"engine": "matrix", "tile": 8}, "engine='matrix' contradicts tile=8"),
+        ({"engine": "fused"}, "engine='fused': GPU kernels need a GPU"),
+    ],
+)
+def test_engines_that_are_not(how, message):
+    with pytest.raises(ValueError, match=message):
+        cp.InfoNCE()(*embeddings(2), **how)
+
+
+def test_compiled_code_needs_a_matrix():
+    z = embeddings(2)
+    for engine in ("tiles", "chunks"):
+        with pytest.raises(ValueError, match=r"compiled code and torch\.func need"):
+            torch.func.grad(lambda a, e=engine: cp.InfoNCE()(a, z[1], engine=e))(z[0])
