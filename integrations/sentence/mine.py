@@ -43,8 +43,6 @@ def _check(arguments: argparse.Namespace) -> None:
     corpus.check(arguments.data)
     if arguments.out.suffix != ".jsonl":
         raise ValueError(f"--out: expected a name that ends in .jsonl, got {arguments.out}.")
-    if not arguments.out.parent.is_dir():
-        raise ValueError(f"--out: {arguments.out.parent} is not a folder.")
     find(arguments.model)
 
 
@@ -101,6 +99,7 @@ def mine(
 
 def command(arguments: argparse.Namespace) -> int:
     """Mine, and write the file."""
+    from .. import store
     from . import encode
 
     model = encode.load(arguments.model, arguments.pooling, device=arguments.device)
@@ -115,8 +114,9 @@ def command(arguments: argparse.Namespace) -> int:
         batch_size=arguments.batch,
         progress=not arguments.json,
     )
-    lines = (json.dumps(row, ensure_ascii=False) + "\n" for row in mined)
-    arguments.out.write_text("".join(lines), encoding="utf-8")
+    arguments.out.parent.mkdir(parents=True, exist_ok=True)
+    with store.atomic(arguments.out) as file:
+        file.writelines((json.dumps(row, ensure_ascii=False) + "\n").encode() for row in mined)
     if arguments.json:
         print(json.dumps({"rows": len(mined), "columns": mined.column_names, "file": str(arguments.out)}))
     else:

@@ -61,7 +61,8 @@ COMMAND = {  # {out} is the folder of the command, {train graph} that of the uni
     "report": "{train graph} --out {out} --json",
 }
 NEEDS = {"graph": "torch_geometric", "tu": "torch_geometric", "image": "lightly", "control": "dm_control"}
-NEEDS |= dict.fromkeys(("sentence", "sts", "transfer", "retrieval", "mine"), "sentence_transformers") | {"demo": "torch_geometric"}
+NEEDS |= dict.fromkeys(("sentence", "sts", "transfer", "retrieval", "mine"), "sentence_transformers")
+NEEDS |= {"demo": "torch_geometric"}
 QUICK = ("objectives",)
 SCRIPT = """
 import sys, torch
