@@ -170,7 +170,10 @@ def whole(path: Path) -> Any:
             return {name: content.get(name) for name in ("arguments", "data", "result", "details")}
         return content
     if path.suffix == ".jsonl":
-        steps = [json.loads(line)["step"] for line in path.read_text().splitlines()]
+        rows = [json.loads(line) for line in path.read_text().splitlines()]
+        if path.name == "mined.jsonl":
+            return rows
+        steps = [row["step"] for row in rows]
         return steps if path.name == "metrics.jsonl" else None  # inject appends to what is there
     if path.suffix == ".pt":
         torch.load(path, weights_only=True)
