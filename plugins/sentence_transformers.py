@@ -28,22 +28,27 @@ is a batch for objectives with statistics over the batch (``mu=auto``).
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
 from importlib import import_module
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeVar
 
 import torch
 from torch import Tensor, nn
 
+from counterpoint.batch.rules import Rule, as_rules
 from counterpoint.hyper import nearest
 from counterpoint.objective import Objective, Sum, as_objective
 
 from . import logits
 from .host import ONE_WAY, Host, loss_of
+from .texts import Guide, equal_texts
 
 _COLUMNS = ("negatives", "views")
 _LABELS = ("ids", "classes")
+_TEXT = "text"
+
+T = TypeVar("T")
 
 
 class Terms(dict[str, Tensor]):
@@ -87,6 +92,13 @@ class ContrastiveLoss(nn.Module):
             as ArCL, keep those. With ``views``, as in SimCLR, all columns are anchors.
         labels: what a column ``label`` of integers means: ``ids`` (samples with the same label are not each other's
             negatives), ``classes`` (they are positives), or, by default, nothing.
+        duplicates: ``text``: samples that share a text are not each other's negatives, nor are their texts as hard
+            negatives, so batches may repeat texts.
+        false_negatives: rules for the negatives that are not used, such as ``cp.margin(0.1)`` or ``"margin(0.1)"``; see
+            :func:`counterpoint.margin`. By the model's own similarities, or those of ``guide``.
+        guide: a ``SentenceTransformer`` that judges, as in GISTEmbed: with ``false_negatives=cp.margin(0)`` its loss is
+            ``GISTEmbedLoss`` with ``contrast_anchors=False, contrast_positives=False``.
+        in_batch, shared_negatives: False to compare with hard negatives only, or only with a sample's own.
         gather_across_devices: compare each process's anchors with all processes' texts, see
             :mod:`counterpoint.engine.distributed`. The loss is that of one process with the whole batch, and so is the
             gradient, averaged over processes as the trainer does.
@@ -109,6 +121,11 @@ class ContrastiveLoss(nn.Module):
         negative_weight: float = 0.0,
         pairing: str | None = None,
         labels: str | None = None,
+        duplicates: str | None = None,
+        false_negatives: Rule | str | Sequence[Rule | str] | None = None,
+        guide: Any = None,
+        in_batch: bool = True,
+        shared_negatives: bool = True,
         gather_across_devices: bool = False,
         log_terms: bool = True,
     ) -> None:
@@ -127,11 +144,24 @@ class ContrastiveLoss(nn.Module):
         views = (self.objective.views or 2) if views is None else views
         if views < 2:
             raise ValueError(f"{type(self).__name__}: views must be at least 2, got {views!r}.")
-        for name, value, known in (("columns", columns, _COLUMNS), ("labels", labels, (None, *_LABELS))):
+        words = {"columns": (columns, _COLUMNS), "labels": (labels, (None, *_LABELS))}
+        words["duplicates"] = duplicates, (None, _TEXT)
+        for name, (value, known) in words.items():
             if value not in known:
                 hint = nearest(str(value), [choice for choice in known if choice])
                 raise ValueError(f"{type(self).__name__}: unknown {name} {value!r}.{hint}")
+        if duplicates is not None and (labels is not None or gather_across_devices):
+            other = "labels" if labels is not None else "gather_across_devices"
+            raise ValueError(f'{type(self).__name__}: duplicates="text" cannot be combined with {other}=.')
+        if guide is not None and false_negatives is None:
+            raise ValueError(
+                f"{type(self).__name__}: guide= needs false_negatives= beside it; cp.margin(0) is GISTEmbed's rule."
+            )
         self.model = model
+        self.rules = as_rules(false_negatives)
+        # not a submodule: it is neither trained nor saved
+        self._guide = [] if guide is None else [Guide(guide, model)]
+        self.duplicates, self.in_batch, self.shared_negatives = duplicates, in_batch, shared_negatives
         # each as a sum of its own, which includes its weight
         self.terms = nn.ModuleList(Sum([term]) for term in self.objective.terms())
         # more than two embeddings of a single column can only be views
@@ -143,8 +173,22 @@ class ContrastiveLoss(nn.Module):
     def forward(
         self, sentence_features: Iterable[dict[str, Tensor]], labels: Tensor | None = None
     ) -> Tensor | dict[str, Tensor]:
-        terms = self._terms(self._embed(self._repeat_single(sentence_features)), labels)
+        columns = self._repeat_single(sentence_features)
+        known = self._known(columns)  # first, since a model may write into the columns
+        terms = self._terms(self._embed(columns), labels, **known)
         return terms if len(terms) > 1 and self.log_terms else terms.sum()
+
+    def _known(self, columns: list[dict[str, Tensor]]) -> dict[str, Any]:
+        """Return what the texts of a batch say beside their embeddings: equal texts, and what the guide thinks."""
+        views, hard = self._split(columns)
+        known: dict[str, Any] = {}
+        if self.duplicates is not None:
+            known["ids"], negative_ids = equal_texts(views, hard)
+            known |= {} if negative_ids is None else {"negative_ids": negative_ids}
+        for guide in self._guide:
+            known["guide"] = guide(views)
+            known |= {"negative_guide": torch.stack(guide(hard), 1)} if hard else {}
+        return known
 
     def compute_loss_from_embeddings(self, embeddings: list[Tensor], labels: Tensor | None = None) -> Tensor:
         """Compute the loss of columns that are embedded already."""
@@ -162,8 +206,8 @@ class ContrastiveLoss(nn.Module):
             return [self.model(features)["sentence_embedding"] for features in sentence_features]
         return embed(self.model, sentence_features)  # type: ignore[no-any-return]
 
-    def _terms(self, embeddings: list[Tensor], labels: Tensor | None, **extra: Tensor) -> Terms:
-        """Compute the loss of each term; ``extra`` are adversarial and mixed views, see ``Objective.forward``."""
+    def _terms(self, embeddings: list[Tensor], labels: Tensor | None, **extra: Any) -> Terms:
+        """Compute the loss of each term; ``extra`` are further arguments of ``Objective.forward``."""
         views, options = self._views(embeddings)
         options |= {"gather": self.gather_across_devices, **extra}
         if self.labels is not None:
@@ -177,15 +221,29 @@ class ContrastiveLoss(nn.Module):
             terms[name] = terms[name] + loss if name in terms else loss
         return terms
 
+    def _split(self, columns: list[T]) -> tuple[list[T], list[T]]:
+        """Return the columns that are views, and those of hard negatives."""
+        return (columns, []) if self.columns == "views" else (columns[:2], columns[2:])
+
     def _views(self, embeddings: list[Tensor]) -> tuple[list[Tensor], dict[str, Any]]:
-        if self.columns == "views" or len(embeddings) == 2:
-            return embeddings, {}
-        return embeddings[:2], {"negatives": torch.stack(embeddings[2:], 1), "negative_weight": self.negative_weight}
+        views, hard = self._split(embeddings)
+        options: dict[str, Any] = {"false_negatives": self.rules} if self.rules else {}
+        options |= {"empty": "zero"} if self.rules else {}
+        if hard:
+            options |= {"negatives": torch.stack(hard, 1), "negative_weight": self.negative_weight}
+            options |= {"in_batch": self.in_batch, "shared_negatives": self.shared_negatives}
+        return views, options
 
     def get_config_dict(self) -> dict[str, Any]:
         """Return the settings of this loss for the model card."""
-        names = ("columns", "views", "negative_weight", "pairing", "labels", "gather_across_devices")
-        return {"objective": str(self.objective), **{name: getattr(self, name) for name in names}}
+        names = ["columns", "views", "negative_weight", "pairing", "labels", "duplicates", "in_batch"]
+        names += ["shared_negatives", "gather_across_devices"]
+        config = {"objective": str(self.objective), **{name: getattr(self, name) for name in names}}
+        if self.rules:
+            config["false_negatives"] = [str(rule) for rule in self.rules]
+        if self._guide:
+            config["guide"] = str(self._guide[0].guide)
+        return config
 
     @property
     def citation(self) -> str:
@@ -225,11 +283,17 @@ class CachedContrastiveLoss(ContrastiveLoss):
                 raise ValueError(f"CachedContrastiveLoss: {name} must be a whole number of at least 1, got {size!r}.")
         super().__init__(model, objective, log_terms=False, **options)
         _gradcache()
+        self._of_batch: dict[str, Any] = {}  # what the texts of the batch say, between the passes of the cache
         self.mini_batch_size, self.mini_batch_num_tokens = mini_batch_size, mini_batch_num_tokens
         self.show_progress_bar = show_progress_bar
 
     def forward(self, sentence_features: Iterable[dict[str, Tensor]], labels: Tensor | None = None) -> Tensor:
-        loss: Tensor = _gradcache().forward_cached(self, self._repeat_single(sentence_features), labels)
+        columns = self._repeat_single(sentence_features)
+        self._of_batch = self._known(columns)
+        try:
+            loss: Tensor = _gradcache().forward_cached(self, columns, labels)
+        finally:
+            self._of_batch = {}
         return loss
 
     # the interface of the host's mixin; its methods are called rather than inherited, so that importing this module
@@ -239,7 +303,7 @@ class CachedContrastiveLoss(ContrastiveLoss):
         self, reps: list[list[Tensor]], labels: Tensor | None = None, *, with_backward: bool = False
     ) -> Tensor:
         """Compute the loss of the whole batch from the embeddings of its parts."""
-        loss = self.compute_loss_from_embeddings([torch.cat(parts) for parts in reps], labels)
+        loss = self._terms([torch.cat(parts) for parts in reps], labels, **self._of_batch).sum()
         if with_backward:
             loss.backward()
             loss = loss.detach()

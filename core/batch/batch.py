@@ -36,7 +36,7 @@ class BatchOptions(TypedDict, total=False):
     labels: Tensor | None
     queue_ids: Tensor | None
     negative_ids: Tensor | None
-    false_negatives: Rule | Sequence[Rule] | None
+    false_negatives: Rule | str | Sequence[Rule | str] | None
     guide: Tensor | Sequence[Tensor] | None
     queue_guide: Tensor | None
     negative_guide: Tensor | None
@@ -92,7 +92,7 @@ class Batch:
         labels: Tensor | None = None,
         queue_ids: Tensor | None = None,
         negative_ids: Tensor | None = None,
-        false_negatives: Rule | Sequence[Rule] | None = None,
+        false_negatives: Rule | str | Sequence[Rule | str] | None = None,
         guide: Tensor | Sequence[Tensor] | None = None,
         queue_guide: Tensor | None = None,
         negative_guide: Tensor | None = None,

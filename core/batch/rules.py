@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -85,9 +86,25 @@ def threshold(value: float, *, hard: bool = True) -> Rule:
     return Rule(float(value), "threshold", _is_flag(hard, "threshold"))
 
 
+def parse(text: str) -> Rule:
+    """Read a rule as it prints: ``margin(0.1)``, ``margin(0.05,relative)`` or ``threshold(0.9)``."""
+    found = re.fullmatch(r"\s*(?:margin|threshold)\(\s*([^,()]+?)\s*(?:,\s*(\w+)\s*)?\)\s*", text)
+    is_margin = "margin" in text
+    try:
+        if found is not None and (is_margin or found[2] is None):
+            value = float(found[1])
+            return margin(value, found[2] or KINDS[0]) if is_margin else threshold(value)
+    except ValueError as error:
+        if str(error).startswith("margin:"):
+            raise
+    expected = "margin(0.1), margin(0.05,relative), margin(0.95,percentage) or threshold(0.9)"
+    raise ValueError(f"false_negatives: expected {expected}, got {text!r}.")
+
+
 def as_rules(value: object) -> tuple[Rule, ...]:
-    """Return the rules of ``false_negatives=``."""
+    """Return the rules of ``false_negatives=``; texts are parsed."""
     rules: tuple[Any, ...] = tuple(value) if isinstance(value, (list, tuple)) else () if value is None else (value,)
+    rules = tuple(parse(rule) if isinstance(rule, str) else rule for rule in rules)
     wrong = [rule for rule in rules if not isinstance(rule, Rule)]
     if wrong or (value is not None and not rules):
         what = f"{wrong[0]!r} ({type(wrong[0]).__name__})" if wrong else repr(value)

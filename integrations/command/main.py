@@ -361,6 +361,22 @@ COMMANDS = {
   counterpoint eval transfer MODEL --tasks TREC MRPC
 """,
     ),
+    "mine": Command(
+        "find hard negatives for pairs of texts, for train sentence",
+        *_of("..sentence.mine"),
+        """\
+  counterpoint mine pairs.csv sentence-transformers/all-MiniLM-L6-v2 --out mined.jsonl --negatives 5
+  counterpoint mine ./my_beir_folder MODEL --out mined.jsonl --relative-margin 0.05
+""",
+    ),
+    "eval retrieval": Command(
+        "score a model on retrieval collections: nDCG@10, MRR@10, recall",
+        *_of("..sentence.commands", "retrieval"),
+        """\
+  counterpoint eval retrieval sentence-transformers/all-MiniLM-L6-v2 --data ./my_beir_folder
+  counterpoint eval retrieval runs/sentence/pairs.csv/NAME/seed0 --data nano:msmarco nano:nq --json
+""",
+    ),
 }
 
 if __name__ == "__main__":

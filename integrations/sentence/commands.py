@@ -1,4 +1,4 @@
-"""``counterpoint train sentence``, ``counterpoint eval sts`` and ``counterpoint eval transfer``."""
+"""``counterpoint train sentence``, and ``counterpoint eval sts``, ``transfer`` and ``retrieval``."""
 
 from __future__ import annotations
 
@@ -35,14 +35,18 @@ def train_arguments(parser: argparse.ArgumentParser) -> None:
 
 def _check_train(arguments: argparse.Namespace) -> None:
     """Raise what is wrong with settings, files and the model's name; called before torch is imported."""
-    from . import corpus
+    from . import beir, corpus
     from .locate import find
 
     flags.use_data("sts", arguments.sts)
     cell = {**defaults(Settings), **settings(arguments, arguments.data), "device": arguments.device}
     corpus.check(arguments.data, cell["positives"])
     check_settings(cell)
+    beir.check_sets("dev", [cell["dev"] or STS[0]], STS)
+    beir.check_sets("test", cell["test"] or (), (*STS, *TRANSFER))
     find(cell["model"], cell["revision"])
+    if cell["guide"] is not None:
+        find(cell["guide"])
 
 
 def settings(arguments: argparse.Namespace, dataset: str) -> dict[str, Any]:
@@ -80,14 +84,16 @@ def train_command(arguments: argparse.Namespace) -> int:
     return code
 
 
-def _eval_arguments(parser: argparse.ArgumentParser) -> None:
+def _eval_arguments(parser: argparse.ArgumentParser, data: bool = True) -> None:
     add = parser.add_argument
     add("model", help="a SentenceTransformer, a checkpoint of transformers, or the folder of a run")
     how = "how tokens become one vector, for a checkpoint that does not define it (the model's own)"
     add("--pooling", choices=POOLINGS, help=how)
     add("--max-length", type=flags.whole(1), metavar="N", help="word pieces of a text (the model's limit)")
     add("--revision", metavar="NAME", help="revision of a model on the hub (the newest)")
-    add("--data", metavar="FOLDER", help=f"sts/ and transfer/, or SentEval's data, or hub (${ENVIRONMENT}, else hub)")
+    if data:
+        folders = f"sts/ and transfer/, or SentEval's data, or hub (${ENVIRONMENT}, else hub)"
+        add("--data", metavar="FOLDER", help=folders)
     add("--batch", type=flags.whole(1), default=64, metavar="N", help="texts embedded at a time (%(default)s)")
     flags.add_device(parser)
     add("--json", action="store_true", help="print JSON")
@@ -169,4 +175,31 @@ def transfer_command(arguments: argparse.Namespace) -> int:
     options = {"batch_size": arguments.batch, "jobs": arguments.jobs, "progress": not arguments.json}
     report = transfer.evaluate(_load(arguments), arguments.tasks, arguments.data, **options)
     print(json.dumps(asdict(report), indent=1) if arguments.json else transfer.text(report))
+    return 0
+
+
+def retrieval_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the flags of ``counterpoint eval retrieval``."""
+    _eval_arguments(parser, data=False)
+    what = f"BEIR folders, names of those in ${ENVIRONMENT}/retrieval, nano or nano:NAME (all of the latter, else nano)"
+    parser.add_argument("--data", nargs="+", default=[], metavar="DATA", help=what)
+    parser.set_defaults(check=_check_retrieval)
+
+
+def _check_retrieval(arguments: argparse.Namespace) -> None:
+    """Raise what is wrong with the names of model and collections; called before torch is imported."""
+    from . import beir
+    from .locate import find
+
+    beir.check(arguments.data)
+    find(arguments.model, arguments.revision)
+
+
+def retrieval_command(arguments: argparse.Namespace) -> int:
+    """Print the scores of each collection."""
+    from . import retrieval
+
+    options = {"batch_size": arguments.batch, "progress": not arguments.json}
+    report = retrieval.evaluate(_load(arguments), arguments.data, **options)
+    print(json.dumps(asdict(report), indent=1) if arguments.json else retrieval.text(report))
     return 0

@@ -1,4 +1,4 @@
-"""Training data: sentences, pairs and triplets in files, and running text."""
+"""Training data: sentences, pairs and triplets in files, retrieval collections, and running text."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from typing import Any
 from counterpoint.names import check_known
 
 from ..domain import check_choice
+from . import beir
 from .frameworks import framework
 from .settings import ENVIRONMENT, POSITIVES
 from .text_files import lines, table
@@ -38,7 +39,8 @@ def load(
 
     Args:
         path: a file of one of :data:`FORMATS`: ``.txt`` has one text on a line, the others named columns, ``.tsv``
-            without quoting. Or a data set's name on the hub, ``owner/name``, of which the split ``train`` is used.
+            without quoting. Or a BEIR folder, whose ``qrels/train.tsv`` pairs queries with documents; or a data set's
+            name on the hub, ``owner/name``, of which the split ``train`` is used.
         positives: see the table.
         columns: columns to use, in this order; by default all that contain text.
         revision: of a data set on the hub.
@@ -46,6 +48,10 @@ def load(
     check(path, positives)
     name = find(path)
     kind = name.suffix.lower()
+    if beir.is_collection(name):
+        queries, answers = beir.read(name, "train").pairs()
+        pairs_by_column = {ANCHOR: queries, POSITIVE: answers}
+        return _checked(framework("datasets").Dataset.from_dict(pairs_by_column), path, 0)
     if positives.startswith("next-"):
         texts = lines(name)
         split = _line_documents(texts) if positives == "next-line" else documents("\n".join(texts))
@@ -73,20 +79,23 @@ def check(path: str | Path, positives: str = "auto") -> None:
     running_text, kind = positives.startswith("next-"), name.suffix.lower()
     if running_text and kind != ".txt":
         raise ValueError(f"positives={positives}: needs running text in a .txt file, got {path}.")
-    if kind in FORMATS:
+    if beir.is_collection(name):
+        check_choice("positives", positives, ("auto", "columns"))
+        beir.judgements(name, "train")
+    elif kind in FORMATS:
         if not name.is_file():
             raise FileNotFoundError(f"{name}: no such file.")
         if name.stat().st_size == 0:
             raise ValueError(f"{name}: empty.")
     elif name.exists() or not re.fullmatch(r"[\w.-]+/[\w.-]+", str(name)):
-        raise ValueError(f"{path}: expected a file of {', '.join(FORMATS)} or owner/name on the hub.")
+        raise ValueError(f"{path}: expected a file of {', '.join(FORMATS)}, a BEIR folder, or owner/name on the hub.")
 
 
 def find(path: str | Path) -> Path:
     """The file itself if it exists, else the one in ``COUNTERPOINT_DATA``."""
     name = Path(path).expanduser()
     elsewhere = Path(os.environ.get(ENVIRONMENT, "")) / name
-    return elsewhere if not name.exists() and elsewhere.is_file() else name
+    return elsewhere if not name.exists() and elsewhere.exists() else name
 
 
 def _checked(data: Any, path: str | Path, dropped: int) -> tuple[Any, int]:

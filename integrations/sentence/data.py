@@ -13,7 +13,6 @@ subsets of a year, and SICK's 9927 pairs without its splits: there is no SICKR-t
 from __future__ import annotations
 
 import math
-import os
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -24,9 +23,7 @@ from ..domain import check_choice
 from . import corpus
 from .frameworks import framework
 from .settings import ENVIRONMENT, STS, TRANSFER
-from .text_files import lines, table
-
-HUB = "hub"
+from .text_files import lines, root, table
 
 _SICK = ("SICKR-train", "SICKR-trial", "SICKR-test")
 # the names of SentEval's files; STS13's fourth subset, SMT, has a license that does not allow mirrors
@@ -85,17 +82,6 @@ class Texts:
 
 
 # ---- the folder of the data ---------------------------------------------------------------------------
-
-
-def root(data: str | Path | None = None) -> Path | None:
-    """The folder of the benchmarks ``data``, or None for ``hub``; by default ``COUNTERPOINT_DATA``, else the hub."""
-    name = os.environ.get(ENVIRONMENT) or HUB if data is None else data
-    if str(name) == HUB:
-        return None
-    folder = Path(name).expanduser()
-    if not folder.is_dir():
-        raise FileNotFoundError(f"data: {folder} is not a folder; expected one with sts/ and transfer/, or SentEval's.")
-    return folder
 
 
 def _find(folder: Path, *paths: str) -> Path | None:
@@ -245,12 +231,11 @@ def _needed(name: str, folder: Path, file: str) -> Path:
 
 
 class Prepared(NamedTuple):
-    """A cell's training samples, the number of rows dropped as blank, a checksum, and the dev set, if there is one."""
+    """A cell's training samples, the number of rows dropped as blank, and a checksum."""
 
     samples: Any
     dropped: int
     checksum: str
-    dev: Pairs | None
 
 
 def load_samples(arguments: Mapping[str, Any]) -> tuple[Any, int]:
@@ -269,4 +254,4 @@ def prepare(arguments: Mapping[str, Any]) -> Prepared:
     samples, dropped = load_samples(arguments)
     path = corpus.find(arguments["file"])
     checksum = store.checksum(path if path.is_file() else samples._fingerprint)
-    return Prepared(samples, dropped, checksum, load_sts(arguments["dev"]) if arguments["dev"] else None)
+    return Prepared(samples, dropped, checksum)

@@ -53,7 +53,7 @@ def find(model: str | Path, revision: str | None = None) -> str:
 
 def on_this_machine() -> list[str]:
     """Return the models in the hub's cache, by name, and the folders of those that come with installed packages."""
-    cache = Path(framework("huggingface_hub").constants.HF_HUB_CACHE)
+    cache = Path(framework("huggingface_hub.constants").HF_HUB_CACHE)
     cached = [path.parents[2].name for path in cache.glob("models--*/snapshots/*/config.json")]
     packaged = [
         str(package.locate_file(folder))

@@ -14,6 +14,7 @@ from .. import store
 from . import encode
 from .frameworks import framework
 from .noise import PerturbedContrastiveLoss, WordDropout
+from .settings import OPTIONAL
 
 
 def build(arguments: Mapping[str, Any]) -> Any:
@@ -55,6 +56,9 @@ def make_loss(model: Any, arguments: Mapping[str, Any]) -> ContrastiveLoss:
     objective = cp.objective(arguments["objective"])
     views = arguments["views"] or objective.views or 2
     options = {"views": views, "negative_weight": arguments["negative_weight"]}
+    options |= {name: arguments[name] for name in OPTIONAL if name in arguments}
+    if "guide" in options:
+        options["guide"] = encode.load(options["guide"], device=arguments["device"])
     epsilon, mixed, mini_batch = arguments["epsilon"], arguments["mixed"], arguments["mini_batch"]
     if epsilon is not None or mixed:
         return PerturbedContrastiveLoss(model, objective, epsilon=epsilon, mixed=mixed, **options)

@@ -100,12 +100,12 @@ class PerturbedContrastiveLoss(ContrastiveLoss):
         columns = self._repeat_single(sentence_features)
         if len(columns) != 2:
             raise ValueError(f"{type(self).__name__}: expected one or two columns, got {len(columns)}.")
+        extra = self._known(columns)
         first = self.model(columns[0])["sentence_embedding"]
         # a copy, as the model modifies its input
         encode = _FromWords(self.model, dict(columns[1]))
         words = encode.words()
         second = encode(words)
-        extra = {}
         if self.epsilon is not None:
             moved = attack(encode, first, words, self.epsilon, steps=self.attack_steps)
             extra["adversarial"] = encode(moved - words.detach() + words)  # keeps the gradient of the word embeddings

@@ -19,6 +19,8 @@ POOLINGS = ("cls", "pooler", "mean", "max")
 POSITIVES = ("auto", "same", "columns", "next-line", "next-sentence")
 HEADS = ("none", "training", "kept")
 SCHEDULES = ("linear", "constant", "cosine")
+# absent from cells that do not set them, as in runs from before they existed, whose folders are named by their cells
+OPTIONAL = ("duplicates", "false_negatives", "guide")
 PRECISIONS = ("fp32", "bf16", "fp16")
 
 
@@ -56,18 +58,26 @@ class Settings:
     warmup: float = setting(0.0, "share of the steps in which the learning rate rises", low=0, below=1)
     weight_decay: float = setting(0.0, "weight decay of AdamW", low=0)
     negative_weight: float = setting(0.0, "SimCSE's weight of a sample's own hard negatives, added to their logit")
+    duplicates: str | None = setting(
+        None, "text: samples that share a text are not each other's negatives (none)", choices=("text",)
+    )
+    false_negatives: str | None = setting(
+        None, "negatives to leave out: margin(0.1), margin(0.05,relative), threshold(0.9), ... (none)", metavar="RULE"
+    )
+    guide: str | None = setting(None, "model by whose similarities false_negatives decides (the trained one)")
     epsilon: float | None = setting(None, "size of IntNaCl's attack, on word embeddings", type=float, above=0)
     mixed: int = setting(0, "IntNaCl's mixed views per sample, of embeddings", low=0)
     precision: str = setting("fp32", "precision of the arithmetic", choices=PRECISIONS)
     dev: str | None = setting(
-        "STSB-dev", "set whose score selects the checkpoint; none for the last one", choices=("none", *STS)
+        "STSB-dev",
+        "STS set, or BEIR folder with qrels/dev.tsv, whose score selects the checkpoint; none for the last one",
+        metavar="SET",
     )
     every: int = setting(125, "steps between two evaluations on it", low=1)
     save: int = setting(125, "steps between two checkpoints; 0 for none", low=0)
     test: Sequence[str] | None = setting(
         None,
-        "sets and tasks to evaluate the finished model on; --test alone: SimCSE's seven STS sets (none)",
-        choices=(*STS, *TRANSFER),
+        "sets, tasks and BEIR folders to evaluate the finished model on; --test alone: SimCSE's seven STS sets (none)",
         nargs="*",
         metavar="SET",
     )
@@ -77,7 +87,7 @@ class Settings:
 
 def check_settings(arguments: Mapping[str, Any]) -> None:
     """Raise ``ValueError`` for the first setting of a cell that is out of range, or does not fit another."""
-    check(Settings, {**arguments, "dev": arguments["dev"] or "none"})
+    check(Settings, arguments)
     plain = arguments["head"] == "none" and not arguments["weight_decay"] and arguments["precision"] == "fp32"
     if arguments["static"] and not plain:
         raise ValueError("static: word-piece embeddings alone need head=none, no weight decay, and fp32.")
@@ -87,6 +97,8 @@ def check_settings(arguments: Mapping[str, Any]) -> None:
         raise ValueError(
             f"device: the trainer uses the first visible GPU; for {arguments['device']} set CUDA_VISIBLE_DEVICES."
         )
+    if arguments["guide"] is not None and arguments["false_negatives"] is None:
+        raise ValueError("guide: needs false_negatives beside it; margin(0) is GISTEmbed's rule.")
     if arguments["mini_batch"] is not None and (arguments["epsilon"] is not None or arguments["mixed"]):
         raise ValueError("mini_batch: the gradient cache does not support adversarial or mixed views.")
 

@@ -1,12 +1,17 @@
-"""Text files: their lines, and tables separated by tabs.
+"""Text files: the folder of the benchmarks, lines, and tables separated by tabs.
 
 Rows are split at line feeds and tabs only: quotes belong to the text.
 """
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
+
+from .settings import ENVIRONMENT
+
+HUB = "hub"
 
 
 def lines(path: Path, encoding: str = "utf-8") -> list[str]:
@@ -39,3 +44,14 @@ def table(path: Path, columns: int, header: bool = False, more: bool = True) -> 
         if len(cells) < columns or (len(cells) > columns and not more):
             raise ValueError(f"{path}: line {number} has {len(cells)} columns, expected {columns}: {line[:60]!r}")
         yield f"{path}: line {number}", cells
+
+
+def root(data: str | Path | None = None) -> Path | None:
+    """The folder of the benchmarks ``data``, or None for ``hub``; by default ``COUNTERPOINT_DATA``, else the hub."""
+    name = os.environ.get(ENVIRONMENT) or HUB if data is None else data
+    if str(name) == HUB:
+        return None
+    folder = Path(name).expanduser()
+    if not folder.is_dir():
+        raise FileNotFoundError(f"data: {folder} is not a folder; expected one with sts/ and transfer/, or SentEval's.")
+    return folder

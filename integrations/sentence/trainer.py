@@ -16,8 +16,9 @@ from counterpoint.plugins.sentence_transformers import ContrastiveLoss
 
 from .. import store
 from ..store.run import Run
-from . import encode, sts
+from .beir import Collection
 from .data import Pairs
+from .evaluation import dev_metric, dev_score
 from .frameworks import framework
 from .model import without_head
 
@@ -46,25 +47,23 @@ class Batches(BatchSampler):
 
 
 class DevScore(_Evaluator):  # type: ignore[misc]
-    """Spearman's correlation on an STS set, with ``drop_head`` of the model without its last module."""
+    """The score on the development data, with ``drop_head`` of the model without its last module."""
 
-    def __init__(self, pairs: Pairs, drop_head: bool) -> None:
+    def __init__(self, name: str, dev: Pairs | Collection, drop_head: bool) -> None:
         super().__init__()
-        self.pairs, self.drop_head, self.name, self.primary_metric = pairs, drop_head, pairs.name, pairs.name
+        self.dev, self.drop_head, self.name, self.primary_metric = dev, drop_head, name, name
 
     def __call__(
         self, model: Any, output_path: str | None = None, epoch: float = -1, steps: int = -1
     ) -> dict[str, float]:
-        embedder = encode.encoder(without_head(model) if self.drop_head else model)
-        texts = [*self.pairs.first, *self.pairs.second]
-        score = sts.score(self.pairs, encode.Embeddings(embedder, texts, progress=False)).spearman
+        score = dev_score(without_head(model) if self.drop_head else model, self.dev)
         metrics = {self.name: COLLAPSED if score is None else score}
         self.store_metrics_in_model_card_data(model, metrics, epoch, steps)
         return metrics
 
     @property
     def description(self) -> str:
-        return "Semantic Similarity"
+        return "Retrieval" if isinstance(self.dev, Collection) else "Semantic Similarity"
 
 
 class RunCallback(_Callback):  # type: ignore[misc]
@@ -109,7 +108,7 @@ class RunCallback(_Callback):  # type: ignore[misc]
         self.run.log(state.global_step, **numbers)
 
     def on_evaluate(self, args: Any, state: Any, control: Any, metrics: dict[str, float], model: Any, **_: Any) -> None:
-        score = metrics[f"eval_{self.run.arguments['dev']}"]
+        score = metrics[f"eval_{dev_metric(self.run.arguments['dev'])}"]
         if self.best is None or score > self.best["score"]:
             weights = {name: value.detach().cpu().clone() for name, value in model.state_dict().items()}
             self.best = {"score": score, "step": state.global_step, "model": weights}
@@ -134,7 +133,7 @@ def make_trainer(
     model: Any,
     loss: ContrastiveLoss,
     samples: Any,
-    dev: Pairs | None,
+    dev: Pairs | Collection | None,
     arguments: Mapping[str, Any],
     callback: RunCallback,
 ) -> Any:
@@ -178,7 +177,7 @@ def make_trainer(
         args=training,
         train_dataset=samples,
         loss=loss,
-        evaluator=DevScore(dev, arguments["head"] == "training") if dev else None,
+        evaluator=DevScore(dev_metric(arguments["dev"]), dev, arguments["head"] == "training") if dev else None,
         data_collator=collator(preprocess_fn=model.preprocess, max_length=arguments["max_length"]),
         callbacks=[callback],
         optimizers=(sparse, None),

@@ -11,15 +11,17 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+from counterpoint.batch.rules import as_rules
+
 from .. import store
 from ..domain import defaults
 from ..store.run import Run
-from . import encode
+from . import beir, encode
 from .data import prepare
-from .evaluation import evaluate
+from .evaluation import dev_metric, dev_score, evaluate, load_dev
 from .frameworks import quiet
 from .model import build, make_loss
-from .settings import Settings, check_settings
+from .settings import OPTIONAL, STS, TRANSFER, Settings, check_settings
 from .trainer import RunCallback, make_trainer
 
 UNTRAINED = "before training"
@@ -45,7 +47,10 @@ def cell(file: str, objective: str | None, seed: int, **changes: Any) -> dict[st
     arguments = {**settings, **changes, "domain": "sentence", "dataset": Path(file).name, "file": file}
     arguments |= {"objective": objective, "seed": seed}
     check_settings(arguments)
-    return arguments
+    as_rules(arguments["false_negatives"])
+    beir.check_sets("dev", [arguments["dev"] or STS[0]], STS)
+    beir.check_sets("test", arguments["test"] or (), (*STS, *TRANSFER))
+    return {name: value for name, value in arguments.items() if value is not None or name not in OPTIONAL}
 
 
 def untrained(file: str, seed: int, **changes: Any) -> dict[str, Any]:
@@ -58,11 +63,15 @@ def train(run: Run) -> None:
     """Train one cell and finish its run with the dev score, or with the last loss if there is no dev set."""
     arguments = run.arguments
     dev_name, test = arguments["dev"], arguments["test"] or ()
+    metric = dev_metric(dev_name) if dev_name else ""
     shares: dict[str, float] = {}
     if arguments["objective"] is None:
-        run.finish(evaluate(build(arguments), [*filter(None, [dev_name]), *test], shares), majority=shares)
+        model = build(arguments)
+        result = {metric: _number(dev_score(model, load_dev(dev_name)))} if dev_name else {}
+        run.finish(result | evaluate(model, test, shares), majority=shares)
         return
-    samples, dropped, checksum, dev = prepare(arguments)
+    samples, dropped, checksum = prepare(arguments)
+    dev = load_dev(dev_name) if dev_name else None
     run.data(checksum)
     model = build(arguments)
     loss = make_loss(model, arguments)
@@ -72,7 +81,7 @@ def train(run: Run) -> None:
     history = trainer.state.log_history
     if callback.best is not None:
         model.load_state_dict(callback.best["model"])
-        result = {dev_name: callback.best["score"]}
+        result = {metric: callback.best["score"]}
     else:
         result = {"loss": next((line["loss"] for line in reversed(history) if "loss" in line), math.nan)}
     if arguments["head"] == "training":
@@ -81,10 +90,14 @@ def train(run: Run) -> None:
         model.save_pretrained(str(run.path / "model"))
         _link(run.path / "model", run.path / "encoder.safetensors")
     result |= evaluate(model, test, shares)
-    curve = [(line["step"], line[key]) for line in history if (key := f"eval_{dev_name}") in line]
+    curve = [(line["step"], line[key]) for line in history if (key := f"eval_{metric}") in line]
     step = callback.best and callback.best["step"]
     run.finish(result, samples=len(samples), left_out=dropped, step=step, curve=curve, majority=shares)
     shutil.rmtree(callback.folder, ignore_errors=True)
+
+
+def _number(score: float | None) -> float:
+    return math.nan if score is None else score
 
 
 def _link(model: Path, encoder: Path) -> None:

@@ -100,6 +100,65 @@ def test_labels_are_ids_or_classes(model):
         ContrastiveLoss(model, "hcl", labels="ids")(data, None)
 
 
+@pytest.mark.parametrize("kind", [ContrastiveLoss, CachedContrastiveLoss])
+@pytest.mark.parametrize(("margin", "strategy"), [(0.0, "absolute"), (0.05, "absolute"), (0.1, "relative")])
+@pytest.mark.parametrize("columns", [2, 3])
+def test_is_gist_embed(bert, model, kind, margin, strategy, columns):
+    guide = load(bert).eval()
+    with torch.no_grad():
+        for p in guide.parameters():
+            p.add_(0.3 * torch.randn(p.shape, generator=torch.Generator().manual_seed(p.numel())))
+    model.eval()
+    data = texts(columns, 12)
+    options = {"margin": margin, "margin_strategy": strategy, "contrast_anchors": False, "contrast_positives": False}
+    theirs = value_and_gradients(losses.GISTEmbedLoss(model, guide, temperature=0.05, **options), data)
+    rule = cp.margin(margin, strategy)
+    ours = value_and_gradients(kind(model, "infonce:t=0.05", false_negatives=rule, guide=guide), data)
+    assert_equal(ours, theirs, 5e-6)
+    plain = value_and_gradients(kind(model, "infonce:t=0.05"), data)
+    assert (plain[0] - ours[0]).abs() > 1e-3  # the guide leaves out something
+
+
+@pytest.mark.parametrize("kind", [ContrastiveLoss, CachedContrastiveLoss])
+def test_samples_that_share_a_text_are_not_negatives(model, kind):
+    model.eval()
+    anchors, answers, hard = ([f"w{k + i} w{50 - k - i}" for i in range(8)] for k in (0, 10, 35))
+    anchors[3], answers[5], hard[2], hard[6] = anchors[0], answers[1], answers[4], anchors[7]
+    labels = torch.tensor([0, 1, 2, 0, 4, 1, 6, 7])
+    a, b, c = (model(x)["sentence_embedding"] for x in features(model, [anchors, answers, hard]))
+    negative_ids = torch.tensor([20, 21, 4, 23, 24, 25, 7, 27])
+    expected = cp.objective("hcl:t=0.1")(a, b, negatives=c, pairing="one_way", ids=labels, negative_ids=negative_ids)
+    loss_fn = kind(model, "hcl:t=0.1", duplicates="text")
+    torch.testing.assert_close(loss_fn(features(model, [anchors, answers, hard]), None), expected)
+    assert loss_fn.get_config_dict()["duplicates"] == "text"
+
+
+def test_which_negatives_count(model):
+    model.eval()
+    data = features(model, texts(4))
+    a, b, *hard = (model(dict(x))["sentence_embedding"] for x in data)
+    for options in ({"in_batch": False}, {"shared_negatives": False}, {"false_negatives": "margin(-0.1)"}):
+        extra = {"empty": "zero"} if "false_negatives" in options else {}
+        expected = cp.InfoNCE(0.05)(a, b, negatives=torch.stack(hard, 1), pairing="one_way", **options, **extra)
+        loss = ContrastiveLoss(model, "infonce:t=0.05", **options)([dict(x) for x in data], None)
+        torch.testing.assert_close(loss, expected)
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"duplicates": "txt"}, "unknown duplicates 'txt'. Did you mean 'text'"),
+        ({"duplicates": "text", "labels": "ids"}, 'duplicates="text" cannot be combined with labels='),
+        ({"duplicates": "text", "gather_across_devices": True}, "cannot be combined with gather_across_devices="),
+        ({"guide": object()}, "guide= needs false_negatives= beside it"),
+        ({"false_negatives": "margin"}, "expected margin(0.1), margin(0.05,relative)"),
+    ],
+)
+def test_wrong_rules_and_duplicates(model, options, says):
+    with pytest.raises(ValueError, match=re.escape(says)):
+        ContrastiveLoss(model, "infonce", **options)
+
+
 def test_one_column_is_embedded_twice(model):
     """As unsupervised SimCSE is usually written down, with the same text in two columns."""
     (column,) = texts(1)

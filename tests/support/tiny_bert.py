@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -86,3 +87,17 @@ def write_transfer(folder: Path) -> None:
             second = f"\t{text(int(draw.integers(2)) if label else 0)}" if name.startswith("MRPC") else ""
             rows.append(f"{label}\t{text(label)}{second}")
         (folder / "transfer" / f"{name}.tsv").write_text("\n".join(rows) + "\n")
+
+
+def write_collection(folder: Path, queries: int = 30, splits: tuple[str, ...] = ("train", "dev", "test")) -> Path:
+    """A BEIR folder: the document of a query shares most of its words; splits take turns. Returns the folder."""
+    (folder / "qrels").mkdir(parents=True)
+    asked = texts(1, queries, seed=5)[0]
+    answers = [f"{query} {other}" for query, other in zip(asked, texts(1, queries, seed=6)[0], strict=True)]
+    documents = [{"_id": f"d{i}", "title": "", "text": text} for i, text in enumerate(answers)]
+    for name, rows in (("corpus", documents), ("queries", [{"_id": f"q{i}", "text": t} for i, t in enumerate(asked)])):
+        (folder / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    for k, split in enumerate(splits):
+        judged = "".join(f"q{i}\td{i}\t1\n" for i in range(k, queries, len(splits)))
+        (folder / "qrels" / f"{split}.tsv").write_text("query-id\tcorpus-id\tscore\n" + judged)
+    return folder

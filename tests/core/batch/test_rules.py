@@ -8,6 +8,7 @@ import torch
 from specs import REGISTERED, at, embeddings
 
 import counterpoint as cp
+from counterpoint.batch import rules
 from counterpoint.batch.rules import Rule
 
 SIZE, VIEWS, HARD = 7, 2, 3
@@ -197,7 +198,7 @@ def test_report_counts_what_each_rule_removes():
 RULE = {"false_negatives": cp.margin(0.1)}
 WRONG = {
     "a number": ({"false_negatives": 0.1}, TypeError, "expected a rule, cp.margin.* got 0.1 .float"),
-    "a name": ({"false_negatives": "margin"}, TypeError, "false_negatives: expected a rule.* got 'margin'"),
+    "a name": ({"false_negatives": "margin"}, ValueError, r"false_negatives: expected margin\(0.1\),.* got 'margin'"),
     "no rule": ({"false_negatives": []}, TypeError, "false_negatives: expected a rule"),
     "two minds": (
         {"false_negatives": [cp.margin(0.1), cp.threshold(0.9, hard=False)]}, ValueError, "need the same hard=",
@@ -250,6 +251,29 @@ def test_wrong_input(case):
 def test_wrong_rules(make, error, text):
     with pytest.raises(error, match=text):
         make()
+
+
+PRINTED = [
+    cp.margin(0.1),
+    cp.margin(-0.5),
+    cp.margin(0.05, "relative"),
+    cp.margin(0.95, "percentage"),
+    cp.threshold(0.9),
+]
+
+
+@pytest.mark.parametrize("rule", PRINTED)
+def test_a_rule_reads_as_it_prints(rule):
+    assert rules.parse(str(rule)) == rule
+    assert rules.as_rules(f" {rule} ") == (rule,)
+
+
+@pytest.mark.parametrize("text", ["", "margin", "margin()", "margin(a)", "threshold(0.9,relative)", "margin(0.1)x"])
+def test_other_texts_are_no_rules(text):
+    with pytest.raises(ValueError, match=r"false_negatives: expected margin\(0.1\), .*, got "):
+        rules.as_rules(text)
+    with pytest.raises(ValueError, match=r"margin: unknown kind 'relativ'\. Did you mean 'relative'"):
+        rules.as_rules("margin(0.1,relativ)")
 
 
 def test_a_margin_needs_a_positive():

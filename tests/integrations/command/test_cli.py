@@ -247,6 +247,8 @@ NEEDS = {  # the fewest arguments of each command that needs an extra, and that 
     "eval image runs": "image",
     "eval sts model": "sentence",
     "eval transfer model --data data": "sentence",
+    "eval retrieval model --data nano": "sentence",
+    "mine texts.csv model --out mined.jsonl": "sentence",
     "eval control runs": "control",
     "tune graph": "graph",
     "tune image": "image",
@@ -261,7 +263,8 @@ def without_extras(script, *words, cwd=None):
 
 
 def test_without_extras_each_command_names_its_own(tmp_path):
-    (tmp_path / "texts.txt").write_text("one\ntwo\n")
+    for name in ("texts.txt", "texts.csv"):
+        (tmp_path / name).write_text("one\ntwo\n")
     (tmp_path / "runs").mkdir()
     (tmp_path / "runs" / "run.json").touch()
     done = without_extras(EACH, *NEEDS, cwd=tmp_path)

@@ -53,13 +53,16 @@ COMMAND = {  # {out} is the folder of the command, {train graph} that of the uni
     "eval image": "{train image} --probe knn --json",
     "eval sts": "{data}/bert --pooling cls --data {data} --plot {out}/distances.png --json",
     "eval transfer": "{data}/bert --pooling cls --data {data} --tasks CR TREC --jobs 2 --json",
+    "eval retrieval": "{data}/bert --pooling cls --data {data}/words --json",
+    "mine": "{data}/words {data}/bert --pooling cls --negatives 1 --out {out}/mined.jsonl --json",
     "eval control": "{train control} --episodes 1 --video {out}/film.gif --json",
     "tune graph": f"{SMALL} --objective adnce --budget 3 --out {{out}} --json",
     "demo": "--quick --domains graph --seeds 1 --objective infonce:t=0.2 --out {out} --json",
     "report": "{train graph} --out {out} --json",
 }
 NEEDS = {"graph": "torch_geometric", "tu": "torch_geometric", "image": "lightly", "control": "dm_control"}
-NEEDS |= dict.fromkeys(("sentence", "sts", "transfer"), "sentence_transformers") | {"demo": "torch_geometric"}
+NEEDS |= dict.fromkeys(("sentence", "sts", "transfer", "retrieval", "mine"), "sentence_transformers")
+NEEDS |= {"demo": "torch_geometric"}
 QUICK = ("objectives",)
 SCRIPT = """
 import sys, torch
@@ -167,7 +170,10 @@ def whole(path: Path) -> Any:
             return {name: content.get(name) for name in ("arguments", "data", "result", "details")}
         return content
     if path.suffix == ".jsonl":
-        steps = [json.loads(line)["step"] for line in path.read_text().splitlines()]
+        rows = [json.loads(line) for line in path.read_text().splitlines()]
+        if path.name == "mined.jsonl":
+            return rows
+        steps = [row["step"] for row in rows]
         return steps if path.name == "metrics.jsonl" else None  # inject appends to what is there
     if path.suffix == ".pt":
         torch.load(path, weights_only=True)
@@ -213,6 +219,7 @@ def undisturbed(tmp_path_factory):
         tiny_bert.build(data / "bert")
         tiny_bert.write_sts(data, (*tiny_bert.STS, "STSB-dev"))
         tiny_bert.write_transfer(data)
+        tiny_bert.write_collection(data / "words")
         (data / "texts.txt").write_text("\n".join(tiny_bert.texts(1, 40, seed=2)[0]) + "\n")
     outcomes: dict[str, Outcome] = {}
 

@@ -1,0 +1,125 @@
+"""``counterpoint mine``: hard negatives for pairs, by sentence-transformers' ``mine_hard_negatives``.
+
+A model embeds the queries and all candidates, and each query gets the most similar candidates that are not known to be
+its positives. Many of them may be false: leave out those close to the positive with ``--margin``, or mask them in
+training with ``--false-negatives``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+from typing import Any
+
+from ..command import flags
+from .settings import POOLINGS
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the flags of ``counterpoint mine``."""
+    add = parser.add_argument
+    add("data", help="pairs: .csv, .tsv, .jsonl, .parquet, or a BEIR folder, all of whose documents are candidates")
+    add("model", help="a SentenceTransformer, or a checkpoint of transformers: it looks for the negatives")
+    add("--out", type=Path, required=True, metavar="FILE", help="the .jsonl to write, for train sentence (required)")
+    add("--columns", nargs=2, metavar=("QUERY", "POSITIVE"), help="columns of the file (the first two of text)")
+    add("--negatives", type=flags.whole(1), default=5, metavar="N", help="for each pair (%(default)s)")
+    add(
+        "--skip", type=flags.whole(0), default=0, metavar="N", help="most similar candidates to leave out (%(default)s)"
+    )
+    add("--margin", type=float, metavar="X", help="least gap between the positive's similarity and a negative's (none)")
+    add("--relative-margin", type=float, metavar="X", help="the same, as a share of the positive's similarity (none)")
+    add("--pooling", choices=POOLINGS, help="for a checkpoint that does not define it (the model's own)")
+    add("--batch", type=flags.whole(1), default=64, metavar="N", help="texts embedded at a time (%(default)s)")
+    flags.add_device(parser)
+    add("--json", action="store_true", help="print JSON")
+    parser.set_defaults(check=_check)
+
+
+def _check(arguments: argparse.Namespace) -> None:
+    from . import corpus
+    from .locate import find
+
+    corpus.check(arguments.data)
+    if arguments.out.suffix != ".jsonl":
+        raise ValueError(f"--out: expected a name that ends in .jsonl, got {arguments.out}.")
+    find(arguments.model)
+
+
+def mine(
+    data: str | Path,
+    model: Any,
+    negatives: int = 5,
+    *,
+    columns: tuple[str, str] | None = None,
+    skip: int = 0,
+    margin: float | None = None,
+    relative_margin: float | None = None,
+    batch_size: int = 64,
+    progress: bool = True,
+) -> Any:
+    """Return a ``datasets.Dataset`` of each pair with its hard negatives; pairs without enough of them are left out.
+
+    Args:
+        data: pairs, see :func:`counterpoint.integrations.sentence.corpus.load`. Candidates are the second column, or
+            all documents of a BEIR folder.
+        model: a SentenceTransformer.
+        negatives: how many for each pair, the most similar first.
+        columns: the columns of queries and positives.
+        skip: how many of the most similar candidates to leave out.
+        margin, relative_margin: candidates whose similarity exceeds that of the positive less the margin are left out;
+            the relative margin is a share of the positive's similarity.
+        batch_size: texts embedded at a time.
+    """
+    from . import beir, corpus
+    from .frameworks import framework
+
+    samples, _ = corpus.load(data, "auto", columns)
+    if len(samples.column_names) < 2:
+        raise ValueError(f"{data}: expected columns of queries and positives, got {samples.column_names[0]!r} alone.")
+    query, positive = samples.column_names[:2]
+    folder = corpus.find(data)
+    candidates = [*beir.read(folder, "train").documents.values()] if beir.is_collection(folder) else None
+    mined = framework("sentence_transformers.util").mine_hard_negatives(
+        samples.select_columns([query, positive]),
+        model,
+        corpus=candidates,
+        num_negatives=negatives,
+        range_min=skip,
+        absolute_margin=margin,
+        relative_margin=relative_margin,
+        output_format="n-tuple",
+        batch_size=batch_size,
+        verbose=progress,
+    )
+    if not len(mined):
+        raise ValueError(f"{data}: no pair has {negatives} negatives that the settings allow; ask for fewer.")
+    return mined
+
+
+def command(arguments: argparse.Namespace) -> int:
+    """Mine, and write the file."""
+    from .. import store
+    from . import encode
+
+    model = encode.load(arguments.model, arguments.pooling, device=arguments.device)
+    mined = mine(
+        arguments.data,
+        model,
+        arguments.negatives,
+        columns=arguments.columns,
+        skip=arguments.skip,
+        margin=arguments.margin,
+        relative_margin=arguments.relative_margin,
+        batch_size=arguments.batch,
+        progress=not arguments.json,
+    )
+    arguments.out.parent.mkdir(parents=True, exist_ok=True)
+    with store.atomic(arguments.out) as file:
+        file.writelines((json.dumps(row, ensure_ascii=False) + "\n").encode() for row in mined)
+    if arguments.json:
+        print(json.dumps({"rows": len(mined), "columns": mined.column_names, "file": str(arguments.out)}))
+    else:
+        print(f"wrote {arguments.out}: {len(mined)} pairs with {arguments.negatives} hard negatives each; next:")
+        print(f"  counterpoint train sentence --data {arguments.out} --model {arguments.model}")
+    return 0

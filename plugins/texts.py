@@ -1,0 +1,108 @@
+"""Tokenized columns of texts, as sentence-transformers gives them to a loss: equal texts, and a guide's embeddings."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import Any
+
+import torch
+from torch import Tensor
+
+Features = dict[str, Tensor]
+
+
+def tokens(features: Features) -> list[tuple[int, ...]]:
+    """Return the tokens of each text of a column, without padding."""
+    ids = features["input_ids"]
+    if "cu_seq_lens_q" in features:  # texts behind one another
+        bounds = features["cu_seq_lens_q"].tolist()
+    elif "offsets" in features:  # of static embeddings
+        bounds = [*features["offsets"].tolist(), ids.numel()]
+    else:
+        rows, masks = ids.tolist(), features["attention_mask"].tolist()
+        return [tuple(x for x, kept in zip(*pair, strict=True) if kept) for pair in zip(rows, masks, strict=True)]
+    flat = ids.flatten().tolist()
+    return [tuple(flat[start:end]) for start, end in pairwise(bounds)]
+
+
+def equal_texts(columns: Sequence[Features], negatives: Sequence[Features] = ()) -> tuple[Tensor, Tensor | None]:
+    """Number samples so that those with a text in common have the same number, and their hard negatives alike.
+
+    Args:
+        columns: the views of the samples. Samples that share a text with a third one belong together as well.
+        negatives: columns of hard negatives.
+
+    Returns:
+        ``ids``, ``(B,)``, and ``negative_ids``, ``(B, columns)``: that of the sample which has the same text, or a
+        number of its own; None without hard negatives.
+    """
+    texts = [tokens(column) for column in columns]
+    first: dict[tuple[int, ...], int] = {}  # the first sample with a text
+    ids = list(range(len(texts[0])))
+
+    def root(i: int) -> int:
+        while ids[i] != i:
+            i = ids[i]
+        return i
+
+    for column in texts:
+        for i, text in enumerate(column):
+            a, b = sorted((root(first.setdefault(text, i)), root(i)))
+            ids[b] = a
+    numbers = torch.tensor([root(i) for i in ids], device=columns[0]["input_ids"].device)
+    if not negatives:
+        return numbers, None
+    of_text = {text: root(i) for text, i in first.items()}
+    count = len(ids)
+    rows = [
+        [of_text.get(text, count + k) for k, text in enumerate(row)]
+        for row in zip(*map(tokens, negatives), strict=True)
+    ]
+    return numbers, torch.tensor(rows, device=numbers.device)
+
+
+class Guide:
+    """A model that embeds the batch of another one, without gradient.
+
+    Args:
+        guide: the ``SentenceTransformer`` that judges.
+        model: the one that is trained, whose tokens the batch has.
+    """
+
+    def __init__(self, guide: Any, model: Any) -> None:
+        for name, one in (("guide", guide), ("model", model)):
+            if not hasattr(getattr(one, "tokenizer", None), "get_vocab"):
+                raise TypeError(
+                    f"guide: needs models of texts with tokenizers, but {name} has none: {type(one).__name__}."
+                )
+        self.guide, self.model = guide.eval().requires_grad_(False), model
+        same = (
+            type(guide.tokenizer) is type(model.tokenizer)
+            and guide.tokenizer.get_vocab() == model.tokenizer.get_vocab()
+        )
+        self.same_tokens = same and (guide.max_seq_length or 0) >= (model.max_seq_length or 0)
+
+    @torch.no_grad()
+    def __call__(self, columns: Sequence[Features]) -> list[Tensor]:
+        """Return the embeddings of each column, ``(B, width)``; other models read the texts anew."""
+        embedded = []
+        for column in columns:
+            features = dict(column) if self.same_tokens else self._read(column)
+            self.guide.eval()
+            embedded.append(
+                self.guide({k: _on(v, self.guide.device) for k, v in features.items()})["sentence_embedding"]
+            )
+        device = columns[0]["input_ids"].device
+        return [z.to(device) for z in embedded]
+
+    def _read(self, column: Features) -> dict[str, Any]:
+        tokenizer = self.model.tokenizer  # of transformers, or of tokenizers for static embeddings
+        decode = tokenizer.batch_decode if hasattr(tokenizer, "batch_decode") else tokenizer.decode_batch
+        words = decode([list(row) for row in tokens(column)], skip_special_tokens=True)
+        features: dict[str, Any] = self.guide.preprocess(words)
+        return features
+
+
+def _on(value: Any, device: torch.device) -> Any:
+    return value.to(device) if isinstance(value, Tensor) else value

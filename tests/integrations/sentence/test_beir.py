@@ -1,0 +1,94 @@
+"""BEIR folders, and what is said of those that are wrong."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from tiny_bert import write_collection
+
+pytest.importorskip("datasets")
+
+from counterpoint.integrations.sentence import beir, corpus
+
+
+def write(folder: Path, documents: list[dict], queries: list[dict], judged: str, split: str = "test") -> Path:
+    (folder / "qrels").mkdir(parents=True)
+    for name, rows in (("corpus", documents), ("queries", queries)):
+        (folder / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (folder / "qrels" / f"{split}.tsv").write_text("query-id\tcorpus-id\tscore\n" + judged)
+    return folder
+
+
+DOCUMENTS = [{"_id": "a", "title": "T", "text": "one"}, {"_id": "b", "text": "two"}, {"_id": "c", "text": ""}]
+QUERIES = [{"_id": 1, "text": "q1"}, {"_id": "2", "text": "q2"}, {"_id": "3", "text": "q3"}]
+
+
+def test_reads_titles_grades_and_judged_queries_only(tmp_path):
+    judged = "1\tb\t3\n1\ta\t0\n2\ta\t1\n2\tb\t2\n3\tc\t1\n"
+    found = beir.read(write(tmp_path / "x", DOCUMENTS, QUERIES, judged))
+    assert found.documents == {"a": "T one", "b": "two"}  # one without text cannot be found
+    assert found.queries == {"1": "q1", "2": "q2"}
+    assert found.relevant == {"1": {"b"}, "2": {"a", "b"}}
+    assert found.pairs() == (["q1", "q2", "q2"], ["two", "T one", "two"])
+
+
+@pytest.mark.parametrize(
+    ("judged", "says"),
+    [
+        ("9\ta\t1\n", r"test.tsv: line 2: there is no query '9' in queries.jsonl"),
+        ("1\ta\thigh\n", "line 2: expected a number as grade, got 'high'"),
+        ("1 a 1\n", "line 2 has 1 columns, expected 3"),
+        ("1\tz\t1\n", "no query of test has a relevant document"),
+    ],
+)
+def test_wrong_judgements(tmp_path, judged, says):
+    with pytest.raises(ValueError, match=says):
+        beir.read(write(tmp_path / "x", DOCUMENTS, QUERIES, judged))
+
+
+@pytest.mark.parametrize(
+    ("line", "says"),
+    [
+        ("{oops", "corpus.jsonl: line 1: expected"),
+        ('{"text": "a"}', "line 1: expected"),
+        ('{"_id": 1, "text": null}', "line 1: expected text, got None"),
+    ],
+)
+def test_wrong_lines(tmp_path, line, says):
+    folder = write(tmp_path / "x", DOCUMENTS, QUERIES, "1\ta\t1\n")
+    (folder / "corpus.jsonl").write_text(line + "\n")
+    with pytest.raises(ValueError, match=says):
+        beir.read(folder)
+
+
+def test_a_split_that_is_missing_names_the_others(tmp_path):
+    folder = write(tmp_path / "x", DOCUMENTS, QUERIES, "1\ta\t1\n")
+    with pytest.raises(FileNotFoundError, match=r"train.tsv: no such file; splits of x: test\."):
+        beir.read(folder, "train")
+
+
+def test_found_by_folder_or_by_name(tmp_path, monkeypatch):
+    folder = write_collection(tmp_path / "retrieval" / "words")
+    monkeypatch.setenv("COUNTERPOINT_DATA", str(tmp_path))
+    assert beir.find(folder) == beir.find("words") == folder
+    assert beir.collections() == ["words"]
+    with pytest.raises(FileNotFoundError, match="Did you mean 'words'"):
+        beir.find("wrods")
+    with pytest.raises(FileNotFoundError, match=r"not a BEIR folder, which has corpus\.jsonl"):
+        beir.find(tmp_path)
+    with pytest.raises(ValueError, match=r"dev: unknown dev 'wrods'\. Did you mean 'words'"):
+        beir.check_sets("dev", ["STSB-dev", "wrods"], ["STSB-dev"])
+    monkeypatch.delenv("COUNTERPOINT_DATA")
+    with pytest.raises(FileNotFoundError, match="COUNTERPOINT_DATA is not set"):
+        beir.find("words")
+
+
+def test_a_collection_is_training_data(tmp_path):
+    folder = write_collection(tmp_path / "words")
+    samples, dropped = corpus.load(folder)
+    expected = beir.read(folder, "train").pairs()
+    assert (samples["anchor"][:], samples["positive"][:], dropped) == (*expected, 0)
+    with pytest.raises(ValueError, match="positives: unknown positives 'same'"):
+        corpus.load(folder, "same")
