@@ -407,8 +407,7 @@ class Batch:
         tile = self._requested_tile
         if tile is not None and (not is_number(tile) or tile != int(tile) or tile < 0):
             raise ValueError(f"tile: expected a whole number, 0 for a matrix, or None, got {tile!r}.")
-        if self.engine not in ENGINES:
-            raise ValueError(f"engine: unknown value {self.engine!r}.{nearest(str(self.engine), ENGINES)}")
+        check_known("engine: unknown value", self.engine, ENGINES)
         streamed = self.engine in ("tiles", "chunks", "fused")
         if tile is not None and (streamed if tile == 0 else self.engine in ("matrix", "fused")):
             raise ValueError(f"engine={self.engine!r} contradicts tile={tile}: give one.")

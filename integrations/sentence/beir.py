@@ -16,10 +16,9 @@ from pathlib import Path
 from counterpoint.names import nearest
 
 from ..domain import check_choice
-from .settings import ENVIRONMENT
+from .settings import ENVIRONMENT, RETRIEVAL
 from .text_files import lines, root, table
 
-FOLDER = "retrieval"  # of the collections, in the folder of the data
 FILES = ("corpus.jsonl", "queries.jsonl")
 NANO = "nano"  # the thirteen small collections of NanoBEIR, which are on the hub; nano:NAME is one of them
 
@@ -54,8 +53,8 @@ def find(name: str | Path, data: str | Path | None = None) -> Path:
     base = root(data)
     known = collections(data)
     if str(name) in known and base is not None:
-        return base / FOLDER / name
-    where = f"{ENVIRONMENT} is not set" if base is None else f"none of {base / FOLDER}"
+        return base / RETRIEVAL / name
+    where = f"{ENVIRONMENT} is not set" if base is None else f"none of {base / RETRIEVAL}"
     hint = nearest(str(name), known) if known else ""
     raise FileNotFoundError(f"{name}: not a BEIR folder, nor the name of a collection: {where}.{hint}")
 
@@ -82,7 +81,7 @@ def check_sets(setting: str, names: Iterable[str], known: Sequence[str]) -> None
 def collections(data: str | Path | None = None) -> list[str]:
     """Return the names of the collections in ``retrieval/`` of the data."""
     base = root(data)
-    folders = sorted((base / FOLDER).glob("*")) if base is not None else []
+    folders = sorted((base / RETRIEVAL).glob("*")) if base is not None else []
     return [folder.name for folder in folders if is_collection(folder)]
 
 

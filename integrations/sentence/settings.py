@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import argparse
+import os
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
+
+from counterpoint.names import nearest
 
 from ..domain import Domain, check, setting
 
@@ -15,6 +20,8 @@ SEVEN = (*YEARS, "STSB-test", "SICKR-test")
 STS = (*SEVEN, "SICKR-all", "STSB-train", "STSB-dev", "SICKR-train", "SICKR-trial")
 TRANSFER = ("MR", "CR", "SUBJ", "MPQA", "TREC", "MRPC")
 
+RETRIEVAL = "retrieval"  # folder of the BEIR folders, in that of the data
+
 POOLINGS = ("cls", "pooler", "mean", "max")
 POSITIVES = ("auto", "same", "columns", "next-line", "next-sentence")
 HEADS = ("none", "training", "kept")
@@ -22,6 +29,18 @@ SCHEDULES = ("linear", "constant", "cosine")
 # absent from cells that do not set them, as in runs from before they existed, whose folders are named by their cells
 OPTIONAL = ("duplicates", "false_negatives", "guide")
 PRECISIONS = ("fp32", "bf16", "fp16")
+
+
+def evaluation_set(setting: str, known: Sequence[str]) -> Callable[[str], str]:
+    """A type for argparse: a name that is known, that of a folder in ``retrieval/`` of the data, or any path."""
+
+    def read(text: str) -> str:
+        folders = (Path(text), Path(os.environ.get(ENVIRONMENT, "")) / RETRIEVAL / text)
+        if text not in known and "/" not in text and not any(folder.is_dir() for folder in folders):
+            raise argparse.ArgumentTypeError(f"unknown {setting} {text!r}.{nearest(text, known)}")
+        return text
+
+    return read
 
 
 @dataclass(frozen=True)
@@ -71,6 +90,7 @@ class Settings:
     dev: str | None = setting(
         "STSB-dev",
         "STS set, or BEIR folder with qrels/dev.tsv, whose score selects the checkpoint; none for the last one",
+        type=evaluation_set("dev", ("none", *STS)),
         metavar="SET",
     )
     every: int = setting(125, "steps between two evaluations on it", low=1)
@@ -78,6 +98,7 @@ class Settings:
     test: Sequence[str] | None = setting(
         None,
         "sets, tasks and BEIR folders to evaluate the finished model on; --test alone: SimCSE's seven STS sets (none)",
+        type=evaluation_set("test", (*STS, *TRANSFER)),
         nargs="*",
         metavar="SET",
     )
