@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from inspect import Parameter
 
 import torch
@@ -134,28 +135,16 @@ class ADNCE(InfoNCE, name="adnce"):
     def log_mass(self, scores: Scores, t: Value) -> Tensor:
         mu, sigma = self.centre_and_width(scores.neg)
 
-        def weighted(s: Tensor) -> tuple[Tensor, Tensor]:
-            log_w = log_weight(s.detach(), self.weight, mu, sigma)
-            return log_w + s / t, log_w
+        def log_w(s: Tensor) -> Tensor:
+            return log_weight(s.detach(), self.weight, mu, sigma)
 
-        log_sum, log_total = scores.neg.logsumexp(weighted)
-        reference: Value = 0.0
-        if _may_cancel(log_total, scores):  # once more, with log-weights that are small where they count
-            lowest = torch.finfo(log_total.dtype).min / 4
-            reference = log_total.detach().clamp(min=lowest)
-
-            def relative(s: Tensor, reference: Tensor) -> tuple[Tensor, Tensor]:
-                # bounded, and so not multiplied out as a quadratic function, whose terms would cancel
-                log_w = log_weight(s.detach(), self.weight, mu, sigma).clamp(min=lowest) - reference
-                return log_w + s / t, log_w
-
-            log_sum, log_total = scores.neg.logsumexp(relative, reference)
+        log_sum, log_total, shift = weighted_sums(scores, t, log_w)
         if self.denominator != "all":
-            return log_sum - log_total + scores.neg.log_count  # type: ignore[no-any-return]
+            return log_sum - log_total + scores.neg.log_count
         pos = scores.pos if scores.denominator_pos is None else scores.denominator_pos
         count = scores.neg.count + 1
         log_n = count.log() if isinstance(count, Tensor) else torch.tensor(count, dtype=pos.dtype).log()
-        log_w_pos = log_weight(pos.detach(), self.weight, mu, sigma) - reference
+        log_w_pos = log_w(pos) - shift
         top = log_w_pos.detach().clamp(min=0)
         log_w_pos, log_total = log_w_pos - top, torch.logaddexp(log_total - top, log_w_pos - top)
         return torch.logaddexp(log_sum - top, log_w_pos + pos / t) - log_total + log_n.to(pos.device)
@@ -164,6 +153,30 @@ class ADNCE(InfoNCE, name="adnce"):
         if self.denominator == "all":  # the mass includes the positive
             return log_mass - scores.pos / t
         return super().contrast(scores, log_mass, t)
+
+
+def weighted_sums(scores: Scores, t: Value, log_w: Callable[[Tensor], Tensor]) -> tuple[Tensor, Tensor, Tensor | float]:
+    """Compute ``log sum_j w_j E(s_j)`` and ``log sum_j w_j``, with log-weights less a shift, which is returned too.
+
+    The shift is zero unless log-weights are so large that a similarity added to them would lose its digits.
+    """
+
+    def sums(s: Tensor) -> tuple[Tensor, Tensor]:
+        log_weights = log_w(s)
+        return log_weights + s / t, log_weights
+
+    log_sum, log_total = scores.neg.logsumexp(sums)
+    if not _may_cancel(log_total, scores):
+        return log_sum, log_total, 0.0
+    lowest = torch.finfo(log_total.dtype).min / 4
+    shift = log_total.detach().clamp(min=lowest)
+
+    def shifted(s: Tensor, shift: Tensor) -> tuple[Tensor, Tensor]:
+        # bounded, and so not multiplied out as a quadratic function, whose terms would cancel
+        log_weights = log_w(s).clamp(min=lowest) - shift
+        return log_weights + s / t, log_weights
+
+    return *scores.neg.logsumexp(shifted, shift), shift
 
 
 def _may_cancel(log_total: Tensor, scores: Scores) -> bool:
