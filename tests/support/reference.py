@@ -386,16 +386,18 @@ def chi2_worst_case(row: Row, q: Parameters) -> Tensor:
     if need >= float(row.n / w[s >= s.max()].sum()) - 1:
         return tied_max(row)
 
-    def ratio(low: Tensor) -> Tensor:
-        raised = (s - low).clamp(min=0)
+    below = s.max() - s
+
+    def ratio(log_depth: float) -> Tensor:
+        raised = (math.exp(log_depth) - below).clamp(min=0)
         return raised / row.mean(raised)
 
     x, y = -60.0, 60.0  # log of the depth below the maximum; the divergence falls with it
     for _ in range(200):
         middle = (x + y) / 2
-        found = ratio(s.max() - math.exp(middle))
+        found = ratio(middle)
         x, y = (middle, y) if float(row.mean((found - 1) ** 2)) > need else (x, middle)
-    return row.mean(ratio(s.max() - math.exp((x + y) / 2)) * row.s)
+    return row.mean(ratio((x + y) / 2) * row.s)
 
 
 def debpos(row: Row, q: Parameters) -> Tensor:
