@@ -76,8 +76,15 @@ class SupCon(InfoNCE, name="supcon"):
         replaced = scores.negatives_only or scores.denominator_pos is not None  # ArCL's denominators
         if self.denominator != "positives" or replaced:
             return super().contrast(scores, log_mass, t)
-        log_positives = scores.positives_logsumexp(scores.pos / t)
-        return softplus(log_mass - log_positives) + (log_positives - scores.pos / t)
+        if scores.pos.shape[1] == 1:
+            return super().contrast(scores, log_mass, t)
+        p, lowest = scores.pos / t, torch.finfo(scores.pos.dtype).min / 8
+        p = p if scores.pos_mask is None else p.masked_fill(~scores.pos_mask, lowest)
+        is_top = torch.zeros_like(p, dtype=torch.bool).scatter(1, p.argmax(1, keepdim=True), True)
+        # the largest positive may be nearly all of the denominator: what is left beside it, where nothing cancels
+        others = torch.logaddexp(p.masked_fill(is_top, lowest).logsumexp(1, keepdim=True), log_mass)
+        log_total = torch.logaddexp(p.logsumexp(1, keepdim=True), log_mass)
+        return torch.where(is_top, softplus(others - p), log_total - p)
 
 
 class ArCL(Wrapper, name="arcl"):

@@ -325,7 +325,9 @@ def contrast(name: str, row: Row, q: Parameters) -> Tensor:
 def supcon(row: Row, q: Parameters) -> Tensor:
     pos, keys = row.p / q["temperature"], row.lse(row.s / q["temperature"])
     if q["denominator"] == "positives" and row.first is None and not row.alone:
-        each = torch.logaddexp(keys, pos.logsumexp(0)) - row.weight * pos
+        # what is left of the denominator beside each positive, so that nothing cancels
+        others = [torch.cat([pos[:j], pos[j + 1 :], keys[None]]).logsumexp(0) for j in range(len(pos))]
+        each = softplus(torch.stack(others) - pos) + (1 - row.weight) * pos
     else:
         each = infonce_family("infonce", row, q)
     return each if q["average"] == "outside" else -torch.log((-each).exp().mean())

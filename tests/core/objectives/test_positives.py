@@ -60,6 +60,22 @@ def test_supcon_is_the_loss_of_the_official_code(seed):
     same((t / 0.07) * cp.SupCon(t)(z.transpose(0, 1), labels=labels), (t / 0.07) * expected, z)
 
 
+@pytest.mark.parametrize("average", ["outside", "inside"])
+@pytest.mark.parametrize("labels", [None, [0, 1, 2], [0, 0, 1]])
+def test_supcon_keeps_small_gradients(average, labels):
+    """In single precision a positive may be all of the denominator but 1e-9, which is then the gradient."""
+    z = torch.eye(3, 6, dtype=torch.float64).repeat(2, 1, 1) + 0.05 * embeddings(0, 2, 3, 6)
+    labels = None if labels is None else torch.tensor(labels)
+    found = []
+    for dtype in (torch.float64, torch.float32):
+        views = z.detach().to(dtype).requires_grad_()
+        loss = cp.SupCon(0.05, average=average)(*views, labels=labels, reduction="none").view(2, 3)[:, 2].sum()
+        (gradient,) = torch.autograd.grad(loss, views)
+        found.append(gradient.double())
+    assert 1e-12 < found[0].abs().max() < 1e-4
+    torch.testing.assert_close(found[1], found[0], rtol=1e-3, atol=1e-3 * float(found[0].abs().max()))
+
+
 def test_supcon_ignores_anchors_without_positives():
     z, labels = embeddings(0, 1, 6)[0], torch.tensor([0, 1, 0, 2, 1, 0])
     for average in ("outside", "inside"):
