@@ -11,7 +11,6 @@ from specs import LEARNED, SPECS, at, difficult, embeddings
 
 import counterpoint as cp
 from counterpoint.engine import chunks
-from counterpoint.engine.chunks import ChunkedNegatives
 from counterpoint.engine.negatives import DenseNegatives
 from counterpoint.engine.streamed import StreamedNegatives
 
@@ -264,21 +263,41 @@ def test_objectives_that_do_not_say_are_not_split():
 # ---- which engine --------------------------------------------------------------------------------
 
 
-def test_chosen_where_keys_are_no_anchors(monkeypatch):
-    chosen = []
-    monkeypatch.setattr(cp.InfoNCE, "losses", lambda self, scores: chosen.append(type(scores.neg)) or scores.pos)
+@pytest.mark.parametrize(
+    ("kind", "how"),
+    [
+        (chunks.Chunk, {"pairing": "one_way"}),
+        (chunks.Chunk, {"pairing": "symmetric", "engine": "chunks"}),
+        (StreamedNegatives, {"pairing": "symmetric"}),
+        (StreamedNegatives, {"pairing": "views"}),
+        (StreamedNegatives, {"queue": torch.randn(2**10, 4)}),
+        (StreamedNegatives, {"pairing": "one_way", "tile": 64}),
+        (StreamedNegatives, {"pairing": "one_way", "engine": "tiles"}),
+        (DenseNegatives, {"pairing": "one_way", "engine": "matrix"}),
+    ],
+)
+def test_chosen(kind, how, monkeypatch):
+    seen = set()
+    losses = cp.InfoNCE.losses
+    monkeypatch.setattr(chunks, "CHUNK", 2**18)
+    monkeypatch.setattr(cp.InfoNCE, "losses", lambda self, scores: seen.add(type(scores.neg)) or losses(self, scores))
     z = torch.randn(2, 520, 4, requires_grad=True)
-    for how in (
-        {"pairing": "one_way"}, {"queue": torch.randn(2**10, 4)}, {"pairing": "views"}, {"pairing": "symmetric"},
-        {"pairing": "one_way", "tile": 64}, {"pairing": "one_way", "engine": "tiles"},
-        {"pairing": "one_way", "engine": "matrix"}, {"pairing": "symmetric", "engine": "chunks"},
-    ):  # fmt: skip
-        cp.InfoNCE()(*z, **how)
-    dense, streamed, chunked = DenseNegatives, StreamedNegatives, ChunkedNegatives
-    assert chosen == [chunked, streamed, streamed, streamed, streamed, streamed, dense, chunked]
+    cp.InfoNCE()(*z, **how)
+    assert seen == {kind}
+
+
+def test_chosen_by_size(monkeypatch):
+    seen = []
+    losses = cp.InfoNCE.losses
+    monkeypatch.setattr(chunks, "CHUNK", 2**18)
+    monkeypatch.setattr(
+        cp.InfoNCE, "losses", lambda self, scores: seen.append(type(scores.neg)) or losses(self, scores)
+    )
+    z = torch.randn(2, 520, 4, requires_grad=True)
     cp.InfoNCE()(*z[:, :512], pairing="one_way")
     cp.InfoNCE()(z[0], z[1].detach(), pairing="one_way")
-    assert chosen[8:] == [dense, streamed]
+    cp.InfoNCE()(*z, pairing="one_way")
+    assert seen == [DenseNegatives, StreamedNegatives, chunks.Chunk, chunks.Chunk]
 
 
 @pytest.mark.parametrize(
