@@ -237,10 +237,10 @@ class ReduceTiles(checks.Once):
             return (None,) * len(ctx.needs_input_grad)
         if ctx.weighted:
             weighted, *state = ctx.saved_tensors
-            tile_pass = ctx.tile_pass
-            accumulator = tile_pass.accumulator(tile_pass.mask, tile_pass.count, state)
+            weights: TilePass = ctx.tile_pass
             relative, largest = normalized_gradients(gradients)
-            (factor,) = upstream_gradients(tile_pass.functions, accumulator, relative)
+            accumulator = weights.accumulator(weights.mask, weights.count, state)
+            (factor,) = upstream_gradients(weights.functions, accumulator, relative)
             return None, weighted * (factor * largest).unsqueeze(1), None
         left, other, *rest = ctx.saved_tensors
         right = left if other is None else other

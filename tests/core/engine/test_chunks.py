@@ -319,3 +319,19 @@ def test_compiled_code_needs_a_matrix():
     for engine in ("tiles", "chunks"):
         with pytest.raises(ValueError, match=r"compiled code and torch\.func need"):
             torch.func.grad(lambda a, e=engine: cp.InfoNCE()(a, z[1], engine=e))(z[0])
+
+
+@pytest.mark.parametrize(
+    ("spec", "how", "name"),
+    [
+        ("infonce:t=T", {"pairing": "one_way"}, "chunks"),
+        ("infonce:t=T + 0.1*dp", {"pairing": {"views": "one_way"}}, "chunks"),
+        ("adnce:t=T,mu=auto", {"pairing": "one_way"}, "tiles"),
+        ("infonce:t=T", {}, "tiles"),
+        ("infonce:t=T", {"pairing": "one_way", "engine": "tiles"}, "tiles"),
+        ("infonce:t=T", {"tile": 0}, "matrix"),
+    ],
+)
+def test_the_report_names_the_engine(spec, how, name):
+    report = at(spec).report(*torch.randn(2, 520, 4), **how)
+    assert [key for key in report if key.startswith("engine[")] == [f"engine[{name}]"]
