@@ -178,8 +178,8 @@ class Objective(Parametrized):
             engine: how to reduce the negatives. ``auto`` chooses what is fastest, or what fits; the others raise where
                 they cannot be used. ``matrix`` computes all similarities at once, and can be differentiated twice
                 (weights that an objective treats as constants, those of ADNCE and alpha-CL for instance, stay
-                constants). ``tiles`` computes them tile by tile, and again in the backward pass. ``chunks`` computes the
-                loss and its gradient a chunk of anchors at a time, in the forward pass. ``fused`` uses GPU kernels.
+                constants). ``tiles`` computes them tile by tile, and again in the backward pass. ``chunks`` computes
+                the loss and its gradient a chunk of anchors at a time, in the forward pass. ``fused`` uses GPU kernels.
                 Compiled code and ``torch.func`` need a matrix; with ``labels`` there is always one, that of the
                 positives. :meth:`report` names the engine.
             tile: edge of the tiles; 0 is the same as ``engine="matrix"``.
