@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import itertools
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -200,6 +202,29 @@ def test_a_schedule_advances_once():
     for engine in ("matrix", "chunks"):
         loss_fn(z[0], z[1], pairing="one_way", engine=engine)
     assert int(loss_fn.state_dict()["_temperature.step"]) == 2
+
+
+MEMORY = """
+import pathlib, torch, counterpoint as cp
+torch.set_num_threads(1)
+def held(key):
+    lines = pathlib.Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith(key))
+def step(n):
+    a, b = (x.clone().requires_grad_() for x in torch.randn(2, n, 128))
+    pathlib.Path("/proc/self/clear_refs").write_text("5")
+    before = held("VmRSS")
+    cp.InfoNCE(0.1)(a, b, pairing="one_way").backward()
+    return held("VmHWM") - before
+step(1024)
+print(step(4096))
+"""
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
+def test_memory():
+    """One chunk is 16 MB, the matrix would be 67 MB; kilobytes beyond the inputs, gradients included."""
+    assert int(subprocess.check_output([sys.executable, "-c", MEMORY])) < 40_000
 
 
 # ---- where it is not possible --------------------------------------------------------------------
