@@ -175,11 +175,14 @@ class Objective(Parametrized):
             adversarial: ``(B, d)`` embeddings of adversarial views (:mod:`counterpoint.views`).
             mixed: ``(B, d)`` or ``(B, n, d)`` embeddings of mixed views.
             normalize: cosine similarities if true, plain inner products if not.
-            tile: 0 computes a matrix of similarities, which can be differentiated twice (weights that an objective
-                treats as constants, those of ADNCE and alpha-CL for instance, stay constants); a larger number computes
-                them in tiles of this edge, in memory that grows with the batch instead of its square. None chooses:
-                tiles where they are faster or much smaller; a matrix for small batches, in compiled code and under
-                ``torch.func``. With ``labels`` there is always a matrix, that of the positives.
+            engine: how to reduce the negatives. ``auto`` chooses what is fastest, or what fits; the others raise where
+                they cannot be used. ``matrix`` computes all similarities at once, and can be differentiated twice
+                (weights that an objective treats as constants, those of ADNCE and alpha-CL for instance, stay
+                constants). ``tiles`` computes them tile by tile, and again in the backward pass. ``chunks`` computes
+                the loss and its gradient a chunk of anchors at a time, in the forward pass. ``fused`` uses GPU kernels.
+                Compiled code and ``torch.func`` need a matrix; with ``labels`` there is always one, that of the
+                positives. :meth:`report` names the engine.
+            tile: edge of the tiles; 0 is the same as ``engine="matrix"``.
             gather: compare with the samples of all processes: True, a process group, or ``"ring"``; see
                 :mod:`counterpoint.engine.distributed`. Pass everything else for this process's samples, except the
                 queue, which all processes have in common.

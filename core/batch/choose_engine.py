@@ -13,7 +13,7 @@ from .. import checks
 from ..engine.chunks import ChunkedNegatives
 from ..engine.negatives import DenseNegatives, Negatives
 from ..engine.ring import RingNegatives
-from ..engine.streamed import StreamedNegatives, pays_to_stream
+from ..engine.streamed import StreamedNegatives, pays_to_chunk, pays_to_stream
 from ..engine.tiled import TiledNegatives
 from ..engine.tiles import Mask
 from .batch import Batch
@@ -101,7 +101,7 @@ def chosen_engine(batch: Batch, blocks: Sequence[tuple[Tensor, Tensor]], both: b
     separate = not both and all(left is not right and right.requires_grad for left, right in blocks)
     if not pays_to_stream(pairs, batch.device, separate and batch.group is None):
         return "matrix"
-    return "chunks" if separate and batch.device.type == "cpu" and batch.group is None else "tiles"
+    return "chunks" if separate and pays_to_chunk(batch.device) and batch.group is None else "tiles"
 
 
 def _check(neg: Negatives) -> None:

@@ -10,6 +10,9 @@ import torch
 from torch import Tensor
 
 from ..engine.chunks import Chunk, ChunkedNegatives, loss_in_chunks
+from ..engine.quadratic import Quadratics
+from ..engine.ring import RingNegatives
+from ..engine.streamed import StreamedNegatives
 from .scores import Scores
 
 # What scores say of each anchor, beside its negatives.
@@ -31,7 +34,8 @@ def chunked_loss(objective: Any, scores: Scores, reduction: str) -> Tensor | Non
         anchors = len(scores.pos)
 
         def part(rows: slice, chunk: Chunk, known: Sequence[Tensor]) -> Tensor:
-            of_chunk = replace(scores, neg=chunk, **dict(zip(names, known, strict=True)))
+            values: dict[str, Any] = dict(zip(names, known, strict=True))
+            of_chunk = replace(scores, neg=chunk, **values)
             return objective.losses(of_chunk).mean() * ((rows.stop - rows.start) / anchors)  # type: ignore[no-any-return]
 
         loss = loss_in_chunks(neg, part, tensors, parameters)
@@ -41,6 +45,17 @@ def chunked_loss(objective: Any, scores: Scores, reduction: str) -> Tensor | Non
     if neg.forced and refusal is not None:
         raise ValueError(f"engine='chunks': {refusal}; use engine='tiles' or 'auto'.")
     return None
+
+
+def path(objective: Any, scores: Scores) -> str:
+    """Return how a training step on these scores reduces its negatives: one of ``ENGINES``, or ``ring``."""
+    neg = scores.neg
+    if isinstance(neg, ChunkedNegatives):
+        separate = _refusal(objective, scores, "mean") is None and _says_that_anchors_are_separate(objective)
+        return "chunks" if separate else "tiles"
+    if isinstance(neg, StreamedNegatives):
+        return "fused" if neg.uses_kernels(Quadratics([[1.0, 0.0]], [[1.0, 0.0]])) else "tiles"
+    return "ring" if isinstance(neg, RingNegatives) else "matrix"
 
 
 def _refusal(objective: Any, scores: Scores, reduction: str) -> str | None:

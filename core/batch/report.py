@@ -12,6 +12,7 @@ from torch.nn.functional import normalize
 
 from ..engine.distributed import without_ring
 from ..engine.negatives import DenseNegatives, dense_scores
+from .chunked import path
 from .scores import Scores
 
 
@@ -28,6 +29,8 @@ def report(objective: Any, *args: Any, call: str = "forward", **options: Any) ->
     * ``negatives_above_positive``: share of (positive, negative) pairs in which the negative is more similar
     * ``removed[<rule>]``, ``removed_similarity[<rule>]``: how many negatives of an anchor each of ``false_negatives``
       excludes, and their mean similarity; ``without_negatives``: how many anchors have none left
+    * ``engine[<name>]``: 1 for the engine with which a training step reduces these negatives: ``matrix``, ``tiles``,
+      ``chunks`` or ``fused``; only without ``gather=``
     * ``without_direction``: how many rows of the views are zero; their similarities and gradients are zero
     * the objective's own :meth:`Objective.diagnostics`, such as ``clamp_rate``
 
@@ -47,8 +50,11 @@ def report(objective: Any, *args: Any, call: str = "forward", **options: Any) ->
     with torch.inference_mode(False), torch.no_grad():
         if "gather" in options:
             options["gather"] = without_ring(options["gather"])
+        engine = None
+        if call == "forward" and not options.get("gather"):
+            engine = _engine(objective, args, options)
         if call == "forward":
-            options["tile"] = 0  # the weight of every single negative needs a matrix
+            options["engine"], options["tile"] = "matrix", 0  # the weight of every single negative needs a matrix
         objective = deepcopy(objective).eval()
         scores, device = _scores(objective, call, args, options)
         with torch.autocast(device.type, enabled=False):
@@ -78,6 +84,8 @@ def report(objective: Any, *args: Any, call: str = "forward", **options: Any) ->
             report[f"removed_similarity[{rule}]"] = summed[f"similarity {rule}"] / count if count else float("nan")
         if main.removed:
             report["without_negatives"] = summed["without negatives"]
+        if engine is not None:
+            report[f"engine[{engine}]"] = 1.0
         if call == "forward" and options.get("normalize", True):
             zeros = sum((~z.any(-1)).sum() for z in args)
             report["without_direction"] = float(main.neg.across(torch.as_tensor(zeros)))
@@ -99,6 +107,17 @@ def _scores(
         return computed
 
     return with_gradient, device
+
+
+def _engine(objective: Any, args: tuple[Any, ...], options: dict[str, Any]) -> str:
+    """Return how a training step reduces the negatives of the objective's first term that has positives."""
+    objective = deepcopy(objective).eval()
+    part = next((p for p in _parts(objective) if p.pairing != "single"), _parts(objective)[0])
+    collector = copy(objective)
+    collector.from_pairings = lambda scores, device, reduction="mean": path(part, scores(part.pairing))
+    copied = {k: _copy(v) for k, v in options.items()}
+    with torch.enable_grad():
+        return str(collector.forward(*(_copy(x).detach().requires_grad_() for x in args), **copied))
 
 
 def _similarities(scores: Scores, weights: Tensor) -> dict[str, Tensor]:

@@ -12,6 +12,7 @@ with respect to the reductions, the positives and the parameters.
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -173,7 +174,7 @@ class ReduceChunk(checks.Once):
             workspace = Workspace(chunk.left)
         state = tile_pass.accumulator.start(tile_pass.functions.number, len(chunk.left), chunk.left)
         accumulator = tile_pass.accumulator(tile_pass.mask, tile_pass.count, state)
-        capacity = math.inf if differentiated else 0
+        capacity = sys.maxsize if differentiated else 0
         ctx.stored = tile_pass.accumulate(chunk.left, chunk.right, accumulator, workspace, capacity)
         ctx.tile_pass, ctx.chunk, ctx.tensors = tile_pass, chunk, tensors
         ctx.accumulator, ctx.workspace = accumulator, workspace
@@ -233,7 +234,7 @@ def loss_in_chunks(
     """
     gradients = Gradients(neg.blocks)
     trained = [x for x in parameters if x.requires_grad]
-    d_trained: list[Tensor | None] = [None] * len(trained)
+    d_trained: dict[int, Tensor] = {}
     d_tensors: list[list[Tensor]] = [[] for _ in tensors]
     total: Tensor | None = None
     for rows, chunk in neg.chunks(gradients):
@@ -252,14 +253,14 @@ def loss_in_chunks(
             if leaf.requires_grad:
                 g = by_id.get(id(leaf))
                 parts.append(torch.zeros_like(leaf) if g is None else g)
-        for k, x in enumerate(trained):
+        for x in trained:
             if (g := by_id.get(id(x))) is not None:
-                d_trained[k] = g if d_trained[k] is None else d_trained[k] + g
+                d_trained[id(x)] = g if id(x) not in d_trained else d_trained[id(x)] + g
     assert total is not None
     # 3. back to the whole batch
     pairs = [*zip(gradients.embeddings, gradients.results(), strict=True)]
     pairs += [(x, torch.cat(parts)) for x, parts in zip(tensors, d_tensors, strict=True) if parts]
-    pairs += [(x, g) for x, g in zip(trained, d_trained, strict=True) if g is not None]
+    pairs += [(x, d_trained[id(x)]) for x in trained if id(x) in d_trained]
     return _Differentiated.apply(total, [g for _, g in pairs], *(x for x, _ in pairs))  # type: ignore[no-any-return]
 
 

@@ -52,13 +52,20 @@ class TilePass:
         return replace(self, functions=self.functions.with_tensors(tensors))
 
     def accumulate(
-        self, left: Tensor, right: Tensor, accumulator: Accumulator, workspace: Workspace, capacity: int = 0
+        self,
+        left: Tensor,
+        right: Tensor,
+        accumulator: Accumulator,
+        workspace: Workspace,
+        capacity: int = 0,
+        weighted: Tensor | None = None,
     ) -> list[Tensor]:
         """Forward: add all tiles to ``accumulator``.
 
         Args:
             left, right: anchors ``(n, d)`` and keys ``(N, d)``.
             capacity: number of tiles to store for the backward pass.
+            weighted: ``(n, d)``, to which the keys times their exponentials are added; see :meth:`weights_keys`.
 
         Returns:
             The first tiles: similarities, or exponentials where :meth:`_stores_exponentials`.
@@ -77,7 +84,19 @@ class TilePass:
                 # 2. functions of them, into the running statistics
                 for k, x in self.functions.evaluate(s, tile, workspace):
                     accumulator.add(k, x, tile, workspace)
+                    if weighted is not None:
+                        weighted[tile.rows].addmm_(x, right[tile.keys])
         return stored
+
+    @property
+    def weights_keys(self) -> bool:
+        """Whether an anchor's gradient is the sum of its keys times exponentials, up to a factor of the anchor.
+
+        Then the sum can be computed in the forward pass, whatever the loss is. It is all that is needed if the keys
+        have no gradient, as those of a queue.
+        """
+        same_for_all = self.mask.limits is None and self.mask.log_weight is None
+        return self.accumulator is SumExp and self.functions.scale != 1.0 and same_for_all and not self.mirrored
 
     def backpropagate(
         self,
@@ -194,22 +213,36 @@ class ReduceTiles(checks.Once):
         usual = max(EDGES_CPU[0], tile_pass.edge) ** 2
         room = max(usual, size - usual if 16 * size >= len(left) * len(right) else 0)
         capacity = room // tile_pass.edge**2 if any(ctx.needs_input_grad) else 0
+        weighted = None
+        if ctx.needs_input_grad[1] and not ctx.needs_input_grad[2] and not tile_pass.same and tile_pass.weights_keys:
+            weighted, capacity = torch.zeros_like(left), 0
         # 2. all tiles
         state = tile_pass.accumulator.start(tile_pass.functions.number, anchors, left)
         accumulator = tile_pass.accumulator(tile_pass.mask, tile_pass.count, state)
-        stored = tile_pass.accumulate(left, right, accumulator, Workspace(left), capacity)
+        stored = tile_pass.accumulate(left, right, accumulator, Workspace(left), capacity, weighted)
         result = accumulator.result()
         ctx.tile_pass, ctx.stored = tile_pass, len(stored)
         ctx.set_materialize_grads(False)
-        ctx.save_for_backward(left, other, *stored, *tensors, *accumulator.state)
+        ctx.weighted = weighted is not None
+        if weighted is not None:
+            ctx.save_for_backward(weighted, *accumulator.state)
+        else:
+            ctx.save_for_backward(left, other, *stored, *tensors, *accumulator.state)
         return tuple(row.unsqueeze(1) for row in result.unbind())
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor | None) -> Any:
         checks.refuse_second_derivative()
-        left, other, *rest = ctx.saved_tensors
         if all(g is None for g in gradients):
             return (None,) * len(ctx.needs_input_grad)
+        if ctx.weighted:
+            weighted, *state = ctx.saved_tensors
+            weights: TilePass = ctx.tile_pass
+            relative, largest = normalized_gradients(gradients)
+            accumulator = weights.accumulator(weights.mask, weights.count, state)
+            (factor,) = upstream_gradients(weights.functions, accumulator, relative)
+            return None, weighted * (factor * largest).unsqueeze(1), None
+        left, other, *rest = ctx.saved_tensors
         right = left if other is None else other
         stored, rest = rest[: ctx.stored], rest[ctx.stored :]
         number = len(ctx.tile_pass.functions.tensors)

@@ -47,9 +47,16 @@ def pays_to_stream(pairs: int, device: torch.device, separate: bool = False) -> 
         device: where they are.
         separate: whether anchors and keys are different embeddings, all of which may need a gradient.
     """
+    if separate and pays_to_chunk(device):
+        return pairs > CHUNKED_CPU
     if device.type == "cpu":
-        return pairs > CHUNKED_CPU if separate else pairs >= STREAMED_CPU
+        return pairs >= STREAMED_CPU
     return pairs >= STREAMED
+
+
+def pays_to_chunk(device: torch.device) -> bool:
+    """Return whether chunks are faster than tiles where keys are not anchors; kernels replace both."""
+    return device.type == "cpu" and device.type not in KERNEL_DEVICES
 
 
 @cache

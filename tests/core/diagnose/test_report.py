@@ -79,6 +79,7 @@ def test_report_of_infonce_by_hand(labels):
         effective.append(perplexity([math.exp(x / t) for x in s]))
     expected = {
         "without_direction": 0,
+        "engine[matrix]": 1,
         "loss": mean(losses),
         "positive_mean": mean(map(mean, pos)),
         "negative_mean": mean(map(mean, neg)),

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import itertools
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -11,7 +13,6 @@ from specs import LEARNED, SPECS, at, difficult, embeddings
 
 import counterpoint as cp
 from counterpoint.engine import chunks
-from counterpoint.engine.chunks import ChunkedNegatives
 from counterpoint.engine.negatives import DenseNegatives
 from counterpoint.engine.streamed import StreamedNegatives
 
@@ -203,6 +204,29 @@ def test_a_schedule_advances_once():
     assert int(loss_fn.state_dict()["_temperature.step"]) == 2
 
 
+MEMORY = """
+import pathlib, torch, counterpoint as cp
+torch.set_num_threads(1)
+def held(key):
+    lines = pathlib.Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith(key))
+def step(n):
+    a, b = (x.clone().requires_grad_() for x in torch.randn(2, n, 128))
+    pathlib.Path("/proc/self/clear_refs").write_text("5")
+    before = held("VmRSS")
+    cp.InfoNCE(0.1)(a, b, pairing="one_way").backward()
+    return held("VmHWM") - before
+step(1024)
+print(step(4096))
+"""
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
+def test_memory():
+    """One chunk is 16 MB, the matrix would be 67 MB; kilobytes beyond the inputs, gradients included."""
+    assert int(subprocess.check_output([sys.executable, "-c", MEMORY])) < 40_000
+
+
 # ---- where it is not possible --------------------------------------------------------------------
 
 
@@ -264,21 +288,41 @@ def test_objectives_that_do_not_say_are_not_split():
 # ---- which engine --------------------------------------------------------------------------------
 
 
-def test_chosen_where_keys_are_no_anchors(monkeypatch):
-    chosen = []
-    monkeypatch.setattr(cp.InfoNCE, "losses", lambda self, scores: chosen.append(type(scores.neg)) or scores.pos)
+@pytest.mark.parametrize(
+    ("kind", "how"),
+    [
+        (chunks.Chunk, {"pairing": "one_way"}),
+        (chunks.Chunk, {"pairing": "symmetric", "engine": "chunks"}),
+        (StreamedNegatives, {"pairing": "symmetric"}),
+        (StreamedNegatives, {"pairing": "views"}),
+        (StreamedNegatives, {"queue": torch.randn(2**10, 4)}),
+        (StreamedNegatives, {"pairing": "one_way", "tile": 64}),
+        (StreamedNegatives, {"pairing": "one_way", "engine": "tiles"}),
+        (DenseNegatives, {"pairing": "one_way", "engine": "matrix"}),
+    ],
+)
+def test_chosen(kind, how, monkeypatch):
+    seen = set()
+    losses = cp.InfoNCE.losses
+    monkeypatch.setattr(chunks, "CHUNK", 2**18)
+    monkeypatch.setattr(cp.InfoNCE, "losses", lambda self, scores: seen.add(type(scores.neg)) or losses(self, scores))
     z = torch.randn(2, 520, 4, requires_grad=True)
-    for how in (
-        {"pairing": "one_way"}, {"queue": torch.randn(2**10, 4)}, {"pairing": "views"}, {"pairing": "symmetric"},
-        {"pairing": "one_way", "tile": 64}, {"pairing": "one_way", "engine": "tiles"},
-        {"pairing": "one_way", "engine": "matrix"}, {"pairing": "symmetric", "engine": "chunks"},
-    ):  # fmt: skip
-        cp.InfoNCE()(*z, **how)
-    dense, streamed, chunked = DenseNegatives, StreamedNegatives, ChunkedNegatives
-    assert chosen == [chunked, streamed, streamed, streamed, streamed, streamed, dense, chunked]
+    cp.InfoNCE()(*z, **how)
+    assert seen == {kind}
+
+
+def test_chosen_by_size(monkeypatch):
+    seen = []
+    losses = cp.InfoNCE.losses
+    monkeypatch.setattr(chunks, "CHUNK", 2**18)
+    monkeypatch.setattr(
+        cp.InfoNCE, "losses", lambda self, scores: seen.append(type(scores.neg)) or losses(self, scores)
+    )
+    z = torch.randn(2, 520, 4, requires_grad=True)
     cp.InfoNCE()(*z[:, :512], pairing="one_way")
     cp.InfoNCE()(z[0], z[1].detach(), pairing="one_way")
-    assert chosen[8:] == [dense, streamed]
+    cp.InfoNCE()(*z, pairing="one_way")
+    assert seen == [DenseNegatives, StreamedNegatives, chunks.Chunk, chunks.Chunk]
 
 
 @pytest.mark.parametrize(
@@ -300,3 +344,19 @@ def test_compiled_code_needs_a_matrix():
     for engine in ("tiles", "chunks"):
         with pytest.raises(ValueError, match=r"compiled code and torch\.func need"):
             torch.func.grad(lambda a, e=engine: cp.InfoNCE()(a, z[1], engine=e))(z[0])
+
+
+@pytest.mark.parametrize(
+    ("spec", "how", "name"),
+    [
+        ("infonce:t=T", {"pairing": "one_way"}, "chunks"),
+        ("infonce:t=T + 0.1*dp", {"pairing": {"views": "one_way"}}, "chunks"),
+        ("adnce:t=T,mu=auto", {"pairing": "one_way"}, "tiles"),
+        ("infonce:t=T", {}, "tiles"),
+        ("infonce:t=T", {"pairing": "one_way", "engine": "tiles"}, "tiles"),
+        ("infonce:t=T", {"tile": 0}, "matrix"),
+    ],
+)
+def test_the_report_names_the_engine(spec, how, name):
+    report = at(spec).report(*torch.randn(2, 520, 4), **how)
+    assert [key for key in report if key.startswith("engine[")] == [f"engine[{name}]"]

@@ -15,6 +15,7 @@ from torch.autograd import forward_ad
 import counterpoint as cp
 from counterpoint.batch.pairings import PAIRINGS
 from counterpoint.engine.negatives import DenseNegatives
+from counterpoint.engine.passes import TilePass
 from counterpoint.engine.quadratic import Quadratics
 from counterpoint.engine.streamed import StreamedNegatives
 from counterpoint.engine.tiles import Mask
@@ -287,6 +288,35 @@ def test_ties_share_the_gradient_of_the_largest():
     StreamedNegatives([(anchors, keys)], tile=2).max().sum().backward()
     torch.testing.assert_close(keys.grad[::3], anchors.detach().expand(3, -1) / 3)
     assert keys.grad[1::3].abs().sum() == 0
+
+
+@pytest.mark.parametrize("tile", [2, 4, 64])
+@pytest.mark.parametrize(
+    "how",
+    [{}, {"ids": torch.tensor([0, 1, 2, 0, 3, 4])}, {"negatives": embeddings(1, seed=5)[0]}, {"queue": "further"}],
+)
+@pytest.mark.parametrize("spec", ["infonce:t=T", "adnce:t=T", "dcl:t=T"])
+def test_keys_without_gradient(spec, how, tile):
+    """Their sum, weighted, is computed in the forward pass; a gradient of each anchor's own scales it."""
+    a, b, c = embeddings(3, dtype=torch.float64)
+    how = {k: v.double() if k == "negatives" else c if k == "queue" else v for k, v in how.items()}
+    if "queue" not in how:
+        how |= {"pairing": "one_way", "negative_weight": 0.7 if "negatives" in how else 0.0}
+    found = []
+    for edge in (tile, 0):
+        z = a.clone().requires_grad_()
+        losses = at(spec)(z, b, tile=edge, reduction="none", **how)
+        found.append(torch.autograd.grad((losses * torch.linspace(-1, 2, 6)).sum(), z)[0])
+    torch.testing.assert_close(*found, rtol=1e-9, atol=1e-9)
+
+
+def test_keys_without_gradient_are_not_computed_twice(monkeypatch):
+    products = []
+    product = TilePass._product
+    monkeypatch.setattr(TilePass, "_product", lambda self, *args: products.append(1) or product(self, *args))
+    z = embeddings(3).requires_grad_()
+    cp.InfoNCE()(z[0], z[1], queue=z[2], tile=3).backward()
+    assert len(products) == 4
 
 
 # ---- how it is called ----------------------------------------------------------------------------
