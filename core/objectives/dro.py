@@ -227,9 +227,9 @@ def chi2_worst_case(neg: Negatives, radius: Value, scale: Value = 0.25, nonneg: 
 def chi2_ratio(neg: Tensor | Negatives, radius: Value, scale: Value = 0.25) -> Tensor:
     """Compute the worst-case likelihood ratio ``L* = max(0, A (s - l))`` of every negative, ``(anchors, N)``."""
     neg = as_negatives(neg)
-    low, reached = chi2_threshold(neg, _positive(radius, "radius") / _positive(scale, "scale"))
+    top, low, reached = chi2_threshold(neg, _positive(radius, "radius") / _positive(scale, "scale"))
     s = dense_scores(neg)
-    ratio = torch.where(reached, (s >= neg.max()).to(s.dtype), (s - low).clamp(min=0))
+    ratio = torch.where(reached, (s >= top).to(s.dtype), (s - top - low).clamp(min=0))
     return ratio / ratio.mean(1, keepdim=True)
 
 

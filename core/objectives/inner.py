@@ -70,44 +70,53 @@ def nonnegative_worst_case(neg: Negatives, bound: Value) -> Tensor:
     with torch.no_grad():
         weights, rows, results = torch.empty_like(scores), 0, []
         for part in matrix.split():
-            s, w = part.scores.detach(), weights[rows : rows + len(part.scores)]
-            low, reached = _threshold(part, bound, w)
+            w, top = weights[rows : rows + len(part.scores)], part.max()
+            x = part.scores.detach() - top
+            low, reached = _threshold(part, bound, top, x, w)
             # 1. L, up to a factor: the distance above the threshold; where the radius reaches the largest, its ties
-            torch.sub(s, low, out=w).relu_()
+            torch.sub(x, low, out=w).relu_()
             if part.log_weight is not None:
                 w.mul_(part.log_weight.exp())
             if bool(reached.any()):  # ties share it evenly, as they share the gradient of a maximum
-                w.copy_(torch.where(reached, (s >= part.max()).to(s.dtype), w))
+                w.copy_(torch.where(reached, (x >= 0).to(x.dtype), w))
             part.zero_excluded(w)
             # 2. the value, and its slope by the bound: half the mean distance
             total = w.sum(1, keepdim=True)
-            value = (w.div_(total) * s).sum(1, keepdim=True)
-            results.append((value, (total / part.count / 2).masked_fill(reached, 0.0), low, reached))
-            rows += len(s)
-        value, slope, low, reached = map(torch.cat, zip(*results, strict=True))
+            part.zero_excluded(x)  # where it may be infinite
+            value = top + (w.div_(total) * x).sum(1, keepdim=True)
+            results.append((value, (total / part.count / 2).masked_fill(reached, 0.0), top, low, reached))
+            rows += len(x)
+        value, slope, top, low, reached = map(torch.cat, zip(*results, strict=True))
     further = [bound] if isinstance(bound, Tensor) else []
-    return Envelope.apply(lambda: _closed_form(neg, bound, low, reached), value, weights, slope, scores, *further)  # type: ignore[no-any-return]
+    return Envelope.apply(  # type: ignore[no-any-return]
+        lambda: _closed_form(neg, bound, top, low, reached), value, weights, slope, scores, *further
+    )
 
 
-def _closed_form(neg: Negatives, bound: Value, low: Tensor, reached: Tensor) -> Tensor:
-    return torch.where(reached, neg.max(), mean_and_deviations(neg, bound, low))
+def _closed_form(neg: Negatives, bound: Value, top: Tensor, low: Tensor, reached: Tensor) -> Tensor:
+    return torch.where(reached, neg.max(), mean_and_deviations(neg, bound, (top, low)))
 
 
-def mean_and_deviations(neg: Negatives, bound: Value, low: Tensor | None) -> Tensor:
-    """Compute the closed form ``mean s + sqrt(Var s (share (1 + bound) - 1))`` over the negatives above ``low``.
+def mean_and_deviations(neg: Negatives, bound: Value, low: tuple[Tensor, Tensor] | None) -> Tensor:
+    """Compute the closed form ``mean s + sqrt(Var s (share (1 + bound) - 1))`` over the negatives above a threshold.
 
-    It is exact if ``low`` is the solution's: then all ``L`` there are positive. None means all negatives.
+    It is exact if the threshold is the solution's: then all ``L`` there are positive.
+
+    Args:
+        neg: the negatives.
+        bound: the radius over the scale.
+        low: a number near the threshold, and the threshold minus that; None means all negatives.
     """
     if low is None:
         mean, variance, spread = neg.mean(lambda s: s), neg.variance(), bound
     else:
 
-        def above(s: Tensor, low: Tensor) -> Tensor:
-            return (s.detach() > low).to(s.dtype)
+        def above(s: Tensor, top: Tensor, low: Tensor) -> Tensor:
+            return (s.detach() - top > low).to(s.dtype)
 
-        share = neg.mean(lambda s, low: above(s, low), low).clamp(min=torch.finfo(low.dtype).eps)
-        mean = neg.mean(lambda s, low: above(s, low) * s, low) / share
-        variance = neg.mean(lambda s, low, m: above(s, low) * (s - m) ** 2, low, mean) / share
+        share = neg.mean(above, *low).clamp(min=torch.finfo(low[0].dtype).eps)
+        mean = neg.mean(lambda s, *low: above(s, *low) * s, *low) / share
+        variance = neg.mean(lambda s, m, *low: above(s, *low) * (s - m) ** 2, mean, *low) / share
         spread = share * (1 + bound) - 1
     square = variance * spread
     flat = square <= 0  # the square root has no derivative there
@@ -115,14 +124,24 @@ def mean_and_deviations(neg: Negatives, bound: Value, low: Tensor | None) -> Ten
 
 
 @torch.no_grad()
-def chi2_threshold(neg: Negatives, bound: Value) -> tuple[Tensor, Tensor]:
-    """Compute ``l`` of the solution, and whether the radius reaches the largest negative, where ``l`` is that one."""
-    solutions = [_threshold(part, bound) for part in neg.split()]  # a block of anchors stays in the cache
-    return torch.cat([low for low, _ in solutions]), torch.cat([reached for _, reached in solutions])
+def chi2_threshold(neg: Negatives, bound: Value) -> tuple[Tensor, Tensor, Tensor]:
+    """Compute the largest negatives, ``l`` of the solution minus them, and whether the radius reaches them.
+
+    Where it does, ``l`` is the largest negative. The difference is at most 0; it keeps its digits where similarities
+    are close to one another.
+    """
+    results = []
+    for part in neg.split():  # a block of anchors stays in the cache
+        top = part.max()
+        results.append((top, *_threshold(part, bound, top)))
+    top, low, reached = map(torch.cat, zip(*results, strict=True))
+    return top, low, reached
 
 
-def _threshold(neg: Negatives, bound: Value, work: Tensor | None = None) -> tuple[Tensor, Tensor]:
-    """Compute the threshold of a block of anchors.
+def _threshold(
+    neg: Negatives, bound: Value, top: Tensor, x: Tensor | None = None, work: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
+    """Compute the threshold of a block of anchors, minus ``top``, and whether the radius reaches ``top``.
 
     The closed form over the negatives above a threshold gives the next threshold. It only rises, and stays once no
     negative drops out.
@@ -130,30 +149,29 @@ def _threshold(neg: Negatives, bound: Value, work: Tensor | None = None) -> tupl
     Args:
         neg: the block.
         bound: the radius over the scale.
-        work: a buffer like the block's matrix.
+        top: the largest negatives.
+        x: the block's matrix minus ``top``, if it has one.
+        work: a buffer like ``x``.
     """
     matrix: Any = neg
-    buffer = None if work is None or matrix.log_weight is not None else work
 
-    def moments(shift: Tensor, above: bool) -> Sequence[Tensor]:
-        """Compute the means of the distances to ``shift`` and of their squares; ``above`` it, the share as well."""
-        if buffer is None:
-            return _moments(neg, shift, above)
-        torch.sub(matrix.scores.detach(), shift, out=buffer)
-        matrix.zero_excluded(buffer.relu_() if above else buffer)
-        sums = [buffer.sum(1, keepdim=True), buffer.square_().sum(1, keepdim=True)]
+    def moments(low: Tensor, above: bool) -> Sequence[Tensor]:
+        """Compute the means of the distances to ``low`` and of their squares; ``above`` it, the share as well."""
+        if x is None or work is None or matrix.log_weight is not None:
+            return _moments(neg, top, low, above)
+        torch.sub(x, low, out=work)
+        matrix.zero_excluded(work.relu_() if above else work)
+        sums = [work.sum(1, keepdim=True), work.square_().sum(1, keepdim=True)]
         if above:
-            sums.append(buffer.gt_(0).sum(1, keepdim=True))
-        return [x / matrix.count for x in sums]
+            sums.append(work.gt_(0).sum(1, keepdim=True))
+        return [total / matrix.count for total in sums]
 
     # 1. whether the radius reaches the largest negative, which depends on its ties: at most the share
-    # variance / (variance + depth^2) (Cauchy-Schwarz), too small for most radii
-    top = neg.max()
+    # variance / (variance + mean^2) (Cauchy-Schwarz), too small for most radii
     mean = moments(torch.zeros_like(top), False)[0]
     variance = moments(mean, False)[1]
     bound = torch.as_tensor(bound, dtype=top.dtype, device=top.device)
-    far = (1 - 1e-3) * (top - mean) ** 2 > bound * variance
-    reached = ~far
+    reached = ~((1 - 1e-3) * mean**2 > bound * variance)
     if not checks.wanted(top) or bool(neg.across(reached.any().float(), "max")):  # all ranks count ties together
         reached = bound >= 1 / neg.mean(lambda s, m: (s >= m).to(s.dtype), top) - 1
     # 2. all negatives
@@ -164,18 +182,18 @@ def _threshold(neg: Negatives, bound: Value, work: Tensor | None = None) -> tupl
         first, second, share = moments(low, True)
         depth = first / share
         spread = (second / share - depth**2).clamp(min=0)
-        risen = torch.minimum(low + depth - (spread / (share * (1 + bound) - 1)).sqrt(), top)
+        risen = (low + depth - (spread / (share * (1 + bound) - 1)).sqrt()).clamp(max=0)
         last, low = low, torch.where(risen > low, risen, low)  # not a number where nothing is above
         if checks.wanted(low):
-            moving = low - last > tolerance * (top - last)
+            moving = low - last > -tolerance * last
             if not bool(neg.across(moving.any().float(), "max")):  # all ranks stop together
                 break
-    return low, reached | (low >= top)  # no number lies between the solution's threshold and the largest negative
+    return low, reached | (low >= 0)  # nothing lies between the solution's threshold and the largest negative
 
 
-def _moments(neg: Negatives, shift: Tensor, above: bool) -> tuple[Tensor, ...]:
-    if not above:
-        return neg.mean(lambda s, m: (s - m, (s - m) ** 2), shift)  # type: ignore[no-any-return]
-    return neg.mean(  # type: ignore[no-any-return]
-        lambda s, m: ((s - m).relu(), (s - m).relu() ** 2, (s > m).to(s.dtype)), shift
-    )
+def _moments(neg: Negatives, top: Tensor, low: Tensor, above: bool) -> tuple[Tensor, ...]:
+    def distances(s: Tensor, top: Tensor, low: Tensor) -> tuple[Tensor, ...]:
+        x = s - top - low
+        return (x.relu(), x.relu() ** 2, (x > 0).to(s.dtype)) if above else (x, x**2)
+
+    return neg.mean(distances, top, low)  # type: ignore[no-any-return]

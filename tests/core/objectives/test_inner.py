@@ -60,8 +60,8 @@ def test_the_gradients_are_those_of_the_closed_form(kind, seed, bound):
     s, neg = negatives(seed, kind)
     radius = torch.tensor(bound, dtype=s.dtype, requires_grad=True)
     upstream = torch.linspace(-1, 1, len(s), dtype=s.dtype).unsqueeze(1)
-    low, reached = inner.chi2_threshold(neg, bound)
-    closed = torch.where(reached, neg.max(), inner.mean_and_deviations(neg, radius, low))
+    top, low, reached = inner.chi2_threshold(neg, bound)
+    closed = torch.where(reached, neg.max(), inner.mean_and_deviations(neg, radius, (top, low)))
     expected = torch.autograd.grad((upstream * closed).sum(), (s, radius), create_graph=True)
     value = (upstream * inner.nonnegative_worst_case(neg, radius)).sum()
     first_order = torch.autograd.grad(value, (s, radius), retain_graph=True)
@@ -85,3 +85,12 @@ def test_blocks_of_anchors_are_solved_separately():
     (wanted,) = torch.autograd.grad(expected.sum(), exact.scores)
     torch.testing.assert_close(gradient.double(), wanted, rtol=1e-4, atol=1e-8)
     assert not gradient.gather(1, neg.skip).any()
+
+
+def test_close_similarities_keep_the_digits_of_their_differences():
+    """With two negatives, the gradient depends on the radius alone."""
+    s = torch.tensor([[0.5001, 0.5]], requires_grad=True)
+    value = inner.nonnegative_worst_case(DenseNegatives(s), 0.4)
+    (gradient,) = torch.autograd.grad(value, s)
+    expected = torch.tensor([[1 + 0.4**0.5, 1 - 0.4**0.5]]) / 2
+    torch.testing.assert_close(gradient, expected, rtol=2e-7, atol=1e-7)
