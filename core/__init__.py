@@ -48,6 +48,7 @@ if TYPE_CHECKING:  # at run time each name is imported on first use, so that com
     from .objectives.nacl import NCA, IntCL, IntNaCl, MixNCA, Robust
     from .objectives.polarization import DistancePolarization, pairs_in_margin
     from .objectives.positives import AAL, ArCL, DebiasedPositives, SupCon, worst_alignment
+    from .objectives.siglip import SigLIP
     from .registry import registry
     from .spec import SpecError
 
@@ -72,6 +73,7 @@ _NAMES = {
     "objectives.nacl": "NCA IntCL IntNaCl MixNCA Robust",
     "objectives.polarization": "DistancePolarization pairs_in_margin",
     "objectives.positives": "AAL ArCL DebiasedPositives SupCon worst_alignment",
+    "objectives.siglip": "SigLIP",
     "registry": "registry",
     "spec": "SpecError",
 }
@@ -80,10 +82,11 @@ _MODULE = {name: module for module, names in _NAMES.items() for name in names.sp
 __all__ = [
     "AAL", "ADNCE", "CLDRO", "DCL", "HCL", "NCA", "AlphaCL", "ArCL", "Choice", "DebiasedPositives",
     "DenseNegatives", "DistancePolarization", "Flag", "InfoNCE", "IntCL", "IntNaCl", "Learned", "MeanVariance",
-    "MixNCA", "Negatives", "Objective", "Real", "Robust", "Schedule", "Scores", "SpecError", "StreamedNegatives",
-    "SupCon", "Wrapper", "__version__", "chi2_ratio", "distances", "from_dict", "gather", "gradcache", "kl_alpha",
-    "margin", "mutual_information", "objective", "pairs_in_margin", "plot_distances", "plot_weights", "registry",
-    "set_checks", "tau_from_radius", "threshold", "views", "weight_curve", "worst_alignment", "worst_case_weights",
+    "MixNCA", "Negatives", "Objective", "Real", "Robust", "Schedule", "Scores", "SigLIP", "SpecError",
+    "StreamedNegatives", "SupCon", "Wrapper", "__version__", "chi2_ratio", "distances", "from_dict", "gather",
+    "gradcache", "kl_alpha", "margin", "mutual_information", "objective", "pairs_in_margin", "plot_distances",
+    "plot_weights", "registry", "set_checks", "tau_from_radius", "threshold", "views",
+    "weight_curve", "worst_alignment", "worst_case_weights",
 ]  # fmt: skip
 
 

@@ -110,12 +110,13 @@ class _Clip(torch.autograd.Function):
 class Learned(nn.Module):
     """A trained number, clamped to ``[low, high]``.
 
-    The parameter is the logarithm, as for CLIP's temperature, so that steps are relative. Unlike a plain clamp, it
-    keeps the gradient that points back into the interval.
+    If ``low`` is positive, the parameter is the logarithm, as for CLIP's temperature, so that steps are relative;
+    otherwise it is the number itself, as for SigLIP's bias. Unlike a plain clamp, it keeps the gradient that points
+    back into the interval.
 
     Args:
-        init: Initial value, positive.
-        low: Smallest value, positive.
+        init: Initial value.
+        low: Smallest value.
         high: Largest value.
 
     >>> import counterpoint as cp
@@ -126,14 +127,20 @@ class Learned(nn.Module):
 
     def __init__(self, init: float, low: float = 1e-3, high: float = 1e3) -> None:
         super().__init__()
-        if not (is_number(init) and is_number(low) and is_number(high) and 0 < low <= init <= high):
+        if not (is_number(init) and is_number(low) and is_number(high) and low <= init <= high):
+            hint = " A value that may be negative needs low= and high= too." if is_number(init) and init <= 0 else ""
             raise ValueError(
-                f"Learned: expected 0 < low <= init <= high, got init={init!r}, low={low!r}, high={high!r}."
+                f"Learned: expected low <= init <= high, got init={init!r}, low={low!r}, high={high!r}.{hint}"
             )
         self.low, self.high = float(low), float(high)
-        self.log_value = nn.Parameter(torch.tensor(math.log(init)))
+        if self.low > 0:
+            self.log_value = nn.Parameter(torch.tensor(math.log(init)))
+        else:
+            self.value = nn.Parameter(torch.tensor(float(init)))
 
     def forward(self) -> Tensor:
+        if self.low <= 0:
+            return _Clip.apply(self.value, self.low, self.high)  # type: ignore[no-any-return]
         value: Tensor = _Clip.apply(self.log_value, math.log(self.low), math.log(self.high))
         return value.exp()
 
@@ -142,7 +149,8 @@ class Learned(nn.Module):
         return self.low, self.high
 
     def spec(self) -> str:
-        value = float(f"{math.exp(float(self.log_value.detach())):.6g}")
+        parameter = float(next(self.parameters()).detach())
+        value = float(f"{math.exp(parameter) if self.low > 0 else parameter:.6g}")
         return f"learned({number(min(max(value, self.low), self.high))},{number(self.low)},{number(self.high)})"
 
     __repr__ = spec

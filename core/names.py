@@ -17,6 +17,7 @@ ELSEWHERE = {
         ("ntxent", "simclr", "moco", "clip", "npairs", "crossentropy", "mnrl", "multiplenegativesranking"),
         ("infonce", "InfoNCE(temperature)(z1, z2)"),
     ),
+    **dict.fromkeys(("sigliploss", "sigmoidloss"), ("siglip", "SigLIP(temperature, bias)(z1, z2)")),
     **dict.fromkeys(("supconloss", "supervisedcontrastive"), ("supcon", "SupCon(temperature)(z1, z2, labels=labels)")),
     **dict.fromkeys(
         ("triplet", "tripletmargin"), ("infonce", "InfoNCE(temperature)(anchor, positive, negatives=negative)")
@@ -36,6 +37,7 @@ OBJECTIVES = {
     "infonce": "InfoNCE", "dcl": "DCL", "hcl": "HCL", "adnce": "ADNCE", "alphacl": "AlphaCL", "mv": "MeanVariance",
     "dro": "CLDRO", "nca": "NCA", "mixnca": "MixNCA", "robust": "Robust", "intcl": "IntCL", "intnacl": "IntNaCl",
     "dp": "DistancePolarization", "supcon": "SupCon", "arcl": "ArCL", "aal": "AAL", "debpos": "DebiasedPositives",
+    "siglip": "SigLIP",
 }  # fmt: skip
 
 

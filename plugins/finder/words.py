@@ -107,7 +107,7 @@ def _loss_words(loss: Finding, objective: str | None) -> list[str]:
     for product in loss["products"]:
         rows.append(("product", f"{product['site']}: {product['call']}, of {product['a']} and {product['b']}"))
     if loss["form"] == "binary":
-        rows.append(("form", f"binary logits {shape}, each pair by itself (SigLIP): no objective here computes it"))
+        rows.append(("form", f"binary logits {shape}, each pair by itself: SigLIP's loss, here cp.SigLIP by hand"))
         return _table(rows)
     similar = "cosines" if loss.get("normalized") else "inner products of embeddings that are not normalized"
     rows.append(("logits", f"{shape}, {similar}"))

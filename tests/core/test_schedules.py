@@ -34,6 +34,10 @@ def start_of(name: str, key: str) -> float:
     return 0.3 if default is None else default
 
 
+def learned(value: float) -> cp.Learned:
+    return cp.Learned(value, *sorted((value / 2, value * 1.5)))
+
+
 def tiny_batch() -> tuple[torch.Tensor, dict]:
     z = embeddings(5, 4)
     return z[:2], {"adversarial": z[2], "mixed": z[3]}
@@ -48,7 +52,7 @@ MOVING = pytest.mark.parametrize(
 def test_constant_schedules_and_learned_values_are_numbers(name, key, more):
     (z, extra), kind, value = tiny_batch(), cp.registry[name], start_of(name, key)
     expected = kind(**{key: value}, **more)(*z, **extra)
-    for moving_value in (cp.Schedule(value, value, 3), cp.Learned(value, value / 2, value * 1.5)):
+    for moving_value in (cp.Schedule(value, value, 3), learned(value)):
         loss_fn = kind(**{key: moving_value}, **more)
         for _ in range(2):
             torch.testing.assert_close(loss_fn(*z, **extra), expected, rtol=1e-5, atol=1e-7)
@@ -57,12 +61,33 @@ def test_constant_schedules_and_learned_values_are_numbers(name, key, more):
 @MOVING
 def test_the_gradient_of_a_learned_value_is_the_slope(name, key, more):
     (z, extra), kind, value = tiny_batch(), cp.registry[name], start_of(name, key)
-    loss_fn = kind(**{key: cp.Learned(value, value / 2, value * 1.5)}, **more).double()
-    (log_value,) = loss_fn.parameters()
-    (slope,) = gradients(loss_fn(*z, **extra), [log_value])
-    now, h = math.exp(log_value.item()), 1e-5
-    above, below = (kind(**{key: now * math.exp(s * h)}, **more)(*z, **extra).item() for s in (1, -1))
+    loss_fn = kind(**{key: learned(value)}, **more).double()
+    (parameter,) = loss_fn.parameters()
+    (slope,) = gradients(loss_fn(*z, **extra), [parameter])
+    now, h = parameter.item(), 1e-5
+    moved = [math.exp(now + s * h) if value > 0 else now + s * h for s in (1, -1)]
+    above, below = (kind(**{key: number}, **more)(*z, **extra).item() for number in moved)
     torch.testing.assert_close(slope.item(), (above - below) / (2 * h), rtol=1e-5, atol=1e-8)
+
+
+def test_a_learned_value_may_be_negative_or_cross_zero():
+    for init, low, high in ((-10.0, -20.0, 0.0), (0.0, -1.0, 1.0), (-1.0, -1.0, -0.5)):
+        value = cp.Learned(init, low, high)
+        assert [name for name, _ in value.named_parameters()] == ["value"]
+        assert value().item() == init
+        assert value.spec() == f"learned({init:g},{low:g},{high:g})"
+        with torch.no_grad():
+            value.value.fill_(high + 3)
+        assert value().item() == high
+        value().backward()
+        assert value.value.grad == 1  # a step of gradient descent leads back into the interval
+        value.value.grad = None
+        (-value()).backward()
+        assert value.value.grad == 0
+    loss_fn = cp.SigLIP(bias=cp.Learned(-10.0, -20.0, 0.0))
+    same = cp.objective(str(loss_fn))
+    assert same == loss_fn
+    same.load_state_dict(loss_fn.state_dict())
 
 
 def test_a_learned_value_inside_a_wrapper_and_a_sum():

@@ -112,6 +112,7 @@ PLAIN = [
         high=st.sampled_from([0.5, 0.9, 1.0]),
         reduction=st.sampled_from(["sum", "mean", "mean_full", "batch_sum"]),
     ),
+    parameters("siglip", temperature=T, bias=st.floats(-12, 3)),
 ]
 INNER = st.one_of(*PLAIN[:10])
 WRAPPED = parameters(

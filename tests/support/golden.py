@@ -158,6 +158,7 @@ FUNCTIONS: dict[str, Callable[..., Tensor]] = {
     "alpha_cl_direct_unnorm": _scores(lambda p, t: cp.AlphaCL(t, p["p"], normalize=False)),
     "chi2_variational": lambda p, t, pos, neg: -cp.mutual_information(pos, neg, "chi2"),
     "supcon": _scores(_supcon),
+    "siglip": _scores(lambda p, t: cp.SigLIP(t, p["b"])),
     "supcon_views": _supcon_views,
     "kl_dro": _scores(lambda p, t: cp.CLDRO(p["eta"], shared=p.get("alpha_mode") == "shared")),
     "kl_dro_fixed_alpha": _scores(lambda p, t: cp.CLDRO(p["eta"], alpha=p["alpha"])),

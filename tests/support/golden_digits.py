@@ -1,4 +1,4 @@
-"""Golden cases of ``supcon``, computed with 50 digits from the paper's formulas.
+"""Golden cases of ``supcon`` and ``siglip``, computed with 50 digits from the papers' formulas.
 
     python tests/support/golden_digits.py       # writes them into golden.json, in place of those that are there
     python tests/support/golden.py              # then updates the cases that the package brings along
@@ -32,6 +32,14 @@ def anchor(pos: list[Any], neg: list[Any], t: Any, average: str, denominator: st
     if average == "outside":
         return -sum(log(share) for share in shares) / len(shares)
     return -log(sum(shares) / len(shares))
+
+
+def siglip(pos: Matrix, neg: Matrix, t: Any, b: Any) -> Any:
+    """Zhai et al. 2023, section 3.2: minus the log of the sigmoid of every pair, averaged over anchors."""
+    total = mpf(0)
+    for p, n in zip(pos, neg, strict=True):
+        total += sum(log(1 + exp(-(x / t + b))) for x in p) / len(p) + sum(log(1 + exp(x / t + b)) for x in n)
+    return total / len(pos)
 
 
 def of_scores(pos: Matrix, neg: Matrix, **how: Any) -> Any:
@@ -76,10 +84,15 @@ def cases(inputs: dict[str, Any]) -> Iterator[dict[str, Any]]:
             ("supcon_views", key, {"t": t, **how, "labels": labels})
             for t, (key, labels) in zip((0.5, 0.1, 0.2), EMBEDDINGS.items(), strict=True)
         ]
+    biases = (-10.0, -1.5, 0.0, 2.0)
+    plan += [
+        ("siglip", key, {"t": t, "b": b}) for t, b, key in zip((0.1, 0.5, 0.07, 1.0), biases, MATRICES, strict=True)
+    ]
     for number, (fn, key, params) in enumerate(plan, FIRST):
-        names, function = (("pos", "neg"), of_scores) if fn == "supcon" else (("z1", "z2"), of_views)
+        names = ("z1", "z2") if fn == "supcon_views" else ("pos", "neg")
+        function: Any = {"supcon": of_scores, "supcon_views": of_views, "siglip": siglip}[fn]
         args = {name: [[mpf(x) for x in row] for row in inputs[key][name]] for name in names}
-        how = {**params, "t": mpf(params["t"])}  # the float64 number that the package gets
+        how = {name: mpf(x) if isinstance(x, float) else x for name, x in params.items()}  # as the package gets them
 
         def value(args: dict[str, Matrix], function: Any = function, how: dict[str, Any] = how) -> Any:
             return function(**args, **how)
@@ -109,7 +122,7 @@ def written(data: dict[str, Any]) -> str:
 def main() -> None:
     mp.dps = 90
     data = json.loads(FILE.read_text())
-    others = [case for case in data["cases"] if not case["fn"].startswith("supcon")]
+    others = [case for case in data["cases"] if not case["fn"].startswith(("supcon", "siglip"))]
     data["cases"] = others + list(cases(data["inputs"]))
     data["losses"] = sorted({case["loss"] for case in data["cases"]})
     FILE.write_text(written(data))

@@ -23,6 +23,7 @@ FORMULAS = [
     *[f"adnce:t=0.3,mu=0.9,weight={w},denominator={d}" for w in FAMILIES for d in (*DENOMINATORS, "all")],
     "adnce:t=0.3,mu=auto,sigma=auto",
     "alphacl:t=0.5",
+    "siglip:t=0.5,b=-1",
     "alphacl:t=0.5,power=2.5,normalize=false",
     "mv:t=0.4",
     "dro:radius=0.1",

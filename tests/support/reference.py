@@ -333,6 +333,11 @@ def supcon(row: Row, q: Parameters) -> Tensor:
     return each if q["average"] == "outside" else -torch.log((-each).exp().mean())
 
 
+def siglip(row: Row, q: Parameters) -> Tensor:
+    t, b = q["temperature"], q["bias"]
+    return softplus(-(row.p / t + b)) + (row.w.exp() * softplus(row.s / t + b)).sum()
+
+
 def alphacl(row: Row, q: Parameters) -> Tensor:
     w = (-((1 - row.s.detach()).clamp(min=0) ** q["power"]) / q["temperature"] + row.w).exp()
     if q["normalize"]:
@@ -461,7 +466,7 @@ def polarization(row: Row, q: Parameters, anchors: int) -> Tensor:
 
 # ---- objectives ------------------------------------------------------------------------------------
 
-PAIRING = {"arcl": "arcl", "aal": "arcl", "dp": "single"} | dict.fromkeys(
+PAIRING = {"arcl": "arcl", "aal": "arcl", "dp": "single", "siglip": "one_way"} | dict.fromkeys(
     ("mixnca", "robust", "intcl", "intnacl"), "first_two"
 )
 
@@ -515,7 +520,7 @@ def anchor_losses(q: Parameters, some: list[Row], layout: str) -> list[Tensor]:
         if name in ("intcl", "intnacl"):
             return integrated(name, row, q)
         formulas = {"alphacl": alphacl, "debpos": debpos, "nca": nca, "mixnca": mixnca, "robust": robust}
-        return {**formulas, "supcon": supcon}[name](row, q)
+        return {**formulas, "supcon": supcon, "siglip": siglip}[name](row, q)
 
     return [loss(row).mean() for row in some]
 

@@ -47,7 +47,19 @@ def compare(spec: str, tile: int | None, z: torch.Tensor, t: float = 0.5, tolera
 
 
 @pytest.mark.parametrize(
-    "spec", ["infonce:t=T", "dcl:t=T", "hcl:t=T", "adnce:t=T", "mv:t=T", "dp", "debpos:t=T", "nca:t=T", "supcon:t=T"]
+    "spec",
+    [
+        "infonce:t=T",
+        "dcl:t=T",
+        "hcl:t=T",
+        "adnce:t=T",
+        "mv:t=T",
+        "dp",
+        "debpos:t=T",
+        "nca:t=T",
+        "supcon:t=T",
+        "siglip:t=T",
+    ],
 )
 def test_float32(spec):
     """As near to float64 as the matrix is, where the number of pairs makes tiles the default."""

@@ -1,0 +1,49 @@
+"""SigLIP: the sigmoid loss of the paper's pseudo-code, and its limits."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import strategies as st
+from identities import SEED, T, embeddings, prop, same
+
+import counterpoint as cp
+
+
+@prop(seed=SEED, t=T, bias=st.floats(-12, 3))
+def test_is_the_papers_algorithm(seed, t, bias):
+    """Algorithm 1: labels of 1 on the diagonal and -1 elsewhere, summed over all pairs, divided by the batch."""
+    z = embeddings(seed)
+    images, texts = (F.normalize(x, dim=1) for x in z)
+    logits = images @ texts.T / t + bias
+    labels = 2 * torch.eye(len(logits), dtype=logits.dtype) - 1
+    expected = -F.logsigmoid(labels * logits).sum() / len(logits)
+    same(cp.SigLIP(t, bias)(*z), expected, z)
+    same(cp.SigLIP(t, bias)(*z, symmetric=True), expected, z)  # a pair counts the same from both sides
+
+
+@prop(seed=SEED)
+def test_trains_scale_and_bias_as_the_papers_parameters(seed):
+    z = embeddings(seed)
+    scale, bias = torch.tensor(10.0, requires_grad=True), torch.tensor(-10.0, requires_grad=True)
+    images, texts = (F.normalize(x, dim=1).detach().float() for x in z)
+    logits = images @ texts.T * scale + bias
+    (-F.logsigmoid((2 * torch.eye(len(logits)) - 1) * logits).sum() / len(logits)).backward()
+    loss_fn = cp.SigLIP(cp.Learned(0.1), cp.Learned(-10.0, -100.0, 0.0))
+    loss_fn(images, texts).backward()
+    by_name = {name: p.grad for name, p in loss_fn.named_parameters()}
+    torch.testing.assert_close(by_name["_bias.value"], bias.grad, rtol=1e-4, atol=1e-5)
+    # the parameter is log t = -log scale
+    torch.testing.assert_close(by_name["_temperature.log_value"], -scale.grad * 10, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("tile", [0, 3])
+def test_false_negatives_leave_the_sum(tile):
+    z, ids = embeddings(0, batch=6), torch.tensor([0, 0, 1, 2, 3, 3])
+    images, texts = (F.normalize(x, dim=1) for x in z)
+    logits = images @ texts.T / 0.2 - 2
+    keep = (ids.unsqueeze(1) != ids) | torch.eye(6, dtype=torch.bool)
+    labels = 2 * torch.eye(6, dtype=logits.dtype) - 1
+    expected = -(F.logsigmoid(labels * logits) * keep).sum() / 6
+    same(cp.SigLIP(0.2, -2)(*z, ids=ids, tile=tile), expected, z)
