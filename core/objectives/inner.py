@@ -153,8 +153,8 @@ def _threshold(
 ) -> tuple[Tensor, Tensor]:
     """Compute the threshold of a block of anchors, minus ``top``, and whether the radius reaches ``top``.
 
-    The closed form over the negatives above a threshold gives the next threshold. It only rises, and stays once no
-    negative drops out.
+    The closed form over the negatives above a threshold gives the next threshold. It rises, and stays once no negative
+    drops out.
 
     Args:
         neg: the block.
@@ -188,14 +188,19 @@ def _threshold(
     low = mean - (variance / bound).sqrt()
     # 3. those above the threshold, by moments of the distance to it
     tolerance = torch.finfo(top.dtype).eps ** 0.5 / 4  # the square of a step is the next error
+    floor, ceiling = 2 * low, torch.zeros_like(low)
     for _ in range(STEPS):
         first, second, share = moments(low, True)
+        # rounding may overshoot where the threshold was far below; then the closed form leads back
+        over = second > (1 + bound) * first**2
+        floor, ceiling = torch.where(over, floor, low), torch.where(over, low, ceiling)
         depth = first / share
         spread = (second / share - depth**2).clamp(min=0)
-        risen = (low + depth - (spread / (share * (1 + bound) - 1)).sqrt()).clamp(max=0)
-        last, low = low, torch.where(risen > low, risen, low)  # not a number where nothing is above
+        step = low + depth - (spread / (share * (1 + bound) - 1)).sqrt()  # not a number where too few are above
+        step = torch.where(step.isnan(), torch.where(over, (floor + ceiling) / 2, low), step)
+        last, low = low, torch.minimum(torch.maximum(step, floor), ceiling)
         if checks.wanted(low):
-            moving = low - last > -tolerance * last
+            moving = (low - last).abs() > -tolerance * last
             if not bool(neg.across(moving.any().float(), "max")):  # all ranks stop together
                 break
     return low, reached | (low >= 0)  # nothing lies between the solution's threshold and the largest negative
