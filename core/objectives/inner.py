@@ -73,18 +73,28 @@ def nonnegative_worst_case(neg: Negatives, bound: Value) -> Tensor:
             w, top = weights[rows : rows + len(part.scores)], part.max()
             x = part.scores.detach() - top
             low, reached = _threshold(part, bound, top, x, w)
-            # 1. L, up to a factor: the distance above the threshold; where the radius reaches the largest, its ties
-            torch.sub(x, low, out=w).relu_()
+            ties = (x >= 0).to(x.dtype) if bool(reached.any()) else None
+            # 1. the closed form over the negatives above the threshold, in which its rounding cancels
+            torch.sub(x, low, out=w).gt_(0)
             if part.log_weight is not None:
                 w.mul_(part.log_weight.exp())
-            if bool(reached.any()):  # ties share it evenly, as they share the gradient of a maximum
-                w.copy_(torch.where(reached, (x >= 0).to(x.dtype), w))
             part.zero_excluded(w)
-            # 2. the value, and its slope by the bound: half the mean distance
-            total = w.sum(1, keepdim=True)
             part.zero_excluded(x)  # where it may be infinite
-            value = top + (w.div_(total) * x).sum(1, keepdim=True)
-            results.append((value, (total / part.count / 2).masked_fill(reached, 0.0), top, low, reached))
+            total = w.sum(1, keepdim=True)
+            mean = (w * x).sum(1, keepdim=True) / total
+            tilt = x.sub_(mean) * w
+            variance = (tilt * x).sum(1, keepdim=True) / total
+            spread = total / part.count * (1 + bound) - 1
+            flat = variance * spread <= 0
+            rate = torch.where(flat, 0.0, spread / variance).sqrt()
+            w.add_(tilt.mul_(rate)).div_(total)
+            # 2. the value, and its slope by the bound
+            value, slope = top + mean + variance * rate, torch.where(flat, 0.0, total / part.count / rate / 2)
+            if ties is not None:  # they share the weight evenly, as they share the gradient of a maximum
+                part.zero_excluded(ties)
+                w.copy_(torch.where(reached, ties / ties.sum(1, keepdim=True), w))
+                value, slope = torch.where(reached, top, value), slope.masked_fill(reached, 0.0)
+            results.append((value, slope, top, low, reached))
             rows += len(x)
         value, slope, top, low, reached = map(torch.cat, zip(*results, strict=True))
     further = [bound] if isinstance(bound, Tensor) else []
@@ -143,8 +153,8 @@ def _threshold(
 ) -> tuple[Tensor, Tensor]:
     """Compute the threshold of a block of anchors, minus ``top``, and whether the radius reaches ``top``.
 
-    The closed form over the negatives above a threshold gives the next threshold. It only rises, and stays once no
-    negative drops out.
+    The closed form over the negatives above a threshold gives the next threshold. It rises, and stays once no negative
+    drops out.
 
     Args:
         neg: the block.
@@ -178,14 +188,19 @@ def _threshold(
     low = mean - (variance / bound).sqrt()
     # 3. those above the threshold, by moments of the distance to it
     tolerance = torch.finfo(top.dtype).eps ** 0.5 / 4  # the square of a step is the next error
+    floor, ceiling = 2 * low, torch.zeros_like(low)
     for _ in range(STEPS):
         first, second, share = moments(low, True)
+        # rounding may overshoot where the threshold was far below; then the closed form leads back
+        over = second > (1 + bound) * first**2
+        floor, ceiling = torch.where(over, floor, low), torch.where(over, low, ceiling)
         depth = first / share
         spread = (second / share - depth**2).clamp(min=0)
-        risen = (low + depth - (spread / (share * (1 + bound) - 1)).sqrt()).clamp(max=0)
-        last, low = low, torch.where(risen > low, risen, low)  # not a number where nothing is above
+        step = low + depth - (spread / (share * (1 + bound) - 1)).sqrt()  # not a number where too few are above
+        step = torch.where(step.isnan(), torch.where(over, (floor + ceiling) / 2, low), step)
+        last, low = low, torch.minimum(torch.maximum(step, floor), ceiling)
         if checks.wanted(low):
-            moving = low - last > -tolerance * last
+            moving = (low - last).abs() > -tolerance * last
             if not bool(neg.across(moving.any().float(), "max")):  # all ranks stop together
                 break
     return low, reached | (low >= 0)  # nothing lies between the solution's threshold and the largest negative

@@ -94,3 +94,16 @@ def test_close_similarities_keep_the_digits_of_their_differences():
     (gradient,) = torch.autograd.grad(value, s)
     expected = torch.tensor([[1 + 0.4**0.5, 1 - 0.4**0.5]]) / 2
     torch.testing.assert_close(gradient, expected, rtol=2e-7, atol=1e-7)
+
+
+def test_a_threshold_that_rounding_overshoots_comes_back():
+    """Found by fuzzing: the step from far below ended above the solution, and two of the four close ones counted."""
+    low = [0.158306137, 0.108074203, 0.0980934799, 0.0668166056, 0.0802960619, 0.151782796, 0.143257365, 0.116081901]
+    s = torch.tensor([[*low, 0.998923957, 0.998550296, 0.999183297, 0.999228179]], requires_grad=True)
+    exact = s.detach().double().requires_grad_()
+    gradient, expected = (
+        torch.autograd.grad(inner.nonnegative_worst_case(DenseNegatives(x), 2.3272295336681283), x)[0]
+        for x in (s, exact)
+    )
+    assert (expected > 0.1).sum() == 4
+    torch.testing.assert_close(gradient.double(), expected, rtol=1e-4, atol=1e-6)
