@@ -34,7 +34,6 @@ SAID = {  # a command's beginning: what shortens it, and what its output must ho
     "make demo": (["JOBS=2"], r"all domains.*wrote demo/results\.json"),
     "make test": "this is a part of it",
     "make docs": ([], r"site/index\.html"),
-    "counterpoint --help": ([], r"objectives.*inject.*compare.*report"),
     "pip install -c constraints.txt .": "the versions of another Python may not exist for this one",
     "pip install .[": "make demo has set up more than that",
     "pip install .": ([], r"[+~] counterpoint(==| @)"),

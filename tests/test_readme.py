@@ -86,4 +86,4 @@ def test_the_calls_in_the_tables_can_be_typed_after_import_counterpoint(code):
 def test_it_has_two_screens_of_short_sentences():
     text = README.read_text(encoding="utf-8")
     assert len(text.splitlines()) <= 160
-    assert [] == too_long(text)
+    assert too_long(text) == []
