@@ -77,6 +77,9 @@ FORMULAS = {
         r"-\log \frac{E(p)}{E(p) + N G_1} + \alpha L_{\mathrm{Robust}}(G_2, w)"
     ),
     "L_NaCl(G1) + alpha L_Robust(G2, w)": r"L_{\mathrm{NaCl}}(G_1) + \alpha L_{\mathrm{Robust}}(G_2, w)",
+    "-(1/M) sum_j log E(p_j) / (sum_k E(p_k) + sum_i E(s_i)),  E(s) = e^{s/t}": (
+        r"-\frac{1}{M} \sum_{j=1}^{M} \log \frac{E(p_j)}{\sum_k E(p_k) + \sum_i E(s_i)}, \quad E(s) = e^{s/t}"
+    ),
     "sum_{j != i} max(0, (D_ij - low)(high - D_ij)),  D = (1 - cos) / 2": (
         r"\sum_{j \ne i} \max\left(0, (D_{ij} - \mathrm{low})(\mathrm{high} - D_{ij})\right), \quad "
         r"D_{ij} = \frac{1 - \cos(z_i, z_j)}{2}"
@@ -377,12 +380,6 @@ def relinked(content: str, source: Path, page: str, pages: dict[Path, str]) -> s
             return f"![{label}]({os.path.relpath(own, Path(page).parent)})"
         return label
 
-    def included(found: re.Match[str]) -> str:
-        path = ROOT / found[1]
-        marked = path.read_text(encoding="utf-8") if path.exists() else ""
-        return "".join(re.findall(r"<!-- made by .*? -->\n(.*?)<!-- end", marked, re.S))
-
-    content = re.sub(r"<!-- include (\S+) -->\n?", included, content)
     content = re.sub(r"```mermaid\n(.*?)```\n", arrows, content, flags=re.S)
     generated = ("objectives/", "api/", "hosts/")  # pages that no document of the repository is
     pattern = r"(!?)\[((?:[^\[\]]|\[[^\]]*\])*)\]\((?!https?:|#)(?!(?:\.\./)*(?:%s))([^)#\s]+)(#[^)\s]+)?\)"

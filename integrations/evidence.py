@@ -76,7 +76,7 @@ def about(objective: str) -> Iterator[str]:
 
 
 def summary_table() -> str:
-    """The table of the README, in Markdown: by regime what helps, hurts and does nothing, over data sets and doses."""
+    """The table of docs/which_loss.md, in Markdown: by regime what helps, hurts or does nothing, over all doses."""
     lines = [
         "| regime (data sets) | helps | hurts | mixed | does nothing, or too little to tell |",
         "|---|---|---|---|---|",

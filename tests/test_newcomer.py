@@ -1,4 +1,4 @@
-"""A newcomer's hour: the README's commands, in order, from an empty environment.
+"""A newcomer's hour: the commands of the README and of the pages for beginners, in order, from an empty environment.
 
 What would take hours, a GPU, a download or somebody else's code base is shortened by flags, or left out, and why.
 """
@@ -15,10 +15,25 @@ from pathlib import Path
 import pytest
 from documents import ROOT, commands
 
+PAGES = (  # in the order in which a newcomer reads them
+    "README.md",
+    "docs/index.md",
+    "docs/command_line.md",
+    "docs/which_loss.md",
+    "docs/guides/tuning.md",
+    "docs/domains/graph.md",
+    "docs/domains/sentence.md",
+    "docs/domains/control.md",
+    "docs/domains/image.md",
+    "docs/atlas.md",
+    "docs/results.md",
+    "docs/faq.md",
+)
 GRAPH = ["--epochs", "1", "--folds", "3", "--hidden", "8"]
 SAID = {  # a command's beginning: what shortens it, and what its output must hold; or why it is left out
     "make demo": (["JOBS=2"], r"all domains.*wrote demo/results\.json"),
     "make test": "this is a part of it",
+    "make docs": ([], r"site/index\.html"),
     "pip install -c constraints.txt .": "the versions of another Python may not exist for this one",
     "pip install .[": "make demo has set up more than that",
     "pip install .": ([], r"[+~] counterpoint(==| @)"),
@@ -40,6 +55,8 @@ SAID = {  # a command's beginning: what shortens it, and what its output must ho
     "counterpoint tune graph": ([*GRAPH, "--budget", "4"], r"use adnce:t="),
     "counterpoint train graph --objective": ([*GRAPH, "--seeds", "2"], r"against infonce.*untrained encoder"),
     "counterpoint report runs --out report": ([], r"wrote report/report\.html"),
+    "counterpoint report runs/simcse_sts/test": "reports what 20 minutes have trained",
+    "counterpoint report runs/control/cartpole-balance --out sac": ([], r"wrote sac/report\.html"),
     "counterpoint completion bash": ([], r"complete -o bashdefault -F _counterpoint counterpoint"),
     "counterpoint train graph --dataset PROTEINS": (
         [*GRAPH, "--seeds", "1"],
@@ -53,8 +70,10 @@ SAID = {  # a command's beginning: what shortens it, and what its output must ho
         ["--steps", "4400", "--eval-every", "4400", "--episodes", "1"],
         r"cartpole-balance.*final score",
     ),
+    "counterpoint train control --task cartpole-balance --observe state --steps 40000 --eval-every": "half an hour",
     "python examples/studies/curl_dmc.py": "half an hour",
     "python examples/studies/atlas_report.py": "summarizes cells that take an hour",
+    "counterpoint mine": "a collection of the reader's own, a model from the hub",
     "counterpoint train sentence": "texts of the reader's own, models from the hub",
     "counterpoint eval sts": "evaluates what these have trained",
     "counterpoint eval transfer": "a model from the hub",
@@ -62,6 +81,7 @@ SAID = {  # a command's beginning: what shortens it, and what its output must ho
     "counterpoint train image": "downloads, a GPU, or the reader's own photos",
     "counterpoint eval image": "evaluates what these have trained",
     "python tests/bench/bench_control.py": "needs a clone of CURL",
+    "python -m tests.bench.losses": "needs a clone of ADNCE, and measures",
     "python tests/bench/bench_augment.py": "measures; says nothing that could be wrong",
 }
 
@@ -70,17 +90,17 @@ def known(words: list[str]) -> str:
     """The longest beginning that the table has."""
     line = " ".join(words)
     found = [one for one in SAID if line.startswith(one)]
-    assert found, f"the README has a new command, {line!r}: say in SAID what it must show, or why it cannot run"
+    assert found, f"the pages have a new command, {line!r}: say in SAID what it must show, or why it cannot run"
     return max(found, key=len)
 
 
 def hour() -> list[list[str]]:
-    """The commands of the README, each once."""
-    found = commands((ROOT / "README.md").read_text(encoding="utf-8"))
+    """The commands of the pages, each once."""
+    found = [one for page in PAGES for one in commands((ROOT / page).read_text(encoding="utf-8"))]
     return [list(one) for one in dict.fromkeys(map(tuple, found))]
 
 
-def test_the_table_is_the_readmes():
+def test_the_table_is_that_of_the_pages():
     assert {known(words) for words in hour()} == set(SAID)
 
 

@@ -214,7 +214,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     dose_curves(found, args.docs / "atlas_doses.png")
     evidence.atlas.cache_clear()
     for path, table in (
-        (ROOT / "README.md", evidence.summary_table()),
+        (ROOT / "docs" / "which_loss.md", evidence.summary_table()),
         (ROOT / "docs" / "atlas.md", evidence.decision_table()),
     ):
         if args.table.is_relative_to(ROOT):

@@ -16,6 +16,7 @@ DOCUMENTS = (
     *sorted(path.relative_to(ROOT).as_posix() for path in (ROOT / "docs").rglob("*.md")),
     "examples/README.md",
     "examples/existing_repos/README.md",
+    "skills/counterpoint/SKILL.md",
 )
 GENERATED = ("objectives", "hosts", "api")  # folders of the site that docs/site_pages.py fills
 COMMAND = re.compile(r"(?:make|pip|counterpoint|python) \S")
@@ -39,6 +40,13 @@ def commands(text: str) -> Iterator[list[str]]:
             typed = re.split(r"\s+#|\s{3,}|\s>\s", re.sub(r"^cd \S+ && ", "", one))[0]
             if COMMAND.match(typed) and "..." not in typed:
                 yield shlex.split(typed)
+
+
+def too_long(text: str, words: int = 30) -> list[str]:
+    """The sentences of more words than that, outside of code, tables and comments."""
+    text = re.sub(r"```.*?```|<!--.*?-->|^(?:    |\|).*?$", "", text, flags=re.S | re.M)
+    text = re.sub(r"!?\[([^\]]*)\]\([^)]*\)", r"\1", text)
+    return [one for one in re.split(r"(?<=[.:;?!])\s+|\n\n|\n(?:- |#)", text) if len(one.split()) > words]
 
 
 def links(name: str) -> Iterator[tuple[str, str]]:
