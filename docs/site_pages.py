@@ -80,6 +80,9 @@ FORMULAS = {
     "-(1/M) sum_j log E(p_j) / (sum_k E(p_k) + sum_i E(s_i)),  E(s) = e^{s/t}": (
         r"-\frac{1}{M} \sum_{j=1}^{M} \log \frac{E(p_j)}{\sum_k E(p_k) + \sum_i E(s_i)}, \quad E(s) = e^{s/t}"
     ),
+    "log(1 + e^{-(p / t + b)}) + sum_j log(1 + e^{s_j / t + b})": (
+        r"\log\left(1 + e^{-(p / t + b)}\right) + \sum_j \log\left(1 + e^{s_j / t + b}\right)"
+    ),
     "sum_{j != i} max(0, (D_ij - low)(high - D_ij)),  D = (1 - cos) / 2": (
         r"\sum_{j \ne i} \max\left(0, (D_{ij} - \mathrm{low})(\mathrm{high} - D_{ij})\right), \quad "
         r"D_{ij} = \frac{1 - \cos(z_i, z_j)}{2}"
