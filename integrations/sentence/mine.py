@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -80,18 +81,21 @@ def mine(
     query, positive = samples.column_names[:2]
     folder = corpus.find(data)
     candidates = [*beir.read(folder, "train").documents.values()] if beir.is_collection(folder) else None
-    mined = framework("sentence_transformers.util").mine_hard_negatives(
-        samples.select_columns([query, positive]),
-        model,
-        corpus=candidates,
-        num_negatives=negatives,
-        range_min=skip,
-        absolute_margin=margin,
-        relative_margin=relative_margin,
-        output_format="n-tuple",
-        batch_size=batch_size,
-        verbose=progress,
-    )
+    search = framework("sentence_transformers.util").mine_hard_negatives
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message=r"std\(\)")  # it prints statistics even of no negatives
+        mined = search(
+            samples.select_columns([query, positive]),
+            model,
+            corpus=candidates,
+            num_negatives=negatives,
+            range_min=skip,
+            absolute_margin=margin,
+            relative_margin=relative_margin,
+            output_format="n-tuple",
+            batch_size=batch_size,
+            verbose=progress,
+        )
     if not len(mined):
         raise ValueError(f"{data}: no pair has {negatives} negatives that the settings allow; ask for fewer.")
     return mined

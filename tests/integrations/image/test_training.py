@@ -498,6 +498,15 @@ def test_labels_are_not_looked_at_unless_asked():
         pretrain(module, hidden, 1, batch=64)
 
 
+@pytest.fixture
+def interruptible():
+    """Shells let background jobs ignore Ctrl-C."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("interruptible")
 def test_ctrl_c_is_ctrl_c(tmp_path, monkeypatch):
     """Lightning alone would exit, and ignore the signal from then on."""
     cell = training.cell("digits", "infonce", 0, epochs=2, **{**SMALL, "subset": 128})
