@@ -1,4 +1,4 @@
-"""Retrieval collections as BEIR has them: documents, queries, and which documents answer which query.
+"""Retrieval collections in the format of BEIR: documents, queries, and which documents answer which query.
 
 A collection is a folder with ``corpus.jsonl`` (``_id``, ``title``, ``text``), ``queries.jsonl`` (``_id``, ``text``) and
 ``qrels/SPLIT.tsv`` (a header, then query, document and grade). Every grade above 0 is relevant.
@@ -93,7 +93,7 @@ def read(folder: str | Path, split: str = "test") -> Collection:
     relevant: dict[str, set[str]] = {}
     for place, (query, document, grade, *_) in table(judgements(folder, split), 3, header=True):
         if query not in queries:
-            raise ValueError(f"{place}: there is no query {query!r} in queries.jsonl.")
+            raise ValueError(f"{place}: queries.jsonl does not contain the query {query!r}.")
         try:
             is_relevant = float(grade) > 0
         except ValueError:

@@ -37,7 +37,7 @@ def test_reads_titles_grades_and_judged_queries_only(tmp_path):
 @pytest.mark.parametrize(
     ("judged", "says"),
     [
-        ("9\ta\t1\n", r"test.tsv: line 2: there is no query '9' in queries.jsonl"),
+        ("9\ta\t1\n", r"test.tsv: line 2: queries.jsonl does not contain the query '9'"),
         ("1\ta\thigh\n", "line 2: expected a number as grade, got 'high'"),
         ("1 a 1\n", "line 2 has 1 columns, expected 3"),
         ("1\tz\t1\n", "no query of test has a relevant document"),
