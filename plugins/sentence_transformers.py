@@ -192,6 +192,9 @@ class ContrastiveLoss(nn.Module):
 
     def compute_loss_from_embeddings(self, embeddings: list[Tensor], labels: Tensor | None = None) -> Tensor:
         """Compute the loss of columns that are embedded already."""
+        if self._guide or self.duplicates is not None:
+            given = "guide=" if self._guide else "duplicates="
+            raise ValueError(f"{type(self).__name__}: {given} reads texts, and embeddings alone do not have them.")
         return self._terms(embeddings, labels).sum()
 
     def _repeat_single(self, sentence_features: Iterable[dict[str, Tensor]]) -> list[dict[str, Tensor]]:
@@ -231,7 +234,8 @@ class ContrastiveLoss(nn.Module):
         options |= {"empty": "zero"} if self.rules else {}
         if hard:
             options |= {"negatives": torch.stack(hard, 1), "negative_weight": self.negative_weight}
-            options |= {"in_batch": self.in_batch, "shared_negatives": self.shared_negatives}
+        # without hard negatives the objective refuses these
+        options |= {name: False for name in ("in_batch", "shared_negatives") if not getattr(self, name)}
         return views, options
 
     def get_config_dict(self) -> dict[str, Any]:

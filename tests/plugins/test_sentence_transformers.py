@@ -159,6 +159,18 @@ def test_wrong_rules_and_duplicates(model, options, says):
         ContrastiveLoss(model, "infonce", **options)
 
 
+def test_nothing_is_ignored(model):
+    """Hard negatives that are not there, and texts that embeddings do not have."""
+    data = features(model.eval(), texts(2))
+    for name in ("in_batch", "shared_negatives"):
+        with pytest.raises(ValueError, match=f"{name}=False: needs negatives= beside it"):
+            ContrastiveLoss(model, **{name: False})(data, None)
+    embedded = [model(dict(x))["sentence_embedding"] for x in data]
+    for options in ({"duplicates": "text"}, {"guide": model, "false_negatives": "margin(0)"}):
+        with pytest.raises(ValueError, match="reads texts, and embeddings alone do not have them"):
+            ContrastiveLoss(model, **options).compute_loss_from_embeddings(embedded)
+
+
 def test_one_column_is_embedded_twice(model):
     """As unsupervised SimCSE is usually written down, with the same text in two columns."""
     (column,) = texts(1)
