@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
 from inspect import Parameter
 
 import torch
@@ -12,7 +12,7 @@ from .. import checks
 from ..batch.ready_made import as_negatives, score_matrix
 from ..batch.scores import Negatives, Scores
 from ..hyper import Choice, Number, Real, Tracked, Value, bounds, text
-from .infonce import InfoNCE
+from .infonce import InfoNCE, softplus
 
 # A density that is infinite at s = -1 has its weight at this distance there.
 TINY = 1e-6
@@ -38,11 +38,14 @@ def log_weight(s: Tensor, family: str, mu: Value, sigma: Value) -> Tensor:
     """
     if family == "gaussian":
         return (s - mu) ** 2 * (-0.5 / sigma**2)
-    x, power = (s + 1).clamp(min=TINY), 1.0 if family == "rayleigh" else mu - 1 if family == "gamma" else mu / 2 - 1
+    x, power = (
+        torch.where(s > -1, s + 1, TINY),
+        1.0 if family == "rayleigh" else mu - 1 if family == "gamma" else mu / 2 - 1,
+    )
     decay = x**2 / (2 * mu**2) if family == "rayleigh" else x / (sigma if family == "gamma" else 2)
     vanished = (s <= -1) & torch.as_tensor(power > 0, device=s.device)
     # no weight beside any other, and equal weights where all vanish
-    return torch.where(vanished, torch.finfo(s.dtype).min / 8, power * torch.where(s > -1, s + 1, x).log() - decay)
+    return torch.where(vanished, torch.finfo(s.dtype).min / 8, power * x.log() - decay)
 
 
 class ADNCE(InfoNCE, name="adnce"):
@@ -134,40 +137,49 @@ class ADNCE(InfoNCE, name="adnce"):
 
     def log_mass(self, scores: Scores, t: Value) -> Tensor:
         mu, sigma = self.centre_and_width(scores.neg)
+        log_sum, log_total, _ = weighted_sums(scores, t, self.weight, mu, sigma)
+        return log_sum - log_total + scores.neg.log_count
 
-        def log_w(s: Tensor) -> Tensor:
-            return log_weight(s.detach(), self.weight, mu, sigma)
-
-        log_sum, log_total, shift = weighted_sums(scores, t, log_w)
+    def of_positives(self, scores: Scores, t: Value) -> Tensor:
         if self.denominator != "all":
-            return log_sum - log_total + scores.neg.log_count
+            return super().of_positives(scores, t)
+        mu, sigma = self.centre_and_width(scores.neg)
+        log_sum, log_total, shift = weighted_sums(scores, t, self.weight, mu, sigma)
         pos = scores.pos if scores.denominator_pos is None else scores.denominator_pos
+        log_w_pos = log_weight(pos.detach(), self.weight, mu, sigma) - shift
         count = scores.neg.count + 1
-        log_n = count.log() if isinstance(count, Tensor) else torch.tensor(count, dtype=pos.dtype).log()
-        log_w_pos = log_w(pos) - shift
-        top = log_w_pos.detach().clamp(min=0)
-        log_w_pos, log_total = log_w_pos - top, torch.logaddexp(log_total - top, log_w_pos - top)
-        return torch.logaddexp(log_sum - top, log_w_pos + pos / t) - log_total + log_n.to(pos.device)
-
-    def contrast(self, scores: Scores, log_mass: Tensor, t: Value) -> Tensor:
-        if self.denominator == "all":  # the mass includes the positive
-            return log_mass - scores.pos / t
-        return super().contrast(scores, log_mass, t)
+        log_n = count.log() if isinstance(count, Tensor) else math.log(count)
+        # relative to the positive, which may be nearly all of the denominator, or have no weight
+        mass, weight = log_sum - log_w_pos - pos / t, log_total - log_w_pos
+        small = softplus(mass) - softplus(weight)
+        large = log_sum - pos / t - log_total + softplus(-mass) - softplus(-weight)
+        losses = torch.where((mass > 0) & (weight > 0), large, small) + log_n
+        return losses if scores.denominator_pos is None else losses + (pos - scores.pos) / t
 
 
-def weighted_sums(scores: Scores, t: Value, log_w: Callable[[Tensor], Tensor]) -> tuple[Tensor, Tensor, Tensor | float]:
+def weighted_sums(
+    scores: Scores, t: Value, family: str, mu: Value, sigma: Value
+) -> tuple[Tensor, Tensor, Tensor | float]:
     """Compute ``log sum_j w_j E(s_j)`` and ``log sum_j w_j``, with log-weights less a shift, which is returned too.
 
     The shift is zero unless log-weights are so large that a similarity added to them would lose its digits.
     """
 
+    def log_w(s: Tensor) -> Tensor:
+        return log_weight(s.detach(), family, mu, sigma)
+
     def sums(s: Tensor) -> tuple[Tensor, Tensor]:
         log_weights = log_w(s)
         return log_weights + s / t, log_weights
 
+    def constant(log_total: Tensor) -> Tensor:
+        # tiles leave out gradients that are small beside others, also beside those of constants
+        trained = any(isinstance(value, Tensor) and value.requires_grad for value in (mu, sigma))
+        return log_total if trained else log_total.detach()
+
     log_sum, log_total = scores.neg.logsumexp(sums)
     if not _may_cancel(log_total, scores):
-        return log_sum, log_total, 0.0
+        return log_sum, constant(log_total), 0.0
     lowest = torch.finfo(log_total.dtype).min / 4
     shift = log_total.detach().clamp(min=lowest)
 
@@ -176,7 +188,8 @@ def weighted_sums(scores: Scores, t: Value, log_w: Callable[[Tensor], Tensor]) -
         log_weights = log_w(s).clamp(min=lowest) - shift
         return log_weights + s / t, log_weights
 
-    return *scores.neg.logsumexp(shifted, shift), shift
+    log_sum, log_total = scores.neg.logsumexp(shifted, shift)
+    return log_sum, constant(log_total), shift
 
 
 def _may_cancel(log_total: Tensor, scores: Scores) -> bool:

@@ -130,10 +130,14 @@ class InfoNCE(Objective, name="infonce"):
 
     def losses(self, scores: Scores) -> Tensor:
         t = self.tau(scores.neg)
-        losses = self.contrast(scores, self.log_mass(scores, t), t)
+        losses = self.of_positives(scores, t)
         if scores.positive_weight is None:
             return losses
         return losses + (1 - scores.positive_weight) * (scores.pos / t)
+
+    def of_positives(self, scores: Scores, t: Value) -> Tensor:
+        """Compute the loss of each positive, ``(anchors, P)``, before ``positive_weight``."""
+        return self.contrast(scores, self.log_mass(scores, t), t)
 
     def tau(self, neg: Negatives) -> Value:
         """Return the temperature, or the one that corresponds to ``radius``."""

@@ -308,8 +308,10 @@ def contrast(name: str, row: Row, q: Parameters) -> Tensor:
         log_sum, total = row.lse(log_w + row.s / t), row.lse(log_w)
         if q["denominator"] == "all":
             own = adnce_log_weight(kept, q)
-            top = torch.logaddexp(log_sum.expand_as(own), own + kept / t)
-            return top - torch.logaddexp(total.expand_as(own), own) + (row.n + 1).log() - pos
+            # relative to the positive, whose gradient would cancel where it is nearly all of the denominator
+            rest = torch.nn.functional.softplus(log_sum - own - kept / t, threshold=40) + own
+            rest = rest if row.first is None else rest + (kept - row.p) / t
+            return rest - torch.logaddexp(total.expand_as(own), own) + (row.n + 1).log()
         mass = log_sum - total + log_n
     else:
         mass = log_mass({"infonce": "g0", "dcl": "g1", "hcl": "g2"}[name], row, q)

@@ -146,6 +146,37 @@ def test_the_tail_of_a_density_outweighs_where_it_vanishes(neg, denominator, fam
     assert loss.item() == pytest.approx(mass - p / t, rel=1e-6)
 
 
+def test_the_density_is_exact_next_to_where_it_is_infinite():
+    x = 1e-8
+    log_w = log_weight(torch.tensor([x - 1, 0.0], dtype=torch.float64), "gamma", 0.25, 0.5)
+    expected = -0.75 * math.log(x) - x / 0.5 - (0.0 - 1 / 0.5)
+    assert (log_w[0] - log_w[1]).item() == pytest.approx(expected, rel=1e-8)  # x has eight digits, and its clamp none
+    assert log_w[0].item() == pytest.approx(-0.75 * math.log((x - 1) + 1) - ((x - 1) + 1) / 0.5, rel=1e-14)
+
+
+@pytest.mark.parametrize("tile", [0, 2])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_the_gradient_is_exact_where_the_positive_is_nearly_all_of_the_denominator(dtype, tile):
+    """The positives' share is 1 - 1e-20: from it, no gradient could be told from zero."""
+    z = torch.zeros(2, 4, 8, dtype=dtype)
+    z[:, range(4), range(4)] = 1.0
+    z[1, range(4), range(4, 8)] = 0.5  # cosines of a positive .894, of negatives 0
+    z[..., 7] += 0.125
+    leaves = [z.clone().requires_grad_(), z.double().requires_grad_()]
+    loss_fn = cp.ADNCE(0.02, 0.7, 1.0, denominator="all")
+    (ours,) = torch.autograd.grad(loss_fn(*leaves[0], pairing="one_way", tile=tile), leaves[0])
+
+    a, b = torch.nn.functional.normalize(leaves[1], dim=2)
+    s = a @ b.T
+    w = torch.exp(-((s.detach() - 0.7) ** 2) / 2)
+    gaps = (s - s.diagonal().unsqueeze(1)) / 0.02
+    others = ~torch.eye(4, dtype=torch.bool)
+    shares = (w / w.diagonal().unsqueeze(1) * gaps.exp())[others]
+    (exact,) = torch.autograd.grad(torch.log1p(shares.view(4, 3).sum(1)).mean(), leaves[1])
+    assert 0 < exact.abs().max() < 1e-14
+    torch.testing.assert_close(ours.double(), exact, rtol=0, atol=1e-3 * exact.abs().max().item())
+
+
 @pytest.mark.parametrize("checks", ["auto", "never"])
 @pytest.mark.parametrize("tile", [0, 4])
 @pytest.mark.parametrize("denominator", [*DENOMINATORS, "all"])
