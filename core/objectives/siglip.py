@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from torch import Tensor
-from torch.nn.functional import softplus
 
 from ..batch.scores import Negatives
 from ..hyper import Real
 from ..objective import Objective
+from .infonce import softplus
 
 
 class SigLIP(Objective, name="siglip"):

@@ -332,7 +332,7 @@ def supcon(row: Row, q: Parameters) -> Tensor:
         each = softplus(torch.stack(others) - pos) + (1 - row.weight) * pos
     else:
         each = infonce_family("infonce", row, q)
-    return each if q["average"] == "outside" else -torch.log((-each).exp().mean())
+    return each if q["average"] == "outside" else math.log(len(each)) - (-each).logsumexp(0)
 
 
 def siglip(row: Row, q: Parameters) -> Tensor:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -47,3 +49,10 @@ def test_false_negatives_leave_the_sum(tile):
     labels = 2 * torch.eye(6, dtype=logits.dtype) - 1
     expected = -(F.logsigmoid(labels * logits) * keep).sum() / 6
     same(cp.SigLIP(0.2, -2)(*z, ids=ids, tile=tile), expected, z)
+
+
+def test_a_certain_pair_keeps_the_digits_of_its_loss():
+    """Where torch's softplus returns its argument, float64 still has ``log(1 + e^-x)``."""
+    loss = cp.SigLIP(0.02, 0.0).from_scores(*torch.tensor([[[-0.5]], [[0.48]]], dtype=torch.float64))
+    expected = 25 + math.log1p(math.exp(-25)) + 24 + math.log1p(math.exp(-24))
+    assert loss.item() == pytest.approx(expected, rel=1e-15, abs=0)
