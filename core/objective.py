@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from typing_extensions import Self, Unpack, dataclass_transform
 
-from . import checks, spec
+from . import checks, compiled, spec
 from .batch.batch import Batch, BatchOptions
 from .batch.chunked import chunked_loss
 from .batch.gathered import gathered_batch
@@ -180,8 +180,8 @@ class Objective(Parametrized):
                 (weights that an objective treats as constants, those of ADNCE and alpha-CL for instance, stay
                 constants). ``tiles`` computes them tile by tile, and again in the backward pass. ``chunks`` computes
                 the loss and its gradient a chunk of anchors at a time, in the forward pass. ``fused`` uses GPU kernels.
-                Compiled code and ``torch.func`` need a matrix; with ``labels`` there is always one, that of the
-                positives. :meth:`report` names the engine.
+                ``torch.func`` needs a matrix, and so does ``reduction="none"`` in compiled code; with ``labels`` there is
+                always one, that of the positives. :meth:`report` names the engine.
             tile: edge of the tiles; 0 is the same as ``engine="matrix"``.
             gather: compare with the samples of all processes: True, a process group, or ``"ring"``; see
                 :mod:`counterpoint.engine.distributed`. Pass everything else for this process's samples, except the
@@ -192,6 +192,8 @@ class Objective(Parametrized):
             if name not in BatchOptions.__annotations__:
                 hint = nearest(name, (*BatchOptions.__annotations__, "gather", "reduction"))
                 raise TypeError(f"{type(self).__name__}: unknown argument {name!r}.{hint}")
+        if reduction == "mean" and compiled.takes(self, views, {"gather": gather, **options}):
+            return compiled.loss_of(self, views, {"gather": gather, **options})
         batch = gathered_batch(views, gather, **options) if gather else Batch(views, **options)
         return self.from_pairings(partial(scores_of, batch), batch.device, reduction=reduction)
 

@@ -414,7 +414,10 @@ class Batch:
         # neither a compiler nor torch.func can trace the reduction of tiles, nor can it be done without values
         if checks.compiling() or torch._C._are_functorch_transforms_active() or checks.is_abstract(self.raw[0]):
             if streamed:
-                raise ValueError(f"engine={self.engine!r}: compiled code and torch.func need 'matrix' or 'auto'.")
+                raise ValueError(
+                    f"engine={self.engine!r}: torch.func needs 'matrix' or 'auto', and so does reduction='none' in "
+                    "compiled code."
+                )
             return 0
         if self.engine == "matrix":
             return 0

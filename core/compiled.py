@@ -1,0 +1,203 @@
+"""Large batches in compiled code: the call of an objective as one operator, which a compiler keeps whole.
+
+A compiler can trace neither tiles nor GPU kernels, only a matrix of all similarities. So in compiled code, a batch that
+is streamed elsewhere goes to the operator ``counterpoint::loss``. Whenever the compiled code runs, it calls the
+objective as usual and differentiates the loss at once; the backward pass only scales the gradients. Its memory is that
+of the embeddings and their gradients, and it takes batches of any size without being compiled again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from . import checks
+from .engine.embeddings import single_use
+from .engine.streamed import pays_to_stream
+from .registry import instances
+
+AVAILABLE = hasattr(torch.library, "register_fake") and hasattr(torch.compiler, "is_exporting")
+EMBEDDINGS = ("views", "queue", "negatives", "adversarial", "mixed")
+
+Setting = tuple[str, str, Any]
+"""Whether an argument of a call is ``tensor``, ``tensors``, ``mapping`` or ``value``; its name; how many, or what."""
+
+_settings: list[tuple[Setting, ...]] = []
+
+
+def takes(objective: Any, views: Sequence[Tensor], options: Mapping[str, Any]) -> bool:
+    """Return whether the loss of these views is to be computed by the operator."""
+    if not checks.compiling() or not AVAILABLE or torch.compiler.is_exporting() or objective._number < 0:
+        return False
+    further = [options.get(name) for name in ("queue", "negatives")]
+    tensors = [*views, *(x for x in further if x is not None)]
+    if not all(isinstance(x, Tensor) for x in tensors) or any(map(torch._C._functorch.is_batchedtensor, tensors)):
+        return False  # bad input, or torch.func.vmap
+    if options["gather"]:
+        return options["gather"] is True or options["gather"] == "ring"
+    engine, tile = options.get("engine", "auto"), options.get("tile")
+    if tile is not None or engine != "auto":
+        return tile != 0 and engine != "matrix"
+    rows = [x[..., 0].numel() for x in tensors]
+    return pays_to_stream(sum(rows[: len(views)]) * sum(rows), views[0].device)
+
+
+def loss_of(objective: Any, views: Sequence[Tensor], options: Mapping[str, Any]) -> Tensor:
+    """Compute the mean loss of a batch."""
+    tensors = [*views]
+    settings: list[Setting] = [("tensors", "views", len(views))]
+    for name, value in options.items():
+        if isinstance(value, Tensor):
+            tensors.append(value)
+            settings.append(("tensor", name, 1))
+        elif isinstance(value, (list, tuple)) and value and isinstance(value[0], Tensor):
+            tensors += value
+            settings.append(("tensors", name, len(value)))
+        elif isinstance(value, Mapping):
+            settings.append(("mapping", name, tuple(value.items())))
+        elif isinstance(value, (list, tuple)):
+            settings.append(("value", name, tuple(map(_plain, value))))
+        else:
+            settings.append(("value", name, _plain(value)))
+    parameters, buffers = _state(objective)
+    tensors += [*parameters.values(), *buffers.values()]
+    loss, *state = _Loss.apply(objective._number, _number_of_settings(*settings), torch.is_grad_enabled(), *tensors)
+    for name, value in zip(buffers, state, strict=True):
+        *path, last = name.split(".")
+        owner = objective
+        for part in path:
+            owner = getattr(owner, part)
+        setattr(owner, last, value)
+    return loss  # type: ignore[no-any-return]
+
+
+def _state(objective: nn.Module) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    parameters = objective.named_parameters(remove_duplicate=False)
+    return dict(parameters), dict(objective.named_buffers(remove_duplicate=False))
+
+
+def _plain(value: Any) -> Any:
+    return value if isinstance(value, (str, bool, int, float)) or value is None else str(value)
+
+
+@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
+def _number_of_settings(*settings: Setting) -> int:
+    if settings not in _settings:
+        _settings.append(settings)
+    return _settings.index(settings)
+
+
+class _Loss(torch.autograd.Function):
+    """The operator, and its gradient."""
+
+    @staticmethod
+    def forward(ctx: Any, objective: int, settings: int, grad: bool, *tensors: Tensor) -> Any:
+        differentiated = [i for i, needed in enumerate(ctx.needs_input_grad[3:]) if needed and grad]
+        results = torch.ops.counterpoint.loss(tensors, objective, settings, differentiated, grad)
+        loss, gradients, state = results[0], results[1 : 1 + len(differentiated)], results[1 + len(differentiated) :]
+        ctx.save_for_backward(*gradients)
+        ctx.differentiated, ctx.number = differentiated, len(tensors)
+        ctx.mark_non_differentiable(*state)
+        return (loss, *state)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor, *_: Any) -> Any:
+        found: list[Tensor | None] = [None] * ctx.number
+        for i, saved in zip(ctx.differentiated, ctx.saved_tensors, strict=True):
+            found[i] = saved * gradient.to(saved.dtype)
+        return None, None, None, *found
+
+
+def _run(
+    tensors: Sequence[Tensor], objective: int, settings: int, differentiated: Sequence[int], grad: bool
+) -> list[Tensor]:
+    module = instances[objective]
+    with _autograd():
+        leaves = [x.detach().requires_grad_(i in differentiated) for i, x in enumerate(tensors)]
+    rest = iter(leaves)
+    options: dict[str, Any] = {}
+    for kind, name, value in _settings[settings]:
+        if kind == "tensors":
+            options[name] = [next(rest) for _ in range(value)]
+        elif kind == "tensor":
+            options[name] = next(rest)
+        else:
+            options[name] = dict(value) if kind == "mapping" else value
+    with _autograd(), _with_state(module, rest), torch.set_grad_enabled(grad):
+        loss = module.forward(*options.pop("views"), **options)
+        state = [x.clone() for x in _state(module)[1].values()]
+        wanted = [leaves[i] for i in differentiated]
+        with single_use():
+            found = torch.autograd.grad(loss, wanted, allow_unused=True) if wanted else ()
+    gradients = [torch.zeros_like(x) if g is None else g for x, g in zip(wanted, found, strict=True)]
+    return [loss.detach().to(_dtype(tensors, settings)), *_separate(gradients), *state]
+
+
+def _separate(gradients: Iterable[Tensor]) -> Iterator[Tensor]:
+    """Yield contiguous tensors that share no memory, as those of views that were stacked do."""
+    seen = set()
+    for g in gradients:
+        memory = g.untyped_storage().data_ptr()
+        copied = not g.is_contiguous() or memory in seen
+        seen.add(memory)
+        yield g.clone(memory_format=torch.contiguous_format) if copied else g
+
+
+def _fake(
+    tensors: Sequence[Tensor], objective: int, settings: int, differentiated: Sequence[int], grad: bool
+) -> list[Tensor]:
+    buffers = _state(instances[objective])[1]
+    state = tensors[len(tensors) - len(buffers) :]
+    gradients = [torch.empty_like(tensors[i], memory_format=torch.contiguous_format) for i in differentiated]
+    loss = tensors[0].new_empty((), dtype=_dtype(tensors, settings))
+    return [loss, *gradients, *map(torch.empty_like, state)]
+
+
+def _dtype(tensors: Sequence[Tensor], settings: int) -> torch.dtype:
+    """Return the type in which a batch is computed; see :class:`counterpoint.batch.batch.Batch`."""
+    rest = iter(tensors)
+    named = [(name, next(rest)) for kind, name, n in _settings[settings] if kind.startswith("tensor") for _ in range(n)]
+    wide = any(x.dtype == torch.float64 for name, x in named if name in EMBEDDINGS)
+    return torch.float64 if wide else torch.float32
+
+
+@contextmanager
+def _autograd() -> Iterator[None]:
+    """Let autograd see what happens: an operator is called below it."""
+    keys = torch._C.DispatchKey
+    with (
+        torch._C._SetExcludeDispatchKeyGuard(keys.AutogradFunctionality, False),
+        torch._C._SetExcludeDispatchKeyGuard(keys.ADInplaceOrView, False),
+    ):
+        yield
+
+
+@contextmanager
+def _with_state(module: nn.Module, tensors: Iterator[Tensor]) -> Iterator[None]:
+    """Let the parameters and buffers of a module be these for a while."""
+    places = [
+        (getattr(part, kind), name)
+        for kind in ("_parameters", "_buffers")
+        for part in module.modules()
+        for name, value in getattr(part, kind).items()
+        if value is not None
+    ]
+    before = [place[name] for place, name in places]
+    try:
+        for (place, name), value in zip(places, tensors, strict=True):
+            place[name] = value
+        yield
+    finally:
+        for (place, name), value in zip(places, before, strict=True):
+            place[name] = value
+
+
+if AVAILABLE:
+    _library = torch.library.Library("counterpoint", "FRAGMENT")
+    _library.define("loss(Tensor[] tensors, int objective, int settings, int[] differentiated, bool grad) -> Tensor[]")
+    _library.impl("loss", _run, "CompositeExplicitAutograd")
+    torch.library.register_fake("counterpoint::loss", _fake, lib=_library)

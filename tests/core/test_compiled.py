@@ -1,0 +1,229 @@
+"""Large batches in compiled code, which one operator computes as uncompiled code would."""
+
+from __future__ import annotations
+
+import copy
+import gc
+import pickle
+import subprocess
+import sys
+
+import pytest
+import torch
+
+import counterpoint as cp
+from counterpoint import compiled
+
+pytestmark = pytest.mark.skipif(not compiled.AVAILABLE, reason="this PyTorch cannot register such an operator")
+
+
+@pytest.fixture(autouse=True)
+def _afresh():
+    torch._dynamo.reset()
+
+
+def embeddings(count: int = 2, size: int = 300, seed: int = 0) -> list[torch.Tensor]:
+    z = torch.randn(count, size, 16, generator=torch.Generator().manual_seed(seed))
+    return [(x + z[0]).requires_grad_() for x in z]
+
+
+def known(name: str, size: int = 300) -> dict[str, object]:
+    g = torch.Generator().manual_seed(1)
+    return {
+        "": {},
+        "ids": {"ids": torch.arange(size) % 100, "pairing": "symmetric"},
+        "labels": {"labels": torch.arange(size) % 100},
+        "queue": {"queue": torch.randn(1000, 16, generator=g)},
+        "negatives": {"negatives": torch.randn(size, 3, 16, generator=g).requires_grad_(), "negative_weight": 0.5},
+        "guide": {
+            "guide": [*torch.randn(2, size, 8, generator=g)],
+            "false_negatives": [cp.margin(0.1), "threshold(0.95)"],
+            "empty": "zero",
+            "pairing": "one_way",
+        },
+        "weights": {"positive_weight": torch.rand(size, generator=g), "prior": torch.full((size,), 0.1)},
+        "a pairing for each term": {"pairing": {"infonce": "one_way", "*": "views"}},
+        "tiles": {"tile": 64, "pairing": "one_way"},
+        "chunks": {"engine": "chunks", "pairing": "one_way"},
+    }[name]
+
+
+SPECS = (
+    "infonce:t=learned(0.1,0.01,1)",
+    "adnce:mu=auto,t=schedule(0.5,0.1,3)",
+    "arcl(hcl) + 0.1*dp",
+    "siglip:t=learned(0.1,0.01,1),b=learned(-10,-20,0)",
+)
+
+
+def compare(loss_fn: cp.Objective, backend: str, views: int = 2, steps: int = 3, **how: object) -> None:
+    """Gradients of embeddings and parameters, and what moves during training, are those of uncompiled code."""
+    plain = copy.deepcopy(loss_fn)
+    step = torch.compile(lambda *z: 2 * loss_fn(*z, **how), backend=backend, fullgraph=True)
+    for seed in range(steps):
+        found, expected = embeddings(views, seed=seed), embeddings(views, seed=seed)
+        step(*found).backward()
+        (2 * plain(*expected, **how)).backward()
+        for a, b in zip(found, expected, strict=True):
+            assert a.grad is None or b.grad is not None or not a.grad.any()
+            if b.grad is not None:
+                torch.testing.assert_close(a.grad, b.grad, rtol=1e-5, atol=1e-8)
+    for a, b in zip(loss_fn.parameters(), plain.parameters(), strict=True):
+        torch.testing.assert_close(a.grad, b.grad, rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(loss_fn.state_dict(), plain.state_dict())
+
+
+@pytest.mark.parametrize("spec", SPECS)
+def test_gradients_and_state(spec):
+    compare(cp.objective(spec), "aot_eager", views=4 if "arcl" in spec else 2)
+
+
+OFTEN = ("negatives", "guide")
+RARELY = ("ids", "labels", "queue", "weights", "tiles", "chunks", "a pairing for each term")
+
+
+@pytest.mark.parametrize("name", [*OFTEN, *(pytest.param(name, marks=pytest.mark.slow) for name in RARELY)])
+def test_whatever_is_known_of_a_batch(name):
+    compare(cp.InfoNCE(0.2), "aot_eager", steps=1, **known(name))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("spec", SPECS)
+def test_compiled_to_machine_code(spec):
+    compare(cp.objective(spec), "inductor", views=4 if "arcl" in spec else 2)
+
+
+def test_an_objective_of_ones_own_and_its_copies():
+    class Mine(cp.Objective):
+        def per_anchor(self, pos, neg):
+            return neg.logsumexp(lambda s: s / 0.2) - pos / 0.2
+
+    compare(Mine(), "aot_eager", steps=1)
+    for made in (copy.deepcopy(cp.InfoNCE(0.2)), pickle.loads(pickle.dumps(cp.InfoNCE(0.2)))):
+        gc.collect()  # what they are copies of is gone
+        compare(made, "aot_eager", steps=1)
+
+
+def test_two_objectives_in_one_function_keep_apart():
+    step = torch.compile(lambda loss_fn, *z: loss_fn(*z), backend="aot_eager", fullgraph=True)
+    z = embeddings()
+    for t in (0.1, 0.5, 0.1):
+        loss_fn = cp.InfoNCE(t)
+        assert step(loss_fn, *z).item() == loss_fn(*z).item()
+
+
+def test_no_gradient_where_none_is_wanted():
+    loss_fn = cp.InfoNCE(cp.Schedule(0.5, 0.1, 3))
+    step = torch.compile(loss_fn, backend="aot_eager", fullgraph=True)
+    with torch.no_grad():
+        assert step(*embeddings()).item() == loss_fn(*embeddings()).item()
+    assert loss_fn.state_dict()["_temperature.step"] == 0
+    fixed = embeddings()
+    fixed[1] = fixed[1].detach()
+    torch.compile(cp.InfoNCE(), backend="aot_eager", fullgraph=True)(*fixed).backward()
+    assert fixed[1].grad is None
+    assert fixed[0].grad.any()
+
+
+def test_bad_input_is_refused_when_the_code_runs():
+    step = torch.compile(cp.InfoNCE(), backend="aot_eager", fullgraph=True)
+    z = embeddings()
+    with torch.no_grad():
+        z[0][7, 3] = torch.nan
+    with pytest.raises(ValueError, match=r"view 1: 1 of 4800 values are NaN or infinite, the first at \(7, 3\)"):
+        step(*z)
+
+
+def test_batches_of_twenty_sizes_are_compiled_at_most_twice_again():
+    compilations = []
+
+    def backend(graph, inputs):
+        compilations.append(graph)
+        return graph.forward
+
+    encoder = torch.nn.Linear(16, 16)
+    loss_fn = cp.InfoNCE(0.1)
+    step = torch.compile(lambda a, b: loss_fn(encoder(a), encoder(b)), backend=backend, fullgraph=True)
+    for size in range(280, 680, 20):
+        step(*embeddings(size=size)).backward()
+    assert len(compilations) <= 3
+
+
+def test_small_batches_stay_a_matrix_that_the_compiler_sees():
+    loss_fn, called = cp.InfoNCE(), []
+
+    def backend(graph, inputs):
+        called.append("ops.counterpoint.loss" in graph.print_readable(print_output=False))
+        return graph.forward
+
+    step = torch.compile(loss_fn, backend=backend, dynamic=False, fullgraph=True)
+    for size in (20, 700):
+        step(*embeddings(size=size))
+    assert called == [False, True]
+
+
+def test_an_objective_that_compiled_code_makes_is_a_matrix():
+    z = embeddings()
+    step = torch.compile(lambda a, b: cp.InfoNCE(0.2)(a, b), backend="eager", fullgraph=True)
+    assert step(*z).item() == pytest.approx(cp.InfoNCE(0.2)(*z).item(), rel=1e-6)
+
+
+def test_under_torch_func_it_is_a_matrix():
+    loss_fn, z = cp.InfoNCE(0.1), torch.stack([*embeddings()]).detach()
+    many = z.unsqueeze(1).repeat(1, 2, 1, 1)
+    compiled_many = torch.compile(torch.func.vmap(loss_fn.forward), backend="aot_eager", fullgraph=True)(*many)
+    torch.testing.assert_close(compiled_many, torch.func.vmap(loss_fn.forward)(*many))
+    gradient = torch.compile(torch.func.grad(loss_fn.forward), backend="aot_eager", fullgraph=True)(*z)
+    torch.testing.assert_close(gradient, torch.func.grad(loss_fn.forward)(*z))
+
+
+def test_an_exported_module_keeps_a_matrix():
+    class Step(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.encoder, self.loss_fn = torch.nn.Linear(16, 16), cp.InfoNCE(0.1)
+
+        def forward(self, a, b):
+            return self.loss_fn(self.encoder(a), self.encoder(b))
+
+    step, z = Step(), [x.detach() for x in embeddings()]
+    exported = torch.export.export(step, (*z,))
+    assert "counterpoint" not in str(exported.graph)
+    torch.testing.assert_close(exported.module()(*z), step(*z))
+
+
+MEMORY = """
+import pathlib, sys, torch, counterpoint as cp
+torch.set_num_threads(1)
+backend, loss_fn, encoder = sys.argv[1], cp.InfoNCE(0.1), torch.nn.Linear(128, 128)
+def held(key):
+    lines = pathlib.Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith(key))
+def step(a, b):
+    return loss_fn(encoder(a), encoder(b), pairing=sys.argv[2])
+if backend != "none":
+    step = torch.compile(step, backend=backend, fullgraph=True)
+a, b = torch.randn(2, 8192, 128).unbind()
+step(a, b).backward()
+pathlib.Path("/proc/self/clear_refs").write_text("5")
+before = held("VmRSS")
+step(a, b).backward()
+print(held("VmHWM") - before)
+"""
+
+
+def peak(backend: str, pairing: str) -> int:
+    return int(subprocess.check_output([sys.executable, "-c", MEMORY, backend, pairing]))
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
+def test_memory_does_not_grow_with_the_square():
+    """In kilobytes; the matrix of two views would be 1,074 MB."""
+    assert peak("aot_eager", "views") < 80_000
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
+@pytest.mark.parametrize("pairing", ["views", "one_way"])
+def test_memory_is_that_of_uncompiled_code(pairing):
+    assert peak("inductor", pairing) < 1.2 * peak("none", pairing)
