@@ -7,6 +7,7 @@ theorem, the value at the solution has the right gradient.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -151,7 +152,8 @@ def _kl_solution(neg: Negatives, radius: Value, shared: bool) -> tuple[Tensor, T
     # 2. KL is b^2 variance / 2 + b^3 skew / 3 + ...
     b = (2 * radius / variance.clamp(min=tiny)).sqrt()
     start = b.log() - (1 + 2 / 3 * b * skew / variance.clamp(min=tiny)).clamp(0.25, 4).log() / 2
-    x = _root(neg, excess, -depth.log() - 25, -depth.log() + 25, start)
+    # beyond the upper limit, negatives count that are rounded to the largest
+    x = _root(neg, excess, -depth.log() - 25, -depth.log() + 2 - math.log(torch.finfo(top.dtype).eps), start)
     return torch.where(radius >= reach, 0.0, (-x).exp()), top
 
 

@@ -67,16 +67,16 @@ class SupCon(InfoNCE, name="supcon"):
     )
 
     def losses(self, scores: Scores) -> Tensor:
-        losses = super().losses(scores)  # (anchors, M)
         if self.average == "outside":
-            return losses
-        return log(scores.positives_count()) - scores.positives_logsumexp(-losses)
+            return super().losses(scores)
+        if self._all_in_denominator(scores) and scores.positive_weight is None:  # where the positives cancel
+            t = self.tau(scores.neg)
+            losses = softplus(self.log_mass(scores, t) - scores.positives_logsumexp(scores.pos / t))
+            return log(scores.positives_count()) + losses
+        return log(scores.positives_count()) - scores.positives_logsumexp(-super().losses(scores))
 
     def contrast(self, scores: Scores, log_mass: Tensor, t: Value) -> Tensor:
-        replaced = scores.negatives_only or scores.denominator_pos is not None  # ArCL's denominators
-        if self.denominator != "positives" or replaced:
-            return super().contrast(scores, log_mass, t)
-        if scores.pos.shape[1] == 1:
+        if not self._all_in_denominator(scores) or scores.pos.shape[1] == 1:
             return super().contrast(scores, log_mass, t)
         p, lowest = scores.pos / t, torch.finfo(scores.pos.dtype).min / 8
         p = p if scores.pos_mask is None else p.masked_fill(~scores.pos_mask, lowest)
@@ -85,6 +85,10 @@ class SupCon(InfoNCE, name="supcon"):
         others = torch.logaddexp(p.masked_fill(is_top, lowest).logsumexp(1, keepdim=True), log_mass)
         log_total = torch.logaddexp(p.logsumexp(1, keepdim=True), log_mass)
         return torch.where(is_top, softplus(others - p), log_total - p)
+
+    def _all_in_denominator(self, scores: Scores) -> bool:
+        """Whether all positives of an anchor are in its denominator; ArCL has denominators of its own."""
+        return self.denominator == "positives" and not scores.negatives_only and scores.denominator_pos is None
 
 
 class ArCL(Wrapper, name="arcl"):

@@ -163,3 +163,10 @@ def test_mutual_information(seed, t):
     best = (levels + (y + y**2).mean(2)).min(1)
     assert (best.indices == 41).all()
     same(cp.mutual_information(pos, neg, "chi2"), pos.mean() - best.values.mean(), pos, neg)
+
+
+def test_negatives_that_are_equal_up_to_rounding():
+    """A third of them are the largest, almost; the radius is just beyond log 3."""
+    neg = torch.tensor([[1.0, 1 - 2**-53, -1.0, -1.0, -1.0, -1.0]], dtype=torch.float64)
+    loss = cp.CLDRO(radius=math.log(3) + 5e-4).from_scores(torch.zeros(1, 1, dtype=torch.float64), neg)
+    assert loss.item() == pytest.approx(1.0, abs=1e-15)

@@ -197,3 +197,19 @@ def test_debiased_positives_floor_where_it_is_active(t):
     floor, rest = 0.01 * math.exp(-1 / t), 40 * 0.01 * (neg / t).exp().mean()
     same(loss, -torch.log(floor / (floor + rest)), pos, neg)
     assert not gradients(loss, [pos])[0].any()
+
+
+def test_the_average_inside_keeps_the_digits_of_what_the_negatives_add():
+    """Two positives of shares 1 - 4e-7 and 4e-7, beside which the negatives have 1e-17: positives cancel."""
+    t, pos, neg = 0.02, torch.tensor([[0.9, 0.6]]), torch.tensor([[0.1, 0.0]])
+    grads = []
+    for dtype in (torch.float32, torch.float64):
+        p, temperature = pos.to(dtype), cp.Learned(t, 0.01, 0.1).to(dtype)
+        loss = cp.SupCon(temperature, average="inside").from_scores(p.requires_grad_(), neg.to(dtype))
+        grads.append([g.double() for g in torch.autograd.grad(loss, [p, *temperature.parameters()])])
+    p, log_t = pos.double().requires_grad_(), torch.tensor(math.log(t), dtype=torch.float64, requires_grad=True)
+    mass = (neg.double() / log_t.exp()).logsumexp(1) - (p / log_t.exp()).logsumexp(1)
+    exact = torch.autograd.grad(torch.log1p(mass.exp()), [p, log_t])
+    for found in grads:
+        for ours, right in zip(found, exact, strict=True):
+            torch.testing.assert_close(ours, right, rtol=1e-4, atol=0)
