@@ -14,9 +14,9 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch._C._functorch import is_batchedtensor  # pyright: ignore[reportMissingModuleSource]
 
 from . import checks
-from .engine.embeddings import single_use
 from .engine.streamed import pays_to_stream
 from .registry import instances
 
@@ -35,7 +35,7 @@ def takes(objective: Any, views: Sequence[Tensor], options: Mapping[str, Any]) -
         return False
     further = [options.get(name) for name in ("queue", "negatives")]
     tensors = [*views, *(x for x in further if x is not None)]
-    if not all(isinstance(x, Tensor) for x in tensors) or any(map(torch._C._functorch.is_batchedtensor, tensors)):
+    if not all(isinstance(x, Tensor) for x in tensors) or any(map(is_batchedtensor, tensors)):
         return False  # bad input, or torch.func.vmap
     if options["gather"]:
         return options["gather"] is True or options["gather"] == "ring"
@@ -131,8 +131,7 @@ def _run(
         loss = module.forward(*options.pop("views"), **options)
         state = [x.clone() for x in _state(module)[1].values()]
         wanted = [leaves[i] for i in differentiated]
-        with single_use():
-            found = torch.autograd.grad(loss, wanted, allow_unused=True) if wanted else ()
+        found = torch.autograd.grad(loss, wanted, allow_unused=True) if wanted else ()
     gradients = [torch.zeros_like(x) if g is None else g for x, g in zip(wanted, found, strict=True)]
     return [loss.detach().to(_dtype(tensors, settings)), *_separate(gradients), *state]
 

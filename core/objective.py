@@ -180,8 +180,8 @@ class Objective(Parametrized):
                 (weights that an objective treats as constants, those of ADNCE and alpha-CL for instance, stay
                 constants). ``tiles`` computes them tile by tile, and again in the backward pass. ``chunks`` computes
                 the loss and its gradient a chunk of anchors at a time, in the forward pass. ``fused`` uses GPU kernels.
-                ``torch.func`` needs a matrix, and so does ``reduction="none"`` in compiled code; with ``labels`` there is
-                always one, that of the positives. :meth:`report` names the engine.
+                ``torch.func`` needs a matrix, and so does ``reduction="none"`` in compiled code; with ``labels`` there
+                is always one, that of the positives. :meth:`report` names the engine.
             tile: edge of the tiles; 0 is the same as ``engine="matrix"``.
             gather: compare with the samples of all processes: True, a process group, or ``"ring"``; see
                 :mod:`counterpoint.engine.distributed`. Pass everything else for this process's samples, except the

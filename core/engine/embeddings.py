@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -14,19 +13,6 @@ from .. import checks
 from ..vectors import are_ordinary, unit_
 
 BLOCK = 1024  # rows that are processed together
-
-_single_use = False
-
-
-@contextmanager
-def single_use() -> Iterator[None]:
-    """Let backward passes overwrite normalized embeddings with their gradients: the graph is not used again."""
-    global _single_use
-    before, _single_use = _single_use, True
-    try:
-        yield
-    finally:
-        _single_use = before
 
 
 class StackedUnit(torch.autograd.Function):
@@ -109,7 +95,7 @@ def _of_views(ctx: Any, z: Tensor, scale: Tensor, dz: Tensor | None, d_scale: Te
         if d_scale is not None:  # of a second derivative
             d_views = d_views - scale**2 * z * d_scale
         return d_views.to(ctx.dtype).split(ctx.size)
-    d_views = z if _single_use and z.dtype == ctx.dtype else torch.empty_like(z, dtype=ctx.dtype)
+    d_views = torch.empty_like(z, dtype=ctx.dtype)
     for d_view, *parts in zip(*(x.split(BLOCK) for x in (d_views, dz, z, scale)), strict=True):
         d_view.copy_(_across(*parts))
     return d_views.split(ctx.size)

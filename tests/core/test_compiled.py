@@ -193,37 +193,35 @@ def test_an_exported_module_keeps_a_matrix():
 
 
 MEMORY = """
-import pathlib, sys, torch, counterpoint as cp
+import sys, torch, counterpoint as cp
+from torch.profiler import profile
 torch.set_num_threads(1)
 backend, loss_fn, encoder = sys.argv[1], cp.InfoNCE(0.1), torch.nn.Linear(128, 128)
-def held(key):
-    lines = pathlib.Path("/proc/self/status").read_text().splitlines()
-    return next(int(line.split()[1]) for line in lines if line.startswith(key))
 def step(a, b):
     return loss_fn(encoder(a), encoder(b), pairing=sys.argv[2])
 if backend != "none":
     step = torch.compile(step, backend=backend, fullgraph=True)
 a, b = torch.randn(2, 8192, 128).unbind()
 step(a, b).backward()
-pathlib.Path("/proc/self/clear_refs").write_text("5")
-before = held("VmRSS")
-step(a, b).backward()
-print(held("VmHWM") - before)
+with profile(profile_memory=True) as profiled:
+    step(a, b).backward()
+events = [e for e in profiled.profiler.kineto_results.events() if e.name() == "[memory]"]
+held = most = 0
+for event in sorted(events, key=lambda e: e.start_ns()):
+    held += event.nbytes()
+    most = max(most, held)
+print(most)
 """
 
 
 def peak(backend: str, pairing: str) -> int:
+    """Bytes that a training step holds at once."""
     return int(subprocess.check_output([sys.executable, "-c", MEMORY, backend, pairing]))
 
 
-@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
-def test_memory_does_not_grow_with_the_square():
-    """In kilobytes; the matrix of two views would be 1,074 MB."""
-    assert peak("aot_eager", "views") < 80_000
-
-
 @pytest.mark.slow
-@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
-@pytest.mark.parametrize("pairing", ["views", "one_way"])
-def test_memory_is_that_of_uncompiled_code(pairing):
-    assert peak("inductor", pairing) < 1.2 * peak("none", pairing)
+@pytest.mark.parametrize(("pairing", "allowed"), [("views", 1.35), ("one_way", 1.05)])
+@pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
+def test_memory_is_that_of_uncompiled_code(backend, pairing, allowed):
+    """The encoder's outputs, a third of the memory of two views, are kept as long as the operator runs."""
+    assert peak(backend, pairing) <= allowed * peak("none", pairing) < 80e6  # the matrix has 268 MB or 1,074 MB

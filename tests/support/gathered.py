@@ -111,6 +111,20 @@ def penalty(views: Tensor, **how: Any) -> Tensor:
     return found
 
 
+def compiled(rank: int) -> dict[str, list[Tensor]]:
+    """Value and gradients of a gathered loss with a learned temperature, in compiled code and without."""
+    found: dict[str, list[Tensor]] = {}
+    for gather in (True, "ring"):
+        for name in ("compiled", "plain"):
+            z = embeddings()[0][:, part(UNEVEN, rank)].clone().requires_grad_()
+            loss_fn = cp.InfoNCE(cp.Learned(0.2))
+            step = torch.compile(loss_fn, backend="aot_eager", fullgraph=True) if name == "compiled" else loss_fn
+            loss = step(*z, gather=gather)
+            gradients = torch.autograd.grad(loss, [z, *loss_fn.parameters()])
+            found.setdefault(name, []).extend([loss.detach(), *gradients])
+    return found
+
+
 def helpers(rank: int) -> dict[str, Any]:
     rows, (z, ids) = part(UNEVEN, rank), embeddings()
     own = z[0, rows].clone().requires_grad_()

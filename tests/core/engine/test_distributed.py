@@ -11,6 +11,7 @@ from specs import REGISTERED, SPECS, at
 from torch import distributed as dist
 
 import counterpoint as cp
+from counterpoint.compiled import AVAILABLE
 
 pytestmark = pytest.mark.skipif(not dist.is_available(), reason="torch without distributed")
 
@@ -210,6 +211,12 @@ def test_groups(tmp_path):
         assert process["all"] == pytest.approx(wanted, rel=1e-12)
         assert process["ring"] == pytest.approx(wanted, rel=1e-12)
         assert process["no member"] == "gather: this process is not a member of the group."
+
+
+@pytest.mark.skipif(not AVAILABLE, reason="this PyTorch cannot register the operator of compiled code")
+def test_compiled_code(tmp_path):
+    for process in run(gathered.compiled, tmp_path, 2):
+        torch.testing.assert_close(process["compiled"], process["plain"], rtol=1e-12, atol=0)
 
 
 @pytest.fixture(scope="module")
