@@ -14,7 +14,6 @@ from textwrap import fill
 from typing import Any
 
 import counterpoint as cp  # imports torch on first use of a name, so the parser starts without it
-
 from counterpoint.spec import check_names
 
 from .. import evidence

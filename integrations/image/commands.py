@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 from counterpoint.names import check_known
 
 from ..command import flags
-from .presets import PRESETS, preset
 from ..domain import check, defaults
+from .presets import PRESETS, preset
 from .settings import DATASETS, PROBES, EvaluationSettings, Settings, check_backbone, check_batch, check_dataset
 
 if TYPE_CHECKING:

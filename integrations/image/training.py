@@ -10,8 +10,7 @@ from typing import Any
 
 import torch
 
-from .. import store
-from .. import domain
+from .. import domain, store
 from ..domain import defaults
 from ..store.files import load_checked
 from ..store.run import Run

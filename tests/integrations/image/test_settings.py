@@ -53,7 +53,7 @@ def test_a_batch_that_does_not_fit_is_found_without_reading_an_image(tmp_path, b
 
 @pytest.mark.parametrize("change", [{"width": 0}, {"lr": -1.0}, {"batch": 1}, {"subset": 0}, {"false_negatives": 1.5}])
 def test_a_cell_out_of_range_is_refused(change):
-    with pytest.raises(ValueError, match=f"^{[*change][0]}"):
+    with pytest.raises(ValueError, match=f"^{next(iter(change))}"):
         training.cell("digits", "infonce", 0, **change)
 
 
