@@ -49,12 +49,9 @@ def _check(arguments: argparse.Namespace) -> None:
             raise ValueError(f"{path}: no such file or folder.")
     if len(arguments.data) > 2:
         raise ValueError(f"expected one file or folder, or two arrays, got {len(arguments.data)}.")
-    first = arguments.data[0]
-    if len(arguments.data) == 1 and first.is_file() and first.suffix != ".npy" and not arguments.negatives:
+    if arguments.model is not None:
         from ..sentence.locate import find
 
-        if arguments.model is None:
-            raise ValueError("a file of texts needs a sentence model: --model sentence-transformers/all-MiniLM-L6-v2")
         find(arguments.model)
 
 

@@ -87,7 +87,6 @@ def test_every_commands_parser_needs_no_torch(name, flag, expected):
         ("tune graph --part report", "--part report: tuning sees validation data alone"),
         ("objectives adnse", "unknown objective 'adnse'. Did you mean 'adnce'?"),
         ("objectives --plot EMPTY", "is a folder; expected a file"),
-        ("advise TEXTS", "a file of texts needs a sentence model: --model"),
         ("advise TEXTS --model me/nowhere", "model: me/nowhere was not found"),
         ("mine TEXTS model --out TEXTS/mined.jsonl", "texts.txt is not a folder"),
         ("eval retrieval model --data nano:msmarcoo", "'msmarcoo'. Did you mean 'msmarco'?"),
