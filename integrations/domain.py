@@ -39,6 +39,7 @@ def setting(
     low: float | None = None,
     above: float | None = None,
     below: float | None = None,
+    high: float | None = None,
     nargs: str | None = None,
     metavar: str | None = None,
     flag: bool = True,
@@ -50,13 +51,13 @@ def setting(
         help: help of the flag; the default is appended.
         type: reads the flag's text; by default the type of ``default``, so give it where that is None.
         choices: the words that are allowed.
-        low, above, below: the value is at least ``low``, above ``above`` and below ``below``.
+        low, above, below, high: the value is at least ``low``, above ``above``, below ``below`` and at most ``high``.
         nargs: of argparse, ``"+"`` for a list.
         metavar: placeholder of the value in ``--help``.
         flag: False for settings that no flag sets.
     """
-    metadata = {"help": help, "type": type, "choices": tuple(choices), "low": low, "above": above, "below": below}
-    metadata |= {"nargs": nargs, "metavar": metavar, "flag": flag}
+    metadata = {"help": help, "type": type, "choices": tuple(choices), "low": low, "above": above}
+    metadata |= {"below": below, "high": high, "nargs": nargs, "metavar": metavar, "flag": flag}
     if isinstance(default, (list, dict)):
         return field(default_factory=default.copy, metadata=metadata)
     return field(default=default, metadata=metadata)
@@ -91,15 +92,17 @@ def check(settings: type, values: Mapping[str, Any]) -> None:
         if kind is int and about["low"] is not None:
             check_whole(f"{f.name}: expected", value, about["low"])
         if kind is float:
-            _check_range(f.name, value, about["low"], about["above"], about["below"])
+            _check_range(f.name, value, **{name: about[name] for name in ("low", "above", "below", "high")})
 
 
-def _check_range(name: str, value: Any, low: float | None, above: float | None, below: float | None) -> None:
-    number = isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
-    inside = number and (low is None or value >= low) and (above is None or value > above)
-    if not (inside and (below is None or value < below)):
+def _check_range(
+    name: str, value: Any, low: float | None, above: float | None, below: float | None, high: float | None
+) -> None:
+    inside = isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+    inside = inside and (low is None or value >= low) and (above is None or value > above)
+    if not (inside and (below is None or value < below) and (high is None or value <= high)):
         left = f"{low:g} <= " if low is not None else f"{above:g} < " if above is not None else ""
-        right = "" if below is None else f" < {below:g}"
+        right = f" < {below:g}" if below is not None else f" <= {high:g}" if high is not None else ""
         range_ = f" with {left}{name}{right}" if left or right else ""
         raise ValueError(f"{name} must be a finite number{range_}, got {value!r}.")
 

@@ -150,15 +150,22 @@ def command(args: argparse.Namespace) -> int:
     return 0
 
 
-def _script(args: argparse.Namespace) -> list[str]:
-    """Return the script and its arguments; parse options that stand between the host and ``--`` into ``args``.
+def split(words: list[str]) -> tuple[list[str], list[str]]:
+    """Split what follows the host into options, and the script with its arguments.
 
-    argparse puts everything behind the host into ``args.script``, without a ``--`` that comes first.
+    argparse leaves out a ``--`` that comes first.
     """
-    words: list[str] = args.script
+    end = 0
     if words and words[0].startswith("-") and words[0] not in ("--", "-m"):
         end = words.index("--") if "--" in words else len(words)
-        wants_help = {"-h", "--help"} & {*words[:end]}
+    return words[:end], words[end + 1 :] if words[end : end + 1] == ["--"] else words[end:]
+
+
+def _script(args: argparse.Namespace) -> list[str]:
+    """Return the script and its arguments; parse options that stand between the host and ``--`` into ``args``."""
+    words, script = split(args.script)
+    if words:
+        wants_help = {"-h", "--help"} & {*words}
         host = registry.load(args.host) if wants_help and args.host in registry.names() else None
         parser = Parser(f"counterpoint inject {args.host}", "%(prog)s [options] -- train.py ...")
         if host:
@@ -166,9 +173,8 @@ def _script(args: argparse.Namespace) -> list[str]:
                 f"{parser.prog} --explain says where the loss sits, and which tensors are there. {host.hint}"
             )
         add_options(parser, host)
-        parser.parse_args(words[:end], args)
-        words = words[end:]
-    return words[1:] if words[:1] == ["--"] else words
+        parser.parse_args(words, args)
+    return script
 
 
 def check(args: argparse.Namespace, host: Host) -> None:

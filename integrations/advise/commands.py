@@ -49,6 +49,10 @@ def _check(arguments: argparse.Namespace) -> None:
             raise ValueError(f"{path}: no such file or folder.")
     if len(arguments.data) > 2:
         raise ValueError(f"expected one file or folder, or two arrays, got {len(arguments.data)}.")
+    if arguments.model is not None:
+        from ..sentence.locate import find
+
+        find(arguments.model)
 
 
 def command(arguments: argparse.Namespace) -> int:

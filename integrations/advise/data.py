@@ -139,7 +139,9 @@ def _texts(path: Path, ids: Any, settings: Settings) -> Pairs:
         from counterpoint.install import install
 
         raise ImportError(f"texts need sentence-transformers: {install('sentence')}") from error
-    model = SentenceTransformer(settings.model, device="cpu")
+    from ..sentence.locate import find
+
+    model = SentenceTransformer(find(settings.model), device="cpu")
     a, b = (model.encode([line[i] for line in lines], show_progress_bar=False) for i in (0, 1))
     return from_arrays(a, b, ids, kind=f"embeddings by {settings.model}")
 

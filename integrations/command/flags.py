@@ -127,7 +127,7 @@ def add_runs(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("--seed", type=whole(0), default=0, metavar="K", help="seed of the first run (%(default)s)")
     add("--seeds", type=whole(1), default=1, metavar="N", help="runs per objective, seeds K to K+N-1 (%(default)s)")
-    add("--out", type=Path, default=Path("runs"), metavar="FOLDER", help="where the runs are stored (%(default)s)")
+    add("--out", type=folder, default=Path("runs"), metavar="FOLDER", help="where the runs are stored (%(default)s)")
     add("--jobs", type=whole(1), default=1, metavar="N", help="runs at a time (%(default)s)")
     group = parser.add_mutually_exclusive_group()
     group.add_argument("--resume", action="store_true", default=True, help="continue runs that stopped (the default)")
@@ -200,12 +200,32 @@ def whole(low: int) -> Callable[[str], int]:
     return read
 
 
+def folder(text: str) -> Path:
+    """A type for argparse: a folder to write to, which need not exist yet."""
+    there = Path(text).absolute()
+    while not there.exists():
+        there = there.parent
+    if not there.is_dir() or not os.access(there, os.W_OK):
+        what = "cannot be written to" if there.is_dir() else "is not a folder"
+        raise argparse.ArgumentTypeError(f"{there} {what}")
+    return Path(text)
+
+
+def file(text: str) -> Path:
+    """A type for argparse: a file to write, whose folder need not exist yet."""
+    if Path(text).is_dir():
+        raise argparse.ArgumentTypeError(f"{text} is a folder; expected a file")
+    folder(str(Path(text).absolute().parent))
+    return Path(text)
+
+
 def device(text: str) -> str:
     """A type for argparse: a device that can be used here; ``auto`` is a GPU if there is one."""
     if text == "cpu":
         return text
     if text.partition(":")[0] not in DEVICES:
-        raise argparse.ArgumentTypeError(f"unknown device {text!r}.{nearest(text, DEVICES)}")
+        hint = nearest("cuda" if "gpu" in text.lower() else text, DEVICES)
+        raise argparse.ArgumentTypeError(f"unknown device {text!r}.{hint}")
     import torch
 
     if text == "auto":

@@ -14,8 +14,10 @@ from textwrap import fill
 from typing import Any
 
 import counterpoint as cp  # imports torch on first use of a name, so the parser starts without it
+from counterpoint.spec import check_names
 
 from .. import evidence
+from . import flags
 
 WIDTH = 100
 PLOT_WIDTH, PLOT_HEIGHT = 61, 9
@@ -25,7 +27,16 @@ ADVICE = {"use": "use", "first": "tune_first", "cost": "cost"}  # key in JSON: a
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("spec", nargs="*", help="names or specs to show in full; without any, all are listed")
     parser.add_argument("--json", action="store_true", help="print JSON")
-    parser.add_argument("--plot", metavar="FILE", help="draw the training weights over similarity, as a PNG (none)")
+    parser.add_argument(
+        "--plot", type=flags.file, metavar="FILE", help="draw the training weights over similarity, as a PNG (none)"
+    )
+    parser.set_defaults(check=_check)
+
+
+def _check(arguments: argparse.Namespace) -> None:
+    """Raise what is wrong with the names of objectives; called before torch is imported."""
+    for word in arguments.spec:
+        check_names(word)
 
 
 def command(arguments: argparse.Namespace) -> int:

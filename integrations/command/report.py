@@ -23,7 +23,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--lower", action="store_true", help="smaller numbers are better")
     add(
         "--out",
-        type=Path,
+        type=flags.folder,
         metavar="FOLDER",
         help="write report.html, .md, .csv and .json, and plots to this folder (none)",
     )

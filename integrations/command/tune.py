@@ -107,6 +107,8 @@ def grids_of(
         for name in grids:
             if name not in names:
                 raise ValueError(f"--grid: {spec} has no number {name!r} to tune.{nearest(name, names)}")
+            for value in grids[name]:
+                cp.from_dict(changed(data, name, value))  # raises what the parameter does not allow
     else:
         papers = {**GRIDS, **domain(domain_name).grids}
         grids = {name: tuple(papers[name]) for name in names if name in papers}
@@ -214,6 +216,8 @@ def _check(arguments: argparse.Namespace, tuned: Domain, check_train: Callable[[
     """Raise what is wrong with the flags, before torch is imported."""
     if arguments.budget < arguments.seeds:
         raise ValueError(f"--budget: {arguments.budget} runs are less than one setting's {arguments.seeds} seeds.")
+    if getattr(arguments, "part", None) not in (None, "tune"):
+        raise ValueError(f"--part {arguments.part}: tuning sees validation data alone; leave the flag out.")
     _dataset(arguments, tuned)
     check_train(arguments)
 
@@ -230,8 +234,10 @@ def command(arguments: argparse.Namespace, domain_name: str) -> int:
     """Tune each objective with the same budget, and print the specs to use."""
     tuned = domain(domain_name)
     own = None if arguments.grid is None else dict(arguments.grid)
-    make_cell, default = _cells(arguments, tuned)
-    specs = list(dict.fromkeys(arguments.objective or [default]))
+    default = None
+    if getattr(arguments, "preset", None):
+        default = tuned.module("presets").preset(arguments.preset, _dataset(arguments, tuned)).objective
+    specs = list(dict.fromkeys(arguments.objective or [default or "infonce"]))
     searches = {spec: grids_of(spec, domain_name, own) for spec in specs}
     has_infonce = any(cp.objective(spec).name == "infonce" for spec in specs)
     baseline = arguments.baseline or ("none" if has_infonce else "infonce")
@@ -239,6 +245,7 @@ def command(arguments: argparse.Namespace, domain_name: str) -> int:
         names = set(parameters(cp.objective(baseline).to_dict()))
         shared = {name: values for name, values in (own or {}).items() if {name, long(name)} & names}
         searches.setdefault(baseline, grids_of(baseline, domain_name, shared or None))
+    make_cell = _cells(arguments, tuned)
     results = [_tune(spec, grids, arguments, tuned, make_cell) for spec, grids in searches.items()]
     train = _train_command(arguments, tuned, [result["best"] for result in results])
     if arguments.json:
@@ -250,16 +257,14 @@ def command(arguments: argparse.Namespace, domain_name: str) -> int:
     return 0
 
 
-def _cells(arguments: argparse.Namespace, tuned: Domain) -> tuple[Callable[[str, int], dict[str, Any]], str]:
-    """A function from a spec and a seed to a cell that sees no test data, and the spec to start from by default."""
-    dataset, spec = _dataset(arguments, tuned), None
-    if getattr(arguments, "preset", None):
-        spec = tuned.module("presets").preset(arguments.preset, dataset).objective
+def _cells(arguments: argparse.Namespace, tuned: Domain) -> Callable[[str, int], dict[str, Any]]:
+    """A function from a spec and a seed to a cell that sees no test data."""
     from ..store.run import TUNING
 
+    dataset = _dataset(arguments, tuned)
     settings = {**tuned.module("commands").settings(arguments, dataset), **tuned.held_out}
     cell = tuned.module("training").cell
-    return lambda spec, seed: {**cell(dataset, spec, seed, **settings), "purpose": TUNING}, spec or "infonce"
+    return lambda spec, seed: {**cell(dataset, spec, seed, **settings), "purpose": TUNING}
 
 
 def _tune(

@@ -73,12 +73,12 @@ def _seam_flags() -> list[argparse.Action]:
 
 def _check(arguments: argparse.Namespace) -> None:
     """Read the flags between the host and ``--``; raise what is wrong with names and files, before torch is there."""
-    words, own = arguments.script, f"counterpoint compare {arguments.host}"
-    end = words.index("--") if "--" in words else len(words)
+    own = f"counterpoint compare {arguments.host}"
+    words, script = inject.split(arguments.script)
     parser = Parser(own, f"{own} [options] -- train.py ...")
     _add_flags(parser)
-    parser.parse_args(words[:end], arguments)
-    arguments.script = script = words[end + 1 :]
+    parser.parse_args(words, arguments)
+    arguments.script = script
     chosen = {k: tuple(v) if isinstance(v, list) else v for k, v in flags.chosen(arguments, Settings).items()}
     settings = arguments.settings = Settings(**{**defaults(Settings), **chosen})
     if arguments.host is None:

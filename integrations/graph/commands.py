@@ -11,6 +11,7 @@ from statistics import mean, stdev
 from typing import TYPE_CHECKING, Any
 
 from ..command import flags
+from ..domain import check, defaults
 from .presets import PRESETS, preset
 from .settings import PROBES, Settings, check_dataset
 
@@ -32,7 +33,7 @@ def _check_train(arguments: argparse.Namespace) -> None:
     flags.use_data("data", arguments.data)
     for dataset in arguments.dataset:
         check_dataset(dataset)
-        settings(arguments, dataset)
+        check(Settings, {**defaults(Settings), **settings(arguments, dataset)})
 
 
 def settings(arguments: argparse.Namespace, dataset: str) -> dict[str, Any]:
@@ -82,6 +83,8 @@ def _check_eval(arguments: argparse.Namespace) -> None:
 def eval_command(arguments: argparse.Namespace) -> int:
     """Evaluate the encoders of finished runs beside the baselines that need no training."""
     from .. import store
+
+    runs = flags.finished(arguments.runs, "graph", lambda run: run.arguments.get("epochs"))
     from .data import load_cached
     from .evaluation import evaluate
 
@@ -91,7 +94,6 @@ def eval_command(arguments: argparse.Namespace) -> int:
         data = load_cached(arguments.dataset or run.arguments["dataset"], run.arguments["features"])
         return data, _embeddings(run, data)
 
-    runs = flags.finished(arguments.runs, "graph", lambda run: run.arguments.get("epochs"))
     for _, (data, found) in flags.each(runs, embed):
         for (name, which), z in found.items():
             embeddings[data.name, name, which] = data, z  # runs share the baselines

@@ -12,7 +12,7 @@ import torch
 import counterpoint as cp
 
 from .. import store
-from ..domain import defaults, majority
+from ..domain import check, defaults, majority
 from ..store.run import Run
 from .augment import augmentation
 from .data import GraphSet, bag_of_nodes, prepare
@@ -101,7 +101,9 @@ def cell(dataset: str, objective: str | None, seed: int, **changes: Any) -> dict
     """The arguments of one run: the defaults of :class:`Settings`, changed as given, and perhaps a ``label``."""
     settings = defaults(Settings)
     store.check_names(changes, (*settings, "label"))
-    return {"domain": "graph", "dataset": dataset, "objective": objective, "seed": seed, **settings, **changes}
+    settings |= changes
+    check(Settings, settings)
+    return {"domain": "graph", "dataset": dataset, "objective": objective, "seed": seed, **settings}
 
 
 def untrained(dataset: str, seed: int, **changes: Any) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from torch.utils.data.distributed import DistributedSampler
 from ..domain import check_choice
 from .augment import Recipe
 from .image_set import ImageSet
-from .settings import PATHS
+from .settings import PATHS, check_fits
 
 
 class _Pixels(Dataset[Any]):
@@ -55,11 +55,7 @@ def loader(
     check_choice("path", path, PATHS)
     if not isinstance(batch, int) or batch < 2:
         raise ValueError(f"batch: at least 2 images are needed to compare, got {batch!r}.")
-    if batch * processes > len(data):
-        raise ValueError(
-            f"batch: {batch * processes} images do not fit into {data.name} with {len(data)} to train on; "
-            f"give --batch {len(data) // processes} or less."
-        )
+    check_fits(data.name, batch, processes, len(data))
     batched = path == "batched"
     dataset = _Pixels(data, None if batched else recipe.per_image(), views)
     sampler = _Sampler(dataset, processes, rank, seed=seed, drop_last=True)

@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, Any
 from counterpoint.names import check_known
 
 from ..command import flags
+from ..domain import check, defaults
 from .presets import PRESETS, preset
-from .settings import DATASETS, PROBES, EvaluationSettings, Settings, check_dataset
+from .settings import DATASETS, PROBES, EvaluationSettings, Settings, check_backbone, check_batch, check_dataset
 
 if TYPE_CHECKING:
     from ..store.run import Run
@@ -38,8 +39,12 @@ def train_arguments(parser: argparse.ArgumentParser) -> None:
 def _check_train(arguments: argparse.Namespace) -> None:
     """Raise what is wrong with names and folders; called before torch is imported."""
     flags.use_data("root", arguments.root)
-    check_dataset(arguments.data or "digits")
-    settings(arguments, arguments.data or "digits")
+    name = arguments.data or "digits"
+    check_dataset(name)
+    chosen = {**defaults(Settings), **settings(arguments, name)}
+    check(Settings, chosen)
+    check_backbone(chosen["backbone"])
+    check_batch(name, chosen)
 
 
 def _add_root(parser: argparse.ArgumentParser) -> None:
@@ -138,6 +143,7 @@ def _check_eval(arguments: argparse.Namespace) -> None:
 
 def eval_command(arguments: argparse.Namespace) -> int:
     """Evaluate the encoders of finished runs."""
+    runs = flags.finished(arguments.runs, "image")  # before the frameworks, which take longer
     from . import evaluation, sources, training
     from .data import prepare
 
@@ -155,7 +161,7 @@ def eval_command(arguments: argparse.Namespace) -> int:
         encoder = training.restore(run).encoder.to(arguments.device)
         return test, evaluation.evaluate(encoder, train, test, probes, options, run.arguments["seed"])
 
-    for run, (test, result) in flags.each(flags.finished(arguments.runs, "image"), evaluate):
+    for run, (test, result) in flags.each(runs, evaluate):
         if not result:
             raise ValueError(f"{test.name} has no classes to evaluate on; name a data set that has, --data")
         about = {"data": test.name, "name": run.name, "seed": run.arguments["seed"], "run": str(run.path)}

@@ -13,6 +13,8 @@ from counterpoint.hyper import nearest
 from counterpoint.perturb import evaluation_mode
 from counterpoint.vectors import widen
 
+from .settings import check_backbone
+
 SMALL = 64  # pixels; up to this size a ResNet gets the stem of the CIFAR papers
 MEAN, STD = (0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)  # of CIFAR-10
 
@@ -51,10 +53,7 @@ def _network(name: str, size: int, channels: int, width: int) -> nn.Module:
         return _conv4(channels, width)
     if name.startswith("timm:"):
         return _timm(name.removeprefix("timm:"), size, channels)
-    known = models.list_models(module=models)
-    if name not in known:
-        close = ("conv4", *get_close_matches(str(name), known, 5, 0))
-        raise ValueError(f"backbone: unknown {name!r}.{nearest(str(name), close)}")
+    check_backbone(name)
     network: nn.Module = models.get_model(name, weights=None)
     if isinstance(network, models.ResNet):
         if size <= SMALL:

@@ -21,11 +21,10 @@ from counterpoint.names import check_known
 
 from ..domain import check_choice, check_whole
 from .image_set import ImageSet, from_pictures
-from .settings import check_dataset
+from .settings import EXTENSIONS, check_dataset
 
 SPLITS = ("train", "test")
 DIGITS_TEST = 1287  # the first row of the digits' test split: the writers before it wrote the training images
-EXTENSIONS = (".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", ".webp")
 
 
 # of torchvision: the class, and its arguments for the two splits
@@ -226,6 +225,10 @@ def _folder(path: Path, split: str, size: int, name: str, wanted: tuple[str, ...
     split_names = (split, "val") if split == "test" else (split,)
     split_folder = next((path / split_name for split_name in split_names if (path / split_name).is_dir()), None)
     base = split_folder or path
+    if split_folder is None and (path / "train").is_dir():
+        raise ValueError(
+            f"data: {path} has a folder train beside none named test or val; add one, or remove that level."
+        )
     # the training images define the classes of both splits
     classes = _classes(path / "train" if (path / "train").is_dir() else base)
     annotations = base / "val_annotations.txt"

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from .. import store
+from .. import domain, store
 from ..domain import defaults
 from ..store.files import load_checked
 from ..store.run import Run
@@ -38,6 +38,7 @@ def cell(dataset: str, objective: str | None, seed: int, **changes: Any) -> dict
     if settings["method"] == "swav" and objective is None:
         settings.setdefault("label", "SwAV")
     settings["augment"] = settings["augment"] or ("digits" if dataset == "digits" else "cifar")
+    domain.check(Settings, settings)
     return {"domain": "image", "dataset": dataset, "objective": objective, "seed": seed, **settings}
 
 

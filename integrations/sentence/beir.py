@@ -21,6 +21,10 @@ from .text_files import lines, root, table
 
 FILES = ("corpus.jsonl", "queries.jsonl")
 NANO = "nano"  # the thirteen small collections of NanoBEIR, which are on the hub; nano:NAME is one of them
+NANO_NAMES = (  # a test compares them with those of sentence-transformers
+    "climatefever", "dbpedia", "fever", "fiqa2018", "hotpotqa", "msmarco", "nfcorpus", "nq", "quoraretrieval",
+    "scidocs", "arguana", "scifact", "touche2020",
+)  # fmt: skip
 
 
 @dataclass
@@ -54,7 +58,7 @@ def find(name: str | Path, data: str | Path | None = None) -> Path:
     known = collections(data)
     if str(name) in known and base is not None:
         return base / RETRIEVAL / name
-    where = f"{ENVIRONMENT} is not set" if base is None else f"none of {base / RETRIEVAL}"
+    where = f"{ENVIRONMENT} is not set" if base is None else f"{base / RETRIEVAL} has none of this name"
     hint = nearest(str(name), known) if known else ""
     raise FileNotFoundError(f"{name}: not a BEIR folder, nor the name of a collection: {where}.{hint}")
 
@@ -64,6 +68,8 @@ def check(names: Iterable[str | Path], data: str | Path | None = None) -> None:
     for name in names:
         if not is_nano(name):
             find(name, data)
+        elif one := str(name).partition(":")[2]:
+            check_choice("collection of NanoBEIR", one.lower(), NANO_NAMES)
 
 
 def is_nano(name: str | Path) -> bool:

@@ -131,7 +131,12 @@ def sts_arguments(parser: argparse.ArgumentParser) -> None:
         help=f"{', '.join(STS)} (the first eight)",
     )
     add("--subsets", action="store_true", help="each subset of a year, and Pearson's correlation")
-    add("--plot", metavar="FILE", help="draw the distances between the sentences of STS-B, as a PNG (none)")
+    add(
+        "--plot",
+        type=flags.file,
+        metavar="FILE",
+        help="draw the distances between the sentences of STS-B, as a PNG (none)",
+    )
 
 
 def sts_command(arguments: argparse.Namespace) -> int:

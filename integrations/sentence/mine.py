@@ -22,7 +22,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("data", help="pairs: .csv, .tsv, .jsonl, .parquet, or a BEIR folder, all of whose documents are candidates")
     add("model", help="a SentenceTransformer, or a checkpoint of transformers: it looks for the negatives")
-    add("--out", type=Path, required=True, metavar="FILE", help="the .jsonl to write, for train sentence (required)")
+    add(
+        "--out",
+        type=flags.file,
+        required=True,
+        metavar="FILE",
+        help="the .jsonl to write, for train sentence (required)",
+    )
     add("--columns", nargs=2, metavar=("QUERY", "POSITIVE"), help="columns of the file (the first two of text)")
     add("--negatives", type=flags.whole(1), default=5, metavar="N", help="for each pair (%(default)s)")
     add(
@@ -75,9 +81,7 @@ def mine(
     from . import beir, corpus
     from .frameworks import framework
 
-    samples, _ = corpus.load(data, "auto", columns)
-    if len(samples.column_names) < 2:
-        raise ValueError(f"{data}: expected columns of queries and positives, got {samples.column_names[0]!r} alone.")
+    samples = _pairs(data, columns)
     query, positive = samples.column_names[:2]
     folder = corpus.find(data)
     candidates = [*beir.read(folder, "train").documents.values()] if beir.is_collection(folder) else None
@@ -101,11 +105,22 @@ def mine(
     return mined
 
 
+def _pairs(data: str | Path, columns: tuple[str, str] | None) -> Any:
+    """Read the pairs, or raise what is wrong with them."""
+    from . import corpus
+
+    samples, _ = corpus.load(data, "auto", columns)
+    if len(samples.column_names) < 2:
+        raise ValueError(f"{data}: expected columns of queries and positives, got {samples.column_names[0]!r} alone.")
+    return samples
+
+
 def command(arguments: argparse.Namespace) -> int:
     """Mine, and write the file."""
     from .. import store
     from . import encode
 
+    _pairs(arguments.data, arguments.columns)  # before the model, which takes longer
     model = encode.load(arguments.model, arguments.pooling, device=arguments.device)
     mined = mine(
         arguments.data,

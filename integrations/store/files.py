@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import pickle
 import shutil
 import zipfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -57,6 +58,8 @@ def load_checked(path: Path, keys: Iterable[str]) -> dict[str, Any] | None:
         return None
     except MemoryError:
         raise
+    except pickle.UnpicklingError as error:  # whose text advises to load it all the same
+        raise DamagedError(f"{path}: damaged (it contains more than tensors and plain values)") from error
     except Exception as error:
         raise DamagedError(f"{path}: damaged ({str(error).partition(chr(10))[0]})") from error
     if not isinstance(content, dict) or not set(keys) <= set(content):

@@ -71,12 +71,18 @@ def print_line(line: str) -> None:
 
 @contextmanager
 def plain_warnings() -> Iterator[None]:
-    """Print the runtime warnings of this package as plain lines, for commands, whose users did not call this code."""
+    """Print the runtime warnings of this package as plain lines, for commands, whose users did not call this code.
+
+    Each text is printed once, since every run of a grid warns of the same data.
+    """
     show_default, package = warnings.showwarning, Path(__file__).parents[1]
+    printed: set[str] = set()
 
     def show(message: Any, category: type[Warning], filename: str, *args: Any, **kwargs: Any) -> None:
         if issubclass(category, RuntimeWarning) and package in Path(filename).parents:
-            print_line(str(message))
+            if str(message) not in printed:
+                printed.add(str(message))
+                print_line(str(message))
         else:
             show_default(message, category, filename, *args, **kwargs)
 

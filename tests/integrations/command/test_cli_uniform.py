@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import re
-from dataclasses import replace
+from dataclasses import fields, replace
 
 import pytest
 from documents import DOCUMENTS, ROOT, commands
 
 import counterpoint as cp
 from counterpoint.integrations.command.main import COMMANDS, build, main, parsers
-from counterpoint.integrations.domain import defaults, domain
+from counterpoint.integrations.domain import default, defaults, domain
 from counterpoint.integrations.store.grid import GridError
 
 TRAINING = {
@@ -26,6 +26,7 @@ TRAINING = {
     "--json",
 }
 WITHOUT_JSON = ("completion",)
+ANY_NUMBER = ("negative_weight",)  # a logarithm
 
 
 @pytest.fixture(scope="module")
@@ -72,6 +73,17 @@ def test_a_setting_shows_its_default(command):
         action = flags(command[1]).get(f"--{setting.replace('_', '-')}")
         if action is not None and action.default is None and type(value) in (int, float, str):
             assert re.search(rf"\({re.escape(str(value))}(, or the preset's)?\)$", action.help), setting
+
+
+def test_a_number_of_the_settings_has_a_range(command):
+    """A flag with a nonsensical value is refused by its name, before any training."""
+    what, _, name = command[0].partition(" ")
+    if what != "train" or name == "control":  # whose settings are all above 0
+        return
+    for setting in fields(domain(name).settings):
+        about, value = setting.metadata, default(setting)
+        if (about["type"] or type(value)) in (int, float) and setting.name not in ANY_NUMBER:
+            assert about["low"] is not None or about["above"] is not None, setting.name
 
 
 def test_the_device_has_one_default():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from importlib.util import find_spec
@@ -77,6 +78,18 @@ def test_every_commands_parser_needs_no_torch(name, flag, expected):
         ("tune image --data digit", "'digit' is neither a data set nor a folder"),
         ("eval image /nowhere", "/nowhere: no such folder"),
         ("eval image EMPTY --data digit", "no folder there has a run.json"),
+        ("train image --batch 100000", "fit into digits with 1158 to train on; give --batch 1158 or less"),
+        ("train image --backbone resnet19", "backbone: unknown 'resnet19'. Did you mean 'resnet18'?"),
+        ("train image --momentum 2", "momentum must be a finite number with 0 <= momentum <= 1, got 2.0"),
+        ("train image --out TEXTS/runs", "texts.txt is not a folder"),
+        ("train graph --lr nan", "lr must be a finite number with 0 < lr, got nan"),
+        ("train graph --device gpu", "unknown device 'gpu'. Did you mean 'cuda'?"),
+        ("tune graph --part report", "--part report: tuning sees validation data alone"),
+        ("objectives adnse", "unknown objective 'adnse'. Did you mean 'adnce'?"),
+        ("objectives --plot EMPTY", "is a folder; expected a file"),
+        ("advise TEXTS --model me/nowhere", "model: me/nowhere was not found"),
+        ("mine TEXTS model --out TEXTS/mined.jsonl", "texts.txt is not a folder"),
+        ("eval retrieval model --data nano:msmarcoo", "'msmarcoo'. Did you mean 'msmarco'?"),
         ("train control --task walker-wlk", "unknown task 'walker-wlk'. Did you mean 'walker-walk'?"),
         ("train control --batch 5000", "batch: 5000 transitions, but the buffer holds 1000"),
         ("eval control EMPTY", "no folder there has a run.json"),
@@ -97,13 +110,15 @@ def test_wrong_names_are_told_before_anything_heavy_is_imported(tmp_path, capsys
     extra = {
         "sentence": "huggingface_hub",
         "sts": "huggingface_hub",
+        "TEXTS": "huggingface_hub",
         "transfer": "huggingface_hub",
         "control": "dm_control",
     }
     if (needed := extra.get(words.split()[1])) and find_spec(needed) is None:
         pytest.skip(f"needs {needed}")
     (tmp_path / "texts.txt").write_text("one\ntwo\n")
-    typed = [{"EMPTY": str(tmp_path), "TEXTS": str(tmp_path / "texts.txt")}.get(word, word) for word in words.split()]
+    places = {"EMPTY": str(tmp_path), "TEXTS": str(tmp_path / "texts.txt")}
+    typed = [re.sub("^(EMPTY|TEXTS)", lambda place: places[place[0]], word) for word in words.split()]
     monkeypatch.setattr(main, "_import_torch", lambda: pytest.fail("torch is imported before the names are checked"))
     try:
         code = main.main(typed)

@@ -224,6 +224,7 @@ def test_what_is_said(tuned, capsys):
     ("words", "said"),
     [
         (["infonce", "--grid", "mu=1"], "no number 'mu' to tune"),
+        (["infonce", "--grid", "t=0.1,-1"], "temperature must be a finite number with 0 < temperature"),
         (["dp"], "nothing to tune"),
         (["infonce", "--budget", "1", "--seeds", "2"], "--budget: 1 runs are less than one setting's 2 seeds"),
         (["infonce", "--dataset", "demo", "MUTAG"], "--dataset: one at a time"),

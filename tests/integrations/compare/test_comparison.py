@@ -40,6 +40,8 @@ def here(tmp_path, monkeypatch):
         ("logit --objectives host hcl --set-seed R -- train.py", "unknown host 'logit'. Did you mean 'logits'?"),
         ("logits --objectives host hcl --set-seed R -- tran.py", "script not found: tran.py"),
         ("logits --objectives host hcl --set-seed R", "which script? Put it behind --"),
+        ("logits -- train.py", "--objectives: expected two or more"),
+        ("logits -- -m train", "--objectives: expected two or more"),
         ("logits --objectives host --set-seed R -- train.py", "--objectives: expected two or more"),
         ("logits --objectives host host --set-seed R -- train.py", "--objectives: expected two or more"),
         ("logits --set-seed R -- train.py", "--objectives: expected two or more"),
@@ -83,6 +85,11 @@ def settings(line: str) -> argparse.Namespace:
     arguments = build("compare").parse_args(["compare", *shlex.split(line)])
     arguments.check(arguments)
     return arguments
+
+
+def test_flags_may_precede_the_host(here):
+    found = settings(f"--objectives host hcl {READ} {SITE} --set-seed logits -- train.py --steps 9")
+    assert (found.host, found.script, found.settings.set_seed) == ("logits", ["train.py", "--steps", "9"], True)
 
 
 def test_flags_of_the_script_can_be_values(here):

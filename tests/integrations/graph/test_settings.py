@@ -23,6 +23,12 @@ def test_every_flag_has_a_help():
     assert all(field.metadata["help"] for field in fields(settings.Settings) if field.metadata["flag"])
 
 
+@pytest.mark.parametrize("change", [{"lr": -1.0}, {"lr": float("nan")}, {"batch": 1}, {"probe": "svn"}])
+def test_a_cell_out_of_range_is_refused(change):
+    with pytest.raises(ValueError, match=f"^{next(iter(change))}"):
+        training.cell("demo", "infonce", 0, **change)
+
+
 @pytest.mark.parametrize(
     ("cell", "folder"),
     [

@@ -59,6 +59,12 @@ def test_a_folder_per_class(tmp_path):
         load(str(tmp_path), size=16, classes=["dog"])
 
 
+def test_a_folder_of_training_images_alone_is_named(tmp_path):
+    save(tmp_path / "train" / "a" / "0.png")
+    with pytest.raises(ValueError, match="has a folder train beside none named test or val"):
+        load(str(tmp_path), "test")
+
+
 def test_classes_are_those_of_the_training_images(tmp_path):
     for one in ("a", "b", "c"):
         save(tmp_path / "train" / one / "0.png")

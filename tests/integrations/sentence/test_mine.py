@@ -68,3 +68,10 @@ def test_wrong_input(bert, pairs, tmp_path, monkeypatch, capsys, words, says):
     load(bert).save_pretrained("model")
     assert main(["mine", str(pairs), "model", *words]) == 2
     assert says in capsys.readouterr().err
+
+
+def test_pairs_are_read_before_the_model(pairs, tmp_path, capsys):
+    (tmp_path / "model").mkdir()  # which contains none
+    words = ["mine", str(pairs), str(tmp_path / "model"), "--out", str(tmp_path / "x.jsonl")]
+    assert main([*words, "--columns", "query", "anser"]) == 2
+    assert "has no column 'anser'" in capsys.readouterr().err

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 
 import numpy as np
 import pytest
@@ -94,3 +95,11 @@ def test_cranfield():
     (model,) = [path for path in locate.on_this_machine() if "minilm" in path.lower()][:1]
     found = retrieval.evaluate(model, ["cranfield"], progress=False).collections["cranfield"].metrics
     assert found == pytest.approx({"nDCG@10": 39.53, "MRR@10": 53.46, "recall@10": 41.37, "recall@100": 77.62}, abs=0.1)
+
+
+def test_the_names_of_nanobeir_are_those_of_the_framework():
+    from sentence_transformers.sentence_transformer.evaluation import NanoBEIREvaluator
+
+    with pytest.raises(ValueError) as refused:
+        NanoBEIREvaluator(["nowhere"])
+    assert set(re.findall(r"'(\w+)'", str(refused.value))) == {"nowhere", *beir.NANO_NAMES}

@@ -611,6 +611,14 @@ def test_bad_calls(tmp_path):
         quietly(lambda run: run.finish({}), [CELL], tmp_path)
 
 
+def test_a_command_prints_each_warning_once(capsys):
+    with warnings.catch_warnings(), store.plain_warnings():
+        warnings.simplefilter("always")
+        for text in ("one class", "one class", "no class"):
+            warnings.warn_explicit(text, RuntimeWarning, store.__file__, 1)
+    assert capsys.readouterr().err == "one class\nno class\n"
+
+
 def test_what_is_no_run(tmp_path):
     with pytest.raises(ValueError, match="no run there"):
         store.Run.read(tmp_path)
