@@ -116,6 +116,10 @@ class JoinedNegatives(Negatives):
         """The number of negatives in each part."""
         if self._counts is None:
             self._counts = [part.count for part in self.parts]
+            for part in self.parts:  # a mean over no negatives would have no gradient that is a number
+                reduced = part.neg if isinstance(part, TiltedNegatives) else part
+                if isinstance(count := reduced.count, Tensor):
+                    reduced.count = torch.where(count > 0, count, 1.0)
         return self._counts
 
     @property
@@ -133,8 +137,6 @@ class JoinedNegatives(Negatives):
         for part, count in zip(self.parts, self.counts, strict=True):
             found = part.mean(f, *per_anchor)
             results = found if isinstance(found, tuple) else (found,)
-            if isinstance(count, Tensor):  # where there are none, the mean is not a number
-                results = tuple(torch.where(count > 0, x, 0.0) for x in results)
             sums = [x * count for x in results]
             total = [a + b for a, b in zip(total, sums, strict=True)] if total else sums
         means = tuple(x / self.count for x in total)
