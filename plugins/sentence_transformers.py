@@ -236,7 +236,7 @@ class ContrastiveLoss(nn.Module):
             options["normalize"] = False
         if self.directions and self.partition_mode == "joint":
             options |= {"directions": self.directions, **self._hardness()}
-        calls = [(views, options)]
+        calls: list[tuple[Sequence[Tensor], dict[str, Any]]] = [(views, options)]
         if self.directions and self.partition_mode == "per_direction":
             calls = per_direction(views, options, self._hardness(), self.directions)
         terms = Terms()

@@ -388,7 +388,8 @@ class Batch:
             raise ValueError("give queue= or negatives=, not both: append the hard negatives to the queue.")
         if self.directions:
             refused = {
-                "queue=": self.queue is not None, "labels=": self.labels is not None, "in_batch=False": not self.in_batch,
+                "queue=": self.queue is not None, "labels=": self.labels is not None,
+                "in_batch=False": not self.in_batch,
                 "adversarial=": self.adversarial is not None, "mixed=": self.mixed is not None,
             }  # fmt: skip
             for name in (name for name, given in refused.items() if given):

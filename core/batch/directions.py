@@ -21,9 +21,7 @@ def chosen_directions(
 ) -> tuple[tuple[str, ...], float]:
     """Return the directions in force, in the order of :data:`DIRECTIONS`, and the strength; none for other pairings."""
     if not is_number(hardness_strength) or not 0 <= hardness_strength <= MAX_STRENGTH:
-        raise ValueError(
-            f"hardness_strength: expected a number from 0 to {MAX_STRENGTH:g}, got {hardness_strength!r}."
-        )
+        raise ValueError(f"hardness_strength: expected a number from 0 to {MAX_STRENGTH:g}, got {hardness_strength!r}.")
     if hardness_mode is not None:
         check_known("unknown hardness_mode", hardness_mode, HARDNESS)
     elif hardness_strength:

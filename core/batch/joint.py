@@ -12,8 +12,8 @@ negatives, by ``directions=``:
 ===================  ==============================================================================================
 
 All but the last together are GTE's improved contrastive loss. ``hardness_mode`` says which negatives of
-``query_to_doc`` count ``e^{hardness_strength s}`` times, with ``s`` as a constant: those ``in_batch_negatives`` that are
-not the sample's own hard ones, its own ``hard_negatives``, or ``all_negatives``.
+``query_to_doc`` count ``e^{hardness_strength s}`` times, with ``s`` as a constant: ``in_batch_negatives`` are all but
+the sample's own hard ones, ``hard_negatives`` only these.
 
 Papers:
 Li et al. 2023 (GTE), https://arxiv.org/abs/2308.03281;

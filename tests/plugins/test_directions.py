@@ -102,7 +102,9 @@ def test_cached(model, settings):
     same(trained(ours, model, 3), trained(theirs, model, 3))
 
 
-@pytest.mark.parametrize(("kind", "own"), [("GISTEmbedLoss", ContrastiveLoss), ("CachedGISTEmbedLoss", CachedContrastiveLoss)])
+@pytest.mark.parametrize(
+    ("kind", "own"), [("GISTEmbedLoss", ContrastiveLoss), ("CachedGISTEmbedLoss", CachedContrastiveLoss)]
+)
 @pytest.mark.parametrize(("strategy", "margin"), [("absolute", 0.0), ("absolute", 0.03), ("relative", 0.05)])
 @pytest.mark.parametrize("contrast", [*itertools.product((True, False), repeat=2)], ids=str)
 @pytest.mark.parametrize("number", [2, 3])
@@ -141,7 +143,10 @@ def test_the_card_names_the_settings():
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"directions": ("query_to_doc", "doc_to_doc"), "partition_mode": "per_direction"}, "no positives of their own"),
+        (
+            {"directions": ("query_to_doc", "doc_to_doc"), "partition_mode": "per_direction"},
+            "no positives of their own",
+        ),
         ({"partition_mode": "separate"}, "unknown partition_mode"),
         ({"similarity": "euclidean"}, "unknown similarity"),
         ({"hardness_mode": "hardest", "hardness_strength": 1.0}, "unknown hardness_mode"),

@@ -1,4 +1,4 @@
-"""Golden cases of ``supcon``, ``siglip`` and of GTE's loss (``joint``), computed with 50 digits from the papers' formulas.
+"""Golden cases of ``supcon``, ``siglip`` and GTE's loss (``joint``), computed with 50 digits from the papers' formulas.
 
     python tests/support/golden_digits.py       # writes them into golden.json, in place of those that are there
     python tests/support/golden.py              # then updates the cases that the package brings along
@@ -68,7 +68,9 @@ def joint(q: Matrix, d: Matrix, directions: str, mode: str, strength: Any, t: An
             if j != i:
                 terms.append(exp(dot(zq[i], zd[j]) / t + (strength * dot(cq[i], cd[j]) if harder else 0)))
             if h is not None:
-                harder = {"in_batch_negatives": i != j, "hard_negatives": i == j, "all_negatives": True}.get(mode, False)
+                harder = {"in_batch_negatives": i != j, "hard_negatives": i == j, "all_negatives": True}.get(
+                    mode, False
+                )
                 terms.append(exp(dot(zq[i], zh[j]) / t + (strength * dot(cq[i], ch[j]) if harder else 0)))
             if "query_to_query" in directions and j != i:
                 terms.append(exp(dot(zq[i], zq[j]) / t))

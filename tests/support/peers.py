@@ -111,7 +111,9 @@ def sentence_transformers() -> None:
         ours = ContrastiveLoss(torch.nn.Identity(), cp.InfoNCE(1 / self.scale), similarity=similarity, **settings)
         return ours.compute_loss_from_embeddings(embeddings, labels)
 
-    def cached_ranking(self: Any, reps: list[list[Tensor]], labels: Any = None, *, with_backward: bool = False) -> Tensor:
+    def cached_ranking(
+        self: Any, reps: list[list[Tensor]], labels: Any = None, *, with_backward: bool = False
+    ) -> Tensor:
         return passed_back(ranking(self.loss, [torch.cat(x) for x in reps]), with_backward)
 
     def guided(self: Any, embeddings: list[Tensor], guides: list[Tensor]) -> Tensor:

@@ -281,8 +281,13 @@ def joint_rows(batch: Batch, s: Tensor, judge: Tensor, items: _Items, log_weight
             for j in range(size):
                 key = at("view", view, j)
                 if not known(j):
-                    harder = direction == "query_to_doc" and batch.hardness_mode in ("in_batch_negatives", "all_negatives")
-                    pairs.append((a, key, log_weight[key] + harder * batch.hardness_strength * s[a, key].detach(), False))
+                    harder = direction == "query_to_doc" and batch.hardness_mode in (
+                        "in_batch_negatives",
+                        "all_negatives",
+                    )
+                    pairs.append(
+                        (a, key, log_weight[key] + harder * batch.hardness_strength * s[a, key].detach(), False)
+                    )
                 for h in range(n if direction in ("query_to_doc", "doc_to_doc") else 0):
                     key, own = at("hard", h, j), i == j
                     if known(j, h) or (own and direction == "doc_to_doc") or not (own or batch.shared_negatives):

@@ -17,7 +17,12 @@ SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
 
 
 def build(
-    folder: Path, dropout: float = 0.1, pooler: bool = True, width: int = 16, words: Sequence[str] = WORDS, mlm: bool = False
+    folder: Path,
+    dropout: float = 0.1,
+    pooler: bool = True,
+    width: int = 16,
+    words: Sequence[str] = WORDS,
+    mlm: bool = False,
 ) -> None:
     """Writes a checkpoint of transformers: no sentence transformer, as nothing says how tokens make a sentence."""
     import tokenizers

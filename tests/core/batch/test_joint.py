@@ -120,9 +120,10 @@ def test_a_report_counts_all_directions():
     rule = cp.threshold(0.2, hard=False)
     hard = {"negatives": torch.randn(SIZE, HARD, 8, generator=torch.Generator().manual_seed(0))}
     with_hard = cp.InfoNCE(0.1).report(*z, directions=GTE, false_negatives=rule, empty="zero", **hard)
-    assert with_hard[f"removed[{rule}]"] == cp.InfoNCE(0.1).report(
-        *z, directions=GTE, false_negatives=rule, empty="zero"
-    )[f"removed[{rule}]"]
+    assert (
+        with_hard[f"removed[{rule}]"]
+        == cp.InfoNCE(0.1).report(*z, directions=GTE, false_negatives=rule, empty="zero")[f"removed[{rule}]"]
+    )
 
 
 def test_an_anchor_may_lose_all_keys_of_a_direction():
