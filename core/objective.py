@@ -137,10 +137,15 @@ class Objective(Parametrized):
                 normalized here unless ``normalize=False``.
             pairing: who is compared with whom. By default each objective uses its paper's pairing; see
                 :mod:`counterpoint.batch.pairings` for ``views``, ``one_way``, ``symmetric``, ``first_two``, ``pairs``,
-                ``arcl`` and ``single``. A mapping replaces some pairings and leaves the others: with
+                ``arcl``, ``joint`` and ``single``. A mapping replaces some pairings and leaves the others: with
                 ``{"views": "one_way"}``, anchors are the first view only, unless an objective's paper compares other
                 pairs.
             symmetric: ``one_way`` in both directions (CLIP).
+            directions: what the pairing ``joint`` compares, in one denominator: ``query_to_doc`` and any of
+                ``query_to_query``, ``doc_to_query``, ``doc_to_doc`` and ``doc_to_positive``; see
+                :mod:`counterpoint.batch.joint`. The first four are GTE's loss.
+            hardness_mode, hardness_strength: add ``hardness_strength`` times the similarity, as a constant, to the
+                exponents of ``in_batch_negatives``, of a sample's own ``hard_negatives``, or of ``all_negatives``.
             queue: ``(K, d)`` further keys, all negatives (MoCo). The first view is the query, the second the key;
                 key and queue are detached.
             negatives: ``(B, d)`` or ``(B, n, d)`` hard negatives of each sample; all samples see all of them, unless

@@ -6,10 +6,10 @@
 embeddings, as the script gathers them.
 
 **How to put an objective there.** As at the host ``logits``, at sites that are known. The scale is read at each call
-and keeps its gradient; the temperature ``t=host`` is one over it. By hand::
+and keeps its gradient; the temperature ``t=host`` is one over it. By hand, in place of ``ClipLoss`` or ``SigLipLoss``::
 
-    criterion = counterpoint.plugins.logits.ContrastiveLoss("adnce:t=host")
-    loss = criterion(logit_scale.exp() * image @ text.T, labels, scale=logit_scale.exp())
+    loss_fn = counterpoint.plugins.clip.ContrastiveLoss("adnce:t=host", gather=world_size > 1)
+    loss = loss_fn(image_features, text_features, logit_scale)
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from __future__ import annotations
 from functools import partial
 
 from . import logits
+from .features import ContrastiveLoss as ContrastiveLoss
 from .host import Host
 
 SITES = {

@@ -41,29 +41,17 @@ from counterpoint.hyper import nearest
 from counterpoint.objective import Objective, Sum, as_objective
 
 from . import logits
+from .directions import as_directions, per_direction
 from .host import ONE_WAY, Host, loss_of
+from .terms import Terms
 from .texts import Guide, equal_texts
 
 _COLUMNS = ("negatives", "views")
 _LABELS = ("ids", "classes")
+_SIMILARITIES = ("cosine", "dot")
 _TEXT = "text"
 
 T = TypeVar("T")
-
-
-class Terms(dict[str, Tensor]):
-    """The weighted terms of a sum, by name. Multiplying by a number returns the scaled sum.
-
-    The trainer logs the terms of a dict. Losses that wrap another one, such as ``MatryoshkaLoss``, multiply it.
-    """
-
-    def sum(self) -> Tensor:
-        return torch.stack(list(self.values())).sum()
-
-    def __mul__(self, weight: float | Tensor) -> Tensor:
-        return self.sum() * weight
-
-    __rmul__ = __mul__
 
 
 class ContrastiveLoss(nn.Module):
@@ -78,7 +66,21 @@ class ContrastiveLoss(nn.Module):
     view, view, view, ... (``columns="views"``)  several texts with the same meaning
     ===========================================  =================================================================
 
-    With ``infonce:t=0.05`` it is ``MultipleNegativesRankingLoss`` with its default ``scale=20``.
+    With ``infonce:t=0.05`` it is ``MultipleNegativesRankingLoss`` with its default ``scale=20``, and with the same
+    arguments it is each of the host's losses with in-batch negatives:
+
+    ==========================================  ==================================================================
+    loss of the host                            this class
+    ==========================================  ==================================================================
+    ``MultipleNegativesRankingLoss``            ``infonce:t=0.05``; ``directions``, ``partition_mode``,
+                                                ``hardness_mode`` and ``hardness_strength`` are the host's
+    ``SparseMultipleNegativesRankingLoss``      ``infonce:t=1``, ``similarity="dot"``
+    ``GISTEmbedLoss``                           ``infonce:t=0.01``, ``guide=``, ``false_negatives=cp.margin(0)``,
+                                                ``directions=("query_to_doc", "query_to_query",
+                                                "doc_to_positive")``; the last two are its ``contrast_anchors``
+                                                and ``contrast_positives``
+    the cached ones                             :class:`CachedContrastiveLoss`
+    ==========================================  ==================================================================
 
     Args:
         model: the ``SentenceTransformer``.
@@ -96,8 +98,13 @@ class ContrastiveLoss(nn.Module):
             negatives, so batches may repeat texts.
         false_negatives: rules for the negatives that are not used, such as ``cp.margin(0.1)`` or ``"margin(0.1)"``; see
             :func:`counterpoint.margin`. By the model's own similarities, or those of ``guide``.
-        guide: a ``SentenceTransformer`` that judges, as in GISTEmbed: with ``false_negatives=cp.margin(0)`` its loss is
-            ``GISTEmbedLoss`` with ``contrast_anchors=False, contrast_positives=False``.
+        guide: a ``SentenceTransformer`` that judges, as in GISTEmbed.
+        directions: which columns are compared, see :mod:`counterpoint.batch.joint`; the host's words, and
+            ``doc_to_positive``.
+        partition_mode: ``joint``: one denominator for all directions (GTE); ``per_direction``: the mean of the losses
+            of ``query_to_doc`` and ``doc_to_query``.
+        hardness_mode, hardness_strength: the host's weights of hard negatives, see :mod:`counterpoint.batch.joint`.
+        similarity: ``cosine``, or ``dot`` for inner products of the embeddings as they are.
         in_batch, shared_negatives: False to compare with hard negatives only, or only with a sample's own.
         gather_across_devices: compare each process's anchors with all processes' texts, see
             :mod:`counterpoint.engine.distributed`. The loss is that of one process with the whole batch, and so is the
@@ -126,6 +133,11 @@ class ContrastiveLoss(nn.Module):
         guide: Any = None,
         in_batch: bool = True,
         shared_negatives: bool = True,
+        directions: Sequence[str] = ("query_to_doc",),
+        partition_mode: str = "joint",
+        hardness_mode: str | None = None,
+        hardness_strength: float = 0.0,
+        similarity: str = "cosine",
         gather_across_devices: bool = False,
         log_terms: bool = True,
     ) -> None:
@@ -145,7 +157,7 @@ class ContrastiveLoss(nn.Module):
         if views < 2:
             raise ValueError(f"{type(self).__name__}: views must be at least 2, got {views!r}.")
         words = {"columns": (columns, _COLUMNS), "labels": (labels, (None, *_LABELS))}
-        words["duplicates"] = duplicates, (None, _TEXT)
+        words |= {"duplicates": (duplicates, (None, _TEXT)), "similarity": (similarity, _SIMILARITIES)}
         for name, (value, known) in words.items():
             if value not in known:
                 hint = nearest(str(value), [choice for choice in known if choice])
@@ -157,6 +169,9 @@ class ContrastiveLoss(nn.Module):
             raise ValueError(
                 f"{type(self).__name__}: guide= needs false_negatives= beside it; cp.margin(0) is GISTEmbed's rule."
             )
+        self.directions = as_directions(pairing, directions, partition_mode, hardness_mode, hardness_strength)
+        self.partition_mode, self.similarity = partition_mode, similarity
+        self.hardness_mode, self.hardness_strength = hardness_mode, float(hardness_strength)
         self.model = model
         self.rules = as_rules(false_negatives)
         # not a submodule: it is neither trained nor saved
@@ -217,12 +232,25 @@ class ContrastiveLoss(nn.Module):
             if labels is None:
                 raise ValueError(f"{type(self).__name__}: labels={self.labels!r} needs a dataset with a column label.")
             options["ids" if self.labels == "ids" else "labels"] = labels
+        if self.similarity == "dot":
+            options["normalize"] = False
+        if self.directions and self.partition_mode == "joint":
+            options |= {"directions": self.directions, **self._hardness()}
+        calls: list[tuple[Sequence[Tensor], dict[str, Any]]] = [(views, options)]
+        if self.directions and self.partition_mode == "per_direction":
+            calls = per_direction(views, options, self._hardness(), self.directions)
         terms = Terms()
         for term in self.terms:
-            loss = loss_of(term, *views, pairing=self.pairing or ONE_WAY, **options)  # type: ignore[arg-type]
+            losses = [loss_of(term, *z, pairing=self.pairing or ONE_WAY, **how) for z, how in calls]  # type: ignore[arg-type]
+            loss = torch.stack(losses).mean() if len(losses) > 1 else losses[0]
             name = str(term)
             terms[name] = terms[name] + loss if name in terms else loss
         return terms
+
+    def _hardness(self) -> dict[str, Any]:
+        if self.hardness_mode is None or not self.hardness_strength:
+            return {}
+        return {"hardness_mode": self.hardness_mode, "hardness_strength": self.hardness_strength}
 
     def _split(self, columns: list[T]) -> tuple[list[T], list[T]]:
         """Return the columns that are views, and those of hard negatives."""
@@ -241,7 +269,8 @@ class ContrastiveLoss(nn.Module):
     def get_config_dict(self) -> dict[str, Any]:
         """Return the settings of this loss for the model card."""
         names = ["columns", "views", "negative_weight", "pairing", "labels", "duplicates", "in_batch"]
-        names += ["shared_negatives", "gather_across_devices"]
+        names += ["shared_negatives", "similarity", "gather_across_devices"]
+        names += ["directions", "partition_mode", "hardness_mode", "hardness_strength"] if self.directions else []
         config = {"objective": str(self.objective), **{name: getattr(self, name) for name in names}}
         if self.rules:
             config["false_negatives"] = [str(rule) for rule in self.rules]

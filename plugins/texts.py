@@ -76,7 +76,9 @@ class Guide:
                 raise TypeError(
                     f"guide: needs models of texts with tokenizers, but {name} has none: {type(one).__name__}."
                 )
-        self.guide, self.model = guide.eval().requires_grad_(False), model
+        self.guide, self.model = guide, model
+        if guide is not model:  # a model that guides itself is trained
+            guide.eval().requires_grad_(False)
         same = (
             type(guide.tokenizer) is type(model.tokenizer)
             and guide.tokenizer.get_vocab() == model.tokenizer.get_vocab()
@@ -89,7 +91,8 @@ class Guide:
         embedded = []
         for column in columns:
             features = dict(column) if self.same_tokens else self._read(column)
-            self.guide.eval()
+            if self.guide is not self.model:
+                self.guide.eval()
             embedded.append(
                 self.guide({k: _on(v, self.guide.device) for k, v in features.items()})["sentence_embedding"]
             )

@@ -15,6 +15,7 @@ from ..engine.streamed import pays_to_stream
 from ..hyper import is_number
 from ..names import check_known
 from ..vectors import EPS, EPS_HALF, unit
+from .directions import chosen_directions
 from .rules import Rule, as_rules
 from .scores import Scores
 
@@ -29,6 +30,9 @@ class BatchOptions(TypedDict, total=False):
 
     pairing: str | Mapping[str, str] | None
     symmetric: bool
+    directions: Sequence[str] | None
+    hardness_mode: str | None
+    hardness_strength: float
     queue: Tensor | None
     negatives: Tensor | None
     negative_weight: float
@@ -71,6 +75,7 @@ class Batch:
         negatives, adversarial, mixed: ``(B, n, d)``, normalized.
         rules: those of ``false_negatives``; ``guide`` is the same batch with the guide's embeddings.
         shared: whether hard negatives are those of all samples.
+        directions, hardness, hardness_mode: those of the pairing ``joint``; without it no directions.
         log_weight, queue_log_weight, negative_log_weight: minus the log-probabilities, a number per key.
         engine: how to reduce the negatives, one of :data:`ENGINES`.
         tile: edge of the tiles; 0 for a matrix, None to choose for each pairing.
@@ -85,6 +90,9 @@ class Batch:
         *,
         pairing: str | Mapping[str, str] | None = None,
         symmetric: bool = False,
+        directions: Sequence[str] | None = None,
+        hardness_mode: str | None = None,
+        hardness_strength: float = 0.0,
         queue: Tensor | None = None,
         negatives: Tensor | None = None,
         negative_weight: float = 0.0,
@@ -123,6 +131,8 @@ class Batch:
         if negative_weight and negatives is None:
             raise ValueError("negative_weight: needs negatives= beside it.")
         self.pairing = "symmetric" if symmetric else pairing
+        self.directions, self.hardness = chosen_directions(self.pairing, directions, hardness_mode, hardness_strength)
+        self.hardness_mode = hardness_mode
         self.normalize, self.negative_weight = normalize, float(negative_weight)
         self.raw = _views(views, queue is not None)
         self.size, self.width = self.raw[0].shape[0], self.raw[0].shape[-1]
@@ -358,6 +368,7 @@ class Batch:
         with torch.no_grad():
             return Batch(
                 [view.detach().to(self.dtype) for view in listed], pairing=self.pairing, labels=self.labels,
+                directions=self.directions or None, hardness_mode=self.hardness_mode, hardness_strength=self.hardness,
                 queue=None if queue is None else queue.detach().to(self.dtype), in_batch=self.in_batch,
                 negatives=None if negatives is None else negatives.detach().to(self.dtype),
                 queue_ids=self.queue_ids if self.labels is not None else None, engine=self.engine, tile=self.tile,
@@ -375,6 +386,14 @@ class Batch:
     def _check_combinations(self) -> None:
         if self.queue is not None and self.negatives is not None:
             raise ValueError("give queue= or negatives=, not both: append the hard negatives to the queue.")
+        if self.directions:
+            refused = {
+                "queue=": self.queue is not None, "labels=": self.labels is not None,
+                "in_batch=False": not self.in_batch,
+                "adversarial=": self.adversarial is not None, "mixed=": self.mixed is not None,
+            }  # fmt: skip
+            for name in (name for name, given in refused.items() if given):
+                raise ValueError(f"directions= and hardness_mode= cannot be combined with {name}.")
         if self.queue is not None and self.ids is not None and self.queue_ids is None:
             raise ValueError("ids= or labels= with queue=: needs queue_ids= to know what the queue holds.")
         for name, value in (("adversarial", self.adversarial), ("mixed", self.mixed)):

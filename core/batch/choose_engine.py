@@ -6,23 +6,35 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import reduce
+from operator import add
 
 from torch import Tensor
 
 from .. import checks
 from ..engine.chunks import ChunkedNegatives
+from ..engine.joined import JoinedNegatives, TiltedNegatives
 from ..engine.negatives import DenseNegatives, Negatives
 from ..engine.ring import RingNegatives
 from ..engine.streamed import StreamedNegatives, pays_to_chunk, pays_to_stream
 from ..engine.tiled import TiledNegatives
 from ..engine.tiles import Mask
+from ..hyper import Value
 from .batch import Batch
 
 # views that are anchors, and the views that they are compared with
 Part = tuple[Sequence[Tensor], Sequence[Tensor]]
 
 
-def negatives_of(batch: Batch, parts: Sequence[Part], *, both: bool = False, hard: Tensor | None = None) -> Negatives:
+def negatives_of(
+    batch: Batch,
+    parts: Sequence[Part],
+    *,
+    both: bool = False,
+    hard: Tensor | None = None,
+    owned: bool = True,
+    optional: bool = False,
+) -> Negatives:
     """Return the views of all other samples, and the hard negatives of all samples, as negatives.
 
     Args:
@@ -30,6 +42,8 @@ def negatives_of(batch: Batch, parts: Sequence[Part], *, both: bool = False, har
         parts: anchors and keys, each a list of views ``(B, d)``.
         both: the keys are anchors too, after the others, with the anchors as their keys.
         hard: ``(B, n, d)`` hard negatives.
+        owned: whether an anchor's own hard negatives count.
+        optional: whether others are joined to these, so that an anchor may have none.
     """
     if batch.group is not None and both:
         parts, both = [part for anchors, keys in parts for part in ((anchors, keys), (keys, anchors))], False
@@ -38,7 +52,8 @@ def negatives_of(batch: Batch, parts: Sequence[Part], *, both: bool = False, har
             raise ValueError(f"engine={batch.engine!r}: a ring reduces tiles; use 'auto' or gather=True.")
         known = batch.negative_weight, batch.ids, batch.negative_ids
         weights = batch.shared, batch.log_weight, batch.negative_log_weight
-        ring = RingNegatives(batch.group, parts, hard, *known, batch.tile or None, batch.bound, *weights)
+        ring = RingNegatives(batch.group, parts, hard, *known, batch.tile or None, batch.bound, *weights, owned)
+        ring.optional = optional
         _check(ring)
         return ring
     # the samples' first hard negatives, then their second: like views, in the samples' order
@@ -51,11 +66,11 @@ def negatives_of(batch: Batch, parts: Sequence[Part], *, both: bool = False, har
         else:  # a block for each view, since a view has other rows than a block of keys
             right = batch.stack([*map(batch.everyone, keys), *further])
             blocks += [(view, right) for view in anchors]
-    mask = mask_of(batch, len(blocks[0][0]) // batch.size, len(parts[0][1]), len(further))
-    return masked_negatives(batch, blocks, mask, both)
+    mask = mask_of(batch, len(blocks[0][0]) // batch.size, len(parts[0][1]), len(further), owned)
+    return masked_negatives(batch, blocks, mask, both, optional)
 
 
-def mask_of(batch: Batch, times: int, views: int, hard: int) -> Mask:
+def mask_of(batch: Batch, times: int, views: int, hard: int, owned: bool = True) -> Mask:
     """Return which keys count: views of all samples, for ``times`` views as anchors, and ``hard`` negatives of each."""
 
     def pair(x: Tensor | None, of_hard: Tensor | None) -> tuple[tuple[Tensor, Tensor] | None, Tensor | None]:
@@ -67,15 +82,19 @@ def mask_of(batch: Batch, times: int, views: int, hard: int) -> Mask:
     weights, hard_weights = pair(batch.log_weight, batch.negative_log_weight)
     return Mask.of(
         batch.total, views, hard, batch.negative_weight, ids, hard_ids,
-        foreign=batch.shared, log_weight=weights, hard_log_weight=hard_weights,
+        foreign=batch.shared, log_weight=weights, hard_log_weight=hard_weights, owned=owned,
     )  # fmt: skip
 
 
 def masked_negatives(
-    batch: Batch, blocks: Sequence[tuple[Tensor, Tensor]], mask: Mask, both: bool = False
+    batch: Batch, blocks: Sequence[tuple[Tensor, Tensor]], mask: Mask, both: bool = False, optional: bool = False
 ) -> Negatives:
     """Return keys ``(N, d)`` of each block of anchors ``(n, d)`` as negatives, except those excluded by ``mask``."""
     engine = chosen_engine(batch, blocks, both)
+    if optional and engine == "chunks":
+        if batch.engine == "chunks":
+            raise ValueError("engine='chunks': several directions= are reduced one by one; use 'tiles' or 'auto'.")
+        engine = "tiles"
     neg: Negatives
     if engine == "matrix":
         neg = DenseNegatives.of(blocks, mask, both)
@@ -83,6 +102,7 @@ def masked_negatives(
         neg = ChunkedNegatives(blocks, both, mask, batch.tile, batch.bound, batch.half, forced=batch.engine == "chunks")
     else:
         neg = StreamedNegatives(blocks, both, mask, batch.tile, batch.bound, batch.half, batch.engine)
+    neg.optional = optional
     if mask.ids is not None:
         _check(neg)
     return neg
@@ -105,4 +125,18 @@ def chosen_engine(batch: Batch, blocks: Sequence[tuple[Tensor, Tensor]], both: b
 
 
 def _check(neg: Negatives) -> None:
-    checks.has_negatives(neg.structural if isinstance(neg, TiledNegatives) else neg.count)
+    if not neg.optional:
+        check_any(neg)
+
+
+def check_any(neg: Negatives) -> None:
+    """Raise if ids and positions leave an anchor without negatives."""
+    checks.has_negatives(structural(neg))
+
+
+def structural(neg: Negatives) -> Value:
+    """Return the number of negatives that ids and positions leave."""
+    if isinstance(neg, JoinedNegatives):
+        return reduce(add, map(structural, neg.parts))
+    neg = neg.neg if isinstance(neg, TiltedNegatives) else neg
+    return neg.structural if isinstance(neg, TiledNegatives) else neg.count

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from ..engine.chunks import Chunk, ChunkedNegatives, loss_in_chunks
+from ..engine.joined import JoinedNegatives, TiltedNegatives
 from ..engine.quadratic import Quadratics
 from ..engine.ring import RingNegatives
 from ..engine.streamed import StreamedNegatives
@@ -53,6 +54,10 @@ def path(objective: Any, scores: Scores) -> str:
     if isinstance(neg, ChunkedNegatives):
         separate = _refusal(objective, scores, "mean") is None and _says_that_anchors_are_separate(objective)
         return "chunks" if separate else "tiles"
+    if isinstance(neg, TiltedNegatives):
+        neg = neg.neg
+    if isinstance(neg, JoinedNegatives):  # by the largest part
+        neg = neg.parts[0].neg if isinstance(neg.parts[0], TiltedNegatives) else neg.parts[0]
     if isinstance(neg, StreamedNegatives):
         return "fused" if neg.uses_kernels(Quadratics([[1.0, 0.0]], [[1.0, 0.0]])) else "tiles"
     return "ring" if isinstance(neg, RingNegatives) else "matrix"

@@ -76,4 +76,6 @@ def _facts(batch: Batch) -> dict[str, int]:
     facts["the width of guide="] = 0 if batch.guide is None else batch.guide.width
     chosen = "false_negatives=, empty=, in_batch= and shared_negatives="
     facts[chosen] = crc32(repr((batch.rules, batch.empty, batch.in_batch, batch.shared)).encode())
+    joint = batch.directions, batch.hardness_mode, batch.hardness
+    facts["directions=, hardness_mode= and hardness_strength="] = crc32(repr(joint).encode())
     return facts

@@ -11,6 +11,8 @@ pairing        anchors, positives and negatives, for ``m`` views of ``B`` sample
 ``pairs``      ``views`` for each pair of views, averaged (debiased positives, loss combination)
 ``arcl``       the first view; all pairs of views of the sample; views 1 and 2 of the others (ArCL, Algorithm 1)
 ``single``     the first view; none; the first view of the others (regularizers)
+``joint``      the first view; the second; the keys of ``directions=``, beside one another. By default those of all four
+               directions, as in GTE (:mod:`counterpoint.batch.joint`)
 ``queue``      the query; the key; the queue (MoCo). Chosen by ``queue=``. For ``(B, m, d)`` inputs the positives
                are the ``m (m - 1)`` pairs of different views, the negatives those of the first view.
 =============  ==================================================================================================
@@ -35,6 +37,7 @@ from ..engine.tiles import Mask
 from ..names import check_known
 from .batch import Batch
 from .choose_engine import Part, mask_of, masked_negatives, negatives_of
+from .joint import joint, own_negatives
 from .rules import limits
 from .scores import Scores, counted_positives
 
@@ -65,7 +68,8 @@ def _exclude_false_negatives(batch: Batch, name: str, scores: Scores) -> None:
         with torch.no_grad():
             judge = PAIRINGS[name](batch.guide)
     if batch.negatives is not None and name != "single" and not batch.rules[0].hard:
-        scores.exempt = batch.negatives.shape[1] * (batch.total if batch.in_batch else 1)
+        every = batch.negatives.shape[1] * (batch.total if batch.in_batch else 1)
+        scores.exempt = every if scores.hard is None else scores.hard
     margins = any(rule.kind != "threshold" for rule in batch.rules)
     pos = _own_positives(batch.guide or batch) if name == "single" and margins else judge.pos
     scores.removed = dict(zip(map(str, batch.rules), limits(batch.rules, pos, judge.pos_mask), strict=True))
@@ -120,6 +124,8 @@ def pairing_in_force(batch: Batch, default: str) -> str:
         raise ValueError(f"queue= is a pairing of its own (MoCo's), and so is {chosen!r}: give one.")
     if default == "single":  # regularizers use the samples, whatever the pairing
         return "single"
+    if batch.directions:
+        return "joint"
     if batch.queue is not None:
         return "queue"
     if isinstance(chosen, str):
@@ -151,7 +157,7 @@ def _one_way(batch: Batch) -> Scores:
         return _labeled(batch, "one_way", [([anchors], others)], batch.negatives)
     pos = torch.stack([(anchors * o).sum(-1) for o in others], 1)
     if not batch.in_batch:
-        neg = _own_negatives(batch, anchors)
+        neg = own_negatives(batch, anchors)
         return Scores(pos, neg, layout="one_way", prior=_prior(batch, pos), views=len(batch.raw))
     # SimCSE, supervised: hard negatives are further keys
     return _scores(batch, "one_way", [([anchors], others)], pos, hard=batch.negatives)
@@ -236,6 +242,7 @@ PAIRINGS: dict[str, Callable[[Batch], Scores]] = {
     "pairs": _pairs,
     "arcl": _arcl,
     "single": _single,
+    "joint": joint,
     "queue": _queue,
 }
 
@@ -248,8 +255,8 @@ def _required(batch: Batch, views: int, name: str, exactly: bool = False) -> lis
 
 def _require(batch: Batch, views: int, name: str, exactly: bool = False) -> None:
     """Raise if the pairing ``name`` cannot be computed from this batch."""
-    if batch.negatives is not None and name not in ("one_way", "single"):
-        raise ValueError(f"negatives= goes with the pairing one_way, not {name}.")
+    if batch.negatives is not None and name not in ("one_way", "single", "joint"):
+        raise ValueError(f"negatives= goes with the pairings one_way and joint, not {name}.")
     if batch.labels is not None and name not in ("views", "one_way", "symmetric", "single"):
         raise ValueError(f"labels= goes with the pairings views, one_way, symmetric and queue, not {name}.")
     if len(batch.raw) < views or (exactly and len(batch.raw) > views):
@@ -331,21 +338,6 @@ def _labeled(batch: Batch, name: str, parts: Sequence[Part], hard: Tensor | None
     # entries that are not positives are finite, and every mean excludes them
     prior = _prior(batch, matrix)
     return Scores(matrix, neg, pos_mask, name, prior=prior, anchors=anchors_weight, views=len(batch.raw))
-
-
-def _own_negatives(batch: Batch, anchors: Tensor) -> DenseNegatives:
-    """Return each sample's own hard negatives, ``(B, n)``."""
-    assert batch.negatives is not None
-    matrix = (batch.negatives @ anchors.unsqueeze(2)).squeeze(2)
-    drop = weight = None
-    if batch.negative_ids is not None and batch.ids is not None:
-        drop = batch.negative_ids.view(matrix.shape) == batch.ids.unsqueeze(1)
-    if batch.negative_log_weight is not None or batch.negative_weight:
-        weight = torch.full_like(matrix, batch.negative_weight)
-        weight = weight if batch.negative_log_weight is None else weight + batch.negative_log_weight.view(matrix.shape)
-    neg = DenseNegatives(matrix, drop=drop, log_weight=weight)
-    checks.has_negatives(neg.count)
-    return neg
 
 
 def _positive_weight(batch: Batch, pos: Tensor) -> Tensor:

@@ -38,6 +38,8 @@ class Scores:
         judge: the negatives as a guide model sees them, which decides instead of ``unfiltered``.
         bound: of the absolute similarities, if known.
         exempt: number of keys, the last, to which ``false_negatives=`` does not apply.
+        hard: number of keys, the last, that are hard negatives, if the batch alone does not say.
+        times: how often the positive counts in the denominator of the family of InfoNCE.
     """
 
     pos: Tensor
@@ -60,6 +62,8 @@ class Scores:
     judge: Negatives | None = None
     bound: float | None = None
     exempt: int = 0
+    hard: int | None = None
+    times: float = 1.0
 
     def class_positives(self) -> tuple[Tensor, Tensor | None]:
         """Return the positives that enter g1 and g2, and their mask."""

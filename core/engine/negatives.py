@@ -42,6 +42,8 @@ class Negatives(ABC):
     """
 
     group: ProcessGroup | None = None
+    optional: bool = False
+    """Whether an anchor may have none, because others are joined to these."""
     count: Value
     """Number of negatives per anchor: a float if it is the same for all, else ``(anchors, 1)``."""
 

@@ -58,8 +58,8 @@ class RingNegatives(TiledNegatives):
         group: the processes.
         parts: views of this process's samples as anchors, and the views that they are compared with.
         hard: ``(B, n, width)`` further keys, seen by all samples.
-        weight, ids, hard_ids, foreign, log_weight, hard_log_weight: as in :meth:`counterpoint.engine.tiles.Mask.of`,
-            for this process's samples.
+        weight, ids, hard_ids, foreign, log_weight, hard_log_weight, owned: as in
+            :meth:`counterpoint.engine.tiles.Mask.of`, for this process's samples.
         tile, bound: as in :class:`counterpoint.StreamedNegatives`; other processes' keys may be longer, so that the
             bound is not computed.
     """
@@ -79,12 +79,13 @@ class RingNegatives(TiledNegatives):
         foreign: bool = True,
         log_weight: Tensor | None = None,
         hard_log_weight: Tensor | None = None,
+        owned: bool = True,
     ) -> None:
         views = list({id(view): view for _, keys in parts for view in keys}.values())
         place = {id(view): i for i, view in enumerate(views)}
         further = [] if hard is None else [*hard.unbind(1)]
         left = torch.cat([view for anchors, _ in parts for view in anchors])
-        mask = Mask(own_weight=weight if further else 0.0, foreign=foreign)
+        mask = Mask(own_weight=weight if further else 0.0, foreign=foreign, owned=owned)
         if log_weight is not None:  # those of all keys, for their bound
             all_weights = [group.gather(w.flatten()) for w in (log_weight, hard_log_weight) if w is not None]
             mask = replace(mask, log_weight=(log_weight, torch.cat(all_weights)))
@@ -128,7 +129,7 @@ class RingNegatives(TiledNegatives):
             own = owner == self.group.rank
             mask = Mask.of(
                 size, len(views), len(further), self.mask.own_weight, ids, hard_ids, own,
-                self.mask.foreign, log_weight, hard_log_weight,
+                self.mask.foreign, log_weight, hard_log_weight, self.mask.owned,
             )  # fmt: skip
             yield RingBlock(rows, [slice(v * size, (v + 1) * size) for v in (*views, *further)], mask)
             start = rows.stop

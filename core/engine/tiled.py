@@ -79,7 +79,7 @@ class TiledNegatives(Negatives):
     def _reduce(self, accumulator: type[Accumulator], functions: Functions, uniform: bool) -> tuple[Tensor, ...]:
         count = self.count if accumulator is Mean else 1.0  # ahead of the reduction that needs it
         results = self.reduce(accumulator, functions, uniform)
-        if self.mask.limits is not None:
+        if self.mask.limits is not None and not self.optional:
             checks.has_negatives(count if accumulator is Mean else results[0].detach() > -math.inf, LIMITED)
         return results
 

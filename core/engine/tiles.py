@@ -89,6 +89,7 @@ class Mask:
         own: from this key on, those for which ``j - i`` is a multiple of ``period`` count ``exp(own_weight)`` times.
         own_weight: log-weight of an anchor's own hard negatives.
         foreign: whether the hard negatives of other samples count, from key ``own`` on.
+        owned: whether an anchor's own hard negatives count.
         log_weight: ``(anchors,)`` and ``(keys,)``: each key counts ``exp(log_weight)`` times. The former are for
             anchors that are keys too.
         limits: exclude keys that are too similar.
@@ -101,6 +102,7 @@ class Mask:
     own: int = 0
     own_weight: float = 0.0
     foreign: bool = True
+    owned: bool = True
     log_weight: tuple[Tensor, Tensor] | None = None
     limits: Limits | None = None
     first: int = 0
@@ -117,6 +119,7 @@ class Mask:
         foreign: bool = True,
         log_weight: tuple[Tensor, Tensor] | None = None,
         hard_log_weight: Tensor | None = None,
+        owned: bool = True,
     ) -> Mask:
         """Build the mask of keys that are views of samples, one view after the other.
 
@@ -130,12 +133,15 @@ class Mask:
             own: whether the samples begin with those of the anchors.
             foreign: whether the hard negatives of other samples count.
             log_weight, hard_log_weight: of the anchors, of the samples and of the hard negatives, like the ids.
+            owned: whether an anchor's own hard negatives count.
         """
         mask = Mask(samples if own else None)
         if hard:
             first = samples * views
             shared = None if hard_ids is not None else first
-            mask = replace(mask, shared=shared, own=first, own_weight=weight, foreign=foreign)
+            mask = replace(mask, own=first)
+            if owned or ids is not None:  # else they are excluded like views
+                mask = replace(mask, shared=shared, own_weight=weight, foreign=foreign, owned=owned)
 
         def of_keys(of_samples: Tensor, of_hard: Tensor | None) -> Tensor:
             repeated = of_samples.repeat(views)
@@ -153,7 +159,8 @@ class Mask:
     @property
     def plain(self) -> bool:
         """Whether all keys that are not excluded count the same, and the embeddings do not matter."""
-        return self.foreign and not self.own_weight and self.log_weight is None and self.limits is None
+        same = self.foreign and self.owned and not self.own_weight
+        return same and self.log_weight is None and self.limits is None
 
     @cached_property
     def largest_log_weight(self) -> float:
@@ -199,6 +206,10 @@ class Mask:
             for diagonal in self._diagonals(others, tile.keys.start + first - tile.rows.start):
                 diagonal.fill_(False)
             x[:, first:].masked_fill_(others, value)
+        if not self.owned:
+            first = max(0, self.own - tile.keys.start)
+            for diagonal in self._diagonals(x[:, first:], tile.keys.start + first - tile.rows.start):
+                diagonal.fill_(value)
         return x
 
     def weight_own(self, x: Tensor, tile: Tile, unit: float | None) -> Tensor:
@@ -247,7 +258,7 @@ class Mask:
             first = (torch.arange(rows, device=device).unsqueeze(1) + self.first) % self.period
             skip = first + torch.arange(0, shared, self.period, device=device)
         whole = Tile(slice(0, rows), slice(0, keys), None)
-        if not self.foreign:
+        if not (self.foreign and self.owned):
             skip, drop = None, self.fill(torch.zeros_like(matrix, dtype=torch.bool), whole, True)
         if self.own_weight:
             weight = self.weight_own(torch.zeros_like(matrix), whole, 1.0)
@@ -260,9 +271,10 @@ class Mask:
 
         Own hard negatives count ``exp(own_weight)`` times.
         """
-        own = (keys - self.own) // self.period if self.period and not (self.foreign and not self.own_weight) else 0
+        alike = self.foreign and self.owned and not self.own_weight
+        own = (keys - self.own) // self.period if self.period and not alike else 0
         if self.foreign:
-            seen, times = keys, math.expm1(self.own_weight)
+            seen, times = keys, math.expm1(self.own_weight) if self.owned else -1.0
         else:
             seen, times = min(keys, self.own), math.exp(self.own_weight)
         shared = seen if self.shared is None else min(seen, self.shared)

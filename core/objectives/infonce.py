@@ -160,6 +160,8 @@ class InfoNCE(Objective, name="infonce"):
             return log_mass - scores.pos / t
         if scores.denominator_pos is not None:
             return softplus(log_mass - scores.denominator_pos / t) + (scores.denominator_pos - scores.pos) / t
+        if scores.times != 1:
+            return softplus(log_mass - scores.pos / t - math.log(scores.times)) + math.log(scores.times)
         return softplus(log_mass - scores.pos / t)
 
 

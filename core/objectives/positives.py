@@ -159,6 +159,7 @@ class ArCL(Wrapper, name="arcl"):
             mixed=scores.mixed,
             views=scores.views,
             bound=scores.bound,
+            times=scores.times,
         )
 
     def losses(self, scores: Scores) -> Tensor:

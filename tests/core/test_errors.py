@@ -159,7 +159,7 @@ KEYS = {
     "negatives and a pairing": (
         lambda: LOSS(Z1, Z2, negatives=Z1, pairing="views"),
         ValueError,
-        r"negatives= goes with the pairing one_way, not views",
+        r"negatives= goes with the pairings one_way and joint, not views",
     ),
     "negative_weight word": (
         lambda: LOSS(Z1, Z2, negatives=Z1, negative_weight="x"),

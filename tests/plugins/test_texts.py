@@ -62,3 +62,11 @@ def test_a_guide_with_other_tokens_reads_the_same_texts(model):
             assert not z.requires_grad
     with pytest.raises(TypeError, match="guide: needs models of texts with tokenizers, but guide has none: Identity"):
         Guide(torch.nn.Identity(), model)
+
+
+def test_a_model_that_guides_itself_is_trained(model):
+    model.train().requires_grad_(True)
+    guide = Guide(model, model)
+    guide([model.preprocess(["w1 w2", "w3"])])
+    assert model.training
+    assert all(p.requires_grad for p in model.parameters())

@@ -142,6 +142,11 @@ def _supcon_views(p: dict[str, Any], t: float, z1: Tensor, z2: Tensor) -> Tensor
     return _supcon(p, t)(z1, z2, labels=torch.tensor(p["labels"]))
 
 
+def _joint(p: dict[str, Any], t: float, z1: Tensor, z2: Tensor, z3: Tensor | None = None, **how: Any) -> Tensor:
+    mode = {"hardness_mode": p["mode"], "hardness_strength": p["strength"]} if p["mode"] else {}
+    return cp.InfoNCE(t)(z1, z2, directions=p["directions"].split(), negatives=z3, **mode, **how)
+
+
 def _alpha(p: dict[str, Any], t: float) -> cp.AlphaCL:
     return cp.AlphaCL(t, p["p"], p.get("normalise", True))
 
@@ -160,6 +165,7 @@ FUNCTIONS: dict[str, Callable[..., Tensor]] = {
     "supcon": _scores(_supcon),
     "siglip": _scores(lambda p, t: cp.SigLIP(t, p["b"])),
     "supcon_views": _supcon_views,
+    "joint": _joint,
     "kl_dro": _scores(lambda p, t: cp.CLDRO(p["eta"], shared=p.get("alpha_mode") == "shared")),
     "kl_dro_fixed_alpha": _scores(lambda p, t: cp.CLDRO(p["eta"], alpha=p["alpha"])),
     "chi2_dro": _scores(lambda p, t: cp.CLDRO(p["eta"], "chi2", scale=p.get("c", 0.25), nonneg=p.get("nonneg", True))),

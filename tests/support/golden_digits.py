@@ -1,4 +1,4 @@
-"""Golden cases of ``supcon`` and ``siglip``, computed with 50 digits from the papers' formulas.
+"""Golden cases of ``supcon``, ``siglip`` and GTE's loss (``joint``), computed with 50 digits from the papers' formulas.
 
     python tests/support/golden_digits.py       # writes them into golden.json, in place of those that are there
     python tests/support/golden.py              # then updates the cases that the package brings along
@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator
+from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +41,49 @@ def siglip(pos: Matrix, neg: Matrix, t: Any, b: Any) -> Any:
     for p, n in zip(pos, neg, strict=True):
         total += sum(log(1 + exp(-(x / t + b))) for x in p) / len(p) + sum(log(1 + exp(x / t + b)) for x in n)
     return total / len(pos)
+
+
+def joint(q: Matrix, d: Matrix, directions: str, mode: str, strength: Any, t: Any, h: Matrix | None = None) -> Any:
+    """Li et al. 2023 (GTE), Eq. (2): all pairs of a direction, one sum below the positive; its own negatives last.
+
+    ``h`` has one hard negative per sample. Lan et al. 2025, Eq. (5): ``strength`` times the cosine is added to the
+    exponents of some negatives of ``query_to_doc``, as a constant.
+    """
+
+    def unit(z: Matrix) -> Matrix:
+        return [[x / sqrt(sum(y * y for y in row)) for x in row] for row in z]
+
+    # constants for the gradient, whose steps change q, d and h
+    fixed, moving = (CONSTANT[0], (q, d, h)) if CONSTANT else ((q, d, h), (q, d, h))
+    (cq, cd, ch), (zq, zd, zh) = (tuple(None if z is None else unit(z) for z in three) for three in (fixed, moving))
+
+    def dot(a: list[Any], b: list[Any]) -> Any:
+        return sum(x * y for x, y in zip(a, b, strict=True))
+
+    total = mpf(0)
+    for i in range(len(q)):
+        terms = [exp(dot(zq[i], zd[i]) / t)]
+        for j in range(len(q)):
+            harder = {"in_batch_negatives": i != j, "hard_negatives": False, "all_negatives": i != j}.get(mode, False)
+            if j != i:
+                terms.append(exp(dot(zq[i], zd[j]) / t + (strength * dot(cq[i], cd[j]) if harder else 0)))
+            if h is not None:
+                harder = {"in_batch_negatives": i != j, "hard_negatives": i == j, "all_negatives": True}.get(
+                    mode, False
+                )
+                terms.append(exp(dot(zq[i], zh[j]) / t + (strength * dot(cq[i], ch[j]) if harder else 0)))
+            if "query_to_query" in directions and j != i:
+                terms.append(exp(dot(zq[i], zq[j]) / t))
+            if "doc_to_query" in directions:
+                terms.append(exp(dot(zd[i], zq[j]) / t))
+            if "doc_to_doc" in directions and j != i:
+                terms.append(exp(dot(zd[i], zd[j]) / t))
+                terms += [] if h is None else [exp(dot(zd[i], zh[j]) / t)]
+        total += log(sum(terms)) - dot(zq[i], zd[i]) / t
+    return total / len(q)
+
+
+CONSTANT: list[Any] = []
 
 
 def of_scores(pos: Matrix, neg: Matrix, **how: Any) -> Any:
@@ -88,14 +132,30 @@ def cases(inputs: dict[str, Any]) -> Iterator[dict[str, Any]]:
     plan += [
         ("siglip", key, {"t": t, "b": b}) for t, b, key in zip((0.1, 0.5, 0.07, 1.0), biases, MATRICES, strict=True)
     ]
+    gte = "query_to_doc query_to_query doc_to_query doc_to_doc"
+    hardness = (("", 0.0), ("in_batch_negatives", 9.0), ("hard_negatives", 5.0), ("all_negatives", 2.0))
+    for number, (key, (mode, strength)) in enumerate((k, h) for k in (*EMBEDDINGS,) for h in hardness):
+        directions = (gte, "query_to_doc", "query_to_doc query_to_query", gte)[number % 4 if mode else 0]
+        how = {"directions": directions, "mode": mode, "strength": strength, "hard": number % 2 == 0 or bool(mode)}
+        plan.append(("joint", key, {"t": (0.1, 0.05, 0.5)[number % 3], **how}))
     for number, (fn, key, params) in enumerate(plan, FIRST):
-        names = ("z1", "z2") if fn == "supcon_views" else ("pos", "neg")
-        function: Any = {"supcon": of_scores, "supcon_views": of_views, "siglip": siglip}[fn]
+        names = ("z1", "z2") if fn in ("supcon_views", "joint") else ("pos", "neg")
+        names = (*names, "z3") if params.get("hard") else names
+        functions = {"supcon": of_scores, "supcon_views": of_views, "siglip": siglip, "joint": joint}
         args = {name: [[mpf(x) for x in row] for row in inputs[key][name]] for name in names}
         how = {name: mpf(x) if isinstance(x, float) else x for name, x in params.items()}  # as the package gets them
+        if fn == "joint":
+            del how["hard"]
+            CONSTANT[:] = [tuple(deepcopy(args.get(name)) for name in ("z1", "z2", "z3"))]
+        renamed = {"z1": "q", "z2": "d", "z3": "h"} if fn == "joint" else {}
 
-        def value(args: dict[str, Matrix], function: Any = function, how: dict[str, Any] = how) -> Any:
-            return function(**args, **how)
+        def value(
+            args: dict[str, Matrix],
+            function: Any = functions[fn],
+            how: dict[str, Any] = how,
+            renamed: dict[str, str] = renamed,
+        ) -> Any:
+            return function(**{renamed.get(name, name): x for name, x in args.items()}, **how)
 
         yield {
             "id": f"p-{fn}-{number}",
@@ -122,7 +182,7 @@ def written(data: dict[str, Any]) -> str:
 def main() -> None:
     mp.dps = 90
     data = json.loads(FILE.read_text())
-    others = [case for case in data["cases"] if not case["fn"].startswith(("supcon", "siglip"))]
+    others = [case for case in data["cases"] if not case["fn"].startswith(("supcon", "siglip", "joint"))]
     data["cases"] = others + list(cases(data["inputs"]))
     data["losses"] = sorted({case["loss"] for case in data["cases"]})
     FILE.write_text(written(data))

@@ -93,7 +93,78 @@ def open_clip() -> None:
     ClipLoss.forward = counted(forward)
 
 
-PEERS = {"lightly": lightly, "pytorch-metric-learning": pytorch_metric_learning, "open_clip": open_clip}
+def sentence_transformers() -> None:
+    """The host's losses with our values: each call builds our loss from the host's settings. Models are local ones."""
+    import peer_models
+    from sentence_transformers import util
+    from sentence_transformers.sentence_transformer import losses
+
+    from counterpoint.plugins.sentence_transformers import ContrastiveLoss
+
+    peer_models.use()
+    similarities = {util.cos_sim: "cosine", util.dot_score: "dot"}
+    names = ("directions", "partition_mode", "hardness_mode", "hardness_strength", "gather_across_devices")
+
+    def ranking(self: Any, embeddings: list[Tensor], labels: Any = None) -> Tensor:
+        settings = {name: getattr(self, name) for name in names}
+        similarity = similarities[self.similarity_fct]
+        ours = ContrastiveLoss(torch.nn.Identity(), cp.InfoNCE(1 / self.scale), similarity=similarity, **settings)
+        return ours.compute_loss_from_embeddings(embeddings, labels)
+
+    def cached_ranking(
+        self: Any, reps: list[list[Tensor]], labels: Any = None, *, with_backward: bool = False
+    ) -> Tensor:
+        return passed_back(ranking(self.loss, [torch.cat(x) for x in reps]), with_backward)
+
+    def guided(self: Any, embeddings: list[Tensor], guides: list[Tensor]) -> Tensor:
+        contrast = ["query_to_query"] * self.contrast_anchors + ["doc_to_positive"] * self.contrast_positives
+        hard = {}
+        if len(embeddings) > 2:
+            hard = {"negatives": torch.stack(embeddings[2:], 1), "negative_guide": torch.stack(guides[2:], 1)}
+        rule = cp.margin(self.margin, self.margin_strategy)
+        return cp.InfoNCE(self.temperature)(  # type: ignore[no-any-return]
+            *embeddings[:2], guide=guides[:2], false_negatives=rule, empty="zero", **hard,
+            directions=("query_to_doc", *contrast), gather=self.gather_across_devices,
+        )  # fmt: skip
+
+    def gist(self: Any, features: Any, labels: Any) -> Tensor:
+        from sentence_transformers.base.losses.merged_forward import embed_columns
+
+        from counterpoint.plugins.texts import Guide
+
+        columns = [*features]
+        guides = [{**column} for column in columns]
+        return guided(self, embed_columns(self.model, columns), Guide(self.guide, self.model)(guides))
+
+    def cached_gist(self: Any, reps: Any, guides: Any, *, with_backward: bool = False) -> Tensor:
+        embeddings, guided_by = ([torch.cat(x) for x in parts] for parts in (reps, guides))
+        return passed_back(guided(self, embeddings, guided_by), with_backward)
+
+    def passed_back(loss: Tensor, with_backward: bool) -> Tensor:
+        if with_backward:
+            loss.backward()
+        return loss.detach() if with_backward else loss
+
+    losses.MultipleNegativesRankingLoss.compute_loss_from_embeddings = counted(ranking)
+    losses.CachedMultipleNegativesRankingLoss.calculate_loss = counted(cached_ranking)
+    losses.GISTEmbedLoss.forward = counted(gist)
+    losses.CachedGISTEmbedLoss.calculate_loss = counted(cached_gist)
+
+
+def sentence_transformers_alone() -> None:
+    """The host's own losses, with the same local models."""
+    import peer_models
+
+    peer_models.use()
+
+
+PEERS = {
+    "lightly": lightly,
+    "pytorch-metric-learning": pytorch_metric_learning,
+    "open_clip": open_clip,
+    "sentence-transformers": sentence_transformers,
+    "sentence-transformers alone": sentence_transformers_alone,
+}
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -47,6 +47,9 @@ class Batch:
     log_q: Tensor | None = None
     queue_log_q: Tensor | None = None
     negative_log_q: Tensor | None = None  # (B, n)
+    directions: tuple[str, ...] = ()
+    hardness_mode: str | None = None
+    hardness_strength: float = 0.0
 
 
 @dataclass
@@ -63,6 +66,7 @@ class Row:
     first: Tensor | None = None  # stays in the denominator in place of the positive
     alone: bool = False  # no positive in the denominator
     counts: bool = True  # False: the loss is zero, since the rules remove every negative
+    times: float = 1.0  # how often the positive is in the denominator
 
     @property
     def n(self) -> Tensor:
@@ -220,6 +224,9 @@ def rows(batch: Batch, pairing: str, noise: Callable[[Tensor], Tensor]) -> Itera
                 further = hard(i)
                 yield row(i, anchor, pos, [*others(i, seen), *further], further) if pos else None
         return
+    if pairing == "joint":
+        yield from joint_rows(batch, s, judge, items, log_weight)
+        return
     every = [*range(m)]
     if pairing == "views":
         plan = [(k, [v for v in every if v != k], every) for k in every]
@@ -252,6 +259,55 @@ def rows(batch: Batch, pairing: str, noise: Callable[[Tensor], Tensor]) -> Itera
             if pairing == "arcl":
                 found.first = found.p[0]
             yield found
+
+
+def joint_rows(batch: Batch, s: Tensor, judge: Tensor, items: _Items, log_weight: Tensor) -> Iterator[Row]:
+    """What each query sees in all directions, pair by pair: pairs of vectors, and how often each counts."""
+    at, size = items.at, len(batch.views[0])
+    n = 0 if batch.negatives is None else batch.negatives.shape[1]
+    hard_ids = None if batch.negative_ids is None else batch.negative_ids.reshape(size, n)
+    for i in range(size):
+        query, doc, pairs = at("view", 0, i), at("view", 1, i), []
+
+        def known(j: int, h: int | None = None, i: int = i) -> bool:
+            """Whether sample ``j``, or its hard negative ``h``, has the anchor's id."""
+            if batch.ids is None or (h is not None and hard_ids is None):
+                return h is None and i == j
+            return bool((batch.ids[j] if h is None else hard_ids[j, h]) == batch.ids[i])  # type: ignore[index]
+
+        for direction in batch.directions:
+            a = query if direction.startswith("query") else doc
+            view = 0 if direction.endswith("query") else 1
+            for j in range(size):
+                key = at("view", view, j)
+                if not known(j):
+                    harder = direction == "query_to_doc" and batch.hardness_mode in (
+                        "in_batch_negatives",
+                        "all_negatives",
+                    )
+                    pairs.append(
+                        (a, key, log_weight[key] + harder * batch.hardness_strength * s[a, key].detach(), False)
+                    )
+                for h in range(n if direction in ("query_to_doc", "doc_to_doc") else 0):
+                    key, own = at("hard", h, j), i == j
+                    if known(j, h) or (own and direction == "doc_to_doc") or not (own or batch.shared_negatives):
+                        continue
+                    modes = ("hard_negatives" if own else "in_batch_negatives", "all_negatives")
+                    harder = direction == "query_to_doc" and batch.hardness_mode in modes
+                    weight = log_weight[key] + harder * batch.hardness_strength * s[a, key].detach()
+                    pairs.append((a, key, weight + (batch.negative_weight if own else 0.0), True))
+        least = float(judge[query, doc])
+        most = [
+            {"absolute": least - x, "relative": least - x * abs(least), "percentage": x * least, "threshold": x}[kind]
+            for kind, x in batch.rules
+        ]
+        left = [p for p in pairs if (p[3] and not batch.hard_rules) or all(judge[p[0], p[1]] <= x for x in most)]
+        assert left or batch.empty == "zero"
+        used = left or pairs
+        values, weights = torch.stack([s[a, b] for a, b, *_ in used]), torch.stack([w for _, _, w, _ in used])
+        times = 2.0 if "doc_to_query" in batch.directions else 1.0
+        prior = None if batch.prior is None else float(batch.prior[i])
+        yield Row(s[query, doc][None], values, weights, prior, counts=bool(left), times=times)
 
 
 # ---- formulas --------------------------------------------------------------------------------------
@@ -320,13 +376,13 @@ def contrast(name: str, row: Row, q: Parameters) -> Tensor:
     if q["denominator"] == "negatives" or row.alone:
         return mass - pos
     if row.first is None:
-        return softplus(mass - pos)
+        return softplus(mass - pos - math.log(row.times)) + math.log(row.times)
     return softplus(mass - kept / t) + (kept - row.p) / t
 
 
 def supcon(row: Row, q: Parameters) -> Tensor:
     pos, keys = row.p / q["temperature"], row.lse(row.s / q["temperature"])
-    if q["denominator"] == "positives" and row.first is None and not row.alone:
+    if q["denominator"] == "positives" and len(pos) > 1 and row.first is None and not row.alone:
         # what is left of the denominator beside each positive, so that nothing cancels
         others = [torch.cat([pos[:j], pos[j + 1 :], keys[None]]).logsumexp(0) for j in range(len(pos))]
         each = softplus(torch.stack(others) - pos) + (1 - row.weight) * pos

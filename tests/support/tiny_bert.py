@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,12 +16,19 @@ WORDS = [f"w{i}" for i in range(60)]
 SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
 
 
-def build(folder: Path, dropout: float = 0.1, pooler: bool = True) -> None:
+def build(
+    folder: Path,
+    dropout: float = 0.1,
+    pooler: bool = True,
+    width: int = 16,
+    words: Sequence[str] = WORDS,
+    mlm: bool = False,
+) -> None:
     """Writes a checkpoint of transformers: no sentence transformer, as nothing says how tokens make a sentence."""
     import tokenizers
     import transformers
 
-    vocabulary = {word: i for i, word in enumerate(SPECIAL + WORDS)}
+    vocabulary = {word: i for i, word in enumerate([*SPECIAL, *words])}
     tokenizer = tokenizers.Tokenizer(tokenizers.models.WordPiece(vocabulary, unk_token="[UNK]"))
     tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
     tokenizer.post_processor = tokenizers.processors.BertProcessing(("[SEP]", 3), ("[CLS]", 2))
@@ -28,16 +36,19 @@ def build(folder: Path, dropout: float = 0.1, pooler: bool = True) -> None:
     transformers.PreTrainedTokenizerFast(tokenizer_object=tokenizer, **names).save_pretrained(folder)
     config = transformers.BertConfig(
         vocab_size=len(vocabulary),
-        hidden_size=16,
+        hidden_size=width,
         num_hidden_layers=1,
         num_attention_heads=2,
         intermediate_size=16,
-        max_position_embeddings=16,
+        max_position_embeddings=max(16, width // 2),
         hidden_dropout_prob=dropout,
         attention_probs_dropout_prob=dropout,
     )
     torch.manual_seed(0)
-    transformers.BertModel(config, add_pooling_layer=pooler).save_pretrained(folder)
+    if mlm:
+        transformers.BertForMaskedLM(config).save_pretrained(folder)
+    else:
+        transformers.BertModel(config, add_pooling_layer=pooler).save_pretrained(folder)
 
 
 def load(folder: Path) -> Any:

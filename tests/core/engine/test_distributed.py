@@ -11,6 +11,7 @@ from specs import REGISTERED, SPECS, at
 from torch import distributed as dist
 
 import counterpoint as cp
+from counterpoint.batch.directions import GTE
 from counterpoint.compiled import AVAILABLE
 
 pytestmark = pytest.mark.skipif(not dist.is_available(), reason="torch without distributed")
@@ -96,6 +97,17 @@ RULES: dict[str, Case] = {
         "dcl", 2, ("labels", "guide"), {"symmetric": True, "false_negatives": cp.margin(0.1), "empty": "zero"},
     ),
     "rules: one view with labels": ("infonce", 1, ("labels",), {}),
+    **{
+        f"rules: {spec} in all directions{' in tiles' if tile else ''}": (
+            spec, 2, ("negatives", "ids", "negative_ids"),
+            {"directions": GTE, "hardness_mode": mode, "hardness_strength": 1.5, "tile": tile},
+        )
+        for spec in ("infonce", "hcl", "adnce:mu=auto")
+        for tile, mode in ((None, "in_batch_negatives"), (3, "hard_negatives"))
+    },
+    "rules: hcl in some directions": (
+        "hcl", 2, ("guide",), {"directions": ("query_to_doc", "doc_to_positive"), "false_negatives": cp.margin(-0.2)},
+    ),
 }  # fmt: skip
 CASES |= RULES
 Job = tuple[str, str, object]

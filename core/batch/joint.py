@@ -1,0 +1,95 @@
+"""The pairing ``joint``: an anchor's negatives come from several directions, in one denominator.
+
+With queries ``q`` (the first view), documents ``d`` (the second) and hard negatives ``h``, sample ``i`` has as
+negatives, by ``directions=``:
+
+===================  ==============================================================================================
+``query_to_doc``     ``s(q_i, d_j)``, ``j != i``, and ``s(q_i, h)`` of all samples; always included
+``query_to_query``   ``s(q_i, q_j)``, ``j != i``
+``doc_to_query``     ``s(d_i, q_j)``, ``j != i``. The positive, ``j = i``, counts a second time in the denominator
+``doc_to_doc``       ``s(d_i, d_j)``, ``j != i``, and ``s(d_i, h)`` of the other samples
+``doc_to_positive``  ``doc_to_doc`` without hard negatives (GISTEmbed)
+===================  ==============================================================================================
+
+All but the last together are GTE's improved contrastive loss. ``hardness_mode`` says which negatives of
+``query_to_doc`` count ``e^{hardness_strength s}`` times, with ``s`` as a constant: ``in_batch_negatives`` are all but
+the sample's own hard ones, ``hard_negatives`` only these.
+
+Papers:
+Li et al. 2023 (GTE), https://arxiv.org/abs/2308.03281;
+Lan et al. 2025 (LLaVE, hardness), https://arxiv.org/abs/2503.04812.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from .. import checks
+from ..engine.joined import joined, tilted
+from ..engine.negatives import DenseNegatives, Negatives
+from .batch import Batch
+from .choose_engine import check_any, negatives_of
+from .scores import Scores
+
+
+def joint(batch: Batch) -> Scores:
+    """Score the first view with the second one, and with negatives of all directions."""
+    if len(batch.raw) != 2:
+        raise ValueError(f"the pairing joint needs exactly 2 views, got {len(batch.raw)}.")
+    if batch.total < 2:
+        raise ValueError("a batch of one sample has no negatives: batches need at least 2 samples.")
+    views = batch.views
+    queries, docs = views[:1], views[1:]
+    hard = batch.negatives if batch.shared else None
+    all_hard = 0 if hard is None else hard.shape[1] * batch.total
+    mode = batch.hardness_mode if batch.hardness else None
+    # hard negatives of the sample that count differently, or that others do not have, are a part of their own
+    apart = batch.negatives is not None and mode in ("in_batch_negatives", "hard_negatives")
+    further = [d for d in batch.directions if d != "query_to_doc"]
+    optional = apart or bool(further)
+    parts: list[tuple[Negatives, int]] = []
+    if apart:
+        assert batch.negatives is not None
+        neg = negatives_of(batch, [(queries, docs)], hard=hard, owned=False, optional=True)
+        parts.append((tilted(neg, batch.hardness) if mode == "in_batch_negatives" else neg, all_hard))
+        own = own_negatives(batch, queries[0], optional=True)
+        parts.append((tilted(own, batch.hardness) if mode == "hard_negatives" else own, batch.negatives.shape[1]))
+    else:
+        neg = negatives_of(batch, [(queries, docs)], hard=batch.negatives, optional=optional)
+        of_batch = 0 if batch.negatives is None else batch.negatives.shape[1] * batch.total
+        plain = mode is None or (mode == "hard_negatives" and batch.negatives is None)
+        parts.append((neg if plain else tilted(neg, batch.hardness), of_batch))
+    for direction in further:
+        anchors = queries if direction == "query_to_query" else docs
+        keys = queries if direction in ("query_to_query", "doc_to_query") else docs
+        others = hard if direction == "doc_to_doc" else None
+        keys = keys if others is None else [*keys]  # hard negatives are further keys: these are not the anchors alone
+        part = negatives_of(batch, [(anchors, keys)], hard=others, owned=False, optional=True)
+        parts.append((part, 0 if others is None else all_hard))
+    negatives = joined([part for part, _ in parts], [count for _, count in parts])
+    if batch.ids is not None:
+        check_any(negatives)
+    pos = (queries[0] * docs[0]).sum(-1, keepdim=True)
+    prior = None if batch.prior is None else batch.prior.to(pos.dtype).unsqueeze(1)
+    twice = 2.0 if "doc_to_query" in batch.directions else 1.0
+    return Scores(
+        pos, negatives, layout="joint", prior=prior, views=2, hard=sum(count for _, count in parts), times=twice
+    )
+
+
+def own_negatives(batch: Batch, anchors: Tensor, optional: bool = False) -> DenseNegatives:
+    """Return each sample's own hard negatives, ``(B, n)``."""
+    assert batch.negatives is not None
+    matrix = (batch.negatives @ anchors.unsqueeze(2)).squeeze(2)
+    drop = weight = None
+    if batch.negative_ids is not None and batch.ids is not None:
+        drop = batch.negative_ids.view(matrix.shape) == batch.ids.unsqueeze(1)
+    if batch.negative_log_weight is not None or batch.negative_weight:
+        weight = torch.full_like(matrix, batch.negative_weight)
+        weight = weight if batch.negative_log_weight is None else weight + batch.negative_log_weight.view(matrix.shape)
+    neg = DenseNegatives(matrix, drop=drop, log_weight=weight)
+    neg.optional = optional
+    if not optional:
+        checks.has_negatives(neg.count)
+    return neg

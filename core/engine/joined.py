@@ -1,0 +1,178 @@
+"""Negatives beside one another: an anchor's keys come from several comparisons, each with embeddings of its own."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .. import checks
+from ..hyper import Value
+from .negatives import DenseNegatives, Negatives
+from .tiled import LIMITED
+
+
+def joined(parts: Sequence[Negatives], hard: Sequence[int]) -> Negatives:
+    """Return the negatives of all parts, which have the same anchors.
+
+    Args:
+        parts: anchor ``i`` of each is the same sample; its similarities may be those of other embeddings.
+        hard: how many keys of each part, the last ones, are hard negatives; these become the last of all.
+    """
+    if len(parts) == 1:
+        return parts[0]
+    matrices = [part for part in parts if isinstance(part, DenseNegatives)]
+    return _beside(matrices, hard) if len(matrices) == len(parts) else JoinedNegatives(parts, hard)
+
+
+def tilted(neg: Negatives, strength: float) -> Negatives:
+    """Return negatives that count ``e^{strength s}`` times each, with the similarity ``s`` as a constant."""
+    if not isinstance(neg, DenseNegatives):
+        return TiltedNegatives(neg, strength)
+    weight = strength * neg.scores.detach()
+    weight = weight if neg.log_weight is None else weight + neg.log_weight
+    return DenseNegatives(neg.scores, neg.skip, neg.drop, weight)
+
+
+def _beside(parts: Sequence[DenseNegatives], hard: Sequence[int]) -> DenseNegatives:
+    def columns(matrices: Sequence[Tensor]) -> Tensor:
+        cut = [(x, x.shape[1] - n) for x, n in zip(matrices, hard, strict=True)]
+        return torch.cat([*(x[:, :at] for x, at in cut), *(x[:, at:] for x, at in cut)], 1)
+
+    drops = [part.masked(torch.zeros_like(part.scores, dtype=torch.bool), True) for part in parts]
+    weights = None
+    if any(part.log_weight is not None for part in parts):
+        weights = columns([torch.zeros_like(p.scores) if p.log_weight is None else p.log_weight for p in parts])
+    return DenseNegatives(columns([part.scores for part in parts]), drop=columns(drops), log_weight=weights)
+
+
+class TiltedNegatives(Negatives):
+    """Negatives that count ``e^{strength s}`` times each; see :func:`tilted`."""
+
+    def __init__(self, neg: Negatives, strength: float) -> None:
+        self.neg, self.strength = neg, strength
+        self._log_count: Tensor | None = None
+
+    @property
+    def log_count(self) -> Tensor:
+        if self._log_count is None:
+            self._log_count = self.neg.logsumexp(lambda s: self.strength * s.detach()).detach()
+        return self._log_count
+
+    @property
+    def count(self) -> Value:  # type: ignore[override]
+        return self.log_count.exp()
+
+    def logsumexp(self, f: Callable[..., Any], *per_anchor: Tensor) -> Any:
+        return self.neg.logsumexp(self._each(f, lambda x, s: x + self.strength * s.detach()), *per_anchor)
+
+    def mean(self, f: Callable[..., Any], *per_anchor: Tensor) -> Any:
+        def weight(x: Tensor, s: Tensor, log_count: Tensor) -> Tensor:
+            return (self.strength * s.detach() - log_count).clamp(max=0).exp() * x  # a share is at most one
+
+        def weighted(s: Tensor, log_count: Tensor, *others: Tensor) -> Any:
+            return self._each(f, lambda x, s: weight(x, s, log_count))(s, *others)
+
+        found, count = self.neg.mean(weighted, self.log_count, *per_anchor), self.neg.count
+        return tuple(x * count for x in found) if isinstance(found, tuple) else found * count
+
+    def max(self) -> Tensor:
+        return self.neg.max()
+
+    def min(self) -> Tensor:
+        return self.neg.min()
+
+    def excluding(self, most: Tensor, guide: Negatives | None = None, exempt: int = 0) -> Negatives:
+        by = guide.neg if isinstance(guide, TiltedNegatives) else guide
+        return TiltedNegatives(self.neg.excluding(most, by, exempt), self.strength)
+
+    def materialized(self) -> Negatives:
+        return tilted(matrix, self.strength) if isinstance(matrix := self.neg.materialized(), DenseNegatives) else self
+
+    @staticmethod
+    def _each(f: Callable[..., Any], change: Callable[[Any, Any], Any]) -> Callable[..., Any]:
+        def changed(s: Any, *others: Any) -> Any:
+            found = f(s, *others)
+            return tuple(change(x, s) for x in found) if isinstance(found, tuple) else change(found, s)
+
+        return changed
+
+
+class JoinedNegatives(Negatives):
+    """The negatives of several parts, each reduced by its own engine; see :func:`joined`.
+
+    An anchor may have no negatives in some of the parts.
+    """
+
+    def __init__(self, parts: Sequence[Negatives], hard: Sequence[int], limited: bool = False) -> None:
+        self.parts, self.hard, self.limited = parts, hard, limited
+        self._counts: list[Value] | None = None
+
+    @property
+    def counts(self) -> list[Value]:
+        """The number of negatives in each part."""
+        if self._counts is None:
+            self._counts = [part.count for part in self.parts]
+            for part in self.parts:  # a mean over no negatives would have no gradient that is a number
+                reduced = part.neg if isinstance(part, TiltedNegatives) else part
+                if isinstance(count := reduced.count, Tensor):
+                    reduced.count = torch.where(count > 0, count, 1.0)
+        return self._counts
+
+    @property
+    def count(self) -> Value:  # type: ignore[override]
+        first, *others = self.counts
+        for count in others:
+            first = first + count
+        return first
+
+    def logsumexp(self, f: Callable[..., Any], *per_anchor: Tensor) -> Any:
+        return self._over_parts(lambda part: part.logsumexp(f, *per_anchor), lambda x: x.logsumexp(1, keepdim=True))
+
+    def mean(self, f: Callable[..., Any], *per_anchor: Tensor) -> Any:
+        total: list[Tensor] = []
+        for part, count in zip(self.parts, self.counts, strict=True):
+            found = part.mean(f, *per_anchor)
+            results = found if isinstance(found, tuple) else (found,)
+            sums = [x * count for x in results]
+            total = [a + b for a, b in zip(total, sums, strict=True)] if total else sums
+        means = tuple(x / self.count for x in total)
+        return means if isinstance(found, tuple) else means[0]
+
+    def max(self) -> Tensor:
+        return self._over_parts(lambda part: part.max(), lambda x: x.amax(1, keepdim=True))  # type: ignore[no-any-return]
+
+    def min(self) -> Tensor:
+        return self._over_parts(lambda part: part.min(), lambda x: x.amin(1, keepdim=True))  # type: ignore[no-any-return]
+
+    def excluding(self, most: Tensor, guide: Negatives | None = None, exempt: int = 0) -> Negatives:
+        if guide is not None and not isinstance(guide, JoinedNegatives):
+            raise TypeError("the guide's negatives have other parts than the model's.")
+        guides = [None] * len(self.parts) if guide is None else guide.parts
+        parts = [
+            part.excluding(most, by, hard if exempt else 0)
+            for part, by, hard in zip(self.parts, guides, self.hard, strict=True)
+        ]
+        kept = JoinedNegatives(parts, self.hard, limited=True)
+        kept.group = self.group
+        return kept
+
+    def materialized(self) -> Negatives:
+        matrices = [part.materialized() for part in self.parts]
+        if not all(isinstance(matrix, DenseNegatives) for matrix in matrices):
+            return self
+        whole = joined(matrices, self.hard)
+        whole.group = self.group
+        return whole
+
+    def _over_parts(self, reduce: Callable[[Negatives], Any], together: Callable[[Tensor], Tensor]) -> Any:
+        found = [reduce(part) for part in self.parts]
+        many = isinstance(found[0], tuple)
+        results = tuple(together(torch.cat(x, 1)) for x in (zip(*found, strict=True) if many else [found]))
+        if self.limited:  # a matrix without negatives has the smallest number instead of minus infinity
+            lowest = torch.finfo(results[0].dtype).min / 2
+            checks.has_negatives((results[0].detach() > lowest) & (results[0].detach() < math.inf), LIMITED)
+        return results if many else results[0]

@@ -1,0 +1,83 @@
+"""examples/studies/retrieval.py: worlds have the faults they name, every row runs, finished rows are kept."""
+
+from __future__ import annotations
+
+import importlib
+import json
+
+import pytest
+import torch
+from torch.nn.functional import normalize
+
+pytest.importorskip("scipy")
+
+
+@pytest.fixture
+def study(monkeypatch):
+    module = importlib.import_module("retrieval")
+    monkeypatch.setitem(module.SIZES, "small", (2, 2, 8))
+    monkeypatch.setattr(module, "TUNING_SEEDS", 1)
+    monkeypatch.setattr(module, "PER_INTENT", 6)
+    return module
+
+
+@pytest.fixture
+def texts(study):
+    draw = torch.Generator().manual_seed(0)
+    labels = torch.arange(77).repeat_interleave(7)
+    centre = torch.randn(77, 8, generator=draw)
+    table = normalize(centre[labels] + 0.7 * torch.randn(len(labels), 8, generator=draw), dim=1)
+    held_out = table[::3], labels[::3]
+    judged = table[:6], table[:30], labels[:6].unsqueeze(1) == labels[:30]
+    return study.Texts(table, labels, held_out, held_out, judged)
+
+
+@pytest.mark.parametrize(("world", "least", "most"), [
+    ("none of the mined false", 0.0, 0.0),
+    ("half of the mined false", 0.5, 0.5),
+    ("all of the mined false", 1.0, 1.0),
+    ("mined, top 5", 0.1, 0.9),
+])  # fmt: skip
+def test_the_share_of_false_hard_negatives(study, texts, world, least, most):
+    chosen, pairs, hard = study.draw(texts, study.WORLDS[world], 0, 3, 8)
+    assert len(set(chosen.tolist())) == 77 * 6
+    anchors, positives = pairs.unbind(1)
+    assert bool((texts.labels[anchors] == texts.labels[positives]).all() and (anchors != positives).all())
+    assert bool((hard != anchors.unsqueeze(2)).all() and (hard != positives.unsqueeze(2)).all())
+    false = (texts.labels[hard] == texts.labels[anchors].unsqueeze(2)).float().mean()
+    assert least <= float(false) <= most
+
+
+def test_topics_are_neighbours(study, texts):
+    _, pairs, hard = study.draw(texts, study.WORLDS["topics"], 0, 20, 8)
+    _, others, _ = study.draw(texts, study.WORLDS["mined, top 5"], 0, 20, 8)
+    assert hard.shape[-1] == 0
+    close, usual = ((texts.table[p[:, :1, 0]] * texts.table[p[:, 0]]).sum(-1).mean() for p in (pairs, others))
+    assert close > usual + 0.2
+
+
+def test_every_row_runs_and_is_kept(study, texts, monkeypatch, tmp_path, capsys):
+    monkeypatch.setattr(study, "load", lambda out, cranfield: texts)
+    some = {name: study.WORLDS[name] for name in ("mined, top 5", "topics")}
+    monkeypatch.setattr(study, "WORLDS", some)
+    study.main(["--out", str(tmp_path)])
+    printed = capsys.readouterr().out
+    lines = (tmp_path / "retrieval_small.jsonl").read_text().splitlines()
+    assert len(lines) == 2 * len(study.ROWS)
+    for record in map(json.loads, lines):
+        assert len(record["tried"]) == 6  # equal budgets
+        for metric in study.METRICS:
+            assert len(record[metric]) == 2
+            assert all(0 <= x <= 100 for x in record[metric])
+    assert all(f"| {row} |" in printed for row in study.ROWS)
+    study.main(["--out", str(tmp_path)])
+    assert (tmp_path / "retrieval_small.jsonl").read_text().splitlines() == lines  # nothing ran again
+    assert "CPU s" not in capsys.readouterr().out
+
+
+def test_ndcg(study):
+    q, d = torch.eye(2), torch.tensor([[1.0, 0.0], [0.9, 0.1], [0.0, 1.0]])
+    relevant = torch.tensor([[True, True, False], [False, False, True]])
+    assert float(study.ndcg(q, d, relevant, k=3)) == pytest.approx(100)
+    swapped = torch.tensor([[False, False, True], [False, False, True]])
+    assert float(study.ndcg(q, d, swapped, k=3)) == pytest.approx(100 * (0.5 + 1) / 2)
