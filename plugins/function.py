@@ -18,14 +18,14 @@ more than a loss, it is still called for the rest.
 from __future__ import annotations
 
 import functools
-import importlib.abc
+import gc
+import importlib.machinery
 import inspect
 import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
-from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any
 
@@ -36,7 +36,9 @@ from counterpoint.batch.batch import BatchOptions
 from counterpoint.batch.pairings import PAIRINGS
 from counterpoint.hyper import at_scale, nearest
 from counterpoint.names import check_known
+from counterpoint.objective import as_objective
 
+from .finder.frames import function_name, is_nested
 from .host import OWN_LOSS, Host, Seam, SeamError
 from .sites import Site, functions, is_file, is_installed, is_of_torch
 
@@ -155,19 +157,33 @@ def before(seam: Seam) -> None:
                 others.append(str(error))
 
     def end() -> None:
-        for message in others if not seam.calls else ():
+        for message in [*others, *_not_imported(replaced)] if not seam.calls else ():
             seam.say(message)
 
     seam.at_end.append(end)
-    for_modules(patch)
+    seam.if_wrong = _IF_WRONG
+    if seam.options.get("own"):
+        as_objective(seam.options["own"])  # an error now, not in the first step
+    for_modules(seam, patch)
 
 
-def for_modules(patch: Callable[[ModuleType], None]) -> None:
-    """Call ``patch`` with each module that is loaded, and with each further one as soon as it is."""
+def for_modules(seam: Seam, patch: Callable[[ModuleType], None]) -> None:
+    """Call ``patch`` with each module that is loaded, and, until the seam ends, with each further one once it is.
+
+    Whatever loads a module from its source comes through here: imports, ``importlib.util.spec_from_file_location``,
+    import hooks that rewrite code, modules that load when they are first used.
+    """
     for module in [*sys.modules.values()]:
         patch(module)
-    others = [finder for finder in sys.meta_path if not isinstance(finder, _Finder)]
-    sys.meta_path[:] = [_Finder(patch), *others]
+    loaders = vars(importlib.machinery)["SourceFileLoader"]
+    execute = loaders.exec_module
+
+    def exec_module(self: Any, module: ModuleType) -> None:
+        execute(self, module)
+        patch(module)
+
+    loaders.exec_module = exec_module
+    seam.at_end.append(functools.partial(setattr, loaders, "exec_module", execute))
 
 
 def after(seam: Seam, module: ModuleType) -> None:
@@ -175,28 +191,29 @@ def after(seam: Seam, module: ModuleType) -> None:
     _patch(seam, _Replaced.parse(seam.options["replace"], seam.options.get("as") or ""), module)
 
 
-class _Finder(importlib.abc.MetaPathFinder):
-    """Call a function with each module that has been loaded."""
+_IF_WRONG = (
+    "If --objective is meant to be another loss than the function's, say what the function computes, as in --own "
+    "infonce:t=0.1, and that is compared; `counterpoint inject auto` finds it. Else --as, or the parameters, are wrong."
+)
 
-    def __init__(self, loaded: Callable[[ModuleType], None]) -> None:
-        self.loaded = loaded
 
-    def find_spec(self, name: str, path: Sequence[str] | None, target: ModuleType | None = None) -> ModuleSpec | None:
-        for finder in sys.meta_path:
-            spec = None if finder is self else finder.find_spec(name, path, target)
-            if spec is not None:
-                break
-        else:
-            return None
-        if isinstance(spec.loader, importlib.abc.Loader) and spec.origin:
-            execute = spec.loader.exec_module
-
-            def exec_module(module: ModuleType) -> None:
-                execute(module)
-                self.loaded(module)
-
-            vars(spec.loader)["exec_module"] = exec_module
-        return spec
+def _not_imported(replaced: _Replaced) -> list[str]:
+    """Say where the function is, if it was loaded by something else than an import."""
+    for function in gc.get_objects():
+        if not inspect.isfunction(function) or hasattr(function, "counterpoint_replaces"):
+            continue
+        code = function.__code__
+        if function_name(code) != replaced.site.function or not is_file(code.co_filename, replaced.site.file):
+            continue
+        if is_nested(code):
+            return [f"{replaced.site.text} is defined inside another function, which cannot be replaced: name that one"]
+        if vars(sys.modules.get(function.__module__, inspect)).get("__file__") != code.co_filename:
+            return [
+                f"{replaced.site.text} was loaded by exec or runpy, where it cannot be replaced: import its file, or "
+                "run it as the script; a call of cross entropy in it can be replaced wherever it is, `counterpoint "
+                "inject logits --site`"
+            ]
+    return []
 
 
 def _patch(seam: Seam, replaced: _Replaced, module: ModuleType) -> None:
@@ -251,13 +268,13 @@ def _replacement(seam: Seam, replaced: _Replaced, original: Callable[..., Any]) 
             places[:] = places or [_loss_place(results[0], replaced)]
             return results[0] if places[0] is None else results[0][places[0]]  # type: ignore[no-any-return]
 
-        loss_fn = seam.objective(seam.spec)
+        loss_fn = seam.objective(seam.options.get("own") or seam.spec)
         if not seam.uses_own_loss and (not places or places[0] is not None):
             with nullcontext() if not places else torch.no_grad():
                 host_loss()
         options |= {"reduction": "none"} if replaced.reduction == "none" else {}
         with at_scale(loss_fn, scale):
-            inputs = [bound.arguments[name] for name in replaced.views]
+            inputs = [bound.arguments[name] for name in (*replaced.views, *replaced.named.values())]
             total = replaced.reduction == "sum"
             loss = seam.loss(loss_fn, host_loss, *views, total=total, inputs=inputs, times=replaced.times, **options)
         return loss if places[0] is None else _with(results[0], places[0], loss)
@@ -306,12 +323,12 @@ HOST = Host(
     title="any script whose loss is a function of embeddings",
     seam='the function of --replace "FILE:FUNCTION(a, b)"',
     tensors="the arguments of its calls; --as says how they are compared",
-    spec="the function itself; --verify compares it with --objective",
+    spec="the function itself; --verify compares it with --own, or with --objective",
     tested="torch 2.15; November 2026",
     evidence="scripts of the test bed, unmodified: examples/existing_repos/README.md has the table",
     max_views=None,
     views="as many embeddings as the function gets",
-    options=("replace", "as"),
+    options=("replace", "as", "own"),
     hint="`counterpoint inject auto` finds the function and its parameters.",
     before=before,
     after=after,

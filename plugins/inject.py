@@ -25,7 +25,7 @@ if TYPE_CHECKING:  # both import torch, which the parser must not
     from .host import Host, Seam
 
 # of hosts that list them among their own
-_OPTIONS = ("scale", "site", "positives", "scores", "replace", "as", "steps", "json", "apply")
+_OPTIONS = ("scale", "site", "positives", "scores", "replace", "as", "own", "steps", "json", "apply")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -60,6 +60,8 @@ def add_options(parser: argparse.ArgumentParser, host: Host | None = None) -> No
     add("--replace", metavar="FILE:FUNCTION(a, b)", help=replace)
     how = "pairing=one_way,normalize=false,reduction=sum,cat=2,...: how the function compares embeddings (none)"
     add("--as", metavar="KEY=VALUE,...", help=only("as", "function only", how))
+    own = "what the function itself computes, for --verify to compare (the objective, if it is meant to be the same)"
+    add("--own", metavar="SPEC", help=only("own", "function only", own))
     scores = only("scores", "curl only", "what is compared (what the objective needs)")
     add("--scores", choices=("bilinear", "cosine"), help=scores)
     add("--steps", type=int, metavar="N", help=only("steps", "auto only", "number of contrastive steps to watch (3)"))
@@ -67,7 +69,7 @@ def add_options(parser: argparse.ArgumentParser, host: Host | None = None) -> No
     add("--json", type=Path, metavar="FILE", help=only("json", "auto only", written))
     apply = only("apply", "auto only", "then run the command that was found, with --verify 3")
     add("--apply", action="store_true", default=None, help=apply)
-    verify = "train the first N steps with the host's own loss, and compare it with ours (%(default)s)"
+    verify = "train the first N steps with the host's own loss, and fail if ours differs from it (%(default)s)"
     add("--verify", type=int, default=0, metavar="N", help=verify)
     counts = "write how often the loss was called, and the time from call to call, to FILE as JSON (nowhere)"
     add("--counts", type=Path, metavar="FILE", help=counts)
@@ -132,6 +134,7 @@ def command(args: argparse.Namespace) -> int:
                 f"the host has trained with its own loss, if at all: the seam was never reached ({host.seam}). "
                 "`counterpoint inject auto` watches a script and says where its loss is."
             )
+        seam.raise_if_wrong()
         if not args.only and (left := seam.left_out()):
             raise HalfError(
                 f"a part of the host's loss was left alone: {' and '.join(left)} was called with the same shapes as "

@@ -219,7 +219,8 @@ class _Replaced:
         loss_fn = self.seam.objective("infonce:t=host", criterion=site)
         options |= {"scale": scale, "empty": "warn", **({"reduction": "none"} if reduction == "none" else {})}
         total = reduction == "sum"
-        return self.seam.loss(loss_fn, host_loss, *rows_of(logits, labels), call="from_logits", total=total, **options)
+        rows, inputs = rows_of(logits, labels), (logits, scale)
+        return self.seam.loss(loss_fn, host_loss, *rows, call="from_logits", total=total, inputs=inputs, **options)
 
 
 @functools.lru_cache

@@ -119,7 +119,7 @@ PYGCL = "GCL/losses/infonce.py"
 def patch(objective: str | Seam) -> Seam:
     """Put an objective into GRACE's models and PyGCL's losses, also in modules that are loaded later."""
     seam = HOST.as_seam(objective)
-    for_modules(functools.partial(patch_module, seam))
+    for_modules(seam, functools.partial(patch_module, seam))
     return seam
 
 

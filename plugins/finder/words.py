@@ -43,6 +43,7 @@ def commands_of(losses: Sequence[Finding], objective: str | None, script: Sequen
         how = {k: v for k, v in loss["replace"]["as"].items() if k not in NAMED}
         options = ",".join(f"{k}={str(v).lower()}" for k, v in how.items())
         words = ["--replace", text, *(["--as", options] if options else []), *objective_of(objective, loss)]
+        words += ["--own", _spec(str(loss["form"]), loss, _host_temperature(loss))]
         commands.append(["counterpoint", "inject", "function", *words, *script])
     return commands
 
@@ -52,15 +53,15 @@ def _changes(loss: Finding) -> bool:
 
 
 def objective_of(objective: str | None, loss: Finding) -> list[str]:
-    t = (
-        "host"
-        if loss["learned"]
-        and (loss["kind"] == "cross entropy" or loss.get("columns") or (loss.get("replace") or {}).get("scale"))
-        else ""
-    )
     form = str(loss["form"])
     changed = form.replace("infonce", "adnce") if loss.get("normalized") else form
-    return ["--objective", objective or _spec(changed, loss, t)]
+    return ["--objective", objective or _spec(changed, loss, _host_temperature(loss))]
+
+
+def _host_temperature(loss: Finding) -> str:
+    """``host`` where the seam knows the script's learned scale, else an empty string for a number."""
+    known = loss["kind"] == "cross entropy" or loss.get("columns") or (loss.get("replace") or {}).get("scale")
+    return "host" if loss["learned"] and known else ""
 
 
 def _spec(form: str, loss: Finding, t: str = "") -> str:
