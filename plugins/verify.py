@@ -8,6 +8,7 @@ digits.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 
 import torch
@@ -45,8 +46,8 @@ def problem(
     """
     allowed, word = ROUNDING[dtype], str(dtype).removeprefix("torch.")
     gap = abs(ours - theirs)
-    if not gap <= allowed * max(abs(theirs), SMALL):  # NaN is a difference
-        share = f", by {gap / max(abs(theirs), 1e-30):.2g} of it," if gap > 0 else ""
+    if not (math.isfinite(theirs) and gap <= allowed * max(abs(theirs), SMALL)):  # NaN is a difference
+        share = f", by {gap / max(abs(theirs), 1e-30):.2g} of it," if math.isfinite(gap) else ""
         return f"{names[1]} is {theirs:.6g} and {names[0]} {ours:.6g}{share} where {word} explains {allowed:g}"
     lost = max(1.0, NEAR_ZERO / max(abs(theirs), 1e-30))
     if gradient is not None and not gradient <= GRADIENTS * allowed * lost:
@@ -58,9 +59,21 @@ def problem(
 
 
 def gradients(loss: Tensor, tensors: Sequence[Tensor]) -> list[Tensor]:
-    """Return the gradients of ``loss``, zero where it does not depend on a tensor; the graph is kept."""
+    """Return the gradients of ``loss``, zero where it does not depend on a tensor; the graph is kept.
+
+    Rows of unit length have been normalized, so that the part of their gradient that changes the length goes nowhere.
+    It is left out: of two losses, one may normalize once more.
+    """
     found = torch.autograd.grad(loss, tensors, retain_graph=True, allow_unused=True)
-    return [torch.zeros_like(x) if g is None else g for x, g in zip(tensors, found, strict=True)]
+    return [torch.zeros_like(x) if g is None else _along(g, x.detach()) for x, g in zip(tensors, found, strict=True)]
+
+
+def _along(gradient: Tensor, x: Tensor) -> Tensor:
+    if x.dim() < 2 or x.shape[-1] < 2 or not x.numel():
+        return gradient
+    if float((x.norm(dim=-1) - 1).abs().max()) > ROUNDING[precision_of([x])]:
+        return gradient
+    return gradient - (gradient * x).sum(-1, keepdim=True) * x
 
 
 def difference(ours: Sequence[Tensor], theirs: Sequence[Tensor]) -> float:

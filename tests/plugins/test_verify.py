@@ -44,7 +44,7 @@ def test_the_lowest_precision_counts():
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
-@pytest.mark.parametrize("scale", [5.0, 100.0])
+@pytest.mark.parametrize("scale", [5.0, 30.0])
 @pytest.mark.parametrize("spread", [0.0, 0.5, 3.0])
 def test_two_right_computations_agree_and_a_wrong_temperature_does_not(dtype, scale, spread):
     """From chance to a loss of nearly zero: the same formula in another order of operations is never called wrong."""
