@@ -171,6 +171,9 @@ class FromScale(nn.Module):
 
     value: Value | None = None
 
+    def set(self, value: Value | None) -> None:
+        vars(self)["value"] = value  # a parameter of the host's must not become one of this module
+
     def forward(self) -> Value:
         if self.value is None:
             raise ValueError('temperature "host" is one over the scale of logits: expected a call of from_logits.')
@@ -211,13 +214,13 @@ def at_scale(module: nn.Module, scale: Value | None, bias: Value | None = None) 
     try:
         for part in from_host:
             if isinstance(part, FromBias):
-                part.value = bias
+                part.set(bias)
             else:
-                part.value = None if scale is None else 1 / scale
+                part.set(None if scale is None else 1 / scale)
         yield
     finally:
         for part in from_host:
-            part.value = None
+            part.set(None)
 
 
 Number = float | Schedule | Learned

@@ -264,14 +264,14 @@ class Objective(Parametrized):
 
         def scores(_: str) -> Scores:
             for module in from_host:
-                module.value = bias if isinstance(module, FromBias) else 1 / scale
+                module.set(bias if isinstance(module, FromBias) else 1 / scale)
             return batch
 
         try:
             loss = self.from_pairings(scores, logits.device, reduction=reduction)
         finally:
             for module in from_host:
-                module.value = None
+                module.set(None)
         return loss.unflatten(0, logits.shape[:-1]) if reduction == "none" and logits.dim() > 2 else loss
 
     def from_pairings(

@@ -7,7 +7,7 @@
 **Which tensors are there.** The arguments of each call. ``--as`` says what else the objective needs to know:
 ``pairing=one_way``, ``normalize=false``, ``reduction=sum``, ``cat=2`` where one parameter holds two views, one below
 the other, and ``times=2`` where the original multiplies its loss. Parameters may also be passed by an objective's own
-names: ``(features, labels=targets)``, ``(image, text, scale=logit_scale)``.
+names: ``(features, labels=targets)``, ``(image, text, scale=logit_scale, bias=logit_bias)``.
 
 **How to put an objective there.** The function is replaced where its module defines it. Where the original returns
 more than a loss, it is still called for the rest.
@@ -91,7 +91,7 @@ class _Replaced:
                 f"--replace {text!r}: expected FILE:FUNCTION(a, b) with the parameters that are embeddings, as in "
                 '"losses.py:NTXent.forward(z_i, z_j)"'
             )
-        known = (*BatchOptions.__annotations__, "scale")
+        known = (*BatchOptions.__annotations__, "scale", "bias")
         for name in named:
             check_known(f"--replace {text!r}: an objective has no argument", name, known, SeamError)
         options: dict[str, Any] = {}
@@ -112,8 +112,8 @@ class _Replaced:
         reduction = options.pop("reduction", "mean")
         return cls(Site.parse(match[1].strip(), "--replace"), views, named, options, reduction, int(cat), times, where)
 
-    def arguments(self, values: Mapping[str, Any]) -> tuple[list[Tensor], dict[str, Any], Any]:
-        """Return the views, the options and the scale of a call of the objective."""
+    def arguments(self, values: Mapping[str, Any]) -> tuple[list[Tensor], dict[str, Any], Any, Any]:
+        """Return the views, the options, the scale and the bias of a call of the objective."""
         views = [values[name] for name in self.views]
         for name, view in zip(self.views, views, strict=True):
             if not isinstance(view, Tensor):
@@ -121,9 +121,9 @@ class _Replaced:
             if len(view) % self.cat:
                 raise SeamError(f"{self.site.text}: {name} has {len(view)} rows, not a multiple of cat={self.cat}")
         options = {key: values[name] for key, name in self.named.items()}
-        scale = options.pop("scale", None)
+        scale, bias = options.pop("scale", None), options.pop("bias", None)
         parts = views if self.cat == 1 else [part for view in views for part in view.chunk(self.cat)]
-        return parts, {**self.options, **options}, scale
+        return parts, {**self.options, **options}, scale, 0.0 if bias is None else bias
 
 
 def _positive(text: str) -> float:
@@ -260,7 +260,7 @@ def _replacement(seam: Seam, replaced: _Replaced, original: Callable[..., Any]) 
             return original(*args, **kwargs)
         bound = signature.bind(*args, **kwargs)
         bound.apply_defaults()
-        views, options, scale = replaced.arguments(bound.arguments)
+        views, options, scale, bias = replaced.arguments(bound.arguments)
         results: list[Any] = []
 
         def host_loss() -> Tensor:
@@ -273,7 +273,7 @@ def _replacement(seam: Seam, replaced: _Replaced, original: Callable[..., Any]) 
             with nullcontext() if not places else torch.no_grad():
                 host_loss()
         options |= {"reduction": "none"} if replaced.reduction == "none" else {}
-        with at_scale(loss_fn, scale):
+        with at_scale(loss_fn, scale, bias):
             inputs = [bound.arguments[name] for name in (*replaced.views, *replaced.named.values())]
             total = replaced.reduction == "sum"
             loss = seam.loss(loss_fn, host_loss, *views, total=total, inputs=inputs, times=replaced.times, **options)

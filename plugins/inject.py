@@ -25,7 +25,7 @@ if TYPE_CHECKING:  # both import torch, which the parser must not
     from .host import Host, Seam
 
 # of hosts that list them among their own
-_OPTIONS = ("scale", "site", "positives", "scores", "replace", "as", "own", "steps", "json", "apply")
+_OPTIONS = ("scale", "bias", "site", "positives", "scores", "replace", "as", "own", "steps", "json", "apply")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -49,10 +49,12 @@ def add_options(parser: argparse.ArgumentParser, host: Host | None = None) -> No
     add("--views", type=int, metavar="M", help=views)
     scale = "what similarities are multiplied by: a number, or a name at the site, self.logit_scale.exp (measured)"
     add("--scale", metavar="S", help=only("scale", "logits, clip and sentence_transformers only", scale))
+    bias = "what is added to binary logits: a number, or a name at the site, self.logit_bias (measured)"
+    add("--bias", metavar="B", help=only("bias", "logits only", bias))
     site = "a call of cross entropy to replace, or FILE:FUNCTION for all of a function; may be repeated (none)"
     add("--site", action="append", metavar="FILE:LINE", help=only("site", "logits only", site))
     positives = (
-        "for logsumexp and log_softmax: the positives' columns, diagonal, a number, or a name at the site (none)"
+        "for logsumexp, log_softmax and logsigmoid: the positives' columns, diagonal, a number, or a name at the site (none)"
     )
     add("--positives", metavar="P", help=only("positives", "logits only", positives))
     add("--only", action="store_true", help="the named sites are meant to be a part of the host's loss")

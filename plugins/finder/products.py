@@ -22,7 +22,7 @@ def words(text: str) -> frozenset[str]:
 PRODUCTS = words(
     """
     matmul __matmul__ __rmatmul__ mm bmm linear einsum inner addmm baddbmm cosine_similarity cdist sum mul __mul__
-    __rmul__ multiply
+    __rmul__ multiply tensordot
     """
 )
 
@@ -38,10 +38,12 @@ class Product:
     place: Place
     again: Callable[..., Tensor]  # of a and b
     cosine: bool = False
+    lengths: Tensor | None = None  # what it was divided by later, to be cosines
 
     def values(self) -> Tensor:
-        """Compute the product again, in float64."""
-        return self.again(self.a.detach().double(), self.b.detach().double())
+        """Compute the similarities again, in float64."""
+        product = self.again(self.a.detach().double(), self.b.detach().double())
+        return product if self.lengths is None else product / self.lengths
 
 
 def operands(name: str, func: Any, args: Any, kwargs: Any, elementwise: Mapping[Node, Any]) -> Any:
@@ -72,6 +74,8 @@ def operands(name: str, func: Any, args: Any, kwargs: Any, elementwise: Mapping[
         at = first.index(inner), second.index(inner)
         a, b = (x.movedim(i, -1) for x, i in zip(operands, at, strict=True))
         return a, b, "matrix", lambda a, b: again(a.movedim(-1, at[0]), b.movedim(-1, at[1])), False
+    if name == "tensordot":
+        return _tensordot(*args, **kwargs)
     tensors = [x for x in args if isinstance(x, Tensor)][:3]
     x, y = tensors[-2:] if name in ("addmm", "baddbmm") else [*tensors, None, None][:2]
     if name == "__rmatmul__":
@@ -85,11 +89,28 @@ def operands(name: str, func: Any, args: Any, kwargs: Any, elementwise: Mapping[
         if dim not in (-1, max(x.dim(), y.dim()) - 1):
             return None
         return x, y, _broadcast_kind(x, y), lambda a, b: torch.cosine_similarity(a, b, dim=-1), True
-    if min(x.dim(), y.dim()) < 2:
+    if min(x.dim(), y.dim()) < 2 or x.shape[-1] == 1:  # of lengths, not of embeddings
         return None
     if name == "cdist":
         return x, y, "distance", torch.cdist, False
     return x, y if name in ("linear", "inner") else y.mT, "matrix", lambda a, b: a @ b.mT, False
+
+
+def _tensordot(a: Tensor, b: Tensor, dims: Any = 2, **_: Any) -> Any:
+    """As :func:`operands`, if one dimension of embeddings is contracted; ones beside it do not matter."""
+    if not isinstance(dims, int):
+        first, second = (list(d) if isinstance(d, (tuple, list)) else [int(d)] for d in dims)
+    else:
+        first, second = list(range(a.dim() - dims, a.dim())), list(range(dims))
+    pairs = [(i % a.dim(), j % b.dim()) for i, j in zip(first, second, strict=True)]
+    inner = [(i, j) for i, j in pairs if a.shape[i] > 1]
+    free = [[i for i in range(x.dim()) if x.shape[i] > 1 and i not in used] for x, used in zip((a, b), zip(*pairs, strict=True), strict=True)]
+    if len(inner) != 1 or [len(each) for each in free] != [1, 1]:
+        return None
+    (i, j), ((p,), (q,)) = inner[0], free
+    rows = [x.permute(k, n, *(m for m in range(x.dim()) if m not in (k, n))).flatten(1) for x, k, n in ((a, p, i), (b, q, j))]
+    shape = torch.Size(x.shape[k] for x, used in zip((a, b), zip(*pairs, strict=True), strict=True) for k in range(x.dim()) if k not in used)
+    return *rows, "matrix", lambda a, b: (a @ b.mT).reshape(shape), False
 
 
 def _broadcast_kind(a: Tensor, b: Tensor) -> str:

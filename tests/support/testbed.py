@@ -644,7 +644,13 @@ def row(name: str, member: Member, hosts: Path, folder: Path, tell: bool) -> lis
     at = command.index("--objective") + 1
     road = f"`inject {command[0]}`"
     own = command[at].replace("adnce:", "infonce:")
-    rest = own.partition(":")[2].replace(",estimator=g0", "")
+    if "--own" in command:
+        own = command[command.index("--own") + 1]
+    elif losses[0]["form"] == "siglip":
+        own = "siglip:t=host,b=host"
+    temperature = re.search(r"t=[^,]+", command[at])
+    rest = temperature[0] if own.startswith("siglip") and temperature else own.partition(":")[2]
+    rest = rest.replace(",estimator=g0", "")
     specs = [f"adnce:{rest}", f"hcl:{rest}", f"arcl({own}):views=2"]
     trained = []
     for spec in specs:

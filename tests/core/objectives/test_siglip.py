@@ -63,13 +63,14 @@ def test_logits_with_a_trained_scale_and_bias(seed):
     """``t=host,b=host`` is the authors' loss of their logits: value, and gradient of embeddings, scale and bias."""
     z = embeddings(seed)
     log_scale, bias = torch.tensor(1.5, dtype=z[0].dtype), torch.tensor(-3.0, dtype=z[0].dtype)
-    leaves = [x.detach().clone().requires_grad_() for x in (*z, log_scale, bias)]
+    leaves = [torch.nn.Parameter(x.detach().clone()) for x in (*z, log_scale, bias)]
     images, texts = (F.normalize(x, dim=1) for x in leaves[:2])
     logits = images @ texts.T * leaves[2].exp() + leaves[3]
     expected = -F.logsigmoid((2 * torch.eye(len(logits), dtype=logits.dtype) - 1) * logits).sum() / len(logits)
     loss_fn = cp.objective("siglip:t=host,b=host")
     assert cp.objective(str(loss_fn)) == loss_fn
     same(loss_fn.from_logits(logits, scale=leaves[2].exp(), bias=leaves[3]), expected, *leaves)
+    assert not [*loss_fn.parameters()]  # the host's are not ours
     softmax = F.cross_entropy(logits, torch.arange(len(logits)))
     same(cp.InfoNCE("host").from_logits(logits, scale=leaves[2].exp(), bias=5.0), softmax, *leaves)
 
