@@ -112,7 +112,7 @@ def _log_sigmoid(replaced: Replaced, original: Callable[..., Tensor]) -> Callabl
         logits = torch.where(is_positive, input, -input)
 
         def host_loss() -> Tensor:
-            return -original(input).sum(1)
+            return -original(torch.where(is_positive, logits, -logits)).sum(1)
 
         loss = replaced.loss(site, frame, where, logits, labels, host_loss, "none", biased=True).to(input.dtype)
         return torch.where(is_positive, -loss.unsqueeze(1), torch.zeros_like(input))
@@ -148,8 +148,8 @@ def replace_nll_loss(seam: Seam, replaced: Replaced) -> None:
     def remember(original: Callable[..., Tensor]) -> Callable[..., Tensor]:
         @functools.wraps(original)
         def log_softmax(input: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-            out = original(input, *args, **kwargs)
-            if isinstance(out, Tensor) and any(is_file(caller().f_code.co_filename, file) for file in files):
+            out, here = original(input, *args, **kwargs), caller().f_code.co_filename
+            if isinstance(out, Tensor) and any(is_file(here, file) for file in files):
                 recent.append((weakref.ref(out), input))
             return out
 
