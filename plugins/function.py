@@ -6,7 +6,8 @@
 
 **Which tensors are there.** The arguments of each call. ``--as`` says what else the objective needs to know:
 ``pairing=one_way``, ``normalize=false``, ``reduction=sum``, ``cat=2`` where one parameter holds two views, one below
-the other, and ``times=2`` where the original multiplies its loss. Parameters may also be passed by an objective's own
+the other, ``anchors=first`` where only the first view's samples are anchors, and ``times=2`` where the original
+multiplies its loss. Parameters may also be passed by an objective's own
 names: ``(features, labels=targets)``, ``(image, text, scale=logit_scale, bias=logit_bias)``.
 
 **How to put an objective there.** The function is replaced where its module defines it. Where the original returns
@@ -49,6 +50,7 @@ _AS = {
     "symmetric": ("true", "false"),
     "normalize": ("true", "false"),
     "gather": ("true", "false"),
+    "anchors": ("all", "first"),
     "reduction": ("mean", "sum", "none"),
     "cat": None,
     "times": None,
@@ -69,6 +71,7 @@ class _Replaced:
         cat: how many views lie below one another in each embedding.
         times: factor of the loss: some scripts multiply theirs, by the temperature for example.
         where: the index or the key of the loss in what the function returns; None finds it.
+        first: only the first view's samples are anchors.
     """
 
     site: Site
@@ -79,6 +82,7 @@ class _Replaced:
     cat: int
     times: float
     where: Any
+    first: bool
 
     @classmethod
     def parse(cls, text: str, how: str) -> _Replaced:
@@ -103,14 +107,15 @@ class _Replaced:
             if choices is not None and value not in choices:
                 raise SeamError(f"--as {part!r}: unknown {key}.{nearest(value, choices)}")
             options[key] = value == "true" if choices == ("true", "false") else value
-        cat, where = options.pop("cat", "1"), options.pop("loss", None)
+        cat, where, first = options.pop("cat", "1"), options.pop("loss", None), options.pop("anchors", "all") == "first"
         if not cat.isdigit() or int(cat) < 1:
             raise SeamError(f"--as cat={cat}: expected the number of views that lie below one another")
         times = _positive(options.pop("times", "1"))
         if where is not None and where.isdigit():
             where = int(where)
         reduction = options.pop("reduction", "mean")
-        return cls(Site.parse(match[1].strip(), "--replace"), views, named, options, reduction, int(cat), times, where)
+        site = Site.parse(match[1].strip(), "--replace")
+        return cls(site, views, named, options, reduction, int(cat), times, where, first)
 
     def arguments(self, values: Mapping[str, Any]) -> tuple[list[Tensor], dict[str, Any], Any, Any]:
         """Return the views, the options, the scale and the bias of a call of the objective."""
@@ -276,7 +281,8 @@ def _replacement(seam: Seam, replaced: _Replaced, original: Callable[..., Any]) 
         with at_scale(loss_fn, scale, bias):
             inputs = [bound.arguments[name] for name in (*replaced.views, *replaced.named.values())]
             total = replaced.reduction == "sum"
-            loss = seam.loss(loss_fn, host_loss, *views, total=total, inputs=inputs, times=replaced.times, **options)
+            how = {"total": total, "inputs": inputs, "times": replaced.times, "first": replaced.first}
+            loss = seam.loss(loss_fn, host_loss, *views, **how, **options)
         return loss if places[0] is None else _with(results[0], places[0], loss)
 
     vars(call)["counterpoint_replaces"] = original

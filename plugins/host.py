@@ -196,6 +196,7 @@ class Seam:
         total: bool = False,
         inputs: Sequence[Tensor] | None = None,
         times: float = 1.0,
+        first: bool = False,
         **options: Any,
     ) -> Tensor:
         """Compute the loss of a step from the tensors at the seam.
@@ -208,8 +209,10 @@ class Seam:
             total: the host's loss is the sum over anchors.
             inputs: the tensors that gradients are compared of; by default ``args``.
             times: factor of the loss, as in the host's.
+            first: of all anchors, only the samples of the first view count.
         """
-        options |= {"reduction": "none"} if total else {}
+        single = options.get("reduction") == "none"
+        options |= {"reduction": "none"} if total or first else {}
         verifies, own = self.verifies, self.uses_own_loss
         self.count()
         device = args[0].device
@@ -221,7 +224,8 @@ class Seam:
             loss = loss_of(loss_fn, *args, call=call, **options)
         except ValueError as error:
             raise SeamError(f"{loss_fn} cannot be computed here: {error}") from error
-        loss = loss.sum() if total else loss
+        loss = loss[: len(args[0])] if first else loss
+        loss = loss.sum() if total else loss if single or not first else loss.mean()
         loss = loss if times == 1 else loss * times
         gathered = bool(options.get("gather"))
         if self.report is not None and (is_first_process() or gathered):  # gathering needs every process

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from fractions import Fraction
 from itertools import permutations
+from types import FrameType
 from typing import Any
 
 import torch
@@ -68,9 +69,11 @@ def function_of(watch: Watch, sink: Sink, root: Tensor, finding: Finding, specs:
                     best["value_difference"] = near
                 elif tensors is variables:
                     continue
-                # the last number is what the function returns
+                # the last number is what the function returns, or else the last numbers, one for each anchor
                 times = results[-1] / best["value"] if results else 0.0
-                if abs(times - best["count"]) < 1e-3 * best["count"]:
+                if not results and _per_anchor(watch, frame, best, tolerance):
+                    best["as"]["reduction"] = "none"
+                elif abs(times - best["count"]) < 1e-3 * best["count"]:
                     best["as"]["reduction"] = "sum"
                 elif abs(times - 1) > 0.1 * tolerance and relative(times, best["weight"]) < 0.1 * tolerance:
                     # backward() starts from this number, so the gradient has the same factor
@@ -84,6 +87,15 @@ def function_of(watch: Watch, sink: Sink, root: Tensor, finding: Finding, specs:
                 best["scale"] = near_scale[0] if near_scale and finding["learned"] else None
                 return {"file": frame.f_code.co_filename, "function": name, "whole": whole, "times": times, **best}
     return None
+
+
+def _per_anchor(watch: Watch, frame: FrameType, best: Finding, tolerance: float) -> bool:
+    """Whether the last vector that a function has computed is the loss of each anchor."""
+    vectors = [x for x, where in watch.vectors if where is frame]
+    if not vectors or len(vectors[-1]) != best["count"]:
+        return False
+    best["value_difference"] = relative(best["value"], float(vectors[-1].double().mean()))
+    return float(best["value_difference"]) < 0.1 * tolerance
 
 
 def _rounded(factor: float) -> float:
@@ -154,6 +166,8 @@ def _arguments(
 
 def _anchors(first: Tensor, arguments: int, options: dict[str, Any]) -> int:
     """Count the anchors of a call."""
+    if options.get("anchors") == "first":
+        return len(first)
     if arguments == 1:
         return first[..., 0].numel()
     return len(first) * (2 if options.get("pairing") in ("symmetric", "views") else 1)
@@ -178,6 +192,7 @@ def _plain_calls(loss_fn: Objective, chosen: Sequence[str], normalized: bool) ->
         base: dict[str, Any] = {} if normalize else {"normalize": False}
         if len(chosen) == 1:
             yield {**base, "pairing": "views"}, lambda z, n=normalize: loss_fn(z, pairing="views", normalize=n)
+            yield {**base, **_FIRST}, lambda z, n=normalize: _of_first(loss_fn, z, normalize=n)
             for split in ("halves", "interleaved"):
                 yield (
                     {**base, "pairing": "views", **({"cat": 2} if split == "halves" else {"split": split})},
@@ -189,6 +204,7 @@ def _plain_calls(loss_fn: Objective, chosen: Sequence[str], normalized: bool) ->
                     {**base, "pairing": pairing},
                     lambda a, b, n=normalize, p=pairing: loss_fn(a, b, pairing=p, normalize=n),
                 )
+            yield {**base, **_FIRST}, lambda a, b, n=normalize: _of_first(loss_fn, a, b, normalize=n)
             yield {**base, "pairing": "one_way", "keys": "groups"}, lambda a, b, n=normalize: _grouped(loss_fn, a, b, n)
         else:
             for flip in (False, True):
@@ -196,6 +212,15 @@ def _plain_calls(loss_fn: Objective, chosen: Sequence[str], normalized: bool) ->
                     {**base, "queue": chosen[2], **({"transposed": True} if flip else {})},
                     lambda a, b, c, n=normalize, f=flip: loss_fn(a, b, queue=c.mT if f else c, normalize=n),
                 )
+
+
+_FIRST = {"pairing": "views", "anchors": "first"}
+
+
+def _of_first(loss_fn: Objective, *views: Tensor, normalize: bool) -> Tensor:
+    if len(views) == 1 and views[0].dim() != 3:
+        raise ValueError("no views")
+    return loss_fn(*views, pairing="views", normalize=normalize, reduction="none")[: len(views[0])].mean()
 
 
 def _split(z: Tensor, how: str) -> tuple[Tensor, Tensor]:

@@ -55,6 +55,9 @@ _BELOW_A_NORM = words(
 )
 
 
+MOST = 1 << 16  # anchors of a batch
+
+
 @dataclass
 class Walk:
     """What lies above a tensor in autograd's graph, as far as entries are only moved, scaled, masked or joined."""
@@ -104,6 +107,7 @@ class Watch(TorchFunctionMode):
         self.elementwise: OrderedDict[Node, tuple[Tensor, Tensor]] = OrderedDict()
         self.sinks: list[Sink] = []
         self.scalars: list[tuple[Tensor, FrameType]] = []  # numbers computed behind a sink, and where
+        self.vectors: list[tuple[Tensor, FrameType]] = []  # likewise, one number for each anchor
         self.softmax_inputs: dict[Node, tuple[Tensor, str]] = {}  # and the file of the call
         self.passed: dict[FrameType, dict[str, Tensor]] = {}  # arguments, before the frame could assign to them
         self.survey: dict[tuple[str, str], int] = {}
@@ -136,8 +140,8 @@ class Watch(TorchFunctionMode):
             for root in roots:
                 if root.numel() == 1 and root.requires_grad:
                     self.at_backward(self, root)
-        stores = (self.products, self.elementwise, self.sinks, self.scalars, self.softmax_inputs, self.passed)
-        for store in stores:
+        stores = (self.products, self.elementwise, self.sinks, self.scalars, self.vectors, self.softmax_inputs)
+        for store in (*stores, self.passed):
             store.clear()
         return self._backward(tensors, *args, **kwargs)
 
@@ -160,6 +164,8 @@ class Watch(TorchFunctionMode):
             self._count(f"{name} of {tuple(args[0].shape) if isinstance(args[0], Tensor) else '?'}")
         if self.sinks and isinstance(out, Tensor) and out.grad_fn is not None and out.numel() == 1:
             self.scalars.append((out.detach().clone(), next(frames())))
+        elif self.sinks and isinstance(out, Tensor) and out.grad_fn is not None and out.dim() == 1 and len(out) <= MOST:
+            self.vectors.append((out.detach().clone(), next(frames())))
         return out
 
     def _keep_arguments(self) -> None:

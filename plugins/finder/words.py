@@ -234,6 +234,9 @@ def _by_hand(loss: Finding, objective: str | None) -> list[tuple[str, str]]:
         if "queue" in options:
             chosen = [*chosen[:2], f"queue={options.pop('queue')}{'.T' if options.pop('transposed', False) else ''}"]
         labels = [f"labels={options.pop('labels')}"] if "labels" in options else []
+        if options.pop("anchors", None):
+            options["reduction"] = "none"
+            sums += f", of which the first len({replace['arguments'][0]}) count"
         words = [*chosen, *labels, *(f"{k}={v!r}" for k, v in options.items())]
         return [("by hand", f"in {replace['function']}: counterpoint.objective({spec!r})({', '.join(words)}){sums}")]
     if loss["kind"] == "cross entropy":
