@@ -23,6 +23,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import code_bases
+
 from counterpoint.plugins import inject, registry
 
 PRELUDE = '''
@@ -143,7 +145,8 @@ scale.logit_scale, scale.logit_bias = nn.Parameter(torch.tensor(2.3)), nn.Parame
 criterion = SigLipLoss()
 train(lambda a, b: criterion(norm(a), norm(b), scale.logit_scale.exp(), scale.logit_bias), modules=[scale])
 """,
-        [("loss.py", "binary", 0, "")],
+        [("loss.py", "siglip", 9.974, "diagonal")],
+        REPLACE,
     ),
     "SLIP CLIPLoss": Member(
         "SLIP",
@@ -547,6 +550,9 @@ train(NTXentLoss(temperature=0.5))
         needs=("lightly",),
     ),
 }
+
+
+MEMBERS |= {name: Member(**values) for name, values in code_bases.MEMBERS.items()}
 
 
 def write_driver(member: Member, hosts: Path, folder: Path) -> None:
