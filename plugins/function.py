@@ -37,7 +37,6 @@ from counterpoint.batch.batch import BatchOptions
 from counterpoint.batch.pairings import PAIRINGS
 from counterpoint.hyper import at_scale, nearest
 from counterpoint.names import check_known
-from counterpoint.objective import as_objective
 
 from .finder.frames import function_name, is_nested
 from .host import OWN_LOSS, Host, Seam, SeamError
@@ -167,8 +166,6 @@ def before(seam: Seam) -> None:
 
     seam.at_end.append(end)
     seam.if_wrong = _IF_WRONG
-    if seam.options.get("own"):
-        as_objective(seam.options["own"])  # an error now, not in the first step
     for_modules(seam, patch)
 
 

@@ -200,6 +200,8 @@ def check(args: argparse.Namespace, host: Host) -> None:
         if args.no_shims:
             raise SeamError("--shims and --no-shims exclude each other")
         shims_of(args.shims)
+    if args.own is not None:
+        objective(args.own)
     if args.objective != OWN_LOSS and any(True for _ in objective(args.objective).parameters()):
         raise SeamError(
             f"{args.objective}: the host's optimizer does not update learned values, so they would keep their initial "

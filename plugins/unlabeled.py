@@ -141,7 +141,10 @@ def _columns(positives: str, frame: FrameType, logits: Tensor) -> Tensor:
 
 
 def replace_nll_loss(seam: Seam, replaced: Replaced) -> None:
-    """Replace ``nll_loss`` at the sites by the objective of the logits that its ``log_softmax`` has taken."""
+    """Replace ``nll_loss`` at the sites by the objective of the logits that its ``log_softmax`` has taken.
+
+    Other functions at a site, which have no labels, are left alone; if nothing was replaced, they are named.
+    """
     recent: deque[tuple[weakref.ref[Tensor], Tensor]] = deque(maxlen=4)  # what log_softmax has returned, and taken
     files = {site.file for site in replaced.sites}
 
@@ -151,12 +154,33 @@ def replace_nll_loss(seam: Seam, replaced: Replaced) -> None:
             out, here = original(input, *args, **kwargs), caller().f_code.co_filename
             if isinstance(out, Tensor) and any(is_file(here, file) for file in files):
                 recent.append((weakref.ref(out), input))
+                note(caller(), "log_softmax")
             return out
 
         return log_softmax
 
+    def noted(original: Callable[..., Tensor]) -> Callable[..., Tensor]:
+        @functools.wraps(original)
+        def call(*args: Any, **kwargs: Any) -> Tensor:
+            note(caller(), original.__name__)
+            return original(*args, **kwargs)
+
+        return call
+
+    def note(frame: FrameType, name: str) -> None:
+        if any(site.covers(frame.f_code.co_filename, frame.f_lineno) for site in replaced.sites):
+            others[place(frame)] = name.replace("log_sigmoid", "logsigmoid")
+
+    def end() -> None:
+        for where, name in others.items() if not seam.calls else ():
+            seam.say(f"{where} calls {name}, which has no labels: which columns are the positives? {_HOW}")
+
+    others: dict[str, str] = {}
+    seam.at_end.append(end)
     for owner, name in _LOG_SOFTMAXES:
         _put(seam, owner, name, remember(getattr(owner, name)))
+    for owner, name in ((torch, "logsumexp"), (Tensor, "logsumexp"), (nn.functional, "logsigmoid")):
+        _put(seam, owner, name, noted(getattr(owner, name)))
     original = nn.functional.nll_loss
 
     @functools.wraps(original)

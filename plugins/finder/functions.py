@@ -41,14 +41,19 @@ def nearest(value: float, values: Iterable[float], anchors: int) -> float:
 def function_of(watch: Watch, sink: Sink, root: Tensor, finding: Finding, specs: Sequence[str]) -> Finding | None:
     """Find a function whose arguments are the embeddings, and how our objective gets its gradient from them.
 
-    A call of the function is compared as a whole, with all products that were made in it.
+    A call of the function is compared as a whole, with all products that were made in it. Of several, functions that
+    can be replaced come first, then those that need no ``anchors=first``, which computes what it drops.
     """
-    if not finding["scale"] > 0:
-        return None
+    found = list(_functions(watch, sink, root, finding, specs)) if finding["scale"] > 0 else []
+    return min(found, key=lambda each: (not each["whole"], "anchors" in each["as"]), default=None)
+
+
+def _functions(watch: Watch, sink: Sink, root: Tensor, finding: Finding, specs: Sequence[str]) -> Iterator[Finding]:
     for frame, passed, others in sink.frames:
         name = function_name(frame.f_code)
         inside = [s for s in watch.sinks if any(f is frame for f, *_ in s.frames)]
-        edges = [*{id(p): p.edge for s in inside for p in s.walk.products}.values()]
+        products = {id(p): p for s in inside for p in s.walk.products}.values()
+        edges, divided = [p.edge for p in products], any(p.lengths is not None for p in products)
         outputs = [(e, g) for e, g in zip(edges, gradients(root, edges), strict=True) if g is not None]
         # a function can only be replaced from its arguments; with other variables, the user edits a line
         arguments, variables = embeddings(passed), embeddings(others)
@@ -59,7 +64,13 @@ def function_of(watch: Watch, sink: Sink, root: Tensor, finding: Finding, specs:
             tried = []
             for spec in specs if tensors else ():
                 fitting = _arguments(
-                    at_scale(spec, finding["scale"]), tensors, classes, outputs, bool(finding["normalized"]), tolerance
+                    at_scale(spec, finding["scale"]),
+                    tensors,
+                    classes,
+                    outputs,
+                    bool(finding["normalized"]),
+                    tolerance,
+                    divided,
                 )
                 tried += [{**fitting, "form": spec}] if fitting else []
             if tried:
@@ -85,8 +96,10 @@ def function_of(watch: Watch, sink: Sink, root: Tensor, finding: Finding, specs:
                 numbers = {n: float(x.detach()) for n, x in passed.items() if x.numel() == 1}
                 near_scale = [n for n, x in numbers.items() if relative(x, finding["scale"]) < 1e-4]
                 best["scale"] = near_scale[0] if near_scale and finding["learned"] else None
-                return {"file": frame.f_code.co_filename, "function": name, "whole": whole, "times": times, **best}
-    return None
+                yield {"file": frame.f_code.co_filename, "function": name, "whole": whole, "times": times, **best}
+                if whole and "anchors" not in best["as"]:
+                    return
+                break
 
 
 def _per_anchor(watch: Watch, frame: FrameType, best: Finding, tolerance: float) -> bool:
@@ -123,14 +136,22 @@ def _arguments(
     outputs: Iterable[Any],
     normalized: bool,
     tolerance: float,
+    divided: bool,
 ) -> Finding | None:
+    """Return how our objective gets the script's gradient from some of the arguments.
+
+    If products are ``divided`` by lengths later, the gradient that reaches the arguments through the products lacks
+    that of the lengths, which is along the rows.
+    """
     edges, inner = zip(*outputs, strict=True)
     host: dict[str, Tensor] = {}
     for name in arguments:
         if arguments[name].requires_grad:
             (g,) = torch.autograd.grad(edges, arguments[name], inner, retain_graph=True, allow_unused=True)
             if g is not None and bool((g != 0).any()):
-                host[name] = g.detach().double()
+                g, x = g.detach().double(), arguments[name].detach().double()
+                along = (g * x).sum(-1, keepdim=True) / (x * x).sum(-1, keepdim=True).clamp(min=1e-60)
+                host[name] = g - along * x if divided else g
     if not host:
         return None
     for count in (1, 2, 3):

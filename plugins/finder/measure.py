@@ -66,7 +66,7 @@ def measure(watch: Watch, sink: Sink, products: Sequence[Product], finding: Find
         if g is None or not bool((g != 0).any()):
             continue
         entries = g.detach().double()[g != 0]
-        if product.kind == "matrix" and not product.cosine and _divided_by_norms(product, g):
+        if product.lengths is not None or (not product.cosine and _divided_by_lengths(product, g)):
             entries = (g.detach().double() * product.lengths)[g != 0]
         factor = float(entries.median())
         # subtracting each row's maximum changes no softmax: its gradients add up to zero
@@ -99,9 +99,9 @@ def measure(watch: Watch, sink: Sink, products: Sequence[Product], finding: Find
     return raw[0]
 
 
-def _divided_by_norms(product: Product, g: Tensor) -> bool:
+def _divided_by_lengths(product: Product, g: Tensor) -> bool:
     """Whether inner products were divided by the lengths of both sides afterwards, ``(a @ b.T) / (|a| |b|.T)``."""
-    if g.dim() != 2 or product.a.dim() != 2 or product.b.dim() != 2:
+    if product.kind != "matrix" or g.dim() != 2 or product.a.dim() != 2 or product.b.dim() != 2:
         return False
     a, b = (x.detach().double().norm(dim=-1) for x in (product.a, product.b))
     lengths = a.unsqueeze(1) * b

@@ -33,8 +33,8 @@ def commands_of(losses: Sequence[Finding], objective: str | None, script: Sequen
     for text, loss in functions.items():
         how = {k: v for k, v in loss["replace"]["as"].items() if k not in NAMED}
         options = ",".join(f"{k}={str(v).lower()}" for k, v in how.items())
-        words = ["--replace", text, *(["--as", options] if options else []), *objective_of(objective, loss)]
-        words += ["--own", _spec(str(loss["form"]), loss, _host_temperature(loss))]
+        words = ["--replace", text, *(["--as", options] if options else [])]
+        words += ["--own", _spec(str(loss["form"]), loss, _host_temperature(loss)), *objective_of(objective, loss)]
         commands.append(["counterpoint", "inject", "function", *words, *script])
     return commands
 
