@@ -24,7 +24,7 @@ import importlib.machinery
 import inspect
 import re
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass
 from types import ModuleType
@@ -278,7 +278,7 @@ def _replacement(seam: Seam, replaced: _Replaced, original: Callable[..., Any]) 
         with at_scale(loss_fn, scale, bias):
             inputs = [bound.arguments[name] for name in (*replaced.views, *replaced.named.values())]
             total = replaced.reduction == "sum"
-            how = {"total": total, "inputs": inputs, "times": replaced.times, "first": replaced.first}
+            how: dict[str, Any] = {"total": total, "inputs": inputs, "times": replaced.times, "first": replaced.first}
             loss = seam.loss(loss_fn, host_loss, *views, **how, **options)
         return loss if places[0] is None else _with(results[0], places[0], loss)
 

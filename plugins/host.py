@@ -110,8 +110,8 @@ class Seam:
     gradients: list[float] = field(default_factory=list)
     wrong: list[str] = field(default_factory=list)
     if_wrong: str = (
-        "The script is not what this host knows: `counterpoint inject auto` says what it computes. Without --verify, it "
-        "is not compared."
+        "The script is not what this host knows: `counterpoint inject auto` says what it computes. Without --verify, "
+        "nothing is compared."
     )
     seen: dict[str, dict[str, int]] = field(default_factory=dict)
     replaced: dict[str, dict[str, int]] = field(default_factory=dict)
@@ -194,7 +194,7 @@ class Seam:
         *args: Any,
         call: str = "forward",
         total: bool = False,
-        inputs: Sequence[Tensor] | None = None,
+        inputs: Sequence[Any] | None = None,
         times: float = 1.0,
         first: bool = False,
         **options: Any,
@@ -207,7 +207,7 @@ class Seam:
             args, options: arguments for the objective.
             call: the objective's method: ``forward``, ``from_logits``, ``from_scores`` or ``from_pairings``.
             total: the host's loss is the sum over anchors.
-            inputs: the tensors that gradients are compared of; by default ``args``.
+            inputs: what gradients are compared of, where it is a tensor with one; by default ``args``.
             times: factor of the loss, as in the host's.
             first: of all anchors, only the samples of the first view count.
         """

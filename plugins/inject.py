@@ -53,9 +53,7 @@ def add_options(parser: argparse.ArgumentParser, host: Host | None = None) -> No
     add("--bias", metavar="B", help=only("bias", "logits only", bias))
     site = "a call of cross entropy to replace, or FILE:FUNCTION for all of a function; may be repeated (none)"
     add("--site", action="append", metavar="FILE:LINE", help=only("site", "logits only", site))
-    positives = (
-        "for logsumexp, log_softmax and logsigmoid: the positives' columns, diagonal, a number, or a name at the site (none)"
-    )
+    positives = "of logsumexp, log_softmax, logsigmoid: diagonal, a column's number, or a name at the site (none)"
     add("--positives", metavar="P", help=only("positives", "logits only", positives))
     add("--only", action="store_true", help="the named sites are meant to be a part of the host's loss")
     replace = only("replace", "function only", "the function, with its parameters that are embeddings (none)")

@@ -75,7 +75,9 @@ class Scales:
         finding = findings[-1] if findings else None
         if finding is None or finding["doubts"] or finding.get("bias") is None:
             why = "; ".join(finding["doubts"]) if finding else "no product of embeddings leads to the logits"
-            raise SeamError(f"the binary logits at {where} are not similarities, scaled and shifted, or --positives is wrong: {why}")
+            raise SeamError(
+                f"the binary logits at {where} are not similarities, scaled and shifted, or --positives is wrong: {why}"
+            )
         measured, first = finding["bias"], findings[0] or finding
         if option is not None:
             try:
@@ -89,7 +91,11 @@ class Scales:
         fixed = not isinstance(value, Tensor)
         if fixed and (finding["bias_learned"] or abs(measured - first["bias"]) > ROUNDED * max(1.0, abs(measured))):
             raise SeamError(f"the bias at {where} changes: give --bias and the name that it has there, self.logit_bias")
-        if len(findings) <= CALLS and abs(number_of(value) - measured) > ROUNDED * max(1.0, abs(measured)) and self.watch:
+        if (
+            len(findings) <= CALLS
+            and abs(number_of(value) - measured) > ROUNDED * max(1.0, abs(measured))
+            and self.watch
+        ):
             raise SeamError(f"--bias {option} is wrong: logits at {where} are shifted by {measured:.6g}")
         return value
 

@@ -1,9 +1,9 @@
 """What ``--verify`` compares: value and gradient of the host's own loss, and of the objective that should equal it.
 
 Two correct implementations differ by rounding. How much of a difference that explains depends on the lowest precision
-in which either was computed, :data:`ROUNDING`; a larger one is an error. Values are compared relative to the host's, and
-gradients to its largest entry. A loss near zero is a difference of nearly equal numbers, so that its gradient has fewer
-digits.
+in which either was computed, :data:`ROUNDING`; a larger one is an error. Values are compared relative to the host's,
+and gradients to its largest entry. A loss near zero is a difference of nearly equal numbers, so that its gradient has
+fewer digits.
 """
 
 from __future__ import annotations
@@ -33,9 +33,7 @@ def _autocasts(x: Tensor) -> bool:
     return torch.is_autocast_enabled(x.device.type)
 
 
-def problem(
-    ours: float, theirs: float, gradient: float | None, dtype: torch.dtype, names: tuple[str, str]
-) -> str:
+def problem(ours: float, theirs: float, gradient: float | None, dtype: torch.dtype, names: tuple[str, str]) -> str:
     """Say in words what differs by more than rounding explains, or return "".
 
     Args:

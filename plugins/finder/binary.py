@@ -70,9 +70,9 @@ def _compare(watch: Watch, finding: Finding, logits: Tensor, gradient: Tensor, p
 def _argument(sink: Sink, replace: Finding, value: float) -> str | None:
     """The argument of the function that is the number ``value``."""
     for frame, passed, _ in sink.frames:
-        if frame.f_code.co_filename == replace["file"]:
-            near = [n for n, x in passed.items() if x.numel() == 1 and abs(float(x.detach()) - value) < 1e-4 * abs(value)]
-            if near:
-                return near[0]
+        if frame.f_code.co_filename != replace["file"]:
+            continue
+        for name, x in passed.items():
+            if x.numel() == 1 and abs(float(x.detach()) - value) < 1e-4 * abs(value):
+                return name
     return None
-

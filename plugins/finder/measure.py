@@ -66,8 +66,9 @@ def measure(watch: Watch, sink: Sink, products: Sequence[Product], finding: Find
         if g is None or not bool((g != 0).any()):
             continue
         entries = g.detach().double()[g != 0]
-        if product.lengths is not None or (not product.cosine and _divided_by_lengths(product, g)):
-            entries = (g.detach().double() * product.lengths)[g != 0]
+        lengths = _lengths(product, g)
+        if lengths is not None:
+            entries = (g.detach().double() * lengths)[g != 0]
         factor = float(entries.median())
         # subtracting each row's maximum changes no softmax: its gradients add up to zero
         shifted = any(float(g.sum(i).abs().max()) < 1e-3 * abs(factor) * g.shape[i] for i in (-1, 0))
@@ -99,19 +100,19 @@ def measure(watch: Watch, sink: Sink, products: Sequence[Product], finding: Find
     return raw[0]
 
 
-def _divided_by_lengths(product: Product, g: Tensor) -> bool:
-    """Whether inner products were divided by the lengths of both sides afterwards, ``(a @ b.T) / (|a| |b|.T)``."""
-    if product.kind != "matrix" or g.dim() != 2 or product.a.dim() != 2 or product.b.dim() != 2:
-        return False
+def _lengths(product: Product, g: Tensor) -> Tensor | None:
+    """The lengths of both sides, if inner products were divided by these afterwards, ``(a @ b.T) / (|a| |b|.T)``."""
+    if product.cosine or product.kind != "matrix" or g.dim() != 2 or product.a.dim() != 2 or product.b.dim() != 2:
+        return product.lengths
     a, b = (x.detach().double().norm(dim=-1) for x in (product.a, product.b))
     lengths = a.unsqueeze(1) * b
     if lengths.shape != g.shape or float(lengths.max() - lengths.min()) < 1e-2 * float(lengths.max()):
-        return False
+        return None
     entries = (g.detach().double() * lengths)[g != 0]
     if float(entries.max() - entries.min()) > 10 * max(tolerance_of(g), 1e-4) * abs(float(entries.median())):
-        return False
+        return None
     product.lengths, product.cosine = lengths, True
-    return True
+    return lengths
 
 
 def _learned(watch: Watch, sink: Sink, products: Sequence[Product]) -> Iterator[Tensor]:

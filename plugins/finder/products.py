@@ -98,18 +98,16 @@ def operands(name: str, func: Any, args: Any, kwargs: Any, elementwise: Mapping[
 
 def _tensordot(a: Tensor, b: Tensor, dims: Any = 2, **_: Any) -> Any:
     """As :func:`operands`, if one dimension of embeddings is contracted; ones beside it do not matter."""
-    if not isinstance(dims, int):
-        first, second = (list(d) if isinstance(d, (tuple, list)) else [int(d)] for d in dims)
-    else:
-        first, second = list(range(a.dim() - dims, a.dim())), list(range(dims))
-    pairs = [(i % a.dim(), j % b.dim()) for i, j in zip(first, second, strict=True)]
-    inner = [(i, j) for i, j in pairs if a.shape[i] > 1]
-    free = [[i for i in range(x.dim()) if x.shape[i] > 1 and i not in used] for x, used in zip((a, b), zip(*pairs, strict=True), strict=True)]
-    if len(inner) != 1 or [len(each) for each in free] != [1, 1]:
-        return None
-    (i, j), ((p,), (q,)) = inner[0], free
-    rows = [x.permute(k, n, *(m for m in range(x.dim()) if m not in (k, n))).flatten(1) for x, k, n in ((a, p, i), (b, q, j))]
-    shape = torch.Size(x.shape[k] for x, used in zip((a, b), zip(*pairs, strict=True), strict=True) for k in range(x.dim()) if k not in used)
+    if isinstance(dims, int):
+        dims = range(a.dim() - dims, a.dim()), range(dims)
+    rows, shape = [], []
+    for x, given in zip((a, b), dims, strict=True):
+        inner = [i % x.dim() for i in (given if hasattr(given, "__len__") else [given])]
+        outer = [i for i in range(x.dim()) if i not in inner]
+        if any(sum(x.shape[i] > 1 for i in some) != 1 for some in (inner, outer)):
+            return None
+        rows.append(x.permute(*outer, *inner).flatten(0, len(outer) - 1).flatten(1))
+        shape += [x.shape[i] for i in outer]
     return *rows, "matrix", lambda a, b: (a @ b.mT).reshape(shape), False
 
 

@@ -250,7 +250,9 @@ def test_functions_that_cannot_be_reached_are_named(launch):
     script = SCRIPT.replace("from losses import Loss, nt_xent", "import runpy\n" + LOAD)
     found = launch(*PLAIN, "--objective", "hcl:t=0.5", script=script)
     assert (found.code, "was loaded by exec or runpy" in found.err) == (3, True), found.err
-    nested = LOSSES.replace("def nt_xent", "def outer():\n  def inner(a, b): return a.sum()\n  return inner\n\n\ndef nt_xent")
+    nested = LOSSES.replace(
+        "def nt_xent", "def outer():\n  def inner(a, b): return a.sum()\n  return inner\n\n\ndef nt_xent"
+    )
     nested += SCRIPT.replace("from losses import Loss, nt_xent", "inner = outer()")
     found = launch("--replace", "toy.py:inner(a, b)", "--objective", "hcl:t=0.5", script=nested)
     assert (found.code, "does not define it" in found.err) == (2, True)
@@ -285,7 +287,10 @@ def siglip(a, b, scale, bias):
         "    for _ in range(3):",
         "    bias = torch.nn.Parameter(torch.tensor(-3.0))\n    optimiser.add_param_group({'params': [bias]})\n"
         "    for _ in range(3):",
-    ).replace("print(float(loss", "print(float(bias.detach()))\n        print(float(criterion.log_scale.detach()))\n        print(float(loss")
+    ).replace(
+        "print(float(loss",
+        "print(float(bias.detach()))\n        print(float(criterion.log_scale.detach()))\n        print(float(loss",
+    )
     call = "siglip(a, b, criterion.log_scale.exp(), bias)"
     text = ("--replace", "toy.py:siglip(a, b, scale=scale, bias=bias)", "--as", "pairing=one_way")
 

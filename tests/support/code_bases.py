@@ -220,7 +220,8 @@ train(lambda a, b: sum(map(criterion, memory(norm(a), norm(b), torch.arange(12))
     },
     "Contriever, in batch": {
         "folder": "contriever",
-        "code": CONTRIEVER + """
+        "code": CONTRIEVER
+        + """
 from src.inbatch import InBatch
 
 
@@ -240,7 +241,8 @@ train(lambda a, b: model(a, None, b, None)[0])
     },
     "Contriever, MoCo": {
         "folder": "contriever",
-        "code": CONTRIEVER + """
+        "code": CONTRIEVER
+        + """
 from src.moco import MoCo
 
 
