@@ -12,16 +12,13 @@ import weakref
 from collections import deque
 from collections.abc import Callable
 from types import FrameType
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, distributed, nn
 
 from .host import Seam, SeamError
-from .sites import caller, is_file, named, place
-
-if TYPE_CHECKING:
-    from .logits import Replaced
+from .sites import Site, caller, is_file, named, place
 
 _LOG_SOFTMAXES: tuple[tuple[Any, str], ...] = (
     (torch, "log_softmax"),
@@ -30,6 +27,27 @@ _LOG_SOFTMAXES: tuple[tuple[Any, str], ...] = (
 )
 _LOG_SUMS: tuple[tuple[Any, str], ...] = ((torch, "logsumexp"), (Tensor, "logsumexp"), *_LOG_SOFTMAXES)
 _HOW = "--positives diagonal, a column's number, or the name of a tensor of columns at the site"
+
+
+class Replaced(Protocol):
+    """The calls from the sites, see :mod:`counterpoint.plugins.logits`."""
+
+    sites: dict[Site, str | None]
+
+    def site(self, frame: FrameType, logits: Tensor) -> tuple[Site | None, str]: ...
+
+    def loss(
+        self,
+        site: Site,
+        frame: FrameType,
+        where: str,
+        logits: Tensor,
+        labels: Tensor,
+        host_loss: Callable[[], Tensor],
+        reduction: str,
+        biased: bool = False,
+        **options: Any,
+    ) -> Tensor: ...
 
 
 def replace(seam: Seam, replaced: Replaced) -> None:

@@ -104,8 +104,8 @@ def _lengths(product: Product, g: Tensor) -> Tensor | None:
     """The lengths of both sides, if inner products were divided by these afterwards, ``(a @ b.T) / (|a| |b|.T)``."""
     if product.cosine or product.kind != "matrix" or g.dim() != 2 or product.a.dim() != 2 or product.b.dim() != 2:
         return product.lengths
-    a, b = (x.detach().double().norm(dim=-1) for x in (product.a, product.b))
-    lengths = a.unsqueeze(1) * b
+    a, b = (torch.linalg.vector_norm(x.detach().double(), dim=-1) for x in (product.a, product.b))
+    lengths = torch.outer(a, b)
     if lengths.shape != g.shape or float(lengths.max() - lengths.min()) < 1e-2 * float(lengths.max()):
         return None
     entries = (g.detach().double() * lengths)[g != 0]

@@ -226,7 +226,8 @@ class Watch(TorchFunctionMode):
             sink.options = options
         if name in ("nll_loss", "log"):
             sink.x, file = self._softmax_input(x)
-            sink.replaceable = _name(x.grad_fn) == "LogSoftmax" and file == sink.place.file
+            node = x.grad_fn
+            sink.replaceable = node is not None and _name(node) == "LogSoftmax" and file == sink.place.file
         self._count(f"{kind} of {tuple(x.shape)}, a product of embeddings")
         self.sinks.append(sink)
         return out
