@@ -176,7 +176,7 @@ from models.losses import hierarchical_contrastive_loss
 times = nn.Linear(16, 16 * 4)
 train(lambda a, b: hierarchical_contrastive_loss(*(times(z).view(12, 4, 16) for z in (a, b))), modules=[times])
 """,
-        "losses": [("losses.py", IN, 1, "mask")],
+        "losses": [("losses.py", IN, 1, "mask")] * 2,
     },
     "SCAN": {
         "folder": "Unsupervised-Classification",

@@ -644,7 +644,7 @@ def row(name: str, member: Member, hosts: Path, folder: Path, tell: bool) -> lis
     if not found["commands"]:
         ours = [loss for loss in losses if loss["ours"]]
         columns = [f"{max(x.get(k, 0) for x in ours):.1g}" for k in DIFFERENCES] if ours else ["", ""]
-        why = "no objective computes it" if losses else "nothing to replace"
+        why = "no objective computes it" if losses else "not recognized" if member.losses else "nothing to replace"
         return [*start, "by hand" if ours else "none", *columns, *(["by hand"] * 3 if ours else [why] + [""] * 2)]
     command = found["commands"][0][2:-2]
     at = command.index("--objective") + 1
