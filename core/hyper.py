@@ -171,6 +171,9 @@ class FromScale(nn.Module):
 
     value: Value | None = None
 
+    def set(self, value: Value | None) -> None:
+        vars(self)["value"] = value  # a parameter of the host's must not become one of this module
+
     def forward(self) -> Value:
         if self.value is None:
             raise ValueError('temperature "host" is one over the scale of logits: expected a call of from_logits.')
@@ -191,17 +194,33 @@ class FromScale(nn.Module):
         return HOST
 
 
+class FromBias(FromScale):
+    """The bias of logits: ``bias=`` of :meth:`counterpoint.Objective.from_logits`. Specs write it as ``b=host``."""
+
+    def forward(self) -> Value:
+        if self.value is None:
+            raise ValueError('bias "host" is that of logits: expected a call of from_logits with bias=.')
+        return self.value
+
+    def bounds(self) -> tuple[float, float]:
+        """Return the smallest and the largest value."""
+        return -math.inf, math.inf
+
+
 @contextmanager
-def at_scale(module: nn.Module, scale: Value | None) -> Iterator[None]:
-    """Let temperatures that come :class:`FromScale` be one over ``scale``."""
-    temperatures = [part for part in module.modules() if isinstance(part, FromScale)]
+def at_scale(module: nn.Module, scale: Value | None, bias: Value | None = None) -> Iterator[None]:
+    """Let temperatures that come :class:`FromScale` be one over ``scale``, and biases :class:`FromBias` ``bias``."""
+    from_host = [part for part in module.modules() if isinstance(part, FromScale)]
     try:
-        for part in temperatures:
-            part.value = None if scale is None else 1 / scale
+        for part in from_host:
+            if isinstance(part, FromBias):
+                part.set(bias)
+            else:
+                part.set(None if scale is None else 1 / scale)
         yield
     finally:
-        for part in temperatures:
-            part.value = None
+        for part in from_host:
+            part.set(None)
 
 
 Number = float | Schedule | Learned
@@ -209,6 +228,7 @@ Number = float | Schedule | Learned
 
 HOST = "host"
 """The temperature that is :class:`FromScale`, and the objective that is a host's own loss."""
+_FROM_HOST: dict[str, type[FromScale]] = {"t": FromScale, "b": FromBias}
 
 
 class Tracked(nn.Module):
@@ -323,7 +343,7 @@ class Real(Hyper[T, Any]):
         left = "" if self.low == -math.inf else f"{number(self.low)} {'<' if self.open_low else '<='} "
         right = "" if self.high == math.inf else f" {'<' if self.open_high else '<='} {number(self.high)}"
         text = "a finite number" + (f" with {left}{self.name}{right}" if left or right else "")
-        for word in (*self.words, *([HOST] if self.short == "t" else [])):
+        for word in (*self.words, *([HOST] if self.short in _FROM_HOST else [])):
             text += f' or "{word}"'
         return text + (" or None" if self.optional else "")
 
@@ -335,8 +355,8 @@ class Real(Hyper[T, Any]):
     def check(self, value: Any, where: str) -> Any:
         if (value is None and self.optional) or (isinstance(value, str) and value in self.words):
             return value
-        if self.short == "t" and isinstance(value, str) and value == HOST:
-            return FromScale()
+        if self.short in _FROM_HOST and isinstance(value, str) and value == HOST:
+            return _FROM_HOST[self.short]()
         if isinstance(value, (Schedule, Learned, FromScale)) and not self.fixed:
             if not all(map(self.contains, value.bounds())):
                 raise ValueError(f"{where}: {self.name} must be {self.expected()}, got {value.spec()}.")

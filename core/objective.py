@@ -27,6 +27,7 @@ from .engine.distributed import Gather
 from .hyper import (
     Choice,
     Flag,
+    FromBias,
     FromScale,
     Hyper,
     Learned,
@@ -237,6 +238,7 @@ class Objective(Parametrized):
         labels: Tensor | None = None,
         *,
         scale: float | Tensor = 1.0,
+        bias: float | Tensor = 0.0,
         ignore_index: int = -100,
         empty: str = "error",
         reduction: str = "mean",
@@ -251,29 +253,32 @@ class Objective(Parametrized):
             scale: factor of the similarities in the logits, usually one over the host's temperature. A temperature
                 of ``"host"`` is one over it; if the scale is a tensor that is trained (CLIP's ``logit_scale.exp()``),
                 the gradient reaches it only by such a temperature.
+            bias: what was added to the similarities times ``scale``, as SigLIP does; a number or a tensor that is
+                trained. A bias of ``"host"`` is this one.
             ignore_index: rows with this label do not count, whatever is in them.
             empty: what rows are whose keys are all masked: an ``error``, or of loss ``zero``, as for cross entropy.
             reduction: as in the call with embeddings; ``none`` has the shape ``(..., anchors)``.
         """
-        temperatures = [module for module in self.modules() if isinstance(module, FromScale)]
+        from_host = [module for module in self.modules() if isinstance(module, FromScale)]
+        temperatures = [module for module in from_host if not isinstance(module, FromBias)]
         if isinstance(scale, Tensor) and scale.requires_grad and not temperatures:
             warnings.warn(
                 f"{self}: scale= is trained, but has no gradient beside a temperature of the objective's own: "
                 'temperature="host" (t=host) is one over the scale.',
                 stacklevel=2,
             )
-        batch = scores_from_logits(logits, labels, scale, ignore_index, empty)
+        batch = scores_from_logits(logits, labels, scale, bias, ignore_index, empty)
 
         def scores(_: str) -> Scores:
-            for module in temperatures:
-                module.value = 1 / scale
+            for module in from_host:
+                module.set(bias if isinstance(module, FromBias) else 1 / scale)
             return batch
 
         try:
             loss = self.from_pairings(scores, logits.device, reduction=reduction)
         finally:
-            for module in temperatures:
-                module.value = None
+            for module in from_host:
+                module.set(None)
         return loss.unflatten(0, logits.shape[:-1]) if reduction == "none" and logits.dim() > 2 else loss
 
     def from_pairings(

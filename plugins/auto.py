@@ -183,9 +183,7 @@ def conclude(data: dict[str, Any], objective: str | None, script: Sequence[str],
             )
             return UnreachedError.code
         at = commands[0].index("--")
-        # a function has been compared here, and has no other loss of its own to be compared with
-        verify = [] if "function" in commands[0][:at] else ["--verify", "3"]
-        words = [*commands[0][2:at], *verify, *commands[0][at:]]
+        words = [*commands[0][2:at], "--verify", "3", *commands[0][at:]]
         return subprocess.run([sys.executable, "-m", "counterpoint.plugins.inject", *words]).returncode
     return 0 if commands else UnreachedError.code
 

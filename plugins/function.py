@@ -6,8 +6,9 @@
 
 **Which tensors are there.** The arguments of each call. ``--as`` says what else the objective needs to know:
 ``pairing=one_way``, ``normalize=false``, ``reduction=sum``, ``cat=2`` where one parameter holds two views, one below
-the other, and ``times=2`` where the original multiplies its loss. Parameters may also be passed by an objective's own
-names: ``(features, labels=targets)``, ``(image, text, scale=logit_scale)``.
+the other, ``anchors=first`` where only the first view's samples are anchors, and ``times=2`` where the original
+multiplies its loss. Parameters may also be passed by an objective's own
+names: ``(features, labels=targets)``, ``(image, text, scale=logit_scale, bias=logit_bias)``.
 
 **How to put an objective there.** The function is replaced where its module defines it. Where the original returns
 more than a loss, it is still called for the rest.
@@ -18,14 +19,14 @@ more than a loss, it is still called for the rest.
 from __future__ import annotations
 
 import functools
-import importlib.abc
+import gc
+import importlib.machinery
 import inspect
 import re
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass
-from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any
 
@@ -37,6 +38,7 @@ from counterpoint.batch.pairings import PAIRINGS
 from counterpoint.hyper import at_scale, nearest
 from counterpoint.names import check_known
 
+from .finder.frames import function_name, is_nested
 from .host import OWN_LOSS, Host, Seam, SeamError
 from .sites import Site, functions, is_file, is_installed, is_of_torch
 
@@ -47,6 +49,7 @@ _AS = {
     "symmetric": ("true", "false"),
     "normalize": ("true", "false"),
     "gather": ("true", "false"),
+    "anchors": ("all", "first"),
     "reduction": ("mean", "sum", "none"),
     "cat": None,
     "times": None,
@@ -67,6 +70,7 @@ class _Replaced:
         cat: how many views lie below one another in each embedding.
         times: factor of the loss: some scripts multiply theirs, by the temperature for example.
         where: the index or the key of the loss in what the function returns; None finds it.
+        first: only the first view's samples are anchors.
     """
 
     site: Site
@@ -77,6 +81,7 @@ class _Replaced:
     cat: int
     times: float
     where: Any
+    first: bool
 
     @classmethod
     def parse(cls, text: str, how: str) -> _Replaced:
@@ -89,7 +94,7 @@ class _Replaced:
                 f"--replace {text!r}: expected FILE:FUNCTION(a, b) with the parameters that are embeddings, as in "
                 '"losses.py:NTXent.forward(z_i, z_j)"'
             )
-        known = (*BatchOptions.__annotations__, "scale")
+        known = (*BatchOptions.__annotations__, "scale", "bias")
         for name in named:
             check_known(f"--replace {text!r}: an objective has no argument", name, known, SeamError)
         options: dict[str, Any] = {}
@@ -101,17 +106,18 @@ class _Replaced:
             if choices is not None and value not in choices:
                 raise SeamError(f"--as {part!r}: unknown {key}.{nearest(value, choices)}")
             options[key] = value == "true" if choices == ("true", "false") else value
-        cat, where = options.pop("cat", "1"), options.pop("loss", None)
+        cat, where, first = options.pop("cat", "1"), options.pop("loss", None), options.pop("anchors", "all") == "first"
         if not cat.isdigit() or int(cat) < 1:
             raise SeamError(f"--as cat={cat}: expected the number of views that lie below one another")
         times = _positive(options.pop("times", "1"))
         if where is not None and where.isdigit():
             where = int(where)
         reduction = options.pop("reduction", "mean")
-        return cls(Site.parse(match[1].strip(), "--replace"), views, named, options, reduction, int(cat), times, where)
+        site = Site.parse(match[1].strip(), "--replace")
+        return cls(site, views, named, options, reduction, int(cat), times, where, first)
 
-    def arguments(self, values: Mapping[str, Any]) -> tuple[list[Tensor], dict[str, Any], Any]:
-        """Return the views, the options and the scale of a call of the objective."""
+    def arguments(self, values: Mapping[str, Any]) -> tuple[list[Tensor], dict[str, Any], Any, Any]:
+        """Return the views, the options, the scale and the bias of a call of the objective."""
         views = [values[name] for name in self.views]
         for name, view in zip(self.views, views, strict=True):
             if not isinstance(view, Tensor):
@@ -119,9 +125,9 @@ class _Replaced:
             if len(view) % self.cat:
                 raise SeamError(f"{self.site.text}: {name} has {len(view)} rows, not a multiple of cat={self.cat}")
         options = {key: values[name] for key, name in self.named.items()}
-        scale = options.pop("scale", None)
+        scale, bias = options.pop("scale", None), options.pop("bias", None)
         parts = views if self.cat == 1 else [part for view in views for part in view.chunk(self.cat)]
-        return parts, {**self.options, **options}, scale
+        return parts, {**self.options, **options}, scale, 0.0 if bias is None else bias
 
 
 def _positive(text: str) -> float:
@@ -155,19 +161,31 @@ def before(seam: Seam) -> None:
                 others.append(str(error))
 
     def end() -> None:
-        for message in others if not seam.calls else ():
+        for message in [*others, *_not_imported(replaced)] if not seam.calls else ():
             seam.say(message)
 
     seam.at_end.append(end)
-    for_modules(patch)
+    seam.if_wrong = _IF_WRONG
+    for_modules(seam, patch)
 
 
-def for_modules(patch: Callable[[ModuleType], None]) -> None:
-    """Call ``patch`` with each module that is loaded, and with each further one as soon as it is."""
+def for_modules(seam: Seam, patch: Callable[[ModuleType], None]) -> None:
+    """Call ``patch`` with each module that is loaded, and, until the seam ends, with each further one once it is.
+
+    Whatever loads a module from its source comes through here: imports, ``importlib.util.spec_from_file_location``,
+    import hooks that rewrite code, modules that load when they are first used.
+    """
     for module in [*sys.modules.values()]:
         patch(module)
-    others = [finder for finder in sys.meta_path if not isinstance(finder, _Finder)]
-    sys.meta_path[:] = [_Finder(patch), *others]
+    loaders = vars(importlib.machinery)["SourceFileLoader"]
+    execute = loaders.exec_module
+
+    def exec_module(self: Any, module: ModuleType) -> None:
+        execute(self, module)
+        patch(module)
+
+    loaders.exec_module = exec_module
+    seam.at_end.append(functools.partial(setattr, loaders, "exec_module", execute))
 
 
 def after(seam: Seam, module: ModuleType) -> None:
@@ -175,28 +193,29 @@ def after(seam: Seam, module: ModuleType) -> None:
     _patch(seam, _Replaced.parse(seam.options["replace"], seam.options.get("as") or ""), module)
 
 
-class _Finder(importlib.abc.MetaPathFinder):
-    """Call a function with each module that has been loaded."""
+_IF_WRONG = (
+    "If --objective is meant to be another loss than the function's, say what the function computes, as in --own "
+    "infonce:t=0.1, and that is compared; `counterpoint inject auto` finds it. Else --as, or the parameters, are wrong."
+)
 
-    def __init__(self, loaded: Callable[[ModuleType], None]) -> None:
-        self.loaded = loaded
 
-    def find_spec(self, name: str, path: Sequence[str] | None, target: ModuleType | None = None) -> ModuleSpec | None:
-        for finder in sys.meta_path:
-            spec = None if finder is self else finder.find_spec(name, path, target)
-            if spec is not None:
-                break
-        else:
-            return None
-        if isinstance(spec.loader, importlib.abc.Loader) and spec.origin:
-            execute = spec.loader.exec_module
-
-            def exec_module(module: ModuleType) -> None:
-                execute(module)
-                self.loaded(module)
-
-            vars(spec.loader)["exec_module"] = exec_module
-        return spec
+def _not_imported(replaced: _Replaced) -> list[str]:
+    """Say where the function is, if it was loaded by something else than an import."""
+    for function in gc.get_objects():
+        if not inspect.isfunction(function) or hasattr(function, "counterpoint_replaces"):
+            continue
+        code = function.__code__
+        if function_name(code) != replaced.site.function or not is_file(code.co_filename, replaced.site.file):
+            continue
+        if is_nested(code):
+            return [f"{replaced.site.text} is defined inside another function, which cannot be replaced: name that one"]
+        if vars(sys.modules.get(function.__module__, inspect)).get("__file__") != code.co_filename:
+            return [
+                f"{replaced.site.text} was loaded by exec or runpy, where it cannot be replaced: import its file, or "
+                "run it as the script; a call of cross entropy in it can be replaced wherever it is, `counterpoint "
+                "inject logits --site`"
+            ]
+    return []
 
 
 def _patch(seam: Seam, replaced: _Replaced, module: ModuleType) -> None:
@@ -243,7 +262,7 @@ def _replacement(seam: Seam, replaced: _Replaced, original: Callable[..., Any]) 
             return original(*args, **kwargs)
         bound = signature.bind(*args, **kwargs)
         bound.apply_defaults()
-        views, options, scale = replaced.arguments(bound.arguments)
+        views, options, scale, bias = replaced.arguments(bound.arguments)
         results: list[Any] = []
 
         def host_loss() -> Tensor:
@@ -251,15 +270,16 @@ def _replacement(seam: Seam, replaced: _Replaced, original: Callable[..., Any]) 
             places[:] = places or [_loss_place(results[0], replaced)]
             return results[0] if places[0] is None else results[0][places[0]]  # type: ignore[no-any-return]
 
-        loss_fn = seam.objective(seam.spec)
+        loss_fn = seam.objective(seam.options.get("own") or seam.spec)
         if not seam.uses_own_loss and (not places or places[0] is not None):
             with nullcontext() if not places else torch.no_grad():
                 host_loss()
         options |= {"reduction": "none"} if replaced.reduction == "none" else {}
-        with at_scale(loss_fn, scale):
-            inputs = [bound.arguments[name] for name in replaced.views]
+        with at_scale(loss_fn, scale, bias):
+            inputs = [bound.arguments[name] for name in (*replaced.views, *replaced.named.values())]
             total = replaced.reduction == "sum"
-            loss = seam.loss(loss_fn, host_loss, *views, total=total, inputs=inputs, times=replaced.times, **options)
+            how: dict[str, Any] = {"total": total, "inputs": inputs, "times": replaced.times, "first": replaced.first}
+            loss = seam.loss(loss_fn, host_loss, *views, **how, **options)
         return loss if places[0] is None else _with(results[0], places[0], loss)
 
     vars(call)["counterpoint_replaces"] = original
@@ -306,12 +326,12 @@ HOST = Host(
     title="any script whose loss is a function of embeddings",
     seam='the function of --replace "FILE:FUNCTION(a, b)"',
     tensors="the arguments of its calls; --as says how they are compared",
-    spec="the function itself; --verify compares it with --objective",
+    spec="the function itself; --verify compares it with --own, or with --objective",
     tested="torch 2.15; November 2026",
     evidence="scripts of the test bed, unmodified: examples/existing_repos/README.md has the table",
     max_views=None,
     views="as many embeddings as the function gets",
-    options=("replace", "as"),
+    options=("replace", "as", "own"),
     hint="`counterpoint inject auto` finds the function and its parameters.",
     before=before,
     after=after,

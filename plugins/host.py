@@ -29,6 +29,8 @@ from counterpoint.objective import Objective, as_objective
 from counterpoint.objectives.positives import ArCL
 from counterpoint.vectors import widen
 
+from .verify import difference, gradients, precision_of, problem
+
 OWN_LOSS = "host"
 """The spec that stands for whatever the host computes itself."""
 ONE_WAY = {"views": "one_way"}
@@ -45,6 +47,12 @@ class HalfError(SeamError):
     """The host computed its loss in other places, too, and these were left alone."""
 
     code = 4
+
+
+class DifferenceError(SeamError):
+    """The host's own loss is not the objective that it was compared with."""
+
+    code = 5
 
 
 class UnreachedError(SeamError):
@@ -78,6 +86,8 @@ class Seam:
         spec: the objective to train with; ``host`` for the host's own loss.
         verify: train the first ``verify`` steps with the host's own loss, and compare it with ours.
         gradients: relative differences of gradients with respect to the tensors at the seam, per verified step.
+        wrong: what differed by more than rounding explains, in words.
+        if_wrong: what to do about it, in words.
         gaps: seconds from each call to the next.
         report: file that gets a line of diagnostics per step.
         options: further options of the host's plugin (``--scale``, ...).
@@ -98,6 +108,11 @@ class Seam:
     calls: int = 0
     differences: list[tuple[float, float]] = field(default_factory=list)
     gradients: list[float] = field(default_factory=list)
+    wrong: list[str] = field(default_factory=list)
+    if_wrong: str = (
+        "The script is not what this host knows: `counterpoint inject auto` says what it computes. Without --verify, "
+        "nothing is compared."
+    )
     seen: dict[str, dict[str, int]] = field(default_factory=dict)
     replaced: dict[str, dict[str, int]] = field(default_factory=dict)
     notes: dict[str, str] = field(default_factory=dict)
@@ -179,8 +194,9 @@ class Seam:
         *args: Any,
         call: str = "forward",
         total: bool = False,
-        inputs: Sequence[Tensor] | None = None,
+        inputs: Sequence[Any] | None = None,
         times: float = 1.0,
+        first: bool = False,
         **options: Any,
     ) -> Tensor:
         """Compute the loss of a step from the tensors at the seam.
@@ -191,10 +207,12 @@ class Seam:
             args, options: arguments for the objective.
             call: the objective's method: ``forward``, ``from_logits``, ``from_scores`` or ``from_pairings``.
             total: the host's loss is the sum over anchors.
-            inputs: the tensors that gradients are compared of; by default ``args``.
+            inputs: what gradients are compared of, where it is a tensor with one; by default ``args``.
             times: factor of the loss, as in the host's.
+            first: of all anchors, only the samples of the first view count.
         """
-        options |= {"reduction": "none"} if total else {}
+        single = options.get("reduction") == "none"
+        options |= {"reduction": "none"} if total or first else {}
         verifies, own = self.verifies, self.uses_own_loss
         self.count()
         device = args[0].device
@@ -206,7 +224,8 @@ class Seam:
             loss = loss_of(loss_fn, *args, call=call, **options)
         except ValueError as error:
             raise SeamError(f"{loss_fn} cannot be computed here: {error}") from error
-        loss = loss.sum() if total else loss
+        loss = loss[: len(args[0])] if first else loss
+        loss = loss.sum() if total else loss if single or not first else loss.mean()
         loss = loss if times == 1 else loss * times
         gathered = bool(options.get("gather"))
         if self.report is not None and (is_first_process() or gathered):  # gathering needs every process
@@ -220,12 +239,29 @@ class Seam:
         value = expected.detach().mean()  # with reduction="none" there is one for each row
         if gathered:  # the host's is the mean over this process's anchors
             value = gather(value.reshape(1)).mean()
-        gap = abs(float(loss.detach().mean()) - float(value))
-        self.differences.append((gap, gap / max(abs(float(value)), 1e-12)))
-        tensors = [x for x in (args if inputs is None else inputs) if isinstance(x, Tensor) and x.requires_grad]
-        if tensors and not gathered:
-            self.gradients.append(_difference(*(_gradients(x.mean(), tensors) for x in (loss, expected))))
+        self._compare(loss_fn, loss, expected, float(value), args if inputs is None else inputs, not gathered)
         return expected
+
+    def _compare(
+        self, loss_fn: Objective, loss: Tensor, expected: Tensor, value: float, inputs: Sequence[Any], local: bool
+    ) -> None:
+        """Compare the host's loss of a step with ours, of the same tensors."""
+        ours = float(loss.detach().mean())
+        self.differences.append((abs(ours - value), abs(ours - value) / max(abs(value), 1e-12)))
+        tensors = [x for x in inputs if isinstance(x, Tensor) and x.requires_grad]
+        if tensors and local:
+            self.gradients.append(difference(*(gradients(x.mean(), tensors) for x in (loss, expected))))
+        gradient = self.gradients[-1] if tensors and local else None
+        names = str(loss_fn), "the script's own loss"
+        if wrong := problem(ours, value, gradient, precision_of([*inputs, expected]), names):
+            self.wrong.append(f"in call {self.calls}, {wrong}")
+        if self.calls == self.verify:
+            self.raise_if_wrong()
+
+    def raise_if_wrong(self) -> None:
+        """Raise an error if a verified step has differed."""
+        if self.wrong:
+            raise DifferenceError(f"{self.wrong[0]}. {self.if_wrong}")
 
 
 @dataclass(frozen=True)
@@ -308,18 +344,6 @@ class Host:
                 f"{self.name}: {loss_fn} compares several views, but {self.views}. For two views, add views=2."
             )
         return loss_fn
-
-
-def _gradients(loss: Tensor, tensors: Sequence[Tensor]) -> list[Tensor]:
-    """Return the gradients of ``loss``, zero where it does not depend on a tensor; the graph is kept."""
-    gradients = torch.autograd.grad(loss, tensors, retain_graph=True, allow_unused=True)
-    return [torch.zeros_like(x) if g is None else g for x, g in zip(tensors, gradients, strict=True)]
-
-
-def _difference(ours: Sequence[Tensor], theirs: Sequence[Tensor]) -> float:
-    """Return the largest difference of gradients, relative to the largest entry of the host's."""
-    largest = max(float(g.abs().max()) for g in theirs)
-    return max(float((a - b).abs().max()) for a, b in zip(ours, theirs, strict=True)) / max(largest, 1e-30)
 
 
 def on_cosines(loss_fn: Objective) -> bool:

@@ -25,7 +25,7 @@ if TYPE_CHECKING:  # both import torch, which the parser must not
     from .host import Host, Seam
 
 # of hosts that list them among their own
-_OPTIONS = ("scale", "site", "positives", "scores", "replace", "as", "steps", "json", "apply")
+_OPTIONS = ("scale", "bias", "site", "positives", "scores", "replace", "as", "own", "steps", "json", "apply")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -49,17 +49,19 @@ def add_options(parser: argparse.ArgumentParser, host: Host | None = None) -> No
     add("--views", type=int, metavar="M", help=views)
     scale = "what similarities are multiplied by: a number, or a name at the site, self.logit_scale.exp (measured)"
     add("--scale", metavar="S", help=only("scale", "logits, clip and sentence_transformers only", scale))
+    bias = "what is added to binary logits: a number, or a name at the site, self.logit_bias (measured)"
+    add("--bias", metavar="B", help=only("bias", "logits only", bias))
     site = "a call of cross entropy to replace, or FILE:FUNCTION for all of a function; may be repeated (none)"
     add("--site", action="append", metavar="FILE:LINE", help=only("site", "logits only", site))
-    positives = (
-        "for logsumexp and log_softmax: the positives' columns, diagonal, a number, or a name at the site (none)"
-    )
+    positives = "of logsumexp, log_softmax, logsigmoid: diagonal, a column's number, or a name at the site (none)"
     add("--positives", metavar="P", help=only("positives", "logits only", positives))
     add("--only", action="store_true", help="the named sites are meant to be a part of the host's loss")
     replace = only("replace", "function only", "the function, with its parameters that are embeddings (none)")
     add("--replace", metavar="FILE:FUNCTION(a, b)", help=replace)
     how = "pairing=one_way,normalize=false,reduction=sum,cat=2,...: how the function compares embeddings (none)"
     add("--as", metavar="KEY=VALUE,...", help=only("as", "function only", how))
+    own = "what the function itself computes, for --verify to compare (the objective, if it is meant to be the same)"
+    add("--own", metavar="SPEC", help=only("own", "function only", own))
     scores = only("scores", "curl only", "what is compared (what the objective needs)")
     add("--scores", choices=("bilinear", "cosine"), help=scores)
     add("--steps", type=int, metavar="N", help=only("steps", "auto only", "number of contrastive steps to watch (3)"))
@@ -67,7 +69,7 @@ def add_options(parser: argparse.ArgumentParser, host: Host | None = None) -> No
     add("--json", type=Path, metavar="FILE", help=only("json", "auto only", written))
     apply = only("apply", "auto only", "then run the command that was found, with --verify 3")
     add("--apply", action="store_true", default=None, help=apply)
-    verify = "train the first N steps with the host's own loss, and compare it with ours (%(default)s)"
+    verify = "train the first N steps with the host's own loss, and fail if ours differs from it (%(default)s)"
     add("--verify", type=int, default=0, metavar="N", help=verify)
     counts = "write how often the loss was called, and the time from call to call, to FILE as JSON (nowhere)"
     add("--counts", type=Path, metavar="FILE", help=counts)
@@ -132,6 +134,7 @@ def command(args: argparse.Namespace) -> int:
                 f"the host has trained with its own loss, if at all: the seam was never reached ({host.seam}). "
                 "`counterpoint inject auto` watches a script and says where its loss is."
             )
+        seam.raise_if_wrong()
         if not args.only and (left := seam.left_out()):
             raise HalfError(
                 f"a part of the host's loss was left alone: {' and '.join(left)} was called with the same shapes as "
@@ -201,6 +204,8 @@ def check(args: argparse.Namespace, host: Host) -> None:
         if args.no_shims:
             raise SeamError("--shims and --no-shims exclude each other")
         shims_of(args.shims)
+    if args.own is not None:
+        objective(args.own)
     if args.objective != OWN_LOSS and any(True for _ in objective(args.objective).parameters()):
         raise SeamError(
             f"{args.objective}: the host's optimizer does not update learned values, so they would keep their initial "

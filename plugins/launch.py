@@ -24,7 +24,7 @@ from typing import Any
 import torch.multiprocessing
 
 from . import registry, shims
-from .host import OWN_LOSS, Host, Seam, SeamError, Shim, UnreachedError
+from .host import OWN_LOSS, DifferenceError, Host, Seam, SeamError, Shim, UnreachedError
 
 
 @dataclass(frozen=True)
@@ -192,6 +192,7 @@ class _Child:
             seam = self.seam
             result |= {"gaps": seam.gaps}
             result |= {"calls": seam.calls, "differences": seam.differences, "gradients": seam.gradients}
+            result |= {"wrong": seam.wrong}
             result |= {"seen": seam.seen, "replaced": seam.replaced, "notes": seam.notes}
             (self.results / str(os.getpid())).write_text(json.dumps(result))
 
@@ -213,8 +214,8 @@ def _patched_spawn(host: Host, seam: Seam, use_shims: bool) -> Iterator[None]:
             except processes.ProcessRaisedException:
                 for result in _read(results):
                     if "error" in result:
-                        class_ = UnreachedError if result["code"] == UnreachedError.code else SeamError
-                        raise class_(result["error"]) from None
+                        kinds = {kind.code: kind for kind in (UnreachedError, DifferenceError)}
+                        raise kinds.get(result["code"], SeamError)(result["error"]) from None
                 raise
             finally:
                 main.__spec__ = spec
@@ -229,6 +230,7 @@ def _patched_spawn(host: Host, seam: Seam, use_shims: bool) -> Iterator[None]:
                 seam.calls += result["calls"]
                 seam.differences += [tuple(pair) for pair in result["differences"]]
                 seam.gradients += result["gradients"]
+                seam.wrong += result["wrong"]
                 seam.notes |= result["notes"]
                 for name, places in (("seen", seam.seen), ("replaced", seam.replaced)):
                     for place, calls in result[name].items():

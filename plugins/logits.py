@@ -1,7 +1,7 @@
 """The seam that most hosts share: contrastive logits and labels, passed to cross entropy.
 
-**Where the loss sits.** In calls of ``nn.CrossEntropyLoss`` or ``F.cross_entropy``, which the user names; with
-``--positives``, also of ``logsumexp`` and ``log_softmax``.
+**Where the loss sits.** In calls of ``nn.CrossEntropyLoss`` or ``F.cross_entropy``, or of ``nll_loss`` of a
+``log_softmax``, which the user names; with ``--positives``, also of ``logsumexp``, ``log_softmax`` and ``logsigmoid``.
 
 **How to put an objective there.** ``--site FILE:LINE`` names a call to replace, ``--site FILE:ClipLoss.forward`` all
 calls of a function; all others are left alone. The scale of the similarities is measured, see
@@ -27,9 +27,10 @@ from counterpoint import checks
 from counterpoint.names import check_known
 from counterpoint.objective import Objective, as_objective
 
+from . import unlabeled
 from .host import Host, Seam, SeamError, loss_of, on_cosines
 from .scales import LARGEST, Scales, number_of
-from .sites import Site, caller, is_own, named, place
+from .sites import Site, caller, is_own, place
 
 REDUCTIONS = ("mean", "sum", "none")
 
@@ -137,7 +138,7 @@ def before(seam: Seam, sites: Mapping[str, str | None] | None = None) -> None:
             "logits: which call of cross entropy? --site FILE:LINE, or FILE:FUNCTION for all calls in a function; "
             "several are named one by one. `counterpoint inject auto -- train.py ...` finds them."
         )
-    replaced = _Replaced(seam, {Site.parse(text): positives for text, positives in texts.items()})
+    replaced = Replaced(seam, {Site.parse(text): positives for text, positives in texts.items()})
     original = nn.functional.cross_entropy
 
     @functools.wraps(original)
@@ -169,14 +170,13 @@ def before(seam: Seam, sites: Mapping[str, str | None] | None = None) -> None:
     what = "cross entropy"
     if any(positives is not None for positives in texts.values()):
         what = "the losses"
-        for owner, name in _LOG_SUMS:
-            function = getattr(owner, name)
-            setattr(owner, name, torch.compiler.disable(_log_sum(replaced, function)))
-            seam.at_end.append(functools.partial(setattr, owner, name, function))
+        unlabeled.replace(seam, replaced)
+    else:
+        unlabeled.replace_nll_loss(seam, replaced)
     seam.say(f"replaced {what} at " + ", ".join(texts))
 
 
-class _Replaced:
+class Replaced:
     """The calls from the sites.
 
     Attributes:
@@ -210,89 +210,27 @@ class _Replaced:
         labels: Tensor,
         host_loss: Callable[[], Tensor],
         reduction: str,
+        biased: bool = False,
         **options: Any,
     ) -> Tensor:
-        scale = self.scales.at(frame, where, logits)
+        """Compute the loss of a call from a site; ``biased`` for binary logits, which are shifted, too."""
+        scale = self.scales.at(frame, where, logits, biased)
         if scale is None:
             self.seam.notes[f"{where}, at first"] = "its own loss, as its scale was not measured yet; give --scale"
             return host_loss()
-        loss_fn = self.seam.objective("infonce:t=host", criterion=site)
+        own = "siglip:t=host,b=host" if biased else "infonce:t=host"
+        loss_fn = self.seam.objective(own, criterion=site)
         options |= {"scale": scale, "empty": "warn", **({"reduction": "none"} if reduction == "none" else {})}
+        if biased:
+            options["bias"] = self.scales.bias(frame, where)
         total = reduction == "sum"
-        return self.seam.loss(loss_fn, host_loss, *rows_of(logits, labels), call="from_logits", total=total, **options)
+        rows, inputs = rows_of(logits, labels), (logits, scale, options.get("bias"))
+        return self.seam.loss(loss_fn, host_loss, *rows, call="from_logits", total=total, inputs=inputs, **options)
 
 
 @functools.lru_cache
 def _shape_in_words(shape: torch.Size) -> str:
     return f"logits {tuple(shape)}"
-
-
-# ---- losses that are written as a difference of a logit and the logarithm of a sum ------------------
-
-_LOG_SUMS: tuple[tuple[Any, str], ...] = (
-    (torch, "logsumexp"),
-    (torch, "log_softmax"),
-    (Tensor, "logsumexp"),
-    (Tensor, "log_softmax"),
-    (nn.functional, "log_softmax"),
-)
-
-
-def _log_sum(replaced: _Replaced, original: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    """Return ``logsumexp`` or ``log_softmax`` with another sum, so that what is left of a positive is our loss.
-
-    A script computes ``logsumexp(x) - x[positive]``, or minus the positive's ``log_softmax``. With
-    ``loss + x[positive]`` in the place of the logarithm of the sum, both are ``loss``.
-    """
-
-    @functools.wraps(original)
-    def log_sum(input: Tensor, dim: Any = None, *args: Any, **kwargs: Any) -> Tensor:
-        frame = caller()
-        site, where = replaced.site(frame, input)
-        if site is None:
-            return original(input, dim, *args, **kwargs)
-        positives = replaced.sites[site]
-        if positives is None:
-            raise SeamError(f"logits: {where} is not a call of cross entropy: which columns are the positives? {_HOW}")
-        dim = dim[0] if isinstance(dim, (tuple, list)) and len(dim) == 1 else dim
-        if input.dim() != 2 or dim not in (-2, -1, 0, 1):
-            raise SeamError(f"logits: {where}: expected a matrix and one dimension, got {tuple(input.shape)} and {dim}")
-        logits = input if dim in (-1, 1) else input.T
-        labels = _columns(positives, frame, logits)
-        rows = torch.arange(len(logits), device=logits.device)
-        positive = logits[rows, labels]
-
-        def host_loss() -> Tensor:
-            sums = original(logits, 1)
-            return -sums[rows, labels] if sums.dim() == 2 else sums - positive
-
-        loss = replaced.loss(site, frame, where, logits, labels, host_loss, "none").to(input.dtype)
-        sums = (loss + positive).unsqueeze(1 if dim in (-1, 1) else 0)
-        if original.__name__ == "log_softmax":
-            return input - sums
-        return sums if kwargs.get("keepdim", args[:1] == (True,)) else sums.flatten()
-
-    return log_sum
-
-
-_HOW = "--positives diagonal, a column's number, or the name of a tensor of columns at the site"
-
-
-def _columns(positives: str, frame: FrameType, logits: Tensor) -> Tensor:
-    """Return the column of each row's positive."""
-    if positives.lstrip("-").isdigit():
-        labels = torch.full((len(logits),), int(positives), device=logits.device)
-    elif positives == "diagonal":
-        labels = torch.arange(len(logits), device=logits.device)
-    else:
-        labels = named(positives, frame)
-    where = f"--positives {positives} at {place(frame)}"
-    if not isinstance(labels, Tensor) or labels.shape != logits.shape[:1] or labels.is_floating_point():
-        got = tuple(labels.shape) if isinstance(labels, Tensor) else type(labels).__name__
-        raise SeamError(f"{where}: expected a column for each of {len(logits)} rows, got {got}. {_HOW}")
-    if bool(((labels < 0) | (labels >= logits.shape[1])).any()):
-        raise SeamError(f"{where}: expected columns from 0 to {logits.shape[1] - 1}")
-    return labels
 
 
 HOST = Host(
@@ -307,7 +245,7 @@ HOST = Host(
     max_views=1,
     views="logits do not say which columns are views of one sample",
     inputs="there are only logits",
-    options=("scale", "site", "positives"),
-    hint="`counterpoint inject auto` finds the site. Without --scale, the scale is measured.",
+    options=("scale", "bias", "site", "positives"),
+    hint="`counterpoint inject auto` finds the site. Without --scale and --bias, these are measured.",
     before=before,
 )

@@ -119,7 +119,7 @@ PYGCL = "GCL/losses/infonce.py"
 def patch(objective: str | Seam) -> Seam:
     """Put an objective into GRACE's models and PyGCL's losses, also in modules that are loaded later."""
     seam = HOST.as_seam(objective)
-    for_modules(functools.partial(patch_module, seam))
+    for_modules(seam, functools.partial(patch_module, seam))
     return seam
 
 
@@ -143,10 +143,10 @@ def _patch_grace(seam: Seam, class_: Any) -> None:
     host_loss = class_.loss
 
     @functools.wraps(host_loss)
-    def loss(self: Any, z1: Tensor, z2: Tensor, mean: bool = True, batch_size: int = 0) -> Tensor:
+    def loss(self: Any, z1: Tensor, z2: Tensor, mean: bool = True, *args: Any, **kwargs: Any) -> Tensor:
         views = self.projection(z1), self.projection(z2)
         loss_fn = seam.objective(f"infonce:t={self.tau!r}", self)
-        value = seam.loss(loss_fn, lambda: host_loss(self, z1, z2, True, batch_size), *views, inputs=(z1, z2))
+        value = seam.loss(loss_fn, lambda: host_loss(self, z1, z2, True, *args, **kwargs), *views, inputs=(z1, z2))
         return value if mean else value * len(z1)
 
     loss.is_ours = True  # type: ignore[attr-defined]
@@ -178,14 +178,14 @@ def _patch_pygcl(seam: Seam, class_: Any) -> None:
 
 HOST = Host(
     name="pyg",
-    title="GRACE (CRIPAC-DIG/GRACE) and forks of it, and scripts that train with PyGCL's InfoNCE",
+    title="GRACE (CRIPAC-DIG/GRACE), GCA and forks of them, and scripts that train with PyGCL's InfoNCE",
     seam="loss() of the model that has semi_loss() (GRACE); InfoNCE and InfoNCESP of GCL.losses (PyGCL)",
     tensors="projected embeddings of nodes (N, d), not normalized, divided by tau, 2N anchors (GRACE); anchors, "
     "samples and two masks (PyGCL); the positive is in the denominator",
     spec="infonce:t=0.4",
     tested="GRACE and PyGCL of November 2026, torch-geometric 2.8, torch 2.15",
     evidence="the clones' losses, unmodified, on toy encoders; 4 steps of --verify: value and gradient within 1e-5",
-    sites={f"{PYGCL}:InfoNCE.compute": None, f"{PYGCL}:InfoNCESP.compute": None, "model.py:Model.semi_loss": None},
+    sites={f"{PYGCL}:InfoNCE.compute": None, f"{PYGCL}:InfoNCESP.compute": None, "model.py:*.semi_loss": None},
     views="its models augment a graph twice. A loop of your own can call the objective with more views",
     inputs="the loss sees embeddings, not graphs",
     before=patch,

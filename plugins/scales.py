@@ -50,12 +50,12 @@ class Scales:
         if self.watch is not None and self.watch.stop():
             self.watch = None
 
-    def at(self, frame: FrameType, where: str, logits: Tensor) -> float | Tensor | None:
+    def at(self, frame: FrameType, where: str, logits: Tensor, biased: bool = False) -> float | Tensor | None:
         """Return the scale of ``logits``, which ``frame`` passes on at ``where``; None before it could be measured."""
         findings = self.measured.setdefault(where, []) if logits.requires_grad else self.measured.get(where, [])
         measures = self.watch is not None and logits.requires_grad and len(findings) < CALLS
         if measures:
-            findings.append(self._measure(logits))
+            findings.append(self._measure(logits, biased))
         elif logits.requires_grad and not findings and torch.overrides._get_current_function_mode() is None:
             self.start()  # for the next call: the products of this one were not watched
         scale: float | Tensor | None
@@ -69,10 +69,40 @@ class Scales:
             self.stop()
         return scale
 
-    def _measure(self, logits: Tensor) -> Finding | None:
+    def bias(self, frame: FrameType, where: str) -> float | Tensor:
+        """Return what is added to the logits that were passed on at ``where``, once their scale was measured."""
+        option, findings = self.seam.options.get("bias"), self.measured.get(where, [])
+        finding = findings[-1] if findings else None
+        if finding is None or finding["doubts"] or finding.get("bias") is None:
+            why = "; ".join(finding["doubts"]) if finding else "no product of embeddings leads to the logits"
+            raise SeamError(
+                f"the binary logits at {where} are not similarities, scaled and shifted, or --positives is wrong: {why}"
+            )
+        measured, first = finding["bias"], findings[0] or finding
+        if option is not None:
+            try:
+                value: float | Tensor = float(option)
+            except ValueError:
+                value = named(option, frame)
+        elif finding["bias_variable"] is not None:
+            value = named(finding["bias_variable"], frame)
+        else:
+            value = measured
+        fixed = not isinstance(value, Tensor)
+        if fixed and (finding["bias_learned"] or abs(measured - first["bias"]) > ROUNDED * max(1.0, abs(measured))):
+            raise SeamError(f"the bias at {where} changes: give --bias and the name that it has there, self.logit_bias")
+        if (
+            len(findings) <= CALLS
+            and abs(number_of(value) - measured) > ROUNDED * max(1.0, abs(measured))
+            and self.watch
+        ):
+            raise SeamError(f"--bias {option} is wrong: logits at {where} are shifted by {measured:.6g}")
+        return value
+
+    def _measure(self, logits: Tensor, biased: bool) -> Finding | None:
         assert self.watch is not None
         try:
-            return scale_of(self.watch, logits)
+            return scale_of(self.watch, logits, biased)
         except RuntimeError:  # the script must not fail where only the measurement does
             return None
 

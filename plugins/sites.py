@@ -31,7 +31,7 @@ class Site:
         text: as you wrote it.
         file: the end of the file's path.
         line: its number, or None for a whole function.
-        function: its qualified name, ``ClipLoss.forward``.
+        function: its qualified name, ``ClipLoss.forward``, or ``*.forward`` in any class.
     """
 
     text: str
@@ -42,7 +42,7 @@ class Site:
     @classmethod
     def parse(cls, text: str, option: str = "--site") -> Site:
         file, _, place = text.rpartition(":")
-        if not file or not (place.isdigit() or all(part.isidentifier() for part in place.split("."))):
+        if not file or not (place.isdigit() or all(part == "*" or part.isidentifier() for part in place.split("."))):
             raise SeamError(f"{option} {text!r}: expected FILE:LINE or FILE:FUNCTION, as in loss.py:ClipLoss.forward")
         return cls(text, file, int(place) if place.isdigit() else None, "" if place.isdigit() else place)
 
@@ -52,7 +52,9 @@ class Site:
             return False
         if self.line is not None:
             return line == self.line
-        return any(first <= line <= last for first, last in functions(file).get(self.function, ()))
+        inside = functions(file)
+        names = fnmatch.filter(inside, self.function) if "*" in self.function else [self.function]
+        return any(first <= line <= last for name in names for first, last in inside.get(name, ()))
 
 
 def caller() -> FrameType:

@@ -12,7 +12,7 @@ from torch import Tensor
 from .. import checks
 from ..engine.negatives import DenseNegatives, Negatives
 from ..engine.negatives import dense_scores as dense_scores  # for objectives, which do not import the engine
-from ..hyper import Value
+from ..hyper import Value, is_number
 from ..names import check_known
 from ..vectors import widen
 from .scores import Scores, counted_positives
@@ -130,6 +130,7 @@ def scores_from_logits(
     logits: Tensor,
     labels: Tensor | None,
     scale: float | Tensor,
+    bias: float | Tensor,
     ignore_index: int,
     empty: str,
 ) -> Scores:
@@ -187,7 +188,8 @@ def scores_from_logits(
 
     # 4. similarities, zero where masked: infinity by a scale has no gradient
     logits = widen(logits)
-    s = checks.is_finite(logits if masked is None else logits.masked_fill(masked, 0.0), "logits") / scale
+    s = checks.is_finite(logits if masked is None else logits.masked_fill(masked, 0.0), "logits")
+    s = (s - _bias(bias) if isinstance(bias, Tensor) or bias != 0.0 else s) / scale
     neg = DenseNegatives(s, skip=labels) if drop is None else DenseNegatives(s, drop=drop)
     if labels.dtype == torch.bool:
         pos_mask, with_positives = counted_positives(labels, s.dtype)
@@ -206,6 +208,15 @@ def _scale(scale: object) -> float | Tensor:
     if not positive:
         raise ValueError(f"scale: expected a positive number, or a tensor with one, got {scale!r}.")
     return scale.reshape(()) if isinstance(scale, Tensor) else float(scale)  # type: ignore[arg-type]
+
+
+def _bias(bias: object) -> float | Tensor:
+    """Check what was added to similarities, a number or a tensor with one element."""
+    if isinstance(bias, Tensor) and bias.numel() == 1 and bias.is_floating_point():
+        return bias.reshape(())
+    if not is_number(bias):
+        raise ValueError(f"bias: expected a number, or a tensor with one, got {bias!r}.")
+    return float(bias)
 
 
 def _labels_of(logits: Tensor, labels: Tensor | None) -> Tensor:

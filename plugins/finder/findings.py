@@ -15,6 +15,7 @@ from torch import Tensor, distributed, nn
 from counterpoint.batch.ready_made import MASKED
 from counterpoint.objectives.infonce import InfoNCE
 
+from .binary import judge_binary
 from .frames import function_name
 from .functions import Finding, function_of, gradients, nearest, relative, tolerance_of
 from .measure import measure
@@ -32,9 +33,8 @@ def judge(watch: Watch, root: Tensor) -> list[Finding]:
     labeled = [sink for sink in watch.sinks if sink.labels is not None]
     others = [s for s in watch.sinks if s.labels is None and not any(s.x is other.x for other in labeled)]
     found = [f for sink in labeled if (f := _cross_entropy(watch, sink, root))]
-    found += [
-        _binary(sink) for sink in others if sink.kind == "binary logits" and gradients(root, [sink.x])[0] is not None
-    ]
+    binary = [sink for sink in others if sink.kind == "binary logits"]
+    found += [f for sink in binary if (f := judge_binary(watch, sink, root, _base(sink, sink.walk.products)))]
     found += list(_exponentials(watch, [sink for sink in others if sink.kind != "binary logits"], root))
     _pair_directions(found)
     for finding in found:
@@ -67,10 +67,6 @@ def _distributed() -> bool:
     return distributed.is_available() and distributed.is_initialized()
 
 
-def _binary(sink: Sink) -> Finding:
-    return {**_base(sink, sink.walk.products), "form": "binary", "ours": False}
-
-
 # ---- cross entropy ---------------------------------------------------------------------------------
 
 
@@ -88,6 +84,7 @@ def _cross_entropy(watch: Watch, sink: Sink, root: Tensor) -> Finding | None:
     if x.dim() > 2:
         x, labels = x.movedim(1, -1).flatten(0, -2), labels.flatten()
     finding |= {"ours": False, "form": "infonce", "in_denominator": True, "reduction": options.get("reduction", "mean")}
+    finding["site_has_labels"] = sink.replaceable and finding["reduction"] != "none"
     finding["options"] = {k: v for k, v in options.items() if isinstance(v, (str, int, float))}
     finding["masked"] = float((x <= MASKED).double().mean())
     finding["_logits"] = x
@@ -182,6 +179,7 @@ class _Unit:
         self.product, self.scale, self.sink = product, scale, sink
         s, g = product.values(), gradient.detach().double()
         self.single = product.kind == "rows"
+        g = g if product.lengths is None else g * product.lengths
         self.s, self.g = (x.reshape(-1, 1) if self.single else _matrix(x) for x in (s, g))
 
     @property

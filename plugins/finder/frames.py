@@ -65,6 +65,11 @@ def function_name(code: CodeType) -> str:
     return str(getattr(code, "co_qualname", code.co_name)).rpartition("<locals>.")[2]
 
 
+def is_nested(code: CodeType) -> bool:
+    """Whether a function is defined inside another one."""
+    return "<locals>" in str(getattr(code, "co_qualname", code.co_name))
+
+
 def arguments(frame: FrameType) -> dict[str, Tensor]:
     """The arguments of a frame that are tensors, as they are now."""
     code = frame.f_code

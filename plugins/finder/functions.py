@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from fractions import Fraction
 from itertools import permutations
+from types import FrameType
 from typing import Any
 
 import torch
@@ -40,14 +41,19 @@ def nearest(value: float, values: Iterable[float], anchors: int) -> float:
 def function_of(watch: Watch, sink: Sink, root: Tensor, finding: Finding, specs: Sequence[str]) -> Finding | None:
     """Find a function whose arguments are the embeddings, and how our objective gets its gradient from them.
 
-    A call of the function is compared as a whole, with all products that were made in it.
+    A call of the function is compared as a whole, with all products that were made in it. Of several, functions that
+    can be replaced come first, then those that need no ``anchors=first``, which computes what it drops.
     """
-    if not finding["scale"] > 0:
-        return None
+    found = list(_functions(watch, sink, root, finding, specs)) if finding["scale"] > 0 else []
+    return min(found, key=lambda each: (not each["whole"], "anchors" in each["as"]), default=None)
+
+
+def _functions(watch: Watch, sink: Sink, root: Tensor, finding: Finding, specs: Sequence[str]) -> Iterator[Finding]:
     for frame, passed, others in sink.frames:
         name = function_name(frame.f_code)
         inside = [s for s in watch.sinks if any(f is frame for f, *_ in s.frames)]
-        edges = [*{id(p): p.edge for s in inside for p in s.walk.products}.values()]
+        products = {id(p): p for s in inside for p in s.walk.products}.values()
+        edges, divided = [p.edge for p in products], any(p.lengths is not None for p in products)
         outputs = [(e, g) for e, g in zip(edges, gradients(root, edges), strict=True) if g is not None]
         # a function can only be replaced from its arguments; with other variables, the user edits a line
         arguments, variables = embeddings(passed), embeddings(others)
@@ -58,7 +64,13 @@ def function_of(watch: Watch, sink: Sink, root: Tensor, finding: Finding, specs:
             tried = []
             for spec in specs if tensors else ():
                 fitting = _arguments(
-                    at_scale(spec, finding["scale"]), tensors, classes, outputs, bool(finding["normalized"]), tolerance
+                    at_scale(spec, finding["scale"]),
+                    tensors,
+                    classes,
+                    outputs,
+                    bool(finding["normalized"]),
+                    tolerance,
+                    divided,
                 )
                 tried += [{**fitting, "form": spec}] if fitting else []
             if tried:
@@ -68,9 +80,11 @@ def function_of(watch: Watch, sink: Sink, root: Tensor, finding: Finding, specs:
                     best["value_difference"] = near
                 elif tensors is variables:
                     continue
-                # the last number is what the function returns
+                # the last number is what the function returns, or else the last numbers, one for each anchor
                 times = results[-1] / best["value"] if results else 0.0
-                if abs(times - best["count"]) < 1e-3 * best["count"]:
+                if not results and _per_anchor(watch, frame, best, tolerance):
+                    best["as"]["reduction"] = "none"
+                elif abs(times - best["count"]) < 1e-3 * best["count"]:
                     best["as"]["reduction"] = "sum"
                 elif abs(times - 1) > 0.1 * tolerance and relative(times, best["weight"]) < 0.1 * tolerance:
                     # backward() starts from this number, so the gradient has the same factor
@@ -82,8 +96,19 @@ def function_of(watch: Watch, sink: Sink, root: Tensor, finding: Finding, specs:
                 numbers = {n: float(x.detach()) for n, x in passed.items() if x.numel() == 1}
                 near_scale = [n for n, x in numbers.items() if relative(x, finding["scale"]) < 1e-4]
                 best["scale"] = near_scale[0] if near_scale and finding["learned"] else None
-                return {"file": frame.f_code.co_filename, "function": name, "whole": whole, "times": times, **best}
-    return None
+                yield {"file": frame.f_code.co_filename, "function": name, "whole": whole, "times": times, **best}
+                if whole and "anchors" not in best["as"]:
+                    return
+                break
+
+
+def _per_anchor(watch: Watch, frame: FrameType, best: Finding, tolerance: float) -> bool:
+    """Whether the last vector that a function has computed is the loss of each anchor."""
+    vectors = [x for x, where in watch.vectors if where is frame]
+    if not vectors or len(vectors[-1]) != best["count"]:
+        return False
+    best["value_difference"] = relative(best["value"], float(vectors[-1].double().mean()))
+    return float(best["value_difference"]) < 0.1 * tolerance
 
 
 def _rounded(factor: float) -> float:
@@ -111,14 +136,22 @@ def _arguments(
     outputs: Iterable[Any],
     normalized: bool,
     tolerance: float,
+    divided: bool,
 ) -> Finding | None:
+    """Return how our objective gets the script's gradient from some of the arguments.
+
+    If products are ``divided`` by lengths later, the gradient that reaches the arguments through the products lacks
+    that of the lengths, which is along the rows.
+    """
     edges, inner = zip(*outputs, strict=True)
     host: dict[str, Tensor] = {}
     for name in arguments:
         if arguments[name].requires_grad:
             (g,) = torch.autograd.grad(edges, arguments[name], inner, retain_graph=True, allow_unused=True)
             if g is not None and bool((g != 0).any()):
-                host[name] = g.detach().double()
+                g, x = g.detach().double(), arguments[name].detach().double()
+                along = (g * x).sum(-1, keepdim=True) / (x * x).sum(-1, keepdim=True).clamp(min=1e-60)
+                host[name] = g - along * x if divided else g
     if not host:
         return None
     for count in (1, 2, 3):
@@ -154,6 +187,8 @@ def _arguments(
 
 def _anchors(first: Tensor, arguments: int, options: dict[str, Any]) -> int:
     """Count the anchors of a call."""
+    if options.get("anchors") == "first":
+        return len(first)
     if arguments == 1:
         return first[..., 0].numel()
     return len(first) * (2 if options.get("pairing") in ("symmetric", "views") else 1)
@@ -178,6 +213,7 @@ def _plain_calls(loss_fn: Objective, chosen: Sequence[str], normalized: bool) ->
         base: dict[str, Any] = {} if normalize else {"normalize": False}
         if len(chosen) == 1:
             yield {**base, "pairing": "views"}, lambda z, n=normalize: loss_fn(z, pairing="views", normalize=n)
+            yield {**base, **_FIRST}, lambda z, n=normalize: _of_first(loss_fn, z, normalize=n)
             for split in ("halves", "interleaved"):
                 yield (
                     {**base, "pairing": "views", **({"cat": 2} if split == "halves" else {"split": split})},
@@ -189,6 +225,7 @@ def _plain_calls(loss_fn: Objective, chosen: Sequence[str], normalized: bool) ->
                     {**base, "pairing": pairing},
                     lambda a, b, n=normalize, p=pairing: loss_fn(a, b, pairing=p, normalize=n),
                 )
+            yield {**base, **_FIRST}, lambda a, b, n=normalize: _of_first(loss_fn, a, b, normalize=n)
             yield {**base, "pairing": "one_way", "keys": "groups"}, lambda a, b, n=normalize: _grouped(loss_fn, a, b, n)
         else:
             for flip in (False, True):
@@ -196,6 +233,15 @@ def _plain_calls(loss_fn: Objective, chosen: Sequence[str], normalized: bool) ->
                     {**base, "queue": chosen[2], **({"transposed": True} if flip else {})},
                     lambda a, b, c, n=normalize, f=flip: loss_fn(a, b, queue=c.mT if f else c, normalize=n),
                 )
+
+
+_FIRST = {"pairing": "views", "anchors": "first"}
+
+
+def _of_first(loss_fn: Objective, *views: Tensor, normalize: bool) -> Tensor:
+    if len(views) == 1 and views[0].dim() != 3:
+        raise ValueError("no views")
+    return loss_fn(*views, pairing="views", normalize=normalize, reduction="none")[: len(views[0])].mean()
 
 
 def _split(z: Tensor, how: str) -> tuple[Tensor, Tensor]:

@@ -12,14 +12,47 @@ from .products import Product
 from .watch import Sink, Watch
 
 
-def scale_of(watch: Watch, logits: Tensor) -> Finding | None:
-    """Measure the scale of logits at a loss of the script; None if they are not a product of embeddings."""
+def scale_of(watch: Watch, logits: Tensor, biased: bool = False) -> Finding | None:
+    """Measure the scale of logits at a loss of the script; None if they are not a product of embeddings.
+
+    With ``biased``, measure what was added to them, too.
+    """
     with torch._C.DisableTorchFunction():
         walk = watch.walk(logits)
         products = [p for p in walk.products if not watch.is_head(p)]
         finding: Finding = {"doubts": []}
         sink = watch.sink("logits", logits, logits.detach(), walk)
-        return finding if measure(watch, sink, products, finding) is not None else None
+        raw = measure(watch, sink, products, finding)
+        if raw is not None and biased:
+            measure_bias(sink, products[0], raw, logits, finding)
+        return finding if raw is not None else None
+
+
+def measure_bias(sink: Sink, product: Product, raw: float, logits: Tensor, finding: Finding) -> None:
+    """Measure what is added to a product times ``raw`` in ``logits``; None if it is not the same everywhere."""
+    s, x = product.values(), logits.detach().double()
+    finding |= {"bias": None, "bias_learned": [], "bias_variable": None}
+    rests = [x - raw * matrix for matrix in ((s, s.mT) if s.dim() == 2 else ()) if matrix.shape == x.shape]
+    if not rests:
+        finding["doubts"].append("entries were selected from the product")
+        return
+    rest = min(rests, key=lambda each: float(each.std()))
+    bias = float(rest.median())
+    if float((rest - bias).abs().max()) > 10 * tolerance_of(logits) * max(1.0, float(x.abs().max())):
+        finding["doubts"].append("what is added to the similarities is not one number")
+        return
+    finding["bias"] = 0.0 if abs(bias) < tolerance_of(logits) * float(x.abs().max()) else bias
+    shifts = {id(v): v for v in sink.walk.scalars if _shifts(logits, v)}
+    finding["bias_learned"] = [sink.names.get(key) or "a learned number" for key in shifts]
+    candidates = dict(sink.scale_names) | {sink.names[k]: v.detach() for k, v in shifts.items() if sink.names.get(k)}
+    near = [name for name, v in candidates.items() if shifts and abs(float(v) - bias) < 1e-4 * max(1.0, abs(bias))]
+    finding["bias_variable"] = near[0] if near else None
+
+
+def _shifts(logits: Tensor, scalar: Tensor) -> bool:
+    """Whether a learned number is added to all logits."""
+    (g,) = torch.autograd.grad(logits.sum(), scalar, retain_graph=True, allow_unused=True)
+    return g is not None and abs(float(g) - logits.numel()) <= 1e-3 * logits.numel()
 
 
 def measure(watch: Watch, sink: Sink, products: Sequence[Product], finding: Finding) -> float | None:
@@ -33,6 +66,9 @@ def measure(watch: Watch, sink: Sink, products: Sequence[Product], finding: Find
         if g is None or not bool((g != 0).any()):
             continue
         entries = g.detach().double()[g != 0]
+        lengths = _lengths(product, g)
+        if lengths is not None:
+            entries = (g.detach().double() * lengths)[g != 0]
         factor = float(entries.median())
         # subtracting each row's maximum changes no softmax: its gradients add up to zero
         shifted = any(float(g.sum(i).abs().max()) < 1e-3 * abs(factor) * g.shape[i] for i in (-1, 0))
@@ -50,8 +86,7 @@ def measure(watch: Watch, sink: Sink, products: Sequence[Product], finding: Find
         return None
     finding["normalized"] = all(norms)
     finding["scale"] = total[0]
-    if any(norms) and not all(norms):
-        finding["doubts"].append("one side of the product is normalized, the other is not")
+    finding["one_sided"] = any(norms) and not all(norms)
     if max(total) - min(total) > 1e-3 * abs(total[0]):
         finding["doubts"].append(f"parts of the logits have different scales: {', '.join(f'{x:g}' for x in total)}")
     finding["learned"] = [sink.names.get(key) or "a learned number" for key in learned]
@@ -65,11 +100,26 @@ def measure(watch: Watch, sink: Sink, products: Sequence[Product], finding: Find
     return raw[0]
 
 
+def _lengths(product: Product, g: Tensor) -> Tensor | None:
+    """The lengths of both sides, if inner products were divided by these afterwards, ``(a @ b.T) / (|a| |b|.T)``."""
+    if product.cosine or product.kind != "matrix" or g.dim() != 2 or product.a.dim() != 2 or product.b.dim() != 2:
+        return product.lengths
+    a, b = (torch.linalg.vector_norm(x.detach().double(), dim=-1) for x in (product.a, product.b))
+    lengths = torch.outer(a, b)
+    if lengths.shape != g.shape or float(lengths.max() - lengths.min()) < 1e-2 * float(lengths.max()):
+        return None
+    entries = (g.detach().double() * lengths)[g != 0]
+    if float(entries.max() - entries.min()) > 10 * max(tolerance_of(g), 1e-4) * abs(float(entries.median())):
+        return None
+    product.lengths, product.cosine = lengths, True
+    return lengths
+
+
 def _learned(watch: Watch, sink: Sink, products: Sequence[Product]) -> Iterator[Tensor]:
     """The learned numbers that scale the logits; one that only shifts them is left out."""
     for x in sink.walk.scalars:
         (g,) = torch.autograd.grad(sink.x.sum(), x, retain_graph=True, allow_unused=True)
-        if g is not None and abs(float(g) - sink.x.numel()) > 1e-3 * sink.x.numel():
+        if g is not None and not _shifts(sink.x, x):
             yield x
     for product in products:
         for operand in (product.a, product.b):

@@ -22,7 +22,7 @@ def words(text: str) -> frozenset[str]:
 PRODUCTS = words(
     """
     matmul __matmul__ __rmatmul__ mm bmm linear einsum inner addmm baddbmm cosine_similarity cdist sum mul __mul__
-    __rmul__ multiply
+    __rmul__ multiply tensordot
     """
 )
 
@@ -38,10 +38,12 @@ class Product:
     place: Place
     again: Callable[..., Tensor]  # of a and b
     cosine: bool = False
+    lengths: Tensor | None = None  # what it was divided by later, to be cosines
 
     def values(self) -> Tensor:
-        """Compute the product again, in float64."""
-        return self.again(self.a.detach().double(), self.b.detach().double())
+        """Compute the similarities again, in float64."""
+        product = self.again(self.a.detach().double(), self.b.detach().double())
+        return product if self.lengths is None else product / self.lengths
 
 
 def operands(name: str, func: Any, args: Any, kwargs: Any, elementwise: Mapping[Node, Any]) -> Any:
@@ -72,6 +74,8 @@ def operands(name: str, func: Any, args: Any, kwargs: Any, elementwise: Mapping[
         at = first.index(inner), second.index(inner)
         a, b = (x.movedim(i, -1) for x, i in zip(operands, at, strict=True))
         return a, b, "matrix", lambda a, b: again(a.movedim(-1, at[0]), b.movedim(-1, at[1])), False
+    if name == "tensordot":
+        return _tensordot(*args, **kwargs)
     tensors = [x for x in args if isinstance(x, Tensor)][:3]
     x, y = tensors[-2:] if name in ("addmm", "baddbmm") else [*tensors, None, None][:2]
     if name == "__rmatmul__":
@@ -85,11 +89,26 @@ def operands(name: str, func: Any, args: Any, kwargs: Any, elementwise: Mapping[
         if dim not in (-1, max(x.dim(), y.dim()) - 1):
             return None
         return x, y, _broadcast_kind(x, y), lambda a, b: torch.cosine_similarity(a, b, dim=-1), True
-    if min(x.dim(), y.dim()) < 2:
+    if min(x.dim(), y.dim()) < 2 or x.shape[-1] == 1:  # of lengths, not of embeddings
         return None
     if name == "cdist":
         return x, y, "distance", torch.cdist, False
     return x, y if name in ("linear", "inner") else y.mT, "matrix", lambda a, b: a @ b.mT, False
+
+
+def _tensordot(a: Tensor, b: Tensor, dims: Any = 2, **_: Any) -> Any:
+    """As :func:`operands`, if one dimension of embeddings is contracted; ones beside it do not matter."""
+    if isinstance(dims, int):
+        dims = range(a.dim() - dims, a.dim()), range(dims)
+    rows, shape = [], []
+    for x, given in zip((a, b), dims, strict=True):
+        inner = [i % x.dim() for i in (given if hasattr(given, "__len__") else [given])]
+        outer = [i for i in range(x.dim()) if i not in inner]
+        if any(sum(x.shape[i] > 1 for i in some) != 1 for some in (inner, outer)):
+            return None
+        rows.append(x.permute(*outer, *inner).flatten(0, len(outer) - 1).flatten(1))
+        shape += [x.shape[i] for i in outer]
+    return *rows, "matrix", lambda a, b: (a @ b.mT).reshape(shape), False
 
 
 def _broadcast_kind(a: Tensor, b: Tensor) -> str:

@@ -55,6 +55,9 @@ _BELOW_A_NORM = words(
 )
 
 
+MOST = 1 << 16  # anchors of a batch
+
+
 @dataclass
 class Walk:
     """What lies above a tensor in autograd's graph, as far as entries are only moved, scaled, masked or joined."""
@@ -82,6 +85,7 @@ class Sink:
     """Frames of the call, from the innermost outwards, with their arguments as passed and their other variables."""
     scale_names: dict[str, Tensor] = field(default_factory=dict)  # variables that hold one number with a gradient
     names: dict[int, str] = field(default_factory=dict)  # of learned numbers, by id
+    replaceable: bool = True  # whether the call alone says which logits it is of
 
 
 class EnoughError(SystemExit):
@@ -103,7 +107,8 @@ class Watch(TorchFunctionMode):
         self.elementwise: OrderedDict[Node, tuple[Tensor, Tensor]] = OrderedDict()
         self.sinks: list[Sink] = []
         self.scalars: list[tuple[Tensor, FrameType]] = []  # numbers computed behind a sink, and where
-        self.softmax_inputs: dict[Node, Tensor] = {}
+        self.vectors: list[tuple[Tensor, FrameType]] = []  # likewise, one number for each anchor
+        self.softmax_inputs: dict[Node, tuple[Tensor, str]] = {}  # and the file of the call
         self.passed: dict[FrameType, dict[str, Tensor]] = {}  # arguments, before the frame could assign to them
         self.survey: dict[tuple[str, str], int] = {}
         self.backwards = 0
@@ -135,8 +140,8 @@ class Watch(TorchFunctionMode):
             for root in roots:
                 if root.numel() == 1 and root.requires_grad:
                     self.at_backward(self, root)
-        stores = (self.products, self.elementwise, self.sinks, self.scalars, self.softmax_inputs, self.passed)
-        for store in stores:
+        stores = (self.products, self.elementwise, self.sinks, self.scalars, self.vectors, self.softmax_inputs)
+        for store in (*stores, self.passed):
             store.clear()
         return self._backward(tensors, *args, **kwargs)
 
@@ -150,7 +155,8 @@ class Watch(TorchFunctionMode):
         out = self._sink(name, func, args, kwargs) if known else func(*args, **kwargs)
         if name == "softmax" or name == "log_softmax":
             if isinstance(out, Tensor) and out.grad_fn is not None and out.dim() == 2:
-                self.softmax_inputs[out.grad_fn] = args[0] if args else kwargs["input"]
+                x = args[0] if args else kwargs["input"]
+                self.softmax_inputs[out.grad_fn] = x, next(frames()).f_code.co_filename
         elif name in PRODUCTS:
             if isinstance(out, Tensor) and out.grad_fn is not None and args:
                 self._product(name, func, args, kwargs, out)
@@ -158,6 +164,8 @@ class Watch(TorchFunctionMode):
             self._count(f"{name} of {tuple(args[0].shape) if isinstance(args[0], Tensor) else '?'}")
         if self.sinks and isinstance(out, Tensor) and out.grad_fn is not None and out.numel() == 1:
             self.scalars.append((out.detach().clone(), next(frames())))
+        elif self.sinks and isinstance(out, Tensor) and out.grad_fn is not None and out.dim() == 1 and len(out) <= MOST:
+            self.vectors.append((out.detach().clone(), next(frames())))
         return out
 
     def _keep_arguments(self) -> None:
@@ -217,7 +225,9 @@ class Watch(TorchFunctionMode):
             options.pop("input", None)
             sink.options = options
         if name in ("nll_loss", "log"):
-            sink.x = self._softmax_input(x)
+            sink.x, file = self._softmax_input(x)
+            node = x.grad_fn
+            sink.replaceable = node is not None and _name(node) == "LogSoftmax" and file == sink.place.file
         self._count(f"{kind} of {tuple(x.shape)}, a product of embeddings")
         self.sinks.append(sink)
         return out
@@ -250,7 +260,7 @@ class Watch(TorchFunctionMode):
 
         return only_parameters(product.b) and not only_parameters(product.a)
 
-    def _softmax_input(self, x: Tensor) -> Tensor:
+    def _softmax_input(self, x: Tensor) -> tuple[Tensor, str]:
         todo: list[Node] = [x.grad_fn] if x.grad_fn is not None else []
         while todo:
             node = todo.pop()
@@ -258,7 +268,7 @@ class Watch(TorchFunctionMode):
                 return self.softmax_inputs[node]
             if _name(node) in _MOVES:
                 todo += [n for n, _ in node.next_functions if n is not None]
-        return x
+        return x, ""
 
     def _count(self, what: str) -> None:
         key = (place(next(frames())).short, what)

@@ -18,33 +18,60 @@ def is_sound(loss: Finding) -> bool:
 
 
 def commands_of(losses: Sequence[Finding], objective: str | None, script: Sequence[str]) -> list[list[str]]:
-    """Ready commands, which end with ``script``: one per scale for cross entropies, one per function for others."""
-    commands: list[list[str]] = []
-    by_scale: dict[Any, list[Finding]] = {}
+    """Ready commands, which end with ``script``: for the losses at sites, and one per function for others."""
+    sites: list[Finding] = []
     functions: dict[str, Finding] = {}
     for loss in losses:
         if not is_sound(loss):
             continue
-        call, columns = loss.get("replace"), loss.get("columns")
-        if loss["kind"] != "cross entropy" and call and call["whole"] and (call["scale"] or not loss["learned"]):
+        call = loss.get("replace")
+        if not loss.get("site_has_labels") and call and call["whole"] and (call["scale"] or not loss["learned"]):
             functions[_function_text(loss["replace"])] = loss
-        elif columns or (loss["kind"] == "cross entropy" and loss["reduction"] != "none"):
-            by_scale.setdefault((round(loss["scale"], 4), tuple(loss["learned"]), columns), []).append(loss)
-    for (_, learned, columns), group in by_scale.items():
-        if (learned and not group[0]["scale_variable"]) or (not learned and _changes(group[0])):
-            continue  # said in words
-        words = [word for site in dict.fromkeys(loss["site"] for loss in group) for word in ("--site", site)]
-        words += ["--positives", columns] if columns else []
-        scale = ["--scale", group[0]["scale_variable"] or "?" if learned else f"{group[0]['scale']:.6g}"]
-        commands.append(
-            ["counterpoint", "inject", "logits", *words, *scale, *objective_of(objective, group[0]), *script]
-        )
+        elif (loss.get("columns") or loss.get("site_has_labels")) and _scale_is_known(loss):
+            sites.append(loss)
+    commands = [["counterpoint", "inject", "logits", *words, *script] for words in _site_words(sites, objective)]
     for text, loss in functions.items():
         how = {k: v for k, v in loss["replace"]["as"].items() if k not in NAMED}
         options = ",".join(f"{k}={str(v).lower()}" for k, v in how.items())
-        words = ["--replace", text, *(["--as", options] if options else []), *objective_of(objective, loss)]
+        words = ["--replace", text, *(["--as", options] if options else [])]
+        words += ["--own", _spec(str(loss["form"]), loss, _host_temperature(loss)), *objective_of(objective, loss)]
         commands.append(["counterpoint", "inject", "function", *words, *script])
     return commands
+
+
+def _scale_is_known(loss: Finding) -> bool:
+    """Whether a site can be given the scale; where it cannot, words say why."""
+    return bool(loss["scale_variable"]) if loss["learned"] else not _changes(loss)
+
+
+def _site_words(losses: Sequence[Finding], objective: str | None) -> list[list[str]]:
+    """The options of a command for each group of sites with one scale.
+
+    Where they differ in one function, whose losses belong together, the first command is for all of them, and measures
+    the scale of each.
+    """
+    groups: dict[Any, list[Finding]] = {}
+    functions: dict[Any, list[Finding]] = {}
+    for loss in losses:
+        key = loss.get("columns"), str(loss["form"]).partition(":")[0]
+        groups.setdefault((round(loss["scale"], 4), tuple(loss["learned"]), key), []).append(loss)
+        functions.setdefault((loss["file"], loss["function"], key), []).append(loss)
+    one_by_one = [_options(group, objective, measured=False) for group in groups.values()]
+    together = [group for group in functions.values() if len(group) > 1 and group not in groups.values()]
+    if len(together) != 1 or len(together[0]) != len(losses):
+        return one_by_one
+    return [_options(together[0], objective, measured=True), *([*words, "--only"] for words in one_by_one)]
+
+
+def _options(group: Sequence[Finding], objective: str | None, measured: bool) -> list[str]:
+    words = [word for site in dict.fromkeys(loss["site"] for loss in group) for word in ("--site", site)]
+    words += ["--positives", group[0]["columns"]] if group[0].get("columns") else []
+    if measured:
+        return [*words, *(["--objective", objective] if objective else _objective(group[0], "host"))]
+    if "bias" not in group[0]:  # a scale and a bias are measured together
+        learned = group[0]["learned"]
+        words += ["--scale", group[0]["scale_variable"] if learned else f"{group[0]['scale']:.6g}"]
+    return [*words, *objective_of(objective, group[0])]
 
 
 def _changes(loss: Finding) -> bool:
@@ -52,24 +79,30 @@ def _changes(loss: Finding) -> bool:
 
 
 def objective_of(objective: str | None, loss: Finding) -> list[str]:
-    t = (
-        "host"
-        if loss["learned"]
-        and (loss["kind"] == "cross entropy" or loss.get("columns") or (loss.get("replace") or {}).get("scale"))
-        else ""
-    )
+    return ["--objective", objective] if objective else _objective(loss, _host_temperature(loss))
+
+
+def _objective(loss: Finding, t: str) -> list[str]:
     form = str(loss["form"])
     changed = form.replace("infonce", "adnce") if loss.get("normalized") else form
-    return ["--objective", objective or _spec(changed, loss, t)]
+    return ["--objective", _spec("adnce" if form.startswith("siglip") else changed, loss, t)]
+
+
+def _host_temperature(loss: Finding) -> str:
+    """``host`` where the seam knows the script's learned scale, else an empty string for a number."""
+    known = loss["kind"] == "cross entropy" or loss.get("columns") or loss.get("site_has_labels")
+    return "host" if loss["learned"] and (known or (loss.get("replace") or {}).get("scale")) else ""
 
 
 def _spec(form: str, loss: Finding, t: str = "") -> str:
     name, _, rest = form.partition(":")
+    if name == "siglip":
+        rest = "b=host" if t and (loss["bias_learned"] or loss.get("columns")) else f"b={loss['bias']:.6g}"
     return f"{name}:t={t or format(1 / loss['scale'], '.6g')}{',' * bool(rest)}{rest}"
 
 
 def _function_text(replace: Finding) -> str:
-    named = {**{key: replace["as"].get(key) for key in NAMED}, "scale": replace["scale"]}
+    named = {**{key: replace["as"].get(key) for key in NAMED}, "scale": replace["scale"], "bias": replace.get("bias")}
     words = [name for name in replace["arguments"] if name != named["queue"]]
     words += [f"{key}={name}" for key, name in named.items() if name]
     return f"{_short(replace['file'])}:{replace['function']}({', '.join(words)})"
@@ -107,17 +140,23 @@ def _loss_words(loss: Finding, objective: str | None) -> list[str]:
     for product in loss["products"]:
         rows.append(("product", f"{product['site']}: {product['call']}, of {product['a']} and {product['b']}"))
     if loss["form"] == "binary":
-        rows.append(("form", f"binary logits {shape}, each pair by itself: SigLIP's loss, here cp.SigLIP by hand"))
+        rows.append(("form", f"binary logits {shape}, each pair by itself, but not SigLIP's sum over all pairs"))
         return _table(rows)
     similar = "cosines" if loss.get("normalized") else "inner products of embeddings that are not normalized"
+    similar = "inner products of normalized and of other embeddings" if loss.get("one_sided") else similar
     rows.append(("logits", f"{shape}, {similar}"))
     origin = f"learned: {', '.join(loss['learned'])}" if loss["learned"] else "constant"
     if not loss["learned"] and _changes(loss):
         origin = f"changes from {min(loss['scales']):g} to {max(loss['scales']):g}, and no parameter does it"
     if loss["scale"] > 0:
         rows.append(("scale", f"{loss['scale']:.6g} (temperature {1 / loss['scale']:.4g}), {origin}"))
-    where = "in the denominator" if loss.get("in_denominator", True) else "not in the denominator"
-    rows.append(("positives", f"{loss.get('positives')}, {where}"))
+    if "bias" in loss:
+        learned = f"learned: {', '.join(loss['bias_learned'])}" if loss["bias_learned"] else "constant"
+        rows.append(("bias", f"{loss['bias']:.6g}, {learned}"))
+        rows.append(("positives", str(loss.get("positives"))))
+    else:
+        where = "in the denominator" if loss.get("in_denominator", True) else "not in the denominator"
+        rows.append(("positives", f"{loss.get('positives')}, {where}"))
     rows.append(("form", _form_words(loss)))
     if loss.get("other_direction"):
         here = loss["other_direction"] == loss["site"]
@@ -156,6 +195,7 @@ TITLES = {
     "infonce": "InfoNCE",
     "supcon": "SupCon: every positive's denominator holds the other positives too",
     "nca": "NCA: the positives are summed inside the logarithm",
+    "siglip": "SigLIP: binary logits, each pair by itself",
 }
 
 
@@ -194,6 +234,9 @@ def _by_hand(loss: Finding, objective: str | None) -> list[tuple[str, str]]:
         if "queue" in options:
             chosen = [*chosen[:2], f"queue={options.pop('queue')}{'.T' if options.pop('transposed', False) else ''}"]
         labels = [f"labels={options.pop('labels')}"] if "labels" in options else []
+        if options.pop("anchors", None):
+            options["reduction"] = "none"
+            sums += f", of which the first len({replace['arguments'][0]}) count"
         words = [*chosen, *labels, *(f"{k}={v!r}" for k, v in options.items())]
         return [("by hand", f"in {replace['function']}: counterpoint.objective({spec!r})({', '.join(words)}){sums}")]
     if loss["kind"] == "cross entropy":
@@ -212,8 +255,12 @@ def _by_hand(loss: Finding, objective: str | None) -> list[tuple[str, str]]:
                 words.append(f"scale={tensor}" + "()" * tensor.endswith((".exp", ".reciprocal")))
             criterion = f"counterpoint.plugins.logits.ContrastiveLoss({spec!r}{'' if loss['learned'] else scale})"
             return [("by hand", f"{criterion}({', '.join(words)})")]
-    if loss["kind"] in ("nll_loss", "log_softmax"):
+    if loss["kind"] in ("nll_loss", "log_softmax") and not loss.get("site_has_labels"):
         return [("by hand", f"write it as F.cross_entropy of the logits at {loss['site']}, then --site replaces it")]
+    if "bias" in loss:
+        scale, bias = (loss[f"{key}_variable"] or f"{loss[key]:.6g}" for key in ("scale", "bias"))
+        spec = "siglip:t=host,b=host"
+        return [("by hand", f"counterpoint.objective({spec!r}).from_logits(LOGITS, scale={scale}, bias={bias})")]
     if loss["learned"]:
         return [("by hand", "its scale is learned: write it as cross entropy of logits, then --site replaces it")]
     calls = list(dict.fromkeys(product["call"] for product in loss["products"]))

@@ -224,6 +224,12 @@ def test_the_script_trains_as_before(find, tmp_path, capsys):
         ("nt_xent_mask", "infonce:t=0.5"),
         ("log_softmax_nll", "infonce:t=0.1"),
         ("one_loop_per_anchor", "infonce:t=0.5"),
+        ("tensordot", "hcl:t=0.2"),
+        ("memory_that_is_not_normalized", "infonce:t=0.5"),
+        ("anchors_of_one_view", "hcl:t=0.4"),
+        ("divided_by_lengths", "hcl:t=0.5"),
+        ("siglip", "hcl:t=host"),
+        ("softplus_of_pairs", "adnce:t=0.2"),
     ],
 )
 def test_the_command_it_prints_verifies(find, capsys, monkeypatch, name, objective):
@@ -274,10 +280,11 @@ def loss(a, b):
         words[words.index("--as") + 1] = how
         monkeypatch.setattr(sys, "meta_path", list(sys.meta_path))
         try:
-            assert inject.main([*words[2:-2], "--verify", "3", "--", "toy.py"]) == 0
+            code = inject.main([*words[2:-2], "--verify", "3", "--", "toy.py"])
         finally:
             sys.modules.pop("toy", None)
         differ[how] = max(differences(capsys.readouterr().err))
+        assert code == (0 if how == command else 5)
     assert differ.pop(command) < 1e-5
     assert min(differ.values()) > 1e-2  # the other one verifies nothing by accident
 
@@ -305,7 +312,7 @@ def supervised(features, y, t=0.1):
     assert words[words.index("--as") + 1] == "normalize=false,pairing=views,times=3.0"
     spec = words[words.index("--objective") + 1]
     assert spec == ("supcon:t=0.1" if supervised else "adnce:t=0.1")
-    words[words.index("--objective") + 1] = spec.replace("adnce", "infonce")
+    assert words[words.index("--own") + 1] == spec.replace("adnce", "infonce")
     monkeypatch.setattr(sys, "meta_path", list(sys.meta_path))
     try:
         assert inject.main([*words[2:-2], "--verify", "3", "--", "toy.py"]) == 0
@@ -323,6 +330,48 @@ def test_apply_runs_the_command_with_verify(tmp_path):
     assert done.returncode == 0, done.stderr
     assert "--scale 5 --objective hcl:t=0.2" in done.stderr
     assert "in 3 steps" in done.stderr
+
+
+def test_apply_verifies_a_function_with_what_it_computes(tmp_path):
+    (tmp_path / "toy.py").write_text(variant("exp_sum"))
+    words = ["auto", "--apply", "--objective", "hcl:t=0.2", "--", "toy.py"]
+    command = [sys.executable, "-m", "counterpoint.plugins.inject", *words]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert "--own infonce:t=0.2,denominator=negatives --objective hcl:t=0.2" in done.stderr
+    assert max(differences(done.stderr)) < 1e-5
+
+
+def test_losses_of_one_function_with_different_scales(find, capsys, monkeypatch):
+    """Both are in one command, whose scales are measured; a command for one of them says that it is a part."""
+    code = """
+def loss(a, b):
+    at = torch.arange(N)
+    warm = F.cross_entropy(norm(a) @ norm(b).T / 0.1, at)
+    cold = F.cross_entropy(norm(b) @ norm(a).T * net.logit_scale.exp(), at)
+    return (warm + cold) / 2
+"""
+    script = HARNESS.replace("{code}", code)
+    found = find(script, "--objective", "hcl:t=host")
+    whole, *parts = found.data["commands"]
+    lines = [f"toy.py:{line_of(script, word)}" for word in ("warm =", "cold =")]
+    assert [word for word in whole if word.startswith("toy.py:")] == lines
+    assert "--scale" not in whole
+    assert ["--only" in part for part in parts] == [True, True]
+
+    def run(words):
+        monkeypatch.setattr(torch.nn.functional, "cross_entropy", torch.nn.functional.cross_entropy)
+        try:
+            return inject.main([*words, "--", "toy.py"]), capsys.readouterr().err
+        finally:
+            sys.modules.pop("toy", None)
+
+    code, said = run([*whole[2:-2], "--verify", "4"])
+    assert (code, "reached 12 times" in said) == (0, True)
+    assert max(differences(said)) < 1e-5
+    code, said = run([word for word in parts[0][2:-2] if word != "--only"])
+    assert (code, "a part of the host's loss was left alone" in said) == (4, True)
+    assert run(parts[0][2:-2])[0] == 0
 
 
 SPAWNED = """

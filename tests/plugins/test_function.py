@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import sys
+from importlib import machinery
 from types import SimpleNamespace
 
 import pytest
@@ -90,6 +91,7 @@ def test_a_function_of_an_imported_module(launch):
     assert max(float(value), float(gradient)) < 1e-5
     assert same.losses == pytest.approx(own.losses)
     wrong = launch(*PLAIN, "--objective", "infonce:t=0.4", "--verify", "3")
+    assert (wrong.code, "the script's own loss is" in wrong.err, "--own infonce:t=0.1" in wrong.err) == (5, True, True)
     assert float(re.search(r"gradients .* by (\S+) at most", wrong.err)[1]) > 0.05
     ours = launch(*PLAIN, "--objective", "infonce:t=0.5")
     assert ours.losses == pytest.approx(own.losses, rel=1e-5)
@@ -203,3 +205,103 @@ def test_views_of_an_objective_that_needs_more(launch):
     assert "views=4 were expected, got 2" in found.err
     assert cp.objective("arcl(infonce):views=4").views == 4
     assert torch.is_grad_enabled()
+
+
+def test_what_the_function_computes_is_compared_where_the_objective_is_another(launch):
+    words = (*PLAIN, "--objective", "hcl:t=0.5", "--verify", "2")
+    own = launch(*words, "--own", "infonce:t=0.5")
+    assert own.code == 0
+    assert "in 2 steps" in own.err
+    plain, other = launch(*PLAIN).losses, launch(*PLAIN, "--objective", "hcl:t=0.5").losses
+    assert own.losses[:2] == pytest.approx(plain[:2])  # then it trains with the objective
+    assert own.losses[2] != pytest.approx(plain[2], rel=1e-3)
+    assert other[0] != pytest.approx(plain[0], rel=1e-3)
+    wrong = launch(*words, "--own", "infonce:t=0.51")
+    assert (wrong.code, len(wrong.losses)) == (5, 1)  # nothing is trained with the objective
+    early = launch(*PLAIN, "--objective", "hcl:t=0.5", "--verify", "9")
+    assert (early.code, len(early.losses)) == (5, 3)  # the script ended before it had 9 steps
+    assert launch(*words, "--own", "infonc").code == 2
+
+
+@pytest.mark.parametrize("how", ["spec", "loader", "lazy"])
+def test_modules_that_are_loaded_by_their_path(launch, how):
+    load = {
+        "spec": "module = util.module_from_spec(spec); spec.loader.exec_module(module)",
+        "loader": "module = machinery.SourceFileLoader('mine', 'losses.py').load_module()",
+        "lazy": "spec.loader = util.LazyLoader(spec.loader); module = util.module_from_spec(spec); "
+        "spec.loader.exec_module(module)",
+    }[how]
+    lines = "from importlib import machinery, util\nspec = util.spec_from_file_location('mine', 'losses.py')\n" + load
+    script = SCRIPT.replace("from losses import Loss, nt_xent", f"{lines}\nLoss = module.Loss")
+    before = machinery.SourceFileLoader.exec_module
+    try:
+        found = launch(*PLAIN, "--objective", "hcl:t=0.5", script=script, call="module.nt_xent(a, b)")
+    finally:
+        sys.modules.pop("mine", None)
+    assert found.code == 0
+    assert found.losses == pytest.approx(launch(*PLAIN, "--objective", "hcl:t=0.5").losses)
+    assert machinery.SourceFileLoader.exec_module is before
+
+
+LOAD = "Loss, nt_xent = map(runpy.run_path('losses.py').get, ('Loss', 'nt_xent'))"
+
+
+def test_functions_that_cannot_be_reached_are_named(launch):
+    script = SCRIPT.replace("from losses import Loss, nt_xent", "import runpy\n" + LOAD)
+    found = launch(*PLAIN, "--objective", "hcl:t=0.5", script=script)
+    assert (found.code, "was loaded by exec or runpy" in found.err) == (3, True), found.err
+    nested = LOSSES.replace(
+        "def nt_xent", "def outer():\n  def inner(a, b): return a.sum()\n  return inner\n\n\ndef nt_xent"
+    )
+    nested += SCRIPT.replace("from losses import Loss, nt_xent", "inner = outer()")
+    found = launch("--replace", "toy.py:inner(a, b)", "--objective", "hcl:t=0.5", script=nested)
+    assert (found.code, "does not define it" in found.err) == (2, True)
+
+
+def test_anchors_of_the_first_view(launch):
+    half = """
+def half(x, y):
+    x, y = F.normalize(x, dim=1), F.normalize(y, dim=1)
+    within, between = torch.exp(x @ x.T / 0.5), torch.exp(x @ y.T / 0.5)
+    losses = -torch.log(between.diag() / (within.sum(1) + between.sum(1) - within.diag()))
+    return {result}
+"""
+    for result, how in (("losses.mean()", ""), ("losses.sum()", ",reduction=sum"), ("losses", ",reduction=none")):
+        script = LOSSES + half.format(result=result) + SCRIPT.replace("from losses import Loss, nt_xent", "")
+        text = ("--replace", "toy.py:half(x, y)", "--as", "pairing=views,anchors=first" + how)
+        found = launch(*text, "--objective", "infonce:t=0.5", "--verify", "2", script=script, call="half(a, b)")
+        assert found.code == 0, found.err
+        assert len(found.losses) == 3
+    wrong = ("--replace", "toy.py:half(x, y)", "--as", "pairing=views,reduction=none")
+    assert launch(*wrong, "--objective", "infonce:t=0.5", "--verify", "2", script=script, call="half(a, b)").code == 5
+
+
+def test_a_trained_scale_and_bias(launch):
+    siglip = """
+def siglip(a, b, scale, bias):
+    logits = scale * F.normalize(a, dim=1) @ F.normalize(b, dim=1).T + bias
+    return -F.logsigmoid((2 * torch.eye(len(a)) - 1) * logits).sum() / len(a)
+"""
+    script = LOSSES + siglip + SCRIPT.replace("from losses import Loss, nt_xent", "")
+    script = script.replace(
+        "    for _ in range(3):",
+        "    bias = torch.nn.Parameter(torch.tensor(-3.0))\n    optimiser.add_param_group({'params': [bias]})\n"
+        "    for _ in range(3):",
+    ).replace(
+        "print(float(loss",
+        "print(float(bias.detach()))\n        print(float(criterion.log_scale.detach()))\n        print(float(loss",
+    )
+    call = "siglip(a, b, criterion.log_scale.exp(), bias)"
+    text = ("--replace", "toy.py:siglip(a, b, scale=scale, bias=bias)", "--as", "pairing=one_way")
+
+    def run(*words):
+        found = launch(*words, script=script, call=call)
+        assert found.code == 0, found.err
+        return found
+
+    own, ours = run("--replace", "toy.py:siglip(a, b)"), run(*text, "--objective", "siglip:t=host,b=host")
+    assert ours.losses == pytest.approx(own.losses, rel=1e-5)
+    assert len({*own.losses[0::3]}) == 3  # the bias is trained
+    run(*text, "--objective", "siglip:t=host,b=host", "--verify", "2")
+    fixed = launch(*text, "--objective", "siglip:t=host,b=-3", "--verify", "2", script=script, call=call)
+    assert fixed.code == 5  # a number has no gradient

@@ -517,3 +517,52 @@ def test_columns_of_positives(launch, positives, message):
 def test_positives_of_cross_entropy_are_its_labels(launch):
     found = launch(*SITE, "--positives", "diagonal")
     assert (found.code, "cross entropy at toy.py:14 has labels of its own" in found.err) == (2, True)
+
+
+def test_nll_loss_of_a_log_softmax(launch):
+    """The logits are what log_softmax got, so that the scale is measured and objectives get similarities."""
+    plain = launch("--site", "toy.py:14", "--scale", "10", "--objective", "hcl:t=0.1")
+    script = SCRIPT.replace("criterion(a @ b.T / 0.1,", "F.nll_loss(F.log_softmax(a @ b.T / 0.1, 1),")
+    assert script != SCRIPT
+    found = launch("--site", "toy.py:14", "--objective", "hcl:t=0.1", "--verify", "1", script=script)
+    assert (found.code, "cosines times 10, constant" in found.err) == (0, True)
+    found = launch("--site", "toy.py:14", "--objective", "hcl:t=0.1", script=script)
+    assert found.losses == [pytest.approx(line, rel=1e-5) for line in plain.losses]
+    changed = script.replace("F.log_softmax(a @ b.T / 0.1, 1)", "F.log_softmax(a @ b.T / 0.1, 1) * 1")
+    found = launch("--site", "toy.py:14", "--objective", "hcl:t=0.1", script=changed)
+    assert (found.code, "write it as F.cross_entropy of the logits" in found.err) == (2, True)
+
+
+SIGMOID = "-F.logsigmoid((2 * torch.eye(5) - 1) * (4 * a @ b.T + shift)).sum() / 5; loss = (loss,"
+
+
+@pytest.mark.parametrize("words", [(), ("--scale", "4"), ("--scale", "4", "--bias", "-2"), ("--bias", "shift")])
+def test_binary_logits(launch, words):
+    script = SCRIPT.replace("loss = criterion(a @ b.T / 0.1,", f"shift = -2; loss = {SIGMOID}")
+    script = script.replace(f"{SIGMOID} torch.arange(5))", f"{SIGMOID.partition(';')[0]}")
+    assert "logsigmoid" in script
+    site = ("--site", "toy.py:14", "--positives", "diagonal", *words)
+    own = launch("--site", "toy.py:1", script=script)
+    found = launch(*site, "--objective", "siglip:t=host,b=host", "--verify", "3", script=script)
+    assert found.code == 0, found.err
+    ours = launch(*site, "--objective", "siglip:t=host,b=host", script=script)
+    assert ours.losses == [pytest.approx(line, rel=1e-5) for line in own.losses]
+    other = launch(*site, "--objective", "hcl:t=0.1", script=script)
+    assert (other.code, other.losses[0][0] != pytest.approx(own.losses[0][0], rel=1e-2)) == (0, True)
+
+
+def test_binary_logits_that_are_not_what_you_say(launch):
+    script = SCRIPT.replace("loss = criterion(a @ b.T / 0.1,", f"shift = -2; loss = {SIGMOID}")
+    script = script.replace(f"{SIGMOID} torch.arange(5))", f"{SIGMOID.partition(';')[0]}")
+    words = ("--site", "toy.py:14", "--objective", "siglip:t=host,b=host")
+    found = launch(*words, script=script)
+    why = "toy.py:14 calls logsigmoid, which has no labels: which columns are the positives? --positives diagonal"
+    assert (found.code, why in found.err) == (3, True), found.err
+    for more, why in (
+        (("--positives", "0"), "is not clear"),
+        (("--positives", "0", "--scale", "4"), "or --positives is wrong"),
+        (("--positives", "diagonal", "--bias", "-3"), "--bias -3 is wrong: logits at toy.py:14 are shifted by -2"),
+        (("--positives", "diagonal", "--scale", "5"), "--scale 5 is wrong: cosines are multiplied by 4"),
+    ):
+        found = launch(*words, *more, script=script)
+        assert (found.code, why in found.err) == (2, True), found.err

@@ -370,9 +370,83 @@ def loss(a, b):
     sign = 2 * torch.eye(N) - 1
     return -F.logsigmoid(sign * s).sum() / N
 """,
+        "siglip",
+        7.389,
+        True,
+    ),
+    "softplus_of_pairs": (
+        """
+def loss(a, b):
+    s = norm(a) @ norm(b).T * 5 - 2
+    return F.softplus(torch.where(torch.eye(N).bool(), -s, s)).sum() / N
+""",
+        "siglip",
+        5,
+        True,
+    ),
+    "binary_with_a_margin": (
+        """
+def loss(a, b):
+    s = norm(a) @ norm(b).T * 5 - 2 * torch.rand(N, N)
+    return F.softplus(torch.where(torch.eye(N).bool(), -s, s)).sum() / N
+""",
         "binary",
         0,
         False,
+    ),
+    "mean_of_binary_logits": (
+        """
+def loss(a, b):
+    return F.binary_cross_entropy_with_logits(norm(a) @ norm(b).T * 5 - 2, torch.eye(N))
+""",
+        "binary",
+        0,
+        False,
+    ),
+    "tensordot": (
+        """
+def loss(a, b):
+    s = torch.tensordot(norm(a).unsqueeze(1), norm(b).T.unsqueeze(0), dims=2)
+    return F.cross_entropy(s / 0.2, torch.arange(N))
+""",
+        IN,
+        5,
+        True,
+    ),
+    "divided_by_lengths": (
+        """
+def loss(a, b):
+    lengths = a.norm(dim=1, keepdim=True) @ b.norm(dim=1, keepdim=True).T
+    e = torch.exp(a @ b.T / lengths / 0.5)
+    return -torch.log(e.diag() / e.sum(1)).mean()
+""",
+        IN,
+        2,
+        True,
+    ),
+    "memory_that_is_not_normalized": (
+        """
+def loss(a, b):
+    keys = torch.cat([b.detach().unsqueeze(1), torch.randn(N, 7, 5)], 1)
+    return F.cross_entropy(torch.bmm(keys, norm(a).unsqueeze(2)).squeeze(2) / 0.5, torch.zeros(N).long())
+""",
+        IN,
+        2,
+        True,
+    ),
+    "anchors_of_one_view": (
+        """
+def loss(a, b):
+    return half(a, b).mean()
+
+
+def half(x, y):
+    within, between = (torch.exp(norm(x) @ norm(z).T / 0.4) for z in (x, y))
+    return -torch.log(between.diag() / (within.sum(1) + between.sum(1) - within.diag()))
+""",
+        IN,
+        2.5,
+        True,
     ),
     "batched_groups": (
         """

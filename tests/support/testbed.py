@@ -23,6 +23,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import code_bases
+
 from counterpoint.plugins import inject, registry
 
 PRELUDE = '''
@@ -143,7 +145,8 @@ scale.logit_scale, scale.logit_bias = nn.Parameter(torch.tensor(2.3)), nn.Parame
 criterion = SigLipLoss()
 train(lambda a, b: criterion(norm(a), norm(b), scale.logit_scale.exp(), scale.logit_bias), modules=[scale])
 """,
-        [("loss.py", "binary", 0, "")],
+        [("loss.py", "siglip", 9.974, "diagonal")],
+        REPLACE,
     ),
     "SLIP CLIPLoss": Member(
         "SLIP",
@@ -549,6 +552,9 @@ train(NTXentLoss(temperature=0.5))
 }
 
 
+MEMBERS |= {name: Member(**values) for name, values in code_bases.MEMBERS.items()}
+
+
 def write_driver(member: Member, hosts: Path, folder: Path) -> None:
     clone = str(hosts / member.folder) if member.folder else str(Path(__file__).parent)
     if Path(clone, "SentEval").is_dir():  # which scripts expect in their working directory
@@ -638,13 +644,19 @@ def row(name: str, member: Member, hosts: Path, folder: Path, tell: bool) -> lis
     if not found["commands"]:
         ours = [loss for loss in losses if loss["ours"]]
         columns = [f"{max(x.get(k, 0) for x in ours):.1g}" for k in DIFFERENCES] if ours else ["", ""]
-        why = "no objective computes it" if losses else "nothing to replace"
+        why = "no objective computes it" if losses else "not recognized" if member.losses else "nothing to replace"
         return [*start, "by hand" if ours else "none", *columns, *(["by hand"] * 3 if ours else [why] + [""] * 2)]
     command = found["commands"][0][2:-2]
     at = command.index("--objective") + 1
     road = f"`inject {command[0]}`"
     own = command[at].replace("adnce:", "infonce:")
-    rest = own.partition(":")[2].replace(",estimator=g0", "")
+    if "--own" in command:
+        own = command[command.index("--own") + 1]
+    elif losses[0]["form"] == "siglip":
+        own = "siglip:t=host,b=host"
+    temperature = re.search(r"t=[^,]+", command[at])
+    rest = temperature[0] if own.startswith("siglip") and temperature else own.partition(":")[2]
+    rest = rest.replace(",estimator=g0", "")
     specs = [f"adnce:{rest}", f"hcl:{rest}", f"arcl({own}):views=2"]
     trained = []
     for spec in specs:

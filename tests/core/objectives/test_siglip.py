@@ -56,3 +56,31 @@ def test_a_certain_pair_keeps_the_digits_of_its_loss():
     loss = cp.SigLIP(0.02, 0.0).from_scores(*torch.tensor([[[-0.5]], [[0.48]]], dtype=torch.float64))
     expected = 25 + math.log1p(math.exp(-25)) + 24 + math.log1p(math.exp(-24))
     assert loss.item() == pytest.approx(expected, rel=1e-15, abs=0)
+
+
+@prop(seed=SEED)
+def test_logits_with_a_trained_scale_and_bias(seed):
+    """``t=host,b=host`` is the authors' loss of their logits: value, and gradient of embeddings, scale and bias."""
+    z = embeddings(seed)
+    log_scale, bias = torch.tensor(1.5, dtype=z[0].dtype), torch.tensor(-3.0, dtype=z[0].dtype)
+    leaves = [torch.nn.Parameter(x.detach().clone()) for x in (*z, log_scale, bias)]
+    images, texts = (F.normalize(x, dim=1) for x in leaves[:2])
+    logits = images @ texts.T * leaves[2].exp() + leaves[3]
+    expected = -F.logsigmoid((2 * torch.eye(len(logits), dtype=logits.dtype) - 1) * logits).sum() / len(logits)
+    loss_fn = cp.objective("siglip:t=host,b=host")
+    assert cp.objective(str(loss_fn)) == loss_fn
+    same(loss_fn.from_logits(logits, scale=leaves[2].exp(), bias=leaves[3]), expected, *leaves)
+    assert not [*loss_fn.parameters()]  # the host's are not ours
+    softmax = F.cross_entropy(logits, torch.arange(len(logits)))
+    same(cp.InfoNCE("host").from_logits(logits, scale=leaves[2].exp(), bias=5.0), softmax, *leaves)
+
+
+def test_a_bias_from_the_host_needs_logits():
+    z = embeddings(0)
+    with pytest.raises(ValueError, match='bias "host" is that of logits'):
+        cp.objective("siglip:b=host")(*z)
+    with pytest.raises(ValueError, match="bias: expected a number"):
+        cp.SigLIP().from_logits(torch.eye(3), bias=torch.zeros(2))
+    masked = torch.tensor([[1.0, -1e4, 2.0], [0.0, 1.0, -1.0], [0.5, 0.2, 1.0]])
+    without = cp.SigLIP(1.0, -20.0).from_logits(masked, bias=-20.0)  # what is masked does not come back
+    assert without == cp.SigLIP(1.0, -20.0).from_logits(masked.masked_fill(masked < -9, -torch.inf), bias=-20.0)
