@@ -7,8 +7,7 @@ from typing import Any
 
 from ..evidence import ORACLE, Cell, by_effect, cells, cite, nearest
 
-# how far estimates were off on data with known shares, tests/integrations/advise/test_known_faults.py
-OFF = "7 points, or 14 where the two views of a sample differ as much as crops of photos do"
+OFF = "7 points"  # on data with known shares, tests/integrations/advise/test_known_faults.py
 SOME = 0.03  # share of wrong positives or duplicates from which on there is something to do
 
 Said = Iterator[tuple[str, list[Cell]]]
