@@ -36,7 +36,7 @@ def share(ranks: Sequence[Tensor]) -> tuple[float, float, float]:
     with torch.random.fork_rng(devices=()):
         torch.manual_seed(0)
         some = torch.cat([counts.unsqueeze(0), drawn.sample((DRAWS,))])
-    found, *others = _uniform_part(some).tolist()
+    found, *others = (round(x, 4) for x in _uniform_part(some).tolist())
     others.sort()
     return found, others[round(0.025 * DRAWS)], others[round(0.975 * DRAWS) - 1]
 
