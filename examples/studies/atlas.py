@@ -21,7 +21,9 @@ The study resumes where it stopped: every finished cell is a line of OUT/DATASET
 examples:
   COUNTERPOINT_DATA=... python examples/studies/atlas.py images                65 CPU-minutes
   COUNTERPOINT_DATA=... python examples/studies/atlas.py text --regimes "mined negatives" "false negatives"
-  python examples/studies/atlas.py --report                                    docs/atlas.json, pictures, tables
+  python examples/studies/atlas_report.py --collect runs/atlas                 docs/atlas.json, pictures, tables
+
+The cells behind the page are in docs/atlas: copy these files to OUT, and the study continues from there.
 """
 
 from __future__ import annotations
@@ -99,8 +101,9 @@ class Row:
 
 
 T = "infonce:t={t}"
+SUPCON = Row("supcon:t={t}")
 INFONCE = Row(T)
-ORACLE = "oracle"
+ORACLE, SECOND = "oracle", "oracle, SupCon"
 PLAIN = "InfoNCE"
 DOUBLE = "InfoNCE, twice the steps"
 RADII = (0.02, 0.1, 0.4, 1.5)
@@ -123,6 +126,14 @@ def rows(rate: float) -> dict[str, Row]:
         "mean-variance": Row("mv:t={t}"),
         "MixNCA": Row("mixnca:t={t},g=g0,lam={lam}", {"lam": 0.5}, extra=(("mixed", 2),), together=False),
         "KL-DRO": Row("dro:radius={radius}", first=RADII),
+    }
+
+
+def sigmoid(negatives: int) -> dict[str, Row]:
+    """SigLIP with a tuned bias, which starts from that of as many negatives, and as in its paper, where both train."""
+    return {
+        "SigLIP": Row("siglip:t={t},b=-{bias}", {"bias": round(math.log(negatives), 1)}, together=False),
+        "SigLIP, learned": Row("siglip:t=learned({t},0.001,100),b=learned(-10,-100,0)", together=False),
     }
 
 
@@ -231,6 +242,12 @@ def cells(dataset: str) -> Iterator[tuple[str, str, str, World, Row]]:
         some["IntCL"] = replace(plain, extra=(("epsilon", epsilon),))
         yield from doses("attacks", some, (f"epsilon {epsilon:g}", world))
     yield from doses("denominator", {n: all_rows[n] for n in (PLAIN, "positive left out")}, ("two views", World()))
+    for classes in {"text": (0, 10, 4), "graphs": (0,)}.get(dataset, (4, 10, 2, 3, 6)):
+        dose, world = f"{classes or named} classes", World(classes % named)
+        yield "false negatives", dose, SECOND, replace(world, kept=0.0), SUPCON
+        yield from doses("false negatives", sigmoid(BATCH - 1), (dose, world))
+    for share in (0.5, 0.0):
+        yield from wrong(share, {PLAIN: INFONCE} | sigmoid(BATCH - 1))
 
 
 # ---- data ---------------------------------------------------------------------------------------
@@ -538,7 +555,9 @@ def run(
     compute = call
     options: Callable[[int], dict[str, Tensor]] | None = None
     perturb: Callable[[Networks, Tensor], dict[str, Tensor]] | None = None
-    if world.kept < 1:
+    if row.template.startswith("supcon"):
+        options = lambda step: {"labels": labels.gather(1, batches.samples[step])}  # noqa: E731
+    elif world.kept < 1:
         options = lambda step: {"ids": ids.gather(1, batches.samples[step])}  # noqa: E731
     if world.mined == "none":
         compute = one_way
@@ -636,7 +655,7 @@ def under_attack(
 # ---- tuning -------------------------------------------------------------------------------------
 
 FACTOR = {"t": 2.0, "radius": 3.0, "prior": 3.0, "beta": 2.0, "mu": 1.5, "sigma": 2.0, "power": 2.0, "w": 4.0}
-FACTOR |= {"lam": 1.4, "alpha": 3.0}
+FACTOR |= {"lam": 1.4, "alpha": 3.0, "bias": 2.0}
 LIMITS = dict.fromkeys(FACTOR, (0.001, 100.0)) | {"prior": (0.0001, 0.9), "lam": (0.05, 0.98), "radius": (0.001, 4.0)}
 
 
@@ -716,7 +735,14 @@ def finished(path: Path) -> dict[str, dict[str, Any]]:
     return {record["key"]: record for record in map(json.loads, lines)}
 
 
-def study(datasets: Sequence[str], out: Path, device: str, regimes: Sequence[str], minutes: float) -> None:
+def study(
+    datasets: Sequence[str],
+    out: Path,
+    device: str = "cpu",
+    regimes: Sequence[str] = (),
+    rows: Sequence[str] = (),
+    minutes: float = 0,
+) -> None:
     """Run the cells that are not finished, a dose of each data set in turn."""
     started = time.perf_counter()
     sources = {dataset: load_source(dataset, out) for dataset in datasets}
@@ -727,7 +753,7 @@ def study(datasets: Sequence[str], out: Path, device: str, regimes: Sequence[str
     for dataset, block in (one for turn in zip_longest(*blocks, fillvalue=("", [])) for one in turn):
         for regime, dose, name, world, row in block:
             key = key_of(dataset, world, row)
-            if key in done[dataset] or (regimes and regime not in regimes):
+            if key in done[dataset] or (regimes and regime not in regimes) or (rows and name not in rows):
                 continue
             if minutes and time.perf_counter() - started > 60 * minutes:
                 print("out of time; the same command continues", file=sys.stderr)
@@ -760,6 +786,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     add = parser.add_argument
     add("datasets", nargs="*", metavar="DATASET", help=f"any of {', '.join(DATASETS)}")
     add("--regimes", nargs="+", default=[], metavar="NAME", help="only these regimes")
+    add("--rows", nargs="+", default=[], metavar="NAME", help="only these rows")
     add("--out", type=Path, default=Path("runs", "atlas"), help="folder of the cells, to resume from (%(default)s)")
     add("--device", default="cpu", help="cpu, cuda, ... (%(default)s)")
     add("--minutes", type=float, default=0, help="stop after so many minutes, before the next cell")
@@ -767,7 +794,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     for dataset in args.datasets:
         if dataset not in DATASETS:
             parser.error(f"unknown data set {dataset!r}: expected one of {', '.join(DATASETS)}")
-    study(args.datasets, args.out, args.device, args.regimes, args.minutes)
+    study(args.datasets, args.out, args.device, args.regimes, args.rows, args.minutes)
 
 
 if __name__ == "__main__":

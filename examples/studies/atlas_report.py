@@ -4,14 +4,16 @@ Each row is compared with InfoNCE in the same regime and dose, paired by seed; o
 of as many views, and InfoNCE of several views with InfoNCE at the same compute. All comparisons of a data set are one
 family (paired t, Holm; `counterpoint.integrations.report.statistics`), with a margin of half a point.
 
-  python examples/studies/atlas_report.py                  docs/atlas.json, docs/atlas*.png, the packaged table
+  python examples/studies/atlas_report.py                      from the cells in docs/atlas: docs/atlas.json, pictures,
+                                                               the tables of the documents, the packaged table
+  python examples/studies/atlas_report.py --collect runs/atlas    first adds the finished cells of a folder to docs/atlas
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from itertools import groupby
 from pathlib import Path
 from statistics import fmean, stdev
@@ -55,9 +57,42 @@ def reference(name: str, row: Row) -> str:
     return f"InfoNCE, {row.views // 2} times the steps" if name.startswith("InfoNCE") else f"InfoNCE, {row.views} views"
 
 
-def summarize(dataset: str, out: Path) -> list[dict[str, Any]]:
-    """The finished cells of a data set with their verdicts."""
-    done, found, differences = finished(out / f"{dataset}.jsonl"), [], {}
+def collect(source: Path, cells_of: Path) -> None:
+    """Add the finished cells of a folder to those beside the page, in the order of the study."""
+    cells_of.mkdir(parents=True, exist_ok=True)
+    for dataset in DATASETS:
+        path = cells_of / f"{dataset}.jsonl"
+        done = finished(path) | finished(source / f"{dataset}.jsonl")
+        keys = dict.fromkeys(key_of(dataset, world, row) for *_, world, row in cells(dataset))
+        if lines := [json.dumps(done[key]) for key in keys if key in done]:
+            path.write_text("\n".join(lines) + "\n", encoding="utf-8")
+
+
+def progress(dataset: str, out: Path) -> Iterator[str]:
+    """Say which doses of which regimes are finished."""
+    done = finished(out / f"{dataset}.jsonl")
+    doses: dict[str, dict[str, dict[str, bool]]] = {}
+    for regime, dose, _, world, row in cells(dataset):
+        key = key_of(dataset, world, row)
+        if not dose.endswith(", 0% unknown"):  # which is the oracle
+            doses.setdefault(regime, {}).setdefault(dose, {})[key] = key in done
+    keys = {key: have for of in doses.values() for some in of.values() for key, have in some.items()}
+    yield f"- `{dataset}`: {sum(keys.values())} of {len(keys)} cells"
+    for regime, of in doses.items():
+        counts = {dose: (sum(some.values()), len(some)) for dose, some in of.items()}
+        begun = [f"{dose} ({have} of {total})" for dose, (have, total) in counts.items() if have > 1 or have == total]
+        yield f"    - {regime}: " + ("; ".join(begun) or "not begun") + _more(len(counts) - len(begun), bool(begun))
+
+
+def _more(missing: int, begun: bool) -> str:
+    return f"; {missing} more dose{'s' * (missing > 1)} to come" if missing and begun else ""
+
+
+def summarize(dataset: str, out: Path) -> tuple[list[dict[str, Any]], int]:
+    """The finished cells of a data set with their verdicts, and the number of comparisons, one family of tests."""
+    done, found = finished(out / f"{dataset}.jsonl"), []
+    differences: dict[str, dict[int, float]] = {}  # some cells belong to several regimes: each comparison counts once
+    compared: list[str] = []
     blocks: dict[tuple[str, str], dict[str, tuple[World, Row]]] = {}
     for (regime, dose), block in groupby(cells(dataset), lambda cell: cell[:2]):
         blocks.setdefault((regime, dose), {}).update({name: (world, row) for *_, name, world, row in block})
@@ -76,13 +111,16 @@ def summarize(dataset: str, out: Path) -> list[dict[str, Any]]:
             for name, accuracy in values.items():
                 _world, row = block[name]
                 versus, base = reference(name, row), values.get(reference(name, row))
+                pair = block.get(versus)
                 if regime == "temperature":
+                    pair, versus = tuned, "InfoNCE, x 1"
                     record = tuned and done.get(key_of(dataset, *tuned))
-                    versus, base = "InfoNCE, x 1", record and record[metric]
+                    base = record and record[metric]
                 if not base or (name == PLAIN and versus == PLAIN) or (dose == "x 1" and name == PLAIN):
                     continue
                 record = records[name]
                 assert record is not None
+                assert pair is not None
                 of_dose = block.get(PLAIN, block[name])
                 gap = fmean(values[ORACLE]) - fmean(values[PLAIN]) if ORACLE in values and PLAIN in values else 0.0
                 names = [part.name for _, part in cp.objective(record["spec"]).terms()]
@@ -95,11 +133,13 @@ def summarize(dataset: str, out: Path) -> list[dict[str, Any]]:
                 cell |= {"versus": versus, "n": len(accuracy), "mean": round(fmean(accuracy), 2)}
                 cell |= {"sd": round(stdev(accuracy), 2), "plain": round(fmean(values.get(PLAIN, base)), 2)}
                 cell |= {"gap": gap, "edges": record["edges"], "seconds": record["seconds"]}
-                differences[str(len(found))] = dict(enumerate(a - b for a, b in zip(accuracy, base, strict=True)))
+                gaps = dict(enumerate(a - b for a, b in zip(accuracy, base, strict=True)))
+                compared.append("".join([key_of(dataset, *block[name]), key_of(dataset, *pair), metric]))
+                differences[compared[-1]] = gaps
                 found.append(cell)
     zeros = dict.fromkeys(range(SEEDS), 0.0)
-    for i, verdict in compare(zeros, differences, MARGIN).items():
-        cell = found[int(i)]
+    verdicts = compare(zeros, differences, MARGIN)
+    for cell, verdict in zip(found, map(verdicts.__getitem__, compared), strict=True):
         effect = {"different": "helps" if verdict.difference > 0 else "hurts", "equivalent": "does nothing"}
         cell["effect"] = effect.get(verdict.kind, verdict.kind)
         for key in ("difference", "low", "high", "level", "corrected", "detectable", "sd"):
@@ -110,22 +150,24 @@ def summarize(dataset: str, out: Path) -> list[dict[str, Any]]:
         gap = cell.pop("gap")
         repaired = (cell["regime"], cell["dose"]) in repairable and cell["row"] != ORACLE
         cell["recovered"] = round((cell["mean"] - cell["plain"]) / gap, 2) if repaired else None
-    return found
+    return found, len(verdicts)
 
 
 def heat_map(found: list[dict[str, Any]], path: Path) -> None:
     """Draw the share of the oracle's gap that each row recovers, where there is a gap."""
     shown = [cell for cell in found if cell["recovered"] is not None]
+    regimes = list(evidence.REGIMES)
+    shown.sort(key=lambda c: (DATASETS.index(c["data"]), regimes.index(c["regime"].split(",")[0]), c["level"]))
     columns = list(dict.fromkeys((c["data"], c["regime"], c["dose"]) for c in shown))
     names = list(dict.fromkeys(c["row"] for c in shown))
     figure, axis = plt.subplots(
-        figsize=(max(6.0, 3 + 0.75 * len(columns)), 2.2 + 0.34 * len(names)), layout="constrained"
+        figsize=(max(7.5, 3 + 0.75 * len(columns)), 2.2 + 0.34 * len(names)), layout="constrained"
     )
     values = [[float("nan")] * len(columns) for _ in names]
     for cell in shown:
         i, j = names.index(cell["row"]), columns.index((cell["data"], cell["regime"], cell["dose"]))
         values[i][j] = cell["recovered"]
-        bold = "bold" if cell["effect"] in ("helps", "hurts") else "normal"
+        bold = "bold" if cell["effect"] in ("helps", "hurts") and cell["versus"] == PLAIN else "normal"
         dark = abs(cell["recovered"]) > 0.7
         axis.text(
             j,
@@ -140,44 +182,59 @@ def heat_map(found: list[dict[str, Any]], path: Path) -> None:
     image = axis.imshow(values, cmap="RdBu", vmin=-1, vmax=1, aspect="auto")
     axis.set_xticks(range(len(columns)), ["\n".join(column) for column in columns], fontsize=7, rotation=60, ha="right")
     axis.set_yticks(range(len(names)), names, fontsize=8)
-    title = "Share of the oracle's gain over InfoNCE that a row recovers\n(bold: different from InfoNCE after Holm)"
-    figure.suptitle(title, fontsize=10)
+    title = "Share of the oracle's gain over InfoNCE on two views that a row recovers (1: all, 0: nothing)\n"
+    title += "bold: two-view rows that differ from InfoNCE after Holm; white: not run, or not of this regime"
+    figure.suptitle(title, fontsize=9)
     figure.colorbar(image, extend="both")
     figure.savefig(path, dpi=110)
     plt.close(figure)
 
 
+FLOOR = -4.0  # points below which a difference is written and not drawn, so that it does not stretch the axis
+
+
 def dose_curves(found: list[dict[str, Any]], path: Path) -> None:
     """Draw each row's difference to what it is compared with, over the dose, with corrected intervals."""
     regimes = ("false negatives", "mined negatives", "wrong positives", "temperature")
-    panels = [(d, r) for d in DATASETS for r in regimes if sum(c["data"] == d and c["regime"] == r for c in found) > 1]
-    names = list(dict.fromkeys(c["row"] for c in found if c["regime"] in regimes))
-    colours = {name: COLOURS[i % 20] for i, name in enumerate(names)}
+    found = [c for c in found if "persistent" not in c["dose"] and "unknown" not in c["dose"]]
+    panels = []
+    for data in DATASETS:
+        for regime in regimes:
+            some = [c for c in found if c["data"] == data and c["regime"] == regime]
+            if len({c["level"] for c in some}) > 1 or regime == "mined negatives" and some:
+                panels.append((data, regime, some))
+    names = list(dict.fromkeys(c["row"] for _, _, some in panels for c in some))
+    style = {name: {"color": COLOURS[i % 20], "marker": "osD^"[i // 20]} for i, name in enumerate(names)}
     rows_ = -(-len(panels) // 2)
     figure, axes = plt.subplots(rows_, 2, figsize=(11, 0.8 + 3.4 * rows_), layout="constrained", squeeze=False)
     for axis in axes.flat[len(panels) :]:
         axis.set_visible(False)
-    for axis, (data, regime) in zip(axes.flat, panels, strict=False):
-        some = [c for c in found if c["data"] == data and c["regime"] == regime and "persistent" not in c["dose"]]
-        some = [c for c in some if "unknown" not in c["dose"]]
+    for axis, (data, regime, some) in zip(axes.flat, panels, strict=False):
+        levels, below = sorted({c["level"] for c in some}), []
+        step = 0.012 * (levels[-1] - levels[0]) or 0.006
         for i, name in enumerate(dict.fromkeys(c["row"] for c in some)):  # side by side
             curve = sorted((c for c in some if c["row"] == name), key=lambda c: c["level"])
-            aside = {"temperature": (1.04**i, 0)}.get(regime, (1, 0.006 * i))
-            x, y = [c["level"] * aside[0] + aside[1] for c in curve], [c["difference"] for c in curve]
+            below += [f"{name}: {c['difference']:+.1f} at {c['level']:g}" for c in curve if c["difference"] < FLOOR]
+            x = [c["level"] * 1.04**i if regime == "temperature" else c["level"] + step * i for c in curve]
+            y = [c["difference"] for c in curve]
             errors = [[c["difference"] - c["low"] for c in curve], [c["high"] - c["difference"] for c in curve]]
-            axis.errorbar(x, y, errors, marker="o", markersize=4, capsize=2, color=colours[name], label=name)
+            axis.errorbar(x, y, errors, markersize=4, capsize=2, label=name, **style[name])
         axis.axhline(0, color="k", linewidth=0.8)
+        if below:
+            axis.set_ylim(bottom=FLOOR)
         if regime == "temperature":
             axis.set_xscale("log", base=2)
-        elif len({c["level"] for c in some}) == 1:
-            axis.set_xlim(some[0]["level"] - 0.05, some[0]["level"] + 0.1)
+        elif len(levels) == 1:
+            axis.set_xlim(levels[0] - 0.05, levels[0] + 0.1)
         axis.set_title(f"{data}: {regime}", fontsize=10)
         axis.set_ylabel("points of accuracy")
-        axis.set_xticks(levels := sorted({c["level"] for c in some}), [f"{x:.3g}" for x in levels])
+        axis.set_xticks(levels, [f"{x:.3g}" for x in levels])
         axis.minorticks_off()
-        axis.set_xlabel({"temperature": "factor of the chosen temperature"}.get(regime, f"share of {regime}"))
+        label = {"temperature": "factor of the chosen temperature"}.get(regime, f"share of {regime}")
+        axis.set_xlabel("\n".join([label, *(f"below the axis: {text}" for text in below)]))
         axis.legend(fontsize=6.5)
-    figure.suptitle("Difference to InfoNCE at equal views (intervals hold together)", fontsize=11)
+    title = "Difference to InfoNCE at equal views; InfoNCE on several views: to InfoNCE with twice the steps\n"
+    figure.suptitle(title + "bars: intervals that hold together over all comparisons of a data set", fontsize=11)
     figure.savefig(path, dpi=110)
     plt.close(figure)
 
@@ -192,17 +249,21 @@ def replace_table(path: Path, table: str) -> None:
 def main(argv: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add = parser.add_argument
-    add("--out", type=Path, default=Path("runs", "atlas"), help="folder of the cells (%(default)s)")
+    add("--out", type=Path, default=ROOT / "docs" / "atlas", help="folder of the cells (docs/atlas)")
+    add("--collect", type=Path, metavar="FOLDER", help="first add the finished cells of this folder")
     add("--docs", type=Path, default=ROOT / "docs", help="folder of the summary and the pictures")
     add("--table", type=Path, default=ROOT / "integrations" / "atlas.json", help="the packaged table")
     args = parser.parse_args(argv)
+    if args.collect:
+        collect(args.collect, args.out)
     datasets = [dataset for dataset in DATASETS if (args.out / f"{dataset}.jsonl").exists()]
     if not datasets:
         parser.error(f"no cells in {args.out}: run atlas.py first")
-    found = [cell for dataset in datasets for cell in summarize(dataset, args.out)]
+    summaries = {dataset: summarize(dataset, args.out) for dataset in datasets}
+    found = [cell for some, _ in summaries.values() for cell in some]
     about = {"command": f"python examples/studies/atlas.py {' '.join(datasets)}", "seeds": SEEDS}
     about |= {"tuning_seeds": TUNING_SEEDS, "steps": STEPS, "batch": BATCH, "margin": MARGIN}
-    about["comparisons"] = {d: sum(c["data"] == d for c in found) for d in datasets}
+    about["comparisons"] = {dataset: tests for dataset, (_, tests) in summaries.items()}
 
     def write(path: Path, some: list[dict[str, Any]]) -> None:
         lines = ",\n".join("  " + json.dumps(cell) for cell in some)
@@ -213,9 +274,10 @@ def main(argv: Sequence[str] | None = None) -> None:
     heat_map(found, args.docs / "atlas.png")
     dose_curves(found, args.docs / "atlas_doses.png")
     evidence.atlas.cache_clear()
+    state = ["Finished so far:", "", *(line for dataset in datasets for line in progress(dataset, args.out))]
     for path, table in (
         (ROOT / "docs" / "which_loss.md", evidence.summary_table()),
-        (ROOT / "docs" / "atlas.md", evidence.decision_table()),
+        (ROOT / "docs" / "atlas.md", "\n".join([*state, "", evidence.decision_table()])),
     ):
         if args.table.is_relative_to(ROOT):
             replace_table(path, table)

@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from ..evidence import ORACLE, Cell, by_effect, cells, cite, nearest
+from ..evidence import ORACLE, Cell, by_effect, cells, cite, knows, nearest
 
-# how far estimates were off on data with known shares, tests/integrations/advise/test_known_faults.py
-OFF = "7 points, or 14 where the two views of a sample differ as much as crops of photos do"
+OFF = "7 points"  # on data with known shares, tests/integrations/advise/test_known_faults.py
 SOME = 0.03  # share of wrong positives or duplicates from which on there is something to do
 
 Said = Iterator[tuple[str, list[Cell]]]
@@ -59,7 +58,7 @@ def _hard_negatives(measured: dict[str, Any]) -> Said:
         return
     text = f"{hard['suspect']:.0%} of your hard negatives are about as similar to their anchor as its positive is"
     text += f"; by their ids {hard['false']:.0%} are false." if "false" in hard else "; ids would tell which are false."
-    found = by_effect(cell for cell in cells(regime="mined negatives") if cell["row"] != ORACLE)
+    found = by_effect(cell for cell in cells(regime="mined negatives") if not knows(cell))
     yield text, found["helps"] + found["hurts"][:1]
 
 
@@ -68,7 +67,7 @@ def _false_negatives(measured: dict[str, Any]) -> Said:
         return
     text = "{share:.1%} of in-batch negatives share the anchor's id ({low:.1%} to {high:.1%}, from {known} known ids)."
     found = by_effect(nearest("false negatives", false["share"]))
-    without = [cell for cell in found["helps"] if cell["row"] != ORACLE]
+    without = [cell for cell in found["helps"] if not knows(cell)]
     repaired = [cell for cell in found["helps"] if cell["row"] == ORACLE]
     if any(found.values()):
         text += f" At the nearest rates of the atlas, known ids {'gained' if repaired else 'gained nothing'}"
@@ -82,7 +81,7 @@ def _wrong_positives(measured: dict[str, Any]) -> Said:
     if wrong["share"] < SOME:
         yield f"Wrong positives: {shown} by estimate, which is about none; there is nothing to repair.", []
         return
-    found = by_effect(cell for cell in nearest("wrong positives", wrong["share"]) if cell["row"] != ORACLE)
+    found = by_effect(cell for cell in nearest("wrong positives", wrong["share"]) if not knows(cell))
     text = f"About {shown} of your positive pairs are wrong: so many look like random pairs, give or take {OFF}."
     text += " Clean them first."
     if found["helps"]:

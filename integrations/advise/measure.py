@@ -14,8 +14,8 @@ import counterpoint as cp
 from .data import UNKNOWN, Pairs
 from .settings import Settings
 from .training import MLP, Batches, Compute, Networks, call, draw, knn_accuracy, masked, one_way, train
+from .wrong_positives import Canonical, ranks, share
 
-TAIL = 0.1  # the quantile of the negatives below which positives are counted
 GUIDE = 0.05  # a hard negative counts as suspect if it is that close to being as similar as the positive
 HELD_OUT = 0.3  # share of the known samples on which the gap is measured
 NEIGHBORS = 10
@@ -75,63 +75,46 @@ def _batches(data: Pairs, samples: list[Tensor], settings: Settings) -> Batches:
 
 def _train(data: Pairs, batches: Batches, settings: Settings, compute: Compute, options: Any) -> Networks:
     table = _scaled(data.x)
-    networks = Networks(lambda: MLP(table.shape[1]), range(settings.seeds))
+    networks = Networks(lambda: MLP(table.shape[1]), range(batches.rows.shape[1]))
     train(networks, cp.InfoNCE(settings.temperature), table, batches, compute=compute, options=options)
     return networks
 
 
 def trained_statistics(data: Pairs, settings: Settings) -> Result:
-    """Train on half of the samples, and compare positives and negatives of the other half.
+    """Train on all samples but a fold of them, and compare positives and negatives of that fold.
 
-    The share of wrong positives is that of positives below a low quantile of the negatives, over the same share of the
-    negatives: wrong positives are distributed as negatives are. Right positives that the features cannot tell from
-    negatives add to it, so that every representation has an upper bound; the smallest is reported, of the network and
-    of canonical components.
+    Right pairs that a representation cannot tell from random ones count as wrong, so that every representation has an
+    upper bound of the share of wrong positives; the smaller one is reported, of the network and of canonical
+    components.
     """
-    splits = _splits(len(data), 0.5, settings)
-    batches = _batches(data, [trained for trained, _ in splits], settings)
+    count = min(settings.seeds, len(data) // settings.batch)
+    parts = torch.randperm(len(data), generator=torch.Generator().manual_seed(0))[: len(data) // count * count]
+    folds = parts.view(-1, count).T  # (folds, samples)
+    trained = [torch.cat([fold for j, fold in enumerate(folds) if j != i]) for i in range(count)]
+    batches = _batches(data, trained, settings)
     networks = _train(data, Batches(batches.rows, batches.samples), settings, call, None)
     first, second = (0, 1) if data.views.shape[1] == 2 else (1, 2)
     table = _scaled(data.x)
-    shares: dict[str, list[float]] = {"network": [], "canonical components": []}
+    found: dict[str, list[Tensor]] = {"network": [], "canonical components": []}
     effective, of_batch = 0.0, 0.0
-    rows = torch.stack([data.views[other] for _, other in splits])
     with torch.no_grad():
-        z = [networks(table[rows[..., column]]) for column in (first, second)]
-    for (trained, _), z1, z2, of_seed in zip(splits, *z, rows, strict=True):
-        shares["network"].append(_wrong_share(z1, z2))
-        a, b = table[data.views[trained, first]], table[data.views[trained, second]]
-        project = canonical_components(a, b)
-        held_out = (table[of_seed[:, column]] @ project for column in (first, second))
-        shares["canonical components"].append(_wrong_share(*held_out))
+        z = [networks(table[data.views[folds, column]]) for column in (first, second)]
+    for fold, others, z1, z2 in zip(folds, trained, *z, strict=True):
+        found["network"].append(ranks(normalize(z1, dim=1) @ normalize(z2, dim=1).T))
+        # every other view, where there are more than two
+        likelihood = Canonical(*(table[data.views[others, column::2].flatten()] for column in (first, second)))
+        found["canonical components"].append(
+            ranks(likelihood(*(table[data.views[fold, column]] for column in (first, second))))
+        )
         numbers = cp.InfoNCE(settings.temperature).report(z1[: settings.batch], z2[: settings.batch])
-        effective += numbers["effective_negatives"] / len(splits)
+        effective += numbers["effective_negatives"] / count
         of_batch = numbers["negatives"]
-    by, share = min(((name, sum(s) / len(s)) for name, s in shares.items()), key=lambda pair: pair[1])
-    # the samples are the same for all seeds, so that seeds add little to their number
-    error = math.sqrt(max(share * TAIL * (1 - share * TAIL), 1 / len(data)) / len(data)) / TAIL
+    (wrong, low, high), by = min((share(of_folds), name) for name, of_folds in found.items())
     return {
-        "wrong_positives": {"share": share, "low": max(share - 2 * error, 0.0), "high": share + 2 * error, "by": by},
+        "wrong_positives": {"share": wrong, "low": low, "high": high, "by": by},
         "negatives": {"of_batch": of_batch, "effective": effective, "temperature": settings.temperature},
         "radius": math.log(of_batch / effective),
     }
-
-
-def _wrong_share(z1: Tensor, z2: Tensor) -> float:
-    z1, z2 = normalize(z1, dim=1), normalize(z2, dim=1)
-    s = z1[:1000] @ z2.T
-    negatives = s[~torch.eye(*s.shape, dtype=torch.bool)].sort().values
-    return float(((z1 * z2).sum(1) < negatives[int(TAIL * len(negatives))]).float().mean() / TAIL)
-
-
-def canonical_components(a: Tensor, b: Tensor, count: int = 32, ridge: float = 0.1) -> Tensor:
-    """The directions ``(width, count)`` in which two centered views agree most, weighted by their correlation."""
-    both = torch.cat([a, b])
-    total = both.T @ both / len(both)
-    values, vectors = torch.linalg.eigh(total + ridge * total.diagonal().mean() * torch.eye(len(total)))
-    whiten = vectors * values.rsqrt()
-    agreement, directions = torch.linalg.eigh(whiten.T @ (a.T @ b + b.T @ a) @ whiten / len(both))
-    return whiten @ directions[:, -count:] * agreement[-count:].clamp(min=0)  # type: ignore[no-any-return]
 
 
 def hard_negatives(data: Pairs) -> Result:

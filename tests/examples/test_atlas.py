@@ -58,10 +58,10 @@ def test_every_row_of_every_regime_runs(study):
             for key, values in both.items():
                 assert values.shape == (2, 2), (regime, name)
                 assert (values[0] - alone[key][0]).abs().max() < 8, (regime, name)  # two of 30 test samples
-    assert {"dcl", "hcl", "adnce", "debpos", "dro", "mixnca", "alphacl", "mv", "nca"} <= {
+    assert {"dcl", "hcl", "adnce", "debpos", "dro", "mixnca", "alphacl", "mv", "nca", "supcon", "siglip"} <= {
         cp.objective(
             template.format(
-                **dict.fromkeys(("t", "prior", "beta", "mu", "sigma", "radius", "power", "lam", "w", "alpha"), 0.5)
+                **dict.fromkeys(("t", "prior", "beta", "mu", "sigma", "radius", "power", "lam", "w", "alpha", "bias"), 0.5)
             )
         )
         .terms()[0][1]

@@ -61,7 +61,7 @@ def pictures(name):
 
     size = 32 if name == "cifar10" else 16
     images = load(name, "train", size)
-    images = images.draw(min(2000, len(images)))
+    images = images.draw(min(4000, len(images)))
     recipe = Recipe(size) if name == "cifar10" else Recipe(size, min_scale=0.5, flip=0.0, jitter_prob=0.0, grey=0.0)
     generator, patches = torch.Generator().manual_seed(0), PatchFeatures(images.x, centers=100)
     components = Components(patches(images.x), 96)
@@ -72,10 +72,7 @@ def pictures(name):
 SETS = {"cifar10": lambda: pictures("cifar10"), "digits": lambda: pictures("digits"), "text": pairs_of_one_intent}
 
 
-TOO_HIGH = pytest.mark.xfail(strict=True, reason="up to .14 too high: right crops overlap the negatives")
-
-
-@pytest.mark.parametrize("name", ["digits", "text", pytest.param("cifar10", marks=TOO_HIGH)])
+@pytest.mark.parametrize("name", SETS)
 def test_the_share_of_wrong_positives_is_found(name):
     a, b, _ = SETS[name]()
     rng, found = np.random.default_rng(0), {}
@@ -115,7 +112,17 @@ def test_the_advice_on_mined_negatives_gains_what_it_said():
 
 
 def test_at_the_natural_rate_there_is_nothing_to_gain():
-    measured = measure(from_arrays(*pairs_of_one_intent()), Settings(seeds=12, batch=32, margin=1.0))
+    """Within a point, at 32 pairs per step, each question beside another one of its intent, as in the atlas.
+
+    Twice as many pairs per step have twice as many false negatives; there, and with each question in one pair only, the
+    command measures gains of about a point, and says so.
+    """
+    x, y = questions()
+    rng, partner = np.random.default_rng(1), np.empty(len(x), int)
+    for label in np.unique(y):
+        rows = rng.permutation(np.flatnonzero(y == label))
+        partner[rows] = np.roll(rows, 1)
+    measured = measure(from_arrays(x, x[partner], y), Settings(seeds=20, batch=32, margin=1.0))
     print(measured)
     assert measured["false_negatives"]["share"] == pytest.approx(1 / 77, abs=0.01)
     assert measured["gap"]["masked"]["by ids"]["kind"] == "equivalent"
