@@ -18,6 +18,7 @@ from torch._C._functorch import is_batchedtensor  # pyright: ignore[reportMissin
 
 from . import checks
 from .engine.streamed import pays_to_stream
+from .hyper import FromScale
 from .registry import instances
 
 AVAILABLE = hasattr(torch.library, "register_fake") and hasattr(torch.compiler, "is_exporting")
@@ -32,6 +33,8 @@ _settings: list[tuple[Setting, ...]] = []
 def takes(objective: Any, views: Sequence[Tensor], options: Mapping[str, Any]) -> bool:
     """Return whether the loss of these views is to be computed by the operator."""
     if not checks.compiling() or not AVAILABLE or torch.compiler.is_exporting() or objective._number < 0:
+        return False
+    if any(_is_given_by_host(part) for part in objective.modules()):
         return False
     further = [options.get(name) for name in ("queue", "negatives")]
     tensors = [*views, *(x for x in further if x is not None)]
@@ -73,6 +76,13 @@ def loss_of(objective: Any, views: Sequence[Tensor], options: Mapping[str, Any])
             owner = getattr(owner, part)
         setattr(owner, last, value)
     return loss  # type: ignore[no-any-return]
+
+
+def _is_given_by_host(part: Any) -> bool:
+    """Whether a temperature or a parameter is a tensor that only the compiled code around the call has."""
+    return isinstance(part, FromScale) or any(
+        isinstance(vars(part).get(key), Tensor) for key in getattr(part, "hyper", ())
+    )
 
 
 def _state(objective: nn.Module) -> tuple[dict[str, Tensor], dict[str, Tensor]]:

@@ -13,6 +13,7 @@ import torch
 
 import counterpoint as cp
 from counterpoint import compiled
+from counterpoint.plugins.features import ContrastiveLoss
 
 pytestmark = pytest.mark.skipif(not compiled.AVAILABLE, reason="this PyTorch cannot register such an operator")
 
@@ -225,3 +226,17 @@ def peak(backend: str, pairing: str) -> int:
 def test_memory_is_that_of_uncompiled_code(backend, pairing, allowed):
     """The encoder's outputs, a third of the memory of two views, are kept as long as the operator runs."""
     assert peak(backend, pairing) <= allowed * peak("none", pairing) < 80e6  # the matrix has 268 MB or 1,074 MB
+
+
+@pytest.mark.parametrize("spec", ["infonce:t=host", "siglip:t=0.1"])
+def test_what_a_host_learns_keeps_its_gradient(spec):
+    """Scale and bias are tensors of the code around the call, which the operator would not see."""
+    found = []
+    for backend in ("aot_eager", None):
+        scale, bias = torch.tensor(10.0, requires_grad=True), torch.tensor(-10.0, requires_grad=True)
+        loss_fn, z = ContrastiveLoss(spec), [torch.nn.functional.normalize(x, dim=1) for x in embeddings()]
+        step = torch.compile(loss_fn, backend=backend, fullgraph=True) if backend else loss_fn
+        loss = step(*z, scale, bias if "siglip" in spec else None)
+        found.append(torch.autograd.grad(loss, [bias if "siglip" in spec else scale]))
+    torch.testing.assert_close(*found, rtol=1e-5, atol=0)
+    assert found[0][0].abs() > 0
