@@ -212,10 +212,12 @@ def folder(text: str) -> Path:
 
 
 def file(text: str) -> Path:
-    """A type for argparse: a file to write, whose folder need not exist yet."""
+    """A type for argparse: a file to write, in a folder that exists."""
     if Path(text).is_dir():
         raise argparse.ArgumentTypeError(f"{text} is a folder; expected a file")
-    folder(str(Path(text).absolute().parent))
+    if not Path(text).parent.is_dir():
+        raise argparse.ArgumentTypeError(f"{text}: its folder does not exist")
+    folder(str(Path(text).parent))
     return Path(text)
 
 

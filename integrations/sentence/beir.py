@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from counterpoint.names import nearest
+from counterpoint.names import check_known, nearest
 
 from ..domain import check_choice
 from .settings import ENVIRONMENT, RETRIEVAL
@@ -69,7 +69,7 @@ def check(names: Iterable[str | Path], data: str | Path | None = None) -> None:
         if not is_nano(name):
             find(name, data)
         elif one := str(name).partition(":")[2]:
-            check_choice("collection of NanoBEIR", one.lower(), NANO_NAMES)
+            check_known("unknown collection of NanoBEIR", one.lower(), NANO_NAMES)
 
 
 def is_nano(name: str | Path) -> bool:

@@ -133,7 +133,6 @@ def command(arguments: argparse.Namespace) -> int:
         batch_size=arguments.batch,
         progress=not arguments.json,
     )
-    arguments.out.parent.mkdir(parents=True, exist_ok=True)
     with store.atomic(arguments.out) as file:
         file.writelines((json.dumps(row, ensure_ascii=False) + "\n").encode() for row in mined)
     if arguments.json:

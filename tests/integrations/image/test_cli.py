@@ -51,7 +51,7 @@ def test_a_wrong_probe_is_a_usage_error(capsys):
         (["--data", "cifar-10"], "Did you mean 'cifar10'"),
         (["--backbone", "resnet81"], "Did you mean 'resnet"),
         (["--batch", "5000"], "do not fit into digits"),
-        (["--views", "1", "--objective", "arcl(infonce)"], "at least 2 views"),
+        (["--views", "3", "--objective", "arcl(infonce):views=4"], "asks for 4 views, got 3"),
         (["--probe", "robust", "--epsilons", "-0.1"], "got -0.1"),
         (["--preset", "adnce"], "no settings for 'digits'"),
         (["--method", "cmc", "--objective", "intnacl"], "cmc makes no adversarial"),
