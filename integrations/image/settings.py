@@ -84,7 +84,7 @@ def check_batch(name: str, settings: Mapping[str, Any]) -> None:
         count = sum(1 for _ in islice((file for file in files if file.suffix.lower() in EXTENSIONS), enough))
         if 1 < count < enough and not splits:
             count -= max(1, count // 5)  # for testing
-    if count < enough:
+    if 1 < count < enough:  # a folder without images is told by sources
         count -= max(1, round(settings["validation"] * count))
         check_fits(Path(name).name, settings["batch"], settings["devices"], min(count, settings["subset"] or count))
 
