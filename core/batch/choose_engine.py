@@ -6,8 +6,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import reduce
-from operator import add
 
 from torch import Tensor
 
@@ -137,6 +135,9 @@ def check_any(neg: Negatives) -> None:
 def structural(neg: Negatives) -> Value:
     """Return the number of negatives that ids and positions leave."""
     if isinstance(neg, JoinedNegatives):
-        return reduce(add, map(structural, neg.parts))
+        first, *others = map(structural, neg.parts)
+        for other in others:
+            first = first + other
+        return first
     neg = neg.neg if isinstance(neg, TiltedNegatives) else neg
     return neg.structural if isinstance(neg, TiledNegatives) else neg.count

@@ -59,7 +59,9 @@ class TiltedNegatives(Negatives):
     @property
     def log_count(self) -> Tensor:
         if self._log_count is None:
-            self._log_count = self.neg.logsumexp(lambda s: self.strength * s.detach()).detach()
+            log_count: Tensor = self.neg.logsumexp(lambda s: self.strength * s.detach()).detach()
+            self._log_count = log_count
+            return log_count
         return self._log_count
 
     @property
@@ -134,13 +136,15 @@ class JoinedNegatives(Negatives):
 
     def mean(self, f: Callable[..., Any], *per_anchor: Tensor) -> Any:
         total: list[Tensor] = []
+        many = False
         for part, count in zip(self.parts, self.counts, strict=True):
             found = part.mean(f, *per_anchor)
-            results = found if isinstance(found, tuple) else (found,)
+            many = isinstance(found, tuple)
+            results = found if many else (found,)
             sums = [x * count for x in results]
             total = [a + b for a, b in zip(total, sums, strict=True)] if total else sums
         means = tuple(x / self.count for x in total)
-        return means if isinstance(found, tuple) else means[0]
+        return means if many else means[0]
 
     def max(self) -> Tensor:
         return self._over_parts(lambda part: part.max(), lambda x: x.amax(1, keepdim=True))  # type: ignore[no-any-return]

@@ -16,7 +16,7 @@ The study resumes where it stopped: every finished row is a line of OUT/retrieva
 examples:
   COUNTERPOINT_DATA=... python examples/studies/retrieval.py                     small: 20 seeds, 240 steps
   COUNTERPOINT_DATA=... python examples/studies/retrieval.py --size paper --device cuda
-  python examples/studies/retrieval.py --report                                  the tables, as Markdown
+  python examples/studies/retrieval.py --report                                  the tables, into docs/results.md
 """
 
 from __future__ import annotations
@@ -43,6 +43,8 @@ from counterpoint.integrations.advise.training import MLP, Batches, Networks, kn
 PER_INTENT, HARD, TUNING_SEEDS = 20, 4, 3
 SIZES = {"small": (20, 240, 32), "paper": (20, 3000, 256)}  # seeds, steps, batch
 PLAIN = "InfoNCE"
+RESULTS = Path(__file__).parents[2] / "docs" / "results.md"
+MARK = "<!-- made by `python examples/studies/retrieval.py --report` -->"
 METRICS = {"accuracy": "intent, kNN", "ndcg": "nDCG@10", "cranfield": "Cranfield nDCG@10"}
 
 
@@ -367,7 +369,7 @@ def table(out: Path, size: str) -> str:
     done, lines = finished(out / f"retrieval_{size}.jsonl"), []
     for world in WORLDS:
         found = {row: done[key] for row in ROWS if (key := key_of(size, world, row)) in done}
-        if PLAIN not in found:
+        if PLAIN not in found or len(found) < 2:
             continue
         lines += [f"**{world}** ({found[PLAIN]['false']:.1f}% of an anchor's negatives are false)", ""]
         measured = {metric: name for metric, name in METRICS.items() if metric in found[PLAIN]}
@@ -393,11 +395,15 @@ def main(argv: Sequence[str] | None = None) -> None:
     add("--device", default="cpu", help="cpu, cuda, ... (%(default)s)")
     add("--cranfield", action="store_true", help="score Cranfield too; embedding it takes ten CPU-minutes")
     add("--minutes", type=float, default=0, help="stop after so many minutes, before the next row")
-    add("--report", action="store_true", help="print the tables of finished rows")
+    add("--report", action="store_true", help="write the tables of finished rows into docs/results.md")
     args = parser.parse_args(argv)
     if not args.report:
         study(args.out, args.size, args.device, args.minutes, args.cranfield)
-    print(table(args.out, args.size))
+    found = table(args.out, args.size)
+    print(found)
+    if args.report:
+        head, _, rest = RESULTS.read_text().partition(MARK)
+        RESULTS.write_text(f"{head}{MARK}\n{found}\n<!-- end -->{rest.partition('<!-- end -->')[2]}")
 
 
 if __name__ == "__main__":
