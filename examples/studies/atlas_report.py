@@ -6,7 +6,7 @@ family (paired t, Holm; `counterpoint.integrations.report.statistics`), with a m
 
   python examples/studies/atlas_report.py                      from the cells in docs/atlas: docs/atlas.json, pictures,
                                                                the tables of the documents, the packaged table
-  python examples/studies/atlas_report.py --collect runs/atlas    first adds the finished cells of a folder to docs/atlas
+  python examples/studies/atlas_report.py --collect runs/atlas    first adds the finished cells of a folder
 """
 
 from __future__ import annotations
@@ -218,7 +218,10 @@ def dose_curves(found: list[dict[str, Any]], path: Path) -> None:
         levels, below = sorted({c["level"] for c in some}), []
         step = 0.012 * (levels[-1] - levels[0]) or 0.006
         for i, name in enumerate(dict.fromkeys(c["row"] for c in some)):  # side by side
-            curve = sorted((c for c in some if c["row"] == name), key=lambda c: c["level"])
+            curve = [c for c in some if c["row"] == name]
+            if regime == "temperature" and name == PLAIN:  # compared with itself
+                curve.append({"level": 1.0, "difference": 0.0, "low": 0.0, "high": 0.0})
+            curve.sort(key=lambda c: c["level"])
             below += [f"{name}: {c['difference']:+.1f} at {c['level']:g}" for c in curve if c["difference"] < FLOOR]
             x = [c["level"] * 1.04**i if regime == "temperature" else c["level"] + step * i for c in curve]
             y = [c["difference"] for c in curve]
