@@ -23,6 +23,7 @@ REGIMES = {
     "easy negatives": "mostly easy negatives",
     "temperature": "a temperature that is off by a factor",
     "views": "more views of each sample",
+    "views, shifted": "more views, tested on strongly changed images",
     "attacks": "attacks on the inputs",
     "denominator": "the denominator",
 }

@@ -6,7 +6,7 @@ family (paired t, Holm; `counterpoint.integrations.report.statistics`), with a m
 
   python examples/studies/atlas_report.py                      from the cells in docs/atlas: docs/atlas.json, pictures,
                                                                the tables of the documents, the packaged table
-  python examples/studies/atlas_report.py --collect runs/atlas    first adds the finished cells of a folder to docs/atlas
+  python examples/studies/atlas_report.py --collect runs/atlas    first adds the finished cells of a folder
 """
 
 from __future__ import annotations
@@ -19,8 +19,9 @@ from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
 
+import atlas
 import matplotlib
-from atlas import BATCH, DATASETS, ORACLE, PLAIN, SEEDS, STEPS, TUNING_SEEDS, Row, World, cells, finished, key_of
+from atlas import DATASETS, ORACLE, PLAIN, Row, World, cells, finished, key_of
 
 import counterpoint as cp
 from counterpoint.integrations import evidence
@@ -137,7 +138,7 @@ def summarize(dataset: str, out: Path) -> tuple[list[dict[str, Any]], int]:
                 compared.append("".join([key_of(dataset, *block[name]), key_of(dataset, *pair), metric]))
                 differences[compared[-1]] = gaps
                 found.append(cell)
-    zeros = dict.fromkeys(range(SEEDS), 0.0)
+    zeros = dict.fromkeys(range(atlas.SEEDS), 0.0)
     verdicts = compare(zeros, differences, MARGIN)
     for cell, verdict in zip(found, map(verdicts.__getitem__, compared), strict=True):
         effect = {"different": "helps" if verdict.difference > 0 else "hurts", "equivalent": "does nothing"}
@@ -156,8 +157,10 @@ def summarize(dataset: str, out: Path) -> tuple[list[dict[str, Any]], int]:
 def heat_map(found: list[dict[str, Any]], path: Path) -> None:
     """Draw the share of the oracle's gap that each row recovers, where there is a gap."""
     shown = [cell for cell in found if cell["recovered"] is not None]
+    if not shown:
+        return
     regimes = list(evidence.REGIMES)
-    shown.sort(key=lambda c: (DATASETS.index(c["data"]), regimes.index(c["regime"].split(",")[0]), c["level"]))
+    shown.sort(key=lambda c: (DATASETS.index(c["data"]), regimes.index(c["regime"]), c["level"]))
     columns = list(dict.fromkeys((c["data"], c["regime"], c["dose"]) for c in shown))
     names = list(dict.fromkeys(c["row"] for c in shown))
     figure, axis = plt.subplots(
@@ -201,19 +204,24 @@ def dose_curves(found: list[dict[str, Any]], path: Path) -> None:
     for data in DATASETS:
         for regime in regimes:
             some = [c for c in found if c["data"] == data and c["regime"] == regime]
-            if len({c["level"] for c in some}) > 1 or regime == "mined negatives" and some:
+            if len({c["level"] for c in some}) > 1 or (regime == "mined negatives" and some):
                 panels.append((data, regime, some))
     names = list(dict.fromkeys(c["row"] for _, _, some in panels for c in some))
     style = {name: {"color": COLOURS[i % 20], "marker": "osD^"[i // 20]} for i, name in enumerate(names)}
+    if not panels:
+        return
     rows_ = -(-len(panels) // 2)
-    figure, axes = plt.subplots(rows_, 2, figsize=(11, 0.8 + 3.4 * rows_), layout="constrained", squeeze=False)
+    figure, axes = plt.subplots(rows_, 2, figsize=(13, 0.8 + 3.4 * rows_), layout="constrained", squeeze=False)
     for axis in axes.flat[len(panels) :]:
         axis.set_visible(False)
     for axis, (data, regime, some) in zip(axes.flat, panels, strict=False):
         levels, below = sorted({c["level"] for c in some}), []
         step = 0.012 * (levels[-1] - levels[0]) or 0.006
         for i, name in enumerate(dict.fromkeys(c["row"] for c in some)):  # side by side
-            curve = sorted((c for c in some if c["row"] == name), key=lambda c: c["level"])
+            curve = [c for c in some if c["row"] == name]
+            if regime == "temperature" and name == PLAIN:  # compared with itself
+                curve.append({"level": 1.0, "difference": 0.0, "low": 0.0, "high": 0.0})
+            curve.sort(key=lambda c: c["level"])
             below += [f"{name}: {c['difference']:+.1f} at {c['level']:g}" for c in curve if c["difference"] < FLOOR]
             x = [c["level"] * 1.04**i if regime == "temperature" else c["level"] + step * i for c in curve]
             y = [c["difference"] for c in curve]
@@ -232,7 +240,7 @@ def dose_curves(found: list[dict[str, Any]], path: Path) -> None:
         axis.minorticks_off()
         label = {"temperature": "factor of the chosen temperature"}.get(regime, f"share of {regime}")
         axis.set_xlabel("\n".join([label, *(f"below the axis: {text}" for text in below)]))
-        axis.legend(fontsize=6.5)
+        axis.legend(fontsize=7, loc="upper left", bbox_to_anchor=(1, 1))
     title = "Difference to InfoNCE at equal views; InfoNCE on several views: to InfoNCE with twice the steps\n"
     figure.suptitle(title + "bars: intervals that hold together over all comparisons of a data set", fontsize=11)
     figure.savefig(path, dpi=110)
@@ -261,8 +269,8 @@ def main(argv: Sequence[str] | None = None) -> None:
         parser.error(f"no cells in {args.out}: run atlas.py first")
     summaries = {dataset: summarize(dataset, args.out) for dataset in datasets}
     found = [cell for some, _ in summaries.values() for cell in some]
-    about = {"command": f"python examples/studies/atlas.py {' '.join(datasets)}", "seeds": SEEDS}
-    about |= {"tuning_seeds": TUNING_SEEDS, "steps": STEPS, "batch": BATCH, "margin": MARGIN}
+    about = {"command": f"python examples/studies/atlas.py {' '.join(datasets)}", "seeds": atlas.SEEDS}
+    about |= {"tuning_seeds": atlas.TUNING_SEEDS, "steps": atlas.STEPS, "batch": atlas.BATCH, "margin": MARGIN}
     about["comparisons"] = {dataset: tests for dataset, (_, tests) in summaries.items()}
 
     def write(path: Path, some: list[dict[str, Any]]) -> None:

@@ -16,7 +16,19 @@ import torch
 from torch import Tensor
 from torch.nn.functional import normalize
 
-POWERS = (0, 1, 2, 4, 8, 16, 32, 64, 128, 256, 512)  # k of the densities (k + 1) u^k of a rank; 0 is that of wrong pairs
+POWERS = (
+    0,
+    1,
+    2,
+    4,
+    8,
+    16,
+    32,
+    64,
+    128,
+    256,
+    512,
+)  # k of the densities (k + 1) u^k of a rank; 0 is that of wrong pairs
 BINS, ROUNDS, DRAWS = 100, 300, 200
 COMPONENTS, RIDGE = 64, 0.1
 
@@ -74,11 +86,13 @@ class Canonical:
 
     @staticmethod
     def _scaled(x: Tensor) -> Tensor:
-        return normalize(x, dim=1) * x.shape[1] ** 0.5
+        scaled: Tensor = normalize(x, dim=1) * x.shape[1] ** 0.5
+        return scaled
 
     def __call__(self, a: Tensor, b: Tensor) -> Tensor:
         """Log likelihood ratios ``(n, n)`` of each row of ``a`` with each row of ``b``, up to a constant."""
         x, y, r = self._scaled(a) @ self.directions, self._scaled(b) @ self.directions, self.correlation
         rest = 1 - r**2
         squares = [(z**2 @ (r**2 / rest)) / 2 for z in (x, y)]
-        return (x * (r / rest)) @ y.T - squares[0].unsqueeze(1) - squares[1]
+        ratio: Tensor = (x * (r / rest)) @ y.T - squares[0].unsqueeze(1) - squares[1]
+        return ratio

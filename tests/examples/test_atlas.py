@@ -58,16 +58,10 @@ def test_every_row_of_every_regime_runs(study):
             for key, values in both.items():
                 assert values.shape == (2, 2), (regime, name)
                 assert (values[0] - alone[key][0]).abs().max() < 8, (regime, name)  # two of 30 test samples
-    assert {"dcl", "hcl", "adnce", "debpos", "dro", "mixnca", "alphacl", "mv", "nca", "supcon", "siglip"} <= {
-        cp.objective(
-            template.format(
-                **dict.fromkeys(("t", "prior", "beta", "mu", "sigma", "radius", "power", "lam", "w", "alpha", "bias"), 0.5)
-            )
-        )
-        .terms()[0][1]
-        .name
-        for template, *_ in seen
-    }
+    names = ("t", "prior", "beta", "mu", "sigma", "radius", "power", "lam", "w", "alpha", "bias")
+    specs = [template.format(**dict.fromkeys(names, 0.5)) for template, *_ in seen]
+    expected = {"dcl", "hcl", "adnce", "debpos", "dro", "mixnca", "alphacl", "mv", "nca", "supcon", "siglip"}
+    assert expected <= {cp.objective(spec).terms()[0][1].name for spec in specs}
 
 
 def test_cells_are_unique_and_the_informative_ones_come_first(study):
@@ -162,7 +156,7 @@ def test_an_unknown_data_set(study, capsys):
 
 def test_the_report_finds_a_planted_gain(study, tmp_path, monkeypatch):
     report = importlib.import_module("atlas_report")
-    monkeypatch.setattr(report, "SEEDS", 20)
+    monkeypatch.setattr(study, "SEEDS", 20)
     world = study.World(4, 1.0)
     rows = study.rows(0.25)
     planted = {study.PLAIN: 0.0, "DCL": -2.0, "HCL": 0.0, study.ORACLE: 4.0}
@@ -187,3 +181,27 @@ def test_the_report_finds_a_planted_gain(study, tmp_path, monkeypatch):
     assert cells["DCL"]["objective"] == "dcl"
     assert cells["HCL"]["level"] == 0.25
     assert (tmp_path / "atlas.png").stat().st_size > 5000
+
+
+def test_the_page_is_made_from_the_cells_beside_it(tmp_path):
+    """A fresh clone rebuilds it without training: the committed summaries are what the committed cells give."""
+    report = importlib.import_module("atlas_report")
+    report.main(["--docs", str(tmp_path), "--table", str(tmp_path / "table.json")])
+    for path, made in (("docs/atlas.json", "atlas.json"), ("integrations/atlas.json", "table.json")):
+        assert (report.ROOT / path).read_text(encoding="utf-8") == (tmp_path / made).read_text(encoding="utf-8"), path
+    for name in ("atlas.png", "atlas_doses.png"):
+        assert (tmp_path / name).stat().st_size > 20_000
+
+
+def test_finished_cells_are_collected_in_order_and_resumed_from(tmp_path, capsys):
+    report, atlas = importlib.import_module("atlas_report"), importlib.import_module("atlas")
+    source = report.ROOT / "docs" / "atlas" / "images.jsonl"
+    lines = source.read_text(encoding="utf-8").splitlines()
+    (tmp_path / "images.jsonl").write_text("\n".join([lines[2], lines[0], lines[1][:40]]))
+    report.collect(tmp_path, tmp_path / "page")
+    assert (tmp_path / "page" / "images.jsonl").read_text().splitlines() == [lines[0], lines[2]]
+    said = "\n".join(report.progress("images", tmp_path / "page"))
+    assert said.startswith("- `images`: 2 of ")
+    assert "attacks: not begun" in said
+    wanted = [atlas.key_of("images", world, row) for *_, world, row in atlas.cells("images")]
+    assert set(atlas.finished(source)) <= set(wanted)

@@ -51,7 +51,8 @@ def planted(monkeypatch):
 )
 def test_the_tables_are_those_of_the_packaged_atlas(path, table):
     text = (ROOT / path).read_text(encoding="utf-8")
-    assert f"atlas_report.py` -->\n{table()}\n<!-- end of the table -->" in text
+    assert "<!-- made by `python examples/studies/atlas_report.py` -->\n" in text
+    assert f"\n{table()}\n<!-- end of the table -->" in text
 
 
 def test_the_packaged_atlas_is_part_of_the_full_one():
