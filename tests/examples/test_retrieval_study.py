@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import json
+import math
 
 import pytest
 import torch
@@ -65,7 +66,7 @@ def test_every_row_runs_and_is_kept(study, texts, monkeypatch, tmp_path, capsys)
     lines = (tmp_path / "retrieval_small.jsonl").read_text().splitlines()
     assert len(lines) == 2 * len(study.ROWS)
     for record in map(json.loads, lines):
-        assert len(record["tried"]) == 6  # equal budgets
+        assert 6 <= len(record["tried"]) <= 8
         for metric in study.METRICS:
             assert len(record[metric]) == 2
             assert all(0 <= x <= 100 for x in record[metric])
@@ -73,6 +74,17 @@ def test_every_row_runs_and_is_kept(study, texts, monkeypatch, tmp_path, capsys)
     study.main(["--out", str(tmp_path)])
     assert (tmp_path / "retrieval_small.jsonl").read_text().splitlines() == lines  # nothing ran again
     assert "CPU s" not in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(("best", "most"), [(0.03, 6), (0.0125, 7), (0.003, 8), (0.1, 7), (1.0, 8)])
+@pytest.mark.parametrize("row", ["InfoNCE", "HCL"])
+def test_every_row_has_the_same_budget_and_goes_beyond_an_edge(study, row, best, most):
+    tried = study.tune(study.ROWS[row], lambda value, ts: [-abs(math.log(t / best)) for t in ts])
+    values = study.ROWS[row].values
+    assert 6 <= len(tried) <= most
+    assert {value for value, _ in tried} == {*values}
+    _, t = max(tried, key=tried.get)
+    assert abs(math.log(t / best)) < math.log(4.1)
 
 
 def test_ndcg(study):
