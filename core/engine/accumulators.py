@@ -176,21 +176,23 @@ class LogSumExp(Accumulator):
 
     def result(self) -> Tensor:
         lse = self.state[0] + self.state[1].log2()
-        lse = lse.masked_fill(self.state[0] <= torch.finfo(lse.dtype).min / 4, -math.inf)
-        self.state = [lse]  # all that the backward pass needs
-        return lse / LOG2E
+        return lse.masked_fill(self.state[0] <= torch.finfo(lse.dtype).min / 4, -math.inf) / LOG2E
+
+    def scale_gradients(self, gradients: Tensor) -> Tensor:
+        # the log-sum-exp of large exponents has no digits left for their sum, which is at least one
+        return gradients / self.state[1].clamp(min=1.0)
 
     def value_gradient(self, k: int, x: Tensor, gradient: Tensor, tile: Tile, workspace: Workspace) -> Tensor:
-        lse, x = self.state[0][k], self.mask.weight_own(x, tile, self.unit)
+        row_max, x = self.state[0][k], self.mask.weight_own(x, tile, self.unit)
         columns = None
         if tile.mirror is not None:
-            columns = torch.sub(x, lse[tile.mirror], out=workspace("p", x.shape))
+            columns = torch.sub(x, row_max[tile.mirror], out=workspace("p", x.shape))
             columns = self._share(columns, tile, 0).mul_(gradient[tile.mirror])
-        x = self._share(x.sub_(lse[tile.rows].unsqueeze(1)), tile, 1).mul_(gradient[tile.rows].unsqueeze(1))
+        x = self._share(x.sub_(row_max[tile.rows].unsqueeze(1)), tile, 1).mul_(gradient[tile.rows].unsqueeze(1))
         return self.mask.fill(x if columns is None else x.add_(columns), tile, 0.0)
 
     def _share(self, x: Tensor, tile: Tile, dim: int) -> Tensor:
-        """Compute the share of each key from the exponent less the log-sum-exp, in place."""
+        """Compute the exponential of each key's exponent less the largest one, in place."""
         if (weight := self.mask.log_weights(tile, dim)) is not None:
             x.add_(weight, alpha=self.unit)
         return self._kept(x.clamp_(min=MIN_EXPONENT, max=0.0 if tile.keep else None).exp2_(), tile, dim)

@@ -169,7 +169,7 @@ def batches(draw):
     """Any batch: how many views of how many samples, in which pairing, with which masks, in which tiles."""
     batch, width = draw(st.integers(2, 9)), draw(st.integers(1, 5))
     pairing = draw(st.sampled_from([*PAIRINGS, "hard"]))
-    m = 2 if pairing in ("symmetric", "queue") else draw(st.integers(2, 4))
+    m = 2 if pairing in ("symmetric", "queue", "joint") else draw(st.integers(2, 4))
     random = torch.Generator().manual_seed(draw(st.integers(0, 99)))
     z = torch.randn(m, batch, width, generator=random, dtype=torch.float64)
     how: dict = {"pairing": pairing, "normalize": draw(st.booleans())}
