@@ -94,11 +94,14 @@ def _plain(value: Any) -> Any:
     return value if isinstance(value, (str, bool, int, float)) or value is None else str(value)
 
 
-@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
 def _number_of_settings(*settings: Setting) -> int:
     if settings not in _settings:
         _settings.append(settings)
     return _settings.index(settings)
+
+
+# as torch.compiler.assume_constant_result does, which imports the compiler
+_number_of_settings._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 class _Loss(torch.autograd.Function):

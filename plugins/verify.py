@@ -66,6 +66,14 @@ def gradients(loss: Tensor, tensors: Sequence[Tensor]) -> list[Tensor]:
     return [torch.zeros_like(x) if g is None else _along(g, x.detach()) for x, g in zip(tensors, found, strict=True)]
 
 
+def depends(loss: Tensor, tensors: Sequence[Tensor]) -> bool:
+    """Return whether ``loss`` has a gradient with respect to any of the tensors; the graph is kept."""
+    if not loss.requires_grad:
+        return False
+    found = torch.autograd.grad(loss, tensors, retain_graph=True, allow_unused=True)
+    return any(g is not None for g in found)
+
+
 def _along(gradient: Tensor, x: Tensor) -> Tensor:
     if x.dim() < 2 or x.shape[-1] < 2 or not x.numel():
         return gradient

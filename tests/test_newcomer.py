@@ -73,6 +73,7 @@ SAID = {  # a command's beginning: what shortens it, and what its output must ho
     "counterpoint train control --task cartpole-balance --observe state --steps 40000 --eval-every": "half an hour",
     "python examples/studies/curl_dmc.py": "half an hour",
     "python examples/studies/atlas_report.py": "summarizes cells that take an hour",
+    "python examples/studies/retrieval.py": "trains for a quarter of an hour",
     "counterpoint mine": "a collection of the reader's own, a model from the hub",
     "counterpoint train sentence": "texts of the reader's own, models from the hub",
     "counterpoint eval sts": "evaluates what these have trained",

@@ -242,8 +242,8 @@ NEEDS = {  # the fewest arguments of each command that needs an extra, and that 
     "train image": "image",
     "train sentence --data texts.txt": "sentence",
     "train control": "control",
-    "eval tu runs": "graph",
-    "eval image runs": "image",
+    "eval tu graph": "graph",
+    "eval image image": "image",
     "eval sts model": "sentence",
     "eval transfer model --data data": "sentence",
     "eval retrieval model --data nano": "sentence",
@@ -270,6 +270,12 @@ def test_without_extras_each_command_names_its_own(tmp_path):
         (tmp_path / name).write_text("one\ntwo\n")
     (tmp_path / "runs").mkdir()
     (tmp_path / "runs" / "run.json").touch()
+    for domain in ("graph", "image"):
+        cell = {"domain": domain, "dataset": "demo", "objective": "infonce", "seed": 0, "epochs": 1}
+        run = store.Run(tmp_path / domain, cell)
+        with run.lock():
+            run.begin()
+            run.finish({"accuracy": 1.0})
     done = without_extras(EACH, *NEEDS, cwd=tmp_path)
     lines = [line for line in done.stderr.splitlines() if line.startswith(("counterpoint ", "code "))]
     for (line, extra), error, code in zip(NEEDS.items(), lines[::2], lines[1::2], strict=True):

@@ -16,7 +16,8 @@ from counterpoint.integrations.store.run import Run
 def test_choices_are_what_the_implementations_know():
     assert tuple(augment.AUGMENTATIONS) == settings.AUGMENTATIONS
     assert tuple(evaluation.PROBES) == settings.PROBES
-    assert tuple(name for name in PAIRINGS if name != "queue") == settings.PAIRINGS  # no queue to fill here
+    # no queue to fill here, and no directions to choose
+    assert tuple(name for name in PAIRINGS if name not in ("queue", "joint")) == settings.PAIRINGS
 
 
 def test_every_flag_has_a_help():
