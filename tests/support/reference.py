@@ -409,7 +409,7 @@ def variance(row: Row) -> Tensor:
 
 def kl(row: Row, a: float) -> float:
     """``KL(Q_a || Q0)``."""
-    s = row.s.detach()
+    s = row.s.detach() - row.s.detach().max()  # which keeps its digits over a small a
     q = torch.softmax(s / a + row.w, 0)
     log_ratio = s / a - (row.lse(s / a) - row.n.log())
     return float((q * log_ratio).sum())
@@ -440,7 +440,10 @@ def tied_max(row: Row) -> Tensor:
 
 
 def kl_worst_case(row: Row, a: float, radius: float) -> Tensor:
-    return a * radius + a * (row.lse(row.s / a) - row.n.log()) if a else tied_max(row)
+    if not a:
+        return tied_max(row)
+    top = row.s.detach().max()
+    return a * radius + a * (row.lse((row.s - top) / a) - row.n.log()) + top
 
 
 def chi2_worst_case(row: Row, q: Parameters) -> Tensor:
