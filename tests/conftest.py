@@ -18,6 +18,16 @@ if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"
 
 
+@pytest.fixture(autouse=True)
+def _no_mode_stays():
+    """End what watches the calls of torch: in use it ends with the process of a script, which tests share."""
+    yield
+    while torch.overrides._get_current_function_mode_stack():
+        mode = torch.overrides._get_current_function_mode()
+        if not (hasattr(mode, "stop") and mode.stop()):
+            torch.overrides._pop_mode()
+
+
 @pytest.fixture(scope="session")
 def bert(tmp_path_factory):
     """Write a tiny checkpoint of transformers and return its folder."""
