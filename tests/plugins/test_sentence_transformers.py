@@ -337,7 +337,12 @@ def logged(run) -> list[float]:
     return [line["loss"] for line in run.state.log_history if "loss" in line]
 
 
-@pytest.mark.parametrize("spec", SPECS)
+QUICKLY_TRAINED = ("infonce", "hcl", "supcon", "robust", "arcl(infonce)")
+
+
+@pytest.mark.parametrize(
+    "spec", [pytest.param(spec, marks=[pytest.mark.slow] * (spec not in QUICKLY_TRAINED)) for spec in SPECS]
+)
 def test_every_objective_trains(model, tmp_path, spec):
     before = [p.detach().clone() for p in model.parameters()]
     if spec in ATTACKED:

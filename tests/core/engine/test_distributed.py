@@ -127,7 +127,9 @@ def quick(job: Job) -> bool:
     if case in RULES:
         few = "hcl" in case or "auto" in case or not case.endswith(("margin", "tiles", "guide"))
         return (few and sizes == "two, uneven") or case == "rules: hard with a guide"
-    return case in FEW or (sizes == "two, uneven" and (gather is True or "paper" in case or "with" in case))
+    if case in FEW:
+        return sizes.endswith("uneven")
+    return sizes == "two, uneven" and (gather is True or "paper" in case)
 
 
 @pytest.fixture(scope="module")
@@ -315,7 +317,7 @@ def test_a_killed_process_ends_the_others(tmp_path, gather):
 LOST = ("RuntimeError", "DistBackendError", "DistNetworkError")
 
 
-@pytest.mark.parametrize("gather", [True, "ring"])
+@pytest.mark.parametrize("gather", [pytest.param(True, marks=pytest.mark.slow), "ring"])
 def test_a_process_that_hangs_ends_the_others_at_the_timeout(tmp_path, gather):
     waiting, _ = run(gathered.stuck, tmp_path, 2, gather, str(tmp_path), fails=True)
     assert waiting["error"] in LOST

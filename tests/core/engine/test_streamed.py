@@ -198,7 +198,7 @@ def batches(draw):
     return z, how, draw(st.integers(1, 12))
 
 
-@settings(max_examples=400, deadline=None, derandomize=True, database=None)
+@settings(max_examples=150, deadline=None, derandomize=True, database=None)
 @given(batch=batches(), spec=st.sampled_from(PAIRED), t=st.sampled_from([0.05, 0.5, 2.0]))
 def test_every_batch(batch, spec, t):
     z, how, tile = batch
@@ -419,18 +419,20 @@ def test_behind_a_compiled_encoder():
 
 def test_threads_widen_tiles_and_change_nothing_else():
     code = """
-import sys, torch, counterpoint as cp
-torch.set_num_threads(int(sys.argv[1]))
-z = torch.randn(2, 600, 8, generator=torch.Generator().manual_seed(0), dtype=torch.float64).requires_grad_()
-for spec in ("infonce:t=0.1", "infonce:t=0.01", "alphacl:t=learned(0.3)", "mv", "dp"):
-    loss_fn = cp.objective(spec)
-    loss = loss_fn(z[0], z[1])
-    for g in torch.autograd.grad(loss, [z, *loss_fn.parameters()]):
-        print(loss.item(), g.square().sum().item())
-assert torch.get_num_threads() == int(sys.argv[1])
+import torch, counterpoint as cp
+for threads in (1, 2):
+    torch.set_num_threads(threads)
+    z = torch.randn(2, 600, 8, generator=torch.Generator().manual_seed(0), dtype=torch.float64).requires_grad_()
+    for spec in ("infonce:t=0.1", "infonce:t=0.01", "alphacl:t=learned(0.3)", "mv", "dp"):
+        loss_fn = cp.objective(spec)
+        loss = loss_fn(z[0], z[1])
+        for g in torch.autograd.grad(loss, [z, *loss_fn.parameters()]):
+            print(loss.item(), g.square().sum().item())
+    assert torch.get_num_threads() == threads
 """
-    one, two = (subprocess.check_output([sys.executable, "-c", code, threads]).split() for threads in "12")
-    assert [float(x) for x in one] == pytest.approx([float(x) for x in two], rel=1e-10)
+    found = [float(x) for x in subprocess.check_output([sys.executable, "-c", code]).split()]
+    one, two = found[: len(found) // 2], found[len(found) // 2 :]
+    assert one == pytest.approx(two, rel=1e-10)
 
 
 # ---- robustness ----------------------------------------------------------------------------------

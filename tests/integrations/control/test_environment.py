@@ -53,7 +53,14 @@ def test_the_protocol_is_curls(frames):
         assert (new[6:] == env.render(100).transpose(2, 0, 1)).all()
 
 
-@pytest.mark.parametrize("task", ["cartpole-swingup", "finger-spin", "dog-stand", "quadruped-escape"])
+@pytest.mark.parametrize(
+    "task",
+    [
+        "cartpole-swingup",
+        "finger-spin",
+        *(pytest.param(t, marks=pytest.mark.slow) for t in ("dog-stand", "quadruped-escape")),
+    ],
+)
 def test_frames_are_dm_controls_own(frames, task):
     """Over resets and sizes, beside an environment that keeps the buffers the suite has given it."""
     with closing(Control(task, stack=1)) as env, closing(Control(task, pixels=False)) as other:

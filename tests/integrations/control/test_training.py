@@ -94,7 +94,7 @@ def numbers(run):
     return run.metrics(), run.result, {k: v.tolist() for k, v in run.load()["agent"]["critic"].items()}
 
 
-@pytest.mark.parametrize(("saves", "moment"), [(29, "after"), (20, "before")])
+@pytest.mark.parametrize(("saves", "moment"), [pytest.param(29, "after", marks=pytest.mark.slow), (20, "before")])
 def test_a_killed_run_goes_on_as_if_nothing_had_happened(undisturbed, tmp_path, saves, moment):
     """In the middle of an episode, behind a checkpoint, and where the replay buffer was written but not that."""
     done = killed(tmp_path, saves, moment)
@@ -110,9 +110,10 @@ def test_a_killed_run_goes_on_as_if_nothing_had_happened(undisturbed, tmp_path, 
     ("file", "goes_on"),
     [
         (-1, "continues from the checkpoint at step 760"),
-        pytest.param(0, "begins anew, without a checkpoint", marks=pytest.mark.slow),
+        (0, "begins anew, without a checkpoint"),
     ],
 )
+@pytest.mark.slow
 def test_a_damaged_part_of_the_replay_buffer_costs_its_checkpoints(undisturbed, tmp_path, file, goes_on):
     """The last part belongs to the last checkpoint alone, the first one to both."""
     assert killed(tmp_path, 20, "after").returncode == -signal.SIGKILL

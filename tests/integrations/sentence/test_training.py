@@ -268,13 +268,23 @@ class Stopped(KeyboardInterrupt):
 @pytest.mark.parametrize(
     ("changes", "moment"),
     [
-        ({"objective": "infonce:t=schedule(0.2,0.05,8) + 0.1*dp", "head": "training"}, "before the record"),
-        ({"objective": "adnce:t=learned(0.1,0.01,1),mu=auto", "word_dropout": 0.2, "every": 4}, "after the record"),
-        ({"static": True, "word_dropout": 0.3, "dev": None, "every": 100}, "damaged"),
-        ({"objective": "arcl(infonce:t=0.05):views=3", "mini_batch": 3}, "after the record"),
+        pytest.param(
+            {"objective": "infonce:t=schedule(0.2,0.05,8) + 0.1*dp", "head": "training"}, "before the record",
+            id="schedule and head", marks=pytest.mark.slow,
+        ),
+        pytest.param(
+            {"objective": "adnce:t=learned(0.1,0.01,1),mu=auto", "word_dropout": 0.2, "every": 4}, "after the record",
+            id="learned and tracked",
+        ),
+        pytest.param(
+            {"static": True, "word_dropout": 0.3, "dev": None, "every": 100}, "damaged", id="static",
+        ),
+        pytest.param(
+            {"objective": "arcl(infonce:t=0.05):views=3", "mini_batch": 3}, "after the record",
+            id="views and gradient cache", marks=pytest.mark.slow,
+        ),
     ],
-    ids=["schedule and head", "learned and tracked", "static", "views and gradient cache"],
-)
+)  # fmt: skip
 def test_interrupted_training_ends_with_the_same_weights(world, bert, monkeypatch, changes, moment):
     """Stopped in the second epoch, when a checkpoint is written but not yet recorded as whole, or just afterwards.
 

@@ -256,6 +256,7 @@ def dies_afterwards(run):
         threading.Timer(0.5, os._exit, [3]).start()
 
 
+@pytest.mark.slow
 def test_a_process_may_die_while_it_has_no_run(tmp_path):
     runs = quietly(dies_afterwards, [CELL, *toy_grid.cells()[:1]], tmp_path, jobs=2)
     assert all(run.done for run in runs)
