@@ -79,6 +79,7 @@ SAID = {  # a command's beginning: what shortens it, and what its output must ho
     "counterpoint eval sts": "evaluates what these have trained",
     "counterpoint eval transfer": "a model from the hub",
     "counterpoint eval retrieval": "a model from the hub",
+    "counterpoint eval mteb": "a model from the hub",
     "counterpoint train image": "downloads, a GPU, or the reader's own photos",
     "counterpoint eval image": "evaluates what these have trained",
     "python tests/bench/bench_control.py": "needs a clone of CURL",

@@ -377,6 +377,14 @@ COMMANDS = {
   counterpoint eval retrieval runs/sentence/pairs.csv/NAME/seed0 --data nano:msmarco nano:nq --json
 """,
     ),
+    "eval mteb": Command(
+        "score a model on tasks and benchmarks of mteb",
+        *_of("..sentence.commands", "mteb"),
+        """\
+  counterpoint eval mteb sentence-transformers/all-MiniLM-L6-v2 --tasks STS16 Banking77Classification
+  counterpoint eval mteb runs/sentence/pairs.csv/NAME/seed0 --tasks "MTEB(eng, v2)" --out mteb --device cuda
+""",
+    ),
 }
 
 if __name__ == "__main__":

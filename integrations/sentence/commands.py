@@ -1,4 +1,4 @@
-"""``counterpoint train sentence``, and ``counterpoint eval sts``, ``transfer`` and ``retrieval``."""
+"""``counterpoint train sentence``, and ``counterpoint eval sts``, ``transfer``, ``retrieval`` and ``mteb``."""
 
 from __future__ import annotations
 
@@ -207,4 +207,26 @@ def retrieval_command(arguments: argparse.Namespace) -> int:
     options = {"batch_size": arguments.batch, "progress": not arguments.json}
     report = retrieval.evaluate(_load(arguments), arguments.data, **options)
     print(json.dumps(asdict(report), indent=1) if arguments.json else retrieval.text(report))
+    return 0
+
+
+def mteb_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the flags of ``counterpoint eval mteb``."""
+    _eval_arguments(parser, data=False)
+    add = parser.add_argument
+    names = "mteb's names of tasks (Banking77Classification) or benchmarks ('MTEB(eng, v2)')"
+    add("--tasks", nargs="+", required=True, metavar="NAME", help=names)
+    folder = f"sts/ and intents/ replace downloads; hub for none (${ENVIRONMENT}, else hub)"
+    add("--data", metavar="FOLDER", help=folder)
+    add("--out", type=flags.folder, metavar="FOLDER", help="keep mteb's results here, and go on from them (none)")
+
+
+def mteb_command(arguments: argparse.Namespace) -> int:
+    """Print mteb's score of each task."""
+    from . import mteb_tasks
+
+    mteb_tasks.find(arguments.tasks)  # before the model
+    options = {"batch_size": arguments.batch, "out": arguments.out, "progress": not arguments.json}
+    report = mteb_tasks.evaluate(_load(arguments), arguments.tasks, arguments.data, **options)
+    print(json.dumps(asdict(report), indent=1) if arguments.json else mteb_tasks.text(report))
     return 0

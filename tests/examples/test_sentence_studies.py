@@ -1,4 +1,4 @@
-"""The studies of sentences and examples/mteb_sts.py: equal budgets, clean choices, tables; and mteb itself."""
+"""The studies of sentences: equal budgets, clean choices, tables."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import sys
 
 import numpy as np
 import pytest
-from tiny_bert import load, texts
+from tiny_bert import texts
 
 import counterpoint as cp
 from counterpoint.integrations.sentence.settings import SEVEN
@@ -87,12 +87,3 @@ def test_wrong_data_is_one_line(world, bert, monkeypatch, capsys):
     error = capsys.readouterr().err
     assert "none.txt: no such file" in error
     assert error.count("\n") == 1
-
-
-@pytest.mark.parametrize("task", ["STS16", "STSBenchmark"])
-def test_mteb_scores_a_model_as_we_do(world, bert, tmp_path, task):
-    """mteb's own evaluation, of an ordinary SentenceTransformer; its download alone is taken from a folder."""
-    pytest.importorskip("mteb")
-    load(bert).save_pretrained(str(tmp_path / "model"))
-    found = importlib.import_module("mteb_sts").run(str(tmp_path / "model"), task)
-    assert np.ptp(list(found.values())) < 0.01

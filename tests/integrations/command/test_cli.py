@@ -247,6 +247,7 @@ NEEDS = {  # the fewest arguments of each command that needs an extra, and that 
     "eval sts model": "sentence",
     "eval transfer model --data data": "sentence",
     "eval retrieval model --data nano": "sentence",
+    "eval mteb model --tasks STS16": "sentence",
     "mine texts.csv model --out mined.jsonl": "sentence",
     "eval control runs": "control",
     "tune graph": "graph",

@@ -54,6 +54,7 @@ COMMAND = {  # {out} is the folder of the command, {train graph} that of the uni
     "eval sts": "{data}/bert --pooling cls --data {data} --plot {out}/distances.png --json",
     "eval transfer": "{data}/bert --pooling cls --data {data} --tasks CR TREC --jobs 2 --json",
     "eval retrieval": "{data}/bert --pooling cls --data {data}/words --json",
+    "eval mteb": "{data}/bert --pooling cls --data {data} --tasks STSBenchmark --out {out} --json",
     "mine": "{data}/words {data}/bert --pooling cls --negatives 1 --out {out}/mined.jsonl --json",
     "eval control": "{train control} --episodes 1 --video {out}/film.gif --json",
     "tune graph": f"{SMALL} --objective adnce --budget 3 --out {{out}} --json",
@@ -62,7 +63,7 @@ COMMAND = {  # {out} is the folder of the command, {train graph} that of the uni
 }
 NEEDS = {"graph": "torch_geometric", "tu": "torch_geometric", "image": "lightly", "control": "dm_control"}
 NEEDS |= dict.fromkeys(("sentence", "sts", "transfer", "retrieval", "mine"), "sentence_transformers")
-NEEDS |= {"demo": "torch_geometric"}
+NEEDS |= {"demo": "torch_geometric", "mteb": "mteb"}
 QUICK = ("objectives",)
 SCRIPT = """
 import sys, torch
