@@ -71,8 +71,6 @@ def _refusal(objective: Any, scores: Scores, reduction: str) -> str | None:
         return f"{objective} depends on statistics of all anchors"
     if scores.adversarial is not None or scores.mixed:
         return "adversarial= and mixed= have negatives of their own"
-    if scores.unfiltered is not None:
-        return "false_negatives= limits similarities"
     return None if scores.uniform else "the anchors have weights, or are in several processes"
 
 

@@ -125,9 +125,14 @@ class SumExp(Mean):
         decided = tile if tile.keep else self.mask.decide(x, tile, workspace, exponentials=True)
         for dim, anchors in self._axes(tile):
             kept = x
-            if decided.keep:  # in place where no further function needs it
+            if decided.keep:
                 keep = decided.keep[1 - dim]
-                kept = torch.mul(x, keep, out=workspace("kept", x.shape) if tile.keep else keep)
+                if tile.keep:  # further functions need it
+                    kept = torch.mul(x, keep, out=workspace("kept", x.shape))
+                elif tile.mirror is None:  # the backward pass finds zeros
+                    kept = x.mul_(keep)
+                else:
+                    kept = torch.mul(x, keep, out=keep)
             self.state[0][k, anchors] += self._total(kept, tile, dim)
 
     def result(self) -> Tensor:

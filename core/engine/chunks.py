@@ -14,12 +14,14 @@ from __future__ import annotations
 import math
 import sys
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from .. import checks
+from ..hyper import Value
 from .accumulators import NEGLIGIBLE, Accumulator, Mean
 from .negatives import DenseNegatives
 from .passes import Functions, TilePass, upstream_gradients
@@ -54,16 +56,18 @@ class ChunkedNegatives(StreamedNegatives):
     def chunks(self, gradients: Gradients) -> Iterator[tuple[slice, Chunk]]:
         """Yield all anchors, a chunk of one block after the other, with their negatives."""
         start = 0
-        for left, right in self.blocks:
-            directions = [(left, right, self.mask), (right, left, self.mask.transposed())]
-            for anchors, keys, mask in directions[: 1 + self.both]:
+        for (left, right), guide in zip(self.blocks, self.guides(), strict=True):
+            directions = [(left, right, self.mask, guide), (right, left, self.mask.transposed(), guide and guide[::-1])]
+            for anchors, keys, mask, compared in directions[: 1 + self.both]:
                 size = max(1, CHUNK // len(keys))
                 if size < len(anchors):  # whole tiles, so that the last chunk is not a small one
                     size = size // HEIGHT * HEIGHT or size
                 for first in range(0, len(anchors), size):
                     local = slice(first, min(first + size, len(anchors)))
                     rows = slice(start + local.start, start + local.stop)
-                    yield rows, Chunk(self, anchors, keys, local, rows, mask, gradients)
+                    chunk = Chunk(self, anchors, keys, local, rows, mask, gradients)
+                    chunk.guided = compared and (compared[0][local], compared[1])
+                    yield rows, chunk
                 start += len(anchors)
 
 
@@ -136,7 +140,10 @@ class Chunk(TiledNegatives):
     ) -> None:
         super().__init__(left, rows.stop - rows.start, mask.for_rows(local), whole.tile, whole.bound(), True)
         self._reduced = True  # what autograd differentiates is faster as a matrix, and a chunk of one is small
-        self.structural = rows_of(whole.structural, rows)
+        self.structural, self.optional = rows_of(whole.structural, rows), whole.optional
+        self.whole, self.rows = whole, rows
+        self.guided: tuple[Tensor, Tensor] | None = None
+        """The guide's embeddings of the anchors and of the keys."""
         self.left, self.right, self.local, self.gradients = left.detach()[local], right.detach(), local, gradients
         total, self.d_right = gradients.of(left), gradients.of(right)
         self.d_left = None if total is None else total[local]
@@ -149,14 +156,25 @@ class Chunk(TiledNegatives):
 
     def reduce(self, accumulator: type[Accumulator], functions: Functions, uniform: bool) -> tuple[Tensor, ...]:
         count = self.count if accumulator is Mean else 1.0
+        mask = self.mask
+        if mask.limits is not None:
+            mask = replace(mask, limits=mask.limits.for_block(self.rows, self.guided, functions.scale))
         tile_pass = TilePass(
-            functions, accumulator, self.mask, count, False, False, self.edge(functions), self.tile or HEIGHT
+            functions, accumulator, mask, count, False, False, self.edge(functions), self.tile or HEIGHT
         )
         return ReduceChunk.apply(tile_pass, self, self.token, *functions.tensors)  # type: ignore[no-any-return]
 
+    def check_left(self, left: Value) -> None:
+        if isinstance(left, Tensor) and checks.wanted(left) and bool((left <= 0).any()):
+            super().check_left(self.whole.count)  # the message names rows of the batch
+
     def dense(self) -> DenseNegatives:
         matrix = ChunkMatrix.apply(self, self.token)
-        return DenseNegatives(matrix, *self.mask.dense(matrix))
+        dense, limits = DenseNegatives(matrix, *self.mask.dense(matrix)), self.mask.limits
+        if limits is None:
+            return dense
+        guide = None if self.guided is None else DenseNegatives(self.guided[0] @ self.guided[1].T)
+        return dense.excluding(limits.most[self.rows], guide, limits.exempting(matrix.shape[1]))
 
 
 class ReduceChunk(checks.Once):

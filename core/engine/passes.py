@@ -127,7 +127,8 @@ class TilePass:
                 # 1. recompute similarities, and their gradient
                 if number < len(stored) and exponentials:
                     p = stored[number]
-                    tile = self.mask.decide(p, tile, workspace, exponentials)
+                    if tile.mirror is not None:  # else excluded keys have become zero
+                        tile = self.mask.decide(p, tile, workspace, exponentials)
                     pair = accumulator.pair_gradient(gradients[0], tile, workspace("pair", p.shape))
                     ds, parts = torch.mul(p, pair, out=p if last else workspace("s", p.shape)), []
                 else:

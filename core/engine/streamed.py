@@ -128,8 +128,7 @@ class StreamedNegatives(TiledNegatives):
                 "the similarity, and keys without weights and limits; use engine='tiles' or 'auto'."
             )
         parts, start, edge = [], 0, self.edge(functions)
-        guides = [None] * len(self.blocks) if self.guide is None else self.guide.blocks
-        for (left, right), guide in zip(self.blocks, guides, strict=True):
+        for (left, right), guide in zip(self.blocks, self.guides(), strict=True):
             directions = [(left, right, self.mask, guide)]
             if self.both and not uniform:
                 directions.append((right, left, self.mask.transposed(), guide and guide[::-1]))
@@ -144,6 +143,10 @@ class StreamedNegatives(TiledNegatives):
                 parts.append(ReduceTiles.apply(tile_pass, a, None if same else b, *own.tensors))
                 start = stop
         return tuple(map(torch.cat, zip(*parts, strict=True))) if len(parts) > 1 else parts[0]
+
+    def guides(self) -> Sequence[tuple[Tensor, Tensor] | None]:
+        """Return the guide's embeddings of each block, if a guide decides which keys count."""
+        return [None] * len(self.blocks) if self.guide is None else self.guide.blocks
 
     def uses_kernels(self, functions: Quadratics) -> bool:
         allowed = self.tile is None and self.engine in ("auto", "fused")
@@ -173,5 +176,4 @@ class StreamedNegatives(TiledNegatives):
         if limits is None:
             return dense
         guide = None if self.guide is None else DenseNegatives.of(self.guide.blocks, Mask(), self.both)
-        exempt = 0 if limits.exempt is None else len(self.blocks[0][1]) - limits.exempt
-        return dense.excluding(limits.most, guide, exempt)
+        return dense.excluding(limits.most, guide, limits.exempting(len(self.blocks[0][1])))

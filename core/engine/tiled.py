@@ -80,8 +80,12 @@ class TiledNegatives(Negatives):
         count = self.count if accumulator is Mean else 1.0  # ahead of the reduction that needs it
         results = self.reduce(accumulator, functions, uniform)
         if self.mask.limits is not None and not self.optional:
-            checks.has_negatives(count if accumulator is Mean else results[0].detach() > -math.inf, LIMITED)
+            self.check_left(count if accumulator is Mean else results[0].detach() > -math.inf)
         return results
+
+    def check_left(self, left: Value) -> None:
+        """Raise if limits exclude all negatives of an anchor; ``left`` is positive for all others."""
+        checks.has_negatives(left, LIMITED)
 
     @abstractmethod
     def reduce(self, accumulator: type[Accumulator], functions: Functions, uniform: bool) -> tuple[Tensor, ...]:

@@ -58,6 +58,10 @@ class Limits:
         """Return the limits of some of the anchors, whose keys and those of the guide are a block."""
         return replace(self, most=self.most[rows], guide=guide, scale=scale)
 
+    def exempting(self, keys: int) -> int:
+        """Return how many keys, the last, are exempt."""
+        return 0 if self.exempt is None else keys - self.exempt
+
     def decide(self, x: Tensor, tile: Tile, workspace: Workspace, exponentials: bool = False) -> Tile:
         """Return the tile with ``keep``, given its similarities times ``scale``, or ``2`` to their power.
 

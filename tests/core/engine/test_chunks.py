@@ -43,7 +43,15 @@ def options(pairing: str, z: torch.Tensor) -> dict:
         "prior": {"pairing": "one_way", "prior": torch.linspace(0.01, 0.3, len(ids), dtype=z.dtype)},
         "positive_weight": {"pairing": "one_way", "positive_weight": torch.linspace(0.5, 1.5, len(ids), dtype=z.dtype)},
         "inner products": {"pairing": "one_way", "normalize": False},
-    }
+        "own margin": {"pairing": "one_way", "false_negatives": cp.margin(-0.6)},
+        "symmetric margin": {"pairing": "symmetric", "false_negatives": cp.margin(-0.6), "log_q": log_q},
+        "threshold": {"negatives": z[2], "false_negatives": cp.threshold(0.2)},
+        "exempt": {"negatives": z[2], "ids": ids, "false_negatives": cp.threshold(0.1, hard=False)},
+        "guide": {"pairing": "symmetric", "false_negatives": cp.threshold(0.3), "guide": (z[2], z[3])},
+        "queue guide": {
+            "queue": z[2], "false_negatives": cp.threshold(0.3), "guide": (z[3], z[1]), "queue_guide": z[0],
+        },
+    }  # fmt: skip
     return cases.get(pairing, {"pairing": pairing})
 
 
@@ -76,13 +84,22 @@ def test_every_objective(spec, pairing):
 @pytest.mark.parametrize(
     "pairing",
     ["views", "symmetric", "first_two", "pairs", "arcl", "queue ids", "queue log_q", "several negatives",
-     "own negatives", "ids", "negative ids", "log_q", "prior", "positive_weight", "inner products"],
+     "own negatives", "ids", "negative ids", "log_q", "prior", "positive_weight", "inner products", "own margin",
+     "symmetric margin", "threshold", "exempt", "guide", "queue guide"],
 )  # fmt: skip
 def test_every_pairing_and_mask(spec, pairing):
     z = embeddings(dtype=torch.float64)
     how = options(pairing, z)
     for got, want in zip(step(spec, z, how, "chunks"), step(spec, z, how, "matrix"), strict=True):
         torch.testing.assert_close(got, want, rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_an_anchor_without_negatives_is_named_by_its_row(engine):
+    z = torch.cat([torch.eye(4), torch.full((2, 4), 0.5)])  # the last two are as near to all others
+    views = z.repeat(2, 1, 1).requires_grad_()
+    with pytest.raises(ValueError, match=r"2 of 6 anchors have no negatives \(rows 4, 5\)"):
+        cp.InfoNCE()(*views, pairing="one_way", engine=engine, false_negatives=cp.threshold(0.4))
 
 
 @pytest.mark.parametrize("engine", ENGINES)
@@ -244,7 +261,6 @@ def test_forced_in_vain():
     z = embeddings()
     refused("chunks': .* reduction='none'", reduction="none")
     refused("chunks': .* statistics of all anchors", at("adnce:t=T,mu=auto"))
-    refused("chunks': false_negatives=", false_negatives=cp.threshold(0.99))
     refused("chunks': adversarial=", adversarial=z[2])
 
 
