@@ -1,21 +1,28 @@
 """What masks and weights cost: InfoNCE with each, forward and backward, over InfoNCE without.
 
     python -m tests.bench.bench_negatives [--size 4096] [--pairing one_way] [--rounds 9]
+    python -m tests.bench.bench_negatives --size 32768 --memory
 
 CPU time of one thread. A round runs all contestants forwards and then backwards, and each round begins with another;
-ratios are taken within a round, and their medians and quartiles shown, so that load on the machine cancels.
+ratios are taken within a round, and their medians and quartiles shown, so that load on the machine cancels. ``--memory``
+shows the most that a call takes beyond the embeddings and their gradients, each in a process of its own, on Linux.
 """
 
 from __future__ import annotations
 
 import argparse
+import os
 import statistics
+import subprocess
+import sys
 import time
+from pathlib import Path
 from typing import Any
 
 import torch
 
 import counterpoint as cp
+from tests.bench.losses import status
 
 
 def contestants(size: int, width: int) -> tuple[list[torch.Tensor], dict[str, dict[str, Any]]]:
@@ -41,10 +48,30 @@ def main() -> None:
     parser.add_argument("--width", type=int, default=128)
     parser.add_argument("--pairing", default="one_way")
     parser.add_argument("--rounds", type=int, default=9)
+    parser.add_argument("--memory", action="store_true")
+    parser.add_argument("--memory-of", help=argparse.SUPPRESS)
     args = parser.parse_args()
     torch.set_num_threads(1)
     views, ways = contestants(args.size, args.width)
     loss_fn, names = cp.InfoNCE(0.1), list(ways)
+    if args.memory_of:
+        for view in views:
+            view.grad = torch.zeros_like(view)
+        small = [view[:4096] for view in views]  # what is loaded and kept once
+        loss_fn(*small, pairing=args.pairing).backward()
+        Path("/proc/self/clear_refs").write_text("5")  # the high-water mark starts anew
+        before = status("VmRSS")
+        loss_fn(*views, pairing=args.pairing, **ways[args.memory_of]).backward()
+        print(status("VmHWM") - before)
+        return
+    if args.memory:
+        for name in names:
+            command = [sys.executable, "-m", "tests.bench.bench_negatives", "--memory-of", name]
+            command += ["--size", str(args.size), "--width", str(args.width), "--pairing", args.pairing]
+            returned = {"MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_TRIM_THRESHOLD_": "0"}  # what is freed is not held
+            found = subprocess.run(command, capture_output=True, text=True, check=True, env=os.environ | returned)
+            print(f"{name:18}{int(found.stdout) / 1e6:8.1f} MB", flush=True)
+        return
     ratios: dict[str, list[float]] = {name: [] for name in names}
 
     def seconds(name: str) -> float:
