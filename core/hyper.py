@@ -207,6 +207,17 @@ class FromBias(FromScale):
         return -math.inf, math.inf
 
 
+def given_by_host(module: nn.Module) -> list[Tensor]:
+    """Return the host's own tensors that temperatures and biases of parts are at present."""
+    values: list[object] = []
+    for part in module.modules():
+        if isinstance(part, FromScale):
+            values.append(part.value)
+        else:  # a number or a tensor may stand in the place of a parameter
+            values += [vars(part).get(key) for key in getattr(part, "hyper", ())]
+    return [value for value in values if isinstance(value, Tensor)]
+
+
 @contextmanager
 def at_scale(module: nn.Module, scale: Value | None, bias: Value | None = None) -> Iterator[None]:
     """Let temperatures that come :class:`FromScale` be one over ``scale``, and biases :class:`FromBias` ``bias``."""

@@ -14,6 +14,7 @@ from ..engine.joined import JoinedNegatives, TiltedNegatives
 from ..engine.quadratic import Quadratics
 from ..engine.ring import RingNegatives
 from ..engine.streamed import StreamedNegatives
+from ..hyper import given_by_host
 from .scores import Scores
 
 # What scores say of each anchor, beside its negatives.
@@ -26,7 +27,10 @@ def chunked_loss(objective: Any, scores: Scores, reduction: str) -> Tensor | Non
     if not isinstance(neg, ChunkedNegatives) or not torch.is_grad_enabled():
         return None
     names = [name for name in PER_ANCHOR if getattr(scores, name) is not None]
-    tensors, parameters = [getattr(scores, name) for name in names], [*objective.parameters()]
+    tensors, parameters = (
+        [getattr(scores, name) for name in names],
+        [*objective.parameters(), *given_by_host(objective)],
+    )
     embeddings = (x for block in neg.blocks for x in block)
     if not any(x.requires_grad for x in (*embeddings, *tensors, *parameters)):
         return None

@@ -261,7 +261,7 @@ def loss_in_chunks(
         with torch.enable_grad():
             part = loss(rows, chunk, leaves)
         wanted = [x for x in (chunk.token, *leaves, *trained) if x.requires_grad]
-        if total is None and not _leaves(part) <= set(map(id, wanted)):
+        if total is None and not _depends_on_these_alone(part, wanted):
             return None
         total = part.detach() if total is None else total + part.detach()
         # 2. its gradients; those of the embeddings are added to their sums
@@ -299,18 +299,19 @@ class _Differentiated(checks.Once):
         return None, None, *(x * gradient for x in gradients)
 
 
-def _leaves(x: Tensor) -> set[int]:
-    """Return the identities of the leaves that a tensor's gradient reaches."""
-    found, seen, nodes = set(), set(), [x.grad_fn]
+def _depends_on_these_alone(x: Tensor, known: Sequence[Tensor]) -> bool:
+    """Return whether the gradient of ``x`` reaches no leaf but through these tensors, which may have a history."""
+    leaves, ends = set(map(id, known)), {tensor.grad_fn for tensor in known if tensor.grad_fn is not None}
     if x.grad_fn is None:
-        return {id(x)} if x.requires_grad else set()
+        return not x.requires_grad or id(x) in leaves
+    seen, nodes = set(ends), [x.grad_fn]
     while nodes:
         node = nodes.pop()
         if node is None or node in seen:
             continue
         seen.add(node)
         variable = getattr(node, "variable", None)
-        if variable is not None:
-            found.add(id(variable))
+        if variable is not None and id(variable) not in leaves:
+            return False
         nodes += [following for following, _ in node.next_functions]
-    return found
+    return True

@@ -146,7 +146,9 @@ class StreamedNegatives(TiledNegatives):
 
     def guides(self) -> Sequence[tuple[Tensor, Tensor] | None]:
         """Return the guide's embeddings of each block, if a guide decides which keys count."""
-        return [None] * len(self.blocks) if self.guide is None else self.guide.blocks
+        if self.guide is None:
+            return [None] * len(self.blocks)
+        return self.guide.blocks  # type: ignore[no-any-return]
 
     def uses_kernels(self, functions: Quadratics) -> bool:
         allowed = self.tile is None and self.engine in ("auto", "fused")

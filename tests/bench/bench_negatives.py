@@ -4,8 +4,8 @@
     python -m tests.bench.bench_negatives --size 32768 --memory
 
 CPU time of one thread. A round runs all contestants forwards and then backwards, and each round begins with another;
-ratios are taken within a round, and their medians and quartiles shown, so that load on the machine cancels. ``--memory``
-shows the most that a call takes beyond the embeddings and their gradients, each in a process of its own, on Linux.
+ratios are taken within a round, and their medians and quartiles shown, so that load on the machine cancels.
+``--memory`` shows the most that a call takes beyond the embeddings and their gradients, each in a process of its own.
 """
 
 from __future__ import annotations
