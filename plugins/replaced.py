@@ -21,11 +21,13 @@ class Replaced:
     Attributes:
         sites: with their positives, for calls that have no labels.
         places: of each line that a call has come from, whether it is this library's own, its site and its name.
+        classifies: of each line that was left alone, whether its logits are those of a layer.
     """
 
     def __init__(self, seam: Seam, sites: dict[Site, str | None]) -> None:
         self.seam, self.sites = seam, sites
         self.places: dict[tuple[str, int], tuple[bool, Site | None, str]] = {}
+        self.classifies: dict[tuple[str, int], bool] = {}
         self.scales = Scales(seam, seam.options.get("scale"))
 
     def site(self, frame: FrameType, logits: Tensor) -> tuple[Site | None, str]:
@@ -37,7 +39,12 @@ class Replaced:
         own, site, where = self.places[key]
         if own:
             return None, where
-        self.seam.saw(where, _shape_in_words(logits.shape), replaced=site is not None)
+        shape = _shape_in_words(logits.shape)
+        if site is None:
+            if key not in self.classifies and logits.requires_grad:
+                self.classifies[key] = self.scales.are_of_a_layer(logits)
+            shape += " of a layer" * self.classifies.get(key, False)
+        self.seam.saw(where, shape, replaced=site is not None)
         return site, where
 
     def loss(
@@ -57,7 +64,8 @@ class Replaced:
         if scale is None:
             self.seam.notes[f"{where}, at first"] = "its own loss, as its scale was not measured yet; give --scale"
             return host_loss()
-        own = "siglip:t=host,b=host" if biased else "infonce:t=host"
+        several = labels.shape == logits.shape  # numbers or booleans for every column
+        own = "siglip:t=host,b=host" if biased else "supcon:t=host" if several else "infonce:t=host"
         loss_fn = self.seam.objective(own, criterion=site)
         options |= {"scale": scale, "empty": "warn", **({"reduction": "none"} if reduction == "none" else {})}
         if biased:
