@@ -164,7 +164,7 @@ def _judged(watch: Watch, group: list[_Unit], form: Form | None, root: Tensor, f
             "form": form.name,
             "way": form.way,
             "in_denominator": "denominator=negatives" not in form.name,
-            "positives": layout(form.positives) or "the entries of a mask",
+            "positives": layout(form.positives) or _entries(form.positives),
             "positives_per_anchor": [int(form.positives.sum(1).min()), int(form.positives.sum(1).max())],
             "masked": float((~form.used).double().mean()),
             "self_similarity": self_similarity,
@@ -202,6 +202,10 @@ def _judged(watch: Watch, group: list[_Unit], form: Form | None, root: Tensor, f
     if rivals:
         finding["doubts"].append(f"batch and precision do not tell it from {' or '.join(rivals)}")
     return finding
+
+
+def _entries(positives: Tensor) -> str:
+    return "one key of each row" if bool((positives.sum(1) == 1).all()) else "the entries of a mask"
 
 
 def _similarities(group: Sequence[_Unit]) -> tuple[list[str], list[str]]:
