@@ -135,6 +135,14 @@ def before(seam: Seam, sites: Mapping[str, str | None] | None = None) -> None:
         return logits
 
     put(seam, nn.functional, "cross_entropy", labeled(replaced, nn.functional.cross_entropy, logits_of))
+    def end() -> None:
+        if not seam.calls and not seam.seen:
+            seam.say(
+                "no cross entropy was called anywhere: the script has ended before it computed a loss, or its loss is "
+                "written without one"
+            )
+
+    seam.at_end.append(end)
     what = "cross entropy"
     if any(positives is not None for positives in texts.values()):
         what = "the losses"
