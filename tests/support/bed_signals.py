@@ -37,7 +37,7 @@ from models.losses import hierarchical_contrastive_loss
 times = nn.Linear(16, 16 * 4)
 train(lambda a, b: hierarchical_contrastive_loss(*(times(z).view(12, 4, 16) for z in (a, b))), modules=[times])
 """,
-        losses=[("losses.py", IN, 1, "mask")] * 2,
+        losses=[("losses.py", IN, 1, "one key")] * 2,
     ),
     "CLAP": Member(
         folder="CLAP",
