@@ -135,6 +135,7 @@ def before(seam: Seam, sites: Mapping[str, str | None] | None = None) -> None:
         return logits
 
     put(seam, nn.functional, "cross_entropy", labeled(replaced, nn.functional.cross_entropy, logits_of))
+
     def end() -> None:
         if not seam.calls and not seam.seen:
             seam.say(
