@@ -56,7 +56,7 @@ class _Steps:
             entry["calls"] += 1
             if "scale" in finding:
                 entry["scales"].append(finding["scale"])
-            entry["doubts"] = [*dict.fromkeys(entry["doubts"] + finding["doubts"])]
+            entry["doubts"] += finding["doubts"]
             if finding["form"] != entry["form"]:
                 entry["doubts"].append(f"its form is another in a later call: {finding['form'] or 'not known'}")
             for name in ("value_difference", "gradient_difference"):
@@ -72,6 +72,8 @@ class _Steps:
             for name in ("replace", "columns"):
                 if finding.get(name) is None or (name == "columns" and finding[name] != entry[name]):
                     entry[name] = None
+            entry["doubts"] = [*dict.fromkeys(entry["doubts"])]
+            entry["other_terms"] = entry.get("other_terms") or finding.get("other_terms", False)
         for key in {(f["site"], f["call"], f["kind"]) for f in found}:
             self.losses[key]["steps"] += 1
         self.seam.calls += bool(found)
@@ -207,7 +209,7 @@ HOST = Host(
     tensors="what the script has; it trains with its own loss",
     spec="the script's own",
     tested="torch 2.15; November 2026",
-    evidence="the test bed, and 45 ways to write a contrastive loss: what it claims is compared with value and "
+    evidence="the test bed, and 58 ways to write a contrastive loss: what it claims is compared with value and "
     "gradient",
     max_views=1,
     views="nothing is replaced",

@@ -156,6 +156,7 @@ def before(seam: Seam) -> None:
         except SeamError as error:
             file = module.__file__ or ""
             if not is_installed(file):
+                seam.at_end[:] = [each for each in seam.at_end if each is not end]  # the error says it all
                 raise
             if not is_of_torch(file):
                 others.append(str(error))

@@ -203,7 +203,7 @@ class Seam:
 
         Args:
             loss_fn: what :meth:`objective` returned.
-            host_loss: computes the host's own loss of the same tensors; called only to verify.
+            host_loss: computes the host's own loss of the same tensors; called to verify, and to train with it.
             args, options: arguments for the objective.
             call: the objective's method: ``forward``, ``from_logits``, ``from_scores`` or ``from_pairings``.
             total: the host's loss is the sum over anchors.
@@ -220,6 +220,8 @@ class Seam:
             self._devices[loss_fn.to(device)] = device
         if _is_single_sample(args, call, options):
             return host_loss() if own else loss_of(loss_fn, *args, call=call)
+        if own and not verifies and self.report is None:
+            return host_loss()
         try:
             loss = loss_of(loss_fn, *args, call=call, **options)
         except ValueError as error:
@@ -233,9 +235,11 @@ class Seam:
             if is_first_process():
                 with self.report.open("a") as file:
                     file.write(json.dumps(line) + "\n")
-        if not verifies:
+        if not own:
             return loss
         expected = host_loss()
+        if not verifies:
+            return expected
         value = expected.detach().mean()  # with reduction="none" there is one for each row
         if gathered:  # the host's is the mean over this process's anchors
             value = gather(value.reshape(1)).mean()

@@ -91,7 +91,13 @@ def install(host: Host, seam: Seam, use_shims: bool = True) -> Callable[[ModuleT
         A function that installs the rest; call it with the script's module when its definitions are loaded.
     """
     like = seam.options.get("shims")
-    applied = shims.apply(shims_of(like) if like else host.shims) if use_shims else []
+    try:
+        applied = shims.apply(shims_of(like) if like else host.shims) if use_shims else []
+    except ModuleNotFoundError as error:
+        raise SeamError(
+            f"the shims of {like or host.name} change the package {error.name!r}, which cannot be imported: a fork's "
+            "package is named with --shims HOST:PACKAGE, and --no-shims leaves all packages as they are"
+        ) from error
     for shim in applied:
         seam.say(f"shim {shim.name}: {shim.why}")
     if seam.spec != OWN_LOSS:

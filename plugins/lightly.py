@@ -140,7 +140,7 @@ def _patch_class(seam: Seam, class_: Any, host_spec: str) -> None:
             seam.count()
             return host_forward(self, out0, out1)
         bank: Any = getattr(self, "memory_bank", None)
-        state = [b.clone() for b in bank.buffers()] if bank is not None and seam.verifies else []
+        state = [b.clone() for b in bank.buffers()] if bank is not None and seam.uses_own_loss else []
 
         def host_loss() -> Tensor:
             # our own loss has put the batch into the bank already

@@ -14,13 +14,9 @@ calls of a function; all others are left alone. The scale of the similarities is
 
 from __future__ import annotations
 
-import functools
 import warnings
 from collections.abc import Callable, Mapping
-from types import FrameType
-from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 from counterpoint import checks
@@ -29,8 +25,9 @@ from counterpoint.objective import Objective, as_objective
 
 from . import unlabeled
 from .host import Host, Seam, SeamError, loss_of, on_cosines
-from .scales import LARGEST, Scales, number_of
-from .sites import Site, caller, is_own, place
+from .replaced import Replaced, labeled, put, rows_of
+from .scales import LARGEST, number_of
+from .sites import Site
 
 REDUCTIONS = ("mean", "sum", "none")
 
@@ -99,14 +96,6 @@ class ContrastiveLoss(nn.Module):
         return f"{self.objective}, scale={number_of(self.scale):g}"
 
 
-def rows_of(logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-    """Put the keys last: cross entropy has classes at dimension 1, ``(B, keys, positions)`` with labels of the rest."""
-    if logits.dim() > 2:
-        same = labels.shape == logits.shape
-        return logits.movedim(1, -1), labels.movedim(1, -1) if same else labels
-    return logits, labels
-
-
 def _warn_of_scale(loss_fn: Objective, logits: Tensor, scale: float | Tensor) -> None:
     """Warn if parameters are cosines, but similarities cannot be: the scale is most likely missing.
 
@@ -139,34 +128,22 @@ def before(seam: Seam, sites: Mapping[str, str | None] | None = None) -> None:
             "several are named one by one. `counterpoint inject auto -- train.py ...` finds them."
         )
     replaced = Replaced(seam, {Site.parse(text): positives for text, positives in texts.items()})
-    original = nn.functional.cross_entropy
 
-    @functools.wraps(original)
-    def cross_entropy(
-        input: Tensor,
-        target: Tensor,
-        weight: Tensor | None = None,
-        size_average: bool | None = None,
-        ignore_index: int = -100,
-        reduce: bool | None = None,
-        reduction: str = "mean",
-        label_smoothing: float = 0.0,
-    ) -> Tensor:
-        def host_loss() -> Tensor:
-            return original(input, target, weight, size_average, ignore_index, reduce, reduction, label_smoothing)
-
-        frame = caller()
-        site, where = replaced.site(frame, input)
-        if site is None:
-            return host_loss()
-        if weight is not None or label_smoothing or size_average is not None or reduce is not None:
-            raise SeamError(f"logits: class weights and label smoothing at {where} have no counterpart in an objective")
+    def logits_of(logits: Tensor, site: Site, where: str) -> Tensor:
         if replaced.sites[site] is not None and sites is None:
             raise SeamError(f"logits: --positives: cross entropy at {where} has labels of its own")
-        return replaced.loss(site, frame, where, input, target, host_loss, reduction, ignore_index=ignore_index)
+        return logits
 
-    # compiled code would mistake it for torch's own, and not call it from a file of the script
-    nn.functional.cross_entropy = torch.compiler.disable(cross_entropy)
+    put(seam, nn.functional, "cross_entropy", labeled(replaced, nn.functional.cross_entropy, logits_of))
+
+    def end() -> None:
+        if not seam.calls and not seam.seen:
+            seam.say(
+                "no cross entropy was called anywhere: the script has ended before it computed a loss, or its loss is "
+                "written without one"
+            )
+
+    seam.at_end.append(end)
     what = "cross entropy"
     if any(positives is not None for positives in texts.values()):
         what = "the losses"
@@ -174,63 +151,6 @@ def before(seam: Seam, sites: Mapping[str, str | None] | None = None) -> None:
     else:
         unlabeled.replace_nll_loss(seam, replaced)
     seam.say(f"replaced {what} at " + ", ".join(texts))
-
-
-class Replaced:
-    """The calls from the sites.
-
-    Attributes:
-        sites: with their positives, for calls that have no labels.
-        places: of each line that a call has come from, whether it is this library's own, its site and its name.
-    """
-
-    def __init__(self, seam: Seam, sites: dict[Site, str | None]) -> None:
-        self.seam, self.sites = seam, sites
-        self.places: dict[tuple[str, int], tuple[bool, Site | None, str]] = {}
-        self.scales = Scales(seam, seam.options.get("scale"))
-
-    def site(self, frame: FrameType, logits: Tensor) -> tuple[Site | None, str]:
-        """Return the site that a call comes from, and its line in words; count the call."""
-        key = frame.f_code.co_filename, frame.f_lineno
-        if key not in self.places:
-            here = [site for site in self.sites if site.covers(*key)]
-            self.places[key] = is_own(frame), here[0] if here else None, place(frame)
-        own, site, where = self.places[key]
-        if own:
-            return None, where
-        self.seam.saw(where, _shape_in_words(logits.shape), replaced=site is not None)
-        return site, where
-
-    def loss(
-        self,
-        site: Site,
-        frame: FrameType,
-        where: str,
-        logits: Tensor,
-        labels: Tensor,
-        host_loss: Callable[[], Tensor],
-        reduction: str,
-        biased: bool = False,
-        **options: Any,
-    ) -> Tensor:
-        """Compute the loss of a call from a site; ``biased`` for binary logits, which are shifted, too."""
-        scale = self.scales.at(frame, where, logits, biased)
-        if scale is None:
-            self.seam.notes[f"{where}, at first"] = "its own loss, as its scale was not measured yet; give --scale"
-            return host_loss()
-        own = "siglip:t=host,b=host" if biased else "infonce:t=host"
-        loss_fn = self.seam.objective(own, criterion=site)
-        options |= {"scale": scale, "empty": "warn", **({"reduction": "none"} if reduction == "none" else {})}
-        if biased:
-            options["bias"] = self.scales.bias(frame, where)
-        total = reduction == "sum"
-        rows, inputs = rows_of(logits, labels), (logits, scale, options.get("bias"))
-        return self.seam.loss(loss_fn, host_loss, *rows, call="from_logits", total=total, inputs=inputs, **options)
-
-
-@functools.lru_cache
-def _shape_in_words(shape: torch.Size) -> str:
-    return f"logits {tuple(shape)}"
 
 
 HOST = Host(

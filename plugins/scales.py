@@ -69,6 +69,14 @@ class Scales:
             self.stop()
         return scale
 
+    def are_of_a_layer(self, logits: Tensor) -> bool:
+        """Whether logits are seen to be products with parameters, so that they classify."""
+        if self.watch is None:
+            return False
+        with torch._C.DisableTorchFunction():
+            products = self.watch.walk(logits).products
+            return bool(products) and all(map(self.watch.is_head, products))
+
     def bias(self, frame: FrameType, where: str) -> float | Tensor:
         """Return what is added to the logits that were passed on at ``where``, once their scale was measured."""
         option, findings = self.seam.options.get("bias"), self.measured.get(where, [])

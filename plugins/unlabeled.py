@@ -12,12 +12,13 @@ import weakref
 from collections import deque
 from collections.abc import Callable
 from types import FrameType
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor, distributed, nn
 
 from .host import Seam, SeamError
+from .replaced import Replaced, labeled, put
 from .sites import Site, caller, is_file, named, place
 
 _LOG_SOFTMAXES: tuple[tuple[Any, str], ...] = (
@@ -29,37 +30,11 @@ _LOG_SUMS: tuple[tuple[Any, str], ...] = ((torch, "logsumexp"), (Tensor, "logsum
 _HOW = "--positives diagonal, a column's number, or the name of a tensor of columns at the site"
 
 
-class Replaced(Protocol):
-    """The calls from the sites, see :mod:`counterpoint.plugins.logits`."""
-
-    sites: dict[Site, str | None]
-
-    def site(self, frame: FrameType, logits: Tensor) -> tuple[Site | None, str]: ...
-
-    def loss(
-        self,
-        site: Site,
-        frame: FrameType,
-        where: str,
-        logits: Tensor,
-        labels: Tensor,
-        host_loss: Callable[[], Tensor],
-        reduction: str,
-        biased: bool = False,
-        **options: Any,
-    ) -> Tensor: ...
-
-
 def replace(seam: Seam, replaced: Replaced) -> None:
     """Replace what has positives that the user names."""
     for owner, name in _LOG_SUMS:
-        _put(seam, owner, name, _log_sum(replaced, getattr(owner, name)))
-    _put(seam, nn.functional, "logsigmoid", _log_sigmoid(replaced, nn.functional.logsigmoid))
-
-
-def _put(seam: Seam, owner: Any, name: str, function: Callable[..., Tensor]) -> None:
-    seam.at_end.append(functools.partial(setattr, owner, name, getattr(owner, name)))
-    setattr(owner, name, torch.compiler.disable(function))
+        put(seam, owner, name, _log_sum(replaced, getattr(owner, name)))
+    put(seam, nn.functional, "logsigmoid", _log_sigmoid(replaced, nn.functional.logsigmoid))
 
 
 def _positives(replaced: Replaced, site: Any, where: str) -> str:
@@ -196,37 +171,18 @@ def replace_nll_loss(seam: Seam, replaced: Replaced) -> None:
     others: dict[str, str] = {}
     seam.at_end.append(end)
     for owner, name in _LOG_SOFTMAXES:
-        _put(seam, owner, name, remember(getattr(owner, name)))
+        put(seam, owner, name, remember(getattr(owner, name)))
     for owner, name in ((torch, "logsumexp"), (Tensor, "logsumexp"), (nn.functional, "logsigmoid")):
-        _put(seam, owner, name, noted(getattr(owner, name)))
-    original = nn.functional.nll_loss
+        put(seam, owner, name, noted(getattr(owner, name)))
 
-    @functools.wraps(original)
-    def nll_loss(
-        input: Tensor,
-        target: Tensor,
-        weight: Tensor | None = None,
-        size_average: bool | None = None,
-        ignore_index: int = -100,
-        reduce: bool | None = None,
-        reduction: str = "mean",
-    ) -> Tensor:
-        def host_loss() -> Tensor:
-            return original(input, target, weight, size_average, ignore_index, reduce, reduction)
-
-        frame = caller()
-        site, where = replaced.site(frame, input)
-        if site is None:
-            return host_loss()
-        if weight is not None or size_average is not None or reduce is not None:
-            raise SeamError(f"logits: class weights at {where} have no counterpart in an objective")
-        logits = next((taken for out, taken in recent if out() is input), None)
+    def logits_of(log_p: Tensor, _: Site, where: str) -> Tensor:
+        logits = next((taken for out, taken in recent if out() is log_p), None)
         recent.clear()
         if logits is None:
             raise SeamError(
                 f"logits: {where} gets probabilities whose log_softmax is not in the same file, or which were changed "
                 "in between: write it as F.cross_entropy of the logits, then --site replaces it"
             )
-        return replaced.loss(site, frame, where, logits, target, host_loss, reduction, ignore_index=ignore_index)
+        return logits
 
-    _put(seam, nn.functional, "nll_loss", nll_loss)
+    put(seam, nn.functional, "nll_loss", labeled(replaced, nn.functional.nll_loss, logits_of))

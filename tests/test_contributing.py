@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from testbed import MEMBERS
 
 import counterpoint as cp
 from counterpoint.integrations.command.main import main
@@ -42,3 +43,14 @@ def test_what_it_points_to_is_there():
     assert len(paths) > 10
     for path in paths + re.findall(r"\]\(([\w./]+)[#)]", TEXT):
         assert (root / path).exists(), path
+
+
+def test_the_clones_that_tests_need_are_listed():
+    lines = re.search(r"<<'END'\n(.*?)\n *END\n", TEXT, re.S)[1].splitlines()
+    assert all(re.fullmatch(r" *[\w-]+/[\w-]+( [\w-]+)?", line) for line in lines)
+    listed = {line.split()[-1].rpartition("/")[2] for line in lines}
+    assert {member.folder for member in MEMBERS.values()} - {""} <= listed
+    for file in Path(__file__).parent.rglob("test_*.py"):
+        for places in re.findall(r'real_clone\(((?:"[^"]+",? ?)+)', file.read_text()):
+            names = {place.partition("/")[0] for place in re.findall(r'"([^"]+)"', places)}
+            assert names & listed, f"{file.name}: {names}"

@@ -14,7 +14,7 @@ from torch import Tensor
 from counterpoint.objective import Objective
 
 from .frames import embeddings, function_name, labels
-from .recognise import SINGLE, at_scale
+from .recognise import SINGLE, Form, at_scale
 from .watch import Sink, Watch
 
 Finding = dict[str, Any]
@@ -38,27 +38,38 @@ def nearest(value: float, values: Iterable[float], anchors: int) -> float:
     return min((relative(value * k, other) for other in values for k in (1.0, anchors)), default=1.0)
 
 
-def function_of(watch: Watch, sink: Sink, root: Tensor, finding: Finding, specs: Sequence[str]) -> Finding | None:
+def function_of(
+    watch: Watch, sink: Sink, root: Tensor, finding: Finding, specs: Sequence[str], form: Form | None = None
+) -> Finding | None:
     """Find a function whose arguments are the embeddings, and how our objective gets its gradient from them.
 
     A call of the function is compared as a whole, with all products that were made in it. Of several, functions that
     can be replaced come first, then those that need no ``anchors=first``, which computes what it drops.
+
+    Args:
+        watch, sink, root, finding: of the step.
+        specs: the objectives that it may be.
+        form: where it is only nearly an objective, how nearly.
     """
-    found = list(_functions(watch, sink, root, finding, specs)) if finding["scale"] > 0 else []
+    error, factor = (form.error, form.factor) if form is not None else (0.0, 1.0)
+    tolerance = max(tolerance_of(sink.x), 3 * error)
+    found = list(_functions(watch, sink, root, finding, specs, tolerance, factor)) if finding["scale"] > 0 else []
     return min(found, key=lambda each: (not each["whole"], "anchors" in each["as"]), default=None)
 
 
-def _functions(watch: Watch, sink: Sink, root: Tensor, finding: Finding, specs: Sequence[str]) -> Iterator[Finding]:
+def _functions(
+    watch: Watch, sink: Sink, root: Tensor, finding: Finding, specs: Sequence[str], tolerance: float, factor: float
+) -> Iterator[Finding]:
     for frame, passed, others in sink.frames:
         name = function_name(frame.f_code)
         inside = [s for s in watch.sinks if any(f is frame for f, *_ in s.frames)]
-        products = {id(p): p for s in inside for p in s.walk.products}.values()
+        apart = [p for p in watch.pairs() if frame in p.frames]
+        products = {id(p): p for p in [*(p for s in inside for p in s.walk.products), *apart]}.values()
         edges, divided = [p.edge for p in products], any(p.lengths is not None for p in products)
         outputs = [(e, g) for e, g in zip(edges, gradients(root, edges), strict=True) if g is not None]
         # a function can only be replaced from its arguments; with other variables, the user edits a line
         arguments, variables = embeddings(passed), embeddings(others)
-        results = [float(v) for v, where in watch.scalars if where is frame]
-        tolerance = tolerance_of(sink.x)
+        results = [float(v) / factor for v, where in watch.scalars if where is frame]
         known = labels(passed), labels(passed | others)
         for tensors, classes in zip((arguments if name != "<module>" else {}, variables), known, strict=True):
             tried = []
@@ -90,13 +101,13 @@ def _functions(watch: Watch, sink: Sink, root: Tensor, finding: Finding, specs: 
                     # backward() starts from this number, so the gradient has the same factor
                     best["as"]["times"] = _rounded(times)
                     best["value_difference"] = relative(best["weight"], times)
-                whole = tensors is arguments and {"split", "keys", "transposed"}.isdisjoint(best["as"])
-                whole &= not {"reduction", "times"}.isdisjoint(best["as"]) or abs(times - 1) < 0.1 * tolerance
+                exact = not {"reduction", "times"}.isdisjoint(best["as"]) or abs(times - 1) < 0.1 * tolerance
+                whole = exact and tensors is arguments and {"split", "keys", "transposed"}.isdisjoint(best["as"])
                 whole &= "<" not in str(getattr(frame.f_code, "co_qualname", name))
                 numbers = {n: float(x.detach()) for n, x in passed.items() if x.numel() == 1}
                 near_scale = [n for n, x in numbers.items() if relative(x, finding["scale"]) < 1e-4]
                 best["scale"] = near_scale[0] if near_scale and finding["learned"] else None
-                yield {"file": frame.f_code.co_filename, "function": name, "whole": whole, "times": times, **best}
+                yield {"file": frame.f_code.co_filename, "function": name, "whole": whole, "exact": exact, **best}
                 if whole and "anchors" not in best["as"]:
                     return
                 break

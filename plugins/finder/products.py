@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from types import FrameType
 from typing import Any
 
 import torch
@@ -39,6 +40,7 @@ class Product:
     again: Callable[..., Tensor]  # of a and b
     cosine: bool = False
     lengths: Tensor | None = None  # what it was divided by later, to be cosines
+    frames: tuple[FrameType, ...] = ()  # of the call, from the innermost outwards; kept for rows only
 
     def values(self) -> Tensor:
         """Compute the similarities again, in float64."""
@@ -86,8 +88,10 @@ def operands(name: str, func: Any, args: Any, kwargs: Any, elementwise: Mapping[
             return None
     if name == "cosine_similarity":
         dim = kwargs.get("dim", args[2] if len(args) > 2 else 1)
-        if dim not in (-1, max(x.dim(), y.dim()) - 1):
+        dim -= max(x.dim(), y.dim()) if dim >= 0 else 0
+        if -dim > min(x.dim(), y.dim()):
             return None
+        x, y = (z.movedim(dim, -1) for z in (x, y))
         return x, y, _broadcast_kind(x, y), lambda a, b: torch.cosine_similarity(a, b, dim=-1), True
     if min(x.dim(), y.dim()) < 2 or x.shape[-1] == 1:  # of lengths, not of embeddings
         return None

@@ -41,6 +41,8 @@ class Form:
         error: largest difference of the gradients, relative to the largest entry.
         by_row: the same with a weight for each anchor.
         rivals: other forms that fit as well.
+        epsilon: what is added to the probability inside the logarithm, if that explains the weights of the anchors.
+        factor: what that multiplies the mean by.
     """
 
     name: str
@@ -52,6 +54,8 @@ class Form:
     error: float
     by_row: float
     rivals: list[Form]
+    epsilon: float = 0.0
+    factor: float = 1.0
 
 
 def recognise(s: Tensor, gradient: Tensor, scale: float, tolerance: float) -> Form | None:
@@ -97,8 +101,22 @@ def _best(
             value = OURS[name].from_logits(y, pos)
             (expected,) = torch.autograd.grad(value, y)
         weight, error, by_row = _fit(gradient, expected)
-        forms.append(Form(name, way, positives, used, weight, float(value.detach()), error, by_row, []))
+        form = Form(name, way, positives, used, weight, float(value.detach()), error, by_row, [])
+        if by_row <= tolerance < error:
+            p = torch.exp(-OURS[name].from_logits(y.detach(), pos, reduction="none"))
+            form.epsilon = _epsilon(gradient, expected, p, tolerance)
+            form.factor = float(-torch.log(p + form.epsilon).mean()) / form.value
+        forms.append(form)
     return _choose(forms, tolerance)
+
+
+def _epsilon(gradient: Tensor, expected: Tensor, p: Tensor, tolerance: float) -> float:
+    """Return epsilon if the loss is ``- log(p + epsilon)``, whose anchors weigh ``p / (p + epsilon)``; else zero."""
+    weights = (gradient * expected).sum(1) / (expected * expected).sum(1).clamp(min=1e-60)
+    slope, level = torch.linalg.lstsq(torch.stack([1 / p, torch.ones_like(p)], 1), 1 / weights).solution
+    explained = 1 / (level + slope / p)
+    fits = bool(slope > 0) and bool(level > 0) and float((explained / weights - 1).abs().max()) < 10 * tolerance
+    return float(slope / level) if fits else 0.0
 
 
 def _both_ways(x: Tensor, gradient: Tensor, tolerance: float) -> Form | None:

@@ -10,14 +10,15 @@ logits do not lead to a product of embeddings. ``backward`` is where a step ends
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from itertools import islice
 from types import FrameType
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.autograd.graph import Node, get_gradient_edge
+from torch.autograd.graph import GradientEdge, Node, get_gradient_edge
 from torch.overrides import TorchFunctionMode
 
 from .frames import Place, arguments, frames, parameter_name, place, variables
@@ -85,6 +86,7 @@ class Sink:
     """Frames of the call, from the innermost outwards, with their arguments as passed and their other variables."""
     scale_names: dict[str, Tensor] = field(default_factory=dict)  # variables that hold one number with a gradient
     names: dict[int, str] = field(default_factory=dict)  # of learned numbers, by id
+    edge: GradientEdge | None = None  # of the output
     replaceable: bool = True  # whether the call alone says which logits it is of
 
 
@@ -189,8 +191,10 @@ class Watch(TorchFunctionMode):
         if found is None:
             return
         a, b, kind, again, cosine = found
-        edge = get_gradient_edge(out)
-        self.products[edge.node] = Product(kind, a, b, edge, place(next(frames())), again, cosine)
+        edge, stack = get_gradient_edge(out), frames()
+        first = next(stack)
+        outer = (first, *islice(stack, 7)) if kind == "rows" else ()
+        self.products[edge.node] = Product(kind, a, b, edge, place(first), again, cosine, frames=outer)
 
     # ---- sinks ---------------------------------------------------------------------------------
 
@@ -209,6 +213,7 @@ class Watch(TorchFunctionMode):
             self._count(f"{kind} of {tuple(x.shape)}" + (", a product with parameters" if walk.products else ""))
             return out
         sink = self.sink(kind, x, out.detach().clone(), walk)  # it may be changed in place
+        sink.edge = get_gradient_edge(out)
         if name in ("cross_entropy", "nll_loss"):
             names = (
                 "input",
@@ -251,12 +256,21 @@ class Watch(TorchFunctionMode):
             sink.names = {id(parameter): parameter_name(parameter, stack) for parameter in learned}
         return sink
 
+    def pairs(self) -> Iterator[Product]:
+        """Yield the similarities of pairs of embeddings that are in no sink: ``- positive / t`` is added to a loss."""
+        known = {id(product) for sink in self.sinks for product in sink.walk.products}
+        for product in self.products.values():
+            inner = (each for x in (product.a, product.b) for each in self.walk(x).products)
+            if product.kind == "rows" and not known & {id(product), *map(id, inner)} and not self.is_head(product):
+                yield product
+
     def is_head(self, product: Product) -> bool:
         """Whether the columns are parameters, as in a layer that classifies, and the rows are not."""
 
         def only_parameters(x: Tensor) -> bool:
             found = self.walk(x)
-            return bool(found.parameters) and not found.data
+            inner = (operand for p in found.products for operand in (p.a, p.b))
+            return bool(found.parameters) and not found.data and all(map(only_parameters, inner))
 
         return only_parameters(product.b) and not only_parameters(product.a)
 

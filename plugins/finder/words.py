@@ -11,6 +11,7 @@ from typing import Any
 from .functions import Finding
 
 NAMED = ("queue", "labels")  # arguments of an objective that are parameters of the script's function
+SETTINGS = ("reduction", "ignore_index")  # of cross entropy, which ContrastiveLoss has too
 
 
 def is_sound(loss: Finding) -> bool:
@@ -25,18 +26,22 @@ def commands_of(losses: Sequence[Finding], objective: str | None, script: Sequen
         if not is_sound(loss):
             continue
         call = loss.get("replace")
-        if not loss.get("site_has_labels") and call and call["whole"] and (call["scale"] or not loss["learned"]):
+        known = call["scale"] if call and loss["learned"] else not _changes(loss)
+        if not loss.get("site_has_labels") and call and call["whole"] and known:
             functions[_function_text(loss["replace"])] = loss
         elif (loss.get("columns") or loss.get("site_has_labels")) and _scale_is_known(loss):
             sites.append(loss)
     commands = [["counterpoint", "inject", "logits", *words, *script] for words in _site_words(sites, objective)]
-    for text, loss in functions.items():
-        how = {k: v for k, v in loss["replace"]["as"].items() if k not in NAMED}
-        options = ",".join(f"{k}={str(v).lower()}" for k, v in how.items())
-        words = ["--replace", text, *(["--as", options] if options else [])]
-        words += ["--own", _spec(str(loss["form"]), loss, _host_temperature(loss)), *objective_of(objective, loss)]
-        commands.append(["counterpoint", "inject", "function", *words, *script])
+    commands += [[*_function_words(loss, objective), *script] for loss in functions.values()]
     return commands
+
+
+def _function_words(loss: Finding, objective: str | None) -> list[str]:
+    how = {k: v for k, v in loss["replace"]["as"].items() if k not in NAMED}
+    options = ",".join(f"{k}={str(v).lower()}" for k, v in how.items())
+    words = ["--replace", _function_text(loss["replace"]), *(["--as", options] if options else [])]
+    words += ["--own", _spec(str(loss["form"]), loss, _host_temperature(loss)), *objective_of(objective, loss)]
+    return ["counterpoint", "inject", "function", *words]
 
 
 def _scale_is_known(loss: Finding) -> bool:
@@ -178,13 +183,18 @@ def _loss_words(loss: Finding, objective: str | None) -> list[str]:
     compared = [
         f"{k.partition('_')[0]} {loss[k]:.1g}" for k in ("value_difference", "gradient_difference") if k in loss
     ]
-    verdict = "equals" if loss["ours"] else "is not"
+    verdict = "is not" if not loss["ours"] else "is" if loss.get("epsilon") else "equals"
     if compared and (loss["ours"] or str(loss["form"]).startswith("infonce")):
         spec = _spec(str(loss["form"]), loss)
-        rows.append(("compared", f"{spec} {verdict} it, relative differences: {', '.join(compared)}"))
+        but = f" but for {loss['epsilon']:.1g} inside its logarithm" if loss.get("epsilon") else ""
+        rows.append(("compared", f"{spec} {verdict} it{but}, relative differences: {', '.join(compared)}"))
     replace = loss.get("replace")
-    if replace and replace["times"] and "reduction" not in replace["as"] and abs(replace["times"] - 1) > 1e-3:
-        rows.append(("weight", f"{replace['function']} returns {replace['times']:.4g} times the mean over anchors"))
+    if replace and "times" in replace["as"]:
+        rows.append(
+            ("weight", f"{replace['function']} returns {replace['as']['times']:.4g} times the mean over anchors")
+        )
+    if loss.get("other_terms"):
+        rows.append(("also", "the script's loss has another term of these similarities; it stays as it is"))
     rows += [("doubt", doubt) for doubt in loss["doubts"]]
     if loss["ours"]:
         rows += _by_hand(loss, objective)
@@ -217,9 +227,11 @@ def _form_words(loss: Finding) -> str:
 
 def _by_hand(loss: Finding, objective: str | None) -> list[tuple[str, str]]:
     """The line to write by hand, with the script's own names."""
-    spec = objective_of(objective, loss)[1]
+    changes = not loss["learned"] and _changes(loss)
+    spec = objective or _objective(loss, "host" if changes else _host_temperature(loss))[1]
     replace = loss.get("replace")
-    if replace is not None and not loss["learned"]:
+    called = loss["kind"] == "cross entropy"  # and then its call is what to change, if the function returns more
+    if replace is not None and (replace["exact"] or not called) and not loss["learned"] and not changes:
         chosen, options = replace["arguments"], dict(replace["as"])
         sums = ", times the number of anchors" * (options.pop("reduction", None) == "sum")
         sums += f", times {options.pop('times'):.8g}" if "times" in options else ""
@@ -238,8 +250,12 @@ def _by_hand(loss: Finding, objective: str | None) -> list[tuple[str, str]]:
             options["reduction"] = "none"
             sums += f", of which the first len({replace['arguments'][0]}) count"
         words = [*chosen, *labels, *(f"{k}={v!r}" for k, v in options.items())]
-        return [("by hand", f"in {replace['function']}: counterpoint.objective({spec!r})({', '.join(words)}){sums}")]
-    if loss["kind"] == "cross entropy":
+        line = f"in {replace['function']}: counterpoint.objective({spec!r})({', '.join(words)}){sums}"
+        if loss.get("epsilon") and replace["whole"]:
+            why = f"; no --verify, which would find that it adds {loss['epsilon']:.1g} inside its logarithm"
+            return [("by hand", line), ("or run", shlex.join(_function_words(loss, objective)) + why)]
+        return [("by hand", line)]
+    if called:
         try:
             call = ast.parse(loss["call"], mode="eval").body
         except SyntaxError:
@@ -249,11 +265,15 @@ def _by_hand(loss: Finding, objective: str | None) -> list[tuple[str, str]]:
                 *map(ast.unparse, call.args[:2]),
                 *(ast.unparse(k.value) for k in call.keywords if k.arg == "target"),
             ]
-            scale = f", scale={loss['scale']:.6g}"
+            settings = [repr(spec), *(f"{k}={v!r}" for k, v in loss["options"].items() if k in SETTINGS)]
             if loss["learned"]:
                 tensor = loss["scale_variable"] or f"the tensor that {' and '.join(loss['learned'])} gives"
                 words.append(f"scale={tensor}" + "()" * tensor.endswith((".exp", ".reciprocal")))
-            criterion = f"counterpoint.plugins.logits.ContrastiveLoss({spec!r}{'' if loss['learned'] else scale})"
+            elif changes:
+                words.append("scale=what this call multiplies similarities by")
+            else:
+                settings.insert(1, f"scale={loss['scale']:.6g}")
+            criterion = f"counterpoint.plugins.logits.ContrastiveLoss({', '.join(settings)})"
             return [("by hand", f"{criterion}({', '.join(words)})")]
     if loss["kind"] in ("nll_loss", "log_softmax") and not loss.get("site_has_labels"):
         return [("by hand", f"write it as F.cross_entropy of the logits at {loss['site']}, then --site replaces it")]
@@ -261,11 +281,14 @@ def _by_hand(loss: Finding, objective: str | None) -> list[tuple[str, str]]:
         scale, bias = (loss[f"{key}_variable"] or f"{loss[key]:.6g}" for key in ("scale", "bias"))
         spec = "siglip:t=host,b=host"
         return [("by hand", f"counterpoint.objective({spec!r}).from_logits(LOGITS, scale={scale}, bias={bias})")]
-    if loss["learned"]:
-        return [("by hand", "its scale is learned: write it as cross entropy of logits, then --site replaces it")]
-    calls = list(dict.fromkeys(product["call"] for product in loss["products"]))
-    if len(calls) == 2 and loss["positives"] == "column 0":
-        return [("by hand", f"counterpoint.objective({spec!r}).from_scores({', '.join(calls)})")]
+    if loss["learned"] or changes:
+        what = "is learned" if loss["learned"] else "changes"
+        return [("by hand", f"its scale {what}: write it as cross entropy of logits, then --site replaces it")]
+    pairs = loss.get("pairs", [])
+    calls = loss.get("similarities") or list(dict.fromkeys(product["call"] for product in loss["products"]))
+    if len(pairs) == 1 == len(calls) and loss["positives"] == "column 0":
+        return [("by hand", f"counterpoint.objective({spec!r}).from_scores({pairs[0]}, {calls[0]})")]
+    calls = [*(f"({call}).reshape(-1, 1)" for call in pairs), *calls]
     similarities = calls[0] if len(calls) == 1 else f"torch.cat([{', '.join(calls)}], 1)"
     text = f"counterpoint.objective({spec!r}).from_logits({similarities}, positives), with booleans, True at "
     return [("by hand", f"{text}{loss['positives']}, and minus infinity for what is left out")]

@@ -169,12 +169,16 @@ def loss(a, b):
     assert not found.data["commands"]
 
 
-def test_a_margin_is_doubted(find):
-    code = """
-def loss(a, b):
-    s = (norm(a) @ norm(b).T - 0.2 * torch.eye(N)) / 0.1
-    return F.cross_entropy(s, torch.arange(N))
-"""
+@pytest.mark.parametrize(
+    "logits",
+    [
+        "(norm(a) @ norm(b).T - 0.2 * torch.eye(N)) / 0.1",
+        "norm(a) @ norm(b).T / 0.1 - torch.linspace(-4, -1, N)",  # the logarithm of how often a key is sampled
+        "torch.cat([norm(a) @ norm(b).T, norm(a) @ norm(b).roll(1, 0).T], 1) / 0.1 + torch.eye(N).repeat(1, 2)",
+    ],
+)
+def test_a_margin_is_doubted(find, logits):
+    code = f"def loss(a, b):\n    return F.cross_entropy({logits}, torch.arange(N))"
     found = find(HARNESS.replace("{code}", code))
     (loss,) = found.losses
     assert "a margin, or a weight" in loss["doubts"][0]
@@ -186,9 +190,14 @@ def test_an_epsilon_is_doubted(find):
         "def loss(a, b):\n    pos = torch.exp((norm(a) * norm(b)).sum(-1) / 0.2)\n"
         "    every = torch.exp(norm(a) @ norm(b).T / 0.2)\n    return -torch.log(pos / every.sum(1) + 1e-3).mean()"
     )
-    (loss,) = find(HARNESS.replace("{code}", code)).losses
+    found = find(HARNESS.replace("{code}", code))
+    (loss,) = found.losses
     assert loss["form"] == "infonce"
-    assert loss["doubts"] == ["anchors do not weigh the same: something like log(p + epsilon)"]
+    assert loss["doubts"] == ["anchors do not weigh the same: log(p + 0.001)"]
+    assert not found.data["commands"]
+    assert "infonce:t=0.2 is it but for 0.001 inside its logarithm" in found.err
+    road = "inject function --replace 'toy.py:loss(a, b)' --as pairing=one_way --own infonce:t=0.2 --objective"
+    assert f"{road} adnce:t=0.2; no --verify, which would find that it adds 0.001 inside its logarithm" in found.err
 
 
 def test_a_form_that_changes_is_doubted(find):
@@ -319,6 +328,35 @@ def supervised(features, y, t=0.1):
     finally:
         sys.modules.pop("toy", None)
     assert max(differences(capsys.readouterr().err)) < 1e-5
+
+
+@pytest.mark.parametrize(
+    ("loss", "line"),
+    [
+        ("F.cross_entropy(x, at, reduction='sum') + a.sum()", "scale=5, reduction='sum')(x, at)"),
+        ("(F.cross_entropy(x, at, reduction='none') * torch.rand(N)).mean()", "scale=5, reduction='none')(x, at)"),
+        ("F.cross_entropy(x / step[0], at)", "ContrastiveLoss('adnce:t=host')(x / step[0], at, scale=what this call"),
+        ("(torch.exp(x / step[0]).sum(1).log() - x.diag() / step[0]).mean()", "its scale changes: write it as"),
+    ],
+)
+def test_the_line_by_hand_has_what_changes_the_value(find, loss, line):
+    head = "step = [0]\n\n\ndef loss(a, b):\n    step[0] += 1\n    x, at = 5 * norm(a) @ norm(b).T, torch.arange(N)"
+    code = f"{head}\n    return {loss}"
+    found = find(HARNESS.replace("{code}", code))
+    assert line in found.err
+    assert ("changes from 1.66667 to 5" in found.err) == ("step[0]" in loss) == (not found.data["commands"])
+
+
+def test_another_term_of_the_same_similarities_is_said(find):
+    code = "def loss(a, b):\n    x = norm(a) @ norm(b).T / 0.2\n    return {term} + F.cross_entropy(x, torch.arange(N))"
+    for term, said in (
+        ("1 - x.softmax(1).diag().mean()", True),
+        ("F.cross_entropy(x.T, torch.arange(N))", False),
+        ("(a - b).pow(2).mean()", False),
+    ):
+        found = find(HARNESS.replace("{code}", code.replace("{term}", term)))
+        assert ("another term of these similarities; it stays as it is" in found.err) == said
+        assert found.data["commands"]
 
 
 @pytest.mark.slow

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 import torch
+from bed_images import CLIP_MODEL
 from hosts import real_clone
 from injected import differences, launch
 from processes import PATIENCE
-from testbed import CLIP_MODEL
 
 import counterpoint as cp
 

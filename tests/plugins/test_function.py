@@ -163,21 +163,27 @@ def test_usage(launch, words, message):
     assert message in found.err
 
 
+def test_a_wrong_parameter_is_the_only_error(launch):
+    """A module whose import has failed is not taken for one that was loaded by exec."""
+    found = launch("--replace", "losses.py:nt_xent(z_i, z_k)", "--objective", "hcl")
+    assert (found.code, "no parameter 'z_k'" in found.err, "loaded by exec" in found.err) == (2, True, False)
+
+
 def test_a_package_may_have_a_file_of_the_same_name(launch, tmp_path):
     (tmp_path / "site-packages").mkdir()
-    (tmp_path / "site-packages" / "loss.py").write_text("class Other:\n    pass\n")
-    script = "import sys\n\nsys.path.insert(0, 'site-packages')\nimport loss\n" + LOSSES + SCRIPT
-    script = script.replace("from losses import Loss, nt_xent", "import mine.loss as mine")
+    (tmp_path / "site-packages" / "twin.py").write_text("class Other:\n    pass\n")
+    script = "import sys\n\nsys.path.insert(0, 'site-packages')\nimport twin\n" + LOSSES + SCRIPT
+    script = script.replace("from losses import Loss, nt_xent", "import mine.twin as mine")
     (tmp_path / "mine").mkdir()
-    (tmp_path / "mine" / "loss.py").write_text(LOSSES)
-    words = ("--replace", "loss.py:Loss.forward(a, b)", "--objective", "infonce:t=0.5")
+    (tmp_path / "mine" / "twin.py").write_text(LOSSES)
+    words = ("--replace", "twin.py:Loss.forward(a, b)", "--objective", "infonce:t=0.5")
     try:
         found = launch(*words, script=script, call="mine.Loss().forward(a, b)")
         assert (found.code, "reached 3 times" in found.err, "no class" in found.err) == (0, True, False)
         missing = launch(*words, script=script, call="nt_xent(a, b)".replace("nt_xent", "mine.nt_xent"))
         assert (missing.code, "no class 'Loss'" in missing.err) == (3, True)
     finally:
-        for name in ("loss", "mine", "mine.loss"):
+        for name in ("twin", "mine", "mine.twin"):
             sys.modules.pop(name, None)
 
 

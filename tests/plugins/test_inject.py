@@ -191,6 +191,8 @@ def test_a_seam_that_is_never_reached_is_an_error(launch, last):
     found = launch("logits", *ARGUMENTS, "--site", "toy.py:1", script=TOY + last)
     assert found.code == 3
     assert "the host has trained with its own loss" in found.err
+    assert "no cross entropy was called anywhere" not in found.err
+    assert "no cross entropy was called anywhere" in launch("logits", *site(TOY), script=TOY, arguments=("0",)).err
     assert "seen instead:\n  toy.py:12 with logits (4, 4), 3 times" in found.err
 
 
@@ -228,6 +230,10 @@ def test_a_script_that_crashes_shows_its_own_traceback(tmp_path):
         (["logits", "--site", "toy.py:12", "--shims", "simce"], "unknown host 'simce'. Did you mean 'simcse'?"),
         (["logits", "--site", "toy.py:12", "--shims", "curl:fork"], "the shims of curl are the same for every package"),
         (["logits", "--site", "toy.py:12", "--shims", "simcse", "--no-shims"], "exclude each other"),
+        (
+            ["logits", "--site", "toy.py:12", "--shims", "simcse:fork"],
+            "the shims of simcse:fork change the package 'fork'",
+        ),
         (["logits", "--site", "toy.py", "--scale", "2"], "expected FILE:LINE"),
     ],
 )

@@ -196,7 +196,7 @@ def launch(tmp_path, monkeypatch, capsys):
 def test_one_call_is_replaced(launch, settings):
     plain = launch("--site", "toy.py:1", "--scale", "10", settings=settings)
     assert plain.code == 3
-    assert "toy.py:13 with logits (5, 20), 3 times\n  toy.py:14 with logits (5, 5), 3 times" in plain.err
+    assert "toy.py:13 with logits (5, 20) of a layer, 3 times\n  toy.py:14 with logits (5, 5), 3 times" in plain.err
     host = launch(*SITE, "--verify", "2", settings=settings)
     assert host.code == 0
     assert "reached 3 times" in host.err
@@ -254,6 +254,29 @@ def test_a_scale_is_measured(launch):
     assert found.losses == [pytest.approx(line, rel=1e-5) for line in given.losses]
     verified = launch("--site", "toy.py:14", "--objective", "hcl:t=0.1", "--verify", "3")
     assert "cosines times 10, constant, measured in 3 calls" in verified.err
+
+
+def test_targets_of_several_positives(launch):
+    """The host's own loss is kept as it is; where a row's targets are equal, it is SupCon."""
+    targets = "torch.tensor([[1.0, 1, 0, 0, 0]] * 5){share}"
+    for share, code in ((" / 2", 0), (" / 4", 5)):  # the second one is half of the mean over the positives
+        script = SCRIPT.replace("torch.arange(5))  # here", targets.replace("{share}", share) + ")")
+        plain = launch("--site", "toy.py:1", script=script)
+        own = launch("--site", "toy.py:14", script=script)
+        assert (own.code, own.losses) == (0, plain.losses)
+        found = launch("--site", "toy.py:14", "--objective", "hcl:t=0.1", "--verify", "2", script=script)
+        assert (found.code, "supcon:t=host" in found.err) == (code, bool(code))
+    found = launch("--site", "toy.py:14", "--objective", "supcon:t=0.1", script=SCRIPT)
+    assert found.losses == [pytest.approx(line, rel=1e-5) for line in launch(*SITE).losses]  # one positive
+
+
+def test_a_classifier_of_the_same_shape_is_no_half_of_the_loss(launch):
+    script = SCRIPT.replace("Linear(4, 20)", "Linear(4, 5)")
+    found = launch("--site", "toy.py:14", "--objective", "hcl:t=0.1", script=script)
+    assert found.code == 0
+    half = script.replace("head(a)", "b @ a.T")
+    assert launch("--site", "toy.py:14", "--objective", "hcl:t=0.1", script=half).code == 4
+    assert "toy.py:13 with logits (5, 5) of a layer, 3 times" in launch("--site", "toy.py:1", script=script).err
 
 
 def test_a_scale_that_changes(launch):

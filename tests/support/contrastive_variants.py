@@ -109,6 +109,73 @@ def loss(a, b):
         4,
         True,
     ),
+    "logsumexp_minus_pairs": (
+        """
+def loss(a, b):
+    z1, z2 = norm(a), norm(b)
+    return (torch.logsumexp(z1 @ z2.T / 0.25, 1) - (z1 * z2).sum(1) / 0.25).mean()
+""",
+        IN,
+        4,
+        True,
+    ),
+    "logsumexp_of_negatives_minus_pairs": (
+        """
+def loss(a, b):
+    z1, z2 = norm(a), norm(b)
+    s = (z1 @ z2.T / 0.25).masked_fill(torch.eye(N).bool(), -torch.inf)
+    return (s.logsumexp(1) - (z1 * z2).sum(1) / 0.25).mean()
+""",
+        OUT,
+        4,
+        True,
+    ),
+    "keys_of_a_table": (
+        """
+table = nn.Parameter(torch.randn(3 * N, 5))
+spread = torch.rand(3 * N, 3 * N) / N
+
+
+def loss(a, b):
+    users, smooth, at = norm(table + spread.T @ table), norm(spread @ table), torch.randperm(3 * N)[:N]
+    every = torch.log(torch.exp(smooth[at] @ users.T / 0.2).sum(1) + 1e-8)
+    return (every - torch.clamp((smooth[at] * users[at]).sum(1) / 0.2, -5.0, 5.0)).mean() + 0 * a.sum()
+""",
+        IN,
+        5,
+        True,
+    ),
+    "cosine_similarity_along_another_dimension": (
+        """
+def loss(a, b):
+    s = F.cosine_similarity(a.unsqueeze(-1), b.unsqueeze(-1).transpose(0, 2)) * net.logit_scale - 5
+    return F.cross_entropy(s, torch.arange(N))
+""",
+        IN,
+        2,
+        True,
+    ),
+    "targets_of_equal_weight": (
+        """
+def loss(a, b):
+    y = torch.arange(N) % 4
+    same = (y[:, None] == y[None]).float()
+    return F.cross_entropy(norm(a) @ norm(b).T / 0.1, same / same.sum(1, keepdim=True))
+""",
+        "supcon",
+        10,
+        True,
+    ),
+    "targets_that_do_not_add_up_to_one": (
+        """
+def loss(a, b):
+    y = torch.arange(N) % 4
+    return F.cross_entropy(norm(a) @ norm(b).T / 0.1, (y[:, None] == y[None]).float())
+""",
+        "soft targets",
+        10,
+        False,
+    ),
     "exp_sum": (
         """
 def loss(a, b):

@@ -1,0 +1,75 @@
+"""What a member of the test bed is: a small script that runs a code base unedited, and what the finder should say."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+PRELUDE = '''
+import importlib.util
+import os
+import sys
+import types
+
+import torch
+import torch.nn as nn
+import torch.nn.functional as F
+
+CLONE = {clone!r}
+sys.path.insert(0, CLONE)
+
+
+def package(name, folder):
+    """A package of the clone, without its __init__, which would import what is not installed."""
+    module = sys.modules[name] = types.ModuleType(name)
+    module.__path__ = [os.path.join(CLONE, folder)]
+    return module
+
+
+def stub(name, **values):
+    module = sys.modules[name] = types.ModuleType(name)
+    vars(module).update(values)
+    return module
+
+
+def train(loss_of, width=16, batch=12, modules=(), steps=6):
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(10, 32), nn.ReLU(), nn.Linear(32, width))
+    optimizer = torch.optim.SGD([*net.parameters(), *(p for m in modules for p in m.parameters())], lr=0.05)
+    for _ in range(steps):
+        a, b = net(torch.randn(batch, 10)), net(torch.randn(batch, 10))
+        loss = loss_of(a, b)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+
+
+def norm(x):
+    return F.normalize(x, dim=-1)
+
+
+'''
+
+
+@dataclass
+class Member:
+    """A code base of the test bed.
+
+    Attributes:
+        folder: of the clone; empty for packages, which are then in ``needs``.
+        code: a script that runs the unmodified code.
+        losses: for each contrastive loss: end of its file, form, scale, a word of its positives.
+        command: what the first ready command contains, or "" where there is none.
+        needs: packages that it imports.
+        words: further options of ``counterpoint inject``.
+    """
+
+    folder: str
+    code: str
+    losses: list[tuple[str, str, float, str]]
+    command: str = ""
+    needs: tuple[str, ...] = ()
+    words: tuple[str, ...] = ()
+
+
+IN, OUT = "infonce", "infonce:denominator=negatives"
+SITE, REPLACE, CLIP, PYG, SENTENCES = "--site", "--replace", "inject clip", "inject pyg", "inject sentence_transformers"
