@@ -48,7 +48,12 @@ OBJECTIVE = (
 )
 IDENTIFYING = ("domain", "dataset", "seed", "length", *OBJECTIVE)  # all that may differ within a table
 NO_TRAINING = ("epochs", "steps", "updates", "encoder", "head")  # in these, rows that train nothing may differ too
-LENGTH = ("epochs", "steps", "updates", "every")  # in these, rows at equal time, which have a ``length``, may differ too
+LENGTH = (
+    "epochs",
+    "steps",
+    "updates",
+    "every",
+)  # in these, rows at equal time, which have a ``length``, may differ too
 TRAINS = ("SwAV", "SAC")  # rows that train without an objective
 
 
@@ -178,7 +183,8 @@ def _settings(runs: Sequence[Run]) -> Iterator[tuple[str, list[Run]]]:
         keys = [
             key
             for key, part in parts.items()
-            if (free := _may_differ_in(run)) and all(part.get(k) == settings.get(k) for k in {*part, *settings} - {*free})
+            if (free := _may_differ_in(run))
+            and all(part.get(k) == settings.get(k) for k in {*part, *settings} - {*free})
         ] or [json.dumps(settings, sort_keys=True)]
         for key in keys:
             parts.setdefault(key, settings)
