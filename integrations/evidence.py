@@ -87,6 +87,18 @@ def _shown(some: Iterable[Cell]) -> list[Cell]:
     return [cell for cell in some if (cell["regime"], cell["dose"]) not in FAULTLESS]
 
 
+def benefit() -> str:
+    """The sentence of the README: how often another objective than InfoNCE helped, and how often known labels did."""
+    known = _shown(cells(row=ORACLE))
+    others = [cell for cell in _shown(atlas()["cells"]) if cell["objective"] != "infonce" and not knows(cell)]
+    helps, hurts, nothing, unclear = map(len, by_effect(others).values())
+    return (
+        f"Of its {len(others)} comparisons of another objective with InfoNCE so far, {helps} gain, {hurts} lose, and "
+        f"in {nothing + unclear} no difference is found.\nTo know the fault, as labels tell it, gains in "
+        f"{len(by_effect(known)['helps'])} of {len(known)}."
+    )
+
+
 def summary_table() -> str:
     """The table of docs/which_loss.md, in Markdown: by regime what helps, hurts or does nothing, over all doses."""
     lines = [

@@ -284,6 +284,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     evidence.atlas.cache_clear()
     state = ["Finished so far:", "", *(line for dataset in datasets for line in progress(dataset, args.out))]
     for path, table in (
+        (ROOT / "README.md", evidence.benefit()),
         (ROOT / "docs" / "which_loss.md", evidence.summary_table()),
         (ROOT / "docs" / "atlas.md", "\n".join([*state, "", evidence.decision_table()])),
     ):

@@ -7,8 +7,7 @@ sizes:
   smoke   a few steps of two objectives: to see that it runs
   small   trains the table of 30,522 word pieces of all-MiniLM-L6-v2 on *Pride and Prejudice*, 5951 sentences instead
           of BookCorpus' 74 million; a sentence is the mean of its pieces. Of the paper's six tasks it takes the one
-          whose classifier is quick to fit, MRPC (the paper's MSRP), and STS-B. 8 seeds, the fewest that can separate
-          six rows; under 20 minutes on 2 cores
+          whose classifier is quick to fit, MRPC (the paper's MSRP), and STS-B. 8 seeds
   paper   the preset lmcl-quick-thought on text of your own, all six tasks: for a GPU, with the hub
 
 The study resumes where it stopped.
@@ -24,7 +23,7 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from simcse_sts import Size, main_of, minilm, tuned
+from simcse_sts import Size, Template, main_of, minilm, tuned
 
 from counterpoint.integrations.sentence import training
 from counterpoint.integrations.sentence.presets import preset
@@ -39,7 +38,7 @@ SIZES = {
 }
 TEMPERATURES = (0.1, 0.2, 0.5)
 BASES = {"QT": "infonce:t={t}", "DCL": "dcl:t={t},prior=0.01", "HCL": "hcl:t={t},prior=0.01,beta=1"}
-ROWS = BASES | {f"{name} + DP": spec + " + 0.1*dp" for name, spec in BASES.items()}
+ROWS: dict[str, Template] = {**BASES, **{f"{name} + DP": f"{spec} + 0.1*dp" for name, spec in BASES.items()}}
 SMALL: dict[str, Any] = {
     "static": True,
     "positives": "next-sentence",

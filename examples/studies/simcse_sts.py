@@ -6,6 +6,7 @@ Why the comparison is fair:
   fixed: ADNCE's mu and sigma as in its Table 7, a prior of 0.01, beta 1, four views, a weight of 0.1. The test sets are
   used once (STS-B dev shares sentences with STS12 to 16, as in all papers);
 - the positive is in the denominator, SimCSE's choice, for all; a separate row leaves it out;
+- four views cost twice as much per step: InfoNCE has a row with as many, and one that takes half the steps with them;
 - the shared settings (learning rate, noise, length) were chosen with plain InfoNCE, on STS-B dev;
 - for every objective, a seed fixes the same batches and, with two views, the same noise: differences are paired;
 - the floor is in the table: the model before training.
@@ -15,11 +16,12 @@ sizes:
   small   a table of 30,522 word pieces, the input embeddings of all-MiniLM-L6-v2 (its layers were trained on a billion
           pairs and leave little to learn; the table alone does not); a sentence is the mean of its pieces, and a view
           drops three pieces in ten. One epoch over 10,000 sentences of Wikipedia, the best checkpoint by STS-B dev,
-          9 seeds, the fewest that can separate seven rows from the first; under 20 minutes on 2 cores
+          9 seeds
   paper   bert-base-uncased and roberta-base on a million sentences, as ADNCE trained them, 5 seeds: for a GPU, with
           the hub
 
-The study resumes where it stopped. `counterpoint report OUT/test --metric STS12 --metric ...` prints the tables again.
+The study resumes where it stopped. `counterpoint report OUT/test --metric STS12 --metric ...` prints the tables again,
+and `python examples/studies/results.py --collect runs` writes them into docs/results.md.
 
 examples:
   COUNTERPOINT_DATA=... python examples/studies/simcse_sts.py --size small --jobs 2
@@ -54,7 +56,10 @@ COLUMNS = ("average", *SEVEN)
 SIZES = {"smoke": Size(2, 1, COLUMNS), "small": Size(9, 2, COLUMNS), "paper": Size(5, 0, COLUMNS)}
 TUNING_SEED = 1000  # the first of the seeds that tuning uses
 TEMPERATURES = (0.01, 0.02, 0.05, 0.1, 0.2)
-ROWS = {
+Template = str | tuple[str, dict[str, Any]]
+"""A spec with a placeholder for ``t``, and changes of the cell if there are any."""
+
+ROWS: dict[str, Template] = {
     "SimCSE (InfoNCE)": "infonce:t={t}",
     "DCL": "dcl:t={t},prior=0.01",
     "HCL": "hcl:t={t},prior=0.01,beta=1",
@@ -62,6 +67,9 @@ ROWS = {
     "InfoNCE + DP": "infonce:t={t} + 0.1*dp",
     "ArCL, 4 views": "arcl(infonce:t={t}):views=4",
     "InfoNCE, positive left out": "infonce:t={t},denominator=negatives",
+    "InfoNCE, 4 views": ("infonce:t={t}", {"views": 4}),
+    # half of the 156 steps, and as many looks at the dev set
+    "InfoNCE, 4 views at equal time": ("infonce:t={t}", {"views": 4, "steps": 78, "every": 13}),
 }
 SMALL: dict[str, Any] = {
     "static": True,
@@ -93,7 +101,7 @@ def minilm() -> str:
 
 
 def tuned(
-    rows: Mapping[str, str],
+    rows: Mapping[str, Template],
     temperatures: Sequence[float],
     settings: Mapping[str, Any],
     args: argparse.Namespace,
@@ -102,7 +110,7 @@ def tuned(
     """Choose a temperature per row by the dev set, and train with it and every seed.
 
     Args:
-        rows: per row a spec with a placeholder for ``t``.
+        rows: per row a spec with a placeholder for ``t``; those of another length say so by their ``steps``.
         settings: of every cell.
         args: the parsed command line: data, out, seeds and jobs.
         tuning_seeds: per temperature.
@@ -112,12 +120,14 @@ def tuned(
     """
 
     def cell(row: str, t: float, seed: int, **more: Any) -> dict[str, Any]:
-        label = f"{row}, t={t:g}"
-        return training.cell(args.data, rows[row].format(t=t), seed, **{**settings, "label": label, **more})
+        template = rows[row]
+        spec, changes = (template, {}) if isinstance(template, str) else template
+        arguments = training.cell(args.data, spec.format(t=t), seed, **{**settings, **changes, **more})
+        return arguments | ({"length": changes["steps"]} if "steps" in changes else {})
 
     corpus.load(args.data, settings["positives"])  # fail before training anything
     tried = [
-        cell(row, t, seed, test=None)
+        cell(row, t, seed, test=None, label=f"{row}, t={t:g}")
         for seed in range(TUNING_SEED, TUNING_SEED + tuning_seeds)
         for row in rows
         for t in temperatures
@@ -129,7 +139,7 @@ def tuned(
     chosen = {row: max(temperatures, key=lambda t: means[f"{row}, t={t:g}"]) for row in rows}
     cells = []
     for seed in range(args.seeds):
-        cells += [cell(row, t, seed) for row, t in chosen.items()]
+        cells += [cell(row, t, seed, label=row) for row, t in chosen.items()]
         cells.append(training.untrained(args.data, seed, **settings))
     return run_grid(training.train, cells, Path(args.out, "test"), jobs=args.jobs), means
 

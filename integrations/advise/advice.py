@@ -48,7 +48,9 @@ def _gap(measured: dict[str, Any]) -> Said:
             yield f"No gain was found: {what} changes {change}. {found}", evidence
         elif verdict["difference"] > 0:
             argument = "a mask to from_scores" if guide else "ids= and negative_ids=" if hard else "ids="
-            yield f"Do this: {what} gains {change}. Pass {argument}.", evidence
+            within = verdict["high"] <= verdict["margin"]
+            start, end = ("There is little to gain", ", within the margin") if within else ("Do this", "")
+            yield f"{start}: {what} gains {change}{end}. Pass {argument}.", evidence
         else:
             yield f"Leave the negatives as they are: {what} costs {change}.", evidence
 

@@ -48,6 +48,12 @@ OBJECTIVE = (
 )
 IDENTIFYING = ("domain", "dataset", "seed", "length", *OBJECTIVE)  # all that may differ within a table
 NO_TRAINING = ("epochs", "steps", "updates", "encoder", "head")  # in these, rows that train nothing may differ too
+LENGTH = (
+    "epochs",
+    "steps",
+    "updates",
+    "every",
+)  # in these, rows at equal time, which have a ``length``, may differ too
 TRAINS = ("SwAV", "SAC")  # rows that train without an objective
 
 
@@ -168,16 +174,17 @@ def summarise(
 def _settings(runs: Sequence[Run]) -> Iterator[tuple[str, list[Run]]]:
     """Split the runs on one data set by all settings that are not the objective's; yield what differs, and the runs.
 
-    Rows that train nothing are in each part with whose data and evaluation they agree.
+    Rows that train nothing, or another length on purpose, are in each part with which they agree in all other settings.
     """
     parts: dict[str, dict[str, Any]] = {}
     members: dict[str, list[Run]] = defaultdict(list)
-    for run in sorted(runs, key=is_check):
+    for run in sorted(runs, key=_may_differ_in):
         settings = {key: value for key, value in run.arguments.items() if key not in IDENTIFYING}
         keys = [
             key
             for key, part in parts.items()
-            if is_check(run) and all(part.get(k) == settings.get(k) for k in {*part, *settings} if k not in NO_TRAINING)
+            if (free := _may_differ_in(run))
+            and all(part.get(k) == settings.get(k) for k in {*part, *settings} - {*free})
         ] or [json.dumps(settings, sort_keys=True)]
         for key in keys:
             parts.setdefault(key, settings)
@@ -186,6 +193,11 @@ def _settings(runs: Sequence[Run]) -> Iterator[tuple[str, list[Run]]]:
     for key, part in parts.items():
         named = ", ".join(f"{k}={part[k]}" for k in sorted(differing) if k in part)
         yield f" ({named})" * bool(named), members[key]
+
+
+def _may_differ_in(run: Run) -> tuple[str, ...]:
+    """Return the settings in which a run may differ from the others of its table."""
+    return NO_TRAINING if is_check(run) else LENGTH if run.arguments.get("length") is not None else ()
 
 
 def is_check(run: Run) -> bool:

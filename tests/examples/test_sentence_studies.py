@@ -40,7 +40,9 @@ def world(tmp_path, monkeypatch):
 @pytest.mark.parametrize("name", ["simcse_sts", "quick_thoughts"])
 def test_rows_differ_in_nothing_but_the_objective(name):
     study = importlib.import_module(name)
-    for row, spec in study.ROWS.items():
+    for row, template in study.ROWS.items():
+        spec, changes = (template, {}) if isinstance(template, str) else template
+        assert set(changes) <= {"views", "steps", "every"}, row
         objective = cp.objective(spec.format(t=0.3))
         assert {part.temperature for part in objective.modules() if hasattr(part, "temperature")} == {0.3}, row
         inside = {part.denominator for part in objective.modules() if hasattr(part, "temperature")}
@@ -71,9 +73,11 @@ def test_a_study_chooses_by_dev_and_compares_on_test(world, bert, monkeypatch, c
     assert len(set(map(len, temperatures.values()))) == 1
     for label, score in scores.items():
         assert score == pytest.approx(np.mean([run.result["STSB-dev"] for run in tried if run.name == label]))
-    chosen = {max(labels, key=scores.__getitem__) for labels in temperatures.values()}
-    assert {run.name for run in shown} == chosen | {"before training"}
-    assert f"{next(one for one in chosen if one.startswith(f'{rows[0]}, t='))} (baseline)" in table
+    best = {row: max(labels, key=scores.__getitem__) for row, labels in temperatures.items()}
+    assert {run.name for run in shown} == {*rows, "before training"}
+    specs = {row: next(run.arguments["objective"] for run in tried if run.name == label) for row, label in best.items()}
+    assert specs == {run.name: run.arguments["objective"] for run in shown if run.name in rows}
+    assert f"{rows[0]} (baseline)" in table
     assert all(f"== sentence: {column} ==" in table for column in columns)
     assert json.loads((out / "report.json").read_text())["columns"][0]["metric"] == columns[0]
 

@@ -47,7 +47,12 @@ def planted(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("path", "table"), [("docs/which_loss.md", evidence.summary_table), ("docs/atlas.md", evidence.decision_table)]
+    ("path", "table"),
+    [
+        ("README.md", evidence.benefit),
+        ("docs/which_loss.md", evidence.summary_table),
+        ("docs/atlas.md", evidence.decision_table),
+    ],
 )
 def test_the_tables_are_those_of_the_packaged_atlas(path, table):
     text = (ROOT / path).read_text(encoding="utf-8")
@@ -68,6 +73,12 @@ def test_the_packaged_atlas_is_part_of_the_full_one():
         assert cell["effect"] in evidence.EFFECTS
         assert (cell["effect"] in ("helps", "hurts")) == (whole["corrected"] <= 0.05)
         assert cell["regime"] in evidence.REGIMES
+
+
+def test_the_sentence_on_benefit_counts_the_cells(planted):
+    said = " ".join(evidence.benefit().split())
+    assert said.startswith("Of its 4 comparisons of another objective with InfoNCE so far, 1 gain, 1 lose, ")
+    assert said.endswith("gains in 1 of 1.")
 
 
 def test_what_an_objective_shows_about_itself(planted, capsys):
@@ -92,7 +103,7 @@ def test_the_tables(planted):
 
 def verdict(kind, difference):
     interval = {"low": difference - 0.4, "high": difference + 0.4}
-    return {"kind": kind, "difference": difference, "detectable": 0.5} | interval
+    return {"kind": kind, "difference": difference, "detectable": 0.5, "margin": 0.5} | interval
 
 
 @pytest.mark.parametrize(

@@ -1,10 +1,12 @@
 """What this environment has installed, as constraints: names and versions, without local parts of versions."""
 
+import re
 from importlib import metadata
 
 print("# made by `make constraints` on Python 3.11; used by PINNED=1 and by `pip install -c constraints.txt ...`")
 found = {
-    one.metadata["Name"].lower().replace("_", "-"): one.version.partition("+")[0] for one in metadata.distributions()
+    re.sub("[-_.]+", "-", one.metadata["Name"]).lower(): one.version.partition("+")[0]
+    for one in metadata.distributions()
 }
 for name, version in sorted(found.items()):
     if name != "counterpoint" and not name.startswith(("cuda-", "nvidia-", "triton")):  # which come with torch

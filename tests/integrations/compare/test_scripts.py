@@ -19,7 +19,7 @@ from documents import ROOT
 from hosts import real_clone
 from processes import PATIENCE, session
 
-from counterpoint.integrations import store
+from counterpoint.integrations import report, store
 from counterpoint.integrations.command.main import main
 
 TOY = ROOT / "tests" / "support" / "toy_train.py"
@@ -215,35 +215,45 @@ def test_graphcl_on_mutag(tmp_path):
     assert all(0.6 < number < 1 for number in numbers)
 
 
-STS = """
-from counterpoint.integrations.sentence import sts
+UNIFORMITY = """
+import torch
+from pathlib import Path
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.modules import Pooling, Transformer
 
 
-def spearman(out):
+def spread(out):
     model = SentenceTransformer(modules=[Transformer(str(out)), Pooling(16)], device="cpu")
-    return sts.evaluate(model, ["STSB-test"], data="data", progress=False).sets["STSB-test"].spearman
+    z = model.encode(Path("text.txt").read_text().splitlines(), convert_to_tensor=True, normalize_embeddings=True)
+    return -torch.pdist(z).square().mul(-2).exp().mean().log().item()
 """
 
 
 @pytest.mark.slow
-def test_simcse_with_a_tiny_model(tmp_path, bert):
+def test_simcse_tells_a_collapse_from_its_own_loss_by_another_name(tmp_path, bert):
+    """SimCSE's loss is InfoNCE at its temperature; with such a prior, DCL's estimate of the negatives is none at all.
+
+    The metric is the uniformity of Wang and Isola (2020), which SimCSE reports, upside down: 0 is a collapse.
+    """
     import tiny_bert
     import transformers
 
     clone = tmp_path / "clone"
     shutil.copytree(real_clone("simcse", "SimCSE", holds="train.py"), clone)
     (clone / "text.txt").write_text("\n".join(tiny_bert.texts(1, 96, seed=1)[0]) + "\n")
-    tiny_bert.write_sts(clone / "data")
-    (clone / "score.py").write_text(STS)
+    (clone / "score.py").write_text(UNIFORMITY)
     cpu = "--use_cpu" if hasattr(transformers.TrainingArguments, "use_cpu") else "--no_cuda"
-    line = f"""simcse --objectives host hcl:t=0.05 --seeds 2 --seed-flag --seed --metric python:score.py:spearman
-        -- train.py --model_name_or_path {bert} --train_file text.txt --output_dir {{out}} --max_steps 8
-        --per_device_train_batch_size 16 --learning_rate 1e-3 --max_seq_length 12 --pooler_type cls --do_train
+    line = f"""simcse --objectives host infonce:t=0.05 dcl:t=0.05,prior=0.9 --seeds 3 --seed-flag --seed
+        --metric python:score.py:spread
+        -- train.py --model_name_or_path {bert} --train_file text.txt --output_dir {{out}} --max_steps 40
+        --per_device_train_batch_size 16 --learning_rate 3e-3 --max_seq_length 12 --pooler_type avg --do_train
         --report_to none {cpu}"""
-    said = killed_and_resumed(line, clone, 4, HF_HUB_OFFLINE="1")
-    assert "compare: train.py, spearman" in said
+    said = killed_and_resumed(line, clone, 9, HF_HUB_OFFLINE="1")
+    assert "compare: train.py, spread" in said
+    (column,) = report.summarise(store.find_runs(clone / "runs")).columns
+    found = {row.partition(":")[0]: verdict for row, verdict in column.compared.items()}
+    assert {row: verdict.kind for row, verdict in found.items()} == {"infonce": "equivalent", "dcl": "different"}
+    assert found["dcl"].high < -1
 
 
 # lightly's examples download CIFAR-10, have no seed, and store nothing: here are a few images, a seed and a score

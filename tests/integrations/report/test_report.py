@@ -138,6 +138,23 @@ def test_other_settings_have_tables_of_their_own(tmp_path):
     assert short.cells[f"{BASE}, pairing=None"].mean == 5
 
 
+def test_another_length_on_purpose_stands_in_the_same_table(tmp_path):
+    """A row at equal time has a ``length``; other rows of another length have tables of their own."""
+    base, short = noisy(70, 5), {seed: value + 3 for seed, value in noisy(70, 5).items()}
+    found = make(tmp_path, {("NCI1", BASE): base}, epochs=8, every=2, batch=64)
+    found += make(tmp_path, {("NCI1", "untrained encoder"): noisy(50, 5)}, epochs=0, every=2, batch=64)
+    at_equal_time = {"label": "InfoNCE at equal time", "epochs": 4, "every": 1}
+    equal = make(tmp_path, {("NCI1", BASE): short}, length=4, batch=64, **at_equal_time)
+    (column,) = report.summarise(found + equal, baseline=BASE).columns
+    assert list(column.cells) == ["untrained encoder", BASE, "InfoNCE at equal time"]
+    assert column.compared["InfoNCE at equal time"].different
+    assert set(column.checks["untrained encoder"]) == {BASE, "InfoNCE at equal time"}
+    other = make(tmp_path / "b", {("NCI1", BASE): short}, batch=64, **at_equal_time)
+    assert len(report.summarise(found + other, baseline=BASE).columns) == 2
+    other = make(tmp_path / "c", {("NCI1", BASE): short}, length=4, batch=32, **at_equal_time)
+    assert len(report.summarise(found + other, baseline=BASE).columns) == 2
+
+
 def test_a_label_gathers_what_each_data_set_needs(tmp_path):
     for dataset, spec in (("A", "adnce:mu=0.2"), ("B", "adnce:mu=0.9")):
         make(tmp_path, {(dataset, spec): {0: 1.0}}, label="tuned")

@@ -1,0 +1,246 @@
+"""Write the tables of docs/results.md from the scores in docs/results/, with the statistics of `counterpoint report`.
+
+A line of docs/results/STUDY.jsonl is a row of a study: its arguments, its seeds, and every score per seed. No runs and
+no data are needed:
+
+  python examples/studies/results.py                   write what stands between the marks of docs/results.md
+  python examples/studies/results.py --collect runs    first add the finished runs in this folder, one folder per study:
+                                                       runs/simcse_sts, runs/quick_thoughts, runs/graphcl_tu,
+                                                       runs/cifar, runs/curl_dmc
+
+Runs that only chose a setting are left out. What has been trained again with another setting replaces the old row.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from pathlib import Path, PureWindowsPath
+from typing import Any
+
+from graphcl_tu import ALL, GRAPHCL, OFFICIAL
+
+from counterpoint.integrations import report
+from counterpoint.integrations.domain import defaults, domain
+from counterpoint.integrations.report.summary import OBJECTIVE, Column, digits
+from counterpoint.integrations.report.words import pooled_reading, reading, with_interval
+from counterpoint.integrations.store import Run, find_runs
+
+ROOT = Path(__file__).parents[2]
+# said elsewhere in a table, or nothing that a score depends on
+HIDDEN = ("domain", "dataset", "file", "objective", "label", "seed", "length", "purpose", "test", "probe")
+HIDDEN += ("save", "keep", "device", "workers")
+
+
+@dataclass(frozen=True)
+class Study:
+    """Where the reported runs of a study are, and what its tables show.
+
+    ``baselines`` has more than one row where the runs belong to several tables, each with its own.
+    """
+
+    folder: str
+    metrics: Sequence[str]
+    baselines: Sequence[str]
+
+
+STUDIES = {
+    "graphcl_tu": Study("graphcl_tu", ["accuracy"], [GRAPHCL, ALL + GRAPHCL, OFFICIAL + GRAPHCL]),
+    "simcse_sts": Study("simcse_sts/test", ["average"], ["SimCSE (InfoNCE)"]),
+    "quick_thoughts": Study("quick_thoughts/test", ["MRPC", "STSB-test"], ["QT"]),
+    "curl_dmc": Study("curl_dmc/runs", [], ["infonce:t=1"]),
+    "lightly_cifar": Study("cifar/lightly_cifar-small", ["linear", "knn"], ["InfoNCE"]),
+    "robust_cifar": Study(
+        "cifar/robust_cifar-small", ["linear", "fgsm@0.002", "pgd@0.002", "pgd@0.004"], ["HCL (M=1)"]
+    ),
+    "shifted_cifar": Study("cifar/shifted_cifar-small", ["linear", "shifted"], ["SimCLR"]),
+}
+
+Record = dict[str, Any]
+
+
+# ---- scores ------------------------------------------------------------------------------------
+
+
+def load(path: Path) -> list[Record]:
+    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()] if path.exists() else []
+
+
+def records_of(runs: Sequence[Run]) -> list[Record]:
+    """Gather the seeds of each row; what chose a setting is left out."""
+    found: dict[str, Record] = {}
+    for run in sorted(runs, key=lambda run: int(run.arguments["seed"])):
+        if not run.done or run.tuning or run.arguments.get("part") == "tune":
+            continue
+        arguments = {key: _portable(value) for key, value in run.arguments.items() if key != "seed"}
+        record = found.setdefault(json.dumps(arguments, sort_keys=True), {"arguments": arguments, "seeds": {}})
+        record["seeds"][run.arguments["seed"]] = {k: _rounded(x) for k, x in run.record["result"].items()}
+        record["majority"] = run.details.get("majority") or {}
+        record["versions"] = {name: run.record["versions"][name] for name in ("counterpoint", "torch")}
+    return [{**record, **_columns(record.pop("seeds"))} for record in found.values()]
+
+
+def _portable(value: Any) -> Any:
+    """A path of this machine becomes a name, or that of a file within a package."""
+    if not isinstance(value, str) or not (Path(value).is_absolute() or PureWindowsPath(value).is_absolute()):
+        return value
+    _, _, inside = value.rpartition("site-packages/")
+    return inside if inside != value else Path(value).name
+
+
+def _rounded(number: float | None) -> float | None:
+    return None if number is None else float(f"{number:.7g}")
+
+
+def _columns(seeds: Mapping[int, Mapping[str, float | None]]) -> Record:
+    """The scores of each seed as a list per metric."""
+    metrics = dict.fromkeys(metric for scores in seeds.values() for metric in scores)
+    return {"seeds": [*seeds], "scores": {m: [scores.get(m) for scores in seeds.values()] for m in metrics}}
+
+
+def merged(old: Sequence[Record], new: Sequence[Record]) -> list[Record]:
+    """Add new rows to the old ones, seed by seed where the settings are equal; else the new row replaces the old."""
+    rows = {_row(record): record for record in old}
+    for record in new:
+        before = rows.get(_row(record))
+        if before is not None and before["arguments"] == record["arguments"]:
+            seeds = {}
+            for part in (before, record):
+                for i, seed in enumerate(part["seeds"]):
+                    seeds[seed] = {metric: values[i] for metric, values in part["scores"].items()}
+            record = {**record, **_columns(dict(sorted(seeds.items())))}
+        rows[_row(record)] = record
+    return [rows[name] for name in sorted(rows)]
+
+
+def _row(record: Record) -> str:
+    """What stays the same when a row has been tuned again: all but its objective and that one's arguments."""
+    arguments = record["arguments"]
+    kept = {
+        k: v for k, v in arguments.items() if k not in OBJECTIVE or (k == "objective" and not arguments.get("label"))
+    }
+    return json.dumps([arguments.get("label"), kept], sort_keys=True)
+
+
+def collect(source: Path, scores: Path) -> Iterator[Path]:
+    """Add the finished runs of a folder to the scores of each study; yield the files that were written."""
+    scores.mkdir(parents=True, exist_ok=True)
+    for name, study in STUDIES.items():
+        if (source / study.folder).is_dir() and (new := records_of(find_runs(source / study.folder))):
+            path = scores / f"{name}.jsonl"
+            lines = [json.dumps(record) for record in merged(load(path), new)]
+            path.write_text("\n".join(lines) + "\n", encoding="utf-8")
+            yield path
+
+
+def runs_of(records: Sequence[Record]) -> list[Run]:
+    """Turn rows back into runs, without a folder, for the report."""
+    runs = []
+    for record in records:
+        for i, seed in enumerate(record["seeds"]):
+            run = Run("docs/results", {**record["arguments"], "seed": seed})
+            result = {metric: values[i] for metric, values in record["scores"].items()}
+            run.record = {"status": "done", "arguments": run.arguments, "result": result}
+            run.record |= {"details": {"majority": record["majority"]}, "versions": record["versions"]}
+            runs.append(run)
+    return runs
+
+
+# ---- tables ------------------------------------------------------------------------------------
+
+
+def tables(study: Study, records: Sequence[Record]) -> str:
+    """Return the sentences, the table and the settings of each data set, and what the data sets say together."""
+    parts = []
+    runs = runs_of(records)
+    for baseline in study.baselines:
+        if not any(run.name == baseline for run in runs):
+            continue
+        summary = report.summarise(runs, baseline=baseline, metrics=study.metrics)
+        shown = [column for column in summary.columns if column.baseline is not None]
+        for _, columns in groupby(shown, lambda column: (column.dataset, column.setting)):
+            parts += table([*columns])
+        parts += [f"{pooled_reading(pooled)}\n" for pooled in summary.pooled]
+    return "\n".join(parts)
+
+
+def table(columns: Sequence[Column]) -> Iterator[str]:
+    """Yield what the metrics of one data set say, their table, and the settings that all of its rows have."""
+    for column in columns:
+        yield f"{reading(column)}\n"
+    first = columns[0]
+    assert first.baseline is not None
+    base = first.runs[first.baseline][0].arguments
+    papers = any(cell.paper for column in columns for cell in column.cells.values())
+    head = [first.dataset, *(column.metric for column in columns), *["paper"] * papers, "setting"]
+    yield f"| {' | '.join(head)} |"
+    yield "|---" * len(head) + "|"
+    for row in first.cells:
+        cells = [_cell(column, row) for column in columns]
+        if papers:
+            cells.append(", ".join(c.cells[row].paper.printed for c in columns if c.cells[row].paper))  # type: ignore[union-attr]
+        yield f"| {' | '.join([row, *cells, _setting(first.runs[row][0].arguments, base)])} |"
+    usual = defaults(domain(base["domain"]).settings) | dict.fromkeys((*HIDDEN, *OBJECTIVE), None)
+    settings = {k: v for k, v in base.items() if k not in (*HIDDEN, *OBJECTIVE) and v != usual.get(k)}
+    yield f"\nAll rows: {', '.join(_shown(key, value) for key, value in settings.items())}; the rest as by default.\n"
+
+
+def _cell(column: Column, row: str) -> str:
+    """Return mean and deviation, bold if the row is the best, and the difference to the baseline."""
+    cell, places = column.cells[row], digits(column)
+    text = f"{cell.mean:.{places}f} ± {cell.sd:.{places}f}"
+    text = f"**{text}**" if cell.best else text
+    if (one := cell.difference) is None:
+        return text
+    return f"{text} ({with_interval(one.difference, one.low, one.high, places)})"
+
+
+def _setting(arguments: Mapping[str, Any], base: Mapping[str, Any]) -> str:
+    """Return the spec of a row and the settings in which it differs from the baseline."""
+    if arguments["objective"] is None:
+        return ""
+    others = [_shown(k, v) for k, v in arguments.items() if k not in HIDDEN and v != base.get(k)]
+    return ", ".join([f"`{arguments['objective']}`", *others])
+
+
+def _shown(key: str, value: Any) -> str:
+    value = " ".join(map(str, value)) if isinstance(value, list) else value
+    return f"`{key}={value}`"
+
+
+# ---- the page ----------------------------------------------------------------------------------
+
+
+def replaced(text: str, name: str, content: str) -> str:
+    """Put the content between the marks of this name."""
+    first, last = f"<!-- {name}: made by `python examples/studies/results.py` -->", f"<!-- end of {name} -->"
+    before, found, rest = text.partition(first)
+    if not found or last not in rest:
+        raise ValueError(f"{name}: the page has no marks; replace its old table by {first} and {last}.")
+    return f"{before}{first}\n{content}\n{last}{rest.partition(last)[2]}"
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    add = parser.add_argument
+    add("--collect", type=Path, metavar="RUNS", help="first add the finished runs of this folder")
+    add("--scores", type=Path, default=ROOT / "docs" / "results", metavar="FOLDER", help="of the scores (docs/results)")
+    add("--page", type=Path, default=ROOT / "docs" / "results.md", metavar="FILE", help="docs/results.md")
+    args = parser.parse_args(argv)
+    try:
+        for path in collect(args.collect, args.scores) if args.collect else ():
+            print(f"wrote {path}")
+        text = args.page.read_text(encoding="utf-8")
+        for name, study in STUDIES.items():
+            if records := load(args.scores / f"{name}.jsonl"):
+                text = replaced(text, name, tables(study, records))
+    except (OSError, ValueError) as error:
+        parser.exit(2, f"{parser.prog}: error: {error}\n")
+    args.page.write_text(text, encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
