@@ -377,6 +377,7 @@ class Batch:
                 [view.detach().to(self.dtype) for view in listed], pairing=self.pairing, labels=self.labels,
                 directions=self.directions or None, hardness_mode=self.hardness_mode, hardness_strength=self.hardness,
                 queue=None if queue is None else queue.detach().to(self.dtype), in_batch=self.in_batch,
+                shared_negatives=self.shared,
                 negatives=None if negatives is None else negatives.detach().to(self.dtype),
                 queue_ids=self.queue_ids if self.labels is not None else None, engine=self.engine, tile=self.tile,
             )  # fmt: skip
