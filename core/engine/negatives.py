@@ -24,6 +24,9 @@ from .tiles import Mask
 # Elements of a row block on the CPU: 256 KB of float32, so that a chain of elementwise steps stays in the cache.
 BLOCK = 2**16
 
+# Logarithm of the largest share of a key before its own weight, which may be as small as e^-80.
+HIGHEST = 80.0
+
 # Exponents that are smaller, relative to the largest, are below rounding; their exponentials would be denormals.
 LOWEST = -60.0
 
@@ -128,9 +131,9 @@ class Negatives(ABC):
         total = self.logsumexp(lambda s: log_weight(s.detach()))
 
         def weighted(s: Tensor, total: Tensor) -> Tensor:
-            # a share is at most one; that of an excluded key is unbounded, and infinity times its zero gradient
-            # would be NaN
-            return (log_weight(s.detach()) - total).clamp(max=0).exp() * f(s)
+            # that of an excluded key is unbounded, and infinity times its zero gradient would be NaN; that of a key that
+            # counts less than once may exceed one
+            return (log_weight(s.detach()) - total).clamp(max=HIGHEST).exp() * f(s)
 
         return self.mean(weighted, total) * self.count  # type: ignore[no-any-return]
 
