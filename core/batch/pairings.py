@@ -31,6 +31,7 @@ from torch import Tensor
 
 from .. import checks
 from ..engine.embeddings import OtherViews
+from ..engine.joined import TiltedNegatives
 from ..engine.negatives import DenseNegatives, Negatives, concatenated
 from ..engine.tiled import LIMITED
 from ..engine.tiles import Mask
@@ -97,7 +98,8 @@ def _filter(batch: Batch, scores: Scores, most: Tensor) -> Tensor:
     before.group = batch.group
     scores.neg = before.excluding(most, *how)
     if batch.empty == "zero":
-        kept = cast(Tensor, scores.neg.count) > 0
+        unweighted = scores.neg.neg if isinstance(scores.neg, TiltedNegatives) else scores.neg
+        kept = cast(Tensor, unweighted.count) > 0
         scores.neg = before.excluding(most.where(kept, torch.inf), *how)
         return kept
     if isinstance(scores.neg, DenseNegatives):
