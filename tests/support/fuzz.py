@@ -1,7 +1,8 @@
 """Random objectives, batches, texts and damaged files, and what must hold for each.
 
 ``python tests/support/fuzz.py MINUTES`` runs every check with Hypothesis, 10,000 examples a round, until the time is
-over, and prints how many examples of which kind it has run. ``tests/test_fuzz.py`` runs a few examples of each.
+over, and prints how many examples of which kind it has run; ``... MINUTES SEED NAME`` runs one check alone.
+``tests/test_fuzz.py`` runs a few examples of each. The checks are in ``fuzzing/``.
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ ROUND = 10_000
 
 CHECKS: dict[str, tuple[Callable[[Any], None], st.SearchStrategy[Any], int]] = {
     "objectives": (check_objective, CASES, 60),  # the check, its examples, and how many `make test` runs
+    "joint": (check_joint, JOINT, 60),
     "matrices": (check_matrix, MATRICES, 60),
     "texts": (check_text, TEXTS, 300),
     "data": (check_data, TREES, 200),
@@ -60,12 +62,12 @@ def run(name: str, examples: int, seed: int, until: float = math.inf) -> None:
     one()
 
 
-def main(minutes: float, seed: int) -> int:
-    """Run all checks in turn, a part of the time each; return the number of findings."""
+def main(minutes: float, seed: int, only: str | None = None) -> int:
+    """Run all checks in turn, a part of the time each, or one of them; return the number of findings."""
     end, findings = time.monotonic() + 60 * minutes, 0
     while time.monotonic() < end:
-        for name in CHECKS:
-            share = {"objectives": 0.5, "matrices": 0.2}.get(name, 0.1) * 60 * minutes
+        for name in [only] if only else CHECKS:
+            share = {"objectives": 0.4, "joint": 0.15, "matrices": 0.15}.get(name, 0.1) * 60 * minutes
             try:
                 run(name, ROUND, seed, min(end, time.monotonic() + share))
             except KeyboardInterrupt:
@@ -82,4 +84,5 @@ def main(minutes: float, seed: int) -> int:
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
-    sys.exit(main(float(sys.argv[1]), int(sys.argv[2]) if len(sys.argv) > 2 else 0) > 0)
+    given_seed, given_check = int(sys.argv[2]) if len(sys.argv) > 2 else 0, sys.argv[3] if len(sys.argv) > 3 else None
+    sys.exit(main(float(sys.argv[1]), given_seed, given_check) > 0)
