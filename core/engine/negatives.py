@@ -131,8 +131,8 @@ class Negatives(ABC):
         total = self.logsumexp(lambda s: log_weight(s.detach()))
 
         def weighted(s: Tensor, total: Tensor) -> Tensor:
-            # that of an excluded key is unbounded, and infinity times its zero gradient would be NaN; that of a key that
-            # counts less than once may exceed one
+            # that of an excluded key is unbounded, and infinity times its zero gradient would be NaN; that of a key
+            # that counts less than once may exceed one
             return (log_weight(s.detach()) - total).clamp(max=HIGHEST).exp() * f(s)
 
         return self.mean(weighted, total) * self.count  # type: ignore[no-any-return]
