@@ -188,7 +188,9 @@ def check_call(
 
 
 def precision(case: dict[str, Any], batch: reference.Batch) -> float:
-    """The precision of the similarities."""
+    """The precision of the similarities, and of exponents that are ``strength`` times as large."""
     if case["engine"] == "kernels" and case["dtype"] == "bfloat16" and batch.normalize:
         return torch.finfo(torch.bfloat16).eps
-    return torch.finfo(torch.float64 if case["dtype"] == "float64" else torch.float32).eps
+    return (1 + case.get("strength", 0)) * torch.finfo(
+        torch.float64 if case["dtype"] == "float64" else torch.float32
+    ).eps

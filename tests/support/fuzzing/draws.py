@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import re
 from collections import Counter
 from collections.abc import Callable
 from typing import Any
@@ -155,6 +157,12 @@ def temperatures(q: Any) -> list[Any]:
 def wraps_paper(q: Any) -> bool:
     parts = q.values() if isinstance(q, dict) else q if isinstance(q, list) else ()
     return (isinstance(q, dict) and q.get("denominator") == "paper") or any(map(wraps_paper, parts))
+
+
+def meets_a_pole(case: dict[str, Any]) -> bool:
+    """Whether cosines are -1, where some of ADNCE's densities vanish or are infinite."""
+    poles = re.search('"gamma"|"rayleigh"|"weight": "chi2"', json.dumps(case["objective"]))
+    return poles is not None and (case["shape"] == "line" or case["width"] == 1)
 
 
 def at_now(q: Any, how: str, host: float = 1.0) -> Any:
