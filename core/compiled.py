@@ -16,7 +16,6 @@ import torch
 from torch import Tensor, nn
 from torch._C._functorch import is_batchedtensor  # pyright: ignore[reportMissingModuleSource]
 
-from . import checks
 from .engine.streamed import pays_to_stream
 from .hyper import FromScale
 from .registry import instances
@@ -31,8 +30,8 @@ _settings: list[tuple[Setting, ...]] = []
 
 
 def takes(objective: Any, views: Sequence[Tensor], options: Mapping[str, Any]) -> bool:
-    """Return whether the loss of these views is to be computed by the operator."""
-    if not checks.compiling() or not AVAILABLE or torch.compiler.is_exporting() or objective._number < 0:
+    """Return whether the loss of these views, in code that is being compiled, is to be computed by the operator."""
+    if not AVAILABLE or torch.compiler.is_exporting() or objective._number < 0:
         return False
     if any(_is_given_by_host(part) for part in objective.modules()):
         return False

@@ -16,9 +16,10 @@ from torch import Tensor, nn
 from typing_extensions import Self, Unpack, dataclass_transform
 
 from . import checks, compiled, spec
-from .batch.batch import Batch, BatchOptions
+from .batch.batch import Batch
 from .batch.chunked import chunked_loss
 from .batch.gathered import gathered_batch
+from .batch.options import BatchOptions
 from .batch.pairings import scores_of
 from .batch.ready_made import scores_from_logits, scores_from_matrices
 from .batch.report import report
@@ -198,7 +199,7 @@ class Objective(Parametrized):
             if name not in BatchOptions.__annotations__:
                 hint = nearest(name, (*BatchOptions.__annotations__, "gather", "reduction"))
                 raise TypeError(f"{type(self).__name__}: unknown argument {name!r}.{hint}")
-        if reduction == "mean" and compiled.takes(self, views, {"gather": gather, **options}):
+        if checks.compiling() and reduction == "mean" and compiled.takes(self, views, {"gather": gather, **options}):
             return compiled.loss_of(self, views, {"gather": gather, **options})
         batch = gathered_batch(views, gather, **options) if gather else Batch(views, **options)
         return self.from_pairings(partial(scores_of, batch), batch.device, reduction=reduction)

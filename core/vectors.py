@@ -38,7 +38,7 @@ def are_ordinary(norms: Tensor, eps: float) -> bool:
     """Return whether all norms are known to be exact, and to have finite gradients."""
     if not checks.wanted(norms):
         return False
-    low, high = norms.detach().aminmax()
+    low, high = (norms.detach() if norms.requires_grad else norms).aminmax()
     return float(low) > max(eps, SHORTEST) and float(high) < LONGEST
 
 

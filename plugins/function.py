@@ -33,7 +33,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from counterpoint.batch.batch import BatchOptions
+from counterpoint.batch.options import BatchOptions
 from counterpoint.batch.pairings import PAIRINGS
 from counterpoint.hyper import at_scale, nearest
 from counterpoint.names import check_known

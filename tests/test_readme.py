@@ -11,7 +11,7 @@ from documents import too_long
 
 import counterpoint
 from counterpoint import objective, registry, views
-from counterpoint.batch.batch import BatchOptions
+from counterpoint.batch.options import BatchOptions
 
 README = Path(__file__).resolve().parent.parent / "README.md"
 

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TypedDict
 
 import torch
 from torch import Tensor
+from typing_extensions import Unpack
 
 from .. import checks
 from ..engine.distributed import ProcessGroup
@@ -16,6 +16,7 @@ from ..hyper import is_number
 from ..names import check_known
 from ..vectors import EPS, EPS_HALF, unit
 from .directions import chosen_directions
+from .options import KnownOptions, checked_views
 from .rules import Rule, as_rules
 from .scores import Scores
 
@@ -25,47 +26,13 @@ EMPTY = ("error", "zero")
 ENGINES = ("auto", "matrix", "tiles", "chunks", "fused")
 
 
-class BatchOptions(TypedDict, total=False):
-    """The keyword arguments of a call with embeddings; ``help(Objective.forward)`` explains each."""
-
-    pairing: str | Mapping[str, str] | None
-    symmetric: bool
-    directions: Sequence[str] | None
-    hardness_mode: str | None
-    hardness_strength: float
-    queue: Tensor | None
-    negatives: Tensor | None
-    negative_weight: float
-    ids: Tensor | None
-    labels: Tensor | None
-    queue_ids: Tensor | None
-    negative_ids: Tensor | None
-    false_negatives: Rule | str | Sequence[Rule | str] | None
-    guide: Tensor | Sequence[Tensor] | None
-    queue_guide: Tensor | None
-    negative_guide: Tensor | None
-    empty: str
-    in_batch: bool
-    shared_negatives: bool
-    log_q: Tensor | None
-    queue_log_q: Tensor | None
-    negative_log_q: Tensor | None
-    prior: Tensor | None
-    positive_weight: Tensor | None
-    adversarial: Tensor | None
-    mixed: Tensor | None
-    normalize: bool
-    engine: str
-    tile: int | None
-
-
 class Batch:
     """The embeddings of a batch and what is known of them, validated.
 
     Args:
         views: two or more tensors ``(B, d)``, one per view, or one tensor ``(B, views, d)``.
 
-    The other arguments are those of :class:`BatchOptions`.
+    The other arguments are those of :class:`counterpoint.batch.options.BatchOptions`.
 
     Attributes:
         raw: the views as they came.
@@ -84,12 +51,68 @@ class Batch:
         scores: the scores of each pairing computed so far, see :func:`counterpoint.batch.pairings.scores_of`.
     """
 
+    # of a batch of which only the views are known
+    directions: tuple[str, ...] = ()
+    hardness: float = 0.0
+    hardness_mode: str | None = None
+    negative_weight: float = 0.0
+    labels: Tensor | None = None
+    ids: Tensor | None = None
+    prior: Tensor | None = None
+    positive_weight: Tensor | None = None
+    queue: Tensor | None = None
+    negatives: Tensor | None = None
+    adversarial: Tensor | None = None
+    mixed: Tensor | None = None
+    queue_ids: Tensor | None = None
+    negative_ids: Tensor | None = None
+    log_weight: Tensor | None = None
+    queue_log_weight: Tensor | None = None
+    negative_log_weight: Tensor | None = None
+    rules: tuple[Rule, ...] = ()
+    empty: str = "error"
+    in_batch: bool = True
+    shared: bool = True
+    guide: Batch | None = None
+    group: ProcessGroup | None = None
+    offset: int = 0
+    _only_views: bool = True
+    _views_ready: list[Tensor] | None = None
+    _stacked: Tensor | None = None
+
     def __init__(
         self,
         views: Sequence[Tensor],
         *,
         pairing: str | Mapping[str, str] | None = None,
         symmetric: bool = False,
+        normalize: bool = True,
+        engine: str = "auto",
+        tile: int | None = None,
+        **known: Unpack[KnownOptions],
+    ) -> None:
+        if symmetric and pairing not in (None, "one_way", "symmetric"):
+            raise ValueError(
+                f"symmetric=True is one_way in both directions, and pairing={pairing!r} is another: give one."
+            )
+        self.pairing = "symmetric" if symmetric else pairing
+        self.normalize, self.engine, self._requested_tile = normalize, engine, tile
+        self.raw = checked_views(views, known.get("queue") is not None)
+        first = self.raw[0]
+        self.device, self.size, self.width = first.device, first.shape[0], first.shape[-1]
+        self.total = self.size
+        self.dtype = torch.float64 if torch.float64 in [view.dtype for view in self.raw] else torch.float32
+        self.scores: dict[str, Scores] = {}
+        self._gathered: dict[int, tuple[Tensor, Tensor]] = {}
+        if known or pairing == "joint":
+            self._describe(**known)
+        self.tile = self._tile()
+        if known:
+            self.guide = self._guide(known.get("guide"), known.get("queue_guide"), known.get("negative_guide"))
+
+    def _describe(
+        self,
+        *,
         directions: Sequence[str] | None = None,
         hardness_mode: str | None = None,
         hardness_strength: float = 0.0,
@@ -114,14 +137,8 @@ class Batch:
         positive_weight: Tensor | None = None,
         adversarial: Tensor | None = None,
         mixed: Tensor | None = None,
-        normalize: bool = True,
-        engine: str = "auto",
-        tile: int | None = None,
     ) -> None:
-        if symmetric and pairing not in (None, "one_way", "symmetric"):
-            raise ValueError(
-                f"symmetric=True is one_way in both directions, and pairing={pairing!r} is another: give one."
-            )
+        """Check and take what is known of the batch beside its views."""
         if ids is not None and labels is not None:
             raise ValueError("give ids (known duplicates) or labels (classes, which also make positives), not both.")
         if not is_number(negative_weight) or negative_weight > MAX_LOG_WEIGHT:
@@ -130,13 +147,9 @@ class Batch:
             )
         if negative_weight and negatives is None:
             raise ValueError("negative_weight: needs negatives= beside it.")
-        self.pairing = "symmetric" if symmetric else pairing
         self.directions, self.hardness = chosen_directions(self.pairing, directions, hardness_mode, hardness_strength)
         self.hardness_mode = hardness_mode
-        self.normalize, self.negative_weight = normalize, float(negative_weight)
-        self.raw = _views(views, queue is not None)
-        self.size, self.width = self.raw[0].shape[0], self.raw[0].shape[-1]
-        self.device = self.raw[0].device
+        self.negative_weight = float(negative_weight)
         tensors = {
             "queue": queue, "negatives": negatives, "ids": ids, "labels": labels, "queue_ids": queue_ids,
             "negative_ids": negative_ids, "prior": prior, "positive_weight": positive_weight,
@@ -148,10 +161,9 @@ class Batch:
         for name, x in given.items():
             if isinstance(x, Tensor) and x.device != self.device:
                 raise ValueError(f"{name}: on {x.device}, but view 1 is on {self.device}.")
-        kinds = {view.dtype for view in self.raw}
-        embeddings = ("queue", "negatives", "adversarial", "mixed")
-        kinds.update(x.dtype for name, x in given.items() if name in embeddings and isinstance(x, Tensor))
-        self.dtype = torch.float64 if torch.float64 in kinds else torch.float32
+        embeddings = (queue, negatives, adversarial, mixed)
+        if any(isinstance(x, Tensor) and x.dtype == torch.float64 for x in embeddings):
+            self.dtype = torch.float64
         self.labels = None if labels is None else checks.is_ids(labels, "labels", self.size)
         self.ids = self.labels if ids is None else checks.is_ids(ids, "ids", self.size)
         self.prior = None if prior is None else self._prior(prior)
@@ -173,16 +185,7 @@ class Batch:
         )
         self._check_combinations()
         self._check_choices()
-        self.group: ProcessGroup | None = None
         self._only_views = not given
-        self.offset, self.total = 0, self.size
-        self.engine, self._requested_tile = engine, tile
-        self.tile = self._tile()
-        self.scores: dict[str, Scores] = {}
-        self._views_ready: list[Tensor] | None = None
-        self._stacked: Tensor | None = None
-        self._gathered: dict[int, tuple[Tensor, Tensor]] = {}
-        self.guide = self._guide(guide, queue_guide, negative_guide)
 
     # ---- embeddings ----------------------------------------------------------------------------
 
@@ -219,14 +222,18 @@ class Batch:
         plain = self._only_views and self.group is None and self._stacked is None
         if not plain or not self._stackable():
             return False
-        pairs = anchors * keys * self.size**2
-        small = not pays_to_stream(pairs, self.device, separate=anchors < len(self.raw))
-        return self.tile == 0 or (self.tile is None and self.engine == "auto" and small)
+        if self.tile == 0:
+            return True
+        pairs, separate = anchors * keys * self.size**2, anchors < len(self.raw)
+        return self.tile is None and self.engine == "auto" and not pays_to_stream(pairs, self.device, separate)
 
-    def cosines(self, anchors: int, columns: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the matrix of similarities and the positives; see :class:`counterpoint.engine.embeddings.Cosines`."""
-        eps = self._eps(self.raw[0])
-        self._stacked, _, matrix, pos = Cosines.apply(eps, self.dtype, anchors, columns, *self.raw)
+    def cosines(self, keys: int, columns: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the matrix of similarities, with the last ``keys`` views as keys, and the positives.
+
+        See :class:`counterpoint.engine.embeddings.Cosines`.
+        """
+        eps, first = self._eps(self.raw[0]), (len(self.raw) - keys) * self.size
+        self._stacked, _, matrix, pos = Cosines.apply(eps, self.dtype, first, columns, *self.raw)
         return matrix, pos
 
     def _stackable(self) -> bool:
@@ -370,6 +377,7 @@ class Batch:
                 [view.detach().to(self.dtype) for view in listed], pairing=self.pairing, labels=self.labels,
                 directions=self.directions or None, hardness_mode=self.hardness_mode, hardness_strength=self.hardness,
                 queue=None if queue is None else queue.detach().to(self.dtype), in_batch=self.in_batch,
+                shared_negatives=self.shared,
                 negatives=None if negatives is None else negatives.detach().to(self.dtype),
                 queue_ids=self.queue_ids if self.labels is not None else None, engine=self.engine, tile=self.tile,
             )  # fmt: skip
@@ -448,26 +456,3 @@ class Batch:
         keys = self.total * (views if self.negatives is None else views + self.negatives.shape[1])
         pairs = self.size * views * (keys if self.queue is None else len(self.queue))
         return None if pays_to_stream(pairs, self.device) else 0
-
-
-def _views(views: Sequence[Tensor], queued: bool) -> list[Tensor]:
-    for i, view in enumerate(views, 1):
-        if isinstance(view, (list, tuple)):
-            raise TypeError(f"view {i}: expected a tensor, got {type(view).__name__}: call loss_fn(*views).")
-        checks.is_float(view, f"view {i}")
-    if not views:
-        raise ValueError("no embeddings: call with the views of a batch, loss_fn(z1, z2).")
-    if len(views) == 1 and views[0].dim() == 3:
-        views = views[0].unbind(1)
-    dims = 3 if queued and views[0].dim() == 3 else 2
-    for i, view in enumerate(views, 1):
-        if view.dim() != dims or view.shape != views[0].shape:
-            raise ValueError(
-                f"view {i}: expected shape {checks.shape(views[0]) if views[0].dim() == dims else '(batch, width)'}"
-                f"{' as view 1' if i > 1 else ''}, got {checks.shape(view)}."
-            )
-        if 0 in view.shape:
-            raise ValueError(f"view {i}: empty, shape {checks.shape(view)}.")
-        if view.device != views[0].device:
-            raise ValueError(f"view {i}: on {view.device}, but view 1 is on {views[0].device}.")
-    return list(views)

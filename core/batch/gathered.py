@@ -14,7 +14,8 @@ from torch import Tensor
 from typing_extensions import Unpack
 
 from ..engine.distributed import Gather, ProcessGroup, exchange, resolve
-from .batch import Batch, BatchOptions
+from .batch import Batch
+from .options import BatchOptions
 from .pairings import PAIRINGS, pairing_in_force
 
 

@@ -31,6 +31,7 @@ from torch import Tensor
 
 from .. import checks
 from ..engine.embeddings import OtherViews
+from ..engine.joined import TiltedNegatives
 from ..engine.negatives import DenseNegatives, Negatives, concatenated
 from ..engine.tiled import LIMITED
 from ..engine.tiles import Mask
@@ -97,7 +98,8 @@ def _filter(batch: Batch, scores: Scores, most: Tensor) -> Tensor:
     before.group = batch.group
     scores.neg = before.excluding(most, *how)
     if batch.empty == "zero":
-        kept = cast(Tensor, scores.neg.count) > 0
+        unweighted = scores.neg.neg if isinstance(scores.neg, TiltedNegatives) else scores.neg
+        kept = cast(Tensor, unweighted.count) > 0
         scores.neg = before.excluding(most.where(kept, torch.inf), *how)
         return kept
     if isinstance(scores.neg, DenseNegatives):
@@ -137,9 +139,9 @@ def pairing_in_force(batch: Batch, default: str) -> str:
 
 def _views(batch: Batch) -> Scores:
     _require(batch, 2 if batch.labels is None else 1, "views")
-    if batch.is_plain(len(batch.raw), len(batch.raw)):
-        return _plain(batch, "views", anchors=len(batch.raw))
-    z, m, views = batch.stacked(), len(batch.raw), batch.views
+    if batch.is_plain(m := len(batch.raw), m):
+        return _plain(batch, "views", m, m)
+    z, views = batch.stacked(), batch.views
     if batch.labels is not None:
         return _labeled(batch, "views", [(views, views)])
     if batch.tile != 0:
@@ -150,8 +152,8 @@ def _views(batch: Batch) -> Scores:
 
 def _one_way(batch: Batch) -> Scores:
     _require(batch, 2, "one_way")
-    if batch.is_plain(1, len(batch.raw) - 1):
-        return _plain(batch, "one_way", anchors=1)
+    if batch.is_plain(1, m := len(batch.raw) - 1):
+        return _plain(batch, "one_way", 1, m)
     anchors, *others = batch.views
     if batch.labels is not None:
         return _labeled(batch, "one_way", [([anchors], others)], batch.negatives)
@@ -164,7 +166,10 @@ def _one_way(batch: Batch) -> Scores:
 
 
 def _symmetric(batch: Batch) -> Scores:
-    a, b = _required(batch, 2, "symmetric", exactly=True)
+    _require(batch, 2, "symmetric", exactly=True)
+    if batch.is_plain(2, 1):
+        return _plain(batch, "symmetric", 2, 1)
+    a, b = batch.views
     if batch.labels is not None:
         return _labeled(batch, "symmetric", [([a], [b]), ([b], [a])])
     pos = (a * b).sum(-1, keepdim=True).repeat(2, 1)
@@ -269,17 +274,16 @@ def _require(batch: Batch, views: int, name: str, exactly: bool = False) -> None
         )
 
 
-def _plain(batch: Batch, name: str, anchors: int) -> Scores:
-    """Score a batch of which only the views are known, as a matrix; the first views, or all, are ``anchors``."""
+def _plain(batch: Batch, name: str, anchors: int, keys: int) -> Scores:
+    """Score a batch of which only the views are known, as a matrix; see :meth:`Batch.cosines`."""
     columns = _cached_columns if batch.device.type == "cpu" else _columns
-    skip, others = columns(len(batch.raw), anchors, batch.size, batch.device)
-    matrix, pos = batch.cosines(anchors * batch.size, others)
-    return Scores(pos, DenseNegatives(matrix, skip), layout=name, prior=_prior(batch, pos), views=len(batch.raw))
+    skip, others = columns(len(batch.raw), anchors, keys, batch.size, batch.device)
+    matrix, pos = batch.cosines(keys, others)
+    return Scores(pos, DenseNegatives(matrix, skip), layout=name, views=len(batch.raw))
 
 
-def _columns(views: int, anchors: int, size: int, device: torch.device) -> tuple[Tensor, Tensor]:
-    """Return the columns of each anchor's sample, ``(anchors, views)``, and those without its own."""
-    keys = views - anchors or views
+def _columns(views: int, anchors: int, keys: int, size: int, device: torch.device) -> tuple[Tensor, Tensor]:
+    """Return the columns of each anchor's sample, ``(anchors, keys)``, and those without its own."""
     with torch.inference_mode(False):  # they may be stored
         row = torch.arange(anchors * size, device=device).unsqueeze(1)
         # where the keys are the anchors, its own column comes first

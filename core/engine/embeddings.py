@@ -39,16 +39,21 @@ class Cosines(torch.autograd.Function):
 
     Args:
         eps, dtype, views: as for :class:`StackedUnit`, whose results come first.
-        anchors: number of rows that are anchors: all, which are the keys too, or the first; then the others are keys.
-        columns: ``(anchors, P)`` columns of the positives.
+        first: row of the first key. The rows before it are the anchors; if it is 0, all are anchors and keys.
+        columns: ``(anchors, P)`` columns of the positives. If they are as many as the rows, the keys are anchors too,
+            after the others, with the anchors as their keys.
     """
 
     @staticmethod
     def forward(
-        ctx: Any, eps: float, dtype: torch.dtype, anchors: int, columns: Tensor, *views: Tensor
+        ctx: Any, eps: float, dtype: torch.dtype, first: int, columns: Tensor, *views: Tensor
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         z, scale = _normalized(ctx, eps, dtype, views)
-        matrix = z[:anchors] @ (z if anchors == len(z) else z[anchors:]).T
+        anchors, keys = z.split_with_sizes([first, z.shape[0] - first]) if first else (z, z)
+        matrix = anchors.mm(keys.t())
+        if columns.shape[0] > matrix.shape[0]:
+            matrix = torch.cat([matrix, matrix.T])
+        ctx.first = first
         ctx.save_for_backward(z, scale, columns)
         return z, scale, matrix, matrix.gather(1, columns)
 
@@ -57,15 +62,18 @@ class Cosines(torch.autograd.Function):
         ctx: Any, dz: Tensor | None, d_scale: Tensor | None, d_matrix: Tensor | None, d_pos: Tensor | None
     ) -> Any:
         z, scale, columns = ctx.saved_tensors
-        n, keys = len(columns), len(z) - len(columns) or len(z)
+        n, first = columns.shape[0], ctx.first
         if d_pos is not None:
-            d_matrix = (z.new_zeros(n, keys) if d_matrix is None else d_matrix).scatter_add(1, columns, d_pos)
+            wanted = z.new_zeros(n, z.shape[0] - first) if d_matrix is None else d_matrix
+            d_matrix = wanted.scatter_add(1, columns, d_pos)
         if d_matrix is not None:
             with checks.exact(z.device):
-                if n == len(z):
-                    d_pairs = (d_matrix + d_matrix.T) @ z
+                if first:
+                    anchors, keys = z.split_with_sizes([first, z.shape[0] - first])
+                    d_keys = d_matrix if n == first else d_matrix[:first] + d_matrix[first:].t()
+                    d_pairs = torch.cat([d_keys.mm(keys), d_keys.t().mm(anchors)])
                 else:
-                    d_pairs = torch.cat([d_matrix @ z[n:], d_matrix.T @ z[:n]])
+                    d_pairs = (d_matrix + d_matrix.t()).mm(z)
             dz = d_pairs if dz is None else dz + d_pairs
         return None, None, None, None, *_of_views(ctx, z, scale, dz, d_scale)
 
@@ -82,7 +90,7 @@ def _normalized(ctx: Any, eps: float, dtype: torch.dtype, views: Sequence[Tensor
         for i, view in enumerate(views, 1):
             checks.is_finite(view, f"view {i}")
         scale = unit_(z, eps)
-    ctx.dtype, ctx.size = views[0].dtype, views[0].shape[0]
+    ctx.dtype, ctx.views = views[0].dtype, len(views)
     ctx.set_materialize_grads(False)
     return z, scale
 
@@ -90,15 +98,16 @@ def _normalized(ctx: Any, eps: float, dtype: torch.dtype, views: Sequence[Tensor
 def _of_views(ctx: Any, z: Tensor, scale: Tensor, dz: Tensor | None, d_scale: Tensor | None) -> Any:
     """Return the gradient of each view, ``(B, d)``: the part of ``dz`` across ``z``, over the norm."""
     dz = torch.zeros_like(z) if dz is None else dz
-    if len(z) <= BLOCK or torch.is_grad_enabled() or d_scale is not None:
+    if z.shape[0] <= BLOCK or torch.is_grad_enabled() or d_scale is not None:
         d_views = _across(dz, z, scale)
         if d_scale is not None:  # of a second derivative
             d_views = d_views - scale**2 * z * d_scale
-        return d_views.to(ctx.dtype).split(ctx.size)
+        d_views = d_views if d_views.dtype == ctx.dtype else d_views.to(ctx.dtype)
+        return d_views.chunk(ctx.views)
     d_views = torch.empty_like(z, dtype=ctx.dtype)
     for d_view, *parts in zip(*(x.split(BLOCK) for x in (d_views, dz, z, scale)), strict=True):
         d_view.copy_(_across(*parts))
-    return d_views.split(ctx.size)
+    return d_views.chunk(ctx.views)
 
 
 def _across(dz: Tensor, z: Tensor, scale: Tensor) -> Tensor:

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from .. import checks
 from ..hyper import Value
-from .negatives import DenseNegatives, Negatives
+from .negatives import HIGHEST, DenseNegatives, Negatives
 from .tiled import LIMITED
 
 
@@ -73,7 +73,7 @@ class TiltedNegatives(Negatives):
 
     def mean(self, f: Callable[..., Any], *per_anchor: Tensor) -> Any:
         def weight(x: Tensor, s: Tensor, log_count: Tensor) -> Tensor:
-            return (self.strength * s.detach() - log_count).clamp(max=0).exp() * x  # a share is at most one
+            return (self.strength * s.detach() - log_count).clamp(max=HIGHEST).exp() * x
 
         def weighted(s: Tensor, log_count: Tensor, *others: Tensor) -> Any:
             return self._each(f, lambda x, s: weight(x, s, log_count))(s, *others)
@@ -143,6 +143,8 @@ class JoinedNegatives(Negatives):
             results = found if many else (found,)
             sums = [x * count for x in results]
             total = [a + b for a, b in zip(total, sums, strict=True)] if total else sums
+        if self.limited:
+            checks.has_negatives(self.count, LIMITED)
         means = tuple(x / self.count for x in total)
         return means if many else means[0]
 

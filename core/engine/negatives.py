@@ -24,6 +24,9 @@ from .tiles import Mask
 # Elements of a row block on the CPU: 256 KB of float32, so that a chain of elementwise steps stays in the cache.
 BLOCK = 2**16
 
+# Logarithm of the largest share of a key before its own weight, which may be as small as e^-80.
+HIGHEST = 80.0
+
 # Exponents that are smaller, relative to the largest, are below rounding; their exponentials would be denormals.
 LOWEST = -60.0
 
@@ -128,9 +131,9 @@ class Negatives(ABC):
         total = self.logsumexp(lambda s: log_weight(s.detach()))
 
         def weighted(s: Tensor, total: Tensor) -> Tensor:
-            # a share is at most one; that of an excluded key is unbounded, and infinity times its zero gradient
-            # would be NaN
-            return (log_weight(s.detach()) - total).clamp(max=0).exp() * f(s)
+            # that of an excluded key is unbounded, and infinity times its zero gradient would be NaN; that of a key
+            # that counts less than once may exceed one
+            return (log_weight(s.detach()) - total).clamp(max=HIGHEST).exp() * f(s)
 
         return self.mean(weighted, total) * self.count  # type: ignore[no-any-return]
 
@@ -205,20 +208,20 @@ class DenseNegatives(Negatives):
     def masked(self, x: Tensor, value: float, rows: slice = slice(None)) -> Tensor:
         """Return ``x`` with ``value`` where a key is not a negative."""
         if self.drop is not None:
-            return x.masked_fill(self.drop[rows], value)
-        return x if self.skip is None else x.scatter(1, self.skip[rows], value)
+            return x.masked_fill(of_rows(self.drop, rows), value)
+        return x if self.skip is None else x.scatter(1, of_rows(self.skip, rows), value)
 
     def zero_excluded(self, x: Tensor, rows: slice = slice(None)) -> None:
         """Set ``x`` to zero where a key is not a negative, in place."""
         if self.drop is not None:
-            x.masked_fill_(self.drop[rows], 0.0)
+            x.masked_fill_(of_rows(self.drop, rows), 0.0)
         elif self.skip is not None:
-            x.scatter_(1, self.skip[rows], 0.0)
+            x.scatter_(1, of_rows(self.skip, rows), 0.0)
 
     def logsumexp(self, f: Callable[..., Any], *per_anchor: Tensor) -> Any:
         def block(x: Tensor, rows: slice) -> Tensor:
             if self.log_weight is not None:
-                x = x + self.log_weight[rows]
+                x = x + of_rows(self.log_weight, rows)
             if checks.traced():
                 return self.masked(x, -math.inf, rows).logsumexp(1, keepdim=True)
             return LogSumExp.apply(x, partial(self.masked, rows=rows))[0]  # type: ignore[no-any-return]
@@ -228,8 +231,8 @@ class DenseNegatives(Negatives):
     def mean(self, f: Callable[..., Any], *per_anchor: Tensor) -> Any:
         def block(x: Tensor, rows: slice) -> Tensor:
             if self.log_weight is not None:
-                x = x * self.log_weight[rows].exp()
-            count = self.count[rows] if isinstance(self.count, Tensor) else self.count
+                x = x * of_rows(self.log_weight, rows).exp()
+            count = of_rows(self.count, rows) if isinstance(self.count, Tensor) else self.count
             return self.masked(x, 0.0, rows).sum(1, keepdim=True) / count
 
         return self._reduce(block, f, per_anchor)
@@ -304,14 +307,19 @@ class DenseNegatives(Negatives):
         parts: list[tuple[Tensor, ...]] = []
         single = True
         for rows, block in self._blocks():
-            if not parts and len(block) < len(self.scores):
+            if not parts and rows.start is not None:
                 with torch.no_grad():
                     checks.is_elementwise(f(block[:1], *(p[:1] for p in per_anchor)), block[:1])
-            results = f(block, *(p[rows] for p in per_anchor))
+            results = f(block, *[of_rows(p, rows) for p in per_anchor])
             single = not isinstance(results, tuple)
             parts.append(tuple(reduce(x, rows) for x in ((results,) if single else results)))
         columns = tuple(p[0] if len(p) == 1 else torch.cat(p) for p in zip(*parts, strict=True))
         return columns[0] if single else columns
+
+
+def of_rows(x: Tensor, rows: slice) -> Tensor:
+    """Return some rows; all of them cost no operation."""
+    return x if rows.start is None else x[rows]
 
 
 def dense_scores(neg: Negatives) -> Tensor:

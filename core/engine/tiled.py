@@ -65,6 +65,8 @@ class TiledNegatives(Negatives):
     @count.setter
     def count(self, value: Value) -> None:  # pyright: ignore[reportIncompatibleVariableOverride]
         self._count = value
+        if self._matrix is not None:
+            self._matrix.count = value
 
     def excluding(self, most: Tensor, guide: Negatives | None = None, exempt: int = 0) -> Negatives:
         kept = copy(self)
@@ -150,9 +152,15 @@ class TiledNegatives(Negatives):
             return self
         if self._matrix is None:
             with torch.enable_grad():
-                self._matrix = self.dense()
-                self._matrix.group = self.group
+                self._matrix = self._whole()
         return self._matrix
+
+    def _whole(self) -> DenseNegatives:
+        matrix = self.dense()
+        matrix.group = self.group
+        if self._count is not None:  # it may have been set
+            matrix.count = self._count
+        return matrix
 
     def _reduce_traced(
         self,
@@ -167,7 +175,7 @@ class TiledNegatives(Negatives):
         self._reduced = True
         functions = Traced.of(f, per_anchor, self.like, accumulator.unit)
         if functions is None:  # not a function of a tile alone
-            return of_matrix(self.dense())
+            return of_matrix(self._whole())
         results = self._reduce(accumulator, functions, functions.uniform and accumulator is not Max)
         return results if functions.is_tuple else results[0]
 

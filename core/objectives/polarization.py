@@ -65,7 +65,10 @@ class DistancePolarization(Objective, name="dp"):
         per_anchor = self.per_anchor(scores.pos, scores.neg)
         if self.reduction == "batch_sum":
             weights = per_anchor.new_ones(len(per_anchor)) if scores.anchors is None else scores.anchors
-            return per_anchor * scores.neg.across(weights.sum())
+            counted = scores.neg.across(weights.sum())
+            # of the anchors that the final average is over, those of loss zero included
+            share = scores.share
+            return per_anchor * (counted / share.clamp(min=1e-30) if isinstance(share, Tensor) else counted)
         return per_anchor
 
     def per_anchor(self, pos: Tensor, neg: Negatives) -> Tensor:

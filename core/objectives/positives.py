@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import warnings
 
 import torch
@@ -71,7 +72,8 @@ class SupCon(InfoNCE, name="supcon"):
             return super().losses(scores)
         if self._all_in_denominator(scores) and scores.positive_weight is None:  # where the positives cancel
             t = self.tau(scores.neg)
-            losses = softplus(self.log_mass(scores, t) - scores.positives_logsumexp(scores.pos / t))
+            counted = math.log(scores.times)
+            losses = softplus(self.log_mass(scores, t) - scores.positives_logsumexp(scores.pos / t) - counted) + counted
             return log(scores.positives_count()) + losses
         return log(scores.positives_count()) - scores.positives_logsumexp(-super().losses(scores))
 

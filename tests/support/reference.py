@@ -306,8 +306,8 @@ def joint_rows(batch: Batch, s: Tensor, judge: Tensor, items: _Items, log_weight
         used = left or pairs
         values, weights = torch.stack([s[a, b] for a, b, *_ in used]), torch.stack([w for _, _, w, _ in used])
         times = 2.0 if "doc_to_query" in batch.directions else 1.0
-        prior = None if batch.prior is None else float(batch.prior[i])
-        yield Row(s[query, doc][None], values, weights, prior, counts=bool(left), times=times)
+        known = [x if y is None else float(y[i]) for x, y in ((None, batch.prior), (1.0, batch.positive_weight))]
+        yield Row(s[query, doc][None], values, weights, *known, counts=bool(left), times=times)
 
 
 # ---- formulas --------------------------------------------------------------------------------------

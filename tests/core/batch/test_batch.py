@@ -7,7 +7,8 @@ import torch
 from specs import embeddings
 
 import counterpoint as cp
-from counterpoint.batch.batch import Batch, BatchOptions
+from counterpoint.batch.batch import Batch
+from counterpoint.batch.options import BatchOptions
 from counterpoint.batch.pairings import PAIRINGS, scores_of
 from counterpoint.engine.streamed import StreamedNegatives
 
@@ -58,9 +59,19 @@ def test_an_unknown_argument_is_refused_with_the_nearest_known_one(name, meant):
 
 
 def test_options_are_the_arguments_of_a_batch_and_are_explained():
-    assert set(BatchOptions.__annotations__) == set(Batch.__init__.__kwdefaults__)
+    defaults = Batch.__init__.__kwdefaults__ | Batch._describe.__kwdefaults__
+    assert set(BatchOptions.__annotations__) == set(defaults)
     for name in BatchOptions.__annotations__:
         assert name in cp.Objective.forward.__doc__
+
+
+@pytest.mark.parametrize("pairing", [None, "one_way", {"views": "one_way"}])
+def test_arguments_at_their_defaults_make_the_same_batch(pairing):
+    z = [*embeddings()[:2]]
+    short, full = Batch(z, pairing=pairing), Batch(z, pairing=pairing, **Batch._describe.__kwdefaults__)
+    written = {name for name in vars(full) if name not in ("raw", "scores", "_gathered")}
+    assert {"ids", "rules", "hardness_mode", "empty", "guide", "tile"} <= written
+    assert {name: getattr(short, name) for name in written} == {name: getattr(full, name) for name in written}
 
 
 @pytest.mark.parametrize("pairing", [name for name in PAIRINGS if name != "queue"])

@@ -41,6 +41,16 @@ CASES = {
     "a margin": {**ALL, **RULE},
     "a margin of a guide": {**SOME, **GUIDE, **RULE},
     "hard ones and a guide": {**ALL, **NEGATIVES, **GUIDE, "negative_guide": normal(SIZE, HARD, 3), **RULE},
+    "own hard ones and a guide": {
+        **ALL, **NEGATIVES, **GUIDE, "negative_guide": normal(SIZE, HARD, 3), "shared_negatives": False, **RULE,
+    },
+    "hardness and no negatives": {
+        "hardness_mode": "in_batch_negatives", "hardness_strength": 1.5, "false_negatives": cp.threshold(-0.2),
+        "empty": "zero",
+    },
+    "keys that count less than once": {**ALL, "log_q": 2 + normal(SIZE)},
+    "very hard": {"hardness_mode": "all_negatives", "hardness_strength": 9.0},
+    "factors of positives": {**ALL, "positive_weight": 1 + normal(SIZE)},
     "hard ones exempt": {**ALL, **NEGATIVES, "false_negatives": cp.margin(0.1, hard=False)},
     **{
         f"{mode}{' and hard' * hard}{' of its own' * own}": {
@@ -57,6 +67,7 @@ CASES = {
 FEW = ("infonce:t=T", "hcl:t=T")
 # adversarial and mixed views have no directions; a regularizer compares within a view
 SPECS = [spec for spec in REGISTERED if not at(spec).needs and at(spec).pairing != "single"]
+SPECS += ["supcon:t=T,average=inside", "adnce:t=T,denominator=all"]
 
 
 def reference_batch(views: list[torch.Tensor], how: dict) -> reference.Batch:
@@ -139,6 +150,15 @@ def test_an_anchor_may_lose_all_keys_of_a_direction():
         assert all(x.isfinite().all() for x in values[-1])
     for a, b in zip(*values, strict=True):
         torch.testing.assert_close(a, b)
+
+
+@pytest.mark.parametrize("tile", [0, 2])
+@pytest.mark.parametrize("spec", ["infonce:t=T", "mv:t=T", "alphacl:t=T,normalize=false", "dro"])
+def test_anchors_without_negatives_are_refused_in_every_reduction(spec, tile):
+    """A mean over none would be NaN."""
+    z = embeddings(2, SIZE)
+    with pytest.raises(ValueError, match="excludes every key"):
+        at(spec)(*z, directions=GTE, false_negatives=cp.threshold(-1.1), tile=tile)
 
 
 @pytest.mark.parametrize(

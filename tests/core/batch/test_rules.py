@@ -38,6 +38,7 @@ CASES = {
     "a guide": {"false_negatives": OWN, **GUIDE},
     "a guide and weights": {"false_negatives": cp.threshold(0.5), **GUIDE, **LOG_Q, **ZERO},
     "weights": LOG_Q,
+    "weights below one": {"log_q": 2 + normal(SIZE)},
     "hard": {"false_negatives": OWN, **NEGATIVES, **THIRDS, **IDS, "negative_weight": 0.7},
     "hard, exempt": {"false_negatives": cp.margin(0.1, hard=False), **NEGATIVES, **ZERO},
     "hard and a guide": {"false_negatives": OWN, **NEGATIVES, **GUIDE, **NEGATIVE_GUIDE},
@@ -158,6 +159,18 @@ def test_an_anchor_without_negatives(spec, tile):
     loss = cp.objective(spec)(*z, false_negatives=cp.margin(0.4), empty="zero", tile=tile)
     assert 0 < (each == 0).sum() < len(each)
     torch.testing.assert_close(each.mean(), loss)
+
+
+@pytest.mark.parametrize("tile", [0, 3])
+def test_a_sum_over_the_batch_is_over_the_anchors_that_have_negatives(tile):
+    z = torch.nn.functional.normalize(embeddings(1, SIZE)[0])
+    least = (z @ z.T).amin(1).sort().values
+    rules = {"false_negatives": cp.threshold(float(least[2:4].mean())), "empty": "zero", "tile": tile}
+    whole, each = (cp.DistancePolarization(0.0, 1.0, reduction=how) for how in ("batch_sum", "sum"))
+    losses = each(z, reduction="none", **rules)
+    assert (losses == 0).tolist().count(True) == SIZE - 3
+    torch.testing.assert_close(whole(z, **rules), losses.sum())
+    assert whole(z, **{**rules, "false_negatives": cp.threshold(-1.5)}) == 0
 
 
 @pytest.mark.parametrize("tile", [0, 3])

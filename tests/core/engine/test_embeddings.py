@@ -11,6 +11,8 @@ CALLS = [
     ("infonce:t=0.3", 3, {}),
     ("infonce:t=0.3", 2, {"pairing": "one_way"}),
     ("adnce:t=0.5", 3, {"pairing": "one_way"}),
+    ("infonce:t=0.3", 2, {"pairing": "symmetric"}),
+    ("hcl:t=0.5 + 0.1*dp", 2, {"symmetric": True}),
     ("hcl:t=0.5", 2, {}),
     ("dcl:t=0.5 + 0.1*dp", 3, {"pairing": "one_way"}),
     ("adnce:t=0.5 + 0.1*dp", 2, {}),
@@ -52,7 +54,7 @@ def test_equals_torchs_own_operations(spec, number, options):
         torch.testing.assert_close(forward_ad.unpack_dual(dual).tangent, along)
 
 
-@pytest.mark.parametrize("pairing", ["views", "one_way"])
+@pytest.mark.parametrize("pairing", ["views", "one_way", "symmetric"])
 def test_zero_rows_and_half_precision(pairing):
     z = views(2, torch.float16)
     with torch.no_grad():
@@ -76,7 +78,9 @@ def test_a_backward_pass_under_autocast_is_exact():
     torch.testing.assert_close(gradient, expected, rtol=0, atol=0)
 
 
-@pytest.mark.parametrize("options", [{}, {"pairing": "one_way"}, {"tile": 2}, {"normalize": False}])
+@pytest.mark.parametrize(
+    "options", [{}, {"pairing": "one_way"}, {"symmetric": True}, {"tile": 2}, {"normalize": False}]
+)
 @pytest.mark.parametrize("spec", ["infonce", "dp", "0.1*dp + infonce"])
 def test_values_are_checked_in_every_call(spec, options):
     loss_fn, z = cp.objective(spec), views(2)

@@ -73,3 +73,17 @@ def test_a_part_may_be_empty_but_not_all():
     torch.testing.assert_close(kept.mean(lambda s: s), whole().excluding(limit).mean(lambda s: s))
     with pytest.raises(ValueError, match="excludes every key"):
         joined(parts, [0, 0]).excluding(limit - 9).logsumexp(lambda s: s)
+    with pytest.raises(ValueError, match="excludes every key"):
+        joined(parts, [0, 0]).excluding(limit - 9).mean(lambda s: s)
+
+
+def test_an_empty_part_that_becomes_a_matrix_counts_as_nothing():
+    """A second reduction materializes small tiles; a mean over none of their keys would be NaN."""
+    parts = [StreamedNegatives([pair], mask=MASK) for pair in PAIRS]
+    for part in parts:
+        part.optional = True
+    limit = whole().min() + 1e-6  # one negative is left, in one of the parts
+    kept, right = joined(parts, [0, 0]).excluding(limit), whole().excluding(limit)
+    assert [bool((part.count == 0).any()) for part in kept.parts] == [True, True]
+    for name in ("mean", "of a function of its own", "variance", "mean"):
+        torch.testing.assert_close(REDUCTIONS[name](kept), REDUCTIONS[name](right), msg=name)

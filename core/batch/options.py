@@ -1,0 +1,74 @@
+"""The arguments of a call with embeddings: their types, and which views there are."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TypedDict
+
+from torch import Tensor
+
+from .. import checks
+from .rules import Rule
+
+
+class KnownOptions(TypedDict, total=False):
+    """What may be known of a batch beside its views."""
+
+    directions: Sequence[str] | None
+    hardness_mode: str | None
+    hardness_strength: float
+    queue: Tensor | None
+    negatives: Tensor | None
+    negative_weight: float
+    ids: Tensor | None
+    labels: Tensor | None
+    queue_ids: Tensor | None
+    negative_ids: Tensor | None
+    false_negatives: Rule | str | Sequence[Rule | str] | None
+    guide: Tensor | Sequence[Tensor] | None
+    queue_guide: Tensor | None
+    negative_guide: Tensor | None
+    empty: str
+    in_batch: bool
+    shared_negatives: bool
+    log_q: Tensor | None
+    queue_log_q: Tensor | None
+    negative_log_q: Tensor | None
+    prior: Tensor | None
+    positive_weight: Tensor | None
+    adversarial: Tensor | None
+    mixed: Tensor | None
+
+
+class BatchOptions(KnownOptions, total=False):
+    """The keyword arguments of a call with embeddings; ``help(Objective.forward)`` explains each."""
+
+    pairing: str | Mapping[str, str] | None
+    symmetric: bool
+    normalize: bool
+    engine: str
+    tile: int | None
+
+
+def checked_views(views: Sequence[Tensor], queued: bool) -> list[Tensor]:
+    """Return the views of a batch, ``(B, d)`` each; with a queue also ``(B, m, d)``."""
+    for i, view in enumerate(views, 1):
+        if isinstance(view, (list, tuple)):
+            raise TypeError(f"view {i}: expected a tensor, got {type(view).__name__}: call loss_fn(*views).")
+        checks.is_float(view, f"view {i}")
+    if not views:
+        raise ValueError("no embeddings: call with the views of a batch, loss_fn(z1, z2).")
+    if len(views) == 1 and views[0].dim() == 3:
+        views = views[0].unbind(1)
+    dims = 3 if queued and views[0].dim() == 3 else 2
+    for i, view in enumerate(views, 1):
+        if view.dim() != dims or view.shape != views[0].shape:
+            raise ValueError(
+                f"view {i}: expected shape {checks.shape(views[0]) if views[0].dim() == dims else '(batch, width)'}"
+                f"{' as view 1' if i > 1 else ''}, got {checks.shape(view)}."
+            )
+        if 0 in view.shape:
+            raise ValueError(f"view {i}: empty, shape {checks.shape(view)}.")
+        if view.device != views[0].device:
+            raise ValueError(f"view {i}: on {view.device}, but view 1 is on {views[0].device}.")
+    return list(views)

@@ -1,0 +1,1 @@
+"""The checks of :mod:`fuzz`: what is drawn, and what must hold for it."""

@@ -1,0 +1,91 @@
+"""Stored runs with damaged files: refused by name, or read as they were written."""
+
+from __future__ import annotations
+
+import atexit
+import shutil
+import tempfile
+import warnings
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import torch
+import toy_grid
+from hypothesis import strategies as st
+
+from counterpoint.integrations import report, store
+
+from .draws import counts
+
+DAMAGE = st.fixed_dictionaries(
+    {
+        "file": st.sampled_from(["run.json", "metrics.jsonl", "checkpoint.pt", "embeddings.pt"]),
+        "flips": st.lists(st.tuples(st.floats(0, 1, exclude_max=True), st.integers(0, 7)), max_size=3),
+        "cut": st.none() | st.floats(0, 1),
+    }
+)
+FILES = ("run.json", "metrics.jsonl", "checkpoint.pt", "checkpoint.previous.pt", "embeddings.pt")
+
+
+@cache
+def finished() -> tuple[Path, dict[str, bytes], list[Any]]:
+    """A root of two runs, the files of the first, and the states of its two checkpoints."""
+    root = Path(tempfile.mkdtemp(prefix="fuzz"))
+    atexit.register(shutil.rmtree, root, ignore_errors=True)
+    runs = []
+    for spec in ("infonce:t=0.2", "hcl:t=0.2"):
+        run = store.Run(root, {"domain": "toy", "dataset": "points", "objective": spec, "seed": 0})
+        with run.lock():
+            run.begin()
+            for step in range(1, 4):
+                run.log(step, loss=1 / step, uniformity=-0.5 * step)
+                run.save({"net": {"weight": torch.linspace(0, step, 20)}, "rng": store.rng_state()}, step)
+            run.keep(torch.randn(8, 3), torch.arange(8) % 2, ["a", "b"])
+            spare = run.checkpoints[1].read_bytes()
+            run.finish({"accuracy": 70.0 + len(spec), "other": 1.0}, folds=[1.0, 2.0])
+            run.checkpoints[1].write_bytes(spare)
+        runs.append(run)
+    path = runs[0].path
+    content = {name: (path / name).read_bytes() for name in FILES}
+    states = []
+    for name in ("checkpoint.pt", "checkpoint.previous.pt"):
+        states.append(toy_grid.plain(torch.load(path / name, weights_only=True)["state"]))
+    return path, content, states
+
+
+def check_damage(case: dict[str, Any]) -> None:
+    """A damaged file is refused by name, or nothing that is read from it can be anything but what was written.
+
+    ``run.json`` and ``metrics.jsonl`` have no checksum: they may be read with another digit, but nothing may crash.
+    """
+    path, content, (last, previous) = finished()
+    name = case["file"]
+    damaged = bytearray(content[name])
+    for where, bit in case["flips"]:
+        damaged[int(where * len(damaged))] ^= 1 << bit
+    if case["cut"] is not None:
+        del damaged[int(case["cut"] * len(damaged)) :]
+    for each in FILES:
+        (path / each).write_bytes(damaged if each == name else content[each])
+    (path / "checkpoint.damaged.pt").unlink(missing_ok=True)
+    outcome, said = "read", str(path)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        try:
+            run = store.Run.read(path)
+            run.metrics()
+            if (kept := run.embeddings()) is not None and name == "embeddings.pt":
+                assert (tuple(kept.z.shape), kept.names, kept.about) == ((8, 3), ["a", "b"], "class")
+            summary = report.summarise(store.find_runs(path.parents[3]))
+            for form in ("terminal", "markdown", "csv", "json"):
+                report.RENDER[form](summary)
+        except ValueError as error:
+            outcome, said = "refused", str(error)
+        assert str(path) in said, said
+        if name == "checkpoint.pt":
+            with run.lock():
+                state = toy_grid.plain(run.load())
+            assert state in (last, previous), state
+            outcome = "the last" if state == last else "the one before"
+    counts[f"damaged {name}: {outcome}"] += 1
