@@ -57,7 +57,10 @@ class ChunkedNegatives(StreamedNegatives):
         """Yield all anchors, a chunk of one block after the other, with their negatives."""
         start = 0
         for (left, right), guide in zip(self.blocks, self.guides(), strict=True):
-            directions = [(left, right, self.mask, guide), (right, left, self.mask.transposed(), guide and guide[::-1])]
+            directions = [
+                (left, right, self.mask, guide),
+                (right, left, self.mask.transposed(), guide and (guide[1], guide[0])),
+            ]
             for anchors, keys, mask, compared in directions[: 1 + self.both]:
                 size = max(1, CHUNK // len(keys))
                 if size < len(anchors):  # whole tiles, so that the last chunk is not a small one
@@ -304,7 +307,8 @@ def _depends_on_these_alone(x: Tensor, known: Sequence[Tensor]) -> bool:
     leaves, ends = set(map(id, known)), {tensor.grad_fn for tensor in known if tensor.grad_fn is not None}
     if x.grad_fn is None:
         return not x.requires_grad or id(x) in leaves
-    seen, nodes = set(ends), [x.grad_fn]
+    seen = set(ends)
+    nodes: list[Any] = [x.grad_fn]
     while nodes:
         node = nodes.pop()
         if node is None or node in seen:

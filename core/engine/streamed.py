@@ -131,7 +131,7 @@ class StreamedNegatives(TiledNegatives):
         for (left, right), guide in zip(self.blocks, self.guides(), strict=True):
             directions = [(left, right, self.mask, guide)]
             if self.both and not uniform:
-                directions.append((right, left, self.mask.transposed(), guide and guide[::-1]))
+                directions.append((right, left, self.mask.transposed(), guide and (guide[1], guide[0])))
             for a, b, mask, compared in directions:
                 same = a is b and not self.both
                 stop = start + len(a) + (len(b) if self.both and uniform else 0)
