@@ -55,7 +55,6 @@ SAID = {  # a command's beginning: what shortens it, and what its output must ho
     "counterpoint tune graph": ([*GRAPH, "--budget", "4"], r"use adnce:t="),
     "counterpoint train graph --objective": ([*GRAPH, "--seeds", "2"], r"against infonce.*untrained encoder"),
     "counterpoint report runs --out report": ([], r"wrote report/report\.html"),
-    "counterpoint report runs/simcse_sts/test": "reports what 20 minutes have trained",
     "counterpoint report runs/control/cartpole-balance --out sac": ([], r"wrote sac/report\.html"),
     "counterpoint completion bash": ([], r"complete -o bashdefault -F _counterpoint counterpoint"),
     "counterpoint train graph --dataset PROTEINS": (
@@ -72,6 +71,7 @@ SAID = {  # a command's beginning: what shortens it, and what its output must ho
     ),
     "counterpoint train control --task cartpole-balance --observe state --steps 40000 --eval-every": "half an hour",
     "python examples/studies/curl_dmc.py": "half an hour",
+    "python examples/studies/results.py": ([], r"wrote .*results\.md"),
     "python examples/studies/atlas_report.py": "summarizes cells that take an hour",
     "python examples/studies/retrieval.py": "trains for a quarter of an hour",
     "counterpoint mine": "a collection of the reader's own, a model from the hub",

@@ -240,6 +240,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     except (OSError, ValueError) as error:
         parser.exit(2, f"{parser.prog}: error: {error}\n")
     args.page.write_text(text, encoding="utf-8")
+    print(f"wrote {args.page}")
 
 
 if __name__ == "__main__":
