@@ -290,9 +290,9 @@ def _root(
         newton = value / first
         # the bounds keep steps short where the function is flat
         step = x - (newton / (1 - (newton * second / (2 * first)).clamp(-1, 0.5))).clamp(-2, 2)
-        x = torch.where((step >= low) & (step <= high), step, (low + high) / 2)
-        if checks.wanted(x):
-            moving = ~(newton.abs() <= tolerance)
-            if not bool(neg.across(moving.any().float(), "max")):  # all ranks stop together
-                break
+        moving = ~(newton.abs() <= tolerance)
+        # a step of two to the bracket's other end would be followed by one back
+        x = torch.where((step > low) & (step < high) | ~moving, step, (low + high) / 2)
+        if checks.wanted(x) and not bool(neg.across(moving.any().float(), "max")):  # all ranks stop together
+            break
     return x

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from identities import SEED, T, cosines, gradients, prop, same
 
 import counterpoint as cp
+from counterpoint.objectives.dro import kl_alpha
 
 
 @prop(seed=SEED, t=T)
@@ -170,3 +171,15 @@ def test_negatives_that_are_equal_up_to_rounding():
     neg = torch.tensor([[1.0, 1 - 2**-53, -1.0, -1.0, -1.0, -1.0]], dtype=torch.float64)
     loss = cp.CLDRO(radius=math.log(3) + 5e-4).from_scores(torch.zeros(1, 1, dtype=torch.float64), neg)
     assert loss.item() == pytest.approx(1.0, abs=1e-15)
+
+
+def test_two_clusters_of_negatives():
+    """The divergence hardly changes between temperatures that tell the clusters and those that tell their members."""
+    s = torch.tensor([[1.17, 2.3087, 2.3112, 2.3097, 2.3090, 2.3128]], dtype=torch.float64)
+    share = torch.tensor([[21.9, 3.97, 0.43, 32.3, 17.6, 0.56]], dtype=torch.float64)
+    neg = cp.DenseNegatives(s, log_weight=share.log())
+    share = share / share.sum()
+    for radius in torch.linspace(0.05, 4.5, 40).tolist():
+        a = kl_alpha(neg, radius)
+        worst = (share.log() + s / a).softmax(1)
+        assert float((worst * (worst / share).clamp(min=1e-300).log()).sum()) == pytest.approx(radius, rel=1e-9)
