@@ -11,6 +11,7 @@ to the clone's own code: its training loop where that runs on a CPU, its loss on
 
 from __future__ import annotations
 
+import argparse
 import importlib
 import json
 import os
@@ -164,13 +165,18 @@ def reason(said: str) -> str:
 
 
 def main() -> None:
-    hosts = Path(os.environ["COUNTERPOINT_HOSTS"]).resolve()
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("names", nargs="*", choices=[*MEMBERS, []], metavar="NAME", help="code bases (all)")
+    parser.add_argument("--write", action="store_true", help="write the table, or these rows, into the documentation")
+    given = parser.parse_args()
+    if "COUNTERPOINT_HOSTS" not in os.environ:
+        parser.error("COUNTERPOINT_HOSTS: set it to the folder of the clones, see CONTRIBUTING.md")
+    hosts, names = Path(os.environ["COUNTERPOINT_HOSTS"]).resolve(), given.names
     os.environ |= {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
     sys.path.insert(0, str(Path(__file__).parent))
     importlib.import_module("torch._dynamo")  # which forks would import again and again
     for host in registry.names():
         registry.load(host)
-    write, names = "--write" in sys.argv, [word for word in sys.argv[1:] if word != "--write"]
     lines = [HEADER, "|---" * HEADER.count(" | ") + "|---|"]
     print("\n".join(lines), flush=True)
     rows: dict[str, str] = {}
@@ -179,13 +185,13 @@ def main() -> None:
             for package in MEMBERS[name].needs:
                 importlib.import_module(package)
         except ImportError as error:
-            cells = [str(error)]
-        else:
-            with tempfile.TemporaryDirectory() as folder:
-                cells = row(name, MEMBERS[name], hosts, Path(folder), tell=bool(names))
+            print(f"| {name} | {error} |", flush=True)  # the page keeps its row
+            continue
+        with tempfile.TemporaryDirectory() as folder:
+            cells = row(name, MEMBERS[name], hosts, Path(folder), tell=bool(names))
         rows[name] = f"| {name} | {' | '.join(cells)} |"
         print(rows[name], flush=True)
-    if write:
+    if given.write:
         text = PAGE.read_text()
         table = re.search(rf"{re.escape(HEADER)}\n(\|.*\n)*", text)
         assert table, f"no table in {PAGE}"
