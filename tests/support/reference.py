@@ -397,9 +397,10 @@ def siglip(row: Row, q: Parameters) -> Tensor:
 
 
 def alphacl(row: Row, q: Parameters) -> Tensor:
-    w = (-((1 - row.s.detach()).clamp(min=0) ** q["power"]) / q["temperature"] + row.w).exp()
+    exponent = -((1 - row.s.detach()).clamp(min=0) ** q["power"]) / q["temperature"] + row.w
     if q["normalize"]:
-        return (w * row.s).sum() / w.sum() - row.p
+        return (exponent.softmax(0) * row.s).sum() - row.p
+    w = exponent.exp()
     return w.sum() * (1 - row.p) - (w * (1 - row.s)).sum()
 
 
