@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch._C._functorch import is_batchedtensor  # pyright: ignore[reportMissingModuleSource]
 
 from .engine.streamed import pays_to_stream
-from .hyper import FromScale
+from .hyper import FromScale, given_by_host
 from .registry import instances
 
 AVAILABLE = hasattr(torch.library, "register_fake") and hasattr(torch.compiler, "is_exporting")
@@ -33,8 +33,8 @@ def takes(objective: Any, views: Sequence[Tensor], options: Mapping[str, Any]) -
     """Return whether the loss of these views, in code that is being compiled, is to be computed by the operator."""
     if not AVAILABLE or torch.compiler.is_exporting() or objective._number < 0:
         return False
-    if any(_is_given_by_host(part) for part in objective.modules()):
-        return False
+    if given_by_host(objective) or any(isinstance(part, FromScale) for part in objective.modules()):
+        return False  # tensors that only the compiled code around the call has
     further = [options.get(name) for name in ("queue", "negatives")]
     tensors = [*views, *(x for x in further if x is not None)]
     if not all(isinstance(x, Tensor) for x in tensors) or any(map(is_batchedtensor, tensors)):
@@ -75,13 +75,6 @@ def loss_of(objective: Any, views: Sequence[Tensor], options: Mapping[str, Any])
             owner = getattr(owner, part)
         setattr(owner, last, value)
     return loss  # type: ignore[no-any-return]
-
-
-def _is_given_by_host(part: Any) -> bool:
-    """Whether a temperature or a parameter is a tensor that only the compiled code around the call has."""
-    return isinstance(part, FromScale) or any(
-        isinstance(vars(part).get(key), Tensor) for key in getattr(part, "hyper", ())
-    )
 
 
 def _state(objective: nn.Module) -> tuple[dict[str, Tensor], dict[str, Tensor]]:

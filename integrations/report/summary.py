@@ -48,12 +48,8 @@ OBJECTIVE = (
 )
 IDENTIFYING = ("domain", "dataset", "seed", "length", *OBJECTIVE)  # all that may differ within a table
 NO_TRAINING = ("epochs", "steps", "updates", "encoder", "head")  # in these, rows that train nothing may differ too
-LENGTH = (
-    "epochs",
-    "steps",
-    "updates",
-    "every",
-)  # in these, rows at equal time, which have a ``length``, may differ too
+# in these, rows at equal time, which have a ``length``, may differ too
+LENGTH = ("epochs", "steps", "updates", "every")
 TRAINS = ("SwAV", "SAC")  # rows that train without an objective
 
 

@@ -30,6 +30,7 @@ import bed_signals
 import bed_texts
 from bed import IN, OUT, PRELUDE, Member
 
+from counterpoint.names import nearest
 from counterpoint.plugins import inject, registry
 
 MEMBERS = {
@@ -166,9 +167,12 @@ def reason(said: str) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("names", nargs="*", choices=[*MEMBERS, []], metavar="NAME", help="code bases (all)")
+    parser.add_argument("names", nargs="*", metavar="NAME", help="code bases (all)")
     parser.add_argument("--write", action="store_true", help="write the table, or these rows, into the documentation")
     given = parser.parse_args()
+    for name in given.names:
+        if name not in MEMBERS:
+            parser.error(f"unknown code base {name!r}.{nearest(name, MEMBERS)}")
     if "COUNTERPOINT_HOSTS" not in os.environ:
         parser.error("COUNTERPOINT_HOSTS: set it to the folder of the clones, see CONTRIBUTING.md")
     hosts, names = Path(os.environ["COUNTERPOINT_HOSTS"]).resolve(), given.names
