@@ -4,7 +4,13 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import json
+import os
+import re
+import shutil
+import subprocess
 import sys
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -106,6 +112,64 @@ def test_open_clips_own_task_trains(kind, spec, monkeypatch):
         values.append(losses["loss"].item())
     assert values[-1] < values[0]
     assert bool(model.logit_scale != before) == ("host" in spec)
+
+
+CREATE = "    task = create_task(args, model=model, dist_model=dist_model, naflex_data_config=naflex_data_config)\n"
+IN_PLACE = (
+    "    from counterpoint.plugins.clip import ContrastiveLoss\n"
+    "    task.loss = ContrastiveLoss({spec!r}, gather=args.world_size > 1)\n"
+)
+
+
+def open_clips_training(folder: Path, spec: str | None, processes: int, siglip: bool) -> list[list[str]]:
+    """Run ``open_clip_train.main`` on 64 pictures, its loss replaced if a spec is given; return scales and losses."""
+    source = folder / "src"
+    shutil.copytree(real_clone("open_clip") / "src", source)
+    bias = {"init_logit_bias": -10, "init_logit_scale": 2.3} if siglip else {}
+    vision = {"image_size": 32, "layers": 1, "width": 64, "head_width": 32, "patch_size": 16}
+    text = {"context_length": 16, "vocab_size": 49408, "width": 64, "heads": 2, "layers": 1}
+    model = {"embed_dim": 32, **bias, "vision_cfg": vision, "text_cfg": text}
+    (source / "open_clip/model_configs/tiny.json").write_text(json.dumps(model))
+    main = source / "open_clip_train/main.py"
+    code = main.read_text().replace("device_ids=[device], ", "")  # which DDP refuses without a GPU
+    assert CREATE in code
+    main.write_text(code if spec is None else code.replace(CREATE, CREATE + IN_PLACE.format(spec=spec)))
+    lines = ["filepath\ttitle"]
+    draw = torch.Generator().manual_seed(0)
+    from torchvision.utils import save_image
+
+    for i in range(64):
+        save_image(torch.rand(3, 32, 32, generator=draw), folder / f"{i}.png")
+        lines.append(f"{folder / f'{i}.png'}\tpicture number {i}")
+    (folder / "train.csv").write_text("\n".join(lines))
+    command = [sys.executable]
+    command += f"-m torch.distributed.run --standalone --nproc_per_node {processes}".split() if processes > 1 else []
+    settings = "--device cpu --precision fp32 --lr 1e-3 --warmup 1 --log-every-n-steps 1 --seed 3 --epochs 2"
+    command += f"-m open_clip_train.main --model tiny --batch-size {16 // processes} --workers 0 {settings}".split()
+    command += ["--dataset-type", "csv", "--train-data", str(folder / "train.csv"), "--csv-separator", "\t"]
+    command += ["--siglip"] if siglip else []
+    command += ["--dist-backend", "gloo", "--gather-with-grad", "--local-loss"] if processes > 1 else []
+    environment = os.environ | {"PYTHONPATH": str(source)}
+    ran = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=600)
+    assert ran.returncode == 0, ran.stderr[-2000:]
+    return re.findall(r"Logit Scale: (\S+) Contrastive_loss: (\S+)", ran.stderr + ran.stdout)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("processes", "siglip"), [(1, False), (1, True), (2, False)])
+def test_open_clips_own_script_trains(processes, siglip, tmp_path):
+    """The loss that replaces its own is that loss, step by step; another objective is another."""
+    for package in ("timm", "ftfy", "torchvision", "webdataset", "braceexpand", "pandas"):
+        pytest.importorskip(package)
+    name = "siglip" if siglip else "infonce"
+    specs = {"theirs": None, "ours": f"{name}:t=host", "other": "hcl:t=host,prior=0.05"}
+    found = {}
+    for key, spec in specs.items():
+        (tmp_path / key).mkdir()
+        found[key] = open_clips_training(tmp_path / key, spec, processes, siglip)
+    assert len(found["theirs"]) == 8
+    assert found["ours"] == found["theirs"] != found["other"]
+    assert float(found["other"][-1][1]) < float(found["other"][0][1])
 
 
 # ---- transformers --------------------------------------------------------------------------------
