@@ -99,6 +99,13 @@ def benefit() -> str:
     )
 
 
+def counted(row: str, regimes: Iterable[str]) -> str:
+    """In how many cells of these regimes a row gains or loses."""
+    groups = by_effect(_shown(cell for regime in regimes for cell in cells(row=row, regime=regime)))
+    gains, losses = (len(groups[effect]) for effect in EFFECTS[:2])
+    return f"gains in {gains}, loses in {losses} of {sum(map(len, groups.values()))}"
+
+
 def summary_table() -> str:
     """The table of docs/which_loss.md, in Markdown: by regime what helps, hurts or does nothing, over all doses."""
     lines = [

@@ -35,6 +35,20 @@ MARGIN = 0.5
 PACKAGED = ("data", "regime", "dose", "level", "row", "objective", "spec", "versus", "n", "difference", "low", "high")
 PACKAGED += ("effect", "recovered", "edges")
 NAMED = {"images": 10, "cnn": 10, "text": 77, "graphs": 2}
+FALSE = ("false negatives", "mined negatives")
+# what the README's table proposes: the rows of the atlas that try it, and the regimes where it should help
+PROPOSED = {
+    "`adnce`": (("ADNCE",), FALSE),
+    "`dcl`, `hcl`": (("DCL", "HCL"), FALSE),
+    "any, with `ids=`": (("oracle",), FALSE),
+    "`supcon`, or any other, with `labels=`": (("oracle, SupCon",), FALSE),
+    "`debpos`, `nca`": (("debiased positives, 4 views", "NCA, 4 views"), ("wrong positives",)),
+    "`arcl(...)` with 4 or more views": (("ArCL, 4 views", "ArCL, 8 views"), ("views, shifted",)),
+    "`intnacl`": (("IntNaCl",), ("attacks",)),
+    "`... + 0.1*dp`": (("InfoNCE + DP",), FALSE),
+    "`dro`, `infonce:radius=0.1`": (("KL-DRO", "InfoNCE by radius"), ("temperature", *FALSE)),
+    "`siglip`": (("SigLIP", "SigLIP, learned"), FALSE),
+}
 COLOURS = plt.get_cmap("tab20").colors  # type: ignore[attr-defined]
 
 
@@ -254,6 +268,20 @@ def replace_table(path: Path, table: str) -> None:
     path.write_text(f"{before}{first}\n{table}\n{last}{rest.partition(last)[2]}", encoding="utf-8")
 
 
+def fill(text: str) -> str:
+    """Write into the third column of the README's table what the atlas found."""
+    lines = text.split("\n")
+    for i, line in enumerate(lines):
+        cells = line.split(" | ")
+        if len(cells) > 3 and cells[1] in PROPOSED:
+            rows, regimes = PROPOSED[cells[1]]
+            found = {row: evidence.counted(row, regimes) for row in rows if evidence.cells(row=row)}
+            named = [f"{row}: {count}" for row, count in found.items()] if len(rows) > 1 else [*found.values()]
+            cells[2] = "; ".join(named) or "not run"
+            lines[i] = " | ".join(cells)
+    return "\n".join(lines)
+
+
 def main(argv: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add = parser.add_argument
@@ -290,6 +318,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     ):
         if args.table.is_relative_to(ROOT):
             replace_table(path, table)
+    if args.table.is_relative_to(ROOT):
+        (ROOT / "README.md").write_text(fill((ROOT / "README.md").read_text(encoding="utf-8")), encoding="utf-8")
     print(evidence.decision_table())
 
 

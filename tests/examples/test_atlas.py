@@ -205,3 +205,13 @@ def test_finished_cells_are_collected_in_order_and_resumed_from(tmp_path, capsys
     assert "attacks: not begun" in said
     wanted = [atlas.key_of("images", world, row) for *_, world, row in atlas.cells("images")]
     assert set(atlas.finished(source)) <= set(wanted)
+
+
+def test_the_readmes_table_says_what_the_atlas_found():
+    report = importlib.import_module("atlas_report")
+    text = (report.ROOT / "README.md").read_text(encoding="utf-8")
+    assert report.fill(text) == text
+    assert all(f"| {proposed} | " in text for proposed in report.PROPOSED)
+    rows = {cell["row"] for cell in report.evidence.atlas()["cells"]}
+    named = {row for _, *others in report.atlas.cells("images") for row in others if isinstance(row, str)}
+    assert {row for rows, _ in report.PROPOSED.values() for row in rows} <= rows | named
