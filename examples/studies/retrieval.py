@@ -13,12 +13,13 @@ row has the same questions, initial weights and batches. Tested on 3,080 held-ou
 nearest training questions, nDCG@10 of retrieving training questions of the intent; with --cranfield also nDCG@10 of
 documents on aerodynamics that the network has never seen. Verdicts are those of `counterpoint report` (paired t, Holm).
 
-The study resumes where it stopped: every finished row is a line of OUT/retrieval_SIZE.jsonl.
+The study resumes where it stopped: every finished row is a line of OUT/SIZE.jsonl. The rows behind the tables of
+docs/results.md are in docs/retrieval.
 
 examples:
   COUNTERPOINT_DATA=... python examples/studies/retrieval.py                     small: 20 seeds, 240 steps
   COUNTERPOINT_DATA=... python examples/studies/retrieval.py --size paper --device cuda
-  python examples/studies/retrieval.py --report                                  the tables, into docs/results.md
+  python examples/studies/retrieval.py --report       adds finished rows to docs/retrieval, writes docs/results.md
 """
 
 from __future__ import annotations
@@ -47,6 +48,7 @@ PER_INTENT, HARD, TUNING_SEEDS = 20, 4, 3
 SIZES = {"small": (20, 240, 32), "paper": (20, 3000, 256)}  # seeds, steps, batch
 PLAIN, ORACLE = "InfoNCE", "known intents as ids (oracle)"
 RESULTS = Path(__file__).parents[2] / "docs" / "results.md"
+ROWS_OF_PAGE = RESULTS.with_name("retrieval")
 MARK = "<!-- made by `python examples/studies/retrieval.py --report` -->"
 METRICS = {"accuracy": "intent, kNN", "ndcg": "nDCG@10", "cranfield": "Cranfield nDCG@10"}
 
@@ -373,7 +375,7 @@ def finished(path: Path) -> dict[str, dict[str, Any]]:
 
 def study(out: Path, size: str, device: str, minutes: float, cranfield: bool) -> None:
     """Run the rows that are not finished."""
-    started, path, texts = time.perf_counter(), out / f"retrieval_{size}.jsonl", load(out, cranfield)
+    started, path, texts = time.perf_counter(), out / f"{size}.jsonl", load(out, cranfield)
     on_device = replace(texts, table=texts.table.to(device), labels=texts.labels.to(device))
     done = finished(path)
     if path.exists():
@@ -412,9 +414,17 @@ def shares(values: Mapping[str, Sequence[float]]) -> str:
     return ", ".join(text for _, text in sorted(said, reverse=True))
 
 
+def collect(out: Path, size: str) -> None:
+    """Add the finished rows of a folder to those of the page, which are kept in the order of the tables."""
+    kept = ROWS_OF_PAGE / f"{size}.jsonl"
+    done = finished(kept) | finished(out / kept.name)
+    keys = [key_of(size, *cell) for cell in cells()]
+    kept.write_text("".join(f"{json.dumps(done[key])}\n" for key in keys if key in done))
+
+
 def table(out: Path, size: str) -> str:
     """The finished rows as Markdown, each world with its verdicts."""
-    done, lines = finished(out / f"retrieval_{size}.jsonl"), []
+    done, lines = finished(out / f"{size}.jsonl"), []
     for world in WORLDS:
         found = {row: done[key] for row in ROWS if (key := key_of(size, world, row)) in done}
         if PLAIN not in found or len(found) < 2:
@@ -446,11 +456,15 @@ def main(argv: Sequence[str] | None = None) -> None:
     add("--device", default="cpu", help="cpu, cuda, ... (%(default)s)")
     add("--cranfield", action="store_true", help="score Cranfield too; embedding it takes ten CPU-minutes")
     add("--minutes", type=float, default=0, help="stop after so many minutes, before the next row")
-    add("--report", action="store_true", help="write the tables of finished rows into docs/results.md")
+    add(
+        "--report", action="store_true", help="train nothing; put finished rows into docs/retrieval and docs/results.md"
+    )
     args = parser.parse_args(argv)
-    if not args.report:
+    if args.report:
+        collect(args.out, args.size)
+    else:
         study(args.out, args.size, args.device, args.minutes, args.cranfield)
-    found = table(args.out, args.size)
+    found = table(ROWS_OF_PAGE if args.report else args.out, args.size)
     print(found)
     if args.report:
         head, _, rest = RESULTS.read_text().partition(MARK)

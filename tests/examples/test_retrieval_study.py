@@ -64,7 +64,7 @@ def test_every_row_runs_and_is_kept(study, texts, monkeypatch, tmp_path, capsys)
     monkeypatch.setattr(study, "WORLDS", some)
     study.main(["--out", str(tmp_path)])
     printed = capsys.readouterr().out
-    lines = (tmp_path / "retrieval_small.jsonl").read_text().splitlines()
+    lines = (tmp_path / "small.jsonl").read_text().splitlines()
     assert len(lines) == 2 * len(study.ROWS)
     for record in map(json.loads, lines):
         assert 6 <= len(record["tried"]) <= 8
@@ -73,7 +73,7 @@ def test_every_row_runs_and_is_kept(study, texts, monkeypatch, tmp_path, capsys)
             assert all(0 <= x <= 100 for x in record[metric])
     assert all(f"| {row} |" in printed for row in study.ROWS)
     study.main(["--out", str(tmp_path)])
-    assert (tmp_path / "retrieval_small.jsonl").read_text().splitlines() == lines  # nothing ran again
+    assert (tmp_path / "small.jsonl").read_text().splitlines() == lines  # nothing ran again
     assert "CPU s" not in capsys.readouterr().out
 
 
@@ -109,3 +109,18 @@ def test_the_share_of_what_labels_gain(study):
     assert 0.92 <= held / studies <= 0.98
     values["row"] = values[study.ORACLE]
     assert study.shares({name: value.tolist() for name, value in values.items()}) == "row 100 [100, 100]"
+
+
+def test_the_page_is_what_the_kept_rows_give(study, monkeypatch, tmp_path):
+    monkeypatch.undo()
+    page, kept = study.RESULTS.read_text(encoding="utf-8"), (study.ROWS_OF_PAGE / "small.jsonl").read_text()
+    assert f"{study.MARK}\n{study.table(study.ROWS_OF_PAGE, 'small')}\n<!-- end -->" in page
+    # a row that was measured again takes its old place
+    first, second, *_ = kept.splitlines()
+    (tmp_path / "rows").mkdir()
+    monkeypatch.setattr(study, "ROWS_OF_PAGE", tmp_path / "rows")
+    (tmp_path / "rows" / "small.jsonl").write_text(f"{first}\n{second}\n")
+    again = json.dumps(json.loads(first) | {"spec": "infonce:t=1"})
+    (tmp_path / "small.jsonl").write_text(f"{again}\n{second[:50]}")
+    study.collect(tmp_path, "small")
+    assert (tmp_path / "rows" / "small.jsonl").read_text() == f"{again}\n{second}\n"
