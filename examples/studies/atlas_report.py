@@ -13,8 +13,9 @@ from __future__ import annotations
 
 import argparse
 import json
+import re
 from collections.abc import Iterator, Sequence
-from itertools import groupby
+from itertools import groupby, product
 from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
@@ -49,10 +50,19 @@ PROPOSED = {
     "`dro`, `infonce:radius=0.1`": (("KL-DRO", "InfoNCE by radius"), ("temperature", *FALSE)),
     "`siglip`": (("SigLIP", "SigLIP, learned"), FALSE),
 }
+AXES = {  # of the curves
+    "false negatives": "share of false negatives",
+    "wrong positives": "share of wrong positives",
+    "easy negatives": "share of easy negatives",
+    "temperature": "factor of the chosen temperature",
+    "views": "views",
+    "views, shifted": "views",
+    "attacks": "size of the attack",
+}
 COLOURS = plt.get_cmap("tab20").colors  # type: ignore[attr-defined]
 
 
-def level(dataset: str, regime: str, world: World, row: Row) -> float:
+def level(dataset: str, regime: str, dose: str, world: World, row: Row) -> float:
     """The dose as a number."""
     doses = {
         "false negatives": world.kept / (world.classes or NAMED[dataset]),
@@ -62,7 +72,7 @@ def level(dataset: str, regime: str, world: World, row: Row) -> float:
         "temperature": row.factor,
         "attacks": world.epsilon,
     }
-    return doses.get(regime, float(row.views))
+    return float(dose.split()[0]) if regime == "views" else doses.get(regime, float(row.views))
 
 
 def reference(name: str, row: Row) -> str:
@@ -141,7 +151,7 @@ def summarize(dataset: str, out: Path) -> tuple[list[dict[str, Any]], int]:
                 names = [part.name for _, part in cp.objective(record["spec"]).terms()]
                 cell = {"data": dataset, "regime": regime + suffix, "dose": dose, "row": name}
                 cell |= {
-                    "level": round(level(dataset, regime, *of_dose), 4),
+                    "level": round(level(dataset, regime, dose, *of_dose), 4),
                     "objective": names[-1],
                     "spec": record["spec"],
                 }
@@ -207,56 +217,56 @@ def heat_map(found: list[dict[str, Any]], path: Path) -> None:
     plt.close(figure)
 
 
-FLOOR = -4.0  # points below which a difference is written and not drawn, so that it does not stretch the axis
-
-
 def dose_curves(found: list[dict[str, Any]], path: Path) -> None:
-    """Draw each row's difference to what it is compared with, over the dose, with corrected intervals."""
-    regimes = ("false negatives", "mined negatives", "wrong positives", "temperature")
+    """Draw the rows that were run at several doses: their difference to what they are compared with, over the dose."""
     found = [c for c in found if "persistent" not in c["dose"] and "unknown" not in c["dose"]]
-    panels = []
-    for data in DATASETS:
-        for regime in regimes:
-            some = [c for c in found if c["data"] == data and c["regime"] == regime]
-            if len({c["level"] for c in some}) > 1 or (regime == "mined negatives" and some):
-                panels.append((data, regime, some))
-    names = list(dict.fromkeys(c["row"] for _, _, some in panels for c in some))
-    style = {name: {"color": COLOURS[i % 20], "marker": "osD^"[i // 20]} for i, name in enumerate(names)}
+    panels: list[tuple[str, str, dict[str, list[dict[str, Any]]]]] = []
+    for data, regime in product(DATASETS, AXES):
+        curves: dict[str, list[dict[str, Any]]] = {}
+        for c in found:
+            if (c["data"], c["regime"]) == (data, regime) and not (regime.startswith("views") and "steps" in c["row"]):
+                curves.setdefault(re.sub(r", \d views$", ", several views", c["row"]), []).append(c)
+        doses = len({c["level"] for curve in curves.values() for c in curve})
+        curves = {name: curve for name, curve in curves.items() if len(curve) >= min(doses, 3)}
+        if doses > 1:
+            panels.append((data, regime, curves))
+    names = list(dict.fromkeys(name for _, _, curves in panels for name in curves))
+    if len(names) > 20:
+        raise ValueError(f"20 colours are not enough for {len(names)} rows.")
     if not panels:
         return
-    rows_ = -(-len(panels) // 2)
-    figure, axes = plt.subplots(rows_, 2, figsize=(13, 0.8 + 3.4 * rows_), layout="constrained", squeeze=False)
+    height = -(-len(panels) // 2)
+    figure, axes = plt.subplots(height, 2, figsize=(13, 0.8 + 3.2 * height), layout="constrained", squeeze=False)
     for axis in axes.flat[len(panels) :]:
         axis.set_visible(False)
-    for axis, (data, regime, some) in zip(axes.flat, panels, strict=False):
-        levels, below = sorted({c["level"] for c in some}), []
-        step = 0.012 * (levels[-1] - levels[0]) or 0.006
-        for i, name in enumerate(dict.fromkeys(c["row"] for c in some)):  # side by side
-            curve = [c for c in some if c["row"] == name]
-            if regime == "temperature" and name == PLAIN:  # compared with itself
-                curve.append({"level": 1.0, "difference": 0.0, "low": 0.0, "high": 0.0})
+    for axis, (data, regime, curves) in zip(axes.flat, panels, strict=False):
+        if regime == "temperature" and PLAIN in curves:  # compared with itself
+            curves[PLAIN].append({"level": 1.0, "difference": 0.0, "low": 0.0, "high": 0.0})
+        levels = sorted({c["level"] for curve in curves.values() for c in curve})
+        step = 0.012 * (levels[-1] - levels[0])
+        for i, (name, curve) in enumerate(curves.items()):  # side by side
             curve.sort(key=lambda c: c["level"])
-            below += [f"{name}: {c['difference']:+.1f} at {c['level']:g}" for c in curve if c["difference"] < FLOOR]
             x = [c["level"] * 1.04**i if regime == "temperature" else c["level"] + step * i for c in curve]
             y = [c["difference"] for c in curve]
             errors = [[c["difference"] - c["low"] for c in curve], [c["high"] - c["difference"] for c in curve]]
-            axis.errorbar(x, y, errors, markersize=4, capsize=2, label=name, **style[name])
+            style = {"color": COLOURS[names.index(name)], "marker": "osD^v"[names.index(name) % 5]}
+            axis.errorbar(x, y, errors, markersize=4, capsize=2, label=name, **style)
         axis.axhline(0, color="k", linewidth=0.8)
-        if below:
-            axis.set_ylim(bottom=FLOOR)
+        axis.set_yscale("symlog", linthresh=5)
+        low, high = axis.get_ylim()
+        ticks = [tick for tick in (-50, -20, -10, -5, -2, -1, 0, 1, 2, 5, 10, 20) if low <= tick <= high]
+        axis.set_yticks(ticks, [f"{tick:+d}" if tick else "0" for tick in ticks])
         if regime == "temperature":
             axis.set_xscale("log", base=2)
-        elif len(levels) == 1:
-            axis.set_xlim(levels[0] - 0.05, levels[0] + 0.1)
         axis.set_title(f"{data}: {regime}", fontsize=10)
         axis.set_ylabel("points of accuracy")
         axis.set_xticks(levels, [f"{x:.3g}" for x in levels])
         axis.minorticks_off()
-        label = {"temperature": "factor of the chosen temperature"}.get(regime, f"share of {regime}")
-        axis.set_xlabel("\n".join([label, *(f"below the axis: {text}" for text in below)]))
+        axis.set_xlabel(AXES[regime])
         axis.legend(fontsize=7, loc="upper left", bbox_to_anchor=(1, 1))
-    title = "Difference to InfoNCE at equal views; InfoNCE on several views: to InfoNCE with twice the steps\n"
-    figure.suptitle(title + "bars: intervals that hold together over all comparisons of a data set", fontsize=11)
+    title = "Difference to InfoNCE at equal views; InfoNCE on several views: to InfoNCE with as much compute\n"
+    title += "bars: intervals that hold together over all comparisons of a data set; logarithmic beyond 5 points"
+    figure.suptitle(title, fontsize=11)
     figure.savefig(path, dpi=110)
     plt.close(figure)
 
