@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import re
 from copy import deepcopy
+from html import escape
 from inspect import Parameter, Signature
 from textwrap import fill
 from typing import Any, ClassVar
@@ -13,6 +14,7 @@ from torch import nn
 from typing_extensions import Self
 
 from . import spec
+from .html import table
 from .hyper import Hyper, Real, text
 from .names import check_known
 from .registry import number_of, register
@@ -150,6 +152,16 @@ class Parametrized(nn.Module):
     def __repr__(self) -> str:
         """A spec that also shows every number."""
         return self._text("full")
+
+    def _repr_html_(self) -> str:
+        """Return what notebooks show: the spec, and each part's formula and hyper-parameters with their ranges."""
+        shown = [f"<p><code>{escape(str(self))}</code></p>"]
+        for part in self.modules():
+            if isinstance(part, Parametrized) and part.name:
+                formula = getattr(part, "formula", "")
+                rows = [(key, text(getattr(part, key)), hyper.expected()) for key, hyper in part.hyper.items()]
+                shown.append(table(("", "value", "range"), rows, f"{type(part).__name__}: {formula}".rstrip(": ")))
+        return "".join(shown)
 
     @property
     def label(self) -> str:

@@ -15,7 +15,9 @@ from contextlib import redirect_stdout
 from html import escape
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
+import notebook_pages
 import torch
 from docstrings import as_markdown
 from latex2mathml.converter import convert
@@ -328,17 +330,28 @@ def api_pages() -> Iterator[tuple[str, str]]:
         "# counterpoint.plugins\n\nOne module per host: `patch(...)` changes code in place, `ContrastiveLoss(...)` is "
         "an object with the host's interface.\n\n" + "\n".join(by_hand),
     )
-    for name in [*DOMAINS, "store", "report"]:
+    for name in [*DOMAINS, "advise", "compare", "store", "report"]:
         package = ROOT / "integrations" / name
         places = defined(package)
-        names = [f"{places[one]}.{one}" for one in public(package)] or PUBLIC[name]
+        names = [f"{places[one]}.{one}" for one in public(package)] + PUBLIC.get(name, [])
         parts = [f"counterpoint.integrations.{name}.{one}" for one in names]
         intro = block(f"counterpoint.integrations.{name}", 1, members="false", show_root_full_path="true")
-        full = str(name in PUBLIC).lower()  # where several modules have an `evaluate`
+        full = str(not public(package)).lower()  # where several modules have an `evaluate`, or names are not exported
         yield name, intro + "\n" + "\n".join(block(part, show_root_full_path=full) for part in parts)
 
 
-PUBLIC = {  # of packages without `__all__`
+PUBLIC = {  # beside `__all__`, which some packages do not have
+    "advise": ["data.from_arrays", "data.Pairs", "settings.Settings", "measure.measure", "advice.advise"],
+    "compare": [
+        "settings.Settings",
+        "metrics.Metric",
+        "metrics.read",
+        "written.Written",
+        "comparison.find_loss",
+        "comparison.tuned",
+        "comparison.equal_lengths",
+    ],
+    "report": ["statistics.compare", "statistics.Verdict"],
     "sentence": [
         "training.train",
         "training.restore",
@@ -351,7 +364,7 @@ PUBLIC = {  # of packages without `__all__`
         "transfer.evaluate",
         "data.load_sts",
         "data.load_transfer",
-    ]
+    ],
 }
 BY_HAND = ("ContrastiveLoss", "CachedContrastiveLoss", "patch")
 
@@ -384,12 +397,13 @@ def relinked(content: str, source: Path, page: str, pages: dict[Path, str]) -> s
         return label
 
     content = re.sub(r"```mermaid\n(.*?)```\n", arrows, content, flags=re.S)
-    generated = ("objectives/", "api/", "hosts/")  # pages that no document of the repository is
+    generated = ("objectives/", "api/", "hosts/", "notebooks/")  # pages that no document of the repository is
     pattern = r"(!?)\[((?:[^\[\]]|\[[^\]]*\])*)\]\((?!https?:|#)(?!(?:\.\./)*(?:%s))([^)#\s]+)(#[^)\s]+)?\)"
     return re.sub(pattern % "|".join(generated), link, content)
 
 
-def main(folder: Path = PAGES) -> None:
+def main(folder: Path = PAGES, notebooks: dict[str, Any] | None = None) -> None:
+    """Write the pages; ``notebooks`` are those of :mod:`notebook_pages`, by default executed, which takes a minute."""
     shutil.rmtree(folder, ignore_errors=True)
     pages = sources()
     written = {page: relinked(path.read_text(encoding="utf-8"), path, page, pages) for path, page in pages.items()}
@@ -403,6 +417,10 @@ def main(folder: Path = PAGES) -> None:
         path = folder / page
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(content, encoding="utf-8")
+    executed = notebook_pages.execute(notebook_pages.paths()) if notebooks is None else notebooks
+    (folder / "notebooks").mkdir()
+    for name, data in notebook_pages.files(executed).items():
+        (folder / "notebooks" / name).write_bytes(data)
     for path in (ROOT / "docs").rglob("*"):
         if path.suffix in (".png", ".css", ".svg", ".json"):
             target = folder / path.relative_to(ROOT / "docs")

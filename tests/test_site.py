@@ -24,6 +24,7 @@ else:
     import tomli as tomllib  # pytest brings it along
 
 pytest.importorskip("zensical")
+import notebook_pages
 import site_pages
 
 CONFIGURATION = ROOT / "zensical.toml"
@@ -45,7 +46,7 @@ def zensical(folder: Path) -> subprocess.CompletedProcess[str]:
 @pytest.fixture(scope="module")
 def site(tmp_path_factory):
     folder = tmp_path_factory.mktemp("docs")
-    site_pages.main(folder / "pages")
+    site_pages.main(folder / "pages", notebook_pages.plain())  # tests/test_notebooks.py executes them
     done = zensical(folder)
     assert done.returncode == 0, done.stdout + done.stderr
     return folder / "site"
@@ -226,7 +227,13 @@ def look(browser, address, names, width, scheme):
 
 @pytest.mark.parametrize(("width", "scheme"), [(1280, "light"), (390, "dark")])
 def test_in_a_browser(browser, address, width, scheme):
-    look(browser, address, ["index.html", "objectives/adnce.html", "api/counterpoint.html"], width, scheme)
+    look(
+        browser,
+        address,
+        ["index.html", "objectives/adnce.html", "api/counterpoint.html", "notebooks/false_negatives.html"],
+        width,
+        scheme,
+    )
 
 
 @pytest.mark.slow

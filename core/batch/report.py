@@ -12,6 +12,7 @@ from torch.nn.functional import normalize
 
 from ..engine.distributed import without_ring
 from ..engine.negatives import DenseNegatives, dense_scores
+from ..html import Numbers
 from .chunked import path
 from .scores import Scores
 
@@ -19,7 +20,8 @@ from .scores import Scores
 def report(objective: Any, *args: Any, call: str = "forward", **options: Any) -> dict[str, float]:
     """Compute averages over a batch's anchors, without gradient.
 
-    Works on copies, in evaluation mode: no gradient is stored; no schedule, tracked value or training mode changes.
+    Returns a dict, which notebooks show as a table. Works on copies, in evaluation mode: no gradient is stored; no
+    schedule, tracked value or training mode changes.
     With ``gather=``, call it in all processes; all get the same numbers.
 
     * ``loss``; for a sum also ``term[<spec>]``, what each weighted term adds to it
@@ -75,7 +77,7 @@ def report(objective: Any, *args: Any, call: str = "forward", **options: Any) ->
         if main.neg.group is not None:  # over the anchors of all processes
             anchors = torch.tensor(len(main.pos), device=device)
             means = main.neg.across(means * anchors) / main.neg.across(anchors)
-        report = dict(zip(numbers, means.tolist(), strict=True))
+        report = Numbers(zip(numbers, means.tolist(), strict=True))
         summed = {name: float(main.neg.across(value)) for name, value in totals.items()}
         rows = float(main.neg.across(torch.tensor(float(len(main.pos)), device=device)))
         for rule in main.removed:

@@ -1,1 +1,12 @@
-"""Measure data and embeddings, and say which objective to try, with the evidence."""
+"""Measure data and embeddings, and say which objective to try, with the evidence.
+
+``counterpoint advise`` does so for files. In Python, with two views of each sample as arrays ``(N, d)``::
+
+    from counterpoint.integrations.advise.advice import advise
+    from counterpoint.integrations.advise.data import from_arrays
+    from counterpoint.integrations.advise.measure import measure
+    from counterpoint.integrations.advise.settings import Settings
+
+    for one in advise(measure(from_arrays(a, b, ids), Settings())):
+        print(one["text"])
+"""

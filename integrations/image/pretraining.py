@@ -21,6 +21,7 @@ from lightning.pytorch.plugins.io import TorchCheckpointIO
 
 from .. import store
 from ..domain import check_whole
+from ..store.progress import in_notebook
 from ..store.run import Run
 from .batches import loader
 from .image_set import ImageSet
@@ -141,7 +142,7 @@ def pretrain(
             logger=False,
             enable_checkpointing=False,
             enable_model_summary=False,
-            enable_progress_bar=progress and sys.stderr.isatty(),
+            enable_progress_bar=progress and (sys.stderr.isatty() or in_notebook()),
             use_distributed_sampler=False,
             num_sanity_val_steps=0,
             callbacks=callbacks,

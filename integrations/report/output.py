@@ -13,11 +13,11 @@ from .summary import Report, summarise
 from .tables import TITLE, as_csv, markdown, plain, terminal
 
 
-def html(report: Report, title: str = TITLE, intro: str = "") -> str:
+def html(report: Report, title: str = TITLE, intro: str = "", lead: str = "") -> str:
     """Return the report as a page, see :mod:`counterpoint.integrations.report.page`."""
     from .page import page
 
-    return page(report, title, intro)
+    return page(report, title, intro, lead)
 
 
 RENDER: dict[str, Callable[[Report], str]] = {
@@ -45,16 +45,17 @@ def write(
     title: str = TITLE,
     intro: str = "",
     pictures: bool = True,
+    lead: str = "",
 ) -> Iterator[Path]:
     """Write the report in these formats, and its plots as PNG; yield each file when it is complete.
 
-    ``title`` and ``intro`` are those of the page.
+    ``title``, ``intro`` and ``lead`` are those of the page.
     """
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
     for name in formats:
         path = folder / f"report.{'md' if name == 'markdown' else name}"
-        text = html(report, title, intro) if name == "html" else RENDER[name](report)
+        text = html(report, title, intro, lead) if name == "html" else RENDER[name](report)
         with atomic(path) as file:
             file.write(text.encode() + b"\n")
         yield path

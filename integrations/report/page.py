@@ -74,8 +74,15 @@ class Section(NamedTuple):
     no_plots: str = ""
 
 
-def page(report: Report, title: str = TITLE, intro: str = "") -> str:
-    """Return the page as text; ``intro`` is a paragraph of plain text under the title."""
+def page(report: Report, title: str = TITLE, intro: str = "", lead: str = "") -> str:
+    """Return the page as text.
+
+    Args:
+        report: what it shows.
+        title: its heading.
+        intro: a paragraph of plain text under the title.
+        lead: a sentence above all others, with the picture of the first column alone.
+    """
     environment = Environment(autoescape=True, undefined=StrictUndefined, keep_trailing_newline=True)
     environment.filters["breakable"] = _breakable
     environment.globals["zip"] = zip
@@ -85,6 +92,7 @@ def page(report: Report, title: str = TITLE, intro: str = "") -> str:
     return environment.from_string(TEMPLATE.read_text(encoding="utf-8")).render(
         title=title,
         intro=intro,
+        lead=lead,
         notes=report.notes,
         opening=list(map(_opening, count(), report.columns, opening(report), repeat(looks))),
         together=list(map(pooled_reading, report.pooled)),

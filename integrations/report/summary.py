@@ -15,6 +15,7 @@ import math
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from importlib import import_module
 from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
@@ -117,6 +118,10 @@ class Report:
     columns: list[Column]
     notes: list[str]
     pooled: list[Pooled] = field(default_factory=list)
+
+    def _repr_html_(self) -> str:
+        shown: str = import_module(f"{__package__}.tables").notebook(self)  # tables imports this module
+        return shown
 
 
 def summarise(

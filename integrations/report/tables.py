@@ -7,9 +7,12 @@ import io
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, fields
+from html import escape
 from itertools import groupby
 from textwrap import wrap
 from typing import Any, NamedTuple
+
+from counterpoint import html
 
 from ..store.files import finite
 from .statistics import ALPHA, Verdict
@@ -167,6 +170,16 @@ def markdown(report: Report) -> str:
         lines += [f"| {' | '.join(row)} |" for row in [shown[0], ["---"] * len(rows[0]), *shown[1:]]]
         lines += ["", below, ""] if below else [""]
     return "\n".join([*lines, *(note + "\n" for note in report.notes), LEGEND.format("Bold")])
+
+
+def notebook(report: Report) -> str:
+    """Return the report as notebooks show it; a star marks the best rows."""
+    parts = [f"<p>{escape(sentence)}</p>" for sentence in opening(report)]
+    for title, _, head, body, best, below, _ in tables(report):
+        rows = [[cell + " ★" * ((i, j) in best) for j, cell in enumerate(row)] for i, row in enumerate(body)]
+        parts.append(html.table(head, rows, title, below))
+    parts += [f"<p>{escape(note)}</p>" for note in [*report.notes, LEGEND.format("★")]]
+    return "".join(parts)
 
 
 def plain(report: Report) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 try:
-    from tqdm import tqdm
+    from tqdm.auto import tqdm  # in a notebook, its widget
 except ImportError:  # lines instead of bars
     tqdm = None
 
@@ -24,7 +24,7 @@ _bars = True
 
 
 def track(items: Iterable[Item], title: str, total: int | None = None, before: int = 0) -> Iterator[Item]:
-    """Yield the items and show progress: a bar on a terminal, elsewhere a line every half minute.
+    """Yield the items and show progress: a bar on a terminal or in a notebook, elsewhere a line every half minute.
 
     Args:
         title: the words before the numbers.
@@ -55,9 +55,16 @@ def hide_bars() -> None:
 
 def progress_bar(title: str, total: int | None, before: int) -> Any:
     """Return a bar of tqdm, or None where lines are shown instead."""
-    if tqdm is None or not _bars or not sys.stderr.isatty() or multiprocessing.parent_process() is not None:
+    shown = sys.stderr.isatty() or in_notebook()
+    if tqdm is None or not _bars or not shown or multiprocessing.parent_process() is not None:
         return None
     return tqdm(total=total, initial=before, desc=title, leave=False, dynamic_ncols=True)
+
+
+def in_notebook() -> bool:
+    """Whether this code runs in a Jupyter kernel."""
+    ipython = sys.modules.get("IPython")
+    return ipython is not None and getattr(ipython.get_ipython(), "kernel", None) is not None
 
 
 def print_line(line: str) -> None:

@@ -18,7 +18,7 @@ DOCUMENTS = (
     "examples/existing_repos/README.md",
     "skills/counterpoint/SKILL.md",
 )
-GENERATED = ("objectives", "hosts", "api")  # folders of the site that docs/site_pages.py fills
+GENERATED = ("objectives", "hosts", "api", "notebooks")  # folders of the site that docs/site_pages.py fills
 COMMAND = re.compile(r"(?:make|pip|counterpoint|python) \S")
 
 

@@ -1,0 +1,52 @@
+"""Tables in HTML, as notebooks show them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from html import escape
+from typing import Any
+
+# of diagnose.report; a name with [...] stands for all names of that kind
+MEANING = {
+    "loss": "the loss of this batch",
+    "term[...]": "what a weighted term adds to it",
+    "positive_mean": "similarity of an anchor and its positive",
+    "negative_mean": "similarity of an anchor and its negatives",
+    "negative_variance": "variance of the similarities of an anchor's negatives",
+    "negatives": "negatives of an anchor",
+    "effective_negatives": "how many of them share the gradient: all if equal, 1 if one dominates",
+    "negatives_above_positive": "share of negatives that are more similar than the positive",
+    "removed[...]": "negatives of an anchor that the rule excludes",
+    "removed_similarity[...]": "their similarity",
+    "without_negatives": "anchors that have no negative left",
+    "engine[...]": "how a training step reduces these negatives",
+    "without_direction": "rows of the views that are zero",
+}
+
+
+def table(head: Sequence[str], rows: Iterable[Sequence[str]], title: str = "", below: str = "") -> str:
+    """Return a table; cells are plain text.
+
+    Args:
+        head: the names of the columns.
+        rows: the cells of each row.
+        title: a line above the table.
+        below: a line below it.
+    """
+    columns = "".join(f"<th>{escape(name)}</th>" for name in head)
+    body = "".join("<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in row) + "</tr>" for row in rows)
+    above, after = (f"<p>{escape(line)}</p>" if line else "" for line in (title, below))
+    return f"{above}<table><thead><tr>{columns}</tr></thead><tbody>{body}</tbody></table>{after}"
+
+
+class Numbers(dict[str, float]):
+    """Named numbers: a dict that notebooks show as a table, with what each number means."""
+
+    def _repr_html_(self) -> str:
+        rows = [(name, f"{value:.4g}", meaning(name)) for name, value in self.items()]
+        return table(("", "value", "meaning"), rows)
+
+
+def meaning(name: str, known: Mapping[str, Any] = MEANING) -> str:
+    """Return what a number of :func:`counterpoint.diagnose.report` means, or nothing."""
+    return str(known.get(name) or known.get(f"{name.partition('[')[0]}[...]") or "")
