@@ -29,10 +29,12 @@ class Accumulator:
         count: number of negatives, for means.
         state: tensors ``(functions, anchors)``, see :meth:`start`.
 
-    ``unit`` is what exponents are multiplied by before they are added.
+    ``unit`` is what exponents are multiplied by before they are added, ``averages`` whether sums are divided by
+    ``count``.
     """
 
     unit = 1.0
+    averages = False
 
     def __init__(self, mask: Mask, count: Value, state: Sequence[Tensor]) -> None:
         self.mask, self.count, self.state = mask, count, state
@@ -93,6 +95,8 @@ class Accumulator:
 class Mean(Accumulator):
     """``mean_j x_j``."""
 
+    averages = True
+
     @classmethod
     def start(cls, functions: int, anchors: int, like: Tensor) -> list[Tensor]:
         return [like.new_zeros(functions, anchors)]
@@ -118,7 +122,7 @@ class Mean(Accumulator):
 class SumExp(Mean):
     """``log sum_j 2^x_j`` of values that are known to be small."""
 
-    unit = LOG2E
+    unit, averages = LOG2E, False
 
     def add(self, k: int, x: Tensor, tile: Tile, workspace: Workspace) -> None:
         x = self.mask.fill(self.mask.weight_own(x.exp2_(), tile, None), tile, 0.0)
@@ -146,6 +150,40 @@ class SumExp(Mean):
         tile = tile if tile.keep else self.mask.decide(x, tile, workspace, exponentials=True)
         x.mul_(self.pair_gradient(gradient, tile, workspace("pair", x.shape)))
         return self.mask.fill(self.mask.weight_own(x, tile, None), tile, 0.0)
+
+    def from_exponentials(self, p: Tensor, gradient: Tensor, tile: Tile, workspace: Workspace, out: Tensor) -> Tensor:
+        """Compute ``dL/dx`` of stored exponentials, into ``out``, which may be ``p``."""
+        return torch.mul(p, self.pair_gradient(gradient, tile, workspace("pair", p.shape)), out=out)
+
+
+class MeanSoftplus(Mean):
+    """``mean_j log(1 + 2^x_j)`` of values that are known to be small; tiles store ``2^x``."""
+
+    unit = LOG2E
+
+    def add(self, k: int, x: Tensor, tile: Tile, workspace: Workspace) -> None:
+        # excluded keys become zero, whose log1p and gradient are zero
+        x = self.mask.fill(x.exp2_(), tile, 0.0)
+        decided = self.mask.decide(x, tile, workspace, exponentials=True)
+        if decided.keep and tile.mirror is None:
+            x.mul_(decided.keep[0])
+        values = self.mask.weight_own(torch.log1p(x, out=workspace("values", x.shape)), tile, None)
+        for dim, anchors in self._axes(tile):
+            kept = values
+            if decided.keep and tile.mirror is not None:
+                kept = torch.mul(values, decided.keep[1 - dim], out=decided.keep[1 - dim])
+            self.state[0][k, anchors] += self._total(kept, tile, dim)
+
+    def value_gradient(self, k: int, x: Tensor, gradient: Tensor, tile: Tile, workspace: Workspace) -> Tensor:
+        x = self.mask.fill(x.exp2_(), tile, 0.0)
+        tile = self.mask.decide(x, tile, workspace, exponentials=True)
+        return self.from_exponentials(x, gradient, tile, workspace, x)
+
+    def from_exponentials(self, p: Tensor, gradient: Tensor, tile: Tile, workspace: Workspace, out: Tensor) -> Tensor:
+        """Compute ``dL/dx`` of stored exponentials, into ``out``, which may be ``p``."""
+        torch.div(p, torch.add(p, 1.0, out=workspace("values", p.shape)), out=out)
+        out.mul_(self.pair_gradient(gradient, tile, workspace("values", p.shape)))
+        return self.mask.weight_own(out, tile, None)
 
 
 class LogSumExp(Accumulator):

@@ -22,7 +22,7 @@ from torch import Tensor
 
 from .. import checks
 from ..hyper import Value
-from .accumulators import NEGLIGIBLE, Accumulator, Mean
+from .accumulators import NEGLIGIBLE, Accumulator
 from .negatives import DenseNegatives
 from .passes import Functions, TilePass, upstream_gradients
 from .quadratic import rows_of
@@ -158,10 +158,11 @@ class Chunk(TiledNegatives):
         return self.tile or EDGES[self.left.shape[1] > NARROW]
 
     def reduce(self, accumulator: type[Accumulator], functions: Functions, uniform: bool) -> tuple[Tensor, ...]:
-        count = self.count if accumulator is Mean else 1.0
+        count = self.count if accumulator.averages else 1.0
         mask = self.mask
         if mask.limits is not None:
-            mask = replace(mask, limits=mask.limits.for_block(self.rows, self.guided, functions.scale))
+            limits = mask.limits.for_block(self.rows, self.guided, functions.scale, functions.offset)
+            mask = replace(mask, limits=limits)
         tile_pass = TilePass(
             functions, accumulator, mask, count, False, False, self.edge(functions), self.tile or HEIGHT
         )

@@ -38,6 +38,8 @@ class Traced:
     number: int
     is_tuple: bool
 
+    offset = 0.0
+
     @staticmethod
     def of(f: Callable[..., Any], per_anchor: tuple[Tensor, ...], like: Tensor, unit: float) -> Traced | None:
         """Trace ``f``; None if it closes over tensors with dimensions, or hides from torch what it closes over."""

@@ -12,15 +12,16 @@ from torch import Tensor
 
 from .. import checks
 from ..hyper import Value
-from .accumulators import Accumulator, SumExp, normalized_gradients
+from .accumulators import Accumulator, MeanSoftplus, SumExp, normalized_gradients
 from .functions import Traced
 from .quadratic import Quadratics
+from .softplus import Softplus
 from .tiles import Mask, Tile, Workspace
 
 # edges of the tiles of quadratic and of traced functions
 EDGES_CPU = (512, 256)
 
-Functions = Quadratics | Traced
+Functions = Quadratics | Softplus | Traced
 
 
 @dataclass(frozen=True)
@@ -119,9 +120,13 @@ class TilePass:
             stored: the tiles that :meth:`accumulate` returned.
             last: overwrite these.
         """
-        exponentials = self._stores_exponentials()
+        exponentials, learned = self._stores_exponentials(), isinstance(self.functions, Softplus) and d_tensors
         ds: Tensor | None
         parts: list[Tensor]
+        d_anchors, total = d_left, left.new_zeros(())
+        if learned:  # a buffer of their own, since the sum of s dL/ds is their product with the anchors
+            d_left, alike = torch.zeros_like(left), d_right is not None and d_right is d_left
+            d_right = d_left if alike else d_right
         with _exact(left.device):
             for number, tile in enumerate(self._tiles(len(left), len(right))):
                 # 1. recompute similarities, and their gradient
@@ -129,8 +134,8 @@ class TilePass:
                     p = stored[number]
                     if tile.mirror is not None:  # else excluded keys have become zero
                         tile = self.mask.decide(p, tile, workspace, exponentials)
-                    pair = accumulator.pair_gradient(gradients[0], tile, workspace("pair", p.shape))
-                    ds, parts = torch.mul(p, pair, out=p if last else workspace("s", p.shape)), []
+                    out = p if last else workspace("s", p.shape)
+                    ds, parts = accumulator.from_exponentials(p, gradients[0], tile, workspace, out), []
                 else:
                     if number >= len(stored):
                         s = self._product(left, right, tile, workspace)
@@ -147,11 +152,18 @@ class TilePass:
                 if ds is not None and d_right is not None and not tile.diagonal:
                     d_right[tile.keys].addmm_(ds.t(), left[tile.rows])
                 # 3. tensors of the functions
+                if learned and ds is not None:
+                    total += ds.sum() / (1 + tile.diagonal)
                 for d, part in zip(d_tensors, parts, strict=False):
                     if d.numel() > 1:
                         d[tile.rows] += part
                     else:  # a mirrored tile on the diagonal has every pair twice
                         d += part.reshape(d.shape) / (1 + tile.diagonal)
+            if learned and isinstance(self.functions, Softplus) and d_left is not None:
+                each = 1 + (self.mirrored and self.same)  # pairs are in the gradients of both
+                self.functions.add_gradients(d_tensors, total, (d_left * left).sum() / each)
+                if d_anchors is not None:
+                    d_anchors += d_left
 
     def _similarity_gradient(
         self, s: Tensor, tile: Tile, accumulator: Accumulator, gradients: Sequence[Tensor], workspace: Workspace
@@ -163,6 +175,8 @@ class TilePass:
 
     def _stores_exponentials(self) -> bool:
         """Return whether stored tiles hold ``2^x``, computed in place: then the backward pass only weights them."""
+        if self.accumulator is MeanSoftplus:
+            return True
         weighted = self.mask.limits is not None and self.mask.own_weight  # weights come before the limits see them
         return self.accumulator is SumExp and self.functions.scale != 1.0 and not weighted
 
@@ -185,6 +199,9 @@ class TilePass:
         """Compute the similarities of a tile, times the functions' scale, in a buffer of this name."""
         a, b = left[tile.rows], right[tile.keys]
         out = workspace(buffer, (a.shape[0], b.shape[0]))
+        if isinstance(self.functions, Softplus):
+            out.fill_(self.functions.offset)
+            return out.addmm_(a, b.t(), alpha=self.functions.scale)
         return torch.addmm(out, a, b.t(), beta=0, alpha=self.functions.scale, out=out)
 
 

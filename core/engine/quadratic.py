@@ -29,20 +29,28 @@ class Quadratic:
 
     The derivative ``d0 + d1 s`` is stored beside the value, since ``detach`` makes it another function. Coefficients
     are floats, or tensors with their autograd history. Operations that leave the quadratics raise, so that a function
-    that uses them is not recognized. After ``relu`` there is no further operation.
+    that uses them is not recognized. After ``relu`` and ``softplus`` there is no further operation.
     """
 
     def __init__(
-        self, value: Sequence[Value], slope: Sequence[Value], dtype: torch.dtype, rectified: bool = False
+        self,
+        value: Sequence[Value],
+        slope: Sequence[Value],
+        dtype: torch.dtype,
+        rectified: bool = False,
+        softened: bool = False,
     ) -> None:
         if len(value) > 3 or len(slope) > 2:
             raise TypeError("not quadratic")
-        self.value, self.slope, self.dtype, self.rectified = (*value,), (*slope,), dtype, rectified
+        self.value, self.slope, self.dtype = (*value,), (*slope,), dtype
+        self.rectified, self.softened = rectified, softened
 
-    def _with(self, value: Sequence[Value], slope: Sequence[Value], rectified: bool = False) -> Quadratic:
-        if self.rectified:
+    def _with(
+        self, value: Sequence[Value], slope: Sequence[Value], rectified: bool = False, softened: bool = False
+    ) -> Quadratic:
+        if self.rectified or self.softened:
             raise TypeError("not quadratic")
-        return Quadratic(value, slope, self.dtype, rectified)
+        return Quadratic(value, slope, self.dtype, rectified, softened)
 
     def _operand(self, other: Any) -> Quadratic:
         if isinstance(other, Quadratic):
@@ -83,6 +91,12 @@ class Quadratic:
     def relu(self) -> Quadratic:
         return self._with(self.value, self.slope, rectified=True)
 
+    def softplus(self, beta: float = 1.0, threshold: float = 20.0) -> Quadratic:
+        """See :class:`counterpoint.engine.softplus.Softplus`; below 37, a threshold shows in float64."""
+        if beta != 1.0 or threshold < 37.0:
+            raise TypeError("not quadratic")
+        return self._with(self.value, self.slope, softened=True)
+
     def clamp(self, **limits: Any) -> Quadratic:
         if limits != {"min": 0}:
             raise TypeError("not quadratic")
@@ -94,6 +108,8 @@ class Quadratic:
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Handle ``tensor - s``, ``torch.square(s)`` and the like."""
+        if func is torch.nn.functional.softplus:
+            return args[0].softplus(*args[1:], **(kwargs or {}))
         if kwargs:
             raise TypeError("not quadratic")
         name = {"subtract": "sub", "multiply": "mul", "div": "truediv", "negative": "neg"}.get(func.__name__)
@@ -154,6 +170,8 @@ class Quadratics:
     slopes: Sequence[Sequence[Value]]
     relu_constant: float | None = None
 
+    offset = 0.0
+
     @staticmethod
     def of(
         f: Callable[..., Any], per_anchor: tuple[Tensor, ...], anchors: int, dtype: torch.dtype
@@ -164,6 +182,8 @@ class Quadratics:
             results: list[Quadratic] = [*output] if isinstance(output, tuple) else [output]
             values = [[*q.value, 0.0, 0.0, 0.0][:3] for q in results]
             slopes = [[*map(_detached, q.slope), 0.0, 0.0][:2] for q in results]
+            if any(q.softened for q in results):
+                return None
         except Exception:  # whatever f does that a quadratic cannot; an error of f itself is raised by its next call
             return None
         tensors = [x for row in [*values, *slopes] for x in row if isinstance(x, Tensor)]

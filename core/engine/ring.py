@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from .. import checks
-from .accumulators import Accumulator, Mean, normalized_gradients
+from .accumulators import Accumulator, normalized_gradients
 from .distributed import ProcessGroup
 from .passes import Functions, TilePass, upstream_gradients
 from .quadratic import rows_of
@@ -160,11 +160,12 @@ class RingNegatives(TiledNegatives):
     ) -> Iterator[tuple[RingBlock, TilePass, Accumulator]]:
         """Yield the tile passes over the keys of ``owner``, each with its part of the accumulator's state."""
         for block in self.blocks_of(owner):
-            count = rows_of(self.count, block.rows) if accumulator is Mean else 1.0
+            count = rows_of(self.count, block.rows) if accumulator.averages else 1.0
             own, mask, limits = functions.for_rows(block.rows), block.mask, self.mask.limits
             if limits is not None:
                 compared = None if self.guide is None else (self.guide.left[block.rows], block.select(guide))
-                limits = replace(limits.for_block(block.rows, compared, own.scale), exempt=limits.exempt and mask.own)
+                limits = limits.for_block(block.rows, compared, own.scale, own.offset)
+                limits = replace(limits, exempt=limits.exempt and mask.own)
                 mask = replace(mask, limits=limits)
             tile_pass = TilePass(own, accumulator, mask, count, False, False, self.edge(functions))
             yield block, tile_pass, accumulator(mask, count, [x[:, block.rows] for x in state])
@@ -200,7 +201,7 @@ class ReduceRing(checks.Once):
         for owner, keys, guide in neg.rotate(right):
             for block, tile_pass, part in neg.passes(owner, guide, accumulator, functions, state):
                 tile_pass.accumulate(left[block.rows], block.select(keys), part, workspace)
-        count = neg.count if accumulator is Mean else 1.0
+        count = neg.count if accumulator.averages else 1.0
         whole = accumulator(neg.mask, count, state)
         result = whole.result()
         ctx.neg, ctx.accumulator, ctx.functions = neg, accumulator, functions
@@ -216,7 +217,7 @@ class ReduceRing(checks.Once):
         number = len(ctx.functions.tensors)
         tensors, state = rest[:number], rest[number:]
         functions, workspace = ctx.functions.with_tensors(tensors), Workspace(left)
-        count = neg.count if accumulator is Mean else 1.0
+        count = neg.count if accumulator.averages else 1.0
         # 1. gradients of the results, in units of the largest
         relative, largest = normalized_gradients(gradients)
         upstream = upstream_gradients(functions, accumulator(neg.mask, count, state), relative)

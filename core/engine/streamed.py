@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from ..hyper import Value
-from .accumulators import Accumulator, Mean
+from .accumulators import Accumulator
 from .negatives import DenseNegatives
 from .passes import Functions, ReduceTiles, TilePass
 from .quadratic import Quadratics, rows_of
@@ -136,9 +136,9 @@ class StreamedNegatives(TiledNegatives):
                 same = a is b and not self.both
                 stop = start + len(a) + (len(b) if self.both and uniform else 0)
                 rows = slice(start, stop)
-                own, count = functions.for_rows(rows), rows_of(self.count, rows) if accumulator is Mean else 1.0
+                own, count = functions.for_rows(rows), rows_of(self.count, rows) if accumulator.averages else 1.0
                 if mask.limits is not None:
-                    mask = replace(mask, limits=mask.limits.for_block(rows, compared, own.scale))
+                    mask = replace(mask, limits=mask.limits.for_block(rows, compared, own.scale, own.offset))
                 tile_pass = TilePass(own, accumulator, mask, count, uniform and (self.both or same), same, edge)
                 parts.append(ReduceTiles.apply(tile_pass, a, None if same else b, *own.tensors))
                 start = stop

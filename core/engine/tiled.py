@@ -14,11 +14,12 @@ from torch import Tensor
 
 from .. import checks
 from ..hyper import Value
-from .accumulators import Accumulator, LogSumExp, Max, Mean, SumExp
+from .accumulators import Accumulator, LogSumExp, Max, Mean, MeanSoftplus, SumExp
 from .functions import Traced
 from .negatives import DenseNegatives, Negatives
 from .passes import EDGES_CPU, Functions
 from .quadratic import SAFE, Quadratics, is_zero
+from .softplus import Softplus
 from .tiles import Limits, Mask
 
 # edges of the tiles of quadratic and of traced functions
@@ -79,10 +80,10 @@ class TiledNegatives(Negatives):
         raise NotImplementedError
 
     def _reduce(self, accumulator: type[Accumulator], functions: Functions, uniform: bool) -> tuple[Tensor, ...]:
-        count = self.count if accumulator is Mean else 1.0  # ahead of the reduction that needs it
+        count = self.count if accumulator.averages else 1.0  # ahead of the reduction that needs it
         results = self.reduce(accumulator, functions, uniform)
         if self.mask.limits is not None and not self.optional:
-            self.check_left(count if accumulator is Mean else results[0].detach() > -math.inf)
+            self.check_left(count if accumulator.averages else results[0].detach() > -math.inf)
         return results
 
     def check_left(self, left: Value) -> None:
@@ -136,6 +137,9 @@ class TiledNegatives(Negatives):
                 return _with_constants([0.0] * functions.number, [x / self.count for x in sums])
             if functions.relu_constant is not None:
                 return _with_constants(constants, self._reduce(Mean, functions, functions.uniform))
+        softplus = Softplus.of(f, per_anchor, self.like, self.bound()) if quadratic is None else None
+        if softplus is not None:
+            return self._reduce(MeanSoftplus, softplus, True)[0]
         return self._reduce_traced(Mean, f, per_anchor, lambda dense: dense.mean(f, *per_anchor))
 
     def max(self) -> Tensor:

@@ -46,28 +46,29 @@ class Limits:
         most: ``(anchors, 1)``.
         guide: the guide's embeddings of the anchors ``(n, w)`` and of the keys ``(N, w)``, instead of the model's.
         exempt: keys from this one on stay, by default none.
-        scale: factor of the similarities in a tile.
+        scale, offset: factor of the similarities in a tile, and what is added to them.
     """
 
     most: Tensor
     guide: tuple[Tensor, Tensor] | None = None
     exempt: int | None = None
     scale: float = 1.0
+    offset: float = 0.0
 
-    def for_block(self, rows: slice, guide: tuple[Tensor, Tensor] | None, scale: float) -> Limits:
+    def for_block(self, rows: slice, guide: tuple[Tensor, Tensor] | None, scale: float, offset: float = 0.0) -> Limits:
         """Return the limits of some of the anchors, whose keys and those of the guide are a block."""
-        return replace(self, most=self.most[rows], guide=guide, scale=scale)
+        return replace(self, most=self.most[rows], guide=guide, scale=scale, offset=offset)
 
     def exempting(self, keys: int) -> int:
         """Return how many keys, the last, are exempt."""
         return 0 if self.exempt is None else keys - self.exempt
 
     def decide(self, x: Tensor, tile: Tile, workspace: Workspace, exponentials: bool = False) -> Tile:
-        """Return the tile with ``keep``, given its similarities times ``scale``, or ``2`` to their power.
+        """Return the tile with ``keep``, given ``scale`` times similarities plus ``offset``, or ``2`` to that power.
 
         Multiplying by numbers is twenty times faster than filling by booleans.
         """
-        most, at_most = self.most * self.scale, torch.le if self.scale > 0 else torch.ge
+        most, at_most = self.most * self.scale + self.offset, torch.le if self.scale > 0 else torch.ge
         if self.guide is not None:
             anchors, keys = self.guide[0][tile.rows], self.guide[1][tile.keys]
             x = torch.mm(anchors, keys.t(), out=workspace("guide", (len(anchors), len(keys))))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import importlib.util
+import inspect
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -20,6 +21,7 @@ import counterpoint as cp
 Loss = Callable[[Tensor, Tensor], Tensor]
 OURS = "infonce:t=T"
 ONE_WAY = f"{OURS},pairing=one_way"
+SIGLIP = "siglip:t=learned(T),b=learned(-10,-100,100),pairing=one_way"
 
 
 @dataclass(frozen=True)
@@ -49,7 +51,7 @@ def ours(specs: list[str], keys: Callable[[Tensor], Tensor]) -> list[Contestant]
         objective, _, pairing = spec.partition(",pairing=")
 
         def of_views(t: float, size: int) -> Loss:
-            loss = cp.objective(objective.replace("=T", f"={t}"))
+            loss = cp.objective(objective.replace("=T", f"={t}").replace("(T", f"({t}"))
             if pairing == "queue":
                 return lambda a, b: loss(a, b, queue=keys(a))  # type: ignore[no-any-return]
             return lambda a, b: loss(a, b, pairing=pairing or None)  # type: ignore[no-any-return]
@@ -223,7 +225,33 @@ def infcl() -> list[Contestant]:
     return [Contestant("infcl cal_flash_loss", make, "infonce:t=T,pairing=symmetric")]
 
 
-PEERS = {"lightly": lightly, "pml": pml, "st": st, "infcl": infcl}
+def open_clip() -> list[Contestant]:
+    """open_clip's sigmoid loss, as a matrix and in chunks of anchors; scale and bias are learned, as in ours.
+
+    Release 3.3.0 does not have chunks; put ``src`` of a clone on ``PYTHONPATH``.
+    """
+    from open_clip.loss import SigLipLoss
+
+    def make(chunk: int) -> Callable[[float, int], Loss]:
+        def of_views(t: float, size: int) -> Loss:
+            loss_fn = SigLipLoss(chunk_size=chunk) if chunk else SigLipLoss()
+            scale, bias = torch.tensor(1 / t, requires_grad=True), torch.tensor(-10.0, requires_grad=True)
+
+            def loss(a: Tensor, b: Tensor) -> Tensor:
+                return loss_fn(functional.normalize(a), functional.normalize(b), scale, bias)  # type: ignore[no-any-return]
+
+            return loss
+
+        return of_views
+
+    sizes = (256, 1024) if "chunk_size" in inspect.signature(SigLipLoss).parameters else ()
+    chunked = [Contestant(f"open_clip SigLipLoss, by {n} rows", make(n), SIGLIP, matrices=3) for n in sizes]
+    return [Contestant("open_clip SigLipLoss", make(0), SIGLIP, matrices=5), *chunked]
+
+
+PEERS = {"lightly": lightly, "pml": pml, "st": st, "infcl": infcl, "open_clip": open_clip}
+# Peers of the pairings in which the two views play different parts.
+DIRECTED = {"infcl": "symmetric", "open_clip": "one_way"}
 
 
 def contestants(given: argparse.Namespace) -> list[Contestant]:
@@ -232,13 +260,13 @@ def contestants(given: argparse.Namespace) -> list[Contestant]:
         field = [*ours(given.losses, keys), Contestant("F.cross_entropy", cross_entropy, matrices=3.2)]
         one_way = paired_cross_entropy("one_way", keys)
         field.append(Contestant("F.cross_entropy, one_way", one_way, ONE_WAY, matrices=0.8))
-        peers = {name: PEERS[name] for name in given.peers}
+        peers = {name: PEERS[name] for name in given.peers if DIRECTED.get(name) != "one_way"}
     else:
         field, own = ours(given.losses, keys), f"{OURS},pairing={given.pairing}"
         by_hand = paired_cross_entropy(given.pairing, keys)
         field.append(Contestant("F.cross_entropy", by_hand, own, matrices=3.2))
         peers = {"F.linear_cross_entropy": partial(linear_cross_entropy, given.pairing)}
-        peers |= {name: PEERS[name] for name in given.peers if name == "infcl" and given.pairing == "symmetric"}
+        peers |= {name: PEERS[name] for name in given.peers if DIRECTED.get(name) == given.pairing}
     for name, load in peers.items():
         try:
             field += load()

@@ -4,6 +4,8 @@
     python -m tests.bench.losses --peers lightly,pml,st --sizes 256,1024,4096,16384 --out bench
     python -m tests.bench.losses --official ADNCE/image/model.py   # a clone's own ADNCE and HCL as well
     python -m tests.bench.losses --pairing one_way                 # or symmetric, queue: a pairing and its peers
+    python -m tests.bench.losses --pairing one_way --peers open_clip --sizes 4096 --losses \
+        "siglip:t=learned(T),b=learned(-10,-100,100)"
     python -m tests.bench.losses --threads 2                       # wall clock of two threads
     python -m tests.bench.losses --device cuda --dtype bfloat16 --peers infcl --width 512 --sizes 16384,65536 \\
         --losses infonce:t=T,pairing=symmetric adnce:t=T,pairing=symmetric
@@ -32,7 +34,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .contestants import ONE_WAY, OURS, PEERS, Contestant, Loss, contestants
+from .contestants import ONE_WAY, OURS, PEERS, SIGLIP, Contestant, Loss, contestants
 
 # By pairing: the pairs of an anchor and a key, given B and the length of the queue; per pair, the operations divided by
 # d and the exponentials. The similarities of views and of both directions are computed again for the gradient; one
@@ -225,7 +227,8 @@ def main() -> None:
     if given.pairing == "views":
         specs.insert(1, ONE_WAY)
     elif given.losses is None or given.memory_of is None:  # the parent has added it
-        given.losses = [f"{spec},pairing={given.pairing}" for spec in given.losses or specs]
+        siglip = [SIGLIP.partition(",pairing=")[0]] if given.pairing == "one_way" else []
+        given.losses = [f"{spec},pairing={given.pairing}" for spec in given.losses or specs + siglip]
     given.losses = given.losses or specs
     given.peers = [p for p in given.peers.split(",") if p and p != "none"]
     unknown = [p for p in given.peers if p not in PEERS]

@@ -80,7 +80,11 @@ def test_every_objective(spec, pairing):
         torch.testing.assert_close(got, want, rtol=1e-9, atol=1e-9)
 
 
-@pytest.mark.parametrize("spec", ["infonce:t=T", "hcl:t=T", "adnce:t=learned(0.3,0.01,1),mu=learned(0.4)", "mv:t=T"])
+@pytest.mark.parametrize(
+    "spec",
+    ["infonce:t=T", "hcl:t=T", "adnce:t=learned(0.3,0.01,1),mu=learned(0.4)", "mv:t=T",
+     "siglip:t=learned(0.3),b=learned(-1,-5,0)"],
+)  # fmt: skip
 @pytest.mark.parametrize(
     "pairing",
     ["views", "symmetric", "first_two", "pairs", "arcl", "queue ids", "queue log_q", "several negatives",

@@ -1,0 +1,100 @@
+"""``log(1 + e^{v0 + v1 s})`` of similarities, the loss of each pair of SigLIP, with its gradient in closed form.
+
+One exponential per pair serves both: it is stored, its ``log1p`` is the value, and ``e / (1 + e)`` the derivative.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
+
+from torch import Tensor
+
+from ..hyper import Value
+from .quadratic import SAFE, Quadratic, is_zero
+from .tiles import LOG2E, Tile, Workspace
+
+
+@dataclass(frozen=True)
+class Softplus:
+    """A softplus of a linear function, the same for all anchors; the methods are those of ``Quadratics``.
+
+    Args:
+        slope, intercept: ``v1`` and ``v0``, numbers or tensors with one element.
+    """
+
+    slope: Value
+    intercept: Value
+
+    number = 1
+    uniform = True
+
+    @staticmethod
+    def of(f: Callable[..., Any], per_anchor: tuple[Tensor, ...], like: Tensor, bound: float) -> Softplus | None:
+        """Trace ``f``; None if it is another function, or if its exponentials may overflow or vanish."""
+        if like.device.type != "cpu":  # where reading a tensor's value synchronizes
+            return None
+        try:
+            result = f(Quadratic([0.0, 1.0], [1.0], like.dtype), *per_anchor)
+            intercept, slope, curvature = [*result.value, 0.0, 0.0][:3]
+        except Exception:  # see Quadratics.of
+            return None
+        same = isinstance(result, Quadratic) and result.softened and is_zero(curvature)
+        if not same or any(isinstance(v, Tensor) and v.numel() > 1 for v in (slope, intercept)):
+            return None
+        if len(result.slope) != 1 or _number(slope) != _number(result.slope[0]):
+            return None  # partly detached
+        found = Softplus(slope, intercept)
+        return found if found.scale != 0.0 and abs(found._slope) * bound + abs(found._intercept) <= SAFE else None
+
+    @property
+    def tensors(self) -> list[Tensor]:
+        return [v for v in (self.slope, self.intercept) if isinstance(v, Tensor)]
+
+    def with_tensors(self, tensors: Sequence[Tensor]) -> Softplus:
+        rest = iter(tensors)
+        slope, intercept = (next(rest) if isinstance(v, Tensor) else v for v in (self.slope, self.intercept))
+        return replace(self, slope=slope, intercept=intercept)
+
+    def for_rows(self, rows: slice) -> Softplus:
+        return self
+
+    @cached_property
+    def _slope(self) -> float:
+        return _number(self.slope)
+
+    @cached_property
+    def _intercept(self) -> float:
+        return _number(self.intercept)
+
+    @property
+    def scale(self) -> float:
+        return self._slope * LOG2E
+
+    @property
+    def offset(self) -> float:
+        """What the product adds to the similarities times ``scale``."""
+        return self._intercept * LOG2E
+
+    def fold_slope(self, k: int, gradient: Tensor) -> Tensor:
+        return gradient * self._slope
+
+    def evaluate(self, s: Tensor, tile: Tile, workspace: Workspace) -> Iterator[tuple[int, Tensor]]:
+        yield 0, s
+
+    def backpropagate(
+        self, s: Tensor, tile: Tile, workspace: Workspace, value_gradient: Callable[[int, Tensor], Tensor]
+    ) -> tuple[Tensor | None, list[Tensor]]:
+        return value_gradient(0, s), []
+
+    def add_gradients(self, d_tensors: Sequence[Tensor], total: Tensor, product: Tensor) -> None:
+        """Add the gradients of ``tensors``, given the sums over all pairs of ``dL/ds`` and of ``s dL/ds``."""
+        sums = [x for x, v in ((product, self.slope), (total, self.intercept)) if isinstance(v, Tensor)]
+        for d, x in zip(d_tensors, sums, strict=True):
+            d += (x / self._slope).reshape(d.shape)
+
+
+def _number(x: Value) -> float:
+    return float(x.detach() if isinstance(x, Tensor) else x)
