@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from . import frameworks  # noqa: F401  names the extra to install  # isort: skip
+import contextlib
+import io
 from pathlib import Path
 from typing import Any
 
@@ -55,7 +57,8 @@ def publish(run: Run) -> PublishedEncoder:
 
 def load(folder: str | Path) -> Any:
     """The encoder of a published run, from its safetensors."""
-    return PublishedEncoder.from_pretrained(str(folder)).encoder.eval()
+    with contextlib.redirect_stdout(io.StringIO()):  # which may be the JSON of a command
+        return PublishedEncoder.from_pretrained(str(folder)).encoder.eval()
 
 
 def exported(run: Run) -> nn.Module:

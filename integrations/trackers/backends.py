@@ -42,6 +42,7 @@ class Tracker(ABC):
     @classmethod
     def check(cls) -> None:
         """Raise if the tracker cannot be used, such as for want of its server; by default nothing can go wrong."""
+        return
 
     @abstractmethod
     def __init__(self, subject: Subject, step: int) -> None: ...
