@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 
 import pytest
-
-st = pytest.importorskip("sentence_transformers")
 import tiny_bert
 import torch
 
@@ -14,6 +12,7 @@ from counterpoint.integrations import store
 from counterpoint.integrations.command.main import main
 from counterpoint.integrations.sentence import published, training
 
+st = pytest.importorskip("sentence_transformers")
 pytestmark = pytest.mark.slow
 
 
