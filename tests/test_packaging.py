@@ -98,7 +98,20 @@ def test_import_loads_no_framework():
 
 def test_extras_add_up():
     extras = PROJECT["project"]["optional-dependencies"]
-    assert {"sentence", "graph", "image", "control", "plots", "report", "cli", "all", "dev"} <= set(extras)
+    assert {
+        "sentence",
+        "graph",
+        "image",
+        "control",
+        "plots",
+        "report",
+        "cli",
+        "all",
+        "dev",
+        "hub",
+        "export",
+        "track",
+    } <= set(extras)
     assert extras["all"] == ["counterpoint[sentence,graph,image,control,plots,report,cli]"]
 
 

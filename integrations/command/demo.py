@@ -114,8 +114,9 @@ def command(arguments: argparse.Namespace) -> int:
     """Run what can run here, print the table, and write ``report.html`` and ``results.json``."""
     import torch
 
-    from .. import report, store
+    from .. import report, store, trackers
 
+    trackers.check(arguments.track)
     os.environ.setdefault("OMP_NUM_THREADS", "1")  # matrices this small are slower on several threads
     torch.set_num_threads(1)
     seeds = range(arguments.seed, arguments.seed + arguments.seeds)
@@ -132,7 +133,9 @@ def command(arguments: argparse.Namespace) -> int:
     if not grid:
         raise ImportError("nothing of the demo can run here; counterpoint doctor says what is missing.")
     options = {"jobs": arguments.jobs, "resume": arguments.resume, "progress": not arguments.json}
-    runs = store.run_grid(partial(train, cache=arguments.out / "frames"), grid, arguments.out / "runs", **options)
+    tracked = trackers.tracked(partial(train, cache=arguments.out / "frames"), arguments.track)
+    runs = store.run_grid(tracked, grid, arguments.out / "runs", **options)
+    trackers.publish(arguments.track, runs, arguments.out)
     summary = report.summarise(runs)
     summary.columns.sort(key=_order)
     summary.notes[:0] = notes + ["With --quick: the numbers mean nothing."] * arguments.quick

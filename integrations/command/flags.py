@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from counterpoint.names import nearest
 
 from ..domain import default
+from ..trackers.available import NAMES as TRACKERS
 
 if TYPE_CHECKING:
     from ..store.run import Run
@@ -37,17 +38,30 @@ def run_cells(
     Failures go to stderr; with ``failed``, their runs are returned too.
     """
     from ..store.grid import GridError, run_grid
+    from ..trackers import check, publish, tracked
 
+    check(arguments.track)
+    train = tracked(train, arguments.track)
     options = {"jobs": arguments.jobs, "resume": arguments.resume, "progress": not arguments.json}
     try:
-        return run_grid(train, cells, arguments.out, **options), 0
+        runs = run_grid(train, cells, arguments.out, **options)
+        publish(arguments.track, runs, arguments.out)
+        return runs, 0
     except GridError as error:
         print(f"counterpoint {command}: {error}", file=sys.stderr)
         return [run for run in error.runs if failed or run.done], 1
 
 
-def check_runs(folders: Iterable[Path]) -> None:
-    """Raise ``ValueError`` unless there are runs in these folders."""
+def runs(text: str) -> str | Path:
+    """A type for argparse: a folder of runs, or a reference to a run on the hub, see :mod:`~..store.published`."""
+    return text if text.startswith("hf://") else Path(text)
+
+
+def check_runs(places: Sequence[str | Path]) -> None:
+    """Raise ``ValueError`` unless there are runs in these folders; what is on the hub is fetched later."""
+    folders = [place for place in places if isinstance(place, Path)]
+    if places and not folders:
+        return
     for folder in folders:
         if not folder.is_dir():
             raise ValueError(f"{folder}: no such folder.")
@@ -55,10 +69,12 @@ def check_runs(folders: Iterable[Path]) -> None:
         raise ValueError(f"no runs in {', '.join(map(str, folders))}: no folder there has a run.json.")
 
 
-def finished(folders: Iterable[Path], domain: str, where: Callable[[Run], object] = lambda run: True) -> list[Run]:
+def finished(places: Iterable[str | Path], domain: str, where: Callable[[Run], object] = lambda run: True) -> list[Run]:
     """Return the finished runs of a domain for which ``where`` is true; raise ``ValueError`` if there are none."""
+    from ..store.published import local
     from ..store.run import find_runs
 
+    folders = local(places)
     runs = [run for run in find_runs(folders) if run.done and not run.tuning and where(run)]
     if not runs:
         raise ValueError(f"no finished run of an encoder in {', '.join(map(str, folders))}")
@@ -132,6 +148,8 @@ def add_runs(parser: argparse.ArgumentParser) -> None:
     group = parser.add_mutually_exclusive_group()
     group.add_argument("--resume", action="store_true", default=True, help="continue runs that stopped (the default)")
     group.add_argument("--fresh", dest="resume", action="store_false", help="delete these runs first")
+    trackers = f"send curves and results to {', '.join(TRACKERS)}; repeatable (none)"
+    add("--track", action="append", default=[], choices=TRACKERS, metavar="NAME", help=trackers)
     add("--json", action="store_true", help="print JSON")
 
 

@@ -302,6 +302,22 @@ COMMANDS = {
             ),
         )
     },
+    "push": Command(
+        "publish the encoder of a run on the Hugging Face hub, with a model card",
+        *_of("..hub.commands", "push"),
+        """\
+  counterpoint push runs/image/cifar10/NAME/seed0 me/cifar10-adnce
+  counterpoint push runs/graph/MUTAG/NAME/seed0 me/mutag --folder published    only look at what would be pushed
+""",
+    ),
+    "export": Command(
+        "write the encoder of a run as safetensors, ONNX or a torch.export program, and check its outputs",
+        *_of("..hub.commands", "export"),
+        """\
+  counterpoint export runs/image/cifar10/NAME/seed0 --format onnx --out encoder.onnx
+  counterpoint export runs/sentence/wiki.txt/NAME/seed0 --format torch-export
+""",
+    ),
     "completion": Command(
         "print a script that completes commands, flags and specs in your shell",
         *_of(".completion"),

@@ -277,8 +277,9 @@ def _tune(
     """Search from one spec, and return the result as plain data."""
     from .. import store
     from ..store.grid import GridError
+    from ..trackers import tracked
 
-    train = tuned.module("training").train
+    train = tracked(tuned.module("training").train, arguments.track)
     seeds = range(arguments.seed, arguments.seed + arguments.seeds)
     runs: dict[str, list[Run]] = {}
 

@@ -64,7 +64,7 @@ def train_command(arguments: argparse.Namespace) -> int:
 def eval_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the flags of ``counterpoint eval tu``."""
     add = parser.add_argument
-    add("runs", nargs="+", type=Path, help="folders of runs, at any depth")
+    add("runs", nargs="+", type=flags.runs, help="folders of runs, at any depth, or hf://owner/name")
     add("--dataset", metavar="NAME", help="TU data set to evaluate on (what each run was trained on)")
     add("--probe", nargs="+", choices=PROBES, default=["svm"], help="classifiers (svm)")
     add("--folds", type=flags.whole(2), default=10, metavar="N", help="test folds (%(default)s)")
@@ -127,11 +127,11 @@ def _embeddings(run: Run, data: GraphSet) -> dict[tuple[str, str], Any]:
     """
     from .data import bag_of_nodes
     from .model import embed
-    from .training import BAG, UNTRAINED, build, restore
+    from .training import BAG, UNTRAINED, build
 
     try:
         before = embed(build({**run.arguments, "device": "cpu"}, data.x.shape[1]).encoder, data)
-        trained = embed(restore(run).encoder, data)
+        trained = embed(_encoder(run), data)
     except RuntimeError as error:
         message = f"{run.path}: trained on {run.arguments['dataset']}, its encoder does not fit {data.name}"
         raise ValueError(message) from error
@@ -141,3 +141,16 @@ def _embeddings(run: Run, data: GraphSet) -> dict[tuple[str, str], Any]:
         (UNTRAINED, json.dumps(shared)): before,
         (run.name, str(run.path)): trained,
     }
+
+
+def _encoder(run: Run) -> Any:
+    """The trained encoder of a run, also of one that was fetched from the hub."""
+    from ..store.published import is_published
+
+    if is_published(run.path):
+        from . import published
+
+        return published.load(run.path)
+    from . import training
+
+    return training.restore(run).encoder

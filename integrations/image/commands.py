@@ -125,7 +125,7 @@ def train_command(arguments: argparse.Namespace) -> int:
 def eval_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the flags of ``counterpoint eval image``."""
     add = parser.add_argument
-    add("runs", nargs="+", type=Path, help="folders of runs, at any depth")
+    add("runs", nargs="+", type=flags.runs, help="folders of runs, at any depth, or hf://owner/name")
     add("--data", metavar="DATA", help="data set to evaluate on (what each run was trained on)")
     _add_root(parser)
     _add_evaluation(parser)
@@ -144,7 +144,7 @@ def _check_eval(arguments: argparse.Namespace) -> None:
 def eval_command(arguments: argparse.Namespace) -> int:
     """Evaluate the encoders of finished runs."""
     runs = flags.finished(arguments.runs, "image")  # before the frameworks, which take longer
-    from . import evaluation, sources, training
+    from . import evaluation, sources
     from .data import prepare
 
     probes, typed = _evaluation(arguments)
@@ -158,7 +158,7 @@ def eval_command(arguments: argparse.Namespace) -> int:
         if arguments.data:
             size = evaluation.square_size(train)
             train, test = (sources.load(arguments.data, split, size).with_classes() for split in sources.SPLITS)
-        encoder = training.restore(run).encoder.to(arguments.device)
+        encoder = _encoder(run).to(arguments.device)
         return test, evaluation.evaluate(encoder, train, test, probes, options, run.arguments["seed"])
 
     for run, (test, result) in flags.each(runs, evaluate):
@@ -192,3 +192,16 @@ def _spread(values: Sequence[float]) -> str:
     if not values:
         return "-"
     return f"{mean(values):.2f}" + (f" ± {stdev(values):.2f}" if len(values) > 1 else "")
+
+
+def _encoder(run: Run) -> Any:
+    """The trained encoder of a run, also of one that was fetched from the hub."""
+    from ..store.published import is_published
+
+    if is_published(run.path):
+        from . import published
+
+        return published.load(run.path)
+    from . import training
+
+    return training.restore(run).encoder

@@ -17,10 +17,12 @@ OWNER = "sentence-transformers"  # of models whose name has no owner
 def find(model: str | Path, revision: str | None = None) -> str:
     """Resolve a model to its folder, inside a run's folder if that is what is named, or to its name on the hub.
 
+    A name may begin with ``hf://``, as those of runs on the hub do.
+
     Raises ``FileNotFoundError``, which lists the models on this machine, if the model does not exist, or if it is not
     cached and the hub cannot be reached.
     """
-    name = str(model)
+    name = str(model).removeprefix("hf://")
     looks_local = isinstance(model, Path) or name.startswith((".", "/", "~")) or name.count("/") > 1
     folder = Path(name).expanduser() if looks_local else Path(name)
     if folder.is_dir():

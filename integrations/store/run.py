@@ -15,7 +15,7 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sized
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple
+from typing import Any, BinaryIO, NamedTuple, Protocol
 
 import torch
 from filelock import FileLock, Timeout  # torch itself requires it
@@ -36,6 +36,14 @@ class Embeddings(NamedTuple):
     labels: torch.Tensor
     names: list[str]
     about: str
+
+
+class Listener(Protocol):
+    """Hears what a run logs; see :mod:`counterpoint.integrations.trackers`. It raises no exceptions."""
+
+    def log(self, step: int, numbers: Mapping[str, float]) -> None: ...
+    def flush(self) -> None: ...
+    def finish(self, result: Mapping[str, float]) -> None: ...
 
 
 class Run:
@@ -79,6 +87,7 @@ class Run:
 
     def _reset(self) -> None:
         self.progress = False
+        self.listener: Listener | None = None
         self._writable = False
         self._metrics: BinaryIO | None = None
         self._metrics_size = 0  # bytes of metrics.jsonl to keep when it is opened
@@ -217,6 +226,8 @@ class Run:
         line = json.dumps({"step": int(step), **plain_numbers(numbers)})
         metrics.write(line.encode() + b"\n")
         metrics.flush()
+        if self.listener is not None:
+            self.listener.log(int(step), {name: float(value) for name, value in numbers.items()})
 
     def save(self, state: Mapping[str, Any], step: int) -> None:
         """Write ``{**state, "step": step}`` to checkpoint.pt; the old one stays until the new one is on the disk.
@@ -227,6 +238,8 @@ class Run:
         """
         metrics = self._metrics or self._open_metrics(self._metrics_size)
         os.fsync(metrics.fileno())
+        if self.listener is not None:  # a resumed run does not log these lines again
+            self.listener.flush()
         content = {"state": {**state, "step": int(step)}, "metrics": metrics.tell()}
         current, previous = self.checkpoints
         with atomic(current) as file:
@@ -299,6 +312,8 @@ class Run:
             self._open_metrics(self._metrics_size)
         self.checkpoints[1].unlink(missing_ok=True)
         self._write(status="done", result=plain_numbers(result), details=details, **self._ending())
+        if self.listener is not None:
+            self.listener.finish({name: float(value) for name, value in result.items()})
 
     def track(self, items: Iterable[Item], total: int | None = None) -> Iterator[Item]:
         """Yield the items and show progress; ``total`` includes the steps before a resume."""

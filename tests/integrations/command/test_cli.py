@@ -229,7 +229,8 @@ def test_the_picture_has_the_weights_shape():
 TORCH_ALONE = """
 import sys
 for name in ("numpy", "scipy", "sklearn", "matplotlib", "tqdm", "torchvision", "torch_geometric", "lightly",
-             "lightning", "transformers", "sentence_transformers", "datasets", "gymnasium", "dm_control", "mujoco"):
+             "lightning", "transformers", "sentence_transformers", "datasets", "gymnasium", "dm_control", "mujoco",
+             "huggingface_hub"):
     sys.modules[name] = None
 """
 EACH = """
@@ -250,6 +251,7 @@ NEEDS = {  # the fewest arguments of each command that needs an extra, and that 
     "eval mteb model --tasks STS16": "sentence",
     "mine texts.csv model --out mined.jsonl": "sentence",
     "eval control runs": "control",
+    "push image me/name": "hub",
     "tune graph": "graph",
     "tune image": "image",
     "tune sentence --data texts.txt": "sentence",
@@ -283,7 +285,7 @@ def test_without_extras_each_command_names_its_own(tmp_path):
         assert error.startswith(f"counterpoint {command_of(line)}: ")
         assert error.endswith(install(extra))
         assert code == "code 2"
-    others = {"advise", "compare", "objectives", "inject", "report", "demo", "completion", "doctor"}
+    others = {"advise", "compare", "objectives", "export", "inject", "report", "demo", "completion", "doctor"}
     assert {command_of(line) for line in NEEDS} == set(COMMANDS) - others
 
 

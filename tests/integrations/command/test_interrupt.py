@@ -49,6 +49,8 @@ COMMAND = {  # {out} is the folder of the command, {train graph} that of the uni
     "train sentence": f"--data {{data}}/texts.txt --sts {{data}} --model {{data}}/bert --pooling cls {TRAIN} "
     "--objective infonce:t=0.05 --jobs 2 --out {out} --json",
     "train control": f"--task cartpole-balance --steps 600 --eval-every 400 {AGENT} --out {{out}} --json",
+    "push": "{train image} owner/name --folder {out}/published --json",
+    "export": "{train image} --format torch-export --out {out}/encoder.pt2 --json",
     "eval tu": "{train graph} --probe svm knn --folds 3 --json",
     "eval image": "{train image} --probe knn --json",
     "eval sts": "{data}/bert --pooling cls --data {data} --plot {out}/distances.png --json",
@@ -63,7 +65,7 @@ COMMAND = {  # {out} is the folder of the command, {train graph} that of the uni
 }
 NEEDS = {"graph": "torch_geometric", "tu": "torch_geometric", "image": "lightly", "control": "dm_control"}
 NEEDS |= dict.fromkeys(("sentence", "sts", "transfer", "retrieval", "mine"), "sentence_transformers")
-NEEDS |= {"demo": "torch_geometric", "mteb": "mteb"}
+NEEDS |= {"demo": "torch_geometric", "push": "lightly", "export": "lightly", "mteb": "mteb"}
 QUICK = ("objectives",)
 SCRIPT = """
 import sys, torch

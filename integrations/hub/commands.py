@@ -1,0 +1,111 @@
+"""``counterpoint push`` and ``counterpoint export``; the parsers need neither torch nor a framework."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import sys
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from counterpoint.install import install
+
+from ..command import flags
+
+if TYPE_CHECKING:
+    from ..store.run import Run
+
+FORMATS = {"safetensors": ".safetensors", "onnx": ".onnx", "torch-export": ".pt2"}
+
+
+def push_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the flags of ``counterpoint push``."""
+    add = parser.add_argument
+    add("run", type=Path, help="folder of a finished run of sentences, images or graphs")
+    add("name", type=_name, help="owner/name on the hub")
+    write_only = "write what would be pushed to this folder, and push nothing (none)"
+    add("--folder", type=flags.folder, metavar="FOLDER", help=write_only)
+    add("--private", action="store_true", help="create a private repository, if there is none of that name")
+    add("--json", action="store_true", help="print JSON")
+    parser.set_defaults(check=_check)
+
+
+def _name(text: str) -> str:
+    if not re.fullmatch(r"[\w.-]+/[\w.-]+", text):
+        raise argparse.ArgumentTypeError(f"expected owner/name, got {text!r}")
+    return text
+
+
+def _check(arguments: argparse.Namespace) -> None:
+    flags.check_runs([arguments.run])
+
+
+def _run(folder: Path) -> Run:
+    """The one run in and below a folder."""
+    from ..store.run import Run, find_runs
+
+    if (folder / "run.json").is_file():
+        return Run.read(folder)
+    runs = find_runs(folder)
+    if len(runs) != 1:
+        raise ValueError(f"{folder}: expected the folder of one run, got {len(runs)}; such as {runs[0].path}")
+    return runs[0]
+
+
+def push_command(arguments: argparse.Namespace) -> int:
+    """Push a run, or write the folder that would be pushed."""
+    try:
+        import huggingface_hub
+    except ImportError as error:
+        raise ImportError(f"the hub needs huggingface_hub: {install('hub')}") from error
+    from .folder import check, write
+
+    run = _run(arguments.run)
+    check(run)
+    if arguments.folder is not None:
+        place = str(write(run, arguments.name, arguments.folder))
+        _say(arguments, {"run": str(run.path), "folder": place}, f"wrote {place}; nothing was pushed")
+        return 0
+    hub = huggingface_hub.HfApi()
+    with tempfile.TemporaryDirectory() as folder:
+        write(run, arguments.name, Path(folder))
+        try:
+            hub.create_repo(arguments.name, private=arguments.private or None, exist_ok=True)
+            hub.upload_folder(repo_id=arguments.name, folder_path=folder, commit_message=f"Add {run.title}"[:72])
+        except Exception as error:
+            lines = str(error).strip().splitlines() or [type(error).__name__]
+            raise ValueError(f"{arguments.name}: cannot be pushed ({lines[0]})") from error
+    place = f"hf://{arguments.name}"
+    _say(arguments, {"run": str(run.path), "pushed": place}, f"pushed {run.title} to {place}")
+    return 0
+
+
+def export_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the flags of ``counterpoint export``."""
+    add = parser.add_argument
+    add("run", type=Path, help="folder of a finished run of sentences or images")
+    add("--format", choices=FORMATS, default="safetensors", help=f"{', '.join(FORMATS)} (%(default)s)")
+    add("--out", type=flags.file, metavar="FILE", help="the file to write (encoder.EXTENSION in this folder)")
+    add("--json", action="store_true", help="print JSON")
+    parser.set_defaults(check=_check)
+
+
+def export_command(arguments: argparse.Namespace) -> int:
+    """Write the encoder, and print how far its outputs are from the trained one's."""
+    from .export import TOLERANCE, export
+
+    run = _run(arguments.run)
+    path = arguments.out or Path(f"encoder{FORMATS[arguments.format]}")
+    done = export(run, arguments.format, path)
+    result = {"run": str(run.path), "file": str(done.path), "format": arguments.format}
+    what = "weights" if arguments.format == "safetensors" else "outputs"
+    said = f"largest difference of its {what} {done.difference:.1e} of the largest, tolerance {TOLERANCE:.0e}"
+    _say(arguments, {**result, "difference": done.difference, "tolerance": TOLERANCE}, f"wrote {path}; {said}")
+    return 0
+
+
+def _say(arguments: argparse.Namespace, result: dict[str, object], line: str) -> None:
+    print(json.dumps(result, indent=1) if arguments.json else line)
+    sys.stdout.flush()

@@ -1,0 +1,73 @@
+"""Image encoders for the hub: ``PublishedEncoder.from_pretrained("owner/name")``, and what ``export`` needs."""
+
+from __future__ import annotations
+
+from . import frameworks  # noqa: F401  names the extra to install  # isort: skip
+import contextlib
+import io
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from counterpoint.install import install
+
+from ..store.run import Run
+from . import sources, training
+from .encoders import Encoder, LabEncoder
+
+try:
+    from huggingface_hub import PyTorchModelHubMixin
+except ImportError as error:
+    raise ImportError(f"the hub needs huggingface_hub: {install('hub')}") from error
+
+PIPELINE = "image-feature-extraction"
+
+
+class PublishedEncoder(nn.Module, PyTorchModelHubMixin):  # type: ignore[misc]
+    """An encoder with its configuration: maps images in ``[0, 1]``, ``(B, 3, H, W)``, to ``(B, width)`` features.
+
+    Args:
+        backbone, size, channels: as in :class:`~.encoders.Encoder`; ``channels`` are of the first layer of ``conv4``.
+        method: ``cmc`` has an encoder of lightness and one of color.
+    """
+
+    def __init__(self, backbone: str, size: int, channels: int = 32, method: str = "simclr") -> None:
+        super().__init__()
+        if method == "cmc":
+            light, colour = (Encoder(backbone, size, inputs, channels) for inputs in (1, 2))
+            self.encoder: Encoder | LabEncoder = LabEncoder(light, colour)
+        else:
+            self.encoder = Encoder(backbone, size, 3, channels)
+
+    def forward(self, images: Tensor) -> Tensor:
+        return self.encoder(images)  # type: ignore[no-any-return]
+
+
+def publish(run: Run) -> PublishedEncoder:
+    """The trained encoder of a run."""
+    arguments = run.arguments
+    size = max(sources.image_size(arguments["dataset"], arguments["size"]))
+    names = ("backbone", "channels", "method")
+    published = PublishedEncoder(size=size, **{name: arguments[name] for name in names})
+    published.encoder.load_state_dict(training.restore(run).encoder.state_dict())
+    return published.eval()
+
+
+def load(folder: str | Path) -> Any:
+    """The encoder of a published run, from its safetensors."""
+    with contextlib.redirect_stdout(io.StringIO()):  # which may be the JSON of a command
+        return PublishedEncoder.from_pretrained(str(folder)).encoder.eval()
+
+
+def exported(run: Run) -> nn.Module:
+    """The module to export."""
+    return publish(run)
+
+
+def samples(run: Run) -> list[tuple[Tensor, ...]]:
+    """Inputs of the encoder, in two batches of different size."""
+    size = sources.image_size(run.arguments["dataset"], run.arguments["size"])
+    generator = torch.Generator().manual_seed(0)
+    return [(torch.rand(count, 3, *size, generator=generator),) for count in (2, 5)]

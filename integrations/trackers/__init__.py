@@ -1,0 +1,26 @@
+"""Send the curves and results of runs to wandb, trackio, MLflow or TensorBoard, beside the store.
+
+:func:`tracked` wraps a training function: each line that a run logs goes to every tracker too, and so do its result and
+how it ended. The names of trackers are no part of a cell, so a run is the same with and without them. A resumed run
+continues its curve: its identifier comes from the store, and a line that a tracker already has is not sent again. The
+store stays complete; a tracker that fails is left out with a warning, and training goes on.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from counterpoint import names
+
+if TYPE_CHECKING:
+    from .available import NAMES, check_installed
+    from .listener import Listener, Tracked, check, publish, tracked
+
+_MODULES = {
+    "available": ("NAMES", "check_installed"),
+    "listener": ("Listener", "Tracked", "check", "publish", "tracked"),
+}
+
+__all__ = ["NAMES", "Listener", "Tracked", "check", "check_installed", "publish", "tracked"]
+
+__getattr__ = names.lazy(__name__, _MODULES)

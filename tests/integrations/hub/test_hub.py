@@ -1,0 +1,180 @@
+"""Published encoders are those that were trained: as a folder, through a stand-in for the hub, and exported."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from contextlib import nullcontext
+from pathlib import Path
+
+import pytest
+import torch
+
+pytest.importorskip("lightly")
+pytest.importorskip("huggingface_hub")
+
+from counterpoint.integrations import store
+from counterpoint.integrations.command.main import main
+from counterpoint.integrations.hub import card, export
+from counterpoint.integrations.image import published, training
+
+SMALL = {"backbone": "conv4", "batch": 32, "subset": 64, "probe": ["knn"], "width": 16, "epochs": 1}
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    """A run of images, with another seed beside it."""
+    cells = [training.cell("digits", "infonce:t=0.5", seed, **SMALL) for seed in (0, 1)]
+    return store.run_grid(training.train, cells, tmp_path_factory.mktemp("runs"), progress=False)[0]
+
+
+def features(encoder):
+    with torch.no_grad():
+        return encoder(torch.rand(4, 3, 16, 16, generator=torch.Generator().manual_seed(0)))
+
+
+@pytest.mark.parametrize("format", ["safetensors", "torch-export"])
+def test_an_exported_encoder_is_the_trained_one(run, format, tmp_path, capsys):
+    path = tmp_path / "encoder"
+    assert main(["export", str(run.path), "--format", format, "--out", str(path), "--json"]) == 0
+    said = json.loads(capsys.readouterr().out)
+    assert said["difference"] <= said["tolerance"] == export.TOLERANCE
+    trained = training.restore(run).encoder
+    if format == "safetensors":
+        from safetensors.torch import load_file
+
+        other = published.PublishedEncoder("conv4", 16)
+        other.load_state_dict(load_file(path))
+        loaded = other.eval()
+    else:
+        loaded = torch.export.load(path).module()
+    assert torch.allclose(features(loaded), features(trained), rtol=1e-5, atol=1e-6)
+    assert [file.name for file in tmp_path.iterdir()] == ["encoder"]
+
+
+def test_a_file_whose_outputs_differ_is_an_error_and_is_not_left(run, tmp_path, monkeypatch, capsys):
+    write = export.WRITE["torch-export"]
+
+    def wrong(*arguments):
+        call = write(*arguments)
+        return lambda images: 1.001 * call(images)
+
+    monkeypatch.setitem(export.WRITE, "torch-export", wrong)
+    code = main(["export", str(run.path), "--format", "torch-export", "--out", str(tmp_path / "encoder")])
+    assert code == 2
+    assert "its outputs differ by 1.0e-03; expected at most 1e-04." in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())
+
+
+def test_the_folder_that_is_pushed_loads_as_the_trained_encoder(run, tmp_path, capsys):
+    out = tmp_path / "published"
+    assert main(["push", str(run.path), "me/digits", "--folder", str(out)]) == 0
+    assert "nothing was pushed" in capsys.readouterr().out
+    assert {path.name for path in out.iterdir()} == {"README.md", "config.json", "model.safetensors", "run.json"}
+    assert torch.equal(features(published.load(out)), features(training.restore(run).encoder))
+    again = store.Run.read(out)
+    assert (again.result, again.arguments) == (run.result, run.arguments)
+    assert "host" not in again.record
+    text = (out / "README.md").read_text()
+    assert 'PublishedEncoder.from_pretrained("me/digits")' in text
+    assert "objective: `infonce:t=0.5" in text
+    (row,) = [line for line in text.splitlines() if line.startswith("| knn |")]
+    assert row.endswith("| 2 |")
+
+
+def test_an_interval_over_seeds_is_students(run):
+    runs = card.seeds_of(run)
+    assert [one.arguments["seed"] for one in runs] == [0, 1]
+    pytest.importorskip("scipy")
+    # t(0.975, 1) = 12.706, of 1 and 3: 2 +- 12.706 * sqrt(2) / sqrt(2)
+    assert card._interval([1.0, 3.0]) == "-10.71 to 14.71"
+    assert card._interval([1.0]) == ""
+
+
+def test_paths_of_the_machine_do_not_get_published():
+    value = {
+        "a": "/home/me/data/wiki.txt",
+        "b": ["counterpoint train sentence --data /x/y.txt --sts '~/z/sts'"],
+        "c": 1,
+    }
+    line = "counterpoint train sentence --data y.txt --sts 'sts'"
+    assert card.without_folders(value) == {"a": "wiki.txt", "b": [line], "c": 1}
+    assert card.without_folders("owner/name, 1/2, https://a.b/c/d") == "owner/name, 1/2, https://a.b/c/d"
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["push", "{run}", "name"], "expected owner/name, got 'name'"),
+        (["push", "{root}", "me/name", "--folder", "out"], "expected the folder of one run, got 2"),
+        (["push", "nowhere", "me/name"], "nowhere: no such folder."),
+        (["export", "{run}", "--format", "onxx"], "Did you mean 'onnx'?"),
+        (["export", "{unfinished}"], "not finished"),
+        (["export", "{control}"], "a run of control; expected one of sentence, image, graph"),
+    ],
+)
+def test_what_is_wrong_is_said_in_one_line(run, words, said, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    cells = {"unfinished": run.arguments, "control": {**run.arguments, "domain": "control"}}
+    places = {"run": run.path, "root": run.root}
+    for name, cell in cells.items():
+        other = store.Run(tmp_path, cell)
+        with other.lock():
+            other.begin()
+        places[name] = other.path
+    with pytest.raises(SystemExit) if said.startswith(("expected owner", "Did")) else nullcontext():
+        assert main([word.format(**places) for word in words]) == 2
+    assert said in capsys.readouterr().err
+
+
+def test_without_onnx_the_extra_is_named(run, tmp_path, monkeypatch, capsys):
+    monkeypatch.setitem(sys.modules, "onnxscript", None)
+    monkeypatch.setitem(sys.modules, "onnx", None)
+    assert main(["export", str(run.path), "--format", "onnx", "--out", str(tmp_path / "e.onnx")]) == 2
+    assert "--format onnx needs onnx, onnxruntime and onnxscript: pip install" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_onnx(run, tmp_path, capsys):
+    pytest.importorskip("onnxscript")
+    runtime = pytest.importorskip("onnxruntime")
+    path = tmp_path / "encoder.onnx"
+    assert main(["export", str(run.path), "--format", "onnx", "--out", str(path)]) == 0
+    images = torch.rand(7, 3, 16, 16)
+    (found,) = runtime.InferenceSession(str(path)).run(None, {"images": images.numpy()})
+    with torch.no_grad():
+        expected = training.restore(run).encoder(images)
+    assert torch.allclose(torch.from_numpy(found), expected, rtol=1e-4, atol=1e-5)
+
+
+@pytest.fixture
+def hub():
+    """The address of a stand-in for the hub, which is not the hub itself."""
+    script = Path(__file__).resolve().parents[2] / "support" / "hub_server.py"
+    command = [sys.executable, str(script)]
+    process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    yield process.stdout.readline().strip()
+    process.communicate()
+
+
+@pytest.mark.slow
+def test_push_and_evaluation_from_a_stand_in_for_the_hub(run, hub, tmp_path):
+    environment = {**os.environ, "HF_ENDPOINT": hub, "HF_HOME": str(tmp_path), "HF_TOKEN": "hf_test"}
+    environment |= {"HF_HUB_OFFLINE": "0", "HF_HUB_DISABLE_XET": "1", "NO_PROXY": "127.0.0.1"}
+
+    def counterpoint(*words):
+        command = [Path(sys.executable).with_name("counterpoint"), *words]
+        return subprocess.run(command, env=environment, capture_output=True, text=True, cwd=tmp_path)
+
+    done = counterpoint("push", run.path, "me/digits")
+    assert (done.returncode, done.stdout) == (0, f"pushed {run.title} to hf://me/digits\n"), done.stderr
+    done = counterpoint("eval", "image", "hf://me/digits", run.path, "--probe", "knn", "--json")
+    assert done.returncode == 0, done.stderr
+    fetched, trained = json.loads(done.stdout)
+    assert fetched["knn"] == trained["knn"]
+    done = counterpoint("eval", "image", "hf://me/nothing")
+    assert done.returncode == 2
+    assert done.stderr.startswith("counterpoint eval image: hf://me/nothing: cannot be fetched")
+    assert done.stderr.count("\n") == 1

@@ -1,0 +1,65 @@
+"""Sentence runs as published models and exported files; their transformer has 5,000 random weights."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import tiny_bert
+import torch
+
+from counterpoint.integrations import store
+from counterpoint.integrations.command.main import main
+from counterpoint.integrations.sentence import published, training
+
+st = pytest.importorskip("sentence_transformers")
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory):
+    """A run of a transformer, and one of a static model."""
+    place = tmp_path_factory.mktemp("sentences")
+    tiny_bert.build(place / "bert")
+    (place / "texts.txt").write_text("\n".join(tiny_bert.texts(1, 40, seed=2)[0]) + "\n")
+    changes = {"model": str(place / "bert"), "batch": 8, "steps": 3, "save": 0, "dev": None, "max_length": 12}
+    texts = str(place / "texts.txt")
+    cells = [
+        training.cell(texts, "infonce:t=0.05", 0, pooling="cls", head="kept", **changes),
+        training.cell(texts, "infonce:t=0.05", 0, static=True, **changes),
+    ]
+    return store.run_grid(training.train, cells, place / "runs", progress=False)
+
+
+@pytest.mark.parametrize("format", ["safetensors", "torch-export", "onnx"])
+def test_an_exported_transformer_is_the_trained_one(runs, format, tmp_path, capsys):
+    if format == "onnx":
+        pytest.importorskip("onnxscript")
+    path = tmp_path / "encoder"
+    assert main(["export", str(runs[0].path), "--format", format, "--out", str(path), "--json"]) == 0
+    said = json.loads(capsys.readouterr().out)
+    assert said["difference"] <= said["tolerance"]
+    if format == "torch-export":
+        model = training.restore(runs[0])
+        texts = ["w1 w2", "w3", "w4 w5 w6 w7"]
+        tokens = model.preprocess(texts)
+        found = torch.export.load(path).module()(tokens["input_ids"], tokens["attention_mask"])
+        assert torch.allclose(found, model.encode(texts, convert_to_tensor=True).cpu(), atol=1e-5)
+
+
+def test_a_static_model_is_exported_as_weights_only(runs, tmp_path, capsys):
+    path = tmp_path / "encoder"
+    assert main(["export", str(runs[1].path), "--format", "torch-export", "--out", str(path)]) == 2
+    assert "export it with --format safetensors" in capsys.readouterr().err
+    assert main(["export", str(runs[1].path), "--out", str(path)]) == 0
+
+
+def test_the_folder_that_is_pushed_is_a_sentence_transformer(runs, tmp_path):
+    for number, run in enumerate(runs):
+        out = tmp_path / str(number)
+        assert main(["push", str(run.path), "me/texts", "--folder", str(out)]) == 0
+        loaded = st.SentenceTransformer(str(out), device="cpu")
+        texts = ["w1 w2", "w3"]
+        assert (loaded.encode(texts) == published.publish(run).encode(texts)).all()
+        assert 'SentenceTransformer("me/texts")' in (out / "README.md").read_text()
+        assert str(tmp_path.parent) not in (out / "README.md").read_text() + (out / "run.json").read_text()

@@ -1,0 +1,280 @@
+"""Trackers: what they have is what the store has, also after an interruption, and none of them can stop a training."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import toy_grid
+from toy_grid import cells
+
+from counterpoint.integrations import store, trackers
+from counterpoint.integrations.command.main import main
+from counterpoint.integrations.trackers import backends, listener
+from counterpoint.integrations.trackers.available import NAMES
+
+INTERRUPTED_AT = 4
+
+
+@pytest.fixture
+def place(tmp_path, monkeypatch):
+    """Each tracker writes below a folder, and asks no server."""
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path}/mlflow.db")
+    monkeypatch.setenv("TRACKIO_DIR", str(tmp_path / "trackio"))
+    for name in ("WANDB_PROJECT", "WANDB_DIR", "MLFLOW_EXPERIMENT_NAME", "TRACKIO_PROJECT"):
+        monkeypatch.delenv(name, raising=False)
+    return tmp_path
+
+
+def stopped(run):
+    """Train, and be interrupted after a line that no checkpoint holds."""
+    save = run.save
+
+    def interrupt(state, step):
+        if step == INTERRUPTED_AT:
+            raise KeyboardInterrupt
+        save(state, step)
+
+    run.save = interrupt
+    try:
+        toy_grid.train(run)
+    finally:
+        del run.save
+
+
+def trained_with_a_break(place, name):
+    """Train a cell with a tracker, interrupted in the middle; return its run."""
+    (cell, *_) = cells()
+    with pytest.raises(KeyboardInterrupt):
+        store.run_grid(trackers.tracked(stopped, [name]), [cell], place / "runs", progress=False)
+    (run,) = store.run_grid(trackers.tracked(toy_grid.train, [name]), [cell], place / "runs", progress=False)
+    assert run.done
+    return run
+
+
+def curve(run):
+    return [(line["step"], pytest.approx(line["loss"], rel=1e-6)) for line in run.metrics()]
+
+
+def scalars(folder):
+    pytest.importorskip("tensorboard")
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    found = EventAccumulator(str(folder), size_guidance={"scalars": 0})
+    found.Reload()
+    return found
+
+
+def test_tensorboard_has_the_curve_and_the_result(place):
+    run = trained_with_a_break(place, "tensorboard")
+    events = scalars(run.path / "tensorboard")
+    assert [(event.step, event.value) for event in events.Scalars("loss")] == curve(run)
+    assert events.Scalars("result/apart")[0].value == pytest.approx(run.result["apart"])
+    config = events.Tensors("config/text_summary")[0].tensor_proto.string_val[0].decode()
+    assert f"| objective | {run.arguments['objective']} |" in config
+    assert "| steps | 6 |" in config
+
+
+@pytest.mark.slow
+def test_a_report_is_sent_once_the_grid_is_done(place):
+    runs = store.run_grid(trackers.tracked(toy_grid.train, ["tensorboard"]), cells(), place / "runs", progress=False)
+    trackers.publish(["tensorboard"], runs, place / "runs")
+    text = scalars(place / "runs" / "tensorboard" / "report").Tensors("report/text_summary")[0].tensor_proto
+    assert "adnce" in text.string_val[0].decode()
+
+
+def test_a_cell_is_the_same_with_and_without_trackers(place):
+    plain = store.run_grid(toy_grid.train, cells(1), place / "plain", progress=False)
+    sent = store.run_grid(trackers.tracked(toy_grid.train, ["tensorboard"]), cells(1), place / "sent", progress=False)
+    for a, b in zip(plain, sent, strict=True):
+        assert a.path.relative_to(a.root) == b.path.relative_to(b.root)
+        assert (a.arguments, a.result, a.metrics()) == (b.arguments, b.result, b.metrics())
+    assert trackers.tracked(toy_grid.train, []) is toy_grid.train
+
+
+class Failing(backends.TensorBoard):
+    """Fails at a step, as with a server that goes away."""
+
+    at = 3
+    instances = 0
+
+    def __init__(self, subject, step):
+        type(self).instances += 1
+        super().__init__(subject, step)
+
+    def log(self, step, numbers):
+        if step == self.at:
+            raise ConnectionError("no answer")
+        super().log(step, numbers)
+
+
+def test_a_tracker_that_fails_is_left_out_with_one_warning(place, monkeypatch):
+    monkeypatch.setitem(backends.BACKENDS, "tensorboard", Failing)
+    with pytest.warns(
+        RuntimeWarning, match=r"tensorboard has failed and is left out; .*ConnectionError: no answer"
+    ) as w:
+        (run,) = store.run_grid(
+            trackers.tracked(toy_grid.train, ["tensorboard"]), cells()[:1], place / "runs", progress=False
+        )
+    assert len(w) == 1
+    assert run.done
+    assert [line["step"] for line in run.metrics()] == [1, 2, 3, 4, 5, 6]
+
+
+def test_a_run_begun_anew_is_another_run_of_the_tracker(place):
+    (cell, *_) = cells()
+    runs = []
+    for started in ("2026-01-01T00:00:00+00:00", "2026-01-01T00:00:01+00:00"):
+        run = store.Run(place, cell)
+        with run.lock():
+            run.begin()
+            run._write(started=started)
+            runs.append(listener.subject_of(run).identifier)
+            run.begin()  # resumes
+            assert listener.subject_of(run).identifier == runs[-1]
+    assert runs[0] != runs[1]
+
+
+def test_nested_settings_become_flat():
+    assert listener.flat({"a": {"b": 1, "c": {"d": 2}}, "e": 3}) == {"a.b": 1, "a.c.d": 2, "e": 3}
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_missing_package_is_named_with_what_installs_it(name, monkeypatch):
+    monkeypatch.setitem(sys.modules, name, None)
+    with pytest.raises(ImportError, match=rf"--track {name}: {name} is not installed: pip install .*\[track\]"):
+        trackers.check([name])
+
+
+def test_an_unknown_tracker_is_refused_with_the_nearest(capsys):
+    with pytest.raises(SystemExit):
+        main(["train", "graph", "--track", "tensorbord"])
+    assert "unknown track 'tensorbord'. Did you mean 'tensorboard'?" in capsys.readouterr().err
+    with pytest.raises(ValueError, match=r"unknown tracker 'wandbb'\. Did you mean 'wandb'\?"):
+        trackers.check(["wandbb"])
+
+
+@pytest.mark.slow
+def test_processes_of_a_grid_send_their_runs(place):
+    grid = trackers.tracked(toy_grid.train, ["tensorboard"])
+    for run in store.run_grid(grid, cells(), place / "runs", jobs=2, progress=False):
+        events = scalars(run.path / "tensorboard")
+        assert [(event.step, event.value) for event in events.Scalars("loss")] == curve(run)
+
+
+@pytest.mark.slow
+def test_mlflow_has_the_curve_the_result_and_the_report(place):
+    mlflow = pytest.importorskip("mlflow")
+    run = trained_with_a_break(place, "mlflow")
+    client = mlflow.tracking.MlflowClient()
+    experiment = client.get_experiment_by_name("counterpoint")
+    (found,) = client.search_runs([experiment.experiment_id])
+    history = client.get_metric_history(found.info.run_id, "loss")
+    assert sorted((metric.step, metric.value) for metric in history) == curve(run)
+    assert found.data.metrics["result/apart"] == pytest.approx(run.result["apart"])
+    assert found.data.params["objective"] == found.data.tags["objective"] == run.arguments["objective"]
+    assert found.info.status == "FINISHED"
+    trackers.publish(["mlflow"], [run], place / "runs")
+    (page,) = client.search_runs([experiment.experiment_id], "tags.report = 'page'")
+    assert {file.path for file in client.list_artifacts(page.info.run_id)} == {"report.html", "report.md"}
+
+
+@pytest.mark.slow
+def test_trackio_has_the_curve_and_the_result(place):
+    script = """
+import sys, json
+from pathlib import Path
+sys.path[:0] = sys.argv[2].split(":")
+import test_trackers
+run = test_trackers.trained_with_a_break(Path(sys.argv[1]), "trackio")
+from counterpoint.integrations import trackers
+trackers.publish(["trackio"], [run], Path(sys.argv[1]) / "runs")
+from trackio.sqlite_storage import SQLiteStorage
+(name, report) = sorted(SQLiteStorage.get_runs("counterpoint"), key=lambda name: name.startswith("report"))
+lines = SQLiteStorage.get_logs("counterpoint", name)
+files = [artifact["name"] for artifact in SQLiteStorage.list_artifacts("counterpoint")]
+print(json.dumps({"path": str(run.path), "lines": lines, "files": files}, default=str))
+"""
+    pytest.importorskip("trackio")
+    found = in_a_process(script, place)  # it reads TRACKIO_DIR when it is imported
+    run = store.Run.read(found["path"])
+    lines = [(line["step"], line["loss"]) for line in found["lines"] if "loss" in line]
+    assert lines == curve(run)
+    (result,) = [line for line in found["lines"] if "result/apart" in line]
+    assert result["result/apart"] == pytest.approx(run.result["apart"])
+    assert {"report.html", "report.md"} <= set(found["files"])
+
+
+@pytest.mark.slow
+def test_wandb_offline_has_the_curve_and_the_result(place):
+    pytest.importorskip("wandb")
+    run = trained_with_a_break(place, "wandb")
+    sent: dict[int, float] = {}
+    results, configs = {}, {}
+    for path in sorted((place / "runs" / "wandb").glob("offline-run-*/*.wandb")):
+        for record in offline_records(path):
+            for item in record.history.item:
+                sent.setdefault(record.history.step.num, {})[item.key or ".".join(item.nested_key)] = item.value_json
+            for item in record.summary.update:
+                results[item.key or ".".join(item.nested_key)] = item.value_json
+            for item in record.run.config.update:
+                configs[item.key] = item.value_json
+    losses = [(step, json.loads(line["loss"])) for step, line in sorted(sent.items()) if "loss" in line]
+    assert losses == curve(run)
+    assert json.loads(results["result/apart"]) == pytest.approx(run.result["apart"])
+    assert json.loads(configs["objective"]) == run.arguments["objective"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["mlflow", "wandb"])
+def test_a_server_that_does_not_answer_is_named_before_training(name, place, monkeypatch):
+    pytest.importorskip(name)
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://127.0.0.1:9")
+    monkeypatch.setenv("WANDB_MODE", "online")
+    monkeypatch.setenv("WANDB_BASE_URL", "http://127.0.0.1:9")
+    monkeypatch.setenv("WANDB_API_KEY", "0" * 40)
+    script = """
+import json, sys
+from counterpoint.integrations import trackers
+try:
+    trackers.check([sys.argv[3]])
+except ValueError as error:
+    print(json.dumps(str(error)))
+"""
+    error = in_a_process(script, place, name)
+    assert error.startswith(f"--track {name}: ")
+    assert "\n" not in error
+
+
+BLOCK, HEADER = 32768, 7  # of the files of wandb, which are logs of LevelDB after a header of their own
+
+
+def offline_records(path):
+    """Yield the records of the file of a wandb run."""
+    from wandb.proto import wandb_internal_pb2
+
+    content, at, whole = path.read_bytes(), HEADER, b""
+    while at + HEADER <= len(content):
+        if BLOCK - at % BLOCK < HEADER:  # padding
+            at += BLOCK - at % BLOCK
+            continue
+        length, kind = int.from_bytes(content[at + 4 : at + 6], "little"), content[at + 6]
+        whole += content[at + HEADER : at + HEADER + length]
+        at += HEADER + length
+        if kind in (1, 4):  # all of a record, or its last part
+            record = wandb_internal_pb2.Record()
+            record.ParseFromString(whole)
+            whole = b""
+            yield record
+
+
+def in_a_process(script, place, *more):
+    """Run a script with a folder, and return the JSON that is all of its output."""
+    paths = f"{Path(__file__).parent}:{Path(toy_grid.__file__).parent}"
+    done = subprocess.run([sys.executable, "-c", script, place, paths, *more], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
