@@ -108,8 +108,8 @@ def command(arguments: argparse.Namespace) -> int:
             print(notes[-1], file=sys.stderr)
     if not grid:
         raise ImportError("nothing of the demo can run here; counterpoint doctor says what is missing.")
-    options = {"jobs": arguments.jobs, "resume": arguments.resume, "progress": not arguments.json}
-    runs = store.run_grid(partial(train, cache=arguments.out / "frames"), grid, arguments.out / "runs", **options)
+    run_one = partial(train, cache=arguments.out / "frames")
+    runs = store.run_grid(run_one, grid, arguments.out / "runs", **flags.grid_options(arguments))
     summary = report.summarise(runs)
     summary.notes[:0] = notes + ["With --quick: the numbers mean nothing."] * arguments.quick
     title = "counterpoint demo"
