@@ -6,6 +6,8 @@ Reading a place imports nothing; opening it imports the library of the cluster, 
 from __future__ import annotations
 
 import os
+import subprocess
+import time
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from importlib import import_module
@@ -17,6 +19,8 @@ from counterpoint.names import check_known
 
 LOCAL = "local"
 PATIENCE = 10  # seconds to find a scheduler
+LOOK = 2.0  # seconds between two looks at Slurm's queue
+SQUEUE = ("squeue", "--me", "--array", "--noheader", "--format=%i")
 FOLDER = ".cluster"  # in the folder of runs, for what submitit writes
 
 # what --on slurm:KEY=VALUE passes to submitit's update_parameters, and the kind of the value
@@ -89,10 +93,65 @@ def _slurm(place: Place, root: Path) -> Generator[Any, None, None]:
         raise ValueError("--on slurm: no Slurm here (srun is not found).") from None
     executor.update_parameters(name="counterpoint", **place.options)
     try:
-        yield executor
+        yield SlurmExecutor(executor)
     except submitit.core.utils.FailedJobError as error:  # sbatch refused
         lines = [line for line in str(error).splitlines() if "error:" in line] or str(error).splitlines() or [""]
         raise ValueError(f"--on slurm: {lines[0].strip()}") from None
+
+
+class SlurmExecutor:
+    """Submits functions through submitit, and asks ``squeue`` what is left; clusters without accounting have no sacct.
+
+    Args:
+        executor: submitit's.
+    """
+
+    def __init__(self, executor: Any) -> None:
+        self.executor, self.batch = executor, executor.batch
+        self.queue: set[str] = set()
+        self.looks, self._looked = 0, 0.0
+
+    def submit(self, function: Callable[..., Any], /, *args: Any) -> SlurmTask:
+        """Submit a job; within ``batch()``, an element of one array."""
+        return SlurmTask(self, self.executor.submit(function, *args))
+
+    def look(self) -> int:
+        """Read the queue, if that was not done just now, and return how often it was read."""
+        if time.monotonic() - self._looked > LOOK:
+            done = subprocess.run(SQUEUE, capture_output=True, text=True)
+            self._looked = time.monotonic()
+            if not done.returncode:  # else the controller is away
+                self.queue, self.looks = set(done.stdout.split()), self.looks + 1
+        return self.looks
+
+
+class SlurmTask:
+    """A job of Slurm with the methods of a future."""
+
+    def __init__(self, executor: SlurmExecutor, job: Any) -> None:
+        self.executor, self.job = executor, job
+        self.gone: int | None = None  # the first look at which the job was not in the queue
+
+    def done(self) -> bool:
+        """Whether there is a reply, or the job has left the queue; a reply may be seen a little later than that."""
+        looks = self.executor.look()
+        if self.job.paths.result_pickle.exists():
+            return True
+        if not looks or self.job.job_id in self.executor.queue:
+            self.gone = None
+        elif self.gone is None:
+            self.gone = looks
+        return self.gone is not None and looks > self.gone + 1
+
+    def result(self) -> Any:
+        """What the function returned; raises if it failed, or if the job was killed."""
+        if not self.job.paths.result_pickle.exists():
+            raise ConnectionError(f"Slurm's job {self.job.job_id} ended without a reply")
+        return self.job.result()
+
+    def cancel(self) -> None:
+        """Cancel the job."""
+        self.job.cancel(check=False)
 
 
 @contextmanager

@@ -56,7 +56,7 @@ def test_a_missing_package_names_the_extra(tmp_path, monkeypatch, place, package
 def test_no_slurm_here(tmp_path, monkeypatch):
     pytest.importorskip("submitit")
     monkeypatch.setenv("PATH", str(tmp_path))
-    with pytest.raises(ValueError, match="^--on slurm: no Slurm here"), executors.opened("slurm", tmp_path):
+    with pytest.raises(ValueError, match=r"^--on slurm: no Slurm here"), executors.opened("slurm", tmp_path):
         pass
 
 
@@ -64,7 +64,7 @@ def test_no_slurm_here(tmp_path, monkeypatch):
 def test_no_dask_scheduler(tmp_path, monkeypatch):
     pytest.importorskip("distributed")
     monkeypatch.delenv("DASK_SCHEDULER_ADDRESS", raising=False)
-    with pytest.raises(ValueError, match="^--on dask: which scheduler"), executors.opened("dask", tmp_path):
+    with pytest.raises(ValueError, match=r"^--on dask: which scheduler"), executors.opened("dask", tmp_path):
         pass
     monkeypatch.setattr(executors, "PATIENCE", 0.3)
     with socket.socket() as unused:

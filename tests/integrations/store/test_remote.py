@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -24,7 +25,7 @@ from counterpoint.integrations.command import flags
 from counterpoint.integrations.command.main import main
 from counterpoint.integrations.store import remote
 
-KILLS = 10
+KILLS = 4
 FEW = toy_grid.cells(1)
 quietly = partial(store.run_grid, progress=False)
 
@@ -55,7 +56,7 @@ class Unreachable:
 @pytest.fixture(scope="module")
 def undisturbed(tmp_path_factory):
     root = tmp_path_factory.mktemp("undisturbed")
-    quietly(toy_grid.train, toy_grid.cells(6), root)
+    quietly(toy_grid.train, toy_grid.cells(3), root)
     return toy_grid.contents(root)
 
 
@@ -162,7 +163,7 @@ def killing(record):
     rng, stop, kills = random.Random(0), threading.Event(), []
 
     def loop():
-        while len(kills) < KILLS and not stop.wait(rng.uniform(1, 10)):
+        while len(kills) < KILLS and not stop.wait(rng.uniform(1, 12)):
             with suppress(FileNotFoundError, ProcessLookupError):
                 started = [int(line) for line in Path(f"{record}.started").read_text().split()]
                 pid = rng.choice(started[-2:])
@@ -184,7 +185,7 @@ def check(place, tmp_path, undisturbed, monkeypatch):
     root, record = tmp_path / "runs", tmp_path / "record"
     train = partial(toy_grid.train_recorded, record=record, pause=0.5)
     with killing(record) as kills:
-        quietly(train, toy_grid.cells(6), root, executor=place)
+        quietly(train, toy_grid.cells(3), root, executor=place)
     ended = Counter(Path(f"{record}.ended").read_text().splitlines())
     print(f"{len(kills)} kills, {len(Path(f'{record}.started').read_text().split())} starts of {len(undisturbed)} runs")
     assert len(kills) > 1
@@ -208,7 +209,7 @@ def test_dask(tmp_path, undisturbed, monkeypatch):
                 assert processes[0].poll() is None, (tmp_path / "scheduler.log").read_text()
                 time.sleep(0.1)
         with distributed.Client(scheduler_file=str(file), set_as_default=False) as client:
-            client.wait_for_workers(2, timeout=120)
+            client.wait_for_workers(2, timeout=300)
             address = client.scheduler.address
         check(f"dask:{address}", tmp_path, undisturbed, monkeypatch)
     finally:
@@ -228,6 +229,17 @@ def test_ray(tmp_path, undisturbed, monkeypatch):
         check(f"ray:{cluster.address}", tmp_path, undisturbed, monkeypatch)
     finally:
         cluster.shutdown()
+
+
+@pytest.mark.slow
+def test_slurm(tmp_path, undisturbed, monkeypatch):
+    pytest.importorskip("submitit")
+    if shutil.which("sinfo") is None or subprocess.run(["sinfo"], capture_output=True).returncode:
+        pytest.skip("no Slurm here")
+    check("slurm:time=30,cpus=1", tmp_path, undisturbed, monkeypatch)
+    with pytest.raises(ValueError, match=r"^--on slurm: .*invalid partition") as caught:
+        quietly(toy_grid.train, FEW, tmp_path / "other", executor="slurm:partition=nowhere")
+    assert "\n" not in str(caught.value)
 
 
 @pytest.mark.slow
