@@ -132,9 +132,8 @@ def command(arguments: argparse.Namespace) -> int:
             print(notes[-1], file=sys.stderr)
     if not grid:
         raise ImportError("nothing of the demo can run here; counterpoint doctor says what is missing.")
-    options = {"jobs": arguments.jobs, "resume": arguments.resume, "progress": not arguments.json}
     tracked = trackers.tracked(partial(train, cache=arguments.out / "frames"), arguments.track)
-    runs = store.run_grid(tracked, grid, arguments.out / "runs", **options)
+    runs = store.run_grid(tracked, grid, arguments.out / "runs", **flags.grid_options(arguments))
     trackers.publish(arguments.track, runs, arguments.out)
     summary = report.summarise(runs)
     summary.columns.sort(key=_order)

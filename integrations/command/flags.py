@@ -6,6 +6,7 @@ Nothing here imports torch until a flag needs it, so that ``--help`` and complet
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -22,6 +23,8 @@ if TYPE_CHECKING:
     from ..store.run import Run
 
 T = TypeVar("T")
+
+ARRAY = -1  # --cell without a number
 
 DEVICES = ("auto", "cpu", "cuda", "mps", "xpu")
 
@@ -41,15 +44,51 @@ def run_cells(
     from ..trackers import check, publish, tracked
 
     check(arguments.track)
+    cells = _chosen_cells(list(cells), arguments)
     train = tracked(train, arguments.track)
-    options = {"jobs": arguments.jobs, "resume": arguments.resume, "progress": not arguments.json}
     try:
-        runs = run_grid(train, cells, arguments.out, **options)
+        runs = run_grid(train, cells, arguments.out, **grid_options(arguments))
         publish(arguments.track, runs, arguments.out)
         return runs, 0
     except GridError as error:
         print(f"counterpoint {command}: {error}", file=sys.stderr)
         return [run for run in error.runs if failed or run.done], 1
+
+
+def grid_options(arguments: argparse.Namespace) -> dict[str, Any]:
+    """What the flags of :func:`add_runs` tell ``run_grid``."""
+    options = {"jobs": arguments.jobs, "executor": arguments.on, "resume": arguments.resume}
+    return {**options, "progress": not arguments.json}
+
+
+def concurrent(arguments: argparse.Namespace) -> int:
+    """How many runs there may be at a time: those of a cluster are at least two."""
+    return int(arguments.jobs if arguments.on == "local" else max(arguments.jobs, 2))
+
+
+def _chosen_cells(cells: list[Mapping[str, Any]], arguments: argparse.Namespace) -> list[Mapping[str, Any]]:
+    """The cells that ``--cell`` chooses, or all; with ``--list-cells``, print them and exit."""
+    number, listed = getattr(arguments, "cell", None), getattr(arguments, "list_cells", False)
+    if number is None and not listed:
+        return cells
+    from ..store.run import Run
+
+    runs = {run.path: (run, cell) for cell in cells for run in [Run(arguments.out, cell)]}
+    numbered = list(runs.values())  # equal cells are one run
+    if listed:
+        rows = [{"cell": i, "run": run.title, "folder": str(run.path)} for i, (run, _) in enumerate(numbered)]
+        print(
+            json.dumps(rows, indent=1) if arguments.json else "\n".join(f"{row['cell']}  {row['run']}" for row in rows)
+        )
+        raise SystemExit(0)
+    if number == ARRAY:
+        text = os.environ.get("SLURM_ARRAY_TASK_ID", "")
+        if not text.isdecimal():
+            raise ValueError(f"--cell: expected a number, there or in $SLURM_ARRAY_TASK_ID, got {text!r}.")
+        number = int(text)
+    if number >= len(numbered):
+        raise ValueError(f"--cell: expected a number from 0 to {len(numbered) - 1}, got {number}.")
+    return [numbered[number][1]]
 
 
 def runs(text: str) -> str | Path:
@@ -145,12 +184,22 @@ def add_runs(parser: argparse.ArgumentParser) -> None:
     add("--seeds", type=whole(1), default=1, metavar="N", help="runs per objective, seeds K to K+N-1 (%(default)s)")
     add("--out", type=folder, default=Path("runs"), metavar="FOLDER", help="where the runs are stored (%(default)s)")
     add("--jobs", type=whole(1), default=1, metavar="N", help="runs at a time (%(default)s)")
+    where = "local, slurm:partition=gpu,gpus=1,time=60, ray:ADDRESS or dask:ADDRESS (%(default)s)"
+    add("--on", type=place, default="local", metavar="PLACE", help=f"where runs are trained: {where}")
     group = parser.add_mutually_exclusive_group()
     group.add_argument("--resume", action="store_true", default=True, help="continue runs that stopped (the default)")
     group.add_argument("--fresh", dest="resume", action="store_false", help="delete these runs first")
     trackers = f"send curves and results to {', '.join(TRACKERS)}; repeatable (none)"
     add("--track", action="append", default=[], choices=TRACKERS, metavar="NAME", help=trackers)
     add("--json", action="store_true", help="print JSON")
+
+
+def add_cells(parser: argparse.ArgumentParser) -> None:
+    """Add the flags with which the array jobs of a cluster share a grid."""
+    add = parser.add_argument
+    add("--list-cells", action="store_true", help="print the runs with their numbers, and train none")
+    about = "train only the run of this number; without one, of $SLURM_ARRAY_TASK_ID (all)"
+    add("--cell", nargs="?", type=whole(0), const=ARRAY, default=None, metavar="N", help=about)
 
 
 def add_device(parser: argparse.ArgumentParser) -> None:
@@ -216,6 +265,17 @@ def whole(low: int) -> Callable[[str], int]:
         return int(text)
 
     return read
+
+
+def place(text: str) -> str:
+    """A type for argparse: where to train, as :func:`..store.executors.parse` reads it."""
+    from ..store.executors import parse
+
+    try:
+        parse(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error).removeprefix("--on: ")) from None
+    return text
 
 
 def folder(text: str) -> Path:

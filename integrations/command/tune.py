@@ -216,6 +216,8 @@ def _check(arguments: argparse.Namespace, tuned: Domain, check_train: Callable[[
     """Raise what is wrong with the flags, before torch is imported."""
     if arguments.budget < arguments.seeds:
         raise ValueError(f"--budget: {arguments.budget} runs are less than one setting's {arguments.seeds} seeds.")
+    if arguments.list_cells or arguments.cell is not None:
+        raise ValueError("--cell, --list-cells: a search chooses its next runs by the last ones; use --on instead.")
     if getattr(arguments, "part", None) not in (None, "tune"):
         raise ValueError(f"--part {arguments.part}: tuning sees validation data alone; leave the flag out.")
     _dataset(arguments, tuned)
@@ -285,7 +287,7 @@ def _tune(
 
     def measure(specs: list[str]) -> dict[str, float]:
         cells = [make_cell(spec, seed) for spec in specs for seed in seeds]
-        options = {"jobs": arguments.jobs, "resume": arguments.resume, "progress": not arguments.json}
+        options = flags.grid_options(arguments)
         options |= {"before": len(runs) * len(seeds), "total": arguments.budget // len(seeds) * len(seeds)}
         try:
             done = store.run_grid(train, cells, arguments.out, **options)

@@ -90,7 +90,7 @@ def _check(arguments: argparse.Namespace) -> None:
         raise ValueError(f"script not found: {script[0]}")
     _check_objectives(settings)
     _check_seeds(settings, script)
-    _check_files(settings, script, arguments.jobs)
+    _check_files(settings, script, flags.concurrent(arguments))
     _check_tuning(settings)
     if settings.equal_time is not None:
         length_of(script, settings.equal_time)

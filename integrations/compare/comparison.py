@@ -104,7 +104,7 @@ class Comparison:
         metrics, given = metrics or self.metrics, self.arguments
         if given.resume:
             read_again([Run(given.out, cell) for cell in cells], metrics)
-        run_script = partial(train, metrics=metrics, jobs=given.jobs)
+        run_script = partial(train, metrics=metrics, jobs=flags.concurrent(given))
         return flags.run_cells(run_script, cells, given, "compare", failed=True)[0]
 
 

@@ -23,6 +23,7 @@ def train_arguments(parser: argparse.ArgumentParser) -> None:
     tasks = f"tasks of the suite, such as {', '.join(CURL_TASKS)} (cartpole-swingup)"
     parser.add_argument("--task", nargs="+", default=["cartpole-swingup"], metavar="NAME", help=tasks)
     flags.add_settings(parser, Settings)
+    flags.add_cells(parser)
     parser.set_defaults(check=_check_train)
 
 

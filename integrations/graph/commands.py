@@ -25,6 +25,7 @@ def train_arguments(parser: argparse.ArgumentParser) -> None:
     flags.add_arguments(parser, "infonce:t=0.2,denominator=negatives", Settings, PRESETS)
     parser.add_argument("--dataset", nargs="+", default=["demo"], metavar="NAME", help="TU data sets, or demo (demo)")
     flags.add_settings(parser, Settings)
+    flags.add_cells(parser)
     parser.set_defaults(check=_check_train)
 
 

@@ -33,6 +33,7 @@ def train_arguments(parser: argparse.ArgumentParser) -> None:
     _add_root(parser)
     flags.add_settings(parser, Settings)
     _add_evaluation(parser)
+    flags.add_cells(parser)
     parser.set_defaults(check=_check_train)
 
 

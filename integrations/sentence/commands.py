@@ -30,6 +30,7 @@ def train_arguments(parser: argparse.ArgumentParser) -> None:
     data.help = "training data: .txt, .csv, .tsv, .jsonl, .parquet, or owner/name on the hub (required)"
     flags.add_settings(parser, Settings)
     parser.add_argument("--sts", metavar="FOLDER", help=f"folder of the STS sets, or hub (${ENVIRONMENT}, else hub)")
+    flags.add_cells(parser)
     parser.set_defaults(check=_check_train)
 
 

@@ -1,18 +1,23 @@
-"""Grids of runs: train every cell that is not done yet, in this process or in several."""
+"""Grids of runs: train every cell that is not done yet, in this process, in several, or on a cluster."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Generator, Iterable, Mapping
-from contextlib import closing
+from contextlib import closing, nullcontext
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from . import executors
 from .attempt import Outcome, attempt
 from .errors import GridError
+from .executors import LOCAL
 from .progress import format_numbers, print_line, progress_bar
 from .run import Run
 from .worker import train_in_processes
+
+if TYPE_CHECKING:
+    from .remote import Submits
 
 __all__ = ["GridError", "run_grid"]
 
@@ -27,6 +32,7 @@ def run_grid(
     root: str | Path,
     *,
     jobs: int = 1,
+    executor: Submits | str | None = None,
     resume: bool = True,
     progress: bool = True,
     before: int = 0,
@@ -44,6 +50,9 @@ def run_grid(
         root: the folder of all runs.
         jobs: processes at a time, at least 1. They share the threads of this one, unless ``OMP_NUM_THREADS`` is set;
             with another number of threads, sums may be rounded differently.
+        executor: where to train instead: any :class:`concurrent.futures.Executor` or executor of submitit, each run
+            being a task, or a place as ``--on`` names it (``slurm:partition=gpu``). Its workers must see ``root`` under
+            the same path. A task whose worker is lost is submitted again, and resumes from the last checkpoint.
         resume: if False, train every cell again and delete what its folder contains.
         progress: show progress on stderr.
         before, total: if the grid is part of a longer sequence, the runs before it and the most there can be in all.
@@ -63,7 +72,7 @@ def run_grid(
     try:
         while pending:
             busy = []
-            with closing(_train(train, pending, jobs, resume, progress)) as outcomes:
+            with closing(_train(train, pending, jobs, executor, resume, progress)) as outcomes:
                 for run, outcome in outcomes:
                     if outcome.busy:
                         busy.append(run)
@@ -98,10 +107,20 @@ def run_grid(
 
 
 def _train(
-    train: Callable[[Run], None], runs: list[Run], jobs: int, resume: bool, progress: bool
+    train: Callable[[Run], None],
+    runs: list[Run],
+    jobs: int,
+    executor: Submits | str | None,
+    resume: bool,
+    progress: bool,
 ) -> Generator[tuple[Run, Outcome], None, None]:
     """Yield each run with its outcome."""
-    if jobs > 1 and len(runs) > 1:
+    if executor not in (None, LOCAL):
+        from .remote import train_on
+
+        with executors.opened(executor, runs[0].root) if isinstance(executor, str) else nullcontext(executor) as there:
+            yield from train_on(there, train, runs, resume, progress)
+    elif jobs > 1 and len(runs) > 1:
         yield from train_in_processes(train, runs, min(jobs, len(runs)), resume, progress)
     else:
         for run in runs:

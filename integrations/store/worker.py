@@ -59,10 +59,7 @@ def train_in_processes(
     A process that dies fails the run that it was training, and a new one takes its place. Closing the generator
     interrupts the runs in progress.
     """
-    try:
-        setup = pickle.dumps(_preparation()) + pickle.dumps((train, resume, progress))
-    except Exception as error:
-        raise ValueError(f"jobs={jobs}: other processes cannot import the training function: {error}") from None
+    setup = pack(train, resume, progress)
     environment = {"OMP_NUM_THREADS": str(max(1, torch.get_num_threads() // jobs)), **os.environ}
     replies: Replies = SimpleQueue()
     waiting, training, idle = deque(runs), dict[Worker, Run](), list[Worker]()
@@ -79,7 +76,7 @@ def train_in_processes(
                 continue
             run = training.pop(worker)
             if outcome is None:
-                yield run, _record_death(run, worker.wait())
+                yield run, record_error(run, death(worker.wait()))
             else:
                 idle.append(worker)
                 yield run, outcome
@@ -90,6 +87,14 @@ def train_in_processes(
             worker.send(None)
         for worker in (*training, *idle):
             worker.wait()
+
+
+def pack(train: Callable[[Run], None], resume: bool, progress: bool) -> bytes:
+    """Return what a :class:`Worker` needs to import this process's script, and to train its runs."""
+    try:
+        return pickle.dumps(_preparation()) + pickle.dumps((train, resume, progress))
+    except Exception as error:
+        raise ValueError(f"train: other processes cannot import the training function: {error}") from None
 
 
 class Worker:
@@ -136,8 +141,13 @@ def _preparation() -> dict[str, Any]:
     return data
 
 
-def _record_death(run: Run, code: int) -> Outcome:
-    error = f"its process died of signal {-code}" if code < 0 else f"its process ended with exit code {code}"
+def death(code: int) -> str:
+    """Say how a process ended that should have gone on."""
+    return f"its process died of signal {-code}" if code < 0 else f"its process ended with exit code {code}"
+
+
+def record_error(run: Run, error: str) -> Outcome:
+    """Record the failure of a run that nothing trains any more."""
     with suppress(BusyError, OSError), run.lock():
         run.fail(error, f"{error}\n")
     return Outcome(error=error)

@@ -5,6 +5,7 @@ python toy_grid.py ROOT JOBS [PAUSE]     with PAUSE seconds after each step
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 from functools import partial
@@ -52,6 +53,15 @@ def train(run, pause=0.0):
     with torch.no_grad():
         apart = torch.pdist(net(centres)).tolist()
     run.finish({"apart": sum(apart) / len(apart), "last": run.metrics()[-1]["loss"]}, pairs=apart)
+
+
+def train_recorded(run, record, pause):
+    """Train, and append to two files: the process that waits for this one, at the start, and the run, at its end."""
+    with open(f"{record}.started", "a") as file:
+        file.write(f"{os.getppid()}\n")
+    train(run, pause)
+    with open(f"{record}.ended", "a") as file:
+        file.write(f"{run.title}\n")
 
 
 def contents(root):

@@ -21,6 +21,7 @@ TRAINING = {
     "--data",
     "--device",
     "--jobs",
+    "--on",
     "--resume",
     "--fresh",
     "--json",

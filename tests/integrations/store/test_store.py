@@ -263,7 +263,7 @@ def test_a_process_may_die_while_it_has_no_run(tmp_path):
 
 
 def test_a_function_that_others_cannot_import(tmp_path):
-    with pytest.raises(ValueError, match="jobs=2: other processes cannot import the training function"):
+    with pytest.raises(ValueError, match="train: other processes cannot import the training function"):
         quietly(lambda run: None, [CELL, CELL | {"seed": 1}], tmp_path, jobs=2)
 
 

@@ -1,0 +1,233 @@
+"""Places that train the runs of a grid, as ``--on`` names them: ``slurm:partition=gpu,time=60``, ``dask:tcp://...``.
+
+Reading a place imports nothing; opening it imports the library of the cluster, from the extra ``cluster``.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import time
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
+from importlib import import_module
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from counterpoint.install import install
+from counterpoint.names import check_known
+
+LOCAL = "local"
+PATIENCE = 10  # seconds to find a scheduler
+LOOK = 2.0  # seconds between two looks at Slurm's queue
+SQUEUE = ("squeue", "--me", "--array", "--noheader", "--format=%i")
+FOLDER = ".cluster"  # in the folder of runs, for what submitit writes
+
+# what --on slurm:KEY=VALUE passes to submitit's update_parameters, and the kind of the value
+SLURM: dict[str, tuple[str, type]] = {
+    "partition": ("slurm_partition", str),
+    "account": ("slurm_account", str),
+    "qos": ("slurm_qos", str),
+    "constraint": ("slurm_constraint", str),
+    "gpus": ("gpus_per_node", int),
+    "cpus": ("cpus_per_task", int),
+    "mem": ("mem_gb", float),
+    "time": ("timeout_min", int),
+    "most": ("slurm_array_parallelism", int),
+}
+RAY: dict[str, tuple[str, type]] = {"gpus": ("num_gpus", float), "cpus": ("num_cpus", float)}
+KEYS: dict[str, dict[str, tuple[str, type]]] = {LOCAL: {}, "slurm": SLURM, "ray": RAY, "dask": {}}
+
+
+class Place(NamedTuple):
+    """Where to train: a kind of cluster, its address if it has one, and what a run needs of it."""
+
+    kind: str
+    address: str
+    options: dict[str, Any]
+
+
+def parse(text: str) -> Place:
+    """Read ``KIND[:ADDRESS][:KEY=VALUE,...]``; raise ``ValueError`` for what no cluster here takes."""
+    kind, _, rest = text.partition(":")
+    check_known("--on: unknown place", kind, KEYS)
+    address, options = [], {}
+    for word in filter(None, rest.split(",")):
+        key, equals, value = word.partition("=")
+        if not equals:
+            address.append(word)
+            continue
+        if not KEYS[kind]:
+            raise ValueError(f"--on {kind}: {kind} takes no keys, got {key!r}.")
+        check_known(f"--on {kind}: unknown key", key, KEYS[kind])
+        name, convert = KEYS[kind][key]
+        try:
+            options[name] = convert(value)
+        except ValueError:
+            raise ValueError(f"--on {kind}: {key} must be a number, got {value!r}.") from None
+    if len(address) > (kind in ("ray", "dask")):
+        hint = f"as {kind}:KEY=VALUE, with {', '.join(KEYS[kind])}" if KEYS[kind] else f"as {kind} alone"
+        raise ValueError(f"--on {kind}: expected it {hint}, got {text!r}.")
+    return Place(kind, "".join(address), options)
+
+
+@contextmanager
+def opened(text: str, root: Path) -> Generator[Any, None, None]:
+    """Connect to a place and yield an executor for it; raise ``ValueError`` if none can be reached.
+
+    Args:
+        text: see :func:`parse`.
+        root: the folder of runs.
+    """
+    place = parse(text)
+    with _OPEN[place.kind](place, root) as executor:
+        yield executor
+
+
+@contextmanager
+def _slurm(place: Place, root: Path) -> Generator[Any, None, None]:
+    submitit = _library("submitit", "slurm")
+    try:
+        executor = submitit.AutoExecutor(root.resolve() / FOLDER, cluster="slurm")
+    except RuntimeError:
+        raise ValueError("--on slurm: no Slurm here (srun is not found).") from None
+    executor.update_parameters(name="counterpoint", **place.options)
+    try:
+        yield SlurmExecutor(executor)
+    except submitit.core.utils.FailedJobError as error:  # sbatch refused
+        lines = [line for line in str(error).splitlines() if "error:" in line] or str(error).splitlines() or [""]
+        raise ValueError(f"--on slurm: {lines[0].strip()}") from None
+
+
+class SlurmExecutor:
+    """Submits functions through submitit, and asks ``squeue`` what is left; clusters without accounting have no sacct.
+
+    Args:
+        executor: submitit's.
+    """
+
+    def __init__(self, executor: Any) -> None:
+        self.executor, self.batch = executor, executor.batch
+        self.queue: set[str] = set()
+        self.looks, self._looked = 0, 0.0
+
+    def submit(self, function: Callable[..., Any], /, *args: Any) -> SlurmTask:
+        """Submit a job; within ``batch()``, an element of one array."""
+        return SlurmTask(self, self.executor.submit(function, *args))
+
+    def look(self) -> int:
+        """Read the queue, if that was not done just now, and return how often it was read."""
+        if time.monotonic() - self._looked > LOOK:
+            done = subprocess.run(SQUEUE, capture_output=True, text=True)
+            self._looked = time.monotonic()
+            if not done.returncode:  # else the controller is away
+                self.queue, self.looks = set(done.stdout.split()), self.looks + 1
+        return self.looks
+
+
+class SlurmTask:
+    """A job of Slurm with the methods of a future."""
+
+    def __init__(self, executor: SlurmExecutor, job: Any) -> None:
+        self.executor, self.job = executor, job
+        self.gone: int | None = None  # the first look at which the job was not in the queue
+
+    def done(self) -> bool:
+        """Whether there is a reply, or the job has left the queue; a reply may be seen a little later than that."""
+        looks = self.executor.look()
+        if self.job.paths.result_pickle.exists():
+            return True
+        if not looks or self.job.job_id in self.executor.queue:
+            self.gone = None
+        elif self.gone is None:
+            self.gone = looks
+        return self.gone is not None and looks > self.gone + 1
+
+    def result(self) -> Any:
+        """What the function returned; raises if it failed, or if the job was killed."""
+        if not self.job.paths.result_pickle.exists():
+            raise ConnectionError(f"Slurm's job {self.job.job_id} ended without a reply")
+        return self.job.result()
+
+    def cancel(self) -> None:
+        """Cancel the job."""
+        self.job.cancel(check=False)
+
+
+@contextmanager
+def _dask(place: Place, root: Path) -> Generator[Any, None, None]:
+    distributed = _library("distributed", "dask")
+    address = place.address or os.environ.get("DASK_SCHEDULER_ADDRESS")
+    if not address:
+        raise ValueError("--on dask: which scheduler? As dask:tcp://HOST:8786, or $DASK_SCHEDULER_ADDRESS.")
+    try:
+        client = distributed.Client(address, timeout=PATIENCE, set_as_default=False)
+    except (OSError, ValueError) as error:
+        raise ValueError(f"--on dask: no scheduler at {address}: {str(error).partition(chr(10))[0]}") from None
+    with client:
+        yield client.get_executor()
+
+
+@contextmanager
+def _ray(place: Place, root: Path) -> Generator[Any, None, None]:
+    ray = _library("ray", "ray")
+    address = place.address or os.environ.get("RAY_ADDRESS") or "auto"
+    before = ray.is_initialized()
+    if not before:
+        try:
+            ray.init(address, log_to_driver=False, logging_level="error")
+        except (ConnectionError, RuntimeError, ValueError) as error:
+            reason = str(error).partition("\n")[0]
+            raise ValueError(f"--on ray: no cluster at {address}: {reason}") from None
+    try:
+        yield RayExecutor(ray, **place.options)
+    finally:
+        if not before:
+            ray.shutdown()
+
+
+class RayExecutor:
+    """Submits functions as tasks of Ray, which are not repeated when their worker dies; a grid does that itself.
+
+    Args:
+        ray: the module, connected to a cluster.
+        options: of ``ray.remote``, such as ``num_gpus``.
+    """
+
+    def __init__(self, ray: Any, **options: Any) -> None:
+        self.ray, self.options = ray, {"max_retries": 0, **options}
+
+    def submit(self, function: Callable[..., Any], /, *args: Any) -> RayTask:
+        """Start a task."""
+        return RayTask(self.ray, self.ray.remote(**self.options)(function).remote(*args))
+
+
+class RayTask:
+    """A task of Ray with the methods of a future."""
+
+    def __init__(self, ray: Any, reference: Any) -> None:
+        self.ray, self.reference = ray, reference
+
+    def done(self) -> bool:
+        """Whether the task has ended."""
+        return bool(self.ray.wait([self.reference], timeout=0)[0])
+
+    def result(self) -> Any:
+        """What the task returned; raises what it raised, and if its worker died."""
+        return self.ray.get(self.reference)
+
+    def cancel(self) -> None:
+        """Leave the task out if it has not begun."""
+        self.ray.cancel(self.reference)
+
+
+def _library(name: str, place: str) -> Any:
+    try:
+        return import_module(name)
+    except ModuleNotFoundError as error:
+        if error.name != name:
+            raise
+        raise ImportError(f"--on {place} needs {name}: {install('cluster')}", name=name) from None
+
+
+_OPEN: dict[str, Callable[[Place, Path], Any]] = {"slurm": _slurm, "dask": _dask, "ray": _ray}

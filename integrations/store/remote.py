@@ -1,0 +1,176 @@
+"""Grids on a cluster: each run is a task of an executor, and its outcome comes back through the store.
+
+A task is plain data: the pickled reference to the training function, the folder of runs, and the cell. It trains in a
+process of its own, as :mod:`.worker` does, so that workers with several threads do not share one random stream.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import time
+import uuid
+from collections.abc import Callable, Generator, Iterator
+from contextlib import contextmanager, nullcontext, suppress
+from pathlib import Path
+from queue import Empty, SimpleQueue
+from typing import Any, NamedTuple, Protocol
+
+from .attempt import Outcome
+from .errors import BusyError
+from .progress import print_line
+from .run import Run
+from .worker import Replies, Worker, death, pack, record_error
+
+ATTEMPTS = 3  # how often in a row a run may be lost without a new checkpoint
+POLL = 0.2  # seconds between two looks at the tasks
+WATCH = 1.0  # seconds between two looks of a task at whether it is still wanted
+PASSED_ON = ("COUNTERPOINT_", "HF_", "MUJOCO_", "WANDB_", "MLFLOW_", "TRACKIO_")  # environment variables that tasks get
+
+
+class Task(Protocol):
+    """What an executor returns: a future of the standard library, or a job of submitit."""
+
+    def done(self) -> bool: ...
+    def result(self) -> Any: ...
+    def cancel(self) -> Any: ...
+
+
+class Submits(Protocol):
+    """An executor: of :mod:`concurrent.futures`, Dask or submitit. Its ``batch()`` is used if it has one."""
+
+    def submit(self, function: Callable[..., Any], /, *args: Any) -> Any: ...
+
+
+class Lost(NamedTuple):
+    """The reply of a task that could not say how its run ended; ``fatal`` if no other task can do better."""
+
+    error: str
+    fatal: bool = False
+
+
+# ---- where the grid was started ----------------------------------------------------------------
+
+
+def train_on(
+    executor: Submits, train: Callable[[Run], None], runs: list[Run], resume: bool, progress: bool
+) -> Generator[tuple[Run, Outcome], None, None]:
+    """Train each run as a task; yield each run with its outcome, in the order in which they end.
+
+    A task that is lost, with its worker or to pre-emption, is submitted again and resumes from the last checkpoint.
+    Closing the generator cancels the tasks; those in progress notice it within seconds, and save their work.
+    """
+    setup = pack(train, resume=True, progress=False)
+    losses = dict.fromkeys((run.path for run in runs), 0)
+    tasks: list[tuple[Run, Task, object]] = []
+    with _token(runs[0].root) as token:
+
+        def submit(run: Run) -> tuple[Run, Task, object]:
+            arguments = (setup, _environment(), str(token), str(run.root.resolve()), run.arguments)
+            return run, executor.submit(train_here, *arguments), _saved(run)
+
+        try:
+            pending = [run for run in runs if resume or _empty(run)]
+            yield from ((run, Outcome(busy=True)) for run in runs if run not in pending)
+            with getattr(executor, "batch", nullcontext)():
+                tasks += map(submit, pending)
+            while tasks:
+                for entry in [entry for entry in tasks if entry[1].done()]:
+                    tasks.remove(entry)
+                    run, task, saved = entry
+                    outcome = _reply(run, task)
+                    if isinstance(outcome, Outcome):
+                        yield run, outcome
+                        continue
+                    if outcome.fatal:
+                        raise ValueError(f"executor: {outcome.error}")
+                    losses[run.path] = losses[run.path] + 1 if saved == _saved(run) else 1
+                    if losses[run.path] < ATTEMPTS:
+                        if progress:
+                            print_line(f"{run.title}: submitted again: {outcome.error}")
+                        tasks.append(submit(run))
+                    else:
+                        yield run, record_error(run, f"lost {ATTEMPTS} times in a row: {outcome.error}")
+                time.sleep(POLL if tasks else 0)
+        finally:
+            for _, task, _ in tasks:
+                with suppress(Exception):  # of any library; the token ends what this does not
+                    task.cancel()
+
+
+@contextmanager
+def _token(root: Path) -> Iterator[Path]:
+    """A file that exists as long as the tasks are wanted. A task that cannot see it trains nothing."""
+    path = root.resolve() / f".grid-{uuid.uuid4().hex[:12]}"
+    path.touch()
+    try:
+        yield path
+    finally:
+        path.unlink(missing_ok=True)
+
+
+def _environment() -> dict[str, str]:
+    return {name: value for name, value in os.environ.items() if name.startswith(PASSED_ON)}
+
+
+def _empty(run: Run) -> bool:
+    """Empty the folder of a run; return False if another process is training it."""
+    try:
+        with run.lock(fresh=True):
+            return True
+    except BusyError:
+        return False
+
+
+def _saved(run: Run) -> object:
+    """What changes with each checkpoint."""
+    try:
+        status = run.checkpoints[0].stat()
+    except OSError:
+        return None
+    return status.st_mtime_ns, status.st_ino
+
+
+def _reply(run: Run, task: Task) -> Outcome | Lost:
+    """Return how a task ended. The store decides, since a worker may die after its run has finished."""
+    try:
+        reply = task.result()
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:  # CancelledError among them; each library has exceptions of its own
+        run.refresh()
+        lines = str(error).strip().splitlines()
+        return Outcome() if run.done else Lost(f"{type(error).__name__}: {lines[0] if lines else 'no reason given'}")
+    return reply  # type: ignore[no-any-return]
+
+
+# ---- on a worker -------------------------------------------------------------------------------
+
+
+def train_here(
+    setup: bytes, environment: dict[str, str], token: str, root: str, arguments: dict[str, Any]
+) -> Outcome | Lost:
+    """Train one run in a process of its own, as long as the token exists."""
+    if not Path(token).exists():
+        return Lost(f"{platform.node()}, a worker, does not see the folder of runs {root}.", fatal=True)
+    replies: Replies = SimpleQueue()
+    worker = Worker(setup, {**os.environ, **environment}, replies)
+    outcome = None
+    try:
+        worker.send(Run(root, arguments))
+        while True:
+            try:
+                _, outcome = replies.get(timeout=WATCH)
+                break
+            except Empty:
+                if not Path(token).exists():
+                    return Lost("the grid was stopped")
+    finally:
+        if outcome is None:
+            worker.process.terminate()
+        else:
+            worker.send(None)
+        code = worker.wait()
+    if outcome is None:
+        return Lost(death(code))
+    return outcome
