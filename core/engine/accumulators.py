@@ -60,6 +60,10 @@ class Accumulator:
         """Compute ``dL/dx`` of the values of function ``k`` in a tile, and overwrite them."""
         raise NotImplementedError
 
+    def from_exponentials(self, p: Tensor, gradient: Tensor, tile: Tile, workspace: Workspace, out: Tensor) -> Tensor:
+        """Compute ``dL/dx`` from stored ``2^x``, where an accumulator stores them, into ``out``, which may be ``p``."""
+        raise NotImplementedError
+
     def pair_gradient(self, gradient: Tensor, tile: Tile, out: Tensor) -> Tensor:
         """Compute the gradient of each pair's row and, in a mirrored tile, of its column, as far as keys count."""
         rows = gradient[tile.rows].unsqueeze(1)
@@ -152,7 +156,6 @@ class SumExp(Mean):
         return self.mask.fill(self.mask.weight_own(x, tile, None), tile, 0.0)
 
     def from_exponentials(self, p: Tensor, gradient: Tensor, tile: Tile, workspace: Workspace, out: Tensor) -> Tensor:
-        """Compute ``dL/dx`` of stored exponentials, into ``out``, which may be ``p``."""
         return torch.mul(p, self.pair_gradient(gradient, tile, workspace("pair", p.shape)), out=out)
 
 
@@ -180,7 +183,6 @@ class MeanSoftplus(Mean):
         return self.from_exponentials(x, gradient, tile, workspace, x)
 
     def from_exponentials(self, p: Tensor, gradient: Tensor, tile: Tile, workspace: Workspace, out: Tensor) -> Tensor:
-        """Compute ``dL/dx`` of stored exponentials, into ``out``, which may be ``p``."""
         torch.div(p, torch.add(p, 1.0, out=workspace("values", p.shape)), out=out)
         out.mul_(self.pair_gradient(gradient, tile, workspace("values", p.shape)))
         return self.mask.weight_own(out, tile, None)
