@@ -131,6 +131,7 @@ def site(files, tmp_path_factory):
     return folder / "site"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("width", [1280, 390])
 def test_their_pages_fit_a_screen(browser, site, width):
     page = browser.new_page(viewport={"width": width, "height": 900})
