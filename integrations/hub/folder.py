@@ -40,7 +40,8 @@ def write(run: Run, name: str, folder: Path) -> Path:
         raise ValueError(f"{folder}: {pickled[0]} is pickled; expected safetensors only.")
     record = {key: without_folders(run.record.get(key)) for key in RECORD}
     _write(folder / "run.json", json.dumps(record, indent=1) + "\n")
-    size = json.loads((folder / "config.json").read_text(encoding="utf-8")).get("size")
+    images = run.arguments["domain"] == "image"
+    size = json.loads((folder / "config.json").read_text(encoding="utf-8"))["size"] if images else None
     _write(folder / "README.md", card(run, name, published.PIPELINE, size))
     return folder
 

@@ -298,12 +298,12 @@ class Trackio(Tracker):
             self.run.log_artifact(file, name=file.name, type="report")
 
     def close(self, status: str) -> None:
-        import trackio
+        from trackio import context_vars
 
         with contextlib.redirect_stdout(io.StringIO()):  # which may be the JSON of a command
             self.run.finish()
-            if trackio.context_vars.current_run.get() is self.run:  # it would finish it again at exit
-                trackio.context_vars.current_run.set(None)
+            if context_vars.current_run.get() is self.run:  # it would finish it again at exit
+                context_vars.current_run.set(None)
 
 
 BACKENDS: dict[str, type[Tracker]] = {tracker.name: tracker for tracker in (Wandb, Trackio, MLflow, TensorBoard)}

@@ -10,13 +10,12 @@ from pathlib import Path
 import pytest
 import toy_grid
 from toy_grid import cells
+from tracked_toy import trained_with_a_break
 
 from counterpoint.integrations import store, trackers
 from counterpoint.integrations.command.main import main
 from counterpoint.integrations.trackers import backends, listener
 from counterpoint.integrations.trackers.available import NAMES
-
-INTERRUPTED_AT = 4
 
 
 @pytest.fixture
@@ -28,32 +27,6 @@ def place(tmp_path, monkeypatch):
     for name in ("WANDB_PROJECT", "WANDB_DIR", "MLFLOW_EXPERIMENT_NAME", "TRACKIO_PROJECT"):
         monkeypatch.delenv(name, raising=False)
     return tmp_path
-
-
-def stopped(run):
-    """Train, and be interrupted after a line that no checkpoint holds."""
-    save = run.save
-
-    def interrupt(state, step):
-        if step == INTERRUPTED_AT:
-            raise KeyboardInterrupt
-        save(state, step)
-
-    run.save = interrupt
-    try:
-        toy_grid.train(run)
-    finally:
-        del run.save
-
-
-def trained_with_a_break(place, name):
-    """Train a cell with a tracker, interrupted in the middle; return its run."""
-    (cell, *_) = cells()
-    with pytest.raises(KeyboardInterrupt):
-        store.run_grid(trackers.tracked(stopped, [name]), [cell], place / "runs", progress=False)
-    (run,) = store.run_grid(trackers.tracked(toy_grid.train, [name]), [cell], place / "runs", progress=False)
-    assert run.done
-    return run
 
 
 def curve(run):
@@ -189,8 +162,8 @@ def test_trackio_has_the_curve_and_the_result(place):
 import sys, json
 from pathlib import Path
 sys.path[:0] = sys.argv[2].split(":")
-import test_trackers
-run = test_trackers.trained_with_a_break(Path(sys.argv[1]), "trackio")
+import tracked_toy
+run = tracked_toy.trained_with_a_break(Path(sys.argv[1]), "trackio")
 from counterpoint.integrations import trackers
 trackers.publish(["trackio"], [run], Path(sys.argv[1]) / "runs")
 from trackio.sqlite_storage import SQLiteStorage
@@ -274,7 +247,7 @@ def offline_records(path):
 
 def in_a_process(script, place, *more):
     """Run a script with a folder, and return the JSON that is all of its output."""
-    paths = f"{Path(__file__).parent}:{Path(toy_grid.__file__).parent}"
+    paths = str(Path(toy_grid.__file__).parent)
     done = subprocess.run([sys.executable, "-c", script, place, paths, *more], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)
