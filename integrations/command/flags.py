@@ -68,7 +68,8 @@ def concurrent(arguments: argparse.Namespace) -> int:
 
 def _chosen_cells(cells: list[Mapping[str, Any]], arguments: argparse.Namespace) -> list[Mapping[str, Any]]:
     """The cells that ``--cell`` chooses, or all; with ``--list-cells``, print them and exit."""
-    number, listed = getattr(arguments, "cell", None), getattr(arguments, "list_cells", False)
+    number: int | None = getattr(arguments, "cell", None)
+    listed = getattr(arguments, "list_cells", False)
     if number is None and not listed:
         return cells
     from ..store.run import Run
@@ -81,6 +82,7 @@ def _chosen_cells(cells: list[Mapping[str, Any]], arguments: argparse.Namespace)
             json.dumps(rows, indent=1) if arguments.json else "\n".join(f"{row['cell']}  {row['run']}" for row in rows)
         )
         raise SystemExit(0)
+    assert number is not None
     if number == ARRAY:
         text = os.environ.get("SLURM_ARRAY_TASK_ID", "")
         if not text.isdecimal():
