@@ -93,7 +93,7 @@ def benefit() -> str:
     others = [cell for cell in _shown(atlas()["cells"]) if cell["objective"] != "infonce" and not knows(cell)]
     helps, hurts, nothing, unclear = map(len, by_effect(others).values())
     return (
-        f"Of its {len(others)} comparisons of another objective with InfoNCE so far, {helps} gain, {hurts} lose, and "
+        f"Of its {len(others)} comparisons of another objective with InfoNCE, {helps} gain, {hurts} lose, and "
         f"in {nothing + unclear} no difference is found.\nTo know the fault, as labels tell it, gains in "
         f"{len(by_effect(known)['helps'])} of {len(known)}."
     )

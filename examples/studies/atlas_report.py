@@ -102,6 +102,9 @@ def progress(dataset: str, out: Path) -> Iterator[str]:
         if not dose.endswith(", 0% unknown"):  # which is the oracle
             doses.setdefault(regime, {}).setdefault(dose, {})[key] = key in done
     keys = {key: have for of in doses.values() for some in of.values() for key, have in some.items()}
+    if all(keys.values()):
+        yield f"- `{dataset}`: all {len(keys)} cells"
+        return
     yield f"- `{dataset}`: {sum(keys.values())} of {len(keys)} cells"
     for regime, of in doses.items():
         counts = {dose: (sum(some.values()), len(some)) for dose, some in of.items()}
@@ -320,7 +323,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     heat_map(found, args.docs / "atlas.png")
     dose_curves(found, args.docs / "atlas_doses.png")
     evidence.atlas.cache_clear()
-    state = ["Finished so far:", "", *(line for dataset in datasets for line in progress(dataset, args.out))]
+    state = ["Finished:", "", *(line for dataset in datasets for line in progress(dataset, args.out))]
     for path, table in (
         (ROOT / "README.md", evidence.benefit()),
         (ROOT / "docs" / "which_loss.md", evidence.summary_table()),

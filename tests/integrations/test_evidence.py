@@ -77,7 +77,7 @@ def test_the_packaged_atlas_is_part_of_the_full_one():
 
 def test_the_sentence_on_benefit_counts_the_cells(planted):
     said = " ".join(evidence.benefit().split())
-    assert said.startswith("Of its 4 comparisons of another objective with InfoNCE so far, 1 gain, 1 lose, ")
+    assert said.startswith("Of its 4 comparisons of another objective with InfoNCE, 1 gain, 1 lose, ")
     assert said.endswith("gains in 1 of 1.")
 
 
