@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Iterable, Mapping, Sequence
 from html import escape
 from typing import Any
@@ -40,7 +41,13 @@ def table(head: Sequence[str], rows: Iterable[Sequence[str]], title: str = "", b
 
 
 class Numbers(dict[str, float]):
-    """Named numbers: a dict that notebooks show as a table, with what each number means."""
+    """Named numbers: a dict that notebooks show as a table, with what each number means.
+
+    It is pickled as an ``OrderedDict``, which ``torch.load`` reads with ``weights_only=True``.
+    """
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return OrderedDict, (), None, None, iter(self.items())
 
     def _repr_html_(self) -> str:
         rows = [(name, f"{value:.4g}", meaning(name)) for name, value in self.items()]

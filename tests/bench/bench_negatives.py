@@ -5,6 +5,7 @@
 
 CPU time of one thread. A round runs all contestants forwards and then backwards, and each round begins with another;
 ratios are taken within a round, and their medians and quartiles shown, so that load on the machine cancels.
+``plain + product`` is the least that a guide can cost: InfoNCE without one, and the product of the guide's embeddings.
 ``--memory`` shows the most that a call takes beyond the embeddings and their gradients, each in a process of its own.
 """
 
@@ -23,6 +24,8 @@ import torch
 
 import counterpoint as cp
 from tests.bench.losses import status
+
+FLOOR = "plain + product"
 
 
 def contestants(size: int, width: int) -> tuple[list[torch.Tensor], dict[str, dict[str, Any]]]:
@@ -53,7 +56,7 @@ def main() -> None:
     args = parser.parse_args()
     torch.set_num_threads(1)
     views, ways = contestants(args.size, args.width)
-    loss_fn, names = cp.InfoNCE(0.1), list(ways)
+    loss_fn, names, (g1, g2) = cp.InfoNCE(0.1), [*ways, FLOOR], ways["guide"]["guide"]
     if args.memory_of:
         for view in views:
             view.grad = torch.zeros_like(view)
@@ -65,7 +68,7 @@ def main() -> None:
         print(status("VmHWM") - before)
         return
     if args.memory:
-        for name in names:
+        for name in ways:
             command = [sys.executable, "-m", "tests.bench.bench_negatives", "--memory-of", name]
             command += ["--size", str(args.size), "--width", str(args.width), "--pairing", args.pairing]
             returned = {"MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_TRIM_THRESHOLD_": "0"}  # what is freed is not held
@@ -76,7 +79,10 @@ def main() -> None:
 
     def seconds(name: str) -> float:
         start = time.process_time()
-        loss_fn(*views, pairing=args.pairing, **ways[name]).backward()
+        loss_fn(*views, pairing=args.pairing, **ways.get(name, {})).backward()
+        if name == FLOOR:
+            for rows in g1.split(256):
+                rows @ g2.T
         return time.process_time() - start
 
     for name in names:

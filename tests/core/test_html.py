@@ -40,12 +40,14 @@ def test_text_is_escaped():
     )
 
 
-def test_a_report_is_a_dict_that_shows_what_its_numbers_mean():
+def test_a_report_is_a_dict_that_shows_what_its_numbers_mean(tmp_path):
     z = torch.randn(2, 8, 4)
     rule = cp.margin(0.0)
     numbers = (cp.InfoNCE(0.5) + 0.1 * cp.DistancePolarization()).report(*z, false_negatives=rule, empty="zero")
     assert numbers == json.loads(json.dumps(numbers)) == pickle.loads(pickle.dumps(numbers)) == copy.deepcopy(numbers)
     assert repr(numbers).startswith("{")
+    torch.save(numbers, tmp_path / "numbers.pt")
+    assert torch.load(tmp_path / "numbers.pt", weights_only=True) == numbers
     shown = numbers._repr_html_()
     assert all(escape(meaning(name)) in shown for name in numbers)
     assert all(meaning(name) for name in numbers), [name for name in numbers if not meaning(name)]
