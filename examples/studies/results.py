@@ -185,7 +185,8 @@ def table(columns: Sequence[Column]) -> Iterator[str]:
         yield f"| {' | '.join([row, *cells, _setting(first.runs[row][0].arguments, base)])} |"
     usual = defaults(domain(base["domain"]).settings) | dict.fromkeys((*HIDDEN, *OBJECTIVE), None)
     settings = {k: v for k, v in base.items() if k not in (*HIDDEN, *OBJECTIVE) and v != usual.get(k)}
-    yield f"\nAll rows: {', '.join(_shown(key, value) for key, value in settings.items())}; the rest as by default.\n"
+    shown = [_shown(key, value) for key, value in settings.items()]
+    yield f"\nAll rows: {', '.join(shown)}; the rest as by default.\n" if shown else "\nAll rows: as by default.\n"
 
 
 def _cell(column: Column, row: str) -> str:
