@@ -29,7 +29,7 @@ class Quadratic:
 
     The derivative ``d0 + d1 s`` is stored beside the value, since ``detach`` makes it another function. Coefficients
     are floats, or tensors with their autograd history. Operations that leave the quadratics raise, so that a function
-    that uses them is not recognized. After ``relu`` and ``softplus`` there is no further operation.
+    that uses them is not recognized. Nothing may follow ``relu`` or ``softplus``.
     """
 
     def __init__(

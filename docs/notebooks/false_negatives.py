@@ -135,7 +135,7 @@ loss_fn = cp.InfoNCE(0.05)
 loss_fn.report(z1, z2, pairing="one_way")
 
 # %% [markdown]
-# About one in twelve negatives is false, as you expect of 12 answers. They are no random negatives: similar wordings
+# About one in twelve negatives is false, as you expect of 12 answers. They are not random: similar wordings
 # are close to the anchor, and the temperature of 0.05 gives the closest ones most of the gradient.
 #
 # A guide can recognize them. This rule removes each negative that MiniLM finds more similar than the anchor's

@@ -1,7 +1,7 @@
 """Send the curves and results of runs to wandb, trackio, MLflow or TensorBoard, beside the store.
 
 :func:`tracked` wraps a training function: each line that a run logs goes to every tracker too, and so do its result and
-how it ended. The names of trackers are no part of a cell, so a run is the same with and without them. A resumed run
+how it ended. A cell does not contain the names of trackers, so a run is the same with and without them. A resumed run
 continues its curve: its identifier comes from the store, and a line that a tracker already has is not sent again. The
 store stays complete; a tracker that fails is left out with a warning, and training goes on.
 """
