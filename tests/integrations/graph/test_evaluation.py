@@ -38,7 +38,7 @@ def blobs(n: int, width: int, classes: int, gap: float, seed: int = 0) -> tuple[
 @pytest.mark.parametrize("probe", PROBES)
 def test_it_is_scikit_learns_grid_search_in_each_training_fold(probe):
     assert set(BY_HAND) == set(PROBES)
-    z, y = blobs(90, 12, 3, gap=4)
+    z, y = blobs(60, 6, 3, gap=4)
     model, grid = BY_HAND[probe]
     expected = []
     with warnings.catch_warnings():
@@ -60,13 +60,12 @@ def test_it_is_scikit_learns_grid_search_in_each_training_fold(probe):
 def test_test_classes_are_not_seen(probe):
     """Embeddings that memorise every graph, and classes that say nothing: only who sees test classes beats chance."""
     random = np.random.default_rng(0)
-    n = 120
+    n = 60
     y = np.arange(n) % 2
     accuracies = []
     for _ in range(5):
-        memorised = np.eye(n) + 0.01 * random.normal(
-            size=(n, n)
-        )  # any classes at all can be fitted to the training part
+        # any classes at all can be fitted to the training part
+        memorised = np.eye(n) + 0.01 * random.normal(size=(n, n))
         accuracies.append(evaluate(memorised, random.permutation(y), probe, folds=5).accuracy)
     assert np.mean(accuracies) == pytest.approx(50, abs=10)
 
