@@ -166,13 +166,15 @@ def report(result: dict[str, Any], printed: Mapping[str, tuple[str, str]]) -> st
     """Format the table with the papers' numbers, and the conclusions that its statistics support.
 
     Args:
-        printed: per metric the data set on which the papers trained, and their name of the metric.
+        printed: per metric the data set on which the papers trained, and their name of the metric; empty if the
+            settings are not the papers'.
     """
     summary, chosen = result["summary"], result["chosen"]
     first = next(iter(chosen))
     metrics = list(summary[first])
     lines = [f"{result['data']}, {result['seeds']} seeds; in brackets the paired difference to {first}", ""]
-    lines += [f"| accuracy, % | {' | '.join(metrics)} | papers |", "|---" * (len(metrics) + 2) + "|"]
+    head = ["accuracy, %", *metrics, *["papers"] * bool(printed)]
+    lines += [f"| {' | '.join(head)} |", "|---" * len(head) + "|"]
     verdicts: dict[str, dict[str, dict[str, Any]]] = {metric: {} for metric in metrics}
     for name, row in summary.items():
         cells = []
@@ -181,7 +183,8 @@ def report(result: dict[str, Any], printed: Mapping[str, tuple[str, str]]) -> st
             if (versus := scores["vs_first"]) is not None:
                 cells[-1] += f" ({with_interval(**versus)})"
                 verdicts[metric] |= {name: versus} if name != UNTRAINED else {}
-        cells.append(papers(chosen[name], printed) if name in chosen else "")
+        if printed:
+            cells.append(papers(chosen[name], printed, result["settings"]) if name in chosen else "")
         lines.append(f"| {name} | {' | '.join(cells)} |")
     lines.append("")
     lines += [f"- {metric}, against {first}: {said(versus)}" for metric, versus in verdicts.items() if versus]
@@ -190,10 +193,10 @@ def report(result: dict[str, Any], printed: Mapping[str, tuple[str, str]]) -> st
     return "\n".join(lines)
 
 
-def papers(setting: Setting, printed: Mapping[str, tuple[str, str]]) -> str:
-    """Return the papers' numbers for this objective, from many more epochs of a larger network."""
+def papers(setting: Setting, printed: Mapping[str, tuple[str, str]], settings: Mapping[str, Any]) -> str:
+    """Return the papers' numbers for this objective."""
     spec, changes = (setting, {}) if isinstance(setting, str) else setting
-    setup = {"batch": 256, "positives": 1 + changes.get("mixed", changes.get("views", 2) - 2)}
+    setup = {"batch": settings["batch"], "positives": 1 + changes.get("mixed", changes.get("views", 2) - 2)}
     numbers = []
     for metric, (dataset, name) in printed.items():
         if number := paper_number("image", dataset, spec, name, setup):
@@ -227,7 +230,7 @@ def main_of(
         result = study(chosen_rows, sizes[args.size], metrics, out, tuning, probe, evaluation, args.jobs, args.device)
     except (OSError, RuntimeError, ValueError) as error:
         parser.exit(2, f"{parser.prog}: error: {error}\n")
-    print(report(result, printed))
+    print(report(result, printed if args.size == "paper" else {}))
     (out / "results.json").write_text(json.dumps(result, indent=1) + "\n")
     print(f"\nevery number is in {out / 'results.json'}")
 

@@ -1,13 +1,13 @@
-"""Do adversarial and mixed views make better and more robust features? IntNaCl's comparison on CIFAR-10.
+"""Do adversarial and mixed views make better and more robust features? IntNaCl's comparison on CIFAR.
 
 HCL is IntNaCl without its additions (M = 1, alpha = 0, estimator g2). The other rows add several positives (NCA),
 mixtures (MixNCA), adversarial views (IntCL), and all of these (IntNaCl). FGSM and PGD attack a linear probe on frozen
 features through the encoder (PGD: step .01, 10 iterations, 2 restarts, as in the paper).
 
 Every row chooses among four settings by clean accuracy on validation images, and seeds are paired; see
-`lightly_cifar.py` for details, sizes and data. The paper uses ResNet-18 after 100 epochs and epsilon .002; .004 is
-about one grey level. *small* can show what attacks cost and whether adversarial views reduce that cost; it cannot
-resolve differences of a point.
+`lightly_cifar.py` for details, sizes and data. The paper uses ResNet-18 after 100 epochs on CIFAR-100, as does *paper*,
+and epsilon .002; .004 is about one grey level. *small* can show what attacks cost and whether adversarial views reduce
+that cost; it cannot resolve differences of a point.
 
 examples:
   python examples/studies/robust_cifar.py --size smoke
@@ -32,7 +32,7 @@ ROWS: dict[str, list[Setting]] = {
 STUDY = {
     **SIZES,
     "small": Size("cifar10", 5, 1, {**SMALL, "subset": 4000, "epochs": 6}),
-    "paper": Size("cifar10", 5, 1, {**SIZES["paper"].settings, "lr": 3e-4}),
+    "paper": Size("cifar100", 5, 1, {**SIZES["paper"].settings, "lr": 3e-4}),
 }
 
 if __name__ == "__main__":
@@ -43,5 +43,5 @@ if __name__ == "__main__":
         ("linear", "fgsm@0.002", "pgd@0.002", "pgd@0.004"),
         ("linear", "robust"),
         {"epsilons": [0.002, 0.004], "attacked": 1000},
-        {name: ("cifar100", name) for name in ("linear", "fgsm@0.002")},  # the paper trains on CIFAR-100
+        {name: ("cifar100", name) for name in ("linear", "fgsm@0.002")},
     )

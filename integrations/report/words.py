@@ -53,7 +53,7 @@ def verdicts(compared: Mapping[str, Verdict], places: int) -> Iterator[str]:
     """Yield the rows of each verdict, and what could have been found."""
     for word, sign in (("higher", 1), ("lower", -1)):
         rows = [
-            f"{row} (by {abs(v.difference):.{places}f}{', within the margin' * v.within})"
+            f"{_quoted(row)} (by {abs(v.difference):.{places}f}{', within the margin' * v.within})"
             for row, v in compared.items()
             if v.different and v.difference * sign > 0
         ]
@@ -61,9 +61,18 @@ def verdicts(compared: Mapping[str, Verdict], places: int) -> Iterator[str]:
             yield f"{word}: {', '.join(rows)}"
     margin = next(iter(compared.values())).margin
     if equivalent := [row for row, v in compared.items() if v.kind == "equivalent"]:
-        yield f"equivalent within {margin:.{places}f}: {', '.join(equivalent)}"
+        yield f"equivalent within {margin:.{places}f}: {_listed(equivalent)}"
     if unclear := {row: v for row, v in compared.items() if v.kind == "cannot tell"}:
-        yield f"cannot tell: {', '.join(unclear)}{_findable(unclear.values(), places)}"
+        yield f"cannot tell: {_listed(unclear)}{_findable(unclear.values(), places)}"
+
+
+def _listed(rows: Iterable[str]) -> str:
+    return ", ".join(map(_quoted, rows))
+
+
+def _quoted(row: str) -> str:
+    """Return a row as a list names it: in quotation marks if its name has a comma."""
+    return f'"{row}"' if "," in row else row
 
 
 def _findable(unclear: Iterable[Verdict], places: int) -> str:
@@ -97,12 +106,13 @@ def check_reading(check: str, compared: Mapping[str, Verdict], column: Column) -
     if better:
         parts.append(f"{'training is worth' if untrained else f'over {check},'} {_range(better, places)}")
         if len(better) < len(compared):
-            parts[0] += f" for {', '.join(better)}"
+            parts[0] += f" for {_listed(better)}"
     if worse:
         start = "training made it worse" if untrained else f"worse than {check}"
-        parts.append(f"{start}: {', '.join(f'{row} (by {abs(v.difference):.{places}f})' for row, v in worse.items())}")
+        sizes = (f"{_quoted(row)} (by {abs(v.difference):.{places}f})" for row, v in worse.items())
+        parts.append(f"{start}: {', '.join(sizes)}")
     if unclear:
-        rows = ", ".join(unclear) if len(unclear) < len(compared) or len(compared) == 1 else "any row"
+        rows = _listed(unclear) if len(unclear) < len(compared) or len(compared) == 1 else "any row"
         what = "whether training helps" if untrained else f"whether it is better than {check}"
         parts.append(f"cannot tell {what}: {rows}{_findable(unclear.values(), places)}")
     return "; ".join(parts)
