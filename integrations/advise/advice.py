@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+import counterpoint as cp
+
 from ..evidence import ORACLE, Cell, by_effect, cells, cite, knows, nearest
 
 OFF = "7 points"  # on data with known shares, tests/integrations/advise/test_known_faults.py
@@ -21,6 +23,13 @@ def advise(measured: dict[str, Any]) -> list[dict[str, Any]]:
         for part in parts
         for text, some in part(measured)
     ]
+
+
+def _usable(cell: Cell, measured: dict[str, Any]) -> bool:
+    """Whether a row can be advised: it knows no labels, and texts are neither mixed nor perturbed by gradients."""
+    return not knows(cell) and not (
+        measured.get("text") and cp.objective(cell["spec"]).needs & {"mixed", "adversarial"}
+    )
 
 
 def _gap(measured: dict[str, Any]) -> Said:
@@ -60,7 +69,7 @@ def _hard_negatives(measured: dict[str, Any]) -> Said:
         return
     text = f"{hard['suspect']:.0%} of your hard negatives are about as similar to their anchor as its positive is"
     text += f"; by their ids {hard['false']:.0%} are false." if "false" in hard else "; ids would tell which are false."
-    found = by_effect(cell for cell in cells(regime="mined negatives") if not knows(cell))
+    found = by_effect(cell for cell in cells(regime="mined negatives") if _usable(cell, measured))
     yield text, found["helps"] + found["hurts"][:1]
 
 
@@ -69,7 +78,7 @@ def _false_negatives(measured: dict[str, Any]) -> Said:
         return
     text = "{share:.1%} of in-batch negatives share the anchor's id ({low:.1%} to {high:.1%}, from {known} known ids)."
     found = by_effect(nearest("false negatives", false["share"]))
-    without = [cell for cell in found["helps"] if not knows(cell)]
+    without = [cell for cell in found["helps"] if _usable(cell, measured)]
     repaired = [cell for cell in found["helps"] if cell["row"] == ORACLE]
     if any(found.values()):
         text += f" At the nearest rates of the atlas, known ids {'gained' if repaired else 'gained nothing'}"
@@ -83,7 +92,7 @@ def _wrong_positives(measured: dict[str, Any]) -> Said:
     if wrong["share"] < SOME:
         yield f"Wrong positives: {shown} by estimate, which is about none; there is nothing to repair.", []
         return
-    found = by_effect(cell for cell in nearest("wrong positives", wrong["share"]) if not knows(cell))
+    found = by_effect(cell for cell in nearest("wrong positives", wrong["share"]) if _usable(cell, measured))
     text = f"About {shown} of your positive pairs are wrong: so many look like random pairs, give or take {OFF}."
     text += " Clean them first."
     if found["helps"]:
@@ -102,13 +111,12 @@ def _duplicates(measured: dict[str, Any]) -> Said:
 
 def _negatives(measured: dict[str, Any]) -> Said:
     text = (
-        "After training at t = {temperature:g}, {effective:.0f} of {of_batch:.0f} negatives carry the gradient".format(
-            **measured["negatives"]
-        )
+        "At t = {temperature:g}, about {effective:.0f} of the {of_batch:.0f} negatives of an anchor have most of its "
+        "gradient after a short training.".format(**measured["negatives"])
     )
-    text += ", as in a worst case at KL radius {0:.2f} (infonce:radius={0:.2g}).".format(measured["radius"])
+    text += " To keep that number instead of a temperature: infonce:radius={:.2g}.".format(measured["radius"])
     found = by_effect(cells(regime="temperature", row="InfoNCE"))
-    yield text + " Tune t before anything else.", found["hurts"][:2]
+    yield text + " Tune t before anything else, downwards and upwards.", found["hurts"][:2]
 
 
 def _unknown(measured: dict[str, Any]) -> Said:

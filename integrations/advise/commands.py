@@ -12,6 +12,10 @@ from ..domain import check, defaults
 from .settings import Settings
 
 WIDTH = 100
+LEGEND = (
+    "[atlas: ...] is the evidence: points of accuracy that a row gains on data whose faults are known, see "
+    'docs/atlas.md. The oracle knows the labels; "x 8" is 8 times the best temperature.'
+)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -77,4 +81,6 @@ def command(arguments: argparse.Namespace) -> int:
         print("\n" + fill(one["text"], WIDTH))
         for line in one["evidence"]:
             print(fill(line, WIDTH, initial_indent="    ", subsequent_indent="    "))
+    if any(one["evidence"] for one in advice):
+        print("\n" + fill(LEGEND, WIDTH))
     return 0

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +28,7 @@ class Pairs:
         negatives: ``(samples, n)`` rows of hard negatives.
         negative_ids: ``(samples, n)`` ids of these.
         kind: what the features are, for the advice.
+        text: whether they are of texts, which cannot be mixed or perturbed.
     """
 
     x: Tensor
@@ -36,6 +37,7 @@ class Pairs:
     negatives: Tensor | None = None
     negative_ids: Tensor | None = None
     kind: str = "embeddings"
+    text: bool = False
 
     def __len__(self) -> int:
         return len(self.views)
@@ -50,7 +52,7 @@ class Pairs:
             return None if x is None else x[rows]
 
         ids, negatives, negative_ids = map(some, (self.ids, self.negatives, self.negative_ids))
-        return Pairs(self.x, self.views[rows], ids, negatives, negative_ids, self.kind)
+        return replace(self, views=self.views[rows], ids=ids, negatives=negatives, negative_ids=negative_ids)
 
 
 def from_arrays(
@@ -143,7 +145,7 @@ def _texts(path: Path, ids: Any, settings: Settings) -> Pairs:
 
     model = SentenceTransformer(find(settings.model), device="cpu")
     a, b = (model.encode([line[i] for line in lines], show_progress_bar=False) for i in (0, 1))
-    return from_arrays(a, b, ids, kind=f"embeddings by {settings.model}")
+    return replace(from_arrays(a, b, ids, kind=f"embeddings by {settings.model}"), text=True)
 
 
 def _images(path: Path, settings: Settings) -> Pairs:

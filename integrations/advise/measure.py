@@ -28,7 +28,7 @@ def measure(data: Pairs, settings: Settings) -> Result:
     data = data.draw(settings.limit)
     if len(data) < 4 * settings.batch:
         raise ValueError(f"expected at least {4 * settings.batch} samples (4 batches), got {len(data)}.")
-    result: Result = {"samples": len(data), "width": data.x.shape[1], "features": data.kind}
+    result: Result = {"samples": len(data), "width": data.x.shape[1], "features": data.kind, "text": data.text}
     result["duplicates"] = duplicates(data, settings.near)
     result |= trained_statistics(data, settings)
     if data.negatives is not None:
@@ -73,10 +73,10 @@ def _batches(data: Pairs, samples: list[Tensor], settings: Settings) -> Batches:
     return Batches(torch.stack(rows, 1), of_samples, None if data.negatives is None else data.negatives[of_samples])
 
 
-def _train(data: Pairs, batches: Batches, settings: Settings, compute: Compute, options: Any) -> Networks:
+def _train(data: Pairs, batches: Batches, settings: Settings, compute: Compute, options: Any, title: str) -> Networks:
     table = _scaled(data.x)
     networks = Networks(lambda: MLP(table.shape[1]), range(batches.rows.shape[1]))
-    train(networks, cp.InfoNCE(settings.temperature), table, batches, compute=compute, options=options)
+    train(networks, cp.InfoNCE(settings.temperature), table, batches, compute=compute, options=options, title=title)
     return networks
 
 
@@ -92,7 +92,7 @@ def trained_statistics(data: Pairs, settings: Settings) -> Result:
     folds = parts.view(-1, count).T  # (folds, samples)
     trained = [torch.cat([fold for j, fold in enumerate(folds) if j != i]) for i in range(count)]
     batches = _batches(data, trained, settings)
-    networks = _train(data, Batches(batches.rows, batches.samples), settings, call, None)
+    networks = _train(data, Batches(batches.rows, batches.samples), settings, call, None, "training")
     first, second = (0, 1) if data.views.shape[1] == 2 else (1, 2)
     table = _scaled(data.x)
     found: dict[str, list[Tensor]] = {"network": [], "canonical components": []}
@@ -167,7 +167,8 @@ def gap(data: Pairs, settings: Settings) -> Result:
     where = torch.stack([a for a, _ in splits]), torch.stack([b for _, b in splits])
     accuracy: dict[str, list[float]] = {}
     for name, (compute, options) in _arms(data, batches, single).items():
-        networks = _train(data, batches, settings, compute, options)
+        title = "training" if name == "plain" else f"training, false negatives masked {name}"
+        networks = _train(data, batches, settings, compute, options, title)
         with torch.no_grad():
             features = [networks(table[data.views[rows, 0]], project=False) for rows in where]
         values = knn_accuracy(features[0], ids[where[0]], features[1], ids[where[1]], NEIGHBORS)

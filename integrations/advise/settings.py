@@ -18,4 +18,6 @@ class Settings:
     margin: float = setting(0.5, "points of accuracy that are of no interest", low=0)
     near: float = setting(0.95, "cosine from which on two samples count as near-duplicates", above=-1, below=1)
     limit: int = setting(4000, "samples that are used at most, drawn at random", low=64)
-    model: str | None = setting(None, "sentence model for a file of text pairs", type=str)
+    model: str | None = setting(
+        None, "sentence model for a file of text pairs: the one that you start from, not a trained one", type=str
+    )

@@ -13,6 +13,8 @@ from torch.func import functional_call, stack_module_state, vmap
 
 import counterpoint as cp
 
+from ..store.progress import track
+
 Compute = Callable[..., Tensor]
 
 
@@ -142,6 +144,7 @@ def train(
     constants: Mapping[str, Tensor] | None = None,
     options: Callable[[int], dict[str, Tensor]] | None = None,
     perturb: Callable[[Networks, Tensor], dict[str, Tensor]] | None = None,
+    title: str | None = None,
 ) -> Tensor:
     """Train the networks in place with Adam; returns the losses ``(steps, seeds)``.
 
@@ -156,6 +159,7 @@ def train(
             with them, seeds train with different values in the same call.
         options: from the number of a step to arguments of the objective for each seed, such as ids.
         perturb: from the networks and the inputs ``(seeds, views, B, ...)`` to further arguments.
+        title: of the progress, which is not shown without one.
     """
     loss_fn = _Loss(objective.train(), compute)
     seeds, constants = batches.rows.shape[1], constants or {}
@@ -174,7 +178,8 @@ def train(
 
     adam = torch.optim.Adam([*networks.parameters.values(), *learned], lr=lr, fused=True)
     losses = []
-    for step in range(len(batches.rows)):
+    steps = range(len(batches.rows))
+    for step in steps if title is None else track(steps, title):
         x = table[batches.rows[step]]  # (seeds, views, B, ...)
         given = options(step) if options else {}
         if perturb:

@@ -28,7 +28,7 @@ from ..store.cell import row_name
 from ..store.run import TUNING, Run
 from . import cells
 from .metrics import Metric
-from .running import LOG, last_lines, read_again, train
+from .running import LOG, NO_SEED, last_lines, read_again, train
 from .settings import HOST, Settings
 
 MOST = 3  # failed runs whose output is shown
@@ -77,6 +77,8 @@ class Comparison:
         if not (done := [run for run in _done(runs) if run not in errors]):
             return 1
         self.notes += [*_time_notes(done, baseline, settings.equal_time), *_doubts(done)]
+        if _same_numbers(done):  # repetitions, of which a test would make evidence
+            done = [run for run in done if run.arguments["seed"] == done[0].arguments["seed"]]
         names = list(dict.fromkeys(name for run in done for name in run.record["result"]))
         known = baseline if any(run.name == baseline for run in done) else None
         summary = report.summarise(done, baseline=known, metrics=names, lower=settings.lower, margin=settings.margin)
@@ -143,13 +145,19 @@ def _range(values: Sequence[float]) -> str:
     return f"{median(values):.2f}{spread}"
 
 
-def _doubts(runs: Sequence[Run]) -> Iterator[str]:
-    """Yield what the runs themselves say against the comparison."""
+def _same_numbers(runs: Sequence[Run]) -> bool:
+    """Whether there are several seeds, and no row's numbers depend on them."""
     values: dict[str, set[str]] = defaultdict(set)
     for run in runs:
         values[run.name].add(json.dumps(run.record["result"]))
-    if len({run.arguments["seed"] for run in runs}) > 1 and all(len(results) == 1 for results in values.values()):
-        yield "every seed has given the same numbers: the seed does not seem to reach the script"
+    return len({run.arguments["seed"] for run in runs}) > 1 and all(len(results) == 1 for results in values.values())
+
+
+def _doubts(runs: Sequence[Run]) -> Iterator[str]:
+    """Yield what the runs themselves say against the comparison."""
+    if _same_numbers(runs):
+        seed = runs[0].arguments["seed"]
+        yield f"every seed has given the same numbers, so that there is no verdict, and seed {seed} is shown: {NO_SEED}"
     if changed := sorted({file for run in runs for file in run.details.get("changed", ())}):
         yield (
             f"runs at the same time have written to the folder that they share ({', '.join(changed[:5])}): if they "

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from ..store.files import atomic
+from ..store.progress import print_line
 from ..store.run import Run
 from . import child
 from .cells import words
@@ -23,6 +24,9 @@ from .written import Written, changed_files, copy_folder
 
 PATIENCE = 10.0  # seconds that a script has to end when it is interrupted
 SHOWN = 10  # lines of the output of a script that failed
+NO_SEED = (
+    "does the script set a seed itself, such as TrainingArguments(seed=12)? Make it a flag, and name it by --seed-flag"
+)
 LOG, ENDED, OUT, WORK, SEAM = "log.txt", "ended.json", "out", "work", "seam.json"
 
 
@@ -36,6 +40,14 @@ def train(run: Run, metrics: Sequence[Metric], jobs: int) -> None:
         _execute(run, metrics, jobs)
     finish(run, metrics)
     shutil.rmtree(run.path / WORK, ignore_errors=True)
+    if _repeats(run, 1) and not _repeats(run, 2):  # told once, and soon
+        print_line(f"{run.title}: the same numbers as of the seed before: {NO_SEED}")
+
+
+def _repeats(run: Run, back: int) -> bool:
+    """Whether the run so many seeds before has given the same numbers."""
+    seed = run.arguments["seed"] - back
+    return seed >= 0 and Run(run.root, {**run.arguments, "seed": seed}).result == run.result
 
 
 def finish(run: Run, metrics: Sequence[Metric]) -> None:
