@@ -37,7 +37,7 @@ import torch
 from torch import Tensor, nn
 
 from counterpoint.batch.rules import Rule, as_rules
-from counterpoint.hyper import nearest
+from counterpoint.hyper import FromScale, nearest
 from counterpoint.objective import Objective, Sum, as_objective
 
 from . import logits
@@ -152,6 +152,11 @@ class ContrastiveLoss(nn.Module):
             raise ValueError(
                 f"{type(self).__name__}: {self.objective} needs adversarial views, but words have no gradient; "
                 "counterpoint.integrations.sentence.noise.PerturbedContrastiveLoss moves their embeddings instead."
+            )
+        if any(isinstance(part, FromScale) for part in self.objective.modules()):
+            raise ValueError(
+                f"{type(self).__name__}: {self.objective}: t=host is for `counterpoint inject`; here give a number, "
+                "one over the host's scale: t=0.05."
             )
         views = (self.objective.views or 2) if views is None else views
         if views < 2:

@@ -218,7 +218,7 @@ class HCL(DCL, name="hcl"):
     formula = "-log E(p) / (E(p) + N g2),  g2 = g1 with mean E(s) weighted by E(s)^beta"
     paper = "Robinson et al. 2021, contrastive learning with hard negative samples, https://arxiv.org/abs/2010.04592"
     use = "as dcl, where hard negatives should count more"
-    tune_first = "t, then prior (.01, .05, .1), then beta (.5, 1, 2)"
+    tune_first = "t, from (1 + beta) times that of InfoNCE on; then prior (.01, .05, .1), then beta (.5, 1, 2)"
     cost = "one more log-sum-exp"
 
     beta: Real = Real(low=0, default=1.0, doc="Concentration on hard negatives, at least 0.")

@@ -161,7 +161,10 @@ def load(name: str, features: str = "auto", seed: int = 0) -> GraphSet:
     except Exception as error:  # of the file system, the parser or the network
         where = f"the files in {offline} cannot be read" if offline.is_dir() else "it cannot be downloaded"
         why = f"{type(error).__name__}: {error}".partition("\n")[0]
-        hint = "" if offline.is_dir() else nearest(name, KNOWN)
+        hint = ""
+        if not offline.is_dir():
+            folder = " Offline, $COUNTERPOINT_DATA names the folder that has tu/."
+            hint = folder if name in KNOWN else nearest(name, KNOWN)
         raise ValueError(f"dataset {name!r}: {where} ({why}).{hint}") from error
     if data.y is None or data.y.dim() != 1 or data.y.is_floating_point():
         raise ValueError(f"dataset {name!r}: its graphs have no classes.")

@@ -61,6 +61,12 @@ def assert_equal(ours, theirs, tolerance: float) -> None:
 # ---- what it computes ----------------------------------------------------------------------------
 
 
+def test_the_hosts_temperature_is_refused_at_once():
+    """It belongs to ``inject``; a loss of ours has no logits of the host."""
+    with pytest.raises(ValueError, match=r"ContrastiveLoss: .*t=host.* is for `counterpoint inject`.*t=0\.05"):
+        ContrastiveLoss(nn.Identity(), "0.5*dp + hcl:t=host")
+
+
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 2e-6), (torch.float64, 1e-12)])
 @pytest.mark.parametrize("columns", [2, 3, 4])
 def test_is_multiple_negatives_ranking(model, columns, dtype, tolerance):
