@@ -6,6 +6,7 @@ Reading a place imports nothing; opening it imports the library of the cluster, 
 from __future__ import annotations
 
 import os
+import socket
 import subprocess
 import time
 import warnings
@@ -201,6 +202,7 @@ def _ray(place: Place, root: Path) -> Generator[Any, None, None]:
     address = place.address or os.environ.get("RAY_ADDRESS") or "auto"
     before = ray.is_initialized()
     if not before:
+        _check_reachable(address)
         try:
             ray.init(address, log_to_driver=False, logging_level="error")
         except (ConnectionError, RuntimeError, ValueError) as error:
@@ -211,6 +213,17 @@ def _ray(place: Place, root: Path) -> Generator[Any, None, None]:
     finally:
         if not before:
             ray.shutdown()
+
+
+def _check_reachable(address: str) -> None:
+    """Raise ``ValueError`` if nothing listens at ``HOST:PORT``, for which Ray itself waits minutes."""
+    host, _, port = address.removeprefix("ray://").rpartition(":")
+    if not port.isdecimal():
+        return
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), timeout=PATIENCE).close()
+    except (OSError, OverflowError) as error:
+        raise ValueError(f"--on ray: no cluster at {address}: {error}") from None
 
 
 class RayExecutor:

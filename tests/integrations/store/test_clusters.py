@@ -77,28 +77,54 @@ def check(place, tmp_path, undisturbed, monkeypatch):
     assert toy_grid.contents(root) == undisturbed
 
 
-def test_dask(tmp_path, undisturbed, monkeypatch):
+@contextmanager
+def dask(folder, before=()):
+    """A scheduler and two workers, each a process; yields the address.
+
+    Args:
+        folder: for their files.
+        before: words before the command of the workers.
+    """
     distributed = pytest.importorskip("distributed", reason="the extra cluster has it")
-    monkeypatch.chdir(tmp_path)
-    command, file = [sys.executable, "-m", "dask"], tmp_path / "scheduler.json"
+    command, file = [sys.executable, "-m", "dask"], folder / "scheduler.json"
     scheduler = ["scheduler", "--host", "127.0.0.1", "--port", "0", "--no-dashboard", "--scheduler-file", str(file)]
     worker = ["worker", "--scheduler-file", str(file), "--nworkers", "2", "--nthreads", "1", "--no-dashboard"]
     processes = []
     try:
-        for words in (scheduler, worker):
-            with (tmp_path / f"{words[0]}.log").open("wb") as log:
-                processes.append(subprocess.Popen([*command, *words], stdout=log, stderr=log))
+        for name, words in (("scheduler", [*command, *scheduler]), ("worker", [*before, *command, *worker])):
+            with (folder / f"{name}.log").open("wb") as log:
+                processes.append(subprocess.Popen(words, stdout=log, stderr=log, cwd=folder))
             while not file.exists():
-                assert processes[0].poll() is None, (tmp_path / "scheduler.log").read_text()
+                assert processes[0].poll() is None, (folder / "scheduler.log").read_text()
                 time.sleep(0.1)
         with distributed.Client(scheduler_file=str(file), set_as_default=False) as client:
             client.wait_for_workers(2, timeout=300)
             address = client.scheduler.address
-        check(f"dask:{address}", tmp_path, undisturbed, monkeypatch)
+        yield f"dask:{address}"
     finally:
         for process in reversed(processes):
             process.terminate()
             process.wait(60)
+
+
+def test_dask(tmp_path, undisturbed, monkeypatch):
+    with dask(tmp_path) as place:
+        check(place, tmp_path, undisturbed, monkeypatch)
+
+
+def test_dask_workers_that_do_not_see_the_folder(tmp_path):
+    """The workers have a file system of their own where the runs are."""
+    root = tmp_path / "runs"
+    root.mkdir()
+    hidden = ["unshare", "--mount", "--map-root-user", "sh", "-c", 'mount -t tmpfs none "$0" && exec "$@"', str(root)]
+    if subprocess.run([*hidden, "true"], capture_output=True).returncode:
+        pytest.skip("needs unshare, and permission for mounts")
+    with dask(tmp_path, hidden) as place, pytest.raises(ValueError, match=r"does not see the folder of runs") as caught:
+        quietly(toy_grid.train, toy_grid.cells(1), root, executor=place)
+    assert str(caught.value).startswith("executor: ")
+    assert str(root) in str(caught.value)
+    assert "\n" not in str(caught.value)
+    assert not list(tmp_path.rglob("run.json"))
 
 
 def test_ray(tmp_path, undisturbed, monkeypatch):
