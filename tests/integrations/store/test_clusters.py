@@ -175,21 +175,28 @@ def nodes(tmp_path_factory):
 
 @contextmanager
 def disturbing(nodes):
-    """Signal running jobs at random moments, and kill a node's daemon until Slurm calls the node down."""
-    rng, stop, events = random.Random(0), threading.Event(), []
+    """Signal running jobs at random moments, and kill a node's daemon until Slurm calls the node down; yields both.
+
+    The last jobs are left alone: a run that is lost three times before its first checkpoint has failed.
+    """
+    rng, stop, events, began = random.Random(0), threading.Event(), [], time.monotonic()
 
     def loop():
         while len(events) <= SIGNALS and not stop.wait(rng.uniform(3, 9)):
+            running = nodes.command("squeue", "-h", "-t", "R", "-o", "%i").split()
             if len(events) == SIGNALS // 2:
                 nodes.kill("node1")
                 while not stop.wait(1) and "down" not in nodes.command("sinfo", "-h", "-n", "node1", "-o", "%t"):
                     pass
                 nodes.start_node("node1")
-                events.append("a node was down")
-            elif running := nodes.command("squeue", "-h", "-t", "R", "-o", "%i").split():
-                name = rng.choice(("KILL", "USR2"))  # what submitit takes for pre-emption
-                nodes.command("scancel", f"--signal={name}", job := rng.choice(running))
-                events.append(f"{name} to job {job}")
+                event = "node1 was down, with its jobs"
+            elif running and len(nodes.command("squeue", "-h", "--array", "-o", "%i").split()) > 4:
+                name, job = rng.choice(("KILL", "USR2")), rng.choice(running)  # USR2: a pre-emption, to submitit
+                nodes.command("scancel", f"--signal={name}", job)
+                event = f"{name} to job {job}"
+            else:
+                continue
+            events.append(f"{time.monotonic() - began:.0f} s: {event}")
 
     thread = threading.Thread(target=loop)
     thread.start()
@@ -198,6 +205,7 @@ def disturbing(nodes):
     finally:
         stop.set()
         thread.join()
+        print("\n".join(events))
 
 
 def train(tmp_path, name, *words, **environment):
@@ -215,7 +223,7 @@ def test_slurm(tmp_path, nodes):
     assert len(cells) == 24
     with disturbing(nodes) as events:
         table, runs, log = train(tmp_path, "runs", "--on", "slurm:time=30,cpus=1", **nodes.environment)
-    print("\n".join(events), *(line for line in log.splitlines() if "again" in line), sep="\n")
+    print(*(line for line in log.splitlines() if "again" in line), sep="\n")
     assert len(events) == SIGNALS + 1
     assert "submitted again" in log
     local, undisturbed, _ = train(tmp_path, "local")
