@@ -19,6 +19,7 @@ from pathlib import Path
 import pytest
 import slurm
 import toy_grid
+from documents import ROOT
 
 from counterpoint.integrations import store
 from counterpoint.integrations.store import remote
@@ -110,6 +111,22 @@ def dask(folder, before=()):
 def test_dask(tmp_path, undisturbed, monkeypatch):
     with dask(tmp_path) as place:
         check(place, tmp_path, undisturbed, monkeypatch)
+
+
+def test_a_study_on_dask(tmp_path):
+    """A script outside the package, two grids of which the second depends on the first."""
+    script = [sys.executable, str(ROOT / "examples/studies/lightly_cifar.py"), "--size", "smoke", "--rows", "InfoNCE"]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+
+    def study(name, *words):
+        done = subprocess.run([*script, "--out", name, *words], capture_output=True, cwd=tmp_path, env=environment)
+        assert not done.returncode, done.stderr.decode()
+        return json.loads((tmp_path / name / "lightly_cifar-smoke" / "results.json").read_text())
+
+    with dask(tmp_path) as place:
+        there = study("there", "--on", place)
+    assert there == study("here")
+    assert toy_grid.contents(tmp_path / "there").keys() == toy_grid.contents(tmp_path / "here").keys()
 
 
 def test_dask_workers_that_do_not_see_the_folder(tmp_path):
