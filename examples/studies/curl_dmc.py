@@ -29,6 +29,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from grids import Grids, add_flags
+
 from counterpoint.integrations import report, store
 
 BASELINE = "infonce:t=1"  # CURL
@@ -63,7 +65,7 @@ def run(
     objectives: Sequence[str] | None = None,
     seeds: int | None = None,
     out: str | Path = "curl_dmc",
-    jobs: int = 1,
+    grids: Grids | None = None,
     device: str = "cpu",
     progress: bool = True,
     **changes: Any,
@@ -73,6 +75,7 @@ def run(
     Returns:
         The report as plain JSON, or ``{"skipped": why}``.
     """
+    grids = grids or Grids(progress=progress)
     try:
         from counterpoint.integrations.control import environment, representation, training
 
@@ -84,7 +87,7 @@ def run(
     specs, count = list(objectives or preset["objectives"]), seeds or preset["seeds"]
     if count < 1:
         raise ValueError(f"seeds must be at least 1, got {count}")
-    settings, folder = {**preset["settings"], "device": device, **changes}, Path(out)
+    settings, folder = {**preset["settings"], "device": device, **changes}, Path(out).absolute()
     module: Any = training if size == "paper" else representation
     cells = []
     for task in tasks:
@@ -99,8 +102,9 @@ def run(
     if size != "paper":
         cache = folder / "frames"
         train = partial(representation.train, cache=cache)
-        draw_episodes(simulate(tasks, cells[0], cache, jobs), folder / "curl_dmc_frames.png")
-    done = store.run_grid(train, cells, folder / "runs", jobs=jobs, progress=progress)
+        if not grids.listed:
+            draw_episodes(simulate(tasks, cells[0], cache, grids.jobs), folder / "curl_dmc_frames.png")
+    done = grids.run(train, cells, folder / "runs", last=True)
     # the metric of Table 5, if every run has reached it
     metrics = [MARK] if all(MARK in (one.result or {}) for one in done) else []
     summary = report.summarise(done, baseline=specs[0], metrics=metrics)
@@ -153,13 +157,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     add("--objectives", nargs="+", metavar="SPEC", help="the default depends on --size")
     add("--seeds", type=int, metavar="N", help="the default depends on --size")
     add("--out", type=Path, default=Path("curl_dmc"), metavar="FOLDER", help="tables, pictures, runs (%(default)s)")
-    add("--jobs", type=int, default=1, metavar="N", help="runs at a time (%(default)s)")
+    add_flags(parser)
     add("--device", default="cpu", help="(%(default)s)")
     add("--json", action="store_true", help="print JSON")
-    args = vars(parser.parse_args(argv))
-    as_json = args.pop("json")
+    args = parser.parse_args(argv)
+    as_json, chosen = args.json, ("size", "tasks", "objectives", "seeds", "out", "device")
     try:
-        result = run(**args, progress=not as_json)
+        result = run(**{name: getattr(args, name) for name in chosen}, grids=Grids(args, progress=not as_json))
     except (OSError, ValueError, store.GridError) as error:
         print(f"{parser.prog}: error: {error}", file=sys.stderr)
         return 2

@@ -36,13 +36,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from grids import Grids, add_flags
 from paired import NOTE, compare, said
 
 from counterpoint.integrations.graph.presets import preset
 from counterpoint.integrations.graph.training import BAG, BEST_LOOK, UNTRAINED, bag, cell, train, untrained
 from counterpoint.integrations.report.papers import paper_number
 from counterpoint.integrations.report.words import with_interval
-from counterpoint.integrations.store.grid import run_grid
 from counterpoint.integrations.store.run import Run
 
 DATASETS = ["MUTAG", "PROTEINS", "IMDB-BINARY", "NCI1"]
@@ -118,15 +118,15 @@ def reported(
 
 
 def study(
-    dataset: str, out: Path, jobs: int, seeds: int, tuning_seeds: int, epochs: int, official: bool
+    dataset: str, out: Path, grids: Grids, seeds: int, tuning_seeds: int, epochs: int, official: bool, last: bool = True
 ) -> dict[str, Any]:
     """Tune, run and summarize one data set; finished runs are not repeated."""
     settings = {"augment": preset("graphcl", dataset).settings["augment"], "epochs": epochs}
-    grids = tuning(dataset, tuning_seeds, settings)
-    tuned = run_grid(train, [one for cells in grids.values() for one in cells], out, jobs=jobs)
+    candidates = tuning(dataset, tuning_seeds, settings)
+    tuned = grids.run(train, [one for cells in candidates.values() for one in cells], out)
     by_row = {row: [run for run in tuned if run.name.startswith(f"tuning {row}: ")] for row in ROWS}
     chosen = {row: choose(runs) for row, runs in by_row.items()}
-    done = run_grid(train, reported(dataset, seeds, chosen, settings, official), out, jobs=jobs)
+    done = grids.run(train, reported(dataset, seeds, chosen, settings, official), out, last=last)
     rows: dict[str, list[float]] = {}
     chosen_looks: dict[str, list[float]] = {}
     for run in sorted(done, key=lambda run: int(run.arguments["seed"])):
@@ -217,18 +217,20 @@ def main(argv: Sequence[str] | None = None) -> None:
         help="sets also evaluated with GraphCL's own protocol, whose kernel SVM is slow (%(default)s)",
     )
     add("--out", type=Path, default=Path("runs", "graphcl_tu"), help="folder of the runs, to resume from (%(default)s)")
-    add("--jobs", type=int, default=1, help="runs at a time (%(default)s)")
+    add_flags(parser)
     args = parser.parse_args(argv)
     quick = args.preset == "quick"
     results = {}
     try:
+        grids = Grids(args)
         for dataset in args.datasets:
             preset("adnce", dataset)
         for dataset in args.datasets:
             seeds = args.seeds or (2 if quick else SEEDS.get(dataset, 5))
             tuning_seeds = 1 if quick else TUNING_SEEDS.get(dataset, 2)
             official = dataset in args.official and not quick
-            results[dataset] = study(dataset, args.out, args.jobs, seeds, tuning_seeds, 2 if quick else 20, official)
+            epochs, last = 2 if quick else 20, dataset == args.datasets[-1]
+            results[dataset] = study(dataset, args.out, grids, seeds, tuning_seeds, epochs, official, last)
             # after each data set, so that nothing is lost if a later one fails
             (args.out / "graphcl_tu.json").write_text(json.dumps(results, indent=1) + "\n")
             (args.out / "graphcl_tu.md").write_text(markdown(results) + "\n")

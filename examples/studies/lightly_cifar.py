@@ -37,13 +37,13 @@ from pathlib import Path
 from statistics import mean, stdev
 from typing import Any, NamedTuple
 
+from grids import Grids, add_flags
 from paired import NOTE, compare, said
 
 from counterpoint.integrations.image.data import prepare
 from counterpoint.integrations.image.training import UNTRAINED, cell, check, train, untrained
 from counterpoint.integrations.report.papers import paper_number
 from counterpoint.integrations.report.words import with_interval
-from counterpoint.integrations.store.grid import run_grid
 from counterpoint.integrations.store.run import Run
 
 TUNING_SEED = 1000  # the first of the seeds that tuning uses
@@ -92,7 +92,7 @@ def study(
     tuning: Path,
     probe: Sequence[str],
     evaluation: dict[str, Any] | None = None,
-    jobs: int = 1,
+    grids: Grids | None = None,
     device: str = "cpu",
 ) -> dict[str, Any]:
     """Choose a setting per row, train it with every seed, and return every number.
@@ -103,7 +103,9 @@ def study(
         out, tuning: folders of the reported runs and of the tuning runs; studies that share the latter share the runs
             that they have in common.
         probe, evaluation: see :mod:`counterpoint.integrations.image.evaluation`.
+        grids: where to train; by default in this process.
     """
+    grids = grids or Grids()
     if len({len(settings) for settings in rows.values()}) > 1:
         raise ValueError("every row must have as many settings to choose from")
     common = {**size.settings, "device": device, "evaluation": evaluation or {}}
@@ -124,7 +126,7 @@ def study(
     floor = [untrained(size.dataset, seed, **common, probe=list(probe)) for seed in range(size.seeds)]
     check([floor[0], *(one[0] for settings in tried.values() for one in settings)])
     flat = [one for settings in tried.values() for some in settings for one in some]
-    tries = iter(run_grid(train, flat, tuning, jobs=jobs))
+    tries = iter(grids.run(train, flat, tuning))
     chosen: dict[str, int] = {}
     validation: dict[str, list[float]] = {}
     for name, settings in tried.items():
@@ -133,7 +135,7 @@ def study(
     final = {
         name: cells(rows[name][best], range(size.seeds), probe=list(probe), label=name) for name, best in chosen.items()
     }
-    reported = iter(run_grid(train, [*floor, *(one for some in final.values() for one in some)], out, jobs=jobs))
+    reported = iter(grids.run(train, [*floor, *(one for some in final.values() for one in some)], out, last=True))
     values: dict[str, list[dict[str, float]]] = {}
     for name in (UNTRAINED, *rows):
         values[name] = [_result(next(reported)) for _ in range(size.seeds)]
@@ -220,14 +222,14 @@ def main_of(
     add("--size", choices=sizes, default="small", help="see above (%(default)s)")
     add("--rows", nargs="+", choices=rows, metavar="ROW", default=list(rows), help=", ".join(rows))
     add("--out", type=Path, default=Path("cifar"), help="a folder for runs and results (%(default)s)")
-    add("--jobs", type=int, default=1, help="runs at a time (%(default)s)")
+    add_flags(parser)
     add("--device", default="cpu", help="cpu or cuda (%(default)s)")
     args = parser.parse_args(argv)
     name, chosen_rows = Path(parser.prog).stem, {row: rows[row] for row in args.rows}
     try:
         out = args.out / f"{name}-{args.size}"
         tuning = args.out / f"tuning-{args.size}"
-        result = study(chosen_rows, sizes[args.size], metrics, out, tuning, probe, evaluation, args.jobs, args.device)
+        result = study(chosen_rows, sizes[args.size], metrics, out, tuning, probe, evaluation, Grids(args), args.device)
     except (OSError, RuntimeError, ValueError) as error:
         parser.exit(2, f"{parser.prog}: error: {error}\n")
     print(report(result, printed if args.size == "paper" else {}))

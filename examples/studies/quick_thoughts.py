@@ -28,7 +28,6 @@ from simcse_sts import Size, Template, main_of, minilm, tuned
 from counterpoint.integrations.sentence import training
 from counterpoint.integrations.sentence.presets import preset
 from counterpoint.integrations.sentence.settings import TRANSFER
-from counterpoint.integrations.store.grid import run_grid
 from counterpoint.integrations.store.run import Run
 
 SIZES = {
@@ -61,7 +60,7 @@ def study(args: argparse.Namespace) -> tuple[list[Run], dict[str, float]]:
             for row, spec in ROWS.items()
             for seed in range(args.seeds)
         ]
-        return run_grid(training.train, cells, Path(args.out, "test"), jobs=args.jobs), {}
+        return args.grids.run(training.train, cells, Path(args.out, "test"), last=True), {}
     rows, temperatures, settings = ROWS, TEMPERATURES, {**SMALL, "model": args.model or minilm()}
     if args.size == "smoke":
         rows, temperatures = {row: ROWS[row] for row in ("QT", "QT + DP")}, TEMPERATURES[1:2]

@@ -38,11 +38,13 @@ from pathlib import Path
 from statistics import mean
 from typing import Any, NamedTuple
 
+import grids
+
 from counterpoint.integrations import report
 from counterpoint.integrations.sentence import corpus, training
 from counterpoint.integrations.sentence.presets import preset
 from counterpoint.integrations.sentence.settings import SEVEN
-from counterpoint.integrations.store.grid import GridError, run_grid
+from counterpoint.integrations.store.grid import GridError
 from counterpoint.integrations.store.run import Run
 
 
@@ -112,7 +114,7 @@ def tuned(
     Args:
         rows: per row a spec with a placeholder for ``t``; those of another length say so by their ``steps``.
         settings: of every cell.
-        args: the parsed command line: data, out, seeds and jobs.
+        args: the parsed command line: data, out, seeds and grids.
         tuning_seeds: per temperature.
 
     Returns:
@@ -133,7 +135,7 @@ def tuned(
         for t in temperatures
     ]
     scores: dict[str, list[float]] = {}
-    for run in run_grid(training.train, tried, Path(args.out, "tuning"), jobs=args.jobs):
+    for run in args.grids.run(training.train, tried, Path(args.out, "tuning")):
         scores.setdefault(run.name, []).append(result(run)["STSB-dev"])
     means = {name: mean(values) for name, values in scores.items()}
     chosen = {row: max(temperatures, key=lambda t: means[f"{row}, t={t:g}"]) for row in rows}
@@ -141,7 +143,7 @@ def tuned(
     for seed in range(args.seeds):
         cells += [cell(row, t, seed, label=row) for row, t in chosen.items()]
         cells.append(training.untrained(args.data, seed, **settings))
-    return run_grid(training.train, cells, Path(args.out, "test"), jobs=args.jobs), means
+    return args.grids.run(training.train, cells, Path(args.out, "test"), last=True), means
 
 
 def result(run: Run) -> dict[str, float]:
@@ -157,7 +159,7 @@ def study(args: argparse.Namespace) -> tuple[list[Run], dict[str, float]]:
             one = preset(name)
             more = {**one.settings, "label": row, "device": args.device, "test": list(SEVEN)}
             cells += [training.cell(args.data, one.objective, seed, **more) for seed in range(args.seeds)]
-        return run_grid(training.train, cells, Path(args.out, "test"), jobs=args.jobs), {}
+        return args.grids.run(training.train, cells, Path(args.out, "test"), last=True), {}
     rows, temperatures, settings = ROWS, TEMPERATURES, {**SMALL, "model": args.model or minilm()}
     if args.size == "smoke":
         rows, temperatures = dict(list(ROWS.items())[:2]), TEMPERATURES[2:4]
@@ -181,13 +183,14 @@ def main_of(
     add(
         "--seeds", type=int, help=f"runs per row ({', '.join(f'{name}: {size.seeds}' for name, size in sizes.items())})"
     )
-    add("--jobs", type=int, default=1, metavar="N", help="runs at a time (%(default)s)")
+    grids.add_flags(parser)
     add("--device", default="cpu", help="for paper (%(default)s)")
     add("--out", type=Path, default=Path(out), metavar="FOLDER", help="folder of the runs (%(default)s)")
     args = parser.parse_args()
     size = sizes[args.size]
     args.seeds = args.seeds or size.seeds
     try:
+        args.grids = grids.Grids(args)
         done, dev = study(args)
     except (GridError, ImportError, OSError, ValueError) as error:
         parser.exit(2, f"{parser.prog}: error: {error}\n")

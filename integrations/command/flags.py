@@ -68,29 +68,34 @@ def concurrent(arguments: argparse.Namespace) -> int:
 
 def _chosen_cells(cells: list[Mapping[str, Any]], arguments: argparse.Namespace) -> list[Mapping[str, Any]]:
     """The cells that ``--cell`` chooses, or all; with ``--list-cells``, print them and exit."""
-    number: int | None = getattr(arguments, "cell", None)
+    number = cell_number(arguments)
     listed = getattr(arguments, "list_cells", False)
     if number is None and not listed:
         return cells
-    from ..store.run import Run
+    from ..store.grid import distinct
 
-    runs = {run.path: (run, cell) for cell in cells for run in [Run(arguments.out, cell)]}
-    numbered = list(runs.values())  # equal cells are one run
+    runs = distinct(arguments.out, cells)
     if listed:
-        rows = [{"cell": i, "run": run.title, "folder": str(run.path)} for i, (run, _) in enumerate(numbered)]
+        rows = [{"cell": i, "run": run.title, "folder": str(run.path)} for i, run in enumerate(runs)]
         print(
             json.dumps(rows, indent=1) if arguments.json else "\n".join(f"{row['cell']}  {row['run']}" for row in rows)
         )
         raise SystemExit(0)
     assert number is not None
-    if number == ARRAY:
-        text = os.environ.get("SLURM_ARRAY_TASK_ID", "")
-        if not text.isdecimal():
-            raise ValueError(f"--cell: expected a number, there or in $SLURM_ARRAY_TASK_ID, got {text!r}.")
-        number = int(text)
-    if number >= len(numbered):
-        raise ValueError(f"--cell: expected a number from 0 to {len(numbered) - 1}, got {number}.")
-    return [numbered[number][1]]
+    if number >= len(runs):
+        raise ValueError(f"--cell: expected a number from 0 to {len(runs) - 1}, got {number}.")
+    return [runs[number].arguments]
+
+
+def cell_number(arguments: argparse.Namespace) -> int | None:
+    """The number that ``--cell`` gives, there or in ``$SLURM_ARRAY_TASK_ID``; None without the flag."""
+    number: int | None = getattr(arguments, "cell", None)
+    if number != ARRAY:
+        return number
+    text = os.environ.get("SLURM_ARRAY_TASK_ID", "")
+    if not text.isdecimal():
+        raise ValueError(f"--cell: expected a number, there or in $SLURM_ARRAY_TASK_ID, got {text!r}.")
+    return int(text)
 
 
 def runs(text: str) -> str | Path:
@@ -185,15 +190,21 @@ def add_runs(parser: argparse.ArgumentParser) -> None:
     add("--seed", type=whole(0), default=0, metavar="K", help="seed of the first run (%(default)s)")
     add("--seeds", type=whole(1), default=1, metavar="N", help="runs per objective, seeds K to K+N-1 (%(default)s)")
     add("--out", type=folder, default=Path("runs"), metavar="FOLDER", help="where the runs are stored (%(default)s)")
-    add("--jobs", type=whole(1), default=1, metavar="N", help="runs at a time (%(default)s)")
-    where = "local, slurm:partition=gpu,gpus=1,time=60, ray:ADDRESS or dask:ADDRESS (%(default)s)"
-    add("--on", type=place, default="local", metavar="PLACE", help=f"where runs are trained: {where}")
+    add_places(parser)
     group = parser.add_mutually_exclusive_group()
     group.add_argument("--resume", action="store_true", default=True, help="continue runs that stopped (the default)")
     group.add_argument("--fresh", dest="resume", action="store_false", help="delete these runs first")
     trackers = f"send curves and results to {', '.join(TRACKERS)}; repeatable (none)"
     add("--track", action="append", default=[], choices=TRACKERS, metavar="NAME", help=trackers)
     add("--json", action="store_true", help="print JSON")
+
+
+def add_places(parser: argparse.ArgumentParser) -> None:
+    """Add ``--jobs`` and ``--on``."""
+    add = parser.add_argument
+    add("--jobs", type=whole(1), default=1, metavar="N", help="runs at a time (%(default)s)")
+    where = "local, slurm:partition=gpu,gpus=1,time=60, ray:ADDRESS or dask:ADDRESS (%(default)s)"
+    add("--on", type=place, default="local", metavar="PLACE", help=f"where runs are trained: {where}")
 
 
 def add_cells(parser: argparse.ArgumentParser) -> None:

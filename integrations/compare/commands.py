@@ -59,6 +59,7 @@ def _add_flags(parser: argparse.ArgumentParser) -> None:
     parser.take_flags = ("--seed-flag", "--equal-time")  # type: ignore[attr-defined]
     flags.add_settings(parser, Settings)
     flags.add_runs(parser)
+    flags.add_cells(parser)
     parser.set_defaults(seeds=5)
     for action in _seam_flags():
         parser._add_action(action)
@@ -92,6 +93,8 @@ def _check(arguments: argparse.Namespace) -> None:
     _check_seeds(settings, script)
     _check_files(settings, script, flags.concurrent(arguments))
     _check_tuning(settings)
+    if (arguments.list_cells or arguments.cell is not None) and (settings.tune or settings.equal_time is not None):
+        raise ValueError("--cell, --list-cells: --tune and --equal-time choose runs by earlier ones; use --on instead.")
     if settings.equal_time is not None:
         length_of(script, settings.equal_time)
 

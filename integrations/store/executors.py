@@ -6,11 +6,14 @@ Reading a place imports nothing; opening it imports the library of the cluster, 
 from __future__ import annotations
 
 import os
+import socket
 import subprocess
 import time
-from collections.abc import Callable, Generator
-from contextlib import contextmanager
+import warnings
+from collections.abc import Callable, Generator, Iterator
+from contextlib import contextmanager, redirect_stderr
 from importlib import import_module
+from io import StringIO
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -20,7 +23,10 @@ from counterpoint.names import check_known
 LOCAL = "local"
 PATIENCE = 10  # seconds to find a scheduler
 LOOK = 2.0  # seconds between two looks at Slurm's queue
-SQUEUE = ("squeue", "--me", "--array", "--noheader", "--format=%i")
+SQUEUE = ("squeue", "--me", "--array", "--noheader", "--format=%i %r")
+# reasons for which Slurm lets a job wait that no free node will end
+STUCK = {"AccountNotAllowed", "BadConstraints", "JobHeldAdmin", "JobHeldUser", "PartitionConfig", "PartitionDown"}
+STUCK |= {"InvalidAccount", "InvalidQOS", "PartitionInactive", "PartitionNodeLimit", "PartitionTimeLimit"}
 FOLDER = ".cluster"  # in the folder of runs, for what submitit writes
 
 # what --on slurm:KEY=VALUE passes to submitit's update_parameters, and the kind of the value
@@ -92,11 +98,7 @@ def _slurm(place: Place, root: Path) -> Generator[Any, None, None]:
     except RuntimeError:
         raise ValueError("--on slurm: no Slurm here (srun is not found).") from None
     executor.update_parameters(name="counterpoint", **place.options)
-    try:
-        yield SlurmExecutor(executor)
-    except submitit.core.utils.FailedJobError as error:  # sbatch refused
-        lines = [line for line in str(error).splitlines() if "error:" in line] or str(error).splitlines() or [""]
-        raise ValueError(f"--on slurm: {lines[0].strip()}") from None
+    yield SlurmExecutor(executor)
 
 
 class SlurmExecutor:
@@ -107,13 +109,20 @@ class SlurmExecutor:
     """
 
     def __init__(self, executor: Any) -> None:
-        self.executor, self.batch = executor, executor.batch
-        self.queue: set[str] = set()
+        self.executor = executor
+        self.queue: dict[str, str] = {}  # jobs, and why they wait
         self.looks, self._looked = 0, 0.0
+
+    @contextmanager
+    def batch(self) -> Iterator[None]:
+        """Submit what is submitted within as one array."""
+        with _submitting(), self.executor.batch():
+            yield
 
     def submit(self, function: Callable[..., Any], /, *args: Any) -> SlurmTask:
         """Submit a job; within ``batch()``, an element of one array."""
-        return SlurmTask(self, self.executor.submit(function, *args))
+        with _submitting():
+            return SlurmTask(self, self.executor.submit(function, *args))
 
     def look(self) -> int:
         """Read the queue, if that was not done just now, and return how often it was read."""
@@ -121,8 +130,22 @@ class SlurmExecutor:
             done = subprocess.run(SQUEUE, capture_output=True, text=True)
             self._looked = time.monotonic()
             if not done.returncode:  # else the controller is away
-                self.queue, self.looks = set(done.stdout.split()), self.looks + 1
+                lines = (line.partition(" ") for line in done.stdout.splitlines())
+                self.queue, self.looks = {job: reason.strip() for job, _, reason in lines}, self.looks + 1
         return self.looks
+
+
+@contextmanager
+def _submitting() -> Iterator[None]:
+    """Raise ``ValueError`` in one line if sbatch refuses."""
+    from submitit.core.utils import FailedJobError
+
+    try:
+        with redirect_stderr(StringIO()):  # where submitit prints the lines of the error, too
+            yield
+    except FailedJobError as error:
+        lines = [line for line in str(error).splitlines() if "error:" in line] or str(error).splitlines() or [""]
+        raise ValueError(f"--on slurm: {lines[0].strip()}") from None
 
 
 class SlurmTask:
@@ -131,6 +154,7 @@ class SlurmTask:
     def __init__(self, executor: SlurmExecutor, job: Any) -> None:
         self.executor, self.job = executor, job
         self.gone: int | None = None  # the first look at which the job was not in the queue
+        self.stuck: str | None = None
 
     def done(self) -> bool:
         """Whether there is a reply, or the job has left the queue; a reply may be seen a little later than that."""
@@ -139,6 +163,10 @@ class SlurmTask:
             return True
         if not looks or self.job.job_id in self.executor.queue:
             self.gone = None
+            if (reason := self.executor.queue.get(self.job.job_id)) in STUCK and reason != self.stuck:
+                message = f"--on slurm: jobs wait, and no node that becomes free will end it: {reason}"
+                warnings.warn(message, RuntimeWarning, stacklevel=2)
+                self.stuck = reason
         elif self.gone is None:
             self.gone = looks
         return self.gone is not None and looks > self.gone + 1
@@ -174,6 +202,7 @@ def _ray(place: Place, root: Path) -> Generator[Any, None, None]:
     address = place.address or os.environ.get("RAY_ADDRESS") or "auto"
     before = ray.is_initialized()
     if not before:
+        _check_reachable(address)
         try:
             ray.init(address, log_to_driver=False, logging_level="error")
         except (ConnectionError, RuntimeError, ValueError) as error:
@@ -184,6 +213,17 @@ def _ray(place: Place, root: Path) -> Generator[Any, None, None]:
     finally:
         if not before:
             ray.shutdown()
+
+
+def _check_reachable(address: str) -> None:
+    """Raise ``ValueError`` if nothing listens at ``HOST:PORT``, for which Ray itself waits minutes."""
+    host, _, port = address.removeprefix("ray://").rpartition(":")
+    if not port.isdecimal():
+        return
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), timeout=PATIENCE).close()
+    except (OSError, OverflowError) as error:
+        raise ValueError(f"--on ray: no cluster at {address}: {error}") from None
 
 
 class RayExecutor:

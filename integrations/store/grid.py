@@ -106,6 +106,11 @@ def run_grid(
     return requested
 
 
+def distinct(root: str | Path, cells: Iterable[Mapping[str, Any]]) -> list[Run]:
+    """Return the runs of a grid in the order in which ``--cell`` numbers them; equal cells are one run."""
+    return list({run.path: run for run in (Run(root, cell) for cell in cells)}.values())
+
+
 def _train(
     train: Callable[[Run], None],
     runs: list[Run],

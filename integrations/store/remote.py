@@ -86,6 +86,8 @@ def train_on(
                         raise ValueError(f"executor: {outcome.error}")
                     losses[run.path] = losses[run.path] + 1 if saved == _saved(run) else 1
                     if losses[run.path] < ATTEMPTS:
+                        with suppress(Exception):  # Slurm may have put the job into its queue again
+                            task.cancel()
                         if progress:
                             print_line(f"{run.title}: submitted again: {outcome.error}")
                         tasks.append(submit(run))

@@ -14,6 +14,13 @@ from counterpoint.integrations.store import executors
 SLURM = "partition, account, qos, constraint, gpus, cpus, mem, time, most"
 
 
+def unused():
+    """A port at which nothing listens."""
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        return taken.getsockname()[1]
+
+
 def test_a_place_and_what_a_run_needs_of_it():
     assert executors.parse("local") == ("local", "", {})
     assert executors.parse("slurm:partition=gpu,gpus=1,time=60,mem=7.5") == (
@@ -67,12 +74,24 @@ def test_no_dask_scheduler(tmp_path, monkeypatch):
     with pytest.raises(ValueError, match=r"^--on dask: which scheduler"), executors.opened("dask", tmp_path):
         pass
     monkeypatch.setattr(executors, "PATIENCE", 0.3)
-    with socket.socket() as unused:
-        unused.bind(("127.0.0.1", 0))
-        address = f"tcp://127.0.0.1:{unused.getsockname()[1]}"
+    address = f"tcp://127.0.0.1:{unused()}"
+    with (
+        pytest.raises(ValueError, match=f"^--on dask: no scheduler at {address}: .+") as caught,
+        executors.opened(f"dask:{address}", tmp_path),
+    ):
+        pass
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.slow
+def test_no_ray_cluster(tmp_path, monkeypatch):
+    pytest.importorskip("ray", reason="the extra cluster has it")
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    there = f"127.0.0.1:{unused()}"
+    for address, reason in ((there, "refused"), (f"ray://{there}", "refused"), ("somewhere", "Invalid address format")):
         with (
-            pytest.raises(ValueError, match=f"^--on dask: no scheduler at {address}: .+") as caught,
-            executors.opened(f"dask:{address}", tmp_path),
+            pytest.raises(ValueError, match=f"^--on ray: no cluster at {address}: .*{reason}") as caught,
+            executors.opened(f"ray:{address}", tmp_path),
         ):
             pass
-    assert "\n" not in str(caught.value)
+        assert "\n" not in str(caught.value)

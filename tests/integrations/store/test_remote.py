@@ -1,21 +1,12 @@
-"""Grids on executors and clusters: whatever a worker dies of, the runs are those of an undisturbed local grid."""
+"""Grids on executors: lost tasks, cells by number, and one grid for several processes."""
 
 from __future__ import annotations
 
 import argparse
-import os
-import random
-import shutil
-import signal
 import subprocess
 import sys
-import threading
-import time
-from collections import Counter
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager, suppress
 from functools import partial
-from pathlib import Path
 
 import pytest
 import toy_grid
@@ -25,7 +16,6 @@ from counterpoint.integrations.command import flags
 from counterpoint.integrations.command.main import main
 from counterpoint.integrations.store import remote
 
-KILLS = 4
 FEW = toy_grid.cells(1)
 quietly = partial(store.run_grid, progress=False)
 
@@ -51,13 +41,6 @@ class Unreachable:
 
     def submit(self, function, /, *args):
         raise AssertionError("submitted")
-
-
-@pytest.fixture(scope="module")
-def undisturbed(tmp_path_factory):
-    root = tmp_path_factory.mktemp("undisturbed")
-    quietly(toy_grid.train, toy_grid.cells(3), root)
-    return toy_grid.contents(root)
 
 
 def test_a_lost_task_is_submitted_again(tmp_path, capfd):
@@ -154,100 +137,7 @@ def test_numbered_cells_of_a_command(tmp_path, capsys):
     assert "--cell: expected a number from 0 to 5, got 6." in capsys.readouterr().err
 
 
-# ---- clusters ----------------------------------------------------------------------------------
-
-
-@contextmanager
-def killing(record):
-    """Kill a random worker at random moments, until there were enough kills; yields how many there were."""
-    rng, stop, kills = random.Random(0), threading.Event(), []
-
-    def loop():
-        while len(kills) < KILLS and not stop.wait(rng.uniform(1, 12)):
-            with suppress(FileNotFoundError, ProcessLookupError):
-                started = [int(line) for line in Path(f"{record}.started").read_text().split()]
-                pid = rng.choice(started[-2:])
-                os.kill(pid, signal.SIGKILL)
-                kills.append(pid)
-
-    thread = threading.Thread(target=loop)
-    thread.start()
-    try:
-        yield kills
-    finally:
-        stop.set()
-        thread.join()
-
-
-def check(place, tmp_path, undisturbed, monkeypatch):
-    """A grid whose workers are killed ends as an undisturbed one; no run is trained twice to its end."""
-    monkeypatch.setattr(remote, "ATTEMPTS", 10)  # several kills may hit a run before its first checkpoint
-    root, record = tmp_path / "runs", tmp_path / "record"
-    train = partial(toy_grid.train_recorded, record=record, pause=0.5)
-    with killing(record) as kills:
-        quietly(train, toy_grid.cells(3), root, executor=place)
-    ended = Counter(Path(f"{record}.ended").read_text().splitlines())
-    print(f"{len(kills)} kills, {len(Path(f'{record}.started').read_text().split())} starts of {len(undisturbed)} runs")
-    assert len(kills) > 1
-    assert max(ended.values()) == 1
-    assert toy_grid.contents(root) == undisturbed
-
-
-@pytest.mark.slow
-def test_dask(tmp_path, undisturbed, monkeypatch):
-    distributed = pytest.importorskip("distributed")
-    monkeypatch.chdir(tmp_path)
-    command, file = [sys.executable, "-m", "dask"], tmp_path / "scheduler.json"
-    scheduler = ["scheduler", "--host", "127.0.0.1", "--port", "0", "--no-dashboard", "--scheduler-file", str(file)]
-    worker = ["worker", "--scheduler-file", str(file), "--nworkers", "2", "--nthreads", "1", "--no-dashboard"]
-    processes = []
-    try:
-        for words in (scheduler, worker):
-            with (tmp_path / f"{words[0]}.log").open("wb") as log:
-                processes.append(subprocess.Popen([*command, *words], stdout=log, stderr=log))
-            while not file.exists():
-                assert processes[0].poll() is None, (tmp_path / "scheduler.log").read_text()
-                time.sleep(0.1)
-        with distributed.Client(scheduler_file=str(file), set_as_default=False) as client:
-            client.wait_for_workers(2, timeout=300)
-            address = client.scheduler.address
-        check(f"dask:{address}", tmp_path, undisturbed, monkeypatch)
-    finally:
-        for process in reversed(processes):
-            process.terminate()
-            process.wait(60)
-
-
-@pytest.mark.slow
-def test_ray(tmp_path, undisturbed, monkeypatch):
-    pytest.importorskip("ray", reason="the extra cluster has it")
-    from ray.cluster_utils import Cluster
-
-    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False})
-    try:
-        cluster.add_node(num_cpus=1)
-        check(f"ray:{cluster.address}", tmp_path, undisturbed, monkeypatch)
-    finally:
-        cluster.shutdown()
-
-
-@pytest.mark.slow
-def test_slurm(tmp_path, undisturbed, monkeypatch):
-    pytest.importorskip("submitit")
-    if shutil.which("sinfo") is None or subprocess.run(["sinfo"], capture_output=True).returncode:
-        pytest.skip("no Slurm here")
-    check("slurm:time=30,cpus=1", tmp_path, undisturbed, monkeypatch)
-    with pytest.raises(ValueError, match=r"^--on slurm: .*invalid partition") as caught:
-        quietly(toy_grid.train, FEW, tmp_path / "other", executor="slurm:partition=nowhere")
-    assert "\n" not in str(caught.value)
-
-
-@pytest.mark.slow
-def test_submitit(tmp_path, undisturbed, monkeypatch):
-    submitit = pytest.importorskip("submitit")
-    executor = submitit.AutoExecutor(tmp_path / "jobs", cluster="local")
-    executor.update_parameters(timeout_min=10)
-    check(executor, tmp_path, undisturbed, monkeypatch)
+# ---- without any library ------------------------------------------------------------------------
 
 
 @pytest.mark.slow
