@@ -213,7 +213,8 @@ class Batch:
         """Stack all views below one another, ``(m B, d)``."""
         if self._stacked is None:
             alone = self._views_ready is None and self._stackable()
-            self._stacked = self._unit(StackedUnit)[0] if alone else torch.cat(self.views)
+            stacked: Tensor = self._unit(StackedUnit)[0] if alone else torch.cat(self.views)
+            self._stacked = stacked
         return self._stacked
 
     def other_views(self, stacked: bool) -> Tensor:
@@ -296,6 +297,16 @@ class Batch:
             before = self.offset * (len(x) // self.size)
             self._gathered[id(x)] = x, self.group.gather(x).roll(-before, 0)
         return self._gathered[id(x)][1]
+
+    def gather_together(self, *tensors: Tensor | None) -> None:
+        """Let :meth:`everyone` have these, ``(B, ...)`` each, after one collective, and their gradients after one."""
+        absent = list({id(x): x for x in tensors if x is not None and id(x) not in self._gathered}.values())
+        if self.group is None or len(absent) < 2:
+            return
+        widths = [x[0].numel() for x in absent]
+        gathered = self.group.gather(torch.cat([x.flatten(1) for x in absent], 1)).roll(-self.offset, 0)
+        for x, rows in zip(absent, gathered.split(widths, 1), strict=True):
+            self._gathered[id(x)] = x, rows.unflatten(1, x.shape[1:])
 
     # ---- validation ----------------------------------------------------------------------------
 

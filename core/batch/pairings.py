@@ -318,6 +318,7 @@ def _labeled(batch: Batch, name: str, parts: Sequence[Part], hard: Tensor | None
     assert batch.labels is not None
     if batch.group is not None and batch.group.ring:
         raise ValueError("labels= make positives of other processes' samples: they need gather=True, not a ring.")
+    batch.gather_together(*(key for _, keys in parts for key in keys), hard)
     further = [] if hard is None else [*batch.everyone(hard).unbind(1)]
     blocks, positives, negatives = [], [], []
     for anchors, keys in parts:
