@@ -112,7 +112,12 @@ class Cosines(torch.autograd.Function):
                 if first:
                     anchors, keys = z.split_with_sizes([first, z.shape[0] - first])
                     d_keys = d_matrix if n == first else d_matrix[:first] + d_matrix[first:].t()
-                    d_pairs = torch.cat([d_keys.mm(keys), d_keys.t().mm(anchors)])
+                    if torch.is_grad_enabled():
+                        d_pairs = torch.cat([d_keys.mm(keys), d_keys.t().mm(anchors)])
+                    else:
+                        d_pairs = torch.empty_like(z)
+                        torch.mm(d_keys, keys, out=d_pairs[:first])
+                        torch.mm(d_keys.t(), anchors, out=d_pairs[first:])
                 else:
                     d_pairs = (d_matrix + d_matrix.t()).mm(z)
             dz = d_pairs if dz is None else dz + d_pairs

@@ -369,9 +369,7 @@ def test_positives_alone_can_be_differentiated_again():
     for pairing in ("views", "symmetric"):
         found = []
         for tile in (4, 0):
-            (gradient,) = torch.autograd.grad(
-                Alignment()(z[0], z[1], tile=tile, pairing=pairing), z, create_graph=True
-            )
+            (gradient,) = torch.autograd.grad(Alignment()(z[0], z[1], tile=tile, pairing=pairing), z, create_graph=True)
             found.append(torch.autograd.grad(gradient.square().sum(), z)[0])
         torch.testing.assert_close(*found)
         assert found[0].any()
