@@ -170,14 +170,16 @@ class ScaledLogSumExp(torch.autograd.Function):
     def forward(
         ctx: Any, x: Tensor, scale: float, blocks: Sequence[slice], mask_: Callable[[Tensor, slice], None]
     ) -> tuple[Tensor, Tensor]:
-        p = None if len(blocks) == 1 else torch.empty_like(x, memory_format=torch.contiguous_format)
-        parts = []
+        p, parts = x if len(blocks) == 1 else torch.empty_like(x, memory_format=torch.contiguous_format), []
         for rows in blocks:
             y = of_rows(x, rows) * scale
             mask_(y, rows)  # with finite values
-            share = y.softmax(1) if p is None else torch.softmax(y, 1, out=p[rows])
+            if p is x:
+                share = p = y.softmax(1)
+            else:
+                share = torch.softmax(y, 1, out=p[rows])
             parts.append(y.amax(1, keepdim=True).sub_(share.amax(1, keepdim=True).log_()))
-        p, lse = (share, parts[0]) if p is None else (p, torch.cat(parts))
+        lse = parts[0] if len(parts) == 1 else torch.cat(parts)
         ctx.save_for_backward(p)
         ctx.set_materialize_grads(False)
         ctx.scale = scale
