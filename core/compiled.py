@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch._C._functorch import is_batchedtensor  # pyright: ignore[reportMissingModuleSource]
 
+from .engine.embeddings import overwritten_by_gradients
 from .engine.streamed import pays_to_stream
 from .hyper import FromScale, given_by_host
 from .registry import instances
@@ -132,7 +133,7 @@ def _run(
             options[name] = next(rest)
         else:
             options[name] = dict(value) if kind == "mapping" else value
-    with _autograd(), _with_state(module, rest), torch.set_grad_enabled(grad):
+    with _autograd(), _with_state(module, rest), torch.set_grad_enabled(grad), overwritten_by_gradients():
         loss = module.forward(*options.pop("views"), **options)
         state = [x.clone() for x in _state(module)[1].values()]
         wanted = [leaves[i] for i in differentiated]

@@ -24,7 +24,7 @@ from .batch.pairings import scores_of
 from .batch.ready_made import scores_from_logits, scores_from_matrices
 from .batch.report import report
 from .batch.scores import Negatives, Scores
-from .engine.distributed import Gather
+from .engine.distributed import Gather, is_dtensor, local_views
 from .hyper import (
     Choice,
     Flag,
@@ -199,6 +199,12 @@ class Objective(Parametrized):
             if name not in BatchOptions.__annotations__:
                 hint = nearest(name, (*BatchOptions.__annotations__, "gather", "reduction"))
                 raise TypeError(f"{type(self).__name__}: unknown argument {name!r}.{hint}")
+        if any(map(is_dtensor, views)):
+            local, gather = local_views(views, gather)
+            views = (*local,)
+        for name, value in options.items():
+            if is_dtensor(value):
+                raise TypeError(f"{name}: expected a plain tensor, got a DTensor; call to_local() or full_tensor().")
         if checks.compiling() and reduction == "mean" and compiled.takes(self, views, {"gather": gather, **options}):
             return compiled.loss_of(self, views, {"gather": gather, **options})
         batch = gathered_batch(views, gather, **options) if gather else Batch(views, **options)

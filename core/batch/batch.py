@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -10,7 +11,7 @@ from typing_extensions import Unpack
 
 from .. import checks
 from ..engine.distributed import ProcessGroup
-from ..engine.embeddings import Cosines, StackedUnit
+from ..engine.embeddings import Cosines, OtherViews, SeparateUnit, StackedUnit
 from ..engine.streamed import pays_to_stream
 from ..hyper import is_number
 from ..names import check_known
@@ -192,8 +193,10 @@ class Batch:
     @property
     def views(self) -> list[Tensor]:
         if self._views_ready is None:
-            if self._stackable():
-                self._views_ready = [*self.stacked().split(self.size)]
+            if self._stacked is not None:
+                self._views_ready = [*self._stacked.split(self.size)]
+            elif self._stackable():
+                _, _, *self._views_ready = self._unit(SeparateUnit)
             else:
                 self.check_finite()
                 self._views_ready = [self._prepared(v) for v in self.raw]
@@ -209,13 +212,31 @@ class Batch:
     def stacked(self) -> Tensor:
         """Stack all views below one another, ``(m B, d)``."""
         if self._stacked is None:
-            stacked: Tensor
-            if self._stackable():
-                stacked = StackedUnit.apply(self._eps(self.raw[0]), self.dtype, *self.raw)[0]
-            else:
-                stacked = torch.cat(self.views)
+            alone = self._views_ready is None and self._stackable()
+            stacked: Tensor = self._unit(StackedUnit)[0] if alone else torch.cat(self.views)
             self._stacked = stacked
         return self._stacked
+
+    def other_views(self, stacked: bool) -> Tensor:
+        """Return the similarities of each view to the sample's others, ``(m B, m - 1)``, view by view.
+
+        Args:
+            stacked: whether what follows needs the views below one another, or each.
+        """
+        if self._stacked is None and self._views_ready is None and self._stackable():
+            pos: Tensor
+            if stacked:
+                self._stacked, _, pos = self._unit(StackedUnit, others=True)
+            else:
+                _, pos, *self._views_ready = self._unit(SeparateUnit, others=True)
+            return pos
+        if stacked and self.tile != 0:
+            return OtherViews.apply(self.stacked(), len(self.raw))  # type: ignore[no-any-return]
+        others = [[(x * y).sum(-1) for j, y in enumerate(self.views) if i != j] for i, x in enumerate(self.views)]
+        return torch.cat([torch.stack(x, 1) for x in others])
+
+    def _unit(self, function: type[StackedUnit | SeparateUnit], others: bool = False) -> Any:
+        return function.apply(self._eps(self.raw[0]), self.dtype, others, *self.raw)
 
     def is_plain(self, anchors: int, keys: int) -> bool:
         """Whether to compute a matrix, of so many views as anchors and keys, and nothing but the views is known."""
@@ -276,6 +297,16 @@ class Batch:
             before = self.offset * (len(x) // self.size)
             self._gathered[id(x)] = x, self.group.gather(x).roll(-before, 0)
         return self._gathered[id(x)][1]
+
+    def gather_together(self, *tensors: Tensor | None) -> None:
+        """Let :meth:`everyone` have these, ``(B, ...)`` each, after one collective, and their gradients after one."""
+        absent = list({id(x): x for x in tensors if x is not None and id(x) not in self._gathered}.values())
+        if self.group is None or len(absent) < 2:
+            return
+        widths = [x[0].numel() for x in absent]
+        gathered = self.group.gather(torch.cat([x.flatten(1) for x in absent], 1)).roll(-self.offset, 0)
+        for x, rows in zip(absent, gathered.split(widths, 1), strict=True):
+            self._gathered[id(x)] = x, rows.unflatten(1, x.shape[1:])
 
     # ---- validation ----------------------------------------------------------------------------
 

@@ -55,6 +55,7 @@ def negatives_of(
         _check(ring)
         return ring
     # the samples' first hard negatives, then their second: like views, in the samples' order
+    batch.gather_together(*(key for _, keys in parts for key in keys), hard)
     further = [] if hard is None else [*batch.everyone(hard).unbind(1)]
     blocks = []
     for anchors, keys in parts:

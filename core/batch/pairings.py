@@ -30,7 +30,6 @@ import torch
 from torch import Tensor
 
 from .. import checks
-from ..engine.embeddings import OtherViews
 from ..engine.joined import TiltedNegatives
 from ..engine.negatives import DenseNegatives, Negatives, concatenated
 from ..engine.tiled import LIMITED
@@ -141,13 +140,11 @@ def _views(batch: Batch) -> Scores:
     _require(batch, 2 if batch.labels is None else 1, "views")
     if batch.is_plain(m := len(batch.raw), m):
         return _plain(batch, "views", m, m)
-    z, views = batch.stacked(), batch.views
     if batch.labels is not None:
-        return _labeled(batch, "views", [(views, views)])
-    if batch.tile != 0:
-        return _scores(batch, "views", [(views, views)], OtherViews.apply(z, m))
-    others = [[(x * y).sum(-1) for j, y in enumerate(views) if i != j] for i, x in enumerate(views)]
-    return _scores(batch, "views", [(views, views)], torch.cat([torch.stack(x, 1) for x in others]))
+        batch.stacked()
+        return _labeled(batch, "views", [(batch.views, batch.views)])
+    pos = batch.other_views(stacked=True)
+    return _scores(batch, "views", [(batch.views, batch.views)], pos)
 
 
 def _one_way(batch: Batch) -> Scores:
@@ -169,10 +166,11 @@ def _symmetric(batch: Batch) -> Scores:
     _require(batch, 2, "symmetric", exactly=True)
     if batch.is_plain(2, 1):
         return _plain(batch, "symmetric", 2, 1)
-    a, b = batch.views
     if batch.labels is not None:
+        a, b = batch.views
         return _labeled(batch, "symmetric", [([a], [b]), ([b], [a])])
-    pos = (a * b).sum(-1, keepdim=True).repeat(2, 1)
+    pos = batch.other_views(stacked=False)
+    a, b = batch.views
     return _scores(batch, "symmetric", [([a], [b])], pos, both=True)
 
 
@@ -320,6 +318,7 @@ def _labeled(batch: Batch, name: str, parts: Sequence[Part], hard: Tensor | None
     assert batch.labels is not None
     if batch.group is not None and batch.group.ring:
         raise ValueError("labels= make positives of other processes' samples: they need gather=True, not a ring.")
+    batch.gather_together(*(key for _, keys in parts for key in keys), hard)
     further = [] if hard is None else [*batch.everyone(hard).unbind(1)]
     blocks, positives, negatives = [], [], []
     for anchors, keys in parts:

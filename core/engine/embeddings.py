@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Any
 
 import torch
@@ -14,24 +16,63 @@ from ..vectors import are_ordinary, unit_
 
 BLOCK = 1024  # rows that are processed together
 
+_overwritten: ContextVar[bool] = ContextVar("_overwritten", default=False)
+
+
+@contextmanager
+def overwritten_by_gradients() -> Iterator[None]:
+    """Let the gradients of large batches that are normalized in this context overwrite the normalized embeddings.
+
+    This is for code that differentiates a loss once and keeps nothing else of its graph.
+    """
+    token = _overwritten.set(True)
+    try:
+        yield
+    finally:
+        _overwritten.reset(token)
+
 
 class StackedUnit(torch.autograd.Function):
     """:func:`counterpoint.vectors.unit` of several views ``(B, d)``, below one another: ``(m B, d)``.
 
     Also returns the factors of the rows, ``(m B, 1)``: the gradient is a function of the results, so that autograd can
-    differentiate it again.
+    differentiate it again. With ``others``, the similarities of :class:`OtherViews` follow, whose gradient then needs
+    no memory of its own.
     """
 
     @staticmethod
-    def forward(ctx: Any, eps: float, dtype: torch.dtype, *views: Tensor) -> tuple[Tensor, Tensor]:
+    def forward(ctx: Any, eps: float, dtype: torch.dtype, others: bool, *views: Tensor) -> Any:
         z, scale = _normalized(ctx, eps, dtype, views)
         ctx.save_for_backward(z, scale)
-        return z, scale
+        return z, scale, other_views(z, len(views)) if others else None
 
     @staticmethod
-    def backward(ctx: Any, dz: Tensor | None, d_scale: Tensor | None) -> Any:
+    def backward(ctx: Any, dz: Tensor | None, d_scale: Tensor | None, d_pos: Tensor | None) -> Any:
         z, scale = ctx.saved_tensors
-        return None, None, *_of_views(ctx, z, scale, dz, d_scale)
+        m = ctx.views
+        if d_pos is None:
+            return None, None, None, *_of_stack(ctx, z, scale, dz, d_scale)
+        d_views = [None] * m if dz is None else dz.chunk(m)
+        return None, None, None, *_of_views(ctx, z.chunk(m), scale, d_views, d_scale, d_pos)
+
+
+class SeparateUnit(torch.autograd.Function):
+    """As :class:`StackedUnit`, with a result for each view, so that their gradients need not be stacked.
+
+    The results are the factors of the rows, the similarities and the views.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, eps: float, dtype: torch.dtype, others: bool, *views: Tensor) -> Any:
+        z, scale = _normalized(ctx, eps, dtype, views)
+        separate = z.chunk(len(views))
+        ctx.save_for_backward(scale, *separate)
+        return scale, other_views(z, len(views)) if others else None, *separate
+
+    @staticmethod
+    def backward(ctx: Any, d_scale: Tensor | None, d_pos: Tensor | None, *gradients: Tensor | None) -> Any:
+        scale, *views = ctx.saved_tensors
+        return None, None, None, *_of_views(ctx, views, scale, gradients, d_scale, d_pos)
 
 
 class Cosines(torch.autograd.Function):
@@ -71,11 +112,16 @@ class Cosines(torch.autograd.Function):
                 if first:
                     anchors, keys = z.split_with_sizes([first, z.shape[0] - first])
                     d_keys = d_matrix if n == first else d_matrix[:first] + d_matrix[first:].t()
-                    d_pairs = torch.cat([d_keys.mm(keys), d_keys.t().mm(anchors)])
+                    if torch.is_grad_enabled():
+                        d_pairs = torch.cat([d_keys.mm(keys), d_keys.t().mm(anchors)])
+                    else:
+                        d_pairs = torch.empty_like(z)
+                        torch.mm(d_keys, keys, out=d_pairs[:first])
+                        torch.mm(d_keys.t(), anchors, out=d_pairs[first:])
                 else:
                     d_pairs = (d_matrix + d_matrix.t()).mm(z)
             dz = d_pairs if dz is None else dz + d_pairs
-        return None, None, None, None, *_of_views(ctx, z, scale, dz, d_scale)
+        return None, None, None, None, *_of_stack(ctx, z, scale, dz, d_scale)
 
 
 def _normalized(ctx: Any, eps: float, dtype: torch.dtype, views: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
@@ -90,28 +136,84 @@ def _normalized(ctx: Any, eps: float, dtype: torch.dtype, views: Sequence[Tensor
         for i, view in enumerate(views, 1):
             checks.is_finite(view, f"view {i}")
         scale = unit_(z, eps)
-    ctx.dtype, ctx.views = views[0].dtype, len(views)
+    ctx.dtype, ctx.views, ctx.overwritten = views[0].dtype, len(views), _overwritten.get()
     ctx.set_materialize_grads(False)
     return z, scale
 
 
-def _of_views(ctx: Any, z: Tensor, scale: Tensor, dz: Tensor | None, d_scale: Tensor | None) -> Any:
-    """Return the gradient of each view, ``(B, d)``: the part of ``dz`` across ``z``, over the norm."""
-    dz = torch.zeros_like(z) if dz is None else dz
-    if z.shape[0] <= BLOCK or torch.is_grad_enabled() or d_scale is not None:
-        d_views = _across(dz, z, scale)
+def _of_stack(ctx: Any, z: Tensor, scale: Tensor, dz: Tensor | None, d_scale: Tensor | None) -> Any:
+    """Return the gradient of each view, given that of all ``(m B, d)``."""
+    m = ctx.views
+    if z.shape[0] > BLOCK and d_scale is None and not torch.is_grad_enabled():
+        return _of_views(ctx, z.chunk(m), scale, [None] * m if dz is None else dz.chunk(m))
+    dz = _across(torch.zeros_like(z) if dz is None else dz, z, scale)
+    if d_scale is not None:  # of a second derivative
+        dz = dz - scale**2 * z * d_scale
+    return (dz if dz.dtype == ctx.dtype else dz.to(ctx.dtype)).chunk(m)
+
+
+def _of_views(
+    ctx: Any,
+    views: Sequence[Tensor],
+    scale: Tensor,
+    gradients: Sequence[Tensor | None],
+    d_scale: Tensor | None = None,
+    d_pos: Tensor | None = None,
+) -> list[Tensor]:
+    """Return the gradient of each view: the part of what comes in across the unit vectors, over the norms.
+
+    Args:
+        views, scale: of the unit vectors, ``(B, d)`` each, and the factors of all of them.
+        gradients: of the unit vectors.
+        d_scale: of the factors.
+        d_pos: of the similarities to a sample's other views.
+    """
+    m, size = len(views), views[0].shape[0]
+    scales, of_pairs = scale.chunk(m), () if d_pos is None else d_pos.chunk(m)
+
+    def gradient(i: int, rows: slice) -> Tensor:
+        z, dz = views[i][rows], gradients[i]
+        dz = torch.zeros_like(z) if dz is None else dz[rows]
+        for j in (j for j in range(m) if of_pairs and j != i):
+            weight = of_pairs[i][rows, j - (j > i)] + of_pairs[j][rows, i - (i > j)]
+            dz = views[j][rows] * weight.unsqueeze(1) + dz
+        return _across(dz, z, scales[i][rows])
+
+    if torch.is_grad_enabled() or d_scale is not None:
+        results = [gradient(i, slice(None)) for i in range(m)]
         if d_scale is not None:  # of a second derivative
-            d_views = d_views - scale**2 * z * d_scale
-        d_views = d_views if d_views.dtype == ctx.dtype else d_views.to(ctx.dtype)
-        return d_views.chunk(ctx.views)
-    d_views = torch.empty_like(z, dtype=ctx.dtype)
-    for d_view, *parts in zip(*(x.split(BLOCK) for x in (d_views, dz, z, scale)), strict=True):
-        d_view.copy_(_across(*parts))
-    return d_views.chunk(ctx.views)
+            d_scales = d_scale.chunk(m)
+            results = [dz - s**2 * z * d for dz, z, s, d in zip(results, views, scales, d_scales, strict=True)]
+        return [x.to(ctx.dtype) for x in results]
+    overwritten = ctx.overwritten and views[0].dtype == ctx.dtype
+    results = [z.detach() if overwritten else torch.empty_like(z, dtype=ctx.dtype) for z in views]
+    height = max(1, BLOCK // m)
+    for rows in (slice(first, first + height) for first in range(0, size, height)):
+        blocks = [gradient(i, rows) for i in range(m)]  # of all views, before any is overwritten
+        for result, block in zip(results, blocks, strict=True):
+            result[rows] = block
+    return results
 
 
 def _across(dz: Tensor, z: Tensor, scale: Tensor) -> Tensor:
-    return torch.addcmul(dz, z, (dz * z).sum(1, keepdim=True), value=-1) * scale
+    """Return ``scale`` times the part of ``dz`` that is perpendicular to the rows of ``z``, which are unit vectors."""
+    if torch.is_grad_enabled():
+        return (dz - z * (dz * z).sum(1, keepdim=True)) * scale
+    x = dz * z  # one buffer for all steps
+    torch.mul(z, x.sum(1, keepdim=True), out=x)
+    return torch.sub(dz, x, out=x).mul_(scale)
+
+
+def other_views(z: Tensor, m: int) -> Tensor:
+    """Return the similarities of :class:`OtherViews`."""
+    views = z.chunk(m)
+    if m == 2 and len(views[0]) <= BLOCK:
+        return (views[0] * views[1]).sum(1, keepdim=True).repeat(2, 1)
+    pos = z.new_empty(m, views[0].shape[0], m - 1)
+    for a, b in itertools.combinations(range(m), 2):
+        pairs = zip(views[a].split(BLOCK), views[b].split(BLOCK), strict=True)
+        pos[a, :, b - 1] = pos[b, :, a] = torch.cat([(x * y).sum(1) for x, y in pairs])
+    return pos.flatten(0, 1)
 
 
 class OtherViews(checks.Once):
@@ -121,12 +223,7 @@ class OtherViews(checks.Once):
     def forward(ctx: Any, z: Tensor, m: int) -> Tensor:
         ctx.save_for_backward(z)
         ctx.m = m
-        views = z.split(len(z) // m)
-        pos = z.new_empty(m, views[0].shape[0], m - 1)
-        for a, b in itertools.combinations(range(m), 2):
-            pairs = zip(views[a].split(BLOCK), views[b].split(BLOCK), strict=True)
-            pos[a, :, b - 1] = pos[b, :, a] = torch.cat([(x * y).sum(1) for x, y in pairs])
-        return pos.flatten(0, 1)
+        return other_views(z, m)
 
     @staticmethod
     def backward(ctx: Any, d_pos: Tensor) -> Any:

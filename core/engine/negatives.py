@@ -19,6 +19,7 @@ from torch import Tensor
 from .. import checks
 from ..hyper import Value
 from .distributed import ProcessGroup
+from .quadratic import constant_factor
 from .tiles import Mask
 
 # Elements of a row block on the CPU: 256 KB of float32, so that a chain of elementwise steps stays in the cache.
@@ -162,6 +163,38 @@ class LogSumExp(torch.autograd.Function):
         return dx, None
 
 
+class ScaledLogSumExp(torch.autograd.Function):
+    """:class:`LogSumExp` of a matrix times a number, block by block, whose product is never a matrix of its own."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, x: Tensor, scale: float, blocks: Sequence[slice], mask_: Callable[[Tensor, slice], None]
+    ) -> tuple[Tensor, Tensor]:
+        p, parts = x if len(blocks) == 1 else torch.empty_like(x, memory_format=torch.contiguous_format), []
+        for rows in blocks:
+            y = of_rows(x, rows) * scale
+            mask_(y, rows)  # with finite values
+            if p is x:
+                share = p = y.softmax(1)
+            else:
+                share = torch.softmax(y, 1, out=p[rows])
+            parts.append(y.amax(1, keepdim=True).sub_(share.amax(1, keepdim=True).log_()))
+        lse = parts[0] if len(parts) == 1 else torch.cat(parts)
+        ctx.save_for_backward(p)
+        ctx.set_materialize_grads(False)
+        ctx.scale = scale
+        return lse, p
+
+    @staticmethod
+    def backward(ctx: Any, d_lse: Tensor | None, dp: Tensor | None) -> Any:
+        (p,) = ctx.saved_tensors
+        dx = None if d_lse is None else p * (d_lse * ctx.scale)
+        if dp is not None:  # of a second derivative
+            across = p * (dp - (dp * p).sum(1, keepdim=True)) * ctx.scale
+            dx = across if dx is None else dx + across
+        return dx, None, None, None
+
+
 class DenseNegatives(Negatives):
     """Negatives as a matrix; :mod:`counterpoint.engine.streamed` stores only embeddings.
 
@@ -213,12 +246,22 @@ class DenseNegatives(Negatives):
 
     def zero_excluded(self, x: Tensor, rows: slice = slice(None)) -> None:
         """Set ``x`` to zero where a key is not a negative, in place."""
+        self._exclude_(x, rows, 0.0)
+
+    def _exclude_(self, x: Tensor, rows: slice, value: float | None = None) -> None:
+        """Overwrite ``x`` where a key is not a negative, by default with the smallest number."""
+        value = torch.finfo(x.dtype).min if value is None else value
         if self.drop is not None:
-            x.masked_fill_(of_rows(self.drop, rows), 0.0)
+            x.masked_fill_(of_rows(self.drop, rows), value)
         elif self.skip is not None:
-            x.scatter_(1, of_rows(self.skip, rows), 0.0)
+            x.scatter_(1, of_rows(self.skip, rows), value)
 
     def logsumexp(self, f: Callable[..., Any], *per_anchor: Tensor) -> Any:
+        if not per_anchor and self.log_weight is None and self.scores.device.type == "cpu" and not checks.traced():
+            factor = constant_factor(f)
+            if factor is not None:
+                return ScaledLogSumExp.apply(self.scores, factor, self._heights(), self._exclude_)[0]
+
         def block(x: Tensor, rows: slice) -> Tensor:
             if self.log_weight is not None:
                 x = x + of_rows(self.log_weight, rows)
@@ -291,15 +334,24 @@ class DenseNegatives(Negatives):
         ]
 
     def _blocks(self, size: int = BLOCK) -> Iterator[tuple[slice, Tensor]]:
-        keys = self.scores.shape[1]
-        if self.scores.numel() <= BLOCK or self.scores.device.type != "cpu" or checks.compiling():
+        if self._in_one():
             yield slice(None), self.scores
             return
         start = 0
         # split rather than slicing: its backward pass writes the gradient once, not once per block
-        for block in self.scores.split(max(1, size // max(keys, 1))):
+        for block in self.scores.split(max(1, size // max(self.scores.shape[1], 1))):
             yield slice(start, start + len(block)), block
             start += len(block)
+
+    def _in_one(self) -> bool:
+        return self.scores.numel() <= BLOCK or self.scores.device.type != "cpu" or checks.compiling()
+
+    def _heights(self) -> list[slice]:
+        """Return the rows of each block."""
+        if self._in_one():
+            return [slice(None)]
+        rows, height = self.scores.shape[0], max(1, BLOCK // max(self.scores.shape[1], 1))
+        return [slice(start, min(start + height, rows)) for start in range(0, rows, height)]
 
     def _reduce(
         self, reduce: Callable[[Tensor, slice], Tensor], f: Callable[..., Any], per_anchor: tuple[Tensor, ...]

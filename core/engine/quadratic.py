@@ -119,6 +119,38 @@ class Quadratic:
         return getattr(args[0], name if name in ("square", "relu", "detach") else f"__{name}__")(*args[1:])
 
 
+class _Multiple:
+    """A number times ``s``; all other operations raise."""
+
+    __slots__ = ("factor",)
+
+    def __init__(self, factor: float) -> None:
+        self.factor = factor
+
+    def __mul__(self, other: float) -> _Multiple:
+        return self._of(other, self.factor * other)
+
+    def __truediv__(self, other: float) -> _Multiple:
+        return self._of(other, self.factor / other)
+
+    __rmul__ = __mul__
+
+    @staticmethod
+    def _of(other: object, factor: float) -> _Multiple:
+        if type(other) is not float and type(other) is not int:
+            raise TypeError("not a number")
+        return _Multiple(factor)
+
+
+def constant_factor(f: Callable[..., Any]) -> float | None:
+    """Return the number that ``f`` multiplies its argument by; None if it is another function, or not a number."""
+    try:
+        result = f(_Multiple(1.0))
+    except Exception:  # see Quadratics.of
+        return None
+    return result.factor if type(result) is _Multiple else None
+
+
 def is_zero(x: Value) -> bool:
     """Return whether ``x`` is known to be zero without synchronizing."""
     return not isinstance(x, Tensor) and x == 0

@@ -221,10 +221,10 @@ def peak(backend: str, pairing: str) -> int:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("pairing", "allowed"), [("views", 1.35), ("one_way", 1.05)])
+@pytest.mark.parametrize(("pairing", "allowed"), [("views", 1.1), ("symmetric", 1.1), ("one_way", 1.01)])
 @pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
 def test_memory_is_that_of_uncompiled_code(backend, pairing, allowed):
-    """The encoder's outputs, a third of the memory of two views, are kept as long as the operator runs."""
+    """The encoder's outputs live as long as the operator, so it writes their gradients over the unit vectors."""
     assert peak(backend, pairing) <= allowed * peak("none", pairing) < 80e6  # the matrix has 268 MB or 1,074 MB
 
 

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import re
+
 import gathered
 import pytest
 import torch
+import wrapped
 from gathered import BANK, UNEVEN, Case, all_steps, embeddings, part, step
 from processes import run
 from specs import REGISTERED, SPECS, at
@@ -13,8 +16,12 @@ from torch import distributed as dist
 import counterpoint as cp
 from counterpoint.batch.directions import GTE
 from counterpoint.compiled import AVAILABLE
+from counterpoint.engine.distributed import LENGTH
 
 pytestmark = pytest.mark.skipif(not dist.is_available(), reason="torch without distributed")
+
+# where DTensor and fully_shard are public
+FSDP2 = tuple(map(int, torch.__version__.split(".")[:2])) >= (2, 6)
 
 # how many samples each process has
 SIZES = {"two": [4, 4], "two, uneven": [1, 6], "four": [2, 2, 2, 2], "four, uneven": [3, 1, 4, 2]}
@@ -288,6 +295,63 @@ def test_training_in_ddp(tmp_path):
     found = run(gathered.trained_all_ways, tmp_path, 2, UNEVEN)
     for each in zip(*found, strict=True):
         assert_like_one(each, gathered.trained(0, [7]))
+
+
+LAST_SIZES = {2: ([1, 6], [3, 4]), 4: ([2, 2, 2, 1], [1, 3, 1, 2])}
+
+
+@pytest.mark.skipif(not FSDP2, reason="this PyTorch has no fully_shard")
+@pytest.mark.slow
+@pytest.mark.parametrize("world", [2, 4])
+def test_accumulated_gradients_in_ddp_and_fsdp(tmp_path, world):
+    found = run(wrapped.wrapped_both_ways, tmp_path, world, *LAST_SIZES[world])
+    for each in zip(*found, strict=True):
+        assert_like_one(each, wrapped.accumulated(0, [7], [7]))
+
+
+@pytest.fixture(scope="module")
+def dtensors(tmp_path_factory):
+    if not FSDP2:
+        pytest.skip("this PyTorch has no public DTensor")
+    return run(wrapped.of_dtensors, tmp_path_factory.mktemp("gloo"), 2)
+
+
+def test_dtensors_have_the_gradients_of_one_process(dtensors):
+    z = embeddings()[0].requires_grad_()
+    loss = cp.InfoNCE(0.3)(*z)
+    wanted = [loss.detach(), *torch.autograd.grad(loss, z)]
+    torch.manual_seed(0)
+    encoder = torch.nn.Linear(5, 4).double()
+    cp.InfoNCE(0.3)(*map(encoder, z.detach())).backward()
+    for process in dtensors:
+        for way in ("S(0) False", "S(0) ring", "R False"):
+            torch.testing.assert_close(process[way], wanted, rtol=1e-10, atol=1e-12)
+        torch.testing.assert_close(process["encoder"], encoder.weight.grad, rtol=1e-10, atol=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("what", "text"),
+    [
+        ("width", r"view 1: a DTensor placed \(S\(1\)\) on a mesh of 1 dimension\(s\); expected Shard\(0\) or"),
+        ("mixed", "view 2: placed on its mesh in another way than view 1"),
+        ("plain", "view 2: a plain tensor beside views that are DTensors"),
+        ("twice", r"gather: view 1 is a DTensor with Replicate\(\): every process has the whole batch already"),
+        ("queue", "queue: expected a plain tensor, got a DTensor; call to_local"),
+    ],
+)
+def test_other_dtensors_are_refused(dtensors, what, text):
+    assert re.match(text, dtensors[0][what])
+
+
+def test_gather_is_one_collective_in_each_direction(tmp_path):
+    """Besides, processes exchange sizes, and sum their losses."""
+    keys = {"views": 2, "one_way": 1, "symmetric": 2, "one_way with negatives": 4}
+    for process in run(wrapped.collectives, tmp_path, 2, UNEVEN):
+        for name, per_sample in keys.items():
+            forward, backward = process[name]
+            rows = 6 * per_sample * 5  # padded to the larger process
+            assert forward == [("all_gather_into_tensor", LENGTH), ("all_gather_into_tensor", rows), ("all_reduce", 2)]
+            assert backward == [("reduce_scatter_tensor", 2 * rows)]
 
 
 def test_a_queue_of_everyones_keys(tmp_path):

@@ -1,10 +1,13 @@
 """Small batches, whose similarities and positives are one function with a gradient of its own."""
 
+from contextlib import nullcontext
+
 import pytest
 import torch
 from torch.autograd import forward_ad
 
 import counterpoint as cp
+from counterpoint.engine import embeddings, negatives
 
 CALLS = [
     ("infonce:t=0.3", 2, {}),
@@ -121,3 +124,38 @@ def test_hooks_and_a_gradient_that_is_kept():
     loss.backward()
     torch.testing.assert_close(z[0].grad, 2 * once)
     torch.testing.assert_close(seen[0], once)
+
+
+@pytest.mark.parametrize("overwritten", [False, True])
+@pytest.mark.parametrize(("pairing", "number"), [("views", 3), ("views", 2), ("symmetric", 2), ("one_way", 3)])
+def test_gradients_block_by_block(monkeypatch, pairing, number, overwritten):
+    """What a caller that differentiates once allows to be overwritten is read before."""
+    z = [x.requires_grad_() for x in torch.randn(number, 20, 5, dtype=torch.float64).unbind()]
+    loss = 2 * cp.InfoNCE(0.3)(*z, pairing=pairing, tile=0)
+    expected = torch.autograd.grad(loss, z)
+    monkeypatch.setattr(embeddings, "BLOCK", 8)
+    with embeddings.overwritten_by_gradients() if overwritten else nullcontext():
+        loss = 2 * cp.InfoNCE(0.3)(*z, pairing=pairing, tile=4)
+    torch.testing.assert_close(torch.autograd.grad(loss, z), expected)
+
+
+@pytest.mark.parametrize("mask", ["none", "skip", "drop"])
+def test_a_multiple_of_similarities_block_by_block(monkeypatch, mask):
+    """First and second derivatives are those of torch's own operations."""
+    monkeypatch.setattr(negatives, "BLOCK", 24)
+    scores = torch.randn(7, 9, dtype=torch.float64, requires_grad=True)
+    skip = torch.tensor([[i, (i + 3) % 9] for i in range(7)]) if mask == "skip" else None
+    drop = torch.rand(7, 9) < 0.3 if mask == "drop" else None
+    neg = negatives.DenseNegatives(scores, skip, drop)
+    excluded = torch.zeros(7, 9, dtype=torch.bool) if drop is None else drop
+    excluded = excluded if skip is None else excluded.scatter(1, skip, True)
+
+    def both(lse):
+        (gradient,) = torch.autograd.grad(lse.square().sum(), scores, create_graph=True)
+        return lse, gradient, torch.autograd.grad(gradient.square().sum(), scores)[0]
+
+    found = both(neg.logsumexp(lambda s: s / 0.3))
+    wanted = both((scores / 0.3).masked_fill(excluded, -torch.inf).logsumexp(1, keepdim=True))
+    torch.testing.assert_close(found, wanted)
+    assert "ScaledLogSumExp" in str(neg.logsumexp(lambda s: 2 * (s / 0.3)).grad_fn)
+    assert "ScaledLogSumExp" not in str(neg.logsumexp(lambda s: s / 0.3 + 1).grad_fn)
