@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import json
-import math
 import os
 import platform
-import re
 import shlex
 import shutil
 import sys
@@ -15,27 +13,19 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sized
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple, Protocol
+from typing import Any, BinaryIO, Protocol
 
 import torch
 from filelock import FileLock, Timeout  # torch itself requires it
 
-from .cell import canonical, dataset_name, folder_of, is_record, row_name
+from .cell import canonical, dataset_name, folder_of
 from .errors import BusyError, DamagedError
-from .files import are_metrics, as_json, atomic, finite, load_checked, now, plain_numbers, read_lines, set_aside
+from .files import as_json, atomic, finite, load_checked, now, plain_numbers, set_aside
 from .progress import Item, track
+from .reading import TUNING, Embeddings, StoredRun
 from .reproduce import devices, versions
 
-TUNING = "tuning"  # ``purpose`` of the cells of ``counterpoint tune``
-
-
-class Embeddings(NamedTuple):
-    """``(n, d)`` embeddings of samples, the class of each, the names of the classes, and what the classes are."""
-
-    z: torch.Tensor
-    labels: torch.Tensor
-    names: list[str]
-    about: str
+__all__ = ["TUNING", "Embeddings", "Listener", "Run", "find_runs"]
 
 
 class Listener(Protocol):
@@ -46,7 +36,7 @@ class Listener(Protocol):
     def finish(self, result: Mapping[str, float]) -> None: ...
 
 
-class Run:
+class Run(StoredRun):
     """One cell of a grid and its folder.
 
     Reading is always possible. Acquire :meth:`lock` before writing to a run; :func:`run_grid` does so before it calls
@@ -94,95 +84,7 @@ class Run:
         self._save_tested = False
         self._begun_at: float | None = None
         self._seconds_before = 0.0
-        self.refresh()
-
-    def refresh(self) -> None:
-        """Read run.json again, which another process may have written."""
-        path = self.path / "run.json"
-        self.record: dict[str, Any] = {}
-        try:
-            record = json.loads(path.read_text(encoding="utf-8"))
-        except FileNotFoundError:
-            return
-        except (OSError, ValueError, RecursionError) as error:
-            raise DamagedError(f"{path}: not readable as JSON: {error}") from None
-        if not is_record(record):
-            raise DamagedError(f"{path}: not the record of a run")
-        self.record = record
-
-    # ---- reading -------------------------------------------------------------------------------
-
-    @property
-    def name(self) -> str:
-        """The row of a table that the run belongs to: its label, or else the shortest spec of its objective."""
-        return row_name(self.arguments)
-
-    def flat(self) -> dict[str, Any]:
-        """Return name, arguments, results and folder in one dict, for programs."""
-        return {"name": self.name, **self.arguments, **(self.result or {}), "folder": str(self.path)}
-
-    @property
-    def title(self) -> str:
-        """Data set, row and seed."""
-        return f"{dataset_name(self.arguments)}, {self.name}, seed {self.arguments['seed']}"
-
-    @property
-    def done(self) -> bool:
-        """Whether the run has finished."""
-        return self.record.get("status") == "done"
-
-    @property
-    def tuning(self) -> bool:
-        """Whether ``counterpoint tune`` trained the run to select settings, so that its numbers are not results."""
-        if self.arguments.get("purpose") is not None:
-            return bool(self.arguments["purpose"] == TUNING)
-        return re.search(r"counterpoint\S* tune ", self.record.get("command") or "") is not None  # runs before the mark
-
-    @property
-    def result(self) -> dict[str, float] | None:
-        """The headline numbers of a finished run; NaN where one could not be computed."""
-        if not self.done:
-            return None
-        return {k: math.nan if v is None else v for k, v in self.record["result"].items()}
-
-    @property
-    def details(self) -> dict[str, Any]:
-        """What :meth:`finish` stored beside the headline numbers."""
-        return self.record.get("details") or {}
-
-    @property
-    def axis(self) -> str:
-        """What the steps of metrics.jsonl count; see :meth:`counts`."""
-        return str(self.record.get("axis", "step"))
-
-    def metrics(self) -> list[dict[str, float]]:
-        """Return the lines of metrics.jsonl, without damaged ones and a last line that is only half written."""
-        path = self.path / "metrics.jsonl"
-        damaged = []
-        try:
-            lines = read_lines(path.read_bytes())
-        except FileNotFoundError:
-            return []
-        except OSError as error:
-            lines, damaged = [], [str(error)]
-        if not are_metrics(lines):
-            damaged = [f"line {number}" for number, line in enumerate(lines, 1) if not are_metrics([line])]
-            lines = [line for line in lines if are_metrics([line])]
-        if damaged:
-            warnings.warn(f"{path}: not readable, left out: {', '.join(damaged)}", RuntimeWarning, stacklevel=2)
-        for line in lines:
-            if None in line.values():
-                line.update({k: math.nan for k, v in line.items() if v is None})
-        return lines
-
-    def embeddings(self) -> Embeddings | None:
-        """Return what :meth:`keep` stored, or None; a damaged file is left out with a warning."""
-        try:
-            content = load_checked(self.path / "embeddings.pt", Embeddings._fields)
-        except DamagedError as error:
-            warnings.warn(f"{error}; left out", RuntimeWarning, stacklevel=2)
-            return None
-        return None if content is None else Embeddings(*(content[name] for name in Embeddings._fields))
+        super()._reset()
 
     # ---- training ------------------------------------------------------------------------------
 
@@ -451,6 +353,3 @@ def find_runs(folders: str | Path | Iterable[str | Path]) -> list[Run]:
         except DamagedError as error:
             warnings.warn(f"{error}; left out", RuntimeWarning, stacklevel=2)
     return runs
-
-
-# what else run.json may contain, as far as commands use it

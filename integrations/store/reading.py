@@ -1,0 +1,124 @@
+"""Reading a run: its record, its numbers and its embeddings. :mod:`.run` adds what writes."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+import warnings
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+
+from .cell import dataset_name, is_record, row_name
+from .errors import DamagedError
+from .files import are_metrics, load_checked, read_lines
+
+TUNING = "tuning"  # ``purpose`` of the cells of ``counterpoint tune``
+
+
+class Embeddings(NamedTuple):
+    """``(n, d)`` embeddings of samples, the class of each, the names of the classes, and what the classes are."""
+
+    z: torch.Tensor
+    labels: torch.Tensor
+    names: list[str]
+    about: str
+
+
+class StoredRun:
+    """One cell of a grid and its folder, for reading; see :class:`~.run.Run`."""
+
+    arguments: dict[str, Any]
+    root: Path
+    path: Path
+
+    def _reset(self) -> None:
+        self.refresh()
+
+    def refresh(self) -> None:
+        """Read run.json again, which another process may have written."""
+        path = self.path / "run.json"
+        self.record: dict[str, Any] = {}
+        try:
+            record = json.loads(path.read_text(encoding="utf-8"))
+        except FileNotFoundError:
+            return
+        except (OSError, ValueError, RecursionError) as error:
+            raise DamagedError(f"{path}: not readable as JSON: {error}") from None
+        if not is_record(record):
+            raise DamagedError(f"{path}: not the record of a run")
+        self.record = record
+
+    @property
+    def name(self) -> str:
+        """The row of a table that the run belongs to: its label, or else the shortest spec of its objective."""
+        return row_name(self.arguments)
+
+    def flat(self) -> dict[str, Any]:
+        """Return name, arguments, results and folder in one dict, for programs."""
+        return {"name": self.name, **self.arguments, **(self.result or {}), "folder": str(self.path)}
+
+    @property
+    def title(self) -> str:
+        """Data set, row and seed."""
+        return f"{dataset_name(self.arguments)}, {self.name}, seed {self.arguments['seed']}"
+
+    @property
+    def done(self) -> bool:
+        """Whether the run has finished."""
+        return self.record.get("status") == "done"
+
+    @property
+    def tuning(self) -> bool:
+        """Whether ``counterpoint tune`` trained the run to select settings, so that its numbers are not results."""
+        if self.arguments.get("purpose") is not None:
+            return bool(self.arguments["purpose"] == TUNING)
+        return re.search(r"counterpoint\S* tune ", self.record.get("command") or "") is not None  # runs before the mark
+
+    @property
+    def result(self) -> dict[str, float] | None:
+        """The headline numbers of a finished run; NaN where one could not be computed."""
+        if not self.done:
+            return None
+        return {k: math.nan if v is None else v for k, v in self.record["result"].items()}
+
+    @property
+    def details(self) -> dict[str, Any]:
+        """What :meth:`finish` stored beside the headline numbers."""
+        return self.record.get("details") or {}
+
+    @property
+    def axis(self) -> str:
+        """What the steps of metrics.jsonl count; see :meth:`counts`."""
+        return str(self.record.get("axis", "step"))
+
+    def metrics(self) -> list[dict[str, float]]:
+        """Return the lines of metrics.jsonl, without damaged ones and a last line that is only half written."""
+        path = self.path / "metrics.jsonl"
+        damaged = []
+        try:
+            lines = read_lines(path.read_bytes())
+        except FileNotFoundError:
+            return []
+        except OSError as error:
+            lines, damaged = [], [str(error)]
+        if not are_metrics(lines):
+            damaged = [f"line {number}" for number, line in enumerate(lines, 1) if not are_metrics([line])]
+            lines = [line for line in lines if are_metrics([line])]
+        if damaged:
+            warnings.warn(f"{path}: not readable, left out: {', '.join(damaged)}", RuntimeWarning, stacklevel=2)
+        for line in lines:
+            if None in line.values():
+                line.update({k: math.nan for k, v in line.items() if v is None})
+        return lines
+
+    def embeddings(self) -> Embeddings | None:
+        """Return what :meth:`keep` stored, or None; a damaged file is left out with a warning."""
+        try:
+            content = load_checked(self.path / "embeddings.pt", Embeddings._fields)
+        except DamagedError as error:
+            warnings.warn(f"{error}; left out", RuntimeWarning, stacklevel=2)
+            return None
+        return None if content is None else Embeddings(*(content[name] for name in Embeddings._fields))
