@@ -141,7 +141,7 @@ def load(path: Path) -> Any:
         except (ValueError, RecursionError) as error:
             raise ValueError(f"{FLAG} {path}: not JSON: {error}") from None
     try:
-        import yaml
+        import yaml  # type: ignore[import-untyped, unused-ignore]
     except ImportError as error:
         raise ImportError(f"{FLAG} {path}: needs PyYAML: pip install pyyaml; or write the file as JSON") from error
     try:

@@ -81,14 +81,17 @@ def commands(runs: Sequence[Run]) -> tuple[list[str], dict[str, str]]:
     for (domain_name, *words), seeds in grids.items():
         lines += [shlex.join(["counterpoint", "train", domain_name, *line]) for line in _lines(words, seeds)]
     for run in baselines:
-        key = (run.arguments["domain"], run.arguments["dataset"])
-        if any((run_.arguments["domain"], run_.arguments["dataset"]) == key for run_ in runs if run_ not in baselines):
+        if any(_data(other) == _data(run) for other in runs if other not in baselines):
             continue
         if line := recorded_command(run.record.get("command")):
             lines += [line] * (line not in lines)
         else:
-            reasons[str(run.path)] = f"{run.name} is trained beside objectives, by counterpoint train {key[0]}"
+            reasons[str(run.path)] = f"{run.name} is trained beside objectives, by counterpoint train {_data(run)[0]}"
     return lines, reasons
+
+
+def _data(run: Run) -> tuple[str, str]:
+    return run.arguments["domain"], run.arguments["dataset"]
 
 
 def _is_baseline(arguments: Mapping[str, Any]) -> bool:
