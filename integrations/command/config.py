@@ -23,8 +23,10 @@ from ..domain import NAMES, Domain, domain
 FLAG = "--config"
 # where and how runs are trained; the file of a run does not set these
 PLACE = ("out", "resume", "json", "jobs", "on", "track", "list_cells", "cell", "config")
-RECORD = ("arguments", "status", "result", "details", "error", "data", "versions", "host", "command", "started")
-RECORD += ("seconds", "finished", "axis")
+RECORD = (  # what Run writes
+    *("arguments", "status", "result", "details", "error", "data", "versions", "host", "command", "started"),
+    *("seconds", "finished", "axis"),
+)
 REQUIRED = ("domain", "dataset", "objective", "seed")
 BESIDE = ("label", "purpose")  # of a cell, without a flag
 NESTED = ("settings", "evaluation")  # of a cell: settings whose flags are those of the others
