@@ -207,6 +207,12 @@ def add_places(parser: argparse.ArgumentParser) -> None:
     add("--on", type=place, default="local", metavar="PLACE", help=f"where runs are trained: {where}")
 
 
+def add_config(parser: argparse.ArgumentParser) -> None:
+    """Add ``--config``, which :mod:`..command.config` replaces by flags before anything is parsed."""
+    about = "run.json of a run to train again, or a .json or .yaml file of flags; typed flags override it (none)"
+    parser.add_argument("--config", metavar="FILE", help=about)
+
+
 def add_cells(parser: argparse.ArgumentParser) -> None:
     """Add the flags with which the array jobs of a cluster share a grid."""
     add = parser.add_argument

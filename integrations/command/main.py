@@ -61,9 +61,18 @@ def _run(words: list[str]) -> int:
     name = next((name for name in COMMANDS if words[: len(name.split())] == name.split()), "")
     options = None
     try:
+        if any(word.startswith("--config") for word in words):
+            from .config import expand
+
+            expanded = expand(name, words)
+            if sys.argv[1:] == words:  # which runs record
+                sys.argv[1:] = expanded
+            words = expanded
         options = build(name).parse_args(words, argparse.Namespace(words=words[len(name.split()) :]))
         if check := getattr(options, "check", None):  # names and files, before anything heavy is imported
             check(options)
+        if getattr(options, "config", None):  # else it has been replaced
+            raise ValueError(f"--config: expected one file, and the flag in full, got {options.config!r} too.")
         _import_torch()
         from ..store.progress import plain_warnings
 
@@ -208,6 +217,7 @@ COMMANDS = {
   counterpoint train graph                                  on embedded graphs, in seconds
   counterpoint train graph --dataset PROTEINS --objective "adnce:t=0.05,mu=1.5" --seeds 5
   counterpoint train graph --dataset MUTAG --preset adnce --protocol official
+  counterpoint train graph --config runs/graph/MUTAG/NAME/seed0/run.json --out again
 """,
     ),
     "eval tu": Command(
@@ -302,6 +312,14 @@ COMMANDS = {
             ),
         )
     },
+    "show": Command(
+        "print the command that trains a run again, its settings, status, result and environment",
+        *_of(".show"),
+        """\
+  counterpoint show runs/graph/MUTAG/NAME/seed0
+  counterpoint show runs/graph --json                       the commands of a grid
+""",
+    ),
     "push": Command(
         "publish the encoder of a run on the Hugging Face hub, with a model card",
         *_of("..hub.commands", "push"),

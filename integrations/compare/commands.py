@@ -60,6 +60,7 @@ def _add_flags(parser: argparse.ArgumentParser) -> None:
     flags.add_settings(parser, Settings)
     flags.add_runs(parser)
     flags.add_cells(parser)
+    flags.add_config(parser)
     parser.set_defaults(seeds=5)
     for action in _seam_flags():
         parser._add_action(action)

@@ -24,6 +24,7 @@ def train_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--task", nargs="+", default=["cartpole-swingup"], metavar="NAME", help=tasks)
     flags.add_settings(parser, Settings)
     flags.add_cells(parser)
+    flags.add_config(parser)
     parser.set_defaults(check=_check_train)
 
 

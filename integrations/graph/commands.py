@@ -26,6 +26,7 @@ def train_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--dataset", nargs="+", default=["demo"], metavar="NAME", help="TU data sets, or demo (demo)")
     flags.add_settings(parser, Settings)
     flags.add_cells(parser)
+    flags.add_config(parser)
     parser.set_defaults(check=_check_train)
 
 

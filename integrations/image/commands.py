@@ -34,6 +34,7 @@ def train_arguments(parser: argparse.ArgumentParser) -> None:
     flags.add_settings(parser, Settings)
     _add_evaluation(parser)
     flags.add_cells(parser)
+    flags.add_config(parser)
     parser.set_defaults(check=_check_train)
 
 

@@ -31,6 +31,7 @@ def train_arguments(parser: argparse.ArgumentParser) -> None:
     flags.add_settings(parser, Settings)
     parser.add_argument("--sts", metavar="FOLDER", help=f"folder of the STS sets, or hub (${ENVIRONMENT}, else hub)")
     flags.add_cells(parser)
+    flags.add_config(parser)
     parser.set_defaults(check=_check_train)
 
 

@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
+from filelock import FileLock  # torch itself requires it
+
 PROJECT = "counterpoint"  # project or experiment, unless the tracker's own environment variable names another
 PATIENCE = 10.0  # seconds that a server has to answer
 
@@ -172,7 +174,7 @@ class Wandb(Tracker):
 
 
 class MLflow(Tracker):
-    """MLflow, at ``MLFLOW_TRACKING_URI``; lines are sent together, at the latest when a checkpoint is written."""
+    """MLflow, at ``MLFLOW_TRACKING_URI``, or in the store; lines are sent together, at the latest at a checkpoint."""
 
     name = "mlflow"
     TAG = "counterpoint.run"
@@ -181,28 +183,34 @@ class MLflow(Tracker):
 
     @classmethod
     def check(cls) -> None:
-        cls._client().search_experiments(max_results=1)
+        client, at = cls._client(None)
+        if at is None:
+            client.search_experiments(max_results=1)
 
     @staticmethod
-    def _client() -> Any:
+    def _client(root: Path | None) -> tuple[Any, Path | None]:
+        """The client, and the folder of files that are attached, where no address is set.
+
+        MLflow itself would then write a data base and files to the folder where the command was started.
+        """
         os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "1")  # by default it waits for minutes
         os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", str(int(PATIENCE)))
+        import mlflow
         from mlflow.tracking import MlflowClient
 
-        return MlflowClient()
+        if mlflow.is_tracking_uri_set():
+            return MlflowClient(), None
+        if root is None:
+            return None, Path()
+        place = root.resolve() / "mlflow"
+        place.mkdir(parents=True, exist_ok=True)
+        with FileLock(place / ".lock"):  # the first process creates the data base
+            return MlflowClient(f"sqlite:///{place / 'mlflow.db'}"), place / "artifacts"
 
     def __init__(self, subject: Subject, step: int) -> None:
-        from mlflow.exceptions import MlflowException
-
-        self.client, self.waiting = self._client(), list[Any]()
-        name = os.environ.get("MLFLOW_EXPERIMENT_NAME", PROJECT)
-        if (experiment := self.client.get_experiment_by_name(name)) is None:
-            try:
-                place = self.client.create_experiment(name)
-            except MlflowException:  # another process has just created it
-                place = self.client.get_experiment_by_name(name).experiment_id
-        else:
-            place = experiment.experiment_id
+        self.client, files = self._client(subject.root)
+        self.waiting = list[Any]()
+        place = self._experiment(os.environ.get("MLFLOW_EXPERIMENT_NAME", PROJECT), files)
         same = self.client.search_runs([place], f"tags.`{self.TAG}` = '{subject.identifier}'", max_results=1)
         self.sent: set[tuple[int, str]] = set()
         if same:
@@ -218,6 +226,17 @@ class MLflow(Tracker):
         params = [Param(key, str(value)[:500]) for key, value in subject.config.items()]
         for start in range(0, len(params), 100):  # the most that it takes
             self.client.log_batch(self.id, params=params[start : start + 100])
+
+    def _experiment(self, name: str, files: Path | None) -> str:
+        """The identifier of the experiment, which is created if there is none."""
+        from mlflow.exceptions import MlflowException
+
+        if (experiment := self.client.get_experiment_by_name(name)) is None:
+            try:
+                return str(self.client.create_experiment(name, None if files is None else files.as_uri()))
+            except MlflowException:  # another process has just created it
+                experiment = self.client.get_experiment_by_name(name)
+        return str(experiment.experiment_id)
 
     @staticmethod
     def _key(name: str) -> str:

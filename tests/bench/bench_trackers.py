@@ -1,8 +1,8 @@
 """What a tracker costs a run of the demo: ``python tests/bench/bench_trackers.py [tensorboard ...] [--pairs N]``.
 
 Runs of one cell of the demo's graphs, with and without the tracker, in pairs whose order alternates, after a first one
-of each that imports and sets up. Prints the median of the paired differences, and their quartiles. For wandb set
-``WANDB_MODE=offline``, for MLflow ``MLFLOW_TRACKING_URI``.
+of each that imports and sets up. Prints the median of the paired differences of this process's processor time, and
+their quartiles; a server and wandb's own process are not in it. For wandb set ``WANDB_MODE=offline``.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from counterpoint.integrations.command import demo
 
 
 def seconds(names: list[str], cell: dict[str, object]) -> float:
-    """Seconds that a grid of one run takes, with these trackers."""
+    """Processor seconds that a grid of one run takes, with these trackers."""
     with tempfile.TemporaryDirectory() as folder:
         train = trackers.tracked(partial(demo.train, cache=Path(folder) / "frames"), names)
-        start = time.perf_counter()
+        start = time.process_time()
         store.run_grid(train, [cell], Path(folder) / "runs", progress=False)
-        return time.perf_counter() - start
+        return time.process_time() - start
 
 
 def main() -> None:

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
+import socket
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -251,3 +255,90 @@ def in_a_process(script, place, *more):
     done = subprocess.run([sys.executable, "-c", script, place, paths, *more], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)
+
+
+KILLED = """
+import sys
+from functools import partial
+from pathlib import Path
+sys.path[:0] = sys.argv[2].split(":")
+import toy_grid
+from counterpoint.integrations import store, trackers
+train = trackers.tracked(partial(toy_grid.train, pause=float(sys.argv[4])), sys.argv[3].split(","))
+(run,) = store.run_grid(train, toy_grid.cells()[:1], Path(sys.argv[1]) / "runs", progress=False)
+print(run.path)
+"""
+READ = """
+import json, sys
+from trackio.sqlite_storage import SQLiteStorage
+(name,) = SQLiteStorage.get_runs("counterpoint")
+print(json.dumps(SQLiteStorage.get_logs("counterpoint", name), default=str))
+"""
+
+
+@pytest.fixture
+def server(tmp_path):
+    """The address of an MLflow server, a process of its own."""
+    pytest.importorskip("mlflow")
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    place = ["--backend-store-uri", f"sqlite:///{tmp_path}/server.db", "--artifacts-destination", f"{tmp_path}/files"]
+    command = [sys.executable, "-m", "mlflow", "server", "--port", str(port), "--workers", "1", *place]
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True)
+    for _ in range(600):
+        try:
+            socket.create_connection(("127.0.0.1", port), 1).close()
+            break
+        except OSError:
+            time.sleep(0.2)
+    yield f"http://127.0.0.1:{port}"
+    os.killpg(process.pid, signal.SIGTERM)
+    process.wait()
+
+
+@pytest.mark.slow
+def test_a_killed_run_continues_its_curves(place, server, monkeypatch):
+    """SIGKILL between two checkpoints; each tracker has each step once, as the store has it."""
+    pytest.importorskip("trackio")
+    mlflow = pytest.importorskip("mlflow")
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", server)
+    names = "tensorboard,trackio,mlflow"
+    command = [sys.executable, "-c", KILLED, str(place), str(Path(toy_grid.__file__).parent), names]
+    process = subprocess.Popen([*command, "2"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    while process.poll() is None and not any(
+        len(path.read_bytes().splitlines()) >= 3 for path in place.rglob("metrics.jsonl")
+    ):
+        time.sleep(0.05)
+    process.kill()
+    assert process.wait() == -signal.SIGKILL, process.communicate()[1]
+    done = subprocess.run([*command, "0"], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    run = store.Run.read(done.stdout.strip())
+    assert [line["step"] for line in run.metrics()] == [1, 2, 3, 4, 5, 6]
+    events = scalars(run.path / "tensorboard").Scalars("loss")
+    assert [(event.step, event.value) for event in events] == curve(run)
+    client = mlflow.tracking.MlflowClient()
+    (found,) = client.search_runs([client.get_experiment_by_name("counterpoint").experiment_id])
+    history = client.get_metric_history(found.info.run_id, "loss")
+    assert sorted((metric.step, metric.value) for metric in history) == curve(run)
+    lines = [(line["step"], line["loss"]) for line in in_a_process(READ, place) if "loss" in line]
+    assert lines == curve(run)
+
+
+@pytest.mark.slow
+def test_mlflow_without_an_address_writes_to_the_store(place, monkeypatch):
+    mlflow = pytest.importorskip("mlflow")
+    monkeypatch.delenv("MLFLOW_TRACKING_URI")
+    started = place / "started"
+    started.mkdir()
+    monkeypatch.chdir(started)
+    trackers.check(["mlflow"])
+    train = trackers.tracked(toy_grid.train, ["mlflow"])
+    runs = store.run_grid(train, cells()[:2], place / "runs", jobs=2, progress=False)
+    trackers.publish(["mlflow"], runs, place / "runs")
+    assert not list(started.iterdir())
+    client = mlflow.tracking.MlflowClient(f"sqlite:///{place}/runs/mlflow/mlflow.db")
+    found = client.search_runs([client.get_experiment_by_name("counterpoint").experiment_id])
+    assert len(found) == 3
+    assert len(list((place / "runs" / "mlflow" / "artifacts").rglob("report.html"))) == 1

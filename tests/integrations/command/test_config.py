@@ -1,0 +1,228 @@
+"""``--config``: a stored run trains again to the same numbers, and files of flags are read as if they were typed."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from counterpoint.integrations import store
+from counterpoint.integrations.command import config
+from counterpoint.integrations.command.main import main
+from counterpoint.integrations.domain import domain
+
+pytest.importorskip("torch_geometric")
+
+from counterpoint.integrations.graph import training
+
+SMALL = {"epochs": 1, "folds": 3, "hidden": 8, "lr": 0.003, "augment": "dnodes"}
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    cells = [training.cell("demo", "hcl:t=0.3,beta=2", 5, **SMALL)]
+    return store.run_grid(training.train, cells, tmp_path_factory.mktemp("runs"), progress=False)[0]
+
+
+def write(folder, content, name="run.json"):
+    path = folder / name
+    path.write_text(content if isinstance(content, str) else json.dumps(content))
+    return str(path)
+
+
+def test_a_run_trains_again_to_the_same_numbers(run, tmp_path, capsys):
+    words = ["train", "graph", "--config", str(run.path / "run.json"), "--out", str(tmp_path), "--json"]
+    assert main(words) == 0
+    again = store.Run.read(tmp_path / run.path.relative_to(run.root))
+    assert (again.arguments, again.metrics()) == (run.arguments, run.metrics())
+    for name in ("result", "details", "data"):
+        assert again.record[name] == run.record[name]
+    rows = {one.name for one in store.find_runs(tmp_path)}
+    assert rows == {run.name, training.BAG, training.UNTRAINED}
+
+
+@pytest.mark.slow
+def test_a_run_trains_again_with_its_threads(run, tmp_path):
+    record = {**run.record, "host": {"threads": 1}}
+    path = write(tmp_path, record)
+    command = [Path(sys.executable).with_name("counterpoint"), "train", "graph", "--config", path, "--out", "again"]
+    for typed, expected in ((None, 1), ("2", 2)):
+        environment = {name: value for name, value in os.environ.items() if name != "OMP_NUM_THREADS"}
+        environment |= {"OMP_NUM_THREADS": typed} if typed else {}
+        done = subprocess.run([*command, "--fresh"], cwd=tmp_path, env=environment, capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+        again = store.Run.read(tmp_path / "again" / run.path.relative_to(run.root))
+        assert again.record["host"]["threads"] == expected
+        assert ("trained with 1 threads, here are 2" in done.stderr) == (typed == "2")
+        assert "--config" not in again.record["command"]  # which the file may not outlive
+
+
+CELLS = [
+    ("graph", "PROTEINS", "adnce:t=0.2", {"probe": "knn", "hops": 2, "pairing": "symmetric"}),
+    ("graph", "demo", "infonce", {"protocol": "official", "probe": "svc", "part": "tune"}),
+    ("image", "digits", "arcl(infonce:t=0.2)", {"backbone": "conv4", "views": 4, "cosine": True, "lr": 1e-5}),
+    ("image", "cifar10", "hcl", {"method": "moco", "probe": ["knn"], "evaluation": {"epsilons": [0.1], "restarts": 3}}),
+    ("image", "cifar10", None, {"method": "swav", "label": "SwAV"}),
+    ("image", "digits", "hcl", {"probe": ["transfer"], "evaluation": {"transfer": ["cifar100"]}, "subset": 64}),
+    ("sentence", "texts.txt", "infonce:t=0.05", {"dev": None, "pooling": "cls", "negative_weight": -1.5}),
+    ("sentence", "a/b.csv", "hcl", {"columns": ["x", "y"], "test": ["STS12", "STSB-test"], "static": True}),
+    ("sentence", "a.txt", "hcl", {"false_negatives": "margin(0.1)", "guide": "some/model", "steps": 7}),
+    ("control", "cheetah-run", "infonce:t=1 + 0.1*dp", {"steps": 5000, "batch": 64, "envs": 2}),
+    ("control", "cartpole-balance", None, {"observe": "state", "steps": 5000, "lr": 3e-4}),
+]
+
+
+@pytest.mark.parametrize(
+    ("name", "dataset", "objective", "changes"),
+    [pytest.param(*cell, marks=[pytest.mark.slow] * (cell[0] != "graph")) for cell in CELLS],
+)
+def test_the_flags_of_a_cell_give_that_cell(name, dataset, objective, changes, tmp_path):
+    pytest.importorskip(
+        {"image": "lightly", "sentence": "sentence_transformers", "control": "dm_control"}.get(name, "torch")
+    )
+    cell = store.cell.canonical(domain(name).module("training").cell(dataset, objective, 3, **changes))
+    parser = config.parser_of(f"train {name}")
+    named = [] if objective is None else ["--objective", objective]
+    words = config.settings_words(cell)
+    assert config._cell(parser, [*named, *words, "--seed", "3"], domain(name)) == cell
+    assert "--seed" not in words
+    record = write(tmp_path, {"arguments": cell, "status": "done"})
+    expanded = config.expand(f"train {name}", ["train", name, "--config", record])
+    assert config._cell(parser, expanded[2:], domain(name)) == cell
+
+
+def test_typed_flags_override_the_file(run):
+    path = str(run.path / "run.json")
+    words = config.expand(
+        "train graph", ["train", "graph", "--epochs", "7", f"--config={path}", "--objective", "mixnca"]
+    )
+    found = config.parser_of("train graph").parse_args(words[2:])
+    assert (found.epochs, found.hidden, found.seed) == (7, 8, 5)
+    assert found.objective == [str(store.cell.canonical({**run.arguments, "objective": "mixnca"})["objective"])]
+    assert words.count("--epochs") == words.count("--objective") == 1
+
+
+YAML = """
+objective: [infonce:t=0.2, "adnce:t=0.2,mu=0.7"]
+dataset: MUTAG
+seeds: 3
+epochs: 2
+lr: 1e-3
+fresh: true
+list-cells: false
+on: local
+track: [tensorboard, mlflow]
+preset: null
+"""
+
+
+def test_a_file_of_flags(tmp_path):
+    pytest.importorskip("yaml")
+    path = write(tmp_path, YAML, "run.yaml")
+    words = config.expand("train graph", ["train", "graph", "--config", path, "--resume", "--track", "wandb"])
+    found = config.parser_of("train graph").parse_args(words[2:])
+    assert [spec.partition(":")[0] for spec in found.objective] == ["infonce", "adnce"]
+    assert (found.dataset, found.seeds, found.epochs, found.lr) == (["MUTAG"], 3, 2, 0.001)
+    assert (found.resume, found.list_cells, found.on, found.track) == (True, False, "local", ["wandb"])
+    same = {"objective": "hcl", "batch": 16, "track": ["tensorboard", "mlflow"], "fresh": True}
+    words = config.expand("tune graph", ["tune", "graph", "--config", write(tmp_path, same)])
+    found = config.parser_of("tune graph").parse_args(words[2:])
+    assert (found.batch, found.resume, found.track) == (16, False, ["tensorboard", "mlflow"])
+
+
+def test_tune_and_compare_take_what_a_run_recorded(run, tmp_path):
+    search = (
+        "/bin/counterpoint tune graph --objective adnce hcl --budget 4 --epochs 1 --out old --jobs 2 --grid t=0.1,0.2"
+    )
+    path = write(tmp_path, {**run.record, "arguments": {**run.arguments, "purpose": "tuning"}, "command": search})
+    words = config.expand("tune graph", ["tune", "graph", "--config", path, "--epochs", "3"])
+    assert words[2:] == ["--objective", "adnce", "hcl", "--budget", "4", "--grid", "t=0.1,0.2", "--epochs", "3"]
+    again = config.expand("tune graph", ["tune", "graph", "--config", str(run.path / "run.json")])
+    assert again[2:4] == ["--objective", run.arguments["objective"]]
+    assert "--seed" not in again
+    compare = "/bin/counterpoint compare auto --objectives host hcl --seed-flag --seed --out x --metric json:r:a"
+    compare += " -- t.py --out o"
+    record = {**run.record, "arguments": {**run.arguments, "domain": "compare"}, "command": compare}
+    words = config.expand("compare", ["compare", "--config", write(tmp_path, record), "--seeds", "2"])
+    assert words[:4] == ["compare", "auto", "--objectives", "host"]
+    assert words[5:] == ["--seed-flag=--seed", "--metric", "json:r:a", "--seeds", "2", "--", "t.py", "--out", "o"]
+    plain = {"host": "auto", "objectives": ["host", "hcl"], "set_seed": True, "script": ["t.py", "--config", "x"]}
+    words = config.expand("compare", ["compare", "--config", write(tmp_path, plain)])
+    assert words == ["compare", "auto", "--objectives", "host", "hcl", "--set-seed", "--", "t.py", "--config", "x"]
+    assert config.expand("compare", words) == words  # a flag of the script's own
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        ({"epoch": 3}, "run.json: unknown key 'epoch'. Did you mean 'epochs'?"),
+        ({"epochs": "many"}, "--epochs: expected a whole number of at least 0, got 'many'"),
+        ({"epochs": True}, "epochs: expected text or a number, got True."),
+        ({"epochs": [1, 2]}, "epochs: expected text or a number, got [1, 2]."),
+        ({"objective": {"hcl": 1}}, "objective: expected text, a number or a list of them, got {'hcl': 1}."),
+        ({"fresh": "yes"}, "fresh: expected true or false, got 'yes'."),
+        ({"augment": "dnoses"}, "--augment: unknown augment 'dnoses'. Did you mean 'dnodes'?"),
+        ({"config": "other.json"}, "unknown key 'config'."),
+        ([1], "expected flags with their values, or a run.json, got [1]."),
+        ("{", "run.json: not JSON: "),
+        ({"arguments": {"domain": "graph"}}, "its arguments lack dataset, objective, seed."),
+        ("{run} epoch", "unknown key 'epoch'. Did you mean 'epochs'?"),
+        ("{run} encoder", "encoder is 'gcn', which no flag of counterpoint train graph gives."),
+        ("{run} domain", "a run of toy, not of train graph."),
+        ("{run} image", "a run of image, not of train graph; expected counterpoint train image --config"),
+        ("{run} purpose", "a run of tune graph, not of train graph"),
+        ("{run} top", "unknown key 'seeds'."),
+    ],
+)
+def test_what_is_wrong_is_said_in_one_line(run, content, said, tmp_path, capsys):
+    changes = {"epoch": {"epoch": 3}, "encoder": {"encoder": "gcn"}, "domain": {"domain": "toy"}}
+    changes |= {"image": {"domain": "image"}, "purpose": {"purpose": "tuning"}, "top": {}}
+    if str(content).startswith("{run}"):
+        which = content.split()[1]
+        content = {
+            **run.record,
+            "arguments": {**run.arguments, **changes[which]},
+            **({"seeds": 3} if which == "top" else {}),
+        }
+    said_on_stderr(["train", "graph", "--config", write(tmp_path, content)], said, capsys)
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["nowhere.json"], "--config: nowhere.json does not exist"),
+        (["."], "--config: . is a folder; expected a file, such as run.json"),
+        (["x.toml"], "--config x.toml: expected a file whose name ends with .json, .yaml or .yml."),
+        ([], "--config: expected one argument"),
+        (["{}.json", "--config", "{}.json"], "--config: expected one file, and the flag in full"),
+    ],
+)
+def test_a_wrong_file_is_said_in_one_line(words, said, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    write(tmp_path, {}, "{}.json")
+    said_on_stderr(["train", "graph", "--config", *words], said, capsys)
+
+
+def test_yaml_is_read_safely_and_only_if_it_is_there(tmp_path, monkeypatch, capsys):
+    pytest.importorskip("yaml")
+    path = write(tmp_path, "epochs: !!python/object/apply:os.getcwd []", "a.yaml")
+    said_on_stderr(["train", "graph", "--config", path], "a.yaml: not YAML: could not determine a constructor", capsys)
+    monkeypatch.setitem(sys.modules, "yaml", None)
+    said_on_stderr(["train", "graph", "--config", path], "needs PyYAML: pip install pyyaml", capsys)
+
+
+def said_on_stderr(words, said, capsys):
+    try:
+        code = main(words)
+    except SystemExit as stopped:
+        code = stopped.code
+    out, err = capsys.readouterr()
+    assert (code, out) == (2, "")
+    assert said in err
+    lines = [line for line in err.splitlines() if not line.startswith("see counterpoint")]
+    assert len(lines) == 1
+    assert lines[0].startswith("counterpoint train graph: ")

@@ -1,0 +1,133 @@
+"""``counterpoint show``: the printed commands train what is stored, and nothing else."""
+
+from __future__ import annotations
+
+import json
+import shlex
+
+import pytest
+
+pytest.importorskip("torch_geometric")
+
+from counterpoint.integrations import store
+from counterpoint.integrations.command import config, show
+from counterpoint.integrations.command.main import main
+from counterpoint.integrations.domain import domain
+from counterpoint.integrations.graph import training
+
+HCL, INFONCE = "hcl:t=0.3", "infonce:t=0.2"
+
+
+def stored(root, cells, command="python study.py"):
+    """Finished runs, which nothing has trained."""
+    runs = []
+    for number, cell in enumerate(cells):
+        run = store.Run(root, cell)
+        with run.lock():
+            run.begin()
+            run._write(command=command)
+            run.finish({"accuracy": 50.0 + number})
+        runs.append(run)
+    return runs
+
+
+def trained_by(line):
+    """The cells with an objective that a command trains."""
+    program, what, name, *words = shlex.split(line)
+    assert (program, what) == ("counterpoint", "train")
+    parser = config.parser_of(f"train {name}")
+    found = parser.parse_args(words)
+    return [
+        config._cell(parser, [*words, "--objective", spec, "--seed", str(seed)], domain(name))
+        for seed in range(found.seed, found.seed + found.seeds)
+        for spec in found.objective
+    ]
+
+
+def ordered(cells):
+    return sorted(json.dumps(cell, sort_keys=True) for cell in cells)
+
+
+def test_a_grid_is_one_command(tmp_path):
+    cells = [training.cell("MUTAG", spec, seed, epochs=3) for seed in (4, 5, 6) for spec in (HCL, INFONCE)]
+    baselines = [training.bag("MUTAG", 4), training.untrained("MUTAG", 4)]
+    runs = stored(tmp_path, [*cells, *baselines])
+    (line,), reasons = show.commands(runs)
+    assert line.endswith("--seed 4 --seeds 3")
+    assert not reasons
+    assert ordered(trained_by(line)) == ordered(run.arguments for run in runs[:6])
+
+
+def test_other_settings_and_gaps_between_seeds_are_other_commands(tmp_path):
+    cells = [training.cell("demo", HCL, seed) for seed in (0, 1, 3)] + [training.cell("demo", HCL, 0, lr=0.1)]
+    cells += [training.cell("demo", INFONCE, 0)]
+    runs = stored(tmp_path, cells)
+    lines, _ = show.commands(runs)
+    assert len(lines) == 4
+    assert ordered(cell for line in lines for cell in trained_by(line)) == ordered(run.arguments for run in runs)
+
+
+def test_a_run_is_shown_whole(tmp_path, capsys):
+    (run,) = stored(tmp_path, [training.cell("demo", HCL, 2, batch=16)], "counterpoint train graph --data . --out x")
+    assert main(["show", str(run.path)]) == 0
+    first, empty, *lines = capsys.readouterr().out.splitlines()
+    assert first == f"counterpoint train graph --objective {HCL} --dataset demo --batch 16 --data . --seed 2"
+    assert empty == ""
+    for line in ("status     done", "result     accuracy 50", "  batch      16", "  hops       null"):
+        assert line in lines
+    assert any(line.startswith("versions   python 3") for line in lines)
+    assert main(["show", str(run.path), "--json"]) == 0
+    content = json.loads(capsys.readouterr().out)
+    assert content["commands"] == [first]
+    (row,) = content["runs"]
+    assert (row["arguments"], row["result"], row["status"]) == (run.arguments, {"accuracy": 50.0}, "done")
+    assert row["reason"] is None
+    assert {"versions", "host", "recorded", "started", "seconds"} <= set(row)
+
+
+def test_runs_of_tune_compare_and_studies(tmp_path, capsys):
+    tuning = stored(
+        tmp_path, [{**training.cell("demo", HCL, 9), "purpose": "tuning"}], "counterpoint tune graph --out x"
+    )
+    other = {"domain": "compare", "dataset": "t.py", "objective": "host", "seed": 0}
+    command = "/x/counterpoint compare auto --objectives host hcl --seeds 1 --json -- t.py --out y"
+    compared = stored(tmp_path, [{**other, "seed": seed} for seed in (0, 1)], command)
+    study = stored(tmp_path, [{**training.cell("demo", HCL, 0), "encoder": "gcn"}])
+    alone = stored(tmp_path, [training.bag("MUTAG", 0)], "counterpoint train graph --seeds 2 --dataset MUTAG")
+    assert main(["show", str(tmp_path)]) == 0
+    out = capsys.readouterr().out
+    assert set(out.splitlines()[:3]) == {
+        "counterpoint compare auto --objectives host hcl --seeds 1 -- t.py --out y",
+        "counterpoint tune graph",
+        "counterpoint train graph --seeds 2 --dataset MUTAG",
+    }
+    assert f"no command for {study[0].path}: encoder is 'gcn', which no flag" in out
+    assert show.commands([*tuning, *compared, *alone])[1] == {}
+
+
+def test_a_run_that_failed_says_why(tmp_path, capsys):
+    run = store.Run(tmp_path, training.cell("demo", HCL, 0))
+    with run.lock():
+        run.begin()
+        run.fail("ValueError: no", "")
+    assert main(["show", str(tmp_path)]) == 0
+    assert "error      ValueError: no" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["nowhere"], "counterpoint show: nowhere: no such folder."),
+        (["."], "counterpoint show: no runs in .: no folder there has a run.json."),
+        ([], "counterpoint show: the following arguments are required: RUN"),
+        (["--jsn", "."], "counterpoint show: unknown flag --jsn. Did you mean '--json'?"),
+    ],
+)
+def test_what_is_wrong_is_said_in_one_line(words, said, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    try:
+        code = main(["show", *words])
+    except SystemExit as stopped:
+        code = stopped.code
+    assert code == 2
+    assert capsys.readouterr().err.startswith(said)
