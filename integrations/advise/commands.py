@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import argparse
 import json
+from importlib.util import find_spec
 from pathlib import Path
 from textwrap import fill
+
+from counterpoint.install import install
 
 from ..command import flags
 from ..domain import check, defaults
@@ -48,6 +51,8 @@ def _settings(arguments: argparse.Namespace) -> Settings:
 
 def _check(arguments: argparse.Namespace) -> None:
     _settings(arguments)
+    if find_spec("scipy") is None:
+        raise ImportError(f"advise needs scipy: {install('report')}")
     for path in (*arguments.data, arguments.ids, arguments.negatives, arguments.negative_ids):
         if path is not None and not path.exists():
             raise ValueError(f"{path}: no such file or folder.")
@@ -61,10 +66,6 @@ def _check(arguments: argparse.Namespace) -> None:
 
 def command(arguments: argparse.Namespace) -> int:
     """Measure, and print sentences with their evidence."""
-    from ..report import statistics
-
-    if not statistics.available():
-        raise ImportError(statistics.MISSING)
     from .advice import advise
     from .data import read
     from .measure import measure

@@ -40,8 +40,12 @@ def measure(data: Pairs, settings: Settings) -> Result:
 
 
 def duplicates(data: Pairs, near: float) -> Result:
-    """Share of samples with another one whose anchor has a cosine of at least ``near``."""
-    x = normalize(data.x[data.views[:, 0]], dim=1)
+    """Share of samples with another one whose anchor has a cosine of at least ``near``, of centred features.
+
+    Features of a network share a direction, by which all their cosines are near 1.
+    """
+    x = data.x[data.views[:, 0]]
+    x = normalize(x - x.mean(0), dim=1)
     closest = torch.cat([(part @ x.T).topk(2).values[:, 1] for part in x.split(1000)])
     return {"cosine": near, "share": float((closest >= near).float().mean())}
 

@@ -19,6 +19,7 @@ from counterpoint.names import closest
 from counterpoint.plugins.arguments import Parser
 
 from ..domain import NAMES, Domain, domain
+from .table import COMMANDS
 
 FLAG = "--config"
 # where and how runs are trained; the file of a run does not set these
@@ -69,8 +70,6 @@ def expand(name: str, words: Sequence[str]) -> list[str]:
 
 def parser_of(name: str) -> Parser:
     """The parser of a command, which raises ``ValueError`` instead of leaving."""
-    from .main import COMMANDS
-
     parser = _Reader(f"counterpoint {name}", add_help=False)
     COMMANDS[name].arguments(parser)
     if (device := parser._option_string_actions.get("--device")) is not None:
@@ -223,8 +222,6 @@ def _split(words: Sequence[str], parser: Parser) -> tuple[list[str], Groups, lis
 
 def recorded(command: str | None) -> tuple[str, list[str]]:
     """The name of the command that began a run, and its other words; an empty name if it was a script."""
-    from .main import COMMANDS
-
     try:
         program, *words = shlex.split(command or "")
     except ValueError:

@@ -109,6 +109,9 @@ def check_runs(places: Sequence[str | Path]) -> None:
     if places and not folders:
         return
     for folder in folders:
+        if folder.is_file():
+            hint = "a model of your own is evaluated in Python, see docs/own_models.md"
+            raise ValueError(f"{folder}: expected a folder of runs, got a file; {hint}.")
         if not folder.is_dir():
             raise ValueError(f"{folder}: no such folder.")
     if not any(True for folder in folders for _ in folder.rglob("run.json")):

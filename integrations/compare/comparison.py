@@ -160,8 +160,8 @@ def _doubts(runs: Sequence[Run]) -> Iterator[str]:
         yield f"every seed has given the same numbers, so that there is no verdict, and seed {seed} is shown: {NO_SEED}"
     if changed := sorted({file for run in runs for file in run.details.get("changed", ())}):
         yield (
-            f"runs at the same time have written to the folder that they share ({', '.join(changed[:5])}): if they "
-            "also read that, they were not independent; --copy gives each its own"
+            f"the folder that runs at the same time share has changed meanwhile ({', '.join(changed[:5])}): if they "
+            "have written there what they also read, they were not independent; --copy gives each its own"
         )
 
 

@@ -17,7 +17,8 @@ from counterpoint.hyper import Real
 from counterpoint.install import install
 from counterpoint.integrations import store
 from counterpoint.integrations.command import objectives
-from counterpoint.integrations.command.main import COMMANDS, main
+from counterpoint.integrations.command.main import main
+from counterpoint.integrations.command.table import COMMANDS
 from counterpoint.integrations.store.grid import GridError
 
 

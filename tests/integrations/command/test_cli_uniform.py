@@ -9,7 +9,8 @@ import pytest
 from documents import DOCUMENTS, ROOT, commands
 
 import counterpoint as cp
-from counterpoint.integrations.command.main import COMMANDS, build, main, parsers
+from counterpoint.integrations.command.main import build, main, parsers
+from counterpoint.integrations.command.table import COMMANDS
 from counterpoint.integrations.domain import default, defaults, domain
 from counterpoint.integrations.store.grid import GridError
 

@@ -17,7 +17,8 @@ from processes import PATIENCE
 import counterpoint as cp
 from counterpoint.install import install
 from counterpoint.integrations.command import completion
-from counterpoint.integrations.command.main import COMMANDS, build, main, parsers
+from counterpoint.integrations.command.main import build, main, parsers
+from counterpoint.integrations.command.table import COMMANDS
 
 pytest.importorskip("shtab")
 

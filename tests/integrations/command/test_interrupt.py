@@ -28,7 +28,7 @@ from processes import PATIENCE, session
 
 from counterpoint.integrations import store
 from counterpoint.integrations.command import main
-from counterpoint.integrations.command.main import COMMANDS
+from counterpoint.integrations.command.table import COMMANDS
 
 MOMENTS = 4
 PYTHON_STARTS = 0.15  # seconds in which Python itself handles the signal

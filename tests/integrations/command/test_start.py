@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from counterpoint.integrations.command import main
-from counterpoint.integrations.command.main import COMMANDS
+from counterpoint.integrations.command.table import COMMANDS
 
 CPU_SECONDS = 0.3
 HEAVY = ("torch", "numpy", "transformers", "lightning", "torch_geometric", "dm_control", "matplotlib", "scipy")
