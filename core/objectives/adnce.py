@@ -82,7 +82,7 @@ class ADNCE(InfoNCE, name="adnce"):
         default="with_positive",
         always=True,
         kw_only=True,
-        doc="See above.",
+        doc="See the details.",
     )
     mu: Real[Number | str] = Real(
         words=("auto",),

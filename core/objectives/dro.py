@@ -70,7 +70,7 @@ class CLDRO(Objective, name="dro"):
     cost = "an inner solve"
 
     radius: Real = Real(low=0, open_low=True, default=0.1, always=True, doc="``eta`` > 0.")
-    divergence: Choice = Choice("kl", "chi2", default="kl", doc="See above.")
+    divergence: Choice = Choice("kl", "chi2", default="kl", doc="See the details.")
     alpha: Real[Number | None] = Real(
         low=0, open_low=True, default=None, optional=True, doc="A fixed ``a`` instead of the optimal one (``kl``)."
     )

@@ -234,8 +234,10 @@ class DebiasedPositives(Objective, name="debpos"):
         default=0.1,
         doc="``tau+``, the probability of a class; or one per sample in the call.",
     )
-    aggregation: Choice = Choice("combination", "group_mean", "group_sum", default="combination", doc="See above.")
-    floor: Flag = Flag(default=True, doc="See above.")
+    aggregation: Choice = Choice(
+        "combination", "group_mean", "group_sum", default="combination", doc="See the details."
+    )
+    floor: Flag = Flag(default=True, doc="See the details.")
 
     @property
     def pairing(self) -> str:  # type: ignore[override]

@@ -19,6 +19,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path, PureWindowsPath
+from statistics import mean
 from typing import Any
 
 from graphcl_tu import ALL, GRAPHCL, OFFICIAL
@@ -77,7 +78,10 @@ def records_of(runs: Sequence[Run]) -> list[Record]:
             continue
         arguments = {key: _portable(value) for key, value in run.arguments.items() if key != "seed"}
         record = found.setdefault(json.dumps(arguments, sort_keys=True), {"arguments": arguments, "seeds": {}})
-        record["seeds"][run.arguments["seed"]] = {k: _rounded(x) for k, x in run.record["result"].items()}
+        scores = dict(run.record["result"])
+        if shifted := [value for metric, value in scores.items() if metric.startswith("aug")]:
+            scores["shifted"] = mean(shifted)  # as shifted_cifar.py has it
+        record["seeds"][run.arguments["seed"]] = {k: _rounded(x) for k, x in scores.items()}
         record["majority"] = run.details.get("majority") or {}
         record["versions"] = {name: run.record["versions"][name] for name in ("counterpoint", "torch")}
     return [{**record, **_columns(record.pop("seeds"))} for record in found.values()]

@@ -38,7 +38,7 @@ metrics    json:FILE:KEY          results.json:test.accuracy; of JSON lines the 
            NAME=json:...          names it. FILE is looked up in {out}, then in the folder where the script runs, where
                                   it must have been written during the run; * stands for any characters
 {out}      among the script's arguments: the folder of the run, -- train.py --output_dir {out}
---jobs 2   needs {out}, or --copy, so that no run reads what another one has written
+--jobs 2   needs {out}, or --copy, where numbers are read from files: no run may read those of another
 --tune 6   searches the parameters of each objective in 6 runs, by a validation metric and with a seed of its own; the
            script's own loss stays as it is, so put infonce beside it
 --fresh    The same command continues after Ctrl-C or a kill: finished runs are kept, and others begin anew. An edited
