@@ -215,7 +215,7 @@ def check(args: argparse.Namespace, host: Host) -> None:
 
 def summary(host: Host, seam: Seam) -> str:
     """Describe a run that has ended: calls, differences, and where else the loss might be."""
-    text = f"counterpoint: {host.name}: the seam was reached {seam.calls} times"
+    text = f"counterpoint: {host.name}: the loss was reached {seam.calls} times"
     if seam.differences:
         absolute, relative = (max(column) for column in zip(*seam.differences, strict=True))
         text += f"; the host's loss and ours differ by at most {absolute:.2g}, relative {relative:.2g}, "

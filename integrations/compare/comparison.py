@@ -25,6 +25,7 @@ from counterpoint.plugins.launch import Script
 from .. import report, store
 from ..command import flags, tune
 from ..store.cell import row_name
+from ..store.progress import print_line
 from ..store.run import TUNING, Run
 from . import cells
 from .metrics import Metric
@@ -61,6 +62,9 @@ class Comparison:
         settings, seeds = self.settings, range(self.arguments.seed, self.arguments.seed + self.arguments.seeds)
         if settings.tune:
             self._tune()
+        if not self.arguments.json:
+            where = self.arguments.out / cells.DOMAIN
+            print_line(f"{len(self.specs)} objectives, {len(seeds)} seeds; what the runs print: {LOG} in {where}")
         runs = self._run_cells([self.cell(spec, seed) for seed, spec in product(seeds, self.specs)])
         baseline = row_name({"objective": self.baseline})
         if settings.equal_time is not None and (done := _done(runs)):

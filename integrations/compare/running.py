@@ -111,7 +111,7 @@ def _execute(run: Run, metrics: Sequence[Metric], jobs: int) -> None:
     seam = json.loads((path / SEAM).read_text(encoding="utf-8")) if (path / SEAM).exists() else {}
     if code or not seam:
         lines = last_lines(run)
-        own = [line for line in takewhile(lambda line: ": the seam was reached " not in line, lines) if line.strip()]
+        own = [line for line in takewhile(lambda line: ": the loss was reached " not in line, lines) if line.strip()]
         reason = seam.get("error") or (own[-1] if own else "it printed nothing")
         how = f"ended with exit code {code}" if code >= 0 else f"died of signal {-code}"
         raise ScriptError("\n".join([f"the script {how}: {reason}", f"last lines of {path / LOG}:", *lines]))

@@ -100,11 +100,11 @@ def eval_command(arguments: argparse.Namespace) -> int:
         for (name, which), z in found.items():
             embeddings[data.name, name, which] = data, z  # runs share the baselines
     rows: list[dict[str, Any]] = []
-    for (dataset, name, which), (data, z) in store.track(embeddings.items(), "evaluated", len(embeddings)):
-        for probe, seed in product(arguments.probe, range(arguments.seeds)):
-            result = evaluate(z, data.y, probe, arguments.folds, seed)
-            row = {"dataset": dataset, "name": name, "which": which, "probe": probe, "seed": seed}
-            rows.append({**row, "accuracy": result.accuracy, "folds": result.folds})
+    tasks = [*product(embeddings.items(), arguments.probe, range(arguments.seeds))]
+    for ((dataset, name, which), (data, z)), probe, seed in store.track(tasks, "evaluated"):
+        result = evaluate(z, data.y, probe, arguments.folds, seed)
+        row = {"dataset": dataset, "name": name, "which": which, "probe": probe, "seed": seed}
+        rows.append({**row, "accuracy": result.accuracy, "folds": result.folds})
     print(json.dumps(rows, indent=1) if arguments.json else "\n".join(_table(rows)))
     return 0
 

@@ -480,7 +480,7 @@ def test_torchrun(tmp_path):
     (command,) = data["commands"]
     done = run(*command[2:-2], "--verify", "3", "--", "toy.py")
     assert done.returncode == 0, done.stderr
-    assert done.stderr.count("the seam was reached 5 times") == 1
+    assert done.stderr.count("the loss was reached 5 times") == 1
     assert max(differences(done.stderr)) < 1e-5
     refused = run("auto", "--apply", "--", "toy.py")
     assert "--apply starts one process: start the command with your launcher" in refused.stderr

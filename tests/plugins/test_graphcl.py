@@ -252,7 +252,7 @@ def test_command(around, tmp_path, monkeypatch, capsys):
     said = capsys.readouterr().err
     assert "shim data_keys" in said
     assert "replaced simclr.loss_cal in" in said
-    assert "the seam was reached 3 times" in said
+    assert "the loss was reached 3 times" in said
     assert "in 2 steps" in said
 
 
@@ -287,5 +287,5 @@ def test_real_clone(tmp_path, name):
     (clone / "logs").mkdir()
     run = (script, "--DS", "MUTAG", "--lr", "0.01", "--local", "--num-gc-layers", "3", "--aug", "random2", *words)
     said = run_launcher(clone, "arcl(adnce:t=0.2):views=3", 9, *run)
-    assert "the seam was reached 20 times" in said
+    assert "the loss was reached 20 times" in said
     assert float(said.rsplit("relative ", 1)[1].split(",")[0]) <= 1e-6

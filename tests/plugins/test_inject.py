@@ -87,7 +87,7 @@ def test_the_objective_takes_the_place_of_the_call(launch, order):
     assert found.code == 0
     assert found.out == f"loss {float(ours)}\n" * 3
     assert "counterpoint: replaced cross entropy at toy.py:12" in found.err
-    assert "the seam was reached 3 times" in found.err
+    assert "the loss was reached 3 times" in found.err
 
 
 def test_help_of_a_host_has_its_own_options_and_says_how_to_find_them(launch, capsys):
@@ -485,7 +485,7 @@ def test_torchrun(tmp_path):
     assert found.returncode == 0, found.stderr
     assert found.stdout.count("loss") == 6
     # one process speaks and writes for all
-    assert found.stderr.count("the seam was reached 3 times") == 1
+    assert found.stderr.count("the loss was reached 3 times") == 1
     assert len((tmp_path / "steps.jsonl").read_text().splitlines()) == 3
 
 
@@ -516,7 +516,7 @@ def test_a_script_that_starts_itself_again(tmp_path):
     assert losses[:2] == losses[2:]  # the second process begins where the first one did
     assert len(set(losses)) == 2
     assert another == "another script"
-    assert found.stderr.count("replaced cross entropy") == found.stderr.count("the seam was reached 2 times") == 1
+    assert found.stderr.count("replaced cross entropy") == found.stderr.count("the loss was reached 2 times") == 1
 
 
 # ---- the seam --------------------------------------------------------------------------------------

@@ -194,7 +194,7 @@ def test_two_spawned_processes(clone, capfd):
     objective = ["--objective", "adnce:t=0.2,mu=0.4", "--verify", "2"]
     assert inject.main(["moco", *objective, "--", "main_moco.py", *words]) == 0
     said = capfd.readouterr().err
-    assert "the seam was reached 12 times" in said
+    assert "the loss was reached 12 times" in said
     assert "in 4 steps" in said
     relative = float(said.split("relative ")[1].split(",")[0])
     assert relative <= 1e-12

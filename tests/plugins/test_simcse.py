@@ -361,7 +361,7 @@ def test_launcher(folder):
     found = launch(folder, "--no-shims", "--objective", "adnce:t=0.07", "--verify", "2", "--", "train.py", "easy", "3")
     assert found.returncode == 0, found.stderr
     assert f"replaced the cross entropy of cl_forward in {folder}/simcse/models.py" in found.stderr
-    assert "the seam was reached 3 times" in found.stderr
+    assert "the loss was reached 3 times" in found.stderr
 
 
 def test_launcher_in_another_mode_of_the_fork(folder, models, monkeypatch, capsys):
@@ -435,7 +435,7 @@ def test_the_unmodified_host(tmp_path, names, more):
     words = ["--objective", "adnce:mu=0.4,t=0.07", "--verify", "5", "--report", str(tmp_path / "steps.jsonl")]
     found = launch(host, *words, "--", *arguments(tmp_path, *more), HF_HUB_OFFLINE="1")
     assert found.returncode == 0, found.stderr[-3000:]
-    assert "the seam was reached 6 times" in found.stderr
+    assert "the loss was reached 6 times" in found.stderr
     assert float(found.stderr.rpartition("relative ")[2].partition(",")[0]) <= 1e-6
     lines = [json.loads(line) for line in (tmp_path / "steps.jsonl").read_text().splitlines()]
     assert [line["negatives"] for line in lines] == [7] * 6
@@ -479,7 +479,7 @@ def test_the_unmodified_host_evaluates_as_its_own_scripts_do(tmp_path):
     found = launch(host, *words, HF_HUB_OFFLINE="1")
     # at last, the host evaluates on further sets, which are not here
     assert "MR/rt-polarity.pos" in found.stderr.splitlines()[-1], found.stderr[-3000:]
-    assert "the seam was reached 12 times" in found.stderr
+    assert "the loss was reached 12 times" in found.stderr
     state = json.loads((tmp_path / "out" / "trainer_state.json").read_text())
     assert {line["step"] for line in state["log_history"] if "eval_stsb_spearman" in line} == {2, 4, 6}
     assert state["best_model_checkpoint"].startswith(str(tmp_path / "out" / "checkpoint-"))
