@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import json
 from collections.abc import Iterable
-from itertools import product
 from pathlib import Path
 from statistics import mean, stdev
 from typing import TYPE_CHECKING, Any
@@ -100,8 +99,9 @@ def eval_command(arguments: argparse.Namespace) -> int:
         for (name, which), z in found.items():
             embeddings[data.name, name, which] = data, z  # runs share the baselines
     rows: list[dict[str, Any]] = []
-    tasks = [*product(embeddings.items(), arguments.probe, range(arguments.seeds))]
-    for ((dataset, name, which), (data, z)), probe, seed in store.track(tasks, "evaluated"):
+    splits = [(probe, seed) for probe in arguments.probe for seed in range(arguments.seeds)]
+    tasks = [(key, *found, *split) for key, found in embeddings.items() for split in splits]
+    for (dataset, name, which), data, z, probe, seed in store.track(tasks, "evaluated"):
         result = evaluate(z, data.y, probe, arguments.folds, seed)
         row = {"dataset": dataset, "name": name, "which": which, "probe": probe, "seed": seed}
         rows.append({**row, "accuracy": result.accuracy, "folds": result.folds})
