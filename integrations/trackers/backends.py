@@ -195,6 +195,8 @@ class MLflow(Tracker):
         """
         os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "1")  # by default it waits for minutes
         os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", str(int(PATIENCE)))
+        # what a command prints belongs to its result, which may be JSON
+        os.environ.setdefault("MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT", "true")
         import mlflow
         from mlflow.tracking import MlflowClient
 
