@@ -105,7 +105,10 @@ def _wrong_positives(measured: dict[str, Any]) -> Said:
 def _duplicates(measured: dict[str, Any]) -> Said:
     text = "{share:.1%} of the samples have a near-duplicate (a cosine of {cosine:g} or more)"
     some = measured["duplicates"]["share"] >= SOME
-    text += ": give both the same ids=. The atlas has no cell for duplicates." if some else "."
+    if some:
+        text += ". Look at some before you give both the same ids=: features of few dimensions make different samples "
+        text += "that similar, too (--near sets the cosine, of centred features). The atlas has no cell for duplicates"
+    text += "."
     yield text.format(**measured["duplicates"]), []
 
 
