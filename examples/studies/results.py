@@ -80,7 +80,7 @@ def records_of(runs: Sequence[Run]) -> list[Record]:
         record = found.setdefault(json.dumps(arguments, sort_keys=True), {"arguments": arguments, "seeds": {}})
         scores = dict(run.record["result"])
         if shifted := [value for metric, value in scores.items() if metric.startswith("aug")]:
-            scores["shifted"] = mean(shifted)  # as shifted_cifar.py has it
+            scores["shifted"] = mean(shifted)  # the mean that shifted_cifar.py reports
         record["seeds"][run.arguments["seed"]] = {k: _rounded(x) for k, x in scores.items()}
         record["majority"] = run.details.get("majority") or {}
         record["versions"] = {name: run.record["versions"][name] for name in ("counterpoint", "torch")}

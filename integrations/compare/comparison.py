@@ -161,7 +161,7 @@ def _doubts(runs: Sequence[Run]) -> Iterator[str]:
     """Yield what the runs themselves say against the comparison."""
     if _same_numbers(runs):
         seed = runs[0].arguments["seed"]
-        yield f"every seed has given the same numbers, so that there is no verdict, and seed {seed} is shown: {NO_SEED}"
+        yield f"all seeds give the same numbers: no verdict, only seed {seed} is shown; {NO_SEED}"
     if changed := sorted({file for run in runs for file in run.details.get("changed", ())}):
         yield (
             f"the folder that runs at the same time share has changed meanwhile ({', '.join(changed[:5])}): if they "

@@ -187,7 +187,7 @@ def test_the_page_has_the_scripts_own_loss(done):
 
 def test_a_seed_without_effect_is_told(done):
     same = done(("host", 0, 9, 1, 0.5), ("hcl", 0, 9, 1, 0.6), ("host", 1, 9, 1, 0.5), ("hcl", 1, 9, 1, 0.6))
-    assert any("no verdict, and seed 0 is shown: does the script set a seed" in note for note in _doubts(same))
+    assert any("no verdict, only seed 0 is shown; does the script set a seed" in note for note in _doubts(same))
     assert not list(_doubts(same[:2] + done(("host", 1, 9, 1, 0.7), ("hcl", 1, 9, 1, 0.6))))
 
 

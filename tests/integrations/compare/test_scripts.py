@@ -122,7 +122,7 @@ def test_a_seed_that_does_not_reach_the_script_is_told_at_once(here):
     assert "seed 2" not in before
     assert "host, seed 2" in after
     assert warning not in after
-    assert "so that there is no verdict, and seed 0 is shown" in done.stdout
+    assert "all seeds give the same numbers: no verdict, only seed 0 is shown" in done.stdout
     assert "no verdict: 3 seeds are the fewest" in done.stdout
 
 

@@ -86,7 +86,7 @@ def dask(folder, before=()):
         folder: for their files.
         before: words before the command of the workers.
     """
-    distributed = pytest.importorskip("distributed", reason="the extra cluster has it")
+    distributed = pytest.importorskip("distributed", reason="needs counterpoint[cluster]")
     command, file = [sys.executable, "-m", "dask"], folder / "scheduler.json"
     scheduler = ["scheduler", "--host", "127.0.0.1", "--port", "0", "--no-dashboard", "--scheduler-file", str(file)]
     worker = ["worker", "--scheduler-file", str(file), "--nworkers", "2", "--nthreads", "1", "--no-dashboard"]
@@ -145,7 +145,7 @@ def test_dask_workers_that_do_not_see_the_folder(tmp_path):
 
 
 def test_ray(tmp_path, undisturbed, monkeypatch):
-    pytest.importorskip("ray", reason="the extra cluster has it")
+    pytest.importorskip("ray", reason="needs counterpoint[cluster]")
     from ray.cluster_utils import Cluster
 
     cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False})
@@ -157,7 +157,7 @@ def test_ray(tmp_path, undisturbed, monkeypatch):
 
 
 def test_submitit_on_this_machine(tmp_path, undisturbed, monkeypatch):
-    submitit = pytest.importorskip("submitit", reason="the extra cluster has it")
+    submitit = pytest.importorskip("submitit", reason="needs counterpoint[cluster]")
     executor = submitit.LocalExecutor(tmp_path / "jobs")
     executor.update_parameters(timeout_min=30)
 
@@ -183,7 +183,7 @@ SIGNALS = 8
 
 @pytest.fixture(scope="module")
 def nodes(tmp_path_factory):
-    pytest.importorskip("submitit", reason="the extra cluster has it")
+    pytest.importorskip("submitit", reason="needs counterpoint[cluster]")
     if missing := slurm.missing():
         pytest.skip(f"not installed here: {missing} (Debian's slurm-wlm and munge)")
     with slurm.cluster(tmp_path_factory.mktemp("cluster") / "slurm") as started:
