@@ -13,7 +13,7 @@ gets its bilinear scores, and InfoNCE on cosines separates the effect of the sco
 
 examples:
   python examples/studies/curl_dmc.py --size smoke                     one task, a minute
-  python examples/studies/curl_dmc.py --size small --jobs 2            six tasks, eleven rows, three seeds
+  python examples/studies/curl_dmc.py --size small --jobs 2            six tasks, eleven rows, five seeds
   python examples/studies/curl_dmc.py --size small --tasks walker-walk --objectives "infonce:t=1" "adnce:t=0.5"
   python examples/studies/curl_dmc.py --size paper --device cuda --tasks cartpole-swingup
 """
@@ -54,7 +54,7 @@ SIZES: dict[str, dict[str, Any]] = {
         "seeds": 2,
         "settings": {"episodes": 40, "length": 20, "updates": 100},
     },
-    "small": {"tasks": None, "objectives": OBJECTIVES, "seeds": 3, "settings": {}},
+    "small": {"tasks": None, "objectives": OBJECTIVES, "seeds": 5, "settings": {}},
     "paper": {"tasks": None, "objectives": OBJECTIVES, "seeds": 3, "settings": {"steps": 100_000}},
 }
 
