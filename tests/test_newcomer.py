@@ -57,6 +57,7 @@ SAID = {  # a command's beginning: what shortens it, and what its output must ho
     "counterpoint show runs/graph": ([], r"counterpoint train graph --objective .*done +demo, "),
     "counterpoint train graph --config": "a file of the reader's own",
     "counterpoint report runs --out report": ([], r"wrote report/report\.html"),
+    "counterpoint report runs/curl_dmc/runs": "reads what half an hour has trained",
     "counterpoint report runs/control/cartpole-balance --out sac": ([], r"wrote sac/report\.html"),
     "counterpoint completion bash": ([], r"complete -o bashdefault -F _counterpoint counterpoint"),
     "counterpoint train graph --dataset PROTEINS": (

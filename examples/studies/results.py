@@ -52,7 +52,7 @@ STUDIES = {
     "graphcl_tu": Study("graphcl_tu", ["accuracy"], [GRAPHCL, ALL + GRAPHCL, OFFICIAL + GRAPHCL]),
     "simcse_sts": Study("simcse_sts/test", ["average"], ["SimCSE (InfoNCE)"]),
     "quick_thoughts": Study("quick_thoughts/test", ["MRPC", "STSB-test"], ["QT"]),
-    "curl_dmc": Study("curl_dmc/runs", [], ["infonce:t=1"]),
+    "curl_dmc": Study("curl_dmc/runs", ["R2"], ["infonce:t=1"]),
     "lightly_cifar": Study("cifar/lightly_cifar-small", ["linear", "knn"], ["InfoNCE"]),
     "robust_cifar": Study(
         "cifar/robust_cifar-small", ["linear", "fgsm@0.002", "pgd@0.002", "pgd@0.004"], ["HCL (M=1)"]
@@ -167,17 +167,17 @@ def tables(study: Study, records: Sequence[Record]) -> str:
         shown = [column for column in summary.columns if column.baseline is not None]
         for _, columns in groupby(shown, lambda column: (column.dataset, column.setting)):
             parts += table([*columns])
-        parts += [f"{pooled_reading(pooled)}\n" for pooled in summary.pooled]
+        parts += [f"{_plain(pooled_reading(pooled))}\n" for pooled in summary.pooled]
     return "\n".join(parts)
 
 
 def table(columns: Sequence[Column]) -> Iterator[str]:
     """Yield what the metrics of one data set say, their table, and the settings that all of its rows have."""
     for column in columns:
-        yield f"{reading(column)}\n"
+        yield f"{_plain(reading(column))}\n"
     first = columns[0]
     assert first.baseline is not None
-    base = first.runs[first.baseline][0].arguments
+    base = _flat(first.runs[first.baseline][0].arguments)
     papers = any(cell.paper for column in columns for cell in column.cells.values())
     head = [first.dataset, *(column.metric for column in columns), *["paper"] * papers, "setting"]
     yield f"| {' | '.join(head)} |"
@@ -186,8 +186,8 @@ def table(columns: Sequence[Column]) -> Iterator[str]:
         cells = [_cell(column, row) for column in columns]
         if papers:
             cells.append(", ".join(c.cells[row].paper.printed for c in columns if c.cells[row].paper))  # type: ignore[union-attr]
-        yield f"| {' | '.join([row, *cells, _setting(first.runs[row][0].arguments, base)])} |"
-    usual = defaults(domain(base["domain"]).settings) | dict.fromkeys((*HIDDEN, *OBJECTIVE), None)
+        yield f"| {' | '.join([_plain(row), *cells, _setting(_flat(first.runs[row][0].arguments), base)])} |"
+    usual = defaults(_settings(base["domain"])) | dict.fromkeys((*HIDDEN, *OBJECTIVE), None)
     settings = {k: v for k, v in base.items() if k not in (*HIDDEN, *OBJECTIVE) and v != usual.get(k)}
     shown = [_shown(key, value) for key, value in settings.items()]
     yield f"\nAll rows: {', '.join(shown)}; the rest as by default.\n" if shown else "\nAll rows: as by default.\n"
@@ -203,12 +203,30 @@ def _cell(column: Column, row: str) -> str:
     return f"{text} ({with_interval(one.difference, one.low, one.high, places)})"
 
 
+def _settings(domain_name: str) -> type:
+    """The settings of the cells of a domain, or of its representations."""
+    name, _, part = domain_name.partition("-")
+    return domain(name).module("settings").RepresentationSettings if part else domain(name).settings  # type: ignore[no-any-return]
+
+
+def _flat(arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """The arguments of a cell, with those that control keeps one level deeper."""
+    return {k: v for k, v in arguments.items() if k != "settings"} | arguments.get("settings", {})
+
+
 def _setting(arguments: Mapping[str, Any], base: Mapping[str, Any]) -> str:
     """Return the spec of a row and the settings in which it differs from the baseline."""
     if arguments["objective"] is None:
         return ""
     others = [_shown(k, v) for k, v in arguments.items() if k not in HIDDEN and v != base.get(k)]
-    return ", ".join([f"`{arguments['objective']}`", *others])
+    # without a label, the spec is the row's name
+    spec = [f"`{arguments['objective']}`"] if arguments.get("label") else []
+    return ", ".join([*spec, *others])
+
+
+def _plain(text: str) -> str:
+    """Keep Markdown from reading the product in ``0.1*dp`` as emphasis."""
+    return text.replace("*", r"\*")
 
 
 def _shown(key: str, value: Any) -> str:
