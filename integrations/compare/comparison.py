@@ -34,6 +34,7 @@ from .settings import HOST, Settings
 
 MOST = 3  # failed runs whose output is shown
 TOLERANCE = 1.2  # ratio of times up to which two rows take equally long
+UNTUNED = "no objective was tuned: each has the setting it was given; --tune N --tune-metric METRIC tunes all equally"
 # what is tried of parameters without a grid of their own in every domain
 GRIDS = {"temperature": (0.05, 0.1, 0.2, 0.5, 1.0), "mu": (0.3, 0.5, 0.7, 0.9), "sigma": (0.5, 1.0), **tune.GRIDS}
 
@@ -62,6 +63,8 @@ class Comparison:
         settings, seeds = self.settings, range(self.arguments.seed, self.arguments.seed + self.arguments.seeds)
         if settings.tune:
             self._tune()
+        else:
+            self.notes.append(UNTUNED)
         if not self.arguments.json:
             where = self.arguments.out / cells.DOMAIN
             print_line(f"{len(self.specs)} objectives, {len(seeds)} seeds; what the runs print: {LOG} in {where}")
