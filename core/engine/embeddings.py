@@ -200,8 +200,7 @@ def _across(dz: Tensor, z: Tensor, scale: Tensor) -> Tensor:
     if torch.is_grad_enabled():
         return (dz - z * (dz * z).sum(1, keepdim=True)) * scale
     x = dz * z  # one buffer for all steps
-    torch.mul(z, x.sum(1, keepdim=True), out=x)
-    return torch.sub(dz, x, out=x).mul_(scale)
+    return torch.addcmul(dz, z, x.sum(1, keepdim=True), value=-1, out=x).mul_(scale)
 
 
 def other_views(z: Tensor, m: int) -> Tensor:
