@@ -20,6 +20,9 @@ from .tiles import Mask, Tile, Workspace
 # edges of the tiles of quadratic and of traced functions
 EDGES_CPU = (512, 256)
 
+# store all tiles of at most so many pairs: 4 MB of float32
+STORED = 2**20
+
 Functions = Quadratics | Softplus | Traced
 
 
@@ -218,11 +221,11 @@ class ReduceTiles(checks.Once):
     def forward(ctx: Any, tile_pass: TilePass, left: Tensor, other: Tensor | None, *tensors: Tensor) -> Any:
         right, tile_pass = left if other is None else other, tile_pass.with_tensors(tensors)
         anchors = len(left) + (len(right) if tile_pass.mirrored and not tile_pass.same else 0)
-        # 1. number of tiles to store: the memory of one usual tile or, for small problems, that of the embeddings
-        # minus one working tile
-        size = left.numel() + (0 if tile_pass.same else right.numel())
+        # 1. number of tiles to store: all of a small batch; else the memory of one usual tile or, for wide embeddings,
+        # that of the embeddings minus one working tile
+        size, pairs = left.numel() + (0 if tile_pass.same else right.numel()), len(left) * len(right)
         usual = max(EDGES_CPU[0], tile_pass.edge) ** 2
-        room = max(usual, size - usual if 16 * size >= len(left) * len(right) else 0)
+        room = STORED if pairs <= STORED else max(usual, size - usual if 16 * size >= pairs else 0)
         capacity = room // tile_pass.edge**2 if any(ctx.needs_input_grad) else 0
         weighted = None
         if ctx.needs_input_grad[1] and not ctx.needs_input_grad[2] and not tile_pass.same and tile_pass.weights_keys:
