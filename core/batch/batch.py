@@ -245,7 +245,7 @@ class Batch:
             return False
         if self.tile == 0:
             return True
-        pairs, separate = anchors * keys * self.size**2, anchors < len(self.raw)
+        pairs, separate = anchors * keys * self.size**2, keys < len(self.raw)
         return self.tile is None and self.engine == "auto" and not pays_to_stream(pairs, self.device, separate)
 
     def cosines(self, keys: int, columns: Tensor) -> tuple[Tensor, Tensor]:

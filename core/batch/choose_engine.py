@@ -116,11 +116,11 @@ def chosen_engine(batch: Batch, blocks: Sequence[tuple[Tensor, Tensor]], both: b
     if batch.tile is not None:
         return "tiles"
     pairs = sum(len(left) * len(right) for left, right in blocks) * (1 + both)
-    # keys that are anchors too share the similarities of both directions: four products instead of six
-    separate = not both and all(left is not right and right.requires_grad for left, right in blocks)
-    if not pays_to_stream(pairs, batch.device, separate and batch.group is None):
+    separate = batch.group is None and all(left is not right and right.requires_grad for left, right in blocks)
+    if not pays_to_stream(pairs, batch.device, separate):
         return "matrix"
-    return "chunks" if separate and pays_to_chunk(batch.device) and batch.group is None else "tiles"
+    # keys that are anchors too share the similarities of both directions: four products instead of six
+    return "chunks" if separate and not both and pays_to_chunk(batch.device) else "tiles"
 
 
 def _check(neg: Negatives) -> None:

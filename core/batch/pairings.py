@@ -277,7 +277,7 @@ def _plain(batch: Batch, name: str, anchors: int, keys: int) -> Scores:
     columns = _cached_columns if batch.device.type == "cpu" else _columns
     skip, others = columns(len(batch.raw), anchors, keys, batch.size, batch.device)
     matrix, pos = batch.cosines(keys, others)
-    return Scores(pos, DenseNegatives(matrix, skip), layout=name, views=len(batch.raw))
+    return Scores(pos, DenseNegatives(matrix, skip, bound=batch.bound), layout=name, views=len(batch.raw))
 
 
 def _columns(views: int, anchors: int, keys: int, size: int, device: torch.device) -> tuple[Tensor, Tensor]:

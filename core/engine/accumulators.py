@@ -109,7 +109,7 @@ class Mean(Accumulator):
         x = self.mask.fill(self.mask.weight_own(x, tile, None), tile, 0.0)
         for dim, anchors in self._axes(tile):
             kept = tile.remove(x.clone(), dim, 0.0) if tile.keep else x
-            self.state[0][k, anchors] += self._total(kept, tile, dim)
+            self.state[0][k, anchors].add_(self._total(kept, tile, dim))
 
     def result(self) -> Tensor:
         return self.scale_gradients(self.state[0])
@@ -141,7 +141,7 @@ class SumExp(Mean):
                     kept = x.mul_(keep)
                 else:
                     kept = torch.mul(x, keep, out=keep)
-            self.state[0][k, anchors] += self._total(kept, tile, dim)
+            self.state[0][k, anchors].add_(self._total(kept, tile, dim))
 
     def result(self) -> Tensor:
         return self.state[0].log()
@@ -175,7 +175,7 @@ class MeanSoftplus(Mean):
             kept = values
             if decided.keep and tile.mirror is not None:
                 kept = torch.mul(values, decided.keep[1 - dim], out=decided.keep[1 - dim])
-            self.state[0][k, anchors] += self._total(kept, tile, dim)
+            self.state[0][k, anchors].add_(self._total(kept, tile, dim))
 
     def value_gradient(self, k: int, x: Tensor, gradient: Tensor, tile: Tile, workspace: Workspace) -> Tensor:
         x = self.mask.fill(x.exp2_(), tile, 0.0)
@@ -274,6 +274,6 @@ class Max(Accumulator):
 def normalized_gradients(gradients: Sequence[Tensor | None]) -> tuple[Tensor, Tensor]:
     """Divide ``(functions, anchors)`` gradients by the largest, set negligible ones to zero; return the largest too."""
     like = next(g for g in gradients if g is not None)
-    stacked = torch.stack([torch.zeros_like(like) if g is None else g for g in gradients]).squeeze(2)
-    largest = stacked.abs().amax().clamp(min=torch.finfo(stacked.dtype).tiny)
+    stacked = torch.cat([torch.zeros_like(like) if g is None else g for g in gradients], 1).t()
+    largest = torch.linalg.vector_norm(stacked, math.inf).clamp(min=torch.finfo(stacked.dtype).tiny)
     return torch.nn.functional.hardshrink(stacked / largest, NEGLIGIBLE), largest

@@ -176,10 +176,11 @@ def _of_views(
         dz = torch.zeros_like(z) if dz is None else dz[rows]
         for j in (j for j in range(m) if of_pairs and j != i):
             weight = of_pairs[i][rows, j - (j > i)] + of_pairs[j][rows, i - (i > j)]
-            dz = views[j][rows] * weight.unsqueeze(1) + dz
+            dz = torch.addcmul(dz, views[j][rows], weight.unsqueeze(1))
         return _across(dz, z, scales[i][rows])
 
-    if torch.is_grad_enabled() or d_scale is not None:
+    height = max(1, BLOCK // m)
+    if torch.is_grad_enabled() or d_scale is not None or size <= height:
         results = [gradient(i, slice(None)) for i in range(m)]
         if d_scale is not None:  # of a second derivative
             d_scales = d_scale.chunk(m)
@@ -187,7 +188,6 @@ def _of_views(
         return [x.to(ctx.dtype) for x in results]
     overwritten = ctx.overwritten and views[0].dtype == ctx.dtype
     results = [z.detach() if overwritten else torch.empty_like(z, dtype=ctx.dtype) for z in views]
-    height = max(1, BLOCK // m)
     for rows in (slice(first, first + height) for first in range(0, size, height)):
         blocks = [gradient(i, rows) for i in range(m)]  # of all views, before any is overwritten
         for result, block in zip(results, blocks, strict=True):
@@ -200,8 +200,7 @@ def _across(dz: Tensor, z: Tensor, scale: Tensor) -> Tensor:
     if torch.is_grad_enabled():
         return (dz - z * (dz * z).sum(1, keepdim=True)) * scale
     x = dz * z  # one buffer for all steps
-    torch.mul(z, x.sum(1, keepdim=True), out=x)
-    return torch.sub(dz, x, out=x).mul_(scale)
+    return torch.addcmul(dz, z, x.sum(1, keepdim=True), value=-1, out=x).mul_(scale)
 
 
 def other_views(z: Tensor, m: int) -> Tensor:

@@ -19,8 +19,8 @@ from torch import Tensor
 from .. import checks
 from ..hyper import Value
 from .distributed import ProcessGroup
-from .quadratic import constant_factor
-from .tiles import Mask
+from .quadratic import SAFE, constant_factor
+from .tiles import LOG2E, Mask
 
 # Elements of a row block on the CPU: 256 KB of float32, so that a chain of elementwise steps stays in the cache.
 BLOCK = 2**16
@@ -164,35 +164,42 @@ class LogSumExp(torch.autograd.Function):
 
 
 class ScaledLogSumExp(torch.autograd.Function):
-    """:class:`LogSumExp` of a matrix times a number, block by block, whose product is never a matrix of its own."""
+    """:class:`LogSumExp` of a matrix times a number, block by block, whose product is never a matrix of its own.
+
+    The results are the log-sum-exps, the exponentials, and their sums ``(anchors, 1)``. Exponents are relative to the
+    largest of their row, unless ``safe`` says that the sums neither overflow nor vanish.
+    """
 
     @staticmethod
     def forward(
-        ctx: Any, x: Tensor, scale: float, blocks: Sequence[slice], mask_: Callable[[Tensor, slice], None]
-    ) -> tuple[Tensor, Tensor]:
-        p, parts = x if len(blocks) == 1 else torch.empty_like(x, memory_format=torch.contiguous_format), []
+        ctx: Any, x: Tensor, scale: float, safe: bool, blocks: Sequence[slice], mask_: Callable[..., None]
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        w, parts, sums = torch.empty_like(x, memory_format=torch.contiguous_format), [], []
         for rows in blocks:
-            y = of_rows(x, rows) * scale
-            mask_(y, rows)  # with finite values
-            if p is x:
-                share = p = y.softmax(1)
+            y = torch.mul(of_rows(x, rows), scale * LOG2E, out=of_rows(w, rows))
+            if safe:
+                mask_(y.exp2_(), rows, 0.0)
+                sums.append(y.sum(1, keepdim=True))
+                parts.append(sums[-1].log())
             else:
-                share = torch.softmax(y, 1, out=p[rows])
-            parts.append(y.amax(1, keepdim=True).sub_(share.amax(1, keepdim=True).log_()))
-        lse = parts[0] if len(parts) == 1 else torch.cat(parts)
-        ctx.save_for_backward(p)
+                mask_(y, rows)  # with finite values
+                top = y.amax(1, keepdim=True)
+                sums.append(y.sub_(top).exp2_().sum(1, keepdim=True))
+                parts.append(sums[-1].log2().add_(top).div_(LOG2E))
+        lse, total = (x[0] if len(x) == 1 else torch.cat(x) for x in (parts, sums))
+        ctx.save_for_backward(w, total)
         ctx.set_materialize_grads(False)
         ctx.scale = scale
-        return lse, p
+        return lse, w, total
 
     @staticmethod
-    def backward(ctx: Any, d_lse: Tensor | None, dp: Tensor | None) -> Any:
-        (p,) = ctx.saved_tensors
-        dx = None if d_lse is None else p * (d_lse * ctx.scale)
-        if dp is not None:  # of a second derivative
-            across = p * (dp - (dp * p).sum(1, keepdim=True)) * ctx.scale
-            dx = across if dx is None else dx + across
-        return dx, None, None, None
+    def backward(ctx: Any, d_lse: Tensor | None, dw: Tensor | None, d_total: Tensor | None) -> Any:
+        w, total = ctx.saved_tensors
+        dx = None if d_lse is None else w * (d_lse * ctx.scale / total)
+        for d in (dw, d_total):  # of a second derivative
+            if d is not None:
+                dx = w * d * ctx.scale if dx is None else dx + w * d * ctx.scale
+        return dx, None, None, None, None
 
 
 class DenseNegatives(Negatives):
@@ -203,12 +210,19 @@ class DenseNegatives(Negatives):
         skip: ``(anchors, k)`` columns that are not negatives of that anchor (itself, its positives).
         drop: ``(anchors, keys)``, True where a key is not a negative; replaces ``skip``.
         log_weight: ``(anchors, keys)``; a key counts ``exp(log_weight)`` times (SimCSE's hard-negative weight).
+        bound: bound of the absolute similarities, if known.
     """
 
     def __init__(
-        self, scores: Tensor, skip: Tensor | None = None, drop: Tensor | None = None, log_weight: Tensor | None = None
+        self,
+        scores: Tensor,
+        skip: Tensor | None = None,
+        drop: Tensor | None = None,
+        log_weight: Tensor | None = None,
+        bound: float | None = None,
     ) -> None:
         self.scores, self.skip, self.drop, self.log_weight = scores, skip, drop, log_weight
+        self.bound = math.inf if bound is None else bound
         self._shifted: tuple[Tensor, Tensor, Tensor] | None = None
         if log_weight is not None:
             self.count = self.masked(log_weight, -math.inf).exp().sum(1, keepdim=True)
@@ -260,7 +274,8 @@ class DenseNegatives(Negatives):
         if not per_anchor and self.log_weight is None and self.scores.device.type == "cpu" and not checks.traced():
             factor = constant_factor(f)
             if factor is not None:
-                return ScaledLogSumExp.apply(self.scores, factor, self._heights(), self._exclude_)[0]
+                safe = self.drop is None and self.bound * abs(factor) <= SAFE  # else a row may have no negatives
+                return ScaledLogSumExp.apply(self.scores, factor, safe, self._heights(), self._exclude_)[0]
 
         def block(x: Tensor, rows: slice) -> Tensor:
             if self.log_weight is not None:

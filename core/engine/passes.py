@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -20,6 +19,9 @@ from .tiles import Mask, Tile, Workspace
 
 # edges of the tiles of quadratic and of traced functions
 EDGES_CPU = (512, 256)
+
+# store all tiles of at most so many pairs: 4 MB of float32
+STORED = 2**20
 
 Functions = Quadratics | Softplus | Traced
 
@@ -50,7 +52,7 @@ class TilePass:
 
     def with_tensors(self, tensors: Sequence[Tensor]) -> TilePass:
         """Return the same pass with other tensors in its functions."""
-        return replace(self, functions=self.functions.with_tensors(tensors))
+        return replace(self, functions=self.functions.with_tensors(tensors)) if tensors else self
 
     def accumulate(
         self,
@@ -72,15 +74,16 @@ class TilePass:
             The first tiles: similarities, or exponentials where :meth:`_stores_exponentials`.
         """
         stored: list[Tensor] = []
-        overwritten = self.functions.scale != 1.0 and not self._stores_exponentials()
-        with _exact(left.device):
+        exponentials = self._stores_exponentials()
+        overwritten = self.functions.scale != 1.0 and not exponentials
+        with checks.exact(left.device):
             for number, tile in enumerate(self._tiles(len(left), len(right))):
                 # 1. similarities
                 name = f"stored {number}" if number < capacity else "s"
                 s = self._product(left, right, tile, workspace, "s" if overwritten else name)
                 if number < capacity:
                     stored.append(workspace(name, s.shape).copy_(s) if overwritten else s)
-                if not self._stores_exponentials():
+                if not exponentials:
                     tile = self.mask.decide(s, tile, workspace)
                 # 2. functions of them, into the running statistics
                 for k, x in self.functions.evaluate(s, tile, workspace):
@@ -127,7 +130,7 @@ class TilePass:
         if learned:  # a buffer of their own, since the sum of s dL/ds is their product with the anchors
             d_left, alike = torch.zeros_like(left), d_right is not None and d_right is d_left
             d_right = d_left if alike else d_right
-        with _exact(left.device):
+        with checks.exact(left.device):  # it may be called under autocast
             for number, tile in enumerate(self._tiles(len(left), len(right))):
                 # 1. recompute similarities, and their gradient
                 if number < len(stored) and exponentials:
@@ -211,13 +214,6 @@ def upstream_gradients(functions: Functions, accumulator: Accumulator, gradients
     return [functions.fold_slope(k, g) for k, g in enumerate(scaled.unbind())]
 
 
-@contextmanager
-def _exact(device: torch.device) -> Iterator[None]:
-    """Disable gradients and autocast; the backward pass may be called under autocast."""
-    with torch.no_grad(), torch.autocast(device.type, enabled=False):
-        yield
-
-
 class ReduceTiles(checks.Once):
     """A :class:`TilePass` as a function of embeddings, and of the tensors of its functions."""
 
@@ -225,11 +221,11 @@ class ReduceTiles(checks.Once):
     def forward(ctx: Any, tile_pass: TilePass, left: Tensor, other: Tensor | None, *tensors: Tensor) -> Any:
         right, tile_pass = left if other is None else other, tile_pass.with_tensors(tensors)
         anchors = len(left) + (len(right) if tile_pass.mirrored and not tile_pass.same else 0)
-        # 1. number of tiles to store: the memory of one usual tile or, for small problems, that of the embeddings
-        # minus one working tile
-        size = left.numel() + (0 if tile_pass.same else right.numel())
+        # 1. number of tiles to store: all of a small batch; else the memory of one usual tile or, for wide embeddings,
+        # that of the embeddings minus one working tile
+        size, pairs = left.numel() + (0 if tile_pass.same else right.numel()), len(left) * len(right)
         usual = max(EDGES_CPU[0], tile_pass.edge) ** 2
-        room = max(usual, size - usual if 16 * size >= len(left) * len(right) else 0)
+        room = STORED if pairs <= STORED else max(usual, size - usual if 16 * size >= pairs else 0)
         capacity = room // tile_pass.edge**2 if any(ctx.needs_input_grad) else 0
         weighted = None
         if ctx.needs_input_grad[1] and not ctx.needs_input_grad[2] and not tile_pass.same and tile_pass.weights_keys:
@@ -239,13 +235,13 @@ class ReduceTiles(checks.Once):
         accumulator = tile_pass.accumulator(tile_pass.mask, tile_pass.count, state)
         stored = tile_pass.accumulate(left, right, accumulator, Workspace(left), capacity, weighted)
         result = accumulator.result()
-        ctx.tile_pass, ctx.stored = tile_pass, len(stored)
+        ctx.tile_pass, ctx.stored = tile_pass, stored
         ctx.set_materialize_grads(False)
         ctx.weighted = weighted is not None
         if weighted is not None:
             ctx.save_for_backward(weighted, *accumulator.state)
         else:
-            ctx.save_for_backward(left, other, *stored, *tensors, *accumulator.state)
+            ctx.save_for_backward(left, other, *tensors, *accumulator.state)
         return tuple(row.unsqueeze(1) for row in result.unbind())
 
     @staticmethod
@@ -262,7 +258,7 @@ class ReduceTiles(checks.Once):
             return None, weighted * (factor * largest).unsqueeze(1), None
         left, other, *rest = ctx.saved_tensors
         right = left if other is None else other
-        stored, rest = rest[: ctx.stored], rest[ctx.stored :]
+        stored, ctx.stored = ctx.stored, []  # overwritten: if this is called again, they are recomputed
         number = len(ctx.tile_pass.functions.tensors)
         tensors, state = rest[:number], rest[number:]
         tile_pass: TilePass = ctx.tile_pass.with_tensors(tensors)
@@ -277,7 +273,7 @@ class ReduceTiles(checks.Once):
         d_tensors = [torch.zeros_like(t) for t in tensors]
         tile_pass.backpropagate(
             left, right, accumulator, upstream_gradients(tile_pass.functions, accumulator, relative),
-            d_left, d_right, d_tensors, Workspace(left), stored,
+            d_left, d_right, d_tensors, Workspace(left), stored, True,
         )  # fmt: skip
         # 3. back to the units of the loss
         for x in {id(x): x for x in (d_left, d_right, *d_tensors) if x is not None}.values():

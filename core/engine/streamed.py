@@ -30,8 +30,8 @@ from .tiles import Mask
 # Stream at least this many pairs: on the CPU it is faster, elsewhere it saves memory.
 STREAMED_CPU, STREAMED = 2**17, 2**26
 
-# As long as keys are not anchors too, on the CPU: above so many pairs, chunks are faster than a matrix.
-CHUNKED_CPU = 2**18
+# Where anchors and keys are different embeddings: a matrix of at most this many pairs is faster on the CPU.
+SEPARATE_CPU = 2**18
 
 # Materialize at most this many pairs (64 MB) when several reductions need autograd.
 CACHED = 2**24
@@ -48,7 +48,7 @@ def pays_to_stream(pairs: int, device: torch.device, separate: bool = False) -> 
         separate: whether anchors and keys are different embeddings, all of which may need a gradient.
     """
     if separate and pays_to_chunk(device):
-        return pairs > CHUNKED_CPU
+        return pairs > SEPARATE_CPU
     if device.type == "cpu":
         return pairs >= STREAMED_CPU
     return pairs >= STREAMED

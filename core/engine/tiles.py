@@ -303,7 +303,11 @@ class Workspace:
         self.buffers: dict[str, Tensor] = {}
 
     def __call__(self, name: str, shape: tuple[int, ...]) -> Tensor:
+        buffer = self.buffers.get(name)
+        if buffer is not None and buffer.shape == shape:
+            return buffer
         size = math.prod(shape)
-        if name not in self.buffers or self.buffers[name].numel() < size:
-            self.buffers[name] = self.like.new_empty(size)
-        return self.buffers[name][:size].view(shape)
+        if buffer is None or buffer.numel() < size:
+            buffer = self.buffers[name] = self.like.new_empty(shape)
+            return buffer
+        return buffer.view(-1)[:size].view(shape)

@@ -14,6 +14,7 @@ from torch.autograd import forward_ad
 
 import counterpoint as cp
 from counterpoint.batch.pairings import PAIRINGS
+from counterpoint.engine import passes
 from counterpoint.engine.negatives import DenseNegatives
 from counterpoint.engine.passes import TilePass
 from counterpoint.engine.quadratic import Quadratics
@@ -341,8 +342,23 @@ def test_chosen_by_size(monkeypatch):
     for z, tile in ((small, None), (large, None), (small, 8), (large, 0)):
         cp.InfoNCE()(*z, tile=tile)
     cp.InfoNCE()(small[0], small[1], queue=torch.randn(2**14, 4))
+    for samples in (362, 363):  # as many pairs as a matrix of separate keys has at most, and more
+        cp.InfoNCE()(*torch.randn(2, samples, 4, requires_grad=True), pairing="symmetric")
     dense, streamed = DenseNegatives, StreamedNegatives
-    assert chosen == [dense, streamed, streamed, dense, streamed]
+    assert chosen == [dense, streamed, streamed, dense, streamed, dense, streamed]
+
+
+@pytest.mark.parametrize("spec", ["infonce:t=0.3", "infonce:t=0.005", "hcl:t=0.5 + 0.1*dp", "adnce"])
+def test_stored_tiles_change_nothing(monkeypatch, spec):
+    """Of a small batch all tiles are stored, of a larger one the first; a second backward pass recomputes them."""
+    monkeypatch.setattr(passes, "EDGES_CPU", (16, 16))
+    z, results = torch.randn(2, 40, 8, requires_grad=True), []
+    for stored in (2**20, 0):
+        monkeypatch.setattr(passes, "STORED", stored)
+        loss = cp.objective(spec)(*z, engine="tiles", tile=16)
+        results += [torch.autograd.grad(loss, z, retain_graph=retained)[0] for retained in (True, False)]
+    for gradient in results[1:]:
+        torch.testing.assert_close(gradient, results[0], rtol=0, atol=0)
 
 
 @pytest.mark.parametrize("tile", [-1, 0.5, True, "all"])
