@@ -70,12 +70,12 @@ def kernels() -> Any:
         return None
 
 
-def kernels_take(neg: TiledNegatives, functions: Quadratics, engine: str) -> bool:
+def kernels_take(neg: TiledNegatives, functions: Quadratics) -> bool:
     """Return whether GPU kernels reduce these functions of these negatives."""
-    allowed = neg.tile is None and engine in ("auto", "fused") and neg.guide is None
+    allowed = neg.tile is None and neg.engine in ("auto", "fused") and neg.guide is None
     if not allowed or neg.like.device.type not in KERNEL_DEVICES or kernels() is None:
         return False
-    return bool(kernels().takes(neg.like, functions.number))
+    return bool(kernels().takes(neg.like, neg.multiplied, functions.number))
 
 
 def no_kernels(like: Tensor) -> ValueError:
@@ -98,7 +98,7 @@ class StreamedNegatives(TiledNegatives):
         tile: edge of the tiles. By default what suits the device; then a GPU uses :mod:`counterpoint.engine.triton`
             where possible, and a small matrix may be materialized once a second reduction needs autograd.
         bound: bound of the absolute similarities; by default computed, on the CPU.
-        half: the type in which the GPU kernels multiply the embeddings, if not their own; not under limits.
+        half: the type in which the GPU kernels multiply the embeddings, if not their own.
         engine: ``tiles`` never uses GPU kernels nor a matrix, ``fused`` raises where it cannot use kernels.
     """
 
@@ -165,7 +165,7 @@ class StreamedNegatives(TiledNegatives):
         return self.guide.blocks  # type: ignore[no-any-return]
 
     def uses_kernels(self, functions: Quadratics) -> bool:
-        return kernels_take(self, functions, self.engine)
+        return kernels_take(self, functions)
 
     def reduce_by_kernels(self, functions: Quadratics, summed: Sequence[Value] = ()) -> Sequence[Tensor]:
         parts, start, relu = [], 0, functions.relu_constant is not None
@@ -177,9 +177,8 @@ class StreamedNegatives(TiledNegatives):
                 packed = functions.for_rows(rows).packed(constants, a)
                 if mask.limits is not None:
                     mask = replace(mask, limits=mask.limits.for_block(rows, None, 1.0))
-                elif self.half is not None:  # limits that keys meet up to rounding must not depend on it
-                    a, b = a.to(self.half), b.to(self.half)
-                parts.append(kernels().reduce(a, b, *packed, kernels().Reduction(mask, bool(summed), relu)))
+                reduction = kernels().Reduction(mask, bool(summed), relu)
+                parts.append(kernels().reduce(a.to(self.multiplied), b.to(self.multiplied), *packed, reduction))
                 start = rows.stop
         return torch.cat(parts, 1).unsqueeze(2).unbind()
 

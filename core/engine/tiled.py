@@ -50,6 +50,8 @@ class TiledNegatives(Negatives):
         self._matrix: DenseNegatives | None = None
         self._count: Value | None = None
         self.guide: Any = None
+        self.half: torch.dtype | None = None
+        self.engine = "auto"
         self.structural: Value = 0.0
         """Number of keys that ids and positions leave; subclasses set it."""
 
@@ -108,6 +110,14 @@ class TiledNegatives(Negatives):
     def bound(self) -> float:
         """Return a bound of the absolute similarities; infinite if not known without synchronizing."""
         return math.inf if self._bound is None else self._bound
+
+    @property
+    def multiplied(self) -> torch.dtype:
+        """The type in which GPU kernels multiply embeddings.
+
+        Keys that meet a limit up to rounding stay, whatever the engine; so limits need the embeddings' own precision.
+        """
+        return self.like.dtype if self.half is None or self.mask.limits is not None else self.half
 
     def uses_kernels(self, functions: Quadratics) -> bool:
         """Return whether :meth:`reduce_by_kernels` can reduce these functions."""

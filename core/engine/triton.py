@@ -67,9 +67,9 @@ def max_width(dtype: torch.dtype, shared_memory: int) -> int:
     return min(MAX_WIDTH, MAX_WIDTH * 4 // dtype.itemsize // _reduction_of_blocks(shared_memory))
 
 
-def takes(z: Tensor, functions: int) -> bool:
-    """Return whether :func:`reduce` can take such embeddings and so many functions."""
-    return functions <= 2 and z.dtype in _DTYPES and z.shape[1] <= max_width(z.dtype, _shared_memory(z.device))
+def takes(z: Tensor, dtype: torch.dtype, functions: int) -> bool:
+    """Return whether :func:`reduce` can take such embeddings in this type, and so many functions."""
+    return functions <= 2 and dtype in _DTYPES and z.shape[1] <= max_width(dtype, _shared_memory(z.device))
 
 
 def _precision(anchors: Tensor) -> str:

@@ -102,18 +102,25 @@ def test_values_and_gradients(n, m, d, functions, wide, mask, dtype, summed, rel
         torch.testing.assert_close(mine, right, rtol=0, atol=rough * scale, msg=lambda m, w=what: f"{w}: {m}")
 
 
-@pytest.mark.parametrize("t", [0.005, 0.01, 0.5])
-def test_small_temperatures_neither_overflow_nor_vanish(t):
-    anchors, keys, _, _ = case(20, 30, 16, 1, False, torch.float32)
-    value = torch.tensor([[[0.0], [1 / t], [0.0]]], device=DEVICE)
-    slope = torch.tensor([[[0.0], [1 / t]]], device=DEVICE)
-    ours = fused.reduce(anchors, keys, value, slope, fused.Reduction(Mask()))
-    torch.testing.assert_close(
-        ours[0].double(), (anchors.double() @ keys.double().T / t).logsumexp(1), rtol=1e-5, atol=0
-    )
-    (gradient,) = torch.autograd.grad(ours.sum(), anchors)
-    assert gradient.isfinite().all()
-    assert gradient.any()
+@pytest.mark.parametrize(
+    ("t", "dtype"), [(0.005, torch.float32), (0.01, torch.bfloat16), (0.01, torch.float32), (0.5, torch.float32)]
+)
+def test_small_temperatures_neither_overflow_nor_vanish(t, dtype):
+    """To a few roundings of exponents as large as ``1 / t``, and so is the gradient of the temperature."""
+    anchors, keys, _, _ = case(20, 30, 16, 1, False, dtype)
+    with torch.no_grad():
+        keys[:5] = anchors[:5]  # as large as similarities can be
+    mask = Mask(log_weight=(torch.zeros(20, device=DEVICE), torch.linspace(-20, 20, 30, device=DEVICE)))
+    scale = torch.tensor(1 / t, device=DEVICE, requires_grad=True)
+    value = torch.stack([0 * scale, scale, 0 * scale]).view(1, 3, 1)
+    ours = fused.reduce(anchors, keys, value, value[:, :2].detach(), fused.Reduction(mask))
+    exact = (anchors.double() @ keys.double().T * scale.double() + mask.log_weight[1]).logsumexp(1)
+    torch.testing.assert_close(ours[0].double(), exact, rtol=3e-7, atol=3e-7)
+    found, wanted = (torch.autograd.grad(x.sum(), (anchors, keys, scale)) for x in (ours, exact))
+    rough = torch.finfo(torch.float32).eps * (1 / t + 20)  # that of the exponents
+    for mine, right in zip(found, wanted, strict=True):
+        error = (mine - right).abs().max() / right.abs().max()
+        assert error <= max(rough, torch.finfo(mine.dtype).eps)
 
 
 def test_an_anchor_without_negatives_is_minus_infinity_and_has_no_gradient():
@@ -255,12 +262,26 @@ def test_bfloat16_is_multiplied_as_it_is(everywhere, monkeypatch):
     assert kinds == [torch.bfloat16, torch.float32, torch.float32]
 
 
-def test_a_tile_that_is_asked_for_float64_and_wide_embeddings_go_without(everywhere):
+def test_a_tile_that_is_asked_for_and_float64_go_without(everywhere):
     z = torch.randn(2, 8, 16)
     results("infonce:t=T", z, 4)
     cp.InfoNCE(0.3)(*z.double().to(DEVICE))
-    cp.InfoNCE(0.3)(*torch.randn(2, 8, 1025, device=DEVICE))
     assert not everywhere
+
+
+@pytest.mark.parametrize(("width", "calls"), [(1024, 2), (1025, 0), (8192, 0)])
+def test_any_width(everywhere, width, calls):
+    """Tiles, where the kernels' blocks do not fit."""
+    z = torch.randn(2, 8, width, generator=torch.Generator().manual_seed(0))
+    how = {"log_q": LOG_Q, "ids": IDS, "false_negatives": cp.threshold(0.01), "pairing": "symmetric"}
+    how = {k: v.to(DEVICE) if isinstance(v, torch.Tensor) else v for k, v in how.items()}
+    spec = "infonce:t=learned(0.3,0.01,1)"
+    torch.testing.assert_close(results(spec, z, None, **how), results(spec, z, 0, **how), rtol=1e-4, atol=2e-5)
+    assert len(everywhere) == calls
+    assert f"engine[{'fused' if calls else 'tiles'}]" in cp.objective(spec).to(DEVICE).report(*z.to(DEVICE), **how)
+    if not calls:
+        with pytest.raises(ValueError, match=f"engine='fused'.*width {width} on"):
+            cp.InfoNCE(0.3)(*z.to(DEVICE), engine="fused")
 
 
 def test_no_second_derivative(everywhere):
