@@ -46,11 +46,12 @@ def negatives_of(
     if batch.group is not None and both:
         parts, both = [part for anchors, keys in parts for part in ((anchors, keys), (keys, anchors))], False
     if batch.group is not None and batch.group.ring:
-        if batch.engine in ("chunks", "matrix", "fused"):
+        if batch.engine in ("chunks", "matrix"):
             raise ValueError(f"engine={batch.engine!r}: a ring reduces tiles; use 'auto' or gather=True.")
         known = batch.negative_weight, batch.ids, batch.negative_ids
         weights = batch.shared, batch.log_weight, batch.negative_log_weight
         ring = RingNegatives(batch.group, parts, hard, *known, batch.tile or None, batch.bound, *weights, owned)
+        ring.half, ring.engine = batch.half, batch.engine
         ring.optional = optional
         _check(ring)
         return ring

@@ -1,12 +1,13 @@
 """Negatives in other processes, whose keys move round a ring and are never gathered.
 
-In a reduction, each process compares its anchors with the keys of one process after the other, tile by tile, while the
-next keys are on their way. For the gradient the keys go round again, together with their gradient so far, which ends at
-the process that owns them.
+In a reduction, each process compares its anchors with the keys of one process after the other, tile by tile or in GPU
+kernels, while the next keys are on their way. For the gradient the keys go round again, together with their gradient so
+far, which ends at the process that owns them.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import reduce
@@ -17,10 +18,12 @@ import torch
 from torch import Tensor
 
 from .. import checks
+from ..hyper import Value
 from .accumulators import Accumulator, normalized_gradients
 from .distributed import ProcessGroup
 from .passes import Functions, TilePass, upstream_gradients
-from .quadratic import rows_of
+from .quadratic import Quadratics, rows_of
+from .streamed import kernels, kernels_take, no_kernels
 from .tiled import TiledNegatives
 from .tiles import Mask, Workspace
 
@@ -110,7 +113,18 @@ class RingNegatives(TiledNegatives):
         )
 
     def reduce(self, accumulator: type[Accumulator], functions: Functions, uniform: bool) -> tuple[Tensor, ...]:
+        if self.engine == "fused":
+            raise no_kernels(self.like)
         return ReduceRing.apply(self, accumulator, functions, self.left, self.right, *functions.tensors)  # type: ignore[no-any-return]
+
+    def uses_kernels(self, functions: Quadratics) -> bool:
+        return kernels_take(self, functions)
+
+    def reduce_by_kernels(self, functions: Quadratics, summed: Sequence[Value] = ()) -> Sequence[Tensor]:
+        packed = functions.packed(summed or [0.0] * functions.number, self.like)
+        how = bool(summed), functions.relu_constant is not None
+        results: Tensor = ReduceRingByKernels.apply(self, *how, self.left, self.right, *packed)
+        return results.unsqueeze(2).unbind()
 
     def blocks_of(self, owner: int) -> Iterator[RingBlock]:
         """Yield the blocks to compare while the keys of rank ``owner`` are here."""
@@ -161,14 +175,29 @@ class RingNegatives(TiledNegatives):
         """Yield the tile passes over the keys of ``owner``, each with its part of the accumulator's state."""
         for block in self.blocks_of(owner):
             count = rows_of(self.count, block.rows) if accumulator.averages else 1.0
-            own, mask, limits = functions.for_rows(block.rows), block.mask, self.mask.limits
-            if limits is not None:
-                compared = None if self.guide is None else (self.guide.left[block.rows], block.select(guide))
-                limits = limits.for_block(block.rows, compared, own.scale, own.offset)
-                limits = replace(limits, exempt=limits.exempt and mask.own)
-                mask = replace(mask, limits=limits)
+            own = functions.for_rows(block.rows)
+            compared = None if self.guide is None else (self.guide.left[block.rows], block.select(guide))
+            mask = self._limited(block, compared, own.scale, own.offset)
             tile_pass = TilePass(own, accumulator, mask, count, False, False, self.edge(functions))
             yield block, tile_pass, accumulator(mask, count, [x[:, block.rows] for x in state])
+
+    def _limited(
+        self, block: RingBlock, guide: tuple[Tensor, Tensor] | None = None, scale: float = 1.0, offset: float = 0.0
+    ) -> Mask:
+        """Return the mask of a block, with the limits of its anchors."""
+        limits = self.mask.limits
+        if limits is None:
+            return block.mask
+        limits = limits.for_block(block.rows, guide, scale, offset)
+        return replace(block.mask, limits=replace(limits, exempt=limits.exempt and block.mask.own))
+
+    def launches(
+        self, owner: int, left: Tensor, keys: Tensor, summed: bool, relu: bool
+    ) -> Iterator[tuple[RingBlock, Any, Tensor, Tensor]]:
+        """Yield what kernels reduce over the keys of ``owner``: the block, how, its anchors and its keys."""
+        for block in self.blocks_of(owner):
+            reduction = kernels().Reduction(self._limited(block), summed, relu)
+            yield block, reduction, left[block.rows].to(self.multiplied), block.select(keys).to(self.multiplied)
 
     def _by_owner(self, ids: Tensor) -> Sequence[Tensor]:
         parts: Sequence[Tensor] = self.group.gather(ids).split(self.group.rows(ids))
@@ -236,8 +265,67 @@ class ReduceRing(checks.Once):
                 for view, d_view in zip(block.views, d_selected.split(block.sizes), strict=True):
                     d_right[view] += d_view * largest
             # 3. the gradient follows its keys, and ends at their owner
-            received = d_right.new_empty(sizes[(owner - 1) % world_size], d_right.shape[1])
-            for operation in neg.group.shift(d_right, received):
-                operation.wait()
-            d_right = received
+            d_right = follow(neg.group, d_right, sizes[(owner - 1) % world_size])
         return None, None, None, d_left * largest, d_right, *(x * largest for x in d_tensors)
+
+
+class ReduceRingByKernels(checks.Once):
+    """Sums or log-sum-exps of quadratic functions over the keys of all processes, by GPU kernels.
+
+    Those over the keys of each process are added to one another; their gradient needs only the total.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        neg: RingNegatives,
+        summed: bool,
+        relu: bool,
+        left: Tensor,
+        right: Tensor,
+        value: Tensor,
+        slope: Tensor,
+    ) -> Tensor:
+        out = left.new_full((len(value), len(left)), 0.0 if summed else -math.inf, dtype=torch.float32)
+        for owner, keys, _ in neg.rotate(right):
+            for block, reduction, anchors, selected in neg.launches(owner, left, keys, summed, relu):
+                part, total = reduction.forward(anchors, selected, columns_of(value, block.rows)), out[:, block.rows]
+                out[:, block.rows] = total + part if summed else torch.logaddexp(total, part)
+        ctx.neg, ctx.how = neg, (summed, relu)
+        ctx.save_for_backward(left, right, value, slope, out)
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, upstream: Tensor) -> Any:
+        checks.refuse_second_derivative(ONCE)
+        neg: RingNegatives = ctx.neg
+        left, right, value, slope, out = ctx.saved_tensors
+        needed = ctx.needs_input_grad[3:6]
+        d_left, d_right, d_value = (torch.zeros_like(x, dtype=torch.float32) for x in (left, right, value))
+        sizes, world_size = neg.group.rows(right), neg.group.world_size
+        for owner, keys, _ in neg.rotate(right):
+            for block, reduction, anchors, selected in neg.launches(owner, left, keys, *ctx.how):
+                rows = block.rows
+                of_block = (columns_of(x, rows) for x in (value, slope))
+                parts = reduction.backward(anchors, selected, *of_block, out[:, rows], upstream[:, rows], needed)
+                for total, part in ((d_left[rows], parts[0]), (columns_of(d_value, rows), parts[2])):
+                    if part is not None:
+                        total += part
+                if parts[1] is not None:
+                    for view, d_view in zip(block.views, parts[1].split(block.sizes), strict=True):
+                        d_right[view] += d_view
+            d_right = follow(neg.group, d_right, sizes[(owner - 1) % world_size])
+        return None, None, None, d_left.to(left.dtype), d_right.to(right.dtype), d_value, None
+
+
+def columns_of(x: Tensor, rows: slice) -> Tensor:
+    """Select the anchors of coefficients ``(functions, n, anchors)``; return those of all anchors as they are."""
+    return x[..., rows] if x.shape[2] > 1 else x
+
+
+def follow(group: ProcessGroup, d_keys: Tensor, rows: int) -> Tensor:
+    """Pass on the gradient of the keys that have just left; return the gradient of the next, of so many rows."""
+    received = d_keys.new_empty(rows, d_keys.shape[1])
+    for operation in group.shift(d_keys, received):
+        operation.wait()
+    return received

@@ -60,7 +60,7 @@ def pays_to_chunk(device: torch.device) -> bool:
 
 
 @cache
-def _kernels() -> Any:
+def kernels() -> Any:
     """Return :mod:`counterpoint.engine.triton`, or None where Triton is missing or does not support the GPU."""
     if torch.version.hip is not None:
         return None
@@ -68,6 +68,23 @@ def _kernels() -> Any:
         return importlib.import_module("counterpoint.engine.triton")
     except ImportError:
         return None
+
+
+def kernels_take(neg: TiledNegatives, functions: Quadratics) -> bool:
+    """Return whether GPU kernels reduce these functions of these negatives."""
+    allowed = neg.tile is None and neg.engine in ("auto", "fused") and neg.guide is None
+    if not allowed or neg.like.device.type not in KERNEL_DEVICES or kernels() is None:
+        return False
+    return bool(kernels().takes(neg.like, neg.multiplied, functions.number))
+
+
+def no_kernels(like: Tensor) -> ValueError:
+    """Return the error of ``engine="fused"`` where a reduction cannot use kernels."""
+    return ValueError(
+        "engine='fused': GPU kernels need a GPU that Triton supports, embeddings that fit on it (at most 1024 wide), "
+        f"functions that are at most quadratic in the similarity, and no guide=; got {like.dtype} embeddings of width "
+        f"{like.shape[1]} on {like.device.type!r}: use engine='tiles' or 'auto'."
+    )
 
 
 class StreamedNegatives(TiledNegatives):
@@ -123,10 +140,7 @@ class StreamedNegatives(TiledNegatives):
 
     def reduce(self, accumulator: type[Accumulator], functions: Functions, uniform: bool) -> tuple[Tensor, ...]:
         if self.engine == "fused":
-            raise ValueError(
-                "engine='fused': GPU kernels need a GPU that Triton supports, functions that are at most quadratic in "
-                "the similarity, and keys without weights and limits; use engine='tiles' or 'auto'."
-            )
+            raise no_kernels(self.like)
         parts, start, edge = [], 0, self.edge(functions)
         for (left, right), guide in zip(self.blocks, self.guides(), strict=True):
             directions = [(left, right, self.mask, guide)]
@@ -151,11 +165,7 @@ class StreamedNegatives(TiledNegatives):
         return self.guide.blocks  # type: ignore[no-any-return]
 
     def uses_kernels(self, functions: Quadratics) -> bool:
-        allowed = self.tile is None and self.engine in ("auto", "fused")
-        if self.like.device.type not in KERNEL_DEVICES or not allowed or not self.mask.plain:
-            return False
-        kernels = _kernels()
-        return kernels is not None and kernels.takes(self.like, functions.number)
+        return kernels_take(self, functions)
 
     def reduce_by_kernels(self, functions: Quadratics, summed: Sequence[Value] = ()) -> Sequence[Tensor]:
         parts, start, relu = [], 0, functions.relu_constant is not None
@@ -165,10 +175,10 @@ class StreamedNegatives(TiledNegatives):
                 rows = slice(start, start + len(a))
                 constants = [rows_of(c, rows) for c in summed] or [0.0] * functions.number
                 packed = functions.for_rows(rows).packed(constants, a)
-                ids = mask.as_ids(len(a), len(b), a.device)
-                if self.half is not None:
-                    a, b = a.to(self.half), b.to(self.half)
-                parts.append(_kernels().reduce(a, b, *packed, ids, bool(summed), relu))
+                if mask.limits is not None:
+                    mask = replace(mask, limits=mask.limits.for_block(rows, None, 1.0))
+                reduction = kernels().Reduction(mask, bool(summed), relu)
+                parts.append(kernels().reduce(a.to(self.multiplied), b.to(self.multiplied), *packed, reduction))
                 start = rows.stop
         return torch.cat(parts, 1).unsqueeze(2).unbind()
 

@@ -27,6 +27,7 @@ EDGES_THREADS = (1024, 512)
 EDGES = (4096, 2048)
 
 LIMITED = "false_negatives= excludes every key; empty='zero' gives these anchors a loss of zero"
+_CONSTANT = Quadratics([[0.0, 0.0]], [[0.0, 0.0]])
 _ONES = Traced(torch.ones_like, (), (), (), 1.0, 1, False)
 
 
@@ -49,6 +50,8 @@ class TiledNegatives(Negatives):
         self._matrix: DenseNegatives | None = None
         self._count: Value | None = None
         self.guide: Any = None
+        self.half: torch.dtype | None = None
+        self.engine = "auto"
         self.structural: Value = 0.0
         """Number of keys that ids and positions leave; subclasses set it."""
 
@@ -60,7 +63,10 @@ class TiledNegatives(Negatives):
         elif self._count is None:
             self._count = 1.0  # of which the mean is the sum
             with torch.no_grad():
-                self._count = self._reduce(Mean, _ONES, True)[0]
+                if self.uses_kernels(_CONSTANT):  # what decides on the limits counts too
+                    (self._count,) = self.reduce_by_kernels(_CONSTANT, [1.0])
+                else:
+                    (self._count,) = self.reduce(Mean, _ONES, True)
         return self._count
 
     @count.setter
@@ -82,9 +88,12 @@ class TiledNegatives(Negatives):
     def _reduce(self, accumulator: type[Accumulator], functions: Functions, uniform: bool) -> tuple[Tensor, ...]:
         count = self.count if accumulator.averages else 1.0  # ahead of the reduction that needs it
         results = self.reduce(accumulator, functions, uniform)
-        if self.mask.limits is not None and not self.optional:
-            self.check_left(count if accumulator.averages else results[0].detach() > -math.inf)
+        self._check_limits(count if accumulator.averages else results[0].detach() > -math.inf)
         return results
+
+    def _check_limits(self, left: Value) -> None:
+        if self.mask.limits is not None and not self.optional:
+            self.check_left(left)
 
     def check_left(self, left: Value) -> None:
         """Raise if limits exclude all negatives of an anchor; ``left`` is positive for all others."""
@@ -101,6 +110,14 @@ class TiledNegatives(Negatives):
     def bound(self) -> float:
         """Return a bound of the absolute similarities; infinite if not known without synchronizing."""
         return math.inf if self._bound is None else self._bound
+
+    @property
+    def multiplied(self) -> torch.dtype:
+        """The type in which GPU kernels multiply embeddings.
+
+        Keys that meet a limit up to rounding stay, whatever the engine; so limits need the embeddings' own precision.
+        """
+        return self.like.dtype if self.half is None or self.mask.limits is not None else self.half
 
     def uses_kernels(self, functions: Quadratics) -> bool:
         """Return whether :meth:`reduce_by_kernels` can reduce these functions."""
@@ -123,7 +140,9 @@ class TiledNegatives(Negatives):
             return self._reduce_traced(LogSumExp, f, per_anchor, lambda dense: dense.logsumexp(f, *per_anchor))
         functions, constants = quadratic
         if self.uses_kernels(functions):
-            return _with_constants(constants, self.reduce_by_kernels(functions))
+            reduced = self.reduce_by_kernels(functions)
+            self._check_limits(reduced[0].detach() > -math.inf)
+            return _with_constants(constants, reduced)
         safe = functions.bounded(self.bound(), SAFE - self.mask.largest_log_weight)
         return _with_constants(constants, self._reduce(SumExp if safe else LogSumExp, functions, functions.uniform))
 
@@ -133,6 +152,7 @@ class TiledNegatives(Negatives):
             functions, constants = quadratic
             if self.uses_kernels(functions):  # with their constants: squares must stay whole
                 inside = constants if functions.relu_constant is None else [functions.relu_constant]
+                self._check_limits(self.count)
                 sums = self.reduce_by_kernels(functions, inside)
                 return _with_constants([0.0] * functions.number, [x / self.count for x in sums])
             if functions.relu_constant is not None:

@@ -13,23 +13,25 @@ from triton import compile
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from counterpoint.engine import triton
+from counterpoint.engine import kernels, triton
 
 # compute capability, KiB on the chip
 CHIPS = {"H100, H200": (90, 227), "A100": (80, 163), "RTX 30 and 40, L4, L40": (86, 99)}
 WAYS = ((torch.bfloat16, "ieee"), (torch.float32, "ieee"), (torch.float32, "tf32x3"))
-KERNELS = (triton._forward, triton._backward_anchors, triton._backward_keys)
+KERNELS = (kernels.forward, kernels.backward_anchors, kernels.backward_keys)
 TYPES = {torch.float32: "*fp32", torch.bfloat16: "*bf16"}
 
 
 def on_chip(kernel, width: int, dtype: torch.dtype, precision: str, capability: int, room: int) -> int:
     owned, iterated, block_d = triton._block_sizes(width, dtype, precision, room * 1024)
-    constants = {"TWO": True, "SUM": False, "RELU": False, "PER_ANCHOR": True, "MASKED": True}
-    constants |= {"LEARNED": True, "SQUARES": False, "BLOCK_D": block_d, "PRECISION": precision}
-    own, other = ("BLOCK_N", "BLOCK_M") if kernel is triton._backward_keys else ("BLOCK_M", "BLOCK_N")
+    constants = {"TWO": True, "SUM": False, "RELU": False, "PER_ANCHOR": True, "LEARNED": True, "SQUARES": False}
+    constants |= {"IDS": True, "LIMITED": True, "WEIGHTS": "both", "HARD": "own"}
+    constants |= {"BLOCK_D": block_d, "PRECISION": precision}
+    own, other = ("BLOCK_N", "BLOCK_M") if kernel is kernels.backward_keys else ("BLOCK_M", "BLOCK_N")
     constants |= {own: owned, other: iterated}
     kinds = {"anchors": TYPES[dtype], "keys": TYPES[dtype], "row_ids": "*i64", "key_ids": "*i64"}
-    kinds |= dict.fromkeys(("M", "N", "d"), "i32") | dict.fromkeys(constants, "constexpr")
+    kinds |= dict.fromkeys(("M", "N", "d", *kernels.COUNTS), "i32") | dict.fromkeys(constants, "constexpr")
+    kinds["own_weight"] = "fp32"
     names = kernel.arg_names
     source = ASTSource(
         kernel,

@@ -50,10 +50,11 @@ def given(total: int) -> dict[str, Tensor]:
     }
 
 
-def step(case: Case, total: int, rows: slice, gather: Any) -> dict[str, Tensor]:
+def step(case: Case, total: int, rows: slice, gather: Any, dtype: torch.dtype = torch.float64) -> dict[str, Tensor]:
     """Two training steps on some rows of a batch: the second one's loss, gradients, learned and tracked values."""
     spec, count, names, more = case
-    loss_fn, whole = cp.objective(spec).double(), given(total)
+    loss_fn = cp.objective(spec).to(dtype)
+    whole = {name: x.to(dtype) if x.is_floating_point() else x for name, x in given(total).items()}
     if "duplicates" in names:  # the largest similarity several times, in different processes too
         whole["views"][1:] = whole["views"][:1]
     how = {name: whole[name][rows].clone() for name in names if name in whole}
@@ -260,10 +261,13 @@ def most_keys(rank: int) -> dict[str, int]:
     return found
 
 
-def without_kernels(rank: int) -> float:
-    """A ring where the device has kernels, which know no ring."""
+def steps_by_kernels(rank: int, cases: list[Case], sizes: list[int], dtype: torch.dtype) -> list[dict[str, Tensor]]:
+    """Training steps of a ring where the device has kernels, which may reduce nothing else."""
     streamed.KERNEL_DEVICES = {"cpu"}
-    return cp.HCL()(*embeddings()[0][:, part(UNEVEN, rank)].float(), gather="ring").item()
+    return [
+        step((spec, count, names, more | {"engine": "fused"}), sum(sizes), part(sizes, rank), "ring", dtype)
+        for spec, count, names, more in cases
+    ]
 
 
 # ---- failures ---------------------------------------------------------------------------------------

@@ -363,9 +363,37 @@ def test_a_ring_never_holds_all_keys(tmp_path):
         assert process == {"all": 512, "ring": 128}
 
 
-def test_a_ring_where_there_are_kernels(tmp_path):
-    wanted = cp.HCL()(*embeddings()[0]).item()
-    assert run(gathered.without_kernels, tmp_path, 2) == pytest.approx([wanted] * 2, rel=1e-6)
+BY_KERNELS: list[Case] = [
+    ("hcl", 2, (), {"pairing": "symmetric"}),
+    ("infonce:t=learned(0.1)", 2, ("negatives", "ids", "negative_ids", "log_q", "negative_log_q"),
+     {"shared_negatives": False, "negative_weight": 0.3}),
+    ("mv", 3, ("negatives", "ids"), {"false_negatives": cp.margin(-0.4, hard=False), "empty": "zero"}),
+    CASES["rules: own hard negatives alone"],
+    CASES["weighted hard negatives"],
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("cases", "dtype", "tolerance"),
+    [
+        pytest.param(BY_KERNELS[:2], torch.float32, 2e-5, id="some"),
+        pytest.param(BY_KERNELS, torch.float32, 2e-5, id="all", marks=pytest.mark.slow),
+        pytest.param(BY_KERNELS[:1], torch.bfloat16, 2e-2, id="bfloat16", marks=pytest.mark.slow),
+    ],
+)
+def test_a_ring_by_kernels(tmp_path, cases, dtype, tolerance):
+    sizes = SIZES["two, uneven"]
+    found = run(gathered.steps_by_kernels, tmp_path, 2, cases, sizes, dtype)
+    for case, *each in zip(cases, *found, strict=True):
+        for name, wanted in step(case, sum(sizes), slice(None), False).items():
+            values = [process[name].double() for process in each]
+            if name.startswith("gradient"):
+                values = [torch.cat(values) / 2]
+            elif name.startswith("slope"):
+                values = [torch.stack(values).mean(0)]
+            for value in values:
+                error = (value - wanted.double()).abs().max()
+                assert error <= tolerance * wanted.abs().max().clamp(min=1), f"{case}, {name}"
 
 
 # ---- failures ------------------------------------------------------------------------------------

@@ -13,6 +13,7 @@ from specs import SPECS, at, embeddings
 
 import counterpoint as cp
 from counterpoint.engine import streamed
+from counterpoint.engine.tiles import Limits, Mask
 
 GPU = torch.cuda.is_available()
 pytest.importorskip("triton")
@@ -21,7 +22,7 @@ fused = pytest.importorskip("counterpoint.engine.triton")
 DEVICE = "cuda" if GPU else "cpu"
 
 
-def dense(anchors, keys, value, slope, ids, summed, relu):
+def dense(anchors, keys, value, slope, mask, summed, relu):
     """The same in plain torch, in float64."""
     s = anchors.double() @ keys.double().T
     x2, x1, x0 = value.double().unbind(1)
@@ -29,38 +30,65 @@ def dense(anchors, keys, value, slope, ids, summed, relu):
     f = (x2[..., None] * s.detach() + x1[..., None]) * s.detach() + x0[..., None]
     # a derivative with respect to s that is not the value's
     f = f + (p[..., None] * s.detach() + q[..., None]).detach() * (s - s.detach())
-    drop = torch.zeros_like(s, dtype=torch.bool) if ids is None else ids[0][:, None] == ids[1]
+    skip, drop, weight = mask.dense(s.detach())
+    drop = torch.zeros_like(s, dtype=torch.bool) if drop is None else drop
+    drop = drop if skip is None else drop.scatter(1, skip, True)
+    if mask.limits is not None:
+        drop = drop | ((s > mask.limits.most) & (torch.arange(len(keys), device=DEVICE) < mask.limits.exempt))
+    weight = torch.zeros_like(s) if weight is None else weight.double()
     if summed:
-        return (f.relu() if relu else f).masked_fill(drop, 0.0).sum(2)
-    return f.masked_fill(drop, -torch.inf).logsumexp(2)
+        return ((f.relu() if relu else f) * weight.exp()).masked_fill(drop, 0.0).sum(2)
+    return (f + weight).masked_fill(drop, -torch.inf).logsumexp(2)
 
 
-def case(n, m, d, functions, wide, masked, dtype):
+def masks(n, m):
+    """Masks of ``n`` anchors and ``m`` keys, the last of which are hard negatives of the anchors."""
+    ids = torch.arange(n, device=DEVICE) % 7, torch.arange(m, device=DEVICE) % 9
+    weights = torch.randn(n, device=DEVICE), 2 * torch.randn(m, device=DEVICE)
+    limits = Limits(torch.rand(n, 1, device=DEVICE) - 0.2, exempt=m - 3)
+    hard = {"own": n, "shared": n, "own_weight": 1.5}
+    return {
+        "none": Mask(),
+        "ids": Mask(ids=ids),
+        "weights": Mask(ids=ids, log_weight=weights),
+        "limits": Mask(ids=ids, limits=limits),
+        "own": Mask(n, **hard, log_weight=weights, limits=limits),
+        "own only": Mask(n, **hard, first=3, foreign=False),
+        "foreign only": Mask(n, **hard | {"own_weight": 0.0}, owned=False, limits=limits),
+        "of others": Mask(None, ids=ids, own=m - 7, own_weight=1.5, foreign=False, log_weight=weights),
+    }
+
+
+def case(n, m, d, functions, wide, dtype):
     torch.manual_seed(n + m)
     anchors, keys = (torch.nn.functional.normalize(torch.randn(k, d), dim=1).to(DEVICE, dtype) for k in (n, m))
     columns = n if wide else 1
     value = torch.randn(functions, 3, columns, device=DEVICE) * torch.tensor([2.0, 5.0, 1.0], device=DEVICE)[:, None]
     slope = torch.randn(functions, 2, columns, device=DEVICE) * 5
-    ids = (torch.arange(n, device=DEVICE) % 7, torch.arange(m, device=DEVICE) % 9) if masked else None
-    return anchors.requires_grad_(), keys.requires_grad_(), value.requires_grad_(), slope, ids
+    return anchors.requires_grad_(), keys.requires_grad_(), value.requires_grad_(), slope
 
 
 @pytest.mark.parametrize(("summed", "relu"), [(False, False), (True, False), (True, True)])
 @pytest.mark.parametrize(
-    ("n", "m", "d", "functions", "wide", "masked", "dtype"),
+    ("n", "m", "d", "functions", "wide", "mask", "dtype"),
     [
-        (33, 50, 16, 1, False, False, torch.float32),
-        (40, 150, 20, 2, False, True, torch.float32),
-        (150, 40, 130, 2, True, True, torch.float32),
-        (17, 30, 700, 1, True, False, torch.float32),
-        (20, 33, 24, 2, False, True, torch.bfloat16),
-        (20, 33, 24, 1, True, True, torch.float16),
+        (33, 50, 16, 1, False, "none", torch.float32),
+        (40, 150, 20, 2, False, "weights", torch.float32),
+        (150, 40, 130, 2, True, "limits", torch.float32),
+        (17, 30, 700, 1, True, "of others", torch.float32),
+        (17, 68, 16, 2, True, "own", torch.float32),
+        (17, 34, 16, 1, False, "own only", torch.float32),
+        (17, 51, 16, 1, False, "foreign only", torch.float32),
+        (20, 33, 24, 2, False, "weights", torch.bfloat16),
+        (20, 33, 24, 1, True, "limits", torch.float16),
+        (20, 33, 24, 1, True, "ids", torch.float16),
     ],
 )
-def test_values_and_gradients(n, m, d, functions, wide, masked, dtype, summed, relu):
-    anchors, keys, value, slope, ids = case(n, m, d, functions, wide, masked, dtype)
-    ours = fused.reduce(anchors, keys, value, slope, ids, summed, relu)
-    theirs = dense(anchors, keys, value, slope, ids, summed, relu)
+def test_values_and_gradients(n, m, d, functions, wide, mask, dtype, summed, relu):
+    anchors, keys, value, slope = case(n, m, d, functions, wide, dtype)
+    mask = masks(n, m)[mask]
+    ours = fused.reduce(anchors, keys, value, slope, fused.Reduction(mask, summed, relu))
+    theirs = dense(anchors, keys, value, slope, mask, summed, relu)
     assert ours.shape == (functions, n)
     torch.testing.assert_close(ours.double(), theirs, rtol=2e-5, atol=2e-5)
     upstream = torch.randn_like(ours)
@@ -74,25 +102,33 @@ def test_values_and_gradients(n, m, d, functions, wide, masked, dtype, summed, r
         torch.testing.assert_close(mine, right, rtol=0, atol=rough * scale, msg=lambda m, w=what: f"{w}: {m}")
 
 
-@pytest.mark.parametrize("t", [0.005, 0.01, 0.5])
-def test_small_temperatures_neither_overflow_nor_vanish(t):
-    anchors, keys, _, _, _ = case(20, 30, 16, 1, False, False, torch.float32)
-    value = torch.tensor([[[0.0], [1 / t], [0.0]]], device=DEVICE)
-    slope = torch.tensor([[[0.0], [1 / t]]], device=DEVICE)
-    ours = fused.reduce(anchors, keys, value, slope)
-    torch.testing.assert_close(
-        ours[0].double(), (anchors.double() @ keys.double().T / t).logsumexp(1), rtol=1e-5, atol=0
-    )
-    (gradient,) = torch.autograd.grad(ours.sum(), anchors)
-    assert gradient.isfinite().all()
-    assert gradient.any()
+@pytest.mark.parametrize(
+    ("t", "dtype"), [(0.005, torch.float32), (0.01, torch.bfloat16), (0.01, torch.float32), (0.5, torch.float32)]
+)
+def test_small_temperatures_neither_overflow_nor_vanish(t, dtype):
+    """To a few roundings of exponents as large as ``1 / t``, and so is the gradient of the temperature."""
+    anchors, keys, _, _ = case(20, 30, 16, 1, False, dtype)
+    with torch.no_grad():
+        keys[:5] = anchors[:5]  # as large as similarities can be
+    mask = Mask(log_weight=(torch.zeros(20, device=DEVICE), torch.linspace(-20, 20, 30, device=DEVICE)))
+    scale = torch.tensor(1 / t, device=DEVICE, requires_grad=True)
+    value = torch.stack([0 * scale, scale, 0 * scale]).view(1, 3, 1)
+    ours = fused.reduce(anchors, keys, value, value[:, :2].detach(), fused.Reduction(mask))
+    exact = (anchors.double() @ keys.double().T * scale.double() + mask.log_weight[1]).logsumexp(1)
+    torch.testing.assert_close(ours[0].double(), exact, rtol=3e-7, atol=3e-7)
+    found, wanted = (torch.autograd.grad(x.sum(), (anchors, keys, scale)) for x in (ours, exact))
+    rough = torch.finfo(torch.float32).eps * (1 / t + 20)  # that of the exponents
+    for mine, right in zip(found, wanted, strict=True):
+        error = (mine - right).abs().max() / right.abs().max()
+        assert error <= max(rough, torch.finfo(mine.dtype).eps)
 
 
 def test_an_anchor_without_negatives_is_minus_infinity_and_has_no_gradient():
-    anchors, keys, value, slope, _ = case(20, 30, 16, 1, False, False, torch.float32)
+    anchors, keys, value, slope = case(20, 30, 16, 1, False, torch.float32)
     own = torch.zeros(20, dtype=torch.long, device=DEVICE)
     own[3] = 1
-    ours = fused.reduce(anchors, keys, value, slope, (own, torch.ones(30, dtype=torch.long, device=DEVICE)))
+    mask = Mask(ids=(own, torch.ones(30, dtype=torch.long, device=DEVICE)))
+    ours = fused.reduce(anchors, keys, value, slope, fused.Reduction(mask))
     assert ours[0, 3] == -torch.inf
     assert ours[0, :3].isfinite().all()
     (gradient,) = torch.autograd.grad(ours.sum(), anchors)  # the row without negatives included
@@ -104,13 +140,15 @@ def test_an_anchor_without_negatives_is_minus_infinity_and_has_no_gradient():
 @pytest.mark.parametrize("factor", [1.0, -0.37])
 def test_sums_of_squares_of_what_is_nearly_equal(factor):
     """Multiplied out, they would be rounding errors of either sign."""
-    anchors, keys, _, _, _ = case(20, 30, 16, 1, False, False, torch.float32)
+    anchors, keys, _, _ = case(20, 30, 16, 1, False, torch.float32)
     anchors, keys = (anchors[:1] + 1e-3 * x for x in (anchors, keys))
     s = (anchors.double() @ keys.double().T).detach()
     centre = s.mean(1, keepdim=True).float()
     square = [factor * torch.ones_like(centre), -2 * factor * centre, factor * centre**2]
     value = torch.stack([torch.cat(square, 1).T, torch.cat([0 * centre, 5 + centre, centre], 1).T])
-    ours = fused.reduce(anchors, keys, value, torch.zeros(2, 2, 1, device=DEVICE), summed=True).double()
+    ours = fused.reduce(
+        anchors, keys, value, torch.zeros(2, 2, 1, device=DEVICE), fused.Reduction(Mask(), True)
+    ).double()
     exact = factor * (s - centre).square().sum(1), ((5 + centre) * s + centre).sum(1)
     torch.testing.assert_close(ours, torch.stack(exact).double(), rtol=1e-2, atol=1e-10)
 
@@ -150,6 +188,8 @@ def results(spec, z, tile, **how):
 
 
 IDS = torch.tensor([0, 1, 2, 3, 4, 5, 1, 0])
+LOG_Q = torch.linspace(-3, 0, 8)
+HARD = {"negatives": torch.randn(8, 2, 16, generator=torch.Generator().manual_seed(1))}
 LEARNED = ["hcl:t=learned(0.3,0.01,1),beta=learned(1,0.1,3)", "adnce:t=learned(0.3,0.01,1),mu=learned(0.4)"]
 
 
@@ -162,7 +202,16 @@ LEARNED = ["hcl:t=learned(0.3,0.01,1),beta=learned(1,0.1,3)", "adnce:t=learned(0
         ("infonce:t=T", {"pairing": "symmetric", "ids": IDS}, 2),
         ("infonce:t=T", {"negatives": torch.randn(8, 2, 16)}, 1),
         ("infonce:t=T", {"negatives": torch.randn(8, 2, 16), "ids": IDS}, 1),
-        ("infonce:t=T", {"negatives": torch.randn(8, 2, 16), "negative_weight": 1.0}, 0),
+        ("infonce:t=T", {**HARD, "negative_weight": 1.0}, 1),
+        ("infonce:t=T", {**HARD, "negative_weight": 1.0, "shared_negatives": False, "ids": IDS}, 1),
+        ("infonce:t=T", {"log_q": LOG_Q}, 1),
+        ("infonce:t=T", {"log_q": LOG_Q, "pairing": "symmetric"}, 2),
+        ("infonce:t=T", {"queue": torch.randn(30, 16), "queue_log_q": torch.randn(30)}, 1),
+        ("hcl:t=T", {**HARD, "log_q": LOG_Q, "negative_log_q": torch.randn(8, 2), "negative_weight": 1.0}, 2),
+        ("infonce:t=T", {"false_negatives": cp.threshold(0.3)}, 1),
+        ("infonce:t=T", {"false_negatives": cp.margin(0.2), "pairing": "symmetric", "empty": "zero"}, 4),
+        ("mv:t=T", {**HARD, "false_negatives": cp.threshold(0.3, hard=False), "ids": IDS}, 4),
+        ("infonce:t=T", {"false_negatives": cp.threshold(0.3), "guide": torch.randn(8, 2, 4)}, 0),
         ("infonce:t=T", {"queue": torch.randn(30, 16)}, 1),
         ("dcl:t=T", {}, 1),
         ("hcl:t=T", {}, 1),
@@ -213,12 +262,26 @@ def test_bfloat16_is_multiplied_as_it_is(everywhere, monkeypatch):
     assert kinds == [torch.bfloat16, torch.float32, torch.float32]
 
 
-def test_a_tile_that_is_asked_for_float64_and_wide_embeddings_go_without(everywhere):
+def test_a_tile_that_is_asked_for_and_float64_go_without(everywhere):
     z = torch.randn(2, 8, 16)
     results("infonce:t=T", z, 4)
     cp.InfoNCE(0.3)(*z.double().to(DEVICE))
-    cp.InfoNCE(0.3)(*torch.randn(2, 8, 1025, device=DEVICE))
     assert not everywhere
+
+
+@pytest.mark.parametrize(("width", "calls"), [(1024, 2), (1025, 0), (8192, 0)])
+def test_any_width(everywhere, width, calls):
+    """Tiles, where the kernels' blocks do not fit."""
+    z = torch.randn(2, 8, width, generator=torch.Generator().manual_seed(0))
+    how = {"log_q": LOG_Q, "ids": IDS, "false_negatives": cp.threshold(0.01), "pairing": "symmetric"}
+    how = {k: v.to(DEVICE) if isinstance(v, torch.Tensor) else v for k, v in how.items()}
+    spec = "infonce:t=learned(0.3,0.01,1)"
+    torch.testing.assert_close(results(spec, z, None, **how), results(spec, z, 0, **how), rtol=1e-4, atol=2e-5)
+    assert len(everywhere) == calls
+    assert f"engine[{'fused' if calls else 'tiles'}]" in cp.objective(spec).to(DEVICE).report(*z.to(DEVICE), **how)
+    if not calls:
+        with pytest.raises(ValueError, match=f"engine='fused'.*width {width} on"):
+            cp.InfoNCE(0.3)(*z.to(DEVICE), engine="fused")
 
 
 def test_no_second_derivative(everywhere):
