@@ -6,6 +6,9 @@ what is left goes into further rounds from the best spec so far, until a round c
 length, since the best temperature of short runs is not that of long ones. A baseline gets the same budget: an objective
 that is tuned looks better than one that is not.
 
+With ``--storage`` or ``--sampler tpe``, the search is a study of Optuna, which several processes may share:
+:mod:`.study`. Otherwise Optuna is not needed.
+
 Runs are stored in ``tuning/``, so an interrupted search continues where it stopped. They are marked, and no report
 shows them: their scores selected the settings.
 
@@ -26,11 +29,13 @@ import shlex
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
 from statistics import fmean, stdev
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import counterpoint as cp
+from counterpoint.install import install
 
 from ..domain import Domain, domain
 from . import flags
@@ -42,6 +47,7 @@ T = TypeVar("T")
 
 FIRST_SEED = 1000  # far from the seeds of ``train``
 ORDER = ("temperature", "mu", "sigma")  # before the others, which follow in the objective's own order
+SAMPLERS = ("coordinate", "tpe")
 WEIGHT = "weight"  # of the second and further terms of a sum
 GRIDS: dict[str, tuple[float, ...]] = {  # the same in every domain
     "prior": (0.01, 0.05, 0.1),  # DCL and HCL
@@ -53,6 +59,7 @@ GRIDS: dict[str, tuple[float, ...]] = {  # the same in every domain
 }
 # flags that the printed ``train`` command sets itself or that ``train`` does not have
 OWN_FLAGS = ("objective", "seed", "seeds", "budget", "baseline", "grid", "part", "out", "resume", "fresh", "json")
+OWN_FLAGS += ("sampler", "storage")
 
 
 # ---- specs -------------------------------------------------------------------------------------
@@ -154,25 +161,31 @@ def search(
         The best spec, and the score of each measured spec in the order of the search.
     """
     scores: dict[str, float] = {}
+    for specs in proposals(start, grids, budget, scores):
+        scores.update(measure(specs))
+    return best_of(scores), scores
 
-    def look(specs: Sequence[str]) -> None:
-        new = [spec for spec in dict.fromkeys(specs) if spec not in scores][: budget - len(scores)]
-        scores.update(measure(new) if new else {})
 
-    def best() -> str:
-        return max(scores, key=lambda spec: -math.inf if math.isnan(scores[spec]) else scores[spec])
-
-    look([start])
+def proposals(
+    start: str, grids: Mapping[str, Sequence[float]], budget: int, scores: Mapping[str, float]
+) -> Iterator[list[str]]:
+    """Yield the specs to measure next; the caller adds their scores to ``scores`` before it continues."""
+    yield [start]
     measured = 0
     while measured < len(scores) < budget:  # a round without a new spec is the last
         measured, left = len(scores), sum(map(len, grids.values()))
         for name, values in grids.items():
-            data = cp.objective(best()).to_dict()
+            data = cp.objective(best_of(scores)).to_dict()
             new = [spec for value in values if (spec := str(cp.from_dict(changed(data, name, value)))) not in scores]
             share = max(1, round((budget - len(scores)) * len(values) / left))
-            look(thinned(new, share) if new else [])
+            if new := list(dict.fromkeys(thinned(new, share) if new else []))[: budget - len(scores)]:
+                yield new
             left -= len(values)
-    return best(), scores
+
+
+def best_of(scores: Mapping[str, float]) -> str:
+    """The first spec with the highest score; NaN is below all numbers."""
+    return max(scores, key=lambda spec: -math.inf if math.isnan(scores[spec]) else scores[spec])
 
 
 # ---- counterpoint tune -------------------------------------------------------------------------
@@ -194,6 +207,9 @@ def add_arguments(parser: argparse.ArgumentParser, domain_name: str) -> None:
         metavar="NAME=VALUE,...",
         help="tune only these parameters, over these values, as t=0.1,0.2 (the papers' grids)",
     )
+    add("--sampler", choices=SAMPLERS, default=SAMPLERS[0], help="coordinate-wise or Optuna's TPE (%(default)s)")
+    storage = "Optuna study that processes with the same --out share, as tuning.log or sqlite:///tuning.db (none)"
+    add("--storage", metavar="FILE|URL", help=storage)
 
 
 def grid(text: str) -> tuple[str, tuple[float, ...]]:
@@ -220,8 +236,20 @@ def _check(arguments: argparse.Namespace, tuned: Domain, check_train: Callable[[
         raise ValueError("--cell, --list-cells: a search chooses its next runs by the last ones; use --on instead.")
     if getattr(arguments, "part", None) not in (None, "tune"):
         raise ValueError(f"--part {arguments.part}: tuning sees validation data alone; leave the flag out.")
+    if flag := _optuna_flag(arguments):
+        if find_spec("optuna") is None:
+            raise ImportError(f"{flag} needs optuna: {install('tune')}", name="optuna")
+        if arguments.storage is not None and not arguments.resume:
+            raise ValueError("--fresh: a study continues; start again with another --storage and --out.")
     _dataset(arguments, tuned)
     check_train(arguments)
+
+
+def _optuna_flag(arguments: argparse.Namespace) -> str:
+    """The flag that needs Optuna, or nothing."""
+    if arguments.storage is not None:
+        return f"--storage {arguments.storage}"
+    return "" if arguments.sampler == SAMPLERS[0] else f"--sampler {arguments.sampler}"
 
 
 def _dataset(arguments: argparse.Namespace, tuned: Domain) -> str:
@@ -293,7 +321,7 @@ def _tune(
             done = store.run_grid(train, cells, arguments.out, **options)
         except GridError as error:
             kind, _, reason = str(error.runs[0].record["error"]).partition(": ")
-            if not runs and kind == "ValueError":  # the settings are wrong for every spec
+            if start in specs and kind == "ValueError":  # the settings are wrong for every spec
                 raise ValueError(reason) from error
             print(f"counterpoint tune {tuned.name}: {error}", file=sys.stderr)
             done = error.runs
@@ -301,7 +329,23 @@ def _tune(
             runs[spec] = done[i * len(seeds) : (i + 1) * len(seeds)]
         return {spec: fmean(values) if len(values := _values(runs[spec])) == len(seeds) else math.nan for spec in specs}
 
-    best, scores = search(start, grids, arguments.budget // arguments.seeds, measure)
+    budget = arguments.budget // arguments.seeds
+    if _optuna_flag(arguments):
+        from . import study
+
+        scores = study.search(
+            study.SAMPLERS[arguments.sampler](start, grids, budget),
+            measure,
+            arguments.out,
+            storage=arguments.storage,
+            name=f"tune {tuned.name}: {start}",
+            settings={**make_cell(start, arguments.seed), "seeds": list(seeds)},
+            jobs=max(1, flags.concurrent(arguments) // arguments.seeds),
+        )
+        best = best_of(scores)
+        runs = {spec: [store.Run(arguments.out, make_cell(spec, seed)) for seed in seeds] for spec in scores}
+    else:
+        best, scores = search(start, grids, budget, measure)
     if math.isnan(scores[best]):
         raise GridError(f"all runs of {start} have failed", [run for some in runs.values() for run in some])
     first = runs[best][0]
