@@ -12,7 +12,7 @@ import math
 import random
 import uuid
 from abc import abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -48,16 +48,15 @@ class Space:
         self.start, self.grids = start, grids
         self.is_canonical = start == str(cp.objective(start))
         self.distributions: dict[str, CategoricalDistribution] = {}
-        for name, first in self.params(start).items():
-            words = [first] if first == START else []
-            self.distributions[name] = CategoricalDistribution([*words, *sorted({first, *grids[name]} - {START})])
+        for name, value in _values(start, grids).items():
+            numbers = sorted({*([] if value == START else [value]), *grids[name]})
+            words = [START] if value == START or not self.is_canonical else []
+            self.distributions[name] = CategoricalDistribution([*words, *numbers])
 
     def params(self, spec: str) -> dict[str, Any]:
         """Return the parameters of a spec by their names."""
-        if spec == self.start and not self.is_canonical:
-            return dict.fromkeys(self.grids, START)
-        values = {name: set(_numbers(cp.objective(spec).to_dict(), name)) for name in self.grids}
-        return {name: numbers.pop() if len(numbers) == 1 else START for name, numbers in values.items()}
+        raw = spec == self.start and not self.is_canonical
+        return dict.fromkeys(self.grids, START) if raw else _values(spec, self.grids)
 
     def spec(self, params: Mapping[str, Any]) -> str:
         """Return the spec with these parameters."""
@@ -77,6 +76,13 @@ class Space:
         """Return the trials that have chosen their setting, by spec."""
         trials = [trial for trial in study.get_trials(deepcopy=False) if set(trial.params) == set(self.distributions)]
         return {self.spec(trial.params): trial for trial in trials}
+
+
+def _values(spec: str, names: Iterable[str]) -> dict[str, Any]:
+    """Return the number that each parameter has in a spec; START if it has several."""
+    data = cp.objective(spec).to_dict()
+    values = {name: set(_numbers(data, name)) for name in names}
+    return {name: numbers.pop() if len(numbers) == 1 else START for name, numbers in values.items()}
 
 
 def _numbers(data: Mapping[str, Any], name: str) -> Iterator[float]:
