@@ -17,8 +17,8 @@ from pathlib import Path
 import counterpoint as cp
 from counterpoint.install import install
 
-EXTRAS = ("sentence", "graph", "image", "control", "plots", "report", "cli")
-EXTRAS += ("hub", "export", "track", "tune", "cluster")
+DOMAINS = ("sentence", "graph", "image", "control")
+EXTRAS = (*DOMAINS, "plots", "report", "cli", "hub", "export", "track", "tune", "cluster")
 RENDERERS = {"egl": "libegl1", "osmesa": "libosmesa6"}  # and the Debian and Ubuntu packages that provide them
 # run in processes of their own, since dm_control chooses its renderer once, when it is imported
 LOAD = """

@@ -215,7 +215,7 @@ def search(
             for empty in study.get_trials(deepcopy=False, states=[TrialState.RUNNING]):
                 if not empty.params:  # its process died before it chose
                     study.tell(empty.number, state=TrialState.FAIL)
-            mine = set()
+            mine: set[int] = set()
             while len(mine) < jobs and sampler.new(study):
                 trial = study.ask(dict(space.distributions))
                 trial.set_user_attr("spec", space.spec(trial.params))

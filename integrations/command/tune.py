@@ -58,8 +58,8 @@ GRIDS: dict[str, tuple[float, ...]] = {  # the same in every domain
     "radius": (0.01, 0.03, 0.1, 0.3, 1.0),  # not from a paper
 }
 # flags that the printed ``train`` command sets itself or that ``train`` does not have
-OWN_FLAGS = ("objective", "seed", "seeds", "budget", "baseline", "grid", "part", "out", "resume", "fresh", "json")
-OWN_FLAGS += ("sampler", "storage")
+SEARCH_FLAGS = ("objective", "seed", "seeds", "budget", "baseline", "grid", "sampler", "storage")
+OWN_FLAGS = (*SEARCH_FLAGS, "part", "out", "resume", "fresh", "json")
 
 
 # ---- specs -------------------------------------------------------------------------------------
