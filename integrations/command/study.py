@@ -30,7 +30,7 @@ from sqlalchemy.exc import SQLAlchemyError
 import counterpoint as cp
 from counterpoint.hyper import is_number
 
-from .tune import WEIGHT, changed, proposals
+from .coordinate import WEIGHT, changed, proposals
 
 START = "start"  # stands for what the first spec has, where its text or its terms have no single number
 ATTEMPTS = 20  # of TPE, before it takes a random setting that is new
@@ -86,7 +86,7 @@ def _values(spec: str, names: Iterable[str]) -> dict[str, Any]:
 
 
 def _numbers(data: Mapping[str, Any], name: str) -> Iterator[float]:
-    """Yield the values that :func:`.tune.changed` would change."""
+    """Yield the values that :func:`.coordinate.changed` would change."""
     if data["name"] == "sum":
         for i, (weight, term) in enumerate(data["terms"]):
             if name == WEIGHT and i and is_number(weight):

@@ -23,7 +23,7 @@ from counterpoint.plugins.arguments import Parser
 from counterpoint.plugins.launch import Script
 
 from .. import report, store
-from ..command import flags, tune
+from ..command import coordinate, flags, tune
 from ..store.cell import row_name
 from ..store.progress import print_line
 from ..store.run import TUNING, Run
@@ -230,7 +230,7 @@ def tuned(
         grids = {} if spec == HOST else _grids(spec, settings)
         if not grids:
             continue
-        best[spec], scores = tune.search(spec, grids, settings.tune, measure)
+        best[spec], scores = coordinate.search(spec, grids, settings.tune, measure)
         if math.isnan(scores[best[spec]]):
             raise ValueError(f"--tune: all runs of {spec} have failed.")
     return best

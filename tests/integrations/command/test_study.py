@@ -15,7 +15,7 @@ import urllib.request
 import pytest
 
 from counterpoint.integrations import store
-from counterpoint.integrations.command import tune
+from counterpoint.integrations.command import coordinate, tune
 from counterpoint.integrations.command.main import main
 
 optuna = pytest.importorskip("optuna")
@@ -40,7 +40,7 @@ def searched(sampler, folder, **options):
 def test_the_coordinate_sampler_is_the_search_without_optuna(start, budget, tmp_path):
     grids = tune.grids_of(start, "image")
     scores = searched(study.CoordinateSampler(start, grids, budget), tmp_path)
-    assert str(scores) == str(tune.search(start, grids, budget, score)[1])  # NaN equals no NaN
+    assert str(scores) == str(coordinate.search(start, grids, budget, score)[1])  # NaN equals no NaN
 
 
 def test_tpe_repeats_nothing_and_ends_where_all_is_tried(tmp_path):
@@ -66,7 +66,7 @@ def test_what_dead_processes_leave_is_finished(tmp_path):
     one = optuna.load_study(study_name="one", storage=backend)
     one.ask()  # and nothing is chosen
     scores = searched(sampler, tmp_path, **options)
-    assert list(scores) == list(tune.search("infonce", grids, 4, score)[1])
+    assert list(scores) == list(coordinate.search("infonce", grids, 4, score)[1])
     states = [trial.state.name for trial in one.trials if trial.params]
     assert states == ["FAIL" if math.isnan(value) else "COMPLETE" for value in scores.values()]
     assert all(trial.state.is_finished() for trial in one.trials)

@@ -16,8 +16,9 @@ from reports import make
 import counterpoint as cp
 from counterpoint.integrations import report, store
 from counterpoint.integrations.command import tune
+from counterpoint.integrations.command.coordinate import changed, search, thinned
 from counterpoint.integrations.command.main import build, main
-from counterpoint.integrations.command.tune import changed, grids_of, parameters, search, thinned
+from counterpoint.integrations.command.tune import grids_of, parameters
 from counterpoint.integrations.domain import NAMES, domain
 
 ADNCE = str(cp.objective("adnce"))
