@@ -17,7 +17,21 @@ from pathlib import Path
 import counterpoint as cp
 from counterpoint.install import install
 
-EXTRAS = ("sentence", "graph", "image", "control", "plots", "report", "cli", "hub", "export", "track", "cluster")
+EXTRAS = (
+    "sentence",
+    "graph",
+    "image",
+    "control",
+    "plots",
+    "report",
+    "cli",
+    "hub",
+    "export",
+    "track",
+    "cluster",
+    "s3",
+    "gcs",
+)
 RENDERERS = {"egl": "libegl1", "osmesa": "libosmesa6"}  # and the Debian and Ubuntu packages that provide them
 # run in processes of their own, since dm_control chooses its renderer once, when it is imported
 LOAD = """

@@ -16,16 +16,33 @@ from __future__ import annotations
 import json
 import os
 import platform
+import random
 import time
 import uuid
 from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 from .errors import BusyError
+from .objects import names_in, put
 
 SECONDS = 60.0  # without renewal, after which another process may take a lease
+TRIES = 4  # where several processes take a lease at the same time
 
-_watched: dict[str, tuple[bytes, float]] = {}  # lease object -> its content, and since when it has not changed
+
+def seconds() -> float:
+    """The length of a lease, ``$COUNTERPOINT_LEASE`` or a minute."""
+    text = os.environ.get("COUNTERPOINT_LEASE") or str(SECONDS)
+    try:
+        if (length := float(text)) >= 1:
+            return length
+    except ValueError:
+        pass
+    raise ValueError(f"COUNTERPOINT_LEASE: expected a number of seconds, at least 1, got {text!r}.")
+
+
+class _CollisionError(BusyError):
+    """Another process has put an object of the same generation."""
 
 
 class Lease:
@@ -35,10 +52,13 @@ class Lease:
         files: a file system of fsspec, without a cache of listings.
         folder: on this file system.
         seconds: how long it lasts without :meth:`renew`.
+        watched: a file of this machine that says since when the lease of another process has not changed, so that
+            processes that try one after the other see it expire.
     """
 
-    def __init__(self, files: Any, folder: str, seconds: float = SECONDS) -> None:
-        self.files, self.folder, self.seconds = files, f"{folder}/.lease", seconds
+    def __init__(self, files: Any, folder: str, seconds: float = SECONDS, watched: Path | None = None) -> None:
+        self.files, self.folder, self.seconds, self.watched = files, f"{folder}/.lease", seconds, watched
+        self._seen: tuple[str, float] | None = None
         self.name: str | None = None
         self._renewals = 0
 
@@ -48,6 +68,22 @@ class Lease:
         Args:
             last: the object of a holder that is known to have ended.
         """
+        for left in reversed(range(TRIES)):
+            try:
+                return self._acquire(last)
+            except _CollisionError:
+                if not left:
+                    raise
+                time.sleep(random.Random().uniform(0.0, 0.2))  # not torch's or the caller's stream
+        return None
+
+    def taken(self) -> bool:
+        """Whether a process holds the lease."""
+        names = self._names()
+        top = max(map(_generation, names), default=0)
+        return any(_generation(name) == top and not self._is_free(name) for name in names)
+
+    def _acquire(self, last: str | None) -> None:
         names = self._names()
         top = max(map(_generation, names), default=0)
         for name in names:
@@ -59,7 +95,7 @@ class Lease:
         if any(name != self.name and _generation(name) > top for name in names):
             name, self.name = self.name, None
             self.files.rm_file(f"{self.folder}/{name}")
-            raise BusyError(f"{self.folder}: another process takes it at the same time")
+            raise _CollisionError(f"{self.folder}: another process takes it at the same time")
         for name in names:
             if _generation(name) <= top:
                 with suppress(FileNotFoundError):
@@ -89,14 +125,10 @@ class Lease:
     def _put(self, released: bool = False) -> None:
         owner = f"process {os.getpid()} on {platform.node()}"
         content = {"owner": owner, "seconds": self.seconds, "renewals": self._renewals, "released": released}
-        self.files.pipe_file(f"{self.folder}/{self.name}", json.dumps(content).encode())
+        put(self.files, f"{self.folder}/{self.name}", json.dumps(content).encode())
 
     def _names(self) -> list[str]:
-        self.files.invalidate_cache()
-        try:
-            return [str(path).rsplit("/", 1)[-1] for path in self.files.ls(self.folder, detail=False)]
-        except FileNotFoundError:
-            return []
+        return [name for name in names_in(self.files, self.folder) if _generation(name)]
 
     def _is_free(self, name: str) -> bool:
         """Whether a lease was released, or has not changed for its length since it was first seen here."""
@@ -108,11 +140,28 @@ class Lease:
         lease = json.loads(content)
         if lease["released"]:
             return True
-        before, since = _watched.get(path, (None, 0.0))
-        if before != content:
-            _watched[path] = content, time.monotonic()
+        seen, now = f"{platform.node()} {path} {content.decode()}", time.monotonic()
+        before, since = self._read_seen()
+        if before != seen or since > now:  # time.monotonic() is that of the machine since it was started
+            self._write_seen(seen, now)
             return False
-        return time.monotonic() - since >= float(lease["seconds"])
+        return now - since >= float(lease["seconds"])
+
+    def _read_seen(self) -> tuple[str, float]:
+        if self.watched is not None:
+            with suppress(OSError, ValueError):
+                seen, since = json.loads(self.watched.read_text(encoding="utf-8"))
+                return str(seen), float(since)
+            return "", 0.0
+        return self._seen or ("", 0.0)
+
+    def _write_seen(self, seen: str, since: float) -> None:
+        self._seen = seen, since
+        if self.watched is not None:
+            self.watched.parent.mkdir(parents=True, exist_ok=True)
+            temporary = self.watched.with_name(f"{self.watched.name}.{uuid.uuid4().hex[:8]}.tmp")
+            temporary.write_text(json.dumps([seen, since]), encoding="utf-8")
+            os.replace(temporary, self.watched)
 
     def _owner(self, name: str) -> str:
         try:
