@@ -67,7 +67,8 @@ def files_of(url, ends):
     files = s3fs.S3FileSystem(skip_instance_cache=True, use_listings_cache=False)
     top = url.removeprefix("s3://")
     names = [name for name in files.find(top) if name.endswith(ends)]
-    return {name[len(top) + 1 :]: content for name, content in files.cat(names, on_error="omit").items()}
+    contents = files.cat(names, on_error="omit") if names else {}
+    return {name[len(top) + 1 :]: content for name, content in contents.items()}
 
 
 def start(*words, cache, **more):
