@@ -36,7 +36,8 @@ def is_url(place: object) -> bool:
 def plain(place: str | Path) -> str | Path:
     """Return a URL without a slash at its end, and everything else as a path; ``file://`` is a folder as any other."""
     if is_url(place):
-        return str(place).rstrip("/")
+        scheme, _, rest = str(place).partition("://")
+        return f"{scheme}://{rest.rstrip('/')}"
     if isinstance(place, str) and place.startswith("file://"):
         return Path(url2pathname(urlsplit(place).path))
     return Path(place)
