@@ -18,7 +18,7 @@ import counterpoint as cp
 from counterpoint.install import install
 
 DOMAINS = ("sentence", "graph", "image", "control")
-EXTRAS = (*DOMAINS, "plots", "report", "cli", "hub", "export", "track", "tune", "cluster")
+EXTRAS = (*DOMAINS, "plots", "report", "cli", "hub", "export", "track", "tune", "cluster", "s3", "gcs")
 RENDERERS = {"egl": "libegl1", "osmesa": "libosmesa6"}  # and the Debian and Ubuntu packages that provide them
 # run in processes of their own, since dm_control chooses its renderer once, when it is imported
 LOAD = """

@@ -76,7 +76,7 @@ def _chosen_cells(cells: list[Mapping[str, Any]], arguments: argparse.Namespace)
 
     runs = distinct(arguments.out, cells)
     if listed:
-        rows = [{"cell": i, "run": run.title, "folder": str(run.path)} for i, run in enumerate(runs)]
+        rows = [{"cell": i, "run": run.title, "folder": run.address} for i, run in enumerate(runs)]
         print(
             json.dumps(rows, indent=1) if arguments.json else "\n".join(f"{row['cell']}  {row['run']}" for row in rows)
         )
@@ -99,12 +99,28 @@ def cell_number(arguments: argparse.Namespace) -> int | None:
 
 
 def runs(text: str) -> str | Path:
-    """A type for argparse: a folder of runs, or a reference to a run on the hub, see :mod:`~..store.published`."""
-    return text if text.startswith("hf://") else Path(text)
+    """A type for argparse: a folder of runs, its URL, or a run on the hub, see :mod:`~..store.published`."""
+    return text if text.startswith("hf://") else store(text, written=False)
+
+
+def store(text: str, written: bool = True) -> str | Path:
+    """A type for argparse: a folder of runs to write to, or its URL, such as ``s3://bucket/runs``."""
+    if "://" not in text:
+        return folder(text) if written else Path(text)
+    from ..store.objects import check_url, plain
+
+    place = plain(text)
+    if isinstance(place, Path):
+        return folder(str(place)) if written else place
+    try:
+        check_url(place)
+    except (ImportError, ValueError) as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+    return place
 
 
 def check_runs(places: Sequence[str | Path]) -> None:
-    """Raise ``ValueError`` unless there are runs in these folders; what is on the hub is fetched later."""
+    """Raise ``ValueError`` unless there are runs in these folders; what is elsewhere is looked for later."""
     folders = [place for place in places if isinstance(place, Path)]
     if places and not folders:
         return
@@ -127,7 +143,7 @@ def finished(places: Iterable[str | Path], domain: str, where: Callable[[Run], o
     runs = [run for run in find_runs(folders) if run.done and not run.tuning and where(run)]
     if not runs:
         raise ValueError(f"no finished run of an encoder in {', '.join(map(str, folders))}")
-    if wrong := [run.path for run in runs if run.arguments["domain"] != domain]:
+    if wrong := [run.address for run in runs if run.arguments["domain"] != domain]:
         raise ValueError(f"{wrong[0]} is not a run of {domain}")
     return runs
 
@@ -192,7 +208,8 @@ def add_runs(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("--seed", type=whole(0), default=0, metavar="K", help="seed of the first run (%(default)s)")
     add("--seeds", type=whole(1), default=1, metavar="N", help="runs per objective, seeds K to K+N-1 (%(default)s)")
-    add("--out", type=folder, default=Path("runs"), metavar="FOLDER", help="where the runs are stored (%(default)s)")
+    where = "a folder, or s3://bucket/runs and the like, where the runs are stored (%(default)s)"
+    add("--out", type=store, default=Path("runs"), metavar="FOLDER", help=where)
     add_places(parser)
     group = parser.add_mutually_exclusive_group()
     group.add_argument("--resume", action="store_true", default=True, help="continue runs that stopped (the default)")

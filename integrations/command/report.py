@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import sys
-from pathlib import Path
 
 from . import flags
 
@@ -14,7 +13,7 @@ FORMATS = ("terminal", "markdown", "html", "csv", "json")
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the flags; this module imports torch only when the command runs."""
     add = parser.add_argument
-    add("runs", nargs="+", type=Path, metavar="RUNS", help="folders of runs, at any depth")
+    add("runs", nargs="+", type=flags.runs, metavar="RUNS", help="folders of runs, at any depth, or their URLs")
     add("--baseline", metavar="SPEC", help="the row to compare the others with (InfoNCE, if there is one)")
     add("--metric", action="append", default=[], metavar="NAME", help="a result; repeatable (the first)")
     add(
@@ -35,8 +34,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def command(arguments: argparse.Namespace) -> int:
     """Print the report, and write its files if ``--out`` is given."""
     from .. import report, store
+    from ..store.published import local
 
-    runs = store.find_runs(arguments.runs)
+    runs = store.find_runs(local(arguments.runs))
     options = {"metrics": arguments.metric, "lower": arguments.lower, "margin": arguments.margin}
     summary = report.summarise(runs, baseline=arguments.baseline, **options)
     print(report.RENDER[arguments.format](summary))

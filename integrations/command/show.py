@@ -20,7 +20,13 @@ SHOWN = ("status", "error", "started", "finished", "seconds", "result", "data", 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of ``counterpoint show``."""
     add = parser.add_argument
-    add("runs", nargs="+", type=flags.runs, metavar="RUN", help="folders of runs, at any depth, or hf://owner/name")
+    add(
+        "runs",
+        nargs="+",
+        type=flags.runs,
+        metavar="RUN",
+        help="folders of runs, at any depth, their URLs, or hf://owner/name",
+    )
     add("--json", action="store_true", help="print JSON")
     parser.set_defaults(check=lambda arguments: flags.check_runs(arguments.runs))
 
@@ -33,9 +39,9 @@ def command(arguments: argparse.Namespace) -> int:
     runs = find_runs(local(arguments.runs))
     lines, reasons = commands(runs)
     if arguments.json:
-        rows = [{"folder": str(run.path), "arguments": run.arguments, **_shown(run)} for run in runs]
+        rows = [{"folder": run.address, "arguments": run.arguments, **_shown(run)} for run in runs]
         for run, row in zip(runs, rows, strict=True):
-            row |= {"recorded": run.record.get("command"), "reason": reasons.get(str(run.path))}
+            row |= {"recorded": run.record.get("command"), "reason": reasons.get(run.address)}
         print(json.dumps({"commands": lines, "runs": rows}, indent=1))
         return 0
     print("\n".join([*lines, *([""] if lines else []), *(_one(runs[0], reasons) if len(runs) == 1 else _table(runs))]))
@@ -64,7 +70,7 @@ def commands(runs: Sequence[Run]) -> tuple[list[str], dict[str, str]]:
             if line := recorded_command(typed):
                 lines += [line] * (line not in lines)
             else:
-                reasons[str(run.path)] = f"it was begun by {typed or 'an unknown program'}"
+                reasons[run.address] = f"it was begun by {typed or 'an unknown program'}"
             continue
         if _is_baseline(arguments):
             baselines.append(run)
@@ -74,7 +80,7 @@ def commands(runs: Sequence[Run]) -> tuple[list[str], dict[str, str]]:
             if key not in cached:
                 cached[key] = (arguments["domain"], *settings_words(arguments, typed))
         except (ImportError, OSError, TypeError, ValueError) as error:
-            reasons[str(run.path)] = str(error).partition("\n")[0]
+            reasons[run.address] = str(error).partition("\n")[0]
             continue
         spec = run.name if arguments.get("label") is None else arguments["objective"]
         grids.setdefault(cached[key], {}).setdefault(spec or "", set()).add(arguments["seed"])
@@ -86,7 +92,7 @@ def commands(runs: Sequence[Run]) -> tuple[list[str], dict[str, str]]:
         if line := recorded_command(run.record.get("command")):
             lines += [line] * (line not in lines)
         else:
-            reasons[str(run.path)] = f"{run.name} is trained beside objectives, by counterpoint train {_data(run)[0]}"
+            reasons[run.address] = f"{run.name} is trained beside objectives, by counterpoint train {_data(run)[0]}"
     return lines, reasons
 
 
@@ -123,7 +129,7 @@ def _one(run: Run, reasons: Mapping[str, str]) -> Iterator[str]:
     for reason in reasons.values():
         yield f"no command trains it again: {reason}"
     shown = _shown(run)
-    shown = {"run": run.title, "folder": str(run.path), **shown, "recorded": run.record.get("command")}
+    shown = {"run": run.title, "folder": run.address, **shown, "recorded": run.record.get("command")}
     for key, value in shown.items():
         if key == "result":
             yield f"{key:9}  {format_numbers(run.result or {})}"

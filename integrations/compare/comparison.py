@@ -25,6 +25,7 @@ from counterpoint.plugins.launch import Script
 from .. import report, store
 from ..command import coordinate, flags, tune
 from ..store.cell import row_name
+from ..store.mirror import local_folder
 from ..store.progress import print_line
 from ..store.run import TUNING, Run
 from . import cells
@@ -66,7 +67,7 @@ class Comparison:
         else:
             self.notes.append(UNTUNED)
         if not self.arguments.json:
-            where = self.arguments.out / cells.DOMAIN
+            where = f"{self.arguments.out}/{cells.DOMAIN}"
             print_line(f"{len(self.specs)} objectives, {len(seeds)} seeds; what the runs print: {LOG} in {where}")
         runs = self._run_cells([self.cell(spec, seed) for seed, spec in product(seeds, self.specs)])
         baseline = row_name({"objective": self.baseline})
@@ -77,7 +78,7 @@ class Comparison:
         failed = [run for run in runs if not run.done]
         for run in failed[:MOST]:
             if lines := last_lines(run):
-                print("\n".join([f"-- {run.title}, the end of {run.path / LOG}:", *lines]), file=sys.stderr)
+                print("\n".join([f"-- {run.title}, the end of {run.address}/{LOG}:", *lines]), file=sys.stderr)
         errors = {} if settings.any_length else dict(uneven(_done(runs)))
         for error in errors.values():
             print(f"counterpoint compare: {error}; left out (--any-length allows it)", file=sys.stderr)
@@ -91,7 +92,7 @@ class Comparison:
         summary = report.summarise(done, baseline=known, metrics=names, lower=settings.lower, margin=settings.margin)
         summary.notes[:0] = self.notes
         print(report.RENDER["json" if self.arguments.json else "terminal"](summary))
-        print(f"runs and logs: {done[0].path.parents[1]}", file=sys.stderr)
+        print(f"runs and logs: {_parent(done[0])}", file=sys.stderr)
         return 1 if failed or errors else 0
 
     def _tune(self) -> None:
@@ -115,6 +116,11 @@ class Comparison:
             read_again([Run(given.out, cell) for cell in cells], metrics)
         run_script = partial(train, metrics=metrics, jobs=flags.concurrent(given))
         return flags.run_cells(run_script, cells, given, "compare", failed=True)[0]
+
+
+def _parent(run: Run) -> str | Path:
+    """The folder or the URL of all runs of a data set."""
+    return run.path.parents[1] if run.mirror is None else run.address.rsplit("/", 2)[0]
 
 
 def _check(host: str, seam: Sequence[str], script: Sequence[str], file: Path, specs: Sequence[str]) -> None:
@@ -175,12 +181,16 @@ def _doubts(runs: Sequence[Run]) -> Iterator[str]:
 # ---- the host auto -----------------------------------------------------------------------------
 
 
-def find_loss(root: Path, code: str, script: Sequence[str], seam: Sequence[str]) -> tuple[str, list[str]]:
+def find_loss(root: str | Path, code: str, script: Sequence[str], seam: Sequence[str]) -> tuple[str, list[str]]:
     """Return the host and its flags, which ``counterpoint inject auto`` finds in some steps of the script.
 
     What it finds is kept in the store, since the name of a cell depends on it.
     """
-    file = root.resolve() / cells.DOMAIN / f"auto-{store.checksum(code, json.dumps([*script, *seam]))[:12]}.json"
+    file = (
+        local_folder(root).resolve()
+        / cells.DOMAIN
+        / f"auto-{store.checksum(code, json.dumps([*script, *seam]))[:12]}.json"
+    )
     if not file.exists():
         file.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory() as out, store.atomic(file) as kept:

@@ -47,7 +47,7 @@ def train(run: Run, metrics: Sequence[Metric], jobs: int) -> None:
 def _repeats(run: Run, back: int) -> bool:
     """Whether the run so many seeds before has given the same numbers."""
     seed = run.arguments["seed"] - back
-    return seed >= 0 and Run(run.root, {**run.arguments, "seed": seed}).result == run.result
+    return seed >= 0 and Run(run.store, {**run.arguments, "seed": seed}).result == run.result
 
 
 def finish(run: Run, metrics: Sequence[Metric]) -> None:
@@ -71,7 +71,7 @@ def read_again(runs: Iterable[Run], metrics: Sequence[Metric]) -> None:
 def last_lines(run: Run) -> list[str]:
     """Return the end of what a script has printed."""
     with suppress(OSError):
-        return (run.path / LOG).read_text(encoding="utf-8", errors="replace").splitlines()[-SHOWN:]
+        return run.file(LOG).read_text(encoding="utf-8", errors="replace").splitlines()[-SHOWN:]
     return []
 
 

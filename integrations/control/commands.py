@@ -60,14 +60,14 @@ def train_command(arguments: argparse.Namespace) -> int:
     report.show(runs, arguments.json)
     if not arguments.json:
         for run in runs:
-            print(f"{run.title}: {run.arguments['scores'] or 'no'} scores, in {run.path}")
+            print(f"{run.title}: {run.arguments['scores'] or 'no'} scores, in {run.address}")
     return code
 
 
 def eval_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the flags of ``counterpoint eval control``."""
     add = parser.add_argument
-    add("runs", nargs="+", type=Path, help="folders of runs, at any depth")
+    add("runs", nargs="+", type=flags.runs, help="folders of runs, at any depth, or their URLs")
     episodes = "deterministic episodes, on center crops (%(default)s)"
     add("--episodes", type=flags.whole(1), default=10, metavar="N", help=episodes)
     add("--envs", type=flags.whole(1), default=1, metavar="N", help="environments, each in a process (%(default)s)")
@@ -99,7 +99,7 @@ def eval_command(arguments: argparse.Namespace) -> int:
         return 0
     for run, result in found:
         score = f"{result['score']:.1f} ± {result['spread']:.1f}"
-        print(f"{run.title}: {score} over {arguments.episodes} episodes ({run.path})")
+        print(f"{run.title}: {score} over {arguments.episodes} episodes ({run.address})")
         for name, value in result.get("representation", {}).items():
             print(f"  {name:28}{value:7.3f}")
     return 0
@@ -115,7 +115,7 @@ def _evaluate(run: Run, options: argparse.Namespace) -> dict[str, Any]:
         "task": arguments["dataset"],
         "name": run.name,
         "seed": arguments["seed"],
-        "run": str(run.path),
+        "run": run.address,
         "score": float(returns.mean()),
         "spread": float(returns.std()),
         "returns": returns.tolist(),

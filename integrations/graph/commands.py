@@ -65,7 +65,7 @@ def train_command(arguments: argparse.Namespace) -> int:
 def eval_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the flags of ``counterpoint eval tu``."""
     add = parser.add_argument
-    add("runs", nargs="+", type=flags.runs, help="folders of runs, at any depth, or hf://owner/name")
+    add("runs", nargs="+", type=flags.runs, help="folders of runs, at any depth, their URLs, or hf://owner/name")
     add("--dataset", metavar="NAME", help="TU data set to evaluate on (what each run was trained on)")
     add("--probe", nargs="+", choices=PROBES, default=["svm"], help="classifiers (svm)")
     add("--folds", type=flags.whole(2), default=10, metavar="N", help="test folds (%(default)s)")
@@ -135,13 +135,13 @@ def _embeddings(run: Run, data: GraphSet) -> dict[tuple[str, str], Any]:
         before = embed(build({**run.arguments, "device": "cpu"}, data.x.shape[1]).encoder, data)
         trained = embed(_encoder(run), data)
     except RuntimeError as error:
-        message = f"{run.path}: trained on {run.arguments['dataset']}, its encoder does not fit {data.name}"
+        message = f"{run.address}: trained on {run.arguments['dataset']}, its encoder does not fit {data.name}"
         raise ValueError(message) from error
     shared = {name: run.arguments[name] for name in ("seed", "layers", "hidden", "features")}
     return {
         (BAG, run.arguments["features"]): bag_of_nodes(data),
         (UNTRAINED, json.dumps(shared)): before,
-        (run.name, str(run.path)): trained,
+        (run.name, run.address): trained,
     }
 
 

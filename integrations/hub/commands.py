@@ -23,7 +23,7 @@ FORMATS = {"safetensors": ".safetensors", "onnx": ".onnx", "torch-export": ".pt2
 def push_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the flags of ``counterpoint push``."""
     add = parser.add_argument
-    add("run", type=Path, help="folder of a finished run of sentences, images or graphs")
+    add("run", type=_place, help="folder of a finished run of sentences, images or graphs")
     add("name", type=_name, help="owner/name on the hub")
     write_only = "write what would be pushed to this folder, and push nothing (none)"
     add("--folder", type=flags.folder, metavar="FOLDER", help=write_only)
@@ -38,19 +38,24 @@ def _name(text: str) -> str:
     return text
 
 
+def _place(text: str) -> str | Path:
+    """A type for argparse: a folder of runs, or its URL."""
+    return flags.store(text, written=False)
+
+
 def _check(arguments: argparse.Namespace) -> None:
     flags.check_runs([arguments.run])
 
 
-def _run(folder: Path) -> Run:
-    """The one run in and below a folder."""
+def _run(folder: str | Path) -> Run:
+    """The one run in and below a folder or a URL."""
     from ..store.run import Run, find_runs
 
-    if (folder / "run.json").is_file():
+    if isinstance(folder, Path) and (folder / "run.json").is_file():
         return Run.read(folder)
     runs = find_runs(folder)
     if len(runs) != 1:
-        raise ValueError(f"{folder}: expected the folder of one run, got {len(runs)}; such as {runs[0].path}")
+        raise ValueError(f"{folder}: expected the folder of one run, got {len(runs)}; such as {runs[0].address}")
     return runs[0]
 
 
@@ -66,7 +71,7 @@ def push_command(arguments: argparse.Namespace) -> int:
     check(run)
     if arguments.folder is not None:
         place = str(write(run, arguments.name, arguments.folder))
-        _say(arguments, {"run": str(run.path), "folder": place}, f"wrote {place}; nothing was pushed")
+        _say(arguments, {"run": run.address, "folder": place}, f"wrote {place}; nothing was pushed")
         return 0
     hub = huggingface_hub.HfApi()
     with tempfile.TemporaryDirectory() as folder:
@@ -78,14 +83,14 @@ def push_command(arguments: argparse.Namespace) -> int:
             lines = str(error).strip().splitlines() or [type(error).__name__]
             raise ValueError(f"{arguments.name}: cannot be pushed ({lines[0]})") from error
     place = f"hf://{arguments.name}"
-    _say(arguments, {"run": str(run.path), "pushed": place}, f"pushed {run.title} to {place}")
+    _say(arguments, {"run": run.address, "pushed": place}, f"pushed {run.title} to {place}")
     return 0
 
 
 def export_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the flags of ``counterpoint export``."""
     add = parser.add_argument
-    add("run", type=Path, help="folder of a finished run of sentences or images")
+    add("run", type=_place, help="folder of a finished run of sentences or images")
     add("--format", choices=FORMATS, default="safetensors", help=f"{', '.join(FORMATS)} (%(default)s)")
     add("--out", type=flags.file, metavar="FILE", help="the file to write (encoder.EXTENSION in this folder)")
     add("--json", action="store_true", help="print JSON")
@@ -99,7 +104,7 @@ def export_command(arguments: argparse.Namespace) -> int:
     run = _run(arguments.run)
     path = arguments.out or Path(f"encoder{FORMATS[arguments.format]}")
     done = export(run, arguments.format, path)
-    result = {"run": str(run.path), "file": str(done.path), "format": arguments.format}
+    result = {"run": run.address, "file": str(done.path), "format": arguments.format}
     what = "weights" if arguments.format == "safetensors" else "outputs"
     said = f"largest difference of its {what} {done.difference:.1e} of the largest, tolerance {TOLERANCE:.0e}"
     _say(arguments, {**result, "difference": done.difference, "tolerance": TOLERANCE}, f"wrote {path}; {said}")

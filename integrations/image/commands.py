@@ -127,7 +127,7 @@ def train_command(arguments: argparse.Namespace) -> int:
 def eval_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the flags of ``counterpoint eval image``."""
     add = parser.add_argument
-    add("runs", nargs="+", type=flags.runs, help="folders of runs, at any depth, or hf://owner/name")
+    add("runs", nargs="+", type=flags.runs, help="folders of runs, at any depth, their URLs, or hf://owner/name")
     add("--data", metavar="DATA", help="data set to evaluate on (what each run was trained on)")
     _add_root(parser)
     _add_evaluation(parser)
@@ -166,7 +166,7 @@ def eval_command(arguments: argparse.Namespace) -> int:
     for run, (test, result) in flags.each(runs, evaluate):
         if not result:
             raise ValueError(f"{test.name} has no classes to evaluate on; name a data set that has, --data")
-        about = {"data": test.name, "name": run.name, "seed": run.arguments["seed"], "run": str(run.path)}
+        about = {"data": test.name, "name": run.name, "seed": run.arguments["seed"], "run": run.address}
         results.append({**about, **result})
         rows.setdefault(run.name, []).append(result)
         note = test.note

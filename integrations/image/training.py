@@ -120,7 +120,7 @@ def validation_knn(method: Method, train: ImageSet, validation: ImageSet, settin
 
 def _load_best(run: Run, method: Method) -> None:
     """With ``keep="best"``, replace the encoder by the best one by validation accuracy, if ``watch`` found one."""
-    if run.arguments["keep"] == "best" and (best := load_checked(run.path / BEST, ("encoder",))) is not None:
+    if run.arguments["keep"] == "best" and (best := load_checked(run.file(BEST), ("encoder",))) is not None:
         method.encoder.load_state_dict(best["encoder"])
 
 

@@ -235,7 +235,7 @@ def draw_curve(axes: Axes, column: Column, key: str, looks: dict[str, Style]) ->
 
 def _series(run: Run) -> dict[str, tuple[torch.Tensor, torch.Tensor]]:
     """Return the steps and the values of each number that a run logged."""
-    path = run.path / "metrics.jsonl"
+    path = run.file("metrics.jsonl")
     return _read(run, path.stat().st_mtime_ns if path.exists() else 0)
 
 

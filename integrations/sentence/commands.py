@@ -82,7 +82,7 @@ def train_command(arguments: argparse.Namespace) -> int:
     if not arguments.json:
         for run in runs:
             if run.arguments["objective"] is not None:
-                print(f"{run.title}: {run.path / 'model'}")
+                print(f"{run.title}: {run.address}/model")
     return code
 
 

@@ -43,16 +43,19 @@ def _train(train: Callable[[Run], None], run: Run, progress: bool) -> Outcome:
         if not run.done:
             raise RuntimeError("the training function returned without run.finish(result)")
     except KeyboardInterrupt:
-        with suppress(OSError):
+        with suppress(OSError, BusyError):
             run.interrupt()
+        raise
+    except BusyError as error:  # the lease of this run has expired, and another process trains it
+        print_line(str(error))
         raise
     except (Exception, SystemExit) as error:
         if isinstance(error.__cause__, KeyboardInterrupt):  # as Python before 3.12 wraps it where a class is created
-            with suppress(OSError):
+            with suppress(OSError, BusyError):
                 run.interrupt()
             raise error.__cause__ from None
         line = f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
-        with suppress(OSError):  # on a full disk, report the error and not that it could not be recorded
+        with suppress(OSError, BusyError):  # on a full disk, report the error and not that it could not be recorded
             run.fail(line, traceback.format_exc())
         return Outcome(error=line)
     return Outcome()

@@ -12,6 +12,8 @@ from . import executors
 from .attempt import Outcome, attempt
 from .errors import GridError
 from .executors import LOCAL
+from .mirror import prepare, synced
+from .objects import plain
 from .progress import format_numbers, print_line, progress_bar
 from .run import Run
 from .worker import train_in_processes
@@ -22,6 +24,7 @@ if TYPE_CHECKING:
 __all__ = ["GridError", "run_grid"]
 
 POLL = 1.0  # seconds between two looks at the runs of other processes
+REMOTE_POLL = 2.0  # where the store is a URL and each look is a request
 
 SHOWN = 5  # failures named in an error message
 
@@ -47,7 +50,7 @@ def run_grid(
     Args:
         train: trains one run and calls its ``finish``. For ``jobs`` above 1, other processes must be able to import it.
         cells: see :mod:`counterpoint.integrations.store`; equal cells are one run.
-        root: the folder of all runs.
+        root: the folder of all runs, or its URL (``s3://bucket/runs``), which several machines may share.
         jobs: processes at a time, at least 1. They share the threads of this one, unless ``OMP_NUM_THREADS`` is set;
             with another number of threads, sums may be rounded differently.
         executor: where to train instead: any :class:`concurrent.futures.Executor` or executor of submitit, each run
@@ -59,8 +62,9 @@ def run_grid(
     """
     if jobs < 1:
         raise ValueError(f"jobs must be at least 1, got {jobs}.")
-    Path(root).mkdir(parents=True, exist_ok=True)
-    requested = [Run(root, cell) for cell in cells]
+    root = prepare(root)
+    with synced(root):
+        requested = [Run(root, cell) for cell in cells]
     runs = {run.path: run for run in requested}
     pending = [run for run in runs.values() if not (resume and run.done)]
     count, total = before + len(runs) - len(pending), total or len(runs)
@@ -88,7 +92,7 @@ def run_grid(
             if busy:
                 report(f"waiting for another process: {busy[0].title}" + (" and others" if len(busy) > 1 else ""))
             while busy and all(run.busy for run in busy):
-                time.sleep(POLL)
+                time.sleep(POLL if isinstance(root, Path) else REMOTE_POLL)
             pending = busy
     except KeyboardInterrupt:
         message = f"stopped; {count} of {total} runs have ended; the same command resumes"
@@ -108,7 +112,8 @@ def run_grid(
 
 def distinct(root: str | Path, cells: Iterable[Mapping[str, Any]]) -> list[Run]:
     """Return the runs of a grid in the order in which ``--cell`` numbers them; equal cells are one run."""
-    return list({run.path: run for run in (Run(root, cell) for cell in cells)}.values())
+    with synced(plain(root)):
+        return list({run.path: run for run in (Run(root, cell) for cell in cells)}.values())
 
 
 def _train(

@@ -11,6 +11,8 @@ from pathlib import Path
 
 from counterpoint.install import install
 
+from .objects import plain
+
 PREFIX = "hf://"
 FILES = ("run.json", "config.json", "model.safetensors")
 
@@ -20,9 +22,9 @@ def is_published(path: Path) -> bool:
     return all((path / name).is_file() for name in FILES)
 
 
-def local(places: Iterable[str | Path]) -> list[Path]:
-    """Replace references to the hub by folders of this machine, fetching what is not cached."""
-    return [fetch(str(place)) if str(place).startswith(PREFIX) else Path(place) for place in places]
+def local(places: Iterable[str | Path]) -> list[str | Path]:
+    """Replace references to the hub by folders of this machine, fetching what is not cached; other URLs stay."""
+    return [fetch(str(place)) if str(place).startswith(PREFIX) else plain(place) for place in places]
 
 
 def fetch(reference: str) -> Path:

@@ -14,6 +14,7 @@ import torch
 from .cell import dataset_name, is_record, row_name
 from .errors import DamagedError
 from .files import are_metrics, load_checked, read_lines
+from .mirror import Mirror
 
 TUNING = "tuning"  # ``purpose`` of the cells of ``counterpoint tune``
 
@@ -33,12 +34,31 @@ class StoredRun:
     arguments: dict[str, Any]
     root: Path
     path: Path
+    mirror: Mirror | None = None  # of a run whose store is a URL; ``path`` is then the copy on this machine
 
     def _reset(self) -> None:
         self.refresh()
 
+    @property
+    def address(self) -> str:
+        """The folder or the URL of the run."""
+        return self.mirror.address if self.mirror is not None else str(self.path)
+
+    @property
+    def store(self) -> str | Path:
+        """The folder or the URL of all runs."""
+        return self.mirror.store if self.mirror is not None else self.root
+
+    def file(self, name: str) -> Path:
+        """The path of a file of the run, which need not exist; fetched if the store is a URL."""
+        if self.mirror is not None and self.path == self.mirror.folder:  # not while this process trains
+            self.mirror.fetch_once(name)
+        return self.path / name
+
     def refresh(self) -> None:
         """Read run.json again, which another process may have written."""
+        if self.mirror is not None and self.path == self.mirror.folder:
+            self.mirror.refresh()
         path = self.path / "run.json"
         self.record: dict[str, Any] = {}
         try:
@@ -58,7 +78,7 @@ class StoredRun:
 
     def flat(self) -> dict[str, Any]:
         """Return name, arguments, results and folder in one dict, for programs."""
-        return {"name": self.name, **self.arguments, **(self.result or {}), "folder": str(self.path)}
+        return {"name": self.name, **self.arguments, **(self.result or {}), "folder": self.address}
 
     @property
     def title(self) -> str:
@@ -96,7 +116,7 @@ class StoredRun:
 
     def metrics(self) -> list[dict[str, float]]:
         """Return the lines of metrics.jsonl, without damaged ones and a last line that is only half written."""
-        path = self.path / "metrics.jsonl"
+        path = self.file("metrics.jsonl")
         damaged = []
         try:
             lines = read_lines(path.read_bytes())
@@ -117,7 +137,7 @@ class StoredRun:
     def embeddings(self) -> Embeddings | None:
         """Return what :meth:`keep` stored, or None; a damaged file is left out with a warning."""
         try:
-            content = load_checked(self.path / "embeddings.pt", Embeddings._fields)
+            content = load_checked(self.file("embeddings.pt"), Embeddings._fields)
         except DamagedError as error:
             warnings.warn(f"{error}; left out", RuntimeWarning, stacklevel=2)
             return None

@@ -16,6 +16,7 @@ from pathlib import Path
 from queue import Empty, SimpleQueue
 from typing import Any, NamedTuple, Protocol
 
+from . import mirror
 from .attempt import Outcome
 from .errors import BusyError
 from .progress import print_line
@@ -25,7 +26,11 @@ from .worker import Replies, Worker, death, pack, record_error
 ATTEMPTS = 3  # how often in a row a run may be lost without a new checkpoint
 POLL = 0.2  # seconds between two looks at the tasks
 WATCH = 1.0  # seconds between two looks of a task at whether it is still wanted
-PASSED_ON = ("COUNTERPOINT_", "HF_", "MUJOCO_", "WANDB_", "MLFLOW_", "TRACKIO_")  # environment variables that tasks get
+# environment variables that tasks get; not AWS's keys, which would be written where tasks are queued
+PASSED_ON = (
+    "COUNTERPOINT_", "HF_", "MUJOCO_", "WANDB_", "MLFLOW_", "TRACKIO_",
+    "AWS_ENDPOINT_URL", "AWS_PROFILE", "AWS_REGION", "AWS_DEFAULT_REGION",
+)  # fmt: skip
 
 
 class Task(Protocol):
@@ -63,10 +68,10 @@ def train_on(
     setup = pack(train, resume=True, progress=False)
     losses = dict.fromkeys((run.path for run in runs), 0)
     tasks: list[tuple[Run, Task, object]] = []
-    with _token(runs[0].root) as token:
+    with _token(runs[0]) as token:
 
         def submit(run: Run) -> tuple[Run, Task, object]:
-            arguments = (setup, _environment(), str(token), str(run.root.resolve()), run.arguments)
+            arguments = (setup, _environment(), str(token), _shared(run), run.arguments)
             return run, executor.submit(train_here, *arguments), _saved(run)
 
         try:
@@ -100,15 +105,21 @@ def train_on(
                     task.cancel()
 
 
+def _shared(run: Run) -> str:
+    """The folder or the URL of all runs, as every machine finds it."""
+    return str(run.root.resolve()) if run.mirror is None else run.mirror.store
+
+
 @contextmanager
-def _token(root: Path) -> Iterator[Path]:
+def _token(run: Run) -> Iterator[str | Path]:
     """A file that exists as long as the tasks are wanted. A task that cannot see it trains nothing."""
-    path = root.resolve() / f".grid-{uuid.uuid4().hex[:12]}"
-    path.touch()
+    path = f"{_shared(run)}/.grid-{uuid.uuid4().hex[:12]}"
+    token = path if run.mirror is not None else Path(path)
+    mirror.touch(token)
     try:
-        yield path
+        yield token
     finally:
-        path.unlink(missing_ok=True)
+        mirror.remove(token)
 
 
 def _environment() -> dict[str, str]:
@@ -126,6 +137,8 @@ def _empty(run: Run) -> bool:
 
 def _saved(run: Run) -> object:
     """What changes with each checkpoint."""
+    if run.mirror is not None:
+        return run.mirror.saved()
     try:
         status = run.checkpoints[0].stat()
     except OSError:
@@ -153,7 +166,7 @@ def train_here(
     setup: bytes, environment: dict[str, str], token: str, root: str, arguments: dict[str, Any]
 ) -> Outcome | Lost:
     """Train one run in a process of its own, as long as the token exists."""
-    if not Path(token).exists():
+    if not mirror.exists(token):
         return Lost(f"{platform.node()}, a worker, does not see the folder of runs {root}.", fatal=True)
     replies: Replies = SimpleQueue()
     worker = Worker(setup, {**os.environ, **environment}, replies)
@@ -165,7 +178,7 @@ def train_here(
                 _, outcome = replies.get(timeout=WATCH)
                 break
             except Empty:
-                if not Path(token).exists():
+                if not mirror.exists(token):
                     return Lost("the grid was stopped")
     finally:
         if outcome is None:

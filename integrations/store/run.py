@@ -11,7 +11,7 @@ import sys
 import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sized
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any, BinaryIO, Protocol
 
@@ -21,6 +21,8 @@ from filelock import FileLock, Timeout  # torch itself requires it
 from .cell import canonical, dataset_name, folder_of
 from .errors import BusyError, DamagedError
 from .files import as_json, atomic, finite, load_checked, now, plain_numbers, set_aside
+from .mirror import HERE, Mirror, find, local_folder, read_at_once
+from .objects import plain
 from .progress import Item, track
 from .reading import TUNING, Embeddings, StoredRun
 from .reproduce import devices, versions
@@ -43,16 +45,19 @@ class Run(StoredRun):
     the training function.
 
     Args:
-        root: the folder of all runs.
+        root: the folder of all runs, or its URL (``s3://bucket/runs``).
         cell: see :mod:`counterpoint.integrations.store`.
     """
 
     def __init__(self, root: str | Path, cell: Mapping[str, Any]) -> None:
         self.arguments = canonical(cell)
         name, dataset = dataset_name(self.arguments), self.arguments["dataset"]
-        self.root, self.path = Path(root), Path(root) / folder_of(self.arguments, name)
-        if name != dataset:
-            before = Path(root) / folder_of(self.arguments, dataset)  # up to version 0.1.0
+        store, relative = plain(root), folder_of(self.arguments, name)
+        self.mirror = Mirror(store, Path(relative).as_posix()) if isinstance(store, str) else None
+        self.root = local_folder(root)
+        self.path = self.root / relative
+        if name != dataset and self.mirror is None:
+            before = self.root / folder_of(self.arguments, dataset)  # up to version 0.1.0
             self.path = before if (before / "run.json").exists() else self.path
         try:
             self._reset()
@@ -66,12 +71,17 @@ class Run(StoredRun):
         """Open the run in a folder for reading; a run is returned as it is."""
         if isinstance(path, Run):
             return path
+        return cls._open(plain(path))
+
+    @classmethod
+    def _open(cls, place: str | Path | Mirror) -> Run:
         run = cls.__new__(cls)
-        run.path = Path(path)
+        run.mirror = Mirror.at(place) if isinstance(place, str) else place if isinstance(place, Mirror) else None
+        run.path = run.mirror.folder if run.mirror is not None else Path(place)  # type: ignore[arg-type]
         run.root = (run.path / "../../../..").resolve()
         run._reset()
         if not run.record:
-            raise ValueError(f"{run.path}: no run there (it has no run.json).")
+            raise ValueError(f"{run.address}: no run there (it has no run.json).")
         run.arguments = run.record["arguments"]
         return run
 
@@ -96,6 +106,7 @@ class Run(StoredRun):
                 damaged, without which it is of no use.
         """
         damaged = False
+        self.file("checkpoint.pt")
         for path in self.checkpoints:
             try:
                 if (content := load_checked(path, ("state", "metrics"))) is not None:
@@ -161,6 +172,7 @@ class Run(StoredRun):
                 file.flush()
                 os.fsync(file.fileno())
                 os.replace(current, previous)
+        self._push()
 
     def keep(self, z: Any, labels: Any, names: Iterable[str], about: str = "class") -> None:
         """Store embeddings of a few hundred samples, for the plots of a report.
@@ -229,11 +241,23 @@ class Run(StoredRun):
     def lock(self, fresh: bool = False) -> Iterator[None]:
         """Make the run writable for this process, or raise :class:`BusyError`.
 
-        The operating system releases the lock of a process that dies.
+        The operating system releases the lock of a process that dies; where the store is a URL, it is a lease, which
+        expires. The run is then trained in a folder of this machine.
 
         Args:
             fresh: empty the folder first.
         """
+        reading = self.root, self.path
+        if self.mirror is not None:
+            self.root, self.path = self.mirror.work()
+        try:
+            with self._lock(fresh):
+                yield
+        finally:
+            self.root, self.path = reading
+
+    @contextmanager
+    def _lock(self, fresh: bool) -> Iterator[None]:
         self.path.mkdir(parents=True, exist_ok=True)
         lock = FileLock(self.path / ".lock")
         try:
@@ -241,15 +265,13 @@ class Run(StoredRun):
         except Timeout:
             raise BusyError(self.title) from None
         try:
-            for path in list(self.path.iterdir()) if fresh else ():
-                if path.name != ".lock":
-                    shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
-            try:
-                self._reset()
-            except DamagedError:  # replaced by the first record that is written
-                set_aside(self.path / "run.json")
-            self._writable = True
-            yield
+            with self._emptied(fresh):
+                try:
+                    self._reset()
+                except DamagedError:  # replaced by the first record that is written
+                    set_aside(self.path / "run.json")
+                self._writable = True
+                yield
         finally:
             self._writable = False
             if self._metrics is not None:
@@ -257,9 +279,20 @@ class Run(StoredRun):
                 self._metrics = None
             lock.release()
 
+    @contextmanager
+    def _emptied(self, fresh: bool) -> Iterator[None]:
+        """Empty the folder if asked to, and where the store is a URL, which has what counts."""
+        for path in list(self.path.iterdir()) if fresh or self.mirror is not None else ():
+            if path.name not in (HERE[:3] if self.mirror is not None else (".lock",)):
+                shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
+        with self.mirror.held(self.path, fresh) if self.mirror is not None else nullcontext():
+            yield
+
     @property
     def busy(self) -> bool:
         """Whether another process holds the lock."""
+        if self.mirror is not None:
+            return self.mirror.busy
         try:
             with self.lock():
                 return False
@@ -333,6 +366,11 @@ class Run(StoredRun):
         with atomic(self.path / "run.json") as file:
             file.write(text.encode() + b"\n")
         self.record = json.loads(text)
+        self._push()
+
+    def _push(self) -> None:
+        if self.mirror is not None:
+            self.mirror.push(self.path)
 
     def _check_writable(self) -> None:
         if not self._writable:
@@ -340,16 +378,21 @@ class Run(StoredRun):
 
 
 def find_runs(folders: str | Path | Iterable[str | Path]) -> list[Run]:
-    """Return the runs in and below these folders, finished or not, sorted by path."""
-    paths: dict[Path, Path] = {}
-    for folder in map(Path, [folders] if isinstance(folders, (str, Path)) else folders):
+    """Return the runs in and below these folders or URLs, finished or not, sorted by path."""
+    paths: dict[Path, Path | Mirror] = {}
+    for folder in map(plain, [folders] if isinstance(folders, (str, Path)) else folders):
+        if isinstance(folder, str):
+            paths |= {mirror.folder: mirror for mirror in find(folder)}
+            continue
         if not folder.is_dir():
             raise ValueError(f"{folder}: no such folder.")
         paths |= {path.resolve(): path.parent for path in sorted(folder.rglob("run.json"))}
     runs = []
-    for path in paths.values():
-        try:
-            runs.append(Run.read(path))
-        except DamagedError as error:
-            warnings.warn(f"{error}; left out", RuntimeWarning, stacklevel=2)
+    stores = {place.store for place in paths.values() if isinstance(place, Mirror)}
+    with read_at_once(stores):
+        for place in paths.values():
+            try:
+                runs.append(Run._open(place))
+            except DamagedError as error:
+                warnings.warn(f"{error}; left out", RuntimeWarning, stacklevel=2)
     return runs

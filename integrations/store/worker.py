@@ -108,7 +108,7 @@ class Worker:
 
     def send(self, run: Run | None) -> None:
         """Ask for a run to be trained; None ends the process."""
-        self._write(pickle.dumps(run and (run.root, run.arguments)))
+        self._write(pickle.dumps(run and (run.store, run.arguments)))
 
     def wait(self) -> int:
         """Wait until the process has ended, kill it if that takes too long, and return its exit code."""

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from ..store.cell import dataset_name
+from ..store.mirror import local_folder
 from ..store.run import Run
 from .available import check_installed
 from .backends import BACKENDS, Subject, Tracker
@@ -168,7 +169,7 @@ def publish(names: Collection[str], runs: Sequence[Run], root: str | Path) -> No
         return
     from .. import report
 
-    root = Path(root)
+    root = local_folder(root)
     objectives = list(dict.fromkeys(run.name for run in done))
     datasets = list(dict.fromkeys(dataset_name(run.arguments) for run in done))
     subject = Subject(

@@ -9,7 +9,6 @@ import os
 import sys
 import time
 from functools import partial
-from pathlib import Path
 
 import torch
 
@@ -93,4 +92,4 @@ def plain(state):
 if __name__ == "__main__":
     torch.set_num_threads(1)
     pause = float(sys.argv[3]) if len(sys.argv) > 3 else 0.0
-    store.run_grid(partial(train, pause=pause), cells(), Path(sys.argv[1]), jobs=int(sys.argv[2]))
+    store.run_grid(partial(train, pause=pause), cells(), sys.argv[1], jobs=int(sys.argv[2]))
