@@ -169,7 +169,9 @@ def _check(arguments: argparse.Namespace, tuned: Domain, check_train: Callable[[
         if arguments.storage is not None and not arguments.resume:
             raise ValueError("--fresh: a study continues; start again with another --storage and --out.")
         if not isinstance(arguments.out, Path):
-            raise ValueError(f"{flag}: the processes of a study lock the folder of --out; {arguments.out} has no locks.")
+            raise ValueError(
+                f"{flag}: the processes of a study lock the folder of --out; {arguments.out} has no locks."
+            )
     _dataset(arguments, tuned)
     check_train(arguments)
 

@@ -82,7 +82,10 @@ def test_what_dead_processes_leave_is_finished(tmp_path):
         (["--storage", "magic://"], "--storage magic:"),
         (["--storage", "://"], "--storage ://:"),
         (["--storage", "x.log", "--fresh"], "--fresh: a study continues"),
-        (["--sampler", "tpe", "--out", "memory://x"], "--sampler tpe: the processes of a study lock the folder of --out"),
+        (
+            ["--sampler", "tpe", "--out", "memory://x"],
+            "--sampler tpe: the processes of a study lock the folder of --out",
+        ),
     ],
 )
 def test_bad_input_is_one_line(tmp_path, capsys, words, said):

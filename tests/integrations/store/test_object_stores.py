@@ -26,7 +26,8 @@ pytestmark = pytest.mark.slow
 
 TOY = toy_grid.__file__
 PATIENCE = 300.0
-GRAPHS = ["--dataset", "demo", "--epochs", "1", "--hidden", "8", "--probe", "knn", "--folds", "3"]
+EVALUATION = ["--dataset", "demo", "--probe", "knn", "--folds", "3"]
+GRAPHS = [*EVALUATION, "--epochs", "1", "--hidden", "8"]
 
 
 @pytest.fixture(scope="module")
@@ -178,9 +179,9 @@ def test_the_commands(bucket, tmp_path, monkeypatch):
     assert code == 0, err
     assert one in out
     assert "counterpoint train graph" in out
-    code, out, err = command("eval", "tu", one, "--probe", "knn", "--folds", "3", "--dataset", "demo")
+    code, out, err = command("eval", "tu", one, *EVALUATION)
     assert code == 0, err
-    same = command("eval", "tu", tmp_path / "here" / one[len(url) + 1 :], "--probe", "knn", "--folds", "3", "--dataset", "demo")[1]
+    same = command("eval", "tu", tmp_path / "here" / one[len(url) + 1 :], *EVALUATION)[1]
     assert out.replace(one, "") == same.replace(str(tmp_path / "here" / one[len(url) + 1 :]), "")
 
 
