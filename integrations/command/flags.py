@@ -10,6 +10,7 @@ import json
 import os
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import Field, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -112,10 +113,11 @@ def store(text: str, written: bool = True) -> str | Path:
     place = plain(text)
     if isinstance(place, Path):
         return folder(str(place)) if written else place
-    try:
-        check_url(place)
-    except (ImportError, ValueError) as error:
-        raise argparse.ArgumentTypeError(str(error)) from None
+    with suppress(ImportError):  # the store says what to install when it is opened
+        try:
+            check_url(place)
+        except ValueError as error:
+            raise argparse.ArgumentTypeError(str(error)) from None
     return place
 
 
