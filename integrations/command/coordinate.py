@@ -14,7 +14,7 @@ WEIGHT = "weight"  # of the second and further terms of a sum
 
 
 def changed(data: Mapping[str, Any], name: str, value: float) -> dict[str, Any]:
-    """Return a copy with another value of a parameter, wherever the objective has it as a plain number."""
+    """Return a copy in which a parameter that is a number has another value, in all terms and inner objectives."""
     from counterpoint.hyper import is_number
 
     if data["name"] == "sum":
