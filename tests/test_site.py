@@ -166,8 +166,9 @@ def run(path: Path, code: list[str]) -> None:
     [path for path in WRITTEN if any(not HOSTS.search(block) for block in blocks(path))],
     ids=lambda path: path.stem,
 )
-def test_python_blocks_run(path):
+def test_python_blocks_run(path, tmp_path, monkeypatch):
     """All but those that import a host, which takes longer than all others together."""
+    monkeypatch.chdir(tmp_path)  # where some of them write
     run(path, [block for block in blocks(path) if not HOSTS.search(block)])
 
 
@@ -175,7 +176,8 @@ def test_python_blocks_run(path):
 @pytest.mark.parametrize(
     "path", [path for path in WRITTEN if any(map(HOSTS.search, blocks(path)))], ids=lambda p: p.stem
 )
-def test_python_blocks_with_hosts_run(path):
+def test_python_blocks_with_hosts_run(path, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
     run(path, blocks(path))
 
 
