@@ -10,8 +10,9 @@ from torch import Tensor
 from typing_extensions import Unpack
 
 from .. import checks
+from ..engine.cosines import CosineNegatives, Layout
 from ..engine.distributed import ProcessGroup
-from ..engine.embeddings import Cosines, OtherViews, SeparateUnit, StackedUnit
+from ..engine.embeddings import OtherViews, SeparateUnit, StackedUnit
 from ..engine.streamed import pays_to_stream
 from ..hyper import is_number
 from ..names import check_known
@@ -79,7 +80,8 @@ class Batch:
     offset: int = 0
     _only_views: bool = True
     _views_ready: list[Tensor] | None = None
-    _stacked: Tensor | None = None
+    _stack: Tensor | None = None
+    _cosines: CosineNegatives | None = None
 
     def __init__(
         self,
@@ -209,12 +211,20 @@ class Batch:
         self.check_finite()
         return self._prepared(self.raw[i])
 
+    @property
+    def _stacked(self) -> Tensor | None:
+        """All views below one another, if they are normalized already."""
+        if self._stack is None and self._cosines is not None:
+            self._stack = self._cosines.z
+        return self._stack
+
     def stacked(self) -> Tensor:
         """Stack all views below one another, ``(m B, d)``."""
         if self._stacked is None:
             alone = self._views_ready is None and self._stackable()
             stacked: Tensor = self._unit(StackedUnit)[0] if alone else torch.cat(self.views)
-            self._stacked = stacked
+            self._stack = stacked
+            return stacked
         return self._stacked
 
     def other_views(self, stacked: bool) -> Tensor:
@@ -226,7 +236,7 @@ class Batch:
         if self._stacked is None and self._views_ready is None and self._stackable():
             pos: Tensor
             if stacked:
-                self._stacked, _, pos = self._unit(StackedUnit, others=True)
+                self._stack, _, pos = self._unit(StackedUnit, others=True)
             else:
                 _, pos, *self._views_ready = self._unit(SeparateUnit, others=True)
             return pos
@@ -248,14 +258,10 @@ class Batch:
         pairs, separate = anchors * keys * self.size**2, keys < len(self.raw)
         return self.tile is None and self.engine == "auto" and not pays_to_stream(pairs, self.device, separate)
 
-    def cosines(self, keys: int, columns: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the matrix of similarities, with the last ``keys`` views as keys, and the positives.
-
-        See :class:`counterpoint.engine.embeddings.Cosines`.
-        """
-        eps, first = self._eps(self.raw[0]), (len(self.raw) - keys) * self.size
-        self._stacked, _, matrix, pos = Cosines.apply(eps, self.dtype, first, columns, *self.raw)
-        return matrix, pos
+    def cosines(self, layout: Layout) -> CosineNegatives:
+        """Return the negatives of a batch that :meth:`is_plain`, and its positives with them."""
+        self._cosines = CosineNegatives(self.raw, self._eps(self.raw[0]), self.dtype, layout, self.bound)
+        return self._cosines
 
     def _stackable(self) -> bool:
         """Whether the views can be normalized together."""

@@ -30,6 +30,7 @@ import torch
 from torch import Tensor
 
 from .. import checks
+from ..engine.cosines import Layout
 from ..engine.joined import TiltedNegatives
 from ..engine.negatives import DenseNegatives, Negatives, concatenated
 from ..engine.tiled import LIMITED
@@ -39,7 +40,7 @@ from .batch import Batch
 from .choose_engine import Part, mask_of, masked_negatives, negatives_of
 from .joint import joint, own_negatives
 from .rules import limits
-from .scores import Scores, counted_positives
+from .scores import PlainScores, Scores, counted_positives
 
 
 def scores_of(batch: Batch, pairing: str) -> Scores:
@@ -273,23 +274,13 @@ def _require(batch: Batch, views: int, name: str, exactly: bool = False) -> None
 
 
 def _plain(batch: Batch, name: str, anchors: int, keys: int) -> Scores:
-    """Score a batch of which only the views are known, as a matrix; see :meth:`Batch.cosines`."""
-    columns = _cached_columns if batch.device.type == "cpu" else _columns
-    skip, others = columns(len(batch.raw), anchors, keys, batch.size, batch.device)
-    matrix, pos = batch.cosines(keys, others)
-    return Scores(pos, DenseNegatives(matrix, skip, bound=batch.bound), layout=name, views=len(batch.raw))
+    """Score a batch of which only the views are known, by a matrix; ``anchors`` and ``keys`` are numbers of views."""
+    layout_of = _cached_layout if batch.device.type == "cpu" else Layout.of_views
+    layout = layout_of(len(batch.raw), anchors, keys, batch.size, batch.device)
+    return PlainScores(batch.cosines(layout), name, len(batch.raw))
 
 
-def _columns(views: int, anchors: int, keys: int, size: int, device: torch.device) -> tuple[Tensor, Tensor]:
-    """Return the columns of each anchor's sample, ``(anchors, keys)``, and those without its own."""
-    with torch.inference_mode(False):  # they may be stored
-        row = torch.arange(anchors * size, device=device).unsqueeze(1)
-        # where the keys are the anchors, its own column comes first
-        columns = (row + torch.arange(0, keys * size, size, device=device)) % (keys * size)
-        return columns, columns if keys < views else columns[:, 1:].sort(1).values
-
-
-_cached_columns = lru_cache(maxsize=64)(_columns)
+_cached_layout = lru_cache(maxsize=64)(Layout.of_views)
 
 
 def _scores(

@@ -42,7 +42,7 @@ class StackedUnit(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, eps: float, dtype: torch.dtype, others: bool, *views: Tensor) -> Any:
-        z, scale = _normalized(ctx, eps, dtype, views)
+        z, scale = normalized(ctx, eps, dtype, views)
         ctx.save_for_backward(z, scale)
         return z, scale, other_views(z, len(views)) if others else None
 
@@ -51,7 +51,7 @@ class StackedUnit(torch.autograd.Function):
         z, scale = ctx.saved_tensors
         m = ctx.views
         if d_pos is None:
-            return None, None, None, *_of_stack(ctx, z, scale, dz, d_scale)
+            return None, None, None, *gradients_of_stack(ctx, z, scale, dz, d_scale)
         d_views = [None] * m if dz is None else dz.chunk(m)
         return None, None, None, *_of_views(ctx, z.chunk(m), scale, d_views, d_scale, d_pos)
 
@@ -64,7 +64,7 @@ class SeparateUnit(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, eps: float, dtype: torch.dtype, others: bool, *views: Tensor) -> Any:
-        z, scale = _normalized(ctx, eps, dtype, views)
+        z, scale = normalized(ctx, eps, dtype, views)
         separate = z.chunk(len(views))
         ctx.save_for_backward(scale, *separate)
         return scale, other_views(z, len(views)) if others else None, *separate
@@ -75,56 +75,7 @@ class SeparateUnit(torch.autograd.Function):
         return None, None, None, *_of_views(ctx, views, scale, gradients, d_scale, d_pos)
 
 
-class Cosines(torch.autograd.Function):
-    """The matrix of similarities of views, and those of each sample's views, in one step, which small batches need.
-
-    Args:
-        eps, dtype, views: as for :class:`StackedUnit`, whose results come first.
-        first: row of the first key. The rows before it are the anchors; if it is 0, all are anchors and keys.
-        columns: ``(anchors, P)`` columns of the positives. If they are as many as the rows, the keys are anchors too,
-            after the others, with the anchors as their keys.
-    """
-
-    @staticmethod
-    def forward(
-        ctx: Any, eps: float, dtype: torch.dtype, first: int, columns: Tensor, *views: Tensor
-    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        z, scale = _normalized(ctx, eps, dtype, views)
-        anchors, keys = z.split_with_sizes([first, z.shape[0] - first]) if first else (z, z)
-        matrix = anchors.mm(keys.t())
-        if columns.shape[0] > matrix.shape[0]:
-            matrix = torch.cat([matrix, matrix.T])
-        ctx.first = first
-        ctx.save_for_backward(z, scale, columns)
-        return z, scale, matrix, matrix.gather(1, columns)
-
-    @staticmethod
-    def backward(
-        ctx: Any, dz: Tensor | None, d_scale: Tensor | None, d_matrix: Tensor | None, d_pos: Tensor | None
-    ) -> Any:
-        z, scale, columns = ctx.saved_tensors
-        n, first = columns.shape[0], ctx.first
-        if d_pos is not None:
-            wanted = z.new_zeros(n, z.shape[0] - first) if d_matrix is None else d_matrix
-            d_matrix = wanted.scatter_add(1, columns, d_pos)
-        if d_matrix is not None:
-            with checks.exact(z.device):
-                if first:
-                    anchors, keys = z.split_with_sizes([first, z.shape[0] - first])
-                    d_keys = d_matrix if n == first else d_matrix[:first] + d_matrix[first:].t()
-                    if torch.is_grad_enabled():
-                        d_pairs = torch.cat([d_keys.mm(keys), d_keys.t().mm(anchors)])
-                    else:
-                        d_pairs = torch.empty_like(z)
-                        torch.mm(d_keys, keys, out=d_pairs[:first])
-                        torch.mm(d_keys.t(), anchors, out=d_pairs[first:])
-                else:
-                    d_pairs = (d_matrix + d_matrix.t()).mm(z)
-            dz = d_pairs if dz is None else dz + d_pairs
-        return None, None, None, None, *_of_stack(ctx, z, scale, dz, d_scale)
-
-
-def _normalized(ctx: Any, eps: float, dtype: torch.dtype, views: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
+def normalized(ctx: Any, eps: float, dtype: torch.dtype, views: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
     """Return the rows of all views at length one, and their factors."""
     z = torch.cat([*views])
     z = z if z.dtype == dtype else z.to(dtype)
@@ -141,7 +92,7 @@ def _normalized(ctx: Any, eps: float, dtype: torch.dtype, views: Sequence[Tensor
     return z, scale
 
 
-def _of_stack(ctx: Any, z: Tensor, scale: Tensor, dz: Tensor | None, d_scale: Tensor | None) -> Any:
+def gradients_of_stack(ctx: Any, z: Tensor, scale: Tensor, dz: Tensor | None, d_scale: Tensor | None) -> Any:
     """Return the gradient of each view, given that of all ``(m B, d)``."""
     m = ctx.views
     if z.shape[0] > BLOCK and d_scale is None and not torch.is_grad_enabled():

@@ -221,7 +221,8 @@ class DenseNegatives(Negatives):
         log_weight: Tensor | None = None,
         bound: float | None = None,
     ) -> None:
-        self.scores, self.skip, self.drop, self.log_weight = scores, skip, drop, log_weight
+        self._scores: Tensor | None = scores
+        self.skip, self.drop, self.log_weight = skip, drop, log_weight
         self.bound = math.inf if bound is None else bound
         self._shifted: tuple[Tensor, Tensor, Tensor] | None = None
         if log_weight is not None:
@@ -230,6 +231,12 @@ class DenseNegatives(Negatives):
             self.count = (~drop).sum(1, keepdim=True).to(scores.dtype)
         else:
             self.count = float(scores.shape[1] - (0 if skip is None else skip.shape[1]))
+
+    @property
+    def scores(self) -> Tensor:
+        """The matrix of similarities, ``(anchors, keys)``."""
+        assert self._scores is not None
+        return self._scores
 
     @staticmethod
     def of(blocks: Sequence[tuple[Tensor, Tensor]], mask: Mask, both: bool = False) -> DenseNegatives:

@@ -13,7 +13,7 @@ from specs import LEARNED, SPECS, at, difficult, embeddings
 
 import counterpoint as cp
 from counterpoint.engine import chunks
-from counterpoint.engine.negatives import DenseNegatives
+from counterpoint.engine.cosines import CosineNegatives
 from counterpoint.engine.streamed import StreamedNegatives
 
 ENGINES = ["matrix", "tiles", "chunks"]
@@ -319,7 +319,7 @@ def test_objectives_that_do_not_say_are_not_split():
         (StreamedNegatives, {"queue": torch.randn(2**10, 4)}),
         (StreamedNegatives, {"pairing": "one_way", "tile": 64}),
         (StreamedNegatives, {"pairing": "one_way", "engine": "tiles"}),
-        (DenseNegatives, {"pairing": "one_way", "engine": "matrix"}),
+        (CosineNegatives, {"pairing": "one_way", "engine": "matrix"}),
     ],
 )
 def test_chosen(kind, how, monkeypatch):
@@ -343,7 +343,7 @@ def test_chosen_by_size(monkeypatch):
     cp.InfoNCE()(*z[:, :512], pairing="one_way")
     cp.InfoNCE()(z[0], z[1].detach(), pairing="one_way")
     cp.InfoNCE()(*z, pairing="one_way")
-    assert seen == [DenseNegatives, StreamedNegatives, chunks.Chunk, chunks.Chunk]
+    assert seen == [CosineNegatives, StreamedNegatives, chunks.Chunk, chunks.Chunk]
 
 
 @pytest.mark.parametrize(

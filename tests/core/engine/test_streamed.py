@@ -15,7 +15,7 @@ from torch.autograd import forward_ad
 import counterpoint as cp
 from counterpoint.batch.pairings import PAIRINGS
 from counterpoint.engine import passes
-from counterpoint.engine.negatives import DenseNegatives
+from counterpoint.engine.cosines import CosineNegatives
 from counterpoint.engine.passes import TilePass
 from counterpoint.engine.quadratic import Quadratics
 from counterpoint.engine.streamed import StreamedNegatives
@@ -344,7 +344,7 @@ def test_chosen_by_size(monkeypatch):
     cp.InfoNCE()(small[0], small[1], queue=torch.randn(2**14, 4))
     for samples in (362, 363):  # as many pairs as a matrix of separate keys has at most, and more
         cp.InfoNCE()(*torch.randn(2, samples, 4, requires_grad=True), pairing="symmetric")
-    dense, streamed = DenseNegatives, StreamedNegatives
+    dense, streamed = CosineNegatives, StreamedNegatives
     assert chosen == [dense, streamed, streamed, dense, streamed, dense, streamed]
 
 
