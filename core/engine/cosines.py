@@ -152,8 +152,12 @@ class LogSumExpOfCosines(torch.autograd.Function):
                     d_pos = d_pos + d_pos.roll(layout.size, 0)
                 d_pairs.scatter_(1, layout.own[:n], d_pos)  # where the weights are zero
             d_pairs = layout.gradient(z, d_pairs)
-        return None, None, None, None, *gradients_of_stack(
-            ctx, z, scale, d_pairs if dz is None else dz + d_pairs, d_scale
+        return (
+            None,
+            None,
+            None,
+            None,
+            *gradients_of_stack(ctx, z, scale, d_pairs if dz is None else dz + d_pairs, d_scale),
         )
 
 
