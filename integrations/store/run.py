@@ -140,7 +140,7 @@ class Run(StoredRun):
         metrics.write(line.encode() + b"\n")
         metrics.flush()
         if self.listener is not None:
-            self.listener.log(int(step), {name: float(value) for name, value in numbers.items()})
+            self.listener.log(int(step))
 
     def save(self, state: Mapping[str, Any], step: int) -> None:
         """Write ``{**state, "step": step}`` to checkpoint.pt; the old one stays until the new one is on the disk.
@@ -151,8 +151,6 @@ class Run(StoredRun):
         """
         metrics = self._metrics or self._open_metrics(self._metrics_size)
         os.fsync(metrics.fileno())
-        if self.listener is not None:  # a resumed run does not log these lines again
-            self.listener.flush()
         content = {"state": {**state, "step": int(step)}, "metrics": metrics.tell()}
         current, previous = self.checkpoints
         with atomic(current) as file:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import io
 import os
 import time
 from abc import ABC, abstractmethod
@@ -29,6 +27,15 @@ class Subject:
     tags: Mapping[str, str]
     root: Path
     folder: Path
+
+    def plain(self) -> dict[str, Any]:
+        """Return it as JSON has it."""
+        return {**vars(self), "root": str(self.root), "folder": str(self.folder)}
+
+    @classmethod
+    def read(cls, plain: Mapping[str, Any]) -> Subject:
+        """Read what :meth:`plain` returned."""
+        return cls(**{**plain, "root": Path(plain["root"]), "folder": Path(plain["folder"])})
 
 
 class Tracker(ABC):
@@ -58,7 +65,7 @@ class Tracker(ABC):
         """Send a line."""
 
     def flush(self) -> None:  # noqa: B027
-        """Return when all lines so far are sent."""
+        """Send what is waiting to be sent together."""
 
     @abstractmethod
     def finish(self, result: Mapping[str, float]) -> None:
@@ -124,10 +131,12 @@ class Wandb(Tracker):
 
     @classmethod
     def check(cls) -> None:
+        silent = ("offline", "disabled", "dryrun")
+        if os.environ.get("WANDB_MODE") in silent:  # without the package, which takes a second to import
+            return
         import wandb
 
-        mode = wandb.setup().settings.mode
-        if mode in ("offline", "disabled", "dryrun"):
+        if wandb.setup().settings.mode in silent:
             return
         if not wandb.login(prompt=False):
             raise ValueError("not logged in: run wandb login, or set WANDB_MODE=offline")
@@ -149,14 +158,22 @@ class Wandb(Tracker):
             reinit="create_new",
             settings=wandb.Settings(silent=True, console="off", init_timeout=3 * PATIENCE),
         )
-        self.first = self.run.starting_step  # of a resumed run, the step after the last one
+        self.first = self.run.starting_step  # of a resumed run, the step after the last one, which a server knows
+        self.sent = Path(self.run.dir).parents[1] / f"{subject.identifier}.step" if self.run.offline else None
+        if self.sent is not None and self.sent.exists():
+            self.first = int(self.sent.read_text(encoding="utf-8")) + 1
+        self.last = self.first - 1
 
     def has(self, step: int, name: str) -> bool:
         return bool(step < self.first)
 
     def log(self, step: int, numbers: Mapping[str, float]) -> None:
-        if step >= self.first:
-            self.run.log(dict(numbers), step=step)
+        self.run.log(dict(numbers), step=step)
+        self.last = step
+
+    def flush(self) -> None:
+        if self.sent is not None and self.last >= self.first:
+            self.sent.write_text(str(self.last), encoding="utf-8")
 
     def finish(self, result: Mapping[str, float]) -> None:
         self.run.summary.update({f"result/{name}": value for name, value in result.items()})
@@ -174,7 +191,7 @@ class Wandb(Tracker):
 
 
 class MLflow(Tracker):
-    """MLflow, at ``MLFLOW_TRACKING_URI``, or in the store; lines are sent together, at the latest at a checkpoint."""
+    """MLflow, at ``MLFLOW_TRACKING_URI``, or in the store; lines are sent together."""
 
     name = "mlflow"
     TAG = "counterpoint.run"
@@ -183,27 +200,22 @@ class MLflow(Tracker):
 
     @classmethod
     def check(cls) -> None:
-        client, at = cls._client(None)
-        if at is None:
-            client.search_experiments(max_results=1)
+        if os.environ.get("MLFLOW_TRACKING_URI", "").startswith("http"):
+            cls._client(Path())[0].search_experiments(max_results=1)
 
     @staticmethod
-    def _client(root: Path | None) -> tuple[Any, Path | None]:
+    def _client(root: Path) -> tuple[Any, Path | None]:
         """The client, and the folder of files that are attached, where no address is set.
 
         MLflow itself would then write a data base and files to the folder where the command was started.
         """
         os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "1")  # by default it waits for minutes
         os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", str(int(PATIENCE)))
-        # what a command prints belongs to its result, which may be JSON
-        os.environ.setdefault("MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT", "true")
         import mlflow
         from mlflow.tracking import MlflowClient
 
         if mlflow.is_tracking_uri_set():
             return MlflowClient(), None
-        if root is None:
-            return None, Path()
         place = root.resolve() / "mlflow"
         place.mkdir(parents=True, exist_ok=True)
         with FileLock(place / ".lock"):  # the first process creates the data base
@@ -292,17 +304,16 @@ class Trackio(Tracker):
         last = SQLiteStorage.get_max_step_for_run(project, name)
         self.last = -1 if last is None else last
         config = {**subject.config, **{f"tag_{key}": value for key, value in subject.tags.items()}}
-        with contextlib.redirect_stdout(io.StringIO()):
-            self.run = trackio.init(
-                project,
-                name=name,
-                group=subject.group,
-                config=config,
-                resume="allow",
-                embed=False,
-                auto_log_gpu=False,
-                auto_log_cpu=False,
-            )
+        self.run = trackio.init(
+            project,
+            name=name,
+            group=subject.group,
+            config=config,
+            resume="allow",
+            embed=False,
+            auto_log_gpu=False,
+            auto_log_cpu=False,
+        )
 
     def has(self, step: int, name: str) -> bool:
         return step <= self.last
@@ -321,10 +332,9 @@ class Trackio(Tracker):
     def close(self, status: str) -> None:
         from trackio import context_vars
 
-        with contextlib.redirect_stdout(io.StringIO()):  # which may be the JSON of a command
-            self.run.finish()
-            if context_vars.current_run.get() is self.run:  # it would finish it again at exit
-                context_vars.current_run.set(None)
+        self.run.finish()
+        if context_vars.current_run.get() is self.run:  # it would finish it again at exit
+            context_vars.current_run.set(None)
 
 
 BACKENDS: dict[str, type[Tracker]] = {tracker.name: tracker for tracker in (Wandb, Trackio, MLflow, TensorBoard)}

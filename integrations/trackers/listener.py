@@ -1,11 +1,10 @@
-"""What a run does with trackers: a listener that sends its lines to each of them."""
+"""What a run does with trackers: it says which files to follow, and a process of its own sends them."""
 
 from __future__ import annotations
 
 import hashlib
 import json
 import tempfile
-import warnings
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,8 @@ from ..store.cell import dataset_name
 from ..store.mirror import local_folder
 from ..store.run import Run
 from .available import check_installed
-from .backends import BACKENDS, Subject, Tracker
+from .backends import BACKENDS, Subject
+from .relay import tell, wait
 
 FOLDER = "tensorboard"
 
@@ -55,10 +55,9 @@ class Tracked:
 
 
 class Listener:
-    """Sends the lines of a run to trackers, from the first line on.
+    """Tells the process that sends which runs to follow, from their first line on, and how they end.
 
-    The trackers start with the first line, when it is known at which step a resumed run continues. What they do not
-    have of the lines before is sent then: lines of an earlier process that were still on the way when it died.
+    At the first line it is known at which step a resumed run continues.
 
     Args:
         names: of the trackers.
@@ -67,68 +66,31 @@ class Listener:
 
     def __init__(self, names: Sequence[str], run: Run) -> None:
         self.names, self.run = names, run
-        self._trackers: list[Tracker] | None = None
+        self._subject: Subject | None = None
+        self._ended = False
 
-    def log(self, step: int, numbers: Mapping[str, float]) -> None:
-        """Send a line, which the run has already stored."""
-        if self._trackers is None:
-            self._start(step)
-        else:
-            self._each(lambda tracker: tracker.log(step, numbers))
-
-    def flush(self) -> None:
-        """Wait until everything so far is sent; called before a checkpoint is written."""
-        self._each(lambda tracker: tracker.flush())
+    def log(self, step: int) -> None:
+        """Follow the run, which has stored a line of this step."""
+        if self._subject is None:
+            self._subject = subject_of(self.run)
+            about = {"names": [*self.names], "step": step, "metrics": str(self.run.path / "metrics.jsonl")}
+            tell(do="start", subject=self._subject.plain(), **about)
 
     def finish(self, result: Mapping[str, float]) -> None:
         """Send the result, and end the trackers' runs."""
-        if self._trackers is None:
+        if self._subject is None:
             lines = self.run.metrics()
-            self._start(int(lines[-1]["step"]) + 1 if lines else 0)
-        self._each(lambda tracker: tracker.finish(result))
-        self.close("done")
+            self.log(int(lines[-1]["step"]) + 1 if lines else 0)
+        self._end("done", result)
 
     def close(self, status: str) -> None:
-        """End the trackers' runs: ``done``, ``interrupted`` or ``failed``."""
-        self._each(lambda tracker: tracker.close(status))
-        self._trackers = []
+        """End the trackers' runs as ``interrupted`` or ``failed``, unless the run has finished."""
+        self._end(status, None)
 
-    def __getstate__(self) -> dict[str, Any]:
-        """Pickle for a process that trains the run; the trackers start there."""
-        return {**vars(self), "_trackers": None}
-
-    def _start(self, step: int) -> None:
-        """Start the trackers at a step, and send them the lines that they do not have."""
-        subject = subject_of(self.run)
-        self._trackers = []
-        for name in self.names:
-            try:
-                self._trackers.append(BACKENDS[name](subject, step))
-            except Exception as error:
-                self._leave_out(name, error)
-        lines = self.run.metrics() if self._trackers else []
-
-        def send(tracker: Tracker) -> None:
-            for line in lines:
-                numbers = {k: v for k, v in line.items() if k != "step" and not tracker.has(int(line["step"]), k)}
-                if numbers:
-                    tracker.log(int(line["step"]), numbers)
-
-        self._each(send)
-
-    def _each(self, call: Callable[[Tracker], object]) -> None:
-        for tracker in list(self._trackers or ()):
-            try:
-                call(tracker)
-            except Exception as error:
-                assert self._trackers is not None
-                self._trackers.remove(tracker)
-                self._leave_out(tracker.name, error)
-
-    def _leave_out(self, name: str, error: Exception) -> None:
-        reason = f"{type(error).__name__}: {error}".partition("\n")[0]
-        message = f"{self.run.title}: {name} has failed and is left out; the store has everything ({reason})"
-        warnings.warn(message, RuntimeWarning, stacklevel=2)
+    def _end(self, status: str, result: Mapping[str, float] | None) -> None:
+        if self._subject is not None and not self._ended:
+            self._ended = True
+            tell(do="end", subject=self._subject.plain(), status=status, result=result)
 
 
 def subject_of(run: Run) -> Subject:
@@ -160,12 +122,13 @@ def _digest(*parts: object) -> str:
 
 
 def publish(names: Collection[str], runs: Sequence[Run], root: str | Path) -> None:
-    """Send the report of a grid to trackers, as a run of its own with the page as a file.
+    """Send the report of a grid to trackers, as a run of its own with the page as a file, and wait for all of it.
 
     The same runs have the same identifier, so that a page that is sent again replaces the one before.
     """
     done = [run for run in runs if run.done and not run.tuning]
     if not names or not done:
+        wait()
         return
     from .. import report
 
@@ -185,11 +148,5 @@ def publish(names: Collection[str], runs: Sequence[Run], root: str | Path) -> No
     with tempfile.TemporaryDirectory() as folder:
         summary = report.summarise(done, metrics=metrics)
         files = list(report.write(summary, folder, formats=("html", "markdown"), pictures=False))
-        for name in names:
-            try:
-                tracker = BACKENDS[name](subject, 0)
-                tracker.attach(files)
-                tracker.close("done")
-            except Exception as error:
-                reason = f"{type(error).__name__}: {error}".partition("\n")[0]
-                warnings.warn(f"{name} did not take the report ({reason})", RuntimeWarning, stacklevel=2)
+        tell(do="attach", subject=subject.plain(), names=[*names], files=[str(file) for file in files])
+        wait()

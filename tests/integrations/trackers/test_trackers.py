@@ -18,7 +18,7 @@ from tracked_toy import trained_with_a_break
 
 from counterpoint.integrations import store, trackers
 from counterpoint.integrations.command.main import main
-from counterpoint.integrations.trackers import backends, listener
+from counterpoint.integrations.trackers import backends, listener, sender
 from counterpoint.integrations.trackers.available import NAMES
 
 
@@ -67,6 +67,7 @@ def test_a_report_is_sent_once_the_grid_is_done(place):
 def test_a_cell_is_the_same_with_and_without_trackers(place):
     plain = store.run_grid(toy_grid.train, cells(1), place / "plain", progress=False)
     sent = store.run_grid(trackers.tracked(toy_grid.train, ["tensorboard"]), cells(1), place / "sent", progress=False)
+    trackers.wait()
     for a, b in zip(plain, sent, strict=True):
         assert a.path.relative_to(a.root) == b.path.relative_to(b.root)
         assert (a.arguments, a.result, a.metrics()) == (b.arguments, b.result, b.metrics())
@@ -77,11 +78,6 @@ class Failing(backends.TensorBoard):
     """Fails at a step, as with a server that goes away."""
 
     at = 3
-    instances = 0
-
-    def __init__(self, subject, step):
-        type(self).instances += 1
-        super().__init__(subject, step)
 
     def log(self, step, numbers):
         if step == self.at:
@@ -89,17 +85,58 @@ class Failing(backends.TensorBoard):
         super().log(step, numbers)
 
 
-def test_a_tracker_that_fails_is_left_out_with_one_warning(place, monkeypatch):
+def test_a_tracker_that_fails_is_left_out_with_one_warning(place, monkeypatch, capfd):
     monkeypatch.setitem(backends.BACKENDS, "tensorboard", Failing)
-    with pytest.warns(
-        RuntimeWarning, match=r"tensorboard has failed and is left out; .*ConnectionError: no answer"
-    ) as w:
-        (run,) = store.run_grid(
-            trackers.tracked(toy_grid.train, ["tensorboard"]), cells()[:1], place / "runs", progress=False
-        )
-    assert len(w) == 1
-    assert run.done
-    assert [line["step"] for line in run.metrics()] == [1, 2, 3, 4, 5, 6]
+    (run,) = store.run_grid(toy_grid.train, cells()[:1], place / "runs", progress=False)
+    following = sender.Following(listener.subject_of(run), ["tensorboard"], 1, run.path / "metrics.jsonl")
+    following.send()
+    following.end("done", run.result)
+    (line,) = capfd.readouterr().err.splitlines()
+    assert line.startswith(f"warning: {run.name}, seed 0: tensorboard has failed and is left out; the store has ")
+    assert line.endswith("(ConnectionError: no answer)")
+    assert [event.step for event in scalars(run.path / "tensorboard").Scalars("loss")] == [1, 2]
+
+
+def test_lines_of_a_file_that_is_being_written(tmp_path):
+    file = tmp_path / "lines.jsonl"
+    lines = sender.Lines(file)
+    assert [*lines.new()] == []
+    file.write_text('{"a": 1}\n{"a": 2}\n{"a"')
+    assert [*lines.new()] == [{"a": 1}, {"a": 2}]
+    with file.open("a") as more:
+        more.write(': 3}\n{"a": 4}\n')
+    assert [*lines.new()] == [{"a": 3}, {"a": 4}]
+    assert [*lines.new()] == []
+
+
+WITHOUT = """
+import os, sys, time
+from pathlib import Path
+sys.path[:0] = sys.argv[2].split(":")
+import toy_grid
+from counterpoint.integrations import store, trackers
+train = trackers.tracked(toy_grid.train, ["tensorboard", "mlflow", "wandb", "trackio"])
+(run,) = store.run_grid(train, toy_grid.cells()[:1], Path(sys.argv[1]) / "runs", progress=False)
+print(__import__("json").dumps(sorted({"tensorboard", "mlflow", "wandb", "trackio"} & set(sys.modules))))
+"""
+
+
+def test_a_training_imports_no_tracker(place):
+    assert in_a_process(WITHOUT, place) == []
+
+
+def test_what_is_open_is_ended_with_the_process_that_trains(place):
+    """By a kill, which leaves no time to say so."""
+    killed = "import os, signal\nsave = toy_grid.store.Run.save\n"
+    killed += "toy_grid.store.Run.save = lambda self, state, step: (save(self, state, step), "
+    killed += "step >= 4 and os.kill(os.getpid(), signal.SIGKILL))\n"
+    script = KILLED.replace("import toy_grid\n", "import toy_grid\n" + killed, 1)
+    command = [sys.executable, "-c", script, str(place), str(Path(toy_grid.__file__).parent), "tensorboard", "0"]
+    process = subprocess.run(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+    assert process.returncode == -signal.SIGKILL, process.stderr  # returns once the process that sends has ended too
+    (path,) = place.rglob("metrics.jsonl")
+    steps = [json.loads(line)["step"] for line in path.read_text().splitlines()]
+    assert [event.step for event in scalars(path.parent / "tensorboard").Scalars("loss")] == steps
 
 
 def test_a_run_begun_anew_is_another_run_of_the_tracker(place):
