@@ -6,6 +6,7 @@ tracker's packages nor for its server. It ends, and ends what is open as interru
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import sys
@@ -87,6 +88,8 @@ class Following:
             except Exception as error:
                 self.trackers.remove(tracker)
                 self._leave_out(tracker.name, error)
+                with contextlib.suppress(Exception):
+                    tracker.close("failed")
 
     def _leave_out(self, name: str, error: Exception) -> None:
         say(f"{self.subject.name}: {name} has failed and is left out; the store has everything ({reason(error)})")
@@ -124,7 +127,12 @@ def say(text: str) -> None:
 def main() -> None:
     messages, runs = Lines(sys.argv[1]), dict[str, Following]()
     over = threading.Event()
-    threading.Thread(target=lambda: (sys.stdin.read(), over.set()), daemon=True).start()
+
+    def listen() -> None:
+        sys.stdin.read()
+        over.set()
+
+    threading.Thread(target=listen, daemon=True).start()
     last = False
     while True:
         for message in messages.new():

@@ -121,10 +121,12 @@ print(__import__("json").dumps(sorted({"tensorboard", "mlflow", "wandb", "tracki
 """
 
 
+@pytest.mark.slow
 def test_a_training_imports_no_tracker(place):
     assert in_a_process(WITHOUT, place) == []
 
 
+@pytest.mark.slow
 def test_what_is_open_is_ended_with_the_process_that_trains(place):
     """By a kill, which leaves no time to say so."""
     killed = "import os, signal\nsave = toy_grid.store.Run.save\n"
@@ -227,18 +229,14 @@ print(json.dumps({"path": str(run.path), "lines": lines, "files": files}, defaul
 def test_wandb_offline_has_the_curve_and_the_result(place):
     pytest.importorskip("wandb")
     run = trained_with_a_break(place, "wandb")
-    sent: dict[int, float] = {}
     results, configs = {}, {}
     for path in sorted((place / "runs" / "wandb").glob("offline-run-*/*.wandb")):
         for record in offline_records(path):
-            for item in record.history.item:
-                sent.setdefault(record.history.step.num, {})[item.key or ".".join(item.nested_key)] = item.value_json
             for item in record.summary.update:
                 results[item.key or ".".join(item.nested_key)] = item.value_json
             for item in record.run.config.update:
                 configs[item.key] = item.value_json
-    losses = [(step, json.loads(line["loss"])) for step, line in sorted(sent.items()) if "loss" in line]
-    assert losses == curve(run)
+    assert offline_losses(place / "runs" / "wandb") == curve(run)
     assert json.loads(results["result/apart"]) == pytest.approx(run.result["apart"])
     assert json.loads(configs["objective"]) == run.arguments["objective"]
 
@@ -284,6 +282,17 @@ def offline_records(path):
             record.ParseFromString(whole)
             whole = b""
             yield record
+
+
+def offline_losses(folder):
+    """Return the steps and losses of all starts of a wandb run, in the order in which they are to be synchronized."""
+    found = []
+    for path in sorted(folder.glob("offline-run-*/*.wandb")):
+        for record in offline_records(path):
+            line = {item.key or ".".join(item.nested_key): item.value_json for item in record.history.item}
+            if "loss" in line:
+                found.append((record.history.step.num, json.loads(line["loss"])))
+    return found
 
 
 def in_a_process(script, place, *more):
@@ -338,9 +347,10 @@ def server(tmp_path):
 def test_a_killed_run_continues_its_curves(place, server, monkeypatch):
     """SIGKILL between two checkpoints; each tracker has each step once, as the store has it."""
     pytest.importorskip("trackio")
+    pytest.importorskip("wandb")
     mlflow = pytest.importorskip("mlflow")
     monkeypatch.setenv("MLFLOW_TRACKING_URI", server)
-    names = "tensorboard,trackio,mlflow"
+    names = "tensorboard,trackio,mlflow,wandb"
     command = [sys.executable, "-c", KILLED, str(place), str(Path(toy_grid.__file__).parent), names]
     process = subprocess.Popen([*command, "2"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     while process.poll() is None and not any(
@@ -361,6 +371,7 @@ def test_a_killed_run_continues_its_curves(place, server, monkeypatch):
     assert sorted((metric.step, metric.value) for metric in history) == curve(run)
     lines = [(line["step"], line["loss"]) for line in in_a_process(READ, place) if "loss" in line]
     assert lines == curve(run)
+    assert offline_losses(place / "runs" / "wandb") == curve(run)
 
 
 @pytest.mark.slow
