@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import torch
 from torch import Tensor
 
 from .. import checks
@@ -14,7 +15,7 @@ from ..engine.chunks import ChunkedNegatives
 from ..engine.joined import JoinedNegatives, TiltedNegatives
 from ..engine.negatives import DenseNegatives, Negatives
 from ..engine.ring import RingNegatives
-from ..engine.streamed import StreamedNegatives, pays_to_chunk, pays_to_stream
+from ..engine.streamed import StreamedNegatives, kernels_fit, pays_to_stream
 from ..engine.tiled import TiledNegatives
 from ..engine.tiles import Mask
 from ..hyper import Value
@@ -118,10 +119,26 @@ def chosen_engine(batch: Batch, blocks: Sequence[tuple[Tensor, Tensor]], both: b
         return "tiles"
     pairs = sum(len(left) * len(right) for left, right in blocks) * (1 + both)
     separate = batch.group is None and all(left is not right and right.requires_grad for left, right in blocks)
-    if not pays_to_stream(pairs, batch.device, separate):
+    multiplied = None if batch.rules and batch.guide is None else batch.half
+    return fastest_engine(batch.device, pairs, batch.width, multiplied or batch.dtype, separate, both)
+
+
+def fastest_engine(
+    device: torch.device, pairs: int, width: int, dtype: torch.dtype, separate: bool, both: bool
+) -> str:
+    """Return the engine of a batch for which none is asked: ``matrix``, ``chunks`` or ``tiles``.
+
+    Args:
+        device: where the embeddings are.
+        pairs: number of pairs of an anchor and a key.
+        width, dtype: of the embeddings, as they are multiplied.
+        separate: whether the keys are other embeddings than the anchors, which have a gradient.
+        both: whether the keys are anchors too, after the others.
+    """
+    if not pays_to_stream(pairs, device, separate):
         return "matrix"
     # keys that are anchors too share the similarities of both directions: four products instead of six
-    return "chunks" if separate and not both and pays_to_chunk(batch.device) else "tiles"
+    return "chunks" if separate and not both and not kernels_fit(device, width, dtype) else "tiles"
 
 
 def _check(neg: Negatives) -> None:

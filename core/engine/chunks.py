@@ -30,14 +30,24 @@ from .streamed import StreamedNegatives
 from .tiled import TiledNegatives
 from .tiles import Mask, Workspace
 
-# Similarities of a chunk: 16 MB of float32.
-CHUNK = 2**22
+# Similarities of a chunk: 16 MB of float32 on a CPU, elsewhere 256 MB, or as many as the embeddings have numbers.
+CHUNK, LARGE_CHUNK = 2**22, 2**26
 
-# Rows and keys of the tiles of a chunk, whose elementwise steps run in the cache; fewer keys for narrow embeddings.
+# On a CPU, rows and keys of the tiles of a chunk, whose elementwise steps run in the cache; fewer keys for narrow
+# embeddings. Elsewhere a chunk is one tile: few large operations.
 HEIGHT, EDGES, NARROW = 1024, (256, 512), 256
 
 # Gradients of at least this size are accumulated as they are; smaller ones in units of the largest.
 SMALL = 2.0**-14
+
+
+def rows_of_chunk(device: str, anchors: int, keys: int, width: int) -> int:
+    """Return how many anchors a chunk has on this type of device."""
+    pairs = CHUNK if device == "cpu" else max(LARGE_CHUNK, (anchors + keys) * width)
+    rows = min(anchors, max(1, pairs // keys))
+    if rows < anchors:  # whole tiles, so that the last chunk is not a small one
+        rows = rows // HEIGHT * HEIGHT or rows
+    return rows
 
 
 class ChunkedNegatives(StreamedNegatives):
@@ -62,9 +72,7 @@ class ChunkedNegatives(StreamedNegatives):
                 (right, left, self.mask.transposed(), guide and (guide[1], guide[0])),
             ]
             for anchors, keys, mask, compared in directions[: 1 + self.both]:
-                size = max(1, CHUNK // len(keys))
-                if size < len(anchors):  # whole tiles, so that the last chunk is not a small one
-                    size = size // HEIGHT * HEIGHT or size
+                size = rows_of_chunk(anchors.device.type, len(anchors), len(keys), anchors.shape[1])
                 for first in range(0, len(anchors), size):
                     local = slice(first, min(first + size, len(anchors)))
                     rows = slice(start + local.start, start + local.stop)
@@ -96,11 +104,14 @@ class Gradients:
     def relative(self, gradients: Sequence[Tensor | None]) -> Tensor:
         """Stack ``(anchors, 1)`` gradients as ``(functions, anchors)``, in units; negligible ones are zero.
 
-        Products with tiny numbers are denormals, which are slow: the unit follows the largest gradient where that is
-        small.
+        Products with tiny numbers are denormals, which are slow on a CPU: there, the unit follows the largest gradient
+        where that is small.
         """
         like = next(g for g in gradients if g is not None)
         stacked = torch.stack([torch.zeros_like(like) if g is None else g for g in gradients]).squeeze(2)
+        if stacked.device.type != "cpu":  # where reading a number synchronizes
+            self.unit = 1.0
+            return stacked
         largest = max(float(stacked.abs().amax()), torch.finfo(stacked.dtype).tiny)
         unit = 1.0 if largest >= SMALL or not math.isfinite(largest) else 2.0 ** math.floor(math.log2(largest))
         if self.unit is None:
@@ -155,7 +166,13 @@ class Chunk(TiledNegatives):
         self.calls = 0
 
     def edge(self, functions: Functions) -> int:
+        if self.tile is None and self.left.device.type != "cpu":
+            return len(self.right)
         return self.tile or EDGES[self.left.shape[1] > NARROW]
+
+    def height(self) -> int:
+        """Return the number of rows of a tile."""
+        return self.tile or (HEIGHT if self.left.device.type == "cpu" else len(self.left))
 
     def reduce(self, accumulator: type[Accumulator], functions: Functions, uniform: bool) -> tuple[Tensor, ...]:
         count = self.count if accumulator.averages else 1.0
@@ -164,7 +181,7 @@ class Chunk(TiledNegatives):
             limits = mask.limits.for_block(self.rows, self.guided, functions.scale, functions.offset)
             mask = replace(mask, limits=limits)
         tile_pass = TilePass(
-            functions, accumulator, mask, count, False, False, self.edge(functions), self.tile or HEIGHT
+            functions, accumulator, mask, count, False, False, self.edge(functions), self.height()
         )
         return ReduceChunk.apply(tile_pass, self, self.token, *functions.tensors)  # type: ignore[no-any-return]
 

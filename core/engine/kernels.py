@@ -6,9 +6,14 @@ differences, not from powers of ``s``: of nearly equal similarities, a variance 
 negative at times.
 
 Which keys count, and how often, is decided within a tile: by equal ids (``IDS``), by the largest similarity that an
-anchor's negatives may have (``LIMITED``), by log-weights (``WEIGHTS``: of the ``keys``, of an anchor's ``own`` hard
-negatives, or ``both``), and by whose hard negatives count (``HARD``: ``all``, the anchor's ``own``, or the ``foreign``
-ones).
+anchor's negatives may have (``LIMITS``: of the ``model``'s own similarities or of a ``guide``'s, a second product), by
+log-weights (``WEIGHTS``: of the ``keys``, of an anchor's ``own`` hard negatives, or ``both``), and by whose hard
+negatives count (``HARD``: ``all``, the anchor's ``own``, or the ``foreign`` ones). A sum may be one of ``relu`` or
+``softplus`` of the functions (``AFTER``).
+
+A tile has its program's own rows first: anchors by keys, but keys by anchors where the keys have the gradient, so that
+its weights are multiplied as they lie in registers. So ``rows`` and ``cols``, the numbers of the anchors and of the
+keys, have two dimensions, one of which is 1.
 """
 
 from __future__ import annotations
@@ -25,27 +30,40 @@ COUNTS = ["period", "first", "own", "exempt"]  # integers that change from batch
 
 
 @triton.jit
-def _load_block(pointer, rows, n_rows, d, BLOCK_D: tl.constexpr):
-    """Load rows of embeddings, (len(rows), BLOCK_D)."""
-    cols = tl.arange(0, BLOCK_D)
-    inside = (rows < n_rows)[:, None] & (cols < d)[None, :]
-    return tl.load(pointer + rows.to(tl.int64)[:, None] * d + cols[None, :], mask=inside, other=0.0)
+def _load_block(pointer, numbers, count, d, first, BLOCK_D: tl.constexpr):
+    """Load rows of embeddings, (len(numbers), BLOCK_D), from column ``first`` on."""
+    columns = first + tl.arange(0, BLOCK_D)
+    inside = (numbers < count)[:, None] & (columns < d)[None, :]
+    return tl.load(pointer + numbers.to(tl.int64)[:, None] * d + columns[None, :], mask=inside, other=0.0)
 
 
 @triton.jit
-def _store_block(pointer, rows, n_rows, d, x, BLOCK_D: tl.constexpr):
-    cols = tl.arange(0, BLOCK_D)
-    inside = (rows < n_rows)[:, None] & (cols < d)[None, :]
-    tl.store(pointer + rows.to(tl.int64)[:, None] * d + cols[None, :], x, mask=inside)
+def _store_block(pointer, numbers, count, d, x, BLOCK_D: tl.constexpr):
+    columns = tl.arange(0, BLOCK_D)
+    inside = (numbers < count)[:, None] & (columns < d)[None, :]
+    tl.store(pointer + numbers.to(tl.int64)[:, None] * d + columns[None, :], x, mask=inside)
 
 
 @triton.jit
-def _similarities(q, k, PRECISION: tl.constexpr):
-    """Compute ``q k^T``, (BLOCK_M, BLOCK_N)."""
+def _similarities(x, y, PRECISION: tl.constexpr):
+    """Compute ``x y^T``."""
     if PRECISION == "widened":  # the interpreter cannot multiply bfloat16
-        return tl.dot(q.to(tl.float32), tl.trans(k.to(tl.float32)), input_precision="ieee")
+        return tl.dot(x.to(tl.float32), tl.trans(y.to(tl.float32)), input_precision="ieee")
     else:
-        return tl.dot(q, tl.trans(k), input_precision=PRECISION)
+        return tl.dot(x, tl.trans(y), input_precision=PRECISION)
+
+
+@triton.jit
+def _similarities_in_steps(
+    left, i, n_left, right, j, n_right, d,
+    BLOCK_I: tl.constexpr, BLOCK_J: tl.constexpr, STEP: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """Compute the similarities of rows ``i`` and ``j``, so many columns at a time: embeddings of any width."""
+    s = tl.zeros((BLOCK_I, BLOCK_J), tl.float32)
+    for first in range(0, d, STEP):
+        x = _load_block(left, i, n_left, d, first, STEP)
+        s += _similarities(x, _load_block(right, j, n_right, d, first, STEP), PRECISION)
+    return s
 
 
 @triton.jit
@@ -60,25 +78,25 @@ def _weighted_sum(ds, x, PRECISION: tl.constexpr):
 @triton.jit
 def _is_own(rows, cols, period, first, own):
     """Return where a key is one of the anchor's own hard negatives."""
-    return ((rows + first) % period)[:, None] == tl.where(cols >= own, cols % period, -1)[None, :]
+    return (rows + first) % period == tl.where(cols >= own, cols % period, -1)
 
 
 @triton.jit
 def _negatives(
-    rows, cols, s, row_ids, key_ids, limit, M, N, period, first, own, exempt,
-    IDS: tl.constexpr, LIMITED: tl.constexpr, HARD: tl.constexpr,
+    rows, cols, compared, row_ids, key_ids, limit, M, N, period, first, own, exempt,
+    IDS: tl.constexpr, LIMITS: tl.constexpr, HARD: tl.constexpr,
 ):  # fmt: skip
-    """Return where a tile has negatives, given its similarities."""
-    keep = (rows < M)[:, None] & (cols < N)[None, :]
+    """Return where a tile has negatives, given the similarities that are compared with the limits."""
+    keep = (rows < M) & (cols < N)
     if IDS:
         a = tl.load(row_ids + rows, mask=rows < M, other=-1)
         b = tl.load(key_ids + cols, mask=cols < N, other=-1)
-        keep = keep & (a[:, None] != b[None, :])
-    if LIMITED:
+        keep = keep & (a != b)
+    if LIMITS != "":
         most = tl.load(limit + rows, mask=rows < M, other=0.0)
-        keep = keep & ((s <= most[:, None]) | (cols >= exempt)[None, :])
+        keep = keep & ((compared <= most) | (cols >= exempt))
     if HARD == "own":
-        keep = keep & ((cols < own)[None, :] | _is_own(rows, cols, period, first, own))
+        keep = keep & ((cols < own) | _is_own(rows, cols, period, first, own))
     if HARD == "foreign":
         keep = keep & (_is_own(rows, cols, period, first, own) == 0)
     return keep
@@ -86,14 +104,14 @@ def _negatives(
 
 @triton.jit
 def _log_weights(rows, cols, log_weight, N, own_weight, period, first, own, WEIGHTS: tl.constexpr):
-    """Load the log-weights of the keys, (1, BLOCK_N), or of the pairs, (BLOCK_M, BLOCK_N)."""
+    """Load the log-weights of the keys, or of the pairs."""
     if WEIGHTS == "keys":
-        return tl.load(log_weight + cols, mask=cols < N, other=0.0)[None, :]
+        return tl.load(log_weight + cols, mask=cols < N, other=0.0)
     elif WEIGHTS == "own":
         return tl.where(_is_own(rows, cols, period, first, own), own_weight, 0.0)
     elif WEIGHTS == "both":
         of_own = tl.where(_is_own(rows, cols, period, first, own), own_weight, 0.0)
-        return of_own + tl.load(log_weight + cols, mask=cols < N, other=0.0)[None, :]
+        return of_own + tl.load(log_weight + cols, mask=cols < N, other=0.0)
     else:
         return 0.0
 
@@ -102,20 +120,27 @@ def _log_weights(rows, cols, log_weight, N, own_weight, period, first, own, WEIG
 def _coefficient(pointer, index, rows, M, PER_ANCHOR: tl.constexpr):
     """Load a coefficient of each row from ``(coefficients, M)``, or of all rows from ``(coefficients, 1)``."""
     if PER_ANCHOR:
-        return tl.load(pointer + index * M + rows, mask=rows < M, other=0.0)[:, None]
+        return tl.load(pointer + index * M + rows, mask=rows < M, other=0.0)
     else:
         return tl.load(pointer + index)
 
 
 @triton.jit
-def _value(value, F: tl.constexpr, rows, M, s, PER_ANCHOR: tl.constexpr, RELU: tl.constexpr):
+def _quadratic(value, F: tl.constexpr, rows, M, s, PER_ANCHOR: tl.constexpr):
     """Compute ``f(s)``."""
     a = _coefficient(value, 3 * F, rows, M, PER_ANCHOR)
     b = _coefficient(value, 3 * F + 1, rows, M, PER_ANCHOR)
-    x = (a * s + b) * s + _coefficient(value, 3 * F + 2, rows, M, PER_ANCHOR)
-    if RELU:
-        x = tl.maximum(x, 0.0)
-    return x
+    return (a * s + b) * s + _coefficient(value, 3 * F + 2, rows, M, PER_ANCHOR)
+
+
+@triton.jit
+def _softplus(x):
+    """Compute ``log(1 + e^x)``, of a very negative ``x`` to all digits of ``e^x``."""
+    e = tl.exp(-tl.abs(x))
+    z = e / (2.0 + e)  # log(1 + e) = 2 artanh z, whose series converges fast for z of at most 1/3
+    w = z * z
+    series = 1.0 + w * (1 / 3 + w * (1 / 5 + w * (1 / 7 + w * (1 / 9 + w * (1 / 11 + w * (1 / 13 + w / 15))))))
+    return tl.maximum(x, 0.0) + 2.0 * z * series
 
 
 @triton.jit
@@ -135,9 +160,13 @@ def _slope(slope, F: tl.constexpr, rows, M, s, PER_ANCHOR: tl.constexpr):
 
 
 @triton.jit
-def _accumulate(row_max, row_sum, x, w, keep, SUM: tl.constexpr, WEIGHTS: tl.constexpr):
+def _accumulate(row_max, row_sum, x, w, keep, SUM: tl.constexpr, AFTER: tl.constexpr, WEIGHTS: tl.constexpr):
     """Add a tile to a running sum, or to a running maximum and sum of exponentials (online softmax)."""
     if SUM:
+        if AFTER == "relu":
+            x = tl.maximum(x, 0.0)
+        if AFTER == "softplus":
+            x = _softplus(x)
         if WEIGHTS != "":
             x = x * tl.exp(w)
         return row_max, row_sum + tl.sum(tl.where(keep, x, 0.0), 1)
@@ -161,19 +190,21 @@ def _result(row_max, row_sum, SUM: tl.constexpr):
 @triton.jit
 def _value_gradient(
     value, out, upstream, F: tl.constexpr, rows, M, s, w, keep,
-    SUM: tl.constexpr, RELU: tl.constexpr, PER_ANCHOR: tl.constexpr, WEIGHTS: tl.constexpr,
+    SUM: tl.constexpr, AFTER: tl.constexpr, PER_ANCHOR: tl.constexpr, WEIGHTS: tl.constexpr,
 ):  # fmt: skip
     """Compute ``dL/df`` of each pair."""
-    g = tl.load(upstream + F * M + rows, mask=rows < M, other=0.0)[:, None]
+    g = tl.load(upstream + F * M + rows, mask=rows < M, other=0.0)
     if SUM:
-        if RELU:
-            keep = keep & (_value(value, F, rows, M, s, PER_ANCHOR, RELU) > 0.0)
+        if AFTER == "relu":
+            keep = keep & (_quadratic(value, F, rows, M, s, PER_ANCHOR) > 0.0)
+        if AFTER == "softplus":
+            g = g * tl.sigmoid(_quadratic(value, F, rows, M, s, PER_ANCHOR))
         if WEIGHTS != "":
             g = g * tl.exp(w)
         return tl.where(keep, g, 0.0)
     else:
-        lse = tl.load(out + F * M + rows, mask=rows < M, other=0.0)[:, None]
-        x = _value(value, F, rows, M, s, PER_ANCHOR, RELU)
+        lse = tl.load(out + F * M + rows, mask=rows < M, other=0.0)
+        x = _quadratic(value, F, rows, M, s, PER_ANCHOR)
         if WEIGHTS != "":
             x = x + w
         p = tl.exp(tl.minimum(x - lse, 0.0))  # a share is at most one; without negatives, it would be anything
@@ -181,79 +212,104 @@ def _value_gradient(
 
 
 # ---- kernels -----------------------------------------------------------------------------------
-# q: anchors (M, d); k: keys (N, d); row_ids, limit: (M,); key_ids, log_weight: (N,)
+# anchors: (M, d); keys: (N, d); row_ids, limit: (M,); key_ids, log_weight: (N,)
+# guide_anchors: (M, guide_d); guide_keys: (N, guide_d)
 # value: (functions, 3, M or 1); slope: (functions, 2, M or 1); out, upstream: (functions, M)
 # j % period is the sample of hard negative j, from key ``own`` on, and (i + first) % period that of anchor i; limits
-# leave all keys from ``exempt`` on
+# leave all keys from ``exempt`` on; STEP: columns that are multiplied at a time, 0: all
 
 
 @triton.jit(do_not_specialize=COUNTS)
 def forward(
-    anchors, keys, row_ids, key_ids, log_weight, limit, value, center, out,
-    M, N, d, own_weight, period, first, own, exempt,
-    TWO: tl.constexpr, SUM: tl.constexpr, RELU: tl.constexpr, PER_ANCHOR: tl.constexpr, IDS: tl.constexpr,
-    LIMITED: tl.constexpr, WEIGHTS: tl.constexpr, HARD: tl.constexpr,
-    SQUARES: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
-    PRECISION: tl.constexpr,
+    anchors, keys, row_ids, key_ids, log_weight, limit, guide_anchors, guide_keys, value, center, out,
+    M, N, d, guide_d, own_weight, period, first, own, exempt,
+    TWO: tl.constexpr, SUM: tl.constexpr, AFTER: tl.constexpr, PER_ANCHOR: tl.constexpr, IDS: tl.constexpr,
+    LIMITS: tl.constexpr, WEIGHTS: tl.constexpr, HARD: tl.constexpr, SQUARES: tl.constexpr,
+    OWNED: tl.constexpr, ITERATED: tl.constexpr, BLOCK_D: tl.constexpr, STEP: tl.constexpr,
+    GUIDE_STEP: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     # 1. a block of anchors, and its running statistics
-    rows = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)
-    q = _load_block(anchors, rows, M, d, BLOCK_D)  # (BLOCK_M, BLOCK_D)
-    max0 = tl.full((BLOCK_M,), LOWEST, tl.float32)
-    max1 = tl.full((BLOCK_M,), LOWEST, tl.float32)
-    sum0 = tl.zeros((BLOCK_M,), tl.float32)
-    sum1 = tl.zeros((BLOCK_M,), tl.float32)
-    for start in range(0, N, BLOCK_N):
-        # 2. similarities to a block of keys
-        cols = start + tl.arange(0, BLOCK_N)
-        s = _similarities(q, _load_block(keys, cols, N, d, BLOCK_D), PRECISION)  # (BLOCK_M, BLOCK_N)
-        keep = _negatives(rows, cols, s, row_ids, key_ids, limit, M, N, period, first, own, exempt, IDS, LIMITED, HARD)
+    i = tl.program_id(0) * OWNED + tl.arange(0, OWNED)
+    rows = i[:, None]
+    q = _load_block(anchors, i, M, d, 0, BLOCK_D)  # (OWNED, BLOCK_D)
+    max0 = tl.full((OWNED,), LOWEST, tl.float32)
+    max1 = tl.full((OWNED,), LOWEST, tl.float32)
+    sum0 = tl.zeros((OWNED,), tl.float32)
+    sum1 = tl.zeros((OWNED,), tl.float32)
+    for start in range(0, N, ITERATED):
+        # 2. similarities to a block of keys, (OWNED, ITERATED)
+        j = start + tl.arange(0, ITERATED)
+        cols = j[None, :]
+        if STEP:
+            s = _similarities_in_steps(anchors, i, M, keys, j, N, d, OWNED, ITERATED, STEP, PRECISION)
+        else:
+            s = _similarities(q, _load_block(keys, j, N, d, 0, BLOCK_D), PRECISION)
+        compared = s
+        if LIMITS == "guide":
+            compared = _similarities_in_steps(
+                guide_anchors, i, M, guide_keys, j, N, guide_d, OWNED, ITERATED, GUIDE_STEP, PRECISION
+            )
+        keep = _negatives(
+            rows, cols, compared, row_ids, key_ids, limit, M, N, period, first, own, exempt, IDS, LIMITS, HARD
+        )
         w = _log_weights(rows, cols, log_weight, N, own_weight, period, first, own, WEIGHTS)
         # 3. functions of them
         u = _shifted(center, 0, rows, M, s, PER_ANCHOR, SQUARES)
-        x = _value(value, 0, rows, M, u, PER_ANCHOR, RELU)
-        max0, sum0 = _accumulate(max0, sum0, x, w, keep, SUM, WEIGHTS)
+        x = _quadratic(value, 0, rows, M, u, PER_ANCHOR)
+        max0, sum0 = _accumulate(max0, sum0, x, w, keep, SUM, AFTER, WEIGHTS)
         if TWO:
             u = _shifted(center, 1, rows, M, s, PER_ANCHOR, SQUARES)
-            x = _value(value, 1, rows, M, u, PER_ANCHOR, RELU)
-            max1, sum1 = _accumulate(max1, sum1, x, w, keep, SUM, WEIGHTS)
+            x = _quadratic(value, 1, rows, M, u, PER_ANCHOR)
+            max1, sum1 = _accumulate(max1, sum1, x, w, keep, SUM, AFTER, WEIGHTS)
     # 4. log-sum-exps or sums
-    tl.store(out + rows, _result(max0, sum0, SUM), mask=rows < M)
+    tl.store(out + i, _result(max0, sum0, SUM), mask=i < M)
     if TWO:
-        tl.store(out + M + rows, _result(max1, sum1, SUM), mask=rows < M)
+        tl.store(out + M + i, _result(max1, sum1, SUM), mask=i < M)
 
 
 @triton.jit(do_not_specialize=COUNTS)
 def backward_anchors(
-    anchors, keys, row_ids, key_ids, log_weight, limit, value, slope, out, upstream, d_anchors, moments,
-    M, N, d, own_weight, period, first, own, exempt,
-    TWO: tl.constexpr, SUM: tl.constexpr, RELU: tl.constexpr, PER_ANCHOR: tl.constexpr, IDS: tl.constexpr,
-    LIMITED: tl.constexpr, WEIGHTS: tl.constexpr, HARD: tl.constexpr,
-    LEARNED: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
-    PRECISION: tl.constexpr,
+    anchors, keys, row_ids, key_ids, log_weight, limit, guide_anchors, guide_keys, value, slope, out, upstream,
+    d_anchors, moments, M, N, d, guide_d, own_weight, period, first, own, exempt,
+    TWO: tl.constexpr, SUM: tl.constexpr, AFTER: tl.constexpr, PER_ANCHOR: tl.constexpr, IDS: tl.constexpr,
+    LIMITS: tl.constexpr, WEIGHTS: tl.constexpr, HARD: tl.constexpr, LEARNED: tl.constexpr,
+    OWNED: tl.constexpr, ITERATED: tl.constexpr, BLOCK_D: tl.constexpr, STEP: tl.constexpr,
+    GUIDE_STEP: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     # 1. a block of anchors; moments sum_j g s^n of the value gradients g are those of the coefficients
-    rows = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)
-    q = _load_block(anchors, rows, M, d, BLOCK_D)  # (BLOCK_M, BLOCK_D)
-    dq = tl.zeros((BLOCK_M, BLOCK_D), tl.float32)
-    a0 = tl.zeros((BLOCK_M,), tl.float32)
+    i = tl.program_id(0) * OWNED + tl.arange(0, OWNED)
+    rows = i[:, None]
+    q = _load_block(anchors, i, M, d, 0, BLOCK_D)  # (OWNED, BLOCK_D)
+    dq = tl.zeros((OWNED, BLOCK_D), tl.float32)
+    a0 = tl.zeros((OWNED,), tl.float32)
     a1, a2, b0, b1, b2 = a0, a0, a0, a0, a0
-    for start in range(0, N, BLOCK_N):
-        # 2. recompute similarities to a block of keys
-        cols = start + tl.arange(0, BLOCK_N)
-        k = _load_block(keys, cols, N, d, BLOCK_D)  # (BLOCK_N, BLOCK_D)
-        s = _similarities(q, k, PRECISION)  # (BLOCK_M, BLOCK_N)
-        keep = _negatives(rows, cols, s, row_ids, key_ids, limit, M, N, period, first, own, exempt, IDS, LIMITED, HARD)
+    for start in range(0, N, ITERATED):
+        # 2. recompute similarities to a block of keys, (OWNED, ITERATED)
+        j = start + tl.arange(0, ITERATED)
+        cols = j[None, :]
+        k = _load_block(keys, j, N, d, 0, BLOCK_D)  # (ITERATED, BLOCK_D)
+        if STEP:
+            s = _similarities_in_steps(anchors, i, M, keys, j, N, d, OWNED, ITERATED, STEP, PRECISION)
+        else:
+            s = _similarities(q, k, PRECISION)
+        compared = s
+        if LIMITS == "guide":
+            compared = _similarities_in_steps(
+                guide_anchors, i, M, guide_keys, j, N, guide_d, OWNED, ITERATED, GUIDE_STEP, PRECISION
+            )
+        keep = _negatives(
+            rows, cols, compared, row_ids, key_ids, limit, M, N, period, first, own, exempt, IDS, LIMITS, HARD
+        )
         w = _log_weights(rows, cols, log_weight, N, own_weight, period, first, own, WEIGHTS)
         # 3. their gradient
-        g = _value_gradient(value, out, upstream, 0, rows, M, s, w, keep, SUM, RELU, PER_ANCHOR, WEIGHTS)
+        g = _value_gradient(value, out, upstream, 0, rows, M, s, w, keep, SUM, AFTER, PER_ANCHOR, WEIGHTS)
         ds = g * _slope(slope, 0, rows, M, s, PER_ANCHOR)
         if LEARNED:
             a0 += tl.sum(g, 1)
             a1 += tl.sum(g * s, 1)
             a2 += tl.sum(g * s * s, 1)
         if TWO:
-            g = _value_gradient(value, out, upstream, 1, rows, M, s, w, keep, SUM, RELU, PER_ANCHOR, WEIGHTS)
+            g = _value_gradient(value, out, upstream, 1, rows, M, s, w, keep, SUM, AFTER, PER_ANCHOR, WEIGHTS)
             ds += g * _slope(slope, 1, rows, M, s, PER_ANCHOR)
             if LEARNED:
                 b0 += tl.sum(g, 1)
@@ -261,42 +317,55 @@ def backward_anchors(
                 b2 += tl.sum(g * s * s, 1)
         # 4. dq
         dq += _weighted_sum(ds, k, PRECISION)
-    _store_block(d_anchors, rows, M, d, dq, BLOCK_D)
+    _store_block(d_anchors, i, M, d, dq, BLOCK_D)
     if LEARNED:
-        tl.store(moments + rows, a2, mask=rows < M)
-        tl.store(moments + M + rows, a1, mask=rows < M)
-        tl.store(moments + 2 * M + rows, a0, mask=rows < M)
+        tl.store(moments + i, a2, mask=i < M)
+        tl.store(moments + M + i, a1, mask=i < M)
+        tl.store(moments + 2 * M + i, a0, mask=i < M)
         if TWO:
-            tl.store(moments + 3 * M + rows, b2, mask=rows < M)
-            tl.store(moments + 4 * M + rows, b1, mask=rows < M)
-            tl.store(moments + 5 * M + rows, b0, mask=rows < M)
+            tl.store(moments + 3 * M + i, b2, mask=i < M)
+            tl.store(moments + 4 * M + i, b1, mask=i < M)
+            tl.store(moments + 5 * M + i, b0, mask=i < M)
 
 
 @triton.jit(do_not_specialize=COUNTS)
 def backward_keys(
-    anchors, keys, row_ids, key_ids, log_weight, limit, value, slope, out, upstream, d_keys,
-    M, N, d, own_weight, period, first, own, exempt,
-    TWO: tl.constexpr, SUM: tl.constexpr, RELU: tl.constexpr, PER_ANCHOR: tl.constexpr, IDS: tl.constexpr,
-    LIMITED: tl.constexpr, WEIGHTS: tl.constexpr, HARD: tl.constexpr,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr, PRECISION: tl.constexpr,
+    anchors, keys, row_ids, key_ids, log_weight, limit, guide_anchors, guide_keys, value, slope, out, upstream,
+    d_keys, M, N, d, guide_d, own_weight, period, first, own, exempt,
+    TWO: tl.constexpr, SUM: tl.constexpr, AFTER: tl.constexpr, PER_ANCHOR: tl.constexpr, IDS: tl.constexpr,
+    LIMITS: tl.constexpr, WEIGHTS: tl.constexpr, HARD: tl.constexpr,
+    OWNED: tl.constexpr, ITERATED: tl.constexpr, BLOCK_D: tl.constexpr, STEP: tl.constexpr,
+    GUIDE_STEP: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     # 1. a block of keys
-    cols = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
-    k = _load_block(keys, cols, N, d, BLOCK_D)  # (BLOCK_N, BLOCK_D)
-    dk = tl.zeros((BLOCK_N, BLOCK_D), tl.float32)
-    for start in range(0, M, BLOCK_M):
-        # 2. recompute similarities to a block of anchors
-        rows = start + tl.arange(0, BLOCK_M)
-        q = _load_block(anchors, rows, M, d, BLOCK_D)  # (BLOCK_M, BLOCK_D)
-        s = _similarities(q, k, PRECISION)  # (BLOCK_M, BLOCK_N)
-        keep = _negatives(rows, cols, s, row_ids, key_ids, limit, M, N, period, first, own, exempt, IDS, LIMITED, HARD)
+    j = tl.program_id(0) * OWNED + tl.arange(0, OWNED)
+    cols = j[:, None]
+    k = _load_block(keys, j, N, d, 0, BLOCK_D)  # (OWNED, BLOCK_D)
+    dk = tl.zeros((OWNED, BLOCK_D), tl.float32)
+    for start in range(0, M, ITERATED):
+        # 2. recompute similarities to a block of anchors, (OWNED, ITERATED)
+        i = start + tl.arange(0, ITERATED)
+        rows = i[None, :]
+        q = _load_block(anchors, i, M, d, 0, BLOCK_D)  # (ITERATED, BLOCK_D)
+        if STEP:
+            s = _similarities_in_steps(keys, j, N, anchors, i, M, d, OWNED, ITERATED, STEP, PRECISION)
+        else:
+            s = _similarities(k, q, PRECISION)
+        compared = s
+        if LIMITS == "guide":
+            compared = _similarities_in_steps(
+                guide_keys, j, N, guide_anchors, i, M, guide_d, OWNED, ITERATED, GUIDE_STEP, PRECISION
+            )
+        keep = _negatives(
+            rows, cols, compared, row_ids, key_ids, limit, M, N, period, first, own, exempt, IDS, LIMITS, HARD
+        )
         w = _log_weights(rows, cols, log_weight, N, own_weight, period, first, own, WEIGHTS)
         # 3. their gradient
-        g = _value_gradient(value, out, upstream, 0, rows, M, s, w, keep, SUM, RELU, PER_ANCHOR, WEIGHTS)
+        g = _value_gradient(value, out, upstream, 0, rows, M, s, w, keep, SUM, AFTER, PER_ANCHOR, WEIGHTS)
         ds = g * _slope(slope, 0, rows, M, s, PER_ANCHOR)
         if TWO:
-            g = _value_gradient(value, out, upstream, 1, rows, M, s, w, keep, SUM, RELU, PER_ANCHOR, WEIGHTS)
+            g = _value_gradient(value, out, upstream, 1, rows, M, s, w, keep, SUM, AFTER, PER_ANCHOR, WEIGHTS)
             ds += g * _slope(slope, 1, rows, M, s, PER_ANCHOR)
         # 4. dk
-        dk += _weighted_sum(tl.trans(ds), q, PRECISION)
-    _store_block(d_keys, cols, N, d, dk, BLOCK_D)
+        dk += _weighted_sum(ds, q, PRECISION)
+    _store_block(d_keys, j, N, d, dk, BLOCK_D)

@@ -29,7 +29,7 @@ class Quadratic:
 
     The derivative ``d0 + d1 s`` is stored beside the value, since ``detach`` makes it another function. Coefficients
     are floats, or tensors with their autograd history. Operations that leave the quadratics raise, so that a function
-    that uses them is not recognized. Nothing may follow ``relu`` or ``softplus``.
+    that uses them is not recognized. ``after`` is ``relu`` or ``softplus`` if that is the last operation.
     """
 
     def __init__(
@@ -37,20 +37,17 @@ class Quadratic:
         value: Sequence[Value],
         slope: Sequence[Value],
         dtype: torch.dtype,
-        rectified: bool = False,
-        softened: bool = False,
+        after: str = "",
     ) -> None:
         if len(value) > 3 or len(slope) > 2:
             raise TypeError("not quadratic")
         self.value, self.slope, self.dtype = (*value,), (*slope,), dtype
-        self.rectified, self.softened = rectified, softened
+        self.after = after
 
-    def _with(
-        self, value: Sequence[Value], slope: Sequence[Value], rectified: bool = False, softened: bool = False
-    ) -> Quadratic:
-        if self.rectified or self.softened:
+    def _with(self, value: Sequence[Value], slope: Sequence[Value], after: str = "") -> Quadratic:
+        if self.after:
             raise TypeError("not quadratic")
-        return Quadratic(value, slope, self.dtype, rectified, softened)
+        return Quadratic(value, slope, self.dtype, after)
 
     def _operand(self, other: Any) -> Quadratic:
         if isinstance(other, Quadratic):
@@ -89,13 +86,13 @@ class Quadratic:
         return self * self
 
     def relu(self) -> Quadratic:
-        return self._with(self.value, self.slope, rectified=True)
+        return self._with(self.value, self.slope, "relu")
 
     def softplus(self, beta: float = 1.0, threshold: float = 20.0) -> Quadratic:
         """See :class:`counterpoint.engine.softplus.Softplus`; below 37, a threshold shows in float64."""
         if beta != 1.0 or threshold < 37.0:
             raise TypeError("not quadratic")
-        return self._with(self.value, self.slope, softened=True)
+        return self._with(self.value, self.slope, "softplus")
 
     def clamp(self, **limits: Any) -> Quadratic:
         if limits != {"min": 0}:
@@ -195,12 +192,15 @@ class Quadratics:
     Args:
         values: ``v1, v2`` of each.
         slopes: ``d0, d1`` of each.
-        relu_constant: ``v0`` of a single function ``max(0, v0 + v1 s + v2 s^2)``, to be summed as it is.
+        after: ``relu`` or ``softplus`` of a single function, ``max(0, v0 + v1 s + v2 s^2)`` for instance, is summed. A
+            softplus is for the GPU kernels; see :class:`counterpoint.engine.softplus.Softplus` for tiles.
+        inside: ``v0`` of that function; a number for ``relu``.
     """
 
     values: Sequence[Sequence[Value]]
     slopes: Sequence[Sequence[Value]]
-    relu_constant: float | None = None
+    after: str = ""
+    inside: Value = 0.0
 
     offset = 0.0
 
@@ -214,8 +214,6 @@ class Quadratics:
             results: list[Quadratic] = [*output] if isinstance(output, tuple) else [output]
             values = [[*q.value, 0.0, 0.0, 0.0][:3] for q in results]
             slopes = [[*map(_detached, q.slope), 0.0, 0.0][:2] for q in results]
-            if any(q.softened for q in results):
-                return None
         except Exception:  # whatever f does that a quadratic cannot; an error of f itself is raised by its next call
             return None
         tensors = [x for row in [*values, *slopes] for x in row if isinstance(x, Tensor)]
@@ -224,11 +222,12 @@ class Quadratics:
         if any(_magnitude(v[2], 0.0) > MAX_CURVATURE for v in values):
             return None
         functions, constants = Quadratics([v[1:] for v in values], slopes), [v[0] for v in values]
-        if not any(q.rectified for q in results):
+        after = {q.after for q in results}
+        if after == {""}:
             return functions, constants
-        if len(results) > 1 or tensors or isinstance(constants[0], Tensor):
+        if len(results) > 1 or ("relu" in after and (tensors or isinstance(constants[0], Tensor))):
             return None
-        return replace(functions, relu_constant=constants[0]), [0.0]
+        return replace(functions, after=results[0].after, inside=constants[0]), [0.0]
 
     @property
     def number(self) -> int:
@@ -280,7 +279,7 @@ class Quadratics:
     def scale(self) -> float:
         """Factor of the similarities that makes them the values; 1 if there is none."""
         (v1, v2), *more = self.values
-        if more or self.relu_constant is not None or isinstance(v1, Tensor) or not is_zero(v2) or not self._constant(0):
+        if more or self.after or isinstance(v1, Tensor) or not is_zero(v2) or not self._constant(0):
             return 1.0
         return v1 * LOG2E
 
@@ -303,7 +302,7 @@ class Quadratics:
         if self.scale != 1.0:
             yield 0, s
             return
-        unit = LOG2E if self.relu_constant is None else 1.0
+        unit = 1.0 if self.after else LOG2E
         for k, row in enumerate(self.values):
             v1, v2 = (rows_of(v, tile.rows) for v in row)
             if backward and is_zero(self.slopes[k][0]) and is_zero(self.slopes[k][1]) and self._constant(k):
@@ -313,7 +312,7 @@ class Quadratics:
                 torch.mul(s, v1 * unit, out=x)
             else:
                 torch.mul(s, v2 * unit, out=x).add_(v1 * unit).mul_(s)
-            yield k, x if self.relu_constant is None else x.add_(self.relu_constant).relu_()
+            yield k, x.add_(self.inside).relu_() if self.after else x
 
     def backpropagate(
         self, s: Tensor, tile: Tile, workspace: Workspace, value_gradient: Callable[[int, Tensor], Tensor]
@@ -327,7 +326,7 @@ class Quadratics:
         ds, d_tensors = None, []
         for k, x in self.evaluate(s, tile, workspace, backward=True):
             # 1. dL/d value, zero where relu is
-            positive = None if self.relu_constant is None else torch.sign(x, out=workspace("positive", x.shape))
+            positive = torch.sign(x, out=workspace("positive", x.shape)) if self.after else None
             dx = value_gradient(k, x)
             if positive is not None:
                 dx.mul_(positive)

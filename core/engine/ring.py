@@ -122,7 +122,7 @@ class RingNegatives(TiledNegatives):
 
     def reduce_by_kernels(self, functions: Quadratics, summed: Sequence[Value] = ()) -> Sequence[Tensor]:
         packed = functions.packed(summed or [0.0] * functions.number, self.like)
-        how = bool(summed), functions.relu_constant is not None
+        how = bool(summed), functions.after
         results: Tensor = ReduceRingByKernels.apply(self, *how, self.left, self.right, *packed)
         return results.unsqueeze(2).unbind()
 
@@ -176,10 +176,13 @@ class RingNegatives(TiledNegatives):
         for block in self.blocks_of(owner):
             count = rows_of(self.count, block.rows) if accumulator.averages else 1.0
             own = functions.for_rows(block.rows)
-            compared = None if self.guide is None else (self.guide.left[block.rows], block.select(guide))
-            mask = self._limited(block, compared, own.scale, own.offset)
+            mask = self._limited(block, self._compared(block, guide), own.scale, own.offset)
             tile_pass = TilePass(own, accumulator, mask, count, False, False, self.edge(functions))
             yield block, tile_pass, accumulator(mask, count, [x[:, block.rows] for x in state])
+
+    def _compared(self, block: RingBlock, guide: Tensor) -> tuple[Tensor, Tensor] | None:
+        """Return the guide's embeddings of a block's anchors and keys, if a guide decides which keys count."""
+        return None if self.guide is None else (self.guide.left[block.rows], block.select(guide))
 
     def _limited(
         self, block: RingBlock, guide: tuple[Tensor, Tensor] | None = None, scale: float = 1.0, offset: float = 0.0
@@ -192,11 +195,11 @@ class RingNegatives(TiledNegatives):
         return replace(block.mask, limits=replace(limits, exempt=limits.exempt and block.mask.own))
 
     def launches(
-        self, owner: int, left: Tensor, keys: Tensor, summed: bool, relu: bool
+        self, owner: int, left: Tensor, keys: Tensor, guide: Tensor, summed: bool, after: str
     ) -> Iterator[tuple[RingBlock, Any, Tensor, Tensor]]:
         """Yield what kernels reduce over the keys of ``owner``: the block, how, its anchors and its keys."""
         for block in self.blocks_of(owner):
-            reduction = kernels().Reduction(self._limited(block), summed, relu)
+            reduction = kernels().Reduction(self._limited(block, self._compared(block, guide)), summed, after)
             yield block, reduction, left[block.rows].to(self.multiplied), block.select(keys).to(self.multiplied)
 
     def _by_owner(self, ids: Tensor) -> Sequence[Tensor]:
@@ -280,18 +283,18 @@ class ReduceRingByKernels(checks.Once):
         ctx: Any,
         neg: RingNegatives,
         summed: bool,
-        relu: bool,
+        after: str,
         left: Tensor,
         right: Tensor,
         value: Tensor,
         slope: Tensor,
     ) -> Tensor:
         out = left.new_full((len(value), len(left)), 0.0 if summed else -math.inf, dtype=torch.float32)
-        for owner, keys, _ in neg.rotate(right):
-            for block, reduction, anchors, selected in neg.launches(owner, left, keys, summed, relu):
+        for owner, keys, guide in neg.rotate(right):
+            for block, reduction, anchors, selected in neg.launches(owner, left, keys, guide, summed, after):
                 part, total = reduction.forward(anchors, selected, columns_of(value, block.rows)), out[:, block.rows]
                 out[:, block.rows] = total + part if summed else torch.logaddexp(total, part)
-        ctx.neg, ctx.how = neg, (summed, relu)
+        ctx.neg, ctx.how = neg, (summed, after)
         ctx.save_for_backward(left, right, value, slope, out)
         return out
 
@@ -303,8 +306,8 @@ class ReduceRingByKernels(checks.Once):
         needed = ctx.needs_input_grad[3:6]
         d_left, d_right, d_value = (torch.zeros_like(x, dtype=torch.float32) for x in (left, right, value))
         sizes, world_size = neg.group.rows(right), neg.group.world_size
-        for owner, keys, _ in neg.rotate(right):
-            for block, reduction, anchors, selected in neg.launches(owner, left, keys, *ctx.how):
+        for owner, keys, guide in neg.rotate(right):
+            for block, reduction, anchors, selected in neg.launches(owner, left, keys, guide, *ctx.how):
                 rows = block.rows
                 of_block = (columns_of(x, rows) for x in (value, slope))
                 parts = reduction.backward(anchors, selected, *of_block, out[:, rows], upstream[:, rows], needed)

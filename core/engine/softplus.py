@@ -41,7 +41,7 @@ class Softplus:
             intercept, slope, curvature = [*result.value, 0.0, 0.0][:3]
         except Exception:  # see Quadratics.of
             return None
-        same = isinstance(result, Quadratic) and result.softened and is_zero(curvature)
+        same = isinstance(result, Quadratic) and result.after == "softplus" and is_zero(curvature)
         if not same or any(isinstance(v, Tensor) and v.numel() > 1 for v in (slope, intercept)):
             return None
         if len(result.slope) != 1 or _number(slope) != _number(result.slope[0]):

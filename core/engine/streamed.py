@@ -47,16 +47,11 @@ def pays_to_stream(pairs: int, device: torch.device, separate: bool = False) -> 
         device: where they are.
         separate: whether anchors and keys are different embeddings, all of which may need a gradient.
     """
-    if separate and pays_to_chunk(device):
+    if separate and device.type == "cpu" and device.type not in KERNEL_DEVICES:
         return pairs > SEPARATE_CPU
     if device.type == "cpu":
         return pairs >= STREAMED_CPU
     return pairs >= STREAMED
-
-
-def pays_to_chunk(device: torch.device) -> bool:
-    """Return whether chunks are faster than tiles where keys are not anchors; kernels replace both."""
-    return device.type == "cpu" and device.type not in KERNEL_DEVICES
 
 
 @cache
@@ -70,20 +65,26 @@ def kernels() -> Any:
         return None
 
 
+def kernels_fit(device: torch.device, width: int, dtype: torch.dtype) -> bool:
+    """Return whether GPU kernels can multiply embeddings of this width in this type."""
+    if device.type not in KERNEL_DEVICES or kernels() is None:
+        return False
+    return bool(kernels().fits(device, width, dtype))
+
+
 def kernels_take(neg: TiledNegatives, functions: Quadratics) -> bool:
     """Return whether GPU kernels reduce these functions of these negatives."""
-    allowed = neg.tile is None and neg.engine in ("auto", "fused") and neg.guide is None
-    if not allowed or neg.like.device.type not in KERNEL_DEVICES or kernels() is None:
-        return False
-    return bool(kernels().takes(neg.like, neg.multiplied, functions.number))
+    allowed = neg.tile is None and neg.engine in ("auto", "fused")
+    like = neg.like
+    return allowed and functions.number <= 2 and kernels_fit(like.device, like.shape[1], neg.multiplied)
 
 
 def no_kernels(like: Tensor) -> ValueError:
     """Return the error of ``engine="fused"`` where a reduction cannot use kernels."""
     return ValueError(
         "engine='fused': GPU kernels need a GPU that Triton supports, embeddings that fit on it (at most 1024 wide), "
-        f"functions that are at most quadratic in the similarity, and no guide=; got {like.dtype} embeddings of width "
-        f"{like.shape[1]} on {like.device.type!r}: use engine='tiles' or 'auto'."
+        "and functions that are at most quadratic in the similarity, or a softplus of these; got "
+        f"{like.dtype} embeddings of width {like.shape[1]} on {like.device.type!r}: use engine='tiles' or 'auto'."
     )
 
 
@@ -168,16 +169,19 @@ class StreamedNegatives(TiledNegatives):
         return kernels_take(self, functions)
 
     def reduce_by_kernels(self, functions: Quadratics, summed: Sequence[Value] = ()) -> Sequence[Tensor]:
-        parts, start, relu = [], 0, functions.relu_constant is not None
-        for left, right in self.blocks:
-            directions = [(left, right, self.mask), (right, left, self.mask.transposed())]
-            for a, b, mask in directions[: 1 + self.both]:
+        parts, start = [], 0
+        for (left, right), guide in zip(self.blocks, self.guides(), strict=True):
+            directions = [
+                (left, right, self.mask, guide),
+                (right, left, self.mask.transposed(), guide and (guide[1], guide[0])),
+            ]
+            for a, b, mask, compared in directions[: 1 + self.both]:
                 rows = slice(start, start + len(a))
                 constants = [rows_of(c, rows) for c in summed] or [0.0] * functions.number
                 packed = functions.for_rows(rows).packed(constants, a)
                 if mask.limits is not None:
-                    mask = replace(mask, limits=mask.limits.for_block(rows, None, 1.0))
-                reduction = kernels().Reduction(mask, bool(summed), relu)
+                    mask = replace(mask, limits=mask.limits.for_block(rows, compared, 1.0))
+                reduction = kernels().Reduction(mask, bool(summed), functions.after)
                 parts.append(kernels().reduce(a.to(self.multiplied), b.to(self.multiplied), *packed, reduction))
                 start = rows.stop
         return torch.cat(parts, 1).unsqueeze(2).unbind()

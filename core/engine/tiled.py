@@ -115,9 +115,11 @@ class TiledNegatives(Negatives):
     def multiplied(self) -> torch.dtype:
         """The type in which GPU kernels multiply embeddings.
 
-        Keys that meet a limit up to rounding stay, whatever the engine; so limits need the embeddings' own precision.
+        Keys that meet a limit up to rounding stay, whatever the engine; so what is compared with limits, the embeddings
+        or those of a guide, is multiplied as it is.
         """
-        return self.like.dtype if self.half is None or self.mask.limits is not None else self.half
+        limited = self.mask.limits is not None and self.guide is None
+        return self.like.dtype if self.half is None or limited else self.half
 
     def uses_kernels(self, functions: Quadratics) -> bool:
         """Return whether :meth:`reduce_by_kernels` can reduce these functions."""
@@ -136,7 +138,7 @@ class TiledNegatives(Negatives):
 
     def logsumexp(self, f: Callable[..., Any], *per_anchor: Tensor) -> Any:
         quadratic = Quadratics.of(f, per_anchor, self.anchors, self.like.dtype)
-        if quadratic is None or quadratic[0].relu_constant is not None:
+        if quadratic is None or quadratic[0].after:
             return self._reduce_traced(LogSumExp, f, per_anchor, lambda dense: dense.logsumexp(f, *per_anchor))
         functions, constants = quadratic
         if self.uses_kernels(functions):
@@ -147,17 +149,18 @@ class TiledNegatives(Negatives):
         return _with_constants(constants, self._reduce(SumExp if safe else LogSumExp, functions, functions.uniform))
 
     def mean(self, f: Callable[..., Any], *per_anchor: Tensor) -> Any:
-        quadratic = Quadratics.of(f, per_anchor, self.anchors, self.like.dtype)
+        quadratic, softplus = Quadratics.of(f, per_anchor, self.anchors, self.like.dtype), None
         if quadratic is not None:
             functions, constants = quadratic
             if self.uses_kernels(functions):  # with their constants: squares must stay whole
-                inside = constants if functions.relu_constant is None else [functions.relu_constant]
+                inside = [functions.inside] if functions.after else constants
                 self._check_limits(self.count)
                 sums = self.reduce_by_kernels(functions, inside)
                 return _with_constants([0.0] * functions.number, [x / self.count for x in sums])
-            if functions.relu_constant is not None:
+            if functions.after == "relu":
                 return _with_constants(constants, self._reduce(Mean, functions, functions.uniform))
-        softplus = Softplus.of(f, per_anchor, self.like, self.bound()) if quadratic is None else None
+            if functions.after == "softplus":
+                softplus = Softplus.of(f, per_anchor, self.like, self.bound())
         if softplus is not None:
             return self._reduce(MeanSoftplus, softplus, True)[0]
         return self._reduce_traced(Mean, f, per_anchor, lambda dense: dense.mean(f, *per_anchor))

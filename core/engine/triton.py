@@ -1,8 +1,8 @@
 """Reduce negatives on a GPU, in Triton: no similarity ever leaves the chip.
 
 For functions that are at most quadratic in the similarity, ``f(s) = a s^2 + b s + c``, which covers InfoNCE, DCL, HCL,
-ADNCE with Gaussian weights, means, variances and distances; sums may apply a relu (the polarization of distances). The
-kernels themselves are in :mod:`counterpoint.engine.kernels`.
+ADNCE with Gaussian weights, means, variances and distances; a sum may be one of their relu (the polarization of
+distances) or softplus (SigLIP). The kernels themselves are in :mod:`counterpoint.engine.kernels`.
 
 What is detached within ``f`` (ADNCE's weights) makes its derivative differ from that of its value, so the derivative
 ``f'(s) = p s + q`` is passed beside it.
@@ -67,9 +67,9 @@ def max_width(dtype: torch.dtype, shared_memory: int) -> int:
     return min(MAX_WIDTH, MAX_WIDTH * 4 // dtype.itemsize // _reduction_of_blocks(shared_memory))
 
 
-def takes(z: Tensor, dtype: torch.dtype, functions: int) -> bool:
-    """Return whether :func:`reduce` can take such embeddings in this type, and so many functions."""
-    return functions <= 2 and dtype in _DTYPES and z.shape[1] <= max_width(dtype, _shared_memory(z.device))
+def fits(device: torch.device, width: int, dtype: torch.dtype) -> bool:
+    """Return whether :func:`reduce` can take embeddings of this width in this type."""
+    return dtype in _DTYPES and width <= max_width(dtype, _shared_memory(device))
 
 
 def _precision(anchors: Tensor) -> str:
@@ -98,25 +98,25 @@ class Reduction:
     """``log sum_j exp f(s_ij)``, or ``sum_j f(s_ij)``, over the keys ``j`` that are negatives of anchor ``i``.
 
     Args:
-        mask: which keys count for these anchors, and how often; without a guide.
+        mask: which keys count for these anchors, and how often.
         summed: the sum of ``f`` instead of the log-sum-exp.
-        relu: of ``max(0, f)``; only for a sum.
+        after: what is summed instead of ``f``: its ``relu`` or its ``softplus``.
     """
 
     mask: Mask
     summed: bool = False
-    relu: bool = False
+    after: str = ""
 
     def forward(self, anchors: Tensor, keys: Tensor, value: Tensor) -> Tensor:
         """Return ``(functions, M)``, in float32; see :func:`reduce`."""
         anchors, keys, value = anchors.contiguous(), keys.contiguous(), value.contiguous()
         owned, iterated, pointers, numbers, constants = self._launch(anchors, keys, value)
         out = torch.empty(len(value), len(anchors), dtype=torch.float32, device=anchors.device)
-        squares = self.summed and not self.relu
+        squares = self.summed and not self.after
         coefficients, center = _centered(value) if squares else (value, value)  # the latter is unused
         kernels.forward[(triton.cdiv(len(anchors), owned),)](
             *pointers, coefficients, center, out, *numbers,
-            SQUARES=squares, BLOCK_M=owned, BLOCK_N=iterated, num_warps=8, **constants,
+            SQUARES=squares, OWNED=owned, ITERATED=iterated, num_warps=8, **constants,
         )  # fmt: skip
         return out
 
@@ -140,13 +140,13 @@ class Reduction:
             moments = torch.empty(len(value), 3, rows, dtype=torch.float32, device=anchors.device)
             kernels.backward_anchors[(triton.cdiv(len(anchors), owned),)](
                 *saved, d_anchors, moments, *numbers,
-                LEARNED=needed[2], BLOCK_M=owned, BLOCK_N=iterated, num_warps=8, **constants,
+                LEARNED=needed[2], OWNED=owned, ITERATED=iterated, num_warps=8, **constants,
             )  # fmt: skip
             d_value = moments.sum_to_size(value.shape) if needed[2] else None
         if needed[1]:
             d_keys = torch.zeros(keys.shape, dtype=torch.float32, device=anchors.device)  # the last may not count
             kernels.backward_keys[(triton.cdiv(len(keys), owned),)](
-                *saved, d_keys, *numbers, BLOCK_M=iterated, BLOCK_N=owned, num_warps=8, **constants
+                *saved, d_keys, *numbers, OWNED=owned, ITERATED=iterated, num_warps=8, **constants
             )
         return d_anchors, d_keys, d_value
 
@@ -159,6 +159,8 @@ class Reduction:
         row_ids, key_ids = (anchors, keys) if ids is None else (x.contiguous() for x in ids)
         log_weight = keys if weight is None else weight[1].float().contiguous()
         most = anchors if limits is None else limits.most.float().contiguous()
+        compared = limits.guide if limits is not None and limits.guide is not None else None
+        guide = (anchors, keys) if compared is None else tuple(x.detach().contiguous() for x in compared)
         # 2. hard negatives; without a period, none is an anchor's own
         period, own = (1, N) if mask.period is None else (mask.period, mask.own)
         if not mask.foreign and (mask.period is None or not mask.owned):
@@ -167,13 +169,13 @@ class Reduction:
         of_own = bool(mask.own_weight) and mask.owned and mask.period is not None
         weights = ("both" if of_own else "keys") if weight is not None else "own" if of_own else ""
         exempt = N if limits is None or limits.exempt is None else limits.exempt
-        numbers = M, N, d, float(mask.own_weight), period, mask.first, own, exempt
+        numbers = M, N, d, guide[0].shape[1], float(mask.own_weight), period, mask.first, own, exempt
         constants = {
-            "TWO": len(value) == 2, "SUM": self.summed, "RELU": self.relu, "PER_ANCHOR": value.shape[2] > 1,
-            "IDS": ids is not None, "LIMITED": limits is not None, "WEIGHTS": weights, "HARD": hard,
-            "BLOCK_D": block_d, "PRECISION": precision,
+            "TWO": len(value) == 2, "SUM": self.summed, "AFTER": self.after, "PER_ANCHOR": value.shape[2] > 1,
+            "IDS": ids is not None, "LIMITS": "" if limits is None else "model" if compared is None else "guide",
+            "WEIGHTS": weights, "HARD": hard, "BLOCK_D": block_d, "STEP": 0, "GUIDE_STEP": 32, "PRECISION": precision,
         }  # fmt: skip
-        return owned, iterated, (anchors, keys, row_ids, key_ids, log_weight, most), numbers, constants
+        return owned, iterated, (anchors, keys, row_ids, key_ids, log_weight, most, *guide), numbers, constants
 
 
 class _Reduce(checks.Once):

@@ -367,6 +367,9 @@ BY_KERNELS: list[Case] = [
     ("hcl", 2, (), {"pairing": "symmetric"}),
     ("infonce:t=learned(0.1)", 2, ("negatives", "ids", "negative_ids", "log_q", "negative_log_q"),
      {"shared_negatives": False, "negative_weight": 0.3}),
+    ("siglip:t=learned(0.3),b=learned(-1,-5,0)", 2, ("negatives", "guide", "negative_guide"),
+     {"false_negatives": cp.margin(-0.2), "empty": "zero"}),
+    ("hcl", 2, ("guide", "ids"), {"false_negatives": cp.threshold(0.3), "pairing": "symmetric", "empty": "zero"}),
     ("mv", 3, ("negatives", "ids"), {"false_negatives": cp.margin(-0.4, hard=False), "empty": "zero"}),
     CASES["rules: own hard negatives alone"],
     CASES["weighted hard negatives"],
@@ -376,7 +379,7 @@ BY_KERNELS: list[Case] = [
 @pytest.mark.parametrize(
     ("cases", "dtype", "tolerance"),
     [
-        pytest.param(BY_KERNELS[:2], torch.float32, 2e-5, id="some"),
+        pytest.param(BY_KERNELS[:3], torch.float32, 2e-5, id="some"),
         pytest.param(BY_KERNELS, torch.float32, 2e-5, id="all", marks=pytest.mark.slow),
         pytest.param(BY_KERNELS[:1], torch.bfloat16, 2e-2, id="bfloat16", marks=pytest.mark.slow),
     ],

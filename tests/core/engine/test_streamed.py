@@ -247,7 +247,7 @@ def test_what_is_quadratic_is_found_and_reduced(name, reduction):
     rows = (ROWS,) if name == "per anchor" else ()
     quadratic = Quadratics.of(f, rows, 10, torch.float64)
     assert (quadratic is None) == (name in OTHER)
-    assert quadratic is None or (quadratic[0].relu_constant is not None) == (name in RECTIFIED)
+    assert quadratic is None or (quadratic[0].after == "relu") == (name in RECTIFIED)
     found = []
     for z in (unit(10, 4).requires_grad_(),) * 2:
         neg = StreamedNegatives([(z, z)], mask=Mask(5), tile=3)

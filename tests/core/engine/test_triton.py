@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -22,7 +23,7 @@ fused = pytest.importorskip("counterpoint.engine.triton")
 DEVICE = "cuda" if GPU else "cpu"
 
 
-def dense(anchors, keys, value, slope, mask, summed, relu):
+def dense(anchors, keys, value, slope, mask, summed, after):
     """The same in plain torch, in float64."""
     s = anchors.double() @ keys.double().T
     x2, x1, x0 = value.double().unbind(1)
@@ -34,10 +35,13 @@ def dense(anchors, keys, value, slope, mask, summed, relu):
     drop = torch.zeros_like(s, dtype=torch.bool) if drop is None else drop
     drop = drop if skip is None else drop.scatter(1, skip, True)
     if mask.limits is not None:
-        drop = drop | ((s > mask.limits.most) & (torch.arange(len(keys), device=DEVICE) < mask.limits.exempt))
+        guide = mask.limits.guide
+        compared = s if guide is None else guide[0].double() @ guide[1].double().T
+        drop = drop | ((compared > mask.limits.most) & (torch.arange(len(keys), device=DEVICE) < mask.limits.exempt))
     weight = torch.zeros_like(s) if weight is None else weight.double()
     if summed:
-        return ((f.relu() if relu else f) * weight.exp()).masked_fill(drop, 0.0).sum(2)
+        f = {"": f, "relu": f.relu(), "softplus": torch.nn.functional.softplus(f, threshold=40)}[after]
+        return (f * weight.exp()).masked_fill(drop, 0.0).sum(2)
     return (f + weight).masked_fill(drop, -torch.inf).logsumexp(2)
 
 
@@ -52,6 +56,7 @@ def masks(n, m):
         "ids": Mask(ids=ids),
         "weights": Mask(ids=ids, log_weight=weights),
         "limits": Mask(ids=ids, limits=limits),
+        "guide": Mask(ids=ids, limits=replace(limits, guide=(unit(n, 35), unit(m, 35)))),
         "own": Mask(n, **hard, log_weight=weights, limits=limits),
         "own only": Mask(n, **hard, first=3, foreign=False),
         "foreign only": Mask(n, **hard | {"own_weight": 0.0}, owned=False, limits=limits),
@@ -59,36 +64,42 @@ def masks(n, m):
     }
 
 
+def unit(n, d):
+    return torch.nn.functional.normalize(torch.randn(n, d), dim=1).to(DEVICE)
+
+
 def case(n, m, d, functions, wide, dtype):
     torch.manual_seed(n + m)
-    anchors, keys = (torch.nn.functional.normalize(torch.randn(k, d), dim=1).to(DEVICE, dtype) for k in (n, m))
+    anchors, keys = (unit(k, d).to(dtype) for k in (n, m))
     columns = n if wide else 1
     value = torch.randn(functions, 3, columns, device=DEVICE) * torch.tensor([2.0, 5.0, 1.0], device=DEVICE)[:, None]
     slope = torch.randn(functions, 2, columns, device=DEVICE) * 5
     return anchors.requires_grad_(), keys.requires_grad_(), value.requires_grad_(), slope
 
 
-@pytest.mark.parametrize(("summed", "relu"), [(False, False), (True, False), (True, True)])
+@pytest.mark.parametrize(("summed", "after"), [(False, ""), (True, ""), (True, "relu"), (True, "softplus")])
 @pytest.mark.parametrize(
     ("n", "m", "d", "functions", "wide", "mask", "dtype"),
     [
         (33, 50, 16, 1, False, "none", torch.float32),
         (40, 150, 20, 2, False, "weights", torch.float32),
         (150, 40, 130, 2, True, "limits", torch.float32),
+        (40, 30, 16, 2, True, "guide", torch.float32),
         (17, 30, 700, 1, True, "of others", torch.float32),
         (17, 68, 16, 2, True, "own", torch.float32),
         (17, 34, 16, 1, False, "own only", torch.float32),
         (17, 51, 16, 1, False, "foreign only", torch.float32),
         (20, 33, 24, 2, False, "weights", torch.bfloat16),
         (20, 33, 24, 1, True, "limits", torch.float16),
+        (20, 33, 24, 1, True, "guide", torch.bfloat16),
         (20, 33, 24, 1, True, "ids", torch.float16),
     ],
 )
-def test_values_and_gradients(n, m, d, functions, wide, mask, dtype, summed, relu):
+def test_values_and_gradients(n, m, d, functions, wide, mask, dtype, summed, after):
     anchors, keys, value, slope = case(n, m, d, functions, wide, dtype)
     mask = masks(n, m)[mask]
-    ours = fused.reduce(anchors, keys, value, slope, fused.Reduction(mask, summed, relu))
-    theirs = dense(anchors, keys, value, slope, mask, summed, relu)
+    ours = fused.reduce(anchors, keys, value, slope, fused.Reduction(mask, summed, after))
+    theirs = dense(anchors, keys, value, slope, mask, summed, after)
     assert ours.shape == (functions, n)
     torch.testing.assert_close(ours.double(), theirs, rtol=2e-5, atol=2e-5)
     upstream = torch.randn_like(ours)
@@ -189,6 +200,7 @@ def results(spec, z, tile, **how):
 
 IDS = torch.tensor([0, 1, 2, 3, 4, 5, 1, 0])
 LOG_Q = torch.linspace(-3, 0, 8)
+GUIDE = torch.randn(8, 2, 40, generator=torch.Generator().manual_seed(2))
 HARD = {"negatives": torch.randn(8, 2, 16, generator=torch.Generator().manual_seed(1))}
 LEARNED = ["hcl:t=learned(0.3,0.01,1),beta=learned(1,0.1,3)", "adnce:t=learned(0.3,0.01,1),mu=learned(0.4)"]
 
@@ -211,7 +223,11 @@ LEARNED = ["hcl:t=learned(0.3,0.01,1),beta=learned(1,0.1,3)", "adnce:t=learned(0
         ("infonce:t=T", {"false_negatives": cp.threshold(0.3)}, 1),
         ("infonce:t=T", {"false_negatives": cp.margin(0.2), "pairing": "symmetric", "empty": "zero"}, 4),
         ("mv:t=T", {**HARD, "false_negatives": cp.threshold(0.3, hard=False), "ids": IDS}, 4),
-        ("infonce:t=T", {"false_negatives": cp.threshold(0.3), "guide": torch.randn(8, 2, 4)}, 0),
+        ("infonce:t=T", {"false_negatives": cp.threshold(0.3), "guide": GUIDE[..., :4]}, 1),
+        ("hcl:t=T", {"false_negatives": cp.margin(-0.2), "guide": GUIDE, "pairing": "symmetric", "empty": "zero"}, 6),
+        ("siglip:t=T", {"false_negatives": cp.threshold(0.3), "guide": GUIDE, "ids": IDS}, 2),
+        ("siglip:t=learned(0.3),b=learned(-1,-5,0)", {"log_q": LOG_Q}, 2),
+        ("siglip:t=learned(0.3),b=learned(-1,-5,0)", {**HARD, "negative_weight": 1.0}, 1),
         ("infonce:t=T", {"queue": torch.randn(30, 16)}, 1),
         ("dcl:t=T", {}, 1),
         ("hcl:t=T", {}, 1),
