@@ -123,9 +123,7 @@ def chosen_engine(batch: Batch, blocks: Sequence[tuple[Tensor, Tensor]], both: b
     return fastest_engine(batch.device, pairs, batch.width, multiplied or batch.dtype, separate, both)
 
 
-def fastest_engine(
-    device: torch.device, pairs: int, width: int, dtype: torch.dtype, separate: bool, both: bool
-) -> str:
+def fastest_engine(device: torch.device, pairs: int, width: int, dtype: torch.dtype, separate: bool, both: bool) -> str:
     """Return the engine of a batch for which none is asked: ``matrix``, ``chunks`` or ``tiles``.
 
     Args:

@@ -165,14 +165,13 @@ class Chunk(TiledNegatives):
         """Stands for the embeddings in the graph of the chunk's loss."""
         self.calls = 0
 
-    def edge(self, functions: Functions) -> int:
-        if self.tile is None and self.left.device.type != "cpu":
-            return len(self.right)
-        return self.tile or EDGES[self.left.shape[1] > NARROW]
-
-    def height(self) -> int:
-        """Return the number of rows of a tile."""
-        return self.tile or (HEIGHT if self.left.device.type == "cpu" else len(self.left))
+    def edges(self) -> tuple[int, int]:
+        """Return the numbers of anchors and keys of a tile."""
+        if self.tile is not None:
+            return self.tile, self.tile
+        if self.left.device.type != "cpu":
+            return len(self.left), len(self.right)
+        return HEIGHT, EDGES[self.left.shape[1] > NARROW]
 
     def reduce(self, accumulator: type[Accumulator], functions: Functions, uniform: bool) -> tuple[Tensor, ...]:
         count = self.count if accumulator.averages else 1.0
@@ -180,9 +179,8 @@ class Chunk(TiledNegatives):
         if mask.limits is not None:
             limits = mask.limits.for_block(self.rows, self.guided, functions.scale, functions.offset)
             mask = replace(mask, limits=limits)
-        tile_pass = TilePass(
-            functions, accumulator, mask, count, False, False, self.edge(functions), self.height()
-        )
+        height, edge = self.edges()
+        tile_pass = TilePass(functions, accumulator, mask, count, False, False, edge, height)
         return ReduceChunk.apply(tile_pass, self, self.token, *functions.tensors)  # type: ignore[no-any-return]
 
     def check_left(self, left: Value) -> None:

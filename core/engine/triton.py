@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import triton
@@ -26,8 +26,9 @@ from .. import checks
 from . import kernels
 from .tiles import Mask
 
-MAX_WIDTH = 1024  # wider embeddings do not fit
+MAX_WIDTH = 1024  # the gradient of 16 rows takes a quarter of a multiprocessor's registers
 H100 = 227 * 1024  # bytes of shared memory of an H100 or H200
+GUIDE_STEP = 32  # columns of a guide's embeddings that are multiplied at a time
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 _PRECISION = {"highest": "ieee", "high": "tf32x3", "medium": "tf32"}
 
@@ -35,22 +36,46 @@ _PRECISION = {"highest": "ieee", "high": "tf32x3", "medium": "tf32"}
 # ---- block sizes -------------------------------------------------------------------------------
 
 
-def _reduction_of_blocks(shared_memory: int) -> int:
-    """Return the factor by which blocks are smaller than on an H100: 2 with half of its memory (A100), else 4."""
-    return 1 if shared_memory >= H100 else 2 if shared_memory >= H100 // 2 else 4
+class Blocks(NamedTuple):
+    """How a kernel divides its work.
 
-
-def _block_sizes(width: int, dtype: torch.dtype, precision: str, shared_memory: int) -> tuple[int, int, int]:
-    """Return the rows of a program's own block and of the blocks that it iterates over, and their columns.
-
-    Both blocks share ``shared_memory`` bytes, where three TF32 products need several copies. The accumulator takes
-    half of the registers of eight warps. ``tests/support/compile_triton.py`` checks that they fit.
+    Attributes:
+        owned, iterated: rows of a program's own block, and of the blocks that it iterates over.
+        columns: those of the embeddings, rounded up to a power of two.
+        step: columns that are multiplied at a time; 0: all, of an own block that stays in shared memory.
+        warps: of a program.
     """
-    block_d = max(16, triton.next_power_of_2(width))
-    row = block_d * dtype.itemsize * (4 if precision == "tf32x3" else 1)
-    less = _reduction_of_blocks(shared_memory)
-    owned = min(128, 32768 // block_d, 131072 // less // row) if row <= 2048 // less else 16
-    return max(16, owned), max(16, min(64, 32768 // less // row)), block_d
+
+    owned: int
+    iterated: int
+    columns: int
+    step: int
+    warps: int = 8
+
+
+def blocks(
+    backward: bool, width: int, dtype: torch.dtype, precision: str, guided: bool = False, shared_memory: int = H100
+) -> Blocks:
+    """Return block sizes with which a kernel keeps what it accumulates in registers.
+
+    In the backward pass these are gradients as wide as the embeddings. Exact products of float32 need registers for
+    their operands as well, TF32 products for copies, and a guide's similarities for themselves.
+    ``tests/support/compile_triton.py`` prints what the compiler makes of these sizes.
+    """
+    columns, half = max(16, triton.next_power_of_2(width)), dtype.itemsize == 2
+    exact = precision in ("ieee", "widened")
+    if not backward:
+        owned, iterated = (64, 32) if guided or (exact and not half) else (128, 64)
+    elif half and not guided:
+        owned, iterated = min(128, 32768 // columns), max(16, min(64, 8192 // columns))
+    elif exact and not half:
+        owned, iterated = max(16, min(64, 8192 // columns)), 16
+    else:
+        owned, iterated = max(16, min(64, 16384 // columns)), max(16, min(32, 4096 // columns))
+    resident = (owned + 3 * iterated) * columns * dtype.itemsize  # the compiler loads blocks ahead
+    if half and resident <= shared_memory and (backward or columns <= 256):
+        return Blocks(owned, iterated, columns, 0)
+    return Blocks(owned, iterated, columns, 64 if half else 32)
 
 
 @cache
@@ -62,23 +87,21 @@ def _shared_memory(device: torch.device) -> int:
     return size
 
 
-def max_width(dtype: torch.dtype, shared_memory: int) -> int:
-    """Return the largest width of embeddings that fits."""
-    return min(MAX_WIDTH, MAX_WIDTH * 4 // dtype.itemsize // _reduction_of_blocks(shared_memory))
-
-
 def fits(device: torch.device, width: int, dtype: torch.dtype) -> bool:
     """Return whether :func:`reduce` can take embeddings of this width in this type."""
-    return dtype in _DTYPES and width <= max_width(dtype, _shared_memory(device))
+    return dtype in _DTYPES and width <= MAX_WIDTH and _is_supported(device)
 
 
-def _precision(anchors: Tensor) -> str:
+@cache
+def _is_supported(device: torch.device) -> bool:
+    return device.type != "cuda" or torch.cuda.get_device_capability(device) >= (8, 0)
+
+
+def _precision() -> str:
     """Return ``PRECISION`` of the kernels."""
     if not isinstance(kernels.forward, triton.runtime.JITFunction):  # interpreted
         return "widened"
-    precision = _PRECISION[torch.get_float32_matmul_precision()]
-    wide = anchors.shape[1] > MAX_WIDTH // 2 and anchors.dtype == torch.float32
-    return "ieee" if precision == "tf32x3" and wide else precision  # its copies do not fit
+    return _PRECISION[torch.get_float32_matmul_precision()]
 
 
 # ---- the function ------------------------------------------------------------------------------
@@ -110,14 +133,13 @@ class Reduction:
     def forward(self, anchors: Tensor, keys: Tensor, value: Tensor) -> Tensor:
         """Return ``(functions, M)``, in float32; see :func:`reduce`."""
         anchors, keys, value = anchors.contiguous(), keys.contiguous(), value.contiguous()
-        owned, iterated, pointers, numbers, constants = self._launch(anchors, keys, value)
+        size, pointers, numbers, constants = self._launch(anchors, keys, value, False)
         out = torch.empty(len(value), len(anchors), dtype=torch.float32, device=anchors.device)
         squares = self.summed and not self.after
         coefficients, center = _centered(value) if squares else (value, value)  # the latter is unused
-        kernels.forward[(triton.cdiv(len(anchors), owned),)](
-            *pointers, coefficients, center, out, *numbers,
-            SQUARES=squares, OWNED=owned, ITERATED=iterated, num_warps=8, **constants,
-        )  # fmt: skip
+        kernels.forward[(triton.cdiv(len(anchors), size.owned),)](
+            *pointers, coefficients, center, out, *numbers, SQUARES=squares, **constants
+        )
         return out
 
     def backward(
@@ -131,29 +153,27 @@ class Reduction:
             upstream: their gradient.
         """
         anchors, keys, value, slope = (x.contiguous() for x in (anchors, keys, value, slope))
-        owned, iterated, pointers, numbers, constants = self._launch(anchors, keys, value)
+        size, pointers, numbers, constants = self._launch(anchors, keys, value, True)
         saved = (*pointers, value, slope, out.contiguous(), upstream.contiguous())
         d_anchors = d_keys = d_value = None
         if needed[0] or needed[2]:
             d_anchors = torch.empty(anchors.shape, dtype=torch.float32, device=anchors.device)
             rows = len(anchors) if needed[2] else 0
             moments = torch.empty(len(value), 3, rows, dtype=torch.float32, device=anchors.device)
-            kernels.backward_anchors[(triton.cdiv(len(anchors), owned),)](
-                *saved, d_anchors, moments, *numbers,
-                LEARNED=needed[2], OWNED=owned, ITERATED=iterated, num_warps=8, **constants,
-            )  # fmt: skip
+            kernels.backward_anchors[(triton.cdiv(len(anchors), size.owned),)](
+                *saved, d_anchors, moments, *numbers, LEARNED=needed[2], **constants
+            )
             d_value = moments.sum_to_size(value.shape) if needed[2] else None
         if needed[1]:
             d_keys = torch.zeros(keys.shape, dtype=torch.float32, device=anchors.device)  # the last may not count
-            kernels.backward_keys[(triton.cdiv(len(keys), owned),)](
-                *saved, d_keys, *numbers, OWNED=owned, ITERATED=iterated, num_warps=8, **constants
-            )
+            kernels.backward_keys[(triton.cdiv(len(keys), size.owned),)](*saved, d_keys, *numbers, **constants)
         return d_anchors, d_keys, d_value
 
-    def _launch(self, anchors: Tensor, keys: Tensor, value: Tensor) -> tuple[int, int, Any, Any, dict[str, Any]]:
+    def _launch(
+        self, anchors: Tensor, keys: Tensor, value: Tensor, backward: bool
+    ) -> tuple[Blocks, Any, Any, dict[str, Any]]:
         """Return the sizes of blocks, and what all kernels are passed: tensors, numbers and constants."""
-        mask, (M, d), N, precision = self.mask, anchors.shape, len(keys), _precision(anchors)
-        owned, iterated, block_d = _block_sizes(d, anchors.dtype, precision, _shared_memory(anchors.device))
+        mask, (M, d), N, precision = self.mask, anchors.shape, len(keys), _precision()
         # 1. tensors of the anchors and of the keys; a kernel needs a pointer even where it has no use for it
         ids, weight, limits = mask.as_ids(M, N, anchors.device), mask.log_weight, mask.limits
         row_ids, key_ids = (anchors, keys) if ids is None else (x.contiguous() for x in ids)
@@ -161,6 +181,8 @@ class Reduction:
         most = anchors if limits is None else limits.most.float().contiguous()
         compared = limits.guide if limits is not None and limits.guide is not None else None
         guide = (anchors, keys) if compared is None else tuple(x.detach().contiguous() for x in compared)
+        memory = _shared_memory(anchors.device)
+        size = blocks(backward, d, anchors.dtype, precision, compared is not None, memory)
         # 2. hard negatives; without a period, none is an anchor's own
         period, own = (1, N) if mask.period is None else (mask.period, mask.own)
         if not mask.foreign and (mask.period is None or not mask.owned):
@@ -173,9 +195,10 @@ class Reduction:
         constants = {
             "TWO": len(value) == 2, "SUM": self.summed, "AFTER": self.after, "PER_ANCHOR": value.shape[2] > 1,
             "IDS": ids is not None, "LIMITS": "" if limits is None else "model" if compared is None else "guide",
-            "WEIGHTS": weights, "HARD": hard, "BLOCK_D": block_d, "STEP": 0, "GUIDE_STEP": 32, "PRECISION": precision,
+            "WEIGHTS": weights, "HARD": hard, "PRECISION": precision, "GUIDE_STEP": GUIDE_STEP, "OWNED": size.owned,
+            "ITERATED": size.iterated, "BLOCK_D": size.columns, "STEP": size.step, "num_warps": size.warps,
         }  # fmt: skip
-        return owned, iterated, (anchors, keys, row_ids, key_ids, log_weight, most, *guide), numbers, constants
+        return size, (anchors, keys, row_ids, key_ids, log_weight, most, *guide), numbers, constants
 
 
 class _Reduce(checks.Once):

@@ -1,61 +1,114 @@
-"""Compiles the Triton kernels for several GPUs, which needs none: python tests/support/compile_triton.py.
+"""Compiles the Triton kernels for several GPUs, which needs none: python tests/support/compile_triton.py [--all].
 
-Prints, per GPU, kernel, width and dtype, how much of the chip's memory it takes; fails if that is more than there is.
+Prints a table of what each kernel takes, by width and dtype: registers of a thread, bytes that a thread has to keep in
+memory instead of registers (spilled), and shared memory of a program. Fails if that is more than the chip has, or if
+more than ``SPILLED`` bytes are spilled. ``--all``: with every switch on, too, and with a guide of false negatives.
 """
 
 from __future__ import annotations
 
+import argparse
 import itertools
+import re
+import subprocess
 import sys
+import tempfile
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import torch
+import triton as package
 from triton import compile
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 from counterpoint.engine import kernels, triton
 
-# compute capability, KiB on the chip
+# compute capability, KiB of shared memory
 CHIPS = {"H100, H200": (90, 227), "A100": (80, 163), "RTX 30 and 40, L4, L40": (86, 99)}
-WAYS = ((torch.bfloat16, "ieee"), (torch.float32, "ieee"), (torch.float32, "tf32x3"))
+PRECISIONS = {
+    "bfloat16": (torch.bfloat16, "ieee"),
+    "float32, highest": (torch.float32, "ieee"),
+    "float32, high": (torch.float32, "tf32x3"),
+    "float32, medium": (torch.float32, "tf32"),
+}
+WIDTHS = (128, 256, 512, 768, 1024)
 KERNELS = (kernels.forward, kernels.backward_anchors, kernels.backward_keys)
 TYPES = {torch.float32: "*fp32", torch.bfloat16: "*bf16"}
+OFF: dict[str, Any] = {
+    "TWO": False, "SUM": False, "AFTER": "", "PER_ANCHOR": False, "LEARNED": False, "SQUARES": False, "IDS": True,
+    "LIMITS": "", "WEIGHTS": "", "HARD": "all",
+}  # fmt: skip
+EVERY = {"TWO": True, "PER_ANCHOR": True, "LEARNED": True, "LIMITS": "model", "WEIGHTS": "both", "HARD": "own"}
+# what is switched on, and how many bytes may be spilled
+SWITCHES: dict[str, tuple[dict[str, Any], int]] = {
+    "infonce": ({}, 256),
+    "adnce": ({"TWO": True}, 256),
+    "siglip": ({"SUM": True, "AFTER": "softplus", "LEARNED": True}, 256),
+    "guide": ({"LIMITS": "guide"}, 512),
+    "every switch": (EVERY, 512),
+}
 
 
-def on_chip(kernel, width: int, dtype: torch.dtype, precision: str, capability: int, room: int) -> int:
-    owned, iterated, block_d = triton._block_sizes(width, dtype, precision, room * 1024)
-    constants = {"TWO": True, "SUM": False, "RELU": False, "PER_ANCHOR": True, "LEARNED": True, "SQUARES": False}
-    constants |= {"IDS": True, "LIMITED": True, "WEIGHTS": "both", "HARD": "own"}
-    constants |= {"BLOCK_D": block_d, "PRECISION": precision}
-    own, other = ("BLOCK_N", "BLOCK_M") if kernel is kernels.backward_keys else ("BLOCK_M", "BLOCK_N")
-    constants |= {own: owned, other: iterated}
-    kinds = {"anchors": TYPES[dtype], "keys": TYPES[dtype], "row_ids": "*i64", "key_ids": "*i64"}
-    kinds |= dict.fromkeys(("M", "N", "d", *kernels.COUNTS), "i32") | dict.fromkeys(constants, "constexpr")
-    kinds["own_weight"] = "fp32"
+class Taken(NamedTuple):
+    registers: int
+    spilled: int
+    shared: int
+
+
+def taken(
+    kernel: Any, switches: dict[str, Any], width: int, dtype: torch.dtype, precision: str, capability: int, room: int
+) -> Taken:
+    """Compile a kernel, and read what it takes."""
+    guided = switches.get("LIMITS") == "guide"
+    size = triton.blocks(kernel is not kernels.forward, width, dtype, precision, guided, room * 1024)
+    constants = OFF | switches | {"PRECISION": precision, "GUIDE_STEP": triton.GUIDE_STEP}
+    constants |= {"OWNED": size.owned, "ITERATED": size.iterated, "BLOCK_D": size.columns, "STEP": size.step}
     names = kernel.arg_names
+    kinds = {"anchors": TYPES[dtype], "keys": TYPES[dtype], "row_ids": "*i64", "key_ids": "*i64"}
+    kinds |= dict.fromkeys(("M", "N", "d", "guide_d", *kernels.COUNTS), "i32") | dict.fromkeys(constants, "constexpr")
+    kinds["own_weight"] = "fp32"
+    signature = {name: kinds.get(name, "*fp32") for name in names}
+    aligned = [name for name, kind in signature.items() if kind.startswith("*") or name in ("d", "guide_d")]
     source = ASTSource(
         kernel,
-        {name: kinds.get(name, "*fp32") for name in names},
+        signature,
         {(names.index(name),): value for name, value in constants.items() if name in names},
+        {(names.index(name),): [["tt.divisibility", 16]] for name in aligned},  # as PyTorch allocates them
     )
-    made = compile(source, target=GPUTarget("cuda", capability, 32), options={"num_warps": 8})
-    return made.metadata.shared // 1024
+    made = compile(source, target=GPUTarget("cuda", capability, 32), options={"num_warps": size.warps})
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(made.asm["cubin"])
+        file.flush()
+        command = [Path(package.__path__[0], "backends/nvidia/bin/cuobjdump"), "--dump-resource-usage", file.name]
+        printed = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    usage = re.search(r"REG:(\d+) STACK:(\d+)", printed)
+    assert usage is not None, printed
+    return Taken(int(usage[1]), int(usage[2]), made.metadata.shared)
 
 
 def main() -> None:
-    for chip, (capability, room) in CHIPS.items():
-        for width, (dtype, precision) in itertools.product((128, 256, 512, 1024), WAYS):
-            if width > triton.max_width(dtype, room * 1024):
-                continue
-            if precision == "tf32x3" and width > triton.MAX_WIDTH // 2:
-                continue  # multiplied exactly instead
-            for kernel in KERNELS:
-                size = on_chip(kernel, width, dtype, precision, capability, room)
-                print(
-                    f"{chip:24} {kernel.fn.__name__:18} d={width:5} {dtype!s:15} {precision:7} {size:4} KiB", flush=True
-                )
-                if size > room:
-                    sys.exit(f"more than the {room} KiB that there are")
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--all", action="store_true", help="with each of the switches")
+    parser.add_argument("--switches", nargs="+", choices=SWITCHES, default=["infonce"])
+    parser.add_argument("--widths", nargs="+", type=int, default=WIDTHS)
+    parser.add_argument("--chips", nargs="+", choices=CHIPS, default=list(CHIPS))
+    given = parser.parse_args()
+    wrong = []
+    print("registers / bytes spilled / KiB of shared memory")
+    for chip, switches in itertools.product(given.chips, SWITCHES if given.all else given.switches):
+        (capability, room), (on, most) = CHIPS[chip], SWITCHES[switches]
+        print(f"\n{chip}, {switches}: {'':{max(0, 34 - len(chip + switches))}}", end="")
+        print("".join(f"{kernel.fn.__name__:>18}" for kernel in KERNELS))
+        for (name, (dtype, precision)), width in itertools.product(PRECISIONS.items(), given.widths):
+            row = [taken(kernel, on, width, dtype, precision, capability, room) for kernel in KERNELS]
+            cells = (f"{t.registers}/{t.spilled}/{t.shared // 1024}" for t in row)
+            print(f"{name:24} d={width:<5}{'':6}" + "".join(f"{cell:>18}" for cell in cells), flush=True)
+            for kernel, t in zip(KERNELS, row, strict=True):
+                if t.shared > room * 1024 or t.spilled > most:
+                    wrong.append(f"{chip}, {switches}, {name}, d={width}: {kernel.fn.__name__} takes {t}")
+    if wrong:
+        sys.exit("\n".join(wrong))
 
 
 if __name__ == "__main__":

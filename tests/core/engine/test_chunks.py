@@ -249,6 +249,35 @@ def test_memory():
     assert int(subprocess.check_output([sys.executable, "-c", MEMORY])) < 40_000
 
 
+def test_a_gpu_has_chunks_of_one_tile(monkeypatch):
+    """Few large operations instead of many in the cache."""
+    z, how = embeddings(dtype=torch.float64), {"pairing": "one_way", "false_negatives": cp.threshold(0.2)}
+    monkeypatch.setattr(chunks, "HEIGHT", 4)
+    monkeypatch.setattr(chunks, "rows_of_chunk", lambda device, *sizes: 4)
+    with monkeypatch.context() as patch:
+        patch.setattr(chunks.Chunk, "edges", lambda self: (len(self.left), len(self.right)))
+        got = step("hcl:t=T", z, how, "chunks")
+    for x, wanted in zip(got, step("hcl:t=T", z, how, "matrix"), strict=True):
+        torch.testing.assert_close(x, wanted, rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize(
+    ("device", "anchors", "keys", "width", "rows"),
+    [
+        ("cpu", 4096, 4096, 128, 1024),  # 16 MB
+        ("cpu", 512, 4096, 128, 512),  # all
+        ("cpu", 10**6, 10**6, 128, 4),
+        ("cuda", 2**16, 2**16, 128, 1024),  # 256 MB
+        ("cuda", 2**16, 2**16, 4096, 8192),  # as many similarities as the embeddings have numbers
+        ("cuda", 2**20, 2**20, 4096, 8192),
+        ("cuda", 2**16, 2**22, 1024, 1024),
+    ],
+)
+def test_rows_of_a_chunk(device, anchors, keys, width, rows, monkeypatch):
+    monkeypatch.undo()
+    assert chunks.rows_of_chunk(device, anchors, keys, width) == rows
+
+
 # ---- where it is not possible --------------------------------------------------------------------
 
 
