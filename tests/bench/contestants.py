@@ -5,6 +5,8 @@ from __future__ import annotations
 import argparse
 import importlib.util
 import inspect
+import math
+import re
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -13,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 from torch.nn import functional
 
@@ -43,22 +46,33 @@ class Contestant:
     largest: int = 2**20
 
 
-def ours(specs: list[str], keys: Callable[[Tensor], Tensor]) -> list[Contestant]:
-    """Our objectives, each on the pairing that its spec ends with; ``keys`` returns the queue."""
+Keys = Callable[[Tensor], Tensor]
 
-    def make(spec: str) -> Contestant:
-        # the pairing is not part of a spec, but it is part of what is compared
-        objective, _, pairing = spec.partition(",pairing=")
 
-        def of_views(t: float, size: int) -> Loss:
-            loss = cp.objective(objective.replace("=T", f"={t}").replace("(T", f"({t}"))
-            if pairing == "queue":
-                return lambda a, b: loss(a, b, queue=keys(a))  # type: ignore[no-any-return]
-            return lambda a, b: loss(a, b, pairing=pairing or None)  # type: ignore[no-any-return]
+def of_spec(spec: str, t: float, keys: Keys, exact: bool = False) -> Loss:
+    """Return an objective on the pairing and with the engine that its spec ends with.
 
-        return Contestant(spec, of_views)
+    Args:
+        spec: with ``T`` for the temperature.
+        t: the temperature.
+        keys: returns the queue.
+        exact: in float64, as a matrix.
+    """
+    # neither is part of a spec, but both are part of what is compared
+    spec, *further = re.split(r",(?=pairing=|engine=)", spec)
+    how: dict[str, Any] = dict(option.split("=") for option in further)
+    pairing = how.pop("pairing", None)
+    loss = cp.objective(spec.replace("=T", f"={t}").replace("(T", f"({t}"))
+    if exact:
+        loss, how = loss.double(), {"engine": "matrix"}
+    if pairing == "queue":
+        return lambda a, b: loss.to(a.device)(a, b, queue=keys(a), **how)  # type: ignore[no-any-return]
+    return lambda a, b: loss.to(a.device)(a, b, pairing=pairing, **how)  # type: ignore[no-any-return]
 
-    return [make(spec) for spec in specs]
+
+def ours(specs: list[str], keys: Keys) -> list[Contestant]:
+    """Our objectives, each as its spec says."""
+    return [Contestant(spec, lambda t, size, s=spec: of_spec(s, t, keys)) for spec in specs]  # type: ignore[misc]
 
 
 def cross_entropy(t: float, size: int) -> Loss:
@@ -76,14 +90,14 @@ def cross_entropy(t: float, size: int) -> Loss:
 
 def queue_of(length: int) -> Callable[[Tensor], Tensor]:
     """Return a function from embeddings to as many keys of their width, always the same."""
-    drawn: dict[int, Tensor] = {}
+    drawn: dict[Any, Tensor] = {}
 
     def keys(like: Tensor) -> Tensor:
-        width = like.shape[1]
-        if width not in drawn:
-            z = torch.randn(length, width, generator=torch.Generator().manual_seed(1))
-            drawn[width] = functional.normalize(z).to(like.device, like.dtype)
-        return drawn[width]
+        kind = like.shape[1], like.dtype
+        if kind not in drawn:
+            z = torch.randn(length, like.shape[1], generator=torch.Generator().manual_seed(1))
+            drawn[kind] = functional.normalize(z).to(like.device, like.dtype)
+        return drawn[kind]
 
     return keys
 
@@ -209,27 +223,93 @@ def official(path: Path) -> list[Contestant]:
     ]
 
 
-def infcl() -> list[Contestant]:
-    """Inf-CL's kernels, which need a GPU: both directions between two views."""
+def infcl(pairing: str) -> list[Contestant]:
+    """Inf-CL's kernels, which need a GPU: one or both directions between two views."""
     from inf_cl import cal_flash_loss
 
     def make(t: float, size: int) -> Loss:
         def loss(a: Tensor, b: Tensor) -> Tensor:
             a, b = (functional.normalize(x, dim=1) for x in (a, b))
             labels, scale = torch.arange(size, device=a.device), torch.tensor(1 / t, device=a.device)
-            both = cal_flash_loss(a, b, labels, scale) + cal_flash_loss(b, a, labels, scale)
-            return both / 2  # type: ignore[no-any-return]
+            head = min(256, a.shape[1])
+            directed = [cal_flash_loss(x, y, labels, scale, head).mean() for x, y in ((a, b), (b, a))]
+            return directed[0] if pairing == "one_way" else (directed[0] + directed[1]) / 2  # type: ignore[no-any-return]
 
         return loss
 
-    return [Contestant("infcl cal_flash_loss", make, "infonce:t=T,pairing=symmetric")]
+    return [Contestant("infcl cal_flash_loss", make, f"{OURS},pairing={pairing}")]
 
 
-def open_clip() -> list[Contestant]:
+def cce(pairing: str) -> list[Contestant]:
+    """Apple's cut cross entropy, whose kernels need a GPU; by default it drops gradients that are small."""
+    from cut_cross_entropy import linear_cross_entropy
+
+    def make(eps: str | None) -> Callable[[float, int], Loss]:
+        def of_views(t: float, size: int) -> Loss:
+            def directed(a: Tensor, b: Tensor) -> Tensor:
+                labels = torch.arange(size, device=a.device)
+                return linear_cross_entropy(a / t, b, labels, filter_eps=eps)  # type: ignore[no-any-return]
+
+            def loss(a: Tensor, b: Tensor) -> Tensor:
+                a, b = functional.normalize(a), functional.normalize(b)
+                return directed(a, b) if pairing == "one_way" else (directed(a, b) + directed(b, a)) / 2
+
+            return loss
+
+        return of_views
+
+    own = f"{OURS},pairing={pairing}"
+    return [Contestant("cce", make("high"), own), Contestant("cce, all gradients", make(None), own)]
+
+
+def siglip_kernel(pairing: str) -> list[Contestant]:
+    """siglip-kernel's sigmoid loss, which needs a GPU; scale and bias are learned, as in ours."""
+    from siglip_kernel import fused_siglip_loss
+
+    def make(t: float, size: int) -> Loss:
+        log_scale, bias = torch.tensor(-math.log(t), requires_grad=True), torch.tensor(-10.0, requires_grad=True)
+
+        def loss(a: Tensor, b: Tensor) -> Tensor:
+            a, b = functional.normalize(a), functional.normalize(b)
+            return fused_siglip_loss(a, b, log_scale.to(a.device), bias.to(a.device))  # type: ignore[no-any-return]
+
+        return loss
+
+    return [Contestant("siglip_kernel", make, SIGLIP)]
+
+
+def open_clip_softmax() -> list[Contestant]:
+    """open_clip's ClipLoss on one process, and as each of several processes computes it, in a group of one."""
+    from open_clip.loss import ClipLoss
+
+    def make(gathered: bool) -> Callable[[float, int], Loss]:
+        def of_views(t: float, size: int) -> Loss:
+            if gathered and not dist.is_initialized():
+                backend = "nccl" if torch.cuda.is_available() else "gloo"
+                dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)
+            # it gathers if it is told of two processes, from as many as there are
+            loss_fn = ClipLoss(True, True, cache_labels=True, rank=0, world_size=2) if gathered else ClipLoss()
+
+            def loss(a: Tensor, b: Tensor) -> Tensor:
+                a, b = functional.normalize(a), functional.normalize(b)
+                return loss_fn(a, b, torch.tensor(1 / t, device=a.device))  # type: ignore[no-any-return]
+
+            return loss
+
+        return of_views
+
+    own = f"{OURS},pairing=symmetric"
+    local = Contestant("open_clip ClipLoss", make(False), own, matrices=6)
+    return [local, Contestant("open_clip ClipLoss, gathered", make(True), own, matrices=6)]
+
+
+def open_clip(pairing: str) -> list[Contestant]:
     """open_clip's sigmoid loss, as a matrix and in chunks of anchors; scale and bias are learned, as in ours.
 
     Release 3.3.0 does not have chunks; put ``src`` of a clone on ``PYTHONPATH``.
     """
+    if pairing == "symmetric":
+        return open_clip_softmax()
     from open_clip.loss import SigLipLoss
 
     def make(chunk: int) -> Callable[[float, int], Loss]:
@@ -238,7 +318,8 @@ def open_clip() -> list[Contestant]:
             scale, bias = torch.tensor(1 / t, requires_grad=True), torch.tensor(-10.0, requires_grad=True)
 
             def loss(a: Tensor, b: Tensor) -> Tensor:
-                return loss_fn(functional.normalize(a), functional.normalize(b), scale, bias)  # type: ignore[no-any-return]
+                a, b = functional.normalize(a), functional.normalize(b)
+                return loss_fn(a, b, scale.to(a.device), bias.to(a.device))  # type: ignore[no-any-return]
 
             return loss
 
@@ -249,9 +330,10 @@ def open_clip() -> list[Contestant]:
     return [Contestant("open_clip SigLipLoss", make(0), SIGLIP, matrices=5), *chunked]
 
 
-PEERS = {"lightly": lightly, "pml": pml, "st": st, "infcl": infcl, "open_clip": open_clip}
+VIEWS = {"lightly": lightly, "pml": pml, "st": st}
 # Peers of the pairings in which the two views play different parts.
-DIRECTED = {"infcl": "symmetric", "open_clip": "one_way"}
+DIRECTED = {"infcl": infcl, "cce": cce, "open_clip": open_clip, "siglip_kernel": siglip_kernel}
+PEERS = [*VIEWS, *DIRECTED]
 
 
 def contestants(given: argparse.Namespace) -> list[Contestant]:
@@ -260,13 +342,15 @@ def contestants(given: argparse.Namespace) -> list[Contestant]:
         field = [*ours(given.losses, keys), Contestant("F.cross_entropy", cross_entropy, matrices=3.2)]
         one_way = paired_cross_entropy("one_way", keys)
         field.append(Contestant("F.cross_entropy, one_way", one_way, ONE_WAY, matrices=0.8))
-        peers = {name: PEERS[name] for name in given.peers if DIRECTED.get(name) != "one_way"}
+        peers: dict[str, Callable[[], list[Contestant]]] = {name: VIEWS[name] for name in given.peers if name in VIEWS}
     else:
         field, own = ours(given.losses, keys), f"{OURS},pairing={given.pairing}"
         by_hand = paired_cross_entropy(given.pairing, keys)
         field.append(Contestant("F.cross_entropy", by_hand, own, matrices=3.2))
         peers = {"F.linear_cross_entropy": partial(linear_cross_entropy, given.pairing)}
-        peers |= {name: PEERS[name] for name in given.peers if DIRECTED.get(name) == given.pairing}
+        sigmoid = {"siglip_kernel"} if given.pairing == "symmetric" else set()
+        able = () if given.pairing == "queue" else set(DIRECTED) - sigmoid
+        peers |= {name: partial(DIRECTED[name], given.pairing) for name in given.peers if name in able}
     for name, load in peers.items():
         try:
             field += load()

@@ -7,15 +7,19 @@
     python -m tests.bench.losses --pairing one_way --peers open_clip --sizes 4096 --losses \
         "siglip:t=learned(T),b=learned(-10,-100,100)"
     python -m tests.bench.losses --threads 2                       # wall clock of two threads
-    python -m tests.bench.losses --device cuda --dtype bfloat16 --peers infcl --width 512 --sizes 16384,65536 \\
-        --losses infonce:t=T,pairing=symmetric adnce:t=T,pairing=symmetric
+    python -m tests.bench.losses --device cuda --dtype bfloat16 --pairing symmetric --width 512 --sizes 16384,65536 \\
+        --losses infonce:t=T adnce:t=T infonce:t=T,engine=tiles
+
+``python -m tests.bench.gpu`` runs it on a GPU, with the peers of ``wheels.txt``, most important questions first.
 
 Times are CPU time of one thread (wall clock with several, and on a GPU). A round runs all contestants forwards and then
 backwards, and each round begins with another, since the first finds the caches cold; ratios are taken within a round
 and their median and quartiles are shown, so that load on the machine cancels. Memory is the most that a fresh process
 holds beyond what it held before the call, gradients included (on a GPU: that torch allocates). The roofline is what
-the operations and exponentials that :data:`WORK` lists for a pairing take at the rates measured in the same rounds.
-Results go to OUT/losses.json and OUT/losses.png.
+the operations and exponentials that :data:`WORK` lists for a pairing take at the rates measured in the same rounds;
+``bf16`` is the share of the machine's bfloat16 rate that these operations are done at. ``error`` is that of the
+embeddings' gradient, relative to the gradient in float64 of ours that computes the same, up to a factor. Who cannot
+compute a batch is left out of its table. Results go to OUT/losses.json and OUT/losses.png.
 """
 
 from __future__ import annotations
@@ -34,7 +38,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .contestants import ONE_WAY, OURS, PEERS, SIGLIP, Contestant, Loss, contestants
+from counterpoint.engine import streamed
+
+from .contestants import ONE_WAY, OURS, PEERS, SIGLIP, Contestant, Loss, contestants, of_spec, queue_of
 
 # By pairing: the pairs of an anchor and a key, given B and the length of the queue; per pair, the operations divided by
 # d and the exponentials. The similarities of views and of both directions are computed again for the gradient; one
@@ -82,6 +88,54 @@ def rates(given: argparse.Namespace) -> tuple[float, float]:
     return rate(2 * edge**3, lambda: torch.mm(a, a, out=out)), exp
 
 
+def bf16_rate(given: argparse.Namespace) -> float:
+    """Operations per second of a large product in bfloat16."""
+    edge = 256 if given.device == "cpu" else 8192
+    a = torch.rand(edge, edge, device=given.device, dtype=torch.bfloat16)
+    seconds = []
+    for _ in range(5):
+        start = clock(given)
+        torch.mm(a, a)
+        seconds.append(clock(given) - start)
+    return 2 * edge**3 / min(seconds)
+
+
+def able(field: list[Contestant], size: int, given: argparse.Namespace) -> list[Contestant]:
+    """Return who can compute a batch, and say why the others cannot: the run must not end with them."""
+    z, found = embeddings(size, given), []
+    for c in field:
+        try:
+            once(c.make(given.temperature, size), z, given)
+            found.append(c)
+        except Exception as error:  # of any library
+            reason = str(error).strip().partition("\n")[0][:120]
+            print(f"B={size}: {c.name} is left out: {type(error).__name__}: {reason}", file=sys.stderr, flush=True)
+        if given.device == "cuda":
+            torch.cuda.empty_cache()
+    return found
+
+
+def gradient_errors(field: list[Contestant], size: int, given: argparse.Namespace) -> dict[str, float]:
+    """Relative errors of the gradients, against those of a matrix in float64, up to a factor."""
+    z, exact, errors = embeddings(size, given), {}, {}
+    for c in field:
+        spec = c.name if c.name in given.losses else c.rival
+        if spec not in exact:
+            loss = of_spec(spec, given.temperature, queue_of(given.queue), exact=True)
+            exact[spec] = gradient(loss, z.double())
+        found, wanted = gradient(c.make(given.temperature, size), z).double(), exact[spec]
+        factor = (found * wanted).sum() / wanted.square().sum()
+        errors[c.name] = float((found - factor * wanted).norm() / (factor * wanted).norm())
+    return errors
+
+
+def gradient(loss: Loss, z: Tensor) -> Tensor:
+    z = z.clone().requires_grad_()
+    loss(z[0], z[1]).backward()
+    assert z.grad is not None
+    return z.grad
+
+
 def embeddings(size: int, given: argparse.Namespace) -> Tensor:
     z = torch.randn(2, size, given.width, generator=torch.Generator().manual_seed(0))
     return z.to(given.device, given.dtype)
@@ -96,11 +150,10 @@ def times(field: list[Contestant], size: int, given: argparse.Namespace) -> dict
     for loss in losses.values():
         once(loss, z, given)
     seconds: dict[str, list[float]] = {name: [] for name in losses}
-    roof = []
-    names = list(losses)
+    roof, names, half = [], list(losses), bf16_rate(given)
+    pairs, operations, exponentials = WORK[given.pairing]
     for turn in range(given.rounds or max(3, min(100, 12800 // size))):
         products, exps = rates(given)
-        pairs, operations, exponentials = WORK[given.pairing]
         roof.append(pairs(size, given.queue) * (operations * given.width / products + exponentials / exps))
         order = names[turn % len(names) :] + names[: turn % len(names)]  # the first finds the caches cold
         there = {name: once(losses[name], z, given) for name in order}
@@ -118,6 +171,7 @@ def times(field: list[Contestant], size: int, given: argparse.Namespace) -> dict
             "ratio": middle,
             "quartiles": [low, high],
             "rival": c.rival,
+            "of_bf16": pairs(size, given.queue) * operations * given.width / statistics.median(own) / half,
             "of_roofline": statistics.median(a / b for a, b in zip(own, roof, strict=True)),
         }
     return rows
@@ -149,11 +203,14 @@ def measure(contestant: Contestant, size: int, given: argparse.Namespace) -> int
 
 
 def memory(contestant: Contestant, size: int, given: argparse.Namespace) -> float:
-    """Megabytes, from a process of its own."""
+    """Megabytes, on a CPU from a process of its own."""
+    if given.device == "cuda":
+        return measure(contestant, size, given) / 1e6
     command = [sys.executable, "-m", "tests.bench.losses", "--memory-of", contestant.name, "--sizes", str(size)]
     command += ["--pairing", given.pairing, "--queue", str(given.queue)]
     command += ["--width", str(given.width), "--temperature", str(given.temperature), "--losses", *given.losses]
     command += ["--device", given.device, "--dtype", str(given.dtype).removeprefix("torch.")]
+    command += ["--precision", given.precision, *(["--interpret"] if given.interpret else [])]
     peer = contestant.name.split()[0]
     command += ["--peers", peer if peer in PEERS else "none"]
     command += ["--official", str(given.official)] if peer == "official" else []
@@ -166,11 +223,13 @@ def memory(contestant: Contestant, size: int, given: argparse.Namespace) -> floa
 
 
 def table(rows: dict[str, dict[str, Any]]) -> str:
-    lines = [f"{'':34}{'ms':>10}{'ratio':>8}  {'quartiles':15}{'/ roofline':>11}{'MB':>9}"]
+    lines = [f"{'':40}{'ms':>10}{'ratio':>8}  {'quartiles':15}{'/ roofline':>11}{'bf16':>7}{'error':>9}{'MB':>10}"]
     for name, row in rows.items():
         spread = "{:.2f} to {:.2f}".format(*row["quartiles"])
-        megabytes = f"{row['mb']:9.1f}" if "mb" in row else ""
-        lines.append(f"{name:34}{row['ms']:10.2f}{row['ratio']:8.2f}  {spread:15}{row['of_roofline']:11.2f}{megabytes}")
+        error = f"{row['error']:9.1e}" if "error" in row else f"{'':9}"
+        megabytes = f"{row['mb']:10.1f}" if "mb" in row else ""
+        of = f"{row['of_roofline']:11.2f}{row['of_bf16']:7.2f}"
+        lines.append(f"{name:40}{row['ms']:10.2f}{row['ratio']:8.2f}  {spread:15}{of}{error}{megabytes}")
     return "\n".join(lines)
 
 
@@ -218,6 +277,9 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
     parser.add_argument("--dtype", choices=["float32", "bfloat16", "float16"], default="float32")
+    parser.add_argument("--precision", choices=["highest", "high", "medium"], default="highest", help="of float32")
+    parser.add_argument("--errors-to", type=int, default=1024, help="largest batch whose gradients are compared")
+    parser.add_argument("--interpret", action="store_true", help="GPU kernels on a CPU, interpreted: a dry run")
     parser.add_argument("--no-memory", action="store_true")
     parser.add_argument("--out", type=Path, default=Path("bench"))
     parser.add_argument("--json", action="store_true", help="print the JSON instead of tables")
@@ -236,6 +298,10 @@ def main() -> None:
         parser.error(f"unknown peers {', '.join(unknown)}; known: {', '.join(PEERS)}")
     sizes = [int(size) for size in given.sizes.split(",")]
     torch.set_num_threads(given.threads)
+    torch.set_float32_matmul_precision(given.precision)
+    if given.interpret:
+        os.environ["TRITON_INTERPRET"] = "1"
+        streamed.KERNEL_DEVICES, streamed.STREAMED_CPU = {"cpu"}, 0
     given.dtype = getattr(torch, given.dtype)
     field = contestants(given)
     if given.memory_of:
@@ -249,10 +315,13 @@ def main() -> None:
     dtype = str(given.dtype).removeprefix("torch.")
     pairs = WORK[given.pairing][0]
     for size in sizes:
-        able = [c for c in field if size <= c.largest and c.matrices * 4 * pairs(size, given.queue) < free / 2]
-        rows = results[str(size)] = times(able, size, given)
+        fitting = [c for c in field if size <= c.largest and c.matrices * 4 * pairs(size, given.queue) < free / 2]
+        running = able(fitting, size, given)
+        rows = results[str(size)] = times(running, size, given)
+        for name, error in gradient_errors(running, size, given).items() if size <= given.errors_to else ():
+            rows[name]["error"] = error
         if not given.no_memory:
-            for c in able:
+            for c in running:
                 rows[c.name]["mb"] = memory(c, size, given)
         if not given.json:
             print(
@@ -262,7 +331,7 @@ def main() -> None:
     given.out.mkdir(parents=True, exist_ok=True)
     about = {"torch": torch.__version__, "where": where, "width": given.width, "t": given.temperature}
     about["pairing"] = given.pairing
-    about["dtype"] = dtype
+    about |= {"dtype": dtype, "precision": given.precision, "interpreted": given.interpret}
     text = json.dumps({"about": about, "results": results}, indent=1)
     (given.out / "losses.json").write_text(text)
     if given.json:
