@@ -317,6 +317,8 @@ def main() -> None:
     for size in sizes:
         fitting = [c for c in field if size <= c.largest and c.matrices * 4 * pairs(size, given.queue) < free / 2]
         running = able(fitting, size, given)
+        if not running:
+            continue
         rows = results[str(size)] = times(running, size, given)
         for name, error in gradient_errors(running, size, given).items() if size <= given.errors_to else ():
             rows[name]["error"] = error
