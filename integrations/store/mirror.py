@@ -21,7 +21,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from . import objects
+from . import conditional, objects
 from .errors import BusyError
 from .lease import Lease, seconds
 from .objects import StoreError, connect, is_url, one_line
@@ -60,6 +60,7 @@ class Mirror:
         self._lease: Lease | None = None
         self._guard = threading.Lock()
         self._sent: dict[str, tuple[int, int, int]] = {}
+        self._versions: dict[str, str | None] = {}  # of the objects that this process has read or written
         self._fetched: set[str] = set()
 
     @classmethod
@@ -108,11 +109,7 @@ class Mirror:
 
     def names(self) -> list[str]:
         """The files of the run, without those of its lease."""
-        files, path = self._place()
-        files.invalidate_cache()
-        with one_line(self.address):
-            found = [str(other)[len(path) + 1 :] for other in files.find(path)]
-        return [name for name in found if not name.startswith((".lease/", *HERE))]
+        return list(self._list())
 
     def saved(self) -> object:
         """What changes with each checkpoint."""
@@ -169,17 +166,15 @@ class Mirror:
         now = {name: _state(folder / name) for name in _files(folder)}
         changed = [name for name, state in now.items() if self._sent.get(name) != state]
         with one_line(self.address):
-            if self._lease is not None:
-                with self._guard:
-                    if not self._lease.renew():
-                        raise BusyError(f"{self.address}: another process has taken over this run")
+            self._check_held()
             for name in sorted(changed, key=lambda name: (LAST.index(name) if name in LAST else -1, name)):
-                objects.put(files, f"{path}/{name}", folder / name)
+                self._put(files, f"{path}/{name}", folder, name)
                 self._sent[name] = now[name]
             for name in [name for name in self._sent if name not in now]:
                 with suppress(FileNotFoundError):
                     files.rm_file(f"{path}/{name}")
                 del self._sent[name]
+                self._versions.pop(name, None)
 
     # ---- private -------------------------------------------------------------------------------
 
@@ -190,18 +185,48 @@ class Mirror:
     def _new_lease(self) -> Lease:
         return Lease(*self._place(), seconds(), self.work()[1] / ".watched")
 
+    def _list(self) -> dict[str, Any]:
+        """The files of the run, without those of its lease, and what a listing says about each."""
+        files, path = self._place()
+        files.invalidate_cache()
+        with one_line(self.address):
+            found = {str(other)[len(path) + 1 :]: about for other, about in files.find(path, detail=True).items()}
+        return {name: about for name, about in found.items() if not name.startswith((".lease/", *HERE))}
+
+    def _check_held(self) -> None:
+        """Renew the lease; raise :class:`BusyError` if another process has it."""
+        if self._lease is not None:
+            with self._guard:
+                if not self._lease.renew():
+                    raise BusyError(f"{self.address}: another process has taken over this run")
+
+    def _put(self, files: Any, path: str, folder: Path, name: str) -> None:
+        """Send a file, unless another process holds the lease by now.
+
+        If the object is not the one that this process has seen, either that process has lost the lease, or one that
+        had lost it wrote last, which is replaced.
+        """
+        while True:
+            try:
+                self._versions[name] = conditional.write(files, path, folder / name, self._versions.get(name))
+                return
+            except conditional.ChangedError:
+                self._versions[name] = conditional.current(files, path)
+                self._check_held()  # after the look: what a later holder writes is another version
+
     def _load(self, folder: Path, fresh: bool) -> None:
         """Make the local folder, which is empty but for its lock, what the store has."""
-        names, self._sent = self.names(), {}
+        listed, self._sent, self._versions = self._list(), {}, {}
         files, path = self._place()
         with one_line(self.address):
-            for name in names:
+            for name, about in listed.items():
                 with suppress(FileNotFoundError):
                     if fresh:
                         files.rm_file(f"{path}/{name}")
                     else:
                         _get(files, f"{path}/{name}", folder / name)
                         self._sent[name] = _state(folder / name)
+                        self._versions[name] = conditional.version(files, about)
 
     def _renew(self, lease: Lease, ended: threading.Event) -> None:
         while not ended.wait(lease.seconds / 4):

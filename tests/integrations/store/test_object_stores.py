@@ -3,93 +3,24 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
-import socket
-import subprocess
-import sys
 import time
-import uuid
 from functools import partial
 from pathlib import Path
-from urllib.error import URLError
-from urllib.request import urlopen
 
 import pytest
 import toy_grid
+from buckets import PATIENCE, command, ended, files_of, start
 
 from counterpoint.integrations import store
 
 pytest.importorskip("moto", reason="counterpoint[s3-test] has moto's server")
-s3fs = pytest.importorskip("s3fs", reason="counterpoint[s3] has s3fs")
+pytest.importorskip("s3fs", reason="counterpoint[s3] has s3fs")
 pytestmark = pytest.mark.slow
 
 TOY = toy_grid.__file__
-PATIENCE = 300.0
 EVALUATION = ["--dataset", "demo", "--probe", "knn", "--folds", "3"]
 GRAPHS = [*EVALUATION, "--epochs", "1", "--hidden", "8"]
-
-
-@pytest.fixture(scope="module")
-def server(tmp_path_factory):
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    log = (tmp_path_factory.mktemp("moto") / "log").open("wb")
-    words = [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)]
-    process = subprocess.Popen(words, stdout=log, stderr=log)
-    address = f"http://127.0.0.1:{port}"
-    for _ in range(600):
-        try:
-            urlopen(address).close()
-            break
-        except URLError:
-            time.sleep(0.1)
-    yield address
-    process.kill()
-    process.wait()
-    log.close()
-
-
-@pytest.fixture
-def bucket(server, monkeypatch, tmp_path):
-    """The URL of an empty bucket; this process and its children find it, and have an empty cache."""
-    settings = {"AWS_ENDPOINT_URL": server, "AWS_ACCESS_KEY_ID": "test", "AWS_SECRET_ACCESS_KEY": "test"}
-    settings |= {"AWS_DEFAULT_REGION": "us-east-1", "COUNTERPOINT_CACHE": str(tmp_path / "cache")}
-    settings |= {"COUNTERPOINT_LEASE": "3", "OMP_NUM_THREADS": "1"}
-    for name, value in settings.items():
-        monkeypatch.setenv(name, value)
-    name = f"b-{uuid.uuid4().hex[:12]}"
-    s3fs.S3FileSystem(skip_instance_cache=True).mkdir(name)
-    return f"s3://{name}"
-
-
-def files_of(url, ends):
-    files = s3fs.S3FileSystem(skip_instance_cache=True, use_listings_cache=False)
-    top = url.removeprefix("s3://")
-    names = [name for name in files.find(top) if name.endswith(ends)]
-    contents = files.cat(names, on_error="omit") if names else {}
-    return {name[len(top) + 1 :]: content for name, content in contents.items()}
-
-
-def start(*words, cache, **more):
-    environment = {**os.environ, "COUNTERPOINT_CACHE": str(cache), **more}
-    pipe = subprocess.PIPE
-    return subprocess.Popen([sys.executable, *words], env=environment, stdout=pipe, stderr=pipe, text=True)
-
-
-def ended(process):
-    out, err = process.communicate(timeout=PATIENCE)
-    return process.returncode, out, err
-
-
-def command(*words):
-    environment = {**os.environ}
-    process = subprocess.run(
-        [sys.executable, "-m", "counterpoint.integrations.command.main", *map(str, words)],
-        env=environment, capture_output=True, text=True, timeout=PATIENCE,
-    )  # fmt: skip
-    return process.returncode, process.stdout, process.stderr
 
 
 def without_places(text):
