@@ -1,4 +1,4 @@
-"""Write an object only if it is still the one that was last seen, where a store can check that: S3's conditional writes.
+"""Write an object only if it is still the one that was last seen, where the store checks that: on S3.
 
 A process that was stopped between looking at its lease and the upload may continue after another one has taken the
 lease. A plain upload would then replace what the new holder has written; a conditional one fails.
