@@ -63,7 +63,7 @@ def expand(name: str, words: Sequence[str]) -> list[str]:
     script = own[own.index("--") :] if "--" in own else []
     dests = {action.dest for word in typed if (action := parser._option_string_actions.get(word.partition("=")[0]))}
     host = [typed.pop(0)] if name == "compare" and typed and not typed[0].startswith("-") else []
-    file_host, groups, file_script = _read(Path(file), name, parser)
+    file_host, groups, file_script = _read(_place(file), name, parser)
     kept = [word for dest, group in groups if dest not in dests for word in group]
     return [*name.split(), *(host or file_host), *kept, *typed, *(script or file_script)]
 
@@ -80,7 +80,7 @@ def parser_of(name: str) -> Parser:
 Groups = list[tuple[str, list[str]]]  # the name of an argument, the words that set it
 
 
-def _read(path: Path, name: str, parser: Parser) -> tuple[list[str], Groups, list[str]]:
+def _read(path: str | Path, name: str, parser: Parser) -> tuple[list[str], Groups, list[str]]:
     """The host of a comparison, the flags, and the script with its arguments, as a file has them."""
     content = load(path)
     if not isinstance(content, dict):
@@ -110,7 +110,7 @@ def _read(path: Path, name: str, parser: Parser) -> tuple[list[str], Groups, lis
     return _split([*objective, *settings, *seed], parser)
 
 
-def _use_threads(path: Path, host: Any) -> None:
+def _use_threads(path: str | Path, host: Any) -> None:
     """Let torch have as many threads as the run had, since they change how sums are rounded; say so where it cannot."""
     threads = host.get("threads") if isinstance(host, dict) else None
     if not isinstance(threads, int):
@@ -124,19 +124,42 @@ def _use_threads(path: Path, host: Any) -> None:
         print(f"{note}; sums may be rounded differently", file=sys.stderr)
 
 
-def load(path: Path) -> Any:
-    """Read JSON, or YAML if the name ends so; raise ``ValueError`` with what is wrong in one line."""
-    if path.is_dir():
-        raise ValueError(f"{FLAG}: {path} is a folder; expected a file, such as {path / 'run.json'}")
-    if path.suffix not in (".json", ".yaml", ".yml"):
-        raise ValueError(f"{FLAG} {path}: expected a file whose name ends with .json, .yaml or .yml.")
+def _place(file: str) -> str | Path:
+    """The path of a file, or its URL, such as ``s3://bucket/runs/.../run.json``."""
+    if "://" not in file:
+        return Path(file)
+    from ..store.objects import plain
+
+    return plain(file)
+
+
+def _text(path: str | Path) -> str:
     try:
-        text = path.read_text(encoding="utf-8")
+        if isinstance(path, Path):
+            return path.read_text(encoding="utf-8")
+        from ..store.objects import read
+
+        return read(path).decode()
     except FileNotFoundError:
         raise ValueError(f"{FLAG}: {path} does not exist") from None
-    except (OSError, UnicodeDecodeError) as error:
-        raise ValueError(f"{FLAG} {path}: cannot be read ({error})") from None
-    if path.suffix == ".json":
+    except (OSError, ValueError) as error:
+        reason = str(error).removeprefix(f"{path}: ")
+        raise ValueError(f"{FLAG} {path}: cannot be read ({reason})") from None
+
+
+def load(path: str | Path) -> Any:
+    """Read JSON, or YAML if the name ends so; raise ``ValueError`` with what is wrong in one line.
+
+    Args:
+        path: of the file, or its URL.
+    """
+    if isinstance(path, Path) and path.is_dir():
+        raise ValueError(f"{FLAG}: {path} is a folder; expected a file, such as {path / 'run.json'}")
+    suffix = Path(path).suffix
+    if suffix not in (".json", ".yaml", ".yml"):
+        raise ValueError(f"{FLAG} {path}: expected a file whose name ends with .json, .yaml or .yml.")
+    text = _text(path)
+    if suffix == ".json":
         try:
             return json.loads(text)
         except (ValueError, RecursionError) as error:
@@ -151,12 +174,12 @@ def load(path: Path) -> Any:
         raise ValueError(f"{FLAG} {path}: not YAML: {' '.join(str(error).split())}") from None
 
 
-def _check(path: Path, key: str, known: Iterable[str]) -> None:
+def _check(path: str | Path, key: str, known: Iterable[str]) -> None:
     if key not in (known := list(known)):
         raise ValueError(f"{FLAG} {path}: unknown key {key!r}.{closest(str(key), known)}")
 
 
-def _plain(path: Path, content: Mapping[Any, Any], parser: Parser) -> tuple[list[str], Groups, list[str]]:
+def _plain(path: str | Path, content: Mapping[Any, Any], parser: Parser) -> tuple[list[str], Groups, list[str]]:
     """Flags as a person writes them: ``epochs: 5``, ``objective: [hcl, adnce]``, ``cosine: true``."""
     actions = {word.removeprefix("--"): action for word, action in parser._option_string_actions.items()}
     actions = {word: action for word, action in actions.items() if word != "config"}
@@ -183,7 +206,7 @@ def _plain(path: Path, content: Mapping[Any, Any], parser: Parser) -> tuple[list
     return host, groups, script
 
 
-def _texts(path: Path, name: str, value: Any, many: bool = True) -> list[str]:
+def _texts(path: str | Path, name: str, value: Any, many: bool = True) -> list[str]:
     """A value, or a list of them, as the words of a command line."""
     values = value if many and isinstance(value, list) else [value]
     for one in values:

@@ -45,15 +45,44 @@ def run_cells(
     from ..trackers import check, publish, tracked
 
     check(arguments.track)
+    _say_where(arguments.track, arguments.out)
     cells = _chosen_cells(list(cells), arguments)
     train = tracked(train, arguments.track)
     try:
         runs = run_grid(train, cells, arguments.out, **grid_options(arguments))
         publish(arguments.track, runs, arguments.out)
+        _send_events(arguments.track, arguments.out)
         return runs, 0
     except GridError as error:
         print(f"counterpoint {command}: {error}", file=sys.stderr)
         return [run for run in error.runs if failed or run.done], 1
+
+
+def _say_where(trackers: Sequence[str], out: str | Path) -> None:
+    """Say which files of trackers stay on this machine where the store is a URL."""
+    from ..store.mirror import cache_folder
+    from ..store.objects import is_url
+
+    if not is_url(out):
+        return
+    folder = cache_folder(str(out), "work")
+    offline = os.environ.get("WANDB_MODE") == "offline" and not os.environ.get("WANDB_DIR")
+    for name, used, place, hint in (
+        ("mlflow", not os.environ.get("MLFLOW_TRACKING_URI"), folder / "mlflow", "MLFLOW_TRACKING_URI names a server"),
+        ("wandb", offline, folder / "wandb", "WANDB_DIR names another folder"),
+    ):
+        if name in trackers and used:
+            note = f"--track {name}: its files stay on the machine that trains, in {place}; {hint}"
+            print(note, file=sys.stderr)
+
+
+def _send_events(trackers: Sequence[str], out: str | Path) -> None:
+    """Send TensorBoard's events of the report; those of the runs are in their folders."""
+    from ..store.mirror import local_folder, send
+    from ..store.objects import is_url
+
+    if "tensorboard" in trackers and is_url(out):
+        send(local_folder(out) / "tensorboard", f"{out}/tensorboard")
 
 
 def grid_options(arguments: argparse.Namespace) -> dict[str, Any]:
@@ -113,6 +142,10 @@ def store(text: str, written: bool = True) -> str | Path:
     place = plain(text)
     if isinstance(place, Path):
         return folder(str(place)) if written else place
+    if place.startswith("memory://"):
+        raise argparse.ArgumentTypeError(
+            f"{text}: lost when this process ends; expected a folder, or s3://BUCKET/FOLDER."
+        )
     with suppress(ImportError):  # the store says what to install when it is opened
         try:
             check_url(place)
@@ -231,7 +264,7 @@ def add_places(parser: argparse.ArgumentParser) -> None:
 
 def add_config(parser: argparse.ArgumentParser) -> None:
     """Add ``--config``, which :mod:`..command.config` replaces by flags before anything is parsed."""
-    about = "run.json of a run to train again, or a .json or .yaml file of flags; typed flags override it (none)"
+    about = "run.json of a run to train again, or a .json or .yaml file of flags; a path or URL; typed flags win (none)"
     parser.add_argument("--config", metavar="FILE", help=about)
 
 

@@ -307,6 +307,7 @@ def read_at_once(stores: set[str]) -> Iterator[None]:
 
 def find(url: str) -> list[Mirror]:
     """The runs at and below a URL, whose records are read at once; raise ``ValueError`` if there are none."""
+    url = url.removesuffix("/run.json")
     runs = _pull(url)
     if not runs:
         raise ValueError(f"no runs in {url}: no folder there has a run.json.")
@@ -348,15 +349,23 @@ def _write(
 # ---- marks that the machines of a cluster look at ------------------------------------------------
 
 
-def touch(address: str | Path) -> None:
-    """Make an empty file or object."""
+def touch(address: str | Path, content: bytes = b"") -> None:
+    """Make a file or an object."""
     if isinstance(address, Path):
-        address.touch()
+        address.write_bytes(content)
         return
     store, _, name = address.rpartition("/")
     files, path = connect(store)
     with one_line(address):
-        objects.put(files, f"{path}/{name}", b"")
+        objects.put(files, f"{path}/{name}", content)
+
+
+def send(folder: Path, url: str) -> None:
+    """Write the files of a folder below a URL."""
+    files, path = connect(url)
+    with one_line(url):
+        for file in sorted(file for file in folder.rglob("*") if file.is_file()):
+            objects.put(files, f"{path}/{file.relative_to(folder).as_posix()}", file)
 
 
 def remove(address: str | Path) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+import os
 import uuid
 import warnings
 from collections.abc import Iterator
@@ -67,6 +69,8 @@ def connect(url: str) -> tuple[Any, str]:
     import fsspec
 
     check_url(url)
+    if "GCSFS_DEBUG" not in os.environ:  # which prints the tracebacks of what it raises, too
+        logging.getLogger("gcsfs").setLevel(logging.CRITICAL)
     with one_line(url):
         files, path = fsspec.core.url_to_fs(url, use_listings_cache=False)
         return files, str(path).rstrip("/")
@@ -117,6 +121,14 @@ def put(files: Any, path: str, content: bytes | Path) -> None:
         files.put_file(str(content), target)
     if target != path:
         files.mv(target, path)
+
+
+def read(url: str) -> bytes:
+    """Return the content of an object; raise ``FileNotFoundError`` if there is none."""
+    folder, _, name = url.rpartition("/")
+    files, path = connect(folder)
+    with one_line(url):
+        return files.cat_file(f"{path}/{name}")  # type: ignore[no-any-return]
 
 
 def names_in(files: Any, folder: str) -> list[str]:

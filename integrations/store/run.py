@@ -225,6 +225,7 @@ class Run(StoredRun):
         self._write(status="done", result=plain_numbers(result), details=details, **self._ending())
         if self.listener is not None:
             self.listener.finish({name: float(value) for name, value in result.items()})
+            self._push()  # what trackers have written to the folder
 
     def track(self, items: Iterable[Item], total: int | None = None) -> Iterator[Item]:
         """Yield the items and show progress; ``total`` includes the steps before a resume."""

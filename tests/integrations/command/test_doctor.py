@@ -47,7 +47,7 @@ def test_versions_of_what_runs(capsys, packages):
 
 def test_extras_are_those_of_the_distribution():
     declared = {line.partition("extra == ")[2].strip("\"'") for line in metadata.requires("counterpoint")}
-    assert set(doctor.EXTRAS) == declared - {"", "all", "bench", "demo", "dev", "s3-test"}
+    assert set(doctor.EXTRAS) == declared - {"", "all", "bench", "demo", "dev", "s3-test", "gcs-test"}
 
 
 def test_a_missing_package_and_how_to_get_it(capsys, packages):

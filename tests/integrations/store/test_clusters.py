@@ -19,6 +19,7 @@ from pathlib import Path
 import pytest
 import slurm
 import toy_grid
+from dask_cluster import dask
 from documents import ROOT
 
 from counterpoint.integrations import store
@@ -76,36 +77,6 @@ def check(place, tmp_path, undisturbed, monkeypatch):
     assert max(Counter(ended).values()) == 1
     assert len(ended) >= len(runs) - 1  # a kill may hit the instant between the end of a run and its line
     assert toy_grid.contents(root) == undisturbed
-
-
-@contextmanager
-def dask(folder, before=()):
-    """A scheduler and two workers, each a process; yields the address.
-
-    Args:
-        folder: for their files.
-        before: words before the command of the workers.
-    """
-    distributed = pytest.importorskip("distributed", reason="needs counterpoint[cluster]")
-    command, file = [sys.executable, "-m", "dask"], folder / "scheduler.json"
-    scheduler = ["scheduler", "--host", "127.0.0.1", "--port", "0", "--no-dashboard", "--scheduler-file", str(file)]
-    worker = ["worker", "--scheduler-file", str(file), "--nworkers", "2", "--nthreads", "1", "--no-dashboard"]
-    processes = []
-    try:
-        for name, words in (("scheduler", [*command, *scheduler]), ("worker", [*before, *command, *worker])):
-            with (folder / f"{name}.log").open("wb") as log:
-                processes.append(subprocess.Popen(words, stdout=log, stderr=log, cwd=folder))
-            while not file.exists():
-                assert processes[0].poll() is None, (folder / "scheduler.log").read_text()
-                time.sleep(0.1)
-        with distributed.Client(scheduler_file=str(file), set_as_default=False) as client:
-            client.wait_for_workers(2, timeout=300)
-            address = client.scheduler.address
-        yield f"dask:{address}"
-    finally:
-        for process in reversed(processes):
-            process.terminate()
-            process.wait(60)
 
 
 def test_dask(tmp_path, undisturbed, monkeypatch):
