@@ -12,10 +12,12 @@ import sys
 import time
 import uuid
 from contextlib import contextmanager
+from pathlib import Path
 from urllib.error import HTTPError, URLError
 from urllib.request import urlopen
 
-PATIENCE = 300.0
+PATIENCE = 900.0
+COMMAND = str(Path(sys.executable).with_name("counterpoint"))
 
 
 def free_port():
@@ -100,7 +102,7 @@ def ended(process):
 def command(*words):
     environment = {**os.environ}
     process = subprocess.run(
-        [sys.executable, "-m", "counterpoint.integrations.command.main", *map(str, words)],
+        [COMMAND, *map(str, words)],
         env=environment, capture_output=True, text=True, timeout=PATIENCE,
     )  # fmt: skip
     return process.returncode, process.stdout, process.stderr

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 import tiny_bert
-from buckets import PATIENCE, command, files_of, start
+from buckets import COMMAND, PATIENCE, command, files_of, start
 from dask_cluster import dask
 from documents import ROOT
 
@@ -23,7 +23,6 @@ pytest.importorskip("moto", reason="counterpoint[s3-test] has moto's server")
 pytest.importorskip("s3fs", reason="counterpoint[s3] has s3fs")
 pytestmark = pytest.mark.slow
 
-MAIN = ("-m", "counterpoint.integrations.command.main")
 GRAPHS = ["--dataset", "demo", "--probe", "knn", "--folds", "3", "--epochs", "1", "--hidden", "8"]
 TRAIN = ["train", "graph", *GRAPHS, "--objective", "infonce"]
 SCRIPT = ROOT / "tests" / "support" / "toy_train.py"
@@ -64,7 +63,7 @@ def values(table):
 
 def test_compare_is_killed_and_resumed_by_another_machine(bucket, here, tmp_path, monkeypatch):
     url = f"{bucket}/runs"
-    process = start(*MAIN, *COMPARE, "--out", url, "--", "train.py", cache=tmp_path / "killed")
+    process = start(COMMAND, *COMPARE, "--out", url, "--", "train.py", cache=tmp_path / "killed")
     limit = time.monotonic() + PATIENCE
     while sum(b'"done"' in content for content in files_of(url, "run.json").values()) < 2:
         assert process.poll() is None, process.communicate()
@@ -105,7 +104,7 @@ def test_what_auto_finds_is_in_the_store(bucket, here, tmp_path, monkeypatch):
 def test_an_image_run_is_pushed_exported_and_evaluated(bucket, tmp_path, monkeypatch):
     pytest.importorskip("lightly")
     pytest.importorskip("huggingface_hub")
-    words = ["train", "image", "--dataset", "digits", "--objective", "infonce:t=0.5", "--backbone", "conv4", "--batch"]
+    words = ["train", "image", "--data", "digits", "--objective", "infonce:t=0.5", "--backbone", "conv4", "--batch"]
     words += ["32", "--subset", "64", "--probe", "knn", "--width", "16", "--epochs", "1"]
     works(*words, "--out", f"{bucket}/runs")
     works(*words, "--out", tmp_path / "runs")
@@ -135,7 +134,7 @@ def test_an_image_run_is_pushed_exported_and_evaluated(bucket, tmp_path, monkeyp
 def test_onnx_from_a_url(bucket, tmp_path):
     for name in ("lightly", "onnx", "onnxruntime", "onnxscript"):
         pytest.importorskip(name, reason="needs counterpoint[export]")
-    words = ["train", "image", "--dataset", "digits", "--objective", "infonce:t=0.5", "--backbone", "conv4", "--batch"]
+    words = ["train", "image", "--data", "digits", "--objective", "infonce:t=0.5", "--backbone", "conv4", "--batch"]
     works(*words, "32", "--subset", "64", "--probe", "knn", "--epochs", "1", "--out", f"{bucket}/runs")
     file = tmp_path / "encoder.onnx"
     works("export", one_run(f"{bucket}/runs"), "--format", "onnx", "--out", file)
