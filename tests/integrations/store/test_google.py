@@ -81,22 +81,3 @@ def test_the_commands(bucket, tmp_path, monkeypatch):
     code, out, err = command("train", "graph", "--config", f"{one}/run.json", "--list-cells")
     assert code == 0, err
     assert "demo, infonce, seed 0" in out
-
-
-@pytest.mark.parametrize(
-    ("url", "host", "line"),
-    [
-        ("gs://no-such-bucket-here/runs", None, "no such bucket"),
-        ("gs://any/runs", "http://127.0.0.1:9", "127.0.0.1:9"),
-        ("gs://", None, "expected gs://BUCKET/FOLDER."),
-    ],
-)
-@pytest.mark.parametrize("words", [("train", "graph", *GRAPHS, "--out"), ("report",), ("show",)])
-def test_errors_are_one_line(bucket, monkeypatch, words, url, host, line):
-    if host is not None:
-        monkeypatch.setenv("STORAGE_EMULATOR_HOST", host)
-    code, out, err = command(*words, url)
-    assert code == 2, (out, err)
-    lines = [text for text in err.splitlines() if not text.startswith("see counterpoint")]
-    assert len(lines) == 1, err
-    assert line in lines[0]
