@@ -60,12 +60,12 @@ def run_cells(
 
 def _say_where(trackers: Sequence[str], out: str | Path) -> None:
     """Say which files of trackers stay on this machine where the store is a URL."""
-    from ..store.mirror import cache_folder
+    from ..store.mirror import working_folder
     from ..store.objects import is_url
 
     if not is_url(out):
         return
-    folder = cache_folder(str(out), "work")
+    folder = working_folder(out)
     offline = os.environ.get("WANDB_MODE") == "offline" and not os.environ.get("WANDB_DIR")
     for name, used, place, hint in (
         ("mlflow", not os.environ.get("MLFLOW_TRACKING_URI"), folder / "mlflow", "MLFLOW_TRACKING_URI names a server"),
@@ -78,11 +78,11 @@ def _say_where(trackers: Sequence[str], out: str | Path) -> None:
 
 def _send_events(trackers: Sequence[str], out: str | Path) -> None:
     """Send TensorBoard's events of the report; those of the runs are in their folders."""
-    from ..store.mirror import local_folder, send
+    from ..store.mirror import send, working_folder
     from ..store.objects import is_url
 
     if "tensorboard" in trackers and is_url(out):
-        send(local_folder(out) / "tensorboard", f"{out}/tensorboard")
+        send(working_folder(out) / "tensorboard", f"{out}/tensorboard")
 
 
 def grid_options(arguments: argparse.Namespace) -> dict[str, Any]:

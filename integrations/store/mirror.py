@@ -45,6 +45,12 @@ def local_folder(root: str | Path) -> Path:
     return cache_folder(root, "read") if isinstance(root, str) else root
 
 
+def working_folder(root: str | Path) -> Path:
+    """The folder of this machine where the runs of a store are written; a folder is its own."""
+    root = objects.plain(root)
+    return cache_folder(root, "work") if isinstance(root, str) else root
+
+
 class Mirror:
     """A run's folder in a store, and its copy on this machine.
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from ..store.cell import dataset_name
-from ..store.mirror import local_folder
+from ..store.mirror import working_folder
 from ..store.run import Run
 from .available import check_installed
 from .backends import BACKENDS, Subject
@@ -91,6 +91,8 @@ class Listener:
         if self._subject is not None and not self._ended:
             self._ended = True
             tell(do="end", subject=self._subject.plain(), status=status, result=result)
+            if self.run.mirror is not None:  # what they have written to its folder is sent with it
+                wait()
 
 
 def subject_of(run: Run) -> Subject:
@@ -132,7 +134,7 @@ def publish(names: Collection[str], runs: Sequence[Run], root: str | Path) -> No
         return
     from .. import report
 
-    root = local_folder(root)
+    root = working_folder(root)
     objectives = list(dict.fromkeys(run.name for run in done))
     datasets = list(dict.fromkeys(dataset_name(run.arguments) for run in done))
     subject = Subject(
