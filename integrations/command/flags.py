@@ -21,6 +21,7 @@ from ..domain import default
 from ..trackers.available import NAMES as TRACKERS
 
 if TYPE_CHECKING:
+    from ..store.grid import Later
     from ..store.run import Run
 
 T = TypeVar("T")
@@ -31,7 +32,7 @@ DEVICES = ("auto", "cpu", "cuda", "mps", "xpu")
 
 
 def run_cells(
-    train: Callable[[Run], None],
+    train: Callable[[Run], None] | Later,
     cells: Iterable[Mapping[str, Any]],
     arguments: argparse.Namespace,
     command: str,
@@ -41,15 +42,16 @@ def run_cells(
 
     Failures go to stderr; with ``failed``, their runs are returned too.
     """
-    from ..store.grid import GridError, run_grid
+    from ..store.grid import GridError, Later, run_grid
     from ..trackers import check, publish, tracked
 
     check(arguments.track)
     _say_where(arguments.track, arguments.out)
     cells = _chosen_cells(list(cells), arguments)
-    train = tracked(train, arguments.track)
+    load = train.load if isinstance(train, Later) else lambda: train
+    later = Later(lambda: tracked(load(), arguments.track))
     try:
-        runs = run_grid(train, cells, arguments.out, **grid_options(arguments))
+        runs = run_grid(later, cells, arguments.out, **grid_options(arguments))
         publish(arguments.track, runs, arguments.out)
         _send_events(arguments.track, arguments.out)
         return runs, 0

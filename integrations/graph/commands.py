@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from pathlib import Path
 from statistics import mean, stdev
 from typing import TYPE_CHECKING, Any
@@ -46,20 +47,30 @@ def settings(arguments: argparse.Namespace, dataset: str) -> dict[str, Any]:
 def train_command(arguments: argparse.Namespace) -> int:
     """Train every objective on every data set, and print the table beside two baselines that need no training."""
     from .. import report
-    from . import training
-    from .data import prepare
+    from ..store.grid import Later
+    from .cells import bag, cell, untrained
 
-    cells = []
+    cells, bare = [], []
     for dataset in arguments.dataset:
         spec = preset(arguments.preset or "graphcl", dataset).objective
         changes = settings(arguments, dataset)
-        prepare(training.cell(dataset, None, arguments.seed, **changes))  # fail on wrong data before any training
+        bare.append(cell(dataset, None, arguments.seed, **changes))
         for seed in range(arguments.seed, arguments.seed + arguments.seeds):
-            cells += [training.bag(dataset, seed, **changes), training.untrained(dataset, seed, **changes)]
-            cells += [training.cell(dataset, objective, seed, **changes) for objective in arguments.objective or [spec]]
-    runs, code = flags.run_cells(training.train, cells, arguments, "train graph")
+            cells += [bag(dataset, seed, **changes), untrained(dataset, seed, **changes)]
+            cells += [cell(dataset, objective, seed, **changes) for objective in arguments.objective or [spec]]
+    runs, code = flags.run_cells(Later(partial(_training, bare)), cells, arguments, "train graph")
     report.show(runs, arguments.json)
     return code
+
+
+def _training(cells: Iterable[Mapping[str, Any]]) -> Callable[[Run], None]:
+    """The function that trains a run; imports PyG, and fails on wrong data before any training."""
+    from .data import prepare
+    from .training import train
+
+    for cell in cells:
+        prepare(cell)
+    return train
 
 
 def eval_arguments(parser: argparse.ArgumentParser) -> None:

@@ -12,15 +12,16 @@ import torch
 import counterpoint as cp
 
 from .. import store
-from ..domain import check, defaults, majority
+from ..domain import majority
 from ..store.run import Run
 from .augment import augmentation
+from .cells import BAG, UNTRAINED, bag, cell, untrained
 from .data import GraphSet, bag_of_nodes, prepare
 from .evaluation import evaluate
 from .model import Encoder, Pretraining, embed
-from .settings import Settings
 
-UNTRAINED, BAG = "untrained encoder", "bag of nodes"
+__all__ = ["BAG", "UNTRAINED", "bag", "build", "cell", "pretrain", "restore", "train", "untrained"]
+
 SAVE_EVERY = 10.0  # seconds between checkpoints
 OFFICIAL_EVERY = 10  # epochs between the evaluations in GraphCL's code
 BEST_LOOK = "best look"  # the best of these: what choosing the epoch on the test folds themselves would report
@@ -94,26 +95,7 @@ def _generators(model: Pretraining) -> list[torch.Generator]:
     return list({id(generator): generator for generator in generators if generator is not None}.values())
 
 
-# ---- a cell of a grid --------------------------------------------------------------------------
-
-
-def cell(dataset: str, objective: str | None, seed: int, **changes: Any) -> dict[str, Any]:
-    """The arguments of one run: the defaults of :class:`Settings`, changed as given, and perhaps a ``label``."""
-    settings = defaults(Settings)
-    store.check_names(changes, (*settings, "label"))
-    settings |= changes
-    check(Settings, settings)
-    return {"domain": "graph", "dataset": dataset, "objective": objective, "seed": seed, **settings}
-
-
-def untrained(dataset: str, seed: int, **changes: Any) -> dict[str, Any]:
-    """The cell of the encoder before training."""
-    return cell(dataset, None, seed, **{**changes, "label": UNTRAINED, "epochs": 0})
-
-
-def bag(dataset: str, seed: int, **changes: Any) -> dict[str, Any]:
-    """The cell without an encoder, see :func:`bag_of_nodes`."""
-    return cell(dataset, None, seed, **{**changes, "label": BAG, "encoder": "none", "epochs": 0})
+# ---- a run ---------------------------------------------------------------------------------------
 
 
 def build(arguments: dict[str, Any], width: int) -> Pretraining:

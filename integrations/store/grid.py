@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Generator, Iterable, Mapping
 from contextlib import closing, nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from . import executors
 from .attempt import Outcome, attempt
@@ -21,7 +21,7 @@ from .worker import train_in_processes
 if TYPE_CHECKING:
     from .remote import Submits
 
-__all__ = ["GridError", "run_grid"]
+__all__ = ["GridError", "Later", "run_grid"]
 
 POLL = 1.0  # seconds between two looks at the runs of other processes
 REMOTE_POLL = 2.0  # where the store is a URL and each look is a request
@@ -29,8 +29,17 @@ REMOTE_POLL = 2.0  # where the store is a URL and each look is a request
 SHOWN = 5  # failures named in an error message
 
 
+class Later(NamedTuple):
+    """A training function whose frameworks are imported when the first run is to be trained, and not if all are done.
+
+    ``load`` returns the function, or raises what is wrong with its data.
+    """
+
+    load: Callable[[], Callable[[Run], None]]
+
+
 def run_grid(
-    train: Callable[[Run], None],
+    train: Callable[[Run], None] | Later,
     cells: Iterable[Mapping[str, Any]],
     root: str | Path,
     *,
@@ -49,6 +58,7 @@ def run_grid(
 
     Args:
         train: trains one run and calls its ``finish``. For ``jobs`` above 1, other processes must be able to import it.
+            As :class:`Later`, it is imported only if there is a run to train.
         cells: see :mod:`counterpoint.integrations.store`; equal cells are one run.
         root: the folder of all runs, or its URL (``s3://bucket/runs``), which several machines may share.
         jobs: processes at a time, at least 1. They share the threads of this one, unless ``OMP_NUM_THREADS`` is set;
@@ -75,6 +85,8 @@ def run_grid(
     bar = progress_bar("runs", total, count) if progress else None
     try:
         while pending:
+            if isinstance(train, Later):
+                train = train.load()
             busy = []
             with closing(_train(train, pending, jobs, executor, resume, progress)) as outcomes:
                 for run, outcome in outcomes:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import subprocess
 import sys
@@ -10,11 +11,14 @@ from pathlib import Path
 
 import pytest
 
+from counterpoint.integrations import store
 from counterpoint.integrations.command import main
 from counterpoint.integrations.command.table import COMMANDS
+from counterpoint.integrations.graph import cells
 
 CPU_SECONDS = 0.3
 HEAVY = ("torch", "numpy", "transformers", "lightning", "torch_geometric", "dm_control", "matplotlib", "scipy")
+HEAVY += ("sklearn", "pandas")
 # the CPU time is that of the process itself, Python's own start included
 START = f"""
 import resource, sys
@@ -53,6 +57,19 @@ def test_every_commands_parser_needs_no_torch(name, flag, expected):
     code, seconds, heavy = start(*name.split(), flag)
     assert (code, heavy) == (expected, [])
     assert seconds <= 2 * CPU_SECONDS  # a single start, perhaps on a busy machine
+
+
+def test_what_is_done_needs_torch_alone(tmp_path):
+    """A grid whose runs are done is read without the frameworks that would train it, or the data."""
+    words = ["train", "graph", "--dataset", "MUTAG", "--out", str(tmp_path), "--json"]
+    spec = "infonce:t=0.2,denominator=negatives"
+    for cell in (cells.bag("MUTAG", 0), cells.untrained("MUTAG", 0), cells.cell("MUTAG", spec, 0)):
+        run = store.Run(tmp_path, cell)
+        run.path.mkdir(parents=True)
+        record = {"arguments": run.arguments, "status": "done", "result": {"accuracy": 70.0}}
+        (run.path / "run.json").write_text(json.dumps(record))
+    code, _, heavy = start(*words)
+    assert (code, set(heavy) - {"numpy"}) == (0, {"torch"})
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,7 @@ import json
 import os
 import random
 import re
+import shlex
 import signal
 import subprocess
 import sys
@@ -70,13 +71,18 @@ def check(place, tmp_path, undisturbed, monkeypatch):
     train = partial(toy_grid.train_recorded, record=record, pause=PAUSE)
     with killing(record) as killed:
         runs = quietly(train, toy_grid.cells(SEEDS), root, executor=place)
-    starts, ended = (Path(f"{record}.{what}").read_text().splitlines() for what in ("started", "ended"))
-    print(f"{len(killed)} kills, {len(starts)} starts and {len(ended)} ends of {len(runs)} runs")
+    count(record, runs)
     assert len(killed) == KILLS
+    assert toy_grid.contents(root) == undisturbed
+
+
+def count(record, runs):
+    """Some runs were trained in several parts, and none twice to its end."""
+    starts, ended = (Path(f"{record}.{what}").read_text().splitlines() for what in ("started", "ended"))
+    print(f"{len(starts)} starts and {len(ended)} ends of {len(runs)} runs")
     assert len(starts) > len(runs)  # some kills hit a run in progress
     assert max(Counter(ended).values()) == 1
     assert len(ended) >= len(runs) - 1  # a kill may hit the instant between the end of a run and its line
-    assert toy_grid.contents(root) == undisturbed
 
 
 def test_dask(tmp_path, undisturbed, monkeypatch):
@@ -98,6 +104,51 @@ def test_a_study_on_dask(tmp_path):
         there = study("there", "--on", place)
     assert there == study("here")
     assert toy_grid.contents(tmp_path / "there").keys() == toy_grid.contents(tmp_path / "here").keys()
+
+
+SCRIPT = """
+import torch
+from torch.nn.functional import cross_entropy
+torch.manual_seed(0)
+x, layer = torch.randn(64, 8), torch.nn.Linear(8, 8)
+optimizer = torch.optim.SGD(layer.parameters(), 0.1)
+for _ in range(3):
+    z = torch.nn.functional.normalize(layer(x), dim=1)
+    loss = cross_entropy(z @ z.T * 10, torch.arange(64))
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+print("loss", loss.item())
+"""
+
+
+@pytest.mark.parametrize("command", ["train", "tune", "compare"])
+def test_commands_on_dask(command, tmp_path):
+    """Each command that runs a grid ends with what it prints without a cluster."""
+    script = tmp_path / "script.py"
+    script.write_text(SCRIPT)
+    site = ["--site", f"{script}:9", "--scale", "10", "--objectives", "host", "hcl:t=0.1", "--set-seed"]
+    small = ["graph", "--epochs", "1", "--folds", "2"]
+    words, last = {
+        "train": ([*small, "--objective", "dcl:t=0.2"], []),
+        "tune": ([*small, "--objective", "adnce", "--budget", "3"], []),
+        "compare": (["logits", *site, "--seeds", "2", "--metric", "output:loss (.+)"], ["--", str(script)]),
+    }[command]
+
+    def run(*place):
+        folder = tmp_path / "runs"
+        full = [sys.executable, "-m", "counterpoint", command, *words, "--out", str(folder), *place, "--json", *last]
+        environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+        done = subprocess.run(full, capture_output=True, text=True, env=environment)
+        assert not done.returncode, done.stderr
+        results = {run.title: run.result for run in store.find_runs(folder)}
+        folder.rename(tmp_path / f"runs{len(place)}")
+        return results
+
+    with dask(tmp_path) as place:
+        there = run("--on", place)
+    assert len(there) > 1
+    assert there == run()
 
 
 def test_dask_workers_that_do_not_see_the_folder(tmp_path):
@@ -218,6 +269,51 @@ def test_slurm(tmp_path, nodes):
     assert table == local
     assert runs == undisturbed
     assert len(runs) == 24
+
+
+def test_slurm_trains_nothing_twice(tmp_path, nodes, undisturbed, monkeypatch):
+    """A job goes on after its node's daemon was killed, and Slurm calls it lost: no other may train its run."""
+    for name, value in nodes.environment.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(remote, "ATTEMPTS", SIGNALS + 1)
+    record, root = tmp_path / "record", tmp_path / "runs"
+    train = partial(toy_grid.train_recorded, record=record, pause=PAUSE)
+    with disturbing(nodes) as events:
+        runs = quietly(train, toy_grid.cells(SEEDS), root, executor="slurm:time=30,cpus=1")
+    count(record, runs)
+    assert len(events) == SIGNALS + 1
+    assert toy_grid.contents(root) == undisturbed
+
+
+def test_an_array_of_slurm(tmp_path, nodes):
+    """A job array of your own: each job takes the cell of its number; what is done then is the table."""
+    words = ["train", "graph", "--seeds", "2", "--epochs", "1", "--folds", "2", "--out", "runs"]
+    command = [sys.executable, "-m", "counterpoint", *words]
+    environment = {**os.environ, **nodes.environment, "OMP_NUM_THREADS": "1"}
+    options = {"capture_output": True, "text": True, "cwd": tmp_path, "env": environment}
+    listed = subprocess.run([*command, "--list-cells"], **options, check=True).stdout.splitlines()
+    assert [line.split()[0] for line in listed] == [str(number) for number in range(6)]
+    assert not list(tmp_path.iterdir())
+    job = [
+        "sbatch",
+        "--wait",
+        f"--array=0-{len(listed) - 1}",
+        "--output=%a.txt",
+        "--wrap",
+        shlex.join([*command, "--cell"]),
+    ]
+    done = subprocess.run(job, **options)
+    assert not done.returncode, [path.read_text() for path in tmp_path.glob("*.txt")]
+    runs = {run.title: run for run in store.find_runs(tmp_path / "runs")}
+    for number, line in enumerate(listed):
+        run = runs[line.split("  ", 1)[1]]
+        assert run.done
+        assert f"{run.title}: " in (tmp_path / f"{number}.txt").read_text()
+    assert len(runs) == len(listed)
+    before = toy_grid.contents(tmp_path / "runs")
+    table = subprocess.run(command, **options, check=True)
+    assert "6 of 6 runs are done already" in table.stderr
+    assert toy_grid.contents(tmp_path / "runs") == before
 
 
 def refused(tmp_path, place):

@@ -292,6 +292,14 @@ def test_a_failing_cell_stops_no_other(tmp_path, capsys):
     assert not (bad.path / "error.txt").exists()
 
 
+def test_a_function_to_import_later_is_imported_once_and_only_for_runs_to_train(tmp_path):
+    cells, loads = [CELL | {"seed": seed} for seed in (0, 1)], []
+    later = store.grid.Later(lambda: loads.append(1) or constant)
+    for _ in range(2):
+        assert [run.result for run in quietly(later, cells, tmp_path)] == [{"seed": 0}, {"seed": 1}]
+        assert len(loads) == 1
+
+
 def test_a_command_shows_what_others_found(tmp_path, capsys):
     def train(run):
         if run.arguments["seed"] == 0:
