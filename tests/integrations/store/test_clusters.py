@@ -231,7 +231,8 @@ def disturbing(nodes):
                 event = "node1 was down, with its jobs"
             elif running and len(nodes.command("squeue", "-h", "--array", "-o", "%i").split()) > 4:
                 name, job = rng.choice(("KILL", "USR2")), rng.choice(running)  # USR2: a pre-emption, to submitit
-                nodes.command("scancel", f"--signal={name}", job)
+                # on a busy machine, scancel tries for 100 seconds to signal what it has signalled
+                nodes.command("timeout", "5", "scancel", f"--signal={name}", job)
                 event = f"{name} to job {job}"
             else:
                 continue
