@@ -231,7 +231,7 @@ def disturbing(nodes):
                 event = "node1 was down, with its jobs"
             elif running and len(nodes.command("squeue", "-h", "--array", "-o", "%i").split()) > 4:
                 name, job = rng.choice(("KILL", "USR2")), rng.choice(running)  # USR2: a pre-emption, to submitit
-                # on a busy machine, scancel tries for 100 seconds to signal what it has signalled
+                # a job that is starting cannot be signalled yet: scancel would try again for 100 seconds
                 nodes.command("timeout", "5", "scancel", f"--signal={name}", job)
                 event = f"{name} to job {job}"
             else:
