@@ -350,7 +350,7 @@ def place(text: str) -> str:
     try:
         parse(text)
     except ValueError as error:
-        raise argparse.ArgumentTypeError(str(error).removeprefix("--on: ")) from None
+        raise argparse.ArgumentTypeError(str(error).removeprefix("--on").lstrip(": ")) from None
     return text
 
 

@@ -1,61 +1,71 @@
-"""What a tracker costs a run of the demo: ``python tests/bench/bench_trackers.py [tensorboard ...] [--pairs N]``.
+"""What a tracker costs the demo: ``python tests/bench/bench_trackers.py [tensorboard ...] [--pairs N]``.
 
-Runs of one cell of the demo's graphs, with and without the tracker, in pairs whose order alternates, after a first one
-of each that imports and sets up. Prints the median of the paired differences of this process's processor time, and
-their quartiles; a server and wandb's own process are not in it. For wandb set ``WANDB_MODE=offline``.
+Trains the demo's runs of a domain with and without the tracker, in pairs whose order alternates, after one of each.
+Prints medians of the paired differences, with quartiles: of the time that the runs take, of the processor time of the
+process that trains, and of the time until the command can end, which waits for what is still to be sent; and the
+processor time of the process that sends. For wandb set ``WANDB_MODE=offline``.
 """
 
 from __future__ import annotations
 
 import argparse
 import os
+import resource
 import tempfile
 import time
 from functools import partial
 from pathlib import Path
 from statistics import median, quantiles
+from typing import Any
 
 import torch
 
 from counterpoint.integrations import store, trackers
 from counterpoint.integrations.command import demo
 
+MEASURED = ("runs", "processor", "until the end", "sender's processor")
 
-def seconds(names: list[str], cell: dict[str, object]) -> float:
-    """Processor seconds that a grid of one run takes, with these trackers."""
+
+def seconds(names: list[str], cells: list[dict[str, Any]]) -> tuple[float, ...]:
+    """Seconds that a grid takes with these trackers, as :data:`MEASURED` lists them."""
+
+    def sender() -> float:
+        used = resource.getrusage(resource.RUSAGE_CHILDREN)
+        return used.ru_utime + used.ru_stime
+
     with tempfile.TemporaryDirectory() as folder:
         train = trackers.tracked(partial(demo.train, cache=Path(folder) / "frames"), names)
-        start = time.process_time()
-        store.run_grid(train, [cell], Path(folder) / "runs", progress=False)
-        return time.process_time() - start
+        wall, own, children = time.perf_counter(), time.process_time(), sender()
+        store.run_grid(train, cells, Path(folder) / "runs", progress=False)
+        trained = time.perf_counter() - wall
+        trackers.wait()
+        return trained, time.process_time() - own, time.perf_counter() - wall, sender() - children
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("names", nargs="*", default=["tensorboard"])
     parser.add_argument("--pairs", type=int, default=7)
     parser.add_argument("--domain", default="graph")
+    parser.add_argument("--seeds", type=int, default=1)
     arguments = parser.parse_args()
     torch.set_num_threads(1)
-    cell = list(demo.cells(arguments.domain, {"InfoNCE": demo.ROWS["InfoNCE"]}, [0]))[-1]
+    cells = list(demo.cells(arguments.domain, demo.ROWS, list(range(arguments.seeds))))
     for name in arguments.names:
         trackers.check([name])
         for names in ([], [name]):
-            seconds(names, cell)
-        differences, plain = [], []
+            seconds(names, cells)
+        with_it, without = [], []
         for pair in range(arguments.pairs):
-            order = [[], [name]] if pair % 2 == 0 else [[name], []]
-            took = {len(names): seconds(names, cell) for names in order}
-            plain.append(took[0])
-            differences.append(took[1] - took[0])
-        low, _, high = quantiles(differences, n=4)
-        share = 100 / median(plain)
-        load = os.getloadavg()[0]
-        print(
-            f"{name}: {1000 * median(differences):.0f} ms ({1000 * low:.0f} to {1000 * high:.0f}) of "
-            f"{median(plain):.2f} s, {share * median(differences):.1f}% ({share * low:.1f} to {share * high:.1f}); "
-            f"{arguments.pairs} pairs, load {load:.1f}"
-        )
+            took = {bool(names): seconds(names, cells) for names in ([[], [name]] if pair % 2 == 0 else [[name], []])}
+            with_it.append(took[True])
+            without.append(took[False])
+        print(f"{name}: {len(cells)} runs, {arguments.pairs} pairs, load {os.getloadavg()[0]:.1f}")
+        for what, a, b in zip(MEASURED, zip(*with_it, strict=True), zip(*without, strict=True), strict=True):
+            low, middle, high = quantiles([x - y for x, y in zip(a, b, strict=True)], n=4)
+            of = median(b)
+            share = f", {100 * middle / of:.1f}% ({100 * low / of:.1f} to {100 * high / of:.1f}) of {of:.2f} s"
+            print(f"  {what}: {middle:.2f} s ({low:.2f} to {high:.2f}){share if of > 0.05 else ''}")
 
 
 if __name__ == "__main__":

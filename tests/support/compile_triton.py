@@ -44,7 +44,7 @@ EVERY = {"TWO": True, "PER_ANCHOR": True, "LEARNED": True, "LIMITS": "model", "W
 SWITCHES: dict[str, tuple[dict[str, Any], int]] = {
     "infonce": ({}, 256),
     "adnce": ({"TWO": True}, 256),
-    "siglip": ({"SUM": True, "AFTER": "softplus", "LEARNED": True}, 256),
+    "siglip": ({"SUM": True, "AFTER": "softplus", "LEARNED": True}, 512),
     "guide": ({"LIMITS": "guide"}, 512),
     "every switch": (EVERY, 512),
 }

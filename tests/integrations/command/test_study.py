@@ -83,7 +83,7 @@ def test_what_dead_processes_leave_is_finished(tmp_path):
         (["--storage", "://"], "--storage ://:"),
         (["--storage", "x.log", "--fresh"], "--fresh: a study continues"),
         (
-            ["--sampler", "tpe", "--out", "memory://x"],
+            ["--sampler", "tpe", "--out", "s3://bucket/x"],
             "--sampler tpe: the processes of a study lock the folder of --out",
         ),
     ],
