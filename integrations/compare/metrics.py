@@ -149,7 +149,10 @@ def _tensorboard(metric: Metric, written: Written) -> float:
 
 def _text(metric: Metric, written: Written) -> str:
     file = written.log if metric.kind == "output" else written.one(metric.place)
-    found = re.findall(metric.what, file.read_text(encoding="utf-8", errors="replace"), re.M)
+    text = file.read_text(encoding="utf-8", errors="replace")
+    if metric.kind == "output":  # the script's own, not what was said about its loss
+        text = "".join(line for line in text.splitlines(keepends=True) if not line.startswith("counterpoint: "))
+    found = re.findall(metric.what, text, re.M)
     return _last(found, f"nothing in {file} matches")
 
 

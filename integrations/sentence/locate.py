@@ -1,4 +1,4 @@
-"""Find a model: a folder, that of a run, or a name on the Hugging Face hub; imports neither torch nor transformers."""
+"""Find a model: a folder, that of a run, its URL, or a name on the Hugging Face hub; imports no transformers."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ OWNER = "sentence-transformers"  # of models whose name has no owner
 
 
 def find(model: str | Path, revision: str | None = None) -> str:
-    """Resolve a model to its folder, inside a run's folder if that is what is named, or to its name on the hub.
+    """Resolve a model to its folder, inside a run's folder or URL if that is what is named, or to its name on the hub.
 
     A name may begin with ``hf://``, as those of runs on the hub do.
 
@@ -23,6 +23,13 @@ def find(model: str | Path, revision: str | None = None) -> str:
     cached and the hub cannot be reached.
     """
     name = str(model).removeprefix("hf://")
+    if "://" in name:  # a run in an object store
+        from ..store.run import Run
+
+        run = Run.read(name)
+        if run.mirror is not None:
+            run.mirror.fetch_folder("model")
+        name = str(run.path)
     looks_local = isinstance(model, Path) or name.startswith((".", "/", "~")) or name.count("/") > 1
     folder = Path(name).expanduser() if looks_local else Path(name)
     if folder.is_dir():

@@ -13,6 +13,7 @@ from counterpoint.integrations.compare.metrics import SCORES, Metric, read
 from counterpoint.integrations.compare.written import Written, changed_files, copy_folder
 
 HOUR = 3600 * 10**9
+OURS = "counterpoint: logits: the loss was reached 3 times\n"  # at the end of a script's output
 
 
 @pytest.fixture
@@ -21,7 +22,7 @@ def written(tmp_path):
     out, here = tmp_path / "run" / "out", tmp_path / "here"
     out.mkdir(parents=True)
     here.mkdir()
-    (log := tmp_path / "run" / "log.txt").write_text("loss: 3\nacc = 0.25\nloss: 2.5e-1\nacc = 0.5 end\n")
+    (log := tmp_path / "run" / "log.txt").write_text("loss: 3\nacc = 0.25\nloss: 2.5e-1\nacc = 0.5 end\n" + OURS)
     (out / "results.json").write_text('{"test": {"acc": 0.5, "a.b": 3}, "dev.acc": "0.25", "list": [1, 2]}')
     (out / "lines.jsonl").write_text('{"acc": 1}\n{"acc": 2}\n')
     (out / "log.csv").write_text("step,acc\n1,0.1\n2,0.2\n3,\n")
@@ -39,6 +40,7 @@ def written(tmp_path):
         ("json:*.jsonl:acc", {"acc": 2}),
         ("csv:log.csv:acc", {"acc": 0.2}),
         (r"output:loss: ([\d.e-]+)", {"loss": 0.25}),
+        ("output:loss:? (?P<loss>.+)", {"loss": 0.25}),
         (r"output:acc = (?P<accuracy>[\d.]+)", {"accuracy": 0.5}),
         (r"text:results.json:a\.b\W+(\d)", {"a b": 3}),
         ("json:shared.json:acc", {"acc": 7}),

@@ -1,9 +1,23 @@
-"""Commands on a store of S3: a local server of moto, and processes as a user starts them."""
+"""Every command on a store of S3: a local server of moto, and processes as a user starts them."""
 
 from __future__ import annotations
 
+import json
+import re
+import shlex
+import shutil
+import signal
+import subprocess
+import time
+from pathlib import Path
+
 import pytest
-from buckets import command, files_of
+import tiny_bert
+import torch
+from buckets import COMMAND, PATIENCE, command, files_of, start
+from dask_cluster import dask
+from documents import ROOT
+from safetensors.torch import load_file
 
 from counterpoint.integrations import store
 
@@ -13,6 +27,12 @@ pytestmark = pytest.mark.slow
 
 GRAPHS = ["--dataset", "demo", "--probe", "knn", "--folds", "3", "--epochs", "1", "--hidden", "8"]
 TRAIN = ["train", "graph", *GRAPHS, "--objective", "infonce"]
+SCRIPT = ROOT / "tests" / "support" / "toy_train.py"
+LINE = next(i for i, line in enumerate(SCRIPT.read_text().splitlines(), 1) if "cross_entropy(50" in line)
+COMPARE = shlex.split(
+    f"compare logits --site train.py:{LINE} --scale 50 --objectives host infonce:t=0.2 --seeds 2 --seed-flag --seed "
+    "--metric json:results.json:test"
+)
 
 
 def works(*words):
@@ -25,6 +45,189 @@ def works(*words):
 def one_run(url, objective=True):
     """The URL of a run with an objective."""
     return next(run.address for run in store.find_runs(url) if bool(run.arguments["objective"]) == objective)
+
+
+def same_weights(*files):
+    """Compare the tensors of two files, whose headers list their metadata in any order."""
+    there, here = map(load_file, files)
+    assert there.keys() == here.keys()
+    assert all(torch.equal(there[name], here[name]) for name in there)
+
+
+def another_machine(monkeypatch, tmp_path, name="another"):
+    monkeypatch.setenv("COUNTERPOINT_CACHE", str(tmp_path / name))
+
+
+@pytest.fixture
+def here(tmp_path, monkeypatch):
+    (tmp_path / "here").mkdir()
+    shutil.copy(SCRIPT, tmp_path / "here" / "train.py")
+    monkeypatch.chdir(tmp_path / "here")
+
+
+def values(table):
+    rows = json.loads(table)["columns"][0]["rows"]
+    return {row["row"]: row["values"] for row in rows}
+
+
+def test_compare_is_killed_and_resumed_by_another_machine(bucket, here, tmp_path, monkeypatch):
+    url = f"{bucket}/runs"
+    process = start(COMMAND, *COMPARE, "--out", url, "--", "train.py", cache=tmp_path / "killed")
+    limit = time.monotonic() + PATIENCE
+    while sum(b'"done"' in content for content in files_of(url, "run.json").values()) < 2:
+        assert process.poll() is None, process.communicate()
+        assert time.monotonic() < limit
+        time.sleep(0.05)
+    process.send_signal(signal.SIGKILL)
+    process.communicate()
+    before = {name: content for name, content in files_of(url, "run.json").items() if b'"done"' in content}
+    assert len(before) in (2, 3)
+
+    another_machine(monkeypatch, tmp_path)
+    out = works(*COMPARE, "--out", url, "--json", "--", "train.py")
+    local = works(*COMPARE, "--out", tmp_path / "runs", "--json", "--", "train.py")
+    assert values(out) == values(local)
+    after = files_of(url)
+    assert all(after[name] == content for name, content in before.items())  # not run again
+    assert sum(name.endswith("/log.txt") for name in after) == 4
+    shown = works("show", url)
+    again = shown.splitlines()[0].removeprefix("counterpoint ")
+    head, _, script = again.partition(" -- ")
+    assert values(works(*shlex.split(head), "--out", url, "--json", "--", script)) == values(local)
+
+
+def test_what_auto_finds_is_in_the_store(bucket, here, tmp_path, monkeypatch):
+    words = ["auto" if word == "logits" else word for word in COMPARE]
+    del words[words.index("--site") : words.index("--objectives")]
+    words[words.index("--seeds") + 1] = "1"
+    works(*words, "--out", f"{bucket}/runs", "--", "train.py")
+    (found,) = [name for name in files_of(f"{bucket}/runs") if re.fullmatch(r"compare/auto-\w+\.json", name)]
+    another_machine(monkeypatch, tmp_path)
+    code, _, err = command(*words, "--out", f"{bucket}/runs", "--", "train.py")
+    assert code == 0, err
+    assert "watched" not in err  # the script does not run again
+    assert "2 of 2 runs are done already" in err
+    assert list(files_of(f"{bucket}/runs", found)) == [found]
+
+
+def test_an_image_run_is_pushed_exported_and_evaluated(bucket, tmp_path, monkeypatch):
+    pytest.importorskip("lightly")
+    pytest.importorskip("huggingface_hub")
+    words = ["train", "image", "--data", "digits", "--objective", "infonce:t=0.5", "--backbone", "conv4", "--batch"]
+    words += ["32", "--subset", "64", "--probe", "knn", "--width", "16", "--epochs", "1"]
+    works(*words, "--out", f"{bucket}/runs")
+    works(*words, "--out", tmp_path / "runs")
+    url, local = one_run(f"{bucket}/runs"), one_run(tmp_path / "runs")
+    another_machine(monkeypatch, tmp_path)
+    for format in ("safetensors", "torch-export"):
+        files = [tmp_path / f"{where}.{format}" for where in ("there", "here")]
+        for place, file in zip((url, local), files, strict=True):
+            report = json.loads(works("export", place, "--format", format, "--out", file, "--json"))
+            assert report["run"] == str(place)
+            assert report["difference"] <= report["tolerance"]
+        assert files[0].stat().st_size == files[1].stat().st_size
+    same_weights(*(file.with_suffix(".safetensors") for file in files))
+    for place, name in ((url, "there"), (local, "here")):
+        works("push", place, "me/digits", "--folder", tmp_path / name)
+    same_weights(*(tmp_path / name / "model.safetensors" for name in ("there", "here")))
+    card = (tmp_path / "there" / "README.md").read_text()
+    assert "infonce:t=0.5" in card
+    assert str(tmp_path) not in card
+    evaluation = ["--probe", "knn", "--json"]
+    rows = [json.loads(works("eval", "image", place, *evaluation)) for place in (url, local)]
+    strip = [[{k: v for k, v in row.items() if k not in ("run", "seconds")} for row in r] for r in rows]
+    assert strip[0] == strip[1]
+
+
+def test_onnx_from_a_url(bucket, tmp_path):
+    for name in ("lightly", "onnx", "onnxruntime", "onnxscript"):
+        pytest.importorskip(name, reason="needs counterpoint[export]")
+    words = ["train", "image", "--data", "digits", "--objective", "infonce:t=0.5", "--backbone", "conv4", "--batch"]
+    works(*words, "32", "--subset", "64", "--probe", "knn", "--epochs", "1", "--out", f"{bucket}/runs")
+    file = tmp_path / "encoder.onnx"
+    works("export", one_run(f"{bucket}/runs"), "--format", "onnx", "--out", file)
+    assert file.is_file()
+
+
+def test_a_sentence_run_is_pushed_exported_and_evaluated(bucket, tmp_path, monkeypatch):
+    pytest.importorskip("sentence_transformers")
+    pytest.importorskip("huggingface_hub")
+    tiny_bert.build(tmp_path / "bert")
+    (tmp_path / "data").mkdir()
+    tiny_bert.write_sts(tmp_path / "data", tiny_bert.STS)
+    (tmp_path / "texts.txt").write_text("\n".join(tiny_bert.texts(1, 40, seed=2)[0]) + "\n")
+    words = ["train", "sentence", "--data", tmp_path / "texts.txt", "--model", tmp_path / "bert", "--pooling", "cls"]
+    words += ["--batch", "8", "--steps", "3", "--dev", "none", "--max-length", "12", "--objective", "infonce:t=0.05"]
+    words += ["--sts", tmp_path / "data"]
+    works(*words, "--out", f"{bucket}/runs")
+    works(*words, "--out", tmp_path / "runs")
+    url, local = one_run(f"{bucket}/runs"), one_run(tmp_path / "runs")
+    another_machine(monkeypatch, tmp_path)
+    for place, name in ((url, "there"), (local, "here")):
+        works("push", place, "me/texts", "--folder", tmp_path / name)
+        works("export", place, "--format", "safetensors", "--out", tmp_path / f"{name}.safetensors")
+    same_weights(tmp_path / "there.safetensors", tmp_path / "here.safetensors")
+    same_weights(*(tmp_path / name / "model.safetensors" for name in ("there", "here")))
+    evaluation = ["--data", tmp_path / "data", "--sets", tiny_bert.STS[0], "--json"]
+    reports = [json.loads(works("eval", "sts", place, *evaluation)) for place in (url, local)]
+    for report in reports:
+        report.pop("seconds")
+        report.pop("model", None)
+    assert reports[0] == reports[1]
+
+
+def test_workers_of_dask_that_share_no_folder(bucket, tmp_path):
+    """The workers have a file system of their own where the command has its cache."""
+    cache = tmp_path / "cache"
+    cache.mkdir()
+    hidden = ["unshare", "--mount", "--map-root-user", "sh", "-c", 'mount -t tmpfs none "$0" && exec "$@"', str(cache)]
+    if subprocess.run([*hidden, "true"], capture_output=True).returncode:
+        pytest.skip("needs unshare, and permission for mounts")
+    words = [*TRAIN, "adnce", "--seeds", "2"]
+    (tmp_path / "dask").mkdir()
+    with dask(tmp_path / "dask", hidden) as place:
+        works(*words, "--on", place, "--out", f"{bucket}/runs")
+    assert not list(cache.rglob("checkpoint.pt"))  # nothing was trained where the command ran
+    assert not [name for name in files_of(f"{bucket}/runs") if ".grid-" in name]
+    works(*words, "--out", tmp_path / "runs")
+    there, here = (
+        {run.title: run.result for run in store.find_runs(at)} for at in (f"{bucket}/runs", tmp_path / "runs")
+    )
+    assert there == here
+    assert len(there) == 8
+
+
+def test_workers_that_do_not_reach_the_store(bucket, tmp_path, monkeypatch):
+    """Their keys are their own, and wrong: each run fails with one line, and none is trained."""
+    keyless = ["env", "-u", "AWS_ACCESS_KEY_ID", "-u", "AWS_SECRET_ACCESS_KEY", "AWS_EC2_METADATA_DISABLED=true"]
+    (tmp_path / "dask").mkdir()
+    with dask(tmp_path / "dask", [*keyless, f"HOME={tmp_path}"]) as place:
+        code, _, err = command(*TRAIN, "--on", place, "--out", f"{bucket}/runs")
+    assert code == 2, err
+    (line,) = [line for line in err.splitlines() if "counterpoint train graph: " in line]
+    assert "Unable to locate credentials" in line
+    assert not files_of(f"{bucket}/runs", "run.json")
+
+
+def test_the_command_of_a_run_and_its_record_as_configuration(bucket, tmp_path, monkeypatch):
+    url = f"{bucket}/runs"
+    works(*TRAIN, "--lr", "0.02", "--out", url)
+    one = one_run(url)
+    another_machine(monkeypatch, tmp_path)
+    shown = works("show", one)
+    assert works("show", f"{one}/run.json") == shown
+    line = shown.splitlines()[0]
+    for number, words in enumerate((shlex.split(line)[1:], ["train", "graph", "--config", f"{one}/run.json"])):
+        works(*words, "--out", f"{bucket}/again{number}")
+        again = one_run(f"{bucket}/again{number}")
+        runs = [store.Run.read(place) for place in (one, again)]
+        assert runs[0].arguments == runs[1].arguments
+        assert runs[0].result == runs[1].result
+        assert runs[0].arguments["lr"] == 0.02
+    (tmp_path / "one.json").write_text(json.dumps({"dataset": "demo", "epochs": 3}))
+    (tmp_path / "seen").mkdir()
+    listed = works("train", "graph", "--config", (tmp_path / "one.json").as_uri(), "--list-cells", "--out", "seen")
+    assert "demo, infonce, seed 0" in listed
 
 
 def test_events_of_tensorboard_are_in_the_store(bucket, tmp_path, monkeypatch):
@@ -44,3 +247,53 @@ def test_events_of_tensorboard_are_in_the_store(bucket, tmp_path, monkeypatch):
         assert [(event.step, event.value) for event in accumulator.Scalars(name)] == expected
     assert accumulator.Scalars("result/accuracy")[-1].value == pytest.approx(run.result["accuracy"])
     assert files_of(f"{bucket}/runs/tensorboard/report")  # the text of the report
+
+
+def test_files_of_mlflow_stay_and_that_is_said(bucket, tmp_path, monkeypatch):
+    pytest.importorskip("mlflow")
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    code, _, err = command(*TRAIN, "--track", "mlflow", "--out", f"{bucket}/runs")
+    assert code == 0, err
+    (line,) = [line for line in err.splitlines() if line.startswith("--track mlflow")]
+    place = Path(re.search(r"trains, in (\S+); MLFLOW_TRACKING_URI names a server", line)[1])
+    assert (place / "mlflow.db").is_file()
+    assert not [name for name in files_of(f"{bucket}/runs") if "mlflow" in name]
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path}/elsewhere.db")
+    monkeypatch.chdir(tmp_path)
+    code, _, err = command(*TRAIN, "--track", "mlflow", "--out", f"{bucket}/runs2")
+    assert code == 0, err
+    assert "stay on the machine" not in err
+
+
+@pytest.mark.parametrize(
+    ("url", "environment", "line"),
+    [
+        ("s4://bucket/runs", {}, "unknown scheme 's4'. Did you mean 's3'?"),
+        ("s3://", {}, "expected s3://BUCKET/FOLDER."),
+        ("memory://bucket/runs", {}, "lost when this process ends; expected a folder, or s3://BUCKET/FOLDER."),
+        ("s3://no-such-bucket-here/runs", {}, ("no such bucket", "does not exist")),
+        ("s3://any/runs", {"AWS_ACCESS_KEY_ID": "", "AWS_SECRET_ACCESS_KEY": ""}, "Unable to locate credentials"),
+        ("s3://any/runs", {"AWS_ENDPOINT_URL": "http://127.0.0.1:9"}, "127.0.0.1:9"),
+    ],
+)
+def test_errors_are_one_line(bucket, here, monkeypatch, tmp_path, url, environment, line):
+    for name, value in {"AWS_EC2_METADATA_DISABLED": "true", "HOME": str(tmp_path), **environment}.items():
+        monkeypatch.setenv(name, value) if value else monkeypatch.delenv(name)
+    config = ["train", "graph", "--list-cells", "--config", f"{url}/run.json"]
+    for words in (
+        [*COMPARE, "--json", "--out", url, "--", "train.py"],
+        ["tune", "graph", *GRAPHS, "--objective", "infonce", "--budget", "2", "--out", url],
+        ["push", url, "me/name", "--folder", tmp_path / "pushed"],
+        ["export", url, "--out", tmp_path / "encoder"],
+        ["eval", "tu", url],
+        ["eval", "image", url],
+        ["eval", "sts", url],
+        ["show", url],
+        *([] if url.startswith("memory") else [config]),
+    ):
+        code, out, err = command(*words)
+        assert code == 2, (words, out, err)
+        lines = [text for text in err.splitlines() if not text.startswith(("see counterpoint", "2 objectives"))]
+        assert len(lines) == 1, (words, err)
+        assert any(part in lines[0] for part in ([line] if isinstance(line, str) else line)), (words, err)
+    assert not (tmp_path / "encoder").exists()
