@@ -19,7 +19,6 @@ from typing import Any, NamedTuple, Protocol
 from . import mirror
 from .attempt import Outcome
 from .errors import BusyError
-from .objects import StoreError
 from .progress import print_line
 from .run import Run
 from .worker import Replies, Worker, death, pack, record_error
@@ -167,11 +166,7 @@ def train_here(
     setup: bytes, environment: dict[str, str], token: str, root: str, arguments: dict[str, Any]
 ) -> Outcome | Lost:
     """Train one run in a process of its own, as long as the token exists."""
-    try:
-        seen = mirror.exists(token)
-    except StoreError as error:
-        return Lost(f"{platform.node()}, a worker, cannot read the store: {error}", fatal=True)
-    if not seen:
+    if not mirror.exists(token):
         return Lost(f"{platform.node()}, a worker, does not see the folder of runs {root}.", fatal=True)
     replies: Replies = SimpleQueue()
     worker = Worker(setup, {**os.environ, **environment}, replies)

@@ -25,7 +25,8 @@ class Relay:
 
     def __init__(self) -> None:
         place, path = tempfile.mkstemp(prefix="counterpoint-", suffix=".jsonl")
-        self.messages = open(place, "w", encoding="utf-8")  # noqa: SIM115
+        os.close(place)
+        self.messages = open(path, "w", encoding="utf-8")  # noqa: SIM115
         command = [sys.executable, "-m", "counterpoint.integrations.trackers.sender", path]
         # in a session of its own, so that Ctrl-C lets it send the rest; what trackers print is no result of a command
         self.process = subprocess.Popen(
@@ -53,6 +54,8 @@ class Relay:
             except subprocess.TimeoutExpired:
                 self.process.kill()
                 code = self.process.wait()
+                with contextlib.suppress(OSError):
+                    os.unlink(self.messages.name)
         if code:
             print("the trackers may not have everything; the store has", file=sys.stderr, flush=True)
 

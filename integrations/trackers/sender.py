@@ -79,7 +79,9 @@ class Following:
         if result is not None:
             self._each(lambda tracker: tracker.finish(result))
         self._each(lambda tracker: tracker.close(status))
-        self.lock.release()
+        if self.lock.is_locked:
+            self.lock.release()
+            Path(self.lock.lock_file).unlink(missing_ok=True)
 
     def _each(self, call: Callable[[Tracker], object]) -> None:
         for tracker in [*self.trackers]:

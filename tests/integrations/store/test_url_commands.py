@@ -198,15 +198,16 @@ def test_workers_of_dask_that_share_no_folder(bucket, tmp_path):
 
 
 def test_workers_that_do_not_reach_the_store(bucket, tmp_path, monkeypatch):
-    """Their keys are their own, and wrong: each run fails with one line, and none is trained."""
+    """They have no keys: each run is given up after three attempts, with the reason, and none is trained."""
     keyless = ["env", "-u", "AWS_ACCESS_KEY_ID", "-u", "AWS_SECRET_ACCESS_KEY", "AWS_EC2_METADATA_DISABLED=true"]
     (tmp_path / "dask").mkdir()
     with dask(tmp_path / "dask", [*keyless, f"HOME={tmp_path}"]) as place:
         code, _, err = command(*TRAIN, "--on", place, "--out", f"{bucket}/runs")
-    assert code == 2, err
+    assert code == 1, err
     (line,) = [line for line in err.splitlines() if "counterpoint train graph: " in line]
-    assert "Unable to locate credentials" in line
-    assert not files_of(f"{bucket}/runs", "run.json")
+    assert line.count("Unable to locate credentials") == 3
+    assert "Traceback" not in err
+    assert not [run for run in store.find_runs(f"{bucket}/runs") if run.done]
 
 
 def test_the_command_of_a_run_and_its_record_as_configuration(bucket, tmp_path, monkeypatch):
