@@ -63,9 +63,10 @@ def main() -> None:
         print(f"{name}: {len(cells)} runs, {arguments.pairs} pairs, load {os.getloadavg()[0]:.1f}")
         for what, a, b in zip(MEASURED, zip(*with_it, strict=True), zip(*without, strict=True), strict=True):
             low, middle, high = quantiles([x - y for x, y in zip(a, b, strict=True)], n=4)
-            of = median(b)
-            share = f", {100 * middle / of:.1f}% ({100 * low / of:.1f} to {100 * high / of:.1f}) of {of:.2f} s"
-            print(f"  {what}: {middle:.2f} s ({low:.2f} to {high:.2f}){share if of > 0.05 else ''}")
+            of, share = median(b), ""
+            if of > 0:
+                share = f", {100 * middle / of:.1f}% ({100 * low / of:.1f} to {100 * high / of:.1f}) of {of:.2f} s"
+            print(f"  {what}: {middle:.2f} s ({low:.2f} to {high:.2f}){share}", flush=True)
 
 
 if __name__ == "__main__":
