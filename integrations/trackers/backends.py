@@ -211,6 +211,7 @@ class MLflow(Tracker):
         """
         os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "1")  # by default it waits for minutes
         os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", str(int(PATIENCE)))
+        os.environ.setdefault("MLFLOW_LOGGING_LEVEL", "WARNING")  # not that it creates its tables
         import mlflow
         from mlflow.tracking import MlflowClient
 
