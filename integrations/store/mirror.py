@@ -200,7 +200,7 @@ class Mirror:
         return {name: about for name, about in found.items() if not name.startswith((".lease/", *HERE))}
 
     def _check_held(self) -> None:
-        """Renew the lease; raise :class:`BusyError` if another process has it."""
+        """Renew the lease, or raise :class:`BusyError` if another process now holds it."""
         if self._lease is not None:
             with self._guard:
                 if not self._lease.renew():

@@ -29,12 +29,12 @@ class Subject:
     folder: Path
 
     def plain(self) -> dict[str, Any]:
-        """Return it as JSON has it."""
+        """Convert to a dict that can be written as JSON."""
         return {**vars(self), "root": str(self.root), "folder": str(self.folder)}
 
     @classmethod
     def read(cls, plain: Mapping[str, Any]) -> Subject:
-        """Read what :meth:`plain` returned."""
+        """Create a subject from the dict that :meth:`plain` returned."""
         return cls(**{**plain, "root": Path(plain["root"]), "folder": Path(plain["folder"])})
 
 

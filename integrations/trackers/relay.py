@@ -28,7 +28,8 @@ class Relay:
         os.close(place)
         self.messages = open(path, "w", encoding="utf-8")  # noqa: SIM115
         command = [sys.executable, "-m", "counterpoint.integrations.trackers.sender", path]
-        # in a session of its own, so that Ctrl-C lets it send the rest; what trackers print is no result of a command
+        # A separate session keeps Ctrl-C from stopping the sender. Its output is discarded, because the output of a
+        # command may be JSON.
         self.process = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, start_new_session=True
         )
