@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch._C._functorch import is_batchedtensor  # pyright: ignore[reportMissingModuleSource]
 
+from .batch.rules import Rule
 from .engine.embeddings import overwritten_by_gradients
 from .engine.streamed import pays_to_stream
 from .hyper import FromScale, given_by_host
@@ -36,6 +37,8 @@ def takes(objective: Any, views: Sequence[Tensor], options: Mapping[str, Any]) -
         return False
     if given_by_host(objective) or any(isinstance(part, FromScale) for part in objective.modules()):
         return False  # tensors that only the compiled code around the call has
+    if not all(map(_is_plain, options.values())):
+        return False  # bad input, whose error names it
     further = [options.get(name) for name in ("queue", "negatives")]
     tensors = [*views, *(x for x in further if x is not None)]
     if not all(isinstance(x, Tensor) for x in tensors) or any(map(is_batchedtensor, tensors)):
@@ -84,7 +87,16 @@ def _state(objective: nn.Module) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
 
 
 def _plain(value: Any) -> Any:
-    return value if isinstance(value, (str, bool, int, float)) or value is None else str(value)
+    """Return a rule as text, from which :func:`counterpoint.batch.rules.parse` reads all its fields."""
+    return str(value) if isinstance(value, Rule) else value
+
+
+def _is_plain(value: Any) -> bool:
+    if isinstance(value, Mapping):
+        return all(map(_is_plain, value.values()))
+    if isinstance(value, (list, tuple)):
+        return all(map(_is_plain, value))
+    return value is None or isinstance(value, (Tensor, Rule, str, bool, int, float))
 
 
 def _number_of_settings(*settings: Setting) -> int:

@@ -38,9 +38,9 @@ class Rule:
         return pos * self.value if self.kind == "percentage" else torch.full_like(pos, self.value)
 
     def __str__(self) -> str:
-        if self.kind == "threshold":
-            return f"threshold({self.value})"
-        return f"margin({self.value}{'' if self.kind == 'absolute' else f',{self.kind}'})"
+        name = "threshold" if self.kind == "threshold" else "margin"
+        kind = "" if self.kind in ("threshold", "absolute") else f",{self.kind}"
+        return f"{name}({self.value}{kind}{'' if self.hard else ',hard=False'})"
 
 
 def margin(value: float, kind: str = "absolute", *, hard: bool = True) -> Rule:
@@ -87,17 +87,20 @@ def threshold(value: float, *, hard: bool = True) -> Rule:
 
 
 def parse(text: str) -> Rule:
-    """Read a rule as it prints: ``margin(0.1)``, ``margin(0.05,relative)`` or ``threshold(0.9)``."""
-    found = re.fullmatch(r"\s*(?:margin|threshold)\(\s*([^,()]+?)\s*(?:,\s*(\w+)\s*)?\)\s*", text)
-    is_margin = "margin" in text
+    """Read a rule as it prints: ``margin(0.1)``, ``margin(0.05,relative)`` or ``threshold(0.9,hard=False)``."""
+    found = re.fullmatch(
+        r"\s*(margin|threshold)\(\s*([^,()]+?)\s*(?:,\s*(\w+)\s*)?(?:,\s*hard\s*=\s*(True|False)\s*)?\)\s*", text
+    )
     try:
-        if found is not None and (is_margin or found[2] is None):
-            value = float(found[1])
-            return margin(value, found[2] or KINDS[0]) if is_margin else threshold(value)
+        if found is not None and (found[1] == "margin" or found[3] is None):
+            value, hard = float(found[2]), found[4] != "False"
+            return (
+                margin(value, found[3] or KINDS[0], hard=hard) if found[1] == "margin" else threshold(value, hard=hard)
+            )
     except ValueError as error:
         if str(error).startswith("margin:"):
             raise
-    expected = "margin(0.1), margin(0.05,relative), margin(0.95,percentage) or threshold(0.9)"
+    expected = "margin(0.1), margin(0.05,relative), margin(0.95,percentage) or threshold(0.9,hard=False)"
     raise ValueError(f"false_negatives: expected {expected}, got {text!r}.")
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import gc
+import inspect
 import pickle
 import subprocess
 import sys
@@ -13,6 +14,8 @@ import torch
 
 import counterpoint as cp
 from counterpoint import compiled
+from counterpoint.batch import rules
+from counterpoint.batch.options import BatchOptions
 from counterpoint.plugins.features import ContrastiveLoss
 
 pytestmark = pytest.mark.skipif(not compiled.AVAILABLE, reason="this PyTorch cannot register such an operator")
@@ -86,6 +89,57 @@ RARELY = ("ids", "labels", "queue", "weights", "tiles", "chunks", "a pairing for
 @pytest.mark.parametrize("name", [*OFTEN, *(pytest.param(name, marks=pytest.mark.slow) for name in RARELY)])
 def test_whatever_is_known_of_a_batch(name):
     compare(cp.InfoNCE(0.2), "aot_eager", steps=1, **known(name))
+
+
+def different(name: str) -> object:
+    """Return a value of this argument of a call that is not its default."""
+    values = {
+        "directions": ("forward", "backward"), "hardness_mode": "in_batch_negatives", "hardness_strength": 0.3,
+        "negative_weight": 0.5, "empty": "zero", "in_batch": False, "shared_negatives": False, "symmetric": True,
+        "normalize": False, "engine": "tiles", "tile": 32, "pairing": {"infonce": "one_way", "*": "views"},
+        "false_negatives": [cp.margin(1 / 3, "relative", hard=False), cp.threshold(0.3, hard=False)],
+        "guide": [torch.ones(2), torch.zeros(2)], "reduction": "sum", "gather": "ring",
+    }  # fmt: skip
+    return values.get(name, torch.full((3,), 0.25))
+
+
+def test_every_option_reaches_the_operator_as_it_was_passed():
+    """Also those to come: the arguments are taken from the signature."""
+    received: dict[str, object] = {}
+
+    class Recorded(cp.InfoNCE):
+        def forward(self, *views, **options):
+            received.update(options)
+            return views[0].sum()
+
+    parameters = inspect.signature(cp.Objective.forward).parameters.values()
+    named = {p.name for p in parameters if p.kind is p.KEYWORD_ONLY} | set(BatchOptions.__annotations__)
+    passed = {name: different(name) for name in named}
+    for name, value in passed.items():  # each is a decision of its own
+        assert compiled._is_plain(value), name
+    compiled.loss_of(Recorded(), embeddings(), passed)
+    for rule, text in zip(passed["false_negatives"], received.pop("false_negatives"), strict=True):
+        assert rules.parse(text) == rule
+    del passed["false_negatives"]
+    assert set(received) == set(passed)
+    for name, value in passed.items():
+        if isinstance(value, torch.Tensor) or name == "guide":
+            torch.testing.assert_close(received[name], value)
+        else:
+            assert received[name] == value, name
+
+
+def test_a_rule_spares_hard_negatives_in_compiled_code():
+    a, b = torch.randn(2, 400, 8, generator=torch.Generator().manual_seed(0))
+    hard = torch.nn.functional.normalize(a + 0.3 * b, dim=1)
+
+    def loss(x, y, n):
+        return loss_fn(x, y, negatives=n, false_negatives=cp.threshold(0.5, hard=False))
+
+    loss_fn = cp.InfoNCE(0.1)
+    compiled_loss = torch.compile(loss, backend="eager", fullgraph=True)(a, b, hard)
+    torch.testing.assert_close(compiled_loss, loss(a, b, hard))
+    assert compiled_loss > loss_fn(a, b, negatives=hard, false_negatives=cp.threshold(0.5)) + 0.1
 
 
 @pytest.mark.slow

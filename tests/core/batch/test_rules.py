@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
+import itertools
+
 import pytest
 import reference
 import torch
@@ -266,22 +269,35 @@ def test_wrong_rules(make, error, text):
         make()
 
 
-PRINTED = [
-    cp.margin(0.1),
-    cp.margin(-0.5),
-    cp.margin(0.05, "relative"),
-    cp.margin(0.95, "percentage"),
-    cp.threshold(0.9),
-]
+# values of every field of a rule: one that is added must be printed and parsed, too
+FIELDS = {"value": (0.1, 1 / 3, 1e-12), "kind": (*rules.KINDS, "threshold"), "hard": (True, False)}
+PRINTED = [Rule(*values) for values in itertools.product(*FIELDS.values())] + [cp.margin(-0.5), cp.threshold(-2.0)]
 
 
-@pytest.mark.parametrize("rule", PRINTED)
+def test_the_fields_of_a_rule():
+    assert list(FIELDS) == [field.name for field in dataclasses.fields(Rule)]
+
+
+@pytest.mark.parametrize("rule", PRINTED, ids=str)
 def test_a_rule_reads_as_it_prints(rule):
     assert rules.parse(str(rule)) == rule
     assert rules.as_rules(f" {rule} ") == (rule,)
+    assert rules.parse(str(rule).replace(",", " , ").replace("=", " = ")) == rule
 
 
-@pytest.mark.parametrize("text", ["", "margin", "margin()", "margin(a)", "threshold(0.9,relative)", "margin(0.1)x"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "margin",
+        "margin()",
+        "margin(a)",
+        "threshold(0.9,relative)",
+        "margin(0.1)x",
+        "threshold(0.9,hard=0)",
+        "threshold(0.9,hard)",
+    ],
+)
 def test_other_texts_are_no_rules(text):
     with pytest.raises(ValueError, match=r"false_negatives: expected margin\(0.1\), .*, got "):
         rules.as_rules(text)
