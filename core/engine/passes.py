@@ -128,8 +128,8 @@ class TilePass:
         parts: list[Tensor]
         d_anchors, total = d_left, left.new_zeros(())
         if learned:  # a buffer of their own, since the sum of s dL/ds is their product with the anchors
-            d_left, alike = torch.zeros_like(left), d_right is not None and d_right is d_left
-            d_right = d_left if alike else d_right
+            d_left = torch.zeros_like(left)
+            d_right = d_left if self.same else d_right  # even where the embeddings themselves need none
         with checks.exact(left.device):  # it may be called under autocast
             for number, tile in enumerate(self._tiles(len(left), len(right))):
                 # 1. recompute similarities, and their gradient
@@ -163,8 +163,8 @@ class TilePass:
                     else:  # a mirrored tile on the diagonal has every pair twice
                         d += part.reshape(d.shape) / (1 + tile.diagonal)
             if learned and isinstance(self.functions, Softplus) and d_left is not None:
-                each = 1 + (self.mirrored and self.same)  # pairs are in the gradients of both
-                self.functions.add_gradients(d_tensors, total, (d_left * left).sum() / each)
+                product = (d_left * left).sum() / (1 + self.same)  # the gradients of both of a pair are in it
+                self.functions.add_gradients(d_tensors, total, product)
                 if d_anchors is not None:
                     d_anchors += d_left
 

@@ -61,7 +61,7 @@ class TiledNegatives(Negatives):
         if self._count is None and self.mask.log_weight is None and self.mask.limits is None:
             self._count = self.structural
         elif self._count is None:
-            self._count = 1.0  # of which the mean is the sum
+            self._count = 1.0  # so that the mean below is the sum
             with torch.no_grad():
                 if self.uses_kernels(_CONSTANT):  # what decides on the limits counts too
                     (self._count,) = self.reduce_by_kernels(_CONSTANT, [1.0])
@@ -184,6 +184,7 @@ class TiledNegatives(Negatives):
 
     def _whole(self) -> DenseNegatives:
         matrix = self.dense()
+        self._check_limits(matrix.count)
         matrix.group = self.group
         if self._count is not None:  # it may have been set
             matrix.count = self._count
@@ -196,7 +197,7 @@ class TiledNegatives(Negatives):
         per_anchor: tuple[Tensor, ...],
         of_matrix: Callable[[Negatives], Any],
     ) -> Any:
-        # a maximum precedes an inner solve; besides, what is compared with it must be rounded in the same way
+        # the inner solve starts with the maximum; both must use one matrix, for equal rounding
         if self._cacheable and (self._reduced or accumulator is Max):
             return of_matrix(self.materialized())
         self._reduced = True

@@ -9,7 +9,7 @@ import sys
 import pytest
 import torch
 from golden import CASES, TOLERANCE, evaluate, inputs
-from specs import LEARNED, SPECS, at, difficult, embeddings
+from specs import LEARNED, REGISTERED, SPECS, at, difficult, embeddings
 
 import counterpoint as cp
 from counterpoint.engine import chunks
@@ -410,3 +410,24 @@ def test_torch_func_needs_a_matrix():
 def test_the_report_names_the_engine(spec, how, name):
     report = at(spec).report(*torch.randn(2, 520, 4), **how)
     assert [key for key in report if key.startswith("engine[")] == [f"engine[{name}]"]
+
+
+EMPTIED = [spec for spec in REGISTERED if not at(spec).needs]
+
+
+@pytest.mark.parametrize("engine", [*ENGINES, "auto"])
+@pytest.mark.parametrize("spec", EMPTIED)
+def test_an_anchor_that_a_rule_leaves_nothing(spec, engine):
+    """One of many, or all: the same error in every engine, and with ``empty="zero"`` the loss of the others."""
+    z = embeddings(2, 8)
+    unit = torch.nn.functional.normalize(z, dim=-1)
+    keys = unit[0] if at(spec).pairing == "single" else unit[1]
+    least = (unit[0] @ keys.T).fill_diagonal_(torch.inf).amin(1).sort(descending=True).values
+    for limit, empty in ((float(least[:2].mean()), 1), (-0.999, 8)):
+        how = {"pairing": "one_way", "engine": engine, "false_negatives": cp.threshold(limit)}
+        with pytest.raises(
+            ValueError, match=rf"{empty} of 8 anchors have no negatives \(row.*false_negatives= excludes"
+        ):
+            at(spec)(*z, **how)
+        losses = [at(spec)(*z, empty="zero", **{**how, "engine": which}) for which in (engine, "matrix")]
+        torch.testing.assert_close(*losses)

@@ -1,0 +1,43 @@
+"""Trained hyper-parameters, and embeddings of which one, the other or none needs a gradient (a frozen tower)."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+import torch
+from specs import LEARNED, embeddings
+
+import counterpoint as cp
+
+PAIRINGS = ["one_way", "symmetric", "first_two", "views", "single", "joint"]
+SIZE = 40
+
+
+def gradients(spec: str, frozen: tuple[bool, bool], how: dict, engine: str) -> dict[str, torch.Tensor] | None:
+    """Return the loss and all gradients; None where the engine refuses the pairing."""
+    loss_fn = cp.objective(spec).double()
+    z = [x.clone().requires_grad_(not f) for x, f in zip(embeddings(2, SIZE, dtype=torch.float64), frozen, strict=True)]
+    try:
+        loss = loss_fn(*z, engine=engine, **how)
+    except ValueError as error:
+        assert str(error).startswith("engine=")
+        return None
+    trained = {f"view {i}": x for i, x in enumerate(z, 1) if x.requires_grad} | dict(loss_fn.named_parameters())
+    found = torch.autograd.grad(loss, [*trained.values()], allow_unused=True, materialize_grads=True)
+    return {"loss": loss.detach(), **dict(zip(trained, found, strict=True))}
+
+
+@pytest.mark.parametrize("spec", [*(x for x in LEARNED if "learned" in x), "siglip:t=learned(0.5,0.001,100),b=-1"])
+@pytest.mark.parametrize("pairing", PAIRINGS)
+def test_gradients_in_every_engine(spec, pairing):
+    for frozen in itertools.product((False, True), repeat=2):
+        expected = gradients(spec, frozen, {"pairing": pairing}, "matrix")
+        assert expected is not None
+        assert any(x.abs().max() > 0 for name, x in expected.items() if name != "loss" and "view" not in name)
+        for engine, tile in (("tiles", 16), ("tiles", None), ("chunks", None), ("auto", None)):
+            found = gradients(spec, frozen, {"pairing": pairing} | ({"tile": tile} if tile else {}), engine)
+            if found is not None:
+                torch.testing.assert_close(
+                    found, expected, rtol=1e-7, atol=1e-10, msg=f"{frozen} {engine}: {{}}".format
+                )
