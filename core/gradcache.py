@@ -84,9 +84,9 @@ def gradcache(
         passes.append((part, states))
         rows.append(z.detach())
         call = bare
-    tensors = [*arguments.trained, *trained.values()]
+    passed = [x for _, x in arguments.items() if isinstance(x, Tensor)]
     return _Cached.apply(  # type: ignore[no-any-return]
-        bare, output, passes, len(arguments.trained), torch.cat(rows), *tensors
+        bare, output, passes, len(passed), torch.cat(rows), *passed, *trained.values()
     )
 
 
@@ -180,7 +180,8 @@ class _Cached(torch.autograd.Function):
     """Forward: return the computed embeddings. Backward: re-encode and backpropagate chunk by chunk.
 
     The parameters are arguments, so that each gets its gradient once, in ``.grad``, in hooks and from
-    ``torch.autograd.grad``.
+    ``torch.autograd.grad``. All inputs are saved, so that autograd raises if one is changed in place before the
+    backward pass.
     """
 
     @staticmethod
@@ -192,20 +193,22 @@ class _Cached(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        params = ctx.saved_tensors[ctx.inputs :]
-        inputs: list[list[Tensor]] = [[] for _ in range(ctx.inputs)]
+        inputs, params = ctx.saved_tensors[: ctx.inputs], ctx.saved_tensors[ctx.inputs :]
+        differentiated = [x.requires_grad and x.dim() > 0 for x in inputs]
+        d_inputs: list[list[Tensor]] = [[] for _ in range(sum(differentiated))]
         totals: list[Tensor | None] = [None] * len(params)
         for (part, states), dz in zip(ctx.passes, grad.split([p.rows for p, _ in ctx.passes]), strict=True):
             with states.restored(), torch.enable_grad():
                 z = _embed(ctx.encoder, part, ctx.output)
             gradients = torch.autograd.grad(z, [*part.trained, *params], dz, allow_unused=True)
-            for collected, x, g in zip(inputs, part.trained, gradients, strict=False):
+            for collected, x, g in zip(d_inputs, part.trained, gradients, strict=False):
                 collected.append(torch.zeros_like(x) if g is None else g)
-            for i, g in enumerate(gradients[ctx.inputs :]):
+            for i, g in enumerate(gradients[len(d_inputs) :]):
                 if g is not None:  # not in place: parameters may share one gradient
                     total = totals[i]
                     totals[i] = g if total is None else total + g
-        return *[None] * 5, *map(torch.cat, inputs), *totals
+        whole = map(torch.cat, d_inputs)
+        return *[None] * 5, *(next(whole) if needed else None for needed in differentiated), *totals
 
 
 def leaves(tensors: Sequence[Tensor]) -> list[Tensor]:

@@ -273,6 +273,20 @@ def test_an_optimiser_step_in_between_is_noticed(encoder):
         z.sum().backward()
 
 
+@pytest.mark.parametrize("changed", ["samples", "tokens", "scale"])
+def test_an_input_changed_in_place_is_noticed(encoder, changed):
+    """As plain autograd does: the backward pass encodes again."""
+    inputs = {"samples": torch.randn(6, 8), "tokens": torch.arange(6), "scale": torch.tensor(2.0)}
+
+    def encode(samples, tokens, scale):
+        return encoder(samples.double() * scale) + torch.nn.functional.one_hot(tokens, 6).sum()
+
+    z = cp.gradcache(encode, inputs, chunk=2)
+    inputs[changed].zero_()
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        z.sum().backward()
+
+
 def test_second_derivatives_are_refused(encoder):
     z = cp.gradcache(encoder, inputs(), chunk=4)
     (grad,) = torch.autograd.grad(z.square().sum(), encoder.head.bias, create_graph=True)
