@@ -186,7 +186,8 @@ class Objective(Parametrized):
                 they cannot be used. ``matrix`` computes all similarities at once, and can be differentiated twice
                 (weights that an objective treats as constants, those of ADNCE and alpha-CL for instance, stay
                 constants). ``tiles`` computes them tile by tile, and again in the backward pass. ``chunks`` computes
-                the loss and its gradient a chunk of anchors at a time, in the forward pass. ``fused`` uses GPU kernels.
+                the loss and its gradient a chunk of anchors at a time, in the forward pass. ``fused`` uses GPU kernels,
+                which ``auto`` does not choose: they have not run on a GPU yet.
                 ``torch.func`` needs a matrix, and so does ``reduction="none"`` in compiled code; with ``labels`` there
                 is always one, that of the positives. :meth:`report` names the engine.
             tile: edge of the tiles; 0 is the same as ``engine="matrix"``.

@@ -136,7 +136,7 @@ def fastest_engine(device: torch.device, pairs: int, width: int, dtype: torch.dt
     if not pays_to_stream(pairs, device, separate):
         return "matrix"
     # keys that are anchors too share the similarities of both directions: four products instead of six
-    return "chunks" if separate and not both and not kernels_fit(device, width, dtype) else "tiles"
+    return "chunks" if separate and not both and not kernels_fit("auto", device, width, dtype) else "tiles"
 
 
 def _check(neg: Negatives) -> None:

@@ -3,7 +3,7 @@
 Memory is ``O(anchors x width + tile^2)`` instead of ``O(anchors x keys)``, and a tile stays in the cache while it is
 reduced. Where the keys are anchors too, a tile is computed once and reduced along its rows and its columns.
 
-Gradients are exact, and cannot be differentiated again. On a GPU, quadratic functions go to
+Gradients are exact, and cannot be differentiated again. With ``engine="fused"``, quadratic functions go to
 :mod:`counterpoint.engine.triton`.
 """
 
@@ -36,7 +36,8 @@ SEPARATE_CPU = 2**18
 # Materialize at most this many pairs (64 MB) when several reductions need autograd.
 CACHED = 2**24
 
-KERNEL_DEVICES = {"cuda"}
+# The kernels have run in Triton's interpreter and have been compiled, but have not run on a GPU: only where asked for.
+KERNEL_DEVICES, KERNEL_ENGINES = {"cuda"}, {"fused"}
 
 
 def pays_to_stream(pairs: int, device: torch.device, separate: bool = False) -> bool:
@@ -65,18 +66,18 @@ def kernels() -> Any:
         return None
 
 
-def kernels_fit(device: torch.device, width: int, dtype: torch.dtype) -> bool:
-    """Return whether GPU kernels can multiply embeddings of this width in this type."""
-    if device.type not in KERNEL_DEVICES or kernels() is None:
+def kernels_fit(engine: str, device: torch.device, width: int, dtype: torch.dtype) -> bool:
+    """Return whether this engine uses GPU kernels, and they can multiply embeddings of this width in this type."""
+    if engine not in KERNEL_ENGINES or device.type not in KERNEL_DEVICES or kernels() is None:
         return False
     return bool(kernels().fits(device, width, dtype))
 
 
 def kernels_take(neg: TiledNegatives, functions: Quadratics) -> bool:
     """Return whether GPU kernels reduce these functions of these negatives."""
-    allowed = neg.tile is None and neg.engine in ("auto", "fused")
-    like = neg.like
-    return allowed and functions.number <= 2 and kernels_fit(like.device, like.shape[1], neg.multiplied)
+    if neg.tile is not None or functions.number > 2:
+        return False
+    return kernels_fit(neg.engine, neg.like.device, neg.like.shape[1], neg.multiplied)
 
 
 def no_kernels(like: Tensor) -> ValueError:
@@ -96,11 +97,11 @@ class StreamedNegatives(TiledNegatives):
             both are the same tensor, each pair is computed once.
         both: the keys of each block are anchors as well, with the block's anchors as their keys, and follow them.
         mask: which keys are excluded.
-        tile: edge of the tiles. By default what suits the device; then a GPU uses :mod:`counterpoint.engine.triton`
-            where possible, and a small matrix may be materialized once a second reduction needs autograd.
+        tile: edge of the tiles. By default what suits the device, and a small matrix may be materialized once a second
+            reduction needs autograd.
         bound: bound of the absolute similarities; by default computed, on the CPU.
         half: the type in which the GPU kernels multiply the embeddings, if not their own.
-        engine: ``tiles`` never uses GPU kernels nor a matrix, ``fused`` raises where it cannot use kernels.
+        engine: ``tiles`` never uses a matrix, ``fused`` raises where it cannot use GPU kernels.
     """
 
     def __init__(

@@ -19,6 +19,7 @@ from counterpoint.install import install
 
 DOMAINS = ("sentence", "graph", "image", "control")
 EXTRAS = (*DOMAINS, "plots", "report", "cli", "hub", "export", "track", "tune", "cluster", "s3", "gcs")
+UNTESTED = "counterpoint has been tested on CPUs only; its GPU kernels run only with engine='fused'"
 RENDERERS = {"egl": "libegl1", "osmesa": "libosmesa6"}  # and the Debian and Ubuntu packages that provide them
 # run in processes of their own, since dm_control chooses its renderer once, when it is imported
 LOAD = """
@@ -137,7 +138,8 @@ def _device() -> Finding:
     if not cuda.is_available():
         return Finding("device", "GPU", "missing", "torch finds none; everything runs on the CPU")
     devices = [cuda.get_device_properties(i) for i in range(cuda.device_count())]
-    return Finding("device", "GPU", "ok", ", ".join(f"{d.name} ({d.total_memory / 2**30:.0f} GiB)" for d in devices))
+    names = ", ".join(f"{d.name} ({d.total_memory / 2**30:.0f} GiB)" for d in devices)
+    return Finding("device", "GPU", "ok", f"{names}; {UNTESTED}")
 
 
 def _renderers() -> Iterator[Finding]:

@@ -53,7 +53,10 @@ class Step:
 
 # no memory: each is measured in a process of its own on a CPU
 TINY = ("--device cpu", "--width 32", "--sizes 64", "--rounds 1", "--interpret", "--no-memory", "--queue 128")
-OURS = ("infonce:t=T", "adnce:t=T", "infonce:t=T,engine=chunks", "infonce:t=T,engine=tiles")
+AUTO = "infonce:t=T"
+OURS = tuple(f"{spec},engine={engine}" for spec, engine in (
+    (AUTO, "fused"), ("adnce:t=T", "fused"), (AUTO, "chunks"), (AUTO, "tiles"),
+))  # fmt: skip
 
 
 def timed(name: str, minutes: float, sizes: str, width: int, *further: str) -> Step:
@@ -76,8 +79,8 @@ STEPS = (
     timed("symmetric-768", 4, "4096,16384,65536", 768, *HALF, "--pairing", "symmetric", "--losses", *OURS[:2], OURS[3]),
     timed("views-128", 2, "4096,16384,32768", 128, *HALF, "--losses", *OURS[:2], OURS[3]),
     # 3. embeddings that no block holds
-    timed("one_way-2560", 2, "4096,16384", 2560, *HALF, "--pairing", "one_way", "--losses", OURS[0], OURS[3]),
-    timed("one_way-4096", 2, "4096,16384", 4096, *HALF, "--pairing", "one_way", "--losses", OURS[0], OURS[3]),
+    timed("one_way-2560", 2, "4096,16384", 2560, *HALF, "--pairing", "one_way", "--losses", AUTO, OURS[3]),
+    timed("one_way-4096", 2, "4096,16384", 4096, *HALF, "--pairing", "one_way", "--losses", AUTO, OURS[3]),
     # 4. float32
     timed("one_way-high", 2, "4096,16384", 768, "--precision", "high", "--pairing", "one_way", "--losses", *OURS),
     timed("one_way-highest", 2, "4096,16384", 768, "--pairing", "one_way", "--losses", *OURS),

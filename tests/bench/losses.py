@@ -302,6 +302,8 @@ def main() -> None:
     if given.interpret:
         os.environ["TRITON_INTERPRET"] = "1"
         streamed.KERNEL_DEVICES, streamed.STREAMED_CPU = {"cpu"}, 0
+        # as engine=fused, which refuses functions that kernels cannot reduce
+        streamed.KERNEL_ENGINES = {"auto", "fused"}
     given.dtype = getattr(torch, given.dtype)
     field = contestants(given)
     if given.memory_of:

@@ -31,9 +31,8 @@ class Kernels:
         ("cpu", 2**18 + 1, 4096, FULL, True, False, "chunks"),
         ("cpu", 2**18 + 1, 128, FULL, True, True, "tiles"),  # symmetric
         ("cuda", MANY - 1, 128, HALF, True, False, "matrix"),
-        ("cuda", MANY, 128, HALF, True, False, "tiles"),  # of which kernels take all they can
-        ("cuda", MANY, 1024, FULL, True, False, "tiles"),
-        ("cuda", MANY, 1025, FULL, True, False, "chunks"),
+        ("cuda", MANY, 128, HALF, True, False, "chunks"),  # never kernels
+        ("cuda", MANY, 1024, FULL, True, False, "chunks"),
         ("cuda", MANY, 2560, HALF, True, False, "chunks"),
         ("cuda", MANY, 4096, HALF, True, False, "chunks"),
         ("cuda", MANY, 128, torch.float64, True, False, "chunks"),
@@ -49,6 +48,7 @@ def test_the_fastest_engine(device, pairs, width, dtype, separate, both, engine,
 
 @pytest.mark.parametrize("why", ["no Triton", "an old card"])
 def test_a_gpu_without_kernels_takes_chunks(why, monkeypatch):
+    monkeypatch.setattr(streamed, "KERNEL_ENGINES", {"auto"})
     monkeypatch.setattr(Kernels, "fits", lambda *_: False)
     monkeypatch.setattr(streamed, "kernels", lambda: None if why == "no Triton" else Kernels)
     assert fastest_engine(torch.device("cuda"), MANY, 128, HALF, True, False) == "chunks"
@@ -59,6 +59,7 @@ def test_what_kernels_multiply_decides(monkeypatch):
     """Embeddings that came in bfloat16 are multiplied as float32 under limits, but not under those of a guide."""
     seen = []
     monkeypatch.setattr(streamed, "KERNEL_DEVICES", {"cpu"})
+    monkeypatch.setattr(streamed, "KERNEL_ENGINES", {"auto"})
     monkeypatch.setattr(streamed, "STREAMED_CPU", 0)
     monkeypatch.setattr(Kernels, "fits", lambda device, width, dtype: seen.append(dtype))
     monkeypatch.setattr(streamed, "kernels", lambda: Kernels)

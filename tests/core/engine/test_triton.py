@@ -194,6 +194,7 @@ def everywhere(monkeypatch):
     """Kernels wherever they can be; how often they were called."""
     calls, kernels = [], fused.reduce
     monkeypatch.setattr(streamed, "KERNEL_DEVICES", {"cpu", "cuda"})
+    monkeypatch.setattr(streamed, "KERNEL_ENGINES", {"auto", "fused"})
     monkeypatch.setattr(streamed, "STREAMED_CPU", 0)
     monkeypatch.setattr(streamed, "STREAMED", 0)
     monkeypatch.setattr(fused, "reduce", lambda *given: calls.append(len(given[2])) or kernels(*given))

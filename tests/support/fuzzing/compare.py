@@ -21,13 +21,13 @@ from .draws import at_now, at_temperature, counts, moving, temperatures, wraps_p
 @contextmanager
 def engine(name: str) -> Iterator[None]:
     """Let the kernels, in Triton's interpreter, compute whatever they can."""
-    before = streamed.KERNEL_DEVICES, streamed.STREAMED_CPU
+    before = streamed.KERNEL_DEVICES, streamed.KERNEL_ENGINES, streamed.STREAMED_CPU
     if name == "kernels":
-        streamed.KERNEL_DEVICES, streamed.STREAMED_CPU = {"cpu"}, 0
+        streamed.KERNEL_DEVICES, streamed.KERNEL_ENGINES, streamed.STREAMED_CPU = {"cpu"}, {"auto"}, 0
     try:
         yield
     finally:
-        streamed.KERNEL_DEVICES, streamed.STREAMED_CPU = before
+        streamed.KERNEL_DEVICES, streamed.KERNEL_ENGINES, streamed.STREAMED_CPU = before
 
 
 def gradients(loss: torch.Tensor, leaves: list[torch.Tensor]) -> list[torch.Tensor]:
