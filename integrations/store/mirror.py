@@ -24,7 +24,7 @@ from typing import Any
 from . import conditional, objects
 from .errors import BusyError
 from .lease import Lease, seconds
-from .objects import StoreError, connect, is_url, one_line
+from .objects import StoreError, connect, is_url, local_path, one_line
 
 HERE = (".lock", ".lease", ".watched", "work", "checkpoint.previous.pt")  # of a run's folder, never sent
 LAST = ("metrics.jsonl", "checkpoint.pt", "run.json")  # sent last, in this order
@@ -62,7 +62,8 @@ class Mirror:
     def __init__(self, store: str, relative: str) -> None:
         self.store, self.relative = store, relative
         self.address = f"{store}/{relative}"
-        self.root, self.folder = cache_folder(store, "read"), cache_folder(store, "read") / relative
+        self.root = cache_folder(store, "read")
+        self.folder = local_path(self.root, relative)
         self._lease: Lease | None = None
         self._guard = threading.Lock()
         self._sent: dict[str, tuple[int, int, int]] = {}
@@ -97,10 +98,10 @@ class Mirror:
             self.fetch(name)
             self._fetched.add(name)
 
-    def fetch(self, name: str, into: Path | None = None) -> None:
+    def fetch(self, name: str) -> None:
         """Get a file of the run, or forget the copy of one that is not there."""
         files, path = self._place()
-        target = (into or self.folder) / name
+        target = local_path(self.folder, name)
         with one_line(self.address):
             try:
                 _get(files, f"{path}/{name}", target)
@@ -139,7 +140,7 @@ class Mirror:
     def work(self) -> tuple[Path, Path]:
         """The folders of all runs and of this one, to train in."""
         root = cache_folder(self.store, "work")
-        return root, root / self.relative
+        return root, local_path(root, self.relative)
 
     @contextmanager
     def held(self, folder: Path, fresh: bool) -> Iterator[None]:
@@ -221,7 +222,7 @@ class Mirror:
                 self._check_held()  # after the look: what a later holder writes is another version
 
     def _load(self, folder: Path, fresh: bool) -> None:
-        """Make the local folder, which is empty but for its lock, what the store has."""
+        """Download the run's files into a local folder, which is empty but for its lock."""
         listed, self._sent, self._versions = self._list(), {}, {}
         files, path = self._place()
         with one_line(self.address):
@@ -230,7 +231,7 @@ class Mirror:
                     if fresh:
                         files.rm_file(f"{path}/{name}")
                     else:
-                        _get(files, f"{path}/{name}", folder / name)
+                        _get(files, f"{path}/{name}", local_path(folder, name))
                         self._sent[name] = _state(folder / name)
                         self._versions[name] = conditional.version(files, about)
 

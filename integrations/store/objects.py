@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 import uuid
 import warnings
 from collections.abc import Iterator
@@ -107,6 +108,25 @@ def one_line(url: str) -> Iterator[None]:
 
 def _first_line(error: Exception) -> str:
     return str(error).strip().partition("\n")[0]
+
+
+def local_path(folder: Path, name: str) -> Path:
+    """Return where a file of a store is kept below ``folder``; the only way from a remote name to a local path.
+
+    Raises :class:`StoreError` for a name that leads elsewhere on any system, or to the file of another name: ``..``,
+    absolute names, drive letters, backslashes, control characters, and names that differ by case alone where the file
+    system does not.
+    """
+    parts = name.split("/")
+    if not {"", ".", ".."}.isdisjoint(parts) or re.search(r"[\\\x00-\x1f\x7f]|(^|/)[A-Za-z]:", name):
+        raise StoreError(f"{name!r}: refused: a store's name must stay below its folder; expected names such as a/b.")
+    path = folder
+    for part in parts:
+        if (path / part).exists() and part not in (others := os.listdir(path)):
+            same = next((other for other in others if other.casefold() == part.casefold()), part)
+            raise StoreError(f"{name!r}: refused: this file system cannot tell it from {same!r}, which is there.")
+        path = path / part
+    return path
 
 
 def put(files: Any, path: str, content: bytes | Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import pickle
 import uuid
 import warnings
@@ -210,3 +211,59 @@ def test_no_run_at_a_url(url):
         store.Run.read("memory://a")
     with pytest.raises(ValueError, match=r"no run there \(it has no run.json\)"):
         store.Run.read(f"{url}/a/b/c/seed0")
+
+
+# ---- somebody else's bucket ----------------------------------------------------------------------
+
+HOSTILE = [
+    "../out", "model/../../../../../../../out", "model/..", "/out", "model//out", "C:/out", "c:out", "model/c:out",
+    "a\\..\\out", "model/a\x00b", "model/a\nb", "", ".", "model/.", "model/",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_names_that_lead_elsewhere_are_refused(name, tmp_path):
+    with pytest.raises(objects.StoreError, match=r"refused: a store's name must stay below its folder"):
+        objects.local_path(tmp_path, name)
+
+
+def test_names_below_a_folder(tmp_path):
+    for name in ("run.json", "model/1_Pooling/config.json", "..a/b..c", "ab:c", "ä b/c"):
+        assert objects.local_path(tmp_path, name) == tmp_path.joinpath(*name.split("/"))
+
+
+@pytest.mark.parametrize("name", ["MODEL", "MODEL/weights", "Model/WEIGHTS"])
+def test_names_that_the_file_system_confuses_are_refused(name, tmp_path):
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "weights").touch()
+    assert objects.local_path(tmp_path, "model/weights").exists()
+    assert objects.local_path(tmp_path, name)  # here they are two
+    for other in ("Model", "MODEL"):  # as a file system does that folds case
+        (tmp_path / other).symlink_to(tmp_path / "model")
+    listed = [entry for entry in os.listdir(tmp_path) if entry == "model"]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(objects.os, "listdir", lambda path: listed if Path(path) == tmp_path else ["weights"])
+        with pytest.raises(objects.StoreError, match=r"cannot tell it from 'model', which is there"):
+            objects.local_path(tmp_path, name)
+
+
+def everything(folder):
+    return sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*"))
+
+
+def test_a_bucket_writes_nothing_outside_its_folder(url, tmp_path):
+    """A model's folder, a run that is resumed, and the records of a search."""
+    (run,) = quietly(toy_grid.train, [CELL], url)
+    relative = run.mirror.relative
+    files, path = objects.connect(url)
+    for name in (f"{relative}/model/../../../../../../../.bashrc", "../../x/y/../run.json"):
+        files.pipe_file(f"{path}/{relative}/plain", b"planted")
+        files.store[f"{path}/{name}"] = files.store.pop(f"{path}/{relative}/plain")
+    before = everything(tmp_path)
+    for read in (
+        lambda: run.mirror.fetch_folder("model"), lambda: run.lock().__enter__(), lambda: store.find_runs(url),
+    ):  # fmt: skip
+        with pytest.raises(objects.StoreError, match=r"refused: a store's name must stay below its folder"):
+            read()
+    assert not [path for path in everything(tmp_path) if path not in before and not path.startswith("cache/stores/")]
+    assert not list(tmp_path.rglob(".bashrc"))

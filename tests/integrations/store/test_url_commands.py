@@ -298,3 +298,17 @@ def test_errors_are_one_line(bucket, here, monkeypatch, tmp_path, url, environme
         assert len(lines) == 1, (words, err)
         assert any(part in lines[0] for part in ([line] if isinstance(line, str) else line)), (words, err)
     assert not (tmp_path / "encoder").exists()
+
+
+def test_somebody_elses_bucket_writes_only_into_the_cache(bucket, tmp_path):
+    """A model of a run with an object whose key leads to a file of the home folder."""
+    import fsspec
+
+    works(*TRAIN, "--seeds", "1", "--out", f"{bucket}/runs")
+    address = one_run(f"{bucket}/runs")
+    files = fsspec.filesystem("s3", skip_instance_cache=True)
+    files.pipe_file(f"{address.removeprefix('s3://')}/model/" + "../" * 12 + str(tmp_path / "planted")[1:], b"planted")
+    code, _, err = command("eval", "sts", address)
+    assert code == 2
+    assert "refused: a store's name must stay below its folder" in err
+    assert not (tmp_path / "planted").exists()
