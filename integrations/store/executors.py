@@ -6,6 +6,7 @@ Reading a place imports nothing; opening it imports the library of the cluster, 
 from __future__ import annotations
 
 import os
+import re
 import socket
 import subprocess
 import time
@@ -21,6 +22,7 @@ from counterpoint.install import install
 from counterpoint.names import check_known
 
 LOCAL = "local"
+UNSAFE = re.compile(r"""[\s\x00-\x1f\x7f"'`\\$;#<>]""")
 PATIENCE = 10  # seconds to find a scheduler
 LOOK = 2.0  # seconds between two looks at Slurm's queue
 SQUEUE = ("squeue", "--me", "--array", "--noheader", "--format=%i %r")
@@ -55,6 +57,8 @@ class Place(NamedTuple):
 
 def parse(text: str) -> Place:
     """Read ``KIND[:ADDRESS][:KEY=VALUE,...]``; raise ``ValueError`` for what no cluster here takes."""
+    if (wrong := UNSAFE.search(text)) is not None:  # it would reach the header of a batch script
+        raise ValueError(f"--on: {wrong[0]!r} is not allowed in a place, got {text!r}.")
     kind, _, rest = text.partition(":")
     check_known("--on: unknown place", kind, KEYS)
     address, options = [], {}
@@ -92,9 +96,12 @@ def opened(text: str, root: Path) -> Generator[Any, None, None]:
 
 @contextmanager
 def _slurm(place: Place, root: Path) -> Generator[Any, None, None]:
+    folder = root.resolve() / FOLDER
+    if not str(folder).isprintable():
+        raise ValueError(f"--on slurm: control characters are not allowed in the folder of runs, got {str(root)!r}.")
     submitit = _library("submitit", "slurm")
     try:
-        executor = submitit.AutoExecutor(root.resolve() / FOLDER, cluster="slurm")
+        executor = submitit.AutoExecutor(folder, cluster="slurm")
     except RuntimeError:
         raise ValueError("--on slurm: no Slurm here (srun is not found).") from None
     executor.update_parameters(name="counterpoint", **place.options)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import platform
+import re
 import time
 import uuid
 from collections.abc import Callable, Generator, Iterator
@@ -26,9 +27,13 @@ from .worker import Replies, Worker, death, pack, record_error
 ATTEMPTS = 3  # how often in a row a run may be lost without a new checkpoint
 POLL = 0.2  # seconds between two looks at the tasks
 WATCH = 1.0  # seconds between two looks of a task at whether it is still wanted
-# environment variables that tasks get; not AWS's keys, which would be written where tasks are queued
+# Environment variables that tasks get. Tasks are written where they are queued, so none of these is a secret: keys and
+# tokens come from the worker's own environment.
 PASSED_ON = (
-    "COUNTERPOINT_", "HF_", "MUJOCO_", "WANDB_", "MLFLOW_", "TRACKIO_",
+    "COUNTERPOINT_CACHE", "COUNTERPOINT_DATA", "COUNTERPOINT_LEASE", "MUJOCO_GL",
+    "HF_HOME", "HF_HUB_CACHE", "HF_HUB_OFFLINE", "HF_DATASETS_OFFLINE",
+    "WANDB_MODE", "WANDB_ENTITY", "WANDB_PROJECT", "WANDB_DIR", "WANDB_BASE_URL",
+    "MLFLOW_TRACKING_URI", "MLFLOW_EXPERIMENT_NAME", "TRACKIO_PROJECT",
     "AWS_ENDPOINT_URL", "AWS_PROFILE", "AWS_REGION", "AWS_DEFAULT_REGION",
 )  # fmt: skip
 
@@ -123,7 +128,9 @@ def _token(run: Run) -> Iterator[str | Path]:
 
 
 def _environment() -> dict[str, str]:
-    return {name: value for name, value in os.environ.items() if name.startswith(PASSED_ON)}
+    """The variables of :data:`PASSED_ON`; not a URL with a user's name or password in it."""
+    found = {name: os.environ[name] for name in PASSED_ON if name in os.environ}
+    return {name: value for name, value in found.items() if not re.search(r"://[^/]*@", value)}
 
 
 def _empty(run: Run) -> bool:

@@ -41,6 +41,10 @@ def test_a_place_and_what_a_run_needs_of_it():
         ("slurm:gpu", f"expected it as slurm:KEY=VALUE, with {SLURM}, got 'slurm:gpu'."),
         ("local:4", "expected it as local alone, got 'local:4'."),
         ("dask:tcp://node1:8786,gpus=1", "dask takes no keys, got 'gpus'."),
+        ("slurm:partition=a\n#SBATCH --wrap=b", r"--on: '\n' is not allowed in a place, got 'slurm:partition=a\n#SB"),
+        ("slurm:partition=a --uid=0", "--on: ' ' is not allowed in a place"),
+        ("slurm:account=$(id)", "--on: '$' is not allowed in a place"),
+        ("dask:tcp://node1:8786\x00", r"--on: '\x00' is not allowed in a place"),
     ],
 )
 def test_a_place_that_no_cluster_takes(capsys, place, message):
@@ -95,3 +99,18 @@ def test_no_ray_cluster(tmp_path, monkeypatch):
         ):
             pass
         assert "\n" not in str(caught.value)
+
+
+def test_a_file_of_settings_cannot_write_lines_of_a_batch_script(tmp_path, capsys):
+    (tmp_path / "train.yaml").write_text('on: "slurm:partition=a\\n#SBATCH --wrap=b"\n')
+    with pytest.raises(SystemExit, match="2"):
+        main(["train", "graph", "--config", str(tmp_path / "train.yaml")])
+    assert r"--on: '\n' is not allowed in a place" in capsys.readouterr().err
+
+
+def test_a_folder_of_runs_cannot_write_lines_of_a_batch_script(tmp_path):
+    with (
+        pytest.raises(ValueError, match="control characters are not allowed in the folder of runs"),
+        executors.opened("slurm", tmp_path / "a\n#SBATCH --wrap=b"),
+    ):
+        pass

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+import os
+import re
 import subprocess
 import sys
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -149,3 +151,29 @@ def test_the_same_command_twice_shares_a_grid(tmp_path):
     assert tables[0] == tables[1]
     assert [process.returncode for process in both] == [0, 0]
     assert len(store.find_runs(tmp_path)) == 9
+
+
+def test_no_secret_is_written_below_the_folder_of_runs(tmp_path, monkeypatch):
+    """What a queue of Slurm writes: submitit, on this machine, keeps its pickles and logs in the folder of runs."""
+    submitit = pytest.importorskip("submitit", reason="needs counterpoint[cluster]")
+    secrets = {
+        name: f"hidden-{i}" for i, name in enumerate((
+            "WANDB_API_KEY", "HF_TOKEN", "MLFLOW_TRACKING_PASSWORD", "TRACKIO_WRITE_TOKEN", "AWS_SECRET_ACCESS_KEY",
+            "COUNTERPOINT_SECRET", "MUJOCO_KEY",
+        ))
+    }  # fmt: skip
+    plain = {"COUNTERPOINT_DATA": "visible-data", "WANDB_PROJECT": "visible-project"}
+    addresses = {"MLFLOW_TRACKING_URI": "https://user:hidden-uri@host/path"}
+    for name, value in {**secrets, **plain, **addresses}.items():
+        monkeypatch.setenv(name, value)
+    executor = submitit.LocalExecutor(tmp_path / ".cluster")
+    executor.update_parameters(timeout_min=30)
+    (run,) = quietly(toy_grid.train, FEW[:1], tmp_path, executor=executor)
+    assert run.done
+    contents = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+    for value in plain.values():
+        assert any(value.encode() in content for path, content in contents.items() if path.suffix == ".pkl")
+    held = {name: value for name, value in os.environ.items() if re.search("KEY|TOKEN|SECRET|PASSWORD", name)}
+    assert set(secrets) <= set(held)
+    for value in [*held.values(), "hidden-uri"]:
+        assert not [path for path, content in contents.items() if len(value) > 3 and value.encode() in content]
