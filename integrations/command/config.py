@@ -26,7 +26,7 @@ FLAG = "--config"
 PLACE = ("out", "resume", "json", "jobs", "on", "track", "list_cells", "cell", "config")
 RECORD = (  # what Run writes
     *("arguments", "status", "result", "details", "error", "data", "versions", "host", "command", "started"),
-    *("seconds", "finished", "axis"),
+    *("seconds", "finished", "axis", "checksum"),
 )
 REQUIRED = ("domain", "dataset", "objective", "seed")
 BESIDE = ("label", "purpose")  # of a cell, without a flag

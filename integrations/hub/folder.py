@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 from ..domain import domain
-from ..store.files import atomic
+from ..store.files import atomic, signed
 from ..store.run import Run
 from .card import card, without_folders
 
@@ -38,7 +38,7 @@ def write(run: Run, name: str, folder: Path) -> Path:
     model.save_pretrained(str(folder))
     if pickled := [path.name for path in folder.rglob("*") if path.suffix in PICKLED]:
         raise ValueError(f"{folder}: {pickled[0]} is pickled; expected safetensors only.")
-    record = {key: without_folders(run.record.get(key)) for key in RECORD}
+    record = signed({key: without_folders(run.record.get(key)) for key in RECORD})
     _write(folder / "run.json", json.dumps(record, indent=1) + "\n")
     images = run.arguments["domain"] == "image"
     size = json.loads((folder / "config.json").read_text(encoding="utf-8"))["size"] if images else None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 import os
@@ -91,6 +92,23 @@ def as_json(value: Any, *, nan: bool = True) -> Any:
         raise TypeError(f"expected plain JSON, arrays or tensors, got {value!r}.")
 
     return json.loads(json.dumps(value, default=to_list, allow_nan=nan))
+
+
+def signature(value: Any) -> str:
+    """Return a checksum of plain JSON, whatever the order of its keys."""
+    text = json.dumps(value, sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def signed(record: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a record, plain JSON, with the checksum of all its other values; see :func:`is_signed`."""
+    content = {key: value for key, value in record.items() if key != "checksum"}
+    return {**content, "checksum": signature(content)}
+
+
+def is_signed(record: Mapping[str, Any]) -> bool:
+    """Return whether a record is as :func:`signed` left it: no value was edited, or came from another record."""
+    return bool(record.get("checksum") == signed(record)["checksum"])
 
 
 def finite(value: Any) -> Any:

@@ -13,7 +13,7 @@ import torch
 
 from .cell import dataset_name, is_record, row_name
 from .errors import DamagedError
-from .files import are_metrics, load_checked, read_lines
+from .files import are_metrics, is_signed, load_checked, read_lines
 from .mirror import Mirror
 
 TUNING = "tuning"  # ``purpose`` of the cells of ``counterpoint tune``
@@ -69,6 +69,8 @@ class StoredRun:
             raise DamagedError(f"{path}: not readable as JSON: {error}") from None
         if not is_record(record):
             raise DamagedError(f"{path}: not the record of a run")
+        if not is_signed(record):
+            raise DamagedError(f"{path}: damaged (it does not match its checksum)")
         self.record = record
 
     @property

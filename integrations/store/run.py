@@ -20,7 +20,7 @@ from filelock import FileLock, Timeout  # torch itself requires it
 
 from .cell import canonical, dataset_name, folder_of
 from .errors import BusyError, DamagedError
-from .files import as_json, atomic, finite, load_checked, now, plain_numbers, set_aside
+from .files import as_json, atomic, finite, load_checked, now, plain_numbers, set_aside, signature, signed
 from .mirror import HERE, Mirror, find, local_folder, read_at_once
 from .objects import plain
 from .progress import Item, track
@@ -108,7 +108,9 @@ class Run(StoredRun):
         self.file("checkpoint.pt")
         for path in self.checkpoints:
             try:
-                if (content := load_checked(path, ("state", "metrics"))) is not None:
+                if (content := load_checked(path, ("state", "metrics", "run"))) is not None:
+                    if content["run"] != signature(self.arguments):
+                        raise DamagedError(f"{path}: the checkpoint of another run")
                     restore(content["state"])
             except DamagedError as error:
                 damaged = True
@@ -150,7 +152,8 @@ class Run(StoredRun):
         """
         metrics = self._metrics or self._open_metrics(self._metrics_size)
         os.fsync(metrics.fileno())
-        content = {"state": {**state, "step": int(step)}, "metrics": metrics.tell()}
+        run = signature(self.arguments)
+        content = {"state": {**state, "step": int(step)}, "metrics": metrics.tell(), "run": run}
         current, previous = self.checkpoints
         with atomic(current) as file:
             try:
@@ -288,7 +291,7 @@ class Run(StoredRun):
 
     @property
     def busy(self) -> bool:
-        """Whether another process holds the lock."""
+        """Whether another process holds the lock; not in a folder that cannot be written."""
         if self.mirror is not None:
             return self.mirror.busy
         try:
@@ -296,6 +299,8 @@ class Run(StoredRun):
                 return False
         except BusyError:
             return True
+        except OSError:
+            return False
 
     def begin(self) -> None:
         """Record that training starts or resumes, and in which environment."""
@@ -360,7 +365,7 @@ class Run(StoredRun):
 
     def _write(self, **changes: Any) -> None:
         self._check_writable()
-        text = json.dumps(finite(as_json({**self.record, **changes})), indent=1, allow_nan=False)
+        text = json.dumps(signed(finite(as_json({**self.record, **changes}))), indent=1, allow_nan=False)
         with atomic(self.path / "run.json") as file:
             file.write(text.encode() + b"\n")
         self.record = json.loads(text)

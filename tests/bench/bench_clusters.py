@@ -18,6 +18,7 @@ from typing import Any
 
 from counterpoint.integrations import store
 from counterpoint.integrations.graph import training
+from counterpoint.integrations.store.files import signed
 
 PLACE = "dask:tcp://127.0.0.1:1"  # nothing listens there: what is done needs no scheduler
 
@@ -30,7 +31,7 @@ def fill(root: Path, seeds: int) -> list[dict[str, Any]]:
         run = store.Run(root, cell)
         run.path.mkdir(parents=True)
         record = {"arguments": run.arguments, "status": "done", "result": {"accuracy": 70.0 + cell["seed"] % 7}}
-        (run.path / "run.json").write_text(json.dumps(record))
+        (run.path / "run.json").write_text(json.dumps(signed(record)))
     return cells
 
 

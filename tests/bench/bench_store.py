@@ -13,6 +13,7 @@ from pathlib import Path
 
 from counterpoint.integrations import store
 from counterpoint.integrations.command.main import main
+from counterpoint.integrations.store.files import signed
 
 
 def fill(root: Path, seeds: int, lines: int) -> list[dict[str, object]]:
@@ -24,7 +25,7 @@ def fill(root: Path, seeds: int, lines: int) -> list[dict[str, object]]:
         run = store.Run(root, cell)
         run.path.mkdir(parents=True)
         record = {"arguments": run.arguments, "status": "done", "result": {"accuracy": 70.0 + cell["seed"] % 7}}  # type: ignore[operator]
-        (run.path / "run.json").write_text(json.dumps(record))
+        (run.path / "run.json").write_text(json.dumps(signed(record)))
         text = "".join(
             f'{{"step": {step}, "loss": {1 / step}, "uniformity": {-1.5 / step}}}\n' for step in range(1, lines + 1)
         )

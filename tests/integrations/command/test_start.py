@@ -15,6 +15,7 @@ from counterpoint.integrations import store
 from counterpoint.integrations.command import main
 from counterpoint.integrations.command.table import COMMANDS
 from counterpoint.integrations.graph import cells
+from counterpoint.integrations.store.files import signed
 
 CPU_SECONDS = 0.3
 HEAVY = ("torch", "numpy", "transformers", "lightning", "torch_geometric", "dm_control", "matplotlib", "scipy")
@@ -67,7 +68,7 @@ def test_what_is_done_needs_torch_alone(tmp_path):
         run = store.Run(tmp_path, cell)
         run.path.mkdir(parents=True)
         record = {"arguments": run.arguments, "status": "done", "result": {"accuracy": 70.0}}
-        (run.path / "run.json").write_text(json.dumps(record))
+        (run.path / "run.json").write_text(json.dumps(signed(record)))
     code, _, heavy = start(*words)
     assert (code, set(heavy) - {"numpy"}) == (0, {"torch"})
 

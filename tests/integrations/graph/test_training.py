@@ -30,6 +30,7 @@ from counterpoint.integrations.graph import training
 from counterpoint.integrations.graph.data import part
 from counterpoint.integrations.graph.presets import AUGMENT, preset
 from counterpoint.integrations.report.papers import paper_settings
+from counterpoint.integrations.store.files import signature, signed
 from counterpoint.integrations.store.grid import run_grid
 from counterpoint.integrations.store.run import Run
 
@@ -351,7 +352,9 @@ def test_runs_of_another_machine_are_evaluated(tmp_path, capsys):
     (run,) = run_grid(training.train, [training.cell("demo", "hcl", 0, **SHORT)], tmp_path, progress=False)
     record = json.loads((run.path / "run.json").read_text())
     record["arguments"]["device"] = "cuda:7"
-    (run.path / "run.json").write_text(json.dumps(record))
+    (run.path / "run.json").write_text(json.dumps(signed(record)))
+    checkpoint = torch.load(run.checkpoints[0], weights_only=True)
+    torch.save({**checkpoint, "run": signature(record["arguments"])}, run.checkpoints[0])
     assert main(["eval", "tu", str(tmp_path), "--folds", "3", "--seeds", "1", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)[-1]["accuracy"] == run.result["accuracy"]
 

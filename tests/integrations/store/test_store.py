@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import errno
 import fcntl
 import gc
 import io
@@ -41,6 +42,7 @@ from counterpoint.integrations.command import flags
 from counterpoint.integrations.control import settings as control_settings
 from counterpoint.integrations.graph import settings as graph_settings
 from counterpoint.integrations.store import grid, progress
+from counterpoint.integrations.store import run as run_module
 from counterpoint.integrations.store.cell import REQUIRED, row_name
 
 CELL = {"domain": "toy", "dataset": "clusters", "objective": "infonce:t=0.2", "seed": 0}
@@ -646,6 +648,59 @@ def test_what_is_no_run(tmp_path):
         (tmp_path / "run.json").write_text(json.dumps(content))
         with pytest.warns(RuntimeWarning, match=r"run\.json: not the record of a run; left out"):
             assert store.find_runs(tmp_path) == []
+
+
+@pytest.mark.parametrize("change", ["digit", "metric", "seed", "no checksum"])
+def test_a_record_that_was_edited_is_refused(tmp_path, change):
+    (run,) = quietly(toy_grid.train, [CELL], tmp_path)
+    path = run.path / "run.json"
+    record = json.loads(path.read_text())
+    if change == "digit":
+        record["result"][next(iter(record["result"]))] += 1
+    elif change == "metric":
+        record["result"]["other"] = 1.0
+    elif change == "seed":
+        record["arguments"]["seed"] = 7
+    else:
+        del record["checksum"]
+    path.write_text(json.dumps(record))
+    with pytest.warns(RuntimeWarning, match=r"run\.json: damaged \(it does not match its checksum\); left out"):
+        assert store.find_runs(tmp_path) == []
+    with pytest.warns(RuntimeWarning, match="not used"):
+        (again,) = quietly(toy_grid.train, [CELL], tmp_path)
+    assert (again.result, again.done) == (run.result, True)
+
+
+def test_a_result_of_another_run_is_refused(tmp_path):
+    one, other = quietly(toy_grid.train, [CELL, {**CELL, "seed": CELL["seed"] + 1}], tmp_path)
+    record = {**one.record, "result": other.record["result"], "checksum": other.record["checksum"]}
+    (one.path / "run.json").write_text(json.dumps(record))
+    with pytest.raises(store.DamagedError, match="does not match its checksum"):
+        store.Run.read(one.path)
+
+
+def test_the_checkpoint_of_another_run_is_not_resumed(tmp_path):
+    run, other = saved(tmp_path / "here"), store.Run(tmp_path / "there", {**CELL, "seed": CELL["seed"] + 1})
+    with other.lock():
+        other.begin()
+        other.save({"x": torch.full((500,), 9.0)}, 5)
+    shutil.copy(other.checkpoints[0], run.checkpoints[0])
+    with run.lock():
+        with pytest.warns(RuntimeWarning, match=r"checkpoint\.pt: the checkpoint of another run; not used"):
+            state = run.load()
+        assert toy_grid.plain(state) == {"x": [1.0] * 500, "step": 1}
+
+
+def read_only(*_, **__):
+    raise OSError(errno.EROFS, "Read-only file system")
+
+
+def test_a_store_that_cannot_be_written_has_no_busy_runs(tmp_path, monkeypatch):
+    (run,) = quietly(toy_grid.train, [CELL], tmp_path)
+    monkeypatch.setattr(run_module.FileLock, "acquire", read_only)
+    assert not store.Run.read(run.path).busy
+    monkeypatch.setattr(Path, "mkdir", read_only)
+    assert not store.Run.read(run.path).busy
 
 
 def test_what_a_run_left_and_is_damaged_is_named(tmp_path):

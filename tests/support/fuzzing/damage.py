@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import json
 import shutil
 import tempfile
 import warnings
@@ -57,7 +58,7 @@ def finished() -> tuple[Path, dict[str, bytes], list[Any]]:
 def check_damage(case: dict[str, Any]) -> None:
     """A damaged file is refused by name, or nothing that is read from it can be anything but what was written.
 
-    ``run.json`` and ``metrics.jsonl`` have no checksum: they may be read with another digit, but nothing may crash.
+    ``metrics.jsonl`` has no checksum: it may be read with another digit, but nothing may crash.
     """
     path, content, (last, previous) = finished()
     name = case["file"]
@@ -74,6 +75,7 @@ def check_damage(case: dict[str, Any]) -> None:
         warnings.simplefilter("ignore")
         try:
             run = store.Run.read(path)
+            assert run.record == json.loads(content["run.json"])
             run.metrics()
             if (kept := run.embeddings()) is not None and name == "embeddings.pt":
                 assert (tuple(kept.z.shape), kept.names, kept.about) == ((8, 3), ["a", "b"], "class")
