@@ -100,3 +100,9 @@ def lazy(package: str, exports: Iterable[str] = (), known: Collection[str] = ())
         raise AttributeError(f"module {package!r} has no attribute {name!r}.{hint}", name=name, obj=None)
 
     return attribute
+
+
+def visible(text: str) -> str:
+    """Return a text in one line, with escapes for characters that would move, color or reorder it on a terminal."""
+    hidden = r"[\x00-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069]"
+    return re.sub(hidden, lambda found: found[0].encode("unicode_escape").decode(), text)

@@ -140,7 +140,17 @@ def figure(width: float = 6.8, height: float = 4.2) -> Figure:
     FigureCanvasAgg(empty)
     # notebooks show it, although pyplot, which they would ask, has not made it
     setattr(empty, "_repr_png_", partial(_png, empty))  # noqa: B010  # no type knows this name
+    setattr(empty, "draw", partial(_draw, empty))  # noqa: B010
     return empty
+
+
+def _draw(figure: Figure, renderer: Any) -> None:
+    """Draw a figure with names as they are: a ``$`` of a label does not begin a formula."""
+    from matplotlib.text import Text
+
+    for text in figure.findobj(Text):
+        text.set_parse_math(False)  # type: ignore[attr-defined]
+    type(figure).draw(figure, renderer)
 
 
 def _png(figure: Figure) -> bytes:

@@ -8,6 +8,8 @@ import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from counterpoint.names import visible
+
 from . import flags
 
 if TYPE_CHECKING:
@@ -44,10 +46,10 @@ def command(arguments: argparse.Namespace) -> int:
             row |= {"recorded": run.record.get("command"), "reason": reasons.get(run.address)}
         print(json.dumps({"commands": lines, "runs": rows}, indent=1))
         return 0
-    print("\n".join([*lines, *([""] if lines else []), *(_one(runs[0], reasons) if len(runs) == 1 else _table(runs))]))
+    about = [*_one(runs[0], reasons)] if len(runs) == 1 else [*_table(runs)]
     if len(runs) > 1:
-        for path, reason in reasons.items():
-            print(f"no command for {path}: {reason}")
+        about += [f"no command for {path}: {reason}" for path, reason in reasons.items()]
+    print("\n".join(map(visible, [*lines, *([""] if lines else []), *about])))
     return 0
 
 

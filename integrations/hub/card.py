@@ -10,9 +10,11 @@ from statistics import fmean, stdev
 from typing import Any
 
 import counterpoint as cp
+from counterpoint.names import visible
 from counterpoint.registry import known
 
 from ..report import statistics
+from ..report.tables import in_markdown
 from ..store.cell import dataset_name
 from ..store.run import Run, find_runs
 
@@ -53,7 +55,7 @@ def results(runs: Sequence[Run], own: Run) -> Iterator[str]:
     yield "|---|---|---|---|---|"
     for name, value in (own.result or {}).items():
         values = [run.result[name] for run in runs if run.result and name in run.result]
-        yield f"| {name} | {value:.4g} | {fmean(values):.4g} | {_interval(values)} | {len(values)} |"
+        yield f"| {in_markdown(name)} | {value:.4g} | {fmean(values):.4g} | {_interval(values)} | {len(values)} |"
 
 
 def _interval(values: Sequence[float]) -> str:
@@ -75,6 +77,10 @@ def without_folders(value: Any) -> Any:
     if not isinstance(value, str):
         return value
     return re.sub(r"(?<![\w:/.~-])[~/][^\s'\"]*/([^\s'\"/]+)", r"\1", value)
+
+
+def _code(text: str) -> str:
+    return f"`{visible(text).replace('`', chr(39))}`"
 
 
 def papers(spec: str | None) -> list[str]:
@@ -108,7 +114,7 @@ tags:
 
 # {name.partition("/")[2]}
 
-An encoder of {domain}s, trained on {dataset} with the contrastive objective `{spec or run.name}`
+An encoder of {domain}s, trained on {in_markdown(dataset)} with the contrastive objective {_code(spec or run.name)}
 by counterpoint {run.record.get("versions", {}).get("counterpoint", "")}.
 
 ## Use
@@ -130,11 +136,11 @@ The seeds are runs of the same settings. Numbers on data that selected a checkpo
 ## Training
 
 ```bash
-{without_folders(run.record.get("command") or "")}
+{visible(without_folders(run.record.get("command") or ""))}
 ```
 
-- objective: `{spec}`
-- data: {dataset}, checksum `{run.record.get("data")}`
+- objective: {_code(str(spec))}
+- data: {in_markdown(dataset)}, checksum `{run.record.get("data")}`
 - seed: {arguments["seed"]}
 
 ```json

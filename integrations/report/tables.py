@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import math
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, fields
 from html import escape
@@ -13,6 +14,7 @@ from textwrap import wrap
 from typing import Any, NamedTuple
 
 from counterpoint import html
+from counterpoint.names import visible
 
 from ..store.files import finite
 from .statistics import ALPHA, Verdict
@@ -20,6 +22,7 @@ from .summary import Cell, Column, Report, digits
 from .words import overview_reading, pooled_reading, reading, with_interval
 
 TITLE = "counterpoint report"
+ENTITIES = {"<": "&lt;", "&": "&amp;"}
 
 WIDTH = 120  # characters of an overview in a terminal
 
@@ -144,7 +147,7 @@ def terminal(report: Report) -> str:
         for block in _blocks(widths) if len(columns) > 1 else [range(len(widths))]:
             lines += ["  ".join(row[j].ljust(widths[j]) for j in block).rstrip() for row in shown]
         lines += ["", below, ""] if below else [""]
-    return "\n".join([*lines, *report.notes, *wrap(LEGEND.format("*"), WIDTH)])
+    return "\n".join(map(visible, [*lines, *report.notes, *wrap(LEGEND.format("*"), WIDTH)]))
 
 
 def _blocks(widths: Sequence[int]) -> list[list[int]]:
@@ -159,17 +162,22 @@ def _blocks(widths: Sequence[int]) -> list[list[int]]:
 
 def markdown(report: Report) -> str:
     """Return the report as Markdown."""
-    lines = [line for sentence in opening(report) for line in (sentence, "")]
+    lines = [line for sentence in opening(report) for line in (in_markdown(sentence), "")]
     for title, _, head, body, best, below, _ in tables(report):
         rows = [head, *body]
         shown = [
-            [f"**{cell}**" if (i - 1, j) in best else cell.replace("|", r"\|") for j, cell in enumerate(row)]
+            [f"**{cell}**" if (i - 1, j) in best else in_markdown(cell) for j, cell in enumerate(row)]
             for i, row in enumerate(rows)
         ]
-        lines += [f"### {title}", ""]
+        lines += [f"### {in_markdown(title)}", ""]
         lines += [f"| {' | '.join(row)} |" for row in [shown[0], ["---"] * len(rows[0]), *shown[1:]]]
-        lines += ["", below, ""] if below else [""]
-    return "\n".join([*lines, *(note + "\n" for note in report.notes), LEGEND.format("Bold")])
+        lines += ["", in_markdown(below), ""] if below else [""]
+    return "\n".join([*lines, *(in_markdown(note) + "\n" for note in report.notes), LEGEND.format("Bold")])
+
+
+def in_markdown(text: str) -> str:
+    """Return a text in one line, without HTML, links, formulas, code, or the end of a table's cell in it."""
+    return re.sub(r"[\\|`$\[<&]", lambda found: ENTITIES.get(found[0], "\\" + found[0]), visible(text))
 
 
 def notebook(report: Report) -> str:
@@ -226,5 +234,4 @@ def _csv_cell(value: Any) -> Any:
         return ""
     if not isinstance(value, str):
         return value
-    text = " ".join(value.splitlines()) or value  # a lone carriage return would not be quoted
-    return f"'{text}" if value.startswith(("=", "+", "-", "@", "\t", "\r")) else text
+    return f"'{visible(value)}" if value.lstrip().startswith(("=", "+", "-", "@")) else visible(value)

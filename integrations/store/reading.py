@@ -11,6 +11,8 @@ from typing import Any, NamedTuple
 
 import torch
 
+from counterpoint.names import visible
+
 from .cell import dataset_name, is_record, row_name
 from .errors import DamagedError
 from .files import are_metrics, is_signed, load_checked, read_lines
@@ -85,7 +87,7 @@ class StoredRun:
     @property
     def title(self) -> str:
         """Data set, row and seed."""
-        return f"{dataset_name(self.arguments)}, {self.name}, seed {self.arguments['seed']}"
+        return visible(f"{dataset_name(self.arguments)}, {self.name}, seed {self.arguments['seed']}")
 
     @property
     def done(self) -> bool:

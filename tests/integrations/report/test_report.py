@@ -14,6 +14,7 @@ from statistics import fmean
 
 import numpy as np
 import pytest
+from matplotlib.text import Text
 from reports import BASE, OTHER, THIRD, make, noisy
 
 import counterpoint as cp
@@ -24,6 +25,7 @@ from counterpoint.integrations.command.report import FORMATS
 from counterpoint.integrations.report import papers, plots, statistics, tables
 from counterpoint.integrations.report.statistics import compare
 from counterpoint.integrations.report.words import reading
+from counterpoint.names import visible
 
 ADNCE = cp.objective("adnce:t=0.15,mu=0.7,sigma=1").label  # with the paper's settings for MUTAG
 
@@ -316,9 +318,47 @@ def test_csv_holds_no_formulas(tmp_path):
     for line in csv.DictReader(io.StringIO(text, newline="")):
         assert not any(cell.startswith(("=", "+", "@", "\t", "\r")) for cell in line.values())
         assert line["dataset"] == "'=cmd|' /C calc'!A0"
-        assert line["row"] in {f"'{row}" for row in rows[:5]} | {"' x"} | set(rows[6:])
+        assert line["row"] in {f"'{row}" for row in rows[:4]} | {r"\tx", r"\rx"} | set(rows[6:])
         assert float(line["mean"]) == -2.0  # numbers stay numbers
         assert [name for name, cell in line.items() if cell.startswith("-")] == ["mean"]
+
+
+HOSTILE = "\x1b]0;title\x07\x1b[31mred\n# forged\r| a | b |\u202egnp"
+SHOWN = r"\x1b]0;title\x07\x1b[31mred\n# forged\r"
+
+
+@pytest.mark.parametrize("form", ["terminal", "markdown", "csv"])
+def test_names_cannot_move_color_or_forge_what_is_printed(form, tmp_path):
+    made = make(tmp_path, {(f"data{HOSTILE}", BASE): {0: 1.0, 1: 2.0}, (f"data{HOSTILE}", HOSTILE): {0: 1.0, 1: 2.0}})
+    found = report.summarise(made, baseline=HOSTILE)
+    text = report.RENDER[form](found)
+    assert re.fullmatch(r"[^\x00-\x09\x0b-\x1f\x7f-\x9f\u2028\u202a-\u202e]+", text)
+    assert not [line for line in text.splitlines() if line.startswith(("# forged", "| a | b |"))]
+    assert SHOWN.replace("[31", r"\[31").replace("\\", r"\\").replace("\\\\[", r"\[") in text or SHOWN in text
+    assert visible(made[0].title) == made[0].title
+
+
+def test_markdown_has_no_html_links_formulas_or_cells_of_a_name(tmp_path):
+    name = "<img src=x onerror=alert(1)> [a](javascript:b) $x$ `c` | d & \\"
+    made = make(tmp_path, {("A", name): {0: 1.0, 1: 2.0}, ("A", BASE): {0: 1.0, 1: 2.0}})
+    text = report.markdown(report.summarise(made, baseline=BASE))
+    shown = r"&lt;img src=x onerror=alert(1)> \[a](javascript:b) \$x\$ \`c\` \| d &amp; \\"
+    assert shown in text
+    assert name not in text
+    assert not re.search(r"<img|(?<!\\)[\[$`]", text.replace("[95%", "").replace("[80%", ""))
+
+
+@pytest.mark.parametrize("label", [r"cost $\frac{ of $x", "$x$", r"$\undefined$", "a_$b", "$$"])
+def test_pictures_show_names_as_they_are(label, tmp_path):
+    """A dollar begins no formula, which may be broken or forged."""
+    rows = {("A $_{", label): {0: 1.0, 1: 2.0}, ("A $_{", BASE): {0: 1.5, 1: 2.5}}
+    (tmp_path / "runs").mkdir()
+    summary = report.summarise(make(tmp_path / "runs", rows), baseline=label)
+    written = [*report.write(summary, tmp_path / "out")]
+    assert {path.suffix for path in written} == {".md", ".csv", ".json", ".html", ".png"}
+    drawing = plots.plot_column(summary.columns[0])
+    plots.save(drawing, tmp_path / "drawn.svg")
+    assert not [text for text in drawing.findobj(Text) if text.get_parse_math()]
 
 
 def test_markdown_is_a_table_with_the_best_in_bold(study):
