@@ -149,7 +149,7 @@ def _draw(figure: Figure, renderer: Any) -> None:
     from matplotlib.text import Text
 
     for text in figure.findobj(Text):
-        text.set_parse_math(False)  # type: ignore[attr-defined]
+        text.set_parse_math(False)
     type(figure).draw(figure, renderer)
 
 
