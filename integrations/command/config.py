@@ -19,6 +19,7 @@ from counterpoint.names import closest
 from counterpoint.plugins.arguments import Parser
 
 from ..domain import NAMES, Domain, domain
+from ..store.secrets import REDACTED
 from .table import COMMANDS
 
 FLAG = "--config"
@@ -93,6 +94,8 @@ def _read(path: str | Path, name: str, parser: Parser) -> tuple[list[str], Group
         raise ValueError(f"{FLAG} {path}: not the record of a run; its arguments lack {', '.join(missing)}.")
     what, _, trained = name.partition(" ")
     recorded_name, words = recorded(content.get("command"))
+    if any(REDACTED in word for word in words):
+        raise ValueError(f"{FLAG} {path}: its command had a secret, which was not recorded: type the command again.")
     if what in ("tune", "compare") and recorded_name == name:
         return _split(words, parser)
     _use_threads(path, content.get("host"))

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from counterpoint.names import visible
 
+from ..store.secrets import REDACTED
 from . import flags
 
 if TYPE_CHECKING:
@@ -46,6 +47,8 @@ def command(arguments: argparse.Namespace) -> int:
             row |= {"recorded": run.record.get("command"), "reason": reasons.get(run.address)}
         print(json.dumps({"commands": lines, "runs": rows}, indent=1))
         return 0
+    if any(REDACTED in line for line in lines):
+        lines.append(f"# {REDACTED}: secrets are not recorded; type them again")
     about = [*_one(runs[0], reasons)] if len(runs) == 1 else [*_table(runs)]
     if len(runs) > 1:
         about += [f"no command for {path}: {reason}" for path, reason in reasons.items()]

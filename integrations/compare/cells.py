@@ -8,6 +8,7 @@ from typing import Any
 
 from counterpoint.names import closest
 
+from ..store.secrets import redacted
 from .settings import Settings
 
 DOMAIN = "compare"
@@ -28,7 +29,7 @@ def cell(
     Args:
         host: of ``counterpoint inject``.
         seam: further flags of ``counterpoint inject``.
-        script: the script and its arguments, with ``{seed}`` and ``{out}`` where they stand.
+        script: the script and its arguments, with ``{seed}`` and ``{out}`` where they stand; secrets are not stored.
         code: checksum of the script, since an edited script is another one; what it imports is not watched.
         settings: those of the comparison.
         objective: a spec, or ``host``.
@@ -37,13 +38,13 @@ def cell(
     """
     name = settings.name or (script[1] if script[0] == "-m" else Path(script[0]).name)
     chosen = {key: getattr(settings, key) for key in ("seed_flag", "set_seed", "copy", "link", "equal_time")}
-    chosen |= {"host": host, "seam": [*seam], "script": [*script], "code": code, "length": None, **more}
+    chosen |= {"host": host, "seam": [*seam], "script": redacted(script), "code": code, "length": None, **more}
     return {"domain": DOMAIN, "dataset": name, "objective": objective, "seed": seed, **chosen}
 
 
-def words(arguments: dict[str, Any], out: Path) -> list[str]:
-    """Return the script and its arguments as a run has them."""
-    script = [*arguments["script"]]
+def words(arguments: dict[str, Any], script: Sequence[str], out: Path) -> list[str]:
+    """Return the script and its arguments, as they were typed, as a run has them."""
+    script = [*script]
     if arguments["length"] is not None:
         at, prefix, _ = length_of(script, arguments["equal_time"])
         script[at] = f"{prefix}{arguments['length']:g}"

@@ -26,10 +26,12 @@ from counterpoint.plugins.launch import Script
 from .. import report, store
 from ..command import coordinate, flags, tune
 from ..store.cell import row_name
+from ..store.executors import LOCAL
 from ..store.mirror import local_folder, prepare, touch
 from ..store.objects import is_url, read
 from ..store.progress import print_line
 from ..store.run import TUNING, Run
+from ..store.secrets import REDACTED, redacted
 from . import cells
 from .metrics import Metric
 from .running import LOG, NO_SEED, last_lines, read_again, train
@@ -58,6 +60,7 @@ class Comparison:
         if host == "auto":
             host, seam = find_loss(arguments.out, code, script, seam)
         _check(host, seam, script, file, self.specs)
+        _tell_secrets(script, arguments.on)
         self.cell = partial(cells.cell, host, seam, script, code, self.settings)
         self.notes: list[str] = []
 
@@ -116,7 +119,7 @@ class Comparison:
         metrics, given = metrics or self.metrics, self.arguments
         if given.resume:
             read_again([Run(given.out, cell) for cell in cells], metrics)
-        run_script = partial(train, metrics=metrics, jobs=flags.concurrent(given))
+        run_script = partial(train, script=given.script, metrics=metrics, jobs=flags.concurrent(given))
         return flags.run_cells(run_script, cells, given, "compare", failed=True)[0]
 
 
@@ -134,6 +137,18 @@ def _check(host: str, seam: Sequence[str], script: Sequence[str], file: Path, sp
         inject.check(parser.parse_args([f"--objective={spec}", *seam]), plugin)
         if spec != HOST:
             plugin.check(spec)
+
+
+def _tell_secrets(script: Sequence[str], place: str) -> None:
+    """Say that secrets of the script's command line are not recorded; raise where a cluster would write them down."""
+    hidden = [shown for shown, word in zip(redacted(script), script, strict=True) if shown != word]
+    if hidden and place != LOCAL:
+        raise ValueError(
+            f"--on {place}: the script's arguments have a secret ({', '.join(hidden)}), which a cluster's queue would "
+            "write to a file; set it in the workers' environment, where the script reads it."
+        )
+    if hidden:
+        print_line(f"secrets in the script's arguments are passed to it, and recorded as {REDACTED}")
 
 
 def _done(runs: Iterable[Run]) -> list[Run]:
@@ -191,7 +206,7 @@ def find_loss(root: str | Path, code: str, script: Sequence[str], seam: Sequence
     file = (
         local_folder(root).resolve()
         / cells.DOMAIN
-        / f"auto-{store.checksum(code, json.dumps([*script, *seam]))[:12]}.json"
+        / f"auto-{store.checksum(code, json.dumps([*redacted(script), *seam]))[:12]}.json"
     )
     file.parent.mkdir(parents=True, exist_ok=True)
     shared = f"{prepare(root)}/{cells.DOMAIN}/{file.name}"  # other machines find the same
@@ -204,9 +219,11 @@ def find_loss(root: str | Path, code: str, script: Sequence[str], seam: Sequence
             found = Path(out, "found.json")
             command = [sys.executable, "-m", "counterpoint.plugins.inject", "auto", *seam, f"--json={found}", "--"]
             subprocess.run([*command, *words], stdout=sys.stderr)
-            kept.write(found.read_bytes() if found.exists() else b"{}")
+            findings = json.loads(found.read_bytes()) if found.exists() else {}
+            findings["commands"] = [*map(redacted, findings.get("commands", []))]
+            kept.write(json.dumps(findings).encode())
     data = json.loads(file.read_text(encoding="utf-8"))
-    commands = data.get("commands", [])
+    commands = data["commands"]
     known = [command for command in commands if command[2] in data["hosts"]]
     if not commands or (len(known) != 1 and len(commands) > len(known) + 1):
         file.unlink()

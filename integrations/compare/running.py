@@ -34,10 +34,17 @@ class ScriptError(RuntimeError):
     """The script failed, or its loss was not replaced."""
 
 
-def train(run: Run, metrics: Sequence[Metric], jobs: int) -> None:
-    """Run the script, unless it has ended well already, and read its numbers."""
+def train(run: Run, script: Sequence[str], metrics: Sequence[Metric], jobs: int) -> None:
+    """Run the script, unless it has ended well already, and read its numbers.
+
+    Args:
+        run: whose arguments have the script without its secrets.
+        script: the script and its arguments, as they were typed.
+        metrics: which numbers to read.
+        jobs: how many runs there are at a time.
+    """
     if not (run.path / ENDED).exists():
-        _execute(run, metrics, jobs)
+        _execute(run, script, metrics, jobs)
     finish(run, metrics)
     shutil.rmtree(run.path / WORK, ignore_errors=True)
     if _repeats(run, 1) and not _repeats(run, 2):  # told once, and soon
@@ -75,7 +82,7 @@ def last_lines(run: Run) -> list[str]:
     return []
 
 
-def _execute(run: Run, metrics: Sequence[Metric], jobs: int) -> None:
+def _execute(run: Run, script: Sequence[str], metrics: Sequence[Metric], jobs: int) -> None:
     arguments, path, here, root = run.arguments, run.path.resolve(), Path.cwd(), run.root.resolve()
     for name in (OUT, WORK):
         shutil.rmtree(path / name, ignore_errors=True)
@@ -99,7 +106,7 @@ def _execute(run: Run, metrics: Sequence[Metric], jobs: int) -> None:
         began = (path / LOG).stat().st_mtime_ns  # the file system's time, which may lag
         code = _wait_for(
             subprocess.Popen(
-                [*command, *words(arguments, path / OUT)],
+                [*command, *words(arguments, script, path / OUT)],
                 cwd=folder,
                 env=environment,
                 stdin=subprocess.DEVNULL,

@@ -26,6 +26,7 @@ from .objects import plain
 from .progress import Item, track
 from .reading import TUNING, Embeddings, StoredRun
 from .reproduce import devices, versions
+from .secrets import redacted
 
 __all__ = ["TUNING", "Embeddings", "Listener", "Run", "find_runs"]
 
@@ -315,7 +316,7 @@ class Run(StoredRun):
             data=self.record.get("data"),
             versions=versions(),
             host={"system": platform.platform(), "threads": torch.get_num_threads(), "devices": devices()},
-            command=shlex.join(sys.argv),
+            command=shlex.join(redacted(sys.argv)),
             started=self.record.get("started", now()),
             seconds=self._seconds_before,
         )

@@ -125,7 +125,7 @@ def test_flags_of_the_script_can_be_values(here):
 )
 def test_the_arguments_of_a_run(script, flags, more, expected):
     arguments = cell("logits", [], script.split(), "c0de", Settings(**flags), "hcl", 3, **more)
-    assert words(store.Run("runs", arguments).arguments, Path("OUT")) == expected.split()
+    assert words(store.Run("runs", arguments).arguments, script.split(), Path("OUT")) == expected.split()
 
 
 def test_a_length_is_found_in_either_form():

@@ -91,6 +91,40 @@ def test_the_scripts_own_loss_and_another(here, capsys):
         assert (run.path / "out" / "results.json").exists()
 
 
+@pytest.mark.parametrize("host", [TOLD, "auto"])
+def test_secrets_of_the_scripts_arguments_are_passed_and_not_recorded(here, capfd, monkeypatch, host):
+    script = here / "train.py"
+    parsed = "args = parser.parse_args()\n"
+    used = 'parser.add_argument("--wandb-key", required=True)\n' + parsed + 'assert args.wandb_key.endswith("den")\n'
+    script.write_text(script.read_text().replace(parsed, used))
+    host = re.sub(r"train\.py:\d+", f"train.py:{LINE + 2}", host)
+    line = f"{host} --objectives host infonce:t=0.2 --seeds 1 --seed-flag --seed {READ} --json -- train.py --steps 5 "
+    for secret in ("covert-den", "other-covert-den"):  # which is not part of what a run is
+        monkeypatch.setattr(sys, "argv", ["counterpoint", "compare", *shlex.split(line), f"--wandb-key={secret}"])
+        assert main(sys.argv[1:]) == 0
+        told = capfd.readouterr()
+        assert "secrets in the script's arguments are passed to it, and recorded as REDACTED" in told.err
+    runs = store.find_runs("runs")
+    assert len(runs) == 2
+    assert all("--wandb-key=REDACTED" in run.record["command"] for run in runs)
+    assert not [path for path in Path("runs").rglob("*") if path.is_file() and b"covert" in path.read_bytes()]
+    assert main(["report", "runs", "--out", "shown"]) == 0
+    assert main(["show", str(runs[0].path)]) == 0
+    shown = capfd.readouterr().out
+    assert "--wandb-key=REDACTED" in shown
+    assert "secrets are not recorded; type them again" in shown
+    assert not [path for path in Path("shown").iterdir() if b"covert" in path.read_bytes()]
+    assert main(["compare", "--config", str(runs[0].path / "run.json")]) == 2
+    assert "its command had a secret, which was not recorded" in capfd.readouterr().err
+
+
+def test_secrets_do_not_go_to_a_cluster(here, capsys):
+    line = f"{TOLD} --objectives host hcl --seeds 1 --set-seed --copy {READ} --on slurm -- train.py --token {'a1' * 12}"
+    assert main(["compare", *shlex.split(line)]) == 2
+    assert "--on slurm: the script's arguments have a secret (REDACTED)" in capsys.readouterr().err
+    assert not list(here.rglob("run.json"))
+
+
 @pytest.mark.slow
 def test_a_better_objective_is_found_and_an_equal_one_is_called_so(here):
     line = f"{TOLD} --objectives host infonce:t=0.2 infonce:t=0.02 --seed-flag --seed {READ} --jobs 2 --json "
