@@ -105,6 +105,12 @@ def is_ids(tensor: Tensor, what: str, length: int) -> Tensor:
     return tensor.long()
 
 
+def hint_of_logits(view: Tensor) -> str:
+    """Return a hint for views that may be logits: square matrices, and integers, which may be their labels."""
+    square = view.dim() == 2 and view.shape[0] == view.shape[1]
+    return " For logits, call from_logits(logits, labels)." if square or is_whole(view) else ""
+
+
 def is_prior(prior: Tensor, zero: bool = True) -> Tensor:
     if wanted(prior) and not bool(((prior >= 0 if zero else prior > 0) & (prior < 1)).all()):
         raise ValueError(f"prior: expected probabilities in {'[' if zero else '('}0, 1).")

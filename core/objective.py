@@ -158,7 +158,8 @@ class Objective(Parametrized):
             ids: ``(B,)`` integers; samples with the same id are never each other's negatives.
             labels: ``(B,)`` integers; as ``ids``, and samples with the same label are positives (supervised use), rows
                 of the queue included. One view is enough; a sample that is the only one of its class then has no
-                positive, and does not count. Hard negatives are never positives.
+                positive, and does not count; a batch without any positive is an error. Hard negatives are never
+                positives.
             queue_ids, negative_ids: ids (or labels) of the queue's rows and of the hard negatives.
             false_negatives: which keys are too similar to be negatives: :func:`counterpoint.margin`,
                 :func:`counterpoint.threshold`, or a list of these. Similarities are the model's own, as constants, or
@@ -257,14 +258,16 @@ class Objective(Parametrized):
             logits: ``(..., anchors, keys)``, similarities times ``scale``. Minus infinity, or -1e4 and less, is a
                 mask: such a key is not a negative of that anchor.
             labels: ``(..., anchors)`` column of each positive; booleans of the shape of ``logits`` for several
-                positives per row, or numbers that are zero elsewhere (one-hot); by default the diagonal.
+                positives per row, or numbers that are zero elsewhere (one-hot); by default the diagonal. Rows
+                without a positive do not count.
             scale: factor of the similarities in the logits, usually one over the host's temperature. A temperature
                 of ``"host"`` is one over it; if the scale is a tensor that is trained (CLIP's ``logit_scale.exp()``),
                 the gradient reaches it only by such a temperature.
             bias: what was added to the similarities times ``scale``, as SigLIP does; a number or a tensor that is
                 trained. A bias of ``"host"`` is this one.
             ignore_index: rows with this label do not count, whatever is in them.
-            empty: what rows are whose keys are all masked: an ``error``, or of loss ``zero``, as for cross entropy.
+            empty: what rows are whose keys are all masked, and a batch without any positive: an ``error``, or of
+                loss ``zero``, as for cross entropy.
             reduction: as in the call with embeddings; ``none`` has the shape ``(..., anchors)``.
         """
         from_host = [module for module in self.modules() if isinstance(module, FromScale)]

@@ -328,7 +328,11 @@ def _labeled(batch: Batch, name: str, parts: Sequence[Part], hard: Tensor | None
     neg = DenseNegatives(matrix, drop=drop, log_weight=weight)
     checks.has_negatives(neg.count)
     if len(batch.raw) == 1:  # a sample may be the only one of its class
-        pos_mask, anchors_weight = counted_positives(pos_mask, matrix.dtype)
+        every = batch.everyone(batch.labels).sort().values
+        error = f"labels: expected a label that at least 2 samples share, got {len(every)} different ones."
+        error += checks.hint_of_logits(batch.raw[0])
+        repeated = (every[1:] == every[:-1]).any()
+        pos_mask, anchors_weight = counted_positives(pos_mask, matrix.dtype, error, repeated)
     # entries that are not positives are finite, and every mean excludes them
     prior = _prior(batch, matrix)
     return Scores(matrix, neg, pos_mask, name, prior=prior, anchors=anchors_weight, views=len(batch.raw))

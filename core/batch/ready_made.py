@@ -43,7 +43,8 @@ def scores_from_matrices(
                 f"got {checks.shape(pos_mask)} of {pos_mask.dtype}."
             )
         scores.pos = torch.where(pos_mask, pos, torch.zeros_like(pos))
-        scores.pos_mask, scores.anchors = counted_positives(pos_mask, pos.dtype)
+        error = "pos_mask: expected a positive of at least one anchor, got False everywhere."
+        scores.pos_mask, scores.anchors = counted_positives(pos_mask, pos.dtype, error)
     checks.is_finite(scores.pos, "pos")
     if v is not None:
         scores.v = checks.is_finite(score_columns(v, "v", anchors), "v")
@@ -192,8 +193,9 @@ def scores_from_logits(
     s = (s - _bias(bias) if isinstance(bias, Tensor) or bias != 0.0 else s) / scale
     neg = DenseNegatives(s, skip=labels) if drop is None else DenseNegatives(s, drop=drop)
     if labels.dtype == torch.bool:
-        pos_mask, with_positives = counted_positives(labels, s.dtype)
-        anchors = with_positives if anchors is None else anchors
+        error = "labels: expected a positive in at least one row, got none." if empty == "error" else ""
+        pos_mask, with_positives = counted_positives(labels, s.dtype, error)
+        anchors = with_positives if anchors is None else anchors * with_positives
         return Scores(s, neg, pos_mask, "logits", anchors=anchors, rows=rows, share=share)
     return Scores(s.gather(1, labels), neg, layout="logits", anchors=anchors, rows=rows, share=share)
 

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from .. import checks
 from ..engine.cosines import CosineNegatives
 from ..engine.negatives import Negatives as Negatives  # for objectives, which do not import the engine
 from ..hyper import Value
@@ -140,11 +141,25 @@ def logsumexp_over(x: Tensor, mask: Tensor | None) -> Tensor:
     return (x if mask is None else x.masked_fill(~mask, -math.inf)).logsumexp(1, keepdim=True)
 
 
-def counted_positives(pos_mask: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+def counted_positives(
+    pos_mask: Tensor, dtype: torch.dtype, error: str, any_positive: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
     """Return the mask and a weight per anchor.
 
     Anchors without positives get weight zero and placeholder positives, since their loss would be infinite, and
-    ``inf * 0`` is NaN.
+    ``inf * 0`` is NaN. A batch without any raises; where values are not read, its weights are NaN.
+
+    Args:
+        pos_mask: ``(anchors, P)``, True where there is a positive.
+        dtype: of the weights.
+        error: message for a batch without positives; if empty, such a batch is allowed.
+        any_positive: whether any process has a positive; by default, whether ``pos_mask`` has one.
     """
     has_positives = pos_mask.any(1)
-    return pos_mask | ~has_positives.unsqueeze(1), has_positives.to(dtype)
+    weights = has_positives.to(dtype)
+    if error:
+        any_positive = has_positives.any() if any_positive is None else any_positive
+        if checks.wanted(any_positive) and not bool(any_positive):
+            raise ValueError(error)
+        weights = weights.where(any_positive, math.nan)
+    return pos_mask | ~has_positives.unsqueeze(1), weights

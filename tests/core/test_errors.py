@@ -202,6 +202,16 @@ KEYS = {
         ValueError,
         r"labels= goes with the pairings views, one_way, symmetric and queue, not arcl",
     ),
+    "labels all different": (
+        lambda: LOSS(Z1, labels=IDS),
+        ValueError,
+        r"labels: expected a label that at least 2 samples share, got 6 different ones\.$",
+    ),
+    "labels of logits": (
+        lambda: cp.SupCon()(Z1 @ Z2.T, labels=IDS),
+        ValueError,
+        r"got 6 different ones\. For logits, call from_logits\(logits, labels\)",
+    ),
     "queue_ids alone": (lambda: LOSS(Z1, Z2, ids=IDS, queue_ids=IDS), ValueError, r"queue_ids: needs queue="),
     "queue_ids without ids": (lambda: LOSS(Z1, Z2, queue=QUEUE, queue_ids=IDS), ValueError, r"queue_ids: needs .*ids="),
     "queue_ids length": (
@@ -272,6 +282,11 @@ SCORES = {
         lambda: LOSS.from_scores(POS, NEG, pos_mask=without_row(0)),
         ValueError,
         r"pos_mask: expected booleans of shape \(5, 1\), got \(5, 7\)",
+    ),
+    "pos_mask empty": (
+        lambda: LOSS.from_scores(POS, NEG, pos_mask=POS > 1),
+        ValueError,
+        r"pos_mask: expected a positive of at least one anchor, got False everywhere",
     ),
     "v rows": (lambda: LOSS.from_scores(POS, NEG, v=POS[:3]), ValueError, r"v: expected shape \(5,\).*got \(3, 1\)"),
     "prior range": (
@@ -360,6 +375,11 @@ LOGITS = {
         lambda: LOSS.from_logits(NEG, ~without_row(3)),
         ValueError,
         r"1 of 5 anchors have no negatives \(rows 3\)",
+    ),
+    "no positives": (
+        lambda: LOSS.from_logits(NEG, NEG > 1),
+        ValueError,
+        r"labels: expected a positive in at least one row, got none",
     ),
     "scale zero": (lambda: LOSS.from_logits(NEG, scale=0), ValueError, r"scale: expected a positive number.*, got 0"),
     "scale NaN": (lambda: LOSS.from_logits(NEG, scale=math.nan), ValueError, r"scale: expected .*got nan"),
@@ -717,6 +737,9 @@ def test_checks_can_be_switched_off_for_values_but_not_for_shapes():
     cp.set_checks("never")
     assert LOSS(spoiled(Z1, 0, 0), Z2).isnan()
     assert LOSS.from_scores(spoiled(POS, 0), NEG).isnan()
+    assert LOSS(Z1, labels=IDS).isnan()
+    assert LOSS.from_scores(POS, NEG, pos_mask=POS > 1).isnan()
+    assert LOSS.from_logits(NEG, NEG > 1).isnan()
     with pytest.raises(ValueError, match="view 2"):
         LOSS(Z1, Z2[:5])
     cp.set_checks("always")

@@ -328,6 +328,8 @@ def refused(rank: int, what: str) -> None:
         how["gather"] = "ring"
     elif what == "labels":
         how |= {"labels": ids, "gather": "ring"}
+    elif what == "positives":
+        z, how["labels"] = z[:1], 10 * rank + torch.arange(z.shape[1])
     cp.InfoNCE()(*z, **how)
 
 

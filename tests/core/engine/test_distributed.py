@@ -429,6 +429,7 @@ def test_a_process_that_hangs_ends_the_others_at_the_timeout(tmp_path, gather):
         ("ring", ('gather="ring" (1) or not (0), got 0 on rank 0, 1 on rank 1',) * 2),
         ("gradient", ("which embeddings have a gradient, got 0 on rank 0, 3 on rank 1",) * 2),
         ("labels", ("they need gather=True, not a ring",) * 2),
+        ("positives", ("labels: expected a label that at least 2 samples share, got 7 different ones",) * 2),
     ],
 )
 def test_what_one_process_cannot_do_all_hear_of(tmp_path, what, texts):
