@@ -135,8 +135,8 @@ class Objective(Parametrized):
         objectives.
 
         Args:
-            views: two or more tensors ``(B, d)``, one per view, or one tensor ``(B, views, d)``. They are
-                normalized here unless ``normalize=False``.
+            views: tensors ``(B, d)``, one per view. They are normalized here unless ``normalize=False``.
+            stacked: the views are one tensor ``(B, views, d)``. For ``(views, B, d)``, call ``loss_fn(*z)``.
             pairing: who is compared with whom. By default each objective uses its paper's pairing; see
                 :mod:`counterpoint.batch.pairings` for ``views``, ``one_way``, ``symmetric``, ``first_two``, ``pairs``,
                 ``arcl``, ``joint`` and ``single``. A mapping replaces some pairings and leaves the others: with

@@ -4,11 +4,11 @@
 
     counterpoint inject function --replace "losses.py:NTXent.forward(z_i, z_j)" --objective adnce -- train.py
 
-**Which tensors are there.** The arguments of each call. ``--as`` says what else the objective needs to know:
-``pairing=one_way``, ``normalize=false``, ``reduction=sum``, ``cat=2`` where one parameter holds two views, one below
-the other, ``anchors=first`` where only the first view's samples are anchors, and ``times=2`` where the original
-multiplies its loss. Parameters may also be passed by an objective's own
-names: ``(features, labels=targets)``, ``(image, text, scale=logit_scale, bias=logit_bias)``.
+**Which tensors are there.** The arguments of each call; one of three dimensions is ``(B, views, d)``, as SupContrast's
+``features``. ``--as`` says what else the objective needs to know: ``pairing=one_way``, ``normalize=false``,
+``reduction=sum``, ``cat=2`` where one parameter holds two views, one below the other, ``anchors=first`` where only the
+first view's samples are anchors, and ``times=2`` where the original multiplies its loss. Parameters may also be passed
+by an objective's own names: ``(features, labels=targets)``, ``(image, text, scale=logit_scale, bias=logit_bias)``.
 
 **How to put an objective there.** The function is replaced where its module defines it. Where the original returns
 more than a loss, it is still called for the rest.
@@ -127,6 +127,8 @@ class _Replaced:
         options = {key: values[name] for key, name in self.named.items()}
         scale, bias = options.pop("scale", None), options.pop("bias", None)
         parts = views if self.cat == 1 else [part for view in views for part in view.chunk(self.cat)]
+        if len(parts) == 1 and parts[0].dim() == 3:
+            options["stacked"] = True
         return parts, {**self.options, **options}, scale, 0.0 if bias is None else bias
 
 

@@ -32,7 +32,7 @@ class Batch:
     """The embeddings of a batch and what is known of them, validated.
 
     Args:
-        views: two or more tensors ``(B, d)``, one per view, or one tensor ``(B, views, d)``.
+        views: tensors ``(B, d)``, one per view; with a queue also ``(B, m, d)``.
 
     The other arguments are those of :class:`counterpoint.batch.options.BatchOptions`.
 
@@ -89,6 +89,7 @@ class Batch:
         *,
         pairing: str | Mapping[str, str] | None = None,
         symmetric: bool = False,
+        stacked: bool = False,
         normalize: bool = True,
         engine: str = "auto",
         tile: int | None = None,
@@ -100,7 +101,7 @@ class Batch:
             )
         self.pairing = "symmetric" if symmetric else pairing
         self.normalize, self.engine, self._requested_tile = normalize, engine, tile
-        self.raw = checked_views(views, known.get("queue") is not None)
+        self.raw = checked_views(views, known.get("queue") is not None, stacked)
         first = self.raw[0]
         self.device, self.size, self.width = first.device, first.shape[0], first.shape[-1]
         self.total = self.size

@@ -45,12 +45,13 @@ class BatchOptions(KnownOptions, total=False):
 
     pairing: str | Mapping[str, str] | None
     symmetric: bool
+    stacked: bool
     normalize: bool
     engine: str
     tile: int | None
 
 
-def checked_views(views: Sequence[Tensor], queued: bool) -> list[Tensor]:
+def checked_views(views: Sequence[Tensor], queued: bool, stacked: bool = False) -> list[Tensor]:
     """Return the views of a batch, ``(B, d)`` each; with a queue also ``(B, m, d)``."""
     for i, view in enumerate(views, 1):
         if isinstance(view, (list, tuple)):
@@ -58,8 +59,17 @@ def checked_views(views: Sequence[Tensor], queued: bool) -> list[Tensor]:
         checks.is_float(view, f"view {i}")
     if not views:
         raise ValueError("no embeddings: call with the views of a batch, loss_fn(z1, z2).")
-    if len(views) == 1 and views[0].dim() == 3:
-        views = views[0].unbind(1)
+    whole = len(views) == 1 and views[0].dim() == 3
+    if stacked and not whole:
+        raise ValueError(
+            f"stacked=True: expected one tensor (batch, views, width), got {', '.join(map(checks.shape, views))}."
+        )
+    if whole and not stacked:
+        raise ValueError(
+            f"view 1: expected shape (batch, width), got {checks.shape(views[0])}. For (views, batch, width), call "
+            "loss_fn(*z); for (batch, views, width), loss_fn(z, stacked=True)."
+        )
+    views = views[0].unbind(1) if stacked else views
     dims = 3 if queued and views[0].dim() == 3 else 2
     for i, view in enumerate(views, 1):
         if view.dim() != dims or view.shape != views[0].shape:

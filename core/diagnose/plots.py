@@ -83,7 +83,7 @@ def plot_distances(
     """Plot the histogram of pairwise distances ``D = (1 - cos) / 2``, with the margin shaded, after LMCL's Figure 2.
 
     Args:
-        embeddings: ``(B, d)``, ``(B, m, d)`` or several views ``(B, d)``; pairs are within a view.
+        embeddings: ``(B, d)``, or a list of several views ``(B, d)``; pairs are within a view.
         objective: gives the title and, if it has a ``dp`` term, the margin in place of ``low`` and ``high``.
         path: where to save the picture, a PNG unless the name ends otherwise.
         low, high: the margin.

@@ -15,12 +15,12 @@ def distances(*views: Tensor) -> Tensor:
     """Compute ``(1 - cos) / 2`` of the pairs ``j > i`` of samples within each view.
 
     Args:
-        views: ``(B, d)`` each, or one tensor ``(B, m, d)``.
+        views: ``(B, d)`` each.
     """
     if not views:
         raise ValueError("distances: call with the views of a batch, distances(z1, z2).")
     values = []
-    for view in views[0].unbind(1) if views[0].dim() == 3 else views:
+    for view in views:
         z = _normalized(view, "distances", "(batch, width)")
         above = torch.ones(len(z), len(z), dtype=torch.bool, device=z.device).triu(1)
         values.append(((1 - z @ z.T) / 2).clamp(0, 1)[above])

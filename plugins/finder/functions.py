@@ -172,9 +172,12 @@ def _arguments(
                 continue
             for options, call in _calls(loss_fn, chosen, classes, normalized):
                 leaves = {name: arguments[name].detach().double().requires_grad_() for name in chosen}
+                views = [*leaves.values()]
+                stacked = count == 1 and views[0].dim() == 3  # (B, views, d)
+                views = [*views[0].unbind(1)] if stacked else views
                 try:
                     with torch.enable_grad():
-                        value = call(*leaves.values())
+                        value = call(*views)
                         grads = torch.autograd.grad(value, [leaves[name] for name in gets], allow_unused=True)
                 except (ValueError, RuntimeError, TypeError):
                     continue
@@ -187,7 +190,7 @@ def _arguments(
                 if error <= tolerance:
                     return {
                         "arguments": list(chosen),
-                        "as": options,
+                        "as": {**options, **({"stacked": True} if stacked else {})},
                         "weight": weight,
                         "gradient_difference": error,
                         "value": float(value.detach()),
@@ -223,12 +226,12 @@ def _plain_calls(loss_fn: Objective, chosen: Sequence[str], normalized: bool) ->
     for normalize in [True, False] if normalized else [False]:
         base: dict[str, Any] = {} if normalize else {"normalize": False}
         if len(chosen) == 1:
-            yield {**base, "pairing": "views"}, lambda z, n=normalize: loss_fn(z, pairing="views", normalize=n)
-            yield {**base, **_FIRST}, lambda z, n=normalize: _of_first(loss_fn, z, normalize=n)
+            yield {**base, "pairing": "views"}, lambda *z, n=normalize: loss_fn(*z, pairing="views", normalize=n)
+            yield {**base, **_FIRST}, lambda *z, n=normalize: _of_first(loss_fn, *z, normalize=n)
             for split in ("halves", "interleaved"):
                 yield (
                     {**base, "pairing": "views", **({"cat": 2} if split == "halves" else {"split": split})},
-                    lambda z, n=normalize, s=split: loss_fn(*_split(z, s), pairing="views", normalize=n),
+                    lambda *z, n=normalize, s=split: loss_fn(*_split(s, *z), pairing="views", normalize=n),
                 )
         elif len(chosen) == 2:
             for pairing in ("one_way", "symmetric", "views"):
@@ -250,13 +253,13 @@ _FIRST = {"pairing": "views", "anchors": "first"}
 
 
 def _of_first(loss_fn: Objective, *views: Tensor, normalize: bool) -> Tensor:
-    if len(views) == 1 and views[0].dim() != 3:
+    if len(views) == 1:
         raise ValueError("no views")
     return loss_fn(*views, pairing="views", normalize=normalize, reduction="none")[: len(views[0])].mean()
 
 
-def _split(z: Tensor, how: str) -> tuple[Tensor, Tensor]:
-    if z.dim() != 2 or len(z) % 2:
+def _split(how: str, z: Tensor, *others: Tensor) -> tuple[Tensor, Tensor]:
+    if others or z.dim() != 2 or len(z) % 2:
         raise ValueError("no two halves")
     return (z[: len(z) // 2], z[len(z) // 2 :]) if how == "halves" else (z[0::2], z[1::2])
 

@@ -96,7 +96,8 @@ def different(name: str) -> object:
     values = {
         "directions": ("forward", "backward"), "hardness_mode": "in_batch_negatives", "hardness_strength": 0.3,
         "negative_weight": 0.5, "empty": "zero", "in_batch": False, "shared_negatives": False, "symmetric": True,
-        "normalize": False, "engine": "tiles", "tile": 32, "pairing": {"infonce": "one_way", "*": "views"},
+        "normalize": False, "stacked": True, "engine": "tiles", "tile": 32,
+        "pairing": {"infonce": "one_way", "*": "views"},
         "false_negatives": [cp.margin(1 / 3, "relative", hard=False), cp.threshold(0.3, hard=False)],
         "guide": [torch.ones(2), torch.zeros(2)], "reduction": "sum", "gather": "ring",
     }  # fmt: skip

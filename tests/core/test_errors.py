@@ -38,7 +38,18 @@ EMBEDDINGS = {
     "no tensor": (lambda: LOSS(Z1, "z2"), TypeError, r"view 2: expected a tensor, got str"),
     "integers": (lambda: LOSS(Z1.long(), Z2), TypeError, r"view 1: expected floating-point values, got torch.int64"),
     "one view": (lambda: LOSS(Z1), ValueError, r"pairing views needs at least 2 views, got 1"),
-    "one stacked view": (lambda: LOSS(Z1.unsqueeze(1)), ValueError, r"needs at least 2 views, got 1"),
+    "one stacked view": (lambda: LOSS(Z1.unsqueeze(1), stacked=True), ValueError, r"needs at least 2 views, got 1"),
+    "stacked in an unknown way": (
+        lambda: LOSS(torch.stack([Z1, Z2])),
+        ValueError,
+        r"view 1: expected shape \(batch, width\), got \(2, 6, 4\)\. For \(views, batch, width\), call "
+        r"loss_fn\(\*z\); for \(batch, views, width\), loss_fn\(z, stacked=True\)",
+    ),
+    "stacked, but not": (
+        lambda: LOSS(Z1, Z2, stacked=True),
+        ValueError,
+        r"stacked=True: expected one tensor \(batch, views, width\), got \(6, 4\), \(6, 4\)",
+    ),
     "vector": (lambda: LOSS(Z1[0], Z2[0]), ValueError, r"view 1: expected shape \(batch, width\), got \(4\)"),
     "four dimensions": (lambda: LOSS(Z1[None, None]), ValueError, r"view 1: expected shape .*got \(1, 1, 6, 4\)"),
     "two stacks": (lambda: LOSS(Z1[None], Z2[None]), ValueError, r"view 1: expected shape .*got \(1, 6, 4\)"),

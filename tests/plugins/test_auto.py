@@ -319,6 +319,7 @@ def supervised(features, y, t=0.1):
     (words,) = found.data["commands"]
     assert words[words.index("--replace") + 1] == f"toy.py:supervised(features{', labels=y' * supervised})"
     assert words[words.index("--as") + 1] == "normalize=false,pairing=views,times=3.0"
+    assert "normalize=False, pairing='views', stacked=True)" in found.err
     spec = words[words.index("--objective") + 1]
     assert spec == ("supcon:t=0.1" if supervised else "adnce:t=0.1")
     assert words[words.index("--own") + 1] == spec.replace("adnce", "infonce")

@@ -87,7 +87,7 @@ def test_pairings(name, m, normalize, group):
     same(cp.InfoNCE(0.5)(*z, reduction="none", **options), expected, z)
     same(cp.InfoNCE(0.5)(*z, **options), expected.mean(), z)
     if m > 1:
-        same(cp.InfoNCE(0.5)(z.transpose(0, 1), **options), expected.mean(), z)
+        same(cp.InfoNCE(0.5)(z.transpose(0, 1), stacked=True, **options), expected.mean(), z)
 
 
 @pytest.mark.parametrize(("name", "m"), [("views", 2), ("views", 3), ("one_way", 2), ("one_way", 3)])

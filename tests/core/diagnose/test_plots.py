@@ -102,7 +102,7 @@ def test_distances(tmp_path):
 
 def test_distances_by_class_with_the_margin_of_an_objective():
     z, labels = samples()
-    for embeddings, views in ((z, 1), (torch.stack([z, z], 1), 2)):
+    for embeddings, views in ((z, 1), ([z, z], 2)):
         figure = plot_distances(embeddings, "infonce + 0.1*dp:low=0.15,high=0.35", labels=labels.tolist())
         (other, first), (same, second) = outlines(figure)
         assert legend(figure)[0] == "the margin, 0.15 < D < 0.35"
