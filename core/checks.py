@@ -106,9 +106,9 @@ def is_ids(tensor: Tensor, what: str, length: int) -> Tensor:
 
 
 def hint_of_logits(view: Tensor) -> str:
-    """Return a hint for views that may be logits: square matrices, and integers, which may be their labels."""
+    """Return a hint for a single view that may be logits: a square matrix."""
     square = view.dim() == 2 and view.shape[0] == view.shape[1]
-    return " For logits, call from_logits(logits, labels)." if square or is_whole(view) else ""
+    return " For logits, call from_logits(logits, labels)." if square else ""
 
 
 def is_prior(prior: Tensor, zero: bool = True) -> Tensor:

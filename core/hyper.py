@@ -132,7 +132,7 @@ class Learned(nn.Module):
             raise ValueError(
                 f"Learned: expected low <= init <= high, got init={init!r}, low={low!r}, high={high!r}.{hint}"
             )
-        self.low, self.high = float(low), float(high)
+        self.start, self.low, self.high = float(init), float(low), float(high)
         if self.low > 0:
             self.log_value = nn.Parameter(torch.tensor(math.log(init)))
         else:

@@ -39,10 +39,15 @@ from .hyper import (
     Whole,
     current,
     nearest,
+    number,
     text,
 )
 from .parameters import Parametrized
 from .registry import kind, known
+
+
+MAX_TEMPERATURE = 5.0
+"""Divided by more than this, any two cosines differ by less than 0.4."""
 
 
 class Inner(Hyper["Objective | str", "Objective"]):
@@ -210,7 +215,22 @@ class Objective(Parametrized):
         if checks.compiling() and reduction == "mean" and compiled.takes(self, views, {"gather": gather, **options}):
             return compiled.loss_of(self, views, {"gather": gather, **options})
         batch = gathered_batch(views, gather, **options) if gather else Batch(views, **options)
+        if batch.normalize and not checks.compiling():
+            self._warn_of_scales()
         return self.from_pairings(partial(scores_of, batch), batch.device, reduction=reduction)
+
+    def _warn_of_scales(self) -> None:
+        """Warn of temperatures that start so high that cosines hardly differ: most likely they are scales of logits."""
+        for part in self.modules():
+            temperature = vars(part).get("_hyper", {}).get("temperature")
+            start = getattr(temperature, "start", temperature)
+            if isinstance(start, float) and start > MAX_TEMPERATURE:
+                scale = number(start)
+                warnings.warn(
+                    f"{type(part).__name__}: expected a temperature of at most {MAX_TEMPERATURE:g} for cosines, got "
+                    f"{scale}. If this is a scale of logits, the temperature is 1/{scale}.",
+                    stacklevel=5,  # where the objective is called
+                )
 
     def from_scores(
         self,

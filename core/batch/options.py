@@ -56,6 +56,11 @@ def checked_views(views: Sequence[Tensor], queued: bool, stacked: bool = False) 
     for i, view in enumerate(views, 1):
         if isinstance(view, (list, tuple)):
             raise TypeError(f"view {i}: expected a tensor, got {type(view).__name__}: call loss_fn(*views).")
+        if checks.is_whole(checks.is_tensor(view, f"view {i}")):
+            raise TypeError(
+                f"view {i}: expected floating-point values, got {view.dtype}. Pass labels by name, labels=...; for "
+                "logits, call from_logits(logits, labels)."
+            )
         checks.is_float(view, f"view {i}")
     if not views:
         raise ValueError("no embeddings: call with the views of a batch, loss_fn(z1, z2).")

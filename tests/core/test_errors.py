@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import pickle
 import re
+import warnings
 
 import pytest
 import torch
@@ -37,7 +38,14 @@ EMBEDDINGS = {
     "nothing": (lambda: LOSS(), ValueError, r"no embeddings: call with .*loss_fn\(z1, z2\)"),
     "no tensor": (lambda: LOSS(Z1, "z2"), TypeError, r"view 2: expected a tensor, got str"),
     "integers": (lambda: LOSS(Z1.long(), Z2), TypeError, r"view 1: expected floating-point values, got torch.int64"),
-    "one view": (lambda: LOSS(Z1), ValueError, r"pairing views needs at least 2 views, got 1"),
+    "complex numbers": (lambda: LOSS(Z1 + 0j, Z2), TypeError, r"view 1: expected floating-point .*complex64\.$"),
+    "labels by position": (
+        lambda: LOSS(Z1 @ Z2.T, IDS),
+        TypeError,
+        r"view 2: expected floating-point values, got torch.int64\. .*labels=.*call from_logits\(logits, labels\)",
+    ),
+    "one view": (lambda: LOSS(Z1), ValueError, r"pairing views needs at least 2 views, got 1\.$"),
+    "logits": (lambda: LOSS(Z1 @ Z2.T), ValueError, r"got 1\. For logits, call from_logits\(logits, labels\)"),
     "one stacked view": (lambda: LOSS(Z1.unsqueeze(1), stacked=True), ValueError, r"needs at least 2 views, got 1"),
     "stacked in an unknown way": (
         lambda: LOSS(torch.stack([Z1, Z2])),
@@ -756,6 +764,29 @@ def test_checks_can_be_switched_off_for_values_but_not_for_shapes():
     cp.set_checks("always")
     with pytest.raises(ValueError, match="view 1: 1 of 24"):
         LOSS(spoiled(Z1, 0, 0), Z2)
+
+
+@pytest.mark.parametrize(
+    "loss_fn",
+    [
+        cp.InfoNCE(20),
+        cp.SigLIP(cp.Learned(20)),
+        cp.InfoNCE(cp.Schedule(20, 0.1, 100)),
+        0.1 * LOSS + cp.ArCL(cp.HCL(20), views=2),
+    ],
+    ids=str,
+)
+def test_a_scale_in_place_of_a_temperature_is_warned_of_where_the_objective_is_called(loss_fn):
+    with pytest.warns(UserWarning, match=r"at most 5 for cosines, got 20\. .*temperature is 1/20") as caught:
+        loss_fn(Z1, Z2)
+    assert [warning.filename for warning in caught] == [__file__]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        loss_fn(Z1, Z2, normalize=False)
+        loss_fn.from_scores(POS, 20 * NEG)
+        loss_fn.from_logits(NEG)
+        cp.InfoNCE(5)(Z1, Z2)
+        cp.SigLIP(cp.Learned(0.1))(Z1, Z2)
 
 
 @pytest.mark.parametrize(
