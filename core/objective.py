@@ -45,7 +45,6 @@ from .hyper import (
 from .parameters import Parametrized
 from .registry import kind, known
 
-
 MAX_TEMPERATURE = 5.0
 """Divided by more than this, any two cosines differ by less than 0.4."""
 
