@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import os
 import sys
 import tempfile
@@ -101,7 +102,8 @@ def send(tracker: Tracker, lines: list[dict[str, Any]]) -> None:
     """Send lines, except what a tracker has of an earlier process."""
     for line in lines:
         step = int(line["step"])
-        numbers = {k: float(v) for k, v in line.items() if k != "step" and not tracker.has(step, k)}
+        new = {k: v for k, v in line.items() if k != "step" and not tracker.has(step, k)}
+        numbers = {k: math.nan if v is None else float(v) for k, v in new.items()}  # as the store has NaN and infinity
         if numbers:
             tracker.log(step, numbers)
     tracker.flush()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import signal
 import socket
@@ -95,6 +96,41 @@ def test_a_tracker_that_fails_is_left_out_with_one_warning(place, monkeypatch, c
     assert line.startswith(f"warning: {run.name}, seed 0: tensorboard has failed and is left out; the store has ")
     assert line.endswith("(ConnectionError: no answer)")
     assert [event.step for event in scalars(run.path / "tensorboard").Scalars("loss")] == [1, 2]
+
+
+def diverging(run):
+    """Log NaN and infinity, which are looked at first."""
+    for step, loss in enumerate((1.0, math.nan, math.inf, 0.5), 1):
+        run.log(step, loss=loss, other=1.0)
+    run.finish({"apart": math.nan, "other": 2.0})
+
+
+@pytest.mark.parametrize("name", ["tensorboard", *(pytest.param(x, marks=pytest.mark.slow) for x in NAMES[:3])])
+def test_what_cannot_be_computed_reaches_the_tracker(name, place, capfd):
+    pytest.importorskip(name)
+    (run,) = store.run_grid(trackers.tracked(diverging, [name]), cells()[:1], place / "runs", progress=False)
+    trackers.wait()
+    assert "warning" not in capfd.readouterr().err
+    assert run.done
+    if name == "tensorboard":
+        events = scalars(run.path / "tensorboard")
+        assert [event.value for event in events.Scalars("loss")] == pytest.approx(
+            [1, math.nan, math.nan, 0.5], nan_ok=True
+        )
+        assert math.isnan(events.Scalars("result/apart")[0].value)
+    if name == "mlflow":
+        client = __import__("mlflow").tracking.MlflowClient()
+        (found,) = client.search_runs([client.get_experiment_by_name("counterpoint").experiment_id])
+        history = sorted((m.step, m.value) for m in client.get_metric_history(found.info.run_id, "loss"))
+        assert [value for _, value in history] == pytest.approx([1, math.nan, math.nan, 0.5], nan_ok=True)
+    if name == "wandb":
+        losses = [float(loss) for _, loss in offline_losses(place / "runs" / "wandb")]
+        assert losses == pytest.approx([1, math.nan, math.nan, 0.5], nan_ok=True)
+    if name == "trackio":
+        lines = in_a_process(READ, place)
+        assert [line["loss"] in (None, "NaN") or math.isnan(line["loss"]) for line in lines if "loss" in line] == [
+            False, True, True, False,
+        ]  # fmt: skip
 
 
 def test_lines_of_a_file_that_is_being_written(tmp_path):
