@@ -10,6 +10,7 @@ from __future__ import annotations
 import inspect
 import math
 import numbers
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Generic, TypeGuard, overload
@@ -169,23 +170,17 @@ class FromScale(nn.Module):
     True
     """
 
-    value: Value | None = None
-
-    def set(self, value: Value | None) -> None:
-        vars(self)["value"] = value  # a parameter of the host's must not become one of this module
+    missing = 'temperature "host" is one over the scale of logits: expected a call of from_logits.'
 
     def forward(self) -> Value:
-        if self.value is None:
-            raise ValueError('temperature "host" is one over the scale of logits: expected a call of from_logits.')
-        return self.value
+        value = host_values().get(id(self))
+        if value is None:
+            raise ValueError(self.missing)
+        return value
 
     def bounds(self) -> tuple[float, float]:
         """Return the smallest and the largest value."""
         return math.nextafter(0, 1), math.inf
-
-    def __getstate__(self) -> dict[str, Any]:  # a tensor with a history can be neither copied nor stored
-        value = self.value.detach() if isinstance(self.value, Tensor) else self.value
-        return {**vars(self), "value": value}
 
     def __repr__(self) -> str:
         return self.spec()
@@ -197,10 +192,7 @@ class FromScale(nn.Module):
 class FromBias(FromScale):
     """The bias of logits: ``bias=`` of :meth:`counterpoint.Objective.from_logits`. Specs write it as ``b=host``."""
 
-    def forward(self) -> Value:
-        if self.value is None:
-            raise ValueError('bias "host" is that of logits: expected a call of from_logits with bias=.')
-        return self.value
+    missing = 'bias "host" is that of logits: expected a call of from_logits with bias=.'
 
     def bounds(self) -> tuple[float, float]:
         """Return the smallest and the largest value."""
@@ -209,29 +201,53 @@ class FromBias(FromScale):
 
 def given_by_host(module: nn.Module) -> list[Tensor]:
     """Return the host's own tensors that temperatures and biases of parts are at present."""
-    values: list[object] = []
-    for part in module.modules():
-        if isinstance(part, FromScale):
-            values.append(part.value)
-        else:  # a number or a tensor may stand in the place of a parameter
-            values += [vars(part).get(key) for key in getattr(part, "hyper", ())]
-    return [value for value in values if isinstance(value, Tensor)]
+    values = host_values()
+    found = (values.get(id(part)) for part in module.modules()) if values else ()
+    return [value for value in found if isinstance(value, Tensor)]
+
+
+_calls = threading.local()
+
+
+def host_values() -> dict[int, Value]:
+    """Return the host's scale and bias in this thread's call, by the identity of the module that reads them."""
+    return getattr(_calls, "values", {})
 
 
 @contextmanager
-def at_scale(module: nn.Module, scale: Value | None, bias: Value | None = None) -> Iterator[None]:
-    """Let temperatures that come :class:`FromScale` be one over ``scale``, and biases :class:`FromBias` ``bias``."""
-    from_host = [part for part in module.modules() if isinstance(part, FromScale)]
+def with_host_values(values: dict[int, Value]) -> Iterator[None]:
+    """Let modules read these values, in this thread; a backward pass installs those of its forward pass."""
+    before = host_values()
+    _calls.values = values
     try:
-        for part in from_host:
-            if isinstance(part, FromBias):
-                part.set(bias)
-            else:
-                part.set(None if scale is None else 1 / scale)
         yield
     finally:
-        for part in from_host:
-            part.set(None)
+        _calls.values = before
+
+
+def copied_host_values(module: nn.Module, copied: nn.Module) -> dict[int, Value]:
+    """Return the host's values of this thread's call for a copy of a module."""
+    values, pairs = host_values(), zip(module.modules(), copied.modules(), strict=True)
+    return {id(new): values[id(old)] for old, new in pairs if id(old) in values}
+
+
+@contextmanager
+def at_scale(
+    module: nn.Module, scale: Value | None, bias: Value | None = None, biased: type[nn.Module] | None = None
+) -> Iterator[None]:
+    """Let temperatures that come :class:`FromScale` be one over ``scale``, and biases :class:`FromBias` ``bias``.
+
+    Parts of the type ``biased`` have that bias, too, in place of their own.
+    """
+    values = dict(host_values())
+    for part in module.modules():
+        if isinstance(part, FromBias) or (biased is not None and isinstance(part, biased)):
+            if bias is not None:
+                values[id(part)] = bias
+        elif isinstance(part, FromScale) and scale is not None:
+            values[id(part)] = 1 / scale
+    with with_host_values(values):
+        yield
 
 
 Number = float | Schedule | Learned

@@ -37,6 +37,7 @@ from .hyper import (
     Tracked,
     Value,
     Whole,
+    at_scale,
     current,
     nearest,
     number,
@@ -289,8 +290,8 @@ class Objective(Parametrized):
                 loss ``zero``, as for cross entropy.
             reduction: as in the call with embeddings; ``none`` has the shape ``(..., anchors)``.
         """
-        from_host = [module for module in self.modules() if isinstance(module, FromScale)]
-        temperatures = [module for module in from_host if not isinstance(module, FromBias)]
+        parts = [*self.modules()]
+        temperatures = [part for part in parts if isinstance(part, FromScale) and not isinstance(part, FromBias)]
         if isinstance(scale, Tensor) and scale.requires_grad and not temperatures:
             warnings.warn(
                 f"{self}: scale= is trained, but has no gradient beside a temperature of the objective's own: "
@@ -298,17 +299,8 @@ class Objective(Parametrized):
                 stacklevel=2,
             )
         batch = scores_from_logits(logits, labels, scale, bias, ignore_index, empty)
-
-        def scores(_: str) -> Scores:
-            for module in from_host:
-                module.set(bias if isinstance(module, FromBias) else 1 / scale)
-            return batch
-
-        try:
-            loss = self.from_pairings(scores, logits.device, reduction=reduction)
-        finally:
-            for module in from_host:
-                module.set(None)
+        with at_scale(self, scale, bias):
+            loss = self.from_pairings(lambda _: batch, logits.device, reduction=reduction)
         return loss.unflatten(0, logits.shape[:-1]) if reduction == "none" and logits.dim() > 2 else loss
 
     def from_pairings(

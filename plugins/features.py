@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
-
 from torch import Tensor, nn
 
 from counterpoint.engine.distributed import Gather
-from counterpoint.hyper import FromScale
+from counterpoint.hyper import at_scale
 from counterpoint.objective import Objective, as_objective
 from counterpoint.objectives.siglip import SigLIP
 
@@ -47,7 +44,7 @@ class ContrastiveLoss(nn.Module):
         output_dict: bool = False,
     ) -> Tensor | dict[str, Tensor]:
         """Compute the loss of unit features ``(B, d)`` each."""
-        with _from_host(self.objective, logit_scale, logit_bias):
+        with at_scale(self.objective, logit_scale, logit_bias, biased=SigLIP):
             loss = self.objective(
                 image_features, text_features, pairing="symmetric" if self.symmetric else "one_way", normalize=False,
                 gather=self.gather,
@@ -55,23 +52,3 @@ class ContrastiveLoss(nn.Module):
         if logit_bias is not None:  # every parameter needs a gradient in DDP
             loss = loss + 0.0 * logit_bias.sum()
         return {"contrastive_loss": loss} if output_dict else loss
-
-
-@contextmanager
-def _from_host(objective: Objective, scale: Tensor | float, bias: Tensor | None) -> Iterator[None]:
-    """Let temperatures ``t=host`` be one over ``scale``, and ``bias``, if there is one, that of each ``siglip``."""
-    temperatures = [part for part in objective.modules() if isinstance(part, FromScale)]
-    biased = [part for part in objective.modules() if isinstance(part, SigLIP)] if bias is not None else []
-    own = [part.__dict__.get("bias") for part in biased]  # where constants shadow the descriptors of parameters
-    try:
-        for temperature in temperatures:
-            temperature.value = 1 / scale
-        for part in biased:
-            part.__dict__["bias"] = bias
-        yield
-    finally:
-        for temperature in temperatures:
-            temperature.value = None
-        for part, value in zip(biased, own, strict=True):
-            part.__dict__.pop("bias")
-            part.__dict__ |= {} if value is None else {"bias": value}

@@ -13,6 +13,7 @@ from torch.nn.functional import normalize
 from ..engine.distributed import without_ring
 from ..engine.negatives import DenseNegatives, dense_scores
 from ..html import Numbers
+from ..hyper import at_scale, copied_host_values, with_host_values
 from .chunked import path
 from .scores import Scores
 
@@ -57,22 +58,24 @@ def report(objective: Any, *args: Any, call: str = "forward", **options: Any) ->
             engine = _engine(objective, args, options)
         if call == "forward":
             options["engine"], options["tile"] = "matrix", 0  # the weight of every single negative needs a matrix
-        objective = deepcopy(objective).eval()
-        scores, device = _scores(objective, call, args, options)
-        with torch.autocast(device.type, enabled=False):
-            parts = _parts(objective)
-            main = scores(next((p for p in parts if p.pairing != "single"), parts[0]).pairing)
-            with torch.enable_grad():
-                loss = objective.from_pairings(scores, device)
-                weights = derivative(loss, dense_scores(main.neg))
-            numbers = {"loss": loss, **_similarities(main, weights)}
-            totals = _removed(main)
-            for weight, part in objective.terms() if parts[0] is not objective else []:
-                term = part * weight
-                numbers[f"term[{term}]"] = term.from_pairings(scores, device)
-            for part in parts:
-                for key, value in part.diagnostics(scores(part.pairing)).items():
-                    numbers[f"{key}[{part}]" if key in numbers else key] = value
+        objective, original = deepcopy(objective).eval(), objective
+        by_host = (options.get("scale", 1.0), options.get("bias", 0.0)) if call == "from_logits" else (None, None)
+        with with_host_values(copied_host_values(original, objective)), at_scale(objective, *by_host):
+            scores, device = _scores(objective, call, args, options)
+            with torch.autocast(device.type, enabled=False):
+                parts = _parts(objective)
+                main = scores(next((p for p in parts if p.pairing != "single"), parts[0]).pairing)
+                with torch.enable_grad():
+                    loss = objective.from_pairings(scores, device)
+                    weights = derivative(loss, dense_scores(main.neg))
+                numbers = {"loss": loss, **_similarities(main, weights)}
+                totals = _removed(main)
+                for weight, part in objective.terms() if parts[0] is not objective else []:
+                    term = part * weight
+                    numbers[f"term[{term}]"] = term.from_pairings(scores, device)
+                for part in parts:
+                    for key, value in part.diagnostics(scores(part.pairing)).items():
+                        numbers[f"{key}[{part}]" if key in numbers else key] = value
         means = torch.stack([value.detach().mean().to(loss.dtype) for value in numbers.values()])
         if main.neg.group is not None:  # over the anchors of all processes
             anchors = torch.tensor(len(main.pos), device=device)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -13,6 +13,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_flatten, tree_map
 
 from .. import checks
+from ..hyper import Value, host_values, with_host_values
 from .tiles import Tile, Workspace
 
 
@@ -28,6 +29,7 @@ class Traced:
         unit: factor of the results.
         number: number of results.
         is_tuple: whether ``f`` returns a tuple.
+        host: the host's scale and bias, which the call installed in its thread.
     """
 
     f: Callable[..., Any]
@@ -37,6 +39,7 @@ class Traced:
     unit: float
     number: int
     is_tuple: bool
+    host: dict[int, Value] = field(default_factory=host_values)
 
     offset = 0.0
 
@@ -89,7 +92,8 @@ class Traced:
         args = (s, *rest[: len(self.per_anchor)])
         # 2. values, with the leaves, and the constants of the forward pass, in place of what f closes over
         closed = _Captured(args, (rest[len(self.per_anchor) :], self.constants))
-        with torch.enable_grad(), closed if self.captured or self.constants else nullcontext():
+        replaced = closed if self.captured or self.constants else nullcontext()
+        with torch.enable_grad(), with_host_values(self.host), replaced:
             output = self.f(*args)
         results = output if isinstance(output, tuple) else (output,)
         # 3. gradients

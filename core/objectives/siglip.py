@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from ..batch.scores import Negatives
-from ..hyper import Real
+from ..hyper import Real, host_values
 from ..objective import Objective
 from .infonce import softplus
 
@@ -36,7 +36,7 @@ class SigLIP(Objective, name="siglip"):
     bias: Real = Real("b", default=-10.0, doc="Added to all ``s / t``; about minus the log of the number of negatives.")
 
     def per_anchor(self, pos: Tensor, neg: Negatives) -> Tensor:
-        t, b = self.temperature, self.bias
+        t, b = self.temperature, host_values().get(id(self), self.bias)
         scale = 1 / t  # of a tensor, a quotient of all pairs costs twice as much
         log_odds: Tensor = neg.mean(lambda s: softplus(s * scale + b)) * neg.count
         return softplus(-(pos / t + b)) + log_odds
