@@ -59,6 +59,8 @@ def log_debiased(
     count = float(v.shape[1]) if v_mask is None else v_mask.sum(1, keepdim=True).clamp(min=1).to(v.dtype)
     log_v = logsumexp_over((v - base) / t, v_mask) - log(count)
     floor = -(1 + base) / t
+    if isinstance(prior, Tensor):
+        prior = prior + (prior == 0) * 1e-30  # so that the gradient of its logarithm is finite
     gap = log_v + log(prior) - log_u
     below = gap >= 0
     # where the difference is not positive, a placeholder keeps the unused gradient finite

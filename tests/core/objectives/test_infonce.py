@@ -65,6 +65,18 @@ def test_hcl_detached_weights_change_the_gradient_only(seed, t, prior, beta):
     )
 
 
+@pytest.mark.parametrize("spec", ["dcl:t=0.5,prior=learned({},0,0.5)", "hcl:t=0.5,prior=learned({},0,0.5)"])
+@pytest.mark.parametrize("sign", [1, -1])
+def test_a_learned_prior_that_reaches_zero_keeps_the_gradient_that_raises_it(spec, sign):
+    def gradient(prior):
+        loss_fn = cp.objective(spec.format(prior)).double()
+        return torch.autograd.grad(sign * loss_fn(*embeddings(0)), [*loss_fn.parameters()])[0]
+
+    expected = gradient(1e-6)
+    assert expected.abs() > 0.01
+    torch.testing.assert_close(gradient(0), expected.clamp(max=0), rtol=1e-4, atol=0)
+
+
 @prop(seed=SEED, t=T)
 def test_clip_is_the_mean_of_both_simcse_directions(seed, t):
     z = embeddings(seed)
