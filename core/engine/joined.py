@@ -172,6 +172,8 @@ class JoinedNegatives(Negatives):
             return self
         whole = joined(matrices, self.hard)
         whole.group = self.group
+        if self.limited:
+            checks.has_negatives(whole.count, LIMITED)
         return whole
 
     def _over_parts(self, reduce: Callable[[Negatives], Any], together: Callable[[Tensor], Tensor]) -> Any:

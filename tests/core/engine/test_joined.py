@@ -87,3 +87,5 @@ def test_an_empty_part_that_becomes_a_matrix_counts_as_nothing():
     assert [bool((part.count == 0).any()) for part in kept.parts] == [True, True]
     for name in ("mean", "of a function of its own", "variance", "mean"):
         torch.testing.assert_close(REDUCTIONS[name](kept), REDUCTIONS[name](right), msg=name)
+    with pytest.raises(ValueError, match="excludes every key"):
+        joined(parts, [0, 0]).excluding(limit - 9).materialized()
