@@ -24,6 +24,7 @@ from fuzzing.draws import counts
 from fuzzing.joint import JOINT, check_joint
 from fuzzing.matrices import MATRICES, check_matrix
 from fuzzing.texts import TEXTS, TREES, check_data, check_text
+from fuzzing.ways import COMPILED, EMPTIED, FROZEN, check_compiled, check_emptied, check_frozen
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import seed as with_seed
 from hypothesis import strategies as st
@@ -34,6 +35,9 @@ CHECKS: dict[str, tuple[Callable[[Any], None], st.SearchStrategy[Any], int]] = {
     "objectives": (check_objective, CASES, 60),  # the check, its examples, and how many `make test` runs
     "joint": (check_joint, JOINT, 60),
     "matrices": (check_matrix, MATRICES, 60),
+    "compiled": (check_compiled, COMPILED, 12),
+    "frozen": (check_frozen, FROZEN, 60),
+    "emptied": (check_emptied, EMPTIED, 60),
     "texts": (check_text, TEXTS, 300),
     "data": (check_data, TREES, 200),
     "damage": (check_damage, DAMAGE, 100),

@@ -117,13 +117,16 @@ def build(case: dict[str, Any]) -> tuple[reference.Batch, dict[str, Any], list[t
     elif case["mode"] is None:
         call["pairing"] = "joint"
     if case["rules"]:
-        call["false_negatives"] = [
-            cp.threshold(value, hard=case["hard_rules"])
-            if kind == "threshold"
-            else cp.margin(value, kind, hard=case["hard_rules"])
-            for kind, value in case["rules"]
-        ]
+        call["false_negatives"] = rules_of(case)
     return batch, call, leaves
+
+
+def rules_of(case: dict[str, Any]) -> list[Any]:
+    hard = case["hard_rules"]
+    return [
+        cp.threshold(x, hard=hard) if kind == "threshold" else cp.margin(x, kind, hard=hard)
+        for kind, x in case["rules"]
+    ]
 
 
 def near_a_limit(case: dict[str, Any], batch: reference.Batch) -> bool:
