@@ -129,7 +129,9 @@ def mean_and_deviations(neg: Negatives, bound: Value, low: tuple[Tensor, Tensor]
         variance = neg.mean(lambda s, m, *low: above(s, *low) * (s - m) ** 2, mean, *low) / share
         spread = share * (1 + bound) - 1
     square = variance * spread
-    flat = square <= 0  # the square root has no derivative there
+    # the square root has no derivative at zero, and that of a variance of rounding alone is arbitrary
+    rounding = 8 * torch.finfo(mean.dtype).eps * mean.detach()
+    flat = (square <= 0) | (variance <= rounding**2)
     return mean + torch.where(flat, 0.0, torch.where(flat, 1.0, square).sqrt())  # type: ignore[no-any-return]
 
 
