@@ -149,7 +149,8 @@ def _run(
         loss = module.forward(*options.pop("views"), **options)
         state = [x.clone() for x in _state(module)[1].values()]
         wanted = [leaves[i] for i in differentiated]
-        found = torch.autograd.grad(loss, wanted, allow_unused=True) if wanted else ()
+        used = torch.autograd.grad(loss, wanted, allow_unused=True) if wanted and loss.requires_grad else ()
+        found = used or [None] * len(wanted)
     gradients = [torch.zeros_like(x) if g is None else g for x, g in zip(wanted, found, strict=True)]
     return [loss.detach().to(_dtype(tensors, settings)), *_separate(gradients), *state]
 

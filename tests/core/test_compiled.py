@@ -295,3 +295,15 @@ def test_what_a_host_learns_keeps_its_gradient(spec):
         found.append(torch.autograd.grad(loss, [bias if "siglip" in spec else scale]))
     torch.testing.assert_close(*found, rtol=1e-5, atol=0)
     assert found[0][0].abs() > 0
+
+
+def test_a_loss_that_depends_on_no_trained_number():
+    """Batches whose every anchor has no negatives have a loss of zero, of which nothing can be differentiated."""
+    loss_fn = cp.InfoNCE(0.1)
+    how = {"pairing": "one_way", "false_negatives": [cp.threshold(-2.0)], "empty": "zero"}
+    z = embeddings()
+    plain = loss_fn(*z, **how)
+    found = torch.compile(lambda *z: loss_fn(*z, **how), backend="eager", fullgraph=True)(*z)
+    assert found == plain == 0
+    found.backward()
+    assert all(x.grad is None or not x.grad.any() for x in z)
