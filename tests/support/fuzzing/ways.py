@@ -79,7 +79,7 @@ def known(case: dict[str, Any]) -> tuple[reference.Batch, dict[str, Any], list[t
         return torch.randn(*x.shape[:-1], 3, generator=g, dtype=torch.float64)
 
     if case["rules"]:
-        # anchors without negatives are an error of a matrix alone where no objective uses them, as with adversarial views
+        # where no objective uses some anchors, as with adversarial views, only a matrix knows that they are empty
         options |= {"false_negatives": rules_of(case), "empty": "zero" if "adversarial" in options else case["empty"]}
         if case["guide"] and batch.adversarial is None:
             options["guide"] = [judged(x) for x in batch.views]
