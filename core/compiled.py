@@ -71,6 +71,8 @@ def loss_of(objective: Any, views: Sequence[Tensor], options: Mapping[str, Any])
             settings.append(("value", name, _plain(value)))
     parameters, buffers = _state(objective)
     tensors += [*parameters.values(), *buffers.values()]
+    # a compiler takes no tensor twice: labels of keys and of samples, a number that two parts of an objective share
+    tensors = [x.view_as(x) if any(x is y for y in tensors[:i]) else x for i, x in enumerate(tensors)]
     loss, *state = _Loss.apply(objective._number, _number_of_settings(*settings), torch.is_grad_enabled(), *tensors)
     for name, value in zip(buffers, state, strict=True):
         *path, last = name.split(".")

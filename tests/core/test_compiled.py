@@ -307,3 +307,19 @@ def test_a_loss_that_depends_on_no_trained_number():
     assert found == plain == 0
     found.backward()
     assert all(x.grad is None or not x.grad.any() for x in z)
+
+
+def test_a_tensor_may_be_passed_twice():
+    z = torch.randn(300, 16, generator=torch.Generator().manual_seed(0))
+    labels = torch.arange(300) % 100
+    loss_fn = cp.InfoNCE(0.1)
+
+    def loss(view: torch.Tensor) -> torch.Tensor:
+        return loss_fn(view, view, queue=z, labels=labels, queue_ids=labels, tile=64)
+
+    found, expected = z.clone().requires_grad_(), z.clone().requires_grad_()
+    compiled_loss, uncompiled_loss = torch.compile(loss, backend="eager", fullgraph=True)(found), loss(expected)
+    torch.testing.assert_close(compiled_loss, uncompiled_loss)
+    compiled_loss.backward()
+    uncompiled_loss.backward()
+    torch.testing.assert_close(found.grad, expected.grad)
