@@ -71,7 +71,7 @@ def loss_of(objective: Any, views: Sequence[Tensor], options: Mapping[str, Any])
             settings.append(("value", name, _plain(value)))
     parameters, buffers = _state(objective)
     tensors += [*parameters.values(), *buffers.values()]
-    # a compiler takes no tensor twice: labels of keys and of samples, a number that two parts of an objective share
+    # a compiler takes no tensor twice, such as the labels of samples and of a queue of the same samples
     tensors = [x.view_as(x) if any(x is y for y in tensors[:i]) else x for i, x in enumerate(tensors)]
     loss, *state = _Loss.apply(objective._number, _number_of_settings(*settings), torch.is_grad_enabled(), *tensors)
     for name, value in zip(buffers, state, strict=True):
@@ -84,8 +84,7 @@ def loss_of(objective: Any, views: Sequence[Tensor], options: Mapping[str, Any])
 
 
 def _state(objective: nn.Module) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-    parameters = objective.named_parameters(remove_duplicate=False)
-    return dict(parameters), dict(objective.named_buffers(remove_duplicate=False))
+    return dict(objective.named_parameters()), dict(objective.named_buffers())
 
 
 def _plain(value: Any) -> Any:
@@ -199,20 +198,21 @@ def _autograd() -> Iterator[None]:
 @contextmanager
 def _with_state(module: nn.Module, tensors: Iterator[Tensor]) -> Iterator[None]:
     """Let the parameters and buffers of a module be these for a while."""
-    places = [
-        (getattr(part, kind), name)
-        for kind in ("_parameters", "_buffers")
+    before = [
+        (place, name, value)
         for part in module.modules()
-        for name, value in getattr(part, kind).items()
+        for place in (part._parameters, part._buffers)
+        for name, value in place.items()
         if value is not None
     ]
-    before = [place[name] for place, name in places]
+    parameters, buffers = _state(module)
+    new = dict(zip(map(id, [*parameters.values(), *buffers.values()]), tensors, strict=True))
     try:
-        for (place, name), value in zip(places, tensors, strict=True):
-            place[name] = value
+        for place, name, value in before:
+            place[name] = new[id(value)]
         yield
     finally:
-        for (place, name), value in zip(places, before, strict=True):
+        for place, name, value in before:
             place[name] = value
 
 

@@ -309,6 +309,21 @@ def test_a_loss_that_depends_on_no_trained_number():
     assert all(x.grad is None or not x.grad.any() for x in z)
 
 
+@pytest.mark.parametrize("t", ["schedule(0.5,0.1,10)", "learned(0.3)"])
+def test_parts_of_an_objective_share_a_number(t):
+    results = []
+    for compile_ in (lambda f: f, lambda f: torch.compile(f, backend="eager", fullgraph=True)):
+        loss_fn, views = cp.objective(f"intcl:t={t}"), embeddings()
+        call = compile_(loss_fn)
+        for _ in range(2):
+            loss = call(*views, adversarial=views[1].detach() + 0.1, tile=64)
+            loss.backward()
+        state = [*loss_fn.buffers(), *(x.grad for x in loss_fn.parameters()), views[0].grad]
+        results.append([loss.detach(), *state])
+    assert len(results[0]) > 2
+    torch.testing.assert_close(*results)
+
+
 def test_a_tensor_may_be_passed_twice():
     z = torch.randn(300, 16, generator=torch.Generator().manual_seed(0))
     labels = torch.arange(300) % 100
