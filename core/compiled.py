@@ -198,7 +198,7 @@ def _autograd() -> Iterator[None]:
 @contextmanager
 def _with_state(module: nn.Module, tensors: Iterator[Tensor]) -> Iterator[None]:
     """Let the parameters and buffers of a module be these for a while."""
-    before = [
+    before: list[tuple[dict[str, Any], str, Tensor]] = [
         (place, name, value)
         for part in module.modules()
         for place in (part._parameters, part._buffers)
