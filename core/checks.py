@@ -117,14 +117,21 @@ def is_prior(prior: Tensor, zero: bool = True) -> Tensor:
     return prior
 
 
-def has_negatives(count: Tensor | float, why: str = "ids, labels or mask rule out every key") -> None:
-    """Raises if an anchor has no negatives, naming which."""
+def has_negatives(count: Tensor | float, why: str = "ids, labels or mask rule out every key") -> Tensor | float:
+    """Raises if an anchor has no negatives, naming which.
+
+    Returns a factor of the anchors' losses: 1, and where values are not read, NaN for anchors without negatives.
+    """
     if not isinstance(count, Tensor):
-        return
-    if wanted(count) and bool((count <= 0).any()):
+        return 1.0
+    if not wanted(count):
+        factor = torch.ones_like(count, dtype=count.dtype if count.is_floating_point() else torch.float32)
+        return factor.masked_fill(count <= 0, torch.nan)
+    if bool((count <= 0).any()):
         rows = (count.reshape(-1) <= 0).nonzero().reshape(-1).tolist()
         named = ", ".join(map(str, rows[:8])) + (", ..." if len(rows) > 8 else "")
         raise ValueError(f"{len(rows)} of {count.numel()} anchors have no negatives (rows {named}): {why}.")
+    return 1.0
 
 
 def is_elementwise(results: Any, s: Tensor) -> None:

@@ -329,7 +329,7 @@ class Objective(Parametrized):
         own = scores(self.pairing)
         if (in_chunks := chunked_loss(self, own, reduction)) is not None:
             return in_chunks
-        losses = self.losses(own)  # (anchors, P) or (anchors, 1)
+        losses = own.checked(self.losses(own))  # (anchors, P) or (anchors, 1)
         if reduction == "mean" and own.uniform:
             return losses.mean()
         per_anchor = (own.positives_mean(losses) if losses.shape[1] > 1 else losses).squeeze(1)

@@ -146,7 +146,7 @@ def _check(neg: Negatives) -> None:
 
 def check_any(neg: Negatives) -> None:
     """Raise if ids and positions leave an anchor without negatives."""
-    checks.has_negatives(structural(neg))
+    neg.valid = checks.has_negatives(structural(neg))
 
 
 def structural(neg: Negatives) -> Value:

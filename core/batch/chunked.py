@@ -41,7 +41,7 @@ def chunked_loss(objective: Any, scores: Scores, reduction: str) -> Tensor | Non
         def part(rows: slice, chunk: Chunk, known: Sequence[Tensor]) -> Tensor:
             values: dict[str, Any] = dict(zip(names, known, strict=True))
             of_chunk = replace(scores, neg=chunk, **values)
-            return objective.losses(of_chunk).mean() * ((rows.stop - rows.start) / anchors)  # type: ignore[no-any-return]
+            return of_chunk.checked(objective.losses(of_chunk)).mean() * ((rows.stop - rows.start) / anchors)  # type: ignore[no-any-return]
 
         loss = loss_in_chunks(neg, part, tensors, parameters)
         if loss is not None:

@@ -91,5 +91,5 @@ def own_negatives(batch: Batch, anchors: Tensor, optional: bool = False) -> Dens
     neg = DenseNegatives(matrix, drop=drop, log_weight=weight)
     neg.optional = optional
     if not optional:
-        checks.has_negatives(neg.count)
+        neg.valid = checks.has_negatives(neg.count)
     return neg

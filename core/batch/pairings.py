@@ -103,7 +103,7 @@ def _filter(batch: Batch, scores: Scores, most: Tensor) -> Tensor:
         scores.neg = before.excluding(most.where(kept, torch.inf), *how)
         return kept
     if isinstance(scores.neg, DenseNegatives):
-        checks.has_negatives(scores.neg.count, LIMITED)
+        scores.neg.valid = before.valid * checks.has_negatives(scores.neg.count, LIMITED)
     return torch.ones_like(most, dtype=torch.bool)
 
 
@@ -231,7 +231,7 @@ def _queue(batch: Batch) -> Scores:
     if batch.labels is not None and ids is not None:
         matrix = anchors @ batch.queue.detach().T
         neg, same = DenseNegatives(matrix, *mask.dense(matrix)), ids[0].unsqueeze(1) == ids[1]
-        checks.has_negatives(neg.count)
+        neg.valid = checks.has_negatives(neg.count)
         pos, pos_mask = torch.cat([pos, matrix], 1), torch.cat([torch.ones_like(pos, dtype=torch.bool), same], 1)
     else:
         neg = masked_negatives(batch, [(anchors, batch.queue.detach())], mask)
@@ -327,7 +327,7 @@ def _labeled(batch: Batch, name: str, parts: Sequence[Part], hard: Tensor | None
     matrix, pos_mask, anchors_weight = torch.cat(blocks), torch.cat(positives), None
     drop, weight = (concatenated([parts[i] for parts in negatives]) for i in (1, 2))
     neg = DenseNegatives(matrix, drop=drop, log_weight=weight)
-    checks.has_negatives(neg.count)
+    neg.valid = checks.has_negatives(neg.count)
     if len(batch.raw) == 1:  # a sample may be the only one of its class
         every = batch.everyone(batch.labels).sort().values
         error = f"labels: expected a label that at least 2 samples share, got {len(every)} different ones."

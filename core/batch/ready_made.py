@@ -121,10 +121,12 @@ def _negatives(neg: Tensor | Negatives, mask: Tensor | None, anchors: int, what:
         raise ValueError(
             f"mask: expected booleans of shape {checks.shape(neg)}, got {checks.shape(mask)} of {mask.dtype}."
         )
-    checks.has_negatives(mask.sum(1))
+    valid = checks.has_negatives(mask.sum(1, keepdim=True))
     # masked values may be anything, NaN included; zero keeps them out of gradients too
     clean = torch.where(mask, widen(neg), torch.zeros_like(neg, dtype=widen(neg).dtype))
-    return DenseNegatives(checks.is_finite(clean, what), drop=~mask)
+    found = DenseNegatives(checks.is_finite(clean, what), drop=~mask)
+    found.valid = valid
+    return found
 
 
 def scores_from_logits(
@@ -164,12 +166,12 @@ def scores_from_logits(
         drop = None if masked is None else masked.scatter(1, labels, True)
 
     # 2. which rows count, and which of these have negatives
-    kept, share = counted, cast(Value, 1.0)
+    kept, share, valid = counted, cast(Value, 1.0), cast(Value, 1.0)
     if drop is not None or logits.shape[1] < 2:
         drop = torch.zeros_like(logits, dtype=torch.bool) if drop is None else drop  # one key, in place of none
         with_negatives = ~drop.all(1) if logits.shape[1] > 1 else torch.zeros_like(counted)
         if empty == "error":
-            checks.has_negatives((with_negatives | ~counted).long())
+            valid = checks.has_negatives((with_negatives | ~counted).long().unsqueeze(1))
         kept = counted & with_negatives
         share = kept.to(widen(logits).dtype).sum() / counted.sum().clamp(min=1)
         if empty == "warn" and checks.wanted(kept) and bool(share < 1):
@@ -192,6 +194,7 @@ def scores_from_logits(
     s = checks.is_finite(logits if masked is None else logits.masked_fill(masked, 0.0), "logits")
     s = (s - _bias(bias) if isinstance(bias, Tensor) or bias != 0.0 else s) / scale
     neg = DenseNegatives(s, skip=labels) if drop is None else DenseNegatives(s, drop=drop)
+    neg.valid = valid
     if labels.dtype == torch.bool:
         error = "labels: expected a positive in at least one row, got none." if empty == "error" else ""
         pos_mask, with_positives = counted_positives(labels, s.dtype, error)

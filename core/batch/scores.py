@@ -84,6 +84,13 @@ class Scores:
         whole = self.pos_mask is None and self.anchors is None and self.rows is None and isinstance(self.share, float)
         return whole and self.neg.group is None
 
+    def checked(self, losses: Tensor) -> Tensor:
+        """Return the losses, NaN for anchors without negatives where no error can be raised."""
+        for part in (self, self.adversarial):
+            if part is not None and isinstance(part.neg.valid, Tensor):
+                losses = losses * part.neg.valid
+        return losses
+
     def anchors_mean(self, x: Tensor) -> Tensor:
         """Average ``(anchors,)`` values over the anchors of the whole batch, of all processes."""
         if self.neg.group is not None:

@@ -155,6 +155,7 @@ class Chunk(TiledNegatives):
         super().__init__(left, rows.stop - rows.start, mask.for_rows(local), whole.tile, whole.bound(), True)
         self._reduced = True  # what autograd differentiates is faster as a matrix, and a chunk of one is small
         self.structural, self.optional = rows_of(whole.structural, rows), whole.optional
+        self.valid = rows_of(whole.valid, rows)
         self.whole, self.rows = whole, rows
         self.guided: tuple[Tensor, Tensor] | None = None
         """The guide's embeddings of the anchors and of the keys."""

@@ -68,6 +68,14 @@ class TiltedNegatives(Negatives):
     def count(self) -> Value:  # type: ignore[override]
         return self.log_count.exp()
 
+    @property
+    def valid(self) -> Value:
+        return self.neg.valid
+
+    @valid.setter
+    def valid(self, value: Value) -> None:  # pyright: ignore[reportIncompatibleVariableOverride]
+        self.neg.valid = value
+
     def logsumexp(self, f: Callable[..., Any], *per_anchor: Tensor) -> Any:
         return self.neg.logsumexp(self._each(f, lambda x, s: x + self.strength * s.detach()), *per_anchor)
 
@@ -144,7 +152,7 @@ class JoinedNegatives(Negatives):
             sums = [x * count for x in results]
             total = [a + b for a, b in zip(total, sums, strict=True)] if total else sums
         if self.limited:
-            checks.has_negatives(self.count, LIMITED)
+            self.valid = self.valid * checks.has_negatives(self.count, LIMITED)
         means = tuple(x / self.count for x in total)
         return means if many else means[0]
 
@@ -173,7 +181,7 @@ class JoinedNegatives(Negatives):
         whole = joined(matrices, self.hard)
         whole.group = self.group
         if self.limited:
-            checks.has_negatives(whole.count, LIMITED)
+            whole.valid = self.valid * checks.has_negatives(whole.count, LIMITED)
         return whole
 
     def _over_parts(self, reduce: Callable[[Negatives], Any], together: Callable[[Tensor], Tensor]) -> Any:
@@ -182,5 +190,6 @@ class JoinedNegatives(Negatives):
         results = tuple(together(torch.cat(x, 1)) for x in (zip(*found, strict=True) if many else [found]))
         if self.limited:  # a matrix without negatives has the smallest number instead of minus infinity
             lowest = torch.finfo(results[0].dtype).min / 2
-            checks.has_negatives((results[0].detach() > lowest) & (results[0].detach() < math.inf), LIMITED)
+            left = (results[0].detach() > lowest) & (results[0].detach() < math.inf)
+            self.valid = self.valid * checks.has_negatives(left, LIMITED)
         return results if many else results[0]

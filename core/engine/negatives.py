@@ -48,6 +48,8 @@ class Negatives(ABC):
     group: ProcessGroup | None = None
     optional: bool = False
     """Whether an anchor may have none, because others are joined to these."""
+    valid: Value = 1.0
+    """Factor of the loss, ``(anchors, 1)``: NaN for anchors without negatives where no error can be raised."""
     count: Value
     """Number of negatives per anchor: a float if it is the same for all, else ``(anchors, 1)``."""
 

@@ -97,7 +97,7 @@ class TiledNegatives(Negatives):
 
     def check_left(self, left: Value) -> None:
         """Raise if limits exclude all negatives of an anchor; ``left`` is positive for all others."""
-        checks.has_negatives(left, LIMITED)
+        self.valid = self.valid * checks.has_negatives(left, LIMITED)
 
     @abstractmethod
     def reduce(self, accumulator: type[Accumulator], functions: Functions, uniform: bool) -> tuple[Tensor, ...]:

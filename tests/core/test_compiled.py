@@ -338,3 +338,19 @@ def test_a_tensor_may_be_passed_twice():
     compiled_loss.backward()
     uncompiled_loss.backward()
     torch.testing.assert_close(found.grad, expected.grad)
+
+
+@pytest.mark.parametrize("pairing", ["views", "one_way", "joint", "symmetric"])
+def test_an_anchor_that_a_rule_leaves_without_negatives_is_nan_in_compiled_code(pairing: str) -> None:
+    """Compiled code reads no values, so it cannot raise; the loss and the gradients must not look sound."""
+    z1, z2 = (torch.randn(5, 3, generator=torch.Generator().manual_seed(i)).requires_grad_() for i in (0, 1))
+    loss_fn = cp.SupCon(0.5, denominator="with_positive")
+    options = {"pairing": pairing, "false_negatives": cp.threshold(-0.9), "engine": "matrix"}
+    with pytest.raises(ValueError, match="excludes every key"):
+        loss_fn(z1, z2, **options)
+    torch._dynamo.reset()
+    loss = torch.compile(loss_fn, backend="eager", fullgraph=True)(z1, z2, **options)
+    loss.backward()
+    assert loss.isnan()
+    assert z1.grad is not None
+    assert z1.grad.isnan().any()

@@ -161,6 +161,12 @@ def wraps_paper(q: Any) -> bool:
 
 def meets_a_pole(case: dict[str, Any]) -> bool:
     """Whether cosines are -1, where some of ADNCE's densities vanish or are infinite."""
+    if (
+        case.get("shape") == "nearly collapsed"
+        and case["dtype"] != "float64"
+        and '"chi2"' in json.dumps(case["objective"])
+    ):
+        return True  # the slope of a standard deviation of similarities that differ by their rounding alone
     poles = re.search('"gamma"|"rayleigh"|"weight": "chi2"', json.dumps(case["objective"]))
     return poles is not None and (case["shape"] == "line" or case["width"] == 1)
 

@@ -158,8 +158,7 @@ def check_joint(case: dict[str, Any]) -> None:
         if near_a_limit(case, batch):
             counts["joint: near a limit"] += 1
             return
-        in_sum = case["objective"]["name"] == "sum" and any(q["name"] == "dp" for _, q in case["objective"]["terms"])
-        pairings = {pairing_of(case)} | ({"single"} if in_sum else set())
+        pairings = pairings_of(case)
         unread = replace(batch, empty="zero")
         rows = [row for pairing in sorted(pairings) for row in reference.rows(unread, pairing, lambda s: s)]
         if batch.empty == "error" and not all(row.counts for row in rows):
@@ -172,5 +171,7 @@ def check_joint(case: dict[str, Any]) -> None:
     check_call(case, batch, options, leaves, "joint")
 
 
-def pairing_of(case: dict[str, Any]) -> str:
-    return "single" if case["objective"]["name"] == "dp" else "joint"
+def pairings_of(case: dict[str, Any]) -> set[str]:
+    q = case["objective"]
+    terms = [term for _, term in q["terms"]] if q["name"] == "sum" else [q]
+    return {"single" if term["name"] == "dp" else "joint" for term in terms}

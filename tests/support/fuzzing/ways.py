@@ -234,7 +234,7 @@ def emptied(case: dict[str, Any]) -> dict[str, Any] | None:
         return None
     batch, options, _ = built
     case["empty"] = options.get("empty", "error")
-    layout = joint.pairing_of(case) if "mode" in case else reference.pairing_of(q, options["pairing"], batch)
+    layout = max(joint.pairings_of(case)) if "mode" in case else reference.pairing_of(q, options["pairing"], batch)
     if kind != "ids":
         rows = seen_by_rules(batch, layout)
         if not all(len(row.s) for row in rows):
