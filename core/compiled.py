@@ -44,7 +44,7 @@ def takes(objective: Any, views: Sequence[Tensor], options: Mapping[str, Any]) -
     if not all(isinstance(x, Tensor) for x in tensors) or any(map(is_batchedtensor, tensors)):
         return False  # bad input, or torch.func.vmap
     if options["gather"]:
-        return options["gather"] is True or options["gather"] == "ring"
+        return options["gather"] is True
     engine, tile = options.get("engine", "auto"), options.get("tile")
     if tile is not None or engine != "auto":
         return tile != 0 and engine != "matrix"

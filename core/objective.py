@@ -197,7 +197,7 @@ class Objective(Parametrized):
                 ``torch.func`` needs a matrix, and so does ``reduction="none"`` in compiled code; with ``labels`` there
                 is always one, that of the positives. :meth:`report` names the engine.
             tile: edge of the tiles; 0 is the same as ``engine="matrix"``.
-            gather: compare with the samples of all processes: True, a process group, or ``"ring"``; see
+            gather: compare with the samples of all processes: True or a process group; see
                 :mod:`counterpoint.engine.distributed`. Pass everything else for this process's samples, except the
                 queue, which all processes have in common.
             reduction: ``mean`` over anchors, or ``none`` for the loss of each anchor (of this process).

@@ -1,4 +1,4 @@
-"""Choose how the negatives of a batch are reduced: as a matrix, in tiles, or in a ring of processes.
+"""Choose how the negatives of a batch are reduced: as a matrix, in tiles or in chunks.
 
 ``core/engine/README.md`` shows the engines; GPU kernels are part of the tiles.
 """
@@ -14,7 +14,6 @@ from .. import checks
 from ..engine.chunks import ChunkedNegatives
 from ..engine.joined import JoinedNegatives, TiltedNegatives
 from ..engine.negatives import DenseNegatives, Negatives
-from ..engine.ring import RingNegatives
 from ..engine.streamed import StreamedNegatives, kernels_fit, pays_to_stream
 from ..engine.tiled import TiledNegatives
 from ..engine.tiles import Mask
@@ -46,16 +45,6 @@ def negatives_of(
     """
     if batch.group is not None and both:
         parts, both = [part for anchors, keys in parts for part in ((anchors, keys), (keys, anchors))], False
-    if batch.group is not None and batch.group.ring:
-        if batch.engine in ("chunks", "matrix"):
-            raise ValueError(f"engine={batch.engine!r}: a ring reduces tiles; use 'auto' or gather=True.")
-        known = batch.negative_weight, batch.ids, batch.negative_ids
-        weights = batch.shared, batch.log_weight, batch.negative_log_weight
-        ring = RingNegatives(batch.group, parts, hard, *known, batch.tile or None, batch.bound, *weights, owned)
-        ring.half, ring.engine = batch.half, batch.engine
-        ring.optional = optional
-        _check(ring)
-        return ring
     # the samples' first hard negatives, then their second: like views, in the samples' order
     batch.gather_together(*(key for _, keys in parts for key in keys), hard)
     further = [] if hard is None else [*batch.everyone(hard).unbind(1)]

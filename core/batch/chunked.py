@@ -12,7 +12,6 @@ from torch import Tensor
 from ..engine.chunks import Chunk, ChunkedNegatives, loss_in_chunks
 from ..engine.joined import JoinedNegatives, TiltedNegatives
 from ..engine.quadratic import Quadratics
-from ..engine.ring import RingNegatives
 from ..engine.streamed import StreamedNegatives
 from ..hyper import given_by_host
 from .scores import Scores
@@ -53,7 +52,7 @@ def chunked_loss(objective: Any, scores: Scores, reduction: str) -> Tensor | Non
 
 
 def path(objective: Any, scores: Scores) -> str:
-    """Return how a training step on these scores reduces its negatives: one of ``ENGINES``, or ``ring``."""
+    """Return how a training step on these scores reduces its negatives: one of ``ENGINES``."""
     neg = scores.neg
     if isinstance(neg, ChunkedNegatives):
         separate = _refusal(objective, scores, "mean") is None and _says_that_anchors_are_separate(objective)
@@ -64,7 +63,7 @@ def path(objective: Any, scores: Scores) -> str:
         neg = neg.parts[0].neg if isinstance(neg.parts[0], TiltedNegatives) else neg.parts[0]
     if isinstance(neg, StreamedNegatives):
         return "fused" if neg.uses_kernels(Quadratics([[1.0, 0.0]], [[1.0, 0.0]])) else "tiles"
-    return "ring" if isinstance(neg, RingNegatives) else "matrix"
+    return "matrix"
 
 
 def _refusal(objective: Any, scores: Scores, reduction: str) -> str | None:

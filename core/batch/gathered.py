@@ -27,7 +27,7 @@ def gathered_batch(views: Sequence[Tensor], gather: Gather, **options: Unpack[Ba
         gather: see :mod:`counterpoint.engine.distributed`.
         options: as for :class:`Batch`, for this process's samples; the queue is common to all processes.
     """
-    group, ring = resolve(gather)
+    group = resolve(gather)
     if group is None:
         return Batch(views, **options)
     try:
@@ -35,7 +35,7 @@ def gathered_batch(views: Sequence[Tensor], gather: Gather, **options: Unpack[Ba
         batch.check_finite()
         if batch.guide is not None:
             batch.guide.check_finite()
-        facts = _facts(batch) | {'gather="ring" (1) or not (0)': int(ring)}
+        facts = _facts(batch)
     except Exception:
         exchange(group, [0])  # no samples: the other processes stop too
         raise
@@ -47,7 +47,7 @@ def gathered_batch(views: Sequence[Tensor], gather: Gather, **options: Unpack[Ba
         if len(set(values)) > 1:
             listed = ", ".join(f"{value} on rank {rank}" for rank, value in enumerate(values))
             raise ValueError(f"gather: processes must agree on {name}, got {listed}.")
-    batch.join(ProcessGroup(group, [row[0] for row in rows], ring))
+    batch.join(ProcessGroup(group, [row[0] for row in rows]))
     return batch
 
 

@@ -308,8 +308,6 @@ def _scores(
 def _labeled(batch: Batch, name: str, parts: Sequence[Part], hard: Tensor | None = None) -> Scores:
     """Score supervised: all views of an anchor's class are positives, except itself; all others are negatives."""
     assert batch.labels is not None
-    if batch.group is not None and batch.group.ring:
-        raise ValueError("labels= make positives of other processes' samples: they need gather=True, not a ring.")
     batch.gather_together(*(key for _, keys in parts for key in keys), hard)
     further = [] if hard is None else [*batch.everyone(hard).unbind(1)]
     blocks, positives, negatives = [], [], []

@@ -10,7 +10,6 @@ import torch
 from torch import Tensor
 from torch.nn.functional import normalize
 
-from ..engine.distributed import without_ring
 from ..engine.negatives import DenseNegatives, dense_scores
 from ..html import Numbers
 from ..hyper import at_scale, copied_host_values, with_host_values
@@ -51,8 +50,6 @@ def report(objective: Any, *args: Any, call: str = "forward", **options: Any) ->
     (6.0, 6.0, 0.0)
     """
     with torch.inference_mode(False), torch.no_grad():
-        if "gather" in options:
-            options["gather"] = without_ring(options["gather"])
         engine = None
         if call == "forward" and not options.get("gather"):
             engine = _engine(objective, args, options)

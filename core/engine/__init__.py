@@ -1,1 +1,1 @@
-"""How negatives are reduced: a matrix, tiles, a ring of processes, GPU kernels. Private."""
+"""How negatives are reduced: a matrix, tiles, chunks, GPU kernels. Private."""

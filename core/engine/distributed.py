@@ -10,22 +10,16 @@ It uses the process group that torchrun, Lightning or Accelerate has set up.
   contain the objective, or average its gradient yourself.
 * Processes may have different numbers of samples: the mean is over all anchors.
 * A process computes with its own samples as anchors: ``1 / world_size`` of the work.
-
-=====================  ================================================================  =============================
-``gather=``            what each process stores                                          communication in a step
-=====================  ================================================================  =============================
-``True``, or a group   all keys                                                          the keys, and their gradient
-``"ring"``             two blocks of keys at a time; similarities are recomputed in      the same, once for each pass
-                       the backward pass                                                 over the negatives
-=====================  ================================================================  =============================
+* Each process stores all keys: 100 MB for 32,768 keys of 768 columns in float32, 1.5 GB for a million in bfloat16.
+  Their similarities are never stored: tiles are recomputed in the backward pass.
 
 Views may be DTensors, placed ``Shard(0)`` or ``Replicate()`` on a mesh of one dimension: :func:`local_views`. FSDP2's
 ``fully_shard`` returns plain tensors, which need ``gather=`` as those of ``DistributedDataParallel`` do; leave the
 objective out of it, since it refuses a parameter that is a single number, and average the gradient of a learned
 temperature yourself.
 
-``("ring", group)`` is a ring over a group other than all processes. Without a process group, or in a group of one,
-``gather`` changes nothing: the same script runs with one process or many.
+``gather=`` is True for all processes, or a process group. Without one, or in a group of one, it changes nothing: the
+same script runs with one process or many.
 """
 
 from __future__ import annotations
@@ -46,7 +40,7 @@ Group = Any
 # length of the list of numbers that processes exchange before a loss: sizes, and what they must agree on
 LENGTH = 32
 
-Gather = bool | str | tuple[str, Group] | Group
+Gather = bool | Group
 """What ``gather=`` accepts."""
 
 
@@ -56,15 +50,14 @@ class ProcessGroup:
     Args:
         handle: torch's process group.
         sizes: number of samples of each process, in the order of ranks.
-        ring: whether keys move round a ring instead of being gathered.
 
     Attributes:
         rank, world_size: this process, and how many there are.
         offset, total: number of samples of the processes before this one, and of all.
     """
 
-    def __init__(self, handle: Group, sizes: Sequence[int], ring: bool = False) -> None:
-        self.handle, self.sizes, self.ring = handle, list(sizes), ring
+    def __init__(self, handle: Group, sizes: Sequence[int]) -> None:
+        self.handle, self.sizes = handle, list(sizes)
         self.rank, self.world_size = dist.get_rank(handle), len(self.sizes)
         self.offset, self.total = sum(self.sizes[: self.rank]), sum(self.sizes)
 
@@ -85,13 +78,6 @@ class ProcessGroup:
         x = x.detach().clone()
         dist.all_reduce(x, getattr(dist.ReduceOp, op.upper()), group=self.handle)
         return x
-
-    def shift(self, x: Tensor, received: Tensor) -> list[Any]:
-        """Send ``x`` to the next rank and receive from the previous one; the caller waits for both operations."""
-        after, before = (dist.get_global_rank(self.handle, (self.rank + k) % self.world_size) for k in (1, -1))
-        send = dist.P2POp(dist.isend, x, after, self.handle)
-        receive = dist.P2POp(dist.irecv, received, before, self.handle)
-        return dist.batch_isend_irecv([send, receive])
 
     def rows(self, x: Tensor) -> list[int]:
         """Return the number of rows of each process's counterpart of ``x``."""
@@ -188,7 +174,7 @@ def gather(x: Tensor, group: Group = None) -> Tensor:
     """
     if checks.is_tensor(x, "gather").dim() == 0:
         raise ValueError("gather: expected a tensor of shape (rows, ...), got a single number.")
-    handle, _ = resolve(True if group is None else group)
+    handle = resolve(True if group is None else group)
     if handle is None:
         return x
     return ProcessGroup(handle, [sizes[0] for sizes in exchange(handle, [len(x)])]).gather(x)
@@ -224,7 +210,7 @@ def local_views(views: Sequence[Tensor], gather: Gather) -> tuple[list[Tensor], 
             raise ValueError(f"view {i}: placed on its mesh in another way than view 1; call redistribute().")
         local.append(dtensor.to_local(grad_placements=placements))
     group, members = mesh.get_group(), {*mesh.mesh.flatten().tolist()}
-    handle, ring = resolve(gather) if gather else (None, False)
+    handle = resolve(gather) if gather else None
     chosen = members if handle is None else {*dist.get_process_group_ranks(handle)}
     if placements[0].is_replicate():
         if handle is not None and len(members & chosen) > 1:
@@ -232,7 +218,7 @@ def local_views(views: Sequence[Tensor], gather: Gather) -> tuple[list[Tensor], 
         return local, gather
     if members != chosen:
         raise ValueError("gather: view 1 is a DTensor with Shard(0): expected the processes of its mesh.")
-    return [_Scaled.apply(x, 1 / mesh.size()) for x in local], ("ring", group) if ring else group
+    return [_Scaled.apply(x, 1 / mesh.size()) for x in local], group
 
 
 class _Scaled(torch.autograd.Function):
@@ -251,29 +237,18 @@ class _Scaled(torch.autograd.Function):
         return grad * ctx.scale, None
 
 
-def without_ring(gather: Gather) -> Gather:
-    """Return the same processes, with all keys in each of them."""
-    if gather == "ring":
-        return True
-    return gather[1] if isinstance(gather, tuple) and len(gather) == 2 else gather
-
-
-def resolve(gather: Gather) -> tuple[Group, bool]:
-    """Return torch's process group, None if this process is alone, and whether to use a ring."""
-    requested = gather
-    ring = requested == "ring"
-    if isinstance(requested, tuple) and len(requested) == 2 and requested[0] == "ring":
-        ring, requested = True, requested[1]
+def resolve(gather: Gather) -> Group:
+    """Return torch's process group, or None if this process is alone."""
     if not dist.is_available():
-        return None, ring
-    if requested == dist.GroupMember.NON_GROUP_MEMBER:
+        return None
+    if gather == dist.GroupMember.NON_GROUP_MEMBER:
         raise ValueError("gather: this process is not a member of the group.")
-    if requested is not True and requested != "ring" and not isinstance(requested, dist.ProcessGroup):
-        raise ValueError(f"gather: expected True, 'ring', a process group or ('ring', group), got {gather!r}.")
+    if gather is not True and not isinstance(gather, dist.ProcessGroup):
+        raise ValueError(f"gather: expected True or a process group, got {gather!r}.")
     if not dist.is_initialized():
-        return None, ring
-    handle = requested if isinstance(requested, dist.ProcessGroup) else dist.group.WORLD
-    return (handle if dist.get_world_size(handle) > 1 else None), ring
+        return None
+    handle = dist.group.WORLD if gather is True else gather
+    return handle if dist.get_world_size(handle) > 1 else None
 
 
 _cpu_groups: WeakKeyDictionary[Any, Group] = WeakKeyDictionary()

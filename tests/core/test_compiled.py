@@ -99,7 +99,7 @@ def different(name: str) -> object:
         "normalize": False, "stacked": True, "engine": "tiles", "tile": 32,
         "pairing": {"infonce": "one_way", "*": "views"},
         "false_negatives": [cp.margin(1 / 3, "relative", hard=False), cp.threshold(0.3, hard=False)],
-        "guide": [torch.ones(2), torch.zeros(2)], "reduction": "sum", "gather": "ring",
+        "guide": [torch.ones(2), torch.zeros(2)], "reduction": "sum", "gather": True,
     }  # fmt: skip
     return values.get(name, torch.full((3,), 0.25))
 

@@ -15,10 +15,9 @@ from processes import part
 from torch import Tensor, nn
 from torch import distributed as dist
 from torch.nn.parallel import DistributedDataParallel
-from torch.utils._python_dispatch import TorchDispatchMode
 
 import counterpoint as cp
-from counterpoint.engine import distributed, streamed
+from counterpoint.engine import distributed
 
 WIDTH, VIEWS = 5, 4
 BANK = torch.randn(7, WIDTH, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
@@ -89,8 +88,7 @@ def halves(rank: int) -> dict[str, Any]:
     own, (z, _) = pairs[rank // 2], embeddings()
     rows = part(UNEVEN, rank % 2)
     found = {}
-    for name, gather in (("all", own), ("ring", ("ring", own))):
-        found[name] = cp.HCL()(*(z + rank // 2)[:, rows], gather=gather).item()
+    found["all"] = cp.HCL()(*(z + rank // 2)[:, rows], gather=own).item()
     try:
         cp.HCL()(*z, gather=pairs[1 - rank // 2])
     except ValueError as error:
@@ -115,14 +113,13 @@ def penalty(views: Tensor, **how: Any) -> Tensor:
 def compiled(rank: int) -> dict[str, list[Tensor]]:
     """Value and gradients of a gathered loss with a learned temperature, in compiled code and without."""
     found: dict[str, list[Tensor]] = {}
-    for gather in (True, "ring"):
-        for name in ("compiled", "plain"):
-            z = embeddings()[0][:, part(UNEVEN, rank)].clone().requires_grad_()
-            loss_fn = cp.InfoNCE(cp.Learned(0.2))
-            step = torch.compile(loss_fn, backend="aot_eager", fullgraph=True) if name == "compiled" else loss_fn
-            loss = step(*z, gather=gather)
-            gradients = torch.autograd.grad(loss, [z, *loss_fn.parameters()])
-            found.setdefault(name, []).extend([loss.detach(), *gradients])
+    for name in ("compiled", "plain"):
+        z = embeddings()[0][:, part(UNEVEN, rank)].clone().requires_grad_()
+        loss_fn = cp.InfoNCE(cp.Learned(0.2))
+        step = torch.compile(loss_fn, backend="aot_eager", fullgraph=True) if name == "compiled" else loss_fn
+        loss = step(*z, gather=True)
+        gradients = torch.autograd.grad(loss, [z, *loss_fn.parameters()])
+        found[name] = [loss.detach(), *gradients]
     return found
 
 
@@ -141,12 +138,7 @@ def helpers(rank: int) -> dict[str, Any]:
         "second derivative": penalty(z[:, rows], gather=True, tile=0),
     }
     for spec in ("adnce:mu=auto + 0.1*dp", "hcl:prior=0.3"):
-        for way in (True, "ring"):
-            found[f"report {spec} {way}"] = cp.objective(spec).report(*z[:, rows], gather=way)
-    try:
-        penalty(z[:, rows], gather="ring")
-    except RuntimeError as error:
-        found["second derivative of a ring"] = str(error)
+        found[f"report {spec}"] = cp.objective(spec).report(*z[:, rows], gather=True)
     # a group that knows no tensors on the CPU, as NCCL's
     control = distributed.cpu_group(dist.new_group(backend="cuda:gloo"))
     mine, every = torch.tensor([rank]), torch.zeros(2, dtype=torch.long)
@@ -172,7 +164,7 @@ class Trained(nn.Module):
         return loss
 
 
-def trained(rank: int, sizes: list[int], **how: Any) -> dict[str, Tensor]:
+def trained(rank: int, sizes: list[int], gather: bool = True) -> dict[str, Tensor]:
     """Three steps of SGD, the objective inside the wrapper."""
     model = Trained()
     wrapped = DistributedDataParallel(model) if dist.is_initialized() else model
@@ -180,15 +172,11 @@ def trained(rank: int, sizes: list[int], **how: Any) -> dict[str, Tensor]:
     losses = []
     for seed in range(3):
         optimizer.zero_grad()
-        loss = wrapped(embeddings(seed)[0][:, part(sizes, rank)], **how)
+        loss = wrapped(embeddings(seed)[0][:, part(sizes, rank)], gather=gather)
         loss.backward()
         optimizer.step()
         losses.append(loss.item())
     return {"losses": torch.tensor(losses), **model.state_dict()}
-
-
-def trained_all_ways(rank: int, sizes: list[int]) -> list[dict[str, Tensor]]:
-    return [trained(rank, sizes, gather=True), trained(rank, sizes, gather="ring")]
 
 
 def cached(rank: int, sizes: list[int], unused: bool = False) -> dict[str, Tensor]:
@@ -236,40 +224,6 @@ def enqueued(rank: int, sizes: list[int]) -> dict[str, Tensor]:
     return {"losses": torch.tensor(losses), "queue": queue, "ids": queue_ids}
 
 
-class Largest(TorchDispatchMode):
-    """The most rows of any matrix of embeddings that is made."""
-
-    def __init__(self, width: int) -> None:
-        super().__init__()
-        self.width, self.rows = width, 0
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        made = func(*args, **(kwargs or {}))
-        if isinstance(made, Tensor) and made.dim() == 2 and made.shape[1] == self.width:
-            self.rows = max(self.rows, len(made))
-        return made
-
-
-def most_keys(rank: int) -> dict[str, int]:
-    """The most keys, of 2 x 4 x 64, that a process holds in one tensor."""
-    found = {}
-    for name, gather in (("all", True), ("ring", "ring")):
-        z = torch.randn(2, 64, 33, requires_grad=True)
-        with Largest(33) as seen:
-            cp.objective("hcl + 0.1*mv")(*z, gather=gather).backward()
-        found[name] = seen.rows
-    return found
-
-
-def steps_by_kernels(rank: int, cases: list[Case], sizes: list[int], dtype: torch.dtype) -> list[dict[str, Tensor]]:
-    """Training steps of a ring where the device has kernels, which may reduce nothing else."""
-    streamed.KERNEL_DEVICES = {"cpu"}
-    return [
-        step((spec, count, names, more | {"engine": "fused"}), sum(sizes), part(sizes, rank), "ring", dtype)
-        for spec, count, names, more in cases
-    ]
-
-
 # ---- failures ---------------------------------------------------------------------------------------
 
 
@@ -286,16 +240,16 @@ def happen() -> None:
     raise NotImplementedError
 
 
-def killed(rank: int, gather: Any) -> None:
+def killed(rank: int) -> None:
     global happen
 
     def happen() -> None:
         os.kill(os.getpid(), signal.SIGKILL)
 
-    Interrupted()(*embeddings()[0][:, part(UNEVEN, rank)], gather=gather)
+    Interrupted()(*embeddings()[0][:, part(UNEVEN, rank)], gather=True)
 
 
-def stuck(rank: int, gather: Any, folder: str) -> None:
+def stuck(rank: int, folder: str) -> None:
     global happen
     dist.barrier()  # so that the short timeout does not include the start of the processes
     group = dist.new_group(timeout=datetime.timedelta(seconds=5))
@@ -305,7 +259,7 @@ def stuck(rank: int, gather: Any, folder: str) -> None:
             time.sleep(0.1)
         raise SystemExit(1)
 
-    Interrupted()(*embeddings()[0][:, part(UNEVEN, rank)], gather=group if gather is True else (gather, group))
+    Interrupted()(*embeddings()[0][:, part(UNEVEN, rank)], gather=group)
 
 
 def refused(rank: int, what: str) -> None:
@@ -324,10 +278,6 @@ def refused(rank: int, what: str) -> None:
         z.requires_grad_()
     elif what == "classes" and rank == 1:
         how["labels"] = ids
-    elif what == "ring" and rank == 1:
-        how["gather"] = "ring"
-    elif what == "labels":
-        how |= {"labels": ids, "gather": "ring"}
     elif what == "positives":
         z, how["labels"] = z[:1], 10 * rank + torch.arange(z.shape[1])
     cp.InfoNCE()(*z, **how)

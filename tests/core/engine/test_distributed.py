@@ -117,26 +117,20 @@ RULES: dict[str, Case] = {
     ),
 }  # fmt: skip
 CASES |= RULES
-Job = tuple[str, str, object]
-ALL: list[Job] = [
-    (case, sizes, gather)
-    for sizes in SIZES
-    for case in CASES
-    for gather in (True, "ring")
-    if gather is True or "label" not in case
-]
+Job = tuple[str, str]
+ALL: list[Job] = [(case, sizes) for sizes in SIZES for case in CASES]
 # two processes with different numbers of samples show nearly everything
 FEW = ["infonce:t=T as in its paper", "infonce:t=T + 0.1*dp as in its paper", "hard negatives with ids", "learned"]
 
 
 def quick(job: Job) -> bool:
-    case, sizes, gather = job
+    case, sizes = job
     if case in RULES:
         few = "hcl" in case or "auto" in case or not case.endswith(("margin", "tiles", "guide"))
         return (few and sizes == "two, uneven") or case == "rules: hard with a guide"
     if case in FEW:
         return sizes.endswith("uneven")
-    return sizes == "two, uneven" and (gather is True or "paper" in case)
+    return sizes == "two, uneven"
 
 
 @pytest.fixture(scope="module")
@@ -146,7 +140,7 @@ def compute(tmp_path_factory, request):
     found = {}
     for world in (2, 4):
         jobs = [job for job in ALL if len(SIZES[job[1]]) == world and (slow or quick(job))]
-        work = [(CASES[case], SIZES[sizes], gather) for case, sizes, gather in jobs]
+        work = [(CASES[case], SIZES[sizes], True) for case, sizes in jobs]
         each = run(all_steps, tmp_path_factory.mktemp("gloo"), world, work)
         found |= dict(zip(jobs, zip(*each, strict=True), strict=True))
     return found
@@ -159,7 +153,7 @@ def jobs() -> list[object]:
 
 @pytest.mark.parametrize("job", jobs())
 def test_one_process_with_the_whole_batch(compute, job):
-    case, sizes, _ = job
+    case, sizes = job
     found, world, total = compute[job], len(SIZES[sizes]), sum(SIZES[sizes])
     for name, wanted in step(CASES[case], total, slice(None), False).items():
         each = [process[name] for process in found]
@@ -174,7 +168,7 @@ def test_one_process_with_the_whole_batch(compute, job):
 # ---- one process ---------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("gather", [True, "ring", False])
+@pytest.mark.parametrize("gather", [True, False])
 def test_without_other_processes_gather_changes_nothing(gather):
     z, _ = embeddings()
     torch.testing.assert_close(cp.HCL()(*z, gather=gather), cp.HCL()(*z), rtol=0, atol=0)
@@ -185,16 +179,16 @@ def test_a_group_of_one(tmp_path):
     z, _ = embeddings()
     dist.init_process_group("gloo", f"file://{tmp_path}/meet", rank=0, world_size=1)
     try:
-        for gather in (True, "ring", dist.group.WORLD, ("ring", dist.group.WORLD)):
+        for gather in (True, dist.group.WORLD):
             torch.testing.assert_close(cp.HCL()(*z, gather=gather), cp.HCL()(*z), rtol=0, atol=0)
         assert cp.gather(z, dist.group.WORLD) is z
     finally:
         dist.destroy_process_group()
 
 
-@pytest.mark.parametrize("wrong", ["rings", 3, ("ring",), ("circle", None), ("ring", "group")])
+@pytest.mark.parametrize("wrong", ["rings", 3, (True,), "group"])
 def test_a_wrong_gather(wrong):
-    with pytest.raises(ValueError, match=r"gather: expected True, 'ring', a process group or \('ring', group\), got"):
+    with pytest.raises(ValueError, match="gather: expected True or a process group, got"):
         cp.InfoNCE()(*embeddings()[0], gather=wrong)
 
 
@@ -230,7 +224,6 @@ def test_groups(tmp_path):
     for rank, process in enumerate(found):
         wanted = cp.HCL()(*(z + rank // 2)).item()
         assert process["all"] == pytest.approx(wanted, rel=1e-12)
-        assert process["ring"] == pytest.approx(wanted, rel=1e-12)
         assert process["no member"] == "gather: this process is not a member of the group."
 
 
@@ -266,7 +259,7 @@ def test_losses_of_the_own_anchors(helpers):
 def test_every_process_reports_the_same(helpers):
     z, _ = embeddings()
     for name in (n for n in helpers[0] if n.startswith("report")):
-        wanted = cp.objective(name.removeprefix("report ").rsplit(" ", 1)[0]).report(*z)
+        wanted = cp.objective(name.removeprefix("report ")).report(*z)
         assert wanted.pop("engine[matrix]") == 1  # that of one process
         for process in helpers:
             assert process[name] == pytest.approx(wanted, rel=1e-10, nan_ok=True)
@@ -277,7 +270,6 @@ def test_second_derivatives(helpers):
     # the loss is taken times the number of processes, and its gradient is squared
     found = torch.cat([process["second derivative"] for process in helpers], 1) / 2**2
     torch.testing.assert_close(found, wanted, rtol=1e-10, atol=1e-12)
-    assert all("gather=True, tile=0" in process["second derivative of a ring"] for process in helpers)
 
 
 def test_sizes_are_exchanged_on_the_cpu_where_the_group_is_for_accelerators_only(helpers):
@@ -292,9 +284,8 @@ def assert_like_one(found, wanted):
 
 
 def test_training_in_ddp(tmp_path):
-    found = run(gathered.trained_all_ways, tmp_path, 2, UNEVEN)
-    for each in zip(*found, strict=True):
-        assert_like_one(each, gathered.trained(0, [7]))
+    found = run(gathered.trained, tmp_path, 2, UNEVEN)
+    assert_like_one(found, gathered.trained(0, [7], gather=False))
 
 
 LAST_SIZES = {2: ([1, 6], [3, 4]), 4: ([2, 2, 2, 1], [1, 3, 1, 2])}
@@ -324,7 +315,7 @@ def test_dtensors_have_the_gradients_of_one_process(dtensors):
     encoder = torch.nn.Linear(5, 4).double()
     cp.InfoNCE(0.3)(*map(encoder, z.detach())).backward()
     for process in dtensors:
-        for way in ("S(0) False", "S(0) ring", "R False"):
+        for way in ("S(0) False", "S(0) True", "R False"):
             torch.testing.assert_close(process[way], wanted, rtol=1e-10, atol=1e-12)
         torch.testing.assert_close(process["encoder"], encoder.weight.grad, rtol=1e-10, atol=1e-12)
 
@@ -358,53 +349,11 @@ def test_a_queue_of_everyones_keys(tmp_path):
     assert_like_one(run(gathered.enqueued, tmp_path, 2, UNEVEN), gathered.enqueued(0, [7]))
 
 
-def test_a_ring_never_holds_all_keys(tmp_path):
-    for process in run(gathered.most_keys, tmp_path, 4):
-        assert process == {"all": 512, "ring": 128}
-
-
-BY_KERNELS: list[Case] = [
-    ("hcl", 2, (), {"pairing": "symmetric"}),
-    ("infonce:t=learned(0.1)", 2, ("negatives", "ids", "negative_ids", "log_q", "negative_log_q"),
-     {"shared_negatives": False, "negative_weight": 0.3}),
-    ("siglip:t=learned(0.3),b=learned(-1,-5,0)", 2, ("negatives", "guide", "negative_guide"),
-     {"false_negatives": cp.margin(-0.2), "empty": "zero"}),
-    ("hcl", 2, ("guide", "ids"), {"false_negatives": cp.threshold(0.3), "pairing": "symmetric", "empty": "zero"}),
-    ("mv", 3, ("negatives", "ids"), {"false_negatives": cp.margin(-0.4, hard=False), "empty": "zero"}),
-    CASES["rules: own hard negatives alone"],
-    CASES["weighted hard negatives"],
-]  # fmt: skip
-
-
-@pytest.mark.parametrize(
-    ("cases", "dtype", "tolerance"),
-    [
-        pytest.param(BY_KERNELS[:3], torch.float32, 2e-5, id="some"),
-        pytest.param(BY_KERNELS, torch.float32, 2e-5, id="all", marks=pytest.mark.slow),
-        pytest.param(BY_KERNELS[:1], torch.bfloat16, 2e-2, id="bfloat16", marks=pytest.mark.slow),
-    ],
-)
-def test_a_ring_by_kernels(tmp_path, cases, dtype, tolerance):
-    sizes = SIZES["two, uneven"]
-    found = run(gathered.steps_by_kernels, tmp_path, 2, cases, sizes, dtype)
-    for case, *each in zip(cases, *found, strict=True):
-        for name, wanted in step(case, sum(sizes), slice(None), False).items():
-            values = [process[name].double() for process in each]
-            if name.startswith("gradient"):
-                values = [torch.cat(values) / 2]
-            elif name.startswith("slope"):
-                values = [torch.stack(values).mean(0)]
-            for value in values:
-                error = (value - wanted.double()).abs().max()
-                assert error <= tolerance * wanted.abs().max().clamp(min=1), f"{case}, {name}"
-
-
 # ---- failures ------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("gather", [True, "ring"])
-def test_a_killed_process_ends_the_others(tmp_path, gather):
-    survivor, dead = run(gathered.killed, tmp_path, 2, gather, fails=True)
+def test_a_killed_process_ends_the_others(tmp_path):
+    survivor, dead = run(gathered.killed, tmp_path, 2, fails=True)
     assert dead is None
     assert survivor["error"] in LOST
 
@@ -412,9 +361,8 @@ def test_a_killed_process_ends_the_others(tmp_path, gather):
 LOST = ("RuntimeError", "DistBackendError", "DistNetworkError")
 
 
-@pytest.mark.parametrize("gather", [pytest.param(True, marks=pytest.mark.slow), "ring"])
-def test_a_process_that_hangs_ends_the_others_at_the_timeout(tmp_path, gather):
-    waiting, _ = run(gathered.stuck, tmp_path, 2, gather, str(tmp_path), fails=True)
+def test_a_process_that_hangs_ends_the_others_at_the_timeout(tmp_path):
+    waiting, _ = run(gathered.stuck, tmp_path, 2, str(tmp_path), fails=True)
     assert waiting["error"] in LOST
 
 
@@ -426,9 +374,7 @@ def test_a_process_that_hangs_ends_the_others_at_the_timeout(tmp_path, gather):
         ("width", ("the width of embeddings, got 5 on rank 0, 3 on rank 1",) * 2),
         ("ids", ("whether there are ids=, got 0 on rank 0, 1 on rank 1",) * 2),
         ("classes", ("whether there are labels=, got 0 on rank 0, 1 on rank 1",) * 2),
-        ("ring", ('gather="ring" (1) or not (0), got 0 on rank 0, 1 on rank 1',) * 2),
         ("gradient", ("which embeddings have a gradient, got 0 on rank 0, 3 on rank 1",) * 2),
-        ("labels", ("they need gather=True, not a ring",) * 2),
         ("positives", ("labels: expected a label that at least 2 samples share, got 7 different ones",) * 2),
     ],
 )
