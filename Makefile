@@ -25,7 +25,7 @@ export HF_HUB_OFFLINE ?= 1
 unexport PYTHONDONTWRITEBYTECODE
 
 # what an installed package consists of: the checkout is installed as a tree of links, which these make out of date
-SOURCES = $(sort $(shell find core plugins integrations -type f ! -name '*.py[co]'))
+SOURCES = $(sort $(shell find core experimental plugins integrations -type f ! -name '*.py[co]'))
 
 .PHONY: demo docs test test-slow test-lowest test-lowest-core test-pythons fuzz lint types graph bench constraints dist clean help FORCE
 

@@ -21,6 +21,7 @@ warnings.filterwarnings("ignore", "Failed to initialize NumPy")  # torch's, whic
 
 if TYPE_CHECKING:  # at run time each name is imported on first use, so that commands start without torch
     from . import perturb as views
+    from .batch.keys import Keys
     from .batch.rules import margin, threshold
     from .batch.scores import Scores
     from .checks import set_checks
@@ -54,6 +55,7 @@ if TYPE_CHECKING:  # at run time each name is imported on first use, so that com
 
 # module: the public names that it defines; the same as above, which a test checks
 _NAMES = {
+    "batch.keys": "Keys",
     "batch.rules": "margin threshold",
     "batch.scores": "Scores",
     "checks": "set_checks",
@@ -81,7 +83,7 @@ _MODULE = {name: module for module, names in _NAMES.items() for name in names.sp
 
 __all__ = [
     "AAL", "ADNCE", "CLDRO", "DCL", "HCL", "NCA", "AlphaCL", "ArCL", "Choice", "DebiasedPositives",
-    "DenseNegatives", "DistancePolarization", "Flag", "InfoNCE", "IntCL", "IntNaCl", "Learned", "MeanVariance",
+    "DenseNegatives", "DistancePolarization", "Flag", "InfoNCE", "IntCL", "IntNaCl", "Keys", "Learned", "MeanVariance",
     "MixNCA", "Negatives", "Objective", "Real", "Robust", "Schedule", "Scores", "SigLIP", "SpecError",
     "StreamedNegatives", "SupCon", "Wrapper", "__version__", "chi2_ratio", "distances", "from_dict", "gather",
     "gradcache", "kl_alpha", "margin", "mutual_information", "objective", "pairs_in_margin", "plot_distances",
@@ -113,7 +115,7 @@ if not TYPE_CHECKING:  # type checkers would take it as a reason to accept any n
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+    return sorted(__all__)
 
 
 class _Package(ModuleType):

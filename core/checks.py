@@ -146,14 +146,14 @@ def is_elementwise(results: Any, s: Tensor) -> None:
 
 
 ONCE = (
-    "streamed negatives have no second derivative (create_graph=True): call the objective with tile=0, which keeps "
-    "the matrix of similarities."
+    "tiles and chunks have no second derivative (create_graph=True): call the objective with engine='matrix', which "
+    "keeps the matrix of similarities."
 )
 
 
 FORWARD = (
-    "streamed negatives have no forward-mode derivative: call the objective with tile=0, which keeps the matrix of "
-    "similarities."
+    "tiles and chunks have no forward-mode derivative: call the objective with engine='matrix', which keeps the "
+    "matrix of similarities."
 )
 
 

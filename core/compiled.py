@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch._C._functorch import is_batchedtensor  # pyright: ignore[reportMissingModuleSource]
 
+from .batch.keys import Keys
 from .batch.rules import Rule
 from .engine.embeddings import overwritten_by_gradients
 from .engine.streamed import pays_to_stream
@@ -26,7 +27,7 @@ AVAILABLE = hasattr(torch.library, "register_fake") and hasattr(torch.compiler, 
 EMBEDDINGS = ("views", "queue", "negatives", "adversarial", "mixed")
 
 Setting = tuple[str, str, Any]
-"""Whether an argument of a call is ``tensor``, ``tensors``, ``mapping`` or ``value``; its name; how many, or what."""
+"""Whether an argument is ``tensor``, ``tensors``, ``keys``, ``mapping`` or ``value``; its name; how many, or which."""
 
 _settings: list[tuple[Setting, ...]] = []
 
@@ -40,14 +41,13 @@ def takes(objective: Any, views: Sequence[Tensor], options: Mapping[str, Any]) -
     if not all(map(_is_plain, options.values())):
         return False  # bad input, whose error names it
     further = [options.get(name) for name in ("queue", "negatives")]
-    tensors = [*views, *(x for x in further if x is not None)]
+    tensors = [*views, *(Keys.of(x).embeddings for x in further if x is not None)]
     if not all(isinstance(x, Tensor) for x in tensors) or any(map(is_batchedtensor, tensors)):
         return False  # bad input, or torch.func.vmap
     if options["gather"]:
         return options["gather"] is True
-    engine, tile = options.get("engine", "auto"), options.get("tile")
-    if tile is not None or engine != "auto":
-        return tile != 0 and engine != "matrix"
+    if (engine := options.get("engine", "auto")) != "auto":
+        return bool(engine != "matrix")
     rows = [x[..., 0].numel() for x in tensors]
     return pays_to_stream(sum(rows[: len(views)]) * sum(rows), views[0].device)
 
@@ -60,6 +60,9 @@ def loss_of(objective: Any, views: Sequence[Tensor], options: Mapping[str, Any])
         if isinstance(value, Tensor):
             tensors.append(value)
             settings.append(("tensor", name, 1))
+        elif isinstance(value, Keys):
+            tensors += [x for x in value if isinstance(x, Tensor)]
+            settings.append(("keys", name, tuple(None if isinstance(x, Tensor) else (x,) for x in value)))
         elif isinstance(value, (list, tuple)) and value and isinstance(value[0], Tensor):
             tensors += value
             settings.append(("tensors", name, len(value)))
@@ -144,6 +147,9 @@ def _run(
             options[name] = [next(rest) for _ in range(value)]
         elif kind == "tensor":
             options[name] = next(rest)
+        elif kind == "keys":
+            given: Any = (next(rest) if x is None else x[0] for x in value)
+            options[name] = Keys(*given)
         else:
             options[name] = dict(value) if kind == "mapping" else value
     with _autograd(), _with_state(module, rest), torch.set_grad_enabled(grad), overwritten_by_gradients():
@@ -179,8 +185,11 @@ def _fake(
 def _dtype(tensors: Sequence[Tensor], settings: int) -> torch.dtype:
     """Return the type in which a batch is computed; see :class:`counterpoint.batch.batch.Batch`."""
     rest = iter(tensors)
-    named = [(name, next(rest)) for kind, name, n in _settings[settings] if kind.startswith("tensor") for _ in range(n)]
-    wide = any(x.dtype == torch.float64 for name, x in named if name in EMBEDDINGS)
+    wide = False
+    for kind, name, value in _settings[settings]:
+        number = {"tensor": 1, "tensors": value, "keys": kind == "keys" and value.count(None)}.get(kind, 0)
+        own = [next(rest) for _ in range(number)][: 1 if kind == "keys" else None]  # embeddings come first
+        wide |= name in EMBEDDINGS and any(x.dtype == torch.float64 for x in own)
     return torch.float64 if wide else torch.float32
 
 

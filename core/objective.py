@@ -147,39 +147,35 @@ class Objective(Parametrized):
                 ``arcl``, ``joint`` and ``single``. A mapping replaces some pairings and leaves the others: with
                 ``{"views": "one_way"}``, anchors are the first view only, unless an objective's paper compares other
                 pairs.
-            symmetric: ``one_way`` in both directions (CLIP).
             directions: what the pairing ``joint`` compares, in one denominator: ``query_to_doc`` and any of
                 ``query_to_query``, ``doc_to_query``, ``doc_to_doc`` and ``doc_to_positive``; see
                 :mod:`counterpoint.batch.joint`. The first four are GTE's loss.
-            hardness_mode, hardness_strength: add ``hardness_strength`` times the similarity, as a constant, to the
-                exponents of ``in_batch_negatives``, of a sample's own ``hard_negatives``, or of ``all_negatives``.
+            hardness: which negatives count more, and how much: ``("hard_negatives", 5.0)`` adds 5 times the similarity,
+                as a constant, to the exponents of a sample's own hard negatives; ``in_batch_negatives`` and
+                ``all_negatives`` are the others.
             queue: ``(K, d)`` further keys, all negatives (MoCo). The first view is the query, the second the key;
-                key and queue are detached.
-            negatives: ``(B, d)`` or ``(B, n, d)`` hard negatives of each sample; all samples see all of them, unless
-                ``shared_negatives=False``. The pairing is then ``one_way``.
-            shared_negatives: False if a sample's hard negatives are not those of other samples.
+                key and queue are detached. :class:`counterpoint.Keys` adds what is known of them.
+            negatives: ``(B, d)`` or ``(B, n, d)`` hard negatives of each sample; all samples see all of them. The
+                pairing is then ``one_way``. :class:`counterpoint.Keys` adds their ids, weights and guide, and says
+                whether they are shared.
             in_batch: False to compare with the sample's own hard negatives only.
-            negative_weight: SimCSE's weight, added to the logit of a sample's own hard negatives.
             ids: ``(B,)`` integers; samples with the same id are never each other's negatives.
             labels: ``(B,)`` integers; as ``ids``, and samples with the same label are positives (supervised use), rows
                 of the queue included. One view is enough; a sample that is the only one of its class then has no
                 positive, and does not count; a batch without any positive is an error. Hard negatives are never
                 positives.
-            queue_ids, negative_ids: ids (or labels) of the queue's rows and of the hard negatives.
             false_negatives: which keys are too similar to be negatives: :func:`counterpoint.margin`,
                 :func:`counterpoint.threshold`, or a list of these. Similarities are the model's own, as constants, or
                 those of ``guide``. In pairings without positives (``single``) a margin refers to the sample's other
                 views.
             guide: another model's embeddings of the same views, ``(B, w)`` each or ``(B, views, w)``, whose cosines
                 decide what ``false_negatives`` excludes (GISTEmbed). They get no gradient.
-            queue_guide, negative_guide: the guide's embeddings of ``queue`` and of ``negatives``.
             empty: what anchors are that ``false_negatives`` leaves without negatives: an ``error``, or of loss
                 ``zero``. Statistics of the batch (``mu="auto"``) then include their negatives, as if none were false.
                 Streamed, ``zero`` costs a pass that counts.
             log_q: ``(B,)`` log-probability with which each sample was drawn; as a negative it counts ``1/q`` times (the
                 sampling correction of recommenders and of the sampled softmax: logit minus ``log_q``). Positives are
                 not drawn, and stay. For any weights ``w`` pass ``-log(w)``.
-            queue_log_q, negative_log_q: the same for the queue and for the hard negatives, a number per row.
             prior: ``(B,)`` probability that a sample's negative is a false one; replaces the objective's prior.
             positive_weight: ``(B,)`` or ``(views, B)`` factors of ``p / t`` in the numerator of the family of InfoNCE
                 (``infonce``, ``dcl``, ``hcl``, ``adnce``, ``supcon``), which pull some positives more than others.
@@ -193,10 +189,10 @@ class Objective(Parametrized):
                 (weights that an objective treats as constants, those of ADNCE and alpha-CL for instance, stay
                 constants). ``tiles`` computes them tile by tile, and again in the backward pass. ``chunks`` computes
                 the loss and its gradient a chunk of anchors at a time, in the forward pass. ``fused`` uses GPU kernels,
-                which ``auto`` does not choose: they have not run on a GPU yet.
+                which ``auto`` does not choose: they have not run on a GPU yet. ``tiles:N`` and ``chunks:N`` have tiles
+                of ``N`` rows and columns.
                 ``torch.func`` needs a matrix, and so does ``reduction="none"`` in compiled code; with ``labels`` there
                 is always one, that of the positives. :meth:`report` names the engine.
-            tile: edge of the tiles; 0 is the same as ``engine="matrix"``.
             gather: compare with the samples of all processes: True or a process group; see
                 :mod:`counterpoint.engine.distributed`. Pass everything else for this process's samples, except the
                 queue, which all processes have in common.

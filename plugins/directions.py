@@ -7,11 +7,11 @@ from typing import Any
 
 from torch import Tensor
 
-from counterpoint.batch.directions import chosen_directions
+from counterpoint.batch.directions import HARDNESS, chosen_directions
 from counterpoint.names import check_known
 
 PARTITIONS = ("joint", "per_direction")
-_OF_HARD = ("negatives", "negative_weight", "negative_ids", "negative_guide", "in_batch", "shared_negatives")
+_OF_HARD = ("negatives", "in_batch")
 
 
 def as_directions(
@@ -19,8 +19,11 @@ def as_directions(
 ) -> tuple[str, ...]:
     """Return the directions, checked; none if they are those of ``one_way`` without weights of hard negatives."""
     check_known("unknown partition_mode", partition_mode, PARTITIONS)
-    plain = tuple(directions) == ("query_to_doc",) and not (hardness_mode or strength)
-    chosen = () if plain else chosen_directions(pairing, directions, hardness_mode, strength)[0]
+    if strength and hardness_mode is None:
+        raise ValueError(f"hardness_strength: needs hardness_mode= beside it: {', '.join(HARDNESS)}.")
+    hardness = None if hardness_mode is None else (hardness_mode, strength)
+    plain = tuple(directions) == ("query_to_doc",) and hardness is None
+    chosen = () if plain else chosen_directions(pairing, directions, hardness)
     if partition_mode == "per_direction" and {*chosen} - {"query_to_doc", "doc_to_query"}:
         raise ValueError(
             "partition_mode='per_direction': query_to_query, doc_to_doc and doc_to_positive have no positives of their "

@@ -36,6 +36,7 @@ from typing import Any, ClassVar, TypeVar
 import torch
 from torch import Tensor, nn
 
+from counterpoint.batch.keys import Keys
 from counterpoint.batch.rules import Rule, as_rules
 from counterpoint.hyper import FromScale, nearest
 from counterpoint.objective import Objective, Sum, as_objective
@@ -203,11 +204,10 @@ class ContrastiveLoss(nn.Module):
         views, hard = self._split(columns)
         known: dict[str, Any] = {}
         if self.duplicates is not None:
-            known["ids"], negative_ids = equal_texts(views, hard)
-            known |= {} if negative_ids is None else {"negative_ids": negative_ids}
+            known["ids"], known["hard_ids"] = equal_texts(views, hard)
         for guide in self._guide:
             known["guide"] = guide(views)
-            known |= {"negative_guide": torch.stack(guide(hard), 1)} if hard else {}
+            known["hard_guide"] = torch.stack(guide(hard), 1) if hard else None
         return known
 
     def compute_loss_from_embeddings(self, embeddings: list[Tensor], labels: Tensor | None = None) -> Tensor:
@@ -229,9 +229,18 @@ class ContrastiveLoss(nn.Module):
             return [self.model(features)["sentence_embedding"] for features in sentence_features]
         return embed(self.model, sentence_features)  # type: ignore[no-any-return]
 
-    def _terms(self, embeddings: list[Tensor], labels: Tensor | None, **extra: Any) -> Terms:
+    def _terms(
+        self,
+        embeddings: list[Tensor],
+        labels: Tensor | None,
+        hard_ids: Tensor | None = None,
+        hard_guide: Tensor | None = None,
+        **extra: Any,
+    ) -> Terms:
         """Compute the loss of each term; ``extra`` are further arguments of ``Objective.forward``."""
         views, options = self._views(embeddings)
+        if "negatives" in options:
+            options["negatives"] = options["negatives"]._replace(ids=hard_ids, guide=hard_guide)
         options |= {"gather": self.gather_across_devices, **extra}
         if self.labels is not None:
             if labels is None:
@@ -255,7 +264,7 @@ class ContrastiveLoss(nn.Module):
     def _hardness(self) -> dict[str, Any]:
         if self.hardness_mode is None or not self.hardness_strength:
             return {}
-        return {"hardness_mode": self.hardness_mode, "hardness_strength": self.hardness_strength}
+        return {"hardness": (self.hardness_mode, self.hardness_strength)}
 
     def _split(self, columns: list[T]) -> tuple[list[T], list[T]]:
         """Return the columns that are views, and those of hard negatives."""
@@ -266,9 +275,11 @@ class ContrastiveLoss(nn.Module):
         options: dict[str, Any] = {"false_negatives": self.rules} if self.rules else {}
         options |= {"empty": "zero"} if self.rules else {}
         if hard:
-            options |= {"negatives": torch.stack(hard, 1), "negative_weight": self.negative_weight}
-        # without hard negatives the objective refuses these
-        options |= {name: False for name in ("in_batch", "shared_negatives") if not getattr(self, name)}
+            stacked = torch.stack(hard, 1)
+            options["negatives"] = Keys(stacked, shared=self.shared_negatives, own_log_weight=self.negative_weight)
+        elif not self.shared_negatives:
+            raise ValueError("shared_negatives=False: needs hard negatives, a third column.")
+        options |= {} if self.in_batch else {"in_batch": False}  # without hard negatives the objective refuses it
         return views, options
 
     def get_config_dict(self) -> dict[str, Any]:

@@ -33,6 +33,7 @@ from typing import Any
 
 from torch import Tensor, distributed, nn
 
+from counterpoint.batch.keys import Keys
 from counterpoint.objective import as_objective
 from counterpoint.objectives.positives import ArCL
 
@@ -108,7 +109,7 @@ def patch(objective: str | Seam) -> Seam:
                 raise SeamError(f"simcse: {VIEWS}")
             options: dict[str, Any] = {}
             if hard:
-                options = {"negatives": hard[0][1], "negative_weight": model.model_args.hard_negative_weight}
+                options["negatives"] = Keys(hard[0][1], own_log_weight=model.model_args.hard_negative_weight)
             own = seam.uses_own_loss
             loss = seam.loss(loss_fn, host_loss, z1, z2, *more, pairing=ONE_WAY, **options)
             return loss if own else _with_gradient_of_all(loss, model.training)

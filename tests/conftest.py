@@ -13,7 +13,7 @@ sys.path[:0] = [str(ROOT / folder) for folder in ("tests/support", "examples", "
 
 torch.set_num_threads(1)
 
-# Triton reads this once, on import: without a GPU, tests/core/engine/test_triton.py interprets the kernels.
+# Triton reads this once, on import: without a GPU, tests/experimental/test_fused.py interprets the kernels.
 if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"
 

@@ -39,7 +39,7 @@ def test_the_objective_in_ten_lines(margin, capsys):
 
 def test_what_it_points_to_is_there():
     root = Path(__file__).parent.parent
-    paths = re.findall(r"`((?:core|plugins|integrations|tests|examples)/[\w./]*)`", TEXT)
+    paths = re.findall(r"`((?:core|experimental|plugins|integrations|tests|examples)/[\w./]*)`", TEXT)
     assert len(paths) > 10
     for path in paths + re.findall(r"\]\(([\w./]+)[#)]", TEXT):
         assert (root / path).exists(), path

@@ -81,7 +81,7 @@ def test_the_image_gets_what_the_package_needs():
     ignored = {line.strip("/") for line in (ROOT / ".dockerignore").read_text(encoding="utf-8").splitlines()}
     project = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
     needed = {"pyproject.toml", "README.md", "LICENSE", *re.findall(r'^"counterpoint[\w.]*" = "(\w+)"', project, re.M)}
-    assert {"core", "plugins", "integrations"} <= needed
+    assert {"core", "experimental", "plugins", "integrations"} <= needed
     assert not needed & ignored
     for extra in re.findall(r'"\.\[(\w+)\]"', (ROOT / "Dockerfile").read_text(encoding="utf-8")):
         assert re.search(rf"^{extra} = \[", project, re.M)

@@ -17,7 +17,11 @@ from documents import ROOT
 from counterpoint.integrations import store
 from counterpoint.integrations.store.files import load_checked
 
-FILES = [path for folder in ("core", "plugins", "integrations") for path in sorted((ROOT / folder).rglob("*.py"))]
+FILES = [
+    path
+    for folder in ("core", "experimental", "plugins", "integrations")
+    for path in sorted((ROOT / folder).rglob("*.py"))
+]
 LAUNCH, WORKER = "plugins/launch.py", "integrations/store/worker.py"
 METRICS = "integrations/compare/metrics.py"
 

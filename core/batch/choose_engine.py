@@ -1,11 +1,12 @@
-"""Choose how the negatives of a batch are reduced: as a matrix, in tiles or in chunks.
+"""Choose how the negatives of a batch are reduced: as a matrix, in tiles, in chunks or by GPU kernels.
 
-``core/engine/README.md`` shows the engines; GPU kernels are part of the tiles.
+``core/engine/README.md`` shows the engines.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from importlib import import_module
 
 import torch
 from torch import Tensor
@@ -14,7 +15,7 @@ from .. import checks
 from ..engine.chunks import ChunkedNegatives
 from ..engine.joined import JoinedNegatives, TiltedNegatives
 from ..engine.negatives import DenseNegatives, Negatives
-from ..engine.streamed import StreamedNegatives, kernels_fit, pays_to_stream
+from ..engine.streamed import StreamedNegatives, pays_to_stream
 from ..engine.tiled import TiledNegatives
 from ..engine.tiles import Mask
 from ..hyper import Value
@@ -86,12 +87,16 @@ def masked_negatives(
             raise ValueError("engine='chunks': several directions= are reduced one by one; use 'tiles' or 'auto'.")
         engine = "tiles"
     neg: Negatives
+    forced = batch.engine == engine
     if engine == "matrix":
         neg = DenseNegatives.of(blocks, mask, both)
     elif engine == "chunks":
-        neg = ChunkedNegatives(blocks, both, mask, batch.tile, batch.bound, batch.half, forced=batch.engine == "chunks")
+        neg = ChunkedNegatives(blocks, both, mask, batch.edge, batch.bound, forced=forced)
+    elif engine == "fused":
+        fused = import_module("counterpoint.experimental.fused")  # imports Triton
+        neg = fused.FusedNegatives(blocks, both, mask, batch.bound, batch.half)
     else:
-        neg = StreamedNegatives(blocks, both, mask, batch.tile, batch.bound, batch.half, batch.engine)
+        neg = StreamedNegatives(blocks, both, mask, batch.edge, batch.bound, forced)
     neg.optional = optional
     if mask.ids is not None:
         _check(neg)
@@ -99,33 +104,27 @@ def masked_negatives(
 
 
 def chosen_engine(batch: Batch, blocks: Sequence[tuple[Tensor, Tensor]], both: bool) -> str:
-    """Return ``matrix``, ``chunks`` or ``tiles``; GPU kernels are part of the tiles."""
-    if batch.tile == 0:
-        return "matrix"
+    """Return the engine of these blocks: the batch's own or, for ``auto``, the fastest."""
     if batch.engine != "auto":
-        return "chunks" if batch.engine == "chunks" else "tiles"
-    if batch.tile is not None:
-        return "tiles"
+        return batch.engine
     pairs = sum(len(left) * len(right) for left, right in blocks) * (1 + both)
     separate = batch.group is None and all(left is not right and right.requires_grad for left, right in blocks)
-    multiplied = None if batch.rules and batch.guide is None else batch.half
-    return fastest_engine(batch.device, pairs, batch.width, multiplied or batch.dtype, separate, both)
+    return fastest_engine(batch.device, pairs, separate, both)
 
 
-def fastest_engine(device: torch.device, pairs: int, width: int, dtype: torch.dtype, separate: bool, both: bool) -> str:
+def fastest_engine(device: torch.device, pairs: int, separate: bool, both: bool) -> str:
     """Return the engine of a batch for which none is asked: ``matrix``, ``chunks`` or ``tiles``.
 
     Args:
         device: where the embeddings are.
         pairs: number of pairs of an anchor and a key.
-        width, dtype: of the embeddings, as they are multiplied.
         separate: whether the keys are other embeddings than the anchors, which have a gradient.
         both: whether the keys are anchors too, after the others.
     """
     if not pays_to_stream(pairs, device, separate):
         return "matrix"
     # keys that are anchors too share the similarities of both directions: four products instead of six
-    return "chunks" if separate and not both and not kernels_fit("auto", device, width, dtype) else "tiles"
+    return "chunks" if separate and not both else "tiles"
 
 
 def _check(neg: Negatives) -> None:

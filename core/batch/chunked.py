@@ -11,8 +11,6 @@ from torch import Tensor
 
 from ..engine.chunks import Chunk, ChunkedNegatives, loss_in_chunks
 from ..engine.joined import JoinedNegatives, TiltedNegatives
-from ..engine.quadratic import Quadratics
-from ..engine.streamed import StreamedNegatives
 from ..hyper import given_by_host
 from .scores import Scores
 
@@ -61,9 +59,7 @@ def path(objective: Any, scores: Scores) -> str:
         neg = neg.neg
     if isinstance(neg, JoinedNegatives):  # by the largest part
         neg = neg.parts[0].neg if isinstance(neg.parts[0], TiltedNegatives) else neg.parts[0]
-    if isinstance(neg, StreamedNegatives):
-        return "fused" if neg.uses_kernels(Quadratics([[1.0, 0.0]], [[1.0, 0.0]])) else "tiles"
-    return "matrix"
+    return neg.engine
 
 
 def _refusal(objective: Any, scores: Scores, reduction: str) -> str | None:

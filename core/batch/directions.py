@@ -16,21 +16,21 @@ MAX_STRENGTH = 80.0
 def chosen_directions(
     pairing: str | Mapping[str, str] | None,
     directions: Sequence[str] | None,
-    hardness_mode: str | None,
-    hardness_strength: float,
-) -> tuple[tuple[str, ...], float]:
-    """Return the directions in force, in the order of :data:`DIRECTIONS`, and the strength; none for other pairings."""
-    if not is_number(hardness_strength) or not 0 <= hardness_strength <= MAX_STRENGTH:
-        raise ValueError(f"hardness_strength: expected a number from 0 to {MAX_STRENGTH:g}, got {hardness_strength!r}.")
-    if hardness_mode is not None:
-        check_known("unknown hardness_mode", hardness_mode, HARDNESS)
-    elif hardness_strength:
-        raise ValueError(f"hardness_strength: needs hardness_mode= beside it: {', '.join(HARDNESS)}.")
+    hardness: tuple[str, float] | None,
+) -> tuple[str, ...]:
+    """Return the directions in force, in the order of :data:`DIRECTIONS`; none for other pairings."""
+    if hardness is not None:
+        if not isinstance(hardness, (tuple, list)) or len(hardness) != 2:
+            raise TypeError(f"hardness: expected a pair such as ('hard_negatives', 5.0), got {hardness!r}.")
+        mode, strength = hardness
+        check_known("hardness: unknown negatives", mode, HARDNESS)
+        if not is_number(strength) or not 0 <= strength <= MAX_STRENGTH:
+            raise ValueError(f"hardness: expected a strength from 0 to {MAX_STRENGTH:g}, got {strength!r}.")
     joint = pairing == "joint"
-    if directions is None and not joint and hardness_mode is None:
-        return (), 0.0
+    if directions is None and not joint and hardness is None:
+        return ()
     if isinstance(pairing, str) and pairing not in ("joint", "one_way"):
-        raise ValueError(f"directions= and hardness_mode= are of the pairing joint, and {pairing!r} is another.")
+        raise ValueError(f"directions= and hardness= are of the pairing joint, and {pairing!r} is another.")
     if directions is None:
         directions = GTE if joint else DIRECTIONS[:1]
     if isinstance(directions, str) or not directions:
@@ -41,4 +41,4 @@ def chosen_directions(
         raise ValueError("directions: query_to_doc is required: it has the positives.")
     if {"doc_to_doc", "doc_to_positive"} <= {*directions}:
         raise ValueError("directions: doc_to_doc includes doc_to_positive: give one.")
-    return tuple(d for d in DIRECTIONS if d in directions), float(hardness_strength)
+    return tuple(d for d in DIRECTIONS if d in directions)

@@ -70,13 +70,12 @@ def _facts(batch: Batch) -> dict[str, int]:
     }
     for name, x in (("negatives", batch.negatives), ("adversarial", batch.adversarial), ("mixed", batch.mixed)):
         facts[f"{name}= per sample"] = 0 if x is None else x.shape[1]
-    for name in ("labels", "ids", "negative_ids"):
-        facts[f"whether there are {name}="] = int(getattr(batch, name) is not None)
-    for name in ("log_weight", "negative_log_weight"):
-        facts[f"whether there are {name.replace('weight', 'q')}="] = int(getattr(batch, name) is not None)
+    known = {"labels=": batch.labels, "ids=": batch.ids, "ids of negatives=": batch.negative_ids}
+    known |= {"log_q=": batch.log_weight, "log_q of negatives=": batch.negative_log_weight}
+    facts |= {f"whether there are {name}": int(x is not None) for name, x in known.items()}
     facts["the width of guide="] = 0 if batch.guide is None else batch.guide.width
-    chosen = "false_negatives=, empty=, in_batch= and shared_negatives="
+    chosen = "false_negatives=, empty=, in_batch= and whether negatives= are shared"
     facts[chosen] = crc32(repr((batch.rules, batch.empty, batch.in_batch, batch.shared)).encode())
-    joint = batch.directions, batch.hardness_mode, batch.hardness
-    facts["directions=, hardness_mode= and hardness_strength="] = crc32(repr(joint).encode())
+    joint = batch.directions, batch.hardness
+    facts["directions= and hardness="] = crc32(repr(joint).encode())
     return facts

@@ -11,9 +11,9 @@ negatives, by ``directions=``:
 ``doc_to_positive``  ``doc_to_doc`` without hard negatives (GISTEmbed)
 ===================  ==============================================================================================
 
-All but the last together are GTE's improved contrastive loss. ``hardness_mode`` says which negatives of
-``query_to_doc`` count ``e^{hardness_strength s}`` times, with ``s`` as a constant: ``in_batch_negatives`` are all but
-the sample's own hard ones, ``hard_negatives`` only these.
+All but the last together are GTE's improved contrastive loss. ``hardness=(which, strength)`` says which negatives of
+``query_to_doc`` count ``e^{strength s}`` times, with ``s`` as a constant: ``in_batch_negatives`` are all but the
+sample's own hard ones, ``hard_negatives`` only these, ``all_negatives`` both.
 
 Papers:
 Li et al. 2023 (GTE), https://arxiv.org/abs/2308.03281;
@@ -43,7 +43,7 @@ def joint(batch: Batch) -> Scores:
     queries, docs = views[:1], views[1:]
     hard = batch.negatives if batch.shared else None
     all_hard = 0 if hard is None else hard.shape[1] * batch.total
-    mode = batch.hardness_mode if batch.hardness else None
+    mode, strength = batch.hardness or (None, 0.0)
     # hard negatives of the sample that count differently, or that others do not have, are a part of their own
     apart = batch.negatives is not None and mode in ("in_batch_negatives", "hard_negatives")
     further = [d for d in batch.directions if d != "query_to_doc"]
@@ -52,14 +52,14 @@ def joint(batch: Batch) -> Scores:
     if apart:
         assert batch.negatives is not None
         neg = negatives_of(batch, [(queries, docs)], hard=hard, owned=False, optional=True)
-        parts.append((tilted(neg, batch.hardness) if mode == "in_batch_negatives" else neg, all_hard))
+        parts.append((tilted(neg, strength) if mode == "in_batch_negatives" else neg, all_hard))
         own = own_negatives(batch, queries[0], optional=True)
-        parts.append((tilted(own, batch.hardness) if mode == "hard_negatives" else own, batch.negatives.shape[1]))
+        parts.append((tilted(own, strength) if mode == "hard_negatives" else own, batch.negatives.shape[1]))
     else:
         neg = negatives_of(batch, [(queries, docs)], hard=batch.negatives, optional=optional)
         of_batch = 0 if batch.negatives is None else batch.negatives.shape[1] * batch.total
         plain = mode is None or (mode == "hard_negatives" and batch.negatives is None)
-        parts.append((neg if plain else tilted(neg, batch.hardness), of_batch))
+        parts.append((neg if plain else tilted(neg, strength), of_batch))
     for direction in further:
         anchors = queries if direction == "query_to_query" else docs
         keys = queries if direction in ("query_to_query", "doc_to_query") else docs

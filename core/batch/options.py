@@ -8,6 +8,7 @@ from typing import TypedDict
 from torch import Tensor
 
 from .. import checks
+from .keys import Keys
 from .rules import Rule
 
 
@@ -15,25 +16,16 @@ class KnownOptions(TypedDict, total=False):
     """What may be known of a batch beside its views."""
 
     directions: Sequence[str] | None
-    hardness_mode: str | None
-    hardness_strength: float
-    queue: Tensor | None
-    negatives: Tensor | None
-    negative_weight: float
+    hardness: tuple[str, float] | None
+    queue: Tensor | Keys | None
+    negatives: Tensor | Keys | None
     ids: Tensor | None
     labels: Tensor | None
-    queue_ids: Tensor | None
-    negative_ids: Tensor | None
     false_negatives: Rule | str | Sequence[Rule | str] | None
     guide: Tensor | Sequence[Tensor] | None
-    queue_guide: Tensor | None
-    negative_guide: Tensor | None
     empty: str
     in_batch: bool
-    shared_negatives: bool
     log_q: Tensor | None
-    queue_log_q: Tensor | None
-    negative_log_q: Tensor | None
     prior: Tensor | None
     positive_weight: Tensor | None
     adversarial: Tensor | None
@@ -44,11 +36,9 @@ class BatchOptions(KnownOptions, total=False):
     """The keyword arguments of a call with embeddings; ``help(Objective.forward)`` explains each."""
 
     pairing: str | Mapping[str, str] | None
-    symmetric: bool
     stacked: bool
     normalize: bool
     engine: str
-    tile: int | None
 
 
 def checked_views(views: Sequence[Tensor], queued: bool, stacked: bool = False) -> list[Tensor]:

@@ -22,7 +22,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from functools import lru_cache
 from itertools import combinations
 from typing import cast
 
@@ -30,7 +29,6 @@ import torch
 from torch import Tensor
 
 from .. import checks
-from ..engine.cosines import Layout
 from ..engine.joined import TiltedNegatives
 from ..engine.negatives import DenseNegatives, Negatives, concatenated
 from ..engine.tiled import LIMITED
@@ -40,7 +38,7 @@ from .batch import Batch
 from .choose_engine import Part, mask_of, masked_negatives, negatives_of
 from .joint import joint, own_negatives
 from .rules import limits
-from .scores import PlainScores, Scores, counted_positives
+from .scores import Scores, counted_positives
 
 
 def scores_of(batch: Batch, pairing: str) -> Scores:
@@ -139,8 +137,6 @@ def pairing_in_force(batch: Batch, default: str) -> str:
 
 def _views(batch: Batch) -> Scores:
     _require(batch, 2 if batch.labels is None else 1, "views")
-    if batch.is_plain(m := len(batch.raw), m):
-        return _plain(batch, "views", m, m)
     if batch.labels is not None:
         batch.stacked()
         return _labeled(batch, "views", [(batch.views, batch.views)])
@@ -150,12 +146,12 @@ def _views(batch: Batch) -> Scores:
 
 def _one_way(batch: Batch) -> Scores:
     _require(batch, 2, "one_way")
-    if batch.is_plain(1, m := len(batch.raw) - 1):
-        return _plain(batch, "one_way", 1, m)
+    pos = batch.other_views(stacked=False)[: batch.size] if len(batch.raw) == 2 and batch.labels is None else None
     anchors, *others = batch.views
     if batch.labels is not None:
         return _labeled(batch, "one_way", [([anchors], others)], batch.negatives)
-    pos = torch.stack([(anchors * o).sum(-1) for o in others], 1)
+    if pos is None:
+        pos = torch.stack([(anchors * o).sum(-1) for o in others], 1)
     if not batch.in_batch:
         neg = own_negatives(batch, anchors)
         return Scores(pos, neg, layout="one_way", prior=_prior(batch, pos), views=len(batch.raw))
@@ -165,8 +161,6 @@ def _one_way(batch: Batch) -> Scores:
 
 def _symmetric(batch: Batch) -> Scores:
     _require(batch, 2, "symmetric", exactly=True)
-    if batch.is_plain(2, 1):
-        return _plain(batch, "symmetric", 2, 1)
     if batch.labels is not None:
         a, b = batch.views
         return _labeled(batch, "symmetric", [([a], [b]), ([b], [a])])
@@ -272,16 +266,6 @@ def _require(batch: Batch, views: int, name: str, exactly: bool = False) -> None
             "a batch of one sample has no negatives: batches need at least 2 samples; a loader's drop_last=True "
             "leaves out a last, smaller one."
         )
-
-
-def _plain(batch: Batch, name: str, anchors: int, keys: int) -> Scores:
-    """Score a batch of which only the views are known, by a matrix; ``anchors`` and ``keys`` are numbers of views."""
-    layout_of = _cached_layout if batch.device.type == "cpu" else Layout.of_views
-    layout = layout_of(len(batch.raw), anchors, keys, batch.size, batch.device)
-    return PlainScores(batch.cosines(layout), name, len(batch.raw))
-
-
-_cached_layout = lru_cache(maxsize=64)(Layout.of_views)
 
 
 def _scores(

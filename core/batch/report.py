@@ -54,7 +54,7 @@ def report(objective: Any, *args: Any, call: str = "forward", **options: Any) ->
         if call == "forward" and not options.get("gather"):
             engine = _engine(objective, args, options)
         if call == "forward":
-            options["engine"], options["tile"] = "matrix", 0  # the weight of every single negative needs a matrix
+            options["engine"] = "matrix"  # the weight of every single negative needs a matrix
         objective, original = deepcopy(objective).eval(), objective
         by_host = (options.get("scale", 1.0), options.get("bias", 0.0)) if call == "from_logits" else (None, None)
         with with_host_values(copied_host_values(original, objective)), at_scale(objective, *by_host):

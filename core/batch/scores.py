@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from .. import checks
-from ..engine.cosines import CosineNegatives
 from ..engine.negatives import Negatives as Negatives  # for objectives, which do not import the engine
 from ..hyper import Value
 
@@ -124,21 +122,6 @@ class Scores:
         if self.pos_mask is None:
             return float(self.pos.shape[1])
         return self.pos_mask.sum(1, keepdim=True).clamp(min=1).to(self.pos.dtype)
-
-
-class PlainScores(Scores):
-    """Scores of a batch of which only the views are known, whose positives are computed with its negatives."""
-
-    def __init__(self, neg: CosineNegatives, layout: str, views: int) -> None:
-        super().__init__(neg.views[0], neg, layout=layout, views=views)
-        self.cosines = neg
-        del self.pos  # until it is asked for
-
-    def __getattr__(self, name: str) -> Any:
-        if name != "pos":
-            raise AttributeError(name)
-        self.pos = self.cosines.pos
-        return self.pos
 
 
 def logsumexp_over(x: Tensor, mask: Tensor | None) -> Tensor:

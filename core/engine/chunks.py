@@ -59,6 +59,8 @@ class ChunkedNegatives(StreamedNegatives):
         forced: raise where the objective does not allow it; the other arguments are those of `StreamedNegatives`.
     """
 
+    engine = "chunks"
+
     def __init__(self, *args: Any, forced: bool = False, **options: Any) -> None:
         super().__init__(*args, **options)
         self.forced = forced

@@ -11,7 +11,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -45,6 +45,7 @@ class Negatives(ABC):
     :meth:`batch_mean`.
     """
 
+    engine: ClassVar[str] = "matrix"
     group: ProcessGroup | None = None
     optional: bool = False
     """Whether an anchor may have none, because others are joined to these."""
@@ -139,6 +140,22 @@ class Negatives(ABC):
             return (log_weight(s.detach()) - total).clamp(max=HIGHEST).exp() * f(s)
 
         return self.mean(weighted, total) * self.count  # type: ignore[no-any-return]
+
+
+class Product(torch.autograd.Function):
+    """The inner products of the rows of two matrices, whose gradient is exact even under autocast."""
+
+    @staticmethod
+    def forward(ctx: Any, left: Tensor, right: Tensor) -> Tensor:
+        ctx.save_for_backward(left, right)
+        return left @ right.T
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, Tensor | None]:
+        left, right = ctx.saved_tensors
+        with checks.exact(gradient.device):
+            d_left = gradient @ right if ctx.needs_input_grad[0] else None
+            return d_left, gradient.T @ left if ctx.needs_input_grad[1] else None
 
 
 class LogSumExp(torch.autograd.Function):
@@ -245,7 +262,7 @@ class DenseNegatives(Negatives):
         """Materialize the similarities of embeddings; see :class:`counterpoint.engine.streamed.StreamedNegatives`."""
         matrices, masks = [], []
         for left, right in blocks:
-            matrix = left @ right.T
+            matrix = left @ right.T if checks.traced() else Product.apply(left, right)
             matrices += [matrix, matrix.T] if both else [matrix]
             masks += [mask, mask.transposed()] if both else [mask]
         excluded = [mask.dense(matrix) for mask, matrix in zip(masks, matrices, strict=True)]

@@ -260,21 +260,6 @@ class Quadratics:
         most = (sum(_magnitude(v, math.inf) * bound**n for n, v in enumerate(row, 1)) for row in self.values)
         return all(x <= limit for x in most)
 
-    def packed(self, constants: Sequence[Value], like: Tensor) -> tuple[Tensor, Tensor]:
-        """Pack the coefficients of the values and of the slopes, highest power first, as the GPU kernels take them."""
-        coefficients = [x for row in [*self.values, *self.slopes, constants] for x in row]
-        columns = max(x.numel() if isinstance(x, Tensor) else 1 for x in coefficients)
-
-        def pack(rows: Sequence[Sequence[Value]]) -> Tensor:
-            return torch.stack([torch.stack([spread(x) for x in reversed(row)]) for row in rows])
-
-        def spread(x: Value) -> Tensor:
-            if isinstance(x, Tensor):
-                return x.to(like.device, torch.float32).reshape(-1).expand(columns)
-            return torch.full((columns,), x, dtype=torch.float32, device=like.device)
-
-        return pack([(c, *row) for c, row in zip(constants, self.values, strict=True)]), pack(self.slopes)
-
     @property
     def scale(self) -> float:
         """Factor of the similarities that makes them the values; 1 if there is none."""

@@ -3,27 +3,22 @@
 Memory is ``O(anchors x width + tile^2)`` instead of ``O(anchors x keys)``, and a tile stays in the cache while it is
 reduced. Where the keys are anchors too, a tile is computed once and reduced along its rows and its columns.
 
-Gradients are exact, and cannot be differentiated again. With ``engine="fused"``, quadratic functions go to
-:mod:`counterpoint.engine.triton`.
+Gradients are exact, and cannot be differentiated again.
 """
 
 from __future__ import annotations
 
-import importlib
 import math
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import cache
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from ..hyper import Value
 from .accumulators import Accumulator
 from .negatives import DenseNegatives
 from .passes import Functions, ReduceTiles, TilePass
-from .quadratic import Quadratics, rows_of
+from .quadratic import rows_of
 from .tiled import TiledNegatives
 from .tiles import Mask
 
@@ -36,9 +31,6 @@ SEPARATE_CPU = 2**18
 # Materialize at most this many pairs (64 MB) when several reductions need autograd.
 CACHED = 2**24
 
-# The kernels have run in Triton's interpreter and have been compiled, but have not run on a GPU: only where asked for.
-KERNEL_DEVICES, KERNEL_ENGINES = {"cuda"}, {"fused"}
-
 
 def pays_to_stream(pairs: int, device: torch.device, separate: bool = False) -> bool:
     """Return whether to compute so many similarities in tiles or chunks rather than as a matrix.
@@ -48,45 +40,11 @@ def pays_to_stream(pairs: int, device: torch.device, separate: bool = False) -> 
         device: where they are.
         separate: whether anchors and keys are different embeddings, all of which may need a gradient.
     """
-    if separate and device.type == "cpu" and device.type not in KERNEL_DEVICES:
+    if separate and device.type == "cpu":
         return pairs > SEPARATE_CPU
     if device.type == "cpu":
         return pairs >= STREAMED_CPU
     return pairs >= STREAMED
-
-
-@cache
-def kernels() -> Any:
-    """Return :mod:`counterpoint.engine.triton`, or None where Triton is missing or does not support the GPU."""
-    if torch.version.hip is not None:
-        return None
-    try:
-        return importlib.import_module("counterpoint.engine.triton")
-    except ImportError:
-        return None
-
-
-def kernels_fit(engine: str, device: torch.device, width: int, dtype: torch.dtype) -> bool:
-    """Return whether this engine uses GPU kernels, and they can multiply embeddings of this width in this type."""
-    if engine not in KERNEL_ENGINES or device.type not in KERNEL_DEVICES or kernels() is None:
-        return False
-    return bool(kernels().fits(device, width, dtype))
-
-
-def kernels_take(neg: TiledNegatives, functions: Quadratics) -> bool:
-    """Return whether GPU kernels reduce these functions of these negatives."""
-    if neg.tile is not None or functions.number > 2:
-        return False
-    return kernels_fit(neg.engine, neg.like.device, neg.like.shape[1], neg.multiplied)
-
-
-def no_kernels(like: Tensor) -> ValueError:
-    """Return the error of ``engine="fused"`` where a reduction cannot use kernels."""
-    return ValueError(
-        "engine='fused': GPU kernels need a GPU that Triton supports, embeddings that fit on it (at most 1024 wide), "
-        "and functions that are at most quadratic in the similarity, or a softplus of these; got "
-        f"{like.dtype} embeddings of width {like.shape[1]} on {like.device.type!r}: use engine='tiles' or 'auto'."
-    )
 
 
 class StreamedNegatives(TiledNegatives):
@@ -100,9 +58,10 @@ class StreamedNegatives(TiledNegatives):
         tile: edge of the tiles. By default what suits the device, and a small matrix may be materialized once a second
             reduction needs autograd.
         bound: bound of the absolute similarities; by default computed, on the CPU.
-        half: the type in which the GPU kernels multiply the embeddings, if not their own.
-        engine: ``tiles`` never uses a matrix, ``fused`` raises where it cannot use GPU kernels.
+        forced: never materialize a matrix.
     """
+
+    engine = "tiles"
 
     def __init__(
         self,
@@ -111,14 +70,13 @@ class StreamedNegatives(TiledNegatives):
         mask: Mask | None = None,
         tile: int | None = None,
         bound: float | None = None,
-        half: torch.dtype | None = None,
-        engine: str = "auto",
+        forced: bool = False,
     ) -> None:
         left, right = blocks[0]
         anchors = len(blocks) * (left.shape[0] + both * right.shape[0])
-        cacheable = tile is None and engine != "tiles" and anchors * right.shape[0] <= CACHED
+        cacheable = tile is None and not forced and anchors * right.shape[0] <= CACHED
         super().__init__(left, anchors, mask or Mask(), tile, bound, cacheable)
-        self.blocks, self.both, self.half, self.engine = blocks, both, half, engine
+        self.blocks, self.both = blocks, both
         counts = [self.mask.count(left.shape[0], right.shape[0], left.dtype)]
         if both:
             counts.append(self.mask.transposed().count(right.shape[0], left.shape[0], left.dtype))
@@ -141,8 +99,6 @@ class StreamedNegatives(TiledNegatives):
         return edge
 
     def reduce(self, accumulator: type[Accumulator], functions: Functions, uniform: bool) -> tuple[Tensor, ...]:
-        if self.engine == "fused":
-            raise no_kernels(self.like)
         parts, start, edge = [], 0, self.edge(functions)
         for (left, right), guide in zip(self.blocks, self.guides(), strict=True):
             directions = [(left, right, self.mask, guide)]
@@ -165,27 +121,6 @@ class StreamedNegatives(TiledNegatives):
         if self.guide is None:
             return [None] * len(self.blocks)
         return self.guide.blocks  # type: ignore[no-any-return]
-
-    def uses_kernels(self, functions: Quadratics) -> bool:
-        return kernels_take(self, functions)
-
-    def reduce_by_kernels(self, functions: Quadratics, summed: Sequence[Value] = ()) -> Sequence[Tensor]:
-        parts, start = [], 0
-        for (left, right), guide in zip(self.blocks, self.guides(), strict=True):
-            directions = [
-                (left, right, self.mask, guide),
-                (right, left, self.mask.transposed(), guide and (guide[1], guide[0])),
-            ]
-            for a, b, mask, compared in directions[: 1 + self.both]:
-                rows = slice(start, start + len(a))
-                constants = [rows_of(c, rows) for c in summed] or [0.0] * functions.number
-                packed = functions.for_rows(rows).packed(constants, a)
-                if mask.limits is not None:
-                    mask = replace(mask, limits=mask.limits.for_block(rows, compared, 1.0))
-                reduction = kernels().Reduction(mask, bool(summed), functions.after)
-                parts.append(kernels().reduce(a.to(self.multiplied), b.to(self.multiplied), *packed, reduction))
-                start = rows.stop
-        return torch.cat(parts, 1).unsqueeze(2).unbind()
 
     def dense(self) -> DenseNegatives:
         dense = DenseNegatives.of(self.blocks, self.mask, self.both)

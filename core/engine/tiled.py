@@ -27,7 +27,6 @@ EDGES_THREADS = (1024, 512)
 EDGES = (4096, 2048)
 
 LIMITED = "false_negatives= excludes every key; empty='zero' gives these anchors a loss of zero"
-_CONSTANT = Quadratics([[0.0, 0.0]], [[0.0, 0.0]])
 _ONES = Traced(torch.ones_like, (), (), (), 1.0, 1, False)
 
 
@@ -50,8 +49,6 @@ class TiledNegatives(Negatives):
         self._matrix: DenseNegatives | None = None
         self._count: Value | None = None
         self.guide: Any = None
-        self.half: torch.dtype | None = None
-        self.engine = "auto"
         self.structural: Value = 0.0
         """Number of keys that ids and positions leave; subclasses set it."""
 
@@ -63,10 +60,7 @@ class TiledNegatives(Negatives):
         elif self._count is None:
             self._count = 1.0  # so that the mean below is the sum
             with torch.no_grad():
-                if self.uses_kernels(_CONSTANT):  # what decides on the limits counts too
-                    (self._count,) = self.reduce_by_kernels(_CONSTANT, [1.0])
-                else:
-                    (self._count,) = self.reduce(Mean, _ONES, True)
+                self._count = self._sum_of_weights()
         return self._count
 
     @count.setter
@@ -74,6 +68,9 @@ class TiledNegatives(Negatives):
         self._count = value
         if self._matrix is not None:
             self._matrix.count = value
+
+    def _sum_of_weights(self) -> Tensor:
+        return self.reduce(Mean, _ONES, True)[0]
 
     def excluding(self, most: Tensor, guide: Negatives | None = None, exempt: int = 0) -> Negatives:
         kept = copy(self)
@@ -111,24 +108,6 @@ class TiledNegatives(Negatives):
         """Return a bound of the absolute similarities; infinite if not known without synchronizing."""
         return math.inf if self._bound is None else self._bound
 
-    @property
-    def multiplied(self) -> torch.dtype:
-        """The type in which GPU kernels multiply embeddings.
-
-        Keys that meet a limit up to rounding stay, whatever the engine; so what is compared with limits, the embeddings
-        or those of a guide, is multiplied as it is.
-        """
-        limited = self.mask.limits is not None and self.guide is None
-        return self.like.dtype if self.half is None or limited else self.half
-
-    def uses_kernels(self, functions: Quadratics) -> bool:
-        """Return whether :meth:`reduce_by_kernels` can reduce these functions."""
-        return False
-
-    def reduce_by_kernels(self, functions: Quadratics, summed: Sequence[Value] = ()) -> Sequence[Tensor]:
-        """Compute log-sum-exps by GPU kernels or, given the constant terms of functions to be ``summed``, sums."""
-        raise NotImplementedError
-
     def edge(self, functions: Functions) -> int:
         """Return the edge of the tiles."""
         traced = isinstance(functions, Traced)
@@ -141,24 +120,15 @@ class TiledNegatives(Negatives):
         if quadratic is None or quadratic[0].after:
             return self._reduce_traced(LogSumExp, f, per_anchor, lambda dense: dense.logsumexp(f, *per_anchor))
         functions, constants = quadratic
-        if self.uses_kernels(functions):
-            reduced = self.reduce_by_kernels(functions)
-            self._check_limits(reduced[0].detach() > -math.inf)
-            return _with_constants(constants, reduced)
         safe = functions.bounded(self.bound(), SAFE - self.mask.largest_log_weight)
-        return _with_constants(constants, self._reduce(SumExp if safe else LogSumExp, functions, functions.uniform))
+        return with_constants(constants, self._reduce(SumExp if safe else LogSumExp, functions, functions.uniform))
 
     def mean(self, f: Callable[..., Any], *per_anchor: Tensor) -> Any:
         quadratic, softplus = Quadratics.of(f, per_anchor, self.anchors, self.like.dtype), None
         if quadratic is not None:
             functions, constants = quadratic
-            if self.uses_kernels(functions):  # with their constants: squares must stay whole
-                inside = [functions.inside] if functions.after else constants
-                self._check_limits(self.count)
-                sums = self.reduce_by_kernels(functions, inside)
-                return _with_constants([0.0] * functions.number, [x / self.count for x in sums])
             if functions.after == "relu":
-                return _with_constants(constants, self._reduce(Mean, functions, functions.uniform))
+                return with_constants(constants, self._reduce(Mean, functions, functions.uniform))
             if functions.after == "softplus":
                 softplus = Softplus.of(f, per_anchor, self.like, self.bound())
         if softplus is not None:
@@ -208,7 +178,7 @@ class TiledNegatives(Negatives):
         return results if functions.is_tuple else results[0]
 
 
-def _with_constants(constants: Sequence[Value], reduced: Sequence[Tensor]) -> Any:
+def with_constants(constants: Sequence[Value], reduced: Sequence[Tensor]) -> Any:
     """Add the constant terms to the results; return the only one, or a tuple."""
     results = [x if is_zero(c) else x + c for x, c in zip(reduced, constants, strict=True)]
     return results[0] if len(results) == 1 else tuple(results)

@@ -222,27 +222,31 @@ def rule(row: Row, value: float | None) -> dict[str, Any]:
 def computing(row: Row, value: float | None) -> Callable[..., Tensor]:
     """How the objective is called for one seed."""
 
-    def compute(objective: cp.Objective, views: Tensor, **options: Tensor) -> Tensor:
+    def compute(
+        objective: cp.Objective, views: Tensor, negatives: Tensor | None = None,
+        of_hard: Mapping[str, Tensor] | None = None, **options: Tensor,
+    ) -> Tensor:  # fmt: skip
         if "keep" in options:
-            keys = torch.cat([views[1], options["negatives"].flatten(0, 1)]) if "negatives" in options else views[1]
+            keys = views[1] if negatives is None else torch.cat([views[1], negatives.flatten(0, 1)])
             scores = normalize(views[0], dim=1) @ normalize(keys, dim=1).T
             return objective.from_scores(scores.diagonal(), scores, options["keep"])
-        return objective(*views, pairing="one_way", **options, **rule(row, value))  # type: ignore[arg-type]
+        hard = None if negatives is None else cp.Keys(negatives, **(of_hard or {}))  # type: ignore[arg-type]
+        return objective(*views, pairing="one_way", negatives=hard, **options, **rule(row, value))  # type: ignore[arg-type]
 
     return compute
 
 
-def known(texts: Texts, row: Row, batches: Batches) -> Callable[[int], dict[str, Tensor]]:
+def known(texts: Texts, row: Row, batches: Batches) -> Callable[[int], dict[str, Any]]:
     """What is known of the keys of a step."""
 
-    def options(step: int) -> dict[str, Tensor]:
+    def options(step: int) -> dict[str, Any]:
         rows, hard = batches.rows[step], None if batches.negatives is None else batches.negatives[step]
         if row.mask == "ids":
-            ids = {"ids": texts.labels[rows[:, 0]]}
-            return ids if hard is None else ids | {"negative_ids": texts.labels[hard]}
+            ids: dict[str, Any] = {"ids": texts.labels[rows[:, 0]]}
+            return ids if hard is None else ids | {"of_hard": {"ids": texts.labels[hard]}}
         if row.mask == "guide":
-            guide = {"guide": texts.table[rows].transpose(1, 2)}
-            return guide if hard is None else guide | {"negative_guide": texts.table[hard]}
+            guide: dict[str, Any] = {"guide": texts.table[rows].transpose(1, 2)}
+            return guide if hard is None else guide | {"of_hard": {"guide": texts.table[hard]}}
         if row.mask == "text":
             keys = rows[:, 1] if hard is None else torch.cat([rows[:, 1], hard.flatten(1)], 1)
             pair = rows.transpose(1, 2)

@@ -56,7 +56,7 @@ def _gap(measured: dict[str, Any]) -> Said:
             found = f"So many seeds find differences of {verdict['detectable']:.1f} points."
             yield f"No gain was found: {what} changes {change}. {found}", evidence
         elif verdict["difference"] > 0:
-            argument = "a mask to from_scores" if guide else "ids= and negative_ids=" if hard else "ids="
+            argument = "a mask to from_scores" if guide else "ids= and cp.Keys(negatives, ids=...)" if hard else "ids="
             within = verdict["high"] <= verdict["margin"]
             start, end = ("There is little to gain", ", within the margin") if within else ("Do this", "")
             yield f"{start}: {what} gains {change}{end}. Pass {argument}.", evidence

@@ -73,7 +73,7 @@ HALF = ("--dtype", "bfloat16")
 SIGLIP = ("infonce:t=T", "siglip:t=learned(T),b=learned(-10,-100,100)")
 STEPS = (
     # 1. does it run at all, and is it right?
-    tested("kernels", 5, "tests/core/engine/test_triton.py", tiny=("-k softplus_keeps",)),
+    tested("kernels", 5, "tests/experimental/test_fused.py", tiny=("-k softplus_keeps",)),
     # 2. the goals: InfoNCE and ADNCE at 65,536, and who else computes them
     timed("one_way-768", 4, "4096,16384,65536", 768, *HALF, "--pairing", "one_way", "--losses", *OURS, SIGLIP[1]),
     timed("symmetric-768", 4, "4096,16384,65536", 768, *HALF, "--pairing", "symmetric", "--losses", *OURS[:2], OURS[3]),

@@ -38,7 +38,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from counterpoint.engine import streamed
+from counterpoint.experimental import fused
 
 from .contestants import ONE_WAY, OURS, PEERS, SIGLIP, Contestant, Loss, contestants, of_spec, queue_of
 
@@ -301,9 +301,7 @@ def main() -> None:
     torch.set_float32_matmul_precision(given.precision)
     if given.interpret:
         os.environ["TRITON_INTERPRET"] = "1"
-        streamed.KERNEL_DEVICES, streamed.STREAMED_CPU = {"cpu"}, 0
-        # as engine=fused, which refuses functions that kernels cannot reduce
-        streamed.KERNEL_ENGINES = {"auto", "fused"}
+        fused.DEVICES = {"cpu"}
     given.dtype = getattr(torch, given.dtype)
     field = contestants(given)
     if given.memory_of:

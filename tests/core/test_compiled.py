@@ -38,7 +38,7 @@ def known(name: str, size: int = 300) -> dict[str, object]:
         "ids": {"ids": torch.arange(size) % 100, "pairing": "symmetric"},
         "labels": {"labels": torch.arange(size) % 100},
         "queue": {"queue": torch.randn(1000, 16, generator=g)},
-        "negatives": {"negatives": torch.randn(size, 3, 16, generator=g).requires_grad_(), "negative_weight": 0.5},
+        "negatives": {"negatives": cp.Keys(torch.randn(size, 3, 16, generator=g).requires_grad_(), own_log_weight=0.5)},
         "guide": {
             "guide": [*torch.randn(2, size, 8, generator=g)],
             "false_negatives": [cp.margin(0.1), "threshold(0.95)"],
@@ -47,7 +47,7 @@ def known(name: str, size: int = 300) -> dict[str, object]:
         },
         "weights": {"positive_weight": torch.rand(size, generator=g), "prior": torch.full((size,), 0.1)},
         "a pairing for each term": {"pairing": {"infonce": "one_way", "*": "views"}},
-        "tiles": {"tile": 64, "pairing": "one_way"},
+        "tiles": {"engine": "tiles:64", "pairing": "one_way"},
         "chunks": {"engine": "chunks", "pairing": "one_way"},
     }[name]
 
@@ -94,9 +94,10 @@ def test_whatever_is_known_of_a_batch(name):
 def different(name: str) -> object:
     """Return a value of this argument of a call that is not its default."""
     values = {
-        "directions": ("forward", "backward"), "hardness_mode": "in_batch_negatives", "hardness_strength": 0.3,
-        "negative_weight": 0.5, "empty": "zero", "in_batch": False, "shared_negatives": False, "symmetric": True,
-        "normalize": False, "stacked": True, "engine": "tiles", "tile": 32,
+        "directions": ("forward", "backward"), "hardness": ("in_batch_negatives", 0.3),
+        "negatives": cp.Keys(torch.ones(3, 2), torch.arange(3), shared=False, own_log_weight=0.5),
+        "empty": "zero", "in_batch": False,
+        "normalize": False, "stacked": True, "engine": "tiles:32",
         "pairing": {"infonce": "one_way", "*": "views"},
         "false_negatives": [cp.margin(1 / 3, "relative", hard=False), cp.threshold(0.3, hard=False)],
         "guide": [torch.ones(2), torch.zeros(2)], "reduction": "sum", "gather": True,
@@ -124,7 +125,7 @@ def test_every_option_reaches_the_operator_as_it_was_passed():
     del passed["false_negatives"]
     assert set(received) == set(passed)
     for name, value in passed.items():
-        if isinstance(value, torch.Tensor) or name == "guide":
+        if isinstance(value, (torch.Tensor, cp.Keys)) or name == "guide":
             torch.testing.assert_close(received[name], value)
         else:
             assert received[name] == value, name
@@ -316,7 +317,7 @@ def test_parts_of_an_objective_share_a_number(t):
         loss_fn, views = cp.objective(f"intcl:t={t}"), embeddings()
         call = compile_(loss_fn)
         for _ in range(2):
-            loss = call(*views, adversarial=views[1].detach() + 0.1, tile=64)
+            loss = call(*views, adversarial=views[1].detach() + 0.1, engine="tiles:64")
             loss.backward()
         state = [*loss_fn.buffers(), *(x.grad for x in loss_fn.parameters()), views[0].grad]
         results.append([loss.detach(), *state])
@@ -330,7 +331,7 @@ def test_a_tensor_may_be_passed_twice():
     loss_fn = cp.InfoNCE(0.1)
 
     def loss(view: torch.Tensor) -> torch.Tensor:
-        return loss_fn(view, view, queue=z, labels=labels, queue_ids=labels, tile=64)
+        return loss_fn(view, view, queue=cp.Keys(z, ids=labels), labels=labels, engine="tiles:64")
 
     found, expected = z.clone().requires_grad_(), z.clone().requires_grad_()
     compiled_loss, uncompiled_loss = torch.compile(loss, backend="eager", fullgraph=True)(found), loss(expected)

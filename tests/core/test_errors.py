@@ -74,7 +74,7 @@ EMBEDDINGS = {
         r"batch of one sample has no negatives",
     ),
     "queue with a pairing": (
-        lambda: LOSS(Z1, Z2, queue=Z1, symmetric=True),
+        lambda: LOSS(Z1, Z2, queue=Z1, pairing="symmetric"),
         ValueError,
         r"queue= is a pairing of its own.*'symmetric': give one",
     ),
@@ -100,11 +100,10 @@ EMBEDDINGS = {
     "pairing": (lambda: LOSS(Z1, Z2, pairing="oneway"), ValueError, r"unknown pairing 'oneway'.*mean 'one_way'.*views"),
     "pairing queue": (lambda: LOSS(Z1, Z2, pairing="queue"), ValueError, r"pairing queue needs queue="),
     "symmetric views": (
-        lambda: LOSS(Z1, Z2, Z1, symmetric=True),
+        lambda: LOSS(Z1, Z2, Z1, pairing="symmetric"),
         ValueError,
         r"symmetric needs exactly 2 views, got 3",
     ),
-    "symmetric and a pairing": (lambda: LOSS(Z1, Z2, symmetric=True, pairing="views"), ValueError, r"symmetric.*views"),
     "reduction": (lambda: LOSS(Z1, Z2, reduction="avg"), ValueError, r"unknown reduction 'avg'.*mean, none"),
     "reduction None": (lambda: LOSS(Z1, Z2, reduction=None), ValueError, r"unknown reduction None.*mean 'none'"),
     "reduction of a sum": (
@@ -180,17 +179,16 @@ KEYS = {
         ValueError,
         r"negatives= goes with the pairings one_way and joint, not views",
     ),
-    "negative_weight word": (
-        lambda: LOSS(Z1, Z2, negatives=Z1, negative_weight="x"),
+    "own_log_weight word": (
+        lambda: LOSS(Z1, Z2, negatives=cp.Keys(Z1, own_log_weight="x")),
         (TypeError, ValueError),
-        r"negative_weight.*number.*'x'",
+        r"own_log_weight.*number.*'x'",
     ),
-    "negative_weight too heavy": (
-        lambda: LOSS(Z1, Z2, negatives=Z1, negative_weight=90),
+    "own_log_weight too heavy": (
+        lambda: LOSS(Z1, Z2, negatives=cp.Keys(Z1, own_log_weight=90)),
         ValueError,
-        r"negative_weight: expected a number of at most 80, got 90",
+        r"own_log_weight: expected a number of at most 80, got 90",
     ),
-    "negative_weight alone": (lambda: LOSS(Z1, Z2, negative_weight=1.0), ValueError, r"negative_weight.*negatives="),
     "ids all equal": (
         lambda: LOSS(Z1, Z2, ids=torch.zeros(6, dtype=torch.long)),
         ValueError,
@@ -231,32 +229,35 @@ KEYS = {
         ValueError,
         r"got 6 different ones\. For logits, call from_logits\(logits, labels\)",
     ),
-    "queue_ids alone": (lambda: LOSS(Z1, Z2, ids=IDS, queue_ids=IDS), ValueError, r"queue_ids: needs queue="),
-    "queue_ids without ids": (lambda: LOSS(Z1, Z2, queue=QUEUE, queue_ids=IDS), ValueError, r"queue_ids: needs .*ids="),
-    "queue_ids length": (
-        lambda: LOSS(Z1, Z2, queue=QUEUE, ids=IDS, queue_ids=IDS),
+    "ids of a queue without ids": (
+        lambda: LOSS(Z1, Z2, queue=cp.Keys(QUEUE, ids=IDS)),
         ValueError,
-        r"queue_ids: expected one id per row of queue, got shape \(6\)",
+        r"queue: ids: needs ids= or labels=",
     ),
-    "queue_ids list": (
-        lambda: LOSS(Z1, Z2, queue=QUEUE, ids=IDS, queue_ids=[0] * 20),
+    "ids of a queue length": (
+        lambda: LOSS(Z1, Z2, queue=cp.Keys(QUEUE, ids=IDS), ids=IDS),
+        ValueError,
+        r"queue: ids: expected one integer per key, 20 in all, got shape \(6\)",
+    ),
+    "ids of a queue list": (
+        lambda: LOSS(Z1, Z2, queue=cp.Keys(QUEUE, ids=[0] * 20), ids=IDS),
         TypeError,
-        r"queue_ids: expected a tensor, got list",
+        r"queue: ids: expected a tensor, got list",
     ),
-    "queue_ids floats": (
-        lambda: LOSS(Z1, Z2, queue=QUEUE, ids=IDS, queue_ids=torch.rand(20)),
+    "ids of a queue floats": (
+        lambda: LOSS(Z1, Z2, queue=cp.Keys(QUEUE, ids=torch.rand(20)), ids=IDS),
         (TypeError, ValueError),
-        r"queue_ids: expected .*float32",
+        r"queue: ids: expected .*float32",
     ),
     "queue of duplicates": (
-        lambda: LOSS(Z1, Z2, queue=QUEUE, ids=IDS, queue_ids=torch.full((20,), 2)),
+        lambda: LOSS(Z1, Z2, queue=cp.Keys(QUEUE, ids=torch.full((20,), 2)), ids=IDS),
         ValueError,
         r"1 of 6 anchors have no negatives \(rows 2\)",
     ),
-    "negative_ids length": (
-        lambda: LOSS(Z1, Z2, negatives=Z1, ids=IDS, negative_ids=IDS[:5]),
+    "ids of negatives length": (
+        lambda: LOSS(Z1, Z2, negatives=cp.Keys(Z1, ids=IDS[:5]), ids=IDS),
         ValueError,
-        r"negative_ids: expected one id per row of negatives, got shape \(5\)",
+        r"negatives: ids: expected one integer per key, 6 in all, got shape \(5\)",
     ),
 }
 
@@ -872,8 +873,8 @@ def test_a_replaced_copy_keeps_a_schedule_of_its_own():
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda: LOSS(Z1, Z2, queue=QUEUE, labels=IDS), r"needs queue_ids="),
-        (lambda: LOSS(Z1, Z2, queue=QUEUE, ids=IDS), r"needs queue_ids="),
+        (lambda: LOSS(Z1, Z2, queue=QUEUE, labels=IDS), r"needs those of the queue: queue=cp\.Keys"),
+        (lambda: LOSS(Z1, Z2, queue=QUEUE, ids=IDS), r"needs those of the queue: queue=cp\.Keys"),
         (lambda: cp.kl_alpha(NEG, -0.1), r"radius: expected a positive number, got -0.1"),
         (lambda: cp.tau_from_radius(NEG, 0), r"radius: expected a positive number, got 0"),
         (lambda: cp.chi2_ratio(NEG, 0.1, 0), r"scale: expected a positive number, got 0"),

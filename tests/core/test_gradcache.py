@@ -163,7 +163,7 @@ def test_several_encoders():
     found = []
     for encode in (lambda e, x: e(x), lambda e, x: cp.gradcache(e, x, chunk=4)):
         both.zero_grad()
-        loss = cp.InfoNCE(0.1)(encode(image, inputs()), encode(text, inputs(seed=1)), symmetric=True)
+        loss = cp.InfoNCE(0.1)(encode(image, inputs()), encode(text, inputs(seed=1)), pairing="symmetric")
         loss.backward()
         found.append(gradients(both))
     assert_same(*found)

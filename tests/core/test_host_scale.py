@@ -57,12 +57,14 @@ def test_threads_that_share_an_objective_have_their_own_scales(spec, busy_thread
     assert not wrong
 
 
-@pytest.mark.parametrize("how", [{}, {"tile": 16}, {"engine": "chunks"}, {"tile": 16, "pairing": "one_way"}])
+@pytest.mark.parametrize(
+    "how", [{}, {"engine": "tiles:16"}, {"engine": "chunks"}, {"engine": "tiles:16", "pairing": "one_way"}]
+)
 @pytest.mark.parametrize("spec", HOSTED)
 def test_the_backward_pass_has_the_scale_of_its_forward_pass(spec, how):
     """Tiles are recomputed then, after the call; maybe in another thread, or after other calls."""
     if "chunks" in how.values() and at(spec.replace("host", "T")).pairing not in ("one_way", "views"):
-        how = {"tile": 8}
+        how = {"engine": "tiles:8"}
     found = []
     for t in ("host", "0.5"):
         loss_fn = cp.objective(spec.replace("t=host", f"t={t}")).double()

@@ -149,7 +149,7 @@ def test_the_card_names_the_settings():
         ),
         ({"partition_mode": "separate"}, "unknown partition_mode"),
         ({"similarity": "euclidean"}, "unknown similarity"),
-        ({"hardness_mode": "hardest", "hardness_strength": 1.0}, "unknown hardness_mode"),
+        ({"hardness_mode": "hardest", "hardness_strength": 1.0}, "hardness: unknown negatives"),
         ({"directions": JOINT[-1], "pairing": "symmetric"}, "'symmetric' is another"),
     ],
 )

@@ -21,6 +21,7 @@ from tiny_bert import load, texts
 from torch import nn
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
+from specs import keyed
 
 import counterpoint as cp
 from counterpoint.plugins.sentence_transformers import CachedContrastiveLoss, ContrastiveLoss
@@ -133,7 +134,7 @@ def test_samples_that_share_a_text_are_not_negatives(model, kind):
     labels = torch.tensor([0, 1, 2, 0, 4, 1, 6, 7])
     a, b, c = (model(x)["sentence_embedding"] for x in features(model, [anchors, answers, hard]))
     negative_ids = torch.tensor([20, 21, 4, 23, 24, 25, 7, 27])
-    expected = cp.objective("hcl:t=0.1")(a, b, negatives=c, pairing="one_way", ids=labels, negative_ids=negative_ids)
+    expected = cp.objective("hcl:t=0.1")(a, b, negatives=cp.Keys(c, ids=negative_ids), pairing="one_way", ids=labels)
     loss_fn = kind(model, "hcl:t=0.1", duplicates="text")
     torch.testing.assert_close(loss_fn(features(model, [anchors, answers, hard]), None), expected)
     assert loss_fn.get_config_dict()["duplicates"] == "text"
@@ -144,8 +145,9 @@ def test_which_negatives_count(model):
     data = features(model, texts(4))
     a, b, *hard = (model(dict(x))["sentence_embedding"] for x in data)
     for options in ({"in_batch": False}, {"shared_negatives": False}, {"false_negatives": "margin(-0.1)"}):
-        extra = {"empty": "zero"} if "false_negatives" in options else {}
-        expected = cp.InfoNCE(0.05)(a, b, negatives=torch.stack(hard, 1), pairing="one_way", **options, **extra)
+        how = keyed({**options, "negatives": torch.stack(hard, 1)})
+        how |= {"empty": "zero"} if "false_negatives" in options else {}
+        expected = cp.InfoNCE(0.05)(a, b, pairing="one_way", **how)
         loss = ContrastiveLoss(model, "infonce:t=0.05", **options)([dict(x) for x in data], None)
         torch.testing.assert_close(loss, expected)
 
@@ -169,7 +171,7 @@ def test_nothing_is_ignored(model):
     """Hard negatives that are not there, and texts that embeddings do not have."""
     data = features(model.eval(), texts(2))
     for name in ("in_batch", "shared_negatives"):
-        with pytest.raises(ValueError, match=f"{name}=False: needs negatives= beside it"):
+        with pytest.raises(ValueError, match=f"{name}=False: needs (negatives=|hard negatives)"):
             ContrastiveLoss(model, **{name: False})(data, None)
     embedded = [model(dict(x))["sentence_embedding"] for x in data]
     for options in ({"duplicates": "text"}, {"guide": model, "false_negatives": "margin(0)"}):
@@ -659,7 +661,7 @@ def test_a_guide_excludes_what_gist_does(model, columns, anchors, strategy, marg
 
     def ours() -> torch.Tensor:
         (a, b, *negatives), (ga, gb, *guided) = embedded(model), embedded(guide)
-        how = {"negatives": negatives[0], "negative_guide": guided[0]} if negatives else {}
+        how = {"negatives": cp.Keys(negatives[0], guide=guided[0])} if negatives else {}
         rule = cp.margin(margin, strategy)
         pairing = "arcl" if anchors else "one_way"  # keys: both views of the others, or the second ones
         assert cp.InfoNCE(0.05).report(

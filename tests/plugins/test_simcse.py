@@ -238,7 +238,7 @@ def test_hard_negatives_and_their_weight(models):
     net, inputs = model(models), batch(3)
     z1, z2, z3 = embeddings(net, inputs["input_ids"])
     simcse.patch("hcl:t=0.07,prior=0.1")
-    expected = cp.HCL(0.07, prior=0.1)(z1, z2, negatives=z3, negative_weight=0.7)
+    expected = cp.HCL(0.07, prior=0.1)(z1, z2, negatives=cp.Keys(z3, own_log_weight=0.7))
     torch.testing.assert_close(net(**inputs), expected, rtol=1e-12, atol=0)
 
 

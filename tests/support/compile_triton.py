@@ -22,7 +22,7 @@ from triton import compile
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from counterpoint.engine import kernels, triton
+from counterpoint.experimental import kernels, triton
 
 # compute capability, KiB of shared memory
 CHIPS = {"H100, H200": (90, 227), "A100": (80, 163), "RTX 30 and 40, L4, L40": (86, 99)}

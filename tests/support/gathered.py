@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 from processes import part
+from specs import keyed
 from torch import Tensor, nn
 from torch import distributed as dist
 from torch.nn.parallel import DistributedDataParallel
@@ -63,7 +64,7 @@ def step(case: Case, total: int, rows: slice, gather: Any, dtype: torch.dtype = 
     found: dict[str, Tensor] = {}
     for shift in (1.0, 0.7):
         leaves["views"] = (whole["views"][rows][:, :count] + shift).requires_grad_()
-        loss = loss_fn(*leaves["views"].unbind(1), gather=gather, **how, **more)
+        loss = loss_fn(*leaves["views"].unbind(1), gather=gather, **keyed(how | more))
         grads = torch.autograd.grad(loss, [*leaves.values(), *loss_fn.parameters()], allow_unused=True)
     found["loss"] = loss.detach()
     for name, leaf, grad in zip(leaves, leaves.values(), grads, strict=False):
@@ -135,7 +136,7 @@ def helpers(rank: int) -> dict[str, Any]:
         "flags": cp.gather(ids[rows] > 0),
         "nothing on one": cp.gather(ids[rows][: 6 * rank]),
         "each": cp.InfoNCE()(*z[:, rows], gather=True, reduction="none"),
-        "second derivative": penalty(z[:, rows], gather=True, tile=0),
+        "second derivative": penalty(z[:, rows], gather=True, engine="matrix"),
     }
     for spec in ("adnce:mu=auto + 0.1*dp", "hcl:prior=0.3"):
         found[f"report {spec}"] = cp.objective(spec).report(*z[:, rows], gather=True)
@@ -218,7 +219,7 @@ def enqueued(rank: int, sizes: list[int]) -> dict[str, Tensor]:
     for seed in range(3):
         z, ids = embeddings(seed)
         (query, key), ids = z[:, part(sizes, rank)], ids[part(sizes, rank)]
-        losses.append(loss_fn(query, key, queue=queue, ids=ids, queue_ids=queue_ids, gather=True).item())
+        losses.append(loss_fn(query, key, queue=cp.Keys(queue, ids=queue_ids), ids=ids, gather=True).item())
         queue = torch.cat([cp.gather(key), queue])[:9]
         queue_ids = torch.cat([cp.gather(ids), queue_ids])[:9]
     return {"losses": torch.tensor(losses), "queue": queue, "ids": queue_ids}

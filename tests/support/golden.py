@@ -127,7 +127,8 @@ def _arcl_moco(p: dict[str, Any], t: float, z1: Tensor, z2: Tensor, queue: Tenso
 
 
 def _simcse(p: dict[str, Any], t: float, z1: Tensor, z2: Tensor, z3: Tensor | None = None) -> Tensor:
-    return cp.InfoNCE(t)(z1, z2, pairing="one_way", negatives=z3, negative_weight=p.get("hard_weight", 0.0))
+    negatives = None if z3 is None else cp.Keys(z3, own_log_weight=p.get("hard_weight", 0.0))
+    return cp.InfoNCE(t)(z1, z2, pairing="one_way", negatives=negatives)
 
 
 def _adnce_weights(p: dict[str, Any], t: float, neg: Tensor) -> Tensor:
@@ -143,7 +144,7 @@ def _supcon_views(p: dict[str, Any], t: float, z1: Tensor, z2: Tensor) -> Tensor
 
 
 def _joint(p: dict[str, Any], t: float, z1: Tensor, z2: Tensor, z3: Tensor | None = None, **how: Any) -> Tensor:
-    mode = {"hardness_mode": p["mode"], "hardness_strength": p["strength"]} if p["mode"] else {}
+    mode = {"hardness": (p["mode"], p["strength"])} if p["mode"] else {}
     return cp.InfoNCE(t)(z1, z2, directions=p["directions"].split(), negatives=z3, **mode, **how)
 
 
@@ -182,7 +183,7 @@ FUNCTIONS: dict[str, Callable[..., Tensor]] = {
     "kl_alpha_rows": lambda p, t, neg: cp.kl_alpha(neg, p["eta"]).squeeze(1),
     "chi2_ratio_rows": lambda p, t, neg: cp.chi2_ratio(neg, p["eta"], p.get("c", 0.25)),
     "nt_xent": _views(lambda p, t: cp.InfoNCE(t)),
-    "clip_symmetric": _views(lambda p, t: cp.InfoNCE(t), symmetric=True),
+    "clip_symmetric": _views(lambda p, t: cp.InfoNCE(t), pairing="symmetric"),
     "simcse": _simcse,
     "graphcl": _views(lambda p, t: cp.InfoNCE(t, denominator="negatives"), pairing="one_way"),
     "moco": lambda p, t, q, k, queue: cp.InfoNCE(t)(q, k, queue=queue),
@@ -226,7 +227,7 @@ def packaged() -> dict[str, Any]:
             continue
         one, call, given, how, _ = calls[0]
         size = sum(x.numel() for x in inputs(case).values())
-        if size > SMALL or size <= sizes.get(one.name, 0):
+        if size > SMALL or size <= sizes.get(one.name, 0) or any(isinstance(x, cp.Keys) for x in how.values()):
             continue
         sizes[one.name] = size
         found[one.name] = {

@@ -120,7 +120,7 @@ def sentence_transformers() -> None:
         contrast = ["query_to_query"] * self.contrast_anchors + ["doc_to_positive"] * self.contrast_positives
         hard = {}
         if len(embeddings) > 2:
-            hard = {"negatives": torch.stack(embeddings[2:], 1), "negative_guide": torch.stack(guides[2:], 1)}
+            hard = {"negatives": cp.Keys(torch.stack(embeddings[2:], 1), guide=torch.stack(guides[2:], 1))}
         rule = cp.margin(self.margin, self.margin_strategy)
         return cp.InfoNCE(self.temperature)(  # type: ignore[no-any-return]
             *embeddings[:2], guide=guides[:2], false_negatives=rule, empty="zero", **hard,

@@ -48,8 +48,7 @@ class Batch:
     queue_log_q: Tensor | None = None
     negative_log_q: Tensor | None = None  # (B, n)
     directions: tuple[str, ...] = ()
-    hardness_mode: str | None = None
-    hardness_strength: float = 0.0
+    hardness: tuple[str | None, float] = (None, 0.0)
 
 
 @dataclass
@@ -281,20 +280,18 @@ def joint_rows(batch: Batch, s: Tensor, judge: Tensor, items: _Items, log_weight
             for j in range(size):
                 key = at("view", view, j)
                 if not known(j):
-                    harder = direction == "query_to_doc" and batch.hardness_mode in (
+                    harder = direction == "query_to_doc" and batch.hardness[0] in (
                         "in_batch_negatives",
                         "all_negatives",
                     )
-                    pairs.append(
-                        (a, key, log_weight[key] + harder * batch.hardness_strength * s[a, key].detach(), False)
-                    )
+                    pairs.append((a, key, log_weight[key] + harder * batch.hardness[1] * s[a, key].detach(), False))
                 for h in range(n if direction in ("query_to_doc", "doc_to_doc") else 0):
                     key, own = at("hard", h, j), i == j
                     if known(j, h) or (own and direction == "doc_to_doc") or not (own or batch.shared_negatives):
                         continue
                     modes = ("hard_negatives" if own else "in_batch_negatives", "all_negatives")
-                    harder = direction == "query_to_doc" and batch.hardness_mode in modes
-                    weight = log_weight[key] + harder * batch.hardness_strength * s[a, key].detach()
+                    harder = direction == "query_to_doc" and batch.hardness[0] in modes
+                    weight = log_weight[key] + harder * batch.hardness[1] * s[a, key].detach()
                     pairs.append((a, key, weight + (batch.negative_weight if own else 0.0), True))
         least = float(judge[query, doc])
         most = [

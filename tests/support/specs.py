@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 
 import counterpoint as cp
@@ -101,3 +103,23 @@ def difficult(name: str, batch: int = 64, width: int = 128) -> torch.Tensor:
     if name == "large":
         z *= 1e4
     return z
+
+
+def keyed(options: dict[str, Any]) -> dict[str, Any]:
+    """The arguments of a call, from the reference's, which have a name for each property of keys."""
+    options = dict(options)
+    for base, prefix, own in (
+        ("queue", "queue", ()),
+        ("negatives", "negative", ("negative_weight", "shared_negatives")),
+    ):
+        names = {f"{prefix}_{field}": field for field in ("ids", "guide", "log_q")}
+        names |= dict(zip(own, ("own_log_weight", "shared"), strict=False))
+        fields = {field: options.pop(name) for name, field in names.items() if name in options}
+        if base in options:
+            options[base] = cp.Keys.of(options[base])._replace(**fields)
+    return options
+
+
+def of_tiles(edge: int | None) -> str:
+    """The value of ``engine=`` for tiles of this edge; 0 for a matrix, None to choose."""
+    return "auto" if edge is None else f"tiles:{edge}" if edge else "matrix"

@@ -31,7 +31,7 @@ views: ModuleType = cp.views
 loss_fn = ADNCE(0.5, mu=0.7)
 assert_type(loss_fn, ADNCE)
 assert_type(loss_fn(z1, z2), Tensor)
-assert_type(loss_fn(z1, z2, pairing="one_way", labels=torch.arange(8), tile=0, reduction="none"), Tensor)
+assert_type(loss_fn(z1, z2, pairing="one_way", labels=torch.arange(8), engine="matrix", reduction="none"), Tensor)
 assert_type(loss_fn.from_logits(z1 @ z2.T), Tensor)
 assert_type(loss_fn.report(z1, z2), dict[str, float])
 total: Objective = loss_fn + 0.1 * cp.DistancePolarization()
@@ -43,7 +43,7 @@ cp.ADNEC(0.5)  # type: ignore[attr-defined]
 ADNCE(temprature=0.5)  # type: ignore[call-arg]
 ADNCE(mu=None)  # type: ignore[arg-type]
 loss_fn(z1, z2, parings="views")  # type: ignore[call-arg]
-loss_fn(z1, z2, tile="large")  # type: ignore[arg-type]
+loss_fn(z1, z2, engine=64)  # type: ignore[arg-type]
 cp.objective(0.5)  # type: ignore[arg-type]
 
 

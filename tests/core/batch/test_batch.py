@@ -70,7 +70,7 @@ def test_arguments_at_their_defaults_make_the_same_batch(pairing):
     z = [*embeddings()[:2]]
     short, full = Batch(z, pairing=pairing), Batch(z, pairing=pairing, **Batch._describe.__kwdefaults__)
     written = {name for name in vars(full) if name not in ("raw", "scores", "_gathered")}
-    assert {"ids", "rules", "hardness_mode", "empty", "guide", "tile"} <= written
+    assert {"ids", "rules", "hardness", "empty", "guide", "engine"} <= written
     assert {name: getattr(short, name) for name in written} == {name: getattr(full, name) for name in written}
 
 

@@ -6,7 +6,7 @@ import golden
 import pytest
 import reference
 import torch
-from specs import REGISTERED, at, embeddings
+from specs import REGISTERED, at, embeddings, keyed, of_tiles
 
 import counterpoint as cp
 from counterpoint.batch.directions import DIRECTIONS, GTE, HARDNESS
@@ -45,24 +45,23 @@ CASES = {
         **ALL, **NEGATIVES, **GUIDE, "negative_guide": normal(SIZE, HARD, 3), "shared_negatives": False, **RULE,
     },
     "hardness and no negatives": {
-        "hardness_mode": "in_batch_negatives", "hardness_strength": 1.5, "false_negatives": cp.threshold(-0.2),
+        "hardness": ("in_batch_negatives", 1.5), "false_negatives": cp.threshold(-0.2),
         "empty": "zero",
     },
     "keys that count less than once": {**ALL, "log_q": 2 + normal(SIZE)},
-    "very hard": {"hardness_mode": "all_negatives", "hardness_strength": 9.0},
+    "very hard": {"hardness": ("all_negatives", 9.0)},
     "factors of positives": {**ALL, "positive_weight": 1 + normal(SIZE)},
     "hard ones exempt": {**ALL, **NEGATIVES, "false_negatives": cp.margin(0.1, hard=False)},
     **{
         f"{mode}{' and hard' * hard}{' of its own' * own}": {
-            "hardness_mode": mode, "hardness_strength": 1.5, **(NEGATIVES if hard else {}),
+            "hardness": (mode, 1.5), **(NEGATIVES if hard else {}),
             **({"shared_negatives": False, **IDS, **HARD_IDS} if own else {}),
         }
         for mode in HARDNESS for hard, own in ((0, 0), (1, 0), (1, 1))
     },
     "everything": {
         **ALL, **NEGATIVES, **IDS, **HARD_IDS, "false_negatives": cp.margin(-0.1, hard=False), "empty": "zero",
-        "hardness_mode": "in_batch_negatives", "hardness_strength": 2.0,
-    },
+        "hardness": ("in_batch_negatives", 2.0), },
 }  # fmt: skip
 FEW = ("infonce:t=T", "hcl:t=T")
 # adversarial and mixed views have no directions; a regularizer compares within a view
@@ -101,7 +100,7 @@ def test_every_objective(spec, case):
     leaves = [*z, *(how[k].requires_grad_() for k in ("negatives",) if k in how)]
     wanted = value_and_gradients(reference.batch_loss(loss_fn.to_dict(), reference_batch(z, how), "joint"), leaves)
     for tile in (0, 3, 64):
-        found = value_and_gradients(loss_fn(*z, tile=tile, **how), leaves)
+        found = value_and_gradients(loss_fn(*z, engine=of_tiles(tile), **keyed(how)), leaves)
         for got, want in zip(found, wanted, strict=True):
             torch.testing.assert_close(got, want, rtol=1e-8, atol=1e-9, msg=f"tile {tile}: {{}}".format)
 
@@ -109,7 +108,7 @@ def test_every_objective(spec, case):
 @pytest.mark.parametrize("case", [c for c in golden.CASES if c["fn"] == "joint"], ids=lambda c: c["id"])
 def test_golden_values_streamed(case):
     args, params = golden.inputs(case), dict(case["params"])
-    value = golden.FUNCTIONS["joint"](params, params["t"], **args, tile=2)
+    value = golden.FUNCTIONS["joint"](params, params["t"], **args, engine="tiles:2")
     torch.testing.assert_close(value.item(), case["value"], **golden.TOLERANCE)
     found = torch.autograd.grad(value, [args[k] for k in case["grad"]])
     for name, gradient in zip(case["grad"], found, strict=True):
@@ -125,7 +124,7 @@ def test_the_pairing_alone_has_gtes_directions():
 
 def test_a_report_counts_all_directions():
     z = embeddings(2, SIZE)
-    numbers = cp.InfoNCE(0.1).report(*z, directions=GTE, tile=3)
+    numbers = cp.InfoNCE(0.1).report(*z, directions=GTE, engine="tiles:3")
     assert numbers["negatives"] == 4 * (SIZE - 1)
     assert numbers["engine[tiles]"] == 1
     rule = cp.threshold(0.2, hard=False)
@@ -144,8 +143,8 @@ def test_an_anchor_may_lose_all_keys_of_a_direction():
     values = []
     for tile in (0, 2):
         with pytest.raises(ValueError, match="excludes every key"):
-            cp.InfoNCE(0.5)(q, -d.abs() * 0 + q.detach(), tile=tile, **options)
-        loss = cp.InfoNCE(0.5)(q, q.detach() - 0.4, tile=tile, **options)
+            cp.InfoNCE(0.5)(q, -d.abs() * 0 + q.detach(), engine=of_tiles(tile), **options)
+        loss = cp.InfoNCE(0.5)(q, q.detach() - 0.4, engine=of_tiles(tile), **options)
         values.append([loss, *torch.autograd.grad(loss, q)])
         assert all(x.isfinite().all() for x in values[-1])
     for a, b in zip(*values, strict=True):
@@ -158,7 +157,7 @@ def test_anchors_without_negatives_are_refused_in_every_reduction(spec, tile):
     """A mean over none would be NaN."""
     z = embeddings(2, SIZE)
     with pytest.raises(ValueError, match="excludes every key"):
-        at(spec)(*z, directions=GTE, false_negatives=cp.threshold(-1.1), tile=tile)
+        at(spec)(*z, directions=GTE, false_negatives=cp.threshold(-1.1), engine=of_tiles(tile))
 
 
 @pytest.mark.parametrize(
@@ -169,15 +168,15 @@ def test_anchors_without_negatives_are_refused_in_every_reduction(spec, tile):
         ({"directions": ("query_to_doc", "docs")}, "unknown direction"),
         ({"directions": DIRECTIONS}, "doc_to_doc includes doc_to_positive"),
         ({"directions": GTE, "pairing": "views"}, "'views' is another"),
-        ({"hardness_mode": "hard"}, "unknown hardness_mode"),
-        ({"hardness_strength": 1.0}, "needs hardness_mode="),
-        ({"hardness_mode": "all_negatives", "hardness_strength": -1.0}, "from 0 to 80"),
+        ({"hardness": ("hard", 0.0)}, "hardness: unknown negatives"),
+        ({"hardness": 1.0}, "hardness: expected a pair"),
+        ({"hardness": ("all_negatives", -1.0)}, "from 0 to 80"),
         ({"directions": GTE, "labels": torch.arange(SIZE)}, "cannot be combined with labels="),
         ({"directions": GTE, "engine": "chunks"}, "reduced one by one"),
     ],
 )
 def test_refusals(options, message):
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises((ValueError, TypeError), match=message):
         cp.InfoNCE(0.5)(*embeddings(2, SIZE), **options)
 
 

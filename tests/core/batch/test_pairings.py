@@ -121,7 +121,7 @@ def test_queue(views, known):
         pairs = [(0, 0)] if views == 1 else [(a, b) for a in range(views) for b in range(views) if a != b]
         terms = [torch.exp(nq[i, a] @ nk[i, b] / 0.5) for a, b in pairs]
         losses.append(torch.stack([-torch.log(e / (e + mass)) for e in terms]).mean())
-    options = {"queue": queue, "ids": ids, "queue_ids": queue_ids} if known else {"queue": queue}
+    options = {"queue": cp.Keys(queue, ids=queue_ids), "ids": ids} if known else {"queue": queue}
     actual = cp.InfoNCE(0.5)(q, k, reduction="none", **options)
     same(actual, torch.stack(losses), q, k, queue)
     if views == 1:
@@ -150,13 +150,12 @@ def test_hard_negatives(views, each, weight, known):
         terms = [torch.exp(nz[0, i] @ nz[v, i] / 0.5) for v in range(1, views)]
         losses.append(torch.stack([-torch.log(e / (e + mass)) for e in terms]).mean())
     options = {"ids": ids} if known else {}
-    if known == "all":
-        options["negative_ids"] = hard_ids
-    actual = cp.InfoNCE(0.5)(*z, negatives=hard, negative_weight=weight, reduction="none", **options)
+    keys = cp.Keys(hard, ids=hard_ids if known == "all" else None, own_log_weight=weight)
+    actual = cp.InfoNCE(0.5)(*z, negatives=keys, reduction="none", **options)
     same(actual, torch.stack(losses), z, hard)
     if each == 1:
-        options = {k: v.view(-1) for k, v in options.items()}
-        flat = cp.InfoNCE(0.5)(*z, negatives=hard[:, 0], negative_weight=weight, reduction="none", **options)
+        flat_keys = keys._replace(embeddings=hard[:, 0], ids=None if keys.ids is None else keys.ids.view(-1))
+        flat = cp.InfoNCE(0.5)(*z, negatives=flat_keys, reduction="none", **options)
         same(flat, actual, z, hard)
 
 
@@ -166,7 +165,7 @@ def test_a_hard_negative_with_weight_log_2_counts_twice(spec):
     (a, b), nhard = F.normalize(z, dim=-1), F.normalize(hard, dim=-1)
     mask = torch.cat([~own, torch.ones_like(own), own], 1)
     expected = cp.objective(spec).from_scores((a * b).sum(1), a @ torch.cat([b, nhard, nhard]).T, mask)
-    actual = cp.objective(spec)(*z, negatives=hard, negative_weight=math.log(2))
+    actual = cp.objective(spec)(*z, negatives=cp.Keys(hard, own_log_weight=math.log(2)))
     same(actual, expected, z, hard, rtol=1e-7, atol=1e-9)
 
 
@@ -186,7 +185,7 @@ WEIGHTED = [s for s in WITHOUT_ATTACK if s.startswith(("infonce", "dcl", "hcl", 
 
 @pytest.mark.parametrize("spec", WEIGHTED)
 @pytest.mark.parametrize(
-    "options", [{}, {"pairing": "one_way"}, {"labels": torch.tensor([0, 0, 1, 1, 2])}, {"tile": 2}], ids=str
+    "options", [{}, {"pairing": "one_way"}, {"labels": torch.tensor([0, 0, 1, 1, 2])}, {"engine": "tiles:2"}], ids=str
 )
 def test_a_weight_of_the_positives_scales_p_over_t_in_the_numerator(spec, options):
     if "labels" in options and spec.startswith(("arcl", "aal")):

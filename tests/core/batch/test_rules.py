@@ -8,7 +8,7 @@ import itertools
 import pytest
 import reference
 import torch
-from specs import REGISTERED, at, embeddings
+from specs import REGISTERED, at, embeddings, keyed, of_tiles
 
 import counterpoint as cp
 from counterpoint.batch import rules
@@ -57,7 +57,7 @@ CASES = {
     "a queue": {**QUEUE, "false_negatives": OWN, "queue_log_q": -2 + normal(9)},
     "a queue and a guide": {**QUEUE, **GUIDE, "queue_guide": normal(9, 3), "false_negatives": OWN, **ZERO},
     "labels": {**LABELS, "false_negatives": OWN, **LOG_Q, **ZERO},
-    "labels, symmetric": {**LABELS, "symmetric": True, **GUIDE, "false_negatives": OWN, **ZERO},
+    "labels, symmetric": {**LABELS, "pairing": "symmetric", **GUIDE, "false_negatives": OWN, **ZERO},
     "labels and hard": {**LABELS, **NEGATIVES, **THIRDS, "shared_negatives": False},
     "labels and a queue": {**LABELS, **QUEUE, "queue_ids": torch.arange(9) % 3},
 }  # fmt: skip
@@ -67,7 +67,7 @@ FEW = ("infonce:t=T", "hcl:t=T")
 
 def reference_batch(views: list[torch.Tensor], how: dict) -> reference.Batch:
     """The same batch in the reference's terms."""
-    how = {k: v for k, v in how.items() if k not in ("symmetric", "pairing")}
+    how = {k: v for k, v in how.items() if k != "pairing"}
     rules = how.pop("false_negatives", [])
     rules = [rules] if isinstance(rules, Rule) else rules
     how["rules"] = [(rule.kind, rule.value) for rule in rules]
@@ -80,7 +80,8 @@ def value_and_gradients(loss: torch.Tensor, leaves: list[torch.Tensor]) -> list[
 
 
 def compare(spec: str, how: dict, pairing: str | None = None) -> None:
-    pairing = "symmetric" if how.get("symmetric") else pairing
+    how = {**how}
+    pairing = how.pop("pairing", pairing)
     loss_fn = at(spec).double()
     extra = {k: normal(SIZE, *([2] if k == "mixed" else []), 8) for k in sorted(loss_fn.needs)}
     z = [*embeddings(VIEWS, SIZE, dtype=torch.float64).requires_grad_()]
@@ -89,7 +90,7 @@ def compare(spec: str, how: dict, pairing: str | None = None) -> None:
     own = reference.batch_loss(loss_fn.to_dict(), reference_batch(z, options), pairing)
     wanted = value_and_gradients(own, leaves)
     for tile in (0, 3, 64):
-        found = value_and_gradients(loss_fn(*z, tile=tile, pairing=pairing, **options), leaves)
+        found = value_and_gradients(loss_fn(*z, engine=of_tiles(tile), pairing=pairing, **keyed(options)), leaves)
         for got, want in zip(found, wanted, strict=True):
             torch.testing.assert_close(got, want, rtol=1e-8, atol=1e-9, msg=f"{named}, {tile}: {{}}".format)
 
@@ -100,7 +101,7 @@ def fits(spec: str, how: dict) -> bool:
         return False
     return (
         "labels" not in how
-        or bool(set(how) & {"queue", "symmetric", "negatives"})
+        or bool(set(how) & {"queue", "pairing", "negatives"})
         or at(spec).pairing in ("views", "single")
     )
 
@@ -122,7 +123,7 @@ def test_every_objective(spec, case):
 @pytest.mark.parametrize("pairing", ["one_way", "symmetric", "first_two", "pairs", "arcl"])
 @pytest.mark.parametrize("case", ["relative", "several", "a guide", "a guide and weights"])
 def test_every_pairing(pairing, case):
-    compare("infonce", {k: v for k, v in CASES[case].items() if k != "symmetric"}, pairing)
+    compare("infonce", {k: v for k, v in CASES[case].items() if k != "pairing"}, pairing)
 
 
 # ---- what the reference does not say -------------------------------------------------------------
@@ -146,20 +147,22 @@ def test_several_positives_beside_hard_negatives_and_ids():
         reference.batch_loss(at("infonce:t=T").to_dict(), reference_batch(z, how), "one_way"), z
     )
     for tile in (0, 3):
-        torch.testing.assert_close(value_and_gradients(at("infonce:t=T")(*z, tile=tile, **how), z), wanted)
+        torch.testing.assert_close(
+            value_and_gradients(at("infonce:t=T")(*z, engine=of_tiles(tile), **keyed(how)), z), wanted
+        )
 
 
 @pytest.mark.parametrize("tile", [0, 3])
 @pytest.mark.parametrize("spec", ["infonce", "mv", "dro"])
 def test_an_anchor_without_negatives(spec, tile):
-    z, how = embeddings(2, SIZE), {"false_negatives": cp.threshold(-2.0), "tile": tile}
+    z, how = embeddings(2, SIZE), {"false_negatives": cp.threshold(-2.0), "engine": of_tiles(tile)}
     with pytest.raises(
         ValueError, match=r"14 of 14 anchors have no negatives \(rows 0, 1.*: false_negatives= excludes"
     ):
         cp.objective(spec)(*z, **how)
     assert cp.objective(spec)(*z, empty="zero", **how) == 0
-    each = cp.objective(spec)(*z, false_negatives=cp.margin(0.4), empty="zero", reduction="none", tile=tile)
-    loss = cp.objective(spec)(*z, false_negatives=cp.margin(0.4), empty="zero", tile=tile)
+    each = cp.objective(spec)(*z, false_negatives=cp.margin(0.4), empty="zero", reduction="none", engine=of_tiles(tile))
+    loss = cp.objective(spec)(*z, false_negatives=cp.margin(0.4), empty="zero", engine=of_tiles(tile))
     assert 0 < (each == 0).sum() < len(each)
     torch.testing.assert_close(each.mean(), loss)
 
@@ -168,7 +171,7 @@ def test_an_anchor_without_negatives(spec, tile):
 def test_a_sum_over_the_batch_is_over_the_anchors_that_have_negatives(tile):
     z = torch.nn.functional.normalize(embeddings(1, SIZE)[0])
     least = (z @ z.T).amin(1).sort().values
-    rules = {"false_negatives": cp.threshold(float(least[2:4].mean())), "empty": "zero", "tile": tile}
+    rules = {"false_negatives": cp.threshold(float(least[2:4].mean())), "empty": "zero", "engine": of_tiles(tile)}
     whole, each = (cp.DistancePolarization(0.0, 1.0, reduction=how) for how in ("batch_sum", "sum"))
     losses = each(z, reduction="none", **rules)
     assert (losses == 0).tolist().count(True) == SIZE - 3
@@ -187,7 +190,7 @@ def test_duplicates_of_the_positive_stay_at_a_margin_of_zero(tile):
     s = torch.nn.functional.normalize(a.double()) @ torch.nn.functional.normalize(b.double()).T
     assert found["removed[margin(0.0)]"] * 40 == (s > s.diagonal().unsqueeze(1) + 1e-5).sum()
     numbers = [
-        cp.MeanVariance()(x, y, pairing="one_way", false_negatives=cp.margin(0.0), empty="zero", tile=tile)
+        cp.MeanVariance()(x, y, pairing="one_way", false_negatives=cp.margin(0.0), empty="zero", engine=of_tiles(tile))
         for x, y in ((a, b), (a.double(), b.double()))
     ]
     torch.testing.assert_close(numbers[0].double(), numbers[1], rtol=1e-5, atol=1e-5)
@@ -224,26 +227,26 @@ WRONG = {
     "fewer views": ({**RULE, "guide": GUIDE["guide"][:1]}, ValueError, r"guide: expected 2 views of 7 .* \(7, 3\)\."),
     "fewer samples": ({**RULE, "guide": normal(2, 6, 3).unbind()}, ValueError, r"guide: .* \(6, 3\), \(6, 3\)"),
     "integers": ({**RULE, "guide": (IDS["ids"], IDS["ids"])}, TypeError, "guide, view 1: expected floating-point"),
-    "no guide for the queue": ({**RULE, **GUIDE, **QUEUE}, ValueError, "needs queue_guide= too"),
-    "no guide for negatives": ({**RULE, **GUIDE, **NEGATIVES}, ValueError, "needs negative_guide= too"),
-    "a guide for nothing": ({**RULE, **GUIDE, **NEGATIVE_GUIDE}, ValueError, "negative_guide: needs negatives="),
+    "no guide for the queue": ({**RULE, **GUIDE, **QUEUE}, ValueError, "guide= with queue=: needs"),
+    "no guide for negatives": ({**RULE, **GUIDE, **NEGATIVES}, ValueError, "guide= with negatives=: needs"),
+    "a guide of keys alone": ({**RULE, **NEGATIVES, **NEGATIVE_GUIDE}, ValueError, "negatives: guide: needs guide="),
     "another size": (
-        {**RULE, **GUIDE, **NEGATIVES, "negative_guide": normal(SIZE, 2, 3)}, ValueError, "negative_guide: expected a",
+        {**RULE, **GUIDE, **NEGATIVES, "negative_guide": normal(SIZE, 2, 3)}, ValueError, "guide: expected a row",
     ),
     "attacked": ({**RULE, **GUIDE, "adversarial": normal(SIZE, 8)}, ValueError, "the guide has not seen"),
     "empty": ({**RULE, "empty": "zeros"}, ValueError, "empty: unknown value 'zeros'.*'zero'"),
     "empty of nothing": ({"empty": "zero"}, ValueError, "empty='zero': needs false_negatives="),
     "in_batch": ({"in_batch": False}, ValueError, "in_batch=False: needs negatives="),
-    "a number for a choice": ({**NEGATIVES, "shared_negatives": 0}, TypeError, "shared_negatives: expected True or"),
+    "a number for a choice": ({**NEGATIVES, "shared_negatives": 0}, TypeError, "negatives: shared: expected True or"),
     "nothing left": (
         {**NEGATIVES, "in_batch": False, "false_negatives": cp.margin(0.1, hard=False)}, ValueError, "give one",
     ),
     "labels alone": ({**NEGATIVES, **LABELS, "in_batch": False}, ValueError, "in_batch=False cannot be combined"),
     "probabilities": ({"log_q": torch.full((SIZE,), -1e3)}, ValueError, "log_q: expected log-probabilities"),
     "log_q of another size": ({"log_q": torch.zeros(6)}, ValueError, "log_q: expected a number per key, 7 in all"),
-    "weights of the batch": ({**QUEUE, **LOG_Q}, ValueError, "give queue_log_q="),
-    "half of the weights": ({**NEGATIVES, **LOG_Q}, ValueError, "needs negative_log_q="),
-    "weights of nothing": ({"queue_log_q": torch.zeros(9)}, ValueError, "queue_log_q: needs queue="),
+    "weights of the batch": ({**QUEUE, **LOG_Q}, ValueError, r"cp\.Keys\(queue, log_q"),
+    "half of the weights": ({**NEGATIVES, **LOG_Q}, ValueError, r"cp\.Keys\(negatives, log_q"),
+    "a queue that is shared": ({"queue": cp.Keys(normal(9, 8), shared=False)}, ValueError, "are of negatives="),
 }  # fmt: skip
 
 
@@ -251,7 +254,7 @@ WRONG = {
 def test_wrong_input(case):
     how, error, text = WRONG[case]
     with pytest.raises(error, match=text):
-        cp.InfoNCE()(*embeddings(2, SIZE), **how)
+        cp.InfoNCE()(*embeddings(2, SIZE), **keyed(how))
 
 
 @pytest.mark.parametrize(

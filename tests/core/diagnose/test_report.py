@@ -183,7 +183,7 @@ def test_further_keys_count():
     hard = torch.stack(views(4, 2, seed=3), 1)
     assert cp.InfoNCE().report(z1, z2, negatives=hard)["negatives"] == 3 + 8
     assert cp.InfoNCE().report(z1, z2, ids=torch.tensor([0, 0, 1, 2]))["negatives"] == 2 * mean([2, 2, 3, 3])
-    plain, weighted = (cp.InfoNCE().report(z1, z2, negatives=hard, negative_weight=w) for w in (0.0, 9.0))
+    plain, weighted = (cp.InfoNCE().report(z1, z2, negatives=cp.Keys(hard, own_log_weight=w)) for w in (0.0, 9.0))
     # two hard negatives of each sample outweigh the rest
     assert plain["effective_negatives"] > 5 > 2.01 > weighted["effective_negatives"]
 

@@ -13,7 +13,6 @@ from specs import LEARNED, REGISTERED, SPECS, at, difficult, embeddings
 
 import counterpoint as cp
 from counterpoint.engine import chunks
-from counterpoint.engine.cosines import CosineNegatives
 from counterpoint.engine.streamed import StreamedNegatives
 
 ENGINES = ["matrix", "tiles", "chunks"]
@@ -32,13 +31,13 @@ def options(pairing: str, z: torch.Tensor) -> dict:
     log_q = torch.linspace(-3, 0, len(ids), dtype=z.dtype)
     cases = {
         "queue": {"queue": torch.cat([z[2], z[3]])},
-        "queue ids": {"queue": z[2], "ids": ids, "queue_ids": ids.flip(0)},
-        "queue log_q": {"queue": z[2], "queue_log_q": log_q},
-        "negatives": {"negatives": z[2], "negative_weight": 0.7},
-        "several negatives": {"negatives": torch.stack([z[2], z[3]], 1), "negative_weight": -0.5},
-        "own negatives": {"negatives": z[2], "shared_negatives": False},
+        "queue ids": {"queue": cp.Keys(z[2], ids=ids.flip(0)), "ids": ids},
+        "queue log_q": {"queue": cp.Keys(z[2], log_q=log_q)},
+        "negatives": {"negatives": cp.Keys(z[2], own_log_weight=0.7)},
+        "several negatives": {"negatives": cp.Keys(torch.stack([z[2], z[3]], 1), own_log_weight=-0.5)},
+        "own negatives": {"negatives": cp.Keys(z[2], shared=False)},
         "ids": {"pairing": "one_way", "ids": ids},
-        "negative ids": {"negatives": z[2], "ids": ids, "negative_ids": ids.roll(1)},
+        "negative ids": {"negatives": cp.Keys(z[2], ids=ids.roll(1)), "ids": ids},
         "log_q": {"pairing": "one_way", "log_q": log_q},
         "prior": {"pairing": "one_way", "prior": torch.linspace(0.01, 0.3, len(ids), dtype=z.dtype)},
         "positive_weight": {"pairing": "one_way", "positive_weight": torch.linspace(0.5, 1.5, len(ids), dtype=z.dtype)},
@@ -49,8 +48,7 @@ def options(pairing: str, z: torch.Tensor) -> dict:
         "exempt": {"negatives": z[2], "ids": ids, "false_negatives": cp.threshold(0.1, hard=False)},
         "guide": {"pairing": "symmetric", "false_negatives": cp.threshold(0.3), "guide": (z[2], z[3])},
         "queue guide": {
-            "queue": z[2], "false_negatives": cp.threshold(0.3), "guide": (z[3], z[1]), "queue_guide": z[0],
-        },
+            "queue": cp.Keys(z[2], guide=z[0]), "false_negatives": cp.threshold(0.3), "guide": (z[3], z[1]), },
     }  # fmt: skip
     return cases.get(pairing, {"pairing": pairing})
 
@@ -58,9 +56,10 @@ def options(pairing: str, z: torch.Tensor) -> dict:
 def step(spec: str, z: torch.Tensor, how: dict, engine: str, factor: float = 1.0) -> list[torch.Tensor]:
     """The loss, and the gradients of all embeddings and parameters."""
     loss_fn = at(spec).to(z.dtype)
-    leaves = {k: x.clone().requires_grad_() for k, x in how.items() if k in ("queue", "negatives")}
+    keys = {k: cp.Keys.of(x) for k, x in how.items() if k in ("queue", "negatives")}
+    leaves = {k: x.embeddings.clone().requires_grad_() for k, x in keys.items()}
     views = [x.clone().requires_grad_() for x in z[:2]]
-    loss = loss_fn(*views, engine=engine, **{**how, **leaves})
+    loss = loss_fn(*views, engine=engine, **how | {k: x._replace(embeddings=leaves[k]) for k, x in keys.items()})
     wanted = [*views, *leaves.values(), *loss_fn.parameters()]
     gradients = torch.autograd.grad(factor * loss, wanted, allow_unused=True)
     return [loss.detach(), *(torch.zeros_like(x) if g is None else g for x, g in zip(wanted, gradients, strict=True))]
@@ -148,7 +147,8 @@ def test_float32(name, t, monkeypatch):
         found.append((loss.detach().double(), torch.autograd.grad(loss, x)[0].double()))
     (value, exact), (_, dense), (got, gradient) = found
     torch.testing.assert_close(got, value, rtol=1e-4, atol=1e-6)
-    assert (gradient - exact).norm() <= max(1e-6 * exact.norm(), 1.5 * (dense - exact).norm())
+    rounding = 1e-9 / t  # far below that of an exponent; some matrices have none
+    assert (gradient - exact).norm() <= max(1e-6 * exact.norm(), 1.5 * (dense - exact).norm(), rounding)
 
 
 def test_gradients_below_the_smallest_normal_number_of_their_products():
@@ -346,9 +346,9 @@ def test_objectives_that_do_not_say_are_not_split():
         (StreamedNegatives, {"pairing": "symmetric"}),
         (StreamedNegatives, {"pairing": "views"}),
         (StreamedNegatives, {"queue": torch.randn(2**10, 4)}),
-        (StreamedNegatives, {"pairing": "one_way", "tile": 64}),
+        (StreamedNegatives, {"pairing": "one_way", "engine": "tiles:64"}),
         (StreamedNegatives, {"pairing": "one_way", "engine": "tiles"}),
-        (CosineNegatives, {"pairing": "one_way", "engine": "matrix"}),
+        (cp.DenseNegatives, {"pairing": "one_way", "engine": "matrix"}),
     ],
 )
 def test_chosen(kind, how, monkeypatch):
@@ -372,15 +372,15 @@ def test_chosen_by_size(monkeypatch):
     cp.InfoNCE()(*z[:, :512], pairing="one_way")
     cp.InfoNCE()(z[0], z[1].detach(), pairing="one_way")
     cp.InfoNCE()(*z, pairing="one_way")
-    assert seen == [CosineNegatives, StreamedNegatives, chunks.Chunk, chunks.Chunk]
+    assert seen == [cp.DenseNegatives, StreamedNegatives, chunks.Chunk, chunks.Chunk]
 
 
 @pytest.mark.parametrize(
     ("how", "message"),
     [
         ({"engine": "chunk"}, "engine: unknown value 'chunk'.*chunks"),
-        ({"engine": "tiles", "tile": 0}, "engine='tiles' contradicts tile=0"),
-        ({"engine": "matrix", "tile": 8}, "engine='matrix' contradicts tile=8"),
+        ({"engine": "tiles:0"}, "engine: expected tiles:N or chunks:N .*got 'tiles:0'"),
+        ({"engine": "matrix:8"}, "engine: expected tiles:N or chunks:N .*got 'matrix:8'"),
         ({"engine": "fused"}, "engine='fused': GPU kernels need a GPU"),
     ],
 )
@@ -404,7 +404,7 @@ def test_torch_func_needs_a_matrix():
         ("adnce:t=T,mu=auto", {"pairing": "one_way"}, "tiles"),
         ("infonce:t=T", {}, "tiles"),
         ("infonce:t=T", {"pairing": "one_way", "engine": "tiles"}, "tiles"),
-        ("infonce:t=T", {"tile": 0}, "matrix"),
+        ("infonce:t=T", {"engine": "matrix"}, "matrix"),
     ],
 )
 def test_the_report_names_the_engine(spec, how, name):

@@ -10,7 +10,7 @@ import torch
 import wrapped
 from gathered import BANK, UNEVEN, Case, all_steps, embeddings, part, step
 from processes import run
-from specs import REGISTERED, SPECS, at
+from specs import REGISTERED, SPECS, at, of_tiles
 from torch import distributed as dist
 
 import counterpoint as cp
@@ -54,13 +54,18 @@ CASES: dict[str, Case] = {
     "hard negatives and ids": ("infonce", 3, ("negatives", "ids"), {}),
     "hard negatives with ids": ("adnce", 2, ("negatives", "ids", "negative_ids"), {"negative_weight": -0.3}),
     **{f"{spec} with a queue": (spec, 2, (), {"queue": BANK}) for spec in ("infonce", "hcl", "arcl(dcl)", *COUPLED)},
-    "a queue with ids": ("dcl", 2, ("ids", "prior"), {"queue": BANK, "queue_ids": torch.arange(7)}),
+    "a queue with ids": ("dcl", 2, ("ids", "prior"), {"queue": cp.Keys(BANK, ids=torch.arange(7))}),
     "inner products": ("infonce:t=2", 2, ("adversarial",), {"normalize": False}),
     "adversarial and mixed with ids": ("intnacl:base=both", 3, (*OWN, "ids"), {}),
     "learned": ("learned(0.3,0.1,1)*infonce:t=learned(0.07,0.005,10) + 0.1*dp", 2, (), {"pairing": "symmetric"}),
     "ties for the largest": ("dro:radius=9", 2, ("duplicates",), {}),
     **{
-        f"tiles: {spec} of {count} views with {' and '.join(names) or 'nothing'}": (spec, count, names, {"tile": 3})
+        f"tiles: {spec} of {count} views with {' and '.join(names) or 'nothing'}": (
+            spec,
+            count,
+            names,
+            {"engine": "tiles:3"},
+        )
         for spec, count, names in (
             ("infonce", 3, ()),
             ("hcl + 0.1*dp", 2, ("ids",)),
@@ -72,23 +77,25 @@ CASES: dict[str, Case] = {
 }
 RULES: dict[str, Case] = {
     **{
-        f"rules: {spec} {name}": (spec.replace("=T", "=0.5"), 2, names, {"pairing": pairing, "tile": tile, **more})
+        f"rules: {spec} {name}": (spec.replace("=T", "=0.5"), 2, names, {"pairing": pairing, "engine": engine, **more})
         for spec in (*REGISTERED, *COUPLED)
         if not at(spec).needs  # adversarial views have no guide
-        for name, names, pairing, tile, more in (
-            ("own margin", (), None, None, {"false_negatives": cp.margin(0.3), "empty": "zero"}),
-            ("own margin in tiles", ("ids", "log_q"), None, 3, {"false_negatives": cp.margin(-0.6), "empty": "zero"}),
-            ("guide", ("guide",), "symmetric", None, {"false_negatives": cp.margin(-0.2), "empty": "zero"}),
+        for name, names, pairing, engine, more in (
+            ("own margin", (), None, "auto", {"false_negatives": cp.margin(0.3), "empty": "zero"}),
+            ("own margin in tiles", ("ids", "log_q"), None, "tiles:3",
+             {"false_negatives": cp.margin(-0.6), "empty": "zero"}),
+            ("guide", ("guide",), "symmetric", "auto", {"false_negatives": cp.margin(-0.2), "empty": "zero"}),
         )
         if "batch_sum" not in spec
     },
     "rules: weights": ("hcl", 2, ("log_q",), {}),
     "rules: hard with a guide": (
         "adnce:mu=auto", 2, ("negatives", "guide", "negative_guide", "log_q", "negative_log_q"),
-        {"false_negatives": [cp.margin(-0.4), cp.threshold(0.8)], "empty": "zero", "tile": 3},
+        {"false_negatives": [cp.margin(-0.4), cp.threshold(0.8)], "empty": "zero", "engine": "tiles:3"},
     ),
     "rules: hard, exempt": (
-        "infonce", 3, ("negatives", "ids", "guide"), {"false_negatives": cp.margin(0.1, hard=False), "tile": 4},
+        "infonce", 3, ("negatives", "ids", "guide"),
+        {"false_negatives": cp.margin(0.1, hard=False), "engine": "tiles:4"},
     ),
     "rules: own hard negatives": (
         "dro", 2, ("negatives", "ids", "negative_ids"), {"shared_negatives": False, "negative_weight": 0.3},
@@ -101,13 +108,13 @@ RULES: dict[str, Case] = {
         "infonce", 2, ("negatives", "labels", "negative_ids", "log_q", "negative_log_q"), {},
     ),
     "rules: labels both ways": (
-        "dcl", 2, ("labels", "guide"), {"symmetric": True, "false_negatives": cp.margin(0.1), "empty": "zero"},
+        "dcl", 2, ("labels", "guide"), {"pairing": "symmetric", "false_negatives": cp.margin(0.1), "empty": "zero"},
     ),
     "rules: one view with labels": ("infonce", 1, ("labels",), {}),
     **{
         f"rules: {spec} in all directions{' in tiles' if tile else ''}": (
             spec, 2, ("negatives", "ids", "negative_ids"),
-            {"directions": GTE, "hardness_mode": mode, "hardness_strength": 1.5, "tile": tile},
+            {"directions": GTE, "hardness": (mode, 1.5), "engine": of_tiles(tile)},
         )
         for spec in ("infonce", "hcl", "adnce:mu=auto")
         for tile, mode in ((None, "in_batch_negatives"), (3, "hard_negatives"))

@@ -15,7 +15,7 @@ CALLS = [
     ("infonce:t=0.3", 2, {"pairing": "one_way"}),
     ("adnce:t=0.5", 3, {"pairing": "one_way"}),
     ("infonce:t=0.3", 2, {"pairing": "symmetric"}),
-    ("hcl:t=0.5 + 0.1*dp", 2, {"symmetric": True}),
+    ("hcl:t=0.5 + 0.1*dp", 2, {"pairing": "symmetric"}),
     ("hcl:t=0.5", 2, {}),
     ("dcl:t=0.5 + 0.1*dp", 3, {"pairing": "one_way"}),
     ("adnce:t=0.5 + 0.1*dp", 2, {}),
@@ -82,7 +82,7 @@ def test_a_backward_pass_under_autocast_is_exact():
 
 
 @pytest.mark.parametrize(
-    "options", [{}, {"pairing": "one_way"}, {"symmetric": True}, {"tile": 2}, {"normalize": False}]
+    "options", [{}, {"pairing": "one_way"}, {"pairing": "symmetric"}, {"engine": "tiles:2"}, {"normalize": False}]
 )
 @pytest.mark.parametrize("spec", ["infonce", "dp", "0.1*dp + infonce"])
 def test_values_are_checked_in_every_call(spec, options):
@@ -131,11 +131,11 @@ def test_hooks_and_a_gradient_that_is_kept():
 def test_gradients_block_by_block(monkeypatch, pairing, number, overwritten):
     """What a caller that differentiates once allows to be overwritten is read before."""
     z = [x.requires_grad_() for x in torch.randn(number, 20, 5, dtype=torch.float64).unbind()]
-    loss = 2 * cp.InfoNCE(0.3)(*z, pairing=pairing, tile=0)
+    loss = 2 * cp.InfoNCE(0.3)(*z, pairing=pairing, engine="matrix")
     expected = torch.autograd.grad(loss, z)
     monkeypatch.setattr(embeddings, "BLOCK", 8)
     with embeddings.overwritten_by_gradients() if overwritten else nullcontext():
-        loss = 2 * cp.InfoNCE(0.3)(*z, pairing=pairing, tile=4)
+        loss = 2 * cp.InfoNCE(0.3)(*z, pairing=pairing, engine="tiles:4")
     torch.testing.assert_close(torch.autograd.grad(loss, z), expected)
 
 

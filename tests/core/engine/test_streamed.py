@@ -9,13 +9,12 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from specs import LEARNED, SPECS, at, difficult, embeddings
+from specs import LEARNED, SPECS, at, difficult, embeddings, keyed, of_tiles
 from torch.autograd import forward_ad
 
 import counterpoint as cp
 from counterpoint.batch.pairings import PAIRINGS
 from counterpoint.engine import passes
-from counterpoint.engine.cosines import CosineNegatives
 from counterpoint.engine.passes import TilePass
 from counterpoint.engine.quadratic import Quadratics
 from counterpoint.engine.streamed import StreamedNegatives
@@ -33,7 +32,7 @@ def compare(spec: str, tile: int | None, z: torch.Tensor, t: float = 0.5, tolera
         leaves = {k: v.clone().requires_grad_() for k, v in tensors(z, how).items()}
         views = [v for k, v in leaves.items() if k.startswith("view")]
         extra = {**how, **{k: v for k, v in leaves.items() if not k.startswith("view")}}
-        losses = loss_fn(*views, tile=edge, reduction="none", **extra)
+        losses = loss_fn(*views, engine=of_tiles(edge), reduction="none", **keyed(extra))
         weight = torch.linspace(0.5, 1.5, len(losses), dtype=losses.dtype)
         inputs = [*leaves.values(), *loss_fn.parameters()]
         gradients = torch.autograd.grad((losses * weight).sum(), inputs, allow_unused=True)
@@ -68,7 +67,7 @@ def test_float32(spec):
 
     def step(dtype: torch.dtype, tile: int | None) -> tuple[torch.Tensor, torch.Tensor]:
         x = z.to(dtype).requires_grad_()
-        loss = at(spec, 0.05)(x[0], x[1], tile=tile)
+        loss = at(spec, 0.05)(x[0], x[1], engine=of_tiles(tile))
         return loss.detach().double(), torch.autograd.grad(loss, x)[0].double()
 
     value, gradient = step(torch.float64, 0)
@@ -84,7 +83,7 @@ def test_heavy_hard_negatives(weight):
     z = embeddings().requires_grad_()
     found = []
     for tile in (3, 0):
-        loss = cp.InfoNCE(1 / 59)(z[0], z[1], negatives=z[2], negative_weight=weight, tile=tile)
+        loss = cp.InfoNCE(1 / 59)(z[0], z[1], negatives=cp.Keys(z[2], own_log_weight=weight), engine=of_tiles(tile))
         found.append([loss, *torch.autograd.grad(loss, z)])
     torch.testing.assert_close(*found, rtol=1e-5, atol=1e-4)
 
@@ -101,7 +100,7 @@ def test_one_tensor_in_float64_makes_all_so(pairing, tile, half):
         named = pairing in ("queue", "negatives", "adversarial")
         how = {pairing: y} if named else {"pairing": pairing}
         loss_fn = cp.IntNaCl(0.5) if pairing == "adversarial" else cp.HCL(0.5)
-        loss = loss_fn(x, x if named else y, tile=tile, **how)
+        loss = loss_fn(x, x if named else y, engine=of_tiles(tile), **how)
         assert loss.dtype == torch.float64
         found.append([loss, torch.autograd.grad(loss, x)[0].double()])
     accurate = torch.finfo(half).eps
@@ -116,7 +115,7 @@ def test_one_tensor_as_both_views(spec, pairing, tile):
     found = []
     for edge in (tile, 0):
         z = embeddings(dtype=torch.float64)[0].requires_grad_()
-        losses = cp.objective(spec)(z, z, pairing=pairing, normalize=False, tile=edge, reduction="none")
+        losses = cp.objective(spec)(z, z, pairing=pairing, normalize=False, engine=of_tiles(edge), reduction="none")
         weight = torch.linspace(0.5, 1.5, len(losses), dtype=z.dtype)
         found.append([losses, *torch.autograd.grad((losses * weight).sum(), z)])
     torch.testing.assert_close(*found, rtol=1e-10, atol=1e-10)
@@ -127,9 +126,11 @@ def test_ids_of_any_integer_type(dtype):
     z, ids = embeddings(), torch.arange(6) % 2
     for name in ("ids", "labels"):
         for tile in (0, 3):
-            found = cp.InfoNCE()(z[0], z[1], tile=tile, **{name: ids.to(dtype)})
-            torch.testing.assert_close(found, cp.InfoNCE()(z[0], z[1], tile=tile, **{name: ids}), rtol=0, atol=0)
-        how = {"queue": z[2], "queue_ids": ids.to(dtype)}
+            found = cp.InfoNCE()(z[0], z[1], engine=of_tiles(tile), **{name: ids.to(dtype)})
+            torch.testing.assert_close(
+                found, cp.InfoNCE()(z[0], z[1], engine=of_tiles(tile), **{name: ids}), rtol=0, atol=0
+            )
+        how = {"queue": cp.Keys(z[2], ids=ids.to(dtype))}
         torch.testing.assert_close(
             cp.InfoNCE()(z[0], z[1], **{name: ids}, **how), cp.InfoNCE()(z[0], z[1], **{name: ids.to(dtype)}, **how)
         )
@@ -292,7 +293,7 @@ def test_what_differs_from_anchor_to_anchor_is_not_closed_over(tile, power):
             return neg.mean(lambda s: (s - pos).abs() ** power)
 
     with pytest.raises(TypeError, match=r"made \(\d+, \d+\) of \(1, \d+\) similarities: .* neg.mean\(f, per_anchor\)"):
-        Apart()(*torch.randn(2, 200, 4), tile=tile)
+        Apart()(*torch.randn(2, 200, 4), engine=of_tiles(tile))
 
 
 def test_ties_share_the_gradient_of_the_largest():
@@ -314,11 +315,11 @@ def test_keys_without_gradient(spec, how, tile):
     a, b, c = embeddings(3, dtype=torch.float64)
     how = {k: v.double() if k == "negatives" else c if k == "queue" else v for k, v in how.items()}
     if "queue" not in how:
-        how |= {"pairing": "one_way", "negative_weight": 0.7 if "negatives" in how else 0.0}
+        how |= {"pairing": "one_way", "negative_weight": 0.7}
     found = []
     for edge in (tile, 0):
         z = a.clone().requires_grad_()
-        losses = at(spec)(z, b, tile=edge, reduction="none", **how)
+        losses = at(spec)(z, b, engine=of_tiles(edge), reduction="none", **keyed(how))
         found.append(torch.autograd.grad((losses * torch.linspace(-1, 2, 6)).sum(), z)[0])
     torch.testing.assert_close(*found, rtol=1e-9, atol=1e-9)
 
@@ -328,7 +329,7 @@ def test_keys_without_gradient_are_not_computed_twice(monkeypatch):
     product = TilePass._product
     monkeypatch.setattr(TilePass, "_product", lambda self, *args: products.append(1) or product(self, *args))
     z = embeddings(3).requires_grad_()
-    cp.InfoNCE()(z[0], z[1], queue=z[2], tile=3).backward()
+    cp.InfoNCE()(z[0], z[1], queue=z[2], engine="tiles:3").backward()
     assert len(products) == 4
 
 
@@ -340,11 +341,11 @@ def test_chosen_by_size(monkeypatch):
     monkeypatch.setattr(cp.InfoNCE, "losses", lambda self, scores: chosen.append(type(scores.neg)) or scores.pos)
     small, large = torch.randn(2, 16, 4), torch.randn(2, 256, 4)
     for z, tile in ((small, None), (large, None), (small, 8), (large, 0)):
-        cp.InfoNCE()(*z, tile=tile)
+        cp.InfoNCE()(*z, engine=of_tiles(tile))
     cp.InfoNCE()(small[0], small[1], queue=torch.randn(2**14, 4))
     for samples in (362, 363):  # as many pairs as a matrix of separate keys has at most, and more
         cp.InfoNCE()(*torch.randn(2, samples, 4, requires_grad=True), pairing="symmetric")
-    dense, streamed = CosineNegatives, StreamedNegatives
+    dense, streamed = cp.DenseNegatives, StreamedNegatives
     assert chosen == [dense, streamed, streamed, dense, streamed, dense, streamed]
 
 
@@ -355,16 +356,16 @@ def test_stored_tiles_change_nothing(monkeypatch, spec):
     z, results = torch.randn(2, 40, 8, requires_grad=True), []
     for stored in (2**20, 0):
         monkeypatch.setattr(passes, "STORED", stored)
-        loss = cp.objective(spec)(*z, engine="tiles", tile=16)
+        loss = cp.objective(spec)(*z, engine="tiles:16")
         results += [torch.autograd.grad(loss, z, retain_graph=retained)[0] for retained in (True, False)]
     for gradient in results[1:]:
         torch.testing.assert_close(gradient, results[0], rtol=0, atol=0)
 
 
-@pytest.mark.parametrize("tile", [-1, 0.5, True, "all"])
+@pytest.mark.parametrize("tile", ["-1", "0.5", "True", "all"])
 def test_a_tile_that_is_none(tile):
-    with pytest.raises(ValueError, match="tile: expected a whole number"):
-        cp.InfoNCE()(*torch.randn(2, 4, 4), tile=tile)
+    with pytest.raises(ValueError, match="engine: expected tiles:N"):
+        cp.InfoNCE()(*torch.randn(2, 4, 4), engine=f"tiles:{tile}")
 
 
 class Alignment(cp.Objective):
@@ -374,9 +375,9 @@ class Alignment(cp.Objective):
 
 def test_the_second_derivative_says_what_to_do():
     z = torch.randn(2, 8, 4, requires_grad=True)
-    with pytest.raises(RuntimeError, match="tile=0"):
-        torch.autograd.grad(cp.InfoNCE()(z[0], z[1], tile=4), z, create_graph=True)
-    (gradient,) = torch.autograd.grad(cp.InfoNCE()(z[0], z[1], tile=0), z, create_graph=True)
+    with pytest.raises(RuntimeError, match="engine='matrix'"):
+        torch.autograd.grad(cp.InfoNCE()(z[0], z[1], engine="tiles:4"), z, create_graph=True)
+    (gradient,) = torch.autograd.grad(cp.InfoNCE()(z[0], z[1], engine="matrix"), z, create_graph=True)
     assert torch.autograd.grad(gradient.square().sum(), z)[0].abs().sum() > 0
 
 
@@ -385,7 +386,9 @@ def test_positives_alone_can_be_differentiated_again():
     for pairing in ("views", "symmetric"):
         found = []
         for tile in (4, 0):
-            (gradient,) = torch.autograd.grad(Alignment()(z[0], z[1], tile=tile, pairing=pairing), z, create_graph=True)
+            (gradient,) = torch.autograd.grad(
+                Alignment()(z[0], z[1], engine=of_tiles(tile), pairing=pairing), z, create_graph=True
+            )
             found.append(torch.autograd.grad(gradient.square().sum(), z)[0])
         torch.testing.assert_close(*found)
         assert found[0].any()
@@ -395,10 +398,10 @@ def test_forward_mode_says_what_to_do():
     z = torch.randn(2, 6, 8, generator=torch.Generator().manual_seed(0))
     with forward_ad.dual_level():
         dual = forward_ad.make_dual(z, torch.ones_like(z))
-        with pytest.raises(NotImplementedError, match=r"forward-mode.*tile=0"):
-            cp.InfoNCE()(dual[0], dual[1], tile=4)
+        with pytest.raises(NotImplementedError, match=r"forward-mode.*engine='matrix'"):
+            cp.InfoNCE()(dual[0], dual[1], engine="tiles:4")
         for spec in ("infonce", "dro"):
-            slope = forward_ad.unpack_dual(cp.objective(spec)(dual[0], dual[1], tile=0)).tangent
+            slope = forward_ad.unpack_dual(cp.objective(spec)(dual[0], dual[1], engine="matrix")).tangent
             x = z.clone().requires_grad_()
             (gradient,) = torch.autograd.grad(cp.objective(spec)(*x), x)
             torch.testing.assert_close(slope, gradient.sum(), rtol=1e-4, atol=1e-5)
@@ -413,7 +416,7 @@ def test_under_torch_func():
 def test_backward_twice():
     z = torch.randn(2, 8, 4, requires_grad=True)
     for tile in (4, 64):
-        loss = cp.HCL(cp.Learned(0.5))(z[0], z[1], tile=tile)
+        loss = cp.HCL(cp.Learned(0.5))(z[0], z[1], engine=of_tiles(tile))
         first = torch.autograd.grad(loss, z, retain_graph=True)
         torch.testing.assert_close(torch.autograd.grad(loss, z), first, rtol=0, atol=0)
 
@@ -421,14 +424,14 @@ def test_backward_twice():
 @pytest.mark.parametrize("spec", ["infonce:t=T", "alphacl:t=T", "dro"])
 def test_autocast_and_no_grad_change_nothing(spec):
     z = embeddings().requires_grad_()
-    loss = at(spec, 0.05)(z[0], z[1], tile=5)
+    loss = at(spec, 0.05)(z[0], z[1], engine="tiles:5")
     with torch.autocast("cpu", torch.bfloat16):
-        inside = at(spec, 0.05)(z[0], z[1], tile=5)
+        inside = at(spec, 0.05)(z[0], z[1], engine="tiles:5")
         found = torch.autograd.grad(inside, z)[0]
     torch.testing.assert_close(inside, loss, rtol=0, atol=0)
     torch.testing.assert_close(found, torch.autograd.grad(loss, z)[0], rtol=0, atol=0)
     with torch.no_grad():
-        torch.testing.assert_close(at(spec, 0.05)(z[0], z[1], tile=5), loss.detach(), rtol=0, atol=0)
+        torch.testing.assert_close(at(spec, 0.05)(z[0], z[1], engine="tiles:5"), loss.detach(), rtol=0, atol=0)
 
 
 def test_behind_a_compiled_encoder():
@@ -470,7 +473,7 @@ def test_hard_batches(name, t, dtype):
     z = difficult(name).to(dtype)
     for spec in ("infonce:t=T", "hcl:t=T", "adnce:t=T", "adnce:t=T,denominator=mean"):
         x = z.clone().requires_grad_()
-        loss = at(spec, t)(x[0], x[1], tile=48)
+        loss = at(spec, t)(x[0], x[1], engine="tiles:48")
         (gradient,) = torch.autograd.grad(loss, x)
         assert loss.isfinite()
         assert gradient.isfinite().all()
@@ -485,7 +488,7 @@ def test_gradients_are_as_accurate_as_with_a_matrix(name, t):
     found = []
     for dtype, tile in ((torch.float64, 0), (torch.float32, 0), (torch.float32, 48)):
         x = difficult(name).to(dtype).requires_grad_()
-        found.append(torch.autograd.grad(cp.InfoNCE(t, "mean")(x[0], x[1], tile=tile), x)[0].double())
+        found.append(torch.autograd.grad(cp.InfoNCE(t, "mean")(x[0], x[1], engine=of_tiles(tile)), x)[0].double())
     exact, dense, streamed = found
     assert (streamed - exact).norm() <= max(1e-6 * exact.norm(), 1.5 * (dense - exact).norm())
 
@@ -545,6 +548,6 @@ def test_a_schedule_inside_a_function_is_that_of_the_forward_pass():
     z, gradients = torch.randn(2, 6, 4, dtype=torch.float64, requires_grad=True), []
     for tile in (0, 2):
         loss_fn = Waved(cp.Schedule(0.1, 1, 3))
-        first, second = (loss_fn(*z, tile=tile) for _ in range(2))  # two steps before their backward passes
+        first, second = (loss_fn(*z, engine=of_tiles(tile)) for _ in range(2))  # two steps before their backward passes
         gradients.append(torch.autograd.grad(first + 2 * second, z)[0])
     torch.testing.assert_close(*gradients, rtol=1e-10, atol=1e-12)

@@ -36,8 +36,8 @@ def test_gradients_in_every_engine(spec, pairing):
         expected = gradients(spec, frozen, {"pairing": pairing}, "matrix")
         assert expected is not None
         assert any(x.abs().max() > 0 for name, x in expected.items() if name != "loss" and "view" not in name)
-        for engine, tile in (("tiles", 16), ("tiles", None), ("chunks", None), ("auto", None)):
-            found = gradients(spec, frozen, {"pairing": pairing} | ({"tile": tile} if tile else {}), engine)
+        for engine in ("tiles:16", "tiles", "chunks", "auto"):
+            found = gradients(spec, frozen, {"pairing": pairing}, engine)
             if found is not None:
                 torch.testing.assert_close(
                     found, expected, rtol=1e-7, atol=1e-10, msg=f"{frozen} {engine}: {{}}".format

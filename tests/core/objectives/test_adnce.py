@@ -9,6 +9,7 @@ import pytest
 import torch
 from hypothesis import strategies as st
 from identities import DENOMINATORS, FAMILIES, SEED, T, cosines, prop, same, two_batches
+from specs import of_tiles
 
 import counterpoint as cp
 from counterpoint.objectives.adnce import log_weight
@@ -164,7 +165,7 @@ def test_the_gradient_is_exact_where_the_positive_is_nearly_all_of_the_denominat
     z[..., 7] += 0.125
     leaves = [z.clone().requires_grad_(), z.double().requires_grad_()]
     loss_fn = cp.ADNCE(0.02, 0.7, 1.0, denominator="all")
-    (ours,) = torch.autograd.grad(loss_fn(*leaves[0], pairing="one_way", tile=tile), leaves[0])
+    (ours,) = torch.autograd.grad(loss_fn(*leaves[0], pairing="one_way", engine=of_tiles(tile)), leaves[0])
 
     a, b = torch.nn.functional.normalize(leaves[1], dim=2)
     s = a @ b.T
@@ -184,10 +185,10 @@ def test_similarities_of_millions_keep_their_digits(denominator, tile, checks):
     """Their weights are exponentials of -1e12, in a matrix, in tiles, and where values are not read."""
     z = 1e3 * torch.randn(2, 12, 8, generator=torch.Generator().manual_seed(3))
     loss_fn = cp.ADNCE(0.5, 0.7, 0.5, denominator=denominator)
-    expected = loss_fn(*z.double(), tile=0, normalize=False)
+    expected = loss_fn(*z.double(), engine="matrix", normalize=False)
     cp.set_checks(checks)
     try:
-        single = loss_fn(*z, tile=tile, normalize=False)
+        single = loss_fn(*z, engine=of_tiles(tile), normalize=False)
     finally:
         cp.set_checks("auto")
     assert single.item() == pytest.approx(expected.item(), rel=3e-6)

@@ -8,6 +8,7 @@ import pytest
 import torch
 from hypothesis import strategies as st
 from identities import SEED, T, cosines, gradients, prop, same
+from specs import keyed, of_tiles
 
 import counterpoint as cp
 from counterpoint.objectives.dro import kl_alpha
@@ -191,11 +192,11 @@ def test_an_anchor_with_one_negative_leaves_the_gradients_of_others_alone():
     loss_fn = cp.CLDRO(0.005, divergence="chi2", scale=0.1, nonneg=False)
     for _ in range(60):
         z, hard = torch.randn(2, 5, 4, generator=draw, dtype=torch.float64), torch.randn(5, 4, generator=draw).double()
-        how = {"negatives": hard, "hardness_mode": "in_batch_negatives", "hardness_strength": 9.0, "empty": "zero"}
+        how = {"negatives": hard, "hardness": ("in_batch_negatives", 9.0), "empty": "zero"}
         how |= {"log_q": -3 + torch.randn(5, generator=draw).double(), "negative_log_q": torch.randn(5, 1).double()}
         how |= {"false_negatives": cp.threshold(-0.47), "pairing": "joint"}
         found = []
         for tile in (0, 2):
             leaves = [x.clone().requires_grad_() for x in z]
-            found.append(torch.autograd.grad(loss_fn(*leaves, tile=tile, **how), leaves))
+            found.append(torch.autograd.grad(loss_fn(*leaves, engine=of_tiles(tile), **keyed(how)), leaves))
         torch.testing.assert_close(*found, rtol=1e-6, atol=1e-9)

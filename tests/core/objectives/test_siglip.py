@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 from hypothesis import strategies as st
 from identities import SEED, T, embeddings, prop, same
+from specs import of_tiles
 
 import counterpoint as cp
 
@@ -22,7 +23,7 @@ def test_is_the_papers_algorithm(seed, t, bias):
     labels = 2 * torch.eye(len(logits), dtype=logits.dtype) - 1
     expected = -F.logsigmoid(labels * logits).sum() / len(logits)
     same(cp.SigLIP(t, bias)(*z), expected, z)
-    same(cp.SigLIP(t, bias)(*z, symmetric=True), expected, z)  # a pair counts the same from both sides
+    same(cp.SigLIP(t, bias)(*z, pairing="symmetric"), expected, z)  # a pair counts the same from both sides
 
 
 @prop(seed=SEED)
@@ -48,7 +49,7 @@ def test_false_negatives_leave_the_sum(tile):
     keep = (ids.unsqueeze(1) != ids) | torch.eye(6, dtype=torch.bool)
     labels = 2 * torch.eye(6, dtype=logits.dtype) - 1
     expected = -(F.logsigmoid(labels * logits) * keep).sum() / 6
-    same(cp.SigLIP(0.2, -2)(*z, ids=ids, tile=tile), expected, z)
+    same(cp.SigLIP(0.2, -2)(*z, ids=ids, engine=of_tiles(tile)), expected, z)
 
 
 def test_a_certain_pair_keeps_the_digits_of_its_loss():

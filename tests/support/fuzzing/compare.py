@@ -5,29 +5,23 @@ from __future__ import annotations
 import json
 import re
 import warnings
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import reference
 import torch
+from interpreted import kernels_everywhere
+from specs import keyed, of_tiles
 
 import counterpoint as cp
-from counterpoint.engine import streamed
 
 from .draws import at_now, at_temperature, counts, moving, temperatures, wraps_paper
 
 
-@contextmanager
-def engine(name: str) -> Iterator[None]:
+def engine(name: str) -> AbstractContextManager[None]:
     """Let the kernels, in Triton's interpreter, compute whatever they can."""
-    before = streamed.KERNEL_DEVICES, streamed.KERNEL_ENGINES, streamed.STREAMED_CPU
-    if name == "kernels":
-        streamed.KERNEL_DEVICES, streamed.KERNEL_ENGINES, streamed.STREAMED_CPU = {"cpu"}, {"auto"}, 0
-    try:
-        yield
-    finally:
-        streamed.KERNEL_DEVICES, streamed.KERNEL_ENGINES, streamed.STREAMED_CPU = before
+    return kernels_everywhere() if name == "kernels" else nullcontext()
 
 
 def gradients(loss: torch.Tensor, leaves: list[torch.Tensor]) -> list[torch.Tensor]:
@@ -176,7 +170,7 @@ def check_call(
         warnings.simplefilter("ignore")  # such as of ArCL with two views
         uniform = "labels" not in options and case["objective"]["name"] != "sum"
         reduction = case["reduction"] if uniform else "mean"
-        loss = loss_fn(*batch.views, tile=tile, reduction=reduction, **options).mean()
+        loss = loss_fn(*batch.views, engine=of_tiles(tile), reduction=reduction, **keyed(options)).mean()
         moved = trained(case, loss_fn)
         reach = max(float(v.detach().double().abs().max()) for v in batch.views)
         sizes = [1 / float(x.detach().double().norm(dim=-1).min()) if batch.normalize else reach for x in leaves]

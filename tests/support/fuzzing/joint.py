@@ -10,6 +10,7 @@ import pytest
 import reference
 import torch
 from hypothesis import strategies as st
+from specs import keyed, of_tiles
 
 import counterpoint as cp
 
@@ -101,7 +102,7 @@ def build(case: dict[str, Any]) -> tuple[reference.Batch, dict[str, Any], list[t
             if hard:
                 options["negative_guide"] = draw(hard, 3, 1.0).transpose(0, 1)
     if case["mode"] is not None:
-        options |= {"hardness_mode": case["mode"], "hardness_strength": case["strength"]}
+        options["hardness"] = (case["mode"], case["strength"])
     alone = case["mode"] is not None and case["pairing"] != "joint"  # hardness alone has one direction
     batch = reference.Batch(
         views,
@@ -163,7 +164,7 @@ def check_joint(case: dict[str, Any]) -> None:
         rows = [row for pairing in sorted(pairings) for row in reference.rows(unread, pairing, lambda s: s)]
         if batch.empty == "error" and not all(row.counts for row in rows):
             with pytest.raises(ValueError, match="exclude"):
-                cp.from_dict(case["objective"])(*batch.views, **options, tile=case["tile"] - 1)
+                cp.from_dict(case["objective"])(*batch.views, **keyed(options), engine=of_tiles(case["tile"] - 1))
             counts["joint: refused"] += 1
             return
     for what in ("mode", "hard", "known"):

@@ -11,6 +11,7 @@ from typing import Any
 import reference
 import torch
 from hypothesis import strategies as st
+from specs import keyed
 
 import counterpoint as cp
 from counterpoint.hyper import Real
@@ -102,7 +103,7 @@ def spelled(views: list[torch.Tensor], options: dict[str, Any]) -> tuple[list[to
     options = {**options}
     pairing = options.pop("pairing")
     if pairing == "symmetric":
-        options["symmetric"] = True
+        options["pairing"] = "symmetric"
     else:
         options["pairing"] = {"views": "one_way"} if pairing is None else pairing
     return (views, options) if "queue" in options else ([torch.stack(views, 1)], {**options, "stacked": True})
@@ -135,9 +136,9 @@ def outcome(
     q, found = case["objective"], {}
     how = {
         "matrix": {"engine": "matrix"},
-        "tiles": {"tile": case["tile"]},
+        "tiles": {"engine": f"tiles:{case['tile']}"},
         "tiles of all": {"engine": "tiles"},
-        "chunks": {"engine": "chunks", "tile": case["tile"]},
+        "chunks": {"engine": f"chunks:{case['tile']}"},
         "chunks of all": {"engine": "chunks"},
     }.get(way, {})
     with engine("kernels" if way == "streamed" else ""), warnings.catch_warnings():
@@ -153,7 +154,7 @@ def outcome(
                 for x in leaves[TOWERS[frozen]]:
                     x.requires_grad_(False)
                 views, options = spelled(batch.views, options) if case["spelled"] else (batch.views, options)
-                loss = call(*views, **options, **how, reduction=case["reduction"])
+                loss = call(*views, **keyed(options), **how, reduction=case["reduction"])
                 trained = {f"leaf {i}": x for i, x in enumerate(leaves) if x.requires_grad}
                 trained |= dict(loss_fn.named_parameters())
                 factors = torch.linspace(0.5, 1.5, loss.numel(), dtype=loss.dtype) if loss.dim() else 1.0

@@ -1,4 +1,4 @@
-"""The GPU kernels of :mod:`counterpoint.engine.triton`.
+"""The GPU kernels of :mod:`counterpoint.experimental.triton`.
 
 As in FlashAttention, a program loads a block of anchors, iterates over blocks of keys, and updates a running maximum
 and sum per anchor and function; the backward pass recomputes the similarities. Sums of squares are computed from

@@ -10,15 +10,15 @@ from pathlib import Path
 
 import pytest
 import torch
-from specs import SPECS, at, embeddings
+from interpreted import kernels_everywhere
+from specs import SPECS, at, embeddings, keyed, of_tiles
 
 import counterpoint as cp
-from counterpoint.engine import streamed
 from counterpoint.engine.tiles import Limits, Mask
 
 GPU = torch.cuda.is_available()
 pytest.importorskip("triton")
-fused = pytest.importorskip("counterpoint.engine.triton")
+fused = pytest.importorskip("counterpoint.experimental.triton")
 
 DEVICE = "cuda" if GPU else "cpu"
 
@@ -193,12 +193,9 @@ def test_kernels_compile_and_stay_on_the_chip(switches):
 def everywhere(monkeypatch):
     """Kernels wherever they can be; how often they were called."""
     calls, kernels = [], fused.reduce
-    monkeypatch.setattr(streamed, "KERNEL_DEVICES", {"cpu", "cuda"})
-    monkeypatch.setattr(streamed, "KERNEL_ENGINES", {"auto", "fused"})
-    monkeypatch.setattr(streamed, "STREAMED_CPU", 0)
-    monkeypatch.setattr(streamed, "STREAMED", 0)
     monkeypatch.setattr(fused, "reduce", lambda *given: calls.append(len(given[2])) or kernels(*given))
-    return calls
+    with kernels_everywhere(DEVICE):
+        yield calls
 
 
 def results(spec, z, tile, **how):
@@ -206,7 +203,7 @@ def results(spec, z, tile, **how):
     loss_fn = at(spec, 0.3).to(DEVICE)
     leaves = [x.clone().requires_grad_() for x in z.to(DEVICE)]
     named = {k: how.pop(k).to(DEVICE).clone().requires_grad_() for k in ("negatives", "queue") if k in how}
-    losses = loss_fn(leaves[0], leaves[1], tile=tile, reduction="none", **named, **how)
+    losses = loss_fn(leaves[0], leaves[1], engine=of_tiles(tile), reduction="none", **keyed({**named, **how}))
     inputs = [*leaves[:2], *(v for k, v in named.items() if k != "queue"), *loss_fn.parameters()]
     weight = torch.linspace(0.5, 1.5, len(losses), device=DEVICE)
     found = torch.autograd.grad((losses * weight).sum(), inputs, allow_unused=True)
@@ -309,17 +306,17 @@ def test_any_width(everywhere, width, calls):
     spec = "infonce:t=learned(0.3,0.01,1)"
     torch.testing.assert_close(results(spec, z, None, **how), results(spec, z, 0, **how), rtol=1e-4, atol=2e-5)
     assert len(everywhere) == calls
-    one_way = {**how, "pairing": "one_way"}
-    assert f"engine[{'fused' if calls else 'chunks'}]" in cp.InfoNCE(0.3).to(DEVICE).report(*z.to(DEVICE), **one_way)
-    assert f"engine[{'fused' if calls else 'tiles'}]" in cp.objective(spec).to(DEVICE).report(*z.to(DEVICE), **how)
-    if not calls:
-        with pytest.raises(ValueError, match=f"engine='fused'.*width {width} on"):
-            cp.InfoNCE(0.3)(*z.to(DEVICE), engine="fused")
+    assert "engine[fused]" in cp.objective(spec).to(DEVICE).report(*z.to(DEVICE), **how)
+
+
+def test_too_wide_embeddings_are_refused():
+    with pytest.raises(ValueError, match=r"engine='fused'.*width 1025 on"):
+        cp.InfoNCE(0.3)(*torch.randn(2, 8, 1025, device=DEVICE), engine="fused")
 
 
 def test_no_second_derivative(everywhere):
     z = torch.randn(2, 8, 16, device=DEVICE, requires_grad=True)
-    with pytest.raises(RuntimeError, match="tile=0"):
+    with pytest.raises(RuntimeError, match="engine='matrix'"):
         torch.autograd.grad(cp.InfoNCE(0.3)(z[0], z[1]), z, create_graph=True)
 
 
@@ -329,10 +326,10 @@ def test_no_step_waits_for_the_gpu(spec):
     z = embeddings(dtype=torch.float32).to(DEVICE).requires_grad_()
     how = {"adversarial": z[2], "mixed": z[3], "pairing": "single" if "dp" in spec else "views"}
     loss_fn = at(spec, 0.3).to(DEVICE)
-    loss_fn(*z[:2], tile=None, **how).backward()  # the first call compiles
+    loss_fn(*z[:2], **how).backward()  # the first call compiles
     before = torch.cuda.get_sync_debug_mode()
     torch.cuda.set_sync_debug_mode("error")
     try:
-        loss_fn(*z[:2], tile=None, **how).backward()
+        loss_fn(*z[:2], **how).backward()
     finally:
         torch.cuda.set_sync_debug_mode(before)

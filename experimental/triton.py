@@ -2,7 +2,7 @@
 
 For functions that are at most quadratic in the similarity, ``f(s) = a s^2 + b s + c``, which covers InfoNCE, DCL, HCL,
 ADNCE with Gaussian weights, means, variances and distances; a sum may be one of their relu (the polarization of
-distances) or softplus (SigLIP). The kernels themselves are in :mod:`counterpoint.engine.kernels`.
+distances) or softplus (SigLIP). The kernels themselves are in :mod:`counterpoint.experimental.kernels`.
 
 What is detached within ``f`` (ADNCE's weights) makes its derivative differ from that of its value, so the derivative
 ``f'(s) = p s + q`` is passed beside it.
@@ -22,9 +22,10 @@ import torch
 import triton
 from torch import Tensor
 
-from .. import checks
+from counterpoint import checks
+from counterpoint.engine.tiles import Mask
+
 from . import kernels
-from .tiles import Mask
 
 MAX_WIDTH = 1024  # the gradient of 16 rows takes a quarter of a multiprocessor's registers
 H100 = 227 * 1024  # bytes of shared memory of an H100 or H200

@@ -1,0 +1,50 @@
+"""GPU kernels in Triton's interpreter, wherever they can reduce a batch; tiles do the rest."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+from unittest.mock import patch
+
+import torch
+
+from counterpoint.batch import choose_engine
+from counterpoint.engine import streamed
+from counterpoint.experimental import fused
+
+
+class Mixed(fused.FusedNegatives):
+    """What kernels cannot reduce goes to tiles, where ``engine="fused"`` raises."""
+
+    def logsumexp(self, f: Callable[..., Any], *per_anchor: torch.Tensor) -> Any:
+        return self._either("logsumexp", f, *per_anchor)
+
+    def mean(self, f: Callable[..., Any], *per_anchor: torch.Tensor) -> Any:
+        return self._either("mean", f, *per_anchor)
+
+    def _sum_of_weights(self) -> torch.Tensor:
+        return self._either("_sum_of_weights")  # type: ignore[no-any-return]
+
+    def _either(self, name: str, *given: Any) -> Any:
+        try:
+            return getattr(super(), name)(*given)
+        except ValueError as error:
+            if not str(error).startswith("engine='fused'"):
+                raise
+            return getattr(streamed.StreamedNegatives, name)(self, *given)
+
+    reduce = streamed.StreamedNegatives.reduce
+
+
+@contextmanager
+def kernels_everywhere(device: str = "cpu") -> Iterator[None]:
+    """Let batches of any size be reduced by :class:`Mixed`."""
+    with (
+        patch.object(fused, "DEVICES", {device}),
+        patch.object(fused, "FusedNegatives", Mixed),
+        patch.object(choose_engine, "fastest_engine", lambda *_: "fused"),
+        patch.object(streamed, "STREAMED_CPU", 0),
+        patch.object(streamed, "STREAMED", 0),
+    ):
+        yield
