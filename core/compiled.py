@@ -20,7 +20,7 @@ from .batch.keys import Keys
 from .batch.rules import Rule
 from .engine.embeddings import overwritten_by_gradients
 from .engine.streamed import pays_to_stream
-from .hyper import FromScale, given_by_host
+from .hyper import FromScale, given_by_host, host_values, learned_values, with_host_values
 from .registry import instances
 
 AVAILABLE = hasattr(torch.library, "register_fake") and hasattr(torch.compiler, "is_exporting")
@@ -72,8 +72,9 @@ def loss_of(objective: Any, views: Sequence[Tensor], options: Mapping[str, Any])
             settings.append(("value", name, tuple(map(_plain, value))))
         else:
             settings.append(("value", name, _plain(value)))
-    parameters, buffers = _state(objective)
-    tensors += [*parameters.values(), *buffers.values()]
+    learned, others = learned_values(objective)
+    buffers = dict(objective.named_buffers())
+    tensors += [*learned.values(), *others, *buffers.values()]
     # a compiler takes no tensor twice, such as the labels of samples and of a queue of the same samples
     tensors = [x.view_as(x) if any(x is y for y in tensors[:i]) else x for i, x in enumerate(tensors)]
     loss, *state = _Loss.apply(objective._number, _number_of_settings(*settings), torch.is_grad_enabled(), *tensors)
@@ -84,10 +85,6 @@ def loss_of(objective: Any, views: Sequence[Tensor], options: Mapping[str, Any])
             owner = getattr(owner, part)
         setattr(owner, last, value)
     return loss  # type: ignore[no-any-return]
-
-
-def _state(objective: nn.Module) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-    return dict(objective.named_parameters()), dict(objective.named_buffers())
 
 
 def _plain(value: Any) -> Any:
@@ -154,7 +151,7 @@ def _run(
             options[name] = dict(value) if kind == "mapping" else value
     with _autograd(), _with_state(module, rest), torch.set_grad_enabled(grad), overwritten_by_gradients():
         loss = module.forward(*options.pop("views"), **options)
-        state = [x.clone() for x in _state(module)[1].values()]
+        state = [x.clone() for x in module.buffers()]
         wanted = [leaves[i] for i in differentiated]
         used = torch.autograd.grad(loss, wanted, allow_unused=True) if wanted and loss.requires_grad else ()
         found = used or [None] * len(wanted)
@@ -175,8 +172,7 @@ def _separate(gradients: Iterable[Tensor]) -> Iterator[Tensor]:
 def _fake(
     tensors: Sequence[Tensor], objective: int, settings: int, differentiated: Sequence[int], grad: bool
 ) -> list[Tensor]:
-    buffers = _state(instances[objective])[1]
-    state = tensors[len(tensors) - len(buffers) :]
+    state = tensors[len(tensors) - len([*instances[objective].buffers()]) :]
     gradients = [torch.empty_like(tensors[i], memory_format=torch.contiguous_format) for i in differentiated]
     loss = tensors[0].new_empty((), dtype=_dtype(tensors, settings))
     return [loss, *gradients, *map(torch.empty_like, state)]
@@ -206,7 +202,7 @@ def _autograd() -> Iterator[None]:
 
 @contextmanager
 def _with_state(module: nn.Module, tensors: Iterator[Tensor]) -> Iterator[None]:
-    """Let the parameters and buffers of a module be these for a while."""
+    """Let the learned values, the other parameters and the buffers of a module be these for a while."""
     before: list[tuple[dict[str, Any], str, Tensor]] = [
         (place, name, value)
         for part in module.modules()
@@ -214,12 +210,14 @@ def _with_state(module: nn.Module, tensors: Iterator[Tensor]) -> Iterator[None]:
         for name, value in place.items()
         if value is not None
     ]
-    parameters, buffers = _state(module)
-    new = dict(zip(map(id, [*parameters.values(), *buffers.values()]), tensors, strict=True))
+    learned, others = learned_values(module)
+    held = {key: next(tensors) for key in learned}
+    new = dict(zip(map(id, [*others, *module.buffers()]), tensors, strict=True))
     try:
         for place, name, value in before:
-            place[name] = new[id(value)]
-        yield
+            place[name] = new.get(id(value), value)
+        with with_host_values({**host_values(), **held}):
+            yield
     finally:
         for place, name, value in before:
             place[name] = value

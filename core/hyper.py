@@ -140,6 +140,8 @@ class Learned(nn.Module):
             self.value = nn.Parameter(torch.tensor(float(init)))
 
     def forward(self) -> Tensor:
+        if not torch.compiler.is_compiling() and (held := host_values().get(id(self))) is not None:
+            return held  # type: ignore[return-value]
         if self.low <= 0:
             return _Clip.apply(self.value, self.low, self.high)  # type: ignore[no-any-return]
         value: Tensor = _Clip.apply(self.log_value, math.log(self.low), math.log(self.high))
@@ -204,6 +206,17 @@ def given_by_host(module: nn.Module) -> list[Tensor]:
     values = host_values()
     found = (values.get(id(part)) for part in module.modules()) if values else ()
     return [value for value in found if isinstance(value, Tensor)]
+
+
+def learned_values(module: nn.Module) -> tuple[dict[int, Tensor], list[nn.Parameter]]:
+    """Return the values of the :class:`Learned` numbers of a module by their identity, and all other parameters.
+
+    A loss that is differentiated before its own gradient is known must be differentiated with respect to the values:
+    whether a number at its limit may move depends on the sign of the whole gradient.
+    """
+    learned = [part for part in module.modules() if isinstance(part, Learned)]
+    own = {id(p) for part in learned for p in part.parameters()}
+    return {id(part): part() for part in learned}, [p for p in module.parameters() if id(p) not in own]
 
 
 _calls = threading.local()

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ..engine.chunks import Chunk, ChunkedNegatives, loss_in_chunks
 from ..engine.joined import JoinedNegatives, TiltedNegatives
-from ..hyper import given_by_host
+from ..hyper import given_by_host, host_values, learned_values, with_host_values
 from .scores import Scores
 
 # What scores say of each anchor, beside its negatives.
@@ -24,10 +24,8 @@ def chunked_loss(objective: Any, scores: Scores, reduction: str) -> Tensor | Non
     if not isinstance(neg, ChunkedNegatives) or not torch.is_grad_enabled():
         return None
     names = [name for name in PER_ANCHOR if getattr(scores, name) is not None]
-    tensors, parameters = (
-        [getattr(scores, name) for name in names],
-        [*objective.parameters(), *given_by_host(objective)],
-    )
+    tensors, (learned, others) = [getattr(scores, name) for name in names], learned_values(objective)
+    parameters = [*learned.values(), *others, *given_by_host(objective)]
     embeddings = (x for block in neg.blocks for x in block)
     if not any(x.requires_grad for x in (*embeddings, *tensors, *parameters)):
         return None
@@ -40,7 +38,8 @@ def chunked_loss(objective: Any, scores: Scores, reduction: str) -> Tensor | Non
             of_chunk = replace(scores, neg=chunk, **values)
             return of_chunk.checked(objective.losses(of_chunk)).mean() * ((rows.stop - rows.start) / anchors)  # type: ignore[no-any-return]
 
-        loss = loss_in_chunks(neg, part, tensors, parameters)
+        with with_host_values({**host_values(), **learned}):
+            loss = loss_in_chunks(neg, part, tensors, parameters)
         if loss is not None:
             return loss
         refusal = "the objective depends on tensors with a gradient that are not its parameters"

@@ -42,3 +42,19 @@ def test_gradients_in_every_engine(spec, pairing):
                 torch.testing.assert_close(
                     found, expected, rtol=1e-7, atol=1e-10, msg=f"{frozen} {engine}: {{}}".format
                 )
+
+
+@pytest.mark.parametrize("sign", [1.0, -2.0])
+@pytest.mark.parametrize("init", [0.0, 0.5])
+def test_a_number_at_its_limit_moves_by_the_sign_of_the_whole_gradient(sign, init):
+    """Engines that differentiate at once do not know the factor that the loss has afterwards."""
+    found = []
+    for engine in ("matrix", "tiles", "chunks", "compiled"):
+        torch._dynamo.reset()
+        loss_fn = cp.HCL(0.1, prior=0.01, beta=cp.Learned(init, 0.0, 0.5)).double()
+        call = torch.compile(loss_fn, backend="eager") if engine == "compiled" else loss_fn
+        z = embeddings(2, SIZE, dtype=torch.float64)
+        (sign * call(*z, pairing="one_way", engine="tiles" if engine == "compiled" else engine)).backward()
+        found.append(next(loss_fn.parameters()).grad)
+    assert len({x is None or bool(x == 0) for x in found}) == 1
+    torch.testing.assert_close(torch.stack(found[1:]), found[0].expand(3), rtol=1e-8, atol=0)
