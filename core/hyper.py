@@ -19,6 +19,7 @@ import torch
 from torch import Tensor, nn
 from typing_extensions import Self, TypeVar
 
+from . import checks
 from .names import check_known
 from .names import nearest as nearest
 
@@ -140,7 +141,7 @@ class Learned(nn.Module):
             self.value = nn.Parameter(torch.tensor(float(init)))
 
     def forward(self) -> Tensor:
-        if not torch.compiler.is_compiling() and (held := host_values().get(id(self))) is not None:
+        if not checks.compiling() and (held := host_values().get(id(self))) is not None:
             return held  # type: ignore[return-value]
         if self.low <= 0:
             return _Clip.apply(self.value, self.low, self.high)  # type: ignore[no-any-return]
