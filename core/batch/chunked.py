@@ -21,8 +21,8 @@ PER_ANCHOR = ("pos", "denominator_pos", "v", "prior", "positive_weight")
 
 def chunked_loss(objective: Any, scores: Scores, reduction: str) -> Tensor | None:
     """Return the mean loss, with its gradients, or None to compute it from all anchors at once."""
-    neg, forced = scores.neg, getattr(scores.neg, "forced", False)
-    if not isinstance(neg, TileNegatives) or neg.engine != "chunks" or not torch.is_grad_enabled():
+    neg = scores.neg
+    if not isinstance(neg, TileNegatives) or not _suits_chunks(objective, neg) or not torch.is_grad_enabled():
         return None
     names = [name for name in PER_ANCHOR if getattr(scores, name) is not None]
     tensors, (learned, others) = [getattr(scores, name) for name in names], learned_values(objective)
@@ -31,7 +31,7 @@ def chunked_loss(objective: Any, scores: Scores, reduction: str) -> Tensor | Non
     if not any(x.requires_grad for x in (*embeddings, *tensors, *parameters)):
         return None
     refusal = _refusal(objective, scores, reduction)
-    if refusal is None and (forced or _says_that_anchors_are_separate(objective)):
+    if refusal is None and (neg.forced or _says_that_anchors_are_separate(objective)):
         anchors = len(scores.pos)
 
         def part(rows: slice, chunk: Chunk, known: Sequence[Tensor]) -> Tensor:
@@ -44,7 +44,7 @@ def chunked_loss(objective: Any, scores: Scores, reduction: str) -> Tensor | Non
         if loss is not None:
             return loss
         refusal = "the objective depends on tensors with a gradient that are not its parameters"
-    if forced and refusal is not None:
+    if neg.forced and refusal is not None:
         raise ValueError(f"engine='chunks': {refusal}; use engine='tiles' or 'auto'.")
     return None
 
@@ -52,7 +52,7 @@ def chunked_loss(objective: Any, scores: Scores, reduction: str) -> Tensor | Non
 def path(objective: Any, scores: Scores) -> str:
     """Return how a training step on these scores reduces its negatives: one of ``ENGINES``."""
     neg = scores.neg
-    if isinstance(neg, TileNegatives) and neg.engine == "chunks":
+    if isinstance(neg, TileNegatives) and _suits_chunks(objective, neg):
         separate = _refusal(objective, scores, "mean") is None and _says_that_anchors_are_separate(objective)
         return "chunks" if separate else "tiles"
     if isinstance(neg, TiltedNegatives):
@@ -60,6 +60,12 @@ def path(objective: Any, scores: Scores) -> str:
     if isinstance(neg, JoinedNegatives):  # by the largest part
         neg = neg.parts[0].neg if isinstance(neg.parts[0], TiltedNegatives) else neg.parts[0]
     return neg.engine
+
+
+def _suits_chunks(objective: Any, neg: TileNegatives) -> bool:
+    """Return whether chunks are asked for, or fastest for these negatives or for this objective."""
+    solved = any(getattr(part, "in_chunks", False) for part in objective.modules())
+    return neg.engine == "chunks" or (solved and not neg.forced)
 
 
 def _refusal(objective: Any, scores: Scores, reduction: str) -> str | None:

@@ -88,6 +88,11 @@ class CLDRO(Objective, name="dro"):
     def couples_anchors(self) -> bool:
         return self.shared and self._hyper["alpha"] is None
 
+    @property
+    def in_chunks(self) -> bool:
+        """Whether an inner problem is solved for each anchor, which is fastest a few anchors at a time."""
+        return self.nonneg if self.divergence == "chi2" else self._hyper["alpha"] is None
+
     def per_anchor(self, pos: Tensor, neg: Negatives) -> Tensor:
         return self.worst_case(neg) - pos
 
