@@ -29,8 +29,9 @@ if TYPE_CHECKING:  # at run time each name is imported on first use, so that com
     from .diagnose.spread import distances
     from .diagnose.weights import weight_curve
     from .engine.distributed import gather
-    from .engine.negatives import DenseNegatives, Negatives
-    from .engine.streamed import StreamedNegatives
+    from .engine.matrix import MatrixNegatives
+    from .engine.negatives import Negatives
+    from .engine.tiles import TileNegatives
     from .gradcache import gradcache
     from .hyper import Choice, Flag, Learned, Real, Schedule
     from .objective import Objective, Wrapper, from_dict, objective
@@ -63,8 +64,9 @@ _NAMES = {
     "diagnose.spread": "distances",
     "diagnose.weights": "weight_curve",
     "engine.distributed": "gather",
-    "engine.negatives": "DenseNegatives Negatives",
-    "engine.streamed": "StreamedNegatives",
+    "engine.matrix": "MatrixNegatives",
+    "engine.negatives": "Negatives",
+    "engine.tiles": "TileNegatives",
     "gradcache": "gradcache",
     "hyper": "Choice Flag Learned Real Schedule",
     "objective": "Objective Wrapper from_dict objective",
@@ -83,9 +85,9 @@ _MODULE = {name: module for module, names in _NAMES.items() for name in names.sp
 
 __all__ = [
     "AAL", "ADNCE", "CLDRO", "DCL", "HCL", "NCA", "AlphaCL", "ArCL", "Choice", "DebiasedPositives",
-    "DenseNegatives", "DistancePolarization", "Flag", "InfoNCE", "IntCL", "IntNaCl", "Keys", "Learned", "MeanVariance",
+    "DistancePolarization", "Flag", "InfoNCE", "IntCL", "IntNaCl", "Keys", "Learned", "MatrixNegatives", "MeanVariance",
     "MixNCA", "Negatives", "Objective", "Real", "Robust", "Schedule", "Scores", "SigLIP", "SpecError",
-    "StreamedNegatives", "SupCon", "Wrapper", "__version__", "chi2_ratio", "distances", "from_dict", "gather",
+    "SupCon", "TileNegatives", "Wrapper", "__version__", "chi2_ratio", "distances", "from_dict", "gather",
     "gradcache", "kl_alpha", "margin", "mutual_information", "objective", "pairs_in_margin", "plot_distances",
     "plot_weights", "registry", "set_checks", "tau_from_radius", "threshold", "views",
     "weight_curve", "worst_alignment", "worst_case_weights",

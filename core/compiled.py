@@ -19,7 +19,7 @@ from torch._C._functorch import is_batchedtensor  # pyright: ignore[reportMissin
 from .batch.keys import Keys
 from .batch.rules import Rule
 from .engine.embeddings import overwritten_by_gradients
-from .engine.streamed import pays_to_stream
+from .engine.tiles import pays_to_tile
 from .hyper import FromScale, given_by_host, host_values, learned_values, with_host_values
 from .registry import instances
 
@@ -49,7 +49,7 @@ def takes(objective: Any, views: Sequence[Tensor], options: Mapping[str, Any]) -
     if (engine := options.get("engine", "auto")) != "auto":
         return bool(engine != "matrix")
     rows = [x[..., 0].numel() for x in tensors]
-    return pays_to_stream(sum(rows[: len(views)]) * sum(rows), views[0].device)
+    return pays_to_tile(sum(rows[: len(views)]) * sum(rows), views[0].device)
 
 
 def loss_of(objective: Any, views: Sequence[Tensor], options: Mapping[str, Any]) -> Tensor:

@@ -172,7 +172,7 @@ class Objective(Parametrized):
                 decide what ``false_negatives`` excludes (GISTEmbed). They get no gradient.
             empty: what anchors are that ``false_negatives`` leaves without negatives: an ``error``, or of loss
                 ``zero``. Statistics of the batch (``mu="auto"``) then include their negatives, as if none were false.
-                Streamed, ``zero`` costs a pass that counts.
+                In tiles, ``zero`` costs a pass that counts.
             log_q: ``(B,)`` log-probability with which each sample was drawn; as a negative it counts ``1/q`` times (the
                 sampling correction of recommenders and of the sampled softmax: logit minus ``log_q``). Positives are
                 not drawn, and stay. For any weights ``w`` pass ``-log(w)``.

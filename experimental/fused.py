@@ -2,143 +2,105 @@
 
 from __future__ import annotations
 
-import importlib
-import math
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
-from functools import cache
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from counterpoint.engine.accumulators import Accumulator
+from counterpoint.engine.mask import Mask
 from counterpoint.engine.passes import Functions
 from counterpoint.engine.quadratic import Quadratics, rows_of
-from counterpoint.engine.streamed import StreamedNegatives
-from counterpoint.engine.tiled import with_constants
-from counterpoint.engine.tiles import Mask
+from counterpoint.engine.tiles import TileNegatives, with_constants
 from counterpoint.hyper import Value
+
+try:
+    from . import triton
+except ImportError:  # Triton is missing, or does not support this machine
+    triton = None  # type: ignore[assignment]
 
 DEVICES = {"cuda"}
 
-_ONES = Quadratics([[0.0, 0.0]], [[0.0, 0.0]])
 
-
-@cache
-def kernels() -> Any:
-    """Return :mod:`counterpoint.experimental.triton`, or None where Triton is missing or does not support the GPU."""
-    if torch.version.hip is not None:
-        return None
-    try:
-        return importlib.import_module("counterpoint.experimental.triton")
-    except ImportError:
-        return None
-
-
-class FusedNegatives(StreamedNegatives):
+class FusedNegatives(TileNegatives):
     """Negatives whose similarities never leave the GPU's chip.
 
-    Functions must be at most quadratic in the similarity, or a softplus of these; all others raise.
+    Log-sum-exps of functions that are at most quadratic in the similarity, and means of the softplus of one; all others
+    raise, and so do ``false_negatives=`` and hard negatives that do not count as all others.
 
     Args:
-        blocks, both, mask, bound: as for :class:`counterpoint.StreamedNegatives`.
+        pairs, both, mask, bound: as for :class:`counterpoint.TileNegatives`.
         half: the type in which embeddings are multiplied, if not their own.
     """
 
-    engine = "fused"
-
     def __init__(
         self,
-        blocks: Sequence[tuple[Tensor, Tensor]],
+        pairs: Sequence[tuple[Tensor, Tensor]],
         both: bool = False,
         mask: Mask | None = None,
         bound: float | None = None,
         half: torch.dtype | None = None,
     ) -> None:
-        super().__init__(blocks, both, mask, None, bound)
-        self._cacheable, self.half = False, half
-
-    @property
-    def multiplied(self) -> torch.dtype:
-        """The type in which embeddings are multiplied.
-
-        Keys that meet a limit up to rounding stay, whatever the engine; so embeddings that are compared with limits,
-        the model's or a guide's, are multiplied in their own type.
-        """
-        limited = self.mask.limits is not None and self.guide is None
-        return self.like.dtype if self.half is None or limited else self.half
+        super().__init__(pairs, both, mask, None, bound, "fused", True)
+        self.multiplied = self.like.dtype if half is None else half
 
     def logsumexp(self, f: Callable[..., Any], *per_anchor: Tensor) -> Any:
-        functions, constants = self._quadratics(f, per_anchor, after=False)
-        reduced = self._by_kernels(functions)
-        self._check_limits(reduced[0].detach() > -math.inf)
-        return with_constants(constants, reduced)
+        functions, constants = self._quadratics(f, per_anchor, "")
+        return with_constants(constants, self._by_kernels(functions, [0.0] * functions.number))
 
     def mean(self, f: Callable[..., Any], *per_anchor: Tensor) -> Any:
-        # sums are computed with their constants: squares must stay whole
-        functions, constants = self._quadratics(f, per_anchor, after=True)
-        self._check_limits(self.count)
-        sums = self._by_kernels(functions, [functions.inside] if functions.after else constants)
-        return with_constants([0.0] * functions.number, [x / self.count for x in sums])
+        functions, _ = self._quadratics(f, per_anchor, "softplus")
+        return self._by_kernels(functions, [functions.inside])[0] / self.count
 
     def reduce(self, accumulator: type[Accumulator], functions: Functions, uniform: bool) -> tuple[Tensor, ...]:
         raise self._unsupported()
 
-    def _sum_of_weights(self) -> Tensor:
-        return self._by_kernels(_ONES, [1.0])[0]
-
-    def _quadratics(self, f: Callable[..., Any], per_anchor: tuple[Tensor, ...], after: bool) -> Any:
+    def _quadratics(self, f: Callable[..., Any], per_anchor: tuple[Tensor, ...], after: str) -> Any:
         quadratic = Quadratics.of(f, per_anchor, self.anchors, self.like.dtype)
-        if quadratic is None or quadratic[0].number > 2 or (quadratic[0].after and not after):
+        if quadratic is None or quadratic[0].after != after:
             raise self._unsupported()
         return quadratic
 
-    def _by_kernels(self, functions: Quadratics, summed: Sequence[Value] = ()) -> Sequence[Tensor]:
-        """Compute log-sum-exps or, given the constant terms of functions to be ``summed``, sums."""
-        parts, triton, device = [], kernels(), self.like.device
-        if device.type not in DEVICES or not (triton and triton.fits(device, self.like.shape[1], self.multiplied)):
+    def _by_kernels(self, functions: Quadratics, constants: Sequence[Value]) -> Sequence[Tensor]:
+        """Compute log-sum-exps, or the sum of a softplus of a function, ``(anchors, 1)`` each."""
+        parts, device, width = [], self.like.device, self.like.shape[1]
+        if device.type not in DEVICES or triton is None or not triton.fits(device, width, self.multiplied):
             raise self._unsupported()
-        for rows, anchors, keys, mask in self._directions():
-            constants = [rows_of(c, rows) for c in summed] or [0.0] * functions.number
-            reduction = triton.Reduction(mask, bool(summed), functions.after)
-            value, slope = packed(functions.for_rows(rows), constants, anchors)
-            parts.append(triton.reduce(anchors.to(self.multiplied), keys.to(self.multiplied), value, slope, reduction))
+        if self.mask.limits is not None or not self.mask.others or self.mask.own_log_weight:
+            raise self._unsupported()
+        for rows, left, right, mask, _ in self.blocks():
+            own, weight = functions.for_rows(rows), None if mask.log_weight is None else mask.log_weight[1]
+            left, right = (x.to(self.multiplied) for x in (left, right))
+            ids, found = ids_of(mask, len(left), len(right), device), []
+            for c, value, slope in zip(constants, own.values, own.slopes, strict=True):
+                packed = pack([*reversed(value), rows_of(c, rows), *reversed(slope)], device)
+                given = (left, right, packed[:3], packed[3:].detach(), ids, weight, bool(functions.after))
+                found.append(triton.reduce(*given))
+            parts.append(torch.stack(found))
         return torch.cat(parts, 1).unsqueeze(2).unbind()
-
-    def _directions(self) -> Iterator[tuple[slice, Tensor, Tensor, Mask]]:
-        """Yield anchors and keys, one way after the other: the rows of the result, both, and which keys count."""
-        start = 0
-        for (left, right), guide in zip(self.blocks, self.guides(), strict=True):
-            ways = [(left, right, self.mask, guide)]
-            if self.both:
-                ways.append((right, left, self.mask.transposed(), guide and (guide[1], guide[0])))
-            for anchors, keys, mask, compared in ways:
-                rows = slice(start, start + len(anchors))
-                limits = mask.limits and mask.limits.for_block(rows, compared, 1.0)
-                yield rows, anchors, keys, replace(mask, limits=limits)
-                start = rows.stop
 
     def _unsupported(self) -> ValueError:
         return ValueError(
             "engine='fused': GPU kernels need a GPU that Triton supports, embeddings that fit on it (at most 1024 "
-            "wide), and functions that are at most quadratic in the similarity, or a softplus of these; got "
+            "wide), and log-sum-exps of functions that are at most quadratic in the similarity, or the mean of the "
+            "softplus of one, without false_negatives= and weights of a sample's own hard negatives; got "
             f"{self.like.dtype} embeddings of width {self.like.shape[1]} on {self.like.device.type!r}: use "
             "engine='tiles' or 'auto'."
         )
 
 
-def packed(functions: Quadratics, constants: Sequence[Value], like: Tensor) -> tuple[Tensor, Tensor]:
-    """Pack the coefficients of the values and of the slopes, highest power first, as the kernels take them."""
-    coefficients = [x for row in [*functions.values, *functions.slopes, constants] for x in row]
-    columns = max(x.numel() if isinstance(x, Tensor) else 1 for x in coefficients)
+def ids_of(mask: Mask, rows: int, keys: int, device: torch.device) -> tuple[Tensor, Tensor] | None:
+    """Return integers of the anchors and of the keys, equal where a key is excluded."""
+    if mask.ids is not None or mask.period is None:
+        return mask.ids
+    key_ids = torch.arange(keys, device=device) % mask.period
+    if mask.hard is not None:
+        key_ids[mask.hard :] = -1
+    return (torch.arange(rows, device=device) + mask.first) % mask.period, key_ids
 
-    def pack(rows: Sequence[Sequence[Value]]) -> Tensor:
-        return torch.stack([torch.stack([spread(x) for x in reversed(row)]) for row in rows])
 
-    def spread(x: Value) -> Tensor:
-        if isinstance(x, Tensor):
-            return x.to(like.device, torch.float32).reshape(-1).expand(columns)
-        return torch.full((columns,), x, dtype=torch.float32, device=like.device)
-
-    return pack([(c, *row) for c, row in zip(constants, functions.values, strict=True)]), pack(functions.slopes)
+def pack(coefficients: Sequence[Value], device: torch.device) -> Tensor:
+    """Stack coefficients that may differ between anchors, ``(coefficients, anchors or 1)``."""
+    columns = [torch.as_tensor(x, dtype=torch.float32, device=device).reshape(-1) for x in coefficients]
+    return torch.stack(torch.broadcast_tensors(*columns))

@@ -1,15 +1,10 @@
 """The GPU kernels of :mod:`counterpoint.experimental.triton`.
 
 As in FlashAttention, a program loads a block of anchors, iterates over blocks of keys, and updates a running maximum
-and sum per anchor and function; the backward pass recomputes the similarities. Sums of squares are computed from
-differences, not from powers of ``s``: of nearly equal similarities, a variance would otherwise be rounding noise, and
-negative at times.
+and sum per anchor; the backward pass recomputes the similarities.
 
-Which keys count, and how often, is decided within a tile: by equal ids (``IDS``), by the largest similarity that an
-anchor's negatives may have (``LIMITS``: of the ``model``'s own similarities or of a ``guide``'s, a second product), by
-log-weights (``WEIGHTS``: of the ``keys``, of an anchor's ``own`` hard negatives, or ``both``), and by whose hard
-negatives count (``HARD``: ``all``, the anchor's ``own``, or the ``foreign`` ones). A sum may be one of ``relu`` or
-``softplus`` of the functions (``AFTER``).
+Keys with the anchor's id are excluded (``IDS``), and keys may have log-weights (``WEIGHTS``). ``SOFTPLUS``: instead of
+a log-sum-exp, the sum of the softplus of the function.
 
 A tile has its program's own rows first: anchors by keys, but keys by anchors where the keys have the gradient, so that
 its weights are multiplied as they lie in registers. So ``rows`` and ``cols``, the numbers of the anchors and of the
@@ -22,7 +17,6 @@ import triton
 import triton.language as tl
 
 LOWEST = tl.constexpr(-3.0e38)  # finite, so that no difference of two is NaN
-COUNTS = ["period", "first", "own", "exempt"]  # integers that change from batch to batch
 
 
 # ---- parts of kernels --------------------------------------------------------------------------
@@ -76,42 +70,21 @@ def _weighted_sum(ds, x, PRECISION: tl.constexpr):
 
 
 @triton.jit
-def _is_own(rows, cols, period, first, own):
-    """Return where a key is one of the anchor's own hard negatives."""
-    return (rows + first) % period == tl.where(cols >= own, cols % period, -1)
-
-
-@triton.jit
-def _negatives(
-    rows, cols, compared, row_ids, key_ids, limit, M, N, period, first, own, exempt,
-    IDS: tl.constexpr, LIMITS: tl.constexpr, HARD: tl.constexpr,
-):  # fmt: skip
-    """Return where a tile has negatives, given the similarities that are compared with the limits."""
+def _negatives(rows, cols, row_ids, key_ids, M, N, IDS: tl.constexpr):
+    """Return where a tile has negatives."""
     keep = (rows < M) & (cols < N)
     if IDS:
         a = tl.load(row_ids + rows, mask=rows < M, other=-1)
         b = tl.load(key_ids + cols, mask=cols < N, other=-1)
         keep = keep & (a != b)
-    if LIMITS != "":
-        most = tl.load(limit + rows, mask=rows < M, other=0.0)
-        keep = keep & ((compared <= most) | (cols >= exempt))
-    if HARD == "own":
-        keep = keep & ((cols < own) | _is_own(rows, cols, period, first, own))
-    if HARD == "foreign":
-        keep = keep & (_is_own(rows, cols, period, first, own) == 0)
     return keep
 
 
 @triton.jit
-def _log_weights(rows, cols, log_weight, N, own_weight, period, first, own, WEIGHTS: tl.constexpr):
-    """Load the log-weights of the keys, or of the pairs."""
-    if WEIGHTS == "keys":
+def _log_weights(cols, log_weight, N, WEIGHTS: tl.constexpr):
+    """Load the log-weights of the keys."""
+    if WEIGHTS:
         return tl.load(log_weight + cols, mask=cols < N, other=0.0)
-    elif WEIGHTS == "own":
-        return tl.where(_is_own(rows, cols, period, first, own), own_weight, 0.0)
-    elif WEIGHTS == "both":
-        of_own = tl.where(_is_own(rows, cols, period, first, own), own_weight, 0.0)
-        return of_own + tl.load(log_weight + cols, mask=cols < N, other=0.0)
     else:
         return 0.0
 
@@ -126,11 +99,11 @@ def _coefficient(pointer, index, rows, M, PER_ANCHOR: tl.constexpr):
 
 
 @triton.jit
-def _quadratic(value, F: tl.constexpr, rows, M, s, PER_ANCHOR: tl.constexpr):
+def _quadratic(value, rows, M, s, PER_ANCHOR: tl.constexpr):
     """Compute ``f(s)``."""
-    a = _coefficient(value, 3 * F, rows, M, PER_ANCHOR)
-    b = _coefficient(value, 3 * F + 1, rows, M, PER_ANCHOR)
-    return (a * s + b) * s + _coefficient(value, 3 * F + 2, rows, M, PER_ANCHOR)
+    a = _coefficient(value, 0, rows, M, PER_ANCHOR)
+    b = _coefficient(value, 1, rows, M, PER_ANCHOR)
+    return (a * s + b) * s + _coefficient(value, 2, rows, M, PER_ANCHOR)
 
 
 @triton.jit
@@ -144,98 +117,63 @@ def _softplus(x):
 
 
 @triton.jit
-def _shifted(center, F: tl.constexpr, rows, M, s, PER_ANCHOR: tl.constexpr, SQUARES: tl.constexpr):
-    """Return ``s``, or its difference from the center of a square."""
-    if SQUARES:
-        return s - _coefficient(center, F, rows, M, PER_ANCHOR)
-    else:
-        return s
-
-
-@triton.jit
-def _slope(slope, F: tl.constexpr, rows, M, s, PER_ANCHOR: tl.constexpr):
+def _slope(slope, rows, M, s, PER_ANCHOR: tl.constexpr):
     """Compute ``f'(s)``."""
-    p = _coefficient(slope, 2 * F, rows, M, PER_ANCHOR)
-    return p * s + _coefficient(slope, 2 * F + 1, rows, M, PER_ANCHOR)
+    p = _coefficient(slope, 0, rows, M, PER_ANCHOR)
+    return p * s + _coefficient(slope, 1, rows, M, PER_ANCHOR)
 
 
 @triton.jit
-def _accumulate(row_max, row_sum, x, w, keep, SUM: tl.constexpr, AFTER: tl.constexpr, WEIGHTS: tl.constexpr):
+def _accumulate(row_max, row_sum, x, w, keep, SOFTPLUS: tl.constexpr):
     """Add a tile to a running sum, or to a running maximum and sum of exponentials (online softmax)."""
-    if SUM:
-        if AFTER == "relu":
-            x = tl.maximum(x, 0.0)
-        if AFTER == "softplus":
-            x = _softplus(x)
-        if WEIGHTS != "":
-            x = x * tl.exp(w)
-        return row_max, row_sum + tl.sum(tl.where(keep, x, 0.0), 1)
+    if SOFTPLUS:
+        return row_max, row_sum + tl.sum(tl.where(keep, _softplus(x) * tl.exp(w), 0.0), 1)
     else:
-        if WEIGHTS != "":
-            x = x + w
-        x = tl.where(keep, x, LOWEST)
+        x = tl.where(keep, x + w, LOWEST)
         new_max = tl.maximum(row_max, tl.max(x, 1))
         p = tl.where(keep, tl.exp(x - new_max[:, None]), 0.0)
         return new_max, row_sum * tl.exp(row_max - new_max) + tl.sum(p, 1)
 
 
 @triton.jit
-def _result(row_max, row_sum, SUM: tl.constexpr):
-    if SUM:
+def _result(row_max, row_sum, SOFTPLUS: tl.constexpr):
+    if SOFTPLUS:
         return row_sum
     else:
         return row_max + tl.log(row_sum)
 
 
 @triton.jit
-def _value_gradient(
-    value, out, upstream, F: tl.constexpr, rows, M, s, w, keep,
-    SUM: tl.constexpr, AFTER: tl.constexpr, PER_ANCHOR: tl.constexpr, WEIGHTS: tl.constexpr,
-):  # fmt: skip
+def _value_gradient(value, out, upstream, rows, M, s, w, keep, SOFTPLUS: tl.constexpr, PER_ANCHOR: tl.constexpr):
     """Compute ``dL/df`` of each pair."""
-    g = tl.load(upstream + F * M + rows, mask=rows < M, other=0.0)
-    if SUM:
-        if AFTER == "relu":
-            keep = keep & (_quadratic(value, F, rows, M, s, PER_ANCHOR) > 0.0)
-        if AFTER == "softplus":
-            g = g * tl.sigmoid(_quadratic(value, F, rows, M, s, PER_ANCHOR))
-        if WEIGHTS != "":
-            g = g * tl.exp(w)
-        return tl.where(keep, g, 0.0)
+    g = tl.load(upstream + rows, mask=rows < M, other=0.0)
+    x = _quadratic(value, rows, M, s, PER_ANCHOR)
+    if SOFTPLUS:
+        return tl.where(keep, g * tl.sigmoid(x) * tl.exp(w), 0.0)
     else:
-        lse = tl.load(out + F * M + rows, mask=rows < M, other=0.0)
-        x = _quadratic(value, F, rows, M, s, PER_ANCHOR)
-        if WEIGHTS != "":
-            x = x + w
-        p = tl.exp(tl.minimum(x - lse, 0.0))  # a share is at most one; without negatives, it would be anything
+        lse = tl.load(out + rows, mask=rows < M, other=0.0)
+        p = tl.exp(tl.minimum(x + w - lse, 0.0))  # a share is at most one; without negatives, it would be anything
         return tl.where(keep, g * p, 0.0)
 
 
 # ---- kernels -----------------------------------------------------------------------------------
-# anchors: (M, d); keys: (N, d); row_ids, limit: (M,); key_ids, log_weight: (N,)
-# guide_anchors: (M, guide_d); guide_keys: (N, guide_d)
-# value: (functions, 3, M or 1); slope: (functions, 2, M or 1); out, upstream: (functions, M)
-# j % period is the sample of hard negative j, from key ``own`` on, and (i + first) % period that of anchor i; limits
-# leave all keys from ``exempt`` on; STEP: columns that are multiplied at a time, 0: all
+# anchors: (M, d); keys: (N, d); row_ids: (M,); key_ids, log_weight: (N,)
+# value: (3, M or 1); slope: (2, M or 1); out, upstream: (M,)
+# STEP: columns that are multiplied at a time, 0: all
 
 
-@triton.jit(do_not_specialize=COUNTS)
+@triton.jit
 def forward(
-    anchors, keys, row_ids, key_ids, log_weight, limit, guide_anchors, guide_keys, value, center, out,
-    M, N, d, guide_d, own_weight, period, first, own, exempt,
-    TWO: tl.constexpr, SUM: tl.constexpr, AFTER: tl.constexpr, PER_ANCHOR: tl.constexpr, IDS: tl.constexpr,
-    LIMITS: tl.constexpr, WEIGHTS: tl.constexpr, HARD: tl.constexpr, SQUARES: tl.constexpr,
-    OWNED: tl.constexpr, ITERATED: tl.constexpr, BLOCK_D: tl.constexpr, STEP: tl.constexpr,
-    GUIDE_STEP: tl.constexpr, PRECISION: tl.constexpr,
+    anchors, keys, row_ids, key_ids, log_weight, value, out, M, N, d,
+    SOFTPLUS: tl.constexpr, PER_ANCHOR: tl.constexpr, IDS: tl.constexpr, WEIGHTS: tl.constexpr,
+    OWNED: tl.constexpr, ITERATED: tl.constexpr, BLOCK_D: tl.constexpr, STEP: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     # 1. a block of anchors, and its running statistics
     i = tl.program_id(0) * OWNED + tl.arange(0, OWNED)
     rows = i[:, None]
     q = _load_block(anchors, i, M, d, 0, BLOCK_D)  # (OWNED, BLOCK_D)
-    max0 = tl.full((OWNED,), LOWEST, tl.float32)
-    max1 = tl.full((OWNED,), LOWEST, tl.float32)
-    sum0 = tl.zeros((OWNED,), tl.float32)
-    sum1 = tl.zeros((OWNED,), tl.float32)
+    row_max = tl.full((OWNED,), LOWEST, tl.float32)
+    row_sum = tl.zeros((OWNED,), tl.float32)
     for start in range(0, N, ITERATED):
         # 2. similarities to a block of keys, (OWNED, ITERATED)
         j = start + tl.arange(0, ITERATED)
@@ -244,37 +182,21 @@ def forward(
             s = _similarities_in_steps(anchors, i, M, keys, j, N, d, OWNED, ITERATED, STEP, PRECISION)
         else:
             s = _similarities(q, _load_block(keys, j, N, d, 0, BLOCK_D), PRECISION)
-        compared = s
-        if LIMITS == "guide":
-            compared = _similarities_in_steps(
-                guide_anchors, i, M, guide_keys, j, N, guide_d, OWNED, ITERATED, GUIDE_STEP, PRECISION
-            )
-        keep = _negatives(
-            rows, cols, compared, row_ids, key_ids, limit, M, N, period, first, own, exempt, IDS, LIMITS, HARD
-        )
-        w = _log_weights(rows, cols, log_weight, N, own_weight, period, first, own, WEIGHTS)
+        keep = _negatives(rows, cols, row_ids, key_ids, M, N, IDS)
+        w = _log_weights(cols, log_weight, N, WEIGHTS)
         # 3. functions of them
-        u = _shifted(center, 0, rows, M, s, PER_ANCHOR, SQUARES)
-        x = _quadratic(value, 0, rows, M, u, PER_ANCHOR)
-        max0, sum0 = _accumulate(max0, sum0, x, w, keep, SUM, AFTER, WEIGHTS)
-        if TWO:
-            u = _shifted(center, 1, rows, M, s, PER_ANCHOR, SQUARES)
-            x = _quadratic(value, 1, rows, M, u, PER_ANCHOR)
-            max1, sum1 = _accumulate(max1, sum1, x, w, keep, SUM, AFTER, WEIGHTS)
-    # 4. log-sum-exps or sums
-    tl.store(out + i, _result(max0, sum0, SUM), mask=i < M)
-    if TWO:
-        tl.store(out + M + i, _result(max1, sum1, SUM), mask=i < M)
+        x = _quadratic(value, rows, M, s, PER_ANCHOR)
+        row_max, row_sum = _accumulate(row_max, row_sum, x, w, keep, SOFTPLUS)
+    # 4. log-sum-exps, or sums
+    tl.store(out + i, _result(row_max, row_sum, SOFTPLUS), mask=i < M)
 
 
-@triton.jit(do_not_specialize=COUNTS)
+@triton.jit
 def backward_anchors(
-    anchors, keys, row_ids, key_ids, log_weight, limit, guide_anchors, guide_keys, value, slope, out, upstream,
-    d_anchors, moments, M, N, d, guide_d, own_weight, period, first, own, exempt,
-    TWO: tl.constexpr, SUM: tl.constexpr, AFTER: tl.constexpr, PER_ANCHOR: tl.constexpr, IDS: tl.constexpr,
-    LIMITS: tl.constexpr, WEIGHTS: tl.constexpr, HARD: tl.constexpr, LEARNED: tl.constexpr,
-    OWNED: tl.constexpr, ITERATED: tl.constexpr, BLOCK_D: tl.constexpr, STEP: tl.constexpr,
-    GUIDE_STEP: tl.constexpr, PRECISION: tl.constexpr,
+    anchors, keys, row_ids, key_ids, log_weight, value, slope, out, upstream, d_anchors, moments, M, N, d,
+    SOFTPLUS: tl.constexpr, PER_ANCHOR: tl.constexpr, IDS: tl.constexpr, WEIGHTS: tl.constexpr,
+    LEARNED: tl.constexpr,
+    OWNED: tl.constexpr, ITERATED: tl.constexpr, BLOCK_D: tl.constexpr, STEP: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     # 1. a block of anchors; moments sum_j g s^n of the value gradients g are those of the coefficients
     i = tl.program_id(0) * OWNED + tl.arange(0, OWNED)
@@ -282,7 +204,7 @@ def backward_anchors(
     q = _load_block(anchors, i, M, d, 0, BLOCK_D)  # (OWNED, BLOCK_D)
     dq = tl.zeros((OWNED, BLOCK_D), tl.float32)
     a0 = tl.zeros((OWNED,), tl.float32)
-    a1, a2, b0, b1, b2 = a0, a0, a0, a0, a0
+    a1, a2 = a0, a0
     for start in range(0, N, ITERATED):
         # 2. recompute similarities to a block of keys, (OWNED, ITERATED)
         j = start + tl.arange(0, ITERATED)
@@ -292,29 +214,15 @@ def backward_anchors(
             s = _similarities_in_steps(anchors, i, M, keys, j, N, d, OWNED, ITERATED, STEP, PRECISION)
         else:
             s = _similarities(q, k, PRECISION)
-        compared = s
-        if LIMITS == "guide":
-            compared = _similarities_in_steps(
-                guide_anchors, i, M, guide_keys, j, N, guide_d, OWNED, ITERATED, GUIDE_STEP, PRECISION
-            )
-        keep = _negatives(
-            rows, cols, compared, row_ids, key_ids, limit, M, N, period, first, own, exempt, IDS, LIMITS, HARD
-        )
-        w = _log_weights(rows, cols, log_weight, N, own_weight, period, first, own, WEIGHTS)
+        keep = _negatives(rows, cols, row_ids, key_ids, M, N, IDS)
+        w = _log_weights(cols, log_weight, N, WEIGHTS)
         # 3. their gradient
-        g = _value_gradient(value, out, upstream, 0, rows, M, s, w, keep, SUM, AFTER, PER_ANCHOR, WEIGHTS)
-        ds = g * _slope(slope, 0, rows, M, s, PER_ANCHOR)
+        g = _value_gradient(value, out, upstream, rows, M, s, w, keep, SOFTPLUS, PER_ANCHOR)
+        ds = g * _slope(slope, rows, M, s, PER_ANCHOR)
         if LEARNED:
             a0 += tl.sum(g, 1)
             a1 += tl.sum(g * s, 1)
             a2 += tl.sum(g * s * s, 1)
-        if TWO:
-            g = _value_gradient(value, out, upstream, 1, rows, M, s, w, keep, SUM, AFTER, PER_ANCHOR, WEIGHTS)
-            ds += g * _slope(slope, 1, rows, M, s, PER_ANCHOR)
-            if LEARNED:
-                b0 += tl.sum(g, 1)
-                b1 += tl.sum(g * s, 1)
-                b2 += tl.sum(g * s * s, 1)
         # 4. dq
         dq += _weighted_sum(ds, k, PRECISION)
     _store_block(d_anchors, i, M, d, dq, BLOCK_D)
@@ -322,20 +230,13 @@ def backward_anchors(
         tl.store(moments + i, a2, mask=i < M)
         tl.store(moments + M + i, a1, mask=i < M)
         tl.store(moments + 2 * M + i, a0, mask=i < M)
-        if TWO:
-            tl.store(moments + 3 * M + i, b2, mask=i < M)
-            tl.store(moments + 4 * M + i, b1, mask=i < M)
-            tl.store(moments + 5 * M + i, b0, mask=i < M)
 
 
-@triton.jit(do_not_specialize=COUNTS)
+@triton.jit
 def backward_keys(
-    anchors, keys, row_ids, key_ids, log_weight, limit, guide_anchors, guide_keys, value, slope, out, upstream,
-    d_keys, M, N, d, guide_d, own_weight, period, first, own, exempt,
-    TWO: tl.constexpr, SUM: tl.constexpr, AFTER: tl.constexpr, PER_ANCHOR: tl.constexpr, IDS: tl.constexpr,
-    LIMITS: tl.constexpr, WEIGHTS: tl.constexpr, HARD: tl.constexpr,
-    OWNED: tl.constexpr, ITERATED: tl.constexpr, BLOCK_D: tl.constexpr, STEP: tl.constexpr,
-    GUIDE_STEP: tl.constexpr, PRECISION: tl.constexpr,
+    anchors, keys, row_ids, key_ids, log_weight, value, slope, out, upstream, d_keys, M, N, d,
+    SOFTPLUS: tl.constexpr, PER_ANCHOR: tl.constexpr, IDS: tl.constexpr, WEIGHTS: tl.constexpr,
+    OWNED: tl.constexpr, ITERATED: tl.constexpr, BLOCK_D: tl.constexpr, STEP: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     # 1. a block of keys
     j = tl.program_id(0) * OWNED + tl.arange(0, OWNED)
@@ -351,21 +252,11 @@ def backward_keys(
             s = _similarities_in_steps(keys, j, N, anchors, i, M, d, OWNED, ITERATED, STEP, PRECISION)
         else:
             s = _similarities(k, q, PRECISION)
-        compared = s
-        if LIMITS == "guide":
-            compared = _similarities_in_steps(
-                guide_keys, j, N, guide_anchors, i, M, guide_d, OWNED, ITERATED, GUIDE_STEP, PRECISION
-            )
-        keep = _negatives(
-            rows, cols, compared, row_ids, key_ids, limit, M, N, period, first, own, exempt, IDS, LIMITS, HARD
-        )
-        w = _log_weights(rows, cols, log_weight, N, own_weight, period, first, own, WEIGHTS)
+        keep = _negatives(rows, cols, row_ids, key_ids, M, N, IDS)
+        w = _log_weights(cols, log_weight, N, WEIGHTS)
         # 3. their gradient
-        g = _value_gradient(value, out, upstream, 0, rows, M, s, w, keep, SUM, AFTER, PER_ANCHOR, WEIGHTS)
-        ds = g * _slope(slope, 0, rows, M, s, PER_ANCHOR)
-        if TWO:
-            g = _value_gradient(value, out, upstream, 1, rows, M, s, w, keep, SUM, AFTER, PER_ANCHOR, WEIGHTS)
-            ds += g * _slope(slope, 1, rows, M, s, PER_ANCHOR)
+        g = _value_gradient(value, out, upstream, rows, M, s, w, keep, SOFTPLUS, PER_ANCHOR)
+        ds = g * _slope(slope, rows, M, s, PER_ANCHOR)
         # 4. dk
         dk += _weighted_sum(ds, q, PRECISION)
     _store_block(d_keys, j, N, d, dk, BLOCK_D)

@@ -12,7 +12,7 @@ from typing_extensions import Unpack
 from .. import checks
 from ..engine.distributed import ProcessGroup
 from ..engine.embeddings import OtherViews, SeparateUnit, StackedUnit
-from ..engine.streamed import pays_to_stream
+from ..engine.tiles import pays_to_tile
 from ..hyper import is_number
 from ..names import check_known
 from ..vectors import EPS, EPS_HALF, unit
@@ -317,7 +317,7 @@ class Batch:
         """Return the log-weights of keys that were drawn with these log-probabilities."""
         if checks.is_float(log_q, what).numel() != rows or (what == "log_q" and log_q.dim() != 1):
             raise ValueError(f"{what}: expected a number per key, {rows} in all, got shape {checks.shape(log_q)}.")
-        if checks.wanted(log_q) and not bool((log_q.abs() <= MAX_LOG_WEIGHT).all()):
+        if checks.wanted(log_q) and not bool((log_q >= -MAX_LOG_WEIGHT).all()):
             raise ValueError(f"{what}: expected log-probabilities of at least -{MAX_LOG_WEIGHT:g}, not probabilities.")
         return -log_q.detach().to(self.dtype).reshape(-1)
 
@@ -441,4 +441,4 @@ class Batch:
             views = 1 if self.queue is not None else len(self.raw)
             keys = self.total * (views if self.negatives is None else views + self.negatives.shape[1])
             pairs = self.size * views * (keys if self.queue is None else len(self.queue))
-            self.engine = "auto" if pays_to_stream(pairs, self.device) else "matrix"
+            self.engine = "auto" if pays_to_tile(pairs, self.device) else "matrix"

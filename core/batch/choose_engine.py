@@ -5,20 +5,19 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
+from dataclasses import replace
 from importlib import import_module
 
 import torch
 from torch import Tensor
 
 from .. import checks
-from ..engine.chunks import ChunkedNegatives
-from ..engine.joined import JoinedNegatives, TiltedNegatives
-from ..engine.negatives import DenseNegatives, Negatives
-from ..engine.streamed import StreamedNegatives, pays_to_stream
-from ..engine.tiled import TiledNegatives
-from ..engine.tiles import Mask
-from ..hyper import Value
+from ..engine.mask import Mask
+from ..engine.matrix import MatrixNegatives
+from ..engine.negatives import Negatives
+from ..engine.tiles import TileNegatives, pays_to_tile
 from .batch import Batch
 
 # views that are anchors, and the views that they are compared with
@@ -64,42 +63,51 @@ def negatives_of(
 def mask_of(batch: Batch, times: int, views: int, hard: int, owned: bool = True) -> Mask:
     """Return which keys count: views of all samples, for ``times`` views as anchors, and ``hard`` negatives of each."""
 
-    def pair(x: Tensor | None, of_hard: Tensor | None) -> tuple[tuple[Tensor, Tensor] | None, Tensor | None]:
+    def pair(x: Tensor | None, of_hard: Tensor | None, missing: Tensor | float) -> tuple[Tensor, Tensor] | None:
+        """Return what is known of the anchors and of the keys; ``missing`` for hard negatives of which it is not."""
         if x is None:
-            return None, None
-        return (x.repeat(times), batch.everyone(x)), None if of_hard is None or not hard else batch.everyone(of_hard)
+            return None
+        keys = batch.everyone(x).repeat(views)
+        if hard and of_hard is None:
+            keys = torch.cat([keys, (keys[:1] * 0 + missing).expand(batch.total * hard)])
+        elif hard and of_hard is not None:  # all samples' first ones, then their second: like views
+            keys = torch.cat([keys, batch.everyone(of_hard).view(-1, hard).T.flatten()])
+        return x.repeat(times), keys
 
-    ids, hard_ids = pair(batch.ids, batch.negative_ids)
-    weights, hard_weights = pair(batch.log_weight, batch.negative_log_weight)
-    return Mask.of(
-        batch.total, views, hard, batch.negative_weight, ids, hard_ids,
-        foreign=batch.shared, log_weight=weights, hard_log_weight=hard_weights, owned=owned,
-    )  # fmt: skip
+    ids = pair(batch.ids, batch.negative_ids, 0 if batch.ids is None else batch.everyone(batch.ids).amin() - 1)
+    log_weight = pair(batch.log_weight, batch.negative_log_weight, 0.0)
+    mask = Mask(batch.total, ids, log_weight=log_weight, zeros=log_weight is not None and has_zeros(log_weight[1]))
+    if not hard or (not owned and ids is None and batch.shared):  # an anchor's own are excluded like views
+        return mask
+    own = batch.negative_weight if owned else -math.inf
+    return replace(mask, hard=batch.total * views, own_log_weight=own, others=batch.shared)
+
+
+def has_zeros(log_weight: Tensor) -> bool:
+    """Return whether keys may have a weight of zero."""
+    return not checks.wanted(log_weight) or bool((log_weight == -math.inf).any())
 
 
 def masked_negatives(
-    batch: Batch, blocks: Sequence[tuple[Tensor, Tensor]], mask: Mask, both: bool = False, optional: bool = False
+    batch: Batch, pairs: Sequence[tuple[Tensor, Tensor]], mask: Mask, both: bool = False, optional: bool = False
 ) -> Negatives:
-    """Return keys ``(N, d)`` of each block of anchors ``(n, d)`` as negatives, except those excluded by ``mask``."""
-    engine = chosen_engine(batch, blocks, both)
+    """Return the keys ``(N, d)`` of each pair of anchors ``(n, d)`` and keys that ``mask`` leaves as negatives."""
+    engine = chosen_engine(batch, pairs, both)
     if optional and engine == "chunks":
         if batch.engine == "chunks":
             raise ValueError("engine='chunks': several directions= are reduced one by one; use 'tiles' or 'auto'.")
         engine = "tiles"
     neg: Negatives
-    forced = batch.engine == engine
     if engine == "matrix":
-        neg = DenseNegatives.of(blocks, mask, both)
-    elif engine == "chunks":
-        neg = ChunkedNegatives(blocks, both, mask, batch.edge, batch.bound, forced=forced)
+        neg = MatrixNegatives.of(pairs, mask, both)
     elif engine == "fused":
         fused = import_module("counterpoint.experimental.fused")  # imports Triton
-        neg = fused.FusedNegatives(blocks, both, mask, batch.bound, batch.half)
+        neg = fused.FusedNegatives(pairs, both, mask, batch.bound, batch.half)
     else:
-        neg = StreamedNegatives(blocks, both, mask, batch.edge, batch.bound, forced)
+        neg = TileNegatives(pairs, both, mask, batch.edge, batch.bound, engine, batch.engine == engine)
     neg.optional = optional
-    if mask.ids is not None:
-        _check(neg)
+    if mask.ids is not None and not optional:
+        neg.valid = checks.has_negatives(neg.count)
     return neg
 
 
@@ -121,28 +129,7 @@ def fastest_engine(device: torch.device, pairs: int, separate: bool, both: bool)
         separate: whether the keys are other embeddings than the anchors, which have a gradient.
         both: whether the keys are anchors too, after the others.
     """
-    if not pays_to_stream(pairs, device, separate):
+    if not pays_to_tile(pairs, device, separate):
         return "matrix"
     # keys that are anchors too share the similarities of both directions: four products instead of six
     return "chunks" if separate and not both else "tiles"
-
-
-def _check(neg: Negatives) -> None:
-    if not neg.optional:
-        check_any(neg)
-
-
-def check_any(neg: Negatives) -> None:
-    """Raise if ids and positions leave an anchor without negatives."""
-    neg.valid = checks.has_negatives(structural(neg))
-
-
-def structural(neg: Negatives) -> Value:
-    """Return the number of negatives that ids and positions leave."""
-    if isinstance(neg, JoinedNegatives):
-        first, *others = map(structural, neg.parts)
-        for other in others:
-            first = first + other
-        return first
-    neg = neg.neg if isinstance(neg, TiltedNegatives) else neg
-    return neg.structural if isinstance(neg, TiledNegatives) else neg.count

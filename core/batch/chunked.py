@@ -9,8 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..engine.chunks import Chunk, ChunkedNegatives, loss_in_chunks
+from ..engine.chunks import Chunk, loss_in_chunks
 from ..engine.joined import JoinedNegatives, TiltedNegatives
+from ..engine.tiles import TileNegatives
 from ..hyper import given_by_host, host_values, learned_values, with_host_values
 from .scores import Scores
 
@@ -21,12 +22,12 @@ PER_ANCHOR = ("pos", "denominator_pos", "v", "prior", "positive_weight")
 def chunked_loss(objective: Any, scores: Scores, reduction: str) -> Tensor | None:
     """Return the mean loss, with its gradients, or None to compute it from all anchors at once."""
     neg = scores.neg
-    if not isinstance(neg, ChunkedNegatives) or not torch.is_grad_enabled():
+    if not isinstance(neg, TileNegatives) or not _suits_chunks(objective, neg) or not torch.is_grad_enabled():
         return None
     names = [name for name in PER_ANCHOR if getattr(scores, name) is not None]
     tensors, (learned, others) = [getattr(scores, name) for name in names], learned_values(objective)
     parameters = [*learned.values(), *others, *given_by_host(objective)]
-    embeddings = (x for block in neg.blocks for x in block)
+    embeddings = (x for pair in neg.pairs for x in pair)
     if not any(x.requires_grad for x in (*embeddings, *tensors, *parameters)):
         return None
     refusal = _refusal(objective, scores, reduction)
@@ -51,7 +52,7 @@ def chunked_loss(objective: Any, scores: Scores, reduction: str) -> Tensor | Non
 def path(objective: Any, scores: Scores) -> str:
     """Return how a training step on these scores reduces its negatives: one of ``ENGINES``."""
     neg = scores.neg
-    if isinstance(neg, ChunkedNegatives):
+    if isinstance(neg, TileNegatives) and _suits_chunks(objective, neg):
         separate = _refusal(objective, scores, "mean") is None and _says_that_anchors_are_separate(objective)
         return "chunks" if separate else "tiles"
     if isinstance(neg, TiltedNegatives):
@@ -59,6 +60,12 @@ def path(objective: Any, scores: Scores) -> str:
     if isinstance(neg, JoinedNegatives):  # by the largest part
         neg = neg.parts[0].neg if isinstance(neg.parts[0], TiltedNegatives) else neg.parts[0]
     return neg.engine
+
+
+def _suits_chunks(objective: Any, neg: TileNegatives) -> bool:
+    """Return whether chunks are asked for, or fastest for these negatives or for this objective."""
+    solved = any(getattr(part, "in_chunks", False) for part in objective.modules())
+    return neg.engine == "chunks" or (solved and not neg.forced)
 
 
 def _refusal(objective: Any, scores: Scores, reduction: str) -> str | None:

@@ -26,10 +26,11 @@ import torch
 from torch import Tensor
 
 from .. import checks
-from ..engine.joined import joined, tilted
-from ..engine.negatives import DenseNegatives, Negatives
+from ..engine.joined import TiltedNegatives, joined, tilted
+from ..engine.matrix import MatrixNegatives
+from ..engine.negatives import Negatives
 from .batch import Batch
-from .choose_engine import check_any, negatives_of
+from .choose_engine import negatives_of
 from .scores import Scores
 
 
@@ -69,7 +70,8 @@ def joint(batch: Batch) -> Scores:
         parts.append((part, 0 if others is None else all_hard))
     negatives = joined([part for part, _ in parts], [count for _, count in parts])
     if batch.ids is not None:
-        check_any(negatives)
+        counts = [part.neg.count if isinstance(part, TiltedNegatives) else part.count for part, _ in parts]
+        negatives.valid = checks.has_negatives(sum(counts))
     pos = (queries[0] * docs[0]).sum(-1, keepdim=True)
     prior = None if batch.prior is None else batch.prior.to(pos.dtype).unsqueeze(1)
     twice = 2.0 if "doc_to_query" in batch.directions else 1.0
@@ -78,7 +80,7 @@ def joint(batch: Batch) -> Scores:
     )
 
 
-def own_negatives(batch: Batch, anchors: Tensor, optional: bool = False) -> DenseNegatives:
+def own_negatives(batch: Batch, anchors: Tensor, optional: bool = False) -> MatrixNegatives:
     """Return each sample's own hard negatives, ``(B, n)``."""
     assert batch.negatives is not None
     matrix = (batch.negatives @ anchors.unsqueeze(2)).squeeze(2)
@@ -88,7 +90,9 @@ def own_negatives(batch: Batch, anchors: Tensor, optional: bool = False) -> Dens
     if batch.negative_log_weight is not None or batch.negative_weight:
         weight = torch.full_like(matrix, batch.negative_weight)
         weight = weight if batch.negative_log_weight is None else weight + batch.negative_log_weight.view(matrix.shape)
-    neg = DenseNegatives(matrix, drop=drop, log_weight=weight)
+    if weight is not None:
+        drop = weight == -torch.inf if drop is None else drop | (weight == -torch.inf)
+    neg = MatrixNegatives(matrix, drop=drop, log_weight=weight)
     neg.optional = optional
     if not optional:
         neg.valid = checks.has_negatives(neg.count)

@@ -30,12 +30,13 @@ from torch import Tensor
 
 from .. import checks
 from ..engine.joined import TiltedNegatives
-from ..engine.negatives import DenseNegatives, Negatives, concatenated
-from ..engine.tiled import LIMITED
-from ..engine.tiles import Mask
+from ..engine.mask import Mask
+from ..engine.matrix import MatrixNegatives, concatenated
+from ..engine.negatives import Negatives
+from ..engine.tiles import LIMITED
 from ..names import check_known
 from .batch import Batch
-from .choose_engine import Part, mask_of, masked_negatives, negatives_of
+from .choose_engine import Part, has_zeros, mask_of, masked_negatives, negatives_of
 from .joint import joint, own_negatives
 from .rules import limits
 from .scores import Scores, counted_positives
@@ -100,7 +101,7 @@ def _filter(batch: Batch, scores: Scores, most: Tensor) -> Tensor:
         kept = cast(Tensor, unweighted.count) > 0
         scores.neg = before.excluding(most.where(kept, torch.inf), *how)
         return kept
-    if isinstance(scores.neg, DenseNegatives):
+    if isinstance(scores.neg, MatrixNegatives):
         scores.neg.valid = before.valid * checks.has_negatives(scores.neg.count, LIMITED)
     return torch.ones_like(most, dtype=torch.bool)
 
@@ -220,11 +221,12 @@ def _queue(batch: Batch) -> Scores:
     anchors, pos_mask = query[:, 0] if query.dim() == 3 else query, None
     mask = Mask(ids=ids)
     if batch.queue_log_weight is not None:
-        mask = replace(mask, log_weight=(batch.queue_log_weight.new_zeros(len(anchors)), batch.queue_log_weight))
+        weights = batch.queue_log_weight.new_zeros(len(anchors)), batch.queue_log_weight
+        mask = replace(mask, log_weight=weights, zeros=has_zeros(weights[1]))
     neg: Negatives
     if batch.labels is not None and ids is not None:
         matrix = anchors @ batch.queue.detach().T
-        neg, same = DenseNegatives(matrix, *mask.dense(matrix)), ids[0].unsqueeze(1) == ids[1]
+        neg, same = MatrixNegatives(matrix, *mask.of_matrix(matrix)), ids[0].unsqueeze(1) == ids[1]
         neg.valid = checks.has_negatives(neg.count)
         pos, pos_mask = torch.cat([pos, matrix], 1), torch.cat([torch.ones_like(pos, dtype=torch.bool), same], 1)
     else:
@@ -305,10 +307,10 @@ def _labeled(batch: Batch, name: str, parts: Sequence[Part], hard: Tensor | None
             same = same.scatter(1, itself.unsqueeze(1), False)
         blocks.append(matrix)
         positives.append(torch.nn.functional.pad(same, (0, matrix.shape[1] - same.shape[1])))
-        negatives.append(mask.dense(matrix))
+        negatives.append(mask.of_matrix(matrix))
     matrix, pos_mask, anchors_weight = torch.cat(blocks), torch.cat(positives), None
     drop, weight = (concatenated([parts[i] for parts in negatives]) for i in (1, 2))
-    neg = DenseNegatives(matrix, drop=drop, log_weight=weight)
+    neg = MatrixNegatives(matrix, drop=drop, log_weight=weight)
     neg.valid = checks.has_negatives(neg.count)
     if len(batch.raw) == 1:  # a sample may be the only one of its class
         every = batch.everyone(batch.labels).sort().values

@@ -10,8 +10,9 @@ import torch
 from torch import Tensor
 
 from .. import checks
-from ..engine.negatives import DenseNegatives, Negatives
-from ..engine.negatives import dense_scores as dense_scores  # for objectives, which do not import the engine
+from ..engine.matrix import MatrixNegatives
+from ..engine.matrix import matrix_of as matrix_of  # for objectives, which do not import the engine
+from ..engine.negatives import Negatives
 from ..hyper import Value, is_number
 from ..names import check_known
 from ..vectors import widen
@@ -93,7 +94,7 @@ def score_columns(scores: Tensor, what: str, anchors: int | None = None) -> Tens
 
 def as_negatives(neg: Tensor | Negatives) -> Negatives:
     """Wrap a matrix of scores as negatives; return negatives as they are."""
-    return neg if isinstance(neg, Negatives) else DenseNegatives(score_matrix(neg))
+    return neg if isinstance(neg, Negatives) else MatrixNegatives(score_matrix(neg))
 
 
 def score_matrix(neg: Tensor, what: str = "neg", anchors: int | None = None) -> Tensor:
@@ -115,7 +116,7 @@ def _negatives(neg: Tensor | Negatives, mask: Tensor | None, anchors: int, what:
             raise ValueError(f"mask: goes with a matrix of negatives, got {type(neg).__name__}.")
         return neg
     if mask is None:
-        return DenseNegatives(score_matrix(neg, what, anchors))
+        return MatrixNegatives(score_matrix(neg, what, anchors))
     _rows(neg, what, anchors)
     if checks.is_tensor(mask, "mask").shape != neg.shape or mask.dtype != torch.bool:
         raise ValueError(
@@ -124,7 +125,7 @@ def _negatives(neg: Tensor | Negatives, mask: Tensor | None, anchors: int, what:
     valid = checks.has_negatives(mask.sum(1, keepdim=True))
     # masked values may be anything, NaN included; zero keeps them out of gradients too
     clean = torch.where(mask, widen(neg), torch.zeros_like(neg, dtype=widen(neg).dtype))
-    found = DenseNegatives(checks.is_finite(clean, what), drop=~mask)
+    found = MatrixNegatives(checks.is_finite(clean, what), drop=~mask)
     found.valid = valid
     return found
 
@@ -193,7 +194,7 @@ def scores_from_logits(
     logits = widen(logits)
     s = checks.is_finite(logits if masked is None else logits.masked_fill(masked, 0.0), "logits")
     s = (s - _bias(bias) if isinstance(bias, Tensor) or bias != 0.0 else s) / scale
-    neg = DenseNegatives(s, skip=labels) if drop is None else DenseNegatives(s, drop=drop)
+    neg = MatrixNegatives(s, skip=labels) if drop is None else MatrixNegatives(s, drop=drop)
     neg.valid = valid
     if labels.dtype == torch.bool:
         error = "labels: expected a positive in at least one row, got none." if empty == "error" else ""

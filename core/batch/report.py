@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import normalize
 
-from ..engine.negatives import DenseNegatives, dense_scores
+from ..engine.matrix import MatrixNegatives, matrix_of
 from ..html import Numbers
 from ..hyper import at_scale, copied_host_values, with_host_values
 from .chunked import path
@@ -64,7 +64,7 @@ def report(objective: Any, *args: Any, call: str = "forward", **options: Any) ->
                 main = scores(next((p for p in parts if p.pairing != "single"), parts[0]).pairing)
                 with torch.enable_grad():
                     loss = objective.from_pairings(scores, device)
-                    weights = derivative(loss, dense_scores(main.neg))
+                    weights = derivative(loss, matrix_of(main.neg))
                 numbers = {"loss": loss, **_similarities(main, weights)}
                 totals = _removed(main)
                 for weight, part in objective.terms() if parts[0] is not objective else []:
@@ -105,7 +105,7 @@ def _scores(
     def with_gradient(pairing: str) -> Scores:
         with torch.no_grad():
             computed: Scores = scores(pairing)
-        dense_scores(computed.neg).requires_grad_()
+        matrix_of(computed.neg).requires_grad_()
         return computed
 
     return with_gradient, device
@@ -149,8 +149,8 @@ def _removed(scores: Scores) -> dict[str, Tensor]:
     if scores.unfiltered is None:
         return {}
     before: Any = scores.unfiltered
-    s = dense_scores(before).detach()
-    compared = s if scores.judge is None else dense_scores(scores.judge)
+    s = matrix_of(before).detach()
+    compared = s if scores.judge is None else matrix_of(scores.judge)
     allowed, totals = before.masked(torch.ones_like(s), 0.0).bool(), {}
     left = allowed
     for rule, most in scores.removed.items():
@@ -169,8 +169,8 @@ def _parts(objective: Any) -> list[Any]:
 
 def _copy(x: Any) -> Any:
     """Copy scores, so that requiring their gradient leaves the caller's unchanged."""
-    if isinstance(x, DenseNegatives):
-        return DenseNegatives(x.scores.clone(), x.skip, x.drop, x.log_weight)
+    if isinstance(x, MatrixNegatives):
+        return MatrixNegatives(x.scores.clone(), x.skip, x.drop, x.log_weight)
     return x.clone() if isinstance(x, Tensor) else x
 
 

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from ..batch.report import derivative
 from ..batch.scores import Scores
-from ..engine.negatives import DenseNegatives
+from ..engine.matrix import MatrixNegatives
 from ..objective import Objective, as_objective
 
 
@@ -46,7 +46,7 @@ def weight_curve(
         points = grid[:0] if negatives is None else grid
         row = torch.cat([own, points]).unsqueeze(0).requires_grad_()
         mass = torch.cat([torch.ones_like(own), torch.full_like(points, 1e-12)])
-        neg, pos = DenseNegatives(row, log_weight=mass.log().unsqueeze(0)), row.new_full((1, 1), positive)
+        neg, pos = MatrixNegatives(row, log_weight=mass.log().unsqueeze(0)), row.new_full((1, 1), positive)
         scores = Scores(pos, neg, adversarial=Scores(pos, neg))
         loss = deepcopy(as_objective(objective)).eval().cpu().from_pairings(lambda _: scores, row.device)
         weight = derivative(loss, row)[0] / mass

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from ..hyper import Value
-from .tiles import LOG2E, Mask, Tile, Workspace
+from .mask import LOG2E, Tile, Workspace
 
 MIN_EXPONENT = -58.0
 NEGLIGIBLE = 1e-16
@@ -25,7 +25,6 @@ class Accumulator:
     """Running statistics of the functions of an anchor's similarities.
 
     Args:
-        mask: which keys count.
         count: number of negatives, for means.
         state: tensors ``(functions, anchors)``, see :meth:`start`.
 
@@ -36,8 +35,8 @@ class Accumulator:
     unit = 1.0
     averages = False
 
-    def __init__(self, mask: Mask, count: Value, state: Sequence[Tensor]) -> None:
-        self.mask, self.count, self.state = mask, count, state
+    def __init__(self, count: Value, state: Sequence[Tensor]) -> None:
+        self.count, self.state = count, state
 
     @classmethod
     def start(cls, functions: int, anchors: int, like: Tensor) -> list[Tensor]:
@@ -64,31 +63,15 @@ class Accumulator:
         """Compute ``dL/dx`` from stored ``2^x``, where an accumulator stores them, into ``out``, which may be ``p``."""
         raise NotImplementedError
 
-    def pair_gradient(self, gradient: Tensor, tile: Tile, out: Tensor) -> Tensor:
-        """Compute the gradient of each pair's row and, in a mirrored tile, of its column, as far as keys count."""
-        rows = gradient[tile.rows].unsqueeze(1)
-        columns = None if tile.mirror is None else gradient[tile.mirror]
-        of_keys, of_anchors = (self.mask.log_weights(tile, dim) for dim in (1, 0))
-        if of_keys is None or of_anchors is None:
-            if not tile.keep:
-                return rows if columns is None else torch.add(rows, columns, out=out)
-            torch.mul(tile.keep[0], rows, out=out)
-            return out if columns is None else out.addcmul_(tile.keep[1], columns)
-        torch.mul(rows, of_keys.exp(), out=out)
-        if tile.keep:
-            out.mul_(tile.keep[0])
-        if columns is None:
-            return out
-        return (
-            out.addcmul_(tile.keep[1], columns * of_anchors.exp())
-            if tile.keep
-            else out.addcmul_(of_anchors.exp(), columns)
-        )
-
-    def _total(self, x: Tensor, tile: Tile, dim: int) -> Tensor:
-        """Sum values along ``dim``, times the weights of the keys."""
-        weight = self.mask.log_weights(tile, dim)
-        return x.sum(dim) if weight is None else (x if dim else x.t()).mv(weight.exp().flatten())
+    @staticmethod
+    def pair_gradient(gradient: Tensor, tile: Tile, out: Tensor) -> Tensor:
+        """Compute the gradient of each pair's row and, in a mirrored tile, of its column, as often as keys count."""
+        rows, factor = gradient[tile.rows].unsqueeze(1), tile.factor(1)
+        pair = rows if factor is None else torch.mul(factor, rows, out=out)
+        if tile.mirror is None:
+            return pair
+        columns, factor = gradient[tile.mirror], tile.factor(0)
+        return torch.add(pair, columns, out=out) if factor is None else pair.addcmul_(factor, columns)
 
     @staticmethod
     def _axes(tile: Tile) -> list[tuple[int, slice]]:
@@ -106,10 +89,9 @@ class Mean(Accumulator):
         return [like.new_zeros(functions, anchors)]
 
     def add(self, k: int, x: Tensor, tile: Tile, workspace: Workspace) -> None:
-        x = self.mask.fill(self.mask.weight_own(x, tile, None), tile, 0.0)
         for dim, anchors in self._axes(tile):
-            kept = tile.remove(x.clone(), dim, 0.0) if tile.keep else x
-            self.state[0][k, anchors].add_(self._total(kept, tile, dim))
+            counted = tile.remove(x.clone() if tile.keep else x, dim, 0.0)
+            self.state[0][k, anchors] += tile.total(counted, dim, workspace)
 
     def result(self) -> Tensor:
         return self.scale_gradients(self.state[0])
@@ -119,8 +101,7 @@ class Mean(Accumulator):
 
     def value_gradient(self, k: int, x: Tensor, gradient: Tensor, tile: Tile, workspace: Workspace) -> Tensor:
         pair = self.pair_gradient(gradient, tile, x)
-        x = pair if pair is x else x.copy_(pair)
-        return self.mask.fill(self.mask.weight_own(x, tile, None), tile, 0.0)
+        return tile.clear(pair if pair is x else x.copy_(pair), 0.0)
 
 
 class SumExp(Mean):
@@ -129,19 +110,9 @@ class SumExp(Mean):
     unit, averages = LOG2E, False
 
     def add(self, k: int, x: Tensor, tile: Tile, workspace: Workspace) -> None:
-        x = self.mask.fill(self.mask.weight_own(x.exp2_(), tile, None), tile, 0.0)
-        decided = tile if tile.keep else self.mask.decide(x, tile, workspace, exponentials=True)
+        x = tile.clear(x.exp2_(), 0.0)
         for dim, anchors in self._axes(tile):
-            kept = x
-            if decided.keep:
-                keep = decided.keep[1 - dim]
-                if tile.keep:  # further functions need it
-                    kept = torch.mul(x, keep, out=workspace("kept", x.shape))
-                elif tile.mirror is None:  # the backward pass finds zeros
-                    kept = x.mul_(keep)
-                else:
-                    kept = torch.mul(x, keep, out=keep)
-            self.state[0][k, anchors].add_(self._total(kept, tile, dim))
+            self.state[0][k, anchors] += tile.total(x, dim, workspace)
 
     def result(self) -> Tensor:
         return self.state[0].log()
@@ -150,10 +121,7 @@ class SumExp(Mean):
         return gradients / self.state[0].clamp(min=torch.finfo(gradients.dtype).tiny)
 
     def value_gradient(self, k: int, x: Tensor, gradient: Tensor, tile: Tile, workspace: Workspace) -> Tensor:
-        x.exp2_()
-        tile = tile if tile.keep else self.mask.decide(x, tile, workspace, exponentials=True)
-        x.mul_(self.pair_gradient(gradient, tile, workspace("pair", x.shape)))
-        return self.mask.fill(self.mask.weight_own(x, tile, None), tile, 0.0)
+        return self.from_exponentials(tile.clear(x.exp2_(), 0.0), gradient, tile, workspace, x)
 
     def from_exponentials(self, p: Tensor, gradient: Tensor, tile: Tile, workspace: Workspace, out: Tensor) -> Tensor:
         return torch.mul(p, self.pair_gradient(gradient, tile, workspace("pair", p.shape)), out=out)
@@ -165,27 +133,17 @@ class MeanSoftplus(Mean):
     unit = LOG2E
 
     def add(self, k: int, x: Tensor, tile: Tile, workspace: Workspace) -> None:
-        # excluded keys become zero, whose log1p and gradient are zero
-        x = self.mask.fill(x.exp2_(), tile, 0.0)
-        decided = self.mask.decide(x, tile, workspace, exponentials=True)
-        if decided.keep and tile.mirror is None:
-            x.mul_(decided.keep[0])
-        values = self.mask.weight_own(torch.log1p(x, out=workspace("values", x.shape)), tile, None)
+        x = tile.clear(x.exp2_(), 0.0)  # excluded keys become zero, whose log1p and gradient are zero
+        values = torch.log1p(x, out=workspace("values", x.shape))
         for dim, anchors in self._axes(tile):
-            kept = values
-            if decided.keep and tile.mirror is not None:
-                kept = torch.mul(values, decided.keep[1 - dim], out=decided.keep[1 - dim])
-            self.state[0][k, anchors].add_(self._total(kept, tile, dim))
+            self.state[0][k, anchors] += tile.total(values, dim, workspace)
 
     def value_gradient(self, k: int, x: Tensor, gradient: Tensor, tile: Tile, workspace: Workspace) -> Tensor:
-        x = self.mask.fill(x.exp2_(), tile, 0.0)
-        tile = self.mask.decide(x, tile, workspace, exponentials=True)
-        return self.from_exponentials(x, gradient, tile, workspace, x)
+        return self.from_exponentials(tile.clear(x.exp2_(), 0.0), gradient, tile, workspace, x)
 
     def from_exponentials(self, p: Tensor, gradient: Tensor, tile: Tile, workspace: Workspace, out: Tensor) -> Tensor:
         torch.div(p, torch.add(p, 1.0, out=workspace("values", p.shape)), out=out)
-        out.mul_(self.pair_gradient(gradient, tile, workspace("values", p.shape)))
-        return self.mask.weight_own(out, tile, None)
+        return out.mul_(self.pair_gradient(gradient, tile, workspace("values", p.shape)))
 
 
 class LogSumExp(Accumulator):
@@ -200,23 +158,23 @@ class LogSumExp(Accumulator):
 
     def add(self, k: int, x: Tensor, tile: Tile, workspace: Workspace) -> None:
         row_max, row_sum = self.state[0][k], self.state[1][k]
-        x = self.mask.fill(self.mask.weight_own(x, tile, self.unit), tile, torch.finfo(x.dtype).min / 4)
+        lowest = torch.finfo(x.dtype).min / 4
+        x = tile.clear(x, lowest)
         for dim, anchors in self._axes(tile):
             # 1. new row maxima
             y = x
-            if (weight := self.mask.log_weights(tile, dim)) is not None:
+            if tile.log_weights:
+                weight = tile.log_weights[1 - dim]
                 y = torch.add(x, weight, alpha=self.unit, out=workspace("weighted", x.shape))
             seen = y
             if tile.keep:
-                lowest = torch.finfo(x.dtype).min / 4
                 seen = torch.sub(tile.keep[1 - dim], 1.0, out=workspace("p", x.shape)).mul_(-lowest).add_(y)
             new_max = torch.maximum(row_max[anchors], seen.amax(dim))
             # 2. exponentials relative to them
-            p = torch.sub(y, new_max.unsqueeze(dim), out=workspace("p", x.shape))
-            p = self._kept(p.clamp_(min=MIN_EXPONENT, max=0.0 if tile.keep else None).exp2_(), tile, dim)
+            p = self._exponentials(torch.sub(y, new_max.unsqueeze(dim), out=workspace("p", x.shape)), tile, dim)
             # 3. rescale the sums so far, and add
             row_sum[anchors] *= (row_max[anchors] - new_max).exp2_()
-            row_sum[anchors] += self.mask.fill(p, tile, 0.0).sum(dim)
+            row_sum[anchors] += p.sum(dim)
             row_max[anchors] = new_max
 
     def result(self) -> Tensor:
@@ -228,24 +186,24 @@ class LogSumExp(Accumulator):
         return gradients / self.state[1].clamp(min=1.0)
 
     def value_gradient(self, k: int, x: Tensor, gradient: Tensor, tile: Tile, workspace: Workspace) -> Tensor:
-        row_max, x = self.state[0][k], self.mask.weight_own(x, tile, self.unit)
-        columns = None
+        row_max, columns = self.state[0][k], None
         if tile.mirror is not None:
             columns = torch.sub(x, row_max[tile.mirror], out=workspace("p", x.shape))
             columns = self._share(columns, tile, 0).mul_(gradient[tile.mirror])
         x = self._share(x.sub_(row_max[tile.rows].unsqueeze(1)), tile, 1).mul_(gradient[tile.rows].unsqueeze(1))
-        return self.mask.fill(x if columns is None else x.add_(columns), tile, 0.0)
+        return x if columns is None else x.add_(columns)
 
     def _share(self, x: Tensor, tile: Tile, dim: int) -> Tensor:
         """Compute the exponential of each key's exponent less the largest one, in place."""
-        if (weight := self.mask.log_weights(tile, dim)) is not None:
-            x.add_(weight, alpha=self.unit)
-        return self._kept(x.clamp_(min=MIN_EXPONENT, max=0.0 if tile.keep else None).exp2_(), tile, dim)
+        if tile.log_weights:
+            x.add_(tile.log_weights[1 - dim], alpha=self.unit)
+        return self._exponentials(x, tile, dim)
 
     @staticmethod
-    def _kept(p: Tensor, tile: Tile, dim: int) -> Tensor:
-        """Set what limits exclude to zero, in place; it must be finite."""
-        return p.mul_(tile.keep[1 - dim]) if tile.keep else p
+    def _exponentials(x: Tensor, tile: Tile, dim: int) -> Tensor:
+        """Compute ``2^x``, zero for keys that do not count, in place; ``x`` must be finite."""
+        p = x.clamp_(min=MIN_EXPONENT, max=0.0 if tile.keep else None).exp2_()
+        return tile.clear(p.mul_(tile.keep[1 - dim]) if tile.keep else p, 0.0)
 
 
 class Max(Accumulator):
@@ -257,7 +215,7 @@ class Max(Accumulator):
 
     def add(self, k: int, x: Tensor, tile: Tile, workspace: Workspace) -> None:
         row_max, ties = self.state[0][k], self.state[1][k]
-        x = tile.remove(self.mask.fill(x, tile, -math.inf), 1, -math.inf)
+        x = tile.remove(x, 1, -math.inf)
         new_max = torch.maximum(row_max[tile.rows], x.amax(1))
         ties[tile.rows] *= row_max[tile.rows] == new_max
         ties[tile.rows] += (x == new_max.unsqueeze(1)).sum(1)
@@ -267,7 +225,7 @@ class Max(Accumulator):
         return gradients / self.state[1].clamp(min=1)
 
     def value_gradient(self, k: int, x: Tensor, gradient: Tensor, tile: Tile, workspace: Workspace) -> Tensor:
-        x = tile.remove(self.mask.fill(x, tile, -math.inf), 1, -math.inf)
+        x = tile.remove(x, 1, -math.inf)
         return x.eq_(self.state[0][k][tile.rows].unsqueeze(1)).mul_(gradient[tile.rows].unsqueeze(1))
 
 

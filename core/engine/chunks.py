@@ -1,18 +1,16 @@
 """Compute a loss and its gradients a chunk of anchors at a time, in the forward pass.
 
-Where the loss is a mean over anchors of what each anchor's own similarities say, its derivative is known as soon as an
-anchor's negatives are reduced. So the similarities of a chunk of anchors to all keys are computed once, reduced, turned
-into the weights of the gradient in place, and multiplied with the keys and with the anchors: three products, where
-tiles that are recomputed take four. The backward pass only scales. Memory is ``O(chunk x keys)`` beside the gradients.
+Where the loss is a mean over anchors of terms that depend on one anchor's similarities each, its derivative is known as
+soon as an anchor's negatives are reduced. So the similarities of a chunk of anchors to all keys are computed once, kept
+in tiles, reduced, turned into the weights of the gradient in place, and multiplied with the keys and with the anchors:
+three products, where tiles that are recomputed take four. The backward pass only scales. Memory is ``O(chunk x keys)``
+beside the gradients.
 
-The objective is the one definition of the loss: it sees the chunk as it sees a batch, and autograd differentiates it
-with respect to the reductions, the positives and the parameters.
+The objective is the one definition of the loss: it sees the chunk as it sees a batch, and autograd differentiates it.
 """
 
 from __future__ import annotations
 
-import math
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
@@ -22,241 +20,84 @@ from torch import Tensor
 
 from .. import checks
 from ..hyper import Value
-from .accumulators import NEGLIGIBLE, Accumulator
-from .negatives import DenseNegatives
-from .passes import Functions, TilePass, upstream_gradients
+from .mask import Workspace
+from .passes import Functions
 from .quadratic import rows_of
-from .streamed import StreamedNegatives
-from .tiled import TiledNegatives
-from .tiles import Mask, Workspace
+from .tiles import Block, TileNegatives
 
-# Similarities of a chunk: 16 MB of float32 on a CPU, elsewhere 256 MB, or as many as the embeddings have numbers.
+# Similarities of a chunk: 16 MB of float32 on a CPU, elsewhere 256 MB, or as many as its keys have numbers.
 CHUNK, LARGE_CHUNK = 2**22, 2**26
 
 # On a CPU, rows and keys of the tiles of a chunk, whose elementwise steps run in the cache; fewer keys for narrow
 # embeddings. Elsewhere a chunk is one tile: few large operations.
 HEIGHT, EDGES, NARROW = 1024, (256, 512), 256
 
-# Gradients of at least this size are accumulated as they are; smaller ones in units of the largest.
-SMALL = 2.0**-14
-
 
 def rows_of_chunk(device: str, anchors: int, keys: int, width: int) -> int:
     """Return how many anchors a chunk has on this type of device."""
-    pairs = CHUNK if device == "cpu" else max(LARGE_CHUNK, (anchors + keys) * width)
+    pairs = max(CHUNK if device == "cpu" else LARGE_CHUNK, keys * width)
     rows = min(anchors, max(1, pairs // keys))
     if rows < anchors:  # whole tiles, so that the last chunk is not a small one
         rows = rows // HEIGHT * HEIGHT or rows
     return rows
 
 
-class ChunkedNegatives(StreamedNegatives):
-    """Negatives that are reduced and differentiated a chunk of anchors at a time, where the objective allows it.
-
-    All else is as in :class:`StreamedNegatives`: reductions of all anchors at once are tile passes.
-
-    Args:
-        forced: raise where the objective does not allow it; the other arguments are those of `StreamedNegatives`.
-    """
-
-    engine = "chunks"
-
-    def __init__(self, *args: Any, forced: bool = False, **options: Any) -> None:
-        super().__init__(*args, **options)
-        self.forced = forced
-
-    def chunks(self, gradients: Gradients) -> Iterator[tuple[slice, Chunk]]:
-        """Yield all anchors, a chunk of one block after the other, with their negatives."""
-        start = 0
-        for (left, right), guide in zip(self.blocks, self.guides(), strict=True):
-            directions = [
-                (left, right, self.mask, guide),
-                (right, left, self.mask.transposed(), guide and (guide[1], guide[0])),
-            ]
-            for anchors, keys, mask, compared in directions[: 1 + self.both]:
-                size = rows_of_chunk(anchors.device.type, len(anchors), len(keys), anchors.shape[1])
-                for first in range(0, len(anchors), size):
-                    local = slice(first, min(first + size, len(anchors)))
-                    rows = slice(start + local.start, start + local.stop)
-                    chunk = Chunk(self, anchors, keys, local, rows, mask, gradients)
-                    chunk.guided = compared and (compared[0][local], compared[1])
-                    yield rows, chunk
-                start += len(anchors)
-
-
-class Gradients:
-    """The gradients of embeddings, summed over chunks in units of ``unit``, and the buffers that chunks reuse."""
-
-    def __init__(self, blocks: Sequence[tuple[Tensor, Tensor]]) -> None:
-        self.embeddings = list({id(x): x for block in blocks for x in block if x.requires_grad}.values())
-        self.sums = {id(x): torch.zeros_like(x) for x in self.embeddings}
-        self.spaces: list[Workspace] = []
-        self.unit: float | None = None
-
-    def of(self, embeddings: Tensor) -> Tensor | None:
-        """Return the sum for these embeddings, None if they need no gradient."""
-        return self.sums.get(id(embeddings))
-
-    def workspace(self, number: int, like: Tensor) -> Workspace:
-        """Return the buffers of a chunk's reduction of this number."""
-        while len(self.spaces) <= number:
-            self.spaces.append(Workspace(like))
-        return self.spaces[number]
-
-    def relative(self, gradients: Sequence[Tensor | None]) -> Tensor:
-        """Stack ``(anchors, 1)`` gradients as ``(functions, anchors)``, in units; negligible ones are zero.
-
-        Products with tiny numbers are denormals, which are slow on a CPU: there, the unit follows the largest gradient
-        where that is small.
-        """
-        like = next(g for g in gradients if g is not None)
-        stacked = torch.stack([torch.zeros_like(like) if g is None else g for g in gradients]).squeeze(2)
-        if stacked.device.type != "cpu":  # where reading a number synchronizes
-            self.unit = 1.0
-            return stacked
-        largest = max(float(stacked.abs().amax()), torch.finfo(stacked.dtype).tiny)
-        unit = 1.0 if largest >= SMALL or not math.isfinite(largest) else 2.0 ** math.floor(math.log2(largest))
-        if self.unit is None:
-            self.unit = unit
-        elif unit * SMALL > self.unit:  # the chunks so far hardly count
-            for x in self.sums.values():
-                x *= self.unit / unit
-            self.unit = unit
-        stacked = stacked if self.unit == 1.0 else stacked / self.unit
-        return torch.nn.functional.hardshrink(stacked, NEGLIGIBLE * largest / self.unit)
-
-    def results(self) -> list[Tensor]:
-        """Return the gradients of the embeddings."""
-        if self.unit not in (None, 1.0):
-            for x in self.sums.values():
-                x *= self.unit
-        return [self.sums[id(x)] for x in self.embeddings]
-
-
-class Chunk(TiledNegatives):
-    """The negatives of some of the anchors, whose gradients are added to :class:`Gradients`.
+class Chunk(TileNegatives):
+    """The negatives of some of the anchors, in tiles that are stored for their gradient.
 
     Args:
         whole: the negatives of all anchors.
-        left, right: the anchors' block ``(n, d)`` and its keys ``(N, d)``.
-        local: the rows of ``left``.
-        rows: these among all anchors.
-        mask: that of the block.
+        block: the anchors' block.
+        rows: the chunk's anchors among all.
+        workspaces: buffers that chunks reuse, for each reduction of a chunk.
     """
 
-    def __init__(
-        self,
-        whole: ChunkedNegatives,
-        left: Tensor,
-        right: Tensor,
-        local: slice,
-        rows: slice,
-        mask: Mask,
-        gradients: Gradients,
-    ) -> None:
-        super().__init__(left, rows.stop - rows.start, mask.for_rows(local), whole.tile, whole.bound(), True)
-        self._reduced = True  # what autograd differentiates is faster as a matrix, and a chunk of one is small
-        self.structural, self.optional = rows_of(whole.structural, rows), whole.optional
+    def __init__(self, whole: TileNegatives, block: Block, rows: slice, workspaces: list[Workspace]) -> None:
+        first = block.rows.start
+        local, limits = slice(rows.start - first, rows.stop - first), block.mask.limits
+        left = block.left.detach()[local].requires_grad_(block.left.requires_grad)
+        right = block.right.detach().requires_grad_(block.right.requires_grad)
+        mask = replace(block.mask.for_rows(local), limits=limits and replace(limits, most=limits.most[rows]))
+        super().__init__([(left, right)], False, mask, whole.tile, whole.bound())
+        self.left, self.right, self.whole, self.workspaces = left, right, whole, workspaces
+        self.cacheable = self._reduced = True  # a matrix is faster for autograd, and that of a chunk is small
         self.valid = rows_of(whole.valid, rows)
-        self.whole, self.rows = whole, rows
-        self.guided: tuple[Tensor, Tensor] | None = None
-        """The guide's embeddings of the anchors and of the keys."""
-        self.left, self.right, self.local, self.gradients = left.detach()[local], right.detach(), local, gradients
-        total, self.d_right = gradients.of(left), gradients.of(right)
-        self.d_left = None if total is None else total[local]
-        self.token = left.new_zeros((), requires_grad=bool(gradients.embeddings))
-        """Stands for the embeddings in the graph of the chunk's loss."""
+        if block.guide is not None:
+            self.guide = TileNegatives([(block.guide[0][local], block.guide[1])])
         self.calls = 0
 
-    def edges(self) -> tuple[int, int]:
-        """Return the numbers of anchors and keys of a tile."""
+    def shape(self, functions: Functions) -> tuple[int, int]:
         if self.tile is not None:
             return self.tile, self.tile
         if self.left.device.type != "cpu":
             return len(self.left), len(self.right)
         return HEIGHT, EDGES[self.left.shape[1] > NARROW]
 
-    def reduce(self, accumulator: type[Accumulator], functions: Functions, uniform: bool) -> tuple[Tensor, ...]:
-        count = self.count if accumulator.averages else 1.0
-        mask = self.mask
-        if mask.limits is not None:
-            limits = mask.limits.for_block(self.rows, self.guided, functions.scale, functions.offset)
-            mask = replace(mask, limits=limits)
-        height, edge = self.edges()
-        tile_pass = TilePass(functions, accumulator, mask, count, False, False, edge, height)
-        return ReduceChunk.apply(tile_pass, self, self.token, *functions.tensors)  # type: ignore[no-any-return]
+    def workspace(self) -> Workspace | None:
+        if not torch.is_grad_enabled():
+            return None
+        if self.calls == len(self.workspaces):
+            self.workspaces.append(Workspace(self.left))
+        self.calls += 1
+        return self.workspaces[self.calls - 1]
 
     def check_left(self, left: Value) -> None:
         if isinstance(left, Tensor) and checks.wanted(left) and bool((left <= 0).any()):
             super().check_left(self.whole.count)  # the message names rows of the batch
 
-    def dense(self) -> DenseNegatives:
-        matrix = ChunkMatrix.apply(self, self.token)
-        dense, limits = DenseNegatives(matrix, *self.mask.dense(matrix)), self.mask.limits
-        if limits is None:
-            return dense
-        guide = None if self.guided is None else DenseNegatives(self.guided[0] @ self.guided[1].T)
-        return dense.excluding(limits.most[self.rows], guide, limits.exempting(matrix.shape[1]))
 
-
-class ReduceChunk(checks.Once):
-    """A :class:`TilePass` over a chunk, whose tiles are stored until its backward pass."""
-
-    @staticmethod
-    def forward(ctx: Any, tile_pass: TilePass, chunk: Chunk, token: Tensor, *tensors: Tensor) -> Any:
-        tensors = tuple(x.detach() for x in tensors)
-        tile_pass = tile_pass.with_tensors(tensors)
-        differentiated = any(ctx.needs_input_grad)
-        workspace = chunk.gradients.workspace(chunk.calls if differentiated else 0, chunk.left)
-        if differentiated:
-            chunk.calls += 1
-        else:
-            workspace = Workspace(chunk.left)
-        state = tile_pass.accumulator.start(tile_pass.functions.number, len(chunk.left), chunk.left)
-        accumulator = tile_pass.accumulator(tile_pass.mask, tile_pass.count, state)
-        capacity = sys.maxsize if differentiated else 0
-        ctx.stored = tile_pass.accumulate(chunk.left, chunk.right, accumulator, workspace, capacity)
-        ctx.tile_pass, ctx.chunk, ctx.tensors = tile_pass, chunk, tensors
-        ctx.accumulator, ctx.workspace = accumulator, workspace
-        ctx.set_materialize_grads(False)
-        return tuple(row.unsqueeze(1) for row in accumulator.result().unbind())
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor | None) -> Any:
-        checks.refuse_second_derivative()
-        chunk, tile_pass, accumulator = ctx.chunk, ctx.tile_pass, ctx.accumulator
-        relative = chunk.gradients.relative(gradients)
-        d_tensors = [torch.zeros_like(x) for x in ctx.tensors]
-        tile_pass.backpropagate(
-            chunk.left, chunk.right, accumulator, upstream_gradients(tile_pass.functions, accumulator, relative),
-            chunk.d_left, chunk.d_right, d_tensors, ctx.workspace, ctx.stored, True,
-        )  # fmt: skip
-        return None, None, None, *(x.mul_(chunk.gradients.unit) for x in d_tensors)
-
-
-class ChunkMatrix(checks.Once):
-    """The similarities of a chunk as a matrix ``(anchors, keys)``."""
-
-    @staticmethod
-    def forward(ctx: Any, chunk: Chunk, token: Tensor) -> Tensor:
-        ctx.chunk = chunk
-        return chunk.left @ chunk.right.T
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> Any:
-        checks.refuse_second_derivative()
-        chunk: Chunk = ctx.chunk
-        chunk.gradients.unit = unit = chunk.gradients.unit or 1.0
-        with checks.exact(gradient.device):
-            if chunk.d_left is not None:
-                chunk.d_left.addmm_(gradient, chunk.right, alpha=1 / unit)
-            if chunk.d_right is not None:
-                chunk.d_right.addmm_(gradient.t(), chunk.left, alpha=1 / unit)
-        return None, None
+def chunks_of(neg: TileNegatives) -> Iterator[tuple[slice, Chunk, Block]]:
+    """Yield all anchors, a chunk of one block after the other, with their negatives."""
+    workspaces: list[Workspace] = []
+    for block in neg.blocks():
+        size = rows_of_chunk(block.left.device.type, len(block.left), *block.right.shape)
+        for first in range(block.rows.start, block.rows.stop, size):
+            rows = slice(first, min(first + size, block.rows.stop))
+            yield rows, Chunk(neg, block, rows, workspaces), block
 
 
 def loss_in_chunks(
-    neg: ChunkedNegatives,
+    neg: TileNegatives,
     loss: Callable[[slice, Chunk, Sequence[Tensor]], Tensor],
     tensors: Sequence[Tensor],
     parameters: Sequence[Tensor],
@@ -272,36 +113,30 @@ def loss_in_chunks(
     Returns:
         The loss, or None if it depends on tensors that are not among these.
     """
-    gradients = Gradients(neg.blocks)
     trained = [x for x in parameters if x.requires_grad]
-    d_trained: dict[int, Tensor] = {}
-    d_tensors: list[list[Tensor]] = [[] for _ in tensors]
+    sums: dict[int, tuple[Tensor, Tensor]] = {}  # each tensor with its gradient
     total: Tensor | None = None
-    for rows, chunk in neg.chunks(gradients):
+    for rows, chunk, block in chunks_of(neg):
         # 1. the loss, as a function of the chunk's own copies
         leaves = [x.detach()[rows].requires_grad_(x.requires_grad) for x in tensors]
         with torch.enable_grad():
             part = loss(rows, chunk, leaves)
-        wanted = [x for x in (chunk.token, *leaves, *trained) if x.requires_grad]
+        local = slice(rows.start - block.rows.start, rows.stop - block.rows.start)
+        copies: list[tuple[Tensor, Tensor, Any]] = [(chunk.left, block.left, local), (chunk.right, block.right, ...)]
+        copies += [(leaf, x, rows) for leaf, x in zip(leaves, tensors, strict=True)]
+        copies += [(x, x, ...) for x in trained]
+        copies = [copy for copy in copies if copy[0].requires_grad]
+        wanted = [leaf for leaf, _, _ in copies]
         if total is None and not _depends_on_these_alone(part, wanted):
             return None
         total = part.detach() if total is None else total + part.detach()
-        # 2. its gradients; those of the embeddings are added to their sums
+        # 2. its gradients, added to those of the whole batch
         found = torch.autograd.grad(part, wanted, allow_unused=True, retain_graph=True) if part.requires_grad else ()
-        by_id = {id(x): g for x, g in zip(wanted, found, strict=False)}
-        for parts, leaf in zip(d_tensors, leaves, strict=True):
-            if leaf.requires_grad:
-                g = by_id.get(id(leaf))
-                parts.append(torch.zeros_like(leaf) if g is None else g)
-        for x in trained:
-            if (g := by_id.get(id(x))) is not None:
-                d_trained[id(x)] = g if id(x) not in d_trained else d_trained[id(x)] + g
+        for (_, x, place), g in zip(copies, found, strict=False):
+            if g is not None:
+                sums.setdefault(id(x), (x, torch.zeros_like(x)))[1][place] += g
     assert total is not None
-    # 3. back to the whole batch
-    pairs = [*zip(gradients.embeddings, gradients.results(), strict=True)]
-    pairs += [(x, torch.cat(parts)) for x, parts in zip(tensors, d_tensors, strict=True) if parts]
-    pairs += [(x, d_trained[id(x)]) for x in trained if id(x) in d_trained]
-    return _Differentiated.apply(total, [g for _, g in pairs], *(x for x, _ in pairs))  # type: ignore[no-any-return]
+    return _Differentiated.apply(total, [g for _, g in sums.values()], *(x for x, _ in sums.values()))  # type: ignore[no-any-return]
 
 
 class _Differentiated(checks.Once):

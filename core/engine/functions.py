@@ -14,7 +14,7 @@ from torch.utils._pytree import tree_flatten, tree_map
 
 from .. import checks
 from ..hyper import Value, host_values, with_host_values
-from .tiles import Tile, Workspace
+from .mask import Tile, Workspace
 
 
 @dataclass(frozen=True)

@@ -11,8 +11,9 @@ from torch import Tensor
 
 from .. import checks
 from ..hyper import Value
-from .negatives import HIGHEST, DenseNegatives, Negatives
-from .tiled import LIMITED
+from .matrix import MatrixNegatives
+from .negatives import HIGHEST, Negatives
+from .tiles import LIMITED
 
 
 def joined(parts: Sequence[Negatives], hard: Sequence[int]) -> Negatives:
@@ -24,20 +25,20 @@ def joined(parts: Sequence[Negatives], hard: Sequence[int]) -> Negatives:
     """
     if len(parts) == 1:
         return parts[0]
-    matrices = [part for part in parts if isinstance(part, DenseNegatives)]
+    matrices = [part for part in parts if isinstance(part, MatrixNegatives)]
     return _beside(matrices, hard) if len(matrices) == len(parts) else JoinedNegatives(parts, hard)
 
 
 def tilted(neg: Negatives, strength: float) -> Negatives:
     """Return negatives that count ``e^{strength s}`` times each, with the similarity ``s`` as a constant."""
-    if not isinstance(neg, DenseNegatives):
+    if not isinstance(neg, MatrixNegatives):
         return TiltedNegatives(neg, strength)
     weight = strength * neg.scores.detach()
     weight = weight if neg.log_weight is None else weight + neg.log_weight
-    return DenseNegatives(neg.scores, neg.skip, neg.drop, weight)
+    return MatrixNegatives(neg.scores, neg.skip, neg.drop, weight)
 
 
-def _beside(parts: Sequence[DenseNegatives], hard: Sequence[int]) -> DenseNegatives:
+def _beside(parts: Sequence[MatrixNegatives], hard: Sequence[int]) -> MatrixNegatives:
     def columns(matrices: Sequence[Tensor]) -> Tensor:
         cut = [(x, x.shape[1] - n) for x, n in zip(matrices, hard, strict=True)]
         return torch.cat([*(x[:, :at] for x, at in cut), *(x[:, at:] for x, at in cut)], 1)
@@ -46,7 +47,7 @@ def _beside(parts: Sequence[DenseNegatives], hard: Sequence[int]) -> DenseNegati
     weights = None
     if any(part.log_weight is not None for part in parts):
         weights = columns([torch.zeros_like(p.scores) if p.log_weight is None else p.log_weight for p in parts])
-    return DenseNegatives(columns([part.scores for part in parts]), drop=columns(drops), log_weight=weights)
+    return MatrixNegatives(columns([part.scores for part in parts]), drop=columns(drops), log_weight=weights)
 
 
 class TiltedNegatives(Negatives):
@@ -100,7 +101,7 @@ class TiltedNegatives(Negatives):
         return TiltedNegatives(self.neg.excluding(most, by, exempt), self.strength)
 
     def materialized(self) -> Negatives:
-        return tilted(matrix, self.strength) if isinstance(matrix := self.neg.materialized(), DenseNegatives) else self
+        return tilted(matrix, self.strength) if isinstance(matrix := self.neg.materialized(), MatrixNegatives) else self
 
     @staticmethod
     def _each(f: Callable[..., Any], change: Callable[[Any, Any], Any]) -> Callable[..., Any]:
@@ -176,7 +177,7 @@ class JoinedNegatives(Negatives):
 
     def materialized(self) -> Negatives:
         matrices = [part.materialized() for part in self.parts]
-        if not all(isinstance(matrix, DenseNegatives) for matrix in matrices):
+        if not all(isinstance(matrix, MatrixNegatives) for matrix in matrices):
             return self
         whole = joined(matrices, self.hard)
         whole.group = self.group

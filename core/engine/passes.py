@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -13,12 +15,9 @@ from .. import checks
 from ..hyper import Value
 from .accumulators import Accumulator, MeanSoftplus, SumExp, normalized_gradients
 from .functions import Traced
+from .mask import Mask, Tile, Workspace
 from .quadratic import Quadratics
 from .softplus import Softplus
-from .tiles import Mask, Tile, Workspace
-
-# edges of the tiles of quadratic and of traced functions
-EDGES_CPU = (512, 256)
 
 # store all tiles of at most so many pairs: 4 MB of float32
 STORED = 2**20
@@ -37,8 +36,8 @@ class TilePass:
         count: how many, for means.
         mirrored: the keys are anchors too; a tile is computed once, and reduced along its rows and its columns.
         same: anchors and keys are one tensor.
-        edge: edge of the tiles.
-        height: rows of the tiles, if they are not squares.
+        shape: rows and columns of the tiles.
+        workspace: buffers to store all tiles in; by default own ones, for as many as pay.
     """
 
     functions: Functions
@@ -47,8 +46,12 @@ class TilePass:
     count: Value
     mirrored: bool
     same: bool
-    edge: int
-    height: int | None = None
+    shape: tuple[int, int]
+    workspace: Workspace | None = None
+
+    def start(self, anchors: int, like: Tensor) -> Accumulator:
+        """Return the statistics before the first tile."""
+        return self.accumulator(self.count, self.accumulator.start(self.functions.number, anchors, like))
 
     def with_tensors(self, tensors: Sequence[Tensor]) -> TilePass:
         """Return the same pass with other tensors in its functions."""
@@ -67,15 +70,15 @@ class TilePass:
 
         Args:
             left, right: anchors ``(n, d)`` and keys ``(N, d)``.
-            capacity: number of tiles to store for the backward pass.
+            capacity: number of pairs to store for the backward pass.
             weighted: ``(n, d)``, to which the keys times their exponentials are added; see :meth:`weights_keys`.
 
         Returns:
             The first tiles: similarities, or exponentials where :meth:`_stores_exponentials`.
         """
         stored: list[Tensor] = []
-        exponentials = self._stores_exponentials()
-        overwritten = self.functions.scale != 1.0 and not exponentials
+        overwritten = self._overwrites() and not self._stores_exponentials()
+        capacity //= math.prod(self.shape)
         with checks.exact(left.device):
             for number, tile in enumerate(self._tiles(len(left), len(right))):
                 # 1. similarities
@@ -83,13 +86,14 @@ class TilePass:
                 s = self._product(left, right, tile, workspace, "s" if overwritten else name)
                 if number < capacity:
                     stored.append(workspace(name, s.shape).copy_(s) if overwritten else s)
-                if not exponentials:
-                    tile = self.mask.decide(s, tile, workspace)
-                # 2. functions of them, into the running statistics
+                # 2. which of them count, and how much
+                tile = self.mask.weigh(tile, s, workspace)
+                # 3. functions of them, into the running statistics
                 for k, x in self.functions.evaluate(s, tile, workspace):
                     accumulator.add(k, x, tile, workspace)
                     if weighted is not None:
-                        weighted[tile.rows].addmm_(x, right[tile.keys])
+                        factor = tile.factor(1)
+                        weighted[tile.rows].addmm_(x if factor is None else x.mul_(factor), right[tile.keys])
         return stored
 
     @property
@@ -99,8 +103,7 @@ class TilePass:
         Then the sum can be computed in the forward pass, whatever the loss is. It is all that is needed if the keys
         have no gradient, as those of a queue.
         """
-        same_for_all = self.mask.limits is None and self.mask.log_weight is None
-        return self.accumulator is SumExp and self.functions.scale != 1.0 and same_for_all and not self.mirrored
+        return self.accumulator is SumExp and self._overwrites() and not self.mirrored
 
     def backpropagate(
         self,
@@ -134,20 +137,17 @@ class TilePass:
             for number, tile in enumerate(self._tiles(len(left), len(right))):
                 # 1. recompute similarities, and their gradient
                 if number < len(stored) and exponentials:
-                    p = stored[number]
-                    if tile.mirror is not None:  # else excluded keys have become zero
-                        tile = self.mask.decide(p, tile, workspace, exponentials)
+                    p, tile = stored[number], self.mask.weigh(tile, None, workspace)
                     out = p if last else workspace("s", p.shape)
                     ds, parts = accumulator.from_exponentials(p, gradients[0], tile, workspace, out), []
                 else:
                     if number >= len(stored):
                         s = self._product(left, right, tile, workspace)
-                    elif last or self.functions.scale == 1.0:
+                    elif last or not self._overwrites():
                         s = stored[number]
-                    else:  # a scaled tile is overwritten
+                    else:
                         s = workspace("s", stored[number].shape).copy_(stored[number])
-                    if not exponentials:
-                        tile = self.mask.decide(s, tile, workspace)
+                    tile = self.mask.weigh(tile, s, workspace)
                     ds, parts = self._similarity_gradient(s, tile, accumulator, gradients, workspace)
                 # 2. anchors and keys; a tile on the diagonal has its keys' gradients among its anchors'
                 if ds is not None and d_left is not None:
@@ -176,27 +176,24 @@ class TilePass:
 
         return self.functions.backpropagate(s, tile, workspace, value_gradient)
 
+    def _overwrites(self) -> bool:
+        """Return whether functions are computed in the place of the similarities."""
+        return self.functions.scale != 1.0
+
     def _stores_exponentials(self) -> bool:
         """Return whether stored tiles hold ``2^x``, computed in place: then the backward pass only weights them."""
-        if self.accumulator is MeanSoftplus:
-            return True
-        weighted = self.mask.limits is not None and self.mask.own_weight  # weights come before the limits see them
-        return self.accumulator is SumExp and self.functions.scale != 1.0 and not weighted
+        in_place = self.accumulator is MeanSoftplus or (self.accumulator is SumExp and self._overwrites())
+        return in_place and self.mask.limits is None  # which compare similarities, in the backward pass too
 
     def _tiles(self, rows: int, keys: int) -> Iterator[Tile]:
-        tall = self.height or self.edge
-        height, width = -(-rows // tall), -(-keys // self.edge)
+        height, width = self.shape
         upper = self.same and self.mirrored  # tile (j, i) is part of tile (i, j)
-        for i in range(height):
-            for j in range(i if upper else 0, width):
-                tile_rows = slice(i * tall, min(rows, (i + 1) * tall))
-                tile_keys = slice(j * self.edge, min(keys, (j + 1) * self.edge))
-                if not self.mirrored:
-                    yield Tile(tile_rows, tile_keys, None)
-                    continue
-                offset = 0 if self.same else rows
-                mirror = slice(tile_keys.start + offset, tile_keys.stop + offset)
-                yield Tile(tile_rows, tile_keys, mirror, self.same and i == j)
+        offset = 0 if self.same else rows
+        for i in range(0, rows, height):
+            for j in range(i if upper else 0, keys, width):
+                own, others = slice(i, min(rows, i + height)), slice(j, min(keys, j + width))
+                mirror = slice(others.start + offset, others.stop + offset) if self.mirrored else None
+                yield Tile(own, others, mirror, upper and i == j)
 
     def _product(self, left: Tensor, right: Tensor, tile: Tile, workspace: Workspace, buffer: str = "s") -> Tensor:
         """Compute the similarities of a tile, times the functions' scale, in a buffer of this name."""
@@ -221,23 +218,20 @@ class ReduceTiles(checks.Once):
     def forward(ctx: Any, tile_pass: TilePass, left: Tensor, other: Tensor | None, *tensors: Tensor) -> Any:
         right, tile_pass = left if other is None else other, tile_pass.with_tensors(tensors)
         anchors = len(left) + (len(right) if tile_pass.mirrored and not tile_pass.same else 0)
-        # 1. number of tiles to store: all of a small batch; else the memory of one usual tile or, for wide embeddings,
-        # that of the embeddings minus one working tile
+        # 1. how many pairs to store: all of a chunk or a small batch; else as many as the embeddings have numbers
         size, pairs = left.numel() + (0 if tile_pass.same else right.numel()), len(left) * len(right)
-        usual = max(EDGES_CPU[0], tile_pass.edge) ** 2
-        room = STORED if pairs <= STORED else max(usual, size - usual if 16 * size >= pairs else 0)
-        capacity = room // tile_pass.edge**2 if any(ctx.needs_input_grad) else 0
+        capacity = sys.maxsize if tile_pass.workspace or pairs <= STORED else max(STORED // 4, size // 2)
         weighted = None
-        if ctx.needs_input_grad[1] and not ctx.needs_input_grad[2] and not tile_pass.same and tile_pass.weights_keys:
+        if not any(ctx.needs_input_grad):
+            capacity = 0
+        elif ctx.needs_input_grad[1] and other is not None and not ctx.needs_input_grad[2] and tile_pass.weights_keys:
             weighted, capacity = torch.zeros_like(left), 0
         # 2. all tiles
-        state = tile_pass.accumulator.start(tile_pass.functions.number, anchors, left)
-        accumulator = tile_pass.accumulator(tile_pass.mask, tile_pass.count, state)
-        stored = tile_pass.accumulate(left, right, accumulator, Workspace(left), capacity, weighted)
+        accumulator, workspace = tile_pass.start(anchors, left), tile_pass.workspace or Workspace(left)
+        ctx.stored = tile_pass.accumulate(left, right, accumulator, workspace, capacity, weighted)
         result = accumulator.result()
-        ctx.tile_pass, ctx.stored = tile_pass, stored
+        ctx.tile_pass, ctx.weighted = tile_pass, weighted is not None
         ctx.set_materialize_grads(False)
-        ctx.weighted = weighted is not None
         if weighted is not None:
             ctx.save_for_backward(weighted, *accumulator.state)
         else:
@@ -249,22 +243,20 @@ class ReduceTiles(checks.Once):
         checks.refuse_second_derivative()
         if all(g is None for g in gradients):
             return (None,) * len(ctx.needs_input_grad)
+        tile_pass: TilePass = ctx.tile_pass
+        # 1. gradients of the results, in units of the largest
+        relative, largest = normalized_gradients(gradients)
         if ctx.weighted:
             weighted, *state = ctx.saved_tensors
-            weights: TilePass = ctx.tile_pass
-            relative, largest = normalized_gradients(gradients)
-            accumulator = weights.accumulator(weights.mask, weights.count, state)
-            (factor,) = upstream_gradients(weights.functions, accumulator, relative)
+            (factor,) = upstream_gradients(tile_pass.functions, tile_pass.accumulator(tile_pass.count, state), relative)
             return None, weighted * (factor * largest).unsqueeze(1), None
         left, other, *rest = ctx.saved_tensors
         right = left if other is None else other
         stored, ctx.stored = ctx.stored, []  # overwritten: if this is called again, they are recomputed
-        number = len(ctx.tile_pass.functions.tensors)
+        number = len(tile_pass.functions.tensors)
         tensors, state = rest[:number], rest[number:]
-        tile_pass: TilePass = ctx.tile_pass.with_tensors(tensors)
-        accumulator = tile_pass.accumulator(tile_pass.mask, tile_pass.count, state)
-        # 1. gradients of the results, in units of the largest
-        relative, largest = normalized_gradients(gradients)
+        tile_pass = tile_pass.with_tensors(tensors)
+        accumulator = tile_pass.accumulator(tile_pass.count, state)
         # 2. all tiles
         d_left = torch.zeros_like(left) if ctx.needs_input_grad[1] else None
         d_right = torch.zeros_like(right) if ctx.needs_input_grad[2] else None
@@ -273,7 +265,7 @@ class ReduceTiles(checks.Once):
         d_tensors = [torch.zeros_like(t) for t in tensors]
         tile_pass.backpropagate(
             left, right, accumulator, upstream_gradients(tile_pass.functions, accumulator, relative),
-            d_left, d_right, d_tensors, Workspace(left), stored, True,
+            d_left, d_right, d_tensors, tile_pass.workspace or Workspace(left), stored, True,
         )  # fmt: skip
         # 3. back to the units of the loss
         for x in {id(x): x for x in (d_left, d_right, *d_tensors) if x is not None}.values():

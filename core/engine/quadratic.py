@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from ..hyper import Value
-from .tiles import LOG2E, Tile, Workspace
+from .mask import LOG2E, Tile, Workspace
 
 SAFE = 60.0  # sums of e^x neither overflow nor vanish for |x| of at most this
 
@@ -114,38 +114,6 @@ class Quadratic:
         if swapped:
             name, args = {"add": "radd", "mul": "rmul", "sub": "rsub", "rsub": "sub"}[name], args[::-1]
         return getattr(args[0], name if name in ("square", "relu", "detach") else f"__{name}__")(*args[1:])
-
-
-class _Multiple:
-    """A number times ``s``; all other operations raise."""
-
-    __slots__ = ("factor",)
-
-    def __init__(self, factor: float) -> None:
-        self.factor = factor
-
-    def __mul__(self, other: float) -> _Multiple:
-        return self._of(other, self.factor * other)
-
-    def __truediv__(self, other: float) -> _Multiple:
-        return self._of(other, self.factor / other)
-
-    __rmul__ = __mul__
-
-    @staticmethod
-    def _of(other: object, factor: float) -> _Multiple:
-        if type(other) is not float and type(other) is not int:
-            raise TypeError("not a number")
-        return _Multiple(factor)
-
-
-def constant_factor(f: Callable[..., Any]) -> float | None:
-    """Return the number that ``f`` multiplies its argument by; None if it is another function, or not a number."""
-    try:
-        result = f(_Multiple(1.0))
-    except Exception:  # see Quadratics.of
-        return None
-    return result.factor if type(result) is _Multiple else None
 
 
 def is_zero(x: Value) -> bool:
@@ -259,6 +227,14 @@ class Quadratics:
         """Return whether ``|v1 s + v2 s^2|`` is known to be at most ``limit`` wherever ``|s| <= bound``."""
         most = (sum(_magnitude(v, math.inf) * bound**n for n, v in enumerate(row, 1)) for row in self.values)
         return all(x <= limit for x in most)
+
+    @property
+    def multiple(self) -> float | None:
+        """The number that a single function multiplies similarities by, apart from its constant term; else None."""
+        (v1, v2), *more = self.values
+        if more or self.after or isinstance(v1, Tensor) or not is_zero(v2) or self.slopes[0] != [v1, 0.0]:
+            return None
+        return v1
 
     @property
     def scale(self) -> float:

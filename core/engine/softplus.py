@@ -13,8 +13,8 @@ from typing import Any
 from torch import Tensor
 
 from ..hyper import Value
+from .mask import LOG2E, Tile, Workspace
 from .quadratic import SAFE, Quadratic, is_zero
-from .tiles import LOG2E, Tile, Workspace
 
 
 @dataclass(frozen=True)

@@ -1,313 +1,285 @@
-"""Tiles of the matrix of similarities: their positions, the mask of their keys, and a workspace to compute in."""
+"""Negatives that are never materialized: similarities are computed tile by tile, and recomputed for the gradient.
+
+Memory is ``O(anchors x width + tile^2)`` instead of ``O(anchors x keys)``, and a tile stays in the cache while it is
+reduced. Where the keys are anchors too, a tile is computed once and reduced along its rows and its columns.
+
+Gradients are exact, and cannot be differentiated again.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
-from functools import cached_property
-from typing import NamedTuple
+from collections.abc import Callable, Iterator, Sequence
+from copy import copy
+from dataclasses import replace
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
+from .. import checks
 from ..hyper import Value
+from .accumulators import Accumulator, LogSumExp, Max, Mean, MeanSoftplus, SumExp
+from .functions import Traced
+from .mask import Limits, Mask, Workspace
+from .matrix import MatrixNegatives
+from .negatives import Negatives
+from .passes import Functions, ReduceTiles, TilePass
+from .quadratic import SAFE, Quadratics, is_zero, rows_of
+from .softplus import Softplus
 
-LOG2E = 1 / math.log(2)  # exponents of tiles are in units of log 2
+# A matrix of fewer pairs is faster on the CPU; elsewhere tiles save memory from so many pairs on.
+PAIRS_CPU, PAIRS = 2**17, 2**26
+
+# Where anchors and keys are different embeddings: a matrix of at most this many pairs is faster on the CPU.
+SEPARATE_CPU = 2**18
+
+# Materialize at most this many pairs (64 MB) when several reductions need autograd.
+CACHED = 2**24
+
+# Edges of the tiles of quadratic and of traced functions: on one CPU thread, on several, elsewhere.
+EDGES_CPU, EDGES_THREADS, EDGES = (512, 256), (1024, 512), (4096, 2048)
+
+LIMITED = "false_negatives= excludes every key; empty='zero' gives these anchors a loss of zero"
+_ONES = Traced(torch.ones_like, (), (), (), 1.0, 1, False)
 
 
-class Tile(NamedTuple):
-    """A rectangle of similarities.
+def pays_to_tile(pairs: int, device: torch.device, separate: bool = False) -> bool:
+    """Return whether to compute so many similarities in tiles or chunks rather than as a matrix.
+
+    Args:
+        pairs: number of pairs of an anchor and a key.
+        device: where they are.
+        separate: whether anchors and keys are different embeddings, all of which may need a gradient.
+    """
+    if separate and device.type == "cpu":
+        return pairs > SEPARATE_CPU
+    return pairs >= (PAIRS_CPU if device.type == "cpu" else PAIRS)
+
+
+class Block(NamedTuple):
+    """Anchors and their keys.
 
     Attributes:
-        rows: of the anchors.
-        keys: rows of the keys.
-        mirror: where the keys are among the anchors, if the tile is reduced along its columns too.
-        diagonal: whether the anchors and the keys are the same rows.
-        keep: where :class:`Limits` leave a key to the anchors, 1 or 0, and, if mirrored, an anchor to the keys.
+        rows: of the anchors among all.
+        left, right: the anchors ``(n, width)`` and the keys ``(N, width)``.
+        mask: which keys count.
+        guide: the guide's embeddings of both, if a guide decides which keys count.
     """
 
     rows: slice
-    keys: slice
-    mirror: slice | None
-    diagonal: bool = False
-    keep: tuple[Tensor, ...] = ()
-
-    def remove(self, x: Tensor, dim: int, value: float) -> Tensor:
-        """Overwrite what limits exclude from a reduction along ``dim``, whatever it is."""
-        return x.masked_fill_(self.keep[1 - dim] == 0, value) if self.keep else x
+    left: Tensor
+    right: Tensor
+    mask: Mask
+    guide: tuple[Tensor, Tensor] | None
 
 
-@dataclass(frozen=True)
-class Limits:
-    """Largest similarities that negatives may have, a number per anchor, by the embeddings or by those of a guide.
+class TileNegatives(Negatives):
+    """Negatives of which only the embeddings are stored.
 
     Args:
-        most: ``(anchors, 1)``.
-        guide: the guide's embeddings of the anchors ``(n, w)`` and of the keys ``(N, w)``, instead of the model's.
-        exempt: keys from this one on stay, by default none.
-        scale, offset: factor of the similarities in a tile, and what is added to them.
+        pairs: anchors ``(n, width)`` and their keys ``(N, width)``; several of equal shape follow each other. Where
+            both are the same tensor, each similarity is computed once.
+        both: the keys of each pair are anchors as well, with the pair's anchors as their keys, and follow them.
+        mask: which keys are excluded.
+        tile: edge of the tiles. By default what suits the device, and a small matrix may be materialized once a second
+            reduction needs autograd.
+        bound: bound of the absolute similarities; by default computed, on the CPU.
+        engine: ``chunks`` if a loss on these is best computed a chunk of anchors at a time, see
+            :mod:`counterpoint.engine.chunks`.
+        forced: whether that engine has been asked for; a matrix is then never materialized.
     """
 
-    most: Tensor
-    guide: tuple[Tensor, Tensor] | None = None
-    exempt: int | None = None
-    scale: float = 1.0
-    offset: float = 0.0
+    def __init__(
+        self,
+        pairs: Sequence[tuple[Tensor, Tensor]],
+        both: bool = False,
+        mask: Mask | None = None,
+        tile: int | None = None,
+        bound: float | None = None,
+        engine: str = "tiles",
+        forced: bool = False,
+    ) -> None:
+        left, right = pairs[0]
+        self.pairs, self.both, self.mask, self.tile, self._bound = pairs, both, mask or Mask(), tile, bound
+        self.engine, self.forced = engine, forced
+        self.like, self.anchors = left, len(pairs) * (len(left) + both * len(right))
+        self.cacheable = tile is None and not forced and self.anchors * len(right) <= CACHED
+        self.guide: Any = None
+        self._reduced = False
+        self._matrix: MatrixNegatives | None = None
+        self._count: Value | None = None
 
-    def for_block(self, rows: slice, guide: tuple[Tensor, Tensor] | None, scale: float, offset: float = 0.0) -> Limits:
-        """Return the limits of some of the anchors, whose keys and those of the guide are a block."""
-        return replace(self, most=self.most[rows], guide=guide, scale=scale, offset=offset)
+    # ---- blocks --------------------------------------------------------------------------------
 
-    def exempting(self, keys: int) -> int:
-        """Return how many keys, the last, are exempt."""
-        return 0 if self.exempt is None else keys - self.exempt
-
-    def decide(self, x: Tensor, tile: Tile, workspace: Workspace, exponentials: bool = False) -> Tile:
-        """Return the tile with ``keep``, given ``scale`` times similarities plus ``offset``, or ``2`` to that power.
-
-        Multiplying by numbers is twenty times faster than filling by booleans.
-        """
-        most, at_most = self.most * self.scale + self.offset, torch.le if self.scale > 0 else torch.ge
-        if self.guide is not None:
-            anchors, keys = self.guide[0][tile.rows], self.guide[1][tile.keys]
-            x = torch.mm(anchors, keys.t(), out=workspace("guide", (len(anchors), len(keys))))
-            most, at_most = self.most, torch.le
-        elif exponentials:
-            most = most.exp2()
-        keep = at_most(x, most[tile.rows], out=workspace("keep", x.shape))
-        if self.exempt is not None:
-            keep[:, max(0, self.exempt - tile.keys.start) :] = 1.0
-        if tile.mirror is None:
-            return tile._replace(keep=(keep,))
-        return tile._replace(keep=(keep, at_most(x, most[tile.mirror].T, out=workspace("keep columns", x.shape))))
-
-
-@dataclass(frozen=True)
-class Mask:
-    """Which keys are excluded for an anchor, and which have a weight.
-
-    Args:
-        period: key ``j`` is excluded for anchor ``i`` if ``j - i`` is a multiple of it (a view of the same sample).
-        ids: of anchors and of keys; instead of that rule, exclude keys with the anchor's id.
-        shared: exclude only among the keys before this one, by default among all.
-        own: from this key on, those for which ``j - i`` is a multiple of ``period`` count ``exp(own_weight)`` times.
-        own_weight: log-weight of an anchor's own hard negatives.
-        foreign: whether the hard negatives of other samples count, from key ``own`` on.
-        owned: whether an anchor's own hard negatives count.
-        log_weight: ``(anchors,)`` and ``(keys,)``: each key counts ``exp(log_weight)`` times. The former are for
-            anchors that are keys too.
-        limits: exclude keys that are too similar.
-        first: number of the first anchor, where the anchors are some of the rows that ``period`` counts.
-    """
-
-    period: int | None = None
-    ids: tuple[Tensor, Tensor] | None = None
-    shared: int | None = None
-    own: int = 0
-    own_weight: float = 0.0
-    foreign: bool = True
-    owned: bool = True
-    log_weight: tuple[Tensor, Tensor] | None = None
-    limits: Limits | None = None
-    first: int = 0
-
-    @staticmethod
-    def of(
-        samples: int,
-        views: int,
-        hard: int = 0,
-        weight: float = 0.0,
-        ids: tuple[Tensor, Tensor] | None = None,
-        hard_ids: Tensor | None = None,
-        own: bool = True,
-        foreign: bool = True,
-        log_weight: tuple[Tensor, Tensor] | None = None,
-        hard_log_weight: Tensor | None = None,
-        owned: bool = True,
-    ) -> Mask:
-        """Build the mask of keys that are views of samples, one view after the other.
+    def blocks(self, mirrored: bool = False) -> Iterator[Block]:
+        """Yield each pair of embeddings and, if its keys are anchors too, the same exchanged.
 
         Args:
-            samples: number of samples.
-            views: number of views; those of the anchor's sample are excluded.
-            hard: number of hard negatives of each sample that follow, arranged like views.
-            weight: added to the logits of an anchor's own hard negatives.
-            ids: of the anchors and of the samples; equal ids are excluded.
-            hard_ids: of the hard negatives, sample by sample.
-            own: whether the samples begin with those of the anchors.
-            foreign: whether the hard negatives of other samples count.
-            log_weight, hard_log_weight: of the anchors, of the samples and of the hard negatives, like the ids.
-            owned: whether an anchor's own hard negatives count.
+            mirrored: the rows of a pair are then those of both instead.
         """
-        mask = Mask(samples if own else None)
-        if hard:
-            first = samples * views
-            shared = None if hard_ids is not None else first
-            mask = replace(mask, own=first)
-            if owned or ids is not None:  # else they are excluded like views
-                mask = replace(mask, shared=shared, own_weight=weight, foreign=foreign, owned=owned)
+        start = 0
+        guides = [None] * len(self.pairs) if self.guide is None else self.guide.pairs
+        for (left, right), guide in zip(self.pairs, guides, strict=True):
+            stop = start + len(left)
+            if mirrored and self.both:
+                stop += len(right)
+            yield Block(slice(start, stop), left, right, self.mask, guide)
+            if self.both and not mirrored:
+                start, stop = stop, stop + len(right)
+                exchanged = None if guide is None else (guide[1], guide[0])
+                yield Block(slice(start, stop), right, left, self.mask.transposed(), exchanged)
+            start = stop
 
-        def of_keys(of_samples: Tensor, of_hard: Tensor | None) -> Tensor:
-            repeated = of_samples.repeat(views)
-            if not hard:
-                return repeated
-            further = repeated.new_zeros(samples, hard) if of_hard is None else of_hard.view(samples, hard)
-            return torch.cat([repeated, further.T.flatten()])
+    def bound(self) -> float:
+        """Return a bound of the absolute similarities; infinite if not known without synchronizing."""
+        if self._bound is None and self.like.device.type == "cpu":
+            norms = [[torch.linalg.vector_norm(x.detach(), dim=1).amax() for x in pair] for pair in self.pairs]
+            self._bound = max(float(a * b) for a, b in norms)
+        return math.inf if self._bound is None else self._bound
 
-        if ids is not None:
-            mask = replace(mask, ids=(ids[0], of_keys(ids[1], hard_ids)))
-        if log_weight is not None:
-            mask = replace(mask, log_weight=(log_weight[0], of_keys(log_weight[1], hard_log_weight)))
-        return mask
+    def shape(self, functions: Functions) -> tuple[int, int]:
+        """Return the rows and columns of a tile."""
+        traced, (left, right) = isinstance(functions, Traced), self.pairs[0]
+        if self.tile is not None or left.device.type != "cpu":
+            return (self.tile or EDGES[traced],) * 2
+        edge = (EDGES_CPU if torch.get_num_threads() == 1 else EDGES_THREADS)[traced]
+        if left is right:
+            edge = min(edge, math.ceil(len(left) / 2))  # a single tile would compute every pair twice
+        return edge, edge
+
+    def workspace(self) -> Workspace | None:
+        """Return buffers to store all tiles of the next reduction in; None to store those that pay."""
+        return None
+
+    # ---- which keys count ----------------------------------------------------------------------
 
     @property
-    def plain(self) -> bool:
-        """Whether all keys that are not excluded count the same, and the embeddings do not matter."""
-        same = self.foreign and self.owned and not self.own_weight
-        return same and self.log_weight is None and self.limits is None
+    def count(self) -> Value:
+        """The number of negatives, each as often as it counts; under limits, counted in a pass of its own."""
+        if self._count is None and self.mask.limits is None:
+            counts = [block.mask.count(len(block.left), len(block.right), self.like) for block in self.blocks()]
+            per_anchor = [c for c in counts if isinstance(c, Tensor)]
+            self._count = torch.cat(per_anchor) if per_anchor else counts[0]
+        elif self._count is None:
+            self._count = 1.0  # so that the mean below is the sum
+            with torch.no_grad():
+                self._count = self._sum_of_weights()
+        return self._count
 
-    @cached_property
-    def largest_log_weight(self) -> float:
-        """Bound of the absolute log-weights; infinite if not known without synchronizing."""
-        if self.log_weight is None:
-            return abs(self.own_weight)
-        if self.log_weight[1].device.type != "cpu":
-            return math.inf
-        return abs(self.own_weight) + max(float(x.abs().amax()) for x in self.log_weight)
+    @count.setter
+    def count(self, value: Value) -> None:  # pyright: ignore[reportIncompatibleVariableOverride]
+        self._count = value
+        if self._matrix is not None:
+            self._matrix.count = value
 
-    def decide(self, x: Tensor, tile: Tile, workspace: Workspace, exponentials: bool = False) -> Tile:
-        """See :meth:`Limits.decide`."""
-        return tile if self.limits is None else self.limits.decide(x, tile, workspace, exponentials)
+    def _sum_of_weights(self) -> Tensor:
+        return self.reduce(Mean, _ONES, True)[0]
 
-    def log_weights(self, tile: Tile, dim: int) -> Tensor | None:
-        """Return the log-weights of the keys in a reduction along ``dim``, which broadcast against the tile."""
-        if self.log_weight is None:
-            return None
-        return self.log_weight[1][tile.keys] if dim else self.log_weight[0][tile.rows].unsqueeze(1)
+    def excluding(self, most: Tensor, guide: Negatives | None = None, exempt: int = 0) -> Negatives:
+        first = len(self.pairs[0][1]) - exempt if exempt else None
+        kept = copy(self)
+        kept.mask, kept.guide = replace(self.mask, limits=Limits(most, exempt=first)), guide
+        kept._reduced, kept._matrix, kept._count = False, None, None
+        return kept
 
-    def transposed(self) -> Mask:
-        """Return the mask with anchors and keys exchanged; limits have to be chosen for these anchors."""
-        ids, weight = (None if x is None else (x[1], x[0]) for x in (self.ids, self.log_weight))
-        return replace(self, ids=ids, log_weight=weight)
+    def _check_limits(self, left: Value) -> None:
+        if self.mask.limits is not None and not self.optional:
+            self.check_left(left)
 
-    def for_rows(self, rows: slice) -> Mask:
-        """Return the mask of some of the anchors; limits have to be chosen for these."""
-        ids, weight = (None if x is None else (x[0][rows], x[1]) for x in (self.ids, self.log_weight))
-        return replace(self, ids=ids, log_weight=weight, first=self.first + rows.start)
+    def check_left(self, left: Value) -> None:
+        """Raise if limits exclude all negatives of an anchor; ``left`` is positive for all others."""
+        self.valid = self.valid * checks.has_negatives(left, LIMITED)
 
-    def fill(self, x: Tensor, tile: Tile, value: float) -> Tensor:
-        """Overwrite the entries of excluded keys."""
-        masked = x if self.shared is None else x[:, : max(0, self.shared - tile.keys.start)]
-        if self.ids is not None:
-            key_ids = self.ids[1][tile.keys][: masked.shape[1]]
-            masked.masked_fill_(self.ids[0][tile.rows].unsqueeze(1) == key_ids, value)
-        else:
-            for diagonal in self._diagonals(masked, tile.keys.start - tile.rows.start):
-                diagonal.fill_(value)
-        if not self.foreign:
-            first = max(0, self.own - tile.keys.start)
-            others = torch.ones_like(x[:, first:], dtype=torch.bool)
-            for diagonal in self._diagonals(others, tile.keys.start + first - tile.rows.start):
-                diagonal.fill_(False)
-            x[:, first:].masked_fill_(others, value)
-        if not self.owned:
-            first = max(0, self.own - tile.keys.start)
-            for diagonal in self._diagonals(x[:, first:], tile.keys.start + first - tile.rows.start):
-                diagonal.fill_(value)
-        return x
+    # ---- as a matrix ---------------------------------------------------------------------------
 
-    def weight_own(self, x: Tensor, tile: Tile, unit: float | None) -> Tensor:
-        """Weight each anchor's own hard negatives: multiply summands (``unit=None``), or add to exponents."""
-        if self.own_weight:
-            first = max(0, self.own - tile.keys.start)
-            for diagonal in self._diagonals(x[:, first:], tile.keys.start + first - tile.rows.start):
-                if unit is None:
-                    diagonal.mul_(math.exp(self.own_weight))
-                else:
-                    diagonal.add_(self.own_weight * unit)
-        return x
+    def dense(self) -> MatrixNegatives:
+        """Return the same negatives as a matrix."""
+        matrix, limits = MatrixNegatives.of(self.pairs, self.mask, self.both), self.mask.limits
+        if limits is not None:
+            guide = None if self.guide is None else MatrixNegatives.of(self.guide.pairs, Mask(), self.both)
+            matrix = matrix.excluding(limits.most, guide, limits.exempting(len(self.pairs[0][1])))
+        self._check_limits(matrix.count)
+        matrix.group = self.group
+        if self._count is not None:  # it may have been set
+            matrix.count = self._count
+        return matrix
 
-    def _diagonals(self, x: Tensor, offset: int) -> Iterator[Tensor]:
-        """Return the diagonals where ``j - i`` is a multiple of the period; ``offset`` is that of the first entry."""
-        if self.period is not None and x.numel():
-            offset -= self.first
-            low, high = 1 - x.shape[0] + offset, x.shape[1] - 1 + offset
-            for step in range(-(-low // self.period), high // self.period + 1):
-                yield x.diagonal(step * self.period - offset)
+    def split(self) -> Sequence[Negatives]:
+        return self.materialized().split() if self.cacheable else [self]
 
-    def as_ids(self, rows: int, keys: int, device: torch.device) -> tuple[Tensor, Tensor] | None:
-        """Return integers of the anchors and of the keys, equal where a key is excluded."""
-        shared = keys if self.shared is None else self.shared
-        if self.ids is not None:
-            row_ids, key_ids = self.ids
-        elif self.period is not None:
-            row_ids = (torch.arange(rows, device=device) + self.first) % self.period
-            key_ids = torch.arange(keys, device=device) % self.period
-        else:
-            return None
-        if shared < keys:
-            unused = (row_ids.min() - 1).expand(keys - shared)
-            key_ids = torch.cat([key_ids[:shared], unused])
-        return row_ids, key_ids
+    def materialized(self) -> Negatives:
+        if self.cacheable and self._matrix is None:
+            with torch.enable_grad():
+                self._matrix = self.dense()
+        return self if self._matrix is None else self._matrix
 
-    def dense(self, matrix: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
-        """Return ``skip``, ``drop`` and ``log_weight`` of :class:`counterpoint.DenseNegatives`."""
-        skip = drop = weight = None
-        (rows, keys), device = matrix.shape, matrix.device
-        shared = keys if self.shared is None else self.shared
-        if self.ids is not None:
-            drop = self.ids[0].unsqueeze(1) == self.ids[1]
-            drop[:, shared:] = False
-        elif self.period is not None:
-            first = (torch.arange(rows, device=device).unsqueeze(1) + self.first) % self.period
-            skip = first + torch.arange(0, shared, self.period, device=device)
-        whole = Tile(slice(0, rows), slice(0, keys), None)
-        if not (self.foreign and self.owned):
-            skip, drop = None, self.fill(torch.zeros_like(matrix, dtype=torch.bool), whole, True)
-        if self.own_weight:
-            weight = self.weight_own(torch.zeros_like(matrix), whole, 1.0)
-        if self.log_weight is not None:
-            weight = self.log_weight[1].expand(rows, keys) if weight is None else weight + self.log_weight[1]
-        return skip, drop, weight
+    # ---- reductions ----------------------------------------------------------------------------
 
-    def count(self, rows: int, keys: int, dtype: torch.dtype) -> Value:
-        """Count the negatives of an anchor, ``(anchors, 1)`` where the number differs, without limits and log-weights.
+    def logsumexp(self, f: Callable[..., Any], *per_anchor: Tensor) -> Any:
+        quadratic = Quadratics.of(f, per_anchor, self.anchors, self.like.dtype)
+        if quadratic is None or quadratic[0].after:
+            return self._reduce_traced(LogSumExp, f, per_anchor, lambda matrix: matrix.logsumexp(f, *per_anchor))
+        functions, constants = quadratic
+        safe = functions.bounded(self.bound(), SAFE - self.mask.largest_log_weight)
+        return with_constants(constants, self._reduce(SumExp if safe else LogSumExp, functions, functions.uniform))
 
-        Own hard negatives count ``exp(own_weight)`` times.
-        """
-        alike = self.foreign and self.owned and not self.own_weight
-        own = (keys - self.own) // self.period if self.period and not alike else 0
-        if self.foreign:
-            seen, times = keys, math.expm1(self.own_weight) if self.owned else -1.0
-        else:
-            seen, times = min(keys, self.own), math.exp(self.own_weight)
-        shared = seen if self.shared is None else min(seen, self.shared)
-        if self.ids is None:
-            return float(seen - (shared // self.period if self.period else 0)) + times * own
-        row_ids, key_ids = self.ids[0].contiguous(), self.ids[1][:shared].sort().values
-        count = seen - torch.searchsorted(key_ids, row_ids, right=True) + torch.searchsorted(key_ids, row_ids)
-        weighted = torch.full_like(count, own)
-        if own and self.period and self.shared is None:
-            weighted = (
-                self.ids[1][self.own :].view(-1, self.period)[:, self.first : self.first + rows] != row_ids
-            ).sum(0)
-        return (count.to(dtype) + times * weighted.to(dtype)).unsqueeze(1)
+    def mean(self, f: Callable[..., Any], *per_anchor: Tensor) -> Any:
+        quadratic, softplus = Quadratics.of(f, per_anchor, self.anchors, self.like.dtype), None
+        if quadratic is not None:
+            functions, constants = quadratic
+            if functions.after == "relu":
+                return with_constants(constants, self._reduce(Mean, functions, functions.uniform))
+            if functions.after == "softplus":
+                softplus = Softplus.of(f, per_anchor, self.like, self.bound())
+        if softplus is not None:
+            return self._reduce(MeanSoftplus, softplus, True)[0]
+        return self._reduce_traced(Mean, f, per_anchor, lambda matrix: matrix.mean(f, *per_anchor))
+
+    def max(self) -> Tensor:
+        return self._reduce_traced(Max, lambda s: s, (), lambda matrix: matrix.max())  # type: ignore[no-any-return]
+
+    def min(self) -> Tensor:
+        return -self._reduce_traced(Max, lambda s: -s, (), lambda matrix: -matrix.min())  # type: ignore[no-any-return]
+
+    def _reduce_traced(
+        self,
+        accumulator: type[Accumulator],
+        f: Callable[..., Any],
+        per_anchor: tuple[Tensor, ...],
+        of_matrix: Callable[[Negatives], Any],
+    ) -> Any:
+        # the inner solve starts with the maximum; both must use one matrix, for equal rounding
+        if self.cacheable and (self._reduced or accumulator is Max):
+            return of_matrix(self.materialized())
+        self._reduced = True
+        functions = Traced.of(f, per_anchor, self.like, accumulator.unit)
+        if functions is None:  # not a function of a tile alone
+            return of_matrix(self.dense())
+        results = self._reduce(accumulator, functions, functions.uniform and accumulator is not Max)
+        return results if functions.is_tuple else results[0]
+
+    def _reduce(self, accumulator: type[Accumulator], functions: Functions, uniform: bool) -> tuple[Tensor, ...]:
+        count = self.count if accumulator.averages else 1.0  # ahead of the reduction that needs it
+        results = self.reduce(accumulator, functions, uniform)
+        self._check_limits(count if accumulator.averages else results[0].detach() > -math.inf)
+        return results
+
+    def reduce(self, accumulator: type[Accumulator], functions: Functions, uniform: bool) -> tuple[Tensor, ...]:
+        """Reduce the functions over all tiles, ``(anchors, 1)`` each; ``uniform``: they are the same for all."""
+        parts = []
+        for rows, left, right, mask, guide in self.blocks(mirrored=uniform):
+            same = left is right and not self.both
+            own, count = functions.for_rows(rows), rows_of(self.count, rows) if accumulator.averages else 1.0
+            if mask.limits is not None:
+                mask = replace(mask, limits=mask.limits.for_block(rows, guide, own.scale, own.offset))
+            mirrored = uniform and (self.both or same)
+            tile_pass = TilePass(own, accumulator, mask, count, mirrored, same, self.shape(own), self.workspace())
+            parts.append(ReduceTiles.apply(tile_pass, left, None if same else right, *own.tensors))
+        return tuple(map(torch.cat, zip(*parts, strict=True))) if len(parts) > 1 else parts[0]
 
 
-class Workspace:
-    """Named buffers that tiles reuse."""
-
-    def __init__(self, like: Tensor) -> None:
-        self.like = like
-        self.buffers: dict[str, Tensor] = {}
-
-    def __call__(self, name: str, shape: tuple[int, ...]) -> Tensor:
-        buffer = self.buffers.get(name)
-        if buffer is not None and buffer.shape == shape:
-            return buffer
-        size = math.prod(shape)
-        if buffer is None or buffer.numel() < size:
-            buffer = self.buffers[name] = self.like.new_empty(shape)
-            return buffer
-        return buffer.view(-1)[:size].view(shape)
+def with_constants(constants: Sequence[Value], reduced: Sequence[Tensor]) -> Any:
+    """Add the constant terms to the results; return the only one, or a tuple."""
+    results = [x if is_zero(c) else x + c for x, c in zip(reduced, constants, strict=True)]
+    return results[0] if len(results) == 1 else tuple(results)

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from .. import checks
-from ..batch.ready_made import as_negatives, dense_scores, score_columns, score_matrix
+from ..batch.ready_made import as_negatives, matrix_of, score_columns, score_matrix
 from ..batch.scores import Negatives, Scores
 from ..hyper import Choice, Flag, Number, Real, Value, is_number, nearest
 from ..objective import Objective
@@ -88,6 +88,11 @@ class CLDRO(Objective, name="dro"):
     def couples_anchors(self) -> bool:
         return self.shared and self._hyper["alpha"] is None
 
+    @property
+    def in_chunks(self) -> bool:
+        """Whether an inner problem is solved for each anchor, which is fastest a few anchors at a time."""
+        return self.nonneg if self.divergence == "chi2" else self._hyper["alpha"] is None
+
     def per_anchor(self, pos: Tensor, neg: Negatives) -> Tensor:
         return self.worst_case(neg) - pos
 
@@ -130,7 +135,7 @@ def _kl_solution(neg: Negatives, radius: Value, shared: bool) -> tuple[Tensor, T
 
     # 1. how far the largest negative is from the mean, and how often it occurs
     top = neg.max()
-    _, mean, variance, skew = map(average, neg.tilted(torch.zeros_like(top), top))
+    _, mean, variance, skew = map(average, neg.moments(torch.zeros_like(top), top))
     tiny = torch.finfo(top.dtype).tiny
     depth = (-mean).clamp(min=tiny)
     # ties are at most the share variance / (variance + mean^2) (Cauchy-Schwarz), too small for most radii
@@ -143,7 +148,7 @@ def _kl_solution(neg: Negatives, radius: Value, shared: bool) -> tuple[Tensor, T
     def excess(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Compute log(KL / radius), and its derivatives in x, at the inverse temperature e^x."""
         b = x.exp()
-        log_mean, mean, variance, skew = neg.tilted(b, top)
+        log_mean, mean, variance, skew = neg.moments(b, top)
         kl, slope, bend = map(average, (b * mean - log_mean, b**2 * variance, b**3 * skew))
         kl = kl.clamp(min=tiny)
         first = slope / kl
@@ -178,7 +183,7 @@ def kl_worst_case(neg: Negatives, radius: Value, shared: bool = False) -> Tensor
             return w, w * (s - m)
 
         total, first = neg.mean(weighted, b, top)
-        kl, h = b * first / total - total.log(), b**3 * neg.tilted(b, top)[2]
+        kl, h = b * first / total - total.log(), b**3 * neg.moments(b, top)[2]
         if shared:
             kl, h = kl.mean().expand_as(kl), h.mean().expand_as(h)
         curved = (a > 0) & (h > 0)
@@ -191,7 +196,7 @@ def kl_worst_case(neg: Negatives, radius: Value, shared: bool = False) -> Tensor
     if torch._C._are_functorch_transforms_active():
         return value() + curvature()
     with torch.no_grad():
-        log_mean, weights = matrix.tilted_weights(b, top)
+        log_mean, weights = matrix.softmax_weights(b, top)
         solved = a * (radius + log_mean) + top
     further = [radius] if isinstance(radius, Tensor) else []
     return Envelope.apply(lambda: value() + curvature(), solved, weights, a, scores, *further)  # type: ignore[no-any-return]
@@ -230,7 +235,7 @@ def chi2_ratio(neg: Tensor | Negatives, radius: Value, scale: Value = 0.25) -> T
     """Compute the worst-case likelihood ratio ``L* = max(0, A (s - l))`` of every negative, ``(anchors, N)``."""
     neg = as_negatives(neg)
     top, low, reached = chi2_threshold(neg, _positive(radius, "radius") / _positive(scale, "scale"))
-    s = dense_scores(neg)
+    s = matrix_of(neg)
     ratio = torch.where(reached, (s >= top).to(s.dtype), (s - top - low).clamp(min=0))
     return ratio / ratio.mean(1, keepdim=True)
 

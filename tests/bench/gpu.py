@@ -94,7 +94,7 @@ STEPS = (
     timed("one_way-128", 2, "1024,4096,16384,65536", 128, *HALF, "--pairing", "one_way", "--losses", *OURS),
     timed("one_way-1024", 2, "4096,16384,65536", 1024, *HALF, "--pairing", "one_way", "--losses", *OURS),
     # 6. everything else of the engine that tests know
-    tested("engine", 5, "tests/core/engine/test_streamed.py", "tests/core/engine/test_chunks.py",
+    tested("engine", 5, "tests/core/engine/test_tiles.py", "tests/core/engine/test_chunks.py",
            tiny=("-k rows_of_a_chunk",)),
 )  # fmt: skip
 

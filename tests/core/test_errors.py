@@ -888,7 +888,7 @@ def test_a_replaced_copy_keeps_a_schedule_of_its_own():
         (lambda: cp.pairs_in_margin(spoiled(Z1, 0, 0)), r"pairs_in_margin: 1 of 24 values"),
         (lambda: cp.pairs_in_margin(Z1, 0.5, 0.1), r"low must be smaller than high, got low=0\.5, high=0\.1"),
         (lambda: cp.distances(), r"distances: call with the views"),
-        (lambda: LOSS.from_scores(POS, cp.DenseNegatives(NEG), NEG > 0), r"mask: goes with a matrix.*DenseNegatives"),
+        (lambda: LOSS.from_scores(POS, cp.MatrixNegatives(NEG), NEG > 0), r"mask: goes with a matrix.*MatrixNegatives"),
         (lambda: cp.DebiasedPositives()(Z1, Z2, prior=torch.zeros(6)), r"prior: expected probabilities in \(0, 1\)"),
         (lambda: cp.objective("(" * 3000 + "infonce" + ")" * 3000), r"more than 50 objectives inside each other"),
     ],

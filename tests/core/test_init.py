@@ -30,7 +30,7 @@ ORDERS = [
     "from counterpoint import *",
     "import counterpoint.perturb",
     "import counterpoint.objectives.nacl",
-    "import counterpoint.engine.streamed",
+    "import counterpoint.engine.tiles",
     "import counterpoint.diagnose.plots",
     "import counterpoint.hyper, counterpoint.spec",
     "import counterpoint.plugins.logits",

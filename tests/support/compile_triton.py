@@ -2,7 +2,7 @@
 
 Prints a table of what each kernel takes, by width and dtype: registers of a thread, bytes that a thread has to keep in
 memory instead of registers (spilled), and shared memory of a program. Fails if that is more than the chip has, or if
-more than ``SPILLED`` bytes are spilled. ``--all``: with every switch on, too, and with a guide of false negatives.
+more than ``SPILLED`` bytes are spilled. ``--all``: with every switch on, too.
 """
 
 from __future__ import annotations
@@ -35,18 +35,12 @@ PRECISIONS = {
 WIDTHS = (128, 256, 512, 768, 1024)
 KERNELS = (kernels.forward, kernels.backward_anchors, kernels.backward_keys)
 TYPES = {torch.float32: "*fp32", torch.bfloat16: "*bf16"}
-OFF: dict[str, Any] = {
-    "TWO": False, "SUM": False, "AFTER": "", "PER_ANCHOR": False, "LEARNED": False, "SQUARES": False, "IDS": True,
-    "LIMITS": "", "WEIGHTS": "", "HARD": "all",
-}  # fmt: skip
-EVERY = {"TWO": True, "PER_ANCHOR": True, "LEARNED": True, "LIMITS": "model", "WEIGHTS": "both", "HARD": "own"}
+OFF: dict[str, Any] = {"SOFTPLUS": False, "PER_ANCHOR": False, "LEARNED": False, "IDS": True, "WEIGHTS": False}
 # what is switched on, and how many bytes may be spilled
 SWITCHES: dict[str, tuple[dict[str, Any], int]] = {
     "infonce": ({}, 256),
-    "adnce": ({"TWO": True}, 256),
-    "siglip": ({"SUM": True, "AFTER": "softplus", "LEARNED": True}, 512),
-    "guide": ({"LIMITS": "guide"}, 512),
-    "every switch": (EVERY, 512),
+    "siglip": ({"SOFTPLUS": True, "LEARNED": True}, 512),
+    "every switch": ({"PER_ANCHOR": True, "LEARNED": True, "WEIGHTS": True}, 512),
 }
 
 
@@ -60,16 +54,14 @@ def taken(
     kernel: Any, switches: dict[str, Any], width: int, dtype: torch.dtype, precision: str, capability: int, room: int
 ) -> Taken:
     """Compile a kernel, and read what it takes."""
-    guided = switches.get("LIMITS") == "guide"
-    size = triton.blocks(kernel is not kernels.forward, width, dtype, precision, guided, room * 1024)
-    constants = OFF | switches | {"PRECISION": precision, "GUIDE_STEP": triton.GUIDE_STEP}
+    size = triton.blocks(kernel is not kernels.forward, width, dtype, precision, room * 1024)
+    constants = OFF | switches | {"PRECISION": precision}
     constants |= {"OWNED": size.owned, "ITERATED": size.iterated, "BLOCK_D": size.columns, "STEP": size.step}
     names = kernel.arg_names
     kinds = {"anchors": TYPES[dtype], "keys": TYPES[dtype], "row_ids": "*i64", "key_ids": "*i64"}
-    kinds |= dict.fromkeys(("M", "N", "d", "guide_d", *kernels.COUNTS), "i32") | dict.fromkeys(constants, "constexpr")
-    kinds["own_weight"] = "fp32"
+    kinds |= dict.fromkeys(("M", "N", "d"), "i32") | dict.fromkeys(constants, "constexpr")
     signature = {name: kinds.get(name, "*fp32") for name in names}
-    aligned = [name for name, kind in signature.items() if kind.startswith("*") or name in ("d", "guide_d")]
+    aligned = [name for name, kind in signature.items() if kind.startswith("*") or name == "d"]
     source = ASTSource(
         kernel,
         signature,

@@ -10,7 +10,7 @@ from unittest.mock import patch
 import torch
 
 from counterpoint.batch import choose_engine
-from counterpoint.engine import streamed
+from counterpoint.engine import tiles
 from counterpoint.experimental import fused
 
 
@@ -23,18 +23,15 @@ class Mixed(fused.FusedNegatives):
     def mean(self, f: Callable[..., Any], *per_anchor: torch.Tensor) -> Any:
         return self._either("mean", f, *per_anchor)
 
-    def _sum_of_weights(self) -> torch.Tensor:
-        return self._either("_sum_of_weights")  # type: ignore[no-any-return]
-
     def _either(self, name: str, *given: Any) -> Any:
         try:
             return getattr(super(), name)(*given)
         except ValueError as error:
             if not str(error).startswith("engine='fused'"):
                 raise
-            return getattr(streamed.StreamedNegatives, name)(self, *given)
+            return getattr(tiles.TileNegatives, name)(self, *given)
 
-    reduce = streamed.StreamedNegatives.reduce
+    reduce = tiles.TileNegatives.reduce
 
 
 @contextmanager
@@ -44,7 +41,7 @@ def kernels_everywhere(device: str = "cpu") -> Iterator[None]:
         patch.object(fused, "DEVICES", {device}),
         patch.object(fused, "FusedNegatives", Mixed),
         patch.object(choose_engine, "fastest_engine", lambda *_: "fused"),
-        patch.object(streamed, "STREAMED_CPU", 0),
-        patch.object(streamed, "STREAMED", 0),
+        patch.object(tiles, "PAIRS_CPU", 0),
+        patch.object(tiles, "PAIRS", 0),
     ):
         yield

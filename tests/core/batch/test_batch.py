@@ -10,7 +10,7 @@ import counterpoint as cp
 from counterpoint.batch.batch import Batch
 from counterpoint.batch.options import BatchOptions
 from counterpoint.batch.pairings import PAIRINGS, scores_of
-from counterpoint.engine.streamed import StreamedNegatives
+from counterpoint.engine.tiles import TileNegatives
 
 ONE_WAY = {"views": "one_way"}
 
@@ -76,9 +76,9 @@ def test_arguments_at_their_defaults_make_the_same_batch(pairing):
 
 @pytest.mark.parametrize("pairing", [name for name in PAIRINGS if name != "queue"])
 def test_a_small_batch_never_visits_the_streaming_engine(monkeypatch, pairing):
-    monkeypatch.setattr(StreamedNegatives, "__init__", lambda *args, **kwargs: pytest.fail("streamed"))
+    monkeypatch.setattr(TileNegatives, "__init__", lambda *args, **kwargs: pytest.fail("streamed"))
     scores = scores_of(Batch([*embeddings()[:2]]), pairing)
-    assert isinstance(scores.neg, cp.DenseNegatives)
+    assert isinstance(scores.neg, cp.MatrixNegatives)
 
 
 def test_scores_are_computed_once_and_know_the_number_of_views():

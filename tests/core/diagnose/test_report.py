@@ -231,7 +231,7 @@ def test_modes_around_the_call_do_not_matter(spec):
 def test_scores_and_logits_can_be_reported_and_stay_as_they_are():
     pos, neg = torch.tensor([[0.5], [0.9]]), torch.tensor([[0.1, 0.6, 0.7], [0.2, 0.3, 0.4]])
     expected = {"negatives": 3, "positive_mean": 0.7, "negatives_above_positive": 1 / 3}
-    for given in (neg, cp.DenseNegatives(neg)):
+    for given in (neg, cp.MatrixNegatives(neg)):
         found = report(cp.InfoNCE(), pos, given, call="from_scores")
         assert {key: found[key] for key in expected} == pytest.approx(expected)
     logits = torch.cat([pos, neg], 1) / 0.1
@@ -281,7 +281,7 @@ def test_the_weight_is_the_derivative(spec, beside):
     little = 1e-4  # what a negative counts that is only looked at; its weight is per count
 
     def loss(s, mass):
-        neg = cp.DenseNegatives(s.unsqueeze(0), log_weight=mass.log().unsqueeze(0))
+        neg = cp.MatrixNegatives(s.unsqueeze(0), log_weight=mass.log().unsqueeze(0))
         return loss_fn.losses(cp.Scores(pos, neg, adversarial=cp.Scores(pos, neg))).item()
 
     def slope(s, i, mass):

@@ -13,7 +13,7 @@ from specs import LEARNED, REGISTERED, SPECS, at, difficult, embeddings
 
 import counterpoint as cp
 from counterpoint.engine import chunks
-from counterpoint.engine.streamed import StreamedNegatives
+from counterpoint.engine.tiles import TileNegatives
 
 ENGINES = ["matrix", "tiles", "chunks"]
 
@@ -162,7 +162,7 @@ def test_gradients_below_the_smallest_normal_number_of_their_products():
         loss = cp.InfoNCE(0.02)(x[0], x[1], pairing="one_way", engine=engine)
         found.append(torch.autograd.grad(loss, x)[0].double())
     exact, gradient = found
-    assert exact.norm() < chunks.SMALL
+    assert exact.norm() < 2**-14
     rows = exact.norm(dim=2)
     assert rows.max() > 1e6 * rows.min()
     assert ((gradient - exact).norm(dim=2) < 1e-3 * rows).all()
@@ -255,7 +255,7 @@ def test_a_gpu_has_chunks_of_one_tile(monkeypatch):
     monkeypatch.setattr(chunks, "HEIGHT", 4)
     monkeypatch.setattr(chunks, "rows_of_chunk", lambda device, *sizes: 4)
     with monkeypatch.context() as patch:
-        patch.setattr(chunks.Chunk, "edges", lambda self: (len(self.left), len(self.right)))
+        patch.setattr(chunks.Chunk, "shape", lambda self, _: (len(self.left), len(self.right)))
         got = step("hcl:t=T", z, how, "chunks")
     for x, wanted in zip(got, step("hcl:t=T", z, how, "matrix"), strict=True):
         torch.testing.assert_close(x, wanted, rtol=1e-9, atol=1e-9)
@@ -266,10 +266,10 @@ def test_a_gpu_has_chunks_of_one_tile(monkeypatch):
     [
         ("cpu", 4096, 4096, 128, 1024),  # 16 MB
         ("cpu", 512, 4096, 128, 512),  # all
-        ("cpu", 10**6, 10**6, 128, 4),
+        ("cpu", 10**6, 10**6, 128, 128),
         ("cuda", 2**16, 2**16, 128, 1024),  # 256 MB
-        ("cuda", 2**16, 2**16, 4096, 8192),  # as many similarities as the embeddings have numbers
-        ("cuda", 2**20, 2**20, 4096, 8192),
+        ("cuda", 2**16, 2**16, 4096, 4096),  # as many similarities as the keys have numbers
+        ("cuda", 2**20, 2**20, 4096, 4096),
         ("cuda", 2**16, 2**22, 1024, 1024),
     ],
 )
@@ -343,12 +343,12 @@ def test_objectives_that_do_not_say_are_not_split():
     [
         (chunks.Chunk, {"pairing": "one_way"}),
         (chunks.Chunk, {"pairing": "symmetric", "engine": "chunks"}),
-        (StreamedNegatives, {"pairing": "symmetric"}),
-        (StreamedNegatives, {"pairing": "views"}),
-        (StreamedNegatives, {"queue": torch.randn(2**10, 4)}),
-        (StreamedNegatives, {"pairing": "one_way", "engine": "tiles:64"}),
-        (StreamedNegatives, {"pairing": "one_way", "engine": "tiles"}),
-        (cp.DenseNegatives, {"pairing": "one_way", "engine": "matrix"}),
+        (TileNegatives, {"pairing": "symmetric"}),
+        (TileNegatives, {"pairing": "views"}),
+        (TileNegatives, {"queue": torch.randn(2**10, 4)}),
+        (TileNegatives, {"pairing": "one_way", "engine": "tiles:64"}),
+        (TileNegatives, {"pairing": "one_way", "engine": "tiles"}),
+        (cp.MatrixNegatives, {"pairing": "one_way", "engine": "matrix"}),
     ],
 )
 def test_chosen(kind, how, monkeypatch):
@@ -372,7 +372,7 @@ def test_chosen_by_size(monkeypatch):
     cp.InfoNCE()(*z[:, :512], pairing="one_way")
     cp.InfoNCE()(z[0], z[1].detach(), pairing="one_way")
     cp.InfoNCE()(*z, pairing="one_way")
-    assert seen == [cp.DenseNegatives, StreamedNegatives, chunks.Chunk, chunks.Chunk]
+    assert seen == [cp.MatrixNegatives, TileNegatives, chunks.Chunk, chunks.Chunk]
 
 
 @pytest.mark.parametrize(

@@ -6,13 +6,13 @@ import pytest
 import torch
 
 from counterpoint.engine.joined import JoinedNegatives, TiltedNegatives, joined, tilted
-from counterpoint.engine.negatives import DenseNegatives
-from counterpoint.engine.streamed import StreamedNegatives
-from counterpoint.engine.tiles import Mask
+from counterpoint.engine.mask import Mask
+from counterpoint.engine.matrix import MatrixNegatives
+from counterpoint.engine.tiles import TileNegatives
 
 DRAW = torch.Generator().manual_seed(5)
 LEFT, RIGHT, OTHER = (torch.randn(7, 4, generator=DRAW, dtype=torch.float64) / 3 for _ in range(3))
-MASK = Mask.of(7, 1)
+MASK = Mask(7)
 REDUCTIONS = {
     "logsumexp": lambda neg: neg.logsumexp(lambda s: 3 * s),
     "of a function of its own": lambda neg: neg.logsumexp(lambda s: s.abs().sqrt()),
@@ -28,35 +28,35 @@ REDUCTIONS = {
 PAIRS = ((LEFT, RIGHT), (OTHER, OTHER))
 
 
-def streamed(left, right):
-    return StreamedNegatives([(left, right)], mask=MASK, tile=3)
+def in_tiles(left, right):
+    return TileNegatives([(left, right)], mask=MASK, tile=3)
 
 
-def whole(strength: float = 0.0) -> DenseNegatives:
+def whole(strength: float = 0.0) -> MatrixNegatives:
     """All similarities in one matrix; the first part has weights."""
     first, second = (a @ b.T for a, b in PAIRS)
     drop = torch.eye(7, dtype=torch.bool).repeat(1, 2)
     weight = torch.cat([strength * first, torch.zeros_like(second)], 1) if strength else None
-    return DenseNegatives(torch.cat([first, second], 1), drop=drop, log_weight=weight)
+    return MatrixNegatives(torch.cat([first, second], 1), drop=drop, log_weight=weight)
 
 
 @pytest.mark.parametrize("strength", [0.0, 2.0])
 @pytest.mark.parametrize("name", REDUCTIONS)
 def test_one_matrix(name, strength):
-    parts = [streamed(*pair) for pair in PAIRS]
+    parts = [in_tiles(*pair) for pair in PAIRS]
     if strength:
         parts[0] = tilted(parts[0], strength)
         assert isinstance(parts[0], TiltedNegatives)
     neg = joined(parts, [0, 0])
     assert isinstance(neg, JoinedNegatives)
     torch.testing.assert_close(REDUCTIONS[name](neg), REDUCTIONS[name](whole(strength)))
-    assert isinstance(neg.materialized(), (DenseNegatives, JoinedNegatives))
+    assert isinstance(neg.materialized(), (MatrixNegatives, JoinedNegatives))
 
 
 def test_matrices_become_a_matrix_with_hard_negatives_last():
-    parts = [DenseNegatives(x @ y.T, drop=torch.zeros(7, 7, dtype=torch.bool)) for x, y in PAIRS]
+    parts = [MatrixNegatives(x @ y.T, drop=torch.zeros(7, 7, dtype=torch.bool)) for x, y in PAIRS]
     neg = joined(parts, [2, 1])
-    assert isinstance(neg, DenseNegatives)
+    assert isinstance(neg, MatrixNegatives)
     torch.testing.assert_close(neg.scores[:, -3:], torch.cat([parts[0].scores[:, -2:], parts[1].scores[:, -1:]], 1))
     kept = neg.excluding(torch.full((7, 1), -9.0), exempt=3)
     assert kept.count.unique().tolist() == [3.0]
@@ -64,7 +64,7 @@ def test_matrices_become_a_matrix_with_hard_negatives_last():
 
 
 def test_a_part_may_be_empty_but_not_all():
-    parts = [streamed(*pair) for pair in PAIRS]
+    parts = [in_tiles(*pair) for pair in PAIRS]
     for part in parts:
         part.optional = True
     limit = torch.full((7, 1), 0.05, dtype=torch.float64)
@@ -79,7 +79,7 @@ def test_a_part_may_be_empty_but_not_all():
 
 def test_an_empty_part_that_becomes_a_matrix_counts_as_nothing():
     """A second reduction materializes small tiles; a mean over none of their keys would be NaN."""
-    parts = [StreamedNegatives([pair], mask=MASK) for pair in PAIRS]
+    parts = [TileNegatives([pair], mask=MASK) for pair in PAIRS]
     for part in parts:
         part.optional = True
     limit = whole().min() + 1e-6  # one negative is left, in one of the parts

@@ -178,7 +178,7 @@ def test_two_clusters_of_negatives():
     """The divergence hardly changes between temperatures that tell the clusters and those that tell their members."""
     s = torch.tensor([[1.17, 2.3087, 2.3112, 2.3097, 2.3090, 2.3128]], dtype=torch.float64)
     share = torch.tensor([[21.9, 3.97, 0.43, 32.3, 17.6, 0.56]], dtype=torch.float64)
-    neg = cp.DenseNegatives(s, log_weight=share.log())
+    neg = cp.MatrixNegatives(s, log_weight=share.log())
     share = share / share.sum()
     for radius in torch.linspace(0.05, 4.5, 40).tolist():
         a = kl_alpha(neg, radius)

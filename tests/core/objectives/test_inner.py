@@ -7,7 +7,7 @@ import torch
 from hypothesis import strategies as st
 from identities import SEED, prop
 
-from counterpoint.engine.negatives import DenseNegatives
+from counterpoint.engine.matrix import MatrixNegatives
 from counterpoint.objectives import inner
 
 BOUNDS = st.sampled_from([1e-4, 0.04, 0.4, 4.0, 20.0])
@@ -24,7 +24,7 @@ def negatives(seed, kind, rows=9, keys=40, dtype=torch.float64):
     log_weight = torch.randn(rows, keys, generator=generator, dtype=dtype) if kind == "weight" else None
     if skip is not None:
         skip[:, 1] = (skip[:, 0] + 1) % keys
-    return s, DenseNegatives(s, skip, drop, log_weight)
+    return s, MatrixNegatives(s, skip, drop, log_weight)
 
 
 def by_bisection(s, weights, bound):
@@ -79,7 +79,7 @@ def test_blocks_of_anchors_are_solved_separately():
     assert len(neg.split()) > 1
     value = inner.nonnegative_worst_case(neg, 0.4)
     (gradient,) = torch.autograd.grad(value.sum(), s)
-    exact = DenseNegatives(s.detach().double().requires_grad_(), neg.skip)
+    exact = MatrixNegatives(s.detach().double().requires_grad_(), neg.skip)
     expected = inner.nonnegative_worst_case(exact, 0.4)
     torch.testing.assert_close(value.double(), expected, rtol=1e-6, atol=1e-6)
     (wanted,) = torch.autograd.grad(expected.sum(), exact.scores)
@@ -90,7 +90,7 @@ def test_blocks_of_anchors_are_solved_separately():
 def test_close_similarities_keep_the_digits_of_their_differences():
     """With two negatives, the gradient depends on the radius alone."""
     s = torch.tensor([[0.5001, 0.5]], requires_grad=True)
-    value = inner.nonnegative_worst_case(DenseNegatives(s), 0.4)
+    value = inner.nonnegative_worst_case(MatrixNegatives(s), 0.4)
     (gradient,) = torch.autograd.grad(value, s)
     expected = torch.tensor([[1 + 0.4**0.5, 1 - 0.4**0.5]]) / 2
     torch.testing.assert_close(gradient, expected, rtol=2e-7, atol=1e-7)
@@ -102,7 +102,7 @@ def test_a_threshold_that_rounding_overshoots_comes_back():
     s = torch.tensor([[*low, 0.998923957, 0.998550296, 0.999183297, 0.999228179]], requires_grad=True)
     exact = s.detach().double().requires_grad_()
     gradient, expected = (
-        torch.autograd.grad(inner.nonnegative_worst_case(DenseNegatives(x), 2.3272295336681283), x)[0]
+        torch.autograd.grad(inner.nonnegative_worst_case(MatrixNegatives(x), 2.3272295336681283), x)[0]
         for x in (s, exact)
     )
     assert (expected > 0.1).sum() == 4

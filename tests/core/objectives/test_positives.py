@@ -101,7 +101,7 @@ def test_the_worst_pair_is_subtracted_before_the_temperature_divides():
     pos, first, neg = torch.tensor([[0.8999]]), torch.tensor([[0.9]]), torch.tensor([[-0.5]])
 
     def loss(dtype):
-        scores = cp.Scores(pos.to(dtype), cp.DenseNegatives(neg.to(dtype)), denominator_pos=first.to(dtype))
+        scores = cp.Scores(pos.to(dtype), cp.MatrixNegatives(neg.to(dtype)), denominator_pos=first.to(dtype))
         return cp.InfoNCE(0.001).losses(scores)
 
     torch.testing.assert_close(loss(torch.float32), loss(torch.float64).float(), rtol=1e-6, atol=0)

@@ -15,10 +15,10 @@ from torch.autograd import forward_ad
 import counterpoint as cp
 from counterpoint.batch.pairings import PAIRINGS
 from counterpoint.engine import passes
+from counterpoint.engine.mask import Mask
 from counterpoint.engine.passes import TilePass
 from counterpoint.engine.quadratic import Quadratics
-from counterpoint.engine.streamed import StreamedNegatives
-from counterpoint.engine.tiles import Mask
+from counterpoint.engine.tiles import TileNegatives
 from counterpoint.hyper import Learned
 
 ALL = [*SPECS, *LEARNED]
@@ -251,7 +251,7 @@ def test_what_is_quadratic_is_found_and_reduced(name, reduction):
     assert quadratic is None or (quadratic[0].after == "relu") == (name in RECTIFIED)
     found = []
     for z in (unit(10, 4).requires_grad_(),) * 2:
-        neg = StreamedNegatives([(z, z)], mask=Mask(5), tile=3)
+        neg = TileNegatives([(z, z)], mask=Mask(5), tile=3)
         results = getattr(neg if not found else neg.dense(), reduction)(f, *rows)
         results = results if isinstance(results, tuple) else (results,)
         loss = sum((x * torch.arange(10).unsqueeze(1)).sum() for x in results)
@@ -279,7 +279,7 @@ def test_functions_of_ones_own(f):
     found = []
     for dense in (False, True):
         z = unit(10, 4).requires_grad_()
-        neg = StreamedNegatives([(z, z)], mask=Mask(5), tile=3)
+        neg = TileNegatives([(z, z)], mask=Mask(5), tile=3)
         loss = (neg.dense() if dense else neg).mean(lambda s: f(s, learned())).sum()
         found.append([loss, *torch.autograd.grad(loss, [z, *learned.parameters()])])
     torch.testing.assert_close(*found, rtol=1e-10, atol=1e-10)
@@ -299,7 +299,7 @@ def test_what_differs_from_anchor_to_anchor_is_not_closed_over(tile, power):
 def test_ties_share_the_gradient_of_the_largest():
     keys = unit(3, 4).repeat(3, 1).requires_grad_()
     anchors = keys[:1].detach().clone().requires_grad_()
-    StreamedNegatives([(anchors, keys)], tile=2).max().sum().backward()
+    TileNegatives([(anchors, keys)], tile=2).max().sum().backward()
     torch.testing.assert_close(keys.grad[::3], anchors.detach().expand(3, -1) / 3)
     assert keys.grad[1::3].abs().sum() == 0
 
@@ -345,14 +345,13 @@ def test_chosen_by_size(monkeypatch):
     cp.InfoNCE()(small[0], small[1], queue=torch.randn(2**14, 4))
     for samples in (362, 363):  # as many pairs as a matrix of separate keys has at most, and more
         cp.InfoNCE()(*torch.randn(2, samples, 4, requires_grad=True), pairing="symmetric")
-    dense, streamed = cp.DenseNegatives, StreamedNegatives
+    dense, streamed = cp.MatrixNegatives, TileNegatives
     assert chosen == [dense, streamed, streamed, dense, streamed, dense, streamed]
 
 
 @pytest.mark.parametrize("spec", ["infonce:t=0.3", "infonce:t=0.005", "hcl:t=0.5 + 0.1*dp", "adnce"])
 def test_stored_tiles_change_nothing(monkeypatch, spec):
     """Of a small batch all tiles are stored, of a larger one the first; a second backward pass recomputes them."""
-    monkeypatch.setattr(passes, "EDGES_CPU", (16, 16))
     z, results = torch.randn(2, 40, 8, requires_grad=True), []
     for stored in (2**20, 0):
         monkeypatch.setattr(passes, "STORED", stored)

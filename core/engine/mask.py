@@ -1,0 +1,277 @@
+"""Which keys of an anchor are its negatives, and how much each counts; the tiles in which that is decided."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from ..hyper import Value
+
+LOG2E = 1 / math.log(2)  # exponents of tiles are in units of log 2
+
+COUNTED = 2**20  # pairs that are counted together
+
+
+class Tile(NamedTuple):
+    """A rectangle of similarities, and how its keys count.
+
+    Reductions along dimension 1 are those of the rows' anchors, along dimension 0 those of the columns', where the
+    keys are anchors too. The last three are set by :meth:`Mask.weigh`, a tensor for each of these dimensions.
+
+    Attributes:
+        rows: of the anchors.
+        keys: rows of the keys.
+        mirror: where the keys are among the anchors, if the tile is reduced along its columns too.
+        diagonal: whether the anchors and the keys are the same rows.
+        excluded: diagonals whose keys do not count.
+        keep: 1 where a key counts, else 0; empty if all keys count that are not on these diagonals.
+        log_weights: logarithms of how often they count, which broadcast against the tile; empty: once.
+    """
+
+    rows: slice
+    keys: slice
+    mirror: slice | None = None
+    diagonal: bool = False
+    excluded: Sequence[int] = ()
+    keep: tuple[Tensor, ...] = ()
+    log_weights: tuple[Tensor, ...] = ()
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        return self.rows.stop - self.rows.start, self.keys.stop - self.keys.start
+
+    def factor(self, dim: int) -> Tensor | None:
+        """Return how often each key counts; None: once, but for the excluded diagonals."""
+        keep = self.keep[1 - dim] if self.keep else None
+        if not self.log_weights:
+            return keep
+        weight = self.log_weights[1 - dim].exp()
+        return weight if keep is None else keep * weight
+
+    def total(self, x: Tensor, dim: int, workspace: Workspace) -> Tensor:
+        """Sum finite values along ``dim``, each as often as its key counts; excluded diagonals are zero already."""
+        factor = self.factor(dim)
+        if factor is None:
+            return x.sum(dim)
+        if factor.shape != x.shape:
+            return (x if dim else x.t()).mv(factor.flatten())
+        return torch.mul(x, factor, out=workspace("counted", x.shape)).sum(dim)
+
+    def clear(self, x: Tensor, value: float) -> Tensor:
+        """Set the excluded diagonals to ``value``, in place."""
+        return fill_diagonals(x, self.excluded, value)
+
+    def remove(self, x: Tensor, dim: int, value: float) -> Tensor:
+        """Set all entries that do not count to ``value``, in place, even NaN."""
+        x = self.clear(x, value)
+        return x.masked_fill_(self.keep[1 - dim] == 0, value) if self.keep else x
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Largest similarities that negatives may have, a number per anchor, by the embeddings or by those of a guide.
+
+    Args:
+        most: ``(anchors, 1)``.
+        guide: the guide's embeddings of the anchors ``(n, w)`` and of the keys ``(N, w)``, instead of the model's.
+        exempt: keys from this one on stay, by default none.
+        scale, offset: factor of the similarities in a tile, and what is added to them.
+    """
+
+    most: Tensor
+    guide: tuple[Tensor, Tensor] | None = None
+    exempt: int | None = None
+    scale: float = 1.0
+    offset: float = 0.0
+
+    def for_block(self, rows: slice, guide: tuple[Tensor, Tensor] | None, scale: float, offset: float = 0.0) -> Limits:
+        """Return the limits of some of the anchors, whose keys and those of the guide are a block."""
+        return replace(self, most=self.most[rows], guide=guide, scale=scale, offset=offset)
+
+    def exempting(self, keys: int) -> int:
+        """Return how many keys, the last, are exempt."""
+        return 0 if self.exempt is None else keys - self.exempt
+
+    def allowed(self, x: Tensor, tile: Tile, workspace: Workspace) -> list[Tensor]:
+        """Return 1 where a key is within the limit of a row's anchor, else 0; if mirrored, also of a column's.
+
+        Multiplying by numbers is twenty times faster than filling by booleans.
+        """
+        most, at_most = self.most * self.scale + self.offset, torch.le if self.scale > 0 else torch.ge
+        if self.guide is not None:
+            anchors, keys = self.guide[0][tile.rows], self.guide[1][tile.keys]
+            x = torch.mm(anchors, keys.t(), out=workspace("guide", (len(anchors), len(keys))))
+            most, at_most = self.most, torch.le
+        allowed = [at_most(x, most[tile.rows], out=workspace("allowed", x.shape))]
+        if self.exempt is not None:
+            allowed[0][:, max(0, self.exempt - tile.keys.start) :] = 1.0
+        if tile.mirror is not None:
+            allowed.append(at_most(x, most[tile.mirror].T, out=workspace("allowed columns", x.shape)))
+        return allowed
+
+
+@dataclass(frozen=True)
+class Mask:
+    """Which keys count for an anchor, and how much.
+
+    Args:
+        period: key ``j`` is a view, or a hard negative, of the same sample as anchor ``i`` if ``j - i`` is a multiple
+            of it. Views of the same sample are excluded.
+        ids: of the anchors and of the keys; instead of views of the same sample, exclude keys with the anchor's id.
+        hard: number of the first hard negative, from which on all keys are hard negatives, if there are any.
+        own_log_weight: added to the log-weights of an anchor's own hard negatives; minus infinity excludes them.
+        others: whether the hard negatives of other samples count.
+        log_weight: ``(anchors,)`` and ``(keys,)``: each key counts ``exp(log_weight)`` times; minus infinity excludes
+            it. The former are for anchors that are keys too.
+        zeros: whether any of these may be minus infinity.
+        limits: exclude keys that are too similar.
+        first: number of the first anchor, where the anchors are some of the rows that ``period`` counts.
+    """
+
+    period: int | None = None
+    ids: tuple[Tensor, Tensor] | None = None
+    hard: int | None = None
+    own_log_weight: float = 0.0
+    others: bool = True
+    log_weight: tuple[Tensor, Tensor] | None = None
+    zeros: bool = False
+    limits: Limits | None = None
+    first: int = 0
+
+    @property
+    def by_position(self) -> bool:
+        """Whether a key is excluded only for its position, and all others count once."""
+        return self.ids is None and self.log_weight is None and self.others and self.own_log_weight == 0
+
+    @property
+    def largest_log_weight(self) -> float:
+        """Bound of the absolute log-weights; infinite if not known without synchronizing."""
+        own = abs(self.own_log_weight) if math.isfinite(self.own_log_weight) else 0.0
+        if self.log_weight is None:
+            return own
+        if self.log_weight[1].device.type != "cpu":
+            return math.inf
+        return own + max(float(x.masked_fill(x == -math.inf, 0.0).abs().amax()) for x in self.log_weight)
+
+    def weigh(self, tile: Tile, s: Tensor | None, workspace: Workspace) -> Tile:
+        """Decide which keys of a tile count, and how much.
+
+        Nothing else decides it: a matrix is one tile.
+
+        Args:
+            tile: its position.
+            s: its similarities, times the scale of the limits plus their offset; None without limits.
+            workspace: buffers of the results.
+        """
+        height, width = tile.shape
+        start, weights = tile.keys.start - tile.rows.start - self.first, []
+        if self.log_weight is not None:
+            weights = [self.log_weight[1][tile.keys], self.log_weight[0][tile.rows].unsqueeze(1)]
+        views = width if self.hard is None else min(width, max(0, self.hard - tile.keys.start))
+        if self.ids is None and self.limits is None and views == width and not self.zeros:
+            return tile._replace(excluded=self._offsets(height, width, start), log_weights=(*weights,))
+        # 1. views of the anchor's sample, or keys with its id
+        keep = workspace("keep", (height, width))
+        if self.ids is None:
+            fill_diagonals(keep.fill_(1.0)[:, :views], self._offsets(height, views, start), 0.0)
+        else:
+            torch.ne(self.ids[0][tile.rows].unsqueeze(1), self.ids[1][tile.keys], out=keep)
+        # 2. hard negatives: whose, and the weight of an anchor's own
+        if views < width and not (self.others and self.own_log_weight == 0):
+            own = workspace("own", (height, width)).zero_()
+            fill_diagonals(own[:, views:], self._offsets(height, width - views, start + views), 1.0)
+            if not self.others:
+                keep[:, views:] *= own[:, views:]
+            if self.own_log_weight == -math.inf:
+                keep.sub_(own).clamp_(min=0.0)
+            elif self.own_log_weight:
+                own.mul_(self.own_log_weight)
+                weights = [own.add_(weights[0])] if weights else [own]
+        keeps = [keep] if tile.mirror is None else [keep, keep]
+        # 3. keys of weight zero
+        if self.zeros:
+            keeps = [x * (weight > -math.inf) for x, weight in zip(keeps, weights, strict=False)]
+            weights = [x.masked_fill(x == -math.inf, 0.0) for x in weights]
+        # 4. keys that are too similar
+        if self.limits is not None and s is not None:
+            allowed = self.limits.allowed(s, tile, workspace)
+            keeps = [x.mul_(y) for x, y in zip(allowed, keeps, strict=True)]
+        return tile._replace(keep=(*keeps,), log_weights=(*weights,))
+
+    def of_matrix(self, matrix: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+        """Return ``skip``, ``drop`` and ``log_weight`` of :class:`counterpoint.MatrixNegatives`, without limits."""
+        rows, keys = matrix.shape
+        if self.by_position:
+            if self.period is None:
+                return None, None, None
+            first = (torch.arange(rows, device=matrix.device).unsqueeze(1) + self.first) % self.period
+            views = keys if self.hard is None else self.hard
+            return first + torch.arange(0, views, self.period, device=matrix.device), None, None
+        tile = Tile(slice(0, rows), slice(0, keys))
+        tile = replace(self, limits=None).weigh(tile, None, Workspace(matrix))
+        drop = tile.remove(torch.zeros_like(matrix, dtype=torch.bool), 1, True)
+        return None, drop, tile.log_weights[0].expand(rows, keys) if tile.log_weights else None
+
+    def transposed(self) -> Mask:
+        """Return the mask with anchors and keys exchanged; limits have to be chosen for these anchors."""
+        ids, weight = (None if x is None else (x[1], x[0]) for x in (self.ids, self.log_weight))
+        return replace(self, ids=ids, log_weight=weight)
+
+    def for_rows(self, rows: slice) -> Mask:
+        """Return the mask of some of the anchors; limits have to be chosen for these."""
+        ids, weight = (None if x is None else (x[0][rows], x[1]) for x in (self.ids, self.log_weight))
+        return replace(self, ids=ids, log_weight=weight, first=self.first + rows.start)
+
+    def count(self, rows: int, keys: int, like: Tensor) -> Value:
+        """Count the negatives of an anchor as often as they count, ``(rows, 1)`` if they may differ, without limits."""
+        if self.by_position:
+            views = keys if self.hard is None else min(keys, self.hard)
+            return float(keys - (views // self.period if self.period else 0))
+        mask, workspace, counts = replace(self, limits=None), Workspace(like), []
+        height = max(1, COUNTED // keys)
+        for first in range(0, rows, height):
+            tile = Tile(slice(first, min(rows, first + height)), slice(0, keys))
+            tile = mask.weigh(tile, None, workspace)
+            counts.append(tile.total(tile.clear(workspace("ones", tile.shape).fill_(1.0), 0.0), 1, workspace))
+        return torch.cat(counts).unsqueeze(1)
+
+    def _offsets(self, height: int, width: int, start: int) -> Sequence[int]:
+        """Return the diagonals of a block whose keys are of the anchors' samples.
+
+        Args:
+            height, width: of the block.
+            start: number of its first key, minus that of its first anchor.
+        """
+        if self.period is None:
+            return ()
+        return range(1 - height + (height - 1 - start) % self.period, width, self.period)
+
+
+class Workspace:
+    """Named buffers that tiles reuse."""
+
+    def __init__(self, like: Tensor) -> None:
+        self.dtype, self.device = like.dtype, like.device
+        self.buffers: dict[str, Tensor] = {}
+
+    def __call__(self, name: str, shape: tuple[int, ...]) -> Tensor:
+        buffer = self.buffers.get(name)
+        if buffer is not None and buffer.shape == shape:
+            return buffer
+        size = math.prod(shape)
+        if buffer is None or buffer.numel() < size:
+            buffer = self.buffers[name] = torch.empty(shape, dtype=self.dtype, device=self.device)
+            return buffer
+        return buffer.view(-1)[:size].view(shape)
+
+
+def fill_diagonals(x: Tensor, offsets: Sequence[int], value: float) -> Tensor:
+    """Set diagonals of a matrix to ``value``, in place."""
+    for offset in offsets:
+        x.diagonal(offset).fill_(value)
+    return x
