@@ -43,6 +43,11 @@ class Negatives(ABC):
 
     The anchors may be only those of this process: for statistics of the whole batch use :meth:`across` and
     :meth:`batch_mean`.
+
+    >>> import torch, counterpoint as cp
+    >>> neg: cp.Negatives = cp.DenseNegatives(torch.tensor([[0.1, 0.4, 0.7]]))
+    >>> neg.logsumexp(lambda s: s / 0.5)
+    tensor([[2.0152]])
     """
 
     engine: ClassVar[str] = "matrix"
@@ -230,6 +235,10 @@ class DenseNegatives(Negatives):
         drop: ``(anchors, keys)``, True where a key is not a negative; replaces ``skip``.
         log_weight: ``(anchors, keys)``; a key counts ``exp(log_weight)`` times (SimCSE's hard-negative weight).
         bound: bound of the absolute similarities, if known.
+
+    >>> import torch, counterpoint as cp
+    >>> cp.DenseNegatives(torch.tensor([[0.1, 0.4, 0.7]])).mean(lambda s: s**2)
+    tensor([[0.2200]])
     """
 
     def __init__(

@@ -59,6 +59,10 @@ class StreamedNegatives(TiledNegatives):
             reduction needs autograd.
         bound: bound of the absolute similarities; by default computed, on the CPU.
         forced: never materialize a matrix.
+
+    >>> import torch, counterpoint as cp
+    >>> cp.StreamedNegatives([(torch.eye(2), torch.eye(2))]).mean(lambda s: s).T
+    tensor([[0.5000, 0.5000]])
     """
 
     engine = "tiles"
