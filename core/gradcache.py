@@ -136,4 +136,5 @@ def _leaves(z: Tensor) -> list[Tensor]:
         unseen = {n for n, _ in node.next_functions if n is not None} - seen
         seen |= unseen
         pending += unseen
-    return [node.variable for node in pending if hasattr(node, "variable")]
+    variables = (getattr(node, "variable", None) for node in pending)
+    return [variable for variable in variables if variable is not None]

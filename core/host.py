@@ -6,7 +6,7 @@ import math
 import threading
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from torch import Tensor, nn
 
@@ -65,7 +65,7 @@ class FromHost(Moving):
         return "host"
 
 
-Values = dict[str | int, Value]
+Values = dict[Any, Value]
 """``temperature`` and ``bias`` of a host, ``every bias`` of :func:`at_scale`, and trained numbers by their identity."""
 
 _calls = threading.local()

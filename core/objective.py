@@ -65,14 +65,11 @@ class Objective(Parametrized):
     """Whether its parameters or its bounds assume similarities between -1 and 1."""
 
     def per_anchor(self, pos: Tensor, neg: Negatives) -> Tensor:
-        """Return the loss of each anchor with each of its positives.
+        """Return the loss of each anchor with each of its positives, ``(anchors, P)``, or of each anchor, one column.
 
         Args:
             pos: ``(anchors, P)`` similarities of the positives, not divided by a temperature.
             neg: The negatives; their reductions have the shape ``(anchors, 1)``.
-
-        Returns:
-            ``(anchors, P)``, to be averaged over the positives, or ``(anchors, 1)``.
         """
         raise NotImplementedError(f"{type(self).__name__} defines neither per_anchor nor losses.")
 
@@ -159,10 +156,10 @@ class Objective(Parametrized):
                 process's samples, except the queue, which all have in common.
             reduction: ``mean`` over anchors, or ``none`` for the loss of each anchor (of this process).
         """
-        for name in options:
+        for name, value in options.items():
             known_options = (*BatchOptions.__annotations__, "gather", "reduction")
             check_known(f"{type(self).__name__}: unknown argument", name, known_options, TypeError)
-            if is_dtensor(options[name]):
+            if is_dtensor(value):
                 raise TypeError(f"{name}: expected a plain tensor, got a DTensor; call to_local() or full_tensor().")
         if any(map(is_dtensor, views)):
             local, gather = local_views(views, gather)
@@ -174,8 +171,11 @@ class Objective(Parametrized):
             warn_of_scales(self)
         return self.from_pairings(partial(scores_of, batch), batch.device, reduction=reduction)
 
-    if TYPE_CHECKING:
-        __call__ = forward  # torch types the call of a module as Any
+    if TYPE_CHECKING:  # torch types the call of a module as Any
+
+        def __call__(
+            self, *views: Tensor, gather: Gather = False, reduction: Reduction = "mean", **options: Unpack[BatchOptions]
+        ) -> Tensor: ...
 
     def from_scores(
         self,
@@ -348,7 +348,7 @@ class Sum(Objective):
         weight_of: Real = Real()
         weight_of.name = "weight"
         for weight, part in terms:
-            w, inner = weight_of.check(weight, "Sum"), part.terms()
+            w, inner = weight_of.check(weight, "Sum"), list[tuple[Any, Objective]](part.terms())
             if w == 1.0:
                 flat += inner
             elif isinstance(w, float) and all(isinstance(v, float) for v, _ in inner):

@@ -11,7 +11,7 @@ from .. import checks
 from .keys import Keys
 from .rules import Rule
 
-Pairing = Literal["views", "one_way", "symmetric", "first_two", "pairs", "arcl", "joint", "single"]
+Pairing = Literal["views", "one_way", "symmetric", "first_two", "pairs", "arcl", "joint", "single", "queue"]
 Reduction = Literal["mean", "none"]
 
 
@@ -38,7 +38,7 @@ class KnownOptions(TypedDict, total=False):
 class BatchOptions(KnownOptions, total=False):
     """The keyword arguments of a call with embeddings; ``help(Objective.forward)`` explains each."""
 
-    pairing: Pairing | Mapping[Pairing, Pairing] | None
+    pairing: Pairing | Mapping[str, str] | None
     stacked: bool
     normalize: bool
     engine: str

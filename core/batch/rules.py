@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, get_args
+from typing import Any, Literal, cast, get_args
 
 import torch
 from torch import Tensor
@@ -99,10 +99,8 @@ def parse(text: str) -> Rule:
     )
     try:
         if found is not None and (found[1] == "margin" or found[3] is None):
-            value, hard = float(found[2]), found[4] != "False"
-            return (
-                margin(value, found[3] or KINDS[0], hard=hard) if found[1] == "margin" else threshold(value, hard=hard)
-            )
+            value, kind, hard = float(found[2]), cast("Kind", found[3] or KINDS[0]), found[4] != "False"
+            return margin(value, kind, hard=hard) if found[1] == "margin" else threshold(value, hard=hard)
     except ValueError as error:
         if str(error).startswith("margin:"):
             raise

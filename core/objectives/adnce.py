@@ -76,7 +76,7 @@ class ADNCE(InfoNCE, name="adnce"):
     cost = "one more log-sum-exp"
     on_cosines = True
 
-    denominator: Choice[Denominator | Literal["all"]] = Choice(
+    denominator: Choice[Denominator | Literal["all"]] = Choice(  # pyright: ignore[reportIncompatibleVariableOverride]
         *get_args(Denominator), "all", default="with_positive", always=True, kw_only=True, doc="See the details."
     )
     mu: Real[Number | Literal["auto"], Value | str] = Real(
@@ -112,9 +112,9 @@ class ADNCE(InfoNCE, name="adnce"):
     def centre_and_width(self, neg: Negatives) -> tuple[Value, Value]:
         """Return ``mu`` and ``sigma``, tracked if ``"auto"``."""
         mu, sigma = self.mu, self.sigma
-        if mu == "auto":
+        if isinstance(mu, str):
             mu = self.tracked_mu(quantile(neg, self.quantile))
-        if sigma == "auto":
+        if isinstance(sigma, str):
             sigma = self.tracked_sigma(spread(neg).clamp(min=1e-3))
         return mu, sigma
 

@@ -37,7 +37,7 @@ class AlphaCL(Objective, name="alphacl"):
         def log_w(s: Tensor) -> Tensor:
             # rounding can push a cosine above one, where a fractional power is NaN
             distance: Tensor = (1 - s).clamp(min=0) ** self.power
-            return -distance / self.temperature  # type: ignore[no-any-return]
+            return -distance / self.temperature
 
         if self.normalize:
             return neg.expectation(log_w, lambda s: s) - pos

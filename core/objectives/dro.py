@@ -97,7 +97,7 @@ class CLDRO(Objective, name="dro"):
         if self.divergence == "chi2":
             return chi2_worst_case(neg, self.radius, self.scale, self.nonneg)
         if self.alpha is not None:
-            return self.alpha * (self.radius + log_g0(neg, self.alpha))  # type: ignore[no-any-return]
+            return self.alpha * (self.radius + log_g0(neg, self.alpha))
         return kl_worst_case(neg, self.radius, self.shared)
 
     def diagnostics(self, scores: Scores) -> dict[str, Tensor]:

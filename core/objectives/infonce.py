@@ -146,7 +146,7 @@ class InfoNCE(Objective, name="infonce"):
     def tau(self, neg: Negatives) -> Value:
         """Return the temperature, or the one that corresponds to ``radius``."""
         if self.radius is None:
-            return self.temperature  # type: ignore[no-any-return]
+            return self.temperature
         with torch.no_grad():
             t = (neg.batch_mean(neg.variance()) / (2 * self.radius)).sqrt()
         # without variance, any temperature gives the same weights

@@ -58,7 +58,7 @@ class SupCon(InfoNCE, name="supcon"):
     average: Choice[Literal["outside", "inside"]] = Choice(
         "outside", "inside", default="outside", kw_only=True, doc="Where positives are averaged; see the table."
     )
-    denominator: Choice[Denominator | Literal["positives"]] = Choice(
+    denominator: Choice[Denominator | Literal["positives"]] = Choice(  # pyright: ignore[reportIncompatibleVariableOverride]
         "positives", "with_positive", "negatives",
         default="positives", always=True, kw_only=True, doc="See the second table.",
     )  # fmt: skip
@@ -119,7 +119,7 @@ class ArCL(Wrapper, name="arcl"):
     denominator: Choice[Literal["paper", "worst"]] = Choice(
         "paper", "worst", default="paper", doc="See the table; always ``worst`` for scores that you pass yourself."
     )
-    views: Real[int | None, int | None] = Real(  # type: ignore[assignment]
+    views: Real[int | None, int | None] = Real(
         low=2,
         whole=True,
         optional=True,
