@@ -16,7 +16,7 @@ LOWEST := .venv-lowest
 PYTHONS := 3.10 3.11 3.12 3.13 3.14
 MINUTES ?= 60
 CORE_TESTS := tests/core/objectives tests/core/batch tests/core/test_contract.py tests/core/test_errors.py \
-  tests/core/test_perturb.py tests/core/test_schedules.py tests/core/test_sums.py
+  tests/core/test_views.py tests/core/test_schedules.py tests/core/test_sums.py
 # the lowest supported torch, and the last numpy that it was built for
 LOWEST_TORCH := torch==2.2.0 numpy<2
 

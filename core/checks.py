@@ -27,6 +27,10 @@ def set_checks(mode: str) -> None:
 
     ``auto``: on the CPU. On an accelerator, reading a value would synchronize in every step, so there a NaN shows as
     a NaN loss. ``always``: everywhere, to find the batch that contains it. ``never``.
+
+    >>> import counterpoint as cp
+    >>> cp.set_checks("always")
+    >>> cp.set_checks("auto")
     """
     global _mode
     check_known("set_checks: unknown mode", mode, ("auto", "always", "never"))
@@ -44,14 +48,9 @@ def traced() -> bool:
     return modes or forward_ad._current_level >= 0
 
 
-def readable() -> bool:
-    """Whether tensors have values to read: neither while compiling nor under ``torch.func``."""
-    return not compiling() and not torch._C._are_functorch_transforms_active()
-
-
 def wanted(tensor: Tensor) -> bool:
-    """Whether to read the values of ``tensor`` now."""
-    if _mode == "never" or not readable() or is_abstract(tensor):
+    """Whether to read the values of ``tensor`` now: never while compiling or under ``torch.func``."""
+    if _mode == "never" or compiling() or torch._C._are_functorch_transforms_active() or is_abstract(tensor):
         return False
     return _mode == "always" or tensor.device.type == "cpu"
 
@@ -84,7 +83,7 @@ def is_matrix(tensor: Tensor, what: str, expected: str) -> Tensor:
 
 
 def is_finite(tensor: Tensor, what: str) -> Tensor:
-    """Raises if ``tensor`` contains NaN or infinity, naming how many and where the first one is."""
+    """Raise if ``tensor`` contains NaN or infinity, naming how many and where the first one is."""
     # a sum keeps NaN and infinity; it may also overflow without them
     if not wanted(tensor) or math.isfinite(tensor.detach().sum()):
         return tensor
@@ -118,7 +117,7 @@ def is_prior(prior: Tensor, zero: bool = True) -> Tensor:
 
 
 def has_negatives(count: Tensor | float, why: str = "ids, labels or mask rule out every key") -> Tensor | float:
-    """Raises if an anchor has no negatives, naming which.
+    """Raise if an anchor has no negatives, naming which.
 
     Returns a factor of the anchors' losses: 1, and where values are not read, NaN for anchors without negatives.
     """
@@ -135,7 +134,7 @@ def has_negatives(count: Tensor | float, why: str = "ids, labels or mask rule ou
 
 
 def is_elementwise(results: Any, s: Tensor) -> None:
-    """Raises if a function of ``s`` returns another shape: then it depends on more than ``s``."""
+    """Raise if a function of ``s`` returns another shape: then it depends on more than ``s``."""
     for x in results if isinstance(results, tuple) else (results,):
         if x.shape != s.shape:
             raise TypeError(
@@ -145,16 +144,7 @@ def is_elementwise(results: Any, s: Tensor) -> None:
             )
 
 
-ONCE = (
-    "tiles and chunks have no second derivative (create_graph=True): call the objective with engine='matrix', which "
-    "keeps the matrix of similarities."
-)
-
-
-FORWARD = (
-    "tiles and chunks have no forward-mode derivative: call the objective with engine='matrix', which keeps the "
-    "matrix of similarities."
-)
+NO_DERIVATIVE = "tiles and chunks have no {}: call the objective with engine='matrix', which keeps all similarities."
 
 
 class Once(torch.autograd.Function):
@@ -162,11 +152,11 @@ class Once(torch.autograd.Function):
 
     @staticmethod
     def jvp(ctx: Any, *tangents: Any) -> Any:
-        raise NotImplementedError(FORWARD)
+        raise NotImplementedError(NO_DERIVATIVE.format("forward-mode derivative"))
 
 
-def refuse_second_derivative(message: str = ONCE) -> None:
-    """Raises in the backward pass of a custom function that is to be differentiated again."""
+def refuse_second_derivative(message: str = NO_DERIVATIVE.format("second derivative (create_graph=True)")) -> None:
+    """Raise in the backward pass of a custom function that is to be differentiated again."""
     if torch.is_grad_enabled():
         raise RuntimeError(message)
 

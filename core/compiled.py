@@ -20,7 +20,8 @@ from .batch.keys import Keys
 from .batch.rules import Rule
 from .engine.embeddings import overwritten_by_gradients
 from .engine.tiles import pays_to_tile
-from .hyper import FromScale, given_by_host, host_values, learned_values, with_host_values
+from .host import FromHost, given_by_host, host_values, with_host_values
+from .hyper import learned_values
 from .registry import instances
 
 AVAILABLE = hasattr(torch.library, "register_fake") and hasattr(torch.compiler, "is_exporting")
@@ -36,7 +37,7 @@ def takes(objective: Any, views: Sequence[Tensor], options: Mapping[str, Any]) -
     """Return whether the loss of these views, in code that is being compiled, is to be computed by the operator."""
     if not AVAILABLE or torch.compiler.is_exporting() or objective._number < 0:
         return False
-    if given_by_host(objective) or any(isinstance(part, FromScale) for part in objective.modules()):
+    if given_by_host(objective) or any(isinstance(part, FromHost) for part in objective.modules()):
         return False  # tensors that only the compiled code around the call has
     if not all(map(_is_plain, options.values())):
         return False  # bad input, whose error names it

@@ -7,24 +7,22 @@ A number is constant, a :class:`Schedule` follows the training step, and a :clas
 
 from __future__ import annotations
 
-import inspect
 import math
 import numbers
-import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, Generic, TypeGuard, overload
+import warnings
+from dataclasses import KW_ONLY, dataclass
+from inspect import Parameter
+from typing import TYPE_CHECKING, Any, Generic, Literal, TypeGuard, get_args, overload
 
 import torch
 from torch import Tensor, nn
 from typing_extensions import Self, TypeVar
 
 from . import checks
+from .host import FromHost, Moving, host_values
+from .host import Value as Value
 from .names import check_known
 from .names import nearest as nearest
-
-Value = float | Tensor
-"""What formulas compute with: a Python float or a zero-dimensional tensor."""
 
 
 def is_number(value: Any) -> TypeGuard[float]:
@@ -35,7 +33,10 @@ def is_number(value: Any) -> TypeGuard[float]:
         return False
 
 
-class Schedule(nn.Module):
+Shape = Literal["linear", "cosine"]
+
+
+class Schedule(Moving):
     """A number that moves from ``start`` to ``end`` over ``steps`` training calls and stays there.
 
     The step is a buffer: ``state_dict`` saves it, and it advances by one whenever you call the objective in training
@@ -54,7 +55,7 @@ class Schedule(nn.Module):
 
     step: Tensor
 
-    def __init__(self, start: float, end: float, steps: int, shape: str = "linear") -> None:
+    def __init__(self, start: float, end: float, steps: int, shape: Shape = "linear") -> None:
         super().__init__()
         for name, value in (("start", start), ("end", end)):
             if not is_number(value):
@@ -63,7 +64,7 @@ class Schedule(nn.Module):
             raise ValueError(f"Schedule: steps must be a whole number, got {steps!r}.")
         if steps < 1:
             raise ValueError(f"Schedule: steps must be at least 1, got {int(steps)}.")
-        check_known("Schedule: unknown shape", shape, ("linear", "cosine"))
+        check_known("Schedule: unknown shape", shape, get_args(Shape))
         self.start, self.end, self.steps, self.shape = float(start), float(end), int(steps), shape
         self.register_buffer("step", torch.zeros((), dtype=torch.long))
 
@@ -78,14 +79,11 @@ class Schedule(nn.Module):
         self.step = self.step + 1
 
     def bounds(self) -> tuple[float, float]:
-        """Return the smallest and the largest value."""
         return min(self.start, self.end), max(self.start, self.end)
 
     def spec(self) -> str:
         shape = "" if self.shape == "linear" else f",{self.shape}"
         return f"schedule({number(self.start)},{number(self.end)},{self.steps}{shape})"
-
-    __repr__ = spec
 
 
 class _Clip(torch.autograd.Function):
@@ -109,7 +107,7 @@ class _Clip(torch.autograd.Function):
         return grad.masked_fill(outward, 0.0), None, None
 
 
-class Learned(nn.Module):
+class Learned(Moving):
     """A trained number, clamped to ``[low, high]``.
 
     If ``low`` is positive, the parameter is the logarithm, as for CLIP's temperature, so that steps are relative;
@@ -149,64 +147,12 @@ class Learned(nn.Module):
         return value.exp()
 
     def bounds(self) -> tuple[float, float]:
-        """Return the smallest and the largest value."""
         return self.low, self.high
 
     def spec(self) -> str:
         parameter = float(next(self.parameters()).detach())
         value = float(f"{math.exp(parameter) if self.low > 0 else parameter:.6g}")
         return f"learned({number(min(max(value, self.low), self.high))},{number(self.low)},{number(self.high)})"
-
-    __repr__ = spec
-
-
-class FromScale(nn.Module):
-    """The temperature of logits: one over the ``scale=`` of :meth:`counterpoint.Objective.from_logits`.
-
-    Specs write it as ``t=host``. If the scale is learned, it keeps its gradient.
-
-    >>> import torch, counterpoint as cp
-    >>> log_scale = torch.tensor(3.0, requires_grad=True)
-    >>> cosines = torch.eye(4) - 0.1
-    >>> cp.ADNCE("host").from_logits(log_scale.exp() * cosines, scale=log_scale.exp()).backward()
-    >>> bool(log_scale.grad)
-    True
-    """
-
-    missing = 'temperature "host" is one over the scale of logits: expected a call of from_logits.'
-
-    def forward(self) -> Value:
-        value = host_values().get(id(self))
-        if value is None:
-            raise ValueError(self.missing)
-        return value
-
-    def bounds(self) -> tuple[float, float]:
-        """Return the smallest and the largest value."""
-        return math.nextafter(0, 1), math.inf
-
-    def __repr__(self) -> str:
-        return self.spec()
-
-    def spec(self) -> str:
-        return HOST
-
-
-class FromBias(FromScale):
-    """The bias of logits: ``bias=`` of :meth:`counterpoint.Objective.from_logits`. Specs write it as ``b=host``."""
-
-    missing = 'bias "host" is that of logits: expected a call of from_logits with bias=.'
-
-    def bounds(self) -> tuple[float, float]:
-        """Return the smallest and the largest value."""
-        return -math.inf, math.inf
-
-
-def given_by_host(module: nn.Module) -> list[Tensor]:
-    """Return the host's own tensors that temperatures and biases of parts are at present."""
-    values = host_values()
-    found = (values.get(id(part)) for part in module.modules()) if values else ()
-    return [value for value in found if isinstance(value, Tensor)]
 
 
 def learned_values(module: nn.Module) -> tuple[dict[int, Tensor], list[nn.Parameter]]:
@@ -220,56 +166,8 @@ def learned_values(module: nn.Module) -> tuple[dict[int, Tensor], list[nn.Parame
     return {id(part): part() for part in learned}, [p for p in module.parameters() if id(p) not in own]
 
 
-_calls = threading.local()
-
-
-def host_values() -> dict[int, Value]:
-    """Return the host's scale and bias in this thread's call, by the identity of the module that reads them."""
-    return getattr(_calls, "values", {})
-
-
-@contextmanager
-def with_host_values(values: dict[int, Value]) -> Iterator[None]:
-    """Let modules read these values, in this thread; a backward pass installs those of its forward pass."""
-    before = host_values()
-    _calls.values = values
-    try:
-        yield
-    finally:
-        _calls.values = before
-
-
-def copied_host_values(module: nn.Module, copied: nn.Module) -> dict[int, Value]:
-    """Return the host's values of this thread's call for a copy of a module."""
-    values, pairs = host_values(), zip(module.modules(), copied.modules(), strict=True)
-    return {id(new): values[id(old)] for old, new in pairs if id(old) in values}
-
-
-@contextmanager
-def at_scale(
-    module: nn.Module, scale: Value | None, bias: Value | None = None, biased: type[nn.Module] | None = None
-) -> Iterator[None]:
-    """Let temperatures that come :class:`FromScale` be one over ``scale``, and biases :class:`FromBias` ``bias``.
-
-    Parts of the type ``biased`` have that bias, too, in place of their own.
-    """
-    values = dict(host_values())
-    for part in module.modules():
-        if isinstance(part, FromBias) or (biased is not None and isinstance(part, biased)):
-            if bias is not None:
-                values[id(part)] = bias
-        elif isinstance(part, FromScale) and scale is not None:
-            values[id(part)] = 1 / scale
-    with with_host_values(values):
-        yield
-
-
 Number = float | Schedule | Learned
 """What a schedulable hyper-parameter accepts."""
-
-HOST = "host"
-"""The temperature that is :class:`FromScale`, and the objective that is a host's own loss."""
-_FROM_HOST: dict[str, type[FromScale]] = {"t": FromScale, "b": FromBias}
 
 
 class Tracked(nn.Module):
@@ -295,13 +193,32 @@ class Tracked(nn.Module):
         return torch.where(average.isnan(), current, average)
 
 
-T = TypeVar("T", default=Number)
-V = TypeVar("V", default=Any)
+MAX_TEMPERATURE = 5.0
+"""Divided by more than this, any two cosines differ by less than 0.4."""
 
-REQUIRED: Any = inspect.Parameter.empty
+
+def warn_of_scales(objective: nn.Module) -> None:
+    """Warn of temperatures that start so high that cosines hardly differ: most likely they are scales of logits."""
+    for part in objective.modules():
+        temperature = vars(part).get("_hyper", {}).get("temperature")
+        start = getattr(temperature, "start", temperature)
+        if isinstance(start, float) and start > MAX_TEMPERATURE:
+            warnings.warn(
+                f"{type(part).__name__}: expected a temperature of at most {MAX_TEMPERATURE:g} for cosines, got "
+                f"{number(start)}. If this is a scale of logits, the temperature is 1/{number(start)}.",
+                stacklevel=5,  # where the objective is called
+            )
+
+
+T = TypeVar("T", default=Number, contravariant=True)
+V = TypeVar("V", default=Value, covariant=True)
+W = TypeVar("W", bound=str, default=str, contravariant=True)
+
+REQUIRED: Any = Parameter.empty
 """The default of a hyper-parameter that has none."""
 
 
+@dataclass(eq=False)
 class Hyper(Generic[T, V]):
     """A hyper-parameter of an objective: a read-only attribute that accepts a ``T`` and reads as a ``V``.
 
@@ -314,13 +231,15 @@ class Hyper(Generic[T, V]):
             without a default is always keyword-only.
     """
 
-    name: str
+    short: str = ""
+    _: KW_ONLY
+    default: Any = REQUIRED
+    doc: str = ""
+    always: bool = False
+    kw_only: bool = False
 
-    def __init__(
-        self, short: str = "", *, default: Any = REQUIRED, doc: str = "", always: bool = False, kw_only: bool = False
-    ) -> None:
-        self.short, self.default, self.doc, self.always = short, default, doc, always
-        self.kw_only = kw_only or default is REQUIRED
+    def __post_init__(self) -> None:
+        self.kw_only = self.kw_only or self.default is REQUIRED
 
     def __set_name__(self, owner: type, name: str) -> None:
         self.name, self.short = name, self.short or name
@@ -337,7 +256,7 @@ class Hyper(Generic[T, V]):
     else:
 
         def __get__(self, objective, owner=None):
-            # only schedules and learned values get here
+            # only values that move get here
             return self if objective is None else objective._hyper[self.name]()
 
     def check(self, value: Any, where: str) -> Any:
@@ -354,92 +273,80 @@ class Hyper(Generic[T, V]):
         return kind(f"{where}: {self.name} must be {self.expected()}, got {value!r}.{hint}")
 
 
-class Real(Hyper[T, Any]):
+@dataclass(eq=False)
+class Real(Hyper[T, V]):
     """A number in an interval, or one of ``words`` (``"auto"``), or None if ``optional``.
 
-    It also accepts a :class:`Schedule` or a :class:`Learned` value unless ``fixed``.
+    It also accepts a :class:`Schedule` or a :class:`Learned` value unless it is ``fixed``, as ``whole`` numbers are.
+
+    Args:
+        low, high: The smallest and the largest value.
+        above, below: Limits that are not values themselves.
+
+    >>> import counterpoint as cp
+    >>> class Scaled(cp.Objective):
+    ...     scale: cp.Real = cp.Real("s", above=0, default=1.0)
+    >>> Scaled(s=0.5).scale
+    0.5
     """
 
-    def __init__(
-        self,
-        short: str = "",
-        low: float = -math.inf,
-        high: float = math.inf,
-        *,
-        default: T = REQUIRED,
-        doc: str = "",
-        open_low: bool = False,
-        open_high: bool = False,
-        words: tuple[str, ...] = (),
-        optional: bool = False,
-        fixed: bool = False,
-        always: bool = False,
-        kw_only: bool = False,
-    ) -> None:
-        super().__init__(short, default=default, doc=doc, always=always, kw_only=kw_only)
-        self.low, self.high, self.open_low, self.open_high = low, high, open_low, open_high
-        self.words, self.optional, self.fixed = words, optional, fixed
+    _: KW_ONLY
+    low: float = -math.inf
+    high: float = math.inf
+    above: float = -math.inf
+    below: float = math.inf
+    words: tuple[str, ...] = ()
+    optional: bool = False
+    fixed: bool = False
+    whole: bool = False
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.fixed = self.fixed or self.whole
 
     def expected(self) -> str:
-        left = "" if self.low == -math.inf else f"{number(self.low)} {'<' if self.open_low else '<='} "
-        right = "" if self.high == math.inf else f" {'<' if self.open_high else '<='} {number(self.high)}"
-        text = "a finite number" + (f" with {left}{self.name}{right}" if left or right else "")
-        for word in (*self.words, *([HOST] if self.short in _FROM_HOST else [])):
-            text += f' or "{word}"'
-        return text + (" or None" if self.optional else "")
+        left = f"{number(self.above)} < " if self.above > -math.inf else ""
+        left = f"{number(self.low)} <= " if self.low > -math.inf else left
+        right = f" < {number(self.below)}" if self.below < math.inf else ""
+        right = f" <= {number(self.high)}" if self.high < math.inf else right
+        kind = "a whole number" if self.whole else "a finite number"
+        words = [f'"{word}"' for word in (*self.words, *(["host"] if self.name in FromHost.missing else []))]
+        interval = f" with {left}{self.name}{right}" if left or right else ""
+        return " or ".join([kind + interval, *words, *(["None"] if self.optional else [])])
 
     def contains(self, value: float) -> bool:
-        above = value > self.low if self.open_low else value >= self.low
-        below = value < self.high if self.open_high else value <= self.high
-        return above and below
+        return self.low <= value <= self.high and self.above < value < self.below
 
     def check(self, value: Any, where: str) -> Any:
         if (value is None and self.optional) or (isinstance(value, str) and value in self.words):
             return value
-        if self.short in _FROM_HOST and isinstance(value, str) and value == HOST:
-            return _FROM_HOST[self.short]()
-        if isinstance(value, (Schedule, Learned, FromScale)) and not self.fixed:
+        if self.name in FromHost.missing and isinstance(value, str) and value == "host":
+            return FromHost(self.name)
+        if isinstance(value, FromHost) and value.name == self.name:
+            return value
+        if isinstance(value, (Schedule, Learned)) and not self.fixed:
             if not all(map(self.contains, value.bounds())):
                 raise ValueError(f"{where}: {self.name} must be {self.expected()}, got {value.spec()}.")
             return value
-        if not is_number(value) or not self.contains(float(value)):
+        if not is_number(value) or not self.contains(value) or (self.whole and value != int(value)):
             raise self.fail(value, where)
-        return float(value)
+        return int(value) if self.whole else float(value)
 
 
-class Whole(Hyper[int | None, int | None]):
-    """A whole number of at least ``low``, or None."""
+class Choice(Hyper[W, str]):
+    """One of a few words.
 
-    def __init__(
-        self, short: str = "", low: int = 1, *, default: int | None = REQUIRED, doc: str = "", kw_only: bool = False
-    ) -> None:
-        super().__init__(short, default=default, doc=doc, kw_only=kw_only)
-        self.low = low
+    Annotate it with their type, for instance ``Choice[Literal["mean", "sum"]]``, and type checkers know them.
 
-    def expected(self) -> str:
-        return f"a whole number of at least {self.low} or None"
+    >>> import counterpoint as cp
+    >>> class Averaged(cp.Objective):
+    ...     average: cp.Choice = cp.Choice("mean", "sum", default="mean")
+    >>> Averaged("sum").average
+    'sum'
+    """
 
-    def check(self, value: Any, where: str) -> Any:
-        if value is None:
-            return value
-        if not is_number(value) or value != int(value) or value < self.low:
-            raise self.fail(value, where)
-        return int(value)
-
-
-class Choice(Hyper[str, str]):
-    """One of a few words."""
-
-    def __init__(
-        self,
-        *options: str,
-        short: str = "",
-        default: str = REQUIRED,
-        doc: str = "",
-        always: bool = False,
-        kw_only: bool = False,
-    ) -> None:
-        super().__init__(short, default=default, doc=doc, always=always, kw_only=kw_only)
+    def __init__(self, *options: str, **settings: Any) -> None:
+        super().__init__(**settings)
         self.options = options
 
     def expected(self) -> str:
@@ -453,14 +360,19 @@ class Choice(Hyper[str, str]):
 
 
 class Flag(Hyper[bool, bool]):
-    """True or False."""
+    """True or False.
+
+    >>> import counterpoint as cp
+    >>> class Centered(cp.Objective):
+    ...     center: cp.Flag = cp.Flag(default=True)
+    >>> Centered(center=False).center
+    False
+    """
 
     def expected(self) -> str:
         return "True or False"
 
     def check(self, value: Any, where: str) -> Any:
-        if isinstance(value, str) and value.lower() in ("true", "false"):
-            return value.lower() == "true"
         if not isinstance(value, bool):
             raise self.fail(value, where)
         return value
@@ -473,7 +385,7 @@ def number(value: float) -> str:
 
 def text(value: Any) -> str:
     """Write a hyper-parameter's value as in a spec."""
-    if isinstance(value, (Schedule, Learned, FromScale)):
+    if isinstance(value, Moving):
         return value.spec()
     if isinstance(value, bool) or value is None:
         return str(value).lower()
@@ -482,12 +394,12 @@ def text(value: Any) -> str:
 
 def bounds(value: Any) -> tuple[float, float]:
     """Return the smallest and the largest value that a number, a Schedule or a Learned value takes."""
-    return value.bounds() if isinstance(value, (Schedule, Learned, FromScale)) else (float(value), float(value))
+    return value.bounds() if isinstance(value, Moving) else (float(value), float(value))
 
 
 def current(value: Any) -> Value:
     """Return the current value of a number, a Schedule or a Learned value."""
-    return value() if isinstance(value, nn.Module) else value  # type: ignore[no-any-return]
+    return value() if isinstance(value, Moving) else value  # type: ignore[no-any-return]
 
 
 def log(value: Value) -> Value:

@@ -9,7 +9,7 @@ from copy import deepcopy
 from functools import partial, reduce
 from inspect import Parameter
 from operator import add
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, get_args
 
 import torch
 from torch import Tensor, nn
@@ -19,57 +19,41 @@ from . import checks, compiled, spec
 from .batch.batch import Batch
 from .batch.chunked import chunked_loss
 from .batch.gathered import gathered_batch
-from .batch.options import BatchOptions
+from .batch.options import BatchOptions, Reduction
 from .batch.pairings import scores_of
 from .batch.ready_made import scores_from_logits, scores_from_matrices
 from .batch.report import report
 from .batch.scores import Negatives, Scores
 from .engine.distributed import Gather, is_dtensor, local_views
-from .hyper import (
-    Choice,
-    Flag,
-    FromBias,
-    FromScale,
-    Hyper,
-    Learned,
-    Real,
-    Schedule,
-    Tracked,
-    Value,
-    Whole,
-    at_scale,
-    current,
-    nearest,
-    number,
-    text,
-)
+from .host import FromHost, at_scale
+from .hyper import Choice, Flag, Hyper, Learned, Real, Schedule, Tracked, Value, current, text, warn_of_scales
+from .names import check_known
 from .parameters import Parametrized
-from .registry import kind, known
-
-MAX_TEMPERATURE = 5.0
-"""Divided by more than this, any two cosines differ by less than 0.4."""
+from .registry import kind
 
 
 class Inner(Hyper["Objective | str", "Objective"]):
     """The objective inside a :class:`Wrapper`: an objective or its spec."""
 
 
-@dataclass_transform(field_specifiers=(Real, Whole, Choice, Flag, Inner))
+@dataclass_transform(field_specifiers=(Real, Choice, Flag, Inner))
 class Objective(Parametrized):
     """A contrastive objective: it turns similarities into a loss.
 
-    Subclasses pass their name (``class ADNCE(InfoNCE, name="adnce")``), declare hyper-parameters as class attributes
-    (``mu: Real = Real("mu", default=0.7)``), and implement :meth:`per_anchor`, or :meth:`losses` if they need more of
-    a batch than ``pos`` and ``neg``. They then work with every pairing, wrapper, host and engine.
+    Subclasses declare hyper-parameters as class attributes, and implement :meth:`per_anchor`, or :meth:`losses` if
+    they need more of a batch than ``pos`` and ``neg``. They then work with every pairing, wrapper, host and engine;
+    with a name (``class ADNCE(InfoNCE, name="adnce")``), also in specs.
 
     Hyper-parameters are frozen: ``loss_fn.replace(mu=0.5)`` returns a changed objective. For a value that changes
-    during training, pass a :class:`Schedule` or a :class:`Learned` value instead of a number.
+    during training, pass a :class:`Schedule` or a :class:`Learned` value instead of a number. Objectives compare by
+    value but hash by identity, like all torch modules.
 
-    Objectives compare by value but hash by identity, like all torch modules.
+    >>> import counterpoint as cp
+    >>> isinstance(cp.InfoNCE(), cp.Objective), cp.InfoNCE().replace(t=0.1)
+    (True, infonce:t=0.1,denominator=with_positive)
     """
 
     formula: ClassVar[str] = ""
-    paper: ClassVar[str] = ""
     use: ClassVar[str] = ""
     """When to use it."""
     tune_first: ClassVar[str] = ""
@@ -80,22 +64,17 @@ class Objective(Parametrized):
     on_cosines: ClassVar[bool] = False
     """Whether its parameters or its bounds assume similarities between -1 and 1."""
 
-    # ---- what an objective is ------------------------------------------------------------------
-
     def per_anchor(self, pos: Tensor, neg: Negatives) -> Tensor:
-        """Return the loss of each anchor with each of its positives.
+        """Return the loss of each anchor with each of its positives, ``(anchors, P)``, or of each anchor, one column.
 
         Args:
             pos: ``(anchors, P)`` similarities of the positives, not divided by a temperature.
             neg: The negatives; their reductions have the shape ``(anchors, 1)``.
-
-        Returns:
-            ``(anchors, P)``, which the caller averages over the positives, or ``(anchors, 1)``.
         """
         raise NotImplementedError(f"{type(self).__name__} defines neither per_anchor nor losses.")
 
     def losses(self, scores: Scores) -> Tensor:
-        """Return the losses as :meth:`per_anchor` does, from everything that is known of a batch."""
+        """Return the losses as :meth:`per_anchor` does, given all that is known of a batch."""
         return self.per_anchor(scores.pos, scores.neg)
 
     def diagnostics(self, scores: Scores) -> dict[str, Tensor]:
@@ -116,117 +95,87 @@ class Objective(Parametrized):
     def couples_anchors(self) -> bool:
         """Whether the loss is not a mean of terms that depend on one anchor's similarities each.
 
-        That is the case if a statistic of all anchors enters: ``mu="auto"``, ``radius=``, a shared ``alpha``, a sum
-        over the batch. The losses of a batch's parts then do not average to its loss. The call with embeddings and
-        ``gather=`` takes care of that; when you pass scores or logits yourself, pass those of every anchor.
+        That is so if a statistic of all anchors enters: ``mu="auto"``, ``radius=``, a shared ``alpha``, a sum over the
+        batch. When you pass scores or logits yourself, then pass those of every anchor; ``gather=`` does so.
         """
         inner = [part for part in self.modules() if part is not self]
         return any(isinstance(p, Tracked) or (isinstance(p, Objective) and p.couples_anchors) for p in inner)
 
-    # ---- how it is called ----------------------------------------------------------------------
-
-    if TYPE_CHECKING:  # torch types the call of a module as Any
-
-        def __call__(
-            self, *views: Tensor, gather: Gather = False, reduction: str = "mean", **options: Unpack[BatchOptions]
-        ) -> Tensor: ...
-
     def forward(
-        self, *views: Tensor, gather: Gather = False, reduction: str = "mean", **options: Unpack[BatchOptions]
+        self, *views: Tensor, gather: Gather = False, reduction: Reduction = "mean", **options: Unpack[BatchOptions]
     ) -> Tensor:
         """Compute the loss of a batch of embeddings.
 
-        Arguments that no term uses are ignored (``prior`` of an InfoNCE), so that one training loop serves all
-        objectives.
+        Arguments that no term uses are ignored, so that one training loop serves all objectives.
 
         Args:
             views: tensors ``(B, d)``, one per view. They are normalized here unless ``normalize=False``.
             stacked: the views are one tensor ``(B, views, d)``. For ``(views, B, d)``, call ``loss_fn(*z)``.
-            pairing: who is compared with whom. By default each objective uses its paper's pairing; see
+            pairing: who is compared with whom; by default each objective uses its paper's pairing. See
                 :mod:`counterpoint.batch.pairings` for ``views``, ``one_way``, ``symmetric``, ``first_two``, ``pairs``,
-                ``arcl``, ``joint`` and ``single``. A mapping replaces some pairings and leaves the others: with
-                ``{"views": "one_way"}``, anchors are the first view only, unless an objective's paper compares other
-                pairs.
+                ``arcl``, ``joint`` and ``single``. A mapping replaces some pairings: with ``{"views": "one_way"}``,
+                anchors are the first view only, except in terms whose paper compares other pairs.
             directions: what the pairing ``joint`` compares, in one denominator: ``query_to_doc`` and any of
-                ``query_to_query``, ``doc_to_query``, ``doc_to_doc`` and ``doc_to_positive``; see
-                :mod:`counterpoint.batch.joint`. The first four are GTE's loss.
-            hardness: which negatives count more, and how much: ``("hard_negatives", 5.0)`` adds 5 times the similarity,
-                as a constant, to the exponents of a sample's own hard negatives; ``in_batch_negatives`` and
-                ``all_negatives`` are the others.
-            queue: ``(K, d)`` further keys, all negatives (MoCo). The first view is the query, the second the key;
-                key and queue are detached. :class:`counterpoint.Keys` adds what is known of them.
-            negatives: ``(B, d)`` or ``(B, n, d)`` hard negatives of each sample; all samples see all of them. The
-                pairing is then ``one_way``. :class:`counterpoint.Keys` adds their ids, weights and guide, and says
-                whether they are shared.
+                ``query_to_query``, ``doc_to_query``, ``doc_to_doc`` (these four are GTE's loss) and
+                ``doc_to_positive``; see :mod:`counterpoint.batch.joint`.
+            hardness: ``("hard_negatives", 5.0)`` adds 5 times the similarity, as a constant, to the exponents of a
+                sample's own hard negatives; also ``in_batch_negatives`` and ``all_negatives``.
+            queue: ``(K, d)`` further keys, all negatives (MoCo), or :class:`counterpoint.Keys`. The first view is the
+                query, the second the key; key and queue are detached.
+            negatives: ``(B, d)`` or ``(B, n, d)`` hard negatives of each sample, which all samples see, or
+                :class:`counterpoint.Keys`. The pairing is then ``one_way``.
             in_batch: False to compare with the sample's own hard negatives only.
             ids: ``(B,)`` integers; samples with the same id are never each other's negatives.
             labels: ``(B,)`` integers; as ``ids``, and samples with the same label are positives (supervised use), rows
-                of the queue included. One view is enough; a sample that is the only one of its class then has no
-                positive, and does not count; a batch without any positive is an error. Hard negatives are never
-                positives.
+                of the queue included, hard negatives not. One view is enough; a sample that is the only one of its
+                class then does not count. A batch without any positive is an error.
             false_negatives: which keys are too similar to be negatives: :func:`counterpoint.margin`,
-                :func:`counterpoint.threshold`, or a list of these. Similarities are the model's own, as constants, or
-                those of ``guide``. In pairings without positives (``single``) a margin refers to the sample's other
-                views.
+                :func:`counterpoint.threshold`, or a list of these. Similarities are the model's own or ``guide``'s. In
+                pairings without positives (``single``) a margin refers to the sample's other views.
             guide: another model's embeddings of the same views, ``(B, w)`` each or ``(B, views, w)``, whose cosines
                 decide what ``false_negatives`` excludes (GISTEmbed). They get no gradient.
             empty: what anchors are that ``false_negatives`` leaves without negatives: an ``error``, or of loss
                 ``zero``. Statistics of the batch (``mu="auto"``) then include their negatives, as if none were false.
-                In tiles, ``zero`` costs a pass that counts.
             log_q: ``(B,)`` log-probability with which each sample was drawn; as a negative it counts ``1/q`` times (the
-                sampling correction of recommenders and of the sampled softmax: logit minus ``log_q``). Positives are
-                not drawn, and stay. For any weights ``w`` pass ``-log(w)``.
+                correction of the sampled softmax). For any weights ``w`` pass ``-log(w)``.
             prior: ``(B,)`` probability that a sample's negative is a false one; replaces the objective's prior.
-            positive_weight: ``(B,)`` or ``(views, B)`` factors of ``p / t`` in the numerator of the family of InfoNCE
-                (``infonce``, ``dcl``, ``hcl``, ``adnce``, ``supcon``), which pull some positives more than others.
-                Decoupled contrastive learning's DCLW is ``InfoNCE(t, denominator="negatives")`` with
-                ``2 - B * softmax((z1 * z2).sum(1) / sigma, 0)``, of normalized views and detached.
-            adversarial: ``(B, d)`` embeddings of adversarial views (:mod:`counterpoint.views`).
-            mixed: ``(B, d)`` or ``(B, n, d)`` embeddings of mixed views.
+            positive_weight: ``(B,)`` or ``(views, B)`` factors of ``p / t`` in the numerator of the family of InfoNCE,
+                which pull some positives more than others. Decoupled contrastive learning's DCLW is
+                ``InfoNCE(t, denominator="negatives")`` with ``2 - B * softmax((z1 * z2).sum(1) / sigma, 0)``, of
+                normalized views and detached.
+            adversarial, mixed: embeddings of adversarial views ``(B, d)``, and of mixed ones ``(B, d)`` or
+                ``(B, n, d)``; see :mod:`counterpoint.views`.
             normalize: cosine similarities if true, plain inner products if not.
-            engine: how to reduce the negatives. ``auto`` chooses what is fastest, or what fits; the others raise where
-                they cannot be used. ``matrix`` computes all similarities at once, and can be differentiated twice
-                (weights that an objective treats as constants, those of ADNCE and alpha-CL for instance, stay
-                constants). ``tiles`` computes them tile by tile, and again in the backward pass. ``chunks`` computes
-                the loss and its gradient a chunk of anchors at a time, in the forward pass. ``fused`` uses GPU kernels,
-                which ``auto`` does not choose: they have not run on a GPU yet. ``tiles:N`` and ``chunks:N`` have tiles
-                of ``N`` rows and columns.
-                ``torch.func`` needs a matrix, and so does ``reduction="none"`` in compiled code; with ``labels`` there
-                is always one, that of the positives. :meth:`report` names the engine.
-            gather: compare with the samples of all processes: True or a process group; see
-                :mod:`counterpoint.engine.distributed`. Pass everything else for this process's samples, except the
-                queue, which all processes have in common.
+            engine: how to reduce the negatives. ``auto`` chooses the fastest that fits; the others raise where they
+                cannot be used. ``matrix`` computes all similarities at once, and can be differentiated twice.
+                ``tiles`` computes them tile by tile, and again in the backward pass; ``chunks`` computes the loss and
+                its gradient a chunk of anchors at a time, in the forward pass; ``tiles:N`` and ``chunks:N`` have tiles
+                of ``N`` rows and columns. ``fused`` uses GPU kernels that have not run on a GPU yet. ``torch.func``
+                needs a matrix, and so does ``reduction="none"`` in compiled code.
+            gather: compare with the samples of all processes: True or a process group. Pass everything else for this
+                process's samples, except the queue, which all have in common.
             reduction: ``mean`` over anchors, or ``none`` for the loss of each anchor (of this process).
         """
-        for name in options:
-            if name not in BatchOptions.__annotations__:
-                hint = nearest(name, (*BatchOptions.__annotations__, "gather", "reduction"))
-                raise TypeError(f"{type(self).__name__}: unknown argument {name!r}.{hint}")
+        for name, value in options.items():
+            known_options = (*BatchOptions.__annotations__, "gather", "reduction")
+            check_known(f"{type(self).__name__}: unknown argument", name, known_options, TypeError)
+            if is_dtensor(value):
+                raise TypeError(f"{name}: expected a plain tensor, got a DTensor; call to_local() or full_tensor().")
         if any(map(is_dtensor, views)):
             local, gather = local_views(views, gather)
             views = (*local,)
-        for name, value in options.items():
-            if is_dtensor(value):
-                raise TypeError(f"{name}: expected a plain tensor, got a DTensor; call to_local() or full_tensor().")
         if checks.compiling() and reduction == "mean" and compiled.takes(self, views, {"gather": gather, **options}):
             return compiled.loss_of(self, views, {"gather": gather, **options})
         batch = gathered_batch(views, gather, **options) if gather else Batch(views, **options)
         if batch.normalize and not checks.compiling():
-            self._warn_of_scales()
+            warn_of_scales(self)
         return self.from_pairings(partial(scores_of, batch), batch.device, reduction=reduction)
 
-    def _warn_of_scales(self) -> None:
-        """Warn of temperatures that start so high that cosines hardly differ: most likely they are scales of logits."""
-        for part in self.modules():
-            temperature = vars(part).get("_hyper", {}).get("temperature")
-            start = getattr(temperature, "start", temperature)
-            if isinstance(start, float) and start > MAX_TEMPERATURE:
-                scale = number(start)
-                warnings.warn(
-                    f"{type(part).__name__}: expected a temperature of at most {MAX_TEMPERATURE:g} for cosines, got "
-                    f"{scale}. If this is a scale of logits, the temperature is 1/{scale}.",
-                    stacklevel=5,  # where the objective is called
-                )
+    if TYPE_CHECKING:  # torch types the call of a module as Any
+
+        def __call__(
+            self, *views: Tensor, gather: Gather = False, reduction: Reduction = "mean", **options: Unpack[BatchOptions]
+        ) -> Tensor: ...
 
     def from_scores(
         self,
@@ -239,7 +188,7 @@ class Objective(Parametrized):
         prior: Tensor | None = None,
         adversarial: tuple[Tensor, Tensor] | None = None,
         mixed: tuple[Tensor, Tensor] | None = None,
-        reduction: str = "mean",
+        reduction: Reduction = "mean",
     ) -> Tensor:
         """Compute the loss of similarities, not yet divided by a temperature.
 
@@ -265,8 +214,8 @@ class Objective(Parametrized):
         scale: float | Tensor = 1.0,
         bias: float | Tensor = 0.0,
         ignore_index: int = -100,
-        empty: str = "error",
-        reduction: str = "mean",
+        empty: Literal["error", "warn", "zero"] = "error",
+        reduction: Reduction = "mean",
     ) -> Tensor:
         """Compute the loss of logits, as cross entropy takes them.
 
@@ -277,51 +226,38 @@ class Objective(Parametrized):
                 positives per row, or numbers that are zero elsewhere (one-hot); by default the diagonal. Rows
                 without a positive do not count.
             scale: factor of the similarities in the logits, usually one over the host's temperature. A temperature
-                of ``"host"`` is one over it; if the scale is a tensor that is trained (CLIP's ``logit_scale.exp()``),
-                the gradient reaches it only by such a temperature.
-            bias: what was added to the similarities times ``scale``, as SigLIP does; a number or a tensor that is
-                trained. A bias of ``"host"`` is this one.
+                of ``"host"`` is one over it; a trained scale (CLIP's ``logit_scale.exp()``) needs such a temperature
+                to get a gradient.
+            bias: added to the similarities times ``scale``, as SigLIP does. A bias of ``"host"`` is this one.
             ignore_index: rows with this label do not count, whatever is in them.
             empty: what rows are whose keys are all masked, and a batch without any positive: an ``error``, or of
                 loss ``zero``, as for cross entropy.
             reduction: as in the call with embeddings; ``none`` has the shape ``(..., anchors)``.
         """
-        parts = [*self.modules()]
-        temperatures = [part for part in parts if isinstance(part, FromScale) and not isinstance(part, FromBias)]
-        if isinstance(scale, Tensor) and scale.requires_grad and not temperatures:
-            warnings.warn(
-                f"{self}: scale= is trained, but has no gradient beside a temperature of the objective's own: "
-                'temperature="host" (t=host) is one over the scale.',
-                stacklevel=2,
-            )
+        follows = any(isinstance(part, FromHost) and part.name == "temperature" for part in self.modules())
+        if isinstance(scale, Tensor) and scale.requires_grad and not follows:
+            hint = 'temperature="host" (t=host) is one over the scale.'
+            own = "scale= is trained, but has no gradient beside a temperature of the objective's own"
+            warnings.warn(f"{self}: {own}: {hint}", stacklevel=2)
         batch = scores_from_logits(logits, labels, scale, bias, ignore_index, empty)
-        with at_scale(self, scale, bias):
+        with at_scale(scale, bias):
             loss = self.from_pairings(lambda _: batch, logits.device, reduction=reduction)
         return loss.unflatten(0, logits.shape[:-1]) if reduction == "none" and logits.dim() > 2 else loss
 
     def from_pairings(
-        self, scores: Callable[[str], Scores], device: torch.device, *, reduction: str = "mean"
+        self, scores: Callable[[str], Scores], device: torch.device, *, reduction: Reduction = "mean"
     ) -> Tensor:
-        """Compute the loss of scores that each term asks for, by the pairing it compares.
-
-        Args:
-            scores: from the name of a pairing (:mod:`counterpoint.batch.pairings`) to the scores of the batch.
-            device: where the scores live.
-            reduction: as in the call with embeddings.
-        """
-        if reduction not in ("mean", "none"):
-            hint = nearest(str(reduction), ("mean", "none"))
-            raise ValueError(f"{type(self).__name__}: unknown reduction {reduction!r}.{hint}")
+        """Compute the loss of the scores that each term asks for, by the name of its pairing, on this device."""
+        check_known(f"{type(self).__name__}: unknown reduction", reduction, get_args(Reduction))
         # autocast would round the products of float32 tensors to half precision, too coarse for small temperatures
         with checks.exact(device):
             loss = self._value(scores, reduction)
-        if self._modules and self.training and torch.is_grad_enabled():
-            for module in self.modules():
-                if isinstance(module, Schedule):
-                    module.advance()
+        for module in self.modules() if self._modules and self.training and torch.is_grad_enabled() else ():
+            if isinstance(module, Schedule):
+                module.advance()
         return loss
 
-    def _value(self, scores: Callable[[str], Scores], reduction: str) -> Tensor:
+    def _value(self, scores: Callable[[str], Scores], reduction: Reduction) -> Tensor:
         own = scores(self.pairing)
         if (in_chunks := chunked_loss(self, own, reduction)) is not None:
             return in_chunks
@@ -331,26 +267,19 @@ class Objective(Parametrized):
         per_anchor = (own.positives_mean(losses) if losses.shape[1] > 1 else losses).squeeze(1)
         return own.anchors_mean(per_anchor) if reduction == "mean" else own.by_row(per_anchor)
 
-    def report(self, *args: Any, call: str = "forward", **options: Any) -> dict[str, float]:
-        """Report what a batch looks like to this objective; see :func:`counterpoint.diagnose.report`.
-
-        The arguments are those of the method ``call``: ``loss_fn.report(z1, z2)``.
-        """
-        return report(self, *args, call=call, **options)
-
-    # ---- composition ---------------------------------------------------------------------------
+    report = report
 
     def terms(self) -> list[tuple[Value | Schedule | Learned, Objective]]:
         """Return the weighted terms whose sum is this objective."""
         return [(1.0, self)]
 
     def __add__(self, other: Objective) -> Objective:
-        return Sum([(1.0, self), (1.0, other)]) if isinstance(other, Objective) else NotImplemented
+        return weighted_sum([(1.0, self), (1.0, other)]) if isinstance(other, Objective) else NotImplemented
 
     def __mul__(self, weight: float | Schedule | Learned) -> Objective:
         if not isinstance(weight, (int, float, Schedule, Learned)):
             return NotImplemented
-        return Sum([(weight, self)])
+        return weighted_sum([(weight, self)])
 
     __rmul__ = __mul__
 
@@ -361,19 +290,27 @@ class Objective(Parametrized):
         return self * -1.0
 
     def __sub__(self, other: Objective) -> Objective:
-        return self + -other if isinstance(other, Objective) else NotImplemented
+        return self + -other
 
     def __truediv__(self, number: float) -> Objective:
         return self * (1 / number) if isinstance(number, (int, float)) else NotImplemented
 
 
 class Wrapper(Objective):
-    """An objective that changes another one, ``name(inner)`` in specs."""
+    """An objective that changes another one, ``name(inner)`` in specs.
 
-    objective: Inner = Inner(default="infonce")
-    _leading = (Parameter("objective", Parameter.POSITIONAL_OR_KEYWORD, default=objective.default),)
-    if not TYPE_CHECKING:
-        del objective  # at run time it is a submodule
+    >>> import counterpoint as cp
+    >>> isinstance(cp.ArCL("dp"), cp.Wrapper), cp.ArCL("dp").objective
+    (True, dp:low=0.1,high=0.5)
+    """
+
+    if TYPE_CHECKING:  # at run time it is a submodule
+        objective: Inner = Inner(default="infonce")
+
+    @classmethod
+    def _call_order(cls) -> list[Parameter]:
+        inner = Parameter("objective", Parameter.POSITIONAL_OR_KEYWORD, default="infonce")
+        return [inner, *super()._call_order()]
 
     def _assign(self, values: dict[str, Any]) -> None:
         super()._assign(values)
@@ -407,27 +344,20 @@ class Sum(Objective):
 
     def __init__(self, terms: Iterable[tuple[Any, Objective]]) -> None:
         super().__init__()
-        weight_of = Real("weight")
-        weight_of.name = "weight"
         flat: list[tuple[Any, Objective]] = []
+        weight_of: Real = Real()
+        weight_of.name = "weight"
         for weight, part in terms:
-            w = weight_of.check(weight, "Sum")
-            inner = part.terms() if isinstance(part, Sum) else []
-            if isinstance(part, Sum) and part.is_plain():
-                flat.append((w, inner[0][1]))
-            elif inner and w == 1.0:
+            w, inner = weight_of.check(weight, "Sum"), list[tuple[Any, Objective]](part.terms())
+            if w == 1.0:
                 flat += inner
-            elif inner and all(isinstance(x, float) for x in (w, *(v for v, _ in inner))):
+            elif isinstance(w, float) and all(isinstance(v, float) for v, _ in inner):
                 flat += [(weight_of.check(w * v, "Sum"), term) for v, term in inner]
             else:
                 flat.append((w, part))
         self._weights: list[Any] = [w for w, _ in flat]
         self.parts = nn.ModuleList(part for _, part in flat)
         self.moving = nn.ModuleList(w for w in self._weights if isinstance(w, nn.Module))
-
-    def is_plain(self) -> bool:
-        """Return whether this is one term with weight 1, which has the same text and data as the term itself."""
-        return len(self._weights) == 1 and self._weights[0] == 1.0
 
     def terms(self) -> list[tuple[Any, Objective]]:
         return list(zip(self._weights, self.parts, strict=True))  # type: ignore[arg-type]
@@ -447,7 +377,7 @@ class Sum(Objective):
     def diagnostics(self, scores: Scores) -> dict[str, Tensor]:
         return {f"{k}[{part}]": v for _, part in self.terms() for k, v in part.diagnostics(scores).items()}
 
-    def _value(self, scores: Callable[[str], Scores], reduction: str) -> Tensor:
+    def _value(self, scores: Callable[[str], Scores], reduction: Reduction) -> Tensor:
         values = [current(w) * part._value(scores, reduction) for w, part in self.terms()]
         if len({v.shape for v in values}) > 1:
             raise ValueError(f"{self}: reduction='none' needs the same anchors in every term: give them one pairing=.")
@@ -463,10 +393,14 @@ class Sum(Objective):
         )
 
     def to_dict(self) -> dict[str, Any]:
-        if self.is_plain():
-            return self.terms()[0][1].to_dict()
         terms = [[w if isinstance(w, float) else text(w), part.to_dict()] for w, part in self.terms()]
         return {"name": "sum", "terms": terms}
+
+
+def weighted_sum(terms: Iterable[tuple[Any, Objective]]) -> Objective:
+    """Return the sum of weighted terms; a single term of weight 1 is the term itself."""
+    total = Sum(terms)
+    return total.terms()[0][1] if total._weights == [1.0] else total
 
 
 def as_objective(value: Objective | str) -> Objective:
@@ -493,24 +427,23 @@ def objective(text: str) -> Objective:
     >>> cp.objective("arcl(adnce:mu=0.9,t=0.2) + 0.1*dp")
     arcl(adnce:t=0.2,denominator=with_positive,mu=0.9,sigma=1,quantile=0.9) + 0.1*dp:low=0.1,high=0.5
     """
-    return spec.parse(text, kind, Sum)  # type: ignore[no-any-return]
+    return spec.parse(text, kind, weighted_sum)  # type: ignore[no-any-return]
 
 
 def from_dict(data: dict[str, Any]) -> Objective:
-    """Build an objective from the value of :meth:`Objective.to_dict`."""
+    """Build an objective from the value of :meth:`Objective.to_dict`.
+
+    >>> import counterpoint as cp
+    >>> cp.from_dict(cp.DCL(0.2).to_dict()) == cp.DCL(0.2)
+    True
+    """
     if not isinstance(data, dict) or "name" not in data:
         raise ValueError(f'from_dict: expected a dict with "name", got {data!r}.')
-    rest = {k: v for k, v in data.items() if k != "name"}
-    name = data["name"]
-    if name == "sum":
-        terms = rest.get("terms")
-        pairs = terms if isinstance(terms, list) else []
-        if not pairs or not all(isinstance(t, (list, tuple)) and len(t) == 2 for t in pairs):
-            raise ValueError(f"from_dict: a sum needs terms, a list of [weight, objective], got {terms!r}.")
-        return Sum((spec.value(w) if isinstance(w, str) else w, from_dict(term)) for w, term in pairs)
-    if not isinstance(name, str):
-        raise ValueError(f"from_dict: unknown objective {name!r}.{nearest(str(name), known())}")
-    try:
-        return kind(name).from_plain(rest)  # type: ignore[no-any-return]
-    except LookupError as error:
-        raise ValueError(f"from_dict: {error}") from None
+    if not isinstance(name := data["name"], str):
+        raise ValueError(f"from_dict: expected the name of an objective, got {name!r}.")
+    if name != "sum":
+        return kind(name).from_plain({k: v for k, v in data.items() if k != "name"})  # type: ignore[no-any-return]
+    terms = data.get("terms")
+    if not terms or not isinstance(terms, list) or not all(isinstance(t, (list, tuple)) and len(t) == 2 for t in terms):
+        raise ValueError(f"from_dict: a sum needs terms, a list of [weight, objective], got {terms!r}.")
+    return weighted_sum((spec.value(w) if isinstance(w, str) else w, from_dict(term)) for w, term in terms)

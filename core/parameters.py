@@ -15,7 +15,7 @@ from typing_extensions import Self
 
 from . import spec
 from .html import table
-from .hyper import Hyper, Real, text
+from .hyper import REQUIRED, Hyper, Real, text
 from .names import check_known
 from .registry import number_of, register
 
@@ -40,8 +40,9 @@ class Parametrized(nn.Module):
 
     __signature__ = _ClassSignature()
     name: ClassVar[str] = ""
+    paper: ClassVar[str] = ""
+    """By default from the docstring: ``Paper: ...``."""
     hyper: ClassVar[dict[str, Hyper[Any, Any]]] = {}
-    _leading: ClassVar[tuple[Parameter, ...]] = ()  # parameters of __init__ that are not hyper-parameters
 
     def __init_subclass__(cls, name: str = "", **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
@@ -49,9 +50,12 @@ class Parametrized(nn.Module):
         inherited = cls.hyper
         cls.hyper = {k: v for c in reversed(cls.__mro__) for k, v in vars(c).items() if isinstance(v, Hyper)}
         for key, hyper in cls.hyper.items():
-            if key in inherited and hyper.default is Parameter.empty:  # a new range keeps the default and the position
+            if key in inherited and hyper.default is REQUIRED:  # a new range keeps the default and the position
                 hyper.default, hyper.kw_only = inherited[key].default, inherited[key].kw_only
         cls.__doc__ = _with_args(inspect.cleandoc(vars(cls).get("__doc__") or ""), cls.hyper) or None
+        paper = re.search(r"^Paper: (.+?)\.?(\n\n|\Z)", cls.__doc__ or "", re.M | re.S)
+        if paper and "paper" not in vars(cls):
+            cls.paper = " ".join(paper[1].split())
         if not name:
             return
         if not spec.NAME.fullmatch(name):
@@ -62,9 +66,9 @@ class Parametrized(nn.Module):
 
     @classmethod
     def _call_order(cls) -> list[Parameter]:
-        """The parameters of ``__init__``, the keyword-only ones last."""
+        """Return the parameters of ``__init__``, the keyword-only ones last."""
         kinds = {True: Parameter.KEYWORD_ONLY, False: Parameter.POSITIONAL_OR_KEYWORD}
-        return [*cls._leading, *(Parameter(k, kinds[h.kw_only], default=h.default) for k, h in _ordered(cls.hyper))]
+        return [Parameter(k, kinds[h.kw_only], default=h.default) for k, h in _positional_first(cls.hyper)]
 
     def __init__(self, *args: Any, **values: Any) -> None:
         super().__init__()
@@ -79,22 +83,31 @@ class Parametrized(nn.Module):
     def __post_init__(self) -> None:
         """Validate parameters against each other and create state."""
 
+    @classmethod
+    def _by_long_name(cls, values: dict[str, Any]) -> dict[str, Any]:
+        """Name values by the long names of their hyper-parameters: ``t`` is ``temperature``."""
+        long = {hyper.short: key for key, hyper in cls.hyper.items()}
+        named = {long.get(key, key): value for key, value in values.items()}
+        for key, hyper in cls.hyper.items() if len(named) < len(values) else ():
+            if key in values and hyper.short in values and key != hyper.short:
+                raise TypeError(f"{cls.__name__}: {key} was passed twice, also as {hyper.short}.")
+        return named
+
     def _bind(self, args: tuple[Any, ...], values: dict[str, Any]) -> dict[str, Any]:
         """Name the positional arguments and fill in the defaults."""
-        where = type(self).__name__
-        parameters = self._call_order()
-        names = [p.name for p in parameters]
+        where, defaults = type(self).__name__, {p.name: p.default for p in self._call_order()}
+        names, values = [*defaults], self._by_long_name(values)
         if len(args) > len(names):
             raise TypeError(f"{where}: expected at most {len(names)} arguments ({', '.join(names)}), got {len(args)}.")
         for name in values:
             check_known(f"{where}: unknown parameter", name, names, TypeError)
             if name in names[: len(args)]:
                 raise TypeError(f"{where}: {name} was passed both by position and by name.")
-        values = {**dict(zip(names, args, strict=False)), **values}
-        for p in parameters:
-            if values.setdefault(p.name, p.default) is Parameter.empty:
-                raise TypeError(f"{where}: {p.name}= is required.")
-        return values
+        bound = defaults | dict(zip(names, args, strict=False)) | values
+        for name, value in bound.items():
+            if value is REQUIRED:
+                raise TypeError(f"{where}: {name}= is required.")
+        return bound
 
     def _assign(self, values: dict[str, Any]) -> None:
         self._hyper: dict[str, Any] = {}
@@ -115,21 +128,20 @@ class Parametrized(nn.Module):
 
     @classmethod
     def _defaults(cls) -> dict[str, Any]:
-        """The default of every parameter of ``__init__``; ``Parameter.empty`` if it has none."""
+        """Return the default of every parameter of ``__init__``; ``Parameter.empty`` if it has none."""
         declared = {key: hyper.default for key, hyper in cls.hyper.items()}
-        return {**declared, **{p.name: p.default for p in inspect.signature(cls).parameters.values()}}
+        return declared | {p.name: p.default for p in inspect.signature(cls).parameters.values()}
 
     def _own(self) -> dict[str, Any]:
-        """Copies of the arguments that rebuild this object."""
+        """Return copies of the arguments that rebuild this object."""
         return deepcopy(self._hyper)
 
     def replace(self, **changes: Any) -> Self:
         """Return a copy with other hyper-parameters, and with its own schedules and learned values."""
-        long = {hyper.short: key for key, hyper in self.hyper.items()}
-        return type(self)(**{**self._own(), **{long.get(key, key): value for key, value in changes.items()}})
+        return type(self)(**self._own() | self._by_long_name(changes))
 
     def _parameters_text(self, detail: str) -> str:
-        """The parameters in a spec: those that differ from their defaults, and the others that ``detail`` asks for."""
+        """Write the parameters that differ from their defaults, and the others that ``detail`` asks for."""
         defaults = self._defaults()
         shown = [
             f"{hyper.short}={text(value)}"
@@ -146,15 +158,15 @@ class Parametrized(nn.Module):
         return self.name or type(self).__name__
 
     def __str__(self) -> str:
-        """The canonical spec, which identifies stored runs: what differs from the defaults, and what matters most."""
+        """Return the canonical spec, which identifies stored runs: changed parameters, and those that matter most."""
         return self._text("usual")
 
     def __repr__(self) -> str:
-        """A spec that also shows every number."""
+        """Return a spec that also shows every number."""
         return self._text("full")
 
     def _repr_html_(self) -> str:
-        """Return what notebooks show: the spec, and each part's formula and hyper-parameters with their ranges."""
+        """Return the spec, and each part's formula and hyper-parameters with their ranges, for notebooks."""
         shown = [f"<p><code>{escape(str(self))}</code></p>"]
         for part in self.modules():
             if isinstance(part, Parametrized) and part.name:
@@ -188,19 +200,20 @@ class Parametrized(nn.Module):
         return id(self)
 
 
-def _ordered(hyper: dict[str, Hyper[Any, Any]]) -> list[tuple[str, Hyper[Any, Any]]]:
+def _positional_first(hyper: dict[str, Hyper[Any, Any]]) -> list[tuple[str, Hyper[Any, Any]]]:
     return sorted(hyper.items(), key=lambda item: item[1].kw_only)
 
 
 def _with_args(doc: str, hyper: dict[str, Hyper[Any, Any]]) -> str:
     """Add an ``Args`` section before the papers and the examples, unless the docstring has one."""
-    documented = {key: parameter for key, parameter in _ordered(hyper) if parameter.doc}
-    if not documented or re.search(r"^Args:$", doc, re.M):
-        return doc
     lines = ["Args:"]
-    for key, parameter in documented.items():
-        default = "" if parameter.default is Parameter.empty else f" Default: {parameter.default!r}."
-        lines.append(fill(f"{key}: {parameter.doc}{default}", 100, initial_indent=" " * 4, subsequent_indent=" " * 8))
+    for key, parameter in _positional_first(hyper):
+        if parameter.doc:
+            default = "" if parameter.default is REQUIRED else f" Default: {parameter.default!r}."
+            line = f"{key}: {parameter.doc}{default}"
+            lines.append(fill(line, 100, initial_indent=" " * 4, subsequent_indent=" " * 8))
+    if len(lines) == 1 or re.search(r"^Args:$", doc, re.M):
+        return doc
     end = re.search(r"^(Papers?:|>>> )", doc, re.M)
     at = end.start() if end else len(doc)
     return "\n\n".join(part for part in (doc[:at].rstrip(), "\n".join(lines), doc[at:]) if part)

@@ -58,5 +58,5 @@ def kind(name: str) -> type[Any]:
         for entry in metadata.entry_points(group="counterpoint.objectives"):
             entry.load()
     if name not in registry:
-        raise LookupError(unknown_objective(name, {n: c.__name__ for n, c in registry.items()}))
+        raise ValueError(unknown_objective(name, {n: c.__name__ for n, c in registry.items()}))
     return registry[name]

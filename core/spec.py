@@ -13,104 +13,54 @@ from .names import OBJECTIVES, nearest, unknown_objective
 NAME = re.compile(r"[a-z][a-z0-9_]*")
 _WORD = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?")
+_SPACES = re.compile(r"\s*")
 _OBJECTIVE = re.compile(r"(?:^|[(+*])\s*([A-Za-z_][A-Za-z0-9_]*)")
+_LIST = re.compile(r"\s*\w+\s*(,)")
 CALLS = {"schedule": "Schedule", "learned": "Learned"}  # classes of hyper.py, which imports torch
 DEPTH = 50
 _CONSTANTS = {"true": True, "false": False, "none": None}
 
 
 class SpecError(ValueError):
-    """An invalid spec; the message has a caret under the error."""
+    """An invalid spec; the message has a caret under the error.
+
+    >>> import counterpoint as cp
+    >>> cp.objective("infonce:t=")
+    Traceback (most recent call last):
+    counterpoint.spec.SpecError: expected a number, found the end
+      infonce:t=
+                ^
+    """
 
     def __init__(self, message: str, text: str, position: int) -> None:
         super().__init__(message, text, position)
         self.message, self.text, self.position = message, text, position
 
     def __str__(self) -> str:
-        line = self.text.count("\n", 0, self.position)
-        shown = self.text.split("\n")[line].replace("\t", " ")
-        column = self.position - (self.text.rfind("\n", 0, self.position) + 1)
-        return f"{self.message}\n  {shown}\n  {' ' * column}^"
-
-
-class _Reader:
-    """A recursive-descent parser's position in the text."""
-
-    def __init__(self, text: str) -> None:
-        if not isinstance(text, str):
-            raise TypeError(f"objective: expected a spec string, got {text!r} ({type(text).__name__}).")
-        self.text, self.at, self.depth = text, 0, 0
-
-    def fail(self, message: str, at: int | None = None) -> SpecError:
-        return SpecError(message, self.text, self.at if at is None else at)
-
-    def peek(self) -> str:
-        while self.at < len(self.text) and self.text[self.at].isspace():
-            self.at += 1
-        return self.text[self.at : self.at + 1]
-
-    def take(self, character: str) -> bool:
-        if self.peek() != character:
-            return False
-        self.at += 1
-        return True
-
-    def expect(self, character: str) -> None:
-        if not self.take(character):
-            raise self.fail(f"expected {character!r}, found {self._next()}")
-
-    def match(self, pattern: re.Pattern[str], what: str) -> str:
-        self.peek()
-        match = pattern.match(self.text, self.at)
-        if not match:
-            raise self.fail(f"expected {what}, found {self._next()}")
-        self.at = match.end()
-        return match.group()
-
-    def _next(self) -> str:
-        return repr(self.peek()) if self.peek() else "the end"
-
-    def number(self) -> float:
-        return float(self.match(_NUMBER, "a number"))
-
-    def value(self) -> Any:
-        """Read a number, a word, or a call such as ``schedule(0.5,0.1,1000)``."""
-        if not re.match(r"[A-Za-z_]", self.peek() or "."):
-            return self.number()
-        start = self.at
-        word = self.match(_WORD, "a value")
-        if self.peek() != "(":
-            return _CONSTANTS.get(word.lower(), word)
-        if word not in CALLS:
-            raise self.fail(f"unknown value {word!r}.{nearest(word, CALLS)}", start)
-        self.expect("(")
-        arguments = [self.value()]
-        while self.take(","):
-            arguments.append(self.value())
-        self.expect(")")
-        try:
-            return getattr(import_module(f"{__package__}.hyper"), CALLS[word])(*arguments)
-        except (TypeError, ValueError) as error:
-            raise self.fail(str(error), start) from None
+        start = self.text.rfind("\n", 0, self.position) + 1
+        line = self.text[start:].split("\n")[0].replace("\t", " ")
+        return f"{self.message}\n  {line}\n  {' ' * (self.position - start)}^"
 
 
 def check_names(text: str) -> None:
-    """Raise for an objective that nobody has defined, without importing torch; :func:`parse` finds what else is wrong.
+    """Raise for an objective that nobody has defined, without importing torch; :func:`parse` finds all other errors.
 
     Commands call it, where only installed packages can have defined more than the built-in objectives.
     """
+    _refuse_list(text)
     for match in _OBJECTIVE.finditer(text):
         if match[1] not in (*CALLS, *OBJECTIVES) and not metadata.entry_points(group="counterpoint.objectives"):
             raise SpecError(unknown_objective(match[1], OBJECTIVES), text, match.start(1))
 
 
+def _refuse_list(text: str) -> None:
+    if names := _LIST.match(text):
+        raise SpecError("unexpected ',': separate several objectives by spaces", text, names.start(1))
+
+
 def value(text: str) -> Any:
     """Read one parameter value of a spec."""
-    reader = _Reader(text)
-    result = reader.value()
-    if reader.peek():
-        raise reader.fail("unexpected text after the value")
-    return result
+    return _Parser(text).whole(_Parser.value)
 
 
 def parse(text: str, kind: Callable[[str], Any], total: Any) -> Any:
@@ -121,80 +71,129 @@ def parse(text: str, kind: Callable[[str], Any], total: Any) -> Any:
         kind: Returns the class with a name.
         total: Builds the sum of weighted terms.
     """
-    reader = _Reader(text)
-    result = _sum(reader, kind, total)
-    if reader.peek():
-        raise reader.fail(f"unexpected {reader.peek()!r}")
-    return result
+    if not isinstance(text, str):
+        raise TypeError(f"objective: expected a spec string, got {text!r} ({type(text).__name__}).")
+    _refuse_list(text)
+    return _Parser(text, kind, total).whole(_Parser.sum)
 
 
-def _sum(reader: _Reader, kind: Callable[[str], Any], total: Any) -> Any:
-    reader.depth += 1
-    if reader.depth > DEPTH:
-        raise reader.fail(f"more than {DEPTH} objectives inside each other")
-    terms = [_term(reader, kind, total)]
-    while reader.take("+"):
-        terms.append(_term(reader, kind, total))
-    reader.depth -= 1
-    return terms[0][1] if len(terms) == 1 and terms[0][0] == 1.0 else total(terms)
+class _Parser:
+    """A recursive-descent parser; ``at`` is its position in the text, never on a space."""
 
+    def __init__(self, text: str, kind: Any = None, total: Any = None) -> None:
+        self.text, self.kind, self.total, self.depth = text, kind, total, 0
+        self.move(0)
 
-def _term(reader: _Reader, kind: Callable[[str], Any], total: Any) -> tuple[Any, Any]:
-    weight: Any = 1.0
-    call = _WORD.match(reader.text, reader.at) if reader.peek() else None
-    if _NUMBER.match(reader.text, reader.at) or (call and call.group() in CALLS):
-        start, weight = reader.at, reader.value()
-        if isinstance(weight, float) and not math.isfinite(weight):
-            raise reader.fail(f"weight must be a finite number, got {weight!r}", start)
-        reader.expect("*")
-    if reader.take("("):
-        inner = _sum(reader, kind, total)
-        reader.expect(")")
+    def move(self, at: int) -> None:
+        self.at = _SPACES.match(self.text, at).end()  # type: ignore[union-attr]
+        self.next = self.text[self.at : self.at + 1]
+
+    def fail(self, message: object, at: int | None = None) -> SpecError:
+        return SpecError(str(message), self.text, self.at if at is None else at)
+
+    def whole(self, read: Callable[[_Parser], Any]) -> Any:
+        result = read(self)
+        if self.next:
+            raise self.fail(f"unexpected {self.next!r}")
+        return result
+
+    def take(self, character: str) -> bool:
+        if self.next != character:
+            return False
+        self.move(self.at + 1)
+        return True
+
+    def expected(self, what: str) -> SpecError:
+        return self.fail(f"expected {what}, found {repr(self.next) if self.next else 'the end'}")
+
+    def expect(self, character: str) -> None:
+        if not self.take(character):
+            raise self.expected(repr(character))
+
+    def match(self, pattern: re.Pattern[str], what: str) -> str:
+        match = pattern.match(self.text, self.at)
+        if not match:
+            raise self.expected(what)
+        self.move(match.end())
+        return match.group()
+
+    def value(self) -> Any:
+        """Read a number, a word, or a call such as ``schedule(0.5,0.1,1000)``."""
+        start = self.at
+        if not _WORD.match(self.text, start):
+            return float(self.match(_NUMBER, "a number"))
+        word = self.match(_WORD, "a value")
+        if self.next != "(":
+            return _CONSTANTS.get(word.lower(), word)
+        if word not in CALLS:
+            raise self.fail(f"unknown value {word!r}.{nearest(word, CALLS)}", start)
+        self.expect("(")
+        arguments = [self.value()]
+        while self.take(","):
+            arguments.append(self.value())
+        self.expect(")")
+        return self.built(start, getattr(import_module(f"{__package__}.hyper"), CALLS[word]), *arguments)
+
+    def sum(self) -> Any:
+        self.depth += 1
+        if self.depth > DEPTH:
+            raise self.fail(f"more than {DEPTH} objectives inside each other")
+        terms = [self.term()]
+        while self.take("+"):
+            terms.append(self.term())
+        self.depth -= 1
+        return self.total(terms)
+
+    def term(self) -> tuple[Any, Any]:
+        weight, start = 1.0, self.at
+        call = _WORD.match(self.text, start)
+        if _NUMBER.match(self.text, start) or (call and call.group() in CALLS):
+            weight = self.value()
+            if isinstance(weight, float) and not math.isfinite(weight):
+                raise self.fail(f"weight must be a finite number, got {weight!r}", start)
+            self.expect("*")
+        if not self.take("("):
+            return weight, self.atom()
+        inner = self.sum()
+        self.expect(")")
         return weight, inner
-    return weight, _atom(reader, kind, total)
 
+    def atom(self) -> Any:
+        start = self.at
+        name = self.match(_WORD, "an objective's name")
+        cls = self.built(start, self.kind, name)
+        values: dict[str, Any] = {}
+        wraps = "objective" in cls._defaults()
+        if self.next == "(":
+            if not wraps:
+                raise self.fail(f"{name!r} takes no objective in parentheses; parameters follow a colon")
+            self.expect("(")
+            values["objective"] = self.sum()
+            self.expect(")")
+        elif wraps:
+            raise self.fail(f"{name!r} wraps an objective: {name}(infonce)")
+        if self.take(":"):
+            self.parameter(name, cls.hyper, values)
+            while self.take(","):
+                self.parameter(name, cls.hyper, values)
+        return self.built(start, cls, **values)
 
-def _atom(reader: _Reader, kind: Callable[[str], Any], total: Any) -> Any:
-    name = reader.match(_WORD, "an objective's name")
-    start = reader.at - len(name)
-    try:
-        cls = kind(name)
-    except LookupError as error:
-        raise reader.fail(str(error), start) from None
-    values: dict[str, Any] = {}
-    wraps = "objective" in cls._defaults()
-    if reader.take("("):
-        if not wraps:
-            raise reader.fail(f"{name!r} takes no objective in parentheses; parameters follow a colon", reader.at - 1)
-        values["objective"] = _sum(reader, kind, total)
-        reader.expect(")")
-    elif wraps:
-        raise reader.fail(f"{name!r} wraps an objective: {name}(infonce)")
-    if reader.take(":"):
-        _parameters(reader, name, cls.hyper, values)
-    try:
-        return cls(**values)
-    except (TypeError, ValueError) as error:
-        raise reader.fail(str(error), start) from None
-
-
-def _parameters(reader: _Reader, name: str, hyper: dict[str, Any], values: dict[str, Any]) -> None:
-    short = {h.short: k for k, h in hyper.items()}
-    while True:
-        key = reader.match(_WORD, "a parameter's name")
-        start = reader.at - len(key)
+    def parameter(self, name: str, hyper: dict[str, Any], values: dict[str, Any]) -> None:
+        short = {h.short: k for k, h in hyper.items()}
+        start = self.at
+        key = self.match(_WORD, "a parameter's name")
         long = short.get(key, key)
         if long not in hyper:
-            raise reader.fail(f"{name}: unknown parameter {key!r}.{nearest(key, [*short, *hyper])}", start)
+            raise self.fail(f"{name}: unknown parameter {key!r}.{nearest(key, [*short, *hyper])}", start)
         if long in values:
-            raise reader.fail(f"{name}: {key!r} is given twice", start)
-        reader.expect("=")
-        reader.peek()
-        start = reader.at
-        raw = reader.value()
+            raise self.fail(f"{name}: {key!r} is given twice", start)
+        self.expect("=")
+        start = self.at
+        values[long] = self.built(start, hyper[long].check, self.value(), name)
+
+    def built(self, start: int, make: Callable[..., Any], *args: Any, **options: Any) -> Any:
+        """Call a function whose errors are about the text from ``start``."""
         try:
-            values[long] = hyper[long].check(raw, name)
+            return make(*args, **options)
         except (TypeError, ValueError) as error:
-            raise reader.fail(str(error), start) from None
-        if not reader.take(","):
-            return
+            raise self.fail(error, start) from None

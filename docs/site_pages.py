@@ -279,8 +279,7 @@ def host_page(name: str) -> str:
 
 def identifier(name: str) -> str:
     """Where a public name of ``counterpoint`` is defined."""
-    module = cp._MODULE.get(name)
-    return f"counterpoint.{module}.{name}" if module else "counterpoint.perturb"
+    return f"{getattr(cp, name).__module__}.{name}"
 
 
 def block(name: str, level: int = 2, **options: object) -> str:
@@ -317,7 +316,7 @@ def api_pages() -> Iterator[tuple[str, str]]:
         "# counterpoint\n\nThe public names. Each is imported on first use: `import counterpoint as cp`.\n\n"
         + "\n".join(block(identifier(name)) for name in [*rest, *objectives])
         + "\n"
-        + block("counterpoint.perturb", members="[attack, mix, perturbed]"),
+        + block("counterpoint.views", members="[attack, mix, perturbed]"),
     )
     plugins = [path.stem for path in sorted((ROOT / "plugins").glob("*.py"))]
     by_hand = []

@@ -5,9 +5,8 @@ from __future__ import annotations
 from torch import Tensor, nn
 
 from counterpoint.engine.distributed import Gather
-from counterpoint.hyper import at_scale
+from counterpoint.host import at_scale
 from counterpoint.objective import Objective, as_objective
-from counterpoint.objectives.siglip import SigLIP
 
 
 class ContrastiveLoss(nn.Module):
@@ -44,7 +43,7 @@ class ContrastiveLoss(nn.Module):
         output_dict: bool = False,
     ) -> Tensor | dict[str, Tensor]:
         """Compute the loss of unit features ``(B, d)`` each."""
-        with at_scale(self.objective, logit_scale, logit_bias, biased=SigLIP):
+        with at_scale(logit_scale, logit_bias, every_bias=True):
             loss = self.objective(
                 image_features, text_features, pairing="symmetric" if self.symmetric else "one_way", normalize=False,
                 gather=self.gather,

@@ -35,8 +35,8 @@ from torch import Tensor
 
 from counterpoint.batch.options import BatchOptions
 from counterpoint.batch.pairings import PAIRINGS
-from counterpoint.hyper import at_scale, nearest
-from counterpoint.names import check_known
+from counterpoint.host import at_scale
+from counterpoint.names import check_known, nearest
 
 from .finder.frames import function_name, is_nested
 from .host import OWN_LOSS, Host, Seam, SeamError
@@ -278,7 +278,7 @@ def _replacement(seam: Seam, replaced: _Replaced, original: Callable[..., Any]) 
             with nullcontext() if not places else torch.no_grad():
                 host_loss()
         options |= {"reduction": "none"} if replaced.reduction == "none" else {}
-        with at_scale(loss_fn, scale, bias):
+        with at_scale(scale, bias):
             inputs = [bound.arguments[name] for name in (*replaced.views, *replaced.named.values())]
             total = replaced.reduction == "sum"
             how: dict[str, Any] = {"total": total, "inputs": inputs, "times": replaced.times, "first": replaced.first}

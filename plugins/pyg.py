@@ -17,7 +17,7 @@ positives and which are negatives, too; there, objectives get similarities.
 
 **What to watch for.** A graph whose nodes have all been dropped is missing from what ``global_add_pool(x, batch)``
 returns, and the views no longer match. Pass the pooling the number of graphs, as above. Objectives with adversarial or
-mixed inputs get them as ``adversarial=`` and ``mixed=``, see :mod:`counterpoint.perturb`.
+mixed inputs get them as ``adversarial=`` and ``mixed=``, see :mod:`counterpoint.views`.
 """
 
 from __future__ import annotations

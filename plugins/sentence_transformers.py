@@ -38,7 +38,8 @@ from torch import Tensor, nn
 
 from counterpoint.batch.keys import Keys
 from counterpoint.batch.rules import Rule, as_rules
-from counterpoint.hyper import FromScale, nearest
+from counterpoint.host import FromHost
+from counterpoint.names import nearest
 from counterpoint.objective import Objective, Sum, as_objective
 
 from . import logits
@@ -154,7 +155,7 @@ class ContrastiveLoss(nn.Module):
                 f"{type(self).__name__}: {self.objective} needs adversarial views, but words have no gradient; "
                 "counterpoint.integrations.sentence.noise.PerturbedContrastiveLoss moves their embeddings instead."
             )
-        if any(isinstance(part, FromScale) for part in self.objective.modules()):
+        if any(isinstance(part, FromHost) for part in self.objective.modules()):
             raise ValueError(
                 f"{type(self).__name__}: {self.objective}: t=host is for `counterpoint inject`; here give a number, "
                 "one over the host's scale: t=0.05."

@@ -18,7 +18,7 @@ from ..names import check_known
 from ..vectors import EPS, EPS_HALF, unit
 from .directions import chosen_directions
 from .keys import Keys
-from .options import BatchOptions, KnownOptions, checked_views
+from .options import BatchOptions, KnownOptions, Pairing, checked_views
 from .rules import Rule, as_rules
 from .scores import Scores
 
@@ -84,13 +84,14 @@ class Batch:
         self,
         views: Sequence[Tensor],
         *,
-        pairing: str | Mapping[str, str] | None = None,
+        pairing: Pairing | Mapping[str, str] | None = None,
         stacked: bool = False,
         normalize: bool = True,
         engine: str = "auto",
         **known: Unpack[KnownOptions],
     ) -> None:
-        self.pairing, self.normalize, self._requested_engine = pairing, normalize, engine
+        self.pairing: Pairing | Mapping[str, str] | None = pairing
+        self.normalize, self._requested_engine = normalize, engine
         self.raw = checked_views(views, known.get("queue") is not None, stacked)
         first = self.raw[0]
         self.device, self.size, self.width = first.device, first.shape[0], first.shape[-1]

@@ -12,7 +12,8 @@ from torch import Tensor
 from ..engine.chunks import Chunk, loss_in_chunks
 from ..engine.joined import JoinedNegatives, TiltedNegatives
 from ..engine.tiles import TileNegatives
-from ..hyper import given_by_host, host_values, learned_values, with_host_values
+from ..host import given_by_host, host_values, with_host_values
+from ..hyper import learned_values
 from .scores import Scores
 
 # What scores say of each anchor, beside its negatives.

@@ -74,8 +74,8 @@ def _facts(batch: Batch) -> dict[str, int]:
     known |= {"log_q=": batch.log_weight, "log_q of negatives=": batch.negative_log_weight}
     facts |= {f"whether there are {name}": int(x is not None) for name, x in known.items()}
     facts["the width of guide="] = 0 if batch.guide is None else batch.guide.width
-    chosen = "false_negatives=, empty=, in_batch= and whether negatives= are shared"
-    facts[chosen] = crc32(repr((batch.rules, batch.empty, batch.in_batch, batch.shared)).encode())
+    excluding = "false_negatives=, empty=, in_batch= and whether negatives= are shared"
+    facts[excluding] = crc32(repr((batch.rules, batch.empty, batch.in_batch, batch.shared)).encode())
     joint = batch.directions, batch.hardness
     facts["directions= and hardness="] = crc32(repr(joint).encode())
     return facts

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TypedDict
+from typing import Literal, TypedDict
 
 from torch import Tensor
 
 from .. import checks
 from .keys import Keys
 from .rules import Rule
+
+Pairing = Literal["views", "one_way", "symmetric", "first_two", "pairs", "arcl", "joint", "single", "queue"]
+Reduction = Literal["mean", "none"]
 
 
 class KnownOptions(TypedDict, total=False):
@@ -23,7 +26,7 @@ class KnownOptions(TypedDict, total=False):
     labels: Tensor | None
     false_negatives: Rule | str | Sequence[Rule | str] | None
     guide: Tensor | Sequence[Tensor] | None
-    empty: str
+    empty: Literal["error", "zero"]
     in_batch: bool
     log_q: Tensor | None
     prior: Tensor | None
@@ -35,7 +38,7 @@ class KnownOptions(TypedDict, total=False):
 class BatchOptions(KnownOptions, total=False):
     """The keyword arguments of a call with embeddings; ``help(Objective.forward)`` explains each."""
 
-    pairing: str | Mapping[str, str] | None
+    pairing: Pairing | Mapping[str, str] | None
     stacked: bool
     normalize: bool
     engine: str

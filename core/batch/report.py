@@ -11,8 +11,8 @@ from torch import Tensor
 from torch.nn.functional import normalize
 
 from ..engine.matrix import MatrixNegatives, matrix_of
+from ..host import at_scale
 from ..html import Numbers
-from ..hyper import at_scale, copied_host_values, with_host_values
 from .chunked import path
 from .scores import Scores
 
@@ -55,9 +55,9 @@ def report(objective: Any, *args: Any, call: str = "forward", **options: Any) ->
             engine = _engine(objective, args, options)
         if call == "forward":
             options["engine"] = "matrix"  # the weight of every single negative needs a matrix
-        objective, original = deepcopy(objective).eval(), objective
+        objective = deepcopy(objective).eval()
         by_host = (options.get("scale", 1.0), options.get("bias", 0.0)) if call == "from_logits" else (None, None)
-        with with_host_values(copied_host_values(original, objective)), at_scale(objective, *by_host):
+        with at_scale(*by_host):
             scores, device = _scores(objective, call, args, options)
             with torch.autocast(device.type, enabled=False):
                 parts = _parts(objective)

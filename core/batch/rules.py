@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal, cast, get_args
 
 import torch
 from torch import Tensor
@@ -13,7 +13,8 @@ from torch import Tensor
 from ..hyper import is_number
 from ..names import check_known
 
-KINDS = ("absolute", "relative", "percentage")
+Kind = Literal["absolute", "relative", "percentage"]
+KINDS: tuple[Kind, ...] = get_args(Kind)
 
 
 @dataclass(frozen=True)
@@ -43,7 +44,7 @@ class Rule:
         return f"{name}({self.value}{kind}{'' if self.hard else ',hard=False'})"
 
 
-def margin(value: float, kind: str = "absolute", *, hard: bool = True) -> Rule:
+def margin(value: float, kind: Kind = "absolute", *, hard: bool = True) -> Rule:
     """Exclude negatives that are about as similar to the anchor as its own positive ``p``, or more.
 
     =============  ===============================  =============================================================
@@ -80,7 +81,12 @@ def margin(value: float, kind: str = "absolute", *, hard: bool = True) -> Rule:
 
 
 def threshold(value: float, *, hard: bool = True) -> Rule:
-    """Exclude negatives whose similarity to the anchor exceeds ``value``; ``hard`` as for :func:`margin`."""
+    """Exclude negatives whose similarity to the anchor exceeds ``value``; ``hard`` as for :func:`margin`.
+
+    >>> import torch, counterpoint as cp
+    >>> cp.InfoNCE(0.5)(torch.eye(4), torch.eye(4), false_negatives=cp.threshold(0.9))
+    tensor(0.5944)
+    """
     if not is_number(value):
         raise ValueError(f"threshold: expected a number, got {value!r}.")
     return Rule(float(value), "threshold", _is_flag(hard, "threshold"))
@@ -93,10 +99,8 @@ def parse(text: str) -> Rule:
     )
     try:
         if found is not None and (found[1] == "margin" or found[3] is None):
-            value, hard = float(found[2]), found[4] != "False"
-            return (
-                margin(value, found[3] or KINDS[0], hard=hard) if found[1] == "margin" else threshold(value, hard=hard)
-            )
+            value, kind, hard = float(found[2]), cast("Kind", found[3] or KINDS[0]), found[4] != "False"
+            return margin(value, kind, hard=hard) if found[1] == "margin" else threshold(value, hard=hard)
     except ValueError as error:
         if str(error).startswith("margin:"):
             raise

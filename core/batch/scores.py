@@ -41,6 +41,11 @@ class Scores:
         exempt: number of keys, the last, to which ``false_negatives=`` does not apply.
         hard: number of keys, the last, that are hard negatives, if the batch alone does not say.
         times: how often the positive counts in the denominator of the family of InfoNCE.
+
+    >>> import torch, counterpoint as cp
+    >>> scores = cp.Scores(torch.tensor([[0.8]]), cp.MatrixNegatives(torch.tensor([[0.1, 0.4]])))
+    >>> cp.InfoNCE(0.5).losses(scores)
+    tensor([[0.5282]])
     """
 
     pos: Tensor

@@ -1,4 +1,4 @@
-"""Plot what :mod:`counterpoint.diagnose` measures: figures without pyplot, hence without global state."""
+"""Plot training weights and distances, in figures without pyplot, hence without global state."""
 
 from __future__ import annotations
 
@@ -44,6 +44,11 @@ def plot_weights(
         objectives: an objective or a spec, or several of them.
         path: where to save the picture, a PNG unless the name ends otherwise.
         similarities, positive, negatives: as in :func:`counterpoint.diagnose.weight_curve`.
+
+    >>> import counterpoint as cp
+    >>> figure = cp.plot_weights(["infonce:t=0.2", "adnce"])
+    >>> figure.axes[0].get_title()
+    'Which negatives an objective trains on'
     """
     shown = [objectives] if isinstance(objectives, (Objective, str)) else objectives
     axes = figure().add_subplot()
@@ -88,6 +93,11 @@ def plot_distances(
         path: where to save the picture, a PNG unless the name ends otherwise.
         low, high: the margin.
         labels: ``(B,)`` classes; pairs of the same and of different classes are then shown apart.
+
+    >>> import torch, counterpoint as cp
+    >>> figure = cp.plot_distances(torch.eye(4))
+    >>> figure.axes[0].get_xlabel()
+    'distance D = (1 - cos) / 2'
     """
     views = (embeddings,) if isinstance(embeddings, Tensor) else tuple(embeddings)
     shown = None if objective is None else as_objective(objective)

@@ -16,6 +16,10 @@ def distances(*views: Tensor) -> Tensor:
 
     Args:
         views: ``(B, d)`` each.
+
+    >>> import torch, counterpoint as cp
+    >>> cp.distances(torch.tensor([[1.0, 0.0], [-1.0, 0.0], [0.0, 1.0]]))
+    tensor([1.0000, 0.5000, 0.5000])
     """
     if not views:
         raise ValueError("distances: call with the views of a batch, distances(z1, z2).")

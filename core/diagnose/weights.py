@@ -38,6 +38,11 @@ def weight_curve(
 
     Returns:
         The similarities and the weights, ``(K,)`` each, in float64.
+
+    >>> import torch, counterpoint as cp
+    >>> _, weights = cp.weight_curve("infonce:t=0.5", torch.tensor([0.0, 0.5, 1.0]))
+    >>> weights
+    tensor([0.2701, 0.7342, 1.9957], dtype=torch.float64)
     """
     grid = torch.linspace(-1, 1, 201, dtype=torch.float64) if similarities is None else similarities
     grid, own = (s.detach().cpu().double().flatten() for s in (grid, grid if negatives is None else negatives))

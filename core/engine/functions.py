@@ -13,7 +13,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_flatten, tree_map
 
 from .. import checks
-from ..hyper import Value, host_values, with_host_values
+from ..host import Values, host_values, with_host_values
 from .mask import Tile, Workspace
 
 
@@ -39,7 +39,7 @@ class Traced:
     unit: float
     number: int
     is_tuple: bool
-    host: dict[int, Value] = field(default_factory=host_values)
+    host: Values = field(default_factory=host_values)
 
     offset = 0.0
 

@@ -83,6 +83,10 @@ class MatrixNegatives(Negatives):
         drop: ``(anchors, keys)``, True where a key is not a negative; replaces ``skip``.
         log_weight: ``(anchors, keys)``; a key counts ``exp(log_weight)`` times (SimCSE's hard-negative weight).
         bound: bound of the absolute similarities, if known.
+
+    >>> import torch, counterpoint as cp
+    >>> cp.MatrixNegatives(torch.tensor([[0.1, 0.4, 0.7]])).mean(lambda s: s**2)
+    tensor([[0.2200]])
     """
 
     def __init__(

@@ -36,6 +36,11 @@ class Negatives(ABC):
 
     The anchors may be only those of this process: for statistics of the whole batch use :meth:`across` and
     :meth:`batch_mean`.
+
+    >>> import torch, counterpoint as cp
+    >>> neg: cp.Negatives = cp.MatrixNegatives(torch.tensor([[0.1, 0.4, 0.7]]))
+    >>> neg.logsumexp(lambda s: s / 0.5)
+    tensor([[2.0152]])
     """
 
     engine: str = "matrix"

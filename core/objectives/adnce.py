@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from inspect import Parameter
+from typing import Literal, get_args
 
 import torch
 from torch import Tensor
@@ -12,7 +12,9 @@ from .. import checks
 from ..batch.ready_made import as_negatives, score_matrix
 from ..batch.scores import Negatives, Scores
 from ..hyper import Choice, Number, Real, Tracked, Value, bounds, text
-from .infonce import InfoNCE, softplus
+from .infonce import Denominator, InfoNCE, softplus
+
+Family = Literal["gaussian", "gamma", "rayleigh", "chi2"]
 
 # A density that is infinite at s = -1 has its weight at this distance there.
 TINY = 1e-6
@@ -62,51 +64,38 @@ class ADNCE(InfoNCE, name="adnce"):
     BERT, graphs ``mu`` .2 to 2, ``sigma=1``. Tune the temperature first.
 
     Paper: Wu et al. 2023, Eq. (11), (12), Table 11, https://arxiv.org/abs/2310.11048.
+
+    >>> import torch, counterpoint as cp
+    >>> cp.ADNCE(0.5, mu=0.7)(torch.eye(4), torch.eye(4))
+    tensor(0.5944)
     """
 
     formula = "-log E(p) / (E(p) + sum_j w_j E(s_j)),  w ~ exp(-(s - mu)^2 / (2 sigma^2)), mean w = 1"
-    paper = (
-        "Wu et al. 2023, understanding contrastive learning via distributionally robust optimization, "
-        "https://arxiv.org/abs/2310.11048"
-    )
     use = "many false negatives (few classes, near-duplicates), and you do not know how many"
     tune_first = "t, then mu (.4 to .9), then sigma (.5, 1); or mu=auto"
     cost = "one more log-sum-exp"
     on_cosines = True
 
-    denominator: Choice = Choice(
-        "with_positive",
-        "negatives",
-        "mean",
-        "all",
-        default="with_positive",
-        always=True,
-        kw_only=True,
-        doc="See the details.",
+    denominator: Choice[Denominator | Literal["all"]] = Choice(  # pyright: ignore[reportIncompatibleVariableOverride]
+        *get_args(Denominator), "all", default="with_positive", always=True, kw_only=True, doc="See the details."
     )
-    mu: Real[Number | str] = Real(
+    mu: Real[Number | Literal["auto"], Value | str] = Real(
         words=("auto",),
         default=0.7,
         doc='Center (gaussian), shape (gamma), scale (rayleigh) or degrees of freedom (chi2). ``"auto"`` tracks the '
         "``quantile`` of the training negatives' similarities, so that it adapts to the encoder and the temperature.",
     )
-    sigma: Real[Number | str] = Real(
-        low=0,
-        open_low=True,
+    sigma: Real[Number | Literal["auto"], Value | str] = Real(
+        above=0,
         words=("auto",),
         default=1.0,
         doc='Standard deviation (gaussian) or scale (gamma) > 0. ``"auto"`` tracks the standard deviation of the '
         "training negatives.",
     )
-    weight: Choice = Choice("gaussian", "gamma", "rayleigh", "chi2", default="gaussian", doc="The family of densities.")
-    quantile: Real[float] = Real(
-        low=0, high=1, open_low=True, open_high=True, default=0.9, fixed=True, kw_only=True, doc='For ``mu="auto"``.'
+    weight: Choice[Family] = Choice(*get_args(Family), default="gaussian", doc="The family of densities.")
+    quantile: Real[float, float] = Real(
+        above=0, below=1, default=0.9, fixed=True, kw_only=True, doc='For ``mu="auto"``.'
     )
-
-    @classmethod
-    def _call_order(cls) -> list[Parameter]:
-        """``radius`` last, after ``quantile``."""
-        return sorted(super()._call_order(), key=lambda parameter: parameter.name == "radius")
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -123,9 +112,9 @@ class ADNCE(InfoNCE, name="adnce"):
     def centre_and_width(self, neg: Negatives) -> tuple[Value, Value]:
         """Return ``mu`` and ``sigma``, tracked if ``"auto"``."""
         mu, sigma = self.mu, self.sigma
-        if mu == "auto":
+        if isinstance(mu, str):
             mu = self.tracked_mu(quantile(neg, self.quantile))
-        if sigma == "auto":
+        if isinstance(sigma, str):
             sigma = self.tracked_sigma(spread(neg).clamp(min=1e-3))
         return mu, sigma
 

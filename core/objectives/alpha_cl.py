@@ -16,20 +16,20 @@ class AlphaCL(Objective, name="alphacl"):
     (no gradient). ``normalize=False`` is the unnormalized ``W (1 - p) - sum_j w_j (1 - s_j)``.
 
     Paper: Tian 2022, https://arxiv.org/abs/2201.12680, as in the code of Wu et al. 2023 (``a_cl`` and ``a_cl2``).
+
+    >>> import torch, counterpoint as cp
+    >>> cp.AlphaCL(0.5, power=2)(torch.eye(4), torch.eye(4))
+    tensor(-1.)
     """
 
     formula = "sum_j w_j / W (s_j - p),  w = e^{-(1 - s)^power / t}"
-    paper = (
-        "Tian 2022, understanding deep contrastive learning via coordinate-wise optimization, "
-        "https://arxiv.org/abs/2201.12680"
-    )
     use = "hard negatives should count more, by a power of their distance"
     tune_first = "t, then power"
     cost = "a softmax"
 
-    temperature: Real = Real("t", low=0, open_low=True, default=0.5, always=True, doc="``t`` > 0.")
+    temperature: Real = Real("t", above=0, default=0.5, always=True, doc="``t`` > 0.")
     power: Real = Real(
-        low=0, open_low=True, default=4.0, doc="Exponent of the distance, > 0; the official code calls it ``tau_plus``."
+        above=0, default=4.0, doc="Exponent of the distance, > 0; the official code calls it ``tau_plus``."
     )
     normalize: Flag = Flag(default=True, doc="Divide by the sum of the weights.")
 
@@ -37,7 +37,7 @@ class AlphaCL(Objective, name="alphacl"):
         def log_w(s: Tensor) -> Tensor:
             # rounding can push a cosine above one, where a fractional power is NaN
             distance: Tensor = (1 - s).clamp(min=0) ** self.power
-            return -distance / self.temperature  # type: ignore[no-any-return]
+            return -distance / self.temperature
 
         if self.normalize:
             return neg.expectation(log_w, lambda s: s) - pos

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor
@@ -22,10 +22,7 @@ from ..objective import Objective
 from .infonce import log_g0
 from .inner import STEPS, Envelope, chi2_threshold, mean_and_deviations, nonnegative_worst_case
 
-PAPER = (
-    "Wu et al. 2023, understanding contrastive learning via distributionally robust optimization, "
-    "https://arxiv.org/abs/2310.11048"
-)
+Divergence = Literal["kl", "chi2"]
 
 
 class MeanVariance(Objective, name="mv"):
@@ -34,16 +31,19 @@ class MeanVariance(Objective, name="mv"):
     It is ``t`` times InfoNCE's mean form up to ``O(1 / t^2)``.
 
     Paper: Wu et al. 2023, Eq. (7), (8), https://arxiv.org/abs/2310.11048.
+
+    >>> import torch, counterpoint as cp
+    >>> cp.MeanVariance(0.5)(torch.eye(4), torch.eye(4))
+    tensor(-1.)
     """
 
     formula = "-p + mean_j s_j + Var_j(s_j) / (2 t phi''(1))"
-    paper = PAPER
     use = "to see what InfoNCE does to first order: mean and variance"
     tune_first = "t"
     cost = "less than InfoNCE: no exponentials"
 
-    temperature: Real = Real("t", low=0, open_low=True, default=0.5, always=True, doc="``t`` > 0.")
-    curvature: Real = Real(low=0, open_low=True, default=1.0, doc="``phi''(1)`` of the divergence, > 0; 1 for KL.")
+    temperature: Real = Real("t", above=0, default=0.5, always=True, doc="``t`` > 0.")
+    curvature: Real = Real(above=0, default=1.0, doc="``phi''(1)`` of the divergence, > 0; 1 for KL.")
 
     def per_anchor(self, pos: Tensor, neg: Negatives) -> Tensor:
         return neg.mean(lambda s: s) + neg.variance() / (2 * self.temperature * self.curvature) - pos  # type: ignore[no-any-return]
@@ -61,23 +61,24 @@ class CLDRO(Objective, name="dro"):
       has the closed form ``mean s + sqrt(radius Var / c)``.
 
     Paper: Wu et al. 2023, Eq. (3), (4), (17), (18), https://arxiv.org/abs/2310.11048.
+
+    >>> import torch, counterpoint as cp
+    >>> cp.CLDRO(radius=0.2)(torch.eye(4), torch.eye(4))
+    tensor(-1.)
     """
 
     formula = "-p + max_Q { E_Q[s] : D(Q || Q0) <= radius }"
-    paper = PAPER
     use = "results depend on the temperature: you choose the radius instead"
     tune_first = "radius (.01 to 1)"
     cost = "an inner solve"
 
-    radius: Real = Real(low=0, open_low=True, default=0.1, always=True, doc="``eta`` > 0.")
-    divergence: Choice = Choice("kl", "chi2", default="kl", doc="See the details.")
-    alpha: Real[Number | None] = Real(
-        low=0, open_low=True, default=None, optional=True, doc="A fixed ``a`` instead of the optimal one (``kl``)."
+    radius: Real = Real(above=0, default=0.1, always=True, doc="``eta`` > 0.")
+    divergence: Choice[Divergence] = Choice(*get_args(Divergence), default="kl", doc="See the details.")
+    alpha: Real[Number | None, Value | None] = Real(
+        above=0, default=None, optional=True, doc="A fixed ``a`` instead of the optimal one (``kl``)."
     )
     shared: Flag = Flag(default=False, doc="One ``a`` for the whole batch instead of one per anchor (``kl``).")
-    scale: Real = Real(
-        low=0, open_low=True, default=0.25, doc="``c`` of chi2; 1/4 matches the paper's conjugate ``x + x^2``."
-    )
+    scale: Real = Real(above=0, default=0.25, doc="``c`` of chi2; 1/4 matches the paper's conjugate ``x + x^2``.")
     nonneg: Flag = Flag(default=True, doc="Keep ``L >= 0`` (``chi2``).")
 
     def __post_init__(self) -> None:
@@ -101,7 +102,7 @@ class CLDRO(Objective, name="dro"):
         if self.divergence == "chi2":
             return chi2_worst_case(neg, self.radius, self.scale, self.nonneg)
         if self.alpha is not None:
-            return self.alpha * (self.radius + log_g0(neg, self.alpha))  # type: ignore[no-any-return]
+            return self.alpha * (self.radius + log_g0(neg, self.alpha))
         return kl_worst_case(neg, self.radius, self.shared)
 
     def diagnostics(self, scores: Scores) -> dict[str, Tensor]:
@@ -117,6 +118,10 @@ def kl_alpha(neg: Tensor | Negatives, radius: Value, shared: bool = False) -> Te
     """Compute the optimal ``a*`` of KL-DRO, ``(anchors, 1)``; zero where the radius reaches the largest negative.
 
     Solves ``KL(Q_a || Q0) = radius`` with ``Q_a ~ e^{s / a}`` for ``x = log(1 / a)``.
+
+    >>> import torch, counterpoint as cp
+    >>> cp.kl_alpha(torch.tensor([[0.1, 0.4, 0.7]]), radius=0.1)
+    tensor([[0.5267]])
     """
     return _kl_solution(as_negatives(neg), _positive(radius, "radius"), shared)[0]
 
@@ -203,7 +208,12 @@ def kl_worst_case(neg: Negatives, radius: Value, shared: bool = False) -> Tensor
 
 
 def tau_from_radius(neg: Tensor | Negatives, radius: Value) -> Tensor:
-    """Compute the temperature that corresponds to a radius, ``sqrt(Var(s) / (2 radius))``, ``(anchors, 1)`` (Eq. 6)."""
+    """Compute the temperature that corresponds to a radius, ``sqrt(Var(s) / (2 radius))``, ``(anchors, 1)`` (Eq. 6).
+
+    >>> import torch, counterpoint as cp
+    >>> cp.tau_from_radius(torch.tensor([[0.1, 0.4, 0.7]]), radius=0.1)
+    tensor([[0.5477]])
+    """
     return (as_negatives(neg).variance() / (2 * _positive(radius, "radius"))).sqrt()
 
 
@@ -211,6 +221,10 @@ def worst_case_weights(neg: Tensor, temperature: Value) -> Tensor:
     """Compute the worst-case distribution ``Q* = softmax(s / t)`` of the negatives, ``(anchors, N)`` (Eq. 43).
 
     Where a tensor of temperatures is zero, as :func:`kl_alpha` may be, the largest negatives share all weight.
+
+    >>> import torch, counterpoint as cp
+    >>> cp.worst_case_weights(torch.tensor([[0.1, 0.4, 0.7]]), 0.5)
+    tensor([[0.1628, 0.2967, 0.5405]])
     """
     s = score_matrix(neg)
     t = torch.as_tensor(_positive(temperature, "temperature"), dtype=s.dtype, device=s.device)
@@ -232,7 +246,12 @@ def chi2_worst_case(neg: Negatives, radius: Value, scale: Value = 0.25, nonneg: 
 
 
 def chi2_ratio(neg: Tensor | Negatives, radius: Value, scale: Value = 0.25) -> Tensor:
-    """Compute the worst-case likelihood ratio ``L* = max(0, A (s - l))`` of every negative, ``(anchors, N)``."""
+    """Compute the worst-case likelihood ratio ``L* = max(0, A (s - l))`` of every negative, ``(anchors, N)``.
+
+    >>> import torch, counterpoint as cp
+    >>> cp.chi2_ratio(torch.tensor([[0.1, 0.4, 0.7]]), radius=0.1)
+    tensor([[0.2254, 1.0000, 1.7746]])
+    """
     neg = as_negatives(neg)
     top, low, reached = chi2_threshold(neg, _positive(radius, "radius") / _positive(scale, "scale"))
     s = matrix_of(neg)
@@ -259,6 +278,10 @@ def mutual_information(
 
     Returns:
         A scalar.
+
+    >>> import torch, counterpoint as cp
+    >>> cp.mutual_information(torch.tensor([0.8]), torch.tensor([[0.1, 0.4, 0.7]]))
+    tensor(0.3702)
     """
     pos, negatives = checks.is_finite(score_columns(pos, "pos"), "pos"), as_negatives(neg)
     if divergence == "kl":

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Literal, get_args
 
 import torch
 from torch import Tensor
@@ -10,6 +11,8 @@ from torch import Tensor
 from ..batch.scores import Negatives, Scores, logsumexp_over
 from ..hyper import Choice, Flag, Real, Tracked, Value, log
 from ..objective import Objective
+
+Denominator = Literal["with_positive", "negatives", "mean"]
 
 
 def softplus(x: Tensor) -> Tensor:
@@ -111,13 +114,12 @@ class InfoNCE(Objective, name="infonce"):
     tune_first = "t: it matters more than any other parameter"
     cost = "the reference for all others"
 
-    temperature: Real = Real("t", low=0, open_low=True, default=0.5, always=True, doc="``t`` > 0.")
-    denominator: Choice = Choice(
-        "with_positive", "negatives", "mean", default="with_positive", always=True, kw_only=True, doc="See the table."
+    temperature: Real = Real("t", above=0, default=0.5, always=True, doc="``t`` > 0.")
+    denominator: Choice[Denominator] = Choice(
+        *get_args(Denominator), default="with_positive", always=True, kw_only=True, doc="See the table."
     )
-    radius: Real[float | None] = Real(
-        low=0,
-        open_low=True,
+    radius: Real[float | None, float | None] = Real(
+        above=0,
         default=None,
         optional=True,
         fixed=True,
@@ -144,7 +146,7 @@ class InfoNCE(Objective, name="infonce"):
     def tau(self, neg: Negatives) -> Value:
         """Return the temperature, or the one that corresponds to ``radius``."""
         if self.radius is None:
-            return self.temperature  # type: ignore[no-any-return]
+            return self.temperature
         with torch.no_grad():
             t = (neg.batch_mean(neg.variance()) / (2 * self.radius)).sqrt()
         # without variance, any temperature gives the same weights
@@ -174,10 +176,13 @@ class DCL(InfoNCE, name="dcl"):
     positives. Where the floor is active, the gradient of ``G`` is zero. ``prior = 0`` is InfoNCE.
 
     Paper: Chuang et al. 2020, https://arxiv.org/abs/2007.00224.
+
+    >>> import torch, counterpoint as cp
+    >>> cp.DCL(0.5, prior=0.1)(torch.eye(4), torch.eye(4))
+    tensor(0.2115)
     """
 
     formula = "-log E(p) / (E(p) + N g1),  g1 = max{(mean E(s) - prior mean E(v)) / (1 - prior), e^{-1/t}}"
-    paper = "Chuang et al. 2020, debiased contrastive learning, https://arxiv.org/abs/2007.00224"
     use = "many false negatives, and you know about how many (the class prior)"
     tune_first = "t, then prior (.01, .05, .1)"
     cost = "negligible"
@@ -185,8 +190,7 @@ class DCL(InfoNCE, name="dcl"):
 
     prior: Real = Real(
         low=0,
-        high=1,
-        open_high=True,
+        below=1,
         default=0.1,
         doc="``tau+``, the probability that a negative is a false one, in ``[0, 1)``; pass one per sample in the call: "
         "``loss_fn(z1, z2, prior=tensor)``.",
@@ -215,10 +219,13 @@ class HCL(DCL, name="hcl"):
     ``k_j = E(s_j)``. ``beta = 0`` is :class:`DCL`.
 
     Paper: Robinson et al. 2021, https://arxiv.org/abs/2010.04592.
+
+    >>> import torch, counterpoint as cp
+    >>> cp.HCL(0.5, beta=2)(torch.eye(4), torch.eye(4))
+    tensor(0.2115)
     """
 
     formula = "-log E(p) / (E(p) + N g2),  g2 = g1 with mean E(s) weighted by E(s)^beta"
-    paper = "Robinson et al. 2021, contrastive learning with hard negative samples, https://arxiv.org/abs/2010.04592"
     use = "as dcl, where hard negatives should count more"
     tune_first = "t, from (1 + beta) times that of InfoNCE on; then prior (.01, .05, .1), then beta (.5, 1, 2)"
     cost = "one more log-sum-exp"

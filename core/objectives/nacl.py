@@ -5,61 +5,80 @@ Ko et al. 2022, https://arxiv.org/abs/2112.04468. The paper writes every equatio
 
 from __future__ import annotations
 
-from functools import reduce
-from operator import add
-from typing import Any, cast
+from typing import Literal, get_args
 
-import torch
 from torch import Tensor
 
 from ..batch.scores import Negatives, Scores
-from ..hyper import Choice, Flag, Real, log
+from ..hyper import Choice, Flag, Real, Value, log
 from ..objective import Objective
 from .infonce import log_debiased, log_g0, softplus
+
+Estimator = Literal["g0", "g1", "g2"]
+Weight = Literal["clean", "one"]
 
 
 class _Estimated(Objective):
     """The base of this family: a temperature and an estimator of the negative mass."""
 
-    paper = (
-        "Ko et al. 2022, revisiting contrastive learning through the lens of neighborhood component analysis, "
-        "https://arxiv.org/abs/2112.04468"
-    )
-
-    temperature: Real = Real("t", low=0, open_low=True, default=0.5, always=True, doc="``t`` > 0.")
-    estimator: Choice = Choice(
-        "g0",
-        "g1",
-        "g2",
+    temperature: Real = Real("t", above=0, default=0.5, always=True, doc="``t`` > 0.")
+    estimator: Choice[Estimator] = Choice(
+        *get_args(Estimator),
         short="g",
         default="g2",
         doc="The estimator ``G``: ``g0`` (plain), ``g1`` (debiased) or ``g2`` (hard, debiased).",
     )
-    prior: Real = Real(
-        low=0, high=1, open_high=True, default=0.01, kw_only=True, doc="``tau+`` of g1 and g2, in ``[0, 1)``."
-    )
+    prior: Real = Real(low=0, below=1, default=0.01, kw_only=True, doc="``tau+`` of g1 and g2, in ``[0, 1)``.")
     beta: Real = Real(low=0, default=1.0, kw_only=True, doc="Concentration of g2 on hard negatives, at least 0.")
 
     @property
     def on_cosines(self) -> bool:  # type: ignore[override]
         return self.estimator != "g0"
 
-    def log_mass(self, scores: Scores, neg: Negatives | None = None) -> Tensor:
+    def log_mass(self, scores: Scores, neg: Negatives | None = None, estimator: str = "") -> Tensor:
         """Estimate ``log (N G)`` of ``neg`` (by default of ``scores.neg``), ``(anchors, 1)``."""
-        neg, t = neg or scores.neg, self.temperature
-        if self.estimator == "g0":
+        neg, t, estimator = neg or scores.neg, self.temperature, estimator or self.estimator
+        if estimator == "g0":
             return log_g0(neg, t) + neg.log_count
         prior = self.prior if scores.prior is None else scores.prior
         v, mask = scores.class_positives()
-        beta = None if self.estimator == "g1" else self.beta
+        beta = None if estimator == "g1" else self.beta
         return log_debiased(neg, v, mask, t, prior, beta)[0] + neg.log_count
 
+    def clean(self, scores: Scores, estimator: str = "") -> Tensor:
+        """Compute ``-log E(p) / (E(p) + N G)`` of each anchor's first positive, ``x+`` in the paper."""
+        return softplus(self.log_mass(scores, estimator=estimator) - scores.first_positive() / self.temperature)
 
-class _Clean(_Estimated):
-    """``-log E(p) / (E(p) + N G)`` with any estimator and each anchor's first positive, ``x+`` in the paper."""
 
-    def losses(self, scores: Scores) -> Tensor:
-        return softplus(self.log_mass(scores) - scores.first_positive() / self.temperature)
+def pooled(part: _Estimated, scores: Scores, log_count: Value = 0.0) -> Tensor:
+    """Compute ``-log S / (S + N G)``, with ``S = sum_j E(p_j)``."""
+    log_s = scores.positives_logsumexp(scores.pos / part.temperature)
+    return softplus(part.log_mass(scores) + log_count - log_s)
+
+
+def with_mixed(part: MixNCA | IntNaCl, scores: Scores) -> Tensor:
+    """Add the terms of the mixed views to the clean loss."""
+    loss, lam = part.clean(scores), part.lam
+    for view in scores.mixed:
+        gap = part.log_mass(scores, view.neg) - view.pos / part.temperature
+        # -log O = softplus(gap), -log(1 - O) = softplus(-gap)
+        loss = loss + (lam * softplus(gap) + (1 - lam) * softplus(-gap)) / len(scores.mixed)
+    return loss
+
+
+def robust(part: Robust | _Integrated, scores: Scores, estimator: str) -> Tensor:
+    """Compute ``w * -log E(a) / (E(a) + N G)``."""
+    if scores.adversarial is None:
+        raise ValueError(
+            f"{part.name}: needs adversarial views: pass adversarial=, made by counterpoint.views.attack, "
+            "in one of the pairings views, first_two, one_way, symmetric or pairs."
+        )
+    attacked = scores.adversarial
+    loss = softplus(part.log_mass(scores, attacked.neg, estimator) - attacked.pos / part.temperature)
+    if part.weight == "one":
+        return loss
+    clean = part.clean(scores, estimator)
+    return (clean.detach() if part.detach_weights else clean) * loss
 
 
 class NCA(_Estimated, name="nca"):
@@ -69,6 +88,10 @@ class NCA(_Estimated, name="nca"):
     (g0), DCL (g1) or HCL (g2).
 
     Paper: Ko et al. 2022, Eq. (7), https://arxiv.org/abs/2112.04468.
+
+    >>> import torch, counterpoint as cp
+    >>> cp.NCA(0.5)(torch.eye(4), torch.eye(4), torch.eye(4))
+    tensor(0.4509)
     """
 
     formula = "-log S / (S + N G),  S = sum_j E(p_j)"
@@ -83,14 +106,10 @@ class NCA(_Estimated, name="nca"):
     )
 
     def losses(self, scores: Scores) -> Tensor:
-        log_s = scores.positives_logsumexp(scores.pos / self.temperature)
-        log_mass = self.log_mass(scores)
-        if self.count_positives:
-            log_mass = log_mass + log(scores.positives_count())
-        return softplus(log_mass - log_s)
+        return pooled(self, scores, log(scores.positives_count()) if self.count_positives else 0.0)
 
 
-class MixNCA(_Clean, name="mixnca"):
+class MixNCA(_Estimated, name="mixnca"):
     """MixNCA: mixed views are positives with probability ``lam``.
 
     ``-log E(p) / (E(p) + N G) - lam mean_j log O_j - (1 - lam) mean_j log(1 - O_j)`` with
@@ -100,6 +119,10 @@ class MixNCA(_Clean, name="mixnca"):
     g2 are the clean ones in every term.
 
     Paper: Ko et al. 2022, Eq. (8), Table S1, https://arxiv.org/abs/2112.04468.
+
+    >>> import torch, counterpoint as cp
+    >>> cp.MixNCA(0.5)(torch.eye(4), torch.eye(4), mixed=torch.eye(4))
+    tensor(1.2677)
     """
 
     formula = "-log E(p)/(E(p) + N G) - lam mean_j log O_j - (1 - lam) mean_j log(1 - O_j)"
@@ -115,12 +138,7 @@ class MixNCA(_Clean, name="mixnca"):
         return frozenset({"mixed"})
 
     def losses(self, scores: Scores) -> Tensor:
-        loss, lam = super().losses(scores), self.lam
-        for view in scores.mixed:
-            gap = self.log_mass(scores, view.neg) - view.pos / self.temperature
-            # -log O = softplus(gap), -log(1 - O) = softplus(-gap)
-            loss = loss + (lam * softplus(gap) + (1 - lam) * softplus(-gap)) / len(scores.mixed)
-        return loss
+        return with_mixed(self, scores)
 
 
 class Robust(_Estimated, name="robust"):
@@ -130,6 +148,10 @@ class Robust(_Estimated, name="robust"):
     their embeddings as ``adversarial=``. The positives in the estimators g1 and g2 are the clean ones.
 
     Paper: Ko et al. 2022, section 3.3, https://arxiv.org/abs/2112.04468.
+
+    >>> import torch, counterpoint as cp
+    >>> cp.Robust(0.5)(torch.eye(4), torch.eye(4), adversarial=torch.eye(4))
+    tensor(0.3193)
     """
 
     formula = "w_i * -log E(a_i) / (E(a_i) + N G),  w = 1 or the anchor's clean loss"
@@ -138,14 +160,13 @@ class Robust(_Estimated, name="robust"):
     cost = "an attack"
     pairing = "first_two"
 
-    weight: Choice = Choice(
-        "clean",
-        "one",
+    weight: Choice[Weight] = Choice(
+        *get_args(Weight),
         default="clean",
         doc="``clean``: the anchor's clean loss with the same estimator, so that samples that are hard to tell apart "
         "count more (``w-hat`` in the paper); ``one``: 1.",
     )
-    detach_weight: Flag = Flag(
+    detach_weights: Flag = Flag(
         default=True, kw_only=True, doc="Treat the weight as a constant; the paper does not say which it does."
     )
 
@@ -154,17 +175,7 @@ class Robust(_Estimated, name="robust"):
         return frozenset({"adversarial"})
 
     def losses(self, scores: Scores) -> Tensor:
-        if scores.adversarial is None:
-            raise ValueError(
-                f"{self.name}: needs adversarial views: pass adversarial=, made by counterpoint.views.attack, "
-                "in one of the pairings views, first_two, one_way, symmetric or pairs."
-            )
-        attacked, t = scores.adversarial, self.temperature
-        loss = softplus(self.log_mass(scores, attacked.neg) - attacked.pos / t)
-        if self.weight == "one":
-            return loss
-        clean = softplus(self.log_mass(scores) - scores.first_positive() / t)
-        return (clean.detach() if self.detach_weight else clean) * loss
+        return robust(self, scores, self.estimator)
 
 
 class _Integrated(_Estimated):
@@ -175,36 +186,27 @@ class _Integrated(_Estimated):
     alpha: Real = Real(
         low=0, default=1.0, kw_only=True, doc="Weight of the robust term, at least 0; 0 needs no adversarial views."
     )
-    robust_estimator: Choice = Choice(
-        "g0", "g1", "g2", short="g_robust", default="g2", kw_only=True, doc="``G2``, the estimator of the robust term."
+    robust_estimator: Choice[Estimator] = Choice(
+        *get_args(Estimator), short="g_robust", default="g2", kw_only=True, doc="``G2``, the robust term's estimator."
     )
-    weight: Choice = Robust.weight
-    detach_weight: Flag = Robust.detach_weight
+    weight: Choice[Weight] = Robust.weight
+    detach_weights: Flag = Robust.detach_weights
 
-    def __post_init__(self) -> None:
-        self.accurate = torch.nn.ModuleList(self._accurate())
-        robust = {k: self._hyper[k] for k in ("weight", "detach_weight")}
-        self.robust = Robust(estimator=self._hyper["robust_estimator"], **self._shared(), **robust)
-
-    def _shared(self) -> dict[str, Any]:
-        return {k: self._hyper[k] for k in ("temperature", "prior", "beta")}
-
-    def _accurate(self) -> list[Objective]:
-        raise NotImplementedError
-
-    def _parts(self) -> list[Objective]:
-        return cast("list[Objective]", list(self.accurate))
+    @property
+    def on_cosines(self) -> bool:  # type: ignore[override]
+        return self.estimator != "g0" or (self._hyper["alpha"] != 0 and self.robust_estimator != "g0")
 
     @property
     def needs(self) -> frozenset[str]:
-        robust = self.robust.needs if self._hyper["alpha"] != 0 else ()
-        return frozenset(robust).union(*(part.needs for part in self._parts()))
+        return frozenset({"adversarial"} if self._hyper["alpha"] != 0 else ())
+
+    def accurate(self, scores: Scores) -> Tensor:
+        """Compute the term that is not about robustness."""
+        return self.clean(scores)
 
     def losses(self, scores: Scores) -> Tensor:
-        total = reduce(add, (part.losses(scores) for part in self._parts()))
-        if self._hyper["alpha"] == 0:
-            return total
-        return total + self.alpha * self.robust.losses(scores)  # type: ignore[no-any-return]
+        loss = self.accurate(scores)
+        return loss if self._hyper["alpha"] == 0 else loss + self.alpha * robust(self, scores, self.robust_estimator)
 
 
 class IntCL(_Integrated, name="intcl"):
@@ -214,15 +216,16 @@ class IntCL(_Integrated, name="intcl"):
     the adversarial loss of Ho and Vasconcelos 2020, https://arxiv.org/abs/2010.12050.
 
     Paper: Ko et al. 2022, section 3.3, https://arxiv.org/abs/2112.04468.
+
+    >>> import torch, counterpoint as cp
+    >>> cp.IntCL(0.5)(torch.eye(4), torch.eye(4), adversarial=torch.eye(4))
+    tensor(0.8844)
     """
 
     formula = "-log E(p) / (E(p) + N G1) + alpha L_Robust(G2, w)"
     use = "adversarial robustness"
     tune_first = "epsilon of the attack, then alpha"
     cost = "an attack and its forward pass"
-
-    def _accurate(self) -> list[Objective]:
-        return [_Clean(**self._shared(), estimator=self._hyper["estimator"])]
 
 
 class IntNaCl(_Integrated, name="intnacl"):
@@ -242,10 +245,14 @@ class IntNaCl(_Integrated, name="intnacl"):
     tune_first = "epsilon of the attack, then alpha, then lam (.5, .7, .9)"
     cost = "an attack, mixed views and their forward passes"
 
-    base: Choice = Choice("nca", "mixnca", "both", default="nca", doc="``L_NaCl``.")
+    base: Choice[Literal["nca", "mixnca", "both"]] = Choice("nca", "mixnca", "both", default="nca", doc="``L_NaCl``.")
     lam: Real = Real(low=0, high=1, default=0.5, kw_only=True, doc="As in MixNCA.")
 
-    def _accurate(self) -> list[Objective]:
-        shared = {**self._shared(), "estimator": self._hyper["estimator"]}
-        parts: dict[str, Objective] = {"nca": NCA(**shared), "mixnca": MixNCA(**shared, lam=self._hyper["lam"])}
-        return list(parts.values()) if self.base == "both" else [parts[self.base]]
+    @property
+    def needs(self) -> frozenset[str]:
+        return super().needs | ({"mixed"} if self.base != "nca" else set())
+
+    def accurate(self, scores: Scores) -> Tensor:
+        if self.base == "both":
+            return pooled(self, scores) + with_mixed(self, scores)
+        return pooled(self, scores) if self.base == "nca" else with_mixed(self, scores)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor
@@ -13,6 +13,8 @@ from ..hyper import Choice, Real, bounds, text
 from ..objective import Objective
 from ..vectors import unit, widen
 
+Reduction = Literal["sum", "mean", "mean_full", "batch_sum"]
+
 
 class DistancePolarization(Objective, name="dp"):
     """Penalize pairs whose distance ``D = (1 - cos) / 2`` lies in the margin ``(low, high)``.
@@ -22,13 +24,13 @@ class DistancePolarization(Objective, name="dp"):
     ``InfoNCE() + 0.1 * DistancePolarization()``.
 
     Paper: Chen et al. 2021, https://proceedings.mlr.press/v139/chen21n.html.
+
+    >>> import torch, counterpoint as cp
+    >>> cp.DistancePolarization(0.2, 0.6)(torch.eye(4))
+    tensor(0.0900)
     """
 
     formula = "sum_{j != i} max(0, (D_ij - low)(high - D_ij)),  D = (1 - cos) / 2"
-    paper = (
-        "Chen et al. 2021, large-margin contrastive learning with distance polarization regularizer, "
-        "https://proceedings.mlr.press/v139/chen21n.html"
-    )
     use = "no margin between similar and dissimilar pairs; a regularizer: infonce + 0.1*dp"
     tune_first = "reduction, then its weight (.01 to 5)"
     cost = "one pass over the similarities"
@@ -39,11 +41,8 @@ class DistancePolarization(Objective, name="dp"):
     high: Real = Real(
         low=0, high=1, default=0.5, doc="``d-``, above which a pair counts as dissimilar, in ``(low, 1]``."
     )
-    reduction: Choice = Choice(
-        "sum",
-        "mean",
-        "mean_full",
-        "batch_sum",
+    reduction: Choice[Reduction] = Choice(
+        *get_args(Reduction),
         default="sum",
         doc="A pair adds at most ``((high - low) / 2)^2`` = 0.04, so this decides whether the regularizer has an "
         "effect: ``sum`` over an anchor's pairs, averaged over anchors (Eq. 10, like InfoNCE's sum over negatives); "
@@ -88,7 +87,12 @@ class DistancePolarization(Objective, name="dp"):
 
 
 def pairs_in_margin(embeddings: Tensor, low: float = 0.1, high: float = 0.5) -> Any:
-    """Count the ordered pairs of samples strictly inside the margin (``R0``): a metric without gradient."""
+    """Count the ordered pairs of samples strictly inside the margin (``R0``): a metric without gradient.
+
+    >>> import torch, counterpoint as cp
+    >>> cp.pairs_in_margin(torch.eye(4), high=0.6)
+    tensor(12.)
+    """
     if not low < high:
         raise ValueError(f"pairs_in_margin: low must be smaller than high, got low={low!r}, high={high!r}.")
     checks.is_matrix(embeddings, "pairs_in_margin", "(batch, width)")

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import math
 import warnings
+from dataclasses import replace
+from typing import Literal
 
 import torch
 from torch import Tensor
 
 from .. import checks
 from ..batch.scores import Scores
-from ..hyper import Choice, Flag, Real, Value, Whole, log
+from ..hyper import Choice, Flag, Real, Value, log
 from ..objective import Objective, Wrapper
 from ..vectors import unit, widen
-from .infonce import InfoNCE, log1mexp, softplus
+from .infonce import Denominator, InfoNCE, log1mexp, softplus
 
 
 class SupCon(InfoNCE, name="supcon"):
@@ -49,23 +51,17 @@ class SupCon(InfoNCE, name="supcon"):
     """
 
     formula = "-(1/M) sum_j log E(p_j) / (sum_k E(p_k) + sum_i E(s_i)),  E(s) = e^{s/t}"
-    paper = "Khosla et al. 2020, supervised contrastive learning, https://arxiv.org/abs/2004.11362"
     use = "you have labels: all samples of a class are positives"
     tune_first = "t (.05, .07, .1)"
     cost = "as infonce with labels"
 
-    average: Choice = Choice(
+    average: Choice[Literal["outside", "inside"]] = Choice(
         "outside", "inside", default="outside", kw_only=True, doc="Where positives are averaged; see the table."
     )
-    denominator: Choice = Choice(
-        "positives",
-        "with_positive",
-        "negatives",
-        default="positives",
-        always=True,
-        kw_only=True,
-        doc="See the second table.",
-    )
+    denominator: Choice[Denominator | Literal["positives"]] = Choice(  # pyright: ignore[reportIncompatibleVariableOverride]
+        "positives", "with_positive", "negatives",
+        default="positives", always=True, kw_only=True, doc="See the second table.",
+    )  # fmt: skip
 
     def losses(self, scores: Scores) -> Tensor:
         if self.average == "outside":
@@ -115,20 +111,20 @@ class ArCL(Wrapper, name="arcl"):
     """
 
     formula = "L(s+, negatives),  s+ = min_{j != k} cos(z_j, z_k)"
-    paper = (
-        "Zhao et al. 2023, ArCL: enhancing contrastive learning with augmentation-robust representations, "
-        "https://arxiv.org/abs/2303.01092"
-    )
     use = "representations fail under shift: pulls the worst pair of views together"
     tune_first = "views (4 and more), then t"
     cost = "more views"
     pairing = "arcl"
 
-    denominator: Choice = Choice(
+    denominator: Choice[Literal["paper", "worst"]] = Choice(
         "paper", "worst", default="paper", doc="See the table; always ``worst`` for scores that you pass yourself."
     )
-    views: Whole = Whole(
-        low=2, default=None, doc="The number of views that every call must have; None accepts any number."
+    views: Real[int | None, int | None] = Real(
+        low=2,
+        whole=True,
+        optional=True,
+        default=None,
+        doc="The number of views that every call must have; None accepts any number.",
     )
 
     def align(self, scores: Scores) -> Tensor:
@@ -147,21 +143,12 @@ class ArCL(Wrapper, name="arcl"):
                 stacklevel=2,
             )
         paper = self.denominator == "paper"
-        return Scores(
-            self.align(scores),
-            scores.neg,
-            layout=scores.layout,
+        return replace(
+            scores,
+            pos=self.align(scores),
+            pos_mask=None,
             denominator_pos=scores.denominator_pos if paper else None,
             negatives_only=paper and scores.layout == "queue",
-            v=scores.v,
-            prior=scores.prior,
-            positive_weight=scores.positive_weight,
-            anchors=scores.anchors,
-            adversarial=scores.adversarial,
-            mixed=scores.mixed,
-            views=scores.views,
-            bound=scores.bound,
-            times=scores.times,
         )
 
     def losses(self, scores: Scores) -> Tensor:
@@ -175,6 +162,10 @@ class AAL(ArCL, name="aal"):
     """Average alignment: :class:`ArCL` with the mean over all pairs of views instead of the worst pair.
 
     It is ArCL's own ablation (appendix E.2), which separates the effect of several views from that of the minimum.
+
+    >>> import torch, counterpoint as cp
+    >>> cp.AAL("infonce", views=3)(torch.eye(4), torch.eye(4), torch.eye(4))
+    tensor(0.5944)
     """
 
     formula = "L(s, negatives),  s = mean_{j != k} cos(z_j, z_k)"
@@ -191,6 +182,10 @@ def worst_alignment(views: Tensor) -> Tensor:
 
     Args:
         views: ``(B, views, d)`` embeddings, normalized here.
+
+    >>> import torch, counterpoint as cp
+    >>> cp.worst_alignment(torch.stack([torch.eye(4), -torch.eye(4)], 1))
+    tensor(4.)
     """
     if checks.is_float(views, "worst_alignment").dim() != 3:
         raise ValueError(f"worst_alignment: expected (batch, views, width), got shape {checks.shape(views)}.")
@@ -216,25 +211,26 @@ class DebiasedPositives(Objective, name="debpos"):
 
     Paper: Troeshestova and Isachenko, mitigating distributional biases in contrastive learning (preprint), Eq. (12) to
     (14) and (16).
+
+    >>> import torch, counterpoint as cp
+    >>> cp.DebiasedPositives(0.5)(torch.eye(4), torch.eye(4))
+    tensor(0.3027)
     """
 
     formula = "-log R / (R + N prior P-),  R = P - (1 - prior) P-,  P = (sum E(u) + E(v) + e^{1/t}) / (N + 2)"
-    paper = "Troeshestova and Isachenko, mitigating distributional biases in contrastive learning (preprint)"
     use = "positives are sometimes wrong (strong augmentation, noisy pairs), with several views"
     tune_first = "t, then prior"
     cost = "more views"
     on_cosines = True
 
-    temperature: Real = Real("t", low=0, open_low=True, default=0.5, always=True, doc="``t`` > 0.")
+    temperature: Real = Real("t", above=0, default=0.5, always=True, doc="``t`` > 0.")
     prior: Real = Real(
-        low=0,
-        high=1,
-        open_low=True,
-        open_high=True,
+        above=0,
+        below=1,
         default=0.1,
         doc="``tau+``, the probability of a class; or one per sample in the call.",
     )
-    aggregation: Choice = Choice(
+    aggregation: Choice[Literal["combination", "group_mean", "group_sum"]] = Choice(
         "combination", "group_mean", "group_sum", default="combination", doc="See the details."
     )
     floor: Flag = Flag(default=True, doc="See the details.")

@@ -5,7 +5,8 @@ from __future__ import annotations
 from torch import Tensor
 
 from ..batch.scores import Negatives
-from ..hyper import Real, host_values
+from ..host import host_values
+from ..hyper import Real
 from ..objective import Objective
 from .infonce import softplus
 
@@ -21,22 +22,25 @@ class SigLIP(Objective, name="siglip"):
     Pairs are ``one_way``, images with texts, each counted once. Of several positives, the average counts.
 
     Paper: Zhai et al. 2023, https://arxiv.org/abs/2303.15343.
+
+    >>> import torch, counterpoint as cp
+    >>> cp.SigLIP(0.1, -10)(torch.eye(4), torch.eye(4))
+    tensor(0.6933)
     """
 
     formula = "log(1 + e^{-(p / t + b)}) + sum_j log(1 + e^{s_j / t + b})"
-    paper = "Zhai et al. 2023, sigmoid loss for language image pre-training, https://arxiv.org/abs/2303.15343"
     use = "images and texts, in batches whose negatives should not compete with one another"
     tune_first = "learned t and bias; else t, then bias"
     cost = "a softplus in place of an exponential"
     pairing = "one_way"
 
     temperature: Real = Real(
-        "t", low=0, open_low=True, default=0.1, always=True, doc="``t`` > 0, one over the paper's scale ``t'``."
+        "t", above=0, default=0.1, always=True, doc="``t`` > 0, one over the paper's scale ``t'``."
     )
     bias: Real = Real("b", default=-10.0, doc="Added to all ``s / t``; about minus the log of the number of negatives.")
 
     def per_anchor(self, pos: Tensor, neg: Negatives) -> Tensor:
-        t, b = self.temperature, host_values().get(id(self), self.bias)
+        t, b = self.temperature, host_values().get("every bias", self.bias)
         scale = 1 / t  # of a tensor, a quotient of all pairs costs twice as much
         log_odds: Tensor = neg.mean(lambda s: softplus(s * scale + b)) * neg.count
         return softplus(-(pos / t + b)) + log_odds

@@ -15,8 +15,8 @@ from torch_geometric.nn import MLP, GINConv, global_add_pool
 import counterpoint as cp
 from counterpoint.batch.pairings import PAIRINGS
 from counterpoint.objective import Objective, as_objective
-from counterpoint.perturb import evaluation_mode
 from counterpoint.plugins.pyg import ContrastiveLoss
+from counterpoint.views import evaluation_mode
 
 from ..domain import check_choice, check_whole
 from .augment import Augmentation, augmentation

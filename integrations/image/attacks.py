@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import counterpoint as cp
-from counterpoint.perturb import evaluation_mode
+from counterpoint.views import evaluation_mode
 
 from .. import store
 from .probes import as_floats, device_of

@@ -10,8 +10,8 @@ from torch import Tensor, nn
 from torchvision import models
 
 from counterpoint.hyper import nearest
-from counterpoint.perturb import evaluation_mode
 from counterpoint.vectors import widen
+from counterpoint.views import evaluation_mode
 
 from .settings import check_backbone
 

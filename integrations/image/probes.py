@@ -11,7 +11,7 @@ from lightly.utils.benchmarking import knn_predict
 from lightly.utils.scheduler import CosineWarmupScheduler
 from torch import Tensor, nn
 
-from counterpoint.perturb import evaluation_mode
+from counterpoint.views import evaluation_mode
 
 from .. import store
 from .augment import Recipe

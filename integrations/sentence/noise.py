@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from counterpoint.objective import Objective
-from counterpoint.perturb import attack, mix, share
 from counterpoint.plugins.sentence_transformers import ContrastiveLoss
+from counterpoint.views import attack, mix, share
 
 
 class WordDropout:

@@ -237,7 +237,7 @@ def _plain_calls(loss_fn: Objective, chosen: Sequence[str], normalized: bool) ->
             for pairing in ("one_way", "symmetric", "views"):
                 yield (
                     {**base, "pairing": pairing},
-                    lambda a, b, n=normalize, p=pairing: loss_fn(a, b, pairing=p, normalize=n),
+                    lambda a, b, n=normalize, p=pairing: loss_fn(a, b, pairing=p, normalize=n),  # pyright: ignore
                 )
             yield {**base, **_FIRST}, lambda a, b, n=normalize: _of_first(loss_fn, a, b, normalize=n)
             yield {**base, "pairing": "one_way", "keys": "groups"}, lambda a, b, n=normalize: _grouped(loss_fn, a, b, n)

@@ -167,7 +167,7 @@ SMOOTH = [
 
 
 @pytest.mark.parametrize(
-    "spec", [*SMOOTH, "robust:t=T,detach_weight=false", "robust:t=T,weight=one", "intcl:t=T,weight=one"]
+    "spec", [*SMOOTH, "robust:t=T,detach_weights=false", "robust:t=T,weight=one", "intcl:t=T,weight=one"]
 )
 def test_gradients_are_slopes(spec):
     z = embeddings(batch=3, width=3, seed=1, dtype=torch.float64).requires_grad_()
@@ -507,7 +507,7 @@ def test_the_signature_names_every_parameter_with_its_default(name):
 
 def test_a_subclass_needs_no_init():
     class Mine(cp.Objective):
-        temperature: cp.Real = cp.Real("t", default=0.5, low=0, open_low=True)
+        temperature: cp.Real = cp.Real("t", default=0.5, above=0)
         mu: cp.Real = cp.Real(doc="The center.", kw_only=True)
         half: cp.Flag = cp.Flag(default=False)
 
@@ -527,15 +527,14 @@ def test_a_subclass_needs_no_init():
         (lambda: Mine(), "Mine: mu= is required"),
         (lambda: Mine(0.5, False, 1, 4), r"Mine: expected at most 3 arguments \(temperature, half, mu\), got 4"),
         (lambda: Mine(0.5, temperature=0.5, mu=1), "Mine: temperature was passed both by position and by name"),
+        (lambda: Mine(t=0.5, temperature=0.5, mu=1), "Mine: temperature was passed twice, also as t"),
     ):
         with pytest.raises(TypeError, match=message):
             wrong()
 
 
-def test_positions_are_those_of_the_first_release():
-    assert cp.ADNCE(0.5, 0.7, 1.0, "gaussian", "mean", 0.8) == cp.ADNCE(
-        weight="gaussian", denominator="mean", quantile=0.8
-    )
+def test_the_positions_of_parameters():
+    assert cp.ADNCE(0.5, 0.7, 1.0, "gaussian", "mean") == cp.ADNCE(weight="gaussian", denominator="mean")
     assert cp.HCL(0.5, 0.1, 2.0) == cp.HCL(beta=2.0)
     assert cp.DCL(0.2, 0.05) == cp.DCL(temperature=0.2, prior=0.05)
     assert cp.DistancePolarization(0.2, 0.6) == cp.DistancePolarization(low=0.2, high=0.6)
@@ -543,7 +542,7 @@ def test_positions_are_those_of_the_first_release():
 
 def test_a_new_range_keeps_the_default_and_the_position():
     class Cold(cp.DCL):
-        temperature = cp.Real("t", low=0, high=1, open_low=True, always=True)
+        temperature = cp.Real("t", above=0, high=1, always=True)
 
     assert Cold().temperature == 0.5
     assert Cold(0.3, 0.05).to_dict() == {**cp.DCL(0.3, 0.05).to_dict(), "name": "Cold"}
@@ -553,7 +552,7 @@ def test_a_new_range_keeps_the_default_and_the_position():
 
 def test_a_subclass_may_write_its_own_init():
     class Mine(cp.InfoNCE):
-        margin = cp.Real("m", 0)
+        margin = cp.Real("m", low=0)
 
         def __init__(self, temperature=0.3, denominator="mean", margin=0.25):
             """Pass values on."""
@@ -569,6 +568,17 @@ def test_every_parameter_has_a_long_and_a_short_name_of_its_own(name):
     hyper = cp.registry[name].hyper
     names = [n for k, h in hyper.items() for n in {k, h.short}]
     assert len(names) == len(set(names))
+
+
+@pytest.mark.parametrize("name", cp.registry)
+def test_either_name_of_a_parameter_is_accepted(name):
+    kind = cp.registry[name]
+    data = kind().to_dict()
+    short = {kind.hyper[key].short if key in kind.hyper else key: value for key, value in data.items()}
+    assert cp.from_dict(short) == cp.from_dict(data) == kind()
+    if {"t", "temperature"} & {*short}:
+        assert kind(t=0.3) == kind(temperature=0.3) == kind().replace(t=0.3)
+        assert cp.objective(f"{name}:t=0.3") == cp.objective(f"{name}:temperature=0.3") == kind(t=0.3)
 
 
 def test_learned_parameters_train():

@@ -24,8 +24,12 @@ def test_doctests(name):
     assert result.failed == 0
 
 
-def test_public_classes_have_examples_or_formulas():
+@pytest.mark.parametrize("name", sorted({*counterpoint.__all__} - {"__version__", "registry"}))
+def test_every_public_name_has_an_example(name):
+    assert ">>> " in getattr(counterpoint, name).__doc__
+
+
+def test_objectives_have_a_formula_and_a_paper():
     for kind in counterpoint.registry.values():
-        assert kind.__doc__, kind
         assert kind.formula, kind
         assert kind.paper, kind

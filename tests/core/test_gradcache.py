@@ -96,7 +96,7 @@ def test_nothing_but_a_chunk_is_ever_encoded(encoder):
     z = cp.gradcache(encoder, inputs(), chunk=4)
     assert encoder.seen == [4, 4, 3]
     z.sum().backward()
-    assert encoder.seen == [4, 4, 3] * 2
+    assert encoder.seen == [4, 4, 3, 3, 4, 4]  # in the opposite order, as autograd does
 
 
 def test_without_gradients_there_is_one_pass(encoder):
@@ -231,7 +231,7 @@ def test_autocast_is_the_same_in_both_passes(encoder):
 def test_autocast_of_the_backward_pass_is_left_alone(encoder):
     z = cp.gradcache(encoder.float(), inputs().float(), chunk=4)
     dtypes = []
-    encoder.head.register_forward_hook(lambda m, args, out: dtypes.append(out.dtype))
+    encoder.body[0].register_forward_hook(lambda m, args, out: dtypes.append(out.dtype))
     with torch.autocast("cpu", torch.bfloat16):
         z.sum().backward()
         assert torch.mm(torch.ones(2, 2), torch.ones(2, 2)).dtype == torch.bfloat16
@@ -287,11 +287,12 @@ def test_an_input_changed_in_place_is_noticed(encoder, changed):
         z.sum().backward()
 
 
-def test_second_derivatives_are_refused(encoder):
-    z = cp.gradcache(encoder, inputs(), chunk=4)
-    (grad,) = torch.autograd.grad(z.square().sum(), encoder.head.bias, create_graph=True)
-    with pytest.raises(RuntimeError, match="once_differentiable"):
-        grad.sum().backward()
+def test_second_derivatives(encoder):
+    found = []
+    for encode in (encoder.eval(), lambda x: cp.gradcache(encoder, x, chunk=4)):
+        (grad,) = torch.autograd.grad(encode(inputs()).square().sum(), encoder.head.bias, create_graph=True)
+        found.append(torch.autograd.grad(grad.square().sum(), encoder.head.weight)[0])
+    torch.testing.assert_close(*found, rtol=1e-10, atol=1e-10)
 
 
 @pytest.mark.skipif(not dist.is_available(), reason="torch without distributed")
@@ -361,7 +362,7 @@ def test_inputs_without_rows(encoder, given, error, text):
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="memory is counted differently there")
 def test_memory_is_that_of_a_chunk(tmp_path):
     grown = {}
-    for name, chunk in (("whole", 0), ("chunks", 32)):
+    for name, chunk in (("whole", 0), ("chunks", 128)):
         folder = tmp_path / name
         folder.mkdir()
         (grown[name],) = run(gathered.memory, folder, 1, chunk)

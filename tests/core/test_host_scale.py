@@ -12,7 +12,7 @@ import torch
 from specs import REGISTERED, at, embeddings
 
 import counterpoint as cp
-from counterpoint.hyper import at_scale, host_values
+from counterpoint.host import at_scale, host_values
 from counterpoint.plugins.features import ContrastiveLoss
 
 HOSTED = [spec.replace("t=T", "t=host") for spec in REGISTERED if "t=T" in spec and not at(spec).needs]
@@ -76,13 +76,13 @@ def test_the_backward_pass_has_the_scale_of_its_forward_pass(spec, how):
             else [z[0], z[1], z[0].flip(1), z[1].flip(1)]
         )
         try:
-            with at_scale(loss_fn, log_scale.exp() if t == "host" else None):
+            with at_scale(log_scale.exp() if t == "host" else None):
                 loss = loss_fn(*views, **how)
         except ValueError as error:
             if str(error).startswith("engine="):
                 return
             raise
-        with at_scale(loss_fn, 100.0):  # of another call, around this backward pass
+        with at_scale(100.0):  # of another call, around this backward pass
             loss.backward()
         found.append((loss.detach(), z.grad))
     torch.testing.assert_close(*found, rtol=1e-8, atol=1e-10)
@@ -91,7 +91,7 @@ def test_the_backward_pass_has_the_scale_of_its_forward_pass(spec, how):
 
 def test_copies_and_pickles_during_a_call_have_no_scale():
     loss_fn = cp.objective("siglip:t=host,b=host")
-    with at_scale(loss_fn, torch.tensor(3.0, requires_grad=True), 1.0):
+    with at_scale(torch.tensor(3.0, requires_grad=True), 1.0):
         copies = copy.deepcopy(loss_fn), pickle.loads(pickle.dumps(loss_fn))
     for made in (loss_fn, *copies):
         with pytest.raises(ValueError, match="is one over the scale of logits"):
@@ -101,7 +101,7 @@ def test_copies_and_pickles_during_a_call_have_no_scale():
 
 def test_a_report_during_a_call_has_its_scale():
     loss_fn, z = cp.objective("siglip:t=host,b=host"), embeddings(2, 8)
-    with at_scale(loss_fn, 3.0, -1.0):
+    with at_scale(3.0, -1.0):
         found = loss_fn.report(*z)
     assert found["loss"] == pytest.approx(cp.SigLIP(1 / 3, -1.0)(*z).item())
     logits = 3 * torch.eye(4) - 1

@@ -18,6 +18,7 @@ from identities import FORMULAS
 from processes import fresh
 
 import counterpoint as cp
+from counterpoint import api
 from counterpoint.names import ELSEWHERE, OBJECTIVES
 from counterpoint.registry import BUILT_IN
 from counterpoint.spec import check_names
@@ -28,7 +29,7 @@ ORDERS = [
     "from counterpoint.gradcache import gradcache",
     "from counterpoint import objective, gradcache",
     "from counterpoint import *",
-    "import counterpoint.perturb",
+    "import counterpoint.views",
     "import counterpoint.objectives.nacl",
     "import counterpoint.engine.tiles",
     "import counterpoint.diagnose.plots",
@@ -50,7 +51,7 @@ for name in ("objective", "gradcache"):  # functions that have modules of the sa
 from counterpoint import gather, objective
 from counterpoint.objective import Objective
 assert objective("adnce:mu=0.7") == cp.ADNCE(mu=0.7) and issubclass(cp.ADNCE, Objective)
-assert callable(gather) and cp.views.__name__ == "counterpoint.perturb"
+assert callable(gather) and cp.views.__name__ == "counterpoint.views"
 print(*cp.registry)
 """
     assert fresh(code) == " ".join(list(cp.registry)[: len(OBJECTIVES)])
@@ -74,15 +75,21 @@ def test_import_needs_no_torch():
     assert done.stdout.endswith("False\n"), done.stderr
 
 
-def test_editors_and_interpreter_see_the_same_names():
-    block = next(node for node in ast.parse(Path(cp.__file__).read_text()).body if isinstance(node, ast.If))
-    typed = {(alias.asname or alias.name): node.module for node in block.body for alias in node.names}
-    assert typed.pop("views") is None
-    assert typed == cp._MODULE
-    assert sorted(cp.__all__) == sorted([*typed, "views", "__version__"])
+def test_each_public_name_is_imported_where_it_is_listed():
+    imports = [node for node in ast.parse(Path(api.__file__).read_text()).body if isinstance(node, ast.ImportFrom)]
+    assert sorted(alias.name for node in imports for alias in node.names) == sorted(cp.__all__) == dir(cp)
     for name in cp.__all__:
-        assert getattr(cp, name) is not None
-        assert name in dir(cp)
+        assert getattr(cp, name) is getattr(api, name)
+
+
+def test_the_package_has_no_names_but_its_own():
+    code = """
+import counterpoint as cp, types
+cp.InfoNCE
+names = {n: x for n, x in vars(cp).items() if n not in cp.__all__ and n[0] != "_"}
+print(*(n for n, x in names.items() if not isinstance(x, types.ModuleType) or x.__name__ != f"counterpoint.{n}"))
+"""
+    assert fresh(code) == ""
 
 
 def test_a_name_that_does_not_exist_names_the_nearest():
@@ -105,6 +112,7 @@ def test_a_name_that_does_not_exist_names_the_nearest():
         ("MultipleNegativesRankingLoss", "cp.InfoNCE"),
         ("DCLLoss", 'denominator="negatives"'),
         ("hcl", "Did you mean 'HCL'?"),
+        ("sys", "has no attribute 'sys'."),
         ("plugin", "Did you mean 'plugins'?"),
     ],
 )

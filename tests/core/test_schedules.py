@@ -17,7 +17,7 @@ def moving() -> list[tuple[str, str, dict]]:
     """List every schedulable hyper-parameter of every objective, with the choices under which it has an effect."""
     cases = []
     for name, kind in cp.registry.items():
-        base = {"detach_weight": False} if "detach_weight" in kind.hyper else {}  # a detached weight passes no slope
+        base = {"detach_weights": False} if "detach_weights" in kind.hyper else {}  # a detached weight passes no slope
         for key, hyper in kind.hyper.items():
             if isinstance(hyper, Real) and not hyper.fixed:
                 cases.append((name, key, {**base, "divergence": "chi2"} if (name, key) == ("dro", "scale") else base))

@@ -85,7 +85,7 @@ WEIGHT = {"hat": "clean", "one": "one"}
 
 
 def _robust(p: dict[str, Any], t: float, adv: Tensor, advneg: Tensor, v: Tensor, **clean: Tensor) -> Tensor:
-    loss = cp.Robust(t, weight=WEIGHT[p.get("w", "one")], detach_weight=p.get("detach_w", True), **_estimator(p))
+    loss = cp.Robust(t, weight=WEIGHT[p.get("w", "one")], detach_weights=p.get("detach_w", True), **_estimator(p))
     # with w = 1 the clean scores are not part of the term
     pos, neg = clean.get("pos", adv), clean.get("neg", advneg)
     return loss.from_scores(pos, neg, v=v, adversarial=(adv, advneg))

@@ -1,7 +1,7 @@
 """Draw the import graph of the package into docs/architecture.md: ``make graph``.
 
-Every import counts: those inside functions and those under TYPE_CHECKING too. Only ``counterpoint/__init__.py``, which
-names the public API and nothing imports, is left out.
+Every import counts: those inside functions and those under TYPE_CHECKING too. Only ``counterpoint/__init__.py`` and
+``counterpoint/api.py``, which name the public API and nothing imports, are left out.
 """
 
 from __future__ import annotations
@@ -25,7 +25,8 @@ Graph = dict[str, set[str]]
 def modules() -> Graph:
     """Each module with those that it imports."""
     graph = grimp.build_graph(ROOT, cache_dir=None)
-    return {name: graph.find_modules_directly_imported_by(name) - {ROOT} for name in graph.modules - {ROOT}}
+    public = {ROOT, f"{ROOT}.api"}
+    return {name: graph.find_modules_directly_imported_by(name) - public for name in graph.modules - public}
 
 
 def circles(graph: Graph) -> list[list[str]]:

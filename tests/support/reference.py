@@ -324,7 +324,7 @@ def log_mass(kind: str, row: Row, q: Parameters, s: Tensor | None = None) -> Ten
         return u + log_n
     if kind == "g2":
         weights = q["beta"] * row.s / t
-        weights = weights.detach() if q.get("detach_weights") else weights
+        weights = weights.detach() if q.get("detach_weights") and "estimator" not in q else weights  # of HCL
         u = row.lse(row.s / t + weights) - row.lse(weights)
     prior = q["prior"] if row.prior is None else row.prior
     v = (row.p / t).logsumexp(0) - math.log(len(row.p))
@@ -508,7 +508,7 @@ def robust(row: Row, q: Parameters) -> Tensor:
     if q["weight"] == "one":
         return loss
     weight = clean(row, q)
-    return (weight.detach() if q["detach_weight"] else weight) * loss
+    return (weight.detach() if q["detach_weights"] else weight) * loss
 
 
 def integrated(name: str, row: Row, q: Parameters) -> Tensor:

@@ -41,7 +41,7 @@ CHOICES = [
     "nca:t=T,estimator=g0,count_positives=true",
     "robust:t=T,weight=one",
     "intcl:t=T,estimator=g1,robust_estimator=g0",
-    "intnacl:t=T,base=both,detach_weight=false",
+    "intnacl:t=T,base=both,detach_weights=false",
     "dp:low=0.2,high=0.9,reduction=batch_sum",
     "dro:alpha=0.3",
     "dro:shared=true",

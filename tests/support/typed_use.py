@@ -37,6 +37,10 @@ assert_type(loss_fn.report(z1, z2), dict[str, float])
 total: Objective = loss_fn + 0.1 * cp.DistancePolarization()
 wrapped: Objective = cp.ArCL(cp.InfoNCE(temperature=0.2), views=4)
 scheduled = cp.InfoNCE(cp.Learned(0.5))
+assert_type(scheduled.temperature, float | Tensor)
+assert_type(loss_fn.radius, float | None)
+cp.ADNCE(mu="auto", denominator="all", weight="gamma")
+cp.CLDRO(alpha=None, divergence="chi2")
 
 # mistakes
 cp.ADNEC(0.5)  # type: ignore[attr-defined]
@@ -45,6 +49,15 @@ ADNCE(mu=None)  # type: ignore[arg-type]
 loss_fn(z1, z2, parings="views")  # type: ignore[call-arg]
 loss_fn(z1, z2, engine=64)  # type: ignore[arg-type]
 cp.objective(0.5)  # type: ignore[arg-type]
+print(cp.sys)  # type: ignore[attr-defined]
+loss_fn(z1, z2, pairing="oneway")  # type: ignore[arg-type]
+loss_fn(z1, z2, reduction="avg")  # type: ignore[arg-type]
+loss_fn.from_logits(z1 @ z2.T, empty="skip")  # type: ignore[arg-type]
+cp.InfoNCE(denominator="negative")  # type: ignore[arg-type]
+cp.ADNCE(mu="automatic")  # type: ignore[arg-type]
+cp.HCL(detach_weights="yes")  # type: ignore[arg-type]
+cp.margin(0.1, "relativ")  # type: ignore[arg-type]
+cp.Schedule(0.5, 0.1, 100, "cos")  # type: ignore[arg-type]
 
 
 class Halved(cp.Objective, name="halved"):

@@ -22,7 +22,7 @@ SMOOTH = [
     "dp",
     "hcl + 0.5*dp",
 ]
-SMOOTH += ["dro", "dro:divergence=chi2", "dro:divergence=chi2,nonneg=false", "arcl(hcl)", "robust:detach_weight=false"]
+SMOOTH += ["dro", "dro:divergence=chi2", "dro:divergence=chi2,nonneg=false", "arcl(hcl)", "robust:detach_weights=false"]
 
 
 def views(batch=4, count=2, width=6, seed=0, noise=0.7):

@@ -539,7 +539,7 @@ def test_a_schedule_inside_a_function_is_that_of_the_forward_pass():
     """Found by fuzzing: the backward pass calls the function again, when the schedule is a step further."""
 
     class Waved(cp.Objective):
-        temperature: cp.Real = cp.Real("t", default=0.5, low=0, open_low=True)
+        temperature: cp.Real = cp.Real("t", default=0.5, above=0)
 
         def per_anchor(self, pos, neg):
             return neg.logsumexp(lambda s: s.sin() / self.temperature) - pos / self.temperature

@@ -118,5 +118,5 @@ def test_robust_term_of_clean_views_is_the_squared_clean_loss(detach, seed, t):
     pos, neg = cosines(seed)
     clean = cp.HCL(t, 0.01).from_scores(pos, neg, reduction="none")
     weight = clean.detach() if detach else clean
-    robust = cp.Robust(t, detach_weight=detach).from_scores(pos, neg, adversarial=(pos, neg))
+    robust = cp.Robust(t, detach_weights=detach).from_scores(pos, neg, adversarial=(pos, neg))
     same(robust, (weight * clean).mean(), pos, neg)

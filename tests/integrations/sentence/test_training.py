@@ -29,8 +29,8 @@ from counterpoint.integrations.sentence import encode, noise, sts, training  # n
 from counterpoint.integrations.sentence import model as sentence_model  # noqa: E402
 from counterpoint.integrations.sentence.noise import PerturbedContrastiveLoss, WordDropout  # noqa: E402
 from counterpoint.integrations.sentence.presets import PRESETS, preset  # noqa: E402
-from counterpoint.perturb import attack  # noqa: E402
 from counterpoint.plugins.sentence_transformers import ContrastiveLoss  # noqa: E402
+from counterpoint.views import attack  # noqa: E402
 
 
 @pytest.fixture

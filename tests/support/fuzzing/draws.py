@@ -34,7 +34,7 @@ def infonce(name: str, denominators: list[str] = DENOMINATORS, **more: Any) -> s
 
 
 NACL = {"temperature": T, "estimator": ESTIMATORS, "prior": PRIOR, "beta": BETA}
-WEIGHT = {"weight": st.sampled_from(["clean", "one"]), "detach_weight": st.booleans()}
+WEIGHT = {"weight": st.sampled_from(["clean", "one"]), "detach_weights": st.booleans()}
 ROBUST = {**WEIGHT, "alpha": st.sampled_from([0.0, 0.5, 1.0]), "robust_estimator": ESTIMATORS}
 PLAIN = [
     infonce("infonce"),

@@ -1,9 +1,12 @@
 """Compute adversarial and mixed views, for losses that encode changed inputs.
 
-The objectives never call an encoder; these functions do. In a training loop::
+The objectives never call an encoder; these functions do.
 
-    z1, z2 = encoder(x1), encoder(x2)
-    loss = loss_fn(z1, z2, **cp.views.perturbed(encoder, x1, x2, loss_fn, epsilon=8 / 255, mixed=4))
+>>> import torch, counterpoint as cp
+>>> encoder, loss_fn, (x1, x2) = torch.nn.Linear(8, 4), cp.IntNaCl(base="mixnca"), torch.rand(2, 6, 8)
+>>> further = cp.views.perturbed(encoder, x1, x2, loss_fn, epsilon=8 / 255, mixed=4)
+>>> loss_fn(encoder(x1), encoder(x2), **further).shape
+torch.Size([])
 """
 
 from __future__ import annotations
@@ -26,18 +29,9 @@ Encoder = Callable[[Tensor], Tensor]
 def fgsm(
     loss: Callable[[Tensor], Tensor], x: Tensor, epsilon: float, clip: tuple[float, float] | None = None
 ) -> Tensor:
-    """Take one step of size ``epsilon`` along the sign of the gradient of ``loss``.
+    """Take one step of :func:`pgd`, of size ``epsilon``, from ``x`` itself.
 
     Paper: Goodfellow et al. 2015, https://arxiv.org/abs/1412.6572.
-
-    Args:
-        loss: maps inputs to the scalar to increase.
-        x: inputs, floating point.
-        epsilon: largest change of any element, > 0.
-        clip: range of valid inputs, e.g. ``(0, 1)`` for images.
-
-    Returns:
-        The changed inputs, detached.
     """
     return pgd(loss, x, epsilon, step=epsilon, steps=1, random_start=False, clip=clip)
 
@@ -57,10 +51,16 @@ def pgd(
     Paper: Madry et al. 2018, https://arxiv.org/abs/1706.06083.
 
     Args:
+        loss: maps inputs to the scalar to increase.
+        x: inputs, floating point.
+        epsilon: largest change of any element, > 0.
         step: size of a step; by default ``2.5 * epsilon / steps``.
         steps: number of steps, at least 1.
         random_start: start from a random point of the box.
-        loss, x, epsilon, clip: as in :func:`fgsm`.
+        clip: range of valid inputs, e.g. ``(0, 1)`` for images.
+
+    Returns:
+        The changed inputs, detached.
     """
     checks.is_float(x, "x")
     if epsilon <= 0 or steps < 1:
@@ -79,7 +79,7 @@ def pgd(
 
 
 def _valid(x: Tensor, delta: Tensor, clip: tuple[float, float] | None) -> Tensor:
-    return delta.detach() if clip is None else ((x + delta).clamp(*clip) - x).detach()
+    return (delta if clip is None else (x + delta).clamp(*clip) - x).detach()
 
 
 def mix(x: Tensor, lam: float, count: int = 1, generator: torch.Generator | None = None) -> Tensor:

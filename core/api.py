@@ -1,0 +1,46 @@
+"""The public names, all in one place; ``import counterpoint`` imports this module when one of them is first used."""
+
+from . import views
+from .batch.keys import Keys
+from .batch.rules import margin, threshold
+from .batch.scores import Scores
+from .checks import set_checks
+from .diagnose.plots import plot_distances, plot_weights
+from .diagnose.spread import distances
+from .diagnose.weights import weight_curve
+from .engine.distributed import gather
+from .engine.matrix import MatrixNegatives
+from .engine.negatives import Negatives
+from .engine.tiles import TileNegatives
+from .gradcache import gradcache
+from .hyper import Choice, Flag, Learned, Real, Schedule
+from .objective import Objective, Wrapper, from_dict, objective
+from .objectives.adnce import ADNCE
+from .objectives.alpha_cl import AlphaCL
+from .objectives.dro import (
+    CLDRO,
+    MeanVariance,
+    chi2_ratio,
+    kl_alpha,
+    mutual_information,
+    tau_from_radius,
+    worst_case_weights,
+)
+from .objectives.infonce import DCL, HCL, InfoNCE
+from .objectives.nacl import NCA, IntCL, IntNaCl, MixNCA, Robust
+from .objectives.polarization import DistancePolarization, pairs_in_margin
+from .objectives.positives import AAL, ArCL, DebiasedPositives, SupCon, worst_alignment
+from .objectives.siglip import SigLIP
+from .registry import registry
+from .spec import SpecError
+from .version import __version__
+
+__all__ = [
+    "AAL", "ADNCE", "CLDRO", "DCL", "HCL", "NCA", "AlphaCL", "ArCL", "Choice", "DebiasedPositives",
+    "DistancePolarization", "Flag", "InfoNCE", "IntCL", "IntNaCl", "Keys", "Learned", "MatrixNegatives", "MeanVariance",
+    "MixNCA", "Negatives", "Objective", "Real", "Robust", "Schedule", "Scores", "SigLIP", "SpecError",
+    "SupCon", "TileNegatives", "Wrapper", "__version__", "chi2_ratio", "distances", "from_dict", "gather",
+    "gradcache", "kl_alpha", "margin", "mutual_information", "objective", "pairs_in_margin", "plot_distances",
+    "plot_weights", "registry", "set_checks", "tau_from_radius", "threshold", "views",
+    "weight_curve", "worst_alignment", "worst_case_weights",
+]  # fmt: skip
