@@ -17,7 +17,7 @@ from counterpoint.names import nearest
 
 from ..domain import default
 from ..store.array import ARRAY
-from ..trackers.available import NAMES as TRACKERS
+from ..trackers import NAMES as TRACKERS
 
 if TYPE_CHECKING:
     from ..store.run import Run

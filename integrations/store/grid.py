@@ -28,7 +28,7 @@ __all__ = ["GridError", "Later", "run_grid"]
 POLL = 1.0  # seconds between two looks at the runs of other processes
 REMOTE_POLL = 2.0  # where the store is a URL and each look is a request
 
-SHOWN = 5  # failures named in an error message
+SHOWN = 4  # failures named in an error message
 
 
 class Later(NamedTuple):

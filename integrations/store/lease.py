@@ -89,7 +89,8 @@ class Lease:
         """Return the largest number, and what its holder wrote; None if it was released or has expired."""
         if not (last := self._last()):
             return 0, None
-        holder: dict[str, Any] = json.loads(self.transport.read(self._name(last)))
+        # it may be created but not written yet where that takes two steps
+        holder: dict[str, Any] = json.loads(self.transport.read(self._name(last)) or json.dumps(self.content))
         if holder["released"]:
             return last, None
         now = f"{self.folder}/now-{uuid.uuid4().hex[:12]}"

@@ -32,9 +32,9 @@ Reader = Callable[[], "bytes | None"]
 
 
 class Listener(Protocol):
-    """Hears what a run has stored: each line, and its result; see :mod:`counterpoint.integrations.trackers`."""
+    """Hears that a run has stored a line, and its result; see :mod:`counterpoint.integrations.trackers`."""
 
-    def log(self, line: Mapping[str, float | None]) -> None: ...
+    def log(self) -> None: ...
     def finish(self, result: Mapping[str, float]) -> None: ...
 
 
@@ -129,11 +129,11 @@ class Run(StoredRun):
     def log(self, step: int, **numbers: float) -> None:
         """Append a line to metrics.jsonl, where it survives the death of this process."""
         metrics = self._metrics or self._open_metrics(self._metrics_size)
-        line = {"step": int(step), **plain_numbers(numbers)}
-        metrics.write(json.dumps(line).encode() + b"\n")
+        line = json.dumps({"step": int(step), **plain_numbers(numbers)})
+        metrics.write(line.encode() + b"\n")
         metrics.flush()
         if self.listener is not None:
-            self.listener.log(line)
+            self.listener.log()
 
     def save(self, state: Mapping[str, Any], step: int) -> None:
         """Write ``{**state, "step": step}`` to checkpoint.pt; the old one stays until the new one is on the disk.

@@ -30,7 +30,7 @@ class Subject:
 
 
 class Tracker:
-    """A run of a tracker, which starts or continues when it is built; one thread calls its methods."""
+    """A run of a tracker, which starts or continues when it is built."""
 
     last = -1  # the last step that it has of an earlier start
 

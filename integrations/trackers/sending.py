@@ -1,28 +1,26 @@
-"""Send runs to trackers by a thread, so that a training waits for nothing but a queue of this process."""
+"""Let runs be sent to trackers by a process of their own, so that a training waits for none before its end."""
 
 from __future__ import annotations
 
 import hashlib
 import json
-import math
+import subprocess
 import sys
 import tempfile
-import threading
-from collections import deque
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
-from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from counterpoint.install import install
+from counterpoint.names import check_known
+
 from ..store.cell import dataset_name
-from ..store.reproduce import rng_state, set_rng_state
 from ..store.run import Run
-from .available import check_installed
-from .backends import BACKENDS, Subject, Tracker
+from .backends import BACKENDS, Subject
 
 FOLDER = "tensorboard"
-PAUSE = 0.5  # seconds between two looks at what there is to send
 SAID_AFTER, GIVEN_UP_AFTER = 2.0, 120.0  # seconds at the end of a run
 INTERRUPTED = 5.0  # the same after Ctrl-C
 
@@ -30,7 +28,13 @@ INTERRUPTED = 5.0  # the same after Ctrl-C
 def check(names: Iterable[str]) -> None:
     """Raise before any training if a tracker cannot be used: it is missing, or its server does not answer."""
     for name in names:
-        check_installed(name)
+        check_known("--track: unknown tracker", name, BACKENDS)
+        try:
+            missing = find_spec(name) is None
+        except ValueError:  # a module without a spec, or None in its place
+            missing = True
+        if missing:
+            raise ImportError(f"--track {name}: {name} is not installed: {install('track')}")
         try:
             BACKENDS[name].check()
         except Exception as error:
@@ -50,104 +54,75 @@ class Tracked:
         self.train, self.names = train, names
 
     def __call__(self, run: Run) -> None:
-        state = rng_state()
-        for name in self.names:  # not in the thread: a fork during an import would leave its lock behind
-            with suppress(Exception):  # which the thread reports
-                import_module("torch.utils.tensorboard" if name == "tensorboard" else name)
-        set_rng_state(state)
-        run.listener = sender = Sender(self.names, subject_of(run), run)
+        run.listener = sending = Sending(self.names, subject_of(run), run.path / "metrics.jsonl")
         try:
             self.train(run)
         except BaseException as error:
-            sender.end("interrupted" if isinstance(error, KeyboardInterrupt) else "failed")
+            sending.end("interrupted" if isinstance(error, KeyboardInterrupt) else "failed")
             raise
         finally:
             run.listener = None
 
 
-class Sender:
-    """A thread that sends a run, or a report, to trackers; one that fails is left out with one warning.
+class Sending:
+    """The process that sends a run or a report (:mod:`.sender`), which trackers cannot disturb from there.
+
+    It starts with the first line, since then it is known at which step a resumed run continues, and ends with this
+    process. Messages to it are lines of JSON.
 
     Args:
         names: of the trackers.
-        subject: what they are told of it.
-        run: from whose first line on lines are sent. A tracker gets those of earlier starts that it does not have.
+        subject: what they are told of the run.
+        metrics: the file of its lines.
     """
 
-    def __init__(self, names: Sequence[str], subject: Subject, run: Run | None = None) -> None:
-        self.names, self.subject, self.run = names, subject, run
-        self.lines = deque[Mapping[str, float | None]]()
-        self.trackers: dict[str, Tracker] = {}
-        self.status, self.result, self.files = "", dict[str, float](), list[Path]()
-        self._ended = threading.Event()
-        self._thread = threading.Thread(target=self._send, daemon=True)
-        self._thread.start()
+    def __init__(self, names: Sequence[str], subject: Subject, metrics: Path | None = None) -> None:
+        self.names, self.subject, self.metrics = names, subject, metrics
+        self.process: subprocess.Popen[str] | None = None
 
-    def log(self, line: Mapping[str, float | None]) -> None:
-        """Send a line that the run has stored."""
-        if self.run is not None:  # now it is known at which step a resumed run continues
-            self.lines.extend(self.run.metrics())
-            self.run = None
-        else:
-            self.lines.append(line)
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Sending, (self.names, self.subject, self.metrics)  # for a process that trains while this one waits
+
+    def log(self) -> None:
+        """Follow the run, which has stored a line."""
+        if self.process is None:
+            # A session of its own keeps Ctrl-C away. Its output is discarded: that of a command may be JSON.
+            command, pipe = [sys.executable, "-m", f"{__package__}.sender"], subprocess.PIPE
+            self.process = subprocess.Popen(
+                command, stdin=pipe, stdout=subprocess.DEVNULL, text=True, start_new_session=True
+            )
+            self._tell(names=self.names, subject=vars(self.subject), metrics=self.metrics)
 
     def finish(self, result: Mapping[str, float]) -> None:
         """Send the result, and end the trackers' runs."""
-        self.log({})
-        self.result = {f"result/{name}": value for name, value in result.items()}
-        self.end("done")
+        self.log()
+        self.end("done", result={f"result/{name}": value for name, value in result.items()})
 
-    def end(self, status: str) -> None:
+    def end(self, status: str, **last: Any) -> None:
         """Send the rest, end the trackers' runs as ``done``, ``interrupted`` or ``failed``, and wait for that."""
-        if self.status:
+        process = self.process
+        if process is None or process.stdin is None or process.stdin.closed:
             return
-        self.status = status
-        self._ended.set()
-        self._thread.join(SAID_AFTER)
-        if self._thread.is_alive():
+        self._tell(status=status, **last)
+        with suppress(OSError):
+            process.stdin.close()
+        try:
+            code = process.wait(SAID_AFTER)
+        except subprocess.TimeoutExpired:
             print("sending the rest to the trackers; the store has everything", file=sys.stderr, flush=True)
-            self._thread.join(INTERRUPTED if status == "interrupted" else GIVEN_UP_AFTER)
-        if self._thread.is_alive():
+            with suppress(subprocess.TimeoutExpired):
+                process.wait(INTERRUPTED if status == "interrupted" else GIVEN_UP_AFTER)
+            if (code := process.poll()) is None and status != "interrupted":
+                process.kill()
+        if code != 0:
             print("the trackers may not have everything; the store has", file=sys.stderr, flush=True)
 
-    def _send(self) -> None:
-        self._each(self.names, lambda name: self.trackers.update({name: BACKENDS[name](self.subject)}))
-        while not self._ended.wait(PAUSE):
-            self._send_lines()
-        self._send_lines()
-        self._each([*self.trackers], lambda name: self._finish(self.trackers[name]))
-
-    def _send_lines(self) -> None:
-        lines = [self.lines.popleft() for _ in range(len(self.lines))]
-        self._each([*self.trackers], lambda name: send(self.trackers[name], lines))
-
-    def _finish(self, tracker: Tracker) -> None:
-        if self.result:
-            tracker.finish(self.result)
-        if self.files:
-            tracker.attach(self.files)
-        tracker.close(self.status)
-
-    def _each(self, names: Iterable[str], call: Callable[[str], object]) -> None:
-        for name in names:
-            try:
-                call(name)
-            except Exception as error:
-                reason = f"{type(error).__name__}: {error}".partition("\n")[0]
-                about = f"{name} has failed and is left out; the store has everything ({reason})"
-                print(f"warning: {self.subject.name}: {about}", file=sys.stderr, flush=True)
-                with suppress(Exception):
-                    self.trackers.pop(name).close("failed")
-
-
-def send(tracker: Tracker, lines: Iterable[Mapping[str, float | None]]) -> None:
-    """Send lines, except those that a tracker has of an earlier start; None stands for NaN and infinity."""
-    for line in lines:
-        numbers = {name: math.nan if value is None else float(value) for name, value in line.items()}
-        step = int(numbers.pop("step", -1))
-        if numbers and step > tracker.last:
-            tracker.log(step, numbers)
-    tracker.flush()
+    def _tell(self, **message: Any) -> None:
+        assert self.process is not None
+        assert self.process.stdin is not None
+        with suppress(OSError):  # it has died, which its exit code says
+            self.process.stdin.write(json.dumps(message, default=str) + "\n")
+            self.process.stdin.flush()
 
 
 def subject_of(run: Run) -> Subject:
@@ -191,7 +166,7 @@ def publish(names: Collection[str], runs: Sequence[Run], root: str | Path) -> No
     datasets = list(dict.fromkeys(dataset_name(run.arguments) for run in done))
     domain, here = done[0].arguments["domain"], local(root)
     about = {"rows": [*dict.fromkeys(run.name for run in done)], "runs": len(done)}
-    sender = Sender(
+    sending = Sending(
         [*names],
         Subject(
             identifier=_digest(sorted((run.address, run.record.get("started")) for run in done)),
@@ -203,9 +178,10 @@ def publish(names: Collection[str], runs: Sequence[Run], root: str | Path) -> No
             folder=here / FOLDER / "report",
         ),
     )
+    sending.log()
     summary = report.summarise(done, metrics=list(dict.fromkeys(name for run in done for name in run.record["result"])))
     with tempfile.TemporaryDirectory() as folder:
-        sender.files = list(report.write(summary, folder, formats=("html", "markdown"), pictures=False))
-        sender.end("done")
+        files = report.write(summary, folder, formats=("html", "markdown"), pictures=False)
+        sending.end("done", files=[*files])
     if "tensorboard" in names:
         upload(root, FOLDER)

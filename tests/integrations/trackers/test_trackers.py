@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import pickle
 import signal
 import socket
 import subprocess
@@ -19,8 +20,7 @@ from tracked_toy import trained_with_a_break
 
 from counterpoint.integrations import store, trackers
 from counterpoint.integrations.command.main import main
-from counterpoint.integrations.trackers import backends, sending
-from counterpoint.integrations.trackers.available import NAMES
+from counterpoint.integrations.trackers import NAMES, backends, sender, sending
 
 
 @pytest.fixture
@@ -88,8 +88,9 @@ class Failing(backends.TensorBoard):
 def test_a_tracker_that_fails_is_left_out_with_one_warning(place, monkeypatch, capfd):
     monkeypatch.setitem(backends.BACKENDS, "tensorboard", Failing)
     (run,) = store.run_grid(toy_grid.train, cells()[:1], place / "runs", progress=False)
-    sender = sending.Sender(["tensorboard"], sending.subject_of(run), run)
-    sender.finish(run.result)
+    following = sender.Trackers(["tensorboard"], sending.subject_of(run))
+    following.send(run.metrics())
+    following.end("done", run.result)
     (line,) = capfd.readouterr().err.splitlines()
     assert line.startswith(f"warning: {run.name}, seed 0: tensorboard has failed and is left out; the store has ")
     assert line.endswith("(ConnectionError: no answer)")
@@ -106,12 +107,6 @@ def diverging(run):
 @pytest.mark.parametrize("name", ["tensorboard", *(pytest.param(x, marks=pytest.mark.slow) for x in NAMES[:3])])
 def test_what_cannot_be_computed_reaches_the_tracker(name, place, capfd):
     pytest.importorskip(name)
-    if name == "trackio":  # it reads TRACKIO_DIR when it is imported
-        lines = in_a_process(DIVERGING + READ, place)
-        assert [line["loss"] in (None, "NaN") or math.isnan(line["loss"]) for line in lines if "loss" in line] == [
-            False, True, True, False,
-        ]  # fmt: skip
-        return
     (run,) = store.run_grid(trackers.tracked(diverging, [name]), cells()[:1], place / "runs", progress=False)
     assert "warning" not in capfd.readouterr().err
     assert run.done
@@ -129,60 +124,84 @@ def test_what_cannot_be_computed_reaches_the_tracker(name, place, capfd):
     if name == "wandb":
         losses = [float(loss) for _, loss in offline_losses(place / "runs" / "wandb")]
         assert losses == pytest.approx([1, math.nan, math.nan, 0.5], nan_ok=True)
+    if name == "trackio":
+        lines = in_a_process(READ, place)
+        assert [line["loss"] in (None, "NaN") or math.isnan(line["loss"]) for line in lines if "loss" in line] == [
+            False, True, True, False,
+        ]  # fmt: skip
 
 
-class Slow(backends.TensorBoard):
-    """Takes a while, as a server does, and one that never answers."""
+WITHOUT = """
+import os, sys, time
+from pathlib import Path
+sys.path[:0] = sys.argv[2].split(":")
+import toy_grid
+from counterpoint.integrations import store, trackers
+train = trackers.tracked(toy_grid.train, ["tensorboard", "mlflow", "wandb", "trackio"])
+(run,) = store.run_grid(train, toy_grid.cells()[:1], Path(sys.argv[1]) / "runs", progress=False)
+print(__import__("json").dumps(sorted({"tensorboard", "mlflow", "wandb", "trackio"} & set(sys.modules))))
+"""
 
-    pause = 0.0
 
-    def __init__(self, subject):
-        time.sleep(self.pause)
-        super().__init__(subject)
+@pytest.mark.slow
+def test_a_training_imports_no_tracker(place):
+    assert in_a_process(WITHOUT, place) == []
 
 
-def test_a_training_waits_for_no_tracker_but_at_its_end(place, monkeypatch, capfd):
-    monkeypatch.setitem(backends.BACKENDS, "tensorboard", Slow)
-    monkeypatch.setattr(Slow, "pause", 1.0)
-    began, ends = time.monotonic(), []
+@pytest.mark.slow
+def test_what_is_open_is_ended_with_the_process_that_trains(place):
+    """By a kill, which leaves no time to say so."""
+    killed = "import os, signal\nsave = toy_grid.store.Run.save\n"
+    killed += "toy_grid.store.Run.save = lambda self, state, step: (save(self, state, step), "
+    killed += "step >= 4 and os.kill(os.getpid(), signal.SIGKILL))\n"
+    script = KILLED.replace("import toy_grid\n", "import toy_grid\n" + killed, 1)
+    command = [sys.executable, "-c", script, str(place), str(Path(toy_grid.__file__).parent), "tensorboard", "0"]
+    process = subprocess.run(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+    assert process.returncode == -signal.SIGKILL, process.stderr  # returns once the process that sends has ended too
+    (path,) = place.rglob("metrics.jsonl")
+    steps = [json.loads(line)["step"] for line in path.read_text().splitlines()]
+    assert [event.step for event in scalars(path.parent / "tensorboard").Scalars("loss")] == steps
 
-    def timed(run):
-        finish = run.finish
-        run.finish = lambda *result, **details: (ends.append(time.monotonic() - began), finish(*result, **details))
-        toy_grid.train(run)
 
-    (run,) = store.run_grid(trackers.tracked(timed, ["tensorboard"]), cells()[:1], place / "runs", progress=False)
-    assert ends[0] < 1.0 < time.monotonic() - began
-    assert [event.step for event in scalars(run.path / "tensorboard").Scalars("loss")] == [1, 2, 3, 4, 5, 6]
-    for limit in ("SAID_AFTER", "GIVEN_UP_AFTER"):
-        monkeypatch.setattr(sending, limit, 0.1)
-    monkeypatch.setattr(Slow, "pause", 30.0)
-    (run,) = store.run_grid(
-        trackers.tracked(toy_grid.train, ["tensorboard"]), cells()[1:2], place / "b", progress=False
-    )
-    assert run.done
-    said = capfd.readouterr().err.splitlines()
-    assert said[-2:] == [
+def test_lines_of_a_file_that_is_being_written(tmp_path):
+    file = tmp_path / "lines.jsonl"
+    lines = sender.new_lines(file)
+    assert next(lines) == []
+    file.write_text('{"a": 1}\n{"a": 2}\n{"a"')
+    assert next(lines) == [{"a": 1}, {"a": 2}]
+    with file.open("a") as more:
+        more.write(': 3}\n{"a": 4}\n')
+    assert next(lines) == [{"a": 3}, {"a": 4}]
+    assert next(lines) == []
+
+
+def test_what_is_still_to_be_sent_is_waited_for_a_while(place, monkeypatch, capfd):
+    monkeypatch.setattr(sending, "SAID_AFTER", 0.0)
+    monkeypatch.setattr(sending, "GIVEN_UP_AFTER", 0.0)
+    train = trackers.tracked(toy_grid.train, ["tensorboard"])
+    assert store.run_grid(train, cells()[:1], place / "runs", progress=False)[0].done
+    assert capfd.readouterr().err.splitlines() == [
         "sending the rest to the trackers; the store has everything",
         "the trackers may not have everything; the store has",
     ]
 
 
-def test_a_killed_run_has_each_step_once(place):
-    """SIGKILL between two checkpoints, before the events are on the disk."""
-    killed = "import os, signal\nsave = toy_grid.store.Run.save\n"
-    killed += "toy_grid.store.Run.save = lambda self, state, step: (save(self, state, step), "
-    killed += "step >= 4 and os.kill(os.getpid(), signal.SIGKILL))\n"
-    script = KILLED.replace("import toy_grid\n", "import toy_grid\n" + killed, 1)
-    words = [str(place), str(Path(toy_grid.__file__).parent), "tensorboard", "0.2"]
-    process = subprocess.run([sys.executable, "-c", script, *words], stderr=subprocess.PIPE, text=True)
-    assert process.returncode == -signal.SIGKILL, process.stderr
-    done = subprocess.run([sys.executable, "-c", KILLED, *words], capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    run = store.Run.read(done.stdout.strip())
-    assert [line["step"] for line in run.metrics()] == [1, 2, 3, 4, 5, 6]
-    events = scalars(run.path / "tensorboard").Scalars("loss")
-    assert [(event.step, event.value) for event in events] == curve(run)
+def test_a_process_that_trains_for_this_one_sends_too(place):
+    """As with several devices: what it did not send before its end, this process sends."""
+
+    def train(run):
+        run.load()
+        copy = pickle.loads(pickle.dumps(run))
+        copy.log(1, loss=1.0)
+        copy.log(2, loss=2.0)
+        copy.log(3, loss=3.0)
+        assert copy.listener is not run.listener
+        copy.listener.end("interrupted")
+        copy._metrics.close()
+        run.finish({"apart": 1.0})
+
+    (run,) = store.run_grid(trackers.tracked(train, ["tensorboard"]), cells()[:1], place / "runs", progress=False)
+    assert [event.step for event in scalars(run.path / "tensorboard").Scalars("loss")] == [1, 2, 3]
 
 
 def test_a_run_begun_anew_is_another_run_of_the_tracker(place):
@@ -357,19 +376,6 @@ from counterpoint.integrations import store, trackers
 train = trackers.tracked(partial(toy_grid.train, pause=float(sys.argv[4])), sys.argv[3].split(","))
 (run,) = store.run_grid(train, toy_grid.cells()[:1], Path(sys.argv[1]) / "runs", progress=False)
 print(run.path)
-"""
-DIVERGING = """
-import math, sys
-from pathlib import Path
-sys.path[:0] = sys.argv[2].split(":")
-import toy_grid
-from counterpoint.integrations import store, trackers
-def diverging(run):
-    for step, loss in enumerate((1.0, math.nan, math.inf, 0.5), 1):
-        run.log(step, loss=loss, other=1.0)
-    run.finish({"apart": math.nan, "other": 2.0})
-train = trackers.tracked(diverging, ["trackio"])
-store.run_grid(train, toy_grid.cells()[:1], Path(sys.argv[1]) / "runs", progress=False)
 """
 READ = """
 import json, sys
