@@ -50,7 +50,7 @@ class Tracker:
 
     def finish(self, result: Mapping[str, float]) -> None:
         """Send the result of the run, by names such as ``result/accuracy``."""
-        raise NotImplementedError
+        self.log(0, result)
 
     def attach(self, files: Sequence[Path]) -> None:
         """Send the page and the text of a report."""
@@ -87,7 +87,7 @@ class TensorBoard(Tracker):
         plain = {k: v if isinstance(v, (bool, int, float, str)) else str(v) for k, v in self.config.items()}
         for summary in hparams(plain, dict(result)):
             self.writer.file_writer.add_summary(summary)
-        self.log(0, result)
+        super().finish(result)
 
     def attach(self, files: Sequence[Path]) -> None:
         for file in files:
@@ -226,9 +226,6 @@ class MLflow(Tracker):
             batch = self.waiting[:1000]  # the most that it takes
             self.client.log_batch(self.id, metrics=batch)
             del self.waiting[: len(batch)]
-
-    def finish(self, result: Mapping[str, float]) -> None:
-        self.log(0, result)
 
     def attach(self, files: Sequence[Path]) -> None:
         for file in files:
