@@ -83,7 +83,8 @@ def new_lines(path: Path) -> Iterator[list[dict[str, Any]]]:
 
 
 def main() -> None:
-    first, last, over = json.loads(sys.stdin.readline()), {"status": "interrupted"}, threading.Event()
+    first, over = json.loads(sys.stdin.readline()), threading.Event()
+    last: dict[str, Any] = {"status": "interrupted"}
 
     def listen() -> None:
         with suppress(ValueError):  # the training was killed

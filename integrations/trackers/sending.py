@@ -106,6 +106,7 @@ class Sending:
         self._tell(status=status, **last)
         with suppress(OSError):
             process.stdin.close()
+        code: int | None
         try:
             code = process.wait(SAID_AFTER)
         except subprocess.TimeoutExpired:
