@@ -131,7 +131,7 @@ def _place(file: str) -> str | Path:
     """The path of a file, or its URL, such as ``s3://bucket/runs/.../run.json``."""
     if "://" not in file:
         return Path(file)
-    from ..store.objects import plain
+    from ..store.place import plain
 
     return plain(file)
 
@@ -140,9 +140,10 @@ def _text(path: str | Path) -> str:
     try:
         if isinstance(path, Path):
             return path.read_text(encoding="utf-8")
-        from ..store.objects import read
+        from ..store.transport import connect
 
-        return read(path).decode()
+        folder, _, name = path.rpartition("/")
+        return connect(folder).read(name).decode()
     except FileNotFoundError:
         raise ValueError(f"{FLAG}: {path} does not exist") from None
     except (OSError, ValueError) as error:

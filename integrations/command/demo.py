@@ -115,6 +115,7 @@ def command(arguments: argparse.Namespace) -> int:
     import torch
 
     from .. import report, store, trackers
+    from ..store.grid import grid_options
 
     trackers.check(arguments.track)
     os.environ.setdefault("OMP_NUM_THREADS", "1")  # matrices this small are slower on several threads
@@ -133,7 +134,7 @@ def command(arguments: argparse.Namespace) -> int:
     if not grid:
         raise ImportError("nothing of the demo can run here; counterpoint doctor says what is missing.")
     tracked = trackers.tracked(partial(train, cache=arguments.out / "frames"), arguments.track)
-    runs = store.run_grid(tracked, grid, arguments.out / "runs", **flags.grid_options(arguments))
+    runs = store.run_grid(tracked, grid, arguments.out / "runs", **grid_options(arguments))
     trackers.publish(arguments.track, runs, arguments.out)
     summary = report.summarise(runs)
     summary.columns.sort(key=_order)

@@ -237,7 +237,7 @@ def _tune(
 ) -> dict[str, Any]:
     """Search from one spec, and return the result as plain data."""
     from .. import store
-    from ..store.grid import GridError
+    from ..store.grid import GridError, grid_options
     from ..trackers import tracked
 
     train = tracked(tuned.module("training").train, arguments.track)
@@ -246,7 +246,7 @@ def _tune(
 
     def measure(specs: list[str]) -> dict[str, float]:
         cells = [make_cell(spec, seed) for spec in specs for seed in seeds]
-        options = flags.grid_options(arguments)
+        options = grid_options(arguments)
         options |= {"before": len(runs) * len(seeds), "total": arguments.budget // len(seeds) * len(seeds)}
         try:
             done = store.run_grid(train, cells, arguments.out, **options)

@@ -11,7 +11,6 @@ import sys
 import tempfile
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
 from functools import partial
 from itertools import product
 from pathlib import Path
@@ -27,11 +26,12 @@ from .. import report, store
 from ..command import coordinate, flags, tune
 from ..store.cell import row_name
 from ..store.executors import LOCAL
-from ..store.mirror import local_folder, prepare, touch
-from ..store.objects import is_url, read
+from ..store.grid import prepare
 from ..store.progress import print_line
 from ..store.run import TUNING, Run
 from ..store.secrets import REDACTED, redacted
+from ..store.transport import connect
+from ..trackers.grid import run_cells
 from . import cells
 from .metrics import Metric
 from .running import LOG, NO_SEED, last_lines, read_again, train
@@ -97,13 +97,13 @@ class Comparison:
         summary = report.summarise(done, baseline=known, metrics=names, lower=settings.lower, margin=settings.margin)
         summary.notes[:0] = self.notes
         print(report.RENDER["json" if self.arguments.json else "terminal"](summary))
-        print(f"runs and logs: {_parent(done[0])}", file=sys.stderr)
+        print(f"runs and logs: {done[0].address.rsplit('/', 2)[0]}", file=sys.stderr)
         return 1 if failed or errors else 0
 
     def _tune(self) -> None:
         assert self.settings.tune_metric is not None
-        run_cells = partial(self._run_cells, metrics=[self.settings.tune_metric])
-        best = tuned(self.specs, self.settings, self.cell, run_cells)
+        run_all = partial(self._run_cells, metrics=[self.settings.tune_metric])
+        best = tuned(self.specs, self.settings, self.cell, run_all)
         chosen = "; ".join(f"{spec}: {best[spec]}" for spec in self.specs if spec in best)
         self.notes.append(f"tuned by {self.settings.tune_metric.text}, {self.settings.tune} runs each: {chosen}")
         self.specs = list(dict.fromkeys(best.get(spec, spec) for spec in self.specs))
@@ -120,12 +120,7 @@ class Comparison:
         if given.resume:
             read_again([Run(given.out, cell) for cell in cells], metrics)
         run_script = partial(train, script=given.script, metrics=metrics, jobs=flags.concurrent(given))
-        return flags.run_cells(run_script, cells, given, "compare", failed=True)[0]
-
-
-def _parent(run: Run) -> str | Path:
-    """The folder or the URL of all runs of a data set."""
-    return run.path.parents[1] if run.mirror is None else run.address.rsplit("/", 2)[0]
+        return run_cells(run_script, cells, given, "compare", failed=True)[0]
 
 
 def _check(host: str, seam: Sequence[str], script: Sequence[str], file: Path, specs: Sequence[str]) -> None:
@@ -203,37 +198,32 @@ def find_loss(root: str | Path, code: str, script: Sequence[str], seam: Sequence
 
     What it finds is kept in the store, since the name of a cell depends on it.
     """
-    file = (
-        local_folder(root).resolve()
-        / cells.DOMAIN
-        / f"auto-{store.checksum(code, json.dumps([*redacted(script), *seam]))[:12]}.json"
-    )
-    file.parent.mkdir(parents=True, exist_ok=True)
-    shared = f"{prepare(root)}/{cells.DOMAIN}/{file.name}"  # other machines find the same
-    if is_url(shared):
-        with suppress(FileNotFoundError), store.atomic(file) as kept:
-            kept.write(read(shared))
-    if not file.exists():
-        with tempfile.TemporaryDirectory() as out, store.atomic(file) as kept:
-            words = [word.replace("{seed}", "0").replace("{out}", out) for word in script]
-            found = Path(out, "found.json")
-            command = [sys.executable, "-m", "counterpoint.plugins.inject", "auto", *seam, f"--json={found}", "--"]
-            subprocess.run([*command, *words], stdout=sys.stderr)
-            findings = json.loads(found.read_bytes()) if found.exists() else {}
-            findings["commands"] = [*map(redacted, findings.get("commands", []))]
-            kept.write(json.dumps(findings).encode())
-    data = json.loads(file.read_text(encoding="utf-8"))
+    name = f"{cells.DOMAIN}/auto-{store.checksum(code, json.dumps([*redacted(script), *seam]))[:12]}.json"
+    shared = connect(prepare(root))  # other machines find the same
+    try:
+        data = json.loads(shared.read(name))
+    except FileNotFoundError:
+        data = _watch(script, seam)
     commands = data["commands"]
     known = [command for command in commands if command[2] in data["hosts"]]
     if not commands or (len(known) != 1 and len(commands) > len(known) + 1):
-        file.unlink()
         roads = "; ".join(shlex.join(["compare", *command[2 : command.index("--")]]) for command in commands)
         raise ValueError(f"auto: found {len(commands)} losses to replace" + (f", name one: {roads}" if roads else ""))
-    if is_url(shared):
-        touch(shared, file.read_bytes())
+    shared.write(name, json.dumps(data).encode())
     host, *flags = commands[0][2 : commands[0].index("--")]
     at = flags.index("--objective")
     return host, [*flags[:at], *flags[at + 2 :]]
+
+
+def _watch(script: Sequence[str], seam: Sequence[str]) -> dict[str, Any]:
+    """Return what ``counterpoint inject auto`` finds in a few steps of the script."""
+    with tempfile.TemporaryDirectory() as out:
+        words = [word.replace("{seed}", "0").replace("{out}", out) for word in script]
+        found = Path(out, "found.json")
+        command = [sys.executable, "-m", "counterpoint.plugins.inject", "auto", *seam, f"--json={found}", "--"]
+        subprocess.run([*command, *words], stdout=sys.stderr)
+        findings = json.loads(found.read_bytes()) if found.exists() else {}
+    return {**findings, "commands": [*map(redacted, findings.get("commands", []))]}
 
 
 # ---- tuning ------------------------------------------------------------------------------------

@@ -48,6 +48,7 @@ def train_command(arguments: argparse.Namespace) -> int:
     """Train every objective on every data set, and print the table beside two baselines that need no training."""
     from .. import report
     from ..store.grid import Later
+    from ..trackers.grid import run_cells
     from .cells import bag, cell, untrained
 
     cells, bare = [], []
@@ -58,7 +59,7 @@ def train_command(arguments: argparse.Namespace) -> int:
         for seed in range(arguments.seed, arguments.seed + arguments.seeds):
             cells += [bag(dataset, seed, **changes), untrained(dataset, seed, **changes)]
             cells += [cell(dataset, objective, seed, **changes) for objective in arguments.objective or [spec]]
-    runs, code = flags.run_cells(Later(partial(_training, bare)), cells, arguments, "train graph")
+    runs, code = run_cells(Later(partial(_training, bare)), cells, arguments, "train graph")
     report.show(runs, arguments.json)
     return code
 

@@ -43,8 +43,7 @@ SOFTWARE = """@software{counterpoint,
 
 def seeds_of(run: Run) -> list[Run]:
     """The finished runs of the same cell with any seed, in the order of the seeds."""
-    siblings = run.path.parent if run.mirror is None else run.address.rpartition("/")[0]
-    runs = [other for other in find_runs(siblings) if other.done]
+    runs = [other for other in find_runs(run.address.rpartition("/")[0]) if other.done]
     same = [other for other in runs if {**other.arguments, "seed": 0} == {**run.arguments, "seed": 0}]
     return sorted(same, key=lambda other: int(other.arguments["seed"]))
 

@@ -26,10 +26,7 @@ def find(model: str | Path, revision: str | None = None) -> str:
     if "://" in name:  # a run in an object store
         from ..store.run import Run
 
-        run = Run.read(name)
-        if run.mirror is not None:
-            run.mirror.fetch_folder("model")
-        name = str(run.path)
+        name = str(Run.read(name).file("model").parent)
     looks_local = isinstance(model, Path) or name.startswith((".", "/", "~")) or name.count("/") > 1
     folder = Path(name).expanduser() if looks_local else Path(name)
     if folder.is_dir():

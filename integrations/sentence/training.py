@@ -113,8 +113,6 @@ def _link(model: Path, encoder: Path) -> None:
 def restore(run: Run | str | Path) -> Any:
     """The trained SentenceTransformer of a finished run or of its folder; needs no data."""
     run = Run.read(run)
-    if run.mirror is not None:
-        run.mirror.fetch_folder("model")
-    if not (run.path / "model").is_dir():
+    if not run.file("model").is_dir():
         raise ValueError(f"{run.address}: it has no model.")
     return encode.load(run.path)

@@ -22,13 +22,14 @@ REQUIRED = ("domain", "dataset", "objective", "seed")
 
 def canonical(cell: Mapping[str, Any]) -> dict[str, Any]:
     """Return the cell as plain JSON with the canonical spec of its objective; raise if it is incomplete."""
-    for key in REQUIRED:
-        if key not in cell:
-            raise ValueError(f"cell: expected {', '.join(REQUIRED)}, got {', '.join(map(str, cell)) or 'nothing'}.")
-    try:
-        plain: dict[str, Any] = as_json(dict(cell), nan=False)
-    except (TypeError, ValueError):
-        plain = {key: _plain(key, value) for key, value in cell.items()}
+    if not set(REQUIRED) <= set(cell):
+        raise ValueError(f"cell: expected {', '.join(REQUIRED)}, got {', '.join(map(str, cell)) or 'nothing'}.")
+    plain = {}
+    for key, value in cell.items():
+        try:
+            plain[key] = as_json(value, nan=False)
+        except (TypeError, ValueError):
+            raise ValueError(f"cell: {key} must be plain JSON, got {value!r}.") from None
     _check(plain)
     if plain["objective"] not in (None, HOST):
         plain["objective"] = str(cp.objective(plain["objective"]))
@@ -37,20 +38,13 @@ def canonical(cell: Mapping[str, Any]) -> dict[str, Any]:
     return plain
 
 
-def _plain(key: str, value: Any) -> Any:
-    try:
-        return as_json(value, nan=False)
-    except (TypeError, ValueError):
-        raise ValueError(f"cell: {key} must be plain JSON, got {value!r}.") from None
-
-
 def _check(plain: Mapping[str, Any]) -> None:
     """Raise if a value of a cell, which is plain JSON, is impossible."""
     for key in ("domain", "dataset"):
         if not isinstance(plain[key], str) or not plain[key]:
             raise ValueError(f"cell: {key} must be a name, got {plain[key]!r}.")
     seed = plain["seed"]
-    if not isinstance(seed, int) or isinstance(seed, bool) or not 0 <= seed < 2**32:
+    if type(seed) is not int or not 0 <= seed < 2**32:
         raise ValueError(f"cell: seed must be a whole number with 0 <= seed < 2**32, got {seed!r}.")
 
 
@@ -73,15 +67,12 @@ def dataset_name(cell: Mapping[str, Any]) -> str:
     return Path(name).name if Path(name).is_absolute() else name
 
 
-def folder_of(cell: Mapping[str, Any], dataset: str) -> Path:
-    """Return the folder of a canonical cell, relative to the root of the store.
-
-    The hash identifies the cell; its row and ``dataset`` are there for readers.
-    """
+def folder_of(cell: Mapping[str, Any]) -> str:
+    """Return the folder of a canonical cell in its store: the hash identifies it, the rest is for readers."""
     shared = {key: value for key, value in cell.items() if key != "seed"}
     digest = hashlib.sha256(json.dumps(shared, sort_keys=True).encode()).hexdigest()[:8]
     name = f"{_slug(str(cell.get('label') or cell['objective']))}-{digest}"
-    return Path(_slug(cell["domain"]), _slug(dataset), name, f"seed{cell['seed']}")
+    return "/".join((_slug(cell["domain"]), _slug(dataset_name(cell)), name, f"seed{cell['seed']}"))
 
 
 def _slug(name: str) -> str:
@@ -95,34 +86,33 @@ def check_names(changes: Iterable[str], known: Iterable[str]) -> None:
         check_known("cell: unknown argument", name, known, TypeError)
 
 
-_KINDS = {"details": dict, "command": str, "data": str, "axis": str, "error": str, "started": str}
-
-
 def is_record(record: Any) -> bool:
     """Return whether this is what the run.json of a run contains."""
     arguments = record.get("arguments") if isinstance(record, dict) else None
     if not isinstance(arguments, dict) or not set(REQUIRED) <= set(arguments):
         return False
-    row = [arguments[key] for key in ("objective", "label") if arguments.get(key) is not None]
-    versions, host, result = (record.get(key, {}) for key in ("versions", "host", "result"))
     try:
         _check(arguments)
         json.dumps(arguments, allow_nan=False)
     except ValueError:
         return False
+    row = [arguments[key] for key in ("objective", "label") if arguments.get(key) is not None]
+    versions, host, result = (record.get(key, {}) for key in ("versions", "host", "result"))
+    optional = {key: value for key, value in record.items() if value is not None}
+    texts = (optional.get(key, "") for key in ("command", "data", "axis", "error", "started"))
     return (
-        bool(row and all(row) and all(isinstance(name, str) for name in row))
-        and isinstance(record.get("status"), str)
+        bool(row and all(row))
+        and _are(str, *row, record.get("status"), *texts)
         and is_number(record.get("seconds", 0.0))
-        and all(record.get(name) is None or isinstance(record[name], kind) for name, kind in _KINDS.items())
-        and isinstance(versions, dict)
-        and all(isinstance(version, str) for version in versions.values())
-        and isinstance(host, dict)
-        and isinstance(host.get("system", ""), str)
+        and _are(dict, versions, host, optional.get("details", {}))
         and isinstance(host.get("devices", []), list)
-        and all(isinstance(device, str) for device in host.get("devices", []))
+        and _are(str, *versions.values(), host.get("system", ""), *host.get("devices", []))
         and (
             record["status"] != "done"
             or (isinstance(result, dict) and bool(result) and are_plain_numbers(result.values()))
         )
     )
+
+
+def _are(kind: type, *values: object) -> bool:
+    return all(isinstance(value, kind) for value in values)

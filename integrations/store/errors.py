@@ -13,6 +13,10 @@ class DamagedError(ValueError):
     """A file of a run cannot be read; the message names it."""
 
 
+class StoreError(OSError):
+    """A store that is a URL cannot be reached, read or written; the message is one line."""
+
+
 class GridError(RuntimeError):
     """Some runs of a grid failed; :attr:`runs` holds all of them, with the results of those that did not."""
 

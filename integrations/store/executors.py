@@ -90,7 +90,7 @@ def opened(text: str, root: Path) -> Generator[Any, None, None]:
         root: the folder of runs.
     """
     place = parse(text)
-    with _OPEN[place.kind](place, root) as executor:
+    with {"slurm": _slurm, "dask": _dask, "ray": _ray}[place.kind](place, root) as executor:
         yield executor
 
 
@@ -117,19 +117,22 @@ class SlurmExecutor:
 
     def __init__(self, executor: Any) -> None:
         self.executor = executor
+        self.jobs = list[Any]()
         self.queue: dict[str, str] = {}  # jobs, and why they wait
         self.looks, self._looked = 0, 0.0
+        self._stuck = set[str]()
 
     @contextmanager
     def batch(self) -> Iterator[None]:
-        """Submit what is submitted within as one array."""
+        """Submit all enclosed jobs as one array."""
         with _submitting(), self.executor.batch():
             yield
 
     def submit(self, function: Callable[..., Any], /, *args: Any) -> SlurmTask:
         """Submit a job; within ``batch()``, an element of one array."""
         with _submitting():
-            return SlurmTask(self, self.executor.submit(function, *args))
+            self.jobs.append(self.executor.submit(function, *args))
+        return SlurmTask(self, self.jobs[-1])
 
     def look(self) -> int:
         """Read the queue, if that was not done just now, and return how often it was read."""
@@ -139,6 +142,10 @@ class SlurmExecutor:
             if not done.returncode:  # else the controller is away
                 lines = (line.partition(" ") for line in done.stdout.splitlines())
                 self.queue, self.looks = {job: reason.strip() for job, _, reason in lines}, self.looks + 1
+            for reason in STUCK.intersection(self.queue.get(job.job_id, "") for job in self.jobs) - self._stuck:
+                self._stuck.add(reason)
+                message = f"--on slurm: jobs wait, and no node that becomes free will end it: {reason}"
+                warnings.warn(message, RuntimeWarning, stacklevel=2)
         return self.looks
 
 
@@ -160,23 +167,15 @@ class SlurmTask:
 
     def __init__(self, executor: SlurmExecutor, job: Any) -> None:
         self.executor, self.job = executor, job
-        self.gone: int | None = None  # the first look at which the job was not in the queue
-        self.stuck: str | None = None
+        self.gone = 0  # the first look at which the job was not in the queue
 
     def done(self) -> bool:
         """Whether there is a reply, or the job has left the queue; a reply may be seen a little later than that."""
         looks = self.executor.look()
         if self.job.paths.result_pickle.exists():
             return True
-        if not looks or self.job.job_id in self.executor.queue:
-            self.gone = None
-            if (reason := self.executor.queue.get(self.job.job_id)) in STUCK and reason != self.stuck:
-                message = f"--on slurm: jobs wait, and no node that becomes free will end it: {reason}"
-                warnings.warn(message, RuntimeWarning, stacklevel=2)
-                self.stuck = reason
-        elif self.gone is None:
-            self.gone = looks
-        return self.gone is not None and looks > self.gone + 1
+        self.gone = 0 if self.job.job_id in self.executor.queue else self.gone or looks
+        return bool(self.gone) and looks > self.gone + 1
 
     def result(self) -> Any:
         """What the function returned; raises if it failed, or if the job was killed."""
@@ -209,28 +208,18 @@ def _ray(place: Place, root: Path) -> Generator[Any, None, None]:
     address = place.address or os.environ.get("RAY_ADDRESS") or "auto"
     before = ray.is_initialized()
     if not before:
-        _check_reachable(address)
         try:
+            host, _, port = address.removeprefix("ray://").rpartition(":")
+            if port.isdecimal():  # if nothing listens there, Ray itself waits minutes
+                socket.create_connection((host.strip("[]"), int(port)), timeout=PATIENCE).close()
             ray.init(address, log_to_driver=False, logging_level="error")
-        except (ConnectionError, RuntimeError, ValueError) as error:
-            reason = str(error).partition("\n")[0]
-            raise ValueError(f"--on ray: no cluster at {address}: {reason}") from None
+        except (OSError, OverflowError, RuntimeError, ValueError) as error:
+            raise ValueError(f"--on ray: no cluster at {address}: {str(error).partition(chr(10))[0]}") from None
     try:
-        yield RayExecutor(ray, **place.options)
+        yield RayExecutor(ray, place.options)
     finally:
         if not before:
             ray.shutdown()
-
-
-def _check_reachable(address: str) -> None:
-    """Raise ``ValueError`` if nothing listens at ``HOST:PORT``, for which Ray itself waits minutes."""
-    host, _, port = address.removeprefix("ray://").rpartition(":")
-    if not port.isdecimal():
-        return
-    try:
-        socket.create_connection((host.strip("[]"), int(port)), timeout=PATIENCE).close()
-    except (OSError, OverflowError) as error:
-        raise ValueError(f"--on ray: no cluster at {address}: {error}") from None
 
 
 class RayExecutor:
@@ -241,31 +230,12 @@ class RayExecutor:
         options: of ``ray.remote``, such as ``num_gpus``.
     """
 
-    def __init__(self, ray: Any, **options: Any) -> None:
-        self.ray, self.options = ray, {"max_retries": 0, **options}
+    def __init__(self, ray: Any, options: dict[str, Any]) -> None:
+        self.remote = ray.remote(max_retries=0, **options)
 
-    def submit(self, function: Callable[..., Any], /, *args: Any) -> RayTask:
-        """Start a task."""
-        return RayTask(self.ray, self.ray.remote(**self.options)(function).remote(*args))
-
-
-class RayTask:
-    """A task of Ray with the methods of a future."""
-
-    def __init__(self, ray: Any, reference: Any) -> None:
-        self.ray, self.reference = ray, reference
-
-    def done(self) -> bool:
-        """Whether the task has ended."""
-        return bool(self.ray.wait([self.reference], timeout=0)[0])
-
-    def result(self) -> Any:
-        """What the task returned; raises what it raised, and if its worker died."""
-        return self.ray.get(self.reference)
-
-    def cancel(self) -> None:
-        """Leave the task out if it has not begun."""
-        self.ray.cancel(self.reference)
+    def submit(self, function: Callable[..., Any], /, *args: Any) -> Any:
+        """Start a task; cancelled ones end when the grid does."""
+        return self.remote(function).remote(*args).future()
 
 
 def _library(name: str, place: str) -> Any:
@@ -275,6 +245,3 @@ def _library(name: str, place: str) -> Any:
         if error.name != name:
             raise
         raise ImportError(f"--on {place} needs {name}: {install('cluster')}", name=name) from None
-
-
-_OPEN: dict[str, Callable[[Place, Path], Any]] = {"slurm": _slurm, "dask": _dask, "ray": _ray}

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import json
 import time
-from collections.abc import Callable, Generator, Iterable, Mapping
+from argparse import Namespace
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import closing, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from . import executors
+from .array import cell_number
 from .attempt import Outcome, attempt
 from .errors import GridError
 from .executors import LOCAL
-from .mirror import prepare, synced
-from .objects import plain
+from .place import is_url, plain
 from .progress import format_numbers, print_line, progress_bar
 from .run import Run
 from .worker import train_in_processes
@@ -26,7 +28,7 @@ __all__ = ["GridError", "Later", "run_grid"]
 POLL = 1.0  # seconds between two looks at the runs of other processes
 REMOTE_POLL = 2.0  # where the store is a URL and each look is a request
 
-SHOWN = 5  # failures named in an error message
+SHOWN = 4  # failures named in an error message
 
 
 class Later(NamedTuple):
@@ -73,8 +75,7 @@ def run_grid(
     if jobs < 1:
         raise ValueError(f"jobs must be at least 1, got {jobs}.")
     root = prepare(root)
-    with synced(root):
-        requested = [Run(root, cell) for cell in cells]
+    requested = _open(root, cells)
     runs = {run.path: run for run in requested}
     pending = [run for run in runs.values() if not (resume and run.done)]
     count, total = before + len(runs) - len(pending), total or len(runs)
@@ -104,7 +105,7 @@ def run_grid(
             if busy:
                 report(f"waiting for another process: {busy[0].title}" + (" and others" if len(busy) > 1 else ""))
             while busy and all(run.busy for run in busy):
-                time.sleep(POLL if isinstance(root, Path) else REMOTE_POLL)
+                time.sleep(REMOTE_POLL if is_url(root) else POLL)
             pending = busy
     except KeyboardInterrupt:
         message = f"stopped; {count} of {total} runs have ended; the same command resumes"
@@ -122,10 +123,54 @@ def run_grid(
     return requested
 
 
+def prepare(place: str | Path) -> str | Path:
+    """Make the folder of all runs, or check that the store can be written to; return its plain name."""
+    place = plain(place)
+    if isinstance(place, Path):
+        place.mkdir(parents=True, exist_ok=True)
+    else:
+        from .transport import connect
+
+        connect(place).check()
+    return place
+
+
 def distinct(root: str | Path, cells: Iterable[Mapping[str, Any]]) -> list[Run]:
     """Return the runs of a grid in the order in which ``--cell`` numbers them; equal cells are one run."""
-    with synced(plain(root)):
-        return list({run.path: run for run in (Run(root, cell) for cell in cells)}.values())
+    return list({run.address: run for run in _open(root, cells)}.values())
+
+
+def grid_options(arguments: Namespace) -> dict[str, Any]:
+    """Return what the flags of a command tell :func:`run_grid`."""
+    options = {"jobs": arguments.jobs, "executor": arguments.on, "resume": arguments.resume}
+    return {**options, "progress": not arguments.json}
+
+
+def chosen(cells: Sequence[Mapping[str, Any]], arguments: Namespace) -> Sequence[Mapping[str, Any]]:
+    """Return the cell that ``--cell`` chooses, or all; with ``--list-cells``, print them and exit."""
+    number, listed = cell_number(arguments), getattr(arguments, "list_cells", False)
+    if number is None and not listed:
+        return cells
+    runs = distinct(arguments.out, cells)
+    if listed:
+        rows = [{"cell": i, "run": run.title, "folder": run.address} for i, run in enumerate(runs)]
+        lines = [f"{row['cell']}  {row['run']}" for row in rows]
+        print(json.dumps(rows, indent=1) if arguments.json else "\n".join(lines))
+        raise SystemExit(0)
+    assert number is not None
+    if number >= len(runs):
+        raise ValueError(f"--cell: expected a number from 0 to {len(runs) - 1}, got {number}.")
+    return [runs[number].arguments]
+
+
+def _open(root: str | Path, cells: Iterable[Mapping[str, Any]]) -> list[Run]:
+    """Return the run of each cell; the records of a store that is a URL are read at once."""
+    root, known = plain(root), None
+    if isinstance(root, str):
+        from .mirror import records
+
+        known = records(root)
+    return [Run(root, cell, known) for cell in cells]
 
 
 def _train(

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from counterpoint.install import install
 
-from .objects import plain
+from .place import plain
 
 PREFIX = "hf://"
 FILES = ("run.json", "config.json", "model.safetensors")

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 import math
-import re
 import warnings
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -14,9 +14,9 @@ import torch
 from counterpoint.names import visible
 
 from .cell import dataset_name, is_record, row_name
-from .errors import DamagedError
+from .errors import DamagedError, StoreError
 from .files import are_metrics, is_signed, load_checked, read_lines
-from .mirror import Mirror
+from .folder import RunFolder
 
 TUNING = "tuning"  # ``purpose`` of the cells of ``counterpoint tune``
 
@@ -34,39 +34,47 @@ class StoredRun:
     """One cell of a grid and its folder, for reading; see :class:`~.run.Run`."""
 
     arguments: dict[str, Any]
-    root: Path
-    path: Path
-    mirror: Mirror | None = None  # of a run whose store is a URL; ``path`` is then the copy on this machine
+    record: dict[str, Any]
+    folder: RunFolder
 
-    def _reset(self) -> None:
-        self.refresh()
+    @property
+    def root(self) -> Path:
+        """The folder of all runs on this machine."""
+        return self.folder.root
+
+    @property
+    def path(self) -> Path:
+        """The folder of the run on this machine."""
+        return self.folder.path
 
     @property
     def address(self) -> str:
         """The folder or the URL of the run."""
-        return self.mirror.address if self.mirror is not None else str(self.path)
+        return self.folder.address
 
     @property
     def store(self) -> str | Path:
         """The folder or the URL of all runs."""
-        return self.mirror.store if self.mirror is not None else self.root
+        return self.folder.store
 
     def file(self, name: str) -> Path:
-        """The path of a file of the run, which need not exist; fetched if the store is a URL."""
-        if self.mirror is not None and self.path == self.mirror.folder:  # not while this process trains
-            self.mirror.fetch_once(name)
-        return self.path / name
+        """Return the path of a file or folder of the run, which need not exist; fetched if the store is a URL."""
+        return self.folder.file(name)
 
-    def refresh(self) -> None:
-        """Read run.json again, which another process may have written."""
-        if self.mirror is not None and self.path == self.mirror.folder:
-            self.mirror.refresh()
+    def refresh(self, read: Callable[[], bytes | None] | None = None) -> None:
+        """Read run.json again, which another process may have written.
+
+        Args:
+            read: returns its content, if that was read already.
+        """
+        self.record = {}
         path = self.path / "run.json"
-        self.record: dict[str, Any] = {}
         try:
-            record = json.loads(path.read_text(encoding="utf-8"))
-        except FileNotFoundError:
-            return
+            if (content := (read or self.folder.record)()) is None:
+                return
+            record = json.loads(content.decode())
+        except StoreError:
+            raise
         except (OSError, ValueError, RecursionError) as error:
             raise DamagedError(f"{path}: not readable as JSON: {error}") from None
         if not is_record(record):
@@ -97,9 +105,7 @@ class StoredRun:
     @property
     def tuning(self) -> bool:
         """Whether ``counterpoint tune`` trained the run to select settings, so that its numbers are not results."""
-        if self.arguments.get("purpose") is not None:
-            return bool(self.arguments["purpose"] == TUNING)
-        return re.search(r"counterpoint\S* tune ", self.record.get("command") or "") is not None  # runs before the mark
+        return bool(self.arguments.get("purpose") == TUNING)
 
     @property
     def result(self) -> dict[str, float] | None:

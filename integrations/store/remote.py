@@ -9,20 +9,20 @@ from __future__ import annotations
 import os
 import platform
 import re
+import threading
 import time
 import uuid
-from collections.abc import Callable, Generator, Iterator
-from contextlib import contextmanager, nullcontext, suppress
+from collections.abc import Callable, Generator
+from contextlib import nullcontext, suppress
 from pathlib import Path
-from queue import Empty, SimpleQueue
 from typing import Any, NamedTuple, Protocol
 
-from . import mirror
 from .attempt import Outcome
-from .errors import BusyError
+from .errors import BusyError, StoreError
 from .progress import print_line
 from .run import Run
-from .worker import Replies, Worker, death, pack, record_error
+from .transport import connect
+from .worker import Worker, death, pack, record_error
 
 ATTEMPTS = 3  # how often in a row a run may be lost without a new checkpoint
 POLL = 0.2  # seconds between two looks at the tasks
@@ -71,60 +71,46 @@ def train_on(
     Closing the generator cancels the tasks; those in progress notice it within seconds, and save their work.
     """
     setup = pack(train, resume=True, progress=False)
-    losses = dict.fromkeys((run.path for run in runs), 0)
+    losses = {run.address: 0 for run in runs}
     tasks: list[tuple[Run, Task, object]] = []
-    with _token(runs[0]) as token:
+    store = runs[0].store
+    root = str(store.resolve()) if isinstance(store, Path) else store  # as every machine finds it
+    token = f".grid-{uuid.uuid4().hex[:12]}"  # a file that is there as long as the tasks are wanted
 
-        def submit(run: Run) -> tuple[Run, Task, object]:
-            arguments = (setup, _environment(), str(token), _shared(run), run.arguments)
-            return run, executor.submit(train_here, *arguments), _saved(run)
+    def submit(run: Run) -> tuple[Run, Task, object]:
+        return run, executor.submit(train_here, setup, _environment(), token, root, run.arguments), _saved(run)
 
-        try:
-            pending = [run for run in runs if resume or _empty(run)]
-            yield from ((run, Outcome(busy=True)) for run in runs if run not in pending)
-            with getattr(executor, "batch", nullcontext)():
-                tasks += map(submit, pending)
-            while tasks:
-                for entry in [entry for entry in tasks if entry[1].done()]:
-                    tasks.remove(entry)
-                    run, task, saved = entry
-                    outcome = _reply(run, task)
-                    if isinstance(outcome, Outcome):
-                        yield run, outcome
-                        continue
-                    if outcome.fatal:
-                        raise ValueError(f"executor: {outcome.error}")
-                    losses[run.path] = losses[run.path] + 1 if saved == _saved(run) else 1
-                    if losses[run.path] < ATTEMPTS:
-                        with suppress(Exception):  # Slurm may have put the job into its queue again
-                            task.cancel()
-                        if progress:
-                            print_line(f"{run.title}: submitted again: {outcome.error}")
-                        tasks.append(submit(run))
-                    else:
-                        yield run, record_error(run, f"lost {ATTEMPTS} times in a row: {outcome.error}")
-                time.sleep(POLL if tasks else 0)
-        finally:
-            for _, task, _ in tasks:
-                with suppress(Exception):  # of any library; the token ends what this does not
-                    task.cancel()
-
-
-def _shared(run: Run) -> str:
-    """The folder or the URL of all runs, as every machine finds it."""
-    return str(run.root.resolve()) if run.mirror is None else run.mirror.store
-
-
-@contextmanager
-def _token(run: Run) -> Iterator[str | Path]:
-    """A file that exists as long as the tasks are wanted. A task that cannot see it trains nothing."""
-    path = f"{_shared(run)}/.grid-{uuid.uuid4().hex[:12]}"
-    token = path if run.mirror is not None else Path(path)
-    mirror.touch(token)
     try:
-        yield token
+        connect(root).create(token, b"")
+        pending = [run for run in runs if resume or _empty(run)]
+        yield from ((run, Outcome(busy=True)) for run in runs if run not in pending)
+        with getattr(executor, "batch", nullcontext)():
+            tasks += map(submit, pending)
+        while tasks:
+            for entry in [entry for entry in tasks if entry[1].done()]:
+                tasks.remove(entry)
+                run, task, saved = entry
+                outcome = _reply(run, task)
+                if isinstance(outcome, Outcome):
+                    yield run, outcome
+                    continue
+                if outcome.fatal:
+                    raise ValueError(f"executor: {outcome.error}")
+                losses[run.address] = losses[run.address] + 1 if saved == _saved(run) else 1
+                if losses[run.address] < ATTEMPTS:
+                    with suppress(Exception):  # Slurm may have put the job into its queue again
+                        task.cancel()
+                    if progress:
+                        print_line(f"{run.title}: submitted again: {outcome.error}")
+                    tasks.append(submit(run))
+                else:
+                    yield run, record_error(run, f"lost {ATTEMPTS} times in a row: {outcome.error}")
+            time.sleep(POLL if tasks else 0)
     finally:
-        mirror.remove(token)
+        for _, task, _ in tasks:
+            with suppress(Exception):  # of any library; without the token, they end
+                task.cancel()
+        connect(root).write(token, None)
 
 
 def _environment() -> dict[str, str]:
@@ -143,14 +129,9 @@ def _empty(run: Run) -> bool:
 
 
 def _saved(run: Run) -> object:
-    """What changes with each checkpoint."""
-    if run.mirror is not None:
-        return run.mirror.saved()
-    try:
-        status = run.checkpoints[0].stat()
-    except OSError:
-        return None
-    return status.st_mtime_ns, status.st_ino
+    """Return what changes with each checkpoint."""
+    name = run.folder.name
+    return connect(run.store).list(name).get(f"{name}/checkpoint.pt")
 
 
 def _reply(run: Run, task: Task) -> Outcome | Lost:
@@ -173,26 +154,33 @@ def train_here(
     setup: bytes, environment: dict[str, str], token: str, root: str, arguments: dict[str, Any]
 ) -> Outcome | Lost:
     """Train one run in a process of its own, as long as the token exists."""
-    if not mirror.exists(token):
+    if not _wanted(root, token):
         return Lost(f"{platform.node()}, a worker, does not see the folder of runs {root}.", fatal=True)
-    replies: Replies = SimpleQueue()
-    worker = Worker(setup, {**os.environ, **environment}, replies)
-    outcome = None
+    worker = Worker(setup, {**os.environ, **environment})
+    ended, outcome = threading.Event(), None
+
+    def watch() -> None:
+        while not ended.wait(WATCH):
+            if not _wanted(root, token):
+                worker.end(interrupt=True)
+                return
+
+    threading.Thread(target=watch, daemon=True).start()
     try:
-        worker.send(Run(root, arguments))
-        while True:
-            try:
-                _, outcome = replies.get(timeout=WATCH)
-                break
-            except Empty:
-                if not mirror.exists(token):
-                    return Lost("the grid was stopped")
+        outcome = worker.train(root, arguments)
     finally:
-        if outcome is None:
-            worker.process.terminate()
-        else:
-            worker.send(None)
+        ended.set()
+        worker.end(interrupt=outcome is None)
         code = worker.wait()
-    if outcome is None:
-        return Lost(death(code))
-    return outcome
+    return Lost(death(code)) if outcome is None else outcome
+
+
+def _wanted(root: str, token: str) -> bool:
+    """Return whether the token is there, or may be in a store that cannot be asked just now."""
+    try:
+        connect(root).read(token)
+    except FileNotFoundError:
+        return False
+    except StoreError:
+        pass
+    return True

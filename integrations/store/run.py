@@ -6,23 +6,21 @@ import json
 import os
 import platform
 import shlex
-import shutil
 import sys
 import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sized
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO, Protocol
 
 import torch
-from filelock import FileLock, Timeout  # torch itself requires it
 
-from .cell import canonical, dataset_name, folder_of
-from .errors import BusyError, DamagedError
+from .cell import canonical, folder_of
+from .errors import DamagedError
 from .files import as_json, atomic, finite, load_checked, now, plain_numbers, set_aside, signature, signed
-from .mirror import HERE, Mirror, find, local_folder, read_at_once
-from .objects import plain
+from .folder import RunFolder
+from .place import plain
 from .progress import Item, track
 from .reading import TUNING, Embeddings, StoredRun
 from .reproduce import devices, versions
@@ -30,11 +28,13 @@ from .secrets import redacted
 
 __all__ = ["TUNING", "Embeddings", "Listener", "Run", "find_runs"]
 
+Reader = Callable[[], "bytes | None"]
+
 
 class Listener(Protocol):
     """Hears that a run has stored a line, and its result; see :mod:`counterpoint.integrations.trackers`."""
 
-    def log(self, step: int) -> None: ...
+    def log(self) -> None: ...
     def finish(self, result: Mapping[str, float]) -> None: ...
 
 
@@ -47,20 +47,15 @@ class Run(StoredRun):
     Args:
         root: the folder of all runs, or its URL (``s3://bucket/runs``).
         cell: see :mod:`counterpoint.integrations.store`.
+        records: the content of each run.json in the store, by folder, if all were read at once.
     """
 
-    def __init__(self, root: str | Path, cell: Mapping[str, Any]) -> None:
+    def __init__(self, root: str | Path, cell: Mapping[str, Any], records: Mapping[str, bytes] | None = None) -> None:
         self.arguments = canonical(cell)
-        name, dataset = dataset_name(self.arguments), self.arguments["dataset"]
-        store, relative = plain(root), folder_of(self.arguments, name)
-        self.mirror = Mirror(store, Path(relative).as_posix()) if isinstance(store, str) else None
-        self.root = local_folder(root)
-        self.path = self.root / relative
-        if name != dataset and self.mirror is None:
-            before = self.root / folder_of(self.arguments, dataset)  # up to version 0.1.0
-            self.path = before if (before / "run.json").exists() else self.path
+        name = folder_of(self.arguments)
+        self.folder = _folder(root, name)
         try:
-            self._reset()
+            self._reset(None if records is None else lambda: records.get(name))
         except DamagedError as error:  # the cell says what the run is
             warnings.warn(f"{error}; not used", RuntimeWarning, stacklevel=2)
         if self.record and self.record["arguments"] != self.arguments:
@@ -68,24 +63,20 @@ class Run(StoredRun):
 
     @classmethod
     def read(cls, path: str | Path | Run) -> Run:
-        """Open the run in a folder for reading; a run is returned as it is."""
-        if isinstance(path, Run):
-            return path
-        return cls._open(plain(path))
+        """Open the run in a folder or at a URL for reading; a run is returned as it is."""
+        return path if isinstance(path, Run) else cls._open(_folder_at(path))
 
     @classmethod
-    def _open(cls, place: str | Path | Mirror) -> Run:
+    def _open(cls, folder: RunFolder, read: Reader | None = None) -> Run:
         run = cls.__new__(cls)
-        run.mirror = Mirror.at(place) if isinstance(place, str) else place if isinstance(place, Mirror) else None
-        run.path = run.mirror.folder if run.mirror is not None else Path(place)  # type: ignore[arg-type]
-        run.root = (run.path / "../../../..").resolve()
-        run._reset()
+        run.folder = folder
+        run._reset(read)
         if not run.record:
             raise ValueError(f"{run.address}: no run there (it has no run.json).")
         run.arguments = run.record["arguments"]
         return run
 
-    def _reset(self) -> None:
+    def _reset(self, read: Reader | None = None) -> None:
         self.progress = False
         self.listener: Listener | None = None
         self._writable = False
@@ -94,7 +85,7 @@ class Run(StoredRun):
         self._save_tested = False
         self._begun_at: float | None = None
         self._seconds_before = 0.0
-        super()._reset()
+        self.refresh(read)
 
     # ---- training ------------------------------------------------------------------------------
 
@@ -109,24 +100,24 @@ class Run(StoredRun):
         self.file("checkpoint.pt")
         for path in self.checkpoints:
             try:
-                if (content := load_checked(path, ("state", "metrics", "run"))) is not None:
-                    if content["run"] != signature(self.arguments):
-                        raise DamagedError(f"{path}: the checkpoint of another run")
-                    restore(content["state"])
+                if (content := load_checked(path, ("state", "metrics", "run"))) is None:
+                    continue
+                if content["run"] != signature(self.arguments):
+                    raise DamagedError(f"{path}: the checkpoint of another run")
+                restore(content["state"])
             except DamagedError as error:
                 damaged = True
                 warnings.warn(f"{error}; not used", RuntimeWarning, stacklevel=2)
                 if self._writable:  # move it, or the next save would replace the last good checkpoint by it
                     set_aside(path)
                 continue
-            if content is not None:
-                if damaged:
-                    where = f"continues from the checkpoint at step {content['state'].get('step')}"
-                    warnings.warn(f"{self.path}: {where}", RuntimeWarning, stacklevel=2)
-                if self._writable:
-                    os.replace(path, self.checkpoints[0])
-                    self._open_metrics(content["metrics"])
-                return content["state"]  # type: ignore[no-any-return]
+            if damaged:
+                where = f"continues from the checkpoint at step {content['state'].get('step')}"
+                warnings.warn(f"{self.path}: {where}", RuntimeWarning, stacklevel=2)
+            if self._writable:
+                os.replace(path, self.checkpoints[0])
+                self._open_metrics(content["metrics"])
+            return content["state"]  # type: ignore[no-any-return]
         if self._writable:
             if damaged:
                 warnings.warn(f"{self.path}: begins anew, without a checkpoint", RuntimeWarning, stacklevel=2)
@@ -142,7 +133,7 @@ class Run(StoredRun):
         metrics.write(line.encode() + b"\n")
         metrics.flush()
         if self.listener is not None:
-            self.listener.log(int(step))
+            self.listener.log()
 
     def save(self, state: Mapping[str, Any], step: int) -> None:
         """Write ``{**state, "step": step}`` to checkpoint.pt; the old one stays until the new one is on the disk.
@@ -173,7 +164,7 @@ class Run(StoredRun):
                 file.flush()
                 os.fsync(file.fileno())
                 os.replace(current, previous)
-        self._push()
+        self.folder.push()
 
     def keep(self, z: Any, labels: Any, names: Iterable[str], about: str = "class") -> None:
         """Store embeddings of a few hundred samples, for the plots of a report.
@@ -229,7 +220,7 @@ class Run(StoredRun):
         self._write(status="done", result=plain_numbers(result), details=details, **self._ending())
         if self.listener is not None:
             self.listener.finish({name: float(value) for name, value in result.items()})
-            self._push()  # what trackers have written to the folder
+            self.folder.push()  # what trackers have written to the folder
 
     def track(self, items: Iterable[Item], total: int | None = None) -> Iterator[Item]:
         """Yield the items and show progress; ``total`` includes the steps before a resume."""
@@ -249,59 +240,24 @@ class Run(StoredRun):
         Args:
             fresh: empty the folder first.
         """
-        reading = self.root, self.path
-        if self.mirror is not None:
-            self.root, self.path = self.mirror.work()
-        try:
-            with self._lock(fresh):
-                yield
-        finally:
-            self.root, self.path = reading
-
-    @contextmanager
-    def _lock(self, fresh: bool) -> Iterator[None]:
-        self.path.mkdir(parents=True, exist_ok=True)
-        lock = FileLock(self.path / ".lock")
-        try:
-            lock.acquire(timeout=0)
-        except Timeout:
-            raise BusyError(self.title) from None
-        try:
-            with self._emptied(fresh):
+        with self.folder.held(fresh):
+            try:
                 try:
                     self._reset()
                 except DamagedError:  # replaced by the first record that is written
                     set_aside(self.path / "run.json")
                 self._writable = True
                 yield
-        finally:
-            self._writable = False
-            if self._metrics is not None:
-                self._metrics.close()
-                self._metrics = None
-            lock.release()
-
-    @contextmanager
-    def _emptied(self, fresh: bool) -> Iterator[None]:
-        """Empty the folder if asked to, and where the store is a URL, which has what counts."""
-        for path in list(self.path.iterdir()) if fresh or self.mirror is not None else ():
-            if path.name not in (HERE[:3] if self.mirror is not None else (".lock",)):
-                shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
-        with self.mirror.held(self.path, fresh) if self.mirror is not None else nullcontext():
-            yield
+            finally:
+                self._writable = False
+                if self._metrics is not None:
+                    self._metrics.close()
+                    self._metrics = None
 
     @property
     def busy(self) -> bool:
         """Whether another process holds the lock; not in a folder that cannot be written."""
-        if self.mirror is not None:
-            return self.mirror.busy
-        try:
-            with self.lock():
-                return False
-        except BusyError:
-            return True
-        except OSError:
-            return False
+        return self.folder.busy
 
     def begin(self) -> None:
         """Record that training starts or resumes, and in which environment."""
@@ -370,33 +326,52 @@ class Run(StoredRun):
         with atomic(self.path / "run.json") as file:
             file.write(text.encode() + b"\n")
         self.record = json.loads(text)
-        self._push()
-
-    def _push(self) -> None:
-        if self.mirror is not None:
-            self.mirror.push(self.path)
+        self.folder.push()
 
     def _check_writable(self) -> None:
         if not self._writable:
             raise RuntimeError(f"{self.path}: acquire run.lock() before writing to a run, as run_grid does.")
 
 
+def _folder(store: str | Path, name: str) -> RunFolder:
+    """Return the folder of a run in a store, which is a folder or a URL."""
+    store = plain(store)
+    if isinstance(store, Path):
+        return RunFolder(store, name)
+    from .mirror import Mirror
+
+    return Mirror(store, name)
+
+
+def _folder_at(place: str | Path) -> RunFolder:
+    """Return the folder of a run from its own path or URL."""
+    place = plain(place)
+    if isinstance(place, Path):
+        root = (place / "../../../..").resolve()
+        folder = RunFolder(root, place.resolve().relative_to(root).as_posix())
+        folder.path = place
+        return folder
+    from .mirror import mirror_at
+
+    return mirror_at(place)
+
+
 def find_runs(folders: str | Path | Iterable[str | Path]) -> list[Run]:
     """Return the runs in and below these folders or URLs, finished or not, sorted by path."""
-    paths: dict[Path, Path | Mirror] = {}
+    found: dict[object, tuple[RunFolder, Reader | None]] = {}
     for folder in map(plain, [folders] if isinstance(folders, (str, Path)) else folders):
         if isinstance(folder, str):
-            paths |= {mirror.folder: mirror for mirror in find(folder)}
-            continue
-        if not folder.is_dir():
+            from .mirror import find
+
+            found |= find(folder)
+        elif not folder.is_dir():
             raise ValueError(f"{folder}: no such folder.")
-        paths |= {path.resolve(): path.parent for path in sorted(folder.rglob("run.json"))}
+        else:
+            found |= {p.resolve(): (_folder_at(p.parent), None) for p in sorted(folder.rglob("run.json"))}
     runs = []
-    stores = {place.store for place in paths.values() if isinstance(place, Mirror)}
-    with read_at_once(stores):
-        for place in paths.values():
-            try:
-                runs.append(Run._open(place))
-            except DamagedError as error:
-                warnings.warn(f"{error}; left out", RuntimeWarning, stacklevel=2)
+    for place, read in found.values():
+        try:
+            runs.append(Run._open(place, read))
+        except DamagedError as error:
+            warnings.warn(f"{error}; left out", RuntimeWarning, stacklevel=2)
     return runs

@@ -14,8 +14,8 @@ import signal
 import subprocess
 import sys
 import threading
-from collections import deque
 from collections.abc import Callable, Generator
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import suppress
 from multiprocessing import spawn
 from pathlib import Path
@@ -29,8 +29,7 @@ from .errors import BusyError
 from .progress import hide_bars, plain_warnings
 from .run import Run
 
-Replies: TypeAlias = "SimpleQueue[tuple[Worker, Outcome | None]]"
-Cells: TypeAlias = "SimpleQueue[tuple[Path, dict[str, Any]] | None]"
+Cells: TypeAlias = "SimpleQueue[tuple[str | Path, dict[str, Any]] | None]"
 
 PATIENCE = 20.0  # seconds that a worker has to save its work when it is interrupted
 
@@ -61,54 +60,74 @@ def train_in_processes(
     """
     setup = pack(train, resume, progress)
     environment = {"OMP_NUM_THREADS": str(max(1, torch.get_num_threads() // jobs)), **os.environ}
-    replies: Replies = SimpleQueue()
-    waiting, training, idle = deque(runs), dict[Worker, Run](), list[Worker]()
-    try:
-        while waiting or training:
-            while waiting and len(training) < jobs:
-                worker = idle.pop() if idle else Worker(setup, environment, replies)
-                training[worker] = waiting.popleft()
-                worker.send(training[worker])
-            worker, outcome = replies.get()
-            if worker not in training:  # it died while it had nothing to do
-                idle.remove(worker)
+    workers, own, closing = list[Worker](), threading.local(), threading.Event()
+
+    def train_one(run: Run) -> Outcome:
+        """Train a run in the process of this thread."""
+        worker: Worker | None = getattr(own, "worker", None)
+        if worker is None or worker.process.poll() is not None:  # it may have died while it had nothing to do
+            worker = own.worker = Worker(setup, environment)
+            workers.append(worker)
+        outcome = None if closing.is_set() else worker.train(run.store, run.arguments)
+        if outcome is not None or closing.is_set():
+            return outcome or Outcome()
+        return record_error(run, death(worker.wait()))
+
+    with ThreadPoolExecutor(jobs) as threads:
+        tasks = {threads.submit(train_one, run): run for run in runs}
+        try:
+            for task in as_completed(tasks):
+                yield tasks[task], task.result()
+        finally:
+            closing.set()
+            interrupted = [task for task in tasks if not task.cancel() and not task.done()]
+            alive = [worker for worker in workers if worker.process.poll() is None]
+            for worker in alive:
+                worker.end(interrupt=bool(interrupted))
+            for worker in alive:
                 worker.wait()
-                continue
-            run = training.pop(worker)
-            if outcome is None:
-                yield run, record_error(run, death(worker.wait()))
-            else:
-                idle.append(worker)
-                yield run, outcome
-    finally:
-        for worker in training:
-            worker.process.terminate()
-        for worker in idle:
-            worker.send(None)
-        for worker in (*training, *idle):
-            worker.wait()
 
 
 def pack(train: Callable[[Run], None], resume: bool, progress: bool) -> bytes:
     """Return what a :class:`Worker` needs to import this process's script, and to train its runs."""
+    preparation = spawn.get_preparation_data("worker")
+    preparation.pop("authkey", None)  # only multiprocessing may pickle it
     try:
-        return pickle.dumps(_preparation()) + pickle.dumps((train, resume, progress))
+        return pickle.dumps(preparation) + pickle.dumps((train, resume, progress))
     except Exception as error:
         raise ValueError(f"train: other processes cannot import the training function: {error}") from None
 
 
 class Worker:
-    """A process that trains runs; ``replies`` receives it with the outcome of each run, and with None if it dies."""
+    """A process that trains runs.
 
-    def __init__(self, setup: bytes, environment: dict[str, str], replies: Replies) -> None:
+    Args:
+        setup: what :func:`pack` returned.
+        environment: its environment variables.
+    """
+
+    def __init__(self, setup: bytes, environment: dict[str, str]) -> None:
         command, pipe = [sys.executable, "-c", _START], subprocess.PIPE
         self.process = subprocess.Popen(command, stdin=pipe, stdout=pipe, env=environment, start_new_session=True)
+        assert self.process.stdin is not None
+        assert self.process.stdout is not None
+        self.requests, self.replies = self.process.stdin, self.process.stdout
         self._write(setup)
-        threading.Thread(target=self._receive, args=(replies,), daemon=True).start()
 
-    def send(self, run: Run | None) -> None:
-        """Ask for a run to be trained; None ends the process."""
-        self._write(pickle.dumps(run and (run.store, run.arguments)))
+    def train(self, store: str | Path, arguments: dict[str, Any]) -> Outcome | None:
+        """Train a run and return its outcome, or None if the process dies."""
+        self._write(pickle.dumps((store, arguments)))
+        try:
+            return pickle.load(self.replies)  # type: ignore[no-any-return]
+        except (EOFError, pickle.UnpicklingError, ValueError):  # the last one if it is closed meanwhile
+            return None
+
+    def end(self, interrupt: bool) -> None:
+        """Ask the process to end, now or when it has nothing to do."""
+        if interrupt:
+            self.process.terminate()
+        else:
+            self._write(pickle.dumps(None))
 
     def wait(self) -> int:
         """Wait until the process has ended, kill it if that takes too long, and return its exit code."""
@@ -116,29 +135,16 @@ class Worker:
             self.process.wait(PATIENCE)
         except subprocess.TimeoutExpired:
             self.process.kill()
-        assert self.process.stdin is not None
         with suppress(BrokenPipeError):  # the process may have died before it read everything
-            self.process.stdin.close()
-        return self.process.wait()
+            self.requests.close()
+        code = self.process.wait()
+        self.replies.close()
+        return code
 
     def _write(self, message: bytes) -> None:
-        assert self.process.stdin is not None
-        with suppress(BrokenPipeError):  # it has died, which _receive reports
-            self.process.stdin.write(message)
-            self.process.stdin.flush()
-
-    def _receive(self, replies: Replies) -> None:
-        assert self.process.stdout is not None
-        with self.process.stdout as pipe, suppress(EOFError, pickle.UnpicklingError):
-            while True:
-                replies.put((self, pickle.load(pipe)))
-        replies.put((self, None))
-
-
-def _preparation() -> dict[str, Any]:
-    data = spawn.get_preparation_data("worker")
-    data.pop("authkey", None)  # only multiprocessing may pickle it
-    return data
+        with suppress(BrokenPipeError):  # it has died, which train finds
+            self.requests.write(message)
+            self.requests.flush()
 
 
 def death(code: int) -> str:

@@ -5,8 +5,7 @@ how it ended. A cell does not contain the names of trackers, so a run is the sam
 continues its curve: its identifier comes from the store, and a line that a tracker already has is not sent again. The
 store stays complete; a tracker that fails is left out with a warning, and training goes on.
 
-A process of its own sends what the store has, so that a training never waits for a tracker; :func:`publish` and the end
-of a process do, and so does :func:`wait`.
+A process of its own sends what the store has, so that a training waits for no tracker before its end.
 """
 
 from __future__ import annotations
@@ -16,16 +15,10 @@ from typing import TYPE_CHECKING
 from counterpoint import names
 
 if TYPE_CHECKING:
-    from .available import NAMES, check_installed
-    from .listener import Listener, Tracked, check, publish, tracked
-    from .relay import wait
+    from .sending import check, publish, tracked
 
-_MODULES = {
-    "available": ("NAMES", "check_installed"),
-    "listener": ("Listener", "Tracked", "check", "publish", "tracked"),
-    "relay": ("wait",),
-}
+NAMES = ("wandb", "trackio", "mlflow", "tensorboard")  # of the trackers and of their packages
 
-__all__ = ["NAMES", "Listener", "Tracked", "check", "check_installed", "publish", "tracked", "wait"]
+__all__ = ["NAMES", "check", "publish", "tracked"]
 
-__getattr__ = names.lazy(__name__, _MODULES)
+__getattr__ = names.lazy(__name__, {"sending": ("check", "publish", "tracked")})

@@ -1,14 +1,14 @@
-"""One class per tracker: start, lines, result, files, end. Each imports its package when it starts."""
+"""One class per tracker. Each imports its package when it is used."""
 
 from __future__ import annotations
 
 import os
 import time
-from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 from filelock import FileLock  # torch itself requires it
 
@@ -28,74 +28,50 @@ class Subject:
     root: Path
     folder: Path
 
-    def plain(self) -> dict[str, Any]:
-        """Convert to a dict that can be written as JSON."""
-        return {**vars(self), "root": str(self.root), "folder": str(self.folder)}
 
-    @classmethod
-    def read(cls, plain: Mapping[str, Any]) -> Subject:
-        """Create a subject from the dict that :meth:`plain` returned."""
-        return cls(**{**plain, "root": Path(plain["root"]), "folder": Path(plain["folder"])})
+class Tracker:
+    """A run of a tracker, which starts or continues when it is built."""
 
+    last = -1  # the last step that it has of an earlier start
 
-class Tracker(ABC):
-    """A run of a tracker, which starts or continues when it is built.
-
-    Args:
-        subject: the run of the store.
-        step: the step of the first line to come; lines from it on are new.
-    """
-
-    name = ""
+    def __init__(self, subject: Subject) -> None:
+        raise NotImplementedError
 
     @classmethod
     def check(cls) -> None:
         """Raise if the tracker cannot be used, such as for want of its server; by default nothing can go wrong."""
-        return
 
-    @abstractmethod
-    def __init__(self, subject: Subject, step: int) -> None: ...
-
-    @abstractmethod
-    def has(self, step: int, name: str) -> bool:
-        """Whether an earlier process has sent this number."""
-
-    @abstractmethod
     def log(self, step: int, numbers: Mapping[str, float]) -> None:
         """Send a line."""
+        raise NotImplementedError
 
-    def flush(self) -> None:  # noqa: B027
+    def flush(self) -> None:
         """Send what is waiting to be sent together."""
 
-    @abstractmethod
     def finish(self, result: Mapping[str, float]) -> None:
-        """Send the result of the run."""
+        """Send the result of the run, by names such as ``result/accuracy``."""
+        self.log(0, result)
 
-    @abstractmethod
     def attach(self, files: Sequence[Path]) -> None:
         """Send the page and the text of a report."""
+        raise NotImplementedError
 
-    @abstractmethod
     def close(self, status: str) -> None:
         """End the run: ``done``, ``interrupted`` or ``failed``."""
+        raise NotImplementedError
 
 
 class TensorBoard(Tracker):
     """Event files in the folder of the run; ``tensorboard --logdir`` finds them below the store."""
 
-    name = "tensorboard"
-
-    def __init__(self, subject: Subject, step: int) -> None:
+    def __init__(self, subject: Subject) -> None:
         from torch.utils.tensorboard.writer import SummaryWriter
 
-        self.step, self.config = step, {**subject.config, **subject.tags}
-        # events of an earlier process from this step on are discarded
-        self.writer: Any = SummaryWriter(str(subject.folder), purge_step=step if subject.folder.exists() else None)
+        self.config = {**subject.config, **subject.tags}
+        # a resumed run writes all its lines again: the events of an earlier start are discarded
+        self.writer: Any = SummaryWriter(str(subject.folder), purge_step=0 if subject.folder.exists() else None)
         rows = "".join(f"| {key} | {value} |\n" for key, value in self.config.items())
         self.writer.add_text("config", f"| | |\n|---|---|\n{rows}", 0)
-
-    def has(self, step: int, name: str) -> bool:
-        return step < self.step
 
     def log(self, step: int, numbers: Mapping[str, float]) -> None:
         for name, value in numbers.items():
@@ -109,11 +85,9 @@ class TensorBoard(Tracker):
 
         # not add_hparams, which begins another run for them
         plain = {k: v if isinstance(v, (bool, int, float, str)) else str(v) for k, v in self.config.items()}
-        scores = {f"result/{name}": value for name, value in result.items()}
-        for summary in hparams(plain, scores):
+        for summary in hparams(plain, dict(result)):
             self.writer.file_writer.add_summary(summary)
-        for name, value in scores.items():
-            self.writer.add_scalar(name, value, 0)
+        super().finish(result)
 
     def attach(self, files: Sequence[Path]) -> None:
         for file in files:
@@ -126,8 +100,6 @@ class TensorBoard(Tracker):
 
 class Wandb(Tracker):
     """Weights & Biases; ``WANDB_MODE=offline`` writes to the store's folder, for ``wandb sync``."""
-
-    name = "wandb"
 
     @classmethod
     def check(cls) -> None:
@@ -142,7 +114,7 @@ class Wandb(Tracker):
             raise ValueError("not logged in: run wandb login, or set WANDB_MODE=offline")
         wandb.Api(timeout=int(PATIENCE)).viewer  # noqa: B018  asks the server
 
-    def __init__(self, subject: Subject, step: int) -> None:
+    def __init__(self, subject: Subject) -> None:
         import wandb
 
         subject.root.mkdir(parents=True, exist_ok=True)
@@ -158,25 +130,21 @@ class Wandb(Tracker):
             reinit="create_new",
             settings=wandb.Settings(silent=True, console="off", init_timeout=3 * PATIENCE),
         )
-        self.first = self.run.starting_step  # of a resumed run, the step after the last one, which a server knows
-        self.sent = Path(self.run.dir).parents[1] / f"{subject.identifier}.step" if self.run.offline else None
-        if self.sent is not None and self.sent.exists():
-            self.first = int(self.sent.read_text(encoding="utf-8")) + 1
-        self.last = self.first - 1
-
-    def has(self, step: int, name: str) -> bool:
-        return bool(step < self.first)
+        self.last = self.sent = self.run.starting_step - 1  # of a resumed run, which a server knows
+        self.note = Path(self.run.dir).parents[1] / f"{subject.identifier}.step" if self.run.offline else None
+        if self.note is not None and self.note.exists():
+            self.last = self.sent = int(self.note.read_text(encoding="utf-8"))
 
     def log(self, step: int, numbers: Mapping[str, float]) -> None:
         self.run.log(dict(numbers), step=step)
-        self.last = step
+        self.sent = step
 
     def flush(self) -> None:
-        if self.sent is not None and self.last >= self.first:
-            self.sent.write_text(str(self.last), encoding="utf-8")
+        if self.note is not None and self.sent > self.last:
+            self.note.write_text(str(self.sent), encoding="utf-8")
 
     def finish(self, result: Mapping[str, float]) -> None:
-        self.run.summary.update({f"result/{name}": value for name, value in result.items()})
+        self.run.summary.update(dict(result))
 
     def attach(self, files: Sequence[Path]) -> None:
         import wandb
@@ -193,10 +161,7 @@ class Wandb(Tracker):
 class MLflow(Tracker):
     """MLflow, at ``MLFLOW_TRACKING_URI``, or in the store; lines are sent together."""
 
-    name = "mlflow"
     TAG = "counterpoint.run"
-    TOGETHER = 500  # numbers in a request
-    STATUS: ClassVar = {"done": "FINISHED", "interrupted": "KILLED", "failed": "FAILED"}
 
     @classmethod
     def check(cls) -> None:
@@ -204,7 +169,7 @@ class MLflow(Tracker):
             cls._client(Path())[0].search_experiments(max_results=1)
 
     @staticmethod
-    def _client(root: Path) -> tuple[Any, Path | None]:
+    def _client(root: Path) -> tuple[Any, str | None]:
         """The client, and the folder of files that are attached, where no address is set.
 
         MLflow itself would then write a data base and files to the folder where the command was started.
@@ -220,67 +185,47 @@ class MLflow(Tracker):
         place = root.resolve() / "mlflow"
         place.mkdir(parents=True, exist_ok=True)
         with FileLock(place / ".lock"):  # the first process creates the data base
-            return MlflowClient(f"sqlite:///{place / 'mlflow.db'}"), place / "artifacts"
+            return MlflowClient(f"sqlite:///{place / 'mlflow.db'}"), (place / "artifacts").as_uri()
 
-    def __init__(self, subject: Subject, step: int) -> None:
+    def __init__(self, subject: Subject) -> None:
+        from mlflow.exceptions import MlflowException
+
         self.client, files = self._client(subject.root)
         self.waiting = list[Any]()
-        place = self._experiment(os.environ.get("MLFLOW_EXPERIMENT_NAME", PROJECT), files)
-        same = self.client.search_runs([place], f"tags.`{self.TAG}` = '{subject.identifier}'", max_results=1)
-        self.sent: set[tuple[int, str]] = set()
+        name = os.environ.get("MLFLOW_EXPERIMENT_NAME", PROJECT)
+        if (experiment := self.client.get_experiment_by_name(name)) is None:
+            with suppress(MlflowException):  # another process has just created it
+                self.client.create_experiment(name, files)
+            experiment = self.client.get_experiment_by_name(name)
+        place = [experiment.experiment_id]
+        same = self.client.search_runs(place, f"tags.`{self.TAG}` = '{subject.identifier}'", max_results=1)
         if same:
             self.id = same[0].info.run_id
             self.client.update_run(self.id, status="RUNNING")
-            for key in same[0].data.metrics:
-                self.sent |= {(metric.step, key) for metric in self.client.get_metric_history(self.id, key)}
+            histories = (self.client.get_metric_history(self.id, key) for key in same[0].data.metrics)
+            self.last = max((metric.step for history in histories for metric in history), default=-1)
             return
         from mlflow.entities import Param
 
         tags = {**subject.tags, self.TAG: subject.identifier, "group": subject.group}
-        self.id = self.client.create_run(place, tags=tags, run_name=subject.name).info.run_id
+        self.id = self.client.create_run(*place, tags=tags, run_name=subject.name).info.run_id
         params = [Param(key, str(value)[:500]) for key, value in subject.config.items()]
         for start in range(0, len(params), 100):  # the most that it takes
             self.client.log_batch(self.id, params=params[start : start + 100])
-
-    def _experiment(self, name: str, files: Path | None) -> str:
-        """The identifier of the experiment, which is created if there is none."""
-        from mlflow.exceptions import MlflowException
-
-        if (experiment := self.client.get_experiment_by_name(name)) is None:
-            try:
-                return str(self.client.create_experiment(name, None if files is None else files.as_uri()))
-            except MlflowException:  # another process has just created it
-                experiment = self.client.get_experiment_by_name(name)
-        return str(experiment.experiment_id)
-
-    @staticmethod
-    def _key(name: str) -> str:
-        """A name as it is allowed there."""
-        return "".join(c if c.isalnum() or c in "_-. /" else "_" for c in name)
-
-    def has(self, step: int, name: str) -> bool:
-        return (step, self._key(name)) in self.sent
 
     def log(self, step: int, numbers: Mapping[str, float]) -> None:
         from mlflow.entities import Metric
 
         now = int(1000 * time.time())
-        fresh = {key: value for name, value in numbers.items() if (step, key := self._key(name)) not in self.sent}
-        self.waiting += [Metric(key, value, now, step) for key, value in fresh.items()]
-        if len(self.waiting) >= self.TOGETHER:
-            self.flush()
+        for name, value in numbers.items():
+            allowed = "".join(c if c.isalnum() or c in "_-. /" else "_" for c in name)
+            self.waiting.append(Metric(allowed, value, now, step))
 
     def flush(self) -> None:
         while self.waiting:
-            batch = self.waiting[: 2 * self.TOGETHER]
+            batch = self.waiting[:1000]  # the most that it takes
             self.client.log_batch(self.id, metrics=batch)
             del self.waiting[: len(batch)]
-
-    def finish(self, result: Mapping[str, float]) -> None:
-        from mlflow.entities import Metric
-
-        now = int(1000 * time.time())
-        self.waiting += [Metric(f"result/{self._key(name)}", value, now, 0) for name, value in result.items()]
 
     def attach(self, files: Sequence[Path]) -> None:
         for file in files:
@@ -288,15 +233,14 @@ class MLflow(Tracker):
 
     def close(self, status: str) -> None:
         self.flush()
-        self.client.set_terminated(self.id, self.STATUS[status])
+        ended = {"done": "FINISHED", "interrupted": "KILLED", "failed": "FAILED"}
+        self.client.set_terminated(self.id, ended[status])
 
 
 class Trackio(Tracker):
     """trackio, on this machine, or at ``TRACKIO_SPACE_ID`` or ``TRACKIO_SERVER_URL``; ``trackio show`` opens it."""
 
-    name = "trackio"
-
-    def __init__(self, subject: Subject, step: int) -> None:
+    def __init__(self, subject: Subject) -> None:
         import trackio
         from trackio.sqlite_storage import SQLiteStorage
 
@@ -316,15 +260,11 @@ class Trackio(Tracker):
             auto_log_cpu=False,
         )
 
-    def has(self, step: int, name: str) -> bool:
-        return step <= self.last
-
     def log(self, step: int, numbers: Mapping[str, float]) -> None:
-        if step > self.last:
-            self.run.log(dict(numbers), step=step)
+        self.run.log(dict(numbers), step=step)
 
     def finish(self, result: Mapping[str, float]) -> None:
-        self.run.log({f"result/{name}": value for name, value in result.items()})
+        self.run.log(dict(result))
 
     def attach(self, files: Sequence[Path]) -> None:
         for file in files:
@@ -338,4 +278,4 @@ class Trackio(Tracker):
             context_vars.current_run.set(None)
 
 
-BACKENDS: dict[str, type[Tracker]] = {tracker.name: tracker for tracker in (Wandb, Trackio, MLflow, TensorBoard)}
+BACKENDS: dict[str, type[Tracker]] = {"wandb": Wandb, "trackio": Trackio, "mlflow": MLflow, "tensorboard": TensorBoard}

@@ -1,19 +1,18 @@
-"""The process that sends runs to trackers: ``python -m counterpoint.integrations.trackers.sender MESSAGES``.
+"""The process that sends a run to trackers; :class:`.sending.Sending` starts it.
 
-It follows the store's own files of the runs that it is told of (:mod:`.relay`), so that a training waits neither for a
-tracker's packages nor for its server. It ends, and ends what is open as interrupted, once its standard input does.
+It follows the store's own file of the run, so that a training waits neither for a tracker's packages nor for its
+server. Once its standard input ends, it sends the rest and ends too, also if the training was killed.
 """
 
 from __future__ import annotations
 
-import contextlib
 import json
 import math
-import os
 import sys
 import tempfile
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -21,143 +20,93 @@ from filelock import FileLock, Timeout  # torch itself requires it
 
 from .backends import BACKENDS, PATIENCE, Subject, Tracker
 
-PAUSE = 0.5  # seconds between two looks at the files
+PAUSE = 0.5  # seconds between two looks at the file
 
 
-class Lines:
-    """The complete lines of a file that others write, each once."""
+class Trackers:
+    """The trackers that a run is sent to; one that fails is left out with one warning."""
 
-    def __init__(self, path: str | Path) -> None:
-        self.path, self.at = Path(path), 0
+    def __init__(self, names: Iterable[str], subject: Subject) -> None:
+        self.subject, self.open = subject, dict[str, Tracker]()
+        self._each(names, lambda name: self.open.update({name: BACKENDS[name](subject)}))
 
-    def new(self) -> Iterator[dict[str, Any]]:
-        try:
-            with open(self.path, "rb") as file:
-                file.seek(self.at)
-                content = file.read()
-        except FileNotFoundError:
-            return
-        whole = content[: content.rfind(b"\n") + 1]
-        self.at += len(whole)
-        for line in whole.splitlines():
-            yield json.loads(line)
+    def send(self, lines: Iterable[Mapping[str, float | None]]) -> None:
+        """Send lines, except those that a tracker has of an earlier start."""
+        lines = [*lines]
+        self._each([*self.open], lambda name: send(self.open[name], lines))
 
+    def end(self, status: str, result: Mapping[str, float] | None = None, files: Iterable[str] = ()) -> None:
+        """Send the result or a report, and end the trackers' runs."""
 
-class Following:
-    """A run that trains, and the trackers that it is sent to.
+        def close(name: str) -> None:
+            if result:
+                self.open[name].finish(result)
+            if files:
+                self.open[name].attach([*map(Path, files)])
+            self.open[name].close(status)
 
-    Args:
-        subject: what they are told of it.
-        names: of the trackers.
-        step: of the first line that this training logs; of the lines before, a tracker is sent what it does not have.
-        metrics: the file of its lines.
-    """
+        self._each([*self.open], close)
 
-    def __init__(self, subject: Subject, names: list[str], step: int, metrics: str) -> None:
-        self.subject, self.lines = subject, Lines(metrics)
-        # the process of a training that was killed may still be sending the same run
-        self.lock = FileLock(Path(tempfile.gettempdir()) / f"counterpoint-{subject.identifier}.lock")
-        try:
-            self.lock.acquire(timeout=2 * PATIENCE)
-        except Timeout:
-            say(f"{subject.name}: another process is still sending it")
-        self.trackers: list[Tracker] = []
+    def _each(self, names: Iterable[str], call: Callable[[str], object]) -> None:
         for name in names:
             try:
-                self.trackers.append(BACKENDS[name](subject, step))
+                call(name)
             except Exception as error:
-                self._leave_out(name, error)
-
-    def send(self) -> None:
-        """Send the lines that are new."""
-        lines = [*self.lines.new()]
-        if lines:
-            self._each(lambda tracker: send(tracker, lines))
-
-    def end(self, status: str, result: Mapping[str, float] | None) -> None:
-        """Send the rest, and end the trackers' runs."""
-        self.send()
-        if result is not None:
-            self._each(lambda tracker: tracker.finish(result))
-        self._each(lambda tracker: tracker.close(status))
-        if self.lock.is_locked:
-            self.lock.release()
-            Path(self.lock.lock_file).unlink(missing_ok=True)
-
-    def _each(self, call: Callable[[Tracker], object]) -> None:
-        for tracker in [*self.trackers]:
-            try:
-                call(tracker)
-            except Exception as error:
-                self.trackers.remove(tracker)
-                self._leave_out(tracker.name, error)
-                with contextlib.suppress(Exception):
-                    tracker.close("failed")
-
-    def _leave_out(self, name: str, error: Exception) -> None:
-        say(f"{self.subject.name}: {name} has failed and is left out; the store has everything ({reason(error)})")
+                reason = f"{type(error).__name__}: {error}".partition("\n")[0]
+                about = f"{name} has failed and is left out; the store has everything ({reason})"
+                print(f"warning: {self.subject.name}: {about}", file=sys.stderr, flush=True)
+                with suppress(Exception):
+                    self.open.pop(name).close("failed")
 
 
-def send(tracker: Tracker, lines: list[dict[str, Any]]) -> None:
-    """Send lines, except what a tracker has of an earlier process."""
+def send(tracker: Tracker, lines: Iterable[Mapping[str, float | None]]) -> None:
+    """Send lines that a tracker does not have; None stands for NaN and infinity, as the store has them."""
     for line in lines:
-        step = int(line["step"])
-        new = {k: v for k, v in line.items() if k != "step" and not tracker.has(step, k)}
-        numbers = {k: math.nan if v is None else float(v) for k, v in new.items()}  # as the store has NaN and infinity
-        if numbers:
+        numbers = {name: math.nan if value is None else float(value) for name, value in line.items()}
+        step = int(numbers.pop("step"))
+        if numbers and step > tracker.last:
             tracker.log(step, numbers)
     tracker.flush()
 
 
-def attach(subject: Subject, names: list[str], files: list[str]) -> None:
-    """Send the report of a grid, as a run of its own."""
-    for name in names:
-        try:
-            tracker = BACKENDS[name](subject, 0)
-            tracker.attach([*map(Path, files)])
-            tracker.close("done")
-        except Exception as error:
-            say(f"{name} did not take the report ({reason(error)})")
-
-
-def reason(error: Exception) -> str:
-    return f"{type(error).__name__}: {error}".partition("\n")[0]
-
-
-def say(text: str) -> None:
-    print(f"warning: {text}", file=sys.stderr, flush=True)
+def new_lines(path: Path) -> Iterator[list[dict[str, Any]]]:
+    """Yield the complete lines of a file that another process writes, each once, whenever they are asked for."""
+    at = 0
+    while True:
+        content = b""
+        with suppress(FileNotFoundError), path.open("rb") as file:
+            file.seek(at)
+            content = file.read()
+        whole = content[: content.rfind(b"\n") + 1]
+        at += len(whole)
+        yield [*map(json.loads, whole.splitlines())]
 
 
 def main() -> None:
-    messages, runs = Lines(sys.argv[1]), dict[str, Following]()
-    over = threading.Event()
+    first, over = json.loads(sys.stdin.readline()), threading.Event()
+    last: dict[str, Any] = {"status": "interrupted"}
 
     def listen() -> None:
-        sys.stdin.read()
+        with suppress(ValueError):  # the training was killed
+            last.update(json.loads(sys.stdin.readline()))
         over.set()
 
     threading.Thread(target=listen, daemon=True).start()
-    last = False
-    while True:
-        for message in messages.new():
-            subject = Subject.read(message["subject"])
-            if message["do"] == "start":
-                if subject.identifier in runs:
-                    runs[subject.identifier].end("interrupted", None)
-                about = message["names"], message["step"], message["metrics"]
-                runs[subject.identifier] = Following(subject, *about)
-            elif message["do"] == "attach":
-                attach(subject, message["names"], message["files"])
-            elif (run := runs.pop(subject.identifier, None)) is not None:
-                run.end(message["status"], message["result"])
-        for run in runs.values():
-            run.send()
-        if last:
+    subject = Subject(**{**first["subject"], **{name: Path(first["subject"][name]) for name in ("root", "folder")}})
+    # the process of a training that was killed may still be sending the same run
+    lock = FileLock(Path(tempfile.gettempdir()) / f"counterpoint-{subject.identifier}.lock")
+    with suppress(Timeout):
+        lock.acquire(timeout=2 * PATIENCE)
+    trackers, lines = Trackers(first["names"], subject), new_lines(Path(first["metrics"] or ""))
+    while first["metrics"]:
+        ended = over.wait(PAUSE)
+        trackers.send(next(lines))  # once more at the end, for what came in between
+        if ended:
             break
-        last = over.wait(PAUSE)  # then once more, for what came in between
-    for run in runs.values():
-        run.end("interrupted", None)
-    os.unlink(sys.argv[1])
+    over.wait()
+    trackers.end(**last)
+    lock.release()
+    Path(lock.lock_file).unlink(missing_ok=True)
 
 
 if __name__ == "__main__":

@@ -1,16 +1,15 @@
 """What a tracker costs the demo: ``python tests/bench/bench_trackers.py [tensorboard ...] [--pairs N]``.
 
 Trains the demo's runs of a domain with and without the tracker, in pairs whose order alternates, after one of each.
-Prints medians of the paired differences, with quartiles: of the time that the runs take, of the processor time of the
-process that trains, and of the time until the command can end, which waits for what is still to be sent; and the
-processor time of the process that sends. For wandb set ``WANDB_MODE=offline``.
+Prints medians of the paired differences, with quartiles: of the time that the runs take, at the end of which they wait
+for what is still to be sent, and of the processor time of the process that trains. For wandb set
+``WANDB_MODE=offline``.
 """
 
 from __future__ import annotations
 
 import argparse
 import os
-import resource
 import tempfile
 import time
 from functools import partial
@@ -23,23 +22,16 @@ import torch
 from counterpoint.integrations import store, trackers
 from counterpoint.integrations.command import demo
 
-MEASURED = ("runs", "processor", "until the end", "sender's processor")
+MEASURED = ("runs", "processor")
 
 
 def seconds(names: list[str], cells: list[dict[str, Any]]) -> tuple[float, ...]:
     """Seconds that a grid takes with these trackers, as :data:`MEASURED` lists them."""
-
-    def sender() -> float:
-        used = resource.getrusage(resource.RUSAGE_CHILDREN)
-        return used.ru_utime + used.ru_stime
-
     with tempfile.TemporaryDirectory() as folder:
         train = trackers.tracked(partial(demo.train, cache=Path(folder) / "frames"), names)
-        wall, own, children = time.perf_counter(), time.process_time(), sender()
+        wall, own = time.perf_counter(), time.process_time()
         store.run_grid(train, cells, Path(folder) / "runs", progress=False)
-        trained = time.perf_counter() - wall
-        trackers.wait()
-        return trained, time.process_time() - own, time.perf_counter() - wall, sender() - children
+        return time.perf_counter() - wall, time.process_time() - own
 
 
 def main() -> None:

@@ -32,6 +32,5 @@ def trained_with_a_break(place, name):
     with pytest.raises(KeyboardInterrupt):
         store.run_grid(trackers.tracked(stopped, [name]), [cell], place / "runs", progress=False)
     (run,) = store.run_grid(trackers.tracked(toy_grid.train, [name]), [cell], place / "runs", progress=False)
-    trackers.wait()
     assert run.done
     return run

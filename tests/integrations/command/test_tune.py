@@ -184,23 +184,6 @@ def test_the_baseline_is_tuned_too_and_no_report_shows_any_of_it(tmp_path, capsy
     assert "no finished run" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(
-    ("command", "tuning"),
-    [
-        ("/home/me/.venv/bin/counterpoint tune graph --objective adnce", True),
-        ("'/a b/bin/counterpoint' tune image", True),
-        ("/site-packages/counterpoint/__main__.py tune sentence --data x", True),
-        ("/home/me/.venv/bin/counterpoint train graph --out tune", False),
-        ("studies/graphcl_tu.py tune", False),
-        (None, False),
-    ],
-)
-def test_runs_from_before_the_mark_are_known_by_their_command(tmp_path, command, tuning):
-    (run,) = make(tmp_path, {("demo", "infonce"): {0: 50.0}})
-    run.record["command"] = command
-    assert run.tuning is tuning
-
-
 def test_a_baseline_of_ones_own(tmp_path, capsys):
     pytest.importorskip("torch_geometric")
     words = ["infonce:t=0.2", "--baseline", "hcl:t=0.2", "--budget", "1", "--json", "--out", str(tmp_path)]

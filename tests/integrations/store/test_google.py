@@ -41,7 +41,7 @@ def bucket(server, monkeypatch, tmp_path):
 
 def test_a_killed_worker_is_resumed_by_another_machine(bucket, tmp_path):
     url = f"{bucket}/runs"
-    process = start(toy_grid.__file__, url, "1", "0.3", cache=tmp_path / "killed")
+    process = start(toy_grid.__file__, url, "1", "0.3", cache=tmp_path / "killed", COUNTERPOINT_LEASE="30")
     limit = time.monotonic() + PATIENCE
     while not files_of(url, "checkpoint.pt"):
         assert process.poll() is None, process.communicate()

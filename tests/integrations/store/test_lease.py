@@ -3,33 +3,35 @@
 from __future__ import annotations
 
 import threading
+import uuid
+from datetime import timedelta
 
 import fsspec
 import pytest
 
-from counterpoint.integrations.store import lease as module
 from counterpoint.integrations.store.errors import BusyError
 from counterpoint.integrations.store.lease import Lease
+from counterpoint.integrations.store.transport import connect
 
 
 @pytest.fixture
-def files():
-    memory = fsspec.filesystem("memory", skip_instance_cache=True)
-    yield memory
-    if memory.exists("/leases"):
-        memory.rm("/leases", recursive=True)
+def there():
+    name = uuid.uuid4().hex
+    yield connect(f"memory://{name}")
+    memory = fsspec.filesystem("memory")
+    if memory.exists(f"/{name}"):
+        memory.rm(f"/{name}", recursive=True)
 
 
-@pytest.fixture
-def clock(monkeypatch):
-    """A clock that a test advances."""
-    now = [100.0]
-    monkeypatch.setattr(module.time, "monotonic", lambda: now[0])
-    return now
+def later(there, seconds):
+    """Let the store's clock go on: what it has was written earlier."""
+    for name, file in there.files.store.items():
+        if name.startswith(f"{there.path}/"):
+            file.created -= timedelta(seconds=seconds)
 
 
-def test_one_holder_at_a_time(files):
-    first, second = Lease(files, "/leases/a"), Lease(files, "/leases/a")
+def test_one_holder_at_a_time(there):
+    first, second = Lease(there, "a"), Lease(there, "a")
     first.acquire()
     with pytest.raises(BusyError, match="held by process"):
         second.acquire()
@@ -37,87 +39,68 @@ def test_one_holder_at_a_time(files):
     second.acquire()
     assert second.held()
     assert not first.held()
-    assert len(files.ls("/leases/a/.lease")) == 1  # earlier generations are deleted
+    assert sorted(there.list("a")) == ["a/.lease/00000001", "a/.lease/00000002"]
 
 
-def test_a_lease_expires_only_while_it_is_watched_and_not_renewed(files, clock):
-    first, second = Lease(files, "/leases/a", seconds=60), Lease(files, "/leases/a")
+def test_a_lease_expires_when_it_is_not_renewed(there):
+    first, second = Lease(there, "a", seconds=60), Lease(there, "a")
     first.acquire()
-    for renewed in (True, False):
-        clock[0] += 1000
-        with pytest.raises(BusyError):
-            second.acquire()
-        clock[0] += 59
-        with pytest.raises(BusyError):
-            second.acquire()
-        if renewed:
-            assert first.renew()
-    clock[0] += 1
+    later(there, 60)
+    with pytest.raises(BusyError):
+        second.acquire()
+    first.renew()
+    later(there, 60)
+    assert second.taken()
+    later(there, 2)
+    assert not second.taken()
+    assert first.held()  # nobody has taken it
     second.acquire()
-    assert not first.renew()
-    assert second.renew()
+    assert not first.held()
+    first.renew()
     first.release()  # changes nothing for the new holder
     assert second.held()
+    assert first.taken()
 
 
-def test_a_holder_that_is_known_to_have_ended_is_replaced_at_once(files):
-    first, second = Lease(files, "/leases/a"), Lease(files, "/leases/a")
+def test_a_holder_that_is_known_to_have_ended_is_replaced_at_once(there):
+    first, second = Lease(there, "a"), Lease(there, "a")
     first.acquire()
-    second.acquire(last=first.name)
+    second.acquire(ended=first.content["id"])
     assert second.held()
     assert not first.held()
 
 
-def test_of_two_that_put_at_the_same_time_none_overlaps(files, monkeypatch):
-    first, second = Lease(files, "/leases/a"), Lease(files, "/leases/a")
-    put = Lease._put
-
-    def put_both(lease, released=False):
-        put(lease, released)
-        if lease is first:  # the other one has looked before, and puts now
-            other = b'{"owner": "b", "seconds": 60, "released": false}'
-            files.pipe_file(f"/leases/a/.lease/{lease.name[:8]}-other", other)
-
-    monkeypatch.setattr(Lease, "_put", put_both)
-    with pytest.raises(BusyError, match="held by b"):
-        first.acquire()
-    assert files.ls("/leases/a/.lease", detail=False) == ["/leases/a/.lease/00000001-other"]
-    with pytest.raises(BusyError):
-        second.acquire()
-
-
-def test_a_slow_process_cannot_take_an_old_generation(files, monkeypatch):
-    slow, first, second = (Lease(files, "/leases/a") for _ in range(3))
-    names, looks = slow._names, []
+def test_a_slow_process_cannot_take_an_old_number(there, monkeypatch):
+    slow, first, second = (Lease(there, "a") for _ in range(3))
+    look = slow._holder
 
     def looks_early():
-        found = names()
-        if not looks:  # after its first look, two others hold the lease one after the other
-            looks.append(found)
-            first.acquire()
-            first.release()
-            second.acquire()
+        found = look()
+        first.acquire()  # after its look, two others hold the lease one after the other
+        first.release()
+        second.acquire()
         return found
 
-    monkeypatch.setattr(slow, "_names", looks_early)
-    with pytest.raises(BusyError):
+    monkeypatch.setattr(slow, "_holder", looks_early)
+    with pytest.raises(BusyError, match="another process takes it at the same time"):
         slow.acquire()
     assert second.held()
+    assert not slow.held()
 
 
-def test_threads_that_compete_never_hold_it_together(files):
+def test_threads_that_compete_never_hold_it_together(there):
     inside, most, taken = [], [], []
 
     def compete():
         for _ in range(30):
-            lease = Lease(files, "/leases/a")
+            lease = Lease(there, "a")
             try:
                 lease.acquire()
             except BusyError:
                 continue
             inside.append(lease)
             most.append(len(inside))
-            taken.append(lease.name)
+            taken.append(lease.number)
             inside.remove(lease)
             lease.release()
 
@@ -126,5 +109,5 @@ def test_threads_that_compete_never_hold_it_together(files):
         thread.start()
     for thread in threads:
         thread.join()
-    assert taken
+    assert len(set(taken)) == len(taken) > 0
     assert max(most) == 1

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import pickle
+import subprocess
+import sys
 import uuid
 import warnings
 from functools import partial
@@ -14,8 +16,12 @@ import pytest
 import toy_grid
 
 from counterpoint.integrations import store
-from counterpoint.integrations.store import mirror, objects
+from counterpoint.integrations.store import transport
 from counterpoint.integrations.store.attempt import attempt
+from counterpoint.integrations.store.errors import StoreError
+from counterpoint.integrations.store.grid import distinct
+from counterpoint.integrations.store.lease import Lease
+from counterpoint.integrations.store.transport import Transport, connect, local_path
 
 CELL = toy_grid.cells(1)[0]
 quietly = partial(store.run_grid, progress=False)
@@ -33,13 +39,11 @@ def url(monkeypatch, tmp_path):
 
 def names(url):
     """The files of a store, without leases."""
-    files, path = objects.connect(url)
-    return sorted(name[len(path) + 1 :] for name in files.find(path) if "/.lease/" not in name)
+    return sorted(name for name in connect(url).list() if "/.lease/" not in name)
 
 
 def content(url, name):
-    files, path = objects.connect(url)
-    return files.cat_file(f"{path}/{name}")
+    return connect(url).read(name)
 
 
 def stop_at(step, run):
@@ -107,10 +111,9 @@ def test_reading_fetches_no_checkpoint(url, tmp_path, monkeypatch):
 
 def test_what_is_deleted_in_the_store_is_not_read(url):
     quietly(toy_grid.train, [CELL], url)
-    files, path = objects.connect(url)
-    files.rm(f"{path}/toy", recursive=True)
-    with mirror.synced(url):
-        assert not store.Run(url, CELL).done
+    for name in connect(url).list():
+        connect(url).write(name, None)
+    assert not distinct(url, [CELL])[0].done
     assert not store.Run(url, CELL).done
     with pytest.raises(ValueError, match="no runs in"):
         store.find_runs(url)
@@ -135,8 +138,8 @@ def test_a_run_that_another_process_took_over_is_left_to_it(url, tmp_path, monke
         """As a process that was stopped for longer than its lease, which another one then took."""
         run.log(1, loss=1.0)
         run.save({}, 1)
-        other = run.mirror._new_lease()
-        other.acquire(last=run.mirror._lease.name)
+        other = Lease(connect(url), run.folder.name)
+        other.acquire(ended=run.folder._lease.content["id"])
         taken.append(names(url))
         run.log(2, loss=2.0)
         run.save({"late": True}, 2)
@@ -150,14 +153,14 @@ def test_a_run_that_another_process_took_over_is_left_to_it(url, tmp_path, monke
 
 
 def test_what_is_there_needs_nothing_that_is_not(url, monkeypatch):
-    order, put = [], objects.put
+    order, write = [], Transport.write
 
-    def recorded(files, path, content):
+    def recorded(self, name, content):
         if isinstance(content, Path):
-            order.append(path.rpartition("/")[2])
-        put(files, path, content)
+            order.append(name.rpartition("/")[2])
+        write(self, name, content)
 
-    monkeypatch.setattr(objects, "put", recorded)
+    monkeypatch.setattr(Transport, "write", recorded)
     run = store.Run(url, CELL)
     with run.lock():
         (run.path / "part").write_text("1")
@@ -184,7 +187,7 @@ def test_a_failure_is_recorded_there(url):
 
     with pytest.raises(store.GridError, match="broken"):
         quietly(fail, [CELL], url)
-    relative = store.Run(url, CELL).mirror.relative
+    relative = store.Run(url, CELL).folder.name
     assert b"OSError: broken" in content(url, f"{relative}/error.txt")
 
 
@@ -194,7 +197,7 @@ def test_folders_on_a_local_file_system(tmp_path, monkeypatch):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         (run,) = quietly(toy_grid.train, [CELL], f"local://{tmp_path}/there")
-    folder = tmp_path / "there" / run.mirror.relative
+    folder = tmp_path / "there" / run.folder.name
     assert sorted(path.name for path in folder.iterdir()) == [".lease", "checkpoint.pt", "metrics.jsonl", "run.json"]
     (same,) = store.find_runs(tmp_path / "there")  # a store like any other
     assert same.result == run.result
@@ -202,7 +205,7 @@ def test_folders_on_a_local_file_system(tmp_path, monkeypatch):
 
 def test_file_urls_are_folders(tmp_path):
     (run,) = quietly(toy_grid.train, [CELL], f"file://{tmp_path}/there")
-    assert run.mirror is None
+    assert run.store == tmp_path / "there"
     assert run.path.is_relative_to(tmp_path / "there")
 
 
@@ -223,28 +226,28 @@ HOSTILE = [
 
 @pytest.mark.parametrize("name", HOSTILE)
 def test_names_that_lead_elsewhere_are_refused(name, tmp_path):
-    with pytest.raises(objects.StoreError, match=r"refused: a store's name must stay below its folder"):
-        objects.local_path(tmp_path, name)
+    with pytest.raises(StoreError, match=r"refused: a store's name must stay below its folder"):
+        local_path(tmp_path, name)
 
 
 def test_names_below_a_folder(tmp_path):
     for name in ("run.json", "model/1_Pooling/config.json", "..a/b..c", "ab:c", "ä b/c"):
-        assert objects.local_path(tmp_path, name) == tmp_path.joinpath(*name.split("/"))
+        assert local_path(tmp_path, name) == tmp_path.joinpath(*name.split("/"))
 
 
 @pytest.mark.parametrize("name", ["MODEL", "MODEL/weights", "Model/WEIGHTS"])
 def test_names_that_the_file_system_confuses_are_refused(name, tmp_path):
     (tmp_path / "model").mkdir()
     (tmp_path / "model" / "weights").touch()
-    assert objects.local_path(tmp_path, "model/weights").exists()
-    assert objects.local_path(tmp_path, name)  # here they are two
+    assert local_path(tmp_path, "model/weights").exists()
+    assert local_path(tmp_path, name)  # here they are two
     for other in ("Model", "MODEL"):  # as a file system does that folds case
         (tmp_path / other).symlink_to(tmp_path / "model")
     listed = [entry for entry in os.listdir(tmp_path) if entry == "model"]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(objects.os, "listdir", lambda path: listed if Path(path) == tmp_path else ["weights"])
-        with pytest.raises(objects.StoreError, match=r"cannot tell it from 'model', which is there"):
-            objects.local_path(tmp_path, name)
+        patch.setattr(transport.os, "listdir", lambda path: listed if Path(path) == tmp_path else ["weights"])
+        with pytest.raises(StoreError, match=r"cannot tell it from 'model', which is there"):
+            local_path(tmp_path, name)
 
 
 def everything(folder):
@@ -254,16 +257,33 @@ def everything(folder):
 def test_a_bucket_writes_nothing_outside_its_folder(url, tmp_path):
     """A model's folder, a run that is resumed, and the records of a search."""
     (run,) = quietly(toy_grid.train, [CELL], url)
-    relative = run.mirror.relative
-    files, path = objects.connect(url)
+    relative = run.folder.name
+    files, path = connect(url).files, connect(url).path
     for name in (f"{relative}/model/../../../../../../../.bashrc", "../../x/y/../run.json"):
         files.pipe_file(f"{path}/{relative}/plain", b"planted")
         files.store[f"{path}/{name}"] = files.store.pop(f"{path}/{relative}/plain")
     before = everything(tmp_path)
     for read in (
-        lambda: run.mirror.fetch_folder("model"), lambda: run.lock().__enter__(), lambda: store.find_runs(url),
+        lambda: run.file("model"), lambda: run.lock().__enter__(), lambda: store.find_runs(url),
     ):  # fmt: skip
-        with pytest.raises(objects.StoreError, match=r"refused: a store's name must stay below its folder"):
+        with pytest.raises(StoreError, match=r"refused: a store's name must stay below its folder"):
             read()
     assert not [path for path in everything(tmp_path) if path not in before and not path.startswith("cache/stores/")]
     assert not list(tmp_path.rglob(".bashrc"))
+
+
+def test_a_local_run_needs_nothing_of_this(tmp_path):
+    """A run in a folder, without trackers, imports neither leases, copies and transports nor fsspec's file systems."""
+    code = f"""
+import sys
+sys.path.insert(0, {str(Path(toy_grid.__file__).parent)!r})
+import toy_grid
+from counterpoint.integrations import store
+store.run_grid(toy_grid.train, toy_grid.cells(1)[:1], {str(tmp_path)!r}, progress=False)
+assert store.find_runs({str(tmp_path)!r})[0].done
+print([name for name in sys.modules if name.startswith("counterpoint.integrations.")])
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    for part in ("store.transport", "store.mirror", "store.lease", "store.remote", "trackers"):
+        assert f"integrations.{part}" not in done.stdout

@@ -35,7 +35,9 @@ def test_a_killed_worker_is_resumed_by_another_machine(bucket, tmp_path):
     url = f"{bucket}/runs"
     for kill in range(3):
         before = files_of(url, "checkpoint.pt")
-        process = start(TOY, url, "1", "0.3", cache=tmp_path / f"cache{kill}")
+        # the last one's lease is still there when the next machine looks
+        length = "30" if kill == 2 else "3"
+        process = start(TOY, url, "1", "0.3", cache=tmp_path / f"cache{kill}", COUNTERPOINT_LEASE=length)
         limit = time.monotonic() + PATIENCE
         while files_of(url, "checkpoint.pt") == before:
             assert process.poll() is None, process.communicate()

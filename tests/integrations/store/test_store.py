@@ -41,9 +41,10 @@ from counterpoint.integrations import report, store
 from counterpoint.integrations.command import flags
 from counterpoint.integrations.control import settings as control_settings
 from counterpoint.integrations.graph import settings as graph_settings
+from counterpoint.integrations.store import folder as folder_module
 from counterpoint.integrations.store import grid, progress
-from counterpoint.integrations.store import run as run_module
 from counterpoint.integrations.store.cell import REQUIRED, row_name
+from counterpoint.integrations.trackers.grid import run_cells
 
 CELL = {"domain": "toy", "dataset": "clusters", "objective": "infonce:t=0.2", "seed": 0}
 SCRIPT = Path(toy_grid.__file__)
@@ -311,13 +312,13 @@ def test_a_command_shows_what_others_found(tmp_path, capsys):
     parser = argparse.ArgumentParser()
     flags.add_arguments(parser, "infonce")
     given = parser.parse_args(["--out", str(tmp_path), "--json"])
-    runs, code = flags.run_cells(train, [CELL | {"seed": seed} for seed in (0, 1)], given, "train graph")
+    runs, code = run_cells(train, [CELL | {"seed": seed} for seed in (0, 1)], given, "train graph")
     assert (code, [run.flat() for run in runs]) == (
         1,
         [runs[0].arguments | {"name": runs[0].name, "seed": 1, "folder": str(runs[0].path)}],
     )
     assert "counterpoint train graph: 1 of 2 runs failed" in capsys.readouterr().err
-    runs, code = flags.run_cells(constant, [CELL | {"seed": seed} for seed in (0, 1)], given, "train graph")
+    runs, code = run_cells(constant, [CELL | {"seed": seed} for seed in (0, 1)], given, "train graph")
     assert (code, [run.result for run in runs]) == (0, [{"seed": 0}, {"seed": 1}])
 
 
@@ -697,7 +698,7 @@ def read_only(*_, **__):
 
 def test_a_store_that_cannot_be_written_has_no_busy_runs(tmp_path, monkeypatch):
     (run,) = quietly(toy_grid.train, [CELL], tmp_path)
-    monkeypatch.setattr(run_module.FileLock, "acquire", read_only)
+    monkeypatch.setattr(folder_module.FileLock, "acquire", read_only)
     assert not store.Run.read(run.path).busy
     monkeypatch.setattr(Path, "mkdir", read_only)
     assert not store.Run.read(run.path).busy
@@ -893,26 +894,15 @@ def test_flags(monkeypatch, capsys):
 
 
 def test_a_run_on_a_folder_has_a_short_name(tmp_path):
-    """The path stays part of what identifies the run; runs that were stored under their whole path are still found."""
+    """The path stays part of what identifies the run."""
     photos, others = tmp_path / "deep" / "my_photos", tmp_path / "elsewhere" / "my_photos"
     cell, other = ({**CELL, "dataset": str(folder)} for folder in (photos, others))
     run = store.Run(tmp_path / "runs", cell)
     assert run.path.parts[-3] == "my_photos"
     assert run.title == "my_photos, infonce:t=0.2, seed 0"
     assert store.Run(tmp_path / "runs", other).path.parent != run.path.parent
-    before = (
-        run.path.parents[2]
-        / re.sub(r"[^A-Za-z0-9_.=]+", "-", str(photos))[:60].strip("-.")
-        / Path(*run.path.parts[-2:])
-    )
-    before.parent.mkdir(parents=True)
-    (old,) = store.run_grid(constant, [cell], tmp_path / "runs", progress=False)
-    old.path.rename(before)
-    found = store.Run(tmp_path / "runs", cell)
-    assert (found.path, found.done) == (before, True)
-    assert store.run_grid(constant, [cell], tmp_path / "runs", progress=False)[0].path == before
-    assert not run.path.exists()
-    table = report.terminal(report.summarise([found]))
+    (done,) = store.run_grid(constant, [cell], tmp_path / "runs", progress=False)
+    table = report.terminal(report.summarise([done]))
     assert "my_photos" in table
     assert "deep" not in table
 

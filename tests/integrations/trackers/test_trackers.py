@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import pickle
 import signal
 import socket
 import subprocess
@@ -19,8 +20,7 @@ from tracked_toy import trained_with_a_break
 
 from counterpoint.integrations import store, trackers
 from counterpoint.integrations.command.main import main
-from counterpoint.integrations.trackers import backends, listener, sender
-from counterpoint.integrations.trackers.available import NAMES
+from counterpoint.integrations.trackers import NAMES, backends, sender, sending
 
 
 @pytest.fixture
@@ -68,7 +68,6 @@ def test_a_report_is_sent_once_the_grid_is_done(place):
 def test_a_cell_is_the_same_with_and_without_trackers(place):
     plain = store.run_grid(toy_grid.train, cells(1), place / "plain", progress=False)
     sent = store.run_grid(trackers.tracked(toy_grid.train, ["tensorboard"]), cells(1), place / "sent", progress=False)
-    trackers.wait()
     for a, b in zip(plain, sent, strict=True):
         assert a.path.relative_to(a.root) == b.path.relative_to(b.root)
         assert (a.arguments, a.result, a.metrics()) == (b.arguments, b.result, b.metrics())
@@ -89,8 +88,8 @@ class Failing(backends.TensorBoard):
 def test_a_tracker_that_fails_is_left_out_with_one_warning(place, monkeypatch, capfd):
     monkeypatch.setitem(backends.BACKENDS, "tensorboard", Failing)
     (run,) = store.run_grid(toy_grid.train, cells()[:1], place / "runs", progress=False)
-    following = sender.Following(listener.subject_of(run), ["tensorboard"], 1, run.path / "metrics.jsonl")
-    following.send()
+    following = sender.Trackers(["tensorboard"], sending.subject_of(run))
+    following.send(run.metrics())
     following.end("done", run.result)
     (line,) = capfd.readouterr().err.splitlines()
     assert line.startswith(f"warning: {run.name}, seed 0: tensorboard has failed and is left out; the store has ")
@@ -109,7 +108,6 @@ def diverging(run):
 def test_what_cannot_be_computed_reaches_the_tracker(name, place, capfd):
     pytest.importorskip(name)
     (run,) = store.run_grid(trackers.tracked(diverging, [name]), cells()[:1], place / "runs", progress=False)
-    trackers.wait()
     assert "warning" not in capfd.readouterr().err
     assert run.done
     if name == "tensorboard":
@@ -131,18 +129,6 @@ def test_what_cannot_be_computed_reaches_the_tracker(name, place, capfd):
         assert [line["loss"] in (None, "NaN") or math.isnan(line["loss"]) for line in lines if "loss" in line] == [
             False, True, True, False,
         ]  # fmt: skip
-
-
-def test_lines_of_a_file_that_is_being_written(tmp_path):
-    file = tmp_path / "lines.jsonl"
-    lines = sender.Lines(file)
-    assert [*lines.new()] == []
-    file.write_text('{"a": 1}\n{"a": 2}\n{"a"')
-    assert [*lines.new()] == [{"a": 1}, {"a": 2}]
-    with file.open("a") as more:
-        more.write(': 3}\n{"a": 4}\n')
-    assert [*lines.new()] == [{"a": 3}, {"a": 4}]
-    assert [*lines.new()] == []
 
 
 WITHOUT = """
@@ -177,6 +163,47 @@ def test_what_is_open_is_ended_with_the_process_that_trains(place):
     assert [event.step for event in scalars(path.parent / "tensorboard").Scalars("loss")] == steps
 
 
+def test_lines_of_a_file_that_is_being_written(tmp_path):
+    file = tmp_path / "lines.jsonl"
+    lines = sender.new_lines(file)
+    assert next(lines) == []
+    file.write_text('{"a": 1}\n{"a": 2}\n{"a"')
+    assert next(lines) == [{"a": 1}, {"a": 2}]
+    with file.open("a") as more:
+        more.write(': 3}\n{"a": 4}\n')
+    assert next(lines) == [{"a": 3}, {"a": 4}]
+    assert next(lines) == []
+
+
+def test_what_is_still_to_be_sent_is_waited_for_a_while(place, monkeypatch, capfd):
+    monkeypatch.setattr(sending, "SAID_AFTER", 0.0)
+    monkeypatch.setattr(sending, "GIVEN_UP_AFTER", 0.0)
+    train = trackers.tracked(toy_grid.train, ["tensorboard"])
+    assert store.run_grid(train, cells()[:1], place / "runs", progress=False)[0].done
+    assert capfd.readouterr().err.splitlines() == [
+        "sending the rest to the trackers; the store has everything",
+        "the trackers may not have everything; the store has",
+    ]
+
+
+def test_a_process_that_trains_for_this_one_sends_too(place):
+    """As with several devices: what it did not send before its end, this process sends."""
+
+    def train(run):
+        run.load()
+        copy = pickle.loads(pickle.dumps(run))
+        copy.log(1, loss=1.0)
+        copy.log(2, loss=2.0)
+        copy.log(3, loss=3.0)
+        assert copy.listener is not run.listener
+        copy.listener.end("interrupted")
+        copy._metrics.close()
+        run.finish({"apart": 1.0})
+
+    (run,) = store.run_grid(trackers.tracked(train, ["tensorboard"]), cells()[:1], place / "runs", progress=False)
+    assert [event.step for event in scalars(run.path / "tensorboard").Scalars("loss")] == [1, 2, 3]
+
+
 def test_a_run_begun_anew_is_another_run_of_the_tracker(place):
     (cell, *_) = cells()
     runs = []
@@ -185,14 +212,14 @@ def test_a_run_begun_anew_is_another_run_of_the_tracker(place):
         with run.lock():
             run.begin()
             run._write(started=started)
-            runs.append(listener.subject_of(run).identifier)
+            runs.append(sending.subject_of(run).identifier)
             run.begin()  # resumes
-            assert listener.subject_of(run).identifier == runs[-1]
+            assert sending.subject_of(run).identifier == runs[-1]
     assert runs[0] != runs[1]
 
 
 def test_nested_settings_become_flat():
-    assert listener.flat({"a": {"b": 1, "c": {"d": 2}}, "e": 3}) == {"a.b": 1, "a.c.d": 2, "e": 3}
+    assert sending.flat({"a": {"b": 1, "c": {"d": 2}}, "e": 3}) == {"a.b": 1, "a.c.d": 2, "e": 3}
 
 
 @pytest.mark.parametrize("name", NAMES)

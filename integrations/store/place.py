@@ -1,0 +1,22 @@
+"""Names of stores: folders of this machine, and URLs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from urllib.parse import urlsplit
+from urllib.request import url2pathname
+
+
+def is_url(place: object) -> bool:
+    """Return whether this names a store that is not a folder of this machine, such as ``s3://bucket/runs``."""
+    return isinstance(place, str) and "://" in place and not place.startswith(("hf://", "file://"))
+
+
+def plain(place: str | Path) -> str | Path:
+    """Return a URL without a slash at its end, and everything else as a path; ``file://`` is a folder as any other."""
+    if is_url(place):
+        scheme, _, rest = str(place).partition("://")
+        return f"{scheme}://{rest.rstrip('/')}"
+    if isinstance(place, str) and place.startswith("file://"):
+        return Path(url2pathname(urlsplit(place).path))
+    return Path(place)
