@@ -7,7 +7,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from counterpoint.integrations.command import flags
+from counterpoint.integrations import flags
+from counterpoint.integrations.command.flags import cell_number
 from counterpoint.integrations.store.grid import distinct, run_grid
 from counterpoint.integrations.store.run import Run
 
@@ -32,7 +33,7 @@ class Grids:
     def __init__(self, arguments: argparse.Namespace | None = None, progress: bool = True) -> None:
         known = vars(arguments) if arguments is not None else {}
         self.jobs, self.on, self.listed = known.get("jobs", 1), known.get("on", "local"), known.get("list_cells", False)
-        self.number = None if arguments is None else flags.cell_number(arguments)
+        self.number = None if arguments is None else cell_number(arguments)
         self.progress, self.count = progress, 0
 
     def run(

@@ -16,8 +16,9 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from .. import flags
 from ..domain import NAMES, domain
-from . import flags
+from .flags import grid_options
 
 if TYPE_CHECKING:
     from ..report.summary import Column, Report
@@ -133,7 +134,7 @@ def command(arguments: argparse.Namespace) -> int:
     if not grid:
         raise ImportError("nothing of the demo can run here; counterpoint doctor says what is missing.")
     tracked = trackers.tracked(partial(train, cache=arguments.out / "frames"), arguments.track)
-    runs = store.run_grid(tracked, grid, arguments.out / "runs", **flags.grid_options(arguments))
+    runs = store.run_grid(tracked, grid, arguments.out / "runs", **grid_options(arguments))
     trackers.publish(arguments.track, runs, arguments.out)
     summary = report.summarise(runs)
     summary.columns.sort(key=_order)

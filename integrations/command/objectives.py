@@ -16,8 +16,7 @@ from typing import Any
 import counterpoint as cp  # imports torch on first use of a name, so the parser starts without it
 from counterpoint.spec import check_names
 
-from .. import evidence
-from . import flags
+from .. import evidence, flags
 
 WIDTH = 100
 PLOT_WIDTH, PLOT_HEIGHT = 61, 9

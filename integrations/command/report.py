@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 
-from . import flags
+from .. import flags
 
 FORMATS = ("terminal", "markdown", "html", "csv", "json")
 

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 from counterpoint.names import visible
 
+from .. import flags
 from ..store.secrets import REDACTED
-from . import flags
 
 if TYPE_CHECKING:
     from ..store.run import Run

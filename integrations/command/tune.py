@@ -37,9 +37,10 @@ from typing import TYPE_CHECKING, Any
 import counterpoint as cp
 from counterpoint.install import install
 
+from .. import flags
 from ..domain import Domain, domain
-from . import flags
 from .coordinate import WEIGHT, best_of, changed, search
+from .flags import grid_options
 
 if TYPE_CHECKING:
     from ..store.run import Run
@@ -246,7 +247,7 @@ def _tune(
 
     def measure(specs: list[str]) -> dict[str, float]:
         cells = [make_cell(spec, seed) for spec in specs for seed in seeds]
-        options = flags.grid_options(arguments)
+        options = grid_options(arguments)
         options |= {"before": len(runs) * len(seeds), "total": arguments.budget // len(seeds) * len(seeds)}
         try:
             done = store.run_grid(train, cells, arguments.out, **options)

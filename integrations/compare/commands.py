@@ -10,7 +10,7 @@ from counterpoint.names import check_known
 from counterpoint.plugins import inject, registry
 from counterpoint.plugins.arguments import Parser
 
-from ..command import flags
+from .. import flags
 from ..domain import defaults
 from .cells import length_of
 from .metrics import FILES

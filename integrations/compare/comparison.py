@@ -23,8 +23,9 @@ from counterpoint.plugins import inject, registry
 from counterpoint.plugins.arguments import Parser
 from counterpoint.plugins.launch import Script
 
-from .. import report, store
-from ..command import coordinate, flags, tune
+from .. import flags, report, store
+from ..command import coordinate, tune
+from ..command.flags import run_cells
 from ..store.cell import row_name
 from ..store.executors import LOCAL
 from ..store.mirror import local_folder, prepare, touch
@@ -120,7 +121,7 @@ class Comparison:
         if given.resume:
             read_again([Run(given.out, cell) for cell in cells], metrics)
         run_script = partial(train, script=given.script, metrics=metrics, jobs=flags.concurrent(given))
-        return flags.run_cells(run_script, cells, given, "compare", failed=True)[0]
+        return run_cells(run_script, cells, given, "compare", failed=True)[0]
 
 
 def _parent(run: Run) -> str | Path:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ..command import flags
+from .. import flags
 from ..command.tune import grid
 from ..domain import setting
 from .metrics import Metric

@@ -8,7 +8,8 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..command import flags
+from .. import flags
+from ..command.flags import run_cells
 from ..domain import check_choice
 from .settings import CURL_TASKS, Settings, tasks
 
@@ -56,7 +57,7 @@ def train_command(arguments: argparse.Namespace) -> int:
         for seed in range(arguments.seed, arguments.seed + arguments.seeds)
         for objective in objectives
     ]
-    runs, code = flags.run_cells(training.train, cells, arguments, "train control")
+    runs, code = run_cells(training.train, cells, arguments, "train control")
     report.show(runs, arguments.json)
     if not arguments.json:
         for run in runs:

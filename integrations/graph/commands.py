@@ -10,7 +10,8 @@ from pathlib import Path
 from statistics import mean, stdev
 from typing import TYPE_CHECKING, Any
 
-from ..command import flags
+from .. import flags
+from ..command.flags import run_cells
 from ..domain import check, defaults
 from .presets import PRESETS, preset
 from .settings import PROBES, Settings, check_dataset
@@ -58,7 +59,7 @@ def train_command(arguments: argparse.Namespace) -> int:
         for seed in range(arguments.seed, arguments.seed + arguments.seeds):
             cells += [bag(dataset, seed, **changes), untrained(dataset, seed, **changes)]
             cells += [cell(dataset, objective, seed, **changes) for objective in arguments.objective or [spec]]
-    runs, code = flags.run_cells(Later(partial(_training, bare)), cells, arguments, "train graph")
+    runs, code = run_cells(Later(partial(_training, bare)), cells, arguments, "train graph")
     report.show(runs, arguments.json)
     return code
 

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 from counterpoint.names import check_known
 
-from ..command import flags
+from .. import flags
+from ..command.flags import run_cells
 from ..domain import check, defaults
 from .presets import PRESETS, preset
 from .settings import DATASETS, PROBES, EvaluationSettings, Settings, check_backbone, check_batch, check_dataset
@@ -116,7 +117,7 @@ def train_command(arguments: argparse.Namespace) -> int:
     training.check(cells)
     if not training.allowed_probes(cells[0], prepare(cells[0])):  # no probe, and without training no loss either
         cells = [cell for cell in cells if cell.get("label") != training.UNTRAINED]
-    runs, code = flags.run_cells(training.train, cells, arguments, "train image")
+    runs, code = run_cells(training.train, cells, arguments, "train image")
     report.show(runs, arguments.json)
     if runs and not arguments.json:
         note = runs[0].details.get("note")

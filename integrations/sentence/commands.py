@@ -10,7 +10,8 @@ from pathlib import Path
 from time import perf_counter
 from typing import Any
 
-from ..command import flags
+from .. import flags
+from ..command.flags import run_cells
 from ..domain import defaults
 from .presets import PRESETS, preset
 from .settings import ENVIRONMENT, POOLINGS, SEVEN, STS, TRANSFER, Settings, check_settings
@@ -77,7 +78,7 @@ def train_command(arguments: argparse.Namespace) -> int:
         cells += [training.cell(arguments.data, spec, seed, **changes) for spec in specs]
         if cells[0]["dev"] or cells[0]["test"]:
             cells.append(training.untrained(arguments.data, seed, **changes))
-    runs, code = flags.run_cells(training.train, cells, arguments, "train sentence")
+    runs, code = run_cells(training.train, cells, arguments, "train sentence")
     report.show(runs, arguments.json)
     if not arguments.json:
         for run in runs:

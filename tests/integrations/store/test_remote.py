@@ -13,8 +13,8 @@ from functools import partial
 import pytest
 import toy_grid
 
-from counterpoint.integrations import store
-from counterpoint.integrations.command import flags
+from counterpoint.integrations import flags, store
+from counterpoint.integrations.command.flags import run_cells
 from counterpoint.integrations.command.main import main
 from counterpoint.integrations.store import remote
 
@@ -105,7 +105,7 @@ def test_cells_by_number(tmp_path, capsys, monkeypatch):
         flags.add_runs(parser)
         flags.add_cells(parser)
         arguments = parser.parse_args(["--out", str(tmp_path), *words])
-        return flags.run_cells(toy_grid.train, [FEW[0], *FEW], arguments, "train toy")[0]
+        return run_cells(toy_grid.train, [FEW[0], *FEW], arguments, "train toy")[0]
 
     with pytest.raises(SystemExit, match="0"):
         chosen("--list-cells")

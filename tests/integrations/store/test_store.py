@@ -37,8 +37,8 @@ from hypothesis import strategies as st
 from processes import PATIENCE, session
 
 import counterpoint as cp
-from counterpoint.integrations import report, store
-from counterpoint.integrations.command import flags
+from counterpoint.integrations import flags, report, store
+from counterpoint.integrations.command.flags import run_cells
 from counterpoint.integrations.control import settings as control_settings
 from counterpoint.integrations.graph import settings as graph_settings
 from counterpoint.integrations.store import grid, progress
@@ -311,13 +311,13 @@ def test_a_command_shows_what_others_found(tmp_path, capsys):
     parser = argparse.ArgumentParser()
     flags.add_arguments(parser, "infonce")
     given = parser.parse_args(["--out", str(tmp_path), "--json"])
-    runs, code = flags.run_cells(train, [CELL | {"seed": seed} for seed in (0, 1)], given, "train graph")
+    runs, code = run_cells(train, [CELL | {"seed": seed} for seed in (0, 1)], given, "train graph")
     assert (code, [run.flat() for run in runs]) == (
         1,
         [runs[0].arguments | {"name": runs[0].name, "seed": 1, "folder": str(runs[0].path)}],
     )
     assert "counterpoint train graph: 1 of 2 runs failed" in capsys.readouterr().err
-    runs, code = flags.run_cells(constant, [CELL | {"seed": seed} for seed in (0, 1)], given, "train graph")
+    runs, code = run_cells(constant, [CELL | {"seed": seed} for seed in (0, 1)], given, "train graph")
     assert (code, [run.result for run in runs]) == (0, [{"seed": 0}, {"seed": 1}])
 
 

@@ -1,0 +1,296 @@
+"""The flags that all domains share, and those that a domain's settings define.
+
+Nothing here imports torch until a flag needs it, so that ``--help`` and completion start at once.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import Field, fields
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from counterpoint.names import nearest
+
+from .domain import default
+from .trackers.available import NAMES as TRACKERS
+
+if TYPE_CHECKING:
+    from .store.run import Run
+
+T = TypeVar("T")
+
+ARRAY = -1  # --cell without a number
+
+DEVICES = ("auto", "cpu", "cuda", "mps", "xpu")
+
+
+def concurrent(arguments: argparse.Namespace) -> int:
+    """How many runs there may be at a time: those of a cluster are at least two."""
+    return int(arguments.jobs if arguments.on == "local" else max(arguments.jobs, 2))
+
+
+def runs(text: str) -> str | Path:
+    """A type for argparse: a folder of runs, its URL, or a run on the hub, see :mod:`~.store.published`."""
+    return text if text.startswith("hf://") else store(text, written=False)
+
+
+def store(text: str, written: bool = True) -> str | Path:
+    """A type for argparse: a folder of runs to write to, or its URL, such as ``s3://bucket/runs``."""
+    if "://" not in text:
+        return folder(text) if written else Path(text)
+    from .store.objects import check_url, plain
+
+    place = plain(text)
+    if isinstance(place, Path):
+        return folder(str(place)) if written else place
+    if place.startswith("memory://"):
+        raise argparse.ArgumentTypeError(
+            f"{text}: lost when this process ends; expected a folder, or s3://BUCKET/FOLDER."
+        )
+    with suppress(ImportError):  # the store says what to install when it is opened
+        try:
+            check_url(place)
+        except ValueError as error:
+            raise argparse.ArgumentTypeError(str(error)) from None
+    return place
+
+
+def check_runs(places: Sequence[str | Path]) -> None:
+    """Raise ``ValueError`` unless there are runs in these folders; what is elsewhere is looked for later."""
+    folders = [place for place in places if isinstance(place, Path)]
+    if places and not folders:
+        return
+    for folder in folders:
+        if folder.is_file():
+            hint = "a model of your own is evaluated in Python, see docs/own_models.md"
+            raise ValueError(f"{folder}: expected a folder of runs, got a file; {hint}.")
+        if not folder.is_dir():
+            raise ValueError(f"{folder}: no such folder.")
+    if not any(True for folder in folders for _ in folder.rglob("run.json")):
+        raise ValueError(f"no runs in {', '.join(map(str, folders))}: no folder there has a run.json.")
+
+
+def finished(places: Iterable[str | Path], domain: str, where: Callable[[Run], object] = lambda run: True) -> list[Run]:
+    """Return the finished runs of a domain for which ``where`` is true; raise ``ValueError`` if there are none."""
+    from .store.published import local
+    from .store.run import find_runs
+
+    folders = local(places)
+    runs = [run for run in find_runs(folders) if run.done and not run.tuning and where(run)]
+    if not runs:
+        raise ValueError(f"no finished run of an encoder in {', '.join(map(str, folders))}")
+    if wrong := [run.address for run in runs if run.arguments["domain"] != domain]:
+        raise ValueError(f"{wrong[0]} is not a run of {domain}")
+    return runs
+
+
+def each(runs: Sequence[Run], measure: Callable[[Run], T]) -> Iterator[tuple[Run, T]]:
+    """Yield each run and what ``measure`` returns for it, with progress; leave out damaged ones, unless all are."""
+    from .store.errors import DamagedError
+    from .store.progress import print_line, track
+
+    errors = []
+    for run in track(runs, "evaluated, runs"):
+        try:
+            yield run, measure(run)
+        except DamagedError as error:
+            errors.append(error)
+            print_line(f"{error}; left out")
+    if runs and len(errors) == len(runs):
+        raise errors[-1]
+
+
+def use_data(flag: str, folder: str | Path | None) -> None:
+    """Set the folder of data sets, for child processes too.
+
+    Args:
+        flag: the flag that named it, for the error message.
+        folder: ``hub`` for none; None leaves ``COUNTERPOINT_DATA`` as it is.
+    """
+    if folder is not None:
+        if str(folder) != "hub" and not Path(folder).is_dir():
+            raise ValueError(f"--{flag}: {folder} is not a folder")
+        os.environ["COUNTERPOINT_DATA"] = str(folder)
+
+
+def add_arguments(
+    parser: argparse.ArgumentParser, objective: str, settings: type | None = None, presets: Iterable[str] = ()
+) -> None:
+    """Add the flags that every domain has. ``parser.set_defaults(...)`` afterwards sets a domain's own defaults.
+
+    Args:
+        objective: what is trained without ``--objective``, for the help.
+        settings: the domain's settings, for the length of training; None to leave that flag out.
+        presets: names of the recipes to choose from.
+    """
+    add = parser.add_argument
+    or_preset = ", or the preset's" if presets else ""
+    add("--objective", nargs="+", type=spec, metavar="SPEC", help=f"one or more ({objective}{or_preset})")
+    lengths = [] if settings is None else [field for field in fields(settings) if field.name in ("epochs", "steps")]
+    for field in lengths:
+        if not field.metadata["flag"]:  # the unit of training; sentences have a flag for the other one too
+            shown = f"{field.name} of training ({default(field)}{or_preset})"
+            add(f"--{field.name}", type=whole(0), metavar="N", help=shown)
+    if presets:
+        add("--preset", choices=list(presets), help="settings of a paper, which flags override (none)")
+    add_runs(parser)
+    data = os.environ.get("COUNTERPOINT_DATA")
+    add("--data", type=Path, default=data and Path(data), metavar="FOLDER", help="data sets ($COUNTERPOINT_DATA)")
+    add_device(parser)
+
+
+def add_runs(parser: argparse.ArgumentParser) -> None:
+    """Add the flags of every command that trains runs of a store."""
+    add = parser.add_argument
+    add("--seed", type=whole(0), default=0, metavar="K", help="seed of the first run (%(default)s)")
+    add("--seeds", type=whole(1), default=1, metavar="N", help="runs per objective, seeds K to K+N-1 (%(default)s)")
+    where = "a folder, or s3://bucket/runs and the like, where the runs are stored (%(default)s)"
+    add("--out", type=store, default=Path("runs"), metavar="FOLDER", help=where)
+    add_places(parser)
+    group = parser.add_mutually_exclusive_group()
+    group.add_argument("--resume", action="store_true", default=True, help="continue runs that stopped (the default)")
+    group.add_argument("--fresh", dest="resume", action="store_false", help="delete these runs first")
+    trackers = f"send curves and results to {', '.join(TRACKERS)}; repeatable (none)"
+    add("--track", action="append", default=[], choices=TRACKERS, metavar="NAME", help=trackers)
+    add("--json", action="store_true", help="print JSON")
+
+
+def add_places(parser: argparse.ArgumentParser) -> None:
+    """Add ``--jobs`` and ``--on``."""
+    add = parser.add_argument
+    add("--jobs", type=whole(1), default=1, metavar="N", help="runs at a time (%(default)s)")
+    where = "local, slurm:partition=gpu,gpus=1,time=60, ray:ADDRESS or dask:ADDRESS (%(default)s)"
+    add("--on", type=place, default="local", metavar="PLACE", help=f"where runs are trained: {where}")
+
+
+def add_config(parser: argparse.ArgumentParser) -> None:
+    """Add ``--config``, which :mod:`.command.config` replaces by flags before anything is parsed."""
+    about = "run.json of a run to train again, or a .json or .yaml file of flags; a path or URL; typed flags win (none)"
+    parser.add_argument("--config", metavar="FILE", help=about)
+
+
+def add_cells(parser: argparse.ArgumentParser) -> None:
+    """Add the flags with which the array jobs of a cluster share a grid."""
+    add = parser.add_argument
+    add("--list-cells", action="store_true", help="print the runs with their numbers, and train none")
+    about = "train only the run of this number; without one, of $SLURM_ARRAY_TASK_ID (all)"
+    add("--cell", nargs="?", type=whole(0), const=ARRAY, default=None, metavar="N", help=about)
+
+
+def add_device(parser: argparse.ArgumentParser) -> None:
+    """Add ``--device``, the same for every command."""
+    parser.add_argument("--device", type=device, default="cpu", help="cpu, cuda, cuda:1, ... or auto (%(default)s)")
+
+
+def add_settings(parser: argparse.ArgumentParser, settings: type, *names: str) -> None:
+    """Add a flag for each setting; a flag that is not typed leaves None, see :func:`chosen`.
+
+    Args:
+        settings: a dataclass whose fields are defined by :func:`counterpoint.integrations.domain.setting`.
+        names: only these fields; by default all that have a flag.
+    """
+    for field in fields(settings):
+        if field.name in names or (not names and field.metadata["flag"]):
+            parser.add_argument(f"--{field.name.replace('_', '-')}", default=None, **_options(field))
+
+
+def _options(field: Field[Any]) -> dict[str, Any]:
+    """What argparse needs to know about a setting."""
+    about, value = field.metadata, default(field)
+    value = None if value == () else value
+    if value is False:
+        return {"action": "store_true", "help": about["help"]}
+    shown = " ".join(map(str, value)) if isinstance(value, list) else "none" if value is None else value
+    options = {"help": about["help"].replace("%", "%%")}
+    if value is not None or not about["help"].endswith(")"):  # which says what is used instead
+        options["help"] += f" ({shown})"
+    if about["nargs"] is not None or isinstance(value, list):
+        options["nargs"] = about["nargs"] or "+"
+    if about["choices"]:
+        return {**options, "choices": about["choices"], **({"metavar": about["metavar"]} if about["metavar"] else {})}
+    kind = about["type"] or (type(value) if type(value) in (int, float) else str)
+    options["type"] = whole(about["low"]) if kind is int and about["low"] is not None else kind
+    return {**options, "metavar": about["metavar"] or {int: "N", float: "X"}.get(kind, "NAME")}
+
+
+def chosen(arguments: argparse.Namespace, settings: type) -> dict[str, Any]:
+    """The settings that were typed, by name."""
+    typed = {field.name: getattr(arguments, field.name, None) for field in fields(settings)}
+    return {name: value for name, value in typed.items() if value is not None}
+
+
+def spec(text: str) -> str:
+    """A type for argparse: the canonical text of a spec; an unknown name is refused before torch is imported."""
+    import counterpoint as cp
+    from counterpoint.spec import check_names
+
+    try:
+        check_names(text)
+        return str(cp.objective(text))
+    except (TypeError, ValueError) as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+
+
+def whole(low: int) -> Callable[[str], int]:
+    """A type for argparse: a whole number of at least ``low``."""
+
+    def read(text: str) -> int:
+        if not text.isdecimal() or int(text) < low:
+            raise argparse.ArgumentTypeError(f"expected a whole number of at least {low}, got {text!r}")
+        return int(text)
+
+    return read
+
+
+def place(text: str) -> str:
+    """A type for argparse: where to train, as :func:`.store.executors.parse` reads it."""
+    from .store.executors import parse
+
+    try:
+        parse(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error).removeprefix("--on").lstrip(": ")) from None
+    return text
+
+
+def folder(text: str) -> Path:
+    """A type for argparse: a folder to write to, which need not exist yet."""
+    there = Path(text).absolute()
+    while not there.exists():
+        there = there.parent
+    if not there.is_dir() or not os.access(there, os.W_OK):
+        what = "cannot be written to" if there.is_dir() else "is not a folder"
+        raise argparse.ArgumentTypeError(f"{there} {what}")
+    return Path(text)
+
+
+def file(text: str) -> Path:
+    """A type for argparse: a file to write, in a folder that exists."""
+    if Path(text).is_dir():
+        raise argparse.ArgumentTypeError(f"{text} is a folder; expected a file")
+    if not Path(text).parent.is_dir():
+        raise argparse.ArgumentTypeError(f"{text}: its folder does not exist")
+    folder(str(Path(text).parent))
+    return Path(text)
+
+
+def device(text: str) -> str:
+    """A type for argparse: a device that can be used here; ``auto`` is a GPU if there is one."""
+    if text == "cpu":
+        return text
+    if text.partition(":")[0] not in DEVICES:
+        hint = nearest("cuda" if "gpu" in text.lower() else text, DEVICES)
+        raise argparse.ArgumentTypeError(f"unknown device {text!r}.{hint}")
+    import torch
+
+    if text == "auto":
+        return "cuda" if torch.cuda.is_available() else "cpu"
+    try:
+        torch.empty(0, device=text)
+    except (AssertionError, RuntimeError) as error:
+        raise argparse.ArgumentTypeError(f"{text!r} cannot be used: {str(error).partition(chr(10))[0]}") from None
+    return text
