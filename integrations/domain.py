@@ -124,7 +124,7 @@ class Domain:
 
     name: str  # of the package, and of ``domain`` in cells
     settings: type  # the dataclass of a cell's settings
-    dataset: str  # the flag that names the data, ``dataset`` of ``--dataset``
+    dataset: str  # the flag that names the data, ``data`` of ``--data``
     default_dataset: str | None  # what is used without that flag; None if the flag is required
     folder: str | None = None  # the flag that names the folder of data sets, if there is one
     held_out: Mapping[str, Any] = field(default_factory=dict)  # settings for tuning: a run sees no test data

@@ -13,7 +13,7 @@ from dataclasses import Field, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from counterpoint.names import nearest
+from counterpoint.names import OBJECTIVES, nearest
 
 from .domain import default
 from .trackers.available import NAMES as TRACKERS
@@ -104,17 +104,29 @@ def each(runs: Sequence[Run], measure: Callable[[Run], T]) -> Iterator[tuple[Run
         raise errors[-1]
 
 
-def use_data(flag: str, folder: str | Path | None) -> None:
-    """Set the folder of data sets, for child processes too.
+def add_root(parser: argparse.ArgumentParser, help: str = "folder of the data sets ($COUNTERPOINT_DATA)") -> None:
+    """Add ``--root``, the folder of data sets."""
+    parser.add_argument("--root", metavar="FOLDER", help=help)
 
-    Args:
-        flag: the flag that named it, for the error message.
-        folder: ``hub`` for none; None leaves ``COUNTERPOINT_DATA`` as it is.
-    """
-    if folder is not None:
-        if str(folder) != "hub" and not Path(folder).is_dir():
-            raise ValueError(f"--{flag}: {folder} is not a folder")
-        os.environ["COUNTERPOINT_DATA"] = str(folder)
+
+def check_root(root: str | None) -> None:
+    """Raise ``ValueError`` unless the folder of data sets exists, by the flag or else by the variable."""
+    place = root or os.environ.get("COUNTERPOINT_DATA") or "hub"
+    if place != "hub" and not Path(place).is_dir():
+        raise ValueError(f"{'--root' if root else '$COUNTERPOINT_DATA'}: {place} is not a folder")
+
+
+def use_root(arguments: argparse.Namespace) -> None:
+    """Set the folder of data sets, ``hub`` for none, for child processes too."""
+    check_root(arguments.root)
+    if arguments.root is not None:
+        os.environ["COUNTERPOINT_DATA"] = arguments.root
+
+
+def add_objective(parser: argparse.ArgumentParser, help: str, type: Callable[[str], str]) -> None:
+    """Add ``--objective``; ``--objectives`` is the same, and not in ``--help``."""
+    action = parser.add_argument("--objective", nargs="+", type=type, metavar="SPEC", help=help)
+    parser._option_string_actions["--objectives"] = action
 
 
 def add_arguments(
@@ -129,7 +141,7 @@ def add_arguments(
     """
     add = parser.add_argument
     or_preset = ", or the preset's" if presets else ""
-    add("--objective", nargs="+", type=spec, metavar="SPEC", help=f"one or more ({objective}{or_preset})")
+    add_objective(parser, f"one or more ({objective}{or_preset})", spec)
     lengths = [] if settings is None else [field for field in fields(settings) if field.name in ("epochs", "steps")]
     for field in lengths:
         if not field.metadata["flag"]:  # the unit of training; sentences have a flag for the other one too
@@ -137,29 +149,37 @@ def add_arguments(
             add(f"--{field.name}", type=whole(0), metavar="N", help=shown)
     if presets:
         add("--preset", choices=list(presets), help="settings of a paper, which flags override (none)")
-    add_runs(parser)
-    data = os.environ.get("COUNTERPOINT_DATA")
-    add("--data", type=Path, default=data and Path(data), metavar="FOLDER", help="data sets ($COUNTERPOINT_DATA)")
     add_device(parser)
+    add_runs(parser, cells=settings is not None)
 
 
-def add_runs(parser: argparse.ArgumentParser) -> None:
-    """Add the flags of every command that trains runs of a store."""
-    add = parser.add_argument
+def add_runs(parser: argparse.ArgumentParser, cells: bool = True) -> None:
+    """Add the flags of every command that trains runs of a store.
+
+    Args:
+        cells: with those by which the array jobs of a cluster share a grid, and ``--config``, which
+            :mod:`.command.config` replaces by flags before anything is parsed.
+    """
+    group = parser.add_argument_group("runs")
+    add = group.add_argument
     add("--seed", type=whole(0), default=0, metavar="K", help="seed of the first run (%(default)s)")
     add("--seeds", type=whole(1), default=1, metavar="N", help="runs per objective, seeds K to K+N-1 (%(default)s)")
     where = "a folder, or s3://bucket/runs and the like, where the runs are stored (%(default)s)"
     add("--out", type=store, default=Path("runs"), metavar="FOLDER", help=where)
-    add_places(parser)
-    group = parser.add_mutually_exclusive_group()
-    group.add_argument("--resume", action="store_true", default=True, help="continue runs that stopped (the default)")
-    group.add_argument("--fresh", dest="resume", action="store_false", help="delete these runs first")
+    add_places(group)
+    exclusive = group.add_mutually_exclusive_group()
+    exclusive.add_argument("--resume", action="store_true", default=True, help="continue stopped runs (the default)")
+    exclusive.add_argument("--fresh", dest="resume", action="store_false", help="delete these runs first")
     trackers = f"send curves and results to {', '.join(TRACKERS)}; repeatable (none)"
     add("--track", action="append", default=[], choices=TRACKERS, metavar="NAME", help=trackers)
     add("--json", action="store_true", help="print JSON")
+    if cells:
+        add_cells(group)
+        config = "run.json of a run to repeat, or a .json or .yaml file of flags; a path or URL; typed flags win (none)"
+        add("--config", metavar="FILE", help=config)
 
 
-def add_places(parser: argparse.ArgumentParser) -> None:
+def add_places(parser: argparse._ActionsContainer) -> None:
     """Add ``--jobs`` and ``--on``."""
     add = parser.add_argument
     add("--jobs", type=whole(1), default=1, metavar="N", help="runs at a time (%(default)s)")
@@ -167,14 +187,8 @@ def add_places(parser: argparse.ArgumentParser) -> None:
     add("--on", type=place, default="local", metavar="PLACE", help=f"where runs are trained: {where}")
 
 
-def add_config(parser: argparse.ArgumentParser) -> None:
-    """Add ``--config``, which :mod:`.command.config` replaces by flags before anything is parsed."""
-    about = "run.json of a run to train again, or a .json or .yaml file of flags; a path or URL; typed flags win (none)"
-    parser.add_argument("--config", metavar="FILE", help=about)
-
-
-def add_cells(parser: argparse.ArgumentParser) -> None:
-    """Add the flags with which the array jobs of a cluster share a grid."""
+def add_cells(parser: argparse._ActionsContainer) -> None:
+    """Add ``--list-cells`` and ``--cell``."""
     add = parser.add_argument
     add("--list-cells", action="store_true", help="print the runs with their numbers, and train none")
     about = "train only the run of this number; without one, of $SLURM_ARRAY_TASK_ID (all)"
@@ -186,7 +200,7 @@ def add_device(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--device", type=device, default="cpu", help="cpu, cuda, cuda:1, ... or auto (%(default)s)")
 
 
-def add_settings(parser: argparse.ArgumentParser, settings: type, *names: str) -> None:
+def add_settings(parser: argparse._ActionsContainer, settings: type, *names: str) -> None:
     """Add a flag for each setting; a flag that is not typed leaves None, see :func:`chosen`.
 
     Args:
@@ -228,6 +242,9 @@ def spec(text: str) -> str:
     import counterpoint as cp
     from counterpoint.spec import check_names
 
+    name, comma, rest = text.partition(",")
+    if comma and name in (*OBJECTIVES, "host"):
+        raise argparse.ArgumentTypeError(f"{text!r}: separate objectives by spaces, as in {name} {rest}")
     try:
         check_names(text)
         return str(cp.objective(text))

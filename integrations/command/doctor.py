@@ -17,6 +17,8 @@ from pathlib import Path
 import counterpoint as cp
 from counterpoint.install import install
 
+from .. import flags
+
 DOMAINS = ("sentence", "graph", "image", "control")
 EXTRAS = (*DOMAINS, "plots", "report", "cli", "hub", "export", "track", "tune", "cluster", "s3", "gcs")
 UNTESTED = "counterpoint has been tested on CPUs only; its GPU kernels run only with engine='fused'"
@@ -211,16 +213,15 @@ def _checksums(folder: Path) -> dict[Path, str]:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    data = os.environ.get("COUNTERPOINT_DATA")
-    add = parser.add_argument
-    add("--data", type=Path, default=data and Path(data), metavar="FOLDER", help="data sets ($COUNTERPOINT_DATA)")
-    add("--json", action="store_true", help="print JSON")
+    flags.add_root(parser)
+    parser.add_argument("--json", action="store_true", help="print JSON")
 
 
 def command(options: argparse.Namespace) -> int:
     """Run ``counterpoint doctor``; the exit code is 1 if something is bad."""
     results = []
-    for finding in findings(options.data.resolve() if options.data else None):
+    root = options.root or os.environ.get("COUNTERPOINT_DATA")
+    for finding in findings(Path(root).resolve() if root else None):
         results.append(finding)
         if not options.json:
             print(f"{finding.state:8}{finding.about:10}{finding.name:18}{finding.text}", flush=True)

@@ -18,14 +18,15 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-import counterpoint as cp
 from counterpoint.plugins import inject, registry
 from counterpoint.plugins.arguments import Parser
 from counterpoint.plugins.launch import Script
 
 from .. import flags, report, store
-from ..command import coordinate, tune
 from ..command.flags import run_cells
+from ..search.commands import FIRST_SEED
+from ..search.coordinate import Scores, best_of, coordinate, search
+from ..search.grids import GRIDS, grids_of
 from ..store.cell import row_name
 from ..store.executors import LOCAL
 from ..store.mirror import local_folder, prepare, touch
@@ -42,7 +43,7 @@ MOST = 3  # failed runs whose output is shown
 TOLERANCE = 1.2  # ratio of times up to which two rows take equally long
 UNTUNED = "no objective was tuned: each has the setting it was given; --tune N --tune-metric METRIC tunes all equally"
 # what is tried of parameters without a grid of their own in every domain
-GRIDS = {"temperature": (0.05, 0.1, 0.2, 0.5, 1.0), "mu": (0.3, 0.5, 0.7, 0.9), "sigma": (0.5, 1.0), **tune.GRIDS}
+PAPERS = {"temperature": (0.05, 0.1, 0.2, 0.5, 1.0), "mu": (0.3, 0.5, 0.7, 0.9), "sigma": (0.5, 1.0), **GRIDS}
 
 
 class Comparison:
@@ -52,7 +53,7 @@ class Comparison:
         self.arguments = arguments
         self.settings: Settings = arguments.settings
         self.metrics: Sequence[Metric] = self.settings.metric
-        self.specs = list(dict.fromkeys(self.settings.objectives))
+        self.specs = list(dict.fromkeys(self.settings.objective))
         self.baseline = self.settings.baseline or (HOST if HOST in self.specs else self.specs[0])
         script = arguments.script
         file = Script.of(script)[0].path
@@ -256,28 +257,20 @@ def tuned(
     """
     assert settings.tune_metric is not None
     name, sign = settings.tune_metric.name, -1 if settings.lower else 1
+    own = None if settings.grid is None else dict(settings.grid)
 
-    def measure(specs: list[str]) -> dict[str, float]:
-        runs = run_cells([make_cell(spec, tune.FIRST_SEED, purpose=TUNING) for spec in specs])
+    def measure(specs: list[str]) -> Scores:
+        runs = run_cells([make_cell(spec, FIRST_SEED, purpose=TUNING) for spec in specs])
         return {spec: sign * (run.result or {}).get(name, math.nan) for spec, run in zip(specs, runs, strict=True)}
 
     best = {}
     for spec in specs:
-        grids = {} if spec == HOST else _grids(spec, settings)
-        if not grids:
-            continue
-        best[spec], scores = coordinate.search(spec, grids, settings.tune, measure)
-        if math.isnan(scores[best[spec]]):
-            raise ValueError(f"--tune: all runs of {spec} have failed.")
+        if spec != HOST and (grids := grids_of(spec, PAPERS, own, strict=False)):
+            scores = search(partial(coordinate, spec, grids, settings.tune), measure)
+            best[spec] = best_of(scores)
+            if math.isnan(scores[best[spec]]):
+                raise ValueError(f"--tune: all runs of {spec} have failed.")
     return best
-
-
-def _grids(spec: str, settings: Settings) -> dict[str, tuple[float, ...]]:
-    """Return the values to try of the parameters that a spec has."""
-    names = set(tune.parameters(cp.objective(spec).to_dict()))
-    wanted = GRIDS if settings.grid is None else {tune.long(name): values for name, values in settings.grid}
-    own = {name: values for name, values in wanted.items() if name in names}
-    return tune.grids_of(spec, "", own) if own else {}
 
 
 # ---- how much each objective computes ----------------------------------------------------------

@@ -108,7 +108,7 @@ def test_typed_flags_override_the_file(run):
 
 YAML = """
 objective: [infonce:t=0.2, "adnce:t=0.2,mu=0.7"]
-dataset: MUTAG
+data: MUTAG
 seeds: 3
 epochs: 2
 lr: 1e-3
@@ -126,7 +126,7 @@ def test_a_file_of_flags(tmp_path):
     words = config.expand("train graph", ["train", "graph", "--config", path, "--resume", "--track", "wandb"])
     found = config.parser_of("train graph").parse_args(words[2:])
     assert [spec.partition(":")[0] for spec in found.objective] == ["infonce", "adnce"]
-    assert (found.dataset, found.seeds, found.epochs, found.lr) == (["MUTAG"], 3, 2, 0.001)
+    assert (found.data, found.seeds, found.epochs, found.lr) == (["MUTAG"], 3, 2, 0.001)
     assert (found.resume, found.list_cells, found.on, found.track) == (True, False, "local", ["wandb"])
     same = {"objective": "hcl", "batch": 16, "track": ["tensorboard", "mlflow"], "fresh": True}
     words = config.expand("tune graph", ["tune", "graph", "--config", write(tmp_path, same)])
@@ -144,15 +144,15 @@ def test_tune_and_compare_take_what_a_run_recorded(run, tmp_path):
     again = config.expand("tune graph", ["tune", "graph", "--config", str(run.path / "run.json")])
     assert again[2:4] == ["--objective", run.arguments["objective"]]
     assert "--seed" not in again
-    compare = "/bin/counterpoint compare auto --objectives host hcl --seed-flag --seed --out x --metric json:r:a"
+    compare = "/bin/counterpoint compare auto --objective host hcl --seed-flag --seed --out x --metric json:r:a"
     compare += " -- t.py --out o"
     record = {**run.record, "arguments": {**run.arguments, "domain": "compare"}, "command": compare}
     words = config.expand("compare", ["compare", "--config", write(tmp_path, record), "--seeds", "2"])
-    assert words[:4] == ["compare", "auto", "--objectives", "host"]
+    assert words[:4] == ["compare", "auto", "--objective", "host"]
     assert words[5:] == ["--seed-flag=--seed", "--metric", "json:r:a", "--seeds", "2", "--", "t.py", "--out", "o"]
-    plain = {"host": "auto", "objectives": ["host", "hcl"], "set_seed": True, "script": ["t.py", "--config", "x"]}
+    plain = {"host": "auto", "objective": ["host", "hcl"], "set_seed": True, "script": ["t.py", "--config", "x"]}
     words = config.expand("compare", ["compare", "--config", write(tmp_path, plain)])
-    assert words == ["compare", "auto", "--objectives", "host", "hcl", "--set-seed", "--", "t.py", "--config", "x"]
+    assert words == ["compare", "auto", "--objective", "host", "hcl", "--set-seed", "--", "t.py", "--config", "x"]
     assert config.expand("compare", words) == words  # a flag of the script's own
 
 

@@ -68,10 +68,10 @@ def test_other_settings_and_gaps_between_seeds_are_other_commands(tmp_path):
 
 
 def test_a_run_is_shown_whole(tmp_path, capsys):
-    (run,) = stored(tmp_path, [training.cell("demo", HCL, 2, batch=16)], "counterpoint train graph --data . --out x")
+    (run,) = stored(tmp_path, [training.cell("demo", HCL, 2, batch=16)], "counterpoint train graph --root . --out x")
     assert main(["show", str(run.path)]) == 0
     first, empty, *lines = capsys.readouterr().out.splitlines()
-    assert first == f"counterpoint train graph --objective {HCL} --dataset demo --batch 16 --data . --seed 2"
+    assert first == f"counterpoint train graph --objective {HCL} --data demo --batch 16 --root . --seed 2"
     assert empty == ""
     for line in ("status     done", "result     accuracy 50", "  batch      16", "  hops       null"):
         assert line in lines
@@ -90,16 +90,16 @@ def test_runs_of_tune_compare_and_studies(tmp_path, capsys):
         tmp_path, [{**training.cell("demo", HCL, 9), "purpose": "tuning"}], "counterpoint tune graph --out x"
     )
     other = {"domain": "compare", "dataset": "t.py", "objective": "host", "seed": 0}
-    command = "/x/counterpoint compare auto --objectives host hcl --seeds 1 --json -- t.py --out y"
+    command = "/x/counterpoint compare auto --objective host hcl --seeds 1 --json -- t.py --out y"
     compared = stored(tmp_path, [{**other, "seed": seed} for seed in (0, 1)], command)
     study = stored(tmp_path, [{**training.cell("demo", HCL, 0), "encoder": "gcn"}])
-    alone = stored(tmp_path, [training.bag("MUTAG", 0)], "counterpoint train graph --seeds 2 --dataset MUTAG")
+    alone = stored(tmp_path, [training.bag("MUTAG", 0)], "counterpoint train graph --seeds 2 --data MUTAG")
     assert main(["show", str(tmp_path)]) == 0
     out = capsys.readouterr().out
     assert set(out.splitlines()[:3]) == {
-        "counterpoint compare auto --objectives host hcl --seeds 1 -- t.py --out y",
+        "counterpoint compare auto --objective host hcl --seeds 1 -- t.py --out y",
         "counterpoint tune graph",
-        "counterpoint train graph --seeds 2 --dataset MUTAG",
+        "counterpoint train graph --seeds 2 --data MUTAG",
     }
     assert f"no command for {study[0].path}: encoder is 'gcn', which no flag" in out
     assert show.commands([*tuning, *compared, *alone])[1] == {}
