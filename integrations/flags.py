@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from counterpoint.names import OBJECTIVES, nearest
 
-from .domain import default
+from .domain import about, default
 from .trackers.available import NAMES as TRACKERS
 
 if TYPE_CHECKING:
@@ -62,15 +62,13 @@ def store(text: str, written: bool = True) -> str | Path:
 def check_runs(places: Sequence[str | Path]) -> None:
     """Raise ``ValueError`` unless there are runs in these folders; what is elsewhere is looked for later."""
     folders = [place for place in places if isinstance(place, Path)]
-    if places and not folders:
-        return
     for folder in folders:
         if folder.is_file():
             hint = "a model of your own is evaluated in Python, see docs/own_models.md"
             raise ValueError(f"{folder}: expected a folder of runs, got a file; {hint}.")
         if not folder.is_dir():
             raise ValueError(f"{folder}: no such folder.")
-    if not any(True for folder in folders for _ in folder.rglob("run.json")):
+    if folders and not any(True for folder in folders for _ in folder.rglob("run.json")):
         raise ValueError(f"no runs in {', '.join(map(str, folders))}: no folder there has a run.json.")
 
 
@@ -142,9 +140,8 @@ def add_arguments(
     add = parser.add_argument
     or_preset = ", or the preset's" if presets else ""
     add_objective(parser, f"one or more ({objective}{or_preset})", spec)
-    lengths = [] if settings is None else [field for field in fields(settings) if field.name in ("epochs", "steps")]
-    for field in lengths:
-        if not field.metadata["flag"]:  # the unit of training; sentences have a flag for the other one too
+    for field in fields(settings) if settings is not None else ():
+        if field.name in ("epochs", "steps") and not about(field).flag:  # the unit of training; --steps of sentences
             shown = f"{field.name} of training ({default(field)}{or_preset})"
             add(f"--{field.name}", type=whole(0), metavar="N", help=shown)
     if presets:
@@ -191,8 +188,8 @@ def add_cells(parser: argparse._ActionsContainer) -> None:
     """Add ``--list-cells`` and ``--cell``."""
     add = parser.add_argument
     add("--list-cells", action="store_true", help="print the runs with their numbers, and train none")
-    about = "train only the run of this number; without one, of $SLURM_ARRAY_TASK_ID (all)"
-    add("--cell", nargs="?", type=whole(0), const=ARRAY, default=None, metavar="N", help=about)
+    number = "train only the run of this number; without one, of $SLURM_ARRAY_TASK_ID (all)"
+    add("--cell", nargs="?", type=whole(0), const=ARRAY, default=None, metavar="N", help=number)
 
 
 def add_device(parser: argparse.ArgumentParser) -> None:
@@ -200,35 +197,30 @@ def add_device(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--device", type=device, default="cpu", help="cpu, cuda, cuda:1, ... or auto (%(default)s)")
 
 
-def add_settings(parser: argparse._ActionsContainer, settings: type, *names: str) -> None:
-    """Add a flag for each setting; a flag that is not typed leaves None, see :func:`chosen`.
-
-    Args:
-        settings: a dataclass whose fields are defined by :func:`counterpoint.integrations.domain.setting`.
-        names: only these fields; by default all that have a flag.
-    """
+def add_settings(parser: argparse._ActionsContainer, settings: type) -> None:
+    """Add a flag for each setting of a domain; a flag that is not typed leaves None, see :func:`chosen`."""
     for field in fields(settings):
-        if field.name in names or (not names and field.metadata["flag"]):
+        if about(field).flag:
             parser.add_argument(f"--{field.name.replace('_', '-')}", default=None, **_options(field))
 
 
 def _options(field: Field[Any]) -> dict[str, Any]:
-    """What argparse needs to know about a setting."""
-    about, value = field.metadata, default(field)
-    value = None if value == () else value
+    """Return what argparse needs to know about a setting."""
+    flag, value = about(field), default(field)
     if value is False:
-        return {"action": "store_true", "help": about["help"]}
+        return {"action": "store_true", "help": flag.help}
+    value = None if value == () else value
     shown = " ".join(map(str, value)) if isinstance(value, list) else "none" if value is None else value
-    options = {"help": about["help"].replace("%", "%%")}
-    if value is not None or not about["help"].endswith(")"):  # which says what is used instead
+    options: dict[str, Any] = {"help": flag.help.replace("%", "%%")}
+    if value is not None or not flag.help.endswith(")"):  # which says what is used instead
         options["help"] += f" ({shown})"
-    if about["nargs"] is not None or isinstance(value, list):
-        options["nargs"] = about["nargs"] or "+"
-    if about["choices"]:
-        return {**options, "choices": about["choices"], **({"metavar": about["metavar"]} if about["metavar"] else {})}
-    kind = about["type"] or (type(value) if type(value) in (int, float) else str)
-    options["type"] = whole(about["low"]) if kind is int and about["low"] is not None else kind
-    return {**options, "metavar": about["metavar"] or {int: "N", float: "X"}.get(kind, "NAME")}
+    if flag.nargs is not None or isinstance(value, list):
+        options["nargs"] = flag.nargs or "+"
+    if flag.choices:
+        return {**options, "choices": flag.choices, **({"metavar": flag.metavar} if flag.metavar else {})}
+    kind = flag.type or (type(value) if type(value) in (int, float) else str)
+    options["type"] = whole(int(flag.low)) if kind is int and flag.low is not None else kind
+    return {**options, "metavar": flag.metavar or ("N" if kind is int else "X" if kind is float else "NAME")}
 
 
 def chosen(arguments: argparse.Namespace, settings: type) -> dict[str, Any]:

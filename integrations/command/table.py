@@ -42,6 +42,7 @@ def _command(place: str, help: str, *examples: str, script: bool = False, more: 
     return Command(help, lazy(arguments), lazy(run), examples, script)
 
 
+SEARCH = "search the parameters of objectives for {}, on validation data"
 # a name of two words is a command within a group, such as "train"
 COMMANDS = {
     "demo": _command(
@@ -50,7 +51,6 @@ COMMANDS = {
         "demo                                         all domains, five seeds: demo/report.html",
         "demo --domains graph image --seeds 8         more seeds find smaller differences",
         'demo --objective infonce:t=0.2 "hcl:t=0.2,beta=2" --out mine',
-        "demo --quick                                 only to check that everything runs",
     ),
     "objectives": _command(
         ".objectives",
@@ -58,14 +58,12 @@ COMMANDS = {
         "objectives                                   all of them",
         "objectives adnce                             one in full",
         'objectives "hcl:beta=2" --plot w.png         and the weights it gives to negatives',
-        "objectives infonce adnce --plot w.png        two of them compared",
     ),
     "advise": _command(
         "..advise.commands",
         "measure your data or embeddings and say what to try, with the evidence",
         "advise a.npy b.npy                           two views of the same samples",
         "advise a.npy b.npy --ids labels.txt --negatives hard.npy --negative-ids hard_ids.npy",
-        "advise pairs.tsv --model sentence-transformers/all-MiniLM-L6-v2 --json",
         "advise ./my_photos                           a folder per class, or without classes",
     ),
     "inject": _command(
@@ -73,14 +71,12 @@ COMMANDS = {
         "run an unmodified training script with another objective in place of its loss",
         "inject --list                                the code bases it knows",
         'inject simcse --objective "adnce:mu=0.4,t=0.07" -- train.py --model_name_or_path ...',
-        "inject graphcl --objective hcl --verify 5 -- gsimclr.py --DS PROTEINS --lr 0.01",
         "inject logits --site train.py:42 --scale 10 --objective hcl:t=0.1 -- train.py     any cross entropy",
         script=True,
     ),
     "compare": _command(
         "..compare.commands",
         "compare objectives in an unmodified training script: an A/B test with seeds and verdicts",
-        "compare graphcl --objective host hcl --seed-flag --seed --metric 'output:acc (.+)' -- gsimclr.py",
         "compare auto --objective host hcl --seed-flag --seed --metric json:r.json:acc --jobs 2 -- train.py {out}",
         "compare lightly --objective host hcl --set-seed --metric script:score.py:knn -- simclr.py",
         "compare auto --objective host hcl --tune 6 --tune-metric json:r.json:dev --metric json:r.json:test ...",
@@ -107,7 +103,6 @@ COMMANDS = {
         "train sentence --data wiki1m.txt --preset adnce-bert --device cuda",
         'train sentence --data nli.csv --preset simcse-bert-supervised --objective "hcl:t=0.05"',
         "train sentence --data book.txt --positives next-sentence --model all-MiniLM-L6-v2 --lr 1e-5",
-        'train sentence --data wiki.txt --objective "arcl(infonce:t=0.05):views=4" --pooling cls',
     ),
     "train control": _command(
         "..control.commands:train",
@@ -116,31 +111,15 @@ COMMANDS = {
         "train control --task walker-walk --objective infonce:t=1 adnce --seeds 3 --device cuda",
         "train control --task cartpole-balance --observe state --steps 20000     plain SAC, in minutes",
     ),
-    "tune graph": _command(
-        "..search.commands",
-        "search the parameters of objectives for a graph encoder, on validation data",
-        "tune graph --data MUTAG --objective adnce --budget 20 --jobs 2",
-        "tune graph --objective infonce hcl --budget 10 --grid t=0.1,0.2,0.5     the same budget for both",
-        more=("graph",),
-    ),
-    "tune image": _command(
-        "..search.commands",
-        "search the parameters of objectives for an image encoder, on validation data",
-        "tune image --data cifar10 --objective adnce --budget 20 --epochs 50 --device cuda",
-        more=("image",),
-    ),
-    "tune sentence": _command(
-        "..search.commands",
-        "search the parameters of objectives for sentence embeddings, on validation data",
-        "tune sentence --data wiki1m.txt --preset adnce-bert --objective adnce:t=0.05 --budget 20",
-        more=("sentence",),
-    ),
-    "tune control": _command(
-        "..search.commands",
-        "search the parameters of objectives for learning to control from pixels, on validation data",
-        "tune control --task cartpole-swingup --objective adnce --budget 10 --device cuda",
-        more=("control",),
-    ),
+    **{
+        f"tune {domain}": _command("..search.commands", SEARCH.format(what), f"tune {domain} {example}", more=(domain,))
+        for domain, what, example in (
+            ("graph", "a graph encoder", "--objective infonce hcl --budget 10 --grid t=0.1,0.2,0.5 --jobs 2"),
+            ("image", "an image encoder", "--data cifar10 --objective adnce --budget 20 --epochs 50 --device cuda"),
+            ("sentence", "sentence embeddings", "--data wiki1m.txt --preset adnce-bert --objective adnce --budget 20"),
+            ("control", "learning to control from pixels", "--task cartpole-swingup --objective adnce --budget 10"),
+        )
+    },
     "eval graph": _command(
         "..graph.commands:eval",
         "evaluate the encoders of graph runs on a TU data set",
@@ -158,13 +137,11 @@ COMMANDS = {
         "score a model on semantic textual similarity, as SimCSE reports it",
         "eval sts sentence-transformers/all-MiniLM-L6-v2",
         "eval sts runs/sentence/wiki.txt/NAME/seed0 --root SentEval --subsets",
-        "eval sts bert-base-uncased --pooling cls --json",
     ),
     "eval transfer": _command(
         "..sentence.commands:transfer",
         "score a model on SentEval's classification tasks",
         "eval transfer sentence-transformers/all-MiniLM-L6-v2 --root DATA --jobs 2",
-        "eval transfer MODEL --tasks TREC MRPC",
     ),
     "eval retrieval": _command(
         "..sentence.commands:retrieval",
@@ -195,7 +172,6 @@ COMMANDS = {
         "compare folders of runs: tables, tests, summaries and plots, next to the papers' numbers",
         "report runs/                                 of the first result that the runs have",
         'report runs/ --baseline "infonce:t=0.2" --metric accuracy',
-        "report runs/ other/ --metric STS-B --metric SICK-R --out report",
         "report runs/ --format markdown               for a README; csv and json for programs",
     ),
     "show": _command(
@@ -214,7 +190,6 @@ COMMANDS = {
         "..hub.commands:export",
         "write the encoder of a run as safetensors, ONNX or a torch.export program, and check its outputs",
         "export runs/image/cifar10/NAME/seed0 --format onnx --out encoder.onnx",
-        "export runs/sentence/wiki.txt/NAME/seed0 --format torch-export",
     ),
     "completion": _command(
         ".completion",
@@ -225,6 +200,5 @@ COMMANDS = {
         ".doctor",
         "check what this installation can run, and what to install for the rest",
         "doctor                                       versions, extras, GPU, renderer, data",
-        "doctor --json                                for programs, and for bug reports",
     ),
 }

@@ -52,7 +52,6 @@ class Comparison:
     def __init__(self, arguments: argparse.Namespace, seam: Sequence[str]) -> None:
         self.arguments = arguments
         self.settings: Settings = arguments.settings
-        self.metrics: Sequence[Metric] = self.settings.metric
         self.specs = list(dict.fromkeys(self.settings.objective))
         self.baseline = self.settings.baseline or (HOST if HOST in self.specs else self.specs[0])
         script = arguments.script
@@ -68,20 +67,26 @@ class Comparison:
 
     def run(self) -> int:
         """Run everything, print the report, and return the exit code."""
-        settings, seeds = self.settings, range(self.arguments.seed, self.arguments.seed + self.arguments.seeds)
+        settings, given = self.settings, self.arguments
+        seeds = range(given.seed, given.seed + given.seeds)
         if settings.tune:
             self._tune()
         else:
             self.notes.append(UNTUNED)
-        if not self.arguments.json:
-            where = f"{self.arguments.out}/{cells.DOMAIN}"
+        if not given.json:
+            where = f"{given.out}/{cells.DOMAIN}"
             print_line(f"{len(self.specs)} objectives, {len(seeds)} seeds; what the runs print: {LOG} in {where}")
         runs = self._run_cells([self.cell(spec, seed) for seed, spec in product(seeds, self.specs)])
         baseline = row_name({"objective": self.baseline})
         if settings.equal_time is not None and (done := _done(runs)):
-            _, _, length = cells.length_of(self.arguments.script, settings.equal_time)
+            _, _, length = cells.length_of(given.script, settings.equal_time)
             lengths = equal_lengths(done, baseline, length)
-            runs += self._run_cells(list(self._shorter(seeds, lengths)))
+            slow = [(seed, spec, row_name({"objective": spec})) for seed, spec in product(seeds, self.specs)]
+            runs += self._run_cells(
+                self.cell(spec, seed, label=f"{row} at equal time", length=lengths[row])
+                for seed, spec, row in slow
+                if row in lengths
+            )
         failed = [run for run in runs if not run.done]
         for run in failed[:MOST]:
             if lines := last_lines(run):
@@ -98,8 +103,9 @@ class Comparison:
         known = baseline if any(run.name == baseline for run in done) else None
         summary = report.summarise(done, baseline=known, metrics=names, lower=settings.lower, margin=settings.margin)
         summary.notes[:0] = self.notes
-        print(report.RENDER["json" if self.arguments.json else "terminal"](summary))
-        print(f"runs and logs: {_parent(done[0])}", file=sys.stderr)
+        print(report.RENDER["json" if given.json else "terminal"](summary))
+        parent = done[0].path.parents[1] if done[0].mirror is None else done[0].address.rsplit("/", 2)[0]
+        print(f"runs and logs: {parent}", file=sys.stderr)
         return 1 if failed or errors else 0
 
     def _tune(self) -> None:
@@ -111,23 +117,12 @@ class Comparison:
         self.specs = list(dict.fromkeys(best.get(spec, spec) for spec in self.specs))
         self.baseline = best.get(self.baseline, self.baseline)
 
-    def _shorter(self, seeds: Iterable[int], lengths: Mapping[str, float]) -> Iterator[dict[str, Any]]:
-        """Yield the cells of what is slower than the baseline, as long as the baseline takes."""
-        for seed, spec in product(seeds, self.specs):
-            if (length := lengths.get(name := row_name({"objective": spec}))) is not None:
-                yield self.cell(spec, seed, label=f"{name} at equal time", length=length)
-
-    def _run_cells(self, cells: Sequence[Mapping[str, Any]], metrics: Sequence[Metric] | None = None) -> list[Run]:
-        metrics, given = metrics or self.metrics, self.arguments
+    def _run_cells(self, cells: Iterable[Mapping[str, Any]], metrics: Sequence[Metric] = ()) -> list[Run]:
+        cells, metrics, given = list(cells), metrics or self.settings.metric, self.arguments
         if given.resume:
             read_again([Run(given.out, cell) for cell in cells], metrics)
         run_script = partial(train, script=given.script, metrics=metrics, jobs=flags.concurrent(given))
         return run_cells(run_script, cells, given, "compare", failed=True)[0]
-
-
-def _parent(run: Run) -> str | Path:
-    """The folder or the URL of all runs of a data set."""
-    return run.path.parents[1] if run.mirror is None else run.address.rsplit("/", 2)[0]
 
 
 def _check(host: str, seam: Sequence[str], script: Sequence[str], file: Path, specs: Sequence[str]) -> None:
@@ -158,9 +153,11 @@ def _done(runs: Iterable[Run]) -> list[Run]:
 
 
 def _time_notes(runs: Sequence[Run], baseline: str, flag: str | None) -> Iterator[str]:
+    """Yield how long steps took, and the lengths of rows at equal time."""
     times = step_times(runs, baseline)
     if times:
-        shown = [f"{row} {_range(values)}" for row, values in times.items()]
+        ranges = {row: f" ({min(some):.2f} to {max(some):.2f})" * (len(some) > 1) for row, some in times.items()}
+        shown = [f"{row} {median(values):.2f}{ranges[row]}" for row, values in times.items()]
         yield f"time of a step, as a multiple of {baseline}'s: {', '.join(shown)}"
     slow = [row for row, values in times.items() if min(values) > TOLERANCE]
     if slow and flag is None:
@@ -172,17 +169,10 @@ def _time_notes(runs: Sequence[Run], baseline: str, flag: str | None) -> Iterato
     yield from (f"{row}: {flag} {length:g}" for row, length in lengths.items())
 
 
-def _range(values: Sequence[float]) -> str:
-    spread = f" ({min(values):.2f} to {max(values):.2f})" if len(values) > 1 else ""
-    return f"{median(values):.2f}{spread}"
-
-
 def _same_numbers(runs: Sequence[Run]) -> bool:
-    """Whether there are several seeds, and no row's numbers depend on them."""
-    values: dict[str, set[str]] = defaultdict(set)
-    for run in runs:
-        values[run.name].add(json.dumps(run.record["result"]))
-    return len({run.arguments["seed"] for run in runs}) > 1 and all(len(results) == 1 for results in values.values())
+    """Return whether there are several seeds, and no row's numbers depend on them."""
+    rows = {(run.name, json.dumps(run.record["result"])) for run in runs}
+    return len({run.arguments["seed"] for run in runs}) > 1 and len(rows) == len({run.name for run in runs})
 
 
 def _doubts(runs: Sequence[Run]) -> Iterator[str]:
@@ -192,7 +182,7 @@ def _doubts(runs: Sequence[Run]) -> Iterator[str]:
         yield f"all seeds give the same numbers: no verdict, only seed {seed} is shown; {NO_SEED}"
     if changed := sorted({file for run in runs for file in run.details.get("changed", ())}):
         yield (
-            f"the folder that runs at the same time share has changed meanwhile ({', '.join(changed[:5])}): if they "
+            f"the folder that runs at the same time share has changed meanwhile ({', '.join(changed[:4])}): if they "
             "have written there what they also read, they were not independent; --copy gives each its own"
         )
 
@@ -249,11 +239,7 @@ def tuned(
 ) -> dict[str, str]:
     """Return the best spec that the search from each objective has found; what has nothing to tune is left out.
 
-    Args:
-        specs: of the objectives to start from.
-        settings: those of the comparison.
-        make_cell: makes a cell from a spec, a seed and more.
-        run_cells: runs cells, and returns their runs, failed ones too.
+    ``make_cell`` makes a cell from a spec, a seed and more; ``run_cells`` returns the runs of cells, failed ones too.
     """
     assert settings.tune_metric is not None
     name, sign = settings.tune_metric.name, -1 if settings.lower else 1
@@ -283,14 +269,11 @@ def uneven(runs: Iterable[Run]) -> Iterator[tuple[Run, str]]:
         if run.arguments["length"] is None:
             seeds[run.arguments["seed"]].append(run)
     for members in seeds.values():
-        most = max(members, key=calls)
+        most = max(members, key=lambda run: run.details["calls"])
         for run in members:
-            if calls(run) < calls(most):
-                yield run, f"{run.title}: the loss was reached {calls(run)} times, with {most.name} {calls(most)} times"
-
-
-def calls(run: Run) -> int:
-    return run.details["calls"]  # type: ignore[no-any-return]
+            calls, more = run.details["calls"], most.details["calls"]
+            if calls < more:
+                yield run, f"{run.title}: the loss was reached {calls} times, with {most.name} {more} times"
 
 
 def step_times(runs: Iterable[Run], baseline: str) -> dict[str, list[float]]:

@@ -25,12 +25,11 @@ import math
 import shlex
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from statistics import fmean, stdev
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import counterpoint as cp
 from counterpoint.install import install
@@ -51,8 +50,7 @@ SEARCH_FLAGS = ("objective", "seed", "seeds", "budget", "baseline", "grid", "sam
 OWN_FLAGS = (*SEARCH_FLAGS, "part", "out", "resume", "fresh", "json")
 
 
-@dataclass(frozen=True)
-class Tried:
+class Tried(NamedTuple):
     """A spec and its scores."""
 
     spec: str
@@ -60,8 +58,7 @@ class Tried:
     values: list[float]
 
 
-@dataclass(frozen=True)
-class Result:
+class Result(NamedTuple):
     """What a search found, as ``--json`` prints it."""
 
     objective: str
@@ -136,9 +133,10 @@ def command(arguments: argparse.Namespace, domain_name: str) -> int:
     own = None if arguments.grid is None else dict(arguments.grid)
     if getattr(arguments, "preset", None):
         default = tuned.module("presets").preset(arguments.preset, dataset).objective
-    searches = {spec: grids_of(spec, papers, own) for spec in arguments.objective or [default or "infonce"]}
+    specs = arguments.objective or [str(cp.objective(default or "infonce"))]
+    searches = {spec: grids_of(spec, papers, own) for spec in specs}
     has_infonce = any(cp.objective(spec).name == "infonce" for spec in searches)
-    baseline = arguments.baseline or ("none" if has_infonce else "infonce")
+    baseline = arguments.baseline or ("none" if has_infonce else str(cp.InfoNCE()))
     if baseline != "none" and baseline not in searches:
         searches[baseline] = grids_of(baseline, papers, own, strict=False) or grids_of(baseline, papers)
     for spec, grids in searches.items():
@@ -147,7 +145,8 @@ def command(arguments: argparse.Namespace, domain_name: str) -> int:
     results = [_tune(spec, grids, arguments, tuned, dataset) for spec, grids in searches.items()]
     train = _train_command(arguments, tuned, [result.best for result in results])
     if arguments.json:
-        print(json.dumps([{**asdict(result), "train": train} for result in results], indent=1))
+        rows = [{**one._asdict(), "tried": [tried._asdict() for tried in one.tried], "train": train} for one in results]
+        print(json.dumps(rows, indent=1))
         return 0
     print("\n\n".join(map(text, results)))
     print("\nThese scores selected the settings, so they are too good. Report other seeds, on test data if any:")
@@ -208,7 +207,7 @@ def _tune(start: str, grids: Grids, arguments: argparse.Namespace, tuned: Domain
         best=best,
         domain=tuned.name,
         dataset=first.arguments["dataset"],
-        metric=_metric(first),
+        metric=next(iter(first.record["result"])),
         seeds=seeds,
         grids=grids,
         tried=[Tried(spec, None if math.isnan(mean) else mean, _values(runs[spec])) for spec, mean in scores.items()],
@@ -216,13 +215,9 @@ def _tune(start: str, grids: Grids, arguments: argparse.Namespace, tuned: Domain
     )
 
 
-def _metric(run: Run) -> str:
-    return next(iter(run.record["result"]))  # type: ignore[no-any-return]
-
-
 def _values(runs: Sequence[Run]) -> list[float]:
     """Return the headline numbers of the runs that have one."""
-    values = [run.result[_metric(run)] for run in runs if run.result]
+    values = [next(iter(run.result.values())) for run in runs if run.result]
     return [value for value in values if math.isfinite(value)]
 
 

@@ -31,7 +31,7 @@ import counterpoint as cp
 from .coordinate import Scores, coordinate
 from .grids import Grids, changed, numbers
 
-START = "start"  # stands for what the first spec has, where its text or its terms have no single number
+START = "start"  # stands for what the first spec has, where its terms have no single number
 ATTEMPTS = 20  # of TPE, before it takes a random setting that is new
 
 
@@ -39,30 +39,28 @@ class Space:
     """The settings that a search can reach: each parameter keeps its first value or takes one of its grid.
 
     Args:
-        start: the first spec.
+        start: the first spec, as ``str(objective)`` writes it.
         grids: the values to try of each parameter.
     """
 
     def __init__(self, start: str, grids: Grids) -> None:
         self.start, self.grids = start, grids
-        self.is_canonical = start == str(cp.objective(start))
         self.distributions: dict[str, CategoricalDistribution] = {}
         for name, value in _values(start, grids).items():
-            choices = sorted({*([] if value == START else [value]), *grids[name]})
-            words = [START] if value == START or not self.is_canonical else []
-            self.distributions[name] = CategoricalDistribution([*words, *choices])
+            first, numbers = ([START], []) if value == START else ([], [value])
+            self.distributions[name] = CategoricalDistribution([*first, *sorted({*numbers, *grids[name]})])
 
     def trial(self, spec: str) -> FrozenTrial:
         """Make a trial that is running."""
-        is_raw = spec == self.start and not self.is_canonical
-        params = dict.fromkeys(self.grids, START) if is_raw else _values(spec, self.grids)
-        about = {"params": params, "distributions": dict(self.distributions), "user_attrs": {"spec": spec}}
-        return create_trial(state=TrialState.RUNNING, **about)
+        return create_trial(
+            state=TrialState.RUNNING,
+            params=_values(spec, self.grids),
+            distributions=dict(self.distributions),
+            user_attrs={"spec": spec},
+        )
 
     def spec(self, params: Mapping[str, Any]) -> str:
         """Return the spec with these parameters."""
-        if all(value == START for value in params.values()):
-            return self.start
         data = cp.objective(self.start).to_dict()
         for name, value in params.items():
             data = data if value == START else changed(data, name, value)

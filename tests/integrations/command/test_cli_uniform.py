@@ -12,7 +12,7 @@ from parsers import parsers
 import counterpoint as cp
 from counterpoint.integrations.command.main import build, main
 from counterpoint.integrations.command.table import COMMANDS
-from counterpoint.integrations.domain import default, defaults, domain
+from counterpoint.integrations.domain import about, default, defaults, domain
 from counterpoint.integrations.store.grid import GridError
 
 TRAINING = {
@@ -83,9 +83,9 @@ def test_a_number_of_the_settings_has_a_range(command):
     if what != "train" or name == "control":  # whose settings are all above 0
         return
     for setting in fields(domain(name).settings):
-        about, value = setting.metadata, default(setting)
-        if (about["type"] or type(value)) in (int, float) and setting.name not in ANY_NUMBER:
-            assert about["low"] is not None or about["above"] is not None, setting.name
+        limits = about(setting)
+        if (limits.type or type(default(setting))) in (int, float) and setting.name not in ANY_NUMBER:
+            assert limits.low is not None or limits.above is not None, setting.name
 
 
 def test_the_device_has_one_default():

@@ -17,7 +17,7 @@ from counterpoint.integrations.command.table import COMMANDS
 from counterpoint.integrations.graph import cells
 from counterpoint.integrations.store.files import signed
 
-CPU_SECONDS = 0.3
+CPU_SECONDS = 0.15
 HEAVY = ("torch", "numpy", "transformers", "lightning", "torch_geometric", "dm_control", "matplotlib", "scipy")
 HEAVY += ("sklearn", "pandas")
 # the CPU time is that of the process itself, Python's own start included

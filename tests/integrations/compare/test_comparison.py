@@ -98,6 +98,17 @@ def settings(line: str) -> argparse.Namespace:
     return arguments
 
 
+def test_several_objectives_are_separated_by_spaces(here, capsys):
+    with pytest.raises(SystemExit, match="2"):
+        main(["compare", "logits", "--objective", "host,hcl", "--", "train.py"])
+    assert "'host,hcl': separate objectives by spaces, as in host hcl" in capsys.readouterr().err
+
+
+def test_the_plural_is_the_same_flag(here):
+    found = settings(f"logits --objectives host hcl {READ} {SITE} --set-seed -- train.py")
+    assert [spec.partition(":")[0] for spec in found.settings.objective] == ["host", "hcl"]
+
+
 def test_flags_may_precede_the_host(here):
     found = settings(f"--objective host hcl {READ} {SITE} --set-seed logits -- train.py --steps 9")
     assert (found.host, found.script, found.settings.set_seed) == ("logits", ["train.py", "--steps", "9"], True)

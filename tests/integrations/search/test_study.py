@@ -15,6 +15,7 @@ from functools import partial
 
 import pytest
 
+import counterpoint as cp
 from counterpoint.integrations import store
 from counterpoint.integrations.command.main import main
 from counterpoint.integrations.domain import domain
@@ -22,6 +23,7 @@ from counterpoint.integrations.search import commands, coordinate
 from counterpoint.integrations.search.grids import GRIDS as PAPERS
 from counterpoint.integrations.search.grids import grids_of
 
+INFONCE = str(cp.objective("infonce"))
 optuna = pytest.importorskip("optuna")
 from counterpoint.integrations.search import study  # noqa: E402
 
@@ -47,6 +49,7 @@ def alone(start, grids, budget):
 @pytest.mark.parametrize("start", ["adnce", "infonce:t=0.1 + 0.5*adnce:t=0.2", "arcl(infonce:t=0.3):views=4"])
 @pytest.mark.parametrize("budget", [1, 9])
 def test_the_coordinate_sampler_is_the_search_without_optuna(start, budget, tmp_path):
+    start = str(cp.objective(start))
     grids = grids_of(start, {**PAPERS, **domain("image").grids})
     scores = searched("coordinate", start, grids, budget, tmp_path)
     assert str(scores) == str(alone(start, grids, budget))  # NaN equals no NaN
@@ -68,9 +71,9 @@ def test_what_dead_processes_leave_is_finished(tmp_path):
         raise died
 
     with pytest.raises(RuntimeError, match="died"):
-        searched("coordinate", "infonce", grids, 4, tmp_path, die, storage=storage)
-    scores = searched("coordinate", "infonce", grids, 4, tmp_path, storage=storage)
-    assert list(scores) == list(alone("infonce", grids, 4))
+        searched("coordinate", INFONCE, grids, 4, tmp_path, die, storage=storage)
+    scores = searched("coordinate", INFONCE, grids, 4, tmp_path, storage=storage)
+    assert list(scores) == list(alone(INFONCE, grids, 4))
     one = optuna.load_study(study_name="one", storage=study._storage(storage))
     states = [trial.state.name for trial in one.trials]
     assert states == ["FAIL" if math.isnan(value) else "COMPLETE" for value in scores.values()]
@@ -107,14 +110,14 @@ def test_bad_input_is_one_line(tmp_path, capsys, words, said):
 def test_another_search_or_folder_is_refused(tmp_path):
     grids, storage = {"temperature": (0.1, 0.2)}, f"sqlite:///{tmp_path}/x.db"
     options = {"storage": storage, "settings": {"dataset": "MUTAG"}}
-    search = ("coordinate", "infonce", grids, 2)
+    search = ("coordinate", INFONCE, grids, 2)
     searched(*search, tmp_path / "a", **options)
     with pytest.raises(ValueError, match=r"--out: .*b is not the folder with the runs of this study"):
         searched(*search, tmp_path / "b", **options)
     with pytest.raises(ValueError, match=r"has a study 'one' with dataset MUTAG, here NCI1; use another storage"):
         searched(*search, tmp_path / "a", **options | {"settings": {"dataset": "NCI1"}})
     with pytest.raises(ValueError, match="with budget 2, here 3"):
-        searched("coordinate", "infonce", grids, 3, tmp_path / "a", **options)
+        searched("coordinate", INFONCE, grids, 3, tmp_path / "a", **options)
 
 
 def test_a_missing_optuna_is_named(tmp_path, capsys, monkeypatch):

@@ -176,7 +176,7 @@ def test_the_baseline_is_tuned_too_and_no_report_shows_any_of_it(tmp_path, capsy
     words = [*GRAPH, "adnce", "--budget", "2", "--grid", "mu=0.4", "t=0.1,0.3", "--out", str(tmp_path)]
     assert main([*words, "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
-    assert [row["objective"] for row in found] == [ADNCE, "infonce"]
+    assert [row["objective"] for row in found] == [ADNCE, str(cp.InfoNCE())]
     assert [len(row["tried"]) for row in found] == [2, 2]
     assert found[1]["grids"] == {"temperature": [0.1, 0.3]}
     typed = shlex.split(found[0]["train"])
