@@ -30,37 +30,33 @@ def majority(labels: Iterable[Any]) -> float:
     return 100 * max(counts.values()) / counts.total()
 
 
-def setting(
-    default: Any,
-    help: str = "",
-    *,
-    type: Callable[[str], Any] | None = None,
-    choices: Sequence[str] = (),
-    low: float | None = None,
-    above: float | None = None,
-    below: float | None = None,
-    high: float | None = None,
-    nargs: str | None = None,
-    metavar: str | None = None,
-    flag: bool = True,
-) -> Any:
-    """A field of a domain's ``Settings``: its default and the flag of the command line that sets it.
+@dataclass(frozen=True)
+class About:
+    """A setting's flag of the command line, and its range."""
 
-    Args:
-        default: a list or a dict is copied for each instance.
-        help: help of the flag; the default is appended.
-        type: reads the flag's text; by default the type of ``default``, so give it where that is None.
-        choices: the words that are allowed.
-        low, above, below, high: the value is at least ``low``, above ``above``, below ``below`` and at most ``high``.
-        nargs: of argparse, ``"+"`` for a list.
-        metavar: placeholder of the value in ``--help``.
-        flag: False for settings that no flag sets.
-    """
-    metadata = {"help": help, "type": type, "choices": tuple(choices), "low": low, "above": above}
-    metadata |= {"below": below, "high": high, "nargs": nargs, "metavar": metavar, "flag": flag}
+    help: str = ""  # the default is appended
+    type: Callable[[str], Any] | None = None  # reads the flag's text; the type of the default, so needed for None
+    choices: Sequence[str] = ()  # the words that are allowed
+    low: float | None = None  # at least this
+    above: float | None = None  # above this
+    below: float | None = None
+    high: float | None = None
+    nargs: str | None = None  # of argparse, "+" for a list
+    metavar: str | None = None
+    flag: bool = True  # False for settings that no flag sets
+
+
+def setting(default: Any, help: str = "", **about: Any) -> Any:
+    """Define a field of a domain's ``Settings``: its default, copied if it is a list or a dict, and :class:`About`."""
+    metadata = {"about": About(help, **about)}
     if isinstance(default, (list, dict)):
         return field(default_factory=default.copy, metadata=metadata)
     return field(default=default, metadata=metadata)
+
+
+def about(setting_field: Field[Any]) -> About:
+    """Return what a field says about its flag."""
+    return setting_field.metadata["about"]  # type: ignore[no-any-return]
 
 
 def defaults(settings: type) -> dict[str, Any]:
@@ -81,23 +77,21 @@ def check(settings: type, values: Mapping[str, Any]) -> None:
     A setting may be None if that is its default. Numbers without a range need only be finite.
     """
     for f in fields(settings):
-        value, about = values[f.name], f.metadata
+        value, limits = values[f.name], about(f)
         if value is None and default(f) is None:
             continue
-        if about["choices"]:
-            for choice in value if about["nargs"] else [value]:
-                check_choice(f.name, choice, about["choices"])
-            continue
-        kind = about["type"] or type(default(f))
-        if kind is int and about["low"] is not None:
-            check_whole(f"{f.name}: expected", value, about["low"])
-        if kind is float:
-            _check_range(f.name, value, **{name: about[name] for name in ("low", "above", "below", "high")})
+        kind = limits.type or type(default(f))
+        if limits.choices:
+            for choice in value if limits.nargs else [value]:
+                check_choice(f.name, choice, limits.choices)
+        elif kind is int and limits.low is not None:
+            check_whole(f"{f.name}: expected", value, int(limits.low))
+        elif kind is float:
+            _check_range(f.name, value, limits)
 
 
-def _check_range(
-    name: str, value: Any, low: float | None, above: float | None, below: float | None, high: float | None
-) -> None:
+def _check_range(name: str, value: Any, limits: About) -> None:
+    low, above, below, high = limits.low, limits.above, limits.below, limits.high
     inside = isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
     inside = inside and (low is None or value >= low) and (above is None or value > above)
     if not (inside and (below is None or value < below) and (high is None or value <= high)):
@@ -124,7 +118,7 @@ class Domain:
 
     name: str  # of the package, and of ``domain`` in cells
     settings: type  # the dataclass of a cell's settings
-    dataset: str  # the flag that names the data, ``dataset`` of ``--dataset``
+    dataset: str  # the flag that names the data, ``data`` of ``--data``
     default_dataset: str | None  # what is used without that flag; None if the flag is required
     folder: str | None = None  # the flag that names the folder of data sets, if there is one
     held_out: Mapping[str, Any] = field(default_factory=dict)  # settings for tuning: a run sees no test data

@@ -9,7 +9,7 @@ from typing import Any, NoReturn
 
 from counterpoint.names import closest, nearest
 
-DATA = ("--dataset", "--task", "--data")  # the first of these that a command has takes the name of a data set
+DATA = ("--task", "--data")  # take the name of a data set
 
 
 class Parser(argparse.ArgumentParser):

@@ -60,15 +60,15 @@ SAID = {  # a command's beginning: what shortens it, and what its output must ho
     "counterpoint report runs/curl_dmc/runs": "reads what half an hour has trained",
     "counterpoint report runs/control/cartpole-balance --out sac": ([], r"wrote sac/report\.html"),
     "counterpoint completion bash": ([], r"complete -o bashdefault -F _counterpoint counterpoint"),
-    "counterpoint train graph --dataset PROTEINS": (
+    "counterpoint train graph --data PROTEINS": (
         [*GRAPH, "--seeds", "1"],
         r"graph: PROTEINS.*adnce:t=0\.05",
     ),
-    "counterpoint train graph --dataset MUTAG": ([*GRAPH], r"graph: MUTAG.*adnce:t=0\.15"),
+    "counterpoint train graph --data MUTAG": ([*GRAPH], r"graph: MUTAG.*adnce:t=0\.15"),
     "counterpoint train graph --seeds 8 --on": "a cluster",
     "counterpoint train graph --seeds 8 --list-cells": ([], r"0  demo.*23  demo"),
     "counterpoint train graph --seeds 8 --cell": ([*GRAPH], r"demo"),
-    "counterpoint eval tu runs/graph/PROTEINS": (["--folds", "3", "--seeds", "1"], r"PROTEINS, knn: accuracy"),
+    "counterpoint eval graph runs/graph/PROTEINS": (["--folds", "3", "--seeds", "1"], r"PROTEINS, knn: accuracy"),
     "counterpoint train control --task cartpole-swingup": "a GPU's hours",
     "counterpoint eval control": "plays what a GPU's hours have trained",
     "counterpoint train control --task cartpole-balance": (

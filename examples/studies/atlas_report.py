@@ -21,6 +21,7 @@ from statistics import fmean, stdev
 from typing import Any
 
 import atlas
+import atlas_tables
 import matplotlib
 from atlas import DATASETS, ORACLE, PLAIN, Row, World, cells, finished, key_of
 
@@ -186,7 +187,7 @@ def heat_map(found: list[dict[str, Any]], path: Path) -> None:
     shown = [cell for cell in found if cell["recovered"] is not None]
     if not shown:
         return
-    regimes = list(evidence.REGIMES)
+    regimes = list(atlas_tables.REGIMES)
     shown.sort(key=lambda c: (DATASETS.index(c["data"]), regimes.index(c["regime"]), c["level"]))
     columns = list(dict.fromkeys((c["data"], c["regime"], c["dose"]) for c in shown))
     names = list(dict.fromkeys(c["row"] for c in shown))
@@ -288,7 +289,7 @@ def fill(text: str) -> str:
         cells = line.split(" | ")
         if len(cells) > 3 and cells[1] in PROPOSED:
             rows, regimes = PROPOSED[cells[1]]
-            found = {row: evidence.counted(row, regimes) for row in rows if evidence.cells(row=row)}
+            found = {row: atlas_tables.counted(row, regimes) for row in rows if evidence.cells(row=row)}
             named = [f"{row}: {count}" for row, count in found.items()] if len(rows) > 1 else [*found.values()]
             cells[2] = "; ".join(named) or "not run"
             lines[i] = " | ".join(cells)
@@ -325,15 +326,15 @@ def main(argv: Sequence[str] | None = None) -> None:
     evidence.atlas.cache_clear()
     state = ["Finished:", "", *(line for dataset in datasets for line in progress(dataset, args.out))]
     for path, table in (
-        (ROOT / "README.md", evidence.benefit()),
-        (ROOT / "docs" / "which_loss.md", evidence.summary_table()),
-        (ROOT / "docs" / "atlas.md", "\n".join([*state, "", evidence.decision_table()])),
+        (ROOT / "README.md", atlas_tables.benefit()),
+        (ROOT / "docs" / "which_loss.md", atlas_tables.summary_table()),
+        (ROOT / "docs" / "atlas.md", "\n".join([*state, "", atlas_tables.decision_table()])),
     ):
         if args.table.is_relative_to(ROOT):
             replace_table(path, table)
     if args.table.is_relative_to(ROOT):
         (ROOT / "README.md").write_text(fill((ROOT / "README.md").read_text(encoding="utf-8")), encoding="utf-8")
-    print(evidence.decision_table())
+    print(atlas_tables.decision_table())
 
 
 if __name__ == "__main__":

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from counterpoint.integrations.command import flags
+from counterpoint.integrations import flags
 from counterpoint.integrations.store.array import cell_number
 from counterpoint.integrations.store.grid import distinct, run_grid
 from counterpoint.integrations.store.run import Run

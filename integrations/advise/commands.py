@@ -10,7 +10,7 @@ from textwrap import fill
 
 from counterpoint.install import install
 
-from ..command import flags
+from .. import flags
 from ..domain import check, defaults
 from .settings import Settings
 

@@ -84,7 +84,7 @@ def command(options: argparse.Namespace) -> int:
 
 
 def script(shell: str, parser: argparse.ArgumentParser) -> str:
-    """Write the completion script of a parser for one shell."""
+    """Return the completion script of a parser for one shell."""
     try:
         import shtab
     except ImportError as error:
@@ -93,20 +93,18 @@ def script(shell: str, parser: argparse.ArgumentParser) -> str:
     words = spec_words()
     cases = "\n".join(f"    {shlex.quote(key)}) echo {shlex.quote(' '.join(words[key]))};;" for key in words)
     functions = f'_counterpoint_table() {{\n  case "$1" in\n{cases}\n  esac\n}}\n{SPECS}'
-    preamble = {
+    quoted = functions.replace("\\", "\\\\").replace("'", "\\'")
+    preambles = {
         "bash": functions + BASH,
         "zsh": functions + ZSH,
-        "fish": f"set -g _counterpoint_sh {_fish_quoted(functions)}\n{FISH}",
+        "fish": f"set -g _counterpoint_sh '{quoted}'\n{FISH}",
     }
-    specs = {
-        "bash": "_counterpoint_complete_spec",
-        "zsh": "_counterpoint_complete_spec",
-        "fish": "(_counterpoint_complete_spec)",
-        "tcsh": f"({' '.join(word.rstrip(':(') for word in words['names'])})",
-    }
+    specs = dict.fromkeys(("bash", "zsh"), "_counterpoint_complete_spec")
+    specs |= {"fish": "(_counterpoint_complete_spec)"}
+    specs |= {"tcsh": f"({' '.join(word.rstrip(':(') for word in words['names'])})"}
     _mark(parser, specs, shtab.FILE)
-    text = shtab.complete(parser, shell, preamble=preamble.get(shell, ""))
-    before, after = {"zsh": ("#compdef counterpoint\n", ""), "bash": ("", BASH_END)}.get(shell, ("", ""))
+    text = shtab.complete(parser, shell, preamble=preambles.get(shell, ""))
+    before, after = "#compdef counterpoint\n" * (shell == "zsh"), BASH_END * (shell == "bash")
     return f"{before}# {INSTALL[shell]}\n{text}{after}"
 
 
@@ -136,7 +134,3 @@ def _mark(parser: argparse.ArgumentParser, specs: dict[str, str], files: Any) ->
             action.complete = specs  # type: ignore[attr-defined]
         elif action.nargs != 0 and (action.type is Path or action.metavar in FILES):
             action.complete = files  # type: ignore[attr-defined]
-
-
-def _fish_quoted(text: str) -> str:
-    return "'" + text.replace("\\", "\\\\").replace("'", "\\'") + "'"

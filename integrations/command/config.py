@@ -13,25 +13,47 @@ import shlex
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 from counterpoint.names import closest
 from counterpoint.plugins.arguments import Parser
 
-from ..domain import NAMES, Domain, domain
+from ..domain import domain
 from ..store.secrets import REDACTED
 from .table import COMMANDS
 
 FLAG = "--config"
+COMMANDS_THAT_TRAIN = ("train ", "tune ", "compare")
 # where and how runs are trained; the file of a run does not set these
 PLACE = ("out", "resume", "json", "jobs", "on", "track", "list_cells", "cell", "config")
-RECORD = (  # what Run writes
-    *("arguments", "status", "result", "details", "error", "data", "versions", "host", "command", "started"),
-    *("seconds", "finished", "axis", "checksum"),
-)
 REQUIRED = ("domain", "dataset", "objective", "seed")
-BESIDE = ("label", "purpose")  # of a cell, without a flag
-NESTED = ("settings", "evaluation")  # of a cell: settings whose flags are those of the others
+
+
+class Line(NamedTuple):
+    """The words of a command: the host of a comparison, those of each flag with the argument they set, the script."""
+
+    host: list[str]
+    groups: list[tuple[str, list[str]]]
+    script: list[str]  # begins with --
+
+    @classmethod
+    def split(cls, words: Sequence[str], parser: Parser) -> Line:
+        """Split the words after a command's name."""
+        end = words.index("--") if "--" in words else len(words)
+        line = cls([], [], list(words[end:]))
+        for word in parser._joined(words[:end]):
+            if (action := parser._option_string_actions.get(word.partition("=")[0])) is not None:
+                line.groups.append((action.dest, [word]))
+            else:
+                (line.groups[-1][1] if line.groups else line.host).append(word)
+        return line
+
+    def without(self, dests: Iterable[str]) -> Line:
+        """Leave out the flags that set these arguments."""
+        return self._replace(groups=[group for group in self.groups if group[0] not in dests])
+
+    def words(self) -> list[str]:
+        return [*self.host, *(word for _, group in self.groups for word in group), *self.script]
 
 
 class _Reader(Parser):
@@ -39,34 +61,6 @@ class _Reader(Parser):
 
     def error(self, message: str) -> NoReturn:
         raise ValueError(message.removeprefix("argument "))
-
-
-def expand(name: str, words: Sequence[str]) -> list[str]:
-    """Replace ``--config FILE`` among the words of a command by the flags that the file stands for.
-
-    Args:
-        name: of the command, such as ``train graph``.
-        words: all words, those of the name included.
-    """
-    own = list(words[len(name.split()) :])
-    end = own.index("--") if "--" in own else len(own)
-    at = next((i for i, word in enumerate(own[:end]) if word.partition("=")[0] == FLAG), None)
-    if at is None or not name.startswith(("train ", "tune ", "compare")) or {"-h", "--help"} & {*own[:end]}:
-        return list(words)
-    _, joined, file = own[at].partition("=")
-    if not joined:
-        if at + 1 >= end:
-            return list(words)  # the parser says that a file is missing
-        file = own.pop(at + 1)
-    del own[at]
-    parser = parser_of(name)
-    typed = [*parser._joined(own[: own.index("--") if "--" in own else len(own)])]
-    script = own[own.index("--") :] if "--" in own else []
-    dests = {action.dest for word in typed if (action := parser._option_string_actions.get(word.partition("=")[0]))}
-    host = [typed.pop(0)] if name == "compare" and typed and not typed[0].startswith("-") else []
-    file_host, groups, file_script = _read(_place(file), name, parser)
-    kept = [word for dest, group in groups if dest not in dests for word in group]
-    return [*name.split(), *(host or file_host), *kept, *typed, *(script or file_script)]
 
 
 def parser_of(name: str) -> Parser:
@@ -78,42 +72,64 @@ def parser_of(name: str) -> Parser:
     return parser
 
 
-Groups = list[tuple[str, list[str]]]  # the name of an argument, the words that set it
+def expand(name: str, words: Sequence[str]) -> list[str]:
+    """Replace ``--config FILE`` among the words of a command by the flags that the file stands for.
 
-
-def _read(path: str | Path, name: str, parser: Parser) -> tuple[list[str], Groups, list[str]]:
-    """The host of a comparison, the flags, and the script with its arguments, as a file has them."""
-    content = load(path)
-    if not isinstance(content, dict):
-        raise ValueError(f"{FLAG} {path}: expected flags with their values, or a run.json, got {content!r:.60}.")
-    if not isinstance(arguments := content.get("arguments"), dict):
-        return _plain(path, content, parser)
-    for key in content:
-        _check(path, key, RECORD)
-    if missing := [key for key in REQUIRED if key not in arguments]:
-        raise ValueError(f"{FLAG} {path}: not the record of a run; its arguments lack {', '.join(missing)}.")
-    what, _, trained = name.partition(" ")
-    recorded_name, words = recorded(content.get("command"))
-    if any(REDACTED in word for word in words):
-        raise ValueError(f"{FLAG} {path}: its command had a secret, which was not recorded: type the command again.")
-    if what in ("tune", "compare") and recorded_name == name:
-        return _split(words, parser)
-    _use_threads(path, content.get("host"))
-    own, tuning = arguments.get("domain"), arguments.get("purpose") is not None
-    if what == "compare" or own != trained or (what == "train" and tuning):
-        hint = recorded_name or (f"train {own}" if own in NAMES and not tuning else "")
-        hint = f"; expected counterpoint {hint} {FLAG} {path}" if hint.startswith(("train", "tune", "compare")) else ""
-        raise ValueError(f"{FLAG} {path}: a run of {'tune ' * tuning}{own}, not of {name}{hint}.")
+    Args:
+        name: of the command, such as ``train graph``.
+        words: all words, those of the name included.
+    """
+    own = list(words[len(name.split()) :])
+    flags = own[: own.index("--")] if "--" in own else own
+    at = next((i for i, word in enumerate(flags) if word.partition("=")[0] == FLAG), None)
+    if at is None or not name.startswith(COMMANDS_THAT_TRAIN) or {"-h", "--help"} & {*flags}:
+        return list(words)
+    _, joined, file = own[at].partition("=")
+    after = at + 1 if joined else at + 2
+    if after > len(flags):
+        return list(words)  # the parser says that a file is missing
+    parser, place = parser_of(name), _place(file if joined else own[at + 1])
+    typed = Line.split([*own[:at], *own[after:]], parser)
     try:
-        settings = settings_words(arguments, content.get("command"))
-    except (TypeError, ValueError) as error:
-        raise ValueError(f"{FLAG} {path}: {error}") from error
-    objective = ["--objective", arguments["objective"]] * (arguments["objective"] is not None)
-    seed = ["--seed", str(arguments["seed"])] * (what == "train")  # those of tune are others
-    return _split([*objective, *settings, *seed], parser)
+        read = _read(place, name, parser)
+    except (ImportError, TypeError, ValueError) as error:
+        kind = ImportError if isinstance(error, ImportError) else ValueError
+        raise kind(f"{FLAG} {place}: {error}") from error
+    kept = read.without([dest for dest, _ in typed.groups]).groups
+    line = Line(typed.host or read.host, [*kept, *typed.groups], typed.script or read.script)
+    return [*name.split(), *line.words()]
 
 
-def _use_threads(path: str | Path, host: Any) -> None:
+def _read(place: str | Path, name: str, parser: Parser) -> Line:
+    """Return the host of a comparison, the flags, and the script, as a file has them."""
+    content = _load(place)
+    if not isinstance(content, dict):
+        raise ValueError(f"expected flags with their values, or a run.json, got {content!r:.60}.")
+    if not isinstance(arguments := content.get("arguments"), dict):
+        return _flags_of(content, parser)
+    if missing := [key for key in REQUIRED if key not in arguments]:
+        raise ValueError(f"not the record of a run; its arguments lack {', '.join(missing)}.")
+    begun = recorded(content.get("command"))
+    if begun is None or begun.name not in (name, name.replace("tune ", "train ")):
+        hint = f"; expected counterpoint {begun.name} {FLAG} {place}" if begun else ""
+        raise ValueError(f"{begun_by(content.get('command'))}, not by counterpoint {name}{hint}.")
+    if any(REDACTED in word for word in begun.line.words()):
+        raise ValueError("its command had a secret, which was not recorded: type the command again.")
+    if begun.name != name:
+        return begun.of_run(arguments).without(["seed"])  # tune has others
+    if not name.startswith("train "):
+        return begun.line
+    _use_threads(place, content.get("host"))
+    line = begun.of_run(arguments)
+    cell = _cell(line.words(), name.removeprefix("train "))
+    for key, value in arguments.items():
+        if arguments["objective"] is not None and cell.get(key) != value:
+            message = f"{key} was {value!r:.60}, and the recorded command now gives {cell.get(key)!r:.60}"
+            raise ValueError(f"{message}: type the command.")
+    return line
+
+
+def _use_threads(place: str | Path, host: Any) -> None:
     """Let torch have as many threads as the run had, since they change how sums are rounded; say so where it cannot."""
     threads = host.get("threads") if isinstance(host, dict) else None
     if not isinstance(threads, int):
@@ -123,12 +139,12 @@ def _use_threads(path: str | Path, host: Any) -> None:
     import torch
 
     if torch.get_num_threads() != threads:
-        note = f"{path}: trained with {threads} threads, here are {torch.get_num_threads()}"
+        note = f"{place}: trained with {threads} threads, here are {torch.get_num_threads()}"
         print(f"{note}; sums may be rounded differently", file=sys.stderr)
 
 
 def _place(file: str) -> str | Path:
-    """The path of a file, or its URL, such as ``s3://bucket/runs/.../run.json``."""
+    """Return the path of a file, or its URL, such as ``s3://bucket/runs/.../run.json``."""
     if "://" not in file:
         return Path(file)
     from ..store.place import plain
@@ -136,208 +152,128 @@ def _place(file: str) -> str | Path:
     return plain(file)
 
 
-def _text(path: str | Path) -> str:
-    try:
-        if isinstance(path, Path):
-            return path.read_text(encoding="utf-8")
-        from ..store.transport import connect
+def _content(url: str) -> bytes:
+    from ..store.transport import connect
 
-        folder, _, name = path.rpartition("/")
-        return connect(folder).read(name).decode()
-    except FileNotFoundError:
-        raise ValueError(f"{FLAG}: {path} does not exist") from None
-    except (OSError, ValueError) as error:
-        reason = str(error).removeprefix(f"{path}: ")
-        raise ValueError(f"{FLAG} {path}: cannot be read ({reason})") from None
+    folder, _, name = url.rpartition("/")
+    return connect(folder).read(name)
 
 
-def load(path: str | Path) -> Any:
-    """Read JSON, or YAML if the name ends so; raise ``ValueError`` with what is wrong in one line.
-
-    Args:
-        path: of the file, or its URL.
-    """
-    if isinstance(path, Path) and path.is_dir():
-        raise ValueError(f"{FLAG}: {path} is a folder; expected a file, such as {path / 'run.json'}")
-    suffix = Path(path).suffix
+def _load(place: str | Path) -> Any:
+    """Read JSON, or YAML if the name ends so; raise ``ValueError`` with what is wrong in one line."""
+    if isinstance(place, Path) and place.is_dir():
+        raise ValueError(f"is a folder; expected a file, such as {place / 'run.json'}")
+    suffix = Path(place).suffix
     if suffix not in (".json", ".yaml", ".yml"):
-        raise ValueError(f"{FLAG} {path}: expected a file whose name ends with .json, .yaml or .yml.")
-    text = _text(path)
-    if suffix == ".json":
-        try:
+        raise ValueError("expected a file whose name ends with .json, .yaml or .yml.")
+    try:
+        text = place.read_text(encoding="utf-8") if isinstance(place, Path) else _content(place).decode()
+    except FileNotFoundError:
+        raise ValueError("does not exist") from None
+    except (OSError, ValueError) as error:
+        raise ValueError(f"cannot be read ({str(error).removeprefix(f'{place}: ')})") from None
+    try:
+        if suffix == ".json":
             return json.loads(text)
-        except (ValueError, RecursionError) as error:
-            raise ValueError(f"{FLAG} {path}: not JSON: {error}") from None
-    try:
         import yaml  # type: ignore[import-untyped, unused-ignore]
-    except ImportError as error:
-        raise ImportError(f"{FLAG} {path}: needs PyYAML: pip install pyyaml; or write the file as JSON") from error
-    try:
+
         return yaml.safe_load(text)
-    except (yaml.YAMLError, ValueError, RecursionError) as error:
-        raise ValueError(f"{FLAG} {path}: not YAML: {' '.join(str(error).split())}") from None
+    except ImportError as error:
+        raise ImportError("needs PyYAML: pip install pyyaml; or write the file as JSON") from error
+    except Exception as error:  # of either parser, RecursionError too
+        kind = "JSON" if suffix == ".json" else "YAML"
+        raise ValueError(f"not {kind}: {' '.join(str(error).split())}") from None
 
 
-def _check(path: str | Path, key: str, known: Iterable[str]) -> None:
-    if key not in (known := list(known)):
-        raise ValueError(f"{FLAG} {path}: unknown key {key!r}.{closest(str(key), known)}")
-
-
-def _plain(path: str | Path, content: Mapping[Any, Any], parser: Parser) -> tuple[list[str], Groups, list[str]]:
-    """Flags as a person writes them: ``epochs: 5``, ``objective: [hcl, adnce]``, ``cosine: true``."""
-    actions = {word.removeprefix("--"): action for word, action in parser._option_string_actions.items()}
-    actions = {word: action for word, action in actions.items() if word != "config"}
-    positional = {action.dest: action for action in parser._actions if not action.option_strings}
-    host: list[str] = []
-    script: list[str] = []
-    groups: Groups = []
+def _flags_of(content: Mapping[Any, Any], parser: Parser) -> Line:
+    """Return the flags that a person has written: ``epochs: 5``, ``objective: [hcl, adnce]``, ``cosine: true``."""
+    known = {(action.option_strings or [action.dest])[0].removeprefix("--"): action for action in parser._actions}
+    known |= {word.removeprefix("--"): action for word, action in parser._option_string_actions.items()}
+    del known["config"]
+    words: dict[str, list[str]] = {"host": [], "flags": [], "script": []}
     for key, value in content.items():
         name = "on" if key is True else str(key).replace("_", "-")  # YAML 1.1 reads on as true
-        _check(path, name, [*actions, *positional])
-        if value is None:
+        if name not in known:
+            raise ValueError(f"unknown key {name!r}.{closest(name, known)}")
+        action, values = known[name], value if isinstance(value, list) else [value]
+        if value is None or (action.nargs == 0 and value is False):
             continue
-        if name in positional:
-            words = shlex.split(value) if isinstance(value, str) else _texts(path, name, value)
-            host, script = (words, script) if name == "host" else (host, ["--", *words])
-        elif (action := actions[name]).nargs == 0:
-            if not isinstance(value, bool):
-                raise ValueError(f"{FLAG} {path}: {name}: expected true or false, got {value!r}.")
-            groups += [(action.dest, [f"--{name}"])] * value
-        elif isinstance(action, argparse._AppendAction):
-            groups += [(action.dest, [f"--{name}", word]) for word in _texts(path, name, value)]
+        if action.nargs == 0 and value is not True:
+            raise ValueError(f"{name}: expected true or false, got {value!r}.")
+        repeated = isinstance(action, argparse._AppendAction)
+        several = repeated or action.nargs in ("+", "*", argparse.REMAINDER)
+        if action.nargs != 0 and not all(isinstance(one, (str, int, float)) and one is not True for one in values):
+            raise ValueError(f"{name}: expected text, a number or a list of them, got {value!r:.60}.")
+        if len(values) > 1 and not several:
+            raise ValueError(f"{name}: expected text or a number, got {value!r:.60}.")
+        texts = list(map(str, values))
+        if name == "script":
+            words[name] = ["--", *(shlex.split(value) if isinstance(value, str) else texts)]
+        elif name == "host":
+            words[name] = texts
         else:
-            groups.append((action.dest, _flag(name, _texts(path, name, value, many=action.nargs in ("+", "*")))))
-    return host, groups, script
-
-
-def _texts(path: str | Path, name: str, value: Any, many: bool = True) -> list[str]:
-    """A value, or a list of them, as the words of a command line."""
-    values = value if many and isinstance(value, list) else [value]
-    for one in values:
-        if isinstance(one, bool) or not isinstance(one, (str, int, float)):
-            kind = "text, a number or a list of them" if many else "text or a number"
-            raise ValueError(f"{FLAG} {path}: {name}: expected {kind}, got {one!r:.60}.")
-    return [str(one) for one in values]
+            groups = [[one] for one in texts] if repeated else [texts] if action.nargs != 0 else [[]]
+            words["flags"] += [word for group in groups for word in _flag(name, group)]
+    return Line.split([*words["host"], *words["flags"], *words["script"]], parser)
 
 
 def _flag(name: str, values: list[str]) -> list[str]:
-    """The words of a flag; one value that begins with ``-`` is joined to it."""
+    """Return the words of a flag; one value that begins with ``-`` is joined to it."""
     if len(values) == 1 and values[0].startswith("-"):
         return [f"--{name}={values[0]}"]
     return [f"--{name}", *values]
 
 
-def _split(words: Sequence[str], parser: Parser) -> tuple[list[str], Groups, list[str]]:
-    """Split the words of a command into the host, a group for each flag, and the script."""
-    end = list(words).index("--") if "--" in words else len(words)
-    joined, script = parser._joined(words[:end]), list(words[end:])
-    host: list[str] = []
-    groups: Groups = []
-    for word in joined:
-        action = parser._option_string_actions.get(word.partition("=")[0])
-        if action is not None:
-            groups.append((action.dest, [word]))
-        elif groups:
-            groups[-1][1].append(word)
-        else:
-            host.append(word)
-    return host, [(dest, group) for dest, group in groups if dest not in PLACE], script
-
-
 # ---- from runs to commands ---------------------------------------------------------------------
 
 
-def recorded(command: str | None) -> tuple[str, list[str]]:
-    """The name of the command that began a run, and its other words; an empty name if it was a script."""
+class Begun(NamedTuple):
+    """The command that began a run, without where and how it trains."""
+
+    name: str
+    line: Line
+
+    def of_run(self, arguments: Mapping[str, Any]) -> Line:
+        """Return the words that train this run alone."""
+        if not self.name.startswith("train "):
+            return self.line
+        where = domain(self.name.removeprefix("train "))
+        own = [("seed", ["--seed", str(arguments["seed"])])]
+        if arguments["objective"] is not None:
+            own.append(("objective", ["--objective", arguments["objective"]]))
+        if any(dest == where.dataset and len(group) > 2 for dest, group in self.line.groups):  # one of several
+            own.append((where.dataset, [f"--{where.dataset}", arguments["dataset"]]))
+        rest = self.line.without(["seeds", *(dest for dest, _ in own)])
+        return rest._replace(groups=[*rest.groups, *own])
+
+    def command(self, line: Line) -> str:
+        return shlex.join(["counterpoint", *self.name.split(), *line.words()])
+
+
+def recorded(command: str | None) -> Begun | None:
+    """Read the command that a run has recorded; None if it is not one that trains."""
     try:
         program, *words = shlex.split(command or "")
     except ValueError:
-        return "", []
+        return None
     name = next((name for name in COMMANDS if words[: len(name.split())] == name.split()), "")
     is_ours = Path(program).stem == "counterpoint" or Path(program).parts[-2:] == ("counterpoint", "__main__.py")
-    return (name, words[len(name.split()) :]) if is_ours and name else ("", [])
-
-
-def recorded_command(command: str | None) -> str | None:
-    """The command that began a run, without where and how it trains; None if it was a script."""
-    name, words = recorded(command)
-    if not name.startswith(("train ", "tune ", "compare")):
+    if not is_ours or not name.startswith(COMMANDS_THAT_TRAIN):
         return None
-    host, groups, script = _split(words, parser_of(name))
-    return shlex.join(["counterpoint", *name.split(), *host, *(word for _, group in groups for word in group), *script])
+    return Begun(name, Line.split(words[len(name.split()) :], parser_of(name)).without(PLACE))
 
 
-def settings_words(arguments: Mapping[str, Any], command: str | None = None) -> list[str]:
-    """The flags of ``counterpoint train`` that give the settings of a cell, but for objective and seed.
-
-    Args:
-        arguments: of the run.
-        command: the one that it records, for the folder of the data sets.
-
-    Raises:
-        ValueError: if no flag gives one of them, as with runs of your own Python code.
-    """
-    name = arguments["domain"]
-    if name not in NAMES:
-        raise ValueError(f"runs of {name} are not trained by counterpoint train.")
-    where, parser = domain(name), parser_of(f"train {name}")
-    dataset = arguments.get("file", arguments["dataset"])
-    objective = ["--objective", arguments["objective"]] * (arguments["objective"] is not None)
-    begin = [f"--{where.dataset}", str(dataset)]
-    for key, value in (("observe", "state"), ("method", "swav")):  # without an objective
-        begin += _flag(key, [value]) if arguments.get(key) == value else []
-    flat, base = _flat(arguments), _flat(_cell(parser, [*begin, *objective], where))
-    names = [
-        word[2:].replace("-", "_") for word in parser._option_string_actions
-    ]  # optional ones are not in every cell
-    for key in flat:
-        if key not in base and key not in names and key not in BESIDE:
-            raise ValueError(f"unknown key {key!r}.{closest(key, [*base, *names])}")
-    words: list[str] = []
-    for key, value in flat.items():
-        if key not in BESIDE and value != base.get(key) and key not in ("seed", "objective"):
-            words += _setting(parser, key, value)
-    again = _flat(_cell(parser, [*begin, *words, *objective], where))
-    for key in flat:
-        if key not in ("seed", "purpose") and flat[key] != again.get(key):
-            raise ValueError(f"{key} is {flat[key]!r:.60}, which no flag of counterpoint train {name} gives.")
-    return [*begin, *words, *_folder(where, command)]
+def begun_by(command: str | None) -> str:
+    """Say what began a run."""
+    return f"it was begun by {command or 'an unknown program'}"
 
 
-def _setting(parser: Parser, key: str, value: Any) -> list[str]:
-    name = key.replace("_", "-")
-    if (action := parser._option_string_actions.get(f"--{name}")) is None or value is False:
-        return []
-    if action.nargs == 0:
-        return [f"--{name}"]
-    if value is None:
-        return [f"--{name}", "none"] if key == "dev" else []
-    return _flag(name, [str(one) for one in value] if isinstance(value, list) else [str(value)])
-
-
-def _cell(parser: Parser, words: list[str], where: Domain) -> dict[str, Any]:
-    """The cell that a command trains, for its first objective."""
+def _cell(words: Sequence[str], domain_name: str) -> dict[str, Any]:
+    """Return the cell that ``counterpoint train`` trains with these words, for its first objective."""
     from ..store.cell import canonical
 
-    found = parser.parse_args(words, argparse.Namespace())
-    dataset = getattr(found, where.dataset)
+    where, found = domain(domain_name), parser_of(f"train {domain_name}").parse_args(words, argparse.Namespace())
+    dataset = getattr(found, where.dataset) or where.default_dataset
     dataset = dataset[0] if isinstance(dataset, list) else dataset
     settings = where.module("commands").settings(found, dataset)
     return canonical(where.module("training").cell(dataset, (found.objective or [None])[0], found.seed, **settings))
-
-
-def _flat(cell: Mapping[str, Any]) -> dict[str, Any]:
-    """A cell with what it nests beside the rest."""
-    flat = {key: value for key, value in cell.items() if key not in NESTED}
-    for key in NESTED:
-        flat |= cell.get(key) or {}
-    return flat
-
-
-def _folder(where: Domain, command: str | None) -> list[str]:
-    """The flag that named the folder of the data sets, which a cell does not contain."""
-    name, words = recorded(command)
-    if where.folder is None or name.partition(" ")[2] != where.name:
-        return []
-    groups = _split(words, parser_of(f"train {where.name}"))[1]
-    return next((group for dest, group in groups if dest == where.folder), [])

@@ -16,11 +16,11 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from .. import flags
 from ..domain import NAMES, domain
-from . import flags
 
 if TYPE_CHECKING:
-    from ..report.summary import Column, Report
+    from ..report.summary import Report
     from ..store.run import Run
 
 ROWS = {  # {t} and {denominator} are the domain's
@@ -49,26 +49,18 @@ def lead(found: Report) -> str:
         verdict = column.compared.get(planted.KNOWN)
         if column.baseline is not None and verdict is not None and column.dataset == next(iter(planted.CLASSES)):
             before, after = column.cells[column.baseline].mean, column.cells[planted.KNOWN].mean
-            change = f"changes its {column.metric} from {before:.1f} to {after:.1f}"
-            proof = (
-                f"found over {verdict.pairs} paired seeds" if verdict.different else "which so few seeds cannot tell"
-            )
+            proof = f"found over {verdict.pairs} paired seeds"
             return (
-                f"Telling {column.baseline} which samples belong together {change}, {proof}: a planted case, chosen "
-                "because one in four negatives is false there."
+                f"Telling {column.baseline} which samples belong together changes its {column.metric} from "
+                f"{before:.1f} to {after:.1f}, {proof if verdict.different else 'which so few seeds cannot tell'}: "
+                "a planted case, chosen because one in four negatives is false there."
             )
     return ""
 
 
-def _order(column: Column) -> int:
-    return PARTS.index(column.domain.partition("-")[0])
-
-
 def check(domain_name: str) -> None:
     """Raise ``ImportError`` or ``OSError`` if a domain cannot run here."""
-    runs = _runs(domain_name)
-    if hasattr(runs, "check"):
-        runs.check()
+    getattr(_runs(domain_name), "check", lambda: None)()
 
 
 def cells(
@@ -137,10 +129,9 @@ def command(arguments: argparse.Namespace) -> int:
     runs = store.run_grid(tracked, grid, arguments.out / "runs", **grid_options(arguments))
     trackers.publish(arguments.track, runs, arguments.out)
     summary = report.summarise(runs)
-    summary.columns.sort(key=_order)
+    summary.columns.sort(key=lambda column: PARTS.index(column.domain.partition("-")[0]))
     summary.notes[:0] = notes + ["With --quick: the numbers mean nothing."] * arguments.quick
-    title = "counterpoint demo"
-    words = {"title": title, "intro": INTRO, "lead": lead(summary)}
+    words = {"title": "counterpoint demo", "intro": INTRO, "lead": lead(summary)}
     paths = report.write(summary, arguments.out, formats=("html",), pictures=False, **words)
     results = report.RENDER["json"](summary)
     with store.atomic(arguments.out / "results.json") as file:

@@ -17,6 +17,8 @@ from pathlib import Path
 import counterpoint as cp
 from counterpoint.install import install
 
+from .. import flags
+
 DOMAINS = ("sentence", "graph", "image", "control")
 EXTRAS = (*DOMAINS, "plots", "report", "cli", "hub", "export", "track", "tune", "cluster", "s3", "gcs")
 UNTESTED = "counterpoint has been tested on CPUs only; its GPU kernels run only with engine='fused'"
@@ -43,24 +45,11 @@ class Finding:
     fix: str = ""
 
 
-@dataclass(frozen=True)
-class Conflict:
-    """Two packages that do not work together: ``package`` from ``version`` on, if ``other`` is older than ``below``."""
-
-    package: str
-    version: tuple[int, ...]
-    other: str
-    below: tuple[int, ...]
-    why: str
-    fix: str
-
-
+# packages that do not work together: one from this version on with another that is older than this; why, and the fix
 CONFLICTS = (
-    Conflict("mujoco", (4,), "dm-control", (1, 0, 51), "its Python bindings changed", 'pip install "mujoco<4"'),
-    Conflict("numpy", (2,), "torch", (2, 3), "this torch was built for numpy 1", 'pip install "numpy<2"'),
-    Conflict(
-        "huggingface-hub", (1,), "transformers", (5,), "it imports removed names", 'pip install "transformers>=5"'
-    ),
+    ("mujoco", "4", "dm-control", "1.0.51", "its Python bindings changed", 'pip install "mujoco<4"'),
+    ("numpy", "2", "torch", "2.3", "this torch was built for numpy 1", 'pip install "numpy<2"'),
+    ("huggingface-hub", "1", "transformers", "5", "it imports removed names", 'pip install "transformers>=5"'),
 )
 
 
@@ -91,14 +80,14 @@ def _extra(extra: str) -> Finding:
     installed, lacking = [], []
     for name, bounds in (match.groups() for line in declared if (match := pattern.match(line))):
         version = _version(name)
-        if version is not None and _within(version, bounds):
+        if version and _within(version, bounds):
             installed.append(f"{name} {version}")
         else:
             lacking.append(f"{name}{bounds}".strip() + (f" ({version} is installed)" if version else ""))
-    if lacking:
-        text = f"needs {', '.join(lacking)}" + (f"; installed: {', '.join(installed)}" if installed else "")
-        return Finding("extra", extra, "missing", text, install(extra))
-    return Finding("extra", extra, "ok", ", ".join(installed))
+    if not lacking:
+        return Finding("extra", extra, "ok", ", ".join(installed))
+    text = f"needs {', '.join(lacking)}" + (f"; installed: {', '.join(installed)}" if installed else "")
+    return Finding("extra", extra, "missing", text, install(extra))
 
 
 def _version(name: str) -> str | None:
@@ -120,13 +109,10 @@ def _within(version: str, bounds: str) -> bool:
 
 
 def _conflicts() -> Iterator[Finding]:
-    for conflict in CONFLICTS:
-        version, other = _version(conflict.package), _version(conflict.other)
-        if version is None or other is None:
-            continue
-        if _numbers(version) >= conflict.version and _numbers(other) < conflict.below:
-            name = f"{conflict.package} {version}"
-            yield Finding("conflict", name, "bad", f"with {conflict.other} {other}: {conflict.why}", conflict.fix)
+    for package, first, other, below, why, fix in CONFLICTS:
+        version, old = _version(package), _version(other)
+        if version and old and _numbers(version) >= _numbers(first) and _numbers(old) < _numbers(below):
+            yield Finding("conflict", f"{package} {version}", "bad", f"with {other} {old}: {why}", fix)
 
 
 # ---- the machine -------------------------------------------------------------------------------
@@ -176,51 +162,45 @@ def _data(folder: Path | None) -> Iterator[Finding]:
         yield Finding("data", "COUNTERPOINT_DATA", "missing", "not set: data sets are downloaded if possible")
         return
     if not folder.is_dir():
-        fix = "set it to the folder of the data sets"
-        yield Finding("data", "COUNTERPOINT_DATA", "bad", f"{folder} is not a folder", fix)
+        text = f"{folder} is not a folder"
+        yield Finding("data", "COUNTERPOINT_DATA", "bad", text, "set it to the folder of the data sets")
         return
-    try:
-        sums = _checksums(folder)
-    except ValueError:
-        yield Finding("data", "SHA256SUMS", "bad", "is not in the format of sha256sum", "copy this file again")
-        sums = {}
+    sums: dict[Path, str] = {}
+    if (listing := folder / "SHA256SUMS").is_file():
+        lines = listing.read_text(encoding="utf-8", errors="replace").splitlines()
+        pairs = [line.split(maxsplit=1) for line in lines if line.strip()]
+        if all(len(pair) == 2 for pair in pairs):
+            sums = {(folder / name.lstrip("*")).resolve(): digest for digest, name in pairs}
+        else:
+            yield Finding("data", "SHA256SUMS", "bad", "is not in the format of sha256sum", "copy this file again")
     for part in sorted(path for path in folder.iterdir() if path.is_dir()):
         files = sorted(path for path in part.rglob("*") if path.is_file())
+        listed = [path for path in files if path in sums]
+        wrong = [path for path in listed if file_digest(path).hexdigest() != sums[path]]
+        wrong += [path for path in sums if path.is_relative_to(part) and not path.exists()]
         size = sum(path.stat().st_size for path in files) / 2**20
-        listed = {path: sums[path] for path in files if path in sums}
-        damaged = [path for path, digest in listed.items() if file_digest(path).hexdigest() != digest]
-        gone = [path for path in sums if path.is_relative_to(part) and not path.exists()]
         text = f"{len(files)} file{'s' * (len(files) != 1)}, {size:.1f} MB"
-        if damaged or gone:
-            names = ", ".join(str(path.relative_to(folder)) for path in [*damaged, *gone][:5])
-            yield Finding("data", part.name, "bad", f"{text}; damaged or missing: {names}", "copy these files again")
+        if wrong:
+            text += f"; damaged or missing: {', '.join(str(path.relative_to(folder)) for path in wrong[:4])}"
+            yield Finding("data", part.name, "bad", text, "copy these files again")
         else:
             checked = f"{len(listed)} match SHA256SUMS" if sums else "not checked: there is no SHA256SUMS"
             yield Finding("data", part.name, "ok", f"{text}, {checked}")
-
-
-def _checksums(folder: Path) -> dict[Path, str]:
-    """Read the folder's ``SHA256SUMS``, if there is one."""
-    path = folder / "SHA256SUMS"
-    lines = path.read_text(encoding="utf-8").splitlines() if path.is_file() else []
-    pairs = (line.split(maxsplit=1) for line in lines if line.strip())
-    return {(folder / name.lstrip("*")).resolve(): digest for digest, name in pairs}
 
 
 # ---- the command -------------------------------------------------------------------------------
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    data = os.environ.get("COUNTERPOINT_DATA")
-    add = parser.add_argument
-    add("--data", type=Path, default=data and Path(data), metavar="FOLDER", help="data sets ($COUNTERPOINT_DATA)")
-    add("--json", action="store_true", help="print JSON")
+    flags.add_root(parser)
+    parser.add_argument("--json", action="store_true", help="print JSON")
 
 
 def command(options: argparse.Namespace) -> int:
     """Run ``counterpoint doctor``; the exit code is 1 if something is bad."""
     results = []
-    for finding in findings(options.data.resolve() if options.data else None):
+    root = options.root or os.environ.get("COUNTERPOINT_DATA")
+    for finding in findings(Path(root).resolve() if root else None):
         results.append(finding)
         if not options.json:
             print(f"{finding.state:8}{finding.about:10}{finding.name:18}{finding.text}", flush=True)

@@ -69,27 +69,25 @@ def _run(words: list[str]) -> int:
     except BrokenPipeError:  # the reader, such as head, has closed the pipe; Python would complain again at exit
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
-    except KeyboardInterrupt as error:
+    except (ImportError, KeyboardInterrupt, OSError, RuntimeError, ValueError) as error:
         if options is not None and COMMANDS[name].script:
             raise
-        message, code = str(error) or ("stopped" if options else "stopped; nothing was done yet"), 130
-    except (ImportError, OSError, ValueError) as error:
-        if COMMANDS[name].script:
-            raise
-        message, code = str(error).partition("\n")[0], 2
-    except RuntimeError as error:
-        from ..store.grid import GridError
-
-        if COMMANDS[name].script:
-            raise
-        if isinstance(error.__cause__, KeyboardInterrupt):  # as Python before 3.12 wraps it where a class is created
-            message, code = str(error.__cause__) or "stopped", 130
-        elif isinstance(error, GridError):
-            message, code = str(error).partition("\n")[0], 1
-        else:
-            raise
+        code, message = _failure(error, "stopped" if options else "stopped; nothing was done yet")
     print(f"counterpoint {name}:", message, file=sys.stderr)
     return code
+
+
+def _failure(error: BaseException, stopped: str) -> tuple[int, str]:
+    """Return the exit code and the message of an error; raise it if it is a fault of the program."""
+    from ..store.errors import GridError
+
+    if isinstance(error, RuntimeError) and isinstance(error.__cause__, KeyboardInterrupt):
+        error = error.__cause__  # as Python before 3.12 wraps it where a class is created
+    if isinstance(error, KeyboardInterrupt):
+        return 130, str(error) or stopped
+    if isinstance(error, RuntimeError) and not isinstance(error, GridError):
+        raise error
+    return 1 if isinstance(error, GridError) else 2, str(error).partition("\n")[0]
 
 
 def _exit_at_once(*_: object) -> None:
@@ -118,34 +116,23 @@ def _accept_any_stream() -> None:
 def build(name: str = "") -> argparse.ArgumentParser:
     """Build the parser of all commands, with the arguments of the one named, or of every one if ``name`` is ``*``."""
     style: dict[str, Any] = {"formatter_class": argparse.RawDescriptionHelpFormatter}
-    examples = "examples:\n" + "".join(command.examples for command in COMMANDS.values())
-    description = (counterpoint.__doc__ or "").partition("\n")[0]
-    parser = Parser("counterpoint", description=description, epilog=examples, **style)
+    about = (counterpoint.__doc__ or "").partition("\n")[0]
+    more = "counterpoint COMMAND --help shows the flags of a command, and examples."
+    parser = Parser("counterpoint", description=about, epilog=more, **style)
     parser.add_argument("--version", action="version", version=f"counterpoint {counterpoint.__version__}")
-    tables: dict[tuple[str, ...], Any] = {(): parser.add_subparsers(metavar="COMMAND", required=True)}
+    tables: dict[str, Any] = {"": parser.add_subparsers(title="commands", metavar="COMMAND", required=True)}
     for full_name, command in COMMANDS.items():
-        *group, last = full_name.split()
-        if tuple(group) not in tables:
-            members = [other for other in COMMANDS if other.startswith(f"{group[0]} ")]
-            words = {"help": ", ".join(members), "description": ", ".join(members)}
-            words["epilog"] = "examples:\n" + "".join(COMMANDS[member].examples for member in members)
-            subparser = tables[()].add_parser(group[0], **(style | words))
-            whats = "|".join(member.split()[1] for member in members)
-            tables[tuple(group)] = subparser.add_subparsers(metavar=whats, required=True)
-        words = {"help": command.help, "description": command.help, "epilog": f"examples:\n{command.examples}"}
-        subparser = tables[tuple(group)].add_parser(last, **(style | words))
+        group, _, last = full_name.rpartition(" ")
+        if group not in tables:
+            members = [other.partition(" ")[2] for other in COMMANDS if other.startswith(f"{group} ")]
+            subparser = tables[""].add_parser(group, help=", ".join(members), **style)
+            tables[group] = subparser.add_subparsers(title="commands", metavar="|".join(members), required=True)
+        examples = "examples:\n" + "".join(f"  counterpoint {example}\n" for example in command.examples)
+        words = {"help": command.help, "description": command.help, "epilog": examples}
+        subparser = tables[group].add_parser(last, **style, **words)
         if name in (full_name, "*"):
             command.arguments(subparser)
     return parser
-
-
-def parsers() -> dict[str, argparse.ArgumentParser]:
-    """The parser of each command."""
-    by_name: dict[str, argparse.ArgumentParser] = {}
-    for name, command in COMMANDS.items():
-        by_name[name] = Parser(f"counterpoint {name}")
-        command.arguments(by_name[name])
-    return by_name
 
 
 if __name__ == "__main__":

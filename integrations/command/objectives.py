@@ -8,7 +8,6 @@ import json
 import re
 import sys
 from collections.abc import Iterator
-from functools import cache
 from pathlib import Path
 from textwrap import fill
 from typing import Any
@@ -16,8 +15,7 @@ from typing import Any
 import counterpoint as cp  # imports torch on first use of a name, so the parser starts without it
 from counterpoint.spec import check_names
 
-from .. import evidence
-from . import flags
+from .. import evidence, flags
 
 WIDTH = 100
 PLOT_WIDTH, PLOT_HEIGHT = 61, 9
@@ -25,11 +23,11 @@ ADVICE = {"use": "use", "first": "tune_first", "cost": "cost"}  # key in JSON: a
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("spec", nargs="*", help="names or specs to show in full; without any, all are listed")
-    parser.add_argument("--json", action="store_true", help="print JSON")
-    parser.add_argument(
-        "--plot", type=flags.file, metavar="FILE", help="draw the training weights over similarity, as a PNG (none)"
-    )
+    add = parser.add_argument
+    add("spec", nargs="*", help="names or specs to show in full; without any, all are listed")
+    add("--json", action="store_true", help="print JSON")
+    plot = "draw the training weights over similarity, as a PNG (none)"
+    add("--plot", type=flags.file, metavar="FILE", help=plot)
     parser.set_defaults(check=_check)
 
 
@@ -53,8 +51,7 @@ def command(arguments: argparse.Namespace) -> int:
 
         save(plot_weights(asked), arguments.plot)
         print(f"wrote {arguments.plot}", file=sys.stderr)
-    pieces = ([objective] if objective in named.values() else _pieces(objective) for objective in asked)
-    parts = [part for group in pieces for part in group]
+    parts = [part for one in asked for part in ([one] if one in named.values() else _pieces(one))]
     descriptions = [facts(type(part), part) for part in parts] or [facts(kind) for kind in cp.registry.values()]
     if arguments.json:
         print(json.dumps(descriptions, indent=1))
@@ -129,9 +126,8 @@ def _text(description: dict[str, Any]) -> Iterator[str]:
 def _checked(case: dict[str, Any]) -> str:
     """Compare an objective's value here with the reference value, which is known to 50 digits."""
     error = abs(case["here"] - case["reference"])
-    return f"{case['reference']:.10g} is its reference value of {case['spec']} on a small case; here it is " + (
-        "the same in every digit" if error == 0 else f"off by {error:.1g}"
-    )
+    here = "the same in every digit" if error == 0 else f"off by {error:.1g}"
+    return f"{case['reference']:.10g} is its reference value of {case['spec']} on a small case; here it is {here}"
 
 
 def _reflow(doc: str) -> Iterator[str]:
@@ -172,16 +168,13 @@ def picture(objective: cp.Objective) -> Iterator[str]:
     yield " " * 8 + f"{'-1':{PLOT_WIDTH // 2 - 1}} 0{'1':>{PLOT_WIDTH - PLOT_WIDTH // 2 - 1}}"
 
 
-@cache
-def references() -> dict[str, Any]:
-    """Load one case per objective whose value is known to 50 digits; ``tests/support/golden.py`` writes the file."""
-    text = Path(__file__).with_name("golden.json").read_text(encoding="utf-8")
-    return json.loads(text)  # type: ignore[no-any-return]
-
-
 def check(name: str) -> tuple[str, float, float] | None:
-    """Return the spec of an objective's reference case, the reference value and the value here; None without a case."""
-    if (case := references().get(name)) is None:
+    """Return the spec of an objective's reference case, the reference value and the value here; None without a case.
+
+    The values are known to 50 digits; ``tests/support/golden.py`` writes the file.
+    """
+    cases = json.loads(Path(__file__).with_name("golden.json").read_text(encoding="utf-8"))
+    if (case := cases.get(name)) is None:
         return None
     objective = cp.objective(case["spec"])
     arguments = {key: _tensors(value) for key, value in case["given"].items()}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 
-from . import flags
+from .. import flags
 
 FORMATS = ("terminal", "markdown", "html", "csv", "json")
 
@@ -16,16 +16,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("runs", nargs="+", type=flags.runs, metavar="RUNS", help="folders of runs, at any depth, or their URLs")
     add("--baseline", metavar="SPEC", help="the row to compare the others with (InfoNCE, if there is one)")
     add("--metric", action="append", default=[], metavar="NAME", help="a result; repeatable (the first)")
-    add(
-        "--margin", type=float, metavar="X", help="differences that do not matter (half a point of 100: .5 of percents)"
-    )
+    margin = "differences that do not matter (half a point of 100: .5 of percents)"
+    add("--margin", type=float, metavar="X", help=margin)
     add("--lower", action="store_true", help="smaller numbers are better")
-    add(
-        "--out",
-        type=flags.folder,
-        metavar="FOLDER",
-        help="write report.html, .md, .csv and .json, and plots to this folder (none)",
-    )
+    out = "write report.html, .md, .csv and .json, and plots to this folder (none)"
+    add("--out", type=flags.folder, metavar="FOLDER", help=out)
     add("--format", choices=FORMATS, default="terminal", help="what to print (%(default)s)")
     add("--json", dest="format", action="store_const", const="json", help="print JSON")
     parser.set_defaults(check=lambda arguments: flags.check_runs(arguments.runs))

@@ -27,8 +27,7 @@ def cell(
     """Return the arguments of one run.
 
     Args:
-        host: of ``counterpoint inject``.
-        seam: further flags of ``counterpoint inject``.
+        host, seam: the host of ``counterpoint inject``, and its further flags.
         script: the script and its arguments, with ``{seed}`` and ``{out}`` where they stand; secrets are not stored.
         code: checksum of the script, since an edited script is another one; what it imports is not watched.
         settings: those of the comparison.
@@ -44,12 +43,12 @@ def cell(
 
 def words(arguments: dict[str, Any], script: Sequence[str], out: Path) -> list[str]:
     """Return the script and its arguments, as they were typed, as a run has them."""
-    script = [*script]
+    script, seed = [*script], str(arguments["seed"])
     if arguments["length"] is not None:
         at, prefix, _ = length_of(script, arguments["equal_time"])
         script[at] = f"{prefix}{arguments['length']:g}"
-    script = [word.replace("{seed}", str(arguments["seed"])).replace("{out}", str(out)) for word in script]
-    return [*script, *([arguments["seed_flag"], str(arguments["seed"])] if arguments["seed_flag"] else [])]
+    script = [word.replace("{seed}", seed).replace("{out}", str(out)) for word in script]
+    return [*script, *([arguments["seed_flag"], seed] if arguments["seed_flag"] else [])]
 
 
 def length_of(script: Sequence[str], flag: str) -> tuple[int, str, float]:
@@ -58,8 +57,7 @@ def length_of(script: Sequence[str], flag: str) -> tuple[int, str, float]:
         if word == flag and at + 1 < len(script):
             at, prefix, text = at + 1, "", script[at + 1]
         elif word.startswith(f"{flag}="):
-            prefix, _, text = word.partition("=")
-            prefix += "="
+            prefix, text = f"{flag}=", word.removeprefix(f"{flag}=")
         else:
             continue
         try:

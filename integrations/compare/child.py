@@ -34,8 +34,7 @@ def main(words: Sequence[str]) -> int:
         store.seed_everything(request["seed"])
     code = inject.main(words[1:])
     if code == 0 and measures:
-        script = sys.modules["__main__"]
-        numbers = {text: measure(script) for text, measure in measures.items()}
+        numbers = {text: measure(sys.modules["__main__"]) for text, measure in measures.items()}
         Path(request["scores"]).write_text(json.dumps(store.as_json(numbers)), encoding="utf-8")
     return code
 

@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from counterpoint.names import check_known
 from counterpoint.plugins import inject, registry
 from counterpoint.plugins.arguments import Parser
 
-from ..command import flags
-from ..domain import defaults
+from .. import flags
 from .cells import length_of
 from .metrics import FILES
-from .settings import HOST, Settings
+from .settings import HOST, Settings, spec_or_host
 
 # of inject: what compare does itself, and what is not for comparing
 NOT_HERE = ("objective", "json", "counts", "report", "verify", "start", "steps", "apply", "list", "explain")
@@ -57,13 +56,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def _add_flags(parser: argparse.ArgumentParser) -> None:
     parser.take_flags = ("--seed-flag", "--equal-time")  # type: ignore[attr-defined]
+    objectives = "what to compare: specs, and host for the script's own loss (required)"
+    flags.add_objective(parser, objectives, spec_or_host)
     flags.add_settings(parser, Settings)
     flags.add_runs(parser)
-    flags.add_cells(parser)
-    flags.add_config(parser)
     parser.set_defaults(seeds=5)
+    group = parser.add_argument_group("where the loss is")
     for action in _seam_flags():
-        parser._add_action(action)
+        group._add_action(action)
 
 
 def _seam_flags() -> list[argparse.Action]:
@@ -76,80 +76,69 @@ def _seam_flags() -> list[argparse.Action]:
 def _check(arguments: argparse.Namespace) -> None:
     """Read the flags between the host and ``--``; raise what is wrong with names and files, before torch is there."""
     own = f"counterpoint compare {arguments.host}"
-    words, script = inject.split(arguments.script)
+    words, arguments.script = inject.split(arguments.script)
     parser = Parser(own, f"{own} [options] -- train.py ...")
     _add_flags(parser)
     parser.parse_args(words, arguments)
-    arguments.script = script
-    chosen = {k: tuple(v) if isinstance(v, list) else v for k, v in flags.chosen(arguments, Settings).items()}
-    settings = arguments.settings = Settings(**{**defaults(Settings), **chosen})
+    arguments.settings = Settings(**flags.chosen(arguments, Settings))
+    if arguments.host is not None:
+        check_known("unknown host", arguments.host, registry.names())
+    for fault in _faults(arguments, arguments.settings, arguments.script):
+        raise ValueError(fault)
+    if arguments.settings.equal_time is not None:
+        length_of(arguments.script, arguments.settings.equal_time)
+
+
+def _faults(arguments: argparse.Namespace, settings: Settings, script: Sequence[str]) -> Iterator[str]:
+    """Yield what is wrong with a comparison."""
     if arguments.host is None:
-        raise ValueError(f"which host? Known: {', '.join(registry.names())}")
-    check_known("unknown host", arguments.host, registry.names())
+        yield f"which host? Known: {', '.join(registry.names())}"
     if not script:
-        raise ValueError("which script? Put it behind --, with its own arguments: -- train.py --epochs 1")
+        yield "which script? Put it behind --, with its own arguments: -- train.py --epochs 1"
     if script[0] != "-m" and not Path(script[0]).is_file():
-        raise ValueError(f"script not found: {script[0]}")
-    _check_objectives(settings)
-    _check_seeds(settings, script)
-    _check_files(settings, script, flags.concurrent(arguments))
-    _check_tuning(settings)
-    if (arguments.list_cells or arguments.cell is not None) and (settings.tune or settings.equal_time is not None):
-        raise ValueError("--cell, --list-cells: --tune and --equal-time choose runs by earlier ones; use --on instead.")
-    if settings.equal_time is not None:
-        length_of(script, settings.equal_time)
-
-
-def _check_objectives(settings: Settings) -> None:
-    if len(set(settings.objectives)) < 2:
-        raise ValueError(f"--objectives: expected two or more, such as {HOST} hcl:t=0.1, got {settings.objectives}")
-    if settings.baseline is not None and settings.baseline not in settings.objectives:
-        raise ValueError(f"--baseline {settings.baseline}: it is not among the objectives")
+        yield f"script not found: {script[0]}"
+    if len(set(settings.objective)) < 2:
+        yield f"--objective: expected two or more, such as {HOST} hcl:t=0.1, got {settings.objective}"
+    if settings.baseline is not None and settings.baseline not in settings.objective:
+        yield f"--baseline {settings.baseline}: it is not among the objectives"
     if settings.margin is not None and not settings.margin >= 0:
-        raise ValueError(f"--margin: expected a number of at least 0, got {settings.margin}")
+        yield f"--margin: expected a number of at least 0, got {settings.margin}"
     if not settings.metric:
-        raise ValueError("--metric: which number is compared? Such as json:results.json:accuracy")
+        yield "--metric: which number is compared? Such as json:results.json:accuracy"
     names = [metric.name for metric in settings.metric]
-    for name in names:
-        if names.count(name) > 1:
-            raise ValueError(
-                f"--metric: two are named {name!r}; name one of them, as in other={settings.metric[-1].text}"
-            )
-
-
-def _check_seeds(settings: Settings, script: Sequence[str]) -> None:
-    ways = [settings.seed_flag is not None, any("{seed}" in word for word in script), settings.set_seed]
-    if sum(ways) != 1:
-        raise ValueError(
-            f"how does the script get its seed? Expected one way, got {sum(ways)}: --seed-flag --seed for a flag of "
-            "its own, {seed} among its arguments, or --set-seed, which seeds Python, numpy and torch before it starts"
+    if twice := [name for name in names if names.count(name) > 1]:
+        yield f"--metric: two are named {twice[0]!r}; name one of them, as in other={settings.metric[-1].text}"
+    ways = settings.set_seed + (settings.seed_flag is not None) + any("{seed}" in word for word in script)
+    if ways != 1:
+        yield (
+            f"how does the script get its seed? Expected one way, got {ways}: --seed-flag --seed for a flag of its "
+            "own, {seed} among its arguments, or --set-seed, which seeds Python, numpy and torch before it starts"
         )
-
-
-def _check_tuning(settings: Settings) -> None:
+    yield from _file_faults(settings, script, flags.concurrent(arguments))
     if not settings.tune:
         for flag, value in (("--tune-metric", settings.tune_metric), ("--grid", settings.grid)):
             if value is not None:
-                raise ValueError(f"{flag}: has no effect without --tune N, the runs per objective")
+                yield f"{flag}: has no effect without --tune N, the runs per objective"
     elif settings.tune_metric is None:
-        raise ValueError("--tune: by which number? --tune-metric names one on validation data, such as json:FILE:KEY")
+        yield "--tune: by which number? --tune-metric names one on validation data, such as json:FILE:KEY"
     elif settings.tune_metric[:3] in [metric[:3] for metric in settings.metric]:
-        raise ValueError("--tune-metric: the number that is compared must not choose settings; name one of other data")
+        yield "--tune-metric: the number that is compared must not choose settings; name one of other data"
+    if (arguments.list_cells or arguments.cell is not None) and (settings.tune or settings.equal_time is not None):
+        yield "--cell, --list-cells: --tune and --equal-time choose runs by earlier ones; use --on instead."
 
 
-def _check_files(settings: Settings, script: Sequence[str], jobs: int) -> None:
-    here = Path.cwd()
-    file = Path(script[0])
+def _file_faults(settings: Settings, script: Sequence[str], jobs: int) -> Iterator[str]:
+    here, file = Path.cwd(), Path(script[0])
     if settings.copy and (file.is_absolute() or not file.resolve().is_relative_to(here.resolve())):
-        raise ValueError(f"--copy: copies this folder; expected a script in it, relative to it, got {file}")
+        yield f"--copy: copies this folder; expected a script in it, relative to it, got {file}"
     for link in settings.link:
         if not settings.copy:
-            raise ValueError(f"--link {link}: has no effect without --copy")
+            yield f"--link {link}: has no effect without --copy"
         if Path(link).is_absolute() or not (here / link).exists():
-            raise ValueError(f"--link {link}: expected a file or folder in this one")
+            yield f"--link {link}: expected a file or folder in this one"
     read = [metric.text for metric in (*settings.metric, settings.tune_metric) if metric and metric.kind in FILES]
     if jobs > 1 and read and not settings.copy and not any("{out}" in word for word in script):
-        raise ValueError(
+        yield (
             f"--jobs {jobs}: runs at the same time would overwrite what {read[0]} reads: let the script write to "
             "{out}, the folder of each run, as in -- train.py --output_dir {out}, or give each its own copy with --copy"
         )

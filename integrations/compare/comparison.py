@@ -17,13 +17,14 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-import counterpoint as cp
 from counterpoint.plugins import inject, registry
 from counterpoint.plugins.arguments import Parser
 from counterpoint.plugins.launch import Script
 
-from .. import report, store
-from ..command import coordinate, flags, tune
+from .. import flags, report, store
+from ..search.commands import FIRST_SEED
+from ..search.coordinate import Scores, best_of, coordinate, search
+from ..search.grids import GRIDS, grids_of
 from ..store.cell import row_name
 from ..store.executors import LOCAL
 from ..store.grid import prepare
@@ -41,7 +42,7 @@ MOST = 3  # failed runs whose output is shown
 TOLERANCE = 1.2  # ratio of times up to which two rows take equally long
 UNTUNED = "no objective was tuned: each has the setting it was given; --tune N --tune-metric METRIC tunes all equally"
 # what is tried of parameters without a grid of their own in every domain
-GRIDS = {"temperature": (0.05, 0.1, 0.2, 0.5, 1.0), "mu": (0.3, 0.5, 0.7, 0.9), "sigma": (0.5, 1.0), **tune.GRIDS}
+PAPERS = {"temperature": (0.05, 0.1, 0.2, 0.5, 1.0), "mu": (0.3, 0.5, 0.7, 0.9), "sigma": (0.5, 1.0), **GRIDS}
 
 
 class Comparison:
@@ -50,8 +51,7 @@ class Comparison:
     def __init__(self, arguments: argparse.Namespace, seam: Sequence[str]) -> None:
         self.arguments = arguments
         self.settings: Settings = arguments.settings
-        self.metrics: Sequence[Metric] = self.settings.metric
-        self.specs = list(dict.fromkeys(self.settings.objectives))
+        self.specs = list(dict.fromkeys(self.settings.objective))
         self.baseline = self.settings.baseline or (HOST if HOST in self.specs else self.specs[0])
         script = arguments.script
         file = Script.of(script)[0].path
@@ -66,20 +66,26 @@ class Comparison:
 
     def run(self) -> int:
         """Run everything, print the report, and return the exit code."""
-        settings, seeds = self.settings, range(self.arguments.seed, self.arguments.seed + self.arguments.seeds)
+        settings, given = self.settings, self.arguments
+        seeds = range(given.seed, given.seed + given.seeds)
         if settings.tune:
             self._tune()
         else:
             self.notes.append(UNTUNED)
-        if not self.arguments.json:
-            where = f"{self.arguments.out}/{cells.DOMAIN}"
+        if not given.json:
+            where = f"{given.out}/{cells.DOMAIN}"
             print_line(f"{len(self.specs)} objectives, {len(seeds)} seeds; what the runs print: {LOG} in {where}")
         runs = self._run_cells([self.cell(spec, seed) for seed, spec in product(seeds, self.specs)])
         baseline = row_name({"objective": self.baseline})
         if settings.equal_time is not None and (done := _done(runs)):
-            _, _, length = cells.length_of(self.arguments.script, settings.equal_time)
+            _, _, length = cells.length_of(given.script, settings.equal_time)
             lengths = equal_lengths(done, baseline, length)
-            runs += self._run_cells(list(self._shorter(seeds, lengths)))
+            slow = [(seed, spec, row_name({"objective": spec})) for seed, spec in product(seeds, self.specs)]
+            runs += self._run_cells(
+                self.cell(spec, seed, label=f"{row} at equal time", length=lengths[row])
+                for seed, spec, row in slow
+                if row in lengths
+            )
         failed = [run for run in runs if not run.done]
         for run in failed[:MOST]:
             if lines := last_lines(run):
@@ -96,7 +102,7 @@ class Comparison:
         known = baseline if any(run.name == baseline for run in done) else None
         summary = report.summarise(done, baseline=known, metrics=names, lower=settings.lower, margin=settings.margin)
         summary.notes[:0] = self.notes
-        print(report.RENDER["json" if self.arguments.json else "terminal"](summary))
+        print(report.RENDER["json" if given.json else "terminal"](summary))
         print(f"runs and logs: {done[0].address.rsplit('/', 2)[0]}", file=sys.stderr)
         return 1 if failed or errors else 0
 
@@ -109,14 +115,8 @@ class Comparison:
         self.specs = list(dict.fromkeys(best.get(spec, spec) for spec in self.specs))
         self.baseline = best.get(self.baseline, self.baseline)
 
-    def _shorter(self, seeds: Iterable[int], lengths: Mapping[str, float]) -> Iterator[dict[str, Any]]:
-        """Yield the cells of what is slower than the baseline, as long as the baseline takes."""
-        for seed, spec in product(seeds, self.specs):
-            if (length := lengths.get(name := row_name({"objective": spec}))) is not None:
-                yield self.cell(spec, seed, label=f"{name} at equal time", length=length)
-
-    def _run_cells(self, cells: Sequence[Mapping[str, Any]], metrics: Sequence[Metric] | None = None) -> list[Run]:
-        metrics, given = metrics or self.metrics, self.arguments
+    def _run_cells(self, cells: Iterable[Mapping[str, Any]], metrics: Sequence[Metric] = ()) -> list[Run]:
+        cells, metrics, given = list(cells), metrics or self.settings.metric, self.arguments
         if given.resume:
             read_again([Run(given.out, cell) for cell in cells], metrics)
         run_script = partial(train, script=given.script, metrics=metrics, jobs=flags.concurrent(given))
@@ -151,9 +151,11 @@ def _done(runs: Iterable[Run]) -> list[Run]:
 
 
 def _time_notes(runs: Sequence[Run], baseline: str, flag: str | None) -> Iterator[str]:
+    """Yield how long steps took, and the lengths of rows at equal time."""
     times = step_times(runs, baseline)
     if times:
-        shown = [f"{row} {_range(values)}" for row, values in times.items()]
+        ranges = {row: f" ({min(some):.2f} to {max(some):.2f})" * (len(some) > 1) for row, some in times.items()}
+        shown = [f"{row} {median(values):.2f}{ranges[row]}" for row, values in times.items()]
         yield f"time of a step, as a multiple of {baseline}'s: {', '.join(shown)}"
     slow = [row for row, values in times.items() if min(values) > TOLERANCE]
     if slow and flag is None:
@@ -165,17 +167,10 @@ def _time_notes(runs: Sequence[Run], baseline: str, flag: str | None) -> Iterato
     yield from (f"{row}: {flag} {length:g}" for row, length in lengths.items())
 
 
-def _range(values: Sequence[float]) -> str:
-    spread = f" ({min(values):.2f} to {max(values):.2f})" if len(values) > 1 else ""
-    return f"{median(values):.2f}{spread}"
-
-
 def _same_numbers(runs: Sequence[Run]) -> bool:
-    """Whether there are several seeds, and no row's numbers depend on them."""
-    values: dict[str, set[str]] = defaultdict(set)
-    for run in runs:
-        values[run.name].add(json.dumps(run.record["result"]))
-    return len({run.arguments["seed"] for run in runs}) > 1 and all(len(results) == 1 for results in values.values())
+    """Return whether there are several seeds, and no row's numbers depend on them."""
+    rows = {(run.name, json.dumps(run.record["result"])) for run in runs}
+    return len({run.arguments["seed"] for run in runs}) > 1 and len(rows) == len({run.name for run in runs})
 
 
 def _doubts(runs: Sequence[Run]) -> Iterator[str]:
@@ -185,7 +180,7 @@ def _doubts(runs: Sequence[Run]) -> Iterator[str]:
         yield f"all seeds give the same numbers: no verdict, only seed {seed} is shown; {NO_SEED}"
     if changed := sorted({file for run in runs for file in run.details.get("changed", ())}):
         yield (
-            f"the folder that runs at the same time share has changed meanwhile ({', '.join(changed[:5])}): if they "
+            f"the folder that runs at the same time share has changed meanwhile ({', '.join(changed[:4])}): if they "
             "have written there what they also read, they were not independent; --copy gives each its own"
         )
 
@@ -237,36 +232,24 @@ def tuned(
 ) -> dict[str, str]:
     """Return the best spec that the search from each objective has found; what has nothing to tune is left out.
 
-    Args:
-        specs: of the objectives to start from.
-        settings: those of the comparison.
-        make_cell: makes a cell from a spec, a seed and more.
-        run_cells: runs cells, and returns their runs, failed ones too.
+    ``make_cell`` makes a cell from a spec, a seed and more; ``run_cells`` returns the runs of cells, failed ones too.
     """
     assert settings.tune_metric is not None
     name, sign = settings.tune_metric.name, -1 if settings.lower else 1
+    own = None if settings.grid is None else dict(settings.grid)
 
-    def measure(specs: list[str]) -> dict[str, float]:
-        runs = run_cells([make_cell(spec, tune.FIRST_SEED, purpose=TUNING) for spec in specs])
+    def measure(specs: list[str]) -> Scores:
+        runs = run_cells([make_cell(spec, FIRST_SEED, purpose=TUNING) for spec in specs])
         return {spec: sign * (run.result or {}).get(name, math.nan) for spec, run in zip(specs, runs, strict=True)}
 
     best = {}
     for spec in specs:
-        grids = {} if spec == HOST else _grids(spec, settings)
-        if not grids:
-            continue
-        best[spec], scores = coordinate.search(spec, grids, settings.tune, measure)
-        if math.isnan(scores[best[spec]]):
-            raise ValueError(f"--tune: all runs of {spec} have failed.")
+        if spec != HOST and (grids := grids_of(spec, PAPERS, own, strict=False)):
+            scores = search(partial(coordinate, spec, grids, settings.tune), measure)
+            best[spec] = best_of(scores)
+            if math.isnan(scores[best[spec]]):
+                raise ValueError(f"--tune: all runs of {spec} have failed.")
     return best
-
-
-def _grids(spec: str, settings: Settings) -> dict[str, tuple[float, ...]]:
-    """Return the values to try of the parameters that a spec has."""
-    names = set(tune.parameters(cp.objective(spec).to_dict()))
-    wanted = GRIDS if settings.grid is None else {tune.long(name): values for name, values in settings.grid}
-    own = {name: values for name, values in wanted.items() if name in names}
-    return tune.grids_of(spec, "", own) if own else {}
 
 
 # ---- how much each objective computes ----------------------------------------------------------
@@ -279,14 +262,11 @@ def uneven(runs: Iterable[Run]) -> Iterator[tuple[Run, str]]:
         if run.arguments["length"] is None:
             seeds[run.arguments["seed"]].append(run)
     for members in seeds.values():
-        most = max(members, key=calls)
+        most = max(members, key=lambda run: run.details["calls"])
         for run in members:
-            if calls(run) < calls(most):
-                yield run, f"{run.title}: the loss was reached {calls(run)} times, with {most.name} {calls(most)} times"
-
-
-def calls(run: Run) -> int:
-    return run.details["calls"]  # type: ignore[no-any-return]
+            calls, more = run.details["calls"], most.details["calls"]
+            if calls < more:
+                yield run, f"{run.title}: the loss was reached {calls} times, with {most.name} {more} times"
 
 
 def step_times(runs: Iterable[Run], baseline: str) -> dict[str, list[float]]:

@@ -6,16 +6,15 @@ import argparse
 import csv
 import json
 import re
+import runpy
+import shutil
 import sys
 from collections.abc import Callable, Iterable
-from importlib import util
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from counterpoint.names import check_known, nearest
-
-if TYPE_CHECKING:
-    from .written import Written
 
 FORMS = {
     "json": "json:FILE:KEY",
@@ -27,17 +26,11 @@ FORMS = {
     "script": "script:FILE:FUNCTION",
 }
 FILES = ("json", "csv", "text", "tensorboard")  # what the script has written
+SCORES = "scores.json"  # what functions in the script's process have returned
 
 
 class Metric(NamedTuple):
-    """A number to read: of which ``kind``, from which ``place``, ``what`` there, under which ``name``.
-
-    ``json``, ``csv``, ``text`` and ``tensorboard`` read files, given relative to ``{out}`` or to the folder where the
-    script runs, ``*`` allowed; of several values the last counts. ``output`` is a regular expression over what the
-    script prints. ``python`` calls a function with the folder ``{out}`` when the script has ended; ``script`` calls one
-    with the script's module in the script's own process, for scripts that store nothing. Both return a number, or a
-    dict of numbers.
-    """
+    """A number to read, as ``--help`` lists them: its ``kind``, the file, folder or function, and a name."""
 
     kind: str
     place: str
@@ -86,6 +79,51 @@ def _named_after(pattern: str, text: str) -> str:
     return next(iter(compiled.groupindex), words or "value")
 
 
+@dataclass(frozen=True)
+class Written:
+    """The files that a script has written in a run, told apart from those of other runs."""
+
+    out: Path  # the folder {out} of the run
+    folder: Path  # where the script ran
+    log: Path  # what it printed
+    began: int  # times in nanoseconds, those of the file system
+    ended: int
+    shared: bool  # whether other runs may have written to ``folder`` meanwhile
+
+    def find(self, pattern: str) -> list[Path]:
+        """Return the files that match, all those in a folder that does; copy them to ``out`` if they lie elsewhere."""
+        if found := _files(self.out, pattern):
+            return found
+        if not (found := _files(self.folder, pattern)):
+            raise FileNotFoundError(f"no {pattern} in {self.out}, nor in {self.folder}")
+        current = [file for file in found if self.began <= file.stat().st_mtime_ns <= self.ended]
+        if not current:
+            when = "before this run began" if found[-1].stat().st_mtime_ns < self.began else "after this run had ended"
+            raise ValueError(f"{found[-1]} was written {when}, so it is not of this run")
+        if self.shared:
+            raise ValueError(
+                f"{current[0]} lies in a folder that runs share, so it may be of another run: let the script write it "
+                "to {out}, the folder of each run, or give each run its own copy of the folder with --copy"
+            )
+        copies = [self.out / file.relative_to(self.folder) for file in current]
+        for file, copy in zip(current, copies, strict=True):
+            copy.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(file, copy)
+        return copies
+
+    def text(self, pattern: str) -> str:
+        """Return the text of the file that matches; raise ``ValueError`` if several do."""
+        found = self.find(pattern)
+        if len(found) > 1:
+            raise ValueError(f"{pattern} may mean {' or '.join(map(str, found[:4]))}")
+        return found[0].read_text(encoding="utf-8", errors="replace")
+
+
+def _files(folder: Path, pattern: str) -> list[Path]:
+    found = [file for path in folder.glob(pattern) for file in (path.rglob("*") if path.is_dir() else [path])]
+    return sorted(file for file in found if file.is_file())
+
+
 def read(metrics: Iterable[Metric], written: Written) -> dict[str, float]:
     """Return the numbers of a run by their names; raise ``ValueError`` where one is missing."""
     numbers: dict[str, float] = {}
@@ -101,7 +139,7 @@ def read(metrics: Iterable[Metric], written: Written) -> dict[str, float]:
 
 
 def _json(metric: Metric, written: Written) -> Any:
-    text = written.one(metric.place).read_text(encoding="utf-8")
+    text = written.text(metric.place)
     try:
         value = json.loads(text)
     except ValueError:  # JSON lines
@@ -122,11 +160,10 @@ def _json(metric: Metric, written: Written) -> Any:
 
 
 def _csv(metric: Metric, written: Written) -> Any:
-    with written.one(metric.place).open(encoding="utf-8", newline="") as file:
-        rows = csv.DictReader(file)
-        cells = [row.get(metric.what) for row in rows]
-        check_known("no column", metric.what, rows.fieldnames or (), KeyError)
-    return _last([cell for cell in cells if cell], f"the column {metric.what!r} is empty")
+    rows = csv.DictReader(written.text(metric.place).splitlines(keepends=True))
+    cells = [cell for row in rows if (cell := row.get(metric.what))]
+    check_known("no column", metric.what, rows.fieldnames or (), KeyError)
+    return _last(cells, f"the column {metric.what!r} is empty")
 
 
 def _tensorboard(metric: Metric, written: Written) -> float:
@@ -148,12 +185,13 @@ def _tensorboard(metric: Metric, written: Written) -> float:
 
 
 def _text(metric: Metric, written: Written) -> str:
-    file = written.log if metric.kind == "output" else written.one(metric.place)
-    text = file.read_text(encoding="utf-8", errors="replace")
-    if metric.kind == "output":  # the script's own, not what was said about its loss
-        text = "".join(line for line in text.splitlines(keepends=True) if not line.startswith("counterpoint: "))
-    found = re.findall(metric.what, text, re.M)
-    return _last(found, f"nothing in {file} matches")
+    return _last(re.findall(metric.what, written.text(metric.place), re.M), f"nothing in {metric.place} matches")
+
+
+def _output(metric: Metric, written: Written) -> str:
+    lines = written.log.read_text(encoding="utf-8", errors="replace").splitlines(keepends=True)
+    text = "".join(line for line in lines if not line.startswith("counterpoint: "))  # which is not the script's own
+    return _last(re.findall(metric.what, text, re.M), f"nothing in {written.log} matches")
 
 
 def _last(values: list[str], otherwise: str) -> str:
@@ -173,30 +211,16 @@ def _script(metric: Metric, written: Written) -> Any:
     return scores[metric.text]
 
 
-SCORES = "scores.json"  # what functions in the script's process have returned
-
-_READERS: dict[str, Callable[[Metric, Written], Any]] = {
-    "json": _json,
-    "csv": _csv,
-    "text": _text,
-    "output": _text,
-    "tensorboard": _tensorboard,
-    "python": _python,
-    "script": _script,
-}
+_READERS: dict[str, Callable[[Metric, Written], Any]]
+_READERS = {"json": _json, "csv": _csv, "text": _text, "output": _output, "tensorboard": _tensorboard}
+_READERS |= {"python": _python, "script": _script}
 
 
 def function(metric: Metric) -> Callable[[Any], Any]:
     """Return the function that a metric calls; its file may import its neighbours."""
     file = Path(metric.place)
-    spec = util.spec_from_file_location(f"_counterpoint_metric_{file.stem}", file)
-    assert spec is not None
-    assert spec.loader is not None
-    module = util.module_from_spec(spec)
     sys.path.append(str(file.parent))
-    spec.loader.exec_module(module)
-    found = getattr(module, metric.what, None)
-    if not callable(found):
-        known = [name for name, value in vars(module).items() if callable(value)]
-        raise ValueError(f"{file} has no function {metric.what!r}.{nearest(metric.what, known)}")
-    return found  # type: ignore[no-any-return]
+    names = runpy.run_path(str(file), run_name=f"_counterpoint_metric_{file.stem}")
+    functions = {name: value for name, value in names.items() if callable(value)}
+    check_known(f"{file} has no function", metric.what, functions)
+    return functions[metric.what]  # type: ignore[no-any-return]

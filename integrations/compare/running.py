@@ -8,7 +8,7 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from itertools import takewhile
 from pathlib import Path
@@ -19,8 +19,7 @@ from ..store.progress import print_line
 from ..store.run import Run
 from . import child
 from .cells import words
-from .metrics import SCORES, Metric, read
-from .written import Written, changed_files, copy_folder
+from .metrics import SCORES, Metric, Written, read
 
 PATIENCE = 10.0  # seconds that a script has to end when it is interrupted
 SHOWN = 10  # lines of the output of a script that failed
@@ -28,6 +27,8 @@ NO_SEED = (
     "does the script set a seed itself, such as TrainingArguments(seed=12)? Make it a flag, and name it by --seed-flag"
 )
 LOG, ENDED, OUT, WORK, SEAM = "log.txt", "ended.json", "out", "work", "seam.json"
+SKIPPED = (".git", "__pycache__")
+MOST = 20_000  # files that are looked at to find those that runs share
 
 
 class ScriptError(RuntimeError):
@@ -35,26 +36,18 @@ class ScriptError(RuntimeError):
 
 
 def train(run: Run, script: Sequence[str], metrics: Sequence[Metric], jobs: int) -> None:
-    """Run the script, unless it has ended well already, and read its numbers.
+    """Run the script, as it was typed, unless it has ended well already, and read its numbers.
 
-    Args:
-        run: whose arguments have the script without its secrets.
-        script: the script and its arguments, as they were typed.
-        metrics: which numbers to read.
-        jobs: how many runs there are at a time.
+    A run's own arguments have the script without its secrets. ``jobs`` says how many runs there are at a time.
     """
     if not (run.path / ENDED).exists():
         _execute(run, script, metrics, jobs)
     finish(run, metrics)
     shutil.rmtree(run.path / WORK, ignore_errors=True)
-    if _repeats(run, 1) and not _repeats(run, 2):  # told once, and soon
+    seeds = [run.arguments["seed"] - back for back in (1, 2)]
+    before = [seed >= 0 and Run(run.store, {**run.arguments, "seed": seed}).result == run.result for seed in seeds]
+    if before == [True, False]:  # told once, and soon
         print_line(f"{run.title}: the same numbers as of the seed before: {NO_SEED}")
-
-
-def _repeats(run: Run, back: int) -> bool:
-    """Whether the run so many seeds before has given the same numbers."""
-    seed = run.arguments["seed"] - back
-    return seed >= 0 and Run(run.store, {**run.arguments, "seed": seed}).result == run.result
 
 
 def finish(run: Run, metrics: Sequence[Metric]) -> None:
@@ -101,20 +94,12 @@ def _execute(run: Run, script: Sequence[str], metrics: Sequence[Metric], jobs: i
     }
     command = [sys.executable, "-m", child.__name__, json.dumps(request), arguments["host"]]
     command += [f"--objective={arguments['objective']}", *arguments["seam"], f"--counts={path / SEAM}", "--"]
+    command += words(arguments, script, path / OUT)
     environment = {"PYTHONHASHSEED": str(arguments["seed"]), "PYTHONUNBUFFERED": "1", **os.environ}
     with (path / LOG).open("wb") as log:
         began = (path / LOG).stat().st_mtime_ns  # the file system's time, which may lag
-        code = _wait_for(
-            subprocess.Popen(
-                [*command, *words(arguments, script, path / OUT)],
-                cwd=folder,
-                env=environment,
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
-            )
-        )
+        streams: dict[str, Any] = {"stdin": subprocess.DEVNULL, "stdout": log, "stderr": subprocess.STDOUT}
+        code = _wait_for(subprocess.Popen(command, cwd=folder, env=environment, start_new_session=True, **streams))
     seam = json.loads((path / SEAM).read_text(encoding="utf-8")) if (path / SEAM).exists() else {}
     if code or not seam:
         lines = last_lines(run)
@@ -128,6 +113,34 @@ def _execute(run: Run, script: Sequence[str], metrics: Sequence[Metric], jobs: i
         ended["changed"] = sorted(map(str, changed_files(folder, began, without=root)))[:SHOWN]
     with atomic(path / ENDED) as file:
         file.write(json.dumps({**ended, "calls": seam["calls"], "step_seconds": seam["step_seconds"]}).encode())
+
+
+def copy_folder(source: Path, target: Path, links: Sequence[str], without: Path) -> None:
+    """Copy a folder but for version control and caches, and ``without`` the store; link what ``links`` names."""
+    linked = [source / link for link in links]
+
+    def ignored(folder: str, names: list[str]) -> list[str]:
+        return [name for name in names if name in SKIPPED or Path(folder, name) in (without, *linked)]
+
+    shutil.copytree(source, target, symlinks=True, ignore=ignored)
+    for path in linked:
+        (target / path.relative_to(source)).symlink_to(path)
+
+
+def changed_files(folder: Path, since: int, without: Path) -> Iterator[Path]:
+    """Yield files below a folder that have changed since a time, hidden ones and the store left out."""
+    seen = 0
+    for root, folders, files in os.walk(folder):
+        folders[:] = [
+            name for name in folders if name not in SKIPPED and name[0] != "." and Path(root, name) != without
+        ]
+        seen += len(files)
+        if seen > MOST:
+            return
+        for file in (Path(root, name) for name in files):
+            with suppress(OSError):  # a link to nowhere, or deleted meanwhile
+                if file.stat().st_mtime_ns >= since:
+                    yield file.relative_to(folder)
 
 
 def _wait_for(process: subprocess.Popen[Any]) -> int:

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ..command import flags
-from ..command.tune import grid
+from .. import flags
 from ..domain import setting
+from ..search.grids import grid
 from .metrics import Metric
 
 HOST = "host"  # the script's own loss, as in counterpoint.plugins.host and in cells, which both need torch
 
 
-def objective(text: str) -> str:
+def spec_or_host(text: str) -> str:
     """A type for argparse: a spec, or the script's own loss."""
     return text if text == HOST else flags.spec(text)
 
@@ -21,14 +22,8 @@ def objective(text: str) -> str:
 class Settings:
     """What ``counterpoint compare`` runs, reads and compares."""
 
-    objectives: tuple[str, ...] = setting(
-        (),
-        "what to compare: specs, and host for the script's own loss (required)",
-        type=objective,
-        nargs="+",
-        metavar="SPEC",
-    )
-    metric: tuple[Metric, ...] = setting(
+    objective: Sequence[str] = setting((), flag=False)
+    metric: Sequence[Metric] = setting(
         (),
         "the numbers to compare, one or more, such as json:results.json:test.accuracy (required)",
         type=Metric.parse,
@@ -40,20 +35,17 @@ class Settings:
         None, "differences that do not matter (half a point of 100: .5 of percents)", type=float
     )
     baseline: str | None = setting(
-        None, "what the others are compared with (host, or the first)", type=objective, metavar="SPEC"
+        None, "what the others are compared with (host, or the first)", type=spec_or_host, metavar="SPEC"
     )
     seed_flag: str | None = setting(
-        None,
-        "the script's own flag for its seed, such as --seed; {seed} among its arguments works too (none)",
-        type=str,
-        metavar="FLAG",
+        None, "the script's own flag for its seed, such as --seed; or put {seed} among its arguments (none)", type=str
     )
     set_seed: bool = setting(False, "seed Python, numpy and torch before the script starts; for one without a seed")
     tune: int = setting(0, "runs per objective to tune its parameters with, equally many for each", low=0)
     tune_metric: Metric | None = setting(  # noqa: RUF009
         None, "a number on validation data, by which to tune (required by --tune)", type=Metric.parse, metavar="METRIC"
     )
-    grid: tuple[tuple[str, tuple[float, ...]], ...] | None = setting(
+    grid: Sequence[tuple[str, tuple[float, ...]]] | None = setting(
         None,
         "tune only these parameters, over these values, as t=0.1,0.2 (a few of each)",
         type=grid,
@@ -65,11 +57,8 @@ class Settings:
         "the script's own flag for its length, such as --epochs: whatever takes longer per step than the baseline is "
         "also trained for as long as the baseline (none)",
         type=str,
-        metavar="FLAG",
     )
     copy: bool = setting(False, "run the script in a copy of this folder, one for each run")
-    link: tuple[str, ...] = setting(
-        (), "with --copy: large data, which is linked instead (none)", nargs="+", metavar="FOLDER"
-    )
+    link: Sequence[str] = setting((), "with --copy: large data to link instead (none)", nargs="+", metavar="FOLDER")
     any_length: bool = setting(False, "runs may reach the loss differently often, as with early stopping")
     name: str | None = setting(None, "what tables and folders call the comparison (the script)", type=str)

@@ -8,7 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..command import flags
+from .. import flags
 from ..domain import check_choice
 from .settings import CURL_TASKS, Settings, tasks
 
@@ -22,9 +22,7 @@ def train_arguments(parser: argparse.ArgumentParser) -> None:
     parser.set_defaults(seed=1)
     tasks = f"tasks of the suite, such as {', '.join(CURL_TASKS)} (cartpole-swingup)"
     parser.add_argument("--task", nargs="+", default=["cartpole-swingup"], metavar="NAME", help=tasks)
-    flags.add_settings(parser, Settings)
-    flags.add_cells(parser)
-    flags.add_config(parser)
+    flags.add_settings(parser.add_argument_group("training"), Settings)
     parser.set_defaults(check=_check_train)
 
 

@@ -1,4 +1,4 @@
-"""``counterpoint train graph`` and ``counterpoint eval tu``; the parsers need neither torch nor PyG."""
+"""``counterpoint train graph`` and ``counterpoint eval graph``; the parsers need neither torch nor PyG."""
 
 from __future__ import annotations
 
@@ -6,11 +6,10 @@ import argparse
 import json
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
-from pathlib import Path
 from statistics import mean, stdev
 from typing import TYPE_CHECKING, Any
 
-from ..command import flags
+from .. import flags
 from ..domain import check, defaults
 from .presets import PRESETS, preset
 from .settings import PROBES, Settings, check_dataset
@@ -23,17 +22,16 @@ if TYPE_CHECKING:
 def train_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the flags of ``counterpoint train graph``."""
     flags.add_arguments(parser, "infonce:t=0.2,denominator=negatives", Settings, PRESETS)
-    parser.add_argument("--dataset", nargs="+", default=["demo"], metavar="NAME", help="TU data sets, or demo (demo)")
-    flags.add_settings(parser, Settings)
-    flags.add_cells(parser)
-    flags.add_config(parser)
+    parser.add_argument("--data", nargs="+", default=["demo"], metavar="NAME", help="TU data sets, or demo (demo)")
+    flags.add_root(parser)
+    flags.add_settings(parser.add_argument_group("training"), Settings)
     parser.set_defaults(check=_check_train)
 
 
 def _check_train(arguments: argparse.Namespace) -> None:
     """Raise what is wrong with names and folders; called before torch is imported."""
-    flags.use_data("data", arguments.data)
-    for dataset in arguments.dataset:
+    flags.use_root(arguments)
+    for dataset in arguments.data:
         check_dataset(dataset)
         check(Settings, {**defaults(Settings), **settings(arguments, dataset)})
 
@@ -52,7 +50,7 @@ def train_command(arguments: argparse.Namespace) -> int:
     from .cells import bag, cell, untrained
 
     cells, bare = [], []
-    for dataset in arguments.dataset:
+    for dataset in arguments.data:
         spec = preset(arguments.preset or "graphcl", dataset).objective
         changes = settings(arguments, dataset)
         bare.append(cell(dataset, None, arguments.seed, **changes))
@@ -75,22 +73,22 @@ def _training(cells: Iterable[Mapping[str, Any]]) -> Callable[[Run], None]:
 
 
 def eval_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the flags of ``counterpoint eval tu``."""
+    """Add the flags of ``counterpoint eval graph``."""
     add = parser.add_argument
     add("runs", nargs="+", type=flags.runs, help="folders of runs, at any depth, their URLs, or hf://owner/name")
-    add("--dataset", metavar="NAME", help="TU data set to evaluate on (what each run was trained on)")
+    add("--data", metavar="NAME", help="TU data set to evaluate on (what each run was trained on)")
     add("--probe", nargs="+", choices=PROBES, default=["svm"], help="classifiers (svm)")
     add("--folds", type=flags.whole(2), default=10, metavar="N", help="test folds (%(default)s)")
     add("--seeds", type=flags.whole(1), default=5, metavar="N", help="random splits into folds (%(default)s)")
-    add("--data", type=Path, metavar="FOLDER", help="data sets ($COUNTERPOINT_DATA)")
+    flags.add_root(parser)
     add("--json", action="store_true", help="print JSON")
     parser.set_defaults(check=_check_eval)
 
 
 def _check_eval(arguments: argparse.Namespace) -> None:
-    flags.use_data("data", arguments.data)
+    flags.use_root(arguments)
     flags.check_runs(arguments.runs)
-    check_dataset(arguments.dataset or "demo")
+    check_dataset(arguments.data or "demo")
 
 
 def eval_command(arguments: argparse.Namespace) -> int:
@@ -104,7 +102,7 @@ def eval_command(arguments: argparse.Namespace) -> int:
     embeddings: dict[tuple[str, str, str], tuple[GraphSet, Any]] = {}
 
     def embed(run: Run) -> tuple[GraphSet, dict[tuple[str, str], Any]]:
-        data = load_cached(arguments.dataset or run.arguments["dataset"], run.arguments["features"])
+        data = load_cached(arguments.data or run.arguments["dataset"], run.arguments["features"])
         return data, _embeddings(run, data)
 
     for _, (data, found) in flags.each(runs, embed):

@@ -65,9 +65,9 @@ class Settings:
 DOMAIN = Domain(
     "graph",
     Settings,
-    dataset="dataset",
+    dataset="data",
     default_dataset="demo",
-    folder="data",
+    folder="root",
     held_out={"part": "tune"},
     reported=("--part", "report"),
     grids={  # ADNCE, Table 9, of all data sets

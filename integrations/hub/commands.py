@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from counterpoint.install import install
 
-from ..command import flags
+from .. import flags
 
 if TYPE_CHECKING:
     from ..store.run import Run

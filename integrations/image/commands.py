@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from counterpoint.names import check_known
 
-from ..command import flags
+from .. import flags
 from ..domain import check, defaults
 from .presets import PRESETS, preset
 from .settings import DATASETS, PROBES, EvaluationSettings, Settings, check_backbone, check_batch, check_dataset
@@ -27,20 +27,16 @@ DEFAULT_PROBES = ("knn", "linear")
 def train_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the flags of ``counterpoint train image``."""
     flags.add_arguments(parser, "infonce", Settings, PRESETS)
-    parser.set_defaults(data=None)
-    data = parser._option_string_actions["--data"]  # in the other domains a folder; here a data set or a folder
-    data.metavar, data.help, data.type = "DATA", f"{', '.join(DATASETS)} or a folder of images (digits)", str
-    _add_root(parser)
-    flags.add_settings(parser, Settings)
-    _add_evaluation(parser)
-    flags.add_cells(parser)
-    flags.add_config(parser)
+    parser.add_argument("--data", metavar="DATA", help=f"{', '.join(DATASETS)} or a folder of images (digits)")
+    flags.add_root(parser)
+    flags.add_settings(parser.add_argument_group("training"), Settings)
+    _add_evaluation(parser.add_argument_group("evaluation"))
     parser.set_defaults(check=_check_train)
 
 
 def _check_train(arguments: argparse.Namespace) -> None:
     """Raise what is wrong with names and folders; called before torch is imported."""
-    flags.use_data("root", arguments.root)
+    flags.use_root(arguments)
     name = arguments.data or "digits"
     check_dataset(name)
     chosen = {**defaults(Settings), **settings(arguments, name)}
@@ -49,11 +45,7 @@ def _check_train(arguments: argparse.Namespace) -> None:
     check_batch(name, chosen)
 
 
-def _add_root(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--root", type=Path, metavar="FOLDER", help="folder of the data sets ($COUNTERPOINT_DATA)")
-
-
-def _add_evaluation(parser: argparse.ArgumentParser) -> None:
+def _add_evaluation(parser: argparse._ActionsContainer) -> None:
     add = parser.add_argument
     probes = f"{', '.join(PROBES)} ({' '.join(DEFAULT_PROBES)})"
     add("--probe", nargs="+", type=_probes, metavar="PROBE", help=probes)
@@ -130,7 +122,7 @@ def eval_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("runs", nargs="+", type=flags.runs, help="folders of runs, at any depth, their URLs, or hf://owner/name")
     add("--data", metavar="DATA", help="data set to evaluate on (what each run was trained on)")
-    _add_root(parser)
+    flags.add_root(parser)
     _add_evaluation(parser)
     flags.add_device(parser)
     add("--json", action="store_true", help="print JSON")
@@ -138,7 +130,7 @@ def eval_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _check_eval(arguments: argparse.Namespace) -> None:
-    flags.use_data("root", arguments.root)
+    flags.use_root(arguments)
     flags.check_runs(arguments.runs)
     check_dataset(arguments.data or "digits")
     _evaluation(arguments)

@@ -10,7 +10,7 @@ from pathlib import Path
 from time import perf_counter
 from typing import Any
 
-from ..command import flags
+from .. import flags
 from ..domain import defaults
 from .presets import PRESETS, preset
 from .settings import ENVIRONMENT, POOLINGS, SEVEN, STS, TRANSFER, Settings, check_settings
@@ -24,14 +24,10 @@ def _normalized(path: str) -> str:
 def train_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the flags of ``counterpoint train sentence``."""
     flags.add_arguments(parser, "infonce:t=0.05", Settings, PRESETS)
-    data = parser._option_string_actions["--data"]  # elsewhere the folder of data sets
-    data.required, data.default, data.metavar = True, None, "FILE"
-    data.type = _normalized
-    data.help = "training data: .txt, .csv, .tsv, .jsonl, .parquet, or owner/name on the hub (required)"
-    flags.add_settings(parser, Settings)
-    parser.add_argument("--sts", metavar="FOLDER", help=f"folder of the STS sets, or hub (${ENVIRONMENT}, else hub)")
-    flags.add_cells(parser)
-    flags.add_config(parser)
+    data = "training data: .txt, .csv, .tsv, .jsonl, .parquet, or owner/name on the hub (required)"
+    parser.add_argument("--data", type=_normalized, required=True, metavar="FILE", help=data)
+    flags.add_settings(parser.add_argument_group("training"), Settings)
+    flags.add_root(parser, f"folder of the STS sets, or hub (${ENVIRONMENT}, else hub)")
     parser.set_defaults(check=_check_train)
 
 
@@ -40,7 +36,7 @@ def _check_train(arguments: argparse.Namespace) -> None:
     from . import beir, corpus
     from .locate import find
 
-    flags.use_data("sts", arguments.sts)
+    flags.use_root(arguments)
     cell = {**defaults(Settings), **settings(arguments, arguments.data), "device": arguments.device}
     corpus.check(arguments.data, cell["positives"])
     check_settings(cell)
@@ -87,16 +83,16 @@ def train_command(arguments: argparse.Namespace) -> int:
     return code
 
 
-def _eval_arguments(parser: argparse.ArgumentParser, data: bool = True) -> None:
+def _eval_arguments(parser: argparse.ArgumentParser, root: bool = True) -> None:
     add = parser.add_argument
     add("model", help="a SentenceTransformer, a checkpoint of transformers, or the folder of a run")
     how = "how tokens become one vector, for a checkpoint that does not define it (the model's own)"
     add("--pooling", choices=POOLINGS, help=how)
     add("--max-length", type=flags.whole(1), metavar="N", help="word pieces of a text (the model's limit)")
     add("--revision", metavar="NAME", help="revision of a model on the hub (the newest)")
-    if data:
+    if root:
         folders = f"sts/ and transfer/, or SentEval's data, or hub (${ENVIRONMENT}, else hub)"
-        add("--data", metavar="FOLDER", help=folders)
+        flags.add_root(parser, folders)
     add("--batch", type=flags.whole(1), default=64, metavar="N", help="texts embedded at a time (%(default)s)")
     flags.add_device(parser)
     add("--json", action="store_true", help="print JSON")
@@ -106,8 +102,7 @@ def _eval_arguments(parser: argparse.ArgumentParser, data: bool = True) -> None:
 def _check_eval(arguments: argparse.Namespace) -> None:
     from .locate import find
 
-    if arguments.data not in (None, "hub") and not Path(arguments.data).expanduser().is_dir():
-        raise ValueError(f"--data: {arguments.data} is not a folder")
+    flags.check_root(arguments.root)
     find(arguments.model, arguments.revision)
 
 
@@ -150,7 +145,7 @@ def sts_command(arguments: argparse.Namespace) -> int:
     model = _load(arguments)
     load_seconds = perf_counter() - start
     options = {"batch_size": arguments.batch, "progress": not arguments.json, "plot": arguments.plot}
-    report = sts.evaluate(model, arguments.sets, arguments.data, **options)
+    report = sts.evaluate(model, arguments.sets, arguments.root, **options)
     report.seconds |= {"load model": load_seconds, "total": perf_counter() - start}
     if arguments.json:
         print(json.dumps(asdict(report), indent=1))
@@ -181,14 +176,14 @@ def transfer_command(arguments: argparse.Namespace) -> int:
     from . import transfer
 
     options = {"batch_size": arguments.batch, "jobs": arguments.jobs, "progress": not arguments.json}
-    report = transfer.evaluate(_load(arguments), arguments.tasks, arguments.data, **options)
+    report = transfer.evaluate(_load(arguments), arguments.tasks, arguments.root, **options)
     print(json.dumps(asdict(report), indent=1) if arguments.json else transfer.text(report))
     return 0
 
 
 def retrieval_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the flags of ``counterpoint eval retrieval``."""
-    _eval_arguments(parser, data=False)
+    _eval_arguments(parser, root=False)
     what = f"BEIR folders, names of those in ${ENVIRONMENT}/retrieval, nano or nano:NAME (all of the latter, else nano)"
     parser.add_argument("--data", nargs="+", default=[], metavar="DATA", help=what)
     parser.set_defaults(check=_check_retrieval)
@@ -215,12 +210,12 @@ def retrieval_command(arguments: argparse.Namespace) -> int:
 
 def mteb_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the flags of ``counterpoint eval mteb``."""
-    _eval_arguments(parser, data=False)
+    _eval_arguments(parser, root=False)
     add = parser.add_argument
     names = "mteb's names of tasks (Banking77Classification) or benchmarks ('MTEB(eng, v2)')"
     add("--tasks", nargs="+", required=True, metavar="NAME", help=names)
     folder = f"sts/ and intents/ replace downloads; hub for none (${ENVIRONMENT}, else hub)"
-    add("--data", metavar="FOLDER", help=folder)
+    flags.add_root(parser, folder)
     add("--out", type=flags.folder, metavar="FOLDER", help="keep mteb's results here, and go on from them (none)")
 
 
@@ -230,6 +225,6 @@ def mteb_command(arguments: argparse.Namespace) -> int:
 
     mteb_tasks.find(arguments.tasks)  # before the model
     options = {"batch_size": arguments.batch, "out": arguments.out, "progress": not arguments.json}
-    report = mteb_tasks.evaluate(_load(arguments), arguments.tasks, arguments.data, **options)
+    report = mteb_tasks.evaluate(_load(arguments), arguments.tasks, arguments.root, **options)
     print(json.dumps(asdict(report), indent=1) if arguments.json else mteb_tasks.text(report))
     return 0

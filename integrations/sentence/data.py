@@ -169,7 +169,7 @@ def _senteval_year(name: str, folder: Path) -> Iterator[_Row]:
 def _hub_rows(name: str) -> Iterator[_Row]:
     if name not in _HUB_STS:
         raise ValueError(
-            f"{name}: the hub's copy of SICK has no splits; use SICKR-all, or --data with SentEval's files."
+            f"{name}: the hub's copy of SICK has no splits; use SICKR-all, or --root with SentEval's files."
         )
     path, revision, split = _HUB_STS[name]
     for i, row in enumerate(framework("datasets").load_dataset(path, revision=revision, split=split)):
@@ -187,7 +187,7 @@ def load_transfer(name: str, data: str | Path | None = None) -> dict[str, Texts]
     """
     check_choice("transfer task", name, TRANSFER)
     if (folder := root(data)) is None:
-        raise ValueError(f"{name}: give its folder with --data, or in {ENVIRONMENT}; the hub does not have it.")
+        raise ValueError(f"{name}: give its folder with --root, or in {ENVIRONMENT}; the hub does not have it.")
     splits = ("train", "test") if name in ("TREC", "MRPC") else ("all",)
     return {split: _labeled(name, split, folder) for split in splits}
 

@@ -13,7 +13,7 @@ import warnings
 from pathlib import Path
 from typing import Any
 
-from ..command import flags
+from .. import flags
 from .settings import POOLINGS
 
 

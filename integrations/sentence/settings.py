@@ -129,7 +129,7 @@ DOMAIN = Domain(
     Settings,
     dataset="data",
     default_dataset=None,
-    folder="sts",
+    folder="root",
     held_out={"test": None, "keep": False},
     reported=("--test",),
     grids={  # ADNCE, Table 7, of BERT and RoBERTa

@@ -22,7 +22,7 @@ def run_cells(
     command: str,
     failed: bool = False,
 ) -> tuple[list[Run], int]:
-    """Run cells as the flags of :func:`..command.flags.add_runs` say; return the finished runs and the exit code.
+    """Run cells as the flags of :func:`..flags.add_runs` say; return the finished runs and the exit code.
 
     Failures go to stderr; with ``failed``, their runs are returned too.
     """

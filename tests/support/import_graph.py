@@ -16,7 +16,7 @@ DOCUMENT = Path(__file__).resolve().parents[2] / "docs" / "architecture.md"
 BEGIN, END = "<!-- made by `make graph` -->\n", "<!-- end -->\n"
 ROOT = "counterpoint"
 # drawn apart from its package, and as one
-ROOMS = {f"{ROOT}.integrations.command.flags": "flags", f"{ROOT}.plugins": "plugins"}
+ROOMS = {f"{ROOT}.plugins": "plugins"}
 LEAVES = ("checks", "version", "vectors")  # not drawn: many import them, and they import nothing
 
 Graph = dict[str, set[str]]

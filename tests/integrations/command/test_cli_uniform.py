@@ -7,11 +7,12 @@ from dataclasses import fields, replace
 
 import pytest
 from documents import DOCUMENTS, ROOT, commands
+from parsers import parsers
 
 import counterpoint as cp
-from counterpoint.integrations.command.main import build, main, parsers
+from counterpoint.integrations.command.main import build, main
 from counterpoint.integrations.command.table import COMMANDS
-from counterpoint.integrations.domain import default, defaults, domain
+from counterpoint.integrations.domain import about, default, defaults, domain
 from counterpoint.integrations.store.grid import GridError
 
 TRAINING = {
@@ -19,7 +20,6 @@ TRAINING = {
     "--seed",
     "--seeds",
     "--out",
-    "--data",
     "--device",
     "--jobs",
     "--on",
@@ -63,7 +63,7 @@ def test_every_flag_that_takes_a_value_shows_its_default(command):
         shown = re.search(r"\((.+)\)$", command[1]._get_formatter()._expand_help(action))
         assert shown, flag
         if type(action.default) in (int, float, str):
-            assert shown[1] == str(action.default) or flag == "--data", flag  # the folder of data sets, by its variable
+            assert shown[1] == str(action.default), flag
 
 
 def test_a_setting_shows_its_default(command):
@@ -83,9 +83,9 @@ def test_a_number_of_the_settings_has_a_range(command):
     if what != "train" or name == "control":  # whose settings are all above 0
         return
     for setting in fields(domain(name).settings):
-        about, value = setting.metadata, default(setting)
-        if (about["type"] or type(value)) in (int, float) and setting.name not in ANY_NUMBER:
-            assert about["low"] is not None or about["above"] is not None, setting.name
+        limits = about(setting)
+        if (limits.type or type(default(setting))) in (int, float) and setting.name not in ANY_NUMBER:
+            assert limits.low is not None or limits.above is not None, setting.name
 
 
 def test_the_device_has_one_default():
@@ -97,13 +97,14 @@ def test_the_device_has_one_default():
 MISSPELLED = [
     ("trian graph", "counterpoint: unknown command 'trian'. Did you mean 'train'?"),
     ("train grpah", "counterpoint train: unknown command 'grpah'. Did you mean 'graph'?"),
-    ("train", "counterpoint train: the following arguments are required: graph|control|image|sentence"),
+    ("train", "counterpoint train: the following arguments are required: graph|image|sentence|control"),
     ("--verison", "counterpoint: unknown flag --verison. Did you mean '--version'?"),
     ("train graph --objectve hcl", "unknown flag --objectve. Did you mean '--objective'?"),
     ("train graph --objectve=hcl", "unknown flag --objectve. Did you mean '--objective'?"),
-    ("train graph MUTAG", "unexpected 'MUTAG'. Did you mean --dataset MUTAG?"),
+    ("train graph MUTAG", "unexpected 'MUTAG'. Did you mean --data MUTAG?"),
     ("train control walker-walk", "unexpected 'walker-walk'. Did you mean --task walker-walk?"),
     ("train graph --objective hlc", "--objective: unknown objective 'hlc'. Did you mean 'hcl'?"),
+    ("train graph --objective infonce,hcl", "'infonce,hcl': separate objectives by spaces, as in infonce hcl"),
     ("train graph --objective hcl:bta=1", "--objective: hcl: unknown parameter 'bta'. Did you mean 'beta'?"),
     ("train graph --augment dnoses", "--augment: unknown augment 'dnoses'. Did you mean 'dnodes'?"),
     ("train image --method simcrl", "--method: unknown method 'simcrl'. Did you mean 'simclr'?"),
@@ -114,7 +115,7 @@ MISSPELLED = [
     ("eval sts model --sets STSB-tst", "--sets: unknown sets 'STSB-tst'. Did you mean 'STSB-test'?"),
     ("eval transfer model --tasks TERC", "Did you mean 'TREC'?"),
     ("eval image runs --protocol adma", "--protocol: unknown protocol 'adma'. Did you mean 'adam'?"),
-    ("eval tu runs --probe smv", "--probe: unknown probe 'smv'. Did you mean 'svm'?"),
+    ("eval graph runs --probe smv", "--probe: unknown probe 'smv'. Did you mean 'svm'?"),
     ("report runs --format jsn", "--format: unknown format 'jsn'. Did you mean 'json'?"),
     ("demo --domains imgae", "Did you mean 'image'?"),
     ("completion bsh", "counterpoint completion: unknown shell 'bsh'. Did you mean 'bash'?"),
@@ -148,7 +149,7 @@ def test_what_trains_takes_the_same_flags_with_the_same_words(command, known):
         return
     assert set(flags(parser)) >= TRAINING
     like = flags(known["demo"])
-    for flag in TRAINING - {"--data"}:  # the data set itself, for images and sentences
+    for flag in TRAINING:
         one, other = flags(parser)[flag], like[flag]
         assert (one.metavar, one.nargs, one.dest) == (other.metavar, other.nargs, other.dest), flag
         assert one.help == other.help or flag == "--objective", flag  # which says what there is without it
@@ -168,8 +169,10 @@ def check(words):
 
 def test_its_examples_can_be_typed(command):
     name = command[0]
-    found = list(commands("\n".join(f"    {line}" for line in COMMANDS[name].examples.splitlines())))
+    examples = COMMANDS[name].examples
+    found = list(commands("\n".join(f"    counterpoint {line}" for line in examples)))
     assert found
+    assert len(examples) <= 5
     for _, *words in found:
         assert words[: len(name.split())] == name.split()
         check(words)

@@ -12,12 +12,13 @@ import sys
 import time
 
 import pytest
+from parsers import parsers
 from processes import PATIENCE
 
 import counterpoint as cp
 from counterpoint.install import install
 from counterpoint.integrations.command import completion
-from counterpoint.integrations.command.main import build, main, parsers
+from counterpoint.integrations.command.main import build, main
 from counterpoint.integrations.command.table import COMMANDS
 
 pytest.importorskip("shtab")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -13,19 +14,23 @@ import pytest
 from counterpoint.integrations import store
 from counterpoint.integrations.command import config
 from counterpoint.integrations.command.main import main
-from counterpoint.integrations.domain import domain
 
 pytest.importorskip("torch_geometric")
 
 from counterpoint.integrations.graph import training
 
-SMALL = {"epochs": 1, "folds": 3, "hidden": 8, "lr": 0.003, "augment": "dnodes"}
+COMMAND = "train graph --objective hcl:t=0.3,beta=2 infonce --seeds 6 --epochs 1 --folds 3 --hidden 8 --lr 0.003"
+SMALL = {"epochs": 1, "folds": 3, "hidden": 8, "lr": 0.003}
 
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
+    """One of the runs of that command."""
     cells = [training.cell("demo", "hcl:t=0.3,beta=2", 5, **SMALL)]
-    return store.run_grid(training.train, cells, tmp_path_factory.mktemp("runs"), progress=False)[0]
+    (run,) = store.run_grid(training.train, cells, tmp_path_factory.mktemp("runs"), progress=False)
+    with run.lock():
+        run._write(command=f"/bin/counterpoint {COMMAND} --jobs 2 --out elsewhere")
+    return run
 
 
 def write(folder, content, name="run.json"):
@@ -61,38 +66,34 @@ def test_a_run_trains_again_with_its_threads(run, tmp_path):
         assert "--config" not in again.record["command"]  # which the file may not outlive
 
 
-CELLS = [
-    ("graph", "PROTEINS", "adnce:t=0.2", {"probe": "knn", "hops": 2, "pairing": "symmetric"}),
-    ("graph", "demo", "infonce", {"protocol": "official", "probe": "svc", "part": "tune"}),
-    ("image", "digits", "arcl(infonce:t=0.2)", {"backbone": "conv4", "views": 4, "cosine": True, "lr": 1e-5}),
-    ("image", "cifar10", "hcl", {"method": "moco", "probe": ["knn"], "evaluation": {"epsilons": [0.1], "restarts": 3}}),
-    ("image", "cifar10", None, {"method": "swav", "label": "SwAV"}),
-    ("image", "digits", "hcl", {"probe": ["transfer"], "evaluation": {"transfer": ["cifar100"]}, "subset": 64}),
-    ("sentence", "texts.txt", "infonce:t=0.05", {"dev": None, "pooling": "cls", "negative_weight": -1.5}),
-    ("sentence", "a/b.csv", "hcl", {"columns": ["x", "y"], "test": ["STS12", "STSB-test"], "static": True}),
-    ("sentence", "a.txt", "hcl", {"false_negatives": "margin(0.1)", "guide": "some/model", "steps": 7}),
-    ("control", "cheetah-run", "infonce:t=1 + 0.1*dp", {"steps": 5000, "batch": 64, "envs": 2}),
-    ("control", "cartpole-balance", None, {"observe": "state", "steps": 5000, "lr": 3e-4}),
+COMMANDS = [
+    ("graph", "--data PROTEINS MUTAG --objective adnce:t=0.2 --probe knn --hops 2 --pairing symmetric"),
+    ("graph", "--protocol official --part tune --objective infonce"),
+    ("graph", "--preset adnce --data MUTAG --objective adnce:t=0.15"),
+    ("image", "--data cifar10 --objective hcl --method moco --epsilons 0.1 --restarts 3 --probe knn"),
+    ("image", "--data cifar10 --method swav"),
+    ("sentence", "--data {texts} --objective hcl --dev none --pooling cls --negative-weight -1.5"),
+    ("sentence", "--data {texts} --test STS12 STSB-test --static --objective hcl"),
+    ("control", "--task cheetah-run walker-walk --objective 'infonce:t=1 + 0.1*dp' --steps 5000 --envs 2"),
+    ("control", "--observe state --lr 3e-4"),
 ]
 
 
 @pytest.mark.parametrize(
-    ("name", "dataset", "objective", "changes"),
-    [pytest.param(*cell, marks=[pytest.mark.slow] * (cell[0] != "graph")) for cell in CELLS],
+    ("name", "line"), [pytest.param(*one, marks=[pytest.mark.slow] * (one[0] != "graph")) for one in COMMANDS]
 )
-def test_the_flags_of_a_cell_give_that_cell(name, dataset, objective, changes, tmp_path):
+def test_the_record_of_a_run_gives_its_cell(name, line, tmp_path):
     pytest.importorskip(
         {"image": "lightly", "sentence": "sentence_transformers", "control": "dm_control"}.get(name, "torch")
     )
-    cell = store.cell.canonical(domain(name).module("training").cell(dataset, objective, 3, **changes))
-    parser = config.parser_of(f"train {name}")
-    named = [] if objective is None else ["--objective", objective]
-    words = config.settings_words(cell)
-    assert config._cell(parser, [*named, *words, "--seed", "3"], domain(name)) == cell
-    assert "--seed" not in words
-    record = write(tmp_path, {"arguments": cell, "status": "done"})
-    expanded = config.expand(f"train {name}", ["train", name, "--config", record])
-    assert config._cell(parser, expanded[2:], domain(name)) == cell
+    (tmp_path / "texts.txt").write_text("one\ntwo\n")
+    words = shlex.split(line.format(texts=tmp_path / "texts.txt"))
+    of_run = [word for word in words if word not in ("PROTEINS", "cheetah-run")]  # the last of several
+    cell = config._cell([*of_run, "--seed", "3"], name)
+    record = {"arguments": cell, "command": shlex.join(["counterpoint", "train", name, *words, "--seeds", "5"])}
+    expanded = config.expand(f"train {name}", ["train", name, "--config", write(tmp_path, record)])
+    assert config._cell(expanded[2:], name) == cell
+    assert "--seeds" not in expanded
 
 
 def test_typed_flags_override_the_file(run):
@@ -102,13 +103,13 @@ def test_typed_flags_override_the_file(run):
     )
     found = config.parser_of("train graph").parse_args(words[2:])
     assert (found.epochs, found.hidden, found.seed) == (7, 8, 5)
-    assert found.objective == [str(store.cell.canonical({**run.arguments, "objective": "mixnca"})["objective"])]
+    assert found.objective == [store.cell.canonical({**run.arguments, "objective": "mixnca"})["objective"]]
     assert words.count("--epochs") == words.count("--objective") == 1
 
 
 YAML = """
 objective: [infonce:t=0.2, "adnce:t=0.2,mu=0.7"]
-dataset: MUTAG
+data: MUTAG
 seeds: 3
 epochs: 2
 lr: 1e-3
@@ -126,7 +127,7 @@ def test_a_file_of_flags(tmp_path):
     words = config.expand("train graph", ["train", "graph", "--config", path, "--resume", "--track", "wandb"])
     found = config.parser_of("train graph").parse_args(words[2:])
     assert [spec.partition(":")[0] for spec in found.objective] == ["infonce", "adnce"]
-    assert (found.dataset, found.seeds, found.epochs, found.lr) == (["MUTAG"], 3, 2, 0.001)
+    assert (found.data, found.seeds, found.epochs, found.lr) == (["MUTAG"], 3, 2, 0.001)
     assert (found.resume, found.list_cells, found.on, found.track) == (True, False, "local", ["wandb"])
     same = {"objective": "hcl", "batch": 16, "track": ["tensorboard", "mlflow"], "fresh": True}
     words = config.expand("tune graph", ["tune", "graph", "--config", write(tmp_path, same)])
@@ -142,17 +143,17 @@ def test_tune_and_compare_take_what_a_run_recorded(run, tmp_path):
     words = config.expand("tune graph", ["tune", "graph", "--config", path, "--epochs", "3"])
     assert words[2:] == ["--objective", "adnce", "hcl", "--budget", "4", "--grid", "t=0.1,0.2", "--epochs", "3"]
     again = config.expand("tune graph", ["tune", "graph", "--config", str(run.path / "run.json")])
-    assert again[2:4] == ["--objective", run.arguments["objective"]]
-    assert "--seed" not in again
-    compare = "/bin/counterpoint compare auto --objectives host hcl --seed-flag --seed --out x --metric json:r:a"
+    assert again[-2:] == ["--objective", run.arguments["objective"]]
+    assert not {"--seed", "--seeds", "--jobs", "--out"} & {*again}
+    compare = "/bin/counterpoint compare auto --objective host hcl --seed-flag --seed --out x --metric json:r:a"
     compare += " -- t.py --out o"
     record = {**run.record, "arguments": {**run.arguments, "domain": "compare"}, "command": compare}
     words = config.expand("compare", ["compare", "--config", write(tmp_path, record), "--seeds", "2"])
-    assert words[:4] == ["compare", "auto", "--objectives", "host"]
+    assert words[:4] == ["compare", "auto", "--objective", "host"]
     assert words[5:] == ["--seed-flag=--seed", "--metric", "json:r:a", "--seeds", "2", "--", "t.py", "--out", "o"]
-    plain = {"host": "auto", "objectives": ["host", "hcl"], "set_seed": True, "script": ["t.py", "--config", "x"]}
+    plain = {"host": "auto", "objective": ["host", "hcl"], "set_seed": True, "script": ["t.py", "--config", "x"]}
     words = config.expand("compare", ["compare", "--config", write(tmp_path, plain)])
-    assert words == ["compare", "auto", "--objectives", "host", "hcl", "--set-seed", "--", "t.py", "--config", "x"]
+    assert words == ["compare", "auto", "--objective", "host", "hcl", "--set-seed", "--", "t.py", "--config", "x"]
     assert config.expand("compare", words) == words  # a flag of the script's own
 
 
@@ -161,7 +162,7 @@ def test_tune_and_compare_take_what_a_run_recorded(run, tmp_path):
     [
         ({"epoch": 3}, "run.json: unknown key 'epoch'. Did you mean 'epochs'?"),
         ({"epochs": "many"}, "--epochs: expected a whole number of at least 0, got 'many'"),
-        ({"epochs": True}, "epochs: expected text or a number, got True."),
+        ({"epochs": True}, "epochs: expected text, a number or a list of them, got True."),
         ({"epochs": [1, 2]}, "epochs: expected text or a number, got [1, 2]."),
         ({"objective": {"hcl": 1}}, "objective: expected text, a number or a list of them, got {'hcl': 1}."),
         ({"fresh": "yes"}, "fresh: expected true or false, got 'yes'."),
@@ -170,32 +171,26 @@ def test_tune_and_compare_take_what_a_run_recorded(run, tmp_path):
         ([1], "expected flags with their values, or a run.json, got [1]."),
         ("{", "run.json: not JSON: "),
         ({"arguments": {"domain": "graph"}}, "its arguments lack dataset, objective, seed."),
-        ("{run} epoch", "unknown key 'epoch'. Did you mean 'epochs'?"),
-        ("{run} encoder", "encoder is 'gcn', which no flag of counterpoint train graph gives."),
-        ("{run} domain", "a run of toy, not of train graph."),
-        ("{run} image", "a run of image, not of train graph; expected counterpoint train image --config"),
-        ("{run} purpose", "a run of tune graph, not of train graph"),
-        ("{run} top", "unknown key 'seeds'."),
+        ("{run} encoder", "encoder was 'gcn', and the recorded command now gives 'gin': type the command."),
+        ("{run} script", "it was begun by study.py, not by counterpoint train graph."),
+        ("{run} image", "not by counterpoint train graph; expected counterpoint train image --config"),
+        ("{run} tune", "not by counterpoint train graph; expected counterpoint tune graph --config"),
     ],
 )
 def test_what_is_wrong_is_said_in_one_line(run, content, said, tmp_path, capsys):
-    changes = {"epoch": {"epoch": 3}, "encoder": {"encoder": "gcn"}, "domain": {"domain": "toy"}}
-    changes |= {"image": {"domain": "image"}, "purpose": {"purpose": "tuning"}, "top": {}}
+    commands = {"script": "study.py", "image": "counterpoint train image", "tune": "counterpoint tune graph"}
     if str(content).startswith("{run}"):
         which = content.split()[1]
-        content = {
-            **run.record,
-            "arguments": {**run.arguments, **changes[which]},
-            **({"seeds": 3} if which == "top" else {}),
-        }
+        content = {**run.record, "command": commands.get(which, run.record["command"])}
+        content["arguments"] = {**run.arguments, **({"encoder": "gcn"} if which == "encoder" else {})}
     said_on_stderr(["train", "graph", "--config", write(tmp_path, content)], said, capsys)
 
 
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["nowhere.json"], "--config: nowhere.json does not exist"),
-        (["."], "--config: . is a folder; expected a file, such as run.json"),
+        (["nowhere.json"], "--config nowhere.json: does not exist"),
+        (["."], "--config .: is a folder; expected a file, such as run.json"),
         (["x.toml"], "--config x.toml: expected a file whose name ends with .json, .yaml or .yml."),
         ([], "--config: expected one argument"),
         (["{}.json", "--config", "{}.json"], "--config: expected one file, and the flag in full"),

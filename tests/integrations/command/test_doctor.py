@@ -99,20 +99,20 @@ def test_data_are_counted_and_checked(capsys, packages, tmp_path):
         (tmp_path / "sts" / name).write_text(name)
         digests.append(f"{hashlib.sha256(name.encode()).hexdigest()}  ./sts/{name}")
     (tmp_path / "SHA256SUMS").write_text("\n".join(digests) + "\n")
-    code, found = looked(capsys, "--data", tmp_path)
+    code, found = looked(capsys, "--root", tmp_path)
     assert code == 0
     assert found["data", "sts"]["text"].startswith("2 files, ")
     assert found["data", "sts"]["text"].endswith("2 match SHA256SUMS")
     (tmp_path / "sts" / "a.tsv").write_text("changed")
     (tmp_path / "sts" / "b.tsv").unlink()
-    code, found = looked(capsys, "--data", tmp_path)
+    code, found = looked(capsys, "--root", tmp_path)
     assert code == 1
     assert found["data", "sts"]["text"].endswith("damaged or missing: sts/a.tsv, sts/b.tsv")
     (tmp_path / "SHA256SUMS").write_bytes(b"\xff\n")
-    code, found = looked(capsys, "--data", tmp_path)
+    code, found = looked(capsys, "--root", tmp_path)
     assert (code, found["data", "SHA256SUMS"]["state"]) == (1, "bad")
     assert found["data", "sts"]["state"] == "ok"
-    assert looked(capsys, "--data", tmp_path / "nowhere")[0] == 1
+    assert looked(capsys, "--root", tmp_path / "nowhere")[0] == 1
 
 
 def test_people_read_lines_with_what_to_do(capsys, packages):

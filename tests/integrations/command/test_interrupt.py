@@ -42,7 +42,7 @@ COMMAND = {  # {out} is the folder of the command, {train graph} that of the uni
     "doctor": "--data {data} --json",
     "inject": "logits --objective hcl:t=0.1 --scale 10 --site {data}/train.py:8 --report {out}/steps.jsonl "
     "-- {data}/train.py",
-    "compare": "logits --site {data}/train.py:8 --scale 10 --objectives host hcl:t=0.1 --seeds 1 --set-seed "
+    "compare": "logits --site {data}/train.py:8 --scale 10 --objective host hcl:t=0.1 --seeds 1 --set-seed "
     "--metric 'output:loss (.+)' --out {out} --json -- {data}/train.py",
     "train graph": f"{SMALL} --objective infonce:t=0.2 hcl:t=0.2 --jobs 2 --out {{out}} --json",
     "train image": "--epochs 3 --batch 64 --subset 128 --width 16 --probe knn --out {out} --json",
@@ -51,7 +51,7 @@ COMMAND = {  # {out} is the folder of the command, {train graph} that of the uni
     "train control": f"--task cartpole-balance --steps 600 --eval-every 400 {AGENT} --out {{out}} --json",
     "push": "{train image} owner/name --folder {out}/published --json",
     "export": "{train image} --format torch-export --out {out}/encoder.pt2 --json",
-    "eval tu": "{train graph} --probe svm knn --folds 3 --json",
+    "eval graph": "{train graph} --probe svm knn --folds 3 --json",
     "eval image": "{train image} --probe knn --json",
     "eval sts": "{data}/bert --pooling cls --data {data} --plot {out}/distances.png --json",
     "eval transfer": "{data}/bert --pooling cls --data {data} --tasks CR TREC --jobs 2 --json",

@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import json
-import shlex
 
 import pytest
 
 pytest.importorskip("torch_geometric")
 
+import counterpoint as cp
 from counterpoint.integrations import store
-from counterpoint.integrations.command import config, show
+from counterpoint.integrations.command import show
 from counterpoint.integrations.command.main import main
-from counterpoint.integrations.domain import domain
 from counterpoint.integrations.graph import training
 
-HCL, INFONCE = "hcl:t=0.3", "infonce:t=0.2"
+HCL, INFONCE = str(cp.objective("hcl:t=0.3")), str(cp.objective("infonce:t=0.2"))
 
 
 def stored(root, cells, command="python study.py"):
@@ -31,47 +30,21 @@ def stored(root, cells, command="python study.py"):
     return runs
 
 
-def trained_by(line):
-    """The cells with an objective that a command trains."""
-    program, what, name, *words = shlex.split(line)
-    assert (program, what) == ("counterpoint", "train")
-    parser = config.parser_of(f"train {name}")
-    found = parser.parse_args(words)
-    return [
-        config._cell(parser, [*words, "--objective", spec, "--seed", str(seed)], domain(name))
-        for seed in range(found.seed, found.seed + found.seeds)
-        for spec in found.objective
-    ]
-
-
-def ordered(cells):
-    return sorted(json.dumps(cell, sort_keys=True) for cell in cells)
-
-
 def test_a_grid_is_one_command(tmp_path):
-    cells = [training.cell("MUTAG", spec, seed, epochs=3) for seed in (4, 5, 6) for spec in (HCL, INFONCE)]
-    baselines = [training.bag("MUTAG", 4), training.untrained("MUTAG", 4)]
-    runs = stored(tmp_path, [*cells, *baselines])
-    (line,), reasons = show.commands(runs)
-    assert line.endswith("--seed 4 --seeds 3")
-    assert not reasons
-    assert ordered(trained_by(line)) == ordered(run.arguments for run in runs[:6])
-
-
-def test_other_settings_and_gaps_between_seeds_are_other_commands(tmp_path):
-    cells = [training.cell("demo", HCL, seed) for seed in (0, 1, 3)] + [training.cell("demo", HCL, 0, lr=0.1)]
-    cells += [training.cell("demo", INFONCE, 0)]
-    runs = stored(tmp_path, cells)
-    lines, _ = show.commands(runs)
-    assert len(lines) == 4
-    assert ordered(cell for line in lines for cell in trained_by(line)) == ordered(run.arguments for run in runs)
+    cells = [training.cell("MUTAG", spec, seed) for seed in (4, 5) for spec in (HCL, INFONCE)]
+    typed = f"counterpoint train graph --data MUTAG --objective {HCL} {INFONCE} --seed 4 --seeds 2"
+    runs = stored(tmp_path, [*cells, training.bag("MUTAG", 4)], f"/bin/{typed} --out x --jobs 2")
+    assert show.commands(runs) == ([typed], {})
+    assert show.commands(runs[:1]) == ([f"counterpoint train graph --data MUTAG --seed 4 --objective {HCL}"], {})
 
 
 def test_a_run_is_shown_whole(tmp_path, capsys):
-    (run,) = stored(tmp_path, [training.cell("demo", HCL, 2, batch=16)], "counterpoint train graph --data . --out x")
+    (run,) = stored(
+        tmp_path, [training.cell("demo", HCL, 2, batch=16)], "counterpoint train graph --root . --out x --batch 16"
+    )
     assert main(["show", str(run.path)]) == 0
     first, empty, *lines = capsys.readouterr().out.splitlines()
-    assert first == f"counterpoint train graph --objective {HCL} --dataset demo --batch 16 --data . --seed 2"
+    assert first == f"counterpoint train graph --root . --batch 16 --seed 2 --objective {HCL}"
     assert empty == ""
     for line in ("status     done", "result     accuracy 50", "  batch      16", "  hops       null"):
         assert line in lines
@@ -90,18 +63,18 @@ def test_runs_of_tune_compare_and_studies(tmp_path, capsys):
         tmp_path, [{**training.cell("demo", HCL, 9), "purpose": "tuning"}], "counterpoint tune graph --out x"
     )
     other = {"domain": "compare", "dataset": "t.py", "objective": "host", "seed": 0}
-    command = "/x/counterpoint compare auto --objectives host hcl --seeds 1 --json -- t.py --out y"
+    command = "/x/counterpoint compare auto --objective host hcl --seeds 1 --json -- t.py --out y"
     compared = stored(tmp_path, [{**other, "seed": seed} for seed in (0, 1)], command)
     study = stored(tmp_path, [{**training.cell("demo", HCL, 0), "encoder": "gcn"}])
-    alone = stored(tmp_path, [training.bag("MUTAG", 0)], "counterpoint train graph --seeds 2 --dataset MUTAG")
+    alone = stored(tmp_path, [training.bag("MUTAG", 0)], "counterpoint train graph --seeds 2 --data MUTAG")
     assert main(["show", str(tmp_path)]) == 0
     out = capsys.readouterr().out
     assert set(out.splitlines()[:3]) == {
-        "counterpoint compare auto --objectives host hcl --seeds 1 -- t.py --out y",
+        "counterpoint compare auto --objective host hcl --seeds 1 -- t.py --out y",
         "counterpoint tune graph",
-        "counterpoint train graph --seeds 2 --dataset MUTAG",
+        "counterpoint train graph --seeds 2 --data MUTAG",
     }
-    assert f"no command for {study[0].path}: encoder is 'gcn', which no flag" in out
+    assert f"no command for {study[0].path}: it was begun by python study.py" in out
     assert show.commands([*tuning, *compared, *alone])[1] == {}
 
 

@@ -37,39 +37,39 @@ def here(tmp_path, monkeypatch):
     ("line", "said"),
     [
         ("", "which host? Known: simcse"),
-        ("logit --objectives host hcl --set-seed R -- train.py", "unknown host 'logit'. Did you mean 'logits'?"),
-        ("logits --objectives host hcl --set-seed R -- tran.py", "script not found: tran.py"),
-        ("logits --objectives host hcl --set-seed R", "which script? Put it behind --"),
-        ("logits -- train.py", "--objectives: expected two or more"),
-        ("logits -- -m train", "--objectives: expected two or more"),
-        ("logits --objectives host --set-seed R -- train.py", "--objectives: expected two or more"),
-        ("logits --objectives host host --set-seed R -- train.py", "--objectives: expected two or more"),
-        ("logits --set-seed R -- train.py", "--objectives: expected two or more"),
-        ("logits --objectives host hcl --set-seed -- train.py", "--metric: which number"),
+        ("logit --objective host hcl --set-seed R -- train.py", "unknown host 'logit'. Did you mean 'logits'?"),
+        ("logits --objective host hcl --set-seed R -- tran.py", "script not found: tran.py"),
+        ("logits --objective host hcl --set-seed R", "which script? Put it behind --"),
+        ("logits -- train.py", "--objective: expected two or more"),
+        ("logits -- -m train", "--objective: expected two or more"),
+        ("logits --objective host --set-seed R -- train.py", "--objective: expected two or more"),
+        ("logits --objective host host --set-seed R -- train.py", "--objective: expected two or more"),
+        ("logits --set-seed R -- train.py", "--objective: expected two or more"),
+        ("logits --objective host hcl --set-seed -- train.py", "--metric: which number"),
         (
-            "logits --objectives host hcl --margin -1 --set-seed R -- train.py",
+            "logits --objective host hcl --margin -1 --set-seed R -- train.py",
             "--margin: expected a number of at least 0",
         ),
-        ("logits --objectives host hcl --set-seed R R -- train.py", "--metric: two are named 'test'"),
-        ("logits --objectives host hcl R -- train.py", "how does the script get its seed? Expected one way, got 0"),
-        ("logits --objectives host hcl --set-seed R -- train.py {seed}", "Expected one way, got 2"),
-        ("logits --objectives host hcl --baseline dcl --set-seed R -- train.py", "not among the objectives"),
-        ("logits --objectives host hcl --jobs 2 --set-seed R -- train.py", "write to {out}, the folder of each run"),
-        ("logits --objectives host hcl --link data --set-seed R -- train.py", "has no effect without --copy"),
-        ("logits --objectives host hcl --copy --link data --set-seed R -- train.py", "expected a file or folder"),
-        ("logits --objectives host hcl --copy --set-seed R -- /etc/hostname", "expected a script in it"),
-        ("logits --objectives host hcl --tune 3 --set-seed R -- train.py", "--tune: by which number?"),
-        ("logits --objectives host hcl --tune 3 --tune-M R --set-seed -- train.py", "must not choose settings"),
+        ("logits --objective host hcl --set-seed R R -- train.py", "--metric: two are named 'test'"),
+        ("logits --objective host hcl R -- train.py", "how does the script get its seed? Expected one way, got 0"),
+        ("logits --objective host hcl --set-seed R -- train.py {seed}", "Expected one way, got 2"),
+        ("logits --objective host hcl --baseline dcl --set-seed R -- train.py", "not among the objectives"),
+        ("logits --objective host hcl --jobs 2 --set-seed R -- train.py", "write to {out}, the folder of each run"),
+        ("logits --objective host hcl --link data --set-seed R -- train.py", "has no effect without --copy"),
+        ("logits --objective host hcl --copy --link data --set-seed R -- train.py", "expected a file or folder"),
+        ("logits --objective host hcl --copy --set-seed R -- /etc/hostname", "expected a script in it"),
+        ("logits --objective host hcl --tune 3 --set-seed R -- train.py", "--tune: by which number?"),
+        ("logits --objective host hcl --tune 3 --tune-M R --set-seed -- train.py", "must not choose settings"),
         (
-            "logits --objectives host hcl --equal-time --steps --set-seed R -- train.py --step 3",
+            "logits --objective host hcl --equal-time --steps --set-seed R -- train.py --step 3",
             "Did you mean '--step'?",
         ),
-        ("logits --objectives host hcl --equal-time --steps --set-seed R -- train.py --steps x", "expected a number"),
-        ("logits --objectives host hcl --grid t=1 --set-seed R -- train.py", "--grid: has no effect without --tune"),
-        ("logits --objectives host hcl --equal-time --steps --cell 1 --set-seed R -- train.py --steps 3", "use --on"),
-        ("curl --objectives host hcl --set-seed R -- train.py", "is not a clone of"),
-        ("lightly --objectives host hcl --scale 3 --set-seed R -- train.py", "--scale: lightly has no such option"),
-        ("lightly --objectives host arcl(hcl):views=4 --set-seed R -- train.py", "asks for 4 views"),
+        ("logits --objective host hcl --equal-time --steps --set-seed R -- train.py --steps x", "expected a number"),
+        ("logits --objective host hcl --grid t=1 --set-seed R -- train.py", "--grid: has no effect without --tune"),
+        ("logits --objective host hcl --equal-time --steps --cell 1 --set-seed R -- train.py --steps 3", "use --on"),
+        ("curl --objective host hcl --set-seed R -- train.py", "is not a clone of"),
+        ("lightly --objective host hcl --scale 3 --set-seed R -- train.py", "--scale: lightly has no such option"),
+        ("lightly --objective host arcl(hcl):views=4 --set-seed R -- train.py", "asks for 4 views"),
     ],
 )
 def test_what_is_wrong_is_told_before_anything_runs(here, capsys, monkeypatch, line, said):
@@ -83,7 +83,7 @@ def test_what_is_wrong_is_told_before_anything_runs(here, capsys, monkeypatch, l
 
 
 def test_runs_by_number(here, capsys):
-    line = f"compare logits {SITE} --objectives host hcl:t=0.2 --seeds 2 --set-seed {READ} --list-cells -- train.py"
+    line = f"compare logits {SITE} --objective host hcl:t=0.2 --seeds 2 --set-seed {READ} --list-cells -- train.py"
     with pytest.raises(SystemExit, match="0"):
         main(shlex.split(line))
     listed = capsys.readouterr().out.splitlines()
@@ -98,14 +98,25 @@ def settings(line: str) -> argparse.Namespace:
     return arguments
 
 
+def test_several_objectives_are_separated_by_spaces(here, capsys):
+    with pytest.raises(SystemExit, match="2"):
+        main(["compare", "logits", "--objective", "host,hcl", "--", "train.py"])
+    assert "'host,hcl': separate objectives by spaces, as in host hcl" in capsys.readouterr().err
+
+
+def test_the_plural_is_the_same_flag(here):
+    found = settings(f"logits --objectives host hcl {READ} {SITE} --set-seed -- train.py")
+    assert [spec.partition(":")[0] for spec in found.settings.objective] == ["host", "hcl"]
+
+
 def test_flags_may_precede_the_host(here):
-    found = settings(f"--objectives host hcl {READ} {SITE} --set-seed logits -- train.py --steps 9")
+    found = settings(f"--objective host hcl {READ} {SITE} --set-seed logits -- train.py --steps 9")
     assert (found.host, found.script, found.settings.set_seed) == ("logits", ["train.py", "--steps", "9"], True)
 
 
 def test_flags_of_the_script_can_be_values(here):
     found = settings(
-        f"logits {SITE} --seed-flag --seed --equal-time --steps --objectives host hcl {READ} -- train.py --steps 9"
+        f"logits {SITE} --seed-flag --seed --equal-time --steps --objective host hcl {READ} -- train.py --steps 9"
     )
     assert (found.settings.seed_flag, found.settings.equal_time) == ("--seed", "--steps")
     assert found.script == ["train.py", "--steps", "9"]

@@ -9,8 +9,8 @@ import os
 import pytest
 import torch.utils.tensorboard
 
-from counterpoint.integrations.compare.metrics import SCORES, Metric, read
-from counterpoint.integrations.compare.written import Written, changed_files, copy_folder
+from counterpoint.integrations.compare.metrics import SCORES, Metric, Written, read
+from counterpoint.integrations.compare.running import changed_files, copy_folder
 
 HOUR = 3600 * 10**9
 OURS = "counterpoint: logits: the loss was reached 3 times\n"  # at the end of a script's output
@@ -113,7 +113,7 @@ def test_a_file_of_another_run_is_refused(written, hours, when):
     time = (written.began + written.ended) // 2 + hours * HOUR
     os.utime(written.folder / "shared.json", ns=(time, time))
     with pytest.raises(ValueError, match=f"shared.json was written {when}"):
-        written.one("shared.json")
+        written.text("shared.json")
     assert not (written.out / "shared.json").exists()
 
 
@@ -127,8 +127,8 @@ def test_a_file_is_kept_with_the_run(written):
 def test_a_folder_that_runs_share_is_not_read(written):
     shared = Written(written.out, written.folder, written.log, written.began, written.ended, shared=True)
     with pytest.raises(ValueError, match=r"may be of another run: let the script write it to \{out\}.*--copy"):
-        shared.one("shared.json")
-    assert shared.one("results.json") == written.out / "results.json"
+        shared.text("shared.json")
+    assert shared.text("results.json") == (written.out / "results.json").read_text()
 
 
 def test_a_copy_leaves_out_the_store_and_links_what_is_large(tmp_path):

@@ -81,7 +81,7 @@ def rows(said: str) -> dict[str, dict]:
 def test_the_scripts_own_loss_and_another(here, capsys):
     expected = plain("train.py", "--seed", "3")["test"]
     capsys.readouterr()
-    line = f"{TOLD} --objectives host infonce:t=0.2 --seed 3 --seeds 1 --seed-flag --seed {READ} --json -- train.py"
+    line = f"{TOLD} --objective host infonce:t=0.2 --seed 3 --seeds 1 --seed-flag --seed {READ} --json -- train.py"
     assert main(["compare", *shlex.split(line)]) == 0
     found = rows(capsys.readouterr().out)
     assert found["host"]["values"] == {"3": expected}
@@ -98,7 +98,7 @@ def test_secrets_of_the_scripts_arguments_are_passed_and_not_recorded(here, capf
     used = 'parser.add_argument("--wandb-key", required=True)\n' + parsed + 'assert args.wandb_key.endswith("den")\n'
     script.write_text(script.read_text().replace(parsed, used))
     host = re.sub(r"train\.py:\d+", f"train.py:{LINE + 2}", host)
-    line = f"{host} --objectives host infonce:t=0.2 --seeds 1 --seed-flag --seed {READ} --json -- train.py --steps 5 "
+    line = f"{host} --objective host infonce:t=0.2 --seeds 1 --seed-flag --seed {READ} --json -- train.py --steps 5 "
     for secret in ("covert-den", "other-covert-den"):  # which is not part of what a run is
         monkeypatch.setattr(sys, "argv", ["counterpoint", "compare", *shlex.split(line), f"--wandb-key={secret}"])
         assert main(sys.argv[1:]) == 0
@@ -119,7 +119,7 @@ def test_secrets_of_the_scripts_arguments_are_passed_and_not_recorded(here, capf
 
 
 def test_secrets_do_not_go_to_a_cluster(here, capsys):
-    line = f"{TOLD} --objectives host hcl --seeds 1 --set-seed --copy {READ} --on slurm -- train.py --token {'a1' * 12}"
+    line = f"{TOLD} --objective host hcl --seeds 1 --set-seed --copy {READ} --on slurm -- train.py --token {'a1' * 12}"
     assert main(["compare", *shlex.split(line)]) == 2
     assert "--on slurm: the script's arguments have a secret (REDACTED)" in capsys.readouterr().err
     assert not list(here.rglob("run.json"))
@@ -127,7 +127,7 @@ def test_secrets_do_not_go_to_a_cluster(here, capsys):
 
 @pytest.mark.slow
 def test_a_better_objective_is_found_and_an_equal_one_is_called_so(here):
-    line = f"{TOLD} --objectives host infonce:t=0.2 infonce:t=0.02 --seed-flag --seed {READ} --jobs 2 --json "
+    line = f"{TOLD} --objective host infonce:t=0.2 infonce:t=0.02 --seed-flag --seed {READ} --jobs 2 --json "
     line += "-- train.py --out {out}"
     killed(line, here, after=3)
     before = {run.path: run.record["finished"] for run in store.find_runs(here / "runs") if run.done}
@@ -148,7 +148,7 @@ def test_a_better_objective_is_found_and_an_equal_one_is_called_so(here):
 @pytest.mark.slow
 def test_a_seed_that_does_not_reach_the_script_is_told_at_once(here):
     """It sets one itself; the objectives then differ without doubt, of which no test must make evidence."""
-    line = f"{TOLD} --objectives hcl:t=0.2 host --baseline host --set-seed --seeds 3 {READ} -- train.py --steps 5"
+    line = f"{TOLD} --objective hcl:t=0.2 host --baseline host --set-seed --seeds 3 {READ} -- train.py --steps 5"
     done = compare(line, here)
     assert done.returncode == 0
     warning = "host, seed 1: the same numbers as of the seed before: does the script set a seed itself"
@@ -182,7 +182,7 @@ if seed != 4:
 @pytest.mark.slow
 def test_what_goes_wrong_is_named_and_the_rest_goes_on(here):
     (here / "train.py").write_text(WRONG)
-    line = "logits --site train.py:14 --scale 10 --objectives host hcl:t=0.1 --seed-flag --seed "
+    line = "logits --site train.py:14 --scale 10 --objective host hcl:t=0.1 --seed-flag --seed "
     line += "--metric 'text:out.txt:acc (.+)' -- train.py"
     done = compare(line, here)
     assert done.returncode == 1
@@ -213,7 +213,7 @@ def test_found_tuned_copied_and_at_equal_time(here):
     """The site by ``auto``, the temperature by ``--tune``; each run in a copy of the folder."""
     (here / "data").mkdir()
     (here / "slow.py").write_text("import time\n")
-    line = f"auto --objectives host infonce:t=1 --tune 3 --grid t=0.2,0.5 --tune-metric json:results.json:dev {READ} "
+    line = f"auto --objective host infonce:t=1 --tune 3 --grid t=0.2,0.5 --tune-metric json:results.json:dev {READ} "
     line += "--seeds 3 --seed-flag --seed --equal-time --steps --copy --link data --jobs 2 -- train.py --steps 40"
     killed(line, here, after=1)
     done = compare(line, here)
@@ -257,7 +257,7 @@ def test_graphcl_on_mutag(tmp_path):
     shutil.copytree(real_clone(*places, holds="gsimclr.py"), clone, ignore=shutil.ignore_patterns("data", "logs"))
     shutil.copytree(data, clone / "data" / "MUTAG" / "MUTAG" / "raw")
     (clone / "logs").mkdir()
-    line = r"""graphcl --objectives host hcl:t=0.2 --seeds 3 --seed-flag --seed
+    line = r"""graphcl --objective host hcl:t=0.2 --seeds 3 --seed-flag --seed
         --metric 'accuracy=text:logs/log_MUTAG_random2:"test": \[.*, ([\d.e-]+)\]' --copy --jobs 2
         -- gsimclr.py --DS MUTAG --lr 0.01 --local --num-gc-layers 3 --aug random2"""
     said = killed_and_resumed(line, clone, 6)
@@ -294,7 +294,7 @@ def test_simcse_tells_a_collapse_from_its_own_loss_by_another_name(tmp_path, ber
     (clone / "text.txt").write_text("\n".join(tiny_bert.texts(1, 96, seed=1)[0]) + "\n")
     (clone / "score.py").write_text(UNIFORMITY)
     cpu = "--use_cpu" if hasattr(transformers.TrainingArguments, "use_cpu") else "--no_cuda"
-    line = f"""simcse --objectives host infonce:t=0.05 dcl:t=0.05,prior=0.9 --seeds 3 --seed-flag --seed
+    line = f"""simcse --objective host infonce:t=0.05 dcl:t=0.05,prior=0.9 --seeds 3 --seed-flag --seed
         --metric python:score.py:spread
         -- train.py --model_name_or_path {bert} --train_file text.txt --output_dir {{out}} --max_steps 40
         --per_device_train_batch_size 16 --learning_rate 3e-3 --max_seq_length 12 --pooler_type avg --do_train
@@ -361,6 +361,6 @@ def test_an_example_of_lightly(tmp_path):
     (tmp_path / "site").mkdir()
     (tmp_path / "site" / "sitecustomize.py").write_text(SITE)
     (tmp_path / "score.py").write_text(SCORE)
-    line = f"""lightly --objectives host hcl:t=0.5 --seeds 2 --set-seed --metric script:score.py:nearest -- {script}"""
+    line = f"""lightly --objective host hcl:t=0.5 --seeds 2 --set-seed --metric script:score.py:nearest -- {script}"""
     said = killed_and_resumed(line, tmp_path, 4, PYTHONPATH=str(tmp_path / "site"))
     assert "compare: simclr.py, nearest" in said

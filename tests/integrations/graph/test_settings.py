@@ -9,6 +9,7 @@ import pytest
 pytest.importorskip("torch_geometric")
 
 from counterpoint.batch.pairings import PAIRINGS
+from counterpoint.integrations.domain import about
 from counterpoint.integrations.graph import augment, evaluation, settings, training
 from counterpoint.integrations.store.run import Run
 
@@ -21,7 +22,7 @@ def test_choices_are_what_the_implementations_know():
 
 
 def test_every_flag_has_a_help():
-    assert all(field.metadata["help"] for field in fields(settings.Settings) if field.metadata["flag"])
+    assert all(about(field).help for field in fields(settings.Settings) if about(field).flag)
 
 
 @pytest.mark.parametrize("change", [{"lr": -1.0}, {"lr": float("nan")}, {"batch": 1}, {"probe": "svn"}])

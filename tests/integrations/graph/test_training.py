@@ -337,7 +337,9 @@ def test_the_command_trains_compares_and_evaluates(tmp_path, capsys, monkeypatch
     known = {(one["name"], one["seed"]): one["accuracy"] for one in json.loads(capsys.readouterr().out)}
     assert len(known) == 3 * 2
 
-    assert main(["eval", "tu", str(tmp_path), "--folds", "3", "--seeds", "2", "--probe", "svm", "knn", "--json"]) == 0
+    assert (
+        main(["eval", "graph", str(tmp_path), "--folds", "3", "--seeds", "2", "--probe", "svm", "knn", "--json"]) == 0
+    )
     evaluated = json.loads(capsys.readouterr().out)
     # the bag once, the untrained encoder once a seed, each run once; by two probes, on two draws of folds
     assert len(evaluated) == (1 + 2 + 4) * 2 * 2
@@ -355,13 +357,13 @@ def test_runs_of_another_machine_are_evaluated(tmp_path, capsys):
     (run.path / "run.json").write_text(json.dumps(signed(record)))
     checkpoint = torch.load(run.checkpoints[0], weights_only=True)
     torch.save({**checkpoint, "run": signature(record["arguments"])}, run.checkpoints[0])
-    assert main(["eval", "tu", str(tmp_path), "--folds", "3", "--seeds", "1", "--json"]) == 0
+    assert main(["eval", "graph", str(tmp_path), "--folds", "3", "--seeds", "1", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)[-1]["accuracy"] == run.result["accuracy"]
 
 
 @needs_tu
 def test_a_shortened_preset_has_no_number_of_the_paper_beside_it(tmp_path, capsys):
-    words = ["--dataset", "MUTAG", "--preset", "adnce", "--epochs", "1", "--out", str(tmp_path), "--probe", "knn"]
+    words = ["--data", "MUTAG", "--preset", "adnce", "--epochs", "1", "--out", str(tmp_path), "--probe", "knn"]
     assert main(["train", "graph", *words]) == 0
     out = capsys.readouterr().out
     assert "adnce:t=0.15,denominator=mean" in out
@@ -369,18 +371,18 @@ def test_a_shortened_preset_has_no_number_of_the_paper_beside_it(tmp_path, capsy
     runs = [Run.read(path.parent) for path in tmp_path.rglob("run.json")]
     assert len({run.record["data"] for run in runs}) == 1
     assert {run.arguments["augment"] for run in runs} == {"random2"}
-    assert main(["eval", "tu", str(tmp_path), "--dataset", "demo"]) == 2
+    assert main(["eval", "graph", str(tmp_path), "--data", "demo"]) == 2
     assert "does not fit demo" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
     ("words", "says"),
     [
-        (["train", "graph", "--dataset", "demo", "--folds", "80"], "class 0 has 50 graphs, 80 folds need 80"),
-        (["train", "graph", "--dataset", "a/b"], "'a/b' is not the name of a data set"),
-        (["train", "graph", "--data", "/nowhere"], "/nowhere is not a folder"),
+        (["train", "graph", "--data", "demo", "--folds", "80"], "class 0 has 50 graphs, 80 folds need 80"),
+        (["train", "graph", "--data", "a/b"], "'a/b' is not the name of a data set"),
+        (["train", "graph", "--root", "/nowhere"], "/nowhere is not a folder"),
         (["train", "graph", "--preset", "adnce"], "the paper has no settings for 'demo'"),
-        (["eval", "tu", "/nowhere"], "/nowhere: no such folder"),
+        (["eval", "graph", "/nowhere"], "/nowhere: no such folder"),
     ],
 )
 def test_commands_say_what_is_wrong_in_one_line(capsys, words, says):

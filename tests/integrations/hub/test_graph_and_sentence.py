@@ -43,7 +43,7 @@ def test_a_graph_run(counterpoint, tmp_path):
     (run,) = store.run_grid(training.train, [cell], tmp_path / "runs", progress=False)
     assert counterpoint("push", run.path, "me/demo") == f"pushed {run.title} to hf://me/demo\n"
     evaluations = [
-        json.loads(counterpoint("eval", "tu", place, "--folds", "3", "--seeds", "2", "--json"))
+        json.loads(counterpoint("eval", "graph", place, "--folds", "3", "--seeds", "2", "--json"))
         for place in ("hf://me/demo", run.path)
     ]
     fetched, trained = ([{k: v for k, v in row.items() if k != "which"} for row in rows] for rows in evaluations)
@@ -63,7 +63,7 @@ def test_a_sentence_run(counterpoint, tmp_path):
     cell = training.cell(str(tmp_path / "texts.txt"), "infonce:t=0.05", 0, max_length=12, **changes)
     (run,) = store.run_grid(training.train, [cell], tmp_path / "runs", progress=False)
     assert counterpoint("push", run.path, "me/texts") == f"pushed {run.title} to hf://me/texts\n"
-    words = ("--data", tmp_path / "data", "--sets", tiny_bert.STS[0], "--json")
+    words = ("--root", tmp_path / "data", "--sets", tiny_bert.STS[0], "--json")
     fetched, trained = (json.loads(counterpoint("eval", "sts", place, *words)) for place in ("hf://me/texts", run.path))
     for report in (fetched, trained):
         report.pop("seconds")

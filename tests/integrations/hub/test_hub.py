@@ -96,10 +96,10 @@ def test_an_interval_over_seeds_is_students(run):
 def test_paths_of_the_machine_do_not_get_published():
     value = {
         "a": "/home/me/data/wiki.txt",
-        "b": ["counterpoint train sentence --data /x/y.txt --sts '~/z/sts'"],
+        "b": ["counterpoint train sentence --data /x/y.txt --root '~/z/sts'"],
         "c": 1,
     }
-    line = "counterpoint train sentence --data y.txt --sts 'sts'"
+    line = "counterpoint train sentence --data y.txt --root 'sts'"
     assert card.without_folders(value) == {"a": "wiki.txt", "b": [line], "c": 1}
     assert card.without_folders("owner/name, 1/2, https://a.b/c/d") == "owner/name, 1/2, https://a.b/c/d"
 

@@ -75,7 +75,7 @@ def test_what_is_not_there_is_said(tmp_path):
         load_sts("STS14", tmp_path)
     with pytest.raises(FileNotFoundError, match="is not a folder"):
         load_sts("STS14", tmp_path / "nowhere")
-    with pytest.raises(ValueError, match="MR: give its folder with --data"):
+    with pytest.raises(ValueError, match="MR: give its folder with --root"):
         load_transfer("MR", "hub")
     with pytest.raises(ValueError, match="SICKR-test: the hub's copy of SICK has no splits"):
         load_sts("SICKR-test", "hub")

@@ -62,12 +62,12 @@ def test_a_benchmark_is_its_tasks():
     [("Banking77Clasification", "'Banking77Classification'"), ("MTEB(eng,v2)", "'MTEB(eng, v2)'")],
 )
 def test_unknown_names(bert, data, capsys, name, says):
-    assert main(["eval", "mteb", str(bert), "--pooling", "cls", "--data", str(data), "--tasks", name]) == 2
+    assert main(["eval", "mteb", str(bert), "--pooling", "cls", "--root", str(data), "--tasks", name]) == 2
     assert f"mteb has no task or benchmark {name!r}. Did you mean {says}?" in capsys.readouterr().err
 
 
 def test_the_command(bert, data, capsys):
-    words = ["eval", "mteb", str(bert), "--pooling", "cls", "--data", str(data), "--tasks"]
+    words = ["eval", "mteb", str(bert), "--pooling", "cls", "--root", str(data), "--tasks"]
     assert main([*words, "STS16", "Banking77Classification"]) == 0
     out = capsys.readouterr().out
     for row in ("STS16 (local data)", "Banking77Classification (local data)", "mean"):

@@ -9,13 +9,14 @@ import pytest
 pytest.importorskip("sentence_transformers")
 
 from counterpoint.integrations.command.main import build
+from counterpoint.integrations.domain import about
 from counterpoint.integrations.sentence import settings, training
 from counterpoint.integrations.sentence.presets import PRESETS
 from counterpoint.integrations.store.run import Run
 
 
 def test_every_flag_has_a_help():
-    assert all(field.metadata["help"] for field in fields(settings.Settings) if field.metadata["flag"])
+    assert all(about(field).help for field in fields(settings.Settings) if about(field).flag)
 
 
 def test_presets_change_settings_that_exist():

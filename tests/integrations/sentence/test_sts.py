@@ -264,7 +264,7 @@ def test_a_name_a_model_and_a_function_score_alike(bert, folder, tmp_path):
 
 def test_the_command_prints_simcses_table(bert, folder, tmp_path, capsys):
     plot = tmp_path / "d.png"
-    words = ["eval", "sts", str(bert), "--pooling", "mean", "--data", str(folder), "--device", "cpu"]
+    words = ["eval", "sts", str(bert), "--pooling", "mean", "--root", str(folder), "--device", "cpu"]
     assert main([*words, "--subsets", "--plot", str(plot)]) == 0
     out = capsys.readouterr().out
     header, _, row = out.splitlines()[1:4]
@@ -275,7 +275,7 @@ def test_the_command_prints_simcses_table(bert, folder, tmp_path, capsys):
     assert f"{found['texts']} distinct texts, each embedded once: " in out
     cells = [float(cell) for cell in row.split("|")[1:-1]]
     assert cells == pytest.approx([*(found["sets"][name]["spearman"] for name in SEVEN), found["average"]], abs=0.005)
-    assert main(["eval", "sts", str(bert), "--data", str(folder)]) == 2
+    assert main(["eval", "sts", str(bert), "--root", str(folder)]) == 2
     error = capsys.readouterr().err
     assert "Choose pooling" in error
     assert error.count("\n") == 2  # what it loads, and the error

@@ -113,7 +113,7 @@ def test_a_header_is_no_class(folder, tmp_path):
 
 def test_the_command(folder, tmp_path, capsys):
     build(tmp_path)
-    words = ["eval", "transfer", str(tmp_path), "--pooling", "mean", "--device", "cpu", "--data", str(folder)]
+    words = ["eval", "transfer", str(tmp_path), "--pooling", "mean", "--device", "cpu", "--root", str(folder)]
     assert main([*words, "--tasks", "TREC", "MRPC"]) == 0
     out = capsys.readouterr().out
     assert out.splitlines()[1].replace("|", " ").split() == ["TREC", "MRPC", "Avg."]

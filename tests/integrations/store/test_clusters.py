@@ -127,7 +127,7 @@ def test_commands_on_dask(command, tmp_path):
     """Each command that runs a grid ends with what it prints without a cluster."""
     script = tmp_path / "script.py"
     script.write_text(SCRIPT)
-    site = ["--site", f"{script}:9", "--scale", "10", "--objectives", "host", "hcl:t=0.1", "--set-seed"]
+    site = ["--site", f"{script}:9", "--scale", "10", "--objective", "host", "hcl:t=0.1", "--set-seed"]
     small = ["graph", "--epochs", "1", "--folds", "2"]
     words, last = {
         "train": ([*small, "--objective", "dcl:t=0.2"], []),

@@ -18,7 +18,7 @@ pytest.importorskip("gcp_storage_emulator", reason="counterpoint[gcs-test] has a
 gcsfs = pytest.importorskip("gcsfs", reason="counterpoint[gcs] has gcsfs")
 pytestmark = pytest.mark.slow
 
-GRAPHS = ["--dataset", "demo", "--probe", "knn", "--folds", "3", "--epochs", "1", "--hidden", "8"]
+GRAPHS = ["--data", "demo", "--probe", "knn", "--folds", "3", "--epochs", "1", "--hidden", "8"]
 
 
 @pytest.fixture(scope="module")

@@ -19,7 +19,7 @@ pytest.importorskip("s3fs", reason="counterpoint[s3] has s3fs")
 pytestmark = pytest.mark.slow
 
 TOY = toy_grid.__file__
-EVALUATION = ["--dataset", "demo", "--probe", "knn", "--folds", "3"]
+EVALUATION = ["--data", "demo", "--probe", "knn", "--folds", "3"]
 GRAPHS = [*EVALUATION, "--epochs", "1", "--hidden", "8"]
 
 
@@ -112,9 +112,9 @@ def test_the_commands(bucket, tmp_path, monkeypatch):
     assert code == 0, err
     assert one in out
     assert "counterpoint train graph" in out
-    code, out, err = command("eval", "tu", one, *EVALUATION)
+    code, out, err = command("eval", "graph", one, *EVALUATION)
     assert code == 0, err
-    same = command("eval", "tu", tmp_path / "here" / one[len(url) + 1 :], *EVALUATION)[1]
+    same = command("eval", "graph", tmp_path / "here" / one[len(url) + 1 :], *EVALUATION)[1]
     assert out.replace(one, "") == same.replace(str(tmp_path / "here" / one[len(url) + 1 :]), "")
 
 

@@ -13,8 +13,7 @@ from functools import partial
 import pytest
 import toy_grid
 
-from counterpoint.integrations import store
-from counterpoint.integrations.command import flags
+from counterpoint.integrations import flags, store
 from counterpoint.integrations.command.main import main
 from counterpoint.integrations.store import remote
 from counterpoint.integrations.trackers.grid import run_cells
@@ -104,7 +103,6 @@ def test_cells_by_number(tmp_path, capsys, monkeypatch):
     def chosen(*words):
         parser = argparse.ArgumentParser()
         flags.add_runs(parser)
-        flags.add_cells(parser)
         arguments = parser.parse_args(["--out", str(tmp_path), *words])
         return run_cells(toy_grid.train, [FEW[0], *FEW], arguments, "train toy")[0]
 

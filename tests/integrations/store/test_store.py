@@ -37,8 +37,7 @@ from hypothesis import strategies as st
 from processes import PATIENCE, session
 
 import counterpoint as cp
-from counterpoint.integrations import report, store
-from counterpoint.integrations.command import flags
+from counterpoint.integrations import flags, report, store
 from counterpoint.integrations.control import settings as control_settings
 from counterpoint.integrations.graph import settings as graph_settings
 from counterpoint.integrations.store import folder as folder_module

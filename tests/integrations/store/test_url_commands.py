@@ -25,12 +25,12 @@ pytest.importorskip("moto", reason="counterpoint[s3-test] has moto's server")
 pytest.importorskip("s3fs", reason="counterpoint[s3] has s3fs")
 pytestmark = pytest.mark.slow
 
-GRAPHS = ["--dataset", "demo", "--probe", "knn", "--folds", "3", "--epochs", "1", "--hidden", "8"]
+GRAPHS = ["--data", "demo", "--probe", "knn", "--folds", "3", "--epochs", "1", "--hidden", "8"]
 TRAIN = ["train", "graph", *GRAPHS, "--objective", "infonce"]
 SCRIPT = ROOT / "tests" / "support" / "toy_train.py"
 LINE = next(i for i, line in enumerate(SCRIPT.read_text().splitlines(), 1) if "cross_entropy(50" in line)
 COMPARE = shlex.split(
-    f"compare logits --site train.py:{LINE} --scale 50 --objectives host infonce:t=0.2 --seeds 2 --seed-flag --seed "
+    f"compare logits --site train.py:{LINE} --scale 50 --objective host infonce:t=0.2 --seeds 2 --seed-flag --seed "
     "--metric json:results.json:test"
 )
 
@@ -98,7 +98,7 @@ def test_compare_is_killed_and_resumed_by_another_machine(bucket, here, tmp_path
 
 def test_what_auto_finds_is_in_the_store(bucket, here, tmp_path, monkeypatch):
     words = ["auto" if word == "logits" else word for word in COMPARE]
-    del words[words.index("--site") : words.index("--objectives")]
+    del words[words.index("--site") : words.index("--objective")]
     words[words.index("--seeds") + 1] = "1"
     works(*words, "--out", f"{bucket}/runs", "--", "train.py")
     (found,) = [name for name in files_of(f"{bucket}/runs") if re.fullmatch(r"compare/auto-\w+\.json", name)]
@@ -158,7 +158,7 @@ def test_a_sentence_run_is_pushed_exported_and_evaluated(bucket, tmp_path, monke
     (tmp_path / "texts.txt").write_text("\n".join(tiny_bert.texts(1, 40, seed=2)[0]) + "\n")
     words = ["train", "sentence", "--data", tmp_path / "texts.txt", "--model", tmp_path / "bert", "--pooling", "cls"]
     words += ["--batch", "8", "--steps", "3", "--dev", "none", "--max-length", "12", "--objective", "infonce:t=0.05"]
-    words += ["--sts", tmp_path / "data"]
+    words += ["--root", tmp_path / "data"]
     works(*words, "--out", f"{bucket}/runs")
     works(*words, "--out", tmp_path / "runs")
     url, local = one_run(f"{bucket}/runs"), one_run(tmp_path / "runs")
@@ -168,7 +168,7 @@ def test_a_sentence_run_is_pushed_exported_and_evaluated(bucket, tmp_path, monke
         works("export", place, "--format", "safetensors", "--out", tmp_path / f"{name}.safetensors")
     same_weights(tmp_path / "there.safetensors", tmp_path / "here.safetensors")
     same_weights(*(tmp_path / name / "model.safetensors" for name in ("there", "here")))
-    evaluation = ["--data", tmp_path / "data", "--sets", tiny_bert.STS[0], "--json"]
+    evaluation = ["--root", tmp_path / "data", "--sets", tiny_bert.STS[0], "--json"]
     reports = [json.loads(works("eval", "sts", place, *evaluation)) for place in (url, local)]
     for report in reports:
         report.pop("seconds")
@@ -286,7 +286,7 @@ def test_errors_are_one_line(bucket, here, monkeypatch, tmp_path, url, environme
         ["tune", "graph", *GRAPHS, "--objective", "infonce", "--budget", "2", "--out", url],
         ["push", url, "me/name", "--folder", tmp_path / "pushed"],
         ["export", url, "--out", tmp_path / "encoder"],
-        ["eval", "tu", url],
+        ["eval", "graph", url],
         ["eval", "image", url],
         ["eval", "sts", url],
         ["show", url],

@@ -6,6 +6,7 @@ import dataclasses
 import json
 import math
 import shlex
+from functools import partial
 
 import pytest
 import tiny_bert
@@ -15,13 +16,26 @@ from reports import make
 
 import counterpoint as cp
 from counterpoint.integrations import report, store
-from counterpoint.integrations.command import tune
-from counterpoint.integrations.command.coordinate import changed, search, thinned
 from counterpoint.integrations.command.main import build, main
-from counterpoint.integrations.command.tune import grids_of, parameters
 from counterpoint.integrations.domain import NAMES, domain
+from counterpoint.integrations.search import commands, coordinate, grids
+from counterpoint.integrations.search.coordinate import thinned
+from counterpoint.integrations.search.grids import changed, numbers
 
 ADNCE = str(cp.objective("adnce"))
+
+
+def grids_of(spec, name, own=None):
+    return grids.grids_of(spec, {**grids.GRIDS, **domain(name).grids}, own)
+
+
+def search(start, grids, budget, measure):
+    scores = coordinate.search(partial(coordinate.coordinate, start, grids, budget), measure)
+    return coordinate.best_of(scores), scores
+
+
+def parameters(data):
+    return {name for name, _ in numbers(data)}
 
 
 def score(specs):
@@ -114,7 +128,7 @@ def test_what_is_moved(spec, names):
             moved = changed(cp.objective(spec).to_dict(), name, value)
             assert value in _numbers(moved)
             again = cp.from_dict(moved)  # every grid is within the parameter's range
-            assert set(parameters(again.to_dict())) == set(parameters(cp.objective(spec).to_dict()))
+            assert parameters(again.to_dict()) == parameters(cp.objective(spec).to_dict())
 
 
 def _numbers(data):
@@ -162,7 +176,7 @@ def test_the_baseline_is_tuned_too_and_no_report_shows_any_of_it(tmp_path, capsy
     words = [*GRAPH, "adnce", "--budget", "2", "--grid", "mu=0.4", "t=0.1,0.3", "--out", str(tmp_path)]
     assert main([*words, "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
-    assert [row["objective"] for row in found] == [ADNCE, "infonce"]
+    assert [row["objective"] for row in found] == [ADNCE, str(cp.InfoNCE())]
     assert [len(row["tried"]) for row in found] == [2, 2]
     assert found[1]["grids"] == {"temperature": [0.1, 0.3]}
     typed = shlex.split(found[0]["train"])
@@ -180,7 +194,7 @@ def test_the_baseline_is_tuned_too_and_no_report_shows_any_of_it(tmp_path, capsy
     summary = report.summarise(store.find_runs(tmp_path))
     assert [len(cell.values) for column in summary.columns for cell in column.cells.values()] == [len(result)]
     assert summary.notes[0].startswith("4 of 6 runs are of counterpoint tune, ")
-    assert main(["eval", "tu", str(tmp_path)]) == 2
+    assert main(["eval", "graph", str(tmp_path)]) == 2
     assert "no finished run" in capsys.readouterr().err
 
 
@@ -211,7 +225,7 @@ def test_what_is_said(tuned, capsys):
         (["infonce", "--grid", "t=0.1,-1"], "temperature must be a finite number with 0 < temperature"),
         (["dp"], "nothing to tune"),
         (["infonce", "--budget", "1", "--seeds", "2"], "--budget: 1 runs are less than one setting's 2 seeds"),
-        (["infonce", "--dataset", "demo", "MUTAG"], "--dataset: one at a time"),
+        (["infonce", "--data", "demo", "MUTAG"], "--data: one at a time"),
     ],
 )
 def test_what_is_wrong_is_said_in_one_line(tmp_path, capsys, words, said):
@@ -226,7 +240,7 @@ def test_what_is_wrong_is_said_in_one_line(tmp_path, capsys, words, said):
     ("domain", "words", "said"),
     [
         ("image", "--subset 200", "batch: 256 images do not fit into digits with 200"),
-        ("graph", "--data nowhere", "--data: nowhere is not a folder"),
+        ("graph", "--root nowhere", "--root: nowhere is not a folder"),
     ],
 )
 def test_what_no_spec_can_mend_ends_the_search(tmp_path, capsys, domain, words, said):
@@ -313,7 +327,7 @@ def test_the_other_domains(smallest, tmp_path, capsys, monkeypatch):
     }
     best = max(found["tried"], key=lambda row: row["mean"])
     assert found["best"] == best["spec"]
-    assert {run.arguments["seed"] for run in every.values()} == {tune.FIRST_SEED}
+    assert {run.arguments["seed"] for run in every.values()} == {commands.FIRST_SEED}
     typed = shlex.split(found["train"])
     assert typed[:3] == ["counterpoint", "train", domain]
     parser = build(f"train {domain}")

@@ -11,15 +11,21 @@ import subprocess
 import sys
 import time
 import urllib.request
+from functools import partial
 
 import pytest
 
+import counterpoint as cp
 from counterpoint.integrations import store
-from counterpoint.integrations.command import coordinate, tune
 from counterpoint.integrations.command.main import main
+from counterpoint.integrations.domain import domain
+from counterpoint.integrations.search import commands, coordinate
+from counterpoint.integrations.search.grids import GRIDS as PAPERS
+from counterpoint.integrations.search.grids import grids_of
 
+INFONCE = str(cp.objective("infonce"))
 optuna = pytest.importorskip("optuna")
-from counterpoint.integrations.command import study  # noqa: E402
+from counterpoint.integrations.search import study  # noqa: E402
 
 GRAPH = ["tune", "graph", "--epochs", "1", "--folds", "3", "--hidden", "8", "--baseline", "none"]
 GRAPH += ["--objective", "adnce", "--json"]
@@ -31,45 +37,46 @@ def score(specs):
     return {spec: math.nan if number < 0.1 else round(number, 1) for spec, number in numbers.items()}
 
 
-def searched(sampler, folder, **options):
-    return study.search(sampler, score, folder, **{"storage": None, "name": "one", "settings": {}} | options)
+def searched(sampler, start, grids, budget, folder, measure=score, **options):
+    options = {"storage": None, "name": "one", "settings": {}} | options
+    return coordinate.search(partial(study.shared, sampler, start, grids, budget, folder=folder, **options), measure)
+
+
+def alone(start, grids, budget):
+    return coordinate.search(partial(coordinate.coordinate, start, grids, budget), score)
 
 
 @pytest.mark.parametrize("start", ["adnce", "infonce:t=0.1 + 0.5*adnce:t=0.2", "arcl(infonce:t=0.3):views=4"])
 @pytest.mark.parametrize("budget", [1, 9])
 def test_the_coordinate_sampler_is_the_search_without_optuna(start, budget, tmp_path):
-    grids = tune.grids_of(start, "image")
-    scores = searched(study.CoordinateSampler(start, grids, budget), tmp_path)
-    assert str(scores) == str(coordinate.search(start, grids, budget, score)[1])  # NaN equals no NaN
+    start = str(cp.objective(start))
+    grids = grids_of(start, {**PAPERS, **domain("image").grids})
+    scores = searched("coordinate", start, grids, budget, tmp_path)
+    assert str(scores) == str(alone(start, grids, budget))  # NaN equals no NaN
 
 
 def test_tpe_repeats_nothing_and_ends_where_all_is_tried(tmp_path):
     start, grids = "adnce:t=0.5,denominator=with_positive", {"temperature": (0.1, 0.2), "mu": (0.3, 0.7)}
-    sampler = study.GridTPESampler(start, grids, 20)
-    scores = searched(sampler, tmp_path)
+    scores = searched("tpe", start, grids, 20, tmp_path)
     assert next(iter(scores)) == start
-    assert sorted(scores) == sampler.space.specs()
+    assert sorted(scores) == study.Space(start, grids).specs()
     assert len(scores) == 3 * 2  # 0.7 is the start's
 
 
 def test_what_dead_processes_leave_is_finished(tmp_path):
-    grids = {"temperature": (0.1, 0.2, 0.3)}
-    sampler, options = study.CoordinateSampler("infonce", grids, 4), {"storage": str(tmp_path / "x.log")}
+    grids, storage = {"temperature": (0.1, 0.2, 0.3)}, str(tmp_path / "x.log")
     died = RuntimeError("died")
 
     def die(specs):
         raise died
 
     with pytest.raises(RuntimeError, match="died"):
-        study.search(sampler, die, tmp_path, name="one", settings={}, **options)
-    backend = study._storage(options["storage"])
-    one = optuna.load_study(study_name="one", storage=backend)
-    one.ask()  # and nothing is chosen
-    scores = searched(sampler, tmp_path, **options)
-    assert list(scores) == list(coordinate.search("infonce", grids, 4, score)[1])
-    states = [trial.state.name for trial in one.trials if trial.params]
+        searched("coordinate", INFONCE, grids, 4, tmp_path, die, storage=storage)
+    scores = searched("coordinate", INFONCE, grids, 4, tmp_path, storage=storage)
+    assert list(scores) == list(alone(INFONCE, grids, 4))
+    one = optuna.load_study(study_name="one", storage=study._storage(storage))
+    states = [trial.state.name for trial in one.trials]
     assert states == ["FAIL" if math.isnan(value) else "COMPLETE" for value in scores.values()]
-    assert all(trial.state.is_finished() for trial in one.trials)
 
 
 @pytest.mark.parametrize(
@@ -103,18 +110,18 @@ def test_bad_input_is_one_line(tmp_path, capsys, words, said):
 def test_another_search_or_folder_is_refused(tmp_path):
     grids, storage = {"temperature": (0.1, 0.2)}, f"sqlite:///{tmp_path}/x.db"
     options = {"storage": storage, "settings": {"dataset": "MUTAG"}}
-    sampler = study.CoordinateSampler("infonce", grids, 2)
-    searched(sampler, tmp_path / "a", **options)
+    search = ("coordinate", INFONCE, grids, 2)
+    searched(*search, tmp_path / "a", **options)
     with pytest.raises(ValueError, match=r"--out: .*b is not the folder with the runs of this study"):
-        searched(sampler, tmp_path / "b", **options)
+        searched(*search, tmp_path / "b", **options)
     with pytest.raises(ValueError, match=r"has a study 'one' with dataset MUTAG, here NCI1; use another storage"):
-        searched(sampler, tmp_path / "a", **options | {"settings": {"dataset": "NCI1"}})
+        searched(*search, tmp_path / "a", **options | {"settings": {"dataset": "NCI1"}})
     with pytest.raises(ValueError, match="with budget 2, here 3"):
-        searched(study.CoordinateSampler("infonce", grids, 3), tmp_path / "a", **options)
+        searched("coordinate", INFONCE, grids, 3, tmp_path / "a", **options)
 
 
 def test_a_missing_optuna_is_named(tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr(tune, "find_spec", lambda name: None)
+    monkeypatch.setattr(commands, "find_spec", lambda name: None)
     assert main([*GRAPH, "--sampler", "tpe", "--out", str(tmp_path)]) != 0
     assert "--sampler tpe needs optuna: pip install" in capsys.readouterr().err
 

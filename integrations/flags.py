@@ -13,14 +13,14 @@ from dataclasses import Field, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from counterpoint.names import nearest
+from counterpoint.names import OBJECTIVES, nearest
 
-from ..domain import default
-from ..store.array import ARRAY
-from ..trackers import NAMES as TRACKERS
+from .domain import about, default
+from .store.array import ARRAY as ARRAY
+from .trackers import NAMES as TRACKERS
 
 if TYPE_CHECKING:
-    from ..store.run import Run
+    from .store.run import Run
 
 T = TypeVar("T")
 
@@ -33,7 +33,7 @@ def concurrent(arguments: argparse.Namespace) -> int:
 
 
 def runs(text: str) -> str | Path:
-    """A type for argparse: a folder of runs, its URL, or a run on the hub, see :mod:`~..store.published`."""
+    """A type for argparse: a folder of runs, its URL, or a run on the hub, see :mod:`~.store.published`."""
     return text if text.startswith("hf://") else store(text, written=False)
 
 
@@ -41,8 +41,8 @@ def store(text: str, written: bool = True) -> str | Path:
     """A type for argparse: a folder of runs to write to, or its URL, such as ``s3://bucket/runs``."""
     if "://" not in text:
         return folder(text) if written else Path(text)
-    from ..store.place import plain
-    from ..store.transport import check_url
+    from .store.place import plain
+    from .store.transport import check_url
 
     place = plain(text)
     if isinstance(place, Path):
@@ -62,22 +62,20 @@ def store(text: str, written: bool = True) -> str | Path:
 def check_runs(places: Sequence[str | Path]) -> None:
     """Raise ``ValueError`` unless there are runs in these folders; what is elsewhere is looked for later."""
     folders = [place for place in places if isinstance(place, Path)]
-    if places and not folders:
-        return
     for folder in folders:
         if folder.is_file():
             hint = "a model of your own is evaluated in Python, see docs/own_models.md"
             raise ValueError(f"{folder}: expected a folder of runs, got a file; {hint}.")
         if not folder.is_dir():
             raise ValueError(f"{folder}: no such folder.")
-    if not any(True for folder in folders for _ in folder.rglob("run.json")):
+    if folders and not any(True for folder in folders for _ in folder.rglob("run.json")):
         raise ValueError(f"no runs in {', '.join(map(str, folders))}: no folder there has a run.json.")
 
 
 def finished(places: Iterable[str | Path], domain: str, where: Callable[[Run], object] = lambda run: True) -> list[Run]:
     """Return the finished runs of a domain for which ``where`` is true; raise ``ValueError`` if there are none."""
-    from ..store.published import local
-    from ..store.run import find_runs
+    from .store.published import local
+    from .store.run import find_runs
 
     folders = local(places)
     runs = [run for run in find_runs(folders) if run.done and not run.tuning and where(run)]
@@ -90,8 +88,8 @@ def finished(places: Iterable[str | Path], domain: str, where: Callable[[Run], o
 
 def each(runs: Sequence[Run], measure: Callable[[Run], T]) -> Iterator[tuple[Run, T]]:
     """Yield each run and what ``measure`` returns for it, with progress; leave out damaged ones, unless all are."""
-    from ..store.errors import DamagedError
-    from ..store.progress import print_line, track
+    from .store.errors import DamagedError
+    from .store.progress import print_line, track
 
     errors = []
     for run in track(runs, "evaluated, runs"):
@@ -104,17 +102,29 @@ def each(runs: Sequence[Run], measure: Callable[[Run], T]) -> Iterator[tuple[Run
         raise errors[-1]
 
 
-def use_data(flag: str, folder: str | Path | None) -> None:
-    """Set the folder of data sets, for child processes too.
+def add_root(parser: argparse.ArgumentParser, help: str = "folder of the data sets ($COUNTERPOINT_DATA)") -> None:
+    """Add ``--root``, the folder of data sets."""
+    parser.add_argument("--root", metavar="FOLDER", help=help)
 
-    Args:
-        flag: the flag that named it, for the error message.
-        folder: ``hub`` for none; None leaves ``COUNTERPOINT_DATA`` as it is.
-    """
-    if folder is not None:
-        if str(folder) != "hub" and not Path(folder).is_dir():
-            raise ValueError(f"--{flag}: {folder} is not a folder")
-        os.environ["COUNTERPOINT_DATA"] = str(folder)
+
+def check_root(root: str | None) -> None:
+    """Raise ``ValueError`` unless the folder of data sets exists, by the flag or else by the variable."""
+    place = root or os.environ.get("COUNTERPOINT_DATA") or "hub"
+    if place != "hub" and not Path(place).is_dir():
+        raise ValueError(f"{'--root' if root else '$COUNTERPOINT_DATA'}: {place} is not a folder")
+
+
+def use_root(arguments: argparse.Namespace) -> None:
+    """Set the folder of data sets, ``hub`` for none, for child processes too."""
+    check_root(arguments.root)
+    if arguments.root is not None:
+        os.environ["COUNTERPOINT_DATA"] = arguments.root
+
+
+def add_objective(parser: argparse.ArgumentParser, help: str, type: Callable[[str], str]) -> None:
+    """Add ``--objective``; ``--objectives`` is the same, and not in ``--help``."""
+    action = parser.add_argument("--objective", nargs="+", type=type, metavar="SPEC", help=help)
+    parser._option_string_actions["--objectives"] = action
 
 
 def add_arguments(
@@ -129,37 +139,44 @@ def add_arguments(
     """
     add = parser.add_argument
     or_preset = ", or the preset's" if presets else ""
-    add("--objective", nargs="+", type=spec, metavar="SPEC", help=f"one or more ({objective}{or_preset})")
-    lengths = [] if settings is None else [field for field in fields(settings) if field.name in ("epochs", "steps")]
-    for field in lengths:
-        if not field.metadata["flag"]:  # the unit of training; sentences have a flag for the other one too
+    add_objective(parser, f"one or more ({objective}{or_preset})", spec)
+    for field in fields(settings) if settings is not None else ():
+        if field.name in ("epochs", "steps") and not about(field).flag:  # the unit of training; --steps of sentences
             shown = f"{field.name} of training ({default(field)}{or_preset})"
             add(f"--{field.name}", type=whole(0), metavar="N", help=shown)
     if presets:
         add("--preset", choices=list(presets), help="settings of a paper, which flags override (none)")
-    add_runs(parser)
-    data = os.environ.get("COUNTERPOINT_DATA")
-    add("--data", type=Path, default=data and Path(data), metavar="FOLDER", help="data sets ($COUNTERPOINT_DATA)")
     add_device(parser)
+    add_runs(parser, cells=settings is not None)
 
 
-def add_runs(parser: argparse.ArgumentParser) -> None:
-    """Add the flags of every command that trains runs of a store."""
-    add = parser.add_argument
+def add_runs(parser: argparse.ArgumentParser, cells: bool = True) -> None:
+    """Add the flags of every command that trains runs of a store.
+
+    Args:
+        cells: with those by which the array jobs of a cluster share a grid, and ``--config``, which
+            :mod:`.command.config` replaces by flags before anything is parsed.
+    """
+    group = parser.add_argument_group("runs")
+    add = group.add_argument
     add("--seed", type=whole(0), default=0, metavar="K", help="seed of the first run (%(default)s)")
     add("--seeds", type=whole(1), default=1, metavar="N", help="runs per objective, seeds K to K+N-1 (%(default)s)")
     where = "a folder, or s3://bucket/runs and the like, where the runs are stored (%(default)s)"
     add("--out", type=store, default=Path("runs"), metavar="FOLDER", help=where)
-    add_places(parser)
-    group = parser.add_mutually_exclusive_group()
-    group.add_argument("--resume", action="store_true", default=True, help="continue runs that stopped (the default)")
-    group.add_argument("--fresh", dest="resume", action="store_false", help="delete these runs first")
+    add_places(group)
+    exclusive = group.add_mutually_exclusive_group()
+    exclusive.add_argument("--resume", action="store_true", default=True, help="continue stopped runs (the default)")
+    exclusive.add_argument("--fresh", dest="resume", action="store_false", help="delete these runs first")
     trackers = f"send curves and results to {', '.join(TRACKERS)}; repeatable (none)"
     add("--track", action="append", default=[], choices=TRACKERS, metavar="NAME", help=trackers)
     add("--json", action="store_true", help="print JSON")
+    if cells:
+        add_cells(group)
+        config = "run.json of a run to repeat, or a .json or .yaml file of flags; a path or URL; typed flags win (none)"
+        add("--config", metavar="FILE", help=config)
 
 
-def add_places(parser: argparse.ArgumentParser) -> None:
+def add_places(parser: argparse._ActionsContainer) -> None:
     """Add ``--jobs`` and ``--on``."""
     add = parser.add_argument
     add("--jobs", type=whole(1), default=1, metavar="N", help="runs at a time (%(default)s)")
@@ -167,18 +184,12 @@ def add_places(parser: argparse.ArgumentParser) -> None:
     add("--on", type=place, default="local", metavar="PLACE", help=f"where runs are trained: {where}")
 
 
-def add_config(parser: argparse.ArgumentParser) -> None:
-    """Add ``--config``, which :mod:`..command.config` replaces by flags before anything is parsed."""
-    about = "run.json of a run to train again, or a .json or .yaml file of flags; a path or URL; typed flags win (none)"
-    parser.add_argument("--config", metavar="FILE", help=about)
-
-
-def add_cells(parser: argparse.ArgumentParser) -> None:
-    """Add the flags with which the array jobs of a cluster share a grid."""
+def add_cells(parser: argparse._ActionsContainer) -> None:
+    """Add ``--list-cells`` and ``--cell``."""
     add = parser.add_argument
     add("--list-cells", action="store_true", help="print the runs with their numbers, and train none")
-    about = "train only the run of this number; without one, of $SLURM_ARRAY_TASK_ID (all)"
-    add("--cell", nargs="?", type=whole(0), const=ARRAY, default=None, metavar="N", help=about)
+    number = "train only the run of this number; without one, of $SLURM_ARRAY_TASK_ID (all)"
+    add("--cell", nargs="?", type=whole(0), const=ARRAY, default=None, metavar="N", help=number)
 
 
 def add_device(parser: argparse.ArgumentParser) -> None:
@@ -186,35 +197,30 @@ def add_device(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--device", type=device, default="cpu", help="cpu, cuda, cuda:1, ... or auto (%(default)s)")
 
 
-def add_settings(parser: argparse.ArgumentParser, settings: type, *names: str) -> None:
-    """Add a flag for each setting; a flag that is not typed leaves None, see :func:`chosen`.
-
-    Args:
-        settings: a dataclass whose fields are defined by :func:`counterpoint.integrations.domain.setting`.
-        names: only these fields; by default all that have a flag.
-    """
+def add_settings(parser: argparse._ActionsContainer, settings: type) -> None:
+    """Add a flag for each setting of a domain; a flag that is not typed leaves None, see :func:`chosen`."""
     for field in fields(settings):
-        if field.name in names or (not names and field.metadata["flag"]):
+        if about(field).flag:
             parser.add_argument(f"--{field.name.replace('_', '-')}", default=None, **_options(field))
 
 
 def _options(field: Field[Any]) -> dict[str, Any]:
-    """What argparse needs to know about a setting."""
-    about, value = field.metadata, default(field)
-    value = None if value == () else value
+    """Return what argparse needs to know about a setting."""
+    flag, value = about(field), default(field)
     if value is False:
-        return {"action": "store_true", "help": about["help"]}
+        return {"action": "store_true", "help": flag.help}
+    value = None if value == () else value
     shown = " ".join(map(str, value)) if isinstance(value, list) else "none" if value is None else value
-    options = {"help": about["help"].replace("%", "%%")}
-    if value is not None or not about["help"].endswith(")"):  # which says what is used instead
+    options: dict[str, Any] = {"help": flag.help.replace("%", "%%")}
+    if value is not None or not flag.help.endswith(")"):  # which says what is used instead
         options["help"] += f" ({shown})"
-    if about["nargs"] is not None or isinstance(value, list):
-        options["nargs"] = about["nargs"] or "+"
-    if about["choices"]:
-        return {**options, "choices": about["choices"], **({"metavar": about["metavar"]} if about["metavar"] else {})}
-    kind = about["type"] or (type(value) if type(value) in (int, float) else str)
-    options["type"] = whole(about["low"]) if kind is int and about["low"] is not None else kind
-    return {**options, "metavar": about["metavar"] or {int: "N", float: "X"}.get(kind, "NAME")}
+    if flag.nargs is not None or isinstance(value, list):
+        options["nargs"] = flag.nargs or "+"
+    if flag.choices:
+        return {**options, "choices": flag.choices, **({"metavar": flag.metavar} if flag.metavar else {})}
+    kind = flag.type or (type(value) if type(value) in (int, float) else str)
+    options["type"] = whole(int(flag.low)) if kind is int and flag.low is not None else kind
+    return {**options, "metavar": flag.metavar or ("N" if kind is int else "X" if kind is float else "NAME")}
 
 
 def chosen(arguments: argparse.Namespace, settings: type) -> dict[str, Any]:
@@ -228,6 +234,9 @@ def spec(text: str) -> str:
     import counterpoint as cp
     from counterpoint.spec import check_names
 
+    name, comma, rest = text.partition(",")
+    if comma and name in (*OBJECTIVES, "host"):
+        raise argparse.ArgumentTypeError(f"{text!r}: separate objectives by spaces, as in {name} {rest}")
     try:
         check_names(text)
         return str(cp.objective(text))
@@ -247,8 +256,8 @@ def whole(low: int) -> Callable[[str], int]:
 
 
 def place(text: str) -> str:
-    """A type for argparse: where to train, as :func:`..store.executors.parse` reads it."""
-    from ..store.executors import parse
+    """A type for argparse: where to train, as :func:`.store.executors.parse` reads it."""
+    from .store.executors import parse
 
     try:
         parse(text)

@@ -1,0 +1,243 @@
+"""``counterpoint tune``: search the parameters of an objective for your data, on validation data.
+
+The search goes over the papers' grids: first the temperature, which matters most, then ADNCE's center and width, then
+the objective's other parameters. Runs have their full length, since the best temperature of short runs is not that of
+long ones. A baseline gets the same budget: an objective that is tuned looks better than one that is not.
+
+Only ``--storage`` and ``--sampler tpe`` need Optuna.
+
+Runs are stored in ``tuning/``, so an interrupted search continues where it stopped. They are marked, and no report
+shows them: their scores selected the settings.
+
+======== =====================================================================================
+graph    accuracy on the 30 % of the graphs that ``--part report`` leaves out
+image    nearest neighbors on the validation images; the test images are not loaded
+sentence Spearman's correlation on the development set
+control  the final score. There is no test set; the seeds differ from those of ``train``
+======== =====================================================================================
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import shlex
+import sys
+from collections.abc import Callable, Sequence
+from functools import partial
+from importlib.util import find_spec
+from pathlib import Path
+from statistics import fmean, stdev
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import counterpoint as cp
+from counterpoint.install import install
+
+from .. import flags
+from ..domain import Domain, domain
+from .coordinate import Scores, best_of, coordinate, search
+from .grids import GRIDS, Grids, grid, grids_of
+
+if TYPE_CHECKING:
+    from ..store.run import Run
+
+FIRST_SEED = 1000  # far from the seeds of ``train``
+SAMPLERS = ("coordinate", "tpe")
+# flags that the printed ``train`` command sets itself or that ``train`` does not have
+SEARCH_FLAGS = ("objective", "seed", "seeds", "budget", "baseline", "grid", "sampler", "storage")
+OWN_FLAGS = (*SEARCH_FLAGS, "part", "out", "resume", "fresh", "json")
+
+
+class Tried(NamedTuple):
+    """A spec and its scores."""
+
+    spec: str
+    mean: float | None  # None if a run failed
+    values: list[float]
+
+
+class Result(NamedTuple):
+    """What a search found, as ``--json`` prints it."""
+
+    objective: str
+    best: str
+    domain: str
+    dataset: str
+    metric: str
+    seeds: list[int]
+    grids: Grids
+    tried: list[Tried]
+    folder: str
+
+
+def add_arguments(parser: argparse.ArgumentParser, domain_name: str) -> None:
+    """Add the flags of ``train``, and those of the search."""
+    tuned = domain(domain_name)
+    tuned.module("commands").train_arguments(parser)
+    check = partial(_check, tuned=tuned, check_train=parser.get_default("check"))
+    parser.set_defaults(seed=FIRST_SEED, out=Path("tuning"), check=check)
+    add = parser.add_argument_group("search").add_argument
+    add("--budget", type=flags.whole(1), default=20, metavar="N", help="runs per objective (%(default)s)")
+    baseline = "objective to compare with, tuned too unless an InfoNCE is among the objectives; or none (infonce)"
+    add("--baseline", type=_baseline, metavar="SPEC", help=baseline)
+    grids = "tune only these parameters, over these values, as t=0.1,0.2 (the papers' grids)"
+    add("--grid", nargs="+", type=grid, metavar="NAME=VALUE,...", help=grids)
+    add("--sampler", choices=SAMPLERS, default=SAMPLERS[0], help="coordinate-wise or Optuna's TPE (%(default)s)")
+    storage = "Optuna study that processes with the same --out share, as tuning.log or sqlite:///tuning.db (none)"
+    add("--storage", metavar="FILE|URL", help=storage)
+
+
+def _baseline(text: str) -> str:
+    return text if text == "none" else flags.spec(text)
+
+
+def _check(arguments: argparse.Namespace, tuned: Domain, check_train: Callable[[argparse.Namespace], None]) -> None:
+    """Raise what is wrong with the flags, before torch is imported."""
+    if arguments.budget < arguments.seeds:
+        raise ValueError(f"--budget: {arguments.budget} runs are less than one setting's {arguments.seeds} seeds.")
+    if arguments.list_cells or arguments.cell is not None:
+        raise ValueError("--cell, --list-cells: a search chooses its next runs by the last ones; use --on instead.")
+    if getattr(arguments, "part", None) not in (None, "tune"):
+        raise ValueError(f"--part {arguments.part}: tuning sees validation data alone; leave the flag out.")
+    if _needs_optuna(arguments):
+        flag = f"--sampler {arguments.sampler}" if arguments.storage is None else f"--storage {arguments.storage}"
+        if find_spec("optuna") is None:
+            raise ImportError(f"{flag} needs optuna: {install('tune')}", name="optuna")
+        if arguments.storage is not None and not arguments.resume:
+            raise ValueError("--fresh: a study continues; start again with another --storage and --out.")
+        if not isinstance(arguments.out, Path):
+            message = f"the processes of a study lock the folder of --out; {arguments.out} has no locks."
+            raise ValueError(f"{flag}: {message}")
+    _dataset(arguments, tuned)
+    check_train(arguments)
+
+
+def _needs_optuna(arguments: argparse.Namespace) -> bool:
+    return arguments.storage is not None or arguments.sampler != SAMPLERS[0]
+
+
+def _dataset(arguments: argparse.Namespace, tuned: Domain) -> str:
+    value = getattr(arguments, tuned.dataset) or tuned.default_dataset
+    names = value if isinstance(value, list) else [value]
+    if len(names) != 1:
+        raise ValueError(f"--{tuned.dataset}: one at a time, got {', '.join(map(str, names))}.")
+    return str(names[0])
+
+
+def command(arguments: argparse.Namespace, domain_name: str) -> int:
+    """Tune each objective with the same budget, and print the specs to use."""
+    tuned, default = domain(domain_name), None
+    dataset, papers = _dataset(arguments, tuned), {**GRIDS, **tuned.grids}
+    own = None if arguments.grid is None else dict(arguments.grid)
+    if getattr(arguments, "preset", None):
+        default = tuned.module("presets").preset(arguments.preset, dataset).objective
+    specs = arguments.objective or [str(cp.objective(default or "infonce"))]
+    searches = {spec: grids_of(spec, papers, own) for spec in specs}
+    has_infonce = any(cp.objective(spec).name == "infonce" for spec in searches)
+    baseline = arguments.baseline or ("none" if has_infonce else str(cp.InfoNCE()))
+    if baseline != "none" and baseline not in searches:
+        searches[baseline] = grids_of(baseline, papers, own, strict=False) or grids_of(baseline, papers)
+    for spec, grids in searches.items():
+        if not grids:
+            raise ValueError(f"{spec}: nothing to tune; give values to try with --grid NAME=VALUE,...")
+    results = [_tune(spec, grids, arguments, tuned, dataset) for spec, grids in searches.items()]
+    train = _train_command(arguments, tuned, [result.best for result in results])
+    if arguments.json:
+        rows = [{**one._asdict(), "tried": [tried._asdict() for tried in one.tried], "train": train} for one in results]
+        print(json.dumps(rows, indent=1))
+        return 0
+    print("\n\n".join(map(text, results)))
+    print("\nThese scores selected the settings, so they are too good. Report other seeds, on test data if any:")
+    print(f"  {train}")
+    return 0
+
+
+def _tune(start: str, grids: Grids, arguments: argparse.Namespace, tuned: Domain, dataset: str) -> Result:
+    """Search from one spec on data that is not test data."""
+    from .. import store
+    from ..store.grid import GridError, grid_options
+    from ..store.run import TUNING
+    from ..trackers import tracked
+
+    training = tuned.module("training")
+    settings = {**tuned.module("commands").settings(arguments, dataset), **tuned.held_out}
+    train = tracked(training.train, arguments.track)
+    seeds = list(range(arguments.seed, arguments.seed + arguments.seeds))
+    budget = arguments.budget // len(seeds)
+    runs: dict[str, list[Run]] = {}
+
+    def cells(spec: str) -> list[dict[str, Any]]:
+        return [{**training.cell(dataset, spec, seed, **settings), "purpose": TUNING} for seed in seeds]
+
+    def measure(specs: list[str]) -> Scores:
+        options = grid_options(arguments) | {"before": len(runs) * len(seeds), "total": budget * len(seeds)}
+        try:
+            done = store.run_grid(train, [cell for spec in specs for cell in cells(spec)], arguments.out, **options)
+        except GridError as error:
+            kind, _, reason = str(error.runs[0].record["error"]).partition(": ")
+            if start in specs and kind == "ValueError":  # the settings are wrong for every spec
+                raise ValueError(reason) from error
+            print(f"counterpoint tune {tuned.name}: {error}", file=sys.stderr)
+            done = error.runs
+        runs.update((spec, done[i * len(seeds) : (i + 1) * len(seeds)]) for i, spec in enumerate(specs))
+        return {spec: fmean(values) if len(values := _values(runs[spec])) == len(seeds) else math.nan for spec in specs}
+
+    proposals = partial(coordinate, start, grids, budget)
+    if _needs_optuna(arguments):
+        from .study import shared
+
+        proposals = partial(
+            shared,
+            *(arguments.sampler, start, grids, budget),
+            folder=arguments.out,
+            storage=arguments.storage,
+            name=f"tune {tuned.name}: {start}",
+            settings={**cells(start)[0], "seeds": seeds},
+            jobs=max(1, flags.concurrent(arguments) // len(seeds)),
+        )
+    scores = search(proposals, measure)
+    runs = {spec: runs.get(spec) or [store.Run(arguments.out, cell) for cell in cells(spec)] for spec in scores}
+    if math.isnan(scores[best := best_of(scores)]):
+        raise GridError(f"all runs of {start} have failed", [run for some in runs.values() for run in some])
+    first = runs[best][0]
+    return Result(
+        objective=start,
+        best=best,
+        domain=tuned.name,
+        dataset=first.arguments["dataset"],
+        metric=next(iter(first.record["result"])),
+        seeds=seeds,
+        grids=grids,
+        tried=[Tried(spec, None if math.isnan(mean) else mean, _values(runs[spec])) for spec, mean in scores.items()],
+        folder=str(arguments.out),
+    )
+
+
+def _values(runs: Sequence[Run]) -> list[float]:
+    """Return the headline numbers of the runs that have one."""
+    values = [next(iter(run.result.values())) for run in runs if run.result]
+    return [value for value in values if math.isfinite(value)]
+
+
+def _train_command(arguments: argparse.Namespace, tuned: Domain, specs: Sequence[str]) -> str:
+    """Return the command that trains the best specs with the flags that were typed and with other seeds."""
+    own = argparse.ArgumentParser(add_help=False)
+    for flag in OWN_FLAGS:
+        own.add_argument(f"--{flag}", nargs="*")
+    _, typed = own.parse_known_args(arguments.words)
+    seed = [] if arguments.seed == FIRST_SEED else ["--seed", str(arguments.seed + arguments.seeds)]
+    words = [*tuned.reported, *typed, "--objective", *dict.fromkeys(specs), *seed, "--seeds", "5"]
+    return shlex.join(["counterpoint", "train", tuned.name, *words])
+
+
+def text(result: Result) -> str:
+    """Format the tried specs, best first."""
+    rows = sorted(result.tried, key=lambda row: -math.inf if row.mean is None else row.mean, reverse=True)
+    width = max(len(row.spec) for row in rows)
+    lines = [f"{result.dataset}, {result.metric} on validation data, seeds {', '.join(map(str, result.seeds))}"]
+    for row in rows:
+        spread = f" ± {stdev(row.values):.4g}" if len(row.values) > 1 else ""
+        score = "failed" if row.mean is None else f"{row.mean:.5g}{spread}"
+        lines.append(f"  {row.spec:{width}}  {score}" + "  (start)" * (row.spec == result.objective))
+    return "\n".join([*lines, "", f"use {result.best}"])

@@ -1,0 +1,63 @@
+"""The loop of every search, and the search along one parameter after the other; nothing here trains."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TypeVar
+
+import counterpoint as cp
+
+from .grids import Grids, changed
+
+T = TypeVar("T")
+Scores = dict[str, float]
+
+
+def search(
+    proposals: Callable[[Scores], Iterator[list[str]]], measure: Callable[[list[str]], Mapping[str, float]]
+) -> Scores:
+    """Measure the specs that ``proposals`` yields, and return the score of each; NaN for those that failed."""
+    scores: Scores = {}
+    for specs in proposals(scores):
+        scores.update(measure(specs))
+    return scores
+
+
+def coordinate(start: str, grids: Grids, budget: int, scores: Mapping[str, float]) -> Iterator[list[str]]:
+    """Yield the specs to measure next along one parameter after the other, from the best spec so far.
+
+    Each parameter gets its share of the budget, spread evenly over its grid. What is left goes into further rounds,
+    until a round changes nothing.
+
+    Args:
+        start: the first spec to measure.
+        grids: the values to try of each parameter, in the order of the search.
+        budget: largest number of specs to measure.
+        scores: the score of each spec so far.
+    """
+    yield [start]
+    measured = 0
+    while measured < len(scores) < budget:  # a round without a new spec is the last
+        measured, left = len(scores), sum(map(len, grids.values()))
+        for name, values in grids.items():
+            data = cp.objective(best_of(scores)).to_dict()
+            new = [spec for value in values if (spec := str(cp.from_dict(changed(data, name, value)))) not in scores]
+            share = max(1, round((budget - len(scores)) * len(values) / left))
+            if new := list(dict.fromkeys(thinned(new, share) if new else []))[: budget - len(scores)]:
+                yield new
+            left -= len(values)
+
+
+def thinned(values: Sequence[T], count: int) -> list[T]:
+    """Select ``count`` of the values, spread evenly from the first to the last."""
+    if count >= len(values):
+        return list(values)
+    if count == 1:
+        return [values[len(values) // 2]]
+    return [values[round(i * (len(values) - 1) / (count - 1))] for i in range(count)]
+
+
+def best_of(scores: Mapping[str, float]) -> str:
+    """Return the first spec with the highest score; NaN is below all numbers."""
+    return max(scores, key=lambda spec: -math.inf if math.isnan(scores[spec]) else scores[spec])

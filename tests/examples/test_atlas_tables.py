@@ -1,0 +1,50 @@
+"""The documents' tables are those of the packaged atlas."""
+
+from __future__ import annotations
+
+import atlas_cells
+import atlas_tables
+import pytest
+from documents import ROOT
+
+from counterpoint.integrations import evidence
+
+
+@pytest.fixture
+def planted(monkeypatch):
+    monkeypatch.setattr(evidence, "atlas", lambda: {"about": {}, "cells": atlas_cells.CELLS})
+
+
+@pytest.mark.parametrize(
+    ("path", "table"),
+    [
+        ("README.md", atlas_tables.benefit),
+        ("docs/which_loss.md", atlas_tables.summary_table),
+        ("docs/atlas.md", atlas_tables.decision_table),
+    ],
+)
+def test_the_tables_are_those_of_the_packaged_atlas(path, table):
+    text = (ROOT / path).read_text(encoding="utf-8")
+    assert "<!-- made by `python examples/studies/atlas_report.py` -->\n" in text
+    assert f"\n{table()}\n<!-- end of the table -->" in text
+
+
+def test_the_sentence_on_benefit_counts_the_cells(planted):
+    said = " ".join(atlas_tables.benefit().split())
+    assert said.startswith("Of its 4 comparisons of another objective with InfoNCE, 1 gain, 1 lose, ")
+    assert said.endswith("gains in 1 of 1.")
+
+
+def test_the_tables(planted):
+    assert atlas_tables.decision_table().splitlines()[2:] == [
+        "| false negatives in the batch (few classes) | images, 4 classes | oracle +3.0 | DCL -2.0 |  | HCL† |",
+        "|  | images, 10 classes | HCL +1.2† |  | DCL |  |",
+    ]
+    assert atlas_tables.summary_table().splitlines()[2:] == [
+        "| false negatives in the batch (few classes) (images) | oracle +3.0; HCL +1.2 (1 of 2) | DCL -2.0 (1 of 2) "
+        "|  |  |"
+    ]
+
+
+def test_the_packaged_regimes_are_known():
+    assert {cell["regime"] for cell in evidence.cells()} <= set(atlas_tables.REGIMES)
