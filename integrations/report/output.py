@@ -9,16 +9,10 @@ from pathlib import Path
 
 from ..store.files import atomic, finite
 from ..store.run import Run
+from . import plots
+from .page import html
 from .summary import Report, summarise
 from .tables import TITLE, as_csv, markdown, plain, terminal
-
-
-def html(report: Report, title: str = TITLE, intro: str = "", lead: str = "") -> str:
-    """Return the report as a page, see :mod:`counterpoint.integrations.report.page`."""
-    from .page import page
-
-    return page(report, title, intro, lead)
-
 
 RENDER: dict[str, Callable[[Report], str]] = {
     "terminal": terminal,
@@ -53,17 +47,13 @@ def write(
     """
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
+    render = {**RENDER, "html": lambda report: html(report, title, intro, lead)}
     for name in formats:
         path = folder / f"report.{'md' if name == 'markdown' else name}"
-        text = html(report, title, intro, lead) if name == "html" else RENDER[name](report)
         with atomic(path) as file:
-            file.write(text.encode() + b"\n")
+            file.write(render[name](report).encode() + b"\n")
         yield path
-    if not pictures:
-        return
-    from . import plots
-
     try:
-        yield from plots.draw(report, folder)
+        yield from plots.draw(report, folder) if pictures else ()
     except ImportError as error:
         print(f"no pictures: {error}", file=sys.stderr)

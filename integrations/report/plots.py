@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from colorsys import hls_to_rgb
 from functools import lru_cache
 from itertools import chain, count, cycle
@@ -30,6 +30,8 @@ PANELS = 3  # learning curves side by side
 LETTER = 0.078  # inches, the width of a letter in a plane
 GREY = "#808080"
 POINTS = 60  # of a curve; longer curves are averaged in bins
+
+Series = dict[str, tuple[torch.Tensor, torch.Tensor]]  # the steps and the values of each number
 
 
 class Style(NamedTuple):
@@ -60,17 +62,18 @@ def _colours() -> Iterator[str]:
 
 def draw(report: Report, folder: Path) -> Iterator[Path]:
     """Save the plots of each column as PNG; yield their paths."""
-    drawn = set()
+    done: set[Path] = set()
     for column in report.columns:
         name = re.sub(r"[^A-Za-z0-9.]+", "-", f"{column.domain}-{column.dataset}{column.setting}").rstrip("-")
-        path = folder / re.sub(r"[^A-Za-z0-9.]+", "-", f"{name}-{column.metric}.png")
-        save(plot_column(column), path)
-        yield path
-        curves_path = folder / f"{name}-curves.png"
-        if curves_path not in drawn and (drawing := plot_curves(column)) is not None:
-            drawn.add(curves_path)
-            save(drawing, curves_path)
-            yield curves_path
+        metric = re.sub(r"[^A-Za-z0-9.]+", "-", column.metric)
+        for path, plot in (
+            (folder / f"{name}-{metric}.png", plot_column),
+            (folder / f"{name}-curves.png", plot_curves),
+        ):
+            if path not in done and (drawing := plot(column)) is not None:
+                save(drawing, path)
+                done.add(path)
+                yield path
 
 
 def save(drawing: Figure, path: str | Path) -> None:
@@ -130,7 +133,7 @@ def draw_values(axes: Axes, column: Column, looks: dict[str, Style]) -> None:
 
     Rows that train nothing do not stretch the axis: where they are beyond it, an arrow shows their mean.
     """
-    trained = [cell for row, cell in column.cells.items() if row not in column.checks] or list(column.cells.values())
+    trained = [cell for cell in column.cells.values() if cell.check is None] or list(column.cells.values())
     shown = [x for cell in trained for x in (*cell.values.values(), *([cell.paper.value] if cell.paper else []))]
     margin = 0.08 * (max(shown) - min(shown)) or column.margin
     low, high = min(shown) - margin, max(shown) + margin
@@ -204,11 +207,13 @@ def keys(column: Column) -> list[Any]:
 
 def curves(column: Column) -> list[str]:
     """Return names of numbers that runs logged more than once, the column's metric first; not those of single folds."""
-    logged = dict.fromkeys(key for runs in column.runs.values() for run in runs for key in _series(run))
-    named = (key for key in logged if key != "step" and not re.fullmatch(r"fold\d+", key))
-    drawn = (
-        key for key in named if any(len(_band([*map(_series, runs)], key)[0]) > 1 for runs in column.runs.values())
-    )
+    logged = dict.fromkeys(key for run in column.runs for key in _series(run))
+    drawn = [
+        key
+        for key in logged
+        if not re.fullmatch(r"step|fold\d+", key)
+        and any(len(_band([*map(_series, cell.runs)], key)[0]) > 1 for cell in column.cells.values())
+    ]
     return sorted(drawn, key=lambda key: key not in column.metric.split())[:PANELS]
 
 
@@ -216,12 +221,10 @@ def draw_curve(axes: Axes, column: Column, key: str, looks: dict[str, Style]) ->
     """Draw a logged number over epochs or steps: mean and standard deviation over seeds, and a paper's number."""
     units: list[str] = []
     for row, cell in column.cells.items():
-        if row in column.checks:
-            continue  # nothing is trained, and the axis is not stretched
-        steps, mean, spread = _band([*map(_series, column.runs[row])], key)
-        if not steps:
-            continue
-        units += [run.axis for run in column.runs[row]]
+        steps, mean, spread = _band([*map(_series, cell.runs)], key)
+        if cell.check is not None or not steps:
+            continue  # a row that trains nothing would stretch the axis
+        units += [run.axis for run in cell.runs]
         _, colour, dash = looks[row]
         low, high = ([m + sign * s for m, s in zip(mean, spread, strict=True)] for sign in (-1, 1))
         axes.plot(steps, mean, color=colour, linestyle=dash, linewidth=1.8, label=fill(row, 66))
@@ -233,34 +236,21 @@ def draw_curve(axes: Axes, column: Column, key: str, looks: dict[str, Style]) ->
     tidy(axes)
 
 
-def _series(run: Run) -> dict[str, tuple[torch.Tensor, torch.Tensor]]:
-    """Return the steps and the values of each number that a run logged."""
-    path = run.file("metrics.jsonl")
-    return _read(run, path.stat().st_mtime_ns if path.exists() else 0)
-
-
 @lru_cache(maxsize=1024)
-def _read(run: Run, changed: int) -> dict[str, tuple[torch.Tensor, torch.Tensor]]:
+def _series(run: Run) -> Series:
     return _by_name(run.metrics())
 
 
-def _by_name(lines: Sequence[dict[str, float]]) -> dict[str, tuple[torch.Tensor, torch.Tensor]]:
-    """Return the steps and the values of each number, without those that could not be computed."""
-
-    def column(name: str) -> torch.Tensor:
-        return torch.tensor([line.get(name, math.nan) for line in lines], dtype=torch.float64)
-
-    steps, logged = column("step"), {}
-    for name in dict.fromkeys(chain.from_iterable(lines)):
-        values = column(name)
-        computed = ~values.isnan()
-        logged[name] = steps[computed], values[computed]
-    return logged
+def _by_name(lines: Sequence[dict[str, float]]) -> Series:
+    """Return the steps and the values of each number that was logged, without those that could not be computed."""
+    columns = {
+        name: torch.tensor([line.get(name, math.nan) for line in lines], dtype=torch.float64)
+        for name in dict.fromkeys(chain.from_iterable(lines))
+    }
+    return {name: (columns["step"][~x.isnan()], x[~x.isnan()]) for name, x in columns.items()}
 
 
-def _band(
-    logs: Sequence[dict[str, tuple[torch.Tensor, torch.Tensor]]], key: str
-) -> tuple[list[float], list[float], list[float]]:
+def _band(logs: Sequence[Series], key: str) -> tuple[list[float], list[float], list[float]]:
     """Return the steps that all seeds have, with the mean and the standard deviation over seeds."""
     series = [log[key] for log in logs if key in log]
     if not series:
@@ -275,9 +265,9 @@ def _band(
     return steps, means, spreads
 
 
-def draw_training_weights(axes: Axes, rows: Sequence[tuple[str, str]], looks: dict[str, Style]) -> None:
+def draw_training_weights(axes: Axes, specs: Mapping[str, str], looks: dict[str, Style]) -> None:
     """Draw the weights that objectives give to negatives, see :func:`counterpoint.diagnose.plots.plot_weights`."""
-    draw_weights(axes, [(cp.objective(spec), looks[row].colour, looks[row].dash) for row, spec in rows])
+    draw_weights(axes, [(cp.objective(spec), looks[row].colour, looks[row].dash) for row, spec in specs.items()])
     tidy(axes)
 
 

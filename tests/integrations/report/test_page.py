@@ -75,7 +75,7 @@ def study(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def text(study):
-    return page.page(study, title=NASTY, intro=NASTY)
+    return page.html(study, title=NASTY, intro=NASTY)
 
 
 def test_it_says_what_the_tables_say(study, text):
@@ -129,12 +129,12 @@ def test_pictures_have_words_and_follow_the_pages_ink(text):
 
 
 def test_what_is_left_out_is_said_above_the_tables(study):
-    found = Page(page.page(report.Report(study.columns[:1], [f"1 run is left out: {NASTY}"])))
+    found = Page(page.html(report.Report(study.columns[:1], [f"1 run is left out: {NASTY}"])))
     assert found.text.index(f"1 run is left out: {NASTY}") < found.text.index(reading(study.columns[0]))
 
 
 def test_it_is_the_same_each_time(study, text):
-    assert page.page(study, title=NASTY, intro=NASTY) == text
+    assert page.html(study, title=NASTY, intro=NASTY) == text
 
 
 def test_greys_become_shares_of_ink():
@@ -180,7 +180,7 @@ def test_rows_look_the_same_everywhere():
 def test_without_matplotlib_the_tables_remain(study, monkeypatch):
     for module in ("matplotlib", "matplotlib.figure", "matplotlib.backends.backend_agg"):
         monkeypatch.setitem(sys.modules, module, None)
-    found = Page(page.page(study))
+    found = Page(page.html(study))
     assert install("plots") in found.text
     assert "figure" not in {tag for tag, _ in found.tags}
     assert len(found.lines) > 6
