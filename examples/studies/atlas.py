@@ -52,7 +52,6 @@ from counterpoint.integrations.advise.training import (
     call,
     draw,
     knn_accuracy,
-    masked,
     one_way,
     train,
 )
@@ -555,7 +554,6 @@ def run(
     extra = dict(row.extra)
     compute = call
     options: Callable[[int], dict[str, Tensor]] | None = None
-    perturb: Callable[[Networks, Tensor], dict[str, Tensor]] | None = None
     if row.template.startswith("supcon"):
         options = lambda step: {"labels": labels.gather(1, batches.samples[step])}  # noqa: E731
     elif world.kept < 1:
@@ -565,8 +563,8 @@ def run(
     elif world.mined:
         compute, options = masked, keep_of(table, batches, labels, drawn.clean.repeat(times, 1).to(device), world.mined)
     if extra:
-        perturb = perturber(objective, extra, device)
-    train(networks, objective, table, batches, compute=compute, constants=constants, options=options, perturb=perturb)
+        options = perturbed(options, perturber(objective, extra, device), networks, table, batches)
+    train(networks, objective, table, batches, compute=compute, constants=constants, options=options)
     with torch.no_grad():
         known = networks(table[drawn.clean.repeat(times, 1).to(device)], project=False)
     inputs, y = getattr(source, split)
@@ -603,6 +601,27 @@ def keep_of(
         return {"keep": negative}
 
     return keep
+
+
+def masked(objective: cp.Objective, views: Tensor, negatives: Tensor, keep: Tensor) -> Tensor:
+    """The loss of the first view against the second and hard negatives ``(B, n, width)``, as far as ``keep`` allows.
+
+    ``keep`` is ``(B, B + B n)``: whether a key, a second view or a hard negative, is a negative of the anchor.
+    """
+    keys = torch.cat([views[1], negatives.flatten(0, 1)])
+    scores = nn.functional.normalize(views[0], dim=1) @ nn.functional.normalize(keys, dim=1).T
+    return objective.from_scores(scores.diagonal(), scores, keep)
+
+
+def perturbed(
+    options: Callable[[int], dict[str, Tensor]] | None,
+    perturb: Callable[[Networks, Tensor], dict[str, Tensor]],
+    networks: Networks,
+    table: Tensor,
+    batches: Batches,
+) -> Callable[[int], dict[str, Tensor]]:
+    """Add the perturbed views of a step to its options."""
+    return lambda step: (options(step) if options else {}) | perturb(networks, table[batches.rows[step]])
 
 
 def perturber(

@@ -12,7 +12,6 @@ from counterpoint.integrations.advise.training import (
     Networks,
     draw,
     knn_accuracy,
-    masked,
     one_way,
     train,
 )
@@ -88,14 +87,18 @@ def test_ids_of_each_seed():
         assert bool(known[0, seed] < plain[0, seed] - 1e-4) == repeated
 
 
-def test_hard_negatives_and_a_mask():
-    everything = ~torch.eye(6, 18, dtype=torch.bool).expand(3, -1, -1)
-    in_batch = everything & (torch.arange(18) < 6)
-    hard, _ = trained("infonce:t=0.2", SEEDS, masked, options=lambda step: {"keep": everything}, negatives=True)
-    without, _ = trained("infonce:t=0.2", SEEDS, masked, options=lambda step: {"keep": in_batch}, negatives=True)
+def test_hard_negatives_and_their_ids():
+    ids, other = torch.arange(20), torch.full((3, 6, 2), -1)
+    of_batch = batches_of(SEEDS).samples
+    same = lambda step: {"ids": 0 * of_batch[step], "of_hard": {"ids": other}}  # noqa: E731  of the batch, none is left
+    known = lambda step: {"ids": ids[of_batch[step]], "of_hard": {"ids": other}}  # noqa: E731
+    hard, _ = trained("infonce:t=0.2", SEEDS, negatives=True)
+    again, _ = trained("infonce:t=0.2", SEEDS, options=known, negatives=True)
+    fewer, _ = trained("infonce:t=0.2", SEEDS, options=same, negatives=True)
     plain, _ = trained("infonce:t=0.2", SEEDS)
-    torch.testing.assert_close(without, plain, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(again, hard, rtol=1e-4, atol=1e-5)
     assert bool((hard[0] > plain[0] + 0.1).all())
+    assert bool((hard[0] > fewer[0] + 0.1).all())
 
 
 def test_batches_repeat_no_sample_within_an_epoch():
