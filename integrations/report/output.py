@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 
 from ..store.files import atomic, finite
@@ -47,7 +48,7 @@ def write(
     """
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
-    render = {**RENDER, "html": lambda report: html(report, title, intro, lead)}
+    render: dict[str, Callable[[Report], str]] = {**RENDER, "html": partial(html, title=title, intro=intro, lead=lead)}
     for name in formats:
         path = folder / f"report.{'md' if name == 'markdown' else name}"
         with atomic(path) as file:

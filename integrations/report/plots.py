@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from colorsys import hls_to_rgb
+from dataclasses import replace
 from functools import lru_cache
-from itertools import chain, count, cycle
+from itertools import chain, cycle
 from pathlib import Path
 from textwrap import fill
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -43,33 +43,22 @@ class Style(NamedTuple):
 
 
 def styles(rows: Iterable[str], checks: Iterable[str] = ()) -> dict[str, Style]:
-    """Return a look for each row: no color twice, and gray for those that train nothing."""
-    checks = set(checks)
-    dashes, colours = cycle(DASHES), _colours()
+    """Return a look for each row: different for 30 of them, and gray for those that train nothing."""
+    checks, looks = set(checks), zip(cycle(COLOURS), cycle(DASHES), strict=False)
     return {
-        row: Style(i, GREY, "-") if row in checks else Style(i, next(colours), next(dashes))
+        row: Style(i, GREY, "-") if row in checks else Style(i, *next(looks))
         for i, row in enumerate(dict.fromkeys(rows), 1)
     }
 
 
-def _colours() -> Iterator[str]:
-    """Yield Okabe and Ito's colors, then as many more as needed: hues at the golden angle, lighter and darker."""
-    yield from COLOURS
-    for i in count():
-        red, green, blue = hls_to_rgb(0.05 + 0.618034 * i, 0.32 + 0.12 * (i % 3), 0.65)
-        yield f"#{round(255 * red):02x}{round(255 * green):02x}{round(255 * blue):02x}"
-
-
 def draw(report: Report, folder: Path) -> Iterator[Path]:
     """Save the plots of each column as PNG; yield their paths."""
-    done: set[Path] = set()
+    done = set()
     for column in report.columns:
         name = re.sub(r"[^A-Za-z0-9.]+", "-", f"{column.domain}-{column.dataset}{column.setting}").rstrip("-")
         metric = re.sub(r"[^A-Za-z0-9.]+", "-", column.metric)
-        for path, plot in (
-            (folder / f"{name}-{metric}.png", plot_column),
-            (folder / f"{name}-curves.png", plot_curves),
-        ):
+        for kind, plot in ((metric, plot_column), ("curves", plot_curves)):
+            path = folder / f"{name}-{kind}.png"
             if path not in done and (drawing := plot(column)) is not None:
                 save(drawing, path)
                 done.add(path)
@@ -97,7 +86,7 @@ def plot_column(column: Column) -> Figure:
         axes.tick_params(left=False)
         axes.set_title(fill(f"baseline: {column.baseline}".replace(",", ", "), 50), fontsize=9)
     name_rows(left, column.cells, 38)
-    drawing.legend(handles=keys(column), loc="outside lower center", ncols=4, frameon=False, fontsize=8)
+    _legend(drawing, ncols=4)
     return drawing
 
 
@@ -112,17 +101,21 @@ def plot_curves(column: Column) -> Figure | None:
     looks, shown = styles(column.cells, column.checks), curves(column)
     if not shown:
         return None
-    drawing = figure(min(6.8, 4.6 * len(shown)) if len(shown) == 1 else 4.4 * len(shown), 3.6 + 0.2 * len(looks))
+    drawing = figure(4.5 * len(shown), 3.6 + 0.2 * len(looks))
     for axes, key in zip(drawing.subplots(1, len(shown), squeeze=False)[0], shown, strict=True):
         draw_curve(axes, column, key, looks)
     note = "bands: one standard deviation over seeds; thin dotted lines: papers"
     drawing.suptitle(f"{column.dataset}{column.setting} ({note})", fontsize=10)
-    handles: dict[str, Any] = {}
-    for axes in drawing.axes:
-        handles |= {label: handle for handle, label in zip(*axes.get_legend_handles_labels(), strict=True)}
-    style: dict[str, Any] = {"frameon": False, "fontsize": 8, "handlelength": 4}
-    drawing.legend(handles.values(), handles.keys(), loc="outside lower center", **style)
+    _legend(drawing, handlelength=4)
     return drawing
+
+
+def _legend(drawing: Figure, **style: Any) -> None:
+    """Explain each mark once, below the axes."""
+    marks = (axes.get_legend_handles_labels() for axes in drawing.axes)
+    shown = {label: mark for some in marks for mark, label in zip(*some, strict=True)}
+    style |= {"handles": [*shown.values()], "labels": [*shown], "loc": "outside lower center"}
+    drawing.legend(frameon=False, fontsize=8, **style)
 
 
 # ---- in axes that you pass ----------------------------------------------------------------------
@@ -144,10 +137,11 @@ def draw_values(axes: Axes, column: Column, looks: dict[str, Style]) -> None:
             x, side, text = (low, "left", f" ← {cell.mean:.3g}") if left else (high, "right", f"{cell.mean:.3g} → ")
             axes.text(x, y, text, ha=side, va="center", color="0.35", fontsize=8)
             continue
-        axes.plot(values, [y] * len(values), "o", color=colour, alpha=0.45, markersize=5, markeredgewidth=0)
-        axes.plot(cell.mean, y, "|", color=colour, markersize=20, markeredgewidth=2.5)
+        dots: dict[str, Any] = {"color": colour, "alpha": 0.45, "markersize": 5, "markeredgewidth": 0}
+        axes.plot(values, [y] * len(values), "o", label="a seed", **dots)
+        axes.plot(cell.mean, y, "|", color=colour, markersize=20, markeredgewidth=2.5, label="mean")
         if cell.paper is not None:
-            axes.plot(cell.paper.value, y, "D", mfc="none", mec="0.25", markersize=6)
+            axes.plot(cell.paper.value, y, "D", mfc="none", mec="0.25", markersize=6, label="the paper's number")
     if column.majority is not None and low <= column.majority <= high:
         axes.axvline(column.majority, color="0.5", linewidth=0.8, linestyle=":")
     axes.set_xlim(low, high)
@@ -156,7 +150,7 @@ def draw_values(axes: Axes, column: Column, looks: dict[str, Style]) -> None:
 
 def draw_differences(axes: Axes, column: Column, looks: dict[str, Style]) -> None:
     """Draw each row's difference to the baseline, filled where it is different, its interval, and the margin."""
-    axes.axvspan(-column.margin, column.margin, color="0.9", linewidth=0, zorder=0)
+    axes.axvspan(-column.margin, column.margin, color="0.9", linewidth=0, zorder=0, label=f"margin, {column.margin:g}")
     axes.axvline(0, color="0.5", linewidth=0.8)
     for y, row in enumerate(column.cells):
         if (verdict := column.compared.get(row)) is None:
@@ -164,9 +158,18 @@ def draw_differences(axes: Axes, column: Column, looks: dict[str, Style]) -> Non
         colour = looks[row].colour
         if not math.isnan(verdict.low):
             axes.plot([verdict.low, verdict.high], [y, y], color=colour, linewidth=2)
-        filled = colour if verdict.different else "none"
-        axes.plot(verdict.difference, y, "o", mec=colour, mfc=filled, markersize=8, markeredgewidth=1.6)
+        mark: dict[str, Any] = {"mec": colour, "mfc": colour, "label": "different, with its interval"}
+        if not verdict.different:
+            mark |= {"mfc": "none", "label": "equivalent or cannot tell"}
+        axes.plot(verdict.difference, y, "o", markersize=8, markeredgewidth=1.6, **mark)
     _label_rows(axes, column, looks, f"{column.metric}, minus the baseline")
+
+
+def draw_opening(axes: Axes, column: Column, looks: dict[str, Style]) -> None:
+    """Draw the differences to the baseline with the rows' names, or every seed without a baseline."""
+    shown = replace(column, cells={row: column.cells[row] for row in column.compared or column.cells})
+    (draw_differences if column.compared else draw_values)(axes, shown, looks)
+    name_rows(axes, shown.cells, 18)
 
 
 def draw_profile(axes: Axes, pooled: Pooled, looks: dict[str, Style]) -> None:
@@ -185,24 +188,6 @@ def _label_rows(axes: Axes, column: Column, looks: dict[str, Style], label: str)
     axes.set_ylim(len(column.cells) - 0.5, -0.5)
     axes.set_xlabel(label)
     tidy(axes, "x")
-
-
-def keys(column: Column) -> list[Any]:
-    """Return legend entries for the marks of :func:`draw_values` and :func:`draw_differences`."""
-    from matplotlib.lines import Line2D
-    from matplotlib.patches import Patch
-
-    def mark(marker: str, label: str, **style: Any) -> Line2D:
-        return Line2D([], [], linestyle="", marker=marker, color="0.35", label=label, **style)
-
-    shown: list[Any] = [mark("o", "a seed", alpha=0.6), mark("|", "mean", markersize=12, markeredgewidth=2.5)]
-    if any(cell.paper for cell in column.cells.values()):
-        shown.append(mark("D", "the paper's number", mfc="none"))
-    if column.compared:
-        shown.append(mark("o", "different, with its interval", markersize=8))
-        shown.append(mark("o", "equivalent or cannot tell", markersize=8, mfc="none"))
-        shown.append(Patch(facecolor="0.9", label=f"margin, {column.margin:g}"))
-    return shown
 
 
 def curves(column: Column) -> list[str]:

@@ -9,12 +9,13 @@ a row is equivalent exactly where its interval contains 0 and lies within the ma
 from __future__ import annotations
 
 import math
+from collections import namedtuple
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib.util import find_spec
 from statistics import fmean, stdev
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 from counterpoint.install import install
 
@@ -74,16 +75,8 @@ class Verdict:
         return -self.margin <= self.low and self.high <= self.margin
 
 
-class Judged(NamedTuple):
-    """Arrays of the shape of the mean differences: a table of rows, or tables of rows along the last axis."""
-
-    low: Any
-    high: Any
-    level: Any
-    p: Any
-    corrected: Any
-    different: Any
-    equivalent: Any
+# arrays of the shape of the mean differences: a table of rows, or tables of rows along the last axis
+Judged = namedtuple("Judged", ["low", "high", "level", "p", "corrected", "different", "equivalent"])
 
 
 def compare(
@@ -124,8 +117,9 @@ def _verdicts(
     """Return the verdicts on rows of a mean difference, the standard deviation of a pair's, and a number of pairs."""
     if not rows:
         return {}
-    judged = judge(*zip(*rows.values(), strict=True), margin, alpha) if test else None
-    tests = sum(pairs >= FEWEST for _, _, pairs in rows.values())
+    means, sds, counts = zip(*rows.values(), strict=True)
+    judged = judge(means, sds, counts, margin, alpha) if test else None
+    tests = sum(pairs >= FEWEST for pairs in counts)
     verdicts = {}
     for i, (row, (mean, sd, pairs)) in enumerate(rows.items()):
         kind: Kind = "cannot tell"

@@ -14,7 +14,6 @@ import math
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from importlib import import_module
 from pathlib import Path
 from statistics import fmean, stdev
@@ -177,7 +176,8 @@ def summarise(
     rows = _row_names(done)
     if baseline is not None:
         baseline = _resolve_baseline(baseline, rows, done)
-    columns, notes = [], list(_notes(runs, done))
+    columns: list[Column] = []
+    notes = list(_notes(runs, done))
     datasets: dict[tuple[str, str], list[Run]] = defaultdict(list)
     for run in done:
         datasets[run.arguments["domain"], run.arguments["dataset"]].append(run)
@@ -237,7 +237,7 @@ def _pooled(columns: Sequence[Column]) -> Iterator[Pooled]:
     """Yield the verdicts over the data sets of each domain that share a metric and a baseline's name."""
     groups: dict[tuple[str, str, str], list[Column]] = defaultdict(list)
     for column in columns:
-        if column.baseline is not None and column.tested:
+        if column.baseline is not None and statistics.available():
             groups[column.domain, column.metric, column.baseline].append(column)
     for (domain, metric, baseline), members in groups.items():
         if len({column.dataset for column in members}) < len(members):
@@ -332,28 +332,23 @@ def _columns(
     names = sorted(values, key=lambda row: (row in trained, row != baseline, row))
     if margin is None:
         margin = _margin(max(fmean(seeds.values()) for seeds in values.values()))
-    compare = partial(statistics.compare, margin=margin, test=statistics.available())
 
     def against(row: str) -> dict[str, Verdict]:
-        return compare(values[row], {other: trained[other] for other in names if other in trained and other != row})
+        others = {other: trained[other] for other in names if other in trained and other != row}
+        return statistics.compare(values[row], others, margin, test=statistics.available())
 
     differences = against(baseline) if baseline is not None else {}
     best = (min if lower else max)(trained, key=lambda row: fmean(trained[row].values()), default="")
-    others = against(best).values() if comparable and len(trained) > 1 else []
-    separated = len(others) == len(trained) - 1 and all(verdict.different for verdict in others)
+    others = against(best).values() if comparable and trained else []
+    separated = 0 < len(others) == len(trained) - 1 and all(verdict.different for verdict in others)
     cells = {}
     for row in names:
-        check = row not in trained and row != baseline
         arguments = first[row].arguments
-        label = arguments["objective"] or first[row].name
-        cells[row] = Cell(
-            list(runs[row].values()),
-            values[row],
-            difference=differences.get(row),
-            check=(against(row) if comparable else {}) if check else None,
-            best=row == best and separated,
-            paper=paper_number(domain, arguments["dataset"], label, metric, arguments, same_setup=True),
-        )
+        spec = arguments["objective"] or first[row].name
+        paper = paper_number(domain, arguments["dataset"], spec, metric, arguments, same_setup=True)
+        check = None if row in trained or row == baseline else against(row) if comparable else {}
+        best_one = row == best and separated
+        cells[row] = Cell(list(runs[row].values()), values[row], differences.get(row), check, best_one, paper)
     majority = _majority(members, metric)
     above_none = majority is not None and _none_above(trained, majority)
     yield Column(domain, dataset, metric, setting, title, baseline, lower, margin, majority, above_none, cells)
@@ -361,10 +356,7 @@ def _columns(
 
 def _margin(largest: float) -> float:
     """Return half a point of a hundred of the scale: 1, 100, 1000, ... as the largest mean allows."""
-    scale = 1.0 if largest <= 1 else 100.0
-    while scale < largest:
-        scale *= 10
-    return 0.005 * scale
+    return 0.005 * (1.0 if largest <= 1 else 10.0 ** max(2, math.ceil(math.log10(largest))))
 
 
 def _majority(members: Sequence[Run], metric: str) -> float | None:

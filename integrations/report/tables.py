@@ -36,7 +36,7 @@ DIFFERENCE = ["minus baseline [95%, corrected]", "verdict (detectable)", "p, cor
 
 
 class Table(NamedTuple):
-    """A table as text: names of rows, header, a line per row, ``(line, cell)`` of the best, a sentence below.
+    """A table as text: names of rows, header, a line per row, a sentence below.
 
     ``column`` is what it shows, None of an overview of several.
     """
@@ -45,38 +45,37 @@ class Table(NamedTuple):
     names: list[str]
     head: list[str]
     body: list[list[str]]
-    best: list[tuple[int, int]]
     below: str = ""
     column: Column | None = None
 
 
-def tables(report: Report) -> Iterator[Table]:
-    """Yield a table for each column; before those of a domain, or of domains with one each, an overview of them."""
+def tables(report: Report, best: str) -> Iterator[Table]:
+    """Yield a table for each column; before those of a domain, or of domains with one each, an overview of them.
+
+    ``best`` formats the mean of a row that is the best.
+    """
     groups = [(name, list(columns)) for name, columns in groupby(report.columns, key=lambda column: column.domain)]
     if len(groups) > 1 and len(groups) == len(report.columns):
         groups = [("all domains", report.columns)]
     for title, columns in groups:
         if len(columns) > 1:
-            yield _overview(title, columns, [pooled for pooled in report.pooled if pooled.domain == title])
-        yield from map(_table, columns)
+            yield _overview(title, columns, [pooled for pooled in report.pooled if pooled.domain == title], best)
+        yield from (_table(column, best) for column in columns)
 
 
-def _overview(title: str, columns: Sequence[Column], pooled: Iterable[Pooled]) -> Table:
+def _overview(title: str, columns: Sequence[Column], pooled: Iterable[Pooled], best: str) -> Table:
     several = len({column.domain for column in columns}) > 1
     head = ["mean ± sd over seeds (their number)"]
     head += [_heading(column) if several else column.title for column in columns]
-    names = list(dict.fromkeys(row for column in columns for row in column.cells))
-    cells = [[column.cells.get(row) for column in columns] for row in names]
-    body = [
-        [row, *(_mean(column, cell) if cell else "" for column, cell in zip(columns, line, strict=True))]
-        for row, line in zip(names, cells, strict=True)
-    ]
-    best = [(i, j) for i, line in enumerate(cells) for j, cell in enumerate(line, 1) if cell and cell.best]
+    body = {row: [row] for column in columns for row in column.cells}
+    for row, line in body.items():
+        line += [_mean(column, column.cells[row], best) if row in column.cells else "" for column in columns]
     for one in pooled:
         for name, texts in pooled_numbers(one).items():
             head.append(name)
-            body = [[*line, texts.get(row, "")] for row, line in zip(names, body, strict=True)]
-    return Table(title, names, head, body, best, overview_reading(columns))
+            for row, line in body.items():
+                line.append(texts.get(row, ""))
+    return Table(title, list(body), head, list(body.values()), overview_reading(columns))
 
 
 def pooled_numbers(pooled: Pooled) -> dict[str, dict[str, str]]:
@@ -90,27 +89,27 @@ def pooled_numbers(pooled: Pooled) -> dict[str, dict[str, str]]:
     return {head: texts for head, texts in columns.items() if texts}
 
 
-def _table(column: Column) -> Table:
+def _table(column: Column, best: str) -> Table:
     compared = bool(column.compared) or any(column.checks.values())
     papers = any(cell.paper for cell in column.cells.values())
     head = ["", "mean ± sd (seeds)", *DIFFERENCE * compared, *["paper"] * papers]
     body = []
     for row, cell in column.cells.items():
-        line = [row + " (baseline)" * (row == column.baseline), _mean(column, cell)]
+        line = [row + " (baseline)" * (row == column.baseline), _mean(column, cell, best)]
         line += _difference(column, cell) if compared else []
         line += [f"{cell.paper.printed} ({cell.paper.source})" if cell.paper else ""] * papers
         body.append(line)
-    best = [(i, 1) for i, cell in enumerate(column.cells.values()) if cell.best]
-    return Table(_heading(column), list(column.cells), head, body, best, column=column)
+    return Table(_heading(column), list(column.cells), head, body, column=column)
 
 
 def _heading(column: Column) -> str:
     return f"{column.domain}: {column.title}" + f", {column.metric}" * (column.metric not in column.title)
 
 
-def _mean(column: Column, cell: Cell) -> str:
+def _mean(column: Column, cell: Cell, best: str) -> str:
     spread = "" if math.isnan(cell.sd) else f" ± {cell.sd:.{column.digits}f}"
-    return f"{cell.mean:.{column.digits}f}{spread} ({len(cell.values)})"
+    text = f"{cell.mean:.{column.digits}f}{spread} ({len(cell.values)})"
+    return best.format(text) if cell.best else text
 
 
 def _difference(column: Column, cell: Cell) -> list[str]:
@@ -145,13 +144,12 @@ def together(report: Report) -> list[str]:
 def terminal(report: Report) -> str:
     """Return the report as plain text."""
     lines = [line for sentence in (*opening(report), *together(report)) for line in (*wrap(sentence, WIDTH), "")]
-    for table in tables(report):
+    for table in tables(report, "{} *"):
         rows = [table.head, *table.body]
-        shown = [[cell + " *" * ((i - 1, j) in table.best) for j, cell in enumerate(row)] for i, row in enumerate(rows)]
-        widths = [max(map(len, cells)) for cells in zip(*shown, strict=True)]
+        widths = [max(map(len, cells)) for cells in zip(*rows, strict=True)]
         lines.append(f"== {table.title} ==")
         for block in _blocks(widths) if table.column is None else [range(len(widths))]:
-            lines += ["  ".join(row[j].ljust(widths[j]) for j in block).rstrip() for row in shown]
+            lines += ["  ".join(row[j].ljust(widths[j]) for j in block).rstrip() for row in rows]
         lines += ["", table.below, ""] if table.below else [""]
     return "\n".join(map(visible, [*lines, *report.notes, *wrap(LEGEND.format("*"), WIDTH)]))
 
@@ -169,13 +167,9 @@ def _blocks(widths: Sequence[int]) -> list[list[int]]:
 def markdown(report: Report) -> str:
     """Return the report as Markdown."""
     lines = [line for sentence in (*opening(report), *together(report)) for line in (in_markdown(sentence), "")]
-    for table in tables(report):
-        body = [
-            [f"**{cell}**" if (i, j) in table.best else in_markdown(cell) for j, cell in enumerate(row)]
-            for i, row in enumerate(table.body)
-        ]
-        lines += [f"### {in_markdown(table.title)}", ""]
-        lines += [f"| {' | '.join(row)} |" for row in [map(in_markdown, table.head), ["---"] * len(table.head), *body]]
+    for table in tables(report, "**{}**"):
+        rows = [map(in_markdown, table.head), ["---"] * len(table.head), *(map(in_markdown, row) for row in table.body)]
+        lines += [f"### {in_markdown(table.title)}", "", *(f"| {' | '.join(row)} |" for row in rows)]
         lines += ["", in_markdown(table.below), ""] if table.below else [""]
     return "\n".join([*lines, *(in_markdown(note) + "\n" for note in report.notes), LEGEND.format("Bold")])
 
