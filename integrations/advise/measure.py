@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import asdict
-from functools import partial
 from typing import Any
 
 import torch
@@ -17,7 +16,7 @@ import counterpoint as cp
 from ..report.statistics import compare
 from .data import UNKNOWN, Pairs
 from .settings import Settings
-from .training import MLP, Batches, Compute, Networks, Options, call, draw, knn_accuracy, one_way, train
+from .training import MLP, Batches, Networks, Options, draw, knn_accuracy, train
 from .wrong_positives import Canonical, ranks, share
 
 GUIDE = 0.05  # a negative counts as suspect if it is that close to being as similar as the positive
@@ -69,17 +68,10 @@ def _batches(data: Pairs, samples: Sequence[Tensor], settings: Settings) -> Batc
     return Batches(*(torch.stack(each, 1) for each in zip(*parts, strict=True)))
 
 
-def _train(
-    data: Pairs,
-    batches: Batches,
-    settings: Settings,
-    title: str,
-    compute: Compute = call,
-    options: Options | None = None,
-) -> Networks:
+def _train(data: Pairs, batches: Batches, settings: Settings, title: str, **how: Any) -> Networks:
     table = _scaled(data.x)
     networks = Networks(lambda: MLP(table.shape[1]), range(batches.rows.shape[1]))
-    train(networks, cp.InfoNCE(settings.temperature), table, batches, compute=compute, options=options, title=title)
+    train(networks, cp.InfoNCE(settings.temperature), table, batches, title=title, **how)
     return networks
 
 
@@ -167,9 +159,9 @@ def gap(data: Pairs, settings: Settings) -> Result:
         batches = Batches(batches.rows, batches.samples, data.negatives[batches.samples])
     table = _scaled(data.x)
     accuracy: dict[str, dict[int, float]] = {}
-    for name, (compute, options) in _arms(data, batches).items():
+    for name, how in _arms(data, batches).items():
         title = "training" if name == "plain" else f"training, false negatives masked {name}"
-        networks = _train(data, batches, settings, title, compute, options)
+        networks = _train(data, batches, settings, title, **how)
         with torch.no_grad():
             near, far = (networks(table[data.views[rows, 0]], project=False) for rows in (trained, tested))
         accuracy[name] = dict(enumerate(knn_accuracy(near, ids[trained], far, ids[tested], NEIGHBORS).tolist()))
@@ -178,24 +170,27 @@ def gap(data: Pairs, settings: Settings) -> Result:
     return {"accuracy": sum(baseline.values()) / len(baseline), "seeds": settings.seeds, "masked": verdicts}
 
 
-def _arms(data: Pairs, batches: Batches) -> dict[str, tuple[Compute, Options | None]]:
-    """Return how the loss is called, and with which options: plainly, and with false negatives masked."""
+def _arms(data: Pairs, batches: Batches) -> dict[str, dict[str, Any]]:
+    """Return how the loss is called: plainly, and with false negatives masked."""
     assert data.ids is not None
     # an unknown id is different from all others
     ids = torch.where(data.ids == UNKNOWN, data.ids.max() + 1 + torch.arange(len(data)), data.ids)
-    if (hard := batches.negatives) is None:
-        compute = call if data.views.shape[1] > 2 else one_way
-        return {"plain": (compute, None), "by ids": (compute, lambda step: {"ids": ids[batches.samples[step]]})}
-    x = data.x
-    masked = partial(one_way, false_negatives=cp.margin(GUIDE), empty="zero")
-    by_guide: Options = lambda step: {  # noqa: E731
-        "guide": x[batches.rows[step]].transpose(1, 2),  # (seeds, B, views, width)
-        "of_hard": {"guide": x[hard[step]]},
-    }
-    arms: dict[str, tuple[Compute, Options | None]] = {"plain": (one_way, None), "by a guide": (masked, by_guide)}
-    if data.negative_ids is not None:
-        hard_ids = data.negative_ids
-        arms["by ids"] = one_way, lambda step: {
-            "ids": ids[batches.samples[step]], "of_hard": {"ids": hard_ids[batches.samples[step]]},
-        }  # fmt: skip
+    hard, negative_ids = batches.negatives, data.negative_ids
+    call: dict[str, Any] = {} if data.views.shape[1] > 2 else {"pairing": "one_way"}
+
+    def by_ids(step: int) -> dict[str, Any]:
+        samples = batches.samples[step]
+        of_hard = {} if negative_ids is None else {"of_hard": {"ids": negative_ids[samples]}}
+        return {"ids": ids[samples], **of_hard}
+
+    arms: dict[str, dict[str, Any]] = {"plain": {"call": call}}
+    if hard is not None:
+        rule = {"false_negatives": cp.margin(GUIDE), "empty": "zero"}
+        guide: Options = lambda step: {  # noqa: E731
+            "guide": data.x[batches.rows[step]].transpose(1, 2),  # (seeds, B, views, width)
+            "of_hard": {"guide": data.x[hard[step]]},
+        }
+        arms["by a guide"] = {"call": call | rule, "options": guide}
+    if hard is None or negative_ids is not None:
+        arms["by ids"] = {"call": call, "options": by_ids}
     return arms

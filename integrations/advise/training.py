@@ -15,7 +15,6 @@ import counterpoint as cp
 
 from ..store.progress import track
 
-Compute = Callable[..., Tensor]
 Options = Callable[[int], dict[str, Any]]
 
 
@@ -103,45 +102,14 @@ def draw(views: Tensor, steps: int, batch: int, count: int, generator: torch.Gen
     return views[samples.unsqueeze(-1), which].transpose(1, 2), samples
 
 
-def call(objective: cp.Objective, views: Tensor, **options: Any) -> Tensor:
-    """Compute the loss of views ``(views, B, width)``."""
-    return objective(*views, **options)
-
-
-def one_way(
-    objective: cp.Objective,
-    views: Tensor,
-    negatives: Tensor | None = None,
-    of_hard: Mapping[str, Any] | None = None,
-    **options: Any,
-) -> Tensor:
-    """Compute the loss of the first view against the second and hard negatives ``(B, n, width)``.
-
-    ``of_hard`` is known of these: arguments of :class:`counterpoint.Keys`.
-    """
-    hard = None if negatives is None else cp.Keys(negatives, **(of_hard or {}))
-    return objective(*views, pairing="one_way", negatives=hard, **options)  # type: ignore[arg-type]
-
-
-class _Loss(nn.Module):
-    """An objective and how it is called, as one module, so that its state can be stacked."""
-
-    def __init__(self, objective: cp.Objective, compute: Compute) -> None:
-        super().__init__()
-        self.objective, self.compute = objective, compute
-
-    def forward(self, views: Tensor, options: dict[str, Any]) -> Tensor:
-        return self.compute(self.objective, views, **options)
-
-
 def train(
     networks: Networks,
-    objective: cp.Objective,
+    loss_fn: nn.Module,
     table: Tensor,
     batches: Batches,
     *,
     lr: float = 3e-3,
-    compute: Compute = call,
+    call: Mapping[str, Any] | None = None,
     constants: Mapping[str, Tensor] | None = None,
     options: Options | None = None,
     title: str | None = None,
@@ -152,26 +120,29 @@ def train(
     that of a loop over seeds.
 
     Args:
+        loss_fn: an objective, or a module that is called like one.
         table: ``(rows, ...)`` inputs, shared by all seeds.
-        batches: the rows of each step.
-        compute: how the objective is called, for one seed.
+        batches: the rows of each step. Hard negatives are passed as ``negatives=``, :class:`counterpoint.Keys`.
+        call: arguments of each call, such as ``pairing``.
         constants: values per seed of learned hyper-parameters that are not trained, by the name of their parameter:
             with them, seeds train with different values in the same call.
-        options: from the number of a step to arguments of the objective for each seed, such as ids.
+        options: from the number of a step to tensors for each seed, such as ids, which are passed as well. ``of_hard``
+            is known of hard negatives.
         title: of the progress, which is not shown without one.
     """
-    loss_fn, constants = _Loss(objective.train(), compute), constants or {}
-    seeds = batches.rows.shape[1]
+    loss_fn.train()
+    seeds, constants = batches.rows.shape[1], constants or {}
     tensors = dict(loss_fn.named_parameters()) | dict(loss_fn.named_buffers())  # shared ones once
     state = {name: x.detach().expand(seeds, *x.shape).clone() for name, x in tensors.items()}
-    state |= {f"objective.{name}": values.to(table) for name, values in constants.items()}
-    names = [name for name, _ in loss_fn.named_parameters() if name.removeprefix("objective.") not in constants]
-    learned = [state[name].requires_grad_() for name in names]
+    state |= {name: values.to(table) for name, values in constants.items()}
+    learned = [state[name].requires_grad_() for name, _ in loss_fn.named_parameters() if name not in constants]
     buffers = [name for name, _ in loss_fn.named_buffers()]
 
     def one(state: dict[str, Tensor], views: Tensor, options: dict[str, Any]) -> tuple[Tensor, dict[str, Tensor]]:
-        state = dict(state)
-        loss = functional_call(loss_fn, state, (views, options))  # a tracked value replaces its entry of state
+        state, options = dict(state), {**(call or {}), **options}
+        if "negatives" in options:
+            options["negatives"] = cp.Keys(options["negatives"], **options.pop("of_hard", {}))
+        loss = functional_call(loss_fn, state, tuple(views), options)  # a tracked value replaces its entry of state
         return loss, {name: state[name].detach() for name in buffers}
 
     adam = torch.optim.Adam([*networks.parameters.values(), *learned], lr=lr, fused=True)
@@ -183,10 +154,9 @@ def train(
         if batches.negatives is not None:
             shown = torch.cat([shown, batches.negatives[step].flatten(1)], 1)
         z = networks(table[shown])
-        views, hard = z.split([rows[0].numel(), shown.shape[1] - rows[0].numel()], 1)
         if batches.negatives is not None:
-            arguments["negatives"] = hard.unflatten(1, batches.negatives.shape[2:])
-        loss, tracked = vmap(one)(state, views.unflatten(1, rows.shape[1:]), arguments)
+            arguments["negatives"] = z[:, rows[0].numel() :].unflatten(1, batches.negatives.shape[2:])
+        loss, tracked = vmap(one)(state, z[:, : rows[0].numel()].unflatten(1, rows.shape[1:]), arguments)
         state |= tracked
         adam.zero_grad()
         loss.sum().backward()

@@ -12,11 +12,11 @@ from counterpoint.integrations.advise.training import (
     Networks,
     draw,
     knn_accuracy,
-    one_way,
     train,
 )
 
 SEEDS = (0, 1, 2)
+ONE_WAY = {"pairing": "one_way"}
 
 
 def batches_of(seeds, count=2, steps=4, negatives=False):
@@ -26,24 +26,12 @@ def batches_of(seeds, count=2, steps=4, negatives=False):
     return Batches(rows, samples, (samples.unsqueeze(-1) * 3 + 7 + torch.arange(2)) % 60 if negatives else None)
 
 
-def trained(spec, seeds, compute=one_way, constants=None, options=None, **how):
+def trained(spec, seeds, constants=None, options=None, call=ONE_WAY, **how):
     torch.manual_seed(5)
     table = torch.randn(60, 8)
-    networks = Networks(lambda: MLP(8, 6, 5), seeds)
-    losses = train(
-        networks,
-        cp.objective(spec),
-        table,
-        batches_of(seeds, **how),
-        compute=compute,
-        constants=constants,
-        options=options,
-    )
+    networks, batches = Networks(lambda: MLP(8, 6, 5), seeds), batches_of(seeds, **how)
+    losses = train(networks, cp.objective(spec), table, batches, call=call, constants=constants, options=options)
     return losses, networks.features(table)
-
-
-def every_view(objective, views, **options):
-    return objective(*views, **options)
 
 
 @pytest.mark.parametrize(
@@ -58,8 +46,8 @@ def every_view(objective, views, **options):
     ],
 )
 def test_seeds_together_are_a_loop_over_seeds(spec, count):
-    together = trained(spec, SEEDS, every_view, count=count)
-    alone = [trained(spec, [seed], every_view, count=count) for seed in SEEDS]
+    together = trained(spec, SEEDS, call={}, count=count)
+    alone = [trained(spec, [seed], call={}, count=count) for seed in SEEDS]
     for value, parts in zip(together, zip(*alone, strict=True), strict=True):
         axis = 1 if value.dim() == 2 else 0
         torch.testing.assert_close(value, torch.cat(parts, axis), rtol=1e-4, atol=1e-5)
