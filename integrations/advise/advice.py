@@ -27,9 +27,8 @@ def advise(measured: dict[str, Any]) -> list[dict[str, Any]]:
 
 def _usable(cell: Cell, measured: dict[str, Any]) -> bool:
     """Whether a row can be advised: it knows no labels, and texts are neither mixed nor perturbed by gradients."""
-    return not knows(cell) and not (
-        measured.get("text") and cp.objective(cell["spec"]).needs & {"mixed", "adversarial"}
-    )
+    changed = cp.objective(cell["spec"]).needs & {"mixed", "adversarial"}
+    return not knows(cell) and not (measured.get("text") and changed)
 
 
 def _gap(measured: dict[str, Any]) -> Said:

@@ -1,7 +1,6 @@
 """Reports: tables, tests, plain sentences and plots from folders of runs."""
 
-from .output import RENDER, show, write
-from .page import html
+from .output import RENDER, html, show, write
 from .summary import Cell, Column, Pooled, Report, summarise
 from .tables import markdown, plain, terminal
 

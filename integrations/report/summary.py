@@ -208,13 +208,13 @@ def _settings(runs: Sequence[Run]) -> Iterator[tuple[str, list[Run]]]:
     members: dict[str, list[Run]] = defaultdict(list)
     for run in sorted(runs, key=_may_differ_in):
         settings = {key: value for key, value in run.arguments.items() if key not in IDENTIFYING}
-        keys = [
+        free = {*_may_differ_in(run)}
+        alike = (
             key
             for key, part in parts.items()
-            if (free := _may_differ_in(run))
-            and all(part.get(k) == settings.get(k) for k in {*part, *settings} - {*free})
-        ] or [json.dumps(settings, sort_keys=True)]
-        for key in keys:
+            if free and all(part.get(k) == settings.get(k) for k in {*part, *settings} - free)
+        )
+        for key in [*alike] or [json.dumps(settings, sort_keys=True)]:
             parts.setdefault(key, settings)
             members[key].append(run)
     differing = {k for part in parts.values() for k in part if len({json.dumps(p.get(k)) for p in parts.values()}) > 1}
