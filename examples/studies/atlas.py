@@ -49,11 +49,8 @@ from counterpoint.integrations.advise.training import (
     MLP,
     Batches,
     Networks,
-    call,
     draw,
     knn_accuracy,
-    masked,
-    one_way,
     train,
 )
 from counterpoint.integrations.store.files import atomic
@@ -553,20 +550,19 @@ def run(
     batches = drawn.batches.repeat(times)
     batches = Batches(*(None if x is None else x.to(device) for x in vars(batches).values()))
     extra = dict(row.extra)
-    compute = call
+    loss_fn: nn.Module = objective
+    call = {"pairing": "one_way"} if world.mined == "none" else {}
     options: Callable[[int], dict[str, Tensor]] | None = None
-    perturb: Callable[[Networks, Tensor], dict[str, Tensor]] | None = None
     if row.template.startswith("supcon"):
         options = lambda step: {"labels": labels.gather(1, batches.samples[step])}  # noqa: E731
     elif world.kept < 1:
         options = lambda step: {"ids": ids.gather(1, batches.samples[step])}  # noqa: E731
-    if world.mined == "none":
-        compute = one_way
-    elif world.mined:
-        compute, options = masked, keep_of(table, batches, labels, drawn.clean.repeat(times, 1).to(device), world.mined)
+    if world.mined not in ("", "none"):
+        loss_fn, constants = Masked(objective), {f"objective.{name}": x for name, x in constants.items()}
+        options = keep_of(table, batches, labels, drawn.clean.repeat(times, 1).to(device), world.mined)
     if extra:
-        perturb = perturber(objective, extra, device)
-    train(networks, objective, table, batches, compute=compute, constants=constants, options=options, perturb=perturb)
+        options = perturbed(options, perturber(objective, extra, device), networks, table, batches)
+    train(networks, loss_fn, table, batches, call=call, constants=constants, options=options)
     with torch.no_grad():
         known = networks(table[drawn.clean.repeat(times, 1).to(device)], project=False)
     inputs, y = getattr(source, split)
@@ -603,6 +599,33 @@ def keep_of(
         return {"keep": negative}
 
     return keep
+
+
+class Masked(nn.Module):
+    """The loss of the first view against the second and hard negatives ``(B, n, width)``, as far as ``keep`` allows.
+
+    ``keep`` is ``(B, B + B n)``: whether a key, a second view or a hard negative, is a negative of the anchor.
+    """
+
+    def __init__(self, objective: cp.Objective) -> None:
+        super().__init__()
+        self.objective = objective
+
+    def forward(self, a: Tensor, b: Tensor, keep: Tensor, negatives: cp.Keys | None = None) -> Tensor:
+        keys = b if negatives is None else torch.cat([b, negatives.embeddings.flatten(0, 1)])
+        scores = nn.functional.normalize(a, dim=1) @ nn.functional.normalize(keys, dim=1).T
+        return self.objective.from_scores(scores.diagonal(), scores, keep)
+
+
+def perturbed(
+    options: Callable[[int], dict[str, Tensor]] | None,
+    perturb: Callable[[Networks, Tensor], dict[str, Tensor]],
+    networks: Networks,
+    table: Tensor,
+    batches: Batches,
+) -> Callable[[int], dict[str, Tensor]]:
+    """Add the perturbed views of a step to its options."""
+    return lambda step: (options(step) if options else {}) | perturb(networks, table[batches.rows[step]])
 
 
 def perturber(

@@ -26,7 +26,8 @@ from graphcl_tu import ALL, GRAPHCL, OFFICIAL
 
 from counterpoint.integrations import report
 from counterpoint.integrations.domain import defaults, domain
-from counterpoint.integrations.report.summary import OBJECTIVE, Column, digits
+from counterpoint.integrations.report.summary import OBJECTIVE, Column, Pooled
+from counterpoint.integrations.report.tables import pooled_numbers
 from counterpoint.integrations.report.words import pooled_reading, reading, with_interval
 from counterpoint.integrations.store import Run, find_runs
 
@@ -167,8 +168,21 @@ def tables(study: Study, records: Sequence[Record]) -> str:
         shown = [column for column in summary.columns if column.baseline is not None]
         for _, columns in groupby(shown, lambda column: (column.dataset, column.setting)):
             parts += table([*columns])
-        parts += [f"{_plain(pooled_reading(pooled))}\n" for pooled in summary.pooled]
+        for pooled in summary.pooled:
+            parts += together(pooled)
     return "\n".join(parts)
+
+
+def together(pooled: Pooled) -> Iterator[str]:
+    """Yield what several data sets say together, and a table of its numbers."""
+    if pooled.verdicts:
+        yield f"{_plain(pooled_reading(pooled))}\n"
+    columns = pooled_numbers(pooled)
+    yield f"| {' | '.join(['all data sets', *columns])} |"
+    yield "|---" * (1 + len(columns)) + "|"
+    for row in dict.fromkeys(row for texts in columns.values() for row in texts):
+        yield f"| {' | '.join([_plain(row), *(texts.get(row, '') for texts in columns.values())])} |"
+    yield ""
 
 
 def table(columns: Sequence[Column]) -> Iterator[str]:
@@ -177,7 +191,7 @@ def table(columns: Sequence[Column]) -> Iterator[str]:
         yield f"{_plain(reading(column))}\n"
     first = columns[0]
     assert first.baseline is not None
-    base = _flat(first.runs[first.baseline][0].arguments)
+    base = _flat(first.cells[first.baseline].runs[0].arguments)
     papers = any(cell.paper for column in columns for cell in column.cells.values())
     head = [first.dataset, *(column.metric for column in columns), *["paper"] * papers, "setting"]
     yield f"| {' | '.join(head)} |"
@@ -186,7 +200,7 @@ def table(columns: Sequence[Column]) -> Iterator[str]:
         cells = [_cell(column, row) for column in columns]
         if papers:
             cells.append(", ".join(c.cells[row].paper.printed for c in columns if c.cells[row].paper))  # type: ignore[union-attr]
-        yield f"| {' | '.join([_plain(row), *cells, _setting(_flat(first.runs[row][0].arguments), base)])} |"
+        yield f"| {' | '.join([_plain(row), *cells, _setting(_flat(first.cells[row].runs[0].arguments), base)])} |"
     usual = defaults(_settings(base["domain"])) | dict.fromkeys((*HIDDEN, *OBJECTIVE), None)
     settings = {k: v for k, v in base.items() if k not in (*HIDDEN, *OBJECTIVE) and v != usual.get(k)}
     shown = [_shown(key, value) for key, value in settings.items()]
@@ -195,7 +209,7 @@ def table(columns: Sequence[Column]) -> Iterator[str]:
 
 def _cell(column: Column, row: str) -> str:
     """Return mean and deviation, bold if the row is the best, and the difference to the baseline."""
-    cell, places = column.cells[row], digits(column)
+    cell, places = column.cells[row], column.digits
     text = f"{cell.mean:.{places}f} ± {cell.sd:.{places}f}"
     text = f"**{text}**" if cell.best else text
     if (one := cell.difference) is None:

@@ -36,6 +36,7 @@ from statistics import fmean, stdev
 from typing import Any
 
 import torch
+from atlas import Masked
 from paired import NOTE, compare, said
 from scipy import stats
 from torch import Tensor
@@ -211,29 +212,16 @@ def false_share(texts: Texts, batches: Batches) -> float:
 # ---- one setting, several seeds -----------------------------------------------------------------
 
 
-def rule(row: Row, value: float | None) -> dict[str, Any]:
-    return (
+def call(row: Row, value: float | None) -> dict[str, Any]:
+    """How the objective is called."""
+    if row.mask == "text":
+        return {}
+    rule = (
         {"false_negatives": cp.margin(value), "empty": "zero"}
         if row.mask in ("own", "guide") and value is not None
         else {}
     )
-
-
-def computing(row: Row, value: float | None) -> Callable[..., Tensor]:
-    """How the objective is called for one seed."""
-
-    def compute(
-        objective: cp.Objective, views: Tensor, negatives: Tensor | None = None,
-        of_hard: Mapping[str, Tensor] | None = None, **options: Tensor,
-    ) -> Tensor:  # fmt: skip
-        if "keep" in options:
-            keys = views[1] if negatives is None else torch.cat([views[1], negatives.flatten(0, 1)])
-            scores = normalize(views[0], dim=1) @ normalize(keys, dim=1).T
-            return objective.from_scores(scores.diagonal(), scores, options["keep"])
-        hard = None if negatives is None else cp.Keys(negatives, **(of_hard or {}))  # type: ignore[arg-type]
-        return objective(*views, pairing="one_way", negatives=hard, **options, **rule(row, value))  # type: ignore[arg-type]
-
-    return compute
+    return {"pairing": "one_way", **rule}
 
 
 def known(texts: Texts, row: Row, batches: Batches) -> Callable[[int], dict[str, Any]]:
@@ -272,9 +260,10 @@ def run(
     networks.parameters = {k: v.detach().to(device).requires_grad_() for k, v in networks.parameters.items()}
     objective = cp.objective(row.template.format(t="learned(0.2,0.001,100)", value=value))
     log_t = torch.tensor([t for t in ts for _ in seeds]).log()
-    constants = {name: log_t for name, _ in objective.named_parameters()}  # of each seed, and not trained
+    loss_fn = Masked(objective) if row.mask == "text" else objective
+    constants = {name: log_t for name, _ in loss_fn.named_parameters()}  # of each seed, and not trained
     train(
-        networks, objective, texts.table, batches, compute=computing(row, value), constants=constants,
+        networks, loss_fn, texts.table, batches, call=call(row, value), constants=constants,
         options=known(texts, row, batches),
     )  # fmt: skip
     x, y = (part.to(device) for part in getattr(texts, split))

@@ -27,9 +27,8 @@ def advise(measured: dict[str, Any]) -> list[dict[str, Any]]:
 
 def _usable(cell: Cell, measured: dict[str, Any]) -> bool:
     """Whether a row can be advised: it knows no labels, and texts are neither mixed nor perturbed by gradients."""
-    return not knows(cell) and not (
-        measured.get("text") and cp.objective(cell["spec"]).needs & {"mixed", "adversarial"}
-    )
+    changed = cp.objective(cell["spec"]).needs & {"mixed", "adversarial"}
+    return not knows(cell) and not (measured.get("text") and changed)
 
 
 def _gap(measured: dict[str, Any]) -> Said:
@@ -39,29 +38,31 @@ def _gap(measured: dict[str, Any]) -> Said:
         return
     hard = "hard_negatives" in measured
     for name, verdict in gap["masked"].items():
-        guide = name == "by a guide"
-        if guide:
+        rule = f"masking false negatives {name}"
+        argument = "ids= and cp.Keys(negatives, ids=...)" if hard else "ids="
+        if name == "by a guide":
+            rule += " (those about as similar as the positive)"
+            argument = "false_negatives=cp.margin(0.05), guide= and cp.Keys(negatives, guide=...)"
             evidence = cells(row="masked by a guide")
         elif hard:
             evidence = cells(regime="mined negatives", row=ORACLE)
         else:
             near = nearest("false negatives", measured["false_negatives"]["share"])
             evidence = [cell for cell in near if cell["row"] == ORACLE]
-        what = f"masking false negatives {name}" + (" (those about as similar as the positive)" if guide else "")
         change = "{difference:+.2f} points ({low:+.2f} to {high:+.2f})".format(**verdict)
         change += f" of held-out accuracy, {gap['seeds']} paired seeds"
         if verdict["kind"] == "equivalent":
-            yield f"There is nothing to gain: {what} changes {change}, within the margin.", evidence
+            text = f"There is nothing to gain: {rule} changes {change}, within the margin."
         elif verdict["kind"] == "cannot tell":
             found = f"So many seeds find differences of {verdict['detectable']:.1f} points."
-            yield f"No gain was found: {what} changes {change}. {found}", evidence
-        elif verdict["difference"] > 0:
-            argument = "a mask to from_scores" if guide else "ids= and cp.Keys(negatives, ids=...)" if hard else "ids="
-            within = verdict["high"] <= verdict["margin"]
-            start, end = ("There is little to gain", ", within the margin") if within else ("Do this", "")
-            yield f"{start}: {what} gains {change}{end}. Pass {argument}.", evidence
+            text = f"No gain was found: {rule} changes {change}. {found}"
+        elif verdict["difference"] < 0:
+            text = f"Leave the negatives as they are: {rule} costs {change}."
+        elif verdict["high"] <= verdict["margin"]:
+            text = f"There is little to gain: {rule} gains {change}, within the margin. Pass {argument}."
         else:
-            yield f"Leave the negatives as they are: {what} costs {change}.", evidence
+            text = f"Do this: {rule} gains {change}. Pass {argument}."
+        yield text, evidence
 
 
 def _hard_negatives(measured: dict[str, Any]) -> Said:
@@ -78,12 +79,12 @@ def _false_negatives(measured: dict[str, Any]) -> Said:
         return
     text = "{share:.1%} of in-batch negatives share the anchor's id ({low:.1%} to {high:.1%}, from {known} known ids)."
     found = by_effect(nearest("false negatives", false["share"]))
-    without = [cell for cell in found["helps"] if _usable(cell, measured)]
+    without = [cell for cell in found["helps"] if _usable(cell, measured)][:1]
     repaired = [cell for cell in found["helps"] if cell["row"] == ORACLE]
     if any(found.values()):
         text += f" At the nearest rates of the atlas, known ids {'gained' if repaired else 'gained nothing'}"
         text += f"; without ids {without[0]['row']} gained most." if without else "; no objective gained without them."
-    yield text.format(**false), repaired + without[:1] + found["hurts"][:1]
+    yield text.format(**false), repaired + without + found["hurts"][:1]
 
 
 def _wrong_positives(measured: dict[str, Any]) -> Said:
@@ -95,28 +96,26 @@ def _wrong_positives(measured: dict[str, Any]) -> Said:
     found = by_effect(cell for cell in nearest("wrong positives", wrong["share"]) if _usable(cell, measured))
     text = f"About {shown} of your positive pairs are wrong: so many look like random pairs, give or take {OFF}."
     text += " Clean them first."
-    if found["helps"]:
-        text += f" In the atlas {found['helps'][0]['row']} gained most at the nearest share."
-    if found["hurts"]:
-        text += f" Avoid {found['hurts'][0]['row']}."
+    for cell in found["helps"][:1]:
+        text += f" In the atlas {cell['row']} gained most at the nearest share."
+    for cell in found["hurts"][:1]:
+        text += f" Avoid {cell['row']}."
     yield text, found["helps"][:2] + found["hurts"][:1]
 
 
 def _duplicates(measured: dict[str, Any]) -> Said:
     text = "{share:.1%} of the samples have a near-duplicate (a cosine of {cosine:g} or more)"
-    some = measured["duplicates"]["share"] >= SOME
-    if some:
+    if measured["duplicates"]["share"] >= SOME:
         text += ". Look at some before you give both the same ids=: features of few dimensions make different samples "
         text += "that similar, too (--near sets the cosine, of centred features). The atlas has no cell for duplicates"
-    text += "."
-    yield text.format(**measured["duplicates"]), []
+    yield text.format(**measured["duplicates"]) + ".", []
 
 
 def _negatives(measured: dict[str, Any]) -> Said:
     text = (
         "At t = {temperature:g}, about {effective:.0f} of the {of_batch:.0f} negatives of an anchor have most of its "
-        "gradient after a short training.".format(**measured["negatives"])
     )
+    text = text.format(**measured["negatives"]) + "gradient after a short training."
     text += " To keep that number instead of a temperature: infonce:radius={:.2g}.".format(measured["radius"])
     found = by_effect(cells(regime="temperature", row="InfoNCE"))
     yield text + " Tune t before anything else, downwards and upwards.", found["hurts"][:2]
@@ -126,7 +125,5 @@ def _unknown(measured: dict[str, Any]) -> Said:
     if "false_negatives" not in measured:
         text = "Cannot be known from embeddings alone: how many negatives are false, and what masking them would gain. "
         yield text + "Pass --ids: about 100 labels give the rate, more give the gain.", []
-    text = (
-        "Measured with a small network on fixed features: an encoder that trains on raw data can behave differently. "
-    )
-    yield text + "Positives that are wrong but look right to the features cannot be seen.", []
+    text = "Measured with a small network on fixed features: an encoder that trains on raw data can behave differently."
+    yield text + " Positives that are wrong but look right to the features cannot be seen.", []

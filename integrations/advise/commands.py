@@ -24,18 +24,10 @@ LEGEND = (
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the flags of ``counterpoint advise``."""
     add = parser.add_argument
-    add(
-        "data",
-        nargs="+",
-        type=Path,
-        help="a.npy b.npy (two views), a text file of pairs with tabs, or a folder of images",
-    )
-    add(
-        "--ids",
-        type=Path,
-        metavar="FILE",
-        help="ids or labels of the samples, -1 or ? where unknown: .npy, or a word per line (none)",
-    )
+    data = "a.npy b.npy (two views), a text file of pairs with tabs, or a folder of images"
+    add("data", nargs="+", type=Path, help=data)
+    ids = "ids or labels of the samples, -1 or ? where unknown: .npy, or a word per line (none)"
+    add("--ids", type=Path, metavar="FILE", help=ids)
     add("--negatives", type=Path, metavar="FILE", help="hard negatives of a.npy, an array of N x n x width (none)")
     add("--negative-ids", type=Path, metavar="FILE", help="their ids, an array of N x n (none)")
     flags.add_settings(parser, Settings)
@@ -43,14 +35,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.set_defaults(check=_check)
 
 
-def _settings(arguments: argparse.Namespace) -> Settings:
-    values = defaults(Settings) | flags.chosen(arguments, Settings)
-    check(Settings, values)
-    return Settings(**values)
-
-
 def _check(arguments: argparse.Namespace) -> None:
-    _settings(arguments)
+    check(Settings, defaults(Settings) | flags.chosen(arguments, Settings))
     if find_spec("scipy") is None:
         raise ImportError(f"advise needs scipy: {install('report')}")
     for path in (*arguments.data, arguments.ids, arguments.negatives, arguments.negative_ids):
@@ -70,9 +56,10 @@ def command(arguments: argparse.Namespace) -> int:
     from .data import read
     from .measure import measure
 
-    settings = _settings(arguments)
-    data = read(arguments.data, arguments.ids, arguments.negatives, arguments.negative_ids, settings)
-    measured = measure(data, settings)
+    settings = Settings(**flags.chosen(arguments, Settings))
+    measured = measure(
+        read(arguments.data, arguments.ids, arguments.negatives, arguments.negative_ids, settings), settings
+    )
     advice = advise(measured)
     if arguments.json:
         print(json.dumps({"measured": measured, "advice": advice}, indent=1))

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
+from dataclasses import asdict
 from typing import Any
 
 import torch
@@ -11,12 +13,13 @@ from torch.nn.functional import normalize
 
 import counterpoint as cp
 
+from ..report.statistics import compare
 from .data import UNKNOWN, Pairs
 from .settings import Settings
-from .training import MLP, Batches, Compute, Networks, call, draw, knn_accuracy, masked, one_way, train
+from .training import MLP, Batches, Networks, Options, draw, knn_accuracy, train
 from .wrong_positives import Canonical, ranks, share
 
-GUIDE = 0.05  # a hard negative counts as suspect if it is that close to being as similar as the positive
+GUIDE = 0.05  # a negative counts as suspect if it is that close to being as similar as the positive
 HELD_OUT = 0.3  # share of the known samples on which the gap is measured
 NEIGHBORS = 10
 
@@ -40,9 +43,9 @@ def measure(data: Pairs, settings: Settings) -> Result:
 
 
 def duplicates(data: Pairs, near: float) -> Result:
-    """Share of samples with another one whose anchor has a cosine of at least ``near``, of centred features.
+    """Compute the share of samples with another one whose anchor has a cosine of at least ``near``.
 
-    Features of a network share a direction, by which all their cosines are near 1.
+    Features are centred, as those of a network share a direction, by which all their cosines are near 1.
     """
     x = data.x[data.views[:, 0]]
     x = normalize(x - x.mean(0), dim=1)
@@ -54,33 +57,21 @@ def _scaled(x: Tensor) -> Tensor:
     return (x - x.mean(0)) / x.std()
 
 
-def _splits(count: int, share: float, settings: Settings) -> list[tuple[Tensor, Tensor]]:
-    """For each seed, samples to train on and ``share`` of the samples to measure on."""
-    splits = []
-    for seed in range(settings.seeds):
-        order = torch.randperm(count, generator=torch.Generator().manual_seed(seed))
-        splits.append((order[round(share * count) :], order[: round(share * count)]))
-    return splits
-
-
-def _batches(data: Pairs, samples: list[Tensor], settings: Settings) -> Batches:
-    """Batches of each seed's samples; their numbers are those of the data."""
-    rows, drawn = [], []
-    anchored = data.views.shape[1] == 2
+def _batches(data: Pairs, samples: Sequence[Tensor], settings: Settings) -> Batches:
+    """Draw batches of each seed's samples, which are named by their numbers in the data."""
+    views = data.views if data.views.shape[1] == 2 else data.views[:, 1:]
+    parts = []
     for seed, some in enumerate(samples):
-        g = torch.Generator().manual_seed(seed)
-        views = data.views if anchored else data.views[:, 1:]
-        r, s = draw(views[some], settings.steps, settings.batch, 2, g)
-        rows.append(r)
-        drawn.append(some[s])
-    of_samples = torch.stack(drawn, 1)
-    return Batches(torch.stack(rows, 1), of_samples, None if data.negatives is None else data.negatives[of_samples])
+        generator = torch.Generator().manual_seed(seed)
+        rows, drawn = draw(views[some], settings.steps, settings.batch, 2, generator)
+        parts.append((rows, some[drawn]))
+    return Batches(*(torch.stack(each, 1) for each in zip(*parts, strict=True)))
 
 
-def _train(data: Pairs, batches: Batches, settings: Settings, compute: Compute, options: Any, title: str) -> Networks:
+def _train(data: Pairs, batches: Batches, settings: Settings, title: str, **how: Any) -> Networks:
     table = _scaled(data.x)
     networks = Networks(lambda: MLP(table.shape[1]), range(batches.rows.shape[1]))
-    train(networks, cp.InfoNCE(settings.temperature), table, batches, compute=compute, options=options, title=title)
+    train(networks, cp.InfoNCE(settings.temperature), table, batches, title=title, **how)
     return networks
 
 
@@ -94,11 +85,11 @@ def trained_statistics(data: Pairs, settings: Settings) -> Result:
     count = min(settings.seeds, len(data) // settings.batch)
     parts = torch.randperm(len(data), generator=torch.Generator().manual_seed(0))[: len(data) // count * count]
     folds = parts.view(-1, count).T  # (folds, samples)
-    trained = [torch.cat([fold for j, fold in enumerate(folds) if j != i]) for i in range(count)]
-    batches = _batches(data, trained, settings)
-    networks = _train(data, Batches(batches.rows, batches.samples), settings, call, None, "training")
+    trained = [torch.cat([*folds[:i], *folds[i + 1 :]]) for i in range(count)]
+    networks = _train(data, _batches(data, trained, settings), settings, "training")
     first, second = (0, 1) if data.views.shape[1] == 2 else (1, 2)
     table = _scaled(data.x)
+    objective = cp.InfoNCE(settings.temperature)
     found: dict[str, list[Tensor]] = {"network": [], "canonical components": []}
     effective, of_batch = 0.0, 0.0
     with torch.no_grad():
@@ -107,10 +98,9 @@ def trained_statistics(data: Pairs, settings: Settings) -> Result:
         found["network"].append(ranks(normalize(z1, dim=1) @ normalize(z2, dim=1).T))
         # every other view, where there are more than two
         likelihood = Canonical(*(table[data.views[others, column::2].flatten()] for column in (first, second)))
-        found["canonical components"].append(
-            ranks(likelihood(*(table[data.views[fold, column]] for column in (first, second))))
-        )
-        numbers = cp.InfoNCE(settings.temperature).report(z1[: settings.batch], z2[: settings.batch])
+        ratio = likelihood(*(table[data.views[fold, column]] for column in (first, second)))
+        found["canonical components"].append(ranks(ratio))
+        numbers = objective.report(z1[: settings.batch], z2[: settings.batch])
         effective += numbers["effective_negatives"] / count
         of_batch = numbers["negatives"]
     (wrong, low, high), by = min((share(of_folds), name) for name, of_folds in found.items())
@@ -122,7 +112,7 @@ def trained_statistics(data: Pairs, settings: Settings) -> Result:
 
 
 def hard_negatives(data: Pairs) -> Result:
-    """How many hard negatives look false: by their ids, and by their similarity in the features as they are."""
+    """Count hard negatives that look false: by their ids, and by their similarity in the features as they are."""
     assert data.negatives is not None
     x = normalize(data.x, dim=1)
     anchor = x[data.views[:, 0]]
@@ -137,84 +127,70 @@ def hard_negatives(data: Pairs) -> Result:
 
 
 def false_negatives(ids: Tensor) -> Result:
-    """Probability that two samples with known ids have the same one, with a bootstrap interval."""
+    """Estimate the probability that two samples with known ids have the same one, with a bootstrap interval."""
     known = ids[ids != UNKNOWN]
     generator = torch.Generator().manual_seed(0)
+    if (n := len(known)) < 2:
+        raise ValueError(f"ids: expected at least two known ones, got {n}.")
 
     def rate(x: Tensor) -> float:
-        counts, n = x.unique(return_counts=True)[1].double(), len(x)
+        counts = x.unique(return_counts=True)[1].double()
         return float((counts * (counts - 1)).sum() / (n * (n - 1)))
 
-    n = len(known)
-    if n < 2:
-        raise ValueError(f"ids: expected at least two known ones, got {n}.")
     # a drawn sample is not its own partner: the expected rate of a bootstrap sample is (1 - 1/n) rate + 1/n
     drawn = sorted((rate(known[torch.randint(n, (n,), generator=generator)]) - 1 / n) / (1 - 1 / n) for _ in range(400))
     return {"share": rate(known), "low": max(drawn[9], 0.0), "high": drawn[390], "known": n}
 
 
 def gap(data: Pairs, settings: Settings) -> Result:
-    """Accuracy of nearest neighbors on held-out samples, with known false negatives as they are and masked."""
-    from dataclasses import asdict
-
-    from ..report.statistics import compare
-
+    """Measure accuracy of nearest neighbors on held-out samples, with false negatives as they are and masked."""
     assert data.ids is not None
     ids = data.ids
     known, rest = (ids != UNKNOWN).nonzero().squeeze(1), (ids == UNKNOWN).nonzero().squeeze(1)
     if len(known) < 4 * NEIGHBORS:
         return {"unknown": f"{len(known)} known ids are too few for a measurement; about 100 are needed."}
-    splits = [(known[a], known[b]) for a, b in _splits(len(known), HELD_OUT, settings)]
-    batches = _batches(data, [torch.cat([a, rest]) for a, _ in splits], settings)
-    single = torch.where(ids == UNKNOWN, ids.max() + 1 + torch.arange(len(ids)), ids)
+    held_out = round(HELD_OUT * len(known))
+    orders = [torch.randperm(len(known), generator=torch.Generator().manual_seed(i)) for i in range(settings.seeds)]
+    trained, tested = (
+        torch.stack([known[x[part]] for x in orders]) for part in (slice(held_out, None), slice(held_out))
+    )
+    batches = _batches(data, [torch.cat([some, rest]) for some in trained], settings)
+    if data.negatives is not None:
+        batches = Batches(batches.rows, batches.samples, data.negatives[batches.samples])
     table = _scaled(data.x)
-    where = torch.stack([a for a, _ in splits]), torch.stack([b for _, b in splits])
-    accuracy: dict[str, list[float]] = {}
-    for name, (compute, options) in _arms(data, batches, single).items():
+    accuracy: dict[str, dict[int, float]] = {}
+    for name, how in _arms(data, batches).items():
         title = "training" if name == "plain" else f"training, false negatives masked {name}"
-        networks = _train(data, batches, settings, compute, options, title)
+        networks = _train(data, batches, settings, title, **how)
         with torch.no_grad():
-            features = [networks(table[data.views[rows, 0]], project=False) for rows in where]
-        values = knn_accuracy(features[0], ids[where[0]], features[1], ids[where[1]], NEIGHBORS)
-        accuracy[name] = values.tolist()
-    baseline = dict(enumerate(accuracy.pop("plain")))
-    rows = {name: dict(enumerate(values)) for name, values in accuracy.items()}
-    verdicts = {name: asdict(v) for name, v in compare(baseline, rows, settings.margin).items()}
+            near, far = (networks(table[data.views[rows, 0]], project=False) for rows in (trained, tested))
+        accuracy[name] = dict(enumerate(knn_accuracy(near, ids[trained], far, ids[tested], NEIGHBORS).tolist()))
+    baseline = accuracy.pop("plain")
+    verdicts = {name: asdict(verdict) for name, verdict in compare(baseline, accuracy, settings.margin).items()}
     return {"accuracy": sum(baseline.values()) / len(baseline), "seeds": settings.seeds, "masked": verdicts}
 
 
-def _arms(data: Pairs, batches: Batches, ids: Tensor) -> dict[str, tuple[Compute, Any]]:
-    """What is compared: how the loss is called, and with which options, plainly and with false negatives masked."""
-    if data.negatives is None:
-        compute = call if data.views.shape[1] > 2 else one_way
-        return {
-            "plain": (compute, None),
-            "by ids": (compute, lambda step: {"ids": ids[batches.samples[step]]}),
-        }
-    x = normalize(data.x, dim=1)
-    negatives, seeds = data.negatives, batches.rows.shape[1]
+def _arms(data: Pairs, batches: Batches) -> dict[str, dict[str, Any]]:
+    """Return how the loss is called: plainly, and with false negatives masked."""
+    assert data.ids is not None
     # an unknown id is different from all others
-    hard_ids = None if data.negative_ids is None else torch.where(data.negative_ids == UNKNOWN, -2, data.negative_ids)
+    ids = torch.where(data.ids == UNKNOWN, data.ids.max() + 1 + torch.arange(len(data)), data.ids)
+    hard, negative_ids = batches.negatives, data.negative_ids
+    call: dict[str, Any] = {} if data.views.shape[1] > 2 else {"pairing": "one_way"}
 
-    def keys(step: int) -> tuple[Tensor, Tensor, Tensor]:
-        """The samples, the rows of keys, and which keys are not an anchor's positive."""
-        samples = batches.samples[step]  # (seeds, B)
-        rows = torch.cat([batches.rows[step, :, 1], negatives[samples].flatten(1)], 1)
-        return samples, rows, ~torch.eye(samples.shape[1], rows.shape[1], dtype=torch.bool).expand(seeds, -1, -1)
+    def by_ids(step: int) -> dict[str, Any]:
+        samples = batches.samples[step]
+        of_hard = {} if negative_ids is None else {"of_hard": {"ids": negative_ids[samples]}}
+        return {"ids": ids[samples], **of_hard}
 
-    def plain(step: int) -> dict[str, Tensor]:
-        return {"keep": keys(step)[2]}
-
-    def by_ids(step: int) -> dict[str, Tensor]:
-        samples, _, keep = keys(step)
-        assert hard_ids is not None
-        of_keys = torch.cat([ids[samples], hard_ids[samples].flatten(1)], 1)
-        return {"keep": keep & (ids[samples].unsqueeze(2) != of_keys.unsqueeze(1))}
-
-    def by_guide(step: int) -> dict[str, Tensor]:
-        _, rows, keep = keys(step)
-        similar = x[batches.rows[step, :, 0]] @ x[rows].transpose(1, 2)
-        return {"keep": keep & (similar <= similar.diagonal(dim1=1, dim2=2).unsqueeze(2) - GUIDE)}
-
-    arms: dict[str, tuple[Compute, Any]] = {"plain": (masked, plain), "by a guide": (masked, by_guide)}
-    return arms | ({} if hard_ids is None else {"by ids": (masked, by_ids)})
+    arms: dict[str, dict[str, Any]] = {"plain": {"call": call}}
+    if hard is not None:
+        rule = {"false_negatives": cp.margin(GUIDE), "empty": "zero"}
+        guide: Options = lambda step: {  # noqa: E731
+            "guide": data.x[batches.rows[step]].transpose(1, 2),  # (seeds, B, views, width)
+            "of_hard": {"guide": data.x[hard[step]]},
+        }
+        arms["by a guide"] = {"call": call | rule, "options": guide}
+    if hard is None or negative_ids is not None:
+        arms["by ids"] = {"call": call, "options": by_ids}
+    return arms

@@ -15,7 +15,7 @@ import counterpoint as cp
 
 from ..store.progress import track
 
-Compute = Callable[..., Tensor]
+Options = Callable[[int], dict[str, Any]]
 
 
 class MLP(nn.Module):
@@ -50,11 +50,8 @@ class Networks:
 
     def __call__(self, x: Tensor, project: bool = True) -> Tensor:
         """Compute ``(seeds, n, width)`` of ``(seeds, n, ...)``, each by the network of its seed."""
-
-        def one(parameters: dict[str, Tensor], x: Tensor) -> Tensor:
-            return functional_call(self.template, parameters, (x, project))  # type: ignore[no-any-return]
-
-        return vmap(one)(self.parameters, x)
+        one = lambda parameters, x: functional_call(self.template, parameters, (x, project))  # noqa: E731
+        return vmap(one)(self.parameters, x)  # type: ignore[no-any-return]
 
     def features(self, x: Tensor, chunk: int = 4096) -> Tensor:
         """Compute the features ``(seeds, n, width)`` of inputs ``(n, ...)`` that all networks see."""
@@ -65,17 +62,20 @@ class Networks:
 
 @dataclass(frozen=True)
 class Batches:
-    """What each seed sees in each step: rows of a table of inputs."""
+    """What each seed sees in each step: rows of a table of inputs.
+
+    Args:
+        rows: ``(steps, seeds, views, B)``.
+        samples: ``(steps, seeds, B)``, the sample of each column.
+        negatives: ``(steps, seeds, B, n)`` rows of hard negatives.
+    """
 
     rows: Tensor
-    """``(steps, seeds, views, B)``."""
     samples: Tensor
-    """``(steps, seeds, B)`` the sample of each column."""
     negatives: Tensor | None = None
-    """``(steps, seeds, B, n)`` rows of hard negatives."""
 
     def repeat(self, times: int) -> Batches:
-        """The same batches for ``times`` copies of the seeds."""
+        """Return the same batches for ``times`` copies of the seeds."""
         negatives = None if self.negatives is None else self.negatives.repeat(1, times, 1, 1)
         return Batches(self.rows.repeat(1, times, 1, 1), self.samples.repeat(1, times, 1), negatives)
 
@@ -102,97 +102,61 @@ def draw(views: Tensor, steps: int, batch: int, count: int, generator: torch.Gen
     return views[samples.unsqueeze(-1), which].transpose(1, 2), samples
 
 
-class _Loss(nn.Module):
-    """An objective and how it is called, as one module, so that its state can be stacked."""
-
-    def __init__(self, objective: cp.Objective, compute: Compute) -> None:
-        super().__init__()
-        self.objective, self.compute = objective, compute
-
-    def forward(self, views: Tensor, options: dict[str, Tensor]) -> Tensor:
-        return self.compute(self.objective, views, **options)
-
-
-def call(objective: cp.Objective, views: Tensor, **options: Any) -> Tensor:
-    """The loss of views ``(views, B, width)``."""
-    return objective(*views, **options)
-
-
-def one_way(objective: cp.Objective, views: Tensor, **options: Any) -> Tensor:
-    """The loss of the first view against the second."""
-    return objective(*views, pairing="one_way", **options)
-
-
-def masked(objective: cp.Objective, views: Tensor, negatives: Tensor, keep: Tensor) -> Tensor:
-    """The loss of the first view against the second and hard negatives ``(B, n, width)``, as far as ``keep`` allows.
-
-    ``keep`` is ``(B, B + B n)``: whether a key, a second view or a hard negative, is a negative of the anchor.
-    """
-    keys = torch.cat([views[1], negatives.flatten(0, 1)])
-    scores = nn.functional.normalize(views[0], dim=1) @ nn.functional.normalize(keys, dim=1).T
-    return objective.from_scores(scores.diagonal(), scores, keep)
-
-
 def train(
     networks: Networks,
-    objective: cp.Objective,
+    loss_fn: nn.Module,
     table: Tensor,
     batches: Batches,
     *,
     lr: float = 3e-3,
-    compute: Compute = call,
+    call: Mapping[str, Any] | None = None,
     constants: Mapping[str, Tensor] | None = None,
-    options: Callable[[int], dict[str, Tensor]] | None = None,
-    perturb: Callable[[Networks, Tensor], dict[str, Tensor]] | None = None,
+    options: Options | None = None,
     title: str | None = None,
 ) -> Tensor:
-    """Train the networks in place with Adam; returns the losses ``(steps, seeds)``.
+    """Train the networks in place with Adam; return the losses ``(steps, seeds)``.
 
     Every seed has its own batches, optimizer state, learned hyper-parameters and tracked statistics; the result is
     that of a loop over seeds.
 
     Args:
+        loss_fn: an objective, or a module that is called like one.
         table: ``(rows, ...)`` inputs, shared by all seeds.
-        batches: the rows of each step.
-        compute: how the objective is called, for one seed.
+        batches: the rows of each step. Hard negatives are passed as ``negatives=``, :class:`counterpoint.Keys`.
+        call: arguments of each call, such as ``pairing``.
         constants: values per seed of learned hyper-parameters that are not trained, by the name of their parameter:
             with them, seeds train with different values in the same call.
-        options: from the number of a step to arguments of the objective for each seed, such as ids.
-        perturb: from the networks and the inputs ``(seeds, views, B, ...)`` to further arguments.
+        options: from the number of a step to tensors for each seed, such as ids, which are passed as well. ``of_hard``
+            is known of hard negatives.
         title: of the progress, which is not shown without one.
     """
-    loss_fn = _Loss(objective.train(), compute)
+    loss_fn.train()
     seeds, constants = batches.rows.shape[1], constants or {}
     tensors = dict(loss_fn.named_parameters()) | dict(loss_fn.named_buffers())  # shared ones once
     state = {name: x.detach().expand(seeds, *x.shape).clone() for name, x in tensors.items()}
-    for name, values in constants.items():
-        state[f"objective.{name}"] = values.to(table)
-    names = [name for name, _ in loss_fn.named_parameters() if name.removeprefix("objective.") not in constants]
-    learned = [state[name].requires_grad_() for name in names]
+    state |= {name: values.to(table) for name, values in constants.items()}
+    learned = [state[name].requires_grad_() for name, _ in loss_fn.named_parameters() if name not in constants]
     buffers = [name for name, _ in loss_fn.named_buffers()]
 
-    def one(state: dict[str, Tensor], views: Tensor, options: dict[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
-        state = dict(state)
-        loss = functional_call(loss_fn, state, (views, options))  # a tracked value replaces its entry of state
+    def one(state: dict[str, Tensor], views: Tensor, options: dict[str, Any]) -> tuple[Tensor, dict[str, Tensor]]:
+        state, options = dict(state), {**(call or {}), **options}
+        if "negatives" in options:
+            options["negatives"] = cp.Keys(options["negatives"], **options.pop("of_hard", {}))
+        loss = functional_call(loss_fn, state, tuple(views), options)  # a tracked value replaces its entry of state
         return loss, {name: state[name].detach() for name in buffers}
 
     adam = torch.optim.Adam([*networks.parameters.values(), *learned], lr=lr, fused=True)
     losses = []
     steps = range(len(batches.rows))
     for step in steps if title is None else track(steps, title):
-        x = table[batches.rows[step]]  # (seeds, views, B, ...)
-        given = options(step) if options else {}
-        if perturb:
-            given |= perturb(networks, x)
-        inputs = x.flatten(1, 2)
-        hard = None if batches.negatives is None else batches.negatives[step]
-        if hard is not None:
-            inputs = torch.cat([inputs, table[hard].flatten(1, 2)], 1)
-        z = networks(inputs)
-        count = x.shape[1] * x.shape[2]
-        if hard is not None:
-            given["negatives"] = z[:, count:].unflatten(1, hard.shape[1:])
-        loss, tracked = vmap(one)(state, z[:, :count].unflatten(1, x.shape[1:3]), given)
+        rows = batches.rows[step]  # (seeds, views, B)
+        shown, arguments = rows.flatten(1), options(step) if options else {}
+        if batches.negatives is not None:
+            shown = torch.cat([shown, batches.negatives[step].flatten(1)], 1)
+        z = networks(table[shown])
+        if batches.negatives is not None:
+            arguments["negatives"] = z[:, rows[0].numel() :].unflatten(1, batches.negatives.shape[2:])
+        loss, tracked = vmap(one)(state, z[:, : rows[0].numel()].unflatten(1, rows.shape[1:]), arguments)
         state |= tracked
         adam.zero_grad()
         loss.sum().backward()
@@ -202,7 +166,7 @@ def train(
 
 
 def knn_accuracy(train: Tensor, labels: Tensor, test: Tensor, test_labels: Tensor, k: int = 20) -> Tensor:
-    """Percentage of each seed's test features whose ``k`` nearest neighbours vote for their label, ``(seeds,)``.
+    """Compute the percentage of each seed's test features whose ``k`` nearest neighbors vote for their label.
 
     Args:
         train: ``(seeds, n, width)`` features; ``labels``: ``(seeds, n)`` whole numbers.

@@ -1,11 +1,10 @@
-"""The share of positive pairs that are wrong, from similarities alone.
+"""Estimate the share of positive pairs that are wrong, from similarities alone.
 
 A wrong pair is as similar as a random pair. So rank each positive among negatives: the ranks of wrong ones are uniform
-between 0 and 1, and hardly any right one has a rank near 0. The share of the uniform part is what is asked for; it is
-the share of true null hypotheses among p-values, of which Storey 2002 (https://doi.org/10.1111/1467-9868.00346) is the
-plain estimate: the positives below a low quantile of the negatives, over the same share of the negatives. That counts
-right pairs that look random, too, and uses few of the pairs; a mixture of the uniform and increasing densities does
-better on both.
+between 0 and 1, and hardly any right one has a rank near 0. The share of the uniform part is what is asked for: the
+share of true null hypotheses among p-values, of which Storey 2002 (https://doi.org/10.1111/1467-9868.00346) counts the
+positives below a low quantile of the negatives. That counts right pairs that look random, too, and uses few of the
+pairs; a mixture of the uniform and increasing densities does better on both.
 """
 
 from __future__ import annotations
@@ -16,32 +15,20 @@ import torch
 from torch import Tensor
 from torch.nn.functional import normalize
 
-POWERS = (
-    0,
-    1,
-    2,
-    4,
-    8,
-    16,
-    32,
-    64,
-    128,
-    256,
-    512,
-)  # k of the densities (k + 1) u^k of a rank; 0 is that of wrong pairs
+POWERS = (0, *(2**i for i in range(10)))  # k of the densities (k + 1) u^k of a rank; 0 is that of wrong pairs
 BINS, ROUNDS, DRAWS = 100, 300, 200
 COMPONENTS, RIDGE = 64, 0.1
 
 
 def ranks(similar: Tensor) -> Tensor:
-    """The rank of each positive among the negatives, in ``(0, 1)``, of similarities ``(n, n)``."""
+    """Return the rank of each positive among the negatives, in ``(0, 1)``, of similarities ``(n, n)``."""
     negatives = similar[~torch.eye(len(similar), dtype=torch.bool)].sort().values
     below = torch.searchsorted(negatives, similar.diagonal().contiguous())
     return (below + 0.5) / (len(negatives) + 1)
 
 
 def share(ranks: Sequence[Tensor]) -> tuple[float, float, float]:
-    """The share of the uniform part, and its 95 % interval over pairs drawn again with a fixed seed."""
+    """Estimate the share of the uniform part, and its 95 % interval over pairs drawn again with a fixed seed."""
     u = torch.cat(list(ranks)).double()
     counts = torch.histc(u, BINS, 0, 1)
     drawn = torch.distributions.Multinomial(len(u), counts, validate_args=False)
@@ -49,12 +36,12 @@ def share(ranks: Sequence[Tensor]) -> tuple[float, float, float]:
         torch.manual_seed(0)
         some = torch.cat([counts.unsqueeze(0), drawn.sample((DRAWS,))])
     found, *others = (round(x, 4) for x in _uniform_part(some).tolist())
-    others.sort()
-    return found, others[round(0.025 * DRAWS)], others[round(0.975 * DRAWS) - 1]
+    low, *_, high = sorted(others)[round(0.025 * DRAWS) : round(0.975 * DRAWS)]
+    return found, low, high
 
 
 def _uniform_part(counts: Tensor) -> Tensor:
-    """Weight of the uniform density in each maximum-likelihood mixture of histograms ``(draws, BINS)``, by EM."""
+    """Return the weight of the uniform density in the mixture that fits each of ``(draws, BINS)`` histograms, by EM."""
     edges = torch.linspace(0, 1, BINS + 1, dtype=torch.double)
     density = torch.stack([(edges ** (k + 1)).diff() for k in POWERS])  # (powers, BINS)
     weight = torch.full((len(counts), len(POWERS)), 1 / len(POWERS), dtype=torch.double)
@@ -90,7 +77,7 @@ class Canonical:
         return scaled
 
     def __call__(self, a: Tensor, b: Tensor) -> Tensor:
-        """Log likelihood ratios ``(n, n)`` of each row of ``a`` with each row of ``b``, up to a constant."""
+        """Return log likelihood ratios ``(n, n)`` of each row of ``a`` with each row of ``b``, up to a constant."""
         x, y, r = self._scaled(a) @ self.directions, self._scaled(b) @ self.directions, self.correlation
         rest = 1 - r**2
         squares = [(z**2 @ (r**2 / rest)) / 2 for z in (x, y)]

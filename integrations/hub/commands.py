@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import json
 import re
-import sys
 import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -22,14 +21,28 @@ FORMATS = {"safetensors": ".safetensors", "onnx": ".onnx", "torch-export": ".pt2
 
 def push_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the flags of ``counterpoint push``."""
+    _add_run(parser, "sentences, images or graphs")
     add = parser.add_argument
-    add("run", type=_place, help="folder of a finished run of sentences, images or graphs")
     add("name", type=_name, help="owner/name on the hub")
     write_only = "write what would be pushed to this folder, and push nothing (none)"
     add("--folder", type=flags.folder, metavar="FOLDER", help=write_only)
     add("--private", action="store_true", help="create a private repository, if there is none of that name")
-    add("--json", action="store_true", help="print JSON")
-    parser.set_defaults(check=_check)
+
+
+def export_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the flags of ``counterpoint export``."""
+    _add_run(parser, "sentences or images")
+    add = parser.add_argument
+    add("--format", choices=FORMATS, default="safetensors", help=f"{', '.join(FORMATS)} (%(default)s)")
+    add("--out", type=flags.file, metavar="FILE", help="the file to write (encoder.EXTENSION in this folder)")
+
+
+def _add_run(parser: argparse.ArgumentParser, domains: str) -> None:
+    parser.add_argument(
+        "run", type=lambda text: flags.store(text, written=False), help=f"folder of a finished run of {domains}"
+    )
+    parser.add_argument("--json", action="store_true", help="print JSON")
+    parser.set_defaults(check=lambda arguments: flags.check_runs([arguments.run]))
 
 
 def _name(text: str) -> str:
@@ -38,17 +51,8 @@ def _name(text: str) -> str:
     return text
 
 
-def _place(text: str) -> str | Path:
-    """A type for argparse: a folder of runs, or its URL."""
-    return flags.store(text, written=False)
-
-
-def _check(arguments: argparse.Namespace) -> None:
-    flags.check_runs([arguments.run])
-
-
 def _run(folder: str | Path) -> Run:
-    """The one run in and below a folder or a URL."""
+    """Return the one run in and below a folder or a URL."""
     from ..store.run import Run, find_runs
 
     if isinstance(folder, Path) and (folder / "run.json").is_file():
@@ -87,30 +91,19 @@ def push_command(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def export_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the flags of ``counterpoint export``."""
-    add = parser.add_argument
-    add("run", type=_place, help="folder of a finished run of sentences or images")
-    add("--format", choices=FORMATS, default="safetensors", help=f"{', '.join(FORMATS)} (%(default)s)")
-    add("--out", type=flags.file, metavar="FILE", help="the file to write (encoder.EXTENSION in this folder)")
-    add("--json", action="store_true", help="print JSON")
-    parser.set_defaults(check=_check)
-
-
 def export_command(arguments: argparse.Namespace) -> int:
     """Write the encoder, and print how far its outputs are from the trained one's."""
     from .export import TOLERANCE, export
 
     run = _run(arguments.run)
     path = arguments.out or Path(f"encoder{FORMATS[arguments.format]}")
-    done = export(run, arguments.format, path)
-    result = {"run": run.address, "file": str(done.path), "format": arguments.format}
-    what = "weights" if arguments.format == "safetensors" else "outputs"
-    said = f"largest difference of its {what} {done.difference:.1e} of the largest, tolerance {TOLERANCE:.0e}"
-    _say(arguments, {**result, "difference": done.difference, "tolerance": TOLERANCE}, f"wrote {path}; {said}")
+    difference = export(run, arguments.format, path)
+    result = {"run": run.address, "file": str(path), "format": arguments.format}
+    compared = "weights" if arguments.format == "safetensors" else "outputs"
+    said = f"largest difference of its {compared} {difference:.1e} of the largest, tolerance {TOLERANCE:.0e}"
+    _say(arguments, {**result, "difference": difference, "tolerance": TOLERANCE}, f"wrote {path}; {said}")
     return 0
 
 
 def _say(arguments: argparse.Namespace, result: dict[str, object], line: str) -> None:
-    print(json.dumps(result, indent=1) if arguments.json else line)
-    sys.stdout.flush()
+    print(json.dumps(result, indent=1) if arguments.json else line, flush=True)

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import copy
 import json
 import logging
 import os
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -22,37 +20,27 @@ from ..domain import domain
 from ..store.run import Run
 from .folder import check
 
-DOMAINS = ("sentence", "image")
 TOLERANCE = 1e-4  # of the largest output: other libraries sum in another order
 Call = Callable[..., Tensor]
 
 
-@dataclass(frozen=True)
-class Exported:
-    """The file, and the largest difference of its outputs to the trained encoder's, relative to the largest output."""
-
-    path: Path
-    difference: float
-
-
-def export(run: Run, format: str, path: Path) -> Exported:
+def export(run: Run, format: str, path: Path) -> float:
     """Write the encoder of a finished run, and compare its outputs on two batches of different shape.
 
     Args:
         run: of sentences, whose encoder maps ``input_ids`` and ``attention_mask`` to embeddings, or of images.
         format: ``safetensors``, weights alone; ``onnx``; or ``torch-export``, a program for ``torch.export.load``.
         path: the file, which is only there if the check passes.
+
+    Returns:
+        The largest difference of its outputs to the trained encoder's, relative to the largest output.
     """
-    check(run)
-    name = run.arguments["domain"]
-    if name not in DOMAINS:
-        raise ValueError(f"{run.path}: a run of {name}; expected one of {', '.join(DOMAINS)}.")
-    published = domain(name).module("published")
+    check(run, ("sentence", "image"))
+    published = domain(run.arguments["domain"]).module("published")
     temporary = path.with_name(f"{path.name}.tmp")
     try:
         if format == "safetensors":
-            model = published.publish(run)
-            difference = _safetensors(model, run, temporary)
+            difference = _safetensors(published.publish(run), run, temporary)
         else:
             module, batches = published.exported(run), published.samples(run)
             with _quiet(), torch.no_grad():
@@ -63,7 +51,7 @@ def export(run: Run, format: str, path: Path) -> Exported:
         os.replace(temporary, path)
     finally:
         temporary.unlink(missing_ok=True)
-    return Exported(path, difference)
+    return difference
 
 
 def _difference(expected: Tensor, got: Tensor) -> float:
@@ -73,36 +61,26 @@ def _difference(expected: Tensor, got: Tensor) -> float:
 
 
 def _safetensors(model: nn.Module, run: Run, path: Path) -> float:
-    """Write the weights, load them into a copy that has others, and return the largest difference of a weight."""
+    """Write the weights, and return the largest difference to those that a reader finds in the file."""
     from safetensors.torch import load_file, save_file
 
     weights = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in model.state_dict().items()}
     save_file(weights, path, {key: json.dumps(value) for key, value in run.arguments.items()})
-    other = copy.deepcopy(model)
-    with torch.no_grad():
-        for parameter in other.parameters():
-            parameter.fill_(torch.nan)
-    other.load_state_dict(load_file(path))
-    pairs = zip(model.state_dict().values(), other.state_dict().values(), strict=True)
-    return max(_difference(a.double(), b.double()) for a, b in pairs if a.numel())
-
-
-def _dynamic(batch: tuple[Tensor, ...]) -> tuple[Any, ...]:
-    """The dimensions that may change: the batch, and the length of texts."""
-    any_ = torch.export.Dim.DYNAMIC
-    return tuple({0: any_, 1: any_} if part.dim() == 2 else {0: any_} for part in batch)
+    written = load_file(path)
+    return max(_difference(x.double(), written[name].double()) for name, x in weights.items() if x.numel())
 
 
 def _program(module: nn.Module, batch: tuple[Tensor, ...]) -> Any:
-    return torch.export.export(module, batch, dynamic_shapes=_dynamic(batch), strict=False)
+    """Trace the module; the batch, and the length of texts, may change."""
+    dynamic = tuple(dict.fromkeys((0, 1) if part.dim() == 2 else (0,), torch.export.Dim.DYNAMIC) for part in batch)
+    return torch.export.export(module, batch, dynamic_shapes=dynamic, strict=False)
 
 
 def _torch_export(module: nn.Module, batch: tuple[Tensor, ...], path: Path) -> Call:
     with path.open("wb") as file:
         torch.export.save(_program(module, batch), file)
     with path.open("rb") as file:
-        loaded: Call = torch.export.load(file).module()
-    return loaded
+        return torch.export.load(file).module()
 
 
 def _onnx(module: nn.Module, batch: tuple[Tensor, ...], path: Path) -> Call:
@@ -135,14 +113,11 @@ WRITE = {"torch-export": _torch_export, "onnx": _onnx}
 @contextmanager
 def _quiet() -> Iterator[None]:
     """Hide the exporters' remarks about their own internals."""
-    loggers = [logging.getLogger(name) for name in ("torch.onnx", "torch.export", "onnxscript", "onnx_ir")]
-    levels = [logger.level for logger in loggers]
-    for logger in loggers:
-        logger.setLevel(logging.ERROR)
+    disabled = logging.root.manager.disable
+    logging.disable(logging.WARNING)
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             yield
     finally:
-        for logger, level in zip(loggers, levels, strict=True):
-            logger.setLevel(level)
+        logging.disable(disabled)

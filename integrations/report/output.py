@@ -1,24 +1,154 @@
-"""The formats of a report, and its files."""
+"""The formats of a report, and its files.
+
+A page needs neither script nor file nor network; it is light and dark, at any width. ``page.html.jinja`` has its layout
+and its words, with autoescape. Plots are those of :mod:`counterpoint.integrations.report.plots`, as SVG within it:
+their grays follow the page's ink, and a row has the same number, color and dash everywhere.
+"""
 
 from __future__ import annotations
 
+import io
 import json
+import re
+import shlex
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
+from itertools import count
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
+from jinja2 import Environment, StrictUndefined  # torch itself requires it
+from markupsafe import Markup, escape
+
+from counterpoint.diagnose.plots import figure
+
+from ..store.cell import HOST
 from ..store.files import atomic, finite
-from ..store.run import Run
-from .summary import Report, summarise
-from .tables import TITLE, as_csv, markdown, plain, terminal
+from ..store.run import Embeddings, Run
+from . import plots
+from .summary import Column, Report, summarise
+from .tables import LEGEND, TITLE, as_csv, markdown, opening, plain, tables, terminal, together
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+WIDE, SMALL = 3.6, 1.7  # inches: the width of a phone, and half of it
+GREY = re.compile(r"(fill|stroke): #([0-9a-f]{2})\2\2(?![0-9a-f])")
 
 
-def html(report: Report, title: str = TITLE, intro: str = "", lead: str = "") -> str:
-    """Return the report as a page, see :mod:`counterpoint.integrations.report.page`."""
-    from .page import page
+def html(report: Report, /, title: str = TITLE, intro: str = "", lead: str = "") -> str:
+    """Return the page as text.
 
-    return page(report, title, intro, lead)
+    Args:
+        report: what it shows.
+        title: its heading.
+        intro: a paragraph of plain text under the title.
+        lead: a sentence above all others, with the picture of the first column alone.
+    """
+    folder, number, missing = Path(__file__).parent, count(), ""
+    try:
+        figure()
+    except ImportError as error:
+        missing = str(error)
 
+    def draw(name: str, alt: str, height: float = 2.7, small: bool = False, **content: Any) -> Markup:
+        """Return what a function of :mod:`.plots` draws; ``alt`` describes it."""
+        drawing = figure(SMALL if small else WIDE, height)
+        axes = drawing.add_subplot()
+        getattr(plots, f"draw_{name}")(axes, **content)
+        axes.set_title("")
+        axes.set_ylabel("")
+        if small:
+            axes.set_xlabel("")
+            axes.tick_params(labelsize=7)
+        return Markup(svg(drawing, alt, f"p{next(number)}-"))
+
+    environment = Environment(autoescape=True, undefined=StrictUndefined, keep_trailing_newline=True)
+    environment.filters["breakable"] = lambda name: Markup(re.sub(r"([,:(])", r"\1<wbr>", str(escape(name))))
+    environment.globals |= {"zip": zip, "draw": draw, "curves": plots.curves}
+    environment.globals |= {"specs": _specs, "embeddings": _embeddings, "origin": _origin}
+    columns, runs = report.columns, [run for column in report.columns for run in column.runs]
+    checks = (row for column in columns for row in column.checks)
+    return environment.from_string((folder / "page.html.jinja").read_text(encoding="utf-8")).render(
+        title=title,
+        intro=intro,
+        lead=lead,
+        notes=report.notes,
+        opening=list(zip(columns, opening(report), strict=True)),
+        together=together(report),
+        pooled=report.pooled,
+        style=Markup((folder / "report.css").read_text(encoding="utf-8")),
+        tables=list(tables(report, "{} ★ best")),
+        looks=plots.styles((row for column in columns for row in column.cells), checks),
+        missing=missing,
+        legend=LEGEND.format("★"),
+        versions=_versions(runs),
+        systems="; ".join(dict.fromkeys(map(_system, runs))),
+    )
+
+
+def svg(drawing: Figure, alt: str, prefix: str) -> str:
+    """Return a figure as an element of the page: text as text, grays as shades of the page's ink, unique ids."""
+    import matplotlib
+
+    out = io.StringIO()
+    with matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": prefix, "font.family": "sans-serif"}):
+        drawing.savefig(out, format="svg", transparent=True, metadata={"Date": None, "Creator": None})
+    text = out.getvalue()
+    text = text[text.index("<svg") :]
+    text = re.sub(r"<metadata>.*?</metadata>", "", text, flags=re.S)
+    text = re.sub(r'\bid="', f'id="{prefix}', text)
+    text = re.sub(r'(url\(#|href="#)', rf"\g<1>{prefix}", text)
+    text = GREY.sub(lambda grey: f"{grey[1]}: currentColor; {grey[1]}-opacity: {1 - int(grey[2], 16) / 255:.2f}", text)
+    text = re.sub(r"font: ([\d.]+)px [^;\"]*", r"font-size: \1px", text)  # in the page's font
+    text = text.replace("<text ", '<text fill="currentColor" ')
+    return text.replace("<svg ", f'<svg role="img" aria-label="{escape(alt)}" ', 1)
+
+
+def _specs(column: Column) -> dict[str, str]:
+    """Return the objective of each row that has one of ours."""
+    specs = {row: cell.runs[0].arguments["objective"] for row, cell in column.cells.items()}
+    return {row: spec for row, spec in specs.items() if spec not in (None, HOST)}
+
+
+def _embeddings(column: Column) -> dict[str, tuple[int, Embeddings]]:
+    """Return the embeddings that each row's first seed has stored, and that seed."""
+    first = {row: min(cell.runs, key=lambda run: int(run.arguments["seed"])) for row, cell in column.cells.items()}
+    stored = {row: (run.arguments["seed"], run.embeddings()) for row, run in first.items()}
+    return {row: (seed, z) for row, (seed, z) in stored.items() if z is not None}
+
+
+def _origin(column: Column) -> dict[str, Any]:
+    """Return how the runs came about: their commands, the settings that all share, notes on the data."""
+    runs, first = column.runs, column.runs[0].arguments
+    shared = {name: value for name, value in first.items() if all(run.arguments.get(name) == value for run in runs)}
+    return {
+        "commands": dict.fromkeys(map(_command, runs)),
+        "shared": {name: json.dumps(value) for name, value in shared.items()},
+        "notes": dict.fromkeys(str(run.details["note"]) for run in runs if run.details.get("note")),
+    }
+
+
+def _command(run: Run) -> str:
+    words = shlex.split(run.record.get("command") or "unknown")
+    return shlex.join([Path(words[0]).name, *words[1:]])
+
+
+def _versions(runs: Iterable[Run]) -> str:
+    by_name: dict[str, set[str]] = {}
+    for run in runs:
+        for name, version in run.record.get("versions", {}).items():
+            by_name.setdefault(name, set()).add(version)
+    return ", ".join(f"{name} {' and '.join(sorted(versions))}" for name, versions in by_name.items())
+
+
+def _system(run: Run) -> str:
+    host = run.record.get("host", {})
+    return ", ".join([host.get("system", "?"), *host.get("devices", ())])
+
+
+# ---- formats and files ---------------------------------------------------------------------------
 
 RENDER: dict[str, Callable[[Report], str]] = {
     "terminal": terminal,
@@ -42,28 +172,22 @@ def write(
     report: Report,
     folder: str | Path,
     formats: Sequence[str] = ("markdown", "csv", "json", "html"),
-    title: str = TITLE,
-    intro: str = "",
     pictures: bool = True,
-    lead: str = "",
+    **words: str,
 ) -> Iterator[Path]:
     """Write the report in these formats, and its plots as PNG; yield each file when it is complete.
 
-    ``title``, ``intro`` and ``lead`` are those of the page.
+    ``words`` are those of :func:`html`.
     """
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
+    render: dict[str, Callable[[Report], str]] = {**RENDER, "html": partial(html, **words)}
     for name in formats:
         path = folder / f"report.{'md' if name == 'markdown' else name}"
-        text = html(report, title, intro, lead) if name == "html" else RENDER[name](report)
         with atomic(path) as file:
-            file.write(text.encode() + b"\n")
+            file.write(render[name](report).encode() + b"\n")
         yield path
-    if not pictures:
-        return
-    from . import plots
-
     try:
-        yield from plots.draw(report, folder)
+        yield from plots.draw(report, folder) if pictures else ()
     except ImportError as error:
         print(f"no pictures: {error}", file=sys.stderr)

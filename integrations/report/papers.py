@@ -9,7 +9,6 @@ table is how its models were trained and evaluated. Only where all of that agree
 from __future__ import annotations
 
 import json
-import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -71,22 +70,24 @@ def paper_number(
         target: Any = cp.objective(objective).to_dict()
     except ValueError:
         target = _plain(objective)
-    matches: list[tuple[int, PaperNumber]] = []
+    given, best, number = arguments or {}, 0, None
     for table in _content()["tables"]:
-        columns = [i for i, c in enumerate(table["columns"]) if _is_about(table, c, dataset, metric)]
-        if table["domain"] != domain or not columns:
+        column = next((i for i, c in enumerate(table["columns"]) if _is_about(table, c, dataset, metric)), None)
+        if table["domain"] != domain or column is None:
             continue
         for row in table["rows"]:
-            pattern, wanted, printed = row.get("is"), row.get("with", {}), row["values"][columns[0]]
-            if pattern is None or printed == "-" or not _matches(pattern, target):
-                continue
-            if same_setup and not _same_setup(table, row, target, dataset, arguments or {}):
-                continue
-            if all((arguments or {}).get(key, value) == value for key, value in wanted.items()):
-                column = table["columns"][columns[0]]
-                number = PaperNumber(table["paper"], table["table"], row["row"], column, table["metric"], printed)
-                matches.append((_size(pattern), number))
-    return max(matches, key=lambda match: match[0])[1] if matches else None
+            pattern, wanted, printed = row.get("is"), row.get("with", {}), row["values"][column]
+            if (
+                pattern is not None
+                and printed != "-"
+                and _size(pattern) > best
+                and _matches(pattern, target)
+                and all(given.get(key, value) == value for key, value in wanted.items())
+                and (not same_setup or _same_setup(table, row, target, dataset, given))
+            ):
+                names = table["paper"], table["table"], row["row"], table["columns"][column], table["metric"]
+                best, number = _size(pattern), PaperNumber(*names, printed)
+    return number
 
 
 def paper_settings(domain: str, dataset: str) -> dict[str, float] | None:
@@ -126,20 +127,19 @@ def _same_setup(
     if isinstance(target, str):  # nothing is trained
         setup = {key: value for key, value in setup.items() if key not in ("epochs", "steps", "head")}
     else:
-        tuned = (
-            paper_settings(table["domain"], arguments.get("model") or dataset) if target["name"] == "adnce" else None
-        )
-        tuned = {"temperature" if key == "t" else key: value for key, value in (tuned or {}).items()}
+        tuned = paper_settings(table["domain"], arguments.get("model") or dataset) or {}
+        tuned = {"temperature" if key == "t" else key: value for key, value in tuned.items()}
+        tuned = tuned if target["name"] == "adnce" else {}
         base = target.get("objective", target)
         if not _matches(tuned, target) or (temperature is not None and base.get("temperature") != temperature):
             return False
         if not tuned and temperature is None and "temperature" not in row["is"]:
             return False  # the paper's temperature is not known
     for key, value in setup.items():
-        given = arguments.get(key, dataset if key == "dataset" else ...)
+        own = arguments.get(key, dataset if key == "dataset" else ...)
         if isinstance(value, dict):
-            value = {**given, **value} if isinstance(given, dict) else value.get(dataset, value)
-        if given != value:
+            value = {**own, **value} if isinstance(own, dict) else value.get(dataset, value)
+        if own != value:
             return False
     return True
 
@@ -148,16 +148,15 @@ def _matches(pattern: Any, target: Any) -> bool:
     """Return whether ``target`` has everything that ``pattern`` has; ``None`` matches anything."""
     if isinstance(pattern, dict):
         return isinstance(target, dict) and all(_matches(p, target.get(key)) for key, p in pattern.items())
-    if isinstance(target, str) and isinstance(pattern, list):  # labels of a row without an objective
+    if isinstance(pattern, list) and isinstance(target, str):  # labels of a row without an objective
         return target in map(_plain, pattern)
     if isinstance(pattern, list):
         return isinstance(target, list) and len(target) == len(pattern) and all(map(_matches, pattern, target))
-    if isinstance(pattern, float) and isinstance(target, float):
-        return math.isclose(pattern, target)
     return pattern is None or bool(pattern == target)
 
 
 def _size(pattern: Any) -> int:
+    """Return how much a pattern says."""
     parts = pattern.values() if isinstance(pattern, dict) else pattern if isinstance(pattern, list) else ()
     return 1 + sum(map(_size, parts))
 

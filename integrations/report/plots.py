@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Iterator, Sequence
-from colorsys import hls_to_rgb
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import lru_cache
-from itertools import chain, count, cycle
+from itertools import chain, cycle
 from pathlib import Path
 from textwrap import fill
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -31,6 +31,8 @@ LETTER = 0.078  # inches, the width of a letter in a plane
 GREY = "#808080"
 POINTS = 60  # of a curve; longer curves are averaged in bins
 
+Series = dict[str, tuple[torch.Tensor, torch.Tensor]]  # the steps and the values of each number
+
 
 class Style(NamedTuple):
     """The look of a row, the same wherever it appears."""
@@ -41,36 +43,26 @@ class Style(NamedTuple):
 
 
 def styles(rows: Iterable[str], checks: Iterable[str] = ()) -> dict[str, Style]:
-    """Return a look for each row: no color twice, and gray for those that train nothing."""
-    checks = set(checks)
-    dashes, colours = cycle(DASHES), _colours()
+    """Return a look for each row: different for 30 of them, and gray for those that train nothing."""
+    checks, looks = set(checks), zip(cycle(COLOURS), cycle(DASHES), strict=False)
     return {
-        row: Style(i, GREY, "-") if row in checks else Style(i, next(colours), next(dashes))
+        row: Style(i, GREY, "-") if row in checks else Style(i, *next(looks))
         for i, row in enumerate(dict.fromkeys(rows), 1)
     }
 
 
-def _colours() -> Iterator[str]:
-    """Yield Okabe and Ito's colors, then as many more as needed: hues at the golden angle, lighter and darker."""
-    yield from COLOURS
-    for i in count():
-        red, green, blue = hls_to_rgb(0.05 + 0.618034 * i, 0.32 + 0.12 * (i % 3), 0.65)
-        yield f"#{round(255 * red):02x}{round(255 * green):02x}{round(255 * blue):02x}"
-
-
 def draw(report: Report, folder: Path) -> Iterator[Path]:
     """Save the plots of each column as PNG; yield their paths."""
-    drawn = set()
+    done = set()
     for column in report.columns:
         name = re.sub(r"[^A-Za-z0-9.]+", "-", f"{column.domain}-{column.dataset}{column.setting}").rstrip("-")
-        path = folder / re.sub(r"[^A-Za-z0-9.]+", "-", f"{name}-{column.metric}.png")
-        save(plot_column(column), path)
-        yield path
-        curves_path = folder / f"{name}-curves.png"
-        if curves_path not in drawn and (drawing := plot_curves(column)) is not None:
-            drawn.add(curves_path)
-            save(drawing, curves_path)
-            yield curves_path
+        metric = re.sub(r"[^A-Za-z0-9.]+", "-", column.metric)
+        for kind, plot in ((metric, plot_column), ("curves", plot_curves)):
+            path = folder / f"{name}-{kind}.png"
+            if path not in done and (drawing := plot(column)) is not None:
+                save(drawing, path)
+                done.add(path)
+                yield path
 
 
 def save(drawing: Figure, path: str | Path) -> None:
@@ -94,7 +86,7 @@ def plot_column(column: Column) -> Figure:
         axes.tick_params(left=False)
         axes.set_title(fill(f"baseline: {column.baseline}".replace(",", ", "), 50), fontsize=9)
     name_rows(left, column.cells, 38)
-    drawing.legend(handles=keys(column), loc="outside lower center", ncols=4, frameon=False, fontsize=8)
+    _legend(drawing, ncols=4)
     return drawing
 
 
@@ -109,17 +101,21 @@ def plot_curves(column: Column) -> Figure | None:
     looks, shown = styles(column.cells, column.checks), curves(column)
     if not shown:
         return None
-    drawing = figure(min(6.8, 4.6 * len(shown)) if len(shown) == 1 else 4.4 * len(shown), 3.6 + 0.2 * len(looks))
+    drawing = figure(4.5 * len(shown), 3.6 + 0.2 * len(looks))
     for axes, key in zip(drawing.subplots(1, len(shown), squeeze=False)[0], shown, strict=True):
         draw_curve(axes, column, key, looks)
     note = "bands: one standard deviation over seeds; thin dotted lines: papers"
     drawing.suptitle(f"{column.dataset}{column.setting} ({note})", fontsize=10)
-    handles: dict[str, Any] = {}
-    for axes in drawing.axes:
-        handles |= {label: handle for handle, label in zip(*axes.get_legend_handles_labels(), strict=True)}
-    style: dict[str, Any] = {"frameon": False, "fontsize": 8, "handlelength": 4}
-    drawing.legend(handles.values(), handles.keys(), loc="outside lower center", **style)
+    _legend(drawing, handlelength=4)
     return drawing
+
+
+def _legend(drawing: Figure, **style: Any) -> None:
+    """Explain each mark once, below the axes."""
+    marks = (axes.get_legend_handles_labels() for axes in drawing.axes)
+    shown = {label: mark for some in marks for mark, label in zip(*some, strict=True)}
+    style |= {"handles": [*shown.values()], "labels": [*shown], "loc": "outside lower center"}
+    drawing.legend(frameon=False, fontsize=8, **style)
 
 
 # ---- in axes that you pass ----------------------------------------------------------------------
@@ -130,7 +126,7 @@ def draw_values(axes: Axes, column: Column, looks: dict[str, Style]) -> None:
 
     Rows that train nothing do not stretch the axis: where they are beyond it, an arrow shows their mean.
     """
-    trained = [cell for row, cell in column.cells.items() if row not in column.checks] or list(column.cells.values())
+    trained = [cell for cell in column.cells.values() if cell.check is None] or list(column.cells.values())
     shown = [x for cell in trained for x in (*cell.values.values(), *([cell.paper.value] if cell.paper else []))]
     margin = 0.08 * (max(shown) - min(shown)) or column.margin
     low, high = min(shown) - margin, max(shown) + margin
@@ -141,10 +137,11 @@ def draw_values(axes: Axes, column: Column, looks: dict[str, Style]) -> None:
             x, side, text = (low, "left", f" ← {cell.mean:.3g}") if left else (high, "right", f"{cell.mean:.3g} → ")
             axes.text(x, y, text, ha=side, va="center", color="0.35", fontsize=8)
             continue
-        axes.plot(values, [y] * len(values), "o", color=colour, alpha=0.45, markersize=5, markeredgewidth=0)
-        axes.plot(cell.mean, y, "|", color=colour, markersize=20, markeredgewidth=2.5)
+        dots: dict[str, Any] = {"color": colour, "alpha": 0.45, "markersize": 5, "markeredgewidth": 0}
+        axes.plot(values, [y] * len(values), "o", label="a seed", **dots)
+        axes.plot(cell.mean, y, "|", color=colour, markersize=20, markeredgewidth=2.5, label="mean")
         if cell.paper is not None:
-            axes.plot(cell.paper.value, y, "D", mfc="none", mec="0.25", markersize=6)
+            axes.plot(cell.paper.value, y, "D", mfc="none", mec="0.25", markersize=6, label="the paper's number")
     if column.majority is not None and low <= column.majority <= high:
         axes.axvline(column.majority, color="0.5", linewidth=0.8, linestyle=":")
     axes.set_xlim(low, high)
@@ -153,7 +150,7 @@ def draw_values(axes: Axes, column: Column, looks: dict[str, Style]) -> None:
 
 def draw_differences(axes: Axes, column: Column, looks: dict[str, Style]) -> None:
     """Draw each row's difference to the baseline, filled where it is different, its interval, and the margin."""
-    axes.axvspan(-column.margin, column.margin, color="0.9", linewidth=0, zorder=0)
+    axes.axvspan(-column.margin, column.margin, color="0.9", linewidth=0, zorder=0, label=f"margin, {column.margin:g}")
     axes.axvline(0, color="0.5", linewidth=0.8)
     for y, row in enumerate(column.cells):
         if (verdict := column.compared.get(row)) is None:
@@ -161,9 +158,18 @@ def draw_differences(axes: Axes, column: Column, looks: dict[str, Style]) -> Non
         colour = looks[row].colour
         if not math.isnan(verdict.low):
             axes.plot([verdict.low, verdict.high], [y, y], color=colour, linewidth=2)
-        filled = colour if verdict.different else "none"
-        axes.plot(verdict.difference, y, "o", mec=colour, mfc=filled, markersize=8, markeredgewidth=1.6)
+        mark: dict[str, Any] = {"mec": colour, "mfc": colour, "label": "different, with its interval"}
+        if not verdict.different:
+            mark |= {"mfc": "none", "label": "equivalent or cannot tell"}
+        axes.plot(verdict.difference, y, "o", markersize=8, markeredgewidth=1.6, **mark)
     _label_rows(axes, column, looks, f"{column.metric}, minus the baseline")
+
+
+def draw_opening(axes: Axes, column: Column, looks: dict[str, Style]) -> None:
+    """Draw the differences to the baseline with the rows' names, or every seed without a baseline."""
+    shown = replace(column, cells={row: column.cells[row] for row in column.compared or column.cells})
+    (draw_differences if column.compared else draw_values)(axes, shown, looks)
+    name_rows(axes, shown.cells, 18)
 
 
 def draw_profile(axes: Axes, pooled: Pooled, looks: dict[str, Style]) -> None:
@@ -184,31 +190,15 @@ def _label_rows(axes: Axes, column: Column, looks: dict[str, Style], label: str)
     tidy(axes, "x")
 
 
-def keys(column: Column) -> list[Any]:
-    """Return legend entries for the marks of :func:`draw_values` and :func:`draw_differences`."""
-    from matplotlib.lines import Line2D
-    from matplotlib.patches import Patch
-
-    def mark(marker: str, label: str, **style: Any) -> Line2D:
-        return Line2D([], [], linestyle="", marker=marker, color="0.35", label=label, **style)
-
-    shown: list[Any] = [mark("o", "a seed", alpha=0.6), mark("|", "mean", markersize=12, markeredgewidth=2.5)]
-    if any(cell.paper for cell in column.cells.values()):
-        shown.append(mark("D", "the paper's number", mfc="none"))
-    if column.compared:
-        shown.append(mark("o", "different, with its interval", markersize=8))
-        shown.append(mark("o", "equivalent or cannot tell", markersize=8, mfc="none"))
-        shown.append(Patch(facecolor="0.9", label=f"margin, {column.margin:g}"))
-    return shown
-
-
 def curves(column: Column) -> list[str]:
     """Return names of numbers that runs logged more than once, the column's metric first; not those of single folds."""
-    logged = dict.fromkeys(key for runs in column.runs.values() for run in runs for key in _series(run))
-    named = (key for key in logged if key != "step" and not re.fullmatch(r"fold\d+", key))
-    drawn = (
-        key for key in named if any(len(_band([*map(_series, runs)], key)[0]) > 1 for runs in column.runs.values())
-    )
+    logged = dict.fromkeys(key for run in column.runs for key in _series(run))
+    drawn = [
+        key
+        for key in logged
+        if not re.fullmatch(r"step|fold\d+", key)
+        and any(len(_band([*map(_series, cell.runs)], key)[0]) > 1 for cell in column.cells.values())
+    ]
     return sorted(drawn, key=lambda key: key not in column.metric.split())[:PANELS]
 
 
@@ -216,12 +206,10 @@ def draw_curve(axes: Axes, column: Column, key: str, looks: dict[str, Style]) ->
     """Draw a logged number over epochs or steps: mean and standard deviation over seeds, and a paper's number."""
     units: list[str] = []
     for row, cell in column.cells.items():
-        if row in column.checks:
-            continue  # nothing is trained, and the axis is not stretched
-        steps, mean, spread = _band([*map(_series, column.runs[row])], key)
-        if not steps:
-            continue
-        units += [run.axis for run in column.runs[row]]
+        steps, mean, spread = _band([*map(_series, cell.runs)], key)
+        if cell.check is not None or not steps:
+            continue  # a row that trains nothing would stretch the axis
+        units += [run.axis for run in cell.runs]
         _, colour, dash = looks[row]
         low, high = ([m + sign * s for m, s in zip(mean, spread, strict=True)] for sign in (-1, 1))
         axes.plot(steps, mean, color=colour, linestyle=dash, linewidth=1.8, label=fill(row, 66))
@@ -233,34 +221,21 @@ def draw_curve(axes: Axes, column: Column, key: str, looks: dict[str, Style]) ->
     tidy(axes)
 
 
-def _series(run: Run) -> dict[str, tuple[torch.Tensor, torch.Tensor]]:
-    """Return the steps and the values of each number that a run logged."""
-    path = run.file("metrics.jsonl")
-    return _read(run, path.stat().st_mtime_ns if path.exists() else 0)
-
-
 @lru_cache(maxsize=1024)
-def _read(run: Run, changed: int) -> dict[str, tuple[torch.Tensor, torch.Tensor]]:
+def _series(run: Run) -> Series:
     return _by_name(run.metrics())
 
 
-def _by_name(lines: Sequence[dict[str, float]]) -> dict[str, tuple[torch.Tensor, torch.Tensor]]:
-    """Return the steps and the values of each number, without those that could not be computed."""
-
-    def column(name: str) -> torch.Tensor:
-        return torch.tensor([line.get(name, math.nan) for line in lines], dtype=torch.float64)
-
-    steps, logged = column("step"), {}
-    for name in dict.fromkeys(chain.from_iterable(lines)):
-        values = column(name)
-        computed = ~values.isnan()
-        logged[name] = steps[computed], values[computed]
-    return logged
+def _by_name(lines: Sequence[dict[str, float]]) -> Series:
+    """Return the steps and the values of each number that was logged, without those that could not be computed."""
+    columns = {
+        name: torch.tensor([line.get(name, math.nan) for line in lines], dtype=torch.float64)
+        for name in dict.fromkeys(chain.from_iterable(lines))
+    }
+    return {name: (columns["step"][~x.isnan()], x[~x.isnan()]) for name, x in columns.items()}
 
 
-def _band(
-    logs: Sequence[dict[str, tuple[torch.Tensor, torch.Tensor]]], key: str
-) -> tuple[list[float], list[float], list[float]]:
+def _band(logs: Sequence[Series], key: str) -> tuple[list[float], list[float], list[float]]:
     """Return the steps that all seeds have, with the mean and the standard deviation over seeds."""
     series = [log[key] for log in logs if key in log]
     if not series:
@@ -275,9 +250,9 @@ def _band(
     return steps, means, spreads
 
 
-def draw_training_weights(axes: Axes, rows: Sequence[tuple[str, str]], looks: dict[str, Style]) -> None:
+def draw_training_weights(axes: Axes, specs: Mapping[str, str], looks: dict[str, Style]) -> None:
     """Draw the weights that objectives give to negatives, see :func:`counterpoint.diagnose.plots.plot_weights`."""
-    draw_weights(axes, [(cp.objective(spec), looks[row].colour, looks[row].dash) for row, spec in rows])
+    draw_weights(axes, [(cp.objective(spec), looks[row].colour, looks[row].dash) for row, spec in specs.items()])
     tidy(axes)
 
 

@@ -9,12 +9,13 @@ a row is equivalent exactly where its interval contains 0 and lies within the ma
 from __future__ import annotations
 
 import math
+from collections import namedtuple
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib.util import find_spec
 from statistics import fmean, stdev
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 from counterpoint.install import install
 
@@ -61,6 +62,10 @@ class Verdict:
     sd: float
 
     @property
+    def tested(self) -> bool:
+        return not math.isnan(self.p)
+
+    @property
     def different(self) -> bool:
         return self.kind == "different"
 
@@ -70,23 +75,12 @@ class Verdict:
         return -self.margin <= self.low and self.high <= self.margin
 
 
-class Judged(NamedTuple):
-    """Arrays of the shape of the mean differences: a table of rows, or tables of rows along the last axis."""
-
-    low: Any
-    high: Any
-    level: Any
-    p: Any
-    corrected: Any
-    different: Any
-    equivalent: Any
+# arrays of the shape of the mean differences: a table of rows, or tables of rows along the last axis
+Judged = namedtuple("Judged", ["kind", "low", "high", "level", "p", "corrected"])
 
 
 def compare(
-    baseline: Mapping[Any, float],
-    rows: Mapping[str, Mapping[Any, float]],
-    margin: float = 0.0,
-    alpha: float = ALPHA,
+    baseline: Mapping[Any, float], rows: Mapping[str, Mapping[Any, float]], margin: float = 0.0, *, test: bool = True
 ) -> dict[str, Verdict]:
     """Return the verdict on each row that shares a seed with the baseline; the rows are one family of tests.
 
@@ -94,44 +88,40 @@ def compare(
         baseline: its value per seed.
         rows: the values per seed of each row.
         margin: differences within it are of no interest; with 0 only rows that never differ are equivalent.
-        alpha: how often a table without any true difference may have a row that is called different.
+        test: False computes the differences alone, which does not need scipy.
 
     >>> values = {"hcl": {0: 61.0, 1: 62.5, 2: 60.8}, "dcl": {0: 59.9, 1: 61.1, 2: 60.2}}
     >>> {row: verdict.kind for row, verdict in compare({0: 60.0, 1: 61.4, 2: 59.9}, values).items()}
     {'hcl': 'different', 'dcl': 'cannot tell'}
     """
-    if not 0 < alpha < 1:
-        raise ValueError(f"alpha={alpha}: expected a probability between 0 and 1.")
     if not margin >= 0:
         raise ValueError(f"margin={margin}: expected a number of at least 0.")
-    paired = {
-        row: [x - baseline[seed] for seed, x in values.items() if seed in baseline] for row, values in rows.items()
-    }
-    paired = {row: gaps for row, gaps in paired.items() if gaps}
-    return _verdicts(
-        {row: (fmean(gaps), stdev(gaps) if len(gaps) > 1 else math.nan, len(gaps)) for row, gaps in paired.items()},
-        margin,
-        alpha,
-    )
+    summaries = {}
+    for row, values in rows.items():
+        if gaps := [x - baseline[seed] for seed, x in values.items() if seed in baseline]:
+            summaries[row] = fmean(gaps), stdev(gaps) if len(gaps) > 1 else math.nan, len(gaps)
+    return _verdicts(summaries, margin, test)
 
 
-def _verdicts(rows: Mapping[str, tuple[float, float, int]], margin: float, alpha: float) -> dict[str, Verdict]:
+def _verdicts(rows: Mapping[str, tuple[float, float, int]], margin: float, test: bool = True) -> dict[str, Verdict]:
     """Return the verdicts on rows of a mean difference, the standard deviation of a pair's, and a number of pairs."""
     if not rows:
         return {}
     means, sds, counts = zip(*rows.values(), strict=True)
-    judged = judge(means, sds, counts, margin, alpha)
-    tests = sum(pairs >= FEWEST for _, _, pairs in rows.values())
+    judged = judge(means, sds, counts, margin) if test else None
+    tests = sum(pairs >= FEWEST for pairs in counts)
     verdicts = {}
     for i, (row, (mean, sd, pairs)) in enumerate(rows.items()):
-        kind: Kind = "different" if judged.different[i] else "equivalent" if judged.equivalent[i] else "cannot tell"
-        low, high, level, p, corrected = (float(array[i]) for array in judged[:5])
-        detectable = float(_steps(mean, sd)) * effect_size(pairs, tests, alpha) if pairs >= FEWEST else math.nan
+        kind: Kind = "cannot tell"
+        low = high = level = p = corrected = detectable = math.nan
+        if judged is not None and pairs >= FEWEST:
+            kind, low, high, level, p, corrected = (array[i].item() for array in judged)
+            detectable = float(_steps(mean, sd)) * effect_size(pairs, tests)
         verdicts[row] = Verdict(kind, mean, low, high, level, p, corrected, margin, detectable, pairs, sd)
     return verdicts
 
 
-def judge(mean: Any, sd: Any, pairs: Any, margin: float = 0.0, alpha: float = ALPHA) -> Judged:
+def judge(mean: Any, sd: Any, pairs: Any, margin: float = 0.0) -> Judged:
     """Judge rows by their mean differences, the standard deviations of these, and their numbers of pairs.
 
     The last axis is the family; further axes are further tables. Intervals are Bonferroni's, so that they hold
@@ -140,28 +130,25 @@ def judge(mean: Any, sd: Any, pairs: Any, margin: float = 0.0, alpha: float = AL
     """
     import numpy as np
 
-    stats = _stats()
+    t = _stats().t
     mean, sd, pairs = np.broadcast_arrays(*(np.asarray(x, float) for x in (mean, sd, pairs)))
-    sd, tested = _steps(mean, sd), pairs >= FEWEST
-    freedom = np.where(tested, pairs - 1, np.nan)
-    error = sd / np.sqrt(pairs)
+    tested = pairs >= FEWEST
+    freedom, error = np.where(tested, pairs - 1, np.nan), _steps(mean, sd) / np.sqrt(pairs)
     with np.errstate(divide="ignore", invalid="ignore"):
-        p = 2 * stats.t.sf(np.where(mean == 0, 0, abs(mean) / error), freedom)
+        p = 2 * t.sf(np.where(mean == 0, 0, abs(mean) / error), freedom)
     order = np.argsort(p, axis=-1)  # NaN last
-    ordered = np.take_along_axis(p, order, -1)
-    tests = tested.sum(-1, keepdims=True)
-    remaining = np.maximum(tests - np.arange(p.shape[-1]), 1)
-    holm = np.maximum.accumulate(np.minimum(ordered * remaining, 1), axis=-1)
-    later = (holm <= alpha) & (ordered * tests > alpha)  # found, but not at the first step
-    share = alpha / np.where(later, remaining, np.maximum(tests, 1))
-    corrected, outside = np.empty_like(p), np.empty_like(p)
-    np.put_along_axis(corrected, order, holm, -1)
-    np.put_along_axis(outside, order, share, -1)
-    half = error * stats.t.isf(outside / 2, freedom)
+    rank = np.argsort(order, axis=-1)
+    tests = np.maximum(tested.sum(-1, keepdims=True), 1)
+    remaining = np.maximum(tests - rank, 1)
+    steps = np.take_along_axis(np.minimum(p * remaining, 1), order, -1)
+    corrected = np.take_along_axis(np.maximum.accumulate(steps, axis=-1), rank, -1)
+    later = (corrected <= ALPHA) & (p * tests > ALPHA)  # found, but not at the first step
+    outside = ALPHA / np.where(later, remaining, tests)
+    half = error * t.isf(outside / 2, freedom)
     low, high = mean - half, mean + half
-    different = corrected <= alpha
-    equivalent = ~different & (-margin <= low) & (high <= margin)
-    return Judged(low, high, np.where(tested, 1 - outside, np.nan), p, corrected, different, equivalent)
+    within = (-margin <= low) & (high <= margin)
+    kind = np.select([corrected <= ALPHA, within], ["different", "equivalent"], "cannot tell")
+    return Judged(kind, low, high, 1 - outside, p, corrected)
 
 
 def _steps(mean: Any, sd: Any) -> Any:
@@ -172,34 +159,39 @@ def _steps(mean: Any, sd: Any) -> Any:
 
 
 @cache
-def effect_size(pairs: int, tests: int = 1, alpha: float = ALPHA, power: float = POWER) -> float:
-    """Return the true difference, in standard deviations of a pair's, that is found with this power."""
+def effect_size(pairs: int, tests: int = 1) -> float:
+    """Return the true difference, in standard deviations of a pair's, that is found with 80 % power."""
     from scipy.optimize import brentq
 
     stats, freedom = _stats(), pairs - 1
-    critical = stats.t.isf(alpha / tests / 2, freedom)
-    root = brentq(lambda shift: stats.nct.sf(critical, freedom, shift) - power, 0, 20 * critical)
+    critical = stats.t.isf(ALPHA / tests / 2, freedom)
+    root = brentq(lambda shift: stats.nct.sf(critical, freedom, shift) - POWER, 0, 20 * critical)
     return float(root) / math.sqrt(pairs)
+
+
+def mean_interval(values: Sequence[float]) -> tuple[float, float]:
+    """Return Student's 95 % interval of the mean of at least two values."""
+    half = float(_stats().t.isf(ALPHA / 2, len(values) - 1)) * stdev(values) / math.sqrt(len(values))
+    return fmean(values) - half, fmean(values) + half
 
 
 # ---- several data sets -------------------------------------------------------------------------
 
 
-def pool(rows: Mapping[str, Sequence[Verdict]], margin: float = 0.0, alpha: float = ALPHA) -> dict[str, Verdict]:
+def pool(rows: Mapping[str, Sequence[Verdict]], margin: float = 0.0) -> dict[str, Verdict]:
     """Return the verdict on each row over all its data sets; those with fewer than 3 are left out.
 
     A random-effects mean with the variance between data sets after Paule and Mandel and the interval of Hartung, Knapp,
     Sidik and Jonkman (https://doi.org/10.1186/1471-2288-14-25), never shorter than that of a common effect. ``pairs``
     counts data sets, and ``sd`` is the interval's standard error times their root, so that it reads as that of one.
     """
-    effects = {
-        row: random_effects([v.difference for v in known], [v.sd**2 / v.pairs for v in known])
-        for row, verdicts in rows.items()
-        if len(known := [v for v in verdicts if v.pairs >= FEWEST]) >= FEWEST
-    }
-    counts = {row: sum(v.pairs >= FEWEST for v in rows[row]) for row in effects}
-    summaries = {row: (mean, error * math.sqrt(counts[row]), counts[row]) for row, (mean, error) in effects.items()}
-    return _verdicts(summaries, margin, alpha)
+    summaries = {}
+    for row, verdicts in rows.items():
+        known = [v for v in verdicts if v.pairs >= FEWEST]
+        if len(known) >= FEWEST:
+            mean, error = random_effects([v.difference for v in known], [v.sd**2 / v.pairs for v in known])
+            summaries[row] = mean, error * math.sqrt(len(known)), len(known)
+    return _verdicts(summaries, margin)
 
 
 def random_effects(effects: Sequence[float], variances: Sequence[float]) -> tuple[float, float]:

@@ -9,12 +9,11 @@ row is marked as the best only if it is different from each other trained one.
 
 from __future__ import annotations
 
-import itertools
 import json
 import math
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from importlib import import_module
 from pathlib import Path
 from statistics import fmean, stdev
@@ -28,72 +27,93 @@ from ..store.cell import HOST, dataset_name
 from ..store.run import Run
 from . import statistics
 from .papers import PaperNumber, paper_number
-from .statistics import Verdict, compare
+from .statistics import Verdict
 
 TUNED = "which selected settings by them, so they are not results"
 
 LOSS = "loss"  # each objective has its own scale, so that losses do not say which row is better
 
+# arguments of an objective, which may differ within a table
 OBJECTIVE = (
-    "objective",
-    "label",
-    "pairing",
-    "views",
-    "scores",
-    "method",
-    "queue",
-    "momentum",
-    "epsilon",
-    "mixed",
-    "ids",
-)
+    "objective", "label", "pairing", "views", "scores", "method", "queue", "momentum", "epsilon", "mixed", "ids",
+)  # fmt: skip
 IDENTIFYING = ("domain", "dataset", "seed", "length", *OBJECTIVE)  # all that may differ within a table
 NO_TRAINING = ("epochs", "steps", "updates", "encoder", "head")  # in these, rows that train nothing may differ too
 # in these, rows at equal time, which have a ``length``, may differ too
 LENGTH = ("epochs", "steps", "updates", "every")
 TRAINS = ("SwAV", "SAC")  # rows that train without an objective
+MOST = 4  # names in a sentence
 
 
 @dataclass(frozen=True)
 class Cell:
-    """One row of a column: its value per seed and their statistics."""
+    """One row of a column: its runs, its value per seed, and the verdicts on them.
 
+    ``difference`` is the row minus the baseline. ``check``, of a row that trains nothing, is each trained row minus it.
+    """
+
+    runs: list[Run]
     values: dict[int, float]
-    mean: float
-    sd: float
     difference: Verdict | None
+    check: dict[str, Verdict] | None
     best: bool
     paper: PaperNumber | None
+
+    @property
+    def mean(self) -> float:
+        return fmean(self.values.values())
+
+    @property
+    def sd(self) -> float:
+        return stdev(self.values.values()) if len(self.values) > 1 else math.nan
 
 
 @dataclass(frozen=True)
 class Column:
     """The rows of one data set, metric and setting.
 
-    ``setting`` names what distinguishes it from columns of the same data, if there are any. ``checks`` are the trained
-    rows minus each row that trains nothing; ``majority`` is the share of the largest class, if the runs stored it, and
-    ``uninformative`` whether no row is found to be above it. ``tested`` is false where scipy is missing.
+    ``setting`` names what distinguishes it from columns of the same data, if there are any. ``majority`` is the share
+    of the largest class, if the runs stored it, and ``uninformative`` whether no row is found to be above it.
     """
 
     domain: str
     dataset: str
     metric: str
+    setting: str
     title: str
     baseline: str | None
-    cells: dict[str, Cell]
-    runs: dict[str, list[Run]]
+    lower: bool
     margin: float
-    lower: bool = False
-    tested: bool = True
-    checks: dict[str, dict[str, Verdict]] = field(default_factory=dict)
-    majority: float | None = None
-    uninformative: bool = False
-    setting: str = ""
+    majority: float | None
+    uninformative: bool
+    cells: dict[str, Cell]
 
     @property
     def compared(self) -> dict[str, Verdict]:
         """The verdicts on the rows that are compared with the baseline."""
         return {row: cell.difference for row, cell in self.cells.items() if cell.difference is not None}
+
+    @property
+    def checks(self) -> dict[str, dict[str, Verdict]]:
+        """The trained rows minus each row that trains nothing."""
+        return {row: cell.check for row, cell in self.cells.items() if cell.check is not None}
+
+    @property
+    def runs(self) -> list[Run]:
+        """The runs of all rows."""
+        return [run for cell in self.cells.values() for run in cell.runs]
+
+    @property
+    def tested(self) -> bool:
+        """Whether everything that allows a test is tested; not where scipy is missing."""
+        families = [self.compared, *self.checks.values()]
+        return all(v.tested or v.pairs < statistics.FEWEST for family in families for v in family.values())
+
+    @property
+    def digits(self) -> int:
+        """The decimals to print: 2 for percentages, 1 for scores in the hundreds, 4 for losses."""
+        largest = max(abs(cell.mean) for cell in self.cells.values())
+        return 1 if largest >= 150 else 2 if largest >= 2 else 4
 
 
 @dataclass(frozen=True)
@@ -110,6 +130,11 @@ class Pooled:
     interquartile: dict[str, tuple[float, float, float]]
     scores: dict[str, list[list[float]]]
 
+    @property
+    def digits(self) -> int:
+        """The decimals to print."""
+        return 4 if max(verdict.margin for verdict in self.verdicts.values()) < 0.5 else 2
+
 
 @dataclass(frozen=True)
 class Report:
@@ -119,9 +144,8 @@ class Report:
     notes: list[str]
     pooled: list[Pooled] = field(default_factory=list)
 
-    def _repr_html_(self) -> str:
-        shown: str = import_module(f"{__package__}.tables").notebook(self)  # tables imports this module
-        return shown
+    def _repr_markdown_(self) -> str:
+        return str(import_module(f"{__package__}.tables").markdown(self))  # tables imports this module
 
 
 def summarise(
@@ -152,7 +176,8 @@ def summarise(
     rows = _row_names(done)
     if baseline is not None:
         baseline = _resolve_baseline(baseline, rows, done)
-    columns, notes = [], list(_notes(runs, done))
+    columns: list[Column] = []
+    notes = list(_notes(runs, done))
     datasets: dict[tuple[str, str], list[Run]] = defaultdict(list)
     for run in done:
         datasets[run.arguments["domain"], run.arguments["dataset"]].append(run)
@@ -164,9 +189,11 @@ def summarise(
             for metric in metrics or [min(members[0].record["result"], key=lambda name: name == LOSS)]:
                 prefix = [name + setting] * (len(datasets) > 1 or len(metrics) < 2 or bool(setting))
                 title = " ".join(prefix + [metric] * (len(metrics) > 1))
-                if column := _column(members, rows, name, metric, title, baseline, lower, margin):
-                    columns.append(replace(column, setting=setting))
-                notes += _missing_numbers(members, rows, name, metric)
+                columns += _columns(members, rows, (name, metric, setting, title), baseline, lower, margin)
+                missing = [rows[run.path] for run in members if math.isnan((run.result or {}).get(metric, 0.0))]
+                if missing:
+                    named = listed(f"{row} ({plural(count, 'run')})" for row, count in Counter(missing).items())
+                    notes.append(f"{name}: no {metric} could be computed for {named}: left out of all means.")
     if not all(column.tested for column in columns):
         notes.append(f"Means only: {statistics.MISSING}.")
     return Report(columns, notes, list(_pooled(columns)))
@@ -181,13 +208,13 @@ def _settings(runs: Sequence[Run]) -> Iterator[tuple[str, list[Run]]]:
     members: dict[str, list[Run]] = defaultdict(list)
     for run in sorted(runs, key=_may_differ_in):
         settings = {key: value for key, value in run.arguments.items() if key not in IDENTIFYING}
-        keys = [
+        free = {*_may_differ_in(run)}
+        alike = (
             key
             for key, part in parts.items()
-            if (free := _may_differ_in(run))
-            and all(part.get(k) == settings.get(k) for k in {*part, *settings} - {*free})
-        ] or [json.dumps(settings, sort_keys=True)]
-        for key in keys:
+            if free and all(part.get(k) == settings.get(k) for k in {*part, *settings} - free)
+        )
+        for key in [*alike] or [json.dumps(settings, sort_keys=True)]:
             parts.setdefault(key, settings)
             members[key].append(run)
     differing = {k for part in parts.values() for k in part if len({json.dumps(p.get(k)) for p in parts.values()}) > 1}
@@ -210,7 +237,7 @@ def _pooled(columns: Sequence[Column]) -> Iterator[Pooled]:
     """Yield the verdicts over the data sets of each domain that share a metric and a baseline's name."""
     groups: dict[tuple[str, str, str], list[Column]] = defaultdict(list)
     for column in columns:
-        if column.baseline is not None and column.tested:
+        if column.baseline is not None and statistics.available():
             groups[column.domain, column.metric, column.baseline].append(column)
     for (domain, metric, baseline), members in groups.items():
         if len({column.dataset for column in members}) < len(members):
@@ -234,24 +261,23 @@ def _row_names(runs: Iterable[Run]) -> dict[Path, str]:
 
     Other settings in which they differ give them other columns.
     """
-    arguments: dict[str, dict[str, list[dict[str, Any]]]] = defaultdict(lambda: defaultdict(list))
+    seen: dict[tuple[str, str, str], set[str]] = defaultdict(set)  # values by row name, argument and table
     for run in runs:
         table = {key: value for key, value in run.arguments.items() if key not in (*OBJECTIVE, "seed")}
-        arguments[run.name][json.dumps(table, sort_keys=True)].append(_other_arguments(run))
-    differing: dict[str, list[str]] = {}
-    for name, datasets in arguments.items():
-        keys = sorted({key for members in datasets.values() for others in members for key in others})
-        values = {key: [{json.dumps(o.get(key)) for o in members} for members in datasets.values()] for key in keys}
-        differing[name] = [key for key in keys if any(len(different) > 1 for different in values[key])]
+        for key, value in _other_arguments(run):
+            seen[run.name, key, json.dumps(table, sort_keys=True)].add(json.dumps(value))
+    differing = {(name, key) for (name, key, _), values in seen.items() if len(values) > 1}
     return {
-        run.path: run.name + "".join(f", {key}={_other_arguments(run).get(key)}" for key in differing[run.name])
+        run.path: run.name
+        + "".join(f", {key}={value}" for key, value in _other_arguments(run) if (run.name, key) in differing)
         for run in runs
     }
 
 
-def _other_arguments(run: Run) -> dict[str, Any]:
-    others = {key: run.arguments[key] for key in OBJECTIVE[2:] if key in run.arguments}
-    return others | ({"objective": run.arguments["objective"]} if run.arguments.get("label") else {})
+def _other_arguments(run: Run) -> list[tuple[str, Any]]:
+    """Return the arguments of a run's objective that its name does not say."""
+    spec = run.arguments["objective"] if run.arguments.get("label") else None
+    return sorted({"objective": spec, **{key: run.arguments.get(key) for key in OBJECTIVE[2:]}}.items())
 
 
 def _resolve_baseline(baseline: str, rows: dict[Path, str], runs: Iterable[Run]) -> str:
@@ -271,71 +297,66 @@ def _resolve_baseline(baseline: str, rows: dict[Path, str], runs: Iterable[Run])
     return matches.pop()
 
 
-def _column(
-    members: list[Run],
+def _columns(
+    members: Sequence[Run],
     rows: dict[Path, str],
-    name: str,
-    metric: str,
-    title: str,
+    heading: tuple[str, str, str, str],
     baseline: str | None,
     lower: bool,
     margin: float | None,
-) -> Column | None:
-    """Return the column of the runs on one data set, or None if none of them has the metric."""
-    values: dict[str, dict[int, float]] = defaultdict(dict)
-    runs: dict[str, list[Run]] = defaultdict(list)
+) -> Iterator[Column]:
+    """Yield the column of the runs on one data set, if any of them has the metric.
+
+    ``heading`` is the column's data set, metric, setting and title.
+    """
+    dataset, metric, setting, title = heading
+    domain = members[0].arguments["domain"]
+    runs: dict[str, dict[int, Run]] = defaultdict(dict)  # by row and seed
     for run in members:
-        value = (run.result or {}).get(metric, math.nan)
-        if math.isnan(value):
-            continue
-        row, seed = rows[run.path], run.arguments["seed"]
-        if seed in values[row] and is_check(run):
-            continue  # stored once per length of training
-        if seed in values[row]:
-            twin = next(other for other in runs[row] if other.arguments["seed"] == seed)
-            raise ValueError(f"{run.path} and {twin.path} are the same run: name one of the folders only.")
-        values[row][seed] = value
-        runs[row].append(run)
+        if not math.isnan((run.result or {}).get(metric, math.nan)):
+            twin = runs[rows[run.path]].setdefault(run.arguments["seed"], run)
+            if twin is not run and not is_check(run):  # these are stored once per length of training
+                raise ValueError(f"{run.path} and {twin.path} are the same run: name one of the folders only.")
+    values = {row: {seed: run.record["result"][metric] for seed, run in own.items()} for row, own in runs.items()}
     if not values:
-        return None
-    domain, dataset = members[0].arguments["domain"], members[0].arguments["dataset"]
+        return
+    first = {row: next(iter(own.values())) for row, own in runs.items()}
     comparable = metric != LOSS or lower
     if baseline is None and len(values) > 1:
-        own = [row for row in values if runs[row][0].arguments["objective"] == HOST]
-        likely = own or [row for row in values if _is_infonce(runs[row][0])]
+        own = [row for row, run in first.items() if run.arguments["objective"] == HOST]
+        likely = own or [row for row, run in first.items() if _is_infonce(run)]
         baseline = likely[0] if len(likely) == 1 else None
     if baseline not in values or not comparable:
         baseline = None
-    tested = statistics.available() or len(values) == 1 or not comparable
-    trained = [row for row in values if not is_check(runs[row][0])]
+    trained = {row: seeds for row, seeds in values.items() if not is_check(first[row])}
     names = sorted(values, key=lambda row: (row in trained, row != baseline, row))
-    means = {row: fmean(values[row].values()) for row in names}
     if margin is None:
-        margin = _margin(max(means.values()))
-    compared = [] if baseline is None else [row for row in names if row in trained and row != baseline]
-    differences = _differences(values, baseline, compared, margin, tested)
-    checked = [row for row in names if row not in (*trained, baseline)]
-    checks = {row: _differences(values, row if comparable else None, trained, margin, tested) for row in checked}
-    best = _best({row: values[row] for row in trained}, lower) if trained and comparable and tested else None
-    majority = _majority(members, metric)
+        margin = _margin(max(fmean(seeds.values()) for seeds in values.values()))
+
+    def against(row: str) -> dict[str, Verdict]:
+        others = {other: trained[other] for other in names if other in trained and other != row}
+        return statistics.compare(values[row], others, margin, test=statistics.available())
+
+    differences = against(baseline) if baseline is not None else {}
+    best = (min if lower else max)(trained, key=lambda row: fmean(trained[row].values()), default="")
+    others = against(best).values() if comparable and trained else []
+    separated = 0 < len(others) == len(trained) - 1 and all(verdict.different for verdict in others)
     cells = {}
     for row in names:
-        numbers, arguments = list(values[row].values()), runs[row][0].arguments
-        paper = paper_number(
-            domain, dataset, arguments["objective"] or runs[row][0].name, metric, arguments, same_setup=True
-        )
-        sd = stdev(numbers) if len(numbers) > 1 else math.nan
-        cells[row] = Cell(values[row], means[row], sd, differences.get(row), row == best, paper)
-    none_above = majority is not None and tested and _none_above(values, trained, majority)
-    return Column(
-        domain, name, metric, title, baseline, cells, dict(runs), margin, lower, tested, checks, majority, none_above
-    )
+        arguments = first[row].arguments
+        spec = arguments["objective"] or first[row].name
+        paper = paper_number(domain, arguments["dataset"], spec, metric, arguments, same_setup=True)
+        check = None if row in trained or row == baseline else against(row) if comparable else {}
+        best_one = row == best and separated
+        cells[row] = Cell(list(runs[row].values()), values[row], differences.get(row), check, best_one, paper)
+    majority = _majority(members, metric)
+    above_none = majority is not None and _none_above(trained, majority)
+    yield Column(domain, dataset, metric, setting, title, baseline, lower, margin, majority, above_none, cells)
 
 
 def _margin(largest: float) -> float:
     """Return half a point of a hundred of the scale: 1, 100, 1000, ... as the largest mean allows."""
-    scales = (10.0**power for power in itertools.count(2))
-    return 0.005 * (1.0 if largest <= 1 else next(scale for scale in scales if largest <= scale))
+    return 0.005 * (1.0 if largest <= 1 else 10.0 ** max(2, math.ceil(math.log10(largest))))
 
 
 def _majority(members: Sequence[Run], metric: str) -> float | None:
@@ -345,11 +366,10 @@ def _majority(members: Sequence[Run], metric: str) -> float | None:
     return fmean(shares) if shares else None
 
 
-def _none_above(values: dict[str, dict[int, float]], trained: Sequence[str], majority: float) -> bool:
+def _none_above(rows: dict[str, dict[int, float]], majority: float) -> bool:
     """Return whether rows with enough seeds were tested, and none was found above the share of the largest class."""
-    rows = {row: values[row] for row in trained}
-    verdicts = compare(dict.fromkeys((seed for seeds in rows.values() for seed in seeds), majority), rows).values()
-    tested = [verdict for verdict in verdicts if verdict.pairs >= statistics.FEWEST]
+    base = dict.fromkeys((seed for seeds in rows.values() for seed in seeds), majority)
+    tested = [v for v in statistics.compare(base, rows, test=statistics.available()).values() if v.tested]
     return bool(tested) and not any(verdict.different and verdict.difference > 0 for verdict in tested)
 
 
@@ -358,58 +378,24 @@ def _is_infonce(run: Run) -> bool:
     return spec.partition(":")[0] == "infonce" and " + " not in spec and not run.arguments.get("ids")
 
 
-def _differences(
-    values: dict[str, dict[int, float]], baseline: str | None, rows: Sequence[str], margin: float, tested: bool
-) -> dict[str, Verdict]:
-    """Return the verdict on each row that shares a seed with the baseline."""
-    if baseline is None:
-        return {}
-    base, others = values[baseline], {row: values[row] for row in rows}
-    if tested:
-        return compare(base, others, margin)
-    gaps = {row: [x - base[seed] for seed, x in seeds.items() if seed in base] for row, seeds in others.items()}
-    nan = math.nan
-    return {
-        row: Verdict("cannot tell", fmean(x), nan, nan, nan, nan, nan, margin, nan, len(x), nan)
-        for row, x in gaps.items()
-        if x
-    }
-
-
-def _best(values: dict[str, dict[int, float]], lower: bool) -> str | None:
-    """Return the row that is different from every other one, if there is one."""
-    first = (min if lower else max)(values, key=lambda row: fmean(values[row].values()))
-    others = {row: seeds for row, seeds in values.items() if row != first}
-    verdicts = compare(values[first], others)
-    return first if others and len(verdicts) == len(others) and all(v.different for v in verdicts.values()) else None
-
-
 def _notes(runs: Sequence[Run], done: Sequence[Run]) -> Iterator[str]:
     if tuned := sum(run.tuning for run in runs):
         yield f"{tuned} of {len(runs)} runs are of counterpoint tune, {TUNED}."
-    if states := [run.record["status"] for run in runs if not run.done and not run.tuning]:
-        counts = ", ".join(f"{states.count(state)} {state}" for state in sorted(set(states)))
-        yield f"{len(states)} of {len(runs)} runs are left out: {counts}."
+    if states := Counter(run.record["status"] for run in runs if not run.done and not run.tuning):
+        counts = ", ".join(f"{count} {state}" for state, count in sorted(states.items()))
+        yield f"{states.total()} of {len(runs)} runs are left out: {counts}."
     for name in ("counterpoint", "torch"):
         versions = sorted({run.record.get("versions", {}).get(name, "?") for run in done})
         if len(versions) > 1:
-            yield f"Runs of several versions of {name}: {', '.join(versions)}."
-
-
-def _missing_numbers(members: Sequence[Run], rows: dict[Path, str], dataset: str, metric: str) -> Iterator[str]:
-    """Yield a note if runs have no number for the metric, so that no mean includes them."""
-    missing = [rows[run.path] for run in members if math.isnan((run.result or {}).get(metric, 0.0))]
-    if missing:
-        named = ", ".join(f"{row} ({plural(missing.count(row), 'run')})" for row in dict.fromkeys(missing))
-        yield f"{dataset}: no {metric} could be computed for {named}: left out of all means."
-
-
-def digits(column: Column) -> int:
-    """Return the decimals to print: 2 for percentages, 1 for scores in the hundreds, 4 for losses."""
-    largest = max(abs(cell.mean) for cell in column.cells.values())
-    return 1 if largest >= 150 else 2 if largest >= 2 else 4
+            yield f"Runs of several versions of {name}: {listed(versions)}."
 
 
 def plural(count: int, noun: str) -> str:
     """Return a count with its noun."""
     return f"{count} {noun}{'s' * (count != 1)}"
+
+
+def listed(names: Iterable[str]) -> str:
+    """Return the first names of a list, and how many more there are."""
+    names = list(names)
+    return ", ".join(names[:MOST]) + f" and {len(names) - MOST} more" * (len(names) > MOST)

@@ -6,19 +6,17 @@ import csv
 import io
 import math
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, fields
-from html import escape
 from itertools import groupby
 from textwrap import wrap
 from typing import Any, NamedTuple
 
-from counterpoint import html
 from counterpoint.names import visible
 
 from ..store.files import finite
 from .statistics import ALPHA, Verdict
-from .summary import Cell, Column, Report, digits
+from .summary import Cell, Column, Pooled, Report
 from .words import overview_reading, pooled_reading, reading, with_interval
 
 TITLE = "counterpoint report"
@@ -34,119 +32,125 @@ LEGEND = (
     "train nothing are compared with all trained rows, in families of their own. {} marks a row that is different from "
     "every other trained one."
 )
-VERDICT = tuple(field.name for field in fields(Verdict))
-DIFFERENCE = "minus baseline [95%, corrected]"
-
-
-def _mean(column: Column, cell: Cell) -> str:
-    places = digits(column)
-    spread = "" if math.isnan(cell.sd) else f" ± {cell.sd:.{places}f}"
-    return f"{cell.mean:.{places}f}{spread} ({len(cell.values)})"
-
-
-def _difference(column: Column, row: str) -> list[str]:
-    """Return the difference with its interval, the verdict, and the corrected p-value."""
-    places, verdict = digits(column), column.compared.get(row)
-    if (compared := column.checks.get(row)) and column.tested:
-        tested = [v for v in compared.values() if not math.isnan(v.p)]
-        better = sum(v.different and (v.difference < 0) == column.lower for v in tested)
-        return ["", f"beaten by {better} of {len(tested)} trained rows" if tested else "", ""]
-    if verdict is None:
-        return ["", "", ""]
-    difference = with_interval(verdict.difference, verdict.low, verdict.high, places)
-    if math.isnan(verdict.p):
-        return [difference, "", ""]
-    kind = f"{verdict.kind}, within the margin" if verdict.different and verdict.within else verdict.kind
-    return [
-        difference,
-        f"{kind} ({verdict.detectable:.{places}f})",
-        f"{verdict.corrected:.2g}",
-    ]
+DIFFERENCE = ["minus baseline [95%, corrected]", "verdict (detectable)", "p, corrected"]
 
 
 class Table(NamedTuple):
-    """A table as text: names of rows, header, a line per row, ``(line, cell)`` of the best, a sentence below."""
+    """A table as text: names of rows, header, a line per row, a sentence below.
+
+    ``column`` is what it shows, None of an overview of several.
+    """
 
     title: str
     names: list[str]
     head: list[str]
     body: list[list[str]]
-    best: list[tuple[int, int]]
-    below: str
-    columns: list[Column]
+    below: str = ""
+    column: Column | None = None
 
 
-def tables(report: Report) -> Iterator[Table]:
-    """Yield a table for each column; before the columns of a group, where there are several, an overview of them."""
-    for title, columns in _groups(report):
+def tables(report: Report, best: str) -> Iterator[Table]:
+    """Yield a table for each column; before those of a domain, or of domains with one each, an overview of them.
+
+    ``best`` formats the mean of a row that is the best.
+    """
+    groups = [(name, list(columns)) for name, columns in groupby(report.columns, key=lambda column: column.domain)]
+    if len(groups) > 1 and len(groups) == len(report.columns):
+        groups = [("all domains", report.columns)]
+    for title, columns in groups:
         if len(columns) > 1:
-            yield _overview(title, columns)
-        yield from map(_table, columns)
+            yield _overview(title, columns, [pooled for pooled in report.pooled if pooled.domain == title], best)
+        yield from (_table(column, best) for column in columns)
 
 
-def _groups(report: Report) -> Iterator[tuple[str, list[Column]]]:
-    """Yield the columns of each domain, or all together if each domain has one."""
-    domains = [(name, list(columns)) for name, columns in groupby(report.columns, key=lambda column: column.domain)]
-    if len(domains) > 1 and len(domains) == len(report.columns):
-        domains = [("all domains", list(report.columns))]
-    yield from domains
-
-
-def _overview(title: str, columns: list[Column]) -> Table:
+def _overview(title: str, columns: Sequence[Column], pooled: Iterable[Pooled], best: str) -> Table:
     several = len({column.domain for column in columns}) > 1
     head = ["mean ± sd over seeds (their number)"]
     head += [_heading(column) if several else column.title for column in columns]
-    names = list(dict.fromkeys(row for column in columns for row in column.cells))
-    cells = [[column.cells.get(row) for column in columns] for row in names]
-    body = [
-        [row, *(_mean(column, cell) if cell else "" for column, cell in zip(columns, line, strict=True))]
-        for row, line in zip(names, cells, strict=True)
-    ]
-    best = [(i, j) for i, line in enumerate(cells) for j, cell in enumerate(line, 1) if cell and cell.best]
-    return Table(title, names, head, body, best, overview_reading(columns), columns)
+    body = {row: [row] for column in columns for row in column.cells}
+    for row, line in body.items():
+        line += [_mean(column, column.cells[row], best) if row in column.cells else "" for column in columns]
+    for one in pooled:
+        for name, texts in pooled_numbers(one).items():
+            head.append(name)
+            for row, line in body.items():
+                line.append(texts.get(row, ""))
+    return Table(title, list(body), head, list(body.values()), overview_reading(columns))
 
 
-def _table(column: Column) -> Table:
+def pooled_numbers(pooled: Pooled) -> dict[str, dict[str, str]]:
+    """Return the numbers of several data sets together: under the head of a column, the text of each row."""
+    differences = {row: with_interval(v.difference, v.low, v.high, pooled.digits) for row, v in pooled.verdicts.items()}
+    means = {row: f"{mean:.3g} [{low:.3g}, {high:.3g}]" for row, (mean, low, high) in pooled.interquartile.items()}
+    columns = {
+        f"{pooled.metric}, {DIFFERENCE[0]}, random effects": differences,
+        f"{pooled.metric}, interquartile mean [95%]": means,
+    }
+    return {head: texts for head, texts in columns.items() if texts}
+
+
+def _table(column: Column, best: str) -> Table:
     compared = bool(column.compared) or any(column.checks.values())
     papers = any(cell.paper for cell in column.cells.values())
-    head = [
-        "",
-        "mean ± sd (seeds)",
-        *[DIFFERENCE, "verdict (detectable)", "p, corrected"] * compared,
-        *["paper"] * papers,
-    ]
+    head = ["", "mean ± sd (seeds)", *DIFFERENCE * compared, *["paper"] * papers]
     body = []
     for row, cell in column.cells.items():
-        line = [row + " (baseline)" * (row == column.baseline), _mean(column, cell)]
-        line += _difference(column, row) if compared else []
-        line += [f"{cell.paper.printed} ({cell.paper.source})" if cell.paper else ""] if papers else []
+        line = [row + " (baseline)" * (row == column.baseline), _mean(column, cell, best)]
+        line += _difference(column, cell) if compared else []
+        line += [f"{cell.paper.printed} ({cell.paper.source})" if cell.paper else ""] * papers
         body.append(line)
-    best = [(i, 1) for i, cell in enumerate(column.cells.values()) if cell.best]
-    return Table(_heading(column), list(column.cells), head, body, best, "", [column])
+    return Table(_heading(column), list(column.cells), head, body, column=column)
 
 
 def _heading(column: Column) -> str:
     return f"{column.domain}: {column.title}" + f", {column.metric}" * (column.metric not in column.title)
 
 
+def _mean(column: Column, cell: Cell, best: str) -> str:
+    spread = "" if math.isnan(cell.sd) else f" ± {cell.sd:.{column.digits}f}"
+    text = f"{cell.mean:.{column.digits}f}{spread} ({len(cell.values)})"
+    return best.format(text) if cell.best else text
+
+
+def _difference(column: Column, cell: Cell) -> list[str]:
+    """Return the difference with its interval, the verdict, and the corrected p-value."""
+    if cell.check and column.tested:
+        tested = [v for v in cell.check.values() if v.tested]
+        better = sum(v.different and (v.difference < 0) == column.lower for v in tested)
+        return ["", f"beaten by {better} of {len(tested)} trained rows" if tested else "", ""]
+    if (verdict := cell.difference) is None:
+        return ["", "", ""]
+    difference = with_interval(verdict.difference, verdict.low, verdict.high, column.digits)
+    if not verdict.tested:
+        return [difference, "", ""]
+    kind = verdict.kind + ", within the margin" * (verdict.different and verdict.within)
+    return [difference, f"{kind} ({verdict.detectable:.{column.digits}f})", f"{verdict.corrected:.2g}"]
+
+
 def opening(report: Report) -> list[str]:
-    """Return the sentences with which a report opens: one for each column, then what data sets say together."""
+    """Return the sentences with which a report opens, one for each column."""
     several = len({column.domain for column in report.columns}) > 1
-    start = [f"{column.domain}: " * several for column in report.columns]
-    return [*map(str.__add__, start, map(reading, report.columns)), *map(pooled_reading, report.pooled)]
+    return [f"{column.domain}: " * several + reading(column) for column in report.columns]
+
+
+def together(report: Report) -> list[str]:
+    """Return the sentences on several data sets together."""
+    return [pooled_reading(pooled) for pooled in report.pooled if pooled.verdicts]
+
+
+# ---- formats -----------------------------------------------------------------------------------
 
 
 def terminal(report: Report) -> str:
     """Return the report as plain text."""
-    lines = [line for sentence in opening(report) for line in (*wrap(sentence, WIDTH), "")]
-    for title, _, head, body, best, below, columns in tables(report):
-        rows = [head, *body]
-        shown = [[cell + " *" * ((i - 1, j) in best) for j, cell in enumerate(row)] for i, row in enumerate(rows)]
-        widths = [max(len(row[j]) for row in shown) for j in range(len(shown[0]))]
-        lines.append(f"== {title} ==")
-        for block in _blocks(widths) if len(columns) > 1 else [range(len(widths))]:
-            lines += ["  ".join(row[j].ljust(widths[j]) for j in block).rstrip() for row in shown]
-        lines += ["", below, ""] if below else [""]
+    lines = [line for sentence in (*opening(report), *together(report)) for line in (*wrap(sentence, WIDTH), "")]
+    for table in tables(report, "{} *"):
+        rows = [table.head, *table.body]
+        widths = [max(map(len, cells)) for cells in zip(*rows, strict=True)]
+        lines.append(f"== {table.title} ==")
+        for block in _blocks(widths) if table.column is None else [range(len(widths))]:
+            lines += ["  ".join(row[j].ljust(widths[j]) for j in block).rstrip() for row in rows]
+        lines += ["", table.below, ""] if table.below else [""]
     return "\n".join(map(visible, [*lines, *report.notes, *wrap(LEGEND.format("*"), WIDTH)]))
 
 
@@ -162,16 +166,11 @@ def _blocks(widths: Sequence[int]) -> list[list[int]]:
 
 def markdown(report: Report) -> str:
     """Return the report as Markdown."""
-    lines = [line for sentence in opening(report) for line in (in_markdown(sentence), "")]
-    for title, _, head, body, best, below, _ in tables(report):
-        rows = [head, *body]
-        shown = [
-            [f"**{cell}**" if (i - 1, j) in best else in_markdown(cell) for j, cell in enumerate(row)]
-            for i, row in enumerate(rows)
-        ]
-        lines += [f"### {in_markdown(title)}", ""]
-        lines += [f"| {' | '.join(row)} |" for row in [shown[0], ["---"] * len(rows[0]), *shown[1:]]]
-        lines += ["", in_markdown(below), ""] if below else [""]
+    lines = [line for sentence in (*opening(report), *together(report)) for line in (in_markdown(sentence), "")]
+    for table in tables(report, "**{}**"):
+        rows = [map(in_markdown, table.head), ["---"] * len(table.head), *(map(in_markdown, row) for row in table.body)]
+        lines += [f"### {in_markdown(table.title)}", "", *(f"| {' | '.join(row)} |" for row in rows)]
+        lines += ["", in_markdown(table.below), ""] if table.below else [""]
     return "\n".join([*lines, *(in_markdown(note) + "\n" for note in report.notes), LEGEND.format("Bold")])
 
 
@@ -180,33 +179,23 @@ def in_markdown(text: str) -> str:
     return re.sub(r"[\\|`$\[<&]", lambda found: ENTITIES.get(found[0], "\\" + found[0]), visible(text))
 
 
-def notebook(report: Report) -> str:
-    """Return the report as notebooks show it; a star marks the best rows."""
-    parts = [f"<p>{escape(sentence)}</p>" for sentence in opening(report)]
-    for title, _, head, body, best, below, _ in tables(report):
-        rows = [[cell + " ★" * ((i, j) in best) for j, cell in enumerate(row)] for i, row in enumerate(body)]
-        parts.append(html.table(head, rows, title, below))
-    parts += [f"<p>{escape(note)}</p>" for note in [*report.notes, LEGEND.format("★")]]
-    return "".join(parts)
-
-
 def plain(report: Report) -> dict[str, Any]:
     """Return the report as plain JSON."""
     columns = []
     for column in report.columns:
         rows = []
         for row, cell in column.cells.items():
-            numbers: dict[str, Any] = {"row": row, "objective": column.runs[row][0].arguments["objective"]}
+            numbers: dict[str, Any] = {"row": row, "objective": cell.runs[0].arguments["objective"]}
             numbers |= {"n": len(cell.values), "mean": cell.mean, "sd": cell.sd, "best": cell.best}
             numbers["values"] = {str(seed): value for seed, value in sorted(cell.values.items())}
             numbers["difference"] = cell.difference and asdict(cell.difference)
-            if row in column.checks:
-                numbers["trained_minus_this"] = {other: asdict(v) for other, v in column.checks[row].items()}
+            if cell.check is not None:
+                numbers["trained_minus_this"] = {other: asdict(v) for other, v in cell.check.items()}
             paper = cell.paper and {**asdict(cell.paper), "value": cell.paper.value, "spread": cell.paper.spread}
             rows.append({**numbers, "paper": paper})
-        head = {key: x for key, x in vars(column).items() if key not in ("cells", "runs", "checks", "tested")}
+        head = {key: value for key, value in vars(column).items() if key != "cells"}
         columns.append({**head, "reading": reading(column), "rows": rows})
-    pooled = [{**asdict(one), "reading": pooled_reading(one)} for one in report.pooled]
+    pooled = [{**asdict(one), "reading": pooled_reading(one) if one.verdicts else ""} for one in report.pooled]
     data: dict[str, Any] = finite({"columns": columns, "pooled": pooled, "notes": report.notes, "alpha": ALPHA})
     return data
 
@@ -214,17 +203,18 @@ def plain(report: Report) -> dict[str, Any]:
 def as_csv(report: Report) -> str:
     """Return the report as CSV, a line per row of each column."""
     out = io.StringIO()
-    writer = csv.writer(out, lineterminator="\n")
+    verdict = [field.name for field in fields(Verdict)]
+    renamed = {"corrected": "p_corrected", "sd": "sd_difference"}
     head = ["domain", "dataset", "metric", "row", "n", "mean", "sd", "best", "baseline"]
-    head += [{"corrected": "p_corrected", "sd": "sd_difference"}.get(name, name) for name in VERDICT]
-    writer.writerow([*head, "paper", "paper_spread", "paper_source"])
+    head += [*(renamed.get(name, name) for name in verdict), "paper", "paper_spread", "paper_source"]
+    writer = csv.writer(out, lineterminator="\n")
+    writer.writerow(head)
     for column in report.columns:
         for row, cell in column.cells.items():
             line = [column.domain, column.dataset, column.metric, row, len(cell.values), cell.mean, cell.sd]
-            line += [int(cell.best), column.baseline]
-            line += [getattr(cell.difference, name, "") for name in VERDICT]
+            line += [int(cell.best), column.baseline, *(getattr(cell.difference, name, "") for name in verdict)]
             line += [cell.paper.value, cell.paper.spread, cell.paper.source] if cell.paper else [""] * 3
-            writer.writerow([_csv_cell(x) for x in line])
+            writer.writerow(map(_csv_cell, line))
     return out.getvalue().rstrip("\n")
 
 

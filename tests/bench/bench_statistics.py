@@ -58,12 +58,12 @@ def simulate(noise: str, rows: int, seeds: int, repetitions: int, seed: int) -> 
         return judge(x.mean(-1), x.std(-1, ddof=1), seeds, margin)
 
     half = np.arange(rows) < rows // 2
-    found["error"] = judged(np.zeros(rows)).different.any(-1).mean()
-    found["error beside others"] = judged(50.0 * half).different[:, ~half].any(-1).mean()
+    found["error"] = (judged(np.zeros(rows)).kind == "different").any(-1).mean()
+    found["error beside others"] = (judged(50.0 * half).kind == "different")[:, ~half].any(-1).mean()
     for effect in (2.0, 4.0):
-        found[f"power {effect:g}"] = judged(np.full(rows, effect)).different.mean()
+        found[f"power {effect:g}"] = (judged(np.full(rows, effect)).kind == "different").mean()
     margin = effect_size(seeds, rows)
-    found["false ="] = judged(np.full(rows, margin), margin).equivalent.any(-1).mean()
+    found["false ="] = (judged(np.full(rows, margin), margin).kind == "equivalent").any(-1).mean()
     effects = np.linspace(0, 2 * margin, rows)
     some = judged(effects)
     covered = (some.low <= effects) & (effects <= some.high)

@@ -12,12 +12,11 @@ from counterpoint.integrations.advise.training import (
     Networks,
     draw,
     knn_accuracy,
-    masked,
-    one_way,
     train,
 )
 
 SEEDS = (0, 1, 2)
+ONE_WAY = {"pairing": "one_way"}
 
 
 def batches_of(seeds, count=2, steps=4, negatives=False):
@@ -27,24 +26,12 @@ def batches_of(seeds, count=2, steps=4, negatives=False):
     return Batches(rows, samples, (samples.unsqueeze(-1) * 3 + 7 + torch.arange(2)) % 60 if negatives else None)
 
 
-def trained(spec, seeds, compute=one_way, constants=None, options=None, **how):
+def trained(spec, seeds, constants=None, options=None, call=ONE_WAY, **how):
     torch.manual_seed(5)
     table = torch.randn(60, 8)
-    networks = Networks(lambda: MLP(8, 6, 5), seeds)
-    losses = train(
-        networks,
-        cp.objective(spec),
-        table,
-        batches_of(seeds, **how),
-        compute=compute,
-        constants=constants,
-        options=options,
-    )
+    networks, batches = Networks(lambda: MLP(8, 6, 5), seeds), batches_of(seeds, **how)
+    losses = train(networks, cp.objective(spec), table, batches, call=call, constants=constants, options=options)
     return losses, networks.features(table)
-
-
-def every_view(objective, views, **options):
-    return objective(*views, **options)
 
 
 @pytest.mark.parametrize(
@@ -59,8 +46,8 @@ def every_view(objective, views, **options):
     ],
 )
 def test_seeds_together_are_a_loop_over_seeds(spec, count):
-    together = trained(spec, SEEDS, every_view, count=count)
-    alone = [trained(spec, [seed], every_view, count=count) for seed in SEEDS]
+    together = trained(spec, SEEDS, call={}, count=count)
+    alone = [trained(spec, [seed], call={}, count=count) for seed in SEEDS]
     for value, parts in zip(together, zip(*alone, strict=True), strict=True):
         axis = 1 if value.dim() == 2 else 0
         torch.testing.assert_close(value, torch.cat(parts, axis), rtol=1e-4, atol=1e-5)
@@ -88,14 +75,18 @@ def test_ids_of_each_seed():
         assert bool(known[0, seed] < plain[0, seed] - 1e-4) == repeated
 
 
-def test_hard_negatives_and_a_mask():
-    everything = ~torch.eye(6, 18, dtype=torch.bool).expand(3, -1, -1)
-    in_batch = everything & (torch.arange(18) < 6)
-    hard, _ = trained("infonce:t=0.2", SEEDS, masked, options=lambda step: {"keep": everything}, negatives=True)
-    without, _ = trained("infonce:t=0.2", SEEDS, masked, options=lambda step: {"keep": in_batch}, negatives=True)
+def test_hard_negatives_and_their_ids():
+    ids, other = torch.arange(20), torch.full((3, 6, 2), -1)
+    of_batch = batches_of(SEEDS).samples
+    same = lambda step: {"ids": 0 * of_batch[step], "of_hard": {"ids": other}}  # noqa: E731  of the batch, none is left
+    known = lambda step: {"ids": ids[of_batch[step]], "of_hard": {"ids": other}}  # noqa: E731
+    hard, _ = trained("infonce:t=0.2", SEEDS, negatives=True)
+    again, _ = trained("infonce:t=0.2", SEEDS, options=known, negatives=True)
+    fewer, _ = trained("infonce:t=0.2", SEEDS, options=same, negatives=True)
     plain, _ = trained("infonce:t=0.2", SEEDS)
-    torch.testing.assert_close(without, plain, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(again, hard, rtol=1e-4, atol=1e-5)
     assert bool((hard[0] > plain[0] + 0.1).all())
+    assert bool((hard[0] > fewer[0] + 0.1).all())
 
 
 def test_batches_repeat_no_sample_within_an_epoch():

@@ -17,8 +17,9 @@ pytest.importorskip("huggingface_hub")
 
 from counterpoint.integrations import store
 from counterpoint.integrations.command.main import main
-from counterpoint.integrations.hub import card, export
+from counterpoint.integrations.hub import export, folder
 from counterpoint.integrations.image import published, training
+from counterpoint.integrations.report.statistics import mean_interval
 
 SMALL = {"backbone": "conv4", "batch": 32, "subset": 64, "probe": ["knn"], "width": 16, "epochs": 1}
 
@@ -85,12 +86,13 @@ def test_the_folder_that_is_pushed_loads_as_the_trained_encoder(run, tmp_path, c
 
 
 def test_an_interval_over_seeds_is_students(run):
-    runs = card.seeds_of(run)
+    runs = folder.seeds_of(run)
     assert [one.arguments["seed"] for one in runs] == [0, 1]
     pytest.importorskip("scipy")
     # t(0.975, 1) = 12.706, of 1 and 3: 2 +- 12.706 * sqrt(2) / sqrt(2)
-    assert card._interval([1.0, 3.0]) == "-10.71 to 14.71"
-    assert card._interval([1.0]) == ""
+    assert mean_interval([1.0, 3.0]) == pytest.approx((-10.706, 14.706), abs=1e-3)
+    (row,) = folder.results(runs[:1], runs[0])
+    assert row[3:] == ["", "1"]
 
 
 def test_paths_of_the_machine_do_not_get_published():
@@ -100,8 +102,8 @@ def test_paths_of_the_machine_do_not_get_published():
         "c": 1,
     }
     line = "counterpoint train sentence --data y.txt --root 'sts'"
-    assert card.without_folders(value) == {"a": "wiki.txt", "b": [line], "c": 1}
-    assert card.without_folders("owner/name, 1/2, https://a.b/c/d") == "owner/name, 1/2, https://a.b/c/d"
+    assert folder.without_folders(value) == {"a": "wiki.txt", "b": [line], "c": 1}
+    assert folder.without_folders("owner/name, 1/2, https://a.b/c/d") == "owner/name, 1/2, https://a.b/c/d"
 
 
 @pytest.mark.parametrize(
@@ -112,7 +114,7 @@ def test_paths_of_the_machine_do_not_get_published():
         (["push", "nowhere", "me/name"], "nowhere: no such folder."),
         (["export", "{run}", "--format", "onxx"], "Did you mean 'onnx'?"),
         (["export", "{unfinished}"], "not finished"),
-        (["export", "{control}"], "a run of control; expected one of sentence, image, graph"),
+        (["export", "{control}"], "a run of control; expected one of sentence, image."),
     ],
 )
 def test_what_is_wrong_is_said_in_one_line(run, words, said, tmp_path, monkeypatch, capsys):

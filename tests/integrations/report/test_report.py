@@ -212,6 +212,25 @@ def test_the_best_is_marked_where_the_test_says_so(tmp_path):
     some = [run for run in store.find_runs(tmp_path) if run.name != THIRD]
     assert [row for row, cell in report.summarise(some).columns[0].cells.items() if cell.best] == [OTHER]
     assert [row for row, cell in report.summarise(some, lower=True).columns[0].cells.items() if cell.best] == [BASE]
+    (alone,) = report.summarise([run for run in some if run.name == BASE]).columns
+    assert not alone.cells[BASE].best
+
+
+def test_sentences_name_four_rows_at_most(tmp_path):
+    table = {("A", f"hcl:t=0.{i}"): noisy(70 + i, 5, 0.1) for i in range(1, 8)} | {("A", BASE): noisy(60, 5, 0.1)}
+    (column,) = report.summarise(make(tmp_path, table), baseline=BASE).columns
+    assert reading(column).count("(by ") == 4
+    assert reading(column).endswith(" and 3 more.")
+
+
+def test_numbers_of_several_data_sets_are_in_the_overview(tmp_path):
+    table = {(name, row): noisy(mean + i, 5) for i, name in enumerate("ABC") for row, mean in ((BASE, 70), (OTHER, 76))}
+    summary = report.summarise(make(tmp_path, table))
+    overview = next(tables.tables(summary, "{}"))
+    verdict = summary.pooled[0].verdicts[OTHER]
+    assert overview.head[-1] == "accuracy, minus baseline [95%, corrected], random effects"
+    shown = f"{verdict.difference:+.2f} [{verdict.low:+.2f}, {verdict.high:+.2f}]"
+    assert [line[-1] for line in overview.body] == ["", shown]
 
 
 @pytest.mark.parametrize(
