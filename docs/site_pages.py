@@ -356,14 +356,15 @@ PUBLIC = {  # beside `__all__`, which some packages do not have
         "training.train",
         "training.restore",
         "presets.preset",
-        "corpus.load",
+        "data.load",
         "noise.WordDropout",
         "noise.PerturbedContrastiveLoss",
+        "encode.load",
         "encode.encoder",
         "sts.evaluate",
         "transfer.evaluate",
-        "data.load_sts",
-        "data.load_transfer",
+        "benchmarks.load_sts",
+        "benchmarks.load_transfer",
     ],
 }
 BY_HAND = ("ContrastiveLoss", "CachedContrastiveLoss", "patch")

@@ -9,17 +9,14 @@ BEIR: https://arxiv.org/abs/2104.08663
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
 from counterpoint.names import check_known, nearest
 
-from ..domain import check_choice
-from .settings import ENVIRONMENT, RETRIEVAL
-from .text_files import lines, root, table
+from .files import ENVIRONMENT, RETRIEVAL, collections, is_collection, lines, root, table
 
-FILES = ("corpus.jsonl", "queries.jsonl")
 NANO = "nano"  # the thirteen small collections of NanoBEIR, which are on the hub; nano:NAME is one of them
 NANO_NAMES = (  # a test compares them with those of sentence-transformers
     "climatefever", "dbpedia", "fever", "fiqa2018", "hotpotqa", "msmarco", "nfcorpus", "nq", "quoraretrieval",
@@ -36,15 +33,11 @@ class Collection:
     documents: dict[str, str]
     relevant: dict[str, set[str]]
 
-    def pairs(self) -> tuple[list[str], list[str]]:
+    def pairs(self) -> list[tuple[str, str]]:
         """Return each query beside each of its relevant documents, in the order of the files."""
-        rows = [(q, d) for q in self.queries for d in self.documents if d in self.relevant[q]]
-        return [self.queries[q] for q, _ in rows], [self.documents[d] for _, d in rows]
-
-
-def is_collection(path: Path) -> bool:
-    """Whether this is a folder of a collection."""
-    return all((path / file).is_file() for file in FILES)
+        order = {document: i for i, document in enumerate(self.documents)}
+        relevant = {query: sorted(self.relevant[query], key=order.__getitem__) for query in self.queries}
+        return [(self.queries[q], self.documents[d]) for q, documents in relevant.items() for d in documents]
 
 
 def find(name: str | Path, data: str | Path | None = None) -> Path:
@@ -53,49 +46,30 @@ def find(name: str | Path, data: str | Path | None = None) -> Path:
     if is_collection(folder):
         return folder
     if folder.is_dir():
-        raise FileNotFoundError(f"{folder}: not a BEIR folder, which has {', '.join(FILES)} and qrels/.")
-    base = root(data)
-    known = collections(data)
-    if str(name) in known and base is not None:
+        raise FileNotFoundError(f"{folder}: not a BEIR folder, which has corpus.jsonl, queries.jsonl and qrels/.")
+    base, known = root(data), collections(data)
+    if base is not None and str(name) in known:
         return base / RETRIEVAL / name
     where = f"{ENVIRONMENT} is not set" if base is None else f"{base / RETRIEVAL} has none of this name"
     hint = nearest(str(name), known) if known else ""
     raise FileNotFoundError(f"{name}: not a BEIR folder, nor the name of a collection: {where}.{hint}")
 
 
-def check(names: Iterable[str | Path], data: str | Path | None = None) -> None:
+def check(names: Iterable[str], data: str | Path | None = None) -> None:
     """Raise an error unless each name is that of a collection, or of NanoBEIR."""
     for name in names:
-        if not is_nano(name):
+        kind, _, one = name.partition(":")
+        if kind != NANO:
             find(name, data)
-        elif one := str(name).partition(":")[2]:
+        elif one:
             check_known("unknown collection of NanoBEIR", one.lower(), NANO_NAMES)
-
-
-def is_nano(name: str | Path) -> bool:
-    """Whether the name is ``nano`` or ``nano:NAME``."""
-    return str(name).partition(":")[0] == NANO
-
-
-def check_sets(setting: str, names: Iterable[str], known: Sequence[str]) -> None:
-    """Raise ``ValueError`` unless each name is one of those known, or that of a collection."""
-    for name in names:
-        if name not in known and not is_collection(Path(name).expanduser()):
-            check_choice(setting, name, (*known, *collections()))
-
-
-def collections(data: str | Path | None = None) -> list[str]:
-    """Return the names of the collections in ``retrieval/`` of the data."""
-    base = root(data)
-    folders = sorted((base / RETRIEVAL).glob("*")) if base is not None else []
-    return [folder.name for folder in folders if is_collection(folder)]
 
 
 def read(folder: str | Path, split: str = "test") -> Collection:
     """Read the queries of a split, their relevant documents, and all documents; those without text are left out."""
     folder = Path(folder)
-    documents = {key: text for _, key, text in _texts(folder / "corpus.jsonl") if text}
-    queries = {key: text for _, key, text in _texts(folder / "queries.jsonl")}
+    documents = {key: text for key, text in _texts(folder / "corpus.jsonl").items() if text}
+    queries = _texts(folder / "queries.jsonl")
     relevant: dict[str, set[str]] = {}
     for place, (query, document, grade, *_) in table(judgements(folder, split), 3, header=True):
         if query not in queries:
@@ -115,22 +89,24 @@ def judgements(folder: Path, split: str) -> Path:
     """Return the file of a split's judgements; raise ``FileNotFoundError``, which names the splits, without it."""
     path = folder / "qrels" / f"{split}.tsv"
     if not path.is_file():
-        known = sorted(file.stem for file in (folder / "qrels").glob("*.tsv"))
+        known = sorted(file.stem for file in path.parent.glob("*.tsv"))
         raise FileNotFoundError(f"{path}: no such file; splits of {folder.name}: {', '.join(known) or 'none'}.")
     return path
 
 
-def _texts(path: Path) -> Iterator[tuple[str, str, str]]:
-    """Yield the place, the identifier and the text of each line, after the title if there is one."""
+def _texts(path: Path) -> dict[str, str]:
+    """Read the text of each line by its identifier, after the title if there is one."""
+    texts = {}
     for number, line in enumerate(lines(path), 1):
-        place = f"{path}: line {number}"
         if not line.strip():
             continue
         try:
             row = json.loads(line)
             key, text = row["_id"], row["text"]
         except (json.JSONDecodeError, KeyError, TypeError):
-            raise ValueError(f'{place}: expected {{"_id": ..., "text": ...}}, got {line[:60]!r}.') from None
+            expected = 'expected {"_id": ..., "text": ...}'
+            raise ValueError(f"{path}: line {number}: {expected}, got {line[:60]!r}.") from None
         if not isinstance(text, str):
-            raise ValueError(f"{place}: expected text, got {text!r}.")
-        yield place, str(key), f"{row.get('title') or ''} {text}".strip()
+            raise ValueError(f"{path}: line {number}: expected text, got {text!r}.")
+        texts[str(key)] = f"{row.get('title') or ''} {text}".strip()
+    return texts

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from . import frameworks  # noqa: F401  names the extra to install  # isort: skip
 import re
 from importlib import metadata
 from pathlib import Path
 
-from counterpoint.names import nearest
+import huggingface_hub as hub
+from huggingface_hub import constants
 
-from .frameworks import framework
+from counterpoint.names import nearest
 
 FILES = ("modules.json", "config.json")  # of a SentenceTransformer, and of any checkpoint
 OWNER = "sentence-transformers"  # of models whose name has no owner
@@ -37,7 +39,6 @@ def find(model: str | Path, revision: str | None = None) -> str:
         return str(inner if (inner / "modules.json").is_file() else folder)
     if looks_local:
         raise FileNotFoundError(f"model: {name} is not a folder.")
-    hub = framework("huggingface_hub")
     candidates = [name] if "/" in name else [name, f"{OWNER}/{name}"]
     for candidate in candidates:
         cached = (hub.try_to_load_from_cache(candidate, file, revision=revision) for file in FILES)
@@ -62,8 +63,7 @@ def find(model: str | Path, revision: str | None = None) -> str:
 
 def on_this_machine() -> list[str]:
     """Return the models in the hub's cache, by name, and the folders of those that come with installed packages."""
-    cache = Path(framework("huggingface_hub.constants").HF_HUB_CACHE)
-    cached = [path.parents[2].name for path in cache.glob("models--*/snapshots/*/config.json")]
+    cached = [path.parents[2].name for path in Path(constants.HF_HUB_CACHE).glob("models--*/snapshots/*/config.json")]
     packaged = [
         str(package.locate_file(folder))
         for package in metadata.distributions()

@@ -6,19 +6,20 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
+from sentence_transformers import SentenceTransformer
+from sentence_transformers.sentence_transformer.modules import Dense, StaticEmbedding
 
 import counterpoint as cp
 from counterpoint.plugins.sentence_transformers import CachedContrastiveLoss, ContrastiveLoss
 
 from .. import store
 from . import encode
-from .frameworks import framework
 from .noise import PerturbedContrastiveLoss, WordDropout
 from .settings import OPTIONAL
 
 
 def build(arguments: Mapping[str, Any]) -> Any:
-    """The SentenceTransformer of a cell before training; the seed fixes its new weights."""
+    """Return the SentenceTransformer of a cell before training; the seed fixes its new weights."""
     store.seed_everything(arguments["seed"])
     name, revision, pooling = arguments["model"], arguments["revision"], arguments["pooling"]
     if arguments["static"] and pooling is None and not encode.has_pooling(name, revision):
@@ -29,30 +30,28 @@ def build(arguments: Mapping[str, Any]) -> Any:
     if arguments["head"] != "none":
         width = model.get_embedding_dimension()
         weight, bias = torch.randn(width, width) * 0.02, torch.zeros(width)  # BERT's initialization
-        dense = framework("sentence_transformers.sentence_transformer.modules").Dense
-        model.append(dense(width, width, init_weight=weight, init_bias=bias).to(model.device))
+        model.append(Dense(width, width, init_weight=weight, init_bias=bias).to(model.device))
     if arguments["word_dropout"]:
         model.register_forward_pre_hook(WordDropout(arguments["word_dropout"]))
     return model
 
 
 def static(model: Any) -> Any:
-    """A SentenceTransformer that averages a model's word-piece embeddings, without its layers; they can be trained."""
-    embedding = framework("sentence_transformers.sentence_transformer.modules").StaticEmbedding
-    layer = model[0].embedding if isinstance(model[0], embedding) else model[0].model.get_input_embeddings()
-    pieces = embedding(model.tokenizer, embedding_weights=layer.weight.detach().clone())
+    """Return a SentenceTransformer that averages a model's word-piece embeddings, which can be trained, sans layers."""
+    layer = model[0].embedding if isinstance(model[0], StaticEmbedding) else model[0].model.get_input_embeddings()
+    pieces = StaticEmbedding(model.tokenizer, embedding_weights=layer.weight.detach().clone())
     pieces.tokenizer.no_truncation()  # its limit is that of the layers
     pieces.embedding.sparse = True
-    return framework("sentence_transformers").SentenceTransformer(modules=[pieces], device=str(model.device))
+    return SentenceTransformer(modules=[pieces], device=str(model.device))
 
 
 def without_head(model: Any) -> Any:
-    """The same modules without the last one, the head that SimCSE trains with but does not keep."""
-    return framework("sentence_transformers").SentenceTransformer(modules=list(model)[:-1], device=model.device)
+    """Return the same modules without the last one, the head that SimCSE trains with but does not keep."""
+    return SentenceTransformer(modules=list(model)[:-1], device=model.device)
 
 
 def make_loss(model: Any, arguments: Mapping[str, Any]) -> ContrastiveLoss:
-    """The loss of a cell."""
+    """Return the loss of a cell."""
     objective = cp.objective(arguments["objective"])
     views = arguments["views"] or objective.views or 2
     options = {"views": views, "negative_weight": arguments["negative_weight"]}

@@ -3,24 +3,17 @@
 from __future__ import annotations
 
 import argparse
-import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from counterpoint.names import nearest
+from ..domain import Domain, check, check_choice, setting
+from .files import collections, is_collection
 
-from ..domain import Domain, check, setting
-
-ENVIRONMENT = "COUNTERPOINT_DATA"
-
-YEARS = ("STS12", "STS13", "STS14", "STS15", "STS16")
-SEVEN = (*YEARS, "STSB-test", "SICKR-test")
+SEVEN = ("STS12", "STS13", "STS14", "STS15", "STS16", "STSB-test", "SICKR-test")  # SimCSE's
 STS = (*SEVEN, "SICKR-all", "STSB-train", "STSB-dev", "SICKR-train", "SICKR-trial")
 TRANSFER = ("MR", "CR", "SUBJ", "MPQA", "TREC", "MRPC")
-
-RETRIEVAL = "retrieval"  # folder of the BEIR folders, in that of the data
 
 POOLINGS = ("cls", "pooler", "mean", "max")
 POSITIVES = ("auto", "same", "columns", "next-line", "next-sentence")
@@ -31,13 +24,21 @@ OPTIONAL = ("duplicates", "false_negatives", "guide")
 PRECISIONS = ("fp32", "bf16", "fp16")
 
 
+def check_set(setting: str, name: str, known: Sequence[str]) -> None:
+    """Raise ``ValueError`` unless a name is known, or that of a BEIR folder, there or in ``retrieval/`` of the data."""
+    if name not in known and not is_collection(Path(name).expanduser()):
+        check_choice(setting, name, (*known, *collections()))
+
+
 def evaluation_set(setting: str, known: Sequence[str]) -> Callable[[str], str]:
-    """A type for argparse: a name that is known, that of a folder in ``retrieval/`` of the data, or any path."""
+    """Return a type for argparse: a name that :func:`check_set` knows, or any path, which is checked later."""
 
     def read(text: str) -> str:
-        folders = (Path(text), Path(os.environ.get(ENVIRONMENT, "")) / RETRIEVAL / text)
-        if text not in known and "/" not in text and not any(folder.is_dir() for folder in folders):
-            raise argparse.ArgumentTypeError(f"unknown {setting} {text!r}.{nearest(text, known)}")
+        if "/" not in text:
+            try:
+                check_set(setting, text, known)
+            except ValueError as error:
+                raise argparse.ArgumentTypeError(str(error).removeprefix(f"{setting}: ")) from None
         return text
 
     return read
@@ -122,6 +123,9 @@ def check_settings(arguments: Mapping[str, Any]) -> None:
         raise ValueError("guide: needs false_negatives beside it; margin(0) is GISTEmbed's rule.")
     if arguments["mini_batch"] is not None and (arguments["epsilon"] is not None or arguments["mixed"]):
         raise ValueError("mini_batch: the gradient cache does not support adversarial or mixed views.")
+    check_set("dev", arguments["dev"] or STS[0], STS)
+    for name in arguments["test"] or ():
+        check_set("test", name, (*STS, *TRANSFER))
 
 
 DOMAIN = Domain(

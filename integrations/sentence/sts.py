@@ -12,24 +12,25 @@ SimCSE: https://arxiv.org/abs/2104.08821
 
 from __future__ import annotations
 
+from . import frameworks  # noqa: F401  names the extra to install  # isort: skip
 import math
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
-from time import perf_counter
 from typing import Any
 
-from .frameworks import framework  # isort: skip
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from scipy.stats import pearsonr, spearmanr
 
 from counterpoint.diagnose import alignment, distances, uniformity
 from counterpoint.diagnose.plots import plot_distances
 
-from .data import Pairs, load_sts
-from .encode import Embeddings, Matrix, encoder
+from .benchmarks import Pairs, load_sts
+from .encode import Embeddings, Matrix
 from .settings import SEVEN
+from .tables import grid, number
 
 BINS = 50
 RELATED = 4.0  # STS-B pairs above this gold score are the positive pairs of SimCSE's alignment
@@ -50,6 +51,8 @@ class Score:
 
 @dataclass
 class SetScore(Score):
+    """The score of a set, and of its subsets."""
+
     dropped: int
     subsets: dict[str, Score]
 
@@ -72,15 +75,6 @@ class Report:
     average: float | None
     geometry: Geometry | None
     texts: int
-    seconds: dict[str, float]
-
-    @property
-    def notes(self) -> list[str]:
-        """Remarks for readers of the scores."""
-        sets = self.sets.items()
-        dropped = [f"{name}: {s.dropped} pairs without a gold score left out" for name, s in sets if s.dropped]
-        why = "undefined, as the model gives all its pairs the same similarity"
-        return dropped + [f"{name}: {why}" for name, s in sets if s.spearman is None]
 
 
 def evaluate(
@@ -88,10 +82,8 @@ def evaluate(
     sets: Sequence[str] = (*SEVEN, "SICKR-all"),
     data: str | Path | None = None,
     *,
-    pooling: str | None = None,
-    device: str | None = None,
     batch_size: int = 64,
-    progress: bool = True,
+    progress: bool = False,
     plot: str | Path | None = None,
 ) -> Report:
     """Score a model on sets of scored sentence pairs. Each distinct text of all sets is embedded once.
@@ -100,33 +92,25 @@ def evaluate(
         model: a name or folder, a SentenceTransformer, or a function from a list of texts to a matrix; see
             :func:`counterpoint.integrations.sentence.encode.encoder`.
         sets: names from :data:`counterpoint.integrations.sentence.settings.STS`.
-        data: their folder, see :func:`counterpoint.integrations.sentence.data.root`.
-        pooling, device: for a model that is named.
+        data: their folder, see :func:`counterpoint.integrations.sentence.benchmarks.load_sts`.
         batch_size: texts embedded at a time.
+        progress: whether to show it.
         plot: file for a histogram of the distances between the sentences of the STS-B set.
     """
-    start = perf_counter()
     loaded = [load_sts(name, data) for name in dict.fromkeys(sets)]
-    read = perf_counter()
-    encode = encoder(model, pooling, device=device)
-    ready = perf_counter()
-    sentences = (t for pairs in loaded for t in (*pairs.first, *pairs.second))
-    embeddings = Embeddings(encode, sentences, batch_size, progress)
+    embeddings = Embeddings(model, (text for pairs in loaded for text in pairs.texts), batch_size, progress)
     scores = {pairs.name: score(pairs, embeddings) for pairs in loaded}
-    seven = [scores[name].spearman for name in SEVEN if name in scores]
-    known = [s for s in seven if s is not None]
+    known = [scores[name].spearman for name in SEVEN if name in scores]
+    seven = [value for value in known if value is not None]
     stsb = next((pairs for pairs in loaded if pairs.name.startswith("STSB")), None)
-    stsb_geometry = None if stsb is None else geometry(stsb, embeddings)
     if plot is not None:
         if stsb is None:
             raise ValueError("plot: needs an STS-B set among the sets.")
         from ..report.plots import save
 
-        save(plot_distances(torch.from_numpy(embeddings[texts(stsb)])), plot)
-    seconds = {"read data": read - start, "load model": ready - read, "encode": embeddings.seconds}
-    seconds["total"] = perf_counter() - start
-    average = sum(known) / len(SEVEN) if len(known) == len(SEVEN) else None
-    return Report(scores, average, stsb_geometry, len(embeddings), seconds)
+        save(plot_distances(torch.from_numpy(embeddings[stsb.texts])), plot)
+    average = sum(seven) / len(SEVEN) if len(seven) == len(SEVEN) else None
+    return Report(scores, average, stsb and geometry(stsb, embeddings), len(embeddings))
 
 
 def score(pairs: Pairs, embeddings: Embeddings) -> SetScore:
@@ -134,75 +118,58 @@ def score(pairs: Pairs, embeddings: Embeddings) -> SetScore:
     similar, gold = cosine(embeddings[pairs.first], embeddings[pairs.second]), np.asarray(pairs.gold)
     subset = np.asarray(pairs.subset)
     parts = {name: subset == name for name in dict.fromkeys(pairs.subset)}
-    subsets = {name: _score(similar[part], gold[part]) for name, part in parts.items() if part.sum() > 1}
-    return SetScore(**asdict(_score(similar, gold)), dropped=pairs.dropped, subsets=subsets)
+    subsets = {name: Score(*_correlations(similar[p], gold[p])) for name, p in parts.items() if p.sum() > 1}
+    return SetScore(*_correlations(similar, gold), pairs.dropped, subsets)
 
 
-def _score(similar: NDArray[np.float64], gold: NDArray[np.float64]) -> Score:
+def _correlations(similar: NDArray[np.float64], gold: NDArray[np.float64]) -> tuple[int, float | None, float | None]:
+    """Return the number of pairs, Spearman's and Pearson's correlation."""
     if np.ptp(similar) < COLLAPSED or np.ptp(gold) == 0:
-        return Score(len(gold), None, None)
-    stats = framework("scipy.stats")
-    return Score(len(gold), *(100 * float(f(similar, gold).statistic) for f in (stats.spearmanr, stats.pearsonr)))
+        return len(gold), None, None
+    return len(gold), 100 * float(spearmanr(similar, gold).statistic), 100 * float(pearsonr(similar, gold).statistic)
 
 
 def cosine(first: Matrix, second: Matrix) -> NDArray[np.float64]:
-    """The cosine of each row with its counterpart, in double precision; 0 where a row is zero, as in SentEval."""
+    """Return the cosine of each row with its counterpart, in double precision; of a zero row 0, as in SentEval."""
     x, y = first.astype(np.float64), second.astype(np.float64)
     length = np.linalg.norm(x, axis=1) * np.linalg.norm(y, axis=1)
     return (x * y).sum(1) / np.where(length > 0, length, 1.0)  # type: ignore[no-any-return]
 
 
 def geometry(pairs: Pairs, embeddings: Embeddings) -> Geometry | None:
-    """Alignment, uniformity and distances; None if the set has no clearly related pairs."""
+    """Compute alignment, uniformity and distances; None if the set has no clearly related pairs."""
     if not (related := [i for i, gold in enumerate(pairs.gold) if gold > RELATED]):
         return None
     x, y = (torch.from_numpy(embeddings[[side[i] for i in related]]) for side in (pairs.first, pairs.second))
-    z = torch.from_numpy(embeddings[texts(pairs)])
+    z = torch.from_numpy(embeddings[pairs.texts])
     apart = distances(z)
     histogram = torch.histc(apart, BINS, 0, 1) / len(apart)
     return Geometry(pairs.name, alignment(x, y), uniformity(z), histogram.tolist())
 
 
-def texts(pairs: Pairs) -> list[str]:
-    """The distinct sentences of a set."""
-    return list(dict.fromkeys([*pairs.first, *pairs.second]))
-
-
-# ---- for people ----------------------------------------------------------------------------------
-
-
 def text(report: Report, subsets: bool = False) -> str:
-    """SimCSE's table, and below it the other sets, the subsets and the notes."""
-    names = [COLUMNS[name] for name in SEVEN] + ["Avg."]
-    scores = [s.spearman if (s := report.sets.get(name)) else math.nan for name in SEVEN]
-    scores.append(report.average if all(name in report.sets for name in SEVEN) else math.nan)
-    parts = [grid([names, [number(value) for value in scores]])] if set(SEVEN) & set(report.sets) else []
-    others = [[name, number(s.spearman)] for name, s in report.sets.items() if name not in SEVEN]
-    if others:
-        parts.append(grid([list(column) for column in zip(*others, strict=True)]))
+    """Return SimCSE's table, and below it the other sets, the subsets and remarks on the scores."""
+    scores = {name: one.spearman for name, one in report.sets.items()}
+    parts = []
+    if scores.keys() & set(SEVEN):
+        average = report.average if scores.keys() >= set(SEVEN) else math.nan
+        row = [*(scores.get(name, math.nan) for name in SEVEN), average]
+        parts.append(grid([*COLUMNS.values(), "Avg."], [[number(value) for value in row]]))
+    if others := {name: number(value) for name, value in scores.items() if name not in SEVEN}:
+        parts.append(grid(others, [list(others.values())]))
     if subsets:
-        rows = [["set", "subset", "pairs", "Spearman", "Pearson"]]
-        for name, s in report.sets.items():
-            parts_of_set: dict[str, Score] = {"all": s} | (s.subsets if len(s.subsets) > 1 else {})
-            for part, v in parts_of_set.items():
-                rows.append([name, part, str(v.pairs), number(v.spearman), number(v.pearson)])
-        parts.append(grid(rows))
+        rows = []
+        for name, one in report.sets.items():
+            parts_of_set: dict[str, Score] = {"all": one} | (one.subsets if len(one.subsets) > 1 else {})
+            for part, s in parts_of_set.items():
+                rows.append([name, part, str(s.pairs), number(s.spearman), number(s.pearson)])
+        parts.append(grid(["set", "subset", "pairs", "Spearman", "Pearson"], rows))
     if g := report.geometry:
         parts.append(f"{g.of}: alignment {g.alignment:.3f}, uniformity {g.uniformity:.3f} (both: lower is better)")
-    share, total = report.seconds["encode"] / report.seconds["total"], report.seconds["total"]
-    parts.append(f"{report.texts} distinct texts, each embedded once: {100 * share:.0f}% of {total:.0f} s")
-    return "\n".join([*parts, *report.notes])
-
-
-def number(value: float | None) -> str:
-    """Format a score: two decimals, ``undef.`` for None, a dash for NaN, which marks a score that was not computed."""
-    return "undef." if value is None else "-" if math.isnan(value) else f"{value:.2f}"
-
-
-def grid(rows: Sequence[Sequence[str]]) -> str:
-    """Draw a table with a header row and centered cells."""
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    rule = "+" + "+".join("-" * (width + 2) for width in widths) + "+"
-    inside = ["|".join(c.center(w + 2) for c, w in zip(row, widths, strict=True)) for row in rows]
-    header, *body = [f"|{line}|" for line in inside]
-    return "\n".join([rule, header, rule, *body, rule])
+    parts.append(f"{report.texts} distinct texts, each embedded once")
+    parts += [
+        f"{name}: {s.dropped} pairs without a gold score left out" for name, s in report.sets.items() if s.dropped
+    ]
+    why = "undefined, as the model gives all its pairs the same similarity"
+    parts += [f"{name}: {why}" for name, value in scores.items() if value is None]
+    return "\n".join(parts)

@@ -11,10 +11,12 @@ from __future__ import annotations
 import random
 from typing import Any
 
+import tokenizers
 import torch
+from sentence_transformers import SentenceTransformer
+from sentence_transformers.sentence_transformer.modules import StaticEmbedding
 
-from .data import Pairs
-from .frameworks import framework
+from .benchmarks import Pairs
 
 MEANINGS = {  # per slot: the meanings, each with its wordings
     "who": "dog hound pup, cat kitten tom, child kid youngster, doctor medic physician, driver motorist cabbie",
@@ -47,7 +49,7 @@ def sentence(meanings: Meaning, draw: random.Random) -> str:
 
 
 def positives(count: int, seed: int, views: int = 2) -> dict[str, list[str]]:
-    """Columns of differently worded sentences with the same meaning: ``anchor``, ``positive``, and further ones."""
+    """Draw columns of differently worded sentences with the same meaning: ``anchor``, ``positive`` and further ones."""
     draw = random.Random(f"train {seed}")
     drawn = [meaning(draw) for _ in range(count)]
     names = ["anchor", "positive", *(f"positive{i}" for i in range(2, views))]
@@ -55,35 +57,31 @@ def positives(count: int, seed: int, views: int = 2) -> dict[str, list[str]]:
 
 
 def scored(count: int, seed: int) -> Pairs:
-    """Pairs with gold similarities 0 to 5, in equal numbers."""
-    draw, pairs = random.Random(f"test {seed}"), Pairs("synthetic")
-    for i in range(count):
-        gold = i % (len(SLOTS) + 1)
+    """Draw pairs with gold similarities 0 to 5, in equal numbers."""
+    draw = random.Random(f"test {seed}")
+    gold, firsts, seconds = [float(i % (len(SLOTS) + 1)) for i in range(count)], [], []
+    for similarity in gold:
         first = meaning(draw)
         second = dict(first)
-        for slot in draw.sample(list(SLOTS), len(SLOTS) - gold):
+        for slot in draw.sample(list(SLOTS), len(SLOTS) - int(similarity)):
             second[slot] = (first[slot] + draw.randrange(1, len(SLOTS[slot]))) % len(SLOTS[slot])
-        pairs.subset.append("all")
-        pairs.gold.append(float(gold))
-        pairs.first.append(sentence(first, draw))
-        pairs.second.append(sentence(second, draw))
-    return pairs
+        firsts.append(sentence(first, draw))
+        seconds.append(sentence(second, draw))
+    return Pairs("synthetic", ["all"] * count, gold, firsts, seconds)
 
 
-def labelled(count: int, seed: int, slot: str = "who") -> tuple[list[str], list[int], list[str]]:
-    """Sentences, the number of the meaning of a slot in each, and the names of these meanings."""
+def labelled(count: int, seed: int) -> tuple[list[str], list[int], list[str]]:
+    """Draw sentences; returns them, the number of who each is about, and the names of these numbers."""
     draw = random.Random(f"labelled {seed}")
     drawn = [meaning(draw) for _ in range(count)]
-    sentences, labels = [sentence(meanings, draw) for meanings in drawn], [meanings[slot] for meanings in drawn]
-    return sentences, labels, [words[0] for words in SLOTS[slot]]
+    sentences = [sentence(meanings, draw) for meanings in drawn]
+    return sentences, [meanings["who"] for meanings in drawn], [words[0] for words in SLOTS["who"]]
 
 
 def model(seed: int, width: int = 64) -> Any:
-    """A SentenceTransformer with random word vectors; a sentence is the mean of its words."""
-    tokenizers = framework("tokenizers")
+    """Return a SentenceTransformer with random word vectors; a sentence is the mean of its words."""
     vocabulary = {word: i for i, word in enumerate(WORDS)}
     words = tokenizers.Tokenizer(tokenizers.models.WordLevel(vocabulary, unk_token="the"))
-    words.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
+    words.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()  # type: ignore[attr-defined]
     table = torch.randn(len(WORDS), width, generator=torch.Generator().manual_seed(seed))
-    embedding = framework("sentence_transformers.sentence_transformer.modules").StaticEmbedding(words, table)
-    return framework("sentence_transformers").SentenceTransformer(modules=[embedding], device="cpu")
+    return SentenceTransformer(modules=[StaticEmbedding(words, table)], device="cpu")

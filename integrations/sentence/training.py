@@ -6,6 +6,7 @@ A run's folder contains ``model/``, an ordinary SentenceTransformer with its mod
 
 from __future__ import annotations
 
+from . import frameworks  # noqa: F401  names the extra to install  # isort: skip
 import math
 import shutil
 from pathlib import Path
@@ -16,22 +17,21 @@ from counterpoint.batch.rules import as_rules
 from .. import store
 from ..domain import defaults
 from ..store.run import Run
-from . import beir, encode
+from . import encode
 from .data import prepare
-from .evaluation import dev_metric, dev_score, evaluate, load_dev
-from .frameworks import quiet
+from .evaluation import DevScore, defined, evaluate
 from .model import build, make_loss
-from .settings import OPTIONAL, STS, TRANSFER, Settings, check_settings
+from .settings import OPTIONAL, Settings, check_settings
 from .trainer import RunCallback, make_trainer
 
 UNTRAINED = "before training"
 
 
 def cell(file: str, objective: str | None, seed: int, **changes: Any) -> dict[str, Any]:
-    """The arguments of one run: the defaults of :class:`Settings`, changed as given, and ``label``, its row in tables.
+    """Return the arguments of one run: the defaults of :class:`Settings`, changed, and ``label``, its row in tables.
 
     Args:
-        file: the training data; see :func:`counterpoint.integrations.sentence.corpus.load`, also for the settings
+        file: the training data; see :func:`counterpoint.integrations.sentence.data.load`, also for the settings
             ``positives`` and ``columns``.
         objective: a spec; None for a model that is not trained, see :func:`untrained`.
         static: gradients are sparse; Adam updates only the rows of a batch's pieces (``torch.optim.SparseAdam``).
@@ -48,40 +48,38 @@ def cell(file: str, objective: str | None, seed: int, **changes: Any) -> dict[st
     arguments |= {"objective": objective, "seed": seed}
     check_settings(arguments)
     as_rules(arguments["false_negatives"])
-    beir.check_sets("dev", [arguments["dev"] or STS[0]], STS)
-    beir.check_sets("test", arguments["test"] or (), (*STS, *TRANSFER))
     return {name: value for name, value in arguments.items() if value is not None or name not in OPTIONAL}
 
 
 def untrained(file: str, seed: int, **changes: Any) -> dict[str, Any]:
-    """The cell of the model before training, a baseline."""
+    """Return the cell of the model before training, a baseline."""
     return cell(file, None, seed, **{**changes, "head": "none", "label": UNTRAINED})
 
 
-@quiet()
+@encode.quiet()
 def train(run: Run) -> None:
     """Train one cell and finish its run with the dev score, or with the last loss if there is no dev set."""
     arguments = run.arguments
-    dev_name, test = arguments["dev"], arguments["test"] or ()
-    metric = dev_metric(dev_name) if dev_name else ""
-    shares: dict[str, float] = {}
+    dev = DevScore(arguments["dev"], arguments["head"] == "training") if arguments["dev"] else None
+    test = arguments["test"] or ()
     if arguments["objective"] is None:
         model = build(arguments)
-        result = {metric: _number(dev_score(model, load_dev(dev_name)))} if dev_name else {}
-        run.finish(result | evaluate(model, test, shares), majority=shares)
+        result = {dev.name: defined(dev.score(model))} if dev else {}
+        scores, shares = evaluate(model, test)
+        run.finish(result | scores, majority=shares)
         return
     samples, dropped, checksum = prepare(arguments)
-    dev = load_dev(dev_name) if dev_name else None
     run.data(checksum)
     model = build(arguments)
     loss = make_loss(model, arguments)
-    callback = RunCallback(run, loss.objective)
-    trainer = make_trainer(model, loss, samples, dev, arguments, callback)
+    callback = RunCallback(run, loss.objective, dev)
+    trainer = make_trainer(model, loss, samples, callback)
     trainer.train(resume_from_checkpoint=callback.resume())
-    history = trainer.state.log_history
-    if callback.best is not None:
-        model.load_state_dict(callback.best["model"])
-        result = {metric: callback.best["score"]}
+    history, best, curve = trainer.state.log_history, callback.best, []
+    if dev and best is not None:
+        model.load_state_dict(best["model"])
+        result = {dev.name: best["score"]}
+        curve = [(line["step"], line[key]) for line in history if (key := f"eval_{dev.name}") in line]
     else:
         result = {"loss": next((line["loss"] for line in reversed(history) if "loss" in line), math.nan)}
     if arguments["head"] == "training":
@@ -89,15 +87,10 @@ def train(run: Run) -> None:
     if arguments["keep"]:
         model.save_pretrained(str(run.path / "model"))
         _link(run.path / "model", run.path / "encoder.safetensors")
-    result |= evaluate(model, test, shares)
-    curve = [(line["step"], line[key]) for line in history if (key := f"eval_{metric}") in line]
-    step = callback.best and callback.best["step"]
-    run.finish(result, samples=len(samples), left_out=dropped, step=step, curve=curve, majority=shares)
+    scores, shares = evaluate(model, test)
+    details = {"samples": len(samples), "left_out": dropped, "step": best and best["step"], "curve": curve}
+    run.finish(result | scores, **details, majority=shares)
     shutil.rmtree(callback.folder, ignore_errors=True)
-
-
-def _number(score: float | None) -> float:
-    return math.nan if score is None else score
 
 
 def _link(model: Path, encoder: Path) -> None:
@@ -111,7 +104,7 @@ def _link(model: Path, encoder: Path) -> None:
 
 
 def restore(run: Run | str | Path) -> Any:
-    """The trained SentenceTransformer of a finished run or of its folder; needs no data."""
+    """Return the trained SentenceTransformer of a finished run or of its folder; needs no data."""
     run = Run.read(run)
     if run.mirror is not None:
         run.mirror.fetch_folder("model")

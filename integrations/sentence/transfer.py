@@ -18,22 +18,25 @@ SentEval: https://arxiv.org/abs/1803.05449
 
 from __future__ import annotations
 
+from . import frameworks  # noqa: F401  names the extra to install  # isort: skip
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from time import perf_counter
-from typing import Any
+from typing import Any, NamedTuple
 
-from .frameworks import framework  # isort: skip
 import numpy as np
+from joblib import Parallel, delayed
 from numpy.typing import NDArray
+from sklearn.linear_model import LogisticRegression
+from sklearn.metrics import f1_score
+from sklearn.model_selection import StratifiedKFold
 
 from ..domain import majority
 from ..store.progress import track
-from .data import Texts, load_transfer
-from .encode import Embeddings, Matrix, encoder
+from .benchmarks import Texts, load_transfer
+from .encode import Embeddings, Matrix
 from .settings import TRANSFER
-from .sts import grid, number
+from .tables import grid, number
 
 FOLDS = 10
 RAREST = 12  # texts of a class, so that nine tenths of them fill every inner fold
@@ -61,9 +64,10 @@ class TaskScore:
 
 @dataclass
 class Report:
+    """The scores by task, and their average."""
+
     tasks: dict[str, TaskScore]
     average: float
-    seconds: dict[str, float]
 
 
 def evaluate(
@@ -71,85 +75,84 @@ def evaluate(
     tasks: Sequence[str] = TRANSFER,
     data: str | Path | None = None,
     *,
-    pooling: str | None = None,
-    device: str | None = None,
     batch_size: int = 64,
     jobs: int = 1,
-    progress: bool = True,
+    progress: bool = False,
 ) -> Report:
     """Score a model on SentEval's tasks. Each distinct text of all tasks is embedded once.
 
     Args:
         model: as in :func:`counterpoint.integrations.sentence.sts.evaluate`.
         tasks: names from :data:`counterpoint.integrations.sentence.settings.TRANSFER`.
-        data: the folder of the data, see :func:`counterpoint.integrations.sentence.data.root`.
-        pooling, device, batch_size: as there.
+        data: their folder, see :func:`counterpoint.integrations.sentence.benchmarks.load_transfer`.
+        batch_size: texts embedded at a time.
         jobs: processes that fit classifiers.
+        progress: whether to show it.
     """
-    start = perf_counter()
     loaded = {name: load_transfer(name, data) for name in dict.fromkeys(tasks)}
-    splits = [texts for task in loaded.values() for texts in task.values()]
-    encode = encoder(model, pooling, device=device)
-    ready = perf_counter()
-    embeddings = Embeddings(encode, (t for s in splits for t in (*s.first, *s.second)), batch_size, progress)
-    embedded = perf_counter()
+    texts = (text for task in loaded.values() for split in task.values() for text in (*split.first, *split.second))
+    embeddings = Embeddings(model, texts, batch_size, progress)
     scores = {name: score(name, task, embeddings, jobs, progress) for name, task in loaded.items()}
-    seconds = {"read and load": ready - start, "encode": embeddings.seconds, "fit": perf_counter() - embedded}
-    seconds["total"] = perf_counter() - start
-    return Report(scores, sum(s.accuracy for s in scores.values()) / len(scores), seconds)
+    return Report(scores, sum(one.accuracy for one in scores.values()) / len(scores))
 
 
-def score(name: str, task: dict[str, Texts], embeddings: Embeddings, jobs: int = 1, progress: bool = True) -> TaskScore:
+def score(
+    name: str, task: dict[str, Texts], embeddings: Embeddings, jobs: int = 1, progress: bool = False
+) -> TaskScore:
     """Compute the score of one task."""
     data = {split: features(texts, embeddings) for split, texts in task.items()}
-    classes, sizes = np.unique(data["all" if "all" in data else "train"][1], return_counts=True)
+    x, y = next(iter(data.values()))  # of all texts, or of those to train on
+    classes, sizes = np.unique(y, return_counts=True)
     if sizes.min() < RAREST:
         few = f"class {str(classes[sizes.argmin()])!r} has {sizes.min()} texts"
         raise ValueError(f"{name}: {few}, {FOLDS} folds within {FOLDS} folds need {RAREST}; is line 1 a header?")
-    parallel = framework("joblib").Parallel(n_jobs=jobs, return_as="generator")
-    delayed = framework("joblib").delayed
-    if "all" in data:
-        x, y = data["all"]
-        folds = [(x[train], y[train], x[test], y[test], NESTED_GRID) for train, test in _folds().split(x, y)]
+    if "test" in data:
+        folds = [(x, y, *data["test"], SPLIT_GRID)]
     else:
-        folds = [(*data["train"], *data["test"], SPLIT_GRID)]
-    results = parallel(delayed(_fit)(*fold) for fold in folds)
-    fitted = list(track(results, f"{name}, folds", len(folds)) if progress else results)
-    accuracies = [100 * float((predicted == y).mean()) for _, _, predicted, y in fitted]
-    f1 = None
-    if name == "MRPC":
-        _, _, predicted, y = fitted[0]
-        f1 = 100 * float(framework("sklearn.metrics").f1_score(y, predicted, pos_label="1"))
-    dev = float(np.mean([dev for _, dev, _, _ in fitted]))
-    strength = [c for c, _, _, _ in fitted]
-    texts, largest = sum(map(len, task.values())), majority(label for _, _, _, y in fitted for label in y)
-    return TaskScore(float(np.mean(accuracies)), f1, dev, strength, accuracies, texts, largest)
+        folds = [(x[train], y[train], x[test], y[test], NESTED_GRID) for train, test in _folds().split(x, y)]
+    results = Parallel(n_jobs=jobs, return_as="generator")(delayed(_fit)(*fold) for fold in folds)
+    fits = list(track(results, f"{name}, folds", len(folds)) if progress else results)
+    accuracies = [100 * float((fit.predicted == fit.labels).mean()) for fit in fits]
+    return TaskScore(
+        accuracy=float(np.mean(accuracies)),
+        f1=100 * float(f1_score(fits[0].labels, fits[0].predicted, pos_label="1")) if name == "MRPC" else None,
+        dev=float(np.mean([fit.dev for fit in fits])),
+        strength=[fit.strength for fit in fits],
+        folds=accuracies,
+        texts=sum(len(texts.labels) for texts in task.values()),
+        majority=majority(label for fit in fits for label in fit.labels),
+    )
 
 
 def features(texts: Texts, embeddings: Embeddings) -> tuple[Matrix, Labels]:
-    """The classifier's input and the labels, in SentEval's order, which the folds depend on."""
-    length = [[len(text.split()) for text in side] for side in (texts.first, texts.second) if side]
-    order = sorted(range(len(texts)), key=lambda i: (*(side[i] for side in length), texts.labels[i]))
-    x = embeddings[texts.first].astype(np.float64)
-    if texts.second:
-        v = embeddings[texts.second].astype(np.float64)
-        x = np.concatenate([np.abs(x - v), x * v], axis=1)
+    """Return the classifier's input and the labels, in SentEval's order, which the folds depend on."""
+    sides = [side for side in (texts.first, texts.second) if side]
+    lengths = [[len(text.split()) for text in side] for side in sides]
+    order = sorted(range(len(texts.labels)), key=lambda i: (*(length[i] for length in lengths), texts.labels[i]))
+    u, *other = (embeddings[side].astype(np.float64) for side in sides)
+    x = np.concatenate([np.abs(u - other[0]), u * other[0]], axis=1) if other else u
     return x[order], np.asarray(texts.labels)[order]
 
 
 def _folds() -> Any:
-    return framework("sklearn.model_selection").StratifiedKFold(FOLDS, shuffle=True, random_state=SEED)
+    return StratifiedKFold(FOLDS, shuffle=True, random_state=SEED)
 
 
-def _fit(
-    x: Matrix, y: Labels, test_x: Matrix, test_y: Labels, strengths: Sequence[float]
-) -> tuple[float, float, Labels, Labels]:
-    """The best ``C`` on 10 folds of ``x``, its accuracy there, its predictions on ``test_x``, and ``test_y``."""
+class Fit(NamedTuple):
+    """The chosen ``C``, its accuracy on the validation folds, the predictions for the test texts and their labels."""
+
+    strength: float
+    dev: float
+    predicted: Labels
+    labels: Labels
+
+
+def _fit(x: Matrix, y: Labels, test_x: Matrix, test_y: Labels, strengths: Sequence[float]) -> Fit:
+    """Choose ``C`` by 10 folds of the training texts, and predict the test texts."""
     accuracies = np.array([_accuracies(x[a], y[a], x[b], y[b], strengths) for a, b in _folds().split(x, y)])
     dev = (100 * accuracies.mean(0)).round(2)  # SentEval rounds before it compares; ties go to the strongest
     best = int(dev.argmax())
-    classifier = _classifier(strengths[best]).fit(x, y)
-    return strengths[best], float(dev[best]), classifier.predict(test_x), test_y
+    return Fit(strengths[best], float(dev[best]), _classifier(strengths[best]).fit(x, y).predict(test_x), test_y)
 
 
 def _accuracies(x: Matrix, y: Labels, test_x: Matrix, test_y: Labels, strengths: Sequence[float]) -> list[float]:
@@ -159,13 +162,11 @@ def _accuracies(x: Matrix, y: Labels, test_x: Matrix, test_y: Labels, strengths:
 
 def _classifier(strength: float) -> Any:
     # warm start: the next C's optimum is close to the last one's
-    logistic_regression = framework("sklearn.linear_model").LogisticRegression
-    return logistic_regression(C=strength, tol=TOLERANCE, max_iter=STEPS, warm_start=True)
+    return LogisticRegression(C=strength, tol=TOLERANCE, max_iter=STEPS, warm_start=True)
 
 
 def text(report: Report) -> str:
-    """A table like SimCSE's, whose average also includes SST2."""
-    names = [name for name in TRANSFER if name in report.tasks]
-    cells = [number(report.tasks[name].accuracy) for name in names] + [number(report.average)]
-    table = grid([[*names, "Avg."], cells])
+    """Return a table like SimCSE's, whose average also includes SST2."""
+    scores = {name: report.tasks[name].accuracy for name in TRANSFER if name in report.tasks}
+    table = grid([*scores, "Avg."], [[number(value) for value in (*scores.values(), report.average)]])
     return table + "".join(f"\n{name}: F1 {number(s.f1)}" for name, s in report.tasks.items() if s.f1 is not None)

@@ -10,7 +10,7 @@ from tiny_bert import write_collection
 
 pytest.importorskip("datasets")
 
-from counterpoint.integrations.sentence import beir, corpus
+from counterpoint.integrations.sentence import beir, data, files, settings
 
 
 def write(folder: Path, documents: list[dict], queries: list[dict], judged: str, split: str = "test") -> Path:
@@ -31,7 +31,7 @@ def test_reads_titles_grades_and_judged_queries_only(tmp_path):
     assert found.documents == {"a": "T one", "b": "two"}  # one without text cannot be found
     assert found.queries == {"1": "q1", "2": "q2"}
     assert found.relevant == {"1": {"b"}, "2": {"a", "b"}}
-    assert found.pairs() == (["q1", "q2", "q2"], ["two", "T one", "two"])
+    assert found.pairs() == [("q1", "two"), ("q2", "T one"), ("q2", "two")]
 
 
 @pytest.mark.parametrize(
@@ -73,13 +73,13 @@ def test_found_by_folder_or_by_name(tmp_path, monkeypatch):
     folder = write_collection(tmp_path / "retrieval" / "words")
     monkeypatch.setenv("COUNTERPOINT_DATA", str(tmp_path))
     assert beir.find(folder) == beir.find("words") == folder
-    assert beir.collections() == ["words"]
+    assert files.collections() == ["words"]
     with pytest.raises(FileNotFoundError, match="Did you mean 'words'"):
         beir.find("wrods")
     with pytest.raises(FileNotFoundError, match=r"not a BEIR folder, which has corpus\.jsonl"):
         beir.find(tmp_path)
     with pytest.raises(ValueError, match=r"dev: unknown dev 'wrods'\. Did you mean 'words'"):
-        beir.check_sets("dev", ["STSB-dev", "wrods"], ["STSB-dev"])
+        settings.check_set("dev", "wrods", ["STSB-dev"])
     monkeypatch.delenv("COUNTERPOINT_DATA")
     with pytest.raises(FileNotFoundError, match="COUNTERPOINT_DATA is not set"):
         beir.find("words")
@@ -87,8 +87,8 @@ def test_found_by_folder_or_by_name(tmp_path, monkeypatch):
 
 def test_a_collection_is_training_data(tmp_path):
     folder = write_collection(tmp_path / "words")
-    samples, dropped = corpus.load(folder)
-    expected = beir.read(folder, "train").pairs()
-    assert (samples["anchor"][:], samples["positive"][:], dropped) == (*expected, 0)
+    samples, dropped = data.load(folder)
+    assert dropped == 0
+    assert list(zip(samples["anchor"], samples["positive"], strict=True)) == beir.read(folder, "train").pairs()
     with pytest.raises(ValueError, match="positives: unknown positives 'same'"):
-        corpus.load(folder, "same")
+        data.load(folder, "same")

@@ -11,7 +11,8 @@ pytest.importorskip("sentence_transformers")
 pytest.importorskip("datasets")
 
 from counterpoint.integrations.command.main import main
-from counterpoint.integrations.sentence import beir, corpus
+from counterpoint.integrations.sentence import beir
+from counterpoint.integrations.sentence import data as training_data
 from counterpoint.integrations.sentence.mine import mine
 
 
@@ -25,8 +26,8 @@ def pairs(tmp_path):
 
 def test_the_most_similar_candidates_that_are_not_the_positive(bert, pairs):
     model = load(bert)
-    mined = mine(pairs, model, 3, progress=False)
-    data, _ = corpus.load(pairs)
+    mined = mine(pairs, model, negatives=3, verbose=False)
+    data, _ = training_data.load(pairs)
     answers = list(dict.fromkeys(data["answer"]))
     keys = model.encode(answers, normalize_embeddings=True)
     assert mined.column_names == ["query", "answer", "negative_1", "negative_2", "negative_3"]
@@ -48,7 +49,7 @@ def test_command_writes_what_training_reads(bert, tmp_path, capsys):
     out = tmp_path / "mined.jsonl"
     assert main(["mine", str(folder), str(model), "--out", str(out), "--negatives", "2", "--json"]) == 0
     said = json.loads(capsys.readouterr().out.splitlines()[-1])
-    samples, _ = corpus.load(out)
+    samples, _ = training_data.load(out)
     assert said == {"rows": len(samples), "columns": samples.column_names, "file": str(out)}
     assert samples.column_names == ["anchor", "positive", "negative_1", "negative_2"]
     documents = set(beir.read(folder, "train").documents.values())

@@ -41,7 +41,7 @@ def test_scores_are_those_by_hand(bert, tmp_path):
     model, folder = load(bert), write_collection(tmp_path / "words", 60)
     with (folder / "qrels" / "test.tsv").open("a") as file:
         file.write("q2\td9\t1\nq5\td1\t2\n")  # several documents answer a query
-    found = retrieval.evaluate(model, [folder], progress=False)
+    found = retrieval.evaluate(model, [folder])
     assert found.mean is None
     assert found.collections["words"].metrics == pytest.approx(by_hand(model, beir.read(folder)))
     assert (found.collections["words"].queries, found.collections["words"].documents) == (20, 60)
@@ -49,7 +49,7 @@ def test_scores_are_those_by_hand(bert, tmp_path):
 
 def test_the_mean_is_over_collections(bert, tmp_path):
     names = [write_collection(tmp_path / name, size) for name, size in (("a", 20), ("b", 30))]
-    found = retrieval.evaluate(load(bert), names, progress=False)
+    found = retrieval.evaluate(load(bert), names)
     both = [found.collections[name].metrics["nDCG@10"] for name in "ab"]
     assert found.mean["nDCG@10"] == pytest.approx(sum(both) / 2)
     last = [cell.strip() for cell in retrieval.text(found).splitlines()[-2].strip("|").split("|")]
@@ -93,7 +93,7 @@ def test_training_on_a_collection_selects_by_its_dev_queries(bert, tmp_path):
 def test_cranfield():
     """The scores of all-MiniLM-L6-v2 that sentence-transformers' evaluator gives by itself."""
     (model,) = [path for path in locate.on_this_machine() if "minilm" in path.lower()][:1]
-    found = retrieval.evaluate(model, ["cranfield"], progress=False).collections["cranfield"].metrics
+    found = retrieval.evaluate(model, ["cranfield"]).collections["cranfield"].metrics
     assert found == pytest.approx({"nDCG@10": 39.53, "MRR@10": 53.46, "recall@10": 41.37, "recall@100": 77.62}, abs=0.1)
 
 

@@ -1,4 +1,4 @@
-"""Text files: the folder of the benchmarks, lines, and tables separated by tabs.
+"""The folder of the benchmarks and its collections; text files, as lines and as tables separated by tabs.
 
 Rows are split at line feeds and tabs only: quotes belong to the text.
 """
@@ -9,9 +9,31 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
-from .settings import ENVIRONMENT
+ENVIRONMENT = "COUNTERPOINT_DATA"
+RETRIEVAL = "retrieval"  # folder of the BEIR folders, in that of the data
 
-HUB = "hub"
+
+def root(data: str | Path | None = None) -> Path | None:
+    """Return the folder of the benchmarks ``data``, or None for ``hub``; by default ``COUNTERPOINT_DATA``, else hub."""
+    name = os.environ.get(ENVIRONMENT) or "hub" if data is None else data
+    if str(name) == "hub":
+        return None
+    folder = Path(name).expanduser()
+    if not folder.is_dir():
+        raise FileNotFoundError(f"data: {folder} is not a folder; expected one with sts/ and transfer/, or SentEval's.")
+    return folder
+
+
+def is_collection(path: Path) -> bool:
+    """Return whether this is a BEIR folder."""
+    return (path / "corpus.jsonl").is_file() and (path / "queries.jsonl").is_file()
+
+
+def collections(data: str | Path | None = None) -> list[str]:
+    """Return the names of the collections in ``retrieval/`` of the data."""
+    base = root(data)
+    folders = [] if base is None else sorted((base / RETRIEVAL).glob("*"))
+    return [folder.name for folder in folders if is_collection(folder)]
 
 
 def lines(path: Path, encoding: str = "utf-8") -> list[str]:
@@ -44,14 +66,3 @@ def table(path: Path, columns: int, header: bool = False, more: bool = True) -> 
         if len(cells) < columns or (len(cells) > columns and not more):
             raise ValueError(f"{path}: line {number} has {len(cells)} columns, expected {columns}: {line[:60]!r}")
         yield f"{path}: line {number}", cells
-
-
-def root(data: str | Path | None = None) -> Path | None:
-    """The folder of the benchmarks ``data``, or None for ``hub``; by default ``COUNTERPOINT_DATA``, else the hub."""
-    name = os.environ.get(ENVIRONMENT) or HUB if data is None else data
-    if str(name) == HUB:
-        return None
-    folder = Path(name).expanduser()
-    if not folder.is_dir():
-        raise FileNotFoundError(f"data: {folder} is not a folder; expected one with sts/ and transfer/, or SentEval's.")
-    return folder
