@@ -4,18 +4,24 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict
 from functools import partial
+from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ..command import flags
 from ..domain import defaults
+from . import retrieval
 from .files import ENVIRONMENT
 from .presets import PRESETS, preset
-from .settings import POOLINGS, SEVEN, STS, TRANSFER, Settings, check_settings
+from .settings import POOLING, POOLINGS, SEVEN, STS, TRANSFER, Settings, check_settings
+
+if TYPE_CHECKING:
+    from . import mteb_tasks, sts, transfer
 
 # ---- counterpoint train sentence ----------------------------------------------------------------
 
@@ -36,12 +42,12 @@ def train_arguments(parser: argparse.ArgumentParser) -> None:
 
 def _check_train(arguments: argparse.Namespace) -> None:
     """Raise what is wrong with settings, files and the model's name; called before torch is imported."""
-    from .data import check
+    from . import data
     from .locate import find
 
     flags.use_data("sts", arguments.sts)
     cell = {**defaults(Settings), **settings(arguments, arguments.data), "device": arguments.device}
-    check(arguments.data, cell["positives"])
+    data.check(arguments.data, cell["positives"])
     check_settings(cell)
     find(cell["model"], cell["revision"])
     if cell["guide"] is not None:
@@ -90,8 +96,7 @@ def _add_model(parser: argparse.ArgumentParser, data: str, **options: Any) -> Ca
     """Add the flags of every evaluation, and return the method that adds further ones."""
     add = parser.add_argument
     add("model", help="a SentenceTransformer, a checkpoint of transformers, or the folder of a run")
-    how = "how tokens become one vector, for a checkpoint that does not define it (the model's own)"
-    add("--pooling", choices=POOLINGS, help=how)
+    add("--pooling", choices=POOLINGS, help=POOLING)
     add("--max-length", type=flags.whole(1), metavar="N", help="word pieces of a text (the model's limit)")
     add("--revision", metavar="NAME", help="revision of a model on the hub (the newest)")
     add("--data", help=data, **({"metavar": "FOLDER"} | options))
@@ -104,24 +109,21 @@ def _add_model(parser: argparse.ArgumentParser, data: str, **options: Any) -> Ca
 
 def _check_eval(arguments: argparse.Namespace) -> None:
     """Raise what is wrong with the names of data and model; called before torch is imported."""
-    from . import beir
     from .locate import find
 
     if isinstance(arguments.data, list):
-        beir.check(arguments.data)
+        for name in arguments.data:
+            if not retrieval.is_nano(name):
+                retrieval.find(name)
     elif arguments.data not in (None, "hub") and not Path(arguments.data).expanduser().is_dir():
         raise ValueError(f"--data: {arguments.data} is not a folder")
     find(arguments.model, arguments.revision)
 
 
 def _evaluate(
-    arguments: argparse.Namespace,
-    evaluate: Callable[..., Any],
-    text: Callable[[Any], str],
-    names: Sequence[str],
-    **options: Any,
+    arguments: argparse.Namespace, module: str, text: Callable[[Any], str], names: Sequence[str], **options: Any
 ) -> int:
-    """Load the model, evaluate it on the named sets or tasks, and print the report."""
+    """Evaluate the model on the named sets or tasks by ``evaluate`` of a module, and print the report."""
     from ..store.progress import print_line
     from . import encode
 
@@ -129,7 +131,8 @@ def _evaluate(
         print_line(f"loading {arguments.model}")
     load = {name: getattr(arguments, name) for name in ("device", "revision", "max_length")}
     model = encode.load(arguments.model, arguments.pooling, **load)
-    report = evaluate(model, names, batch_size=arguments.batch, progress=not arguments.json, **options)
+    options |= {"batch_size": arguments.batch, "progress": not arguments.json}
+    report = import_module(f".{module}", __package__).evaluate(model, names, **options)
     print(json.dumps(asdict(report), indent=1) if arguments.json else text(report))
     return 0
 
@@ -146,10 +149,8 @@ def sts_arguments(parser: argparse.ArgumentParser) -> None:
 
 def sts_command(arguments: argparse.Namespace) -> int:
     """Print SimCSE's table."""
-    from .sts import evaluate, text
-
-    text = partial(text, subsets=arguments.subsets)
-    code = _evaluate(arguments, evaluate, text, arguments.sets, data=arguments.data, plot=arguments.plot)
+    text = partial(sts_text, subsets=arguments.subsets)
+    code = _evaluate(arguments, "sts", text, arguments.sets, data=arguments.data, plot=arguments.plot)
     if arguments.plot and not arguments.json:
         print(f"wrote {arguments.plot}", file=sys.stderr)
     return code
@@ -165,9 +166,7 @@ def transfer_arguments(parser: argparse.ArgumentParser) -> None:
 
 def transfer_command(arguments: argparse.Namespace) -> int:
     """Print SentEval's table."""
-    from .transfer import evaluate, text
-
-    return _evaluate(arguments, evaluate, text, arguments.tasks, data=arguments.data, jobs=arguments.jobs)
+    return _evaluate(arguments, "transfer", transfer_text, arguments.tasks, data=arguments.data, jobs=arguments.jobs)
 
 
 def retrieval_arguments(parser: argparse.ArgumentParser) -> None:
@@ -180,9 +179,7 @@ def retrieval_arguments(parser: argparse.ArgumentParser) -> None:
 
 def retrieval_command(arguments: argparse.Namespace) -> int:
     """Print the scores of each collection."""
-    from .retrieval import evaluate, text
-
-    return _evaluate(arguments, evaluate, text, arguments.data)
+    return _evaluate(arguments, "retrieval", retrieval_text, arguments.data)
 
 
 def mteb_arguments(parser: argparse.ArgumentParser) -> None:
@@ -195,7 +192,82 @@ def mteb_arguments(parser: argparse.ArgumentParser) -> None:
 
 def mteb_command(arguments: argparse.Namespace) -> int:
     """Print mteb's score of each task."""
-    from .mteb_tasks import evaluate, find, text
+    from .mteb_tasks import find
 
     find(arguments.tasks)  # before the model
-    return _evaluate(arguments, evaluate, text, arguments.tasks, data=arguments.data, out=arguments.out)
+    return _evaluate(arguments, "mteb_tasks", mteb_text, arguments.tasks, data=arguments.data, out=arguments.out)
+
+
+# ---- tables -------------------------------------------------------------------------------------
+
+# the columns of SimCSE's own table
+COLUMNS = {name: name for name in SEVEN} | {"STSB-test": "STSBenchmark", "SICKR-test": "SICKRelatedness"}
+
+
+def sts_text(report: sts.Report, subsets: bool) -> str:
+    """Return SimCSE's table, and below it the other sets, the subsets and remarks on the scores."""
+    scores = {name: one.spearman for name, one in report.sets.items()}
+    parts = []
+    if scores.keys() & set(SEVEN):
+        average = report.average if scores.keys() >= set(SEVEN) else math.nan
+        row = [*(scores.get(name, math.nan) for name in SEVEN), average]
+        parts.append(grid([*COLUMNS.values(), "Avg."], [row]))
+    if others := {name: value for name, value in scores.items() if name not in SEVEN}:
+        parts.append(grid(others, [others.values()]))
+    if subsets:
+        lines = []
+        for name, one in report.sets.items():
+            within: dict[str, sts.Score] = {"all": one} | (one.subsets if len(one.subsets) > 1 else {})
+            lines += [[name, part, str(s.pairs), s.spearman, s.pearson] for part, s in within.items()]
+        parts.append(grid(["set", "subset", "pairs", "Spearman", "Pearson"], lines))
+    if g := report.geometry:
+        parts.append(f"{g.of}: alignment {g.alignment:.3f}, uniformity {g.uniformity:.3f} (both: lower is better)")
+    parts.append(f"{report.texts} distinct texts, each embedded once")
+    parts += [
+        f"{name}: {s.dropped} pairs without a gold score left out" for name, s in report.sets.items() if s.dropped
+    ]
+    why = "undefined, as the model gives all its pairs the same similarity"
+    parts += [f"{name}: {why}" for name, value in scores.items() if value is None]
+    return "\n".join(parts)
+
+
+def transfer_text(report: transfer.Report) -> str:
+    """Return a table like SimCSE's, whose average also includes SST2."""
+    scores = {name: report.tasks[name].accuracy for name in TRANSFER if name in report.tasks}
+    table = grid([*scores, "Avg."], [[*scores.values(), report.average]])
+    return table + "".join(f"\n{name}: F1 {s.f1:.2f}" for name, s in report.tasks.items() if s.f1 is not None)
+
+
+def retrieval_text(report: retrieval.Report) -> str:
+    """Return the table of the collections, and their mean below."""
+    rows = []
+    for name, one in report.collections.items():
+        sizes = ["-" if size is None else str(size) for size in (one.queries, one.documents)]
+        rows.append([name, *sizes, *one.metrics.values()])
+    if report.mean is not None:
+        rows.append(["mean", "", "", *report.mean.values()])
+    return grid(["collection", "queries", "documents", *retrieval.METRICS], rows)
+
+
+def mteb_text(report: mteb_tasks.Report) -> str:
+    """Return the table of the tasks, and their mean below."""
+    tasks = report.tasks.items()
+    rows = [[name + " (local data)" * one.local, one.kind, one.metric, one.score] for name, one in tasks]
+    if report.mean is not None:
+        rows.append(["mean", "", "", report.mean])
+    return grid(["task", "type", "metric", "score"], rows)
+
+
+def grid(header: Iterable[str], rows: Iterable[Iterable[str | float | None]]) -> str:
+    """Draw a table with centered cells: words, and scores, of which NaN marks one that was not computed."""
+    table = [list(header), *(list(map(_cell, row)) for row in rows)]
+    widths = [max(map(len, column)) for column in zip(*table, strict=True)]
+    rule = "+" + "+".join("-" * (width + 2) for width in widths) + "+"
+    drawn = ["|" + "|".join(c.center(w + 2) for c, w in zip(row, widths, strict=True)) + "|" for row in table]
+    return "\n".join([rule, drawn[0], rule, *drawn[1:], rule])
+
+
+def _cell(value: str | float | None) -> str:
+    if isinstance(value, str):
+        return value
+    return "undef." if value is None else "-" if math.isnan(value) else f"{value:.2f}"

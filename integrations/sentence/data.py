@@ -8,36 +8,29 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import groupby, pairwise
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from counterpoint.names import check_known
 
 from .. import store
 from ..domain import check_choice
-from . import beir
-from .files import ENVIRONMENT, is_collection, lines, table
+from . import retrieval
+from .files import ENVIRONMENT, lines, table
+from .retrieval import is_collection
 from .settings import POSITIVES
 
 FORMATS = (".txt", ".csv", ".tsv", ".jsonl", ".json", ".parquet")
 
 
-class Prepared(NamedTuple):
-    """A cell's training samples, the number of rows dropped as blank, and a checksum."""
-
-    samples: Any
-    dropped: int
-    checksum: str
-
-
-def prepare(arguments: Mapping[str, Any]) -> Prepared:
-    """Load and check the data of a cell."""
+def prepare(arguments: Mapping[str, Any]) -> tuple[Any, int, str]:
+    """Load and check the data of a cell: the samples, the number of rows dropped as blank, and a checksum."""
     file, batch = arguments["file"], arguments["batch"]
     samples, dropped = load(file, arguments["positives"], arguments["columns"])
     if len(samples) < batch:
         count = len(samples)
         raise ValueError(f"batch: {batch} samples, but {file} has only {count}; give --batch {count} or less.")
     path = find(file)
-    return Prepared(samples, dropped, store.checksum(path if path.is_file() else samples._fingerprint))
+    return samples, dropped, store.checksum(path if path.is_file() else samples._fingerprint)
 
 
 def load(path: str | Path, positives: str = "auto", columns: Sequence[str] | None = None) -> tuple[Any, int]:
@@ -65,7 +58,7 @@ def load(path: str | Path, positives: str = "auto", columns: Sequence[str] | Non
     check(path, positives)
     file, dropped = find(path), 0
     if is_collection(file) or positives.startswith("next-"):
-        pairs = beir.read(file, "train").pairs() if is_collection(file) else _neighbors(lines(file), positives)
+        pairs = retrieval.read(file, "train").pairs() if is_collection(file) else _neighbors(lines(file), positives)
         data = Dataset.from_dict({"anchor": [a for a, _ in pairs], "positive": [b for _, b in pairs]})
     else:
         data = _select(_read(file), path, positives, columns)
@@ -87,7 +80,7 @@ def check(path: str | Path, positives: str = "auto") -> None:
         raise ValueError(f"positives={positives}: needs running text in a .txt file, got {path}.")
     if is_collection(file):
         check_choice("positives", positives, ("auto", "columns"))
-        beir.judgements(file, "train")
+        retrieval.judgements(file, "train")
     elif kind in FORMATS:
         if not file.is_file():
             raise FileNotFoundError(f"{file}: no such file.")

@@ -25,6 +25,7 @@ from .settings import POOLINGS
 
 Encode = Callable[[list[str]], Any]
 Matrix = NDArray[np.floating[Any]]
+Embeddings = dict[str, Matrix]  # a row by its text
 
 
 @contextmanager
@@ -57,8 +58,8 @@ def load(
     Args:
         model: a SentenceTransformer, a checkpoint of transformers, which needs ``pooling``, or the folder of a run.
         pooling: how tokens become one vector: ``cls``, the first token; ``pooler``, the first token through the
-            checkpoint's own dense layer and tanh, as the supervised SimCSE models expect; ``mean``; ``max``. The right
-            choice depends on how the checkpoint was trained, so there is no default.
+            checkpoint's own dense layer and tanh, as supervised SimCSE expects; ``mean``; ``max``. There is no default,
+            as the right one depends on how the checkpoint was trained.
         device: by default the best available.
         revision: of a model on the hub.
         max_length: texts are truncated to this many tokens; by default to the model's own limit.
@@ -130,39 +131,32 @@ def encoder(model: Any) -> Encode:
     raise TypeError(f"model: expected a name, a SentenceTransformer or a function, got {type(model).__name__}.")
 
 
-class Embeddings:
-    """The embeddings of a set of texts; each distinct text is embedded once.
+def embed(model: Any, texts: Iterable[str], batch_size: int = 64, progress: bool = False) -> Embeddings:
+    """Embed each distinct text once.
 
     Batches contain texts of similar length, the longest first, so that a lack of memory shows at once.
 
     Args:
         model: see :func:`encoder`.
         texts: in any order; duplicates are allowed.
-        batch_size: texts per call of the model.
+        batch_size: texts embedded at a time.
         progress: whether to show it.
     """
-
-    def __init__(self, model: Any, texts: Iterable[str], batch_size: int = 64, progress: bool = False) -> None:
-        if batch_size < 1:
-            raise ValueError(f"batch_size: expected at least 1, got {batch_size}.")
-        encode = encoder(model)
-        distinct = sorted(set(texts), key=lambda text: (-len(text), text))
-        self._row = {text: i for i, text in enumerate(distinct)}
-        if progress:
-            print_line(f"embedding {len(distinct)} distinct texts")
-        batches = [distinct[start : start + batch_size] for start in range(0, len(distinct), batch_size)]
-        shown = track(batches, "encoding, batches") if progress else batches
-        self._matrix = np.concatenate([_checked(encode(batch), batch) for batch in shown])
-
-    def __len__(self) -> int:
-        return len(self._row)
-
-    def __getitem__(self, texts: Sequence[str]) -> Matrix:
-        """The embeddings of these texts, ``(texts, width)``."""
-        return self._matrix[[self._row[text] for text in texts]]
+    encode = encoder(model)
+    distinct = sorted(set(texts), key=lambda text: (-len(text), text))
+    if progress:
+        print_line(f"embedding {len(distinct)} distinct texts")
+    batches = [distinct[start : start + batch_size] for start in range(0, len(distinct), batch_size)]
+    shown = track(batches, "encoding, batches") if progress else batches
+    return {text: row for batch in shown for text, row in zip(batch, _checked(encode(batch), batch), strict=True)}
 
 
-def _checked(rows: Any, batch: list[str]) -> Matrix:
+def rows(embeddings: Embeddings, texts: Sequence[str]) -> Matrix:
+    """Return the embeddings of these texts, ``(texts, width)``."""
+    return np.stack([embeddings[text] for text in texts])
+
+
+def _checked(rows: Any, batch: list[str]) -> Any:
     if isinstance(rows, torch.Tensor):  # numpy has no bfloat16
         rows = rows.detach().to("cpu", torch.promote_types(rows.dtype, torch.float32))
     matrix = np.asarray(rows)

@@ -10,9 +10,8 @@ from typing import Any
 
 from sentence_transformers.sentence_transformer.evaluation import SentenceEvaluator
 
-from . import beir, retrieval, sts, transfer
-from .benchmarks import load_sts
-from .encode import Embeddings
+from . import retrieval, sts, transfer
+from .encode import embed
 from .model import without_head
 from .settings import STS, TRANSFER
 
@@ -29,16 +28,16 @@ class DevScore(SentenceEvaluator):  # type: ignore[misc]
 
     def __init__(self, name: str, drop_head: bool) -> None:
         super().__init__()
-        self.data = load_sts(name) if name in STS else beir.read(beir.find(name), "dev")
+        self.data = sts.load(name) if name in STS else retrieval.read(retrieval.find(name), "dev")
         self.name = self.primary_metric = name if name in STS else f"{Path(name).name} dev {retrieval.HEADLINE}"
         self.drop_head = drop_head
 
     def score(self, model: Any) -> float | None:
         """Return Spearman's correlation, or nDCG@10, times 100; None if undefined."""
         model = without_head(model) if self.drop_head else model
-        if isinstance(self.data, beir.Collection):
+        if isinstance(self.data, retrieval.Collection):
             return retrieval.score(model, self.data).metrics[retrieval.HEADLINE]
-        return sts.score(self.data, Embeddings(model, self.data.texts)).spearman
+        return sts.score(self.data, embed(model, self.data.texts)).spearman
 
     def __call__(
         self, model: Any, output_path: str | None = None, epoch: float = -1, steps: int = -1
@@ -50,7 +49,7 @@ class DevScore(SentenceEvaluator):  # type: ignore[misc]
 
     @property
     def description(self) -> str:
-        return "Retrieval" if isinstance(self.data, beir.Collection) else "Semantic Similarity"
+        return "Retrieval" if isinstance(self.data, retrieval.Collection) else "Semantic Similarity"
 
 
 def evaluate(model: Any, names: Sequence[str]) -> tuple[dict[str, float], dict[str, float]]:

@@ -1,4 +1,4 @@
-"""The folder of the benchmarks and its collections; text files, as lines and as tables separated by tabs.
+"""The folder of the benchmarks, and its text files, as lines and as tables separated by tabs.
 
 Rows are split at line feeds and tabs only: quotes belong to the text.
 """
@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 ENVIRONMENT = "COUNTERPOINT_DATA"
-RETRIEVAL = "retrieval"  # folder of the BEIR folders, in that of the data
+PLACES = ("", "sts", "transfer", "downstream", "data/downstream", "SentEval/data/downstream")
 
 
 def root(data: str | Path | None = None) -> Path | None:
@@ -24,16 +24,9 @@ def root(data: str | Path | None = None) -> Path | None:
     return folder
 
 
-def is_collection(path: Path) -> bool:
-    """Return whether this is a BEIR folder."""
-    return (path / "corpus.jsonl").is_file() and (path / "queries.jsonl").is_file()
-
-
-def collections(data: str | Path | None = None) -> list[str]:
-    """Return the names of the collections in ``retrieval/`` of the data."""
-    base = root(data)
-    folders = [] if base is None else sorted((base / RETRIEVAL).glob("*"))
-    return [folder.name for folder in folders if is_collection(folder)]
+def find(folder: Path, path: str) -> Path | None:
+    """Return the path of a file or folder, there or where SentEval and this library put such files."""
+    return next((file for place in PLACES if (file := folder / place / path).exists()), None)
 
 
 def lines(path: Path, encoding: str = "utf-8") -> list[str]:

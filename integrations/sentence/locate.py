@@ -12,9 +12,6 @@ from huggingface_hub import constants
 
 from counterpoint.names import nearest
 
-FILES = ("modules.json", "config.json")  # of a SentenceTransformer, and of any checkpoint
-OWNER = "sentence-transformers"  # of models whose name has no owner
-
 
 def find(model: str | Path, revision: str | None = None) -> str:
     """Resolve a model to its folder, inside a run's folder or URL if that is what is named, or to its name on the hub.
@@ -39,11 +36,11 @@ def find(model: str | Path, revision: str | None = None) -> str:
         return str(inner if (inner / "modules.json").is_file() else folder)
     if looks_local:
         raise FileNotFoundError(f"model: {name} is not a folder.")
-    candidates = [name] if "/" in name else [name, f"{OWNER}/{name}"]
+    candidates = [name] if "/" in name else [name, f"sentence-transformers/{name}"]
     for candidate in candidates:
-        cached = (hub.try_to_load_from_cache(candidate, file, revision=revision) for file in FILES)
-        if any(isinstance(path, str) for path in cached):
-            return candidate
+        for file in ("modules.json", "config.json"):  # of a SentenceTransformer, and of any checkpoint
+            if isinstance(hub.try_to_load_from_cache(candidate, file, revision=revision), str):
+                return candidate
     for candidate in candidates:
         try:
             hub.HfApi().model_info(candidate, revision=revision, timeout=10)

@@ -14,8 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from ..command import flags
-from .files import is_collection
-from .settings import POOLINGS
+from .settings import POOLING, POOLINGS
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -31,7 +30,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--skip", type=flags.whole(0), default=0, metavar="N", help=skip)
     add("--margin", type=float, metavar="X", help="least gap between the positive's similarity and a negative's (none)")
     add("--relative-margin", type=float, metavar="X", help="the same, as a share of the positive's similarity (none)")
-    add("--pooling", choices=POOLINGS, help="for a checkpoint that does not define it (the model's own)")
+    add("--pooling", choices=POOLINGS, help=POOLING)
     add("--batch", type=flags.whole(1), default=64, metavar="N", help="texts embedded at a time (%(default)s)")
     flags.add_device(parser)
     add("--json", action="store_true", help="print JSON")
@@ -48,13 +47,8 @@ def _check(arguments: argparse.Namespace) -> None:
     find(arguments.model)
 
 
-def pairs(data: str | Path, columns: tuple[str, str] | None = None) -> Any:
-    """Read the pairs of a file or BEIR folder: a ``datasets.Dataset`` of queries and positives.
-
-    Args:
-        data: see :func:`counterpoint.integrations.sentence.data.load`.
-        columns: the columns of queries and positives; by default the first two of text.
-    """
+def _pairs(data: str | Path, columns: tuple[str, str] | None) -> Any:
+    """Read the queries and positives, or raise what is wrong with them."""
     from .data import load
 
     samples, _ = load(data, "auto", columns)
@@ -69,22 +63,23 @@ def mine(
     """Return a ``datasets.Dataset`` of each pair with its hard negatives; pairs without enough of them are left out.
 
     Args:
-        data, columns: see :func:`pairs`. Candidates are the positives, or all documents of a BEIR folder.
+        data: pairs, see :func:`.data.load`. Candidates are the second column, or all documents of a BEIR folder.
         model: a SentenceTransformer.
+        columns: of queries and positives; by default the first two of text.
         negatives: how many for each pair, the most similar first.
         options: of ``sentence_transformers.util.mine_hard_negatives``, such as ``relative_margin``.
     """
     from sentence_transformers.util import mine_hard_negatives
 
-    from . import beir
+    from . import retrieval
     from .data import find
 
     folder = find(data)
-    candidates = [*beir.read(folder, "train").documents.values()] if is_collection(folder) else None
+    candidates = [*retrieval.read(folder, "train").documents.values()] if retrieval.is_collection(folder) else None
     options = {"corpus": candidates, "num_negatives": negatives, "output_format": "n-tuple", **options}
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message=r"std\(\)")  # it prints statistics even of no negatives
-        mined = mine_hard_negatives(pairs(data, columns), model, **options)
+        mined = mine_hard_negatives(_pairs(data, columns), model, **options)
     if not len(mined):
         raise ValueError(f"{data}: no pair has {negatives} negatives that the settings allow; ask for fewer.")
     return mined
@@ -95,7 +90,7 @@ def command(arguments: argparse.Namespace) -> int:
     from .. import store
     from . import encode
 
-    pairs(arguments.data, arguments.columns)  # before the model, which takes longer
+    _pairs(arguments.data, arguments.columns)  # before the model, which takes longer
     model = encode.load(arguments.model, arguments.pooling, device=arguments.device)
     mined = mine(
         arguments.data,

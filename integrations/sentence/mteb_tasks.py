@@ -19,10 +19,8 @@ from datasets import Dataset
 from counterpoint.names import closest
 
 from ..store.progress import print_line
-from . import encode
-from .benchmarks import load_sts
+from . import sts
 from .files import lines, root
-from .tables import grid, number
 
 try:
     import mteb
@@ -64,7 +62,7 @@ def evaluate(
     """Score a model on tasks of mteb.
 
     Args:
-        model: a SentenceTransformer, or its name or folder.
+        model: a SentenceTransformer.
         names: mteb's names of tasks (``Banking77Classification``) or benchmarks (``MTEB(eng, v2)``).
         data: the folder of the data, by default ``COUNTERPOINT_DATA``: the tasks of :data:`STS` and :data:`INTENTS`
             are read from its ``sts/`` and ``intents/`` where it has them; ``hub`` for mteb's own download of all.
@@ -73,8 +71,6 @@ def evaluate(
         progress: whether to show it.
     """
     tasks = find(names)
-    if isinstance(model, (str, Path)):
-        model = encode.load(model)
     # mteb's own key is the model's name, and the weights in a folder may change
     cache = None if out is None else mteb.ResultCache(Path(out) / fingerprint(model))
     scores: dict[str, Score] = {}
@@ -86,7 +82,7 @@ def evaluate(
         if local:
             task.dataset = {split: Dataset.from_dict(columns) for split, columns in local.items()}
             task.data_loaded = True
-        options = {"encode_kwargs": {"batch_size": batch_size}, "show_progress_bar": progress, "cache": cache}
+        options: Any = {"encode_kwargs": {"batch_size": batch_size}, "show_progress_bar": progress, "cache": cache}
         try:
             with warnings.catch_warnings():
                 warnings.filterwarnings("ignore", module="mteb")  # it logs what a user should know
@@ -120,7 +116,7 @@ def local_data(name: str, data: str | Path | None) -> dict[str, dict[str, list[A
         return {}
     if name in STS:
         try:
-            pairs = load_sts(STS[name], folder)
+            pairs = sts.load(STS[name], folder)
         except FileNotFoundError:
             return {}
         return {"test": {"sentence1": pairs.first, "sentence2": pairs.second, "score": pairs.gold}}
@@ -142,12 +138,3 @@ def fingerprint(model: Any) -> str:
         digest.update(name.encode())
         digest.update(value.detach().cpu().contiguous().float().numpy().tobytes())
     return digest.hexdigest()[:16]
-
-
-def text(report: Report) -> str:
-    """Return the table of the tasks, and their mean below."""
-    tasks = report.tasks.items()
-    rows = [[name + " (local data)" * one.local, one.kind, one.metric, number(one.score)] for name, one in tasks]
-    if report.mean is not None:
-        rows.append(["mean", "", "", number(report.mean)])
-    return grid(["task", "type", "metric", "score"], rows)

@@ -7,6 +7,11 @@ and the test splits of STS-B and SICK-R. Nothing is trained.
 Other numbers go by the same names: averages over a year's subsets (``subsets``), Pearson's correlation (``pearson``),
 and MTEB's SICK-R over all 9927 pairs (``SICKR-all``).
 
+Sets are read from a folder, ``COUNTERPOINT_DATA`` by default: ``sts/STS12.tsv`` and so on, tab-separated with a header
+(subset, score, sentence1, sentence2), or the files that SentEval's scripts leave. Without a folder they are downloaded
+from the hub, in pinned revisions of MTEB's copies. These have no subsets of a year and no splits of SICK: there is no
+SICKR-test, hence no average of seven.
+
 SimCSE: https://arxiv.org/abs/2104.08821
 """
 
@@ -14,30 +19,145 @@ from __future__ import annotations
 
 from . import frameworks  # noqa: F401  names the extra to install  # isort: skip
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from datasets import load_dataset
 from numpy.typing import NDArray
 from scipy.stats import pearsonr, spearmanr
 
-from counterpoint.diagnose import alignment, distances, uniformity
+from counterpoint.diagnose import alignment, uniformity
 from counterpoint.diagnose.plots import plot_distances
 
-from .benchmarks import Pairs, load_sts
-from .encode import Embeddings, Matrix
-from .settings import SEVEN
-from .tables import grid, number
+from ..domain import check_choice
+from .encode import Embeddings, Matrix, embed, rows
+from .files import find, lines, root, table
+from .settings import SEVEN, STS
 
-BINS = 50
+# the names of SentEval's files; STS13's fourth subset, SMT, has a license that does not allow mirrors
+SUBSETS = {
+    "STS12": ("MSRpar", "MSRvid", "SMTeuroparl", "surprise.OnWN", "surprise.SMTnews"),
+    "STS13": ("FNWN", "headlines", "OnWN"),
+    "STS14": ("deft-forum", "deft-news", "headlines", "images", "OnWN", "tweet-news"),
+    "STS15": ("answers-forums", "answers-students", "belief", "headlines", "images"),
+    "STS16": ("answer-answer", "headlines", "plagiarism", "postediting", "question-question"),
+}
+SICK = {"train": "SICK_train.txt", "trial": "SICK_trial.txt", "test": "SICK_test_annotated.txt"}
+STSB = ("mteb/stsbenchmark-sts", "b0fddb56ed78048fa8b90373c8a3cfc37b684831")
+HUB = {  # repository, revision, split
+    "STS12": ("mteb/sts12-sts", "a0d554a64d88156834ff5ae9920b964011b16384", "test"),
+    "STS13": ("mteb/sts13-sts", "7e90230a92c190f1bf69ae9002b8cea547a64cca", "test"),
+    "STS14": ("mteb/sts14-sts", "6031580fec1f6af667f0bd2da0a551cf4f0b2375", "test"),
+    "STS15": ("mteb/sts15-sts", "ae752c7c21bf194d8b67fd573edf7ae58183cbe3", "test"),
+    "STS16": ("mteb/sts16-sts", "4d8694f8f0e0100860b497b999b3dbed754a0513", "test"),
+    "STSB-train": (*STSB, "train"),
+    "STSB-dev": (*STSB, "validation"),
+    "STSB-test": (*STSB, "test"),
+    "SICKR-all": ("mteb/sickr-sts", "20a6d6f312dd54037fe07a32d58e5e168867909d", "test"),
+}
 RELATED = 4.0  # STS-B pairs above this gold score are the positive pairs of SimCSE's alignment
 COLLAPSED = 1e-6  # smaller differences between similarities are rounding errors
 
-# the columns of SimCSE's own table
-COLUMNS = {name: name for name in SEVEN} | {"STSB-test": "STSBenchmark", "SICKR-test": "SICKRelatedness"}
+
+# ---- the sets -----------------------------------------------------------------------------------
+
+
+@dataclass
+class Pairs:
+    """Sentence pairs with human similarity scores, ``gold``; ``dropped`` counts those without one."""
+
+    name: str
+    subset: list[str]
+    gold: list[float]
+    first: list[str]
+    second: list[str]
+    dropped: int = 0
+
+    @property
+    def texts(self) -> list[str]:
+        """The distinct sentences."""
+        return list(dict.fromkeys([*self.first, *self.second]))
+
+
+def load(name: str, data: str | Path | None = None) -> Pairs:
+    """Load a set of scored pairs. Those without a gold score are dropped and counted, as in the official evaluation.
+
+    Args:
+        name: one of :data:`~.settings.STS`. ``STS12`` to ``STS16`` (all subsets of the year), ``STSB-test`` and
+            ``SICKR-test`` are SimCSE's seven; ``SICKR-all`` is MTEB's SICK-R, train, trial and test together.
+        data: the folder of the sets, or ``hub``; by default ``COUNTERPOINT_DATA``, else the hub.
+    """
+    check_choice("STS set", name, STS)
+    folder, pairs = root(data), Pairs(name, [], [], [], [])
+    for place, subset, gold, first, second in _hub_rows(name) if folder is None else _folder_rows(name, folder):
+        if not gold.strip():
+            pairs.dropped += 1
+            continue
+        if not _is_number(gold):
+            raise ValueError(f"{place}: expected a number as gold score, got {gold!r}.")
+        pairs.subset.append(subset)
+        pairs.gold.append(float(gold))
+        pairs.first.append(first)
+        pairs.second.append(second)
+    if (count := len(pairs.gold)) < 2:
+        raise ValueError(f"{name}: {count} pairs with a gold score, and {pairs.dropped} without; expected 2 or more.")
+    return pairs
+
+
+def _is_number(text: str) -> bool:
+    try:
+        return math.isfinite(float(text))
+    except ValueError:
+        return False
+
+
+Row = tuple[str, str, str, str, str]  # place, subset, gold, first, second
+
+
+def _folder_rows(name: str, folder: Path) -> Iterator[Row]:
+    kind, _, split = name.partition("-")
+    if name == "SICKR-all":
+        for part in SICK:
+            yield from _folder_rows(f"SICKR-{part}", folder)
+    elif path := find(folder, f"{name}.tsv"):
+        _, header = next(table(path, 2), ("", ["", ""]))
+        if _is_number(header[1]):  # it would be skipped
+            raise ValueError(f"{path}: line 1 is a pair, expected the header: subset, score, sentence1, sentence2.")
+        for place, (subset, gold, first, second, *_) in table(path, 4, header=True):
+            yield place, subset, gold, first, second
+    elif kind in SUBSETS and (path := find(folder, f"STS/{kind}-en-test")):
+        for subset in SUBSETS[kind]:
+            texts, gold_path = path / f"STS.input.{subset}.txt", path / f"STS.gs.{subset}.txt"
+            rows, scores = list(table(texts, 2)), lines(gold_path)
+            if len(rows) != len(scores):
+                raise ValueError(f"{gold_path}: {len(scores)} scores for the {len(rows)} pairs of {texts.name}.")
+            for (place, (first, second, *_)), gold in zip(rows, scores, strict=True):
+                yield place, subset.removeprefix("surprise."), gold, first, second
+    elif kind == "STSB" and (path := find(folder, f"STS/STSBenchmark/sts-{split}.csv")):
+        for place, (_, genre, file, _, gold, first, second, *_) in table(path, 7):
+            yield place, f"{genre}-{file}", gold, first, second
+    elif kind == "SICKR" and (path := find(folder, f"SICK/{SICK[split]}")):
+        for place, (_, first, second, gold, *_) in table(path, 4, header=True):
+            yield place, split, gold, first, second
+    else:
+        raise FileNotFoundError(
+            f"{name}: neither {name}.tsv nor SentEval's files are in {folder}, sts/ or downstream/."
+        )
+
+
+def _hub_rows(name: str) -> Iterator[Row]:
+    if name not in HUB:
+        raise ValueError(f"{name}: the hub's SICK has no splits; use SICKR-all, or --data with SentEval's files.")
+    path, revision, split = HUB[name]
+    for i, row in enumerate(load_dataset(path, revision=revision, split=split)):
+        yield f"{path}: row {i}", split, str(row["score"]), row["sentence1"], row["sentence2"]
+
+
+# ---- the scores ---------------------------------------------------------------------------------
 
 
 @dataclass
@@ -62,9 +182,8 @@ class Geometry:
     """Alignment and uniformity of embeddings (Wang and Isola 2020, https://arxiv.org/abs/2005.10242)."""
 
     of: str  # the set of the sentences
-    alignment: float  # mean squared distance of the pairs with a gold score above 4
-    uniformity: float  # log of the mean Gaussian potential of all pairs of sentences
-    histogram: list[float]  # share of those pairs in each of BINS bins of the distance (1 - cos) / 2 from 0 to 1
+    alignment: float  # of the pairs with a gold score above 4
+    uniformity: float
 
 
 @dataclass
@@ -86,47 +205,41 @@ def evaluate(
     progress: bool = False,
     plot: str | Path | None = None,
 ) -> Report:
-    """Score a model on sets of scored sentence pairs. Each distinct text of all sets is embedded once.
+    """Score a model on sets of scored sentence pairs.
 
     Args:
-        model: a name or folder, a SentenceTransformer, or a function from a list of texts to a matrix; see
-            :func:`counterpoint.integrations.sentence.encode.encoder`.
-        sets: names from :data:`counterpoint.integrations.sentence.settings.STS`.
-        data: their folder, see :func:`counterpoint.integrations.sentence.benchmarks.load_sts`.
-        batch_size: texts embedded at a time.
-        progress: whether to show it.
+        model, batch_size, progress: see :func:`counterpoint.integrations.sentence.encode.embed`.
+        sets, data: see :func:`load`.
         plot: file for a histogram of the distances between the sentences of the STS-B set.
     """
-    loaded = [load_sts(name, data) for name in dict.fromkeys(sets)]
-    embeddings = Embeddings(model, (text for pairs in loaded for text in pairs.texts), batch_size, progress)
+    loaded = [load(name, data) for name in dict.fromkeys(sets)]
+    embeddings = embed(model, (text for pairs in loaded for text in pairs.texts), batch_size, progress)
     scores = {pairs.name: score(pairs, embeddings) for pairs in loaded}
-    known = [scores[name].spearman for name in SEVEN if name in scores]
-    seven = [value for value in known if value is not None]
+    seven = [one for name in SEVEN if name in scores and (one := scores[name].spearman) is not None]
+    average = sum(seven) / len(SEVEN) if len(seven) == len(SEVEN) else None
     stsb = next((pairs for pairs in loaded if pairs.name.startswith("STSB")), None)
     if plot is not None:
         if stsb is None:
             raise ValueError("plot: needs an STS-B set among the sets.")
         from ..report.plots import save
 
-        save(plot_distances(torch.from_numpy(embeddings[stsb.texts])), plot)
-    average = sum(seven) / len(SEVEN) if len(seven) == len(SEVEN) else None
-    return Report(scores, average, stsb and geometry(stsb, embeddings), len(embeddings))
+        save(plot_distances(torch.from_numpy(rows(embeddings, stsb.texts))), plot)
+    return Report(scores, average, None if stsb is None else geometry(stsb, embeddings), len(embeddings))
 
 
 def score(pairs: Pairs, embeddings: Embeddings) -> SetScore:
     """Compute the correlations of a set and of its subsets."""
-    similar, gold = cosine(embeddings[pairs.first], embeddings[pairs.second]), np.asarray(pairs.gold)
-    subset = np.asarray(pairs.subset)
+    similar = cosine(rows(embeddings, pairs.first), rows(embeddings, pairs.second))
+    gold, subset = np.asarray(pairs.gold), np.asarray(pairs.subset)
     parts = {name: subset == name for name in dict.fromkeys(pairs.subset)}
-    subsets = {name: Score(*_correlations(similar[p], gold[p])) for name, p in parts.items() if p.sum() > 1}
-    return SetScore(*_correlations(similar, gold), pairs.dropped, subsets)
+    subsets = {name: _correlate(similar[part], gold[part]) for name, part in parts.items() if part.sum() > 1}
+    return SetScore(**asdict(_correlate(similar, gold)), dropped=pairs.dropped, subsets=subsets)
 
 
-def _correlations(similar: NDArray[np.float64], gold: NDArray[np.float64]) -> tuple[int, float | None, float | None]:
-    """Return the number of pairs, Spearman's and Pearson's correlation."""
+def _correlate(similar: NDArray[np.float64], gold: NDArray[np.float64]) -> Score:
     if np.ptp(similar) < COLLAPSED or np.ptp(gold) == 0:
-        return len(gold), None, None
-    return len(gold), 100 * float(spearmanr(similar, gold).statistic), 100 * float(pearsonr(similar, gold).statistic)
+        return Score(len(gold), None, None)
+    return Score(len(gold), *(100 * float(measure(similar, gold).statistic) for measure in (spearmanr, pearsonr)))
 
 
 def cosine(first: Matrix, second: Matrix) -> NDArray[np.float64]:
@@ -137,39 +250,9 @@ def cosine(first: Matrix, second: Matrix) -> NDArray[np.float64]:
 
 
 def geometry(pairs: Pairs, embeddings: Embeddings) -> Geometry | None:
-    """Compute alignment, uniformity and distances; None if the set has no clearly related pairs."""
+    """Compute alignment and uniformity; None if the set has no clearly related pairs."""
     if not (related := [i for i, gold in enumerate(pairs.gold) if gold > RELATED]):
         return None
-    x, y = (torch.from_numpy(embeddings[[side[i] for i in related]]) for side in (pairs.first, pairs.second))
-    z = torch.from_numpy(embeddings[pairs.texts])
-    apart = distances(z)
-    histogram = torch.histc(apart, BINS, 0, 1) / len(apart)
-    return Geometry(pairs.name, alignment(x, y), uniformity(z), histogram.tolist())
-
-
-def text(report: Report, subsets: bool = False) -> str:
-    """Return SimCSE's table, and below it the other sets, the subsets and remarks on the scores."""
-    scores = {name: one.spearman for name, one in report.sets.items()}
-    parts = []
-    if scores.keys() & set(SEVEN):
-        average = report.average if scores.keys() >= set(SEVEN) else math.nan
-        row = [*(scores.get(name, math.nan) for name in SEVEN), average]
-        parts.append(grid([*COLUMNS.values(), "Avg."], [[number(value) for value in row]]))
-    if others := {name: number(value) for name, value in scores.items() if name not in SEVEN}:
-        parts.append(grid(others, [list(others.values())]))
-    if subsets:
-        rows = []
-        for name, one in report.sets.items():
-            parts_of_set: dict[str, Score] = {"all": one} | (one.subsets if len(one.subsets) > 1 else {})
-            for part, s in parts_of_set.items():
-                rows.append([name, part, str(s.pairs), number(s.spearman), number(s.pearson)])
-        parts.append(grid(["set", "subset", "pairs", "Spearman", "Pearson"], rows))
-    if g := report.geometry:
-        parts.append(f"{g.of}: alignment {g.alignment:.3f}, uniformity {g.uniformity:.3f} (both: lower is better)")
-    parts.append(f"{report.texts} distinct texts, each embedded once")
-    parts += [
-        f"{name}: {s.dropped} pairs without a gold score left out" for name, s in report.sets.items() if s.dropped
-    ]
-    why = "undefined, as the model gives all its pairs the same similarity"
-    parts += [f"{name}: {why}" for name, value in scores.items() if value is None]
-    return "\n".join(parts)
+    sides = ([side[i] for i in related] for side in (pairs.first, pairs.second))
+    x, y, z = (torch.from_numpy(rows(embeddings, texts)) for texts in (*sides, pairs.texts))
+    return Geometry(pairs.name, alignment(x, y), uniformity(z))

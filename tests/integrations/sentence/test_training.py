@@ -25,9 +25,9 @@ from sentence_transformers.sentence_transformer.modules import Pooling, Transfor
 import counterpoint as cp  # noqa: E402
 from counterpoint.integrations import store  # noqa: E402
 from counterpoint.integrations.command.main import main  # noqa: E402
-from counterpoint.integrations.sentence import encode, noise, sts, training  # noqa: E402
+from counterpoint.integrations.sentence import encode, sts, training  # noqa: E402
 from counterpoint.integrations.sentence import model as sentence_model  # noqa: E402
-from counterpoint.integrations.sentence.noise import PerturbedContrastiveLoss, WordDropout  # noqa: E402
+from counterpoint.integrations.sentence.model import PerturbedContrastiveLoss, WordDropout  # noqa: E402
 from counterpoint.integrations.sentence.presets import PRESETS, preset  # noqa: E402
 from counterpoint.perturb import attack  # noqa: E402
 from counterpoint.plugins.sentence_transformers import ContrastiveLoss  # noqa: E402
@@ -191,7 +191,7 @@ def test_perturbed_views_are_in_embedding_space_and_within_reach(bert, monkeypat
         reach.append((moved - words).abs().max().item())
         return moved
 
-    monkeypatch.setattr(noise, "attack", watched)
+    monkeypatch.setattr(sentence_model, "attack", watched)
     model = load(bert).eval()
     model = sentence_model.static(model) if static else model
     loss_fn = PerturbedContrastiveLoss(model, "intnacl:base=mixnca,t=0.1", epsilon=0.05, mixed=3, attack_steps=3)
@@ -408,10 +408,8 @@ def test_what_fails_later_is_named_too(world, bert, changes, says):
 # ---- recipes and the command ---------------------------------------------------------------------
 
 
-def test_presets_say_where_each_setting_stands():
+def test_presets_are_cells():
     for one in PRESETS.values():
-        assert set(one.sources) == {"objective", *one.settings}
-        assert all(one.sources.values())
         made = training.cell("a.txt", one.objective, 0, **one.settings, device="cuda")
         assert {name: made[name] for name in one.settings} == one.settings
     bert, adnce, roberta = (PRESETS[name] for name in ("simcse-bert", "adnce-bert", "adnce-roberta"))

