@@ -200,6 +200,8 @@ def mteb_command(arguments: argparse.Namespace) -> int:
 
 # ---- tables -------------------------------------------------------------------------------------
 
+Cell = str | float | None
+
 # the columns of SimCSE's own table
 COLUMNS = {name: name for name in SEVEN} | {"STSB-test": "STSBenchmark", "SICKR-test": "SICKRelatedness"}
 
@@ -215,7 +217,7 @@ def sts_text(report: sts.Report, subsets: bool) -> str:
     if others := {name: value for name, value in scores.items() if name not in SEVEN}:
         parts.append(grid(others, [others.values()]))
     if subsets:
-        lines = []
+        lines: list[list[Cell]] = []
         for name, one in report.sets.items():
             within: dict[str, sts.Score] = {"all": one} | (one.subsets if len(one.subsets) > 1 else {})
             lines += [[name, part, str(s.pairs), s.spearman, s.pearson] for part, s in within.items()]
@@ -240,7 +242,7 @@ def transfer_text(report: transfer.Report) -> str:
 
 def retrieval_text(report: retrieval.Report) -> str:
     """Return the table of the collections, and their mean below."""
-    rows = []
+    rows: list[list[Cell]] = []
     for name, one in report.collections.items():
         sizes = ["-" if size is None else str(size) for size in (one.queries, one.documents)]
         rows.append([name, *sizes, *one.metrics.values()])
@@ -251,14 +253,15 @@ def retrieval_text(report: retrieval.Report) -> str:
 
 def mteb_text(report: mteb_tasks.Report) -> str:
     """Return the table of the tasks, and their mean below."""
-    tasks = report.tasks.items()
-    rows = [[name + " (local data)" * one.local, one.kind, one.metric, one.score] for name, one in tasks]
+    rows: list[list[Cell]] = []
+    for name, one in report.tasks.items():
+        rows.append([name + " (local data)" * one.local, one.kind, one.metric, one.score])
     if report.mean is not None:
         rows.append(["mean", "", "", report.mean])
     return grid(["task", "type", "metric", "score"], rows)
 
 
-def grid(header: Iterable[str], rows: Iterable[Iterable[str | float | None]]) -> str:
+def grid(header: Iterable[str], rows: Iterable[Iterable[Cell]]) -> str:
     """Draw a table with centered cells: words, and scores, of which NaN marks one that was not computed."""
     table = [list(header), *(list(map(_cell, row)) for row in rows)]
     widths = [max(map(len, column)) for column in zip(*table, strict=True)]
@@ -267,7 +270,7 @@ def grid(header: Iterable[str], rows: Iterable[Iterable[str | float | None]]) ->
     return "\n".join([rule, drawn[0], rule, *drawn[1:], rule])
 
 
-def _cell(value: str | float | None) -> str:
+def _cell(value: Cell) -> str:
     if isinstance(value, str):
         return value
     return "undef." if value is None else "-" if math.isnan(value) else f"{value:.2f}"

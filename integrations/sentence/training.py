@@ -78,7 +78,8 @@ def train(run: Run) -> None:
     callback = RunCallback(run, loss.objective, dev)
     trainer = make_trainer(model, loss, samples, callback)
     trainer.train(resume_from_checkpoint=callback.resume())
-    history, best, curve = trainer.state.log_history, callback.best, []
+    history, best = trainer.state.log_history, callback.best
+    curve: list[tuple[int, float]] = []
     if dev and best is not None:
         model.load_state_dict(best["model"])
         result = {dev.name: best["score"]}
@@ -91,8 +92,8 @@ def train(run: Run) -> None:
         model.save_pretrained(str(run.path / "model"))
         _link(run.path / "model", run.path / "encoder.safetensors")
     scores, shares = evaluate(model, test)
-    details = {"samples": len(samples), "left_out": dropped, "step": best and best["step"], "curve": curve}
-    run.finish(result | scores, **details, majority=shares)
+    step = best and best["step"]
+    run.finish(result | scores, samples=len(samples), left_out=dropped, step=step, curve=curve, majority=shares)
     shutil.rmtree(callback.folder, ignore_errors=True)
 
 
