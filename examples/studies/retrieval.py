@@ -138,9 +138,9 @@ def embedded(*columns: Sequence[str]) -> list[Tensor]:
 
 
 def documents() -> dict[str, Tensor]:
-    from counterpoint.integrations.sentence import beir
+    from counterpoint.integrations.sentence.retrieval import read
 
-    collection = beir.read(Path(os.environ["COUNTERPOINT_DATA"], "retrieval", "cranfield"))
+    collection = read(Path(os.environ["COUNTERPOINT_DATA"], "retrieval", "cranfield"))
     relevant = [[d in collection.relevant.get(q, ()) for d in collection.documents] for q in collection.queries]
     queries, found = embedded([*collection.queries.values()], [*collection.documents.values()])
     return {"queries": queries, "documents": found, "relevant": torch.tensor(relevant)}

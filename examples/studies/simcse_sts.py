@@ -41,7 +41,7 @@ from typing import Any, NamedTuple
 import grids
 
 from counterpoint.integrations import report
-from counterpoint.integrations.sentence import corpus, training
+from counterpoint.integrations.sentence import data, training
 from counterpoint.integrations.sentence.presets import preset
 from counterpoint.integrations.sentence.settings import SEVEN
 from counterpoint.integrations.store.grid import GridError
@@ -127,7 +127,7 @@ def tuned(
         arguments = training.cell(args.data, spec.format(t=t), seed, **{**settings, **changes, **more})
         return arguments | ({"length": changes["steps"]} if "steps" in changes else {})
 
-    corpus.load(args.data, settings["positives"])  # fail before training anything
+    data.load(args.data, settings["positives"])  # fail before training anything
     tried = [
         cell(row, t, seed, test=None, label=f"{row}, t={t:g}")
         for seed in range(TUNING_SEED, TUNING_SEED + tuning_seeds)

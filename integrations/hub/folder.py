@@ -20,7 +20,7 @@ from ..store.cell import dataset_name
 from ..store.files import atomic, signed
 from ..store.run import Run, find_runs
 
-EVALUATIONS = {"sentence": "sts", "image": "image", "graph": "tu"}  # of the domains that can be pushed
+EVALUATIONS = {"sentence": "sts", "image": "image", "graph": "graph"}  # of the domains that can be pushed
 PICKLED = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
 RECORD = ("arguments", "status", "result", "details", "versions", "command", "data", "axis")  # not the machine
 

@@ -4,28 +4,38 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import sys
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict
+from functools import partial
+from importlib import import_module
 from pathlib import Path
-from time import perf_counter
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from .. import flags
 from ..domain import defaults
+from . import retrieval
+from .files import ENVIRONMENT
 from .presets import PRESETS, preset
-from .settings import ENVIRONMENT, POOLINGS, SEVEN, STS, TRANSFER, Settings, check_settings
+from .settings import POOLING, POOLINGS, SEVEN, STS, TRANSFER, Settings, check_settings
 
+if TYPE_CHECKING:
+    from . import mteb_tasks, sts, transfer
 
-def _normalized(path: str) -> str:
-    """Name a file in one way: ``./x.txt`` and ``x.txt`` are one run."""
-    return str(Path(path))
+# ---- counterpoint train sentence ----------------------------------------------------------------
 
 
 def train_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the flags of ``counterpoint train sentence``."""
     flags.add_arguments(parser, "infonce:t=0.05", Settings, PRESETS)
-    data = "training data: .txt, .csv, .tsv, .jsonl, .parquet, or owner/name on the hub (required)"
-    parser.add_argument("--data", type=_normalized, required=True, metavar="FILE", help=data)
+    parser.add_argument(
+        "--data",
+        type=lambda path: str(Path(path)),  # ./x.txt and x.txt are one run
+        required=True,
+        metavar="FILE",
+        help="training data: .txt, .csv, .tsv, .jsonl, .parquet, or owner/name on the hub (required)",
+    )
     flags.add_settings(parser.add_argument_group("training"), Settings)
     flags.add_root(parser, f"folder of the STS sets, or hub (${ENVIRONMENT}, else hub)")
     parser.set_defaults(check=_check_train)
@@ -33,22 +43,20 @@ def train_arguments(parser: argparse.ArgumentParser) -> None:
 
 def _check_train(arguments: argparse.Namespace) -> None:
     """Raise what is wrong with settings, files and the model's name; called before torch is imported."""
-    from . import beir, corpus
+    from . import data
     from .locate import find
 
     flags.use_root(arguments)
     cell = {**defaults(Settings), **settings(arguments, arguments.data), "device": arguments.device}
-    corpus.check(arguments.data, cell["positives"])
+    data.check(arguments.data, cell["positives"])
     check_settings(cell)
-    beir.check_sets("dev", [cell["dev"] or STS[0]], STS)
-    beir.check_sets("test", cell["test"] or (), (*STS, *TRANSFER))
     find(cell["model"], cell["revision"])
     if cell["guide"] is not None:
         find(cell["guide"])
 
 
 def settings(arguments: argparse.Namespace, dataset: str) -> dict[str, Any]:
-    """The settings that the preset and the flags give to a cell."""
+    """Return the settings that the preset and the flags give to a cell."""
     recipe = preset(arguments.preset).settings if arguments.preset else {}
     changes = {**recipe, **flags.chosen(arguments, Settings)}
     if changes.get("test") == []:
@@ -62,10 +70,10 @@ def train_command(arguments: argparse.Namespace) -> int:
     """Train every objective with every seed, and print the table."""
     from .. import report
     from ..trackers.grid import run_cells
-    from .data import load_samples
+    from .data import prepare
 
     changes = settings(arguments, arguments.data)
-    load_samples({**defaults(Settings), **changes, "file": arguments.data})  # before the frameworks, which take longer
+    prepare({**defaults(Settings), **changes, "file": arguments.data})  # before the frameworks, which take longer
     from . import training
 
     specs = arguments.objective or [preset(arguments.preset).objective if arguments.preset else "infonce:t=0.05"]
@@ -83,148 +91,186 @@ def train_command(arguments: argparse.Namespace) -> int:
     return code
 
 
-def _eval_arguments(parser: argparse.ArgumentParser, root: bool = True) -> None:
+# ---- counterpoint eval --------------------------------------------------------------------------
+
+
+def _add_model(parser: argparse.ArgumentParser, root: str = "") -> Callable[..., Any]:
+    """Add the flags of every evaluation, and return the method that adds further ones."""
     add = parser.add_argument
     add("model", help="a SentenceTransformer, a checkpoint of transformers, or the folder of a run")
-    how = "how tokens become one vector, for a checkpoint that does not define it (the model's own)"
-    add("--pooling", choices=POOLINGS, help=how)
+    add("--pooling", choices=POOLINGS, help=POOLING)
     add("--max-length", type=flags.whole(1), metavar="N", help="word pieces of a text (the model's limit)")
     add("--revision", metavar="NAME", help="revision of a model on the hub (the newest)")
     if root:
-        folders = f"sts/ and transfer/, or SentEval's data, or hub (${ENVIRONMENT}, else hub)"
-        flags.add_root(parser, folders)
+        flags.add_root(parser, root)
     add("--batch", type=flags.whole(1), default=64, metavar="N", help="texts embedded at a time (%(default)s)")
     flags.add_device(parser)
     add("--json", action="store_true", help="print JSON")
     parser.set_defaults(check=_check_eval)
+    return add
 
 
 def _check_eval(arguments: argparse.Namespace) -> None:
+    """Raise what is wrong with the names of data and model; called before torch is imported."""
     from .locate import find
 
-    flags.check_root(arguments.root)
+    if "root" in arguments:
+        flags.check_root(arguments.root)
+    for name in getattr(arguments, "data", ()):
+        if not retrieval.is_nano(name):
+            retrieval.find(name)
     find(arguments.model, arguments.revision)
 
 
-def _load(arguments: argparse.Namespace) -> Any:
+def _evaluate(
+    arguments: argparse.Namespace, module: str, text: Callable[[Any], str], names: Sequence[str], **options: Any
+) -> int:
+    """Evaluate the model on the named sets or tasks by ``evaluate`` of a module, and print the report."""
     from ..store.progress import print_line
     from . import encode
 
     if not arguments.json:
         print_line(f"loading {arguments.model}")
-    options = {name: getattr(arguments, name) for name in ("device", "revision", "max_length")}
-    return encode.load(arguments.model, arguments.pooling, **options)
+    load = {name: getattr(arguments, name) for name in ("device", "revision", "max_length")}
+    model = encode.load(arguments.model, arguments.pooling, **load)
+    options |= {"batch_size": arguments.batch, "progress": not arguments.json}
+    report = import_module(f".{module}", __package__).evaluate(model, names, **options)
+    print(json.dumps(asdict(report), indent=1) if arguments.json else text(report))
+    return 0
 
 
 def sts_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the flags of ``counterpoint eval sts``."""
-    _eval_arguments(parser)
-    add = parser.add_argument
-    add(
-        "--sets",
-        nargs="+",
-        choices=STS,
-        default=[*SEVEN, "SICKR-all"],
-        metavar="SET",
-        help=f"{', '.join(STS)} (the first eight)",
-    )
+    add = _add_model(parser, f"sts/, or SentEval's data, or hub (${ENVIRONMENT}, else hub)")
+    names, default = f"{', '.join(STS)} (the first eight)", [*SEVEN, "SICKR-all"]
+    add("--sets", nargs="+", choices=STS, default=default, metavar="SET", help=names)
     add("--subsets", action="store_true", help="each subset of a year, and Pearson's correlation")
-    add(
-        "--plot",
-        type=flags.file,
-        metavar="FILE",
-        help="draw the distances between the sentences of STS-B, as a PNG (none)",
-    )
+    plot = "draw the distances between the sentences of STS-B, as a PNG (none)"
+    add("--plot", type=flags.file, metavar="FILE", help=plot)
 
 
 def sts_command(arguments: argparse.Namespace) -> int:
     """Print SimCSE's table."""
-    from . import sts
-
-    start = perf_counter()
-    model = _load(arguments)
-    load_seconds = perf_counter() - start
-    options = {"batch_size": arguments.batch, "progress": not arguments.json, "plot": arguments.plot}
-    report = sts.evaluate(model, arguments.sets, arguments.root, **options)
-    report.seconds |= {"load model": load_seconds, "total": perf_counter() - start}
-    if arguments.json:
-        print(json.dumps(asdict(report), indent=1))
-        return 0
-    print(sts.text(report, arguments.subsets))
-    if arguments.plot:
+    text = partial(sts_text, subsets=arguments.subsets)
+    code = _evaluate(arguments, "sts", text, arguments.sets, data=arguments.root, plot=arguments.plot)
+    if arguments.plot and not arguments.json:
         print(f"wrote {arguments.plot}", file=sys.stderr)
-    return 0
+    return code
 
 
 def transfer_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the flags of ``counterpoint eval transfer``."""
-    _eval_arguments(parser)
-    add = parser.add_argument
-    add(
-        "--tasks",
-        nargs="+",
-        choices=TRANSFER,
-        default=list(TRANSFER),
-        metavar="TASK",
-        help=f"{', '.join(TRANSFER)} (all)",
-    )
+    add = _add_model(parser, f"transfer/, or SentEval's data (${ENVIRONMENT})")
+    names = f"{', '.join(TRANSFER)} (all)"
+    add("--tasks", nargs="+", choices=TRANSFER, default=list(TRANSFER), metavar="TASK", help=names)
     add("--jobs", type=flags.whole(1), default=1, metavar="N", help="processes that fit classifiers (%(default)s)")
 
 
 def transfer_command(arguments: argparse.Namespace) -> int:
     """Print SentEval's table."""
-    from . import transfer
-
-    options = {"batch_size": arguments.batch, "jobs": arguments.jobs, "progress": not arguments.json}
-    report = transfer.evaluate(_load(arguments), arguments.tasks, arguments.root, **options)
-    print(json.dumps(asdict(report), indent=1) if arguments.json else transfer.text(report))
-    return 0
+    return _evaluate(arguments, "transfer", transfer_text, arguments.tasks, data=arguments.root, jobs=arguments.jobs)
 
 
 def retrieval_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the flags of ``counterpoint eval retrieval``."""
-    _eval_arguments(parser, root=False)
-    what = f"BEIR folders, names of those in ${ENVIRONMENT}/retrieval, nano or nano:NAME (all of the latter, else nano)"
-    parser.add_argument("--data", nargs="+", default=[], metavar="DATA", help=what)
-    parser.set_defaults(check=_check_retrieval)
-
-
-def _check_retrieval(arguments: argparse.Namespace) -> None:
-    """Raise what is wrong with the names of model and collections; called before torch is imported."""
-    from . import beir
-    from .locate import find
-
-    beir.check(arguments.data)
-    find(arguments.model, arguments.revision)
+    names = f"BEIR folders, names in ${ENVIRONMENT}/retrieval, nano or nano:NAME (all of the latter, else nano)"
+    _add_model(parser)("--data", nargs="+", default=[], metavar="DATA", help=names)
 
 
 def retrieval_command(arguments: argparse.Namespace) -> int:
     """Print the scores of each collection."""
-    from . import retrieval
-
-    options = {"batch_size": arguments.batch, "progress": not arguments.json}
-    report = retrieval.evaluate(_load(arguments), arguments.data, **options)
-    print(json.dumps(asdict(report), indent=1) if arguments.json else retrieval.text(report))
-    return 0
+    return _evaluate(arguments, "retrieval", retrieval_text, arguments.data)
 
 
 def mteb_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the flags of ``counterpoint eval mteb``."""
-    _eval_arguments(parser, root=False)
-    add = parser.add_argument
+    add = _add_model(parser, f"sts/ and intents/ replace downloads; hub for none (${ENVIRONMENT}, else hub)")
     names = "mteb's names of tasks (Banking77Classification) or benchmarks ('MTEB(eng, v2)')"
     add("--tasks", nargs="+", required=True, metavar="NAME", help=names)
-    folder = f"sts/ and intents/ replace downloads; hub for none (${ENVIRONMENT}, else hub)"
-    flags.add_root(parser, folder)
     add("--out", type=flags.folder, metavar="FOLDER", help="keep mteb's results here, and go on from them (none)")
 
 
 def mteb_command(arguments: argparse.Namespace) -> int:
     """Print mteb's score of each task."""
-    from . import mteb_tasks
+    from .mteb_tasks import find
 
-    mteb_tasks.find(arguments.tasks)  # before the model
-    options = {"batch_size": arguments.batch, "out": arguments.out, "progress": not arguments.json}
-    report = mteb_tasks.evaluate(_load(arguments), arguments.tasks, arguments.root, **options)
-    print(json.dumps(asdict(report), indent=1) if arguments.json else mteb_tasks.text(report))
-    return 0
+    find(arguments.tasks)  # before the model
+    return _evaluate(arguments, "mteb_tasks", mteb_text, arguments.tasks, data=arguments.root, out=arguments.out)
+
+
+# ---- tables -------------------------------------------------------------------------------------
+
+Cell = str | float | None
+
+# the columns of SimCSE's own table
+COLUMNS = {name: name for name in SEVEN} | {"STSB-test": "STSBenchmark", "SICKR-test": "SICKRelatedness"}
+
+
+def sts_text(report: sts.Report, subsets: bool) -> str:
+    """Return SimCSE's table, and below it the other sets, the subsets and remarks on the scores."""
+    scores = {name: one.spearman for name, one in report.sets.items()}
+    parts = []
+    if scores.keys() & set(SEVEN):
+        average = report.average if scores.keys() >= set(SEVEN) else math.nan
+        row = [*(scores.get(name, math.nan) for name in SEVEN), average]
+        parts.append(grid([*COLUMNS.values(), "Avg."], [row]))
+    if others := {name: value for name, value in scores.items() if name not in SEVEN}:
+        parts.append(grid(others, [others.values()]))
+    if subsets:
+        lines: list[list[Cell]] = []
+        for name, one in report.sets.items():
+            within: dict[str, sts.Score] = {"all": one} | (one.subsets if len(one.subsets) > 1 else {})
+            lines += [[name, part, str(s.pairs), s.spearman, s.pearson] for part, s in within.items()]
+        parts.append(grid(["set", "subset", "pairs", "Spearman", "Pearson"], lines))
+    if g := report.geometry:
+        parts.append(f"{g.of}: alignment {g.alignment:.3f}, uniformity {g.uniformity:.3f} (both: lower is better)")
+    parts.append(f"{report.texts} distinct texts, each embedded once")
+    parts += [
+        f"{name}: {s.dropped} pairs without a gold score left out" for name, s in report.sets.items() if s.dropped
+    ]
+    why = "undefined, as the model gives all its pairs the same similarity"
+    parts += [f"{name}: {why}" for name, value in scores.items() if value is None]
+    return "\n".join(parts)
+
+
+def transfer_text(report: transfer.Report) -> str:
+    """Return a table like SimCSE's, whose average also includes SST2."""
+    scores = {name: report.tasks[name].accuracy for name in TRANSFER if name in report.tasks}
+    table = grid([*scores, "Avg."], [[*scores.values(), report.average]])
+    return table + "".join(f"\n{name}: F1 {s.f1:.2f}" for name, s in report.tasks.items() if s.f1 is not None)
+
+
+def retrieval_text(report: retrieval.Report) -> str:
+    """Return the table of the collections, and their mean below."""
+    rows: list[list[Cell]] = []
+    for name, one in report.collections.items():
+        sizes = ["-" if size is None else str(size) for size in (one.queries, one.documents)]
+        rows.append([name, *sizes, *one.metrics.values()])
+    if report.mean is not None:
+        rows.append(["mean", "", "", *report.mean.values()])
+    return grid(["collection", "queries", "documents", *retrieval.METRICS], rows)
+
+
+def mteb_text(report: mteb_tasks.Report) -> str:
+    """Return the table of the tasks, and their mean below."""
+    rows: list[list[Cell]] = []
+    for name, one in report.tasks.items():
+        rows.append([name + " (local data)" * one.local, one.kind, one.metric, one.score])
+    if report.mean is not None:
+        rows.append(["mean", "", "", report.mean])
+    return grid(["task", "type", "metric", "score"], rows)
+
+
+def grid(header: Iterable[str], rows: Iterable[Iterable[Cell]]) -> str:
+    """Draw a table with centered cells: words, and scores, of which NaN marks one that was not computed."""
+    table = [list(header), *(list(map(_cell, row)) for row in rows)]
+    widths = [max(map(len, column)) for column in zip(*table, strict=True)]
+    rule = "+" + "+".join("-" * (width + 2) for width in widths) + "+"
+    drawn = ["|" + "|".join(c.center(w + 2) for c, w in zip(row, widths, strict=True)) + "|" for row in table]
+    return "\n".join([rule, drawn[0], rule, *drawn[1:], rule])
+
+
+def _cell(value: Cell) -> str:
+    if isinstance(value, str):
+        return value
+    return "undef." if value is None else "-" if math.isnan(value) else f"{value:.2f}"

@@ -1,257 +1,172 @@
-"""The data of a run, and the benchmarks: scored sentence pairs and labeled texts.
-
-Benchmarks are read from a folder, by default ``COUNTERPOINT_DATA``, in one of two forms:
-
-* ``sts/STS12.tsv``, ``transfer/MR.tsv`` and so on: tab-separated, a header row in ``sts`` (subset, score, sentence1,
-  sentence2), none in ``transfer`` (label, text; for MRPC label, sentence1, sentence2);
-* a SentEval folder as its scripts leave it, ``STS/STS12-en-test/STS.input.MSRpar.txt`` and so on.
-
-Without a folder they are downloaded from the Hugging Face hub, in pinned revisions of MTEB's copies. These have no
-subsets of a year, and SICK's 9927 pairs without its splits: there is no SICKR-test, hence no average of seven.
-"""
+"""Training data: sentences, pairs and triplets in files, retrieval collections, and running text."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from . import frameworks  # noqa: F401  names the extra to install  # isort: skip
+import os
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import groupby, pairwise
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
+
+from counterpoint.names import check_known
 
 from .. import store
 from ..domain import check_choice
-from . import corpus
-from .frameworks import framework
-from .settings import ENVIRONMENT, STS, TRANSFER
-from .text_files import lines, root, table
+from . import retrieval
+from .files import ENVIRONMENT, lines, table
+from .retrieval import is_collection
+from .settings import POSITIVES
 
-_SICK = ("SICKR-train", "SICKR-trial", "SICKR-test")
-# the names of SentEval's files; STS13's fourth subset, SMT, has a license that does not allow mirrors
-_SENTEVAL_SUBSETS = {
-    "STS12": ("MSRpar", "MSRvid", "SMTeuroparl", "surprise.OnWN", "surprise.SMTnews"),
-    "STS13": ("FNWN", "headlines", "OnWN"),
-    "STS14": ("deft-forum", "deft-news", "headlines", "images", "OnWN", "tweet-news"),
-    "STS15": ("answers-forums", "answers-students", "belief", "headlines", "images"),
-    "STS16": ("answer-answer", "headlines", "plagiarism", "postediting", "question-question"),
-}
-_SENTEVAL_SICK = {"train": "SICK_train.txt", "trial": "SICK_trial.txt", "test": "SICK_test_annotated.txt"}
-_SENTEVAL_BINARY = {
-    "MR": ("MR/rt-polarity.pos", "MR/rt-polarity.neg"),
-    "CR": ("CR/custrev.pos", "CR/custrev.neg"),
-    "SUBJ": ("SUBJ/subj.objective", "SUBJ/subj.subjective"),
-    "MPQA": ("MPQA/mpqa.pos", "MPQA/mpqa.neg"),
-}
-_HUB_STS = {  # set: (repository, revision, split)
-    "STS12": ("mteb/sts12-sts", "a0d554a64d88156834ff5ae9920b964011b16384", "test"),
-    "STS13": ("mteb/sts13-sts", "7e90230a92c190f1bf69ae9002b8cea547a64cca", "test"),
-    "STS14": ("mteb/sts14-sts", "6031580fec1f6af667f0bd2da0a551cf4f0b2375", "test"),
-    "STS15": ("mteb/sts15-sts", "ae752c7c21bf194d8b67fd573edf7ae58183cbe3", "test"),
-    "STS16": ("mteb/sts16-sts", "4d8694f8f0e0100860b497b999b3dbed754a0513", "test"),
-    "STSB-train": ("mteb/stsbenchmark-sts", "b0fddb56ed78048fa8b90373c8a3cfc37b684831", "train"),
-    "STSB-dev": ("mteb/stsbenchmark-sts", "b0fddb56ed78048fa8b90373c8a3cfc37b684831", "validation"),
-    "STSB-test": ("mteb/stsbenchmark-sts", "b0fddb56ed78048fa8b90373c8a3cfc37b684831", "test"),
-    "SICKR-all": ("mteb/sickr-sts", "20a6d6f312dd54037fe07a32d58e5e168867909d", "test"),
-}
+FORMATS = (".txt", ".csv", ".tsv", ".jsonl", ".json", ".parquet")
 
 
-@dataclass
-class Pairs:
-    """Sentence pairs with human similarity scores, ``gold``."""
-
-    name: str
-    subset: list[str] = field(default_factory=list)
-    gold: list[float] = field(default_factory=list)
-    first: list[str] = field(default_factory=list)
-    second: list[str] = field(default_factory=list)
-    dropped: int = 0
-
-    def __len__(self) -> int:
-        return len(self.gold)
+def prepare(arguments: Mapping[str, Any]) -> tuple[Any, int, str]:
+    """Load and check the data of a cell: the samples, the number of rows dropped as blank, and a checksum."""
+    file, batch = arguments["file"], arguments["batch"]
+    samples, dropped = load(file, arguments["positives"], arguments["columns"])
+    if len(samples) < batch:
+        count = len(samples)
+        raise ValueError(f"batch: {batch} samples, but {file} has only {count}; give --batch {count} or less.")
+    path = find(file)
+    return samples, dropped, store.checksum(path if path.is_file() else samples._fingerprint)
 
 
-@dataclass
-class Texts:
-    """Labeled texts, or labeled pairs of texts if ``second`` is not empty."""
+def load(path: str | Path, positives: str = "auto", columns: Sequence[str] | None = None) -> tuple[Any, int]:
+    """Load a ``datasets.Dataset`` of text columns, and the number of rows dropped because a text is missing or blank.
 
-    labels: list[str] = field(default_factory=list)
-    first: list[str] = field(default_factory=list)
-    second: list[str] = field(default_factory=list)
-
-    def __len__(self) -> int:
-        return len(self.labels)
-
-
-# ---- the folder of the data ---------------------------------------------------------------------------
-
-
-def _find(folder: Path, *paths: str) -> Path | None:
-    """The first of ``paths`` that exists, in the folder itself or where SentEval and this library put such files."""
-    places = ("", "sts", "transfer", "downstream", "data/downstream", "SentEval/data/downstream")
-    return next((file for place in places for path in paths if (file := folder / place / path).exists()), None)
-
-
-# ---- scored pairs --------------------------------------------------------------------------------
-
-_Row = tuple[str, str, str, str, str]  # place, subset, gold, first, second
-
-
-def load_sts(name: str, data: str | Path | None = None) -> Pairs:
-    """Load a set of scored pairs. Those without a gold score are dropped and counted, as in the official evaluation.
+    =================  =============================================================================================
+    ``positives``      what a sample is
+    =================  =============================================================================================
+    ``same``           one text, whose views differ by noise only (SimCSE)
+    ``columns``        the columns of a row: a pair, or a pair with hard negatives
+    ``auto``           ``same`` for one column of text, ``columns`` for several
+    ``next-line``      a line and the one after it, in text with a sentence on each line; blank lines divide documents
+    ``next-sentence``  a sentence and the one after it, in running text, which is split into sentences (quick-thought)
+    =================  =============================================================================================
 
     Args:
-        name: one of :data:`~.settings.STS`. ``STS12`` to ``STS16`` (all subsets of the year), ``STSB-test`` and
-            ``SICKR-test`` are SimCSE's seven; ``SICKR-all`` is MTEB's SICK-R, train, trial and test together.
-        data: see :func:`root`.
+        path: a file of one of :data:`FORMATS`: ``.txt`` has one text on a line, the others named columns, ``.tsv``
+            without quoting. Or a BEIR folder, whose ``qrels/train.tsv`` pairs queries with documents; or a data set's
+            name on the hub, ``owner/name``, of which the split ``train`` is used.
+        positives: see the table.
+        columns: columns to use, in this order; by default all that contain text.
     """
-    check_choice("STS set", name, STS)
-    if (folder := root(data)) is None:
-        return _scored(name, _hub_rows(name))
-    parts = _SICK if name == "SICKR-all" else (name,)
-    return _scored(name, (row for part in parts for row in _folder_rows(part, folder)))
+    from datasets import Dataset
+
+    check(path, positives)
+    file, dropped = find(path), 0
+    if is_collection(file) or positives.startswith("next-"):
+        pairs = retrieval.read(file, "train").pairs() if is_collection(file) else _neighbors(lines(file), positives)
+        data = Dataset.from_dict({"anchor": [a for a, _ in pairs], "positive": [b for _, b in pairs]})
+    else:
+        data = _select(_read(file), path, positives, columns)
+        rows = zip(*(data[column] for column in data.column_names), strict=True)
+        complete = [i for i, row in enumerate(rows) if all(isinstance(text, str) and text.strip() for text in row)]
+        if dropped := len(data) - len(complete):
+            data = data.select(complete)
+    if len(data) < 2:
+        raise ValueError(f"{path}: {len(data)} samples, and {dropped} blank ones; expected 2 or more.")
+    return data, dropped
 
 
-def _scored(name: str, rows: Iterable[_Row]) -> Pairs:
-    pairs = Pairs(name)
-    for place, subset, gold, first, second in rows:
-        if not gold.strip():
-            pairs.dropped += 1
-            continue
-        if not _is_number(gold):
-            raise ValueError(f"{place}: expected a number as gold score, got {gold!r}.")
-        pairs.subset.append(subset)
-        pairs.gold.append(float(gold))
-        pairs.first.append(first)
-        pairs.second.append(second)
-    if len(pairs) < 2:
-        without = f"{pairs.dropped} without"
-        raise ValueError(f"{name}: {len(pairs)} pairs with a gold score, and {without}; expected 2 or more.")
-    return pairs
+def check(path: str | Path, positives: str = "auto") -> None:
+    """Raise an error unless this is a file that can be training data, or may be a data set on the hub."""
+    check_choice("positives", positives, POSITIVES)
+    file = find(path)
+    kind = file.suffix.lower()
+    if positives.startswith("next-") and kind != ".txt":
+        raise ValueError(f"positives={positives}: needs running text in a .txt file, got {path}.")
+    if is_collection(file):
+        check_choice("positives", positives, ("auto", "columns"))
+        retrieval.judgements(file, "train")
+    elif kind in FORMATS:
+        if not file.is_file():
+            raise FileNotFoundError(f"{file}: no such file.")
+        if file.stat().st_size == 0:
+            raise ValueError(f"{file}: empty.")
+    elif file.exists() or not re.fullmatch(r"[\w.-]+/[\w.-]+", str(file)):
+        raise ValueError(f"{path}: expected a file of {', '.join(FORMATS)}, a BEIR folder, or owner/name on the hub.")
 
 
-def _is_number(text: str) -> bool:
+def find(path: str | Path) -> Path:
+    """Return the file itself if it exists, else the one in ``COUNTERPOINT_DATA``."""
+    file = Path(path).expanduser()
+    elsewhere = Path(os.environ.get(ENVIRONMENT, "")) / file
+    return elsewhere if not file.exists() and elsewhere.exists() else file
+
+
+def _read(path: Path) -> Any:
+    from datasets import Dataset, load_dataset
+
+    kind = path.suffix.lower()
+    if kind == ".txt":
+        return Dataset.from_dict({"text": lines(path)})
+    if kind == ".tsv":
+        header = lines(path)[0].split("\t")
+        if twice := [name for i, name in enumerate(header) if name in header[:i]]:
+            raise ValueError(f"{path}: line 1 names the column {twice[0]!r} twice.")
+        rows = [cells for _, cells in table(path, len(header), header=True, more=False)]
+        return Dataset.from_dict({name: [row[i] for row in rows] for i, name in enumerate(header)})
+    if kind not in FORMATS:
+        return load_dataset(str(path), split="train")
+    reader = {".csv": Dataset.from_csv, ".parquet": Dataset.from_parquet}.get(kind, Dataset.from_json)
     try:
-        return math.isfinite(float(text))
-    except ValueError:
-        return False
+        return reader(str(path))
+    except Exception as error:  # of the reader of this format
+        reason = str(error.__cause__ or error).partition("\n")[0]
+        raise ValueError(f"{path}: cannot be read as {kind[1:]}: {reason}") from error
 
 
-def _folder_rows(name: str, folder: Path) -> Iterator[_Row]:
-    set_, _, split = name.partition("-")
-    if path := _find(folder, f"{name}.tsv"):
-        first = next((cells for _, cells in table(path, 2)), ["", ""])
-        if _is_number(first[1]):  # it would be skipped
-            raise ValueError(f"{path}: line 1 is a pair, expected the header: subset, score, sentence1, sentence2.")
-        for place, cells in table(path, 4, header=True):
-            yield place, cells[0], cells[1], cells[2], cells[3]
-    elif set_ in _SENTEVAL_SUBSETS and (path := _find(folder, f"STS/{set_}-en-test")):
-        yield from _senteval_year(set_, path)
-    elif set_ == "STSB" and (path := _find(folder, f"STS/STSBenchmark/sts-{split}.csv")):
-        for place, cells in table(path, 7):
-            yield place, f"{cells[1]}-{cells[2]}", cells[4], cells[5], cells[6]
-    elif set_ == "SICKR" and (path := _find(folder, f"SICK/{_SENTEVAL_SICK[split]}")):
-        for place, cells in table(path, 4, header=True):
-            yield place, split, cells[3], cells[1], cells[2]
-    else:
-        searched = f"{folder}, sts/ or downstream/"
-        raise FileNotFoundError(f"{name}: neither {name}.tsv nor SentEval's files are in {searched}.")
+def _select(data: Any, path: str | Path, positives: str, columns: Sequence[str] | None) -> Any:
+    """Select the columns of text that a sample consists of."""
+    texts = [name for name, kind in data.features.items() if getattr(kind, "dtype", "") in ("string", "large_string")]
+    selected = list(columns or texts)
+    for column in selected:
+        check_known(f"columns: {path} has no column", column, data.column_names)
+    if not selected:
+        raise ValueError(f"{path}: no column contains text; it has {', '.join(data.column_names) or 'none'}.")
+    if positives == "columns" and len(selected) < 2:
+        raise ValueError(f"positives=columns: {path} has one column of text, {selected[0]!r}; expected two or more.")
+    return data.select_columns(selected[:1] if positives == "same" else selected)
 
 
-def _senteval_year(name: str, folder: Path) -> Iterator[_Row]:
-    for subset in _SENTEVAL_SUBSETS[name]:
-        texts, gold = folder / f"STS.input.{subset}.txt", folder / f"STS.gs.{subset}.txt"
-        pairs, scores = list(table(texts, 2)), lines(gold)
-        if len(pairs) != len(scores):
-            raise ValueError(f"{gold}: {len(scores)} scores for the {len(pairs)} pairs of {texts.name}.")
-        for (place, cells), score in zip(pairs, scores, strict=True):
-            yield place, subset.removeprefix("surprise."), score, cells[0], cells[1]
+# ---- running text --------------------------------------------------------------------------------
+
+# a full stop after one of these, or after a single capital, does not end a sentence
+ABBREVIATIONS = {
+    *("mr", "mrs", "ms", "messrs", "mme", "mlle", "dr", "prof", "rev", "hon", "capt", "col", "gen", "lt", "sgt"),
+    *("sr", "jr", "st", "vs", "cf", "e.g", "i.e", "viz", "no", "vol", "pp", "fig", "eq"),
+}
+_OPEN, _CLOSE = "\"'(\\[_\u201c\u2018", "\"')\\]_\u201d\u2019"
+_END = re.compile(rf"([.!?]+[{_CLOSE}]*)\s+(?=[{_OPEN}]*[A-Z0-9])")
 
 
-def _hub_rows(name: str) -> Iterator[_Row]:
-    if name not in _HUB_STS:
-        raise ValueError(
-            f"{name}: the hub's copy of SICK has no splits; use SICKR-all, or --root with SentEval's files."
-        )
-    path, revision, split = _HUB_STS[name]
-    for i, row in enumerate(framework("datasets").load_dataset(path, revision=revision, split=split)):
-        yield f"{path}: row {i}", split, str(row["score"]), row["sentence1"], row["sentence2"]
+def _neighbors(texts: list[str], positives: str) -> list[tuple[str, str]]:
+    """Pair each line or sentence with the next of its document."""
+    documents = [list(sentences("\n".join(texts)))]
+    if positives == "next-line":
+        groups = groupby(texts, lambda line: bool(line.strip()))
+        documents = [[line.strip() for line in group] for filled, group in groups if filled]
+    return [pair for document in documents for pair in pairwise(document)]
 
 
-# ---- labeled texts ------------------------------------------------------------------------------
+def sentences(text: str) -> Iterator[str]:
+    """Split where a full stop, question or exclamation mark is followed by a capital, a digit or an opening quote.
 
+    Paragraphs, which blank lines divide, end sentences too.
 
-def load_transfer(name: str, data: str | Path | None = None) -> dict[str, Texts]:
-    """Load a task: its ``train`` and ``test`` texts, or ``all`` of them if it has no official split.
-
-    Empty lines of CR and MPQA count as texts, and are read as a full stop, as in SentEval's examples. For the folder
-    ``data`` see :func:`root`; the hub has no copy of these sets that could be pinned.
+    >>> list(sentences('"Is he married?" Mr. Bennet made\\nno answer. It was the 3.5th time.'))
+    ['"Is he married?"', 'Mr. Bennet made no answer.', 'It was the 3.5th time.']
     """
-    check_choice("transfer task", name, TRANSFER)
-    if (folder := root(data)) is None:
-        raise ValueError(f"{name}: give its folder with --root, or in {ENVIRONMENT}; the hub does not have it.")
-    splits = ("train", "test") if name in ("TREC", "MRPC") else ("all",)
-    return {split: _labeled(name, split, folder) for split in splits}
-
-
-def _labeled(name: str, split: str, folder: Path) -> Texts:
-    columns = 3 if name == "MRPC" else 2
-    if path := _find(folder, f"{name}.tsv" if split == "all" else f"{name}-{split}.tsv"):
-        rows = [cells for _, cells in table(path, columns, more=False)]
-    else:
-        found = _senteval(name, split, folder)
-        rows = [[label, *(" ".join(text.split()) for text in texts)] for label, *texts in found]
-    if len({row[0] for row in rows}) < 2:
-        raise ValueError(f"{name}: expected texts of at least 2 classes, got {len(rows)} texts.")
-    texts = [[text or "." for text in column] for column in zip(*rows, strict=False)]
-    return Texts(texts[0], texts[1], texts[2] if columns == 3 else [])
-
-
-def _senteval(name: str, split: str, folder: Path) -> Iterator[list[str]]:
-    if name in _SENTEVAL_BINARY:
-        for label, file in zip("10", _SENTEVAL_BINARY[name], strict=True):
-            for line in lines(_needed(name, folder, file), "latin-1"):
-                yield [label, line]
-    elif name == "TREC":
-        path = _needed(name, folder, f"TREC/{'train_5500' if split == 'train' else 'TREC_10'}.label")
-        for line in lines(path, "latin-1"):
-            fine, _, text = line.partition(" ")
-            yield [fine.partition(":")[0], text]
-    else:
-        for _, cells in table(_needed(name, folder, f"MRPC/msr_paraphrase_{split}.txt"), 5, header=True):
-            yield [cells[0], cells[3], cells[4]]
-
-
-def _needed(name: str, folder: Path, file: str) -> Path:
-    if (path := _find(folder, file)) is None:
-        searched = f"{folder}, transfer/ or downstream/"
-        raise FileNotFoundError(f"{name}: neither {name}*.tsv nor SentEval's {file} is in {searched}.")
-    return path
-
-
-# ---- the data of a run ---------------------------------------------------------------------------
-
-
-class Prepared(NamedTuple):
-    """A cell's training samples, the number of rows dropped as blank, and a checksum."""
-
-    samples: Any
-    dropped: int
-    checksum: str
-
-
-def load_samples(arguments: Mapping[str, Any]) -> tuple[Any, int]:
-    """Load and check the training samples of a cell; returns them and the number of rows dropped as blank."""
-    samples, dropped = corpus.load(arguments["file"], arguments["positives"], arguments["columns"])
-    if len(samples) < arguments["batch"]:
-        raise ValueError(
-            f"batch: {arguments['batch']} samples, but {arguments['file']} has only {len(samples)}; "
-            f"give --batch {len(samples)} or less."
-        )
-    return samples, dropped
-
-
-def prepare(arguments: Mapping[str, Any]) -> Prepared:
-    """Load and check the data of a cell."""
-    samples, dropped = load_samples(arguments)
-    path = corpus.find(arguments["file"])
-    checksum = store.checksum(path if path.is_file() else samples._fingerprint)
-    return Prepared(samples, dropped, checksum)
+    for paragraph in re.split(r"\n\s*\n", text):
+        line, start = " ".join(paragraph.split()), 0
+        for end in _END.finditer(line):
+            before = line[start : end.start()].rpartition(" ")[2].lstrip(_OPEN)
+            if end[1] == "." and (before.lower() in ABBREVIATIONS or re.fullmatch(r"[A-Z]", before)):
+                continue
+            yield line[start : end.end()].rstrip()
+            start = end.end()
+        if rest := line[start:]:
+            yield rest

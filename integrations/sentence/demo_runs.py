@@ -1,21 +1,36 @@
-"""The part of sentences in ``counterpoint demo``: SimCSE's loss, scored by Spearman's correlation."""
+"""The part of sentences in ``counterpoint demo``: SimCSE's loss, scored by Spearman's correlation.
+
+The sentences are synthetic, and their similarity is known. A small grammar has five slots (who, how, does, what, where)
+with five meanings each, most of them in three wordings. The gold similarity of two sentences is the number of slots
+with the same meaning, whatever the wording. This is not natural language, so results do not carry over to text. False
+negatives are frequent: two sentences share a slot's meaning with probability 1/5.
+"""
 
 from __future__ import annotations
 
-import math
+from . import frameworks  # noqa: F401  names the extra to install  # isort: skip
+import random
 import tempfile
 from pathlib import Path
 from typing import Any
 
+import tokenizers
+import torch
 from datasets import Dataset
-from sentence_transformers import SentenceTransformerTrainer, SentenceTransformerTrainingArguments
+from sentence_transformers import (
+    SentenceTransformer,
+    SentenceTransformerTrainer,
+    SentenceTransformerTrainingArguments,
+)
+from sentence_transformers.sentence_transformer.modules import StaticEmbedding
 from transformers import PrinterCallback
 
 import counterpoint as cp
 from counterpoint.plugins.sentence_transformers import ContrastiveLoss
 
 from ..store.run import Run
-from . import encode, sts, synthetic
+from . import encode, sts
+from .evaluation import defined
 
 COMMON = {"t": "0.1", "denominator": ""}
 SETTINGS: dict[str, Any] = {"steps": 60, "batch": 64}
@@ -23,7 +38,7 @@ QUICK: dict[str, Any] = {"steps": 4}
 
 
 def cell(objective: str | None, seed: int, **settings: Any) -> dict[str, Any]:
-    """The cell of an objective; None for the encoder before training."""
+    """Return the cell of an objective; None for the encoder before training."""
     untrained = {"label": "untrained encoder", "steps": 0} if objective is None else {}
     shared = {"domain": "sentence", "dataset": "synthetic", "seed": seed, **settings}
     return {**shared, "objective": objective, **untrained}
@@ -31,42 +46,109 @@ def cell(objective: str | None, seed: int, **settings: Any) -> dict[str, Any]:
 
 def train(run: Run, cache: Path, count: int) -> None:
     """Train one cell, score it, and keep the embeddings of some sentences."""
-    arguments = run.arguments
+    seed = run.arguments["seed"]
     run.load()  # clears the log of an interrupted run, which starts again as it takes seconds
-    model = synthetic.model(arguments["seed"])
-    if arguments["steps"]:
+    model, pairs = encoder(seed), scored(600, seed)
+    if run.arguments["steps"]:
         _fit(run, model)
-    embed, pairs = encode.encoder(model), synthetic.scored(600, arguments["seed"])
-    score = sts.score(pairs, encode.Embeddings(embed, [*pairs.first, *pairs.second], progress=False)).spearman
-    texts, labels, names = synthetic.labelled(count, arguments["seed"])
-    run.keep(embed(texts), labels, names, "who the sentence is about")
-    run.finish({"Spearman": math.nan if score is None else score})
+    score = sts.score(pairs, encode.embed(model, pairs.texts)).spearman
+    texts, labels, names = labelled(count, seed)
+    run.keep(encode.encoder(model)(texts), labels, names, "who the sentence is about")
+    run.finish({"Spearman": defined(score)})
 
 
 def _fit(run: Run, model: Any) -> None:
     """Train with ``SentenceTransformerTrainer`` as a user would."""
-    arguments = run.arguments
-    views = cp.objective(arguments["objective"]).views or 2
-    samples = Dataset.from_dict(synthetic.positives(arguments["steps"] * arguments["batch"], arguments["seed"], views))
+    spec, seed, steps, batch = (run.arguments[name] for name in ("objective", "seed", "steps", "batch"))
+    views = cp.objective(spec).views or 2
     with tempfile.TemporaryDirectory() as folder:
         training = SentenceTransformerTrainingArguments(
             folder,
             num_train_epochs=1,
-            per_device_train_batch_size=arguments["batch"],
+            per_device_train_batch_size=batch,
             learning_rate=0.03,
-            logging_steps=max(1, arguments["steps"] // 20),
+            logging_steps=max(1, steps // 20),
             save_strategy="no",
             report_to="none",
             disable_tqdm=True,
             dataloader_pin_memory=False,
             use_cpu=True,
-            seed=arguments["seed"],
+            seed=seed,
         )
-        loss = ContrastiveLoss(model, arguments["objective"], views=views, log_terms=False)
+        loss = ContrastiveLoss(model, spec, views=views, log_terms=False)
         model.model_card_data.widget = [{"text": "none"}]  # no card is written, so do not choose examples for it
+        samples = Dataset.from_dict(positives(steps * batch, seed, views))
         trainer = SentenceTransformerTrainer(model=model, args=training, train_dataset=samples, loss=loss)
         trainer.remove_callback(PrinterCallback)
         trainer.train()
     for line in trainer.state.log_history:
         if "loss" in line:
             run.log(line["step"], loss=line["loss"])
+
+
+# ---- the sentences -------------------------------------------------------------------------------
+
+MEANINGS = {  # per slot: the meanings, each with its wordings
+    "who": "dog hound pup, cat kitten tom, child kid youngster, doctor medic physician, driver motorist cabbie",
+    "how": "fast quickly rapidly, slowly leisurely lazily, quietly silently softly, gladly happily, sadly glumly",
+    "does": "eats devours consumes, sees spots notices, chases follows pursues, paints draws, hides conceals buries",
+    "what": "cake pastry pie, picture image portrait, house home cottage, stone rock pebble, coat jacket cloak",
+    "where": "garden yard lawn, beach shore coast, forest woods grove, street road lane, office bureau study",
+}
+SLOTS = {slot: [wordings.split() for wordings in meanings.split(", ")] for slot, meanings in MEANINGS.items()}
+TEMPLATES = [
+    "the {who} {how} {does} the {what} in the {where}",
+    "in the {where} the {who} {does} the {what} {how}",
+    "{how} the {who} in the {where} {does} a {what}",
+]
+WORDS = sorted({w for groups in SLOTS.values() for g in groups for w in g} | {"the", "a", "in"})
+
+
+def meaning(draw: random.Random) -> dict[str, int]:
+    """Draw the number of a meaning for each slot."""
+    return {slot: draw.randrange(len(groups)) for slot, groups in SLOTS.items()}
+
+
+def sentence(meanings: dict[str, int], draw: random.Random) -> str:
+    """Draw one of the wordings of these meanings."""
+    words = {slot: draw.choice(SLOTS[slot][which]) for slot, which in meanings.items()}
+    return draw.choice(TEMPLATES).format(**words)
+
+
+def positives(count: int, seed: int, views: int = 2) -> dict[str, list[str]]:
+    """Draw columns of differently worded sentences with the same meaning: ``anchor``, ``positive`` and further ones."""
+    draw = random.Random(f"train {seed}")
+    drawn = [meaning(draw) for _ in range(count)]
+    names = ["anchor", "positive", *(f"positive{i}" for i in range(2, views))]
+    return {name: [sentence(meanings, draw) for meanings in drawn] for name in names}
+
+
+def scored(count: int, seed: int) -> sts.Pairs:
+    """Draw pairs with gold similarities 0 to 5, in equal numbers."""
+    draw = random.Random(f"test {seed}")
+    gold, firsts, seconds = [float(i % (len(SLOTS) + 1)) for i in range(count)], [], []
+    for similarity in gold:
+        first = meaning(draw)
+        second = dict(first)
+        for slot in draw.sample(list(SLOTS), len(SLOTS) - int(similarity)):
+            second[slot] = (first[slot] + draw.randrange(1, len(SLOTS[slot]))) % len(SLOTS[slot])
+        firsts.append(sentence(first, draw))
+        seconds.append(sentence(second, draw))
+    return sts.Pairs("synthetic", ["all"] * count, gold, firsts, seconds)
+
+
+def labelled(count: int, seed: int) -> tuple[list[str], list[int], list[str]]:
+    """Draw sentences; returns them, the number of who each is about, and the names of these numbers."""
+    draw = random.Random(f"labelled {seed}")
+    drawn = [meaning(draw) for _ in range(count)]
+    sentences = [sentence(meanings, draw) for meanings in drawn]
+    return sentences, [meanings["who"] for meanings in drawn], [words[0] for words in SLOTS["who"]]
+
+
+def encoder(seed: int, width: int = 64) -> Any:
+    """Return a SentenceTransformer with random word vectors; a sentence is the mean of its words."""
+    vocabulary = {word: i for i, word in enumerate(WORDS)}
+    words = tokenizers.Tokenizer(tokenizers.models.WordLevel(vocabulary, unk_token="the"))
+    words.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
+    table = torch.randn(len(WORDS), width, generator=torch.Generator().manual_seed(seed))
+    return SentenceTransformer(modules=[StaticEmbedding(words, table)], device="cpu")

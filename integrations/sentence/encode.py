@@ -1,16 +1,22 @@
-"""Load any kind of model as a function from texts to vectors, and embed each distinct text once."""
+"""Load any kind of model, and embed each distinct text once."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from . import frameworks  # noqa: F401  names the extra to install  # isort: skip
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
-from time import perf_counter
 from typing import Any
 
-from .frameworks import framework, quiet  # isort: skip
 import numpy as np
 import torch
+from huggingface_hub import utils as hub
 from numpy.typing import NDArray
+from sentence_transformers import SentenceTransformer
+from sentence_transformers.sentence_transformer import modules
+from sentence_transformers.util import is_sentence_transformer_model
+from transformers import AutoModel
+from transformers.utils import logging
 
 from ..domain import check_choice
 from ..store.progress import print_line, track
@@ -19,6 +25,23 @@ from .settings import POOLINGS
 
 Encode = Callable[[list[str]], Any]
 Matrix = NDArray[np.floating[Any]]
+Embeddings = dict[str, Matrix]  # a row by its text
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Hide transformers' progress bars about reading and writing files; those of downloads stay."""
+    bars, downloads = logging.is_progress_bar_enabled(), not hub.are_progress_bars_disabled()
+    logging.disable_progress_bar()  # of downloads too
+    if downloads:
+        hub.enable_progress_bars()
+    try:
+        yield
+    finally:
+        if bars:
+            logging.enable_progress_bar()
+        if not downloads:
+            hub.disable_progress_bars()
 
 
 @quiet()
@@ -35,14 +58,13 @@ def load(
     Args:
         model: a SentenceTransformer, a checkpoint of transformers, which needs ``pooling``, or the folder of a run.
         pooling: how tokens become one vector: ``cls``, the first token; ``pooler``, the first token through the
-            checkpoint's own dense layer and tanh, as the supervised SimCSE models expect; ``mean``; ``max``. The right
-            choice depends on how the checkpoint was trained, so there is no default.
+            checkpoint's own dense layer and tanh, as supervised SimCSE expects; ``mean``; ``max``. There is no default,
+            as the right one depends on how the checkpoint was trained.
         device: by default the best available.
         revision: of a model on the hub.
         max_length: texts are truncated to this many tokens; by default to the model's own limit.
     """
     name = find(model, revision)
-    st = framework("sentence_transformers")
     if pooling is not None:
         check_choice("pooling", pooling, POOLINGS)
     own = has_pooling(name, revision)
@@ -55,9 +77,9 @@ def load(
         raise ValueError(f"{why}. Choose pooling: {', '.join(POOLINGS)}.")
     try:
         if pooling is None:
-            loaded = st.SentenceTransformer(name, device=device, revision=revision)
+            loaded = SentenceTransformer(name, device=device, revision=revision)
         else:
-            loaded = st.SentenceTransformer(modules=_modules(name, pooling, revision), device=device)
+            loaded = SentenceTransformer(modules=_modules(name, pooling, revision), device=device)
     except (ImportError, OSError, ValueError):
         raise
     except Exception as error:  # of damaged weights, from the reader of their format
@@ -68,45 +90,40 @@ def load(
     if special is not None and len(tokenizer) <= len(special):  # the default tokenizer, when its files are missing
         raise ValueError(f"model: {name} has no vocabulary; files of its tokenizer are missing (tokenizer.json, ...).")
     if max_length is not None:
-        if isinstance(loaded[0], framework("sentence_transformers.sentence_transformer.modules").StaticEmbedding):
+        if isinstance(loaded[0], modules.StaticEmbedding):
             raise ValueError(f"max_length: {name} is a static embedding, which does not truncate; omit max_length.")
         loaded.max_seq_length = max_length
     return loaded
 
 
 def has_pooling(model: str | Path, revision: str | None = None) -> bool:
-    """Whether the model is a SentenceTransformer, which defines its own pooling."""
-    known = framework("sentence_transformers.util").is_sentence_transformer_model
-    return bool(known(find(model, revision), revision=revision))
+    """Return whether the model is a SentenceTransformer, which defines its own pooling."""
+    return bool(is_sentence_transformer_model(find(model, revision), revision=revision))
 
 
 def _modules(name: str, pooling: str, revision: str | None) -> list[Any]:
-    modules = framework("sentence_transformers.sentence_transformer.modules")
     options = {"revision": revision} if revision else {}
     transformer = modules.Transformer(name, model_kwargs=options, processor_kwargs=options, config_kwargs=options)
     width = transformer.get_embedding_dimension()
     if pooling != "pooler":
         return [transformer, modules.Pooling(width, pooling)]
     dense = getattr(getattr(transformer.model, "pooler", None), "dense", None)
-    _, loading = framework("transformers").AutoModel.from_pretrained(name, output_loading_info=True, **options)
+    _, loading = AutoModel.from_pretrained(name, output_loading_info=True, **options)
     if dense is None or any("pooler" in key for key in loading["missing_keys"]):
         raise ValueError(f"pooling: {name} has no trained pooler; choose cls, mean or max.")
     copy = modules.Dense(width, width, init_weight=dense.weight.detach().clone(), init_bias=dense.bias.detach().clone())
     return [transformer, modules.Pooling(width, "cls"), copy]
 
 
-def encoder(model: Any, pooling: str | None = None, *, device: str | None = None) -> Encode:
+def encoder(model: Any) -> Encode:
     """Return the function that embeds a list of texts.
 
     Args:
         model: a name or folder as in :func:`load`, an object with a method ``encode`` such as a SentenceTransformer,
             or a function from a list of texts to a matrix with one row per text.
-        pooling, device: as in :func:`load`, for names and folders.
     """
     if isinstance(model, (str, Path)):
-        model = load(model, pooling, device=device)
-    elif pooling is not None:
-        raise ValueError("pooling: only for a model that is named; this one has its own.")
+        model = load(model)
     if hasattr(model, "encode"):
         return lambda texts: model.encode(texts, batch_size=len(texts), show_progress_bar=False)
     if callable(model):
@@ -114,43 +131,32 @@ def encoder(model: Any, pooling: str | None = None, *, device: str | None = None
     raise TypeError(f"model: expected a name, a SentenceTransformer or a function, got {type(model).__name__}.")
 
 
-class Embeddings:
-    """The embeddings of a set of texts; each distinct text is embedded once.
+def embed(model: Any, texts: Iterable[str], batch_size: int = 64, progress: bool = False) -> Embeddings:
+    """Embed each distinct text once.
 
     Batches contain texts of similar length, the longest first, so that a lack of memory shows at once.
 
     Args:
-        encode: see :func:`encoder`.
+        model: see :func:`encoder`.
         texts: in any order; duplicates are allowed.
-        batch_size: texts per call of ``encode``.
+        batch_size: texts embedded at a time.
+        progress: whether to show it.
     """
-
-    def __init__(self, encode: Encode, texts: Iterable[str], batch_size: int = 64, progress: bool = True) -> None:
-        if batch_size < 1:
-            raise ValueError(f"batch_size: expected at least 1, got {batch_size}.")
-        distinct = sorted(set(texts), key=lambda text: (-len(text), text))
-        self._row = {text: i for i, text in enumerate(distinct)}
-        self.seconds = 0.0  # in encode
-        if progress:
-            print_line(f"embedding {len(distinct)} distinct texts")
-        batches = [distinct[start : start + batch_size] for start in range(0, len(distinct), batch_size)]
-        embedded = []
-        for batch in track(batches, "encoding, batches") if progress else batches:
-            before = perf_counter()
-            rows = encode(batch)
-            self.seconds += perf_counter() - before
-            embedded.append(_checked(rows, batch))
-        self._matrix = np.concatenate(embedded) if embedded else np.zeros((0, 0))
-
-    def __len__(self) -> int:
-        return len(self._row)
-
-    def __getitem__(self, texts: Sequence[str]) -> Matrix:
-        """The embeddings of these texts, ``(texts, width)``."""
-        return self._matrix[[self._row[text] for text in texts]]
+    encode = encoder(model)
+    distinct = sorted(set(texts), key=lambda text: (-len(text), text))
+    if progress:
+        print_line(f"embedding {len(distinct)} distinct texts")
+    batches = [distinct[start : start + batch_size] for start in range(0, len(distinct), batch_size)]
+    shown = track(batches, "encoding, batches") if progress else batches
+    return {text: row for batch in shown for text, row in zip(batch, _checked(encode(batch), batch), strict=True)}
 
 
-def _checked(rows: Any, batch: list[str]) -> Matrix:
+def rows(embeddings: Embeddings, texts: Sequence[str]) -> Matrix:
+    """Return the embeddings of these texts, ``(texts, width)``."""
+    return np.stack([embeddings[text] for text in texts])
+
+
+def _checked(rows: Any, batch: list[str]) -> Any:
     if isinstance(rows, torch.Tensor):  # numpy has no bfloat16
         rows = rows.detach().to("cpu", torch.promote_types(rows.dtype, torch.float32))
     matrix = np.asarray(rows)

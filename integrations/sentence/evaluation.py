@@ -1,53 +1,81 @@
-"""The evaluations of a model: semantic textual similarity, transfer tasks and retrieval."""
+"""The evaluations of a run: the score that selects its checkpoint, and the scores of the finished model."""
 
 from __future__ import annotations
 
+from . import frameworks  # noqa: F401  names the extra to install  # isort: skip
 import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from . import beir, encode, retrieval, sts, transfer
-from .data import Pairs, load_sts
+from sentence_transformers.sentence_transformer.evaluation import SentenceEvaluator
+
+from . import retrieval, sts, transfer
+from .encode import embed
+from .model import without_head
 from .settings import STS, TRANSFER
 
-
-def load_dev(name: str) -> Pairs | beir.Collection:
-    """Load the data whose score selects checkpoints: an STS set, or the split ``dev`` of a retrieval collection."""
-    return load_sts(name) if name in STS else beir.read(beir.find(name), "dev")
+COLLAPSED = -100.0  # the dev score where Spearman's correlation is undefined, below every other score
 
 
-def dev_metric(name: str) -> str:
-    """Return the name of the score on this data in results and logs."""
-    return name if name in STS else f"{Path(name).name} dev {retrieval.HEADLINE}"
+class DevScore(SentenceEvaluator):  # type: ignore[misc]
+    """The score on an STS set, or on the split ``dev`` of a retrieval collection; ``name`` is that of the metric.
+
+    Args:
+        name: of the set or collection.
+        drop_head: score the model without its last module.
+    """
+
+    def __init__(self, name: str, drop_head: bool) -> None:
+        super().__init__()
+        self.data = sts.load(name) if name in STS else retrieval.read(retrieval.find(name), "dev")
+        self.name = self.primary_metric = name if name in STS else f"{Path(name).name} dev {retrieval.HEADLINE}"
+        self.drop_head = drop_head
+
+    def score(self, model: Any) -> float | None:
+        """Return Spearman's correlation, or nDCG@10, times 100; None if undefined."""
+        model = without_head(model) if self.drop_head else model
+        if isinstance(self.data, retrieval.Collection):
+            return retrieval.score(model, self.data).metrics[retrieval.HEADLINE]
+        return sts.score(self.data, embed(model, self.data.texts)).spearman
+
+    def __call__(
+        self, model: Any, output_path: str | None = None, epoch: float = -1, steps: int = -1
+    ) -> dict[str, float]:
+        score = self.score(model)
+        metrics = {self.name: COLLAPSED if score is None else score}
+        self.store_metrics_in_model_card_data(model, metrics, epoch, steps)
+        return metrics
+
+    @property
+    def description(self) -> str:
+        return "Retrieval" if isinstance(self.data, retrieval.Collection) else "Semantic Similarity"
 
 
-def dev_score(model: Any, dev: Pairs | beir.Collection) -> float | None:
-    """Spearman's correlation, or nDCG@10, times 100; None if undefined."""
-    if isinstance(dev, beir.Collection):
-        return retrieval.score(model, dev).metrics[retrieval.HEADLINE]
-    texts = [*dev.first, *dev.second]
-    return sts.score(dev, encode.Embeddings(encode.encoder(model), texts, progress=False)).spearman
+def evaluate(model: Any, names: Sequence[str]) -> tuple[dict[str, float], dict[str, float]]:
+    """Return the model's scores, and the share of the largest class of each transfer task.
 
-
-def evaluate(model: Any, names: Sequence[str], shares: dict[str, float] | None = None) -> dict[str, float]:
-    """The model's scores on STS sets, transfer tasks and retrieval collections by name.
-
-    With all of SimCSE's seven sets, their average too; of a collection :data:`retrieval.METRICS`.
-    ``shares`` receives the share of the largest class of each transfer task.
+    Args:
+        model: a SentenceTransformer.
+        names: STS sets, transfer tasks and retrieval collections. With all of SimCSE's seven sets, their average too.
     """
     scores: dict[str, float] = {}
+    shares: dict[str, float] = {}
     if sets := [name for name in names if name in STS]:
-        report = sts.evaluate(model, sets, progress=False)
-        scores |= {name: math.nan if s.spearman is None else s.spearman for name, s in report.sets.items()}
-        scores |= {} if report.average is None else {"average": report.average}
+        similarity = sts.evaluate(model, sets)
+        scores |= {name: defined(one.spearman) for name, one in similarity.sets.items()}
+        scores |= {} if similarity.average is None else {"average": similarity.average}
     if tasks := [name for name in names if name in TRANSFER]:
-        task_scores = transfer.evaluate(model, tasks, progress=False).tasks
-        scores |= {name: task.accuracy for name, task in task_scores.items()}
-        if shares is not None:
-            shares |= {name: task.majority for name, task in task_scores.items()}
-        scores |= {f"{name} F1": task.f1 for name, task in task_scores.items() if task.f1 is not None}
+        classified = transfer.evaluate(model, tasks).tasks
+        scores |= {name: one.accuracy for name, one in classified.items()}
+        scores |= {f"{name} F1": one.f1 for name, one in classified.items() if one.f1 is not None}
+        shares = {name: one.majority for name, one in classified.items()}
     if collections := [name for name in names if name not in (*STS, *TRANSFER)]:
-        found = retrieval.evaluate(model, collections, progress=False).collections
-        scores |= {f"{name} {metric}": x for name, one in found.items() for metric, x in one.metrics.items()}
-    return scores
+        for name, one in retrieval.evaluate(model, collections).collections.items():
+            scores |= {f"{name} {metric}": value for metric, value in one.metrics.items()}
+    return scores, shares
+
+
+def defined(score: float | None) -> float:
+    """Return NaN for None, which a result cannot hold."""
+    return math.nan if score is None else score

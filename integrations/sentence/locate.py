@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
+from . import frameworks  # noqa: F401  names the extra to install  # isort: skip
 import re
 from importlib import metadata
 from pathlib import Path
 
+import huggingface_hub as hub
+from huggingface_hub import constants
+
 from counterpoint.names import nearest
-
-from .frameworks import framework
-
-FILES = ("modules.json", "config.json")  # of a SentenceTransformer, and of any checkpoint
-OWNER = "sentence-transformers"  # of models whose name has no owner
 
 
 def find(model: str | Path, revision: str | None = None) -> str:
@@ -34,12 +33,11 @@ def find(model: str | Path, revision: str | None = None) -> str:
         return str(inner if (inner / "modules.json").is_file() else folder)
     if looks_local:
         raise FileNotFoundError(f"model: {name} is not a folder.")
-    hub = framework("huggingface_hub")
-    candidates = [name] if "/" in name else [name, f"{OWNER}/{name}"]
+    candidates = [name] if "/" in name else [name, f"sentence-transformers/{name}"]
     for candidate in candidates:
-        cached = (hub.try_to_load_from_cache(candidate, file, revision=revision) for file in FILES)
-        if any(isinstance(path, str) for path in cached):
-            return candidate
+        for file in ("modules.json", "config.json"):  # of a SentenceTransformer, and of any checkpoint
+            if isinstance(hub.try_to_load_from_cache(candidate, file, revision=revision), str):
+                return candidate
     for candidate in candidates:
         try:
             hub.HfApi().model_info(candidate, revision=revision, timeout=10)
@@ -59,8 +57,7 @@ def find(model: str | Path, revision: str | None = None) -> str:
 
 def on_this_machine() -> list[str]:
     """Return the models in the hub's cache, by name, and the folders of those that come with installed packages."""
-    cache = Path(framework("huggingface_hub.constants").HF_HUB_CACHE)
-    cached = [path.parents[2].name for path in cache.glob("models--*/snapshots/*/config.json")]
+    cached = [path.parents[2].name for path in Path(constants.HF_HUB_CACHE).glob("models--*/snapshots/*/config.json")]
     packaged = [
         str(package.locate_file(folder))
         for package in metadata.distributions()

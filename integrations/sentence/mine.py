@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from .. import flags
-from .settings import POOLINGS
+from .settings import POOLING, POOLINGS
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -22,21 +22,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("data", help="pairs: .csv, .tsv, .jsonl, .parquet, or a BEIR folder, all of whose documents are candidates")
     add("model", help="a SentenceTransformer, or a checkpoint of transformers: it looks for the negatives")
-    add(
-        "--out",
-        type=flags.file,
-        required=True,
-        metavar="FILE",
-        help="the .jsonl to write, for train sentence (required)",
-    )
+    out = "the .jsonl to write, for train sentence (required)"
+    add("--out", type=flags.file, required=True, metavar="FILE", help=out)
     add("--columns", nargs=2, metavar=("QUERY", "POSITIVE"), help="columns of the file (the first two of text)")
     add("--negatives", type=flags.whole(1), default=5, metavar="N", help="for each pair (%(default)s)")
-    add(
-        "--skip", type=flags.whole(0), default=0, metavar="N", help="most similar candidates to leave out (%(default)s)"
-    )
+    skip = "most similar candidates to leave out (%(default)s)"
+    add("--skip", type=flags.whole(0), default=0, metavar="N", help=skip)
     add("--margin", type=float, metavar="X", help="least gap between the positive's similarity and a negative's (none)")
     add("--relative-margin", type=float, metavar="X", help="the same, as a share of the positive's similarity (none)")
-    add("--pooling", choices=POOLINGS, help="for a checkpoint that does not define it (the model's own)")
+    add("--pooling", choices=POOLINGS, help=POOLING)
     add("--batch", type=flags.whole(1), default=64, metavar="N", help="texts embedded at a time (%(default)s)")
     flags.add_device(parser)
     add("--json", action="store_true", help="print JSON")
@@ -44,75 +38,51 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _check(arguments: argparse.Namespace) -> None:
-    from . import corpus
+    from .data import check
     from .locate import find
 
-    corpus.check(arguments.data)
+    check(arguments.data)
     if arguments.out.suffix != ".jsonl":
         raise ValueError(f"--out: expected a name that ends in .jsonl, got {arguments.out}.")
     find(arguments.model)
 
 
+def _pairs(data: str | Path, columns: tuple[str, str] | None) -> Any:
+    """Read the queries and positives, or raise what is wrong with them."""
+    from .data import load
+
+    samples, _ = load(data, "auto", columns)
+    if len(samples.column_names) < 2:
+        raise ValueError(f"{data}: expected columns of queries and positives, got {samples.column_names[0]!r} alone.")
+    return samples.select_columns(samples.column_names[:2])
+
+
 def mine(
-    data: str | Path,
-    model: Any,
-    negatives: int = 5,
-    *,
-    columns: tuple[str, str] | None = None,
-    skip: int = 0,
-    margin: float | None = None,
-    relative_margin: float | None = None,
-    batch_size: int = 64,
-    progress: bool = True,
+    data: str | Path, model: Any, columns: tuple[str, str] | None = None, negatives: int = 5, **options: Any
 ) -> Any:
     """Return a ``datasets.Dataset`` of each pair with its hard negatives; pairs without enough of them are left out.
 
     Args:
-        data: pairs, see :func:`counterpoint.integrations.sentence.corpus.load`. Candidates are the second column, or
-            all documents of a BEIR folder.
+        data: pairs, see :func:`.data.load`. Candidates are the second column, or all documents of a BEIR folder.
         model: a SentenceTransformer.
+        columns: of queries and positives; by default the first two of text.
         negatives: how many for each pair, the most similar first.
-        columns: the columns of queries and positives.
-        skip: how many of the most similar candidates to leave out.
-        margin, relative_margin: candidates whose similarity exceeds that of the positive less the margin are left out;
-            the relative margin is a share of the positive's similarity.
-        batch_size: texts embedded at a time.
+        options: of ``sentence_transformers.util.mine_hard_negatives``, such as ``relative_margin``.
     """
-    from . import beir, corpus
-    from .frameworks import framework
+    from sentence_transformers.util import mine_hard_negatives
 
-    samples = _pairs(data, columns)
-    query, positive = samples.column_names[:2]
-    folder = corpus.find(data)
-    candidates = [*beir.read(folder, "train").documents.values()] if beir.is_collection(folder) else None
-    search = framework("sentence_transformers.util").mine_hard_negatives
+    from . import retrieval
+    from .data import find
+
+    folder = find(data)
+    candidates = [*retrieval.read(folder, "train").documents.values()] if retrieval.is_collection(folder) else None
+    options = {"corpus": candidates, "num_negatives": negatives, "output_format": "n-tuple", **options}
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message=r"std\(\)")  # it prints statistics even of no negatives
-        mined = search(
-            samples.select_columns([query, positive]),
-            model,
-            corpus=candidates,
-            num_negatives=negatives,
-            range_min=skip,
-            absolute_margin=margin,
-            relative_margin=relative_margin,
-            output_format="n-tuple",
-            batch_size=batch_size,
-            verbose=progress,
-        )
+        mined = mine_hard_negatives(_pairs(data, columns), model, **options)
     if not len(mined):
         raise ValueError(f"{data}: no pair has {negatives} negatives that the settings allow; ask for fewer.")
     return mined
-
-
-def _pairs(data: str | Path, columns: tuple[str, str] | None) -> Any:
-    """Read the pairs, or raise what is wrong with them."""
-    from . import corpus
-
-    samples, _ = corpus.load(data, "auto", columns)
-    if len(samples.column_names) < 2:
-        raise ValueError(f"{data}: expected columns of queries and positives, got {samples.column_names[0]!r} alone.")
-    return samples
 
 
 def command(arguments: argparse.Namespace) -> int:
@@ -125,13 +95,13 @@ def command(arguments: argparse.Namespace) -> int:
     mined = mine(
         arguments.data,
         model,
+        arguments.columns,
         arguments.negatives,
-        columns=arguments.columns,
-        skip=arguments.skip,
-        margin=arguments.margin,
+        range_min=arguments.skip,
+        absolute_margin=arguments.margin,
         relative_margin=arguments.relative_margin,
         batch_size=arguments.batch,
-        progress=not arguments.json,
+        verbose=not arguments.json,
     )
     with store.atomic(arguments.out) as file:
         file.writelines((json.dumps(row, ensure_ascii=False) + "\n").encode() for row in mined)

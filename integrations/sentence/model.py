@@ -1,24 +1,27 @@
-"""The model of a run and its loss: SimCSE's head, word dropout and static embeddings on a SentenceTransformer."""
+"""The model of a run and its loss: SimCSE's head, word dropout, static embeddings, and views in embedding space."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from . import frameworks  # noqa: F401  names the extra to install  # isort: skip
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
+from sentence_transformers import SentenceTransformer
+from sentence_transformers.sentence_transformer.modules import Dense, StaticEmbedding
+from torch import Tensor, nn
 
 import counterpoint as cp
+from counterpoint.views import attack, mix, share
 from counterpoint.plugins.sentence_transformers import CachedContrastiveLoss, ContrastiveLoss
 
 from .. import store
 from . import encode
-from .frameworks import framework
-from .noise import PerturbedContrastiveLoss, WordDropout
 from .settings import OPTIONAL
 
 
 def build(arguments: Mapping[str, Any]) -> Any:
-    """The SentenceTransformer of a cell before training; the seed fixes its new weights."""
+    """Return the SentenceTransformer of a cell before training; the seed fixes its new weights."""
     store.seed_everything(arguments["seed"])
     name, revision, pooling = arguments["model"], arguments["revision"], arguments["pooling"]
     if arguments["static"] and pooling is None and not encode.has_pooling(name, revision):
@@ -29,30 +32,28 @@ def build(arguments: Mapping[str, Any]) -> Any:
     if arguments["head"] != "none":
         width = model.get_embedding_dimension()
         weight, bias = torch.randn(width, width) * 0.02, torch.zeros(width)  # BERT's initialization
-        dense = framework("sentence_transformers.sentence_transformer.modules").Dense
-        model.append(dense(width, width, init_weight=weight, init_bias=bias).to(model.device))
+        model.append(Dense(width, width, init_weight=weight, init_bias=bias).to(model.device))
     if arguments["word_dropout"]:
         model.register_forward_pre_hook(WordDropout(arguments["word_dropout"]))
     return model
 
 
 def static(model: Any) -> Any:
-    """A SentenceTransformer that averages a model's word-piece embeddings, without its layers; they can be trained."""
-    embedding = framework("sentence_transformers.sentence_transformer.modules").StaticEmbedding
-    layer = model[0].embedding if isinstance(model[0], embedding) else model[0].model.get_input_embeddings()
-    pieces = embedding(model.tokenizer, embedding_weights=layer.weight.detach().clone())
+    """Return a SentenceTransformer that averages a model's word-piece embeddings, which can be trained, sans layers."""
+    layer = model[0].embedding if isinstance(model[0], StaticEmbedding) else model[0].model.get_input_embeddings()
+    pieces = StaticEmbedding(model.tokenizer, embedding_weights=layer.weight.detach().clone())
     pieces.tokenizer.no_truncation()  # its limit is that of the layers
     pieces.embedding.sparse = True
-    return framework("sentence_transformers").SentenceTransformer(modules=[pieces], device=str(model.device))
+    return SentenceTransformer(modules=[pieces], device=str(model.device))
 
 
 def without_head(model: Any) -> Any:
-    """The same modules without the last one, the head that SimCSE trains with but does not keep."""
-    return framework("sentence_transformers").SentenceTransformer(modules=list(model)[:-1], device=model.device)
+    """Return the same modules without the last one, the head that SimCSE trains with but does not keep."""
+    return SentenceTransformer(modules=list(model)[:-1], device=model.device)
 
 
 def make_loss(model: Any, arguments: Mapping[str, Any]) -> ContrastiveLoss:
-    """The loss of a cell."""
+    """Return the loss of a cell."""
     objective = cp.objective(arguments["objective"])
     views = arguments["views"] or objective.views or 2
     options = {"views": views, "negative_weight": arguments["negative_weight"]}
@@ -65,3 +66,130 @@ def make_loss(model: Any, arguments: Mapping[str, Any]) -> ContrastiveLoss:
     if mini_batch is not None:
         return CachedContrastiveLoss(model, objective, mini_batch_size=mini_batch, **options)
     return ContrastiveLoss(model, objective, **options)
+
+
+# ---- noise ---------------------------------------------------------------------------------------
+
+
+class WordDropout:
+    """Drop each word piece with probability ``0 <= p < 1``, in training only; at least one of a text is kept.
+
+    Attach it to a SentenceTransformer with ``model.register_forward_pre_hook(WordDropout(0.1))``; every view is then
+    sampled separately. It works on padded batches, where it masks pieces but not the special tokens at the ends, and on
+    ``StaticEmbedding``'s lists of pieces. ConSERT (https://arxiv.org/abs/2105.11741) calls it token cutoff.
+    """
+
+    def __init__(self, p: float) -> None:
+        if not 0 <= p < 1:
+            raise ValueError(f"word dropout: expected 0 <= p < 1, got {p!r}.")
+        self.p = p
+
+    def __call__(self, model: nn.Module, arguments: tuple[Any, ...]) -> tuple[Any, ...] | None:
+        if not model.training or not self.p:
+            return None
+        features, *rest = arguments
+        pieces = features["input_ids" if "offsets" in features else "attention_mask"]
+        keep = torch.rand(pieces.shape, device=pieces.device) >= self.p
+        return (features | (_drop_listed if "offsets" in features else _drop_padded)(features, keep), *rest)
+
+
+def _drop_padded(features: dict[str, Tensor], keep: Tensor) -> dict[str, Tensor]:
+    mask = features["attention_mask"].bool()
+    # the first and the last piece of each text are special
+    inner = mask & mask.roll(1, 1) & mask.roll(-1, 1)
+    inner[:, 0] = inner[:, -1] = False
+    keep |= ~inner
+    lonely = ~(keep & inner).any(1, keepdim=True)
+    return {"attention_mask": (mask & (keep | lonely)).to(features["attention_mask"].dtype)}
+
+
+def _drop_listed(features: dict[str, Tensor], keep: Tensor) -> dict[str, Tensor]:
+    ids, offsets = features["input_ids"], features["offsets"]
+    lengths = torch.diff(offsets, append=offsets.new_tensor([len(ids)]))
+    text = torch.repeat_interleave(torch.arange(len(offsets), device=ids.device), lengths)
+    pieces = torch.zeros_like(offsets).index_add_(0, text, keep.to(offsets.dtype))
+    keep |= (pieces == 0)[text]
+    pieces = torch.where(pieces == 0, lengths, pieces)
+    return {"input_ids": ids[keep], "offsets": pieces.cumsum(0) - pieces}
+
+
+class PerturbedContrastiveLoss(ContrastiveLoss):
+    """IntNaCl for sentences: adversarial and mixed views **in embedding space**, since words have no gradient.
+
+    The paper (https://arxiv.org/abs/2205.10843) attacks and mixes inputs, which are pixels. Here the attack changes the
+    word embeddings of the second column, each element by at most ``epsilon``, before position embeddings are added; the
+    encoder's output is the adversarial view. The mixed views are mixtures of the encoder's outputs. Both losses differ
+    from the paper's, so its results do not carry over. For a ``StaticEmbedding`` the word embeddings of a text are
+    their mean.
+
+    Args:
+        model: the SentenceTransformer.
+        objective: one that uses these views: ``intnacl``, ``intcl``, ``robust`` or ``mixnca``.
+        epsilon: largest change of an element of a word embedding, > 0; None for no attack.
+        mixed: number of mixed views per sample.
+        attack_steps: 1 for FGSM, more for PGD.
+        options: as in :class:`counterpoint.plugins.sentence_transformers.ContrastiveLoss`; two columns, or one twice.
+    """
+
+    provides = frozenset({"adversarial", "mixed"})
+
+    def __init__(
+        self,
+        model: Any,
+        objective: cp.Objective | str = "intnacl:t=0.05",
+        *,
+        epsilon: float | None = 0.01,
+        mixed: int = 0,
+        attack_steps: int = 1,
+        **options: Any,
+    ) -> None:
+        super().__init__(model, objective, **options)
+        if epsilon is not None and epsilon <= 0:
+            raise ValueError(f"epsilon: expected a number above 0 or None, got {epsilon!r}.")
+        if mixed < 0 or attack_steps < 1:
+            raise ValueError(f"expected mixed >= 0 and attack_steps >= 1, got {mixed!r} and {attack_steps!r}.")
+        self.epsilon, self.mixed, self.attack_steps = epsilon, mixed, attack_steps
+
+    def forward(
+        self, sentence_features: Iterable[dict[str, Tensor]], labels: Tensor | None = None
+    ) -> Tensor | dict[str, Tensor]:
+        columns = self._repeat_single(sentence_features)
+        if len(columns) != 2:
+            raise ValueError(f"{type(self).__name__}: expected one or two columns, got {len(columns)}.")
+        extra = self._known(columns)
+        first = self.model(columns[0])["sentence_embedding"]
+        # a copy, as the model modifies its input
+        encode = _FromWords(self.model, dict(columns[1]))
+        words = encode.words()
+        second = encode(words)
+        if self.epsilon is not None:
+            moved = attack(encode, first, words, self.epsilon, steps=self.attack_steps)
+            extra["adversarial"] = encode(moved - words.detach() + words)  # keeps the gradient of the word embeddings
+        if self.mixed:
+            extra["mixed"] = mix(second, share(self.objective), self.mixed)
+        terms = self._terms([first, second], labels, **extra)
+        return terms if len(terms) > 1 and self.log_terms else terms.sum()
+
+    def get_config_dict(self) -> dict[str, Any]:
+        more = {"epsilon": self.epsilon, "attack_steps": self.attack_steps, "attacked": "word embeddings"}
+        return {**super().get_config_dict(), **more, "mixed": self.mixed, "mixed_in": "embeddings"}
+
+
+class _FromWords(nn.Module):
+    """A model as a function of a batch's word embeddings."""
+
+    def __init__(self, model: Any, features: dict[str, Tensor]) -> None:
+        super().__init__()
+        self.model, self.features = model, features
+        first = model[0]
+        self.layer: nn.Module = first.embedding if hasattr(first, "embedding") else first.model.get_input_embeddings()
+
+    def words(self) -> Tensor:
+        """``(texts, pieces, width)``, or of a ``StaticEmbedding`` ``(texts, width)``."""
+        words: Tensor = self.layer(*(self.features[key] for key in ("input_ids", "offsets") if key in self.features))
+        return words
+
+    def forward(self, words: Tensor) -> Tensor:
+        with self.layer.register_forward_hook(lambda *_: words):
+            embedded: Tensor = self.model(dict(self.features))["sentence_embedding"]
+        return embedded

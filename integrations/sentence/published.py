@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+from . import frameworks  # noqa: F401  names the extra to install  # isort: skip
 from typing import Any
 
 import torch
+from sentence_transformers.sentence_transformer.modules import StaticEmbedding
 from torch import Tensor, nn
 
 from ..store.run import Run
 from . import training
-from .frameworks import framework
 
 PIPELINE = "sentence-similarity"
 TEXTS = (
@@ -33,20 +34,20 @@ class Embed(nn.Module):
 
 
 def publish(run: Run) -> Any:
-    """The trained SentenceTransformer of a run, on the CPU."""
+    """Return the trained SentenceTransformer of a run, on the CPU."""
     return training.restore(run).to("cpu").eval()
 
 
 def exported(run: Run) -> nn.Module:
-    """The module to export."""
+    """Return the module to export."""
     model = publish(run)
-    if isinstance(model[0], framework("sentence_transformers.sentence_transformer.modules").StaticEmbedding):
+    if isinstance(model[0], StaticEmbedding):
         raise ValueError(f"{run.path}: a static model is a table of word pieces; export it with --format safetensors.")
     return Embed(model).eval()
 
 
 def samples(run: Run) -> list[tuple[Tensor, ...]]:
-    """Inputs of :class:`Embed`, in two batches of different size and length."""
+    """Return inputs of :class:`Embed`, in two batches of different size and length."""
     model = publish(run)
     tokens = [model.preprocess(texts) for texts in TEXTS]
     batches = [(each["input_ids"], each["attention_mask"]) for each in tokens]

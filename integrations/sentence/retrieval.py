@@ -1,30 +1,135 @@
 """Retrieval: where the documents that answer a query stand among all documents, ranked by the model.
 
+A collection is a folder in the format of BEIR (https://arxiv.org/abs/2104.08663): ``corpus.jsonl`` (``_id``, ``title``,
+``text``), ``queries.jsonl`` (``_id``, ``text``) and ``qrels/SPLIT.tsv`` (a header, then query, document and grade).
+Every grade above 0 is relevant.
+
 The scores are those of sentence-transformers' ``InformationRetrievalEvaluator`` and ``NanoBEIREvaluator``, times 100:
 nDCG@10 and MRR@10, where a document is relevant or not, whatever its grade, and the recall at 10 and 100.
 """
 
 from __future__ import annotations
 
+import json
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from time import perf_counter
 from typing import Any
 
-from ..store.progress import print_line
-from . import beir, encode
-from .frameworks import framework
-from .sts import grid, number
+from counterpoint.names import nearest
 
+from .files import ENVIRONMENT, lines, root, table
+
+FOLDER = "retrieval"  # of the collections, in that of the data
+NANO = "nano"  # the thirteen small collections of NanoBEIR, which are on the hub; nano:NAME is one of them
 METRICS = {"nDCG@10": "ndcg@10", "MRR@10": "mrr@10", "recall@10": "recall@10", "recall@100": "recall@100"}
 HEADLINE = "nDCG@10"
+
+# ---- collections --------------------------------------------------------------------------------
+
+
+@dataclass
+class Collection:
+    """The judged queries of a split, all documents, and the relevant documents of each query, by their identifiers."""
+
+    name: str
+    queries: dict[str, str]
+    documents: dict[str, str]
+    relevant: dict[str, set[str]]
+
+    def pairs(self) -> list[tuple[str, str]]:
+        """Return each query beside each of its relevant documents, in the order of the files."""
+        order = {document: i for i, document in enumerate(self.documents)}
+        relevant = {query: sorted(self.relevant[query], key=order.__getitem__) for query in self.queries}
+        return [(self.queries[q], self.documents[d]) for q, documents in relevant.items() for d in documents]
+
+
+def is_collection(path: Path) -> bool:
+    """Return whether this is a BEIR folder."""
+    return (path / "corpus.jsonl").is_file() and (path / "queries.jsonl").is_file()
+
+
+def collections(data: str | Path | None = None) -> list[str]:
+    """Return the names of the collections in ``retrieval/`` of the data."""
+    base = root(data)
+    folders = [] if base is None else sorted((base / FOLDER).glob("*"))
+    return [folder.name for folder in folders if is_collection(folder)]
+
+
+def find(name: str | Path, data: str | Path | None = None) -> Path:
+    """Return the folder of a collection: the folder itself, or one of this name in ``retrieval/`` of the data."""
+    folder = Path(name).expanduser()
+    if is_collection(folder):
+        return folder
+    if folder.is_dir():
+        raise FileNotFoundError(f"{folder}: not a BEIR folder, which has corpus.jsonl, queries.jsonl and qrels/.")
+    base, known = root(data), collections(data)
+    if base is not None and str(name) in known:
+        return base / FOLDER / name
+    where = f"{ENVIRONMENT} is not set" if base is None else f"{base / FOLDER} has none of this name"
+    hint = nearest(str(name), known) if known else ""
+    raise FileNotFoundError(f"{name}: not a BEIR folder, nor the name of a collection: {where}.{hint}")
+
+
+def is_nano(name: str) -> bool:
+    """Return whether this is NanoBEIR, or one of its collections."""
+    return name.partition(":")[0] == NANO
+
+
+def read(folder: str | Path, split: str = "test") -> Collection:
+    """Read the queries of a split, their relevant documents, and all documents; those without text are left out."""
+    folder = Path(folder)
+    documents = {key: text for key, text in _texts(folder / "corpus.jsonl").items() if text}
+    queries = _texts(folder / "queries.jsonl")
+    relevant: dict[str, set[str]] = {}
+    for place, (query, document, grade, *_) in table(judgements(folder, split), 3, header=True):
+        if query not in queries:
+            raise ValueError(f"{place}: queries.jsonl does not contain the query {query!r}.")
+        try:
+            is_relevant = float(grade) > 0
+        except ValueError:
+            raise ValueError(f"{place}: expected a number as grade, got {grade!r}.") from None
+        if is_relevant and document in documents:
+            relevant.setdefault(query, set()).add(document)
+    if not relevant:
+        raise ValueError(f"{folder}: no query of {split} has a relevant document in corpus.jsonl.")
+    return Collection(folder.name, {key: queries[key] for key in queries if key in relevant}, documents, relevant)
+
+
+def judgements(folder: Path, split: str) -> Path:
+    """Return the file of a split's judgements; raise ``FileNotFoundError``, which names the splits, without it."""
+    path = folder / "qrels" / f"{split}.tsv"
+    if not path.is_file():
+        known = sorted(file.stem for file in path.parent.glob("*.tsv"))
+        raise FileNotFoundError(f"{path}: no such file; splits of {folder.name}: {', '.join(known) or 'none'}.")
+    return path
+
+
+def _texts(path: Path) -> dict[str, str]:
+    """Read the text of each line by its identifier, after the title if there is one."""
+    texts = {}
+    for number, line in enumerate(lines(path), 1):
+        if not line.strip():
+            continue
+        try:
+            row = json.loads(line)
+            key, text = row["_id"], row["text"]
+        except (json.JSONDecodeError, KeyError, TypeError):
+            expected = 'expected {"_id": ..., "text": ...}'
+            raise ValueError(f"{path}: line {number}: {expected}, got {line[:60]!r}.") from None
+        if not isinstance(text, str):
+            raise ValueError(f"{path}: line {number}: expected text, got {text!r}.")
+        texts[str(key)] = f"{row.get('title') or ''} {text}".strip()
+    return texts
+
+
+# ---- scores -------------------------------------------------------------------------------------
 
 
 @dataclass
 class Score:
-    """Percentages, by the names of :data:`METRICS`; sizes are None for what the framework loads itself."""
+    """Percentages, by the names of :data:`METRICS`; sizes are None for NanoBEIR, which the framework loads itself."""
 
     metrics: dict[str, float]
     queries: int | None = None
@@ -37,7 +142,6 @@ class Report:
 
     collections: dict[str, Score]
     mean: dict[str, float] | None
-    seconds: dict[str, float]
 
 
 def evaluate(
@@ -45,74 +149,56 @@ def evaluate(
     names: Sequence[str | Path] = (),
     data: str | Path | None = None,
     *,
-    pooling: str | None = None,
-    device: str | None = None,
     batch_size: int = 64,
-    progress: bool = True,
+    progress: bool = False,
 ) -> Report:
     """Score a model on retrieval collections.
 
     Args:
-        model: a name or folder as in :func:`counterpoint.integrations.sentence.encode.load`, or a SentenceTransformer;
-            its prompts for queries and documents are used.
+        model: a SentenceTransformer; its prompts for queries and documents are used.
         names: BEIR folders, names of collections in ``retrieval/`` of the data, ``nano`` for NanoBEIR from the hub, or
             ``nano:NAME`` for one of its collections; by default all collections of the data, or else ``nano``.
-        data: the folder of the data, see :func:`counterpoint.integrations.sentence.data.root`.
-        pooling, device: for a model that is named.
+        data: the folder of the data; by default ``COUNTERPOINT_DATA``.
         batch_size: texts embedded at a time.
+        progress: whether to show it.
     """
-    start = perf_counter()
-    chosen = [str(name) for name in names] or beir.collections(data) or [beir.NANO]
-    read = {name: beir.read(beir.find(name, data)) for name in chosen if not beir.is_nano(name)}
-    if isinstance(model, (str, Path)):
-        model = encode.load(model, pooling, device=device)
-    elif not hasattr(model, "encode_query"):
-        raise TypeError(f"model: expected a name or a SentenceTransformer, got {type(model).__name__}.")
-    ready = perf_counter()
-    options = {"batch_size": batch_size, "show_progress_bar": progress, "write_csv": False}
+    loaded: dict[str, Collection | None] = {}
+    for name in map(str, names or collections(data) or [NANO]):
+        loaded[name] = None if is_nano(name) else read(find(name, data))
+    if not hasattr(model, "encode_query"):
+        raise TypeError(f"model: expected a SentenceTransformer, got {type(model).__name__}.")
+    from sentence_transformers.sentence_transformer.evaluation import NanoBEIREvaluator
+
+    options = {"batch_size": batch_size, "show_progress_bar": progress}
     scores: dict[str, Score] = {}
-    for name in chosen:
-        if name in read:
-            scores[read[name].name] = score(model, read[name], **options)
-        else:
-            scores |= _nano(model, name, options)
+    for name, collection in loaded.items():
+        if collection is not None:
+            scores[collection.name] = score(model, collection, **options)
+            continue
+        only = name.partition(":")[2]
+        nano = NanoBEIREvaluator([only] if only else None, precision_recall_at_k=[10, 100], write_csv=False, **options)
+        found = nano(model)
+        scores |= {part.name: Score(_metrics(found, f"{part.name}_")) for part in nano.evaluators}
     columns = [one.metrics for one in scores.values()]
-    mean = {key: math.fsum(c[key] for c in columns) / len(columns) for key in METRICS} if len(columns) > 1 else None
-    seconds = {"read and load": ready - start, "total": perf_counter() - start}
-    return Report(scores, mean, seconds)
+    mean = {key: math.fsum(column[key] for column in columns) / len(columns) for key in METRICS}
+    return Report(scores, mean if len(columns) > 1 else None)
 
 
-def score(model: Any, collection: beir.Collection, **options: Any) -> Score:
+def score(model: Any, collection: Collection, **options: Any) -> Score:
     """Score a SentenceTransformer on a collection; ``options`` are those of ``InformationRetrievalEvaluator``."""
+    from sentence_transformers.sentence_transformer.evaluation import InformationRetrievalEvaluator
+
+    from ..store.progress import print_line
+
+    queries, documents = collection.queries, collection.documents
     if options.get("show_progress_bar"):
-        print_line(f"{collection.name}: {len(collection.queries)} queries, {len(collection.documents)} documents")
-    kind = framework("sentence_transformers.sentence_transformer.evaluation").InformationRetrievalEvaluator
-    evaluator = kind(
-        collection.queries, collection.documents, collection.relevant, precision_recall_at_k=[10, 100], **options
-    )
-    return Score(_metrics(evaluator(model)), len(collection.queries), len(collection.documents))
+        print_line(f"{collection.name}: {len(queries)} queries, {len(documents)} documents")
+    options |= {"precision_recall_at_k": [10, 100], "write_csv": False}
+    evaluator = InformationRetrievalEvaluator(queries, documents, collection.relevant, **options)
+    return Score(_metrics(evaluator(model)), len(queries), len(documents))
 
 
-def _nano(model: Any, name: str, options: dict[str, Any]) -> dict[str, Score]:
-    kind = framework("sentence_transformers.sentence_transformer.evaluation").NanoBEIREvaluator
-    only = name.partition(":")[2]
-    evaluator = kind([only] if only else None, precision_recall_at_k=[10, 100], **options)
-    found = evaluator(model)
-    return {part.name: Score(_metrics(found, part.name)) for part in evaluator.evaluators}
-
-
-def _metrics(found: dict[str, float], name: str = "") -> dict[str, float]:
-    """Return our metrics of what an evaluator found, for the model's own similarity."""
-    own = {key: value for key, value in found.items() if key.startswith(f"{name}_" if name else "")}
+def _metrics(found: Mapping[str, float], prefix: str = "") -> dict[str, float]:
+    """Return our metrics of those of an evaluator, for the model's own similarity."""
+    own = {key: value for key, value in found.items() if key.startswith(prefix)}
     return {ours: 100 * next(own[key] for key in own if key.endswith(f"_{theirs}")) for ours, theirs in METRICS.items()}
-
-
-def text(report: Report) -> str:
-    """The table of the collections, and their mean below."""
-    rows = [["collection", "queries", "documents", *METRICS]]
-    for name, one in report.collections.items():
-        sizes = ["-" if size is None else str(size) for size in (one.queries, one.documents)]
-        rows.append([name, *sizes, *(number(one.metrics[key]) for key in METRICS)])
-    if report.mean is not None:
-        rows.append(["mean", "", "", *(number(report.mean[key]) for key in METRICS)])
-    return grid(rows)

@@ -3,25 +3,19 @@
 from __future__ import annotations
 
 import argparse
-import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from counterpoint.names import nearest
+from ..domain import Domain, check, check_choice, setting
+from .retrieval import collections, is_collection
 
-from ..domain import Domain, check, setting
-
-ENVIRONMENT = "COUNTERPOINT_DATA"
-
-YEARS = ("STS12", "STS13", "STS14", "STS15", "STS16")
-SEVEN = (*YEARS, "STSB-test", "SICKR-test")
+SEVEN = ("STS12", "STS13", "STS14", "STS15", "STS16", "STSB-test", "SICKR-test")  # SimCSE's
 STS = (*SEVEN, "SICKR-all", "STSB-train", "STSB-dev", "SICKR-train", "SICKR-trial")
 TRANSFER = ("MR", "CR", "SUBJ", "MPQA", "TREC", "MRPC")
 
-RETRIEVAL = "retrieval"  # folder of the BEIR folders, in that of the data
-
+POOLING = "how tokens become one vector, for a checkpoint that does not define it (the model's own)"
 POOLINGS = ("cls", "pooler", "mean", "max")
 POSITIVES = ("auto", "same", "columns", "next-line", "next-sentence")
 HEADS = ("none", "training", "kept")
@@ -31,13 +25,21 @@ OPTIONAL = ("duplicates", "false_negatives", "guide")
 PRECISIONS = ("fp32", "bf16", "fp16")
 
 
+def check_set(setting: str, name: str, known: Sequence[str]) -> None:
+    """Raise ``ValueError`` unless a name is known, or that of a BEIR folder, there or in ``retrieval/`` of the data."""
+    if name not in known and not is_collection(Path(name).expanduser()):
+        check_choice(setting, name, (*known, *collections()))
+
+
 def evaluation_set(setting: str, known: Sequence[str]) -> Callable[[str], str]:
-    """A type for argparse: a name that is known, that of a folder in ``retrieval/`` of the data, or any path."""
+    """Return a type for argparse: a name that :func:`check_set` knows, or any path, which is checked later."""
 
     def read(text: str) -> str:
-        folders = (Path(text), Path(os.environ.get(ENVIRONMENT, "")) / RETRIEVAL / text)
-        if text not in known and "/" not in text and not any(folder.is_dir() for folder in folders):
-            raise argparse.ArgumentTypeError(f"unknown {setting} {text!r}.{nearest(text, known)}")
+        if "/" not in text:
+            try:
+                check_set(setting, text, known)
+            except ValueError as error:
+                raise argparse.ArgumentTypeError(str(error).removeprefix(f"{setting}: ")) from None
         return text
 
     return read
@@ -49,37 +51,25 @@ class Settings:
 
     model: str = setting("bert-base-uncased", "a folder or a name on the hub")
     revision: str | None = setting(None, "revision of a model on the hub (the newest)")
-    pooling: str | None = setting(
-        None,
-        "how tokens become one vector, for a checkpoint that does not define it (the model's own)",
-        choices=POOLINGS,
-    )
+    pooling: str | None = setting(None, POOLING, choices=POOLINGS)
     static: bool = setting(False, "train only the word-piece embeddings; a text is the mean of its pieces")
     head: str = setting("none", "SimCSE's dense layer and tanh: none, training only, or kept", choices=HEADS)
-    positives: str = setting(
-        "auto", "what a sample is: a text and itself, columns, neighbors in a text", choices=POSITIVES
-    )
+    positives: str = setting("auto", "what a sample is: a text twice, columns, neighbors in a text", choices=POSITIVES)
     columns: Sequence[str] | None = setting(None, "columns of the file, in this order (all of text)", nargs="+")
-    views: int | None = setting(
-        None, "how often a text is embedded (what the objective asks for, or 2)", type=int, low=2
-    )
+    views: int | None = setting(None, "embeddings of a text (what the objective asks for, or 2)", type=int, low=2)
     word_dropout: float = setting(0.0, "share of word pieces that each view leaves out", low=0, below=1)
     max_length: int = setting(32, "word pieces of a text in training", low=3)
     epochs: int = setting(1, low=1, flag=False)
     steps: int | None = setting(None, "length of training, instead of epochs (epochs count)", type=int, low=1)
     batch: int = setting(64, "samples per step", low=2)
-    mini_batch: int | None = setting(
-        None, "samples embedded at a time, with a gradient cache; for batches that do not fit", type=int, low=1
-    )
+    mini_batch: int | None = setting(None, "samples embedded at a time, with a gradient cache (all)", type=int, low=1)
     lr: float = setting(3e-5, "learning rate of AdamW", above=0)
     schedule: str = setting("linear", "schedule of the learning rate", choices=SCHEDULES)
     # the trainer takes 1 for one step, not for all of them
     warmup: float = setting(0.0, "share of the steps in which the learning rate rises", low=0, below=1)
     weight_decay: float = setting(0.0, "weight decay of AdamW", low=0)
     negative_weight: float = setting(0.0, "SimCSE's weight of a sample's own hard negatives, added to their logit")
-    duplicates: str | None = setting(
-        None, "text: samples that share a text are not each other's negatives (none)", choices=("text",)
-    )
+    duplicates: str | None = setting(None, "text: samples that share one are not negatives (none)", choices=("text",))
     false_negatives: str | None = setting(
         None, "negatives to leave out: margin(0.1), margin(0.05,relative), threshold(0.9), ... (none)", metavar="RULE"
     )
@@ -115,13 +105,15 @@ def check_settings(arguments: Mapping[str, Any]) -> None:
     if arguments["precision"] == "fp16" and arguments["device"] == "cpu":
         raise ValueError("precision: fp16 needs a GPU; on a CPU use fp32 or bf16.")
     if str(arguments["device"]).startswith("cuda:") and arguments["device"] != "cuda:0":
-        raise ValueError(
-            f"device: the trainer uses the first visible GPU; for {arguments['device']} set CUDA_VISIBLE_DEVICES."
-        )
+        wanted = arguments["device"]
+        raise ValueError(f"device: the trainer uses the first visible GPU; for {wanted} set CUDA_VISIBLE_DEVICES.")
     if arguments["guide"] is not None and arguments["false_negatives"] is None:
         raise ValueError("guide: needs false_negatives beside it; margin(0) is GISTEmbed's rule.")
     if arguments["mini_batch"] is not None and (arguments["epsilon"] is not None or arguments["mixed"]):
         raise ValueError("mini_batch: the gradient cache does not support adversarial or mixed views.")
+    check_set("dev", arguments["dev"] or STS[0], STS)
+    for name in arguments["test"] or ():
+        check_set("test", name, (*STS, *TRANSFER))
 
 
 DOMAIN = Domain(

@@ -7,36 +7,157 @@ and the test splits of STS-B and SICK-R. Nothing is trained.
 Other numbers go by the same names: averages over a year's subsets (``subsets``), Pearson's correlation (``pearson``),
 and MTEB's SICK-R over all 9927 pairs (``SICKR-all``).
 
+Sets are read from a folder, ``COUNTERPOINT_DATA`` by default: ``sts/STS12.tsv`` and so on, tab-separated with a header
+(subset, score, sentence1, sentence2), or the files that SentEval's scripts leave. Without a folder they are downloaded
+from the hub, in pinned revisions of MTEB's copies. These have no subsets of a year and no splits of SICK: there is no
+SICKR-test, hence no average of seven.
+
 SimCSE: https://arxiv.org/abs/2104.08821
 """
 
 from __future__ import annotations
 
+from . import frameworks  # noqa: F401  names the extra to install  # isort: skip
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from time import perf_counter
 from typing import Any
 
-from .frameworks import framework  # isort: skip
 import numpy as np
 import torch
+from datasets import load_dataset
 from numpy.typing import NDArray
+from scipy.stats import pearsonr, spearmanr
 
-from counterpoint.diagnose import alignment, distances, uniformity
+from counterpoint.diagnose import alignment, uniformity
 from counterpoint.diagnose.plots import plot_distances
 
-from .data import Pairs, load_sts
-from .encode import Embeddings, Matrix, encoder
-from .settings import SEVEN
+from ..domain import check_choice
+from .encode import Embeddings, Matrix, embed, rows
+from .files import find, lines, root, table
+from .settings import SEVEN, STS
 
-BINS = 50
+# the names of SentEval's files; STS13's fourth subset, SMT, has a license that does not allow mirrors
+SUBSETS = {
+    "STS12": ("MSRpar", "MSRvid", "SMTeuroparl", "surprise.OnWN", "surprise.SMTnews"),
+    "STS13": ("FNWN", "headlines", "OnWN"),
+    "STS14": ("deft-forum", "deft-news", "headlines", "images", "OnWN", "tweet-news"),
+    "STS15": ("answers-forums", "answers-students", "belief", "headlines", "images"),
+    "STS16": ("answer-answer", "headlines", "plagiarism", "postediting", "question-question"),
+}
+SICK = {"train": "SICK_train.txt", "trial": "SICK_trial.txt", "test": "SICK_test_annotated.txt"}
+STSB = ("mteb/stsbenchmark-sts", "b0fddb56ed78048fa8b90373c8a3cfc37b684831")
+HUB = {  # repository, revision, split
+    "STS12": ("mteb/sts12-sts", "a0d554a64d88156834ff5ae9920b964011b16384", "test"),
+    "STS13": ("mteb/sts13-sts", "7e90230a92c190f1bf69ae9002b8cea547a64cca", "test"),
+    "STS14": ("mteb/sts14-sts", "6031580fec1f6af667f0bd2da0a551cf4f0b2375", "test"),
+    "STS15": ("mteb/sts15-sts", "ae752c7c21bf194d8b67fd573edf7ae58183cbe3", "test"),
+    "STS16": ("mteb/sts16-sts", "4d8694f8f0e0100860b497b999b3dbed754a0513", "test"),
+    "STSB-train": (*STSB, "train"),
+    "STSB-dev": (*STSB, "validation"),
+    "STSB-test": (*STSB, "test"),
+    "SICKR-all": ("mteb/sickr-sts", "20a6d6f312dd54037fe07a32d58e5e168867909d", "test"),
+}
 RELATED = 4.0  # STS-B pairs above this gold score are the positive pairs of SimCSE's alignment
 COLLAPSED = 1e-6  # smaller differences between similarities are rounding errors
 
-# the columns of SimCSE's own table
-COLUMNS = {name: name for name in SEVEN} | {"STSB-test": "STSBenchmark", "SICKR-test": "SICKRelatedness"}
+
+# ---- the sets -----------------------------------------------------------------------------------
+
+
+@dataclass
+class Pairs:
+    """Sentence pairs with human similarity scores, ``gold``; ``dropped`` counts those without one."""
+
+    name: str
+    subset: list[str]
+    gold: list[float]
+    first: list[str]
+    second: list[str]
+    dropped: int = 0
+
+    @property
+    def texts(self) -> list[str]:
+        """The distinct sentences."""
+        return list(dict.fromkeys([*self.first, *self.second]))
+
+
+def load(name: str, data: str | Path | None = None) -> Pairs:
+    """Load a set of scored pairs. Those without a gold score are dropped and counted, as in the official evaluation.
+
+    Args:
+        name: one of :data:`~.settings.STS`. ``STS12`` to ``STS16`` (all subsets of the year), ``STSB-test`` and
+            ``SICKR-test`` are SimCSE's seven; ``SICKR-all`` is MTEB's SICK-R, train, trial and test together.
+        data: the folder of the sets, or ``hub``; by default ``COUNTERPOINT_DATA``, else the hub.
+    """
+    check_choice("STS set", name, STS)
+    folder, pairs = root(data), Pairs(name, [], [], [], [])
+    for place, subset, gold, first, second in _hub_rows(name) if folder is None else _folder_rows(name, folder):
+        if not gold.strip():
+            pairs.dropped += 1
+            continue
+        if not _is_number(gold):
+            raise ValueError(f"{place}: expected a number as gold score, got {gold!r}.")
+        pairs.subset.append(subset)
+        pairs.gold.append(float(gold))
+        pairs.first.append(first)
+        pairs.second.append(second)
+    if (count := len(pairs.gold)) < 2:
+        raise ValueError(f"{name}: {count} pairs with a gold score, and {pairs.dropped} without; expected 2 or more.")
+    return pairs
+
+
+def _is_number(text: str) -> bool:
+    try:
+        return math.isfinite(float(text))
+    except ValueError:
+        return False
+
+
+Row = tuple[str, str, str, str, str]  # place, subset, gold, first, second
+
+
+def _folder_rows(name: str, folder: Path) -> Iterator[Row]:
+    kind, _, split = name.partition("-")
+    if name == "SICKR-all":
+        for part in SICK:
+            yield from _folder_rows(f"SICKR-{part}", folder)
+    elif path := find(folder, f"{name}.tsv"):
+        _, header = next(table(path, 2), ("", ["", ""]))
+        if _is_number(header[1]):  # it would be skipped
+            raise ValueError(f"{path}: line 1 is a pair, expected the header: subset, score, sentence1, sentence2.")
+        for place, (subset, gold, first, second, *_) in table(path, 4, header=True):
+            yield place, subset, gold, first, second
+    elif kind in SUBSETS and (path := find(folder, f"STS/{kind}-en-test")):
+        for subset in SUBSETS[kind]:
+            texts, gold_path = path / f"STS.input.{subset}.txt", path / f"STS.gs.{subset}.txt"
+            rows, scores = list(table(texts, 2)), lines(gold_path)
+            if len(rows) != len(scores):
+                raise ValueError(f"{gold_path}: {len(scores)} scores for the {len(rows)} pairs of {texts.name}.")
+            for (place, (first, second, *_)), gold in zip(rows, scores, strict=True):
+                yield place, subset.removeprefix("surprise."), gold, first, second
+    elif kind == "STSB" and (path := find(folder, f"STS/STSBenchmark/sts-{split}.csv")):
+        for place, (_, genre, file, _, gold, first, second, *_) in table(path, 7):
+            yield place, f"{genre}-{file}", gold, first, second
+    elif kind == "SICKR" and (path := find(folder, f"SICK/{SICK[split]}")):
+        for place, (_, first, second, gold, *_) in table(path, 4, header=True):
+            yield place, split, gold, first, second
+    else:
+        raise FileNotFoundError(
+            f"{name}: neither {name}.tsv nor SentEval's files are in {folder}, sts/ or downstream/."
+        )
+
+
+def _hub_rows(name: str) -> Iterator[Row]:
+    if name not in HUB:
+        raise ValueError(f"{name}: the hub's SICK has no splits; use SICKR-all, or --root with SentEval's files.")
+    path, revision, split = HUB[name]
+    for i, row in enumerate(load_dataset(path, revision=revision, split=split)):
+        yield f"{path}: row {i}", split, str(row["score"]), row["sentence1"], row["sentence2"]
+
+
+# ---- the scores ---------------------------------------------------------------------------------
 
 
 @dataclass
@@ -50,6 +171,8 @@ class Score:
 
 @dataclass
 class SetScore(Score):
+    """The score of a set, and of its subsets."""
+
     dropped: int
     subsets: dict[str, Score]
 
@@ -59,9 +182,8 @@ class Geometry:
     """Alignment and uniformity of embeddings (Wang and Isola 2020, https://arxiv.org/abs/2005.10242)."""
 
     of: str  # the set of the sentences
-    alignment: float  # mean squared distance of the pairs with a gold score above 4
-    uniformity: float  # log of the mean Gaussian potential of all pairs of sentences
-    histogram: list[float]  # share of those pairs in each of BINS bins of the distance (1 - cos) / 2 from 0 to 1
+    alignment: float  # of the pairs with a gold score above 4
+    uniformity: float
 
 
 @dataclass
@@ -72,15 +194,6 @@ class Report:
     average: float | None
     geometry: Geometry | None
     texts: int
-    seconds: dict[str, float]
-
-    @property
-    def notes(self) -> list[str]:
-        """Remarks for readers of the scores."""
-        sets = self.sets.items()
-        dropped = [f"{name}: {s.dropped} pairs without a gold score left out" for name, s in sets if s.dropped]
-        why = "undefined, as the model gives all its pairs the same similarity"
-        return dropped + [f"{name}: {why}" for name, s in sets if s.spearman is None]
 
 
 def evaluate(
@@ -88,121 +201,58 @@ def evaluate(
     sets: Sequence[str] = (*SEVEN, "SICKR-all"),
     data: str | Path | None = None,
     *,
-    pooling: str | None = None,
-    device: str | None = None,
     batch_size: int = 64,
-    progress: bool = True,
+    progress: bool = False,
     plot: str | Path | None = None,
 ) -> Report:
-    """Score a model on sets of scored sentence pairs. Each distinct text of all sets is embedded once.
+    """Score a model on sets of scored sentence pairs.
 
     Args:
-        model: a name or folder, a SentenceTransformer, or a function from a list of texts to a matrix; see
-            :func:`counterpoint.integrations.sentence.encode.encoder`.
-        sets: names from :data:`counterpoint.integrations.sentence.settings.STS`.
-        data: their folder, see :func:`counterpoint.integrations.sentence.data.root`.
-        pooling, device: for a model that is named.
-        batch_size: texts embedded at a time.
+        model, batch_size, progress: see :func:`counterpoint.integrations.sentence.encode.embed`.
+        sets, data: see :func:`load`.
         plot: file for a histogram of the distances between the sentences of the STS-B set.
     """
-    start = perf_counter()
-    loaded = [load_sts(name, data) for name in dict.fromkeys(sets)]
-    read = perf_counter()
-    encode = encoder(model, pooling, device=device)
-    ready = perf_counter()
-    sentences = (t for pairs in loaded for t in (*pairs.first, *pairs.second))
-    embeddings = Embeddings(encode, sentences, batch_size, progress)
+    loaded = [load(name, data) for name in dict.fromkeys(sets)]
+    embeddings = embed(model, (text for pairs in loaded for text in pairs.texts), batch_size, progress)
     scores = {pairs.name: score(pairs, embeddings) for pairs in loaded}
-    seven = [scores[name].spearman for name in SEVEN if name in scores]
-    known = [s for s in seven if s is not None]
+    seven = [one for name in SEVEN if name in scores and (one := scores[name].spearman) is not None]
+    average = sum(seven) / len(SEVEN) if len(seven) == len(SEVEN) else None
     stsb = next((pairs for pairs in loaded if pairs.name.startswith("STSB")), None)
-    stsb_geometry = None if stsb is None else geometry(stsb, embeddings)
     if plot is not None:
         if stsb is None:
             raise ValueError("plot: needs an STS-B set among the sets.")
         from ..report.plots import save
 
-        save(plot_distances(torch.from_numpy(embeddings[texts(stsb)])), plot)
-    seconds = {"read data": read - start, "load model": ready - read, "encode": embeddings.seconds}
-    seconds["total"] = perf_counter() - start
-    average = sum(known) / len(SEVEN) if len(known) == len(SEVEN) else None
-    return Report(scores, average, stsb_geometry, len(embeddings), seconds)
+        save(plot_distances(torch.from_numpy(rows(embeddings, stsb.texts))), plot)
+    return Report(scores, average, None if stsb is None else geometry(stsb, embeddings), len(embeddings))
 
 
 def score(pairs: Pairs, embeddings: Embeddings) -> SetScore:
     """Compute the correlations of a set and of its subsets."""
-    similar, gold = cosine(embeddings[pairs.first], embeddings[pairs.second]), np.asarray(pairs.gold)
-    subset = np.asarray(pairs.subset)
+    similar = cosine(rows(embeddings, pairs.first), rows(embeddings, pairs.second))
+    gold, subset = np.asarray(pairs.gold), np.asarray(pairs.subset)
     parts = {name: subset == name for name in dict.fromkeys(pairs.subset)}
-    subsets = {name: _score(similar[part], gold[part]) for name, part in parts.items() if part.sum() > 1}
-    return SetScore(**asdict(_score(similar, gold)), dropped=pairs.dropped, subsets=subsets)
+    subsets = {name: _correlate(similar[part], gold[part]) for name, part in parts.items() if part.sum() > 1}
+    return SetScore(**asdict(_correlate(similar, gold)), dropped=pairs.dropped, subsets=subsets)
 
 
-def _score(similar: NDArray[np.float64], gold: NDArray[np.float64]) -> Score:
+def _correlate(similar: NDArray[np.float64], gold: NDArray[np.float64]) -> Score:
     if np.ptp(similar) < COLLAPSED or np.ptp(gold) == 0:
         return Score(len(gold), None, None)
-    stats = framework("scipy.stats")
-    return Score(len(gold), *(100 * float(f(similar, gold).statistic) for f in (stats.spearmanr, stats.pearsonr)))
+    return Score(len(gold), *(100 * float(measure(similar, gold).statistic) for measure in (spearmanr, pearsonr)))
 
 
 def cosine(first: Matrix, second: Matrix) -> NDArray[np.float64]:
-    """The cosine of each row with its counterpart, in double precision; 0 where a row is zero, as in SentEval."""
+    """Return the cosine of each row with its counterpart, in double precision; of a zero row 0, as in SentEval."""
     x, y = first.astype(np.float64), second.astype(np.float64)
     length = np.linalg.norm(x, axis=1) * np.linalg.norm(y, axis=1)
     return (x * y).sum(1) / np.where(length > 0, length, 1.0)  # type: ignore[no-any-return]
 
 
 def geometry(pairs: Pairs, embeddings: Embeddings) -> Geometry | None:
-    """Alignment, uniformity and distances; None if the set has no clearly related pairs."""
+    """Compute alignment and uniformity; None if the set has no clearly related pairs."""
     if not (related := [i for i, gold in enumerate(pairs.gold) if gold > RELATED]):
         return None
-    x, y = (torch.from_numpy(embeddings[[side[i] for i in related]]) for side in (pairs.first, pairs.second))
-    z = torch.from_numpy(embeddings[texts(pairs)])
-    apart = distances(z)
-    histogram = torch.histc(apart, BINS, 0, 1) / len(apart)
-    return Geometry(pairs.name, alignment(x, y), uniformity(z), histogram.tolist())
-
-
-def texts(pairs: Pairs) -> list[str]:
-    """The distinct sentences of a set."""
-    return list(dict.fromkeys([*pairs.first, *pairs.second]))
-
-
-# ---- for people ----------------------------------------------------------------------------------
-
-
-def text(report: Report, subsets: bool = False) -> str:
-    """SimCSE's table, and below it the other sets, the subsets and the notes."""
-    names = [COLUMNS[name] for name in SEVEN] + ["Avg."]
-    scores = [s.spearman if (s := report.sets.get(name)) else math.nan for name in SEVEN]
-    scores.append(report.average if all(name in report.sets for name in SEVEN) else math.nan)
-    parts = [grid([names, [number(value) for value in scores]])] if set(SEVEN) & set(report.sets) else []
-    others = [[name, number(s.spearman)] for name, s in report.sets.items() if name not in SEVEN]
-    if others:
-        parts.append(grid([list(column) for column in zip(*others, strict=True)]))
-    if subsets:
-        rows = [["set", "subset", "pairs", "Spearman", "Pearson"]]
-        for name, s in report.sets.items():
-            parts_of_set: dict[str, Score] = {"all": s} | (s.subsets if len(s.subsets) > 1 else {})
-            for part, v in parts_of_set.items():
-                rows.append([name, part, str(v.pairs), number(v.spearman), number(v.pearson)])
-        parts.append(grid(rows))
-    if g := report.geometry:
-        parts.append(f"{g.of}: alignment {g.alignment:.3f}, uniformity {g.uniformity:.3f} (both: lower is better)")
-    share, total = report.seconds["encode"] / report.seconds["total"], report.seconds["total"]
-    parts.append(f"{report.texts} distinct texts, each embedded once: {100 * share:.0f}% of {total:.0f} s")
-    return "\n".join([*parts, *report.notes])
-
-
-def number(value: float | None) -> str:
-    """Format a score: two decimals, ``undef.`` for None, a dash for NaN, which marks a score that was not computed."""
-    return "undef." if value is None else "-" if math.isnan(value) else f"{value:.2f}"
-
-
-def grid(rows: Sequence[Sequence[str]]) -> str:
-    """Draw a table with a header row and centered cells."""
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    rule = "+" + "+".join("-" * (width + 2) for width in widths) + "+"
-    inside = ["|".join(c.center(w + 2) for c, w in zip(row, widths, strict=True)) for row in rows]
-    header, *body = [f"|{line}|" for line in inside]
-    return "\n".join([rule, header, rule, *body, rule])
+    sides = ([side[i] for i in related] for side in (pairs.first, pairs.second))
+    x, y, z = (torch.from_numpy(rows(embeddings, texts)) for texts in (*sides, pairs.texts))
+    return Geometry(pairs.name, alignment(x, y), uniformity(z))

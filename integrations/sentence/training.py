@@ -6,41 +6,44 @@ A run's folder contains ``model/``, an ordinary SentenceTransformer with its mod
 
 from __future__ import annotations
 
+from . import frameworks  # noqa: F401  names the extra to install  # isort: skip
 import math
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import torch
+from sentence_transformers import SentenceTransformerTrainer, SentenceTransformerTrainingArguments
+from sentence_transformers.sentence_transformer.data_collator import SentenceTransformerDataCollator
+from sentence_transformers.sentence_transformer.model_card import SentenceTransformerModelCardCallback
+from torch import nn
+from torch.utils.data import BatchSampler
+from transformers import PrinterCallback, TrainerCallback
+
 from counterpoint.batch.rules import as_rules
+from counterpoint.plugins.sentence_transformers import ContrastiveLoss
 
 from .. import store
 from ..domain import defaults
 from ..store.run import Run
-from . import beir, encode
+from . import encode
 from .data import prepare
-from .evaluation import dev_metric, dev_score, evaluate, load_dev
-from .frameworks import quiet
+from .evaluation import DevScore, defined, evaluate
 from .model import build, make_loss
-from .settings import OPTIONAL, STS, TRANSFER, Settings, check_settings
-from .trainer import RunCallback, make_trainer
+from .settings import OPTIONAL, Settings, check_settings
 
 UNTRAINED = "before training"
 
 
 def cell(file: str, objective: str | None, seed: int, **changes: Any) -> dict[str, Any]:
-    """The arguments of one run: the defaults of :class:`Settings`, changed as given, and ``label``, its row in tables.
+    """Return the arguments of one run: the defaults of :class:`Settings`, changed, and ``label``, its row in tables.
 
     Args:
-        file: the training data; see :func:`counterpoint.integrations.sentence.corpus.load`, also for the settings
-            ``positives`` and ``columns``.
+        file: the training data, see :func:`counterpoint.integrations.sentence.data.load`.
         objective: a spec; None for a model that is not trained, see :func:`untrained`.
-        static: gradients are sparse; Adam updates only the rows of a batch's pieces (``torch.optim.SparseAdam``).
-        max_length: the finished model keeps its own limit. Static models have none.
-        batch: an epoch's last, smaller batch is dropped.
-        epsilon, mixed: see :class:`counterpoint.integrations.sentence.noise.PerturbedContrastiveLoss`.
-        dev: the score is computed every ``every`` steps and at the end.
-        save: without checkpoints, an interrupted run starts again.
-        keep: whether to write ``model/``.
+        changes: settings; ``label``. A model that is ``static`` is trained by ``torch.optim.SparseAdam``. The finished
+            model keeps its own limit, not ``max_length``. ``keep`` is whether to write ``model/``.
     """
     settings = defaults(Settings)
     store.check_names(changes, (*settings, "label"))
@@ -48,40 +51,39 @@ def cell(file: str, objective: str | None, seed: int, **changes: Any) -> dict[st
     arguments |= {"objective": objective, "seed": seed}
     check_settings(arguments)
     as_rules(arguments["false_negatives"])
-    beir.check_sets("dev", [arguments["dev"] or STS[0]], STS)
-    beir.check_sets("test", arguments["test"] or (), (*STS, *TRANSFER))
     return {name: value for name, value in arguments.items() if value is not None or name not in OPTIONAL}
 
 
 def untrained(file: str, seed: int, **changes: Any) -> dict[str, Any]:
-    """The cell of the model before training, a baseline."""
+    """Return the cell of the model before training, a baseline."""
     return cell(file, None, seed, **{**changes, "head": "none", "label": UNTRAINED})
 
 
-@quiet()
+@encode.quiet()
 def train(run: Run) -> None:
     """Train one cell and finish its run with the dev score, or with the last loss if there is no dev set."""
     arguments = run.arguments
-    dev_name, test = arguments["dev"], arguments["test"] or ()
-    metric = dev_metric(dev_name) if dev_name else ""
-    shares: dict[str, float] = {}
+    dev = DevScore(arguments["dev"], arguments["head"] == "training") if arguments["dev"] else None
+    test = arguments["test"] or ()
     if arguments["objective"] is None:
         model = build(arguments)
-        result = {metric: _number(dev_score(model, load_dev(dev_name)))} if dev_name else {}
-        run.finish(result | evaluate(model, test, shares), majority=shares)
+        result = {dev.name: defined(dev.score(model))} if dev else {}
+        scores, shares = evaluate(model, test)
+        run.finish(result | scores, majority=shares)
         return
     samples, dropped, checksum = prepare(arguments)
-    dev = load_dev(dev_name) if dev_name else None
     run.data(checksum)
     model = build(arguments)
     loss = make_loss(model, arguments)
-    callback = RunCallback(run, loss.objective)
-    trainer = make_trainer(model, loss, samples, dev, arguments, callback)
+    callback = RunCallback(run, loss.objective, dev)
+    trainer = make_trainer(model, loss, samples, callback)
     trainer.train(resume_from_checkpoint=callback.resume())
-    history = trainer.state.log_history
-    if callback.best is not None:
-        model.load_state_dict(callback.best["model"])
-        result = {metric: callback.best["score"]}
+    history, best = trainer.state.log_history, callback.best
+    curve: list[tuple[int, float]] = []
+    if dev and best is not None:
+        model.load_state_dict(best["model"])
+        result = {dev.name: best["score"]}
+        curve = [(line["step"], line[key]) for line in history if (key := f"eval_{dev.name}") in line]
     else:
         result = {"loss": next((line["loss"] for line in reversed(history) if "loss" in line), math.nan)}
     if arguments["head"] == "training":
@@ -89,19 +91,14 @@ def train(run: Run) -> None:
     if arguments["keep"]:
         model.save_pretrained(str(run.path / "model"))
         _link(run.path / "model", run.path / "encoder.safetensors")
-    result |= evaluate(model, test, shares)
-    curve = [(line["step"], line[key]) for line in history if (key := f"eval_{metric}") in line]
-    step = callback.best and callback.best["step"]
-    run.finish(result, samples=len(samples), left_out=dropped, step=step, curve=curve, majority=shares)
+    scores, shares = evaluate(model, test)
+    step = best and best["step"]
+    run.finish(result | scores, samples=len(samples), left_out=dropped, step=step, curve=curve, majority=shares)
     shutil.rmtree(callback.folder, ignore_errors=True)
 
 
-def _number(score: float | None) -> float:
-    return math.nan if score is None else score
-
-
 def _link(model: Path, encoder: Path) -> None:
-    """Give the weights of a model's first module another name, without copying them where the disk allows that."""
+    """Give the weights of a model's first module another name, copied only where the disk has no links."""
     weights = min(model.rglob("model.safetensors"), key=lambda path: len(path.parts))
     encoder.unlink(missing_ok=True)
     try:
@@ -111,8 +108,134 @@ def _link(model: Path, encoder: Path) -> None:
 
 
 def restore(run: Run | str | Path) -> Any:
-    """The trained SentenceTransformer of a finished run or of its folder; needs no data."""
+    """Return the trained SentenceTransformer of a finished run or of its folder; needs no data."""
     run = Run.read(run)
     if not run.file("model").is_dir():
         raise ValueError(f"{run.address}: it has no model.")
     return encode.load(run.path)
+
+
+# ---- the trainer ---------------------------------------------------------------------------------
+
+
+class Batches(BatchSampler):
+    """Shuffled batches that depend only on the seed and the epoch, so that a resumed run sees the same ones."""
+
+    def __init__(self, dataset: Any, batch_size: int, drop_last: bool, seed: int = 0, **_: Any) -> None:
+        super().__init__(range(len(dataset)), batch_size, drop_last)
+        self.seed, self.epoch = seed, 0
+
+    def set_epoch(self, epoch: int) -> None:
+        self.epoch = epoch
+
+    def __iter__(self) -> Iterator[list[int]]:
+        generator = torch.Generator().manual_seed(self.seed + 1_000_003 * self.epoch)
+        order = torch.randperm(len(self.sampler), generator=generator)  # type: ignore[arg-type]
+        for batch in order.split(self.batch_size):
+            if len(batch) == self.batch_size or not self.drop_last:
+                yield batch.tolist()
+
+
+class RunCallback(TrainerCallback):  # type: ignore[misc]
+    """Log and checkpoint the run while the trainer works, and keep the weights with the best dev score."""
+
+    def __init__(self, run: Run, objective: nn.Module, dev: DevScore | None) -> None:
+        self.run, self.objective, self.dev, self.folder = run, objective, dev, run.path / "checkpoints"
+        self.best: dict[str, Any] | None = None
+        self.ticks: Iterator[int] = iter(())
+
+    def resume(self) -> str | None:
+        """Restore the run's state; returns the trainer's checkpoint to continue from."""
+        if (state := self.run.load(self._check)) is None:
+            shutil.rmtree(self.folder, ignore_errors=True)  # incomplete checkpoints
+            return None
+        self.objective.load_state_dict(state["objective"])
+        self.best = state["best"]
+        return str(self.folder / state["trainer"])
+
+    def _check(self, state: dict[str, Any]) -> None:
+        """Raise ``DamagedError`` if the trainer's checkpoint is not what it was."""
+        folder = self.folder / state["trainer"]
+        if not folder.is_dir() or store.checksum(folder) != state["checksum"]:
+            raise store.DamagedError(f"{folder}: {'damaged' if folder.exists() else 'missing'}")
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        self.ticks = self.run.track(range(state.global_step, state.max_steps), total=state.max_steps)
+        next(self.ticks, None)
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        next(self.ticks, None)
+        last = state.global_step >= state.max_steps  # even if it is not a multiple of eval_steps
+        control.should_evaluate |= last and args.eval_strategy.value != "no"
+        # log before each checkpoint: the trainer does not restore the losses since the last line
+        control.should_log |= last or control.should_save
+
+    def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any], **_: Any) -> None:
+        if "train_runtime" not in logs:  # the final summary covers only the steps of this process
+            numbers = {name: value for name, value in logs.items() if isinstance(value, (int, float))}
+            self.run.log(state.global_step, **numbers)
+
+    def on_evaluate(self, args: Any, state: Any, control: Any, metrics: dict[str, float], model: Any, **_: Any) -> None:
+        assert self.dev is not None
+        score = metrics[f"eval_{self.dev.name}"]
+        if self.best is None or score > self.best["score"]:
+            weights = {name: value.detach().cpu().clone() for name, value in model.state_dict().items()}
+            self.best = {"score": score, "step": state.global_step, "model": weights}
+
+    def on_save(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        name = f"checkpoint-{state.global_step}"
+        record = {"trainer": name, "checksum": store.checksum(self.folder / name), "best": self.best}
+        self.run.save({**record, "objective": self.objective.state_dict()}, state.global_step)
+
+
+def make_trainer(model: Any, loss: ContrastiveLoss, samples: Any, callback: RunCallback) -> Any:
+    """Return the ``SentenceTransformerTrainer`` of a run."""
+    arguments = callback.run.arguments
+    training = SentenceTransformerTrainingArguments(
+        output_dir=str(callback.folder),
+        num_train_epochs=arguments["epochs"],
+        max_steps=arguments["steps"] or -1,
+        per_device_train_batch_size=arguments["batch"],
+        batch_sampler=Batches,
+        dataloader_drop_last=True,
+        dataloader_pin_memory=torch.cuda.is_available(),
+        learning_rate=arguments["lr"],
+        lr_scheduler_type=arguments["schedule"],
+        warmup_steps=arguments["warmup"],
+        weight_decay=arguments["weight_decay"],
+        fp16=arguments["precision"] == "fp16",
+        bf16=arguments["precision"] == "bf16",
+        use_cpu=arguments["device"] == "cpu",
+        seed=arguments["seed"],
+        eval_strategy="steps" if callback.dev else "no",
+        eval_steps=arguments["every"],
+        save_strategy="steps" if arguments["save"] else "no",
+        save_steps=arguments["save"] or 1,
+        save_total_limit=2,  # the last, and the one before until the last is complete
+        logging_steps=min(arguments["every"], 50),
+        disable_tqdm=True,
+        report_to="none",
+    )
+    training._n_gpu = min(training.n_gpu, 1)  # by default it uses all visible GPUs, with a batch for each
+    sparse = None
+    if arguments["static"]:
+        if next(loss.objective.parameters(), None) is not None:
+            raise ValueError(f"static: {loss.objective} has learned values, which sparse Adam cannot update.")
+        training.max_grad_norm = 0.0  # sparse gradients cannot be clipped
+        sparse = torch.optim.SparseAdam(list(model.parameters()), lr=arguments["lr"])
+    trainer = SentenceTransformerTrainer(
+        model=model,
+        args=training,
+        train_dataset=samples,
+        loss=loss,
+        evaluator=callback.dev,
+        data_collator=SentenceTransformerDataCollator(
+            preprocess_fn=model.preprocess, max_length=arguments["max_length"]
+        ),
+        callbacks=[callback],
+        optimizers=(sparse, None),
+    )
+    trainer.remove_callback(PrinterCallback)
+    if not arguments["keep"]:
+        trainer.remove_callback(SentenceTransformerModelCardCallback)
+    return trainer

