@@ -151,7 +151,7 @@ def _texts(path: Path, ids: Any, settings: Settings) -> Pairs:
 def _images(path: Path, settings: Settings) -> Pairs:
     """Views by SimCLR's augmentations, as features without a trained network; folders are classes."""
     from ..image.augment import Recipe
-    from ..image.sources import load
+    from ..image.data import load
     from .features import Components, PatchFeatures
 
     images = load(str(path), "train", 32)

@@ -10,18 +10,15 @@ from typing import Any
 
 import torch
 
-from .. import domain, store
+from .. import store
 from ..domain import defaults
 from ..store.files import load_checked
 from ..store.run import Run
-from . import data, evaluation, model, sources
+from . import data, evaluation, model
 from .augment import recipe
-from .batches import loader
-from .image_set import ImageSet
-from .lightning_module import Pretraining
 from .model import Method
-from .pretraining import BEST, pretrain
-from .settings import EvaluationSettings, Settings
+from .pretraining import BEST, Pretraining, loader, pretrain
+from .settings import EvaluationSettings, Settings, check_settings
 
 UNTRAINED = "untrained encoder"
 
@@ -30,7 +27,7 @@ def cell(dataset: str, objective: str | None, seed: int, **changes: Any) -> dict
     """The arguments of one run: the defaults of :class:`~.settings.Settings`, changed as given, and ``label``.
 
     The objective is a spec; None for rows that train no objective, which need a label. For the data set see
-    :func:`~.sources.load`.
+    :func:`~.data.load`.
     """
     settings = defaults(Settings)
     store.check_names(changes, (*settings, "label"))
@@ -38,7 +35,7 @@ def cell(dataset: str, objective: str | None, seed: int, **changes: Any) -> dict
     if settings["method"] == "swav" and objective is None:
         settings.setdefault("label", "SwAV")
     settings["augment"] = settings["augment"] or ("digits" if dataset == "digits" else "cifar")
-    domain.check(Settings, settings)
+    check_settings(**settings)
     return {"domain": "image", "dataset": dataset, "objective": objective, "seed": seed, **settings}
 
 
@@ -90,7 +87,6 @@ def train(run: Run) -> None:
     settings = EvaluationSettings(**arguments["evaluation"])
     probes = allowed_probes(arguments, images)
     module = build(arguments, images.train.size)
-
     names = ("epochs", "batch", "path", "workers", "device", "devices", "precision")
     known = images.train.with_classes()
     pretrain(
@@ -98,7 +94,7 @@ def train(run: Run) -> None:
         images.train,
         **{name: arguments[name] for name in names},
         run=run,
-        watch=partial(validation_knn, train=known, validation=images.validation, settings=settings),
+        watch=partial(evaluation.evaluate, train=known, test=images.validation, probes=["knn"], settings=settings),
         every=arguments["watch"] if images.validation.labelled else 0,
         progress=run.progress,
     )
@@ -107,15 +103,11 @@ def train(run: Run) -> None:
     module.to(arguments["device"])
     _load_best(run, module.method)
     encoder = module.method.encoder
-    shares: dict[str, float] = {}
-    result = evaluation.evaluate(encoder, images.labelled, images.test, probes, settings, arguments["seed"], shares)
+    result = evaluation.evaluate(encoder, images.labelled, images.test, probes, settings, arguments["seed"])
     losses = [line["loss"] for line in run.metrics() if "loss" in line]
+    shares = evaluation.majorities(result, images.test)
     run.export(encoder)
     run.finish(result or {"loss": losses[-1] if losses else math.nan}, note=images.test.note, majority=shares)
-
-
-def validation_knn(method: Method, train: ImageSet, validation: ImageSet, settings: EvaluationSettings) -> float:
-    return evaluation.evaluate(method.encoder, train, validation, ["knn"], settings)["knn"]
 
 
 def _load_best(run: Run, method: Method) -> None:
@@ -132,7 +124,8 @@ def restore(run: Run | str | Path) -> Method:
     run = Run.read(run)
     if (state := run.load()) is None:
         raise ValueError(f"{run.path}: no checkpoint.")
-    module = build({**run.arguments, "devices": 1}, sources.image_size(run.arguments["dataset"], run.arguments["size"]))
+    size = data.image_size(run.arguments["dataset"], run.arguments["size"])
+    module = build({**run.arguments, "devices": 1}, size)
     module.load_state_dict(state["state_dict"])
     _load_best(run, module.method)
     return module.method.eval()

@@ -39,12 +39,6 @@ def test_train_then_evaluate(tmp_path, capsys):
     assert all(one["pgd@0.032"] <= one["clean"] for one in again)
 
 
-def test_a_wrong_probe_is_a_usage_error(capsys):
-    with pytest.raises(SystemExit, match="2"):
-        main(["train", "image", "--probe", "liner"])
-    assert "Did you mean 'linear'" in capsys.readouterr().err
-
-
 @pytest.mark.parametrize(
     ("words", "said"),
     [
