@@ -5,8 +5,9 @@ Use the parts in your own code::
     from counterpoint.integrations import image
 
     data = image.load("cifar10")                                    # or a folder of images
-    module = image.Pretraining(image.build("simclr", "adnce:t=0.4,mu=0.7,sigma=0.5"), image.recipe("cifar"))
-    image.pretrain(module, data, epochs=100, device="cuda")
+    settings = image.Settings(method="simclr", backbone="resnet18", epochs=100, device="cuda")
+    module = image.Pretraining(image.build(settings, "adnce:t=0.4,mu=0.7,sigma=0.5"), image.recipe("cifar"))
+    image.pretrain(module, data)
     print(image.evaluate(module.method.encoder, data, image.load("cifar10", "test"), ["knn", "linear", "robust"]))
 """
 

@@ -29,7 +29,6 @@ def train_arguments(parser: argparse.ArgumentParser) -> None:
     parser.set_defaults(data=None)
     data = parser._option_string_actions["--data"]  # in the other domains a folder; here a data set or a folder
     data.metavar, data.help, data.type = "DATA", f"{', '.join(DATASETS)} or a folder of images (digits)", str
-    _add_root(parser)
     flags.add_settings(parser, Settings)
     _add_evaluation(parser)
     flags.add_cells(parser)
@@ -45,12 +44,9 @@ def _check_train(arguments: argparse.Namespace) -> None:
     check_cell(dataset, settings(arguments, dataset))
 
 
-def _add_root(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--root", type=Path, metavar="FOLDER", help="folder of the data sets ($COUNTERPOINT_DATA)")
-
-
 def _add_evaluation(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
+    add("--root", type=Path, metavar="FOLDER", help="folder of the data sets ($COUNTERPOINT_DATA)")
     probes = f"{', '.join(PROBES)} ({' '.join(DEFAULT_PROBES)})"
     add("--probe", nargs="+", type=_probes, metavar="PROBE", help=probes)
     add("--transfer", nargs="+", type=_words, metavar="DATA", help="data sets to transfer to (none)")
@@ -122,7 +118,6 @@ def eval_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("runs", nargs="+", type=flags.runs, help="folders of runs, at any depth, their URLs, or hf://owner/name")
     add("--data", metavar="DATA", help="data set to evaluate on (what each run was trained on)")
-    _add_root(parser)
     _add_evaluation(parser)
     flags.add_device(parser)
     add("--json", action="store_true", help="print JSON")

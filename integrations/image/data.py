@@ -47,8 +47,7 @@ def prepare(arguments: Mapping[str, Any]) -> Data:
     """
     options = (arguments["size"], None, arguments["classes"])
     train, validation = load(arguments["dataset"], "train", *options).hold_out(arguments["validation"])
-    if arguments["subset"] is not None:
-        train = train.draw(arguments["subset"])
+    train = train.draw(arguments["subset"])
     labelled, validation = train.with_classes(), validation.with_classes()
     test = validation
     if arguments["dataset"] == "mnist-cifar":  # the probe must not learn the class from the digits

@@ -27,6 +27,7 @@ from .image_set import ImageSet
 from .settings import PROBES, EvaluationSettings
 
 DEFAULTS = EvaluationSettings()
+FINETUNE_BATCH, ATTACK_BATCH = 64, 250
 
 
 def check_probes(probes: Iterable[str], train: ImageSet, test: ImageSet, settings: EvaluationSettings) -> list[str]:
@@ -218,12 +219,7 @@ def linear_accuracy(
 
 
 def finetune(
-    encoder: nn.Module,
-    train: ImageSet,
-    test: ImageSet,
-    settings: EvaluationSettings = DEFAULTS,
-    seed: int = 0,
-    batch: int = 64,
+    encoder: nn.Module, train: ImageSet, test: ImageSet, settings: EvaluationSettings = DEFAULTS, seed: int = 0
 ) -> float:
     """Accuracy of a copy of the encoder and a linear layer, fine-tuned with classes (ArCL, section 6.2).
 
@@ -239,10 +235,10 @@ def finetune(
     generator = torch.Generator().manual_seed(seed)
     rows = torch.empty(0, dtype=torch.long)
     for _ in store.track(range(settings.finetune_steps), "fine-tuning, steps"):
-        if len(rows) < min(batch, len(train)):
+        if len(rows) < min(FINETUNE_BATCH, len(train)):
             rows = torch.randperm(len(train), generator=generator)
-        batch_rows, rows = rows[:batch], rows[batch:]
-        x, y = train.x[batch_rows].to(device), train.y[batch_rows].to(device)
+        batch, rows = rows[:FINETUNE_BATCH], rows[FINETUNE_BATCH:]
+        x, y = train.x[batch].to(device), train.y[batch].to(device)
         loss = F.cross_entropy(network(recipe(x, generator)), y)
         sgd.zero_grad()
         loss.backward()
@@ -258,12 +254,7 @@ Attack = Callable[[Callable[[Tensor], Tensor], Tensor], Tensor]
 
 
 def robust(
-    classifier: nn.Module,
-    x: Tensor,
-    y: Tensor,
-    settings: EvaluationSettings = DEFAULTS,
-    seed: int = 0,
-    batch: int = 250,
+    classifier: nn.Module, x: Tensor, y: Tensor, settings: EvaluationSettings = DEFAULTS, seed: int = 0
 ) -> dict[str, float]:
     """Accuracies under attack, ``fgsm@epsilon`` and ``pgd@epsilon``, and ``clean`` without an attack.
 
@@ -271,7 +262,7 @@ def robust(
     points; an image counts as correct if it is classified correctly from each of them. The classifier maps images in
     ``[0, 1]`` to logits; ``x`` is such images, or ``uint8``.
     """
-    accuracies = {"clean": _attacked(classifier, x, y, [lambda loss, images: images], batch)}
+    accuracies = {"clean": _attacked(classifier, x, y, [lambda loss, images: images])}
     for epsilon in settings.epsilons:
         if epsilon == 0:
             accuracies |= {f"{name}@0": accuracies["clean"] for name in ("fgsm", "pgd")}
@@ -279,17 +270,17 @@ def robust(
         box: dict[str, Any] = {"epsilon": epsilon, "clip": (0.0, 1.0)}
         generator = torch.Generator(_device(classifier)).manual_seed(seed)
         pgd = partial(cp.views.pgd, **box, step=settings.step, steps=settings.steps, generator=generator)
-        accuracies[f"fgsm@{epsilon:g}"] = _attacked(classifier, x, y, [partial(cp.views.fgsm, **box)], batch)
-        accuracies[f"pgd@{epsilon:g}"] = _attacked(classifier, x, y, [pgd] * settings.restarts, batch)
+        accuracies[f"fgsm@{epsilon:g}"] = _attacked(classifier, x, y, [partial(cp.views.fgsm, **box)])
+        accuracies[f"pgd@{epsilon:g}"] = _attacked(classifier, x, y, [pgd] * settings.restarts)
     return accuracies
 
 
-def _attacked(classifier: nn.Module, x: Tensor, y: Tensor, attacks: Sequence[Attack], batch: int) -> float:
+def _attacked(classifier: nn.Module, x: Tensor, y: Tensor, attacks: Sequence[Attack]) -> float:
     """Percent of images that are classified correctly under each of the attacks."""
     device = _device(classifier)
     correct = 0
     with evaluation_mode(classifier):
-        parts = list(zip(x.split(batch), y.split(batch), strict=True))
+        parts = list(zip(x.split(ATTACK_BATCH), y.split(ATTACK_BATCH), strict=True))
         for part, truth in store.track(parts, "attacks, batches"):
             clean, truth = _floats(part.to(device)), truth.to(device)
 

@@ -21,8 +21,9 @@ from counterpoint.perturb import evaluation_mode
 from counterpoint.plugins.lightly import ContrastiveLoss
 from counterpoint.vectors import unit, widen
 
-from .settings import check_backbone, check_settings
+from .settings import Settings, check_backbone
 
+DEFAULTS = Settings()
 SMALL = 64  # pixels; up to this size a ResNet gets the stem of the CIFAR papers
 MEAN, STD = (0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)  # of CIFAR-10
 
@@ -133,7 +134,10 @@ def to_lab(x: Tensor) -> Tensor:
     return torch.stack([116 * fy - 16, 500 * (fx - fy), 200 * (fy - fz)], 1)
 
 
-def encoder_of(method: str, backbone: str, size: int = 32, channels: int = 32) -> Encoder | LabEncoder:
+AnyEncoder = Encoder | LabEncoder
+
+
+def encoder_of(method: str, backbone: str, size: int = 32, channels: int = 32) -> AnyEncoder:
     """Build the encoder that a method trains; ``channels`` are those of the first layer of ``conv4``."""
     if method == "cmc":
         return LabEncoder(Encoder(backbone, size, 1, channels), Encoder(backbone, size, 2, channels))
@@ -149,25 +153,26 @@ class Method(nn.Module):
     views = 2  # of each image that it expects
     projections: tuple[Tensor, Tensor]  # of the first two views in the last call, for statistics
 
-    def __init__(self, encoder: nn.Module) -> None:
+    def __init__(self, encoder: nn.Module, settings: Settings) -> None:
         super().__init__()
-        self.encoder = encoder  # the part that is evaluated, from images in [0, 1]
+        self.encoder, self.settings = encoder, settings  # the encoder is evaluated, from images in [0, 1]
 
 
 class _Contrastive(Method):
-    """A method with any objective."""
+    """A method with any objective.
+
+    With ``settings.devices`` above 1, views are compared with those of all processes.
+    """
 
     perturbs = False  # whether it computes the adversarial and mixed views that some objectives need
 
-    def __init__(
-        self, encoder: nn.Module, objective: Objective | str, views: int | None, bank: int, width: int, gather: bool
-    ) -> None:
-        super().__init__(encoder)
-        self.criterion = ContrastiveLoss(objective, (bank, width) if bank else 0, gather_distributed=gather)
+    def __init__(self, encoder: nn.Module, objective: Objective | str, settings: Settings, bank: int = 0) -> None:
+        super().__init__(encoder, settings)
+        size = (bank, settings.width) if bank else 0
+        self.criterion = ContrastiveLoss(objective, size, gather_distributed=settings.devices > 1)
         self.objective = self.criterion.objective
-        self.views = views if views is not None else self.objective.views or 2
-        check_settings(views=self.views)
-        if self.objective.views is not None and self.objective.views != self.views:
+        self.views = settings.views or self.objective.views or 2
+        if self.objective.views not in (None, self.views):
             raise ValueError(f"views: {self.objective} asks for {self.objective.views} views, got {self.views}.")
         missing = sorted(self.objective.needs.intersection(("adversarial", "mixed")))
         if missing and not self.perturbs:
@@ -179,31 +184,16 @@ class SimCLR(_Contrastive):
     """SimCLR (Chen et al. 2020, https://arxiv.org/abs/2002.05709): one encoder and a head of two layers for all views.
 
     Objectives that need them get an adversarial view, searched around the second view, and mixtures of second views.
-
-    Args:
-        views: of each image, at least 2; by default what the objective asks for, or 2.
-        width: of the projection.
-        epsilon: size of the attack on pixels in ``[0, 1]``, > 0.
-        mixed: mixed views per image, ``M - 1`` in the paper, at least 1.
-        gather: compare with the views of all processes.
+    The encoder is a module with an attribute ``width``, the number of its features.
     """
 
     perturbs = True
 
     def __init__(
-        self,
-        encoder: Encoder | LabEncoder,
-        objective: Objective | str = "infonce",
-        views: int | None = None,
-        width: int = 128,
-        epsilon: float = 0.03,
-        mixed: int = 4,
-        gather: bool = False,
+        self, encoder: AnyEncoder, objective: Objective | str = "infonce", settings: Settings = DEFAULTS
     ) -> None:
-        check_settings(epsilon=epsilon, mixed=mixed)
-        super().__init__(encoder, objective, views, 0, width, gather)
-        self.head = heads.SimCLRProjectionHead(encoder.width, encoder.width, width)
-        self.epsilon, self.mixed = epsilon, mixed
+        super().__init__(encoder, objective, settings)
+        self.head = heads.SimCLRProjectionHead(encoder.width, encoder.width, settings.width)
         self.generator: torch.Generator | None = None
 
     def forward(self, views: Sequence[Tensor], **options: Any) -> Tensor:
@@ -217,8 +207,8 @@ class SimCLR(_Contrastive):
                 views[0],
                 views[1],
                 self.objective,
-                epsilon=self.epsilon if "adversarial" in needs else None,
-                mixed=min(self.mixed, len(z[0]) - 1) if "mixed" in needs else 0,
+                epsilon=self.settings.epsilon if "adversarial" in needs else None,
+                mixed=min(self.settings.mixed, len(z[0]) - 1) if "mixed" in needs else 0,
                 clip=(0.0, 1.0),
                 generator=self.generator,
             )
@@ -230,28 +220,14 @@ class MoCo(_Contrastive):
 
     The queue is lightly's memory bank. With two views the first is the query, the second the key. An objective of
     several views (ArCL's Algorithm 2) gets queries and keys of all views, and the keys of the first enter the queue.
-
-    Args:
-        queue: keys in the queue, preferably a multiple of the batch.
-        momentum: of the key encoder, in ``[0, 1]``.
-        encoder, objective, views, width, gather: as in :class:`SimCLR`.
     """
 
     def __init__(
-        self,
-        encoder: Encoder | LabEncoder,
-        objective: Objective | str = "infonce:t=0.2",
-        views: int | None = None,
-        width: int = 128,
-        queue: int = 4096,
-        momentum: float = 0.999,
-        gather: bool = False,
+        self, encoder: AnyEncoder, objective: Objective | str = "infonce:t=0.2", settings: Settings = DEFAULTS
     ) -> None:
-        check_settings(queue=queue, momentum=momentum)
-        super().__init__(encoder, objective, views, queue, width, gather)
+        super().__init__(encoder, objective, settings, settings.queue)
         self.several = self.views > 2 or self.objective.views is not None
-        self.head = heads.MoCoProjectionHead(encoder.width, encoder.width, width)
-        self.momentum = momentum
+        self.head = heads.MoCoProjectionHead(encoder.width, encoder.width, settings.width)
         self.key_encoder, self.key_head = copy.deepcopy(self.encoder), copy.deepcopy(self.head)
         deactivate_requires_grad(self.key_encoder)
         deactivate_requires_grad(self.key_head)
@@ -261,8 +237,8 @@ class MoCo(_Contrastive):
 
     def forward(self, views: Sequence[Tensor]) -> Tensor:
         if self.training:
-            update_momentum(self.encoder, self.key_encoder, self.momentum)
-            update_momentum(self.head, self.key_head, self.momentum)
+            update_momentum(self.encoder, self.key_encoder, self.settings.momentum)
+            update_momentum(self.head, self.key_head, self.settings.momentum)
         query_views, key_views = (views, views) if self.several else (views[:1], views[1:])
         queries = [self.head(self.encoder(view)) for view in query_views]
         keys = [self.key(view) for view in key_views]
@@ -286,23 +262,17 @@ class CMC(_Contrastive):
 
     Each view is split in the color space Lab; the features of both encoders are concatenated. Negatives are the other
     images of the batch, in both directions.
-
-    Args:
-        encoder: the encoders of both.
-        objective, width, gather: as in :class:`SimCLR`; objectives of more than two views are rejected.
     """
 
     def __init__(
-        self,
-        encoder: LabEncoder,
-        objective: Objective | str = "infonce:t=0.07",
-        width: int = 128,
-        gather: bool = False,
+        self, encoder: LabEncoder, objective: Objective | str = "infonce:t=0.07", settings: Settings = DEFAULTS
     ) -> None:
-        super().__init__(encoder, objective, 2, 0, width, gather)
+        super().__init__(encoder, objective, settings)
+        if self.views != 2:
+            raise ValueError("views: cmc has two, lightness and color.")
         self.views = 1  # of pixels, then split in two
         widths = encoder.light.width, encoder.colour.width
-        self.heads = nn.ModuleList(heads.SimCLRProjectionHead(each, each, width) for each in widths)
+        self.heads = nn.ModuleList(heads.SimCLRProjectionHead(each, each, settings.width) for each in widths)
 
     def forward(self, views: Sequence[Tensor], **options: Any) -> Tensor:
         parts = self.encoder.parts(views[0])  # type: ignore[operator]
@@ -317,10 +287,10 @@ class SwAV(Method):
     The baseline in LMCL's Table 2 that is not contrastive: it takes no objective. ``prototypes`` are clusters.
     """
 
-    def __init__(self, encoder: Encoder | LabEncoder, width: int = 128, prototypes: int = 512) -> None:
-        super().__init__(encoder)
-        self.head = heads.SwaVProjectionHead(encoder.width, encoder.width, width)
-        self.prototypes = heads.SwaVPrototypes(width, prototypes)
+    def __init__(self, encoder: AnyEncoder, settings: Settings = DEFAULTS, prototypes: int = 512) -> None:
+        super().__init__(encoder, settings)
+        self.head = heads.SwaVProjectionHead(encoder.width, encoder.width, settings.width)
+        self.prototypes = heads.SwaVPrototypes(settings.width, prototypes)
         self.criterion = SwaVLoss()
 
     def forward(self, views: Sequence[Tensor]) -> Tensor:
@@ -330,31 +300,10 @@ class SwAV(Method):
         return self.criterion([self.prototypes(projection) for projection in z], [])  # type: ignore[no-any-return]
 
 
-def build(
-    method: str,
-    objective: Objective | str | None,
-    backbone: str = "resnet18",
-    size: int = 32,
-    views: int | None = None,
-    width: int = 128,
-    queue: int = 4096,
-    momentum: float = 0.999,
-    epsilon: float = 0.03,
-    mixed: int = 4,
-    prototypes: int = 512,
-    gather: bool = False,
-    channels: int = 32,
-) -> Method:
-    """Build the method of that name with an encoder of that name; ``channels`` are of the first layer of ``conv4``."""
-    check_settings(method=method, channels=channels)
-    encoder = encoder_of(method, backbone, size, channels)
-    if method == "swav":
-        return SwAV(encoder, width, prototypes)
-    objective = "infonce" if objective is None else objective
-    if method == "moco":
-        return MoCo(encoder, objective, views, width, queue, momentum, gather)
-    if isinstance(encoder, LabEncoder):
-        if views not in (None, 2):
-            raise ValueError("views: cmc has two, lightness and color.")
-        return CMC(encoder, objective, width, gather)
-    return SimCLR(encoder, objective, views, width, epsilon, mixed, gather)
+def build(settings: Settings, objective: Objective | str | None = None, size: int = 32) -> Method:
+    """Build the method and the encoder of these settings, for images of ``size`` pixels."""
+    encoder: Any = encoder_of(settings.method, settings.backbone, size, settings.channels)
+    if settings.method == "swav":
+        return SwAV(encoder, settings)
+    methods: dict[str, type[_Contrastive]] = {"simclr": SimCLR, "moco": MoCo, "cmc": CMC}
+    return methods[settings.method](encoder, "infonce" if objective is None else objective, settings)

@@ -47,8 +47,7 @@ def publish(run: Run) -> PublishedEncoder:
     """The trained encoder of a run."""
     arguments = run.arguments
     size = max(image_size(arguments["dataset"], arguments["size"]))
-    names = ("backbone", "channels", "method")
-    published = PublishedEncoder(size=size, **{name: arguments[name] for name in names})
+    published = PublishedEncoder(arguments["backbone"], size, arguments["channels"], arguments["method"])
     published.encoder.load_state_dict(training.restore(run).encoder.state_dict())
     return published.eval()
 

@@ -97,17 +97,18 @@ def lines(path: str) -> list[str]:
 
 @dataclass(frozen=True)
 class Settings:
-    """The settings of a run; by default SimCLR as in the code of DCL, HCL and ADNCE."""
+    """The settings of a run; by default SimCLR as in the code of DCL, HCL and ADNCE.
+
+    Below 1, ``false_negatives`` requires and uses classes (ADNCE's Figure 1, debiased positives' Figure 2): an image
+    keeps its class with probability ``sqrt(1 - share)``, and images that keep the same class are not compared. So 0
+    and 1 are exact, and values between hold on average.
+    """
 
     # images
     size: int | None = setting(None, "pixels of an image (the data set's own)", type=int, low=1)
-    classes: Sequence[str] | None = setting(
-        None, "names of the classes to keep, a line each (ImageNet-100)", type=lines, metavar="FILE"
-    )
+    classes: Sequence[str] | None = setting(None, "classes to keep, a line each (all)", type=lines, metavar="FILE")
     subset: int | None = setting(None, "train on this many images, balanced (all)", type=int, low=1)
-    validation: float = setting(
-        0.1, "share of the training images held out for --watch and --part tune", above=0, below=1
-    )
+    validation: float = setting(0.1, "share of images held out for --watch and --part tune", above=0, below=1)
     part: str = setting("report", "images to report on: test images, or validation images to tune on", choices=PARTS)
     # views
     augment: str | None = setting(None, "distribution of views (cifar; digits for digits)", choices=AUGMENTATIONS)
@@ -118,32 +119,22 @@ class Settings:
     mixed: int = setting(4, "mixed views for MixNCA and IntNaCl, M - 1", low=1)
     # method and network
     method: str = setting("simclr", "how encoders are trained", choices=METHODS)
-    backbone: str = setting(
-        "resnet18", "conv4, or any of torchvision.models, or timm:NAME; conv4 for digits", metavar="NAME"
-    )
+    backbone: str = setting("resnet18", "conv4, timm:NAME or one of torchvision.models; digits: conv4", metavar="NAME")
     channels: int = setting(32, "channels of conv4's first layer", low=1)
     width: int = setting(128, "width of the projection", low=1)
     queue: int = setting(4096, "keys in MoCo's queue", low=1)
     momentum: float = setting(0.999, "momentum of MoCo's key encoder", low=0, high=1)
-    false_negatives: float = setting(
-        1.0, "share of pairs of one class that remain negatives; below 1 uses the classes", low=0, high=1
-    )
+    false_negatives: float = setting(1.0, "share of pairs of one class that stay negatives", low=0, high=1)
     # optimization
     epochs: int = setting(100, low=0, flag=False)
     batch: int = setting(256, "images per step", low=2)
-    lr: float = setting(
-        1e-3,
-        "learning rate; adam's by default, where MoCo has 0.03 for sgd and SimCLR 0.3 * batch / 256 for lars",
-        above=0,
-    )
+    lr: float = setting(1e-3, "learning rate; MoCo has 0.03 for sgd, SimCLR 0.3 * batch / 256 for lars", above=0)
     optimizer: str = setting("adam", "optimizer of the pre-training", choices=OPTIMIZERS)
     weight_decay: float = setting(1e-6, "weight decay of the pre-training", low=0)
     cosine: bool = setting(False, "decay the learning rate with a cosine")
     warmup: int = setting(0, "epochs in which the learning rate rises", low=0)
     watch: int = setting(0, "validation kNN after every so many epochs, 0 for never", low=0)
-    keep: str = setting(
-        "last", "encoder to evaluate: the last, or the best by validation kNN, see --watch", choices=KEEP
-    )
+    keep: str = setting("last", "encoder to evaluate: the last, or the best by --watch", choices=KEEP)
     # machine
     device: str = setting("cpu", flag=False)
     devices: int = setting(1, "number of devices", low=1)
@@ -152,20 +143,26 @@ class Settings:
     probe: Sequence[str] = setting(["knn", "linear"], flag=False)
     evaluation: Mapping[str, Any] = setting({}, flag=False)  # what differs from the defaults of EvaluationSettings
 
+    def __post_init__(self) -> None:
+        check(Settings, vars(self))
+        if self.optimizer == "lars" and self.weight_decay == 0:
+            raise ValueError("weight_decay: expected more than 0 with lars, which scales only parameters that decay.")
+        if self.false_negatives < 1 and self.method not in ("simclr", "cmc"):
+            raise ValueError("false_negatives: only simclr and cmc know the classes of all keys.")
 
-def check_settings(**values: Any) -> None:
-    """Raise ``ValueError`` for the first value that its field of :class:`Settings` does not allow."""
-    check(Settings, {**defaults(Settings), **values})
+    @classmethod
+    def of(cls, cell: Mapping[str, Any]) -> Settings:
+        """The settings of a cell."""
+        return cls(**{name: cell[name] for name in defaults(cls)})
 
 
 def check_cell(dataset: str, changes: Mapping[str, Any]) -> None:
     """Raise ``ValueError`` for settings that cannot be trained, as far as that shows before torch is imported."""
-    check_settings(**changes)
-    settings = {**defaults(Settings), **changes}
-    check_backbone(settings["backbone"])
+    settings = Settings(**changes)
+    check_backbone(settings.backbone)
     if dataset in DATASETS and (count := DATASETS[dataset].images):
-        count -= max(1, round(settings["validation"] * count))
-        check_fits(dataset, settings["batch"], settings["devices"], min(count, settings["subset"] or count))
+        count -= max(1, round(settings.validation * count))
+        check_fits(dataset, settings.batch, settings.devices, min(count, settings.subset or count))
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ from . import data, evaluation, model
 from .augment import recipe
 from .model import Method
 from .pretraining import BEST, Pretraining, loader, pretrain
-from .settings import EvaluationSettings, Settings, check_settings
+from .settings import EvaluationSettings, Settings
 
 UNTRAINED = "untrained encoder"
 
@@ -29,13 +29,12 @@ def cell(dataset: str, objective: str | None, seed: int, **changes: Any) -> dict
     The objective is a spec; None for rows that train no objective, which need a label. For the data set see
     :func:`~.data.load`.
     """
-    settings = defaults(Settings)
-    store.check_names(changes, (*settings, "label"))
-    settings |= changes
+    store.check_names(changes, (*defaults(Settings), "label"))
+    settings = defaults(Settings) | changes
     if settings["method"] == "swav" and objective is None:
         settings.setdefault("label", "SwAV")
     settings["augment"] = settings["augment"] or ("digits" if dataset == "digits" else "cifar")
-    check_settings(**settings)
+    Settings.of(settings)
     return {"domain": "image", "dataset": dataset, "objective": objective, "seed": seed, **settings}
 
 
@@ -47,16 +46,8 @@ def untrained(dataset: str, seed: int, **changes: Any) -> dict[str, Any]:
 def build(arguments: Mapping[str, Any], size: tuple[int, int]) -> Pretraining:
     """Build the untrained module of a cell. The seed alone determines the encoder, not the objective."""
     torch.manual_seed(arguments["seed"])
-    method_names = ("backbone", "channels", "views", "width", "queue", "momentum", "epsilon", "mixed")
-    method = model.build(
-        arguments["method"],
-        arguments["objective"],
-        size=max(size),
-        gather=arguments["devices"] > 1,
-        **{name: arguments[name] for name in method_names},
-    )
-    names = ("lr", "optimizer", "weight_decay", "cosine", "warmup", "false_negatives", "seed")
-    return Pretraining(method, recipe(arguments["augment"], size), **{name: arguments[name] for name in names})
+    method = model.build(Settings.of(arguments), arguments["objective"], max(size))
+    return Pretraining(method, recipe(arguments["augment"], size), arguments["seed"])
 
 
 def allowed_probes(arguments: Mapping[str, Any], images: data.Data) -> list[str]:
@@ -75,7 +66,7 @@ def check(cells: Iterable[Mapping[str, Any]]) -> None:
         images = data.prepare(arguments)
         allowed_probes(arguments, images)
         module = build(arguments, images.train.size)
-        loader(images.train, arguments["batch"], module.recipe, path=arguments["path"], processes=arguments["devices"])
+        loader(images.train, module, processes=arguments["devices"])
 
 
 def train(run: Run) -> None:
@@ -87,17 +78,9 @@ def train(run: Run) -> None:
     settings = EvaluationSettings(**arguments["evaluation"])
     probes = allowed_probes(arguments, images)
     module = build(arguments, images.train.size)
-    names = ("epochs", "batch", "path", "workers", "device", "devices", "precision")
     known = images.train.with_classes()
-    pretrain(
-        module,
-        images.train,
-        **{name: arguments[name] for name in names},
-        run=run,
-        watch=partial(evaluation.evaluate, train=known, test=images.validation, probes=["knn"], settings=settings),
-        every=arguments["watch"] if images.validation.labelled else 0,
-        progress=run.progress,
-    )
+    watch = partial(evaluation.evaluate, train=known, test=images.validation, probes=["knn"], settings=settings)
+    pretrain(module, images.train, run, watch if images.validation.labelled else None)
     if arguments["epochs"] == 0:
         run.save({"state_dict": module.state_dict()}, 0)
     module.to(arguments["device"])
