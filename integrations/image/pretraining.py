@@ -8,6 +8,8 @@ import math
 import time
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import lightning
@@ -169,9 +171,11 @@ def pretrain(
         precision=settings.precision,
     )
     state = None if run is None else run.load()
-    train = partial(_train, data=data, run=run, watch=watch, progress=progress, state=state)
-    weights, loss = fabric.launch(train, module)  # as an argument of its own: each process gets a copy
-    module.load_state_dict(weights)
+    with TemporaryDirectory() as folder:
+        weights = Path(folder, "weights.pt")  # of processes; a queue could only take what fits into a pipe
+        train = partial(_train, data=data, run=run, watch=watch, progress=progress, state=state, weights=weights)
+        loss = fabric.launch(train, module)  # as an argument of its own: each process gets a copy
+        module.load_state_dict(torch.load(weights, map_location="cpu", weights_only=True))
     return float(loss)
 
 
@@ -183,8 +187,9 @@ def _train(
     watch: Watch | None,
     progress: bool,
     state: dict[str, Any] | None,
-) -> tuple[dict[str, Any], float]:
-    """Train in one of the processes; returns the weights and the loss."""
+    weights: Path,
+) -> float:
+    """Train in one of the processes, write the weights to a file, and return the loss."""
     settings, main = module.settings, fabric.global_rank == 0
     where = {"processes": fabric.world_size, "rank": fabric.global_rank}
     steps = len(loader(data, module, **where))
@@ -239,4 +244,6 @@ def _train(
             state |= {"schedule": schedule and schedule.state_dict(), "rng": store.rng_state()}
             run.save({**state, "precision": fabric.strategy.precision.state_dict()}, epoch + 1)
             saved = time.monotonic()
-    return module.state_dict(), loss
+    if main:
+        torch.save(module.state_dict(), weights)
+    return loss
