@@ -43,7 +43,7 @@ def test_torch_loads_only_weights():
 
 def test_numpy_loads_no_pickles():
     loads = list(calls("np.load", "numpy.load", "np.fromfile", "np.genfromtxt"))
-    readers = {"advise/data.py", "control/representation.py", "image/sources.py"}
+    readers = {"advise/data.py", "control/representation.py", "image/data.py"}
     assert {path for path, _ in loads} == {f"integrations/{name}" for name in readers}
     assert all(keywords == {"allow_pickle": "False"} for _, keywords in loads)
 
@@ -123,7 +123,7 @@ def test_files_from_someone_else_run_no_code(tmp_path):
 
 
 def test_an_array_of_objects_is_not_loaded(tmp_path, monkeypatch):
-    sources = pytest.importorskip("counterpoint.integrations.image.sources")
+    sources = pytest.importorskip("counterpoint.integrations.image.data")
     made, out = tmp_path / "made", io.BytesIO()
     np.save(out, np.array([Touch(made)], dtype=object), allow_pickle=True)
     (tmp_path / "cifar10").mkdir()

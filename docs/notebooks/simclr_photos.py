@@ -75,13 +75,14 @@ gallery(views, ["picture", "view 1", "view 2"])
 # show the same thing, less weight.
 
 # %%
+settings = image.Settings(backbone=BACKBONE, channels=CHANNELS, epochs=EPOCHS, batch=BATCH)
 torch.manual_seed(0)
-untrained = image.build("simclr", "infonce:t=0.2", BACKBONE, SIZE, channels=CHANNELS).encoder.eval()
+untrained = image.build(settings, "infonce:t=0.2", SIZE).encoder.eval()
 encoders = {"before training": untrained}
 for objective in ("infonce:t=0.2", "adnce:t=0.2,mu=0.7"):
     torch.manual_seed(0)
-    method = image.build("simclr", objective, BACKBONE, SIZE, channels=CHANNELS)
-    image.pretrain(image.Pretraining(method, recipe), data, EPOCHS, BATCH, progress=True)
+    method = image.build(settings, objective, SIZE)
+    image.pretrain(image.Pretraining(method, recipe), data, progress=True)
     encoders[objective] = method.encoder
 
 # %% [markdown]

@@ -279,7 +279,7 @@ def cached(path: Path, make: Callable[[], dict[str, Tensor]]) -> dict[str, Tenso
 
 def pictures(out: Path, features: bool) -> Source:
     from counterpoint.integrations.image.augment import Recipe
-    from counterpoint.integrations.image.sources import load
+    from counterpoint.integrations.image.data import load
 
     pool, held_out, tested = (1200, 200, 600) if features else (600, 200, 600)
 

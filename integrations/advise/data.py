@@ -128,10 +128,12 @@ def _texts(path: Path, ids: Any, settings: Settings) -> Pairs:
         raise ValueError(f"{path}, line {wrong[0]}: expected two texts with a tab between them.")
     if settings.model is None:
         raise ValueError("a file of texts needs a sentence model: --model sentence-transformers/all-MiniLM-L6-v2")
-    from ..sentence.frameworks import framework
+    from ..sentence import frameworks  # noqa: F401  names the extra to install  # isort: skip
+    from sentence_transformers import SentenceTransformer
+
     from ..sentence.locate import find
 
-    model = framework("sentence_transformers").SentenceTransformer(find(settings.model), device="cpu")
+    model = SentenceTransformer(find(settings.model), device="cpu")
     a, b = (model.encode(list(texts), show_progress_bar=False) for texts in zip(*lines, strict=True))
     return replace(from_arrays(a, b, ids, kind=f"embeddings by {settings.model}"), text=True)
 
@@ -139,7 +141,7 @@ def _texts(path: Path, ids: Any, settings: Settings) -> Pairs:
 def _images(path: Path, settings: Settings) -> Pairs:
     """Compute features without a trained network of SimCLR's augmentations; folders are classes."""
     from ..image.augment import Recipe
-    from ..image.sources import load
+    from ..image.data import load
     from .features import Components, PatchFeatures
 
     images = load(str(path), "train", 32)

@@ -5,8 +5,9 @@ Use the parts in your own code::
     from counterpoint.integrations import image
 
     data = image.load("cifar10")                                    # or a folder of images
-    module = image.Pretraining(image.build("simclr", "adnce:t=0.4,mu=0.7,sigma=0.5"), image.recipe("cifar"))
-    image.pretrain(module, data, epochs=100, device="cuda")
+    settings = image.Settings(method="simclr", backbone="resnet18", epochs=100, device="cuda")
+    module = image.Pretraining(image.build(settings, "adnce:t=0.4,mu=0.7,sigma=0.5"), image.recipe("cifar"))
+    image.pretrain(module, data)
     print(image.evaluate(module.method.encoder, data, image.load("cifar10", "test"), ["knn", "linear", "robust"]))
 """
 
@@ -15,30 +16,22 @@ from typing import TYPE_CHECKING
 from counterpoint.names import lazy
 
 if TYPE_CHECKING:
-    from .attacks import attacked_accuracy, robust
     from .augment import RECIPES, Recipe, recipe
-    from .batches import loader
-    from .encoders import Encoder, to_lab
-    from .evaluation import evaluate, shifted, shifts
+    from .data import load, mnist_cifar
+    from .evaluation import evaluate, features, finetune, knn, linear_accuracy, linear_probe, robust, shifted, shifts
     from .image_set import ImageSet
-    from .lightning_module import Pretraining
-    from .model import CMC, MoCo, SimCLR, SwAV, build
+    from .model import CMC, Encoder, LabEncoder, MoCo, SimCLR, SwAV, build, to_lab
     from .presets import PRESETS, preset
-    from .pretraining import pretrain
-    from .probes import features, finetune, knn, linear_accuracy, linear_probe
+    from .pretraining import Pretraining, loader, pretrain
     from .settings import METHODS, PROBES, EvaluationSettings, Settings
-    from .sources import load, mnist_cifar
     from .training import restore, train
 
 __all__ = [
-    "CMC", "METHODS", "PRESETS", "PROBES", "RECIPES", "Encoder", "EvaluationSettings", "ImageSet", "MoCo",
-    "Pretraining", "Recipe", "Settings", "SimCLR", "SwAV", "attacked_accuracy", "build", "evaluate", "features",
-    "finetune", "knn", "linear_accuracy", "linear_probe", "load", "loader", "mnist_cifar", "preset", "pretrain",
-    "recipe", "restore", "robust", "shifted", "shifts", "to_lab", "train",
+    "CMC", "METHODS", "PRESETS", "PROBES", "RECIPES", "Encoder", "EvaluationSettings", "ImageSet", "LabEncoder", "MoCo",
+    "Pretraining", "Recipe", "Settings", "SimCLR", "SwAV", "build", "evaluate", "features", "finetune", "knn",
+    "linear_accuracy", "linear_probe", "load", "loader", "mnist_cifar", "preset", "pretrain", "recipe", "restore",
+    "robust", "shifted", "shifts", "to_lab", "train",
 ]  # fmt: skip
 
-_MODULES = (
-    "settings", "presets", "augment", "image_set", "sources", "data", "encoders", "model", "batches", "probes",
-    "attacks", "evaluation", "lightning_module", "pretraining", "training",
-)  # fmt: skip
+_MODULES = ("settings", "presets", "augment", "image_set", "data", "model", "evaluation", "pretraining", "training")
 __getattr__ = lazy(__name__, _MODULES, __all__)

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from ..domain import check_choice
+from ..domain import check, check_choice, setting
 
 RATIO = (3 / 4, 4 / 3)  # aspect ratio of a crop, as in torchvision and lightly
 ATTEMPTS = 10  # to draw a crop that fits
@@ -50,23 +50,19 @@ class Recipe:
         sigmas: range of the blur's standard deviation in pixels.
     """
 
-    size: int | tuple[int, int] = 32
-    min_scale: float = 0.08
-    flip: float = 0.5
-    jitter: tuple[float, float, float, float] = (0.4, 0.4, 0.4, 0.1)
-    jitter_prob: float = 0.8
-    grey: float = 0.2
-    blur: float = 0.0
-    sigmas: tuple[float, float] = (0.1, 2.0)
+    size: int | tuple[int, int] = setting(32)
+    min_scale: float = setting(0.08, above=0, high=1)
+    flip: float = setting(0.5, low=0, high=1)
+    jitter: tuple[float, float, float, float] = setting((0.4, 0.4, 0.4, 0.1))
+    jitter_prob: float = setting(0.8, low=0, high=1)
+    grey: float = setting(0.2, low=0, high=1)
+    blur: float = setting(0.0, low=0, high=1)
+    sigmas: tuple[float, float] = setting((0.1, 2.0))
 
     def __post_init__(self) -> None:
+        check(Recipe, vars(self))
         if len(self.sides) != 2 or any(not isinstance(side, int) or side < 1 for side in self.sides):
             raise ValueError(f"Recipe: size must be one or two whole numbers of at least 1, got {self.size!r}.")
-        if not 0 < self.min_scale <= 1:
-            raise ValueError(f"Recipe: min_scale must be in (0, 1], got {self.min_scale!r}.")
-        for name in ("flip", "jitter_prob", "grey", "blur"):
-            if not 0 <= getattr(self, name) <= 1:
-                raise ValueError(f"Recipe: {name} is a probability, got {getattr(self, name)!r}.")
         if len(self.jitter) != 4 or min(self.jitter) < 0 or self.jitter[3] > 0.5:
             raise ValueError(f"Recipe: jitter must be four strengths >= 0, hue <= 0.5, got {self.jitter!r}.")
         if not 0 <= self.sigmas[0] <= self.sigmas[1]:
@@ -193,9 +189,14 @@ def _crop(images: Tensor, draws: Draws, out_height: int, out_width: int, chunk: 
     columns = _resampling(left, w, width, out_width, draws.flip).to(images.device)
     views = rows.new_empty(count, 3, out_height, out_width)
     for pixels, row, column, view in zip(*(x.split(chunk) for x in (images, rows, columns, views)), strict=True):
-        wide = pixels.float().flatten(1, 2) @ column.mT
-        torch.matmul(row.unsqueeze(1), wide.unflatten(1, (3, height)), out=view).clamp_(0, 1)
+        _separable(pixels.float(), row, column, view)
     return views
+
+
+def _separable(x: Tensor, rows: Tensor, columns: Tensor, out: Tensor | None = None) -> Tensor:
+    """Multiply the rows and the columns of each image by its matrices."""
+    wide = (x.flatten(1, 2) @ columns.mT).unflatten(1, (3, x.shape[2]))
+    return torch.matmul(rows.unsqueeze(1), wide, out=out).clamp_(0, 1)
 
 
 def _resampling(start: Tensor, length: Tensor, full: int, size: int, mirrored: Tensor) -> Tensor:
@@ -249,11 +250,9 @@ JITTER: tuple[Callable[[Tensor, Tensor], Tensor], ...] = (
 
 def gaussian_blur(x: Tensor, sigma: Tensor) -> Tensor:
     """Blur as PIL does, by three box blurs of the same variance, with a standard deviation for each image."""
-    count, _, height, width = x.shape
+    height, width = x.shape[2:]
     rows = _blurring(sigma, height)
-    columns = rows if width == height else _blurring(sigma, width)
-    wide = (x.view(count, 3 * height, width) @ columns.mT).view(count, 3, height, width)
-    return (rows.unsqueeze(1) @ wide).clamp_(0, 1)
+    return _separable(x, rows, rows if width == height else _blurring(sigma, width))
 
 
 def _blurring(sigma: Tensor, size: int) -> Tensor:

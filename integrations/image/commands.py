@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import chain
 from pathlib import Path
 from statistics import mean, stdev
 from typing import TYPE_CHECKING, Any
@@ -12,16 +13,14 @@ from typing import TYPE_CHECKING, Any
 from counterpoint.names import check_known
 
 from .. import flags
-from ..domain import check, defaults
 from .presets import PRESETS, preset
-from .settings import DATASETS, PROBES, EvaluationSettings, Settings, check_backbone, check_batch, check_dataset
+from .settings import DATASETS, DOMAIN, PROBES, EvaluationSettings, Settings, check_cell, check_dataset
 
 if TYPE_CHECKING:
     from ..store.run import Run
     from .image_set import ImageSet
 
-WIDTH = 120  # of a table
-DEFAULT_PROBES = ("knn", "linear")
+DEFAULT_PROBES = ["knn", "linear"]
 
 
 def train_arguments(parser: argparse.ArgumentParser) -> None:
@@ -37,12 +36,9 @@ def train_arguments(parser: argparse.ArgumentParser) -> None:
 def _check_train(arguments: argparse.Namespace) -> None:
     """Raise what is wrong with names and folders; called before torch is imported."""
     flags.use_root(arguments)
-    name = arguments.data or "digits"
-    check_dataset(name)
-    chosen = {**defaults(Settings), **settings(arguments, name)}
-    check(Settings, chosen)
-    check_backbone(chosen["backbone"])
-    check_batch(name, chosen)
+    dataset = arguments.data or "digits"
+    check_dataset(dataset)
+    check_cell(dataset, settings(arguments, dataset))
 
 
 def _add_evaluation(parser: argparse._ActionsContainer) -> None:
@@ -66,15 +62,12 @@ def _probes(text: str) -> list[str]:
 
 def _evaluation(arguments: argparse.Namespace) -> tuple[list[str], dict[str, Any]]:
     """The probes, and the settings of the evaluation that were typed."""
-    probe, transfer = (
-        [word for words in option or () for word in words] for option in (arguments.probe, arguments.transfer)
-    )
-    settings = flags.chosen(arguments, EvaluationSettings) | ({"transfer": transfer} if transfer else {})
-    probe = probe or list(DEFAULT_PROBES)
+    probe, transfer = (list(chain.from_iterable(words or ())) for words in (arguments.probe, arguments.transfer))
     for name in transfer:
         check_dataset(name)
+    settings = flags.chosen(arguments, EvaluationSettings) | ({"transfer": transfer} if transfer else {})
     EvaluationSettings(**settings)
-    return probe + ["transfer"] * bool(transfer and "transfer" not in probe), settings
+    return (probe or DEFAULT_PROBES) + ["transfer"] * bool(transfer and "transfer" not in probe), settings
 
 
 def settings(arguments: argparse.Namespace, dataset: str) -> dict[str, Any]:
@@ -139,54 +132,41 @@ def _check_eval(arguments: argparse.Namespace) -> None:
 def eval_command(arguments: argparse.Namespace) -> int:
     """Evaluate the encoders of finished runs."""
     runs = flags.finished(arguments.runs, "image")  # before the frameworks, which take longer
-    from . import evaluation, sources
-    from .data import prepare
+    from .data import SPLITS, load, prepare
+    from .evaluation import evaluate, square_size
 
     probes, typed = _evaluation(arguments)
     options = EvaluationSettings(**typed)
-    results: list[dict[str, Any]] = []
-    rows: dict[str, list[dict[str, float]]] = {}
-    note = ""
 
-    def evaluate(run: Run) -> tuple[ImageSet, dict[str, float]]:
+    def measure(run: Run) -> tuple[ImageSet, dict[str, float]]:
         _, train, _, test = prepare({**run.arguments, "part": "report"})
         if arguments.data:
-            size = evaluation.square_size(train)
-            train, test = (sources.load(arguments.data, split, size).with_classes() for split in sources.SPLITS)
+            train, test = (load(arguments.data, split, square_size(train)).with_classes() for split in SPLITS)
         encoder = _encoder(run).to(arguments.device)
-        return test, evaluation.evaluate(encoder, train, test, probes, options, run.arguments["seed"])
+        return test, evaluate(encoder, train, test, probes, options, run.arguments["seed"])
 
-    for run, (test, result) in flags.each(runs, evaluate):
+    rows: list[dict[str, Any]] = []
+    values: dict[str, dict[str, list[float]]] = {}  # of each number, by row
+    title = ""
+    for run, (test, result) in flags.each(runs, measure):
         if not result:
             raise ValueError(f"{test.name} has no classes to evaluate on; name a data set that has, --data")
-        about = {"data": test.name, "name": run.name, "seed": run.arguments["seed"], "run": run.address}
-        results.append({**about, **result})
-        rows.setdefault(run.name, []).append(result)
-        note = test.note
-    print(json.dumps(results, indent=1) if arguments.json else "\n".join(table(results[0]["data"], rows, note)))
+        rows.append({"data": test.name, "name": run.name, "seed": run.arguments["seed"], "run": run.address, **result})
+        for name, value in result.items():
+            values.setdefault(name, {}).setdefault(run.name, []).append(value)
+        title = title or test.name + (f" ({test.note})" if test.note else "")
+    print(json.dumps(rows, indent=1) if arguments.json else "\n".join(_table(title, values)))
     return 0
 
 
-def table(dataset: str, rows: dict[str, list[dict[str, float]]], note: str = "") -> list[str]:
-    """Mean and standard deviation of each row over its runs, in as many blocks of columns as needed."""
-    columns = list(dict.fromkeys(name for results in rows.values() for result in results for name in result))
-    width = max(map(len, (*rows, "accuracy, %")))
-    each = max(map(len, (*columns, "00.00 ± 0.00")))
-    fitting = max(1, (WIDTH - width - len("    runs")) // (each + 2))
-    lines = [f"{dataset}{f' ({note})' if note else ''}"]
-    for start in range(0, len(columns), fitting):
-        block = columns[start : start + fitting]
-        lines.append(f"  {'accuracy, %':{width}}  {'  '.join(f'{name:>{each}}' for name in block)}  runs")
-        for name, results in rows.items():
-            cells = (_spread([result[column] for result in results if column in result]) for column in block)
-            lines.append(f"  {name:{width}}  {'  '.join(f'{cell:>{each}}' for cell in cells)}  {len(results):4}")
-    return lines
-
-
-def _spread(values: Sequence[float]) -> str:
-    if not values:
-        return "-"
-    return f"{mean(values):.2f}" + (f" ± {stdev(values):.2f}" if len(values) > 1 else "")
+def _table(title: str, values: Mapping[str, Mapping[str, Sequence[float]]]) -> Iterator[str]:
+    yield f"{title}: accuracy in % ± deviation (number of runs)"
+    width = max(len(row) for rows in values.values() for row in rows)
+    for name, rows in values.items():
+        yield f"  {name}"
+        for row, each in rows.items():
+            spread = f" ± {stdev(each):.2f}" if len(each) > 1 else ""
+            yield f"    {row:{width}}  {mean(each):6.2f}{spread} ({len(each)})"
 
 
 def _encoder(run: Run) -> Any:
@@ -194,9 +174,5 @@ def _encoder(run: Run) -> Any:
     from ..store.published import is_published
 
     if is_published(run.path):
-        from . import published
-
-        return published.load(run.path)
-    from . import training
-
-    return training.restore(run).encoder
+        return DOMAIN.module("published").load(run.path)
+    return DOMAIN.module("training").restore(run).encoder

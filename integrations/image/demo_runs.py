@@ -8,7 +8,7 @@ from typing import Any
 from ..store.run import Run
 from . import training
 from .data import prepare
-from .probes import features
+from .evaluation import features
 
 COMMON = {"t": "0.2", "denominator": ""}
 SETTINGS: dict[str, Any] = {"backbone": "conv4", "channels": 8, "epochs": 9, "batch": 128, "probe": ["knn"]}

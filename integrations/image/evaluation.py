@@ -1,21 +1,33 @@
-"""Evaluate a trained encoder: probes, transfer, attacks, shifted images, and statistics of its features."""
+"""Evaluate a trained encoder: probes of its features, fine-tuning, transfer, attacks and shifted images."""
 
 from __future__ import annotations
 
+from . import frameworks  # noqa: F401  names the extra to install  # isort: skip
+import copy
 import warnings
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
+from typing import Any
 
 import torch
-from torch import nn
+import torch.nn.functional as F
+from lightly.utils.benchmarking import knn_predict
+from lightly.utils.scheduler import CosineWarmupScheduler
+from torch import Tensor, nn
 
+import counterpoint as cp
+from counterpoint.views import evaluation_mode
+
+from .. import store
 from ..domain import check_choice, majority
-from .attacks import robust
 from .augment import Recipe
+from .data import SPLITS, load
 from .image_set import ImageSet
-from .probes import accuracies, count_classes, features, finetune, knn, linear_accuracy, linear_probe
 from .settings import PROBES, EvaluationSettings
-from .sources import SPLITS, load
+
+DEFAULTS = EvaluationSettings()
+FINETUNE_BATCH, ATTACK_BATCH = 64, 250
 
 
 def check_probes(probes: Iterable[str], train: ImageSet, test: ImageSet, settings: EvaluationSettings) -> list[str]:
@@ -26,10 +38,11 @@ def check_probes(probes: Iterable[str], train: ImageSet, test: ImageSet, setting
     probes = list(probes)
     for probe in probes:
         check_choice("probe", probe, PROBES)
-    if "transfer" in probes and not settings.transfer:
-        raise ValueError("probe transfer: name the data sets to transfer to.")
-    for name in settings.transfer if "transfer" in probes else ():
-        load(name, "test", square_size(train))
+    if "transfer" in probes:
+        if not settings.transfer:
+            raise ValueError("probe transfer: name the data sets to transfer to.")
+        for name in settings.transfer:
+            load(name, "test", square_size(train))
     if train.labelled and len(train.y.unique()) < 2:
         message = f"{train.name}: all images have the same class, so that accuracies say nothing about an encoder"
         warnings.warn(message, RuntimeWarning, stacklevel=2)
@@ -41,13 +54,10 @@ def evaluate(
     train: ImageSet,
     test: ImageSet,
     probes: Sequence[str] = ("knn", "linear"),
-    settings: EvaluationSettings | None = None,
+    settings: EvaluationSettings = DEFAULTS,
     seed: int = 0,
-    shares: dict[str, float] | None = None,
 ) -> dict[str, float]:
     """Compute accuracies in percent; classifiers are fitted on ``train`` and tested on ``test``.
-
-    ``shares`` receives, for each accuracy on images as they are, the share of the largest class among them.
 
     ===========  ====================================================================================================
     probe        numbers
@@ -60,45 +70,227 @@ def evaluate(
     ``transfer`` ``transfer:NAME``: a linear probe on another data set; with ``finetune`` also ``finetune:NAME``
     ===========  ====================================================================================================
     """
-    settings = settings or EvaluationSettings()
     probes = check_probes(probes, train, test, settings)
     results: dict[str, float] = {}
-    classes = count_classes(train, test)
     if {"knn", "linear", "robust"}.intersection(probes):
         z, z_test = features(encoder, train.x), features(encoder, test.x)
     if "knn" in probes:
         results["knn"] = knn(z, train.y, z_test, test.y, settings.k, settings.temperature)
     if {"linear", "robust"}.intersection(probes):
+        classes = _count_classes(train, test)
         probe = linear_probe(z, train.y, classes, settings, seed)
-        top = accuracies(probe, z_test, test.y)
         if "linear" in probes:
-            results |= {"linear": top[0]} | ({"linear_top5": top[1]} if classes > 5 else {})
+            results["linear"], top5 = _accuracies(probe(z_test), test.y)
+            results |= {"linear_top5": top5} if classes > 5 else {}
         if "robust" in probes:
             attacked = test.draw(min(settings.attacked or len(test), len(test)))
-            network = nn.Sequential(encoder, probe)
-            results |= robust(network, attacked.x, attacked.y, settings, seed)
+            results |= robust(nn.Sequential(encoder, probe), attacked.x, attacked.y, settings, seed)
     if "shifted" in probes:
         for name, recipe in shifts(train.size).items():
             pair = [shifted(data, recipe, settings.shift_seed + i) for i, data in enumerate((train, test))]
             results[name] = linear_accuracy(encoder, pair[0], pair[1], settings, seed)
     if "finetune" in probes:
         results["finetune"] = finetune(encoder, train, test, settings, seed)
-    if shares is not None and results:
-        accuracies_of = [name for name in results if name in ("knn", "linear", "finetune") or name.startswith("aug")]
-        shares |= dict.fromkeys(accuracies_of, majority(test.y.tolist()))
     for name in settings.transfer if "transfer" in probes else ():
-        other = [load(name, split, square_size(train)) for split in SPLITS]
-        results[f"transfer:{name}"] = linear_accuracy(encoder, other[0], other[1], settings, seed)
+        pair = [load(name, split, square_size(train)) for split in SPLITS]
+        results[f"transfer:{name}"] = linear_accuracy(encoder, pair[0], pair[1], settings, seed)
         if "finetune" in probes:
-            results[f"finetune:{name}"] = finetune(encoder, other[0], other[1], settings, seed)
-        if shares is not None:
-            shares |= dict.fromkeys((f"transfer:{name}", f"finetune:{name}"), majority(other[1].y.tolist()))
+            results[f"finetune:{name}"] = finetune(encoder, pair[0], pair[1], settings, seed)
     return results
+
+
+def majorities(results: Mapping[str, float], test: ImageSet) -> dict[str, float]:
+    """Return, for each accuracy on images as they are, the share of the largest class among them in percent."""
+    shares = {}
+    for name in results:
+        probe, _, other = name.partition(":")
+        if other:
+            shares[name] = majority(load(other, "test", square_size(test)).y.tolist())
+        elif probe in ("knn", "linear", "finetune") or probe.startswith("aug"):
+            shares[name] = majority(test.y.tolist())
+    return shares
 
 
 def square_size(data: ImageSet) -> int | None:
     """The size to load another set with; None, its own size, if these images are not square."""
     return data.size[0] if data.size[0] == data.size[1] else None
+
+
+# ---- features and probes -----------------------------------------------------------------------
+
+
+def _device(module: nn.Module) -> torch.device:
+    return next(module.parameters()).device
+
+
+def _floats(x: Tensor) -> Tensor:
+    """Pixels in ``[0, 1]``, of ``uint8`` images or of such pixels."""
+    return x.float() / 255 if x.dtype == torch.uint8 else x
+
+
+def _count_classes(*sets: ImageSet) -> int:
+    return max(max(int(data.y.max()) + 1, len(data.classes)) for data in sets)
+
+
+def _accuracies(scores: Tensor, y: Tensor) -> tuple[float, float]:
+    """Top-1 and top-5 accuracy in percent."""
+    hits = scores.topk(min(5, scores.shape[1]), dim=1).indices == y.to(scores.device).unsqueeze(1)
+    return 100 * int(hits[:, 0].sum()) / len(y), 100 * int(hits.any(1).sum()) / len(y)
+
+
+@torch.no_grad()
+def features(encoder: nn.Module, x: Tensor, batch: int = 500) -> Tensor:
+    """Compute ``(N, width)`` features of images, ``uint8`` or in ``[0, 1]``, on the encoder's device."""
+    device = _device(encoder)
+    with evaluation_mode(encoder):
+        parts = store.track(x.split(batch), "features, batches")
+        return torch.cat([encoder(_floats(part.to(device))).float() for part in parts])
+
+
+def knn(z: Tensor, y: Tensor, z_test: Tensor, y_test: Tensor, k: int = 200, temperature: float = 0.1) -> float:
+    """Accuracy of ``k`` nearest neighbors by cosine, weighted by ``exp(cos / temperature)``.
+
+    Wu et al. 2018, https://arxiv.org/abs/1805.01978.
+    """
+    bank, y = F.normalize(z).T, y.to(z.device)
+    correct = 0
+    for part, truth in zip(z_test.split(1000), y_test.to(z.device).split(1000), strict=True):
+        ranked = knn_predict(F.normalize(part), bank, y, int(y.max()) + 1, min(k, len(z)), temperature)
+        correct += int((ranked[:, 0] == truth).sum())
+    return 100 * correct / len(z_test)
+
+
+class _Standardize(nn.Module):
+    mean: Tensor
+    std: Tensor
+
+    def __init__(self, z: Tensor) -> None:
+        super().__init__()
+        self.register_buffer("mean", z.mean(0))
+        self.register_buffer("std", z.std(0, unbiased=False).clamp(min=1e-6))
+
+    def forward(self, z: Tensor) -> Tensor:
+        return (z - self.mean) / self.std
+
+
+@torch.enable_grad()
+def linear_probe(
+    z: Tensor, y: Tensor, classes: int, settings: EvaluationSettings = DEFAULTS, seed: int = 0
+) -> nn.Module:
+    """Fit a linear classifier to features; :class:`EvaluationSettings` has the two protocols.
+
+    Both standardize the features; the returned module includes the standardization.
+    """
+    z, y = z.detach().float(), y.to(z.device)
+    standardize = _Standardize(z)
+    inputs, layer = standardize(z), nn.Linear(z.shape[1], classes).to(z.device)
+    nn.init.zeros_(layer.bias)
+    if settings.protocol == "lbfgs":
+        nn.init.zeros_(layer.weight)
+        solver = torch.optim.LBFGS(
+            layer.parameters(), max_iter=300, tolerance_grad=1e-5, history_size=20, line_search_fn="strong_wolfe"
+        )
+
+        def closure() -> Tensor:
+            solver.zero_grad()
+            loss = F.cross_entropy(layer(inputs), y) + settings.penalty / 2 * layer.weight.square().sum()
+            loss.backward()
+            return loss
+
+        solver.step(closure)
+    else:
+        order = torch.Generator().manual_seed(seed)
+        nn.init.normal_(layer.weight, std=0.01, generator=order if z.device.type == "cpu" else None)
+        adam = torch.optim.Adam(layer.parameters(), lr=1e-3, weight_decay=1e-6)
+        for _ in range(settings.probe_epochs):
+            for rows in torch.randperm(len(z), generator=order).to(z.device).split(512):
+                adam.zero_grad()
+                F.cross_entropy(layer(inputs[rows]), y[rows]).backward()
+                adam.step()
+    return nn.Sequential(standardize, layer.requires_grad_(False)).eval()
+
+
+def linear_accuracy(
+    encoder: nn.Module, train: ImageSet, test: ImageSet, settings: EvaluationSettings = DEFAULTS, seed: int = 0
+) -> float:
+    """Accuracy of a linear probe on a data set; on another one than the encoder was trained on, this is transfer."""
+    probe = linear_probe(features(encoder, train.x), train.y, _count_classes(train, test), settings, seed)
+    return _accuracies(probe(features(encoder, test.x)), test.y)[0]
+
+
+def finetune(
+    encoder: nn.Module, train: ImageSet, test: ImageSet, settings: EvaluationSettings = DEFAULTS, seed: int = 0
+) -> float:
+    """Accuracy of a copy of the encoder and a linear layer, fine-tuned with classes (ArCL, section 6.2).
+
+    SGD with Nesterov momentum .9, a cosine schedule, random crops and flips.
+    """
+    device = _device(encoder)
+    torch.manual_seed(seed)
+    width = features(encoder, train.x[:2]).shape[1]
+    network = nn.Sequential(copy.deepcopy(encoder), nn.Linear(width, _count_classes(train, test)).to(device)).train()
+    sgd = torch.optim.SGD(network.parameters(), lr=settings.finetune_lr, momentum=0.9, nesterov=True)
+    schedule = CosineWarmupScheduler(sgd, 0, settings.finetune_steps)
+    recipe = Recipe(train.size, jitter_prob=0.0, grey=0.0)
+    generator = torch.Generator().manual_seed(seed)
+    rows = torch.empty(0, dtype=torch.long)
+    for _ in store.track(range(settings.finetune_steps), "fine-tuning, steps"):
+        if len(rows) < min(FINETUNE_BATCH, len(train)):
+            rows = torch.randperm(len(train), generator=generator)
+        batch, rows = rows[:FINETUNE_BATCH], rows[FINETUNE_BATCH:]
+        x, y = train.x[batch].to(device), train.y[batch].to(device)
+        loss = F.cross_entropy(network(recipe(x, generator)), y)
+        sgd.zero_grad()
+        loss.backward()
+        sgd.step()
+        schedule.step()
+    return _accuracies(features(network, test.x), test.y)[0]
+
+
+# ---- attacks and shifted images ----------------------------------------------------------------
+
+Attack = Callable[[Callable[[Tensor], Tensor], Tensor], Tensor]
+"""From a loss and images to perturbed images."""
+
+
+def robust(
+    classifier: nn.Module, x: Tensor, y: Tensor, settings: EvaluationSettings = DEFAULTS, seed: int = 0
+) -> dict[str, float]:
+    """Accuracies under attack, ``fgsm@epsilon`` and ``pgd@epsilon``, and ``clean`` without an attack.
+
+    FGSM: https://arxiv.org/abs/1412.6572, PGD: https://arxiv.org/abs/1706.06083. PGD starts at ``restarts`` random
+    points; an image counts as correct if it is classified correctly from each of them. The classifier maps images in
+    ``[0, 1]`` to logits; ``x`` is such images, or ``uint8``.
+    """
+    accuracies = {"clean": _attacked(classifier, x, y, [lambda loss, images: images])}
+    for epsilon in settings.epsilons:
+        if epsilon == 0:
+            accuracies |= {f"{name}@0": accuracies["clean"] for name in ("fgsm", "pgd")}
+            continue
+        box: dict[str, Any] = {"epsilon": epsilon, "clip": (0.0, 1.0)}
+        generator = torch.Generator(_device(classifier)).manual_seed(seed)
+        pgd = partial(cp.views.pgd, **box, step=settings.step, steps=settings.steps, generator=generator)
+        accuracies[f"fgsm@{epsilon:g}"] = _attacked(classifier, x, y, [partial(cp.views.fgsm, **box)])
+        accuracies[f"pgd@{epsilon:g}"] = _attacked(classifier, x, y, [pgd] * settings.restarts)
+    return accuracies
+
+
+def _attacked(classifier: nn.Module, x: Tensor, y: Tensor, attacks: Sequence[Attack]) -> float:
+    """Percent of images that are classified correctly under each of the attacks."""
+    device = _device(classifier)
+    correct = 0
+    with evaluation_mode(classifier):
+        parts = list(zip(x.split(ATTACK_BATCH), y.split(ATTACK_BATCH), strict=True))
+        for part, truth in store.track(parts, "attacks, batches"):
+            clean, truth = _floats(part.to(device)), truth.to(device)
+
+            def loss(images: Tensor, truth: Tensor = truth) -> Tensor:
+                return F.cross_entropy(classifier(images), truth, reduction="sum")
+
+            attacked = [attack(loss, clean) for attack in attacks]
+            with torch.no_grad():
+                correct += int(torch.stack([classifier(images).argmax(1) == truth for images in attacked]).all(0).sum())
+    return 100 * correct / len(x)
 
 
 def shifts(size: tuple[int, int]) -> dict[str, Recipe]:
@@ -115,7 +307,7 @@ def shifts(size: tuple[int, int]) -> dict[str, Recipe]:
         "aug2": replace(nothing, min_scale=full.min_scale),
         "aug3": replace(nothing, flip=full.flip),
         "aug4": replace(nothing, jitter_prob=full.jitter_prob),
-        "aug5": replace(nothing, grey=full.grey, flip=full.flip, jitter_prob=full.jitter_prob),
+        "aug5": replace(full, min_scale=1.0),
     }
 
 

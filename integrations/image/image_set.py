@@ -5,7 +5,7 @@ from __future__ import annotations
 from . import frameworks  # noqa: F401  names the extra to install  # isort: skip
 import hashlib
 import warnings
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -17,7 +17,7 @@ from torch import Tensor
 
 from .. import store
 
-MOST_NAMED = 5  # unreadable files in a warning
+MOST_NAMED = 4  # unreadable files in a warning
 
 
 @dataclass(frozen=True, repr=False)
@@ -69,10 +69,6 @@ class ImageSet:
         digest.update(self.y.contiguous().numpy().tobytes())
         return digest.hexdigest()[:16]
 
-    def pil(self, row: int) -> Image.Image:
-        """One image in the form that lightly's transforms expect."""
-        return Image.fromarray(self.x[row].permute(1, 2, 0).numpy())
-
     def draw(self, count: int | None, seed: int = 0) -> ImageSet:
         """Draw ``count`` images, balanced over the classes as far as possible; None returns all of them."""
         return self if count is None else self[self._balanced_rows(count, seed, lambda turn, total: turn)]
@@ -102,46 +98,46 @@ class ImageSet:
 
 def from_pictures(
     name: str,
-    pictures: Iterable[tuple[str, Callable[[], Image.Image], int]],
-    size: int | None,
+    count: int,
+    picture: Callable[[int], tuple[Image.Image, int]],
+    size: int,
     classes: Sequence[str] = (),
     note: str = "",
-    total: int | None = None,
+    title: Callable[[int], str] = "image {}".format,
 ) -> ImageSet:
     """Build an image set from pictures of any size and mode; unreadable ones are skipped, counted and named.
 
     Args:
-        pictures: for each a name, a function that opens it, and its class (-1 for none).
-        size: side of the square in pixels: the shorter side is scaled to it, and the center is cropped. None if all
-            pictures have one size already.
+        count: the number of pictures.
+        picture: opens the picture of a number, and returns its class too (-1 for none).
+        size: side of the square in pixels: the shorter side is scaled to it, and the center is cropped.
+        title: the name of a picture, for the warning.
     """
     x, y, skipped = [], [], []
-    for title, open_picture, label in store.track(pictures, f"reading {name}", total):
+    for number in store.track(range(count), f"reading {name}"):
         try:
-            x.append(_pixels(open_picture(), size))
+            image, label = picture(number)
+            x.append(_pixels(image, size))
             y.append(label)
         except (OSError, SyntaxError, ValueError, Image.DecompressionBombError):  # PIL raises each of these
-            skipped.append(title)
+            skipped.append(title(number))
     if not x:
-        raise ValueError(f"{name}: none of the {len(skipped)} images can be read.")
+        raise ValueError(f"{name}: none of the {count} images can be read.")
     if skipped:
         named = ", ".join(skipped[:MOST_NAMED]) + (", ..." if len(skipped) > MOST_NAMED else "")
-        counts = f"{len(skipped)} of {len(x) + len(skipped)} images"
+        counts = f"{len(skipped)} of {count} images"
         warnings.warn(f"{name}: {counts} cannot be read and are left out: {named}", RuntimeWarning, stacklevel=3)
-    sizes = {image.shape for image in x}
-    if len(sizes) > 1:
-        raise ValueError(f"{name}: the images have {len(sizes)} different sizes; pass size= to scale them to one.")
     stacked = torch.from_numpy(np.stack(x)).permute(0, 3, 1, 2).contiguous()
     return ImageSet(name, stacked, torch.tensor(y), tuple(classes), note, tuple(skipped))
 
 
-def _pixels(picture: Image.Image, size: int | None) -> np.ndarray[Any, Any]:
-    """``(height, width, 3)`` RGB bytes; gray values are repeated, transparency is dropped."""
+def _pixels(picture: Image.Image, size: int) -> np.ndarray[Any, Any]:
+    """``(size, size, 3)`` RGB bytes; gray values are repeated, transparency is dropped."""
     picture = picture.convert("RGB")
-    if size is not None and picture.size != (size, size):
+    if picture.size != (size, size):
         shorter = min(picture.size)
-        scaled = [max(size, round(side * size / shorter)) for side in picture.size]
-        picture = picture.resize((scaled[0], scaled[1]), Image.Resampling.BILINEAR)
-        left, top = (scaled[0] - size) // 2, (scaled[1] - size) // 2
+        width, height = (max(size, round(side * size / shorter)) for side in picture.size)
+        left, top = (width - size) // 2, (height - size) // 2
+        picture = picture.resize((width, height), Image.Resampling.BILINEAR)
         picture = picture.crop((left, top, left + size, top + size))
     return np.array(picture)

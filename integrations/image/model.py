@@ -1,4 +1,4 @@
-"""The methods that train an encoder: SimCLR, MoCo v2 and CMC with any objective, SwAV with its own loss."""
+"""Encoders, and the methods that train them: SimCLR, MoCo v2 and CMC with any objective, SwAV with its own loss."""
 
 from __future__ import annotations
 
@@ -12,15 +12,139 @@ from lightly.loss import SwaVLoss
 from lightly.models.modules import heads
 from lightly.models.utils import batch_shuffle, batch_unshuffle, deactivate_requires_grad, update_momentum
 from torch import Tensor, nn
+from torchvision import models
 
 import counterpoint as cp
-from counterpoint.objective import Objective, as_objective
+from counterpoint.names import closest
+from counterpoint.objective import Objective
 from counterpoint.plugins.lightly import ContrastiveLoss
 from counterpoint.vectors import unit, widen
+from counterpoint.views import evaluation_mode
 
-from ..domain import check_choice, check_whole
-from .encoders import Encoder, LabEncoder
-from .settings import METHODS
+from .settings import Settings, check_backbone
+
+DEFAULTS = Settings()
+SMALL = 64  # pixels; up to this size a ResNet gets the stem of the CIFAR papers
+MEAN, STD = (0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)  # of CIFAR-10
+
+
+class Encoder(nn.Module):
+    """Map images in ``[0, 1]`` to features. Standardization happens inside, so attacks act on pixels.
+
+    Args:
+        name: ``conv4``, a small network for a CPU; ``resnet18``, ``resnet50`` or any other classifier of
+            ``torchvision.models``; or any of ``timm``, as ``timm:NAME``.
+        size: of the images in pixels. ResNets for up to 64 pixels begin with a 3 x 3 convolution and no pooling.
+        channels: of the images.
+        width: channels of the first layer of ``conv4``.
+    """
+
+    def __init__(self, name: str = "resnet18", size: int = 32, channels: int = 3, width: int = 32) -> None:
+        super().__init__()
+        # LabEncoder standardizes CMC's color spaces itself
+        mean, std = (MEAN, STD) if channels == 3 else ((0.0,) * channels, (1.0,) * channels)
+        self.mean: Tensor
+        self.std: Tensor
+        self.register_buffer("mean", torch.tensor(mean).view(-1, 1, 1), False)
+        self.register_buffer("std", torch.tensor(std).view(-1, 1, 1), False)
+        self.network = _network(name, size, channels, width)
+        with torch.no_grad(), evaluation_mode(self):
+            self.width = self(torch.zeros(1, channels, max(size, 8), max(size, 8))).shape[1]
+
+    def forward(self, x: Tensor) -> Tensor:
+        """``(B, width)`` features."""
+        features: Tensor = self.network((x - self.mean) / self.std)
+        return features.flatten(1)
+
+
+def _network(name: str, size: int, channels: int, width: int) -> nn.Module:
+    if name == "conv4":
+        return _conv4(channels, width)
+    if name.startswith("timm:"):
+        return _timm(name.removeprefix("timm:"), size, channels)
+    check_backbone(name)
+    network: nn.Module = models.get_model(name, weights=None)
+    if isinstance(network, models.ResNet):
+        width = network.conv1.out_channels
+        if size <= SMALL:
+            network.conv1, network.maxpool = nn.Conv2d(channels, width, 3, padding=1, bias=False), nn.Identity()
+        elif channels != 3:
+            network.conv1 = nn.Conv2d(channels, width, 7, stride=2, padding=3, bias=False)
+    elif channels != 3:
+        raise ValueError(f"backbone: {name} takes images of 3 channels; use conv4, a ResNet or timm:NAME.")
+    last = [key for key, part in network.named_modules() if isinstance(part, nn.Linear)][-1]  # the classifier
+    parent, _, attribute = last.rpartition(".")
+    setattr(network.get_submodule(parent), attribute, nn.Identity())
+    return network
+
+
+def _conv4(channels: int, width: int) -> nn.Module:
+    layers: list[nn.Module] = []
+    for out in (width, 2 * width, 4 * width, 8 * width):
+        layers += [nn.Conv2d(channels, out, 3, stride=2, padding=1, bias=False), nn.BatchNorm2d(out), nn.ReLU()]
+        channels = out
+    return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1))
+
+
+def _timm(name: str, size: int, channels: int) -> nn.Module:
+    try:
+        import timm
+    except ImportError as error:
+        raise ImportError(f"backbone timm:{name} needs timm: pip install timm") from error
+    if name not in (known := timm.list_models()):
+        raise ValueError(f"backbone: timm has no model {name!r}.{closest(name, known)}")
+    options = {"pretrained": False, "num_classes": 0, "in_chans": channels}
+    try:
+        network: nn.Module = timm.create_model(name, **options, img_size=size)
+    except TypeError:  # convolutional networks accept any size
+        network = timm.create_model(name, **options)
+    return network
+
+
+class LabEncoder(nn.Module):
+    """CMC's two encoders, one of lightness and one of color; features are concatenated."""
+
+    def __init__(self, light: Encoder, colour: Encoder) -> None:
+        super().__init__()
+        self.light, self.colour = light, colour
+        self.width = light.width + colour.width
+
+    def parts(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """``(B, width)`` features of lightness, and of color."""
+        lab = to_lab(x)
+        return self.light(lab[:, :1] / 50 - 1), self.colour(lab[:, 1:] / 50)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.cat(self.parts(x), 1)
+
+
+def to_lab(x: Tensor) -> Tensor:
+    """Convert sRGB pixels ``(B, 3, H, W)`` in ``[0, 1]`` to CIE L*a*b* (white point D65), with L in ``[0, 100]``."""
+    x = widen(x)
+    linear = torch.where(x > 0.04045, ((x + 0.055) / 1.055).clamp(min=0) ** 2.4, x / 12.92)
+    # rows: X, Y, Z relative to the white point
+    matrix = x.new_tensor(
+        [[0.412453 / 0.95047, 0.357580 / 0.95047, 0.180423 / 0.95047],
+         [0.212671, 0.715160, 0.072169],
+         [0.019334 / 1.08883, 0.119193 / 1.08883, 0.950227 / 1.08883]]
+    )  # fmt: skip
+    xyz = torch.einsum("rc,bchw->brhw", matrix, linear)
+    f = torch.where(xyz > 0.008856, xyz.clamp(min=1e-8) ** (1 / 3), 7.787 * xyz + 16 / 116)
+    fx, fy, fz = f.unbind(1)
+    return torch.stack([116 * fy - 16, 500 * (fx - fy), 200 * (fy - fz)], 1)
+
+
+AnyEncoder = Encoder | LabEncoder
+
+
+def encoder_of(method: str, backbone: str, size: int = 32, channels: int = 32) -> AnyEncoder:
+    """Build the encoder that a method trains; ``channels`` are those of the first layer of ``conv4``."""
+    if method == "cmc":
+        return LabEncoder(Encoder(backbone, size, 1, channels), Encoder(backbone, size, 2, channels))
+    return Encoder(backbone, size, 3, channels)
+
+
+# ---- methods -----------------------------------------------------------------------------------
 
 
 class Method(nn.Module):
@@ -29,29 +153,30 @@ class Method(nn.Module):
     views = 2  # of each image that it expects
     projections: tuple[Tensor, Tensor]  # of the first two views in the last call, for statistics
 
-    def __init__(self, encoder: nn.Module) -> None:
+    def __init__(self, encoder: nn.Module, settings: Settings) -> None:
         super().__init__()
-        self.encoder = encoder  # the part that is evaluated, from images in [0, 1]
+        self.encoder, self.settings = encoder, settings  # the encoder is evaluated, from images in [0, 1]
 
 
 class _Contrastive(Method):
-    """A method with any objective."""
+    """A method with any objective.
 
-    def __init__(
-        self, encoder: nn.Module, objective: Objective | str, views: int | None, bank: int, width: int, gather: bool
-    ) -> None:
-        super().__init__(encoder)
-        self.criterion = ContrastiveLoss(objective, (bank, width) if bank else 0, gather_distributed=gather)
+    With ``settings.devices`` above 1, views are compared with those of all processes.
+    """
+
+    perturbs = False  # whether it computes the adversarial and mixed views that some objectives need
+
+    def __init__(self, encoder: nn.Module, objective: Objective | str, settings: Settings, bank: int = 0) -> None:
+        super().__init__(encoder, settings)
+        size = (bank, settings.width) if bank else 0
+        self.criterion = ContrastiveLoss(objective, size, gather_distributed=settings.devices > 1)
         self.objective = self.criterion.objective
-        self.views = views if views is not None else self.objective.views or 2
-        if not isinstance(self.views, int) or self.views < 2:
-            raise ValueError(f"views: {self.objective} needs at least 2 views of an image, got {self.views!r}.")
-        if self.objective.views is not None and self.objective.views != self.views:
+        self.views = settings.views or self.objective.views or 2
+        if self.objective.views not in (None, self.views):
             raise ValueError(f"views: {self.objective} asks for {self.objective.views} views, got {self.views}.")
-
-    def _refuse_perturbed_views(self, method: str) -> None:
-        if missing := sorted(self.objective.needs.intersection(("adversarial", "mixed"))):
-            names = " or ".join(missing)
+        missing = sorted(self.objective.needs.intersection(("adversarial", "mixed")))
+        if missing and not self.perturbs:
+            method, names = type(self).__name__.lower(), " or ".join(missing)
             raise ValueError(f"{method} makes no {names} views, which {self.objective} needs; use simclr.")
 
 
@@ -59,48 +184,31 @@ class SimCLR(_Contrastive):
     """SimCLR (Chen et al. 2020, https://arxiv.org/abs/2002.05709): one encoder and a head of two layers for all views.
 
     Objectives that need them get an adversarial view, searched around the second view, and mixtures of second views.
-
-    Args:
-        views: of each image, at least 2; by default what the objective asks for, or 2.
-        width: of the projection.
-        epsilon: size of the attack on pixels in ``[0, 1]``, > 0.
-        mixed: mixed views per image, ``M - 1`` in the paper, at least 1.
-        gather: compare with the views of all processes.
+    The encoder is a module with an attribute ``width``, the number of its features.
     """
 
-    def __init__(
-        self,
-        encoder: Encoder,
-        objective: Objective | str = "infonce",
-        views: int | None = None,
-        width: int = 128,
-        epsilon: float = 0.03,
-        mixed: int = 4,
-        gather: bool = False,
-    ) -> None:
-        super().__init__(encoder, objective, views, 0, width, gather)
-        self.head = heads.SimCLRProjectionHead(encoder.width, encoder.width, width)
-        if not epsilon > 0 or mixed < 1:
-            raise ValueError(f"SimCLR: expected epsilon > 0 and mixed >= 1, got {epsilon!r} and {mixed!r}.")
-        self.epsilon, self.mixed = epsilon, mixed
-        self.generator: torch.Generator | None = None
+    perturbs = True
 
-    def project(self, x: Tensor) -> Tensor:
-        return self.head(self.encoder(x))  # type: ignore[no-any-return]
+    def __init__(
+        self, encoder: AnyEncoder, objective: Objective | str = "infonce", settings: Settings = DEFAULTS
+    ) -> None:
+        super().__init__(encoder, objective, settings)
+        self.head = heads.SimCLRProjectionHead(encoder.width, encoder.width, settings.width)
+        self.generator: torch.Generator | None = None
 
     def forward(self, views: Sequence[Tensor], **options: Any) -> Tensor:
         """Compute the loss; keyword arguments are passed to the objective (``ids``, ``labels``, ``prior``)."""
-        z = [self.project(view) for view in views]
+        project = nn.Sequential(self.encoder, self.head)
+        z = [project(view) for view in views]
         self.projections = z[0].detach(), z[1].detach()
         if needs := self.objective.needs:
-            encoder = nn.Sequential(self.encoder, self.head)
             options |= cp.views.perturbed(
-                encoder,
+                project,
                 views[0],
                 views[1],
                 self.objective,
-                epsilon=self.epsilon if "adversarial" in needs else None,
-                mixed=min(self.mixed, len(z[0]) - 1) if "mixed" in needs else 0,
+                epsilon=self.settings.epsilon if "adversarial" in needs else None,
+                mixed=min(self.settings.mixed, len(z[0]) - 1) if "mixed" in needs else 0,
                 clip=(0.0, 1.0),
                 generator=self.generator,
             )
@@ -112,41 +220,28 @@ class MoCo(_Contrastive):
 
     The queue is lightly's memory bank. With two views the first is the query, the second the key. An objective of
     several views (ArCL's Algorithm 2) gets queries and keys of all views, and the keys of the first enter the queue.
-
-    Args:
-        queue: keys in the queue, preferably a multiple of the batch.
-        momentum: of the key encoder, in ``[0, 1]``.
-        encoder, objective, views, width, gather: as in :class:`SimCLR`.
     """
 
     def __init__(
-        self,
-        encoder: Encoder,
-        objective: Objective | str = "infonce:t=0.2",
-        views: int | None = None,
-        width: int = 128,
-        queue: int = 4096,
-        momentum: float = 0.999,
-        gather: bool = False,
+        self, encoder: AnyEncoder, objective: Objective | str = "infonce:t=0.2", settings: Settings = DEFAULTS
     ) -> None:
-        check_whole("MoCo: queue must be", queue, 1)
-        if not 0 <= momentum <= 1:
-            raise ValueError(f"MoCo: momentum must be in [0, 1], got {momentum!r}.")
-        super().__init__(encoder, objective, views, queue, width, gather)
-        self._refuse_perturbed_views("moco")
+        super().__init__(encoder, objective, settings, settings.queue)
         self.several = self.views > 2 or self.objective.views is not None
-        self.head = heads.MoCoProjectionHead(encoder.width, encoder.width, width)
-        self.momentum = momentum
+        self.head = heads.MoCoProjectionHead(encoder.width, encoder.width, settings.width)
         self.key_encoder, self.key_head = copy.deepcopy(self.encoder), copy.deepcopy(self.head)
         deactivate_requires_grad(self.key_encoder)
         deactivate_requires_grad(self.key_head)
+        bank = self.criterion.memory_bank
+        for name, buffer in list(bank.named_buffers()):  # lightly leaves them out of the state_dict
+            bank.register_buffer(name, buffer)
 
     def forward(self, views: Sequence[Tensor]) -> Tensor:
         if self.training:
-            update_momentum(self.encoder, self.key_encoder, self.momentum)
-            update_momentum(self.head, self.key_head, self.momentum)
-        queries = [self.head(self.encoder(view)) for view in (views if self.several else views[:1])]
-        keys = [self.key(view) for view in (views if self.several else views[1:])]
+            update_momentum(self.encoder, self.key_encoder, self.settings.momentum)
+            update_momentum(self.head, self.key_head, self.settings.momentum)
+        query_views, key_views = (views, views) if self.several else (views[:1], views[1:])
+        queries = [self.head(self.encoder(view)) for view in query_views]
+        keys = [self.key(view) for view in key_views]
         self.projections = queries[0].detach(), keys[-1]
         if not self.several:
             return self.criterion(queries[0], keys[0])  # type: ignore[no-any-return]
@@ -161,42 +256,23 @@ class MoCo(_Contrastive):
         z: Tensor = batch_unshuffle(self.key_head(self.key_encoder(x)), order, distributed=distributed)
         return z
 
-    # lightly excludes the memory bank from state_dict
-    def get_extra_state(self) -> dict[str, Tensor]:
-        bank = self.criterion.memory_bank
-        return {"bank": bank.bank, "bank_ptr": bank.bank_ptr}
-
-    def set_extra_state(self, state: dict[str, Tensor]) -> None:
-        bank = self.criterion.memory_bank
-        bank.bank.copy_(state["bank"])
-        bank.bank_ptr.copy_(state["bank_ptr"])
-
 
 class CMC(_Contrastive):
     """CMC (Tian et al. 2020, https://arxiv.org/abs/1906.05849): lightness against color of one view, an encoder each.
 
     Each view is split in the color space Lab; the features of both encoders are concatenated. Negatives are the other
     images of the batch, in both directions.
-
-    Args:
-        light, colour: encoders of 1 and 2 channels.
-        objective, width, gather: as in :class:`SimCLR`; objectives of more than two views are rejected.
     """
 
     def __init__(
-        self,
-        light: Encoder,
-        colour: Encoder,
-        objective: Objective | str = "infonce:t=0.07",
-        width: int = 128,
-        gather: bool = False,
+        self, encoder: LabEncoder, objective: Objective | str = "infonce:t=0.07", settings: Settings = DEFAULTS
     ) -> None:
-        encoder = LabEncoder(light, colour)
-        super().__init__(encoder, objective, 2, 0, width, gather)
-        self._refuse_perturbed_views("cmc")
+        super().__init__(encoder, objective, settings)
+        if self.views != 2:
+            raise ValueError("views: cmc has two, lightness and color.")
         self.views = 1  # of pixels, then split in two
-        widths = light.width, colour.width
-        self.heads = nn.ModuleList(heads.SimCLRProjectionHead(each, each, width) for each in widths)
+        widths = encoder.light.width, encoder.colour.width
+        self.heads = nn.ModuleList(heads.SimCLRProjectionHead(each, each, settings.width) for each in widths)
 
     def forward(self, views: Sequence[Tensor], **options: Any) -> Tensor:
         parts = self.encoder.parts(views[0])  # type: ignore[operator]
@@ -211,10 +287,10 @@ class SwAV(Method):
     The baseline in LMCL's Table 2 that is not contrastive: it takes no objective. ``prototypes`` are clusters.
     """
 
-    def __init__(self, encoder: Encoder, width: int = 128, prototypes: int = 512) -> None:
-        super().__init__(encoder)
-        self.head = heads.SwaVProjectionHead(encoder.width, encoder.width, width)
-        self.prototypes = heads.SwaVPrototypes(width, prototypes)
+    def __init__(self, encoder: AnyEncoder, settings: Settings = DEFAULTS, prototypes: int = 512) -> None:
+        super().__init__(encoder, settings)
+        self.head = heads.SwaVProjectionHead(encoder.width, encoder.width, settings.width)
+        self.prototypes = heads.SwaVPrototypes(settings.width, prototypes)
         self.criterion = SwaVLoss()
 
     def forward(self, views: Sequence[Tensor]) -> Tensor:
@@ -224,32 +300,10 @@ class SwAV(Method):
         return self.criterion([self.prototypes(projection) for projection in z], [])  # type: ignore[no-any-return]
 
 
-def build(
-    method: str,
-    objective: Objective | str | None,
-    backbone: str = "resnet18",
-    size: int = 32,
-    views: int | None = None,
-    width: int = 128,
-    queue: int = 4096,
-    momentum: float = 0.999,
-    epsilon: float = 0.03,
-    mixed: int = 4,
-    prototypes: int = 512,
-    gather: bool = False,
-    channels: int = 32,
-) -> Method:
-    """Build the method of that name with an encoder of that name; ``channels`` are of the first layer of ``conv4``."""
-    check_whole("channels must be", channels, 1)
-    check_choice("method", method, METHODS)
-    if method == "swav":
-        return SwAV(Encoder(backbone, size, 3, channels), width, prototypes)
-    objective = as_objective("infonce" if objective is None else objective)
-    if method == "cmc":
-        if views not in (None, 2) or (objective.views or 2) > 2:
-            raise ValueError("views: cmc has two, lightness and color.")
-        light, colour = (Encoder(backbone, size, inputs, channels) for inputs in (1, 2))
-        return CMC(light, colour, objective, width, gather)
-    if method == "moco":
-        return MoCo(Encoder(backbone, size, 3, channels), objective, views, width, queue, momentum, gather)
-    return SimCLR(Encoder(backbone, size, 3, channels), objective, views, width, epsilon, mixed, gather)
+def build(settings: Settings, objective: Objective | str | None = None, size: int = 32) -> Method:
+    """Build the method and the encoder of these settings, for images of ``size`` pixels."""
+    encoder: Any = encoder_of(settings.method, settings.backbone, size, settings.channels)
+    if settings.method == "swav":
+        return SwAV(encoder, settings)
+    methods: dict[str, type[_Contrastive]] = {"simclr": SimCLR, "moco": MoCo, "cmc": CMC}
+    return methods[settings.method](encoder, "infonce" if objective is None else objective, settings)

@@ -8,40 +8,20 @@ from counterpoint.names import check_known
 
 from ..domain import Preset, check_choice
 
+ADAM = {"protocol": "adam", "probe_epochs": 100}
 # the code base of DCL, HCL and ADNCE
 HCL: dict[str, Any] = {
-    "backbone": "resnet50",
-    "epochs": 400,
-    "batch": 256,
-    "lr": 1e-3,
-    "weight_decay": 1e-6,
-    "evaluation": {"protocol": "adam", "probe_epochs": 100},
-}
+    "backbone": "resnet50", "epochs": 400, "batch": 256, "lr": 1e-3, "weight_decay": 1e-6, "evaluation": ADAM,
+}  # fmt: skip
 INTNACL: dict[str, Any] = {
-    "backbone": "resnet18",
-    "epochs": 100,
-    "batch": 256,
-    "lr": 3e-4,
-    "mixed": 4,
+    "backbone": "resnet18", "epochs": 100, "batch": 256, "lr": 3e-4, "mixed": 4,
     "evaluation": {"protocol": "adam", "probe_epochs": 1000, "epsilons": [0.002]},
-}
-ARCL: dict[str, Any] = {
-    "backbone": "resnet18",
-    "epochs": 500,
-    "batch": 512,
-    "evaluation": {"protocol": "adam", "probe_epochs": 100},
-}
+}  # fmt: skip
+ARCL: dict[str, Any] = {"backbone": "resnet18", "epochs": 500, "batch": 512, "evaluation": ADAM}
 ARCL_MOCO: dict[str, Any] = {
-    **ARCL,
-    "method": "moco",
-    "epochs": 400,
-    "batch": 256,
-    "optimizer": "sgd",
-    "lr": 0.15,
-    "weight_decay": 1e-4,
-    "cosine": True,
-    "queue": 4096,
-}
+    **ARCL, "method": "moco", "epochs": 400, "batch": 256, "queue": 4096,
+    "optimizer": "sgd", "lr": 0.15, "weight_decay": 1e-4, "cosine": True,
+}  # fmt: skip
 LMCL: dict[str, Any] = {**HCL, "epochs": 100}
 DEBPOS: dict[str, Any] = {**HCL, "backbone": "resnet18", "epochs": 50, "batch": 512}
 

@@ -14,8 +14,9 @@ from torch import Tensor, nn
 from counterpoint.install import install
 
 from ..store.run import Run
-from . import sources, training
-from .encoders import Encoder, LabEncoder
+from . import training
+from .data import image_size
+from .model import encoder_of
 
 try:
     from huggingface_hub import PyTorchModelHubMixin
@@ -29,17 +30,14 @@ class PublishedEncoder(nn.Module, PyTorchModelHubMixin):  # type: ignore[misc]
     """An encoder with its configuration: maps images in ``[0, 1]``, ``(B, 3, H, W)``, to ``(B, width)`` features.
 
     Args:
-        backbone, size, channels: as in :class:`~.encoders.Encoder`; ``channels`` are of the first layer of ``conv4``.
+        backbone, size: as in :class:`~.model.Encoder`.
+        channels: of the first layer of ``conv4``.
         method: ``cmc`` has an encoder of lightness and one of color.
     """
 
     def __init__(self, backbone: str, size: int, channels: int = 32, method: str = "simclr") -> None:
         super().__init__()
-        if method == "cmc":
-            light, colour = (Encoder(backbone, size, inputs, channels) for inputs in (1, 2))
-            self.encoder: Encoder | LabEncoder = LabEncoder(light, colour)
-        else:
-            self.encoder = Encoder(backbone, size, 3, channels)
+        self.encoder = encoder_of(method, backbone, size, channels)
 
     def forward(self, images: Tensor) -> Tensor:
         return self.encoder(images)  # type: ignore[no-any-return]
@@ -48,9 +46,8 @@ class PublishedEncoder(nn.Module, PyTorchModelHubMixin):  # type: ignore[misc]
 def publish(run: Run) -> PublishedEncoder:
     """The trained encoder of a run."""
     arguments = run.arguments
-    size = max(sources.image_size(arguments["dataset"], arguments["size"]))
-    names = ("backbone", "channels", "method")
-    published = PublishedEncoder(size=size, **{name: arguments[name] for name in names})
+    size = max(image_size(arguments["dataset"], arguments["size"]))
+    published = PublishedEncoder(arguments["backbone"], size, arguments["channels"], arguments["method"])
     published.encoder.load_state_dict(training.restore(run).encoder.state_dict())
     return published.eval()
 
@@ -61,13 +58,11 @@ def load(folder: str | Path) -> Any:
         return PublishedEncoder.from_pretrained(str(folder)).encoder.eval()
 
 
-def exported(run: Run) -> nn.Module:
-    """The module to export."""
-    return publish(run)
+exported = publish  # the module to export
 
 
 def samples(run: Run) -> list[tuple[Tensor, ...]]:
     """Inputs of the encoder, in two batches of different size."""
-    size = sources.image_size(run.arguments["dataset"], run.arguments["size"])
+    size = image_size(run.arguments["dataset"], run.arguments["size"])
     generator = torch.Generator().manual_seed(0)
     return [(torch.rand(count, 3, *size, generator=generator),) for count in (2, 5)]

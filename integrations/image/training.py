@@ -10,17 +10,14 @@ from typing import Any
 
 import torch
 
-from .. import domain, store
+from .. import store
 from ..domain import defaults
 from ..store.files import load_checked
 from ..store.run import Run
-from . import data, evaluation, model, sources
+from . import data, evaluation, model
 from .augment import recipe
-from .batches import loader
-from .image_set import ImageSet
-from .lightning_module import Pretraining
 from .model import Method
-from .pretraining import BEST, pretrain
+from .pretraining import BEST, Pretraining, loader, pretrain
 from .settings import EvaluationSettings, Settings
 
 UNTRAINED = "untrained encoder"
@@ -30,15 +27,14 @@ def cell(dataset: str, objective: str | None, seed: int, **changes: Any) -> dict
     """The arguments of one run: the defaults of :class:`~.settings.Settings`, changed as given, and ``label``.
 
     The objective is a spec; None for rows that train no objective, which need a label. For the data set see
-    :func:`~.sources.load`.
+    :func:`~.data.load`.
     """
-    settings = defaults(Settings)
-    store.check_names(changes, (*settings, "label"))
-    settings |= changes
+    store.check_names(changes, (*defaults(Settings), "label"))
+    settings = defaults(Settings) | changes
     if settings["method"] == "swav" and objective is None:
         settings.setdefault("label", "SwAV")
     settings["augment"] = settings["augment"] or ("digits" if dataset == "digits" else "cifar")
-    domain.check(Settings, settings)
+    Settings.of(settings)
     return {"domain": "image", "dataset": dataset, "objective": objective, "seed": seed, **settings}
 
 
@@ -50,16 +46,8 @@ def untrained(dataset: str, seed: int, **changes: Any) -> dict[str, Any]:
 def build(arguments: Mapping[str, Any], size: tuple[int, int]) -> Pretraining:
     """Build the untrained module of a cell. The seed alone determines the encoder, not the objective."""
     torch.manual_seed(arguments["seed"])
-    method_names = ("backbone", "channels", "views", "width", "queue", "momentum", "epsilon", "mixed")
-    method = model.build(
-        arguments["method"],
-        arguments["objective"],
-        size=max(size),
-        gather=arguments["devices"] > 1,
-        **{name: arguments[name] for name in method_names},
-    )
-    names = ("lr", "optimizer", "weight_decay", "cosine", "warmup", "false_negatives", "seed")
-    return Pretraining(method, recipe(arguments["augment"], size), **{name: arguments[name] for name in names})
+    method = model.build(Settings.of(arguments), arguments["objective"], max(size))
+    return Pretraining(method, recipe(arguments["augment"], size), arguments["seed"])
 
 
 def allowed_probes(arguments: Mapping[str, Any], images: data.Data) -> list[str]:
@@ -78,7 +66,7 @@ def check(cells: Iterable[Mapping[str, Any]]) -> None:
         images = data.prepare(arguments)
         allowed_probes(arguments, images)
         module = build(arguments, images.train.size)
-        loader(images.train, arguments["batch"], module.recipe, path=arguments["path"], processes=arguments["devices"])
+        loader(images.train, module, processes=arguments["devices"])
 
 
 def train(run: Run) -> None:
@@ -90,32 +78,19 @@ def train(run: Run) -> None:
     settings = EvaluationSettings(**arguments["evaluation"])
     probes = allowed_probes(arguments, images)
     module = build(arguments, images.train.size)
-
-    names = ("epochs", "batch", "path", "workers", "device", "devices", "precision")
     known = images.train.with_classes()
-    pretrain(
-        module,
-        images.train,
-        **{name: arguments[name] for name in names},
-        run=run,
-        watch=partial(validation_knn, train=known, validation=images.validation, settings=settings),
-        every=arguments["watch"] if images.validation.labelled else 0,
-        progress=run.progress,
-    )
+    watch = partial(evaluation.evaluate, train=known, test=images.validation, probes=["knn"], settings=settings)
+    pretrain(module, images.train, run, watch if images.validation.labelled else None)
     if arguments["epochs"] == 0:
         run.save({"state_dict": module.state_dict()}, 0)
     module.to(arguments["device"])
     _load_best(run, module.method)
     encoder = module.method.encoder
-    shares: dict[str, float] = {}
-    result = evaluation.evaluate(encoder, images.labelled, images.test, probes, settings, arguments["seed"], shares)
+    result = evaluation.evaluate(encoder, images.labelled, images.test, probes, settings, arguments["seed"])
     losses = [line["loss"] for line in run.metrics() if "loss" in line]
+    shares = evaluation.majorities(result, images.test)
     run.export(encoder)
     run.finish(result or {"loss": losses[-1] if losses else math.nan}, note=images.test.note, majority=shares)
-
-
-def validation_knn(method: Method, train: ImageSet, validation: ImageSet, settings: EvaluationSettings) -> float:
-    return evaluation.evaluate(method.encoder, train, validation, ["knn"], settings)["knn"]
 
 
 def _load_best(run: Run, method: Method) -> None:
@@ -132,7 +107,8 @@ def restore(run: Run | str | Path) -> Method:
     run = Run.read(run)
     if (state := run.load()) is None:
         raise ValueError(f"{run.path}: no checkpoint.")
-    module = build({**run.arguments, "devices": 1}, sources.image_size(run.arguments["dataset"], run.arguments["size"]))
+    size = data.image_size(run.arguments["dataset"], run.arguments["size"])
+    module = build({**run.arguments, "devices": 1}, size)
     module.load_state_dict(state["state_dict"])
     _load_best(run, module.method)
     return module.method.eval()

@@ -12,8 +12,8 @@ from sentence_transformers.sentence_transformer.modules import Dense, StaticEmbe
 from torch import Tensor, nn
 
 import counterpoint as cp
-from counterpoint.views import attack, mix, share
 from counterpoint.plugins.sentence_transformers import CachedContrastiveLoss, ContrastiveLoss
+from counterpoint.views import attack, mix, share
 
 from .. import store
 from . import encode

@@ -83,9 +83,9 @@ def load(name: str, data: str | Path | None = None) -> dict[str, Texts]:
 
 
 def _labeled(name: str, split: str, folder: Path) -> Texts:
-    columns = 3 if name == "MRPC" else 2
+    width = 3 if name == "MRPC" else 2
     if path := find(folder, f"{name}.tsv" if split == "all" else f"{name}-{split}.tsv"):
-        rows = [cells for _, cells in table(path, columns, more=False)]
+        rows = [cells for _, cells in table(path, width, more=False)]
     else:
         rows = [[" ".join(cell.split()) for cell in row] for row in _senteval(name, split, folder)]
     if len({row[0] for row in rows}) < 2:

@@ -11,10 +11,11 @@ from __future__ import annotations
 import argparse
 import os
 import time
+from typing import Any
 
 import torch
 
-from counterpoint.integrations.image import ImageSet, loader, recipe
+from counterpoint.integrations.image import ImageSet, Pretraining, Settings, build, loader, recipe
 from counterpoint.integrations.image.augment import RECIPES
 
 
@@ -32,12 +33,16 @@ def main() -> None:
     data = ImageSet("noise", (255 * x).byte(), torch.zeros(given.images, dtype=torch.long))
     generator = torch.Generator().manual_seed(0)
 
+    def module(**settings: Any) -> Pretraining:
+        return Pretraining(build(Settings(backbone="conv4", batch=given.batch, **settings)), made)
+
     def per_image() -> None:
-        for views, _ in loader(data, given.batch, made, 2, "per-image", workers=given.cores if given.cores > 1 else 0):
+        workers = given.cores if given.cores > 1 else 0
+        for views, _ in loader(data, module(path="per-image", workers=workers)):
             assert len(views) == 2
 
     def batched() -> None:
-        for images, _ in loader(data, given.batch, made, 2):
+        for images, _ in loader(data, module()):
             assert len([made(images, generator) for _ in range(2)]) == 2
 
     spent: dict[str, list[float]] = {"per-image": [], "batched": []}

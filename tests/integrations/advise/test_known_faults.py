@@ -64,7 +64,7 @@ def pictures(name):
 
     from counterpoint.integrations.advise.features import Components, PatchFeatures
     from counterpoint.integrations.image.augment import Recipe
-    from counterpoint.integrations.image.sources import load
+    from counterpoint.integrations.image.data import load
 
     size = 32 if name == "cifar10" else 16
     images = load(name, "train", size)

@@ -16,7 +16,7 @@ from PIL import Image
 
 import counterpoint as cp
 from counterpoint.integrations.command.main import main
-from counterpoint.integrations.image import PRESETS, EvaluationSettings, build, preset, training
+from counterpoint.integrations.image import PRESETS, EvaluationSettings, Settings, build, preset, training
 from counterpoint.integrations.store.run import find_runs
 
 QUICK = ["--batch", "64", "--subset", "128", "--width", "16"]
@@ -37,12 +37,6 @@ def test_train_then_evaluate(tmp_path, capsys):
     by_name = {one["name"]: one["knn"] for one in again}
     assert by_name == {one["name"]: one["knn"] for one in found}
     assert all(one["pgd@0.032"] <= one["clean"] for one in again)
-
-
-def test_a_wrong_probe_is_a_usage_error(capsys):
-    with pytest.raises(SystemExit, match="2"):
-        main(["train", "image", "--probe", "liner"])
-    assert "Did you mean 'linear'" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -109,7 +103,7 @@ def test_presets_can_be_built(name):
     spec = recipe.objective
     cell = training.cell("cifar10", spec, 0, **recipe.settings)
     EvaluationSettings(**cell["evaluation"])
-    method = build(cell["method"], spec, "conv4", 32, cell["views"], cell["width"])
+    method = build(Settings.of({**cell, "backbone": "conv4"}), spec)
     if spec is not None:
         assert cp.objective(spec) == method.objective
 

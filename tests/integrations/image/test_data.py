@@ -12,7 +12,7 @@ pytest.importorskip("lightly")
 pytest.importorskip("lightning")
 from PIL import Image
 
-from counterpoint.integrations.image import ImageSet, load, mnist_cifar, sources
+from counterpoint.integrations.image import ImageSet, data, load, mnist_cifar
 
 offline = pytest.mark.skipif(
     not os.path.isdir(os.path.join(os.environ.get("COUNTERPOINT_DATA", ""), "cifar10")),
@@ -27,9 +27,9 @@ def save(path, colour=(200, 30, 60), mode="RGB", size=(40, 30)) -> None:
 
 @pytest.fixture(autouse=True)
 def _forget():
-    sources._load.cache_clear()
+    data._load.cache_clear()
     yield
-    sources._load.cache_clear()
+    data._load.cache_clear()
 
 
 def test_digits_are_embedded():
@@ -71,7 +71,7 @@ def test_classes_are_those_of_the_training_images(tmp_path):
     save(tmp_path / "test" / "c" / "0.png")  # which would be the first, if counted here
     assert load(str(tmp_path), "test").y.tolist() == [2]
     save(tmp_path / "test" / "d" / "0.png")
-    sources._load.cache_clear()
+    data._load.cache_clear()
     with pytest.raises(ValueError, match="unknown class 'd'"):
         load(str(tmp_path), "test")
 
@@ -228,8 +228,8 @@ def test_mnist_cifar_pairs_as_the_paper_says(monkeypatch):
     monkeypatch.setattr("torchvision.datasets.MNIST", lambda *_, **__: (_ for _ in ()).throw(OSError("offline")))
     with pytest.raises(ValueError, match="split"):
         mnist_cifar("train")
-    real = sources.load  # the test images in the place of the training images, which take longer to decode
-    monkeypatch.setattr(sources, "load", lambda name, split, *a: real(name, "test" if name == "cifar10" else split, *a))
+    real = data.load  # the test images in the place of the training images, which take longer to decode
+    monkeypatch.setattr(data, "load", lambda name, split, *a: real(name, "test" if name == "cifar10" else split, *a))
     agreement = {}
     for split in ("id-train", "ood-train", "ood-test"):
         found = mnist_cifar(split)

@@ -3,19 +3,17 @@
 import argparse
 import subprocess
 import sys
-from contextlib import nullcontext
 
 import pytest
 
 pytest.importorskip("lightly")
 pytest.importorskip("lightning")
 
-from PIL import Image
 from torchvision import models
 
 from counterpoint.install import install
 from counterpoint.integrations.domain import defaults, domain
-from counterpoint.integrations.image import augment, data, settings, sources, training
+from counterpoint.integrations.image import augment, load, settings, training
 from counterpoint.integrations.image.commands import eval_arguments, train_arguments
 from counterpoint.integrations.image.commands import settings as settings_of
 from counterpoint.integrations.store.run import Run
@@ -23,32 +21,16 @@ from counterpoint.integrations.store.run import Run
 
 def test_choices_are_those_of_the_implementations():
     assert set(settings.AUGMENTATIONS) == set(augment.RECIPES)
-    assert set(settings.DOWNLOADS) == set(sources.DOWNLOADED)
-    assert (*settings.DOWNLOADS, "digits", "mnist-cifar", "tiny-imagenet", "imagenet") == settings.DATASETS
     assert domain("image") is settings.DOMAIN
+    assert settings.DATASETS["digits"].images == len(load("digits"))
     assert set(settings.DOMAIN.held_out) <= set(defaults(settings.Settings))
 
 
 def test_backbones_are_those_of_torchvision():
-    assert settings.backbones() == models.list_models(module=models)
-
-
-def test_the_number_of_training_images_is_known():
-    assert set(settings.TRAINING_IMAGES) < set(settings.DATASETS)
-    assert settings.TRAINING_IMAGES["digits"] == len(sources.load("digits"))
-
-
-@pytest.mark.parametrize(("batch", "subset", "fits"), [(7, None, True), (8, None, False), (4, 4, True), (5, 4, False)])
-@pytest.mark.parametrize("split", ["", "train"])
-def test_a_batch_that_does_not_fit_is_found_without_reading_an_image(tmp_path, batch, subset, fits, split):
-    for number in range(8 if split else 10):  # a fifth is for testing without a split; a tenth is held out
-        path = tmp_path / split / "ab"[number % 2] / f"{number}.png"
-        path.parent.mkdir(parents=True, exist_ok=True)
-        Image.new("RGB", (4, 4), (20 * number, 0, 0)).save(path)
-    cell = training.cell(str(tmp_path), "infonce", 0, batch=batch, subset=subset)
-    assert len(data.prepare({**cell, "part": "tune"}).train) == (subset or 7)
-    with nullcontext() if fits else pytest.raises(ValueError, match=f"give --batch {subset or 7} or less"):
-        settings.check_batch(str(tmp_path), cell)
+    for name in models.list_models(module=models):
+        settings.check_backbone(name)
+    with pytest.raises(ValueError, match="Did you mean 'resnet18'"):
+        settings.check_backbone("resnet19")
 
 
 @pytest.mark.parametrize("change", [{"width": 0}, {"lr": -1.0}, {"batch": 1}, {"subset": 0}, {"false_negatives": 1.5}])

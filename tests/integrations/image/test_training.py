@@ -15,7 +15,6 @@ from processes import PATIENCE
 
 pytest.importorskip("lightly")
 pytest.importorskip("lightning")
-import lightning
 from documents import run_blocks
 from lightly.loss import NTXentLoss
 from lightly.models.utils import batch_shuffle, batch_unshuffle, update_momentum
@@ -28,10 +27,13 @@ from counterpoint.integrations.image import (
     CMC,
     Encoder,
     ImageSet,
+    LabEncoder,
     MoCo,
     Pretraining,
+    Settings,
     SimCLR,
     build,
+    data,
     evaluation,
     load,
     loader,
@@ -39,12 +41,10 @@ from counterpoint.integrations.image import (
     pretraining,
     recipe,
     restore,
-    sources,
     to_lab,
     train,
     training,
 )
-from counterpoint.integrations.image.data import prepare
 from counterpoint.integrations.image.settings import EvaluationSettings
 
 SMALL = {"backbone": "conv4", "batch": 64, "subset": 256, "probe": ["knn"], "width": 16}
@@ -58,9 +58,13 @@ def gradients(module: nn.Module) -> dict[str, torch.Tensor]:
     return {name: p.grad.clone() for name, p in module.named_parameters() if p.grad is not None}
 
 
-def made(kind, **more):
+def made(kind, objective="infonce", **settings):
     torch.manual_seed(0)
-    return kind(Encoder("conv4", 16, width=8), **more).train()
+    return kind(Encoder("conv4", 16, width=8), objective, Settings(**settings)).train()
+
+
+def built(method, objective, size=16, backbone="conv4", **settings):
+    return build(Settings(method=method, backbone=backbone, **settings), objective, size)
 
 
 def same(first: dict[str, torch.Tensor], second: dict[str, torch.Tensor]) -> None:
@@ -77,7 +81,7 @@ def test_simclr_with_infonce_is_lightlys(temperature):
     x = [view.double() for view in views()]
     loss = ours(x)
     loss.backward()
-    host = NTXentLoss(temperature=temperature)(*[theirs.project(view) for view in x])
+    host = NTXentLoss(temperature=temperature)(*[theirs.head(theirs.encoder(view)) for view in x])
     host.backward()
     assert abs(float((loss - host).detach())) < 1e-6
     same(gradients(ours), gradients(theirs))
@@ -144,7 +148,9 @@ def test_lab_has_the_published_values():
 
 def test_cmc_compares_lightness_and_colour_in_both_directions():
     torch.manual_seed(0)
-    method = CMC(Encoder("conv4", 16, 1, 8), Encoder("conv4", 16, 2, 8), "infonce:t=0.07", width=16).eval()
+    method = CMC(
+        LabEncoder(Encoder("conv4", 16, 1, 8), Encoder("conv4", 16, 2, 8)), "infonce:t=0.07", Settings(width=16)
+    ).eval()
     x = views(1, 16)
     light, colour = [
         nn.functional.normalize(head(z)) for head, z in zip(method.heads, method.encoder.parts(x[0]), strict=True)
@@ -175,7 +181,7 @@ def test_cmc_compares_lightness_and_colour_in_both_directions():
 )
 def test_every_method_trains_on_a_batch(method, objective):
     torch.manual_seed(0)
-    made = build(method, objective, "conv4", 8, width=16, queue=24, mixed=2, prototypes=20).train()
+    made = built(method, objective, 8, width=16, queue=24, mixed=2).train()
     loss = made(views(made.views))
     loss.backward()
     assert torch.isfinite(loss)
@@ -205,11 +211,11 @@ def test_every_objective_sees_the_same_views():
     seen: dict[str, list[torch.Tensor]] = {}
 
     def listen(spec):
-        method = build("simclr", spec, "conv4", 16, width=16, mixed=2)
+        method = built("simclr", spec, width=16, mixed=2, epochs=1, batch=64)
         module = Pretraining(method, recipe("digits", 16), seed=3)
         seen[spec] = []
         method.register_forward_pre_hook(lambda _, args: seen[spec].extend(args[0][:2]))
-        pretrain(module, load("digits").draw(128), 1, batch=64)
+        pretrain(module, load("digits").draw(128))
 
     for spec in ("infonce", "arcl(infonce):views=4", "mixnca"):
         listen(spec)
@@ -223,14 +229,11 @@ def test_every_objective_sees_the_same_views():
 
 @pytest.mark.parametrize("ratio", [0.0, 0.5, 1.0])
 def test_false_negatives_are_kept_at_the_ratio(ratio):
-    method = build("simclr", "infonce", "conv4", 16)
-    module = Pretraining(method, recipe("digits", 16), false_negatives=ratio)
-    trainer = lightning.Trainer(logger=False, enable_checkpointing=False, accelerator="cpu")
-    module.trainer = trainer  # which it only refers to
+    module = Pretraining(built("simclr", "infonce", false_negatives=ratio), recipe("digits", 16))
     y = torch.arange(1000) % 10
     kept = []
     for step in range(20):
-        ids = module._ids(y, step).get("ids", torch.arange(1000))
+        ids = module.ids(y, torch.Generator().manual_seed(step)).get("ids", torch.arange(1000))
         own = torch.eye(1000, dtype=torch.bool)
         pairs = (y.unsqueeze(1) == y) & ~own
         same = ids.unsqueeze(1) == ids
@@ -241,33 +244,34 @@ def test_false_negatives_are_kept_at_the_ratio(ratio):
 
 def test_what_cannot_be_trained_is_said_before():
     digits = load("digits").draw(100)
-    module = Pretraining(build("simclr", "infonce", "conv4", 16), recipe("digits", 16))
     with pytest.raises(ValueError, match="101 images do not fit into digits with 100"):
-        loader(digits, 101, module.recipe)
-    with pytest.raises(ValueError, match="at least 2 images"):
-        loader(digits, 1, module.recipe)
+        loader(digits, Pretraining(built("simclr", "infonce", batch=101), recipe("digits", 16)))
+    with pytest.raises(ValueError, match="batch: expected a whole number of at least 2"):
+        Settings(batch=1)
     with pytest.raises(ValueError, match=r"'bached'.*batched"):
-        loader(digits, 10, module.recipe, path="bached")
+        Settings(path="bached")
     with pytest.raises(ValueError, match="epochs"):
-        pretrain(module, digits, -1)
+        Settings(epochs=-1)
     with pytest.raises(ValueError, match=r"'resnet19'.*Did you mean 'resnet1"):
-        build("simclr", "infonce", "resnet19")
+        built("simclr", "infonce", backbone="resnet19")
     with pytest.raises(ValueError, match=r"'simclrr'.*Did you mean 'simclr'"):
-        build("simclrr", "infonce")
-    with pytest.raises(ValueError, match="at least 2 views"):
-        build("simclr", "arcl(infonce)", "conv4", views=1)
+        Settings(method="simclrr")
+    with pytest.raises(ValueError, match="views: expected a whole number of at least 2"):
+        Settings(views=1)
     with pytest.raises(ValueError, match="asks for 4 views, got 3"):
-        build("simclr", "arcl(infonce):views=4", "conv4", views=3)
+        built("simclr", "arcl(infonce):views=4", views=3)
     with pytest.raises(ValueError, match="moco makes no adversarial"):
-        build("moco", "intnacl", "conv4")
-    with pytest.raises(ValueError, match="epsilon > 0"):
-        build("simclr", "intnacl", "conv4", epsilon=-1.0)
+        built("moco", "intnacl")
+    with pytest.raises(ValueError, match="0 < epsilon"):
+        Settings(epsilon=-1.0)
     with pytest.raises(ValueError, match="cmc has two"):
-        build("cmc", "infonce", "conv4", views=4)
+        built("cmc", "infonce", views=4)
     with pytest.raises(ValueError, match=r"'adamm'.*Did you mean 'adam'"):
-        Pretraining(module.method, module.recipe, optimizer="adamm")
+        Settings(optimizer="adamm")
+    with pytest.raises(ValueError, match="weight_decay: expected more than 0"):
+        Settings(optimizer="lars", weight_decay=0)
     with pytest.raises(ValueError, match="false_negatives"):
-        Pretraining(build("moco", "infonce", "conv4"), module.recipe, false_negatives=0.5)
+        Settings(method="moco", false_negatives=0.5)
     with pytest.raises(TypeError, match=r"'epoch'.*Did you mean 'epochs'"):
         training.cell("digits", "infonce", 0, epoch=3)
 
@@ -370,7 +374,7 @@ def test_a_run_can_be_restored_and_keeps_the_best(tmp_path, monkeypatch):
     watched = [line["validation_knn"] for line in run.metrics()]
     best = torch.load(run.path / "best.pt", weights_only=True)
     assert best["epoch"] == 1 + watched.index(max(watched))
-    monkeypatch.setattr(sources, "load", None)  # needs no data
+    monkeypatch.setattr(data, "load", None)  # needs no data
     encoder = restore(run.path).encoder
     exported = load_file(run.path / "encoder.safetensors")
     assert exported.keys() == encoder.state_dict().keys()
@@ -397,15 +401,15 @@ def test_the_size_of_images_is_known_without_them(dataset, size, tmp_path, monke
             Image.new("RGB", (30, 40)).save(tmp_path / f"{number}.png")
     if dataset == "cifar10" and not Path(os.environ.get("COUNTERPOINT_DATA", ""), "cifar10").is_dir():
         pytest.skip("CIFAR-10 is not here")
-    assert sources.image_size(dataset, size) == sources.load(dataset, "test", size).size
+    assert data.image_size(dataset, size) == data.load(dataset, "test", size).size
 
 
 def test_a_set_of_images_prints_in_one_line():
-    assert repr(sources.load("digits")) == "ImageSet('digits', 1287 images of 16 x 16 pixels, 10 classes)"
+    assert repr(data.load("digits")) == "ImageSet('digits', 1287 images of 16 x 16 pixels, 10 classes)"
 
 
 def test_one_class_warns_that_accuracies_say_nothing():
-    digits = sources.load("digits")
+    digits = data.load("digits")
     alone = digits[digits.y == 0]
     with pytest.warns(RuntimeWarning, match="digits: all images have the same class"):
         evaluation.check_probes(["knn"], alone, alone, EvaluationSettings())
@@ -413,7 +417,7 @@ def test_one_class_warns_that_accuracies_say_nothing():
 
 def test_a_batch_that_does_not_fit_names_the_flag():
     with pytest.raises(ValueError, match=r"give --batch 1287 or less"):
-        loader(sources.load("digits"), 2000, recipe("digits", 16))
+        loader(data.load("digits"), Pretraining(built("simclr", "infonce", batch=2000), recipe("digits", 16)))
 
 
 def test_the_seed_fixes_the_start_whatever_the_objective():
@@ -426,9 +430,9 @@ def test_the_seed_fixes_the_start_whatever_the_objective():
 
 def test_tuning_does_not_see_the_test_images(monkeypatch):
     asked = []
-    real = sources.load
-    monkeypatch.setattr(sources, "load", lambda *a: asked.append(a[1]) or real(*a))
-    found = prepare(training.cell("digits", "infonce", 0, part="tune"))
+    real = data.load
+    monkeypatch.setattr(data, "load", lambda *a: asked.append(a[1]) or real(*a))
+    found = data.prepare(training.cell("digits", "infonce", 0, part="tune"))
     assert asked == ["train"]
     assert found.test is found.validation
 
@@ -437,9 +441,8 @@ def test_bfloat16_changes_little():
     losses = []
     for precision in ("32-true", "bf16-mixed"):
         torch.manual_seed(0)
-        module = Pretraining(build("simclr", "infonce:t=0.1", "conv4", 16, width=16), recipe("digits", 16))
-        pretrain(module, load("digits").draw(256), 1, batch=64, precision=precision)
-        losses.append(module.mean_loss)
+        method = built("simclr", "infonce:t=0.1", width=16, epochs=1, batch=64, precision=precision)
+        losses.append(pretrain(Pretraining(method, recipe("digits", 16)), load("digits").draw(256)))
     assert losses[0] != losses[1]
     assert abs(losses[0] - losses[1]) < 0.05 * losses[0]
 
@@ -452,12 +455,12 @@ def test_probes_see_the_images_that_have_classes_where_others_have_none(tmp_path
         without = (torch.arange(len(found)) % 4 > 0) & (split == "train")
         return replace(found, y=found.y.masked_fill(without, -1))
 
-    monkeypatch.setattr(sources, "load", partly)
+    monkeypatch.setattr(data, "load", partly)
     given = training.cell("stl10-unlabelled", "infonce", 0, **{**SMALL, "subset": None}, epochs=1, watch=1)
-    data = prepare(given)
-    assert len(data.train) > 3 * len(data.labelled) > 0
-    assert data.labelled.labelled
-    assert data.validation.labelled
+    parts = data.prepare(given)
+    assert len(parts.train) > 3 * len(parts.labelled) > 0
+    assert parts.labelled.labelled
+    assert parts.validation.labelled
     done = grid(given, tmp_path)
     assert done.result["knn"] > 20
     assert "validation_knn" in done.metrics()[-1]
@@ -465,9 +468,8 @@ def test_probes_see_the_images_that_have_classes_where_others_have_none(tmp_path
 
 def test_lars_leaves_biases_and_normalisation_alone():
     """Neither scaled nor decayed: SimCLR, section B.6; one step is plain SGD's there."""
-    module = Pretraining(build("moco", "infonce", "conv4", 16, queue=64), recipe("digits", 16), 0.5, "lars", 0.1)
-    method = module.method
-    lars = module.configure_optimizers()
+    method = built("moco", "infonce", queue=64, lr=0.5, optimizer="lars", weight_decay=0.1)
+    lars = Pretraining(method, recipe("digits", 16)).optimizer()
     names = {id(p): name for name, p in method.named_parameters()}
     assert {names[id(p)] for group in lars.param_groups for p in group["params"]} == {
         name for name, p in method.named_parameters() if p.requires_grad
@@ -479,23 +481,21 @@ def test_lars_leaves_biases_and_normalisation_alone():
         if p.grad is not None:
             alone = torch.equal(p, before[name] - 0.5 * p.grad)
             assert alone == (p.dim() == 1), name
-    with pytest.raises(ValueError, match="weight_decay: expected more than 0"):
-        Pretraining(method, module.recipe, optimizer="lars", weight_decay=0)
 
 
 def test_labels_are_not_looked_at_unless_asked():
     digits = load("digits").draw(128)
     hidden = ImageSet("digits", digits.x, torch.full_like(digits.y, -1))
     weights = []
-    for data in (digits, hidden):
+    for images in (digits, hidden):
         torch.manual_seed(0)
-        module = Pretraining(build("simclr", "infonce", "conv4", 16, width=16), recipe("digits", 16))
-        pretrain(module, data, 1, batch=64)
+        module = Pretraining(built("simclr", "infonce", width=16, epochs=1, batch=64), recipe("digits", 16))
+        pretrain(module, images)
         weights.append(module.state_dict())
     assert all(torch.equal(value, weights[1][name]) for name, value in weights[0].items())
-    module = Pretraining(module.method, module.recipe, false_negatives=0.0)
+    method = built("simclr", "infonce", epochs=1, batch=64, false_negatives=0.0)
     with pytest.raises(ValueError, match="every image needs a class"):
-        pretrain(module, hidden, 1, batch=64)
+        pretrain(Pretraining(method, module.recipe), hidden)
 
 
 @pytest.fixture

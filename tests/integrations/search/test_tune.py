@@ -273,9 +273,9 @@ def smallest(request, tmp_path, monkeypatch):
     domain = request.param
     if domain == "image":
         pytest.importorskip("lightly")
-        from counterpoint.integrations.image import sources
+        from counterpoint.integrations.image import data
 
-        monkeypatch.setattr(sources, "load", without("test", sources.load))
+        monkeypatch.setattr(data, "load", without("test", data.load))
     elif domain == "sentence":
         pytest.importorskip("sentence_transformers")
         tiny_bert.build(tmp_path / "bert")
