@@ -6,6 +6,7 @@ import argparse
 import json
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
+from itertools import product
 from pathlib import Path
 from statistics import mean, stdev
 from typing import TYPE_CHECKING, Any
@@ -106,13 +107,13 @@ def eval_command(arguments: argparse.Namespace) -> int:
         data = load_cached(arguments.dataset or run.arguments["dataset"], run.arguments["features"])
         return data, _embeddings(run, data)
 
-    for _, (data, found) in flags.each(runs, embed):
-        for (name, which), z in found.items():
+    for _, (data, by_name) in flags.each(runs, embed):
+        for (name, which), z in by_name.items():
             embeddings[data.name, name, which] = data, z  # runs share the baselines
     rows: list[dict[str, Any]] = []
-    splits = [(probe, seed) for probe in arguments.probe for seed in range(arguments.seeds)]
-    tasks = [(key, *found, *split) for key, found in embeddings.items() for split in splits]
-    for (dataset, name, which), data, z, probe, seed in store.track(tasks, "evaluated"):
+    tasks = list(product(embeddings, arguments.probe, range(arguments.seeds)))
+    for (dataset, name, which), probe, seed in store.track(tasks, "evaluated"):
+        data, z = embeddings[dataset, name, which]
         result = evaluate(z, data.y, probe, arguments.folds, seed)
         row = {"dataset": dataset, "name": name, "which": which, "probe": probe, "seed": seed}
         rows.append({**row, "accuracy": result.accuracy, "folds": result.folds})
@@ -121,11 +122,11 @@ def eval_command(arguments: argparse.Namespace) -> int:
 
 
 def _table(rows: list[dict[str, Any]]) -> Iterable[str]:
-    for dataset, probe in dict.fromkeys((row["dataset"], row["probe"]) for row in rows):
-        accuracies: dict[str, list[float]] = {}
-        for row in rows:
-            if (row["dataset"], row["probe"]) == (dataset, probe):
-                accuracies.setdefault(row["name"], []).append(row["accuracy"])
+    tables: dict[tuple[str, str], dict[str, list[float]]] = {}
+    for row in rows:
+        accuracies = tables.setdefault((row["dataset"], row["probe"]), {})
+        accuracies.setdefault(row["name"], []).append(row["accuracy"])
+    for (dataset, probe), accuracies in tables.items():
         width = max(map(len, accuracies))
         yield f"{dataset}, {probe}: accuracy in % ± deviation (number of encoders and splits)"
         for name, values in accuracies.items():
@@ -138,13 +139,19 @@ def _embeddings(run: Run, data: GraphSet) -> dict[tuple[str, str], Any]:
 
     The keys are the name of the row and what tells equal names apart.
     """
+    from ..store.published import is_published
     from .data import bag_of_nodes
     from .model import embed
-    from .training import BAG, UNTRAINED, build
+    from .training import BAG, UNTRAINED, build, restore
 
     try:
         before = embed(build({**run.arguments, "device": "cpu"}, data.x.shape[1]).encoder, data)
-        trained = embed(_encoder(run), data)
+        if is_published(run.path):
+            from . import published
+
+            trained = embed(published.load(run.path), data)
+        else:
+            trained = embed(restore(run).encoder, data)
     except RuntimeError as error:
         message = f"{run.address}: trained on {run.arguments['dataset']}, its encoder does not fit {data.name}"
         raise ValueError(message) from error
@@ -154,16 +161,3 @@ def _embeddings(run: Run, data: GraphSet) -> dict[tuple[str, str], Any]:
         (UNTRAINED, json.dumps(shared)): before,
         (run.name, run.address): trained,
     }
-
-
-def _encoder(run: Run) -> Any:
-    """The trained encoder of a run, also of one that was fetched from the hub."""
-    from ..store.published import is_published
-
-    if is_published(run.path):
-        from . import published
-
-        return published.load(run.path)
-    from . import training
-
-    return training.restore(run).encoder
