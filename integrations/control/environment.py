@@ -11,9 +11,6 @@ As in CURL and the papers that it compares with: 100 x 100 pixels of camera 0, a
 An episode depends only on the seed of ``reset``, its number since then, and its actions. These three are
 :attr:`Control.state`: a few numbers per step, from which the simulation is replayed exactly, including a task's hidden
 state, and without rendering frames that are not observed.
-
-shimmy and torchrl wrap dm_control too, but need further wrappers for action repeat, stacking and resizing, and cannot
-restore a state.
 """
 
 from __future__ import annotations
@@ -22,7 +19,6 @@ from . import frameworks  # noqa: F401  names the extra to install  # isort: ski
 import os
 import subprocess
 import sys
-from collections import deque
 from contextlib import closing
 from functools import cache, partial
 from importlib.util import find_spec
@@ -61,9 +57,6 @@ class NoRendererError(OSError):
     """No OpenGL on this machine can render frames."""
 
 
-_no_renderer: list[NoRendererError] = []  # the reason, if this module has set MUJOCO_GL to disabled
-
-
 def action_repeat(task: str) -> int:
     """The number of times that CURL repeats each action of a task."""
     return ACTION_REPEAT.get(task, DEFAULT_REPEAT)
@@ -71,30 +64,23 @@ def action_repeat(task: str) -> int:
 
 def check_task(task: str) -> str:
     """Return the name of a task, ``domain-task`` as in the suite; raise if there is no such task."""
-    known = ["-".join(names) for names in suite().ALL_TASKS]
-    check_known("unknown task", task, known)
+    check_known("unknown task", task, ["-".join(names) for names in suite().ALL_TASKS])
     return task
 
 
 def find_renderer() -> str:
-    """Find a renderer for ``MUJOCO_GL``.
+    """Find a value of ``MUJOCO_GL`` that can draw frames; ``disabled`` if there is none.
 
-    A value of that variable is returned unchecked. Otherwise this tries EGL (on the graphics card, or in software) and
-    OSMesa (in software), each in a new process, because a process that has loaded one cannot switch to the other.
-    Neither needs a screen, unlike dm_control's default.
+    Tries EGL (on the graphics card, or in software) and OSMesa (in software), each in a new process, because a process
+    that has loaded one cannot switch to the other. Neither needs a screen, unlike dm_control's default.
     """
-    if chosen := os.environ.get("MUJOCO_GL"):
-        return chosen
     if sys.platform != "linux":
         return "glfw"
-    failures = []
     for name in HEADLESS:
-        command = [sys.executable, "-c", RENDER_ONCE]
-        done = subprocess.run(command, env={**os.environ, "MUJOCO_GL": name}, capture_output=True, text=True)
-        if done.returncode == 0:
+        command, environment = [sys.executable, "-c", RENDER_ONCE], {**os.environ, "MUJOCO_GL": name}
+        if subprocess.run(command, env=environment, capture_output=True).returncode == 0:
             return name
-        failures.append(f"{name}: {(done.stderr.splitlines() or [f'exit code {done.returncode}'])[-1]}")
-    raise NoRendererError(f"no renderer can draw frames here ({'; '.join(failures)}). {HELP}")
+    return "disabled"
 
 
 def check_frames() -> None:
@@ -111,11 +97,7 @@ def suite() -> ModuleType:
     if "dm_control._render" not in sys.modules:
         if find_spec("triton") is not None:
             import triton  # noqa: F401  torch's optimizers load it; its LLVM crashes after a software renderer's
-        try:
-            os.environ["MUJOCO_GL"] = find_renderer()
-        except NoRendererError as error:
-            os.environ["MUJOCO_GL"] = "disabled"
-            _no_renderer.append(error)
+        os.environ["MUJOCO_GL"] = os.environ.get("MUJOCO_GL") or find_renderer()
     try:
         from dm_control import suite
     except (ImportError, RuntimeError, AttributeError) as error:  # raised by the OpenGL that MUJOCO_GL names
@@ -142,6 +124,7 @@ class Control(gymnasium.Env):  # type: ignore[misc]
     """
 
     metadata = {"render_modes": ["rgb_array"]}  # noqa: RUF012  Gymnasium's
+    render_mode = "rgb_array"
 
     def __init__(
         self, task: str, *, pixels: bool = True, size: int = SIZE, repeat: int | None = None, stack: int = STACK
@@ -151,10 +134,9 @@ class Control(gymnasium.Env):  # type: ignore[misc]
         domain, _, name = check_task(task).partition("-")
         self.task, self.pixels, self.size, self.stack = task, pixels, size, stack
         self.repeat = repeat or action_repeat(task)
-        self.render_mode = "rgb_array"
+        self.observation: Any = None  # what the last reset or step returned
         self._env = suite().load(domain, name, task_kwargs={"random": 0})
         self._cameras: dict[int, Any] = {}
-        self._frames: deque[Any] = deque(maxlen=stack)
         self._actions: list[Any] = []
         self._seed, self._episode, self._over = 0, -1, True
         spec = self._env.action_spec()
@@ -173,8 +155,7 @@ class Control(gymnasium.Env):  # type: ignore[misc]
             self._seed, self._episode = seed, -1
         elif self._episode < 0:
             self._seed = int(self.np_random.integers(2**32))
-        self._begin(self._episode + 1)
-        self._draw()
+        self._observe(self._begin(self._episode + 1))
         return self.observation, {}
 
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
@@ -185,28 +166,20 @@ class Control(gymnasium.Env):  # type: ignore[misc]
         if action.shape != self.action_space.shape or not np.isfinite(action).all():
             count = self.action_space.shape[0]
             raise ValueError(f"{self.task}: action: expected {count} finite numbers in [-1, 1], got {action}.")
-        reward, terminated, truncated = self._act(action)
-        self._draw()
-        return self.observation, reward, terminated, truncated, {}
+        timestep, reward = self._act(action)
+        self._observe(timestep)
+        return self.observation, reward, self._over and timestep.discount == 0, self._over and timestep.discount > 0, {}
 
     def render(self, size: int = 240) -> Any:
         """Render the current state as ``(size, size, 3)`` bytes."""
         try:
             return self._camera(size).render().copy()  # the camera reuses its buffer
         except Exception as error:  # each OpenGL raises its own errors
-            raise (_no_renderer[0] if _no_renderer else _cannot_draw(error)) from error
+            raise _cannot_draw(error) from error
 
     def close(self) -> None:
         self._cameras.clear()
         self._env.physics.free()  # dm_control's close leaves OpenGL to the garbage collector
-
-    @property
-    def observation(self) -> Any:
-        """The observation that the last ``reset`` or ``step`` returned."""
-        if not self.pixels:
-            return self._numbers
-        padding = [self._frames[0]] * (self.stack - len(self._frames))  # at the start of an episode
-        return np.concatenate([*padding, *self._frames])
 
     @property
     def timestep(self) -> float:
@@ -229,25 +202,22 @@ class Control(gymnasium.Env):  # type: ignore[misc]
 
     @state.setter
     def state(self, state: dict[str, Any]) -> None:
-        self._seed = state["seed"]
-        self._begin(state["episode"])
-        first_frame = len(state["actions"]) - self.stack  # frames from here on are part of the observation
-        if first_frame < 0:
-            self._draw()
-        for i, action in enumerate(state["actions"]):
-            self._act(np.asarray(action, np.float32))
-            if i >= first_frame:
-                self._draw()
+        self._seed, actions = state["seed"], state["actions"]
+        timestep = self._begin(state["episode"])
+        for left in range(len(actions), -1, -1):
+            if left < self.stack:  # from here on, frames are part of the observation
+                self._observe(timestep)
+            if left:
+                timestep, _ = self._act(np.asarray(actions[-left], np.float32))
 
-    def _begin(self, episode: int) -> None:
-        self._episode, self._over = episode, False
-        self._frames.clear()
-        self._actions.clear()
+    def _begin(self, episode: int) -> Any:
+        """Start an episode; returns the simulator's first time step."""
+        self._episode, self._over, self.observation, self._actions = episode, False, None, []
         self._env.task.random.seed(np.random.SeedSequence([self._seed, episode]).generate_state(1)[0])
-        self._observe(self._env.reset())
+        return self._env.reset()
 
-    def _act(self, action: Any) -> tuple[float, bool, bool]:
-        """Reward, terminated, truncated."""
+    def _act(self, action: Any) -> tuple[Any, float]:
+        """Apply an action ``repeat`` times; returns the simulator's last time step and the summed reward."""
         self._actions.append(action)
         scaled = self._low + (np.clip(action, -1, 1) + 1.0) * (self._high - self._low) / 2
         reward = 0.0
@@ -257,12 +227,15 @@ class Control(gymnasium.Env):  # type: ignore[misc]
             if timestep.last():
                 break
         self._over = timestep.last()
-        self._observe(timestep)
-        return reward, self._over and timestep.discount == 0, self._over and timestep.discount > 0
+        return timestep, reward
 
     def _observe(self, timestep: Any) -> None:
-        if not self.pixels:
-            self._numbers = np.concatenate([np.ravel(x) for x in timestep.observation.values()]).astype(np.float32)
+        if self.pixels:
+            frame = self.render(self.size).transpose(2, 0, 1)
+            before = np.tile(frame, (self.stack, 1, 1)) if self.observation is None else self.observation
+            self.observation = np.concatenate([before[3:], frame])
+        else:
+            self.observation = np.concatenate([np.ravel(x) for x in timestep.observation.values()]).astype(np.float32)
 
     def _camera(self, size: int) -> Any:
         """A cached camera for frames of one size, with buffers of the largest size used so far.
@@ -280,10 +253,6 @@ class Control(gymnasium.Env):  # type: ignore[misc]
                 context.call(mujoco.mjr_resizeOffscreen, side, side, physics.contexts.mujoco.ptr)
             self._cameras[size] = Camera(physics, size, size, CAMERA)
         return self._cameras[size]
-
-    def _draw(self) -> None:
-        if self.pixels:
-            self._frames.append(np.ascontiguousarray(self.render(self.size).transpose(2, 0, 1)))
 
 
 def vector(task: str, envs: int = 1, **options: Any) -> VectorEnv:

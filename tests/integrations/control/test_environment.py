@@ -224,7 +224,7 @@ except environment.NoRendererError as error:
         (
             "",
             'environment.HEADLESS = ("osmesa-is-not-here",)',
-            "no renderer can draw frames here (osmesa-is-not-here: ",
+            "MUJOCO_GL=disabled cannot draw frames here",
         ),
         ("disabled", "", "MUJOCO_GL=disabled cannot draw frames here"),
     ],
