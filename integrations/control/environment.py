@@ -17,7 +17,6 @@ from __future__ import annotations
 
 from . import frameworks  # noqa: F401  names the extra to install  # isort: skip
 import os
-import subprocess
 import sys
 from contextlib import closing
 from functools import cache, partial
@@ -38,23 +37,21 @@ from .settings import CURL_TASKS
 
 ACTION_REPEAT = {"cartpole-swingup": 8, "finger-spin": 2, "walker-walk": 2}
 DEFAULT_REPEAT = 4  # of all other tasks
-SIZE, STACK, CAMERA = 100, 3, 0
-HEADLESS = ("egl", "osmesa")
-RENDER_ONCE = """
-import mujoco
-model = mujoco.MjModel.from_xml_string("<mujoco/>")
-renderer = mujoco.Renderer(model, 8, 8)
-renderer.update_scene(mujoco.MjData(model))
-renderer.render()
-"""
+SIZE, STACK, CAMERA, FILM_SIZE = 100, 3, 0, 240
 HELP = (
-    "Install EGL (Debian, Ubuntu: apt install libegl1 libgl1-mesa-dri) or OSMesa (libosmesa6), or set MUJOCO_GL "
-    "to the one you have: egl, osmesa or glfw"
+    "Install EGL (Debian, Ubuntu: apt install libegl1 libgl1-mesa-dri) or OSMesa (libosmesa6), and set MUJOCO_GL "
+    "to the one you have: egl (the default on Linux), osmesa or glfw"
 )
 
 
 class NoRendererError(OSError):
     """No OpenGL on this machine can render frames."""
+
+    def __init__(self, error: Exception) -> None:
+        super().__init__(f"MUJOCO_GL={os.environ.get('MUJOCO_GL')} cannot draw frames here ({error}). {HELP}")
+
+
+_no_renderer: list[NoRendererError] = []  # the reason, if the suite was imported without a renderer
 
 
 def action_repeat(task: str) -> int:
@@ -68,21 +65,6 @@ def check_task(task: str) -> str:
     return task
 
 
-def find_renderer() -> str:
-    """Find a value of ``MUJOCO_GL`` that can draw frames; ``disabled`` if there is none.
-
-    Tries EGL (on the graphics card, or in software) and OSMesa (in software), each in a new process, because a process
-    that has loaded one cannot switch to the other. Neither needs a screen, unlike dm_control's default.
-    """
-    if sys.platform != "linux":
-        return "glfw"
-    for name in HEADLESS:
-        command, environment = [sys.executable, "-c", RENDER_ONCE], {**os.environ, "MUJOCO_GL": name}
-        if subprocess.run(command, env=environment, capture_output=True).returncode == 0:
-            return name
-    return "disabled"
-
-
 def check_frames() -> None:
     """Raise :class:`NoRendererError` if frames cannot be rendered here."""
     with closing(Control(CURL_TASKS[0], size=8, stack=1)) as env:
@@ -91,22 +73,24 @@ def check_frames() -> None:
 
 @cache
 def suite() -> ModuleType:
-    """Import dm_control's suite with a renderer that works here, or without one if there is none."""
+    """Import dm_control's suite, with EGL, which needs no screen, unless MUJOCO_GL names another renderer.
+
+    Where that fails, tasks work without frames.
+    """
     if find_spec("dm_control") is None:
         raise ImportError(MISSING)
     if "dm_control._render" not in sys.modules:
         if find_spec("triton") is not None:
             import triton  # noqa: F401  torch's optimizers load it; its LLVM crashes after a software renderer's
-        os.environ["MUJOCO_GL"] = os.environ.get("MUJOCO_GL") or find_renderer()
+        if sys.platform == "linux":
+            os.environ.setdefault("MUJOCO_GL", "egl")
     try:
         from dm_control import suite
     except (ImportError, RuntimeError, AttributeError) as error:  # raised by the OpenGL that MUJOCO_GL names
-        raise _cannot_draw(error) from error
+        _no_renderer.append(NoRendererError(error))
+        os.environ["MUJOCO_GL"] = "disabled"
+        from dm_control import suite
     return suite  # type: ignore[no-any-return]
-
-
-def _cannot_draw(error: Exception) -> NoRendererError:
-    return NoRendererError(f"MUJOCO_GL={os.environ.get('MUJOCO_GL')} cannot draw frames here ({error}). {HELP}")
 
 
 class Control(gymnasium.Env):  # type: ignore[misc]
@@ -136,7 +120,8 @@ class Control(gymnasium.Env):  # type: ignore[misc]
         self.repeat = repeat or action_repeat(task)
         self.observation: Any = None  # what the last reset or step returned
         self._env = suite().load(domain, name, task_kwargs={"random": 0})
-        self._cameras: dict[int, Any] = {}
+        buffer = self._env.physics.model.vis.global_  # software renderers process all of it, and the suite's is large
+        buffer.offwidth = buffer.offheight = max(size, FILM_SIZE)
         self._actions: list[Any] = []
         self._seed, self._episode, self._over = 0, -1, True
         spec = self._env.action_spec()
@@ -170,15 +155,14 @@ class Control(gymnasium.Env):  # type: ignore[misc]
         self._observe(timestep)
         return self.observation, reward, self._over and timestep.discount == 0, self._over and timestep.discount > 0, {}
 
-    def render(self, size: int = 240) -> Any:
+    def render(self, size: int = FILM_SIZE) -> Any:
         """Render the current state as ``(size, size, 3)`` bytes."""
         try:
-            return self._camera(size).render().copy()  # the camera reuses its buffer
+            return self._env.physics.render(size, size, camera_id=CAMERA)
         except Exception as error:  # each OpenGL raises its own errors
-            raise _cannot_draw(error) from error
+            raise (_no_renderer[0] if _no_renderer else NoRendererError(error)) from error
 
     def close(self) -> None:
-        self._cameras.clear()
         self._env.physics.free()  # dm_control's close leaves OpenGL to the garbage collector
 
     @property
@@ -236,23 +220,6 @@ class Control(gymnasium.Env):  # type: ignore[misc]
             self.observation = np.concatenate([before[3:], frame])
         else:
             self.observation = np.concatenate([np.ravel(x) for x in timestep.observation.values()]).astype(np.float32)
-
-    def _camera(self, size: int) -> Any:
-        """A cached camera for frames of one size, with buffers of the largest size used so far.
-
-        A software renderer processes the whole buffer for each frame, and the suite's has at least 640 x 480 pixels.
-        """
-        if size not in self._cameras:
-            import mujoco
-            from dm_control.mujoco import Camera
-
-            physics, side = self._env.physics, max([size, *self._cameras])
-            buffers = physics.model.vis.global_
-            buffers.offwidth = buffers.offheight = side
-            with physics.contexts.gl.make_current() as context:
-                context.call(mujoco.mjr_resizeOffscreen, side, side, physics.contexts.mujoco.ptr)
-            self._cameras[size] = Camera(physics, size, size, CAMERA)
-        return self._cameras[size]
 
 
 def vector(task: str, envs: int = 1, **options: Any) -> VectorEnv:

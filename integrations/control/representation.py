@@ -112,16 +112,21 @@ def _simulate(path: Path, task: str, episodes: int, length: int, size: int, seed
 
 def pretrain(
     frames: Tensor,
-    objective: str,
+    objective: str | None,
     settings: AgentSettings,
     updates: int,
     scores: str | None = None,
     run: Run | None = None,
 ) -> Encoder:
-    """Train an encoder by CURL's contrastive term alone, on observations ``(n, channels, size, size)``."""
+    """Train an encoder by CURL's contrastive term alone, on observations ``(n, channels, size, size)``.
+
+    Without an objective, the encoder stays as it is before training.
+    """
+    encoder = Encoder(frames.shape[1], settings).apply(initialize).to(frames.device)
+    if objective is None:
+        return encoder
     if settings.batch > len(frames):
         raise ValueError(f"batch: expected at most the {len(frames)} frames, got {settings.batch}.")
-    encoder = new_encoder(frames.shape[1], settings).to(frames.device)
     target = copy.deepcopy(encoder).requires_grad_(False)
     contrast = Contrast(objective, encoder, target, settings.features, scores).to(frames.device)
     adam = contrast.optimizer(settings.lr)
@@ -137,10 +142,6 @@ def pretrain(
         if run is not None and (step + 1) % max(1, updates // 20) == 0:
             run.log(step + 1, loss=float(loss.detach()))
     return encoder
-
-
-def new_encoder(channels: int, settings: AgentSettings) -> Encoder:
-    return Encoder(channels, settings).apply(initialize)
 
 
 @torch.no_grad()
@@ -242,10 +243,7 @@ def train(run: Run, cache: Path, keep: int = 0) -> None:
     if arguments.get("label") == PCA:
         x, x_new = principal_components(frames, frames_new, settings.features, settings.crop)
     else:
-        if arguments["objective"] is None:
-            encoder = new_encoder(frames.shape[1], settings).to(arguments["device"])
-        else:
-            encoder = pretrain(frames, arguments["objective"], settings, arguments["updates"], arguments["scores"], run)
+        encoder = pretrain(frames, arguments["objective"], settings, arguments["updates"], arguments["scores"], run)
         x, x_new = (features(encoder, part, settings.crop) for part in (frames, frames_new))
     result, details = score(data, settings.stack, x, x_new)
     if keep:

@@ -14,8 +14,8 @@ Paper: You et al. 2020, Graph contrastive learning with augmentations, https://a
 from __future__ import annotations
 
 from . import frameworks  # noqa: F401  names the extra to install  # isort: skip
-from collections.abc import Callable, Sequence
-from functools import partial
+from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -31,8 +31,7 @@ from ..domain import check_choice
 class View:
     """Graphs to change, a single one as a batch of one.
 
-    An augmentation replaces ``data.x``, appends to ``data.edge_index``, and clears the masks ``nodes`` and ``edges``
-    where they are to be dropped.
+    An augmentation replaces ``data.x``, and clears the masks ``nodes`` and ``edges`` where they are to be dropped.
     """
 
     def __init__(self, data: Data) -> None:
@@ -126,36 +125,14 @@ class MaskAttributes(Augmentation):
 
 
 class PerturbEdges(Augmentation):
-    """Drop ``floor(ratio * e)`` of the ``e`` undirected edges of each graph.
-
-    Args:
-        ratio: in ``[0, 1]``.
-        add: also connect as many random pairs of the graph's nodes, in both directions, as in the paper; the official
-            code only drops. Pairs that are connected already and self-loops are skipped. Not for graphs with edge
-            attributes, which new edges would lack.
-    """
-
-    def __init__(self, ratio: float = 0.1, add: bool = False, generator: int | torch.Generator | None = None) -> None:
-        super().__init__(ratio, generator)
-        self.add = add
+    """Drop ``floor(ratio * e)`` of the ``e`` undirected edges of each graph; adds none, like the official code."""
 
     def edit(self, view: View, on: Tensor) -> None:
         total, (low, high) = len(view.batch), view.data.edge_index.aminmax(dim=0)
         pairs, pair_of = torch.unique(low * total + high, return_inverse=True)
         owner = view.batch[pairs // max(1, total)]
-        count = self.share(sizes := owner.bincount(minlength=len(view.sizes)), on)
-        dropped = self.sample(owner, sizes, count)
-        view.edges &= ~dropped[pair_of]
-        if self.add:
-            if extra := [key for key in view.data.edge_attrs() if key != "edge_index"]:
-                raise ValueError(f"PerturbEdges(add=True): {', '.join(extra)} of the new edges are unknown.")
-            graph = torch.arange(len(count)).repeat_interleave(count)
-            ends = (torch.rand(2, len(graph), generator=self.generator) * view.sizes[graph]).long()
-            ends = (ends + cumsum(view.sizes)[graph]).sort(dim=0).values
-            known = torch.isin(ends[0] * total + ends[1], pairs[~dropped])
-            ends = ends[:, ~known & (ends[0] != ends[1])].unique(dim=1)
-            view.data.edge_index = torch.cat([view.data.edge_index, ends, ends.flip(0)], 1)
-            view.edges = torch.cat([view.edges, torch.ones(2 * ends.shape[1], dtype=torch.bool)])
+        sizes = owner.bincount(minlength=len(view.sizes))
+        view.edges &= ~self.sample(owner, sizes, self.share(sizes, on))[pair_of]
 
 
 class Subgraph(Augmentation):
@@ -214,15 +191,14 @@ class RandomChoice(Augmentation):
         return f"RandomChoice({', '.join(map(repr, self.options))})"
 
 
-DROP, EDGES, MASK, GROW = "dnodes", "pedges", "mask_nodes", "subgraph"
-AUGMENTATIONS = {
-    DROP: (DROP,),
-    EDGES: (EDGES,),
-    MASK: (MASK,),
-    GROW: (GROW,),
-    "random2": (DROP, GROW),
-    "random3": (DROP, GROW, EDGES),
-    "random4": (DROP, GROW, EDGES, MASK),
+AUGMENTATIONS: dict[str, tuple[type[Augmentation], ...]] = {
+    "dnodes": (DropNodes,),
+    "pedges": (PerturbEdges,),
+    "mask_nodes": (MaskAttributes,),
+    "subgraph": (Subgraph,),
+    "random2": (DropNodes, Subgraph),
+    "random3": (DropNodes, Subgraph, PerturbEdges),
+    "random4": (DropNodes, Subgraph, PerturbEdges, MaskAttributes),
 }
 """GraphCL's names, and the options of each."""
 
@@ -236,12 +212,9 @@ def augmentation(
     """
     check_choice("augment", name, AUGMENTATIONS)
     source = torch.Generator().manual_seed(generator) if isinstance(generator, int) else generator
-    classes: dict[str, Callable[..., Augmentation]] = {
-        DROP: DropNodes,
-        EDGES: PerturbEdges,
-        MASK: MaskAttributes,
-        GROW: partial(Subgraph, hops=hops),
-    }
-    changes = {} if ratio is None else {"ratio": ratio}
-    options = [classes[kind](**changes, generator=source) for kind in AUGMENTATIONS[name]]
+    options = []
+    for kind in AUGMENTATIONS[name]:
+        arguments: dict[str, Any] = {"generator": source}
+        arguments |= ({} if ratio is None else {"ratio": ratio}) | ({"hops": hops} if kind is Subgraph else {})
+        options.append(kind(**arguments))
     return options[0] if len(options) == 1 else RandomChoice(options, source)

@@ -14,11 +14,10 @@ from typing import TYPE_CHECKING, Any
 from ..command import flags
 from ..domain import check, defaults
 from .presets import PRESETS, preset
-from .settings import PROBES, Settings, check_dataset
+from .settings import PROBES, Settings, bag, cell, check_dataset, untrained
 
 if TYPE_CHECKING:
     from ..store.run import Run
-    from .data import GraphSet
 
 
 def train_arguments(parser: argparse.ArgumentParser) -> None:
@@ -49,7 +48,6 @@ def train_command(arguments: argparse.Namespace) -> int:
     """Train every objective on every data set, and print the table beside two baselines that need no training."""
     from .. import report
     from ..store.grid import Later
-    from .cells import bag, cell, untrained
 
     cells, bare = [], []
     for dataset in arguments.dataset:
@@ -69,8 +67,8 @@ def _training(cells: Iterable[Mapping[str, Any]]) -> Callable[[Run], None]:
     from .data import prepare
     from .training import train
 
-    for cell in cells:
-        prepare(cell)
+    for arguments in cells:
+        prepare(arguments)
     return train
 
 
@@ -98,23 +96,15 @@ def eval_command(arguments: argparse.Namespace) -> int:
     from .. import store
 
     runs = flags.finished(arguments.runs, "graph", lambda run: run.arguments.get("epochs"))
-    from .data import load_cached
     from .evaluation import evaluate
 
-    embeddings: dict[tuple[str, str, str], tuple[GraphSet, Any]] = {}
-
-    def embed(run: Run) -> tuple[GraphSet, dict[tuple[str, str], Any]]:
-        data = load_cached(arguments.dataset or run.arguments["dataset"], run.arguments["features"])
-        return data, _embeddings(run, data)
-
-    for _, (data, by_name) in flags.each(runs, embed):
-        for (name, which), z in by_name.items():
-            embeddings[data.name, name, which] = data, z  # runs share the baselines
+    embeddings: dict[tuple[str, str, str], tuple[Any, Any]] = {}  # with the classes
+    for _, by_name in flags.each(runs, partial(_embeddings, dataset=arguments.dataset)):
+        embeddings |= by_name  # runs share the baselines
     rows: list[dict[str, Any]] = []
     tasks = list(product(embeddings, arguments.probe, range(arguments.seeds)))
     for (dataset, name, which), probe, seed in store.track(tasks, "evaluated"):
-        data, z = embeddings[dataset, name, which]
-        result = evaluate(z, data.y, probe, arguments.folds, seed)
+        result = evaluate(*embeddings[dataset, name, which], probe, arguments.folds, seed)
         row = {"dataset": dataset, "name": name, "which": which, "probe": probe, "seed": seed}
         rows.append({**row, "accuracy": result.accuracy, "folds": result.folds})
     print(json.dumps(rows, indent=1) if arguments.json else "\n".join(_table(rows)))
@@ -134,30 +124,32 @@ def _table(rows: list[dict[str, Any]]) -> Iterable[str]:
             yield f"  {name:{width}}  {mean(values):6.2f}{spread} ({len(values)})"
 
 
-def _embeddings(run: Run, data: GraphSet) -> dict[tuple[str, str], Any]:
-    """Embeddings by a run's encoder, by the same one before training, and without one.
+def _embeddings(run: Run, dataset: str | None) -> dict[tuple[str, str, str], tuple[Any, Any]]:
+    """Embeddings by a run's encoder, by the same one before training, and without one, each with the classes.
 
-    The keys are the name of the row and what tells equal names apart.
+    The keys are the data set, the name of the row, and what tells equal names apart.
     """
     from ..store.published import is_published
-    from .data import bag_of_nodes
+    from .data import bag_of_nodes, load_cached
     from .model import embed
     from .training import BAG, UNTRAINED, build, restore
 
+    data = load_cached(dataset or run.arguments["dataset"], run.arguments["features"])
+    if is_published(run.path):
+        from .published import load as load_published  # needs huggingface_hub
+
+        encoder = load_published(run.path)
+    else:
+        encoder = restore(run).encoder
     try:
         before = embed(build({**run.arguments, "device": "cpu"}, data.x.shape[1]).encoder, data)
-        if is_published(run.path):
-            from . import published
-
-            trained = embed(published.load(run.path), data)
-        else:
-            trained = embed(restore(run).encoder, data)
+        trained = embed(encoder, data)
     except RuntimeError as error:
         message = f"{run.address}: trained on {run.arguments['dataset']}, its encoder does not fit {data.name}"
         raise ValueError(message) from error
     shared = {name: run.arguments[name] for name in ("seed", "layers", "hidden", "features")}
     return {
-        (BAG, run.arguments["features"]): bag_of_nodes(data),
-        (UNTRAINED, json.dumps(shared)): before,
-        (run.name, run.address): trained,
+        (data.name, BAG, run.arguments["features"]): (bag_of_nodes(data), data.y),
+        (data.name, UNTRAINED, json.dumps(shared)): (before, data.y),
+        (data.name, run.name, run.address): (trained, data.y),
     }

@@ -15,10 +15,10 @@ from .. import store
 from ..domain import majority
 from ..store.run import Run
 from .augment import augmentation
-from .cells import BAG, UNTRAINED, bag, cell, untrained
 from .data import GraphSet, bag_of_nodes, prepare
 from .evaluation import evaluate
 from .model import Encoder, Pretraining, embed
+from .settings import BAG, UNTRAINED, bag, cell, untrained
 
 __all__ = ["BAG", "UNTRAINED", "bag", "build", "cell", "pretrain", "restore", "train", "untrained"]
 

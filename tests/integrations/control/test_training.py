@@ -157,8 +157,8 @@ def test_the_documents_own_encoder_and_the_encoder_of_a_run(undisturbed, monkeyp
 def test_evaluation_is_the_same_for_all_and_without_chance(undisturbed, tmp_path):
     imageio = pytest.importorskip("imageio.v3")
     agent = training.restore(undisturbed)
-    returns = evaluation.evaluate(agent, undisturbed.arguments, 3, tmp_path / "film.gif")
-    film = imageio.imread(tmp_path / "film.gif")
+    returns = evaluation.evaluate(agent, undisturbed.arguments, 3, tmp_path / "film.mp4")
+    film = imageio.imread(tmp_path / "film.mp4")
     several = evaluation.evaluate(agent, undisturbed.arguments | {"envs": 2}, 3)  # another batch shape
     assert returns.tolist() == pytest.approx(several.tolist(), rel=1e-3)
     assert len(set(returns)) == 3
