@@ -9,8 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..command import flags
-from ..domain import check_choice
-from .settings import CURL_TASKS, Settings, tasks
+from .settings import CURL_TASKS, Settings
 
 if TYPE_CHECKING:
     from ..store.run import Run
@@ -29,10 +28,7 @@ def train_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _check_train(arguments: argparse.Namespace) -> None:
-    """Raise what is wrong with names and numbers; called before torch is imported."""
-    if known := tasks():  # else the error names the extra to install
-        for task in arguments.task:
-            check_choice("task", task, known)
+    """Raise what is wrong with numbers; called before torch is imported. The suite knows the tasks."""
     Settings(**settings(arguments, arguments.task[0]))
     if arguments.observe == "state" and arguments.objective:
         raise ValueError("--objective: crops need pixels; leave it out with --observe state.")

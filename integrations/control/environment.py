@@ -40,7 +40,7 @@ DEFAULT_REPEAT = 4  # of all other tasks
 SIZE, STACK, CAMERA, FILM_SIZE = 100, 3, 0, 240
 HELP = (
     "Install EGL (Debian, Ubuntu: apt install libegl1 libgl1-mesa-dri) or OSMesa (libosmesa6), and set MUJOCO_GL "
-    "to the one you have: egl (the default on Linux), osmesa or glfw"
+    "to the one you have: egl (the default on Linux), osmesa or glfw. `counterpoint doctor` says which of them work"
 )
 
 

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 from torch_geometric.data import Data
 from torch_geometric.transforms import BaseTransform
-from torch_geometric.utils import cumsum, lexsort
+from torch_geometric.utils import cumsum
 
 from counterpoint.hyper import is_number
 
@@ -169,7 +169,8 @@ class Subgraph(Augmentation):
             joined = joined.minimum(neighbor.scatter_reduce(0, target, joined[source], "amin") + wait)
             if torch.equal(joined, before):
                 break
-        near = first(lexsort([joined, view.batch]), sizes, share + 1)
+        order = joined.argsort(stable=True)
+        near = first(order[view.batch[order].argsort(stable=True)], sizes, share + 1)
         view.nodes &= (near & joined.isfinite()) | ~on[view.batch]
 
 

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import networkx
 import numpy as np
@@ -219,27 +219,19 @@ KINDS: dict[str, Callable[[int, int], Any]] = {
 # ---- the data of a cell ------------------------------------------------------------------------
 
 
-class Prepared(NamedTuple):
-    """A cell's graphs, the numbers of those whose classes are used, and these classes as an array."""
-
-    graphs: GraphSet
-    rows: Any
-    y: Any
-
-
 @lru_cache(maxsize=2)
 def load_cached(dataset: str, features: str) -> GraphSet:
     """:func:`load`, once per process."""
     return load(dataset, features)
 
 
-def prepare(arguments: Mapping[str, Any]) -> Prepared:
-    """Load and check the data of a cell."""
+def prepare(arguments: Mapping[str, Any]) -> tuple[GraphSet, Any, Any]:
+    """Load and check the data of a cell: its graphs, the numbers of those whose classes are used, and these classes."""
     graphs = load_cached(arguments["dataset"], arguments["features"])
     rows = part(graphs, arguments["part"])
     y = graphs.y[rows].numpy()
     checked(y.reshape(-1, 1), y, arguments["folds"])
-    return Prepared(graphs, rows, y)
+    return graphs, rows, y
 
 
 def part(graphs: GraphSet, name: str) -> Any:
