@@ -27,6 +27,5 @@ __all__ = [
 
 _MODULES = (
     "settings", "environment", "replay", "networks", "agent", "data", "evaluation", "representation", "training",
-    "video",
 )  # fmt: skip
 __getattr__ = lazy(__name__, _MODULES, __all__)

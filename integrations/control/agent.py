@@ -13,15 +13,10 @@ The contrastive term is any objective, on the scores of :mod:`counterpoint.plugi
 An update equals that of CURL's code up to rounding, but costs less: actor and contrastive loss share the convolutions
 of a batch, which run channels-last and in chunks; and where CURL moves the encoder by the contrastive gradient with two
 optimizers, one takes twice the step.
-
-Why not torchrl: its SACLoss duplicates the value network for each estimate, encoder included, while CURL shares it
-between both estimates and the actor; and all of its targets follow at one rate, while CURL's encoder follows faster
-than its critics. It is also slower (``python tests/bench/bench_control.py torchrl``).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -117,12 +112,13 @@ class Agent:
             "actor": adam(self.actor.parameters(), s.lr),
             "alpha": adam([self.log_alpha], s.alpha_lr, betas=(0.5, 0.999)),
         }
+        self.networks: dict[str, nn.Module] = {"critic": self.critic, "target": self.target, "actor": self.actor}
         self.contrast: Contrast | None = None
         if objective is not None:
             if not self.pixels:
                 raise ValueError("objective: crops need pixels; without pixels it must be None.")
             self.contrast = Contrast(objective, self.critic.encoder, self.target.encoder, features, scores)
-            self.contrast.to(self.device)
+            self.networks["contrast"] = self.contrast.to(self.device)
             self.optimizers["contrast"] = self.contrast.optimizer(s.lr)
 
     @torch.no_grad()
@@ -189,7 +185,7 @@ class Agent:
     def state(self) -> dict[str, Any]:
         """Networks, optimizers and counters as plain data."""
         return {
-            **{name: module.state_dict() for name, module in self._modules()},
+            **{name: module.state_dict() for name, module in self.networks.items()},
             "log_alpha": self.log_alpha.detach(),
             "optimizers": {name: optimizer.state_dict() for name, optimizer in self.optimizers.items()},
             "updates": self.updates,
@@ -197,14 +193,9 @@ class Agent:
 
     def load(self, state: dict[str, Any]) -> None:
         """Restore :meth:`state`."""
-        for name, module in self._modules():
+        for name, module in self.networks.items():
             module.load_state_dict(state[name])
-        with torch.no_grad():
-            self.log_alpha.copy_(state["log_alpha"])
         for name, optimizer in self.optimizers.items():
             optimizer.load_state_dict(state["optimizers"][name])
+        self.log_alpha.data.copy_(state["log_alpha"])
         self.updates = state["updates"]
-
-    def _modules(self) -> Iterable[tuple[str, nn.Module]]:
-        modules = {"critic": self.critic, "target": self.target, "actor": self.actor, "contrast": self.contrast}
-        return [(name, module) for name, module in modules.items() if module is not None]

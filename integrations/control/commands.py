@@ -9,8 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from .. import flags
-from ..domain import check_choice
-from .settings import CURL_TASKS, Settings, tasks
+from .settings import CURL_TASKS, Settings
 
 if TYPE_CHECKING:
     from ..store.run import Run
@@ -27,10 +26,7 @@ def train_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _check_train(arguments: argparse.Namespace) -> None:
-    """Raise what is wrong with names and numbers; called before torch is imported."""
-    if known := tasks():  # else the error names the extra to install
-        for task in arguments.task:
-            check_choice("task", task, known)
+    """Raise what is wrong with numbers; called before torch is imported. The suite knows the tasks."""
     Settings(**settings(arguments, arguments.task[0]))
     if arguments.observe == "state" and arguments.objective:
         raise ValueError("--objective: crops need pixels; leave it out with --observe state.")
@@ -71,10 +67,8 @@ def eval_arguments(parser: argparse.ArgumentParser) -> None:
     add("--episodes", type=flags.whole(1), default=10, metavar="N", help=episodes)
     add("--envs", type=flags.whole(1), default=1, metavar="N", help="environments, each in a process (%(default)s)")
     add("--video", type=Path, metavar="FILE", help="film of the first episode, .mp4 or .gif; only with one run (none)")
-    representation = (
-        "also evaluate the encoder by ridge regression of the state, on episodes cached in this folder (no)"
-    )
-    add("--representation", type=Path, metavar="FOLDER", help=representation)
+    ridge = "also evaluate the encoder by ridge regression of the state, on episodes cached in this folder (no)"
+    add("--representation", type=Path, metavar="FOLDER", help=ridge)
     add("--json", action="store_true", help="print JSON")
     parser.set_defaults(check=lambda arguments: flags.check_runs(arguments.runs))
 
@@ -82,7 +76,7 @@ def eval_arguments(parser: argparse.ArgumentParser) -> None:
 def eval_command(arguments: argparse.Namespace) -> int:
     """Evaluate the agents of runs, finished or not."""
     from .. import store
-    from . import video
+    from .evaluation import check_film
 
     runs = [run for run in store.find_runs(arguments.runs) if run.arguments["domain"] == "control" and not run.tuning]
     if not runs:
@@ -90,13 +84,12 @@ def eval_command(arguments: argparse.Namespace) -> int:
     if arguments.video is not None:
         if len(runs) > 1:
             raise ValueError(f"--video: expected one run, got {len(runs)}.")
-        video.check_video(arguments.video)
-    found = list(flags.each(runs, partial(_evaluate, options=arguments)))
-    results = [result for _, result in found]
+        check_film(arguments.video)
+    evaluated = list(flags.each(runs, partial(_evaluate, options=arguments)))
     if arguments.json:
-        print(json.dumps(results, indent=1))
+        print(json.dumps([result for _, result in evaluated], indent=1))
         return 0
-    for run, result in found:
+    for run, result in evaluated:
         score = f"{result['score']:.1f} ± {result['spread']:.1f}"
         print(f"{run.title}: {score} over {arguments.episodes} episodes ({run.address})")
         for name, value in result.get("representation", {}).items():
@@ -105,11 +98,10 @@ def eval_command(arguments: argparse.Namespace) -> int:
 
 
 def _evaluate(run: Run, options: argparse.Namespace) -> dict[str, Any]:
-    from . import data, evaluation, representation, training, video
+    from . import evaluation, representation, training
 
     agent, arguments = training.restore(run), run.arguments | {"envs": options.envs}
-    frames: list[Any] | None = [] if options.video is not None else None
-    returns = evaluation.evaluate(agent, arguments, options.episodes, frames)
+    returns = evaluation.evaluate(agent, arguments, options.episodes, options.video)
     result: dict[str, Any] = {
         "task": arguments["dataset"],
         "name": run.name,
@@ -119,8 +111,6 @@ def _evaluate(run: Run, options: argparse.Namespace) -> dict[str, Any]:
         "spread": float(returns.std()),
         "returns": returns.tolist(),
     }
-    if frames is not None:
-        video.write_video(options.video, frames, data.seconds_per_step(arguments))
     if options.representation is not None:
         result["representation"] = representation.evaluate_agent(agent, arguments, options.representation)
     return result

@@ -11,18 +11,13 @@ As in CURL and the papers that it compares with: 100 x 100 pixels of camera 0, a
 An episode depends only on the seed of ``reset``, its number since then, and its actions. These three are
 :attr:`Control.state`: a few numbers per step, from which the simulation is replayed exactly, including a task's hidden
 state, and without rendering frames that are not observed.
-
-shimmy and torchrl wrap dm_control too, but need further wrappers for action repeat, stacking and resizing, and cannot
-restore a state.
 """
 
 from __future__ import annotations
 
 from . import frameworks  # noqa: F401  names the extra to install  # isort: skip
 import os
-import subprocess
 import sys
-from collections import deque
 from contextlib import closing
 from functools import cache, partial
 from importlib.util import find_spec
@@ -42,26 +37,21 @@ from .settings import CURL_TASKS
 
 ACTION_REPEAT = {"cartpole-swingup": 8, "finger-spin": 2, "walker-walk": 2}
 DEFAULT_REPEAT = 4  # of all other tasks
-SIZE, STACK, CAMERA = 100, 3, 0
-HEADLESS = ("egl", "osmesa")
-RENDER_ONCE = """
-import mujoco
-model = mujoco.MjModel.from_xml_string("<mujoco/>")
-renderer = mujoco.Renderer(model, 8, 8)
-renderer.update_scene(mujoco.MjData(model))
-renderer.render()
-"""
+SIZE, STACK, CAMERA, FILM_SIZE = 100, 3, 0, 240
 HELP = (
-    "Install EGL (Debian, Ubuntu: apt install libegl1 libgl1-mesa-dri) or OSMesa (libosmesa6), or set MUJOCO_GL "
-    "to the one you have: egl, osmesa or glfw"
+    "Install EGL (Debian, Ubuntu: apt install libegl1 libgl1-mesa-dri) or OSMesa (libosmesa6), and set MUJOCO_GL "
+    "to the one you have: egl (the default on Linux), osmesa or glfw. `counterpoint doctor` says which of them work"
 )
 
 
 class NoRendererError(OSError):
     """No OpenGL on this machine can render frames."""
 
+    def __init__(self, error: Exception) -> None:
+        super().__init__(f"MUJOCO_GL={os.environ.get('MUJOCO_GL')} cannot draw frames here ({error}). {HELP}")
 
-_no_renderer: list[NoRendererError] = []  # the reason, if this module has set MUJOCO_GL to disabled
+
+_no_renderer: list[NoRendererError] = []  # the reason, if the suite was imported without a renderer
 
 
 def action_repeat(task: str) -> int:
@@ -71,30 +61,8 @@ def action_repeat(task: str) -> int:
 
 def check_task(task: str) -> str:
     """Return the name of a task, ``domain-task`` as in the suite; raise if there is no such task."""
-    known = ["-".join(names) for names in suite().ALL_TASKS]
-    check_known("unknown task", task, known)
+    check_known("unknown task", task, ["-".join(names) for names in suite().ALL_TASKS])
     return task
-
-
-def find_renderer() -> str:
-    """Find a renderer for ``MUJOCO_GL``.
-
-    A value of that variable is returned unchecked. Otherwise this tries EGL (on the graphics card, or in software) and
-    OSMesa (in software), each in a new process, because a process that has loaded one cannot switch to the other.
-    Neither needs a screen, unlike dm_control's default.
-    """
-    if chosen := os.environ.get("MUJOCO_GL"):
-        return chosen
-    if sys.platform != "linux":
-        return "glfw"
-    failures = []
-    for name in HEADLESS:
-        command = [sys.executable, "-c", RENDER_ONCE]
-        done = subprocess.run(command, env={**os.environ, "MUJOCO_GL": name}, capture_output=True, text=True)
-        if done.returncode == 0:
-            return name
-        failures.append(f"{name}: {(done.stderr.splitlines() or [f'exit code {done.returncode}'])[-1]}")
-    raise NoRendererError(f"no renderer can draw frames here ({'; '.join(failures)}). {HELP}")
 
 
 def check_frames() -> None:
@@ -105,26 +73,24 @@ def check_frames() -> None:
 
 @cache
 def suite() -> ModuleType:
-    """Import dm_control's suite with a renderer that works here, or without one if there is none."""
+    """Import dm_control's suite, with EGL, which needs no screen, unless MUJOCO_GL names another renderer.
+
+    Where that fails, tasks work without frames.
+    """
     if find_spec("dm_control") is None:
         raise ImportError(MISSING)
     if "dm_control._render" not in sys.modules:
         if find_spec("triton") is not None:
             import triton  # noqa: F401  torch's optimizers load it; its LLVM crashes after a software renderer's
-        try:
-            os.environ["MUJOCO_GL"] = find_renderer()
-        except NoRendererError as error:
-            os.environ["MUJOCO_GL"] = "disabled"
-            _no_renderer.append(error)
+        if sys.platform == "linux":
+            os.environ.setdefault("MUJOCO_GL", "egl")
     try:
         from dm_control import suite
     except (ImportError, RuntimeError, AttributeError) as error:  # raised by the OpenGL that MUJOCO_GL names
-        raise _cannot_draw(error) from error
+        _no_renderer.append(NoRendererError(error))
+        os.environ["MUJOCO_GL"] = "disabled"
+        from dm_control import suite
     return suite  # type: ignore[no-any-return]
-
-
-def _cannot_draw(error: Exception) -> NoRendererError:
-    return NoRendererError(f"MUJOCO_GL={os.environ.get('MUJOCO_GL')} cannot draw frames here ({error}). {HELP}")
 
 
 class Control(gymnasium.Env):  # type: ignore[misc]
@@ -142,6 +108,7 @@ class Control(gymnasium.Env):  # type: ignore[misc]
     """
 
     metadata = {"render_modes": ["rgb_array"]}  # noqa: RUF012  Gymnasium's
+    render_mode = "rgb_array"
 
     def __init__(
         self, task: str, *, pixels: bool = True, size: int = SIZE, repeat: int | None = None, stack: int = STACK
@@ -151,10 +118,10 @@ class Control(gymnasium.Env):  # type: ignore[misc]
         domain, _, name = check_task(task).partition("-")
         self.task, self.pixels, self.size, self.stack = task, pixels, size, stack
         self.repeat = repeat or action_repeat(task)
-        self.render_mode = "rgb_array"
+        self.observation: Any = None  # what the last reset or step returned
         self._env = suite().load(domain, name, task_kwargs={"random": 0})
-        self._cameras: dict[int, Any] = {}
-        self._frames: deque[Any] = deque(maxlen=stack)
+        buffer = self._env.physics.model.vis.global_  # software renderers process all of it, and the suite's is large
+        buffer.offwidth = buffer.offheight = max(size, FILM_SIZE)
         self._actions: list[Any] = []
         self._seed, self._episode, self._over = 0, -1, True
         spec = self._env.action_spec()
@@ -173,8 +140,7 @@ class Control(gymnasium.Env):  # type: ignore[misc]
             self._seed, self._episode = seed, -1
         elif self._episode < 0:
             self._seed = int(self.np_random.integers(2**32))
-        self._begin(self._episode + 1)
-        self._draw()
+        self._observe(self._begin(self._episode + 1))
         return self.observation, {}
 
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
@@ -185,28 +151,19 @@ class Control(gymnasium.Env):  # type: ignore[misc]
         if action.shape != self.action_space.shape or not np.isfinite(action).all():
             count = self.action_space.shape[0]
             raise ValueError(f"{self.task}: action: expected {count} finite numbers in [-1, 1], got {action}.")
-        reward, terminated, truncated = self._act(action)
-        self._draw()
-        return self.observation, reward, terminated, truncated, {}
+        timestep, reward = self._act(action)
+        self._observe(timestep)
+        return self.observation, reward, self._over and timestep.discount == 0, self._over and timestep.discount > 0, {}
 
-    def render(self, size: int = 240) -> Any:
+    def render(self, size: int = FILM_SIZE) -> Any:
         """Render the current state as ``(size, size, 3)`` bytes."""
         try:
-            return self._camera(size).render().copy()  # the camera reuses its buffer
+            return self._env.physics.render(size, size, camera_id=CAMERA)
         except Exception as error:  # each OpenGL raises its own errors
-            raise (_no_renderer[0] if _no_renderer else _cannot_draw(error)) from error
+            raise (_no_renderer[0] if _no_renderer else NoRendererError(error)) from error
 
     def close(self) -> None:
-        self._cameras.clear()
         self._env.physics.free()  # dm_control's close leaves OpenGL to the garbage collector
-
-    @property
-    def observation(self) -> Any:
-        """The observation that the last ``reset`` or ``step`` returned."""
-        if not self.pixels:
-            return self._numbers
-        padding = [self._frames[0]] * (self.stack - len(self._frames))  # at the start of an episode
-        return np.concatenate([*padding, *self._frames])
 
     @property
     def timestep(self) -> float:
@@ -229,25 +186,22 @@ class Control(gymnasium.Env):  # type: ignore[misc]
 
     @state.setter
     def state(self, state: dict[str, Any]) -> None:
-        self._seed = state["seed"]
-        self._begin(state["episode"])
-        first_frame = len(state["actions"]) - self.stack  # frames from here on are part of the observation
-        if first_frame < 0:
-            self._draw()
-        for i, action in enumerate(state["actions"]):
-            self._act(np.asarray(action, np.float32))
-            if i >= first_frame:
-                self._draw()
+        self._seed, actions = state["seed"], state["actions"]
+        timestep = self._begin(state["episode"])
+        for left in range(len(actions), -1, -1):
+            if left < self.stack:  # from here on, frames are part of the observation
+                self._observe(timestep)
+            if left:
+                timestep, _ = self._act(np.asarray(actions[-left], np.float32))
 
-    def _begin(self, episode: int) -> None:
-        self._episode, self._over = episode, False
-        self._frames.clear()
-        self._actions.clear()
+    def _begin(self, episode: int) -> Any:
+        """Start an episode; returns the simulator's first time step."""
+        self._episode, self._over, self.observation, self._actions = episode, False, None, []
         self._env.task.random.seed(np.random.SeedSequence([self._seed, episode]).generate_state(1)[0])
-        self._observe(self._env.reset())
+        return self._env.reset()
 
-    def _act(self, action: Any) -> tuple[float, bool, bool]:
-        """Reward, terminated, truncated."""
+    def _act(self, action: Any) -> tuple[Any, float]:
+        """Apply an action ``repeat`` times; returns the simulator's last time step and the summed reward."""
         self._actions.append(action)
         scaled = self._low + (np.clip(action, -1, 1) + 1.0) * (self._high - self._low) / 2
         reward = 0.0
@@ -257,33 +211,15 @@ class Control(gymnasium.Env):  # type: ignore[misc]
             if timestep.last():
                 break
         self._over = timestep.last()
-        self._observe(timestep)
-        return reward, self._over and timestep.discount == 0, self._over and timestep.discount > 0
+        return timestep, reward
 
     def _observe(self, timestep: Any) -> None:
-        if not self.pixels:
-            self._numbers = np.concatenate([np.ravel(x) for x in timestep.observation.values()]).astype(np.float32)
-
-    def _camera(self, size: int) -> Any:
-        """A cached camera for frames of one size, with buffers of the largest size used so far.
-
-        A software renderer processes the whole buffer for each frame, and the suite's has at least 640 x 480 pixels.
-        """
-        if size not in self._cameras:
-            import mujoco
-            from dm_control.mujoco import Camera
-
-            physics, side = self._env.physics, max([size, *self._cameras])
-            buffers = physics.model.vis.global_
-            buffers.offwidth = buffers.offheight = side
-            with physics.contexts.gl.make_current() as context:
-                context.call(mujoco.mjr_resizeOffscreen, side, side, physics.contexts.mujoco.ptr)
-            self._cameras[size] = Camera(physics, size, size, CAMERA)
-        return self._cameras[size]
-
-    def _draw(self) -> None:
         if self.pixels:
-            self._frames.append(np.ascontiguousarray(self.render(self.size).transpose(2, 0, 1)))
+            frame = self.render(self.size).transpose(2, 0, 1)
+            before = np.tile(frame, (self.stack, 1, 1)) if self.observation is None else self.observation
+            self.observation = np.concatenate([before[3:], frame])
+        else:
+            self.observation = np.concatenate([np.ravel(x) for x in timestep.observation.values()]).astype(np.float32)
 
 
 def vector(task: str, envs: int = 1, **options: Any) -> VectorEnv:

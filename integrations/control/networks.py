@@ -19,13 +19,9 @@ def random_crop(frames: Tensor, size: int) -> Tensor:
     if size == frames.shape[-1]:
         return frames
     corners = torch.randint(frames.shape[-1] - size + 1, (2, len(frames)))
-    if frames.device.type == "cpu":  # small copies are faster there, and channels-last is what convolutions want
-        images = frames.permute(0, 2, 3, 1)
-        crops = [x[i : i + size, j : j + size] for x, i, j in zip(images, *corners.tolist(), strict=True)]
-        return torch.stack(crops).permute(0, 3, 1, 2)
-    top, left = corners.to(frames.device)
-    windows = frames.unfold(2, size, 1).unfold(3, size, 1)
-    return windows[torch.arange(len(frames), device=frames.device), :, top, left]
+    images = frames.permute(0, 2, 3, 1)  # small copies are fast, and channels-last suits convolutions
+    crops = [x[i : i + size, j : j + size] for x, i, j in zip(images, *corners.tolist(), strict=True)]
+    return torch.stack(crops).permute(0, 3, 1, 2)
 
 
 def center_crop(frames: Tensor, size: int) -> Tensor:
@@ -89,7 +85,7 @@ class Encoder(nn.Module):
         return self.head(self.convolve(frames))  # type: ignore[no-any-return]
 
 
-class NoEncoder(nn.Module):
+class NoEncoder(nn.Identity):
     """The identity, in place of an encoder when observations are not pixels."""
 
     def __init__(self) -> None:
@@ -99,10 +95,7 @@ class NoEncoder(nn.Module):
     def new_head(self) -> nn.Module:
         return nn.Identity()
 
-    def forward(self, numbers: Tensor) -> Tensor:
-        return numbers
-
-    prepare = convolve = forward
+    prepare = convolve = nn.Identity.forward
 
 
 class Critic(nn.Module):

@@ -61,11 +61,6 @@ class Replay:
         self._saved = self._written.clone()
         self._files: list[dict[str, Any]] = []
 
-    @property
-    def nbytes(self) -> int:
-        """Memory of the full buffer in bytes."""
-        return sum(part.nbytes for part in self._ring.values())
-
     def __len__(self) -> int:
         """The number of stored transitions."""
         return int(self._ring["acted"].sum())

@@ -52,19 +52,20 @@ class Episodes:
     quantities: Tensor
     names: tuple[str, ...]
 
-    @property
-    def held_out(self) -> int:
-        """The index of the first held-out episode."""
-        return round(len(self.frames) * (1 - HELD_OUT))
+    def split(self) -> tuple[Episodes, ...]:
+        """The episodes to train on, and those held out."""
+        first = round(len(self.frames) * (1 - HELD_OUT))
+        parts = slice(first), slice(first, None)
+        return tuple(Episodes(self.frames[part], self.quantities[part], self.names) for part in parts)
 
-    def stacks(self, stack: int, first: int = 0, last: int | None = None) -> Tensor:
-        """All observations of these episodes with a full stack: ``(frames, 3 * stack, size, size)``."""
-        windows = self.frames[first:last].unfold(1, stack, 1)  # (episodes, observations, 3, size, size, stack)
+    def stacks(self, stack: int) -> Tensor:
+        """All observations with a full stack: ``(frames, 3 * stack, size, size)``."""
+        windows = self.frames.unfold(1, stack, 1)  # (episodes, observations, 3, size, size, stack)
         return windows.movedim(-1, 2).flatten(2, 3).flatten(0, 1)
 
-    def targets(self, stack: int, first: int = 0, last: int | None = None) -> Tensor:
+    def targets(self, stack: int) -> Tensor:
         """The quantities at the last frame of each observation: ``(frames, quantities)``."""
-        return self.quantities[first:last, stack - 1 :].flatten(0, 1)
+        return self.quantities[:, stack - 1 :].flatten(0, 1)
 
 
 def collect(folder: Path, task: str, episodes: int = 120, length: int = 25, size: int = 64, seed: int = 0) -> Episodes:
@@ -111,16 +112,21 @@ def _simulate(path: Path, task: str, episodes: int, length: int, size: int, seed
 
 def pretrain(
     frames: Tensor,
-    objective: str,
+    objective: str | None,
     settings: AgentSettings,
     updates: int,
     scores: str | None = None,
     run: Run | None = None,
 ) -> Encoder:
-    """Train an encoder by CURL's contrastive term alone, on observations ``(n, channels, size, size)``."""
+    """Train an encoder by CURL's contrastive term alone, on observations ``(n, channels, size, size)``.
+
+    Without an objective, the encoder stays as it is before training.
+    """
+    encoder = Encoder(frames.shape[1], settings).apply(initialize).to(frames.device)
+    if objective is None:
+        return encoder
     if settings.batch > len(frames):
         raise ValueError(f"batch: expected at most the {len(frames)} frames, got {settings.batch}.")
-    encoder = new_encoder(frames.shape[1], settings).to(frames.device)
     target = copy.deepcopy(encoder).requires_grad_(False)
     contrast = Contrast(objective, encoder, target, settings.features, scores).to(frames.device)
     adam = contrast.optimizer(settings.lr)
@@ -136,10 +142,6 @@ def pretrain(
         if run is not None and (step + 1) % max(1, updates // 20) == 0:
             run.log(step + 1, loss=float(loss.detach()))
     return encoder
-
-
-def new_encoder(channels: int, settings: AgentSettings) -> Encoder:
-    return Encoder(channels, settings).apply(initialize)
 
 
 @torch.no_grad()
@@ -162,9 +164,8 @@ def evaluate_agent(agent: Agent, arguments: Mapping[str, Any], cache: Path) -> d
     if not isinstance(encoder, Encoder):
         raise ValueError("representation: an agent that observes the state has no encoder.")
     data = collect(cache, arguments["dataset"], size=settings.size)
-    parts = data.stacks(settings.stack, 0, data.held_out), data.stacks(settings.stack, data.held_out)
-    x, x_new = (features(encoder, part.to(agent.device), settings.crop) for part in parts)
-    means, details = score(data, settings.stack, x, x_new)
+    parts = (part.stacks(settings.stack).to(agent.device) for part in data.split())
+    means, details = score(data, settings.stack, *(features(encoder, part, settings.crop) for part in parts))
     return {**means, **details["quantities"]}
 
 
@@ -215,54 +216,54 @@ def cell(task: str, objective: str | None, seed: int, label: str | None = None, 
     """
     store.check_names(changes, [field.name for field in fields(RepresentationSettings)])
     settings = RepresentationSettings(**changes)
-    updates, scores = settings.updates, settings.scores
     if objective is not None:
-        scores = scores or curl.default_scores(check_objective(objective))
+        settings = replace(settings, scores=settings.scores or curl.default_scores(check_objective(objective)))
     elif label in (PCA, UNTRAINED):
-        updates = 0
+        settings = replace(settings, updates=0)
     else:
         raise ValueError(f"label: expected {PCA!r} or {UNTRAINED!r} without an objective, got {label!r}.")
-    settings = replace(settings, updates=updates, scores=scores)
-    own = {name: getattr(settings, name) for name in ("updates", "episodes", "length", "scores", "device")}
-    own |= {**({} if label is None else {"label": label}), "settings": settings.agent}
-    return {"domain": DOMAIN, "dataset": check_task(task), "objective": objective, "seed": seed, **own}
+    named = {} if label is None else {"label": label}
+    shared = {"domain": DOMAIN, "dataset": check_task(task), "objective": objective, "seed": seed}
+    return {**shared, **named, **settings.arguments()}
 
 
-def train(run: Run, cache: Path) -> None:
-    """Train and evaluate one cell; bind ``cache``, the folder of the episodes, and pass it to ``run_grid``."""
-    data, stack, x, x_new = learn(run, cache)
-    result, details = score(data, stack, x, x_new)
-    run.finish(result, **details)
+def train(run: Run, cache: Path, keep: int = 0) -> None:
+    """Train and evaluate one cell; bind ``cache``, the folder of the episodes, and pass it to ``run_grid``.
 
-
-def learn(run: Run, cache: Path) -> tuple[Episodes, int, Tensor, Tensor]:
-    """Train the encoder of a cell; returns episodes, frames per observation, features of training and held-out ones."""
+    ``keep`` is the number of held-out observations whose features are stored for plots, labeled by quarters of the
+    first quantity.
+    """
     arguments, settings = run.arguments, AgentSettings(**run.arguments["settings"])
     data = collect(cache, arguments["dataset"], arguments["episodes"], arguments["length"], settings.size)
     run.data(store.checksum(data.frames.numpy().tobytes()))
     run.load()  # no checkpoint, because training takes seconds: an interrupted run restarts
-    frames = data.stacks(settings.stack, 0, data.held_out).to(arguments["device"])
-    new = data.stacks(settings.stack, data.held_out).to(arguments["device"])
+    known, new = data.split()
+    frames, frames_new = (part.stacks(settings.stack).to(arguments["device"]) for part in (known, new))
     torch.manual_seed(arguments["seed"])
     if arguments.get("label") == PCA:
-        x, x_new = principal_components(frames, new, settings.features, settings.crop)
-        return data, settings.stack, x, x_new
-    if arguments["objective"] is None:
-        encoder = new_encoder(frames.shape[1], settings).to(arguments["device"])
+        x, x_new = principal_components(frames, frames_new, settings.features, settings.crop)
     else:
         encoder = pretrain(frames, arguments["objective"], settings, arguments["updates"], arguments["scores"], run)
-    return data, settings.stack, features(encoder, frames, settings.crop), features(encoder, new, settings.crop)
+        x, x_new = (features(encoder, part, settings.crop) for part in (frames, frames_new))
+    result, details = score(data, settings.stack, x, x_new)
+    if keep:
+        position = new.targets(settings.stack)[:keep, 0].contiguous()
+        quarter = torch.bucketize(position, position.quantile(torch.tensor([0.25, 0.5, 0.75])))
+        run.keep(x_new[:keep], quarter, "1234", f"quarter of {data.names[0]}, from the lowest")
+    run.finish(result, **details)
 
 
 def score(data: Episodes, stack: int, x: Tensor, x_new: Tensor) -> tuple[dict[str, float], dict[str, Any]]:
-    """Mean R^2 over all quantities, over positions and over velocities; and R^2 of each quantity."""
-    y, y_new = data.targets(stack, 0, data.held_out), data.targets(stack, data.held_out)
-    episode = torch.arange(data.held_out).repeat_interleave(len(y) // data.held_out)
-    r2 = dict(zip(data.names, ridge_r2(x, y, x_new, y_new, episode).tolist(), strict=True))
-    constant = [name for name, value in r2.items() if isnan(value)]
-    varying = {name: value for name, value in r2.items() if not isnan(value)}
-    positions = [value for name, value in varying.items() if "velocity" not in name]
-    velocities = [value for name, value in varying.items() if "velocity" in name]
-    groups = {"R2": list(varying.values()), "R2 positions": positions, "R2 velocities": velocities}
-    means = {name: fmean(values) for name, values in groups.items() if values}
-    return means, {"quantities": varying, "left out": constant}
+    """Mean R^2 over all quantities, over positions and over velocities; and R^2 of each quantity.
+
+    ``x`` and ``x_new`` are the features of the observations of both parts of the episodes.
+    """
+    known, new = data.split()
+    episode = torch.arange(len(known.frames)).repeat_interleave(len(x) // len(known.frames))
+    r2 = ridge_r2(x, known.targets(stack), x_new, new.targets(stack), episode).tolist()
+    varying = {name: value for name, value in zip(data.names, r2, strict=True) if not isnan(value)}
+    velocities = {name: value for name, value in varying.items() if "velocity" in name}
+    positions = {name: value for name, value in varying.items() if name not in velocities}
+    groups = {"R2": varying, "R2 positions": positions, "R2 velocities": velocities}
+    means = {name: fmean(values.values()) for name, values in groups.items() if values}
+    return means, {"quantities": varying, "left out": [name for name in data.names if name not in varying]}

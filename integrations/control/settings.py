@@ -2,90 +2,71 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass, fields
-from importlib.util import find_spec
-from pathlib import Path
 from typing import Any
 
-from ..domain import Domain, check_choice, check_whole, setting
+from ..domain import Domain, check, setting
 
 CURL_TASKS = ("finger-spin", "cartpole-swingup", "reacher-easy", "cheetah-run", "walker-walk", "ball_in_cup-catch")
-
-
 OBSERVE = ("pixels", "state")
 SCORES = ("bilinear", "cosine")  # a test compares these with the plugin's
-
-
-def tasks() -> list[str]:
-    """Return the tasks of the installed suite, read from its files, since importing it takes seconds."""
-    package = find_spec("dm_control")
-    files = sorted(Path((package.submodule_search_locations or [""])[0], "suite").glob("*.py")) if package else []
-    pattern = re.compile(r"^@SUITE\.add\(.*\)\ndef (\w+)", re.M)
-    return [f"{file.stem}-{task}" for file in files for task in pattern.findall(file.read_text(encoding="utf-8"))]
 
 
 @dataclass(frozen=True)
 class AgentSettings:
     """The hyper-parameters of an agent; by default those of the CURL paper, with the batch of the official script."""
 
-    batch: int = setting(128, "transitions per update")
-    capacity: int = setting(100_000, "frames in the replay buffer")
-    random_steps: int = setting(1000, "random actions before the first update")
-    size: int = setting(100, "pixels a side of the frames")
-    crop: int = setting(84, "pixels a side of the crops")
-    stack: int = setting(3, "frames per observation", flag=False)
-    layers: int = setting(4, "convolutions of the encoder", flag=False)
-    filters: int = setting(32, "channels of each convolution")
-    features: int = setting(50, "width of the encoder's output", flag=False)
-    hidden: int = setting(1024, "width of actor and critics")
-    lr: float = setting(1e-3, "learning rate of actor, critics and encoder; 2e-4 for cheetah-run")
-    alpha: float = setting(0.1, "initial temperature of the entropy", flag=False)
-    alpha_lr: float = setting(1e-4, "its learning rate", flag=False)
-    discount: float = setting(0.99, "of future rewards", flag=False)
-    tau: float = setting(0.01, "rate at which the targets of the critics follow", flag=False)
-    encoder_tau: float = setting(0.05, "rate at which the target of the encoder follows", flag=False)
-    every: int = setting(2, "updates of the critic per update of actor and targets", flag=False)
+    batch: int = setting(128, "transitions per update", low=1)
+    capacity: int = setting(100_000, "frames in the replay buffer", low=1)
+    random_steps: int = setting(1000, "random actions before the first update", low=1)
+    size: int = setting(100, "pixels a side of the frames", low=1)
+    crop: int = setting(84, "pixels a side of the crops", low=1)
+    stack: int = setting(3, "frames per observation", low=1, flag=False)
+    layers: int = setting(4, "convolutions of the encoder", low=1, flag=False)
+    filters: int = setting(32, "channels of each convolution", low=1)
+    features: int = setting(50, "width of the encoder's output", low=1, flag=False)
+    hidden: int = setting(1024, "width of actor and critics", low=1)
+    lr: float = setting(1e-3, "learning rate of actor, critics and encoder; 2e-4 for cheetah-run", above=0)
+    alpha: float = setting(0.1, "initial temperature of the entropy", above=0, flag=False)
+    alpha_lr: float = setting(1e-4, "its learning rate", above=0, flag=False)
+    discount: float = setting(0.99, "of future rewards", above=0, flag=False)
+    tau: float = setting(0.01, "rate at which the targets of the critics follow", above=0, flag=False)
+    encoder_tau: float = setting(0.05, "rate at which the target of the encoder follows", above=0, flag=False)
+    every: int = setting(2, "updates of the critic per update of actor and targets", low=1, flag=False)
 
     def __post_init__(self) -> None:
-        for field in fields(AgentSettings):
-            value, whole = getattr(self, field.name), field.type == "int"
-            if isinstance(value, bool) or not isinstance(value, int if whole else (int, float)) or not value > 0:
-                kind = "whole number" if whole else "number"
-                raise ValueError(f"{field.name}: expected a {kind} above 0, got {value!r}.")
+        check(AgentSettings, vars(self))
         if self.crop > self.size:
             raise ValueError(f"crop: expected at most the frames' size {self.size}, got {self.crop}.")
         if self.crop < 4 * self.layers - 1:
             raise ValueError(f"crop: {self.layers} convolutions need at least {4 * self.layers - 1}, got {self.crop}.")
-        if self.batch > min(self.random_steps, self.capacity - 1):
+        if self.batch > (stored := min(self.random_steps, self.capacity - 1)):
             raise ValueError(
-                f"batch: {self.batch} transitions, but the buffer holds {min(self.random_steps, self.capacity - 1)} "
-                "at the first update; raise random_steps or capacity."
+                f"batch: {self.batch} transitions, but the buffer holds {stored} at the first update; raise "
+                "random_steps or capacity."
             )
 
-    @property
-    def agent(self) -> dict[str, Any]:
-        """The hyper-parameters of the agent, as cells nest them under ``settings``."""
-        return {field.name: getattr(self, field.name) for field in fields(AgentSettings)}
+    def arguments(self) -> dict[str, Any]:
+        """The settings as cells have them, with those of the agent under ``settings``."""
+        agent = {field.name: getattr(self, field.name) for field in fields(AgentSettings)}
+        return {**{name: value for name, value in vars(self).items() if name not in agent}, "settings": agent}
 
 
 @dataclass(frozen=True)
 class Settings(AgentSettings):
     """The settings of a run. Steps are the simulator's."""
 
-    steps: int = setting(100_000, "of the simulator, over all environments", flag=False)
+    steps: int = setting(100_000, "of the simulator, over all environments", low=1, flag=False)
     scores: str | None = setting(None, "similarities (what each objective needs)", choices=SCORES)
     observe: str = setting("pixels", "pixels, or state for plain SAC without an objective", choices=OBSERVE)
-    repeat: int | None = setting(None, "times each action is applied (as CURL does)", type=int)
-    envs: int = setting(1, "environments, each in a process")
-    eval_every: int = setting(10_000, "steps between evaluations")
-    episodes: int = setting(10, "episodes per evaluation")
+    repeat: int | None = setting(None, "times each action is applied (as CURL does)", type=int, low=1)
+    envs: int = setting(1, "environments, each in a process", low=1)
+    eval_every: int = setting(10_000, "steps between evaluations", low=1)
+    episodes: int = setting(10, "episodes per evaluation", low=1)
     device: str = setting("cpu", "of agent and replay buffer", flag=False)
 
     def __post_init__(self) -> None:
-        check_choice("observe", self.observe, OBSERVE)
-        for name in ("steps", "envs", "eval_every", "episodes"):
-            check_whole(f"{name}: expected", getattr(self, name), 1)
+        check(Settings, vars(self))
         super().__post_init__()
 
 

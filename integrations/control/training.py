@@ -53,11 +53,9 @@ def cell(task: str, objective: str | None, seed: int, **changes: Any) -> dict[st
             f"steps: {settings.steps} are {actions} actions, each repeated {repeat} times, but the first "
             f"{settings.random_steps} are random, before any update; raise steps or lower random_steps."
         )
-    settings = replace(settings, scores=scores, repeat=repeat)
-    names = ("steps", "scores", "observe", "repeat", "envs", "eval_every", "episodes", "device")
-    own = {name: getattr(settings, name) for name in names}
-    shared = {"domain": "control", "dataset": task, "objective": objective, "seed": seed}
-    return {**shared, **({"label": "SAC"} if from_state else {}), **own, "settings": settings.agent}
+    label = {"label": "SAC"} if from_state else {}
+    own = replace(settings, scores=scores, repeat=repeat).arguments()
+    return {"domain": "control", "dataset": task, "objective": objective, "seed": seed, **label, **own}
 
 
 def build(arguments: Mapping[str, Any], observation: tuple[int, ...], actions: int) -> Agent:
@@ -69,17 +67,81 @@ def build(arguments: Mapping[str, Any], observation: tuple[int, ...], actions: i
 def train(run: Run) -> None:
     """Train one cell; pass it to :func:`counterpoint.integrations.store.run_grid`."""
     with closing(prepare(run.arguments)) as env:
-        training = _Training(run, env)
-        training.run_to_end()
+        agent = learn(run, env)
     evaluations = [line for line in run.metrics() if "score" in line]
     result = {"final score": evaluations[-1]["score"]}
     for mark in MARKS:
         if scores := [line["score"] for line in evaluations if line["step"] >= mark]:
             result[f"score at {mark // 1000}k"] = scores[0]
-    if run.arguments["observe"] == "pixels":
-        run.export(training.agent.critic.encoder)
+    if agent.pixels:
+        run.export(agent.critic.encoder)
     run.finish(result, curve=[[line["step"], line["score"]] for line in evaluations])
     shutil.rmtree(run.path / "replay", ignore_errors=True)
+
+
+def learn(run: Run, env: Any) -> Agent:
+    """Let an agent act and learn by turns, and evaluate it. The checkpoint has the state of all that takes part."""
+    arguments, settings = run.arguments, AgentSettings(**run.arguments["settings"])
+    shape, actions, envs = env.single_observation_space.shape, env.single_action_space.shape[0], arguments["envs"]
+    agent = build(arguments, shape, actions)
+    frame = (3, *shape[1:]) if agent.pixels else shape
+    replay = Replay(settings.capacity, frame, actions, envs, settings.stack, arguments["device"])
+    folder = run.path / "replay"
+    if (state := run.load(lambda state: replay.load(folder, state["replay"]))) is None:
+        returns, decisions, step = np.zeros(envs), 0, 0
+        observations, _ = env.reset(seed=[1000 * arguments["seed"] + i for i in range(envs)])
+        for i in range(envs):
+            replay.begin(i, observations[i])
+    else:
+        agent.load(state["agent"])
+        env.set_attr("state", state["envs"])
+        observations = np.stack(env.get_attr("observation"))
+        returns, decisions, step = np.array(state["returns"]), state["decisions"], state["step"]
+        store.set_rng_state(state["rng"])
+
+    steps_per_turn = envs * arguments["repeat"]
+    turns, last_save = math.ceil(arguments["steps"] / steps_per_turn), time.monotonic()
+    for turn in run.track(range(step // steps_per_turn, turns), total=turns):
+        step, last = (turn + 1) * steps_per_turn, turn + 1 == turns
+
+        # 1. act
+        if decisions < settings.random_steps:
+            action = 2 * torch.rand(env.action_space.shape).numpy() - 1
+        else:
+            action = agent.act(observations, explore=True)
+        observations, rewards, terminated, truncated, _ = env.step(action)
+        returns += rewards
+        decisions += envs
+        for i in range(envs):
+            replay.add(i, action[i], rewards[i], observations[i], terminated[i])
+        if (over := terminated | truncated).any():
+            run.log(step, **{"return": float(returns[over].mean())})
+            returns[over] = 0.0
+            observations, _ = env.reset(options={"reset_mask": over})
+            for i in np.flatnonzero(over).tolist():
+                replay.begin(i, observations[i])
+        observations = observations.copy()  # the environments reuse their memory
+
+        # 2. learn: an update per decision
+        for _ in range(envs if decisions >= settings.random_steps else 0):
+            losses = agent.update(replay.sample(settings.batch))
+            if agent.updates % LOG_EVERY == 1:  # these updates include the actor
+                metrics = {name: float(value) for name, value in losses.items()}
+                if diverged := [name for name, value in metrics.items() if not math.isfinite(value)]:
+                    what = f"{diverged[0]} is {metrics[diverged[0]]} after {agent.updates} updates"
+                    raise FloatingPointError(f"{what}: training diverged.")
+                run.log(step, **metrics)
+
+        # 3. evaluate and save
+        if last or any(step // mark > turn * steps_per_turn // mark for mark in (arguments["eval_every"], *MARKS)):
+            scores = evaluate(agent, arguments, arguments["episodes"])
+            run.log(step, score=float(scores.mean()), spread=float(scores.std()))
+        if last or time.monotonic() - last_save >= SAVE_EVERY:
+            parts = {"agent": agent.state(), "replay": replay.save(folder), "envs": list(env.get_attr("state"))}
+            counts = {"returns": returns.tolist(), "decisions": decisions}
+            run.save({**parts, **counts, "rng": store.rng_state()}, step)
+            last_save = time.monotonic()
+    return agent
 
 
 def restore(run: Run | str | Path) -> Agent:
@@ -96,88 +158,3 @@ def restore(run: Run | str | Path) -> Agent:
     agent = build(run.arguments, pixels if run.arguments["observe"] == "pixels" else numbers, actions)
     agent.load(state["agent"])
     return agent
-
-
-class _Training:
-    """The training loop and its state, all of which is in the checkpoint."""
-
-    def __init__(self, run: Run, env: Any) -> None:
-        self.run, self.env, self.arguments = run, env, run.arguments
-        self.settings = settings = AgentSettings(**run.arguments["settings"])
-        shape, actions = env.single_observation_space.shape, env.single_action_space.shape[0]
-        envs, device = self.arguments["envs"], self.arguments["device"]
-        frame = (3, *shape[1:]) if self.arguments["observe"] == "pixels" else shape
-        self.agent = build(self.arguments, shape, actions)
-        self.replay = Replay(settings.capacity, frame, actions, envs, settings.stack, device)
-        self.returns, self.decisions, self.step = np.zeros(envs), 0, 0
-        if (state := run.load(lambda state: self.replay.load(run.path / "replay", state["replay"]))) is None:
-            self.observations, _ = env.reset(seed=[1000 * self.arguments["seed"] + i for i in range(envs)])
-            for i in range(envs):
-                self.replay.begin(i, self.observations[i])
-        else:
-            self.agent.load(state["agent"])
-            env.set_attr("state", state["envs"])
-            self.observations = np.stack(env.get_attr("observation"))
-            self.returns, self.decisions, self.step = np.array(state["returns"]), state["decisions"], state["step"]
-            store.set_rng_state(state["rng"])
-
-    def save(self) -> None:
-        state = {
-            "agent": self.agent.state(),
-            "replay": self.replay.save(self.run.path / "replay"),
-            "envs": list(self.env.get_attr("state")),
-            "returns": self.returns.tolist(),
-            "decisions": self.decisions,
-            "rng": store.rng_state(),
-        }
-        self.run.save(state, self.step)
-
-    def run_to_end(self) -> None:
-        envs = self.arguments["envs"]
-        steps_per_turn = envs * self.arguments["repeat"]
-        turns = math.ceil(self.arguments["steps"] / steps_per_turn)
-        last_save = time.monotonic()
-        for turn in self.run.track(range(self.step // steps_per_turn, turns), total=turns):
-            self.step = (turn + 1) * steps_per_turn
-            self._act()
-            if self.decisions >= self.settings.random_steps:
-                for _ in range(envs):
-                    self._learn()
-            marks = (self.arguments["eval_every"], *MARKS)
-            passed = any(self.step // mark > (self.step - steps_per_turn) // mark for mark in marks)
-            if turn + 1 == turns or passed:
-                returns = evaluate(self.agent, self.arguments, self.arguments["episodes"])
-                self.run.log(self.step, score=float(returns.mean()), spread=float(returns.std()))
-            if turn + 1 == turns or time.monotonic() - last_save >= SAVE_EVERY:
-                self.save()
-                last_save = time.monotonic()
-
-    def _act(self) -> None:
-        shape = self.env.action_space.shape
-        if self.decisions < self.settings.random_steps:
-            actions = 2 * torch.rand(shape).numpy() - 1
-        else:
-            actions = self.agent.act(self.observations, explore=True)
-        observations, rewards, terminated, truncated, _ = self.env.step(actions)
-        self.returns += rewards
-        self.decisions += len(actions)
-        for i, action in enumerate(actions):
-            self.replay.add(i, action, rewards[i], observations[i], terminated[i])
-        if (over := terminated | truncated).any():
-            self.run.log(self.step, **{"return": float(self.returns[over].mean())})
-            self.returns[over] = 0.0
-            observations, _ = self.env.reset(options={"reset_mask": over})
-            for env in np.flatnonzero(over).tolist():
-                self.replay.begin(env, observations[env])
-        self.observations = observations.copy()  # the environments reuse their memory
-
-    def _learn(self) -> None:
-        losses = self.agent.update(self.replay.sample(self.settings.batch))
-        if self.agent.updates % LOG_EVERY == 1:  # these updates include the actor
-            metrics = {name: float(value) for name, value in losses.items()}
-            for name, value in metrics.items():
-                if not math.isfinite(value):
-                    raise FloatingPointError(
-                        f"{name} is {value} after {self.agent.updates} updates: training diverged."
-                    )
-            self.run.log(self.step, **metrics)

@@ -5,8 +5,8 @@ Nothing here loops over graphs, nodes or edges. Each augmentation samples ``floo
 
 Differences from the official code: edges are dropped in both directions or in neither, so that undirected graphs stay
 undirected; no self-loops are added (GIN counts the node itself anyway); nodes that lose all their edges stay; and
-``Subgraph`` grows over any number of hops, as the paper says. The official function computes the union of the
-neighborhoods and discards it, so that it never leaves the first node's neighbors: that is ``Subgraph(hops=1)``.
+``Subgraph`` grows over any number of hops, as the paper says. The official function discards the union of the
+neighborhoods, so that it never leaves the first node's neighbors: that is ``Subgraph(hops=1)``.
 
 Paper: You et al. 2020, Graph contrastive learning with augmentations, https://arxiv.org/abs/2010.13902
 """
@@ -14,9 +14,8 @@ Paper: You et al. 2020, Graph contrastive learning with augmentations, https://a
 from __future__ import annotations
 
 from . import frameworks  # noqa: F401  names the extra to install  # isort: skip
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
-from functools import partial
+from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -29,32 +28,44 @@ from counterpoint.hyper import is_number
 from ..domain import check_choice
 
 
-@dataclass(frozen=True)
-class Graphs:
-    """A batch as the augmentations see it; a single graph is a batch of one."""
+class View:
+    """Graphs to change, a single one as a batch of one.
 
-    x: Tensor | None
-    edge_index: Tensor
-    batch: Tensor
-    nodes: Tensor
+    An augmentation replaces ``data.x``, and clears the masks ``nodes`` and ``edges`` where they are to be dropped.
+    """
 
-    @classmethod
-    def of(cls, data: Data) -> Graphs:
-        batch = data.batch if data.get("batch") is not None else torch.zeros(data.num_nodes, dtype=torch.long)
-        graphs = data.num_graphs if data.get("batch") is not None else 1
+    def __init__(self, data: Data) -> None:
         if data.edge_index.device.type != "cpu":
             raise ValueError(f"graphs are augmented on the CPU, not on {data.edge_index.device}: move them later.")
-        return cls(data.x, data.edge_index, batch, batch.bincount(minlength=graphs))
+        batched = data.get("batch") is not None
+        self.data = data
+        self.batch = data.batch if batched else torch.zeros(data.num_nodes, dtype=torch.long)  # the graph of each node
+        self.sizes = self.batch.bincount(minlength=data.num_graphs if batched else 1)  # (graphs,)
+        self.nodes = torch.ones(len(self.batch), dtype=torch.bool)
+        self.edges = torch.ones(data.num_edges, dtype=torch.bool)
+
+    def changed(self) -> Data:
+        """Return the data without dropped nodes and edges; a batch's vector and pointers are updated."""
+        data = self.data if self.edges.all() else self.data.edge_subgraph(self.edges)
+        if self.nodes.all():
+            return data
+        # PyG takes everything that is as long as there are nodes for an attribute of theirs
+        per_graph = {key: data[key] for key in ("y", "ptr") if key in data and "batch" in data}
+        data = data.subgraph(self.nodes)
+        for key, value in per_graph.items():
+            data[key] = value
+        if "ptr" in data:
+            data.ptr = cumsum(self.batch[self.nodes].bincount(minlength=len(self.sizes)))
+        return data
 
 
-@dataclass(frozen=True)
-class Edit:
-    """What an augmentation changes: masks of nodes and edges to keep, new edges, new features. None: no change."""
+def first(order: Tensor, sizes: Tensor, count: Tensor) -> Tensor:
+    """Return a mask of the first ``count[g]`` of the ``sizes[g]`` rows of each graph ``g``.
 
-    nodes: Tensor | None = None
-    edges: Tensor | None = None
-    new_edges: Tensor | None = None
-    x: Tensor | None = None
+    ``order`` lists the rows graph by graph.
+    """
+    rank = torch.arange(len(order)) - cumsum(sizes)[:-1].repeat_interleave(sizes)
+    return torch.zeros(len(order), dtype=torch.bool).scatter(0, order, rank < count.repeat_interleave(sizes))
 
 
 class Augmentation(BaseTransform):  # type: ignore[misc]
@@ -71,23 +82,21 @@ class Augmentation(BaseTransform):  # type: ignore[misc]
         self.ratio = float(ratio)
         self.generator = torch.Generator().manual_seed(generator) if isinstance(generator, int) else generator
 
-    def edit(self, graphs: Graphs, on: Tensor) -> Edit:
-        """The changes to the graphs where ``on`` is true."""
+    def edit(self, view: View, on: Tensor) -> None:
+        """Change the graphs where ``on`` is true."""
         raise NotImplementedError
 
     def forward(self, data: Data) -> Data:
-        graphs = Graphs.of(data)
-        return apply(data, self.edit(graphs, torch.ones(len(graphs.nodes), dtype=torch.bool)))
+        view = View(data)
+        self.edit(view, torch.ones(len(view.sizes), dtype=torch.bool))
+        return view.changed()
 
     def random(self, count: int) -> Tensor:
         return torch.rand(count, generator=self.generator)
 
     def sample(self, batch: Tensor, sizes: Tensor, count: Tensor) -> Tensor:
         """A mask that is true for ``count[g]`` random rows of the ``sizes[g]`` rows of graph ``g``."""
-        order = (batch + self.random(len(batch)).double()).argsort()
-        # the rows of a graph are now adjacent, in random order
-        rank = torch.arange(len(batch)) - cumsum(sizes)[:-1].repeat_interleave(sizes)
-        return torch.zeros(len(batch), dtype=torch.bool).scatter(0, order, rank < count.repeat_interleave(sizes))
+        return first((batch + self.random(len(batch)).double()).argsort(), sizes, count)
 
     def share(self, sizes: Tensor, on: Tensor) -> Tensor:
         """``floor(ratio * n)`` where ``on`` is true, else 0."""
@@ -101,51 +110,29 @@ class Augmentation(BaseTransform):  # type: ignore[misc]
 class DropNodes(Augmentation):
     """Drop ``floor(ratio * n)`` nodes of each graph, with their edges."""
 
-    def edit(self, graphs: Graphs, on: Tensor) -> Edit:
-        return Edit(nodes=~self.sample(graphs.batch, graphs.nodes, self.share(graphs.nodes, on)))
+    def edit(self, view: View, on: Tensor) -> None:
+        view.nodes &= ~self.sample(view.batch, view.sizes, self.share(view.sizes, on))
 
 
 class MaskAttributes(Augmentation):
     """Replace the features of ``floor(ratio * n)`` nodes of each graph by normal noise of mean and deviation 1/2."""
 
-    def edit(self, graphs: Graphs, on: Tensor) -> Edit:
-        if graphs.x is None:
-            return Edit()
-        masked = self.sample(graphs.batch, graphs.nodes, self.share(graphs.nodes, on))
-        noise = torch.empty(int(masked.sum()), *graphs.x.shape[1:]).normal_(0.5, 0.5, generator=self.generator)
-        return Edit(x=graphs.x.index_put((masked,), noise.to(graphs.x.dtype)))
+    def edit(self, view: View, on: Tensor) -> None:
+        if (x := view.data.x) is not None:
+            masked = self.sample(view.batch, view.sizes, self.share(view.sizes, on))
+            noise = torch.empty(int(masked.sum()), *x.shape[1:]).normal_(0.5, 0.5, generator=self.generator)
+            view.data.x = x.index_put((masked,), noise.to(x.dtype))
 
 
 class PerturbEdges(Augmentation):
-    """Drop ``floor(ratio * e)`` of the ``e`` undirected edges of each graph.
+    """Drop ``floor(ratio * e)`` of the ``e`` undirected edges of each graph; adds none, like the official code."""
 
-    Args:
-        ratio: in ``[0, 1]``.
-        add: also connect as many random pairs of the graph's nodes, in both directions, as in the paper; the official
-            code only drops. Pairs that are connected already and self-loops are skipped. Not for graphs with edge
-            attributes, which new edges would lack.
-    """
-
-    def __init__(self, ratio: float = 0.1, add: bool = False, generator: int | torch.Generator | None = None) -> None:
-        super().__init__(ratio, generator)
-        self.add = add
-
-    def edit(self, graphs: Graphs, on: Tensor) -> Edit:
-        low, high = graphs.edge_index.aminmax(dim=0)
-        pairs, pair_of = torch.unique(low * len(graphs.batch) + high, return_inverse=True)
-        owner = graphs.batch[pairs // max(1, len(graphs.batch))]
-        sizes = owner.bincount(minlength=len(graphs.nodes))
-        count = self.share(sizes, on)
-        dropped = self.sample(owner, sizes, count)
-        if not self.add:
-            return Edit(edges=~dropped[pair_of])
-        graph = torch.arange(len(count)).repeat_interleave(count)
-        ends = (torch.rand(2, len(graph), generator=self.generator) * graphs.nodes[graph]).long()
-        ends += cumsum(graphs.nodes)[graph]
-        ends = ends.sort(dim=0).values
-        known = torch.isin(ends[0] * len(graphs.batch) + ends[1], pairs[~dropped])
-        ends = ends[:, ~known & (ends[0] != ends[1])].unique(dim=1)
-        return Edit(edges=~dropped[pair_of], new_edges=torch.cat([ends, ends.flip(0)], 1))
+    def edit(self, view: View, on: Tensor) -> None:
+        total, (low, high) = len(view.batch), view.data.edge_index.aminmax(dim=0)
+        pairs, pair_of = torch.unique(low * total + high, return_inverse=True)
+        owner = view.batch[pairs // max(1, total)]
+        sizes = owner.bincount(minlength=len(view.sizes))
+        view.edges &= ~self.sample(owner, sizes, self.share(sizes, on))[pair_of]
 
 
 class Subgraph(Augmentation):
@@ -169,26 +156,22 @@ class Subgraph(Augmentation):
             raise ValueError(f"Subgraph: hops must be a whole number of at least 1 or None, got {hops!r}.")
         self.hops = hops
 
-    def edit(self, graphs: Graphs, on: Tensor) -> Edit:
-        total, on = len(graphs.batch), on & (graphs.nodes > 0)
-        start = cumsum(graphs.nodes)[:-1] + (self.random(len(graphs.nodes)) * graphs.nodes).long()
+    def edit(self, view: View, on: Tensor) -> None:
+        sizes, total, on = view.sizes, len(view.batch), on & (view.sizes > 0)
+        start = cumsum(sizes)[:-1] + (self.random(len(sizes)) * sizes).long()
         wait = -(1 - self.random(total)).log()
         joined = torch.full((total,), torch.inf).index_fill(0, start[on], 0.0)
-        used = on[graphs.batch[graphs.edge_index[0]]]
-        source, target = graphs.edge_index[:, used]
-        share = self.share(graphs.nodes, on)
+        source, target = view.data.edge_index[:, on[view.batch[view.data.edge_index[0]]]]
+        share = self.share(sizes, on)
         # a shortest path to one of the k nearest nodes leads through these only, so it has fewer than k steps
         for _ in range(int(self.hops or share.max())):
-            before, first = joined, torch.full_like(joined, torch.inf).scatter_reduce(0, target, joined[source], "amin")
-            joined = joined.minimum(first + wait)
+            before, neighbor = joined, torch.full_like(joined, torch.inf)
+            joined = joined.minimum(neighbor.scatter_reduce(0, target, joined[source], "amin") + wait)
             if torch.equal(joined, before):
                 break
         order = joined.argsort(stable=True)
-        order = order[graphs.batch[order].argsort(stable=True)]
-        rank = torch.arange(total) - cumsum(graphs.nodes)[:-1].repeat_interleave(graphs.nodes)
-        near = torch.zeros(total, dtype=torch.bool)
-        near[order] = rank <= share.repeat_interleave(graphs.nodes)
-        return Edit(nodes=(near & joined.isfinite()) | ~on[graphs.batch])
+        near = first(order[view.batch[order].argsort(stable=True)], sizes, share + 1)
+        view.nodes &= (near & joined.isfinite()) | ~on[view.batch]
 
 
 class RandomChoice(Augmentation):
@@ -200,65 +183,23 @@ class RandomChoice(Augmentation):
             raise ValueError("RandomChoice: expected at least one augmentation.")
         self.options = list(options)
 
-    def edit(self, graphs: Graphs, on: Tensor) -> Edit:
-        chosen = torch.randint(len(self.options), graphs.nodes.shape, generator=self.generator)
-        merged = Edit()
+    def edit(self, view: View, on: Tensor) -> None:
+        chosen = torch.randint(len(self.options), view.sizes.shape, generator=self.generator)
         for number, option in enumerate(self.options):
-            edit = option.edit(graphs, on & (chosen == number))
-            # options edit disjoint graphs, so masks combine with &, and each option starts from the features so far
-            graphs = graphs if edit.x is None else replace(graphs, x=edit.x)
-            merged = Edit(
-                _both(merged.nodes, edit.nodes),
-                _both(merged.edges, edit.edges),
-                _joined(merged.new_edges, edit.new_edges),
-                merged.x if edit.x is None else edit.x,
-            )
-        return merged
+            option.edit(view, on & (chosen == number))
 
     def __repr__(self) -> str:
         return f"RandomChoice({', '.join(map(repr, self.options))})"
 
 
-def _both(a: Tensor | None, b: Tensor | None) -> Tensor | None:
-    return b if a is None else a if b is None else a & b
-
-
-def _joined(a: Tensor | None, b: Tensor | None) -> Tensor | None:
-    return b if a is None else a if b is None else torch.cat([a, b], 1)
-
-
-def apply(data: Data, edit: Edit) -> Data:
-    """Apply an edit. Other attributes of ``data`` are kept, and a batch's vector and pointers are updated."""
-    graphs = Graphs.of(data)
-    if edit.x is not None:
-        data.x = edit.x
-    if edit.edges is not None and not bool(edit.edges.all()):
-        data = data.edge_subgraph(edit.edges)
-    if edit.new_edges is not None and edit.new_edges.shape[1]:
-        if extra := [key for key in data.edge_attrs() if key != "edge_index"]:
-            raise ValueError(f"PerturbEdges(add=True): {', '.join(extra)} of the new edges are unknown.")
-        data.edge_index = torch.cat([data.edge_index, edit.new_edges], 1)
-    if edit.nodes is None or bool(edit.nodes.all()):
-        return data
-    # PyG takes what is as long as there are nodes for an attribute of theirs
-    per_graph = {key: data[key] for key in ("y", "ptr") if key in data and "batch" in data}
-    data = data.subgraph(edit.nodes)
-    for key, value in per_graph.items():
-        data[key] = value
-    if "ptr" in data:
-        data.ptr = cumsum(graphs.batch[edit.nodes].bincount(minlength=len(graphs.nodes)))
-    return data
-
-
-DROP, EDGES, MASK, GROW = "dnodes", "pedges", "mask_nodes", "subgraph"
-AUGMENTATIONS = {
-    DROP: (DROP,),
-    EDGES: (EDGES,),
-    MASK: (MASK,),
-    GROW: (GROW,),
-    "random2": (DROP, GROW),
-    "random3": (DROP, GROW, EDGES),
-    "random4": (DROP, GROW, EDGES, MASK),
+AUGMENTATIONS: dict[str, tuple[type[Augmentation], ...]] = {
+    "dnodes": (DropNodes,),
+    "pedges": (PerturbEdges,),
+    "mask_nodes": (MaskAttributes,),
+    "subgraph": (Subgraph,),
+    "random2": (DropNodes, Subgraph),
+    "random3": (DropNodes, Subgraph, PerturbEdges),
+    "random4": (DropNodes, Subgraph, PerturbEdges, MaskAttributes),
 }
 """GraphCL's names, and the options of each."""
 
@@ -272,8 +213,9 @@ def augmentation(
     """
     check_choice("augment", name, AUGMENTATIONS)
     source = torch.Generator().manual_seed(generator) if isinstance(generator, int) else generator
-    given = {} if ratio is None else {"ratio": ratio}
-    classes: dict[str, Callable[..., Augmentation]] = {DROP: DropNodes, EDGES: PerturbEdges, MASK: MaskAttributes}
-    classes[GROW] = partial(Subgraph, hops=hops)
-    options = [classes[kind](**given, generator=source) for kind in AUGMENTATIONS[name]]
+    options = []
+    for kind in AUGMENTATIONS[name]:
+        arguments: dict[str, Any] = {"generator": source}
+        arguments |= ({} if ratio is None else {"ratio": ratio}) | ({"hops": hops} if kind is Subgraph else {})
+        options.append(kind(**arguments))
     return options[0] if len(options) == 1 else RandomChoice(options, source)

@@ -6,17 +6,17 @@ import argparse
 import json
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
+from itertools import product
 from statistics import mean, stdev
 from typing import TYPE_CHECKING, Any
 
 from .. import flags
 from ..domain import check, defaults
 from .presets import PRESETS, preset
-from .settings import PROBES, Settings, check_dataset
+from .settings import PROBES, Settings, bag, cell, check_dataset, untrained
 
 if TYPE_CHECKING:
     from ..store.run import Run
-    from .data import GraphSet
 
 
 def train_arguments(parser: argparse.ArgumentParser) -> None:
@@ -47,7 +47,6 @@ def train_command(arguments: argparse.Namespace) -> int:
     from .. import report
     from ..store.grid import Later
     from ..trackers.grid import run_cells
-    from .cells import bag, cell, untrained
 
     cells, bare = [], []
     for dataset in arguments.data:
@@ -67,8 +66,8 @@ def _training(cells: Iterable[Mapping[str, Any]]) -> Callable[[Run], None]:
     from .data import prepare
     from .training import train
 
-    for cell in cells:
-        prepare(cell)
+    for arguments in cells:
+        prepare(arguments)
     return train
 
 
@@ -96,23 +95,15 @@ def eval_command(arguments: argparse.Namespace) -> int:
     from .. import store
 
     runs = flags.finished(arguments.runs, "graph", lambda run: run.arguments.get("epochs"))
-    from .data import load_cached
     from .evaluation import evaluate
 
-    embeddings: dict[tuple[str, str, str], tuple[GraphSet, Any]] = {}
-
-    def embed(run: Run) -> tuple[GraphSet, dict[tuple[str, str], Any]]:
-        data = load_cached(arguments.data or run.arguments["dataset"], run.arguments["features"])
-        return data, _embeddings(run, data)
-
-    for _, (data, found) in flags.each(runs, embed):
-        for (name, which), z in found.items():
-            embeddings[data.name, name, which] = data, z  # runs share the baselines
+    embeddings: dict[tuple[str, str, str], tuple[Any, Any]] = {}  # with the classes
+    for _, by_name in flags.each(runs, partial(_embeddings, dataset=arguments.data)):
+        embeddings |= by_name  # runs share the baselines
     rows: list[dict[str, Any]] = []
-    splits = [(probe, seed) for probe in arguments.probe for seed in range(arguments.seeds)]
-    tasks = [(key, *found, *split) for key, found in embeddings.items() for split in splits]
-    for (dataset, name, which), data, z, probe, seed in store.track(tasks, "evaluated"):
-        result = evaluate(z, data.y, probe, arguments.folds, seed)
+    tasks = list(product(embeddings, arguments.probe, range(arguments.seeds)))
+    for (dataset, name, which), probe, seed in store.track(tasks, "evaluated"):
+        result = evaluate(*embeddings[dataset, name, which], probe, arguments.folds, seed)
         row = {"dataset": dataset, "name": name, "which": which, "probe": probe, "seed": seed}
         rows.append({**row, "accuracy": result.accuracy, "folds": result.folds})
     print(json.dumps(rows, indent=1) if arguments.json else "\n".join(_table(rows)))
@@ -120,11 +111,11 @@ def eval_command(arguments: argparse.Namespace) -> int:
 
 
 def _table(rows: list[dict[str, Any]]) -> Iterable[str]:
-    for dataset, probe in dict.fromkeys((row["dataset"], row["probe"]) for row in rows):
-        accuracies: dict[str, list[float]] = {}
-        for row in rows:
-            if (row["dataset"], row["probe"]) == (dataset, probe):
-                accuracies.setdefault(row["name"], []).append(row["accuracy"])
+    tables: dict[tuple[str, str], dict[str, list[float]]] = {}
+    for row in rows:
+        accuracies = tables.setdefault((row["dataset"], row["probe"]), {})
+        accuracies.setdefault(row["name"], []).append(row["accuracy"])
+    for (dataset, probe), accuracies in tables.items():
         width = max(map(len, accuracies))
         yield f"{dataset}, {probe}: accuracy in % ± deviation (number of encoders and splits)"
         for name, values in accuracies.items():
@@ -132,37 +123,32 @@ def _table(rows: list[dict[str, Any]]) -> Iterable[str]:
             yield f"  {name:{width}}  {mean(values):6.2f}{spread} ({len(values)})"
 
 
-def _embeddings(run: Run, data: GraphSet) -> dict[tuple[str, str], Any]:
-    """Embeddings by a run's encoder, by the same one before training, and without one.
+def _embeddings(run: Run, dataset: str | None) -> dict[tuple[str, str, str], tuple[Any, Any]]:
+    """Embeddings by a run's encoder, by the same one before training, and without one, each with the classes.
 
-    The keys are the name of the row and what tells equal names apart.
+    The keys are the data set, the name of the row, and what tells equal names apart.
     """
-    from .data import bag_of_nodes
+    from ..store.published import is_published
+    from .data import bag_of_nodes, load_cached
     from .model import embed
-    from .training import BAG, UNTRAINED, build
+    from .training import BAG, UNTRAINED, build, restore
 
+    data = load_cached(dataset or run.arguments["dataset"], run.arguments["features"])
+    if is_published(run.path):
+        from .published import load as load_published  # needs huggingface_hub
+
+        encoder = load_published(run.path)
+    else:
+        encoder = restore(run).encoder
     try:
         before = embed(build({**run.arguments, "device": "cpu"}, data.x.shape[1]).encoder, data)
-        trained = embed(_encoder(run), data)
+        trained = embed(encoder, data)
     except RuntimeError as error:
         message = f"{run.address}: trained on {run.arguments['dataset']}, its encoder does not fit {data.name}"
         raise ValueError(message) from error
     shared = {name: run.arguments[name] for name in ("seed", "layers", "hidden", "features")}
     return {
-        (BAG, run.arguments["features"]): bag_of_nodes(data),
-        (UNTRAINED, json.dumps(shared)): before,
-        (run.name, run.address): trained,
+        (data.name, BAG, run.arguments["features"]): (bag_of_nodes(data), data.y),
+        (data.name, UNTRAINED, json.dumps(shared)): (before, data.y),
+        (data.name, run.name, run.address): (trained, data.y),
     }
-
-
-def _encoder(run: Run) -> Any:
-    """The trained encoder of a run, also of one that was fetched from the hub."""
-    from ..store.published import is_published
-
-    if is_published(run.path):
-        from . import published
-
-        return published.load(run.path)
-    from . import training
-
-    return training.restore(run).encoder

@@ -10,10 +10,10 @@ from . import frameworks  # noqa: F401  names the extra to install  # isort: ski
 import hashlib
 import os
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import networkx
 import numpy as np
@@ -88,20 +88,21 @@ class GraphSet:
         labels = x if x is not None and x.shape[1] > 0 else None
         if features == "labels" and labels is None:
             raise ValueError(f"{name}: its nodes have no labels; features can be degree or constant.")
-        if features in ("auto", "labels") and labels is not None:
-            x = labels.float()
-        elif features == "degree":
-            offset = cumsum(nodes)[:-1].repeat_interleave(edges)
-            degrees = degree(edge_index[0] + offset, int(nodes.sum()), torch.long).clamp(max=MAX_DEGREE)
-            x = one_hot(degrees, dtype=torch.float)
-        else:
-            x = torch.ones(int(nodes.sum()), 1)
-        return cls(name, x, edge_index, y, nodes, edges)
+        constant = torch.ones(int(nodes.sum()), 1)
+        x = constant if labels is None or features in ("degree", "constant") else labels.float()
+        data = cls(name, x, edge_index, y, nodes, edges)
+        return replace(data, x=data.degrees()) if features == "degree" else data
 
     @cached_property
     def starts(self) -> tuple[Tensor, Tensor]:
         """The index of each graph's first node and of its first edge."""
         return cumsum(self.nodes), cumsum(self.edges)
+
+    def degrees(self) -> Tensor:
+        """The one-hot degree of each node, ``(nodes, largest degree + 1)``."""
+        offset = self.starts[0][:-1].repeat_interleave(self.edges)
+        degrees = degree(self.edge_index[0] + offset, len(self.x), torch.long)
+        return one_hot(degrees.clamp(max=MAX_DEGREE), dtype=torch.float)  # type: ignore[no-any-return]
 
     @cached_property
     def checksum(self) -> str:
@@ -147,25 +148,25 @@ def load(name: str, features: str = "auto", seed: int = 0) -> GraphSet:
     if name == DEMO:
         return demo(seed=seed, features=features)
     check_dataset(name)
-    offline = Path(os.environ.get("COUNTERPOINT_DATA", ""), "tu", name, "raw")
+    raw = Path(os.environ.get("COUNTERPOINT_DATA") or os.devnull, "tu", name, "raw")
+    offline = raw.is_dir()
     try:
-        if os.environ.get("COUNTERPOINT_DATA") and offline.is_dir():
-            for file in offline.glob("*.txt"):
+        if offline:
+            for file in raw.glob("*.txt"):
                 if file.stat().st_size and not file.read_bytes().endswith(b"\n"):
                     raise ValueError(f"{file.name} has no newline at its end, and PyG drops such a last line")
-            data, slices, sizes = read_tu_data(str(offline), name)
+            data, slices, sizes = read_tu_data(str(raw), name)
         else:
             cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache", "counterpoint", "tu")
             downloaded = TUDataset(str(cache), name, use_node_attr=True)
             data, slices, sizes = downloaded._data, downloaded.slices, downloaded.sizes
     except Exception as error:  # of the file system, the parser or the network
-        where = f"the files in {offline} cannot be read" if offline.is_dir() else "it cannot be downloaded"
         why = f"{type(error).__name__}: {error}".partition("\n")[0]
-        hint = ""
-        if not offline.is_dir():
-            folder = " Offline, $COUNTERPOINT_DATA names the folder that has tu/."
-            hint = folder if name in KNOWN else nearest(name, KNOWN)
-        raise ValueError(f"dataset {name!r}: {where} ({why}).{hint}") from error
+        if offline:
+            raise ValueError(f"dataset {name!r}: the files in {raw} cannot be read ({why}).") from error
+        known = " Offline, $COUNTERPOINT_DATA names the folder that has tu/."
+        hint = known if name in KNOWN else nearest(name, KNOWN)
+        raise ValueError(f"dataset {name!r}: it cannot be downloaded ({why}).{hint}") from error
     if data.y is None or data.y.dim() != 1 or data.y.is_floating_point():
         raise ValueError(f"dataset {name!r}: its graphs have no classes.")
     x = None if data.x is None else data.x[:, sizes["num_node_attributes"] :]
@@ -178,9 +179,7 @@ def load(name: str, features: str = "auto", seed: int = 0) -> GraphSet:
 def bag_of_nodes(data: GraphSet) -> np.ndarray[Any, Any]:
     """Count each node label and each degree in a graph: a baseline without a network, ``(graphs, width)``."""
     graph = torch.arange(len(data)).repeat_interleave(data.nodes)
-    offset = data.starts[0][:-1].repeat_interleave(data.edges)
-    degrees = degree(data.edge_index[0] + offset, len(data.x), torch.long).clamp(max=MAX_DEGREE)
-    bag = torch.cat([data.x, one_hot(degrees, dtype=torch.float)], 1)
+    bag = torch.cat([data.x, data.degrees()], 1)
     return torch.zeros(len(data), bag.shape[1]).index_add_(0, graph, bag).numpy()
 
 
@@ -220,27 +219,19 @@ KINDS: dict[str, Callable[[int, int], Any]] = {
 # ---- the data of a cell ------------------------------------------------------------------------
 
 
-class Prepared(NamedTuple):
-    """A cell's graphs, the numbers of those whose classes are used, and these classes as an array."""
-
-    graphs: GraphSet
-    rows: Any
-    y: Any
-
-
 @lru_cache(maxsize=2)
 def load_cached(dataset: str, features: str) -> GraphSet:
     """:func:`load`, once per process."""
     return load(dataset, features)
 
 
-def prepare(arguments: Mapping[str, Any]) -> Prepared:
-    """Load and check the data of a cell."""
+def prepare(arguments: Mapping[str, Any]) -> tuple[GraphSet, Any, Any]:
+    """Load and check the data of a cell: its graphs, the numbers of those whose classes are used, and these classes."""
     graphs = load_cached(arguments["dataset"], arguments["features"])
     rows = part(graphs, arguments["part"])
     y = graphs.y[rows].numpy()
     checked(y.reshape(-1, 1), y, arguments["folds"])
-    return Prepared(graphs, rows, y)
+    return graphs, rows, y
 
 
 def part(graphs: GraphSet, name: str) -> Any:

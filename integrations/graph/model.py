@@ -5,6 +5,7 @@ from __future__ import annotations
 from . import frameworks  # noqa: F401  names the extra to install  # isort: skip
 from collections.abc import Sequence
 from copy import copy
+from functools import partial
 from typing import Any
 
 import torch
@@ -148,25 +149,16 @@ class Pretraining(nn.Module):
     def _extra(self, view: Batch, projected: list[Tensor]) -> dict[str, Any]:
         objective, extra = self.criterion.objective, {}
         if "adversarial" in objective.needs:
-            encode, anchor = _OnFeatures(self, view), projected[0].detach()
-            extra["adversarial"] = encode(cp.views.attack(encode, anchor, view.x, self.epsilon))
+            encode = partial(self.project, view)
+            with evaluation_mode(self):
+                x = cp.views.attack(encode, projected[0], view.x, self.epsilon)
+            extra["adversarial"] = encode(x)
         if "mixed" in objective.needs:
             count = min(self.mixed, len(projected[0]) - 1)
             # a CPU generator cannot draw on another device
             generator = self.generator if projected[-1].device.type == "cpu" else None
             extra["mixed"] = cp.views.mix(projected[-1], cp.views.share(objective), count, generator)
         return extra
-
-
-class _OnFeatures(nn.Module):
-    """The projection of a batch as a function of its node features alone."""
-
-    def __init__(self, model: Pretraining, view: Batch) -> None:
-        super().__init__()
-        self.model, self.view = model, view
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.model.project(self.view, x)
 
 
 @torch.no_grad()

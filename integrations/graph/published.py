@@ -8,8 +8,6 @@ import io
 from pathlib import Path
 from typing import Any
 
-from torch import Tensor, nn
-
 from counterpoint.install import install
 
 from ..store.run import Run
@@ -24,29 +22,23 @@ except ImportError as error:
 PIPELINE = "graph-ml"
 
 
-class PublishedEncoder(nn.Module, PyTorchModelHubMixin):  # type: ignore[misc]
-    """An encoder with its configuration; arguments and inputs are those of :class:`~.model.Encoder`."""
-
-    def __init__(self, width: int, hidden: int = 32, layers: int = 3) -> None:
-        super().__init__()
-        self.encoder = Encoder(width, hidden, layers)
-
-    def forward(self, x: Tensor, edge_index: Tensor, batch: Tensor, batch_size: int | None = None) -> Tensor:
-        return self.encoder(x, edge_index, batch, batch_size)  # type: ignore[no-any-return]
+class PublishedEncoder(Encoder, PyTorchModelHubMixin):  # type: ignore[misc]
+    """An encoder that its weights and its arguments, in a folder or on the hub, can restore."""
 
 
 def publish(run: Run) -> PublishedEncoder:
     """The trained encoder of a run."""
     if run.arguments["encoder"] == "none":
         raise ValueError(f"{run.path}: {run.name} has no encoder.")
-    encoder = training.restore(run).encoder
-    width = next(value for value in encoder.state_dict().values() if value.dim() == 2).shape[1]
-    published = PublishedEncoder(width, run.arguments["hidden"], run.arguments["layers"])
-    published.encoder.load_state_dict(encoder.state_dict())
+    encoder: Any = training.restore(run).encoder
+    published = PublishedEncoder(
+        encoder.convolutions[0].nn.in_channels, run.arguments["hidden"], run.arguments["layers"]
+    )
+    published.load_state_dict(encoder.state_dict())
     return published.eval()
 
 
 def load(folder: str | Path) -> Any:
     """The encoder of a published run, from its safetensors."""
     with contextlib.redirect_stdout(io.StringIO()):  # which may be the JSON of a command
-        return PublishedEncoder.from_pretrained(str(folder)).encoder.eval()
+        return PublishedEncoder.from_pretrained(str(folder)).eval()

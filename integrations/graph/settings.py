@@ -1,13 +1,14 @@
-"""The settings of a graph run, and the domain; imports neither torch nor a framework."""
+"""The settings of a graph run, its cells, and the domain; imports neither torch nor a framework."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from counterpoint.names import nearest
 
-from ..domain import Domain, setting
+from ..domain import Domain, check, defaults, setting
 
 # tests compare these with the names that the implementations know
 AUGMENTATIONS = ("dnodes", "pedges", "mask_nodes", "subgraph", "random2", "random3", "random4")
@@ -16,7 +17,7 @@ PROBES = ("svm", "svc", "logreg", "knn")
 FEATURES = ("auto", "labels", "degree", "constant")
 PARTS = ("all", "tune", "report")
 PROTOCOLS = ("inner", "official")
-
+UNTRAINED, BAG = "untrained encoder", "bag of nodes"  # the rows that train no objective
 
 # the sets, of more than a hundred, that the field reports; for the hints of error messages
 DEMO = "demo"
@@ -60,6 +61,27 @@ class Settings:
         choices=PROTOCOLS,
     )
     device: str = setting("cpu", flag=False)
+
+
+def cell(dataset: str, objective: str | None, seed: int, **changes: Any) -> dict[str, Any]:
+    """The arguments of one run: the defaults of :class:`Settings`, changed as given, and perhaps a ``label``."""
+    from ..store.cell import check_names
+
+    settings = defaults(Settings)
+    check_names(changes, (*settings, "label"))
+    settings |= changes
+    check(Settings, settings)
+    return {"domain": "graph", "dataset": dataset, "objective": objective, "seed": seed, **settings}
+
+
+def untrained(dataset: str, seed: int, **changes: Any) -> dict[str, Any]:
+    """The cell of the encoder before training."""
+    return cell(dataset, None, seed, **{**changes, "label": UNTRAINED, "epochs": 0})
+
+
+def bag(dataset: str, seed: int, **changes: Any) -> dict[str, Any]:
+    """The cell without an encoder, see :func:`.data.bag_of_nodes`."""
+    return cell(dataset, None, seed, **{**changes, "label": BAG, "encoder": "none", "epochs": 0})
 
 
 DOMAIN = Domain(

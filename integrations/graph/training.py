@@ -15,10 +15,10 @@ from .. import store
 from ..domain import majority
 from ..store.run import Run
 from .augment import augmentation
-from .cells import BAG, UNTRAINED, bag, cell, untrained
 from .data import GraphSet, bag_of_nodes, prepare
 from .evaluation import evaluate
 from .model import Encoder, Pretraining, embed
+from .settings import BAG, UNTRAINED, bag, cell, untrained
 
 __all__ = ["BAG", "UNTRAINED", "bag", "build", "cell", "pretrain", "restore", "train", "untrained"]
 
@@ -59,7 +59,8 @@ def pretrain(
     if not lr > 0 or not isinstance(epochs, int) or epochs < 0:
         raise ValueError(f"pretrain: expected lr > 0 and a whole number of epochs, got lr={lr!r}, epochs={epochs!r}.")
     order = torch.Generator().manual_seed(seed)
-    generators = [order, *_generators(model)]
+    streams = [augment.generator for augment in model.augment] + [model.generator]  # views may share one
+    generators = [order, *{id(stream): stream for stream in streams if stream is not None}.values()]
     adam = torch.optim.Adam(model.parameters(), lr=lr)
     start = 0
     if run is not None and (state := run.load()) is not None:
@@ -80,19 +81,14 @@ def pretrain(
             adam.step()
             total += float(loss.detach()) * len(index)
         numbers = {} if after is None else after(epoch + 1)
-        if run is not None:
-            run.log(epoch + 1, loss=total / len(data), **numbers)
-        if run is not None and (epoch + 1 == epochs or time.monotonic() - saved >= SAVE_EVERY):
-            states = [generator.get_state() for generator in generators]
-            state = {"model": model.state_dict(), "optimizer": adam.state_dict(), "generators": states}
-            run.save({**state, "rng": store.rng_state()}, epoch + 1)
+        if run is None:
+            continue
+        run.log(epoch + 1, loss=total / len(data), **numbers)
+        if epoch + 1 == epochs or time.monotonic() - saved >= SAVE_EVERY:
+            state = {"model": model.state_dict(), "optimizer": adam.state_dict(), "rng": store.rng_state()}
+            state["generators"] = [generator.get_state() for generator in generators]
+            run.save(state, epoch + 1)
             saved = time.monotonic()
-
-
-def _generators(model: Pretraining) -> list[torch.Generator]:
-    """The random generators of a model's augmentations and mixtures, each once."""
-    generators = [augment.generator for augment in model.augment] + [model.generator]
-    return list({id(generator): generator for generator in generators if generator is not None}.values())
 
 
 # ---- a run ---------------------------------------------------------------------------------------

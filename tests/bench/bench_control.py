@@ -13,6 +13,8 @@ scikit-image.
 
 Against torchrl: a batch from the replay buffer and one update of SAC's critics, actor, temperature and targets, from
 five numbers, with networks of the same shapes and the same Adam; and a batch of stacked frames from the buffer alone.
+torchrl's SACLoss is not CURL's update: it duplicates the value network, encoder included, for each estimate, and all of
+its targets follow at one rate.
 
 Environment steps are timed by the clock, as processes only help where there are cores for them; the two take turns,
 and the median over rounds is shown.

@@ -14,7 +14,7 @@ import pytest
 from counterpoint.integrations import store
 from counterpoint.integrations.command import main
 from counterpoint.integrations.command.table import COMMANDS
-from counterpoint.integrations.graph import cells
+from counterpoint.integrations.graph.settings import bag, cell, untrained
 from counterpoint.integrations.store.files import signed
 
 CPU_SECONDS = 0.15
@@ -64,8 +64,8 @@ def test_what_is_done_needs_torch_alone(tmp_path):
     """A grid whose runs are done is read without the frameworks that would train it, or the data."""
     words = ["train", "graph", "--data", "MUTAG", "--out", str(tmp_path), "--json"]
     spec = "infonce:t=0.2,denominator=negatives"
-    for cell in (cells.bag("MUTAG", 0), cells.untrained("MUTAG", 0), cells.cell("MUTAG", spec, 0)):
-        run = store.Run(tmp_path, cell)
+    for arguments in (bag("MUTAG", 0), untrained("MUTAG", 0), cell("MUTAG", spec, 0)):
+        run = store.Run(tmp_path, arguments)
         run.path.mkdir(parents=True)
         record = {"arguments": run.arguments, "status": "done", "result": {"accuracy": 70.0}}
         (run.path / "run.json").write_text(json.dumps(signed(record)))

@@ -276,8 +276,8 @@ def test_encoder_sizes_fit_for_all_crops():
 @pytest.mark.parametrize(
     ("make", "says"),
     [
-        (lambda: AgentSettings(batch=0), "batch: expected a whole number above 0, got 0"),
-        (lambda: AgentSettings(lr=-1.0), "lr: expected a number above 0, got -1.0"),
+        (lambda: AgentSettings(batch=0), "batch: expected a whole number of at least 1, got 0"),
+        (lambda: AgentSettings(lr=-1.0), "lr must be a finite number with 0 < lr, got -1.0"),
         (lambda: AgentSettings(crop=101), "crop: expected at most the frames' size 100, got 101"),
         (lambda: AgentSettings(crop=14), "crop: 4 convolutions need at least 15, got 14"),
         (lambda: AgentSettings(batch=2000), "batch: 2000 transitions, but the buffer holds 1000 at the first update"),

@@ -37,8 +37,9 @@ def made_up(episodes=12, length=10, size=20, seed=0):
 
 def test_stacks_and_targets_belong_together():
     data = made_up()
-    assert data.held_out == 9
-    stacks, targets = data.stacks(3, 9), data.targets(3, 9)
+    known, new = data.split()
+    assert len(known.frames) == 9
+    stacks, targets = new.stacks(3), new.targets(3)
     assert stacks.shape == (3 * 8, 9, 20, 20)
     assert targets.shape == (3 * 8, 2)
     for row, (episode, at) in enumerate((e, t) for e in (9, 10, 11) for t in range(2, 10)):
@@ -86,7 +87,7 @@ def test_episodes_that_can_be_recognised_are_no_help():
 @pytest.mark.parametrize("spec", ["infonce:t=0.2", "arcl(infonce:t=0.5):views=3"])
 def test_training_finds_what_the_untrained_encoder_hides(spec):
     data, settings = made_up(40, 12), AgentSettings(size=20, crop=16, layers=2, filters=8, batch=32)
-    known, new = data.stacks(3, 0, data.held_out), data.stacks(3, data.held_out)
+    known, new = (part.stacks(3) for part in data.split())
     scores = []
     for updates in (0, 60):
         torch.manual_seed(0)
@@ -98,7 +99,7 @@ def test_training_finds_what_the_untrained_encoder_hides(spec):
 
 def test_principal_components_are_those_of_the_crop():
     data = made_up()
-    known, new = data.stacks(3, 0, 9), data.stacks(3, 9)
+    known, new = (part.stacks(3) for part in data.split())
     torch.manual_seed(0)
     x, x_new = rep.principal_components(known, new, 4, 16)
     pixels = rep.center_crop(known, 16).flatten(1).float() / 255

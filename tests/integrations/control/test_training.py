@@ -22,7 +22,7 @@ from safetensors.torch import load_file
 
 from counterpoint.integrations import store
 from counterpoint.integrations.command import main
-from counterpoint.integrations.control import environment, evaluation, training, video
+from counterpoint.integrations.control import environment, evaluation, training
 from counterpoint.integrations.store.grid import run_grid
 from counterpoint.integrations.store.run import Run
 
@@ -154,16 +154,16 @@ def test_the_documents_own_encoder_and_the_encoder_of_a_run(undisturbed, monkeyp
     assert all(torch.equal(exported[name], value) for name, value in encoder.items())
 
 
-def test_evaluation_is_the_same_for_all_and_without_chance(undisturbed):
+def test_evaluation_is_the_same_for_all_and_without_chance(undisturbed, tmp_path):
+    imageio = pytest.importorskip("imageio.v3")
     agent = training.restore(undisturbed)
-    film = []
-    returns = evaluation.evaluate(agent, undisturbed.arguments, 3, film)
+    returns = evaluation.evaluate(agent, undisturbed.arguments, 3, tmp_path / "film.mp4")
+    film = imageio.imread(tmp_path / "film.mp4")
     several = evaluation.evaluate(agent, undisturbed.arguments | {"envs": 2}, 3)  # another batch shape
     assert returns.tolist() == pytest.approx(several.tolist(), rel=1e-3)
     assert len(set(returns)) == 3
     assert np.mean(returns[:2]) == undisturbed.result["final score"]
-    assert len(film) == 25
-    assert film[0].shape == (240, 240, 3)
+    assert film.shape == (25, 240, 240, 3)
     assert (film[0] != film[-1]).any()
 
 
@@ -172,7 +172,7 @@ def test_films_can_be_watched(tmp_path, suffix):
     imageio = pytest.importorskip("imageio.v3")
     frames = [np.full((32, 32, 3), 20 * i, np.uint8) for i in range(8)]
     path = tmp_path / f"film{suffix}"
-    video.write_video(path, frames, 0.1)
+    evaluation.write_film(path, frames, 0.1)
     again = np.stack(list(imageio.imiter(path)))
     assert len(again) == 8
     assert np.abs(again[:, 16, 16, 0].astype(int) - np.arange(0, 160, 20)).max() < 12
@@ -204,7 +204,6 @@ def test_the_command_line_trains_and_evaluates(tmp_path, capsys):
         (["--task", "walker-wolk"], "unknown task 'walker-wolk'. Did you mean 'walker-walk'?"),
         (["--batch", "4000"], "batch: 4000 transitions, but the buffer holds 1000 at the first update"),
         (["--steps", "2000"], "2000 are 250 actions, each repeated 8 times, but the first 1000 are random"),
-        (["--envs", "0"], "envs: expected a whole number of at least 1, got 0"),
         (["--observe", "state", "--objective", "infonce"], "--objective: crops need pixels"),
         (["--objective", "intnacl"], "needs adversarial views"),
     ],
@@ -215,6 +214,15 @@ def test_wrong_arguments_are_one_clear_line(capsys, tmp_path, argv, says):
     assert says in error
     assert "\n" not in error
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("flag", ["--envs=0", "--batch=0", "--repeat=0"])
+def test_wrong_numbers_are_refused_before_anything_is_trained(tmp_path, capsys, flag):
+    with pytest.raises(SystemExit) as stopped:
+        main.main(["train", "control", "--out", str(tmp_path / "runs"), flag])
+    assert stopped.value.code == 2
+    assert f"{flag.partition('=')[0]}: expected a whole number of at least 1, got '0'" in capsys.readouterr().err
+    assert not (tmp_path / "runs").exists()
 
 
 def test_evaluation_of_nothing_is_said(capsys, tmp_path):
@@ -238,7 +246,7 @@ def test_observations_that_are_not_finite_end_the_run(tmp_path, monkeypatch):
     def blinded(self, timestep):
         observe(self, timestep)
         if len(self._actions) == 20:
-            self._numbers[1] = np.nan
+            self.observation[1] = np.nan
 
     monkeypatch.setattr(environment.Control, "_observe", blinded)
     given = training.cell("cartpole-balance", None, 0, observe="state", steps=1600, repeat=40, batch=8, random_steps=16)

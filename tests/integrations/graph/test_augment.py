@@ -106,18 +106,12 @@ def test_every_node_and_edge_is_picked_equally_often():
     assert max(abs(n / times - share) for n in kept.values()) < 4.5 * sd
 
 
-def test_added_edges_are_new_undirected_and_as_many_as_fit():
+def test_dropped_edges_take_their_attributes_along():
     batch = batch_of(SIZES)
-    view = graph.PerturbEdges(0.5, add=True, generator=0)(batch)
-    check(view, len(SIZES))
-    known = set(map(tuple, batch.edge_index.T.tolist()))
-    new = [pair for pair in map(tuple, view.edge_index.T.tolist()) if pair not in known]
-    assert new
-    assert all(a != b for a, b in new)
-    batch.edge_attr = torch.ones(batch.num_edges, 2)
-    assert len(graph.PerturbEdges(0.5, generator=0)(batch).edge_attr) < batch.num_edges
-    with pytest.raises(ValueError, match="edge_attr of the new edges"):
-        graph.PerturbEdges(0.5, add=True, generator=0)(batch)
+    batch.edge_attr = batch.edge_index.T.clone()
+    view = graph.PerturbEdges(0.5, generator=0)(batch)
+    assert len(view.edge_attr) < batch.num_edges
+    assert torch.equal(view.edge_attr.T, view.edge_index)
 
 
 def test_noise_has_graphcls_mean_and_deviation():

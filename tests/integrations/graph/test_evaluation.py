@@ -92,7 +92,7 @@ def test_shuffled_classes_of_the_test_fold_alone_are_chance(monkeypatch):
 
     real = evaluation.checked
     monkeypatch.setattr(evaluation, "checked", lambda *given: (real(*given)[0], real(*given)[1].view(Shuffled)))
-    monkeypatch.setattr(StratifiedKFold, "split", lambda self, a, b: split(self, a, np.asarray(b)))
+    monkeypatch.setattr(StratifiedKFold, "split", lambda self, a, b, groups=None: split(self, a, np.asarray(b)))
     assert evaluate(z, y, folds=5).accuracy == pytest.approx(50, abs=12)
     assert seen == [40] * 5
 
