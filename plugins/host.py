@@ -86,6 +86,8 @@ class Seam:
         spec: the objective to train with; ``host`` for the host's own loss.
         verify: train the first ``verify`` steps with the host's own loss, and compare it with ours.
         gradients: relative differences of gradients with respect to the tensors at the seam, per verified step.
+        proofs: calls in which the gradient at the logits was that of the host's own loss.
+        worst: its largest difference in these, relative.
         wrong: what differed by more than rounding explains, in words.
         if_wrong: what to do about it, in words.
         gaps: seconds from each call to the next.
@@ -108,6 +110,8 @@ class Seam:
     calls: int = 0
     differences: list[tuple[float, float]] = field(default_factory=list)
     gradients: list[float] = field(default_factory=list)
+    proofs: int = 0
+    worst: float = 0.0
     wrong: list[str] = field(default_factory=list)
     if_wrong: str = (
         "The script is not what this host knows: `counterpoint inject auto` says what it computes. Without --verify, "

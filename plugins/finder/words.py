@@ -58,7 +58,7 @@ def _site_words(losses: Sequence[Finding], objective: str | None) -> list[list[s
     groups: dict[Any, list[Finding]] = {}
     functions: dict[Any, list[Finding]] = {}
     for loss in losses:
-        key = loss.get("columns"), str(loss["form"]).partition(":")[0]
+        key = loss.get("columns"), loss["form"], loss.get("way"), bool(loss.get("product"))
         groups.setdefault((round(loss["scale"], 4), tuple(loss["learned"]), key), []).append(loss)
         functions.setdefault((loss["file"], loss["function"], key), []).append(loss)
     one_by_one = [_options(group, objective, measured=False) for group in groups.values()]
@@ -69,8 +69,17 @@ def _site_words(losses: Sequence[Finding], objective: str | None) -> list[list[s
 
 
 def _options(group: Sequence[Finding], objective: str | None, measured: bool) -> list[str]:
-    words = [word for site in dict.fromkeys(loss["site"] for loss in group) for word in ("--site", site)]
-    words += ["--positives", group[0]["columns"]] if group[0].get("columns") else []
+    first, product = group[0], group[0].get("product")
+    sites = dict.fromkeys(loss["product"] if product else loss["site"] for loss in group)
+    words = [word for site in sites for word in ("--product" if product else "--site", site)]
+    words += ["--positives", first["columns"]] if first.get("columns") else []
+    words += ["--way", first["way"]] if first.get("columns") and first.get("way", "rows") != "rows" else []
+    if product or (first.get("columns") and str(first["form"]) not in ("infonce", "siglip")):
+        words += ["--own", _spec(str(first["form"]), first, "" if product or not first["learned"] else "host")]
+    if product:
+        scale = first["product_scale"]
+        words += [] if abs(scale - 1) < 1e-4 else ["--scale", f"{scale:.6g}"]
+        return [*words, *objective_of(objective, first)]
     if measured:
         return [*words, *(["--objective", objective] if objective else _objective(group[0], "host"))]
     if "bias" not in group[0]:  # a scale and a bias are measured together
