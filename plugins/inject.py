@@ -64,7 +64,7 @@ def add_options(parser: argparse.ArgumentParser, host: Host | None = None) -> No
     add("--way", choices=("rows", "columns", "both"), help=only("way", "logits only", way))
     drift = "go on where the gradient at the logits is no longer that of the host's own loss"
     add("--allow-drift", action="store_true", default=None, help=only("allow_drift", "logits only", drift))
-    add("--only", action="store_true", help="the named sites are meant to be a part of the host's loss")
+    add("--only", action="store_true", help="a part of the host's loss is meant to stay as it is")
     replace = only("replace", "function only", "the function, with its parameters that are embeddings (none)")
     add("--replace", metavar="FILE:FUNCTION(a, b)", help=replace)
     how = "pairing=one_way,normalize=false,reduction=sum,cat=2,...: how the function compares embeddings (none)"
@@ -96,7 +96,7 @@ def add_options(parser: argparse.ArgumentParser, host: Host | None = None) -> No
 def command(args: argparse.Namespace) -> int:
     """Run ``counterpoint inject`` and return the exit code."""
     script = _script(args)
-    from .host import HalfError, Seam, SeamError, UnreachedError, is_first_process
+    from .host import Seam, SeamError, UnreachedError, is_first_process
     from .launch import Script, run
 
     try:
@@ -126,7 +126,7 @@ def command(args: argparse.Namespace) -> int:
         from . import auto
 
         return auto.run_and_conclude(host, args, path, arguments, script)
-    options = {name: getattr(args, name) for name in ("views", "shims", *_OPTIONS)}
+    options = {name: getattr(args, name) for name in ("views", "shims", *_OPTIONS)} | {"only": args.only or None}
     # resolved now, since the script may change its working directory
     report, counts = (None if file is None else file.resolve() for file in (args.report, args.counts))
     # is_first_process() now, since process groups may be gone at the end
@@ -144,11 +144,7 @@ def command(args: argparse.Namespace) -> int:
                 "`counterpoint inject auto` watches a script and says where its loss is."
             )
         seam.raise_if_wrong()
-        if not args.only and (left := seam.left_out()):
-            raise HalfError(
-                f"a part of the host's loss was left alone: {' and '.join(left)} was called with the same shapes as "
-                "often. Name it, too (--site), or say --only if the host's own loss is meant to stay there."
-            )
+        seam.raise_if_half()
     except SeamError as error:
         print(f"counterpoint: {error}", file=sys.stderr)
         failure = str(error)

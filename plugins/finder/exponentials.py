@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 
 import torch
@@ -61,7 +62,11 @@ def judge_exponentials(watch: Watch, sinks: list[Sink], root: Tensor, begin: Beg
             if id(product) in units or watch.is_head(product):
                 continue
             (g,) = gradients(root, [product.edge])
-            scale = measure(watch, sink, [product], {"doubts": []})
+            try:
+                scale = measure(watch, sink, [product], {"doubts": []})
+            except RuntimeError as error:
+                watch.errors.append(f"{sink.kind} at {sink.place.short}: {error}")
+                continue
             if g is not None and scale is not None and bool((g != 0).any()):
                 units[id(product)] = _Unit(product, g, scale, sink)
     todo = list(units.values())
@@ -178,7 +183,7 @@ def _judged(watch: Watch, group: list[_Unit], form: Form | None, root: Tensor, f
             "gradient_difference": form.error,
             "weight": form.weight,
         }
-        rule = RULES.get(str(finding["positives"]))
+        rule = _rule(str(finding["positives"]), products[0])
         if rule and form.error <= tolerance_of(sink.x) and len(group) == 1 and not group[0].single:
             if _are_logits(sink, group):
                 finding["columns"] = rule
@@ -216,6 +221,14 @@ def _judged(watch: Watch, group: list[_Unit], form: Form | None, root: Tensor, f
     return finding
 
 
+def _rule(positives: str, product: Product) -> str | None:
+    """Return the ``--positives`` that these words say; those of a batched product are on each of its diagonals."""
+    groups = math.prod(product.a.shape[:-2]) if product.kind == "matrix" else 1
+    if groups > 1 and positives == f"the diagonal of each of {groups} parts":
+        return "diagonal"
+    return RULES.get(positives)
+
+
 def _entries(positives: Tensor) -> str:
     return "one key of each row" if bool((positives.sum(1) == 1).all()) else "the entries of a mask"
 
@@ -232,7 +245,8 @@ def _similarities(group: Sequence[_Unit]) -> tuple[list[str], list[str]]:
 def _are_logits(sink: Sink, group: Sequence[_Unit]) -> bool:
     """Whether exponentials, not in place, or their sum are of a single product, scaled and masked."""
     x, s = sink.x.detach().double(), group[0].s * group[0].scale
-    if sink.kind not in SUMS or x.shape != s.shape or sink.place.call.partition("(")[0].endswith("exp_"):
+    x = x.flatten(0, -2) if x.dim() > 2 else x
+    if sink.kind not in SUMS or x.shape != s.shape or "exp_(" in sink.place.call:
         return False
     kept = x > MASKED
     return torch.allclose(x[kept], s[kept], rtol=tolerance_of(sink.x), atol=tolerance_of(sink.x))
