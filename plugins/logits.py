@@ -25,8 +25,8 @@ from counterpoint import checks
 from counterpoint.names import check_known
 from counterpoint.objective import Objective, as_objective
 
+from .calls import HOW, Calls, replace_losses, replace_products
 from .host import Host, Seam, SeamError, loss_of, on_cosines
-from .replaced import HOW, Replaced, replace_losses, replace_products
 from .scales import LARGEST, number_of
 from .sites import Site
 
@@ -131,16 +131,16 @@ def before(seam: Seam, sites: Mapping[str, str | None] | None = None) -> None:
             "logits: which call of cross entropy? --site FILE:LINE, or FILE:FUNCTION for all calls in a function; "
             "several are named one by one. `counterpoint inject auto -- train.py ...` finds them."
         )
-    replaced = Replaced(seam, {Site.parse(text): positives for text, positives in (products or texts).items()})
+    calls = Calls(seam, {Site.parse(text): positives for text, positives in (products or texts).items()})
     if products:
-        replace_products(replaced)
+        replace_products(calls)
     else:
-        replace_losses(replaced, known=sites is not None)
+        replace_losses(calls, known=sites is not None)
 
     def end() -> None:
         if seam.calls:
             return
-        for where, name in replaced.unlabeled.items():
+        for where, name in calls.unlabeled.items():
             seam.say(f"{where} calls {name}, which has no labels: which columns are the positives? {HOW}")
         if not seam.seen:
             seam.say(

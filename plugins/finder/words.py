@@ -37,7 +37,7 @@ def commands_of(losses: Sequence[Finding], objective: str | None, script: Sequen
 
 
 def _function_words(loss: Finding, objective: str | None) -> list[str]:
-    how = {k: v for k, v in loss["replace"]["as"].items() if k not in (*NAMED, "stacked")}
+    how = {k: v for k, v in loss["replace"]["as"].items() if k not in (*NAMED, "stacked", "reduction", "times")}
     options = ",".join(f"{k}={str(v).lower()}" for k, v in how.items())
     words = ["--replace", _function_text(loss["replace"]), *(["--as", options] if options else [])]
     words += ["--own", _spec(str(loss["form"]), loss, _host_temperature(loss)), *objective_of(objective, loss)]

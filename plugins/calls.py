@@ -33,7 +33,7 @@ _IF_WRONG = (
 )
 
 
-class Replaced:
+class Calls:
     """The calls from the sites.
 
     Attributes:
@@ -120,27 +120,27 @@ def put(seam: Seam, owner: Any, name: str, function: Callable[..., Any]) -> None
     setattr(owner, name, torch.compiler.disable(function))
 
 
-def replace_losses(replaced: Replaced, known: bool) -> None:
+def replace_losses(calls: Calls, known: bool) -> None:
     """Replace cross entropy, ``nll_loss`` of a ``log_softmax``, and calls whose positives ``--positives`` names.
 
     Args:
-        replaced: the calls from the sites.
+        calls: those from the sites.
         known: whether the sites are those of a plugin, which may have positives beside labels.
     """
     log_softmaxes: deque[tuple[weakref.ref[Tensor], Logits, Tensor]] = deque(maxlen=4)
-    put(replaced.seam, nn.functional, "cross_entropy", _labeled(replaced, nn.functional.cross_entropy, known))
-    nll_loss = _labeled(replaced, nn.functional.nll_loss, known, log_softmaxes)
-    put(replaced.seam, nn.functional, "nll_loss", nll_loss)
-    named_ = any(positives is not None for positives in replaced.sites.values())
+    put(calls.seam, nn.functional, "cross_entropy", _labeled(calls, nn.functional.cross_entropy, known))
+    nll_loss = _labeled(calls, nn.functional.nll_loss, known, log_softmaxes)
+    put(calls.seam, nn.functional, "nll_loss", nll_loss)
+    named_ = any(positives is not None for positives in calls.sites.values())
     for name in (*_SUMS, *_BINARY) if named_ else (*_SUMS[:2], *_BINARY):
         for owner in _OWNERS:
             if hasattr(owner, name):
-                call = _unlabeled(replaced, getattr(owner, name), name, log_softmaxes)
-                put(replaced.seam, owner, name, call)
+                call = _unlabeled(calls, getattr(owner, name), name, log_softmaxes)
+                put(calls.seam, owner, name, call)
 
 
 def _labeled(
-    replaced: Replaced,
+    calls: Calls,
     original: Callable[..., Tensor],
     known: bool,
     log_softmaxes: deque[tuple[weakref.ref[Tensor], Logits, Tensor]] | None = None,
@@ -151,15 +151,15 @@ def _labeled(
     @functools.wraps(original)
     def loss(input: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         frame = caller()
-        site, where = replaced.site(frame, input)
+        site, where = calls.site(frame, input)
         if site is None:
             return original(input, *args, **kwargs)
         given = signature.bind(input, *args, **kwargs).arguments
         if given.get("weight") is not None or given.get("label_smoothing"):
             raise SeamError(f"logits: class weights and label smoothing at {where} have no counterpart in an objective")
-        if replaced.sites[site] is not None and log_softmaxes is not None:
+        if calls.sites[site] is not None and log_softmaxes is not None:
             return original(input, *args, **kwargs)  # its log_softmax has these positives
-        if replaced.sites[site] is not None and not known:
+        if calls.sites[site] is not None and not known:
             raise SeamError(f"logits: --positives: cross entropy at {where} has labels of its own")
         target: Tensor = given["target"]
         several = target.shape == input.shape and target.is_floating_point()  # numbers for every column
@@ -168,18 +168,18 @@ def _labeled(
         own = "supcon:t=host" if several else "infonce:t=host"
         options = {"ignore_index": int(given.get("ignore_index", -100))}
         if log_softmaxes is None:
-            call = replaced.logits(site, frame, where, input, positives, own, keys=keys, options=options)
+            call = calls.logits(site, frame, where, input, positives, own, keys=keys, options=options)
             return original(input if call is None else call(input), *args, **kwargs)
         pending, taken = next(((call, x) for out, call, x in log_softmaxes if out() is input), (None, None))
         log_softmaxes.clear()
-        if pending is None:
+        if pending is None or taken is None:
             raise SeamError(
                 f"logits: {where} gets probabilities whose log_softmax is not in the same file, or which were changed "
                 "in between: write it as F.cross_entropy of the logits, then --site replaces it"
             )
-        call = replaced.logits(site, frame, where, taken, positives, own, keys=keys, options=options)
-        loss_fn = replaced.seam.objective(own, criterion=site)
-        if call is not None and call.learned and uses_scale(loss_fn) and replaced.seam.spec != OWN_LOSS:
+        call = calls.logits(site, frame, where, taken, positives, own, keys=keys, options=options)
+        loss_fn = calls.seam.objective(own, criterion=site)
+        if call is not None and call.learned and uses_scale(loss_fn) and calls.seam.spec != OWN_LOSS:
             raise SeamError(
                 f"logits: the scale at {where} is learned, and nll_loss is called after its logits were used: write it "
                 "as F.cross_entropy of the logits"
@@ -192,14 +192,14 @@ def _labeled(
 
 
 def _unlabeled(
-    replaced: Replaced,
+    calls: Calls,
     original: Callable[..., Tensor],
     name: str,
     log_softmaxes: deque[tuple[weakref.ref[Tensor], Logits, Tensor]],
 ) -> Callable[..., Tensor]:
     """Return a sum of exponentials, or ``logsigmoid``, with logits of another gradient at the sites."""
-    files = {site.file for site in replaced.sites}
-    needs_positives = all(positives is None for positives in replaced.sites.values())
+    files = {site.file for site in calls.sites}
+    needs_positives = all(positives is None for positives in calls.sites.values())
 
     @functools.wraps(original)
     def call(input: Any, *args: Any, **kwargs: Any) -> Tensor:
@@ -208,26 +208,26 @@ def _unlabeled(
         frame = caller()
         if needs_positives:
             file = frame.f_code.co_filename
-            if any(site.covers(file, frame.f_lineno) for site in replaced.sites):
-                replaced.unlabeled[place(frame)] = name
+            if any(site.covers(file, frame.f_lineno) for site in calls.sites):
+                calls.unlabeled[place(frame)] = name
             if name != "log_softmax" or is_own(frame) or not any(is_file(file, end) for end in files):
                 return original(input, *args, **kwargs)
-            pending = Logits(replaced.seam, None, place(frame), OWN_LOSS, None)
+            pending = Logits(calls.seam, None, place(frame), OWN_LOSS, None)
             out = original(pending(input), *args, **kwargs)
             log_softmaxes.append((weakref.ref(out), pending, input))
             return out
         key = frame.f_code.co_filename, frame.f_lineno
-        if is_own(frame) or not any(site.covers(*key) for site in replaced.sites):
+        if is_own(frame) or not any(site.covers(*key) for site in calls.sites):
             return original(input, *args, **kwargs)
-        site, where = replaced.site(frame, input)
+        site, where = calls.site(frame, input)
         assert site is not None
-        text = replaced.sites[site]
+        text = calls.sites[site]
         if text is None:
             raise SeamError(f"logits: {where} is not a call of cross entropy: which columns are the positives? {HOW}")
         if input.dim() < 2:
             raise SeamError(f"logits: {where}: expected logits (..., anchors, keys), got {tuple(input.shape)}")
         how: dict[str, Any] = {"keys": _dimension(args, kwargs, input) if name not in ("exp", *_BINARY) else -1}
-        if replaced.seam.options.get("way") == "columns":
+        if calls.seam.options.get("way") == "columns":
             how["keys"] = -2
         positives = positives_of(text, frame, input.movedim(how["keys"], -1))
         own = "infonce:t=host"
@@ -241,7 +241,7 @@ def _unlabeled(
             own = "siglip:t=host,b=host"
             is_positive = torch.zeros_like(input, dtype=torch.bool).scatter(1, positives.unsqueeze(1), True)
             how["flipped"] = ~is_positive
-        logits = replaced.logits(site, frame, where, input, positives, own, **how)
+        logits = calls.logits(site, frame, where, input, positives, own, **how)
         if logits is None:
             return original(input, *args, **kwargs)
         if name != "logsumexp":
@@ -254,8 +254,8 @@ def _unlabeled(
             input_ = base if turned or base.shape == input.shape else input
         else:
             input_ = input
-        if input_ not in replaced.hooked:
-            replaced.hook(logits, input_)
+        if input_ not in calls.hooked:
+            calls.hook(logits, input_)
         return original(input, *args, **kwargs)
 
     return call
@@ -269,34 +269,34 @@ def _dimension(args: tuple[Any, ...], kwargs: dict[str, Any], input: Tensor) -> 
     return dim - input.dim() if dim >= 0 else dim
 
 
-def replace_products(replaced: Replaced) -> None:
+def replace_products(calls: Calls) -> None:
     """Replace the gradient of products of embeddings at the sites, for losses that no call takes logits of."""
     for owner in _OWNERS:
         for name in PRODUCTS - {"sum", "mul", "__mul__", "__rmul__", "multiply", "cdist"}:
             if callable(original := getattr(owner, name, None)):
-                put(replaced.seam, owner, name, _product(replaced, original))
+                put(calls.seam, owner, name, _product(calls, original))
 
 
-def _product(replaced: Replaced, original: Callable[..., Any]) -> Callable[..., Any]:
+def _product(calls: Calls, original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
     def product(*args: Any, **kwargs: Any) -> Any:
         out, frame = original(*args, **kwargs), caller()
         key = frame.f_code.co_filename, frame.f_lineno
-        if is_own(frame) or not any(site.covers(*key) for site in replaced.sites):
+        if is_own(frame) or not any(site.covers(*key) for site in calls.sites):
             return out
         if not isinstance(out, Tensor) or out.dim() < 2:
             return out
-        site, where = replaced.site(frame, out)
+        site, where = calls.site(frame, out)
         assert site is not None
         if not out.requires_grad or not torch.is_grad_enabled():
             return out
-        keys = -2 if replaced.seam.options.get("way") == "columns" else -1
-        own, scale = replaced.seam.options.get("own"), replaced.scales.number or 1.0
+        keys = -2 if calls.seam.options.get("way") == "columns" else -1
+        own, scale = calls.seam.options.get("own"), calls.scales.number or 1.0
         if own is None:
             raise SeamError("logits: --product needs --own, the loss that the script computes from these similarities")
-        positives = positives_of(replaced.sites[site] or "diagonal", frame, out.movedim(keys, -1))
-        both = replaced.seam.options.get("way") == "both"
-        return Logits(replaced.seam, site, where, own, positives, {"scale": scale}, keys=keys, both=both)(out)
+        positives = positives_of(calls.sites[site] or "diagonal", frame, out.movedim(keys, -1))
+        both = calls.seam.options.get("way") == "both"
+        return Logits(calls.seam, site, where, own, positives, {"scale": scale}, keys=keys, both=both)(out)
 
     return product
 
