@@ -97,7 +97,7 @@ class _Steps:
                 "backwards": self.watch.backwards,
                 "ended_early": not self.ended,
                 "losses": list(self.losses.values()),
-                "errors": self.errors,
+                "errors": [*self.errors, *self.watch.errors],
                 "survey": survey,
             }
             self.file.write_text(json.dumps(data, indent=2, default=str))
@@ -112,7 +112,7 @@ def before(seam: Seam) -> None:
 
 def check(args: argparse.Namespace) -> None:
     """Raise an error for options that would have no effect, or would only fail at the end."""
-    for name in ("verify", "counts", "report", "start", "only"):
+    for name in ("verify", "counts", "report", "start"):
         if getattr(args, name):
             raise SeamError(f"--{name}: auto replaces nothing; give it to the command that auto prints")
     if args.steps is not None and args.steps < 1:
@@ -149,7 +149,8 @@ def run_and_conclude(
             objective = None if args.objective == OWN_LOSS else args.objective
             data = {**json.loads(file.read_text()), "failed": failure is not None}
             shims = ["--no-shims"] if args.no_shims else ["--shims", args.shims] if args.shims else []
-            code = conclude(data, objective, [*shims, "--", *words], home, bool(args.apply) and failure is None)
+            apply = bool(args.apply) and failure is None
+            code = conclude(data, objective, [*shims, "--", *words], home, apply, args.only)
             file.write_text(json.dumps(data, indent=2))
     if failure is not None:
         print("counterpoint: the script ended with an error:", file=sys.stderr)
@@ -157,7 +158,9 @@ def run_and_conclude(
     return code
 
 
-def conclude(data: dict[str, Any], objective: str | None, script: Sequence[str], folder: Path, apply: bool) -> int:
+def conclude(
+    data: dict[str, Any], objective: str | None, script: Sequence[str], folder: Path, apply: bool, only: bool = False
+) -> int:
     """Say what was found, add the commands to the data, and return the exit code.
 
     Args:
@@ -166,10 +169,13 @@ def conclude(data: dict[str, Any], objective: str | None, script: Sequence[str],
         script: the end of each command: shims, ``--``, the script and its arguments.
         folder: of the script.
         apply: run the command, if there is only one.
+        only: give commands for a part of the script's loss, too.
     """
     places = {folder, *(parent for loss in data["losses"] for parent in [*Path(loss["file"]).parents][:4])}
     data["hosts"] = _known_hosts(places, data["losses"])
-    ready = commands_of(data["losses"], objective, script)
+    data["open"] = [loss["site"] for loss in data["losses"] if not is_sound(loss)]
+    script = ["--only", *script] if data["open"] and only else script
+    ready = commands_of(data["losses"], objective, script) if only or not data["open"] else []
     sound = [loss for loss in data["losses"] if is_sound(loss)]
     spec = objective_of(objective, sound[0]) if sound else ["--objective", objective or "adnce"]
     known = [["counterpoint", "inject", name, *spec, *script] for name in data["hosts"] if data["losses"]]

@@ -6,12 +6,14 @@
 
 **Which tensors are there.** The arguments of each call; one of three dimensions is ``(B, views, d)``, as SupContrast's
 ``features``. ``--as`` says what else the objective needs to know: ``pairing=one_way``, ``normalize=false``,
-``reduction=sum``, ``cat=2`` where one parameter holds two views, one below the other, ``anchors=first`` where only the
-first view's samples are anchors, and ``times=2`` where the original multiplies its loss. Parameters may also be passed
-by an objective's own names: ``(features, labels=targets)``, ``(image, text, scale=logit_scale, bias=logit_bias)``.
+``cat=2`` where one parameter holds two views, one below the other, and ``anchors=first`` where only the first view's
+samples are anchors. Parameters may also be passed by an objective's own names: ``(features, labels=targets)``,
+``(image, text, scale=logit_scale, bias=logit_bias)``.
 
-**How to put an objective there.** The function is replaced where its module defines it. Where the original returns
-more than a loss, it is still called for the rest.
+**How to put an objective there.** The script computes, and logs, its own loss; the gradient that its backward pass
+brings to the embeddings becomes that of the objective, see :mod:`counterpoint.plugins.gradient`. ``--own`` says what
+the function computes, which every step then proves; without it, a function that returns a loss alone is taken for a
+mean over anchors.
 
 **What is not possible.** Functions that are defined inside other functions.
 """
@@ -24,8 +26,7 @@ import importlib.machinery
 import inspect
 import re
 import sys
-from collections.abc import Callable, Mapping
-from contextlib import nullcontext
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from types import ModuleType
 from typing import Any
@@ -37,9 +38,11 @@ from counterpoint.batch.options import BatchOptions
 from counterpoint.batch.pairings import PAIRINGS
 from counterpoint.host import at_scale
 from counterpoint.names import check_known, nearest
+from counterpoint.objective import Objective
 
 from .finder.frames import function_name, is_nested
-from .host import OWN_LOSS, Host, Seam, SeamError
+from .gradient import Embeddings
+from .host import OWN_LOSS, Host, Seam, SeamError, loss_of
 from .sites import Site, functions, is_file, is_installed, is_of_torch
 
 NAME = "function"
@@ -50,10 +53,7 @@ _AS = {
     "normalize": ("true", "false"),
     "gather": ("true", "false"),
     "anchors": ("all", "first"),
-    "reduction": ("mean", "sum", "none"),
     "cat": None,
-    "times": None,
-    "loss": None,
 }
 
 
@@ -66,10 +66,7 @@ class _Replaced:
         views: its parameters that are embeddings.
         named: parameters that the objective gets by name, by that name.
         options: settings of the objective's call.
-        reduction: what the function returns of the losses of all anchors.
         cat: how many views lie below one another in each embedding.
-        times: factor of the loss: some scripts multiply theirs, by the temperature for example.
-        where: the index or the key of the loss in what the function returns; None finds it.
         first: only the first view's samples are anchors.
     """
 
@@ -77,10 +74,7 @@ class _Replaced:
     views: tuple[str, ...]
     named: dict[str, str]
     options: dict[str, Any]
-    reduction: str
     cat: int
-    times: float
-    where: Any
     first: bool
 
     @classmethod
@@ -106,15 +100,11 @@ class _Replaced:
             if choices is not None and value not in choices:
                 raise SeamError(f"--as {part!r}: unknown {key}.{nearest(value, choices)}")
             options[key] = value == "true" if choices == ("true", "false") else value
-        cat, where, first = options.pop("cat", "1"), options.pop("loss", None), options.pop("anchors", "all") == "first"
+        cat, first = options.pop("cat", "1"), options.pop("anchors", "all") == "first"
         if not cat.isdigit() or int(cat) < 1:
             raise SeamError(f"--as cat={cat}: expected the number of views that lie below one another")
-        times = _positive(options.pop("times", "1"))
-        if where is not None and where.isdigit():
-            where = int(where)
-        reduction = options.pop("reduction", "mean")
         site = Site.parse(match[1].strip(), "--replace")
-        return cls(site, views, named, options, reduction, int(cat), times, where, first)
+        return cls(site, views, named, options, int(cat), first)
 
     def arguments(self, values: Mapping[str, Any]) -> tuple[list[Tensor], dict[str, Any], Any, Any]:
         """Return the views, the options, the scale and the bias of a call of the objective."""
@@ -130,16 +120,6 @@ class _Replaced:
         if len(parts) == 1 and parts[0].dim() == 3:
             options["stacked"] = True
         return parts, {**self.options, **options}, scale, 0.0 if bias is None else bias
-
-
-def _positive(text: str) -> float:
-    try:
-        number = float(text)
-    except ValueError:
-        number = 0.0
-    if not 0 < number < float("inf"):
-        raise SeamError(f"--as times={text}: expected a positive number")
-    return number
 
 
 def before(seam: Seam) -> None:
@@ -256,72 +236,50 @@ def _known(file: str, replaced: _Replaced) -> str:
 
 def _replacement(seam: Seam, replaced: _Replaced, original: Callable[..., Any]) -> Callable[..., Any]:
     signature = inspect.signature(original)
-    places: list[Any] = []  # where the loss is in what the original returns; empty until it was called
+    own = seam.options.get("own") or (seam.spec if seam.verify else None)
 
     @functools.wraps(original)
     def call(*args: Any, **kwargs: Any) -> Any:
-        if seam.spec == OWN_LOSS:
-            seam.count()
-            return original(*args, **kwargs)
         bound = signature.bind(*args, **kwargs)
         bound.apply_defaults()
-        views, options, scale, bias = replaced.arguments(bound.arguments)
-        results: list[Any] = []
+        inputs = {name: bound.arguments[name] for name in (*replaced.views, *replaced.named.values())}
+        inputs = {name: x for name, x in inputs.items() if isinstance(x, Tensor) and x.requires_grad}
+        replaced.arguments(bound.arguments)  # raises now what is wrong with them
+        if not inputs or not torch.is_grad_enabled():
+            return original(*args, **kwargs)
 
-        def host_loss() -> Tensor:
-            results.append(original(*args, **kwargs))
-            places[:] = places or [_loss_place(results[0], replaced)]
-            return results[0] if places[0] is None else results[0][places[0]]  # type: ignore[no-any-return]
+        def arguments(tensors: Sequence[Tensor]) -> tuple[list[Tensor], dict[str, Any], Any, Any]:
+            return replaced.arguments({**bound.arguments, **dict(zip(inputs, tensors, strict=True))})
 
-        loss_fn = seam.objective(seam.options.get("own") or seam.spec)
-        if not seam.uses_own_loss and (not places or places[0] is not None):
-            with nullcontext() if not places else torch.no_grad():
-                host_loss()
-        options |= {"reduction": "none"} if replaced.reduction == "none" else {}
-        with at_scale(scale, bias):
-            inputs = [bound.arguments[name] for name in (*replaced.views, *replaced.named.values())]
-            total = replaced.reduction == "sum"
-            how: dict[str, Any] = {"total": total, "inputs": inputs, "times": replaced.times, "first": replaced.first}
-            loss = seam.loss(loss_fn, host_loss, *views, **how, **options)
-        return loss if places[0] is None else _with(results[0], places[0], loss)
+        def loss(loss_fn: Objective, tensors: Sequence[Tensor]) -> Tensor:
+            views, options, scale, bias = arguments(tensors)
+            with at_scale(scale, bias):
+                if replaced.first:
+                    return loss_of(loss_fn, *views, reduction="none", **options)[: len(views[0])].mean()
+                return loss_of(loss_fn, *views, **options)
+
+        def described(loss_fn: Objective, tensors: Sequence[Tensor]) -> dict[str, float]:
+            views, options, scale, bias = arguments(tensors)
+            with at_scale(scale, bias):
+                return loss_fn.report(*views, **options)
+
+        embeddings = Embeddings(seam, replaced.site.text, own, loss, described)
+        changed = embeddings(*inputs.values())
+        bound.arguments.update(zip(inputs, changed if len(inputs) > 1 else [changed], strict=True))
+        result = original(*bound.args, **bound.kwargs)
+        if own is None and seam.spec != OWN_LOSS:
+            if not isinstance(result, Tensor):
+                raise SeamError(
+                    f"{replaced.site.text} returns {type(result).__name__}, not a loss alone: say what it computes, "
+                    "as in --own infonce:t=0.1; `counterpoint inject auto` finds it"
+                )
+            seam.notes[replaced.site.text] = "not compared with the objective: --own says what the function computes"
+            embeddings.returned(result)
+        return result
 
     vars(call)["counterpoint_replaces"] = original
     # compiled code would trace what happens here once
     return torch.compiler.disable(call)  # type: ignore[no-any-return]
-
-
-def _loss_place(result: Any, replaced: _Replaced) -> Any:
-    """Return the index or the key of the loss in what a function returns, or None if it is all that it returns."""
-    if isinstance(result, Tensor):
-        if replaced.reduction != "none" and result.dim():
-            raise SeamError(
-                f"{replaced.site.text} returns a loss of shape {tuple(result.shape)}: expected --as reduction=none"
-            )
-        return None
-    if not isinstance(result, (tuple, list, Mapping)):
-        raise SeamError(
-            f"{replaced.site.text} returns {type(result).__name__}: expected a loss, or a tuple or dict with it"
-        )
-    items: dict[Any, Any] = dict(result) if isinstance(result, Mapping) else dict(enumerate(result))
-    if replaced.where is not None:
-        if replaced.where not in items:
-            raise SeamError(f"--as loss={replaced.where}: {replaced.site.text} returns {', '.join(map(str, items))}")
-        return replaced.where
-    losses = [key for key, x in items.items() if isinstance(x, Tensor) and x.requires_grad and x.numel() == 1]
-    if len(losses) != 1:
-        raise SeamError(
-            f"{replaced.site.text} returns {len(losses)} numbers with a gradient: name the loss among "
-            f"{', '.join(map(str, losses or items))}, as in --as loss={(losses or [*items])[0]}"
-        )
-    return losses[0]
-
-
-def _with(result: Any, place: Any, loss: Tensor) -> Any:
-    """Return what the original has returned, with another loss."""
-    if isinstance(result, Mapping):
-        return type(result)({**result, place: loss})  # type: ignore[call-arg]
-    items = [loss if i == place else x for i, x in enumerate(result)]
-    return type(result)(*items) if hasattr(result, "_fields") else type(result)(items)
 
 
 HOST = Host(
@@ -334,7 +292,7 @@ HOST = Host(
     evidence="scripts of the test bed, unmodified: examples/existing_repos/README.md has the table",
     max_views=None,
     views="as many embeddings as the function gets",
-    options=("replace", "as", "own"),
+    options=("replace", "as", "own", "allow_drift"),
     hint="`counterpoint inject auto` finds the function and its parameters.",
     before=before,
     after=after,

@@ -33,6 +33,8 @@ from .verify import depends, difference, gradients, precision_of, problem
 
 OWN_LOSS = "host"
 """The spec that stands for whatever the host computes itself."""
+WHOLE = 8
+"""Calls after which a part of the loss that was left alone is an error."""
 ONE_WAY = {"views": "one_way"}
 """``pairing=`` for hosts whose anchors are the first view only, unless an objective's paper compares other pairs."""
 
@@ -86,6 +88,8 @@ class Seam:
         spec: the objective to train with; ``host`` for the host's own loss.
         verify: train the first ``verify`` steps with the host's own loss, and compare it with ours.
         gradients: relative differences of gradients with respect to the tensors at the seam, per verified step.
+        proofs: calls in which the gradient at the logits was that of the host's own loss.
+        worst: its largest difference in these, relative.
         wrong: what differed by more than rounding explains, in words.
         if_wrong: what to do about it, in words.
         gaps: seconds from each call to the next.
@@ -108,6 +112,8 @@ class Seam:
     calls: int = 0
     differences: list[tuple[float, float]] = field(default_factory=list)
     gradients: list[float] = field(default_factory=list)
+    proofs: int = 0
+    worst: float = 0.0
     wrong: list[str] = field(default_factory=list)
     if_wrong: str = (
         "The script is not what this host knows: `counterpoint inject auto` says what it computes. Without --verify, "
@@ -140,6 +146,8 @@ class Seam:
 
     def count(self) -> None:
         """Count a call of the host's loss."""
+        if self.calls == WHOLE:  # not when a training of days has ended
+            self.raise_if_half()
         now = time.perf_counter()
         if self._last_call is not None:
             self.gaps.append(now - self._last_call)
@@ -159,6 +167,14 @@ class Seam:
     def left_out(self) -> list[str]:
         """Return the places that were left alone and called with the same shapes, as often, as a replaced one."""
         return [place for place, calls in self.seen.items() if calls in self.replaced.values()]
+
+    def raise_if_half(self) -> None:
+        """Raise an error if a part of the host's loss was left alone, unless that is meant."""
+        if not self.options.get("only") and (left := self.left_out()):
+            raise HalfError(
+                f"a part of the host's loss was left alone: {' and '.join(left)} was called with the same shapes as "
+                "often. Name it, too (--site), or say --only if the host's own loss is meant to stay there."
+            )
 
     def end(self) -> None:
         """Undo what the plugin has to undo when the script has ended."""

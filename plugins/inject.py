@@ -25,7 +25,10 @@ if TYPE_CHECKING:  # both import torch, which the parser must not
     from .host import Host, Seam
 
 # of hosts that list them among their own
-_OPTIONS = ("scale", "bias", "site", "positives", "scores", "replace", "as", "own", "steps", "json", "apply")
+_OPTIONS = (
+    "scale", "bias", "site", "product", "positives", "way", "allow_drift", "scores", "replace", "as", "own", "steps",
+    "json", "apply",
+)  # fmt: skip
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -53,15 +56,21 @@ def add_options(parser: argparse.ArgumentParser, host: Host | None = None) -> No
     add("--bias", metavar="B", help=only("bias", "logits only", bias))
     site = "a call of cross entropy to replace, or FILE:FUNCTION for all of a function; may be repeated (none)"
     add("--site", action="append", metavar="FILE:LINE", help=only("site", "logits only", site))
-    positives = "of logsumexp, log_softmax, logsigmoid: diagonal, a column's number, or a name at the site (none)"
+    product = "a product of embeddings, where no call takes its logits; may be repeated (none)"
+    add("--product", action="append", metavar="FILE:LINE", help=only("product", "logits only", product))
+    positives = "of calls without labels: diagonal, half, neighbor, a column's number, or a name at the site (none)"
     add("--positives", metavar="P", help=only("positives", "logits only", positives))
-    add("--only", action="store_true", help="the named sites are meant to be a part of the host's loss")
+    way = "which entries of the logits compete: those of a row, of a column, or the mean of both losses (rows)"
+    add("--way", choices=("rows", "columns", "both"), help=only("way", "logits only", way))
+    drift = "go on where the gradient at the logits is no longer that of the host's own loss"
+    add("--allow-drift", action="store_true", default=None, help=only("allow_drift", "logits only", drift))
+    add("--only", action="store_true", help="a part of the host's loss is meant to stay as it is")
     replace = only("replace", "function only", "the function, with its parameters that are embeddings (none)")
     add("--replace", metavar="FILE:FUNCTION(a, b)", help=replace)
     how = "pairing=one_way,normalize=false,reduction=sum,cat=2,...: how the function compares embeddings (none)"
     add("--as", metavar="KEY=VALUE,...", help=only("as", "function only", how))
-    own = "what the function itself computes, for --verify to compare (the objective, if it is meant to be the same)"
-    add("--own", metavar="SPEC", help=only("own", "function only", own))
+    own = "the host's own loss, to compare with (of labels infonce; of functions the objective)"
+    add("--own", metavar="SPEC", help=only("own", "logits and function only", own))
     scores = only("scores", "curl only", "what is compared (what the objective needs)")
     add("--scores", choices=("bilinear", "cosine"), help=scores)
     add("--steps", type=int, metavar="N", help=only("steps", "auto only", "number of contrastive steps to watch (3)"))
@@ -87,7 +96,7 @@ def add_options(parser: argparse.ArgumentParser, host: Host | None = None) -> No
 def command(args: argparse.Namespace) -> int:
     """Run ``counterpoint inject`` and return the exit code."""
     script = _script(args)
-    from .host import HalfError, Seam, SeamError, UnreachedError, is_first_process
+    from .host import Seam, SeamError, UnreachedError, is_first_process
     from .launch import Script, run
 
     try:
@@ -117,7 +126,7 @@ def command(args: argparse.Namespace) -> int:
         from . import auto
 
         return auto.run_and_conclude(host, args, path, arguments, script)
-    options = {name: getattr(args, name) for name in ("views", "shims", *_OPTIONS)}
+    options = {name: getattr(args, name) for name in ("views", "shims", *_OPTIONS)} | {"only": args.only or None}
     # resolved now, since the script may change its working directory
     report, counts = (None if file is None else file.resolve() for file in (args.report, args.counts))
     # is_first_process() now, since process groups may be gone at the end
@@ -135,11 +144,7 @@ def command(args: argparse.Namespace) -> int:
                 "`counterpoint inject auto` watches a script and says where its loss is."
             )
         seam.raise_if_wrong()
-        if not args.only and (left := seam.left_out()):
-            raise HalfError(
-                f"a part of the host's loss was left alone: {' and '.join(left)} was called with the same shapes as "
-                "often. Name it, too (--site), or say --only if the host's own loss is meant to stay there."
-            )
+        seam.raise_if_half()
     except SeamError as error:
         print(f"counterpoint: {error}", file=sys.stderr)
         failure = str(error)
@@ -193,7 +198,7 @@ def check(args: argparse.Namespace, host: Host) -> None:
         raise SeamError(f"--views {args.views}: {host.name} cannot add views: {host.views}")
     for name in _OPTIONS:
         if getattr(args, name) is not None and name not in host.options:
-            raise SeamError(f"--{name}: {host.name} has no such option")
+            raise SeamError(f"--{name.replace('_', '-')}: {host.name} has no such option")
     for name in ("counts", "report"):
         if (file := getattr(args, name)) is not None and not file.resolve().parent.is_dir():
             raise SeamError(f"--{name} {file}: its folder does not exist")
@@ -224,6 +229,11 @@ def summary(host: Host, seam: Seam) -> str:
             text += (
                 f"; their gradients with respect to what is at the seam by {max(seam.gradients):.2g} at most, relative"
             )
+    if seam.proofs:
+        text += (
+            f"; the gradient at the logits was that of the host's own loss in {seam.proofs} of them, within "
+            f"{seam.worst:.2g}, relative"
+        )
     if not seam.calls and seam.seen:
         text += "; seen instead:" + "".join(
             f"\n  {place} with {shape}, {times} times"

@@ -198,7 +198,7 @@ class _Child:
             seam = self.seam
             result |= {"gaps": seam.gaps}
             result |= {"calls": seam.calls, "differences": seam.differences, "gradients": seam.gradients}
-            result |= {"wrong": seam.wrong}
+            result |= {"wrong": seam.wrong, "proofs": seam.proofs, "worst": seam.worst}
             result |= {"seen": seam.seen, "replaced": seam.replaced, "notes": seam.notes}
             (self.results / str(os.getpid())).write_text(json.dumps(result))
 
@@ -234,6 +234,7 @@ def _patched_spawn(host: Host, seam: Seam, use_shims: bool) -> Iterator[None]:
             for result in _read(results):
                 seam.gaps += result["gaps"]
                 seam.calls += result["calls"]
+                seam.proofs, seam.worst = seam.proofs + result["proofs"], max(seam.worst, result["worst"])
                 seam.differences += [tuple(pair) for pair in result["differences"]]
                 seam.gradients += result["gradients"]
                 seam.wrong += result["wrong"]
@@ -277,7 +278,7 @@ def _patched_popen(script: Path, command_line: Sequence[str]) -> Iterator[None]:
 def _command_line(host: Host, seam: Seam, use_shims: bool) -> list[str]:
     options = {"objective": seam.spec, "verify": seam.verify, "start": seam.start, "report": seam.report}
     flags = [
-        f"--{name}={each}"
+        f"--{name.replace('_', '-')}" + ("" if each is True else f"={each}")
         for name, value in {**options, **seam.options}.items()
         for each in (value if isinstance(value, list) else [value])
         if each is not None

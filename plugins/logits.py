@@ -1,11 +1,13 @@
-"""The seam that most hosts share: contrastive logits and labels, passed to cross entropy.
+"""The seam that most hosts share: contrastive logits, whose gradient is replaced.
 
 **Where the loss sits.** In calls of ``nn.CrossEntropyLoss`` or ``F.cross_entropy``, or of ``nll_loss`` of a
-``log_softmax``, which the user names; with ``--positives``, also of ``logsumexp``, ``log_softmax`` and ``logsigmoid``.
+``log_softmax``, which the user names; with ``--positives``, also of ``logsumexp``, ``log_softmax``, ``softmax``,
+``exp`` and ``logsigmoid``; with ``--product``, in whatever the script computes from a product of embeddings.
 
-**How to put an objective there.** ``--site FILE:LINE`` names a call to replace, ``--site FILE:ClipLoss.forward`` all
-calls of a function; all others are left alone. The scale of the similarities is measured, see
-:mod:`counterpoint.plugins.scales`. With one edited line of the host::
+**How to put an objective there.** ``--site FILE:LINE`` names a call, ``--site FILE:ClipLoss.forward`` all calls of a
+function; all others are left alone. The script computes, and logs, its own loss; the gradient that its backward pass
+brings to the logits becomes that of the objective, see :mod:`counterpoint.plugins.gradient`. The scale of the
+similarities is measured, see :mod:`counterpoint.plugins.scales`. With one edited line of the host::
 
     criterion = counterpoint.plugins.logits.ContrastiveLoss("adnce:mu=0.4,t=0.07", scale=1 / 0.07)
 
@@ -23,9 +25,8 @@ from counterpoint import checks
 from counterpoint.names import check_known
 from counterpoint.objective import Objective, as_objective
 
-from . import unlabeled
+from .calls import HOW, Calls, replace_losses, replace_products
 from .host import Host, Seam, SeamError, loss_of, on_cosines
-from .replaced import Replaced, labeled, put, rows_of
 from .scales import LARGEST, number_of
 from .sites import Site
 
@@ -83,7 +84,9 @@ class ContrastiveLoss(nn.Module):
         if self.contrastive is not None and not self.contrastive(logits, labels):
             return nn.functional.cross_entropy(logits, labels, ignore_index=self.ignore_index, reduction=self.reduction)
         scale = self.scale if scale is None else scale
-        logits, labels = rows_of(logits, labels)
+        if logits.dim() > 2:  # cross entropy has classes at dimension 1, (B, keys, positions) with labels of the rest
+            labels = labels.movedim(1, -1) if labels.shape == logits.shape else labels
+            logits = logits.movedim(1, -1)
         if not self._checked_scale:  # once, since it synchronizes with the accelerator
             self._checked_scale = True
             _warn_of_scale(self.objective, logits, scale)
@@ -114,43 +117,39 @@ def _warn_of_scale(loss_fn: Objective, logits: Tensor, scale: float | Tensor) ->
 
 
 def before(seam: Seam, sites: Mapping[str, str | None] | None = None) -> None:
-    """Replace cross entropy everywhere; the replacement passes on every call but those from the sites.
+    """Replace the gradient of logits at the sites; every other call stays as it is.
 
     Args:
         seam: of this run.
-        sites: sites, and the positives of those that call ``logsumexp`` or ``log_softmax``; by default those of the
-            command.
+        sites: sites, and the positives of those whose calls have no labels; by default those of the command.
     """
-    texts = sites or dict.fromkeys(seam.options.get("site") or (), seam.options.get("positives"))
-    if not texts:
+    options = seam.options
+    texts = sites or dict.fromkeys(options.get("site") or (), options.get("positives"))
+    products = dict.fromkeys(options.get("product") or (), options.get("positives"))
+    if not texts and not products:
         raise SeamError(
             "logits: which call of cross entropy? --site FILE:LINE, or FILE:FUNCTION for all calls in a function; "
             "several are named one by one. `counterpoint inject auto -- train.py ...` finds them."
         )
-    replaced = Replaced(seam, {Site.parse(text): positives for text, positives in texts.items()})
-
-    def logits_of(logits: Tensor, site: Site, where: str) -> Tensor:
-        if replaced.sites[site] is not None and sites is None:
-            raise SeamError(f"logits: --positives: cross entropy at {where} has labels of its own")
-        return logits
-
-    put(seam, nn.functional, "cross_entropy", labeled(replaced, nn.functional.cross_entropy, logits_of))
+    calls = Calls(seam, {Site.parse(text): positives for text, positives in (products or texts).items()})
+    if products:
+        replace_products(calls)
+    else:
+        replace_losses(calls, known=sites is not None)
 
     def end() -> None:
-        if not seam.calls and not seam.seen:
+        if seam.calls:
+            return
+        for where, name in calls.unlabeled.items():
+            seam.say(f"{where} calls {name}, which has no labels: which columns are the positives? {HOW}")
+        if not seam.seen:
             seam.say(
                 "no cross entropy was called anywhere: the script has ended before it computed a loss, or its loss is "
                 "written without one"
             )
 
     seam.at_end.append(end)
-    what = "cross entropy"
-    if any(positives is not None for positives in texts.values()):
-        what = "the losses"
-        unlabeled.replace(seam, replaced)
-    else:
-        unlabeled.replace_nll_loss(seam, replaced)
-    seam.say(f"replaced {what} at " + ", ".join(texts))
+    seam.say("replacing the gradient at " + ", ".join(products or texts))
 
 
 HOST = Host(
@@ -165,7 +164,7 @@ HOST = Host(
     max_views=1,
     views="logits do not say which columns are views of one sample",
     inputs="there are only logits",
-    options=("scale", "bias", "site", "positives"),
+    options=("scale", "bias", "site", "product", "positives", "own", "way", "allow_drift"),
     hint="`counterpoint inject auto` finds the site. Without --scale and --bias, these are measured.",
     before=before,
 )

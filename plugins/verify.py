@@ -63,7 +63,7 @@ def gradients(loss: Tensor, tensors: Sequence[Tensor]) -> list[Tensor]:
     It is left out: of two losses, one may normalize once more.
     """
     found = torch.autograd.grad(loss, tensors, retain_graph=True, allow_unused=True)
-    return [torch.zeros_like(x) if g is None else _along(g, x.detach()) for x, g in zip(tensors, found, strict=True)]
+    return [torch.zeros_like(x) if g is None else along(g, x.detach()) for x, g in zip(tensors, found, strict=True)]
 
 
 def depends(loss: Tensor, tensors: Sequence[Tensor]) -> bool:
@@ -74,7 +74,8 @@ def depends(loss: Tensor, tensors: Sequence[Tensor]) -> bool:
     return any(g is not None for g in found)
 
 
-def _along(gradient: Tensor, x: Tensor) -> Tensor:
+def along(gradient: Tensor, x: Tensor) -> Tensor:
+    """Leave out the part of a gradient that changes the length of rows of unit length."""
     if x.dim() < 2 or x.shape[-1] < 2 or not x.numel():
         return gradient
     if float((x.norm(dim=-1) - 1).abs().max()) > ROUNDING[precision_of([x])]:

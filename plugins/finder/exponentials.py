@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 
 import torch
@@ -16,7 +17,14 @@ from .products import Product
 from .recognise import SEVERAL, SINGLE, Form, layout, recognise
 from .watch import Sink, Watch
 
-LOG_SUMS = ("logsumexp", "log_softmax")
+SUMS = ("logsumexp", "log_softmax", "exponentials")
+RULES = {
+    "the diagonal": "diagonal",
+    "column 0": "0",
+    "the row half a batch further": "half",
+    "the neighbour in the batch": "neighbor",
+}
+"""``--positives`` of ``counterpoint inject logits``, by the words for them."""
 Begin = Callable[[Sink, Sequence[Product]], Finding]
 
 
@@ -54,7 +62,11 @@ def judge_exponentials(watch: Watch, sinks: list[Sink], root: Tensor, begin: Beg
             if id(product) in units or watch.is_head(product):
                 continue
             (g,) = gradients(root, [product.edge])
-            scale = measure(watch, sink, [product], {"doubts": []})
+            try:
+                scale = measure(watch, sink, [product], {"doubts": []})
+            except RuntimeError as error:
+                watch.errors.append(f"{sink.kind} at {sink.place.short}: {error}")
+                continue
             if g is not None and scale is not None and bool((g != 0).any()):
                 units[id(product)] = _Unit(product, g, scale, sink)
     todo = list(units.values())
@@ -156,7 +168,7 @@ def _judged(watch: Watch, group: list[_Unit], form: Form | None, root: Tensor, f
     sink, products = group[0].sink, [unit.product for unit in group]
     finding |= {"form": None, "ours": False}
     rivals: list[str] = []
-    measure(watch, sink, products[:1], finding)
+    raw = measure(watch, sink, products[:1], finding)
     if form is not None:
         self_similarity = len(products) == 1 and _same(products[0].a.detach(), products[0].b.detach())
         finding |= {
@@ -171,8 +183,13 @@ def _judged(watch: Watch, group: list[_Unit], form: Form | None, root: Tensor, f
             "gradient_difference": form.error,
             "weight": form.weight,
         }
-        if form.name == "infonce" and form.way == "rows" and _are_logits(sink, group):
-            finding["columns"] = {"the diagonal": "diagonal", "column 0": "0"}.get(str(finding["positives"]))
+        rule = _rule(str(finding["positives"]), products[0])
+        if rule and form.error <= tolerance_of(sink.x) and len(group) == 1 and not group[0].single:
+            if _are_logits(sink, group):
+                finding["columns"] = rule
+            elif products[0].lengths is None and products[0].kind == "matrix" and not finding["learned"]:
+                finding["product"] = products[0].place.short
+                finding["product_scale"], finding["columns"] = finding["scale"] / (raw or 1.0), rule
         finding["pairs"], finding["similarities"] = _similarities(group)
         values = [float(v) for v, _ in watch.scalars]
         near = {f.name: nearest(f.value, values, len(f.used)) for f in (form, *form.rivals)}
@@ -204,6 +221,14 @@ def _judged(watch: Watch, group: list[_Unit], form: Form | None, root: Tensor, f
     return finding
 
 
+def _rule(positives: str, product: Product) -> str | None:
+    """Return the ``--positives`` that these words say; those of a batched product are on each of its diagonals."""
+    groups = math.prod(product.a.shape[:-2]) if product.kind == "matrix" else 1
+    if groups > 1 and positives == f"the diagonal of each of {groups} parts":
+        return "diagonal"
+    return RULES.get(positives)
+
+
 def _entries(positives: Tensor) -> str:
     return "one key of each row" if bool((positives.sum(1) == 1).all()) else "the entries of a mask"
 
@@ -218,9 +243,10 @@ def _similarities(group: Sequence[_Unit]) -> tuple[list[str], list[str]]:
 
 
 def _are_logits(sink: Sink, group: Sequence[_Unit]) -> bool:
-    """Whether a log-sum-exp, or a log-softmax, takes a single product, scaled and masked."""
+    """Whether exponentials, not in place, or their sum are of a single product, scaled and masked."""
     x, s = sink.x.detach().double(), group[0].s * group[0].scale
-    if sink.kind not in LOG_SUMS or len(group) > 1 or x.shape != s.shape:
+    x = x.flatten(0, -2) if x.dim() > 2 else x
+    if sink.kind not in SUMS or x.shape != s.shape or "exp_(" in sink.place.call:
         return False
     kept = x > MASKED
     return torch.allclose(x[kept], s[kept], rtol=tolerance_of(sink.x), atol=tolerance_of(sink.x))

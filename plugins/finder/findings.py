@@ -7,7 +7,7 @@ and gradient on the same tensors.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor, distributed, nn
@@ -31,17 +31,37 @@ def judge(watch: Watch, root: Tensor) -> list[Finding]:
     # what takes its logits from a cross entropy that was judged is the same loss
     labeled = [sink for sink in watch.sinks if sink.labels is not None]
     others = [s for s in watch.sinks if s.labels is None and not any(s.x is other.x for other in labeled)]
-    found = [f for sink in labeled if (f := _cross_entropy(watch, sink, root))]
+    found = _judged_alone(watch, labeled, lambda sink: _cross_entropy(watch, sink, root))
     binary = [sink for sink in others if sink.kind == "binary logits"]
-    found += [f for sink in binary if (f := judge_binary(watch, sink, root, _base(sink, sink.walk.products)))]
+    found += _judged_alone(watch, binary, lambda sink: judge_binary(watch, sink, root, _base(sink, sink.walk.products)))
     rest = [sink for sink in others if sink.kind != "binary logits"]
-    found += judge_exponentials(watch, rest, root, _base)
+    try:
+        found += judge_exponentials(watch, rest, root, _base)
+    except Exception as error:
+        _note(watch, rest[0], error)
     _pair_directions(found)
     _find_other_terms(labeled, found, root)
     for finding in found:
         for name in ("_sink", "_logits", "_products"):
             finding.pop(name, None)
     return found
+
+
+def _judged_alone(watch: Watch, sinks: Sequence[Sink], judge_one: Callable[[Sink], Finding | None]) -> list[Finding]:
+    """Judge each sink by itself, so that one that cannot be judged hides no other."""
+    found = []
+    for sink in sinks:
+        try:
+            finding = judge_one(sink)
+        except Exception as error:
+            _note(watch, sink, error)
+        else:
+            found += [] if finding is None else [finding]
+    return found
+
+
+def _note(watch: Watch, sink: Sink, error: Exception) -> None:
+    watch.errors.append(f"{sink.kind} at {sink.place.short}: {type(error).__name__}: {error}")
 
 
 def _base(sink: Sink, products: Sequence[Product]) -> Finding:

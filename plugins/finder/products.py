@@ -56,6 +56,8 @@ def operands(name: str, func: Any, args: Any, kwargs: Any, elementwise: Mapping[
         dim = dims[0] if isinstance(dims, (tuple, list)) and len(dims) == 1 else dims
         if pair is None or not isinstance(dim, int) or dim not in (-1, args[0].dim() - 1):
             return None
+        if any(not x.requires_grad and bool(((x == 0) | (x == 1)).all()) for x in pair):
+            return None  # a mask selects entries
         return *pair, _broadcast_kind(*pair), lambda a, b: (a * b).sum(-1), False
     if name == "einsum":
         operands = args[1] if len(args) == 2 and isinstance(args[1], (list, tuple)) else args[1:]

@@ -113,6 +113,7 @@ class Watch(TorchFunctionMode):
         self.softmax_inputs: dict[Node, tuple[Tensor, str]] = {}  # and the file of the call
         self.passed: dict[FrameType, dict[str, Tensor]] = {}  # arguments, before the frame could assign to them
         self.survey: dict[tuple[str, str], int] = {}
+        self.errors: list[str] = []  # of sinks that could not be judged
         self.backwards = 0
         self._backward = torch.autograd.backward
 
@@ -204,7 +205,7 @@ class Watch(TorchFunctionMode):
         if isinstance(x, Tensor) and x.grad_fn is not None and x.dim() > 0:
             walk = self.walk(x, {"Softmax"} if name == "log" else {"LogSoftmax"} if name == "nll_loss" else set())
             if name == "exp_":
-                x = x.detach().clone()
+                x = x.clone()  # its graph is that before the change
         out: Tensor = func(*args, **kwargs)
         if walk is None or (name == "log" and "Softmax" not in walk.names):
             return out

@@ -37,7 +37,7 @@ def commands_of(losses: Sequence[Finding], objective: str | None, script: Sequen
 
 
 def _function_words(loss: Finding, objective: str | None) -> list[str]:
-    how = {k: v for k, v in loss["replace"]["as"].items() if k not in (*NAMED, "stacked")}
+    how = {k: v for k, v in loss["replace"]["as"].items() if k not in (*NAMED, "stacked", "reduction", "times")}
     options = ",".join(f"{k}={str(v).lower()}" for k, v in how.items())
     words = ["--replace", _function_text(loss["replace"]), *(["--as", options] if options else [])]
     words += ["--own", _spec(str(loss["form"]), loss, _host_temperature(loss)), *objective_of(objective, loss)]
@@ -58,7 +58,7 @@ def _site_words(losses: Sequence[Finding], objective: str | None) -> list[list[s
     groups: dict[Any, list[Finding]] = {}
     functions: dict[Any, list[Finding]] = {}
     for loss in losses:
-        key = loss.get("columns"), str(loss["form"]).partition(":")[0]
+        key = loss.get("columns"), str(loss["form"]), str(loss.get("way")), bool(loss.get("product"))
         groups.setdefault((round(loss["scale"], 4), tuple(loss["learned"]), key), []).append(loss)
         functions.setdefault((loss["file"], loss["function"], key), []).append(loss)
     one_by_one = [_options(group, objective, measured=False) for group in groups.values()]
@@ -69,8 +69,19 @@ def _site_words(losses: Sequence[Finding], objective: str | None) -> list[list[s
 
 
 def _options(group: Sequence[Finding], objective: str | None, measured: bool) -> list[str]:
-    words = [word for site in dict.fromkeys(loss["site"] for loss in group) for word in ("--site", site)]
-    words += ["--positives", group[0]["columns"]] if group[0].get("columns") else []
+    first, product = group[0], group[0].get("product")
+    sites = dict.fromkeys(loss["product"] if product else loss["site"] for loss in group)
+    words = [word for site in sites for word in ("--product" if product else "--site", site)]
+    words += ["--positives", first["columns"]] if first.get("columns") else []
+    way = first.get("way", "rows")
+    by_call = not product and (first["kind"] == "log_softmax" or (first["kind"] == "logsumexp" and way == "columns"))
+    words += ["--way", way] if first.get("columns") and way != "rows" and not by_call else []
+    if product or (first.get("columns") and str(first["form"]) not in ("infonce", "siglip")):
+        words += ["--own", _spec(str(first["form"]), first, "" if product or not first["learned"] else "host")]
+    if product:
+        scale = first["product_scale"]
+        words += [] if abs(scale - 1) < 1e-4 else ["--scale", f"{scale:.6g}"]
+        return [*words, *objective_of(objective, first)]
     if measured:
         return [*words, *(["--objective", objective] if objective else _objective(group[0], "host"))]
     if "bias" not in group[0]:  # a scale and a bias are measured together
@@ -132,6 +143,10 @@ def in_words(data: Finding, objective: str | None) -> list[str]:
         lines += _nothing_words(data)
     for command in data["commands"]:
         lines += ["", "  run         " + shlex.join(command)]
+    if data["open"] and not data["commands"] and any(map(is_sound, losses)):
+        more = f" and {len(data['open']) - 3} more" * (len(data["open"]) > 3)
+        where = ", ".join(data["open"][:3]) + more
+        lines += ["", f"  No command: it would leave the loss of the same step at {where} as it is; --only prints it."]
     if len(data["commands"]) > 1:
         lines.append("  Each of these commands replaces one loss, or is another road to it.")
     return lines

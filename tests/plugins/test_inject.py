@@ -30,14 +30,28 @@ from torch.nn.functional import cross_entropy
 
 def train(steps):
     torch.manual_seed(0)
-    logits = torch.randn(4, 4)
+    logits = torch.randn(4, 4, requires_grad=True)
     for _ in range(steps):
-        print("loss", float(cross_entropy(logits, torch.arange(4))))  # here
+        loss = cross_entropy(logits, torch.arange(4))  # here
+        (gradient,) = torch.autograd.grad(loss, logits)
+        print("gradient", float(gradient.square().sum()))
 
 
 if __name__ == "__main__":
     train(int(sys.argv[1]))
 """
+
+
+def gradient(spec: str) -> float:
+    """Return the number that TOY prints if the objective has replaced its loss."""
+    torch.manual_seed(0)
+    logits = torch.randn(4, 4, requires_grad=True)
+    cp.objective(spec).from_logits(logits, scale=2.0).backward()
+    return float(logits.grad.square().sum())
+
+
+def printed(out: str) -> list[float]:
+    return [float(line.split()[1]) for line in out.splitlines()]
 
 
 def site(source: str, name: str = "toy.py") -> list[str]:
@@ -82,11 +96,9 @@ def process(folder: Path, *words: str, module: str = "counterpoint.plugins.injec
 def test_the_objective_takes_the_place_of_the_call(launch, order):
     options = ["--objective", "hcl:t=0.5", *ARGUMENTS, *site(TOY)]
     found = launch(*options, "logits") if order == "before" else launch("logits", *options)
-    torch.manual_seed(0)
-    ours = cp.objective("hcl:t=0.5").from_logits(torch.randn(4, 4), scale=2.0)
     assert found.code == 0
-    assert found.out == f"loss {float(ours)}\n" * 3
-    assert "counterpoint: replaced cross entropy at toy.py:12" in found.err
+    assert printed(found.out) == pytest.approx([gradient("hcl:t=0.5")] * 3, rel=1e-5)
+    assert "counterpoint: replacing the gradient at toy.py:12" in found.err
     assert "the loss was reached 3 times" in found.err
 
 
@@ -118,20 +130,14 @@ def test_help_of_a_host_has_its_own_options_and_says_how_to_find_them(launch, ca
 
 def test_by_default_the_host_keeps_its_loss(launch):
     found = launch("logits", *ARGUMENTS, *site(TOY))
-    torch.manual_seed(0)
-    own = torch.nn.functional.cross_entropy(torch.randn(4, 4), torch.arange(4))
-    assert [float(line.split()[1]) for line in found.out.splitlines()] == pytest.approx([float(own)] * 3, rel=1e-6)
+    assert printed(found.out) == pytest.approx([gradient("infonce:t=host")] * 3, rel=1e-5)
 
 
 def test_verify_takes_the_first_steps_with_the_hosts_loss_and_then_goes_on_with_the_objective(launch):
     found = launch("logits", "--objective", "dcl:t=0.5", "--verify", "2", *ARGUMENTS, *site(TOY))
-    torch.manual_seed(0)
-    logits = torch.randn(4, 4)
-    own = float(torch.nn.functional.cross_entropy(logits, torch.arange(4)))
-    ours = float(cp.objective("dcl:t=0.5").from_logits(logits, scale=2.0))
-    assert found.out == f"loss {own}\nloss {own}\nloss {ours}\n"
-    assert "differ by at most" in found.err
-    assert "in 2 steps" in found.err
+    own, ours = gradient("infonce:t=host"), gradient("dcl:t=0.5")
+    assert printed(found.out) == pytest.approx([own, own, ours], rel=1e-5)
+    assert "was that of the host's own loss in 3 of them" in found.err
 
 
 def test_report_appends_a_line_per_step(launch, tmp_path):
@@ -452,9 +458,9 @@ def train""",
 def test_spawned_processes_are_patched_and_counted(launch):
     found = launch("logits", "--verify", "1", *ARGUMENTS, *site(SPAWN), script=SPAWN)
     assert found.code == 0
-    assert found.err.count("replaced cross entropy") == 1  # not by every process
+    assert found.err.count("replacing the gradient") == 1  # not by every process
     assert "reached 4 times" in found.err
-    assert "in 2 steps" in found.err
+    assert "was that of the host's own loss in 2 of them" in found.err
 
 
 def test_what_a_spawned_process_refuses_is_one_clear_message(launch):
@@ -483,7 +489,7 @@ def test_torchrun(tmp_path):
     ]
     found = process(tmp_path, *torchrun, module="torch.distributed.run")
     assert found.returncode == 0, found.stderr
-    assert found.stdout.count("loss") == 6
+    assert found.stdout.count("gradient") == 6
     # one process speaks and writes for all
     assert found.stderr.count("the loss was reached 3 times") == 1
     assert len((tmp_path / "steps.jsonl").read_text().splitlines()) == 3
@@ -516,7 +522,7 @@ def test_a_script_that_starts_itself_again(tmp_path):
     assert losses[:2] == losses[2:]  # the second process begins where the first one did
     assert len(set(losses)) == 2
     assert another == "another script"
-    assert found.stderr.count("replaced cross entropy") == found.stderr.count("the loss was reached 2 times") == 1
+    assert found.stderr.count("replacing the gradient") == found.stderr.count("the loss was reached 2 times") == 1
 
 
 # ---- the seam --------------------------------------------------------------------------------------
@@ -537,7 +543,7 @@ def test_a_resumed_training_goes_on_with_its_schedule(launch, tmp_path):
     parts = launch("logits", *options, arguments=("4",)).out.split()
     parts += launch("logits", "--start", "4", *options, arguments=("2",)).out.split()
     assert parts == whole
-    assert len(set(whole)) == 7  # six losses, and their name
+    assert len(set(whole)) == 7  # six numbers, and their name
     lines = [json.loads(line) for line in (tmp_path / "steps.jsonl").read_text().splitlines()]
     assert [line["step"] for line in lines] == [*range(1, 7)] * 2
     assert lines[:6] == lines[6:]

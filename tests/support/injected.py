@@ -39,8 +39,10 @@ def launch(
     return SimpleNamespace(code=code, err=err, out=out, numbers=numbers)
 
 
-def differences(said: str) -> tuple[float, float]:
-    """Return the relative differences of values and gradients that ``--verify`` has found."""
+def differences(said: str) -> tuple[float, ...]:
+    """Return the relative differences that ``--verify`` has found: of values and gradients, or of gradients alone."""
+    if match := re.search(r"that of the host's own loss in \d+ of them, within (\S+), relative", said):
+        return (float(match[1]),)
     match = re.search(r"relative (\S+), in \d+ steps; their gradients .* by (\S+) at most", said)
     assert match, said
     return float(match[1]), float(match[2])

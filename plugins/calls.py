@@ -1,0 +1,322 @@
+"""The calls of a script whose logits get another gradient: losses, sums of exponentials, products."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import weakref
+from collections import deque
+from collections.abc import Callable
+from types import FrameType
+from typing import Any
+
+import torch
+from torch import Tensor, distributed, nn
+from torch.utils.weak import WeakIdKeyDictionary
+
+from counterpoint.host import FromHost
+from counterpoint.objective import Objective
+
+from .finder.products import PRODUCTS
+from .gradient import Logits
+from .host import OWN_LOSS, Seam, SeamError
+from .scales import Scales
+from .sites import Site, caller, is_file, is_own, named, place
+
+HOW = "--positives diagonal, half, neighbor, a column's number, or the name of a tensor of columns at the site"
+_OWNERS: tuple[Any, ...] = (torch, Tensor, nn.functional)
+_BINARY = ("logsigmoid",)
+_SUMS = ("logsumexp", "log_softmax", "softmax", "exp")
+_IF_WRONG = (
+    "What --positives or --own says is not so, or the host adds another term to these logits, or changes its loss in "
+    "the course of the training: `counterpoint inject auto` says what it computes. --allow-drift trains on regardless."
+)
+
+
+class Calls:
+    """The calls from the sites.
+
+    Attributes:
+        sites: with their positives, for calls that have no labels.
+        places: of each line that a call has come from, whether it is this library's own, its site and its name.
+        classifies: of each line that was left alone, whether its logits are those of a layer.
+    """
+
+    def __init__(self, seam: Seam, sites: dict[Site, str | None]) -> None:
+        self.seam, self.sites = seam, sites
+        self.places: dict[tuple[str, int], tuple[bool, Site | None, str]] = {}
+        self.classifies: dict[tuple[str, int], bool] = {}
+        self.scales = Scales(seam, seam.options.get("scale"))
+        self.unlabeled: dict[str, str] = {}  # calls at sites that need --positives
+        self.hooked = WeakIdKeyDictionary()  # logits whose whole gradient is replaced
+        seam.if_wrong = _IF_WRONG
+
+    def site(self, frame: FrameType, logits: Tensor) -> tuple[Site | None, str]:
+        """Return the site that a call comes from, and its line in words; count the call."""
+        key = frame.f_code.co_filename, frame.f_lineno
+        if key not in self.places:
+            here = [site for site in self.sites if site.covers(*key)]
+            self.places[key] = is_own(frame), here[0] if here else None, place(frame)
+        own, site, where = self.places[key]
+        if own:
+            return None, where
+        shape = f"logits {tuple(logits.shape)}"
+        if site is None:
+            if key not in self.classifies and logits.requires_grad:
+                self.classifies[key] = self.scales.are_of_a_layer(logits)
+            shape += " of a layer" * self.classifies.get(key, False)
+        self.seam.saw(where, shape, replaced=site is not None)
+        return site, where
+
+    def logits(
+        self, site: Site, frame: FrameType, where: str, x: Tensor, positives: Tensor | None, own: str, **how: Any
+    ) -> Logits | None:
+        """Return what replaces the gradient of the logits of a call; None where there is none to replace.
+
+        Args:
+            site, frame, where: of the call.
+            x: the logits, as the call gets them.
+            positives: see :class:`counterpoint.plugins.gradient.Logits`, as ``how``.
+            own: the host's own loss, unless ``--own`` says it.
+        """
+        if not x.requires_grad or not torch.is_grad_enabled():
+            return None
+        biased = how.get("flipped") is not None
+        seen = x if not biased else torch.where(how["flipped"], -x, x)
+        scale = self.scales.at(frame, where, seen, biased)
+        if scale is None:
+            self.seam.notes[f"{where}, at first"] = "its own loss, as its scale was not measured yet; give --scale"
+            return None
+        options = {"scale": scale, **how.pop("options", {})}
+        if biased:
+            options["bias"] = self.scales.bias(frame, where)
+        own = self.seam.options.get("own") or own
+        both = self.seam.options.get("way") == "both"
+        return Logits(self.seam, site, where, own, positives, options, both=both, **how)
+
+    def hook(self, logits: Logits, x: Tensor) -> None:
+        """Replace the whole gradient of ``x``."""
+        loss_fn = self.seam.objective(logits.own, criterion=logits.site)
+        if any(each.requires_grad for each in logits.learned) and uses_scale(loss_fn) and self.seam.spec != OWN_LOSS:
+            raise SeamError(
+                f"the scale at {logits.where} is learned, and gets no gradient from a sum of exponentials: give "
+                "the objective a temperature of its own instead of t=host, or write the loss as F.cross_entropy"
+            )
+        logits.hook(x)
+        self.hooked[x] = True
+
+
+def uses_scale(loss_fn: Objective) -> bool:
+    """Return whether a part of the objective has the host's temperature."""
+    return any(isinstance(part, FromHost) and part.name == "temperature" for part in loss_fn.modules())
+
+
+def put(seam: Seam, owner: Any, name: str, function: Callable[..., Any]) -> None:
+    """Put ``function`` in the place of ``owner.name`` until the seam ends.
+
+    Compiled code would mistake it for torch's own, and not call it from a file of the script.
+    """
+    seam.at_end.append(functools.partial(setattr, owner, name, getattr(owner, name)))
+    setattr(owner, name, torch.compiler.disable(function))
+
+
+def replace_losses(calls: Calls, known: bool) -> None:
+    """Replace cross entropy, ``nll_loss`` of a ``log_softmax``, and calls whose positives ``--positives`` names.
+
+    Args:
+        calls: those from the sites.
+        known: whether the sites are those of a plugin, which may have positives beside labels.
+    """
+    log_softmaxes: deque[tuple[weakref.ref[Tensor], Logits, Tensor]] = deque(maxlen=4)
+    put(calls.seam, nn.functional, "cross_entropy", _labeled(calls, nn.functional.cross_entropy, known))
+    nll_loss = _labeled(calls, nn.functional.nll_loss, known, log_softmaxes)
+    put(calls.seam, nn.functional, "nll_loss", nll_loss)
+    named_ = any(positives is not None for positives in calls.sites.values())
+    for name in (*_SUMS, *_BINARY) if named_ else (*_SUMS[:2], *_BINARY):
+        for owner in _OWNERS:
+            if hasattr(owner, name):
+                call = _unlabeled(calls, getattr(owner, name), name, log_softmaxes)
+                put(calls.seam, owner, name, call)
+
+
+def _labeled(
+    calls: Calls,
+    original: Callable[..., Tensor],
+    known: bool,
+    log_softmaxes: deque[tuple[weakref.ref[Tensor], Logits, Tensor]] | None = None,
+) -> Callable[..., Tensor]:
+    """Return ``cross_entropy``, or ``nll_loss`` of a recent ``log_softmax``, with logits of another gradient."""
+    signature = inspect.signature(original)
+
+    @functools.wraps(original)
+    def loss(input: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+        frame = caller()
+        site, where = calls.site(frame, input)
+        if site is None:
+            return original(input, *args, **kwargs)
+        given = signature.bind(input, *args, **kwargs).arguments
+        if given.get("weight") is not None or given.get("label_smoothing"):
+            raise SeamError(f"logits: class weights and label smoothing at {where} have no counterpart in an objective")
+        if calls.sites[site] is not None and log_softmaxes is not None:
+            return original(input, *args, **kwargs)  # its log_softmax has these positives
+        if calls.sites[site] is not None and not known:
+            raise SeamError(f"logits: --positives: cross entropy at {where} has labels of its own")
+        target: Tensor = given["target"]
+        several = target.shape == input.shape and target.is_floating_point()  # numbers for every column
+        keys = 1 if input.dim() > 2 else -1  # classes are at dimension 1
+        positives = target.movedim(keys, -1) if several else target
+        own = "supcon:t=host" if several else "infonce:t=host"
+        options = {"ignore_index": int(given.get("ignore_index", -100))}
+        if log_softmaxes is None:
+            call = calls.logits(site, frame, where, input, positives, own, keys=keys, options=options)
+            return original(input if call is None else call(input), *args, **kwargs)
+        pending, taken = next(((call, x) for out, call, x in log_softmaxes if out() is input), (None, None))
+        log_softmaxes.clear()
+        if pending is None or taken is None:
+            raise SeamError(
+                f"logits: {where} gets probabilities whose log_softmax is not in the same file, or which were changed "
+                "in between: write it as F.cross_entropy of the logits, then --site replaces it"
+            )
+        call = calls.logits(site, frame, where, taken, positives, own, keys=keys, options=options)
+        loss_fn = calls.seam.objective(own, criterion=site)
+        if call is not None and call.learned and uses_scale(loss_fn) and calls.seam.spec != OWN_LOSS:
+            raise SeamError(
+                f"logits: the scale at {where} is learned, and nll_loss is called after its logits were used: write it "
+                "as F.cross_entropy of the logits"
+            )
+        if call is not None:
+            vars(pending).update(vars(call))
+        return original(input, *args, **kwargs)
+
+    return loss
+
+
+def _unlabeled(
+    calls: Calls,
+    original: Callable[..., Tensor],
+    name: str,
+    log_softmaxes: deque[tuple[weakref.ref[Tensor], Logits, Tensor]],
+) -> Callable[..., Tensor]:
+    """Return a sum of exponentials, or ``logsigmoid``, with logits of another gradient at the sites."""
+    files = {site.file for site in calls.sites}
+    needs_positives = all(positives is None for positives in calls.sites.values())
+
+    @functools.wraps(original)
+    def call(input: Any, *args: Any, **kwargs: Any) -> Tensor:
+        if not isinstance(input, Tensor) or not input.requires_grad:
+            return original(input, *args, **kwargs)
+        frame = caller()
+        if needs_positives:
+            file = frame.f_code.co_filename
+            if any(site.covers(file, frame.f_lineno) for site in calls.sites):
+                calls.unlabeled[place(frame)] = name
+            if name != "log_softmax" or is_own(frame) or not any(is_file(file, end) for end in files):
+                return original(input, *args, **kwargs)
+            pending = Logits(calls.seam, None, place(frame), OWN_LOSS, None)
+            out = original(pending(input), *args, **kwargs)
+            log_softmaxes.append((weakref.ref(out), pending, input))
+            return out
+        key = frame.f_code.co_filename, frame.f_lineno
+        if is_own(frame) or not any(site.covers(*key) for site in calls.sites):
+            return original(input, *args, **kwargs)
+        site, where = calls.site(frame, input)
+        assert site is not None
+        text = calls.sites[site]
+        if text is None:
+            raise SeamError(f"logits: {where} is not a call of cross entropy: which columns are the positives? {HOW}")
+        if input.dim() < 2:
+            raise SeamError(f"logits: {where}: expected logits (..., anchors, keys), got {tuple(input.shape)}")
+        how: dict[str, Any] = {"keys": _dimension(args, kwargs, input) if name not in ("exp", *_BINARY) else -1}
+        if calls.seam.options.get("way") == "columns":
+            how["keys"] = -2
+        positives = positives_of(text, frame, input.movedim(how["keys"], -1))
+        own = "infonce:t=host"
+        if name in _BINARY:
+            if distributed.is_available() and distributed.is_initialized() and distributed.get_world_size() > 1:
+                raise SeamError(
+                    f"logits: {where}: with several processes, binary logits come in parts. Name the function of the "
+                    "embeddings instead: counterpoint inject function --replace 'FILE:FUNCTION(a, b, scale=c, bias=d)' "
+                    "--as gather=true"
+                )
+            own = "siglip:t=host,b=host"
+            is_positive = torch.zeros_like(input, dtype=torch.bool).scatter(1, positives.unsqueeze(1), True)
+            how["flipped"] = ~is_positive
+        logits = calls.logits(site, frame, where, input, positives, own, **how)
+        if logits is None:
+            return original(input, *args, **kwargs)
+        if name != "logsumexp":
+            return original(logits(input), *args, **kwargs)
+        # the positives are taken from the same logits, beside the sum, perhaps before these were transposed
+        base = input._base
+        if base is not None and base.dim() == 2 and base.data_ptr() == input.data_ptr():
+            turned = base.shape == input.mT.shape and base.stride() == input.mT.stride()
+            logits.keys = {-1: -2, -2: -1}[logits.keys] if turned else logits.keys
+            input_ = base if turned or base.shape == input.shape else input
+        else:
+            input_ = input
+        if input_ not in calls.hooked:
+            calls.hook(logits, input_)
+        return original(input, *args, **kwargs)
+
+    return call
+
+
+def _dimension(args: tuple[Any, ...], kwargs: dict[str, Any], input: Tensor) -> int:
+    dim = args[0] if args else kwargs.get("dim", -1)
+    dim = dim[0] if isinstance(dim, (tuple, list)) and len(dim) == 1 else dim
+    if not isinstance(dim, int):
+        raise SeamError(f"logits: expected one dimension of keys, got {dim}")
+    return dim - input.dim() if dim >= 0 else dim
+
+
+def replace_products(calls: Calls) -> None:
+    """Replace the gradient of products of embeddings at the sites, for losses that no call takes logits of."""
+    for owner in _OWNERS:
+        for name in PRODUCTS - {"sum", "mul", "__mul__", "__rmul__", "multiply", "cdist"}:
+            if callable(original := getattr(owner, name, None)):
+                put(calls.seam, owner, name, _product(calls, original))
+
+
+def _product(calls: Calls, original: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def product(*args: Any, **kwargs: Any) -> Any:
+        out, frame = original(*args, **kwargs), caller()
+        key = frame.f_code.co_filename, frame.f_lineno
+        if is_own(frame) or not any(site.covers(*key) for site in calls.sites):
+            return out
+        if not isinstance(out, Tensor) or out.dim() < 2:
+            return out
+        site, where = calls.site(frame, out)
+        assert site is not None
+        if not out.requires_grad or not torch.is_grad_enabled():
+            return out
+        keys = -2 if calls.seam.options.get("way") == "columns" else -1
+        own, scale = calls.seam.options.get("own"), calls.scales.number or 1.0
+        if own is None:
+            raise SeamError("logits: --product needs --own, the loss that the script computes from these similarities")
+        positives = positives_of(calls.sites[site] or "diagonal", frame, out.movedim(keys, -1))
+        both = calls.seam.options.get("way") == "both"
+        return Logits(calls.seam, site, where, own, positives, {"scale": scale}, keys=keys, both=both)(out)
+
+    return product
+
+
+def positives_of(text: str, frame: FrameType, logits: Tensor) -> Tensor:
+    """Return the column of each row's positive, or booleans of the shape of the logits."""
+    rows, columns = logits.shape[-2:]
+    at = torch.arange(rows, device=logits.device)
+    if text.lstrip("-").isdigit():
+        labels: Any = torch.full((rows,), int(text), device=logits.device)
+    elif text in ("diagonal", "half", "neighbor"):
+        labels = {"diagonal": at, "half": (at + rows // 2) % rows, "neighbor": at ^ 1}[text]
+    else:
+        labels = named(text, frame)
+    where = f"--positives {text} at {place(frame)}"
+    if isinstance(labels, Tensor) and labels.dtype == torch.bool and labels.shape == logits.shape:
+        return labels
+    if not isinstance(labels, Tensor) or labels.shape[-1:] != (rows,) or labels.is_floating_point():
+        got = tuple(labels.shape) if isinstance(labels, Tensor) else type(labels).__name__
+        raise SeamError(f"{where}: expected a column for each of {rows} rows, got {got}. {HOW}")
+    if bool(((labels < 0) | (labels >= columns)).any()):
+        raise SeamError(f"{where}: expected columns from 0 to {columns - 1}")
+    return labels.expand(logits.shape[:-1])

@@ -1,0 +1,321 @@
+"""The seam in the gradient: the encoder's gradients equal those of the objective written by hand."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+import torch.nn.functional as F
+from contrastive_variants import HARNESS, VARIANTS
+
+import counterpoint as cp
+from counterpoint.plugins import inject
+from counterpoint.plugins.gradient import Logits
+from counterpoint.plugins.host import DifferenceError, Seam, SeamError
+from counterpoint.plugins.logits import before
+
+B, WIDTH = 24, 8
+HCL = "hcl:t=0.1,beta=1,prior=0.05"
+
+
+def grace(q, k):
+    """Without the positive in the denominator."""
+    s = q @ k.T
+    e = torch.exp(s / 0.2)
+    return -torch.log(e.diag() / (e.sum(1) - e.diag())).mean()
+
+
+def in_place(q, k):
+    s = q @ k.T
+    s.mul_(10).exp_()
+    return -(s.diag() / s.sum(1)).log().mean()
+
+
+def batched(q, k):
+    s = torch.bmm(q.view(3, -1, WIDTH), k.view(3, -1, WIDTH).transpose(1, 2))
+    return torch.stack([-F.log_softmax(x / 0.1, 1).diag().mean() for x in s]).mean()
+
+
+def simclr(q, k):
+    """All samples with each other, without themselves."""
+    z = torch.cat([q, k])
+    s = torch.einsum("ik,jk->ij", z, z)
+    e = (s / 0.5).exp() * (1 - torch.eye(len(z), dtype=z.dtype))
+    at = torch.arange(len(z))
+    return -(e[at, (at + len(q)) % len(z)] / e.sum(1)).log().mean()
+
+
+def both_ways(q, k):
+    s = torch.mm(q, k.t())
+    e = torch.exp(s * 10)
+    return -(torch.log(e.diag() / e.sum(1)) + torch.log(e.diag() / e.sum(0))).mean() / 2
+
+
+def subset(q, k):
+    s = q.matmul(k.mT)
+    return F.cross_entropy(s[::2] / 0.1, torch.arange(B)[::2], reduction="sum") / 7
+
+
+def hcl(q, k, pairing="one_way"):
+    return cp.objective(HCL)(q, k, pairing=pairing, normalize=False)
+
+
+CASES = {
+    grace: ("s = q @ k.T", "infonce:t=0.2,denominator=negatives", ("diagonal", "rows"), hcl),
+    in_place: ("s = q @ k.T", "infonce:t=0.1", ("diagonal", "rows"), hcl),
+    batched: (
+        "s = torch.bmm(",
+        "infonce:t=0.1",
+        ("diagonal", "rows"),
+        lambda q, k: torch.stack(
+            [hcl(a, b) for a, b in zip(q.view(3, -1, WIDTH), k.view(3, -1, WIDTH), strict=True)]
+        ).mean(),
+    ),
+    simclr: ("s = torch.einsum(", "infonce:t=0.5", ("half", "rows"), lambda q, k: hcl(q, k, "views")),
+    both_ways: ("s = torch.mm(", "infonce:t=0.1", ("diagonal", "both"), lambda q, k: hcl(q, k, "symmetric")),
+    subset: (
+        "s = q.matmul(",
+        "infonce:t=0.1",
+        ("diagonal", "rows"),
+        lambda q, k: cp.objective(HCL).from_logits(q[::2] @ k.T, torch.arange(B)[::2]) * (B / 2) / 7,
+    ),
+}
+
+
+def line_of(function, text):
+    lines = Path(__file__).read_text(encoding="utf-8").splitlines()
+    start = function.__code__.co_firstlineno
+    return next(i for i in range(start, start + 12) if text in lines[i - 1])
+
+
+def run(loss, spec, options, extra=(), scaled=1.0):
+    """Return the gradients of two encoders, and the seam."""
+    torch.manual_seed(0)
+    encoders = [torch.nn.Linear(WIDTH, WIDTH).double() for _ in range(2)]
+    x = torch.randn(B, WIDTH, dtype=torch.double)
+    views = [x, x + 0.3 * torch.randn_like(x)]
+    parameters = [p for e in encoders for p in e.parameters()] + [*extra]
+    seam = Seam(spec, options=options)
+    if options:
+        before(seam)
+    try:
+        q, k = (F.normalize(e(v), dim=1) for e, v in zip(encoders, views, strict=True))
+        total = scaled * (loss(q, k) / 4 + 0.5 * sum((p**2).sum() for p in parameters))
+        total.backward()
+    finally:
+        seam.end()
+    found = [p.grad / scaled for p in parameters]
+    for p in extra:
+        p.grad = None
+    return found, seam
+
+
+@pytest.mark.parametrize("loss", CASES, ids=lambda loss: loss.__name__)
+@pytest.mark.parametrize("scaled", [1.0, 65536.0])
+def test_gradients_equal_those_by_hand(loss, scaled):
+    """Beside another term, divided by four as accumulation does, and with the scale of a GradScaler."""
+    line, own, (positives, way), truth = CASES[loss]
+    site = f"test_gradient.py:{line_of(loss, line)}"
+    options = {"product": [site], "positives": positives, "own": own, "way": way}
+    found, seam = run(loss, HCL, options, scaled=scaled)
+    expected, _ = run(truth, HCL, {})
+    torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-14)
+    assert (seam.calls, seam.proofs) == (1, 1)
+    assert seam.worst < 1e-12
+
+
+def clip(scale):
+    def loss(q, k):
+        s = scale.exp() * torch.matmul(q, k.t())
+        a, b = -torch.diag(F.log_softmax(s, -1)).mean(), -torch.diag(F.log_softmax(s.T, -1)).mean()
+        return (a + b) / 2
+
+    return loss
+
+
+@pytest.mark.filterwarnings("ignore:.*scale= is trained")
+@pytest.mark.parametrize("spec", ["hcl:t=host,beta=1", "adnce:t=host,mu=0.4", HCL])
+def test_a_learned_scale_gets_the_gradient_of_the_objective(spec):
+    """Two sinks of the same logits, one transposed; their scale is trained."""
+    scale = torch.tensor(10.0).double().log().requires_grad_()
+    site = f"test_gradient.py:{line_of(clip, 'a, b = -torch.diag')}"
+    options = {"site": [site], "positives": "diagonal", "scale": "scale.exp"}
+    found, seam = run(clip(scale), spec, options, [scale])
+    loss_fn = cp.objective(spec)
+
+    def truth(q, k):
+        x = scale.exp() * q @ k.T
+        return sum(loss_fn.from_logits(y, scale=scale.exp()) for y in (x, x.T)) / 2
+
+    expected, _ = run(truth, spec, {}, [scale])
+    torch.testing.assert_close(found, expected, rtol=1e-10, atol=1e-14)
+    assert (seam.calls, seam.proofs) == (2, 2)
+
+
+def test_what_is_said_wrongly_is_refused():
+    line, own, _, _ = CASES[grace]
+    site = f"test_gradient.py:{line_of(grace, line)}"
+    for changed in (
+        {"positives": "0"},
+        {"own": "infonce:t=0.2"},
+        {"own": "infonce:t=0.1,denominator=negatives"},
+        {"way": "both"},
+        {"way": "columns"},
+    ):
+        options = {"product": [site], "positives": "diagonal", "own": own, **changed}
+        with pytest.raises(DifferenceError, match=r"in call 1, the gradient at .* is not that of infonce"):
+            run(grace, HCL, options)
+    with pytest.raises(SeamError, match="--product needs --own"):
+        run(grace, HCL, {"product": [site]})
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_half_precision(dtype):
+    torch.manual_seed(0)
+    x = F.normalize(torch.randn(B, WIDTH), dim=1).to(dtype).requires_grad_()
+    y = F.normalize(torch.randn(B, WIDTH), dim=1).to(dtype)
+    at = torch.arange(B)
+    logits = Logits(Seam(HCL), "here", "here", "infonce:t=host", at, {"scale": 10.0})
+    F.cross_entropy(logits(x @ y.T * 10), at).backward()
+    wanted = x.detach().float().requires_grad_()
+    cp.objective(HCL).from_logits(wanted @ y.float().T * 10, scale=10.0).backward()
+    tolerance = {torch.float32: 1e-5, torch.bfloat16: 3e-2, torch.float16: 4e-3}[dtype]
+    torch.testing.assert_close(x.grad.float(), wanted.grad, rtol=tolerance, atol=tolerance * float(wanted.grad.max()))
+
+
+def logits_of(spec=HCL, own="infonce:t=host", **how):
+    at = torch.arange(B)
+    torch.manual_seed(0)
+    x = torch.randn(B, B, dtype=torch.double, requires_grad=True)
+    return x, Logits(Seam(spec), "here", "here", own, at, {"scale": 10.0}, **how), at
+
+
+def test_passes_on_steps_that_a_scaler_drops():
+    x, call, at = logits_of()
+    loss = F.cross_entropy(call(x), at) * torch.inf
+    loss.backward()
+    assert not x.grad.isfinite().all()
+    assert call.seam.proofs == 0
+
+
+def test_a_loss_that_does_not_count():
+    x, call, at = logits_of()
+    (0 * F.cross_entropy(call(x), at)).backward()
+    assert not x.grad.any()
+    assert call.seam.calls == 0
+
+
+def test_the_forward_pass_twice():
+    """Gradient checkpointing computes it again in the backward pass."""
+    x, call, at = logits_of()
+    torch.utils.checkpoint.checkpoint(lambda z: F.cross_entropy(call(z), at), x, use_reentrant=False).backward()
+    assert call.seam.calls == 1
+    y = x.detach().requires_grad_()
+    cp.objective(HCL).from_logits(y, scale=10.0).backward()
+    torch.testing.assert_close(x.grad, y.grad)
+
+
+def test_autograd_grad_and_no_second_derivative():
+    x, call, at = logits_of()
+    (g,) = torch.autograd.grad(F.cross_entropy(call(x), at), x, create_graph=True)
+    with pytest.raises(RuntimeError, match="once_differentiable"):
+        g.sum().backward()
+
+
+def test_anchors_that_are_coupled_and_rows_that_do_not_count():
+    spec = "adnce:t=0.1,mu=auto"
+    x, call, at = logits_of(spec)
+    losses = F.cross_entropy(call(x), at, reduction="none")
+    losses[:10].mean().backward()
+    y = x.detach().requires_grad_()
+    cp.objective(spec).from_logits(y, at.masked_fill(at >= 10, -100), scale=10.0).backward()
+    torch.testing.assert_close(x.grad, y.grad)
+
+
+def test_anchors_of_different_weights_are_another_loss():
+    """A focal loss, or something inside the logarithm: the objective would be weighted by the host's loss."""
+    x, call, at = logits_of()
+    losses = F.cross_entropy(call(x), at, reduction="none")
+    with pytest.raises(DifferenceError):
+        (losses * torch.linspace(0.5, 1.5, B)).mean().backward()
+
+
+@pytest.mark.parametrize("name", sorted(cp.registry))
+def test_every_objective_gives_the_gradient_of_its_loss_of_logits(name):
+    kind = cp.registry[name]
+    spec = f"{name}(infonce)" if issubclass(kind, cp.Wrapper) else name
+    if cp.objective(spec).needs:
+        pytest.skip("needs adversarial or mixed views")
+    x, call, at = logits_of(spec)
+    y = x.detach().requires_grad_()
+    try:
+        cp.objective(spec).from_logits(y, at, scale=10.0).backward()
+    except ValueError:
+        with pytest.raises(SeamError):
+            F.cross_entropy(call(x), at).backward()
+        return
+    F.cross_entropy(call(x), at).backward()
+    torch.testing.assert_close(x.grad, y.grad, rtol=1e-9, atol=1e-12)
+
+
+def test_two_processes_of_the_same_site_share_no_calls():
+    """Each call has its own logits, whatever the order of their backward passes."""
+    x, call, at = logits_of()
+    z = x.detach().clone().mul_(0.5).requires_grad_()
+    other = Logits(call.seam, "here", "here", call.own, at, {"scale": 10.0})
+    first, second = F.cross_entropy(call(x), at), F.cross_entropy(other(z), at)
+    first.backward()
+    second.backward()
+    for found in (x, z):
+        y = found.detach().requires_grad_()
+        cp.objective(HCL).from_logits(y, scale=10.0).backward()
+        torch.testing.assert_close(found.grad, y.grad)
+
+
+@pytest.fixture
+def launch(tmp_path, monkeypatch, capsys):
+    def start(script, *words):
+        monkeypatch.chdir(tmp_path)
+        for name in ("argv", "path", "meta_path"):
+            monkeypatch.setattr(sys, name, [*getattr(sys, name)])
+        monkeypatch.setitem(sys.modules, "__main__", sys.modules["__main__"])
+        (tmp_path / "toy.py").write_text(script)
+        code = inject.main([*words, "--", "toy.py"])
+        sys.modules.pop("toy", None)
+        out, err = capsys.readouterr()
+        return SimpleNamespace(code=code, out=out, err=err)
+
+    return start
+
+
+PRINTS = "        optimizer.step()\n        print(repr(float(net.layer.weight.double().sum())))"
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("name", sorted(name for name, (*_, ours) in VARIANTS.items() if ours))
+def test_whatever_command_auto_prints_trains_as_the_script_or_with_the_objective(launch, tmp_path, name):
+    """With the host's own form, training is unchanged; with another objective it is not; both are proved."""
+    script = HARNESS.replace("{code}", VARIANTS[name][0]).replace("        optimizer.step()", PRINTS)
+    launch(script, "auto", "--objective", HCL, "--json", "found.json")
+    commands = json.loads((tmp_path / "found.json").read_text())["commands"]
+    for command in commands:
+        if command[2] != "logits":
+            continue
+        plain = launch(script, "logits", "--site", "toy.py:1")
+        at = command.index("--objective")
+        own = command[command.index("--own") + 1] if "--own" in command else "host"
+        words = [*command[2:at], "--only"]
+        same = launch(script, *words, "--objective", own)
+        assert same.code == 0, same.err
+        rows = [[float(x) for x in each.out.split()] for each in (plain, same)]
+        assert rows[0] == pytest.approx(rows[1], rel=1e-4)
+        if "siglip" in name:
+            continue
+        ours = launch(script, *words, "--objective", HCL)
+        assert ours.code == 0, ours.err
+        assert "was that of the host's own loss in " in ours.err
+        assert ours.out != plain.out
