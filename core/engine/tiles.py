@@ -146,7 +146,7 @@ class TileNegatives(Negatives):
         """Return the rows and columns of a tile."""
         traced, (left, right) = isinstance(functions, Traced), self.pairs[0]
         if self.tile is not None or left.device.type != "cpu":
-            return (self.tile or EDGES[traced],) * 2
+            return self.tile or EDGES[traced], self.tile or EDGES[traced]
         edge = (EDGES_CPU if torch.get_num_threads() == 1 else EDGES_THREADS)[traced]
         if left is right:
             edge = min(edge, math.ceil(len(left) / 2))  # a single tile would compute every pair twice
