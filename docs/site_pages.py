@@ -345,7 +345,7 @@ PUBLIC = {  # beside `__all__`, which some packages do not have
         "settings.Settings",
         "metrics.Metric",
         "metrics.read",
-        "written.Written",
+        "metrics.Written",
         "comparison.find_loss",
         "comparison.tuned",
         "comparison.equal_lengths",

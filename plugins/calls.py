@@ -135,7 +135,7 @@ def replace_losses(calls: Calls, known: bool) -> None:
     for name in (*_SUMS, *_BINARY) if named_ else (*_SUMS[:2], *_BINARY):
         for owner in _OWNERS:
             if hasattr(owner, name):
-                call = _unlabeled(calls, getattr(owner, name), name, log_softmaxes)
+                call = _unlabeled(calls, getattr(owner, name), name, known, log_softmaxes)
                 put(calls.seam, owner, name, call)
 
 
@@ -195,6 +195,7 @@ def _unlabeled(
     calls: Calls,
     original: Callable[..., Tensor],
     name: str,
+    known: bool,
     log_softmaxes: deque[tuple[weakref.ref[Tensor], Logits, Tensor]],
 ) -> Callable[..., Tensor]:
     """Return a sum of exponentials, or ``logsigmoid``, with logits of another gradient at the sites."""
@@ -231,6 +232,7 @@ def _unlabeled(
             how["keys"] = -2
         positives = positives_of(text, frame, input.movedim(how["keys"], -1))
         own = "infonce:t=host"
+        how["apart"] = known and name == "logsumexp"
         if name in _BINARY:
             if distributed.is_available() and distributed.is_initialized() and distributed.get_world_size() > 1:
                 raise SeamError(
@@ -244,7 +246,7 @@ def _unlabeled(
         logits = calls.logits(site, frame, where, input, positives, own, **how)
         if logits is None:
             return original(input, *args, **kwargs)
-        if name != "logsumexp":
+        if name != "logsumexp" or known:
             return original(logits(input), *args, **kwargs)
         # the positives are taken from the same logits, beside the sum, perhaps before these were transposed
         base = input._base

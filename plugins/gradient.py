@@ -185,6 +185,8 @@ class Logits(Replaced):
         keys: the dimension along which keys compete.
         both: the loss is the mean of those of rows and of columns.
         flipped: booleans, where the logits have the other sign: those of negatives in binary losses.
+        apart: the host takes the positives from another tensor, so that these logits get the gradient of its sum
+            of exponentials alone. What the positives are is then not proved.
     """
 
     def __init__(
@@ -198,9 +200,10 @@ class Logits(Replaced):
         keys: int = -1,
         both: bool = False,
         flipped: Tensor | None = None,
+        apart: bool = False,
     ) -> None:
         self.seam, self.site, self.where, self.own, self.positives = seam, site, where, own, positives
-        self.options, self.keys, self.both, self.flipped = options or {}, keys, both, flipped
+        self.options, self.keys, self.both, self.flipped, self.apart = options or {}, keys, both, flipped, apart
 
     @property
     def known(self) -> bool:
@@ -265,6 +268,8 @@ class Logits(Replaced):
                 parts = [loss_fn.from_logits(y, positives, empty="warn", reduction="none", **options) for y in ways]
             except ValueError as error:
                 raise SeamError(f"{loss_fn} cannot be computed at {self.where}: {error}") from error
+            if self.apart:  # their gradient is in these losses, and the host adds it elsewhere
+                parts = [part + x.gather(-1, positives.unsqueeze(-1)).squeeze(-1) for part in parts]
             return torch.stack([(weights * part).sum() for part in parts]).mean()
 
     def _fit(self, g: Tensor, x: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:

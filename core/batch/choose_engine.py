@@ -106,7 +106,7 @@ def masked_negatives(
     else:
         neg = TileNegatives(pairs, both, mask, batch.edge, batch.bound, engine, batch.engine == engine)
     neg.optional = optional
-    if mask.ids is not None and not optional:
+    if (mask.ids is not None or mask.zeros) and not optional:
         neg.valid = checks.has_negatives(neg.count)
     return neg
 

@@ -69,7 +69,7 @@ def joint(batch: Batch) -> Scores:
         part = negatives_of(batch, [(anchors, keys)], hard=others, owned=False, optional=True)
         parts.append((part, 0 if others is None else all_hard))
     negatives = joined([part for part, _ in parts], [count for _, count in parts])
-    if batch.ids is not None:
+    if batch.ids is not None or any(weight is not None for weight in (batch.log_weight, batch.negative_log_weight)):
         counts = [part.neg.count if isinstance(part, TiltedNegatives) else part.count for part, _ in parts]
         negatives.valid = checks.has_negatives(sum(counts))
     pos = (queries[0] * docs[0]).sum(-1, keepdim=True)

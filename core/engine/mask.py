@@ -10,6 +10,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from .. import checks
 from ..hyper import Value
 
 LOG2E = 1 / math.log(2)  # exponents of tiles are in units of log 2
@@ -180,7 +181,8 @@ class Mask:
         if self.ids is None:
             fill_diagonals(keep.fill_(1.0)[:, :views], self._offsets(height, views, start), 0.0)
         else:
-            torch.ne(self.ids[0][tile.rows].unsqueeze(1), self.ids[1][tile.keys], out=keep)
+            different = self.ids[0][tile.rows].unsqueeze(1) != self.ids[1][tile.keys]
+            keep = different.to(keep.dtype) if checks.traced() else keep.copy_(different)
         # 2. hard negatives: whose, and the weight of an anchor's own
         if views < width and not (self.others and self.own_log_weight == 0):
             own = workspace("own", (height, width)).zero_()

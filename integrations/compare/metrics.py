@@ -6,11 +6,11 @@ import argparse
 import csv
 import json
 import re
-import runpy
 import shutil
 import sys
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from importlib import util
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -219,8 +219,12 @@ _READERS |= {"python": _python, "script": _script}
 def function(metric: Metric) -> Callable[[Any], Any]:
     """Return the function that a metric calls; its file may import its neighbours."""
     file = Path(metric.place)
+    spec = util.spec_from_file_location(f"_counterpoint_metric_{file.stem}", file)
+    assert spec is not None
+    assert spec.loader is not None
+    module = util.module_from_spec(spec)
     sys.path.append(str(file.parent))
-    names = runpy.run_path(str(file), run_name=f"_counterpoint_metric_{file.stem}")
-    functions = {name: value for name, value in names.items() if callable(value)}
+    spec.loader.exec_module(module)
+    functions = {name: value for name, value in vars(module).items() if callable(value)}
     check_known(f"{file} has no function", metric.what, functions)
     return functions[metric.what]  # type: ignore[no-any-return]

@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from .. import flags
-from .settings import CURL_TASKS, Settings
+from ..domain import check_choice
+from .settings import CURL_TASKS, Settings, tasks
 
 if TYPE_CHECKING:
     from ..store.run import Run
@@ -26,7 +27,10 @@ def train_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _check_train(arguments: argparse.Namespace) -> None:
-    """Raise what is wrong with numbers; called before torch is imported. The suite knows the tasks."""
+    """Raise what is wrong with names and numbers; called before torch is imported."""
+    if known := tasks():  # else the error names the extra to install
+        for task in arguments.task:
+            check_choice("task", task, known)
     Settings(**settings(arguments, arguments.task[0]))
     if arguments.observe == "state" and arguments.objective:
         raise ValueError("--objective: crops need pixels; leave it out with --observe state.")

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, fields
+from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
 from ..domain import Domain, check, setting
@@ -10,6 +13,14 @@ from ..domain import Domain, check, setting
 CURL_TASKS = ("finger-spin", "cartpole-swingup", "reacher-easy", "cheetah-run", "walker-walk", "ball_in_cup-catch")
 OBSERVE = ("pixels", "state")
 SCORES = ("bilinear", "cosine")  # a test compares these with the plugin's
+
+
+def tasks() -> list[str]:
+    """Return the tasks of the installed suite, read from its files, since importing it takes seconds."""
+    package = find_spec("dm_control")
+    files = sorted(Path((package.submodule_search_locations or [""])[0], "suite").glob("*.py")) if package else []
+    pattern = re.compile(r"^@SUITE\.add\(.*\)\ndef (\w+)", re.M)
+    return [f"{file.stem}-{task}" for file in files for task in pattern.findall(file.read_text(encoding="utf-8"))]
 
 
 @dataclass(frozen=True)

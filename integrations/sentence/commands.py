@@ -116,9 +116,7 @@ def _check_eval(arguments: argparse.Namespace) -> None:
 
     if "root" in arguments:
         flags.check_root(arguments.root)
-    for name in getattr(arguments, "data", ()):
-        if not retrieval.is_nano(name):
-            retrieval.find(name)
+    retrieval.check(getattr(arguments, "data", ()))
     find(arguments.model, arguments.revision)
 
 

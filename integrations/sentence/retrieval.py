@@ -12,17 +12,21 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from counterpoint.names import nearest
+from counterpoint.names import check_known, nearest
 
 from .files import ENVIRONMENT, lines, root, table
 
 FOLDER = "retrieval"  # of the collections, in that of the data
 NANO = "nano"  # the thirteen small collections of NanoBEIR, which are on the hub; nano:NAME is one of them
+NANO_NAMES = (  # a test compares them with those of sentence-transformers
+    "climatefever", "dbpedia", "fever", "fiqa2018", "hotpotqa", "msmarco", "nfcorpus", "nq", "quoraretrieval",
+    "scidocs", "arguana", "scifact", "touche2020",
+)  # fmt: skip
 METRICS = {"nDCG@10": "ndcg@10", "MRR@10": "mrr@10", "recall@10": "recall@10", "recall@100": "recall@100"}
 HEADLINE = "nDCG@10"
 
@@ -70,6 +74,15 @@ def find(name: str | Path, data: str | Path | None = None) -> Path:
     where = f"{ENVIRONMENT} is not set" if base is None else f"{base / FOLDER} has none of this name"
     hint = nearest(str(name), known) if known else ""
     raise FileNotFoundError(f"{name}: not a BEIR folder, nor the name of a collection: {where}.{hint}")
+
+
+def check(names: Iterable[str], data: str | Path | None = None) -> None:
+    """Raise an error unless each name is that of a collection, or of NanoBEIR."""
+    for name in names:
+        if not is_nano(name):
+            find(name, data)
+        elif one := name.partition(":")[2]:
+            check_known("unknown collection of NanoBEIR", one.lower(), NANO_NAMES)
 
 
 def is_nano(name: str) -> bool:

@@ -51,7 +51,7 @@ def test_a_new_objective_appears_by_itself(capsys):
 
         formula = "p + wind"
         paper = "nobody 2000"
-        wind = Real("w", 0, 7)
+        wind = Real("w", low=0, high=7)
 
         def __init__(self, temperature=0.5, denominator="mean", radius=None, wind=3.5):
             super().__init__(temperature, denominator, radius, wind=wind)

@@ -866,18 +866,13 @@ def parsed(*words, **how):
     return parser.parse_args([*words])
 
 
-def test_flags(monkeypatch, capsys):
-    monkeypatch.setenv("COUNTERPOINT_DATA", "/somewhere")
+def test_flags(capsys):
     found = parsed("--objective", "hcl", "adnce:mu=0.4", "--seeds", "3", "--epochs", "0", "--preset", "paper",
                   "--fresh", presets=["paper"])  # fmt: skip
     assert found.objective == [str(cp.objective("hcl")), str(cp.objective("adnce:mu=0.4"))]
     assert (found.seed, found.seeds, found.epochs, found.preset, found.resume) == (0, 3, 0, "paper", False)
-    assert (found.data, found.out, found.device, found.jobs, found.json) == (
-        Path("/somewhere"), Path("runs"), "cpu", 1, False,
-    )  # fmt: skip
-    monkeypatch.delenv("COUNTERPOINT_DATA")
+    assert (found.out, found.device, found.jobs, found.json) == (Path("runs"), "cpu", 1, False)
     assert parsed("--steps", "7", settings=control_settings.Settings).steps == 7
-    assert parsed().data is None
     for words, said in (
         (("--objective", "adnec"), "Did you mean 'adnce'"),
         (("--seeds", "0"), "expected a whole number of at least 1, got '0'"),
