@@ -311,3 +311,14 @@ def test_other_texts_are_no_rules(text):
 def test_a_margin_needs_a_positive():
     with pytest.raises(ValueError, match="a margin needs positives, at least 2 views"):
         cp.DistancePolarization()(embeddings(1, SIZE)[0], false_negatives=cp.margin(0.1))
+
+
+@pytest.mark.parametrize("engine", ["matrix", "tiles", "chunks"])
+@pytest.mark.parametrize("pairing", ["views", "one_way", "symmetric"])
+def test_weights_of_zero_that_leave_no_negatives_are_an_error(engine, pairing):
+    z = torch.randn(2, 300, 8, generator=torch.Generator().manual_seed(0))
+    weights = torch.zeros(300)
+    weights[0] = torch.inf
+    assert torch.isfinite(cp.ADNCE(0.5)(*z, log_q=weights, engine=engine, pairing=pairing))
+    with pytest.raises(ValueError, match="anchors have no negatives"):
+        cp.ADNCE(0.5)(*z, log_q=torch.full((300,), torch.inf), engine=engine, pairing=pairing)
