@@ -7,7 +7,7 @@ from torch import Tensor
 
 from . import checks
 
-# The gradient, one over the length, is that of a row of this length where the row is shorter: it would overflow.
+# Shorter rows get the gradient of a row of this length: their own, one over the length, would overflow.
 EPS = 1e-30
 EPS_HALF = 1e-4  # of float16
 

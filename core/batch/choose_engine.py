@@ -38,7 +38,7 @@ def negatives_of(
     Args:
         batch: the batch.
         parts: anchors and keys, each a list of views ``(B, d)``.
-        both: the keys are anchors too, after the others, with the anchors as their keys.
+        both: compare in both directions: the keys are further anchors, listed last, whose keys are the first ones.
         hard: ``(B, n, d)`` hard negatives.
         owned: whether an anchor's own hard negatives count.
         optional: whether others are joined to these, so that an anchor may have none.
@@ -64,7 +64,7 @@ def mask_of(batch: Batch, times: int, views: int, hard: int, owned: bool = True)
     """Return which keys count: views of all samples, for ``times`` views as anchors, and ``hard`` negatives of each."""
 
     def pair(x: Tensor | None, of_hard: Tensor | None, missing: Tensor | float) -> tuple[Tensor, Tensor] | None:
-        """Return what is known of the anchors and of the keys; ``missing`` for hard negatives of which it is not."""
+        """Return a value for each anchor and for each key; hard negatives without one get ``missing``."""
         if x is None:
             return None
         keys = batch.everyone(x).repeat(views)

@@ -30,7 +30,7 @@ class Scores:
         positive_weight: ``(anchors, 1)`` factor of ``p / t`` in the numerator of the family of InfoNCE, or None.
         anchors: ``(anchors,)`` weights of the final average, or None.
         rows: if the anchors are some of the rows of a matrix: ``(rows,)``, True for these; the others' loss is zero.
-        share: share of the final average that the anchors have; rows without negatives, of loss zero, have the rest.
+        share: fraction of the averaged rows that have negatives; the others enter the average with loss zero.
         adversarial: similarities to the adversarial view, with their own negatives.
         mixed: similarities to each mixed view, with their own negatives.
         views: number of views of a sample, if known.

@@ -111,7 +111,7 @@ def _of_views(
     d_scale: Tensor | None = None,
     d_pos: Tensor | None = None,
 ) -> list[Tensor]:
-    """Return the gradient of each view: the part of what comes in across the unit vectors, over the norms.
+    """Return the gradient of each view: the part perpendicular to the unit vectors, divided by the norms.
 
     Args:
         views, scale: of the unit vectors, ``(B, d)`` each, and the factors of all of them.

@@ -162,7 +162,8 @@ class Mask:
     def weigh(self, tile: Tile, s: Tensor | None, workspace: Workspace) -> Tile:
         """Decide which keys of a tile count, and how much.
 
-        Nothing else decides it: a matrix is one tile.
+        A matrix is one tile; :meth:`of_matrix` and :meth:`count` have shortcuts for keys that are excluded by their
+        position alone.
 
         Args:
             tile: its position.

@@ -37,7 +37,7 @@ SEPARATE_CPU = 2**18
 # Materialize at most this many pairs (64 MB) when several reductions need autograd.
 CACHED = 2**24
 
-# Edges of the tiles of quadratic and of traced functions: on one CPU thread, on several, elsewhere.
+# Edge of a square tile, as (quadratic, traced) functions: on one CPU thread, on several, on other devices.
 EDGES_CPU, EDGES_THREADS, EDGES = (512, 256), (1024, 512), (4096, 2048)
 
 LIMITED = "false_negatives= excludes every key; empty='zero' gives these anchors a loss of zero"
@@ -120,7 +120,7 @@ class TileNegatives(Negatives):
         """Yield each pair of embeddings and, if its keys are anchors too, the same exchanged.
 
         Args:
-            mirrored: the rows of a pair are then those of both instead.
+            mirrored: yield each pair once instead; its rows are its anchors, followed by its keys.
         """
         start = 0
         guides = [None] * len(self.pairs) if self.guide is None else self.guide.pairs

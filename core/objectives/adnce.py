@@ -162,7 +162,7 @@ def weighted_sums(
         return log_weights + s / t, log_weights
 
     def constant(log_total: Tensor) -> Tensor:
-        # tiles leave out gradients that are small beside others, also beside those of constants
+        # tiles drop gradients that are tiny beside the largest; detached, a constant cannot be that largest one
         trained = any(isinstance(value, Tensor) and value.requires_grad for value in (mu, sigma))
         return log_total if trained else log_total.detach()
 
