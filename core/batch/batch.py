@@ -418,7 +418,9 @@ class Batch:
         if self.log_weight is not None and self.queue is not None:
             raise ValueError("log_q= is of the batch's keys; the negatives are the queue's: cp.Keys(queue, log_q=...).")
         if self.log_weight is not None and self.negatives is not None and self.negative_log_weight is None:
-            raise ValueError("log_q= with negatives=: the hard negatives need log-probabilities too: cp.Keys(negatives, log_q=...).")
+            raise ValueError(
+                "log_q= with negatives=: the hard negatives need log-probabilities too: cp.Keys(negatives, log_q=...)."
+            )
         if self.negatives is not None and self.log_weight is None and self.negative_log_weight is not None:
             self.log_weight = self.negative_log_weight.new_zeros(self.size)
 
