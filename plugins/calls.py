@@ -15,7 +15,7 @@ from torch import Tensor, distributed, nn
 from torch.utils.weak import WeakIdKeyDictionary
 
 from counterpoint.host import FromHost
-from counterpoint.objective import Objective
+from counterpoint.objective import Objective, as_objective
 
 from .finder.products import PRODUCTS
 from .gradient import Logits
@@ -92,15 +92,15 @@ class Calls:
             options["bias"] = self.scales.bias(frame, where)
         own = self.seam.options.get("own") or own
         both = self.seam.options.get("way") == "both"
-        return Logits(self.seam, site, where, own, positives, options, both=both, **how)
+        half = x.dtype in (torch.float16, torch.bfloat16) and not torch.is_autocast_enabled(x.device.type)
+        return Logits(self.seam, site, where, own, positives, options, both=both, later=float(half), **how)
 
     def hook(self, logits: Logits, x: Tensor) -> None:
         """Replace the whole gradient of ``x``."""
-        loss_fn = self.seam.objective(logits.own, criterion=logits.site)
-        if any(each.requires_grad for each in logits.learned) and uses_scale(loss_fn) and self.seam.spec != OWN_LOSS:
+        if any(each.requires_grad for each in logits.learned) and self.seam.spec != OWN_LOSS:
             raise SeamError(
-                f"the scale at {logits.where} is learned, and gets no gradient from a sum of exponentials: give "
-                "the objective a temperature of its own instead of t=host, or write the loss as F.cross_entropy"
+                f"the scale at {logits.where} is learned, and gets no gradient from a sum of exponentials, whatever "
+                "the temperature of the objective is: write the loss as F.cross_entropy"
             )
         logits.hook(x)
         self.hooked[x] = True
@@ -170,8 +170,11 @@ def _labeled(
         if log_softmaxes is None:
             call = calls.logits(site, frame, where, input, positives, own, keys=keys, options=options)
             return original(input if call is None else call(input), *args, **kwargs)
-        pending, taken = next(((call, x) for out, call, x in log_softmaxes if out() is input), (None, None))
+        found = next((each for each in log_softmaxes if each[0]() is input), None)
+        pending, taken = (None, None) if found is None else found[1:]
+        kept = [each for each in log_softmaxes if each is not found and each[0]() is not None]
         log_softmaxes.clear()
+        log_softmaxes.extend(kept)
         if pending is None or taken is None:
             raise SeamError(
                 f"logits: {where} gets probabilities whose log_softmax is not in the same file, or which were changed "
@@ -296,9 +299,20 @@ def _product(calls: Calls, original: Callable[..., Any]) -> Callable[..., Any]:
         own, scale = calls.seam.options.get("own"), calls.scales.number or 1.0
         if own is None:
             raise SeamError("logits: --product needs --own, the loss that the script computes from these similarities")
+        if calls.scales.option is not None and calls.scales.number is None:
+            raise SeamError(f"logits: --scale {calls.scales.option}: with --product, expected a number")
+        follows = [spec != OWN_LOSS and uses_scale(as_objective(spec)) for spec in (calls.seam.spec, own)]
+        if calls.scales.option is None and follows == [True, False]:
+            raise SeamError(
+                "logits: --product: t=host of --objective is not known, as the scale comes after the product: give the "
+                "objective the temperature of --own"
+            )
         positives = positives_of(calls.sites[site] or "diagonal", frame, out.movedim(keys, -1))
         both = calls.seam.options.get("way") == "both"
-        return Logits(calls.seam, site, where, own, positives, {"scale": scale}, keys=keys, both=both)(out)
+        temperature = getattr(as_objective(own), "temperature", 1.0) if own != OWN_LOSS else 1.0
+        later = 1 / float(temperature) if isinstance(temperature, float) else 1.0
+        how: dict[str, Any] = {"keys": keys, "both": both, "later": later}
+        return Logits(calls.seam, site, where, own, positives, {"scale": scale}, **how)(out)
 
     return product
 

@@ -14,19 +14,23 @@ from __future__ import annotations
 
 import json
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from counterpoint.batch.ready_made import MASKED
 from counterpoint.objective import Objective, as_objective
 from counterpoint.vectors import widen
 
 from .host import OWN_LOSS, DifferenceError, Seam, SeamError, is_first_process
 from .verify import GRADIENTS, NEAR_ZERO, ROUNDING, along, gradients, precision_of
 
+CHANGED = "were changed in place after the loss had taken them"
+LOGITS = {torch.float64: 1e-4, torch.float32: 1e-3, torch.float16: 1e-2, torch.bfloat16: 5e-2}
+"""The largest relative difference of gradients at the logits: these are the same numbers, so that little is rounded."""
 UNDERFLOW = 60.0  # exponents that are smaller, relative to the largest of their row, may have no gradient
 
 
@@ -99,9 +103,9 @@ class Replaced(ABC):
         like = (*tensors, *self.learned)
         return [None if f is None else f.to(x.dtype) for f, x in zip(found, like, strict=True)]
 
-    def conclude(self, error: float, dtype: torch.dtype) -> None:
+    def conclude(self, error: float, dtype: torch.dtype, allowed: float) -> None:
         """Note how well the gradient is that of the host's own loss, or raise an error."""
-        seam, allowed = self.seam, GRADIENTS * ROUNDING[dtype]
+        seam = self.seam
         if error <= allowed:
             seam.proofs, seam.worst = seam.proofs + 1, max(seam.worst, error)
             return
@@ -117,6 +121,10 @@ class Replaced(ABC):
 def digits(value: float) -> float:
     """Return the share of digits of a loss's gradient: one near zero is a difference of nearly equal numbers."""
     return min(1.0, abs(value) / NEAR_ZERO)
+
+
+def _largest(tensors: Iterable[Tensor]) -> float:
+    return max((float(x.abs().max()) for x in tensors), default=0.0)
 
 
 class Embeddings(Replaced):
@@ -157,8 +165,13 @@ class Embeddings(Replaced):
                 sum(float((a * b).sum()) for a, b in zip(expected, c, strict=True)) for c in (theirs, expected)
             )
             weight = products / max(squares, 1e-60)
-            error = max(float((a - weight * b).abs().max()) for a, b in zip(theirs, expected, strict=True))
-            self.conclude(digits(value) * error / max(float(a.abs().max()) for a in theirs), dtype)
+            error = max(
+                _largest((a - weight * b) for a, b in zip(theirs, expected, strict=True) if chosen(a))
+                / max(_largest(a for a in theirs if chosen(a)), 1e-60)
+                # a learned scale sums over anchors, so that its gradient is larger than that of any embedding
+                for chosen in (lambda a: a.dim() > 1, lambda a: True)
+            )
+            self.conclude(digits(value) * error, dtype, GRADIENTS * ROUNDING[dtype])
         if weight is None:
             raise SeamError(f"{self.where}: the weight of its loss is not known; --own says what it computes")
         factor = weight
@@ -187,6 +200,7 @@ class Logits(Replaced):
         flipped: booleans, where the logits have the other sign: those of negatives in binary losses.
         apart: the host takes the positives from another tensor, so that these logits get the gradient of its sum
             of exponentials alone. What the positives are is then not proved.
+        later: what the host multiplies these logits by later, in their precision, which rounds the exponents.
     """
 
     def __init__(
@@ -201,9 +215,11 @@ class Logits(Replaced):
         both: bool = False,
         flipped: Tensor | None = None,
         apart: bool = False,
+        later: float = 0.0,
     ) -> None:
         self.seam, self.site, self.where, self.own, self.positives = seam, site, where, own, positives
-        self.options, self.keys, self.both, self.flipped, self.apart = options or {}, keys, both, flipped, apart
+        self.options, self.keys, self.both, self.flipped = options or {}, keys, both, flipped
+        self.apart, self.later = apart, later
 
     @property
     def known(self) -> bool:
@@ -224,8 +240,10 @@ class Logits(Replaced):
 
         def replaced(g: Tensor) -> Tensor | None:
             if values._version != version:
-                raise SeamError(f"the logits at {self.where} were changed in place after the loss had taken them")
-            return self.gradients(dtype, [g], [values])[0]
+                raise SeamError(f"the logits at {self.where} {CHANGED}")
+            found = self.gradients(dtype, [g.detach()], [values])[0]
+            # with create_graph=True, what takes a second derivative must not take it for a constant
+            return _Once.apply(found, g) if found is not None and g.requires_grad else found
 
         logits.register_hook(replaced)
 
@@ -263,48 +281,72 @@ class Logits(Replaced):
         given = iter(learned)
         options: dict[str, Any] = {k: next(given) if isinstance(v, Tensor) else v for k, v in self.options.items()}
         with torch.enable_grad():
-            ways = [x, x.mT] if self.both else [x]
+            # one call, by which schedules and statistics move once
+            ways = torch.stack([x, x.mT]) if self.both else x
             try:
-                parts = [loss_fn.from_logits(y, positives, empty="warn", reduction="none", **options) for y in ways]
+                parts = loss_fn.from_logits(
+                    ways,
+                    positives.expand(2, *positives.shape) if self.both else positives,
+                    empty="warn",
+                    reduction="none",
+                    **options,
+                )
             except ValueError as error:
                 raise SeamError(f"{loss_fn} cannot be computed at {self.where}: {error}") from error
             if self.apart:  # their gradient is in these losses, and the host adds it elsewhere
-                parts = [part + x.gather(-1, positives.unsqueeze(-1)).squeeze(-1) for part in parts]
-            return torch.stack([(weights * part).sum() for part in parts]).mean()
+                parts = parts + x.gather(-1, positives.unsqueeze(-1)).squeeze(-1)
+            return (weights * parts).sum() / (2 if self.both else 1)
 
     def _fit(self, g: Tensor, x: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
         """Return the weights of the anchors, and the logits with what the host leaves out masked."""
-        assert self.positives is not None
+        positives = self.positives
+        assert positives is not None
+        if self.both and x.shape[-2] != x.shape[-1]:
+            raise SeamError(f"{self.where}: --way both: expected as many rows as columns, got {tuple(x.shape)}")
         own, ones, tried = as_objective(self.own), torch.ones_like(g[..., 0]), []
-        # entries without a gradient are left out by the host, unless their exponential is too small to have one
-        near = x > x.amax(-1, keepdim=True) - UNDERFLOW
-        left_out = (g == 0) & near & (g != 0).any(-1, keepdim=True)
-        for y in [x, x.masked_fill(left_out, -torch.inf)] if bool(left_out.any()) else [x]:
+
+        def expected_of(y: Tensor) -> tuple[float, Tensor]:
             leaves = [y.detach().requires_grad_(), *(each.detach() for each in self.learned)]
-            value = self._loss(own, leaves, self.positives, ones)
-            (expected,) = torch.autograd.grad(value, leaves[:1])
-            for weights in self._weights(g, expected):
+            value = self._loss(own, leaves, positives, ones)
+            return float(value.detach()) / ones.numel(), torch.autograd.grad(value, leaves[:1])[0]
+
+        whole = expected_of(x)
+        # zeros that no rounding explains are what the host leaves out: anchors, and keys but for their exponentials
+        smallest = 2 * torch.finfo(dtype).smallest_normal * torch.finfo(dtype).eps
+        missing = (g == 0) & ((_weight(g, whole[1]) * whole[1]).abs() > smallest) & (whole[1].abs() > smallest)
+        counted = (g != 0).any(-1) | ~missing.any(-1)
+        near = x > x.amax(-1, keepdim=True) - UNDERFLOW
+        left_out = missing & near & (g != 0).any(-1, keepdim=True) & ~self._are_positives(g)
+        candidates = [(x, whole, bool(left_out.any()))]
+        if candidates[0][2]:
+            y = x.masked_fill(left_out, -torch.inf)
+            candidates.insert(0, (y, expected_of(y), False))
+        for y, (value, expected), ignores in candidates:
+            some = [] if self.both or bool(counted.all()) else [counted]
+            for rows in (*some, torch.ones_like(counted)):
+                weights = _weight(g, expected * rows.unsqueeze(-1)) * rows
                 error = float((g - weights.unsqueeze(-1) * expected).abs().max() / g.abs().max())
-                tried.append((digits(float(value.detach()) / ones.numel()) * error, weights, y))
-                if tried[-1][0] <= GRADIENTS * ROUNDING[dtype]:
-                    break
-            else:
-                continue
-            break
-        error, weights, y = min(tried, key=lambda each: each[0])
-        self.conclude(error, dtype)
+                # of two that fit, that without the zeros
+                worse = ROUNDING[dtype] / 10 * (ignores + (bool(some) and rows is not counted))
+                tried.append((error + worse if error == error else torch.inf, digits(value) * error, weights, y))
+        _, error, weights, y = min(tried, key=lambda each: each[0])
+        largest = float(x.masked_fill(x <= MASKED, 0.0).abs().max())
+        self.conclude(error, dtype, LOGITS[dtype] + torch.finfo(dtype).eps * self.later * largest)
         return weights, y
 
-    def _weights(self, g: Tensor, expected: Tensor) -> list[Tensor]:
-        """Return the weights that may fit: one for all anchors, or for those with a gradient."""
-        counted = (g != 0).any(-1)
-        some = [] if self.both or bool(counted.all()) else [counted]
-        weights = []
-        for rows in (torch.ones_like(counted), *some):
-            part = expected * rows.unsqueeze(-1)
-            one = (g * part).sum() / (part * part).sum().clamp(min=torch.finfo(g.dtype).tiny)
-            weights.append(one * rows)
-        return weights
+    def _are_positives(self, g: Tensor) -> Tensor:
+        """Return booleans of the shape of ``g``."""
+        positives = self.positives
+        assert positives is not None
+        if positives.dim() == g.dim():
+            return positives != 0
+        columns = positives.long().clamp(0, g.shape[-1] - 1).unsqueeze(-1)
+        return torch.zeros_like(g, dtype=torch.bool).scatter(-1, columns, True)
+
+
+def _weight(g: Tensor, expected: Tensor) -> Tensor:
+    """Return the number that brings ``expected`` closest to ``g``."""
+    return (g * expected).sum() / (expected * expected).sum().clamp(min=torch.finfo(g.dtype).tiny)
 
 
 class _Replace(torch.autograd.Function):
@@ -319,6 +361,24 @@ class _Replace(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *g: Tensor) -> tuple[Tensor | None, ...]:
-        tensors = [x.detach() for x in ctx.saved_tensors]
+        try:
+            tensors = [x.detach() for x in ctx.saved_tensors]
+        except RuntimeError as error:
+            if "inplace operation" not in str(error):
+                raise
+            raise SeamError(f"the tensors at {ctx.call.where} {CHANGED}") from error
         with torch.autocast(tensors[0].device.type, enabled=False):
             return (None, None, None, *ctx.call.gradients(ctx.dtype, g, tensors))
+
+
+class _Once(torch.autograd.Function):
+    """The gradient ``found`` that stands for ``g``, which has no second derivative."""
+
+    @staticmethod
+    def forward(ctx: Any, found: Tensor, g: Tensor) -> Tensor:
+        return found.clone()
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *g: Tensor) -> tuple[Tensor | None, ...]:
+        return None, g[0]

@@ -14,7 +14,7 @@ from contrastive_variants import HARNESS, VARIANTS
 
 import counterpoint as cp
 from counterpoint.plugins import inject
-from counterpoint.plugins.gradient import Logits
+from counterpoint.plugins.gradient import Embeddings, Logits
 from counterpoint.plugins.host import DifferenceError, Seam, SeamError
 from counterpoint.plugins.logits import before
 
@@ -274,6 +274,133 @@ def test_two_processes_of_the_same_site_share_no_calls():
         y = found.detach().requires_grad_()
         cp.objective(HCL).from_logits(y, scale=10.0).backward()
         torch.testing.assert_close(found.grad, y.grad)
+
+
+def masked_in_half(q, k):
+    z = torch.cat([q, k])
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        s = z @ z.T
+    s = s.masked_fill(torch.eye(len(z), dtype=torch.bool), -1e9)
+    return F.cross_entropy(s.double() / 0.5, torch.arange(len(z)).roll(len(q)))
+
+
+def test_a_mask_after_a_product_in_half_precision():
+    """Half precision explains large differences, so that what is left out must not be found by these alone."""
+    line = line_of(masked_in_half, "s = z @ z.T")
+    options = {"product": [f"test_gradient.py:{line}"], "positives": "half", "own": "infonce:t=0.5"}
+    found, seam = run(masked_in_half, HCL, options)
+    expected, _ = run(lambda q, k: hcl(q, k, "views"), HCL, {})
+    assert seam.worst < 1e-2
+    for a, b in zip(found, expected, strict=True):
+        torch.testing.assert_close(a, b, rtol=0.05, atol=0.02 * float(b.abs().max()))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_anchors_that_do_not_count_get_no_gradient(dtype):
+    """Also where theirs would be too small for a difference."""
+    torch.manual_seed(0)
+    at = torch.arange(B)
+    x = (torch.randn(B, B) + 12 * torch.eye(B) * (at >= 10)).to(dtype).requires_grad_()
+    call = Logits(Seam("hcl:t=1,beta=1"), "here", "here", "infonce:t=host", at, {"scale": 10.0})
+    F.cross_entropy(call(x), at, reduction="none")[:10].mean().backward()
+    assert x.grad[:10].any(-1).all()
+    assert not x.grad[10:].any()
+
+
+def test_keys_that_are_left_out_get_no_gradient():
+    """Also where theirs would be too small for a difference."""
+    torch.manual_seed(0)
+    x = torch.randn(B, B)
+    least = torch.zeros(B, B, dtype=torch.bool).scatter(1, (x + 9 * torch.eye(B)).argmin(1, keepdim=True), True)
+    x = (x - 6.0 * least).requires_grad_()
+    at = torch.arange(B)
+    call = Logits(Seam("hcl:t=1,beta=1"), "here", "here", "infonce:t=host", at, {"scale": 10.0})
+    F.cross_entropy(call(x).masked_fill(least, -1e9), at).backward()
+    assert torch.equal(x.grad == 0, least)
+
+
+def test_schedules_move_once_where_rows_and_columns_compete():
+    spec = "infonce:t=schedule(0.1,0.5,5)"
+    x = torch.randn(B, B, dtype=torch.double, requires_grad=True)
+    at = torch.arange(B)
+    seam, loss_fn = Seam(spec), cp.objective(spec)
+    for _ in range(3):
+        call = Logits(seam, "here", "here", "infonce:t=host", at, {"scale": 10.0}, both=True)
+        y = call(x)
+        x.grad = None
+        ((F.cross_entropy(y, at) + F.cross_entropy(y.T, at)) / 2).backward()
+        z = x.detach().requires_grad_()
+        loss_fn.from_logits(torch.stack([z, z.T]), at.expand(2, -1), scale=10.0).backward()
+        torch.testing.assert_close(x.grad, z.grad)
+
+
+def test_no_second_derivative_of_a_sum_of_exponentials():
+    x, call, _ = logits_of()
+    y = x * 1.0
+    call.hook(y)
+    (g,) = torch.autograd.grad((y.logsumexp(1) - y.diag()).mean(), x, create_graph=True)
+    with pytest.raises(RuntimeError, match=r"once_differentiable|is not that of infonce"):
+        g.sum().backward()
+
+
+def test_logits_that_are_changed_in_place_afterwards():
+    x, call, at = logits_of()
+    y = x * 1.0
+    loss = F.cross_entropy(call(y), at)
+    y.detach().div_(2)
+    with pytest.raises(SeamError, match="the tensors at here were changed in place"):
+        loss.backward()
+
+
+def test_a_learned_scale_does_not_outweigh_embeddings():
+    """Its gradient is a sum over all, beside which a second term of the embeddings is small."""
+    q, k = (F.normalize(torch.randn(B, WIDTH), dim=1).requires_grad_() for _ in range(2))
+    scale = torch.tensor(0.01, requires_grad=True)
+
+    def loss(loss_fn, tensors):
+        return loss_fn.from_logits(tensors[0] @ tensors[1].T * tensors[2], scale=tensors[2])
+
+    call = Embeddings(Seam("infonce:t=host"), "here", "infonce:t=host", loss, lambda *_: {})
+    a, b, c = call(q, k, scale)
+    with pytest.raises(DifferenceError):
+        (F.cross_entropy(a @ b.T * c, torch.arange(B)) + 1e-5 * (a[0] * b[1]).sum()).backward()
+
+
+def two_log_softmaxes(q, k):
+    s = q @ k.T * 10
+    a, b = F.log_softmax(s, 1), F.log_softmax(s.T, 1)
+    return (F.nll_loss(a, torch.arange(B)) + F.nll_loss(b, torch.arange(B))) / 2
+
+
+def test_both_log_softmaxes_before_their_losses():
+    line = line_of(two_log_softmaxes, "return (F.nll_loss")
+    found, seam = run(two_log_softmaxes, HCL, {"site": [f"test_gradient.py:{line}"], "scale": "10"})
+    expected, _ = run(lambda q, k: hcl(q, k, "symmetric"), HCL, {})
+    torch.testing.assert_close(found, expected, rtol=1e-10, atol=1e-14)
+    assert seam.proofs == 2
+
+
+def lse(scale):
+    def loss(q, k):
+        s = scale.exp() * q @ k.T
+        return (torch.logsumexp(s, 1) - s.diag()).mean()
+
+    return loss
+
+
+def test_scales_that_would_get_a_wrong_gradient_or_be_ignored():
+    """A sum of exponentials passes nothing on to a learned scale; a product has no scale by name."""
+    scale = torch.tensor(10.0).double().log().requires_grad_()
+    site = f"test_gradient.py:{line_of(lse, 'return (torch.logsumexp')}"
+    options = {"site": [site], "positives": "diagonal", "scale": "scale.exp"}
+    with pytest.raises(SeamError, match="gets no gradient from a sum of exponentials"):
+        run(lse(scale), HCL, options, [scale])
+    line, own, _, _ = CASES[grace]
+    options = {"product": [f"test_gradient.py:{line_of(grace, line)}"], "positives": "diagonal", "own": own}
+    with pytest.raises(SeamError, match="with --product, expected a number"):
+        run(grace, HCL, {**options, "scale": "scale.exp"})
+    with pytest.raises(SeamError, match="t=host of --objective is not known"):
+        run(grace, "hcl:t=host", options)
 
 
 @pytest.fixture
