@@ -55,7 +55,7 @@ def setting(default: Any, help: str = "", **about: Any) -> Any:
 
 
 def about(setting_field: Field[Any]) -> About:
-    """Return what a field says about its flag."""
+    """Return the description of a field's flag."""
     return setting_field.metadata["about"]  # type: ignore[no-any-return]
 
 

@@ -205,7 +205,7 @@ def add_settings(parser: argparse._ActionsContainer, settings: type) -> None:
 
 
 def _options(field: Field[Any]) -> dict[str, Any]:
-    """Return what argparse needs to know about a setting."""
+    """Return the options of a setting's flag for argparse."""
     flag, value = about(field), default(field)
     if value is False:
         return {"action": "store_true", "help": flag.help}

@@ -273,7 +273,9 @@ def _replacement(seam: Seam, replaced: _Replaced, original: Callable[..., Any]) 
                     f"{replaced.site.text} returns {type(result).__name__}, not a loss alone: say what it computes, "
                     "as in --own infonce:t=0.1; `counterpoint inject auto` finds it"
                 )
-            seam.notes[replaced.site.text] = "not compared with the objective: --own says what the function computes"
+            seam.notes[replaced.site.text] = (
+                "taken for a mean over anchors, and not compared: --own says what the function computes"
+            )
             embeddings.returned(result)
         return result
 

@@ -1,4 +1,4 @@
-"""Read what ``counterpoint advise`` measures: arrays, text pairs, folders of images."""
+"""Read the data that ``counterpoint advise`` measures: arrays, text pairs, folders of images."""
 
 from __future__ import annotations
 

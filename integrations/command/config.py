@@ -160,7 +160,7 @@ def _content(url: str) -> bytes:
 
 
 def _load(place: str | Path) -> Any:
-    """Read JSON, or YAML if the name ends so; raise ``ValueError`` with what is wrong in one line."""
+    """Read JSON, or YAML by the name's ending; raise ``ValueError`` with the fault in one line."""
     if isinstance(place, Path) and place.is_dir():
         raise ValueError(f"is a folder; expected a file, such as {place / 'run.json'}")
     suffix = Path(place).suffix
@@ -264,7 +264,7 @@ def recorded(command: str | None) -> Begun | None:
 
 
 def begun_by(command: str | None) -> str:
-    """Say what began a run."""
+    """Name the command or the code that began a run."""
     return f"it was begun by {command or 'an unknown program'}"
 
 

@@ -90,7 +90,7 @@ def _check(arguments: argparse.Namespace) -> None:
 
 
 def _faults(arguments: argparse.Namespace, settings: Settings, script: Sequence[str]) -> Iterator[str]:
-    """Yield what is wrong with a comparison."""
+    """Yield the faults of a comparison."""
     if arguments.host is None:
         yield f"which host? Known: {', '.join(registry.names())}"
     if not script:

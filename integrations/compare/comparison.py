@@ -211,7 +211,7 @@ def find_loss(root: str | Path, code: str, script: Sequence[str], seam: Sequence
 
 
 def _watch(script: Sequence[str], seam: Sequence[str]) -> dict[str, Any]:
-    """Return what ``counterpoint inject auto`` finds in a few steps of the script."""
+    """Return the findings of ``counterpoint inject auto`` in a few steps of the script."""
     with tempfile.TemporaryDirectory() as out:
         words = [word.replace("{seed}", "0").replace("{out}", out) for word in script]
         found = Path(out, "found.json")

@@ -131,7 +131,7 @@ def overview_reading(columns: Sequence[Column]) -> str:
 
 
 def pooled_reading(pooled: Pooled) -> str:
-    """Return what several data sets say together; their table has the numbers."""
+    """Summarize several data sets; their table has the numbers."""
     said = "; ".join(verdicts(pooled.verdicts, pooled.digits))
     start = f"{pooled.domain}, {pooled.metric}: over {_pairs(pooled.verdicts)} data sets"
     return f"{start} against {pooled.baseline}: {said}."

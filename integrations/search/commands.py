@@ -13,7 +13,7 @@ shows them: their scores selected the settings.
 graph    accuracy on the 30 % of the graphs that ``--part report`` leaves out
 image    nearest neighbors on the validation images; the test images are not loaded
 sentence Spearman's correlation on the development set
-control  the final score. There is no test set; the seeds differ from those of ``train``
+control  the final score. It has no test set; the seeds differ from those of ``train``
 ======== =====================================================================================
 """
 

@@ -189,7 +189,7 @@ def find(url: str) -> dict[object, tuple[RunFolder, Callable[[], bytes | None] |
 
 
 def upload(store: str | Path, folder: str) -> None:
-    """Send what this machine has in a folder of a store that is a URL; a store that is a folder has it."""
+    """Upload a folder of this machine to a store that is a URL; in a store that is a folder, it is there already."""
     root, transport = local(store), connect(store)
     for file in sorted((root / folder).rglob("*")) if local(store, "read") != root else ():
         if file.is_file():

@@ -31,7 +31,7 @@ OBJECTS = {*LIBRARIES, "az", "abfs", "abfss", "memory"}  # without folders; a wr
 
 
 class Entry(NamedTuple):
-    """A file in a listing: its bytes, and when it was written by the clock of the store."""
+    """A file in a listing: its bytes, and the time of writing on the store's clock."""
 
     size: int
     modified: float

@@ -555,3 +555,11 @@ def test_views_of_a_seam():
     assert Seam("host", options={"views": 3}).views(arcl) == 3
     assert Seam("host", verify=1).views(arcl) == 2
     assert Seam("host").views(cp.objective("infonce")) == 2
+
+
+def test_the_report_of_a_verified_step_is_of_the_hosts_loss(launch, tmp_path):
+    options = ["--objective", "infonce:t=0.1", "--verify", "2", "--report", "steps.jsonl", *ARGUMENTS, *site(TOY)]
+    assert launch("logits", *options).code == 0
+    lines = [json.loads(line) for line in (tmp_path / "steps.jsonl").read_text().splitlines()]
+    same = [{key: value for key, value in line.items() if key != "step"} for line in lines]
+    assert same[0] == same[1] != same[2]
