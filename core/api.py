@@ -33,14 +33,16 @@ from .objectives.positives import AAL, ArCL, DebiasedPositives, SupCon, worst_al
 from .objectives.siglip import SigLIP
 from .registry import registry
 from .spec import SpecError
+from .treatment import Treatment, treatment
 from .version import __version__
 
 __all__ = [
     "AAL", "ADNCE", "CLDRO", "DCL", "HCL", "NCA", "AlphaCL", "ArCL", "Choice", "DebiasedPositives",
     "DistancePolarization", "Flag", "InfoNCE", "IntCL", "IntNaCl", "Keys", "Learned", "MatrixNegatives", "MeanVariance",
     "MixNCA", "Negatives", "Objective", "Real", "Robust", "Schedule", "Scores", "SigLIP", "SpecError",
-    "SupCon", "TileNegatives", "Wrapper", "__version__", "chi2_ratio", "distances", "from_dict", "gather",
+    "SupCon", "TileNegatives", "Treatment", "Wrapper", "__version__", "chi2_ratio", "distances", "from_dict", "gather",
     "gradcache", "kl_alpha", "margin", "mutual_information", "objective", "pairs_in_margin", "plot_distances",
-    "plot_weights", "registry", "set_checks", "tau_from_radius", "threshold", "views",
+    "plot_weights", "registry", "set_checks", "tau_from_radius", "threshold", "treatment",
+    "views",
     "weight_curve", "worst_alignment", "worst_case_weights",
 ]  # fmt: skip

@@ -7,6 +7,7 @@ import warnings
 from collections.abc import Callable, Iterable
 from copy import deepcopy
 from functools import partial, reduce
+from importlib import import_module
 from inspect import Parameter
 from operator import add
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, get_args
@@ -30,6 +31,9 @@ from .hyper import Choice, Flag, Hyper, Learned, Real, Schedule, Tracked, Value,
 from .names import check_known
 from .parameters import Parametrized
 from .registry import kind
+
+OF_HOST = ("temperature", "denominator")
+"""Parameters that an objective in the place of another loss has from that, unless its spec says otherwise."""
 
 
 class Inner(Hyper["Objective | str", "Objective"]):
@@ -404,17 +408,17 @@ def weighted_sum(terms: Iterable[tuple[Any, Objective]]) -> Objective:
     return total.terms()[0][1] if total._weights == [1.0] else total
 
 
-def as_objective(value: Objective | str) -> Objective:
-    """Return an objective as it is, or build it from its spec."""
+def as_objective(value: Objective | str, like: Objective | str | None = None) -> Objective:
+    """Return an objective as it is, or build it from its spec, or from a treatment's text; see there for ``like``."""
     if isinstance(value, Objective):
         return value
     if isinstance(value, str):
-        return objective(value)
+        return objective(value, like)
     raise TypeError(f"expected an objective or a spec string, got {reprlib.repr(value)} ({type(value).__name__}).")
 
 
-def objective(text: str) -> Objective:
-    """Build an objective from its spec.
+def objective(text: str, like: Objective | str | None = None) -> Objective:
+    """Build an objective from its spec; with semicolons it is a :func:`treatment`, which explains ``like``.
 
     ::
 
@@ -428,7 +432,15 @@ def objective(text: str) -> Objective:
     >>> cp.objective("arcl(adnce:mu=0.9,t=0.2) + 0.1*dp")
     arcl(adnce:t=0.2,denominator=with_positive,mu=0.9,sigma=1,quantile=0.9) + 0.1*dp:low=0.1,high=0.5
     """
-    return spec.parse(text, kind, weighted_sum)  # type: ignore[no-any-return]
+    if isinstance(text, str) and ";" in text:
+        return import_module(f"{__package__}.treatment").treatment(text, like)  # type: ignore[no-any-return]
+    if like is None:
+        return spec.parse(text, kind, weighted_sum)  # type: ignore[no-any-return]
+    own = as_objective(like)
+    if isinstance(text, str) and text.strip() == "host":
+        return own
+    defaults = {name: own._hyper[name] for name in OF_HOST if name in getattr(own, "_hyper", {})}
+    return spec.parse(text, kind, weighted_sum, defaults)  # type: ignore[no-any-return]
 
 
 def from_dict(data: dict[str, Any]) -> Objective:
@@ -442,6 +454,9 @@ def from_dict(data: dict[str, Any]) -> Objective:
         raise ValueError(f'from_dict: expected a dict with "name", got {data!r}.')
     if not isinstance(name := data["name"], str):
         raise ValueError(f"from_dict: expected the name of an objective, got {name!r}.")
+    if name == "treatment":
+        built = import_module(f"{__package__}.treatment").Treatment
+        return built(from_dict(data["objective"]), **data["told"])  # type: ignore[no-any-return]
     if name != "sum":
         return kind(name).from_plain({k: v for k, v in data.items() if k != "name"})  # type: ignore[no-any-return]
     terms = data.get("terms")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from importlib import import_module, metadata
 from typing import Any
 
@@ -48,7 +48,7 @@ def check_names(text: str) -> None:
     Commands call it, where only installed packages can have defined more than the built-in objectives.
     """
     _refuse_list(text)
-    for match in _OBJECTIVE.finditer(text):
+    for match in _OBJECTIVE.finditer(text.partition(";")[0]):
         if match[1] not in (*CALLS, *OBJECTIVES) and not metadata.entry_points(group="counterpoint.objectives"):
             raise SpecError(unknown_objective(match[1], OBJECTIVES), text, match.start(1))
 
@@ -63,25 +63,28 @@ def value(text: str) -> Any:
     return _Parser(text).whole(_Parser.value)
 
 
-def parse(text: str, kind: Callable[[str], Any], total: Any) -> Any:
+def parse(text: str, kind: Callable[[str], Any], total: Any, defaults: Mapping[str, Any] | None = None) -> Any:
     """Build the objective that ``text`` describes.
 
     Args:
         text: The spec.
         kind: Returns the class with a name.
         total: Builds the sum of weighted terms.
+        defaults: Values of parameters that the text does not name, of all objectives that have them.
     """
     if not isinstance(text, str):
         raise TypeError(f"objective: expected a spec string, got {text!r} ({type(text).__name__}).")
     _refuse_list(text)
-    return _Parser(text, kind, total).whole(_Parser.sum)
+    return _Parser(text, kind, total, defaults).whole(_Parser.sum)
 
 
 class _Parser:
     """A recursive-descent parser; ``at`` is its position in the text, never on a space."""
 
-    def __init__(self, text: str, kind: Any = None, total: Any = None) -> None:
-        self.text, self.kind, self.total, self.depth = text, kind, total, 0
+    def __init__(
+        self, text: str, kind: Any = None, total: Any = None, defaults: Mapping[str, Any] | None = None
+    ) -> None:
+        self.text, self.kind, self.total, self.depth, self.defaults = text, kind, total, 0, defaults or {}
         self.move(0)
 
     def move(self, at: int) -> None:
@@ -176,6 +179,7 @@ class _Parser:
             self.parameter(name, cls.hyper, values)
             while self.take(","):
                 self.parameter(name, cls.hyper, values)
+        values = {name: value for name, value in self.defaults.items() if name in cls.hyper} | values
         return self.built(start, cls, **values)
 
     def parameter(self, name: str, hyper: dict[str, Any], values: dict[str, Any]) -> None:

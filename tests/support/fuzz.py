@@ -24,6 +24,7 @@ from fuzzing.draws import counts
 from fuzzing.joint import JOINT, check_joint
 from fuzzing.matrices import MATRICES, check_matrix
 from fuzzing.texts import TEXTS, TREES, check_data, check_text
+from fuzzing.treated import TREATED, check_treated
 from fuzzing.ways import COMPILED, EMPTIED, FROZEN, check_compiled, check_emptied, check_frozen
 from fuzzing.wrong import WRONG, check_wrong
 from hypothesis import HealthCheck, Phase, given, settings
@@ -39,6 +40,7 @@ CHECKS: dict[str, tuple[Callable[[Any], None], st.SearchStrategy[Any], int]] = {
     "compiled": (check_compiled, COMPILED, 12),
     "frozen": (check_frozen, FROZEN, 60),
     "emptied": (check_emptied, EMPTIED, 60),
+    "treated": (check_treated, TREATED, 60),
     "wrong": (check_wrong, WRONG, 60),
     "texts": (check_text, TEXTS, 300),
     "data": (check_data, TREES, 200),

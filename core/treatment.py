@@ -1,0 +1,393 @@
+"""Treatments: an objective, and what it is told of the data: which keys are not negatives.
+
+.. code-block:: text
+
+    treatment = objective, {";" item}
+    item      = "duplicates" ["=" PATH] | ("ids" | "labels" | "guide") "=" PATH
+              | "margin=" number ["," kind] | "threshold=" number
+
+A ``PATH`` such as ``batch["doc_id"]`` or ``self.labels[0]`` says where ``counterpoint inject`` finds the values: among
+the names of the function that computes the loss. It is looked up, never evaluated.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from functools import reduce
+from hashlib import blake2b
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, distributed
+
+from . import checks
+from .batch.options import Reduction
+from .batch.ready_made import MASKED
+from .batch.rules import Rule, as_rules, limits
+from .engine.distributed import Gather, gather
+from .names import check_known
+from .objective import Objective, Wrapper, as_objective
+from .vectors import unit, widen
+
+TOLD = ("duplicates", "ids", "labels", "guide")
+RULES = ("margin", "threshold")
+_PATH = re.compile(r"[A-Za-z]\w*(\.[A-Za-z]\w*|\[(-?\d+|\"[^\"\[\];]*\"|'[^'\[\];]*')\])*")
+_STEP = re.compile(r"\.?([A-Za-z]\w*)|\[(?:(-?\d+)|[\"']([^\"']*)[\"'])\]")
+_EQUAL = {torch.float64: 1e-8, torch.float32: 1e-4, torch.float16: 2e-3, torch.bfloat16: 1.6e-2}
+
+
+class Treatment(Wrapper):
+    """An objective, and what it is told of the data; :func:`treatment` reads one from its text.
+
+    It is called as its objective is. Anchors that its rules leave without negatives do not count, unless no other is
+    left: :attr:`counts` says how many there were.
+
+    Args:
+        objective: an objective or its spec.
+        false_negatives: rules by which keys are too similar to be negatives.
+        duplicates: whether keys that equal an anchor's positive are excluded: embeddings that are equal but for
+            rounding or, given a path, rows of that tensor (``input_ids``) or texts of that list.
+        ids, labels, guide: paths of what the argument of this name says of the samples.
+
+    >>> import torch, counterpoint as cp
+    >>> told = cp.treatment("infonce:t=0.5; duplicates")
+    >>> z1, z2 = torch.randn(2, 4, 8, generator=torch.Generator().manual_seed(0))
+    >>> z2[3] = z2[0]
+    >>> torch.equal(told(z1, z2), cp.InfoNCE(0.5)(z1, z2, ids=torch.tensor([0, 1, 2, 0])))
+    True
+    """
+
+    def __init__(
+        self,
+        objective: Objective | str,
+        *,
+        false_negatives: Rule | str | Sequence[Rule | str] | None = None,
+        duplicates: bool | str = False,
+        ids: str | None = None,
+        labels: str | None = None,
+        guide: str | None = None,
+    ) -> None:
+        super().__init__(objective)
+        if isinstance(self.objective, Treatment):
+            raise TypeError(f"treatment: {self.objective} is one already; expected an objective.")
+        self.rules = as_rules(false_negatives)
+        told = {"duplicates": duplicates, "ids": ids, "labels": labels, "guide": guide}
+        self.told: dict[str, str | bool] = {name: value for name, value in told.items() if value}
+        for name, path in self.told.items():
+            if isinstance(path, str) and not _PATH.fullmatch(path):
+                raise ValueError(f'treatment: {name}: expected a path such as batch["doc_id"], got {path!r}.')
+        if ids and labels:
+            raise ValueError("treatment: expected ids= or labels=, got both: labels are ids, too.")
+        if guide and not self.rules:
+            raise ValueError(f"treatment: guide={guide} decides nothing without a rule; add margin=0 or threshold=0.9.")
+        self.counts: dict[str, Tensor | float] = {"anchors": 0.0, "excluded": 0.0, "without_negatives": 0.0}
+        """Sums over the calls of :meth:`from_logits`: anchors, excluded keys, and anchors left without negatives."""
+
+    @property
+    def paths(self) -> dict[str, str]:
+        """What has to be looked up, by the name of the argument."""
+        return {name: path for name, path in self.told.items() if isinstance(path, str)}
+
+    def look_up(self, names: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the values at the paths, given the names of a function."""
+        return {name: _at(path, names, name) for name, path in self.paths.items()}
+
+    @property
+    def views(self) -> int | None:
+        return self.objective.views
+
+    def forward(self, *views: Tensor, gather: Gather = False, reduction: Reduction = "mean", **options: Any) -> Tensor:
+        """Compute the loss of embeddings; ``duplicates=`` takes rows or texts, one per sample."""
+        return self.objective(*views, gather=gather, reduction=reduction, **self._options(views, gather, options))
+
+    def from_scores(self, *args: Any, **options: Any) -> Tensor:
+        raise TypeError(f"{self}: from_scores has no keys to exclude; pass mask= to its objective, or use from_logits.")
+
+    def from_pairings(self, *args: Any, **options: Any) -> Tensor:
+        return self.objective.from_pairings(*args, **options)
+
+    def from_logits(
+        self,
+        logits: Tensor,
+        labels: Tensor | None = None,
+        *,
+        scale: float | Tensor = 1.0,
+        bias: float | Tensor = 0.0,
+        ignore_index: int = -100,
+        empty: Literal["error", "warn", "zero"] = "error",
+        reduction: Reduction = "mean",
+        **known: Any,
+    ) -> Tensor:
+        """Compute the loss of logits; ``ids``, ``classes``, ``guide`` and ``duplicates`` are those of anchors or keys.
+
+        Args:
+            logits, labels, scale, bias, ignore_index, empty, reduction: see :meth:`Objective.from_logits`.
+            known: what :attr:`paths` ask for; class labels are ``classes``. A guide is a matrix like the logits, or
+                embeddings of the keys.
+        """
+        logits, labels = self._masked(logits, labels, scale, bias, ignore_index, known)
+        options: dict[str, Any] = {"scale": scale, "bias": bias, "ignore_index": ignore_index, "reduction": reduction}
+        return self.objective.from_logits(logits, labels, empty="zero" if self.told or self.rules else empty, **options)
+
+    def report(self, *args: Any, call: str = "forward", **options: Any) -> dict[str, float]:  # type: ignore[override]
+        """Report as the objective does, of the negatives that are left."""
+        if call == "forward":
+            options = self._options(args, options.get("gather", False), options)
+        elif call == "from_logits":
+            known = {name: options.pop(name) for name in ("ids", "classes", "guide", "duplicates") if name in options}
+            labels = args[1] if len(args) > 1 else options.pop("labels", None)
+            scale = [options.get(name, default) for name, default in (("scale", 1.0), ("bias", 0.0))]
+            args = self._masked(args[0], labels, *scale, options.get("ignore_index", -100), known, count=False)
+        return self.objective.report(*args, call=call, **options)
+
+    def _options(self, views: Sequence[Tensor], group: Gather, options: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the options of the objective's call with embeddings."""
+        options = dict(options)
+        for name in ("ids", "labels", "guide"):
+            if name in self.told and options.get(name) is None:
+                raise TypeError(f"{self}: pass {name}=; only `counterpoint inject` looks up {self.told[name]}.")
+        if self.rules:
+            options["false_negatives"] = [*self.rules, *as_rules(options.get("false_negatives"))]
+            options.setdefault("empty", "zero")
+        if "duplicates" in self.told:
+            given = options.pop("duplicates", None)
+            if given is None and self.told["duplicates"] is not True:
+                raise TypeError(f"{self}: pass duplicates=; only `counterpoint inject` looks it up.")
+            stacked = options.get("stacked", False)
+            positives = given if given is not None else views[0][:, -1] if stacked else views[1 if views[1:] else 0]
+            same = _numbered(positives, group)
+            known = options.get("ids") if options.get("labels") is None else options["labels"]
+            options["ids"] = same if known is None else _merged(same, _numbered(known, False))
+        return options
+
+    def _masked(
+        self,
+        logits: Tensor,
+        labels: Tensor | None,
+        scale: float | Tensor,
+        bias: float | Tensor,
+        ignore_index: int,
+        known: Mapping[str, Any],
+        count: bool = True,
+    ) -> tuple[Tensor, Tensor | None]:
+        """Mask the keys that are not negatives; return the labels, several positives per row if classes are told."""
+        for name in self.paths:
+            if known.get({"labels": "classes"}.get(name, name)) is None:
+                raise TypeError(f"{self}: pass {name}=; only `counterpoint inject` looks up {self.told[name]}.")
+        if not (self.told or self.rules):
+            return logits, labels
+        with torch.no_grad():
+            s = widen(logits.detach())
+            out = s <= MASKED
+            s = (s - bias) / scale
+            positive = _positives(s, labels, ignore_index) & ~out
+            columns = positive.long().argmax(-1)
+            drop = torch.zeros_like(out)
+            if self.told:
+                numbers = [self._of_keys(name, s, out, columns, known, logits.dtype) for name in self.told]
+                if same := [each for each in numbers if each is not None]:
+                    number = reduce(_merged, same)
+                    drop = number[columns].unsqueeze(-1) == number
+            if "labels" in self.told:
+                labels = positive = positive | (drop & ~out & positive.any(-1, keepdim=True))
+            if self.rules:
+                judge = s if known.get("guide") is None else _guided(known["guide"], s, columns)
+                first = positive.flatten(0, -2)
+                judge, pos = judge.expand_as(s).flatten(0, -2), judge.expand_as(s).flatten(0, -2)
+                for most in limits(self.rules, pos.masked_fill(~first, torch.inf), first):
+                    drop |= (judge > most).view_as(drop)
+            drop &= ~positive & ~out
+            if count and not checks.compiling():
+                self._count(drop, out | positive, positive)
+        return logits.masked_fill(drop, -torch.inf), labels
+
+    def _named(self, name: str) -> str:
+        return f"treatment: {name}={self.told[name]}".removesuffix("=True")
+
+    def _of_keys(
+        self, name: str, s: Tensor, out: Tensor, columns: Tensor, known: Mapping[str, Any], dtype: torch.dtype
+    ) -> Tensor | None:
+        """Return a number for each key, the same for those that ``name`` says are the same; None for a guide."""
+        if name == "guide":
+            return None
+        first = columns.flatten(0, -2)[0] if columns.dim() > 1 else columns
+        anchors, keys = s.shape[-2:]
+        if anchors > 1 and bool((first == first[0]).all() | (columns != first).any()):
+            raise ValueError(f"{self._named(name)}: these logits do not say which keys anchors have in common.")
+        at = torch.arange(anchors, device=s.device)
+        values = known.get({"labels": "classes"}.get(name, name))
+        if values is None:
+            fill = s.masked_fill(out, -torch.inf).amax(-2, keepdim=True).expand_as(s)  # the masked similarity to itself
+            number = _numbered(torch.where(out, fill, s).flatten(0, -2).mT, False, dtype)
+        else:
+            number = _spread(_numbered(values, False).to(s.device), first, keys, self._named(name))
+        is_anchor = anchors == keys and bool(out.diagonal(dim1=-2, dim2=-1).all())
+        return _merged(number, torch.minimum(first, at)) if is_anchor else number
+
+    def _count(self, drop: Tensor, others: Tensor, positive: Tensor) -> None:
+        rows = positive.any(-1) & ~others.all(-1)
+        empty = rows & (drop | others).all(-1)
+        if bool(rows.any()) and bool((empty == rows).all()):
+            raise ValueError(f"{self}: every anchor of this step is left without negatives.")
+        sums = {"anchors": rows.sum(), "excluded": drop.sum(), "without_negatives": empty.sum()}
+        self.counts = {name: value + sums[name] for name, value in self.counts.items()}
+
+    def terms(self) -> list[Any]:
+        raise TypeError(f"{self}: a treatment cannot be a term; write the sum before its first semicolon.")
+
+    def replace(self, **changes: Any) -> Treatment:  # type: ignore[override]
+        """Return the same treatment of a changed objective."""
+        return Treatment(self.objective.replace(**changes), false_negatives=self.rules or None, **self.told)  # type: ignore[arg-type]
+
+    def _text(self, detail: str) -> str:
+        told = [name if path is True else f"{name}={path}" for name, path in self.told.items()]
+        rules = [f"{str(rule).partition('(')[0]}={str(rule).partition('(')[2][:-1]}" for rule in self.rules]
+        return "; ".join([self.objective._text(detail), *told, *rules])
+
+    def to_dict(self) -> dict[str, Any]:
+        told = {**self.told, "false_negatives": [*map(str, self.rules)] or None}
+        return {"name": "treatment", "objective": self.objective.to_dict(), "told": told}
+
+
+def treatment(text: str, like: Objective | str | None = None) -> Treatment:
+    """Build a treatment from its text; ``cp.treatment(str(t)) == t``.
+
+    Args:
+        text: an objective's spec and, behind semicolons, what it is told.
+        like: the loss of the script. Its temperature and denominator are those of ``text`` where that names none, and
+            ``host`` is this loss.
+
+    >>> import counterpoint as cp
+    >>> cp.treatment("hcl:t=0.05; ids=batch['doc']; margin=-0.1")
+    hcl:t=0.05,denominator=with_positive,beta=1,prior=0.1; ids=batch['doc']; margin=-0.1
+    """
+    head, *items = text.split(";")
+    options: dict[str, Any] = {}
+    rules: list[str] = []
+    for item in items:
+        name, equals, value = (part.strip() for part in item.partition("="))
+        check_known("treatment: unknown item", name, (*TOLD, *RULES))
+        if name in RULES:
+            rules.append(f"{name}({value})")
+        elif name in options:
+            raise ValueError(f"treatment: {name!r} is given twice in {text!r}.")
+        elif not value and (name != "duplicates" or equals):
+            raise ValueError(f'treatment: {name}: expected a path, as in {name}=batch["{name}"], got {item.strip()!r}.')
+        else:
+            options[name] = value or True
+    return Treatment(as_objective(head, like), false_negatives=rules or None, **options)
+
+
+def _at(path: str, names: Mapping[str, Any], what: str) -> Any:
+    """Look up a path."""
+    first, *steps = _STEP.finditer(path)
+    check_known(f"{what}={path}: no such name", first[1], names)
+    value = names[first[1]]
+    for step in steps:
+        name, number, key = step.groups()
+        try:
+            value = getattr(value, name) if name else value[int(number) if number else key]
+        except (AttributeError, KeyError, IndexError, TypeError) as error:
+            raise ValueError(f"{what}={path}: {path[: step.start()]} has no {step[0]}: {error}") from None
+    return value
+
+
+def _numbered(values: Any, group: Gather, dtype: torch.dtype | None = None) -> Tensor:
+    """Return an integer for each row or value, the same for equal ones: of floats, for those equal but for rounding.
+
+    Integers and texts have the same numbers in all processes; embeddings are compared with those of ``group``.
+    """
+    if not isinstance(values, Tensor):
+        if not all(isinstance(value, (str, bytes, int)) for value in values):
+            raise TypeError("treatment: expected a tensor, or a list of texts or whole numbers.")
+        digests = (blake2b(repr(value).encode(), digest_size=8).digest() for value in values)
+        return torch.tensor([int.from_bytes(digest, "little", signed=True) for digest in digests])
+    if values.is_floating_point():
+        values = values.detach()
+        if not group:
+            return _equal_rows(values, _EQUAL[dtype or values.dtype])
+        handle = None if group is True else group
+        sizes = gather(torch.tensor([len(values)], device=values.device), handle)
+        start = int(sizes[: distributed.get_rank(handle)].sum()) if distributed.is_initialized() else 0
+        every = _equal_rows(gather(values, handle), _EQUAL[dtype or values.dtype])
+        return every[start : start + len(values)]
+    if values.dim() == 1:
+        return values
+    rows = values.flatten(1).long()
+    generator = torch.Generator().manual_seed(0)
+    odd = torch.randint(2**62, (rows.shape[1],), generator=generator, dtype=torch.long) * 2 + 1
+    return (rows * odd.to(rows.device)).sum(1)  # a hash of 64 bits: it overflows
+
+
+def _equal_rows(x: Tensor, rounding: float) -> Tensor:
+    """Number the rows ``(n, d)`` so that those equal but for ``rounding``, relative to the largest entry, are one."""
+    x = widen(x)
+    direction = torch.randn(x.shape[1], generator=torch.Generator().manual_seed(0)).to(x)
+    order = (x @ direction).argsort()  # equal rows are neighbors
+    ordered = x[order]
+    differs = (ordered[1:] - ordered[:-1]).abs().amax(1) > rounding * x.abs().amax()
+    return torch.zeros_like(order).scatter(0, order[1:], differs.long().cumsum(0))
+
+
+def _merged(a: Tensor, b: Tensor) -> Tensor:
+    """Number samples so that those with one number in ``a``, or in ``b``, have one number, also through others."""
+    number = torch.arange(len(a), device=a.device)
+    groups = [torch.unique(x.to(a.device), return_inverse=True)[1] for x in (a, b)]
+    while True:
+        before = number
+        for group in groups:
+            least = torch.full_like(number, len(a)).scatter_reduce(0, group, number, "amin")
+            number = least[group]
+        if torch.equal(before, number):
+            return number
+
+
+def _positives(s: Tensor, labels: Tensor | None, ignore_index: int) -> Tensor:
+    """Return booleans of the shape of the logits."""
+    if labels is None:
+        return torch.eye(*s.shape[-2:], dtype=torch.bool, device=s.device).expand(s.shape)
+    if labels.shape == s.shape:
+        return labels > 0 if labels.is_floating_point() else labels
+    counted = labels != ignore_index
+    columns = labels.where(counted, 0).long().unsqueeze(-1)
+    return torch.zeros_like(s, dtype=torch.bool).scatter(-1, columns, True) & counted.unsqueeze(-1)
+
+
+def _spread(values: Tensor, columns: Tensor, keys: int, what: str) -> Tensor:
+    """Return a number for each key; keys of which nothing is known have their own.
+
+    Args:
+        values: one per key, per anchor, or per sample of two views.
+        columns: the positive of each anchor.
+        keys: how many there are.
+    """
+    anchors = len(columns)
+    if len(values) < keys and distributed.is_initialized() and keys == len(values) * distributed.get_world_size():
+        values = gather(values)
+    if 2 * len(values) == anchors:
+        both = [values.repeat(2), values.repeat_interleave(2)]
+        fits = [two for two in both if keys != anchors or torch.equal(two[columns], two)]
+        if not fits:
+            raise ValueError(f"{what}: the {len(values)} values fit neither order of two views.")
+        values = fits[0]
+    if len(values) == keys:
+        return values
+    if len(values) != anchors:
+        raise ValueError(f"{what}: expected one value for each of {anchors} anchors or {keys} keys, got {len(values)}.")
+    groups = torch.unique(values, return_inverse=True)[1]
+    return (anchors + torch.arange(keys, device=values.device)).scatter(0, columns, groups)
+
+
+def _guided(guide: Any, s: Tensor, columns: Tensor) -> Tensor:
+    """Return the guide's similarities of anchors and keys: those of each anchor's positive, if it embeds keys alone."""
+    if isinstance(guide, Tensor) and guide.shape[-2:] == s.shape[-2:]:
+        return widen(guide.detach()).to(s)
+    pair = guide if isinstance(guide, (list, tuple)) else (None, guide)
+    if len(pair) != 2 or not isinstance(pair[1], Tensor) or len(pair[1]) != s.shape[-1]:
+        raise ValueError(
+            f"treatment: guide: expected similarities {tuple(s.shape)} or embeddings of {s.shape[-1]} keys."
+        )
+    keys = unit(widen(pair[1].detach()).to(s))
+    anchors = keys[columns] if pair[0] is None else unit(widen(pair[0].detach()).to(s))
+    return anchors @ keys.T

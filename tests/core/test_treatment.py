@@ -1,0 +1,151 @@
+"""Treatments: their text, what they look up, and which keys they exclude."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+from torch.nn.functional import normalize
+
+import counterpoint as cp
+
+G = torch.Generator().manual_seed(0)
+Z1, Z2 = normalize(torch.randn(2, 6, 8, generator=G, dtype=torch.float64), dim=2)
+Z2[3] = Z2[0]
+IDS = torch.tensor([0, 1, 2, 0, 4, 5])
+RIGHT = cp.InfoNCE(0.5)(Z1, Z2, ids=IDS, pairing="one_way")
+LOGITS = Z1 @ Z2.T
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "infonce:t=0.5,denominator=with_positive; duplicates",
+        "hcl:t=0.1,denominator=with_positive,prior=0.01; ids=batch['doc']; margin=-0.1",
+        "infonce:t=0.1,denominator=with_positive + 0.1*dp; labels=self.y[0]",
+        'infonce:t=0.1,denominator=with_positive; duplicates=batch["input_ids"]',
+        "infonce:t=0.1,denominator=with_positive; guide=g; margin=0.95,percentage; threshold=0.9",
+    ],
+)
+def test_prints_the_text_that_it_reads(text):
+    t = cp.treatment(text)
+    assert str(t) == text
+    assert cp.treatment(str(t)) == t == cp.objective(text)
+    assert cp.from_dict(t.to_dict()) == t
+    assert cp.treatment("infonce; duplicates") != cp.treatment("infonce")
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("hcl; dupplicates", "Did you mean 'duplicates'"),
+        ("hcl; ids", "expected a path, as in ids="),
+        ("hcl; ids=f(x)", "expected a path such as"),
+        ("hcl; ids=__class__", "expected a path such as"),
+        ("hcl; ids=y._secret", "expected a path such as"),
+        ("hcl; margin=a", "got 'margin.a.'"),
+        ("hcl; guide=g", "without a rule"),
+        ("hcl; ids=a; ids=b", "given twice"),
+        ("hcl; ids=a; labels=b", "labels are ids, too"),
+        ("hlc; duplicates", "Did you mean 'hcl'"),
+    ],
+)
+def test_refuses(text, message):
+    with pytest.raises(ValueError, match=message):
+        cp.treatment(text)
+
+
+def test_has_the_temperature_and_the_denominator_of_the_loss_that_it_replaces():
+    own = "infonce:t=0.2,denominator=negatives"
+    assert cp.objective("adnce", like=own) == cp.ADNCE(0.2, denominator="negatives")
+    assert cp.objective("adnce:t=0.1", like=own) == cp.ADNCE(0.1, denominator="negatives")
+    assert cp.objective("hcl + 0.1*dp; duplicates", like=own) == cp.treatment(
+        "hcl:t=0.2,denominator=negatives + 0.1*dp; duplicates"
+    )
+    assert cp.objective("host; duplicates", like=own) == cp.treatment(f"{own}; duplicates")
+
+
+def test_looks_up_names_attributes_and_items_and_nothing_else():
+    names = {"batch": {"doc": [IDS]}, "self": SimpleNamespace(y=IDS)}
+    assert cp.treatment("hcl; ids=batch['doc'][0]").look_up(names)["ids"] is IDS
+    assert cp.treatment('hcl; ids=batch["doc"][-1]').look_up(names)["ids"] is IDS
+    assert cp.treatment("hcl; labels=self.y").look_up(names)["labels"] is IDS
+    for path in ("bacth['doc']", "batch['docs']", "batch['doc'][1]", "self.z"):
+        with pytest.raises(ValueError, match="no such name|has no"):
+            cp.treatment(f"hcl; ids={path}").look_up(names)
+
+
+@pytest.mark.parametrize("scale", [1.0, 20.0])
+@pytest.mark.parametrize(
+    ("text", "known"),
+    [
+        ("duplicates", {}),
+        ("duplicates=texts", {"duplicates": ["a", "b", "c", "a", "d", "e"]}),
+        ("duplicates=texts", {"duplicates": torch.stack([IDS, IDS % 2], 1)}),
+        ("ids=y", {"ids": IDS}),
+    ],
+)
+def test_excludes_the_same_keys_from_embeddings_and_from_logits(text, known, scale):
+    t = cp.treatment(f"infonce:t=0.5; {text}")
+    torch.testing.assert_close(t(Z1, Z2, pairing="one_way", **known), RIGHT)
+    torch.testing.assert_close(t.from_logits(LOGITS * scale, scale=scale, **known), RIGHT)
+    assert t.counts == {"anchors": 6, "excluded": 2, "without_negatives": 0}
+    both = torch.stack([LOGITS, LOGITS.mT])  # of which only rows have equal columns
+    if known:
+        assert t.from_logits(both, **known).isfinite()
+    numbers = t.report(LOGITS * scale, call="from_logits", scale=scale, **known)
+    assert numbers["negatives"] == pytest.approx(5 - 2 / 6)
+
+
+def test_labels_are_positives():
+    t = cp.treatment("supcon:t=0.5; labels=y")
+    right = cp.SupCon(0.5)(Z1, Z2, labels=IDS, pairing="one_way")
+    torch.testing.assert_close(t(Z1, Z2, labels=IDS, pairing="one_way"), right)
+    torch.testing.assert_close(t.from_logits(LOGITS, classes=IDS), right)
+
+
+def test_two_views_in_both_orders():
+    right = cp.InfoNCE(0.5)(Z1, Z2, ids=IDS)
+    t, at = cp.treatment("infonce:t=0.5; ids=y"), torch.arange(12)
+    z = torch.cat([Z1, Z2])
+    torch.testing.assert_close(t.from_logits((z @ z.T).fill_diagonal_(-torch.inf), (at + 6) % 12, ids=IDS), right)
+    z = torch.stack([Z1, Z2], 1).flatten(0, 1)
+    torch.testing.assert_close(t.from_logits((z @ z.T).fill_diagonal_(-torch.inf), at ^ 1, ids=IDS), right)
+    with pytest.raises(ValueError, match=r"expected one value for each of 12 anchors or 12 keys, got 5"):
+        t.from_logits((z @ z.T).fill_diagonal_(-torch.inf), at ^ 1, ids=IDS[:5])
+
+
+def test_an_anchor_without_negatives_does_not_end_a_training_but_a_step_without_any_does():
+    t = cp.treatment("infonce:t=0.5; threshold=-2")
+    logits = torch.tensor([[0.9, -3.0, -3.0], [0.1, 0.9, 0.1], [0.1, 0.1, 0.9]])
+    loss = t.from_logits(logits, reduction="none")
+    assert loss[0] > 0
+    assert loss[1] == loss[2] == 0
+    assert t.counts["without_negatives"] == 2
+    with pytest.raises(ValueError, match="every anchor of this step"):
+        t.from_logits(logits[1:])
+
+
+def test_says_which_logits_have_no_keys_in_common():
+    queue = torch.randn(4, 9, generator=G)
+    with pytest.raises(ValueError, match="do not say which keys anchors have in common"):
+        cp.treatment("infonce; duplicates").from_logits(queue, torch.zeros(4, dtype=torch.long))
+
+
+def test_a_guide_decides_what_a_rule_excludes():
+    guide = normalize(torch.randn(6, 4, generator=G, dtype=torch.float64), dim=1)
+    t = cp.treatment("infonce:t=0.5; guide=g; threshold=0.3")
+    right = cp.InfoNCE(0.5)(Z1, Z2, guide=[guide, guide], false_negatives=cp.threshold(0.3), pairing="one_way")
+    torch.testing.assert_close(t.from_logits(LOGITS, guide=guide), right)
+    torch.testing.assert_close(t.from_logits(LOGITS, guide=guide @ guide.T), right)
+    torch.testing.assert_close(t(Z1, Z2, guide=[guide, guide], pairing="one_way"), right)
+
+
+def test_needs_what_it_was_told_of():
+    with pytest.raises(TypeError, match="pass ids="):
+        cp.treatment("infonce; ids=y")(Z1, Z2)
+    with pytest.raises(TypeError, match="pass labels="):
+        cp.treatment("infonce; labels=y").from_logits(LOGITS)
+    with pytest.raises(TypeError, match="before its first semicolon"):
+        cp.treatment("infonce; duplicates") + cp.InfoNCE()
