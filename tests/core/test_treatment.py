@@ -72,7 +72,7 @@ def test_looks_up_names_attributes_and_items_and_nothing_else():
     assert cp.treatment('hcl; ids=batch["doc"][-1]').look_up(names)["ids"] is IDS
     assert cp.treatment("hcl; labels=self.y").look_up(names)["labels"] is IDS
     for path in ("bacth['doc']", "batch['docs']", "batch['doc'][1]", "self.z"):
-        with pytest.raises(ValueError, match="no such name|has no"):
+        with pytest.raises(ValueError, match=r"no such name|has no"):
             cp.treatment(f"hcl; ids={path}").look_up(names)
 
 

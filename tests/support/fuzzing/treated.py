@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import torch
@@ -34,7 +35,7 @@ TREATED = st.fixed_dictionaries(
 
 
 def check_treated(case: dict[str, Any]) -> None:
-    """The loss and the gradients of treated embeddings are those of the objective with the same options, in logits, too."""
+    """Treated embeddings, and treated logits, have the loss of the objective with the same options."""
     g = torch.Generator().manual_seed(case["seed"])
     size, half = case["size"], case["pairing"] == "views"
     z = torch.randn(2, size, 5, generator=g, dtype=torch.float64)
@@ -97,7 +98,8 @@ def check_treated(case: dict[str, Any]) -> None:
                     logits, columns, scale=case["scale"], reduction=case["reduction"], **known, **told
                 )
         except ValueError as error:
-            assert "left without negatives" in str(error) or "no negatives" in str(error), error
+            if not re.search("left without negatives|no negatives", str(error)):
+                raise
             counts[f"treated, {way}: refused"] += 1
             if way == "plain":
                 return
