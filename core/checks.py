@@ -67,6 +67,8 @@ def shape(tensor: Tensor) -> str:
 def is_tensor(value: object, what: str) -> Tensor:
     if not isinstance(value, Tensor):
         raise TypeError(f"{what}: expected a tensor, got {type(value).__name__}.")
+    if hasattr(value, "device_mesh"):
+        raise TypeError(f"{what}: expected a plain tensor, got a DTensor: call to_local(), or full_tensor().")
     return value
 
 

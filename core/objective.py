@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from typing_extensions import Self, Unpack, dataclass_transform
 
-from . import checks, compiled, spec
+from . import checks, spec
 from .batch.batch import Batch
 from .batch.chunked import chunked_loss
 from .batch.gathered import gathered_batch
@@ -24,7 +24,7 @@ from .batch.pairings import scores_of
 from .batch.ready_made import scores_from_logits, scores_from_matrices
 from .batch.report import report
 from .batch.scores import Negatives, Scores
-from .engine.distributed import Gather, is_dtensor, local_views
+from .engine.distributed import Gather
 from .host import FromHost, at_scale
 from .hyper import Choice, Flag, Hyper, Learned, Real, Schedule, Tracked, Value, current, text, warn_of_scales
 from .names import check_known
@@ -152,21 +152,19 @@ class Objective(Parametrized):
                 ``tiles`` computes them tile by tile, and again in the backward pass; ``chunks`` computes the loss and
                 its gradient a chunk of anchors at a time, in the forward pass; ``tiles:N`` and ``chunks:N`` have tiles
                 of ``N`` rows and columns. ``fused`` uses GPU kernels that have not run on a GPU yet. ``torch.func``
-                needs a matrix, and so does ``reduction="none"`` in compiled code.
+                needs a matrix. In compiled code, everything else breaks the graph.
             gather: compare with the samples of all processes: True or a process group. Pass everything else for this
                 process's samples, except the queue, which all have in common.
             reduction: ``mean`` over anchors, or ``none`` for the loss of each anchor (of this process).
         """
-        for name, value in options.items():
+        for name in options:
             known_options = (*BatchOptions.__annotations__, "gather", "reduction")
             check_known(f"{type(self).__name__}: unknown argument", name, known_options, TypeError)
-            if is_dtensor(value):
-                raise TypeError(f"{name}: expected a plain tensor, got a DTensor; call to_local() or full_tensor().")
-        if any(map(is_dtensor, views)):
-            local, gather = local_views(views, gather)
-            views = (*local,)
-        if checks.compiling() and reduction == "mean" and compiled.takes(self, views, {"gather": gather, **options}):
-            return compiled.loss_of(self, views, {"gather": gather, **options})
+        if checks.compiling():
+            from . import compiled
+
+            if compiled.breaks_graph(views, {"gather": gather, **options}):
+                return compiled.uncompiled(self, views, {"gather": gather, "reduction": reduction, **options})
         batch = gathered_batch(views, gather, **options) if gather else Batch(views, **options)
         if batch.normalize and not checks.compiling():
             warn_of_scales(self)

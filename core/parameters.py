@@ -17,7 +17,7 @@ from . import spec
 from .html import table
 from .hyper import REQUIRED, Hyper, Real, text
 from .names import check_known
-from .registry import number_of, register
+from .registry import register
 
 
 class _ClassSignature:
@@ -72,13 +72,8 @@ class Parametrized(nn.Module):
 
     def __init__(self, *args: Any, **values: Any) -> None:
         super().__init__()
-        self._number = number_of(self)
         self._assign(self._bind(args, values))
         self.__post_init__()
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        super().__setstate__(state)  # type: ignore[no-untyped-call]
-        self._number = number_of(self)
 
     def __post_init__(self) -> None:
         """Validate parameters against each other and create state."""

@@ -2,21 +2,13 @@
 
 from __future__ import annotations
 
-import itertools
 from importlib import import_module, metadata
 from typing import Any
-from weakref import WeakValueDictionary
 
-from . import checks
 from .names import unknown_objective
 
 registry: dict[str, type[Any]] = {}
 """Every named objective that has been defined so far. Read it through :func:`known`."""
-
-instances: WeakValueDictionary[int, Any] = WeakValueDictionary()
-"""Every objective that exists, by the number that compiled code knows it by."""
-
-_numbers = itertools.count()
 
 BUILT_IN = f"{__package__}.objectives"
 
@@ -38,15 +30,6 @@ def register(name: str, cls: type[Any]) -> None:
             f"{cls.__name__}: the name {name!r} is taken by {registered.__module__}.{registered.__qualname__}."
         )
     registry[name] = cls
-
-
-def number_of(objective: Any) -> int:
-    """Return a new number for an objective, or -1 for one that compiled code makes for itself."""
-    if checks.compiling():
-        return -1
-    number = next(_numbers)
-    instances[number] = objective
-    return number
 
 
 def kind(name: str) -> type[Any]:

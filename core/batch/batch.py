@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import cast
 
 import torch
 from torch import Tensor
@@ -11,11 +11,10 @@ from typing_extensions import Unpack
 
 from .. import checks
 from ..engine.distributed import ProcessGroup
-from ..engine.embeddings import OtherViews, SeparateUnit, StackedUnit
 from ..engine.tiles import pays_to_tile
 from ..hyper import is_number
 from ..names import check_known
-from ..vectors import EPS, EPS_HALF, unit
+from ..vectors import EPS, EPS_HALF, UnitViews, unit
 from .directions import chosen_directions
 from .keys import Keys
 from .options import BatchOptions, KnownOptions, Pairing, checked_views
@@ -77,7 +76,7 @@ class Batch:
     guide: Batch | None = None
     group: ProcessGroup | None = None
     offset: int = 0
-    _views_ready: list[Tensor] | None = None
+    _views: list[Tensor] | None = None
     _stack: Tensor | None = None
 
     def __init__(
@@ -169,52 +168,42 @@ class Batch:
 
     @property
     def views(self) -> list[Tensor]:
-        if self._views_ready is None:
-            if self._stack is not None:
-                self._views_ready = [*self._stack.split(self.size)]
-            elif self._stackable():
-                _, _, *self._views_ready = self._unit(SeparateUnit)
-            else:
-                self.check_finite()
-                self._views_ready = [self._prepared(v) for v in self.raw]
-        return self._views_ready
+        if self._views is None:
+            self._normalize_views()
+        return cast("list[Tensor]", self._views)
+
+    def _normalize_views(self, others: bool = False) -> Tensor | None:
+        """Compute :attr:`views`; with ``others`` return :meth:`other_views` if it can be computed with them."""
+        if not self._stackable():
+            self.check_finite()
+            self._views = [self._prepared(v) for v in self.raw]
+            return None
+        pos: Tensor
+        self._stack, _, pos = UnitViews.apply(self._eps(self.raw[0]), self.dtype, others, *self.raw)
+        self._views = [*self._stack.chunk(len(self.raw))]
+        return pos
 
     def view(self, i: int) -> Tensor:
         """Return one of the views: the gradients of the others stay None."""
-        if self._views_ready is not None or self._stack is not None:
+        if self._views is not None:
             return self.views[i]
         self.check_finite()
         return self._prepared(self.raw[i])
 
     def stacked(self) -> Tensor:
         """Stack all views below one another, ``(m B, d)``."""
+        views = self.views
         if self._stack is None:
-            alone = self._views_ready is None and self._stackable()
-            stacked: Tensor = self._unit(StackedUnit)[0] if alone else torch.cat(self.views)
-            self._stack = stacked
-            return stacked
+            self._stack = torch.cat(views)
         return self._stack
 
-    def other_views(self, stacked: bool) -> Tensor:
-        """Return the similarities of each view to the sample's others, ``(m B, m - 1)``, view by view.
-
-        Args:
-            stacked: whether what follows needs the views below one another, or each.
-        """
-        if self._stack is None and self._views_ready is None and self._stackable():
-            pos: Tensor
-            if stacked:
-                self._stack, _, pos = self._unit(StackedUnit, others=True)
-            else:
-                _, pos, *self._views_ready = self._unit(SeparateUnit, others=True)
+    def other_views(self) -> Tensor:
+        """Return the similarities of each view to the sample's others, ``(m B, m - 1)``, view by view."""
+        pos = self._normalize_views(others=True) if self._views is None else None
+        if pos is not None:
             return pos
-        if stacked and self.engine != "matrix":
-            return OtherViews.apply(self.stacked(), len(self.raw))  # type: ignore[no-any-return]
         others = [[(x * y).sum(-1) for j, y in enumerate(self.views) if i != j] for i, x in enumerate(self.views)]
         return torch.cat([torch.stack(x, 1) for x in others])
-
-    def _unit(self, function: type[StackedUnit | SeparateUnit], others: bool = False) -> Any:
-        return function.apply(self._eps(self.raw[0]), self.dtype, others, *self.raw)
 
     def _stackable(self) -> bool:
         """Whether the views can be normalized together."""
@@ -226,7 +215,7 @@ class Batch:
         """Stack some views below one another."""
         if len(views) == 1:
             return views[0]
-        return self.stacked() if views is self._views_ready else torch.cat([*views])
+        return self.stacked() if views is self._views else torch.cat([*views])
 
     @property
     def half(self) -> torch.dtype | None:

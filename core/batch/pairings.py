@@ -139,15 +139,14 @@ def pairing_in_force(batch: Batch, default: str) -> str:
 def _views(batch: Batch) -> Scores:
     _require(batch, 2 if batch.labels is None else 1, "views")
     if batch.labels is not None:
-        batch.stacked()
         return _labeled(batch, "views", [(batch.views, batch.views)])
-    pos = batch.other_views(stacked=True)
+    pos = batch.other_views()
     return _scores(batch, "views", [(batch.views, batch.views)], pos)
 
 
 def _one_way(batch: Batch) -> Scores:
     _require(batch, 2, "one_way")
-    pos = batch.other_views(stacked=False)[: batch.size] if len(batch.raw) == 2 and batch.labels is None else None
+    pos = batch.other_views()[: batch.size] if len(batch.raw) == 2 and batch.labels is None else None
     anchors, *others = batch.views
     if batch.labels is not None:
         return _labeled(batch, "one_way", [([anchors], others)], batch.negatives)
@@ -165,13 +164,12 @@ def _symmetric(batch: Batch) -> Scores:
     if batch.labels is not None:
         a, b = batch.views
         return _labeled(batch, "symmetric", [([a], [b]), ([b], [a])])
-    pos = batch.other_views(stacked=False)
+    pos = batch.other_views()
     a, b = batch.views
     return _scores(batch, "symmetric", [([a], [b])], pos, both=True)
 
 
 def _first_two(batch: Batch) -> Scores:
-    batch.stacked()
     views = _required(batch, 2, "first_two")
     a, b, *rest = views
     pos = torch.cat([torch.stack([(x * o).sum(-1) for o in (y, *rest)], 1) for x, y in ((a, b), (b, a))])

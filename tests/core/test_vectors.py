@@ -1,13 +1,12 @@
 """Small batches, whose similarities and positives are one function with a gradient of its own."""
 
-from contextlib import nullcontext
-
 import pytest
 import torch
 from torch.autograd import forward_ad
 
 import counterpoint as cp
-from counterpoint.engine import embeddings, matrix
+from counterpoint import vectors
+from counterpoint.engine import matrix
 
 CALLS = [
     ("infonce:t=0.3", 2, {}),
@@ -126,16 +125,13 @@ def test_hooks_and_a_gradient_that_is_kept():
     torch.testing.assert_close(seen[0], once)
 
 
-@pytest.mark.parametrize("overwritten", [False, True])
 @pytest.mark.parametrize(("pairing", "number"), [("views", 3), ("views", 2), ("symmetric", 2), ("one_way", 3)])
-def test_gradients_block_by_block(monkeypatch, pairing, number, overwritten):
-    """What a caller that differentiates once allows to be overwritten is read before."""
+def test_gradients_block_by_block(monkeypatch, pairing, number):
     z = [x.requires_grad_() for x in torch.randn(number, 20, 5, dtype=torch.float64).unbind()]
     loss = 2 * cp.InfoNCE(0.3)(*z, pairing=pairing, engine="matrix")
     expected = torch.autograd.grad(loss, z)
-    monkeypatch.setattr(embeddings, "BLOCK", 8)
-    with embeddings.overwritten_by_gradients() if overwritten else nullcontext():
-        loss = 2 * cp.InfoNCE(0.3)(*z, pairing=pairing, engine="tiles:4")
+    monkeypatch.setattr(vectors, "BLOCK", 8)
+    loss = 2 * cp.InfoNCE(0.3)(*z, pairing=pairing, engine="tiles:4")
     torch.testing.assert_close(torch.autograd.grad(loss, z), expected)
 
 
