@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
+import numbers
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any
+from typing import Any, TypeGuard
 
 import torch
 from torch import Tensor
@@ -58,6 +59,14 @@ def wanted(tensor: Tensor) -> bool:
 def is_abstract(tensor: Tensor) -> bool:
     """Whether a tensor has a shape but no values (meta and fake tensors)."""
     return tensor.is_meta or isinstance(tensor, FakeTensor)
+
+
+def is_number(value: Any) -> TypeGuard[float]:
+    """Return whether ``value`` is a finite real number; booleans do not count as numbers."""
+    try:
+        return isinstance(value, numbers.Real) and not isinstance(value, bool) and math.isfinite(value)
+    except OverflowError:  # an integer larger than every float
+        return False
 
 
 def shape(tensor: Tensor) -> str:

@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 from torch._C._functorch import is_batchedtensor  # pyright: ignore[reportMissingModuleSource]
 
-from .batch.keys import Keys
-from .engine.tiles import pays_to_tile
+from .batch.choose_engine import fastest_engine
+from .batch.options import Keys
 
 _exporting = getattr(torch.compiler, "is_exporting", lambda: False)  # not in torch 2.2
 
@@ -30,7 +30,7 @@ def breaks_graph(views: Sequence[Tensor], options: Mapping[str, Any]) -> bool:
     if (engine := options.get("engine", "auto")) != "auto":
         return bool(engine != "matrix")
     rows = [x[..., 0].numel() for x in tensors]
-    return pays_to_tile(sum(rows[: len(views)]) * sum(rows), views[0].device)
+    return fastest_engine(views[0].device, sum(rows[: len(views)]) * sum(rows)) != "matrix"
 
 
 @torch.compiler.disable  # type: ignore[untyped-decorator]

@@ -17,7 +17,7 @@ from typing_extensions import Self, Unpack, dataclass_transform
 
 from . import checks, spec
 from .batch.batch import Batch
-from .batch.chunked import chunked_loss
+from .batch.choose_engine import chunked_loss
 from .batch.gathered import gathered_batch
 from .batch.options import BatchOptions, Reduction
 from .batch.pairings import scores_of
@@ -25,11 +25,9 @@ from .batch.ready_made import scores_from_logits, scores_from_matrices
 from .batch.report import report
 from .batch.scores import Negatives, Scores
 from .engine.distributed import Gather
-from .host import FromHost, at_scale
-from .hyper import Choice, Flag, Hyper, Learned, Real, Schedule, Tracked, Value, current, text, warn_of_scales
-from .names import check_known
-from .parameters import Parametrized
-from .registry import kind
+from .hyper import Choice, Flag, Hyper, Parametrized, Real, warn_of_scales
+from .names import check_known, kind
+from .values import FromHost, Learned, Schedule, Tracked, Value, at_scale, current, text
 
 
 class Inner(Hyper["Objective | str", "Objective"]):
@@ -138,9 +136,9 @@ class Objective(Parametrized):
                 count their loss as ``zero``. Statistics of the batch (``mu="auto"``) then include their negatives, as
                 if none were false.
             log_q: ``(B,)`` log-probability with which each sample was drawn; as a negative it counts ``1/q`` times (the
-                correction of the sampled softmax). For any weights ``w`` pass ``-log(w)``.
+                correction of the sampled softmax). For any weights ``w`` pass ``-log(w)``; infinity excludes.
             prior: ``(B,)`` probability that a sample's negative is a false one; replaces the objective's prior.
-            positive_weight: ``(B,)`` or ``(views, B)`` factors of ``p / t`` in the numerator of the family of InfoNCE,
+            positive_factor: ``(B,)`` or ``(views, B)`` factors of ``p / t`` in the numerator of the family of InfoNCE,
                 which pull some positives more than others. Decoupled contrastive learning's DCLW is
                 ``InfoNCE(t, denominator="negatives")`` with ``2 - B * softmax((z1 * z2).sum(1) / sigma, 0)``, of
                 normalized views and detached.
@@ -164,7 +162,8 @@ class Objective(Parametrized):
             from . import compiled
 
             if compiled.breaks_graph(views, {"gather": gather, **options}):
-                return compiled.uncompiled(self, views, {"gather": gather, "reduction": reduction, **options})
+                options_of_call = {"gather": gather, "reduction": reduction, **options}
+                return compiled.uncompiled(self, views, options_of_call)  # type: ignore[no-any-return]
         batch = gathered_batch(views, gather, **options) if gather else Batch(views, **options)
         if batch.normalize and not checks.compiling():
             warn_of_scales(self)

@@ -37,7 +37,7 @@ Group = Any
 """A ``torch.distributed.ProcessGroup``, which torch without distributed support does not define."""
 
 # length of the list of numbers that processes exchange before a loss: sizes, and what they must agree on
-LENGTH = 32
+LENGTH = 64
 
 Gather = bool | Group
 """What ``gather=`` accepts."""

@@ -35,7 +35,7 @@ def known(name: str, size: int = 300) -> dict[str, object]:
             "empty": "zero",
             "pairing": "one_way",
         },
-        "weights": {"positive_weight": torch.rand(size, generator=g), "prior": torch.full((size,), 0.1)},
+        "weights": {"positive_factor": torch.rand(size, generator=g), "prior": torch.full((size,), 0.1)},
         "a pairing for each term": {"pairing": {"infonce": "one_way", "*": "views"}},
         "tiles": {"engine": "tiles:64", "pairing": "one_way"},
         "chunks": {"engine": "chunks", "pairing": "one_way"},

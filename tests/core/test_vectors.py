@@ -135,15 +135,14 @@ def test_gradients_block_by_block(monkeypatch, pairing, number):
     torch.testing.assert_close(torch.autograd.grad(loss, z), expected)
 
 
-@pytest.mark.parametrize("bound", [None, 4.0])
 @pytest.mark.parametrize("mask", ["none", "skip", "drop"])
-def test_a_multiple_of_similarities_block_by_block(monkeypatch, mask, bound):
+def test_a_multiple_of_similarities_block_by_block(monkeypatch, mask):
     """First and second derivatives are those of torch's own operations."""
     monkeypatch.setattr(matrix, "BLOCK", 24)
     scores = torch.randn(7, 9, dtype=torch.float64).clamp(-4, 4).requires_grad_()
     skip = torch.tensor([[i, (i + 3) % 9] for i in range(7)]) if mask == "skip" else None
     drop = torch.rand(7, 9) < 0.3 if mask == "drop" else None
-    neg = matrix.MatrixNegatives(scores, skip, drop, bound=bound)
+    neg = matrix.MatrixNegatives(scores, skip, drop)
     excluded = torch.zeros(7, 9, dtype=torch.bool) if drop is None else drop
     excluded = excluded if skip is None else excluded.scatter(1, skip, True)
 

@@ -12,7 +12,7 @@ from specs import REGISTERED, SPECS, at, of_tiles
 from torch import distributed as dist
 
 import counterpoint as cp
-from counterpoint.batch.directions import GTE
+from counterpoint.batch.options import GTE
 from counterpoint.engine.distributed import LENGTH
 
 pytestmark = pytest.mark.skipif(not dist.is_available(), reason="torch without distributed")
@@ -349,8 +349,8 @@ def test_a_process_that_hangs_ends_the_others_at_the_timeout(tmp_path):
         ("nan", ("the batch of rank 1 was refused", "view 1: 1 of 30 values are NaN")),
         ("empty", ("the batch of rank 1 was refused", "view 1: empty, shape")),
         ("width", ("the width of embeddings, got 5 on rank 0, 3 on rank 1",) * 2),
-        ("ids", ("whether there are ids=, got 0 on rank 0, 1 on rank 1",) * 2),
-        ("classes", ("whether there are labels=, got 0 on rank 0, 1 on rank 1",) * 2),
+        ("ids", ("must agree on ids=, got 0 on rank 0, 1 on rank 1",) * 2),
+        ("classes", ("must agree on labels=, got 0 on rank 0, 1 on rank 1",) * 2),
         ("gradient", ("which embeddings have a gradient, got 0 on rank 0, 3 on rank 1",) * 2),
         ("positives", ("labels: expected a label that at least 2 samples share, got 7 different ones",) * 2),
     ],
