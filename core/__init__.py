@@ -21,7 +21,7 @@ from .version import __version__ as __version__
 
 _warnings.filterwarnings("ignore", "Failed to initialize NumPy")  # torch's, which then works without it
 
-_ALSO_MODULES = ("gradcache", "objective", "registry", "treatment")
+_ALSO_MODULES = ("gradcache", "objective", "treatment")
 
 if _typing.TYPE_CHECKING:
     from .api import *  # noqa: F403

@@ -1,7 +1,7 @@
 """The public names, all in one place; ``import counterpoint`` imports this module when one of them is first used."""
 
 from . import views
-from .batch.keys import Keys
+from .batch.options import Keys
 from .batch.rules import margin, threshold
 from .batch.scores import Scores
 from .checks import set_checks
@@ -9,11 +9,11 @@ from .diagnose.plots import plot_distances, plot_weights
 from .diagnose.spread import distances
 from .diagnose.weights import weight_curve
 from .engine.distributed import gather
-from .engine.matrix import MatrixNegatives
-from .engine.negatives import Negatives
+from .engine.matrix import MatrixNegatives, Negatives
 from .engine.tiles import TileNegatives
 from .gradcache import gradcache
-from .hyper import Choice, Flag, Learned, Real, Schedule
+from .hyper import Choice, Flag, Real
+from .names import registry
 from .objective import Objective, Wrapper, from_dict, objective
 from .objectives.adnce import ADNCE
 from .objectives.alpha_cl import AlphaCL
@@ -31,9 +31,9 @@ from .objectives.nacl import NCA, IntCL, IntNaCl, MixNCA, Robust
 from .objectives.polarization import DistancePolarization, pairs_in_margin
 from .objectives.positives import AAL, ArCL, DebiasedPositives, SupCon, worst_alignment
 from .objectives.siglip import SigLIP
-from .registry import registry
 from .spec import SpecError
 from .treatment import Treatment, treatment
+from .values import Learned, Schedule
 from .version import __version__
 
 __all__ = [

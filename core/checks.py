@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
+import numbers
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any
+from typing import Any, TypeGuard
 
 import torch
 from torch import Tensor
@@ -60,6 +61,14 @@ def is_abstract(tensor: Tensor) -> bool:
     return tensor.is_meta or isinstance(tensor, FakeTensor)
 
 
+def is_number(value: Any) -> TypeGuard[float]:
+    """Return whether ``value`` is a finite real number; booleans do not count as numbers."""
+    try:
+        return isinstance(value, numbers.Real) and not isinstance(value, bool) and math.isfinite(value)
+    except OverflowError:  # an integer larger than every float
+        return False
+
+
 def shape(tensor: Tensor) -> str:
     return "(" + ", ".join(map(str, tensor.shape)) + ")"
 
@@ -67,6 +76,8 @@ def shape(tensor: Tensor) -> str:
 def is_tensor(value: object, what: str) -> Tensor:
     if not isinstance(value, Tensor):
         raise TypeError(f"{what}: expected a tensor, got {type(value).__name__}.")
+    if hasattr(value, "device_mesh"):
+        raise TypeError(f"{what}: expected a plain tensor, got a DTensor: call to_local(), or full_tensor().")
     return value
 
 

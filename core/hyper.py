@@ -1,214 +1,27 @@
-"""Hyper-parameters: their names, defaults and ranges, and values that change during training.
-
-A number is constant, a :class:`Schedule` follows the training step, and a :class:`Learned` value is trained. Every
-:class:`Real` that is not ``fixed`` accepts all three; specs write them as ``0.5``, ``schedule(0.5,0.1,1000)`` and
-``learned(0.07,0.005,1)``.
-"""
+"""Hyper-parameters: names, defaults and ranges, from which ``__init__`` and the texts of objectives are generated."""
 
 from __future__ import annotations
 
+import inspect
 import math
 import numbers
+import re
 import warnings
+from copy import deepcopy
 from dataclasses import KW_ONLY, dataclass
-from inspect import Parameter
-from typing import TYPE_CHECKING, Any, Generic, Literal, TypeGuard, get_args, overload
+from html import escape
+from inspect import Parameter, Signature
+from textwrap import fill
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, overload
 
-import torch
 from torch import Tensor, nn
 from typing_extensions import Self, TypeVar
 
-from . import checks
-from .host import FromHost, Moving, host_values
-from .host import Value as Value
-from .names import check_known
-from .names import nearest as nearest
-
-
-def is_number(value: Any) -> TypeGuard[float]:
-    """Return whether ``value`` is a finite real number; booleans do not count as numbers."""
-    try:
-        return isinstance(value, numbers.Real) and not isinstance(value, bool) and math.isfinite(value)
-    except OverflowError:  # an integer larger than every float
-        return False
-
-
-Shape = Literal["linear", "cosine"]
-
-
-class Schedule(Moving):
-    """A number that moves from ``start`` to ``end`` over ``steps`` training calls and stays there.
-
-    The step is a buffer: ``state_dict`` saves it, and it advances by one whenever you call the objective in training
-    mode with gradients enabled.
-
-    Args:
-        start: Value before the first training call.
-        end: Value after ``steps`` training calls.
-        steps: Number of training calls, at least 1.
-        shape: ``"linear"`` or ``"cosine"``.
-
-    >>> import counterpoint as cp
-    >>> cp.InfoNCE(cp.Schedule(0.5, 0.1, 1000))
-    infonce:t=schedule(0.5,0.1,1000),denominator=with_positive
-    """
-
-    step: Tensor
-
-    def __init__(self, start: float, end: float, steps: int, shape: Shape = "linear") -> None:
-        super().__init__()
-        for name, value in (("start", start), ("end", end)):
-            if not is_number(value):
-                raise ValueError(f"Schedule: {name} must be a finite number, got {value!r}.")
-        if not is_number(steps) or steps != int(steps):
-            raise ValueError(f"Schedule: steps must be a whole number, got {steps!r}.")
-        if steps < 1:
-            raise ValueError(f"Schedule: steps must be at least 1, got {int(steps)}.")
-        check_known("Schedule: unknown shape", shape, get_args(Shape))
-        self.start, self.end, self.steps, self.shape = float(start), float(end), int(steps), shape
-        self.register_buffer("step", torch.zeros((), dtype=torch.long))
-
-    def forward(self) -> Tensor:
-        progress = (self.step / self.steps).clamp(max=1.0)
-        if self.shape == "cosine":
-            progress = 0.5 - 0.5 * torch.cos(math.pi * progress)
-        return self.start + (self.end - self.start) * progress
-
-    def advance(self) -> None:
-        # not in place: a compiled backward pass may recompute the value from the step of its forward pass
-        self.step = self.step + 1
-
-    def bounds(self) -> tuple[float, float]:
-        return min(self.start, self.end), max(self.start, self.end)
-
-    def spec(self) -> str:
-        shape = "" if self.shape == "linear" else f",{self.shape}"
-        return f"schedule({number(self.start)},{number(self.end)},{self.steps}{shape})"
-
-
-class _Clip(torch.autograd.Function):
-    """Clamp; its gradient is zero only where a descent step would move further out of the interval."""
-
-    generate_vmap_rule = True
-
-    @staticmethod
-    def forward(x: Tensor, low: float, high: float) -> Tensor:
-        return x.clamp(low, high)
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: Any, output: Tensor) -> None:
-        x, ctx.low, ctx.high = inputs
-        ctx.save_for_backward(x)
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
-        (x,) = ctx.saved_tensors
-        outward = ((x <= ctx.low) & (grad > 0)) | ((x >= ctx.high) & (grad < 0))
-        return grad.masked_fill(outward, 0.0), None, None
-
-
-class Learned(Moving):
-    """A trained number, clamped to ``[low, high]``.
-
-    If ``low`` is positive, the parameter is the logarithm, as for CLIP's temperature, so that steps are relative;
-    otherwise it is the number itself, as for SigLIP's bias. Unlike a plain clamp, it keeps the gradient that points
-    back into the interval.
-
-    Args:
-        init: Initial value.
-        low: Smallest value.
-        high: Largest value.
-
-    >>> import counterpoint as cp
-    >>> loss_fn = cp.InfoNCE(cp.Learned(0.07, low=0.01, high=1.0))
-    >>> [name for name, _ in loss_fn.named_parameters()]
-    ['_temperature.log_value']
-    """
-
-    def __init__(self, init: float, low: float = 1e-3, high: float = 1e3) -> None:
-        super().__init__()
-        if not (is_number(init) and is_number(low) and is_number(high) and low <= init <= high):
-            hint = " A value that may be negative needs low= and high= too." if is_number(init) and init <= 0 else ""
-            raise ValueError(
-                f"Learned: expected low <= init <= high, got init={init!r}, low={low!r}, high={high!r}.{hint}"
-            )
-        self.start, self.low, self.high = float(init), float(low), float(high)
-        if self.low > 0:
-            self.log_value = nn.Parameter(torch.tensor(math.log(init)))
-        else:
-            self.value = nn.Parameter(torch.tensor(float(init)))
-
-    def forward(self) -> Tensor:
-        if not checks.compiling() and (held := host_values().get(id(self))) is not None:
-            return held  # type: ignore[return-value]
-        if self.low <= 0:
-            return _Clip.apply(self.value, self.low, self.high)  # type: ignore[no-any-return]
-        value: Tensor = _Clip.apply(self.log_value, math.log(self.low), math.log(self.high))
-        return value.exp()
-
-    def bounds(self) -> tuple[float, float]:
-        return self.low, self.high
-
-    def spec(self) -> str:
-        parameter = float(next(self.parameters()).detach())
-        value = float(f"{math.exp(parameter) if self.low > 0 else parameter:.6g}")
-        return f"learned({number(min(max(value, self.low), self.high))},{number(self.low)},{number(self.high)})"
-
-
-def learned_values(module: nn.Module) -> tuple[dict[int, Tensor], list[nn.Parameter]]:
-    """Return the values of the :class:`Learned` numbers of a module by their identity, and all other parameters.
-
-    A loss that is differentiated before its own gradient is known must be differentiated with respect to the values:
-    whether a number at its limit may move depends on the sign of the whole gradient.
-    """
-    learned = [part for part in module.modules() if isinstance(part, Learned)]
-    own = {id(p) for part in learned for p in part.parameters()}
-    return {id(part): part() for part in learned}, [p for p in module.parameters() if id(p) not in own]
-
-
-Number = float | Schedule | Learned
-"""What a schedulable hyper-parameter accepts."""
-
-
-class Tracked(nn.Module):
-    """The exponential moving average of a statistic of the training batches.
-
-    The first training batch sets it; each later one counts ``1 - momentum``. Before the first training call it is the
-    current batch's value, so that evaluation alone does not depend on hidden state.
-    """
-
-    value: Tensor
-
-    def __init__(self, momentum: float = 0.9) -> None:
-        super().__init__()
-        self.momentum = momentum
-        self.register_buffer("value", torch.full((), math.nan))
-
-    def forward(self, current: Tensor) -> Tensor:
-        current, average = current.detach(), self.value.to(current.dtype)
-        updated = torch.where(average.isnan(), current, self.momentum * average + (1 - self.momentum) * current)
-        if self.training and torch.is_grad_enabled():
-            self.value = updated.to(self.value.dtype)  # not in place, for the same reason as Schedule.step
-            return updated
-        return torch.where(average.isnan(), current, average)
-
-
-MAX_TEMPERATURE = 5.0
-"""Divided by more than this, any two cosines differ by less than 0.4."""
-
-
-def warn_of_scales(objective: nn.Module) -> None:
-    """Warn of temperatures that start so high that cosines hardly differ: most likely they are scales of logits."""
-    for part in objective.modules():
-        temperature = vars(part).get("_hyper", {}).get("temperature")
-        start = getattr(temperature, "start", temperature)
-        if isinstance(start, float) and start > MAX_TEMPERATURE:
-            warnings.warn(
-                f"{type(part).__name__}: expected a temperature of at most {MAX_TEMPERATURE:g} for cosines, got "
-                f"{number(start)}. If this is a scale of logits, the temperature is 1/{number(start)}.",
-                stacklevel=5,  # where the objective is called
-            )
-
+from . import spec
+from .checks import is_number
+from .html import table
+from .names import check_known, register
+from .values import FromHost, Learned, Number, Schedule, Value, number, text
 
 T = TypeVar("T", default=Number, contravariant=True)
 V = TypeVar("V", default=Value, covariant=True)
@@ -378,32 +191,212 @@ class Flag(Hyper[bool, bool]):
         return value
 
 
-def number(value: float) -> str:
-    """Write a number as the shortest text that reads back as the same number: ``0.5``, ``1``, ``1e-05``."""
-    return str(int(value)) if value == int(value) and abs(value) < 1e15 else repr(float(value))
+class _ClassSignature:
+    """The signature of a class's ``__init__``; instances keep that of their call."""
+
+    def __get__(self, instance: Any, cls: type[Parametrized]) -> Signature:
+        if instance is not None:
+            raise AttributeError("__signature__")
+        if cls.__init__ is not Parametrized.__init__:
+            return Signature([*inspect.signature(cls.__init__).parameters.values()][1:])
+        return Signature(cls._call_order())
 
 
-def text(value: Any) -> str:
-    """Write a hyper-parameter's value as in a spec."""
-    if isinstance(value, Moving):
-        return value.spec()
-    if isinstance(value, bool) or value is None:
-        return str(value).lower()
-    return number(value) if isinstance(value, (int, float)) else str(value)
+class Parametrized(nn.Module):
+    """A module with a name whose hyper-parameters are class attributes.
+
+    Values are frozen after ``__init__``. ``__post_init__`` runs when all are set: override it to validate parameters
+    against each other and to create state.
+    """
+
+    __signature__ = _ClassSignature()
+    name: ClassVar[str] = ""
+    paper: ClassVar[str] = ""
+    """By default from the docstring: ``Paper: ...``."""
+    hyper: ClassVar[dict[str, Hyper[Any, Any]]] = {}
+
+    def __init_subclass__(cls, name: str = "", **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        cls.name = name
+        inherited = cls.hyper
+        cls.hyper = {k: v for c in reversed(cls.__mro__) for k, v in vars(c).items() if isinstance(v, Hyper)}
+        for key, hyper in cls.hyper.items():
+            if key in inherited and hyper.default is REQUIRED:  # a new range keeps the default and the position
+                hyper.default, hyper.kw_only = inherited[key].default, inherited[key].kw_only
+        cls.__doc__ = _with_args(inspect.cleandoc(vars(cls).get("__doc__") or ""), cls.hyper) or None
+        paper = re.search(r"^Paper: (.+?)\.?(\n\n|\Z)", cls.__doc__ or "", re.M | re.S)
+        if paper and "paper" not in vars(cls):
+            cls.paper = " ".join(paper[1].split())
+        if not name:
+            return
+        if not spec.NAME.fullmatch(name):
+            raise ValueError(f"{cls.__name__}: {name!r} is not a valid name; use lower-case letters, digits and _.")
+        if name == "sum" or name in spec.CALLS:
+            raise ValueError(f"{cls.__name__}: the name {name!r} is reserved.")
+        register(name, cls)
+
+    @classmethod
+    def _call_order(cls) -> list[Parameter]:
+        """Return the parameters of ``__init__``, the keyword-only ones last."""
+        kinds = {True: Parameter.KEYWORD_ONLY, False: Parameter.POSITIONAL_OR_KEYWORD}
+        return [Parameter(k, kinds[h.kw_only], default=h.default) for k, h in _positional_first(cls.hyper)]
+
+    def __init__(self, *args: Any, **values: Any) -> None:
+        super().__init__()
+        self._assign(self._bind(args, values))
+        self.__post_init__()
+
+    def __post_init__(self) -> None:
+        """Validate parameters against each other and create state."""
+
+    @classmethod
+    def _by_long_name(cls, values: dict[str, Any]) -> dict[str, Any]:
+        """Name values by the long names of their hyper-parameters: ``t`` is ``temperature``."""
+        long = {hyper.short: key for key, hyper in cls.hyper.items()}
+        named = {long.get(key, key): value for key, value in values.items()}
+        for key, hyper in cls.hyper.items() if len(named) < len(values) else ():
+            if key in values and hyper.short in values and key != hyper.short:
+                raise TypeError(f"{cls.__name__}: {key} was passed twice, also as {hyper.short}.")
+        return named
+
+    def _bind(self, args: tuple[Any, ...], values: dict[str, Any]) -> dict[str, Any]:
+        """Name the positional arguments and fill in the defaults."""
+        where, defaults = type(self).__name__, {p.name: p.default for p in self._call_order()}
+        names, values = [*defaults], self._by_long_name(values)
+        if len(args) > len(names):
+            raise TypeError(f"{where}: expected at most {len(names)} arguments ({', '.join(names)}), got {len(args)}.")
+        for name in values:
+            check_known(f"{where}: unknown parameter", name, names, TypeError)
+            if name in names[: len(args)]:
+                raise TypeError(f"{where}: {name} was passed both by position and by name.")
+        bound = defaults | dict(zip(names, args, strict=False)) | values
+        for name, value in bound.items():
+            if value is REQUIRED:
+                raise TypeError(f"{where}: {name}= is required.")
+        return bound
+
+    def _assign(self, values: dict[str, Any]) -> None:
+        self._hyper: dict[str, Any] = {}
+        for key, hyper in self.hyper.items():
+            value = self._hyper[key] = hyper.check(values[key], type(self).__name__)
+            if isinstance(value, nn.Module):
+                self.add_module("_" + key, value)
+            else:
+                self.__dict__[key] = value  # shadows the descriptor, which old versions of torch.compile cannot trace
+
+    def __setattr__(self, key: str, value: Any) -> None:
+        if key in self.hyper:
+            raise AttributeError(
+                f"{type(self).__name__}.{key} is frozen: use .replace({key}=...) for a changed objective, or pass "
+                "a Schedule or a Learned value for one that changes during training."
+            )
+        super().__setattr__(key, value)
+
+    @classmethod
+    def _defaults(cls) -> dict[str, Any]:
+        """Return the default of every parameter of ``__init__``; ``Parameter.empty`` if it has none."""
+        declared = {key: hyper.default for key, hyper in cls.hyper.items()}
+        return declared | {p.name: p.default for p in inspect.signature(cls).parameters.values()}
+
+    def _own(self) -> dict[str, Any]:
+        """Return copies of the arguments that rebuild this object."""
+        return deepcopy(self._hyper)
+
+    def replace(self, **changes: Any) -> Self:
+        """Return a copy with other hyper-parameters, and with its own schedules and learned values."""
+        return type(self)(**self._own() | self._by_long_name(changes))
+
+    def _parameters_text(self, detail: str) -> str:
+        """Write the parameters that differ from their defaults, and the others that ``detail`` asks for."""
+        defaults = self._defaults()
+        shown = [
+            f"{hyper.short}={text(value)}"
+            for key, hyper in self.hyper.items()
+            if (value := self._hyper[key]) != defaults[key]
+            or (detail != "short" and hyper.always)
+            or (detail == "full" and isinstance(hyper, Real) and value is not None)
+        ]
+        return ":" + ",".join(shown) if shown else ""
+
+    @property
+    def _spec_name(self) -> str:
+        """The name in specs; an unregistered class prints its own, which no spec can build."""
+        return self.name or type(self).__name__
+
+    def __str__(self) -> str:
+        """Return the canonical spec, which identifies stored runs: changed parameters, and those that matter most."""
+        return self._text("usual")
+
+    def __repr__(self) -> str:
+        """Return a spec that also shows every number."""
+        return self._text("full")
+
+    def _repr_html_(self) -> str:
+        """Return the spec, and each part's formula and hyper-parameters with their ranges, for notebooks."""
+        shown = [f"<p><code>{escape(str(self))}</code></p>"]
+        for part in self.modules():
+            if isinstance(part, Parametrized) and part.name:
+                formula = getattr(part, "formula", "")
+                rows = [(key, text(getattr(part, key)), hyper.expected()) for key, hyper in part.hyper.items()]
+                shown.append(table(("", "value", "range"), rows, f"{type(part).__name__}: {formula}".rstrip(": ")))
+        return "".join(shown)
+
+    @property
+    def label(self) -> str:
+        """The shortest spec, for tables: only what differs from the defaults."""
+        return self._text("short")
+
+    def _text(self, detail: str) -> str:
+        return self._spec_name + self._parameters_text(detail)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return JSON values from which :func:`counterpoint.from_dict` rebuilds this object."""
+        plain = {k: v if v is None or isinstance(v, (bool, int, float)) else text(v) for k, v in self._hyper.items()}
+        return {"name": self._spec_name, **plain}
+
+    @classmethod
+    def from_plain(cls, data: dict[str, Any]) -> Self:
+        """Build an object from its hyper-parameters as JSON values."""
+        return cls(**{k: spec.value(v) if isinstance(v, str) else v for k, v in data.items()})
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Parametrized) and self.to_dict() == other.to_dict()
+
+    def __hash__(self) -> int:
+        return id(self)
 
 
-def bounds(value: Any) -> tuple[float, float]:
-    """Return the smallest and the largest value that a number, a Schedule or a Learned value takes."""
-    return value.bounds() if isinstance(value, Moving) else (float(value), float(value))
+def _positional_first(hyper: dict[str, Hyper[Any, Any]]) -> list[tuple[str, Hyper[Any, Any]]]:
+    return sorted(hyper.items(), key=lambda item: item[1].kw_only)
 
 
-def current(value: Any) -> Value:
-    """Return the current value of a number, a Schedule or a Learned value."""
-    return value() if isinstance(value, Moving) else value  # type: ignore[no-any-return]
+def _with_args(doc: str, hyper: dict[str, Hyper[Any, Any]]) -> str:
+    """Add an ``Args`` section before the papers and the examples, unless the docstring has one."""
+    lines = ["Args:"]
+    for key, parameter in _positional_first(hyper):
+        if parameter.doc:
+            default = "" if parameter.default is REQUIRED else f" Default: {parameter.default!r}."
+            line = f"{key}: {parameter.doc}{default}"
+            lines.append(fill(line, 100, initial_indent=" " * 4, subsequent_indent=" " * 8))
+    if len(lines) == 1 or re.search(r"^Args:$", doc, re.M):
+        return doc
+    end = re.search(r"^(Papers?:|>>> )", doc, re.M)
+    at = end.start() if end else len(doc)
+    return "\n\n".join(part for part in (doc[:at].rstrip(), "\n".join(lines), doc[at:]) if part)
 
 
-def log(value: Value) -> Value:
-    """Return the logarithm of a float or a tensor; ``log(0)`` is minus infinity for both."""
-    if isinstance(value, Tensor):
-        return value.log()
-    return math.log(value) if value > 0 else -math.inf
+MAX_TEMPERATURE = 5.0
+"""Divided by more than this, any two cosines differ by less than 0.4."""
+
+
+def warn_of_scales(objective: nn.Module) -> None:
+    """Warn of temperatures that start so high that cosines hardly differ: most likely they are scales of logits."""
+    for part in objective.modules():
+        temperature = vars(part).get("_hyper", {}).get("temperature")
+        start = getattr(temperature, "start", temperature)
+        if isinstance(start, float) and start > MAX_TEMPERATURE:
+            warnings.warn(
+                f"{type(part).__name__}: expected a temperature of at most {MAX_TEMPERATURE:g} for cosines, got "
+                f"{number(start)}. If this is a scale of logits, the temperature is 1/{number(start)}.",
+                stacklevel=5,  # where the objective is called
+            )

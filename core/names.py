@@ -1,11 +1,11 @@
-"""Import names on first use, and suggest the right one for a wrong one; imports no torch."""
+"""Names: objectives by theirs, modules and public names on first use, the right one for a wrong one; no torch."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable, Collection, Iterable, Mapping
 from difflib import get_close_matches
-from importlib import import_module
+from importlib import import_module, metadata
 from importlib.util import find_spec
 from itertools import chain
 from pkgutil import iter_modules
@@ -107,3 +107,43 @@ def visible(text: str) -> str:
     """Return a text in one line, with escapes for characters that would move, color or reorder it on a terminal."""
     hidden = r"[\x00-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069]"
     return re.sub(hidden, lambda found: found[0].encode("unicode_escape").decode(), text)
+
+
+# ---- objectives: the built-in ones, yours, and those of installed packages -----------------------
+
+registry: dict[str, type[Any]] = {}
+"""Every named objective that has been defined so far. Read it through :func:`known`."""
+
+BUILT_IN = f"{__package__}.objectives"
+
+
+def known() -> dict[str, type[Any]]:
+    """Return the registry after importing the built-in objectives."""
+    import_module(BUILT_IN)
+    return registry
+
+
+def register(name: str, cls: type[Any]) -> None:
+    """Register a class under ``name``, or raise if another class has that name.
+
+    Defining the same class again replaces it, as when a notebook cell runs twice.
+    """
+    registered = (registry if cls.__module__.startswith(BUILT_IN) else known()).get(name)
+    if registered and (registered.__module__, registered.__qualname__) != (cls.__module__, cls.__qualname__):
+        raise ValueError(
+            f"{cls.__name__}: the name {name!r} is taken by {registered.__module__}.{registered.__qualname__}."
+        )
+    registry[name] = cls
+
+
+def kind(name: str) -> type[Any]:
+    """Return the class with that name: built in, defined by you, or registered by an installed package.
+
+    Packages register objectives as entry points of the group ``counterpoint.objectives``, each naming a class.
+    """
+    if name not in known():
+        for entry in metadata.entry_points(group="counterpoint.objectives"):
+            entry.load()
+    if name not in registry:
+        raise ValueError(unknown_objective(name, {n: c.__name__ for n, c in registry.items()}))
+    return registry[name]

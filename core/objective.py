@@ -16,21 +16,19 @@ import torch
 from torch import Tensor, nn
 from typing_extensions import Self, Unpack, dataclass_transform
 
-from . import checks, compiled, spec
+from . import checks, spec
 from .batch.batch import Batch
-from .batch.chunked import chunked_loss
+from .batch.choose_engine import chunked_loss
 from .batch.gathered import gathered_batch
 from .batch.options import BatchOptions, Reduction
 from .batch.pairings import scores_of
 from .batch.ready_made import scores_from_logits, scores_from_matrices
 from .batch.report import report
 from .batch.scores import Negatives, Scores
-from .engine.distributed import Gather, is_dtensor, local_views
-from .host import FromHost, at_scale
-from .hyper import Choice, Flag, Hyper, Learned, Real, Schedule, Tracked, Value, current, text, warn_of_scales
-from .names import check_known
-from .parameters import Parametrized
-from .registry import kind
+from .engine.distributed import Gather
+from .hyper import Choice, Flag, Hyper, Parametrized, Real, warn_of_scales
+from .names import check_known, kind
+from .values import FromHost, Learned, Schedule, Tracked, Value, at_scale, current, text
 
 OF_HOST = ("temperature", "denominator")
 """Parameters that an objective in the place of another loss has from that, unless its spec says otherwise."""
@@ -142,9 +140,9 @@ class Objective(Parametrized):
                 count their loss as ``zero``. Statistics of the batch (``mu="auto"``) then include their negatives, as
                 if none were false.
             log_q: ``(B,)`` log-probability with which each sample was drawn; as a negative it counts ``1/q`` times (the
-                correction of the sampled softmax). For any weights ``w`` pass ``-log(w)``.
+                correction of the sampled softmax). For any weights ``w`` pass ``-log(w)``; infinity excludes.
             prior: ``(B,)`` probability that a sample's negative is a false one; replaces the objective's prior.
-            positive_weight: ``(B,)`` or ``(views, B)`` factors of ``p / t`` in the numerator of the family of InfoNCE,
+            positive_factor: ``(B,)`` or ``(views, B)`` factors of ``p / t`` in the numerator of the family of InfoNCE,
                 which pull some positives more than others. Decoupled contrastive learning's DCLW is
                 ``InfoNCE(t, denominator="negatives")`` with ``2 - B * softmax((z1 * z2).sum(1) / sigma, 0)``, of
                 normalized views and detached.
@@ -156,21 +154,20 @@ class Objective(Parametrized):
                 ``tiles`` computes them tile by tile, and again in the backward pass; ``chunks`` computes the loss and
                 its gradient a chunk of anchors at a time, in the forward pass; ``tiles:N`` and ``chunks:N`` have tiles
                 of ``N`` rows and columns. ``fused`` uses GPU kernels that have not run on a GPU yet. ``torch.func``
-                needs a matrix, and so does ``reduction="none"`` in compiled code.
+                needs a matrix. In compiled code, everything else breaks the graph.
             gather: compare with the samples of all processes: True or a process group. Pass everything else for this
                 process's samples, except the queue, which all have in common.
             reduction: ``mean`` over anchors, or ``none`` for the loss of each anchor (of this process).
         """
-        for name, value in options.items():
+        for name in options:
             known_options = (*BatchOptions.__annotations__, "gather", "reduction")
             check_known(f"{type(self).__name__}: unknown argument", name, known_options, TypeError)
-            if is_dtensor(value):
-                raise TypeError(f"{name}: expected a plain tensor, got a DTensor; call to_local() or full_tensor().")
-        if any(map(is_dtensor, views)):
-            local, gather = local_views(views, gather)
-            views = (*local,)
-        if checks.compiling() and reduction == "mean" and compiled.takes(self, views, {"gather": gather, **options}):
-            return compiled.loss_of(self, views, {"gather": gather, **options})
+        if checks.compiling():
+            from . import compiled
+
+            if compiled.breaks_graph(views, {"gather": gather, **options}):
+                options_of_call = {"gather": gather, "reduction": reduction, **options}
+                return compiled.uncompiled(self, views, options_of_call)  # type: ignore[no-any-return]
         batch = gathered_batch(views, gather, **options) if gather else Batch(views, **options)
         if batch.normalize and not checks.compiling():
             warn_of_scales(self)

@@ -16,7 +16,7 @@ _NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?")
 _SPACES = re.compile(r"\s*")
 _OBJECTIVE = re.compile(r"(?:^|[(+*])\s*([A-Za-z_][A-Za-z0-9_]*)")
 _LIST = re.compile(r"\s*\w+\s*(,)")
-CALLS = {"schedule": "Schedule", "learned": "Learned"}  # classes of hyper.py, which imports torch
+CALLS = {"schedule": "Schedule", "learned": "Learned"}  # classes of values.py, which imports torch
 DEPTH = 50
 _CONSTANTS = {"true": True, "false": False, "none": None}
 
@@ -135,7 +135,7 @@ class _Parser:
         while self.take(","):
             arguments.append(self.value())
         self.expect(")")
-        return self.built(start, getattr(import_module(f"{__package__}.hyper"), CALLS[word]), *arguments)
+        return self.built(start, getattr(import_module(f"{__package__}.values"), CALLS[word]), *arguments)
 
     def sum(self) -> Any:
         self.depth += 1

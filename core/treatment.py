@@ -130,15 +130,16 @@ class Treatment(Wrapper):
         options: dict[str, Any] = {"scale": scale, "bias": bias, "ignore_index": ignore_index, "reduction": reduction}
         return self.objective.from_logits(logits, labels, empty="zero" if self.told or self.rules else empty, **options)
 
-    def report(self, *args: Any, call: str = "forward", **options: Any) -> dict[str, float]:  # type: ignore[override]
+    def report(self, *args: Any, call: str = "forward", **options: Any) -> dict[str, float]:
         """Report as the objective does, of the negatives that are left."""
         if call == "forward":
             options = self._options(args, options.get("gather", False), options)
         elif call == "from_logits":
             known = {name: options.pop(name) for name in ("ids", "classes", "guide", "duplicates") if name in options}
             labels = args[1] if len(args) > 1 else options.pop("labels", None)
-            scale = [options.get(name, default) for name, default in (("scale", 1.0), ("bias", 0.0))]
-            args = self._masked(args[0], labels, *scale, options.get("ignore_index", -100), known, count=False)
+            scale, bias = options.get("scale", 1.0), options.get("bias", 0.0)
+            ignored = options.get("ignore_index", -100)
+            args = self._masked(args[0], labels, scale, bias, ignored, known, count=False)
         return self.objective.report(*args, call=call, **options)
 
     def _options(self, views: Sequence[Tensor], group: Gather, options: Mapping[str, Any]) -> dict[str, Any]:
@@ -238,7 +239,7 @@ class Treatment(Wrapper):
 
     def replace(self, **changes: Any) -> Treatment:  # type: ignore[override]
         """Return the same treatment of a changed objective."""
-        return Treatment(self.objective.replace(**changes), false_negatives=self.rules or None, **self.told)  # type: ignore[arg-type]
+        return Treatment(self.objective.replace(**changes), false_negatives=self.rules or None, **self.told)
 
     def _text(self, detail: str) -> str:
         told = [name if path is True else f"{name}={path}" for name, path in self.told.items()]

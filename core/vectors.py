@@ -1,6 +1,9 @@
-"""Normalize embeddings, and choose their precision."""
+"""Normalize embeddings, and choose their precision; the similarities of a sample's views."""
 
 from __future__ import annotations
+
+import itertools
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -13,6 +16,8 @@ EPS_HALF = 1e-4  # of float16
 
 # Lengths whose squares neither overflow nor vanish.
 SHORTEST, LONGEST = 1e-15, 1e15
+
+BLOCK = 1024  # rows whose gradients are computed together
 
 
 def unit(z: Tensor, eps: float = EPS) -> Tensor:
@@ -56,3 +61,77 @@ def inverse_norms(z: Tensor) -> Tensor:
 def widen(z: Tensor) -> Tensor:
     """Convert half precision to float32; float32 and float64 stay."""
     return z.float() if z.dtype in (torch.float16, torch.bfloat16) else z
+
+
+class UnitViews(torch.autograd.Function):
+    """:func:`unit` of several views ``(B, d)``, below one another: ``(m B, d)``; stores little for the backward pass.
+
+    Also returns the factors of the rows, ``(m B, 1)``, so that autograd can differentiate the gradient again, and with
+    ``others`` the similarities of :func:`other_views`, whose gradient then needs no memory of its own.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, eps: float, dtype: torch.dtype, others: bool, *views: Tensor) -> Any:
+        z = torch.cat([*views])
+        z = z if z.dtype == dtype else z.to(dtype)
+        norms = torch.linalg.vector_norm(z, dim=1, keepdim=True)
+        if are_ordinary(norms, eps):
+            scale = norms.reciprocal()
+            z.mul_(scale)
+        else:
+            for i, view in enumerate(views, 1):
+                checks.is_finite(view, f"view {i}")
+            scale = unit_(z, eps)
+        ctx.dtype, ctx.views = views[0].dtype, len(views)
+        ctx.set_materialize_grads(False)
+        ctx.save_for_backward(z, scale)
+        return z, scale, other_views(z, len(views)) if others else None
+
+    @staticmethod
+    def backward(ctx: Any, dz: Tensor | None, d_scale: Tensor | None, d_pos: Tensor | None) -> Any:
+        m, (views, scales) = ctx.views, (x.chunk(ctx.views) for x in ctx.saved_tensors)
+        gradients = [None] * m if dz is None else dz.chunk(m)
+        of_pairs = () if d_pos is None else d_pos.chunk(m)
+
+        def gradient(i: int, rows: slice) -> Tensor:
+            z, dz = views[i][rows], gradients[i]
+            # 1. dL/dz, with the similarities to the sample's other views
+            dz = torch.zeros_like(z) if dz is None else dz[rows]
+            for j in (j for j in range(m) if of_pairs and j != i):
+                weight = of_pairs[i][rows, j - (j > i)] + of_pairs[j][rows, i - (i > j)]
+                dz = torch.addcmul(dz, views[j][rows], weight.unsqueeze(1))
+            # 2. its part perpendicular to the unit vectors, divided by the norms
+            return _across(dz, z, scales[i][rows])
+
+        size, height = len(views[0]), max(1, BLOCK // m)
+        if torch.is_grad_enabled() or d_scale is not None or size <= height:
+            results = [gradient(i, slice(None)) for i in range(m)]
+            if d_scale is not None:  # of a second derivative
+                parts = zip(results, views, scales, d_scale.chunk(m), strict=True)
+                results = [dz - s**2 * z * d for dz, z, s, d in parts]
+            return None, None, None, *(x.to(ctx.dtype) for x in results)
+        results = [torch.empty_like(z, dtype=ctx.dtype) for z in views]
+        for rows in (slice(first, first + height) for first in range(0, size, height)):
+            for i, result in enumerate(results):
+                result[rows] = gradient(i, rows)
+        return None, None, None, *results
+
+
+def _across(dz: Tensor, z: Tensor, scale: Tensor) -> Tensor:
+    """Return ``scale`` times the part of ``dz`` that is perpendicular to the rows of ``z``, which are unit vectors."""
+    if torch.is_grad_enabled():
+        return (dz - z * (dz * z).sum(1, keepdim=True)) * scale
+    x = dz * z  # one buffer for all steps
+    return torch.addcmul(dz, z, x.sum(1, keepdim=True), value=-1, out=x).mul_(scale)
+
+
+def other_views(z: Tensor, m: int) -> Tensor:
+    """Return the similarities ``(m B, m - 1)`` of each of ``m`` views ``(B, d)`` to the sample's other views."""
+    views = z.chunk(m)
+    if m == 2 and len(views[0]) <= BLOCK:
+        return (views[0] * views[1]).sum(1, keepdim=True).repeat(2, 1)
+    pos = z.new_empty(m, views[0].shape[0], m - 1)
+    for a, b in itertools.combinations(range(m), 2):
+        pairs = zip(views[a].split(BLOCK), views[b].split(BLOCK), strict=True)
+        pos[a, :, b - 1] = pos[b, :, a] = torch.cat([(x * y).sum(1) for x, y in pairs])
+    return pos.flatten(0, 1)

@@ -23,11 +23,11 @@ from docstrings import as_markdown
 from latex2mathml.converter import convert
 
 import counterpoint as cp
-from counterpoint.hyper import text
 from counterpoint.integrations.command.objectives import facts
 from counterpoint.integrations.domain import NAMES as DOMAINS
 from counterpoint.plugins import registry
 from counterpoint.plugins.inject import explain
+from counterpoint.values import text
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = ROOT / "build" / "pages"

@@ -13,7 +13,7 @@ from counterpoint.engine.mask import Mask
 from counterpoint.engine.passes import Functions
 from counterpoint.engine.quadratic import Quadratics, rows_of
 from counterpoint.engine.tiles import TileNegatives, with_constants
-from counterpoint.hyper import Value
+from counterpoint.values import Value
 
 try:
     from . import triton

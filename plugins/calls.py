@@ -14,8 +14,8 @@ import torch
 from torch import Tensor, distributed, nn
 from torch.utils.weak import WeakIdKeyDictionary
 
-from counterpoint.host import FromHost
 from counterpoint.objective import Objective, as_objective
+from counterpoint.values import FromHost
 
 from .finder.products import PRODUCTS
 from .gradient import Logits

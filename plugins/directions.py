@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import Tensor
 
-from counterpoint.batch.directions import HARDNESS, chosen_directions
+from counterpoint.batch.options import HARDNESS, chosen_directions
 from counterpoint.names import check_known
 
 PARTITIONS = ("joint", "per_direction")

@@ -5,8 +5,8 @@ from __future__ import annotations
 from torch import Tensor, nn
 
 from counterpoint.engine.distributed import Gather
-from counterpoint.host import at_scale
 from counterpoint.objective import Objective, as_objective
+from counterpoint.values import at_scale
 
 
 class ContrastiveLoss(nn.Module):

@@ -36,9 +36,9 @@ from torch import Tensor
 
 from counterpoint.batch.options import BatchOptions
 from counterpoint.batch.pairings import PAIRINGS
-from counterpoint.host import at_scale
 from counterpoint.names import check_known, nearest
 from counterpoint.objective import Objective
+from counterpoint.values import at_scale
 
 from .finder.frames import function_name, is_nested
 from .gradient import Embeddings

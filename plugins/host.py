@@ -24,9 +24,9 @@ import torch
 from torch import Tensor, distributed
 
 from counterpoint.engine.distributed import gather
-from counterpoint.hyper import Schedule
 from counterpoint.objective import Objective, as_objective
 from counterpoint.objectives.positives import ArCL
+from counterpoint.values import Schedule
 from counterpoint.vectors import widen
 
 from .verify import depends, difference, gradients, precision_of, problem

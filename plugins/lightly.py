@@ -82,7 +82,7 @@ class ContrastiveLoss(nn.Module):
 
         ``options`` are further arguments of the objective (``ids``, ``labels``, ...), for this process's samples.
         """
-        options |= _positive_weight(self.objective, self.weight_fn, views)
+        options |= _positive_factor(self.objective, self.weight_fn, views)
         call, args, options = _call(views, self.memory_bank, self.gather_distributed, options)
         return loss_of(self.objective, *args, call=call, **options)
 
@@ -105,7 +105,7 @@ def _call(views: tuple[Tensor, ...], bank: Any, gather: bool, options: dict[str,
         return "from_scores", ((query * key).sum(-1), query @ keys), options
 
 
-def _positive_weight(loss_fn: Objective, weight_fn: _Weights | None, views: Sequence[Tensor]) -> dict[str, Any]:
+def _positive_factor(loss_fn: Objective, weight_fn: _Weights | None, views: Sequence[Tensor]) -> dict[str, Any]:
     """Return the weights of lightly's ``weight_fn`` as an argument of the objective."""
     if weight_fn is None:
         return {}
@@ -117,7 +117,7 @@ def _positive_weight(loss_fn: Objective, weight_fn: _Weights | None, views: Sequ
     if len(views) != 2:
         raise ValueError(f"{NAME}: weight_fn= goes with two views, got {len(views)}.")
     out0, out1 = (unit(widen(view)) for view in views)
-    return {"positive_weight": torch.stack([weight_fn(out0, out1), weight_fn(out1, out0)])}
+    return {"positive_factor": torch.stack([weight_fn(out0, out1), weight_fn(out1, out0)])}
 
 
 def patch(objective: str | Seam) -> Seam:
@@ -149,7 +149,7 @@ def _patch_class(seam: Seam, class_: Any, host_spec: str) -> None:
             return host_forward(self, out0, out1)
 
         loss_fn = seam.objective(host_spec.format(self.temperature), self)
-        weights = _positive_weight(loss_fn, getattr(self, "weight_fn", None), (out0, out1))
+        weights = _positive_factor(loss_fn, getattr(self, "weight_fn", None), (out0, out1))
         call, args, options = _call((out0, out1), bank, self.gather_distributed, weights)
         return seam.loss(loss_fn, host_loss, *args, call=call, **options)
 

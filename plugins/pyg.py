@@ -37,7 +37,7 @@ from .function import for_modules
 from .host import Host, Seam, loss_of
 from .sites import is_file
 
-_PER_NODE = ("ids", "labels", "prior", "positive_weight")
+_PER_NODE = ("ids", "labels", "prior", "positive_factor")
 _INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
 
 
@@ -66,7 +66,7 @@ class ContrastiveLoss(nn.Module):
             views: ``(rows, width)``, one tensor per view.
             nodes: for node embeddings: per view, which node of the graph each row is (``n_id`` of a sampled batch,
                 the nodes that ``dropout_node`` kept). Nodes that are in all views are compared, each once.
-            options: further arguments of the objective. ``ids``, ``labels``, ``prior`` and ``positive_weight`` have a
+            options: further arguments of the objective. ``ids``, ``labels``, ``prior`` and ``positive_factor`` have a
                 value per row or, with ``nodes``, one per node of the graph: with ``ids=data.batch``, nodes of one graph
                 are not negatives.
         """

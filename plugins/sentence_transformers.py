@@ -36,11 +36,11 @@ from typing import Any, ClassVar, TypeVar
 import torch
 from torch import Tensor, nn
 
-from counterpoint.batch.keys import Keys
+from counterpoint.batch.options import Keys
 from counterpoint.batch.rules import Rule, as_rules
-from counterpoint.host import FromHost
 from counterpoint.names import nearest
 from counterpoint.objective import Objective, Sum, as_objective
+from counterpoint.values import FromHost
 
 from . import logits
 from .directions import as_directions, per_direction

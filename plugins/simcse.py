@@ -33,7 +33,7 @@ from typing import Any
 
 from torch import Tensor, distributed, nn
 
-from counterpoint.batch.keys import Keys
+from counterpoint.batch.options import Keys
 from counterpoint.objective import as_objective
 from counterpoint.objectives.positives import ArCL
 

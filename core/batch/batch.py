@@ -3,22 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import cast
 
 import torch
 from torch import Tensor
 from typing_extensions import Unpack
 
 from .. import checks
+from ..checks import is_number
 from ..engine.distributed import ProcessGroup
-from ..engine.embeddings import OtherViews, SeparateUnit, StackedUnit
-from ..engine.tiles import pays_to_tile
-from ..hyper import is_number
 from ..names import check_known
-from ..vectors import EPS, EPS_HALF, unit
-from .directions import chosen_directions
-from .keys import Keys
-from .options import BatchOptions, KnownOptions, Pairing, checked_views
+from ..vectors import EPS, EPS_HALF, UnitViews, unit
+from .options import BatchOptions, Keys, KnownOptions, Pairing, chosen_directions
 from .rules import Rule, as_rules
 from .scores import Scores
 
@@ -41,11 +37,11 @@ class Batch:
         views: the views normalized and in ``dtype``, computed on first use.
         size, width, device: ``B``, ``d`` and where the embeddings are.
         ids: ``ids``, or the labels.
-        negatives, adversarial, mixed: ``(B, n, d)``, normalized.
+        queue, negatives: further keys, normalized, ``(K, d)`` and ``(B, n, d)``; their ids and log-probabilities have
+            one dimension, a number per key.
+        adversarial, mixed: ``(B, n, d)``, normalized.
         rules: those of ``false_negatives``; ``guide`` is the same batch with the guide's embeddings.
-        shared: whether hard negatives are those of all samples.
         directions, hardness: those of the pairing ``joint``; without it no directions.
-        log_weight, queue_log_weight, negative_log_weight: minus the log-probabilities, a number per key.
         engine: how to reduce the negatives, one of :data:`ENGINES`; ``auto`` chooses for each pairing.
         edge: edge of the tiles, None to choose.
         group: the processes that share the batch, if several do.
@@ -56,28 +52,22 @@ class Batch:
     # of a batch of which only the views are known
     directions: tuple[str, ...] = ()
     hardness: tuple[str, float] | None = None
-    negative_weight: float = 0.0
     labels: Tensor | None = None
     ids: Tensor | None = None
     prior: Tensor | None = None
-    positive_weight: Tensor | None = None
-    queue: Tensor | None = None
-    negatives: Tensor | None = None
+    positive_factor: Tensor | None = None
+    queue: Keys | None = None
+    negatives: Keys | None = None
+    log_q: Tensor | None = None
     adversarial: Tensor | None = None
     mixed: Tensor | None = None
-    queue_ids: Tensor | None = None
-    negative_ids: Tensor | None = None
-    log_weight: Tensor | None = None
-    queue_log_weight: Tensor | None = None
-    negative_log_weight: Tensor | None = None
     rules: tuple[Rule, ...] = ()
     empty: str = "error"
     in_batch: bool = True
-    shared: bool = True
     guide: Batch | None = None
     group: ProcessGroup | None = None
     offset: int = 0
-    _views_ready: list[Tensor] | None = None
+    _views: list[Tensor] | None = None
     _stack: Tensor | None = None
 
     def __init__(
@@ -91,7 +81,7 @@ class Batch:
         **known: Unpack[KnownOptions],
     ) -> None:
         self.pairing: Pairing | Mapping[str, str] | None = pairing
-        self.normalize, self._requested_engine = normalize, engine
+        self.normalize = normalize
         self.raw = checked_views(views, known.get("queue") is not None, stacked)
         first = self.raw[0]
         self.device, self.size, self.width = first.device, first.shape[0], first.shape[-1]
@@ -101,9 +91,9 @@ class Batch:
         self._gathered: dict[int, tuple[Tensor, Tensor]] = {}
         if known or pairing == "joint":
             self._describe(**known)
-        self._choose_engine()
+        self.engine, self.edge = self._requested_engine(engine)
         if known:
-            self.guide = self._guide(known.get("guide"), known.get("queue"), known.get("negatives"))
+            self.guide = self._guide(known.get("guide"))
 
     def _describe(
         self,
@@ -120,7 +110,7 @@ class Batch:
         in_batch: bool = True,
         log_q: Tensor | None = None,
         prior: Tensor | None = None,
-        positive_weight: Tensor | None = None,
+        positive_factor: Tensor | None = None,
         adversarial: Tensor | None = None,
         mixed: Tensor | None = None,
     ) -> None:
@@ -129,38 +119,29 @@ class Batch:
             raise ValueError("give ids (known duplicates) or labels (classes, which also make positives), not both.")
         self.directions = chosen_directions(self.pairing, directions, hardness)
         self.hardness = hardness if hardness and hardness[1] else None
-        keys = {name: Keys.of(x) for name, x in (("queue", queue), ("negatives", negatives)) if x is not None}
+        bank, hard = (None if x is None else Keys.of(x) for x in (queue, negatives))
         tensors = {
-            "ids": ids, "labels": labels, "prior": prior, "positive_weight": positive_weight,
+            "ids": ids, "labels": labels, "prior": prior, "positive_factor": positive_factor,
             "adversarial": adversarial, "mixed": mixed, "log_q": log_q,
-        } | {f"{name}: {field}": x for name, one in keys.items() for field, x in one._asdict().items()}  # fmt: skip
+        }  # fmt: skip
+        for name, keys in (("queue", bank), ("negatives", hard)):
+            tensors |= {} if keys is None else {f"{name}: {field}": x for field, x in keys._asdict().items()}
         for name, x in tensors.items():
             if isinstance(x, Tensor) and x.device != self.device:
                 raise ValueError(f"{name.removesuffix(': embeddings')}: on {x.device}, but view 1 is on {self.device}.")
-        bank, hard = keys.get("queue"), keys.get("negatives")
-        if hard is not None:
-            self.negative_weight, self.shared = hard.own_log_weight, hard.shared
-            if not is_number(self.negative_weight) or self.negative_weight > MAX_LOG_WEIGHT:
-                raise ValueError(
-                    f"negatives: own_log_weight: expected a number of at most {MAX_LOG_WEIGHT:g}, got "
-                    f"{self.negative_weight!r}."
-                )
-        elif bank is not None and (bank.own_log_weight or not bank.shared):
-            raise ValueError("queue: shared= and own_log_weight= are of negatives=, not of a queue.")
-        embeddings = (*(one.embeddings for one in keys.values()), adversarial, mixed)
+        embeddings = (*(keys.embeddings for keys in (bank, hard) if keys is not None), adversarial, mixed)
         if any(isinstance(x, Tensor) and x.dtype == torch.float64 for x in embeddings):
             self.dtype = torch.float64
         self.labels = None if labels is None else checks.is_ids(labels, "labels", self.size)
         self.ids = self.labels if ids is None else checks.is_ids(ids, "ids", self.size)
         self.prior = None if prior is None else self._prior(prior)
-        self.positive_weight = None if positive_weight is None else self._positive_weight(positive_weight)
-        self.queue = None if bank is None else self._keys(bank.embeddings, "queue")
-        self.negatives = None if hard is None else self._per_sample(hard.embeddings, "negatives")
+        self.positive_factor = None if positive_factor is None else self._positive_factor(positive_factor)
+        self.log_q = None if log_q is None else self._log_q(log_q, "log_q", self.size)
+        self.queue = None if bank is None else self._keys(bank, "queue", self._bank(bank.embeddings))
+        per_sample = None if hard is None else self._per_sample(hard.embeddings, "negatives")
+        self.negatives = None if hard is None or per_sample is None else self._keys(hard, "negatives", per_sample)
         self.adversarial = None if adversarial is None else self._per_sample(adversarial, "adversarial")
         self.mixed = None if mixed is None else self._per_sample(mixed, "mixed")
-        self.queue_ids, self.queue_log_weight = self._known_of("queue", bank)
-        self.negative_ids, self.negative_log_weight = self._known_of("negatives", hard)
-        self.log_weight = None if log_q is None else self._log_weight(log_q, "log_q", self.size)
         self.rules, self.empty, self.in_batch = as_rules(false_negatives), empty, in_batch
         self._check_combinations()
         self._check_choices()
@@ -169,52 +150,42 @@ class Batch:
 
     @property
     def views(self) -> list[Tensor]:
-        if self._views_ready is None:
-            if self._stack is not None:
-                self._views_ready = [*self._stack.split(self.size)]
-            elif self._stackable():
-                _, _, *self._views_ready = self._unit(SeparateUnit)
-            else:
-                self.check_finite()
-                self._views_ready = [self._prepared(v) for v in self.raw]
-        return self._views_ready
+        if self._views is None:
+            self._normalize_views()
+        return cast("list[Tensor]", self._views)
+
+    def _normalize_views(self, others: bool = False) -> Tensor | None:
+        """Compute :attr:`views`; with ``others`` return :meth:`other_views` if it can be computed with them."""
+        if not self._stackable():
+            self.check_finite()
+            self._views = [self._prepared(v) for v in self.raw]
+            return None
+        pos: Tensor
+        self._stack, _, pos = UnitViews.apply(self._eps(self.raw[0]), self.dtype, others, *self.raw)
+        self._views = [*self._stack.chunk(len(self.raw))]
+        return pos
 
     def view(self, i: int) -> Tensor:
         """Return one of the views: the gradients of the others stay None."""
-        if self._views_ready is not None or self._stack is not None:
+        if self._views is not None:
             return self.views[i]
         self.check_finite()
         return self._prepared(self.raw[i])
 
     def stacked(self) -> Tensor:
         """Stack all views below one another, ``(m B, d)``."""
+        views = self.views
         if self._stack is None:
-            alone = self._views_ready is None and self._stackable()
-            stacked: Tensor = self._unit(StackedUnit)[0] if alone else torch.cat(self.views)
-            self._stack = stacked
-            return stacked
+            self._stack = torch.cat(views)
         return self._stack
 
-    def other_views(self, stacked: bool) -> Tensor:
-        """Return the similarities of each view to the sample's others, ``(m B, m - 1)``, view by view.
-
-        Args:
-            stacked: whether what follows needs the views below one another, or each.
-        """
-        if self._stack is None and self._views_ready is None and self._stackable():
-            pos: Tensor
-            if stacked:
-                self._stack, _, pos = self._unit(StackedUnit, others=True)
-            else:
-                _, pos, *self._views_ready = self._unit(SeparateUnit, others=True)
+    def other_views(self) -> Tensor:
+        """Return the similarities of each view to the sample's others, ``(m B, m - 1)``, view by view."""
+        pos = self._normalize_views(others=True) if self._views is None else None
+        if pos is not None:
             return pos
-        if stacked and self.engine != "matrix":
-            return OtherViews.apply(self.stacked(), len(self.raw))  # type: ignore[no-any-return]
         others = [[(x * y).sum(-1) for j, y in enumerate(self.views) if i != j] for i, x in enumerate(self.views)]
         return torch.cat([torch.stack(x, 1) for x in others])
-
-    def _unit(self, function: type[StackedUnit | SeparateUnit], others: bool = False) -> Any:
-        return function.apply(self._eps(self.raw[0]), self.dtype, others, *self.raw)
 
     def _stackable(self) -> bool:
         """Whether the views can be normalized together."""
@@ -226,7 +197,7 @@ class Batch:
         """Stack some views below one another."""
         if len(views) == 1:
             return views[0]
-        return self.stacked() if views is self._views_ready else torch.cat([*views])
+        return self.stacked() if views is self._views else torch.cat([*views])
 
     @property
     def half(self) -> torch.dtype | None:
@@ -243,10 +214,8 @@ class Batch:
     def join(self, group: ProcessGroup) -> None:
         """Make this a process's part of a batch that several share."""
         self.group, self.offset, self.total = group, group.offset, group.total
-        self._choose_engine()
         if self.guide is not None:
             self.guide.join(group)
-            self.guide.engine, self.guide.edge = self.engine, self.edge
 
     def everyone(self, x: Tensor) -> Tensor:
         """Return the rows of all processes, this one's first, of a tensor with rows for each sample."""
@@ -287,21 +256,22 @@ class Batch:
             raise ValueError(f"prior: expected one number per sample, shape ({self.size},), got {checks.shape(prior)}.")
         return checks.is_prior(prior)
 
-    def _positive_weight(self, weight: Tensor) -> Tensor:
-        shape = checks.is_float(weight, "positive_weight").shape
+    def _positive_factor(self, weight: Tensor) -> Tensor:
+        shape = checks.is_float(weight, "positive_factor").shape
         if shape not in ((self.size,), (len(self.raw), self.size)):
             raise ValueError(
-                f"positive_weight: expected a number per sample, shape ({self.size}), or per view and sample, "
+                f"positive_factor: expected a number per sample, shape ({self.size}), or per view and sample, "
                 f"({len(self.raw)}, {self.size}), got {checks.shape(weight)}."
             )
-        return checks.is_finite(weight, "positive_weight")
+        return checks.is_finite(weight, "positive_factor")
 
-    def _keys(self, keys: Tensor, what: str) -> Tensor:
-        checks.is_matrix(keys, what, f"(keys, {self.width})")
-        if keys.shape[1] != self.width or len(keys) == 0:
-            turned = " It looks transposed: give queue.T." if keys.shape[0] == self.width else ""
-            raise ValueError(f"{what}: expected shape (keys, {self.width}), got {checks.shape(keys)}.{turned}")
-        return self._prepared(checks.is_finite(keys, what))
+    def _bank(self, z: Tensor) -> Tensor:
+        """Normalize the keys of a queue, ``(K, d)``."""
+        checks.is_matrix(z, "queue", f"(keys, {self.width})")
+        if z.shape[1] != self.width or len(z) == 0:
+            turned = " It looks transposed: give queue.T." if z.shape[0] == self.width else ""
+            raise ValueError(f"queue: expected shape (keys, {self.width}), got {checks.shape(z)}.{turned}")
+        return self._prepared(checks.is_finite(z, "queue")).detach()
 
     def _per_sample(self, z: Tensor, what: str) -> Tensor:
         """Normalize ``(B, d)`` or ``(B, n, d)``, and return it as ``(B, n, d)``."""
@@ -314,30 +284,47 @@ class Batch:
             )
         return self._prepared(checks.is_finite(full, what))
 
-    def _log_weight(self, log_q: Tensor, what: str, rows: int) -> Tensor:
-        """Return the log-weights of keys that were drawn with these log-probabilities."""
+    def _keys(self, keys: Keys, name: str, z: Tensor) -> Keys:
+        """Check what is known of keys, whose normalized embeddings are ``z``."""
+        ids, log_q, guide, rows = keys.ids, keys.log_q, keys.guide, z[..., 0].numel()
+        if ids is not None:
+            if self.ids is None:
+                raise ValueError(f"{name}: ids: needs ids= or labels= beside it, those of the batch.")
+            if checks.is_tensor(ids, f"{name}: ids").numel() != rows or not checks.is_whole(ids):
+                got = f"shape {checks.shape(ids)} of {ids.dtype}"
+                raise ValueError(f"{name}: ids: expected one integer per key, {rows} in all, got {got}.")
+            ids = ids.reshape(-1).long()
+        if guide is not None and checks.is_float(guide, f"{name}: guide").shape[:-1].numel() != rows:
+            raise ValueError(f"{name}: guide: expected a row for each key, got shape {checks.shape(guide)}.")
+        if name == "queue" and (keys.own_log_weight or not keys.shared):
+            raise ValueError("queue: shared= and own_log_weight= are of negatives=, not of a queue.")
+        if not isinstance(keys.shared, bool):
+            raise TypeError(f"{name}: shared: expected True or False, got {keys.shared!r}.")
+        if not is_number(keys.own_log_weight) or keys.own_log_weight > MAX_LOG_WEIGHT:
+            raise ValueError(
+                f"{name}: own_log_weight: expected a number of at most {MAX_LOG_WEIGHT:g}, got {keys.own_log_weight!r}."
+            )
+        log_q = None if log_q is None else self._log_q(log_q, f"{name}: log_q", rows)
+        return keys._replace(embeddings=z, ids=ids, log_q=log_q)
+
+    def _log_q(self, log_q: Tensor, what: str, rows: int) -> Tensor:
+        """Check the log-probabilities with which keys were drawn."""
         if checks.is_float(log_q, what).numel() != rows or (what == "log_q" and log_q.dim() != 1):
             raise ValueError(f"{what}: expected a number per key, {rows} in all, got shape {checks.shape(log_q)}.")
         if checks.wanted(log_q) and not bool((log_q >= -MAX_LOG_WEIGHT).all()):
             raise ValueError(f"{what}: expected log-probabilities of at least -{MAX_LOG_WEIGHT:g}, not probabilities.")
-        return -log_q.detach().to(self.dtype).reshape(-1)
+        return log_q.detach().to(self.dtype).reshape(-1)
 
-    def _guide(
-        self, views: Tensor | Sequence[Tensor] | None, queue: Tensor | Keys | None, negatives: Tensor | Keys | None
-    ) -> Batch | None:
+    def _guide(self, views: Tensor | Sequence[Tensor] | None) -> Batch | None:
         """Return the same batch as the guide model sees it: only its similarities are used."""
-        found: dict[str, Tensor | None] = {}
-        for name, given, keys in (("queue", queue, self.queue), ("negatives", negatives, self.negatives)):
-            x = found[name] = None if given is None else Keys.of(given).guide
+        for name, keys in (("queue", self.queue), ("negatives", self.negatives)):
             exempt = name == "negatives" and any(not rule.hard for rule in self.rules)
-            if x is not None and views is None:
+            if keys is not None and keys.guide is not None and views is None:
                 raise ValueError(f"{name}: guide: needs guide= beside it, that of the views.")
-            if views is not None and keys is not None and x is None and not exempt:
+            if keys is not None and keys.guide is None and views is not None and not exempt:
                 raise ValueError(
                     f"guide= with {name}=: needs the guide's embeddings of these: cp.Keys(..., guide=...)."
                 )
-            if x is not None and checks.is_float(x, f"{name}: guide").shape[:-1].numel() != keys[..., 0].numel():  # type: ignore[index]
-                raise ValueError(f"{name}: guide: expected a row for each key, got shape {checks.shape(x)}.")
         if views is None:
             return None
         if not self.rules:
@@ -355,33 +342,17 @@ class Batch:
                 f"guide: expected {len(self.raw)} views of {self.size} samples, as the model's, got shapes "
                 f"{', '.join(map(checks.shape, listed))}."
             )
-        of_hard, of_queue = found["negatives"], found["queue"]
-        if self.negatives is not None and of_hard is None:
-            of_hard = listed[0].new_zeros(1).expand(*self.negatives.shape[:2], listed[0].shape[-1])
         engine = f"{self.engine}:{self.edge}" if self.edge else self.engine
         known: BatchOptions = {"labels": self.labels, "hardness": self.hardness, "in_batch": self.in_batch}
         known |= {"directions": self.directions or None, "pairing": self.pairing, "engine": engine}
-        if of_queue is not None:
-            of_labels = self.queue_ids if self.labels is not None else None
-            known["queue"] = Keys(of_queue.detach().to(self.dtype), ids=of_labels)
-        if of_hard is not None:
-            known["negatives"] = Keys(of_hard.detach().to(self.dtype), shared=self.shared)
+        if (bank := self.queue) is not None and bank.guide is not None:
+            known["queue"] = Keys(bank.guide.to(self.dtype), ids=bank.ids if self.labels is not None else None)
+        if (hard := self.negatives) is not None:
+            z = listed[0].new_zeros(1).expand(*hard.embeddings.shape[:2], listed[0].shape[-1])
+            z = z if hard.guide is None else hard.guide
+            known["negatives"] = Keys(z.detach().to(self.dtype), shared=hard.shared)
         with torch.no_grad():
             return Batch([view.detach().to(self.dtype) for view in listed], **known)
-
-    def _known_of(self, name: str, keys: Keys | None) -> tuple[Tensor | None, Tensor | None]:
-        """Return the ids and the log-weights of keys, one per key."""
-        if keys is None:
-            return None, None
-        ids, rows = keys.ids, keys.embeddings[..., 0].numel()
-        if ids is not None:
-            if self.ids is None:
-                raise ValueError(f"{name}: ids: needs ids= or labels= beside it, those of the batch.")
-            if checks.is_tensor(ids, f"{name}: ids").numel() != rows or not checks.is_whole(ids):
-                got = f"shape {checks.shape(ids)} of {ids.dtype}"
-                raise ValueError(f"{name}: ids: expected one integer per key, {rows} in all, got {got}.")
-            ids = ids.reshape(-1).long()
-        return ids, None if keys.log_q is None else self._log_weight(keys.log_q, f"{name}: log_q", rows)
 
     def _check_combinations(self) -> None:
         if self.queue is not None and self.negatives is not None:
@@ -394,7 +365,7 @@ class Batch:
             }  # fmt: skip
             for name in (name for name, given in refused.items() if given):
                 raise ValueError(f"directions= and hardness= cannot be combined with {name}.")
-        if self.queue is not None and self.ids is not None and self.queue_ids is None:
+        if self.queue is not None and self.ids is not None and self.queue.ids is None:
             raise ValueError("ids= or labels= with queue=: needs those of the queue: queue=cp.Keys(queue, ids=...).")
         for name, value in (("adversarial", self.adversarial), ("mixed", self.mixed)):
             if value is not None and not (self.queue is None and self.negatives is None and self.labels is None):
@@ -406,42 +377,70 @@ class Batch:
         check_known("empty: unknown value", self.empty, EMPTY)
         if self.empty != "error" and not self.rules:
             raise ValueError(f"empty={self.empty!r}: needs false_negatives= beside it.")
-        for name, value in (("in_batch", self.in_batch), ("negatives: shared", self.shared)):
-            if not isinstance(value, bool):
-                raise TypeError(f"{name}: expected True or False, got {value!r}.")
+        if not isinstance(self.in_batch, bool):
+            raise TypeError(f"in_batch: expected True or False, got {self.in_batch!r}.")
         if not self.in_batch and self.negatives is None:
             raise ValueError("in_batch=False: needs negatives= beside it.")
         if not self.in_batch and any(not rule.hard for rule in self.rules):
             raise ValueError("in_batch=False leaves hard negatives only, and hard=False exempts these: give one.")
         if not self.in_batch and self.labels is not None:
             raise ValueError("in_batch=False cannot be combined with labels=: their positives are in the batch.")
-        if self.log_weight is not None and self.queue is not None:
+        if self.log_q is not None and self.queue is not None:
             raise ValueError("log_q= is of the batch's keys; the negatives are the queue's: cp.Keys(queue, log_q=...).")
-        if self.log_weight is not None and self.negatives is not None and self.negative_log_weight is None:
+        if self.negatives is not None and self.log_q is not None and self.negatives.log_q is None:
             raise ValueError(
                 "log_q= with negatives=: the hard negatives need log-probabilities too: cp.Keys(negatives, log_q=...)."
             )
-        if self.negatives is not None and self.log_weight is None and self.negative_log_weight is not None:
-            self.log_weight = self.negative_log_weight.new_zeros(self.size)
+        if self.negatives is not None and self.log_q is None and self.negatives.log_q is not None:
+            self.log_q = self.negatives.log_q.new_zeros(self.size)
 
-    def _choose_engine(self) -> None:
-        """Set ``engine`` and ``edge``; ``auto`` becomes ``matrix`` where every pairing of the batch is a small one."""
-        requested = self._requested_engine
+    def _requested_engine(self, requested: str) -> tuple[str, int | None]:
+        """Return ``engine`` and ``edge``; ``auto`` becomes ``matrix`` where nothing else can be used."""
         name, _, edge = requested.partition(":") if isinstance(requested, str) else (requested, "", "")
         check_known("engine: unknown value", name, ENGINES)
         if edge and (name not in ("tiles", "chunks") or not edge.isdecimal() or int(edge) == 0):
             raise ValueError(f"engine: expected tiles:N or chunks:N with N the edge of the tiles, got {requested!r}.")
-        self.engine, self.edge = name, int(edge) if edge else None
         # neither a compiler nor torch.func can trace the reduction of tiles, nor can it be done without values
         if checks.compiling() or torch._C._are_functorch_transforms_active() or checks.is_abstract(self.raw[0]):
             if name not in ("auto", "matrix"):
-                raise ValueError(
-                    f"engine={name!r}: torch.func needs 'matrix' or 'auto', and so does reduction='none' in "
-                    "compiled code."
-                )
-            self.engine = "matrix"
-        elif name == "auto":
-            views = 1 if self.queue is not None else len(self.raw)
-            keys = self.total * (views if self.negatives is None else views + self.negatives.shape[1])
-            pairs = self.size * views * (keys if self.queue is None else len(self.queue))
-            self.engine = "auto" if pays_to_tile(pairs, self.device) else "matrix"
+                raise ValueError(f"engine={name!r}: torch.func needs 'matrix' or 'auto'.")
+            return "matrix", None
+        return name, int(edge) if edge else None
+
+
+def checked_views(views: Sequence[Tensor], queued: bool, stacked: bool = False) -> list[Tensor]:
+    """Return the views of a batch, ``(B, d)`` each; with a queue also ``(B, m, d)``."""
+    for i, view in enumerate(views, 1):
+        if isinstance(view, (list, tuple)):
+            raise TypeError(f"view {i}: expected a tensor, got {type(view).__name__}: call loss_fn(*views).")
+        if checks.is_whole(checks.is_tensor(view, f"view {i}")):
+            raise TypeError(
+                f"view {i}: expected floating-point values, got {view.dtype}. Pass labels by name, labels=...; for "
+                "logits, call from_logits(logits, labels)."
+            )
+        checks.is_float(view, f"view {i}")
+    if not views:
+        raise ValueError("no embeddings: call with the views of a batch, loss_fn(z1, z2).")
+    whole = len(views) == 1 and views[0].dim() == 3
+    if stacked and not whole:
+        raise ValueError(
+            f"stacked=True: expected one tensor (batch, views, width), got {', '.join(map(checks.shape, views))}."
+        )
+    if whole and not stacked:
+        raise ValueError(
+            f"view 1: expected shape (batch, width), got {checks.shape(views[0])}. For (views, batch, width), call "
+            "loss_fn(*z); for (batch, views, width), loss_fn(z, stacked=True)."
+        )
+    views = views[0].unbind(1) if stacked else views
+    dims = 3 if queued and views[0].dim() == 3 else 2
+    for i, view in enumerate(views, 1):
+        if view.dim() != dims or view.shape != views[0].shape:
+            raise ValueError(
+                f"view {i}: expected shape {checks.shape(views[0]) if views[0].dim() == dims else '(batch, width)'}"
+                f"{' as view 1' if i > 1 else ''}, got {checks.shape(view)}."
+            )
+        if 0 in view.shape:
+            raise ValueError(f"view {i}: empty, shape {checks.shape(view)}.")
+        if view.device != views[0].device:
+            raise ValueError(f"view {i}: on {view.device}, but view 1 is on {views[0].device}.")
+    return list(views)

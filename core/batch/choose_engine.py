@@ -1,6 +1,7 @@
-"""Choose how the negatives of a batch are reduced: as a matrix, in tiles, in chunks or by GPU kernels.
+"""Choose which keys are negatives and how they are reduced: as a matrix, in tiles, in chunks or by GPU kernels.
 
-``core/engine/README.md`` shows the engines.
+``core/engine/README.md`` shows the engines. In chunks, the loss and its gradient are computed together, some anchors at
+a time; see :mod:`counterpoint.engine.chunks`.
 """
 
 from __future__ import annotations
@@ -9,16 +10,30 @@ import math
 from collections.abc import Sequence
 from dataclasses import replace
 from importlib import import_module
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from .. import checks
+from ..engine.chunks import Chunk, loss_in_chunks
+from ..engine.joined import JoinedNegatives, TiltedNegatives
 from ..engine.mask import Mask
-from ..engine.matrix import MatrixNegatives
-from ..engine.negatives import Negatives
-from ..engine.tiles import TileNegatives, pays_to_tile
+from ..engine.matrix import MatrixNegatives, Negatives
+from ..engine.tiles import TileNegatives
+from ..values import given_by_host, host_values, learned_values, with_host_values
 from .batch import Batch
+from .options import Keys
+from .scores import Scores
+
+# A matrix of fewer pairs is faster on the CPU; elsewhere tiles save memory from so many pairs on.
+PAIRS_CPU, PAIRS = 2**17, 2**26
+
+# Where anchors and keys are different embeddings: a matrix of at most this many pairs is faster on the CPU.
+SEPARATE_CPU = 2**18
+
+# What scores say of each anchor, beside its negatives.
+PER_ANCHOR = ("pos", "denominator_pos", "v", "prior", "positive_factor")
 
 # views that are anchors, and the views that they are compared with
 Part = tuple[Sequence[Tensor], Sequence[Tensor]]
@@ -60,13 +75,21 @@ def negatives_of(
     return masked_negatives(batch, blocks, mask, both, optional)
 
 
-def mask_of(batch: Batch, times: int, views: int, hard: int, owned: bool = True) -> Mask:
-    """Return which keys count: views of all samples, for ``times`` views as anchors, and ``hard`` negatives of each."""
+def mask_of(batch: Batch, times: int, views: int, hard: int, owned: bool = True, alone: bool = False) -> Mask:
+    """Return which keys count: views of all samples, for ``times`` views as anchors, and ``hard`` negatives of each.
+
+    Args:
+        owned: whether an anchor's own hard negatives count.
+        alone: the keys of an anchor are its own hard negatives, and no others.
+    """
 
     def pair(x: Tensor | None, of_hard: Tensor | None, missing: Tensor | float) -> tuple[Tensor, Tensor] | None:
         """Return a value for each anchor and for each key; hard negatives without one get ``missing``."""
         if x is None:
             return None
+        if alone:
+            default = (x[:1] * 0 + missing).expand(batch.size * hard)
+            return x, (default if of_hard is None else of_hard).view(-1, hard)
         keys = batch.everyone(x).repeat(views)
         if hard and of_hard is None:
             keys = torch.cat([keys, (keys[:1] * 0 + missing).expand(batch.total * hard)])
@@ -74,13 +97,38 @@ def mask_of(batch: Batch, times: int, views: int, hard: int, owned: bool = True)
             keys = torch.cat([keys, batch.everyone(of_hard).view(-1, hard).T.flatten()])
         return x.repeat(times), keys
 
-    ids = pair(batch.ids, batch.negative_ids, 0 if batch.ids is None else batch.everyone(batch.ids).amin() - 1)
-    log_weight = pair(batch.log_weight, batch.negative_log_weight, 0.0)
+    known = batch.negatives
+    of_hard = Keys(batch.raw[0]) if known is None else known
+    ids = pair(batch.ids, of_hard.ids, 0 if batch.ids is None else batch.everyone(batch.ids).amin() - 1)
+    log_q = pair(batch.log_q, of_hard.log_q, 0.0)
+    log_weight = None if log_q is None else (-log_q[0], -log_q[1])
+    if alone and of_hard.own_log_weight:
+        anchors = batch.views[0].new_zeros(batch.size)
+        anchors, keys = (anchors, anchors.new_zeros(batch.size, hard)) if log_weight is None else log_weight
+        log_weight = anchors, keys + of_hard.own_log_weight
     mask = Mask(batch.total, ids, log_weight=log_weight, zeros=log_weight is not None and has_zeros(log_weight[1]))
-    if not hard or (not owned and ids is None and batch.shared):  # an anchor's own are excluded like views
+    if alone:
+        return replace(mask, period=None)
+    if not hard or (not owned and ids is None and of_hard.shared):  # an anchor's own are excluded like views
         return mask
-    own = batch.negative_weight if owned else -math.inf
-    return replace(mask, hard=batch.total * views, own_log_weight=own, others=batch.shared)
+    own = of_hard.own_log_weight if owned else -math.inf
+    return replace(mask, hard=batch.total * views, own_log_weight=own, others=of_hard.shared)
+
+
+def own_negatives(batch: Batch, anchors: Tensor, optional: bool = False) -> MatrixNegatives:
+    """Return each sample's own hard negatives, ``(B, n)``."""
+    assert batch.negatives is not None
+    matrix = (batch.negatives.embeddings @ anchors.unsqueeze(2)).squeeze(2)
+    return masked_matrix(matrix, mask_of(batch, 1, 0, matrix.shape[1], alone=True), optional)
+
+
+def masked_matrix(matrix: Tensor, mask: Mask, optional: bool = False) -> MatrixNegatives:
+    """Return what ``mask`` leaves of similarities as negatives."""
+    neg = MatrixNegatives(matrix, *mask.of_matrix(matrix))
+    neg.optional = optional
+    if not optional:
+        neg.valid = checks.has_negatives(neg.count)
+    return neg
 
 
 def has_zeros(log_weight: Tensor) -> bool:
@@ -120,7 +168,7 @@ def chosen_engine(batch: Batch, blocks: Sequence[tuple[Tensor, Tensor]], both: b
     return fastest_engine(batch.device, pairs, separate, both)
 
 
-def fastest_engine(device: torch.device, pairs: int, separate: bool, both: bool) -> str:
+def fastest_engine(device: torch.device, pairs: int, separate: bool = False, both: bool = False) -> str:
     """Return the engine of a batch for which none is asked: ``matrix``, ``chunks`` or ``tiles``.
 
     Args:
@@ -129,7 +177,80 @@ def fastest_engine(device: torch.device, pairs: int, separate: bool, both: bool)
         separate: whether the keys are other embeddings than the anchors, which have a gradient.
         both: whether the keys are anchors too, after the others.
     """
-    if not pays_to_tile(pairs, device, separate):
+    fewest = PAIRS if device.type != "cpu" else SEPARATE_CPU + 1 if separate else PAIRS_CPU
+    if pairs < fewest:
         return "matrix"
     # keys that are anchors too share the similarities of both directions: four products instead of six
     return "chunks" if separate and not both else "tiles"
+
+
+# ---- the loss in chunks --------------------------------------------------------------------------
+
+
+def chunked_loss(objective: Any, scores: Scores, reduction: str) -> Tensor | None:
+    """Return the mean loss, with its gradients, or None to compute it from all anchors at once."""
+    neg = scores.neg
+    if not isinstance(neg, TileNegatives) or not _suits_chunks(objective, neg) or not torch.is_grad_enabled():
+        return None
+    names = [name for name in PER_ANCHOR if getattr(scores, name) is not None]
+    tensors, (learned, others) = [getattr(scores, name) for name in names], learned_values(objective)
+    parameters = [*learned.values(), *others, *given_by_host(objective)]
+    embeddings = (x for pair in neg.pairs for x in pair)
+    if not any(x.requires_grad for x in (*embeddings, *tensors, *parameters)):
+        return None
+    refusal = _refusal(objective, scores, reduction)
+    if refusal is None and (neg.forced or _says_that_anchors_are_separate(objective)):
+        anchors = len(scores.pos)
+
+        def part(rows: slice, chunk: Chunk, known: Sequence[Tensor]) -> Tensor:
+            values: dict[str, Any] = dict(zip(names, known, strict=True))
+            of_chunk = replace(scores, neg=chunk, **values)
+            return of_chunk.checked(objective.losses(of_chunk)).mean() * ((rows.stop - rows.start) / anchors)  # type: ignore[no-any-return]
+
+        with with_host_values({**host_values(), **learned}):
+            loss = loss_in_chunks(neg, part, tensors, parameters)
+        if loss is not None:
+            return loss
+        refusal = "the objective depends on tensors with a gradient that are not its parameters"
+    if neg.forced and refusal is not None:
+        raise ValueError(f"engine='chunks': {refusal}; use engine='tiles' or 'auto'.")
+    return None
+
+
+def path(objective: Any, scores: Scores) -> str:
+    """Return how a training step on these scores reduces its negatives: one of ``ENGINES``."""
+    neg = scores.neg
+    if isinstance(neg, TileNegatives) and _suits_chunks(objective, neg):
+        separate = _refusal(objective, scores, "mean") is None and _says_that_anchors_are_separate(objective)
+        return "chunks" if separate else "tiles"
+    if isinstance(neg, TiltedNegatives):
+        neg = neg.neg
+    if isinstance(neg, JoinedNegatives):  # by the largest part
+        neg = neg.parts[0].neg if isinstance(neg.parts[0], TiltedNegatives) else neg.parts[0]
+    return neg.engine
+
+
+def _suits_chunks(objective: Any, neg: TileNegatives) -> bool:
+    """Return whether chunks are asked for, or fastest for these negatives or for this objective."""
+    solved = any(getattr(part, "in_chunks", False) for part in objective.modules())
+    return neg.engine == "chunks" or (solved and not neg.forced)
+
+
+def _refusal(objective: Any, scores: Scores, reduction: str) -> str | None:
+    """Return why a loss cannot be computed in chunks, if so."""
+    if reduction != "mean":
+        return "each anchor's loss can have a gradient of its own with reduction='none'"
+    if objective.couples_anchors:
+        return f"{objective} depends on statistics of all anchors"
+    if scores.adversarial is not None or scores.mixed:
+        return "adversarial= and mixed= have negatives of their own"
+    return None if scores.uniform else "the anchors have weights, or are in several processes"
+
+
+def _says_that_anchors_are_separate(objective: Any) -> bool:
+    """Return whether ``couples_anchors`` of each part is the part's own or that of a built-in objective.
+
+    Objectives of others inherit an answer that nobody may have checked.
+    """
+    parts = [type(part) for part in objective.modules() if hasattr(part, "couples_anchors")]
+    return all(kind.__module__.startswith("counterpoint.") or "couples_anchors" in vars(kind) for kind in parts)

@@ -7,6 +7,7 @@ the process group, at the latest after the group's timeout.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 from zlib import crc32
 
 import torch
@@ -15,8 +16,8 @@ from typing_extensions import Unpack
 
 from ..engine.distributed import Gather, ProcessGroup, exchange, resolve
 from .batch import Batch
-from .options import BatchOptions
-from .pairings import PAIRINGS, pairing_in_force
+from .options import BatchOptions, Keys
+from .pairings import pairing_in_force
 
 
 def gathered_batch(views: Sequence[Tensor], gather: Gather, **options: Unpack[BatchOptions]) -> Batch:
@@ -35,7 +36,7 @@ def gathered_batch(views: Sequence[Tensor], gather: Gather, **options: Unpack[Ba
         batch.check_finite()
         if batch.guide is not None:
             batch.guide.check_finite()
-        facts = _facts(batch)
+        facts = _facts(batch, options)
     except Exception:
         exchange(group, [0])  # no samples: the other processes stop too
         raise
@@ -51,31 +52,30 @@ def gathered_batch(views: Sequence[Tensor], gather: Gather, **options: Unpack[Ba
     return batch
 
 
-def _facts(batch: Batch) -> dict[str, int]:
-    """Return what processes that share a batch must agree on, by name."""
-    names, chosen = list(PAIRINGS), batch.pairing
+def _facts(batch: Batch, options: BatchOptions) -> dict[str, int]:
+    """Return what processes that share a batch must agree on, by name: every argument but the choice of an engine."""
     pairing_in_force(batch, "single")  # refuses unknown pairings
-    pairings = [chosen if isinstance(chosen, str) else (chosen or {}).get(name, name) for name in names]
-    embeddings = (*batch.raw, batch.negatives, batch.adversarial, batch.mixed)
-    facts = {
+    known: dict[str, Any] = {**dict.fromkeys(BatchOptions.__annotations__), **options, "engine": None}
+    for name in ("queue", "negatives"):
+        keys = known.pop(name)
+        fields: dict[str, Any] = dict.fromkeys(Keys._fields) if keys is None else Keys.of(keys)._asdict()
+        known |= {f"{name}: {field}": x for field, x in fields.items()}
+    hard = None if batch.negatives is None else batch.negatives.embeddings
+    embeddings = (*batch.raw, hard, batch.adversarial, batch.mixed)
+    trained = sum((x is not None and x.requires_grad) << i for i, x in enumerate(embeddings))
+    return {
         "the number of views": len(batch.raw),
         "the width of embeddings": batch.width,
         "bits of embeddings": torch.finfo(batch.dtype).bits,
-        "which embeddings have a gradient": sum(
-            (x is not None and x.requires_grad) << i for i, x in enumerate(embeddings)
-        ),
-        "pairing=": int("".join(str(names.index(name)) for name in pairings)),  # a digit per pairing
-        "normalize=": int(batch.normalize),
-        "the rows of queue=": 0 if batch.queue is None else len(batch.queue),
+        "which embeddings have a gradient": trained,
+        **{f"{name}=": _fact(name, x, batch.size) for name, x in known.items()},
     }
-    for name, x in (("negatives", batch.negatives), ("adversarial", batch.adversarial), ("mixed", batch.mixed)):
-        facts[f"{name}= per sample"] = 0 if x is None else x.shape[1]
-    known = {"labels=": batch.labels, "ids=": batch.ids, "ids of negatives=": batch.negative_ids}
-    known |= {"log_q=": batch.log_weight, "log_q of negatives=": batch.negative_log_weight}
-    facts |= {f"whether there are {name}": int(x is not None) for name, x in known.items()}
-    facts["the width of guide="] = 0 if batch.guide is None else batch.guide.width
-    excluding = "false_negatives=, empty=, in_batch= and whether negatives= are shared"
-    facts[excluding] = crc32(repr((batch.rules, batch.empty, batch.in_batch, batch.shared)).encode())
-    joint = batch.directions, batch.hardness
-    facts["directions= and hardness="] = crc32(repr(joint).encode())
-    return facts
+
+
+def _fact(name: str, x: Any, size: int) -> int:
+    """Return how many numbers a tensor has per sample, or how many rows a queue; a checksum of other values."""
+    if isinstance(x, (list, tuple)) and x and isinstance(x[0], Tensor):
+        x = x[0]
+    if isinstance(x, Tensor):
+        return len(x) if name.startswith("queue") else max(1, x.numel() // size)
+    return 0 if x is None else crc32(repr(x).encode())

@@ -22,15 +22,11 @@ Lan et al. 2025 (LLaVE, hardness), https://arxiv.org/abs/2503.04812.
 
 from __future__ import annotations
 
-import torch
-from torch import Tensor
-
 from .. import checks
 from ..engine.joined import TiltedNegatives, joined, tilted
-from ..engine.matrix import MatrixNegatives
-from ..engine.negatives import Negatives
+from ..engine.matrix import Negatives
 from .batch import Batch
-from .choose_engine import negatives_of
+from .choose_engine import negatives_of, own_negatives
 from .scores import Scores
 
 
@@ -42,24 +38,24 @@ def joint(batch: Batch) -> Scores:
         raise ValueError("a batch of one sample has no negatives: batches need at least 2 samples.")
     views = batch.views
     queries, docs = views[:1], views[1:]
-    hard = batch.negatives if batch.shared else None
+    every = None if batch.negatives is None else batch.negatives.embeddings
+    hard = every if batch.negatives is not None and batch.negatives.shared else None
     all_hard = 0 if hard is None else hard.shape[1] * batch.total
     mode, strength = batch.hardness or (None, 0.0)
     # hard negatives of the sample that count differently, or that others do not have, are a part of their own
-    apart = batch.negatives is not None and mode in ("in_batch_negatives", "hard_negatives")
+    apart = every is not None and mode in ("in_batch_negatives", "hard_negatives")
     further = [d for d in batch.directions if d != "query_to_doc"]
     optional = apart or bool(further)
     parts: list[tuple[Negatives, int]] = []
-    if apart:
-        assert batch.negatives is not None
+    if apart and every is not None:
         neg = negatives_of(batch, [(queries, docs)], hard=hard, owned=False, optional=True)
         parts.append((tilted(neg, strength) if mode == "in_batch_negatives" else neg, all_hard))
         own = own_negatives(batch, queries[0], optional=True)
-        parts.append((tilted(own, strength) if mode == "hard_negatives" else own, batch.negatives.shape[1]))
+        parts.append((tilted(own, strength) if mode == "hard_negatives" else own, every.shape[1]))
     else:
-        neg = negatives_of(batch, [(queries, docs)], hard=batch.negatives, optional=optional)
-        of_batch = 0 if batch.negatives is None else batch.negatives.shape[1] * batch.total
-        plain = mode is None or (mode == "hard_negatives" and batch.negatives is None)
+        neg = negatives_of(batch, [(queries, docs)], hard=every, optional=optional)
+        of_batch = 0 if every is None else every.shape[1] * batch.total
+        plain = mode is None or (mode == "hard_negatives" and every is None)
         parts.append((neg if plain else tilted(neg, strength), of_batch))
     for direction in further:
         anchors = queries if direction == "query_to_query" else docs
@@ -69,31 +65,12 @@ def joint(batch: Batch) -> Scores:
         part = negatives_of(batch, [(anchors, keys)], hard=others, owned=False, optional=True)
         parts.append((part, 0 if others is None else all_hard))
     negatives = joined([part for part, _ in parts], [count for _, count in parts])
-    if batch.ids is not None or any(weight is not None for weight in (batch.log_weight, batch.negative_log_weight)):
+    if batch.ids is not None or batch.log_q is not None:
         counts = [part.neg.count if isinstance(part, TiltedNegatives) else part.count for part, _ in parts]
         negatives.valid = checks.has_negatives(sum(counts))
     pos = (queries[0] * docs[0]).sum(-1, keepdim=True)
     prior = None if batch.prior is None else batch.prior.to(pos.dtype).unsqueeze(1)
     twice = 2.0 if "doc_to_query" in batch.directions else 1.0
     return Scores(
-        pos, negatives, layout="joint", prior=prior, views=2, hard=sum(count for _, count in parts), times=twice
+        pos, negatives, pairing="joint", prior=prior, views=2, hard=sum(count for _, count in parts), times=twice
     )
-
-
-def own_negatives(batch: Batch, anchors: Tensor, optional: bool = False) -> MatrixNegatives:
-    """Return each sample's own hard negatives, ``(B, n)``."""
-    assert batch.negatives is not None
-    matrix = (batch.negatives @ anchors.unsqueeze(2)).squeeze(2)
-    drop = weight = None
-    if batch.negative_ids is not None and batch.ids is not None:
-        drop = batch.negative_ids.view(matrix.shape) == batch.ids.unsqueeze(1)
-    if batch.negative_log_weight is not None or batch.negative_weight:
-        weight = torch.full_like(matrix, batch.negative_weight)
-        weight = weight if batch.negative_log_weight is None else weight + batch.negative_log_weight.view(matrix.shape)
-    if weight is not None:
-        drop = weight == -torch.inf if drop is None else drop | (weight == -torch.inf)
-    neg = MatrixNegatives(matrix, drop=drop, log_weight=weight)
-    neg.optional = optional
-    if not optional:
-        neg.valid = checks.has_negatives(neg.count)
-    return neg

@@ -1,18 +1,59 @@
-"""The arguments of a call with embeddings: their types, and which views there are."""
+"""The arguments of a call with embeddings: further keys, the types of all arguments, the directions of ``joint``.
+
+*Weights* of negatives are logarithms, whose names say so: a key counts ``exp(log_weight)`` times in every sum over
+negatives. ``own_log_weight`` is one; ``log_q``, a log-probability, is minus one. The *factor* ``positive_factor``
+multiplies ``p / t`` of a positive.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Literal, TypedDict
+from typing import Literal, NamedTuple, TypedDict
 
 from torch import Tensor
 
-from .. import checks
-from .keys import Keys
+from ..checks import is_number
+from ..names import check_known
 from .rules import Rule
 
 Pairing = Literal["views", "one_way", "symmetric", "first_two", "pairs", "arcl", "joint", "single", "queue"]
 Reduction = Literal["mean", "none"]
+
+DIRECTIONS = ("query_to_doc", "query_to_query", "doc_to_query", "doc_to_doc", "doc_to_positive")
+GTE = DIRECTIONS[:4]
+HARDNESS = ("in_batch_negatives", "hard_negatives", "all_negatives")
+MAX_STRENGTH = 80.0
+
+
+class Keys(NamedTuple):
+    """Further keys, for ``queue=`` or ``negatives=``, with what is known of them; a plain tensor is embeddings alone.
+
+    Args:
+        embeddings: ``(K, d)`` for a queue; ``(B, d)`` or ``(B, n, d)`` for hard negatives.
+        ids: integers, one per key: ids or labels as those of the batch.
+        guide: the guide's embeddings of the same keys, with any width.
+        log_q: log-probability with which each key was drawn, one per key.
+        shared: whether a sample's hard negatives are also those of all others.
+        own_log_weight: logarithm of the weight of a sample's own hard negatives (SimCSE's hard-negative weight).
+
+    >>> import torch, counterpoint as cp
+    >>> z1, z2, bank = torch.randn(3, 4, 8)
+    >>> queue = cp.Keys(bank, ids=torch.tensor([0, 1, 7, 8]))
+    >>> cp.InfoNCE(0.1)(z1, z2, ids=torch.arange(4), queue=queue).shape
+    torch.Size([])
+    """
+
+    embeddings: Tensor
+    ids: Tensor | None = None
+    guide: Tensor | None = None
+    log_q: Tensor | None = None
+    shared: bool = True
+    own_log_weight: float = 0.0
+
+    @staticmethod
+    def of(value: Tensor | Keys) -> Keys:
+        """Return ``value`` as keys."""
+        return value if isinstance(value, Keys) else Keys(value)
 
 
 class KnownOptions(TypedDict, total=False):
@@ -30,7 +71,7 @@ class KnownOptions(TypedDict, total=False):
     in_batch: bool
     log_q: Tensor | None
     prior: Tensor | None
-    positive_weight: Tensor | None
+    positive_factor: Tensor | None
     adversarial: Tensor | None
     mixed: Tensor | None
 
@@ -44,39 +85,32 @@ class BatchOptions(KnownOptions, total=False):
     engine: str
 
 
-def checked_views(views: Sequence[Tensor], queued: bool, stacked: bool = False) -> list[Tensor]:
-    """Return the views of a batch, ``(B, d)`` each; with a queue also ``(B, m, d)``."""
-    for i, view in enumerate(views, 1):
-        if isinstance(view, (list, tuple)):
-            raise TypeError(f"view {i}: expected a tensor, got {type(view).__name__}: call loss_fn(*views).")
-        if checks.is_whole(checks.is_tensor(view, f"view {i}")):
-            raise TypeError(
-                f"view {i}: expected floating-point values, got {view.dtype}. Pass labels by name, labels=...; for "
-                "logits, call from_logits(logits, labels)."
-            )
-        checks.is_float(view, f"view {i}")
-    if not views:
-        raise ValueError("no embeddings: call with the views of a batch, loss_fn(z1, z2).")
-    whole = len(views) == 1 and views[0].dim() == 3
-    if stacked and not whole:
-        raise ValueError(
-            f"stacked=True: expected one tensor (batch, views, width), got {', '.join(map(checks.shape, views))}."
-        )
-    if whole and not stacked:
-        raise ValueError(
-            f"view 1: expected shape (batch, width), got {checks.shape(views[0])}. For (views, batch, width), call "
-            "loss_fn(*z); for (batch, views, width), loss_fn(z, stacked=True)."
-        )
-    views = views[0].unbind(1) if stacked else views
-    dims = 3 if queued and views[0].dim() == 3 else 2
-    for i, view in enumerate(views, 1):
-        if view.dim() != dims or view.shape != views[0].shape:
-            raise ValueError(
-                f"view {i}: expected shape {checks.shape(views[0]) if views[0].dim() == dims else '(batch, width)'}"
-                f"{' as view 1' if i > 1 else ''}, got {checks.shape(view)}."
-            )
-        if 0 in view.shape:
-            raise ValueError(f"view {i}: empty, shape {checks.shape(view)}.")
-        if view.device != views[0].device:
-            raise ValueError(f"view {i}: on {view.device}, but view 1 is on {views[0].device}.")
-    return list(views)
+def chosen_directions(
+    pairing: str | Mapping[str, str] | None,
+    directions: Sequence[str] | None,
+    hardness: tuple[str, float] | None,
+) -> tuple[str, ...]:
+    """Return the directions in force, in the order of :data:`DIRECTIONS`; none for other pairings."""
+    if hardness is not None:
+        if not isinstance(hardness, (tuple, list)) or len(hardness) != 2:
+            raise TypeError(f"hardness: expected a pair such as ('hard_negatives', 5.0), got {hardness!r}.")
+        mode, strength = hardness
+        check_known("hardness: unknown negatives", mode, HARDNESS)
+        if not is_number(strength) or not 0 <= strength <= MAX_STRENGTH:
+            raise ValueError(f"hardness: expected a strength from 0 to {MAX_STRENGTH:g}, got {strength!r}.")
+    joint = pairing == "joint"
+    if directions is None and not joint and hardness is None:
+        return ()
+    if isinstance(pairing, str) and pairing not in ("joint", "one_way"):
+        raise ValueError(f"directions= and hardness= are of the pairing joint, and {pairing!r} is another.")
+    if directions is None:
+        directions = GTE if joint else DIRECTIONS[:1]
+    if isinstance(directions, str) or not directions:
+        raise ValueError(f"directions: expected several of {', '.join(DIRECTIONS)}, got {directions!r}.")
+    for direction in directions:
+        check_known("unknown direction", direction, DIRECTIONS)
+    if DIRECTIONS[0] not in directions:
+        raise ValueError("directions: query_to_doc is required: it has the positives.")
+    if {"doc_to_doc", "doc_to_positive"} <= {*directions}:
+        raise ValueError("directions: doc_to_doc includes doc_to_positive: give one.")
+    return tuple(d for d in DIRECTIONS if d in directions)

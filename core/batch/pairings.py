@@ -31,13 +31,12 @@ from torch import Tensor
 from .. import checks
 from ..engine.joined import TiltedNegatives
 from ..engine.mask import Mask
-from ..engine.matrix import MatrixNegatives, concatenated
-from ..engine.negatives import Negatives
+from ..engine.matrix import MatrixNegatives, Negatives, concatenated
 from ..engine.tiles import LIMITED
 from ..names import check_known
 from .batch import Batch
-from .choose_engine import Part, has_zeros, mask_of, masked_negatives, negatives_of
-from .joint import joint, own_negatives
+from .choose_engine import Part, has_zeros, mask_of, masked_matrix, masked_negatives, negatives_of, own_negatives
+from .joint import joint
 from .rules import limits
 from .scores import Scores, counted_positives
 
@@ -49,8 +48,8 @@ def scores_of(batch: Batch, pairing: str) -> Scores:
         scores = PAIRINGS[name](batch)
         if batch.rules:
             _exclude_false_negatives(batch, name, scores)
-        if batch.positive_weight is not None and name != "single":
-            scores.positive_weight = _positive_weight(batch, scores.pos)
+        if batch.positive_factor is not None and name != "single":
+            scores.positive_factor = _positive_factor(batch, scores.pos)
         for part in (scores, scores.adversarial, *scores.mixed):
             if part is not None:
                 part.bound = batch.bound
@@ -68,7 +67,7 @@ def _exclude_false_negatives(batch: Batch, name: str, scores: Scores) -> None:
         with torch.no_grad():
             judge = PAIRINGS[name](batch.guide)
     if batch.negatives is not None and name != "single" and not batch.rules[0].hard:
-        every = batch.negatives.shape[1] * (batch.total if batch.in_batch else 1)
+        every = batch.negatives.embeddings.shape[1] * (batch.total if batch.in_batch else 1)
         scores.exempt = every if scores.hard is None else scores.hard
     margins = any(rule.kind != "threshold" for rule in batch.rules)
     pos = _own_positives(batch.guide or batch) if name == "single" and margins else judge.pos
@@ -139,25 +138,25 @@ def pairing_in_force(batch: Batch, default: str) -> str:
 def _views(batch: Batch) -> Scores:
     _require(batch, 2 if batch.labels is None else 1, "views")
     if batch.labels is not None:
-        batch.stacked()
         return _labeled(batch, "views", [(batch.views, batch.views)])
-    pos = batch.other_views(stacked=True)
+    pos = batch.other_views()
     return _scores(batch, "views", [(batch.views, batch.views)], pos)
 
 
 def _one_way(batch: Batch) -> Scores:
     _require(batch, 2, "one_way")
-    pos = batch.other_views(stacked=False)[: batch.size] if len(batch.raw) == 2 and batch.labels is None else None
+    pos = batch.other_views()[: batch.size] if len(batch.raw) == 2 and batch.labels is None else None
     anchors, *others = batch.views
+    hard = None if batch.negatives is None else batch.negatives.embeddings
     if batch.labels is not None:
-        return _labeled(batch, "one_way", [([anchors], others)], batch.negatives)
+        return _labeled(batch, "one_way", [([anchors], others)], hard)
     if pos is None:
         pos = torch.stack([(anchors * o).sum(-1) for o in others], 1)
     if not batch.in_batch:
         neg = own_negatives(batch, anchors)
-        return Scores(pos, neg, layout="one_way", prior=_prior(batch, pos), views=len(batch.raw))
+        return Scores(pos, neg, pairing="one_way", prior=_prior(batch, pos), views=len(batch.raw))
     # SimCSE, supervised: hard negatives are further keys
-    return _scores(batch, "one_way", [([anchors], others)], pos, hard=batch.negatives)
+    return _scores(batch, "one_way", [([anchors], others)], pos, hard=hard)
 
 
 def _symmetric(batch: Batch) -> Scores:
@@ -165,13 +164,12 @@ def _symmetric(batch: Batch) -> Scores:
     if batch.labels is not None:
         a, b = batch.views
         return _labeled(batch, "symmetric", [([a], [b]), ([b], [a])])
-    pos = batch.other_views(stacked=False)
+    pos = batch.other_views()
     a, b = batch.views
     return _scores(batch, "symmetric", [([a], [b])], pos, both=True)
 
 
 def _first_two(batch: Batch) -> Scores:
-    batch.stacked()
     views = _required(batch, 2, "first_two")
     a, b, *rest = views
     pos = torch.cat([torch.stack([(x * o).sum(-1) for o in (y, *rest)], 1) for x, y in ((a, b), (b, a))])
@@ -215,22 +213,20 @@ def _queue(batch: Batch) -> Scores:
         pos = (query * key).sum(-1)
     else:
         pos = (query * key).sum(-1, keepdim=True)
-    ids = None
-    if batch.queue_ids is not None and batch.ids is not None:
-        ids = batch.ids, batch.queue_ids
+    bank = batch.queue
+    ids = None if bank.ids is None or batch.ids is None else (batch.ids, bank.ids)
     anchors, pos_mask = query[:, 0] if query.dim() == 3 else query, None
     mask = Mask(ids=ids)
-    if batch.queue_log_weight is not None:
-        weights = batch.queue_log_weight.new_zeros(len(anchors)), batch.queue_log_weight
+    if bank.log_q is not None:
+        weights = bank.log_q.new_zeros(len(anchors)), -bank.log_q
         mask = replace(mask, log_weight=weights, zeros=has_zeros(weights[1]))
     neg: Negatives
     if batch.labels is not None and ids is not None:
-        matrix = anchors @ batch.queue.detach().T
-        neg, same = MatrixNegatives(matrix, *mask.of_matrix(matrix)), ids[0].unsqueeze(1) == ids[1]
-        neg.valid = checks.has_negatives(neg.count)
+        matrix = anchors @ bank.embeddings.T
+        neg, same = masked_matrix(matrix, mask), ids[0].unsqueeze(1) == ids[1]
         pos, pos_mask = torch.cat([pos, matrix], 1), torch.cat([torch.ones_like(pos, dtype=torch.bool), same], 1)
     else:
-        neg = masked_negatives(batch, [(anchors, batch.queue.detach())], mask)
+        neg = masked_negatives(batch, [(anchors, bank.embeddings)], mask)
     return Scores(pos, neg, pos_mask, "queue", prior=_prior(batch, pos), views=views)
 
 
@@ -275,7 +271,7 @@ def _scores(
 ) -> Scores:
     """Compute the scores of anchors and keys, with adversarial and mixed views; see :func:`negatives_of`."""
     neg = negatives_of(batch, parts, both=both, hard=hard)
-    scores = Scores(pos, neg, layout=name, prior=_prior(batch, pos), views=len(batch.raw))
+    scores = Scores(pos, neg, pairing=name, prior=_prior(batch, pos), views=len(batch.raw))
     if batch.adversarial is None and batch.mixed is None:
         return scores
     views = [view for anchors, keys in parts for view in (*anchors, *(keys if both else ()))]
@@ -323,13 +319,13 @@ def _labeled(batch: Batch, name: str, parts: Sequence[Part], hard: Tensor | None
     return Scores(matrix, neg, pos_mask, name, prior=prior, anchors=anchors_weight, views=len(batch.raw))
 
 
-def _positive_weight(batch: Batch, pos: Tensor) -> Tensor:
+def _positive_factor(batch: Batch, pos: Tensor) -> Tensor:
     """Return each anchor's weight of its positives, ``(anchors, 1)``."""
-    assert batch.positive_weight is not None
-    weight = batch.positive_weight.to(pos.dtype).flatten()
+    assert batch.positive_factor is not None
+    weight = batch.positive_factor.to(pos.dtype).flatten()
     if len(weight) not in (batch.size, len(pos)):
         raise ValueError(
-            f"positive_weight: {checks.shape(batch.positive_weight)} is a number per view, but the pairing has "
+            f"positive_factor: {checks.shape(batch.positive_factor)} is a number per view, but the pairing has "
             f"{len(pos)} anchors: give one per sample, shape ({batch.size})."
         )
     return weight.repeat(len(pos) // len(weight)).unsqueeze(1)

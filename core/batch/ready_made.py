@@ -10,11 +10,11 @@ import torch
 from torch import Tensor
 
 from .. import checks
-from ..engine.matrix import MatrixNegatives
+from ..checks import is_number
+from ..engine.matrix import MatrixNegatives, Negatives
 from ..engine.matrix import matrix_of as matrix_of  # for objectives, which do not import the engine
-from ..engine.negatives import Negatives
-from ..hyper import Value, is_number
 from ..names import check_known
+from ..values import Value
 from ..vectors import widen
 from .scores import Scores, counted_positives
 
@@ -201,7 +201,7 @@ def scores_from_logits(
         pos_mask, with_positives = counted_positives(labels, s.dtype, error)
         anchors = with_positives if anchors is None else anchors * with_positives
         return Scores(s, neg, pos_mask, "logits", anchors=anchors, rows=rows, share=share)
-    return Scores(s.gather(1, labels), neg, layout="logits", anchors=anchors, rows=rows, share=share)
+    return Scores(s.gather(1, labels), neg, pairing="logits", anchors=anchors, rows=rows, share=share)
 
 
 def _scale(scale: object) -> float | Tensor:

@@ -11,9 +11,9 @@ from torch import Tensor
 from torch.nn.functional import normalize
 
 from ..engine.matrix import MatrixNegatives, matrix_of
-from ..host import at_scale
 from ..html import Numbers
-from .chunked import path
+from ..values import at_scale
+from .choose_engine import path
 from .scores import Scores
 
 
@@ -137,7 +137,7 @@ def _similarities(scores: Scores, weights: Tensor) -> dict[str, Tensor]:
         "effective_negatives": torch.special.entr(share).sum(1).exp() * share.any(1),
         "negatives_above_positive": scores.positives_mean(above / allowed.sum(1, keepdim=True)),
     }
-    if scores.layout == "single":
+    if scores.pairing == "single":
         numbers |= dict.fromkeys(("positive_mean", "negatives_above_positive"), torch.tensor(float("nan")))
     if scores.anchors is not None:  # without rows that the loss leaves out
         numbers = {key: value[scores.anchors > 0] if value.dim() else value for key, value in numbers.items()}

@@ -10,7 +10,7 @@ from typing import Any, Literal, cast, get_args
 import torch
 from torch import Tensor
 
-from ..hyper import is_number
+from ..checks import is_number
 from ..names import check_known
 
 Kind = Literal["absolute", "relative", "percentage"]

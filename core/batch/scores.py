@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from .. import checks
-from ..engine.negatives import Negatives as Negatives  # for objectives, which do not import the engine
-from ..hyper import Value
+from ..engine.matrix import Negatives as Negatives  # for objectives, which do not import the engine
+from ..values import Value
 
 
 @dataclass
@@ -21,13 +21,13 @@ class Scores:
         pos: ``(anchors, P)`` positive similarities; entries that ``pos_mask`` rules out are finite.
         neg: the negatives.
         pos_mask: ``(anchors, P)``, True where there is a positive; None if there are ``P`` for each anchor.
-        layout: name of the pairing; ``logits`` or ``scores`` for similarities computed elsewhere.
+        pairing: name of the pairing; ``logits`` or ``scores`` for similarities computed elsewhere.
         denominator_pos: ``(anchors, 1)`` similarity that stays in the denominator in place of the positive (ArCL's
             Algorithm 1), or None.
         negatives_only: True if the denominator has no positive (ArCL's Algorithm 2).
         v: ``(anchors, P')`` positives that enter the estimators g1 and g2; None means ``pos``.
         prior: ``(anchors, 1)`` class prior that replaces the objective's own.
-        positive_weight: ``(anchors, 1)`` factor of ``p / t`` in the numerator of the family of InfoNCE, or None.
+        positive_factor: ``(anchors, 1)`` factor of ``p / t`` in the numerator of the family of InfoNCE, or None.
         anchors: ``(anchors,)`` weights of the final average, or None.
         rows: if the anchors are some of the rows of a matrix: ``(rows,)``, True for these; the others' loss is zero.
         share: fraction of the averaged rows that have negatives; the others enter the average with loss zero.
@@ -51,12 +51,12 @@ class Scores:
     pos: Tensor
     neg: Negatives
     pos_mask: Tensor | None = None
-    layout: str = "scores"
+    pairing: str = "scores"
     denominator_pos: Tensor | None = None
     negatives_only: bool = False
     v: Tensor | None = None
     prior: Tensor | None = None
-    positive_weight: Tensor | None = None
+    positive_factor: Tensor | None = None
     anchors: Tensor | None = None
     rows: Tensor | None = None
     share: Value = 1.0

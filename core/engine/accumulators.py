@@ -14,7 +14,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from ..hyper import Value
+from ..values import Value
 from .mask import LOG2E, Tile, Workspace
 
 MIN_EXPONENT = -58.0

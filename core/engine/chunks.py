@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from .. import checks
-from ..hyper import Value
+from ..values import Value
 from .mask import Workspace
 from .passes import Functions
 from .quadratic import rows_of

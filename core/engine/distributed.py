@@ -13,9 +13,8 @@ It uses the process group that torchrun, Lightning or Accelerate has set up.
 * Each process stores all keys: 100 MB for 32,768 keys of 768 columns in float32, 1.5 GB for a million in bfloat16.
   Their similarities are never stored: tiles are recomputed in the backward pass.
 
-Views may be DTensors, placed ``Shard(0)`` or ``Replicate()`` on a mesh of one dimension: :func:`local_views`. FSDP2's
-``fully_shard`` returns plain tensors, which need ``gather=`` as those of ``DistributedDataParallel`` do; leave the
-objective out of it, since it refuses a parameter that is a single number, and average the gradient of a learned
+FSDP2's ``fully_shard`` returns plain tensors, which need ``gather=`` as those of ``DistributedDataParallel`` do. Leave
+the objective out of it, since it refuses a parameter that is a single number, and average the gradient of a learned
 temperature yourself.
 
 ``gather=`` is True for all processes, or a process group. Without one, or in a group of one, it changes nothing: the
@@ -38,7 +37,7 @@ Group = Any
 """A ``torch.distributed.ProcessGroup``, which torch without distributed support does not define."""
 
 # length of the list of numbers that processes exchange before a loss: sizes, and what they must agree on
-LENGTH = 32
+LENGTH = 64
 
 Gather = bool | Group
 """What ``gather=`` accepts."""
@@ -71,7 +70,7 @@ class ProcessGroup:
         own = (x * weights).sum()
         sums = self.all_reduce(torch.stack([own, weights.sum()]))
         total = sums[1].clamp(min=1)
-        return _ScaledGradient.apply(own, sums[0] / total, self.world_size / total)  # type: ignore[no-any-return]
+        return sums[0] / total + (own - own.detach()) * (self.world_size / total)
 
     def all_reduce(self, x: Tensor, op: str = "sum") -> Tensor:
         """Reduce ``x`` over processes by ``sum``, ``min`` or ``max``, without gradient."""
@@ -128,23 +127,6 @@ class _ReduceScatter(torch.autograd.Function):
         return _Gather.apply(grad, ctx.group, ctx.rows), None, None
 
 
-class _ScaledGradient(torch.autograd.Function):
-    """``value``, with the gradient of ``scale * x``."""
-
-    @staticmethod
-    def forward(x: Tensor, value: Tensor, scale: Tensor) -> Tensor:
-        return value.clone()
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: Any, output: Tensor) -> None:
-        ctx.save_for_backward(inputs[2])
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
-        (scale,) = ctx.saved_tensors
-        return grad * scale, None, None
-
-
 def _padded(x: Tensor, rows: int) -> Tensor:
     if len(x) == rows:
         return x.contiguous()
@@ -178,63 +160,6 @@ def gather(x: Tensor, group: Group = None) -> Tensor:
     if handle is None:
         return x
     return ProcessGroup(handle, [sizes[0] for sizes in exchange(handle, [len(x)])]).gather(x)
-
-
-def is_dtensor(x: object) -> bool:
-    """Return whether this is a ``torch.distributed.tensor.DTensor``, without importing it."""
-    return type(x) is not Tensor and hasattr(x, "device_mesh") and hasattr(x, "placements")
-
-
-def local_views(views: Sequence[Tensor], gather: Gather) -> tuple[list[Tensor], Gather]:
-    """Return this process's part of views that are DTensors, and what ``gather`` then is.
-
-    On a mesh of one dimension, ``Shard(0)`` is a batch of which each process has some samples: the loss is that of
-    all, as with ``gather=`` over the mesh. ``Replicate()`` is a batch that each process has. Unlike those of plain
-    tensors with ``gather=``, gradients are those of one process with the whole batch, not to be averaged: autograd
-    sums what leads to a DTensor.
-    """
-    first: Any = next(view for view in views if is_dtensor(view))
-    mesh, placements = first.device_mesh, first.placements
-    local = []
-    for i, view in enumerate(views, 1):
-        dtensor: Any = view
-        if not is_dtensor(view):
-            raise ValueError(f"view {i}: a plain tensor beside views that are DTensors; expected one kind.")
-        if mesh.ndim != 1 or not (placements[0].is_shard(0) or placements[0].is_replicate()):
-            listed = ", ".join(map(str, placements))
-            raise ValueError(
-                f"view {i}: a DTensor placed ({listed}) on a mesh of {mesh.ndim} dimension(s); expected Shard(0) or "
-                "Replicate() on a mesh of one: call redistribute(), or to_local() and give gather= a process group."
-            )
-        if dtensor.placements != placements or dtensor.device_mesh != mesh:
-            raise ValueError(f"view {i}: placed on its mesh in another way than view 1; call redistribute().")
-        local.append(dtensor.to_local(grad_placements=placements))
-    group, members = mesh.get_group(), {*mesh.mesh.flatten().tolist()}
-    handle = resolve(gather) if gather else None
-    chosen = members if handle is None else {*dist.get_process_group_ranks(handle)}
-    if placements[0].is_replicate():
-        if handle is not None and len(members & chosen) > 1:
-            raise ValueError("gather: view 1 is a DTensor with Replicate(): every process has the whole batch already.")
-        return local, gather
-    if members != chosen:
-        raise ValueError("gather: view 1 is a DTensor with Shard(0): expected the processes of its mesh.")
-    return [_Scaled.apply(x, 1 / mesh.size()) for x in local], group
-
-
-class _Scaled(torch.autograd.Function):
-    """``x``, with its gradient times ``scale``."""
-
-    @staticmethod
-    def forward(x: Tensor, scale: float) -> Tensor:
-        return x.view_as(x)
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: Any, output: Tensor) -> None:
-        ctx.scale = inputs[1]
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
-        return grad * ctx.scale, None
 
 
 def resolve(gather: Gather) -> Group:

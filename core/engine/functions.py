@@ -13,7 +13,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_flatten, tree_map
 
 from .. import checks
-from ..host import Values, host_values, with_host_values
+from ..values import Values, host_values, with_host_values
 from .mask import Tile, Workspace
 
 

@@ -10,9 +10,8 @@ import torch
 from torch import Tensor
 
 from .. import checks
-from ..hyper import Value
-from .matrix import MatrixNegatives
-from .negatives import HIGHEST, Negatives
+from ..values import Value
+from .matrix import HIGHEST, MatrixNegatives, Negatives
 from .tiles import LIMITED
 
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from .. import checks
-from ..hyper import Value
+from ..values import Value
 
 LOG2E = 1 / math.log(2)  # exponents of tiles are in units of log 2
 
@@ -124,6 +124,7 @@ class Mask:
         period: key ``j`` is a view, or a hard negative, of the same sample as anchor ``i`` if ``j - i`` is a multiple
             of it. Views of the same sample are excluded.
         ids: of the anchors and of the keys; instead of views of the same sample, exclude keys with the anchor's id.
+            Where each anchor has its own keys, ids and weights of keys are ``(anchors, keys)``.
         hard: number of the first hard negative, from which on all keys are hard negatives, if there are any.
         own_log_weight: added to the log-weights of an anchor's own hard negatives; minus infinity excludes them.
         others: whether the hard negatives of other samples count.
@@ -173,7 +174,7 @@ class Mask:
         height, width = tile.shape
         start, weights = tile.keys.start - tile.rows.start - self.first, []
         if self.log_weight is not None:
-            weights = [self.log_weight[1][tile.keys], self.log_weight[0][tile.rows].unsqueeze(1)]
+            weights = [_of_keys(self.log_weight[1], tile), self.log_weight[0][tile.rows].unsqueeze(1)]
         views = width if self.hard is None else min(width, max(0, self.hard - tile.keys.start))
         if self.ids is None and self.limits is None and views == width and not self.zeros:
             return tile._replace(excluded=self._offsets(height, width, start), log_weights=(*weights,))
@@ -182,7 +183,7 @@ class Mask:
         if self.ids is None:
             fill_diagonals(keep.fill_(1.0)[:, :views], self._offsets(height, views, start), 0.0)
         else:
-            different = self.ids[0][tile.rows].unsqueeze(1) != self.ids[1][tile.keys]
+            different = self.ids[0][tile.rows].unsqueeze(1) != _of_keys(self.ids[1], tile)
             keep = different.to(keep.dtype) if checks.traced() else keep.copy_(different)
         # 2. hard negatives: whose, and the weight of an anchor's own
         if views < width and not (self.others and self.own_log_weight == 0):
@@ -253,6 +254,11 @@ class Mask:
         if self.period is None:
             return ()
         return range(1 - height + (height - 1 - start) % self.period, width, self.period)
+
+
+def _of_keys(x: Tensor, tile: Tile) -> Tensor:
+    """Return the values of a tile's keys, of which each anchor may have its own."""
+    return x[tile.keys] if x.dim() == 1 else x[tile.rows, tile.keys]
 
 
 class Workspace:

@@ -1,8 +1,16 @@
-"""Negatives as a matrix of similarities, which torch's own operations reduce and differentiate."""
+"""What an objective can ask of its negatives, and negatives as a matrix of similarities.
+
+An objective sees ``pos``, a tensor ``(anchors, P)``, and ``neg``, a :class:`Negatives`. It asks ``neg`` for
+log-sum-exps, means and maxima of functions of the similarity, never for the similarities themselves, so that the same
+objective runs on a matrix, in tiles (:mod:`counterpoint.engine.tiles`) and in chunks.
+
+Torch's own operations reduce and differentiate :class:`MatrixNegatives`.
+"""
 
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -10,12 +18,134 @@ import torch
 from torch import Tensor
 
 from .. import checks
+from ..values import Value
+from .distributed import ProcessGroup
 from .mask import LOG2E, Mask
-from .negatives import LOWEST, Negatives
-from .quadratic import SAFE, Quadratics, is_zero
+from .quadratic import Quadratics, is_zero
+
+# Logarithm of the largest share of a key before its own weight, which may be as small as e^-80.
+HIGHEST = 80.0
+
+# Exponents that are smaller, relative to the largest, are below rounding; their exponentials would be denormals.
+LOWEST = -60.0
 
 # Elements of a row block on the CPU: 256 KB of float32, so that a chain of elementwise steps stays in the cache.
 BLOCK = 2**16
+
+
+class Negatives(ABC):
+    """Each anchor's negative similarities, which can be reduced but not read.
+
+    The functions ``f`` are elementwise: ``f(s)`` maps a block of similarities to a tensor of its shape, or to
+    a tuple of such tensors, which are then reduced in one pass. ``f`` may close over numbers and tensors without
+    dimensions only. Pass what differs from anchor to anchor beside it, as ``(anchors, 1)`` tensors, which arrive as
+    further arguments, sliced to the block: ``neg.mean(lambda s, m: (s - m) ** 2, m)``. Every reduction has the shape
+    ``(anchors, 1)``, which broadcasts against ``pos``.
+
+    The anchors may be only those of this process: for statistics of the whole batch use :meth:`across` and
+    :meth:`batch_mean`.
+
+    >>> import torch, counterpoint as cp
+    >>> neg: cp.Negatives = cp.MatrixNegatives(torch.tensor([[0.1, 0.4, 0.7]]))
+    >>> neg.logsumexp(lambda s: s / 0.5)
+    tensor([[2.0152]])
+    """
+
+    engine: str = "matrix"
+    group: ProcessGroup | None = None
+    optional: bool = False
+    """Whether an anchor may have none, because others are joined to these."""
+    valid: Value = 1.0
+    """Factor of the loss, ``(anchors, 1)``: NaN for anchors without negatives where no error can be raised."""
+    count: Value
+    """Number of negatives per anchor: a float if it is the same for all, else ``(anchors, 1)``."""
+
+    @property
+    def log_count(self) -> Value:
+        return self.count.log() if isinstance(self.count, Tensor) else math.log(self.count)
+
+    @abstractmethod
+    def logsumexp(self, f: Callable[..., Any], *per_anchor: Tensor) -> Any:
+        """Compute ``log sum_j exp f(s_j)``."""
+
+    @abstractmethod
+    def mean(self, f: Callable[..., Any], *per_anchor: Tensor) -> Any:
+        """Compute ``mean_j f(s_j)``."""
+
+    @abstractmethod
+    def max(self) -> Tensor:
+        """Return the largest similarity; its gradient is shared evenly among ties."""
+
+    @abstractmethod
+    def min(self) -> Tensor:
+        """Return the smallest similarity."""
+
+    @torch.no_grad()
+    def moments(self, b: Tensor, top: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Describe the distribution ``Q ~ e^{b s}`` over an anchor's negatives, without gradient.
+
+        Args:
+            b: ``(anchors, 1)``, at least 0.
+            top: the largest similarities; all results are of ``s - top``.
+
+        Returns:
+            ``log mean_j e^{b s_j}``, and mean, variance and third central moment under ``Q``, ``(anchors, 1)`` each.
+        """
+        total, first, second, third = self._powers(b, top)
+        mean, square = first / total, second / total
+        return total.log(), mean, square - mean**2, third / total - 3 * mean * square + 2 * mean**3
+
+    def _powers(self, b: Tensor, top: Tensor) -> tuple[Tensor, ...]:
+        """Compute ``mean_j e^{b x_j} x_j^n`` of ``x = s - top``, for ``n`` from 0 to 3."""
+
+        def powers(s: Tensor, b: Tensor, m: Tensor) -> tuple[Tensor, ...]:
+            x = s - m
+            w = (b * x).clamp(min=LOWEST).exp()
+            return w, w * x, w * x**2, w * x**3
+
+        return self.mean(powers, b, top)  # type: ignore[no-any-return]
+
+    def excluding(self, most: Tensor, guide: Negatives | None = None, exempt: int = 0) -> Negatives:
+        """Return the negatives whose similarity is at most ``most``, ``(anchors, 1)``.
+
+        Args:
+            most: a constant for autograd.
+            guide: the same anchors and keys by other embeddings, whose similarities are compared instead.
+            exempt: so many keys, the last, stay.
+        """
+        raise TypeError(f"{type(self).__name__}: negatives of this kind cannot be excluded by their similarity.")
+
+    def materialized(self) -> Negatives:
+        """Return the same negatives as a matrix, if that is small enough."""
+        return self
+
+    def split(self) -> Sequence[Negatives]:
+        """Return the negatives of blocks of anchors, if these can be reduced separately."""
+        return [self]
+
+    def across(self, x: Tensor, op: str = "sum") -> Tensor:
+        """Reduce ``x`` by ``sum``, ``min`` or ``max`` over the processes that share the batch, without gradient."""
+        return x if self.group is None else self.group.all_reduce(x, op)
+
+    def batch_mean(self, x: Tensor) -> Tensor:
+        """Average ``(anchors, 1)`` values over the anchors of the whole batch, without gradient."""
+        return (x.mean() if self.group is None else self.group.mean(x)).detach()
+
+    def variance(self) -> Tensor:
+        """Compute the population variance, by deviations from the mean rather than by a difference of moments."""
+        mean = self.mean(lambda s: s)
+        return self.mean(lambda s, m: (s - m) ** 2, mean)  # type: ignore[no-any-return]
+
+    def expectation(self, log_weight: Callable[[Tensor], Tensor], f: Callable[[Tensor], Tensor]) -> Tensor:
+        """Compute ``sum_j w_j f(s_j) / sum_j w_j`` with constant weights ``w = exp(log_weight)``."""
+        total = self.logsumexp(lambda s: log_weight(s.detach()))
+
+        def weighted(s: Tensor, total: Tensor) -> Tensor:
+            # that of an excluded key is unbounded, and infinity times its zero gradient would be NaN; that of a key
+            # that counts less than once may exceed one
+            return (log_weight(s.detach()) - total).clamp(max=HIGHEST).exp() * f(s)
+
+        return self.mean(weighted, total) * self.count  # type: ignore[no-any-return]
 
 
 class Product(torch.autograd.Function):
@@ -38,26 +168,20 @@ class LogSumExp(torch.autograd.Function):
     """Row-wise log-sum-exp of a matrix times a number, block by block, whose product is never a matrix of its own.
 
     The results are the log-sum-exps, the exponentials, and their sums ``(anchors, 1)``, so that autograd can
-    differentiate the gradient again. Exponents are relative to the largest of their row, unless ``safe`` says that the
-    sums neither overflow nor vanish.
+    differentiate the gradient again. Exponents are relative to the largest of their row.
     """
 
     @staticmethod
     def forward(
-        ctx: Any, x: Tensor, scale: float, safe: bool, blocks: Sequence[slice], exclude_: Callable[..., None]
+        ctx: Any, x: Tensor, scale: float, blocks: Sequence[slice], exclude_: Callable[..., None]
     ) -> tuple[Tensor, Tensor, Tensor]:
         w, parts, sums = torch.empty_like(x, memory_format=torch.contiguous_format), [], []
         for rows in blocks:
             y = torch.mul(of_rows(x, rows), scale * LOG2E, out=of_rows(w, rows))
-            if safe:
-                exclude_(y.exp2_(), rows, 0.0)
-                sums.append(y.sum(1, keepdim=True))
-                parts.append(sums[-1].log())
-            else:
-                exclude_(y, rows)  # with finite values, so that a row without negatives has no NaN
-                top = y.amax(1, keepdim=True)
-                sums.append(y.sub_(top).exp2_().sum(1, keepdim=True))
-                parts.append(sums[-1].log2().add_(top).div_(LOG2E))
+            exclude_(y, rows)  # with finite values, so that a row without negatives has no NaN
+            top = y.amax(1, keepdim=True)
+            sums.append(y.sub_(top).exp2_().sum(1, keepdim=True))
+            parts.append(sums[-1].log2().add_(top).div_(LOG2E))
         lse, total = (x[0] if len(x) == 1 else torch.cat(x) for x in (parts, sums))
         ctx.save_for_backward(w, total)
         ctx.set_materialize_grads(False)
@@ -71,7 +195,7 @@ class LogSumExp(torch.autograd.Function):
         for d in (dw, d_total):  # of a second derivative
             if d is not None:
                 dx = w * d * ctx.scale if dx is None else dx + w * d * ctx.scale
-        return dx, None, None, None, None
+        return dx, None, None, None
 
 
 class MatrixNegatives(Negatives):
@@ -82,7 +206,6 @@ class MatrixNegatives(Negatives):
         skip: ``(anchors, k)`` columns that are not negatives of that anchor (itself, its positives).
         drop: ``(anchors, keys)``, True where a key is not a negative; replaces ``skip``.
         log_weight: ``(anchors, keys)``; a key counts ``exp(log_weight)`` times (SimCSE's hard-negative weight).
-        bound: bound of the absolute similarities, if known.
 
     >>> import torch, counterpoint as cp
     >>> cp.MatrixNegatives(torch.tensor([[0.1, 0.4, 0.7]])).mean(lambda s: s**2)
@@ -95,11 +218,9 @@ class MatrixNegatives(Negatives):
         skip: Tensor | None = None,
         drop: Tensor | None = None,
         log_weight: Tensor | None = None,
-        bound: float | None = None,
     ) -> None:
-        self._scores: Tensor | None = scores
+        self.scores = scores
         self.skip, self.drop, self.log_weight = skip, drop, log_weight
-        self.bound = math.inf if bound is None else bound
         self._shifted: tuple[Tensor, Tensor, Tensor] | None = None
         if log_weight is not None:
             self.count = self.masked(log_weight, -math.inf).exp().sum(1, keepdim=True)
@@ -107,12 +228,6 @@ class MatrixNegatives(Negatives):
             self.count = (~drop).sum(1, keepdim=True).to(scores.dtype)
         else:
             self.count = float(scores.shape[1] - (0 if skip is None else skip.shape[1]))
-
-    @property
-    def scores(self) -> Tensor:
-        """The matrix of similarities, ``(anchors, keys)``."""
-        assert self._scores is not None
-        return self._scores
 
     @staticmethod
     def of(blocks: Sequence[tuple[Tensor, Tensor]], mask: Mask, both: bool = False) -> MatrixNegatives:
@@ -127,7 +242,7 @@ class MatrixNegatives(Negatives):
         return MatrixNegatives(torch.cat(matrices) if len(matrices) > 1 else matrices[0], skip, drop, weight)
 
     def excluding(self, most: Tensor, guide: Negatives | None = None, exempt: int = 0) -> MatrixNegatives:
-        s = self.scores.detach() if guide is None else matrix_of(guide)
+        s = self.scores.detach() if guide is None else matrix_of(guide.materialized())
         drop = s > most
         if exempt:
             drop = torch.cat([drop[:, :-exempt], torch.zeros_like(drop[:, -exempt:])], 1)
@@ -154,16 +269,14 @@ class MatrixNegatives(Negatives):
         if not per_anchor and self.log_weight is None and self.scores.device.type == "cpu" and not traced:
             quadratic = Quadratics.of(f, (), len(self.scores), self.scores.dtype)
             if quadratic is not None and quadratic[0].multiple is not None and is_zero(quadratic[1][0]):
-                factor = quadratic[0].multiple
-                safe = self.drop is None and self.bound * abs(factor) <= SAFE  # else a row may have no negatives
-                return LogSumExp.apply(self.scores, factor, safe, self._heights(), self.exclude_)[0]
+                return LogSumExp.apply(self.scores, quadratic[0].multiple, self._heights(), self.exclude_)[0]
 
         def block(x: Tensor, rows: slice) -> Tensor:
             if self.log_weight is not None:
                 x = x + of_rows(self.log_weight, rows)
             if traced:
                 return self.masked(x, -math.inf, rows).logsumexp(1, keepdim=True)
-            found = LogSumExp.apply(x, 1.0, False, [slice(None)], lambda y, _: self.exclude_(y, rows))
+            found = LogSumExp.apply(x, 1.0, [slice(None)], lambda y, _: self.exclude_(y, rows))
             return found[0]  # type: ignore[no-any-return]
 
         return self._reduce(block, f, per_anchor)

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from .. import checks
-from ..hyper import Value
+from ..values import Value
 from .accumulators import Accumulator, MeanSoftplus, SumExp, normalized_gradients
 from .functions import Traced
 from .mask import Mask, Tile, Workspace

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..hyper import Value
+from ..values import Value
 from .mask import LOG2E, Tile, Workspace
 
 SAFE = 60.0  # sums of e^x neither overflow nor vanish for |x| of at most this

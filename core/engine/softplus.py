@@ -12,7 +12,7 @@ from typing import Any
 
 from torch import Tensor
 
-from ..hyper import Value
+from ..values import Value
 from .mask import LOG2E, Tile, Workspace
 from .quadratic import SAFE, Quadratic, is_zero
 

@@ -18,21 +18,14 @@ import torch
 from torch import Tensor
 
 from .. import checks
-from ..hyper import Value
+from ..values import Value
 from .accumulators import Accumulator, LogSumExp, Max, Mean, MeanSoftplus, SumExp
 from .functions import Traced
 from .mask import Limits, Mask, Workspace
-from .matrix import MatrixNegatives
-from .negatives import Negatives
+from .matrix import MatrixNegatives, Negatives
 from .passes import Functions, ReduceTiles, TilePass
 from .quadratic import SAFE, Quadratics, is_zero, rows_of
 from .softplus import Softplus
-
-# A matrix of fewer pairs is faster on the CPU; elsewhere tiles save memory from so many pairs on.
-PAIRS_CPU, PAIRS = 2**17, 2**26
-
-# Where anchors and keys are different embeddings: a matrix of at most this many pairs is faster on the CPU.
-SEPARATE_CPU = 2**18
 
 # Materialize at most this many pairs (64 MB) when several reductions need autograd.
 CACHED = 2**24
@@ -42,19 +35,6 @@ EDGES_CPU, EDGES_THREADS, EDGES = (512, 256), (1024, 512), (4096, 2048)
 
 LIMITED = "false_negatives= excludes every key; empty='zero' gives these anchors a loss of zero"
 _ONES = Traced(torch.ones_like, (), (), (), 1.0, 1, False)
-
-
-def pays_to_tile(pairs: int, device: torch.device, separate: bool = False) -> bool:
-    """Return whether to compute so many similarities in tiles or chunks rather than as a matrix.
-
-    Args:
-        pairs: number of pairs of an anchor and a key.
-        device: where they are.
-        separate: whether anchors and keys are different embeddings, all of which may need a gradient.
-    """
-    if separate and device.type == "cpu":
-        return pairs > SEPARATE_CPU
-    return pairs >= (PAIRS_CPU if device.type == "cpu" else PAIRS)
 
 
 class Block(NamedTuple):

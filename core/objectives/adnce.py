@@ -11,7 +11,8 @@ from torch import Tensor
 from .. import checks
 from ..batch.ready_made import as_negatives, score_matrix
 from ..batch.scores import Negatives, Scores
-from ..hyper import Choice, Number, Real, Tracked, Value, bounds, text
+from ..hyper import Choice, Real
+from ..values import Number, Tracked, Value, bounds, text
 from .infonce import Denominator, InfoNCE, softplus
 
 Family = Literal["gaussian", "gamma", "rayleigh", "chi2"]

@@ -17,8 +17,11 @@ from torch import Tensor
 from .. import checks
 from ..batch.ready_made import as_negatives, matrix_of, score_columns, score_matrix
 from ..batch.scores import Negatives, Scores
-from ..hyper import Choice, Flag, Number, Real, Value, is_number, nearest
+from ..checks import is_number
+from ..hyper import Choice, Flag, Real
+from ..names import nearest
 from ..objective import Objective
+from ..values import Number, Value
 from .infonce import log_g0
 from .inner import STEPS, Envelope, chi2_threshold, mean_and_deviations, nonnegative_worst_case
 

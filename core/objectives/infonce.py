@@ -9,8 +9,9 @@ import torch
 from torch import Tensor
 
 from ..batch.scores import Negatives, Scores, logsumexp_over
-from ..hyper import Choice, Flag, Real, Tracked, Value, log
+from ..hyper import Choice, Flag, Real
 from ..objective import Objective
+from ..values import Tracked, Value, log
 
 Denominator = Literal["with_positive", "negatives", "mean"]
 
@@ -135,12 +136,12 @@ class InfoNCE(Objective, name="infonce"):
     def losses(self, scores: Scores) -> Tensor:
         t = self.tau(scores.neg)
         losses = self.of_positives(scores, t)
-        if scores.positive_weight is None:
+        if scores.positive_factor is None:
             return losses
-        return losses + (1 - scores.positive_weight) * (scores.pos / t)
+        return losses + (1 - scores.positive_factor) * (scores.pos / t)
 
     def of_positives(self, scores: Scores, t: Value) -> Tensor:
-        """Compute the loss of each positive, ``(anchors, P)``, before ``positive_weight``."""
+        """Compute the loss of each positive, ``(anchors, P)``, before ``positive_factor``."""
         return self.contrast(scores, self.log_mass(scores, t), t)
 
     def tau(self, neg: Negatives) -> Value:

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from .. import checks
 from ..batch.scores import Negatives
-from ..hyper import Value
+from ..values import Value
 
 STEPS = 60  # at most; an accelerator always takes them all, since a convergence test would synchronize
 

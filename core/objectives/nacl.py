@@ -10,8 +10,9 @@ from typing import Literal, get_args
 from torch import Tensor
 
 from ..batch.scores import Negatives, Scores
-from ..hyper import Choice, Flag, Real, Value, log
+from ..hyper import Choice, Flag, Real
 from ..objective import Objective
+from ..values import Value, log
 from .infonce import log_debiased, log_g0, softplus
 
 Estimator = Literal["g0", "g1", "g2"]

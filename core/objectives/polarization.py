@@ -9,8 +9,9 @@ from torch import Tensor
 
 from .. import checks
 from ..batch.scores import Negatives, Scores
-from ..hyper import Choice, Real, bounds, text
+from ..hyper import Choice, Real
 from ..objective import Objective
+from ..values import bounds, text
 from ..vectors import unit, widen
 
 Reduction = Literal["sum", "mean", "mean_full", "batch_sum"]

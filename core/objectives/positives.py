@@ -12,8 +12,9 @@ from torch import Tensor
 
 from .. import checks
 from ..batch.scores import Scores
-from ..hyper import Choice, Flag, Real, Value, log
+from ..hyper import Choice, Flag, Real
 from ..objective import Objective, Wrapper
+from ..values import Value, log
 from ..vectors import unit, widen
 from .infonce import Denominator, InfoNCE, log1mexp, softplus
 
@@ -66,7 +67,7 @@ class SupCon(InfoNCE, name="supcon"):
     def losses(self, scores: Scores) -> Tensor:
         if self.average == "outside":
             return super().losses(scores)
-        if self._all_in_denominator(scores) and scores.positive_weight is None:  # where the positives cancel
+        if self._all_in_denominator(scores) and scores.positive_factor is None:  # where the positives cancel
             t = self.tau(scores.neg)
             counted = math.log(scores.times)
             losses = softplus(self.log_mass(scores, t) - scores.positives_logsumexp(scores.pos / t) - counted) + counted
@@ -133,7 +134,7 @@ class ArCL(Wrapper, name="arcl"):
 
     def aligned(self, scores: Scores) -> Scores:
         """Return the scores for the inner objective: one positive, and what replaces it in the denominator."""
-        known = scores.views is not None and scores.layout in ("arcl", "queue")
+        known = scores.views is not None and scores.pairing in ("arcl", "queue")
         if self.views is not None and known and scores.views != self.views:
             raise ValueError(f"{self.name}: views={self.views} were expected, got {scores.views}.")
         if self.views is None and known and scores.pos.shape[1] == 1 and not checks.compiling():
@@ -148,7 +149,7 @@ class ArCL(Wrapper, name="arcl"):
             pos=self.align(scores),
             pos_mask=None,
             denominator_pos=scores.denominator_pos if paper else None,
-            negatives_only=paper and scores.layout == "queue",
+            negatives_only=paper and scores.pairing == "queue",
         )
 
     def losses(self, scores: Scores) -> Tensor:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from torch import Tensor
 
 from ..batch.scores import Negatives
-from ..host import host_values
 from ..hyper import Real
 from ..objective import Objective
+from ..values import host_values
 from .infonce import softplus
 
 

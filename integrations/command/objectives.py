@@ -13,6 +13,7 @@ from textwrap import fill
 from typing import Any
 
 import counterpoint as cp  # imports torch on first use of a name, so the parser starts without it
+from counterpoint.names import registry
 from counterpoint.spec import check_names
 
 from .. import evidence, flags
@@ -33,9 +34,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def _check(arguments: argparse.Namespace) -> None:
     """Raise what is wrong with the names of objectives; called before torch is imported."""
-    registry = sys.modules.get("counterpoint.registry")  # in a notebook, it may have objectives of the reader's own
     for word in arguments.spec:
-        if registry is None or word.split(":")[0] not in registry.registry:
+        if word.split(":")[0] not in registry:  # in a notebook, it may have objectives of the reader's own
             check_names(word)
 
 
@@ -98,7 +98,7 @@ def _pieces(objective: cp.Objective) -> list[cp.Objective]:
 
 
 def _text(description: dict[str, Any]) -> Iterator[str]:
-    from counterpoint.hyper import text
+    from counterpoint.values import text
 
     yield f"{description['name']}{'(...)' if description['wraps'] else ''}  {description['class']}"
     for line in (description[key] for key in ("spec", "formula", "paper") if key in description):

@@ -23,7 +23,7 @@ from torch_geometric.data import Data
 from torch_geometric.transforms import BaseTransform
 from torch_geometric.utils import cumsum
 
-from counterpoint.hyper import is_number
+from counterpoint.checks import is_number
 
 from ..domain import check_choice
 

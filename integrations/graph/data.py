@@ -26,7 +26,7 @@ from torch_geometric.io import read_tu_data
 from torch_geometric.utils import cumsum, degree, one_hot, to_undirected
 
 from counterpoint import checks
-from counterpoint.hyper import nearest
+from counterpoint.names import nearest
 
 from ..domain import check_choice
 from .evaluation import checked

@@ -10,8 +10,7 @@ from statistics import fmean
 from typing import Any
 
 import counterpoint as cp
-from counterpoint.names import visible
-from counterpoint.registry import known
+from counterpoint.names import known, visible
 
 from ..domain import domain
 from ..report import statistics

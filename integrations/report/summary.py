@@ -20,8 +20,8 @@ from statistics import fmean, stdev
 from typing import Any
 
 import counterpoint as cp
-from counterpoint.hyper import is_number, nearest
-from counterpoint.names import check_known
+from counterpoint.checks import is_number
+from counterpoint.names import check_known, nearest
 
 from ..store.cell import HOST, dataset_name
 from ..store.run import Run

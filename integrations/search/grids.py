@@ -24,7 +24,7 @@ GRIDS: dict[str, tuple[float, ...]] = {  # the same in every domain
 
 def numbers(data: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
     """Yield name and value of the plain numbers in an objective's ``to_dict()``, those of inner objectives last."""
-    from counterpoint.hyper import is_number
+    from counterpoint.checks import is_number
 
     if data["name"] == "sum":
         for i, (weight, term) in enumerate(data["terms"]):
@@ -42,7 +42,7 @@ def numbers(data: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
 
 def changed(data: Mapping[str, Any], name: str, value: float) -> dict[str, Any]:
     """Return a copy in which a parameter that is a number has another value, in all terms and inner objectives."""
-    from counterpoint.hyper import is_number
+    from counterpoint.checks import is_number
 
     if data["name"] == "sum":
         terms = [
@@ -63,7 +63,7 @@ def grids_of(spec: str, papers: Grids, own: Grids | None = None, strict: bool = 
         own: other grids, by either name of a parameter; then only these parameters are tuned.
         strict: raise ``ValueError`` if ``own`` names a parameter that the spec does not have.
     """
-    from counterpoint.hyper import nearest
+    from counterpoint.names import nearest
 
     data = cp.objective(spec).to_dict()
     names = list(dict.fromkeys(name for name, _ in numbers(data)))

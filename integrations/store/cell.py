@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import counterpoint as cp
-from counterpoint.hyper import is_number
+from counterpoint.checks import is_number
 from counterpoint.names import check_known
 
 from .files import are_plain_numbers, as_json

@@ -41,7 +41,7 @@ def kernels_everywhere(device: str = "cpu") -> Iterator[None]:
         patch.object(fused, "DEVICES", {device}),
         patch.object(fused, "FusedNegatives", Mixed),
         patch.object(choose_engine, "fastest_engine", lambda *_: "fused"),
-        patch.object(tiles, "PAIRS_CPU", 0),
-        patch.object(tiles, "PAIRS", 0),
+        patch.object(choose_engine, "PAIRS_CPU", 0),
+        patch.object(choose_engine, "PAIRS", 0),
     ):
         yield

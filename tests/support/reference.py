@@ -33,7 +33,7 @@ class Batch:
     queue_ids: Tensor | None = None
     negative_ids: Tensor | None = None
     prior: Tensor | None = None
-    positive_weight: Tensor | None = None  # (B,) or (views, B)
+    positive_factor: Tensor | None = None  # (B,) or (views, B)
     adversarial: Tensor | None = None
     mixed: Tensor | None = None  # (B, n, d)
     rules: list[tuple[str, float]] = field(default_factory=list)  # kind and value; a key that breaks one is removed
@@ -176,9 +176,9 @@ def rows(batch: Batch, pairing: str, noise: Callable[[Tensor], Tensor]) -> Itera
         found.w = found.w + s.new_tensor([0.0 if weights is None else weights.get(key, 0.0) for key in keys])
         if batch.prior is not None:
             found.prior = float(batch.prior[i])
-        if batch.positive_weight is not None:
-            view = 0 if batch.positive_weight.dim() == 1 else next(v for v in range(m) if at("view", v, i) == anchor)
-            found.weight = float(batch.positive_weight.reshape(-1, size)[view, i])
+        if batch.positive_factor is not None:
+            view = 0 if batch.positive_factor.dim() == 1 else next(v for v in range(m) if at("view", v, i) == anchor)
+            found.weight = float(batch.positive_factor.reshape(-1, size)[view, i])
         if batch.mixed is not None:
             found.mixed = s[anchor, [at("mixed", k, i) for k in range(batch.mixed.shape[1])]]
         if batch.adversarial is not None:
@@ -303,7 +303,7 @@ def joint_rows(batch: Batch, s: Tensor, judge: Tensor, items: _Items, log_weight
         used = left or pairs
         values, weights = torch.stack([s[a, b] for a, b, *_ in used]), torch.stack([w for _, _, w, _ in used])
         times = 2.0 if "doc_to_query" in batch.directions else 1.0
-        known = [x if y is None else float(y[i]) for x, y in ((None, batch.prior), (1.0, batch.positive_weight))]
+        known = [x if y is None else float(y[i]) for x, y in ((None, batch.prior), (1.0, batch.positive_factor))]
         yield Row(s[query, doc][None], values, weights, *known, counts=bool(left), times=times)
 
 

@@ -9,7 +9,7 @@ import torch
 from specs import REGISTERED, at, embeddings, keyed, of_tiles
 
 import counterpoint as cp
-from counterpoint.batch.directions import DIRECTIONS, GTE, HARDNESS
+from counterpoint.batch.options import DIRECTIONS, GTE, HARDNESS
 from counterpoint.batch.rules import Rule
 
 SIZE, HARD = 7, 2
@@ -50,7 +50,7 @@ CASES = {
     },
     "keys that count less than once": {**ALL, "log_q": 2 + normal(SIZE)},
     "very hard": {"hardness": ("all_negatives", 9.0)},
-    "factors of positives": {**ALL, "positive_weight": 1 + normal(SIZE)},
+    "factors of positives": {**ALL, "positive_factor": 1 + normal(SIZE)},
     "hard ones exempt": {**ALL, **NEGATIVES, "false_negatives": cp.margin(0.1, hard=False)},
     **{
         f"{mode}{' and hard' * hard}{' of its own' * own}": {

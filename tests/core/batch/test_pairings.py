@@ -196,13 +196,13 @@ def test_a_weight_of_the_positives_scales_p_over_t_in_the_numerator(spec, option
         return cp.objective(spec)(*z, reduction="none", **options, **more)
 
     plain = losses()
-    same(losses(positive_weight=torch.ones(5)), plain, z)
+    same(losses(positive_factor=torch.ones(5)), plain, z)
     if not any(isinstance(part, cp.InfoNCE) for part in cp.objective(spec).modules()):
-        same(losses(positive_weight=weight), plain, z)
+        same(losses(positive_factor=weight), plain, z)
         return
-    none, both = (losses(positive_weight=torch.full((5,), x)) for x in (0.0, 2.0))
+    none, both = (losses(positive_factor=torch.full((5,), x)) for x in (0.0, 2.0))
     rows = weight.repeat(len(plain) // 5)
-    same(losses(positive_weight=weight), none + rows * (both - none) / 2, z)
+    same(losses(positive_factor=weight), none + rows * (both - none) / 2, z)
     if spec.startswith("infonce:t=0.3") and "labels" not in options:
         positive = F.cosine_similarity(z[0], z[1]).repeat(len(plain) // 5)
         same(none - both, 2 * positive / 0.3, z)
@@ -211,21 +211,21 @@ def test_a_weight_of_the_positives_scales_p_over_t_in_the_numerator(spec, option
 def test_a_weight_per_view_is_that_of_its_anchors():
     z, weight = embeddings(0, 3), torch.rand(3, 5, dtype=torch.float64)
     loss_fn = cp.HCL(0.3)
-    rows = [loss_fn(*z, positive_weight=w, reduction="none")[5 * v : 5 * v + 5] for v, w in enumerate(weight)]
-    same(loss_fn(*z, positive_weight=weight, reduction="none"), torch.cat(rows), z)
+    rows = [loss_fn(*z, positive_factor=w, reduction="none")[5 * v : 5 * v + 5] for v, w in enumerate(weight)]
+    same(loss_fn(*z, positive_factor=weight, reduction="none"), torch.cat(rows), z)
 
 
 @pytest.mark.parametrize(
     ("weight", "options", "said"),
     [
-        (torch.ones(4), {}, r"positive_weight: expected a number per sample, shape \(5\), or .* \(2, 5\), got \(4\)"),
+        (torch.ones(4), {}, r"positive_factor: expected a number per sample, shape \(5\), or .* \(2, 5\), got \(4\)"),
         (torch.ones(2, 5), {"pairing": "one_way"}, r"\(2, 5\) is a number per view, but the pairing has 5 anchors"),
-        (torch.full((5,), math.nan), {}, "positive_weight: 5 of 5 values are NaN"),
+        (torch.full((5,), math.nan), {}, "positive_factor: 5 of 5 values are NaN"),
     ],
 )
 def test_wrong_weights_of_positives_are_refused(weight, options, said):
     with pytest.raises(ValueError, match=said):
-        cp.InfoNCE()(*embeddings(0), positive_weight=weight, **options)
+        cp.InfoNCE()(*embeddings(0), positive_factor=weight, **options)
 
 
 def test_a_prior_per_anchor_of_ready_made_scores():

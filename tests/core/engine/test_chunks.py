@@ -40,7 +40,7 @@ def options(pairing: str, z: torch.Tensor) -> dict:
         "negative ids": {"negatives": cp.Keys(z[2], ids=ids.roll(1)), "ids": ids},
         "log_q": {"pairing": "one_way", "log_q": log_q},
         "prior": {"pairing": "one_way", "prior": torch.linspace(0.01, 0.3, len(ids), dtype=z.dtype)},
-        "positive_weight": {"pairing": "one_way", "positive_weight": torch.linspace(0.5, 1.5, len(ids), dtype=z.dtype)},
+        "positive_factor": {"pairing": "one_way", "positive_factor": torch.linspace(0.5, 1.5, len(ids), dtype=z.dtype)},
         "inner products": {"pairing": "one_way", "normalize": False},
         "own margin": {"pairing": "one_way", "false_negatives": cp.margin(-0.6)},
         "symmetric margin": {"pairing": "symmetric", "false_negatives": cp.margin(-0.6), "log_q": log_q},
@@ -87,7 +87,7 @@ def test_every_objective(spec, pairing):
 @pytest.mark.parametrize(
     "pairing",
     ["views", "symmetric", "first_two", "pairs", "arcl", "queue ids", "queue log_q", "several negatives",
-     "own negatives", "ids", "negative ids", "log_q", "prior", "positive_weight", "inner products", "own margin",
+     "own negatives", "ids", "negative ids", "log_q", "prior", "positive_factor", "inner products", "own margin",
      "symmetric margin", "threshold", "exempt", "guide", "queue guide"],
 )  # fmt: skip
 def test_every_pairing_and_mask(spec, pairing):

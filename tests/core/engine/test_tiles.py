@@ -19,7 +19,7 @@ from counterpoint.engine.mask import Mask
 from counterpoint.engine.passes import TilePass
 from counterpoint.engine.quadratic import Quadratics
 from counterpoint.engine.tiles import TileNegatives
-from counterpoint.hyper import Learned
+from counterpoint.values import Learned
 
 ALL = [*SPECS, *LEARNED]
 

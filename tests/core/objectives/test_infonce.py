@@ -41,7 +41,7 @@ def test_decoupled_weights_are_the_papers(seed, t, sigma):
             mass = sum(math.exp(float(own[i] @ keys[j]) / t) for keys in (own, other) for j in rest)
             total += -(2 - math.exp(p / sigma) / mean) * p / t + math.log(mass)
     weight = 2 - len(a) * torch.softmax((a * b).sum(1) / sigma, 0)
-    loss = cp.InfoNCE(t, denominator="negatives")(*z, positive_weight=weight)
+    loss = cp.InfoNCE(t, denominator="negatives")(*z, positive_factor=weight)
     assert float(loss.detach()) == pytest.approx(total / (2 * len(a)), rel=1e-10, abs=1e-12)
 
 

@@ -26,7 +26,7 @@ def test_supcon_with_one_positive_is_infonce(average, seed, t):
         same(loss_fn(*z), infonce(*z), z)
         same(loss_fn(*z, labels=torch.arange(5)), infonce(*z), z)
         same(loss_fn(*z, queue=queue), infonce(*z, queue=queue), z)
-        same(loss_fn(*z, positive_weight=weight), infonce(*z, positive_weight=weight), z)
+        same(loss_fn(*z, positive_factor=weight), infonce(*z, positive_factor=weight), z)
         same(loss_fn.from_scores(pos, neg), infonce.from_scores(pos, neg), pos, neg)
         for kind in (cp.ArCL, cp.AAL):
             views = embeddings(seed, 3)

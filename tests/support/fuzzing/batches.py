@@ -112,7 +112,7 @@ def build(case: dict[str, Any]) -> tuple[reference.Batch, dict[str, Any], list[t
     if case["weights"]:
         every = pairing == "views" or (pairing in ("first_two", "symmetric") and count == 2)  # view is an anchor
         shape = (count, size) if case["weights"] == "view" and every else (size,)
-        options["positive_weight"] = torch.rand(shape, generator=g, dtype=torch.float64) * 3 - 1
+        options["positive_factor"] = torch.rand(shape, generator=g, dtype=torch.float64) * 3 - 1
     batch = reference.Batch(views, normalize, **options)
     return batch, {**options, "pairing": pairing, "normalize": normalize}, leaves
 

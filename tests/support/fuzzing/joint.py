@@ -94,7 +94,7 @@ def build(case: dict[str, Any]) -> tuple[reference.Batch, dict[str, Any], list[t
     if case["prior"] and '"debpos"' not in words:
         options["prior"] = 0.5 * numbers(size)
     if case["weights"]:
-        options["positive_weight"] = 3 * numbers(size) - 1
+        options["positive_factor"] = 3 * numbers(size) - 1
     if case["rules"]:
         options["empty"] = case["empty"]
         if case["guide"]:

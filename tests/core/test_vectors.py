@@ -1,13 +1,12 @@
 """Small batches, whose similarities and positives are one function with a gradient of its own."""
 
-from contextlib import nullcontext
-
 import pytest
 import torch
 from torch.autograd import forward_ad
 
 import counterpoint as cp
-from counterpoint.engine import embeddings, matrix
+from counterpoint import vectors
+from counterpoint.engine import matrix
 
 CALLS = [
     ("infonce:t=0.3", 2, {}),
@@ -126,28 +125,24 @@ def test_hooks_and_a_gradient_that_is_kept():
     torch.testing.assert_close(seen[0], once)
 
 
-@pytest.mark.parametrize("overwritten", [False, True])
 @pytest.mark.parametrize(("pairing", "number"), [("views", 3), ("views", 2), ("symmetric", 2), ("one_way", 3)])
-def test_gradients_block_by_block(monkeypatch, pairing, number, overwritten):
-    """What a caller that differentiates once allows to be overwritten is read before."""
+def test_gradients_block_by_block(monkeypatch, pairing, number):
     z = [x.requires_grad_() for x in torch.randn(number, 20, 5, dtype=torch.float64).unbind()]
     loss = 2 * cp.InfoNCE(0.3)(*z, pairing=pairing, engine="matrix")
     expected = torch.autograd.grad(loss, z)
-    monkeypatch.setattr(embeddings, "BLOCK", 8)
-    with embeddings.overwritten_by_gradients() if overwritten else nullcontext():
-        loss = 2 * cp.InfoNCE(0.3)(*z, pairing=pairing, engine="tiles:4")
+    monkeypatch.setattr(vectors, "BLOCK", 8)
+    loss = 2 * cp.InfoNCE(0.3)(*z, pairing=pairing, engine="tiles:4")
     torch.testing.assert_close(torch.autograd.grad(loss, z), expected)
 
 
-@pytest.mark.parametrize("bound", [None, 4.0])
 @pytest.mark.parametrize("mask", ["none", "skip", "drop"])
-def test_a_multiple_of_similarities_block_by_block(monkeypatch, mask, bound):
+def test_a_multiple_of_similarities_block_by_block(monkeypatch, mask):
     """First and second derivatives are those of torch's own operations."""
     monkeypatch.setattr(matrix, "BLOCK", 24)
     scores = torch.randn(7, 9, dtype=torch.float64).clamp(-4, 4).requires_grad_()
     skip = torch.tensor([[i, (i + 3) % 9] for i in range(7)]) if mask == "skip" else None
     drop = torch.rand(7, 9) < 0.3 if mask == "drop" else None
-    neg = matrix.MatrixNegatives(scores, skip, drop, bound=bound)
+    neg = matrix.MatrixNegatives(scores, skip, drop)
     excluded = torch.zeros(7, 9, dtype=torch.bool) if drop is None else drop
     excluded = excluded if skip is None else excluded.scatter(1, skip, True)
 

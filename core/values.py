@@ -1,0 +1,310 @@
+"""Values of hyper-parameters that are not constant: scheduled, learned, tracked, or those of a host.
+
+A :class:`Schedule` follows the training step, and a :class:`Learned` value is trained; specs write them as
+``schedule(0.5,0.1,1000)`` and ``learned(0.07,0.005,1)``. Every :class:`counterpoint.Real` that is not ``fixed`` accepts
+them.
+The scale and the bias of a host's logits belong to a call, to its thread and to its backward pass.
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any, ClassVar, Literal, get_args
+
+import torch
+from torch import Tensor, nn
+
+from . import checks
+from .checks import is_number
+from .names import check_known
+
+Value = float | Tensor
+"""What formulas compute with: a Python float or a zero-dimensional tensor."""
+
+
+class Moving(nn.Module):
+    """A number that is not constant; calling it returns its current value."""
+
+    def bounds(self) -> tuple[float, float]:
+        """Return the smallest and the largest value."""
+        raise NotImplementedError
+
+    def spec(self) -> str:
+        """Return its text in specs."""
+        raise NotImplementedError
+
+    def __repr__(self) -> str:
+        return self.spec()
+
+
+class FromHost(Moving):
+    """A temperature or a bias that comes with the logits of a host.
+
+    A temperature is one over ``scale=`` of :meth:`counterpoint.Objective.from_logits`, a bias is its ``bias=``; if they
+    are learned, they keep their gradient. Specs write ``t=host`` and ``b=host``.
+
+    >>> import torch, counterpoint as cp
+    >>> log_scale = torch.tensor(3.0, requires_grad=True)
+    >>> cosines = torch.eye(4) - 0.1
+    >>> cp.ADNCE("host").from_logits(log_scale.exp() * cosines, scale=log_scale.exp()).backward()
+    >>> bool(log_scale.grad)
+    True
+    """
+
+    missing: ClassVar[dict[str, str]] = {
+        "temperature": 'temperature "host" is one over the scale of logits: expected a call of from_logits.',
+        "bias": 'bias "host" is that of logits: expected a call of from_logits with bias=.',
+    }
+
+    def __init__(self, name: str) -> None:
+        super().__init__()
+        self.name = name
+
+    def forward(self) -> Value:
+        value = host_values().get(self.name)
+        if value is None:
+            raise ValueError(self.missing[self.name])
+        return value
+
+    def bounds(self) -> tuple[float, float]:
+        return (math.nextafter(0, 1) if self.name == "temperature" else -math.inf), math.inf
+
+    def spec(self) -> str:
+        return "host"
+
+
+Values = dict[Any, Value]
+"""``temperature`` and ``bias`` of a host, ``every bias`` of :func:`at_scale`, and trained numbers by their identity."""
+
+_calls = threading.local()
+
+
+def host_values() -> Values:
+    """Return the values of this thread's call."""
+    return getattr(_calls, "values", {})
+
+
+@contextmanager
+def with_host_values(values: Values) -> Iterator[None]:
+    """Install the values of a call, in this thread; a backward pass installs those of its forward pass."""
+    before = host_values()
+    _calls.values = values
+    try:
+        yield
+    finally:
+        _calls.values = before
+
+
+def at_scale(scale: Value | None, bias: Value | None = None, every_bias: bool = False) -> AbstractContextManager[None]:
+    """Let temperatures that come :class:`FromHost` be one over ``scale``, and biases, or every bias, ``bias``."""
+    values: Values = {} if scale is None else {"temperature": 1 / scale}
+    if bias is not None:
+        values |= {"bias": bias, "every bias": bias} if every_bias else {"bias": bias}
+    return with_host_values({**host_values(), **values})
+
+
+def given_by_host(module: nn.Module) -> list[Tensor]:
+    """Return the tensors of a host that temperatures and biases of a module are at present."""
+    names = {part.name for part in module.modules() if isinstance(part, FromHost)} | {"every bias"}
+    found = {id(value): value for name, value in host_values().items() if name in names}
+    return [value for value in found.values() if isinstance(value, Tensor)]
+
+
+# ---- scheduled, learned and tracked --------------------------------------------------------------
+
+
+Shape = Literal["linear", "cosine"]
+
+
+class Schedule(Moving):
+    """A number that moves from ``start`` to ``end`` over ``steps`` training calls and stays there.
+
+    The step is a buffer: ``state_dict`` saves it, and it advances by one whenever you call the objective in training
+    mode with gradients enabled.
+
+    Args:
+        start: Value before the first training call.
+        end: Value after ``steps`` training calls.
+        steps: Number of training calls, at least 1.
+        shape: ``"linear"`` or ``"cosine"``.
+
+    >>> import counterpoint as cp
+    >>> cp.InfoNCE(cp.Schedule(0.5, 0.1, 1000))
+    infonce:t=schedule(0.5,0.1,1000),denominator=with_positive
+    """
+
+    step: Tensor
+
+    def __init__(self, start: float, end: float, steps: int, shape: Shape = "linear") -> None:
+        super().__init__()
+        for name, value in (("start", start), ("end", end)):
+            if not is_number(value):
+                raise ValueError(f"Schedule: {name} must be a finite number, got {value!r}.")
+        if not is_number(steps) or steps != int(steps):
+            raise ValueError(f"Schedule: steps must be a whole number, got {steps!r}.")
+        if steps < 1:
+            raise ValueError(f"Schedule: steps must be at least 1, got {int(steps)}.")
+        check_known("Schedule: unknown shape", shape, get_args(Shape))
+        self.start, self.end, self.steps, self.shape = float(start), float(end), int(steps), shape
+        self.register_buffer("step", torch.zeros((), dtype=torch.long))
+
+    def forward(self) -> Tensor:
+        progress = (self.step / self.steps).clamp(max=1.0)
+        if self.shape == "cosine":
+            progress = 0.5 - 0.5 * torch.cos(math.pi * progress)
+        return self.start + (self.end - self.start) * progress
+
+    def advance(self) -> None:
+        # not in place: a compiled backward pass may recompute the value from the step of its forward pass
+        self.step = self.step + 1
+
+    def bounds(self) -> tuple[float, float]:
+        return min(self.start, self.end), max(self.start, self.end)
+
+    def spec(self) -> str:
+        shape = "" if self.shape == "linear" else f",{self.shape}"
+        return f"schedule({number(self.start)},{number(self.end)},{self.steps}{shape})"
+
+
+class _Clip(torch.autograd.Function):
+    """Clamp; its gradient is zero only where a descent step would move further out of the interval."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(x: Tensor, low: float, high: float) -> Tensor:
+        return x.clamp(low, high)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Tensor) -> None:
+        x, ctx.low, ctx.high = inputs
+        ctx.save_for_backward(x)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
+        (x,) = ctx.saved_tensors
+        outward = ((x <= ctx.low) & (grad > 0)) | ((x >= ctx.high) & (grad < 0))
+        return grad.masked_fill(outward, 0.0), None, None
+
+
+class Learned(Moving):
+    """A trained number, clamped to ``[low, high]``.
+
+    If ``low`` is positive, the parameter is the logarithm, as for CLIP's temperature, so that steps are relative;
+    otherwise it is the number itself, as for SigLIP's bias. Unlike a plain clamp, it keeps the gradient that points
+    back into the interval.
+
+    Args:
+        init: Initial value.
+        low: Smallest value.
+        high: Largest value.
+
+    >>> import counterpoint as cp
+    >>> loss_fn = cp.InfoNCE(cp.Learned(0.07, low=0.01, high=1.0))
+    >>> [name for name, _ in loss_fn.named_parameters()]
+    ['_temperature.log_value']
+    """
+
+    def __init__(self, init: float, low: float = 1e-3, high: float = 1e3) -> None:
+        super().__init__()
+        if not (is_number(init) and is_number(low) and is_number(high) and low <= init <= high):
+            hint = " A value that may be negative needs low= and high= too." if is_number(init) and init <= 0 else ""
+            raise ValueError(
+                f"Learned: expected low <= init <= high, got init={init!r}, low={low!r}, high={high!r}.{hint}"
+            )
+        self.start, self.low, self.high = float(init), float(low), float(high)
+        if self.low > 0:
+            self.log_value = nn.Parameter(torch.tensor(math.log(init)))
+        else:
+            self.value = nn.Parameter(torch.tensor(float(init)))
+
+    def forward(self) -> Tensor:
+        if not checks.compiling() and (held := host_values().get(id(self))) is not None:
+            return held  # type: ignore[return-value]
+        if self.low <= 0:
+            return _Clip.apply(self.value, self.low, self.high)  # type: ignore[no-any-return]
+        value: Tensor = _Clip.apply(self.log_value, math.log(self.low), math.log(self.high))
+        return value.exp()
+
+    def bounds(self) -> tuple[float, float]:
+        return self.low, self.high
+
+    def spec(self) -> str:
+        parameter = float(next(self.parameters()).detach())
+        value = float(f"{math.exp(parameter) if self.low > 0 else parameter:.6g}")
+        return f"learned({number(min(max(value, self.low), self.high))},{number(self.low)},{number(self.high)})"
+
+
+def learned_values(module: nn.Module) -> tuple[dict[int, Tensor], list[nn.Parameter]]:
+    """Return the values of the :class:`Learned` numbers of a module by their identity, and all other parameters.
+
+    A loss that is differentiated before its own gradient is known must be differentiated with respect to the values:
+    whether a number at its limit may move depends on the sign of the whole gradient.
+    """
+    learned = [part for part in module.modules() if isinstance(part, Learned)]
+    own = {id(p) for part in learned for p in part.parameters()}
+    return {id(part): part() for part in learned}, [p for p in module.parameters() if id(p) not in own]
+
+
+Number = float | Schedule | Learned
+"""What a schedulable hyper-parameter accepts."""
+
+
+class Tracked(nn.Module):
+    """The exponential moving average of a statistic of the training batches.
+
+    The first training batch sets it; each later one counts ``1 - momentum``. Before the first training call it is the
+    current batch's value, so that evaluation alone does not depend on hidden state.
+    """
+
+    value: Tensor
+
+    def __init__(self, momentum: float = 0.9) -> None:
+        super().__init__()
+        self.momentum = momentum
+        self.register_buffer("value", torch.full((), math.nan))
+
+    def forward(self, current: Tensor) -> Tensor:
+        current, average = current.detach(), self.value.to(current.dtype)
+        updated = torch.where(average.isnan(), current, self.momentum * average + (1 - self.momentum) * current)
+        if self.training and torch.is_grad_enabled():
+            self.value = updated.to(self.value.dtype)  # not in place, for the same reason as Schedule.step
+            return updated
+        return torch.where(average.isnan(), current, average)
+
+
+# ---- numbers and their text ----------------------------------------------------------------------
+
+
+def number(value: float) -> str:
+    """Write a number as the shortest text that reads back as the same number: ``0.5``, ``1``, ``1e-05``."""
+    return str(int(value)) if value == int(value) and abs(value) < 1e15 else repr(float(value))
+
+
+def text(value: Any) -> str:
+    """Write a hyper-parameter's value as in a spec."""
+    if isinstance(value, Moving):
+        return value.spec()
+    if isinstance(value, bool) or value is None:
+        return str(value).lower()
+    return number(value) if isinstance(value, (int, float)) else str(value)
+
+
+def bounds(value: Any) -> tuple[float, float]:
+    """Return the smallest and the largest value that a number, a Schedule or a Learned value takes."""
+    return value.bounds() if isinstance(value, Moving) else (float(value), float(value))
+
+
+def current(value: Any) -> Value:
+    """Return the current value of a number, a Schedule or a Learned value."""
+    return value() if isinstance(value, Moving) else value  # type: ignore[no-any-return]
+
+
+def log(value: Value) -> Value:
+    """Return the logarithm of a float or a tensor; ``log(0)`` is minus infinity for both."""
+    if isinstance(value, Tensor):
+        return value.log()
+    return math.log(value) if value > 0 else -math.inf
