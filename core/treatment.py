@@ -73,7 +73,7 @@ class Treatment(Wrapper):
             raise TypeError(f"treatment: {self.objective} is one already; expected an objective.")
         self.rules = as_rules(false_negatives)
         told = {"duplicates": duplicates, "ids": ids, "labels": labels, "guide": guide}
-        self.told: dict[str, str | bool] = {name: value for name, value in told.items() if value}
+        self.told: dict[str, Any] = {name: value for name, value in told.items() if value}
         for name, path in self.told.items():
             if isinstance(path, str) and not _PATH.fullmatch(path):
                 raise ValueError(f'treatment: {name}: expected a path such as batch["doc_id"], got {path!r}.')
@@ -135,11 +135,12 @@ class Treatment(Wrapper):
         if call == "forward":
             options = self._options(args, options.get("gather", False), options)
         elif call == "from_logits":
-            known = {name: options.pop(name) for name in ("ids", "classes", "guide", "duplicates") if name in options}
-            labels = args[1] if len(args) > 1 else options.pop("labels", None)
+            names = ("ids", "classes", "guide", "duplicates")
+            known: dict[str, Any] = {name: options.pop(name) for name in names if name in options}
+            logits, *labels = *args, *([options.pop("labels")] if "labels" in options else [])
             scale, bias = options.get("scale", 1.0), options.get("bias", 0.0)
-            ignored = options.get("ignore_index", -100)
-            args = self._masked(args[0], labels, scale, bias, ignored, known, count=False)
+            ignored, first = options.get("ignore_index", -100), labels[0] if labels else None
+            args = self._masked(logits, first, scale, bias, ignored, known, count=False)
         return self.objective.report(*args, call=call, **options)
 
     def _options(self, views: Sequence[Tensor], group: Gather, options: Mapping[str, Any]) -> dict[str, Any]:
@@ -237,7 +238,7 @@ class Treatment(Wrapper):
     def terms(self) -> list[Any]:
         raise TypeError(f"{self}: a treatment cannot be a term; write the sum before its first semicolon.")
 
-    def replace(self, **changes: Any) -> Treatment:  # type: ignore[override]
+    def replace(self, **changes: Any) -> Treatment:
         """Return the same treatment of a changed objective."""
         return Treatment(self.objective.replace(**changes), false_negatives=self.rules or None, **self.told)
 
