@@ -259,7 +259,7 @@ class Objective(Parametrized):
         own = scores(self.pairing)
         if (in_chunks := chunked_loss(self, own, reduction)) is not None:
             return in_chunks
-        losses = own.checked(self.losses(own))  # (anchors, P) or (anchors, 1)
+        losses = own.mark_invalid(self.losses(own))  # (anchors, P) or (anchors, 1)
         if reduction == "mean" and own.uniform:
             return losses.mean()
         per_anchor = (own.positives_mean(losses) if losses.shape[1] > 1 else losses).squeeze(1)
@@ -283,15 +283,6 @@ class Objective(Parametrized):
 
     def __radd__(self, other: object) -> Objective:
         return self if isinstance(other, int) and other == 0 else NotImplemented  # sum() starts with 0
-
-    def __neg__(self) -> Objective:
-        return self * -1.0
-
-    def __sub__(self, other: Objective) -> Objective:
-        return self + -other
-
-    def __truediv__(self, number: float) -> Objective:
-        return self * (1 / number) if isinstance(number, (int, float)) else NotImplemented
 
 
 class Wrapper(Objective):
