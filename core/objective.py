@@ -9,7 +9,7 @@ from copy import deepcopy
 from functools import partial, reduce
 from inspect import Parameter
 from operator import add
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, get_args
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
@@ -19,7 +19,7 @@ from . import checks, spec
 from .batch.batch import Batch
 from .batch.choose_engine import chunked_loss
 from .batch.gathered import gathered_batch
-from .batch.options import BatchOptions, Reduction
+from .batch.options import REDUCTIONS, BatchOptions, Reduction
 from .batch.pairings import scores_of
 from .batch.ready_made import scores_from_logits, scores_from_matrices
 from .batch.report import report
@@ -246,7 +246,7 @@ class Objective(Parametrized):
         self, scores: Callable[[str], Scores], device: torch.device, *, reduction: Reduction = "mean"
     ) -> Tensor:
         """Compute the loss of the scores that each term asks for, by the name of its pairing, on this device."""
-        check_known(f"{type(self).__name__}: unknown reduction", reduction, get_args(Reduction))
+        check_known(f"{type(self).__name__}: unknown reduction", reduction, REDUCTIONS)
         # autocast would round the products of float32 tensors to half precision, too coarse for small temperatures
         with checks.exact(device):
             loss = self._value(scores, reduction)

@@ -179,12 +179,17 @@ class Batch:
             self._stack = torch.cat(views)
         return self._stack
 
-    def other_views(self) -> Tensor:
-        """Return the similarities of each view to the sample's others, ``(m B, m - 1)``, view by view."""
+    def other_views(self, first: bool = False) -> Tensor:
+        """Return the similarities of each view to the sample's others, ``(m B, m - 1)``, view by view.
+
+        Args:
+            first: of the first view alone, ``(B, m - 1)``.
+        """
         pos = self._normalize_views(others=True) if self._views is None else None
         if pos is not None:
-            return pos
-        others = [[(x * y).sum(-1) for j, y in enumerate(self.views) if i != j] for i, x in enumerate(self.views)]
+            return pos[: self.size] if first else pos
+        anchors = self.views[:1] if first else self.views
+        others = [[(x * y).sum(-1) for j, y in enumerate(self.views) if i != j] for i, x in enumerate(anchors)]
         return torch.cat([torch.stack(x, 1) for x in others])
 
     def _stackable(self) -> bool:

@@ -147,13 +147,12 @@ def _views(batch: Batch) -> Scores:
 
 def _one_way(batch: Batch) -> Scores:
     _require(batch, 2, "one_way")
-    pos = batch.other_views()[: batch.size] if len(batch.raw) == 2 and batch.labels is None else None
-    anchors, *others = batch.views
     hard = None if batch.negatives is None else batch.negatives.embeddings
     if batch.labels is not None:
+        anchors, *others = batch.views
         return _labeled(batch, "one_way", [([anchors], others)], hard)
-    if pos is None:
-        pos = torch.stack([(anchors * o).sum(-1) for o in others], 1)
+    pos = batch.other_views(first=True)
+    anchors, *others = batch.views
     if not batch.in_batch:
         neg = own_negatives(batch, anchors)
         return Scores(pos, neg, pairing="one_way", views=len(batch.raw))
