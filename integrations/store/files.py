@@ -72,12 +72,7 @@ def set_aside(path: Path) -> None:
 
 
 def as_json(value: Any, *, nan: bool = True) -> Any:
-    """Return a copy as plain JSON; arrays and tensors become lists and numbers.
-
-    Args:
-        value: whatever JSON can express, and arrays and tensors.
-        nan: whether NaN and infinity may stay in it, which JSON cannot express.
-    """
+    """Return a copy as plain JSON; arrays and tensors become lists and numbers, NaN stays if ``nan``."""
 
     def to_list(value: Any) -> Any:
         if hasattr(value, "tolist"):

@@ -24,12 +24,9 @@ _bars = True
 
 
 def track(items: Iterable[Item], title: str, total: int | None = None, before: int = 0) -> Iterator[Item]:
-    """Yield the items and show progress: a bar on a terminal, elsewhere a line every half minute.
+    """Yield the items and show progress after a title: a bar on a terminal, elsewhere a line every half minute.
 
-    Args:
-        title: the words before the numbers.
-        total: the number of items, including those before the first; by default counted, if they can be.
-        before: the number of items before the first, in a run that resumes.
+    ``total`` includes the items ``before`` the first, in a run that resumes; by default they are counted.
     """
     if total is None and isinstance(items, Sized):
         total = before + len(items)

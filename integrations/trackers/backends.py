@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+from collections import deque
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -14,7 +15,7 @@ from filelock import FileLock  # torch itself requires it
 
 PROJECT = "counterpoint"  # project or experiment, unless the tracker's own environment variable names another
 PATIENCE = 10.0  # seconds that a server has to answer
-MOST = 1000  # lines that may wait to be sent
+MOST = 1000  # lines that are waited for at the end
 
 
 @dataclass(frozen=True)
@@ -58,25 +59,16 @@ class TensorBoard(Tracker):
     def __init__(self, subject: Subject) -> None:
         from torch.utils.tensorboard.writer import SummaryWriter
 
-        self.config = {**subject.config, **subject.tags}
         # a resumed run writes all its lines again: the events of an earlier start are discarded
-        purge = 0 if subject.folder.exists() else None
-        self.writer: Any = SummaryWriter(str(subject.folder), purge_step=purge, flush_secs=2)
-        rows = "".join(f"| {key} | {value} |\n" for key, value in self.config.items())
+        self.writer: Any = SummaryWriter(
+            subject.folder, purge_step=0 if subject.folder.exists() else None, flush_secs=2
+        )
+        rows = "".join(f"| {key} | {value} |\n" for key, value in {**subject.config, **subject.tags}.items())
         self.writer.add_text("config", f"| | |\n|---|---|\n{rows}", 0)
 
     def log(self, step: int, numbers: Mapping[str, float]) -> None:
         for name, value in numbers.items():
             self.writer.add_scalar(name, value, step)
-
-    def finish(self, result: Mapping[str, float]) -> None:
-        from torch.utils.tensorboard.summary import hparams
-
-        # not add_hparams, which begins another run for them
-        plain = {k: v if isinstance(v, (bool, int, float, str)) else str(v) for k, v in self.config.items()}
-        for summary in hparams(plain, dict(result)):
-            self.writer.file_writer.add_summary(summary)
-        super().finish(result)
 
     def close(self, status: str) -> None:
         self.writer.close()
@@ -157,7 +149,7 @@ class MLflow(Tracker):
         from mlflow.exceptions import MlflowException
 
         self.client, files = self._client(subject.root)
-        self.waiting = list[Any]()
+        self.waiting = deque[Any](maxlen=MOST)
         name = os.environ.get("MLFLOW_EXPERIMENT_NAME", PROJECT)
         if (experiment := self.client.get_experiment_by_name(name)) is None:
             with suppress(MlflowException):  # another process has just created it
@@ -176,8 +168,7 @@ class MLflow(Tracker):
         tags = {**subject.tags, self.TAG: subject.identifier, "group": subject.group}
         self.id = self.client.create_run(*place, tags=tags, run_name=subject.name).info.run_id
         params = [Param(key, str(value)[:500]) for key, value in subject.config.items()]
-        for start in range(0, len(params), 100):  # the most that it takes
-            self.client.log_batch(self.id, params=params[start : start + 100])
+        self.client.log_batch(self.id, params=params)
 
     def log(self, step: int, numbers: Mapping[str, float]) -> None:
         from mlflow.entities import Metric
@@ -187,15 +178,10 @@ class MLflow(Tracker):
             allowed = "".join(c if c.isalnum() or c in "_-. /" else "_" for c in name)
             metrics.append(Metric(allowed, value, now, step))
         self.waiting.append(self.client.log_batch(self.id, metrics=metrics, synchronous=False))
-        if len(self.waiting) >= MOST:
-            self._wait()
-
-    def _wait(self) -> None:
-        while self.waiting:
-            self.waiting.pop(0).wait()
 
     def close(self, status: str) -> None:
-        self._wait()
+        for sent in self.waiting:
+            sent.wait()
         ended = {"done": "FINISHED", "interrupted": "KILLED", "failed": "FAILED"}
         self.client.set_terminated(self.id, ended[status])
 
@@ -209,8 +195,7 @@ class Trackio(Tracker):
 
         project = os.environ.get("TRACKIO_PROJECT", PROJECT)
         name = f"{subject.name} ({subject.identifier})"  # by which it finds a run again
-        last = SQLiteStorage.get_max_step_for_run(project, name)
-        self.last = -1 if last is None else last
+        self.last = -1 if (last := SQLiteStorage.get_max_step_for_run(project, name)) is None else last
         config = {**subject.config, **{f"tag_{key}": value for key, value in subject.tags.items()}}
         quiet = {"embed": False, "auto_log_gpu": False, "auto_log_cpu": False}
         self.run = trackio.init(project, name=name, group=subject.group, config=config, resume="allow", **quiet)

@@ -24,11 +24,7 @@ def check(names: Iterable[str]) -> None:
     """Raise before any training if a tracker cannot be used: it is missing, or its server does not answer."""
     for name in names:
         check_known("--track: unknown tracker", name, BACKENDS)
-        try:
-            missing = find_spec(name) is None
-        except ValueError:  # a module without a spec, or None in its place
-            missing = True
-        if missing:
+        if sys.modules.get(name, name) is None or find_spec(name) is None:
             raise ImportError(f"--track {name}: {name} is not installed: {install('track')}")
         try:
             BACKENDS[name].check()
@@ -127,16 +123,8 @@ def subject_of(run: Run) -> Subject:
         identifier=hashlib.sha256(identity.encode()).hexdigest()[:16],
         name=f"{run.name}, seed {arguments['seed']}",
         group=f"{arguments['domain']}/{dataset_name(arguments)}",
-        config=flat(arguments),
+        config=arguments,
         tags={name: str(arguments[name]) for name in ("domain", "objective", "seed") if arguments[name] is not None},
         root=local(run.store),
         folder=run.path / "tensorboard",
     )
-
-
-def flat(nested: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Replace dicts within a dict by their items, as ``settings.lr``."""
-    items: dict[str, Any] = {}
-    for key, value in nested.items():
-        items |= flat(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {f"{prefix}{key}": value}
-    return items

@@ -152,10 +152,6 @@ def test_a_run_begun_anew_is_another_run_of_the_tracker(place):
     assert runs[0] != runs[1]
 
 
-def test_nested_settings_become_flat():
-    assert sending.flat({"a": {"b": 1, "c": {"d": 2}}, "e": 3}) == {"a.b": 1, "a.c.d": 2, "e": 3}
-
-
 @pytest.mark.parametrize("name", NAMES)
 def test_a_missing_package_is_named_with_what_installs_it(name, monkeypatch):
     monkeypatch.setitem(sys.modules, name, None)
@@ -277,7 +273,7 @@ def offline_records(path):
 def offline_losses(folder):
     """Return the steps and losses of the last start of a wandb run, which is to be synchronized."""
     found = []
-    for record in offline_records(max(folder.glob("offline-run-*/*.wandb"), key=lambda path: path.stat().st_mtime)):
+    for record in offline_records(max(folder.glob("offline-run-*/*.wandb"))):
         line = {item.key or ".".join(item.nested_key): item.value_json for item in record.history.item}
         if "loss" in line:
             found.append((record.history.step.num, json.loads(line["loss"])))
