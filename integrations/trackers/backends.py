@@ -60,9 +60,7 @@ class TensorBoard(Tracker):
         from torch.utils.tensorboard.writer import SummaryWriter
 
         # a resumed run writes all its lines again: the events of an earlier start are discarded
-        self.writer: Any = SummaryWriter(
-            subject.folder, purge_step=0 if subject.folder.exists() else None, flush_secs=2
-        )
+        self.writer: Any = SummaryWriter(subject.folder, purge_step=0, flush_secs=2)
         rows = "".join(f"| {key} | {value} |\n" for key, value in {**subject.config, **subject.tags}.items())
         self.writer.add_text("config", f"| | |\n|---|---|\n{rows}", 0)
 
