@@ -66,8 +66,6 @@ SAID = {  # a command's beginning: what shortens it, and what its output must ho
     ),
     "counterpoint train graph --data MUTAG": ([*GRAPH], r"graph: MUTAG.*adnce:t=0\.15"),
     "counterpoint train graph --seeds 8 --on": "a cluster",
-    "counterpoint train graph --seeds 8 --list-cells": ([], r"0  demo.*23  demo"),
-    "counterpoint train graph --seeds 8 --cell": ([*GRAPH], r"demo"),
     "counterpoint eval graph runs/graph/PROTEINS": (["--folds", "3", "--seeds", "1"], r"PROTEINS, knn: accuracy"),
     "counterpoint train control --task cartpole-swingup": "a GPU's hours",
     "counterpoint eval control": "plays what a GPU's hours have trained",

@@ -25,7 +25,7 @@ from .table import COMMANDS
 FLAG = "--config"
 COMMANDS_THAT_TRAIN = ("train ", "tune ", "compare")
 # where and how runs are trained; the file of a run does not set these
-PLACE = ("out", "resume", "json", "jobs", "on", "track", "list_cells", "cell", "config")
+PLACE = ("out", "resume", "json", "jobs", "on", "track", "config")
 REQUIRED = ("domain", "dataset", "objective", "seed")
 
 

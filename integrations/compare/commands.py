@@ -123,8 +123,6 @@ def _faults(arguments: argparse.Namespace, settings: Settings, script: Sequence[
         yield "--tune: by which number? --tune-metric names one on validation data, such as json:FILE:KEY"
     elif settings.tune_metric[:3] in [metric[:3] for metric in settings.metric]:
         yield "--tune-metric: the number that is compared must not choose settings; name one of other data"
-    if (arguments.list_cells or arguments.cell is not None) and (settings.tune or settings.equal_time is not None):
-        yield "--cell, --list-cells: --tune and --equal-time choose runs by earlier ones; use --on instead."
 
 
 def _file_faults(settings: Settings, script: Sequence[str], jobs: int) -> Iterator[str]:

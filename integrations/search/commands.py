@@ -96,8 +96,6 @@ def _check(arguments: argparse.Namespace, tuned: Domain, check_train: Callable[[
     """Raise what is wrong with the flags, before torch is imported."""
     if arguments.budget < arguments.seeds:
         raise ValueError(f"--budget: {arguments.budget} runs are less than one setting's {arguments.seeds} seeds.")
-    if arguments.list_cells or arguments.cell is not None:
-        raise ValueError("--cell, --list-cells: a search chooses its next runs by the last ones; use --on instead.")
     if getattr(arguments, "part", None) not in (None, "tune"):
         raise ValueError(f"--part {arguments.part}: tuning sees validation data alone; leave the flag out.")
     if _needs_optuna(arguments):
@@ -171,7 +169,7 @@ def _tune(start: str, grids: Grids, arguments: argparse.Namespace, tuned: Domain
         return [{**training.cell(dataset, spec, seed, **settings), "purpose": TUNING} for seed in seeds]
 
     def measure(specs: list[str]) -> Scores:
-        options = grid_options(arguments) | {"before": len(runs) * len(seeds), "total": budget * len(seeds)}
+        options = grid_options(arguments)
         try:
             done = store.run_grid(train, [cell for spec in specs for cell in cells(spec)], arguments.out, **options)
         except GridError as error:

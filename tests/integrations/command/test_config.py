@@ -114,7 +114,6 @@ seeds: 3
 epochs: 2
 lr: 1e-3
 fresh: true
-list-cells: false
 on: local
 track: [tensorboard, mlflow]
 preset: null
@@ -128,7 +127,7 @@ def test_a_file_of_flags(tmp_path):
     found = config.parser_of("train graph").parse_args(words[2:])
     assert [spec.partition(":")[0] for spec in found.objective] == ["infonce", "adnce"]
     assert (found.data, found.seeds, found.epochs, found.lr) == (["MUTAG"], 3, 2, 0.001)
-    assert (found.resume, found.list_cells, found.on, found.track) == (True, False, "local", ["wandb"])
+    assert (found.resume, found.on, found.track) == (True, "local", ["wandb"])
     same = {"objective": "hcl", "batch": 16, "track": ["tensorboard", "mlflow"], "fresh": True}
     words = config.expand("tune graph", ["tune", "graph", "--config", write(tmp_path, same)])
     found = config.parser_of("tune graph").parse_args(words[2:])

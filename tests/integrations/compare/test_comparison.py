@@ -66,7 +66,6 @@ def here(tmp_path, monkeypatch):
         ),
         ("logits --objective host hcl --equal-time --steps --set-seed R -- train.py --steps x", "expected a number"),
         ("logits --objective host hcl --grid t=1 --set-seed R -- train.py", "--grid: has no effect without --tune"),
-        ("logits --objective host hcl --equal-time --steps --cell 1 --set-seed R -- train.py --steps 3", "use --on"),
         ("curl --objective host hcl --set-seed R -- train.py", "is not a clone of"),
         ("lightly --objective host hcl --scale 3 --set-seed R -- train.py", "--scale: lightly has no such option"),
         ("lightly --objective host arcl(hcl):views=4 --set-seed R -- train.py", "asks for 4 views"),
@@ -80,16 +79,6 @@ def test_what_is_wrong_is_told_before_anything_runs(here, capsys, monkeypatch, l
     assert main(["compare", *shlex.split(line)]) == 2
     assert said in capsys.readouterr().err
     assert not (here / "runs").exists() or not list((here / "runs").rglob("run.json"))
-
-
-def test_runs_by_number(here, capsys):
-    line = f"compare logits {SITE} --objective host hcl:t=0.2 --seeds 2 --set-seed {READ} --list-cells -- train.py"
-    with pytest.raises(SystemExit, match="0"):
-        main(shlex.split(line))
-    listed = capsys.readouterr().out.splitlines()
-    assert [words.split("  ", 1)[0] for words in listed] == ["0", "1", "2", "3"]
-    assert [words.rpartition(", ")[2] for words in listed] == ["seed 0", "seed 0", "seed 1", "seed 1"]
-    assert not list(here.rglob("run.json"))
 
 
 def settings(line: str) -> argparse.Namespace:

@@ -106,16 +106,9 @@ def test_a_killed_run_goes_on_as_if_nothing_had_happened(undisturbed, tmp_path, 
     assert numbers(run) == numbers(undisturbed)
 
 
-@pytest.mark.parametrize(
-    ("file", "goes_on"),
-    [
-        (-1, "continues from the checkpoint at step 760"),
-        (0, "begins anew, without a checkpoint"),
-    ],
-)
+@pytest.mark.parametrize("file", [-1, 0])
 @pytest.mark.slow
-def test_a_damaged_part_of_the_replay_buffer_costs_its_checkpoints(undisturbed, tmp_path, file, goes_on):
-    """The last part belongs to the last checkpoint alone, the first one to both."""
+def test_a_damaged_part_of_the_replay_buffer_costs_its_checkpoint(undisturbed, tmp_path, file):
     assert killed(tmp_path, 20, "after").returncode == -signal.SIGKILL
     part = sorted(Run(tmp_path, cell()).path.glob("replay/*"))[file]
     part.write_bytes(part.read_bytes()[:-100])
@@ -123,7 +116,7 @@ def test_a_damaged_part_of_the_replay_buffer_costs_its_checkpoints(undisturbed, 
         (run,) = run_grid(training.train, [cell()], tmp_path, progress=False)
     messages = [str(one.message) for one in said if one.category is RuntimeWarning]
     assert messages[0].startswith(f"{part}: damaged")
-    assert messages[-1].endswith(goes_on)
+    assert messages[0].endswith("not used, the run begins anew")
     assert numbers(run) == numbers(undisturbed)
 
 

@@ -355,8 +355,8 @@ def test_runs_of_another_machine_are_evaluated(tmp_path, capsys):
     record = json.loads((run.path / "run.json").read_text())
     record["arguments"]["device"] = "cuda:7"
     (run.path / "run.json").write_text(json.dumps(signed(record)))
-    checkpoint = torch.load(run.checkpoints[0], weights_only=True)
-    torch.save({**checkpoint, "run": signature(record["arguments"])}, run.checkpoints[0])
+    checkpoint = torch.load(run.path / "checkpoint.pt", weights_only=True)
+    torch.save({**checkpoint, "run": signature(record["arguments"])}, run.path / "checkpoint.pt")
     assert main(["eval", "graph", str(tmp_path), "--folds", "3", "--seeds", "1", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)[-1]["accuracy"] == run.result["accuracy"]
 
