@@ -109,7 +109,6 @@ COMMANDS = {
         "learn to control from pixels (CURL on dm_control's suite) with any objectives, and compare them",
         'train control --task cartpole-swingup --objective "infonce:t=1 + 0.1*dp" --steps 100000 --seed 1',
         "train control --task walker-walk --objective infonce:t=1 adnce --seeds 3 --device cuda",
-        "train control --task cartpole-balance --observe state --steps 20000     plain SAC, in minutes",
     ),
     **{
         f"tune {domain}": _command("..search.commands", SEARCH.format(what), f"tune {domain} {example}", more=(domain,))
@@ -136,7 +135,7 @@ COMMANDS = {
         "..sentence.commands:sts",
         "score a model on semantic textual similarity, as SimCSE reports it",
         "eval sts sentence-transformers/all-MiniLM-L6-v2",
-        "eval sts runs/sentence/wiki.txt/NAME/seed0 --root SentEval --subsets",
+        "eval sts runs/sentence/wiki.txt/NAME/seed0 --root SentEval",
     ),
     "eval transfer": _command(
         "..sentence.commands:transfer",
@@ -159,13 +158,7 @@ COMMANDS = {
         "..control.commands:eval",
         "evaluate trained control agents",
         "eval control runs/control/cartpole-swingup --episodes 10",
-        "eval control runs/control/cartpole-swingup/NAME/seed1 --video swingup.mp4 --representation frames",
-    ),
-    "mine": _command(
-        "..sentence.mine",
-        "find hard negatives for pairs of texts, for train sentence",
-        "mine pairs.csv sentence-transformers/all-MiniLM-L6-v2 --out mined.jsonl --negatives 5",
-        "mine ./my_beir_folder MODEL --out mined.jsonl --relative-margin 0.05",
+        "eval control runs/control/cartpole-swingup/NAME/seed1 --representation frames",
     ),
     "report": _command(
         ".report",

@@ -74,8 +74,8 @@ COMMANDS = [
     ("image", "--data cifar10 --method swav"),
     ("sentence", "--data {texts} --objective hcl --dev none --pooling cls --negative-weight -1.5"),
     ("sentence", "--data {texts} --test STS12 STSB-test --static --objective hcl"),
-    ("control", "--task cheetah-run walker-walk --objective 'infonce:t=1 + 0.1*dp' --steps 5000 --envs 2"),
-    ("control", "--observe state --lr 3e-4"),
+    ("control", "--task cheetah-run walker-walk --objective 'infonce:t=1 + 0.1*dp' --steps 5000 --repeat 2"),
+    ("control", "--scores cosine --lr 3e-4"),
 ]
 
 
