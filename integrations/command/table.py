@@ -127,9 +127,9 @@ COMMANDS = {
     ),
     "eval image": _command(
         "..image.commands:eval",
-        "evaluate the encoders of image runs: linear, kNN, attacked, shifted, transferred, fine-tuned",
-        "eval image runs/image/cifar10 --probe linear,knn,robust,shifted --transfer cifar100",
-        "eval image runs --data digits --probe knn --json",
+        "evaluate the encoders of image runs: linear, kNN, attacked, shifted",
+        "eval image runs/image/cifar10 --probe linear,knn,robust,shifted",
+        "eval image runs --data cifar100 --probe linear --json       transfer to another data set",
     ),
     "eval sts": _command(
         "..sentence.commands:sts",
@@ -181,8 +181,8 @@ COMMANDS = {
     ),
     "export": _command(
         "..hub.commands:export",
-        "write the encoder of a run as safetensors, ONNX or a torch.export program, and check its outputs",
-        "export runs/image/cifar10/NAME/seed0 --format onnx --out encoder.onnx",
+        "write the encoder of a run as ONNX or a torch.export program, and check its outputs",
+        "export runs/image/cifar10/NAME/seed0 --out encoder.onnx",
     ),
     "completion": _command(
         ".completion",

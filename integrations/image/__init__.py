@@ -17,19 +17,19 @@ from counterpoint.names import lazy
 
 if TYPE_CHECKING:
     from .augment import RECIPES, Recipe, recipe
-    from .data import load, mnist_cifar
-    from .evaluation import evaluate, features, finetune, knn, linear_accuracy, linear_probe, robust, shifted, shifts
+    from .data import load
+    from .evaluation import evaluate, features, knn, linear_accuracy, linear_probe, robust, shifted, shifts
     from .image_set import ImageSet
-    from .model import CMC, Encoder, LabEncoder, MoCo, SimCLR, SwAV, build, to_lab
+    from .model import CMC, Encoder, LabEncoder, MoCo, SimCLR, build, to_lab
     from .presets import PRESETS, preset
-    from .pretraining import Pretraining, loader, pretrain
+    from .pretraining import Pretraining, pretrain
     from .settings import METHODS, PROBES, EvaluationSettings, Settings
     from .training import restore, train
 
 __all__ = [
     "CMC", "METHODS", "PRESETS", "PROBES", "RECIPES", "Encoder", "EvaluationSettings", "ImageSet", "LabEncoder", "MoCo",
-    "Pretraining", "Recipe", "Settings", "SimCLR", "SwAV", "build", "evaluate", "features", "finetune", "knn",
-    "linear_accuracy", "linear_probe", "load", "loader", "mnist_cifar", "preset", "pretrain", "recipe", "restore",
+    "Pretraining", "Recipe", "Settings", "SimCLR", "build", "evaluate", "features", "knn",
+    "linear_accuracy", "linear_probe", "load", "preset", "pretrain", "recipe", "restore",
     "robust", "shifted", "shifts", "to_lab", "train",
 ]  # fmt: skip
 

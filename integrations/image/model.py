@@ -1,4 +1,4 @@
-"""Encoders, and the methods that train them: SimCLR, MoCo v2 and CMC with any objective, SwAV with its own loss."""
+"""Encoders, and the methods that train them with any objective: SimCLR, MoCo v2 and CMC."""
 
 from __future__ import annotations
 
@@ -8,14 +8,12 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from lightly.loss import SwaVLoss
 from lightly.models.modules import heads
 from lightly.models.utils import batch_shuffle, batch_unshuffle, deactivate_requires_grad, update_momentum
 from torch import Tensor, nn
 from torchvision import models
 
 import counterpoint as cp
-from counterpoint.names import closest
 from counterpoint.objective import Objective
 from counterpoint.plugins.lightly import ContrastiveLoss
 from counterpoint.vectors import unit, widen
@@ -33,7 +31,7 @@ class Encoder(nn.Module):
 
     Args:
         name: ``conv4``, a small network for a CPU; ``resnet18``, ``resnet50`` or any other classifier of
-            ``torchvision.models``; or any of ``timm``, as ``timm:NAME``.
+            ``torchvision.models``.
         size: of the images in pixels. ResNets for up to 64 pixels begin with a 3 x 3 convolution and no pooling.
         channels: of the images.
         width: channels of the first layer of ``conv4``.
@@ -60,8 +58,6 @@ class Encoder(nn.Module):
 def _network(name: str, size: int, channels: int, width: int) -> nn.Module:
     if name == "conv4":
         return _conv4(channels, width)
-    if name.startswith("timm:"):
-        return _timm(name.removeprefix("timm:"), size, channels)
     check_backbone(name)
     network: nn.Module = models.get_model(name, weights=None)
     if isinstance(network, models.ResNet):
@@ -71,7 +67,7 @@ def _network(name: str, size: int, channels: int, width: int) -> nn.Module:
         elif channels != 3:
             network.conv1 = nn.Conv2d(channels, width, 7, stride=2, padding=3, bias=False)
     elif channels != 3:
-        raise ValueError(f"backbone: {name} takes images of 3 channels; use conv4, a ResNet or timm:NAME.")
+        raise ValueError(f"backbone: {name} takes images of 3 channels; use conv4 or a ResNet.")
     last = [key for key, part in network.named_modules() if isinstance(part, nn.Linear)][-1]  # the classifier
     parent, _, attribute = last.rpartition(".")
     setattr(network.get_submodule(parent), attribute, nn.Identity())
@@ -84,21 +80,6 @@ def _conv4(channels: int, width: int) -> nn.Module:
         layers += [nn.Conv2d(channels, out, 3, stride=2, padding=1, bias=False), nn.BatchNorm2d(out), nn.ReLU()]
         channels = out
     return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1))
-
-
-def _timm(name: str, size: int, channels: int) -> nn.Module:
-    try:
-        import timm
-    except ImportError as error:
-        raise ImportError(f"backbone timm:{name} needs timm: pip install timm") from error
-    if name not in (known := timm.list_models()):
-        raise ValueError(f"backbone: timm has no model {name!r}.{closest(name, known)}")
-    options = {"pretrained": False, "num_classes": 0, "in_chans": channels}
-    try:
-        network: nn.Module = timm.create_model(name, **options, img_size=size)
-    except TypeError:  # convolutional networks accept any size
-        network = timm.create_model(name, **options)
-    return network
 
 
 class LabEncoder(nn.Module):
@@ -150,26 +131,13 @@ def encoder_of(method: str, backbone: str, size: int = 32, channels: int = 32) -
 class Method(nn.Module):
     """Encoder, projection head and criterion, trained together; call it with the views of a batch to get the loss."""
 
-    views = 2  # of each image that it expects
     projections: tuple[Tensor, Tensor]  # of the first two views in the last call, for statistics
-
-    def __init__(self, encoder: nn.Module, settings: Settings) -> None:
-        super().__init__()
-        self.encoder, self.settings = encoder, settings  # the encoder is evaluated, from images in [0, 1]
-
-
-class _Contrastive(Method):
-    """A method with any objective.
-
-    With ``settings.devices`` above 1, views are compared with those of all processes.
-    """
-
     perturbs = False  # whether it computes the adversarial and mixed views that some objectives need
 
     def __init__(self, encoder: nn.Module, objective: Objective | str, settings: Settings, bank: int = 0) -> None:
-        super().__init__(encoder, settings)
-        size = (bank, settings.width) if bank else 0
-        self.criterion = ContrastiveLoss(objective, size, gather_distributed=settings.devices > 1)
+        super().__init__()
+        self.encoder, self.settings = encoder, settings  # the encoder is evaluated, from images in [0, 1]
+        self.criterion = ContrastiveLoss(objective, (bank, settings.width) if bank else 0)
         self.objective = self.criterion.objective
         self.views = settings.views or self.objective.views or 2
         if self.objective.views not in (None, self.views):
@@ -180,7 +148,7 @@ class _Contrastive(Method):
             raise ValueError(f"{method} makes no {names} views, which {self.objective} needs; use simclr.")
 
 
-class SimCLR(_Contrastive):
+class SimCLR(Method):
     """SimCLR (Chen et al. 2020, https://arxiv.org/abs/2002.05709): one encoder and a head of two layers for all views.
 
     Objectives that need them get an adversarial view, searched around the second view, and mixtures of second views.
@@ -215,7 +183,7 @@ class SimCLR(_Contrastive):
         return self.criterion(*z, **options)  # type: ignore[no-any-return]
 
 
-class MoCo(_Contrastive):
+class MoCo(Method):
     """MoCo v2 (Chen et al. 2020, https://arxiv.org/abs/2003.04297): queries, keys of a momentum encoder, and a queue.
 
     The queue is lightly's memory bank. With two views the first is the query, the second the key. An objective of
@@ -250,14 +218,13 @@ class MoCo(_Contrastive):
 
     @torch.no_grad()
     def key(self, x: Tensor) -> Tensor:
-        """Project by the key encoder; several processes shuffle their batches among each other."""
-        distributed = self.criterion.gather_distributed
-        x, order = batch_shuffle(x, distributed=distributed)
-        z: Tensor = batch_unshuffle(self.key_head(self.key_encoder(x)), order, distributed=distributed)
+        """Project by the key encoder, in another order, so that batch norms do not reveal the positives."""
+        x, order = batch_shuffle(x)
+        z: Tensor = batch_unshuffle(self.key_head(self.key_encoder(x)), order)
         return z
 
 
-class CMC(_Contrastive):
+class CMC(Method):
     """CMC (Tian et al. 2020, https://arxiv.org/abs/1906.05849): lightness against color of one view, an encoder each.
 
     Each view is split in the color space Lab; the features of both encoders are concatenated. Negatives are the other
@@ -281,29 +248,8 @@ class CMC(_Contrastive):
         return self.criterion(*z, pairing="symmetric", **options)  # type: ignore[no-any-return]
 
 
-class SwAV(Method):
-    """SwAV (Caron et al. 2020, https://arxiv.org/abs/2006.09882) with two full-size crops, on lightly's parts.
-
-    The baseline in LMCL's Table 2 that is not contrastive: it takes no objective. ``prototypes`` are clusters.
-    """
-
-    def __init__(self, encoder: AnyEncoder, settings: Settings = DEFAULTS, prototypes: int = 512) -> None:
-        super().__init__(encoder, settings)
-        self.head = heads.SwaVProjectionHead(encoder.width, encoder.width, settings.width)
-        self.prototypes = heads.SwaVPrototypes(settings.width, prototypes)
-        self.criterion = SwaVLoss()
-
-    def forward(self, views: Sequence[Tensor]) -> Tensor:
-        self.prototypes.normalize()
-        z = [nn.functional.normalize(self.head(self.encoder(view))) for view in views]
-        self.projections = z[0].detach(), z[1].detach()
-        return self.criterion([self.prototypes(projection) for projection in z], [])  # type: ignore[no-any-return]
-
-
 def build(settings: Settings, objective: Objective | str | None = None, size: int = 32) -> Method:
     """Build the method and the encoder of these settings, for images of ``size`` pixels."""
     encoder: Any = encoder_of(settings.method, settings.backbone, size, settings.channels)
-    if settings.method == "swav":
-        return SwAV(encoder, settings)
-    methods: dict[str, type[_Contrastive]] = {"simclr": SimCLR, "moco": MoCo, "cmc": CMC}
+    methods: dict[str, type[Method]] = {"simclr": SimCLR, "moco": MoCo, "cmc": CMC}
     return methods[settings.method](encoder, "infonce" if objective is None else objective, settings)

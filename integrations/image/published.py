@@ -46,7 +46,7 @@ class PublishedEncoder(nn.Module, PyTorchModelHubMixin):  # type: ignore[misc]
 def publish(run: Run) -> PublishedEncoder:
     """The trained encoder of a run."""
     arguments = run.arguments
-    size = max(image_size(arguments["dataset"], arguments["size"]))
+    size = image_size(arguments["dataset"], arguments["size"])
     published = PublishedEncoder(arguments["backbone"], size, arguments["channels"], arguments["method"])
     published.encoder.load_state_dict(training.restore(run).encoder.state_dict())
     return published.eval()
@@ -65,4 +65,4 @@ def samples(run: Run) -> list[tuple[Tensor, ...]]:
     """Inputs of the encoder, in two batches of different size."""
     size = image_size(run.arguments["dataset"], run.arguments["size"])
     generator = torch.Generator().manual_seed(0)
-    return [(torch.rand(count, 3, *size, generator=generator),) for count in (2, 5)]
+    return [(torch.rand(count, 3, size, size, generator=generator),) for count in (2, 5)]

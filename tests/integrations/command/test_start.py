@@ -92,7 +92,6 @@ def test_what_is_done_needs_torch_alone(tmp_path):
         ("train image --preset adnce", "the paper has no settings for 'digits'"),
         ("train image --probe kn", "unknown probe 'kn'. Did you mean 'knn'?"),
         ("train image --protocol lbfg", "unknown protocol 'lbfg'. Did you mean 'lbfgs'?"),
-        ("train image --transfer digit", "'digit' is neither a data set nor a folder"),
         ("tune image --data digit", "'digit' is neither a data set nor a folder"),
         ("eval image /nowhere", "/nowhere: no such folder"),
         ("eval image EMPTY --data digit", "no folder there has a run.json"),

@@ -104,8 +104,7 @@ def test_presets_can_be_built(name):
     cell = training.cell("cifar10", spec, 0, **recipe.settings)
     EvaluationSettings(**cell["evaluation"])
     method = build(Settings.of({**cell, "backbone": "conv4"}), spec)
-    if spec is not None:
-        assert cp.objective(spec) == method.objective
+    assert cp.objective(spec) == method.objective
 
 
 def test_presets_have_the_papers_values():
