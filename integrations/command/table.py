@@ -91,7 +91,7 @@ COMMANDS = {
     ),
     "train image": _command(
         "..image.commands:train",
-        "pre-train an image encoder without labels (SimCLR, MoCo, CMC) with any objectives, and compare them",
+        "pre-train an image encoder without labels (SimCLR, MoCo) with any objectives, and compare them",
         "train image                                  on embedded digits, in seconds",
         'train image --data cifar10 --objective "adnce:t=0.4,mu=0.7,sigma=0.5" --backbone resnet18',
         'train image --data ./my_photos --method moco --objective "arcl(infonce:t=0.2)" --views 4',

@@ -47,7 +47,6 @@ PRESETS = {
     "lmcl": Preset("infonce:t=0.5 + 0.1*dp", LMCL),
     "lmcl-dcl": Preset("dcl:t=0.5 + 0.1*dp", LMCL),
     "lmcl-hcl": Preset("hcl:t=0.5 + 0.1*dp", LMCL),
-    "lmcl-cmc": Preset("infonce:t=0.07 + 0.1*dp", {**LMCL, "method": "cmc"}),
     "debpos": Preset("debpos:t=0.5,prior=0.1", DEBPOS),
     # the debiased positives' figures 2 to 4: no false negatives, blurred positives, M = 4 positives
     "debpos-true-negatives": Preset("debpos:t=0.5,prior=0.1", {**DEBPOS, "false_negatives": 0.0}),
@@ -61,7 +60,7 @@ def preset(name: str, dataset: str) -> Preset:
     """The recipe of a paper for a data set.
 
     Where a paper is silent: ArCL's SimCLR has the optimizer of :data:`HCL`; attacks during IntNaCl's training have the
-    default size; LMCL's methods have the temperature .5 (.07 for CMC).
+    default size; LMCL's SimCLR has the temperature .5.
 
     Args:
         name: one of :data:`PRESETS`.

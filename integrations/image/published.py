@@ -16,7 +16,7 @@ from counterpoint.install import install
 from ..store.run import Run
 from . import training
 from .data import image_size
-from .model import encoder_of
+from .model import Encoder
 
 try:
     from huggingface_hub import PyTorchModelHubMixin
@@ -32,12 +32,11 @@ class PublishedEncoder(nn.Module, PyTorchModelHubMixin):  # type: ignore[misc]
     Args:
         backbone, size: as in :class:`~.model.Encoder`.
         channels: of the first layer of ``conv4``.
-        method: ``cmc`` has an encoder of lightness and one of color.
     """
 
-    def __init__(self, backbone: str, size: int, channels: int = 32, method: str = "simclr") -> None:
+    def __init__(self, backbone: str, size: int, channels: int = 32) -> None:
         super().__init__()
-        self.encoder = encoder_of(method, backbone, size, channels)
+        self.encoder = Encoder(backbone, size, channels)
 
     def forward(self, images: Tensor) -> Tensor:
         return self.encoder(images)  # type: ignore[no-any-return]
@@ -47,7 +46,7 @@ def publish(run: Run) -> PublishedEncoder:
     """The trained encoder of a run."""
     arguments = run.arguments
     size = image_size(arguments["dataset"], arguments["size"])
-    published = PublishedEncoder(arguments["backbone"], size, arguments["channels"], arguments["method"])
+    published = PublishedEncoder(arguments["backbone"], size, arguments["channels"])
     published.encoder.load_state_dict(training.restore(run).encoder.state_dict())
     return published.eval()
 

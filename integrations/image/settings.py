@@ -14,7 +14,7 @@ from counterpoint.names import closest, nearest
 from ..domain import Domain, check, defaults, setting
 
 # a test compares the augmentations with the recipes that exist
-METHODS = ("simclr", "moco", "cmc")
+METHODS = ("simclr", "moco")
 AUGMENTATIONS = ("cifar", "cifar-blur", "simclr", "moco", "digits", "none")
 OPTIMIZERS = ("adam", "sgd", "lars")
 PARTS = ("tune", "report")
@@ -126,8 +126,8 @@ class Settings:
         check(Settings, vars(self))
         if self.optimizer == "lars" and self.weight_decay == 0:
             raise ValueError("weight_decay: expected more than 0 with lars, which scales only parameters that decay.")
-        if self.false_negatives < 1 and self.method not in ("simclr", "cmc"):
-            raise ValueError("false_negatives: only simclr and cmc know the classes of all keys.")
+        if self.false_negatives < 1 and self.method != "simclr":
+            raise ValueError("false_negatives: only simclr knows the classes of all keys.")
 
     @classmethod
     def of(cls, cell: Mapping[str, Any]) -> Settings:

@@ -72,8 +72,9 @@ def train(run: Run) -> None:
     settings = EvaluationSettings(**arguments["evaluation"])
     probes = allowed_probes(arguments, images)
     module = build(arguments, images.train.size[0])
-    known = images.train.with_classes()
-    watch = partial(evaluation.evaluate, train=known, test=images.validation, probes=["knn"], settings=settings)
+    watch = partial(
+        evaluation.evaluate, train=images.labelled, test=images.validation, probes=["knn"], settings=settings
+    )
     pretrain(module, images.train, run, watch if images.validation.labelled else None)
     if arguments["epochs"] == 0:
         run.save({"state_dict": module.state_dict()}, 0)

@@ -16,7 +16,6 @@ from counterpoint.plugins.sentence_transformers import CachedContrastiveLoss, Co
 
 from .. import store
 from . import encode
-from .settings import OPTIONAL
 
 
 def build(arguments: Mapping[str, Any]) -> Any:
@@ -55,10 +54,10 @@ def make_loss(model: Any, arguments: Mapping[str, Any]) -> ContrastiveLoss:
     """Return the loss of a cell."""
     objective = cp.objective(arguments["objective"])
     views = arguments["views"] or objective.views or 2
-    options = {"views": views, "negative_weight": arguments["negative_weight"]}
-    options |= {name: arguments[name] for name in OPTIONAL if name in arguments}
-    if "guide" in options:
+    options = {name: arguments[name] for name in ("negative_weight", "duplicates", "false_negatives", "guide")}
+    if options["guide"] is not None:
         options["guide"] = encode.load(options["guide"], device=arguments["device"])
+    options["views"] = views
     if (mini_batch := arguments["mini_batch"]) is not None:
         return CachedContrastiveLoss(model, objective, mini_batch_size=mini_batch, **options)
     return ContrastiveLoss(model, objective, **options)

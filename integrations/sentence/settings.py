@@ -19,8 +19,6 @@ POOLINGS = ("cls", "pooler", "mean", "max")
 POSITIVES = ("auto", "same", "columns", "next-sentence")
 HEADS = ("none", "training", "kept")
 SCHEDULES = ("linear", "constant", "cosine")
-# absent from cells that do not set them, as in runs from before they existed, whose folders are named by their cells
-OPTIONAL = ("duplicates", "false_negatives", "guide")
 PRECISIONS = ("fp32", "bf16", "fp16")
 
 

@@ -36,7 +36,7 @@ def digits():
 @pytest.fixture(scope="module")
 def encoder():
     torch.manual_seed(0)
-    return Encoder("conv4", 16, width=8).eval()
+    return Encoder("conv4", 16, 8).eval()
 
 
 @pytest.fixture(scope="module")
@@ -144,7 +144,7 @@ def test_each_restart_can_only_take_away(classifier, digits):
 
 def test_evaluation_leaves_the_encoder_as_it_was(digits):
     torch.manual_seed(1)
-    encoder = Encoder("conv4", 16, width=8).train()
+    encoder = Encoder("conv4", 16, 8).train()
     encoder.network[1].eval()
     before = {name: value.clone() for name, value in encoder.state_dict().items()}
     settings = EvaluationSettings(attacked=20, epsilons=(0.01,))
