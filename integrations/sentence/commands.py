@@ -46,8 +46,8 @@ def _check_train(arguments: argparse.Namespace) -> None:
 
     flags.use_root(arguments)
     cell = {**defaults(Settings), **settings(arguments, arguments.data), "device": arguments.device}
-    data.check(arguments.data, cell["positives"])
     check_settings(cell)
+    data.check(arguments.data, cell["positives"])
     find(cell["model"], cell["revision"])
     if cell["guide"] is not None:
         find(cell["guide"])

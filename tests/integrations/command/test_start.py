@@ -114,6 +114,7 @@ def test_what_is_done_needs_torch_alone(tmp_path):
         ("train sentence --data nowhere.txt", "nowhere.txt: no such file"),
         ("train sentence --data nowhere", "expected a file of .txt"),
         ("train sentence --data a.csv --positives next-sentence", "needs running text in a .txt file"),
+        ("train sentence --data x.txt --test STSB-tst", "unknown test 'STSB-tst'. Did you mean 'STSB-test'?"),
         ("train sentence --data TEXTS --precision fp16", "precision: fp16 needs a GPU"),
         ("train sentence --data TEXTS --root nowhere", "--root: nowhere is not a folder"),
         ("train sentence --data TEXTS --model ./nowhere", "model: ./nowhere is not a folder"),
