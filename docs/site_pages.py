@@ -357,7 +357,6 @@ PUBLIC = {  # beside `__all__`, which some packages do not have
         "presets.preset",
         "data.load",
         "model.WordDropout",
-        "model.PerturbedContrastiveLoss",
         "encode.load",
         "encode.encoder",
         "sts.load",

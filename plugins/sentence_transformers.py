@@ -22,8 +22,7 @@ directions, hardness, false negatives that are masked, gathering. Cached losses 
 is a batch for objectives with statistics over the batch (``mu=auto``).
 
 **What is not possible.** Adversarial and mixed views, since words have no gradient: ``robust``, ``intcl`` and
-``intnacl`` with ``alpha > 0`` are refused, ``mixnca`` leaves out its mixed terms. The losses of
-:mod:`counterpoint.integrations.sentence.noise` move and mix embeddings instead.
+``intnacl`` with ``alpha > 0`` are refused, ``mixnca`` leaves out its mixed terms.
 """
 
 from __future__ import annotations
@@ -152,8 +151,7 @@ class ContrastiveLoss(nn.Module):
         self.objective = as_objective(objective)
         if "adversarial" in self.objective.needs - self.provides:  # without mixed views, objectives leave out terms
             raise ValueError(
-                f"{type(self).__name__}: {self.objective} needs adversarial views, but words have no gradient; "
-                "counterpoint.integrations.sentence.noise.PerturbedContrastiveLoss moves their embeddings instead."
+                f"{type(self).__name__}: {self.objective} needs adversarial views, but words have no gradient."
             )
         if any(isinstance(part, FromHost) for part in self.objective.modules()):
             raise ValueError(

@@ -134,7 +134,7 @@ def scored(count: int, seed: int) -> sts.Pairs:
             second[slot] = (first[slot] + draw.randrange(1, len(SLOTS[slot]))) % len(SLOTS[slot])
         firsts.append(sentence(first, draw))
         seconds.append(sentence(second, draw))
-    return sts.Pairs("synthetic", ["all"] * count, gold, firsts, seconds)
+    return sts.Pairs("synthetic", gold, firsts, seconds)
 
 
 def labelled(count: int, seed: int) -> tuple[list[str], list[int], list[str]]:

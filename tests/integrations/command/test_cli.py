@@ -250,7 +250,6 @@ NEEDS = {  # the fewest arguments of each command that needs an extra, and that 
     "eval transfer model --root data": "sentence",
     "eval retrieval model --data nano": "sentence",
     "eval mteb model --tasks STS16": "sentence",
-    "mine texts.csv model --out mined.jsonl": "sentence",
     "eval control runs": "control",
     "push image me/name": "hub",
     "tune graph": "graph",

@@ -111,7 +111,6 @@ MISSPELLED = [
     ("train image --preset ancde", "--preset: unknown preset 'ancde'. Did you mean 'adnce'?"),
     ("train image --probe liner", "--probe: unknown probe 'liner'. Did you mean 'linear'?"),
     ("train sentence --data x.txt --preset adcne-bert", "Did you mean 'adnce-bert'?"),
-    ("train sentence --data x.txt --test STSB-tst", "Did you mean 'STSB-test'?"),
     ("eval sts model --sets STSB-tst", "--sets: unknown sets 'STSB-tst'. Did you mean 'STSB-test'?"),
     ("eval transfer model --tasks TERC", "Did you mean 'TREC'?"),
     ("eval image runs --protocol adma", "--protocol: unknown protocol 'adma'. Did you mean 'adam'?"),

@@ -71,11 +71,11 @@ COMMANDS = [
     ("graph", "--protocol official --part tune --objective infonce"),
     ("graph", "--preset adnce --data MUTAG --objective adnce:t=0.15"),
     ("image", "--data cifar10 --objective hcl --method moco --epsilons 0.1 --restarts 3 --probe knn"),
-    ("image", "--data cifar10 --method swav"),
+    ("image", "--data cifar10 --method moco"),
     ("sentence", "--data {texts} --objective hcl --dev none --pooling cls --negative-weight -1.5"),
     ("sentence", "--data {texts} --test STS12 STSB-test --static --objective hcl"),
-    ("control", "--task cheetah-run walker-walk --objective 'infonce:t=1 + 0.1*dp' --steps 5000 --envs 2"),
-    ("control", "--observe state --lr 3e-4"),
+    ("control", "--task cheetah-run walker-walk --objective 'infonce:t=1 + 0.1*dp' --steps 5000 --repeat 2"),
+    ("control", "--scores cosine --lr 3e-4"),
 ]
 
 

@@ -57,15 +57,14 @@ COMMAND = {  # {out} is the folder of the command, {train graph} that of the uni
     "eval transfer": "{data}/bert --pooling cls --data {data} --tasks CR TREC --jobs 2 --json",
     "eval retrieval": "{data}/bert --pooling cls --data {data}/words --json",
     "eval mteb": "{data}/bert --pooling cls --data {data} --tasks STSBenchmark --out {out} --json",
-    "mine": "{data}/words {data}/bert --pooling cls --negatives 1 --out {out}/mined.jsonl --json",
-    "eval control": "{train control} --episodes 1 --video {out}/film.gif --json",
+    "eval control": "{train control} --episodes 1 --json",
     "tune graph": f"{SMALL} --objective adnce --budget 3 --out {{out}} --json",
     "demo": "--quick --domains graph --seeds 1 --objective infonce:t=0.2 --out {out} --json",
     "show": "{train graph} --json",
     "report": "{train graph} --out {out} --json",
 }
 NEEDS = {"graph": "torch_geometric", "tu": "torch_geometric", "image": "lightly", "control": "dm_control"}
-NEEDS |= dict.fromkeys(("sentence", "sts", "transfer", "retrieval", "mine"), "sentence_transformers")
+NEEDS |= dict.fromkeys(("sentence", "sts", "transfer", "retrieval"), "sentence_transformers")
 NEEDS |= {"demo": "torch_geometric", "push": "lightly", "export": "lightly", "mteb": "mteb"}
 QUICK = ("objectives",)
 SCRIPT = """
