@@ -59,7 +59,6 @@ SAID = {  # a command's beginning: what shortens it, and what its output must ho
     "counterpoint report runs --out report": ([], r"wrote report/report\.html"),
     "counterpoint report runs/curl_dmc/runs": "reads what half an hour has trained",
     "counterpoint report runs/control/cartpole-balance --out sac": ([], r"wrote sac/report\.html"),
-    "counterpoint completion bash": ([], r"complete -o bashdefault -F _counterpoint counterpoint"),
     "counterpoint train graph --data PROTEINS": (
         [*GRAPH, "--seeds", "1"],
         r"graph: PROTEINS.*adnce:t=0\.05",

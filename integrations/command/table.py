@@ -191,14 +191,9 @@ COMMANDS = {
         "write the encoder of a run as safetensors, ONNX or a torch.export program, and check its outputs",
         "export runs/image/cifar10/NAME/seed0 --format onnx --out encoder.onnx",
     ),
-    "completion": _command(
-        ".completion",
-        "print a script that completes commands, flags and specs in your shell",
-        "completion bash > ~/.local/share/bash-completion/completions/counterpoint",
-    ),
     "doctor": _command(
         ".doctor",
         "check what this installation can run, and what to install for the rest",
-        "doctor                                       versions, extras, GPU, renderer, data",
+        "doctor                                       versions, extras, GPU, renderer",
     ),
 }

@@ -23,7 +23,7 @@ from counterpoint.plugins.launch import Script
 
 from .. import flags, report, store
 from ..search.commands import FIRST_SEED
-from ..search.coordinate import Scores, best_of, coordinate, search
+from ..search.coordinate import Scores, best_of, search
 from ..search.grids import GRIDS, grids_of
 from ..store.cell import row_name
 from ..store.executors import LOCAL
@@ -245,7 +245,7 @@ def tuned(
     best = {}
     for spec in specs:
         if spec != HOST and (grids := grids_of(spec, PAPERS, own, strict=False)):
-            scores = search(partial(coordinate, spec, grids, settings.tune), measure)
+            scores = search(spec, grids, settings.tune, measure)
             best[spec] = best_of(scores)
             if math.isnan(scores[best[spec]]):
                 raise ValueError(f"--tune: all runs of {spec} have failed.")
