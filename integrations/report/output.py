@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 from jinja2 import Environment, StrictUndefined  # torch itself requires it
 from markupsafe import Markup, escape
 
-from counterpoint.diagnose.plots import figure
+from counterpoint.diagnose.plots import COLOURS, figure
 
 from ..store.cell import HOST
 from ..store.files import atomic, finite
@@ -66,7 +66,7 @@ def html(report: Report, /, title: str = TITLE, intro: str = "", lead: str = "")
 
     environment = Environment(autoescape=True, undefined=StrictUndefined, keep_trailing_newline=True)
     environment.filters["breakable"] = lambda name: Markup(re.sub(r"([,:(])", r"\1<wbr>", str(escape(name))))
-    environment.globals |= {"zip": zip, "draw": draw, "curves": plots.curves}
+    environment.globals |= {"zip": zip, "draw": draw, "curves": plots.curves, "colours": COLOURS}
     environment.globals |= {"specs": _specs, "embeddings": _embeddings, "origin": _origin}
     columns, runs = report.columns, [run for column in report.columns for run in column.runs]
     checks = (row for column in columns for row in column.checks)
@@ -77,7 +77,6 @@ def html(report: Report, /, title: str = TITLE, intro: str = "", lead: str = "")
         notes=report.notes,
         opening=list(zip(columns, opening(report), strict=True)),
         together=together(report),
-        pooled=report.pooled,
         style=Markup((folder / "report.css").read_text(encoding="utf-8")),
         tables=list(tables(report, "{} ★ best")),
         looks=plots.styles((row for column in columns for row in column.cells), checks),
