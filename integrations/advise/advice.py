@@ -17,7 +17,7 @@ Said = Iterator[tuple[str, list[Cell]]]
 
 def advise(measured: dict[str, Any]) -> list[dict[str, Any]]:
     """Return the advice: ``topic``, ``text``, and ``evidence``, the cells of the atlas behind it."""
-    parts = (_hard_negatives, _false_negatives, _wrong_positives, _duplicates, _negatives, _unknown)
+    parts = (_hard_negatives, _false_negatives, _wrong_positives, _duplicates, _unknown)
     return [
         {"topic": part.__name__.strip("_").replace("_", " "), "text": text, "evidence": [cite(cell) for cell in some]}
         for part in parts
@@ -75,16 +75,6 @@ def _duplicates(measured: dict[str, Any]) -> Said:
         text += ". Look at some before you give both the same ids=: features of few dimensions make different samples "
         text += "that similar, too (--near sets the cosine, of centred features). The atlas has no cell for duplicates"
     yield text.format(**measured["duplicates"]) + ".", []
-
-
-def _negatives(measured: dict[str, Any]) -> Said:
-    text = (
-        "At t = {temperature:g}, about {effective:.0f} of the {of_batch:.0f} negatives of an anchor have most of its "
-    )
-    text = text.format(**measured["negatives"]) + "gradient after a short training."
-    text += " To keep that number instead of a temperature: infonce:radius={:.2g}.".format(measured["radius"])
-    found = by_effect(cells(regime="temperature", row="InfoNCE"))
-    yield text + " Tune t before anything else, downwards and upwards.", found["hurts"][:2]
 
 
 def _unknown(measured: dict[str, Any]) -> Said:

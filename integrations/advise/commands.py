@@ -14,7 +14,7 @@ from .settings import Settings
 WIDTH = 100
 LEGEND = (
     "[atlas: ...] is the evidence: points of accuracy that a row gains on data whose faults are known, see "
-    'docs/atlas.md. The oracle knows the labels; "x 8" is 8 times the best temperature.'
+    "docs/atlas.md. The oracle knows the labels."
 )
 
 

@@ -1,8 +1,7 @@
-"""Measure data, with short trainings: wrong positives, duplicates, negatives."""
+"""Measure data, with short trainings: wrong positives, duplicates, false negatives."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -29,7 +28,7 @@ def measure(data: Pairs, settings: Settings) -> Result:
         raise ValueError(f"expected at least {4 * settings.batch} samples (4 batches), got {len(data)}.")
     result: Result = {"samples": len(data), "width": data.x.shape[1], "features": data.kind, "text": data.text}
     result["duplicates"] = duplicates(data, settings.near)
-    result |= trained_statistics(data, settings)
+    result["wrong_positives"] = wrong_positives(data, settings)
     if data.negatives is not None:
         result["hard_negatives"] = hard_negatives(data)
     if data.ids is not None:
@@ -67,8 +66,8 @@ def _train(data: Pairs, samples: Sequence[Tensor], settings: Settings) -> Networ
     return networks
 
 
-def trained_statistics(data: Pairs, settings: Settings) -> Result:
-    """Train on all samples but a fold of them, and compare positives and negatives of that fold.
+def wrong_positives(data: Pairs, settings: Settings) -> Result:
+    """Train on all samples but a fold of them, and estimate the share of that fold's positives that are wrong.
 
     Right pairs that a representation cannot tell from random ones count as wrong, so that every representation has an
     upper bound of the share of wrong positives; the smaller one is reported, of the network and of canonical
@@ -81,9 +80,7 @@ def trained_statistics(data: Pairs, settings: Settings) -> Result:
     networks = _train(data, trained, settings)
     first, second = (0, 1) if data.views.shape[1] == 2 else (1, 2)
     table = _scaled(data.x)
-    objective = cp.InfoNCE(settings.temperature)
     found: dict[str, list[Tensor]] = {"network": [], "canonical components": []}
-    effective, of_batch = 0.0, 0.0
     with torch.no_grad():
         z = [networks(table[data.views[folds, column]]) for column in (first, second)]
     for fold, others, z1, z2 in zip(folds, trained, *z, strict=True):
@@ -92,15 +89,8 @@ def trained_statistics(data: Pairs, settings: Settings) -> Result:
         likelihood = Canonical(*(table[data.views[others, column::2].flatten()] for column in (first, second)))
         ratio = likelihood(*(table[data.views[fold, column]] for column in (first, second)))
         found["canonical components"].append(ranks(ratio))
-        numbers = objective.report(z1[: settings.batch], z2[: settings.batch])
-        effective += numbers["effective_negatives"] / count
-        of_batch = numbers["negatives"]
     (wrong, low, high), by = min((share(of_folds), name) for name, of_folds in found.items())
-    return {
-        "wrong_positives": {"share": wrong, "low": low, "high": high, "by": by},
-        "negatives": {"of_batch": of_batch, "effective": effective, "temperature": settings.temperature},
-        "radius": math.log(of_batch / effective),
-    }
+    return {"share": wrong, "low": low, "high": high, "by": by}
 
 
 def hard_negatives(data: Pairs) -> Result:

@@ -172,7 +172,7 @@ COMMANDS = {
         "compare folders of runs: tables, tests, summaries and plots, next to the papers' numbers",
         "report runs/                                 of the first result that the runs have",
         'report runs/ --baseline "infonce:t=0.2" --metric accuracy',
-        "report runs/ --format markdown               for a README; csv and json for programs",
+        "report runs/ --format markdown               for a README; json for programs",
     ),
     "show": _command(
         ".show",

@@ -150,7 +150,7 @@ def _time_notes(runs: Sequence[Run], baseline: str) -> Iterator[str]:
         shown = [f"{row} {median(values):.2f}{ranges[row]}" for row, values in times.items()]
         yield f"time of a step, as a multiple of {baseline}'s: {', '.join(shown)}"
     if slow := [row for row, values in times.items() if min(values) > TOLERANCE]:
-        yield f"{' and '.join(slow)} had more time than {baseline}: train {baseline} longer, too, to see what time gains"
+        yield f"{' and '.join(slow)} had more time than {baseline}; train {baseline} longer to see what time gains"
 
 
 def _same_numbers(runs: Sequence[Run]) -> bool:

@@ -27,6 +27,9 @@ if TYPE_CHECKING:
 
 PANELS = 3  # learning curves side by side
 GREY = "#808080"
+CLASSES = (  # matplotlib's tab10
+    "#1f77b4", "#ff7f0e", "#2ca02c", "#d62728", "#9467bd", "#8c564b", "#e377c2", "#7f7f7f", "#bcbd22", "#17becf",
+)  # fmt: skip
 POINTS = 60  # of a curve; longer curves are averaged in bins
 
 Series = dict[str, tuple[torch.Tensor, torch.Tensor]]  # the steps and the values of each number
@@ -262,7 +265,7 @@ def draw_plane(axes: Axes, embeddings: Embeddings) -> None:
     for label in range(len(embeddings.names)):
         members = points[embeddings.labels == label]
         if len(members):
-            axes.plot(*members.T.tolist(), ".", color=COLOURS[label % len(COLOURS)], markersize=3.5, alpha=0.8)
+            axes.plot(*members.T.tolist(), ".", color=CLASSES[label % len(CLASSES)], markersize=3.5, alpha=0.8)
     axes.set(xlim=(0, 1), ylim=(0, 1))
     axes.set_xticks([])
     axes.set_yticks([])

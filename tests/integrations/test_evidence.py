@@ -48,8 +48,6 @@ def test_advice_cites_the_nearest_dose(planted):
     measured = {
         "duplicates": {"cosine": 0.95, "share": 0.0},
         "wrong_positives": {"share": 0.0, "low": 0.0, "high": 0.01},
-        "negatives": {"of_batch": 62.0, "effective": 20.0, "temperature": 0.2},
-        "radius": 1.1,
         "false_negatives": {"share": 0.22, "low": 0.2, "high": 0.24, "known": 1000},
     }
     about_rate = next(one for one in advise(measured) if one["topic"] == "false negatives")

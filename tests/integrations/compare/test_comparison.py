@@ -168,7 +168,7 @@ def test_time_is_stated(done):
     )
     notes = list(_time_notes(runs, "host"))
     assert notes[0] == "time of a step, as a multiple of host's: hcl 2.25 (2.00 to 2.50), dcl 1.00"
-    assert notes[1].startswith("hcl had more time than host: train host longer, too")
+    assert notes[1].startswith("hcl had more time than host; train host longer")
 
 
 def test_the_page_has_the_scripts_own_loss(done):
