@@ -140,5 +140,5 @@ def test_from_an_empty_environment(tmp_path):
         said = done.stdout + done.stderr
         assert done.returncode == (2 if words == ["counterpoint", "inject"] else 0), f"{words}: {said[-2000:]}"
         assert re.search(expected, said, re.S), f"{words}: {said[-2000:]}"
-    for path in ("demo/report.html", "demo/results.json", "report/report.html", "weights.png"):
+    for path in ("demo/report.html", "demo/report.json", "report/report.html", "weights.png"):
         assert (home / path).stat().st_size > 1000

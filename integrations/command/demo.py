@@ -86,7 +86,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def command(arguments: argparse.Namespace) -> int:
-    """Run what can run here, print the table, and write ``report.html`` and ``results.json``."""
+    """Run what can run here, print the table, and write ``report.html`` and ``report.json``."""
     import torch
 
     from .. import report, store, trackers
@@ -114,12 +114,8 @@ def command(arguments: argparse.Namespace) -> int:
     summary = report.summarise(runs)
     summary.columns.sort(key=lambda column: PARTS.index(column.domain.partition("-")[0]))
     summary.notes[:0] = notes + ["With --quick: the numbers mean nothing."] * arguments.quick
+    print(report.RENDER["json" if arguments.json else "terminal"](summary))
     words = {"title": "counterpoint demo", "intro": INTRO}
-    paths = report.write(summary, arguments.out, formats=("html",), pictures=False, **words)
-    results = report.RENDER["json"](summary)
-    with store.atomic(arguments.out / "results.json") as file:
-        file.write(results.encode() + b"\n")
-    print(results if arguments.json else report.terminal(summary))
-    for path in (*paths, arguments.out / "results.json"):
+    for path in report.write(summary, arguments.out, formats=("html", "json"), pictures=False, **words):
         print(f"wrote {path}", file=sys.stderr)
     return 0

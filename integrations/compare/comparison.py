@@ -77,14 +77,14 @@ class Comparison:
             print_line(f"{len(self.specs)} objectives, {len(seeds)} seeds; what the runs print: {LOG} in {where}")
         runs = self._run_cells([self.cell(spec, seed) for seed, spec in product(seeds, self.specs)])
         baseline = row_name({"objective": self.baseline})
-        failed = [run for run in runs if not run.done]
+        done, failed = ([run for run in runs if run.done is state] for state in (True, False))
         for run in failed[:MOST]:
             if lines := last_lines(run):
                 print("\n".join([f"-- {run.title}, the end of {run.address}/{LOG}:", *lines]), file=sys.stderr)
-        errors = {} if settings.any_length else dict(uneven(_done(runs)))
+        errors = {} if settings.any_length else dict(uneven(done))
         for error in errors.values():
             print(f"counterpoint compare: {error}; left out (--any-length allows it)", file=sys.stderr)
-        if not (done := [run for run in _done(runs) if run not in errors]):
+        if not (done := [run for run in done if run not in errors]):
             return 1
         self.notes += _time_notes(done, baseline)
         if _same_numbers(done):  # repetitions, of which a test would make evidence
@@ -137,10 +137,6 @@ def _tell_secrets(script: Sequence[str], place: str) -> None:
         )
     if hidden:
         print_line(f"secrets in the script's arguments are passed to it, and recorded as {REDACTED}")
-
-
-def _done(runs: Iterable[Run]) -> list[Run]:
-    return [run for run in runs if run.done]
 
 
 def _time_notes(runs: Sequence[Run], baseline: str) -> Iterator[str]:

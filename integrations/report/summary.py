@@ -14,7 +14,6 @@ import math
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from importlib import import_module
 from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
@@ -142,9 +141,6 @@ class Report:
     columns: list[Column]
     notes: list[str]
     pooled: list[Pooled] = field(default_factory=list)
-
-    def _repr_markdown_(self) -> str:
-        return str(import_module(f"{__package__}.tables").markdown(self))  # tables imports this module
 
 
 def summarise(

@@ -54,8 +54,8 @@ def test_the_kept_embeddings_are_those_that_were_judged(graphs):
 
 
 def test_what_it_leaves(graphs):
-    assert {path.name for path in graphs.iterdir()} == {"runs", "report.html", "results.json"}
-    results = json.loads((graphs / "results.json").read_text())
+    assert {path.name for path in graphs.iterdir()} == {"runs", "report.html", "report.json"}
+    results = json.loads((graphs / "report.json").read_text())
     (column,) = results["columns"]
     assert [row["row"] for row in column["rows"]][:2] == ["untrained encoder", "InfoNCE"]
     assert "With --quick: the numbers mean nothing." in results["notes"]
@@ -67,7 +67,7 @@ def test_what_it_leaves(graphs):
 def test_the_planted_cases_come_first(tmp_path):
     out = ["--out", str(tmp_path)]
     assert main(["demo", "--quick", "--domains", "graph", "planted", "--seeds", "2", "--jobs", "1", *out]) == 0
-    results = json.loads((tmp_path / "results.json").read_text())
+    results = json.loads((tmp_path / "report.json").read_text())
     assert [column["domain"] for column in results["columns"]] == ["planted", "planted", "graph"]
     assert results["columns"][0]["dataset"] == next(iter(planted.CLASSES))
 
@@ -75,7 +75,7 @@ def test_the_planted_cases_come_first(tmp_path):
 def test_a_second_start_does_nothing_twice_and_says_the_same(graphs, capsys):
     before = {path: path.stat().st_mtime_ns for path in (graphs / "runs").rglob("run.json")}
     assert main([*GRAPHS, "--out", str(graphs), "--json"]) == 0
-    assert json.loads(capsys.readouterr().out) == json.loads((graphs / "results.json").read_text())
+    assert json.loads(capsys.readouterr().out) == json.loads((graphs / "report.json").read_text())
     assert before == {path: path.stat().st_mtime_ns for path in (graphs / "runs").rglob("run.json")}
 
 
@@ -161,5 +161,5 @@ def test_what_is_planted_is_found_and_what_is_not_is_not(tmp_path):
 @pytest.mark.slow
 def test_all_domains(tmp_path):
     assert main(["demo", "--quick", "--seeds", "2", "--out", str(tmp_path)]) == 0
-    results = json.loads((tmp_path / "results.json").read_text())
+    results = json.loads((tmp_path / "report.json").read_text())
     assert len(results["columns"]) + sum("left out" in note for note in results["notes"]) == 6
