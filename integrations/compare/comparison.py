@@ -77,7 +77,7 @@ class Comparison:
             print_line(f"{len(self.specs)} objectives, {len(seeds)} seeds; what the runs print: {LOG} in {where}")
         runs = self._run_cells([self.cell(spec, seed) for seed, spec in product(seeds, self.specs)])
         baseline = row_name({"objective": self.baseline})
-        done, failed = ([run for run in runs if run.done is state] for state in (True, False))
+        done, failed = [run for run in runs if run.done], [run for run in runs if not run.done]
         for run in failed[:MOST]:
             if lines := last_lines(run):
                 print("\n".join([f"-- {run.title}, the end of {run.address}/{LOG}:", *lines]), file=sys.stderr)
