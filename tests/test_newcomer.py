@@ -58,7 +58,6 @@ SAID = {  # a command's beginning: what shortens it, and what its output must ho
     "counterpoint train graph --config": "a file of the reader's own",
     "counterpoint report runs --out report": ([], r"wrote report/report\.html"),
     "counterpoint report runs/curl_dmc/runs": "reads what half an hour has trained",
-    "counterpoint completion bash": ([], r"complete -o bashdefault -F _counterpoint counterpoint"),
     "counterpoint train graph --data PROTEINS": (
         [*GRAPH, "--seeds", "1"],
         r"graph: PROTEINS.*adnce:t=0\.05",
@@ -132,5 +131,5 @@ def test_from_an_empty_environment(tmp_path):
         said = done.stdout + done.stderr
         assert done.returncode == (2 if words == ["counterpoint", "inject"] else 0), f"{words}: {said[-2000:]}"
         assert re.search(expected, said, re.S), f"{words}: {said[-2000:]}"
-    for path in ("demo/report.html", "demo/results.json", "report/report.html", "weights.png"):
+    for path in ("demo/report.html", "demo/report.json", "report/report.html", "weights.png"):
         assert (home / path).stat().st_size > 1000

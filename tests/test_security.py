@@ -139,7 +139,7 @@ def test_an_array_of_objects_is_not_loaded(tmp_path, monkeypatch):
 def test_every_protection_names_a_test_that_exists():
     text = (ROOT / "SECURITY.md").read_text(encoding="utf-8")
     rows = [line for line in text.splitlines() if line.startswith("| ") and not line.endswith("| test |")]
-    assert len(rows) > 20
+    assert len(rows) >= 20
     assert not [row for row in rows if not re.search(r"`tests/[\w/]+\.py::test_\w+` \|$", row)]
     named = set(re.findall(r"`(tests/[\w/]+\.py)::(test_\w+)`", text))
     for file, name in sorted(named):

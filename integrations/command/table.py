@@ -165,7 +165,7 @@ COMMANDS = {
         "compare folders of runs: tables, tests, summaries and plots, next to the papers' numbers",
         "report runs/                                 of the first result that the runs have",
         'report runs/ --baseline "infonce:t=0.2" --metric accuracy',
-        "report runs/ --format markdown               for a README; csv and json for programs",
+        "report runs/ --format markdown               for a README; json for programs",
     ),
     "show": _command(
         ".show",
@@ -184,14 +184,9 @@ COMMANDS = {
         "write the encoder of a run as ONNX or a torch.export program, and check its outputs",
         "export runs/image/cifar10/NAME/seed0 --out encoder.onnx",
     ),
-    "completion": _command(
-        ".completion",
-        "print a script that completes commands, flags and specs in your shell",
-        "completion bash > ~/.local/share/bash-completion/completions/counterpoint",
-    ),
     "doctor": _command(
         ".doctor",
         "check what this installation can run, and what to install for the rest",
-        "doctor                                       versions, extras, GPU, renderer, data",
+        "doctor                                       versions, extras, GPU, renderer",
     ),
 }

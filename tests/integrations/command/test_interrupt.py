@@ -38,8 +38,7 @@ SMALL = "--epochs 3 --folds 3 --hidden 8"
 COMMAND = {  # {out} is the folder of the command, {train graph} that of the uninterrupted command of that name
     "objectives": "hcl:beta=2 --plot {out}/weights.png --json",
     "advise": "{data}/a.npy {data}/b.npy --seeds 3 --steps 20 --json",
-    "completion": "bash",
-    "doctor": "--data {data} --json",
+    "doctor": "--json",
     "inject": "logits --objective hcl:t=0.1 --scale 10 --site {data}/train.py:8 --report {out}/steps.jsonl "
     "-- {data}/train.py",
     "compare": "logits --site {data}/train.py:8 --scale 10 --objective host hcl:t=0.1 --seeds 1 --set-seed "
