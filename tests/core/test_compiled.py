@@ -16,7 +16,7 @@ import counterpoint as cp
 from counterpoint import compiled
 from counterpoint.batch import rules
 from counterpoint.batch.options import BatchOptions
-from counterpoint.plugins.features import ContrastiveLoss
+from counterpoint.plugins.clip import ContrastiveLoss
 
 pytestmark = pytest.mark.skipif(not compiled.AVAILABLE, reason="this PyTorch cannot register such an operator")
 

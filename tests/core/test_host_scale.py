@@ -13,7 +13,7 @@ from specs import REGISTERED, at, embeddings
 
 import counterpoint as cp
 from counterpoint.host import at_scale, host_values
-from counterpoint.plugins.features import ContrastiveLoss
+from counterpoint.plugins.clip import ContrastiveLoss
 
 HOSTED = [spec.replace("t=T", "t=host") for spec in REGISTERED if "t=T" in spec and not at(spec).needs]
 
