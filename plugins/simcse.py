@@ -83,7 +83,7 @@ HOST = Host(
     tensors="z1, z2 and hard negatives z3 (B, h), not normalized, gathered from all processes with gradient for "
     "the own rows only; logits are cosines / --temp, positive in the denominator, one direction",
     spec="infonce:t=0.05",
-    tested="transformers 4.16.2, 4.25.1, 4.30.2, 4.44.2, 4.57.6 and 5.23.0 with torch 2.15; November 2026",
+    tested="transformers 4.30.2, 4.44.2, 4.57.6 and 5.23.0 with torch 2.15; November 2026",
     evidence="the clones of SimCSE and ADNCE's sentence/, unmodified, train on generated text; 5 steps of "
     "--verify: value within 5e-7",
     markers=(("simcse/models.py", "def cl_forward("),),

@@ -150,9 +150,7 @@ class PerturbedContrastiveLoss(ContrastiveLoss):
             raise ValueError(f"expected mixed >= 0 and attack_steps >= 1, got {mixed!r} and {attack_steps!r}.")
         self.epsilon, self.mixed, self.attack_steps = epsilon, mixed, attack_steps
 
-    def forward(
-        self, sentence_features: Iterable[dict[str, Tensor]], labels: Tensor | None = None
-    ) -> Tensor | dict[str, Tensor]:
+    def forward(self, sentence_features: Iterable[dict[str, Tensor]], labels: Tensor | None = None) -> Tensor:
         columns = self._repeat_single(sentence_features)
         if len(columns) != 2:
             raise ValueError(f"{type(self).__name__}: expected one or two columns, got {len(columns)}.")
@@ -167,8 +165,7 @@ class PerturbedContrastiveLoss(ContrastiveLoss):
             extra["adversarial"] = encode(moved - words.detach() + words)  # keeps the gradient of the word embeddings
         if self.mixed:
             extra["mixed"] = mix(second, share(self.objective), self.mixed)
-        terms = self._terms([first, second], labels, **extra)
-        return terms if len(terms) > 1 and self.log_terms else terms.sum()
+        return self._loss([first, second], labels, **extra)
 
     def get_config_dict(self) -> dict[str, Any]:
         more = {"epsilon": self.epsilon, "attack_steps": self.attack_steps, "attacked": "word embeddings"}

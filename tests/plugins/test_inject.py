@@ -217,6 +217,8 @@ def test_a_script_that_crashes_shows_its_own_traceback(tmp_path):
         (["logits", "--objective", "adnec"], "Did you mean 'adnce'?"),
         (["logits", "--objective", "adnce:tt=0.1"], "Did you mean"),
         (["logits", "--objective", "infonce:t=learned(0.1,0.05,1)"], "the host's optimizer does not update"),
+        (["logits", "--objective", "hcl", "--verify", "2", "toy.py"], "stand behind --: -- toy.py"),
+        (["lightly", "--objective", "hcl", "toy.py", "--epochs", "1"], "stand behind --: -- toy.py"),
         (["logits", "--report", "nowhere/steps.jsonl"], "its folder does not exist"),
         (["logits", "--verify", "-3"], "--verify -3: expected the number of steps to compare"),
         (["logits", "--start", "-1"], "--start -1: expected the number of calls so far"),
@@ -319,7 +321,7 @@ def test_list_and_explain(launch):
         assert re.search(r"[A-Z][a-z]+ 20\d\d", host.tested)  # when
     explained = launch("simcse", "--explain", script=None)
     assert explained.code == 0
-    assert "shim       sharded_dpp: " in explained.out
+    assert "shim       loop: " in explained.out
     assert "tested     transformers" in explained.out
     assert launch("simcse", "--explain").code == 2  # the folder is not a clone
 

@@ -114,9 +114,12 @@ def sentence_transformers() -> None:
 
     peer_models.use()
     similarities = {util.cos_sim: "cosine", util.dot_score: "dot"}
-    names = ("directions", "partition_mode", "hardness_mode", "hardness_strength", "gather_across_devices")
+    names = ("directions", "hardness_mode", "hardness_strength", "gather_across_devices")
+    host_ranking = losses.MultipleNegativesRankingLoss.compute_loss_from_embeddings
 
-    def ranking(self: Any, embeddings: list[Tensor], labels: Any = None) -> Tensor:
+    def ranking(self: Any, embeddings: list[Tensor], labels: Any = None) -> Any:
+        if self.partition_mode != "joint":
+            return host_ranking(self, embeddings, labels)
         settings = {name: getattr(self, name) for name in names}
         similarity = similarities[self.similarity_fct]
         ours = ContrastiveLoss(torch.nn.Identity(), cp.InfoNCE(1 / self.scale), similarity=similarity, **settings)
