@@ -377,7 +377,7 @@ def test_trains_as_the_hosts_loss(bert, tmp_path):
     assert curves[0] == pytest.approx(curves[1], rel=1e-5)
 
 
-def test_card_and_logs(model, tmp_path):
+def test_card(model, tmp_path):
     loss = CachedContrastiveLoss(model, "adnce:mu=0.4,t=0.07 + 0.1*dp", mini_batch_size=4)
     trainer(model, loss, tmp_path).train()
     model.save_pretrained(str(tmp_path / "saved"))
@@ -385,14 +385,6 @@ def test_card_and_logs(model, tmp_path):
     assert "counterpoint.plugins.sentence_transformers.CachedContrastiveLoss" in card
     assert '"objective": "adnce:t=0.07,denominator=with_positive,mu=0.4 + 0.1*dp"' in card
     assert '"mini_batch_size": 4' in card
-    for part in (cp.ADNCE, cp.DistancePolarization):
-        assert part.paper in card
-    run = trainer(model, ContrastiveLoss(model, "infonce:t=0.05 + 0.1*dp"), tmp_path)
-    run.train()
-    for line in run.state.log_history[:3]:
-        assert line["loss"] == pytest.approx(
-            line["infonce:t=0.05,denominator=with_positive"] + line["0.1*dp"], abs=2e-4
-        )
 
 
 # ---- examples ------------------------------------------------------------------------------------
