@@ -181,8 +181,8 @@ def _labeled(
                 "in between: write it as F.cross_entropy of the logits, then --site replaces it"
             )
         call = calls.logits(site, frame, where, taken, positives, own, keys=keys, options=options)
-        loss_fn = calls.seam.objective(own, criterion=site)
-        if call is not None and call.learned and uses_scale(loss_fn) and calls.seam.spec != OWN_LOSS:
+        replaces = call is not None and call.learned and calls.seam.spec != OWN_LOSS
+        if replaces and uses_scale(calls.seam.objective(site)):
             raise SeamError(
                 f"logits: the scale at {where} is learned, and nll_loss is called after its logits were used: write it "
                 "as F.cross_entropy of the logits"

@@ -25,7 +25,6 @@ from torch import Tensor, nn
 
 from counterpoint.objective import Objective, as_objective
 from counterpoint.plugins import curl
-from counterpoint.plugins.host import SeamError
 
 from ..domain import check_choice
 from .networks import Actor, Critic, Encoder, adam, center_crop, follow, initialize, random_crop
@@ -35,10 +34,12 @@ from .settings import AgentSettings
 
 def check_objective(objective: Objective | str) -> Objective:
     """The objective; raises if it needs more than crops."""
-    try:
-        return curl.HOST.check(as_objective(objective))
-    except SeamError as error:
-        raise ValueError(str(error)) from error
+    loss_fn = as_objective(objective)
+    if loss_fn.needs:
+        raise ValueError(
+            f"{loss_fn} needs {' and '.join(sorted(loss_fn.needs))} views, but the criterion sees embeddings"
+        )
+    return loss_fn
 
 
 class Contrast(nn.Module):
