@@ -6,7 +6,8 @@
 
 **Which tensors are there.** The arguments of each call; one of three dimensions is ``(B, views, d)``, as SupContrast's
 ``features``. ``--as`` says what else the objective needs to know: ``pairing=one_way``, ``normalize=false``,
-``cat=2`` where one parameter holds two views, one below the other, and ``anchors=first`` where only the first view's
+``cat=2`` where one parameter holds two views, one below the other, ``keys=shared`` where the third parameter holds the
+negatives of all anchors, and ``anchors=first`` where only the first view's
 samples are anchors. Parameters may also be passed by an objective's own names: ``(features, labels=targets)``,
 ``(image, text, scale=logit_scale, bias=logit_bias)``.
 
@@ -41,6 +42,7 @@ from counterpoint.names import check_known, nearest
 from counterpoint.objective import Objective
 
 from .finder.frames import function_name, is_nested
+from .finder.functions import shared_keys
 from .gradient import Embeddings
 from .host import OWN_LOSS, Host, Seam, SeamError, loss_of
 from .sites import Site, functions, is_file, is_installed, is_of_torch
@@ -54,6 +56,7 @@ _AS = {
     "gather": ("true", "false"),
     "anchors": ("all", "first"),
     "cat": None,
+    "keys": ("shared",),
 }
 
 
@@ -254,6 +257,8 @@ def _replacement(seam: Seam, replaced: _Replaced, original: Callable[..., Any]) 
         def loss(loss_fn: Objective, tensors: Sequence[Tensor]) -> Tensor:
             views, options, scale, bias = arguments(tensors)
             with at_scale(scale, bias):
+                if options.pop("keys", None):
+                    return shared_keys(loss_fn, *views, **{"normalize": True, **options})
                 if replaced.first:
                     return loss_of(loss_fn, *views, reduction="none", **options)[: len(views[0])].mean()
                 return loss_of(loss_fn, *views, **options)

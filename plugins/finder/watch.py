@@ -44,7 +44,7 @@ _MOVES = words(
     IndexSelect Gather MaskedFill MaskedSelect Where SWhere Squeeze Unsqueeze Expand Diagonal Clone ToCopy Copy
     CopySlices AsStrided Unbind Split SplitWithSizes Repeat Clamp ClampMin ClampMax Max Amax Alias Tril Triu Scatter
     IndexPut MaskedScatter FillDiagonal Exp Softplus Sigmoid Reciprocal Unfold Concat Flip Roll Topk Sort Detach Pow
-    Sqrt Rsqrt Sum LinalgVectorNorm Norm Maximum
+    Sqrt Rsqrt Sum LinalgVectorNorm Norm Maximum Log Mean Logsumexp
     """
 )
 _LOOKUPS = frozenset(("Index", "IndexSelect", "Gather"))
@@ -69,6 +69,7 @@ class Walk:
     names: set[str] = field(default_factory=set)
     normalized: bool = False
     data: bool = False  # whether anything else lies above: layers, lookups
+    nodes: set[Node] = field(default_factory=set)
 
 
 @dataclass
@@ -203,13 +204,13 @@ class Watch(TorchFunctionMode):
         x = args[0] if args else kwargs.get("input", kwargs.get("self"))
         walk = None
         if isinstance(x, Tensor) and x.grad_fn is not None and x.dim() > 0:
-            walk = self.walk(x, {"Softmax"} if name == "log" else {"LogSoftmax"} if name == "nll_loss" else set())
+            walk = self.walk(x, {"log": {"Softmax", "Sigmoid"}, "nll_loss": {"LogSoftmax"}}.get(name, set()))
             if name == "exp_":
                 x = x.clone()  # its graph is that before the change
         out: Tensor = func(*args, **kwargs)
-        if walk is None or (name == "log" and "Softmax" not in walk.names):
+        if walk is None or (name == "log" and not walk.names & {"Softmax", "Sigmoid"}):
             return out
-        kind = SINKS[name]
+        kind = "binary logits" if name == "log" and "Softmax" not in walk.names else SINKS[name]
         if all(self.is_head(product) for product in walk.products):
             self._count(f"{kind} of {tuple(x.shape)}" + (", a product with parameters" if walk.products else ""))
             return out
@@ -230,7 +231,7 @@ class Watch(TorchFunctionMode):
             sink.labels = options.pop("target")
             options.pop("input", None)
             sink.options = options
-        if name in ("nll_loss", "log"):
+        if name in ("nll_loss", "log") and kind != "binary logits":
             sink.x, file = self._softmax_input(x)
             node = x.grad_fn
             sink.replaceable = node is not None and _name(node) == "LogSoftmax" and file == sink.place.file
@@ -293,7 +294,7 @@ class Watch(TorchFunctionMode):
         """Return what lies above ``x``; nodes named ``more`` may also lie between."""
         found = Walk()
         todo: list[Node] = [x.grad_fn] if x.grad_fn is not None else []
-        seen: set[Node] = set()
+        seen = found.nodes
         if isinstance(x, nn.Parameter):
             found.parameters.append(x)
         while todo and len(seen) < 400:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from bed import IN, OUT, REPLACE, SITE, Member
+from bed import IN, OUT, Member
 
-PRODUCT, ANY = "--product", "inject"
+ANY = "inject"  # any road
 
 ALBEF = """
 package("models", "models")
@@ -121,9 +121,9 @@ train(lambda a, b: criterion(norm(a), norm(b)).mean())
             f"""
 criterions = load("cebra/models/criterions.py", "cebra_criterions")
 criterion = criterions.{call}
-train(lambda a, b: criterion(norm(a), norm(b), norm(a + b.roll(1, 0)))[0], modules=[criterion])
+train(lambda a, b: criterion(norm(a[:6]), norm(b[:6]), norm(a[6:]))[0], modules=[criterion])
 """,
-            [("cebra_criterions" and "criterions.py", form, scale, "")],
+            [("criterions.py", form, scale, "")],
             ANY if command else "",
         )
         for name, call, form, scale, command in (
@@ -142,12 +142,16 @@ train(criterion)
         ANY,
     ),
     "ALBEF": Member(
-        "ALBEF", ALBEF, [("model_retrieval.py", IN, 14.286, "diagonal")] * 2, ANY, needs=("transformers.modeling_utils",)
+        "ALBEF",
+        ALBEF,
+        [("model_retrieval.py", IN, 14.286, "diagonal")] * 2,
+        ANY,
+        needs=("transformers.modeling_utils",),
     ),
     "ALBEF, targets that ramp in": Member(
         "ALBEF",
         ALBEF.replace("ALPHA = 0.0", "ALPHA = 0.4"),
-        [("model_retrieval.py", "soft targets", 14.286, "")] * 2,
+        [("model_retrieval.py", "", 0, "")] * 2,
         "",
         needs=("transformers.modeling_utils",),
     ),
@@ -211,7 +215,7 @@ for _ in range(6):
     loss.backward()
     optimizer.step()
 """,
-        [("cost.py", IN, 14.286, "column 0"), ("cost.py", IN, 1, ""), ("cost.py", IN, 1, "")],
+        [("cost.py", IN, 14.286, "column 0"), ("cost.py", IN, 1, "")],
         ANY,
         needs=("einops",),
     ),
@@ -228,20 +232,20 @@ for _ in range(6):
                 "BiNegativeCELoss",
                 "lambda a, b: bi_encoder_losses.BiNegativeCELoss(in_batch_term_weight=0.5)(norm(a), norm(b), "
                 "norm(torch.stack([b.roll(1, 0), a.roll(2, 0)], 1)))",
-                [("bi_encoder_losses.py", IN, 50, "diagonal")],
+                [("bi_encoder_losses.py", IN, 50, "diagonal"), ("bi_encoder_losses.py", "binary", 0, "")],
                 "",
             ),
             (
                 "ColbertLoss",
                 "lambda a, b: late_interaction_losses.ColbertLoss()(tokens(a), tokens(b))",
-                [("late_interaction_losses.py", IN, 50, "diagonal")],
+                [("late_interaction_losses.py", IN, 1, "diagonal")],
                 ANY,
             ),
             (
                 "ColbertLoss, filtered",
                 "lambda a, b: late_interaction_losses.ColbertLoss(pos_aware_negative_filtering=True)"
                 "(tokens(a), tokens(b))",
-                [("late_interaction_losses.py", IN, 50, "diagonal")],
+                [("late_interaction_losses.py", IN, 1, "diagonal")],
                 ANY,
             ),
         )
@@ -292,7 +296,7 @@ def loss(a, b):
 
 train(loss, modules=[image, text])
 """,
-        [("gloria_loss.py", IN, 10, "diagonal")] * 4,
+        [("gloria_loss.py", IN, 0, "diagonal")] * 4,
         ANY,
     ),
     "ULIP": Member(
@@ -344,10 +348,10 @@ train(lambda a, b: criterion({args}))
         for name, args, losses, command in (
             ("PairInBatchNegCoSentLoss()", "a, b", [("criteria.py", IN, 20, "diagonal")], ANY),
             ("PairInBatchNegSoftmaxContrastLoss()", "a, b", [("criteria.py", IN, 20, "diagonal")], ANY),
-            ("TripletInBatchNegCoSentLoss()", "a, b, b.roll(1, 0) + a", [("criteria.py", IN, 20, "column 0")], ANY),
+            ("TripletInBatchNegCoSentLoss()", "a[:6], b[:6], a[6:]", [("criteria.py", IN, 20, "column 0")], ANY),
             (
                 "TripletInBatchNegSoftmaxContrastLoss(add_swap_loss=True)",
-                "a, b, b.roll(1, 0) + a",
+                "a[:6], b[:6], a[6:]",
                 [("criteria.py", IN, 20, "column 0"), ("criteria.py", IN, 20, "diagonal")],
                 ANY,
             ),
@@ -368,7 +372,7 @@ train(lambda a, b: criterion(torch.cat([norm(a), norm(b).detach()]), labels, hea
     ),
     "ms-swift, equal groups": Member(
         "ms-swift",
-        SWIFT + 'train(lambda a, b: criterion(*grouped(a, b, [3] * 6)))\n',
+        SWIFT + "train(lambda a, b: criterion(*grouped(a, b, [3] * 6)))\n",
         [("embedding.py", IN, 10, "3th column")],
         ANY,
         needs=("accelerate", "transformers.modeling_utils"),
@@ -399,8 +403,8 @@ criterion = load("splade/losses/pairwise.py", "splade_pairwise").InBatchPairwise
 
 def loss(a, b):
     a, b = (torch.log1p(torch.relu(z)) for z in (a, b))
-    negatives = (a * b.roll(1, 0)).sum(1, keepdim=True)
-    return criterion({"pos_score": a @ b.T, "neg_score": negatives})
+    negatives = (a[:6] * b[6:]).sum(1, keepdim=True)
+    return criterion({"pos_score": a[:6] @ b[:6].T, "neg_score": negatives})
 
 
 train(loss)
@@ -600,7 +604,13 @@ train(criterion)
         "byol-pytorch",
         """
 losses = load("byol_pytorch/byol_pytorch.py", "byol_pytorch")
-train(lambda a, b: losses.loss_fn(a, b.detach()).mean())
+net = nn.Sequential(nn.Flatten(), nn.Linear(192, 16))
+learner = losses.BYOL(net, image_size=8, hidden_layer=-1, projection_size=16, projection_hidden_size=16)
+optimizer = torch.optim.Adam(learner.parameters(), 1e-3)
+for _ in range(6):
+    optimizer.zero_grad()
+    learner(torch.randn(12, 3, 8, 8)).backward()
+    optimizer.step()
 """,
         [],
         needs=("torchvision", "einops"),

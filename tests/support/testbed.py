@@ -35,9 +35,8 @@ from bed import IN, OUT, PRELUDE, Member
 from counterpoint.names import nearest
 from counterpoint.plugins import inject, registry
 
-MEMBERS = {
-    name: member for page in (bed_images, bed_texts, bed_graphs, bed_signals, bed_wild) for name, member in page.MEMBERS.items()
-}
+PAGES = (bed_images, bed_texts, bed_graphs, bed_signals, bed_wild)
+MEMBERS = {name: member for page in PAGES for name, member in page.MEMBERS.items()}
 
 
 def write_driver(member: Member, hosts: Path, folder: Path) -> None:
@@ -126,6 +125,7 @@ def row(member: Member, hosts: Path, folder: Path, tell: bool) -> list[str]:
     forms = [f"{x['kind']}: {x['form']}" + f", scale {x.get('scale', 0):.3g}" * x["ours"] for x in losses]
     form = "; ".join(dict.fromkeys(forms)) or "nothing contrastive"
     command, as_expected = found["commands"][0][2:-2] if found["commands"] else None, verdict(member, found)
+    command = None if command and "--only" in command else command
     if not text or "Traceback" in said:
         return [form, f"wrong: {reason(said)}", "", "", "", "", ""]
     if bool(command) != (code == 0):
@@ -135,7 +135,7 @@ def row(member: Member, hosts: Path, folder: Path, tell: bool) -> list[str]:
     if command is None:
         some = any(loss["ours"] for loss in losses)
         outcome = NAMED if found["losses"] else NOT_FOUND if member.losses else NOTHING
-        outcome = HALF if some and found["open"] and len(found["losses"]) > 1 else outcome
+        outcome = HALF if some and any(loss.get("command") for loss in losses) else outcome
         known = [[x[k] for x in losses if k in x and x["ours"]] for k in DIFFERENCES]
         columns = [f"{max(each):.1g}" if each else "" for each in known]
         return [form, as_expected.partition(":")[0] * as_expected.startswith("wrong") or outcome, "", *columns, "", ""]
