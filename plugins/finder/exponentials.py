@@ -111,13 +111,9 @@ def judge_exponentials(watch: Watch, sinks: list[Sink], root: Tensor, begin: Beg
         todo = [unit for unit in todo if unit not in group]
         finding = _judged(watch, group, form, root, begin(group[0].sink, [unit.product for unit in group]))
         if form is None and finding["ours"]:  # the function's other products are the same loss
-            frames = [
-                f
-                for s in watch.sinks
-                for f, *_ in s.frames
-                if function_name(f.f_code) == finding["replace"]["function"]
-            ]
-            todo = [u for u in todo if not any(f in frames for f, *_ in u.sink.frames)]
+            name = finding["replace"]["function"]
+            frames = [f for s in watch.sinks for f, _ in s.frames if function_name(f.f_code) == name]
+            todo = [u for u in todo if not any(f in frames for f, _ in u.sink.frames)]
         yield finding
 
 
@@ -175,11 +171,10 @@ def _recognise(group: list[_Unit]) -> Form | None:
     parts = [(u.s, u.g) for u in matrices]
     apart = [(u.s, u.g) for u in singles]
     for i, matrix in enumerate(matrices):
-        for unit in [u for u in singles if _columns_of(u, matrix) is not None]:
-            # the positive was computed twice: once alone, once in the matrix
-            columns_ = _columns_of(unit, matrix)
-            parts[i] = parts[i][0], parts[i][1].scatter_add(1, columns_, unit.g)
-            singles.remove(unit)
+        for unit in [*singles]:
+            if (columns_ := _columns_of(unit, matrix)) is not None:  # the positive is in the matrix, too
+                parts[i] = parts[i][0], parts[i][1].scatter_add(1, columns_, unit.g)
+                singles.remove(unit)
     joined = [*((u.s, u.g) for u in singles), *parts]
     for each in (joined, [*apart, *((u.s, u.g) for u in matrices)])[: 1 + (len(singles) < len(apart))]:
         if len({len(s) for s, _ in each}) == 1:
@@ -220,11 +215,9 @@ def _judged(watch: Watch, group: list[_Unit], form: Form | None, root: Tensor, f
             "way": form.way,
             "in_denominator": "denominator=negatives" not in form.name,
             "positives": layout(form.positives) or _entries(form.positives),
-            "positives_per_anchor": [int(form.positives.sum(1).min()), int(form.positives.sum(1).max())],
             "masked": float((~form.used).double().mean()),
             "self_similarity": self_similarity,
             "gradient_difference": form.error,
-            "weight": form.weight,
         }
         rule = _rule(str(finding["positives"]), products[0])
         rule = rule or ("gradient" if form.way != "both" else None)
@@ -234,7 +227,7 @@ def _judged(watch: Watch, group: list[_Unit], form: Form | None, root: Tensor, f
             elif products[0].lengths is None and products[0].kind == "matrix" and not finding["learned"]:
                 finding["product"] = products[0].place.short
                 finding["product_scale"], finding["columns"] = finding["scale"] / (raw or 1.0), rule
-        values = [float(v) for v, _ in watch.scalars]
+        values = [*map(float, watch.scalars)]
         near = {f.name: nearest(f.value, values, len(f.used)) for f in (form, *form.rivals)}
         closest = min(near, key=near.__getitem__)  # equal gradients, but another value: a sum instead of a mean
         if near[closest] < 0.1 * tolerance_of(sink.x):

@@ -109,7 +109,6 @@ def _cross_entropy(watch: Watch, sink: Sink, root: Tensor) -> Finding | None:
         x, labels = x.movedim(1, -1).flatten(0, -2), labels.flatten()
     finding |= {"ours": False, "form": "infonce", "in_denominator": True, "reduction": options.get("reduction", "mean")}
     finding["site_has_labels"] = sink.replaceable
-    finding["options"] = {k: v for k, v in options.items() if isinstance(v, (str, int, float))}
     finding["masked"] = float((x <= MASKED).double().mean())
     finding["_logits"] = x
     if labels.is_floating_point():

@@ -52,16 +52,16 @@ def function_of(watch: Watch, sink: Sink, root: Tensor, finding: Finding, specs:
 
 
 def _functions(watch: Watch, sink: Sink, root: Tensor, finding: Finding, specs: Sequence[str]) -> Iterator[Finding]:
-    for frame, passed, _ in sink.frames:
+    for frame, passed in sink.frames:
         name, tensors = function_name(frame.f_code), embeddings(passed)
         if "<" in name or not tensors:
             continue
-        inside = [s for s in watch.sinks if any(f is frame for f, *_ in s.frames)]
+        inside = [s for s in watch.sinks if any(f is frame for f, _ in s.frames)]
         apart = [p for p in watch.pairs() if frame in p.frames]
         products = {id(p): p for p in [*(p for s in inside for p in s.walk.products), *apart]}.values()
         edges, divided = [p.edge for p in products], any(p.lengths is not None for p in products)
         outputs = [(e, g) for e, g in zip(edges, gradients(root, edges), strict=True) if g is not None]
-        tried = []
+        tried: list[Finding] = []
         for spec in (*specs, *(_fitted(frame) if len(specs) > 2 else ())):
             if tried and spec not in specs:
                 break

@@ -155,12 +155,9 @@ def _lengths(product: Product, g: Tensor) -> Tensor | None:
     if lengths.shape != g.shape or float(lengths.max() - lengths.min()) < 1e-2 * float(lengths.max()):
         return None
     entries = (g.detach().double() * lengths)[g != 0]
-    if not len(entries) or float(entries.max() - entries.min()) > 10 * max(tolerance_of(g), 1e-4) * abs(
-        float(entries.median())
-    ):
-        return None
-    product.cosine = True
-    return lengths
+    tolerance = 10 * max(tolerance_of(g), 1e-4)
+    product.cosine = len(entries) > 0 and bool((entries / entries.median() - 1).abs().max() <= tolerance)
+    return lengths if product.cosine else None
 
 
 def _learned(watch: Watch, sink: Sink, products: Sequence[Product]) -> Iterator[Tensor]:

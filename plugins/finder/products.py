@@ -87,13 +87,13 @@ def _sum(elementwise: Mapping[Node, Any], x: Any, dims: Any = None, *_: Any, **k
 
 def _einsum(equation: str, *tensors: Any) -> Any:
     """As :func:`operands`, if one dimension is contracted; any number of others may lie beside it."""
-    tensors = tensors[0] if len(tensors) == 1 and isinstance(tensors[0], (list, tuple)) else tensors
+    tensors = tuple(tensors[0]) if len(tensors) == 1 and isinstance(tensors[0], (list, tuple)) else tensors
     left, _, right = equation.replace(" ", "").partition("->")
     terms = left.split(",")
     inner = set.intersection(*map(set, terms)) - set(right)
     if len(terms) != 2 or "." in left or len(inner) != 1:
         return None
-    at = [term.index(*inner) for term in terms]
+    at = [term.index(next(iter(inner))) for term in terms]
     a, b = (x.movedim(i, -1) for x, i in zip(tensors, at, strict=True))
     kind = "rows" if set(terms[0]) == set(terms[1]) else "matrix"
     return a, b, kind, lambda a, b: torch.einsum(equation, a.movedim(-1, at[0]), b.movedim(-1, at[1])), False

@@ -37,8 +37,7 @@ class Form:
         way: ``rows``, ``columns`` or ``both``: whose entries compete.
         positives: ``(anchors, keys)`` booleans; anchors are rows, except for ``columns``.
         used: the entries that are in the loss.
-        weight: the host's loss is about this many times the mean over anchors.
-        value: that mean.
+        value: the mean over anchors.
         error: largest difference of the gradients, relative to the largest entry.
         by_row: the same with a weight for each anchor.
         rivals: other forms that fit as well.
@@ -48,7 +47,6 @@ class Form:
     way: str
     positives: Tensor
     used: Tensor
-    weight: float
     value: float
     error: float
     by_row: float
@@ -103,8 +101,7 @@ def _best(
         with torch.enable_grad():
             value = OURS[name].from_logits(y, pos)
             (expected,) = torch.autograd.grad(value, y)
-        weight, error, by_row = _fit(gradient, expected)
-        forms.append(Form(name, way, positives, used, weight, float(value.detach()), error, by_row, []))
+        forms.append(Form(name, way, positives, used, float(value.detach()), *_fit(gradient, expected), []))
     return _choose(forms, tolerance)
 
 
@@ -117,19 +114,18 @@ def _both_ways(x: Tensor, gradient: Tensor, tolerance: float) -> Form | None:
         with torch.enable_grad():
             value = (OURS[name].from_logits(y, diagonal) + OURS[name].from_logits(y.T, diagonal)) / 2
             (expected,) = torch.autograd.grad(value, y)
-        weight, error, by_row = _fit(gradient, expected)
-        used = torch.ones_like(diagonal)
-        forms.append(Form(name, "both", diagonal, used, weight, float(value.detach()), error, by_row, []))
+        used, fit = torch.ones_like(diagonal), _fit(gradient, expected)
+        forms.append(Form(name, "both", diagonal, used, float(value.detach()), *fit, []))
     return _choose(forms, tolerance)
 
 
-def _fit(gradient: Tensor, expected: Tensor) -> tuple[float, float, float]:
-    """Return the factor between two gradients, the largest error, and that with a factor for each row."""
+def _fit(gradient: Tensor, expected: Tensor) -> tuple[float, float]:
+    """Return the largest error with one factor between two gradients, and with a factor for each row."""
     weight = float((gradient * expected).sum() / (expected * expected).sum())
     rows = (gradient * expected).sum(1, keepdim=True) / (expected * expected).sum(1, keepdim=True).clamp(min=1e-60)
     largest = gradient.abs().max()
     error, by_row = (float((gradient - w * expected).abs().max() / largest) for w in (weight, rows))
-    return weight, error, by_row
+    return error, by_row
 
 
 def _choose(forms: list[Form], tolerance: float) -> Form | None:

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge, Node, get_gradient_edge
 from torch.overrides import TorchFunctionMode
 
-from .frames import Place, arguments, frames, parameter_name, place, variables
+from .frames import Place, arguments, frames, parameter_name, place
 from .products import PRODUCTS, Product, operands, words
 
 SINKS = {
@@ -56,9 +56,6 @@ _BELOW_A_NORM = words(
 )
 
 
-MOST = 1 << 16  # anchors of a batch
-
-
 @dataclass
 class Walk:
     """What lies above a tensor in autograd's graph, as far as entries are only moved, scaled, masked or joined."""
@@ -83,8 +80,8 @@ class Sink:
     walk: Walk
     labels: Tensor | None = None
     options: dict[str, Any] = field(default_factory=dict)
-    frames: list[tuple[FrameType, dict[str, Tensor], dict[str, Tensor]]] = field(default_factory=list)
-    """Frames of the call, from the innermost outwards, with their arguments as passed and their other variables."""
+    frames: list[tuple[FrameType, dict[str, Tensor]]] = field(default_factory=list)
+    """Frames of the call, from the innermost outwards, with their arguments as passed."""
     scale_names: dict[str, Tensor] = field(default_factory=dict)  # variables that hold one number with a gradient
     names: dict[int, str] = field(default_factory=dict)  # of learned numbers, by id
     edge: GradientEdge | None = None  # of the output
@@ -109,8 +106,7 @@ class Watch(TorchFunctionMode):
         self.products: dict[Node, Product] = {}
         self.elementwise: OrderedDict[Node, tuple[Tensor, Tensor]] = OrderedDict()
         self.sinks: list[Sink] = []
-        self.scalars: list[tuple[Tensor, FrameType]] = []  # numbers computed behind a sink, and where
-        self.vectors: list[tuple[Tensor, FrameType]] = []  # likewise, one number for each anchor
+        self.scalars: list[Tensor] = []  # numbers computed behind a sink
         self.softmax_inputs: dict[Node, tuple[Tensor, str]] = {}  # and the file of the call
         self.passed: dict[FrameType, dict[str, Tensor]] = {}  # arguments, before the frame could assign to them
         self.survey: dict[tuple[str, str], int] = {}
@@ -144,7 +140,7 @@ class Watch(TorchFunctionMode):
             for root in roots:
                 if root.numel() == 1 and root.requires_grad:
                     self.at_backward(self, root)
-        stores = (self.products, self.elementwise, self.sinks, self.scalars, self.vectors, self.softmax_inputs)
+        stores = (self.products, self.elementwise, self.sinks, self.scalars, self.softmax_inputs)
         for store in (*stores, self.passed):
             store.clear()
         return self._backward(tensors, *args, **kwargs)
@@ -167,9 +163,7 @@ class Watch(TorchFunctionMode):
         elif name.endswith("_loss") and isinstance(out, Tensor) and out.requires_grad:
             self._count(f"{name} of {tuple(args[0].shape) if isinstance(args[0], Tensor) else '?'}")
         if self.sinks and isinstance(out, Tensor) and out.grad_fn is not None and out.numel() == 1:
-            self.scalars.append((out.detach().clone(), next(frames())))
-        elif self.sinks and isinstance(out, Tensor) and out.grad_fn is not None and out.dim() == 1 and len(out) <= MOST:
-            self.vectors.append((out.detach().clone(), next(frames())))
+            self.scalars.append(out.detach().clone())
         return out
 
     def _keep_arguments(self) -> None:
@@ -243,9 +237,7 @@ class Watch(TorchFunctionMode):
         """Return a sink with what the script's frames know of it."""
         stack = list(frames())
         sink = Sink(kind, place(stack[0]), x, output, walk)
-        for f in stack[:8]:
-            passed = self.passed.get(f, {})
-            sink.frames.append((f, passed, variables(f, passed)))
+        sink.frames += [(f, self.passed.get(f, {})) for f in stack[:8]]
         for frame in reversed(stack[:3]):
             for name, value in frame.f_locals.items():
                 if isinstance(value, Tensor) and value.numel() == 1 and value.requires_grad:
