@@ -19,8 +19,8 @@ from functools import partial
 from torch import Tensor, nn
 
 from counterpoint.engine.distributed import Gather
-from counterpoint.values import at_scale
 from counterpoint.objective import Objective, as_objective
+from counterpoint.values import at_scale
 
 from . import logits
 from .host import Host

@@ -6,7 +6,8 @@
 
 **Which tensors are there.** The arguments of each call; one of three dimensions is ``(B, views, d)``, as SupContrast's
 ``features``. ``--as`` says what else the objective needs to know: ``pairing=one_way``, ``normalize=false``,
-``cat=2`` where one parameter holds two views, one below the other, and ``anchors=first`` where only the first view's
+``cat=2`` where one parameter holds two views, one below the other, ``keys=shared`` where the third parameter holds the
+negatives of all anchors, and ``anchors=first`` where only the first view's
 samples are anchors. Parameters may also be passed by an objective's own names: ``(features, labels=targets)``,
 ``(image, text, scale=logit_scale, bias=logit_bias)``.
 
@@ -40,6 +41,7 @@ from counterpoint.names import check_known, nearest
 
 from .embeddings import Call, Embeddings
 from .finder.frames import function_name, is_nested
+from .finder.functions import shared_scores
 from .host import OWN_LOSS, Host, Seam, SeamError
 from .sites import Site, functions, is_file, is_installed, is_of_torch
 
@@ -52,6 +54,7 @@ _AS = {
     "gather": ("true", "false"),
     "anchors": ("all", "first"),
     "cat": None,
+    "keys": ("shared",),
 }
 
 
@@ -117,6 +120,9 @@ class _Replaced:
         parts = views if self.cat == 1 else [part for view in views for part in view.chunk(self.cat)]
         if len(parts) == 1 and parts[0].dim() == 3:
             options["stacked"] = True
+        if options.pop("keys", None):
+            scores = shared_scores(*parts, normalize=options.pop("normalize", True))
+            return Call(scores, options, "from_scores", scale=scale)
         return Call(parts, options, scale=scale, bias=0.0 if bias is None else bias, first=self.first)
 
 

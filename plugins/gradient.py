@@ -23,8 +23,10 @@ from torch import Tensor
 
 from counterpoint.batch.ready_made import MASKED
 from counterpoint.objective import Objective, as_objective
+from counterpoint.values import FromHost
 from counterpoint.vectors import widen
 
+from .finder.recognise import UNDERFLOW, positives_by_gradient
 from .host import DifferenceError, Seam, SeamError, is_first_process
 
 CHANGED = "were changed in place after the loss had taken them"
@@ -33,7 +35,6 @@ ROUNDING = {torch.float64: 1e-5, torch.float32: 1e-4, torch.float16: 1e-2, torch
 LOGITS = {torch.float64: 1e-4, torch.float32: 1e-3, torch.float16: 1e-2, torch.bfloat16: 5e-2}
 """The largest relative difference of gradients at the logits: these are the same numbers, so that little is rounded."""
 NEAR_ZERO = 3e-3  # below this, the gradient of a loss loses digits: it is a difference of nearly equal numbers
-UNDERFLOW = 60.0  # exponents that are smaller, relative to the largest of their row, may have no gradient
 
 
 def precision_of(tensors: Iterable[object]) -> torch.dtype:
@@ -157,6 +158,7 @@ class Logits(Replaced):
         apart: the host takes the positives from another tensor, so that these logits get the gradient of its sum
             of exponentials alone. What the positives are is then not proved.
         later: what the host multiplies these logits by later, in their precision, which rounds the exponents.
+        deduced: in each step, the positives are the entries whose gradient is not that of a negative.
     """
 
     kind = "logits"
@@ -174,14 +176,16 @@ class Logits(Replaced):
         flipped: Tensor | None = None,
         apart: bool = False,
         later: float = 0.0,
+        deduced: bool = False,
     ) -> None:
         self.seam, self.site, self.where, self.own, self.positives = seam, site, where, own, positives
+        self.deduced = deduced
         self.options, self.keys, self.both, self.flipped = options or {}, keys, both, flipped
         self.apart, self.later = apart, later
 
     @property
     def known(self) -> bool:
-        return self.positives is not None
+        return self.positives is not None or self.deduced
 
     @property
     def learned(self) -> list[Tensor]:  # type: ignore[override]
@@ -209,7 +213,14 @@ class Logits(Replaced):
         return loss_fn.report(x, self.positives, call="from_logits", **self.options)
 
     def proved(self, g: Sequence[Tensor], tensors: Sequence[Tensor], dtype: torch.dtype) -> Callable[..., Any]:
-        weights, x = self._fit(widen(self._oriented(g[0])), widen(self._oriented(tensors[0])), dtype)
+        gradient, x = widen(self._oriented(g[0])), widen(self._oriented(tensors[0]))
+        if self.deduced:
+            self.positives = positives_by_gradient(self._scaled(x), gradient, LOGITS[dtype])
+            # a positive of probability one has no gradient
+            self.positives |= torch.zeros_like(self.positives).scatter(-1, x.argmax(-1, keepdim=True), True) & (
+                ~self.positives.any(-1, keepdim=True)
+            )
+        weights, x = self._fit(gradient, x, dtype)
         counted, positives = weights != 0, self.positives
         assert positives is not None
 
@@ -231,6 +242,13 @@ class Logits(Replaced):
 
     def _flip(self, x: Tensor) -> Tensor:
         return x if self.flipped is None else torch.where(self.flipped, -x, x)
+
+    def _scaled(self, x: Tensor) -> Tensor:
+        """Return the exponents of the host's own loss."""
+        own = as_objective(self.own)
+        if any(isinstance(part, FromHost) for part in own.modules()):
+            return x
+        return x / (float(self.options.get("scale", 1.0)) * float(vars(own).get("temperature", 1.0)))
 
     def _loss(self, loss_fn: Objective, leaves: Sequence[Tensor], positives: Tensor, weights: Tensor) -> Tensor:
         """Sum the losses of the anchors times their weights."""

@@ -35,7 +35,7 @@ from typing import Any, ClassVar, TypeVar
 import torch
 from torch import Tensor, nn
 
-from counterpoint.batch.options import Keys
+from counterpoint.batch.options import HARDNESS, Keys, chosen_directions
 from counterpoint.batch.rules import Rule, as_rules
 from counterpoint.names import nearest
 from counterpoint.objective import Objective, as_objective
