@@ -161,8 +161,9 @@ class Batch:
             self._views = [self._prepared(v) for v in self.raw]
             return None
         pos: Tensor
-        self._stack, _, pos = UnitViews.apply(self._eps(self.raw[0]), self.dtype, others, *self.raw)
-        self._views = [*self._stack.chunk(len(self.raw))]
+        stack: Tensor
+        stack, _, pos = UnitViews.apply(self._eps(self.raw[0]), self.dtype, others, *self.raw)
+        self._stack, self._views = stack, [*stack.chunk(len(self.raw))]
         return pos
 
     def view(self, i: int) -> Tensor:

@@ -97,7 +97,8 @@ def judge_exponentials(watch: Watch, sinks: list[Sink], root: Tensor, begin: Beg
                 yield begin(sink, products) | {"form": None, "ours": False}
                 break
             (g,) = gradients(root, [product.edge])
-            scale = None if id(product) in units else measure(watch, sink, [product], finding := {"doubts": []})
+            finding = {"doubts": []}
+            scale = None if id(product) in units else measure(watch, sink, [product], finding)
             if g is not None and scale is not None and not finding["scores"] and bool((g != 0).any()):
                 units[id(product)] = _Unit.of_product(product, g, scale, sink)
     todo = list(units.values())
