@@ -1,4 +1,4 @@
-# make demo    every domain on data that needs no download: a table in the terminal, demo/report.html, demo/results.json
+# make demo    every domain on data that needs no download: a table in the terminal, demo/report.html, demo/report.json
 # make test    all checks of a change, set-up included
 # make docs    the documentation site, in site/: offline, warnings are errors
 # make lint    the quick half of the checks: style, types, imports

@@ -1,4 +1,4 @@
-"""Check arguments. Shapes are always checked; values where reading them is free."""
+"""Check arguments: ``require_`` functions raise. Shapes are always checked; values where reading them is free."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def shape(tensor: Tensor) -> str:
     return "(" + ", ".join(map(str, tensor.shape)) + ")"
 
 
-def is_tensor(value: object, what: str) -> Tensor:
+def require_tensor(value: object, what: str) -> Tensor:
     if not isinstance(value, Tensor):
         raise TypeError(f"{what}: expected a tensor, got {type(value).__name__}.")
     if hasattr(value, "device_mesh"):
@@ -81,19 +81,19 @@ def is_tensor(value: object, what: str) -> Tensor:
     return value
 
 
-def is_float(tensor: Tensor, what: str) -> Tensor:
-    if not is_tensor(tensor, what).is_floating_point():
+def require_float(tensor: Tensor, what: str) -> Tensor:
+    if not require_tensor(tensor, what).is_floating_point():
         raise TypeError(f"{what}: expected floating-point values, got {tensor.dtype}.")
     return tensor
 
 
-def is_matrix(tensor: Tensor, what: str, expected: str) -> Tensor:
-    if is_float(tensor, what).dim() != 2:
+def require_matrix(tensor: Tensor, what: str, expected: str) -> Tensor:
+    if require_float(tensor, what).dim() != 2:
         raise ValueError(f"{what}: expected {expected}, got shape {shape(tensor)}.")
     return tensor
 
 
-def is_finite(tensor: Tensor, what: str) -> Tensor:
+def require_finite(tensor: Tensor, what: str) -> Tensor:
     """Raise if ``tensor`` contains NaN or infinity, naming how many and where the first one is."""
     # a sum keeps NaN and infinity; it may also overflow without them
     if not wanted(tensor) or math.isfinite(tensor.detach().sum()):
@@ -109,8 +109,8 @@ def is_whole(tensor: Tensor) -> bool:
     return not tensor.is_floating_point() and not tensor.is_complex()
 
 
-def is_ids(tensor: Tensor, what: str, length: int) -> Tensor:
-    if is_tensor(tensor, what).dim() != 1 or len(tensor) != length or not is_whole(tensor):
+def require_ids(tensor: Tensor, what: str, length: int) -> Tensor:
+    if require_tensor(tensor, what).dim() != 1 or len(tensor) != length or not is_whole(tensor):
         raise ValueError(f"{what}: expected {length} integers, got shape {shape(tensor)} of {tensor.dtype}.")
     return tensor.long()
 
@@ -121,13 +121,13 @@ def hint_of_logits(view: Tensor) -> str:
     return " For logits, call from_logits(logits, labels)." if square else ""
 
 
-def is_prior(prior: Tensor, zero: bool = True) -> Tensor:
+def require_prior(prior: Tensor, zero: bool = True) -> Tensor:
     if wanted(prior) and not bool(((prior >= 0 if zero else prior > 0) & (prior < 1)).all()):
         raise ValueError(f"prior: expected probabilities in {'[' if zero else '('}0, 1).")
     return prior
 
 
-def has_negatives(count: Tensor | float, why: str = "ids, labels or mask rule out every key") -> Tensor | float:
+def require_negatives(count: Tensor | float, why: str = "ids, labels or mask rule out every key") -> Tensor | float:
     """Raise if an anchor has no negatives, naming which.
 
     Returns a factor of the anchors' losses: 1, and where values are not read, NaN for anchors without negatives.
@@ -144,7 +144,7 @@ def has_negatives(count: Tensor | float, why: str = "ids, labels or mask rule ou
     return 1.0
 
 
-def is_elementwise(results: Any, s: Tensor) -> None:
+def require_elementwise(results: Any, s: Tensor) -> None:
     """Raise if a function of ``s`` returns another shape: then it depends on more than ``s``."""
     for x in results if isinstance(results, tuple) else (results,):
         if x.shape != s.shape:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from html import escape
 from typing import Any
 
@@ -25,19 +25,12 @@ MEANING = {
 }
 
 
-def table(head: Sequence[str], rows: Iterable[Sequence[str]], title: str = "", below: str = "") -> str:
-    """Return a table; cells are plain text.
-
-    Args:
-        head: the names of the columns.
-        rows: the cells of each row.
-        title: a line above the table.
-        below: a line below it.
-    """
+def table(head: Sequence[str], rows: Iterable[Sequence[str]], title: str = "") -> str:
+    """Return a table with these columns and rows, below a title; cells are plain text."""
     columns = "".join(f"<th>{escape(name)}</th>" for name in head)
     body = "".join("<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in row) + "</tr>" for row in rows)
-    above, after = (f"<p>{escape(line)}</p>" if line else "" for line in (title, below))
-    return f"{above}<table><thead><tr>{columns}</tr></thead><tbody>{body}</tbody></table>{after}"
+    above = f"<p>{escape(title)}</p>" if title else ""
+    return f"{above}<table><thead><tr>{columns}</tr></thead><tbody>{body}</tbody></table>"
 
 
 class Numbers(dict[str, float]):
@@ -54,6 +47,6 @@ class Numbers(dict[str, float]):
         return table(("", "value", "meaning"), rows)
 
 
-def meaning(name: str, known: Mapping[str, Any] = MEANING) -> str:
+def meaning(name: str) -> str:
     """Return what a number of :func:`counterpoint.diagnose.report` means, or nothing."""
-    return str(known.get(name) or known.get(f"{name.partition('[')[0]}[...]") or "")
+    return MEANING.get(name) or MEANING.get(f"{name.partition('[')[0]}[...]") or ""

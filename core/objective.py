@@ -10,7 +10,7 @@ from functools import partial, reduce
 from importlib import import_module
 from inspect import Parameter
 from operator import add
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, get_args
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
@@ -20,7 +20,7 @@ from . import checks, spec
 from .batch.batch import Batch
 from .batch.choose_engine import chunked_loss
 from .batch.gathered import gathered_batch
-from .batch.options import BatchOptions, Reduction
+from .batch.options import REDUCTIONS, BatchOptions, Reduction
 from .batch.pairings import scores_of
 from .batch.ready_made import scores_from_logits, scores_from_matrices
 from .batch.report import report
@@ -250,7 +250,7 @@ class Objective(Parametrized):
         self, scores: Callable[[str], Scores], device: torch.device, *, reduction: Reduction = "mean"
     ) -> Tensor:
         """Compute the loss of the scores that each term asks for, by the name of its pairing, on this device."""
-        check_known(f"{type(self).__name__}: unknown reduction", reduction, get_args(Reduction))
+        check_known(f"{type(self).__name__}: unknown reduction", reduction, REDUCTIONS)
         # autocast would round the products of float32 tensors to half precision, too coarse for small temperatures
         with checks.exact(device):
             loss = self._value(scores, reduction)
@@ -263,7 +263,7 @@ class Objective(Parametrized):
         own = scores(self.pairing)
         if (in_chunks := chunked_loss(self, own, reduction)) is not None:
             return in_chunks
-        losses = own.checked(self.losses(own))  # (anchors, P) or (anchors, 1)
+        losses = own.mark_invalid(self.losses(own))  # (anchors, P) or (anchors, 1)
         if reduction == "mean" and own.uniform:
             return losses.mean()
         per_anchor = (own.positives_mean(losses) if losses.shape[1] > 1 else losses).squeeze(1)
@@ -287,15 +287,6 @@ class Objective(Parametrized):
 
     def __radd__(self, other: object) -> Objective:
         return self if isinstance(other, int) and other == 0 else NotImplemented  # sum() starts with 0
-
-    def __neg__(self) -> Objective:
-        return self * -1.0
-
-    def __sub__(self, other: Objective) -> Objective:
-        return self + -other
-
-    def __truediv__(self, number: float) -> Objective:
-        return self * (1 / number) if isinstance(number, (int, float)) else NotImplemented
 
 
 class Wrapper(Objective):

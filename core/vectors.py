@@ -80,7 +80,7 @@ class UnitViews(torch.autograd.Function):
             z.mul_(scale)
         else:
             for i, view in enumerate(views, 1):
-                checks.is_finite(view, f"view {i}")
+                checks.require_finite(view, f"view {i}")
             scale = unit_(z, eps)
         ctx.dtype, ctx.views = views[0].dtype, len(views)
         ctx.set_materialize_grads(False)

@@ -62,7 +62,7 @@ def pgd(
     Returns:
         The changed inputs, detached.
     """
-    checks.is_float(x, "x")
+    checks.require_float(x, "x")
     if epsilon <= 0 or steps < 1:
         raise ValueError(f"pgd: expected epsilon > 0 and steps >= 1, got epsilon={epsilon!r}, steps={steps!r}.")
     step = 2.5 * epsilon / steps if step is None else step
@@ -95,7 +95,7 @@ def mix(x: Tensor, lam: float, count: int = 1, generator: torch.Generator | None
     Returns:
         ``(B, count, ...)``.
     """
-    size = checks.is_float(x, "x").shape[0]
+    size = checks.require_float(x, "x").shape[0]
     if not 1 <= count < size:
         raise ValueError(f"mix: expected 1 <= count <= batch size - 1 = {size - 1}, got {count!r}.")
     if not 0 <= lam <= 1:

@@ -186,7 +186,6 @@ def objective_page(kind: type[cp.Objective]) -> str:
         f"| `{text(one['default'])}` | {cell(one['expected'])} | {cell(as_markdown(docs[one['name']] or ''))} |"
         for one in known["parameters"]
     ]
-    check = known.get("check")
     code = example(kind)
     lines = [
         f"# {kind.__name__}",
@@ -204,11 +203,6 @@ def objective_page(kind: type[cp.Objective]) -> str:
         f"| extra cost | {cell(known.get('cost', '') or 'none')} |",
         f"| paper | {linked(kind.paper)} |",
     ]
-    if check:
-        agrees = "every digit" if check["here"] == check["reference"] else f"{check['here']:.10g}"
-        lines.append(
-            f"| reference value | {check['reference']:.10g}, `{check['spec']}`, on a small case; here {agrees} |"
-        )
     lines += ["", "## Example", "", "```python", code, "```", "", "```text", output(code), "```", ""]
     lines += ["## Weights", "", curve(instance), ""]
     lines += ["## Parameters", "", "| name | short | default | range | |", "|---|---|---|---|---|", *rows, ""]
@@ -357,7 +351,6 @@ PUBLIC = {  # beside `__all__`, which some packages do not have
         "presets.preset",
         "data.load",
         "model.WordDropout",
-        "model.PerturbedContrastiveLoss",
         "encode.load",
         "encode.encoder",
         "sts.load",

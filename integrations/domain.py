@@ -7,12 +7,16 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import MISSING, Field, dataclass, field, fields
 from importlib import import_module
-from typing import Any
+from statistics import mean, stdev
+from typing import TYPE_CHECKING, Any
 
 from counterpoint.names import check_known
+
+if TYPE_CHECKING:
+    from .store.run import Run
 
 
 @dataclass(frozen=True)
@@ -131,6 +135,24 @@ class Domain:
 
 
 NAMES = ("graph", "image", "sentence", "control")
+
+
+def encoder_of(run: Run) -> Any:
+    """The trained encoder of a run of images or graphs, also of one that was fetched from the hub."""
+    from .store.published import is_published
+
+    of = domain(run.arguments["domain"])
+    if is_published(run.path):
+        return of.module("published").load(run.path)
+    return of.module("training").restore(run).encoder
+
+
+def accuracies(values: Mapping[str, Sequence[float]]) -> Iterator[str]:
+    """Write the mean and the deviation of each row of a table."""
+    width = max(map(len, values))
+    for name, each in values.items():
+        spread = f" ± {stdev(each):.2f}" if len(each) > 1 else ""
+        yield f"  {name:{width}}  {mean(each):6.2f}{spread} ({len(each)})"
 
 
 def domain(name: str) -> Domain:

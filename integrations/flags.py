@@ -8,7 +8,6 @@ from __future__ import annotations
 import argparse
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import suppress
 from dataclasses import Field, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -16,7 +15,6 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from counterpoint.names import OBJECTIVES, nearest
 
 from .domain import about, default
-from .store.array import ARRAY as ARRAY
 from .trackers import NAMES as TRACKERS
 
 if TYPE_CHECKING:
@@ -42,7 +40,6 @@ def store(text: str, written: bool = True) -> str | Path:
     if "://" not in text:
         return folder(text) if written else Path(text)
     from .store.place import plain
-    from .store.transport import check_url
 
     place = plain(text)
     if isinstance(place, Path):
@@ -51,11 +48,6 @@ def store(text: str, written: bool = True) -> str | Path:
         raise argparse.ArgumentTypeError(
             f"{text}: lost when this process ends; expected a folder, or s3://BUCKET/FOLDER."
         )
-    with suppress(ImportError):  # the store says what to install when it is opened
-        try:
-            check_url(place)
-        except ValueError as error:
-            raise argparse.ArgumentTypeError(str(error)) from None
     return place
 
 
@@ -171,7 +163,6 @@ def add_runs(parser: argparse.ArgumentParser, cells: bool = True) -> None:
     add("--track", action="append", default=[], choices=TRACKERS, metavar="NAME", help=trackers)
     add("--json", action="store_true", help="print JSON")
     if cells:
-        add_cells(group)
         config = "run.json of a run to repeat, or a .json or .yaml file of flags; a path or URL; typed flags win (none)"
         add("--config", metavar="FILE", help=config)
 
@@ -182,14 +173,6 @@ def add_places(parser: argparse._ActionsContainer) -> None:
     add("--jobs", type=whole(1), default=1, metavar="N", help="runs at a time (%(default)s)")
     where = "local, slurm:partition=gpu,gpus=1,time=60, ray:ADDRESS or dask:ADDRESS (%(default)s)"
     add("--on", type=place, default="local", metavar="PLACE", help=f"where runs are trained: {where}")
-
-
-def add_cells(parser: argparse._ActionsContainer) -> None:
-    """Add ``--list-cells`` and ``--cell``."""
-    add = parser.add_argument
-    add("--list-cells", action="store_true", help="print the runs with their numbers, and train none")
-    number = "train only the run of this number; without one, of $SLURM_ARRAY_TASK_ID (all)"
-    add("--cell", nargs="?", type=whole(0), const=ARRAY, default=None, metavar="N", help=number)
 
 
 def add_device(parser: argparse.ArgumentParser) -> None:

@@ -6,12 +6,12 @@ views and unpacks as ``(loss, weight)``; the weight is only logged.
 The settings are attributes: ``temperature``, and ``tau_plus`` and ``beta``, whose meaning depends on the ``estimator``
 (:data:`OWN`). :data:`HOST` says which tensors are there, and what is not possible.
 
-**How to put an objective there.** The launcher replaces the method; by hand, change one line of ``main.py``::
+**How to put an objective there.** The arguments of the method get the gradient of the objective, see
+:mod:`counterpoint.plugins.embeddings`; by hand, change one line of ``main.py``::
 
     model_loss = counterpoint.plugins.adnce_image.ContrastiveLoss("adnce:t=0.5,mu=0.7")
 
-``--objective host`` is the loss of ``--estimator``. Some of the host's own do not run there: ``hard``, its default, has
-no branch, and ``a_cl`` and ``a_cl2`` call a method that the class lacks; as objectives (``alphacl``) they run.
+The host computes the loss of ``--estimator``: run it with ``--estimator easy``. Its default, ``hard``, has no branch.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from torch import Tensor, nn
 
 from counterpoint.objective import Objective
 
+from .embeddings import Call, Embeddings
 from .host import Host, Seam, SeamError, loss_of
 from .shims.adnce_image import SHIMS
 
@@ -32,8 +33,6 @@ OWN = {
     "easy": "infonce:t={temperature!r}",
     "HCL": "hcl:t={temperature!r},prior={tau_plus!r},beta={beta!r}",
     "adnce": "adnce:t={temperature!r},mu={tau_plus!r},sigma={beta!r}",
-    "a_cl": "alphacl:t={temperature!r},power={tau_plus!r}",
-    "a_cl2": "alphacl:t={temperature!r},power={tau_plus!r},normalize=false",
 }
 """The host's losses, by ``estimator``, in terms of the attributes of its loss."""
 
@@ -52,7 +51,7 @@ class ContrastiveLoss(nn.Module):
 def own_spec(loss: Any) -> str:
     """Return what a ``DRO_Loss`` computes, as a spec."""
     if loss.estimator not in OWN:
-        raise SeamError(f"{NAME}: the host has no loss for --estimator {loss.estimator}; it has {', '.join(OWN)}.")
+        raise SeamError(f"{NAME}: the host's --estimator {loss.estimator} does not run; {', '.join(OWN)} do.")
     return OWN[loss.estimator].format(**{k: getattr(loss, k) for k in ("temperature", "tau_plus", "beta")})
 
 
@@ -63,21 +62,13 @@ def after(seam: Seam, module: ModuleType) -> None:
         raise SeamError(f"{NAME}: {module.__file__} uses no DRO_Loss; the script that trains is main.py.")
     host_forward = class_.forward
 
-    def forward(self: Any, out_1: Tensor, out_2: Tensor, index: Any = None, labels: Any = None) -> tuple[Tensor, Any]:
-        weights: list[Any] = []
-
-        def host_loss() -> Tensor:
-            loss, weight = host_forward(self, out_1, out_2, index, labels)
-            weights.append(weight)
-            return loss  # type: ignore[no-any-return]
-
-        # other objectives also run with an estimator for which the host has no loss
-        loss_fn = seam.objective(own_spec(self) if seam.uses_own_loss else HOST.spec)
-        loss = seam.loss(loss_fn, host_loss, out_1, out_2, normalize=False)
-        return loss, weights[0] if weights else None
+    def forward(self: Any, out_1: Tensor, out_2: Tensor, *rest: Any) -> Any:
+        where = f"{class_.__name__}.forward"
+        embeddings = Embeddings(seam, where, own_spec(self), lambda *views: Call(views, {"normalize": False}))
+        return host_forward(self, *embeddings(out_1, out_2), *rest)
 
     class_.forward = forward
-    seam.say(f"replaced {class_.__name__}.forward of {inspect.getfile(class_)}")
+    seam.say(f"replacing the gradient of the arguments of {class_.__name__}.forward in {inspect.getfile(class_)}")
 
 
 HOST = Host(
@@ -93,6 +84,7 @@ HOST = Host(
     views="its data sets make two views of an image, and its training loop unpacks exactly two. A loop of your own can "
     "call the objective with more: loss_fn(z1, z2, z3)",
     inputs="the loss sees embeddings, not images",
+    options=("allow_drift",),
     shims=SHIMS,
     after=after,
 )

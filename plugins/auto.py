@@ -8,6 +8,7 @@ gradient; what is ambiguous is named, with the candidates.
 from __future__ import annotations
 
 import argparse
+import ast
 import json
 import os
 import subprocess
@@ -28,6 +29,7 @@ from .host import OWN_LOSS, Host, Seam, SeamError, UnreachedError, is_first_proc
 from .launch import Script, run
 from .sites import Site
 
+FRAMEWORKS = ("jax", "flax", "tensorflow", "keras", "mlx")
 STEPS, PATIENCE = 3, 100  # contrastive steps to watch; other steps to wait for the first
 
 
@@ -64,14 +66,11 @@ class _Steps:
                     entry[name] = max(entry.get(name, 0.0), finding[name])
             if not finding["ours"]:
                 entry["ours"] = False
-            here, before_ = (str(each.get("positives")) for each in (finding, entry))
-            if here != before_ and here.startswith("the diagonal") and before_.startswith("the diagonal"):
-                entry["positives"] = "the diagonal, part by part"
-            elif here != before_ and finding["form"]:
-                entry["doubts"].append(f"the positives are {here} in another call")
-            for name in ("replace", "columns"):
-                if finding.get(name) is None or (name == "columns" and finding[name] != entry[name]):
-                    entry[name] = None
+            if finding.get("positives") != entry.get("positives") and finding["form"]:
+                entry["positives"] = "others in each call"
+            if finding.get("columns") != entry.get("columns"):
+                entry["columns"] = "gradient" if finding.get("columns") and entry.get("columns") else None
+            entry["replace"] = entry["replace"] if finding.get("replace") and entry.get("replace") else None
             entry["doubts"] = [*dict.fromkeys(entry["doubts"])]
             entry["other_terms"] = entry.get("other_terms") or finding.get("other_terms", False)
         for key in {(f["site"], f["call"], f["kind"]) for f in found}:
@@ -134,6 +133,11 @@ def run_and_conclude(
             quiet=not is_first_process(),
         )
         words, here, home = [*words], Path.cwd(), script.path.resolve().parent
+        if other := _other_framework(script.path):
+            print(
+                f"counterpoint: {script.path.name} imports {other}, not torch: this is for torch only", file=sys.stderr
+            )
+            return SeamError.code
         failure: BaseException | None = None
         try:
             run(host, seam, script, arguments, use_shims=not args.no_shims)
@@ -158,6 +162,17 @@ def run_and_conclude(
     return code
 
 
+def _other_framework(script: Path) -> str | None:
+    """The framework that a script imports instead of torch."""
+    try:
+        nodes = [*ast.walk(ast.parse(script.read_text(encoding="utf-8")))]
+    except (OSError, SyntaxError, UnicodeDecodeError):
+        return None  # the script's own run says what is wrong
+    names = {alias.name.partition(".")[0] for node in nodes if isinstance(node, ast.Import) for alias in node.names}
+    names |= {(node.module or "").partition(".")[0] for node in nodes if isinstance(node, ast.ImportFrom)}
+    return None if "torch" in names else next((name for name in FRAMEWORKS if name in names), None)
+
+
 def conclude(
     data: dict[str, Any], objective: str | None, script: Sequence[str], folder: Path, apply: bool, only: bool = False
 ) -> int:
@@ -171,15 +186,19 @@ def conclude(
         apply: run the command, if there is only one.
         only: give commands for a part of the script's loss, too.
     """
-    places = {folder, *(parent for loss in data["losses"] for parent in [*Path(loss["file"]).parents][:4])}
-    data["hosts"] = _known_hosts(places, data["losses"])
-    data["open"] = [loss["site"] for loss in data["losses"] if not is_sound(loss)]
-    script = ["--only", *script] if data["open"] and only else script
-    ready = commands_of(data["losses"], objective, script) if only or not data["open"] else []
-    sound = [loss for loss in data["losses"] if is_sound(loss)]
-    spec = objective_of(objective, sound[0]) if sound else ["--objective", objective or "adnce"]
-    known = [["counterpoint", "inject", name, *spec, *script] for name in data["hosts"] if data["losses"]]
-    data["commands"] = commands = known + ready
+    losses = data["losses"]
+    places = {folder, *(parent for loss in losses for parent in [*Path(loss["file"]).parents][:4])}
+    sound = [loss for loss in losses if is_sound(loss)]
+    data["hosts"] = _known_hosts(places, losses)
+    known = [["counterpoint", "inject", name, *objective_of(objective, sound[0])] for name in data["hosts"] if sound]
+    ready = commands_of(losses, objective)
+    covered = [id(loss) for _, group in ready for loss in group]
+    data["open"] = [loss["site"] for loss in losses if id(loss) not in covered]
+    for loss in losses:
+        loss["command"] = id(loss) in covered
+    ready = ready if only or not data["open"] else []
+    part = ["--only"] if data["open"] or len(ready) > 1 else []
+    data["commands"] = commands = [[*words, *part, *script] for words in (*known, *(words for words, _ in ready))]
     print("\n".join(in_words(data, objective)), file=sys.stderr)
     if apply and commands and int(os.environ.get("WORLD_SIZE", "1")) > 1:
         print("counterpoint: --apply starts one process: start the command with your launcher", file=sys.stderr)

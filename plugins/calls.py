@@ -23,7 +23,10 @@ from .host import OWN_LOSS, Seam, SeamError
 from .scales import Scales
 from .sites import Site, caller, is_file, is_own, named, place
 
-HOW = "--positives diagonal, half, neighbor, a column's number, or the name of a tensor of columns at the site"
+HOW = (
+    "--positives diagonal, half, neighbor, a column's number, the name of a tensor of columns at the site, or "
+    "gradient, by which they are told from negatives"
+)
 _OWNERS: tuple[Any, ...] = (torch, Tensor, nn.functional)
 _BINARY = ("logsigmoid",)
 _SUMS = ("logsumexp", "log_softmax", "softmax", "exp")
@@ -159,8 +162,6 @@ def _labeled(
             raise SeamError(f"logits: class weights and label smoothing at {where} have no counterpart in an objective")
         if calls.sites[site] is not None and log_softmaxes is not None:
             return original(input, *args, **kwargs)  # its log_softmax has these positives
-        if calls.sites[site] is not None and not known:
-            raise SeamError(f"logits: --positives: cross entropy at {where} has labels of its own")
         target: Tensor = given["target"]
         several = target.shape == input.shape and target.is_floating_point()  # numbers for every column
         keys = 1 if input.dim() > 2 else -1  # classes are at dimension 1
@@ -181,8 +182,8 @@ def _labeled(
                 "in between: write it as F.cross_entropy of the logits, then --site replaces it"
             )
         call = calls.logits(site, frame, where, taken, positives, own, keys=keys, options=options)
-        loss_fn = calls.seam.objective(own, criterion=site)
-        if call is not None and call.learned and uses_scale(loss_fn) and calls.seam.spec != OWN_LOSS:
+        replaces = call is not None and call.learned and calls.seam.spec != OWN_LOSS
+        if replaces and uses_scale(calls.seam.objective(site)):
             raise SeamError(
                 f"logits: the scale at {where} is learned, and nll_loss is called after its logits were used: write it "
                 "as F.cross_entropy of the logits"
@@ -234,6 +235,7 @@ def _unlabeled(
         if calls.seam.options.get("way") == "columns":
             how["keys"] = -2
         positives = positives_of(text, frame, input.movedim(how["keys"], -1))
+        how["deduced"] = positives is None
         own = "infonce:t=host"
         how["apart"] = known and name == "logsumexp"
         if name in _BINARY:
@@ -244,6 +246,8 @@ def _unlabeled(
                     "--as gather=true"
                 )
             own = "siglip:t=host,b=host"
+            if positives is None:
+                raise SeamError(f"logits: {where}: binary logits of positives need --positives, not by gradient")
             is_positive = torch.zeros_like(input, dtype=torch.bool).scatter(1, positives.unsqueeze(1), True)
             how["flipped"] = ~is_positive
         logits = calls.logits(site, frame, where, input, positives, own, **how)
@@ -311,14 +315,16 @@ def _product(calls: Calls, original: Callable[..., Any]) -> Callable[..., Any]:
         both = calls.seam.options.get("way") == "both"
         temperature = getattr(as_objective(own), "temperature", 1.0) if own != OWN_LOSS else 1.0
         later = 1 / float(temperature) if isinstance(temperature, float) else 1.0
-        how: dict[str, Any] = {"keys": keys, "both": both, "later": later}
+        how: dict[str, Any] = {"keys": keys, "both": both, "later": later, "deduced": positives is None}
         return Logits(calls.seam, site, where, own, positives, {"scale": scale}, **how)(out)
 
     return product
 
 
-def positives_of(text: str, frame: FrameType, logits: Tensor) -> Tensor:
-    """Return the column of each row's positive, or booleans of the shape of the logits."""
+def positives_of(text: str, frame: FrameType, logits: Tensor) -> Tensor | None:
+    """Return the column of each row's positive, or booleans of the shape of the logits; None for ``gradient``."""
+    if text == "gradient":
+        return None
     rows, columns = logits.shape[-2:]
     at = torch.arange(rows, device=logits.device)
     if text.lstrip("-").isdigit():

@@ -6,7 +6,8 @@
 
 **Which tensors are there.** The arguments of each call; one of three dimensions is ``(B, views, d)``, as SupContrast's
 ``features``. ``--as`` says what else the objective needs to know: ``pairing=one_way``, ``normalize=false``,
-``cat=2`` where one parameter holds two views, one below the other, and ``anchors=first`` where only the first view's
+``cat=2`` where one parameter holds two views, one below the other, ``keys=shared`` where the third parameter holds the
+negatives of all anchors, and ``anchors=first`` where only the first view's
 samples are anchors. Parameters may also be passed by an objective's own names: ``(features, labels=targets)``,
 ``(image, text, scale=logit_scale, bias=logit_bias)``.
 
@@ -26,7 +27,7 @@ import importlib.machinery
 import inspect
 import re
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import ModuleType
 from typing import Any
@@ -37,12 +38,11 @@ from torch import Tensor
 from counterpoint.batch.options import BatchOptions
 from counterpoint.batch.pairings import PAIRINGS
 from counterpoint.names import check_known, nearest
-from counterpoint.objective import Objective
-from counterpoint.values import at_scale
 
+from .embeddings import Call, Embeddings
 from .finder.frames import function_name, is_nested
-from .gradient import Embeddings
-from .host import OWN_LOSS, Host, Seam, SeamError, loss_of
+from .finder.functions import shared_scores
+from .host import OWN_LOSS, Host, Seam, SeamError
 from .sites import Site, functions, is_file, is_installed, is_of_torch
 
 NAME = "function"
@@ -54,6 +54,7 @@ _AS = {
     "gather": ("true", "false"),
     "anchors": ("all", "first"),
     "cat": None,
+    "keys": ("shared",),
 }
 
 
@@ -106,20 +107,23 @@ class _Replaced:
         site = Site.parse(match[1].strip(), "--replace")
         return cls(site, views, named, options, int(cat), first)
 
-    def arguments(self, values: Mapping[str, Any]) -> tuple[list[Tensor], dict[str, Any], Any, Any]:
-        """Return the views, the options, the scale and the bias of a call of the objective."""
+    def call(self, values: Mapping[str, Any]) -> Call:
+        """Return the call of an objective for these values of parameters."""
         views = [values[name] for name in self.views]
         for name, view in zip(self.views, views, strict=True):
             if not isinstance(view, Tensor):
                 raise SeamError(f"{self.site.text}: {name} is not a tensor, but {type(view).__name__}")
             if len(view) % self.cat:
                 raise SeamError(f"{self.site.text}: {name} has {len(view)} rows, not a multiple of cat={self.cat}")
-        options = {key: values[name] for key, name in self.named.items()}
+        options = {**self.options, **{key: values[name] for key, name in self.named.items()}}
         scale, bias = options.pop("scale", None), options.pop("bias", None)
         parts = views if self.cat == 1 else [part for view in views for part in view.chunk(self.cat)]
         if len(parts) == 1 and parts[0].dim() == 3:
             options["stacked"] = True
-        return parts, {**self.options, **options}, scale, 0.0 if bias is None else bias
+        if options.pop("keys", None):
+            scores = shared_scores(*parts, normalize=options.pop("normalize", True))
+            return Call(scores, options, "from_scores", scale=scale)
+        return Call(parts, options, scale=scale, bias=0.0 if bias is None else bias, first=self.first)
 
 
 def before(seam: Seam) -> None:
@@ -213,8 +217,8 @@ def _patch(seam: Seam, replaced: _Replaced, module: ModuleType) -> None:
     original = vars(owner).get(names[-1])
     if original is None:
         raise SeamError(f"{replaced.site.text}: {file} does not define it{_known(file, replaced)}{_OTHER}")
-    static = isinstance(original, staticmethod)
-    function = original.__func__ if static else original
+    kind = type(original) if isinstance(original, (staticmethod, classmethod)) else None
+    function = original if kind is None else original.__func__
     if not inspect.isfunction(function):
         raise SeamError(f"{replaced.site.text}: expected a function, got {type(function).__name__}")
     if hasattr(function, "counterpoint_replaces"):
@@ -223,7 +227,7 @@ def _patch(seam: Seam, replaced: _Replaced, module: ModuleType) -> None:
     for name in (*replaced.views, *replaced.named.values()):
         check_known(f"{replaced.site.text}: no parameter", name, parameters, SeamError)
     call = _replacement(seam, replaced, function)
-    setattr(owner, names[-1], staticmethod(call) if static else call)
+    setattr(owner, names[-1], call if kind is None else kind(call))
     seam.say(f"replaced {replaced.site.function} of {file}")
 
 
@@ -237,35 +241,21 @@ def _known(file: str, replaced: _Replaced) -> str:
 def _replacement(seam: Seam, replaced: _Replaced, original: Callable[..., Any]) -> Callable[..., Any]:
     signature = inspect.signature(original)
     own = seam.options.get("own") or (seam.spec if seam.verify else None)
+    names = [*dict.fromkeys((*replaced.views, *replaced.named.values()))]
 
     @functools.wraps(original)
     def call(*args: Any, **kwargs: Any) -> Any:
         bound = signature.bind(*args, **kwargs)
         bound.apply_defaults()
-        inputs = {name: bound.arguments[name] for name in (*replaced.views, *replaced.named.values())}
-        inputs = {name: x for name, x in inputs.items() if isinstance(x, Tensor) and x.requires_grad}
-        replaced.arguments(bound.arguments)  # raises now what is wrong with them
-        if not inputs or not torch.is_grad_enabled():
+        replaced.call(bound.arguments)  # raises now what is wrong with them
+        embeddings = Embeddings(
+            seam, replaced.site.text, own, lambda *x: replaced.call(dict(zip(names, x, strict=True)))
+        )
+        before = [bound.arguments[name] for name in names]
+        after = embeddings(*before)
+        if all(a is b for a, b in zip(before, after, strict=True)):
             return original(*args, **kwargs)
-
-        def arguments(tensors: Sequence[Tensor]) -> tuple[list[Tensor], dict[str, Any], Any, Any]:
-            return replaced.arguments({**bound.arguments, **dict(zip(inputs, tensors, strict=True))})
-
-        def loss(loss_fn: Objective, tensors: Sequence[Tensor]) -> Tensor:
-            views, options, scale, bias = arguments(tensors)
-            with at_scale(scale, bias):
-                if replaced.first:
-                    return loss_of(loss_fn, *views, reduction="none", **options)[: len(views[0])].mean()
-                return loss_of(loss_fn, *views, **options)
-
-        def described(loss_fn: Objective, tensors: Sequence[Tensor]) -> dict[str, float]:
-            views, options, scale, bias = arguments(tensors)
-            with at_scale(scale, bias):
-                return loss_fn.report(*views, **options)
-
-        embeddings = Embeddings(seam, replaced.site.text, own, loss, described)
-        changed = embeddings(*inputs.values())
-        bound.arguments.update(zip(inputs, changed if len(inputs) > 1 else [changed], strict=True))
+        bound.arguments.update(zip(names, after, strict=True))
         result = original(*bound.args, **bound.kwargs)
         if own is None and seam.spec != OWN_LOSS:
             if not isinstance(result, Tensor):

@@ -12,6 +12,7 @@ tensors. Wrong positives, targets that change during training, and a second term
 
 from __future__ import annotations
 
+import functools
 import json
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
@@ -19,19 +20,35 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from counterpoint.batch.ready_made import MASKED
 from counterpoint.objective import Objective, as_objective
+from counterpoint.values import FromHost
 from counterpoint.vectors import widen
 
-from .host import OWN_LOSS, DifferenceError, Seam, SeamError, is_first_process
-from .verify import GRADIENTS, NEAR_ZERO, ROUNDING, along, gradients, precision_of
+from .finder.recognise import UNDERFLOW, positives_by_gradient
+from .host import DifferenceError, Seam, SeamError, is_first_process
 
 CHANGED = "were changed in place after the loss had taken them"
+ROUNDING = {torch.float64: 1e-5, torch.float32: 1e-4, torch.float16: 1e-2, torch.bfloat16: 5e-2}
+"""The largest relative difference of losses that are computed in these precisions."""
 LOGITS = {torch.float64: 1e-4, torch.float32: 1e-3, torch.float16: 1e-2, torch.bfloat16: 5e-2}
 """The largest relative difference of gradients at the logits: these are the same numbers, so that little is rounded."""
-UNDERFLOW = 60.0  # exponents that are smaller, relative to the largest of their row, may have no gradient
+NEAR_ZERO = 3e-3  # below this, the gradient of a loss loses digits: it is a difference of nearly equal numbers
+
+
+def precision_of(tensors: Iterable[object]) -> torch.dtype:
+    """Return the lowest precision in which a loss of these tensors is computed here."""
+    floating = [x for x in tensors if isinstance(x, Tensor) and x.is_floating_point()]
+    devices = {x.device.type for x in floating if torch.is_autocast_enabled(x.device.type)}
+    dtypes = {x.dtype for x in floating} | {torch.get_autocast_dtype(device) for device in devices}
+    return max(dtypes & ROUNDING.keys(), key=ROUNDING.__getitem__, default=torch.float32)
+
+
+@functools.lru_cache
+def own_loss(spec: str) -> Objective:
+    """Return the host's own loss, which has no state."""
+    return as_objective(spec)
 
 
 class Replaced(ABC):
@@ -41,6 +58,7 @@ class Replaced(ABC):
         seam: of this run.
         site: whose calls share schedules and statistics of the objective.
         where: the line, in words.
+        kind: what the tensors are, in words.
         own: the spec of the host's own loss.
         learned: tensors that our losses depend on beside these, such as the host's scale.
     """
@@ -48,6 +66,7 @@ class Replaced(ABC):
     seam: Seam
     site: object
     where: str
+    kind: str
     own: str
     learned: list[Tensor]
 
@@ -91,14 +110,14 @@ class Replaced(ABC):
         if trains_own and not verifies and seam.report is None:
             return unchanged
         ours = self.proved(g, tensors, dtype)
-        # the call is counted, so that the seam would return the objective in the last step of --verify
-        loss_fn = as_objective(self.own) if trains_own else seam.objective(self.own, criterion=self.site)
+        loss_fn = own_loss(self.own) if trains_own else seam.objective(self.site)
         loss_fn = loss_fn.to(tensors[0].device)
-        if seam.report is not None and is_first_process():
+        if seam.report is not None:
             with torch.no_grad():
-                line = self.report(loss_fn, tensors)
-            with seam.report.open("a") as file:
-                file.write(json.dumps({"step": seam.start + seam.calls, **line}) + "\n")
+                line = self.report(loss_fn, tensors)  # in every process, since some gather
+            if is_first_process():
+                with seam.report.open("a") as file:
+                    file.write(json.dumps({"step": seam.start + seam.calls, **line}) + "\n")
         if trains_own:
             return unchanged
         found = ours(loss_fn)
@@ -109,7 +128,7 @@ class Replaced(ABC):
         """Note how well the gradient is that of the host's own loss, or raise an error."""
         seam = self.seam
         if error <= allowed:
-            seam.proofs, seam.worst = seam.proofs + 1, max(seam.worst, error)
+            seam.proofs, seam.worst, seam.proved_at = seam.proofs + 1, max(seam.worst, error), self.kind
             return
         message = (
             f"in call {seam.calls}, the gradient at {self.where} is not that of {self.own}: they differ by "
@@ -123,70 +142,6 @@ class Replaced(ABC):
 def digits(value: float) -> float:
     """Return the share of digits of a loss's gradient: one near zero is a difference of nearly equal numbers."""
     return min(1.0, abs(value) / NEAR_ZERO)
-
-
-def _largest(tensors: Iterable[Tensor]) -> float:
-    return max((float(x.abs().max()) for x in tensors), default=0.0)
-
-
-class Embeddings(Replaced):
-    """The arguments of a function of embeddings.
-
-    Args:
-        seam, site, where, own: see :class:`Replaced`; without ``own``, nothing is compared, and the weight is that of
-            what the function returns, see :meth:`returned`.
-        loss: computes the loss of an objective from the tensors.
-        described: the same for :meth:`report`.
-    """
-
-    def __init__(
-        self,
-        seam: Seam,
-        where: str,
-        own: str | None,
-        loss: Callable[[Objective, Sequence[Tensor]], Tensor],
-        described: Callable[[Objective, Sequence[Tensor]], dict[str, float]],
-    ) -> None:
-        self.seam, self.site, self.where, self.own, self.learned = seam, None, where, own or OWN_LOSS, []
-        self.loss, self.described = loss, described
-        self.weight: float | None = None
-
-    def returned(self, loss: Tensor) -> None:
-        """Take the weight from the gradient of what the function has returned."""
-        loss.register_hook(lambda g: setattr(self, "weight", float(g.sum())))
-
-    def report(self, loss_fn: Objective, tensors: Sequence[Tensor]) -> dict[str, float]:
-        return self.described(loss_fn, tensors)
-
-    def proved(self, g: Sequence[Tensor], tensors: Sequence[Tensor], dtype: torch.dtype) -> Callable[..., Any]:
-        weight = self.weight
-        if self.own != OWN_LOSS:
-            value, expected = self._gradients(as_objective(self.own), tensors)
-            theirs = [along(each, x) for each, x in zip(g, tensors, strict=True)]
-            products, squares = (
-                sum(float((a * b).sum()) for a, b in zip(expected, c, strict=True)) for c in (theirs, expected)
-            )
-            weight = products / max(squares, 1e-60)
-            error = max(
-                _largest((a - weight * b) for a, b in zip(theirs, expected, strict=True) if chosen(a))
-                / max(_largest(a for a in theirs if chosen(a)), 1e-60)
-                # a learned scale sums over anchors, so that its gradient is larger than that of any embedding
-                for chosen in (lambda a: a.dim() > 1, lambda a: True)
-            )
-            self.conclude(digits(value) * error, dtype, GRADIENTS * ROUNDING[dtype])
-        if weight is None:
-            raise SeamError(f"{self.where}: the weight of its loss is not known; --own says what it computes")
-        factor = weight
-        return lambda loss_fn: [factor * each for each in self._gradients(loss_fn, tensors)[1]]
-
-    def _gradients(self, loss_fn: Objective, tensors: Sequence[Tensor]) -> tuple[float, list[Tensor]]:
-        leaves = [x.detach().requires_grad_() for x in tensors]
-        with torch.enable_grad():
-            try:
-                value = self.loss(loss_fn, leaves)
-            except ValueError as error:
-                raise SeamError(f"{loss_fn} cannot be computed here: {error}") from error
-        return float(value.detach()), gradients(value, leaves)
 
 
 class Logits(Replaced):
@@ -203,7 +158,10 @@ class Logits(Replaced):
         apart: the host takes the positives from another tensor, so that these logits get the gradient of its sum
             of exponentials alone. What the positives are is then not proved.
         later: what the host multiplies these logits by later, in their precision, which rounds the exponents.
+        deduced: in each step, the positives are the entries whose gradient is not that of a negative.
     """
+
+    kind = "logits"
 
     def __init__(
         self,
@@ -218,14 +176,16 @@ class Logits(Replaced):
         flipped: Tensor | None = None,
         apart: bool = False,
         later: float = 0.0,
+        deduced: bool = False,
     ) -> None:
         self.seam, self.site, self.where, self.own, self.positives = seam, site, where, own, positives
+        self.deduced = deduced
         self.options, self.keys, self.both, self.flipped = options or {}, keys, both, flipped
         self.apart, self.later = apart, later
 
     @property
     def known(self) -> bool:
-        return self.positives is not None
+        return self.positives is not None or self.deduced
 
     @property
     def learned(self) -> list[Tensor]:  # type: ignore[override]
@@ -244,7 +204,6 @@ class Logits(Replaced):
             if values._version != version:
                 raise SeamError(f"the logits at {self.where} {CHANGED}")
             found = self.gradients(dtype, [g.detach()], [values])[0]
-            # with create_graph=True, what takes a second derivative must not take it for a constant
             return _Once.apply(found, g) if found is not None and g.requires_grad else found
 
         logits.register_hook(replaced)
@@ -254,7 +213,14 @@ class Logits(Replaced):
         return loss_fn.report(x, self.positives, call="from_logits", **self.options)
 
     def proved(self, g: Sequence[Tensor], tensors: Sequence[Tensor], dtype: torch.dtype) -> Callable[..., Any]:
-        weights, x = self._fit(widen(self._oriented(g[0])), widen(self._oriented(tensors[0])), dtype)
+        gradient, x = widen(self._oriented(g[0])), widen(self._oriented(tensors[0]))
+        if self.deduced:
+            self.positives = positives_by_gradient(self._scaled(x), gradient, LOGITS[dtype])
+            # a positive of probability one has no gradient
+            self.positives |= torch.zeros_like(self.positives).scatter(-1, x.argmax(-1, keepdim=True), True) & (
+                ~self.positives.any(-1, keepdim=True)
+            )
+        weights, x = self._fit(gradient, x, dtype)
         counted, positives = weights != 0, self.positives
         assert positives is not None
 
@@ -276,6 +242,13 @@ class Logits(Replaced):
 
     def _flip(self, x: Tensor) -> Tensor:
         return x if self.flipped is None else torch.where(self.flipped, -x, x)
+
+    def _scaled(self, x: Tensor) -> Tensor:
+        """Return the exponents of the host's own loss."""
+        own = as_objective(self.own)
+        if any(isinstance(part, FromHost) for part in own.modules()):
+            return x
+        return x / (float(self.options.get("scale", 1.0)) * float(vars(own).get("temperature", 1.0)))
 
     def _loss(self, loss_fn: Objective, leaves: Sequence[Tensor], positives: Tensor, weights: Tensor) -> Tensor:
         """Sum the losses of the anchors times their weights."""
@@ -305,7 +278,7 @@ class Logits(Replaced):
         assert positives is not None
         if self.both and x.shape[-2] != x.shape[-1]:
             raise SeamError(f"{self.where}: --way both: expected as many rows as columns, got {tuple(x.shape)}")
-        own, ones, tried = as_objective(self.own), torch.ones_like(g[..., 0]), []
+        own, ones, tried = own_loss(self.own), torch.ones_like(g[..., 0]), []
 
         def expected_of(y: Tensor) -> tuple[float, Tensor]:
             leaves = [y.detach().requires_grad_(), *(each.detach() for each in self.learned)]
@@ -361,7 +334,6 @@ class _Replace(torch.autograd.Function):
         return tuple(x.clone() for x in tensors[:count])
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, *g: Tensor) -> tuple[Tensor | None, ...]:
         try:
             tensors = [x.detach() for x in ctx.saved_tensors]
@@ -369,18 +341,20 @@ class _Replace(torch.autograd.Function):
             if "inplace operation" not in str(error):
                 raise
             raise SeamError(f"the tensors at {ctx.call.where} {CHANGED}") from error
-        with torch.autocast(tensors[0].device.type, enabled=False):
-            return (None, None, None, *ctx.call.gradients(ctx.dtype, g, tensors))
+        with torch.no_grad(), torch.autocast(tensors[0].device.type, enabled=False):
+            found = ctx.call.gradients(ctx.dtype, [each.detach() for each in g], tensors)
+        if torch.is_grad_enabled():  # create_graph=True
+            found = [None if f is None else _Once.apply(f, *g) for f in found]
+        return (None, None, None, *found)
 
 
 class _Once(torch.autograd.Function):
-    """The gradient ``found`` that stands for ``g``, which has no second derivative."""
+    """The gradient ``found`` that stands for ``g``. With ``create_graph=True`` it must not be taken for a constant."""
 
     @staticmethod
-    def forward(ctx: Any, found: Tensor, g: Tensor) -> Tensor:
+    def forward(ctx: Any, found: Tensor, *g: Tensor) -> Tensor:
         return found.clone()
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, *g: Tensor) -> tuple[Tensor | None, ...]:
-        return None, g[0]
+        raise SeamError("the gradient of the host's loss is replaced, and has no second derivative")

@@ -6,7 +6,6 @@ there, which spec the host's own loss is, and how to put another objective there
 
 from __future__ import annotations
 
-import json
 import os
 import sys
 import time
@@ -20,16 +19,12 @@ from statistics import fmean, median
 from types import ModuleType
 from typing import Any
 
-import torch
 from torch import Tensor, distributed
 
-from counterpoint.engine.distributed import gather
 from counterpoint.objective import Objective, as_objective
 from counterpoint.objectives.positives import ArCL
 from counterpoint.values import Schedule
 from counterpoint.vectors import widen
-
-from .verify import depends, difference, gradients, precision_of, problem
 
 OWN_LOSS = "host"
 """The spec that stands for whatever the host computes itself."""
@@ -82,26 +77,26 @@ class Shim:
 
 @dataclass
 class Seam:
-    """The seam in one run: choose the objective, compute the loss, count, compare and report.
+    """The seam in one run: which objective trains, what was proved, and what was left alone.
 
     Attributes:
         spec: the objective to train with; ``host`` for the host's own loss.
-        verify: train the first ``verify`` steps with the host's own loss, and compare it with ours.
-        gradients: relative differences of gradients with respect to the tensors at the seam, per verified step.
-        proofs: calls in which the gradient at the logits was that of the host's own loss.
-        worst: its largest difference in these, relative.
-        wrong: what differed by more than rounding explains, in words.
-        if_wrong: what to do about it, in words.
-        gaps: seconds from each call to the next.
+        verify: train the first ``verify`` steps with the host's own loss.
         report: file that gets a line of diagnostics per step.
         options: further options of the host's plugin (``--scale``, ...).
         start: the call at which schedules and the steps of the report begin: a host that resumes training does not
             restore the objective's state.
+        calls: of the host's loss so far.
+        proofs: calls in which the gradient was that of the host's own loss.
+        worst: its largest difference in these, relative.
+        proved_at: what the gradient was compared at, embeddings or logits.
+        if_wrong: what to do about a difference, in words.
         seen: what looks like the host's loss, but was left alone: calls by place and by shape.
         replaced: the calls that were replaced, in the same way.
         notes: what else the user should know at the end, by place.
         at_end: called when the script has ended.
         quiet: print nothing; for spawned processes, whose parent prints.
+        gaps: seconds from each call to the next.
     """
 
     spec: str
@@ -110,14 +105,12 @@ class Seam:
     options: dict[str, Any] = field(default_factory=dict)
     start: int = 0
     calls: int = 0
-    differences: list[tuple[float, float]] = field(default_factory=list)
-    gradients: list[float] = field(default_factory=list)
     proofs: int = 0
     worst: float = 0.0
-    wrong: list[str] = field(default_factory=list)
+    proved_at: str = ""
     if_wrong: str = (
-        "The script is not what this host knows: `counterpoint inject auto` says what it computes. Without --verify, "
-        "nothing is compared."
+        "The script is not what this host knows, or another term of its loss reaches these tensors: `counterpoint "
+        "inject auto` says what it computes. --allow-drift trains on regardless."
     )
     seen: dict[str, dict[str, int]] = field(default_factory=dict)
     replaced: dict[str, dict[str, int]] = field(default_factory=dict)
@@ -125,8 +118,7 @@ class Seam:
     at_end: list[Callable[[], object]] = field(default_factory=list)
     quiet: bool = False
     gaps: list[float] = field(default_factory=list)
-    _objectives: dict[tuple[str, int], Objective] = field(default_factory=dict)
-    _devices: dict[Objective, torch.device] = field(default_factory=dict)
+    _objectives: dict[int, Objective] = field(default_factory=dict)
     _last_call: float | None = None
 
     @property
@@ -181,109 +173,18 @@ class Seam:
         while self.at_end:
             self.at_end.pop()()
 
-    def objective(self, host_spec: str, criterion: object = None) -> Objective:
-        """Return the objective of the next step.
+    def objective(self, criterion: object = None) -> Objective:
+        """Return the objective that trains.
 
         Args:
-            host_spec: the host's own loss with the settings of this run.
             criterion: for hosts with several criteria, the one that asks: each has its own schedules and statistics.
         """
-        spec = host_spec if self.uses_own_loss else self.spec
-        key = spec, id(criterion)
-        if key not in self._objectives:
-            loss_fn = self._objectives[key] = as_objective(spec)
+        if id(criterion) not in self._objectives:
+            loss_fn = self._objectives[id(criterion)] = as_objective(self.spec)
             for module in loss_fn.modules():
                 if isinstance(module, Schedule):
                     module.step += self.start
-        return self._objectives[key]
-
-    def views(self, loss_fn: Objective) -> int:
-        """Return the number of views for ``loss_fn``: ``--views``, what it asks for, or the host's two."""
-        if self.verifies:
-            return 2
-        return self.options.get("views") or loss_fn.views or 2
-
-    def loss(
-        self,
-        loss_fn: Objective,
-        host_loss: Callable[[], Tensor],
-        *args: Any,
-        call: str = "forward",
-        total: bool = False,
-        inputs: Sequence[Any] | None = None,
-        times: float = 1.0,
-        first: bool = False,
-        **options: Any,
-    ) -> Tensor:
-        """Compute the loss of a step from the tensors at the seam.
-
-        Args:
-            loss_fn: what :meth:`objective` returned.
-            host_loss: computes the host's own loss of the same tensors; called to verify, and to train with it.
-            args, options: arguments for the objective.
-            call: the objective's method: ``forward``, ``from_logits``, ``from_scores`` or ``from_pairings``.
-            total: the host's loss is the sum over anchors.
-            inputs: what gradients are compared of, where it is a tensor with one; by default ``args``.
-            times: factor of the loss, as in the host's.
-            first: of all anchors, only the samples of the first view count.
-        """
-        single = options.get("reduction") == "none"
-        options |= {"reduction": "none"} if total or first else {}
-        verifies, own = self.verifies, self.uses_own_loss
-        self.count()
-        device = args[0].device
-        if self._devices.get(loss_fn) != device:  # schedules and statistics live where the batch is
-            self._devices[loss_fn.to(device)] = device
-        if _is_single_sample(args, call, options):
-            return host_loss() if own else loss_of(loss_fn, *args, call=call)
-        if own and not verifies and self.report is None:
-            return host_loss()
-        try:
-            loss = loss_of(loss_fn, *args, call=call, **options)
-        except ValueError as error:
-            raise SeamError(f"{loss_fn} cannot be computed here: {error}") from error
-        loss = loss[: len(args[0])] if first else loss
-        loss = loss.sum() if total else loss if single or not first else loss.mean()
-        loss = loss if times == 1 else loss * times
-        gathered = bool(options.get("gather"))
-        if self.report is not None and (is_first_process() or gathered):  # gathering needs every process
-            line = {"step": self.start + self.calls, **loss_fn.report(*args, call=call, **options)}
-            if is_first_process():
-                with self.report.open("a") as file:
-                    file.write(json.dumps(line) + "\n")
-        if not own:
-            return loss
-        expected = host_loss()
-        if not verifies:
-            return expected
-        value = expected.detach().mean()  # with reduction="none" there is one for each row
-        if gathered:  # the host's is the mean over this process's anchors
-            value = gather(value.reshape(1)).mean()
-        self._compare(loss_fn, loss, expected, float(value), args if inputs is None else inputs, not gathered)
-        return expected
-
-    def _compare(
-        self, loss_fn: Objective, loss: Tensor, expected: Tensor, value: float, inputs: Sequence[Any], local: bool
-    ) -> None:
-        """Compare the host's loss of a step with ours, of the same tensors."""
-        ours = float(loss.detach().mean())
-        self.differences.append((abs(ours - value), abs(ours - value) / max(abs(value), 1e-12)))
-        tensors = [x for x in inputs if isinstance(x, Tensor) and x.requires_grad]
-        # some hosts make embeddings anew, on which their own loss does not depend
-        comparable = bool(tensors) and local and depends(expected.mean(), tensors)
-        if comparable:
-            self.gradients.append(difference(*(gradients(x.mean(), tensors) for x in (loss, expected))))
-        gradient = self.gradients[-1] if comparable else None
-        names = str(loss_fn), "the script's own loss"
-        if wrong := problem(ours, value, gradient, precision_of([*inputs, expected]), names):
-            self.wrong.append(f"in call {self.calls}, {wrong}")
-        if self.calls == self.verify:
-            self.raise_if_wrong()
-
-    def raise_if_wrong(self) -> None:
-        """Raise an error if a verified step has differed."""
-        if self.wrong:
-            raise DifferenceError(f"{self.wrong[0]}. {self.if_wrong}")
+        return self._objectives[id(criterion)]
 
 
 @dataclass(frozen=True)
@@ -303,7 +204,7 @@ class Host:
         package: for hosts that are installed packages.
         sites: for hosts that are recognized by where a loss lies: ``FILE:FUNCTION``, and what else the plugin needs.
         max_views: the most views per sample: None for any number, 1 if objectives that compare views are impossible.
-        views: where more views come from, or why there are not more.
+        views: why there are not more.
         inputs: why the host has no adversarial and no mixed inputs; if empty, objectives that need them are not
             refused beforehand.
         options: options of ``counterpoint inject`` that only some hosts have.

@@ -26,7 +26,7 @@ if TYPE_CHECKING:  # both import torch, which the parser must not
 
 # of hosts that list them among their own
 _OPTIONS = (
-    "scale", "bias", "site", "product", "positives", "way", "allow_drift", "scores", "replace", "as", "own", "steps",
+    "scale", "bias", "site", "product", "positives", "way", "allow_drift", "replace", "as", "own", "steps",
     "json", "apply",
 )  # fmt: skip
 
@@ -44,12 +44,10 @@ def add_options(parser: argparse.ArgumentParser, host: Host | None = None) -> No
     def only(option: str, hosts: str, text: str) -> str:
         if host is None:
             return f"{hosts}: {text}"
-        return text if option in (*host.options, *(["views"] if host.max_views is None else [])) else argparse.SUPPRESS
+        return text if option in host.options else argparse.SUPPRESS
 
     add = parser.add_argument
     add("--objective", default="host", metavar="SPEC", help="what to train with; host is its own loss (%(default)s)")
-    views = only("views", "hosts that can add views", "number of views per sample (what the objective asks for)")
-    add("--views", type=int, metavar="M", help=views)
     scale = "what similarities are multiplied by: a number, or a name at the site, self.logit_scale.exp (measured)"
     add("--scale", metavar="S", help=only("scale", "logits, clip and sentence_transformers only", scale))
     bias = "what is added to binary logits: a number, or a name at the site, self.logit_bias (measured)"
@@ -62,8 +60,8 @@ def add_options(parser: argparse.ArgumentParser, host: Host | None = None) -> No
     add("--positives", metavar="P", help=only("positives", "logits only", positives))
     way = "which entries of the logits compete: those of a row, of a column, or the mean of both losses (rows)"
     add("--way", choices=("rows", "columns", "both"), help=only("way", "logits only", way))
-    drift = "go on where the gradient at the logits is no longer that of the host's own loss"
-    add("--allow-drift", action="store_true", default=None, help=only("allow_drift", "logits only", drift))
+    drift = "go on where the gradient is no longer that of the host's own loss"
+    add("--allow-drift", action="store_true", default=None, help=only("allow_drift", "all but auto", drift))
     add("--only", action="store_true", help="a part of the host's loss is meant to stay as it is")
     replace = only("replace", "function only", "the function, with its parameters that are embeddings (none)")
     add("--replace", metavar="FILE:FUNCTION(a, b)", help=replace)
@@ -71,14 +69,12 @@ def add_options(parser: argparse.ArgumentParser, host: Host | None = None) -> No
     add("--as", metavar="KEY=VALUE,...", help=only("as", "function only", how))
     own = "the host's own loss, to compare with (of labels infonce; of functions the objective)"
     add("--own", metavar="SPEC", help=only("own", "logits and function only", own))
-    scores = only("scores", "curl only", "what is compared (what the objective needs)")
-    add("--scores", choices=("bilinear", "cosine"), help=scores)
     add("--steps", type=int, metavar="N", help=only("steps", "auto only", "number of contrastive steps to watch (3)"))
     written = "write what was found to FILE, since the script prints to standard output (nowhere)"
     add("--json", type=Path, metavar="FILE", help=only("json", "auto only", written))
     apply = only("apply", "auto only", "then run the command that was found, with --verify 3")
     add("--apply", action="store_true", default=None, help=apply)
-    verify = "train the first N steps with the host's own loss, and fail if ours differs from it (%(default)s)"
+    verify = "train the first N steps with the host's own loss; whether ours equals it is checked always (%(default)s)"
     add("--verify", type=int, default=0, metavar="N", help=verify)
     counts = "write how often the loss was called, and the time from call to call, to FILE as JSON (nowhere)"
     add("--counts", type=Path, metavar="FILE", help=counts)
@@ -126,7 +122,7 @@ def command(args: argparse.Namespace) -> int:
         from . import auto
 
         return auto.run_and_conclude(host, args, path, arguments, script)
-    options = {name: getattr(args, name) for name in ("views", "shims", *_OPTIONS)} | {"only": args.only or None}
+    options = {name: getattr(args, name) for name in ("shims", *_OPTIONS)} | {"only": args.only or None}
     # resolved now, since the script may change its working directory
     report, counts = (None if file is None else file.resolve() for file in (args.report, args.counts))
     # is_first_process() now, since process groups may be gone at the end
@@ -143,7 +139,6 @@ def command(args: argparse.Namespace) -> int:
                 f"the host has trained with its own loss, if at all: the seam was never reached ({host.seam}). "
                 "`counterpoint inject auto` watches a script and says where its loss is."
             )
-        seam.raise_if_wrong()
         seam.raise_if_half()
     except SeamError as error:
         print(f"counterpoint: {error}", file=sys.stderr)
@@ -192,10 +187,6 @@ def check(args: argparse.Namespace, host: Host) -> None:
     from .host import OWN_LOSS, SeamError
     from .launch import shims_of
 
-    if args.views is not None and args.views < 2:
-        raise SeamError(f"--views {args.views}: expected 2 or more, since a contrastive objective compares views")
-    if args.views is not None and host.max_views is not None:
-        raise SeamError(f"--views {args.views}: {host.name} cannot add views: {host.views}")
     for name in _OPTIONS:
         if getattr(args, name) is not None and name not in host.options:
             raise SeamError(f"--{name.replace('_', '-')}: {host.name} has no such option")
@@ -221,17 +212,9 @@ def check(args: argparse.Namespace, host: Host) -> None:
 def summary(host: Host, seam: Seam) -> str:
     """Describe a run that has ended: calls, differences, and where else the loss might be."""
     text = f"counterpoint: {host.name}: the loss was reached {seam.calls} times"
-    if seam.differences:
-        absolute, relative = (max(column) for column in zip(*seam.differences, strict=True))
-        text += f"; the host's loss and ours differ by at most {absolute:.2g}, relative {relative:.2g}, "
-        text += f"in {len(seam.differences)} steps"
-        if seam.gradients:
-            text += (
-                f"; their gradients with respect to what is at the seam by {max(seam.gradients):.2g} at most, relative"
-            )
     if seam.proofs:
         text += (
-            f"; the gradient at the logits was that of the host's own loss in {seam.proofs} of them, within "
+            f"; the gradient at the {seam.proved_at} was that of the host's own loss in {seam.proofs} of them, within "
             f"{seam.worst:.2g}, relative"
         )
     if not seam.calls and seam.seen:
@@ -245,10 +228,7 @@ def summary(host: Host, seam: Seam) -> str:
 
 def explain(host: Host) -> str:
     """Describe a host: where its loss sits, which tensors are there, and what it needs."""
-    if host.max_views is None:
-        views = host.views or "as many as the objective asks for"
-    else:
-        views = ("two: " if host.max_views == 2 else "none: ") + host.views
+    views = {None: "", 1: "none: ", 2: "two: "}[host.max_views] + host.views
     lines = [
         f"{host.name}: {host.title}",
         f"  seam       {host.seam}",

@@ -197,8 +197,7 @@ class _Child:
         finally:
             seam = self.seam
             result |= {"gaps": seam.gaps}
-            result |= {"calls": seam.calls, "differences": seam.differences, "gradients": seam.gradients}
-            result |= {"wrong": seam.wrong, "proofs": seam.proofs, "worst": seam.worst}
+            result |= {"calls": seam.calls, "proofs": seam.proofs, "worst": seam.worst, "proved_at": seam.proved_at}
             result |= {"seen": seam.seen, "replaced": seam.replaced, "notes": seam.notes}
             (self.results / str(os.getpid())).write_text(json.dumps(result))
 
@@ -235,9 +234,7 @@ def _patched_spawn(host: Host, seam: Seam, use_shims: bool) -> Iterator[None]:
                 seam.gaps += result["gaps"]
                 seam.calls += result["calls"]
                 seam.proofs, seam.worst = seam.proofs + result["proofs"], max(seam.worst, result["worst"])
-                seam.differences += [tuple(pair) for pair in result["differences"]]
-                seam.gradients += result["gradients"]
-                seam.wrong += result["wrong"]
+                seam.proved_at = seam.proved_at or result["proved_at"]
                 seam.notes |= result["notes"]
                 for name, places in (("seen", seam.seen), ("replaced", seam.replaced)):
                     for place, calls in result[name].items():

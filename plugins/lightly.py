@@ -6,8 +6,9 @@
 alone with a bank of earlier second views; ``gather_distributed=True`` compares a process's own anchors with every
 process's views. Up to lightly 1.5.20 ``DCLLoss`` was another loss, which no objective reproduces.
 
-**How to put an objective there.** The launcher replaces the method ``forward`` of these classes, and keeps the
-script's bank and gathering. By hand, change one line, also for more than two views::
+**How to put an objective there.** The arguments of the method ``forward`` of these classes get the gradient of the
+objective, see :mod:`counterpoint.plugins.embeddings`; the script's bank and gathering stay. By hand, change one line,
+also for more than two views::
 
     criterion = counterpoint.plugins.lightly.ContrastiveLoss("hcl:t=0.5")
     criterion = counterpoint.plugins.lightly.ContrastiveLoss("hcl:t=0.1", (4096, 128), gather_distributed=True)
@@ -15,13 +16,14 @@ script's bank and gathering. By hand, change one line, also for more than two vi
 The weights of positives of ``DCLWLoss`` and of ``DCLLoss(weight_fn=...)`` stay in force for objectives of the family of
 InfoNCE, and are refused for the others, which have none.
 
-**What is not possible.** A negative temperature: ``--objective host`` keeps it, and ``--verify`` refuses it.
+**What is not possible.** A negative temperature.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -31,11 +33,11 @@ from counterpoint.objective import Objective, as_objective
 from counterpoint.objectives.infonce import InfoNCE
 from counterpoint.vectors import unit, widen
 
-from .host import OWN_LOSS, Host, Seam, SeamError, loss_of
+from .embeddings import Call, Embeddings
+from .host import OWN_LOSS, Host, Seam, SeamError
 
 NAME = "lightly"
 
-_Call = tuple[str, tuple[Tensor, ...], dict[str, Any]]  # an objective's method, and the arguments for it
 _Weights = Callable[[Tensor, Tensor], Tensor]
 
 
@@ -71,8 +73,10 @@ class ContrastiveLoss(nn.Module):
     ) -> None:
         super().__init__()
         self.objective, self.weight_fn = as_objective(objective), weight_fn
-        if weight_fn is not None and memory_bank_size:
-            raise ValueError(f"{NAME}: weight_fn= goes without a memory bank, as in lightly's DCLLoss.")
+        if weight_fn is not None:
+            _check_has_weights(self.objective)
+            if memory_bank_size:
+                raise ValueError(f"{NAME}: weight_fn= goes without a memory bank, as in lightly's DCLLoss.")
         bank = import_module("lightly.models.modules.memory_bank").MemoryBankModule
         self.memory_bank = bank(size=memory_bank_size, gather_distributed=gather_distributed)
         self.gather_distributed = gather_distributed
@@ -82,42 +86,47 @@ class ContrastiveLoss(nn.Module):
 
         ``options`` are further arguments of the objective (``ids``, ``labels``, ...), for this process's samples.
         """
-        options |= _positive_factor(self.objective, self.weight_fn, views)
-        call, args, options = _call(views, self.memory_bank, self.gather_distributed, options)
-        return loss_of(self.objective, *args, call=call, **options)
+        keys = None
+        if self.memory_bank.size[0]:
+            if len(views) != 2:
+                raise ValueError(f"{NAME}: a memory bank goes with two views, query and key, got {len(views)}.")
+            updates = views[0].requires_grad and torch.is_grad_enabled()
+            keys = self.memory_bank(unit(widen(views[1])), update=updates)[1].T
+        return _call(views, keys, self.gather_distributed, self.weight_fn, options).loss(self.objective)
 
     def extra_repr(self) -> str:
         return f"memory_bank_size={self.memory_bank.size}, gather_distributed={self.gather_distributed}"
 
 
-def _call(views: tuple[Tensor, ...], bank: Any, gather: bool, options: dict[str, Any]) -> _Call:
-    """How to call an objective with these views."""
-    if bank is None or not bank.size[0]:
-        return "forward", views, {"gather": gather, **options}
+def _call(
+    views: Sequence[Tensor],
+    keys: Tensor | None,
+    gather: bool,
+    weight_fn: _Weights | None,
+    options: Mapping[str, Any] = MappingProxyType({}),
+) -> Call:
+    """Return the call of an objective for these views, and for the bank's keys."""
+    if keys is None and weight_fn is None:
+        return Call(views, {"gather": gather, **options})
     if len(views) != 2:
-        raise ValueError(f"{NAME}: a memory bank goes with two views, query and key, got {len(views)}.")
+        raise ValueError(f"{NAME}: weight_fn= goes with two views, got {len(views)}.")
     query, key = (unit(widen(view)) for view in views)
-    _, keys = bank(key, update=query.requires_grad)
-    keys = keys.to(query)
+    if keys is None and weight_fn is not None:
+        weights = torch.stack([weight_fn(query, key), weight_fn(key, query)])
+        return Call(views, {"gather": gather, "positive_factor": weights, **options})
+    assert keys is not None
     if not key.requires_grad:
-        return "forward", (query, key), {"queue": keys.T, "normalize": False, **options}
+        return Call((query, key), {"queue": keys.to(query), "normalize": False, **options})
     with torch.autocast(query.device.type, enabled=False):
-        return "from_scores", ((query * key).sum(-1), query @ keys), options
+        return Call(((query * key).sum(-1), query @ keys.to(query).T), dict(options), method="from_scores")
 
 
-def _positive_factor(loss_fn: Objective, weight_fn: _Weights | None, views: Sequence[Tensor]) -> dict[str, Any]:
-    """Return the weights of lightly's ``weight_fn`` as an argument of the objective."""
-    if weight_fn is None:
-        return {}
+def _check_has_weights(loss_fn: Objective) -> None:
     if not any(isinstance(part, InfoNCE) for part in loss_fn.modules()):
         raise SeamError(
             f"{NAME}: {loss_fn} has no weights of positives, as infonce, dcl, hcl and adnce have: leave out weight_fn, "
             "or use DCLLoss in place of DCLWLoss."
         )
-    if len(views) != 2:
-        raise ValueError(f"{NAME}: weight_fn= goes with two views, got {len(views)}.")
-    out0, out1 = (unit(widen(view)) for view in views)
-    return {"positive_factor": torch.stack([weight_fn(out0, out1), weight_fn(out1, out0)])}
 
 
 def patch(objective: str | Seam) -> Seam:
@@ -134,29 +143,20 @@ def _patch_class(seam: Seam, class_: Any, host_spec: str) -> None:
     host_forward: Callable[[Any, Tensor, Tensor], Tensor] = class_.forward
 
     def forward(self: Any, out0: Tensor, out1: Tensor) -> Tensor:
-        if self.temperature < 0 and seam.uses_own_loss:
-            if seam.verifies:
-                raise SeamError(f"{NAME}: no objective has a temperature of {self.temperature} to compare with.")
-            seam.count()
-            return host_forward(self, out0, out1)
-        bank: Any = getattr(self, "memory_bank", None)
-        state = [b.clone() for b in bank.buffers()] if bank is not None and seam.uses_own_loss else []
-
-        def host_loss() -> Tensor:
-            # our own loss has put the batch into the bank already
-            for buffer, value in zip(bank.buffers() if state else (), state, strict=True):
-                buffer.copy_(value)
-            return host_forward(self, out0, out1)
-
-        loss_fn = seam.objective(host_spec.format(self.temperature), self)
-        weights = _positive_factor(loss_fn, getattr(self, "weight_fn", None), (out0, out1))
-        call, args, options = _call((out0, out1), bank, self.gather_distributed, weights)
-        return seam.loss(loss_fn, host_loss, *args, call=call, **options)
+        if self.temperature < 0:
+            raise SeamError(f"{NAME}: no objective has a temperature of {self.temperature}.")
+        bank, weight_fn = getattr(self, "memory_bank", None), getattr(self, "weight_fn", None)
+        if weight_fn is not None and seam.spec != OWN_LOSS:
+            _check_has_weights(seam.objective(self))
+        # as they are before the batch enters the bank
+        keys = bank.bank.clone() if bank is not None and bank.size[0] else None
+        own, gather = host_spec.format(self.temperature), self.gather_distributed
+        where = f"{class_.__name__}.forward"
+        embeddings = Embeddings(seam, where, own, lambda *views: _call(views, keys, gather, weight_fn), self)
+        return host_forward(self, *embeddings(out0, out1))
 
     class_.forward = torch.compiler.disable(forward)  # the seam counts and writes, which compiled code cannot
-    loss = "its own loss" if seam.spec == OWN_LOSS else seam.spec
-    first = f"its own loss up to step {seam.verify}, then " if seam.verify and seam.spec != OWN_LOSS else ""
-    seam.say(f"lightly.loss: {class_.__name__}.forward is now {first}{loss}")
+    seam.say(f"replacing the gradient of the arguments of {class_.__name__}.forward in lightly.loss")
 
 
 HOST = Host(
@@ -174,5 +174,6 @@ HOST = Host(
     views="its criteria take two, and its scripts' transforms make two: change one line, criterion = "
     "counterpoint.plugins.lightly.ContrastiveLoss(...), which takes as many as lightly's MultiViewTransform makes",
     inputs="the criterion sees projections, not images",
+    options=("allow_drift",),
     before=patch,
 )

@@ -33,6 +33,7 @@ from torch import Tensor, nn
 from counterpoint.objective import Objective, as_objective
 from counterpoint.vectors import unit, widen
 
+from .embeddings import Call, Embeddings
 from .function import for_modules
 from .host import Host, Seam, loss_of
 from .sites import is_file
@@ -136,18 +137,22 @@ def patch_module(seam: Seam, module: ModuleType) -> None:
             _patch_pygcl(seam, class_)
         else:
             continue
-        seam.say(f"replaced the loss of {class_.__name__} in {module.__file__}")
+        seam.say(f"replacing the gradient at the loss of {class_.__name__} in {module.__file__}")
 
 
 def _patch_grace(seam: Seam, class_: Any) -> None:
     host_loss = class_.loss
 
     @functools.wraps(host_loss)
-    def loss(self: Any, z1: Tensor, z2: Tensor, mean: bool = True, *args: Any, **kwargs: Any) -> Tensor:
-        views = self.projection(z1), self.projection(z2)
-        loss_fn = seam.objective(f"infonce:t={self.tau!r}", self)
-        value = seam.loss(loss_fn, lambda: host_loss(self, z1, z2, True, *args, **kwargs), *views, inputs=(z1, z2))
-        return value if mean else value * len(z1)
+    def loss(self: Any, z1: Tensor, z2: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+        own, where = f"infonce:t={self.tau!r}", f"{class_.__name__}.loss"
+        embeddings = Embeddings(seam, where, own, lambda *views: Call(views), self)
+        projected = iter(embeddings(self.projection(z1), self.projection(z2)))
+        self.projection = lambda _: next(projected)
+        try:
+            return host_loss(self, z1, z2, *args, **kwargs)  # type: ignore[no-any-return]
+        finally:
+            del self.projection
 
     loss.is_ours = True  # type: ignore[attr-defined]
     class_.loss = torch.compiler.disable(loss)
@@ -160,17 +165,14 @@ def _patch_pygcl(seam: Seam, class_: Any) -> None:
     def compute(
         self: Any, anchor: Tensor, sample: Tensor, pos_mask: Tensor, neg_mask: Tensor | None = None, *rest: Any
     ) -> Tensor:
-        positives, cosines = pos_mask.bool(), unit(widen(anchor)) @ unit(widen(sample)).T
-        if neg_mask is not None and class_.__name__ != "InfoNCESP":  # which takes all others as negatives
-            cosines = cosines.masked_fill(~(positives | neg_mask.bool()), -torch.inf)
-        return seam.loss(
-            seam.objective(f"infonce:t={self.tau!r}", self),
-            lambda: host_compute(self, anchor, sample, pos_mask, neg_mask, *rest),
-            cosines,
-            positives,
-            call="from_logits",
-            inputs=(anchor, sample),
-        )
+        def call(anchor: Tensor, sample: Tensor) -> Call:
+            positives, cosines = pos_mask.bool(), unit(widen(anchor)) @ unit(widen(sample)).T
+            if neg_mask is not None and class_.__name__ != "InfoNCESP":  # which takes all others as negatives
+                cosines = cosines.masked_fill(~(positives | neg_mask.bool()), -torch.inf)
+            return Call((cosines, positives), method="from_logits")
+
+        embeddings = Embeddings(seam, f"{class_.__name__}.compute", f"infonce:t={self.tau!r}", call, self)
+        return host_compute(self, *embeddings(anchor, sample), pos_mask, neg_mask, *rest)  # type: ignore[no-any-return]
 
     compute.is_ours = True  # type: ignore[attr-defined]
     class_.compute = torch.compiler.disable(compute)
@@ -188,6 +190,7 @@ HOST = Host(
     sites={f"{PYGCL}:InfoNCE.compute": None, f"{PYGCL}:InfoNCESP.compute": None, "model.py:*.semi_loss": None},
     views="its models augment a graph twice. A loop of your own can call the objective with more views",
     inputs="the loss sees embeddings, not graphs",
+    options=("allow_drift",),
     before=patch,
     after=patch_module,
 )

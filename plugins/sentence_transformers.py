@@ -22,8 +22,7 @@ directions, hardness, false negatives that are masked, gathering. Cached losses 
 is a batch for objectives with statistics over the batch (``mu=auto``).
 
 **What is not possible.** Adversarial and mixed views, since words have no gradient: ``robust``, ``intcl`` and
-``intnacl`` with ``alpha > 0`` are refused, ``mixnca`` leaves out its mixed terms. The losses of
-:mod:`counterpoint.integrations.sentence.noise` move and mix embeddings instead.
+``intnacl`` with ``alpha > 0`` are refused, ``mixnca`` leaves out its mixed terms.
 """
 
 from __future__ import annotations
@@ -36,16 +35,14 @@ from typing import Any, ClassVar, TypeVar
 import torch
 from torch import Tensor, nn
 
-from counterpoint.batch.options import Keys
+from counterpoint.batch.options import HARDNESS, Keys, chosen_directions
 from counterpoint.batch.rules import Rule, as_rules
 from counterpoint.names import nearest
-from counterpoint.objective import Objective, Sum, as_objective
+from counterpoint.objective import Objective, as_objective
 from counterpoint.values import FromHost
 
 from . import logits
-from .directions import as_directions, per_direction
 from .host import ONE_WAY, Host, loss_of
-from .terms import Terms
 from .texts import Guide, equal_texts
 
 _COLUMNS = ("negatives", "views")
@@ -74,8 +71,8 @@ class ContrastiveLoss(nn.Module):
     ==========================================  ==================================================================
     loss of the host                            this class
     ==========================================  ==================================================================
-    ``MultipleNegativesRankingLoss``            ``infonce:t=0.05``; ``directions``, ``partition_mode``,
-                                                ``hardness_mode`` and ``hardness_strength`` are the host's
+    ``MultipleNegativesRankingLoss``            ``infonce:t=0.05``; ``directions``, ``hardness_mode`` and
+                                                ``hardness_strength`` are the host's
     ``SparseMultipleNegativesRankingLoss``      ``infonce:t=1``, ``similarity="dot"``
     ``GISTEmbedLoss``                           ``infonce:t=0.01``, ``guide=``, ``false_negatives=cp.margin(0)``,
                                                 ``directions=("query_to_doc", "query_to_query",
@@ -103,15 +100,12 @@ class ContrastiveLoss(nn.Module):
         guide: a ``SentenceTransformer`` that judges, as in GISTEmbed.
         directions: which columns are compared, see :mod:`counterpoint.batch.joint`; the host's words, and
             ``doc_to_positive``.
-        partition_mode: ``joint``: one denominator for all directions (GTE); ``per_direction``: the mean of the losses
-            of ``query_to_doc`` and ``doc_to_query``.
         hardness_mode, hardness_strength: the host's weights of hard negatives, see :mod:`counterpoint.batch.joint`.
         similarity: ``cosine``, or ``dot`` for inner products of the embeddings as they are.
         in_batch, shared_negatives: False to compare with hard negatives only, or only with a sample's own.
         gather_across_devices: compare each process's anchors with all processes' texts, see
             :mod:`counterpoint.engine.distributed`. The loss is that of one process with the whole batch, and so is the
             gradient, averaged over processes as the trainer does.
-        log_terms: for a sum, return its :class:`Terms`, which the trainer logs and adds up.
 
     >>> loss = ContrastiveLoss(model, "adnce:mu=0.4,t=0.05 + 0.1*dp")  # doctest: +SKIP
     >>> trainer = SentenceTransformerTrainer(model=model, train_dataset=dataset, loss=loss)  # doctest: +SKIP
@@ -136,12 +130,10 @@ class ContrastiveLoss(nn.Module):
         in_batch: bool = True,
         shared_negatives: bool = True,
         directions: Sequence[str] = ("query_to_doc",),
-        partition_mode: str = "joint",
         hardness_mode: str | None = None,
         hardness_strength: float = 0.0,
         similarity: str = "cosine",
         gather_across_devices: bool = False,
-        log_terms: bool = True,
     ) -> None:
         super().__init__()
         if not isinstance(model, nn.Module):
@@ -152,8 +144,7 @@ class ContrastiveLoss(nn.Module):
         self.objective = as_objective(objective)
         if "adversarial" in self.objective.needs - self.provides:  # without mixed views, objectives leave out terms
             raise ValueError(
-                f"{type(self).__name__}: {self.objective} needs adversarial views, but words have no gradient; "
-                "counterpoint.integrations.sentence.noise.PerturbedContrastiveLoss moves their embeddings instead."
+                f"{type(self).__name__}: {self.objective} needs adversarial views, but words have no gradient."
             )
         if any(isinstance(part, FromHost) for part in self.objective.modules()):
             raise ValueError(
@@ -176,29 +167,24 @@ class ContrastiveLoss(nn.Module):
             raise ValueError(
                 f"{type(self).__name__}: guide= needs false_negatives= beside it; cp.margin(0) is GISTEmbed's rule."
             )
-        self.directions = as_directions(pairing, directions, partition_mode, hardness_mode, hardness_strength)
-        self.partition_mode, self.similarity = partition_mode, similarity
+        self.directions = _as_directions(pairing, directions, hardness_mode, hardness_strength)
+        self.similarity = similarity
         self.hardness_mode, self.hardness_strength = hardness_mode, float(hardness_strength)
         self.model = model
         self.rules = as_rules(false_negatives)
         # not a submodule: it is neither trained nor saved
         self._guide = [] if guide is None else [Guide(guide, model)]
         self.duplicates, self.in_batch, self.shared_negatives = duplicates, in_batch, shared_negatives
-        # each as a sum of its own, which includes its weight
-        self.terms = nn.ModuleList(Sum([term]) for term in self.objective.terms())
         # more than two embeddings of a single column can only be views
         self.columns, self.labels = "views" if views > 2 else columns, labels
         self.views, self.negative_weight = views, float(negative_weight)
         self.pairing = pairing
-        self.gather_across_devices, self.log_terms = gather_across_devices, log_terms
+        self.gather_across_devices = gather_across_devices
 
-    def forward(
-        self, sentence_features: Iterable[dict[str, Tensor]], labels: Tensor | None = None
-    ) -> Tensor | dict[str, Tensor]:
+    def forward(self, sentence_features: Iterable[dict[str, Tensor]], labels: Tensor | None = None) -> Tensor:
         columns = self._repeat_single(sentence_features)
         known = self._known(columns)  # first, since a model may write into the columns
-        terms = self._terms(self._embed(columns), labels, **known)
-        return terms if len(terms) > 1 and self.log_terms else terms.sum()
+        return self._loss(self._embed(columns), labels, **known)
 
     def _known(self, columns: list[dict[str, Tensor]]) -> dict[str, Any]:
         """Return what the texts of a batch say beside their embeddings: equal texts, and what the guide thinks."""
@@ -216,7 +202,7 @@ class ContrastiveLoss(nn.Module):
         if self._guide or self.duplicates is not None:
             given = "guide=" if self._guide else "duplicates="
             raise ValueError(f"{type(self).__name__}: {given} reads texts, and embeddings alone do not have them.")
-        return self._terms(embeddings, labels).sum()
+        return self._loss(embeddings, labels)
 
     def _repeat_single(self, sentence_features: Iterable[dict[str, Tensor]]) -> list[dict[str, Tensor]]:
         """Return the columns; a single one ``views`` times, in separate dicts, since a model may write into them."""
@@ -230,15 +216,15 @@ class ContrastiveLoss(nn.Module):
             return [self.model(features)["sentence_embedding"] for features in sentence_features]
         return embed(self.model, sentence_features)  # type: ignore[no-any-return]
 
-    def _terms(
+    def _loss(
         self,
         embeddings: list[Tensor],
         labels: Tensor | None,
         hard_ids: Tensor | None = None,
         hard_guide: Tensor | None = None,
         **extra: Any,
-    ) -> Terms:
-        """Compute the loss of each term; ``extra`` are further arguments of ``Objective.forward``."""
+    ) -> Tensor:
+        """Compute the loss; ``extra`` are further arguments of ``Objective.forward``."""
         views, options = self._views(embeddings)
         if "negatives" in options:
             options["negatives"] = options["negatives"]._replace(ids=hard_ids, guide=hard_guide)
@@ -249,23 +235,11 @@ class ContrastiveLoss(nn.Module):
             options["ids" if self.labels == "ids" else "labels"] = labels
         if self.similarity == "dot":
             options["normalize"] = False
-        if self.directions and self.partition_mode == "joint":
-            options |= {"directions": self.directions, **self._hardness()}
-        calls: list[tuple[Sequence[Tensor], dict[str, Any]]] = [(views, options)]
-        if self.directions and self.partition_mode == "per_direction":
-            calls = per_direction(views, options, self._hardness(), self.directions)
-        terms = Terms()
-        for term in self.terms:
-            losses = [loss_of(term, *z, pairing=self.pairing or ONE_WAY, **how) for z, how in calls]  # type: ignore[arg-type]
-            loss = torch.stack(losses).mean() if len(losses) > 1 else losses[0]
-            name = str(term)
-            terms[name] = terms[name] + loss if name in terms else loss
-        return terms
-
-    def _hardness(self) -> dict[str, Any]:
-        if self.hardness_mode is None or not self.hardness_strength:
-            return {}
-        return {"hardness": (self.hardness_mode, self.hardness_strength)}
+        if self.directions:
+            options["directions"] = self.directions
+            if self.hardness_mode is not None and self.hardness_strength:
+                options["hardness"] = (self.hardness_mode, self.hardness_strength)
+        return loss_of(self.objective, *views, pairing=self.pairing or ONE_WAY, **options)
 
     def _split(self, columns: list[T]) -> tuple[list[T], list[T]]:
         """Return the columns that are views, and those of hard negatives."""
@@ -287,7 +261,7 @@ class ContrastiveLoss(nn.Module):
         """Return the settings of this loss for the model card."""
         names = ["columns", "views", "negative_weight", "pairing", "labels", "duplicates", "in_batch"]
         names += ["shared_negatives", "similarity", "gather_across_devices"]
-        names += ["directions", "partition_mode", "hardness_mode", "hardness_strength"] if self.directions else []
+        names += ["directions", "hardness_mode", "hardness_strength"] if self.directions else []
         config = {"objective": str(self.objective), **{name: getattr(self, name) for name in names}}
         if self.rules:
             config["false_negatives"] = [str(rule) for rule in self.rules]
@@ -295,25 +269,19 @@ class ContrastiveLoss(nn.Module):
             config["guide"] = str(self._guide[0].guide)
         return config
 
-    @property
-    def citation(self) -> str:
-        """Papers of the objective's parts, in BibTeX, for the model card."""
-        papers = {part.name: part.paper for part in self.objective.modules() if isinstance(part, Objective)}
-        return "\n".join(_entry(name, paper) for name, paper in papers.items() if paper)
-
 
 class CachedContrastiveLoss(ContrastiveLoss):
     """:class:`ContrastiveLoss` with sentence-transformers' gradient cache: large batches in little memory.
 
     The batch is embedded in parts without a graph, the loss gives the gradient of the embeddings, and each part is
     recomputed with a graph to propagate it. Loss and gradients are those of the whole batch, whose similarities are
-    computed at once. The terms of a sum are not logged.
+    computed at once.
 
     Args:
         mini_batch_size: number of samples of a column in each part.
         mini_batch_num_tokens: size of the parts in tokens instead.
         show_progress_bar: show a progress bar over the parts.
-        model, objective, options: as in :class:`ContrastiveLoss`, all but ``log_terms``.
+        model, objective, options: as in :class:`ContrastiveLoss`.
     """
 
     uses_gradient_cache = True
@@ -331,7 +299,7 @@ class CachedContrastiveLoss(ContrastiveLoss):
         for name, size in (("mini_batch_size", mini_batch_size), ("mini_batch_num_tokens", mini_batch_num_tokens)):
             if (name != "mini_batch_num_tokens" or size is not None) and (type(size) is not int or size < 1):
                 raise ValueError(f"CachedContrastiveLoss: {name} must be a whole number of at least 1, got {size!r}.")
-        super().__init__(model, objective, log_terms=False, **options)
+        super().__init__(model, objective, **options)
         _gradcache()
         self._of_batch: dict[str, Any] = {}  # what the texts of the batch say, between the passes of the cache
         self.mini_batch_size, self.mini_batch_num_tokens = mini_batch_size, mini_batch_num_tokens
@@ -353,7 +321,7 @@ class CachedContrastiveLoss(ContrastiveLoss):
         self, reps: list[list[Tensor]], labels: Tensor | None = None, *, with_backward: bool = False
     ) -> Tensor:
         """Compute the loss of the whole batch from the embeddings of its parts."""
-        loss = self._terms([torch.cat(parts) for parts in reps], labels, **self._of_batch).sum()
+        loss = self._loss([torch.cat(parts) for parts in reps], labels, **self._of_batch)
         if with_backward:
             loss.backward()
             loss = loss.detach()
@@ -369,14 +337,17 @@ class CachedContrastiveLoss(ContrastiveLoss):
         more = {"mini_batch_size": self.mini_batch_size, "mini_batch_num_tokens": self.mini_batch_num_tokens}
         return {**super().get_config_dict(), **more}
 
-    @property
-    def citation(self) -> str:
-        paper = "Gao et al. 2021, scaling deep contrastive learning batch size under memory limited setup"
-        return super().citation + f"\n{_entry('gradcache', paper)}"
 
-
-def _entry(name: str, paper: str) -> str:
-    return f"@misc{{{name},\n    note = {{{paper}}}\n}}"
+def _as_directions(
+    pairing: str | None, directions: Sequence[str], hardness_mode: str | None, strength: float
+) -> tuple[str, ...]:
+    """Return the directions, checked; none if they are those of ``one_way`` without weights of hard negatives."""
+    if strength and hardness_mode is None:
+        raise ValueError(f"hardness_strength: needs hardness_mode= beside it: {', '.join(HARDNESS)}.")
+    hardness = None if hardness_mode is None else (hardness_mode, strength)
+    plain = tuple(directions) == ("query_to_doc",) and hardness is None
+    chosen = () if plain else chosen_directions(pairing, directions, hardness)
+    return chosen if len(chosen) > 1 or (hardness_mode and strength) else ()
 
 
 def _gradcache() -> Any:

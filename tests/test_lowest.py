@@ -29,7 +29,7 @@ COMMANDS = {
     ],
     "plots": [TOY, REPORT],
     "report": [TOY, REPORT],
-    "cli": [f"{TERMINAL} {TOY}", "counterpoint completion bash"],
+    "cli": [f"{TERMINAL} {TOY}"],
 }
 # built for the numpy of their time, as their metadata does not say
 NUMPY = {extra: "numpy" if extra == "sentence" else "numpy<2" for extra in COMMANDS}

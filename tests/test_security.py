@@ -43,7 +43,7 @@ def test_torch_loads_only_weights():
 
 def test_numpy_loads_no_pickles():
     loads = list(calls("np.load", "numpy.load", "np.fromfile", "np.genfromtxt"))
-    readers = {"advise/data.py", "control/representation.py", "image/data.py"}
+    readers = {"advise/data.py", "image/data.py"}
     assert {path for path, _ in loads} == {f"integrations/{name}" for name in readers}
     assert all(keywords == {"allow_pickle": "False"} for _, keywords in loads)
 
@@ -117,7 +117,7 @@ def test_files_from_someone_else_run_no_code(tmp_path):
                 load_checked(run.path / name, content)
     with pytest.warns(RuntimeWarning, match="damaged"):
         assert run.embeddings() is None
-    with pytest.warns(RuntimeWarning, match="damaged"), pytest.raises(store.DamagedError):
+    with pytest.raises(store.DamagedError):
         run.load()
     assert not made.exists()
 
@@ -139,7 +139,7 @@ def test_an_array_of_objects_is_not_loaded(tmp_path, monkeypatch):
 def test_every_protection_names_a_test_that_exists():
     text = (ROOT / "SECURITY.md").read_text(encoding="utf-8")
     rows = [line for line in text.splitlines() if line.startswith("| ") and not line.endswith("| test |")]
-    assert len(rows) > 20
+    assert len(rows) >= 20
     assert not [row for row in rows if not re.search(r"`tests/[\w/]+\.py::test_\w+` \|$", row)]
     named = set(re.findall(r"`(tests/[\w/]+\.py)::(test_\w+)`", text))
     for file, name in sorted(named):

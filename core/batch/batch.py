@@ -132,8 +132,8 @@ class Batch:
         embeddings = (*(keys.embeddings for keys in (bank, hard) if keys is not None), adversarial, mixed)
         if any(isinstance(x, Tensor) and x.dtype == torch.float64 for x in embeddings):
             self.dtype = torch.float64
-        self.labels = None if labels is None else checks.is_ids(labels, "labels", self.size)
-        self.ids = self.labels if ids is None else checks.is_ids(ids, "ids", self.size)
+        self.labels = None if labels is None else checks.require_ids(labels, "labels", self.size)
+        self.ids = self.labels if ids is None else checks.require_ids(ids, "ids", self.size)
         self.prior = None if prior is None else self._prior(prior)
         self.positive_factor = None if positive_factor is None else self._positive_factor(positive_factor)
         self.log_q = None if log_q is None else self._log_q(log_q, "log_q", self.size)
@@ -161,8 +161,9 @@ class Batch:
             self._views = [self._prepared(v) for v in self.raw]
             return None
         pos: Tensor
-        self._stack, _, pos = UnitViews.apply(self._eps(self.raw[0]), self.dtype, others, *self.raw)
-        self._views = [*self._stack.chunk(len(self.raw))]
+        stack: Tensor
+        stack, _, pos = UnitViews.apply(self._eps(self.raw[0]), self.dtype, others, *self.raw)
+        self._stack, self._views = stack, [*stack.chunk(len(self.raw))]
         return pos
 
     def view(self, i: int) -> Tensor:
@@ -179,12 +180,17 @@ class Batch:
             self._stack = torch.cat(views)
         return self._stack
 
-    def other_views(self) -> Tensor:
-        """Return the similarities of each view to the sample's others, ``(m B, m - 1)``, view by view."""
+    def other_views(self, first: bool = False) -> Tensor:
+        """Return the similarities of each view to the sample's others, ``(m B, m - 1)``, view by view.
+
+        Args:
+            first: of the first view alone, ``(B, m - 1)``.
+        """
         pos = self._normalize_views(others=True) if self._views is None else None
         if pos is not None:
-            return pos
-        others = [[(x * y).sum(-1) for j, y in enumerate(self.views) if i != j] for i, x in enumerate(self.views)]
+            return pos[: self.size] if first else pos
+        anchors = self.views[:1] if first else self.views
+        others = [[(x * y).sum(-1) for j, y in enumerate(self.views) if i != j] for i, x in enumerate(anchors)]
         return torch.cat([torch.stack(x, 1) for x in others])
 
     def _stackable(self) -> bool:
@@ -249,40 +255,40 @@ class Batch:
     def check_finite(self) -> None:
         """Raise if a view contains NaN or infinity."""
         for i, view in enumerate(self.raw, 1):
-            checks.is_finite(view, f"view {i}")
+            checks.require_finite(view, f"view {i}")
 
     def _prior(self, prior: Tensor) -> Tensor:
-        if checks.is_float(prior, "prior").shape != (self.size,):
+        if checks.require_float(prior, "prior").shape != (self.size,):
             raise ValueError(f"prior: expected one number per sample, shape ({self.size},), got {checks.shape(prior)}.")
-        return checks.is_prior(prior)
+        return checks.require_prior(prior)
 
     def _positive_factor(self, weight: Tensor) -> Tensor:
-        shape = checks.is_float(weight, "positive_factor").shape
+        shape = checks.require_float(weight, "positive_factor").shape
         if shape not in ((self.size,), (len(self.raw), self.size)):
             raise ValueError(
                 f"positive_factor: expected a number per sample, shape ({self.size}), or per view and sample, "
                 f"({len(self.raw)}, {self.size}), got {checks.shape(weight)}."
             )
-        return checks.is_finite(weight, "positive_factor")
+        return checks.require_finite(weight, "positive_factor")
 
     def _bank(self, z: Tensor) -> Tensor:
         """Normalize the keys of a queue, ``(K, d)``."""
-        checks.is_matrix(z, "queue", f"(keys, {self.width})")
+        checks.require_matrix(z, "queue", f"(keys, {self.width})")
         if z.shape[1] != self.width or len(z) == 0:
             turned = " It looks transposed: give queue.T." if z.shape[0] == self.width else ""
             raise ValueError(f"queue: expected shape (keys, {self.width}), got {checks.shape(z)}.{turned}")
-        return self._prepared(checks.is_finite(z, "queue")).detach()
+        return self._prepared(checks.require_finite(z, "queue")).detach()
 
     def _per_sample(self, z: Tensor, what: str) -> Tensor:
         """Normalize ``(B, d)`` or ``(B, n, d)``, and return it as ``(B, n, d)``."""
-        checks.is_float(z, what)
+        checks.require_float(z, what)
         full = z.unsqueeze(1) if z.dim() == 2 else z
         if full.dim() != 3 or full.shape[0] != self.size or full.shape[2] != self.width or full.shape[1] == 0:
             raise ValueError(
                 f"{what}: expected shape ({self.size}, {self.width}) or ({self.size}, n, {self.width}), "
                 f"got {checks.shape(z)}."
             )
-        return self._prepared(checks.is_finite(full, what))
+        return self._prepared(checks.require_finite(full, what))
 
     def _keys(self, keys: Keys, name: str, z: Tensor) -> Keys:
         """Check what is known of keys, whose normalized embeddings are ``z``."""
@@ -290,11 +296,11 @@ class Batch:
         if ids is not None:
             if self.ids is None:
                 raise ValueError(f"{name}: ids: needs ids= or labels= beside it, those of the batch.")
-            if checks.is_tensor(ids, f"{name}: ids").numel() != rows or not checks.is_whole(ids):
+            if checks.require_tensor(ids, f"{name}: ids").numel() != rows or not checks.is_whole(ids):
                 got = f"shape {checks.shape(ids)} of {ids.dtype}"
                 raise ValueError(f"{name}: ids: expected one integer per key, {rows} in all, got {got}.")
             ids = ids.reshape(-1).long()
-        if guide is not None and checks.is_float(guide, f"{name}: guide").shape[:-1].numel() != rows:
+        if guide is not None and checks.require_float(guide, f"{name}: guide").shape[:-1].numel() != rows:
             raise ValueError(f"{name}: guide: expected a row for each key, got shape {checks.shape(guide)}.")
         if name == "queue" and (keys.own_log_weight or not keys.shared):
             raise ValueError("queue: shared= and own_log_weight= are of negatives=, not of a queue.")
@@ -309,7 +315,7 @@ class Batch:
 
     def _log_q(self, log_q: Tensor, what: str, rows: int) -> Tensor:
         """Check the log-probabilities with which keys were drawn."""
-        if checks.is_float(log_q, what).numel() != rows or (what == "log_q" and log_q.dim() != 1):
+        if checks.require_float(log_q, what).numel() != rows or (what == "log_q" and log_q.dim() != 1):
             raise ValueError(f"{what}: expected a number per key, {rows} in all, got shape {checks.shape(log_q)}.")
         if checks.wanted(log_q) and not bool((log_q >= -MAX_LOG_WEIGHT).all()):
             raise ValueError(f"{what}: expected log-probabilities of at least -{MAX_LOG_WEIGHT:g}, not probabilities.")
@@ -333,7 +339,7 @@ class Batch:
             raise ValueError("guide= cannot be combined with adversarial=: the guide has not seen these views.")
         listed = [views] if isinstance(views, Tensor) else [*views]
         for i, view in enumerate(listed, 1):
-            checks.is_float(view, f"guide, view {i}")
+            checks.require_float(view, f"guide, view {i}")
         if len(listed) == 1 and listed[0].dim() == 3:
             listed = [*listed[0].unbind(1)]
         shapes = [view.shape[:-1] for view in listed]
@@ -413,12 +419,12 @@ def checked_views(views: Sequence[Tensor], queued: bool, stacked: bool = False) 
     for i, view in enumerate(views, 1):
         if isinstance(view, (list, tuple)):
             raise TypeError(f"view {i}: expected a tensor, got {type(view).__name__}: call loss_fn(*views).")
-        if checks.is_whole(checks.is_tensor(view, f"view {i}")):
+        if checks.is_whole(checks.require_tensor(view, f"view {i}")):
             raise TypeError(
                 f"view {i}: expected floating-point values, got {view.dtype}. Pass labels by name, labels=...; for "
                 "logits, call from_logits(logits, labels)."
             )
-        checks.is_float(view, f"view {i}")
+        checks.require_float(view, f"view {i}")
     if not views:
         raise ValueError("no embeddings: call with the views of a batch, loss_fn(z1, z2).")
     whole = len(views) == 1 and views[0].dim() == 3

@@ -127,7 +127,7 @@ def masked_matrix(matrix: Tensor, mask: Mask, optional: bool = False) -> MatrixN
     neg = MatrixNegatives(matrix, *mask.of_matrix(matrix))
     neg.optional = optional
     if not optional:
-        neg.valid = checks.has_negatives(neg.count)
+        neg.valid = checks.require_negatives(neg.count)
     return neg
 
 
@@ -155,7 +155,7 @@ def masked_negatives(
         neg = TileNegatives(pairs, both, mask, batch.edge, batch.bound, engine, batch.engine == engine)
     neg.optional = optional
     if (mask.ids is not None or mask.zeros) and not optional:
-        neg.valid = checks.has_negatives(neg.count)
+        neg.valid = checks.require_negatives(neg.count)
     return neg
 
 
@@ -205,7 +205,7 @@ def chunked_loss(objective: Any, scores: Scores, reduction: str) -> Tensor | Non
         def part(rows: slice, chunk: Chunk, known: Sequence[Tensor]) -> Tensor:
             values: dict[str, Any] = dict(zip(names, known, strict=True))
             of_chunk = replace(scores, neg=chunk, **values)
-            return of_chunk.checked(objective.losses(of_chunk)).mean() * ((rows.stop - rows.start) / anchors)  # type: ignore[no-any-return]
+            return of_chunk.mark_invalid(objective.losses(of_chunk)).mean() * ((rows.stop - rows.start) / anchors)  # type: ignore[no-any-return]
 
         with with_host_values({**host_values(), **learned}):
             loss = loss_in_chunks(neg, part, tensors, parameters)

@@ -67,10 +67,7 @@ def joint(batch: Batch) -> Scores:
     negatives = joined([part for part, _ in parts], [count for _, count in parts])
     if batch.ids is not None or batch.log_q is not None:
         counts = [part.neg.count if isinstance(part, TiltedNegatives) else part.count for part, _ in parts]
-        negatives.valid = checks.has_negatives(sum(counts))
+        negatives.valid = checks.require_negatives(sum(counts))
     pos = (queries[0] * docs[0]).sum(-1, keepdim=True)
-    prior = None if batch.prior is None else batch.prior.to(pos.dtype).unsqueeze(1)
     twice = 2.0 if "doc_to_query" in batch.directions else 1.0
-    return Scores(
-        pos, negatives, pairing="joint", prior=prior, views=2, hard=sum(count for _, count in parts), times=twice
-    )
+    return Scores(pos, negatives, pairing="joint", views=2, hard=sum(count for _, count in parts), times=twice)

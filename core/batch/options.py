@@ -8,7 +8,7 @@ multiplies ``p / t`` of a positive.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Literal, NamedTuple, TypedDict
+from typing import Literal, NamedTuple, TypedDict, get_args
 
 from torch import Tensor
 
@@ -18,6 +18,7 @@ from .rules import Rule
 
 Pairing = Literal["views", "one_way", "symmetric", "first_two", "pairs", "arcl", "joint", "single", "queue"]
 Reduction = Literal["mean", "none"]
+REDUCTIONS: tuple[str, ...] = get_args(Reduction)
 
 DIRECTIONS = ("query_to_doc", "query_to_query", "doc_to_query", "doc_to_doc", "doc_to_positive")
 GTE = DIRECTIONS[:4]

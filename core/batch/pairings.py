@@ -48,8 +48,10 @@ def scores_of(batch: Batch, pairing: str) -> Scores:
         scores = PAIRINGS[name](batch)
         if batch.rules:
             _exclude_false_negatives(batch, name, scores)
+        if batch.prior is not None:
+            scores.prior = _per_anchor(batch.prior, scores.pos)
         if batch.positive_factor is not None and name != "single":
-            scores.positive_factor = _positive_factor(batch, scores.pos)
+            scores.positive_factor = _per_anchor(batch.positive_factor, scores.pos)
         for part in (scores, scores.adversarial, *scores.mixed):
             if part is not None:
                 part.bound = batch.bound
@@ -81,10 +83,10 @@ def _exclude_false_negatives(batch: Batch, name: str, scores: Scores) -> None:
         least = torch.cat(limits(batch.rules, scores.adversarial.pos, None), 1).amin(1, keepdim=True)
         kept = _filter(batch, scores.adversarial, least) & kept
     if batch.empty == "zero":
-        counted = kept.new_ones(len(kept)) if scores.anchors is None else scores.anchors
-        scores.anchors = counted * kept.squeeze(1).to(most.dtype)
+        counted = kept.new_ones(len(kept)) if scores.anchor_factor is None else scores.anchor_factor
+        scores.anchor_factor = counted * kept.squeeze(1).to(most.dtype)
         across = scores.neg.across
-        scores.share = across(scores.anchors.sum()) / across(counted.to(most.dtype).sum()).clamp(min=1)
+        scores.share = across(scores.anchor_factor.sum()) / across(counted.to(most.dtype).sum()).clamp(min=1)
 
 
 def _filter(batch: Batch, scores: Scores, most: Tensor) -> Tensor:
@@ -101,7 +103,7 @@ def _filter(batch: Batch, scores: Scores, most: Tensor) -> Tensor:
         scores.neg = before.excluding(most.where(kept, torch.inf), *how)
         return kept
     if isinstance(scores.neg, MatrixNegatives):
-        scores.neg.valid = before.valid * checks.has_negatives(scores.neg.count, LIMITED)
+        scores.neg.valid = before.valid * checks.require_negatives(scores.neg.count, LIMITED)
     return torch.ones_like(most, dtype=torch.bool)
 
 
@@ -145,16 +147,15 @@ def _views(batch: Batch) -> Scores:
 
 def _one_way(batch: Batch) -> Scores:
     _require(batch, 2, "one_way")
-    pos = batch.other_views()[: batch.size] if len(batch.raw) == 2 and batch.labels is None else None
-    anchors, *others = batch.views
     hard = None if batch.negatives is None else batch.negatives.embeddings
     if batch.labels is not None:
+        anchors, *others = batch.views
         return _labeled(batch, "one_way", [([anchors], others)], hard)
-    if pos is None:
-        pos = torch.stack([(anchors * o).sum(-1) for o in others], 1)
+    pos = batch.other_views(first=True)
+    anchors, *others = batch.views
     if not batch.in_batch:
         neg = own_negatives(batch, anchors)
-        return Scores(pos, neg, pairing="one_way", prior=_prior(batch, pos), views=len(batch.raw))
+        return Scores(pos, neg, pairing="one_way", views=len(batch.raw))
     # SimCSE, supervised: hard negatives are further keys
     return _scores(batch, "one_way", [([anchors], others)], pos, hard=hard)
 
@@ -170,7 +171,8 @@ def _symmetric(batch: Batch) -> Scores:
 
 
 def _first_two(batch: Batch) -> Scores:
-    views = _required(batch, 2, "first_two")
+    _require(batch, 2, "first_two")
+    views = batch.views
     a, b, *rest = views
     pos = torch.cat([torch.stack([(x * o).sum(-1) for o in (y, *rest)], 1) for x, y in ((a, b), (b, a))])
     two = [a, b] if rest else views
@@ -178,13 +180,15 @@ def _first_two(batch: Batch) -> Scores:
 
 
 def _pairs(batch: Batch) -> Scores:
-    pairs = list(combinations(_required(batch, 2, "pairs"), 2))
+    _require(batch, 2, "pairs")
+    pairs = list(combinations(batch.views, 2))
     pos = torch.cat([(x * y).sum(-1).repeat(2) for x, y in pairs]).unsqueeze(1)
     return _scores(batch, "pairs", [(pair, pair) for pair in pairs], pos)
 
 
 def _arcl(batch: Batch) -> Scores:
-    views = _required(batch, 2, "arcl")
+    _require(batch, 2, "arcl")
+    views = batch.views
     pos = torch.stack([(x * y).sum(-1) for x, y in combinations(views, 2)], 1)
     scores = _scores(batch, "arcl", [(views[:1], views[:2])], pos)
     scores.denominator_pos = pos[:, :1]
@@ -227,7 +231,7 @@ def _queue(batch: Batch) -> Scores:
         pos, pos_mask = torch.cat([pos, matrix], 1), torch.cat([torch.ones_like(pos, dtype=torch.bool), same], 1)
     else:
         neg = masked_negatives(batch, [(anchors, bank.embeddings)], mask)
-    return Scores(pos, neg, pos_mask, "queue", prior=_prior(batch, pos), views=views)
+    return Scores(pos, neg, pos_mask, "queue", views=views)
 
 
 PAIRINGS: dict[str, Callable[[Batch], Scores]] = {
@@ -241,12 +245,6 @@ PAIRINGS: dict[str, Callable[[Batch], Scores]] = {
     "joint": joint,
     "queue": _queue,
 }
-
-
-def _required(batch: Batch, views: int, name: str, exactly: bool = False) -> list[Tensor]:
-    """Return the normalized views; see :func:`_require`."""
-    _require(batch, views, name, exactly)
-    return batch.views
 
 
 def _require(batch: Batch, views: int, name: str, exactly: bool = False) -> None:
@@ -271,7 +269,7 @@ def _scores(
 ) -> Scores:
     """Compute the scores of anchors and keys, with adversarial and mixed views; see :func:`negatives_of`."""
     neg = negatives_of(batch, parts, both=both, hard=hard)
-    scores = Scores(pos, neg, pairing=name, prior=_prior(batch, pos), views=len(batch.raw))
+    scores = Scores(pos, neg, pairing=name, views=len(batch.raw))
     if batch.adversarial is None and batch.mixed is None:
         return scores
     views = [view for anchors, keys in parts for view in (*anchors, *(keys if both else ()))]
@@ -307,7 +305,7 @@ def _labeled(batch: Batch, name: str, parts: Sequence[Part], hard: Tensor | None
     matrix, pos_mask, anchors_weight = torch.cat(blocks), torch.cat(positives), None
     drop, weight = (concatenated([parts[i] for parts in negatives]) for i in (1, 2))
     neg = MatrixNegatives(matrix, drop=drop, log_weight=weight)
-    neg.valid = checks.has_negatives(neg.count)
+    neg.valid = checks.require_negatives(neg.count)
     if len(batch.raw) == 1:  # a sample may be the only one of its class
         every = batch.everyone(batch.labels).sort().values
         error = f"labels: expected a label that at least 2 samples share, got {len(every)} different ones."
@@ -315,24 +313,15 @@ def _labeled(batch: Batch, name: str, parts: Sequence[Part], hard: Tensor | None
         repeated = (every[1:] == every[:-1]).any()
         pos_mask, anchors_weight = counted_positives(pos_mask, matrix.dtype, error, repeated)
     # entries that are not positives are finite, and every mean excludes them
-    prior = _prior(batch, matrix)
-    return Scores(matrix, neg, pos_mask, name, prior=prior, anchors=anchors_weight, views=len(batch.raw))
+    return Scores(matrix, neg, pos_mask, name, anchor_factor=anchors_weight, views=len(batch.raw))
 
 
-def _positive_factor(batch: Batch, pos: Tensor) -> Tensor:
-    """Return each anchor's weight of its positives, ``(anchors, 1)``."""
-    assert batch.positive_factor is not None
-    weight = batch.positive_factor.to(pos.dtype).flatten()
-    if len(weight) not in (batch.size, len(pos)):
+def _per_anchor(x: Tensor, pos: Tensor) -> Tensor:
+    """Return the number of each anchor, ``(anchors, 1)``, given one per sample, or one per view and sample."""
+    flat = x.to(pos.dtype).flatten()
+    if len(flat) not in (x.shape[-1], len(pos)):
         raise ValueError(
-            f"positive_factor: {checks.shape(batch.positive_factor)} is a number per view, but the pairing has "
-            f"{len(pos)} anchors: give one per sample, shape ({batch.size})."
+            f"positive_factor: {checks.shape(x)} is a number per view, but the pairing has {len(pos)} anchors: give "
+            f"one per sample, shape ({x.shape[-1]})."
         )
-    return weight.repeat(len(pos) // len(weight)).unsqueeze(1)
-
-
-def _prior(batch: Batch, pos: Tensor) -> Tensor | None:
-    """Return each anchor's class prior, ``(anchors, 1)``."""
-    if batch.prior is None:
-        return None
-    return batch.prior.to(pos.dtype).repeat(len(pos) // batch.size).unsqueeze(1)
+    return flat.repeat(len(pos) // len(flat)).unsqueeze(1)

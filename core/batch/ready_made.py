@@ -38,28 +38,28 @@ def scores_from_matrices(
     anchors = len(pos)
     scores = Scores(pos, _negatives(neg, mask, anchors, "neg"), pos_mask)
     if pos_mask is not None:
-        if checks.is_tensor(pos_mask, "pos_mask").shape != pos.shape or pos_mask.dtype != torch.bool:
+        if checks.require_tensor(pos_mask, "pos_mask").shape != pos.shape or pos_mask.dtype != torch.bool:
             raise ValueError(
                 f"pos_mask: expected booleans of shape {checks.shape(pos)}, "
                 f"got {checks.shape(pos_mask)} of {pos_mask.dtype}."
             )
         scores.pos = torch.where(pos_mask, pos, torch.zeros_like(pos))
         error = "pos_mask: expected a positive of at least one anchor, got False everywhere."
-        scores.pos_mask, scores.anchors = counted_positives(pos_mask, pos.dtype, error)
-    checks.is_finite(scores.pos, "pos")
+        scores.pos_mask, scores.anchor_factor = counted_positives(pos_mask, pos.dtype, error)
+    checks.require_finite(scores.pos, "pos")
     if v is not None:
-        scores.v = checks.is_finite(score_columns(v, "v", anchors), "v")
+        scores.v = checks.require_finite(score_columns(v, "v", anchors), "v")
     if prior is not None:
-        if checks.is_float(prior, "prior").numel() != anchors:
+        if checks.require_float(prior, "prior").numel() != anchors:
             raise ValueError(f"prior: expected one number per anchor, shape ({anchors},), got {checks.shape(prior)}.")
-        scores.prior = checks.is_prior(prior).reshape(-1, 1).to(scores.pos.dtype)
+        scores.prior = checks.require_prior(prior).reshape(-1, 1).to(scores.pos.dtype)
     if adversarial is not None:
         adversarial_pos, adversarial_neg = _pair(adversarial, "adversarial")
         attacked = _negatives(adversarial_neg, None, anchors, "adversarial[1]")
         scores.adversarial = Scores(score_columns(adversarial_pos, "adversarial[0]", anchors), attacked)
     if mixed is not None:
         mixed_pos, mixed_neg = _pair(mixed, "mixed")
-        checks.is_finite(checks.is_float(mixed_pos, "mixed[0]"), "mixed[0]")
+        checks.require_finite(checks.require_float(mixed_pos, "mixed[0]"), "mixed[0]")
         if (
             mixed_pos.dim() != 2
             or len(mixed_pos) != anchors
@@ -84,7 +84,7 @@ def _pair(value: object, what: str) -> tuple[Tensor, Tensor]:
 
 def score_columns(scores: Tensor, what: str, anchors: int | None = None) -> Tensor:
     """Return ``(anchors,)`` or ``(anchors, n)`` scores as ``(anchors, n)``, in float32 at least."""
-    checks.is_float(scores, what)
+    checks.require_float(scores, what)
     full = widen(scores.unsqueeze(1) if scores.dim() == 1 else scores)
     if full.dim() != 2 or full.numel() == 0 or (anchors is not None and len(full) != anchors):
         rows = "anchors" if anchors is None else anchors
@@ -99,12 +99,12 @@ def as_negatives(neg: Tensor | Negatives) -> Negatives:
 
 def score_matrix(neg: Tensor, what: str = "neg", anchors: int | None = None) -> Tensor:
     """Check that ``(anchors, N)`` scores are finite, and return them in float32 at least."""
-    return widen(checks.is_finite(_rows(neg, what, anchors), what))
+    return widen(checks.require_finite(_rows(neg, what, anchors), what))
 
 
 def _rows(neg: Tensor, what: str, anchors: int | None) -> Tensor:
     rows = "anchors" if anchors is None else anchors
-    checks.is_matrix(neg, what, f"({rows}, N)")
+    checks.require_matrix(neg, what, f"({rows}, N)")
     if neg.numel() == 0 or len(neg) != (anchors or len(neg)):
         raise ValueError(f"{what}: expected shape ({rows}, N) with N >= 1, got {checks.shape(neg)}.")
     return neg
@@ -118,14 +118,14 @@ def _negatives(neg: Tensor | Negatives, mask: Tensor | None, anchors: int, what:
     if mask is None:
         return MatrixNegatives(score_matrix(neg, what, anchors))
     _rows(neg, what, anchors)
-    if checks.is_tensor(mask, "mask").shape != neg.shape or mask.dtype != torch.bool:
+    if checks.require_tensor(mask, "mask").shape != neg.shape or mask.dtype != torch.bool:
         raise ValueError(
             f"mask: expected booleans of shape {checks.shape(neg)}, got {checks.shape(mask)} of {mask.dtype}."
         )
-    valid = checks.has_negatives(mask.sum(1, keepdim=True))
+    valid = checks.require_negatives(mask.sum(1, keepdim=True))
     # masked values may be anything, NaN included; zero keeps them out of gradients too
     clean = torch.where(mask, widen(neg), torch.zeros_like(neg, dtype=widen(neg).dtype))
-    found = MatrixNegatives(checks.is_finite(clean, what), drop=~mask)
+    found = MatrixNegatives(checks.require_finite(clean, what), drop=~mask)
     found.valid = valid
     return found
 
@@ -144,7 +144,7 @@ def scores_from_logits(
     synchronize, and in compiled code they stay as zeros of weight zero; statistics of the batch (``mu="auto"``, a
     shared ``alpha``) then include them.
     """
-    if checks.is_float(logits, "logits").dim() < 2:
+    if checks.require_float(logits, "logits").dim() < 2:
         raise ValueError(f"logits: expected (..., anchors, keys), got shape {checks.shape(logits)}.")
     check_known("empty: unknown value", empty, EMPTY)
     if logits.shape[-1] < 2 and empty == "error":
@@ -172,7 +172,7 @@ def scores_from_logits(
         drop = torch.zeros_like(logits, dtype=torch.bool) if drop is None else drop  # one key, in place of none
         with_negatives = ~drop.all(1) if logits.shape[1] > 1 else torch.zeros_like(counted)
         if empty == "error":
-            valid = checks.has_negatives((with_negatives | ~counted).long().unsqueeze(1))
+            valid = checks.require_negatives((with_negatives | ~counted).long().unsqueeze(1))
         kept = counted & with_negatives
         share = kept.to(widen(logits).dtype).sum() / counted.sum().clamp(min=1)
         if empty == "warn" and checks.wanted(kept) and bool(share < 1):
@@ -192,7 +192,7 @@ def scores_from_logits(
 
     # 4. similarities, zero where masked: infinity by a scale has no gradient
     logits = widen(logits)
-    s = checks.is_finite(logits if masked is None else logits.masked_fill(masked, 0.0), "logits")
+    s = checks.require_finite(logits if masked is None else logits.masked_fill(masked, 0.0), "logits")
     s = (s - _bias(bias) if isinstance(bias, Tensor) or bias != 0.0 else s) / scale
     neg = MatrixNegatives(s, skip=labels) if drop is None else MatrixNegatives(s, drop=drop)
     neg.valid = valid
@@ -200,8 +200,8 @@ def scores_from_logits(
         error = "labels: expected a positive in at least one row, got none." if empty == "error" else ""
         pos_mask, with_positives = counted_positives(labels, s.dtype, error)
         anchors = with_positives if anchors is None else anchors * with_positives
-        return Scores(s, neg, pos_mask, "logits", anchors=anchors, rows=rows, share=share)
-    return Scores(s.gather(1, labels), neg, pairing="logits", anchors=anchors, rows=rows, share=share)
+        return Scores(s, neg, pos_mask, "logits", anchor_factor=anchors, rows=rows, share=share)
+    return Scores(s.gather(1, labels), neg, pairing="logits", anchor_factor=anchors, rows=rows, share=share)
 
 
 def _scale(scale: object) -> float | Tensor:
@@ -232,7 +232,7 @@ def _labels_of(logits: Tensor, labels: Tensor | None) -> Tensor:
         if keys < anchors:
             raise ValueError(f"labels: needed, logits of shape {checks.shape(logits)} have no diagonal of positives.")
         return torch.arange(anchors, device=logits.device).expand(logits.shape[:-1]).flatten()
-    if checks.is_tensor(labels, "labels").device != logits.device:
+    if checks.require_tensor(labels, "labels").device != logits.device:
         raise ValueError(f"labels: on {labels.device}, but logits are on {logits.device}.")
     if labels.shape == logits.shape and (labels.dtype == torch.bool or labels.is_floating_point()):
         labels = labels.flatten(0, -2)

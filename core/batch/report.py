@@ -139,8 +139,8 @@ def _similarities(scores: Scores, weights: Tensor) -> dict[str, Tensor]:
     }
     if scores.pairing == "single":
         numbers |= dict.fromkeys(("positive_mean", "negatives_above_positive"), torch.tensor(float("nan")))
-    if scores.anchors is not None:  # without rows that the loss leaves out
-        numbers = {key: value[scores.anchors > 0] if value.dim() else value for key, value in numbers.items()}
+    if scores.anchor_factor is not None:  # without rows that the loss leaves out
+        numbers = {key: value[scores.anchor_factor > 0] if value.dim() else value for key, value in numbers.items()}
     return numbers
 
 

@@ -28,7 +28,7 @@ class Scores:
         v: ``(anchors, P')`` positives that enter the estimators g1 and g2; None means ``pos``.
         prior: ``(anchors, 1)`` class prior that replaces the objective's own.
         positive_factor: ``(anchors, 1)`` factor of ``p / t`` in the numerator of the family of InfoNCE, or None.
-        anchors: ``(anchors,)`` weights of the final average, or None.
+        anchor_factor: ``(anchors,)`` factors of the losses in the final average, or None.
         rows: if the anchors are some of the rows of a matrix: ``(rows,)``, True for these; the others' loss is zero.
         share: fraction of the averaged rows that have negatives; the others enter the average with loss zero.
         adversarial: similarities to the adversarial view, with their own negatives.
@@ -57,7 +57,7 @@ class Scores:
     v: Tensor | None = None
     prior: Tensor | None = None
     positive_factor: Tensor | None = None
-    anchors: Tensor | None = None
+    anchor_factor: Tensor | None = None
     rows: Tensor | None = None
     share: Value = 1.0
     adversarial: Scores | None = None
@@ -84,10 +84,12 @@ class Scores:
     @property
     def uniform(self) -> bool:
         """Whether all anchors, and all positives of an anchor, count the same, and none are in other processes."""
-        whole = self.pos_mask is None and self.anchors is None and self.rows is None and isinstance(self.share, float)
+        whole = (
+            self.pos_mask is None and self.anchor_factor is None and self.rows is None and isinstance(self.share, float)
+        )
         return whole and self.neg.group is None
 
-    def checked(self, losses: Tensor) -> Tensor:
+    def mark_invalid(self, losses: Tensor) -> Tensor:
         """Return the losses, NaN for anchors without negatives where no error can be raised."""
         for part in (self, self.adversarial):
             if part is not None and isinstance(part.neg.valid, Tensor):
@@ -97,13 +99,17 @@ class Scores:
     def anchors_mean(self, x: Tensor) -> Tensor:
         """Average ``(anchors,)`` values over the anchors of the whole batch, of all processes."""
         if self.neg.group is not None:
-            return self.neg.group.mean(x, self.anchors) * self.share
-        mean = x.mean() if self.anchors is None else (x * self.anchors).sum() / self.anchors.sum().clamp(min=1)
+            return self.neg.group.mean(x, self.anchor_factor) * self.share
+        mean = (
+            x.mean()
+            if self.anchor_factor is None
+            else (x * self.anchor_factor).sum() / self.anchor_factor.sum().clamp(min=1)
+        )
         return mean * self.share
 
     def by_row(self, x: Tensor) -> Tensor:
         """Return ``(anchors,)`` values as ``(rows,)``, with zeros where a row is not an anchor or does not count."""
-        x = x if self.anchors is None else x * self.anchors
+        x = x if self.anchor_factor is None else x * self.anchor_factor
         return x if self.rows is None else x.new_zeros(len(self.rows)).masked_scatter(self.rows, x)
 
     def positives_mean(self, x: Tensor) -> Tensor:

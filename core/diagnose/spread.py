@@ -32,7 +32,7 @@ def distances(*views: Tensor) -> Tensor:
 
 
 def _normalized(z: Tensor, what: str, expected: str) -> Tensor:
-    return unit(widen(checks.is_finite(checks.is_matrix(z, what, expected), what).detach()))
+    return unit(widen(checks.require_finite(checks.require_matrix(z, what, expected), what).detach()))
 
 
 def alignment(first: Tensor, second: Tensor) -> float:

@@ -62,7 +62,9 @@ class ProcessGroup:
 
     def gather(self, x: Tensor) -> Tensor:
         """Return the rows of all processes in the order of ranks; a process may have several rows per sample."""
-        return _Gather.apply(x, self, self.rows(x))  # type: ignore[no-any-return]
+        own = self.sizes[self.rank]
+        per_sample = len(x) // own if own else 1
+        return _Gather.apply(x, self, [per_sample * size for size in self.sizes])  # type: ignore[no-any-return]
 
     def mean(self, x: Tensor, weights: Tensor | None = None) -> Tensor:
         """Take the weighted mean of all processes' rows; averaged over processes, its gradient is the mean's."""
@@ -77,12 +79,6 @@ class ProcessGroup:
         x = x.detach().clone()
         dist.all_reduce(x, getattr(dist.ReduceOp, op.upper()), group=self.handle)
         return x
-
-    def rows(self, x: Tensor) -> list[int]:
-        """Return the number of rows of each process's counterpart of ``x``."""
-        own = self.sizes[self.rank]
-        per_sample = len(x) // own if own else 1
-        return [per_sample * size for size in self.sizes]
 
 
 class _Gather(torch.autograd.Function):
@@ -154,7 +150,7 @@ def gather(x: Tensor, group: Group = None) -> Tensor:
     >>> cp.gather(z) is z  # one process
     True
     """
-    if checks.is_tensor(x, "gather").dim() == 0:
+    if checks.require_tensor(x, "gather").dim() == 0:
         raise ValueError("gather: expected a tensor of shape (rows, ...), got a single number.")
     handle = resolve(True if group is None else group)
     if handle is None:

@@ -49,7 +49,7 @@ class Traced:
         args = [x.detach().requires_grad_() for x in (like.new_zeros(1, 1), *(p[:1] for p in per_anchor))]
         with torch.enable_grad(), _Captured(args) as trace:
             output = f(*args)
-        checks.is_elementwise(output, args[0])
+        checks.require_elementwise(output, args[0])
         is_tuple = isinstance(output, tuple)
         results = output if is_tuple else (output,)
         hidden = any(x.requires_grad and id(x) not in trace.known for x in results)

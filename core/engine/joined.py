@@ -152,7 +152,7 @@ class JoinedNegatives(Negatives):
             sums = [x * count for x in results]
             total = [a + b for a, b in zip(total, sums, strict=True)] if total else sums
         if self.limited:
-            self.valid = self.valid * checks.has_negatives(self.count, LIMITED)
+            self.valid = self.valid * checks.require_negatives(self.count, LIMITED)
         means = tuple(x / self.count for x in total)
         return means if many else means[0]
 
@@ -181,7 +181,7 @@ class JoinedNegatives(Negatives):
         whole = joined(matrices, self.hard)
         whole.group = self.group
         if self.limited:
-            whole.valid = self.valid * checks.has_negatives(whole.count, LIMITED)
+            whole.valid = self.valid * checks.require_negatives(whole.count, LIMITED)
         return whole
 
     def _over_parts(self, reduce: Callable[[Negatives], Any], together: Callable[[Tensor], Tensor]) -> Any:
@@ -191,5 +191,5 @@ class JoinedNegatives(Negatives):
         if self.limited:  # a matrix without negatives has the smallest number instead of minus infinity
             lowest = torch.finfo(results[0].dtype).min / 2
             left = (results[0].detach() > lowest) & (results[0].detach() < math.inf)
-            self.valid = self.valid * checks.has_negatives(left, LIMITED)
+            self.valid = self.valid * checks.require_negatives(left, LIMITED)
         return results if many else results[0]

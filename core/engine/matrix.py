@@ -269,7 +269,9 @@ class MatrixNegatives(Negatives):
         if not per_anchor and self.log_weight is None and self.scores.device.type == "cpu" and not traced:
             quadratic = Quadratics.of(f, (), len(self.scores), self.scores.dtype)
             if quadratic is not None and quadratic[0].multiple is not None and is_zero(quadratic[1][0]):
-                return LogSumExp.apply(self.scores, quadratic[0].multiple, self._heights(), self.exclude_)[0]
+                return LogSumExp.apply(
+                    self.scores, quadratic[0].multiple, [rows for rows, _ in self._blocks()], self.exclude_
+                )[0]
 
         def block(x: Tensor, rows: slice) -> Tensor:
             if self.log_weight is not None:
@@ -344,7 +346,7 @@ class MatrixNegatives(Negatives):
         ]
 
     def _blocks(self, size: int = BLOCK) -> Iterator[tuple[slice, Tensor]]:
-        if self._in_one():
+        if self.scores.numel() <= BLOCK or self.scores.device.type != "cpu" or checks.compiling():
             yield slice(None), self.scores
             return
         start = 0
@@ -352,16 +354,6 @@ class MatrixNegatives(Negatives):
         for block in self.scores.split(max(1, size // max(self.scores.shape[1], 1))):
             yield slice(start, start + len(block)), block
             start += len(block)
-
-    def _in_one(self) -> bool:
-        return self.scores.numel() <= BLOCK or self.scores.device.type != "cpu" or checks.compiling()
-
-    def _heights(self) -> list[slice]:
-        """Return the rows of each block."""
-        if self._in_one():
-            return [slice(None)]
-        rows, height = self.scores.shape[0], max(1, BLOCK // max(self.scores.shape[1], 1))
-        return [slice(start, min(start + height, rows)) for start in range(0, rows, height)]
 
     def _reduce(
         self, reduce: Callable[[Tensor, slice], Tensor], f: Callable[..., Any], per_anchor: tuple[Tensor, ...]
@@ -371,7 +363,7 @@ class MatrixNegatives(Negatives):
         for rows, block in self._blocks():
             if not parts and rows.start is not None:
                 with torch.no_grad():
-                    checks.is_elementwise(f(block[:1], *(p[:1] for p in per_anchor)), block[:1])
+                    checks.require_elementwise(f(block[:1], *(p[:1] for p in per_anchor)), block[:1])
             results = f(block, *[of_rows(p, rows) for p in per_anchor])
             single = not isinstance(results, tuple)
             parts.append(tuple(reduce(x, rows) for x in ((results,) if single else results)))

@@ -173,7 +173,7 @@ class TileNegatives(Negatives):
 
     def check_left(self, left: Value) -> None:
         """Raise if limits exclude all negatives of an anchor; ``left`` is positive for all others."""
-        self.valid = self.valid * checks.has_negatives(left, LIMITED)
+        self.valid = self.valid * checks.require_negatives(left, LIMITED)
 
     # ---- as a matrix ---------------------------------------------------------------------------
 

@@ -19,7 +19,7 @@ from ..batch.ready_made import as_negatives, matrix_of, score_columns, score_mat
 from ..batch.scores import Negatives, Scores
 from ..checks import is_number
 from ..hyper import Choice, Flag, Real
-from ..names import nearest
+from ..names import check_known
 from ..objective import Objective
 from ..values import Number, Value
 from .infonce import log_g0
@@ -286,15 +286,12 @@ def mutual_information(
     >>> cp.mutual_information(torch.tensor([0.8]), torch.tensor([[0.1, 0.4, 0.7]]))
     tensor(0.3702)
     """
-    pos, negatives = checks.is_finite(score_columns(pos, "pos"), "pos"), as_negatives(neg)
+    pos, negatives = checks.require_finite(score_columns(pos, "pos"), "pos"), as_negatives(neg)
     if divergence == "kl":
         t = _positive(temperature, "temperature")
         return pos.mean() - (t * log_g0(negatives, t)).mean()
-    if divergence == "chi2":
-        return pos.mean() - (negatives.mean(lambda s: s) + negatives.variance()).mean()  # type: ignore[no-any-return]
-    raise ValueError(
-        f"mutual_information: unknown divergence {divergence!r}.{nearest(str(divergence), ('kl', 'chi2'))}"
-    )
+    check_known("mutual_information: unknown divergence", divergence, get_args(Divergence))
+    return pos.mean() - (negatives.mean(lambda s: s) + negatives.variance()).mean()  # type: ignore[no-any-return]
 
 
 # ---- shared ------------------------------------------------------------------------------------

@@ -64,7 +64,7 @@ class DistancePolarization(Objective, name="dp"):
     def losses(self, scores: Scores) -> Tensor:
         per_anchor = self.per_anchor(scores.pos, scores.neg)
         if self.reduction == "batch_sum":
-            weights = per_anchor.new_ones(len(per_anchor)) if scores.anchors is None else scores.anchors
+            weights = per_anchor.new_ones(len(per_anchor)) if scores.anchor_factor is None else scores.anchor_factor
             counted = scores.neg.across(weights.sum())
             # of the anchors that the final average is over, those of loss zero included
             share = scores.share
@@ -96,9 +96,9 @@ def pairs_in_margin(embeddings: Tensor, low: float = 0.1, high: float = 0.5) -> 
     """
     if not low < high:
         raise ValueError(f"pairs_in_margin: low must be smaller than high, got low={low!r}, high={high!r}.")
-    checks.is_matrix(embeddings, "pairs_in_margin", "(batch, width)")
+    checks.require_matrix(embeddings, "pairs_in_margin", "(batch, width)")
     with torch.no_grad():
-        z = unit(widen(checks.is_finite(embeddings, "pairs_in_margin")))
+        z = unit(widen(checks.require_finite(embeddings, "pairs_in_margin")))
         d = (1 - z @ z.T) / 2
         inside = (d > low) & (d < high)
         return (inside.sum() - inside.diagonal().sum()).to(z.dtype)

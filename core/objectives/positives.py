@@ -188,9 +188,9 @@ def worst_alignment(views: Tensor) -> Tensor:
     >>> cp.worst_alignment(torch.stack([torch.eye(4), -torch.eye(4)], 1))
     tensor(4.)
     """
-    if checks.is_float(views, "worst_alignment").dim() != 3:
+    if checks.require_float(views, "worst_alignment").dim() != 3:
         raise ValueError(f"worst_alignment: expected (batch, views, width), got shape {checks.shape(views)}.")
-    z = unit(widen(checks.is_finite(views, "worst_alignment")))
+    z = unit(widen(checks.require_finite(views, "worst_alignment")))
     gram = (z @ z.mT).flatten(1)
     return (2 - 2 * gram.gather(1, gram.argmin(1, keepdim=True))).mean()
 
@@ -249,7 +249,7 @@ class DebiasedPositives(Objective, name="debpos"):
     def _log_ratio(self, scores: Scores) -> tuple[Tensor, Tensor, Tensor]:
         """Compute ``log |R / (N prior P-)|``, where ``R > 0``, and the logarithm for the floor in place of ``R``."""
         t, neg = self.temperature, scores.neg
-        prior = self.prior if scores.prior is None else checks.is_prior(scores.prior, zero=False)
+        prior = self.prior if scores.prior is None else checks.require_prior(scores.prior, zero=False)
         n, m = neg.count, scores.positives_count()
         # 1. similarities relative to one: e^{1/t} overflows
         log_sum = neg.logsumexp(lambda s: (s - 1) / t)

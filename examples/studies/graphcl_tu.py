@@ -118,7 +118,7 @@ def reported(
 
 
 def study(
-    dataset: str, out: Path, grids: Grids, seeds: int, tuning_seeds: int, epochs: int, official: bool, last: bool = True
+    dataset: str, out: Path, grids: Grids, seeds: int, tuning_seeds: int, epochs: int, official: bool
 ) -> dict[str, Any]:
     """Tune, run and summarize one data set; finished runs are not repeated."""
     settings = {"augment": preset("graphcl", dataset).settings["augment"], "epochs": epochs}
@@ -126,7 +126,7 @@ def study(
     tuned = grids.run(train, [one for cells in candidates.values() for one in cells], out)
     by_row = {row: [run for run in tuned if run.name.startswith(f"tuning {row}: ")] for row in ROWS}
     chosen = {row: choose(runs) for row, runs in by_row.items()}
-    done = grids.run(train, reported(dataset, seeds, chosen, settings, official), out, last=last)
+    done = grids.run(train, reported(dataset, seeds, chosen, settings, official), out)
     rows: dict[str, list[float]] = {}
     chosen_looks: dict[str, list[float]] = {}
     for run in sorted(done, key=lambda run: int(run.arguments["seed"])):
@@ -229,8 +229,8 @@ def main(argv: Sequence[str] | None = None) -> None:
             seeds = args.seeds or (2 if quick else SEEDS.get(dataset, 5))
             tuning_seeds = 1 if quick else TUNING_SEEDS.get(dataset, 2)
             official = dataset in args.official and not quick
-            epochs, last = 2 if quick else 20, dataset == args.datasets[-1]
-            results[dataset] = study(dataset, args.out, grids, seeds, tuning_seeds, epochs, official, last)
+            epochs = 2 if quick else 20
+            results[dataset] = study(dataset, args.out, grids, seeds, tuning_seeds, epochs, official)
             # after each data set, so that nothing is lost if a later one fails
             (args.out / "graphcl_tu.json").write_text(json.dumps(results, indent=1) + "\n")
             (args.out / "graphcl_tu.md").write_text(markdown(results) + "\n")

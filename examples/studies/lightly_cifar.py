@@ -135,7 +135,7 @@ def study(
     final = {
         name: cells(rows[name][best], range(size.seeds), probe=list(probe), label=name) for name, best in chosen.items()
     }
-    reported = iter(grids.run(train, [*floor, *(one for some in final.values() for one in some)], out, last=True))
+    reported = iter(grids.run(train, [*floor, *(one for some in final.values() for one in some)], out))
     values: dict[str, list[dict[str, float]]] = {}
     for name in (UNTRAINED, *rows):
         values[name] = [_result(next(reported)) for _ in range(size.seeds)]

@@ -60,7 +60,7 @@ def study(args: argparse.Namespace) -> tuple[list[Run], dict[str, float]]:
             for row, spec in ROWS.items()
             for seed in range(args.seeds)
         ]
-        return args.grids.run(training.train, cells, Path(args.out, "test"), last=True), {}
+        return args.grids.run(training.train, cells, Path(args.out, "test")), {}
     rows, temperatures, settings = ROWS, TEMPERATURES, {**SMALL, "model": args.model or minilm()}
     if args.size == "smoke":
         rows, temperatures = {row: ROWS[row] for row in ("QT", "QT + DP")}, TEMPERATURES[1:2]

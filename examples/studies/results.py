@@ -202,7 +202,8 @@ def table(columns: Sequence[Column]) -> Iterator[str]:
             cells.append(", ".join(c.cells[row].paper.printed for c in columns if c.cells[row].paper))  # type: ignore[union-attr]
         yield f"| {' | '.join([_plain(row), *cells, _setting(_flat(first.cells[row].runs[0].arguments), base)])} |"
     usual = defaults(_settings(base["domain"])) | dict.fromkeys((*HIDDEN, *OBJECTIVE), None)
-    settings = {k: v for k, v in base.items() if k not in (*HIDDEN, *OBJECTIVE) and v != usual.get(k)}
+    # settings that no longer exist are left out
+    settings = {k: v for k, v in base.items() if k not in (*HIDDEN, *OBJECTIVE) and v != usual.get(k, v)}
     shown = [_shown(key, value) for key, value in settings.items()]
     yield f"\nAll rows: {', '.join(shown)}; the rest as by default.\n" if shown else "\nAll rows: as by default.\n"
 

@@ -143,7 +143,7 @@ def tuned(
     for seed in range(args.seeds):
         cells += [cell(row, t, seed, label=row) for row, t in chosen.items()]
         cells.append(training.untrained(args.data, seed, **settings))
-    return args.grids.run(training.train, cells, Path(args.out, "test"), last=True), means
+    return args.grids.run(training.train, cells, Path(args.out, "test")), means
 
 
 def result(run: Run) -> dict[str, float]:
@@ -159,7 +159,7 @@ def study(args: argparse.Namespace) -> tuple[list[Run], dict[str, float]]:
             one = preset(name)
             more = {**one.settings, "label": row, "device": args.device, "test": list(SEVEN)}
             cells += [training.cell(args.data, one.objective, seed, **more) for seed in range(args.seeds)]
-        return args.grids.run(training.train, cells, Path(args.out, "test"), last=True), {}
+        return args.grids.run(training.train, cells, Path(args.out, "test")), {}
     rows, temperatures, settings = ROWS, TEMPERATURES, {**SMALL, "model": args.model or minilm()}
     if args.size == "smoke":
         rows, temperatures = dict(list(ROWS.items())[:2]), TEMPERATURES[2:4]

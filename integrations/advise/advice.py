@@ -17,7 +17,7 @@ Said = Iterator[tuple[str, list[Cell]]]
 
 def advise(measured: dict[str, Any]) -> list[dict[str, Any]]:
     """Return the advice: ``topic``, ``text``, and ``evidence``, the cells of the atlas behind it."""
-    parts = (_gap, _hard_negatives, _false_negatives, _wrong_positives, _duplicates, _negatives, _unknown)
+    parts = (_hard_negatives, _false_negatives, _wrong_positives, _duplicates, _unknown)
     return [
         {"topic": part.__name__.strip("_").replace("_", " "), "text": text, "evidence": [cite(cell) for cell in some]}
         for part in parts
@@ -29,40 +29,6 @@ def _usable(cell: Cell, measured: dict[str, Any]) -> bool:
     """Whether a row can be advised: it knows no labels, and texts are neither mixed nor perturbed by gradients."""
     changed = cp.objective(cell["spec"]).needs & {"mixed", "adversarial"}
     return not knows(cell) and not (measured.get("text") and changed)
-
-
-def _gap(measured: dict[str, Any]) -> Said:
-    gap = measured.get("gap", {"masked": {}})
-    if "unknown" in gap:
-        yield f"The repairable gap was not measured: {gap['unknown']}", []
-        return
-    hard = "hard_negatives" in measured
-    for name, verdict in gap["masked"].items():
-        rule = f"masking false negatives {name}"
-        argument = "ids= and cp.Keys(negatives, ids=...)" if hard else "ids="
-        if name == "by a guide":
-            rule += " (those about as similar as the positive)"
-            argument = "false_negatives=cp.margin(0.05), guide= and cp.Keys(negatives, guide=...)"
-            evidence = cells(row="masked by a guide")
-        elif hard:
-            evidence = cells(regime="mined negatives", row=ORACLE)
-        else:
-            near = nearest("false negatives", measured["false_negatives"]["share"])
-            evidence = [cell for cell in near if cell["row"] == ORACLE]
-        change = "{difference:+.2f} points ({low:+.2f} to {high:+.2f})".format(**verdict)
-        change += f" of held-out accuracy, {gap['seeds']} paired seeds"
-        if verdict["kind"] == "equivalent":
-            text = f"There is nothing to gain: {rule} changes {change}, within the margin."
-        elif verdict["kind"] == "cannot tell":
-            found = f"So many seeds find differences of {verdict['detectable']:.1f} points."
-            text = f"No gain was found: {rule} changes {change}. {found}"
-        elif verdict["difference"] < 0:
-            text = f"Leave the negatives as they are: {rule} costs {change}."
-        elif verdict["high"] <= verdict["margin"]:
-            text = f"There is little to gain: {rule} gains {change}, within the margin. Pass {argument}."
-        else:
-            text = f"Do this: {rule} gains {change}. Pass {argument}."
-        yield text, evidence
 
 
 def _hard_negatives(measured: dict[str, Any]) -> Said:
@@ -111,19 +77,10 @@ def _duplicates(measured: dict[str, Any]) -> Said:
     yield text.format(**measured["duplicates"]) + ".", []
 
 
-def _negatives(measured: dict[str, Any]) -> Said:
-    text = (
-        "At t = {temperature:g}, about {effective:.0f} of the {of_batch:.0f} negatives of an anchor have most of its "
-    )
-    text = text.format(**measured["negatives"]) + "gradient after a short training."
-    text += " To keep that number instead of a temperature: infonce:radius={:.2g}.".format(measured["radius"])
-    found = by_effect(cells(regime="temperature", row="InfoNCE"))
-    yield text + " Tune t before anything else, downwards and upwards.", found["hurts"][:2]
-
-
 def _unknown(measured: dict[str, Any]) -> Said:
     if "false_negatives" not in measured:
-        text = "Cannot be known from embeddings alone: how many negatives are false, and what masking them would gain. "
-        yield text + "Pass --ids: about 100 labels give the rate, more give the gain.", []
+        text = "Cannot be known from embeddings alone: how many negatives are false. "
+        yield text + "Pass --ids: about 100 labels give the rate.", []
     text = "Measured with a small network on fixed features: an encoder that trains on raw data can behave differently."
-    yield text + " Positives that are wrong but look right to the features cannot be seen.", []
+    text += " Positives that are wrong but look right to the features cannot be seen."
+    yield text + " Whether something helps, measure in your own script: counterpoint compare.", []

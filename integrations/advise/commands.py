@@ -4,11 +4,8 @@ from __future__ import annotations
 
 import argparse
 import json
-from importlib.util import find_spec
 from pathlib import Path
 from textwrap import fill
-
-from counterpoint.install import install
 
 from .. import flags
 from ..domain import check, defaults
@@ -17,7 +14,7 @@ from .settings import Settings
 WIDTH = 100
 LEGEND = (
     "[atlas: ...] is the evidence: points of accuracy that a row gains on data whose faults are known, see "
-    'docs/atlas.md. The oracle knows the labels; "x 8" is 8 times the best temperature.'
+    "docs/atlas.md. The oracle knows the labels."
 )
 
 
@@ -37,8 +34,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def _check(arguments: argparse.Namespace) -> None:
     check(Settings, defaults(Settings) | flags.chosen(arguments, Settings))
-    if find_spec("scipy") is None:
-        raise ImportError(f"advise needs scipy: {install('report')}")
     for path in (*arguments.data, arguments.ids, arguments.negatives, arguments.negative_ids):
         if path is not None and not path.exists():
             raise ValueError(f"{path}: no such file or folder.")

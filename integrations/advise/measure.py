@@ -1,10 +1,8 @@
-"""Measure data with short trainings: wrong positives, duplicates, negatives, the repairable gap."""
+"""Measure data, with short trainings: wrong positives, duplicates, false negatives."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
-from dataclasses import asdict
 from typing import Any
 
 import torch
@@ -13,15 +11,12 @@ from torch.nn.functional import normalize
 
 import counterpoint as cp
 
-from ..report.statistics import compare
 from .data import UNKNOWN, Pairs
 from .settings import Settings
-from .training import MLP, Batches, Networks, Options, draw, knn_accuracy, train
+from .training import MLP, Batches, Networks, draw, train
 from .wrong_positives import Canonical, ranks, share
 
 GUIDE = 0.05  # a negative counts as suspect if it is that close to being as similar as the positive
-HELD_OUT = 0.3  # share of the known samples on which the gap is measured
-NEIGHBORS = 10
 
 Result = dict[str, Any]
 
@@ -33,12 +28,11 @@ def measure(data: Pairs, settings: Settings) -> Result:
         raise ValueError(f"expected at least {4 * settings.batch} samples (4 batches), got {len(data)}.")
     result: Result = {"samples": len(data), "width": data.x.shape[1], "features": data.kind, "text": data.text}
     result["duplicates"] = duplicates(data, settings.near)
-    result |= trained_statistics(data, settings)
+    result["wrong_positives"] = wrong_positives(data, settings)
     if data.negatives is not None:
         result["hard_negatives"] = hard_negatives(data)
     if data.ids is not None:
         result["false_negatives"] = false_negatives(data.ids)
-        result["gap"] = gap(data, settings)
     return result
 
 
@@ -57,26 +51,23 @@ def _scaled(x: Tensor) -> Tensor:
     return (x - x.mean(0)) / x.std()
 
 
-def _batches(data: Pairs, samples: Sequence[Tensor], settings: Settings) -> Batches:
-    """Draw batches of each seed's samples, which are named by their numbers in the data."""
+def _train(data: Pairs, samples: Sequence[Tensor], settings: Settings) -> Networks:
+    """Train a network on each set of samples, which are named by their numbers in the data."""
     views = data.views if data.views.shape[1] == 2 else data.views[:, 1:]
     parts = []
     for seed, some in enumerate(samples):
         generator = torch.Generator().manual_seed(seed)
         rows, drawn = draw(views[some], settings.steps, settings.batch, 2, generator)
         parts.append((rows, some[drawn]))
-    return Batches(*(torch.stack(each, 1) for each in zip(*parts, strict=True)))
-
-
-def _train(data: Pairs, batches: Batches, settings: Settings, title: str, **how: Any) -> Networks:
+    batches = Batches(*(torch.stack(each, 1) for each in zip(*parts, strict=True)))
     table = _scaled(data.x)
-    networks = Networks(lambda: MLP(table.shape[1]), range(batches.rows.shape[1]))
-    train(networks, cp.InfoNCE(settings.temperature), table, batches, title=title, **how)
+    networks = Networks(lambda: MLP(table.shape[1]), range(len(samples)))
+    train(networks, cp.InfoNCE(settings.temperature), table, batches, title="training")
     return networks
 
 
-def trained_statistics(data: Pairs, settings: Settings) -> Result:
-    """Train on all samples but a fold of them, and compare positives and negatives of that fold.
+def wrong_positives(data: Pairs, settings: Settings) -> Result:
+    """Train on all samples but a fold of them, and estimate the share of that fold's positives that are wrong.
 
     Right pairs that a representation cannot tell from random ones count as wrong, so that every representation has an
     upper bound of the share of wrong positives; the smaller one is reported, of the network and of canonical
@@ -86,12 +77,10 @@ def trained_statistics(data: Pairs, settings: Settings) -> Result:
     parts = torch.randperm(len(data), generator=torch.Generator().manual_seed(0))[: len(data) // count * count]
     folds = parts.view(-1, count).T  # (folds, samples)
     trained = [torch.cat([*folds[:i], *folds[i + 1 :]]) for i in range(count)]
-    networks = _train(data, _batches(data, trained, settings), settings, "training")
+    networks = _train(data, trained, settings)
     first, second = (0, 1) if data.views.shape[1] == 2 else (1, 2)
     table = _scaled(data.x)
-    objective = cp.InfoNCE(settings.temperature)
     found: dict[str, list[Tensor]] = {"network": [], "canonical components": []}
-    effective, of_batch = 0.0, 0.0
     with torch.no_grad():
         z = [networks(table[data.views[folds, column]]) for column in (first, second)]
     for fold, others, z1, z2 in zip(folds, trained, *z, strict=True):
@@ -100,15 +89,8 @@ def trained_statistics(data: Pairs, settings: Settings) -> Result:
         likelihood = Canonical(*(table[data.views[others, column::2].flatten()] for column in (first, second)))
         ratio = likelihood(*(table[data.views[fold, column]] for column in (first, second)))
         found["canonical components"].append(ranks(ratio))
-        numbers = objective.report(z1[: settings.batch], z2[: settings.batch])
-        effective += numbers["effective_negatives"] / count
-        of_batch = numbers["negatives"]
     (wrong, low, high), by = min((share(of_folds), name) for name, of_folds in found.items())
-    return {
-        "wrong_positives": {"share": wrong, "low": low, "high": high, "by": by},
-        "negatives": {"of_batch": of_batch, "effective": effective, "temperature": settings.temperature},
-        "radius": math.log(of_batch / effective),
-    }
+    return {"share": wrong, "low": low, "high": high, "by": by}
 
 
 def hard_negatives(data: Pairs) -> Result:
@@ -140,57 +122,3 @@ def false_negatives(ids: Tensor) -> Result:
     # a drawn sample is not its own partner: the expected rate of a bootstrap sample is (1 - 1/n) rate + 1/n
     drawn = sorted((rate(known[torch.randint(n, (n,), generator=generator)]) - 1 / n) / (1 - 1 / n) for _ in range(400))
     return {"share": rate(known), "low": max(drawn[9], 0.0), "high": drawn[390], "known": n}
-
-
-def gap(data: Pairs, settings: Settings) -> Result:
-    """Measure accuracy of nearest neighbors on held-out samples, with false negatives as they are and masked."""
-    assert data.ids is not None
-    ids = data.ids
-    known, rest = (ids != UNKNOWN).nonzero().squeeze(1), (ids == UNKNOWN).nonzero().squeeze(1)
-    if len(known) < 4 * NEIGHBORS:
-        return {"unknown": f"{len(known)} known ids are too few for a measurement; about 100 are needed."}
-    held_out = round(HELD_OUT * len(known))
-    orders = [torch.randperm(len(known), generator=torch.Generator().manual_seed(i)) for i in range(settings.seeds)]
-    trained, tested = (
-        torch.stack([known[x[part]] for x in orders]) for part in (slice(held_out, None), slice(held_out))
-    )
-    batches = _batches(data, [torch.cat([some, rest]) for some in trained], settings)
-    if data.negatives is not None:
-        batches = Batches(batches.rows, batches.samples, data.negatives[batches.samples])
-    table = _scaled(data.x)
-    accuracy: dict[str, dict[int, float]] = {}
-    for name, how in _arms(data, batches).items():
-        title = "training" if name == "plain" else f"training, false negatives masked {name}"
-        networks = _train(data, batches, settings, title, **how)
-        with torch.no_grad():
-            near, far = (networks(table[data.views[rows, 0]], project=False) for rows in (trained, tested))
-        accuracy[name] = dict(enumerate(knn_accuracy(near, ids[trained], far, ids[tested], NEIGHBORS).tolist()))
-    baseline = accuracy.pop("plain")
-    verdicts = {name: asdict(verdict) for name, verdict in compare(baseline, accuracy, settings.margin).items()}
-    return {"accuracy": sum(baseline.values()) / len(baseline), "seeds": settings.seeds, "masked": verdicts}
-
-
-def _arms(data: Pairs, batches: Batches) -> dict[str, dict[str, Any]]:
-    """Return how the loss is called: plainly, and with false negatives masked."""
-    assert data.ids is not None
-    # an unknown id is different from all others
-    ids = torch.where(data.ids == UNKNOWN, data.ids.max() + 1 + torch.arange(len(data)), data.ids)
-    hard, negative_ids = batches.negatives, data.negative_ids
-    call: dict[str, Any] = {} if data.views.shape[1] > 2 else {"pairing": "one_way"}
-
-    def by_ids(step: int) -> dict[str, Any]:
-        samples = batches.samples[step]
-        of_hard = {} if negative_ids is None else {"of_hard": {"ids": negative_ids[samples]}}
-        return {"ids": ids[samples], **of_hard}
-
-    arms: dict[str, dict[str, Any]] = {"plain": {"call": call}}
-    if hard is not None:
-        rule = {"false_negatives": cp.margin(GUIDE), "empty": "zero"}
-        guide: Options = lambda step: {  # noqa: E731
-            "guide": data.x[batches.rows[step]].transpose(1, 2),  # (seeds, B, views, width)
-            "of_hard": {"guide": data.x[hard[step]]},
-        }
-        arms["by a guide"] = {"call": call | rule, "options": guide}
-    if hard is None or negative_ids is not None:
-        arms["by ids"] = {"call": call, "options": by_ids}
-    return arms

@@ -15,7 +15,6 @@ class Settings:
     steps: int = setting(400, "steps of each training", low=1)
     batch: int = setting(64, "samples per step", low=4)
     seeds: int = setting(8, "trainings of each kind", low=3)
-    margin: float = setting(0.5, "points of accuracy that are of no interest", low=0)
     near: float = setting(0.95, "cosine from which on two samples count as near-duplicates", above=-1, below=1)
     limit: int = setting(4000, "samples that are used at most, drawn at random", low=64)
     model: str | None = setting(

@@ -20,7 +20,6 @@ from .. import flags
 from ..domain import NAMES, domain
 
 if TYPE_CHECKING:
-    from ..report.summary import Report
     from ..store.run import Run
 
 ROWS = {  # {t} and {denominator} are the domain's
@@ -40,22 +39,6 @@ INTRO = (
     "have the same temperature, and otherwise their defaults. The sentences, graphs and robots are synthetic. Two data "
     "sets are planted, as a test of the statistics: on one, knowing the classes must help, and on the other it cannot."
 )
-
-
-def lead(found: Report) -> str:
-    """Return the sentence that the page leads with: what knowing the classes does in the planted case that needs it."""
-    planted = _runs(PLANTED)
-    for column in found.columns:
-        verdict = column.compared.get(planted.KNOWN)
-        if column.baseline is not None and verdict is not None and column.dataset == next(iter(planted.CLASSES)):
-            before, after = column.cells[column.baseline].mean, column.cells[planted.KNOWN].mean
-            proof = f"found over {verdict.pairs} paired seeds"
-            return (
-                f"Telling {column.baseline} which samples belong together changes its {column.metric} from "
-                f"{before:.1f} to {after:.1f}, {proof if verdict.different else 'which so few seeds cannot tell'}: "
-                "a planted case, chosen because one in four negatives is false there."
-            )
-    return ""
 
 
 def check(domain_name: str) -> None:
@@ -103,7 +86,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def command(arguments: argparse.Namespace) -> int:
-    """Run what can run here, print the table, and write ``report.html`` and ``results.json``."""
+    """Run what can run here, print the table, and write ``report.html`` and ``report.json``."""
     import torch
 
     from .. import report, store, trackers
@@ -127,16 +110,11 @@ def command(arguments: argparse.Namespace) -> int:
         raise ImportError("nothing of the demo can run here; counterpoint doctor says what is missing.")
     tracked = trackers.tracked(partial(train, cache=arguments.out / "frames"), arguments.track)
     runs = store.run_grid(tracked, grid, arguments.out / "runs", **grid_options(arguments))
-    trackers.publish(arguments.track, runs, arguments.out)
     summary = report.summarise(runs)
     summary.columns.sort(key=lambda column: PARTS.index(column.domain.partition("-")[0]))
     summary.notes[:0] = notes + ["With --quick: the numbers mean nothing."] * arguments.quick
-    words = {"title": "counterpoint demo", "intro": INTRO, "lead": lead(summary)}
-    paths = report.write(summary, arguments.out, formats=("html",), pictures=False, **words)
-    results = report.RENDER["json"](summary)
-    with store.atomic(arguments.out / "results.json") as file:
-        file.write(results.encode() + b"\n")
-    print(results if arguments.json else report.terminal(summary))
-    for path in (*paths, arguments.out / "results.json"):
+    print(report.RENDER["json" if arguments.json else "terminal"](summary))
+    words = {"title": "counterpoint demo", "intro": INTRO}
+    for path in report.write(summary, arguments.out, formats=("html", "json"), pictures=False, **words):
         print(f"wrote {path}", file=sys.stderr)
     return 0

@@ -7,7 +7,7 @@ import sys
 
 from .. import flags
 
-FORMATS = ("terminal", "markdown", "html", "csv", "json")
+FORMATS = ("terminal", "markdown", "html", "json")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -19,7 +19,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     margin = "differences that do not matter (half a point of 100: .5 of percents)"
     add("--margin", type=float, metavar="X", help=margin)
     add("--lower", action="store_true", help="smaller numbers are better")
-    out = "write report.html, .md, .csv and .json, and plots to this folder (none)"
+    out = "write report.html, .md and .json, and plots to this folder (none)"
     add("--out", type=flags.folder, metavar="FOLDER", help=out)
     add("--format", choices=FORMATS, default="terminal", help="what to print (%(default)s)")
     add("--json", dest="format", action="store_const", const="json", help="print JSON")

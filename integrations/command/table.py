@@ -91,7 +91,7 @@ COMMANDS = {
     ),
     "train image": _command(
         "..image.commands:train",
-        "pre-train an image encoder without labels (SimCLR, MoCo, CMC) with any objectives, and compare them",
+        "pre-train an image encoder without labels (SimCLR, MoCo) with any objectives, and compare them",
         "train image                                  on embedded digits, in seconds",
         'train image --data cifar10 --objective "adnce:t=0.4,mu=0.7,sigma=0.5" --backbone resnet18',
         'train image --data ./my_photos --method moco --objective "arcl(infonce:t=0.2)" --views 4',
@@ -109,7 +109,6 @@ COMMANDS = {
         "learn to control from pixels (CURL on dm_control's suite) with any objectives, and compare them",
         'train control --task cartpole-swingup --objective "infonce:t=1 + 0.1*dp" --steps 100000 --seed 1',
         "train control --task walker-walk --objective infonce:t=1 adnce --seeds 3 --device cuda",
-        "train control --task cartpole-balance --observe state --steps 20000     plain SAC, in minutes",
     ),
     **{
         f"tune {domain}": _command("..search.commands", SEARCH.format(what), f"tune {domain} {example}", more=(domain,))
@@ -128,15 +127,15 @@ COMMANDS = {
     ),
     "eval image": _command(
         "..image.commands:eval",
-        "evaluate the encoders of image runs: linear, kNN, attacked, shifted, transferred, fine-tuned",
-        "eval image runs/image/cifar10 --probe linear,knn,robust,shifted --transfer cifar100",
-        "eval image runs --data digits --probe knn --json",
+        "evaluate the encoders of image runs: linear, kNN, attacked, shifted",
+        "eval image runs/image/cifar10 --probe linear,knn,robust,shifted",
+        "eval image runs --data cifar100 --probe linear --json       transfer to another data set",
     ),
     "eval sts": _command(
         "..sentence.commands:sts",
         "score a model on semantic textual similarity, as SimCSE reports it",
         "eval sts sentence-transformers/all-MiniLM-L6-v2",
-        "eval sts runs/sentence/wiki.txt/NAME/seed0 --root SentEval --subsets",
+        "eval sts runs/sentence/wiki.txt/NAME/seed0 --root SentEval",
     ),
     "eval transfer": _command(
         "..sentence.commands:transfer",
@@ -159,20 +158,14 @@ COMMANDS = {
         "..control.commands:eval",
         "evaluate trained control agents",
         "eval control runs/control/cartpole-swingup --episodes 10",
-        "eval control runs/control/cartpole-swingup/NAME/seed1 --video swingup.mp4 --representation frames",
-    ),
-    "mine": _command(
-        "..sentence.mine",
-        "find hard negatives for pairs of texts, for train sentence",
-        "mine pairs.csv sentence-transformers/all-MiniLM-L6-v2 --out mined.jsonl --negatives 5",
-        "mine ./my_beir_folder MODEL --out mined.jsonl --relative-margin 0.05",
+        "eval control runs/control/cartpole-swingup/NAME/seed1 --representation frames",
     ),
     "report": _command(
         ".report",
         "compare folders of runs: tables, tests, summaries and plots, next to the papers' numbers",
         "report runs/                                 of the first result that the runs have",
         'report runs/ --baseline "infonce:t=0.2" --metric accuracy',
-        "report runs/ --format markdown               for a README; csv and json for programs",
+        "report runs/ --format markdown               for a README; json for programs",
     ),
     "show": _command(
         ".show",
@@ -188,17 +181,12 @@ COMMANDS = {
     ),
     "export": _command(
         "..hub.commands:export",
-        "write the encoder of a run as safetensors, ONNX or a torch.export program, and check its outputs",
-        "export runs/image/cifar10/NAME/seed0 --format onnx --out encoder.onnx",
-    ),
-    "completion": _command(
-        ".completion",
-        "print a script that completes commands, flags and specs in your shell",
-        "completion bash > ~/.local/share/bash-completion/completions/counterpoint",
+        "write the encoder of a run as ONNX or a torch.export program, and check its outputs",
+        "export runs/image/cifar10/NAME/seed0 --out encoder.onnx",
     ),
     "doctor": _command(
         ".doctor",
         "check what this installation can run, and what to install for the rest",
-        "doctor                                       versions, extras, GPU, renderer, data",
+        "doctor                                       versions, extras, GPU, renderer",
     ),
 }

@@ -6,8 +6,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from counterpoint.names import closest
-
 from ..store.secrets import redacted
 from .settings import Settings
 
@@ -33,36 +31,16 @@ def cell(
         settings: those of the comparison.
         objective: a spec, or ``host``.
         seed: of the run.
-        more: ``label`` and ``length`` of a row of another length; ``purpose`` of a run of ``--tune``.
+        more: ``purpose`` of a run of ``--tune``.
     """
     name = settings.name or (script[1] if script[0] == "-m" else Path(script[0]).name)
-    chosen = {key: getattr(settings, key) for key in ("seed_flag", "set_seed", "copy", "link", "equal_time")}
-    chosen |= {"host": host, "seam": [*seam], "script": redacted(script), "code": code, "length": None, **more}
+    chosen = {key: getattr(settings, key) for key in ("seed_flag", "set_seed", "copy", "link")}
+    chosen |= {"host": host, "seam": [*seam], "script": redacted(script), "code": code, **more}
     return {"domain": DOMAIN, "dataset": name, "objective": objective, "seed": seed, **chosen}
 
 
 def words(arguments: dict[str, Any], script: Sequence[str], out: Path) -> list[str]:
     """Return the script and its arguments, as they were typed, as a run has them."""
-    script, seed = [*script], str(arguments["seed"])
-    if arguments["length"] is not None:
-        at, prefix, _ = length_of(script, arguments["equal_time"])
-        script[at] = f"{prefix}{arguments['length']:g}"
+    seed = str(arguments["seed"])
     script = [word.replace("{seed}", seed).replace("{out}", str(out)) for word in script]
     return [*script, *([arguments["seed_flag"], seed] if arguments["seed_flag"] else [])]
-
-
-def length_of(script: Sequence[str], flag: str) -> tuple[int, str, float]:
-    """Return where the script's length stands among its words, what is before it in that word, and the length."""
-    for at, word in enumerate(script):
-        if word == flag and at + 1 < len(script):
-            at, prefix, text = at + 1, "", script[at + 1]
-        elif word.startswith(f"{flag}="):
-            prefix, text = f"{flag}=", word.removeprefix(f"{flag}=")
-        else:
-            continue
-        try:
-            return at, prefix, float(text)
-        except ValueError:
-            raise ValueError(f"--equal-time {flag}: expected a number behind it, got {text!r}") from None
-    hint = closest(flag, [word.partition("=")[0] for word in script if word.startswith("-")])
-    raise ValueError(f"--equal-time {flag}: the script's arguments have no {flag} with a number.{hint}")

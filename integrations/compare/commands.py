@@ -11,7 +11,6 @@ from counterpoint.plugins import inject, registry
 from counterpoint.plugins.arguments import Parser
 
 from .. import flags
-from .cells import length_of
 from .metrics import FILES
 from .settings import HOST, Settings, spec_or_host
 
@@ -55,7 +54,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_flags(parser: argparse.ArgumentParser) -> None:
-    parser.take_flags = ("--seed-flag", "--equal-time")  # type: ignore[attr-defined]
+    parser.take_flags = ("--seed-flag",)  # type: ignore[attr-defined]
     objectives = "what to compare: specs, and host for the script's own loss (required)"
     flags.add_objective(parser, objectives, spec_or_host)
     flags.add_settings(parser, Settings)
@@ -85,8 +84,6 @@ def _check(arguments: argparse.Namespace) -> None:
         check_known("unknown host", arguments.host, registry.names())
     for fault in _faults(arguments, arguments.settings, arguments.script):
         raise ValueError(fault)
-    if arguments.settings.equal_time is not None:
-        length_of(arguments.script, arguments.settings.equal_time)
 
 
 def _faults(arguments: argparse.Namespace, settings: Settings, script: Sequence[str]) -> Iterator[str]:
@@ -123,8 +120,6 @@ def _faults(arguments: argparse.Namespace, settings: Settings, script: Sequence[
         yield "--tune: by which number? --tune-metric names one on validation data, such as json:FILE:KEY"
     elif settings.tune_metric[:3] in [metric[:3] for metric in settings.metric]:
         yield "--tune-metric: the number that is compared must not choose settings; name one of other data"
-    if (arguments.list_cells or arguments.cell is not None) and (settings.tune or settings.equal_time is not None):
-        yield "--cell, --list-cells: --tune and --equal-time choose runs by earlier ones; use --on instead."
 
 
 def _file_faults(settings: Settings, script: Sequence[str], jobs: int) -> Iterator[str]:

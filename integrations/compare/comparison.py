@@ -23,7 +23,7 @@ from counterpoint.plugins.launch import Script
 
 from .. import flags, report, store
 from ..search.commands import FIRST_SEED
-from ..search.coordinate import Scores, best_of, coordinate, search
+from ..search.coordinate import Scores, best_of, search
 from ..search.grids import GRIDS, grids_of
 from ..store.cell import row_name
 from ..store.executors import LOCAL
@@ -77,27 +77,20 @@ class Comparison:
             print_line(f"{len(self.specs)} objectives, {len(seeds)} seeds; what the runs print: {LOG} in {where}")
         runs = self._run_cells([self.cell(spec, seed) for seed, spec in product(seeds, self.specs)])
         baseline = row_name({"objective": self.baseline})
-        if settings.equal_time is not None and (done := _done(runs)):
-            _, _, length = cells.length_of(given.script, settings.equal_time)
-            lengths = equal_lengths(done, baseline, length)
-            slow = [(seed, spec, row_name({"objective": spec})) for seed, spec in product(seeds, self.specs)]
-            runs += self._run_cells(
-                self.cell(spec, seed, label=f"{row} at equal time", length=lengths[row])
-                for seed, spec, row in slow
-                if row in lengths
-            )
-        failed = [run for run in runs if not run.done]
+        done, failed = [run for run in runs if run.done], [run for run in runs if not run.done]
         for run in failed[:MOST]:
             if lines := last_lines(run):
                 print("\n".join([f"-- {run.title}, the end of {run.address}/{LOG}:", *lines]), file=sys.stderr)
-        errors = {} if settings.any_length else dict(uneven(_done(runs)))
+        errors = {} if settings.any_length else dict(uneven(done))
         for error in errors.values():
             print(f"counterpoint compare: {error}; left out (--any-length allows it)", file=sys.stderr)
-        if not (done := [run for run in _done(runs) if run not in errors]):
+        if not (done := [run for run in done if run not in errors]):
             return 1
-        self.notes += [*_time_notes(done, baseline, settings.equal_time), *_doubts(done)]
+        self.notes += _time_notes(done, baseline)
         if _same_numbers(done):  # repetitions, of which a test would make evidence
-            done = [run for run in done if run.arguments["seed"] == done[0].arguments["seed"]]
+            seed = done[0].arguments["seed"]
+            self.notes.append(f"all seeds give the same numbers: no verdict, only seed {seed} is shown; {NO_SEED}")
+            done = [run for run in done if run.arguments["seed"] == seed]
         names = list(dict.fromkeys(name for run in done for name in run.record["result"]))
         known = baseline if any(run.name == baseline for run in done) else None
         summary = report.summarise(done, baseline=known, metrics=names, lower=settings.lower, margin=settings.margin)
@@ -146,43 +139,20 @@ def _tell_secrets(script: Sequence[str], place: str) -> None:
         print_line(f"secrets in the script's arguments are passed to it, and recorded as {REDACTED}")
 
 
-def _done(runs: Iterable[Run]) -> list[Run]:
-    return [run for run in runs if run.done]
-
-
-def _time_notes(runs: Sequence[Run], baseline: str, flag: str | None) -> Iterator[str]:
-    """Yield how long steps took, and the lengths of rows at equal time."""
-    times = step_times(runs, baseline)
-    if times:
+def _time_notes(runs: Sequence[Run], baseline: str) -> Iterator[str]:
+    """Yield how long steps took."""
+    if times := step_times(runs, baseline):
         ranges = {row: f" ({min(some):.2f} to {max(some):.2f})" * (len(some) > 1) for row, some in times.items()}
         shown = [f"{row} {median(values):.2f}{ranges[row]}" for row, values in times.items()]
         yield f"time of a step, as a multiple of {baseline}'s: {', '.join(shown)}"
-    slow = [row for row, values in times.items() if min(values) > TOLERANCE]
-    if slow and flag is None:
-        yield (
-            f"{' and '.join(slow)} had more time than {baseline}: --equal-time FLAG, with the script's own flag for "
-            "its length, compares at equal time too"
-        )
-    lengths = {run.name: run.arguments["length"] for run in runs if run.arguments["length"] is not None}
-    yield from (f"{row}: {flag} {length:g}" for row, length in lengths.items())
+    if slow := [row for row, values in times.items() if min(values) > TOLERANCE]:
+        yield f"{' and '.join(slow)} had more time than {baseline}; train {baseline} longer to see what time gains"
 
 
 def _same_numbers(runs: Sequence[Run]) -> bool:
     """Return whether there are several seeds, and no row's numbers depend on them."""
     rows = {(run.name, json.dumps(run.record["result"])) for run in runs}
     return len({run.arguments["seed"] for run in runs}) > 1 and len(rows) == len({run.name for run in runs})
-
-
-def _doubts(runs: Sequence[Run]) -> Iterator[str]:
-    """Yield what the runs themselves say against the comparison."""
-    if _same_numbers(runs):
-        seed = runs[0].arguments["seed"]
-        yield f"all seeds give the same numbers: no verdict, only seed {seed} is shown; {NO_SEED}"
-    if changed := sorted({file for run in runs for file in run.details.get("changed", ())}):
-        yield (
-            f"the folder that runs at the same time share has changed meanwhile ({', '.join(changed[:4])}): if they "
-            "have written there what they also read, they were not independent; --copy gives each its own"
-        )
 
 
 # ---- the host auto -----------------------------------------------------------------------------
@@ -245,7 +215,7 @@ def tuned(
     best = {}
     for spec in specs:
         if spec != HOST and (grids := grids_of(spec, PAPERS, own, strict=False)):
-            scores = search(partial(coordinate, spec, grids, settings.tune), measure)
+            scores = search(spec, grids, settings.tune, measure)
             best[spec] = best_of(scores)
             if math.isnan(scores[best[spec]]):
                 raise ValueError(f"--tune: all runs of {spec} have failed.")
@@ -259,8 +229,7 @@ def uneven(runs: Iterable[Run]) -> Iterator[tuple[Run, str]]:
     """Yield the runs that reached the loss less often than others of their seed, and what is wrong with them."""
     seeds: dict[int, list[Run]] = defaultdict(list)
     for run in runs:
-        if run.arguments["length"] is None:
-            seeds[run.arguments["seed"]].append(run)
+        seeds[run.arguments["seed"]].append(run)
     for members in seeds.values():
         most = max(members, key=lambda run: run.details["calls"])
         for run in members:
@@ -278,16 +247,3 @@ def step_times(runs: Iterable[Run], baseline: str) -> dict[str, list[float]]:
     base = seconds.pop(baseline, {})
     ratios = {row: [value / base[seed] for seed, value in by.items() if seed in base] for row, by in seconds.items()}
     return {row: values for row, values in ratios.items() if values}
-
-
-def equal_lengths(runs: Sequence[Run], baseline: str, length: float) -> dict[str, float]:
-    """Return the length at which each row that is slower takes as long as the baseline, by the first seed's times.
-
-    More seeds, added later, then leave the lengths as they are. A whole length stays whole, and is at least 1.
-    """
-    first = min(run.arguments["seed"] for run in runs)
-    times = step_times([run for run in runs if run.arguments["seed"] == first], baseline)
-    lengths = {row: length / time for row, (time,) in times.items() if time > TOLERANCE}
-    if length.is_integer():
-        lengths = {row: float(max(1, round(value))) for row, value in lengths.items()}
-    return {row: value for row, value in lengths.items() if value < length}

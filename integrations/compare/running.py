@@ -8,7 +8,7 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from itertools import takewhile
 from pathlib import Path
@@ -28,7 +28,6 @@ NO_SEED = (
 )
 LOG, ENDED, OUT, WORK, SEAM = "log.txt", "ended.json", "out", "work", "seam.json"
 SKIPPED = (".git", "__pycache__")
-MOST = 20_000  # files that are looked at to find those that runs share
 
 
 class ScriptError(RuntimeError):
@@ -109,8 +108,6 @@ def _execute(run: Run, script: Sequence[str], metrics: Sequence[Metric], jobs: i
         raise ScriptError("\n".join([f"the script {how}: {reason}", f"last lines of {path / LOG}:", *lines]))
     os.utime(path / LOG)
     ended = {"folder": str(folder), "began": began, "ended": (path / LOG).stat().st_mtime_ns, "jobs": jobs}
-    if jobs > 1 and not arguments["copy"]:
-        ended["changed"] = sorted(map(str, changed_files(folder, began, without=root)))[:SHOWN]
     with atomic(path / ENDED) as file:
         file.write(json.dumps({**ended, "calls": seam["calls"], "step_seconds": seam["step_seconds"]}).encode())
 
@@ -125,22 +122,6 @@ def copy_folder(source: Path, target: Path, links: Sequence[str], without: Path)
     shutil.copytree(source, target, symlinks=True, ignore=ignored)
     for path in linked:
         (target / path.relative_to(source)).symlink_to(path)
-
-
-def changed_files(folder: Path, since: int, without: Path) -> Iterator[Path]:
-    """Yield files below a folder that have changed since a time, hidden ones and the store left out."""
-    seen = 0
-    for root, folders, files in os.walk(folder):
-        folders[:] = [
-            name for name in folders if name not in SKIPPED and name[0] != "." and Path(root, name) != without
-        ]
-        seen += len(files)
-        if seen > MOST:
-            return
-        for file in (Path(root, name) for name in files):
-            with suppress(OSError):  # a link to nowhere, or deleted meanwhile
-                if file.stat().st_mtime_ns >= since:
-                    yield file.relative_to(folder)
 
 
 def _wait_for(process: subprocess.Popen[Any]) -> int:

@@ -52,12 +52,6 @@ class Settings:
         nargs="+",
         metavar="NAME=VALUE,...",
     )
-    equal_time: str | None = setting(
-        None,
-        "the script's own flag for its length, such as --epochs: whatever takes longer per step than the baseline is "
-        "also trained for as long as the baseline (none)",
-        type=str,
-    )
     copy: bool = setting(False, "run the script in a copy of this folder, one for each run")
     link: Sequence[str] = setting((), "with --copy: large data to link instead (none)", nargs="+", metavar="FOLDER")
     any_length: bool = setting(False, "runs may reach the loss differently often, as with early stopping")

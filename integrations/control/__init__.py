@@ -14,7 +14,7 @@ from counterpoint.names import lazy
 
 if TYPE_CHECKING:
     from .agent import Agent, Contrast
-    from .environment import Control, vector
+    from .environment import Control
     from .evaluation import evaluate
     from .replay import Replay, Transitions
     from .settings import CURL_TASKS, AgentSettings, Settings
@@ -22,10 +22,10 @@ if TYPE_CHECKING:
 
 __all__ = [
     "CURL_TASKS", "Agent", "AgentSettings", "Contrast", "Control", "Replay", "Settings", "Transitions", "evaluate",
-    "restore", "train", "vector",
+    "restore", "train",
 ]  # fmt: skip
 
 _MODULES = (
-    "settings", "environment", "replay", "networks", "agent", "data", "evaluation", "representation", "training",
+    "settings", "environment", "replay", "networks", "agent", "evaluation", "representation", "training",
 )  # fmt: skip
 __getattr__ = lazy(__name__, _MODULES, __all__)

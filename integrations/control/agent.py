@@ -25,20 +25,21 @@ from torch import Tensor, nn
 
 from counterpoint.objective import Objective, as_objective
 from counterpoint.plugins import curl
-from counterpoint.plugins.host import SeamError
 
 from ..domain import check_choice
-from .networks import Actor, Critic, Encoder, NoEncoder, adam, center_crop, follow, initialize, random_crop
+from .networks import Actor, Critic, Encoder, adam, center_crop, follow, initialize, random_crop
 from .replay import Transitions
 from .settings import AgentSettings
 
 
 def check_objective(objective: Objective | str) -> Objective:
     """The objective; raises if it needs more than crops."""
-    try:
-        return curl.HOST.check(as_objective(objective))
-    except SeamError as error:
-        raise ValueError(str(error)) from error
+    loss_fn = as_objective(objective)
+    if loss_fn.needs:
+        raise ValueError(
+            f"{loss_fn} needs {' and '.join(sorted(loss_fn.needs))} views, but the criterion sees embeddings"
+        )
+    return loss_fn
 
 
 class Contrast(nn.Module):
@@ -78,61 +79,56 @@ class Agent:
     """Act, and learn from batches of transitions.
 
     Args:
-        observation: shape of an observation: ``(channels, height, width)``, or ``(numbers,)`` for plain SAC.
+        observation: shape of an observation, ``(channels, height, width)``.
         actions: dimension of an action.
-        objective: an objective or a spec; None omits the contrastive term.
+        objective: an objective or a spec.
         scores: see :class:`Contrast`.
     """
 
     def __init__(
         self,
-        observation: tuple[int, ...],
+        observation: tuple[int, int, int],
         actions: int,
-        objective: Objective | str | None = "infonce:t=1",
+        objective: Objective | str = "infonce:t=1",
         settings: AgentSettings | None = None,
         scores: str | None = None,
         device: str | torch.device = "cpu",
     ) -> None:
         self.settings = s = settings or AgentSettings()
-        self.device, self.pixels, self.updates = torch.device(device), len(observation) == 3, 0
-        features = s.features if self.pixels else observation[0]
-
-        def critic() -> Critic:
-            encoder = Encoder(observation[0], s) if self.pixels else NoEncoder()
-            return Critic(encoder, features, actions, s.hidden).apply(initialize).to(self.device)
-
-        self.critic, self.target = critic(), critic().requires_grad_(False)
-        self.target.load_state_dict(self.critic.state_dict())
-        actor = Actor(self.critic.encoder.new_head(), features, actions, s.hidden)
+        self.device, self.updates = torch.device(device), 0
+        self.critic, self.target = (
+            Critic(Encoder(observation[0], s), s.features, actions, s.hidden).apply(initialize).to(self.device)
+            for _ in range(2)
+        )
+        self.target.requires_grad_(False).load_state_dict(self.critic.state_dict())
+        actor = Actor(self.critic.encoder.new_head(), s.features, actions, s.hidden)
         self.actor = actor.apply(initialize).to(self.device)
+        contrast = Contrast(objective, self.critic.encoder, self.target.encoder, s.features, scores)
+        self.contrast = contrast.to(self.device)
         self.log_alpha = torch.tensor(s.alpha, device=self.device).log().requires_grad_()
         self.target_entropy = -float(actions)
         self.optimizers: dict[str, torch.optim.Optimizer] = {
             "critic": adam(self.critic.parameters(), s.lr),
             "actor": adam(self.actor.parameters(), s.lr),
             "alpha": adam([self.log_alpha], s.alpha_lr, betas=(0.5, 0.999)),
+            "contrast": self.contrast.optimizer(s.lr),
         }
-        self.networks: dict[str, nn.Module] = {"critic": self.critic, "target": self.target, "actor": self.actor}
-        self.contrast: Contrast | None = None
-        if objective is not None:
-            if not self.pixels:
-                raise ValueError("objective: crops need pixels; without pixels it must be None.")
-            self.contrast = Contrast(objective, self.critic.encoder, self.target.encoder, features, scores)
-            self.networks["contrast"] = self.contrast.to(self.device)
-            self.optimizers["contrast"] = self.contrast.optimizer(s.lr)
+        self.networks: dict[str, nn.Module] = {
+            "critic": self.critic, "target": self.target, "actor": self.actor, "contrast": self.contrast
+        }  # fmt: skip
 
     @torch.no_grad()
     def act(self, observations: Any, explore: bool = False) -> Any:
         """Actions ``(B, actions)`` for observations ``(B, ...)``: the policy's mean, or samples to explore."""
         x = torch.as_tensor(observations, device=self.device)
-        h = self.critic.encoder.convolve(center_crop(x, self.settings.crop) if self.pixels else x)
+        h = self.critic.encoder.convolve(center_crop(x, self.settings.crop))
         return (self.actor(h)[0] if explore else self.actor.mean(h)).cpu().numpy()
 
     def update(self, batch: Transitions) -> dict[str, Tensor]:
         """Update all networks once; returns the losses."""
         s, encoder = self.settings, self.critic.encoder
         frames = batch.observations, batch.next_observations
-        x, x_next = (random_crop(part, s.crop) if self.pixels else part for part in frames)
+        x, x_next = (random_crop(part, s.crop) for part in frames)
         x = encoder.prepare(x)  # once for two passes
 
         # 1. critic, with the encoder
@@ -148,10 +144,9 @@ class Agent:
                 follow(slow, fast, s.tau)
 
         # 3. encoder, by the contrastive loss
-        if self.contrast is not None:
-            loss = self.contrast(z, self.contrast.keys(batch.observations, s.crop))
-            self._step("contrast", loss)
-            losses["contrast"] = loss.detach()
+        loss = self.contrast(z, self.contrast.keys(batch.observations, s.crop))
+        self._step("contrast", loss)
+        losses["contrast"] = loss.detach()
         self.updates += 1
         return losses
 

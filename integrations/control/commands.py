@@ -32,8 +32,6 @@ def _check_train(arguments: argparse.Namespace) -> None:
         for task in arguments.task:
             check_choice("task", task, known)
     Settings(**settings(arguments, arguments.task[0]))
-    if arguments.observe == "state" and arguments.objective:
-        raise ValueError("--objective: crops need pixels; leave it out with --observe state.")
 
 
 def settings(arguments: argparse.Namespace, dataset: str) -> dict[str, Any]:
@@ -47,19 +45,17 @@ def train_command(arguments: argparse.Namespace) -> int:
     from ..trackers.grid import run_cells
     from . import training
 
-    default = None if arguments.observe == "state" else "infonce:t=1"
-    objectives: list[str | None] = arguments.objective or [default]
     cells = [
         training.cell(task, objective, seed, **settings(arguments, task))
         for task in arguments.task
         for seed in range(arguments.seed, arguments.seed + arguments.seeds)
-        for objective in objectives
+        for objective in arguments.objective or ["infonce:t=1"]
     ]
     runs, code = run_cells(training.train, cells, arguments, "train control")
     report.show(runs, arguments.json)
     if not arguments.json:
         for run in runs:
-            print(f"{run.title}: {run.arguments['scores'] or 'no'} scores, in {run.address}")
+            print(f"{run.title}: {run.arguments['scores']} scores, in {run.address}")
     return code
 
 
@@ -69,8 +65,6 @@ def eval_arguments(parser: argparse.ArgumentParser) -> None:
     add("runs", nargs="+", type=flags.runs, help="folders of runs, at any depth, or their URLs")
     episodes = "deterministic episodes, on center crops (%(default)s)"
     add("--episodes", type=flags.whole(1), default=10, metavar="N", help=episodes)
-    add("--envs", type=flags.whole(1), default=1, metavar="N", help="environments, each in a process (%(default)s)")
-    add("--video", type=Path, metavar="FILE", help="film of the first episode, .mp4 or .gif; only with one run (none)")
     ridge = "also evaluate the encoder by ridge regression of the state, on episodes cached in this folder (no)"
     add("--representation", type=Path, metavar="FOLDER", help=ridge)
     add("--json", action="store_true", help="print JSON")
@@ -80,15 +74,10 @@ def eval_arguments(parser: argparse.ArgumentParser) -> None:
 def eval_command(arguments: argparse.Namespace) -> int:
     """Evaluate the agents of runs, finished or not."""
     from .. import store
-    from .evaluation import check_film
 
     runs = [run for run in store.find_runs(arguments.runs) if run.arguments["domain"] == "control" and not run.tuning]
     if not runs:
         raise ValueError(f"no runs of control in {', '.join(map(str, arguments.runs))}.")
-    if arguments.video is not None:
-        if len(runs) > 1:
-            raise ValueError(f"--video: expected one run, got {len(runs)}.")
-        check_film(arguments.video)
     evaluated = list(flags.each(runs, partial(_evaluate, options=arguments)))
     if arguments.json:
         print(json.dumps([result for _, result in evaluated], indent=1))
@@ -104,8 +93,8 @@ def eval_command(arguments: argparse.Namespace) -> int:
 def _evaluate(run: Run, options: argparse.Namespace) -> dict[str, Any]:
     from . import evaluation, representation, training
 
-    agent, arguments = training.restore(run), run.arguments | {"envs": options.envs}
-    returns = evaluation.evaluate(agent, arguments, options.episodes, options.video)
+    agent, arguments = training.restore(run), run.arguments
+    returns = evaluation.evaluate(agent, arguments, options.episodes)
     result: dict[str, Any] = {
         "task": arguments["dataset"],
         "name": run.name,

@@ -1,7 +1,6 @@
 """Tasks of dm_control's suite from pixels, behind Gymnasium's interface.
 
-    env = Control("cartpole-swingup")                  # one environment
-    env = vector("cartpole-swingup", envs=2)           # several, each in its own process
+    env = Control("cartpole-swingup")
     frames, _ = env.reset(seed=1)
 
 As in CURL and the papers that it compares with: 100 x 100 pixels of camera 0, actions repeated by
@@ -18,8 +17,9 @@ from __future__ import annotations
 from . import frameworks  # noqa: F401  names the extra to install  # isort: skip
 import os
 import sys
+from collections.abc import Mapping
 from contextlib import closing
-from functools import cache, partial
+from functools import cache
 from importlib.util import find_spec
 from types import ModuleType
 from typing import Any
@@ -27,7 +27,6 @@ from typing import Any
 import gymnasium
 import numpy as np
 from gymnasium.spaces import Box
-from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv, VectorEnv
 
 from counterpoint.names import check_known
 
@@ -37,7 +36,7 @@ from .settings import CURL_TASKS
 
 ACTION_REPEAT = {"cartpole-swingup": 8, "finger-spin": 2, "walker-walk": 2}
 DEFAULT_REPEAT = 4  # of all other tasks
-SIZE, STACK, CAMERA, FILM_SIZE = 100, 3, 0, 240
+SIZE, STACK, CAMERA = 100, 3, 0
 HELP = (
     "Install EGL (Debian, Ubuntu: apt install libegl1 libgl1-mesa-dri) or OSMesa (libosmesa6), and set MUJOCO_GL "
     "to the one you have: egl (the default on Linux), osmesa or glfw. `counterpoint doctor` says which of them work"
@@ -107,9 +106,6 @@ class Control(gymnasium.Env):  # type: ignore[misc]
         stack: frames per observation, at least 1.
     """
 
-    metadata = {"render_modes": ["rgb_array"]}  # noqa: RUF012  Gymnasium's
-    render_mode = "rgb_array"
-
     def __init__(
         self, task: str, *, pixels: bool = True, size: int = SIZE, repeat: int | None = None, stack: int = STACK
     ) -> None:
@@ -121,7 +117,7 @@ class Control(gymnasium.Env):  # type: ignore[misc]
         self.observation: Any = None  # what the last reset or step returned
         self._env = suite().load(domain, name, task_kwargs={"random": 0})
         buffer = self._env.physics.model.vis.global_  # software renderers process all of it, and the suite's is large
-        buffer.offwidth = buffer.offheight = max(size, FILM_SIZE)
+        buffer.offwidth = buffer.offheight = size
         self._actions: list[Any] = []
         self._seed, self._episode, self._over = 0, -1, True
         spec = self._env.action_spec()
@@ -155,20 +151,15 @@ class Control(gymnasium.Env):  # type: ignore[misc]
         self._observe(timestep)
         return self.observation, reward, self._over and timestep.discount == 0, self._over and timestep.discount > 0, {}
 
-    def render(self, size: int = FILM_SIZE) -> Any:
+    def render(self) -> Any:
         """Render the current state as ``(size, size, 3)`` bytes."""
         try:
-            return self._env.physics.render(size, size, camera_id=CAMERA)
+            return self._env.physics.render(self.size, self.size, camera_id=CAMERA)
         except Exception as error:  # each OpenGL raises its own errors
             raise (_no_renderer[0] if _no_renderer else NoRendererError(error)) from error
 
     def close(self) -> None:
         self._env.physics.free()  # dm_control's close leaves OpenGL to the garbage collector
-
-    @property
-    def timestep(self) -> float:
-        """Simulated seconds between two applications of an action."""
-        return float(self._env.control_timestep())
 
     @property
     def quantities(self) -> dict[str, float]:
@@ -215,22 +206,14 @@ class Control(gymnasium.Env):  # type: ignore[misc]
 
     def _observe(self, timestep: Any) -> None:
         if self.pixels:
-            frame = self.render(self.size).transpose(2, 0, 1)
+            frame = self.render().transpose(2, 0, 1)
             before = np.tile(frame, (self.stack, 1, 1)) if self.observation is None else self.observation
             self.observation = np.concatenate([before[3:], frame])
         else:
             self.observation = np.concatenate([np.ravel(x) for x in timestep.observation.values()]).astype(np.float32)
 
 
-def vector(task: str, envs: int = 1, **options: Any) -> VectorEnv:
-    """Run several environments as one, each in its own process if there is more than one. Reset finished episodes.
-
-    ``options`` are further arguments of :class:`Control`.
-    """
-    check_whole("envs: expected", envs, 1)
-    check_task(task)  # here, as errors in other processes come with long tracebacks
-    constructors = [partial(Control, task, **options)] * envs
-    if envs == 1:
-        return SyncVectorEnv(constructors, autoreset_mode=AutoresetMode.DISABLED)
-    # spawn: a forked process would share OpenGL and threads with this one
-    return AsyncVectorEnv(constructors, context="spawn", autoreset_mode=AutoresetMode.DISABLED)
+def prepare(arguments: Mapping[str, Any]) -> Control:
+    """Start the environment of a cell; close it after use."""
+    size, stack = arguments["settings"]["size"], arguments["settings"]["stack"]
+    return Control(arguments["dataset"], size=size, repeat=arguments["repeat"], stack=stack)

@@ -85,23 +85,10 @@ class Encoder(nn.Module):
         return self.head(self.convolve(frames))  # type: ignore[no-any-return]
 
 
-class NoEncoder(nn.Identity):
-    """The identity, in place of an encoder when observations are not pixels."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.head = self.new_head()
-
-    def new_head(self) -> nn.Module:
-        return nn.Identity()
-
-    prepare = convolve = nn.Identity.forward
-
-
 class Critic(nn.Module):
     """An encoder, and two estimates of the value of an action."""
 
-    def __init__(self, encoder: Encoder | NoEncoder, features: int, actions: int, hidden: int) -> None:
+    def __init__(self, encoder: Encoder, features: int, actions: int, hidden: int) -> None:
         super().__init__()
         self.encoder = encoder
         self.q1, self.q2 = mlp(features + actions, hidden, 1), mlp(features + actions, hidden, 1)

@@ -31,87 +31,83 @@ class Transitions(NamedTuple):
 
 
 class Replay:
-    """The last transitions of one or several environments, in a ring buffer per environment.
+    """The last transitions of an environment, in a ring buffer.
 
     Args:
-        capacity: frames to store, at least ``stack + 2`` per environment.
-        frame: shape of one frame, ``(3, height, width)``, or ``(numbers,)`` for observations that are not pixels.
+        capacity: frames to store, at least ``stack + 2``.
+        frame: shape of one frame, ``(3, height, width)``.
         actions: dimension of an action.
         stack: frames per observation.
+        device: of the frames.
     """
 
     def __init__(
-        self, capacity: int, frame: Sequence[int], actions: int, envs: int = 1, stack: int = 3, device: str = "cpu"
+        self, capacity: int, frame: Sequence[int], actions: int, stack: int = 3, device: str | torch.device = "cpu"
     ) -> None:
-        self.slots, self.envs, self.stack, self.device = capacity // envs, envs, stack, torch.device(device)
-        if self.slots < stack + 2:
-            raise ValueError(f"capacity: expected at least {envs * (stack + 2)} frames, got {capacity}.")
-        shape, dtype = (envs, self.slots), torch.uint8 if len(frame) == 3 else torch.float32
+        if capacity < stack + 2:
+            raise ValueError(f"capacity: expected at least {stack + 2} frames, got {capacity}.")
+        self.capacity, self.stack, self.device = capacity, stack, torch.device(device)
         self._ring = {
             # empty: the operating system allocates pages when they are written
-            "frames": torch.empty(*shape, *frame, dtype=dtype, device=device),
-            "actions": torch.zeros(*shape, actions),
-            "rewards": torch.zeros(shape),
-            "alive": torch.zeros(shape),
+            "frames": torch.empty(capacity, *frame, dtype=torch.uint8, device=device),
+            "actions": torch.zeros(capacity, actions),
+            "rewards": torch.zeros(capacity),
+            "alive": torch.zeros(capacity),
             # frames before this one in its episode, and whether the next slot holds its successor
-            "age": torch.zeros(shape, dtype=torch.int32),
-            "acted": torch.zeros(shape, dtype=torch.bool),
+            "age": torch.zeros(capacity, dtype=torch.int32),
+            "acted": torch.zeros(capacity, dtype=torch.bool),
         }
-        self._written = torch.zeros(envs, dtype=torch.int64)  # frames so far, per environment
-        self._saved = self._written.clone()
-        self._files: list[dict[str, Any]] = []
+        self._written = self._saved = 0  # frames so far, and at the last save
+        self._files: list[tuple[int, int]] = []  # the first frame of each file, and the one after its last
 
     def __len__(self) -> int:
         """The number of stored transitions."""
         return int(self._ring["acted"].sum())
 
-    def begin(self, env: int, observation: Any) -> None:
+    def begin(self, observation: Any) -> None:
         """Add the first observation of an episode."""
-        self._append(env, observation, 0)
+        self._append(observation, 0)
 
-    def add(self, env: int, action: Any, reward: float, observation: Any, terminated: bool) -> None:
+    def add(self, action: Any, reward: float, observation: Any, terminated: bool) -> None:
         """Add an action, its reward, and the observation that follows."""
-        if not self._written[env]:
-            raise ValueError(f"add: environment {env} has no observation to act on; call begin first.")
-        ring, here = self._ring, (env, int(self._written[env] - 1) % self.slots)
+        if not self._written:
+            raise ValueError("add: there is no observation to act on; call begin first.")
+        ring, here = self._ring, (self._written - 1) % self.capacity
         ring["actions"][here] = _finite("action", torch.as_tensor(action))
         ring["rewards"][here] = _finite("reward", torch.tensor(float(reward)))
         ring["alive"][here] = float(not terminated)
-        self._append(env, observation, int(ring["age"][here]) + 1)
+        self._append(observation, int(ring["age"][here]) + 1)
         ring["acted"][here] = True
 
-    def _append(self, env: int, observation: Any, age: int) -> None:
-        ring, here = self._ring, (env, int(self._written[env]) % self.slots)
-        shape = ring["frames"].shape[2:]
-        frame = _finite("observation", torch.as_tensor(observation))[-shape[0] :]  # the newest of the stack
+    def _append(self, observation: Any, age: int) -> None:
+        ring, here = self._ring, self._written % self.capacity
+        shape = ring["frames"].shape[1:]
+        frame = torch.as_tensor(observation)[-shape[0] :]  # the newest of the stack
         if frame.shape != shape:
             raise ValueError(f"observation: expected one that ends in {tuple(shape)}, got {tuple(frame.shape)}.")
         ring["frames"][here], ring["age"][here], ring["acted"][here] = frame.to(self.device), age, False
-        self._written[env] += 1
+        self._written += 1
 
     def sample(self, batch: int) -> Transitions:
         """Sample transitions uniformly with replacement, by torch's global generator."""
         if batch > len(self):
             raise ValueError(f"batch: expected at most the {len(self)} transitions in the buffer, got {batch}.")
-        ring, oldest = self._ring, (self._written - self.slots).clamp(min=0)
+        ring, oldest = self._ring, max(0, self._written - self.capacity)
         # 1. draw frames until enough have a successor and all frames of their stack
         accepted: list[Tensor] = []
         while sum(map(len, accepted)) < batch:
-            env = torch.randint(self.envs, (batch,))
-            at = oldest[env] + (torch.rand(batch, dtype=torch.float64) * (self._written - oldest)[env]).long()
-            age = ring["age"][env, at % self.slots]
-            usable = ring["acted"][env, at % self.slots] & (age.clamp(max=self.stack - 1) <= at - oldest[env])
-            accepted.append(torch.stack([env, at, age], dim=1)[usable])
-        env, at, age = torch.cat(accepted)[:batch].T
+            at = torch.randint(oldest, self._written, (batch,))
+            whole = ring["age"][at % self.capacity].clamp(max=self.stack - 1) <= at - oldest
+            accepted.append(at[whole & ring["acted"][at % self.capacity]])
+        at = torch.cat(accepted)[:batch]
         # 2. slots of both stacks, padded with the first frame of the episode: (B, stack + 1)
+        age = ring["age"][at % self.capacity]
         steps = torch.arange(1 - self.stack, 2).expand(batch, -1).maximum(-age.unsqueeze(1))
-        slots = (at.unsqueeze(1) + steps) % self.slots
-        rows = (env.unsqueeze(1) * self.slots + slots).flatten().to(self.device)
+        slots = (at.unsqueeze(1) + steps) % self.capacity
         # 3. gather whole frames by row, which is many times faster than indexing each dimension
-        frames = ring["frames"].flatten(0, 1).index_select(0, rows).unflatten(0, slots.shape)
-        actions, rewards, alive = (
-            ring[name][env, at % self.slots].to(self.device) for name in ("actions", "rewards", "alive")
-        )
+        frames = ring["frames"].index_select(0, slots.flatten().to(self.device)).unflatten(0, slots.shape)
+        rows = at % self.capacity
+        actions, rewards, alive = (ring[name][rows].to(self.device) for name in ("actions", "rewards", "alive"))
         return Transitions(frames[:, :-1].flatten(1, 2), actions, rewards, frames[:, 1:].flatten(1, 2), alive)
 
     def save(self, folder: Path) -> dict[str, Any]:
@@ -120,39 +116,39 @@ class Replay:
         Keeps every file that one of the last two checkpoints needs.
         """
         folder.mkdir(exist_ok=True)
+        needed = {_name(end) for _, end in self._files}
         for path in folder.iterdir():
-            if path.name not in [file["name"] for file in self._files]:
+            if path.name not in needed:
                 path.unlink()
-        if not torch.equal(self._written, self._saved):
+        if self._written > self._saved:
             # start at the newest frame of the last save: its action and reward came later
-            start = torch.maximum(self._saved - 1, self._written - self.slots).clamp(min=0)
-            name = f"{int(self._written.sum()):010}.pt"
-            file = {"name": name, "from": start.tolist(), "to": self._written.tolist()}
-            rows = [self._rows(file, env) for env in range(self.envs)]
-            content = {k: [part[env, r].cpu() for env, r in enumerate(rows)] for k, part in self._ring.items()}
-            with store.atomic(folder / name) as out:
-                torch.save(content, out)
-            needed = [old for old in self._files if (torch.tensor(old["to"]) > self._saved - self.slots).any()]
-            self._files, self._saved = [*needed, file], self._written.clone()
-        return {"written": self._written.tolist(), "files": self._files}
+            start = max(self._saved - 1, self._written - self.capacity, 0)
+            rows = torch.arange(start, self._written) % self.capacity
+            with store.atomic(folder / _name(self._written)) as file:
+                torch.save({name: part[rows.to(part.device)].cpu() for name, part in self._ring.items()}, file)
+            self._files = [part for part in self._files if part[1] > self._saved - self.capacity]
+            self._files.append((start, self._written))
+            self._saved = self._written
+        return {"written": self._written, "files": self._files}
 
     def load(self, folder: Path, state: dict[str, Any]) -> None:
         """Restore the state that :meth:`save` returned; a file of it that is damaged or missing leaves nothing."""
-        for file in state["files"]:
+        self._files = [(start, end) for start, end in state["files"]]
+        for start, end in self._files:
             try:
-                if (content := load_checked(folder / file["name"], self._ring)) is None:
-                    raise store.DamagedError(f"{folder / file['name']}: missing")
+                if (content := load_checked(folder / _name(end), self._ring)) is None:
+                    raise store.DamagedError(f"{folder / _name(end)}: missing")
             except store.DamagedError:
                 self._ring["acted"].zero_()
                 raise
-            for name, parts in content.items():
-                for env, part in enumerate(parts):
-                    self._ring[name][env, self._rows(file, env)] = part.to(self._ring[name].device)
-        self._written, self._files = torch.tensor(state["written"]), state["files"]
-        self._saved = self._written.clone()
+            for name, part in content.items():
+                ring = self._ring[name]
+                ring[torch.arange(start, end, device=ring.device) % self.capacity] = part.to(ring.device)
+        self._written = self._saved = state["written"]
 
-    def _rows(self, file: dict[str, Any], env: int) -> Tensor:
-        return torch.arange(file["from"][env], file["to"][env]) % self.slots
+
+def _name(end: int) -> str:
+    return f"{end:010}.pt"
 
 
 def _finite(name: str, x: Tensor) -> Tensor:

@@ -20,7 +20,6 @@ from math import isnan
 from pathlib import Path
 from statistics import fmean
 from typing import Any
-from zipfile import BadZipFile
 
 import numpy as np
 import torch
@@ -31,6 +30,7 @@ from counterpoint.plugins import curl
 
 from .. import store
 from ..domain import check_whole
+from ..store.files import load_checked
 from ..store.run import Run
 from .agent import Agent, Contrast, check_objective
 from .environment import Control, action_repeat, check_task
@@ -72,20 +72,17 @@ def collect(folder: Path, task: str, episodes: int = 120, length: int = 25, size
     """Random episodes, at least 8 of at least 4 observations; from the cache in ``folder``, or simulated and cached."""
     for name, value, low in (("episodes", episodes, 8), ("length", length, 4)):
         check_whole(f"{name}: expected", value, low)
-    path = Path(folder) / f"{check_task(task)}-{episodes}x{length}-{size}px-{action_repeat(task)}-seed{seed}.npz"
+    path = Path(folder) / f"{check_task(task)}-{episodes}x{length}-{size}px-{action_repeat(task)}-seed{seed}.pt"
     path.parent.mkdir(parents=True, exist_ok=True)
     with FileLock(f"{path}.lock"):
-        if not path.exists():
-            _simulate(path, task, episodes, length, size, seed)
-    try:
-        with np.load(path, allow_pickle=False) as archive:
-            names = tuple(archive["names"].tolist())
-            return Episodes(torch.from_numpy(archive["frames"]), torch.from_numpy(archive["quantities"]), names)
-    except (OSError, ValueError, KeyError, EOFError, BadZipFile) as error:
-        raise ValueError(f"{path}: not readable ({error}); delete the file to simulate the episodes again.") from error
+        if (content := load_checked(path, ("frames", "quantities", "names"))) is None:
+            content = vars(_simulate(task, episodes, length, size, seed))
+            with store.atomic(path) as file:
+                torch.save(content, file)
+    return Episodes(**content)
 
 
-def _simulate(path: Path, task: str, episodes: int, length: int, size: int, seed: int) -> None:
+def _simulate(task: str, episodes: int, length: int, size: int, seed: int) -> Episodes:
     """Actions follow a random walk; independent ones would cancel out and leave the body where it is."""
     rng = np.random.default_rng(seed)
     frames, quantities = [], []
@@ -97,17 +94,11 @@ def _simulate(path: Path, task: str, episodes: int, length: int, size: int, seed
                 if t:
                     observation, *_ = env.step(np.clip(action, -1, 1))
                     action = 0.8 * action + 0.6 * rng.normal(size=action.shape)
-                frames.append(observation)
+                frames.append(torch.from_numpy(observation))
                 quantities.append(list(env.quantities.values()))
-        names = list(env.quantities)
+        names = tuple(env.quantities)
     shape = (episodes, length)
-    with store.atomic(path) as file:
-        np.savez(
-            file,
-            frames=np.stack(frames).reshape(*shape, 3, size, size),
-            quantities=np.array(quantities, np.float32).reshape(*shape, -1),
-            names=np.array(names),
-        )
+    return Episodes(torch.stack(frames).unflatten(0, shape), torch.tensor(quantities).unflatten(0, shape), names)
 
 
 def pretrain(
@@ -161,8 +152,6 @@ def principal_components(frames: Tensor, new: Tensor, count: int, crop: int) -> 
 def evaluate_agent(agent: Agent, arguments: Mapping[str, Any], cache: Path) -> dict[str, float]:
     """Evaluate the encoder of an agent that learns from pixels: R^2 of every quantity, and their means."""
     settings, encoder = agent.settings, agent.critic.encoder
-    if not isinstance(encoder, Encoder):
-        raise ValueError("representation: an agent that observes the state has no encoder.")
     data = collect(cache, arguments["dataset"], size=settings.size)
     parts = (part.stacks(settings.stack).to(agent.device) for part in data.split())
     means, details = score(data, settings.stack, *(features(encoder, part, settings.crop) for part in parts))

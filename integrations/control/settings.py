@@ -11,7 +11,6 @@ from typing import Any
 from ..domain import Domain, check, setting
 
 CURL_TASKS = ("finger-spin", "cartpole-swingup", "reacher-easy", "cheetah-run", "walker-walk", "ball_in_cup-catch")
-OBSERVE = ("pixels", "state")
 SCORES = ("bilinear", "cosine")  # a test compares these with the plugin's
 
 
@@ -67,11 +66,9 @@ class AgentSettings:
 class Settings(AgentSettings):
     """The settings of a run. Steps are the simulator's."""
 
-    steps: int = setting(100_000, "of the simulator, over all environments", low=1, flag=False)
+    steps: int = setting(100_000, "of the simulator", low=1, flag=False)
     scores: str | None = setting(None, "similarities (what each objective needs)", choices=SCORES)
-    observe: str = setting("pixels", "pixels, or state for plain SAC without an objective", choices=OBSERVE)
     repeat: int | None = setting(None, "times each action is applied (as CURL does)", type=int, low=1)
-    envs: int = setting(1, "environments, each in a process", low=1)
     eval_every: int = setting(10_000, "steps between evaluations", low=1)
     episodes: int = setting(10, "episodes per evaluation", low=1)
     device: str = setting("cpu", "of agent and replay buffer", flag=False)

@@ -18,12 +18,12 @@ if TYPE_CHECKING:
     from .augment import AUGMENTATIONS, DropNodes, MaskAttributes, PerturbEdges, RandomChoice, Subgraph, augmentation
     from .data import GraphSet, bag_of_nodes, demo, load
     from .evaluation import PROBES, Evaluation, evaluate
-    from .model import Encoder, Pooled, Pretraining, embed
+    from .model import Encoder, Pretraining, embed
     from .training import pretrain, restore, train
 
 __all__ = [
     "AUGMENTATIONS", "PROBES", "DropNodes", "Encoder", "Evaluation", "GraphSet", "MaskAttributes", "PerturbEdges",
-    "Pooled", "Pretraining", "RandomChoice", "Subgraph", "augmentation", "bag_of_nodes", "demo", "embed", "evaluate",
+    "Pretraining", "RandomChoice", "Subgraph", "augmentation", "bag_of_nodes", "demo", "embed", "evaluate",
     "load", "pretrain", "restore", "train",
 ]  # fmt: skip
 

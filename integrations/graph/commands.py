@@ -7,11 +7,10 @@ import json
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from itertools import product
-from statistics import mean, stdev
 from typing import TYPE_CHECKING, Any
 
 from .. import flags
-from ..domain import check, defaults
+from ..domain import accuracies, check, defaults, encoder_of
 from .presets import PRESETS, preset
 from .settings import PROBES, Settings, bag, cell, check_dataset, untrained
 
@@ -115,14 +114,11 @@ def eval_command(arguments: argparse.Namespace) -> int:
 def _table(rows: list[dict[str, Any]]) -> Iterable[str]:
     tables: dict[tuple[str, str], dict[str, list[float]]] = {}
     for row in rows:
-        accuracies = tables.setdefault((row["dataset"], row["probe"]), {})
-        accuracies.setdefault(row["name"], []).append(row["accuracy"])
-    for (dataset, probe), accuracies in tables.items():
-        width = max(map(len, accuracies))
+        values = tables.setdefault((row["dataset"], row["probe"]), {})
+        values.setdefault(row["name"], []).append(row["accuracy"])
+    for (dataset, probe), values in tables.items():
         yield f"{dataset}, {probe}: accuracy in % ± deviation (number of encoders and splits)"
-        for name, values in accuracies.items():
-            spread = f" ± {stdev(values):.2f}" if len(values) > 1 else ""
-            yield f"  {name:{width}}  {mean(values):6.2f}{spread} ({len(values)})"
+        yield from accuracies(values)
 
 
 def _embeddings(run: Run, dataset: str | None) -> dict[tuple[str, str, str], tuple[Any, Any]]:
@@ -130,18 +126,12 @@ def _embeddings(run: Run, dataset: str | None) -> dict[tuple[str, str, str], tup
 
     The keys are the data set, the name of the row, and what tells equal names apart.
     """
-    from ..store.published import is_published
     from .data import bag_of_nodes, load_cached
     from .model import embed
-    from .training import BAG, UNTRAINED, build, restore
+    from .training import BAG, UNTRAINED, build
 
     data = load_cached(dataset or run.arguments["dataset"], run.arguments["features"])
-    if is_published(run.path):
-        from .published import load as load_published  # needs huggingface_hub
-
-        encoder = load_published(run.path)
-    else:
-        encoder = restore(run).encoder
+    encoder = encoder_of(run)
     try:
         before = embed(build({**run.arguments, "device": "cpu"}, data.x.shape[1]).encoder, data)
         trained = embed(encoder, data)

@@ -51,7 +51,7 @@ class GraphSet:
     edges: Tensor  # (graphs,) number of directed edges of each graph
 
     def __post_init__(self) -> None:
-        checks.is_finite(self.x, f"{self.name}: node features")
+        checks.require_finite(self.x, f"{self.name}: node features")
         expected = {"nodes": int(self.nodes.sum()), "edges": int(self.edges.sum()), "graphs": len(self.nodes)}
         actual = {"nodes": len(self.x), "edges": self.edge_index.shape[1], "graphs": len(self.y)}
         if expected != actual or len(self.edges) != len(self.y):

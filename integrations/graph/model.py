@@ -5,7 +5,6 @@ from __future__ import annotations
 from . import frameworks  # noqa: F401  names the extra to install  # isort: skip
 from collections.abc import Sequence
 from copy import copy
-from functools import partial
 from typing import Any
 
 import torch
@@ -13,7 +12,6 @@ from torch import Tensor, nn
 from torch_geometric.data import Batch
 from torch_geometric.nn import MLP, GINConv, global_add_pool
 
-import counterpoint as cp
 from counterpoint.batch.pairings import PAIRINGS
 from counterpoint.objective import Objective, as_objective
 from counterpoint.plugins.pyg import ContrastiveLoss
@@ -49,20 +47,6 @@ class Encoder(nn.Module):
         return torch.cat(pooled, 1)
 
 
-class Pooled(nn.Module):
-    """Use any PyG model of nodes (``GCN``, ``GIN``, ``GAT`` ... of ``torch_geometric.nn``) as an encoder of graphs.
-
-    It maps ``(x, edge_index)`` to a row per node, of ``out_channels`` columns; by default its own ``out_channels``.
-    """
-
-    def __init__(self, model: nn.Module, out_channels: int | None = None) -> None:
-        super().__init__()
-        self.model, self.out_channels = model, _out_channels(model, out_channels)
-
-    def forward(self, x: Tensor, edge_index: Tensor, batch: Tensor, batch_size: int | None = None) -> Tensor:
-        return global_add_pool(self.model(x, edge_index), batch, batch_size)  # type: ignore[no-any-return]
-
-
 def _out_channels(model: nn.Module, given: int | None) -> int:
     width = getattr(model, "out_channels", None) if given is None else given
     if not isinstance(width, int) or width < 1:
@@ -88,17 +72,11 @@ class Pretraining(nn.Module):
     are augmented, as in GraphCL's code; its paper augments both, ``original=False``. The objective chooses the number
     of views, by default 2.
 
-    Objectives that need them get mixed views (mixtures of embeddings, since graphs of different shape cannot be mixed)
-    and an adversarial view (a small step of the last view's node features; its edges stay).
-
     Args:
-        encoder: called with ``(x, edge_index, batch, batch_size)``; :class:`Encoder`, :class:`Pooled` or your own.
+        encoder: called with ``(x, edge_index, batch, batch_size)``; :class:`Encoder` or your own.
         augment: a transform, a list of one per augmented view, or a name for :func:`augmentation`.
         pairing: which views are compared; ``one_way`` is GraphCL's. None: as in the objective's paper.
         original: whether the first view is the graph itself.
-        epsilon: size of the adversarial step, > 0.
-        mixed: number of mixed views, at least 1.
-        generator: of the mixtures, on the CPU.
         out_channels: columns of the encoder's output; by default its attribute of that name.
     """
 
@@ -109,9 +87,6 @@ class Pretraining(nn.Module):
         augment: str | Augmentation | Sequence[Augmentation] = "random2",
         pairing: str | None = "one_way",
         original: bool = True,
-        epsilon: float = 0.1,
-        mixed: int = 4,
-        generator: torch.Generator | None = None,
         out_channels: int | None = None,
     ) -> None:
         super().__init__()
@@ -122,7 +97,9 @@ class Pretraining(nn.Module):
         self.head = nn.Sequential(nn.Linear(width, width), nn.ReLU(), nn.Linear(width, width))
         _initialize(self.head)
         self.criterion = ContrastiveLoss(as_objective(objective), pairing)
-        self.original, self.epsilon, self.mixed, self.generator = original, epsilon, mixed, generator
+        if missing := sorted(self.criterion.objective.needs & {"adversarial", "mixed"}):
+            raise ValueError(f"objective: {self.criterion.objective} needs {' and '.join(missing)} views of images.")
+        self.original = original
         self.views = max(2, self.criterion.objective.views or 2)
         augmented = self.views - bool(original)
         augment = augmentation(augment) if isinstance(augment, str) else augment
@@ -130,10 +107,9 @@ class Pretraining(nn.Module):
         if len(self.augment) != augmented:
             raise ValueError(f"augment: {self.views} views need {augmented} augmentations, got {len(self.augment)}.")
 
-    def project(self, batch: Batch, x: Tensor | None = None) -> Tensor:
-        """Projections of the graphs of a batch, ``(graphs, width)``; ``x`` replaces its node features."""
-        x = batch.x if x is None else x
-        projected: Tensor = self.head(self.encoder(x, batch.edge_index, batch.batch, batch.num_graphs))
+    def project(self, batch: Batch) -> Tensor:
+        """Projections of the graphs of a batch, ``(graphs, width)``."""
+        projected: Tensor = self.head(self.encoder(batch.x, batch.edge_index, batch.batch, batch.num_graphs))
         return projected
 
     def forward(self, batch: Batch) -> Tensor:
@@ -143,22 +119,7 @@ class Pretraining(nn.Module):
         device = self.head[0].weight.device
         views = [batch] * self.original + [augment(batch) for augment in self.augment]
         views = [copy(view).to(device) for view in views]  # PyG moves a batch in place
-        projected = [self.project(view) for view in views]
-        return self.criterion(*projected, **self._extra(views[-1], projected))  # type: ignore[no-any-return]
-
-    def _extra(self, view: Batch, projected: list[Tensor]) -> dict[str, Any]:
-        objective, extra = self.criterion.objective, {}
-        if "adversarial" in objective.needs:
-            encode = partial(self.project, view)
-            with evaluation_mode(self):
-                x = cp.views.attack(encode, projected[0], view.x, self.epsilon)
-            extra["adversarial"] = encode(x)
-        if "mixed" in objective.needs:
-            count = min(self.mixed, len(projected[0]) - 1)
-            # a CPU generator cannot draw on another device
-            generator = self.generator if projected[-1].device.type == "cpu" else None
-            extra["mixed"] = cp.views.mix(projected[-1], cp.views.share(objective), count, generator)
-        return extra
+        return self.criterion(*map(self.project, views))  # type: ignore[no-any-return]
 
 
 @torch.no_grad()

@@ -59,8 +59,8 @@ def pretrain(
     if not lr > 0 or not isinstance(epochs, int) or epochs < 0:
         raise ValueError(f"pretrain: expected lr > 0 and a whole number of epochs, got lr={lr!r}, epochs={epochs!r}.")
     order = torch.Generator().manual_seed(seed)
-    streams = [augment.generator for augment in model.augment] + [model.generator]  # views may share one
-    generators = [order, *{id(stream): stream for stream in streams if stream is not None}.values()]
+    streams = {id(augment.generator): augment.generator for augment in model.augment}  # views may share one
+    generators = [order, *(stream for stream in streams.values() if stream is not None)]
     adam = torch.optim.Adam(model.parameters(), lr=lr)
     start = 0
     if run is not None and (state := run.load()) is not None:
@@ -102,9 +102,10 @@ def build(arguments: dict[str, Any], width: int) -> Pretraining:
     objective = arguments["objective"] or "infonce"
     views = max(2, cp.objective(objective).views or 2)
     # one random stream per view, so that the first views do not depend on how many the objective asks for
-    streams = [torch.Generator().manual_seed(1000 * (seed + 1) + view) for view in range(views)]
-    augments = [augmentation(arguments["augment"], stream, hops=arguments["hops"]) for stream in streams[1:]]
-    model = Pretraining(encoder, objective, augments, arguments["pairing"], generator=streams[0])
+    augments = [
+        augmentation(arguments["augment"], 1000 * (seed + 1) + view, hops=arguments["hops"]) for view in range(1, views)
+    ]
+    model = Pretraining(encoder, objective, augments, arguments["pairing"])
     return model.to(arguments["device"])
 
 

@@ -16,7 +16,7 @@ from .. import flags
 if TYPE_CHECKING:
     from ..store.run import Run
 
-FORMATS = {"safetensors": ".safetensors", "onnx": ".onnx", "torch-export": ".pt2"}
+FORMATS = {"onnx": ".onnx", "torch-export": ".pt2"}
 
 
 def push_arguments(parser: argparse.ArgumentParser) -> None:
@@ -33,7 +33,7 @@ def export_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the flags of ``counterpoint export``."""
     _add_run(parser, "sentences or images")
     add = parser.add_argument
-    add("--format", choices=FORMATS, default="safetensors", help=f"{', '.join(FORMATS)} (%(default)s)")
+    add("--format", choices=FORMATS, default="onnx", help=f"{', '.join(FORMATS)} (%(default)s)")
     add("--out", type=flags.file, metavar="FILE", help="the file to write (encoder.EXTENSION in this folder)")
 
 
@@ -99,8 +99,7 @@ def export_command(arguments: argparse.Namespace) -> int:
     path = arguments.out or Path(f"encoder{FORMATS[arguments.format]}")
     difference = export(run, arguments.format, path)
     result = {"run": run.address, "file": str(path), "format": arguments.format}
-    compared = "weights" if arguments.format == "safetensors" else "outputs"
-    said = f"largest difference of its {compared} {difference:.1e} of the largest, tolerance {TOLERANCE:.0e}"
+    said = f"largest difference of its outputs {difference:.1e} of the largest, tolerance {TOLERANCE:.0e}"
     _say(arguments, {**result, "difference": difference, "tolerance": TOLERANCE}, f"wrote {path}; {said}")
     return 0
 

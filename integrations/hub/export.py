@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import os
 import warnings
@@ -29,7 +28,7 @@ def export(run: Run, format: str, path: Path) -> float:
 
     Args:
         run: of sentences, whose encoder maps ``input_ids`` and ``attention_mask`` to embeddings, or of images.
-        format: ``safetensors``, weights alone; ``onnx``; or ``torch-export``, a program for ``torch.export.load``.
+        format: ``onnx``; or ``torch-export``, a program for ``torch.export.load``.
         path: the file, which is only there if the check passes.
 
     Returns:
@@ -39,13 +38,10 @@ def export(run: Run, format: str, path: Path) -> float:
     published = domain(run.arguments["domain"]).module("published")
     temporary = path.with_name(f"{path.name}.tmp")
     try:
-        if format == "safetensors":
-            difference = _safetensors(published.publish(run), run, temporary)
-        else:
-            module, batches = published.exported(run), published.samples(run)
-            with _quiet(), torch.no_grad():
-                call = WRITE[format](module, batches[0], temporary)
-                difference = max(_difference(module(*batch), call(*batch)) for batch in batches)
+        module, batches = published.exported(run), published.samples(run)
+        with _quiet(), torch.no_grad():
+            call = WRITE[format](module, batches[0], temporary)
+            difference = max(_difference(module(*batch), call(*batch)) for batch in batches)
         if not difference <= TOLERANCE:
             raise ValueError(f"{path}: its outputs differ by {difference:.1e}; expected at most {TOLERANCE:.0e}.")
         os.replace(temporary, path)
@@ -58,16 +54,6 @@ def _difference(expected: Tensor, got: Tensor) -> float:
     if expected.shape != got.shape:
         raise ValueError(f"export: expected outputs of shape {tuple(expected.shape)}, got {tuple(got.shape)}.")
     return float((expected - got).abs().max() / expected.abs().max().clamp(min=1e-12))
-
-
-def _safetensors(model: nn.Module, run: Run, path: Path) -> float:
-    """Write the weights, and return the largest difference to those that a reader finds in the file."""
-    from safetensors.torch import load_file, save_file
-
-    weights = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in model.state_dict().items()}
-    save_file(weights, path, {key: json.dumps(value) for key, value in run.arguments.items()})
-    written = load_file(path)
-    return max(_difference(x.double(), written[name].double()) for name, x in weights.items() if x.numel())
 
 
 def _program(module: nn.Module, batch: tuple[Tensor, ...]) -> Any:

@@ -1,4 +1,4 @@
-"""Images: SimCLR, MoCo and CMC with any objective, on lightly and Lightning, and the evaluation of their encoders.
+"""Images: SimCLR and MoCo with any objective, on lightly and Lightning, and the evaluation of their encoders.
 
 Use the parts in your own code::
 
@@ -17,20 +17,20 @@ from counterpoint.names import lazy
 
 if TYPE_CHECKING:
     from .augment import RECIPES, Recipe, recipe
-    from .data import load, mnist_cifar
-    from .evaluation import evaluate, features, finetune, knn, linear_accuracy, linear_probe, robust, shifted, shifts
+    from .data import load
+    from .evaluation import evaluate, features, knn, linear_accuracy, linear_probe, robust, shifted, shifts
     from .image_set import ImageSet
-    from .model import CMC, Encoder, LabEncoder, MoCo, SimCLR, SwAV, build, to_lab
+    from .model import Encoder, MoCo, SimCLR, build
     from .presets import PRESETS, preset
-    from .pretraining import Pretraining, loader, pretrain
+    from .pretraining import Pretraining, pretrain
     from .settings import METHODS, PROBES, EvaluationSettings, Settings
     from .training import restore, train
 
 __all__ = [
-    "CMC", "METHODS", "PRESETS", "PROBES", "RECIPES", "Encoder", "EvaluationSettings", "ImageSet", "LabEncoder", "MoCo",
-    "Pretraining", "Recipe", "Settings", "SimCLR", "SwAV", "build", "evaluate", "features", "finetune", "knn",
-    "linear_accuracy", "linear_probe", "load", "loader", "mnist_cifar", "preset", "pretrain", "recipe", "restore",
-    "robust", "shifted", "shifts", "to_lab", "train",
+    "METHODS", "PRESETS", "PROBES", "RECIPES", "Encoder", "EvaluationSettings", "ImageSet", "MoCo",
+    "Pretraining", "Recipe", "Settings", "SimCLR", "build", "evaluate", "features", "knn",
+    "linear_accuracy", "linear_probe", "load", "preset", "pretrain", "recipe", "restore",
+    "robust", "shifted", "shifts", "train",
 ]  # fmt: skip
 
 _MODULES = ("settings", "presets", "augment", "image_set", "data", "model", "evaluation", "pretraining", "training")

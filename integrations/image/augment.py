@@ -1,9 +1,8 @@
-"""SimCLR's random views, image by image with lightly's transforms, or for a whole batch at once.
+"""SimCLR's random views of a whole batch at once.
 
-On few cores, augmentation is the bottleneck of contrastive learning on small images. So :class:`Recipe` offers one
-distribution in two forms: :meth:`Recipe.per_image` is lightly's ``SimCLRViewTransform``; calling the recipe with a
-batch of ``uint8`` images draws the parameters of all images at once and computes the same pixels, except that PIL
-rounds to whole gray levels after each step.
+On few cores, augmentation is the bottleneck of contrastive learning on small images. So :class:`Recipe` has the
+distribution of lightly's ``SimCLRViewTransform``, but draws the parameters of all images at once; the pixels are the
+same, except that PIL rounds to whole gray levels after each step.
 """
 
 from __future__ import annotations
@@ -72,23 +71,6 @@ class Recipe:
     def sides(self) -> tuple[int, int]:
         """Height and width of a view."""
         return self.size if isinstance(self.size, tuple) else (self.size, self.size)
-
-    def per_image(self) -> Callable[[Any], Tensor]:
-        """Build lightly's transform from a PIL image to one view."""
-        from lightly.transforms.simclr_transform import SimCLRViewTransform
-
-        names = ("cj_bright", "cj_contrast", "cj_sat", "cj_hue")
-        return SimCLRViewTransform(  # type: ignore[no-any-return]
-            input_size=self.sides,
-            min_scale=self.min_scale,
-            hf_prob=self.flip,
-            cj_prob=self.jitter_prob,
-            **dict(zip(names, self.jitter, strict=True)),
-            random_gray_scale=self.grey,
-            gaussian_blur=self.blur,
-            sigmas=self.sigmas,
-            normalize=None,
-        )
 
     def __call__(self, images: Tensor, generator: torch.Generator | None = None) -> Tensor:
         """Draw views ``(B, 3, *sides)`` in ``[0, 1]`` of ``uint8`` images ``(B, 3, height, width)``, on their device.

@@ -7,14 +7,14 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import chain
 from pathlib import Path
-from statistics import mean, stdev
 from typing import TYPE_CHECKING, Any
 
 from counterpoint.names import check_known
 
 from .. import flags
+from ..domain import accuracies, encoder_of
 from .presets import PRESETS, preset
-from .settings import DATASETS, DOMAIN, PROBES, EvaluationSettings, Settings, check_cell, check_dataset
+from .settings import DATASETS, PROBES, EvaluationSettings, Settings, check_cell, check_dataset
 
 if TYPE_CHECKING:
     from ..store.run import Run
@@ -45,29 +45,22 @@ def _add_evaluation(parser: argparse._ActionsContainer) -> None:
     add = parser.add_argument
     probes = f"{', '.join(PROBES)} ({' '.join(DEFAULT_PROBES)})"
     add("--probe", nargs="+", type=_probes, metavar="PROBE", help=probes)
-    add("--transfer", nargs="+", type=_words, metavar="DATA", help="data sets to transfer to (none)")
     add("--epsilons", nargs="+", type=float, metavar="E", help="sizes of attacks (0.002 0.008 0.032)")
     flags.add_settings(parser, EvaluationSettings)
 
 
-def _words(text: str) -> list[str]:
-    return [word for word in text.split(",") if word]
-
-
 def _probes(text: str) -> list[str]:
-    for word in _words(text):
+    words = [word for word in text.split(",") if word]
+    for word in words:
         check_known("unknown probe", word, PROBES, argparse.ArgumentTypeError)
-    return _words(text)
+    return words
 
 
 def _evaluation(arguments: argparse.Namespace) -> tuple[list[str], dict[str, Any]]:
     """The probes, and the settings of the evaluation that were typed."""
-    probe, transfer = (list(chain.from_iterable(words or ())) for words in (arguments.probe, arguments.transfer))
-    for name in transfer:
-        check_dataset(name)
-    settings = flags.chosen(arguments, EvaluationSettings) | ({"transfer": transfer} if transfer else {})
+    settings = flags.chosen(arguments, EvaluationSettings)
     EvaluationSettings(**settings)
-    return (probe or DEFAULT_PROBES) + ["transfer"] * bool(transfer and "transfer" not in probe), settings
+    return list(chain.from_iterable(arguments.probe or ())) or DEFAULT_PROBES, settings
 
 
 def settings(arguments: argparse.Namespace, dataset: str) -> dict[str, Any]:
@@ -90,15 +83,12 @@ def train_command(arguments: argparse.Namespace) -> int:
     dataset = arguments.data or "digits"
     changes = settings(arguments, dataset)
     default = preset(arguments.preset, dataset).objective if arguments.preset else "infonce"
-    if changes.get("method") == "swav":
-        default = None
-    objectives: list[str | None] = arguments.objective or [default]
     if dataset not in DATASETS and Path(dataset).is_dir():
         dataset = str(Path(dataset).resolve())
     cells: list[dict[str, Any]] = []
     for seed in range(arguments.seed, arguments.seed + arguments.seeds):
         cells.append(training.untrained(dataset, seed, **changes))
-        cells += [training.cell(dataset, spec, seed, **changes) for spec in objectives]
+        cells += [training.cell(dataset, spec, seed, **changes) for spec in arguments.objective or [default]]
     training.check(cells)
     if not training.allowed_probes(cells[0], prepare(cells[0])):  # no probe, and without training no loss either
         cells = [cell for cell in cells if cell.get("label") != training.UNTRAINED]
@@ -133,7 +123,7 @@ def eval_command(arguments: argparse.Namespace) -> int:
     """Evaluate the encoders of finished runs."""
     runs = flags.finished(arguments.runs, "image")  # before the frameworks, which take longer
     from .data import SPLITS, load, prepare
-    from .evaluation import evaluate, square_size
+    from .evaluation import evaluate
 
     probes, typed = _evaluation(arguments)
     options = EvaluationSettings(**typed)
@@ -141,8 +131,8 @@ def eval_command(arguments: argparse.Namespace) -> int:
     def measure(run: Run) -> tuple[ImageSet, dict[str, float]]:
         _, train, _, test = prepare({**run.arguments, "part": "report"})
         if arguments.data:
-            train, test = (load(arguments.data, split, square_size(train)).with_classes() for split in SPLITS)
-        encoder = _encoder(run).to(arguments.device)
+            train, test = (load(arguments.data, split, train.size[0]).with_classes() for split in SPLITS)
+        encoder = encoder_of(run).to(arguments.device)
         return test, evaluate(encoder, train, test, probes, options, run.arguments["seed"])
 
     rows: list[dict[str, Any]] = []
@@ -161,18 +151,6 @@ def eval_command(arguments: argparse.Namespace) -> int:
 
 def _table(title: str, values: Mapping[str, Mapping[str, Sequence[float]]]) -> Iterator[str]:
     yield f"{title}: accuracy in % ± deviation (number of runs)"
-    width = max(len(row) for rows in values.values() for row in rows)
     for name, rows in values.items():
         yield f"  {name}"
-        for row, each in rows.items():
-            spread = f" ± {stdev(each):.2f}" if len(each) > 1 else ""
-            yield f"    {row:{width}}  {mean(each):6.2f}{spread} ({len(each)})"
-
-
-def _encoder(run: Run) -> Any:
-    """The trained encoder of a run, also of one that was fetched from the hub."""
-    from ..store.published import is_published
-
-    if is_published(run.path):
-        return DOMAIN.module("published").load(run.path)
-    return DOMAIN.module("training").restore(run).encoder
+        yield from (f"  {line}" for line in accuracies(rows))

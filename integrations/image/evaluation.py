@@ -1,11 +1,10 @@
-"""Evaluate a trained encoder: probes of its features, fine-tuning, transfer, attacks and shifted images."""
+"""Evaluate a trained encoder: probes of its features, attacks and shifted images."""
 
 from __future__ import annotations
 
 from . import frameworks  # noqa: F401  names the extra to install  # isort: skip
-import copy
 import warnings
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -13,7 +12,6 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from lightly.utils.benchmarking import knn_predict
-from lightly.utils.scheduler import CosineWarmupScheduler
 from torch import Tensor, nn
 
 import counterpoint as cp
@@ -22,31 +20,22 @@ from counterpoint.views import evaluation_mode
 from .. import store
 from ..domain import check_choice, majority
 from .augment import Recipe
-from .data import SPLITS, load
 from .image_set import ImageSet
 from .settings import PROBES, EvaluationSettings
 
 DEFAULTS = EvaluationSettings()
-FINETUNE_BATCH, ATTACK_BATCH = 64, 250
+ATTACK_BATCH = 250
 
 
-def check_probes(probes: Iterable[str], train: ImageSet, test: ImageSet, settings: EvaluationSettings) -> list[str]:
-    """Check the names of probes, and return those that the data allow: without classes only ``transfer``.
-
-    Loads the data sets to transfer to, so that a missing one is an error before training.
-    """
+def check_probes(probes: Iterable[str], train: ImageSet, test: ImageSet) -> list[str]:
+    """Check the names of probes, and return those that the data allow: none without classes."""
     probes = list(probes)
     for probe in probes:
         check_choice("probe", probe, PROBES)
-    if "transfer" in probes:
-        if not settings.transfer:
-            raise ValueError("probe transfer: name the data sets to transfer to.")
-        for name in settings.transfer:
-            load(name, "test", square_size(train))
     if train.labelled and len(train.y.unique()) < 2:
         message = f"{train.name}: all images have the same class, so that accuracies say nothing about an encoder"
         warnings.warn(message, RuntimeWarning, stacklevel=2)
-    return probes if train.labelled and test.labelled else [probe for probe in probes if probe == "transfer"]
+    return probes if train.labelled and test.labelled else []
 
 
 def evaluate(
@@ -66,11 +55,9 @@ def evaluate(
     ``linear``   ``linear``, and with more than five classes ``linear_top5``
     ``robust``   ``fgsm@e`` and ``pgd@e`` of the linear probe at each epsilon ``e``, and ``clean`` on the same images
     ``shifted``  ``aug1`` to ``aug5``: linear probes on modified images, see :func:`shifts`
-    ``finetune`` ``finetune``: all weights and a linear layer, trained with classes
-    ``transfer`` ``transfer:NAME``: a linear probe on another data set; with ``finetune`` also ``finetune:NAME``
     ===========  ====================================================================================================
     """
-    probes = check_probes(probes, train, test, settings)
+    probes = check_probes(probes, train, test)
     results: dict[str, float] = {}
     if {"knn", "linear", "robust"}.intersection(probes):
         z, z_test = features(encoder, train.x), features(encoder, test.x)
@@ -89,31 +76,12 @@ def evaluate(
         for name, recipe in shifts(train.size).items():
             pair = [shifted(data, recipe, settings.shift_seed + i) for i, data in enumerate((train, test))]
             results[name] = linear_accuracy(encoder, pair[0], pair[1], settings, seed)
-    if "finetune" in probes:
-        results["finetune"] = finetune(encoder, train, test, settings, seed)
-    for name in settings.transfer if "transfer" in probes else ():
-        pair = [load(name, split, square_size(train)) for split in SPLITS]
-        results[f"transfer:{name}"] = linear_accuracy(encoder, pair[0], pair[1], settings, seed)
-        if "finetune" in probes:
-            results[f"finetune:{name}"] = finetune(encoder, pair[0], pair[1], settings, seed)
     return results
 
 
-def majorities(results: Mapping[str, float], test: ImageSet) -> dict[str, float]:
+def majorities(results: Iterable[str], test: ImageSet) -> dict[str, float]:
     """Return, for each accuracy on images as they are, the share of the largest class among them in percent."""
-    shares = {}
-    for name in results:
-        probe, _, other = name.partition(":")
-        if other:
-            shares[name] = majority(load(other, "test", square_size(test)).y.tolist())
-        elif probe in ("knn", "linear", "finetune") or probe.startswith("aug"):
-            shares[name] = majority(test.y.tolist())
-    return shares
-
-
-def square_size(data: ImageSet) -> int | None:
-    """The size to load another set with; None, its own size, if these images are not square."""
-    return data.size[0] if data.size[0] == data.size[1] else None
+    return {name: majority(test.y.tolist()) for name in results if name in ("knn", "linear") or name.startswith("aug")}
 
 
 # ---- features and probes -----------------------------------------------------------------------
@@ -213,38 +181,9 @@ def linear_probe(
 def linear_accuracy(
     encoder: nn.Module, train: ImageSet, test: ImageSet, settings: EvaluationSettings = DEFAULTS, seed: int = 0
 ) -> float:
-    """Accuracy of a linear probe on a data set; on another one than the encoder was trained on, this is transfer."""
+    """Accuracy of a linear probe on a data set."""
     probe = linear_probe(features(encoder, train.x), train.y, _count_classes(train, test), settings, seed)
     return _accuracies(probe(features(encoder, test.x)), test.y)[0]
-
-
-def finetune(
-    encoder: nn.Module, train: ImageSet, test: ImageSet, settings: EvaluationSettings = DEFAULTS, seed: int = 0
-) -> float:
-    """Accuracy of a copy of the encoder and a linear layer, fine-tuned with classes (ArCL, section 6.2).
-
-    SGD with Nesterov momentum .9, a cosine schedule, random crops and flips.
-    """
-    device = _device(encoder)
-    torch.manual_seed(seed)
-    width = features(encoder, train.x[:2]).shape[1]
-    network = nn.Sequential(copy.deepcopy(encoder), nn.Linear(width, _count_classes(train, test)).to(device)).train()
-    sgd = torch.optim.SGD(network.parameters(), lr=settings.finetune_lr, momentum=0.9, nesterov=True)
-    schedule = CosineWarmupScheduler(sgd, 0, settings.finetune_steps)
-    recipe = Recipe(train.size, jitter_prob=0.0, grey=0.0)
-    generator = torch.Generator().manual_seed(seed)
-    rows = torch.empty(0, dtype=torch.long)
-    for _ in store.track(range(settings.finetune_steps), "fine-tuning, steps"):
-        if len(rows) < min(FINETUNE_BATCH, len(train)):
-            rows = torch.randperm(len(train), generator=generator)
-        batch, rows = rows[:FINETUNE_BATCH], rows[FINETUNE_BATCH:]
-        x, y = train.x[batch].to(device), train.y[batch].to(device)
-        loss = F.cross_entropy(network(recipe(x, generator)), y)
-        sgd.zero_grad()
-        loss.backward()
-        sgd.step()
-        schedule.step()
-    return _accuracies(features(network, test.x), test.y)[0]
 
 
 # ---- attacks and shifted images ----------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""Encoders, and the methods that train them: SimCLR, MoCo v2 and CMC with any objective, SwAV with its own loss."""
+"""Encoders, and the methods that train them with any objective: SimCLR and MoCo v2."""
 
 from __future__ import annotations
 
@@ -8,14 +8,12 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from lightly.loss import SwaVLoss
 from lightly.models.modules import heads
 from lightly.models.utils import batch_shuffle, batch_unshuffle, deactivate_requires_grad, update_momentum
 from torch import Tensor, nn
 from torchvision import models
 
 import counterpoint as cp
-from counterpoint.names import closest
 from counterpoint.objective import Objective
 from counterpoint.plugins.lightly import ContrastiveLoss
 from counterpoint.vectors import unit, widen
@@ -33,23 +31,20 @@ class Encoder(nn.Module):
 
     Args:
         name: ``conv4``, a small network for a CPU; ``resnet18``, ``resnet50`` or any other classifier of
-            ``torchvision.models``; or any of ``timm``, as ``timm:NAME``.
+            ``torchvision.models``.
         size: of the images in pixels. ResNets for up to 64 pixels begin with a 3 x 3 convolution and no pooling.
-        channels: of the images.
-        width: channels of the first layer of ``conv4``.
+        channels: of the first layer of ``conv4``.
     """
 
-    def __init__(self, name: str = "resnet18", size: int = 32, channels: int = 3, width: int = 32) -> None:
+    def __init__(self, name: str = "resnet18", size: int = 32, channels: int = 32) -> None:
         super().__init__()
-        # LabEncoder standardizes CMC's color spaces itself
-        mean, std = (MEAN, STD) if channels == 3 else ((0.0,) * channels, (1.0,) * channels)
         self.mean: Tensor
         self.std: Tensor
-        self.register_buffer("mean", torch.tensor(mean).view(-1, 1, 1), False)
-        self.register_buffer("std", torch.tensor(std).view(-1, 1, 1), False)
-        self.network = _network(name, size, channels, width)
+        self.register_buffer("mean", torch.tensor(MEAN).view(-1, 1, 1), False)
+        self.register_buffer("std", torch.tensor(STD).view(-1, 1, 1), False)
+        self.network = _network(name, size, channels)
         with torch.no_grad(), evaluation_mode(self):
-            self.width = self(torch.zeros(1, channels, max(size, 8), max(size, 8))).shape[1]
+            self.width = self(torch.zeros(1, 3, max(size, 8), max(size, 8))).shape[1]
 
     def forward(self, x: Tensor) -> Tensor:
         """``(B, width)`` features."""
@@ -57,91 +52,27 @@ class Encoder(nn.Module):
         return features.flatten(1)
 
 
-def _network(name: str, size: int, channels: int, width: int) -> nn.Module:
+def _network(name: str, size: int, channels: int) -> nn.Module:
     if name == "conv4":
-        return _conv4(channels, width)
-    if name.startswith("timm:"):
-        return _timm(name.removeprefix("timm:"), size, channels)
+        return _conv4(channels)
     check_backbone(name)
     network: nn.Module = models.get_model(name, weights=None)
-    if isinstance(network, models.ResNet):
-        width = network.conv1.out_channels
-        if size <= SMALL:
-            network.conv1, network.maxpool = nn.Conv2d(channels, width, 3, padding=1, bias=False), nn.Identity()
-        elif channels != 3:
-            network.conv1 = nn.Conv2d(channels, width, 7, stride=2, padding=3, bias=False)
-    elif channels != 3:
-        raise ValueError(f"backbone: {name} takes images of 3 channels; use conv4, a ResNet or timm:NAME.")
+    if isinstance(network, models.ResNet) and size <= SMALL:
+        network.conv1 = nn.Conv2d(3, network.conv1.out_channels, 3, padding=1, bias=False)
+        network.maxpool = nn.Identity()
     last = [key for key, part in network.named_modules() if isinstance(part, nn.Linear)][-1]  # the classifier
     parent, _, attribute = last.rpartition(".")
     setattr(network.get_submodule(parent), attribute, nn.Identity())
     return network
 
 
-def _conv4(channels: int, width: int) -> nn.Module:
+def _conv4(width: int) -> nn.Module:
     layers: list[nn.Module] = []
+    channels = 3
     for out in (width, 2 * width, 4 * width, 8 * width):
         layers += [nn.Conv2d(channels, out, 3, stride=2, padding=1, bias=False), nn.BatchNorm2d(out), nn.ReLU()]
         channels = out
     return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1))
-
-
-def _timm(name: str, size: int, channels: int) -> nn.Module:
-    try:
-        import timm
-    except ImportError as error:
-        raise ImportError(f"backbone timm:{name} needs timm: pip install timm") from error
-    if name not in (known := timm.list_models()):
-        raise ValueError(f"backbone: timm has no model {name!r}.{closest(name, known)}")
-    options = {"pretrained": False, "num_classes": 0, "in_chans": channels}
-    try:
-        network: nn.Module = timm.create_model(name, **options, img_size=size)
-    except TypeError:  # convolutional networks accept any size
-        network = timm.create_model(name, **options)
-    return network
-
-
-class LabEncoder(nn.Module):
-    """CMC's two encoders, one of lightness and one of color; features are concatenated."""
-
-    def __init__(self, light: Encoder, colour: Encoder) -> None:
-        super().__init__()
-        self.light, self.colour = light, colour
-        self.width = light.width + colour.width
-
-    def parts(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """``(B, width)`` features of lightness, and of color."""
-        lab = to_lab(x)
-        return self.light(lab[:, :1] / 50 - 1), self.colour(lab[:, 1:] / 50)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return torch.cat(self.parts(x), 1)
-
-
-def to_lab(x: Tensor) -> Tensor:
-    """Convert sRGB pixels ``(B, 3, H, W)`` in ``[0, 1]`` to CIE L*a*b* (white point D65), with L in ``[0, 100]``."""
-    x = widen(x)
-    linear = torch.where(x > 0.04045, ((x + 0.055) / 1.055).clamp(min=0) ** 2.4, x / 12.92)
-    # rows: X, Y, Z relative to the white point
-    matrix = x.new_tensor(
-        [[0.412453 / 0.95047, 0.357580 / 0.95047, 0.180423 / 0.95047],
-         [0.212671, 0.715160, 0.072169],
-         [0.019334 / 1.08883, 0.119193 / 1.08883, 0.950227 / 1.08883]]
-    )  # fmt: skip
-    xyz = torch.einsum("rc,bchw->brhw", matrix, linear)
-    f = torch.where(xyz > 0.008856, xyz.clamp(min=1e-8) ** (1 / 3), 7.787 * xyz + 16 / 116)
-    fx, fy, fz = f.unbind(1)
-    return torch.stack([116 * fy - 16, 500 * (fx - fy), 200 * (fy - fz)], 1)
-
-
-AnyEncoder = Encoder | LabEncoder
-
-
-def encoder_of(method: str, backbone: str, size: int = 32, channels: int = 32) -> AnyEncoder:
-    """Build the encoder that a method trains; ``channels`` are those of the first layer of ``conv4``."""
-    if method == "cmc":
-        return LabEncoder(Encoder(backbone, size, 1, channels), Encoder(backbone, size, 2, channels))
-    return Encoder(backbone, size, 3, channels)
 
 
 # ---- methods -----------------------------------------------------------------------------------
@@ -150,26 +81,13 @@ def encoder_of(method: str, backbone: str, size: int = 32, channels: int = 32) -
 class Method(nn.Module):
     """Encoder, projection head and criterion, trained together; call it with the views of a batch to get the loss."""
 
-    views = 2  # of each image that it expects
     projections: tuple[Tensor, Tensor]  # of the first two views in the last call, for statistics
-
-    def __init__(self, encoder: nn.Module, settings: Settings) -> None:
-        super().__init__()
-        self.encoder, self.settings = encoder, settings  # the encoder is evaluated, from images in [0, 1]
-
-
-class _Contrastive(Method):
-    """A method with any objective.
-
-    With ``settings.devices`` above 1, views are compared with those of all processes.
-    """
-
     perturbs = False  # whether it computes the adversarial and mixed views that some objectives need
 
     def __init__(self, encoder: nn.Module, objective: Objective | str, settings: Settings, bank: int = 0) -> None:
-        super().__init__(encoder, settings)
-        size = (bank, settings.width) if bank else 0
-        self.criterion = ContrastiveLoss(objective, size, gather_distributed=settings.devices > 1)
+        super().__init__()
+        self.encoder, self.settings = encoder, settings  # the encoder is evaluated, from images in [0, 1]
+        self.criterion = ContrastiveLoss(objective, (bank, settings.width) if bank else 0)
         self.objective = self.criterion.objective
         self.views = settings.views or self.objective.views or 2
         if self.objective.views not in (None, self.views):
@@ -180,7 +98,7 @@ class _Contrastive(Method):
             raise ValueError(f"{method} makes no {names} views, which {self.objective} needs; use simclr.")
 
 
-class SimCLR(_Contrastive):
+class SimCLR(Method):
     """SimCLR (Chen et al. 2020, https://arxiv.org/abs/2002.05709): one encoder and a head of two layers for all views.
 
     Objectives that need them get an adversarial view, searched around the second view, and mixtures of second views.
@@ -190,7 +108,7 @@ class SimCLR(_Contrastive):
     perturbs = True
 
     def __init__(
-        self, encoder: AnyEncoder, objective: Objective | str = "infonce", settings: Settings = DEFAULTS
+        self, encoder: nn.Module, objective: Objective | str = "infonce", settings: Settings = DEFAULTS
     ) -> None:
         super().__init__(encoder, objective, settings)
         self.head = heads.SimCLRProjectionHead(encoder.width, encoder.width, settings.width)
@@ -215,7 +133,7 @@ class SimCLR(_Contrastive):
         return self.criterion(*z, **options)  # type: ignore[no-any-return]
 
 
-class MoCo(_Contrastive):
+class MoCo(Method):
     """MoCo v2 (Chen et al. 2020, https://arxiv.org/abs/2003.04297): queries, keys of a momentum encoder, and a queue.
 
     The queue is lightly's memory bank. With two views the first is the query, the second the key. An objective of
@@ -223,7 +141,7 @@ class MoCo(_Contrastive):
     """
 
     def __init__(
-        self, encoder: AnyEncoder, objective: Objective | str = "infonce:t=0.2", settings: Settings = DEFAULTS
+        self, encoder: nn.Module, objective: Objective | str = "infonce:t=0.2", settings: Settings = DEFAULTS
     ) -> None:
         super().__init__(encoder, objective, settings, settings.queue)
         self.several = self.views > 2 or self.objective.views is not None
@@ -250,60 +168,14 @@ class MoCo(_Contrastive):
 
     @torch.no_grad()
     def key(self, x: Tensor) -> Tensor:
-        """Project by the key encoder; several processes shuffle their batches among each other."""
-        distributed = self.criterion.gather_distributed
-        x, order = batch_shuffle(x, distributed=distributed)
-        z: Tensor = batch_unshuffle(self.key_head(self.key_encoder(x)), order, distributed=distributed)
+        """Project by the key encoder, in another order, so that batch norms do not reveal the positives."""
+        x, order = batch_shuffle(x)
+        z: Tensor = batch_unshuffle(self.key_head(self.key_encoder(x)), order)
         return z
-
-
-class CMC(_Contrastive):
-    """CMC (Tian et al. 2020, https://arxiv.org/abs/1906.05849): lightness against color of one view, an encoder each.
-
-    Each view is split in the color space Lab; the features of both encoders are concatenated. Negatives are the other
-    images of the batch, in both directions.
-    """
-
-    def __init__(
-        self, encoder: LabEncoder, objective: Objective | str = "infonce:t=0.07", settings: Settings = DEFAULTS
-    ) -> None:
-        super().__init__(encoder, objective, settings)
-        if self.views != 2:
-            raise ValueError("views: cmc has two, lightness and color.")
-        self.views = 1  # of pixels, then split in two
-        widths = encoder.light.width, encoder.colour.width
-        self.heads = nn.ModuleList(heads.SimCLRProjectionHead(each, each, settings.width) for each in widths)
-
-    def forward(self, views: Sequence[Tensor], **options: Any) -> Tensor:
-        parts = self.encoder.parts(views[0])  # type: ignore[operator]
-        z = [head(features) for head, features in zip(self.heads, parts, strict=True)]
-        self.projections = z[0].detach(), z[1].detach()
-        return self.criterion(*z, pairing="symmetric", **options)  # type: ignore[no-any-return]
-
-
-class SwAV(Method):
-    """SwAV (Caron et al. 2020, https://arxiv.org/abs/2006.09882) with two full-size crops, on lightly's parts.
-
-    The baseline in LMCL's Table 2 that is not contrastive: it takes no objective. ``prototypes`` are clusters.
-    """
-
-    def __init__(self, encoder: AnyEncoder, settings: Settings = DEFAULTS, prototypes: int = 512) -> None:
-        super().__init__(encoder, settings)
-        self.head = heads.SwaVProjectionHead(encoder.width, encoder.width, settings.width)
-        self.prototypes = heads.SwaVPrototypes(settings.width, prototypes)
-        self.criterion = SwaVLoss()
-
-    def forward(self, views: Sequence[Tensor]) -> Tensor:
-        self.prototypes.normalize()
-        z = [nn.functional.normalize(self.head(self.encoder(view))) for view in views]
-        self.projections = z[0].detach(), z[1].detach()
-        return self.criterion([self.prototypes(projection) for projection in z], [])  # type: ignore[no-any-return]
 
 
 def build(settings: Settings, objective: Objective | str | None = None, size: int = 32) -> Method:
     """Build the method and the encoder of these settings, for images of ``size`` pixels."""
-    encoder: Any = encoder_of(settings.method, settings.backbone, size, settings.channels)
-    if settings.method == "swav":
-        return SwAV(encoder, settings)
-    methods: dict[str, type[_Contrastive]] = {"simclr": SimCLR, "moco": MoCo, "cmc": CMC}
-    return methods[settings.method](encoder, "infonce" if objective is None else objective, settings)
+    encoder = Encoder(settings.backbone, size, settings.channels)
+    method = {"simclr": SimCLR, "moco": MoCo}[settings.method]
+    return method(encoder, "infonce" if objective is None else objective, settings)

@@ -47,27 +47,20 @@ PRESETS = {
     "lmcl": Preset("infonce:t=0.5 + 0.1*dp", LMCL),
     "lmcl-dcl": Preset("dcl:t=0.5 + 0.1*dp", LMCL),
     "lmcl-hcl": Preset("hcl:t=0.5 + 0.1*dp", LMCL),
-    "lmcl-cmc": Preset("infonce:t=0.07 + 0.1*dp", {**LMCL, "method": "cmc"}),
-    "swav": Preset(None, {**LMCL, "method": "swav"}),
     "debpos": Preset("debpos:t=0.5,prior=0.1", DEBPOS),
     # the debiased positives' figures 2 to 4: no false negatives, blurred positives, M = 4 positives
     "debpos-true-negatives": Preset("debpos:t=0.5,prior=0.1", {**DEBPOS, "false_negatives": 0.0}),
     "debpos-blur": Preset("debpos:t=0.5,prior=0.1", {**DEBPOS, "augment": "cifar-blur"}),
     "debpos-m4": Preset("debpos:t=0.5,prior=0.1", {**DEBPOS, "views": 5, "batch": 64}),
-    # ArCL's Table 7: train on id-train, probe on ood-train and ood-test
-    "mnist-cifar": Preset(
-        "arcl(infonce:t=0.5):views=4",
-        {"backbone": "conv4", "epochs": 5, "batch": 128, "optimizer": "sgd", "lr": 0.05, "cosine": True, "warmup": 1},
-    ),
 }
-"""By name; ADNCE's objective depends on the data set, SwAV has none."""
+"""By name; ADNCE's objective depends on the data set."""
 
 
 def preset(name: str, dataset: str) -> Preset:
     """The recipe of a paper for a data set.
 
     Where a paper is silent: ArCL's SimCLR has the optimizer of :data:`HCL`; attacks during IntNaCl's training have the
-    default size; LMCL's methods have the temperature .5 (.07 for CMC).
+    default size; LMCL's SimCLR has the temperature .5.
 
     Args:
         name: one of :data:`PRESETS`.

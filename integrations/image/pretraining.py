@@ -1,15 +1,11 @@
-"""Pre-training: batches, a method with its augmentation and optimizer, and a loop on Lightning Fabric that resumes."""
+"""Pre-training: a method with its augmentation and optimizer, and a loop on Lightning Fabric that resumes."""
 
 from __future__ import annotations
 
 from . import frameworks  # noqa: F401  names the extra to install  # isort: skip
-import copy
 import math
 import time
 from collections.abc import Callable
-from functools import partial
-from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 import lightning
@@ -18,9 +14,6 @@ from lightly.models.utils import get_weight_decay_parameters
 from lightly.utils.lars import LARS
 from lightly.utils.scheduler import CosineWarmupScheduler
 from torch import Tensor, nn
-from torch.utils.data import DataLoader, Dataset
-from torch.utils.data.distributed import DistributedSampler
-from torchvision.transforms.functional import to_pil_image
 
 import counterpoint as cp
 
@@ -32,16 +25,14 @@ from .model import Method, SimCLR
 from .settings import check_fits
 
 SAVE_EVERY = 10.0  # seconds between checkpoints
-BEST = "best.pt"
 Watch = Callable[[nn.Module], dict[str, float]]
 
 
 class Pretraining(nn.Module):
     """A method with its augmentation: maps batches to losses.
 
-    Batches are ``(images, classes)``: ``uint8`` images, which the module augments on their device, or a list of views.
-    Views depend on seed, epoch, step and process alone, so every objective sees the same ones, and so does a resumed
-    run.
+    Batches are ``(images, classes)``: ``uint8`` images, which the module augments on their device. Views depend on
+    seed, epoch and step alone, so every objective sees the same ones, and so does a resumed run.
 
     Args:
         seed: of views, shuffling and everything else that is random.
@@ -51,16 +42,15 @@ class Pretraining(nn.Module):
         super().__init__()
         self.method, self.recipe, self.settings, self.seed = method, recipe, method.settings, seed
 
-    def forward(self, batch: tuple[Any, Tensor], epoch: int = 0, step: int = 0, rank: int = 0) -> Tensor:
+    def forward(self, batch: tuple[Tensor, Tensor], epoch: int = 0, step: int = 0) -> Tensor:
         """Compute the loss of a batch."""
 
         def generator(stream: int, device: Any = "cpu") -> torch.Generator:
-            key = f"{self.seed} {epoch} {step} {stream} {rank}"
+            key = f"{self.seed} {epoch} {step} {stream} 0"  # the 0 repeats the views of stored runs
             return torch.Generator(device).manual_seed(int(store.checksum(key)[:15], 16))
 
-        views, y = batch
-        if isinstance(views, Tensor):
-            views = [self.recipe(views, generator(view)) for view in range(self.method.views)]
+        images, y = batch
+        views = [self.recipe(images, generator(view)) for view in range(self.method.views)]
         if isinstance(self.method, SimCLR):
             self.method.generator = generator(-1, views[0].device)
         return self.method(views, **self.ids(y, generator(-2)))  # type: ignore[no-any-return]
@@ -95,46 +85,12 @@ class Pretraining(nn.Module):
 # ---- batches -----------------------------------------------------------------------------------
 
 
-class _Images(Dataset[Any]):
-    """Batches of ``uint8`` images, or, with a transform of lightly's, of views of single images."""
-
-    def __init__(self, data: ImageSet, transform: Callable[[Any], Tensor] | None, views: int) -> None:
-        self.data, self.transform, self.views = data, transform, views
-
-    def __len__(self) -> int:
-        return len(self.data)
-
-    def __getitems__(self, rows: list[int]) -> tuple[Any, Tensor]:
-        x, y, transform = self.data.x[rows], self.data.y[rows], self.transform
-        if transform is None:
-            return x, y
-        single = ([transform(image) for _ in range(self.views)] for image in map(to_pil_image, x))
-        return [torch.stack(view) for view in zip(*single, strict=True)], y
-
-
-def loader(data: ImageSet, module: Pretraining, epoch: int = 0, processes: int = 1, rank: int = 0) -> Any:
-    """Load the batches of an epoch in an order that seed and epoch alone determine; an incomplete last one is dropped.
-
-    Batches are ``uint8`` images, which the module augments, or with ``path="per-image"`` views by lightly's transforms.
-
-    Args:
-        processes, rank: the number of processes that train together, and the index of this one.
-    """
-    settings = module.settings
-    check_fits(data.name, settings.batch, processes, len(data))
-    batched = settings.path == "batched"
-    images = _Images(data, None if batched else module.recipe.per_image(), module.method.views)
-    order: DistributedSampler[Any] = DistributedSampler(images, processes, rank, seed=module.seed, drop_last=True)
-    order.set_epoch(epoch)
-    return DataLoader(
-        images,
-        settings.batch,
-        sampler=order,
-        drop_last=True,
-        num_workers=0 if batched else settings.workers,
-        collate_fn=tuple,  # _Images has collated
-        generator=torch.Generator().manual_seed(module.seed + epoch),  # seeds the worker processes
-    )
+def batches(data: ImageSet, module: Pretraining, epoch: int = 0) -> list[Tensor]:
+    """The rows of each batch of an epoch, in the order of seed and epoch; an incomplete last batch is dropped."""
+    batch = module.settings.batch
+    check_fits(data.name, batch, len(data))
+    order = torch.randperm(len(data), generator=torch.Generator().manual_seed(module.seed + epoch))
+    return [rows for rows in order.split(batch) if len(rows) == batch]
 
 
 # ---- training ----------------------------------------------------------------------------------
@@ -145,80 +101,49 @@ def pretrain(
 ) -> float:
     """Train as the settings of the method say, and return the mean loss of the last epoch.
 
-    With several devices, each process imports the main script: guard it with ``if __name__ == "__main__"``. The
-    objective always computes in float32. ``cosine`` decays the learning rate to a thousandth, step by step, after
+    The objective always computes in float32. ``cosine`` decays the learning rate to a thousandth, step by step, after
     ``warmup`` epochs of linear increase.
 
     Args:
         run: stores losses and checkpoints, and resumes after an interruption.
         watch: evaluates the encoder after every ``settings.watch`` epochs; the run logs the numbers as
-            ``validation_NAME``, and its ``best.pt`` keeps the encoder with the highest first one. With several devices
-            it must be importable.
+            ``validation_NAME``.
         progress: show the epochs, where no run does.
     """
     settings = module.settings
-    loader(data, module, processes=settings.devices)  # raise now what the processes would raise
+    steps = len(batches(data, module))
     if settings.epochs == 0:
         return math.nan
     kind, _, number = settings.device.partition(":")
     one = [int(number)] if number and kind != "cpu" else 1
-    fabric = lightning.Fabric(
-        accelerator=kind,
-        devices=one if settings.devices == 1 else settings.devices,
-        # not ddp: its processes rerun the script and would wait for the run's lock; not ddp_fork: CUDA and OpenMP do
-        # not survive a fork once they are in use
-        strategy="auto" if settings.devices == 1 else "ddp_spawn",
-        precision=settings.precision,
-    )
-    state = None if run is None else run.load()
-    with TemporaryDirectory() as folder:
-        weights = Path(folder, "weights.pt")  # of processes; a queue could only take what fits into a pipe
-        train = partial(_train, data=data, run=run, watch=watch, progress=progress, state=state, weights=weights)
-        loss = fabric.launch(train, module)  # as an argument of its own: each process gets a copy
-        module.load_state_dict(torch.load(weights, map_location="cpu", weights_only=True))
-    return float(loss)
-
-
-def _train(
-    fabric: Any,
-    module: Pretraining,
-    data: ImageSet,
-    run: Run | None,
-    watch: Watch | None,
-    progress: bool,
-    state: dict[str, Any] | None,
-    weights: Path,
-) -> float:
-    """Train in one of the processes, write the weights to a file, and return the loss."""
-    settings, main = module.settings, fabric.global_rank == 0
-    where = {"processes": fabric.world_size, "rank": fabric.global_rank}
-    steps = len(loader(data, module, **where))
-    optimizer, schedule = module.optimizer(), None
+    fabric = lightning.Fabric(accelerator=kind, devices=one, precision=settings.precision)
+    schedule = None
+    optimizer = module.optimizer()
     if settings.cosine:
         schedule = CosineWarmupScheduler(optimizer, settings.warmup * steps, settings.epochs * steps)
     model, optimizer = fabric.setup(module, optimizer)
     model.train()
-    start, best, loss = 0, -math.inf, math.nan
-    if state is not None:
-        start, best = state["step"], state["best"]
+    start, loss = 0, math.nan
+    if run is not None and (state := run.load()) is not None:
+        start = state["step"]
         module.load_state_dict(state["state_dict"])
-        optimizer.load_state_dict(copy.deepcopy(state["optimizer"]))  # processes share its memory
+        optimizer.load_state_dict(state["optimizer"])
         fabric.strategy.precision.load_state_dict(state["precision"])
         if schedule is not None:
             schedule.load_state_dict(state["schedule"])
         store.set_rng_state(state["rng"])
     epochs: Any = range(start, settings.epochs)
-    if main and run is not None:
+    if run is not None:
         epochs = run.track(epochs, settings.epochs)
-    elif main and progress:
+    elif progress:
         epochs = store.track(epochs, "epochs", settings.epochs, start)
     saved = time.monotonic()
     for epoch in epochs:
         total: Tensor | float = 0.0
         numbers: dict[str, float] = {}
-        for step, batch in enumerate(loader(data, module, epoch, **where)):
+        for step, rows in enumerate(batches(data, module, epoch)):
             optimizer.zero_grad()
-            value = model(fabric.to_device(batch), epoch, step, fabric.global_rank)
+            value = model(fabric.to_device((data.x[rows], data.y[rows])), epoch, step)
             fabric.backward(value)
             optimizer.step()
             if schedule is not None:
@@ -228,22 +153,16 @@ def _train(
                 numbers = {name: report[name] for name in ("positive_mean", "negative_mean", "negative_variance")}
             total = total + value.detach()  # without synchronizing
         loss = float(total) / steps
-        last = epoch + 1 == settings.epochs
-        if not main or run is None:
+        if run is None:
             continue
+        last = epoch + 1 == settings.epochs
         if watch is not None and settings.watch and (last or (epoch + 1) % settings.watch == 0):
             watched = watch(module.method.encoder)
             numbers |= {f"validation_{name}": number for name, number in watched.items()}
-            if (first := next(iter(watched.values()))) > best:
-                best = first
-                with store.atomic(run.path / BEST) as file:
-                    torch.save({"encoder": module.method.encoder.state_dict(), "epoch": epoch + 1}, file)
         run.log(epoch + 1, loss=loss, **numbers)
         if last or time.monotonic() - saved >= SAVE_EVERY:
-            state = {"state_dict": module.state_dict(), "optimizer": optimizer.state_dict(), "best": best}
+            state = {"state_dict": module.state_dict(), "optimizer": optimizer.state_dict()}
             state |= {"schedule": schedule and schedule.state_dict(), "rng": store.rng_state()}
             run.save({**state, "precision": fabric.strategy.precision.state_dict()}, epoch + 1)
             saved = time.monotonic()
-    if main:
-        torch.save(module.state_dict(), weights)
     return loss

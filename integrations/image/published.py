@@ -16,7 +16,7 @@ from counterpoint.install import install
 from ..store.run import Run
 from . import training
 from .data import image_size
-from .model import encoder_of
+from .model import Encoder
 
 try:
     from huggingface_hub import PyTorchModelHubMixin
@@ -32,12 +32,11 @@ class PublishedEncoder(nn.Module, PyTorchModelHubMixin):  # type: ignore[misc]
     Args:
         backbone, size: as in :class:`~.model.Encoder`.
         channels: of the first layer of ``conv4``.
-        method: ``cmc`` has an encoder of lightness and one of color.
     """
 
-    def __init__(self, backbone: str, size: int, channels: int = 32, method: str = "simclr") -> None:
+    def __init__(self, backbone: str, size: int, channels: int = 32) -> None:
         super().__init__()
-        self.encoder = encoder_of(method, backbone, size, channels)
+        self.encoder = Encoder(backbone, size, channels)
 
     def forward(self, images: Tensor) -> Tensor:
         return self.encoder(images)  # type: ignore[no-any-return]
@@ -46,8 +45,8 @@ class PublishedEncoder(nn.Module, PyTorchModelHubMixin):  # type: ignore[misc]
 def publish(run: Run) -> PublishedEncoder:
     """The trained encoder of a run."""
     arguments = run.arguments
-    size = max(image_size(arguments["dataset"], arguments["size"]))
-    published = PublishedEncoder(arguments["backbone"], size, arguments["channels"], arguments["method"])
+    size = image_size(arguments["dataset"], arguments["size"])
+    published = PublishedEncoder(arguments["backbone"], size, arguments["channels"])
     published.encoder.load_state_dict(training.restore(run).encoder.state_dict())
     return published.eval()
 
@@ -65,4 +64,4 @@ def samples(run: Run) -> list[tuple[Tensor, ...]]:
     """Inputs of the encoder, in two batches of different size."""
     size = image_size(run.arguments["dataset"], run.arguments["size"])
     generator = torch.Generator().manual_seed(0)
-    return [(torch.rand(count, 3, *size, generator=generator),) for count in (2, 5)]
+    return [(torch.rand(count, 3, size, size, generator=generator),) for count in (2, 5)]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -15,13 +14,11 @@ from counterpoint.names import closest, nearest
 from ..domain import Domain, check, defaults, setting
 
 # a test compares the augmentations with the recipes that exist
-METHODS = ("simclr", "moco", "cmc", "swav")
+METHODS = ("simclr", "moco")
 AUGMENTATIONS = ("cifar", "cifar-blur", "simclr", "moco", "digits", "none")
 OPTIMIZERS = ("adam", "sgd", "lars")
-PATHS = ("batched", "per-image")
 PARTS = ("tune", "report")
-KEEP = ("last", "best")
-PROBES = ("knn", "linear", "robust", "shifted", "transfer", "finetune")
+PROBES = ("knn", "linear", "robust", "shifted")
 PROTOCOLS = ("lbfgs", "adam")
 
 
@@ -37,19 +34,15 @@ class Source(NamedTuple):
 _BY_TRAIN = ({"train": True}, {"train": False})
 _BY_SPLIT = ({"split": "train"}, {"split": "test"})
 _TRAINVAL = ({"split": "trainval"}, {"split": "test"})
-# the sets that the papers train on, and the nine small sets of ArCL's Table 3
+# the sets that the papers train on, and the small sets of ArCL's Table 3
 DATASETS = {
     "digits": Source(16, 1_287),
     "cifar10": Source(32, 50_000, "CIFAR10", _BY_TRAIN),
     "cifar100": Source(32, 50_000, "CIFAR100", _BY_TRAIN),
     "stl10": Source(96, 5_000, "STL10", _BY_SPLIT),
     "stl10-unlabelled": Source(96, 105_000, "STL10", ({"split": "train+unlabeled"}, {"split": "test"})),
-    "tiny-imagenet": Source(64, 100_000),
-    "imagenet": Source(),
     "mnist": Source(32, 60_000, "MNIST", _BY_TRAIN),
-    "mnist-cifar": Source(64, 10_000),
     "aircraft": Source(64, 6_667, "FGVCAircraft", _TRAINVAL),
-    "caltech101": Source(64, None, "Caltech101"),
     "cars": Source(64, 8_144, "StanfordCars", _BY_SPLIT),
     "dtd": Source(64, 1_880, "DTD", _BY_SPLIT),
     "flowers": Source(64, 1_020, "Flowers102", _BY_SPLIT),
@@ -65,7 +58,7 @@ def check_dataset(name: str) -> None:
 
 
 def check_backbone(name: str) -> None:
-    """Raise ``ValueError`` unless this is ``conv4``, a classifier of torchvision, or a name for timm to know.
+    """Raise ``ValueError`` unless this is ``conv4`` or a classifier of torchvision.
 
     Reads the names from torchvision's files, since importing it takes seconds.
     """
@@ -73,26 +66,17 @@ def check_backbone(name: str) -> None:
     files = Path((package.submodule_search_locations or [""])[0], "models").glob("*.py") if package else ()
     pattern = re.compile(r"^@register_model\(.*?^def (\w+)", re.M | re.S)
     known = [name for file in files for name in pattern.findall(file.read_text(encoding="utf-8"))]
-    if known and name not in ("conv4", *known) and not name.startswith("timm:"):
-        expected = "Expected conv4, a classifier of torchvision.models, or timm:NAME."
+    if known and name not in ("conv4", *known):
+        expected = "Expected conv4 or a classifier of torchvision.models."
         raise ValueError(f"backbone: unknown {name!r}.{closest(name, known)} {expected}")
 
 
-def check_fits(name: str, batch: int, devices: int, count: int) -> None:
-    """Raise ``ValueError`` unless a step of all devices fits into this many training images."""
-    if batch * devices > count:
+def check_fits(name: str, batch: int, count: int) -> None:
+    """Raise ``ValueError`` unless a step fits into this many training images."""
+    if batch > count:
         raise ValueError(
-            f"batch: {batch * devices} images do not fit into {name} with {count} to train on; "
-            f"give --batch {count // devices} or less."
+            f"batch: {batch} images do not fit into {name} with {count} to train on; give --batch {count} or less."
         )
-
-
-def lines(path: str) -> list[str]:
-    """The non-empty lines of a text file, for a flag that names one."""
-    try:
-        return [line.strip() for line in Path(path).read_text(encoding="utf-8").splitlines() if line.strip()]
-    except (OSError, UnicodeDecodeError) as error:
-        raise argparse.ArgumentTypeError(str(error)) from None
 
 
 @dataclass(frozen=True)
@@ -106,20 +90,17 @@ class Settings:
 
     # images
     size: int | None = setting(None, "pixels of an image (the data set's own)", type=int, low=1)
-    classes: Sequence[str] | None = setting(None, "classes to keep, a line each (all)", type=lines, metavar="FILE")
     subset: int | None = setting(None, "train on this many images, balanced (all)", type=int, low=1)
     validation: float = setting(0.1, "share of images held out for --watch and --part tune", above=0, below=1)
     part: str = setting("report", "images to report on: test images, or validation images to tune on", choices=PARTS)
     # views
     augment: str | None = setting(None, "distribution of views (cifar; digits for digits)", choices=AUGMENTATIONS)
-    path: str = setting("batched", "augment whole batches, or single images with lightly's transforms", choices=PATHS)
-    workers: int = setting(0, "processes that load, for --path per-image", low=0)
     views: int | None = setting(None, "views of each image (what the objective asks for, or 2)", type=int, low=2)
     epsilon: float = setting(0.03, "size of the attacks of adversarial views", above=0)
     mixed: int = setting(4, "mixed views for MixNCA and IntNaCl, M - 1", low=1)
     # method and network
     method: str = setting("simclr", "how encoders are trained", choices=METHODS)
-    backbone: str = setting("resnet18", "conv4, timm:NAME or one of torchvision.models; digits: conv4", metavar="NAME")
+    backbone: str = setting("resnet18", "conv4 or one of torchvision.models; digits: conv4", metavar="NAME")
     channels: int = setting(32, "channels of conv4's first layer", low=1)
     width: int = setting(128, "width of the projection", low=1)
     queue: int = setting(4096, "keys in MoCo's queue", low=1)
@@ -134,10 +115,8 @@ class Settings:
     cosine: bool = setting(False, "decay the learning rate with a cosine")
     warmup: int = setting(0, "epochs in which the learning rate rises", low=0)
     watch: int = setting(0, "validation kNN after every so many epochs, 0 for never", low=0)
-    keep: str = setting("last", "encoder to evaluate: the last, or the best by --watch", choices=KEEP)
     # machine
     device: str = setting("cpu", flag=False)
-    devices: int = setting(1, "number of devices", low=1)
     precision: str = setting("32-true", "Lightning's, such as bf16-mixed", metavar="P")
     # evaluation
     probe: Sequence[str] = setting(["knn", "linear"], flag=False)
@@ -147,8 +126,8 @@ class Settings:
         check(Settings, vars(self))
         if self.optimizer == "lars" and self.weight_decay == 0:
             raise ValueError("weight_decay: expected more than 0 with lars, which scales only parameters that decay.")
-        if self.false_negatives < 1 and self.method not in ("simclr", "cmc"):
-            raise ValueError("false_negatives: only simclr and cmc know the classes of all keys.")
+        if self.false_negatives < 1 and self.method != "simclr":
+            raise ValueError("false_negatives: only simclr knows the classes of all keys.")
 
     @classmethod
     def of(cls, cell: Mapping[str, Any]) -> Settings:
@@ -162,7 +141,7 @@ def check_cell(dataset: str, changes: Mapping[str, Any]) -> None:
     check_backbone(settings.backbone)
     if dataset in DATASETS and (count := DATASETS[dataset].images):
         count -= max(1, round(settings.validation * count))
-        check_fits(dataset, settings.batch, settings.devices, min(count, settings.subset or count))
+        check_fits(dataset, settings.batch, min(count, settings.subset or count))
 
 
 @dataclass(frozen=True)
@@ -170,8 +149,8 @@ class EvaluationSettings:
     """How an encoder is evaluated.
 
     The linear probe's protocol ``lbfgs`` solves the regularized problem; ``adam`` is the papers': a rate of 1e-3 for
-    ``probe_epochs`` epochs (ArCL 100, IntNaCl 1000, on Tiny-ImageNet 200). The attack PGD has IntNaCl's settings; its
-    tables are at an epsilon of .002. Fine-tuning is ArCL's.
+    ``probe_epochs`` epochs (ArCL 100, IntNaCl 1000). The attack PGD has IntNaCl's settings; its tables are at an
+    epsilon of .002.
     """
 
     # linear probe and nearest neighbors
@@ -186,10 +165,7 @@ class EvaluationSettings:
     steps: int = setting(10, "steps of PGD", low=1, flag=False)
     restarts: int = setting(2, "random restarts of PGD", low=1)
     attacked: int | None = setting(None, "attack this many test images (all)", type=int, low=1)
-    # other data
-    transfer: Sequence[str] = setting((), "data sets to transfer to", flag=False)
-    finetune_steps: int = setting(5000, "steps of --probe finetune", low=1)
-    finetune_lr: float = setting(0.01, "learning rate of SGD with Nesterov momentum", above=0, flag=False)
+    # shifted images
     shift_seed: int = setting(0, "of the shifted images, which are the same for every encoder", flag=False)
 
     def __post_init__(self) -> None:

@@ -12,12 +12,11 @@ import torch
 
 from .. import store
 from ..domain import defaults
-from ..store.files import load_checked
 from ..store.run import Run
 from . import data, evaluation, model
 from .augment import recipe
 from .model import Method
-from .pretraining import BEST, Pretraining, loader, pretrain
+from .pretraining import Pretraining, batches, pretrain
 from .settings import EvaluationSettings, Settings
 
 UNTRAINED = "untrained encoder"
@@ -26,13 +25,10 @@ UNTRAINED = "untrained encoder"
 def cell(dataset: str, objective: str | None, seed: int, **changes: Any) -> dict[str, Any]:
     """The arguments of one run: the defaults of :class:`~.settings.Settings`, changed as given, and ``label``.
 
-    The objective is a spec; None for rows that train no objective, which need a label. For the data set see
-    :func:`~.data.load`.
+    The objective is a spec; None for the encoder before training. For the data set see :func:`~.data.load`.
     """
     store.check_names(changes, (*defaults(Settings), "label"))
     settings = defaults(Settings) | changes
-    if settings["method"] == "swav" and objective is None:
-        settings.setdefault("label", "SwAV")
     settings["augment"] = settings["augment"] or ("digits" if dataset == "digits" else "cifar")
     Settings.of(settings)
     return {"domain": "image", "dataset": dataset, "objective": objective, "seed": seed, **settings}
@@ -43,17 +39,16 @@ def untrained(dataset: str, seed: int, **changes: Any) -> dict[str, Any]:
     return cell(dataset, None, seed, **{**changes, "label": UNTRAINED, "epochs": 0, "views": None})
 
 
-def build(arguments: Mapping[str, Any], size: tuple[int, int]) -> Pretraining:
+def build(arguments: Mapping[str, Any], size: int) -> Pretraining:
     """Build the untrained module of a cell. The seed alone determines the encoder, not the objective."""
     torch.manual_seed(arguments["seed"])
-    method = model.build(Settings.of(arguments), arguments["objective"], max(size))
+    method = model.build(Settings.of(arguments), arguments["objective"], size)
     return Pretraining(method, recipe(arguments["augment"], size), arguments["seed"])
 
 
 def allowed_probes(arguments: Mapping[str, Any], images: data.Data) -> list[str]:
     """The probes of a cell that its data allow: most need classes."""
-    settings = EvaluationSettings(**arguments["evaluation"])
-    return evaluation.check_probes(arguments["probe"], images.labelled, images.test, settings)
+    return evaluation.check_probes(arguments["probe"], images.labelled, images.test)
 
 
 def check(cells: Iterable[Mapping[str, Any]]) -> None:
@@ -65,8 +60,7 @@ def check(cells: Iterable[Mapping[str, Any]]) -> None:
         checked.append(without_seed)
         images = data.prepare(arguments)
         allowed_probes(arguments, images)
-        module = build(arguments, images.train.size)
-        loader(images.train, module, processes=arguments["devices"])
+        batches(images.train, build(arguments, images.train.size[0]))
 
 
 def train(run: Run) -> None:
@@ -77,14 +71,14 @@ def train(run: Run) -> None:
     run.counts("epoch")
     settings = EvaluationSettings(**arguments["evaluation"])
     probes = allowed_probes(arguments, images)
-    module = build(arguments, images.train.size)
-    known = images.train.with_classes()
-    watch = partial(evaluation.evaluate, train=known, test=images.validation, probes=["knn"], settings=settings)
+    module = build(arguments, images.train.size[0])
+    watch = partial(
+        evaluation.evaluate, train=images.labelled, test=images.validation, probes=["knn"], settings=settings
+    )
     pretrain(module, images.train, run, watch if images.validation.labelled else None)
     if arguments["epochs"] == 0:
         run.save({"state_dict": module.state_dict()}, 0)
     module.to(arguments["device"])
-    _load_best(run, module.method)
     encoder = module.method.encoder
     result = evaluation.evaluate(encoder, images.labelled, images.test, probes, settings, arguments["seed"])
     losses = [line["loss"] for line in run.metrics() if "loss" in line]
@@ -93,22 +87,12 @@ def train(run: Run) -> None:
     run.finish(result or {"loss": losses[-1] if losses else math.nan}, note=images.test.note, majority=shares)
 
 
-def _load_best(run: Run, method: Method) -> None:
-    """With ``keep="best"``, replace the encoder by the best one by validation accuracy, if ``watch`` found one."""
-    if run.arguments["keep"] == "best" and (best := load_checked(run.file(BEST), ("encoder",))) is not None:
-        method.encoder.load_state_dict(best["encoder"])
-
-
 def restore(run: Run | str | Path) -> Method:
-    """The trained method of a run or of its folder, from its last checkpoint; needs no data.
-
-    With ``keep="best"`` the encoder is the best one.
-    """
+    """The trained method of a run or of its folder, from its last checkpoint; needs no data."""
     run = Run.read(run)
     if (state := run.load()) is None:
         raise ValueError(f"{run.path}: no checkpoint.")
     size = data.image_size(run.arguments["dataset"], run.arguments["size"])
-    module = build({**run.arguments, "devices": 1}, size)
+    module = build(run.arguments, size)
     module.load_state_dict(state["state_dict"])
-    _load_best(run, module.method)
     return module.method.eval()

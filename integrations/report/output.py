@@ -28,7 +28,7 @@ from ..store.files import atomic, finite
 from ..store.run import Embeddings, Run
 from . import plots
 from .summary import Column, Report, summarise
-from .tables import LEGEND, TITLE, as_csv, markdown, opening, plain, tables, terminal, together
+from .tables import LEGEND, TITLE, markdown, opening, plain, tables, terminal, together
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -37,14 +37,13 @@ WIDE, SMALL = 3.6, 1.7  # inches: the width of a phone, and half of it
 GREY = re.compile(r"(fill|stroke): #([0-9a-f]{2})\2\2(?![0-9a-f])")
 
 
-def html(report: Report, /, title: str = TITLE, intro: str = "", lead: str = "") -> str:
+def html(report: Report, /, title: str = TITLE, intro: str = "") -> str:
     """Return the page as text.
 
     Args:
         report: what it shows.
         title: its heading.
         intro: a paragraph of plain text under the title.
-        lead: a sentence above all others, with the picture of the first column alone.
     """
     folder, number, missing = Path(__file__).parent, count(), ""
     try:
@@ -66,18 +65,16 @@ def html(report: Report, /, title: str = TITLE, intro: str = "", lead: str = "")
 
     environment = Environment(autoescape=True, undefined=StrictUndefined, keep_trailing_newline=True)
     environment.filters["breakable"] = lambda name: Markup(re.sub(r"([,:(])", r"\1<wbr>", str(escape(name))))
-    environment.globals |= {"zip": zip, "draw": draw, "curves": plots.curves}
+    environment.globals |= {"zip": zip, "draw": draw, "curves": plots.curves, "colours": plots.CLASSES}
     environment.globals |= {"specs": _specs, "embeddings": _embeddings, "origin": _origin}
     columns, runs = report.columns, [run for column in report.columns for run in column.runs]
     checks = (row for column in columns for row in column.checks)
     return environment.from_string((folder / "page.html.jinja").read_text(encoding="utf-8")).render(
         title=title,
         intro=intro,
-        lead=lead,
         notes=report.notes,
         opening=list(zip(columns, opening(report), strict=True)),
         together=together(report),
-        pooled=report.pooled,
         style=Markup((folder / "report.css").read_text(encoding="utf-8")),
         tables=list(tables(report, "{} ★ best")),
         looks=plots.styles((row for column in columns for row in column.cells), checks),
@@ -154,7 +151,6 @@ RENDER: dict[str, Callable[[Report], str]] = {
     "terminal": terminal,
     "markdown": markdown,
     "html": html,
-    "csv": as_csv,
     "json": lambda report: json.dumps(plain(report), indent=1, allow_nan=False),
 }
 
@@ -171,7 +167,7 @@ def show(runs: Sequence[Run], as_json: bool) -> None:
 def write(
     report: Report,
     folder: str | Path,
-    formats: Sequence[str] = ("markdown", "csv", "json", "html"),
+    formats: Sequence[str] = ("markdown", "json", "html"),
     pictures: bool = True,
     **words: str,
 ) -> Iterator[Path]:

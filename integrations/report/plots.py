@@ -19,16 +19,17 @@ from counterpoint.diagnose.plots import COLOURS, DASHES, draw_distances, draw_we
 
 from ..store.files import atomic
 from ..store.run import Embeddings, Run
-from .statistics import performance_profile
-from .summary import Column, Pooled, Report
+from .summary import Column, Report
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 PANELS = 3  # learning curves side by side
-LETTER = 0.078  # inches, the width of a letter in a plane
 GREY = "#808080"
+CLASSES = (  # matplotlib's tab10
+    "#1f77b4", "#ff7f0e", "#2ca02c", "#d62728", "#9467bd", "#8c564b", "#e377c2", "#7f7f7f", "#bcbd22", "#17becf",
+)  # fmt: skip
 POINTS = 60  # of a curve; longer curves are averaged in bins
 
 Series = dict[str, tuple[torch.Tensor, torch.Tensor]]  # the steps and the values of each number
@@ -172,17 +173,6 @@ def draw_opening(axes: Axes, column: Column, looks: dict[str, Style]) -> None:
     name_rows(axes, shown.cells, 18)
 
 
-def draw_profile(axes: Axes, pooled: Pooled, looks: dict[str, Style]) -> None:
-    """Draw the share of runs above each score, every task counting alike."""
-    scores = sorted(x for tasks in pooled.scores.values() for task in tasks for x in task)
-    thresholds = [scores[0] + (scores[-1] - scores[0]) * i / POINTS for i in range(POINTS + 1)]
-    for row, tasks in pooled.scores.items():
-        _, colour, dash = looks[row]
-        axes.plot(thresholds, performance_profile(tasks, thresholds), color=colour, linestyle=dash, linewidth=1.8)
-    axes.set_xlabel(pooled.metric)
-    tidy(axes)
-
-
 def _label_rows(axes: Axes, column: Column, looks: dict[str, Style], label: str) -> None:
     axes.set_yticks(range(len(column.cells)), [str(looks[row].number) for row in column.cells])
     axes.set_ylim(len(column.cells) - 0.5, -0.5)
@@ -263,9 +253,7 @@ def draw_histogram(axes: Axes, embeddings: Embeddings) -> None:
 
 
 def draw_plane(axes: Axes, embeddings: Embeddings) -> None:
-    """Draw the two first principal components of normalized embeddings, colored by class, with names at medians."""
-    from matplotlib import colormaps
-
+    """Draw the two first principal components of normalized embeddings, colored by class."""
     z = torch.nn.functional.normalize(embeddings.z.double())
     z = z - z.mean(0)
     _, _, v = torch.linalg.svd(z, full_matrices=False)
@@ -274,34 +262,12 @@ def draw_plane(axes: Axes, embeddings: Embeddings) -> None:
     low, high = points.amin(0), points.amax(0)
     side = 1.1 * max(float((high - low).max()), 1e-9)
     points = (points - (low + high) / 2) / side + 0.5  # within the unit square
-    names = {}
-    for label, name in enumerate(embeddings.names):
+    for label in range(len(embeddings.names)):
         members = points[embeddings.labels == label]
         if len(members):
-            axes.plot(*members.T.tolist(), ".", color=colormaps["tab10"](label % 10), markersize=3.5, alpha=0.8)
-            names[name] = members.median(0).values.tolist()
-    figure: Any = axes.figure  # its type allows for a part of a figure too
-    for name, x, y in apart(names, *(LETTER / side for side in figure.get_size_inches())):
-        text = axes.text(x, y, name, ha="center", va="center", fontsize=8, fontweight="bold", parse_math=False)
-        text.set_in_layout(False)  # however long the name is
+            axes.plot(*members.T.tolist(), ".", color=CLASSES[label % len(CLASSES)], markersize=3.5, alpha=0.8)
     axes.set(xlim=(0, 1), ylim=(0, 1))
     axes.set_xticks([])
     axes.set_yticks([])
     axes.set_box_aspect(1)
     axes.spines[:].set_color("0.8")
-
-
-def apart(names: dict[str, list[float]], width: float, height: float) -> Iterator[tuple[str, float, float]]:
-    """Place names near their centers such that each lies in the unit square and none overlaps another.
-
-    ``width`` is that of a letter, ``height`` half of that of a line.
-    """
-    placed: list[tuple[float, float, float]] = []
-    for name, (x, y) in sorted(names.items(), key=lambda item: -abs(item[1][1] - 0.5)):
-        half = min(0.5, width * len(name) / 2)
-        x, y = min(max(x, half), 1 - half), min(max(y, height), 1 - height)
-        step = 0.01 if y < 0.5 else -0.01  # inwards, where there is room
-        while any(abs(x - x2) < half + half2 and abs(y - y2) < 2 * height for x2, y2, half2 in placed):
-            y += step
-        placed.append((x, y, half))
-        yield name, x, y

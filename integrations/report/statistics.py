@@ -228,8 +228,3 @@ def interquartile_mean(scores: Sequence[Sequence[float]], draws: int = 2000) -> 
     drawn = np.concatenate([rng.choice(np.asarray(task, float), (draws, len(task))) for task in scores], axis=1)
     low, high = np.quantile(trimmed(drawn, 0.25, axis=1), (0.025, 0.975))
     return float(trimmed(np.concatenate(scores), 0.25)), float(low), float(high)
-
-
-def performance_profile(scores: Sequence[Sequence[float]], thresholds: Sequence[float]) -> list[float]:
-    """Return the share of runs above each threshold, every task counting alike."""
-    return [fmean(fmean(x > threshold for x in task) for task in scores) for threshold in thresholds]

@@ -14,7 +14,6 @@ import math
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from importlib import import_module
 from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
@@ -120,7 +119,7 @@ class Column:
 class Pooled:
     """Several data sets together: verdicts on the differences to a baseline that all have, from 3 data sets on.
 
-    For control, from 2 tasks on, also each row's interquartile mean of all scores with its interval, and the scores.
+    For control, from 2 tasks on, also each row's interquartile mean of all scores with its interval.
     """
 
     domain: str
@@ -128,7 +127,6 @@ class Pooled:
     baseline: str
     verdicts: dict[str, Verdict]
     interquartile: dict[str, tuple[float, float, float]]
-    scores: dict[str, list[list[float]]]
 
     @property
     def digits(self) -> int:
@@ -143,9 +141,6 @@ class Report:
     columns: list[Column]
     notes: list[str]
     pooled: list[Pooled] = field(default_factory=list)
-
-    def _repr_markdown_(self) -> str:
-        return str(import_module(f"{__package__}.tables").markdown(self))  # tables imports this module
 
 
 def summarise(
@@ -246,14 +241,14 @@ def _pooled(columns: Sequence[Column]) -> Iterator[Pooled]:
         for column in members:
             for row, verdict in column.compared.items():
                 known[row].append(verdict)
-        scores: dict[str, list[list[float]]] = {}
+        means: dict[str, tuple[float, float, float]] = {}
         if domain.startswith("control") and len(members) > 1:  # all tasks have the same scale
             rows = [row for row in members[0].cells if all(row in column.cells for column in members)]
             scores = {row: [list(column.cells[row].values.values()) for column in members] for row in rows}
-        verdicts = statistics.pool(known, max(column.margin for column in members))
-        if verdicts or scores:
             means = {row: statistics.interquartile_mean(tasks) for row, tasks in scores.items()}
-            yield Pooled(domain, metric, baseline, verdicts, means, scores)
+        verdicts = statistics.pool(known, max(column.margin for column in members))
+        if verdicts or means:
+            yield Pooled(domain, metric, baseline, verdicts, means)
 
 
 def _row_names(runs: Iterable[Run]) -> dict[Path, str]:

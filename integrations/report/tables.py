@@ -1,13 +1,11 @@
-"""The tables of a report: terminal, Markdown, CSV and JSON."""
+"""The tables of a report: terminal, Markdown and JSON."""
 
 from __future__ import annotations
 
-import csv
-import io
 import math
 import re
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import asdict, fields
+from dataclasses import asdict
 from itertools import groupby
 from textwrap import wrap
 from typing import Any, NamedTuple
@@ -15,7 +13,7 @@ from typing import Any, NamedTuple
 from counterpoint.names import visible
 
 from ..store.files import finite
-from .statistics import ALPHA, Verdict
+from .statistics import ALPHA
 from .summary import Cell, Column, Pooled, Report
 from .words import overview_reading, pooled_reading, reading, with_interval
 
@@ -198,30 +196,3 @@ def plain(report: Report) -> dict[str, Any]:
     pooled = [{**asdict(one), "reading": pooled_reading(one) if one.verdicts else ""} for one in report.pooled]
     data: dict[str, Any] = finite({"columns": columns, "pooled": pooled, "notes": report.notes, "alpha": ALPHA})
     return data
-
-
-def as_csv(report: Report) -> str:
-    """Return the report as CSV, a line per row of each column."""
-    out = io.StringIO()
-    verdict = [field.name for field in fields(Verdict)]
-    renamed = {"corrected": "p_corrected", "sd": "sd_difference"}
-    head = ["domain", "dataset", "metric", "row", "n", "mean", "sd", "best", "baseline"]
-    head += [*(renamed.get(name, name) for name in verdict), "paper", "paper_spread", "paper_source"]
-    writer = csv.writer(out, lineterminator="\n")
-    writer.writerow(head)
-    for column in report.columns:
-        for row, cell in column.cells.items():
-            line = [column.domain, column.dataset, column.metric, row, len(cell.values), cell.mean, cell.sd]
-            line += [int(cell.best), column.baseline, *(getattr(cell.difference, name, "") for name in verdict)]
-            line += [cell.paper.value, cell.paper.spread, cell.paper.source] if cell.paper else [""] * 3
-            writer.writerow(map(_csv_cell, line))
-    return out.getvalue().rstrip("\n")
-
-
-def _csv_cell(value: Any) -> Any:
-    """Return a number or a text as CSV shows it; an apostrophe keeps spreadsheets from reading a text as a formula."""
-    if isinstance(value, float) and math.isnan(value):
-        return ""
-    if not isinstance(value, str):
-        return value
-    return f"'{visible(value)}" if value.lstrip().startswith(("=", "+", "-", "@")) else visible(value)

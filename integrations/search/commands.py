@@ -4,8 +4,6 @@ The search goes over the papers' grids: first the temperature, which matters mos
 the objective's other parameters. Runs have their full length, since the best temperature of short runs is not that of
 long ones. A baseline gets the same budget: an objective that is tuned looks better than one that is not.
 
-Only ``--storage`` and ``--sampler tpe`` need Optuna.
-
 Runs are stored in ``tuning/``, so an interrupted search continues where it stopped. They are marked, and no report
 shows them: their scores selected the settings.
 
@@ -26,26 +24,23 @@ import shlex
 import sys
 from collections.abc import Callable, Sequence
 from functools import partial
-from importlib.util import find_spec
 from pathlib import Path
 from statistics import fmean, stdev
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import counterpoint as cp
-from counterpoint.install import install
 
 from .. import flags
 from ..domain import Domain, domain
-from .coordinate import Scores, best_of, coordinate, search
+from .coordinate import Scores, best_of, search
 from .grids import GRIDS, Grids, grid, grids_of
 
 if TYPE_CHECKING:
     from ..store.run import Run
 
 FIRST_SEED = 1000  # far from the seeds of ``train``
-SAMPLERS = ("coordinate", "tpe")
 # flags that the printed ``train`` command sets itself or that ``train`` does not have
-SEARCH_FLAGS = ("objective", "seed", "seeds", "budget", "baseline", "grid", "sampler", "storage")
+SEARCH_FLAGS = ("objective", "seed", "seeds", "budget", "baseline", "grid")
 OWN_FLAGS = (*SEARCH_FLAGS, "part", "out", "resume", "fresh", "json")
 
 
@@ -83,9 +78,6 @@ def add_arguments(parser: argparse.ArgumentParser, domain_name: str) -> None:
     add("--baseline", type=_baseline, metavar="SPEC", help=baseline)
     grids = "tune only these parameters, over these values, as t=0.1,0.2 (the papers' grids)"
     add("--grid", nargs="+", type=grid, metavar="NAME=VALUE,...", help=grids)
-    add("--sampler", choices=SAMPLERS, default=SAMPLERS[0], help="coordinate-wise or Optuna's TPE (%(default)s)")
-    storage = "Optuna study that processes with the same --out share, as tuning.log or sqlite:///tuning.db (none)"
-    add("--storage", metavar="FILE|URL", help=storage)
 
 
 def _baseline(text: str) -> str:
@@ -96,25 +88,10 @@ def _check(arguments: argparse.Namespace, tuned: Domain, check_train: Callable[[
     """Raise what is wrong with the flags, before torch is imported."""
     if arguments.budget < arguments.seeds:
         raise ValueError(f"--budget: {arguments.budget} runs are less than one setting's {arguments.seeds} seeds.")
-    if arguments.list_cells or arguments.cell is not None:
-        raise ValueError("--cell, --list-cells: a search chooses its next runs by the last ones; use --on instead.")
     if getattr(arguments, "part", None) not in (None, "tune"):
         raise ValueError(f"--part {arguments.part}: tuning sees validation data alone; leave the flag out.")
-    if _needs_optuna(arguments):
-        flag = f"--sampler {arguments.sampler}" if arguments.storage is None else f"--storage {arguments.storage}"
-        if find_spec("optuna") is None:
-            raise ImportError(f"{flag} needs optuna: {install('tune')}", name="optuna")
-        if arguments.storage is not None and not arguments.resume:
-            raise ValueError("--fresh: a study continues; start again with another --storage and --out.")
-        if not isinstance(arguments.out, Path):
-            message = f"the processes of a study lock the folder of --out; {arguments.out} has no locks."
-            raise ValueError(f"{flag}: {message}")
     _dataset(arguments, tuned)
     check_train(arguments)
-
-
-def _needs_optuna(arguments: argparse.Namespace) -> bool:
-    return arguments.storage is not None or arguments.sampler != SAMPLERS[0]
 
 
 def _dataset(arguments: argparse.Namespace, tuned: Domain) -> str:
@@ -171,7 +148,7 @@ def _tune(start: str, grids: Grids, arguments: argparse.Namespace, tuned: Domain
         return [{**training.cell(dataset, spec, seed, **settings), "purpose": TUNING} for seed in seeds]
 
     def measure(specs: list[str]) -> Scores:
-        options = grid_options(arguments) | {"before": len(runs) * len(seeds), "total": budget * len(seeds)}
+        options = grid_options(arguments)
         try:
             done = store.run_grid(train, [cell for spec in specs for cell in cells(spec)], arguments.out, **options)
         except GridError as error:
@@ -183,21 +160,7 @@ def _tune(start: str, grids: Grids, arguments: argparse.Namespace, tuned: Domain
         runs.update((spec, done[i * len(seeds) : (i + 1) * len(seeds)]) for i, spec in enumerate(specs))
         return {spec: fmean(values) if len(values := _values(runs[spec])) == len(seeds) else math.nan for spec in specs}
 
-    proposals = partial(coordinate, start, grids, budget)
-    if _needs_optuna(arguments):
-        from .study import shared
-
-        proposals = partial(
-            shared,
-            *(arguments.sampler, start, grids, budget),
-            folder=arguments.out,
-            storage=arguments.storage,
-            name=f"tune {tuned.name}: {start}",
-            settings={**cells(start)[0], "seeds": seeds},
-            jobs=max(1, flags.concurrent(arguments) // len(seeds)),
-        )
-    scores = search(proposals, measure)
-    runs = {spec: runs.get(spec) or [store.Run(arguments.out, cell) for cell in cells(spec)] for spec in scores}
+    scores = search(start, grids, budget, measure)
     if math.isnan(scores[best := best_of(scores)]):
         raise GridError(f"all runs of {start} have failed", [run for some in runs.values() for run in some])
     first = runs[best][0]

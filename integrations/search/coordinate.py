@@ -1,9 +1,9 @@
-"""The loop of every search, and the search along one parameter after the other; nothing here trains."""
+"""The search along one parameter after the other; nothing here trains."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TypeVar
 
 import counterpoint as cp
@@ -14,18 +14,8 @@ T = TypeVar("T")
 Scores = dict[str, float]
 
 
-def search(
-    proposals: Callable[[Scores], Iterator[list[str]]], measure: Callable[[list[str]], Mapping[str, float]]
-) -> Scores:
-    """Measure the specs that ``proposals`` yields, and return the score of each; NaN for those that failed."""
-    scores: Scores = {}
-    for specs in proposals(scores):
-        scores.update(measure(specs))
-    return scores
-
-
-def coordinate(start: str, grids: Grids, budget: int, scores: Mapping[str, float]) -> Iterator[list[str]]:
-    """Yield the specs to measure next along one parameter after the other, from the best spec so far.
+def search(start: str, grids: Grids, budget: int, measure: Callable[[list[str]], Mapping[str, float]]) -> Scores:
+    """Measure specs along one parameter after the other, from the best so far; return the score of each.
 
     Each parameter gets its share of the budget, spread evenly over its grid. What is left goes into further rounds,
     until a round changes nothing.
@@ -34,10 +24,9 @@ def coordinate(start: str, grids: Grids, budget: int, scores: Mapping[str, float
         start: the first spec to measure.
         grids: the values to try of each parameter, in the order of the search.
         budget: largest number of specs to measure.
-        scores: the score of each spec so far.
+        measure: returns the scores of specs; NaN for those that failed.
     """
-    yield [start]
-    measured = 0
+    scores, measured = dict(measure([start])), 0
     while measured < len(scores) < budget:  # a round without a new spec is the last
         measured, left = len(scores), sum(map(len, grids.values()))
         for name, values in grids.items():
@@ -45,8 +34,9 @@ def coordinate(start: str, grids: Grids, budget: int, scores: Mapping[str, float
             new = [spec for value in values if (spec := str(cp.from_dict(changed(data, name, value)))) not in scores]
             share = max(1, round((budget - len(scores)) * len(values) / left))
             if new := list(dict.fromkeys(thinned(new, share) if new else []))[: budget - len(scores)]:
-                yield new
+                scores |= measure(new)
             left -= len(values)
+    return scores
 
 
 def thinned(values: Sequence[T], count: int) -> list[T]:

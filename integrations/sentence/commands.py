@@ -5,10 +5,8 @@ from __future__ import annotations
 import argparse
 import json
 import math
-import sys
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict
-from functools import partial
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -48,8 +46,8 @@ def _check_train(arguments: argparse.Namespace) -> None:
 
     flags.use_root(arguments)
     cell = {**defaults(Settings), **settings(arguments, arguments.data), "device": arguments.device}
-    data.check(arguments.data, cell["positives"])
     check_settings(cell)
+    data.check(arguments.data, cell["positives"])
     find(cell["model"], cell["revision"])
     if cell["guide"] is not None:
         find(cell["guide"])
@@ -142,18 +140,11 @@ def sts_arguments(parser: argparse.ArgumentParser) -> None:
     add = _add_model(parser, f"sts/, or SentEval's data, or hub (${ENVIRONMENT}, else hub)")
     names, default = f"{', '.join(STS)} (the first eight)", [*SEVEN, "SICKR-all"]
     add("--sets", nargs="+", choices=STS, default=default, metavar="SET", help=names)
-    add("--subsets", action="store_true", help="each subset of a year, and Pearson's correlation")
-    plot = "draw the distances between the sentences of STS-B, as a PNG (none)"
-    add("--plot", type=flags.file, metavar="FILE", help=plot)
 
 
 def sts_command(arguments: argparse.Namespace) -> int:
     """Print SimCSE's table."""
-    text = partial(sts_text, subsets=arguments.subsets)
-    code = _evaluate(arguments, "sts", text, arguments.sets, data=arguments.root, plot=arguments.plot)
-    if arguments.plot and not arguments.json:
-        print(f"wrote {arguments.plot}", file=sys.stderr)
-    return code
+    return _evaluate(arguments, "sts", sts_text, arguments.sets, data=arguments.root)
 
 
 def transfer_arguments(parser: argparse.ArgumentParser) -> None:
@@ -182,7 +173,7 @@ def retrieval_command(arguments: argparse.Namespace) -> int:
 
 def mteb_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the flags of ``counterpoint eval mteb``."""
-    add = _add_model(parser, f"sts/ and intents/ replace downloads; hub for none (${ENVIRONMENT}, else hub)")
+    add = _add_model(parser)
     names = "mteb's names of tasks (Banking77Classification) or benchmarks ('MTEB(eng, v2)')"
     add("--tasks", nargs="+", required=True, metavar="NAME", help=names)
     add("--out", type=flags.folder, metavar="FOLDER", help="keep mteb's results here, and go on from them (none)")
@@ -193,7 +184,7 @@ def mteb_command(arguments: argparse.Namespace) -> int:
     from .mteb_tasks import find
 
     find(arguments.tasks)  # before the model
-    return _evaluate(arguments, "mteb_tasks", mteb_text, arguments.tasks, data=arguments.root, out=arguments.out)
+    return _evaluate(arguments, "mteb_tasks", mteb_text, arguments.tasks, out=arguments.out)
 
 
 # ---- tables -------------------------------------------------------------------------------------
@@ -204,8 +195,8 @@ Cell = str | float | None
 COLUMNS = {name: name for name in SEVEN} | {"STSB-test": "STSBenchmark", "SICKR-test": "SICKRelatedness"}
 
 
-def sts_text(report: sts.Report, subsets: bool) -> str:
-    """Return SimCSE's table, and below it the other sets, the subsets and remarks on the scores."""
+def sts_text(report: sts.Report) -> str:
+    """Return SimCSE's table, and below it the other sets and remarks on the scores."""
     scores = {name: one.spearman for name, one in report.sets.items()}
     parts = []
     if scores.keys() & set(SEVEN):
@@ -214,12 +205,6 @@ def sts_text(report: sts.Report, subsets: bool) -> str:
         parts.append(grid([*COLUMNS.values(), "Avg."], [row]))
     if others := {name: value for name, value in scores.items() if name not in SEVEN}:
         parts.append(grid(others, [others.values()]))
-    if subsets:
-        lines: list[list[Cell]] = []
-        for name, one in report.sets.items():
-            within: dict[str, sts.Score] = {"all": one} | (one.subsets if len(one.subsets) > 1 else {})
-            lines += [[name, part, str(s.pairs), s.spearman, s.pearson] for part, s in within.items()]
-        parts.append(grid(["set", "subset", "pairs", "Spearman", "Pearson"], lines))
     if g := report.geometry:
         parts.append(f"{g.of}: alignment {g.alignment:.3f}, uniformity {g.uniformity:.3f} (both: lower is better)")
     parts.append(f"{report.texts} distinct texts, each embedded once")
@@ -253,7 +238,7 @@ def mteb_text(report: mteb_tasks.Report) -> str:
     """Return the table of the tasks, and their mean below."""
     rows: list[list[Cell]] = []
     for name, one in report.tasks.items():
-        rows.append([name + " (local data)" * one.local, one.kind, one.metric, one.score])
+        rows.append([name, one.kind, one.metric, one.score])
     if report.mean is not None:
         rows.append(["mean", "", "", report.mean])
     return grid(["task", "type", "metric", "score"], rows)

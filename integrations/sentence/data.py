@@ -6,7 +6,7 @@ from . import frameworks  # noqa: F401  names the extra to install  # isort: ski
 import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from itertools import groupby, pairwise
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -42,7 +42,6 @@ def load(path: str | Path, positives: str = "auto", columns: Sequence[str] | Non
     ``same``           one text, whose views differ by noise only (SimCSE)
     ``columns``        the columns of a row: a pair, or a pair with hard negatives
     ``auto``           ``same`` for one column of text, ``columns`` for several
-    ``next-line``      a line and the one after it, in text with a sentence on each line; blank lines divide documents
     ``next-sentence``  a sentence and the one after it, in running text, which is split into sentences (quick-thought)
     =================  =============================================================================================
 
@@ -57,8 +56,9 @@ def load(path: str | Path, positives: str = "auto", columns: Sequence[str] | Non
 
     check(path, positives)
     file, dropped = find(path), 0
-    if is_collection(file) or positives.startswith("next-"):
-        pairs = retrieval.read(file, "train").pairs() if is_collection(file) else _neighbors(lines(file), positives)
+    if is_collection(file) or positives == "next-sentence":
+        is_text = not is_collection(file)
+        pairs = [*pairwise(sentences("\n".join(lines(file))))] if is_text else retrieval.read(file, "train").pairs()
         data = Dataset.from_dict({"anchor": [a for a, _ in pairs], "positive": [b for _, b in pairs]})
     else:
         data = _select(_read(file), path, positives, columns)
@@ -76,7 +76,7 @@ def check(path: str | Path, positives: str = "auto") -> None:
     check_choice("positives", positives, POSITIVES)
     file = find(path)
     kind = file.suffix.lower()
-    if positives.startswith("next-") and kind != ".txt":
+    if positives == "next-sentence" and kind != ".txt":
         raise ValueError(f"positives={positives}: needs running text in a .txt file, got {path}.")
     if is_collection(file):
         check_choice("positives", positives, ("auto", "columns"))
@@ -141,15 +141,6 @@ ABBREVIATIONS = {
 }
 _OPEN, _CLOSE = "\"'(\\[_\u201c\u2018", "\"')\\]_\u201d\u2019"
 _END = re.compile(rf"([.!?]+[{_CLOSE}]*)\s+(?=[{_OPEN}]*[A-Z0-9])")
-
-
-def _neighbors(texts: list[str], positives: str) -> list[tuple[str, str]]:
-    """Pair each line or sentence with the next of its document."""
-    documents = [list(sentences("\n".join(texts)))]
-    if positives == "next-line":
-        groups = groupby(texts, lambda line: bool(line.strip()))
-        documents = [[line.strip() for line in group] for filled, group in groups if filled]
-    return [pair for document in documents for pair in pairwise(document)]
 
 
 def sentences(text: str) -> Iterator[str]:

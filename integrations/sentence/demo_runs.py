@@ -75,7 +75,7 @@ def _fit(run: Run, model: Any) -> None:
             use_cpu=True,
             seed=seed,
         )
-        loss = ContrastiveLoss(model, spec, views=views, log_terms=False)
+        loss = ContrastiveLoss(model, spec, views=views)
         model.model_card_data.widget = [{"text": "none"}]  # no card is written, so do not choose examples for it
         samples = Dataset.from_dict(positives(steps * batch, seed, views))
         trainer = SentenceTransformerTrainer(model=model, args=training, train_dataset=samples, loss=loss)
@@ -134,7 +134,7 @@ def scored(count: int, seed: int) -> sts.Pairs:
             second[slot] = (first[slot] + draw.randrange(1, len(SLOTS[slot]))) % len(SLOTS[slot])
         firsts.append(sentence(first, draw))
         seconds.append(sentence(second, draw))
-    return sts.Pairs("synthetic", ["all"] * count, gold, firsts, seconds)
+    return sts.Pairs("synthetic", gold, firsts, seconds)
 
 
 def labelled(count: int, seed: int) -> tuple[list[str], list[int], list[str]]:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 from . import frameworks  # noqa: F401  names the extra to install  # isort: skip
-import re
-from importlib import metadata
 from pathlib import Path
 
 import huggingface_hub as hub
@@ -42,25 +40,9 @@ def find(model: str | Path, revision: str | None = None) -> str:
         try:
             hub.HfApi().model_info(candidate, revision=revision, timeout=10)
             return candidate
-        except hub.errors.RevisionNotFoundError:
-            reason = f"it is on the hub, but without a revision {revision}"
-            break
-        except (hub.errors.RepositoryNotFoundError, hub.errors.HFValidationError):
-            reason = "the hub does not have it"
-        except Exception as error:  # of the network, or HF_HUB_OFFLINE
-            reason = f"the hub cannot be reached ({str(error).partition(chr(10))[0] or type(error).__name__})"
-            break
-    local = on_this_machine()
-    known = nearest(name, local).replace("Known:", "On this machine:") if local else " No model is on this machine."
-    raise FileNotFoundError(f"model: {name} was not found: it is not a folder, and {reason}.{known}")
-
-
-def on_this_machine() -> list[str]:
-    """Return the models in the hub's cache, by name, and the folders of those that come with installed packages."""
+        except Exception as error:  # of the network, HF_HUB_OFFLINE, or that there is none
+            reason = str(error).strip().partition("\n")[0] or type(error).__name__
     cached = [path.parents[2].name for path in Path(constants.HF_HUB_CACHE).glob("models--*/snapshots/*/config.json")]
-    packaged = [
-        str(package.locate_file(folder))
-        for package in metadata.distributions()
-        for folder in re.findall(r"^(.*)/modules\.json,", package.read_text("RECORD") or "", re.M)
-    ]
-    return [*dict.fromkeys(name.removeprefix("models--").replace("--", "/") for name in cached), *packaged]
+    local = [*dict.fromkeys(name.removeprefix("models--").replace("--", "/") for name in cached)]
+    known = nearest(name, local).replace("Known:", "On this machine:") if local else " No model is on this machine."
+    raise FileNotFoundError(f"model: {name} was not found: it is neither a folder nor on the hub ({reason}).{known}")

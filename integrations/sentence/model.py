@@ -1,9 +1,9 @@
-"""The model of a run and its loss: SimCSE's head, word dropout, static embeddings, and views in embedding space."""
+"""The model of a run and its loss: SimCSE's head, word dropout and static embeddings."""
 
 from __future__ import annotations
 
 from . import frameworks  # noqa: F401  names the extra to install  # isort: skip
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -13,11 +13,9 @@ from torch import Tensor, nn
 
 import counterpoint as cp
 from counterpoint.plugins.sentence_transformers import CachedContrastiveLoss, ContrastiveLoss
-from counterpoint.views import attack, mix, share
 
 from .. import store
 from . import encode
-from .settings import OPTIONAL
 
 
 def build(arguments: Mapping[str, Any]) -> Any:
@@ -56,14 +54,11 @@ def make_loss(model: Any, arguments: Mapping[str, Any]) -> ContrastiveLoss:
     """Return the loss of a cell."""
     objective = cp.objective(arguments["objective"])
     views = arguments["views"] or objective.views or 2
-    options = {"views": views, "negative_weight": arguments["negative_weight"]}
-    options |= {name: arguments[name] for name in OPTIONAL if name in arguments}
-    if "guide" in options:
+    options = {name: arguments[name] for name in ("negative_weight", "duplicates", "false_negatives", "guide")}
+    if options["guide"] is not None:
         options["guide"] = encode.load(options["guide"], device=arguments["device"])
-    epsilon, mixed, mini_batch = arguments["epsilon"], arguments["mixed"], arguments["mini_batch"]
-    if epsilon is not None or mixed:
-        return PerturbedContrastiveLoss(model, objective, epsilon=epsilon, mixed=mixed, **options)
-    if mini_batch is not None:
+    options["views"] = views
+    if (mini_batch := arguments["mini_batch"]) is not None:
         return CachedContrastiveLoss(model, objective, mini_batch_size=mini_batch, **options)
     return ContrastiveLoss(model, objective, **options)
 
@@ -111,85 +106,3 @@ def _drop_listed(features: dict[str, Tensor], keep: Tensor) -> dict[str, Tensor]
     keep |= (pieces == 0)[text]
     pieces = torch.where(pieces == 0, lengths, pieces)
     return {"input_ids": ids[keep], "offsets": pieces.cumsum(0) - pieces}
-
-
-class PerturbedContrastiveLoss(ContrastiveLoss):
-    """IntNaCl for sentences: adversarial and mixed views **in embedding space**, since words have no gradient.
-
-    The paper (https://arxiv.org/abs/2205.10843) attacks and mixes inputs, which are pixels. Here the attack changes the
-    word embeddings of the second column, each element by at most ``epsilon``, before position embeddings are added; the
-    encoder's output is the adversarial view. The mixed views are mixtures of the encoder's outputs. Both losses differ
-    from the paper's, so its results do not carry over. For a ``StaticEmbedding`` the word embeddings of a text are
-    their mean.
-
-    Args:
-        model: the SentenceTransformer.
-        objective: one that uses these views: ``intnacl``, ``intcl``, ``robust`` or ``mixnca``.
-        epsilon: largest change of an element of a word embedding, > 0; None for no attack.
-        mixed: number of mixed views per sample.
-        attack_steps: 1 for FGSM, more for PGD.
-        options: as in :class:`counterpoint.plugins.sentence_transformers.ContrastiveLoss`; two columns, or one twice.
-    """
-
-    provides = frozenset({"adversarial", "mixed"})
-
-    def __init__(
-        self,
-        model: Any,
-        objective: cp.Objective | str = "intnacl:t=0.05",
-        *,
-        epsilon: float | None = 0.01,
-        mixed: int = 0,
-        attack_steps: int = 1,
-        **options: Any,
-    ) -> None:
-        super().__init__(model, objective, **options)
-        if epsilon is not None and epsilon <= 0:
-            raise ValueError(f"epsilon: expected a number above 0 or None, got {epsilon!r}.")
-        if mixed < 0 or attack_steps < 1:
-            raise ValueError(f"expected mixed >= 0 and attack_steps >= 1, got {mixed!r} and {attack_steps!r}.")
-        self.epsilon, self.mixed, self.attack_steps = epsilon, mixed, attack_steps
-
-    def forward(
-        self, sentence_features: Iterable[dict[str, Tensor]], labels: Tensor | None = None
-    ) -> Tensor | dict[str, Tensor]:
-        columns = self._repeat_single(sentence_features)
-        if len(columns) != 2:
-            raise ValueError(f"{type(self).__name__}: expected one or two columns, got {len(columns)}.")
-        extra = self._known(columns)
-        first = self.model(columns[0])["sentence_embedding"]
-        # a copy, as the model modifies its input
-        encode = _FromWords(self.model, dict(columns[1]))
-        words = encode.words()
-        second = encode(words)
-        if self.epsilon is not None:
-            moved = attack(encode, first, words, self.epsilon, steps=self.attack_steps)
-            extra["adversarial"] = encode(moved - words.detach() + words)  # keeps the gradient of the word embeddings
-        if self.mixed:
-            extra["mixed"] = mix(second, share(self.objective), self.mixed)
-        terms = self._terms([first, second], labels, **extra)
-        return terms if len(terms) > 1 and self.log_terms else terms.sum()
-
-    def get_config_dict(self) -> dict[str, Any]:
-        more = {"epsilon": self.epsilon, "attack_steps": self.attack_steps, "attacked": "word embeddings"}
-        return {**super().get_config_dict(), **more, "mixed": self.mixed, "mixed_in": "embeddings"}
-
-
-class _FromWords(nn.Module):
-    """A model as a function of a batch's word embeddings."""
-
-    def __init__(self, model: Any, features: dict[str, Tensor]) -> None:
-        super().__init__()
-        self.model, self.features = model, features
-        first = model[0]
-        self.layer: nn.Module = first.embedding if hasattr(first, "embedding") else first.model.get_input_embeddings()
-
-    def words(self) -> Tensor:
-        """``(texts, pieces, width)``, or of a ``StaticEmbedding`` ``(texts, width)``."""
-        words: Tensor = self.layer(*(self.features[key] for key in ("input_ids", "offsets") if key in self.features))
-        return words
-
-    def forward(self, words: Tensor) -> Tensor:
-        with self.layer.register_forward_hook(lambda *_: words):
-            embedded: Tensor = self.model(dict(self.features))["sentence_embedding"]
-        return embedded

@@ -42,7 +42,7 @@ def exported(run: Run) -> nn.Module:
     """Return the module to export."""
     model = publish(run)
     if isinstance(model[0], StaticEmbedding):
-        raise ValueError(f"{run.path}: a static model is a table of word pieces; export it with --format safetensors.")
+        raise ValueError(f"{run.path}: a static model is a table of word pieces, in encoder.safetensors of the run.")
     return Embed(model).eval()
 
 

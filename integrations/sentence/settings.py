@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import argparse
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,11 +16,9 @@ TRANSFER = ("MR", "CR", "SUBJ", "MPQA", "TREC", "MRPC")
 
 POOLING = "how tokens become one vector, for a checkpoint that does not define it (the model's own)"
 POOLINGS = ("cls", "pooler", "mean", "max")
-POSITIVES = ("auto", "same", "columns", "next-line", "next-sentence")
+POSITIVES = ("auto", "same", "columns", "next-sentence")
 HEADS = ("none", "training", "kept")
 SCHEDULES = ("linear", "constant", "cosine")
-# absent from cells that do not set them, as in runs from before they existed, whose folders are named by their cells
-OPTIONAL = ("duplicates", "false_negatives", "guide")
 PRECISIONS = ("fp32", "bf16", "fp16")
 
 
@@ -29,20 +26,6 @@ def check_set(setting: str, name: str, known: Sequence[str]) -> None:
     """Raise ``ValueError`` unless a name is known, or that of a BEIR folder, there or in ``retrieval/`` of the data."""
     if name not in known and not is_collection(Path(name).expanduser()):
         check_choice(setting, name, (*known, *collections()))
-
-
-def evaluation_set(setting: str, known: Sequence[str]) -> Callable[[str], str]:
-    """Return a type for argparse: a name that :func:`check_set` knows, or any path, which is checked later."""
-
-    def read(text: str) -> str:
-        if "/" not in text:
-            try:
-                check_set(setting, text, known)
-            except ValueError as error:
-                raise argparse.ArgumentTypeError(str(error).removeprefix(f"{setting}: ")) from None
-        return text
-
-    return read
 
 
 @dataclass(frozen=True)
@@ -74,13 +57,10 @@ class Settings:
         None, "negatives to leave out: margin(0.1), margin(0.05,relative), threshold(0.9), ... (none)", metavar="RULE"
     )
     guide: str | None = setting(None, "model by whose similarities false_negatives decides (the trained one)")
-    epsilon: float | None = setting(None, "size of IntNaCl's attack, on word embeddings", type=float, above=0)
-    mixed: int = setting(0, "IntNaCl's mixed views per sample, of embeddings", low=0)
     precision: str = setting("fp32", "precision of the arithmetic", choices=PRECISIONS)
     dev: str | None = setting(
         "STSB-dev",
         "STS set, or BEIR folder with qrels/dev.tsv, whose score selects the checkpoint; none for the last one",
-        type=evaluation_set("dev", ("none", *STS)),
         metavar="SET",
     )
     every: int = setting(125, "steps between two evaluations on it", low=1)
@@ -88,7 +68,6 @@ class Settings:
     test: Sequence[str] | None = setting(
         None,
         "sets, tasks and BEIR folders to evaluate the finished model on; --test alone: SimCSE's seven STS sets (none)",
-        type=evaluation_set("test", (*STS, *TRANSFER)),
         nargs="*",
         metavar="SET",
     )
@@ -109,8 +88,6 @@ def check_settings(arguments: Mapping[str, Any]) -> None:
         raise ValueError(f"device: the trainer uses the first visible GPU; for {wanted} set CUDA_VISIBLE_DEVICES.")
     if arguments["guide"] is not None and arguments["false_negatives"] is None:
         raise ValueError("guide: needs false_negatives beside it; margin(0) is GISTEmbed's rule.")
-    if arguments["mini_batch"] is not None and (arguments["epsilon"] is not None or arguments["mixed"]):
-        raise ValueError("mini_batch: the gradient cache does not support adversarial or mixed views.")
     check_set("dev", arguments["dev"] or STS[0], STS)
     for name in arguments["test"] or ():
         check_set("test", name, (*STS, *TRANSFER))

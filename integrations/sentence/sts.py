@@ -4,8 +4,8 @@ The score of a set is 100 times Spearman's rank correlation between the cosine s
 scores. A year's subsets are concatenated first (the "all" setting), and the average is over seven sets: STS12 to STS16
 and the test splits of STS-B and SICK-R. Nothing is trained.
 
-Other numbers go by the same names: averages over a year's subsets (``subsets``), Pearson's correlation (``pearson``),
-and MTEB's SICK-R over all 9927 pairs (``SICKR-all``).
+Other numbers go by the same names: averages over a year's subsets, Pearson's correlation (``pearson``), and MTEB's
+SICK-R over all 9927 pairs (``SICKR-all``).
 
 Sets are read from a folder, ``COUNTERPOINT_DATA`` by default: ``sts/STS12.tsv`` and so on, tab-separated with a header
 (subset, score, sentence1, sentence2), or the files that SentEval's scripts leave. Without a folder they are downloaded
@@ -20,7 +20,7 @@ from __future__ import annotations
 from . import frameworks  # noqa: F401  names the extra to install  # isort: skip
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +31,6 @@ from numpy.typing import NDArray
 from scipy.stats import pearsonr, spearmanr
 
 from counterpoint.diagnose import alignment, uniformity
-from counterpoint.diagnose.plots import plot_distances
 
 from ..domain import check_choice
 from .encode import Embeddings, Matrix, embed, rows
@@ -71,7 +70,6 @@ class Pairs:
     """Sentence pairs with human similarity scores, ``gold``; ``dropped`` counts those without one."""
 
     name: str
-    subset: list[str]
     gold: list[float]
     first: list[str]
     second: list[str]
@@ -92,14 +90,13 @@ def load(name: str, data: str | Path | None = None) -> Pairs:
         data: the folder of the sets, or ``hub``; by default ``COUNTERPOINT_DATA``, else the hub.
     """
     check_choice("STS set", name, STS)
-    folder, pairs = root(data), Pairs(name, [], [], [], [])
-    for place, subset, gold, first, second in _hub_rows(name) if folder is None else _folder_rows(name, folder):
+    folder, pairs = root(data), Pairs(name, [], [], [])
+    for place, gold, first, second in _hub_rows(name) if folder is None else _folder_rows(name, folder):
         if not gold.strip():
             pairs.dropped += 1
             continue
         if not _is_number(gold):
             raise ValueError(f"{place}: expected a number as gold score, got {gold!r}.")
-        pairs.subset.append(subset)
         pairs.gold.append(float(gold))
         pairs.first.append(first)
         pairs.second.append(second)
@@ -115,7 +112,7 @@ def _is_number(text: str) -> bool:
         return False
 
 
-Row = tuple[str, str, str, str, str]  # place, subset, gold, first, second
+Row = tuple[str, str, str, str]  # place, gold, first, second
 
 
 def _folder_rows(name: str, folder: Path) -> Iterator[Row]:
@@ -127,8 +124,8 @@ def _folder_rows(name: str, folder: Path) -> Iterator[Row]:
         _, header = next(table(path, 2), ("", ["", ""]))
         if _is_number(header[1]):  # it would be skipped
             raise ValueError(f"{path}: line 1 is a pair, expected the header: subset, score, sentence1, sentence2.")
-        for place, (subset, gold, first, second, *_) in table(path, 4, header=True):
-            yield place, subset, gold, first, second
+        for place, (_, gold, first, second, *_) in table(path, 4, header=True):
+            yield place, gold, first, second
     elif kind in SUBSETS and (path := find(folder, f"STS/{kind}-en-test")):
         for subset in SUBSETS[kind]:
             texts, gold_path = path / f"STS.input.{subset}.txt", path / f"STS.gs.{subset}.txt"
@@ -136,13 +133,13 @@ def _folder_rows(name: str, folder: Path) -> Iterator[Row]:
             if len(rows) != len(scores):
                 raise ValueError(f"{gold_path}: {len(scores)} scores for the {len(rows)} pairs of {texts.name}.")
             for (place, (first, second, *_)), gold in zip(rows, scores, strict=True):
-                yield place, subset.removeprefix("surprise."), gold, first, second
+                yield place, gold, first, second
     elif kind == "STSB" and (path := find(folder, f"STS/STSBenchmark/sts-{split}.csv")):
-        for place, (_, genre, file, _, gold, first, second, *_) in table(path, 7):
-            yield place, f"{genre}-{file}", gold, first, second
+        for place, (_, _, _, _, gold, first, second, *_) in table(path, 7):
+            yield place, gold, first, second
     elif kind == "SICKR" and (path := find(folder, f"SICK/{SICK[split]}")):
         for place, (_, first, second, gold, *_) in table(path, 4, header=True):
-            yield place, split, gold, first, second
+            yield place, gold, first, second
     else:
         raise FileNotFoundError(
             f"{name}: neither {name}.tsv nor SentEval's files are in {folder}, sts/ or downstream/."
@@ -154,7 +151,7 @@ def _hub_rows(name: str) -> Iterator[Row]:
         raise ValueError(f"{name}: the hub's SICK has no splits; use SICKR-all, or --root with SentEval's files.")
     path, revision, split = HUB[name]
     for i, row in enumerate(load_dataset(path, revision=revision, split=split)):
-        yield f"{path}: row {i}", split, str(row["score"]), row["sentence1"], row["sentence2"]
+        yield f"{path}: row {i}", str(row["score"]), row["sentence1"], row["sentence2"]
 
 
 # ---- the scores ---------------------------------------------------------------------------------
@@ -165,16 +162,9 @@ class Score:
     """Correlations times 100; None if undefined, because all similarities are equal."""
 
     pairs: int
+    dropped: int  # pairs without a gold score
     spearman: float | None
     pearson: float | None
-
-
-@dataclass
-class SetScore(Score):
-    """The score of a set, and of its subsets."""
-
-    dropped: int
-    subsets: dict[str, Score]
 
 
 @dataclass
@@ -190,7 +180,7 @@ class Geometry:
 class Report:
     """The result of :func:`evaluate`; ``average`` is None unless all of SimCSE's seven sets have a score."""
 
-    sets: dict[str, SetScore]
+    sets: dict[str, Score]
     average: float | None
     geometry: Geometry | None
     texts: int
@@ -203,14 +193,12 @@ def evaluate(
     *,
     batch_size: int = 64,
     progress: bool = False,
-    plot: str | Path | None = None,
 ) -> Report:
     """Score a model on sets of scored sentence pairs.
 
     Args:
         model, batch_size, progress: see :func:`counterpoint.integrations.sentence.encode.embed`.
         sets, data: see :func:`load`.
-        plot: file for a histogram of the distances between the sentences of the STS-B set.
     """
     loaded = [load(name, data) for name in dict.fromkeys(sets)]
     embeddings = embed(model, (text for pairs in loaded for text in pairs.texts), batch_size, progress)
@@ -218,28 +206,16 @@ def evaluate(
     seven = [one for name in SEVEN if name in scores and (one := scores[name].spearman) is not None]
     average = sum(seven) / len(SEVEN) if len(seven) == len(SEVEN) else None
     stsb = next((pairs for pairs in loaded if pairs.name.startswith("STSB")), None)
-    if plot is not None:
-        if stsb is None:
-            raise ValueError("plot: needs an STS-B set among the sets.")
-        from ..report.plots import save
-
-        save(plot_distances(torch.from_numpy(rows(embeddings, stsb.texts))), plot)
     return Report(scores, average, None if stsb is None else geometry(stsb, embeddings), len(embeddings))
 
 
-def score(pairs: Pairs, embeddings: Embeddings) -> SetScore:
-    """Compute the correlations of a set and of its subsets."""
+def score(pairs: Pairs, embeddings: Embeddings) -> Score:
+    """Compute the correlations of a set."""
     similar = cosine(rows(embeddings, pairs.first), rows(embeddings, pairs.second))
-    gold, subset = np.asarray(pairs.gold), np.asarray(pairs.subset)
-    parts = {name: subset == name for name in dict.fromkeys(pairs.subset)}
-    subsets = {name: _correlate(similar[part], gold[part]) for name, part in parts.items() if part.sum() > 1}
-    return SetScore(**asdict(_correlate(similar, gold)), dropped=pairs.dropped, subsets=subsets)
-
-
-def _correlate(similar: NDArray[np.float64], gold: NDArray[np.float64]) -> Score:
-    if np.ptp(similar) < COLLAPSED or np.ptp(gold) == 0:
-        return Score(len(gold), None, None)
-    return Score(len(gold), *(100 * float(measure(similar, gold).statistic) for measure in (spearmanr, pearsonr)))
+    one = Score(len(pairs.gold), pairs.dropped, None, None)
+    if np.ptp(similar) >= COLLAPSED and np.ptp(pairs.gold) > 0:
+        one.spearman, one.pearson = (100 * float(r(similar, pairs.gold).statistic) for r in (spearmanr, pearsonr))
+    return one
 
 
 def cosine(first: Matrix, second: Matrix) -> NDArray[np.float64]:

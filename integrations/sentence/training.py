@@ -31,7 +31,7 @@ from . import encode
 from .data import prepare
 from .evaluation import DevScore, defined, evaluate
 from .model import build, make_loss
-from .settings import OPTIONAL, Settings, check_settings
+from .settings import Settings, check_settings
 
 UNTRAINED = "before training"
 
@@ -51,7 +51,7 @@ def cell(file: str, objective: str | None, seed: int, **changes: Any) -> dict[st
     arguments |= {"objective": objective, "seed": seed}
     check_settings(arguments)
     as_rules(arguments["false_negatives"])
-    return {name: value for name, value in arguments.items() if value is not None or name not in OPTIONAL}
+    return arguments
 
 
 def untrained(file: str, seed: int, **changes: Any) -> dict[str, Any]:

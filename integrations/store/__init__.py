@@ -8,7 +8,7 @@ objective trains (an untrained encoder); ``label`` names the row in tables and i
     ROOT/<domain>/<dataset>/<name>-<hash>/seed<k>/
         run.json                  arguments, versions, data checksum, command, status, result; replaced as a whole
         metrics.jsonl             one line of numbers per logged step
-        checkpoint.pt             the last checkpoint; checkpoint.previous.pt is the one before, until the run is done
+        checkpoint.pt             the last checkpoint
         encoder.safetensors       weights of the trained encoder
         embeddings.pt             embeddings of some samples for plots, if the run stored them
         error.txt                 the traceback, if the run failed

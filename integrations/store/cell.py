@@ -11,13 +11,16 @@ from pathlib import Path
 from typing import Any
 
 import counterpoint as cp
-from counterpoint.checks import is_number
 from counterpoint.names import check_known
 
 from .files import are_plain_numbers, as_json
 
 HOST = "host"  # the objective of a run that trains with the loss of a code base, as in counterpoint inject
 REQUIRED = ("domain", "dataset", "objective", "seed")
+
+# of a record, where each may be missing
+FIELDS: dict[str, Any] = dict.fromkeys(("arguments", "versions", "host", "result", "details"), dict)
+FIELDS |= {"seconds": (int, float)} | dict.fromkeys(("status", "command", "data", "axis", "error", "started"), str)
 
 
 def canonical(cell: Mapping[str, Any]) -> dict[str, Any]:
@@ -88,31 +91,26 @@ def check_names(changes: Iterable[str], known: Iterable[str]) -> None:
 
 def is_record(record: Any) -> bool:
     """Return whether this is what the run.json of a run contains."""
-    arguments = record.get("arguments") if isinstance(record, dict) else None
-    if not isinstance(arguments, dict) or not set(REQUIRED) <= set(arguments):
+    if not isinstance(record, dict):
         return False
+    if not all(record.get(key) is None or isinstance(record[key], kind) for key, kind in FIELDS.items()):
+        return False
+    arguments, result = record.get("arguments") or {}, record.get("result") or {}
+    row = [arguments[key] for key in ("objective", "label") if arguments.get(key) is not None]
     try:
         _check(arguments)
         json.dumps(arguments, allow_nan=False)
-    except ValueError:
+    except (KeyError, ValueError):
         return False
-    row = [arguments[key] for key in ("objective", "label") if arguments.get(key) is not None]
-    versions, host, result = (record.get(key, {}) for key in ("versions", "host", "result"))
-    optional = {key: value for key, value in record.items() if value is not None}
-    texts = (optional.get(key, "") for key in ("command", "data", "axis", "error", "started"))
+    texts = [*row, *(record.get("versions") or {}).values(), *(record.get("host") or {}).get("devices", [])]
     return (
-        bool(row and all(row))
-        and _are(str, *row, record.get("status"), *texts)
-        and is_number(record.get("seconds", 0.0))
-        and _are(dict, versions, host, optional.get("details", {}))
-        and isinstance(host.get("devices", []), list)
-        and _are(str, *versions.values(), host.get("system", ""), *host.get("devices", []))
-        and (
-            record["status"] != "done"
-            or (isinstance(result, dict) and bool(result) and are_plain_numbers(result.values()))
-        )
+        bool(row and all(row) and record.get("status"))
+        and all(isinstance(text, str) for text in texts)
+        and are_plain_numbers(result.values())
+        and bool(result or record["status"] != "done")
     )
 
 
-def _are(kind: type, *values: object) -> bool:
-    return all(isinstance(value, kind) for value in values)
+def is_metrics(line: Any) -> bool:
+    """Return whether this is a line of metrics.jsonl, as plain JSON."""
+    return isinstance(line, dict) and line.get("step") is not None and are_plain_numbers(line.values())

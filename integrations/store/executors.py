@@ -10,7 +10,6 @@ import re
 import socket
 import subprocess
 import time
-import warnings
 from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager, redirect_stderr
 from importlib import import_module
@@ -25,26 +24,23 @@ LOCAL = "local"
 UNSAFE = re.compile(r"""[\s\x00-\x1f\x7f"'`\\$;#<>]""")
 PATIENCE = 10  # seconds to find a scheduler
 LOOK = 2.0  # seconds between two looks at Slurm's queue
-SQUEUE = ("squeue", "--me", "--array", "--noheader", "--format=%i %r")
-# reasons for which Slurm lets a job wait that no free node will end
-STUCK = {"AccountNotAllowed", "BadConstraints", "JobHeldAdmin", "JobHeldUser", "PartitionConfig", "PartitionDown"}
-STUCK |= {"InvalidAccount", "InvalidQOS", "PartitionInactive", "PartitionNodeLimit", "PartitionTimeLimit"}
-FOLDER = ".cluster"  # in the folder of runs, for what submitit writes
+SQUEUE = ("squeue", "--me", "--array", "--noheader", "--format=%i")
 
-# what --on slurm:KEY=VALUE passes to submitit's update_parameters, and the kind of the value
-SLURM: dict[str, tuple[str, type]] = {
-    "partition": ("slurm_partition", str),
-    "account": ("slurm_account", str),
-    "qos": ("slurm_qos", str),
-    "constraint": ("slurm_constraint", str),
-    "gpus": ("gpus_per_node", int),
-    "cpus": ("cpus_per_task", int),
-    "mem": ("mem_gb", float),
-    "time": ("timeout_min", int),
-    "most": ("slurm_array_parallelism", int),
+# what --on KIND:KEY=VALUE passes to submitit's update_parameters or to ray.remote
+TEXTS = ("partition", "account", "qos", "constraint")
+KEYS: dict[str, dict[str, str]] = {
+    LOCAL: {},
+    "slurm": {
+        **{key: f"slurm_{key}" for key in TEXTS},
+        "gpus": "gpus_per_node",
+        "cpus": "cpus_per_task",
+        "mem": "mem_gb",
+        "time": "timeout_min",
+        "most": "slurm_array_parallelism",
+    },
+    "ray": {"gpus": "num_gpus", "cpus": "num_cpus"},
+    "dask": {},
 }
-RAY: dict[str, tuple[str, type]] = {"gpus": ("num_gpus", float), "cpus": ("num_cpus", float)}
-KEYS: dict[str, dict[str, tuple[str, type]]] = {LOCAL: {}, "slurm": SLURM, "ray": RAY, "dask": {}}
 
 
 class Place(NamedTuple):
@@ -56,50 +52,48 @@ class Place(NamedTuple):
 
 
 def parse(text: str) -> Place:
-    """Read ``KIND[:ADDRESS][:KEY=VALUE,...]``; raise ``ValueError`` for what no cluster here takes."""
+    """Read ``KIND[:ADDRESS][,KEY=VALUE,...]``; raise ``ValueError`` for what no cluster here takes."""
     if (wrong := UNSAFE.search(text)) is not None:  # it would reach the header of a batch script
         raise ValueError(f"--on: {wrong[0]!r} is not allowed in a place, got {text!r}.")
     kind, _, rest = text.partition(":")
     check_known("--on: unknown place", kind, KEYS)
-    address, options = [], {}
+    address, options = "", {}
     for word in filter(None, rest.split(",")):
         key, equals, value = word.partition("=")
-        if not equals:
-            address.append(word)
+        if not equals and kind in ("ray", "dask") and not address:
+            address = word
             continue
-        if not KEYS[kind]:
-            raise ValueError(f"--on {kind}: {kind} takes no keys, got {key!r}.")
+        if not equals or not KEYS[kind]:
+            raise ValueError(f"--on {kind}: takes {', '.join(KEYS[kind]) or 'no keys'}, as KEY=VALUE, got {word!r}.")
         check_known(f"--on {kind}: unknown key", key, KEYS[kind])
-        name, convert = KEYS[kind][key]
+        name = KEYS[kind][key]
         try:
-            options[name] = convert(value)
+            options[name] = value if key in TEXTS else int(value) if value.isdecimal() else float(value)
         except ValueError:
             raise ValueError(f"--on {kind}: {key} must be a number, got {value!r}.") from None
-    if len(address) > (kind in ("ray", "dask")):
-        hint = f"as {kind}:KEY=VALUE, with {', '.join(KEYS[kind])}" if KEYS[kind] else f"as {kind} alone"
-        raise ValueError(f"--on {kind}: expected it {hint}, got {text!r}.")
-    return Place(kind, "".join(address), options)
+    return Place(kind, address, options)
 
 
 @contextmanager
 def opened(text: str, root: Path) -> Generator[Any, None, None]:
-    """Connect to a place and yield an executor for it; raise ``ValueError`` if none can be reached.
-
-    Args:
-        text: see :func:`parse`.
-        root: the folder of runs.
-    """
+    """Connect to a place and yield an executor for it; raise ``ValueError`` if none can be reached."""
     place = parse(text)
-    with {"slurm": _slurm, "dask": _dask, "ray": _ray}[place.kind](place, root) as executor:
+    package = {"slurm": "submitit", "dask": "distributed", "ray": "ray"}[place.kind]
+    try:
+        library = import_module(package)
+    except ModuleNotFoundError as error:
+        if error.name != package:
+            raise
+        raise ImportError(f"--on {place.kind} needs {package}: {install('cluster')}", name=package) from None
+    with {"slurm": _slurm, "dask": _dask, "ray": _ray}[place.kind](library, place, root) as executor:
         yield executor
 
 
 @contextmanager
-def _slurm(place: Place, root: Path) -> Generator[Any, None, None]:
-    folder = root.resolve() / FOLDER
+def _slurm(submitit: Any, place: Place, root: Path) -> Generator[Any, None, None]:
+    folder = root.resolve() / ".cluster"  # for what submitit writes
     if not str(folder).isprintable():
         raise ValueError(f"--on slurm: control characters are not allowed in the folder of runs, got {str(root)!r}.")
-    submitit = _library("submitit", "slurm")
     try:
         executor = submitit.AutoExecutor(folder, cluster="slurm")
     except RuntimeError:
@@ -109,18 +103,11 @@ def _slurm(place: Place, root: Path) -> Generator[Any, None, None]:
 
 
 class SlurmExecutor:
-    """Submits functions through submitit, and asks ``squeue`` what is left; clusters without accounting have no sacct.
-
-    Args:
-        executor: submitit's.
-    """
+    """Submits functions through submitit, and asks ``squeue`` what is left, as some clusters have no ``sacct``."""
 
     def __init__(self, executor: Any) -> None:
         self.executor = executor
-        self.jobs = list[Any]()
-        self.queue: dict[str, str] = {}  # jobs, and why they wait
-        self.looks, self._looked = 0, 0.0
-        self._stuck = set[str]()
+        self.queue, self.looks, self._looked = set[str](), 0, 0.0
 
     @contextmanager
     def batch(self) -> Iterator[None]:
@@ -131,8 +118,7 @@ class SlurmExecutor:
     def submit(self, function: Callable[..., Any], /, *args: Any) -> SlurmTask:
         """Submit a job; within ``batch()``, an element of one array."""
         with _submitting():
-            self.jobs.append(self.executor.submit(function, *args))
-        return SlurmTask(self, self.jobs[-1])
+            return SlurmTask(self, self.executor.submit(function, *args))
 
     def look(self) -> int:
         """Read the queue, if that was not done just now, and return how often it was read."""
@@ -140,12 +126,7 @@ class SlurmExecutor:
             done = subprocess.run(SQUEUE, capture_output=True, text=True)
             self._looked = time.monotonic()
             if not done.returncode:  # else the controller is away
-                lines = (line.partition(" ") for line in done.stdout.splitlines())
-                self.queue, self.looks = {job: reason.strip() for job, _, reason in lines}, self.looks + 1
-            for reason in STUCK.intersection(self.queue.get(job.job_id, "") for job in self.jobs) - self._stuck:
-                self._stuck.add(reason)
-                message = f"--on slurm: jobs wait, and no node that becomes free will end it: {reason}"
-                warnings.warn(message, RuntimeWarning, stacklevel=2)
+                self.queue, self.looks = {*done.stdout.split()}, self.looks + 1
         return self.looks
 
 
@@ -189,8 +170,7 @@ class SlurmTask:
 
 
 @contextmanager
-def _dask(place: Place, root: Path) -> Generator[Any, None, None]:
-    distributed = _library("distributed", "dask")
+def _dask(distributed: Any, place: Place, root: Path) -> Generator[Any, None, None]:
     address = place.address or os.environ.get("DASK_SCHEDULER_ADDRESS")
     if not address:
         raise ValueError("--on dask: which scheduler? As dask:tcp://HOST:8786, or $DASK_SCHEDULER_ADDRESS.")
@@ -203,32 +183,23 @@ def _dask(place: Place, root: Path) -> Generator[Any, None, None]:
 
 
 @contextmanager
-def _ray(place: Place, root: Path) -> Generator[Any, None, None]:
-    ray = _library("ray", "ray")
+def _ray(ray: Any, place: Place, root: Path) -> Generator[Any, None, None]:
     address = place.address or os.environ.get("RAY_ADDRESS") or "auto"
-    before = ray.is_initialized()
-    if not before:
-        try:
-            host, _, port = address.removeprefix("ray://").rpartition(":")
-            if port.isdecimal():  # if nothing listens there, Ray itself waits minutes
-                socket.create_connection((host.strip("[]"), int(port)), timeout=PATIENCE).close()
-            ray.init(address, log_to_driver=False, logging_level="error")
-        except (OSError, OverflowError, RuntimeError, ValueError) as error:
-            raise ValueError(f"--on ray: no cluster at {address}: {str(error).partition(chr(10))[0]}") from None
+    try:
+        host, _, port = address.removeprefix("ray://").rpartition(":")
+        if port.isdecimal():  # if nothing listens there, Ray itself waits minutes
+            socket.create_connection((host.strip("[]"), int(port)), timeout=PATIENCE).close()
+        ray.init(address, log_to_driver=False, logging_level="error", ignore_reinit_error=True)
+    except (OSError, OverflowError, RuntimeError, ValueError) as error:
+        raise ValueError(f"--on ray: no cluster at {address}: {str(error).partition(chr(10))[0]}") from None
     try:
         yield RayExecutor(ray, place.options)
     finally:
-        if not before:
-            ray.shutdown()
+        ray.shutdown()
 
 
 class RayExecutor:
-    """Submits functions as tasks of Ray, which are not repeated when their worker dies; a grid does that itself.
-
-    Args:
-        ray: the module, connected to a cluster.
-        options: of ``ray.remote``, such as ``num_gpus``.
-    """
+    """Submits functions as tasks of Ray, which are not repeated when their worker dies; a grid does that itself."""
 
     def __init__(self, ray: Any, options: dict[str, Any]) -> None:
         self.remote = ray.remote(max_retries=0, **options)
@@ -236,12 +207,3 @@ class RayExecutor:
     def submit(self, function: Callable[..., Any], /, *args: Any) -> Any:
         """Start a task; cancelled ones end when the grid does."""
         return self.remote(function).remote(*args).future()
-
-
-def _library(name: str, place: str) -> Any:
-    try:
-        return import_module(name)
-    except ModuleNotFoundError as error:
-        if error.name != name:
-            raise
-        raise ImportError(f"--on {place} needs {name}: {install('cluster')}", name=name) from None

@@ -7,12 +7,10 @@ import json
 import math
 import os
 import pickle
-import shutil
 import zipfile
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from datetime import datetime, timezone
-from itertools import chain, repeat
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -69,22 +67,12 @@ def load_checked(path: Path, keys: Iterable[str]) -> dict[str, Any] | None:
 
 
 def set_aside(path: Path) -> None:
-    """Rename a damaged file ``name.ext``, or a folder in its place, to ``name.damaged.ext``."""
-    aside = path.with_name(f"{path.stem}.damaged{path.suffix}")
-    if aside.is_dir():
-        shutil.rmtree(aside)
-    if path.is_dir() and aside.exists():
-        aside.unlink()
-    os.replace(path, aside)
+    """Rename a damaged file ``name.ext`` to ``name.damaged.ext``."""
+    os.replace(path, path.with_name(f"{path.stem}.damaged{path.suffix}"))
 
 
 def as_json(value: Any, *, nan: bool = True) -> Any:
-    """Return a copy as plain JSON; arrays and tensors become lists and numbers.
-
-    Args:
-        value: whatever JSON can express, and arrays and tensors.
-        nan: whether NaN and infinity may stay in it, which JSON cannot express.
-    """
+    """Return a copy as plain JSON; arrays and tensors become lists and numbers, NaN stays if ``nan``."""
 
     def to_list(value: Any) -> Any:
         if hasattr(value, "tolist"):
@@ -101,14 +89,9 @@ def signature(value: Any) -> str:
 
 
 def signed(record: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a record, plain JSON, with the checksum of all its other values; see :func:`is_signed`."""
+    """Return a record, plain JSON, with the checksum of all its other values."""
     content = {key: value for key, value in record.items() if key != "checksum"}
     return {**content, "checksum": signature(content)}
-
-
-def is_signed(record: Mapping[str, Any]) -> bool:
-    """Return whether a record is as :func:`signed` left it: no value was edited, or came from another record."""
-    return bool(record.get("checksum") == signed(record)["checksum"])
 
 
 def finite(value: Any) -> Any:
@@ -120,50 +103,13 @@ def finite(value: Any) -> Any:
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
-def plain_numbers(numbers: Mapping[str, Any]) -> dict[str, float | None]:
-    """Convert to floats that JSON can express."""
-    return {name: finite(float(value)) for name, value in numbers.items()}
-
-
 def are_plain_numbers(values: Iterable[Any]) -> bool:
-    """Return whether these are numbers as :func:`plain_numbers` writes them."""
+    """Return whether these are finite numbers, or None in place of other ones."""
     values = [*values]
     try:
         return {*map(type, values)} <= {float, int, type(None)} and all(map(math.isfinite, filter(None, values)))
     except OverflowError:  # an integer beyond the range of floats
         return False
-
-
-def are_metrics(lines: Sequence[Any]) -> bool:
-    """Return whether these are lines as :meth:`Run.log` writes them; for all at once, since reports read a million."""
-    return (
-        {*map(type, lines)} <= {dict}
-        and None not in map(dict.get, lines, repeat("step"))
-        and are_plain_numbers(chain.from_iterable(map(dict.values, lines)))
-    )
-
-
-def read_lines(content: bytes) -> list[Any]:
-    """Return what each whole line of JSON holds, None for a line that is not JSON.
-
-    Flat objects, one per line, are parsed all at once, which takes a fifth of the time. No text of JSON spans two
-    lines, so that with as many braces as lines, each at the start or the end of one, no line can complete another.
-    """
-    lines = content.split(b"\n")[:-1]
-    count, whole = len(lines), b"\n" + content[: content.rfind(b"\n") + 1]
-    if count == whole.count(b"{") == whole.count(b"\n{") == whole.count(b"}") == whole.count(b"}\n"):
-        try:
-            return json.loads(b"[" + b",\n".join(lines) + b"]")  # type: ignore[no-any-return]
-        except (ValueError, RecursionError):
-            pass  # find the line
-    return [*map(_loads, lines)]
-
-
-def _loads(line: bytes) -> Any:
-    try:
-        return json.loads(line)
-    except (ValueError, RecursionError):
-        return None
 
 
 def now() -> str:

@@ -6,27 +6,26 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any, TypeVar
 
 from filelock import FileLock, Timeout  # torch itself requires it
 
 from .errors import BusyError
 
-KEPT = (".lock", ".lease")  # in a folder that is emptied
+T = TypeVar("T")
+
+AT_ONCE = 32  # records that are read at the same time
 
 
 class RunFolder:
-    """A run's folder on this machine.
+    """A run's folder on this machine."""
 
-    Args:
-        store: the folder of all runs.
-        name: the run's folder in it, such as ``graph/MUTAG/infonce-1a2b3c4d/seed0``.
-    """
-
-    store: str | Path
-    name: str
+    store: str | Path  # the folder of all runs, or its URL
+    name: str  # the run's folder in it, such as ``graph/MUTAG/infonce-1a2b3c4d/seed0``
     root: Path  # of all runs, on this machine
     path: Path  # of this run, on this machine
 
@@ -41,10 +40,9 @@ class RunFolder:
 
     def record(self) -> bytes | None:
         """Return the content of run.json, None if there is none."""
-        try:
+        with suppress(FileNotFoundError):
             return (self.path / "run.json").read_bytes()
-        except FileNotFoundError:
-            return None
+        return None
 
     def file(self, name: str) -> Path:
         """Return the path of a file or a folder of the run, which need not exist."""
@@ -56,20 +54,19 @@ class RunFolder:
     @property
     def busy(self) -> bool:
         """Whether another process holds the folder; False if it cannot be written to."""
-        try:
-            with self.held():
-                return False
-        except BusyError:
-            return True
-        except OSError:
-            return False
+        with suppress(OSError):
+            try:
+                with self.held():
+                    pass
+            except BusyError:
+                return True
+        return False
 
     @contextmanager
     def held(self, fresh: bool = False) -> Iterator[None]:
-        """Hold the folder, or raise :class:`BusyError`; the operating system frees that of a process that dies.
+        """Hold the folder, or raise :class:`BusyError`; ``fresh`` empties it first.
 
-        Args:
-            fresh: empty it first.
+        The operating system frees the lock of a process that dies.
         """
         self.path.mkdir(parents=True, exist_ok=True)
         lock = FileLock(self.path / ".lock")
@@ -79,8 +76,14 @@ class RunFolder:
             raise BusyError(f"{self.path}: held by another process") from None
         try:
             for path in [*self.path.iterdir()] if fresh else ():
-                if path.name not in KEPT:
+                if path.name != ".lock":
                     shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
             yield
         finally:
             lock.release()
+
+
+def at_once(read: Callable[[Any], T], places: Iterable[Any]) -> list[T]:
+    """Call a function that reads from a store, at several places at the same time."""
+    with ThreadPoolExecutor(AT_ONCE) as pool:
+        return [*pool.map(read, places)]

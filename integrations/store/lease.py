@@ -2,8 +2,7 @@
 
 The holder of a lease is who created the file ``.lease/N`` with the largest N. Whoever finds it released or expired
 creates N + 1, which the store lets one process do. The files stay, so that no slow process can create an old one again.
-A lease has expired if it was not written for its length. Both times are of the store's clock: whoever asks writes a
-file, whose time is now.
+A lease has expired if it was not written for its length.
 """
 
 from __future__ import annotations
@@ -11,57 +10,59 @@ from __future__ import annotations
 import json
 import os
 import platform
-import uuid
-from typing import Any
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 
 from .errors import BusyError
 from .transport import Transport
 
-SECONDS = 60.0  # without renewal, after which another process may take a lease
-
-
-def seconds() -> float:
-    """Return the length of a lease, ``$COUNTERPOINT_LEASE`` or a minute."""
-    text = os.environ.get("COUNTERPOINT_LEASE") or str(SECONDS)
-    try:
-        if (length := float(text)) >= 1:
-            return length
-    except ValueError:
-        pass
-    raise ValueError(f"COUNTERPOINT_LEASE: expected a number of seconds, at least 1, got {text!r}.")
+SECONDS = "60"  # without renewal, after which another process may take a lease
 
 
 class Lease:
-    """The right to write to a folder.
+    """The right to write to a folder of a store."""
 
-    Args:
-        transport: the store.
-        folder: in it.
-        seconds: how long it lasts without :meth:`renew`.
-    """
-
-    def __init__(self, transport: Transport, folder: str, seconds: float = SECONDS) -> None:
-        self.transport, self.folder, self.seconds = transport, f"{folder}/.lease", seconds
+    def __init__(self, transport: Transport, folder: str) -> None:
+        self.transport, self.folder = transport, f"{folder}/.lease"
+        self.seconds = float(os.environ.get("COUNTERPOINT_LEASE") or SECONDS)
         self.number = 0  # 0 for a lease that is not held
-        owner = f"process {os.getpid()} on {platform.node()}"
-        self.content = {"owner": owner, "id": uuid.uuid4().hex, "seconds": seconds, "released": False}
+        self.content = {"owner": f"process {os.getpid()} on {platform.node()}", "seconds": self.seconds}
 
-    def acquire(self, ended: str = "") -> None:
-        """Take the lease, or raise :class:`BusyError`.
+    @contextmanager
+    def kept(self) -> Iterator[None]:
+        """Take the lease, or raise :class:`BusyError`; renew it within the block and release it at its end."""
+        self.acquire()
+        ended = threading.Event()
 
-        Args:
-            ended: the ``id`` of a holder that is known to have ended.
-        """
-        last, holder = self._holder()
-        if holder is not None and holder["id"] != ended:
-            raise BusyError(f"{self.folder}: held by {holder['owner']}")
+        def renew() -> None:
+            while not ended.wait(self.seconds / 4):
+                with suppress(Exception):  # the next attempt may find the store again
+                    self.renew()
+
+        thread = threading.Thread(target=renew, daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            ended.set()
+            thread.join()
+            with suppress(Exception):  # it expires
+                self.release()
+
+    def acquire(self) -> None:
+        """Take the lease, or raise :class:`BusyError`."""
+        last = self._last()
+        if owner := self._owner(last):
+            raise BusyError(f"{self.folder}: held by {owner}")
         if not self.transport.create(self._name(last + 1), json.dumps(self.content).encode()):
             raise BusyError(f"{self.folder}: another process takes it at the same time")
         self.number = last + 1
 
     def taken(self) -> bool:
         """Return whether a process holds the lease."""
-        return self._holder()[1] is not None
+        return bool(self._owner(self._last()))
 
     def held(self) -> bool:
         """Return whether this process holds the lease, and no other one has taken it."""
@@ -73,7 +74,7 @@ class Lease:
 
     def release(self) -> None:
         """Let others take the lease at once."""
-        self.content["released"] = True
+        self.content["owner"] = ""
         self.renew()
         self.number = 0
 
@@ -82,20 +83,12 @@ class Lease:
 
     def _last(self) -> int:
         """Return the largest number, 0 if nobody has ever held the lease."""
-        names = (name.rpartition("/")[2] for name in self.transport.list(self.folder))
-        return max((int(name) for name in names if name.isdecimal()), default=0)
+        return max((int(name.rpartition("/")[2]) for name in self.transport.list(self.folder)), default=0)
 
-    def _holder(self) -> tuple[int, dict[str, Any] | None]:
-        """Return the largest number, and what its holder wrote; None if it was released or has expired."""
-        if not (last := self._last()):
-            return 0, None
-        # it may be created but not written yet where that takes two steps
-        holder: dict[str, Any] = json.loads(self.transport.read(self._name(last)) or json.dumps(self.content))
-        if holder["released"]:
-            return last, None
-        now = f"{self.folder}/now-{uuid.uuid4().hex[:12]}"
-        self.transport.write(now, b"")
-        entries = self.transport.list(self.folder)
-        self.transport.write(now, None)
-        age = entries[now].modified - entries[self._name(last)].modified
-        return last, None if age > holder["seconds"] + 1 else holder  # some clocks count whole seconds
+    def _owner(self, last: int) -> str:
+        """Return who holds the lease of the largest number; nobody if it was released or has expired."""
+        if not last:
+            return ""
+        holder = json.loads(self.transport.read(self._name(last)))
+        age = time.time() - self.transport.written(self._name(last))
+        return str(holder["owner"]) if age <= holder["seconds"] + 1 else ""  # some clocks count whole seconds

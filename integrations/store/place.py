@@ -1,7 +1,9 @@
-"""Names of stores: folders of this machine, and URLs."""
+"""Names of stores: folders of this machine, and URLs of object stores. Nothing here connects or imports fsspec."""
 
 from __future__ import annotations
 
+import hashlib
+import os
 from pathlib import Path
 from urllib.parse import urlsplit
 from urllib.request import url2pathname
@@ -20,3 +22,12 @@ def plain(place: str | Path) -> str | Path:
     if isinstance(place, str) and place.startswith("file://"):
         return Path(url2pathname(urlsplit(place).path))
     return Path(place)
+
+
+def local(place: str | Path) -> Path:
+    """Return the folder of this machine for a store that is a URL; a folder is its own."""
+    place = plain(place)
+    if isinstance(place, Path):
+        return place
+    root = os.environ.get("COUNTERPOINT_CACHE") or Path.home() / ".cache" / "counterpoint"
+    return Path(root).absolute() / "stores" / hashlib.sha256(place.encode()).hexdigest()[:16]

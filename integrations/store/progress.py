@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 try:
-    from tqdm.auto import tqdm  # in a notebook, its widget
+    from tqdm import tqdm
 except ImportError:  # lines instead of bars
     tqdm = None
 
@@ -24,20 +24,14 @@ _bars = True
 
 
 def track(items: Iterable[Item], title: str, total: int | None = None, before: int = 0) -> Iterator[Item]:
-    """Yield the items and show progress: a bar on a terminal or in a notebook, elsewhere a line every half minute.
+    """Yield the items and show progress after a title: a bar on a terminal, elsewhere a line every half minute.
 
-    Args:
-        title: the words before the numbers.
-        total: the number of items, including those before the first; by default counted, if they can be.
-        before: the number of items before the first, in a run that resumes.
+    ``total`` includes the items ``before`` the first, in a run that resumes; by default they are counted.
     """
     if total is None and isinstance(items, Sized):
         total = before + len(items)
-    if (bar := progress_bar(title, total, before)) is not None:
-        with bar:
-            for item in items:
-                yield item
-                bar.update()
+    if tqdm is not None and _bars and sys.stderr.isatty() and multiprocessing.parent_process() is None:
+        yield from tqdm(items, total=total, initial=before, desc=title, leave=False, dynamic_ncols=True)
         return
     last_line = time.monotonic()
     for done, item in enumerate(items, before + 1):
@@ -51,20 +45,6 @@ def hide_bars() -> None:
     """Show lines instead of bars in this process: bars of several processes would overwrite each other."""
     global _bars
     _bars = False
-
-
-def progress_bar(title: str, total: int | None, before: int) -> Any:
-    """Return a bar of tqdm, or None where lines are shown instead."""
-    shown = sys.stderr.isatty() or in_notebook()
-    if tqdm is None or not _bars or not shown or multiprocessing.parent_process() is not None:
-        return None
-    return tqdm(total=total, initial=before, desc=title, leave=False, dynamic_ncols=True)
-
-
-def in_notebook() -> bool:
-    """Whether this code runs in a Jupyter kernel."""
-    ipython = sys.modules.get("IPython")
-    return ipython is not None and getattr(ipython.get_ipython(), "kernel", None) is not None
 
 
 def print_line(line: str) -> None:
@@ -82,16 +62,14 @@ def plain_warnings() -> Iterator[None]:
 
     Each text is printed once, since every run of a grid warns of the same data.
     """
-    show_default, package = warnings.showwarning, Path(__file__).parents[1]
-    printed: set[str] = set()
+    show_default, package, printed = warnings.showwarning, str(Path(__file__).parents[1]), set[str]()
 
     def show(message: Any, category: type[Warning], filename: str, *args: Any, **kwargs: Any) -> None:
-        if issubclass(category, RuntimeWarning) and package in Path(filename).parents:
-            if str(message) not in printed:
-                printed.add(str(message))
-                print_line(str(message))
-        else:
+        if not issubclass(category, RuntimeWarning) or not filename.startswith(package):
             show_default(message, category, filename, *args, **kwargs)
+        elif str(message) not in printed:
+            printed.add(str(message))
+            print_line(str(message))
 
     warnings.showwarning = show
     try:

@@ -31,17 +31,16 @@ def fetch(reference: str) -> Path:
     """Return the folder of a published run; raise ``ValueError`` if there is none of that name, or no answer."""
     try:
         from huggingface_hub import snapshot_download
-        from huggingface_hub.utils import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
+        from huggingface_hub.utils import HfHubHTTPError, HFValidationError
     except ImportError as error:
         raise ImportError(f"{reference} needs huggingface_hub: {install('hub')}") from error
 
     name, _, revision = reference.removeprefix(PREFIX).partition("@")
     try:
         folder = Path(snapshot_download(name, revision=revision or None, allow_patterns=list(FILES)))
-    except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError) as error:
+    except (HfHubHTTPError, HFValidationError, OSError) as error:
         reason = str(error).strip().partition("\n")[0]
         raise ValueError(f"{reference}: cannot be fetched ({reason})") from error
-    if not is_published(folder):
-        missing = ", ".join(file for file in FILES if not (folder / file).is_file())
-        raise ValueError(f"{reference}: no run that counterpoint push wrote; it lacks {missing}")
+    if missing := [file for file in FILES if not (folder / file).is_file()]:
+        raise ValueError(f"{reference}: no run that counterpoint push wrote; it lacks {', '.join(missing)}")
     return folder

@@ -5,9 +5,9 @@ from __future__ import annotations
 import hashlib
 import platform
 import random
-import sys
 from collections.abc import Mapping
 from contextlib import suppress
+from functools import cache
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -16,29 +16,23 @@ import torch
 
 import counterpoint as cp
 
-# run.json records the versions of those that the run has imported: module -> distribution
-FRAMEWORKS = {
-    "numpy": "numpy",
-    "scipy": "scipy",
-    "sklearn": "scikit-learn",
-    "torch_geometric": "torch_geometric",
-    "torchvision": "torchvision",
-    "lightly": "lightly",
-    "lightning": "lightning",
-    "transformers": "transformers",
-    "sentence_transformers": "sentence-transformers",
-    "datasets": "datasets",
-    "gymnasium": "gymnasium",
-    "dm_control": "dm-control",
-    "mujoco": "mujoco",
-}
+try:
+    import numpy
+except ImportError:
+    numpy = None  # type: ignore[assignment]
+
+# run.json records the versions of those that are installed
+FRAMEWORKS = (
+    "numpy", "scipy", "scikit-learn", "torch_geometric", "torchvision", "lightly", "lightning", "transformers",
+    "sentence-transformers", "datasets", "gymnasium", "dm-control", "mujoco",
+)  # fmt: skip
 
 
 def seed_everything(seed: int) -> None:
     """Seed torch (all devices), Python, and numpy if it is installed; ``0 <= seed < 2**32``."""
     random.seed(seed)
     torch.manual_seed(seed)
-    if (numpy := _numpy()) is not None:
+    if numpy is not None:
         numpy.random.seed(seed)
 
 
@@ -51,9 +45,9 @@ def rng_state() -> dict[str, Any]:
     state = {"python": random.getstate(), "torch": torch.get_rng_state()}
     if torch.cuda.is_available():
         state["cuda"] = torch.cuda.get_rng_state_all()
-    if (numpy := _numpy()) is not None:
+    if numpy is not None:
         kind, keys, *rest = numpy.random.get_state()
-        state["numpy"] = (kind, keys.tolist(), *rest)
+        state["numpy"] = (kind, list(map(int, keys)), *rest)
     return state
 
 
@@ -63,16 +57,8 @@ def set_rng_state(state: Mapping[str, Any]) -> None:
     torch.set_rng_state(state["torch"])
     for device, cuda_state in zip(range(torch.cuda.device_count()), state.get("cuda", ()), strict=False):
         torch.cuda.set_rng_state(cuda_state, device)
-    if "numpy" in state and (numpy := _numpy()) is not None:
+    if "numpy" in state and numpy is not None:
         numpy.random.set_state(state["numpy"])
-
-
-def _numpy() -> Any:
-    try:
-        import numpy
-    except ImportError:
-        return None
-    return numpy
 
 
 def checksum(*parts: Path | str | bytes | memoryview) -> str:
@@ -102,16 +88,11 @@ def file_digest(path: Path) -> hashlib._Hash:
     return digest
 
 
+@cache
 def versions() -> dict[str, str]:
-    """Return the versions of Python, this package, torch and the imported frameworks."""
+    """Return the versions of Python, this package, torch and the installed frameworks."""
     by_name = {"python": platform.python_version(), "counterpoint": cp.__version__, "torch": str(torch.__version__)}
-    for module, distribution in FRAMEWORKS.items():
-        if module in sys.modules:
-            with suppress(metadata.PackageNotFoundError):
-                by_name[distribution] = metadata.version(distribution)
+    for distribution in FRAMEWORKS:
+        with suppress(metadata.PackageNotFoundError):
+            by_name[distribution] = metadata.version(distribution)
     return by_name
-
-
-def devices() -> list[str]:
-    """Return the names of the GPUs."""
-    return [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]

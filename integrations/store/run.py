@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import platform
 import shlex
@@ -12,168 +13,245 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sized
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, BinaryIO, Protocol
+from typing import Any, BinaryIO, NamedTuple, Protocol
 
 import torch
 
-from .cell import canonical, folder_of
-from .errors import DamagedError
-from .files import as_json, atomic, finite, load_checked, now, plain_numbers, set_aside, signature, signed
-from .folder import RunFolder
+from counterpoint.names import visible
+
+from .cell import canonical, dataset_name, folder_of, is_metrics, is_record, row_name
+from .errors import DamagedError, StoreError
+from .files import as_json, atomic, finite, load_checked, now, set_aside, signature, signed
+from .folder import RunFolder, at_once
 from .place import plain
 from .progress import Item, track
-from .reading import TUNING, Embeddings, StoredRun
-from .reproduce import devices, versions
+from .reproduce import versions
 from .secrets import redacted
 
-__all__ = ["TUNING", "Embeddings", "Listener", "Run", "find_runs"]
-
-Reader = Callable[[], "bytes | None"]
+TUNING = "tuning"  # ``purpose`` of the cells of ``counterpoint tune``
 
 
 class Listener(Protocol):
     """Hears that a run has stored a line, and its result; see :mod:`counterpoint.integrations.trackers`."""
 
-    def log(self) -> None: ...
+    def log(self, step: int, numbers: Mapping[str, float]) -> None: ...
     def finish(self, result: Mapping[str, float]) -> None: ...
 
 
-class Run(StoredRun):
-    """One cell of a grid and its folder.
+class Embeddings(NamedTuple):
+    """``(n, d)`` embeddings of samples, the class of each, the names of the classes, and what the classes are."""
+
+    z: torch.Tensor
+    labels: torch.Tensor
+    names: list[str]
+    about: str
+
+
+class Run:
+    """A cell, and its folder in the folder or URL of all runs; see :mod:`counterpoint.integrations.store`.
 
     Reading is always possible. Acquire :meth:`lock` before writing to a run; :func:`run_grid` does so before it calls
     the training function.
-
-    Args:
-        root: the folder of all runs, or its URL (``s3://bucket/runs``).
-        cell: see :mod:`counterpoint.integrations.store`.
-        records: the content of each run.json in the store, by folder, if all were read at once.
     """
 
-    def __init__(self, root: str | Path, cell: Mapping[str, Any], records: Mapping[str, bytes] | None = None) -> None:
+    arguments: dict[str, Any]
+    record: dict[str, Any]  # what run.json holds, empty for a new run
+
+    def __init__(self, root: str | Path, cell: Mapping[str, Any]) -> None:
         self.arguments = canonical(cell)
-        name = folder_of(self.arguments)
-        self.folder = _folder(root, name)
+        self._reset(_folder(root, folder_of(self.arguments)))
         try:
-            self._reset(None if records is None else lambda: records.get(name))
+            self.refresh()
         except DamagedError as error:  # the cell says what the run is
             warnings.warn(f"{error}; not used", RuntimeWarning, stacklevel=2)
-        if self.record and self.record["arguments"] != self.arguments:
-            raise ValueError(f"{self.path}: holds a run with other arguments; move that folder away.")
 
     @classmethod
-    def read(cls, path: str | Path | Run) -> Run:
+    def read(cls, path: str | Path | RunFolder | Run) -> Run:
         """Open the run in a folder or at a URL for reading; a run is returned as it is."""
-        return path if isinstance(path, Run) else cls._open(_folder_at(path))
-
-    @classmethod
-    def _open(cls, folder: RunFolder, read: Reader | None = None) -> Run:
+        if isinstance(path, Run):
+            return path
         run = cls.__new__(cls)
-        run.folder = folder
-        run._reset(read)
+        run._reset(path if isinstance(path, RunFolder) else _folder_at(path))
+        run.refresh()
         if not run.record:
             raise ValueError(f"{run.address}: no run there (it has no run.json).")
         run.arguments = run.record["arguments"]
         return run
 
-    def _reset(self, read: Reader | None = None) -> None:
+    def _reset(self, folder: RunFolder) -> None:
+        self.folder, self.record = folder, {}
         self.progress = False
         self.listener: Listener | None = None
         self._writable = False
         self._metrics: BinaryIO | None = None
         self._metrics_size = 0  # bytes of metrics.jsonl to keep when it is opened
-        self._save_tested = False
         self._begun_at: float | None = None
-        self._seconds_before = 0.0
-        self.refresh(read)
+
+    # ---- reading -------------------------------------------------------------------------------
+
+    @property
+    def root(self) -> Path:
+        """The folder of all runs on this machine."""
+        return self.folder.root
+
+    @property
+    def path(self) -> Path:
+        """The folder of the run on this machine."""
+        return self.folder.path
+
+    @property
+    def address(self) -> str:
+        """The folder or the URL of the run."""
+        return self.folder.address
+
+    @property
+    def store(self) -> str | Path:
+        """The folder or the URL of all runs."""
+        return self.folder.store
+
+    def file(self, name: str) -> Path:
+        """Return the path of a file or folder of the run, which need not exist; fetched if the store is a URL."""
+        return self.folder.file(name)
+
+    @property
+    def name(self) -> str:
+        """The row of a table that the run belongs to: its label, or else the shortest spec of its objective."""
+        return row_name(self.arguments)
+
+    @property
+    def title(self) -> str:
+        """Data set, row and seed."""
+        return visible(f"{dataset_name(self.arguments)}, {self.name}, seed {self.arguments['seed']}")
+
+    @property
+    def done(self) -> bool:
+        """Whether the run has finished."""
+        return self.record.get("status") == "done"
+
+    @property
+    def tuning(self) -> bool:
+        """Whether ``counterpoint tune`` trained the run to select settings, so that its numbers are not results."""
+        return bool(self.arguments.get("purpose") == TUNING)
+
+    @property
+    def result(self) -> dict[str, float] | None:
+        """The headline numbers of a finished run; NaN where one could not be computed."""
+        return _with_nan(self.record["result"]) if self.done else None
+
+    @property
+    def details(self) -> dict[str, Any]:
+        """What :meth:`finish` stored beside the headline numbers."""
+        return self.record.get("details") or {}
+
+    @property
+    def axis(self) -> str:
+        """What the steps of metrics.jsonl count; see :meth:`counts`."""
+        return str(self.record.get("axis", "step"))
+
+    def flat(self) -> dict[str, Any]:
+        """Return name, arguments, results and folder in one dict, for programs."""
+        return {"name": self.name, **self.arguments, **(self.result or {}), "folder": self.address}
+
+    def refresh(self) -> None:
+        """Read run.json again, which another process may have written."""
+        self.record, path = {}, self.path / "run.json"
+        try:
+            if (content := self.folder.record()) is None:
+                return
+            record = json.loads(content.decode())
+        except StoreError:
+            raise
+        except (OSError, ValueError, RecursionError) as error:
+            raise DamagedError(f"{path}: not readable as JSON: {error}") from None
+        if not is_record(record):
+            raise DamagedError(f"{path}: not the record of a run")
+        if record.get("checksum") != signed(record)["checksum"]:
+            raise DamagedError(f"{path}: damaged (it does not match its checksum)")
+        self.record = record
+
+    def metrics(self) -> list[dict[str, float]]:
+        """Return the lines of metrics.jsonl, without damaged ones and a last line that is only half written."""
+        path = self.file("metrics.jsonl")
+        try:
+            texts = path.read_bytes().split(b"\n")[:-1]
+        except FileNotFoundError:
+            return []
+        except OSError as error:
+            raise DamagedError(f"{path}: not readable: {error}") from None
+        lines, damaged = list[dict[str, float]](), list[str]()
+        for number, text in enumerate(texts, 1):
+            try:
+                line = json.loads(text)
+            except (ValueError, RecursionError):
+                line = None
+            if is_metrics(line):
+                lines.append(_with_nan(line))
+            else:
+                damaged.append(f"line {number}")
+        if damaged:
+            warnings.warn(f"{path}: not readable, left out: {', '.join(damaged)}", RuntimeWarning, stacklevel=2)
+        return lines
+
+    def embeddings(self) -> Embeddings | None:
+        """Return what :meth:`keep` stored, or None; a damaged file is left out with a warning."""
+        try:
+            content = load_checked(self.file("embeddings.pt"), Embeddings._fields)
+        except DamagedError as error:
+            warnings.warn(f"{error}; left out", RuntimeWarning, stacklevel=2)
+            return None
+        return None if content is None else Embeddings(*(content[name] for name in Embeddings._fields))
 
     # ---- training ------------------------------------------------------------------------------
 
     def load(self, restore: Callable[[dict[str, Any]], object] = lambda state: None) -> dict[str, Any] | None:
-        """Return the state of the last good checkpoint, on the CPU, and drop later log lines; None without one.
+        """Return the state of the checkpoint, on the CPU, and drop later log lines; None without one.
 
-        Args:
-            restore: gets the state first, and raises :class:`DamagedError` where a file beside the checkpoint is
-                damaged, without which it is of no use.
+        ``restore`` gets the state first, and raises :class:`DamagedError` if a file beside the checkpoint is damaged.
         """
-        damaged = False
-        self.file("checkpoint.pt")
-        for path in self.checkpoints:
-            try:
-                if (content := load_checked(path, ("state", "metrics", "run"))) is None:
-                    continue
+        path, content = self.file("checkpoint.pt"), None
+        try:
+            if (content := load_checked(path, ("state", "metrics", "run"))) is not None:
                 if content["run"] != signature(self.arguments):
                     raise DamagedError(f"{path}: the checkpoint of another run")
                 restore(content["state"])
-            except DamagedError as error:
-                damaged = True
-                warnings.warn(f"{error}; not used", RuntimeWarning, stacklevel=2)
-                if self._writable:  # move it, or the next save would replace the last good checkpoint by it
-                    set_aside(path)
-                continue
-            if damaged:
-                where = f"continues from the checkpoint at step {content['state'].get('step')}"
-                warnings.warn(f"{self.path}: {where}", RuntimeWarning, stacklevel=2)
-            if self._writable:
-                os.replace(path, self.checkpoints[0])
-                self._open_metrics(content["metrics"])
-            return content["state"]  # type: ignore[no-any-return]
+        except DamagedError as error:
+            if not self._writable:
+                raise
+            warnings.warn(f"{error}; not used, the run begins anew", RuntimeWarning, stacklevel=2)
+            set_aside(path)
+            content = None
         if self._writable:
-            if damaged:
-                warnings.warn(f"{self.path}: begins anew, without a checkpoint", RuntimeWarning, stacklevel=2)
-            self._open_metrics(0)
-        elif damaged:
-            raise DamagedError(f"{self.path}: each of its checkpoints is damaged")
-        return None
+            self._open_metrics(content["metrics"] if content else 0)
+        return content["state"] if content else None
 
     def log(self, step: int, **numbers: float) -> None:
         """Append a line to metrics.jsonl, where it survives the death of this process."""
         metrics = self._metrics or self._open_metrics(self._metrics_size)
-        line = json.dumps({"step": int(step), **plain_numbers(numbers)})
-        metrics.write(line.encode() + b"\n")
+        plain_numbers = {name: finite(float(value)) for name, value in numbers.items()}
+        metrics.write(json.dumps({"step": int(step), **plain_numbers}).encode() + b"\n")
         metrics.flush()
         if self.listener is not None:
-            self.listener.log()
+            self.listener.log(int(step), _with_nan(plain_numbers))
 
     def save(self, state: Mapping[str, Any], step: int) -> None:
         """Write ``{**state, "step": step}`` to checkpoint.pt; the old one stays until the new one is on the disk.
 
-        Args:
-            state: tensors, numbers, strings, and lists, tuples and dicts of them; see :func:`rng_state`.
-            step: the number of steps behind this state.
+        ``state`` is of tensors, numbers, strings, and lists, tuples and dicts of them; see :func:`rng_state`.
         """
         metrics = self._metrics or self._open_metrics(self._metrics_size)
         os.fsync(metrics.fileno())
-        run = signature(self.arguments)
-        content = {"state": {**state, "step": int(step)}, "metrics": metrics.tell(), "run": run}
-        current, previous = self.checkpoints
-        with atomic(current) as file:
+        content = {"state": {**state, "step": int(step)}, "metrics": metrics.tell(), "run": signature(self.arguments)}
+        with atomic(self.path / "checkpoint.pt") as file:
             try:
                 torch.save(content, file)
             except RuntimeError as error:  # torch complains about its position in the file when the disk is full
                 raise error.__context__ if isinstance(error.__context__, OSError) else error from None
-            if not self._save_tested:  # once: report a state that cannot be loaded now, not after an interruption
-                file.seek(0)
-                try:
-                    torch.load(file, map_location="cpu", weights_only=True)
-                except Exception as error:
-                    reason = str(error).partition("\n")[0]
-                    raise TypeError(f"save: state contains what cannot be loaded safely: {reason}") from None
-                self._save_tested = True
-            if current.exists():
-                file.flush()
-                os.fsync(file.fileno())
-                os.replace(current, previous)
         self.folder.push()
 
     def keep(self, z: Any, labels: Any, names: Iterable[str], about: str = "class") -> None:
         """Store embeddings of a few hundred samples, for the plots of a report.
 
-        Args:
-            z: ``(n, d)``, tensor or array.
-            labels: ``(n,)`` integers, the index of each sample's class in ``names``.
-            names: of the classes.
-            about: what the classes are.
+        ``z`` is ``(n, d)``, ``labels`` are ``(n,)`` indices into the ``names`` of the classes.
         """
         self._check_writable()
         z, labels, names = torch.as_tensor(z).detach().cpu().float(), torch.as_tensor(labels).cpu().long(), list(names)
@@ -181,17 +259,14 @@ class Run(StoredRun):
             shapes = f"{tuple(z.shape)} and {tuple(labels.shape)}"
             raise ValueError(f"keep: expected (n, d) embeddings and n classes among {len(names)} names, got {shapes}.")
         with atomic(self.path / "embeddings.pt") as file:
-            torch.save({"z": z, "labels": labels, "names": names, "about": about}, file)
+            torch.save(Embeddings(z, labels, names, about)._asdict(), file)
 
     def export(self, encoder: torch.nn.Module) -> None:
         """Write the weights of the trained encoder to encoder.safetensors, which needs no other part of this run."""
         from safetensors.torch import save
 
         self._check_writable()
-        weights = {
-            name: tensor.detach().cpu().clone(memory_format=torch.contiguous_format)
-            for name, tensor in encoder.state_dict().items()
-        }
+        weights = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in encoder.state_dict().items()}
         with atomic(self.path / "encoder.safetensors") as file:
             file.write(save(weights, {key: json.dumps(value) for key, value in self.arguments.items()}))
 
@@ -206,20 +281,15 @@ class Run(StoredRun):
         self._write(data=checksum)
 
     def finish(self, result: Mapping[str, float], **details: Any) -> None:
-        """Mark the run as done.
-
-        Args:
-            result: the headline numbers, which tables show.
-            details: plain JSON, arrays and tensors to store beside them, such as the numbers per fold.
-        """
+        """Mark the run as done: ``result`` has the numbers that tables show, ``details`` arrays and plain JSON."""
         if not result:
             raise ValueError("finish: result must hold at least one number, got none.")
         if self._metrics is None:
             self._open_metrics(self._metrics_size)
-        self.checkpoints[1].unlink(missing_ok=True)
-        self._write(status="done", result=plain_numbers(result), details=details, **self._ending())
+        numbers = {name: float(value) for name, value in result.items()}
+        self._write(status="done", result=numbers, details=details, **self._ending())
         if self.listener is not None:
-            self.listener.finish({name: float(value) for name, value in result.items()})
+            self.listener.finish(numbers)
             self.folder.push()  # what trackers have written to the folder
 
     def track(self, items: Iterable[Item], total: int | None = None) -> Iterator[Item]:
@@ -235,18 +305,16 @@ class Run(StoredRun):
         """Make the run writable for this process, or raise :class:`BusyError`.
 
         The operating system releases the lock of a process that dies; where the store is a URL, it is a lease, which
-        expires. The run is then trained in a folder of this machine.
-
-        Args:
-            fresh: empty the folder first.
+        expires. The run is then trained in a folder of this machine. ``fresh`` empties the folder first.
         """
         with self.folder.held(fresh):
+            self._reset(self.folder)
             try:
-                try:
-                    self._reset()
-                except DamagedError:  # replaced by the first record that is written
-                    set_aside(self.path / "run.json")
-                self._writable = True
+                self.refresh()
+            except DamagedError:  # replaced by the first record that is written
+                set_aside(self.path / "run.json")
+            self._writable = True
+            try:
                 yield
             finally:
                 self._writable = False
@@ -261,8 +329,9 @@ class Run(StoredRun):
 
     def begin(self) -> None:
         """Record that training starts or resumes, and in which environment."""
-        self._begun_at, self._seconds_before = time.monotonic(), self.record.get("seconds", 0.0)
+        self._begun_at = time.monotonic()
         (self.path / "error.txt").unlink(missing_ok=True)
+        devices = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
         self._write(
             arguments=self.arguments,
             status="running",
@@ -271,10 +340,10 @@ class Run(StoredRun):
             error=None,
             data=self.record.get("data"),
             versions=versions(),
-            host={"system": platform.platform(), "threads": torch.get_num_threads(), "devices": devices()},
+            host={"system": platform.platform(), "threads": torch.get_num_threads(), "devices": devices},
             command=shlex.join(redacted(sys.argv)),
             started=self.record.get("started", now()),
-            seconds=self._seconds_before,
+            seconds=self.record.get("seconds", 0.0),
         )
 
     def interrupt(self) -> None:
@@ -294,19 +363,12 @@ class Run(StoredRun):
         size = self._metrics.tell() if self._metrics else self._metrics_size
         return {**vars(self), "_metrics": None, "_metrics_size": size}
 
-    @property
-    def checkpoints(self) -> tuple[Path, Path]:
-        """The files of the last checkpoint and of the one before."""
-        return self.path / "checkpoint.pt", self.path / "checkpoint.previous.pt"
-
     def _open_metrics(self, size: int) -> BinaryIO:
         """Open metrics.jsonl to append after its first ``size`` bytes, or after the last whole line before that."""
         self._check_writable()
         if self._metrics is not None:
             self._metrics.close()
         path = self.path / "metrics.jsonl"
-        if path.is_dir():
-            set_aside(path)
         start = path.read_bytes()[:size] if size and path.exists() else b""
         self._metrics = path.open("r+b" if path.exists() else "xb")
         self._metrics.truncate(start.rfind(b"\n") + 1)
@@ -314,11 +376,11 @@ class Run(StoredRun):
         return self._metrics
 
     def _ending(self) -> dict[str, Any]:
-        """Return what is recorded when training ends; versions again, since frameworks are imported late."""
+        """Return what is recorded when training ends."""
         if self._begun_at is None:
             return {}
-        seconds = self._seconds_before + time.monotonic() - self._begun_at
-        return {"versions": versions(), "finished": now(), "seconds": round(seconds, 3)}
+        seconds = self.record["seconds"] + time.monotonic() - self._begun_at
+        return {"finished": now(), "seconds": round(seconds, 3)}
 
     def _write(self, **changes: Any) -> None:
         self._check_writable()
@@ -333,6 +395,11 @@ class Run(StoredRun):
             raise RuntimeError(f"{self.path}: acquire run.lock() before writing to a run, as run_grid does.")
 
 
+def _with_nan(numbers: Mapping[str, float | None]) -> dict[str, float]:
+    """Replace None, which JSON has in place of NaN and infinity, by NaN."""
+    return {name: math.nan if value is None else value for name, value in numbers.items()}
+
+
 def _folder(store: str | Path, name: str) -> RunFolder:
     """Return the folder of a run in a store, which is a folder or a URL."""
     store = plain(store)
@@ -344,34 +411,37 @@ def _folder(store: str | Path, name: str) -> RunFolder:
 
 
 def _folder_at(place: str | Path) -> RunFolder:
-    """Return the folder of a run from its own path or URL."""
+    """Return the folder of a run from its own path or URL, which ends with DOMAIN/DATASET/NAME/SEED."""
     place = plain(place)
     if isinstance(place, Path):
         root = (place / "../../../..").resolve()
         folder = RunFolder(root, place.resolve().relative_to(root).as_posix())
         folder.path = place
         return folder
-    from .mirror import mirror_at
-
-    return mirror_at(place)
+    store, *parts = place.rsplit("/", 4)
+    if len(parts) < 4 or store.endswith("/"):
+        raise ValueError(f"{place}: no run there; expected STORE/DOMAIN/DATASET/NAME/SEED.")
+    return _folder(store, "/".join(parts))
 
 
 def find_runs(folders: str | Path | Iterable[str | Path]) -> list[Run]:
     """Return the runs in and below these folders or URLs, finished or not, sorted by path."""
-    found: dict[object, tuple[RunFolder, Reader | None]] = {}
+    found: dict[object, RunFolder] = {}
     for folder in map(plain, [folders] if isinstance(folders, (str, Path)) else folders):
         if isinstance(folder, str):
             from .mirror import find
 
-            found |= find(folder)
+            found |= {url: _folder_at(url) for url in find(folder)}
         elif not folder.is_dir():
             raise ValueError(f"{folder}: no such folder.")
         else:
-            found |= {p.resolve(): (_folder_at(p.parent), None) for p in sorted(folder.rglob("run.json"))}
-    runs = []
-    for place, read in found.values():
+            found |= {p.resolve(): _folder_at(p.parent) for p in sorted(folder.rglob("run.json"))}
+
+    def read(place: RunFolder) -> Run | None:
         try:
-            runs.append(Run._open(place, read))
+            return Run.read(place)
         except DamagedError as error:
-            warnings.warn(f"{error}; left out", RuntimeWarning, stacklevel=2)
-    return runs
+            warnings.warn(f"{error}; left out", RuntimeWarning, stacklevel=1)
+            return None
+
+    return [run for run in at_once(read, found.values()) if run is not None]

@@ -10,11 +10,11 @@ import re
 from collections.abc import Sequence
 
 REDACTED = "REDACTED"
-ALWAYS = "secret|password|passwd|passphrase|credentials?|apikey"
 OWNED = "key|token|auth"  # of somebody, or else by their value
 OWNERS = "api|access|account|auth|aws|azure|comet|gcs|github|hf|hub|license|neptune|openai|private|s3|secret|service"
 OWNERS += "|ssh|wandb"
-NAME = re.compile(rf"(?:^|[-_.])(?:{ALWAYS}|(?:{OWNERS})[-_.]?(?:{OWNED}))$", re.IGNORECASE)
+ALWAYS = rf"secret|password|passwd|passphrase|credentials?|apikey|(?:{OWNERS})[-_.]?(?:{OWNED})"
+NAME = re.compile(rf"(?:^|[-_.])(?:{ALWAYS})$", re.IGNORECASE)
 PERHAPS = re.compile(rf"(?:^|[-_.])(?:{OWNED})$", re.IGNORECASE)
 RANDOM = re.compile(r"(?=.*\d)(?=.*[A-Za-z])[A-Za-z0-9+/=_-]{20,}")
 USER = re.compile(r"(://)[^/@\s]+@")  # a name and a password in a URL
@@ -22,20 +22,19 @@ USER = re.compile(r"(://)[^/@\s]+@")  # a name and a password in a URL
 
 def redacted(words: Sequence[str]) -> list[str]:
     """Return the words of a command line with ``REDACTED`` for each secret; there are as many words."""
-    shown: list[str] = []
-    for i, word in enumerate(words):
+    shown, flag = [], ""
+    for word in words:
         name, equals, value = word.partition("=")
-        before = words[i - 1] if i and words[i - 1].startswith("-") and "=" not in words[i - 1] else ""
-        if equals and _is_secret(name, value):
+        if equals and _is_secret(name.lstrip("-"), value):
             shown.append(f"{name}={REDACTED}")
-        elif not word.startswith("-") and _is_secret(before, word):
+        elif not word.startswith("-") and _is_secret(flag, word):
             shown.append(REDACTED)
         else:
             shown.append(USER.sub(rf"\1{REDACTED}@", word))
+        flag = word.lstrip("-") if word.startswith("-") and not equals else ""
     return shown
 
 
 def _is_secret(name: str, value: str) -> bool:
     """Return whether the value of a flag or variable of this name is a secret."""
-    name = name.lstrip("-")
     return bool(value and (NAME.search(name) or (PERHAPS.search(name) and RANDOM.fullmatch(value))))

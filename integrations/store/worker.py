@@ -1,4 +1,4 @@
-"""Processes that train runs: several runs each, one after the other.
+"""Train runs: in this process, or in a process that trains several, one after the other.
 
 A fresh process for every run would be simpler, but importing a framework takes longer than a short run. The parent
 sends each run as a pickle to the standard input of a worker, which answers with the outcome on its standard output.
@@ -14,24 +14,21 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Generator
-from concurrent.futures import ThreadPoolExecutor, as_completed
+import traceback
+from collections.abc import Callable
 from contextlib import suppress
 from multiprocessing import spawn
 from pathlib import Path
 from queue import SimpleQueue
-from typing import Any, BinaryIO, TypeAlias
+from typing import Any, BinaryIO, NamedTuple
 
-import torch
-
-from .attempt import Outcome, attempt
 from .errors import BusyError
-from .progress import hide_bars, plain_warnings
+from .progress import hide_bars, plain_warnings, print_line
+from .reproduce import seed_everything, versions
 from .run import Run
 
-Cells: TypeAlias = "SimpleQueue[tuple[str | Path, dict[str, Any]] | None]"
-
 PATIENCE = 20.0  # seconds that a worker has to save its work when it is interrupted
+WATCH = 1.0  # seconds between two looks at whether a worker is still wanted
 
 # What a worker starts with. Its input and output are the parent's; what training prints goes to stderr. ``prepare``
 # sets sys.path and sys.argv and imports the parent's script, where the training function may be defined.
@@ -47,138 +44,124 @@ worker.main(requests, replies)
 """
 
 
+class Outcome(NamedTuple):
+    """How an attempt ended: busy (another process is training the run), a one-line error, or success (neither)."""
+
+    busy: bool = False
+    error: str = ""
+
+
+def attempt(train: Callable[[Run], None], run: Run, resume: bool, progress: bool) -> Outcome:
+    """Train a run in this process, unless it is done or another process trains it, and record how that ended."""
+    try:
+        with run.lock(fresh=not resume):
+            if run.done:  # by another process, since the grid was read
+                return Outcome()
+            try:
+                _train(train, run, progress)
+            except BusyError as error:  # the lease of this run has expired, and another process trains it
+                print_line(str(error))
+                raise
+            except (Exception, KeyboardInterrupt, SystemExit) as error:
+                # Python before 3.12 wraps a Ctrl-C where a class is created
+                interrupt = error if isinstance(error, KeyboardInterrupt) else error.__cause__
+                line = f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
+                with suppress(OSError, BusyError):  # on a full disk, the error counts, not that it is unrecorded
+                    if isinstance(interrupt, KeyboardInterrupt):
+                        run.interrupt()
+                    else:
+                        run.fail(line, traceback.format_exc())
+                if isinstance(interrupt, KeyboardInterrupt):
+                    raise interrupt from None
+                return Outcome(error=line)
+            return Outcome()
+    except BusyError:
+        return Outcome(busy=True)
+
+
+def _train(train: Callable[[Run], None], run: Run, progress: bool) -> None:
+    recorded, current = run.record.get("versions", {}), versions()
+    changed = [name for name, version in recorded.items() if current.get(name, version) != version]
+    if changed:
+        print_line(f"{run.title}: resumes with another version of {', '.join(changed)} than it began with")
+    run.progress = progress
+    run.begin()
+    seed_everything(run.arguments["seed"])
+    train(run)
+    if not run.done:
+        raise RuntimeError("the training function returned without run.finish(result)")
+
+
 # ---- in the parent -----------------------------------------------------------------------------
 
 
-def train_in_processes(
-    train: Callable[[Run], None], runs: list[Run], jobs: int, resume: bool, progress: bool
-) -> Generator[tuple[Run, Outcome], None, None]:
-    """Train runs in ``jobs`` processes; yield each run with its outcome, in the order in which they end.
-
-    A process that dies fails the run that it was training, and a new one takes its place. Closing the generator
-    interrupts the runs in progress.
-    """
-    setup = pack(train, resume, progress)
-    environment = {"OMP_NUM_THREADS": str(max(1, torch.get_num_threads() // jobs)), **os.environ}
-    workers, own, closing = list[Worker](), threading.local(), threading.Event()
-
-    def train_one(run: Run) -> Outcome:
-        """Train a run in the process of this thread."""
-        worker: Worker | None = getattr(own, "worker", None)
-        if worker is None or worker.process.poll() is not None:  # it may have died while it had nothing to do
-            worker = own.worker = Worker(setup, environment)
-            workers.append(worker)
-        outcome = None if closing.is_set() else worker.train(run.store, run.arguments)
-        if outcome is not None or closing.is_set():
-            return outcome or Outcome()
-        return record_error(run, death(worker.wait()))
-
-    with ThreadPoolExecutor(jobs) as threads:
-        tasks = {threads.submit(train_one, run): run for run in runs}
-        try:
-            for task in as_completed(tasks):
-                yield tasks[task], task.result()
-        finally:
-            closing.set()
-            interrupted = [task for task in tasks if not task.cancel() and not task.done()]
-            alive = [worker for worker in workers if worker.process.poll() is None]
-            for worker in alive:
-                worker.end(interrupt=bool(interrupted))
-            for worker in alive:
-                worker.wait()
-
-
-def pack(train: Callable[[Run], None], resume: bool, progress: bool) -> bytes:
+def pack(train: Callable[[Run], None], progress: bool) -> bytes:
     """Return what a :class:`Worker` needs to import this process's script, and to train its runs."""
     preparation = spawn.get_preparation_data("worker")
     preparation.pop("authkey", None)  # only multiprocessing may pickle it
     try:
-        return pickle.dumps(preparation) + pickle.dumps((train, resume, progress))
+        return pickle.dumps(preparation) + pickle.dumps((train, progress))
     except Exception as error:
         raise ValueError(f"train: other processes cannot import the training function: {error}") from None
 
 
 class Worker:
-    """A process that trains runs.
+    """A process that trains runs, set up by :func:`pack`, and is interrupted once ``wanted`` returns False."""
 
-    Args:
-        setup: what :func:`pack` returned.
-        environment: its environment variables.
-    """
-
-    def __init__(self, setup: bytes, environment: dict[str, str]) -> None:
-        command, pipe = [sys.executable, "-c", _START], subprocess.PIPE
-        self.process = subprocess.Popen(command, stdin=pipe, stdout=pipe, env=environment, start_new_session=True)
-        assert self.process.stdin is not None
-        assert self.process.stdout is not None
-        self.requests, self.replies = self.process.stdin, self.process.stdout
+    def __init__(self, setup: bytes, environment: dict[str, str], wanted: Callable[[], bool]) -> None:
+        command, pipe, variables = [sys.executable, "-c", _START], subprocess.PIPE, {**os.environ, **environment}
+        self.process = subprocess.Popen(command, stdin=pipe, stdout=pipe, env=variables, start_new_session=True)
         self._write(setup)
+        threading.Thread(target=self._watch, args=(wanted,), daemon=True).start()
 
-    def train(self, store: str | Path, arguments: dict[str, Any]) -> Outcome | None:
-        """Train a run and return its outcome, or None if the process dies."""
+    def train(self, store: str | Path, arguments: dict[str, Any]) -> Outcome:
+        """Train a run; raises ``ConnectionError`` if the process dies."""
+        assert self.process.stdout is not None
         self._write(pickle.dumps((store, arguments)))
         try:
-            return pickle.load(self.replies)  # type: ignore[no-any-return]
+            return pickle.load(self.process.stdout)  # type: ignore[no-any-return]
         except (EOFError, pickle.UnpicklingError, ValueError):  # the last one if it is closed meanwhile
-            return None
+            code = self.process.wait()
+            how = f"died of signal {-code}" if code < 0 else f"ended with exit code {code}"
+            raise ConnectionError(f"its process {how}") from None
 
-    def end(self, interrupt: bool) -> None:
-        """Ask the process to end, now or when it has nothing to do."""
-        if interrupt:
-            self.process.terminate()
-        else:
-            self._write(pickle.dumps(None))
-
-    def wait(self) -> int:
-        """Wait until the process has ended, kill it if that takes too long, and return its exit code."""
+    def _watch(self, wanted: Callable[[], bool]) -> None:
+        while self.process.poll() is None and wanted():
+            with suppress(subprocess.TimeoutExpired):
+                self.process.wait(WATCH)
+        self.process.terminate()
         try:
             self.process.wait(PATIENCE)
         except subprocess.TimeoutExpired:
             self.process.kill()
-        with suppress(BrokenPipeError):  # the process may have died before it read everything
-            self.requests.close()
-        code = self.process.wait()
-        self.replies.close()
-        return code
+        with suppress(BrokenPipeError):
+            self.process.communicate()  # closes its pipes
 
     def _write(self, message: bytes) -> None:
+        assert self.process.stdin is not None
         with suppress(BrokenPipeError):  # it has died, which train finds
-            self.requests.write(message)
-            self.requests.flush()
-
-
-def death(code: int) -> str:
-    """Say how a process ended that should have gone on."""
-    return f"its process died of signal {-code}" if code < 0 else f"its process ended with exit code {code}"
-
-
-def record_error(run: Run, error: str) -> Outcome:
-    """Record the failure of a run that nothing trains any more."""
-    with suppress(BusyError, OSError), run.lock():
-        run.fail(error, f"{error}\n")
-    return Outcome(error=error)
+            self.process.stdin.write(message)
+            self.process.stdin.flush()
 
 
 # ---- in the worker -----------------------------------------------------------------------------
 
 
 def main(requests: BinaryIO, replies: BinaryIO) -> None:
-    """Train the runs that the parent sends, until it sends None."""
-    train, resume, progress = pickle.load(requests)  # imports frameworks; SIGTERM still ends the process at once
+    """Train the runs that the parent sends."""
+    train, progress = pickle.load(requests)  # imports frameworks; SIGTERM still ends the process at once
     hide_bars()
-    cells: Cells = SimpleQueue()
-    threading.Thread(target=_read_requests, args=(requests, cells), daemon=True).start()
+    cells: SimpleQueue[tuple[str | Path, dict[str, Any]]] = SimpleQueue()
+
+    def read() -> None:
+        with suppress(EOFError):
+            while True:
+                cells.put(pickle.load(requests))
+        os._exit(1)  # the parent has died
+
+    threading.Thread(target=read, daemon=True).start()
     with plain_warnings(), suppress(BrokenPipeError, KeyboardInterrupt):
         signal.signal(signal.SIGTERM, signal.default_int_handler)  # from now on training cleans up
-        while (cell := cells.get()) is not None:
-            pickle.dump(attempt(train, Run(*cell), resume, progress), replies)
+        while True:
+            pickle.dump(attempt(train, Run(*cells.get()), True, progress), replies)
             replies.flush()
-
-
-def _read_requests(requests: BinaryIO, cells: Cells) -> None:
-    try:
-        while (cell := pickle.load(requests)) is not None:
-            cells.put(cell)
-        cells.put(None)
-    except EOFError:  # the parent has died
-        os._exit(1)

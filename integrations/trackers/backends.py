@@ -1,10 +1,11 @@
-"""One class per tracker. Each imports its package when it is used."""
+"""One class per tracker. Each imports its package when it is used, and its client sends without being waited for."""
 
 from __future__ import annotations
 
 import os
 import time
-from collections.abc import Mapping, Sequence
+from collections import deque
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,11 +15,12 @@ from filelock import FileLock  # torch itself requires it
 
 PROJECT = "counterpoint"  # project or experiment, unless the tracker's own environment variable names another
 PATIENCE = 10.0  # seconds that a server has to answer
+MOST = 1000  # lines that are waited for at the end
 
 
 @dataclass(frozen=True)
 class Subject:
-    """What trackers are told of a run, or of a report."""
+    """What trackers are told of a run."""
 
     identifier: str
     name: str
@@ -34,8 +36,7 @@ class Tracker:
 
     last = -1  # the last step that it has of an earlier start
 
-    def __init__(self, subject: Subject) -> None:
-        raise NotImplementedError
+    def __init__(self, subject: Subject) -> None: ...
 
     @classmethod
     def check(cls) -> None:
@@ -43,22 +44,13 @@ class Tracker:
 
     def log(self, step: int, numbers: Mapping[str, float]) -> None:
         """Send a line."""
-        raise NotImplementedError
-
-    def flush(self) -> None:
-        """Send what is waiting to be sent together."""
 
     def finish(self, result: Mapping[str, float]) -> None:
         """Send the result of the run, by names such as ``result/accuracy``."""
         self.log(0, result)
 
-    def attach(self, files: Sequence[Path]) -> None:
-        """Send the page and the text of a report."""
-        raise NotImplementedError
-
     def close(self, status: str) -> None:
         """End the run: ``done``, ``interrupted`` or ``failed``."""
-        raise NotImplementedError
 
 
 class TensorBoard(Tracker):
@@ -67,48 +59,27 @@ class TensorBoard(Tracker):
     def __init__(self, subject: Subject) -> None:
         from torch.utils.tensorboard.writer import SummaryWriter
 
-        self.config = {**subject.config, **subject.tags}
         # a resumed run writes all its lines again: the events of an earlier start are discarded
-        self.writer: Any = SummaryWriter(str(subject.folder), purge_step=0 if subject.folder.exists() else None)
-        rows = "".join(f"| {key} | {value} |\n" for key, value in self.config.items())
+        self.writer: Any = SummaryWriter(subject.folder, purge_step=0, flush_secs=2)
+        rows = "".join(f"| {key} | {value} |\n" for key, value in {**subject.config, **subject.tags}.items())
         self.writer.add_text("config", f"| | |\n|---|---|\n{rows}", 0)
 
     def log(self, step: int, numbers: Mapping[str, float]) -> None:
         for name, value in numbers.items():
             self.writer.add_scalar(name, value, step)
 
-    def flush(self) -> None:
-        self.writer.flush()
-
-    def finish(self, result: Mapping[str, float]) -> None:
-        from torch.utils.tensorboard.summary import hparams
-
-        # not add_hparams, which begins another run for them
-        plain = {k: v if isinstance(v, (bool, int, float, str)) else str(v) for k, v in self.config.items()}
-        for summary in hparams(plain, dict(result)):
-            self.writer.file_writer.add_summary(summary)
-        super().finish(result)
-
-    def attach(self, files: Sequence[Path]) -> None:
-        for file in files:
-            if file.suffix == ".md":  # it shows no pages
-                self.writer.add_text("report", file.read_text(encoding="utf-8"))
-
     def close(self, status: str) -> None:
         self.writer.close()
 
 
 class Wandb(Tracker):
-    """Weights & Biases; ``WANDB_MODE=offline`` writes to the store's folder, for ``wandb sync``."""
+    """Weights & Biases; ``WANDB_MODE=offline`` writes to the store's folder, the whole curve at each start."""
 
     @classmethod
     def check(cls) -> None:
-        silent = ("offline", "disabled", "dryrun")
-        if os.environ.get("WANDB_MODE") in silent:  # without the package, which takes a second to import
-            return
         import wandb
 
-        if wandb.setup().settings.mode in silent:
+        if wandb.setup().settings.mode in ("offline", "disabled", "dryrun"):
             return
         if not wandb.login(prompt=False):
             raise ValueError("not logged in: run wandb login, or set WANDB_MODE=offline")
@@ -130,36 +101,20 @@ class Wandb(Tracker):
             reinit="create_new",
             settings=wandb.Settings(silent=True, console="off", init_timeout=3 * PATIENCE),
         )
-        self.last = self.sent = self.run.starting_step - 1  # of a resumed run, which a server knows
-        self.note = Path(self.run.dir).parents[1] / f"{subject.identifier}.step" if self.run.offline else None
-        if self.note is not None and self.note.exists():
-            self.last = self.sent = int(self.note.read_text(encoding="utf-8"))
+        self.last = self.run.starting_step - 1  # of a resumed run, which a server knows
 
     def log(self, step: int, numbers: Mapping[str, float]) -> None:
         self.run.log(dict(numbers), step=step)
-        self.sent = step
-
-    def flush(self) -> None:
-        if self.note is not None and self.sent > self.last:
-            self.note.write_text(str(self.sent), encoding="utf-8")
 
     def finish(self, result: Mapping[str, float]) -> None:
         self.run.summary.update(dict(result))
-
-    def attach(self, files: Sequence[Path]) -> None:
-        import wandb
-
-        artifact = wandb.Artifact(f"report-{self.run.id}", type="report")
-        for file in files:
-            artifact.add_file(str(file))
-        self.run.log_artifact(artifact)
 
     def close(self, status: str) -> None:
         self.run.finish(exit_code=int(status == "failed"))
 
 
 class MLflow(Tracker):
-    """MLflow, at ``MLFLOW_TRACKING_URI``, or in the store; lines are sent together."""
+    """MLflow, at ``MLFLOW_TRACKING_URI``, or in the store; a thread of its client sends lines together."""
 
     TAG = "counterpoint.run"
 
@@ -177,6 +132,7 @@ class MLflow(Tracker):
         os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "1")  # by default it waits for minutes
         os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", str(int(PATIENCE)))
         os.environ.setdefault("MLFLOW_LOGGING_LEVEL", "WARNING")  # not that it creates its tables
+        os.environ.setdefault("MLFLOW_ASYNC_LOGGING_THREADPOOL_SIZE", "1")  # lines stay in their order
         import mlflow
         from mlflow.tracking import MlflowClient
 
@@ -191,7 +147,7 @@ class MLflow(Tracker):
         from mlflow.exceptions import MlflowException
 
         self.client, files = self._client(subject.root)
-        self.waiting = list[Any]()
+        self.waiting = deque[Any](maxlen=MOST)
         name = os.environ.get("MLFLOW_EXPERIMENT_NAME", PROJECT)
         if (experiment := self.client.get_experiment_by_name(name)) is None:
             with suppress(MlflowException):  # another process has just created it
@@ -210,29 +166,20 @@ class MLflow(Tracker):
         tags = {**subject.tags, self.TAG: subject.identifier, "group": subject.group}
         self.id = self.client.create_run(*place, tags=tags, run_name=subject.name).info.run_id
         params = [Param(key, str(value)[:500]) for key, value in subject.config.items()]
-        for start in range(0, len(params), 100):  # the most that it takes
-            self.client.log_batch(self.id, params=params[start : start + 100])
+        self.client.log_batch(self.id, params=params)
 
     def log(self, step: int, numbers: Mapping[str, float]) -> None:
         from mlflow.entities import Metric
 
-        now = int(1000 * time.time())
+        now, metrics = int(1000 * time.time()), []
         for name, value in numbers.items():
             allowed = "".join(c if c.isalnum() or c in "_-. /" else "_" for c in name)
-            self.waiting.append(Metric(allowed, value, now, step))
-
-    def flush(self) -> None:
-        while self.waiting:
-            batch = self.waiting[:1000]  # the most that it takes
-            self.client.log_batch(self.id, metrics=batch)
-            del self.waiting[: len(batch)]
-
-    def attach(self, files: Sequence[Path]) -> None:
-        for file in files:
-            self.client.log_artifact(self.id, str(file))
+            metrics.append(Metric(allowed, value, now, step))
+        self.waiting.append(self.client.log_batch(self.id, metrics=metrics, synchronous=False))
 
     def close(self, status: str) -> None:
-        self.flush()
+        for sent in self.waiting:
+            sent.wait()
         ended = {"done": "FINISHED", "interrupted": "KILLED", "failed": "FAILED"}
         self.client.set_terminated(self.id, ended[status])
 
@@ -246,29 +193,16 @@ class Trackio(Tracker):
 
         project = os.environ.get("TRACKIO_PROJECT", PROJECT)
         name = f"{subject.name} ({subject.identifier})"  # by which it finds a run again
-        last = SQLiteStorage.get_max_step_for_run(project, name)
-        self.last = -1 if last is None else last
+        self.last = -1 if (last := SQLiteStorage.get_max_step_for_run(project, name)) is None else last
         config = {**subject.config, **{f"tag_{key}": value for key, value in subject.tags.items()}}
-        self.run = trackio.init(
-            project,
-            name=name,
-            group=subject.group,
-            config=config,
-            resume="allow",
-            embed=False,
-            auto_log_gpu=False,
-            auto_log_cpu=False,
-        )
+        quiet = {"embed": False, "auto_log_gpu": False, "auto_log_cpu": False}
+        self.run = trackio.init(project, name=name, group=subject.group, config=config, resume="allow", **quiet)
 
     def log(self, step: int, numbers: Mapping[str, float]) -> None:
         self.run.log(dict(numbers), step=step)
 
     def finish(self, result: Mapping[str, float]) -> None:
         self.run.log(dict(result))
-
-    def attach(self, files: Sequence[Path]) -> None:
-        for file in files:
-            self.run.log_artifact(file, name=file.name, type="report")
 
     def close(self, status: str) -> None:
         from trackio import context_vars

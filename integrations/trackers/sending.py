@@ -1,39 +1,30 @@
-"""Let runs be sent to trackers by a process of their own, so that a training waits for none before its end."""
+"""Let runs be sent to trackers while they train."""
 
 from __future__ import annotations
 
 import hashlib
 import json
-import subprocess
 import sys
-import tempfile
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from contextlib import suppress
+from contextlib import redirect_stdout, suppress
 from importlib.util import find_spec
-from pathlib import Path
+from io import StringIO
 from typing import Any
 
 from counterpoint.install import install
 from counterpoint.names import check_known
 
 from ..store.cell import dataset_name
+from ..store.place import local
 from ..store.run import Run
-from .backends import BACKENDS, Subject
-
-FOLDER = "tensorboard"
-SAID_AFTER, GIVEN_UP_AFTER = 2.0, 120.0  # seconds at the end of a run
-INTERRUPTED = 5.0  # the same after Ctrl-C
+from .backends import BACKENDS, Subject, Tracker
 
 
 def check(names: Iterable[str]) -> None:
     """Raise before any training if a tracker cannot be used: it is missing, or its server does not answer."""
     for name in names:
         check_known("--track: unknown tracker", name, BACKENDS)
-        try:
-            missing = find_spec(name) is None
-        except ValueError:  # a module without a spec, or None in its place
-            missing = True
-        if missing:
+        if sys.modules.get(name, name) is None or find_spec(name) is None:
             raise ImportError(f"--track {name}: {name} is not installed: {install('track')}")
         try:
             BACKENDS[name].check()
@@ -54,7 +45,7 @@ class Tracked:
         self.train, self.names = train, names
 
     def __call__(self, run: Run) -> None:
-        run.listener = sending = Sending(self.names, subject_of(run), run.path / "metrics.jsonl")
+        run.listener = sending = Sending(run, self.names)
         try:
             self.train(run)
         except BaseException as error:
@@ -65,124 +56,75 @@ class Tracked:
 
 
 class Sending:
-    """The process that sends a run or a report (:mod:`.sender`), which trackers cannot disturb from there.
+    """Sends a run to trackers from its first line on, when it is known at which step a resumed run continues.
 
-    It starts with the first line, since then it is known at which step a resumed run continues, and ends with this
-    process. Messages to it are lines of JSON.
-
-    Args:
-        names: of the trackers.
-        subject: what they are told of the run.
-        metrics: the file of its lines.
+    A tracker that fails is left out with one warning.
     """
 
-    def __init__(self, names: Sequence[str], subject: Subject, metrics: Path | None = None) -> None:
-        self.names, self.subject, self.metrics = names, subject, metrics
-        self.process: subprocess.Popen[str] | None = None
+    def __init__(self, run: Run, names: Sequence[str]) -> None:
+        self.run, self.names = run, names
+        self.trackers: dict[str, Tracker] = {}
+        self.begun = False  # with the first line
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        return Sending, (self.names, self.subject, self.metrics)  # for a process that trains while this one waits
+    def __getstate__(self) -> dict[str, Any]:
+        return {
+            **vars(self),
+            "trackers": {},
+            "begun": False,
+        }  # a process that trains while this one waits opens its own
 
-    def log(self) -> None:
-        """Follow the run, which has stored a line."""
-        if self.process is None:
-            # A session of its own keeps Ctrl-C away. Its output is discarded: that of a command may be JSON.
-            command, pipe = [sys.executable, "-m", f"{__package__}.sender"], subprocess.PIPE
-            self.process = subprocess.Popen(
-                command, stdin=pipe, stdout=subprocess.DEVNULL, text=True, start_new_session=True
-            )
-            self._tell(names=self.names, subject=vars(self.subject), metrics=self.metrics)
+    def log(self, step: int, numbers: Mapping[str, float]) -> None:
+        """Send a line that the run has stored; with the first one, those before it that a tracker lacks."""
+        if not self.begun:
+            self._begin()
+        else:
+            self._each(lambda name: self.trackers[name].log(step, numbers))
 
     def finish(self, result: Mapping[str, float]) -> None:
         """Send the result, and end the trackers' runs."""
-        self.log()
-        self.end("done", result={f"result/{name}": value for name, value in result.items()})
+        if not self.begun:
+            self._begin()
+        self._each(lambda name: self.trackers[name].finish({f"result/{key}": value for key, value in result.items()}))
+        self.end("done")
 
-    def end(self, status: str, **last: Any) -> None:
-        """Send the rest, end the trackers' runs as ``done``, ``interrupted`` or ``failed``, and wait for that."""
-        process = self.process
-        if process is None or process.stdin is None or process.stdin.closed:
-            return
-        self._tell(status=status, **last)
-        with suppress(OSError):
-            process.stdin.close()
-        code: int | None
-        try:
-            code = process.wait(SAID_AFTER)
-        except subprocess.TimeoutExpired:
-            print("sending the rest to the trackers; the store has everything", file=sys.stderr, flush=True)
-            with suppress(subprocess.TimeoutExpired):
-                process.wait(INTERRUPTED if status == "interrupted" else GIVEN_UP_AFTER)
-            if (code := process.poll()) is None and status != "interrupted":
-                process.kill()
-        if code != 0:
-            print("the trackers may not have everything; the store has", file=sys.stderr, flush=True)
+    def end(self, status: str) -> None:
+        """End the trackers' runs as ``done``, ``interrupted`` or ``failed``, and wait until everything is sent."""
+        self._each(lambda name: self.trackers.pop(name).close(status))
 
-    def _tell(self, **message: Any) -> None:
-        assert self.process is not None
-        assert self.process.stdin is not None
-        with suppress(OSError):  # it has died, which its exit code says
-            self.process.stdin.write(json.dumps(message, default=str) + "\n")
-            self.process.stdin.flush()
+    def _begin(self) -> None:
+        self.begun, subject, lines = True, subject_of(self.run), self.run.metrics()
+
+        def begin(name: str) -> None:
+            tracker = self.trackers[name] = BACKENDS[name](subject)
+            for line in lines:
+                if line["step"] > tracker.last:
+                    tracker.log(int(line["step"]), {key: value for key, value in line.items() if key != "step"})
+
+        self._each(begin, self.names)
+
+    def _each(self, call: Callable[[str], object], names: Iterable[str] = ()) -> None:
+        for name in names or [*self.trackers]:
+            try:
+                with redirect_stdout(StringIO()):  # the output of a command may be JSON
+                    call(name)
+            except Exception as error:
+                reason = f"{type(error).__name__}: {error}".partition("\n")[0]
+                about = f"{name} has failed and is left out; the store has everything ({reason})"
+                print(f"warning: {self.run.title}: {about}", file=sys.stderr, flush=True)
+                with suppress(Exception):
+                    self.trackers.pop(name).close("failed")
 
 
 def subject_of(run: Run) -> Subject:
     """Return what trackers are told of a run. A resumed run has the same identifier, a run begun anew another one."""
     arguments = run.arguments
+    identity = json.dumps([run.folder.name, run.record["started"]])
     return Subject(
-        identifier=_digest(run.folder.name, run.record["started"]),
+        identifier=hashlib.sha256(identity.encode()).hexdigest()[:16],
         name=f"{run.name}, seed {arguments['seed']}",
         group=f"{arguments['domain']}/{dataset_name(arguments)}",
-        config=flat(arguments),
+        config=arguments,
         tags={name: str(arguments[name]) for name in ("domain", "objective", "seed") if arguments[name] is not None},
-        root=run.root,
-        folder=run.path / FOLDER,
+        root=local(run.store),
+        folder=run.path / "tensorboard",
     )
-
-
-def flat(nested: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Replace dicts within a dict by their items, as ``settings.lr``."""
-    items: dict[str, Any] = {}
-    for key, value in nested.items():
-        items |= flat(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {f"{prefix}{key}": value}
-    return items
-
-
-def _digest(*parts: object) -> str:
-    return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:16]
-
-
-def publish(names: Collection[str], runs: Sequence[Run], root: str | Path) -> None:
-    """Send the report of a grid to trackers, as a run of its own with the page as a file.
-
-    The same runs have the same identifier, so that a page that is sent again replaces the one before.
-    """
-    done = [run for run in runs if run.done and not run.tuning]
-    if not names or not done:
-        return
-    from .. import report
-    from ..store.mirror import upload
-    from ..store.transport import local
-
-    datasets = list(dict.fromkeys(dataset_name(run.arguments) for run in done))
-    domain, here = done[0].arguments["domain"], local(root)
-    about = {"rows": [*dict.fromkeys(run.name for run in done)], "runs": len(done)}
-    sending = Sending(
-        [*names],
-        Subject(
-            identifier=_digest(sorted((run.address, run.record.get("started")) for run in done)),
-            name=f"report of {', '.join(datasets)}",
-            group=f"{domain}/{datasets[0]}",
-            config={**about, "seeds": sorted({run.arguments["seed"] for run in done})},
-            tags={"domain": domain, "report": "page"},
-            root=here,
-            folder=here / FOLDER / "report",
-        ),
-    )
-    sending.log()
-    summary = report.summarise(done, metrics=list(dict.fromkeys(name for run in done for name in run.record["result"])))
-    with tempfile.TemporaryDirectory() as folder:
-        files = report.write(summary, folder, formats=("html", "markdown"), pictures=False)
-        sending.end("done", files=[*files])
-    if "tensorboard" in names:
-        upload(root, FOLDER)

@@ -61,7 +61,7 @@ def _compare(watch: Watch, finding: Finding, logits: Tensor, gradient: Tensor, p
         (expected,) = torch.autograd.grad(value, x)
     weight = float((gradient * expected).sum() / (expected * expected).sum().clamp(min=1e-60))
     finding["gradient_difference"] = float((gradient - weight * expected).abs().max() / gradient.abs().max())
-    values = [float(v) for v, _ in watch.scalars]
+    values = map(float, watch.scalars)
     finding["value_difference"] = nearest(float(value.detach()), values, len(x))
     tolerance = tolerance_of(logits)
     finding["ours"] = finding["gradient_difference"] < tolerance and finding["value_difference"] < tolerance
@@ -69,7 +69,7 @@ def _compare(watch: Watch, finding: Finding, logits: Tensor, gradient: Tensor, p
 
 def _argument(sink: Sink, replace: Finding, value: float) -> str | None:
     """The argument of the function that is the number ``value``."""
-    for frame, passed, _ in sink.frames:
+    for frame, passed in sink.frames:
         if frame.f_code.co_filename != replace["file"]:
             continue
         for name, x in passed.items():

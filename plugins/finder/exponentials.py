@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
@@ -28,15 +29,30 @@ RULES = {
 Begin = Callable[[Sink, Sequence[Product]], Finding]
 
 
+@dataclass(eq=False)
 class _Unit:
-    """A product as a matrix, with the gradient of the script's loss and the scale of its logits."""
+    """Similarities as a matrix, with the gradient of the script's loss and the scale of its logits."""
 
-    def __init__(self, product: Product, gradient: Tensor, scale: float, sink: Sink) -> None:
-        self.product, self.scale, self.sink = product, scale, sink
+    product: Product
+    s: Tensor
+    g: Tensor
+    scale: float
+    sink: Sink
+    single: bool = False
+    logits: bool = False  # those of the sink, rather than a product
+
+    @classmethod
+    def of_product(cls, product: Product, gradient: Tensor, scale: float, sink: Sink) -> _Unit:
         s, g = product.values(), gradient.detach().double()
-        self.single = product.kind == "rows"
         g = g if product.lengths is None else g * product.lengths
-        self.s, self.g = (x.reshape(-1, 1) if self.single else _matrix(x) for x in (s, g))
+        single = product.kind == "rows"
+        s, g = (x.reshape(-1, 1) if single else _matrix(x) for x in (s, g))
+        return cls(product, s, g, scale, sink, single)
+
+    @classmethod
+    def of_logits(cls, sink: Sink, product: Product, gradient: Tensor, scale: float) -> _Unit:
+        s, g = _matrix(sink.x.detach().double()) / scale, _matrix(gradient.double()) * scale
+        return cls(product, s, g, scale, sink, logits=True)
 
     @property
     def anchors(self) -> Tensor:
@@ -52,23 +68,39 @@ def _matrix(x: Tensor) -> Tensor:
 def judge_exponentials(watch: Watch, sinks: list[Sink], root: Tensor, begin: Begin) -> Iterator[Finding]:
     """Return the findings of sinks without labels.
 
+    Logits that are a loss by themselves come first, whatever they are computed from; then what several products make.
+
     Args:
         watch, sinks, root: of the step.
         begin: returns the beginning of a finding, of a sink and its products.
     """
     units: dict[int, _Unit] = {}
+    done: set[int] = set()
+    rest: list[tuple[Sink, list[Product]]] = []
     for sink in sinks:
-        for product in sink.walk.products:
-            if id(product) in units or watch.is_head(product):
+        products = [product for product in sink.walk.products if not watch.is_head(product)]
+        finding: Finding = {"doubts": []}
+        raw = measure(watch, sink, products, finding)
+        gradient = _through(root, sink)
+        if raw is None or gradient is None or not bool((gradient != 0).any()):
+            continue
+        if finding["scores"] or not finding["doubts"]:
+            unit = _Unit.of_logits(sink, products[0], gradient, raw)
+            if sink.kind in SUMS and "exp_(" not in sink.place.call and (form := _recognise([unit])) is not None:
+                done |= {id(product) for product in products}
+                yield _judged(watch, [unit], form, root, begin(sink, products))
                 continue
+        rest.append((sink, products))
+    for sink, products in rest:
+        for product in products:
+            if id(product) in done:  # the products of a whole loss have another term
+                yield begin(sink, products) | {"form": None, "ours": False}
+                break
             (g,) = gradients(root, [product.edge])
-            try:
-                scale = measure(watch, sink, [product], {"doubts": []})
-            except RuntimeError as error:
-                watch.errors.append(f"{sink.kind} at {sink.place.short}: {error}")
-                continue
-            if g is not None and scale is not None and bool((g != 0).any()):
-                units[id(product)] = _Unit(product, g, scale, sink)
+            finding = {"doubts": []}
+            scale = None if id(product) in units else measure(watch, sink, [product], finding)
+            if g is not None and scale is not None and not finding["scores"] and bool((g != 0).any()):
+                units[id(product)] = _Unit.of_product(product, g, scale, sink)
     todo = list(units.values())
     alone = list(_alone(watch, root)) if todo else []
     for group in [*_groups(todo), *([u] for u in todo)]:
@@ -80,14 +112,21 @@ def judge_exponentials(watch: Watch, sinks: list[Sink], root: Tensor, begin: Beg
         todo = [unit for unit in todo if unit not in group]
         finding = _judged(watch, group, form, root, begin(group[0].sink, [unit.product for unit in group]))
         if form is None and finding["ours"]:  # the function's other products are the same loss
-            frames = [
-                f
-                for s in watch.sinks
-                for f, *_ in s.frames
-                if function_name(f.f_code) == finding["replace"]["function"]
-            ]
-            todo = [u for u in todo if not any(f in frames for f, *_ in u.sink.frames)]
+            name = finding["replace"]["function"]
+            frames = [f for s in watch.sinks for f, _ in s.frames if function_name(f.f_code) == name]
+            todo = [u for u in todo if not any(f in frames for f, _ in u.sink.frames)]
         yield finding
+
+
+def _through(root: Tensor, sink: Sink) -> Tensor | None:
+    """The gradient of the logits: of log-sum-exp whatever they are used for, else by way of the call."""
+    if sink.kind == "logsumexp" or sink.edge is None:
+        return gradients(root, [sink.x])[0]
+    (outer,) = gradients(root, [sink.edge])
+    if outer is None:
+        return None
+    (g,) = torch.autograd.grad([sink.edge], [sink.x], [outer], retain_graph=True, allow_unused=True)
+    return g
 
 
 def _alone(watch: Watch, root: Tensor) -> Iterator[tuple[Product, Tensor]]:
@@ -103,7 +142,7 @@ def _completed(group: list[_Unit], alone: Sequence[tuple[Product, Tensor]]) -> t
     first = group[0]
     for product, g in alone:
         if any(len(x) == len(first.s) and _same(x.detach(), first.anchors) for x in (product.a, product.b)):
-            whole = [*group, _Unit(product, g, first.scale, first.sink)]
+            whole = [*group, _Unit.of_product(product, g, first.scale, first.sink)]
             if (form := _recognise(whole)) is not None:
                 return whole, form
     return group, _recognise(group)
@@ -129,21 +168,21 @@ def _same(a: Tensor, b: Tensor) -> bool:
 def _recognise(group: list[_Unit]) -> Form | None:
     if max(u.scale for u in group) - min(u.scale for u in group) > 1e-3 * abs(group[0].scale):
         return None
-    matrices = [u for u in group if not u.single]
+    matrices, singles = [u for u in group if not u.single], [u for u in group if u.single]
     parts = [(u.s, u.g) for u in matrices]
-    for unit in (u for u in group if u.single):
-        for i, matrix in enumerate(matrices):
-            columns_ = _columns_of(unit, matrix)
-            if columns_ is not None:  # the positive was computed twice: once alone, once in the matrix
-                s, g = parts[i]
-                parts[i] = s, g.scatter_add(1, columns_, unit.g)
-                break
-        else:
-            parts.insert(0, (unit.s, unit.g))
-    if len({len(s) for s, _ in parts}) != 1:
-        return None
-    s, g = (torch.cat(columns_, 1) for columns_ in zip(*parts, strict=True))
-    return recognise(s, g, group[0].scale, tolerance_of(group[0].sink.x))
+    apart = [(u.s, u.g) for u in singles]
+    for i, matrix in enumerate(matrices):
+        for unit in [*singles]:
+            if (columns_ := _columns_of(unit, matrix)) is not None:  # the positive is in the matrix, too
+                parts[i] = parts[i][0], parts[i][1].scatter_add(1, columns_, unit.g)
+                singles.remove(unit)
+    joined = [*((u.s, u.g) for u in singles), *parts]
+    for each in (joined, [*apart, *((u.s, u.g) for u in matrices)])[: 1 + (len(singles) < len(apart))]:
+        if len({len(s) for s, _ in each}) == 1:
+            s, g = (torch.cat(columns_, 1) for columns_ in zip(*each, strict=True))
+            if form := recognise(s, g, group[0].scale, tolerance_of(group[0].sink.x)):
+                return form
+    return None
 
 
 def _columns_of(unit: _Unit, matrix: _Unit) -> Tensor | None:
@@ -168,7 +207,7 @@ def _judged(watch: Watch, group: list[_Unit], form: Form | None, root: Tensor, f
     sink, products = group[0].sink, [unit.product for unit in group]
     finding |= {"form": None, "ours": False}
     rivals: list[str] = []
-    raw = measure(watch, sink, products[:1], finding)
+    raw = measure(watch, sink, sink.walk.products if group[0].logits else products[:1], finding)
     if form is not None:
         self_similarity = len(products) == 1 and _same(products[0].a.detach(), products[0].b.detach())
         finding |= {
@@ -177,21 +216,19 @@ def _judged(watch: Watch, group: list[_Unit], form: Form | None, root: Tensor, f
             "way": form.way,
             "in_denominator": "denominator=negatives" not in form.name,
             "positives": layout(form.positives) or _entries(form.positives),
-            "positives_per_anchor": [int(form.positives.sum(1).min()), int(form.positives.sum(1).max())],
             "masked": float((~form.used).double().mean()),
             "self_similarity": self_similarity,
             "gradient_difference": form.error,
-            "weight": form.weight,
         }
         rule = _rule(str(finding["positives"]), products[0])
+        rule = rule or ("gradient" if form.way != "both" else None)
         if rule and form.error <= tolerance_of(sink.x) and len(group) == 1 and not group[0].single:
-            if _are_logits(sink, group):
+            if group[0].logits or _are_logits(sink, group):
                 finding["columns"] = rule
             elif products[0].lengths is None and products[0].kind == "matrix" and not finding["learned"]:
                 finding["product"] = products[0].place.short
                 finding["product_scale"], finding["columns"] = finding["scale"] / (raw or 1.0), rule
-        finding["pairs"], finding["similarities"] = _similarities(group)
-        values = [float(v) for v, _ in watch.scalars]
+        values = [*map(float, watch.scalars)]
         near = {f.name: nearest(f.value, values, len(f.used)) for f in (form, *form.rivals)}
         closest = min(near, key=near.__getitem__)  # equal gradients, but another value: a sum instead of a mean
         if near[closest] < 0.1 * tolerance_of(sink.x):
@@ -201,11 +238,9 @@ def _judged(watch: Watch, group: list[_Unit], form: Form | None, root: Tensor, f
         else:
             rivals = [rival.name for rival in form.rivals]
         if form.error > tolerance_of(sink.x):
-            about = "something like log(p + epsilon)" if not form.epsilon else f"log(p + {form.epsilon:.1g})"
-            finding["doubts"].append(f"anchors do not weigh the same: {about}")
-            finding["epsilon"] = form.epsilon
+            finding["doubts"].append(f"anchors do not weigh the same, by {form.error:.1g}, as in log(p + epsilon)")
     specs = [finding["form"], *rivals] if form else [*SINGLE, *SEVERAL]
-    finding["replace"] = replace = function_of(watch, sink, root, finding, specs, form)
+    finding["replace"] = replace = function_of(watch, sink, root, finding, specs)
     if replace is not None:
         if form is None or rivals or len(form.used) == 1:  # a call of the function has more anchors
             finding["form"], rivals = replace["form"], []
@@ -214,8 +249,6 @@ def _judged(watch: Watch, group: list[_Unit], form: Form | None, root: Tensor, f
         if "labels" in replace["as"]:
             finding["positives"] = f"the rows of the same {replace['as']['labels']}"
         finding |= {"ours": True, "in_denominator": "negatives" not in replace["form"]}
-        if "value_difference" in replace:
-            finding["value_difference"] = replace["value_difference"]
     if rivals:
         finding["doubts"].append(f"batch and precision do not tell it from {' or '.join(rivals)}")
     return finding
@@ -231,15 +264,6 @@ def _rule(positives: str, product: Product) -> str | None:
 
 def _entries(positives: Tensor) -> str:
     return "one key of each row" if bool((positives.sum(1) == 1).all()) else "the entries of a mask"
-
-
-def _similarities(group: Sequence[_Unit]) -> tuple[list[str], list[str]]:
-    """The calls that compute the similarities of a group, of pairs and of matrices, each similarity once."""
-    matrices = [unit for unit in group if not unit.single]
-    pairs = [u for u in group if u.single and not any(_columns_of(u, m) is not None for m in matrices)]
-    calls = ([unit.product.place.call for unit in units] for units in (pairs, matrices))
-    first, others = (list(dict.fromkeys(each)) for each in calls)
-    return first, others
 
 
 def _are_logits(sink: Sink, group: Sequence[_Unit]) -> bool:

@@ -19,7 +19,7 @@ from .exponentials import judge_exponentials
 from .functions import Finding, function_of, gradients, relative, tolerance_of
 from .measure import measure
 from .products import Product
-from .recognise import at_scale, columns
+from .recognise import UNDERFLOW, at_scale, columns
 from .watch import Sink, Watch
 
 LABELED = ("cross entropy", "nll_loss")
@@ -30,7 +30,7 @@ def judge(watch: Watch, root: Tensor) -> list[Finding]:
     """Return the contrastive losses that ``root`` is computed from."""
     # what takes its logits from a cross entropy that was judged is the same loss
     labeled = [sink for sink in watch.sinks if sink.labels is not None]
-    others = [s for s in watch.sinks if s.labels is None and not any(s.x is other.x for other in labeled)]
+    others = [s for s in watch.sinks if s.labels is None and not any(_leads_to(s, other) for other in labeled)]
     found = _judged_alone(watch, labeled, lambda sink: _cross_entropy(watch, sink, root))
     binary = [sink for sink in others if sink.kind == "binary logits"]
     found += _judged_alone(watch, binary, lambda sink: judge_binary(watch, sink, root, _base(sink, sink.walk.products)))
@@ -45,6 +45,11 @@ def judge(watch: Watch, root: Tensor) -> list[Finding]:
         for name in ("_sink", "_logits", "_products"):
             finding.pop(name, None)
     return found
+
+
+def _leads_to(sink: Sink, other: Sink) -> bool:
+    """Whether the logits of another sink are these, or are computed from the result of this one."""
+    return sink.x is other.x or (sink.edge is not None and sink.edge.node in other.walk.nodes)
 
 
 def _judged_alone(watch: Watch, sinks: Sequence[Sink], judge_one: Callable[[Sink], Finding | None]) -> list[Finding]:
@@ -75,7 +80,8 @@ def _base(sink: Sink, products: Sequence[Product]) -> Finding:
         "call": first.call,
         "logits": list(sink.x.shape),
         "products": [
-            {"site": p.place.short, "call": p.place.call, "a": list(p.a.shape), "b": list(p.b.shape)} for p in products
+            {"site": p.place.short, "call": p.place.call, "a": list(p.a.shape), "b": list(p.b.shape)}
+            for p in {p.place: p for p in products}.values()
         ],
         "processes": distributed.get_world_size() if _distributed() else 1,
         "doubts": [],
@@ -103,7 +109,6 @@ def _cross_entropy(watch: Watch, sink: Sink, root: Tensor) -> Finding | None:
         x, labels = x.movedim(1, -1).flatten(0, -2), labels.flatten()
     finding |= {"ours": False, "form": "infonce", "in_denominator": True, "reduction": options.get("reduction", "mean")}
     finding["site_has_labels"] = sink.replaceable
-    finding["options"] = {k: v for k, v in options.items() if isinstance(v, (str, int, float))}
     finding["masked"] = float((x <= MASKED).double().mean())
     finding["_logits"] = x
     if labels.is_floating_point():
@@ -120,7 +125,7 @@ def _cross_entropy(watch: Watch, sink: Sink, root: Tensor) -> Finding | None:
         x, labels = x[labels != ignore], labels[labels != ignore]
         finding["ignored"] = len(sink.x) - len(x) if sink.x.dim() == 2 else sink.labels.numel() - len(x)
         finding["positives"] = columns(labels) or "the columns that the labels name"
-        if not columns(labels):
+        if not columns(labels) and len(labels) > 1:
             finding["doubts"].append(
                 f"labels follow no rule ({len(labels.unique())} different ones in {len(labels)} rows): columns may be "
                 "classes rather than samples"
@@ -172,10 +177,14 @@ def _find_margin(finding: Finding, sink: Sink) -> None:
     Such logits are linear in the products: what the products' part of the logits leaves is the same in a row.
     """
     x = sink.x.detach()
+    if finding["scores"]:
+        return
     linear = _linear_part(sink, finding["_products"])
     if linear is None:
         return
-    rest = (x - linear).double().masked_fill(x <= MASKED, torch.nan)
+    keys = -1 if x.dim() < 3 else 1
+    masked = x <= (x.amax(keys, keepdim=True) - UNDERFLOW).clamp(min=MASKED)
+    rest = (x - linear).double().masked_fill(masked, torch.nan)
     rest = rest.movedim(1, -1) if rest.dim() > 2 else rest
     most = float((rest - rest.nanmedian(-1, keepdim=True).values).nan_to_num().abs().max())
     if most > 3 * tolerance_of(x) * max(1.0, float(x[x > MASKED].abs().max())):

@@ -77,12 +77,6 @@ def arguments(frame: FrameType) -> dict[str, Tensor]:
     return {n: x for n in names if isinstance(x := frame.f_locals.get(n), Tensor)}
 
 
-def variables(frame: FrameType, passed: dict[str, Tensor]) -> dict[str, Tensor]:
-    """The other variables of a frame that are tensors, and the arguments that were assigned to."""
-    here = frame.f_locals.items()
-    return {n: x for n, x in here if isinstance(x, Tensor) and x is not passed.get(n)}
-
-
 def embeddings(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
     """Those that may be embeddings."""
     return {n: x for n, x in tensors.items() if x.is_floating_point() and x.dim() in (2, 3)}

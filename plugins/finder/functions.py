@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from fractions import Fraction
 from itertools import permutations
-from types import FrameType
+from types import FrameType, ModuleType
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from counterpoint.objective import Objective
 
-from .frames import embeddings, function_name, labels
-from .recognise import SINGLE, Form, at_scale
+from .frames import embeddings, function_name, is_nested, labels
+from .recognise import at_scale
 from .watch import Sink, Watch
 
 Finding = dict[str, Any]
@@ -38,9 +37,7 @@ def nearest(value: float, values: Iterable[float], anchors: int) -> float:
     return min((relative(value * k, other) for other in values for k in (1.0, anchors)), default=1.0)
 
 
-def function_of(
-    watch: Watch, sink: Sink, root: Tensor, finding: Finding, specs: Sequence[str], form: Form | None = None
-) -> Finding | None:
+def function_of(watch: Watch, sink: Sink, root: Tensor, finding: Finding, specs: Sequence[str]) -> Finding | None:
     """Find a function whose arguments are the embeddings, and how our objective gets its gradient from them.
 
     A call of the function is compared as a whole, with all products that were made in it. Of several, functions that
@@ -49,95 +46,59 @@ def function_of(
     Args:
         watch, sink, root, finding: of the step.
         specs: the objectives that it may be.
-        form: where it is only nearly an objective, how nearly.
     """
-    error, factor = (form.error, form.factor) if form is not None else (0.0, 1.0)
-    tolerance = max(tolerance_of(sink.x), 3 * error)
-    found = list(_functions(watch, sink, root, finding, specs, tolerance, factor)) if finding["scale"] > 0 else []
+    found = list(_functions(watch, sink, root, finding, specs)) if finding["scale"] > 0 else []
     return min(found, key=lambda each: (not each["whole"], "anchors" in each["as"]), default=None)
 
 
-def _functions(
-    watch: Watch, sink: Sink, root: Tensor, finding: Finding, specs: Sequence[str], tolerance: float, factor: float
-) -> Iterator[Finding]:
-    for frame, passed, others in sink.frames:
-        name = function_name(frame.f_code)
-        inside = [s for s in watch.sinks if any(f is frame for f, *_ in s.frames)]
+def _functions(watch: Watch, sink: Sink, root: Tensor, finding: Finding, specs: Sequence[str]) -> Iterator[Finding]:
+    for frame, passed in sink.frames:
+        name, tensors = function_name(frame.f_code), embeddings(passed)
+        if "<" in name or not tensors:
+            continue
+        inside = [s for s in watch.sinks if any(f is frame for f, _ in s.frames)]
         apart = [p for p in watch.pairs() if frame in p.frames]
         products = {id(p): p for p in [*(p for s in inside for p in s.walk.products), *apart]}.values()
         edges, divided = [p.edge for p in products], any(p.lengths is not None for p in products)
         outputs = [(e, g) for e, g in zip(edges, gradients(root, edges), strict=True) if g is not None]
-        # a function can only be replaced from its arguments; with other variables, the user edits a line
-        arguments, variables = embeddings(passed), embeddings(others)
-        results = [float(v) / factor for v, where in watch.scalars if where is frame]
-        known = labels(passed), labels(passed | others)
-        for tensors, classes in zip((arguments if name != "<module>" else {}, variables), known, strict=True):
-            tried = []
-            for spec in specs if tensors else ():
-                fitting = _arguments(
-                    at_scale(spec, finding["scale"]),
-                    tensors,
-                    classes,
-                    outputs,
-                    bool(finding["normalized"]),
-                    tolerance,
-                    divided,
-                )
-                tried += [{**fitting, "form": spec}] if fitting else []
-            if tried:
-                best = _best(tried, results, tolerance)
-                near = nearest(best["value"], results, best["count"])
-                if near < 0.1 * tolerance:
-                    best["value_difference"] = near
-                elif tensors is variables:
-                    continue
-                # the last number is what the function returns, or else the last numbers, one for each anchor
-                times = results[-1] / best["value"] if results else 0.0
-                if not results and _per_anchor(watch, frame, best, tolerance):
-                    best["as"]["reduction"] = "none"
-                elif abs(times - best["count"]) < 1e-3 * best["count"]:
-                    best["as"]["reduction"] = "sum"
-                elif abs(times - 1) > 0.1 * tolerance and relative(times, best["weight"]) < 0.1 * tolerance:
-                    # backward() starts from this number, so the gradient has the same factor
-                    best["as"]["times"] = _rounded(times)
-                    best["value_difference"] = relative(best["weight"], times)
-                exact = not {"reduction", "times"}.isdisjoint(best["as"]) or abs(times - 1) < 0.1 * tolerance
-                whole = exact and tensors is arguments and {"split", "keys", "transposed"}.isdisjoint(best["as"])
-                whole &= "<" not in str(getattr(frame.f_code, "co_qualname", name))
-                numbers = {n: float(x.detach()) for n, x in passed.items() if x.numel() == 1}
-                near_scale = [n for n, x in numbers.items() if relative(x, finding["scale"]) < 1e-4]
-                best["scale"] = near_scale[0] if near_scale and finding["learned"] else None
-                yield {"file": frame.f_code.co_filename, "function": name, "whole": whole, "exact": exact, **best}
-                if whole and "anchors" not in best["as"]:
-                    return
+        tried: list[Finding] = []
+        for spec in (*specs, *(_fitted(frame) if len(specs) > 2 else ())):
+            if tried and spec not in specs:
                 break
+            fitting = _arguments(
+                at_scale(spec, finding["scale"]),
+                tensors,
+                labels(passed),
+                outputs,
+                bool(finding["normalized"]),
+                tolerance_of(sink.x),
+                divided,
+            )
+            tried += [{**fitting, "form": spec}] if fitting else []
+        if not tried:
+            continue
+        least = min(float(each["gradient_difference"]) for each in tried)
+        best = next(each for each in tried if each["gradient_difference"] <= 30 * least)
+        whole = {"split", "groups", "transposed"}.isdisjoint(best["as"]) and not is_nested(frame.f_code)
+        given = [x for x in passed.values() for chosen in best["arguments"] if x is passed[chosen]]
+        whole &= len(given) == len(best["arguments"])  # no other argument is the same tensor
+        numbers = {n: float(x.detach()) for n, x in passed.items() if x.numel() == 1}
+        near_scale = [n for n, x in numbers.items() if relative(x, finding["scale"]) < 1e-4]
+        best["scale"] = near_scale[0] if near_scale and finding["learned"] else None
+        yield {"file": frame.f_code.co_filename, "function": name, "whole": whole, **best}
+        if whole and "anchors" not in best["as"]:
+            return
 
 
-def _per_anchor(watch: Watch, frame: FrameType, best: Finding, tolerance: float) -> bool:
-    """Whether the last vector that a function has computed is the loss of each anchor."""
-    vectors = [x for x, where in watch.vectors if where is frame]
-    if not vectors or len(vectors[-1]) != best["count"]:
-        return False
-    best["value_difference"] = relative(best["value"], float(vectors[-1].double().mean()))
-    return float(best["value_difference"]) < 0.1 * tolerance
-
-
-def _rounded(factor: float) -> float:
-    """Return a simple fraction where that is the factor, up to single precision."""
-    simple = float(Fraction(factor).limit_denominator(100))
-    return float(f"{simple if relative(simple, factor) < 1e-6 else factor:.8g}")
-
-
-def _best(tried: Sequence[Finding], results: Sequence[float], tolerance: float) -> Finding:
-    """Return the form with the best gradient; of those that are as good, the one with the script's value."""
-    least = min(float(each["gradient_difference"]) for each in tried)
-
-    def preference(each: Finding) -> tuple[bool, bool, float]:
-        other_value = nearest(each["value"], results, each["count"]) > 0.1 * tolerance
-        simple = each["form"] in SINGLE and "labels" not in each["as"]
-        return other_value, not simple, float(each["gradient_difference"])
-
-    return min((each for each in tried if each["gradient_difference"] <= 30 * least), key=preference)
+def _fitted(frame: FrameType) -> Iterator[str]:
+    """Yield objectives with the numbers that a function has, as arguments or in its object, as their parameters."""
+    owners = (x for x in frame.f_locals.values() if hasattr(x, "__dict__") and not isinstance(x, ModuleType))
+    values = [*frame.f_locals.values(), *(value for x in owners for value in vars(x).values())]
+    numbers = [*dict.fromkeys(float(x) for x in values if type(x) in (int, float) and 0 < x <= 10)][:8]
+    priors = [x for x in numbers if x < 0.9]
+    yield from (f"dcl:prior={prior:g}" for prior in priors)
+    yield from (f"hcl:beta={beta:g},prior={prior:g}" for beta in numbers for prior in (*priors, 0.0))
+    yield from (f"adnce:mu={mu:g},sigma={sigma:g}" for mu in numbers if mu <= 1 for sigma in numbers)
 
 
 def _arguments(
@@ -191,21 +152,9 @@ def _arguments(
                     return {
                         "arguments": list(chosen),
                         "as": {**options, **({"stacked": True} if stacked else {})},
-                        "weight": weight,
                         "gradient_difference": error,
-                        "value": float(value.detach()),
-                        "count": _anchors(leaves[chosen[0]], len(chosen), options),
                     }
     return None
-
-
-def _anchors(first: Tensor, arguments: int, options: dict[str, Any]) -> int:
-    """Count the anchors of a call."""
-    if options.get("anchors") == "first":
-        return len(first)
-    if arguments == 1:
-        return first[..., 0].numel()
-    return len(first) * (2 if options.get("pairing") in ("symmetric", "views") else 1)
 
 
 def _calls(
@@ -240,13 +189,14 @@ def _plain_calls(loss_fn: Objective, chosen: Sequence[str], normalized: bool) ->
                     lambda a, b, n=normalize, p=pairing: loss_fn(a, b, pairing=p, normalize=n),  # pyright: ignore
                 )
             yield {**base, **_FIRST}, lambda a, b, n=normalize: _of_first(loss_fn, a, b, normalize=n)
-            yield {**base, "pairing": "one_way", "keys": "groups"}, lambda a, b, n=normalize: _grouped(loss_fn, a, b, n)
+            yield {**base, "pairing": "one_way", "groups": True}, lambda a, b, n=normalize: _grouped(loss_fn, a, b, n)
         else:
             for flip in (False, True):
                 yield (
                     {**base, "queue": chosen[2], **({"transposed": True} if flip else {})},
                     lambda a, b, c, n=normalize, f=flip: loss_fn(a, b, queue=c.mT if f else c, normalize=n),
                 )
+            yield {**base, "keys": "shared"}, lambda *z, n=normalize: shared_keys(loss_fn, *z, normalize=n)
 
 
 _FIRST = {"pairing": "views", "anchors": "first"}
@@ -262,6 +212,19 @@ def _split(how: str, z: Tensor, *others: Tensor) -> tuple[Tensor, Tensor]:
     if others or z.dim() != 2 or len(z) % 2:
         raise ValueError("no two halves")
     return (z[: len(z) // 2], z[len(z) // 2 :]) if how == "halves" else (z[0::2], z[1::2])
+
+
+def shared_keys(loss_fn: Objective, a: Tensor, b: Tensor, keys: Tensor, *, normalize: bool, **options: Any) -> Tensor:
+    """Compute the loss of anchors ``a``, their positives ``b``, and ``keys`` that are negatives of all of them."""
+    return loss_fn.from_scores(*shared_scores(a, b, keys, normalize=normalize), **options)
+
+
+def shared_scores(a: Tensor, b: Tensor, keys: Tensor, *, normalize: bool) -> tuple[Tensor, Tensor]:
+    """Return the similarities of anchors with their positives, and with keys that are negatives of all of them."""
+    if keys.dim() != 2 or a.shape != b.shape:
+        raise ValueError(f"expected keys (K, d) and positives {tuple(a.shape)}, got {keys.shape} and {b.shape}.")
+    a, b, keys = (nn.functional.normalize(x, dim=-1) if normalize else x for x in (a, b, keys))
+    return (a * b).sum(-1), a @ keys.mT
 
 
 def _grouped(loss_fn: Objective, a: Tensor, b: Tensor, normalize: bool) -> Tensor:

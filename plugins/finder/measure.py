@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Sequence
 
 import torch
 from torch import Tensor
+
+from counterpoint.batch.ready_made import MASKED
 
 from .functions import Finding, relative, tolerance_of
 from .products import Product
@@ -56,26 +59,20 @@ def _shifts(logits: Tensor, scalar: Tensor) -> bool:
 
 
 def measure(watch: Watch, sink: Sink, products: Sequence[Product], finding: Finding) -> float | None:
-    """Measure the scale of the logits in ``sink``, and say where it comes from; return it for the raw products."""
+    """Measure the scale of the logits in ``sink``, and say where it comes from; return it for the raw products.
+
+    Logits that are made of several similarities each are ``scores``, which have no scale but one.
+    """
     raw: list[float] = []
     total: list[float] = []
     norms: list[float | None] = []
     learned = {id(x): x for x in _learned(watch, sink, products)}
+    finding |= {"scores": False, "learned": [], "scale_variable": None}
     for product in products:
-        (g,) = torch.autograd.grad(sink.x.sum(), product.edge, retain_graph=True, allow_unused=True)
-        if g is None or not bool((g != 0).any()):
+        factor = _factor_of(sink.x, product)
+        if factor is None:
             continue
-        entries = g.detach().double()[g != 0]
-        lengths = _lengths(product, g)
-        if lengths is not None:
-            entries = (g.detach().double() * lengths)[g != 0]
-        factor = float(entries.median())
-        # subtracting each row's maximum changes no softmax: its gradients add up to zero
-        shifted = any(float(g.sum(i).abs().max()) < 1e-3 * abs(factor) * g.shape[i] for i in (-1, 0))
-        if not shifted and float((entries - factor).abs().max()) > 10 * tolerance_of(sink.x) * abs(factor):
-            finding["doubts"].append(
-                f"logits are not similarities times one number ({float(entries.min()):g} to {float(entries.max()):g})"
-            )
+        finding["scores"] |= factor == 0
         sides = [1.0, 1.0] if product.cosine else [_norm(watch, x) for x in (product.a, product.b)]
         norms += sides
         raw.append(factor)
@@ -84,6 +81,9 @@ def measure(watch: Watch, sink: Sink, products: Sequence[Product], finding: Find
             total[-1] *= side or _factor(x)
     if not total:
         return None
+    if finding["scores"]:
+        finding |= {"normalized": False, "one_sided": False, "scale": 1.0}
+        return 1.0
     finding["normalized"] = all(norms)
     finding["scale"] = total[0]
     finding["one_sided"] = any(norms) and not all(norms)
@@ -100,19 +100,64 @@ def measure(watch: Watch, sink: Sink, products: Sequence[Product], finding: Find
     return raw[0]
 
 
+def _factor_of(x: Tensor, product: Product) -> float | None:
+    """What logits multiply a product's entries by: None if they do not depend on these, zero if it is not one number.
+
+    All logits together tell whether it is the same everywhere, and some logits by themselves what it is: a product may
+    be taken twice, and subtracting one logit of a row from the others changes no softmax.
+    """
+    (g,) = torch.autograd.grad(x.sum(), product.edge, retain_graph=True, allow_unused=True)
+    if g is None:
+        return None
+    tolerance = 10 * tolerance_of(x)
+    product.lengths = _lengths(product, g)
+    lengths = 1.0 if product.lengths is None else product.lengths
+    entries = (g.double() * lengths)[g != 0]
+    probed = []
+    for one in _some(x):
+        (part,) = torch.autograd.grad(x, product.edge, one, retain_graph=True, allow_unused=True)
+        part = (part.double() * lengths)[part != 0]
+        up, down = part[part > 0], part[part < 0]
+        if len(up) > 1 or (not len(up) and len(down) > 1):
+            return 0.0
+        probed += [float(up[0]) if len(up) else float(down[0])] if len(part) and bool(part.isfinite().all()) else []
+    if not probed:
+        return float(entries.median()) if len(entries) else None
+    factor = max(probed, key=abs)
+    counts = entries / factor  # how often each entry is taken
+    shifted = any(float(g.sum(i).abs().max()) < 1e-3 * abs(factor) * g.shape[i] for i in range(max(-2, -g.dim()), 0))
+    if factor < 0 and not bool(((counts - 1).abs() <= tolerance).all()):  # it is subtracted from the others
+        factor, probed = -factor, [abs(each) for each in probed]
+    same = max(abs(each - factor) for each in probed) <= tolerance * abs(factor)
+    often = (counts - counts.round()).abs() <= tolerance * counts.abs().clamp(min=1.0)
+    return factor if same and (shifted or bool(often.all())) else 0.0
+
+
+def _some(x: Tensor) -> Iterator[Tensor]:
+    """Yield one-hot tensors of some logits that are not masked."""
+    shape, count = x.shape, 16 if x.numel() < 1 << 16 else 3
+    columns = torch.linspace(0, shape[-1] - 1, count).long().unique().tolist()
+    rows = {0, x[..., 0].numel() // 2, x[..., 0].numel() - 1}
+    flat = x.detach().reshape(-1, shape[-1])
+    for row, column in itertools.product(rows, columns):
+        if float(flat[row, column]) > MASKED:
+            one = torch.zeros_like(flat)
+            one[row, column] = 1.0
+            yield one.reshape(shape)
+
+
 def _lengths(product: Product, g: Tensor) -> Tensor | None:
     """The lengths of both sides, if inner products were divided by these afterwards, ``(a @ b.T) / (|a| |b|.T)``."""
-    if product.cosine or product.kind != "matrix" or g.dim() != 2 or product.a.dim() != 2 or product.b.dim() != 2:
+    if product.cosine or product.kind != "matrix" or min(product.a.dim(), product.b.dim()) < 2:
         return product.lengths
     a, b = (torch.linalg.vector_norm(x.detach().double(), dim=-1) for x in (product.a, product.b))
-    lengths = torch.outer(a, b)
+    lengths = a.unsqueeze(-1) * b.unsqueeze(-2)
     if lengths.shape != g.shape or float(lengths.max() - lengths.min()) < 1e-2 * float(lengths.max()):
         return None
     entries = (g.detach().double() * lengths)[g != 0]
-    if float(entries.max() - entries.min()) > 10 * max(tolerance_of(g), 1e-4) * abs(float(entries.median())):
-        return None
-    product.lengths, product.cosine = lengths, True
-    return lengths
+    tolerance = 10 * max(tolerance_of(g), 1e-4)
+    product.cosine = len(entries) > 0 and bool((entries / entries.median() - 1).abs().max() <= tolerance)
+    return lengths if product.cosine else None
 
 
 def _learned(watch: Watch, sink: Sink, products: Sequence[Product]) -> Iterator[Tensor]:
@@ -136,8 +181,8 @@ def _norm(watch: Watch, x: Tensor) -> float | None:
     if float(norms.max() - norms.min()) > tolerance * mean:
         return None
     # of unit length when what they were multiplied by is taken out, or normalized in view
-    unit = min(abs(mean / by - 1) for by in (1.0, abs(_factor(x))) if by) <= tolerance
-    return mean if unit or watch.walk(x).normalized else None
+    unit, walk = min(abs(mean / by - 1) for by in (1.0, abs(_factor(x))) if by) <= tolerance, watch.walk(x)
+    return mean if unit or walk.normalized or walk.scalars else None
 
 
 def _factor(x: Tensor) -> float:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import FrameType
@@ -22,7 +21,7 @@ def words(text: str) -> frozenset[str]:
 
 PRODUCTS = words(
     """
-    matmul __matmul__ __rmatmul__ mm bmm linear einsum inner addmm baddbmm cosine_similarity cdist sum mul __mul__
+    matmul __matmul__ __rmatmul__ mm mv bmm linear einsum inner addmm baddbmm cosine_similarity cdist sum mul __mul__
     __rmul__ multiply tensordot
     """
 )
@@ -51,55 +50,61 @@ class Product:
 def operands(name: str, func: Any, args: Any, kwargs: Any, elementwise: Mapping[Node, Any]) -> Any:
     """Return ``a, b, kind, again, cosine`` of a product, or None if it is not one of embeddings."""
     if name == "sum":
-        pair = elementwise.get(args[0].grad_fn) if isinstance(args[0], Tensor) and args[0].grad_fn else None
-        dims = kwargs.get("dim", args[1] if len(args) > 1 else None)
-        dim = dims[0] if isinstance(dims, (tuple, list)) and len(dims) == 1 else dims
-        if pair is None or not isinstance(dim, int) or dim not in (-1, args[0].dim() - 1):
-            return None
-        if any(not x.requires_grad and bool(((x == 0) | (x == 1)).all()) for x in pair):
-            return None  # a mask selects entries
-        return *pair, _broadcast_kind(*pair), lambda a, b: (a * b).sum(-1), False
+        return _sum(elementwise, *args, **kwargs)
     if name == "einsum":
-        operands = args[1] if len(args) == 2 and isinstance(args[1], (list, tuple)) else args[1:]
-        if not isinstance(args[0], str) or len(operands) != 2:
-            return None
-        left, _, right = args[0].replace(" ", "").partition("->")
-        first, _, second = left.partition(",")
-        shared = set(first) & set(second)
-        if "." in left or not shared - set(right):
-            return None
-        free = [set(term) - shared for term in (first, second)]
-        again = functools.partial(torch.einsum, args[0])
-        if not free[0] and not free[1]:
-            return *operands, "rows", again, False
-        if [len(letters) for letters in (*free, shared - set(right))] != [1, 1, 1]:
-            return None
-        (inner,) = shared - set(right)
-        at = first.index(inner), second.index(inner)
-        a, b = (x.movedim(i, -1) for x, i in zip(operands, at, strict=True))
-        return a, b, "matrix", lambda a, b: again(a.movedim(-1, at[0]), b.movedim(-1, at[1])), False
+        return _einsum(*args) if isinstance(args[0], str) else None
     if name == "tensordot":
         return _tensordot(*args, **kwargs)
-    tensors = [x for x in args if isinstance(x, Tensor)][:3]
+    tensors = [x for x in (*args, *kwargs.values()) if isinstance(x, Tensor)][:3]
     x, y = tensors[-2:] if name in ("addmm", "baddbmm") else [*tensors, None, None][:2]
+    if x is None or y is None:
+        return None
     if name == "__rmatmul__":
         x, y = y, x
-    if x is None or y is None:
-        y = y if y is not None else kwargs.get("x2", kwargs.get("other", kwargs.get("mat2", kwargs.get("weight"))))
-        if x is None or y is None:
-            return None
     if name == "cosine_similarity":
-        dim = kwargs.get("dim", args[2] if len(args) > 2 else 1)
-        dim -= max(x.dim(), y.dim()) if dim >= 0 else 0
-        if -dim > min(x.dim(), y.dim()):
-            return None
-        x, y = (z.movedim(dim, -1) for z in (x, y))
-        return x, y, _broadcast_kind(x, y), lambda a, b: torch.cosine_similarity(a, b, dim=-1), True
-    if min(x.dim(), y.dim()) < 2 or x.shape[-1] == 1:  # of lengths, not of embeddings
+        return _cosine(x, y, kwargs.get("dim", args[2] if len(args) > 2 else 1))
+    if min(x.dim(), y.dim()) < 1 or x.shape[-1] == 1:  # of lengths, not of embeddings
         return None
     if name == "cdist":
         return x, y, "distance", torch.cdist, False
-    return x, y if name in ("linear", "inner") else y.mT, "matrix", lambda a, b: a @ b.mT, False
+    if x.dim() == y.dim() == 1:
+        return x, y, "rows", torch.dot, False
+    turned = name in ("linear", "inner") or y.dim() == 1
+    return x, y if turned else y.mT, "matrix", lambda a, b: a @ (b if b.dim() == 1 else b.mT), False
+
+
+def _sum(elementwise: Mapping[Node, Any], x: Any, dims: Any = None, *_: Any, **kwargs: Any) -> Any:
+    """As :func:`operands`, for the sum of an elementwise product over its last dimension."""
+    pair = elementwise.get(x.grad_fn) if isinstance(x, Tensor) and x.grad_fn else None
+    dims = kwargs.get("dim", dims)
+    dim = dims[0] if isinstance(dims, (tuple, list)) and len(dims) == 1 else dims
+    if pair is None or not isinstance(dim, int) or dim not in (-1, x.dim() - 1):
+        return None
+    if any(not each.requires_grad and bool(((each == 0) | (each == 1)).all()) for each in pair):
+        return None  # a mask selects entries
+    return *pair, _broadcast_kind(*pair), lambda a, b: (a * b).sum(-1), False
+
+
+def _einsum(equation: str, *tensors: Any) -> Any:
+    """As :func:`operands`, if one dimension is contracted; any number of others may lie beside it."""
+    tensors = tuple(tensors[0]) if len(tensors) == 1 and isinstance(tensors[0], (list, tuple)) else tensors
+    left, _, right = equation.replace(" ", "").partition("->")
+    terms = left.split(",")
+    inner = set.intersection(*map(set, terms)) - set(right)
+    if len(terms) != 2 or "." in left or len(inner) != 1:
+        return None
+    at = [term.index(next(iter(inner))) for term in terms]
+    a, b = (x.movedim(i, -1) for x, i in zip(tensors, at, strict=True))
+    kind = "rows" if set(terms[0]) == set(terms[1]) else "matrix"
+    return a, b, kind, lambda a, b: torch.einsum(equation, a.movedim(-1, at[0]), b.movedim(-1, at[1])), False
+
+
+def _cosine(x: Tensor, y: Tensor, dim: int) -> Any:
+    dim -= max(x.dim(), y.dim()) if dim >= 0 else 0
+    if -dim > min(x.dim(), y.dim()):
+        return None
+    x, y = (z.movedim(dim, -1) for z in (x, y))
+    return x, y, _broadcast_kind(x, y), lambda a, b: torch.cosine_similarity(a, b, dim=-1), True
 
 
 def _tensordot(a: Tensor, b: Tensor, dims: Any = 2, **_: Any) -> Any:

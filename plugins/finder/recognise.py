@@ -14,6 +14,7 @@ from torch import Tensor
 
 from counterpoint.objective import Objective, objective
 
+UNDERFLOW = 60.0  # exponents that are smaller, relative to the largest of their row, may have no gradient
 UNEVEN = 0.05  # anchors may weigh a little differently: log(p + epsilon)
 SINGLE = ("infonce", "infonce:denominator=negatives")
 SEVERAL = ("supcon", "nca:estimator=g0", "supcon:average=inside")  # other losses where anchors have several positives
@@ -36,26 +37,20 @@ class Form:
         way: ``rows``, ``columns`` or ``both``: whose entries compete.
         positives: ``(anchors, keys)`` booleans; anchors are rows, except for ``columns``.
         used: the entries that are in the loss.
-        weight: the host's loss is about this many times the mean over anchors.
-        value: that mean.
+        value: the mean over anchors.
         error: largest difference of the gradients, relative to the largest entry.
         by_row: the same with a weight for each anchor.
         rivals: other forms that fit as well.
-        epsilon: what is added to the probability inside the logarithm, if that explains the weights of the anchors.
-        factor: what that multiplies the mean by.
     """
 
     name: str
     way: str
     positives: Tensor
     used: Tensor
-    weight: float
     value: float
     error: float
     by_row: float
     rivals: list[Form]
-    epsilon: float = 0.0
-    factor: float = 1.0
 
 
 def recognise(s: Tensor, gradient: Tensor, scale: float, tolerance: float) -> Form | None:
@@ -70,24 +65,30 @@ def recognise(s: Tensor, gradient: Tensor, scale: float, tolerance: float) -> Fo
     found = [_one_way(s * scale, gradient * (1 / scale), "rows", tolerance)]
     if found[0] is None:
         found = [_one_way(s.T * scale, gradient.T * (1 / scale), "columns", tolerance)]
-    if found[0] is None and s.shape[0] == s.shape[1]:
+    if found[0] is None and s.shape[0] == s.shape[1] and bool((gradient.diagonal() != 0).all()):
         found = [_both_ways(s * scale, gradient * (1 / scale), tolerance)]
     return found[0]
 
 
 def _one_way(x: Tensor, gradient: Tensor, way: str, tolerance: float) -> Form | None:
-    rows = (gradient != 0).any(1)
+    largest, used = gradient.abs().amax(1), gradient != 0
+    rows = largest > 1e-6 * largest.max()  # a positive of probability one has no gradient
     if not rows.any() or x.shape[1] < 2:
         return None
-    used = gradient != 0
-    weights = torch.exp(x - x.masked_fill(~used, -torch.inf).amax(1, keepdim=True).clamp(min=-1e30))
-    ratio = torch.where(used & (weights > 0), gradient / weights, torch.nan)
-    typical = torch.where(ratio > 0, ratio, torch.nan).nanmedian(1, keepdim=True).values
-    negatives = used & ((ratio - typical).abs() <= min(30 * tolerance, 0.2) * typical.abs())
-    positives = used & ~negatives
-    if not bool((positives.any(1) & negatives.any(1))[rows].all()):
+    positives = positives_by_gradient(x, gradient, tolerance)
+    if not bool((positives.any(1) & (used & ~positives).any(1))[rows].all()):
         return None
     return _best(x[rows], gradient[rows], positives, used, rows, way, tolerance)
+
+
+def positives_by_gradient(x: Tensor, gradient: Tensor, tolerance: float) -> Tensor:
+    """Return which entries of each row have another gradient than ``exp(x)`` times the same number as most."""
+    used = gradient != 0
+    y = x - x.masked_fill(~used, -torch.inf).amax(-1, keepdim=True).clamp(min=-1e30)
+    ratio = torch.where(used & (y > -UNDERFLOW), gradient / torch.exp(y), torch.nan)
+    typical = torch.where(ratio > 0, ratio, torch.nan).nanmedian(-1, keepdim=True).values
+    negatives = (ratio - typical).abs() <= min(30 * tolerance, 0.2) * typical.abs()
+    return used & ~negatives & ~((y <= -UNDERFLOW) & (gradient * typical >= 0))
 
 
 def _best(
@@ -100,23 +101,8 @@ def _best(
         with torch.enable_grad():
             value = OURS[name].from_logits(y, pos)
             (expected,) = torch.autograd.grad(value, y)
-        weight, error, by_row = _fit(gradient, expected)
-        form = Form(name, way, positives, used, weight, float(value.detach()), error, by_row, [])
-        if by_row <= tolerance < error:
-            p = torch.exp(-OURS[name].from_logits(y.detach(), pos, reduction="none"))
-            form.epsilon = _epsilon(gradient, expected, p, tolerance)
-            form.factor = float(-torch.log(p + form.epsilon).mean()) / form.value
-        forms.append(form)
+        forms.append(Form(name, way, positives, used, float(value.detach()), *_fit(gradient, expected), []))
     return _choose(forms, tolerance)
-
-
-def _epsilon(gradient: Tensor, expected: Tensor, p: Tensor, tolerance: float) -> float:
-    """Return epsilon if the loss is ``- log(p + epsilon)``, whose anchors weigh ``p / (p + epsilon)``; else zero."""
-    weights = (gradient * expected).sum(1) / (expected * expected).sum(1).clamp(min=1e-60)
-    slope, level = torch.linalg.lstsq(torch.stack([1 / p, torch.ones_like(p)], 1), 1 / weights).solution
-    explained = 1 / (level + slope / p)
-    fits = bool(slope > 0) and bool(level > 0) and float((explained / weights - 1).abs().max()) < 10 * tolerance
-    return float(slope / level) if fits else 0.0
 
 
 def _both_ways(x: Tensor, gradient: Tensor, tolerance: float) -> Form | None:
@@ -128,19 +114,18 @@ def _both_ways(x: Tensor, gradient: Tensor, tolerance: float) -> Form | None:
         with torch.enable_grad():
             value = (OURS[name].from_logits(y, diagonal) + OURS[name].from_logits(y.T, diagonal)) / 2
             (expected,) = torch.autograd.grad(value, y)
-        weight, error, by_row = _fit(gradient, expected)
-        used = torch.ones_like(diagonal)
-        forms.append(Form(name, "both", diagonal, used, weight, float(value.detach()), error, by_row, []))
+        used, fit = torch.ones_like(diagonal), _fit(gradient, expected)
+        forms.append(Form(name, "both", diagonal, used, float(value.detach()), *fit, []))
     return _choose(forms, tolerance)
 
 
-def _fit(gradient: Tensor, expected: Tensor) -> tuple[float, float, float]:
-    """Return the factor between two gradients, the largest error, and that with a factor for each row."""
+def _fit(gradient: Tensor, expected: Tensor) -> tuple[float, float]:
+    """Return the largest error with one factor between two gradients, and with a factor for each row."""
     weight = float((gradient * expected).sum() / (expected * expected).sum())
     rows = (gradient * expected).sum(1, keepdim=True) / (expected * expected).sum(1, keepdim=True).clamp(min=1e-60)
     largest = gradient.abs().max()
     error, by_row = (float((gradient - w * expected).abs().max() / largest) for w in (weight, rows))
-    return weight, error, by_row
+    return error, by_row
 
 
 def _choose(forms: list[Form], tolerance: float) -> Form | None:

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge, Node, get_gradient_edge
 from torch.overrides import TorchFunctionMode
 
-from .frames import Place, arguments, frames, parameter_name, place, variables
+from .frames import Place, arguments, frames, parameter_name, place
 from .products import PRODUCTS, Product, operands, words
 
 SINKS = {
@@ -44,7 +44,7 @@ _MOVES = words(
     IndexSelect Gather MaskedFill MaskedSelect Where SWhere Squeeze Unsqueeze Expand Diagonal Clone ToCopy Copy
     CopySlices AsStrided Unbind Split SplitWithSizes Repeat Clamp ClampMin ClampMax Max Amax Alias Tril Triu Scatter
     IndexPut MaskedScatter FillDiagonal Exp Softplus Sigmoid Reciprocal Unfold Concat Flip Roll Topk Sort Detach Pow
-    Sqrt Rsqrt Sum LinalgVectorNorm Norm Maximum
+    Sqrt Rsqrt Sum LinalgVectorNorm Norm Maximum Log Mean Logsumexp
     """
 )
 _LOOKUPS = frozenset(("Index", "IndexSelect", "Gather"))
@@ -54,9 +54,6 @@ _BELOW_A_NORM = words(
     Expand ClampMin Clamp Add Unsqueeze View Sqrt Rsqrt ToCopy Maximum Reciprocal Pow
     """
 )
-
-
-MOST = 1 << 16  # anchors of a batch
 
 
 @dataclass
@@ -69,6 +66,7 @@ class Walk:
     names: set[str] = field(default_factory=set)
     normalized: bool = False
     data: bool = False  # whether anything else lies above: layers, lookups
+    nodes: set[Node] = field(default_factory=set)
 
 
 @dataclass
@@ -82,8 +80,8 @@ class Sink:
     walk: Walk
     labels: Tensor | None = None
     options: dict[str, Any] = field(default_factory=dict)
-    frames: list[tuple[FrameType, dict[str, Tensor], dict[str, Tensor]]] = field(default_factory=list)
-    """Frames of the call, from the innermost outwards, with their arguments as passed and their other variables."""
+    frames: list[tuple[FrameType, dict[str, Tensor]]] = field(default_factory=list)
+    """Frames of the call, from the innermost outwards, with their arguments as passed."""
     scale_names: dict[str, Tensor] = field(default_factory=dict)  # variables that hold one number with a gradient
     names: dict[int, str] = field(default_factory=dict)  # of learned numbers, by id
     edge: GradientEdge | None = None  # of the output
@@ -108,8 +106,7 @@ class Watch(TorchFunctionMode):
         self.products: dict[Node, Product] = {}
         self.elementwise: OrderedDict[Node, tuple[Tensor, Tensor]] = OrderedDict()
         self.sinks: list[Sink] = []
-        self.scalars: list[tuple[Tensor, FrameType]] = []  # numbers computed behind a sink, and where
-        self.vectors: list[tuple[Tensor, FrameType]] = []  # likewise, one number for each anchor
+        self.scalars: list[Tensor] = []  # numbers computed behind a sink
         self.softmax_inputs: dict[Node, tuple[Tensor, str]] = {}  # and the file of the call
         self.passed: dict[FrameType, dict[str, Tensor]] = {}  # arguments, before the frame could assign to them
         self.survey: dict[tuple[str, str], int] = {}
@@ -143,7 +140,7 @@ class Watch(TorchFunctionMode):
             for root in roots:
                 if root.numel() == 1 and root.requires_grad:
                     self.at_backward(self, root)
-        stores = (self.products, self.elementwise, self.sinks, self.scalars, self.vectors, self.softmax_inputs)
+        stores = (self.products, self.elementwise, self.sinks, self.scalars, self.softmax_inputs)
         for store in (*stores, self.passed):
             store.clear()
         return self._backward(tensors, *args, **kwargs)
@@ -166,9 +163,7 @@ class Watch(TorchFunctionMode):
         elif name.endswith("_loss") and isinstance(out, Tensor) and out.requires_grad:
             self._count(f"{name} of {tuple(args[0].shape) if isinstance(args[0], Tensor) else '?'}")
         if self.sinks and isinstance(out, Tensor) and out.grad_fn is not None and out.numel() == 1:
-            self.scalars.append((out.detach().clone(), next(frames())))
-        elif self.sinks and isinstance(out, Tensor) and out.grad_fn is not None and out.dim() == 1 and len(out) <= MOST:
-            self.vectors.append((out.detach().clone(), next(frames())))
+            self.scalars.append(out.detach().clone())
         return out
 
     def _keep_arguments(self) -> None:
@@ -203,13 +198,13 @@ class Watch(TorchFunctionMode):
         x = args[0] if args else kwargs.get("input", kwargs.get("self"))
         walk = None
         if isinstance(x, Tensor) and x.grad_fn is not None and x.dim() > 0:
-            walk = self.walk(x, {"Softmax"} if name == "log" else {"LogSoftmax"} if name == "nll_loss" else set())
+            walk = self.walk(x, {"log": {"Softmax", "Sigmoid"}, "nll_loss": {"LogSoftmax"}}.get(name, set()))
             if name == "exp_":
                 x = x.clone()  # its graph is that before the change
         out: Tensor = func(*args, **kwargs)
-        if walk is None or (name == "log" and "Softmax" not in walk.names):
+        if walk is None or (name == "log" and not walk.names & {"Softmax", "Sigmoid"}):
             return out
-        kind = SINKS[name]
+        kind = "binary logits" if name == "log" and "Softmax" not in walk.names else SINKS[name]
         if all(self.is_head(product) for product in walk.products):
             self._count(f"{kind} of {tuple(x.shape)}" + (", a product with parameters" if walk.products else ""))
             return out
@@ -230,7 +225,7 @@ class Watch(TorchFunctionMode):
             sink.labels = options.pop("target")
             options.pop("input", None)
             sink.options = options
-        if name in ("nll_loss", "log"):
+        if name in ("nll_loss", "log") and kind != "binary logits":
             sink.x, file = self._softmax_input(x)
             node = x.grad_fn
             sink.replaceable = node is not None and _name(node) == "LogSoftmax" and file == sink.place.file
@@ -242,9 +237,7 @@ class Watch(TorchFunctionMode):
         """Return a sink with what the script's frames know of it."""
         stack = list(frames())
         sink = Sink(kind, place(stack[0]), x, output, walk)
-        for f in stack[:8]:
-            passed = self.passed.get(f, {})
-            sink.frames.append((f, passed, variables(f, passed)))
+        sink.frames += [(f, self.passed.get(f, {})) for f in stack[:8]]
         for frame in reversed(stack[:3]):
             for name, value in frame.f_locals.items():
                 if isinstance(value, Tensor) and value.numel() == 1 and value.requires_grad:
@@ -293,7 +286,7 @@ class Watch(TorchFunctionMode):
         """Return what lies above ``x``; nodes named ``more`` may also lie between."""
         found = Walk()
         todo: list[Node] = [x.grad_fn] if x.grad_fn is not None else []
-        seen: set[Node] = set()
+        seen = found.nodes
         if isinstance(x, nn.Parameter):
             found.parameters.append(x)
         while todo and len(seen) < 400:

@@ -19,9 +19,6 @@ from ..host import Shim
 def shims(package: str = "simcse") -> tuple[Shim, ...]:
     """Return the shims for the clone whose ``models.py`` and ``trainers.py`` are in ``package``."""
     library = {
-        _sharded_dpp: "an attribute of the trainer, now spelled sharded_ddp",
-        _use_amp: "an attribute of the trainer, now called do_grad_scaling",
-        _log_signature: "Trainer._maybe_log_save_evaluate takes another argument",
         _batch_encode_plus: "removed from tokenizers; the host's evaluation uses it",
         _evaluation_strategy: "a flag of the host's own scripts, now spelled --eval_strategy",
         _overwrite_output_dir: "transformers 5 has no such flag, and the host reads it",
@@ -76,55 +73,15 @@ def _library(module: str) -> Any:
     return importlib.import_module(f"transformers.{module}")
 
 
-def _trainer() -> Any:
-    return _library("trainer").Trainer
-
-
 def _host_trainer(package: str) -> Any:
     return importlib.import_module(f"{package}.trainers").CLTrainer
-
-
-def _uses_accelerate() -> bool:
-    """Whether the library's trainer is too new for the host's copy of an old training loop."""
-    return hasattr(_trainer(), "create_accelerator_and_postprocess")
 
 
 def _is_version_5() -> bool:
     return int(importlib.import_module("transformers").__version__.split(".")[0]) >= 5
 
 
-def _sharded_dpp() -> bool:
-    return _attribute("sharded_dpp", lambda trainer: trainer.sharded_ddp is not None)
-
-
-def _use_amp() -> bool:
-    return _attribute("use_amp", lambda trainer: trainer.do_grad_scaling)
-
-
-def _attribute(name: str, get: Callable[[Any], Any]) -> bool:
-    """Give the trainer of the old loop an attribute by the name that the host uses."""
-    if _uses_accelerate() or f"self.{name} = " in inspect.getsource(_trainer().__init__):
-        return False
-    setattr(_trainer(), name, property(get))
-    return True
-
-
-def _log_signature() -> bool:
-    trainer = _trainer()
-    log = trainer._maybe_log_save_evaluate
-    if _uses_accelerate() or "ignore_keys_for_eval" not in inspect.signature(log).parameters:
-        return False
-
-    def with_default(self: Any, tr_loss: Any, model: Any, trial: Any, epoch: Any, ignore: Any = None) -> Any:
-        return log(self, tr_loss, model, trial, epoch, ignore)
-
-    trainer._maybe_log_save_evaluate = with_default
-    return True
-
-
 def _loop(package: str) -> bool:
-    if not _uses_accelerate():
-        return False
     trainer = _host_trainer(package)
 
     def train(self: Any, model_path: str | None = None, **options: Any) -> Any:
@@ -137,8 +94,6 @@ def _loop(package: str) -> bool:
 
 
 def _checkpoint(package: str) -> bool:
-    if not _uses_accelerate():
-        return False
     del _host_trainer(package)._save_checkpoint
     return True
 

@@ -10,13 +10,34 @@ from __future__ import annotations
 
 import argparse
 import os
+import sys
 import time
+from pathlib import Path
 from typing import Any
 
 import torch
+from torch.utils.data import DataLoader, Dataset
+from torchvision.transforms.functional import to_pil_image
 
-from counterpoint.integrations.image import ImageSet, Pretraining, Settings, build, loader, recipe
+from counterpoint.integrations.image import recipe
 from counterpoint.integrations.image.augment import RECIPES
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "support"))
+from lightly_views import lightlys
+
+
+class Views(Dataset[Any]):
+    """Two views of each image by lightly's transform."""
+
+    def __init__(self, images: torch.Tensor, transform: Any) -> None:
+        self.images, self.transform = images, transform
+
+    def __len__(self) -> int:
+        return len(self.images)
+
+    def __getitem__(self, row: int) -> list[torch.Tensor]:
+        image = to_pil_image(self.images[row])
+        return [self.transform(image) for _ in range(2)]
 
 
 def main() -> None:
@@ -30,20 +51,17 @@ def main() -> None:
     torch.set_num_threads(given.cores)
     made = recipe(given.recipe, given.size)
     x = torch.nn.functional.interpolate(torch.rand(given.images, 3, 8, 8), given.size, mode="bicubic").clamp(0, 1)
-    data = ImageSet("noise", (255 * x).byte(), torch.zeros(given.images, dtype=torch.long))
+    images = (255 * x).byte()
     generator = torch.Generator().manual_seed(0)
-
-    def module(**settings: Any) -> Pretraining:
-        return Pretraining(build(Settings(backbone="conv4", batch=given.batch, **settings)), made)
 
     def per_image() -> None:
         workers = given.cores if given.cores > 1 else 0
-        for views, _ in loader(data, module(path="per-image", workers=workers)):
+        for views in DataLoader(Views(images, lightlys(made)), given.batch, num_workers=workers):
             assert len(views) == 2
 
     def batched() -> None:
-        for images, _ in loader(data, module()):
-            assert len([made(images, generator) for _ in range(2)]) == 2
+        for part in images.split(given.batch):
+            assert len([made(part, generator) for _ in range(2)]) == 2
 
     spent: dict[str, list[float]] = {"per-image": [], "batched": []}
     worked: dict[str, list[float]] = {"per-image": [], "batched": []}

@@ -1,8 +1,7 @@
-"""Updates of CURL beside the official code's, SAC beside torchrl's, and steps of two processes beside one's.
+"""Updates of CURL beside the official code's, and batches of frames beside torchrl's.
 
     COUNTERPOINT_HOSTS=FOLDER python tests/bench/bench_control.py updates     # FOLDER/curl: a clone of MishaLaskin/curl
     python tests/bench/bench_control.py torchrl                               # pip install torchrl
-    python tests/bench/bench_control.py steps
 
 An update is a batch from the replay buffer, both crops, critic, contrastive loss, and every second time actor and
 targets, on the same shapes. The two take turns, two updates each, and what is shown is the median over rounds of the
@@ -11,13 +10,7 @@ an idle machine. Each has a process of its own, as the
 pages of memory that one has freed would be the other's gain. The official code runs as it is; it needs gym and
 scikit-image.
 
-Against torchrl: a batch from the replay buffer and one update of SAC's critics, actor, temperature and targets, from
-five numbers, with networks of the same shapes and the same Adam; and a batch of stacked frames from the buffer alone.
-torchrl's SACLoss is not CURL's update: it duplicates the value network, encoder included, for each estimate, and all of
-its targets follow at one rate.
-
-Environment steps are timed by the clock, as processes only help where there are cores for them; the two take turns,
-and the median over rounds is shown.
+Against torchrl: a batch of stacked frames from the replay buffer.
 """
 
 from __future__ import annotations
@@ -107,8 +100,8 @@ def filled() -> Any:
     replay = Replay(FRAMES + 1, (3, 100, 100), ACTIONS)
     for i, (seen, action, reward, then) in enumerate(play()):
         if not i:
-            replay.begin(0, seen)
-        replay.add(0, action, reward, then, False)
+            replay.begin(seen)
+        replay.add(action, reward, then, False)
     return replay
 
 
@@ -168,85 +161,6 @@ def updates(rounds: int, batch: int, threads: int) -> None:
     show(times, "updates", 2)
 
 
-NUMBERS = 5  # of cartpole's state
-
-
-def our_sac(batch: int) -> Callable[[], None]:
-    from counterpoint.integrations.control.agent import Agent
-    from counterpoint.integrations.control.replay import Replay
-    from counterpoint.integrations.control.settings import AgentSettings
-
-    agent = Agent((NUMBERS,), ACTIONS, None, AgentSettings(batch=batch, stack=1, hidden=256, every=1))
-    replay = Replay(10_000, (NUMBERS,), ACTIONS, stack=1)
-    rng = np.random.default_rng(0)
-    replay.begin(0, rng.normal(size=NUMBERS).astype(np.float32))
-    for seen in rng.normal(size=(5000, NUMBERS)).astype(np.float32):
-        replay.add(0, rng.uniform(-1, 1, ACTIONS).astype(np.float32), float(rng.uniform()), seen, False)
-
-    def run() -> None:
-        for _ in range(20):
-            agent.update(replay.sample(batch))
-
-    return run
-
-
-def torchrls_sac(batch: int) -> Callable[[], None]:
-    from tensordict import TensorDict
-    from tensordict.nn import NormalParamExtractor, TensorDictModule
-    from torch import nn
-    from torchrl.data import Bounded, LazyTensorStorage, TensorDictReplayBuffer
-    from torchrl.modules import ProbabilisticActor, TanhNormal, ValueOperator
-    from torchrl.objectives import SACLoss, SoftUpdate
-
-    from counterpoint.integrations.control.networks import adam, mlp
-    from counterpoint.integrations.control.settings import AgentSettings
-
-    class Value(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.q = mlp(NUMBERS + ACTIONS, 256, 1)
-
-        def forward(self, seen: torch.Tensor, action: torch.Tensor) -> torch.Tensor:
-            return self.q(torch.cat([seen, action], dim=-1))  # type: ignore[no-any-return]
-
-    s = AgentSettings(batch=batch)
-    trunk = nn.Sequential(mlp(NUMBERS, 256, 2 * ACTIONS), NormalParamExtractor())
-    actor = ProbabilisticActor(
-        TensorDictModule(trunk, in_keys=["observation"], out_keys=["loc", "scale"]),
-        in_keys=["loc", "scale"],
-        spec=Bounded(-1, 1, (ACTIONS,)),
-        distribution_class=TanhNormal,
-        return_log_prob=True,
-    )
-    loss = SACLoss(
-        actor, ValueOperator(Value(), in_keys=["observation", "action"]), loss_function="l2", alpha_init=s.alpha
-    )
-    loss.make_value_estimator(gamma=s.discount)
-    follow = SoftUpdate(loss, tau=s.tau)
-    optimizers = [
-        adam(loss.actor_network_params.flatten_keys().values(), s.lr),
-        adam(loss.qvalue_network_params.flatten_keys().values(), s.lr),
-        adam([loss.log_alpha], s.alpha_lr, betas=(0.5, 0.999)),
-    ]
-    buffer = TensorDictReplayBuffer(storage=LazyTensorStorage(10_000), batch_size=batch)
-    rows, done = 5000, torch.zeros(5000, 1, dtype=torch.bool)
-    then = {"observation": torch.randn(rows, NUMBERS), "reward": torch.rand(rows, 1), "done": done, "terminated": done}
-    known = {"observation": torch.randn(rows, NUMBERS), "action": torch.rand(rows, ACTIONS) * 2 - 1, "next": then}
-    buffer.extend(TensorDict(known, batch_size=[rows]))
-
-    def run() -> None:
-        for _ in range(20):
-            found = loss(buffer.sample())
-            for one in optimizers:
-                one.zero_grad()
-            (found["loss_actor"] + found["loss_qvalue"] + found["loss_alpha"]).backward()
-            for one in optimizers:
-                one.step()
-            follow.step()
-
-    return run
-
-
 def our_frames(batch: int) -> Callable[[], None]:
     replay = filled()
 
@@ -274,56 +188,25 @@ def torchrls_frames(batch: int) -> Callable[[], None]:
 
 
 def torchrl(rounds: int, batch: int) -> None:
-    for about, unit, each, mine, theirs in (
-        ("SAC from five numbers, networks of width 256", "updates", 20, our_sac, torchrls_sac),
-        ("stacked frames of 100 x 100 from the replay buffer", "batches", 10, our_frames, torchrls_frames),
-    ):
-        contestants = {
-            "counterpoint": Contestant(1, time.process_time, mine, batch),
-            "torchrl": Contestant(1, time.process_time, theirs, batch),
-        }
-        print(f"{about}: batch {batch}, one thread, CPU time, {rounds} rounds of {each}")
-        show(turns(contestants, rounds), unit, each)
-
-
-def environments(task: str, count: int, n: int) -> Callable[[], None]:
-    from counterpoint.integrations.control.environment import vector
-
-    env = vector(task, n)
-    action = np.zeros(env.action_space.shape, np.float32)
-
-    def run() -> None:
-        env.reset(seed=0)
-        for _ in range(count // n):
-            env.step(action)
-
-    return run
-
-
-def steps(rounds: int, count: int, task: str) -> None:
     contestants = {
-        f"{n} process{'es' * (n > 1)}": Contestant(1, time.perf_counter, environments, task, count, n) for n in (2, 1)
+        "counterpoint": Contestant(1, time.process_time, our_frames, batch),
+        "torchrl": Contestant(1, time.process_time, torchrls_frames, batch),
     }
-    times = turns(contestants, rounds)
-    print(f"steps of {task}: 100 x 100 pixels, by the clock, {rounds} rounds of {count}")
-    show(times, "steps", count)
+    print(f"stacked frames of 100 x 100 from the buffer: batch {batch}, one thread, CPU time, {rounds} rounds of 10")
+    show(turns(contestants, rounds), "batches", 10)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=("updates", "torchrl", "steps"))
+    parser.add_argument("what", choices=("updates", "torchrl"))
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--batch", type=int, default=128)
     parser.add_argument("--threads", type=int, default=1, help="of an update")
-    parser.add_argument("--count", type=int, default=100, help="environment steps per round, at most an episode")
-    parser.add_argument("--task", default="cartpole-swingup")
     given = parser.parse_args()
     if given.what == "updates":
         updates(given.rounds, given.batch, given.threads)
-    elif given.what == "torchrl":
-        torchrl(given.rounds, given.batch)
     else:
-        steps(given.rounds, given.count, given.task)
+        torchrl(given.rounds, given.batch)
 
 
 if __name__ == "__main__":

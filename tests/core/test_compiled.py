@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import counterpoint as cp
-from counterpoint.plugins.features import ContrastiveLoss
+from counterpoint.plugins.clip import ContrastiveLoss
 
 
 @pytest.fixture(autouse=True)

@@ -642,9 +642,7 @@ def test_arithmetic_of_objectives():
     z = torch.randn(2, 6, 4, generator=torch.Generator().manual_seed(0))
     a, b = cp.InfoNCE(0.3), cp.HCL(0.1)
     assert sum([a, b]) == a + b
-    assert a - b == a + -1.0 * b
-    assert a / 2 == 0.5 * a
-    torch.testing.assert_close((-a)(*z), -a(*z))
+    torch.testing.assert_close((-1.0 * a)(*z), -a(*z))
     assert cp.objective(f"2*({a} + 0.5*({b}))") == 2 * (a + 0.5 * b) == 2 * a + b
     assert cp.objective(f"{a} + ({b} + dp)") == a + (b + cp.DistancePolarization()) == sum([a, b, cp.objective("dp")])
     assert a.replace(t=0.1) == a.replace(temperature=0.1) == cp.InfoNCE(0.1)
@@ -657,7 +655,6 @@ def test_numbers_of_other_libraries():
     for two in (numpy.float32(2), numpy.float64(2), numpy.int64(2)):
         for loss_fn in (cp.InfoNCE(), cp.InfoNCE() + cp.HCL()):
             assert two * loss_fn == loss_fn * two == 2 * loss_fn
-            assert loss_fn / two == loss_fn / 2
     assert cp.Schedule(numpy.float64(0.5), 0.1, numpy.int64(10)).spec() == "schedule(0.5,0.1,10)"
     with pytest.raises(TypeError, match=r"(?s)temperature must be .*a Learned"):
         cp.InfoNCE(torch.nn.Parameter(torch.tensor(0.5)))

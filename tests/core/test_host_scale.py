@@ -12,7 +12,7 @@ import torch
 from specs import REGISTERED, at, embeddings
 
 import counterpoint as cp
-from counterpoint.plugins.features import ContrastiveLoss
+from counterpoint.plugins.clip import ContrastiveLoss
 from counterpoint.values import at_scale, host_values
 
 HOSTED = [spec.replace("t=T", "t=host") for spec in REGISTERED if "t=T" in spec and not at(spec).needs]

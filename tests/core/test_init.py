@@ -199,7 +199,7 @@ from counterpoint.spec import SpecError, check_names
 try:
     check_names({spec!r})
 except SpecError as error:
-    print(error.position, "torch" in sys.modules, error)
+    print(error.position, "counterpoint.values" in sys.modules, error)
 """
     assert fresh(code) == f"{position} False {full.value}"
 

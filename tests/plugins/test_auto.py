@@ -8,7 +8,6 @@ import runpy
 import subprocess
 import sys
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -17,29 +16,6 @@ from injected import differences
 from testbed import MEMBERS, verdict, watch
 
 from counterpoint.plugins import inject
-
-
-@pytest.fixture
-def find(tmp_path, monkeypatch, capsys):
-    """Runs the finder on a script, in this process; returns what it found and said."""
-
-    def run(script: str, *words: str) -> SimpleNamespace:
-        monkeypatch.chdir(tmp_path)
-        monkeypatch.setattr(sys, "argv", sys.argv)
-        monkeypatch.setattr(sys, "path", list(sys.path))
-        monkeypatch.setitem(sys.modules, "__main__", sys.modules["__main__"])
-        (tmp_path / "toy.py").write_text(script)
-        backward = torch.autograd.backward
-        try:
-            code = inject.main(["auto", *words, "--json", "found.json", "--", "toy.py"])
-        finally:
-            sys.modules.pop("toy", None)
-        assert torch.autograd.backward is backward
-        data = json.loads((tmp_path / "found.json").read_text())
-        out, err = capsys.readouterr()
-        return SimpleNamespace(code=code, out=out, err=err, losses=data["losses"], data=data)
-
-    return run
 
 
 def variant(name: str) -> str:
@@ -96,11 +72,7 @@ def test_the_command_has_the_same_shims(find):
         assert command[-len(words) - 2 :] == [*words, "--", "toy.py"]
 
 
-def test_names_of_the_script_are_in_the_line_to_write(find):
-    found = find(variant("criterion"))
-    assert "ContrastiveLoss('adnce:t=0.2', scale=5)(logits, torch.arange(len(a)))" in " ".join(found.err.split()) or (
-        "counterpoint.objective('adnce:t=0.2')(a, b, pairing='one_way')" in found.err
-    )
+def test_names_of_the_script_are_in_the_command(find):
     found = find(variant("grace"))
     assert "--replace 'toy.py:loss(a, b)' --as pairing=views" in found.err
 
@@ -193,11 +165,9 @@ def test_an_epsilon_is_doubted(find):
     found = find(HARNESS.replace("{code}", code))
     (loss,) = found.losses
     assert loss["form"] == "infonce"
-    assert loss["doubts"] == ["anchors do not weigh the same: log(p + 0.001)"]
+    assert loss["doubts"]
+    assert all(doubt.startswith("anchors do not weigh the same, by 0.") for doubt in loss["doubts"])
     assert not found.data["commands"]
-    assert "infonce:t=0.2 is it but for 0.001 inside its logarithm" in found.err
-    road = "inject function --replace 'toy.py:loss(a, b)' --as pairing=one_way --own infonce:t=0.2 --objective"
-    assert f"{road} adnce:t=0.2; no --verify, which would find that it adds 0.001 inside its logarithm" in found.err
 
 
 def test_a_form_that_changes_is_doubted(find):
@@ -318,7 +288,6 @@ def supervised(features, y, t=0.1):
     (words,) = found.data["commands"]
     assert words[words.index("--replace") + 1] == f"toy.py:supervised(features{', labels=y' * supervised})"
     assert words[words.index("--as") + 1] == "normalize=false,pairing=views"
-    assert "normalize=False, pairing='views', stacked=True)" in found.err
     spec = words[words.index("--objective") + 1]
     assert spec == ("supcon:t=0.1" if supervised else "adnce:t=0.1")
     assert words[words.index("--own") + 1] == spec.replace("adnce", "infonce")
@@ -333,13 +302,15 @@ def supervised(features, y, t=0.1):
 @pytest.mark.parametrize(
     ("loss", "line"),
     [
-        ("F.cross_entropy(x, at, reduction='sum') + a.sum()", "scale=5, reduction='sum')(x, at)"),
-        ("(F.cross_entropy(x, at, reduction='none') * torch.rand(N)).mean()", "scale=5, reduction='none')(x, at)"),
-        ("F.cross_entropy(x / step[0], at)", "ContrastiveLoss('adnce:t=host')(x / step[0], at, scale=what this call"),
-        ("(torch.exp(x / step[0]).sum(1).log() - x.diag() / step[0]).mean()", "its scale changes: write it as"),
+        ("F.cross_entropy(x, at, reduction='sum') + a.sum()", "--scale 5 --objective adnce:t=0.2"),
+        ("F.cross_entropy(x / step[0], at)", "its scale changes: `counterpoint inject logits --site toy.py:"),
+        (
+            "(torch.exp(x / step[0]).sum(1).log() - x.diag() / step[0]).mean()",
+            "its scale changes: `counterpoint inject logits --site toy.py:",
+        ),
     ],
 )
-def test_the_line_by_hand_has_what_changes_the_value(find, loss, line):
+def test_a_scale_that_changes_needs_a_name(find, loss, line):
     head = "step = [0]\n\n\ndef loss(a, b):\n    step[0] += 1\n    x, at = 5 * norm(a) @ norm(b).T, torch.arange(N)"
     code = f"{head}\n    return {loss}"
     found = find(HARNESS.replace("{code}", code))
@@ -381,7 +352,7 @@ def test_apply_verifies_a_function_with_what_it_computes(tmp_path):
 
 
 def test_losses_of_one_function_with_different_scales(find, capsys, monkeypatch):
-    """Both are in one command, whose scales are measured; a command for one of them says that it is a part."""
+    """Both are in one command, whose scales are measured; one of them alone is refused, unless that is meant."""
     code = """
 def loss(a, b):
     at = torch.arange(N)
@@ -391,11 +362,10 @@ def loss(a, b):
 """
     script = HARNESS.replace("{code}", code)
     found = find(script, "--objective", "hcl:t=host")
-    whole, *parts = found.data["commands"]
+    (whole,) = found.data["commands"]
     lines = [f"toy.py:{line_of(script, word)}" for word in ("warm =", "cold =")]
     assert [word for word in whole if word.startswith("toy.py:")] == lines
     assert "--scale" not in whole
-    assert ["--only" in part for part in parts] == [True, True]
 
     def run(words):
         monkeypatch.setattr(torch.nn.functional, "cross_entropy", torch.nn.functional.cross_entropy)
@@ -407,9 +377,10 @@ def loss(a, b):
     code, said = run([*whole[2:-2], "--verify", "4"])
     assert (code, "reached 12 times" in said) == (0, True)
     assert max(differences(said)) < 1e-5
-    code, said = run([word for word in parts[0][2:-2] if word != "--only"])
+    part = ["logits", "--site", lines[0], "--objective", "hcl:t=host"]
+    code, said = run(part)
     assert (code, "a part of the host's loss was left alone" in said) == (4, True)
-    assert run(parts[0][2:-2])[0] == 0
+    assert run([*part, "--only"])[0] == 0
 
 
 SPAWNED = """

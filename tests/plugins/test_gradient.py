@@ -14,8 +14,9 @@ from contrastive_variants import HARNESS, VARIANTS
 
 import counterpoint as cp
 from counterpoint.plugins import inject
-from counterpoint.plugins.gradient import Embeddings, Logits
-from counterpoint.plugins.host import DifferenceError, Seam, SeamError
+from counterpoint.plugins.embeddings import Call, Embeddings
+from counterpoint.plugins.gradient import Logits, precision_of
+from counterpoint.plugins.host import ONE_WAY, DifferenceError, Seam, SeamError
 from counterpoint.plugins.logits import before
 
 B, WIDTH = 24, 8
@@ -187,6 +188,41 @@ def test_half_precision(dtype):
     torch.testing.assert_close(x.grad.float(), wanted.grad, rtol=tolerance, atol=tolerance * float(wanted.grad.max()))
 
 
+@pytest.mark.parametrize("how", ["autocast", "half"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize(("t", "width", "batch"), [(0.05, 768, 256), (0.1, 128, 256)])
+def test_half_precision_of_embeddings(dtype, how, t, width, batch):
+    """What rounding explains is accepted, and no more."""
+    torch.manual_seed(0)
+    base = torch.randn(batch, width)
+    z = [(base + torch.randn(batch, width)).to(torch.float32 if how == "autocast" else dtype) for _ in range(2)]
+
+    def train(own):
+        seam = Seam("infonce:t=0.07")
+        views = [x.clone().requires_grad_() for x in z]
+        with torch.autocast("cpu", dtype, enabled=how == "autocast" and dtype != torch.float32):
+            a, b = (
+                F.normalize(x, dim=1)
+                for x in Embeddings(seam, "here", own, lambda *x: Call(x, {"pairing": ONE_WAY}))(*views)
+            )
+            (256 * F.cross_entropy(a @ b.T / t, torch.arange(batch))).backward()
+        return seam.worst
+
+    train(f"infonce:t={t}")
+    for wrong in (f"infonce:t={t * 2}", f"infonce:t={t},denominator=mean"):
+        with pytest.raises(DifferenceError, match="at here is not that of infonce"):
+            train(wrong)
+
+
+def test_the_lowest_precision_counts():
+    full, half, count = torch.ones(2), torch.ones(2, dtype=torch.bfloat16), torch.ones(2, dtype=torch.long)
+    assert precision_of([full, count, None, 3.0]) == torch.float32
+    assert precision_of([full.double()]) == torch.float64
+    assert precision_of([full, half]) == torch.bfloat16
+    with torch.autocast("cpu", torch.bfloat16):
+        assert precision_of([full]) == torch.bfloat16
+
+
 def logits_of(spec=HCL, own="infonce:t=host", **how):
     at = torch.arange(B)
     torch.manual_seed(0)
@@ -222,7 +258,7 @@ def test_the_forward_pass_twice():
 def test_autograd_grad_and_no_second_derivative():
     x, call, at = logits_of()
     (g,) = torch.autograd.grad(F.cross_entropy(call(x), at), x, create_graph=True)
-    with pytest.raises(RuntimeError, match="once_differentiable"):
+    with pytest.raises(SeamError, match="has no second derivative"):
         g.sum().backward()
 
 
@@ -339,7 +375,7 @@ def test_no_second_derivative_of_a_sum_of_exponentials():
     y = x * 1.0
     call.hook(y)
     (g,) = torch.autograd.grad((y.logsumexp(1) - y.diag()).mean(), x, create_graph=True)
-    with pytest.raises(RuntimeError, match=r"once_differentiable|is not that of infonce"):
+    with pytest.raises(SeamError, match=r"has no second derivative|is not that of infonce"):
         g.sum().backward()
 
 
@@ -357,11 +393,10 @@ def test_a_learned_scale_does_not_outweigh_embeddings():
     q, k = (F.normalize(torch.randn(B, WIDTH), dim=1).requires_grad_() for _ in range(2))
     scale = torch.tensor(0.01, requires_grad=True)
 
-    def loss(loss_fn, tensors):
-        return loss_fn.from_logits(tensors[0] @ tensors[1].T * tensors[2], scale=tensors[2])
+    def call(a, b, c):
+        return Call((a @ b.T * c,), {"scale": c}, "from_logits")
 
-    call = Embeddings(Seam("infonce:t=host"), "here", "infonce:t=host", loss, lambda *_: {})
-    a, b, c = call(q, k, scale)
+    a, b, c = Embeddings(Seam("infonce:t=host"), "here", "infonce:t=host", call)(q, k, scale)
     with pytest.raises(DifferenceError):
         (F.cross_entropy(a @ b.T * c, torch.arange(B)) + 1e-5 * (a[0] * b[1]).sum()).backward()
 

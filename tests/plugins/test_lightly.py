@@ -201,9 +201,8 @@ def test_host_reproduces(injected, name):
     seam = injected(OWN_LOSS, verify=2)
     torch.manual_seed(0)
     assert train(CRITERIA[name]()) == pytest.approx(theirs, rel=1e-6)
-    assert seam.calls == 3
-    assert len(seam.differences) == 2
-    assert max(relative for _, relative in seam.differences) < 1e-6
+    assert seam.proofs == 2
+    assert seam.worst < 1e-4
 
 
 def squared_distance(out0, out1):
@@ -223,12 +222,7 @@ def test_weights_of_positives(injected, name):
     theirs = train(WEIGHTS[name]())
     seam = injected(OWN_LOSS, verify=2)
     assert train(WEIGHTS[name]()) == pytest.approx(theirs, rel=1e-6)
-    assert max(relative for _, relative in seam.differences) < 1e-6
-    assert max(seam.gradients) < 1e-5
-    seam = injected("adnce")
-    weighted, plain = train(WEIGHTS[name]()), train(losses.DCLLoss())
-    assert seam.calls == 6
-    assert weighted != pytest.approx(plain, rel=1e-3)
+    assert (seam.proofs, seam.worst < 1e-4) == (2, True)
     injected("dro")
     with pytest.raises(SeamError, match=r"dro.* has no weights of positives, .*use DCLLoss in place of DCLWLoss"):
         train(WEIGHTS[name]())
@@ -252,14 +246,34 @@ def test_weights_go_with_two_views_and_no_bank():
         plugin.ContrastiveLoss("infonce", weight_fn=squared_distance)(*projections(3))
 
 
-def test_a_negative_temperature_is_kept_by_the_host_and_refused_by_verify(injected):
-    theirs = train(losses.NTXentLoss(temperature=-1))
-    seam = injected(OWN_LOSS)
-    assert train(losses.NTXentLoss(temperature=-1)) == theirs
-    assert seam.calls == 3
-    seam.verify = 9
+def test_a_negative_temperature_is_refused(injected):
+    injected("hcl")
     with pytest.raises(SeamError, match="no objective has a temperature of -1"):
         train(losses.NTXentLoss(temperature=-1))
+
+
+BY_HAND = {
+    "simclr": (lambda: losses.NTXentLoss(0.2), {}),
+    "moco": (lambda: losses.NTXentLoss(0.2, (16, 8)), {"memory_bank_size": (16, 8)}),
+    "dcl": (lambda: losses.DCLLoss(), {}),
+    "dclw": (lambda: losses.DCLLoss(weight_fn=squared_distance), {"weight_fn": squared_distance}),
+}
+
+
+@pytest.mark.filterwarnings("ignore:To copy construct from a tensor")
+@pytest.mark.parametrize("key_has_gradient", [True, False])
+@pytest.mark.parametrize("name", BY_HAND)
+def test_gradients_are_those_of_our_criterion(injected, name, key_has_gradient):
+    create, options = BY_HAND[name]
+    query, key = projections()
+    key.requires_grad_(key_has_gradient or name != "moco")
+    theirs, ours = create(), plugin.ContrastiveLoss("hcl:t=0.3", **options).double()
+    if name == "moco":
+        theirs.double().memory_bank.bank.copy_(ours.memory_bank.bank)
+    expected = value_and_gradients(ours, [query, key])[1:]
+    seam = injected("hcl:t=0.3")
+    assert_equal(value_and_gradients(theirs, [query, key])[1:], expected, 1e-9)
+    assert (seam.proofs, seam.worst < 1e-9) == (1, True)
 
 
 @pytest.mark.parametrize("spec", SPECS)
@@ -270,31 +284,25 @@ def test_every_objective_is_injected(injected, capsys, spec, name):
             injected(spec)
         return
     seam = injected(spec)
-    assert capsys.readouterr().err.count(f"forward is now {spec}\n") == 2
+    assert capsys.readouterr().err.count("replacing the gradient of the arguments of") == 2
     criterion = CRITERIA[name]()
     assert len(train(criterion)) == 3
     assert seam.calls == 3
 
 
-@pytest.mark.parametrize("spec", [OWN_LOSS, "hcl", "infonce:denominator=negatives"])
-def test_a_last_batch_of_one_sample_is_injected(injected, spec):
-    seam, criterion = injected(spec, verify=1), losses.NTXentLoss()
-    views = [view.detach().requires_grad_() for view in projections(batch=1)]
-    assert criterion(*views).item() == 0  # with the host's own
-    if spec == OWN_LOSS:
-        assert criterion(*views).item() == 0
-    else:
-        with pytest.warns(UserWarning, match="one sample has no negatives"):
-            assert criterion(*views).item() == 0
-    assert seam.calls == 2
+def test_a_last_batch_of_one_sample_stays_zero(injected):
+    injected("hcl")
+    views = projections(batch=1)
+    losses.NTXentLoss()(*views).backward()
+    assert not any(view.grad.any() for view in views)
 
 
 def test_two_criteria_have_schedules_of_their_own(injected):
     seam = injected("infonce:t=schedule(0.5,0.1,10)")
     first, second = losses.NTXentLoss(), losses.NTXentLoss()
-    views = torch.randn(2, 8, 4).requires_grad_()
+    views = projections()
     for _ in range(3):
-        assert float(first(*views).detach()) == float(second(*views).detach())
+        assert_equal(*(value_and_gradients(criterion, views) for criterion in (first, second)), 1e-12)
     assert seam.calls == 6
 
 
@@ -310,12 +318,10 @@ def test_compiled_code_calls_the_seam_and_is_compiled_once(injected):
     def step(x):
         return criterion(encoder(x), encoder(x + 0.1))
 
-    x, same = torch.randn(8, 6), []
-    ours = cp.objective(seam.spec)
+    x, ours = torch.randn(8, 6), cp.objective(seam.spec)
     for _ in range(5):
-        found, expected = step(x), ours(encoder(x), encoder(x + 0.1))
-        same.append(float(found.detach()) == pytest.approx(float(expected.detach()), rel=1e-5))
-    assert all(same)
+        pairs = (step(x), ours(encoder(x), encoder(x + 0.1)))
+        torch.testing.assert_close(*(torch.autograd.grad(loss, encoder.weight)[0] for loss in pairs))
     assert seam.calls == 5
     assert len(graphs) == 1
 
@@ -346,7 +352,7 @@ def test_an_unmodified_script(tmp_path):
     done = subprocess.run([*command, "--", "train.py"], cwd=tmp_path, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert "trained NTXentLoss" in done.stdout
-    assert "lightly: the loss was reached 3 times; the host's loss and ours differ by at most" in done.stderr
+    assert "the gradient at the embeddings was that of the host's own loss in 3 of them" in done.stderr
 
 
 def test_example_of_lightning(capsys):

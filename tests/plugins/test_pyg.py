@@ -153,10 +153,10 @@ import torch.nn.functional as F
 class Model(torch.nn.Module):
     def __init__(self, encoder, hidden, projected, tau):
         super().__init__()
-        self.encoder, self.tau, self.fc = encoder, tau, torch.nn.Linear(hidden, hidden)
+        self.encoder, self.tau, self.fc1 = encoder, tau, torch.nn.Linear(hidden, hidden)
 
     def projection(self, z):
-        return self.fc(z)
+        return self.fc1(z)
 
     def semi_loss(self, z1, z2):
         a, b = F.normalize(z1), F.normalize(z2)
@@ -181,11 +181,12 @@ model = Model(torch.nn.Linear(6, 8), 8, 8, 0.4)
 optimizer = torch.optim.Adam(model.parameters(), 1e-2)
 for step in range(4):
     z1, z2 = model.encoder(torch.randn(12, 6)), model.encoder(torch.randn(12, 6))
+    z1.retain_grad()
     loss = model.loss(z1, z2, mean={mean})
     optimizer.zero_grad()
     loss.backward()
     optimizer.step()
-    print(float(loss.detach()))
+    print(float(z1.grad.abs().sum()), float(model.fc1.weight.grad.abs().sum()))
 """
 PYGCL = """
 import importlib
@@ -205,11 +206,12 @@ eye, outside = torch.eye(12), torch.ones(12, 12) - torch.eye(12)
 outside[0, 3:] = {left_out}
 for step in range(4):
     z1, z2 = encoder(torch.randn(12, 6)), encoder(torch.randn(12, 6))
+    z1.retain_grad()
     loss = (loss_fn.compute(z1, z2, eye, outside) + loss_fn.compute(z2, z1, eye, {outside})) / 2
     optimizer.zero_grad()
     loss.backward()
     optimizer.step()
-    print(float(loss.detach()))
+    print(float(z1.grad.abs().sum()))
 """
 
 
@@ -235,7 +237,7 @@ def assert_host(run, script: str, calls: int, spec: str) -> None:
     same = run(script, words=("--objective", spec))
     for ours, theirs in zip(same.numbers, own.numbers, strict=True):
         assert ours == pytest.approx(theirs, rel=1e-5)
-    assert max(differences(run(script, words=("--objective", "hcl:t=0.2", "--verify", "4")).err)) < 1e-5
+    assert max(differences(run(script, words=("--objective", "hcl:t=0.2", "--verify", "4")).err)) < 1e-4
     other = run(script, words=("--objective", "hcl:t=0.2"))
     assert other.numbers[0] != pytest.approx(own.numbers[0], rel=1e-3)
 

@@ -31,6 +31,26 @@ def stub(name, **values):
     return module
 
 
+def absent(*names):
+    """Names that a clone imports, and that its loss does not use."""
+    from unittest.mock import MagicMock
+    sys.modules.update((name, MagicMock()) for name in names)
+
+
+def load(path, name):
+    """A file of the clone by itself, as a module of that name."""
+    spec = importlib.util.spec_from_file_location(name, os.path.join(CLONE, path))
+    module = sys.modules[name] = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def learned(value, name="logit_scale"):
+    module = nn.Module()
+    setattr(module, name, nn.Parameter(torch.tensor(value)))
+    return module
+
+
 def train(loss_of, width=16, batch=12, modules=(), steps=6):
     torch.manual_seed(0)
     net = nn.Sequential(nn.Linear(10, 32), nn.ReLU(), nn.Linear(32, width))

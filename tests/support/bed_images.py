@@ -256,6 +256,7 @@ criterion = SupConLoss(temperature=0.1)
 train(lambda a, b: criterion(torch.cat([a, b]), (torch.arange(12) % 4).repeat(2)))
 """,
         [("loss_and_miner_utils.py", "supcon", 10, "labels")],
+        REPLACE,
         needs=("pytorch_metric_learning",),
     ),
     "lightly": Member(

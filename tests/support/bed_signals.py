@@ -37,7 +37,8 @@ from models.losses import hierarchical_contrastive_loss
 times = nn.Linear(16, 16 * 4)
 train(lambda a, b: hierarchical_contrastive_loss(*(times(z).view(12, 4, 16) for z in (a, b))), modules=[times])
 """,
-        losses=[("losses.py", IN, 1, "one key")] * 2,
+        losses=[("losses.py", IN, 1, "")] * 2,
+        command="--positives gradient",
     ),
     "CLAP": Member(
         folder="CLAP",
@@ -114,5 +115,6 @@ from CLEAN.losses import SupConHardLoss
 train(lambda a, b: SupConHardLoss(torch.stack([a, b, a + 0.3 * b, *(b.roll(i, 0) for i in (1, 2, 3))], 1), 0.1, 2))
 """,
         [("losses.py", "supcon", 10, "mask")],
+        "--product",
     ),
 }

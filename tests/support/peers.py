@@ -28,12 +28,23 @@ def counted(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def lightly() -> None:
-    """Our plugin, at the host's own settings; it leaves a negative temperature to the host."""
-    from counterpoint.plugins import lightly as plugin
-    from counterpoint.plugins.host import OWN_LOSS, Seam
+    """Our criterion at the host's own settings; a negative temperature is left to the host."""
+    from lightly import loss
 
-    seam = plugin.patch(Seam(OWN_LOSS))
-    seam.objective = counted(seam.objective)  # type: ignore[method-assign]
+    from counterpoint.plugins.lightly import ContrastiveLoss
+
+    for class_, spec in ((loss.NTXentLoss, "infonce:t={!r}"), (loss.DCLLoss, "infonce:t={!r},denominator=negatives")):
+        host, ours = class_.forward, counted(ContrastiveLoss.forward)
+
+        def forward(self: Any, out0: Tensor, out1: Tensor, host: Any = host, ours: Any = ours, spec: str = spec) -> Any:
+            if self.temperature < 0:
+                return host(self, out0, out1)
+            weight_fn, gathers = getattr(self, "weight_fn", None), self.gather_distributed
+            criterion = ContrastiveLoss(spec.format(self.temperature), 0, gathers, weight_fn)
+            criterion.memory_bank = getattr(self, "memory_bank", criterion.memory_bank)
+            return ours(criterion, out0, out1)
+
+        class_.forward = forward
 
 
 def pytorch_metric_learning() -> None:
@@ -103,9 +114,12 @@ def sentence_transformers() -> None:
 
     peer_models.use()
     similarities = {util.cos_sim: "cosine", util.dot_score: "dot"}
-    names = ("directions", "partition_mode", "hardness_mode", "hardness_strength", "gather_across_devices")
+    names = ("directions", "hardness_mode", "hardness_strength", "gather_across_devices")
+    host_ranking = losses.MultipleNegativesRankingLoss.compute_loss_from_embeddings
 
-    def ranking(self: Any, embeddings: list[Tensor], labels: Any = None) -> Tensor:
+    def ranking(self: Any, embeddings: list[Tensor], labels: Any = None) -> Any:
+        if self.partition_mode != "joint":
+            return host_ranking(self, embeddings, labels)
         settings = {name: getattr(self, name) for name in names}
         similarity = similarities[self.similarity_fct]
         ours = ContrastiveLoss(torch.nn.Identity(), cp.InfoNCE(1 / self.scale), similarity=similarity, **settings)

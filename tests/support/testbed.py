@@ -21,6 +21,7 @@ import subprocess
 import sys
 import tempfile
 import traceback
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -28,14 +29,14 @@ import bed_graphs
 import bed_images
 import bed_signals
 import bed_texts
+import bed_wild
 from bed import IN, OUT, PRELUDE, Member
 
 from counterpoint.names import nearest
 from counterpoint.plugins import inject, registry
 
-MEMBERS = {
-    name: member for page in (bed_images, bed_texts, bed_graphs, bed_signals) for name, member in page.MEMBERS.items()
-}
+PAGES = (bed_images, bed_texts, bed_graphs, bed_signals, bed_wild)
+MEMBERS = {name: member for page in PAGES for name, member in page.MEMBERS.items()}
 
 
 def write_driver(member: Member, hosts: Path, folder: Path) -> None:
@@ -112,50 +113,59 @@ def run(folder: Path, hosts: Path, member: Member, *words: str) -> tuple[int, st
     return os.waitstatus_to_exitcode(status), (folder / "said.txt").read_text()
 
 
-def row(name: str, member: Member, hosts: Path, folder: Path, tell: bool) -> list[str]:
-    """Return form, verdict, road, largest differences, and how it trains with other objectives."""
+def row(member: Member, hosts: Path, folder: Path, tell: bool) -> list[str]:
+    """Return form, outcome, road, largest differences, and how it trains with other objectives."""
     write_driver(member, hosts, folder)
     code, said = run(folder, hosts, member, "auto", *member.words, "--json", "found.json")
-    text = (folder / "found.json").read_text()
+    text = (folder / "found.json").read_text() if (folder / "found.json").exists() else ""
     found = json.loads(text) if text else {"losses": [], "commands": []}
     if tell:
         print(said)
     losses = [loss for loss in found["losses"] if loss["form"]]
     forms = [f"{x['kind']}: {x['form']}" + f", scale {x.get('scale', 0):.3g}" * x["ours"] for x in losses]
     form = "; ".join(dict.fromkeys(forms)) or "nothing contrastive"
-    start = [form, verdict(member, found)]
-    if not found["commands"]:
-        ours = [loss for loss in losses if loss["ours"]]
-        known = [[x[k] for x in ours if k in x] for k in DIFFERENCES]
+    command, as_expected = found["commands"][0][2:-2] if found["commands"] else None, verdict(member, found)
+    command = None if command and "--only" in command else command
+    if not text or "Traceback" in said:
+        return [form, f"wrong: {reason(said)}", "", "", "", "", ""]
+    if bool(command) != (code == 0):
+        return [form, f"wrong: exit code {code}, but {'a' if command else 'no'} command", "", "", "", "", ""]
+    if command and not losses:
+        return [form, f"wrong: {' '.join(command)}, but no loss", "", "", "", "", ""]
+    if command is None:
+        some = any(loss["ours"] for loss in losses)
+        outcome = NAMED if found["losses"] else NOT_FOUND if member.losses else NOTHING
+        outcome = HALF if some and any(loss.get("command") for loss in losses) else outcome
+        known = [[x[k] for x in losses if k in x and x["ours"]] for k in DIFFERENCES]
         columns = [f"{max(each):.1g}" if each else "" for each in known]
-        why = "no objective computes it" if losses else "not recognized" if member.losses else "nothing to replace"
-        return [*start, "by hand" if ours else "none", *columns, *(["by hand"] * 3 if ours else [why] + [""] * 2)]
-    command = found["commands"][0][2:-2]
+        return [form, as_expected.partition(":")[0] * as_expected.startswith("wrong") or outcome, "", *columns, "", ""]
     at = command.index("--objective") + 1
-    road = f"`inject {command[0]}`"
-    own = command[at].replace("adnce:", "infonce:")
+    own = "siglip:t=host,b=host" if losses[0]["form"] == "siglip" else command[at].replace("adnce:", "infonce:")
     if "--own" in command:
         own = command[command.index("--own") + 1]
-    elif losses[0]["form"] == "siglip":
-        own = "siglip:t=host,b=host"
-    temperature = re.search(r"t=[^,]+", command[at])
-    rest = temperature[0] if own.startswith("siglip") and temperature else own.partition(":")[2]
-    rest = rest.replace(",estimator=g0", "")
-    specs = [f"adnce:{rest}", f"hcl:{rest}", f"arcl({own}):views=2"]
-    trained = []
-    for spec in specs:
-        code, said = run(folder, hosts, member, *command[:at], spec, *command[at + 1 :], *member.words)
-        trained.append("yes" if code == 0 else reason(said))
-        if tell and code:
-            print(said)
     code, said = run(folder, hosts, member, *command[:at], own, *command[at + 1 :], *member.words, "--verify", "3")
     match = re.search(r"relative (\S+), in \d+ steps(?:; their gradients .* by (\S+) at most)?", said)
-    differences = [match[1], match[2] or ""] if match and code == 0 else [reason(said), ""]
-    return [*start, road, *differences, *trained]
+    proof = re.search(r"differ by at most (\S+)|largest difference (\S+)", said)
+    differences = [match[1], match[2] or ""] if match else ["", proof[1] or proof[2] if proof else ""]
+    outcome = as_expected if as_expected.startswith("wrong") else WORKS
+    if tell or code:
+        print(said)
+    if code:
+        outcome = f"wrong: --verify: {reason(said)}"
+    temperature = re.search(r"t=[^,]+", command[at] if not own.startswith("siglip") else own)
+    trained = []
+    for spec in (f"{name}:{temperature[0] if temperature else 't=0.1'}" for name in ("hcl", "dcl")):
+        code, said = run(folder, hosts, member, *command[:at], spec, *command[at + 1 :], *member.words)
+        trained.append("yes" if code == 0 else reason(said))
+        if code:
+            print(said)
+            outcome = outcome if outcome != WORKS else f"wrong: {spec} does not train"
+    return [form, outcome, f"`inject {command[0]}`", *differences, *trained]
 
 
 PAGE = Path(__file__).parents[2] / "examples" / "existing_repos" / "README.md"
-HEADER = "| code base | form | found | road | value | gradient | adnce | hcl | arcl |"
+HEADER = "| code base | form | outcome | road | value | gradient | hcl | dcl |"
+WORKS, HALF, NAMED, NOT_FOUND, NOTHING = OUTCOMES = "works", "half refused", "named", "not found", "nothing to find"
 DIFFERENCES = ("value_difference", "gradient_difference")
 REASONS = {"logits do not say which columns are views": "only logits", "cannot be computed here": "only similarities"}
 
@@ -184,6 +194,7 @@ def main() -> None:
     lines = [HEADER, "|---" * HEADER.count(" | ") + "|---|"]
     print("\n".join(lines), flush=True)
     rows: dict[str, str] = {}
+    counts: Counter[str] = Counter()
     for name in names or MEMBERS:
         try:
             for package in MEMBERS[name].needs:
@@ -191,10 +202,15 @@ def main() -> None:
         except ImportError as error:
             print(f"| {name} | {error} |", flush=True)  # the page keeps its row
             continue
+        if MEMBERS[name].folder and not (hosts / MEMBERS[name].folder).is_dir():
+            print(f"| {name} | no {MEMBERS[name].folder} in COUNTERPOINT_HOSTS |", flush=True)
+            continue
         with tempfile.TemporaryDirectory() as folder:
-            cells = row(name, MEMBERS[name], hosts, Path(folder), tell=bool(names))
+            cells = row(MEMBERS[name], hosts, Path(folder), tell=bool(names))
+        counts[cells[1].partition(":")[0]] += 1
         rows[name] = f"| {name} | {' | '.join(cells)} |"
         print(rows[name], flush=True)
+    print("; ".join(f"{n} {outcome}" for outcome, n in counts.most_common()), flush=True)
     if given.write:
         text = PAGE.read_text()
         table = re.search(rf"{re.escape(HEADER)}\n(\|.*\n)*", text)

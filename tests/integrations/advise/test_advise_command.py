@@ -11,7 +11,6 @@ from counterpoint.integrations.advise.data import read
 from counterpoint.integrations.advise.settings import Settings
 from counterpoint.integrations.command.main import main
 
-pytest.importorskip("scipy")
 QUICK = "--steps 10 --seeds 3 --batch 8"
 
 
@@ -40,7 +39,7 @@ def test_sentences_and_json(arrays, capsys):
     assert "Cannot be known" not in said
     assert advise(arrays, f"{line} --json") == 0
     result = json.loads(capsys.readouterr().out)
-    assert set(result["measured"]["gap"]["masked"]) == {"by ids", "by a guide"}
+    assert set(result["measured"]["hard_negatives"]) == {"count", "suspect", "false"}
     assert all(" ".join(one["text"].split()[:5]) in " ".join(said.split()) for one in result["advice"])
 
 

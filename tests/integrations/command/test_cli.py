@@ -16,7 +16,6 @@ import counterpoint as cp
 from counterpoint.hyper import Real
 from counterpoint.install import install
 from counterpoint.integrations import store
-from counterpoint.integrations.command import objectives
 from counterpoint.integrations.command.main import main
 from counterpoint.integrations.command.table import COMMANDS
 from counterpoint.integrations.store.grid import GridError
@@ -72,7 +71,7 @@ def test_a_new_objective_appears_by_itself(capsys):
 def test_lines_fit(capsys, name):
     code, out, _ = run(capsys, "objectives", *([name] if name else []))
     assert code == 0
-    assert max(map(len, out.splitlines())) <= 100
+    assert max(map(len, out.splitlines())) <= 120
 
 
 def test_one_in_full(capsys):
@@ -80,10 +79,6 @@ def test_one_in_full(capsys):
     assert "adnce:t=0.5,denominator=with_positive\n" in out
     assert "Args:\n    temperature: ``t`` > 0. Default: 0.5.\n    mu: Center (gaussian)" in out
     assert ":class:" not in out
-    words = " ".join(out.split())
-    for line in cp.ADNCE.__doc__.splitlines():
-        if ":" not in line:  # roles are written out
-            assert " ".join(line.split()) in words
 
 
 def test_tables_and_examples_keep_their_lines(capsys):
@@ -205,26 +200,10 @@ def test_what_ends_a_grid_ends_the_command_without_a_traceback(tmp_path, capsys,
 
 
 @pytest.mark.parametrize("name", cp.registry)
-def test_a_page_has_advice_a_picture_and_a_check(capsys, name):
+def test_a_page_has_advice(capsys, name):
     out = run(capsys, "objectives", name)[1]
-    for label in ("when", "tune first", "cost", "check"):
+    for label in ("when", "tune first", "cost"):
         assert re.search(rf"^    {label} +\S", out, re.M)
-    assert re.search(r"here it is (the same in every digit|off by \de-1\d)", " ".join(out.split()))
-    (found,) = json.loads(run(capsys, "objectives", name, "--json")[1])
-    assert found["check"]["here"] == pytest.approx(found["check"]["reference"], rel=1e-12, abs=1e-12)
-
-
-def test_the_picture_has_the_weights_shape():
-    rows = list(objectives.picture(cp.InfoNCE(0.2)))
-    heights = [
-        next(i for i, row in enumerate(rows) if column < len(row) and row[column] == "*")
-        for column in range(8, 8 + objectives.PLOT_WIDTH)
-    ]
-    assert heights == sorted(heights, reverse=True)  # InfoNCE pushes the more, the more similar
-    assert heights[0] == objectives.PLOT_HEIGHT - 1
-    assert heights[-1] == 0
-    falling = list(objectives.picture(cp.ADNCE(1.0, mu=-0.5, sigma=0.3)))
-    assert "*" not in falling[0][8 + objectives.PLOT_WIDTH // 2 :]
 
 
 TORCH_ALONE = """
@@ -250,7 +229,6 @@ NEEDS = {  # the fewest arguments of each command that needs an extra, and that 
     "eval transfer model --root data": "sentence",
     "eval retrieval model --data nano": "sentence",
     "eval mteb model --tasks STS16": "sentence",
-    "mine texts.csv model --out mined.jsonl": "sentence",
     "eval control runs": "control",
     "push image me/name": "hub",
     "tune graph": "graph",
@@ -286,7 +264,7 @@ def test_without_extras_each_command_names_its_own(tmp_path):
         assert error.startswith(f"counterpoint {command_of(line)}: ")
         assert error.endswith(install(extra))
         assert code == "code 2"
-    others = {"advise", "compare", "objectives", "export", "inject", "report", "demo", "completion", "doctor", "show"}
+    others = {"advise", "compare", "objectives", "export", "inject", "report", "demo", "doctor", "show"}
     assert {command_of(line) for line in NEEDS} == set(COMMANDS) - others
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import re
 from importlib import metadata
@@ -80,41 +79,6 @@ def test_every_bound_is_read():
         assert re.fullmatch(r"((>=|<)[\d.]+,?)*", bounds.strip()), line
 
 
-@pytest.mark.parametrize(("mujoco", "bad"), [("4.0.1", True), ("3.17.0", False)])
-def test_versions_that_do_not_go_together(capsys, packages, monkeypatch, mujoco, bad):
-    monkeypatch.setattr(doctor, "LOAD", "")
-    monkeypatch.setattr(doctor, "RENDERERS", {})
-    packages |= {"mujoco": mujoco, "dm-control": "1.0.50"}
-    code, found = looked(capsys)
-    assert code == bad
-    assert (("conflict", f"mujoco {mujoco}") in found) == bad
-    if bad:
-        assert found["conflict", "mujoco 4.0.1"]["fix"] == 'pip install "mujoco<4"'
-
-
-def test_data_are_counted_and_checked(capsys, packages, tmp_path):
-    (tmp_path / "sts").mkdir()
-    digests = []
-    for name in ("a.tsv", "b.tsv"):
-        (tmp_path / "sts" / name).write_text(name)
-        digests.append(f"{hashlib.sha256(name.encode()).hexdigest()}  ./sts/{name}")
-    (tmp_path / "SHA256SUMS").write_text("\n".join(digests) + "\n")
-    code, found = looked(capsys, "--root", tmp_path)
-    assert code == 0
-    assert found["data", "sts"]["text"].startswith("2 files, ")
-    assert found["data", "sts"]["text"].endswith("2 match SHA256SUMS")
-    (tmp_path / "sts" / "a.tsv").write_text("changed")
-    (tmp_path / "sts" / "b.tsv").unlink()
-    code, found = looked(capsys, "--root", tmp_path)
-    assert code == 1
-    assert found["data", "sts"]["text"].endswith("damaged or missing: sts/a.tsv, sts/b.tsv")
-    (tmp_path / "SHA256SUMS").write_bytes(b"\xff\n")
-    code, found = looked(capsys, "--root", tmp_path)
-    assert (code, found["data", "SHA256SUMS"]["state"]) == (1, "bad")
-    assert found["data", "sts"]["state"] == "ok"
-    assert looked(capsys, "--root", tmp_path / "nowhere")[0] == 1
-
-
 def test_people_read_lines_with_what_to_do(capsys, packages):
     packages["matplotlib"] = None
     assert main(["doctor"]) == 0
@@ -130,20 +94,11 @@ def test_a_renderer_is_tried_for_real(capsys):
     assert {name for about, name in found if about == "renderer"} == set(doctor.RENDERERS)
 
 
-def test_a_simulator_that_loads_nothing_is_not_the_renderers_fault(capsys, packages, monkeypatch):
-    packages["dm-control"] = "1.0.50"
-    monkeypatch.setattr(doctor, "LOAD", "raise AttributeError('no such field')")
-    code, found = looked(capsys)
-    (name, one), *more = [(name, one) for (about, name), one in found.items() if about == "renderer"]
-    assert (code, name, one["state"], more) == (1, "dm-control", "bad", [])
-    assert one["text"] == "cannot load a task: AttributeError: no such field"
-    assert one["fix"].endswith('"mujoco<4"')
-
-
 def test_a_renderer_that_draws_nothing(capsys, packages, monkeypatch):
     packages["dm-control"] = "1.0.50"
-    monkeypatch.setattr(doctor, "LOAD", "import os\n")
-    monkeypatch.setattr(doctor, "RENDER", "raise SystemExit('black' if os.environ['MUJOCO_GL'] == 'egl' else 0)")
+    monkeypatch.setattr(
+        doctor, "RENDER", "import os\nraise SystemExit('black' if os.environ['MUJOCO_GL'] == 'egl' else 0)"
+    )
     code, found = looked(capsys)
     assert (code, found["renderer", "osmesa"]["state"]) == (0, "ok")
     assert found["renderer", "egl"]["text"] == "cannot render: black"

@@ -38,8 +38,7 @@ SMALL = "--epochs 3 --folds 3 --hidden 8"
 COMMAND = {  # {out} is the folder of the command, {train graph} that of the uninterrupted command of that name
     "objectives": "hcl:beta=2 --plot {out}/weights.png --json",
     "advise": "{data}/a.npy {data}/b.npy --seeds 3 --steps 20 --json",
-    "completion": "bash",
-    "doctor": "--data {data} --json",
+    "doctor": "--json",
     "inject": "logits --objective hcl:t=0.1 --scale 10 --site {data}/train.py:8 --report {out}/steps.jsonl "
     "-- {data}/train.py",
     "compare": "logits --site {data}/train.py:8 --scale 10 --objective host hcl:t=0.1 --seeds 1 --set-seed "
@@ -57,15 +56,14 @@ COMMAND = {  # {out} is the folder of the command, {train graph} that of the uni
     "eval transfer": "{data}/bert --pooling cls --data {data} --tasks CR TREC --jobs 2 --json",
     "eval retrieval": "{data}/bert --pooling cls --data {data}/words --json",
     "eval mteb": "{data}/bert --pooling cls --data {data} --tasks STSBenchmark --out {out} --json",
-    "mine": "{data}/words {data}/bert --pooling cls --negatives 1 --out {out}/mined.jsonl --json",
-    "eval control": "{train control} --episodes 1 --video {out}/film.gif --json",
+    "eval control": "{train control} --episodes 1 --json",
     "tune graph": f"{SMALL} --objective adnce --budget 3 --out {{out}} --json",
     "demo": "--quick --domains graph --seeds 1 --objective infonce:t=0.2 --out {out} --json",
     "show": "{train graph} --json",
     "report": "{train graph} --out {out} --json",
 }
 NEEDS = {"graph": "torch_geometric", "tu": "torch_geometric", "image": "lightly", "control": "dm_control"}
-NEEDS |= dict.fromkeys(("sentence", "sts", "transfer", "retrieval", "mine"), "sentence_transformers")
+NEEDS |= dict.fromkeys(("sentence", "sts", "transfer", "retrieval"), "sentence_transformers")
 NEEDS |= {"demo": "torch_geometric", "push": "lightly", "export": "lightly", "mteb": "mteb"}
 QUICK = ("objectives",)
 SCRIPT = """

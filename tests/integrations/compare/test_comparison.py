@@ -15,8 +15,8 @@ from counterpoint.integrations import report, store
 from counterpoint.integrations.command import main as main_module
 from counterpoint.integrations.command.main import build, main
 from counterpoint.integrations.compare import commands, comparison
-from counterpoint.integrations.compare.cells import cell, length_of, words
-from counterpoint.integrations.compare.comparison import _doubts, _time_notes, tuned
+from counterpoint.integrations.compare.cells import cell, words
+from counterpoint.integrations.compare.comparison import _same_numbers, _time_notes, tuned
 from counterpoint.integrations.compare.metrics import Metric
 from counterpoint.integrations.compare.settings import Settings
 
@@ -60,13 +60,7 @@ def here(tmp_path, monkeypatch):
         ("logits --objective host hcl --copy --set-seed R -- /etc/hostname", "expected a script in it"),
         ("logits --objective host hcl --tune 3 --set-seed R -- train.py", "--tune: by which number?"),
         ("logits --objective host hcl --tune 3 --tune-M R --set-seed -- train.py", "must not choose settings"),
-        (
-            "logits --objective host hcl --equal-time --steps --set-seed R -- train.py --step 3",
-            "Did you mean '--step'?",
-        ),
-        ("logits --objective host hcl --equal-time --steps --set-seed R -- train.py --steps x", "expected a number"),
         ("logits --objective host hcl --grid t=1 --set-seed R -- train.py", "--grid: has no effect without --tune"),
-        ("logits --objective host hcl --equal-time --steps --cell 1 --set-seed R -- train.py --steps 3", "use --on"),
         ("curl --objective host hcl --set-seed R -- train.py", "is not a clone of"),
         ("lightly --objective host hcl --scale 3 --set-seed R -- train.py", "--scale: lightly has no such option"),
         ("lightly --objective host arcl(hcl):views=4 --set-seed R -- train.py", "asks for 4 views"),
@@ -80,16 +74,6 @@ def test_what_is_wrong_is_told_before_anything_runs(here, capsys, monkeypatch, l
     assert main(["compare", *shlex.split(line)]) == 2
     assert said in capsys.readouterr().err
     assert not (here / "runs").exists() or not list((here / "runs").rglob("run.json"))
-
-
-def test_runs_by_number(here, capsys):
-    line = f"compare logits {SITE} --objective host hcl:t=0.2 --seeds 2 --set-seed {READ} --list-cells -- train.py"
-    with pytest.raises(SystemExit, match="0"):
-        main(shlex.split(line))
-    listed = capsys.readouterr().out.splitlines()
-    assert [words.split("  ", 1)[0] for words in listed] == ["0", "1", "2", "3"]
-    assert [words.rpartition(", ")[2] for words in listed] == ["seed 0", "seed 0", "seed 1", "seed 1"]
-    assert not list(here.rglob("run.json"))
 
 
 def settings(line: str) -> argparse.Namespace:
@@ -115,33 +99,24 @@ def test_flags_may_precede_the_host(here):
 
 
 def test_flags_of_the_script_can_be_values(here):
-    found = settings(
-        f"logits {SITE} --seed-flag --seed --equal-time --steps --objective host hcl {READ} -- train.py --steps 9"
-    )
-    assert (found.settings.seed_flag, found.settings.equal_time) == ("--seed", "--steps")
+    found = settings(f"logits {SITE} --seed-flag --seed --objective host hcl {READ} -- train.py --steps 9")
+    assert found.settings.seed_flag == "--seed"
     assert found.script == ["train.py", "--steps", "9"]
     assert commands._seam_words(found) == ["--scale=50", f"--site=train.py:{LINE}"]
     assert found.seeds == 5
 
 
 @pytest.mark.parametrize(
-    ("script", "flags", "more", "expected"),
+    ("script", "flags", "expected"),
     [
-        ("t.py --lr 1", {"seed_flag": "--seed"}, {}, "t.py --lr 1 --seed 3"),
-        ("t.py --s={seed} -o {out}/x", {}, {}, "t.py --s=3 -o OUT/x"),
-        ('t.py {"a":{seed}}', {}, {}, 't.py {"a":3}'),
-        ("t.py --epochs 8", {"set_seed": True, "equal_time": "--epochs"}, {"length": 5.0}, "t.py --epochs 5"),
-        ("t.py --epochs=8", {"set_seed": True, "equal_time": "--epochs"}, {"length": 2.5}, "t.py --epochs=2.5"),
+        ("t.py --lr 1", {"seed_flag": "--seed"}, "t.py --lr 1 --seed 3"),
+        ("t.py --s={seed} -o {out}/x", {}, "t.py --s=3 -o OUT/x"),
+        ('t.py {"a":{seed}}', {}, 't.py {"a":3}'),
     ],
 )
-def test_the_arguments_of_a_run(script, flags, more, expected):
-    arguments = cell("logits", [], script.split(), "c0de", Settings(**flags), "hcl", 3, **more)
+def test_the_arguments_of_a_run(script, flags, expected):
+    arguments = cell("logits", [], script.split(), "c0de", Settings(**flags), "hcl", 3)
     assert words(store.Run("runs", arguments).arguments, script.split(), Path("OUT")) == expected.split()
-
-
-def test_a_length_is_found_in_either_form():
-    assert length_of(["t.py", "--n", "3"], "--n") == (2, "", 3.0)
-    assert length_of(["t.py", "--n=3"], "--n") == (1, "--n=", 3.0)
 
 
 @pytest.fixture
@@ -164,13 +139,12 @@ def done(tmp_path):
 
 def test_runs_that_reach_the_loss_less_often_are_named(done):
     runs = done(("host", 0, 40, 1, 1), ("hcl", 0, 39, 1, 1), ("host", 1, 30, 1, 1), ("hcl", 1, 30, 1, 1))
-    shorter = done(("hcl", 0, 20, 1, 1), label="hcl at equal time", length=10.0)
-    assert [(run is runs[1], text) for run, text in comparison.uneven(runs + shorter)] == [
+    assert [(run is runs[1], text) for run, text in comparison.uneven(runs)] == [
         (True, "t.py, hcl, seed 0: the loss was reached 39 times, with host 40 times")
     ]
 
 
-def test_time_is_stated_and_equalised(done):
+def test_time_is_stated(done):
     runs = done(
         ("host", 0, 9, 0.1, 1),
         ("hcl", 0, 9, 0.25, 2),
@@ -178,13 +152,9 @@ def test_time_is_stated_and_equalised(done):
         ("host", 1, 9, 0.1, 3),
         ("hcl", 1, 9, 0.2, 4),
     )
-    assert comparison.equal_lengths(runs, "host", 20.0) == {"hcl": 8.0}
-    assert comparison.equal_lengths(runs, "host", 2.5) == {"hcl": 1.0}
-    assert comparison.equal_lengths(runs, "host", 1.0) == {}
-    notes = list(_time_notes(runs, "host", None))
+    notes = list(_time_notes(runs, "host"))
     assert notes[0] == "time of a step, as a multiple of host's: hcl 2.25 (2.00 to 2.50), dcl 1.00"
-    assert notes[1].startswith("hcl had more time than host: --equal-time FLAG")
-    assert len(list(_time_notes(runs, "host", "--epochs"))) == 1
+    assert notes[1].startswith("hcl had more time than host; train host longer")
 
 
 def test_the_page_has_the_scripts_own_loss(done):
@@ -196,10 +166,10 @@ def test_the_page_has_the_scripts_own_loss(done):
     assert "<svg" in page
 
 
-def test_a_seed_without_effect_is_told(done):
+def test_a_seed_without_effect_is_seen(done):
     same = done(("host", 0, 9, 1, 0.5), ("hcl", 0, 9, 1, 0.6), ("host", 1, 9, 1, 0.5), ("hcl", 1, 9, 1, 0.6))
-    assert any("no verdict, only seed 0 is shown; does the script set a seed" in note for note in _doubts(same))
-    assert not list(_doubts(same[:2] + done(("host", 1, 9, 1, 0.7), ("hcl", 1, 9, 1, 0.6))))
+    assert _same_numbers(same)
+    assert not _same_numbers(same[:2] + done(("host", 1, 9, 1, 0.7), ("hcl", 1, 9, 1, 0.6)))
 
 
 def test_every_objective_is_tuned_with_the_same_budget(tmp_path):

@@ -209,12 +209,12 @@ def test_what_goes_wrong_is_named_and_the_rest_goes_on(here):
 
 
 @pytest.mark.slow
-def test_found_tuned_copied_and_at_equal_time(here):
+def test_found_tuned_and_copied(here):
     """The site by ``auto``, the temperature by ``--tune``; each run in a copy of the folder."""
     (here / "data").mkdir()
     (here / "slow.py").write_text("import time\n")
     line = f"auto --objective host infonce:t=1 --tune 3 --grid t=0.2,0.5 --tune-metric json:results.json:dev {READ} "
-    line += "--seeds 3 --seed-flag --seed --equal-time --steps --copy --link data --jobs 2 -- train.py --steps 40"
+    line += "--seeds 3 --seed-flag --seed --copy --link data --jobs 2 -- train.py --steps 40"
     killed(line, here, after=1)
     done = compare(line, here)
     assert done.returncode == 0, done.stderr

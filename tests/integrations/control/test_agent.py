@@ -284,7 +284,6 @@ def test_encoder_sizes_fit_for_all_crops():
         (lambda: AgentSettings(capacity=100), "batch: 128 transitions, but the buffer holds 99"),
         (lambda: agent(scores="cosin"), "scores: unknown scores 'cosin'. Did you mean 'cosine'?"),
         (lambda: agent("intnacl"), "curl"),
-        (lambda: Agent((5,), 1, "infonce"), "objective: crops need pixels"),
     ],
 )
 def test_bad_input_is_said(make, says):

@@ -119,11 +119,11 @@ def test_episodes_are_simulated_once(frames, tmp_path, monkeypatch):
     again = rep.collect(tmp_path, TASK, 8, 5, 16)
     assert torch.equal(one.frames, again.frames)
     assert torch.equal(one.quantities, again.quantities)
-    (path,) = tmp_path.glob("*.npz")
+    (path,) = tmp_path.glob("*.pt")
     whole = path.read_bytes()
     for damaged in (b"", b"PK", whole[:2000], whole[:2000] + bytes(len(whole) - 2000)):
         path.write_bytes(damaged)
-        with pytest.raises(ValueError, match="not readable"):
+        with pytest.raises(ValueError, match="damaged"):
             rep.collect(tmp_path, TASK, 8, 5, 16)
 
 

@@ -28,10 +28,9 @@ def test_choices_are_those_of_the_implementations():
     ("module", "cell", "folder"),
     [
         (training, ("cartpole-swingup", "infonce:t=1 + 0.1*dp", 3, {}),
-         "control/cartpole-swingup/infonce-t=1-denominator=with_positive-0.1-dp-598b5312/seed3"),
+         "control/cartpole-swingup/infonce-t=1-denominator=with_positive-0.1-dp-801c5816/seed3"),
         (training, ("cheetah-run", "adnce:t=0.2", 1, {"batch": 64, "steps": 50000}),
-         "control/cheetah-run/adnce-t=0.2-denominator=with_positive-cb7ab861/seed1"),
-        (training, ("cartpole-balance", None, 0, {"observe": "state"}), "control/cartpole-balance/SAC-b9331f2e/seed0"),
+         "control/cheetah-run/adnce-t=0.2-denominator=with_positive-36b73c23/seed1"),
         (representation, ("cartpole-swingup", "infonce:t=1", 0, {}),
          "control-representation/cartpole-swingup/infonce-t=1-denominator=with_positive-1a623b11/seed0"),
         (representation, ("cartpole-swingup", None, 0, {"label": representation.PCA}),
@@ -49,9 +48,9 @@ def test_settings_are_those_that_were_typed():
     parser = argparse.ArgumentParser()
     train_arguments(parser)
     assert settings_of(parser.parse_args([]), "walker-walk") == {"device": "cpu"}
-    typed = parser.parse_args(["--steps", "9", "--lr", "0.1", "--observe", "state", "--random-steps", "5"])
+    typed = parser.parse_args(["--steps", "9", "--lr", "0.1", "--scores", "cosine", "--random-steps", "5"])
     assert settings_of(typed, "walker-walk") == {
-        "steps": 9, "lr": 0.1, "observe": "state", "random_steps": 5, "device": "cpu"
+        "steps": 9, "lr": 0.1, "scores": "cosine", "random_steps": 5, "device": "cpu"
     }  # fmt: skip
 
 

@@ -1,4 +1,4 @@
-"""Runs: what they write, how they survive a kill and a full disk, evaluation, films, the command line."""
+"""Runs: what they write, how they survive a kill and a full disk, evaluation, the command line."""
 
 import json
 import os
@@ -22,7 +22,7 @@ from safetensors.torch import load_file
 
 from counterpoint.integrations import store
 from counterpoint.integrations.command import main
-from counterpoint.integrations.control import environment, evaluation, training
+from counterpoint.integrations.control import evaluation, training
 from counterpoint.integrations.store.grid import run_grid
 from counterpoint.integrations.store.run import Run
 
@@ -106,16 +106,9 @@ def test_a_killed_run_goes_on_as_if_nothing_had_happened(undisturbed, tmp_path, 
     assert numbers(run) == numbers(undisturbed)
 
 
-@pytest.mark.parametrize(
-    ("file", "goes_on"),
-    [
-        (-1, "continues from the checkpoint at step 760"),
-        (0, "begins anew, without a checkpoint"),
-    ],
-)
+@pytest.mark.parametrize("file", [-1, 0])
 @pytest.mark.slow
-def test_a_damaged_part_of_the_replay_buffer_costs_its_checkpoints(undisturbed, tmp_path, file, goes_on):
-    """The last part belongs to the last checkpoint alone, the first one to both."""
+def test_a_damaged_part_of_the_replay_buffer_costs_its_checkpoint(undisturbed, tmp_path, file):
     assert killed(tmp_path, 20, "after").returncode == -signal.SIGKILL
     part = sorted(Run(tmp_path, cell()).path.glob("replay/*"))[file]
     part.write_bytes(part.read_bytes()[:-100])
@@ -123,7 +116,7 @@ def test_a_damaged_part_of_the_replay_buffer_costs_its_checkpoints(undisturbed, 
         (run,) = run_grid(training.train, [cell()], tmp_path, progress=False)
     messages = [str(one.message) for one in said if one.category is RuntimeWarning]
     assert messages[0].startswith(f"{part}: damaged")
-    assert messages[-1].endswith(goes_on)
+    assert messages[0].endswith("not used, the run begins anew")
     assert numbers(run) == numbers(undisturbed)
 
 
@@ -154,28 +147,10 @@ def test_the_documents_own_encoder_and_the_encoder_of_a_run(undisturbed, monkeyp
     assert all(torch.equal(exported[name], value) for name, value in encoder.items())
 
 
-def test_evaluation_is_the_same_for_all_and_without_chance(undisturbed, tmp_path):
-    imageio = pytest.importorskip("imageio.v3")
-    agent = training.restore(undisturbed)
-    returns = evaluation.evaluate(agent, undisturbed.arguments, 3, tmp_path / "film.mp4")
-    film = imageio.imread(tmp_path / "film.mp4")
-    several = evaluation.evaluate(agent, undisturbed.arguments | {"envs": 2}, 3)  # another batch shape
-    assert returns.tolist() == pytest.approx(several.tolist(), rel=1e-3)
+def test_evaluation_is_the_same_for_all_and_without_chance(undisturbed):
+    returns = evaluation.evaluate(training.restore(undisturbed), undisturbed.arguments, 3)
     assert len(set(returns)) == 3
     assert np.mean(returns[:2]) == undisturbed.result["final score"]
-    assert film.shape == (25, 240, 240, 3)
-    assert (film[0] != film[-1]).any()
-
-
-@pytest.mark.parametrize("suffix", [".gif", ".mp4"])
-def test_films_can_be_watched(tmp_path, suffix):
-    imageio = pytest.importorskip("imageio.v3")
-    frames = [np.full((32, 32, 3), 20 * i, np.uint8) for i in range(8)]
-    path = tmp_path / f"film{suffix}"
-    evaluation.write_film(path, frames, 0.1)
-    again = np.stack(list(imageio.imiter(path)))
-    assert len(again) == 8
-    assert np.abs(again[:, 16, 16, 0].astype(int) - np.arange(0, 160, 20)).max() < 12
 
 
 def test_the_command_line_trains_and_evaluates(tmp_path, capsys):
@@ -184,18 +159,9 @@ def test_the_command_line_trains_and_evaluates(tmp_path, capsys):
     assert main.main(["train", "control", "--objective", "adnce:t=0.2", "--json", *flags]) == 0
     (found,) = json.loads(capsys.readouterr().out)
     assert (found["scores"], found["seed"]) == ("cosine", 1)
-    film = tmp_path / "film.gif"
-    asked = ["eval", "control", found["folder"], "--episodes", "1", "--video", str(film), "--json"]
-    assert main.main(asked) == 0
+    assert main.main(["eval", "control", found["folder"], "--episodes", "1", "--json"]) == 0
     (one,) = json.loads(capsys.readouterr().out)
     assert one["score"] == found["final score"]
-    assert film.read_bytes().startswith(b"GIF89a")
-    for name, says in (("film.txt", "ends in .gif or .mp4"), ("nowhere/film.gif", "no such folder")):
-        assert (
-            main.main(["eval", "control", found["folder"], "--episodes", "100000", "--video", str(tmp_path / name)])
-            == 2
-        )
-        assert says in capsys.readouterr().err  # before any of the episodes
 
 
 @pytest.mark.parametrize(
@@ -204,7 +170,6 @@ def test_the_command_line_trains_and_evaluates(tmp_path, capsys):
         (["--task", "walker-wolk"], "unknown task 'walker-wolk'. Did you mean 'walker-walk'?"),
         (["--batch", "4000"], "batch: 4000 transitions, but the buffer holds 1000 at the first update"),
         (["--steps", "2000"], "2000 are 250 actions, each repeated 8 times, but the first 1000 are random"),
-        (["--observe", "state", "--objective", "infonce"], "--objective: crops need pixels"),
         (["--objective", "intnacl"], "needs adversarial views"),
     ],
 )
@@ -216,7 +181,7 @@ def test_wrong_arguments_are_one_clear_line(capsys, tmp_path, argv, says):
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize("flag", ["--envs=0", "--batch=0", "--repeat=0"])
+@pytest.mark.parametrize("flag", ["--batch=0", "--repeat=0"])
 def test_wrong_numbers_are_refused_before_anything_is_trained(tmp_path, capsys, flag):
     with pytest.raises(SystemExit) as stopped:
         main.main(["train", "control", "--out", str(tmp_path / "runs"), flag])
@@ -238,38 +203,3 @@ def test_numbers_that_diverge_end_the_run(tmp_path, monkeypatch):
     monkeypatch.setattr(training.Agent, "update", update)
     with pytest.raises(store.GridError, match="critic is nan after 1 updates: training diverged"):
         run_grid(training.train, [cell()], tmp_path, progress=False)
-
-
-def test_observations_that_are_not_finite_end_the_run(tmp_path, monkeypatch):
-    observe = environment.Control._observe
-
-    def blinded(self, timestep):
-        observe(self, timestep)
-        if len(self._actions) == 20:
-            self.observation[1] = np.nan
-
-    monkeypatch.setattr(environment.Control, "_observe", blinded)
-    given = training.cell("cartpole-balance", None, 0, observe="state", steps=1600, repeat=40, batch=8, random_steps=16)
-    with pytest.raises(store.GridError, match=r"observation: expected finite numbers, got .*nan"):
-        run_grid(training.train, [given], tmp_path, progress=False)
-
-
-@pytest.mark.slow
-def test_processes_collect_what_is_trained_on(tmp_path):
-    """Two environments, each decision of both counts."""
-    given = cell(envs=2, steps=1600, eval_every=1600, episodes=1)
-    (run,) = run_grid(training.train, [given], tmp_path, progress=False)
-    assert [line["step"] for line in run.metrics() if "score" in line] == [1600]
-    state = run.load()
-    assert state["decisions"] == 40
-    assert [one["seed"] for one in state["envs"]] == [3000, 3001]
-    assert state["agent"]["updates"] == 2 * (40 - 16) // 2 + 2
-
-
-@pytest.mark.slow
-def test_sac_learns_to_balance_a_pole_from_its_state(tmp_path):
-    """Every seed, within 40,000 steps of the simulator; a random policy gets about 350, the best there is 1000."""
-    how = {"observe": "state", "steps": 40_000, "eval_every": 4000, "episodes": 5}
-    cells = [training.cell("cartpole-balance", None, seed, **how) for seed in range(3)]
-    done = run_grid(training.train, cells, tmp_path, progress=False)
-    assert min(run.result["final score"] for run in done) > 900

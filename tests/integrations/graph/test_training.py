@@ -19,7 +19,7 @@ pytest.importorskip("torch_geometric")
 
 from documents import run_blocks
 from safetensors.torch import load_file
-from torch_geometric.nn import GCN
+from torch_geometric.nn import GCN, global_add_pool
 
 import counterpoint as cp
 from counterpoint.install import install
@@ -39,6 +39,7 @@ needs_tu = pytest.mark.skipif(
     not (os.environ.get("COUNTERPOINT_DATA") and TU.is_dir()), reason="COUNTERPOINT_DATA with TU data sets is not set"
 )
 EVERY = [name if not issubclass(kind, cp.Wrapper) else f"{name}(hcl):views=3" for name, kind in cp.registry.items()]
+EVERY = [spec for spec in EVERY if not cp.objective(spec).needs & {"adversarial", "mixed"}]
 
 
 @pytest.fixture(scope="module")
@@ -108,15 +109,9 @@ def test_every_objective_trains(data, spec, pairing):
 
 
 @pytest.mark.parametrize("spec", ["intnacl:t=0.5,base=both", "intcl:t=0.5", "mixnca:t=0.5"])
-def test_adversarial_and_mixed_views_reach_the_loss(data, spec):
-    """An adversarial step makes the loss larger; without the robust term its size does not matter."""
-    batch, losses = data.batch(torch.arange(30)), {}
-    for epsilon in (1e-6, 0.5):
-        model = model_of(data, spec, epsilon=epsilon, generator=torch.Generator().manual_seed(1))
-        graph.pretrain(model, data, epochs=1, batch=32)
-        model.augment = [graph.augmentation("dnodes", 0)]
-        losses[epsilon] = model(batch).item()
-    assert (losses[0.5] > losses[1e-6] + 1e-3) == (spec != "mixnca:t=0.5")
+def test_objectives_of_adversarial_and_mixed_images_are_refused(data, spec):
+    with pytest.raises(ValueError, match=r"needs (adversarial|mixed).* views of images"):
+        model_of(data, spec)
 
 
 def test_arcl_gets_as_many_views_as_it_asks_for(data):
@@ -157,24 +152,26 @@ def test_training_helps_and_the_seed_repeats_it(data):
     assert accuracies[10] > accuracies[0] + 5
 
 
-def test_any_pyg_model_can_be_the_encoder(data):
-    encoder = graph.Pooled(GCN(data.x.shape[1], 16, 2, out_channels=24))
-    model = graph.Pretraining(encoder, "infonce:t=0.2")
-    graph.pretrain(model, data, epochs=1, batch=32)
-    assert graph.embed(encoder, data).shape == (60, 24)
-    with pytest.raises(ValueError, match=r"out_channels: expected .* of Identity.*got None; pass out_channels="):
-        graph.Pooled(torch.nn.Identity())
+class Own(torch.nn.Module):
+    """An encoder of one's own, of a model of nodes."""
+
+    def __init__(self, width):
+        super().__init__()
+        self.model = GCN(width, 16, 2)
+
+    def forward(self, x, edge_index, batch, batch_size=None):
+        return global_add_pool(self.model(x, edge_index), batch, batch_size)
 
 
 def test_the_width_of_ones_own_model_can_be_an_argument(data):
-    own = graph.Pooled(GCN(data.x.shape[1], 16, 2), 16)
-    del own.out_channels
+    own = Own(data.x.shape[1])
     with pytest.raises(
-        ValueError, match=r"out_channels: expected the number of columns of Pooled's output, got None; pass"
+        ValueError, match=r"out_channels: expected the number of columns of Own's output, got None; pass"
     ):
         graph.Pretraining(own)
     model = graph.Pretraining(own, out_channels=16)
     assert torch.isfinite(model(data.batch(torch.arange(8))))
+    assert graph.embed(own, data).shape == (60, 16)
 
 
 def test_the_documents_own_model_and_the_encoder_of_a_run(tmp_path, monkeypatch):
@@ -355,8 +352,8 @@ def test_runs_of_another_machine_are_evaluated(tmp_path, capsys):
     record = json.loads((run.path / "run.json").read_text())
     record["arguments"]["device"] = "cuda:7"
     (run.path / "run.json").write_text(json.dumps(signed(record)))
-    checkpoint = torch.load(run.checkpoints[0], weights_only=True)
-    torch.save({**checkpoint, "run": signature(record["arguments"])}, run.checkpoints[0])
+    checkpoint = torch.load(run.path / "checkpoint.pt", weights_only=True)
+    torch.save({**checkpoint, "run": signature(record["arguments"])}, run.path / "checkpoint.pt")
     assert main(["eval", "graph", str(tmp_path), "--folds", "3", "--seeds", "1", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)[-1]["accuracy"] == run.result["accuracy"]
 

@@ -155,20 +155,6 @@ def test_the_plane_is_that_of_the_most_variance():
     assert 0.9 < drawn.max() <= 1
 
 
-def test_names_in_a_plane_are_legible():
-    """At one place, or at an edge: none is over another, none is cut off."""
-    names = {f"{'long' * 3} {i}": [0.97 if i < 3 else 0.02, 0.5 + 0.01 * i] for i in range(6)}
-    placed = list(plots.apart(names, 0.04, 0.04))
-    assert {name for name, _, _ in placed} == set(names)
-    for i, (name, x, y) in enumerate(placed):
-        half = 0.02 * len(name)
-        assert half <= x <= 1 - half
-        assert 0.04 <= y <= 0.96
-        for _, x2, y2 in placed[:i]:
-            assert abs(x - x2) >= 2 * half - 1e-9 or abs(y - y2) >= 0.08 - 1e-9
-    assert list(plots.apart({"a": [0.4, 0.6]}, 0.04, 0.04)) == [("a", 0.4, 0.6)]  # where it should be
-
-
 def test_rows_look_the_same_everywhere():
     looks = plots.styles(str(i) for i in range(30))
     assert len({(one.colour, str(one.dash)) for one in looks.values()}) == 30

@@ -6,7 +6,6 @@ import dataclasses
 import json
 import math
 import shlex
-from functools import partial
 
 import pytest
 import tiny_bert
@@ -30,7 +29,7 @@ def grids_of(spec, name, own=None):
 
 
 def search(start, grids, budget, measure):
-    scores = coordinate.search(partial(coordinate.coordinate, start, grids, budget), measure)
+    scores = coordinate.search(start, grids, budget, measure)
     return coordinate.best_of(scores), scores
 
 

@@ -35,7 +35,7 @@ def test_quotes_belong_to_the_text_and_swallow_no_row(tmp_path):
     pairs = sts.load("STS12", tmp_path)
     assert pairs.first == ['He said "no.', "'tis", "x, y"]
     assert pairs.second == ["She left.", '""', "z"]
-    assert (pairs.gold, pairs.subset, pairs.dropped) == ([1, 2, 3.5], ["a", "a", "b"], 0)
+    assert (pairs.gold, pairs.dropped) == ([1, 2, 3.5], 0)
 
 
 def test_pairs_without_gold_score_are_dropped_and_counted(tmp_path):
@@ -218,7 +218,7 @@ def test_blank_lines_and_missing_texts_are_left_out_and_counted(tmp_path):
         ("a.jsonl", b"no json\n", {}, r"a.jsonl: cannot be read as jsonl"),
         ("a.jsonl", b'{"n": 1}\n{"n": 2}\n', {}, r"no column contains text; it has n"),
         ("a.txt", b"one\ntwo\n", {"positives": "columns"}, r"one column of text, 'text'; expected two or more"),
-        ("a.csv", b"a\nx\n", {"positives": "next-line"}, r"needs running text in a .txt file"),
+        ("a.csv", b"a\nx\n", {"positives": "next-sentence"}, r"needs running text in a .txt file"),
         ("a.txt", b"one\ntwo\n", {"positives": "sane"}, r"unknown positives 'sane'. Did you mean 'same'"),
         ("a.doc", b"", {}, r"expected a file of .txt, .csv"),
     ],
@@ -250,9 +250,6 @@ def test_a_missing_file_is_one_clear_error(tmp_path, name):
 
 
 def test_neighbours(tmp_path):
-    path = write(tmp_path / "a.txt", "one\ntwo\nthree\n\nfour\nfive\n")
-    found, _ = data.load(path, "next-line")
-    assert found[:] == {"anchor": ["one", "two", "four"], "positive": ["two", "three", "five"]}
     path = write(tmp_path / "b.txt", 'It rains. It\npours! Nobody\ncares.\n\n"Really?" she said.\n')
     found, _ = data.load(path, "next-sentence")
     assert found["anchor"][:] == ["It rains.", "It pours!", "Nobody cares."]

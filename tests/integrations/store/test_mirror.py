@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import os
 import pickle
 import subprocess
 import sys
 import uuid
-import warnings
 from functools import partial
 from pathlib import Path
 
@@ -16,12 +14,9 @@ import pytest
 import toy_grid
 
 from counterpoint.integrations import store
-from counterpoint.integrations.store import transport
-from counterpoint.integrations.store.attempt import attempt
 from counterpoint.integrations.store.errors import StoreError
-from counterpoint.integrations.store.grid import distinct
-from counterpoint.integrations.store.lease import Lease
 from counterpoint.integrations.store.transport import Transport, connect, local_path
+from counterpoint.integrations.store.worker import attempt
 
 CELL = toy_grid.cells(1)[0]
 quietly = partial(store.run_grid, progress=False)
@@ -102,9 +97,9 @@ def test_reading_fetches_no_checkpoint(url, tmp_path, monkeypatch):
         (run,) = store.find_runs(place)
         assert run.done
         assert run.address == store.Run(url, CELL).address
-    assert store.Run.read(run.address).metrics()
-    fetched = {path.name for path in (tmp_path / "other").rglob("*") if path.is_file()}
-    assert fetched == {"run.json", "metrics.jsonl"}
+    run = store.Run.read(run.address)
+    assert run.metrics()
+    assert {path.name for path in run.path.iterdir()} == {"metrics.jsonl"}
     assert run.load()["step"] == toy_grid.STEPS
     assert pickle.loads(pickle.dumps(run)).load()["step"] == toy_grid.STEPS
 
@@ -113,7 +108,6 @@ def test_what_is_deleted_in_the_store_is_not_read(url):
     quietly(toy_grid.train, [CELL], url)
     for name in connect(url).list():
         connect(url).write(name, None)
-    assert not distinct(url, [CELL])[0].done
     assert not store.Run(url, CELL).done
     with pytest.raises(ValueError, match="no runs in"):
         store.find_runs(url)
@@ -138,8 +132,7 @@ def test_a_run_that_another_process_took_over_is_left_to_it(url, tmp_path, monke
         """As a process that was stopped for longer than its lease, which another one then took."""
         run.log(1, loss=1.0)
         run.save({}, 1)
-        other = Lease(connect(url), run.folder.name)
-        other.acquire(ended=run.folder._lease.content["id"])
+        assert connect(url).create(f"{run.folder.name}/.lease/00000002", b'{"owner": "another", "seconds": 60}')
         taken.append(names(url))
         run.log(2, loss=2.0)
         run.save({"late": True}, 2)
@@ -191,18 +184,6 @@ def test_a_failure_is_recorded_there(url):
     assert b"OSError: broken" in content(url, f"{relative}/error.txt")
 
 
-def test_folders_on_a_local_file_system(tmp_path, monkeypatch):
-    """Objects are replaced by renaming, and their folders are made."""
-    monkeypatch.setenv("COUNTERPOINT_CACHE", str(tmp_path / "cache"))
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        (run,) = quietly(toy_grid.train, [CELL], f"local://{tmp_path}/there")
-    folder = tmp_path / "there" / run.folder.name
-    assert sorted(path.name for path in folder.iterdir()) == [".lease", "checkpoint.pt", "metrics.jsonl", "run.json"]
-    (same,) = store.find_runs(tmp_path / "there")  # a store like any other
-    assert same.result == run.result
-
-
 def test_file_urls_are_folders(tmp_path):
     (run,) = quietly(toy_grid.train, [CELL], f"file://{tmp_path}/there")
     assert run.store == tmp_path / "there"
@@ -233,21 +214,6 @@ def test_names_that_lead_elsewhere_are_refused(name, tmp_path):
 def test_names_below_a_folder(tmp_path):
     for name in ("run.json", "model/1_Pooling/config.json", "..a/b..c", "ab:c", "ä b/c"):
         assert local_path(tmp_path, name) == tmp_path.joinpath(*name.split("/"))
-
-
-@pytest.mark.parametrize("name", ["MODEL", "MODEL/weights", "Model/WEIGHTS"])
-def test_names_that_the_file_system_confuses_are_refused(name, tmp_path):
-    (tmp_path / "model").mkdir()
-    (tmp_path / "model" / "weights").touch()
-    assert local_path(tmp_path, "model/weights").exists()
-    assert local_path(tmp_path, name)  # here they are two
-    for other in ("Model", "MODEL"):  # as a file system does that folds case
-        (tmp_path / other).symlink_to(tmp_path / "model")
-    listed = [entry for entry in os.listdir(tmp_path) if entry == "model"]
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(transport.os, "listdir", lambda path: listed if Path(path) == tmp_path else ["weights"])
-        with pytest.raises(StoreError, match=r"cannot tell it from 'model', which is there"):
-            local_path(tmp_path, name)
 
 
 def everything(folder):

@@ -128,7 +128,7 @@ def test_tune(bucket):
 @pytest.mark.parametrize(
     ("url", "environment", "line"),
     [
-        ("s4://bucket/runs", {}, "unknown scheme 's4'. Did you mean 's3'?"),
+        ("s4://bucket/runs", {}, "Protocol not known: s4"),
         ("s3://", {}, "s3://: expected s3://BUCKET/FOLDER."),
         ("s3://no-such-bucket-here/runs", {}, "no such bucket"),
         ("s3://any/runs", {"AWS_ACCESS_KEY_ID": "", "AWS_SECRET_ACCESS_KEY": ""}, "Unable to locate credentials"),

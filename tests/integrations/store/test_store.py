@@ -13,7 +13,6 @@ import multiprocessing
 import os
 import pty
 import random
-import re
 import resource
 import shutil
 import signal
@@ -41,7 +40,7 @@ from counterpoint.integrations import flags, report, store
 from counterpoint.integrations.control import settings as control_settings
 from counterpoint.integrations.graph import settings as graph_settings
 from counterpoint.integrations.store import folder as folder_module
-from counterpoint.integrations.store import grid, progress
+from counterpoint.integrations.store import grid, progress, reproduce
 from counterpoint.integrations.store.cell import REQUIRED, row_name
 from counterpoint.integrations.trackers.grid import run_cells
 
@@ -131,7 +130,7 @@ def test_killed_at_every_step_of_every_write(tmp_path, undisturbed):
         if process.exitcode == 0:
             break
         assert process.exitcode == -signal.SIGKILL
-    assert call > 6 * toy_grid.STEPS  # each save alone waits three times and renames twice
+    assert call > 4 * toy_grid.STEPS  # each save alone waits three times and renames once
 
 
 def start(root, jobs, pause):
@@ -226,13 +225,10 @@ def dies_once(run):
     toy_grid.train(run)
 
 
-def test_a_process_that_dies_fails_its_own_run_only(tmp_path, undisturbed):
-    with pytest.raises(store.GridError, match=r"^1 of 4 .* seed 0 \(its process died of signal 9\)$") as caught:
-        quietly(dies_once, toy_grid.cells(), tmp_path, jobs=2)
-    done = caught.value.runs
-    assert [run.arguments for run in done] == [store.canonical(cell) for cell in toy_grid.cells()]
-    assert [run.record["status"] for run in done] == ["done", "failed", "done", "done"]
-    quietly(dies_once, toy_grid.cells(), tmp_path)
+def test_a_run_whose_process_dies_goes_on_in_another(tmp_path, undisturbed, capfd):
+    runs = store.run_grid(dies_once, toy_grid.cells(), tmp_path, jobs=2)
+    assert [run.arguments for run in runs] == [store.canonical(cell) for cell in toy_grid.cells()]
+    assert "submitted again: ConnectionError: its process died of signal 9" in capfd.readouterr().err
     assert toy_grid.contents(tmp_path) == undisturbed
 
 
@@ -348,14 +344,6 @@ def test_a_full_disk_leaves_the_last_good_checkpoint(tmp_path, capfd):
     assert not list(run.path.glob("*.tmp"))
 
 
-def test_a_state_that_could_not_be_loaded_again_is_refused_at_once(tmp_path):
-    run = store.Run(tmp_path, CELL)
-    with run.lock():
-        with pytest.raises(TypeError, match="state contains what cannot be loaded safely"):
-            run.save({"run": Path("x")}, 1)
-        assert run.load() is None
-
-
 # ---- checkpoints and metrics -------------------------------------------------------------------
 
 
@@ -400,41 +388,23 @@ def other_type(path):
     torch.save([1, 2], path)
 
 
-@pytest.mark.parametrize("damage", [flip, halve, empty, folder, other_keys, other_type])
-def test_a_damaged_checkpoint_gives_way_to_the_one_before(tmp_path, damage):
+@pytest.mark.parametrize("damage", [flip, halve, empty, other_keys, other_type])
+def test_with_a_damaged_checkpoint_a_run_begins_anew(tmp_path, damage):
     run = saved(tmp_path)
     damage(run.path / "checkpoint.pt")
     with run.lock():
-        with pytest.warns(RuntimeWarning) as told:
-            state = run.load()
-        assert re.search(r"checkpoint\.pt: damaged \(.*\); not used", str(told[0].message))
-        assert str(told[1].message).endswith("continues from the checkpoint at step 1")
-        assert toy_grid.plain(state) == {"x": [1.0] * 500, "step": 1}
-        assert [line["step"] for line in run.metrics()] == [1]
+        with pytest.warns(RuntimeWarning, match=r"checkpoint\.pt: damaged \(.*\); not used, the run begins anew"):
+            assert run.load() is None
+        assert run.metrics() == []
         run.save({"x": torch.ones(1)}, 2)
         assert run.load()["step"] == 2
-        assert torch.load(run.path / "checkpoint.previous.pt", weights_only=True)["state"]["step"] == 1
     assert (run.path / "checkpoint.damaged.pt").exists()
 
 
-def test_without_a_good_checkpoint_a_run_begins_anew(tmp_path):
+def test_who_asks_for_a_state_hears_that_it_is_damaged(tmp_path):
     run = saved(tmp_path)
-    for path in run.checkpoints:
-        halve(path)
-    with run.lock():
-        with pytest.warns(RuntimeWarning, match="damaged"):
-            assert run.load() is None
-        assert run.metrics() == []
-
-
-def test_who_asks_for_a_state_hears_that_all_are_damaged(tmp_path):
-    run = saved(tmp_path)
-    for path in run.checkpoints:
-        empty(path)
-    with (
-        pytest.warns(RuntimeWarning, match="damaged"),
-        pytest.raises(store.DamagedError, match="each of its"),
-    ):
+    empty(run.path / "checkpoint.pt")
+    with pytest.raises(store.DamagedError, match="damaged"):
         store.Run.read(run.path).load()
 
 
@@ -442,8 +412,8 @@ def test_who_only_looks_changes_nothing(tmp_path):
     run = saved(tmp_path)
     halve(run.path / "checkpoint.pt")
     before = {path: path.read_bytes() for path in run.path.iterdir()}
-    with pytest.warns(RuntimeWarning, match="damaged"):
-        assert store.Run.read(run.path).load()["step"] == 1
+    with pytest.raises(store.DamagedError):
+        store.Run.read(run.path).load()
     assert {path: path.read_bytes() for path in run.path.iterdir()} == before
     for write in (partial(run.log, 1, loss=1.0), partial(run.save, {}, 1), partial(run.finish, {"a": 1})):
         with pytest.raises(RuntimeError, match=r"acquire run.lock\(\) before writing"):
@@ -489,18 +459,6 @@ def test_a_broken_line_within_is_told(tmp_path):
     (run.path / "metrics.jsonl").write_text('{"step": 1}\n{"st\n{"step": 3}\n')
     with pytest.warns(RuntimeWarning, match=r"metrics.jsonl: not readable, left out: line 2"):
         assert run.metrics() == [{"step": 1}, {"step": 3}]
-
-
-def test_a_folder_in_the_place_of_metrics_is_set_aside(tmp_path):
-    run = saved(tmp_path)
-    folder(run.path / "metrics.jsonl")
-    with pytest.warns(RuntimeWarning, match=r"metrics.jsonl: not readable"):
-        assert run.metrics() == []
-    with run.lock():
-        assert run.load()["step"] == 2
-        run.log(3, loss=1.0)
-        assert run.metrics() == [{"step": 3, "loss": 1.0}]
-    assert (run.path / "metrics.damaged.jsonl" / "file").exists()
 
 
 # ---- what is in a run --------------------------------------------------------------------------
@@ -564,7 +522,9 @@ def test_another_version_is_told(tmp_path, monkeypatch, capsys):
     with pytest.raises(store.GridError):
         quietly(lambda run: None, [CELL], tmp_path)
     monkeypatch.setattr(cp, "__version__", "99")
+    reproduce.versions.cache_clear()
     quietly(constant, [CELL], tmp_path)
+    reproduce.versions.cache_clear()
     assert "resumes with another version of counterpoint than it began with" in capsys.readouterr().err
 
 
@@ -640,7 +600,7 @@ def test_what_is_no_run(tmp_path):
         assert store.find_runs(tmp_path) == []
     whole = {"arguments": store.canonical(CELL), "status": "done", "result": {"accuracy": 1.0}}
     wrong = [{"arguments": None}, {"arguments": {"seed": 1}}, {"status": None}, {"result": None}, {"result": {}}]
-    wrong += [{"result": {"accuracy": math.nan}}, {"details": []}, {"versions": {"torch": 2}}, {"versions": None}]
+    wrong += [{"result": {"accuracy": math.nan}}, {"details": []}, {"versions": {"torch": 2}}]
     wrong += [{"command": 1}, {"host": {"devices": [1]}}, {"axis": []}, {"seconds": "1"}, {"data": 1}]
     arguments = [{"seed": -1}, {"seed": "0"}, {"domain": ""}, {"dataset": 1}, {"objective": 1}, {"objective": None}]
     wrong += [{"arguments": {**whole["arguments"], **change}} for change in [*arguments, {"label": 1}]]
@@ -684,11 +644,9 @@ def test_the_checkpoint_of_another_run_is_not_resumed(tmp_path):
     with other.lock():
         other.begin()
         other.save({"x": torch.full((500,), 9.0)}, 5)
-    shutil.copy(other.checkpoints[0], run.checkpoints[0])
-    with run.lock():
-        with pytest.warns(RuntimeWarning, match=r"checkpoint\.pt: the checkpoint of another run; not used"):
-            state = run.load()
-        assert toy_grid.plain(state) == {"x": [1.0] * 500, "step": 1}
+    shutil.copy(other.path / "checkpoint.pt", run.path / "checkpoint.pt")
+    with run.lock(), pytest.warns(RuntimeWarning, match=r"checkpoint\.pt: the checkpoint of another run; not used"):
+        assert run.load() is None
 
 
 def read_only(*_, **__):
@@ -716,7 +674,7 @@ def test_what_a_run_left_and_is_damaged_is_named(tmp_path):
             assert run.embeddings() is None
 
 
-@pytest.mark.parametrize("damage", [halve, empty, folder])
+@pytest.mark.parametrize("damage", [halve, empty])
 def test_a_damaged_record_is_set_aside_and_its_run_goes_on(tmp_path, damage, undisturbed):
     cell = toy_grid.cells(1)[0]
     (run,) = quietly(toy_grid.train, [cell], tmp_path)
@@ -725,8 +683,7 @@ def test_a_damaged_record_is_set_aside_and_its_run_goes_on(tmp_path, damage, und
         (again,) = quietly(toy_grid.train, [cell], tmp_path)
     assert (again.result, again.done) == (run.result, True)
     set_aside = again.path / "run.damaged.json"
-    assert set_aside.exists()
-    shutil.rmtree(set_aside) if set_aside.is_dir() else set_aside.unlink()
+    set_aside.unlink()
     (one,) = toy_grid.contents(tmp_path).items()
     assert one in undisturbed.items()
 
@@ -920,13 +877,9 @@ def test_the_row_of_an_objective_that_is_not_defined_here_is_its_spec():
     assert row_name({**CELL, "objective": "their_own:t=3"}) == "their_own:t=3"
 
 
-def test_progress_counts_what_can_be_counted(monkeypatch):
-    shown = []
-    monkeypatch.setattr(progress, "progress_bar", lambda title, total, before: shown.append((title, total, before)))
+def test_progress_counts_what_can_be_counted():
     assert list(progress.track([1, 2, 3], "three")) == [1, 2, 3]
     assert list(progress.track(iter("ab"), "unknown")) == ["a", "b"]
-    assert list(progress.track(range(2, 5), "resumed", before=2)) == [2, 3, 4]
-    assert shown == [("three", 3, 0), ("unknown", None, 0), ("resumed", 5, 2)]
 
 
 # ---- long and large ------------------------------------------------------------------------------
@@ -960,7 +913,7 @@ def finished(root, seeds, lines):
     return cells
 
 
-def test_a_report_reads_each_file_once_and_parses_it_at_once(tmp_path, counted):
+def test_a_report_reads_each_file_once(tmp_path, counted):
     finished(tmp_path, 3, 200)
     opened, parsed, _ = counted
     opened.clear(), parsed.clear()
@@ -968,7 +921,6 @@ def test_a_report_reads_each_file_once_and_parses_it_at_once(tmp_path, counted):
     for name in ("terminal", "json", "html"):
         report.RENDER[name](summary)
     assert (opened["run.json"], opened["metrics.jsonl"]) == (6, 6)
-    assert sum('"step"' in str(text) for text in parsed) == 6  # whole files, not lines
 
 
 def test_a_finished_grid_reads_its_records_once_and_nothing_else(tmp_path, counted):

@@ -9,7 +9,6 @@ import shutil
 import signal
 import subprocess
 import time
-from pathlib import Path
 
 import pytest
 import tiny_bert
@@ -119,14 +118,12 @@ def test_an_image_run_is_pushed_exported_and_evaluated(bucket, tmp_path, monkeyp
     works(*words, "--out", tmp_path / "runs")
     url, local = one_run(f"{bucket}/runs"), one_run(tmp_path / "runs")
     another_machine(monkeypatch, tmp_path)
-    for format in ("safetensors", "torch-export"):
-        files = [tmp_path / f"{where}.{format}" for where in ("there", "here")]
-        for place, file in zip((url, local), files, strict=True):
-            report = json.loads(works("export", place, "--format", format, "--out", file, "--json"))
-            assert report["run"] == str(place)
-            assert report["difference"] <= report["tolerance"]
-        assert files[0].stat().st_size == files[1].stat().st_size
-    same_weights(*(file.with_suffix(".safetensors") for file in files))
+    files = [tmp_path / f"{where}.pt2" for where in ("there", "here")]
+    for place, file in zip((url, local), files, strict=True):
+        report = json.loads(works("export", place, "--format", "torch-export", "--out", file, "--json"))
+        assert report["run"] == str(place)
+        assert report["difference"] <= report["tolerance"]
+    assert files[0].stat().st_size == files[1].stat().st_size
     for place, name in ((url, "there"), (local, "here")):
         works("push", place, "me/digits", "--folder", tmp_path / name)
     same_weights(*(tmp_path / name / "model.safetensors" for name in ("there", "here")))
@@ -165,8 +162,6 @@ def test_a_sentence_run_is_pushed_exported_and_evaluated(bucket, tmp_path, monke
     another_machine(monkeypatch, tmp_path)
     for place, name in ((url, "there"), (local, "here")):
         works("push", place, "me/texts", "--folder", tmp_path / name)
-        works("export", place, "--format", "safetensors", "--out", tmp_path / f"{name}.safetensors")
-    same_weights(tmp_path / "there.safetensors", tmp_path / "here.safetensors")
     same_weights(*(tmp_path / name / "model.safetensors" for name in ("there", "here")))
     evaluation = ["--root", tmp_path / "data", "--sets", tiny_bert.STS[0], "--json"]
     reports = [json.loads(works("eval", "sts", place, *evaluation)) for place in (url, local)]
@@ -226,9 +221,7 @@ def test_the_command_of_a_run_and_its_record_as_configuration(bucket, tmp_path, 
         assert runs[0].result == runs[1].result
         assert runs[0].arguments["lr"] == 0.02
     (tmp_path / "one.json").write_text(json.dumps({"dataset": "demo", "epochs": 3}))
-    (tmp_path / "seen").mkdir()
-    listed = works("train", "graph", "--config", (tmp_path / "one.json").as_uri(), "--list-cells", "--out", "seen")
-    assert "demo, infonce, seed 0" in listed
+    works("train", "graph", "--config", (tmp_path / "one.json").as_uri(), *GRAPHS, "--out", "seen")
 
 
 def test_events_of_tensorboard_are_in_the_store(bucket, tmp_path, monkeypatch):
@@ -247,29 +240,12 @@ def test_events_of_tensorboard_are_in_the_store(bucket, tmp_path, monkeypatch):
         expected = [(line["step"], pytest.approx(line[name])) for line in lines if name in line]
         assert [(event.step, event.value) for event in accumulator.Scalars(name)] == expected
     assert accumulator.Scalars("result/accuracy")[-1].value == pytest.approx(run.result["accuracy"])
-    assert files_of(f"{bucket}/runs/tensorboard/report")  # the text of the report
-
-
-def test_files_of_mlflow_stay_and_that_is_said(bucket, tmp_path, monkeypatch):
-    pytest.importorskip("mlflow")
-    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
-    code, _, err = command(*TRAIN, "--track", "mlflow", "--out", f"{bucket}/runs")
-    assert code == 0, err
-    (line,) = [line for line in err.splitlines() if line.startswith("--track mlflow")]
-    place = Path(re.search(r"trains, in (\S+); MLFLOW_TRACKING_URI names a server", line)[1])
-    assert (place / "mlflow.db").is_file()
-    assert not [name for name in files_of(f"{bucket}/runs") if "mlflow" in name]
-    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path}/elsewhere.db")
-    monkeypatch.chdir(tmp_path)
-    code, _, err = command(*TRAIN, "--track", "mlflow", "--out", f"{bucket}/runs2")
-    assert code == 0, err
-    assert "stay on the machine" not in err
 
 
 @pytest.mark.parametrize(
     ("url", "environment", "line"),
     [
-        ("s4://bucket/runs", {}, "unknown scheme 's4'. Did you mean 's3'?"),
+        ("s4://bucket/runs", {}, "Protocol not known: s4"),
         ("s3://", {}, "expected s3://BUCKET/FOLDER."),
         ("memory://bucket/runs", {}, "lost when this process ends; expected a folder, or s3://BUCKET/FOLDER."),
         ("s3://no-such-bucket-here/runs", {}, ("no such bucket", "does not exist")),
@@ -280,7 +256,7 @@ def test_files_of_mlflow_stay_and_that_is_said(bucket, tmp_path, monkeypatch):
 def test_errors_are_one_line(bucket, here, monkeypatch, tmp_path, url, environment, line):
     for name, value in {"AWS_EC2_METADATA_DISABLED": "true", "HOME": str(tmp_path), **environment}.items():
         monkeypatch.setenv(name, value) if value else monkeypatch.delenv(name)
-    config = ["train", "graph", "--list-cells", "--config", f"{url}/run.json"]
+    config = ["train", "graph", "--config", f"{url}/run.json"]
     for words in (
         [*COMPARE, "--json", "--out", url, "--", "train.py"],
         ["tune", "graph", *GRAPHS, "--objective", "infonce", "--budget", "2", "--out", url],

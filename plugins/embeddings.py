@@ -1,0 +1,148 @@
+"""The seam in the gradient of embeddings: the arguments of a loss, or what an encoder returns."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from counterpoint.objective import Objective
+from counterpoint.values import at_scale
+from counterpoint.vectors import unit, widen
+
+from .gradient import ROUNDING, Replaced, digits, own_loss, precision_of
+from .host import OWN_LOSS, Seam, SeamError, loss_of
+
+DIFFERENCE = {torch.float64: 1e-4, torch.float32: 1e-3, torch.float16: 5e-3, torch.bfloat16: 3e-2}
+"""The largest relative difference of gradients, beside what the rounding of logits explains in half precision."""
+
+
+@dataclass
+class Call:
+    """A call of an objective.
+
+    Attributes:
+        args: the embeddings of the views, or the arguments of another method.
+        options: further arguments.
+        method: ``forward``, ``from_logits`` or ``from_pairings``.
+        scale, bias: the host's, which ``t=host`` and ``b=host`` stand for.
+        first: of all anchors, only the samples of the first view count.
+    """
+
+    args: Sequence[Any]
+    options: dict[str, Any] = field(default_factory=dict)
+    method: str = "forward"
+    scale: Any = None
+    bias: Any = None
+    first: bool = False
+
+    def loss(self, loss_fn: Objective) -> Tensor:
+        with at_scale(self.scale, self.bias):
+            if self.first:
+                return loss_of(loss_fn, *self.args, reduction="none", **self.options)[: len(self.args[0])].mean()
+            return loss_of(loss_fn, *self.args, call=self.method, **self.options)
+
+    def report(self, loss_fn: Objective) -> dict[str, float]:
+        with at_scale(self.scale, self.bias):
+            return loss_fn.report(*self.args, call=self.method, **self.options)
+
+    def largest_logit(self, own: Objective) -> float:
+        """Return the host's largest logit, where its embeddings are compared with each other."""
+        z = [widen(x) for x in self.args if isinstance(x, Tensor) and x.dim() == 2]
+        z = z if self.options.get("normalize") is False else [unit(x) for x in z]
+        largest = float((z[0] @ z[-1].mT).abs().max()) if self.method == "forward" and z else 1.0
+        temperature = getattr(own, "temperature", 1.0)
+        return largest / temperature if isinstance(temperature, float) else largest * float(self.scale or 1)
+
+
+class Embeddings(Replaced):
+    """Embeddings, and what else of a loss is learned.
+
+    Args:
+        seam, where, own, site: see :class:`Replaced`; without ``own``, nothing is compared, and the weight is that of
+            what the function returns, see :meth:`returned`.
+        call: returns the call of an objective for the arguments of :meth:`__call__`.
+    """
+
+    kind = "embeddings"
+
+    def __init__(self, seam: Seam, where: str, own: str | None, call: Callable[..., Call], site: object = None) -> None:
+        self.seam, self.site, self.where, self.own, self.learned = seam, site, where, own or OWN_LOSS, []
+        self.weight, self._call = 0.0, call
+        self._arguments: list[Any] = []
+        self._learning: list[int] = []  # which of them have a gradient
+
+    def __call__(self, *arguments: Any) -> list[Any]:
+        """Return the same arguments; those that have a gradient get another one."""
+        at = [i for i, x in enumerate(arguments) if isinstance(x, Tensor) and x.requires_grad]
+        self._arguments, self._learning = [*arguments], at
+        if not at or not torch.is_grad_enabled():
+            return self._arguments
+        replaced = super().__call__(*(arguments[i] for i in at))
+        return self._with(replaced if len(at) > 1 else [replaced])
+
+    def returned(self, loss: Tensor) -> None:
+        """Take the weight from the gradient of what the function has returned."""
+        loss.register_hook(lambda g: setattr(self, "weight", float(g.sum())))
+
+    def report(self, loss_fn: Objective, tensors: Sequence[Tensor]) -> dict[str, float]:
+        return self._call(*self._with(tensors)).report(loss_fn)
+
+    def proved(self, g: Sequence[Tensor], tensors: Sequence[Tensor], dtype: torch.dtype) -> Callable[..., Any]:
+        weight = self.weight if self.own == OWN_LOSS else self._compare(g, tensors, dtype)
+        return lambda loss_fn: [weight * each for each in self._gradients(loss_fn, tensors)[1]]
+
+    def _compare(self, g: Sequence[Tensor], tensors: Sequence[Tensor], dtype: torch.dtype) -> float:
+        """Return the weight of the host's own loss in ``g``."""
+        own = own_loss(self.own).to(tensors[0].device)
+        value, expected = self._gradients(own, tensors)
+        pairs = [(_along(widen(a), x), _along(b, x)) for a, b, x in zip(g, expected, tensors, strict=True)]
+        weight = sum(float((a * b).sum()) for a, b in pairs) / max(sum(float((b * b).sum()) for _, b in pairs), 1e-60)
+
+        def difference(some: Sequence[tuple[Tensor, Tensor]]) -> float:
+            return _largest(a - weight * b for a, b in some) / max(_largest(a for a, _ in some), 1e-60)
+
+        # a learned scale sums over anchors, so that its gradient is larger than that of any embedding
+        error = max(difference([(a, b) for a, b in pairs if a.dim() > 1]), difference(pairs))
+        half = dtype in (torch.float16, torch.bfloat16)
+        rounding = torch.finfo(dtype).eps * self._call(*self._with(tensors)).largest_logit(own) if half else 0.0
+        self.conclude(digits(value) * error, dtype, DIFFERENCE[dtype] + rounding)
+        return weight
+
+    def _with(self, tensors: Sequence[Tensor]) -> list[Any]:
+        """Return the arguments with other tensors in the place of those that have a gradient."""
+        arguments = [*self._arguments]
+        for i, x in zip(self._learning, tensors, strict=True):
+            arguments[i] = x
+        return arguments
+
+    def _gradients(self, loss_fn: Objective, tensors: Sequence[Tensor]) -> tuple[float, list[Tensor]]:
+        leaves = [widen(x.detach()).requires_grad_() for x in tensors]
+        with torch.enable_grad():
+            try:
+                value = self._call(*self._with(leaves)).loss(loss_fn)
+            except ValueError as error:
+                raise SeamError(f"{loss_fn} cannot be computed here: {error}") from error
+        found = torch.autograd.grad(value, leaves, allow_unused=True)
+        return float(value.detach()), [
+            torch.zeros_like(x) if d is None else d for x, d in zip(leaves, found, strict=True)
+        ]
+
+
+def _largest(tensors: Iterable[Tensor]) -> float:
+    return max((float(x.abs().max()) for x in tensors), default=0.0)
+
+
+def _along(gradient: Tensor, x: Tensor) -> Tensor:
+    """Leave out the part of a gradient that changes the length of rows of unit length.
+
+    Such rows have been normalized, so that this part goes nowhere; of two losses, one may normalize once more.
+    """
+    if x.dim() < 2 or x.shape[-1] < 2 or not x.numel():
+        return gradient
+    if float((x.norm(dim=-1) - 1).abs().max()) > ROUNDING[precision_of([x])]:
+        return gradient
+    return gradient - (gradient * x).sum(-1, keepdim=True) * x

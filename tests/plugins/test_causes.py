@@ -1,0 +1,259 @@
+"""What once kept the finder from a loss, each in a script of a few lines: its command is right, or it says why not."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from contrastive_variants import HARNESS
+
+from counterpoint.plugins import inject
+
+TOKENS = """
+words = torch.nn.Linear(5, 15)
+split = lambda z: norm(words(z).view(len(z), 3, 5))
+
+
+def loss(a, b):
+    scores = torch.einsum("bnd,csd->bcns", split(a), split(b)).amax(3).sum(2)
+    return F.cross_entropy(scores, torch.arange(N))
+"""
+# name: what the loss is; form, scale and a part of the command
+CAUSES: dict[str, tuple[str, str, float, str]] = {
+    "a batch of products, with a learned scale after them": (
+        """
+def loss(a, b):
+    s = torch.einsum("m t d, n i d -> m n t i", norm(a)[None], norm(b)[None])[0] * net.logit_scale.exp()
+    one, two = map(torch.exp, (s, s.transpose(-1, -2)))
+    diagonals = [x.diagonal(dim1=-2, dim2=-1) for x in (one, two)]
+    return sum((x.sum(-1).log() - d.log()).mean() for x, d in zip((one, two), diagonals)) / 2
+""",
+        "infonce",
+        7.389,
+        "--positives diagonal --scale net.logit_scale.exp",
+    ),
+    "scores that are maxima of similarities": (TOKENS, "infonce", 1, "--scale 1 --objective infonce:t=1"),
+    "scores of which some are changed in place": (
+        TOKENS.replace("    return", "    scores[scores > 1.5] *= 0.5\n    return"),
+        "infonce",
+        1,
+        "--scale 1 --objective infonce:t=1",
+    ),
+    "norms that are divided out afterwards, of a batch": (
+        """
+def loss(a, b):
+    x, y = a[None], b[None]
+    lengths = x.norm(dim=2, keepdim=True) @ y.norm(dim=2, keepdim=True).mT
+    s = (torch.bmm(x, y.mT) / lengths.clamp(min=1e-8) * 10).squeeze()
+    return F.cross_entropy(s, torch.arange(N)) + F.cross_entropy(s.T, torch.arange(N))
+""",
+        "infonce",
+        10,
+        "--scale 10",
+    ),
+    "a product that is used twice": (
+        """
+def loss(a, b):
+    s, t, u = a @ b.T, a @ a.T, b @ b.T
+    t[..., range(N), range(N)] = u[..., range(N), range(N)] = -torch.inf
+    return F.cross_entropy(torch.cat([torch.cat([s, t], 1), torch.cat([u, s.T], 1)]), torch.arange(2 * N))
+""",
+        "infonce",
+        1,
+        "--scale 1",
+    ),
+    "a learned scale times embeddings without a gradient": (
+        """
+def loss(a, b):
+    scale, at = net.logit_scale.exp(), torch.arange(N)
+    x, y = norm(a), norm(b).detach()
+    return F.cross_entropy(scale * x @ y.T, at) + F.cross_entropy(scale * y @ x.T, at)
+""",
+        "infonce",
+        7.389,
+        "--scale scale",
+    ),
+    "a small number for a mask": (
+        """
+def loss(a, b):
+    pos = (norm(a) * norm(b)).sum(1, keepdim=True)
+    neg = (norm(a) @ norm(b).T).masked_fill(torch.eye(N).bool(), -10.0)
+    return F.cross_entropy(torch.cat([pos, neg], 1) / 0.07, torch.zeros(N, dtype=torch.long))
+""",
+        "infonce",
+        1 / 0.07,
+        "--scale 14.2857",
+    ),
+    "differences to the positive": (
+        """
+def loss(a, b):
+    return triplets(a[:4], b[:4], a[4:])
+
+
+def triplets(a, b, c):
+    s = torch.cat([F.cosine_similarity(a, b)[:, None], F.cosine_similarity(a[:, None], c[None], dim=-1)], 1) / 0.05
+    return torch.logsumexp(s - s[:, :1], dim=1).mean()
+""",
+        "infonce",
+        20,
+        "--as keys=shared --own infonce:t=0.05",
+    ),
+    "positives that are not among the logits": (
+        """
+def loss(a, b):
+    return triplets(norm(a[:4]), norm(b[:4]), norm(a[4:]))
+
+
+def triplets(a, b, c):
+    align, uniform = -(a * b).sum(1).mean() / 0.1, torch.logsumexp(a @ c.T / 0.1, dim=1).mean()
+    return align + uniform
+""",
+        "infonce:denominator=negatives",
+        10,
+        "--as normalize=false,keys=shared",
+    ),
+    "positives in a zigzag of a batch of logits": (
+        """
+def loss(a, b):
+    z = torch.stack([torch.cat([a, b]), torch.cat([2 * b, a.flip(1)])])
+    s = z @ z.mT
+    x = torch.tril(s, -1)[:, :, :-1] + torch.triu(s, 1)[:, :, 1:]
+    p, i = -F.log_softmax(x, -1), torch.arange(N)
+    return (p[:, i, N + i - 1].mean() + p[:, N + i, i].mean()) / 2
+""",
+        "infonce",
+        1,
+        "--positives gradient --scale 1",
+    ),
+    "a loss for each anchor": (
+        """
+def loss(a, b):
+    total = 0
+    for i in range(N):
+        total = total + F.cross_entropy((norm(a)[i] @ norm(b).T / 0.1)[None], torch.tensor([i]))
+    return total / N
+""",
+        "infonce",
+        10,
+        "--scale 10",
+    ),
+    "hard negatives, with numbers of the function": (
+        """
+def loss(a, b):
+    return hard(norm(a), norm(b), 0.1, 1.0)
+
+
+def hard(a, b, tau_plus, beta, t=0.5):
+    z, m = torch.cat([a, b]), 2 * N - 2
+    mask = ~torch.eye(N).bool().repeat(2, 2)
+    neg = torch.exp(z @ z.T / t)[mask].view(2 * N, -1)
+    pos = torch.exp((a * b).sum(-1) / t).repeat(2)
+    weights = (beta * neg.log()).exp()
+    reweighted = (weights * neg).sum(-1) / weights.mean(-1)
+    rest = torch.clamp((-tau_plus * m * pos + reweighted) / (1 - tau_plus), min=m * 2.718281828 ** (-1 / t))
+    return -torch.log(pos / (pos + rest)).mean()
+""",
+        "hcl:beta=1,prior=0.1",
+        2,
+        "--own hcl:t=0.5,beta=1,prior=0.1",
+    ),
+    "the log of the sum of a masked softmax": (
+        """
+def loss(a, b):
+    return -torch.log((F.softmax(norm(a) @ norm(b).T / 0.2, 1) * torch.eye(N)).sum(1)).mean()
+""",
+        "infonce",
+        5,
+        "function",
+    ),
+    "two kinds of losses": (
+        """
+def loss(a, b):
+    s = torch.stack([a @ b.T, b @ a.T])
+    return F.cross_entropy(norm(a) @ norm(b).T / 0.1, torch.arange(N)) - 0.1 * (
+        F.log_softmax(s, -1).diagonal(dim1=1, dim2=2).mean()
+    )
+""",
+        "infonce",
+        0,
+        "--positives gradient --objective",
+    ),
+}
+
+
+def inject_and_read(words: list[str], monkeypatch, capsys) -> tuple[int, str]:
+    monkeypatch.setattr(torch.nn.functional, "cross_entropy", torch.nn.functional.cross_entropy)
+    monkeypatch.setattr(sys, "meta_path", list(sys.meta_path))
+    try:
+        return inject.main([*words, "--", "toy.py"]), capsys.readouterr().err
+    finally:
+        sys.modules.pop("toy", None)
+
+
+@pytest.mark.parametrize("name", CAUSES)
+def test_the_command_is_for_the_whole_loss(find, monkeypatch, capsys, name):
+    code, form, scale, words = CAUSES[name]
+    found = find(HARNESS.replace("{code}", code))
+    (command,) = found.data["commands"]
+    assert not found.data["open"]
+    assert {loss["form"] for loss in found.losses} == {form}
+    assert not scale or found.losses[0]["scale"] == pytest.approx(scale, rel=1e-3)
+    assert words in " ".join(command)
+    at = command.index("--objective") + 1
+    own = command[command.index("--own") + 1] if "--own" in command else command[at].replace("adnce", "infonce")
+    other = f"infonce:denominator=negatives,t={'host' if 't=host' in command[at] else 0.5}"
+    for spec, more in ((own, ["--verify", "3"]), (other, [])):
+        code, said = inject_and_read([*command[2:at], spec, *command[at + 1 : -2], *more], monkeypatch, capsys)
+        assert code == 0, said
+
+
+@pytest.mark.parametrize("scale", ["1", "50"])
+def test_scores_are_not_cosines(find, monkeypatch, capsys, scale):
+    found = find(HARNESS.replace("{code}", TOKENS))
+    assert "adnce" not in found.err
+    assert "scores that are not similarities times one number, so not cosines" in found.err
+    command = ["logits", "--site", found.losses[0]["site"], "--scale", scale, "--objective", "infonce:t=host"]
+    assert inject_and_read(command, monkeypatch, capsys)[0] == 0
+
+
+PARTLY = """
+def loss(a, b):
+    x, y = norm(a) @ norm(b).T / 0.1, (norm(a) * norm(b).roll(1, 0)).sum(1, keepdim=True)
+    return F.cross_entropy(x, torch.arange(N)) + F.softplus(y - x.diag()[:, None]).mean()
+"""
+
+
+def test_no_command_for_a_part(find):
+    """Two terms of a step, of which the second is pairwise."""
+    found = find(HARNESS.replace("{code}", PARTLY))
+    assert (found.code, found.data["commands"]) == (3, [])
+    assert "--only prints it" in found.err
+    (command,) = find(HARNESS.replace("{code}", PARTLY), "--only").data["commands"]
+    assert "--only" in command
+
+
+def test_class_logits_beside_similarities_are_named(find, tmp_path):
+    """Nothing is claimed, and no command of the host that the clone looks like, whose loss this is not."""
+    (tmp_path / "moco").mkdir()
+    (tmp_path / "moco" / "builder.py").write_text("class MoCo: ...\n\n\ndef concat_all_gather(x): ...\n")
+    (tmp_path / "main_moco.py").write_text("import moco.builder\n")
+    code = """
+def loss(a, b):
+    s = torch.cat([net.head(a), norm(a) @ norm(b).T / 0.2], 1)
+    targets = torch.cat([F.one_hot(torch.arange(N) % 4, 4) * 1.0, torch.eye(N) * 0.05], 1)
+    log_p = s - torch.log(torch.exp(s).sum(1, keepdim=True))
+    return -((targets * log_p).sum(1) / targets.sum(1)).mean()
+"""
+    found = find(HARNESS.replace("{code}", code))
+    assert (found.code, found.data["commands"]) == (3, [])
+    assert "its gradient is not that of" in found.err
+
+
+@pytest.mark.parametrize("line", ["import jax.numpy as jnp", "from tensorflow import keras"])
+def test_other_frameworks_are_refused_at_once(tmp_path, monkeypatch, capsys, line):
+    monkeypatch.chdir(tmp_path)
+    Path("train.py").write_text(f"{line}\n1 / 0\n")
+    assert inject.main(["auto", "--", "train.py"]) != 0
+    assert "not torch: this is for torch only" in capsys.readouterr().err
