@@ -162,6 +162,8 @@ def _labeled(
             raise SeamError(f"logits: class weights and label smoothing at {where} have no counterpart in an objective")
         if calls.sites[site] is not None and log_softmaxes is not None:
             return original(input, *args, **kwargs)  # its log_softmax has these positives
+        if calls.sites[site] is not None and not known and len(calls.sites) == 1:
+            raise SeamError(f"logits: --positives: cross entropy at {where} has labels of its own")
         target: Tensor = given["target"]
         several = target.shape == input.shape and target.is_floating_point()  # numbers for every column
         keys = 1 if input.dim() > 2 else -1  # classes are at dimension 1

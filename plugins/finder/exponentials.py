@@ -9,8 +9,6 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from counterpoint.batch.ready_made import MASKED
-
 from .frames import function_name
 from .functions import Finding, function_of, gradients, nearest, tolerance_of
 from .measure import measure
@@ -223,7 +221,7 @@ def _judged(watch: Watch, group: list[_Unit], form: Form | None, root: Tensor, f
         rule = _rule(str(finding["positives"]), products[0])
         rule = rule or ("gradient" if form.way != "both" else None)
         if rule and form.error <= tolerance_of(sink.x) and len(group) == 1 and not group[0].single:
-            if group[0].logits or _are_logits(sink, group):
+            if group[0].logits:
                 finding["columns"] = rule
             elif products[0].lengths is None and products[0].kind == "matrix" and not finding["learned"]:
                 finding["product"] = products[0].place.short
@@ -264,13 +262,3 @@ def _rule(positives: str, product: Product) -> str | None:
 
 def _entries(positives: Tensor) -> str:
     return "one key of each row" if bool((positives.sum(1) == 1).all()) else "the entries of a mask"
-
-
-def _are_logits(sink: Sink, group: Sequence[_Unit]) -> bool:
-    """Whether exponentials, not in place, or their sum are of a single product, scaled and masked."""
-    x, s = sink.x.detach().double(), group[0].s * group[0].scale
-    x = x.flatten(0, -2) if x.dim() > 2 else x
-    if sink.kind not in SUMS or x.shape != s.shape or "exp_(" in sink.place.call:
-        return False
-    kept = x > MASKED
-    return torch.allclose(x[kept], s[kept], rtol=tolerance_of(sink.x), atol=tolerance_of(sink.x))

@@ -205,6 +205,8 @@ class Watch(TorchFunctionMode):
         if walk is None or (name == "log" and not walk.names & {"Softmax", "Sigmoid"}):
             return out
         kind = "binary logits" if name == "log" and "Softmax" not in walk.names else SINKS[name]
+        if kind == "binary logits" and name == "log" and x.dim() < 2:
+            return out  # of ranked pairs, BPR's
         if all(self.is_head(product) for product in walk.products):
             self._count(f"{kind} of {tuple(x.shape)}" + (", a product with parameters" if walk.products else ""))
             return out

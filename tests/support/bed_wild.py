@@ -664,4 +664,73 @@ main.train(encode, data, torch.optim.SGD(net.parameters(), 0.01), 0.5, True, 0.1
         [("main.py", "dcl", 2, "")],
         ANY,
     ),
+    # five that nobody had opened before, as they came out
+    **{
+        f"info-nce-pytorch {name}": Member(
+            "info-nce-pytorch",
+            f"""
+from info_nce import InfoNCE
+
+train(lambda a, b: {call})
+""",
+            [("__init__.py", IN, 10, positives)],
+            ANY,
+        )
+        for name, call, positives in (
+            ("in batch", "InfoNCE()(a, b)", "diagonal"),
+            ("unpaired", "InfoNCE()(a[:6], b[:6], a[6:])", "column 0"),
+            ("paired", "InfoNCE(negative_mode='paired')(a[:6], b[:6], torch.stack([a[6:], b[6:]], 1))", "column 0"),
+        )
+    },
+    "SCCL": Member(
+        "sccl",
+        """
+criterion = load("learner/contrastive_utils.py", "sccl_contrastive").PairConLoss(0.5)
+train(lambda a, b: criterion(norm(a), norm(b))["loss"])
+""",
+        [("contrastive_utils.py", IN, 2, "")],
+        ANY,
+    ),
+    **{
+        f"SSLRec {name}": Member(
+            "SSLRec",
+            f"""
+losses = load("models/loss_utils.py", "sslrec_losses")
+train(lambda a, b: losses.{call})
+""",
+            [("loss_utils.py", IN, 5, "")],
+            ANY,
+        )
+        for name, call in (
+            ("InfoNCE", "cal_infonce_loss(a[:6], b[:6], torch.cat([b[:6], b[6:]]), 0.2)"),
+            ("InfoNCE of nodes", "cal_infonce_loss_spec_nodes(a, b, torch.tensor([2, 3, 5, 7]), 0.2)"),
+        )
+    },
+    "Balanced-Contrastive-Learning": Member(
+        "Balanced",
+        """
+criterion = load("loss/contrastive.py", "balanced_contrastive").BalSCL([5, 4, 3], 0.1)
+centers, labels = nn.Linear(16, 3), torch.arange(12) % 3
+train(lambda a, b: criterion(norm(centers.weight), torch.stack([norm(a), norm(b)], 1), labels), modules=[centers])
+""",
+        [("contrastive.py", "", 0, "")],
+        "",
+    ),
+    "Contrastive-Predictive-Coding-PyTorch": Member(
+        "cpc",
+        """
+from src.model.model import CDCK2
+
+torch.manual_seed(0)
+model = CDCK2(timestep=3, batch_size=4, seq_len=20480)
+optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+for _ in range(4):
+    loss = model(torch.randn(4, 1, 20480), model.init_hidden(4, use_gpu=False))[1]
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+""",
+        [("model.py", IN, 1, "diagonal")],
+        ANY,
+    ),
 }

@@ -126,6 +126,8 @@ def row(member: Member, hosts: Path, folder: Path, tell: bool) -> list[str]:
     form = "; ".join(dict.fromkeys(forms)) or "nothing contrastive"
     command, as_expected = found["commands"][0][2:-2] if found["commands"] else None, verdict(member, found)
     command = None if command and "--only" in command else command
+    if "the script ended with an error" in said and not losses:
+        return [form, f"does not start: {reason(said).removeprefix('no: ')}", "", "", "", "", ""]
     if not text or "Traceback" in said:
         return [form, f"wrong: {reason(said)}", "", "", "", "", ""]
     if bool(command) != (code == 0):
@@ -145,8 +147,8 @@ def row(member: Member, hosts: Path, folder: Path, tell: bool) -> list[str]:
         own = command[command.index("--own") + 1]
     code, said = run(folder, hosts, member, *command[:at], own, *command[at + 1 :], *member.words, "--verify", "3")
     match = re.search(r"relative (\S+), in \d+ steps(?:; their gradients .* by (\S+) at most)?", said)
-    proof = re.search(r"differ by at most (\S+)|largest difference (\S+)", said)
-    differences = [match[1], match[2] or ""] if match else ["", proof[1] or proof[2] if proof else ""]
+    proof = re.search(r"of the host's own loss in \d+ of them, within (\S+), relative", said)
+    differences = [match[1], match[2] or ""] if match else ["", proof[1] if proof else ""]
     outcome = as_expected if as_expected.startswith("wrong") else WORKS
     if tell or code:
         print(said)
@@ -165,7 +167,7 @@ def row(member: Member, hosts: Path, folder: Path, tell: bool) -> list[str]:
 
 PAGE = Path(__file__).parents[2] / "examples" / "existing_repos" / "README.md"
 HEADER = "| code base | form | outcome | road | value | gradient | hcl | dcl |"
-WORKS, HALF, NAMED, NOT_FOUND, NOTHING = OUTCOMES = "works", "half refused", "named", "not found", "nothing to find"
+WORKS, HALF, NAMED, NOT_FOUND, NOTHING = "works", "half refused", "named", "not found", "nothing to find"
 DIFFERENCES = ("value_difference", "gradient_difference")
 REASONS = {"logits do not say which columns are views": "only logits", "cannot be computed here": "only similarities"}
 
@@ -210,7 +212,7 @@ def main() -> None:
         counts[cells[1].partition(":")[0]] += 1
         rows[name] = f"| {name} | {' | '.join(cells)} |"
         print(rows[name], flush=True)
-    print("; ".join(f"{n} {outcome}" for outcome, n in counts.most_common()), flush=True)
+    print("; ".join(f"{outcome}: {n}" for outcome, n in counts.most_common()), flush=True)
     if given.write:
         text = PAGE.read_text()
         table = re.search(rf"{re.escape(HEADER)}\n(\|.*\n)*", text)
