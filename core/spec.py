@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from importlib import import_module, metadata
 from typing import Any
 
@@ -179,7 +180,10 @@ class _Parser:
             self.parameter(name, cls.hyper, values)
             while self.take(","):
                 self.parameter(name, cls.hyper, values)
-        values = {name: value for name, value in self.defaults.items() if name in cls.hyper} | values
+        for name, default in self.defaults.items():
+            if name in cls.hyper and name not in values:
+                with suppress(TypeError, ValueError):  # another objective's value may have no meaning here
+                    values[name] = cls.hyper[name].check(default, name)
         return self.built(start, cls, **values)
 
     def parameter(self, name: str, hyper: dict[str, Any], values: dict[str, Any]) -> None:

@@ -102,10 +102,9 @@ class Treatment(Wrapper):
         return self.objective(*views, gather=gather, reduction=reduction, **self._options(views, gather, options))
 
     def from_scores(self, *args: Any, **options: Any) -> Tensor:
-        raise TypeError(f"{self}: from_scores has no keys to exclude; pass mask= to its objective, or use from_logits.")
+        raise TypeError(f"{self}: scores have no keys to exclude; pass mask= to its objective, or use from_logits.")
 
-    def from_pairings(self, *args: Any, **options: Any) -> Tensor:
-        return self.objective.from_pairings(*args, **options)
+    from_pairings = from_scores
 
     def from_logits(
         self,
@@ -185,12 +184,7 @@ class Treatment(Wrapper):
             s = (s - bias) / scale
             positive = _positives(s, labels, ignore_index) & ~out
             columns = positive.long().argmax(-1)
-            drop = torch.zeros_like(out)
-            if self.told:
-                numbers = [self._of_keys(name, s, out, columns, known, logits.dtype) for name in self.told]
-                if same := [each for each in numbers if each is not None]:
-                    number = reduce(_merged, same)
-                    drop = number[columns].unsqueeze(-1) == number
+            drop = self._same(s, out, columns, known, logits.dtype)
             if "labels" in self.told:
                 labels = positive = positive | (drop & ~out & positive.any(-1, keepdim=True))
             if self.rules:
@@ -207,25 +201,34 @@ class Treatment(Wrapper):
     def _named(self, name: str) -> str:
         return f"treatment: {name}={self.told[name]}".removesuffix("=True")
 
+    def _same(self, s: Tensor, out: Tensor, columns: Tensor, known: Mapping[str, Any], dtype: torch.dtype) -> Tensor:
+        """Return which keys are the same as an anchor's positive, by all that is told."""
+        if s.dim() > 2:
+            if len(s) == 2 and s.shape[-1] == s.shape[-2] and torch.equal(s[0], s[1].mT):  # both ways of the same pairs
+                return self._same(s[0], out[0], columns[0], known, dtype).expand_as(out).clone()
+            return torch.stack([self._same(*each, known, dtype) for each in zip(s, out, columns, strict=True)])
+        numbers = [self._of_keys(name, s, out, columns, known, dtype) for name in self.told if name != "guide"]
+        if not numbers:
+            return torch.zeros_like(out)
+        number = reduce(_merged, numbers)
+        return number[columns].unsqueeze(-1) == number
+
     def _of_keys(
         self, name: str, s: Tensor, out: Tensor, columns: Tensor, known: Mapping[str, Any], dtype: torch.dtype
-    ) -> Tensor | None:
-        """Return a number for each key, the same for those that ``name`` says are the same; None for a guide."""
-        if name == "guide":
-            return None
-        first = columns.flatten(0, -2)[0] if columns.dim() > 1 else columns
-        anchors, keys = s.shape[-2:]
-        if anchors > 1 and bool((first == first[0]).all() | (columns != first).any()):
+    ) -> Tensor:
+        """Return a number for each key, the same for those that ``name`` says are the same."""
+        anchors, keys = s.shape
+        if anchors > 1 and bool((columns == columns[0]).all()):
             raise ValueError(f"{self._named(name)}: these logits do not say which keys anchors have in common.")
-        at = torch.arange(anchors, device=s.device)
         values = known.get({"labels": "classes"}.get(name, name))
         if values is None:
-            fill = s.masked_fill(out, -torch.inf).amax(-2, keepdim=True).expand_as(s)  # the masked similarity to itself
-            number = _numbered(torch.where(out, fill, s).flatten(0, -2).mT, False, dtype)
+            fill = s.masked_fill(out, -torch.inf).amax(0, keepdim=True).expand_as(s)  # the masked similarity to itself
+            number = _numbered(torch.where(out, fill, s).mT, False, dtype)
         else:
-            number = _spread(_numbered(values, False).to(s.device), first, keys, self._named(name))
-        is_anchor = anchors == keys and bool(out.diagonal(dim1=-2, dim2=-1).all())
-        return _merged(number, torch.minimum(first, at)) if is_anchor else number
+            number = _spread(_numbered(values, False).to(s.device), columns, keys, self._named(name))
+        if anchors == keys and bool(out.diagonal().all()):  # the anchors are keys, too
+            number = _merged(number, torch.minimum(columns, torch.arange(anchors, device=s.device)))
+        return number
 
     def _count(self, drop: Tensor, others: Tensor, positive: Tensor) -> None:
         rows = positive.any(-1) & ~others.all(-1)

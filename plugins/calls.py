@@ -19,9 +19,9 @@ from counterpoint.values import FromHost
 
 from .finder.products import PRODUCTS
 from .gradient import Logits
-from .host import OWN_LOSS, Seam, SeamError
+from .host import OWN_LOSS, Seam, SeamError, objective_of
 from .scales import Scales
-from .sites import Site, caller, is_file, is_own, named, place
+from .sites import Site, caller, is_file, is_own, named, names_at, place
 
 HOW = (
     "--positives diagonal, half, neighbor, a column's number, the name of a tensor of columns at the site, or "
@@ -96,7 +96,8 @@ class Calls:
         own = self.seam.options.get("own") or own
         both = self.seam.options.get("way") == "both"
         half = x.dtype in (torch.float16, torch.bfloat16) and not torch.is_autocast_enabled(x.device.type)
-        return Logits(self.seam, site, where, own, positives, options, both=both, later=float(half), **how)
+        told = self.seam.told(lambda: names_at(frame))
+        return Logits(self.seam, site, where, own, positives, options, both=both, later=float(half), told=told, **how)
 
     def hook(self, logits: Logits, x: Tensor) -> None:
         """Replace the whole gradient of ``x``."""
@@ -185,7 +186,7 @@ def _labeled(
             )
         call = calls.logits(site, frame, where, taken, positives, own, keys=keys, options=options)
         replaces = call is not None and call.learned and calls.seam.spec != OWN_LOSS
-        if replaces and uses_scale(calls.seam.objective(site)):
+        if replaces and uses_scale(calls.seam.objective(site, own)):
             raise SeamError(
                 f"logits: the scale at {where} is learned, and nll_loss is called after its logits were used: write it "
                 "as F.cross_entropy of the logits"
@@ -307,7 +308,7 @@ def _product(calls: Calls, original: Callable[..., Any]) -> Callable[..., Any]:
             raise SeamError("logits: --product needs --own, the loss that the script computes from these similarities")
         if calls.scales.option is not None and calls.scales.number is None:
             raise SeamError(f"logits: --scale {calls.scales.option}: with --product, expected a number")
-        follows = [spec != OWN_LOSS and uses_scale(as_objective(spec)) for spec in (calls.seam.spec, own)]
+        follows = [spec != OWN_LOSS and uses_scale(objective_of(spec, own)) for spec in (calls.seam.spec, own)]
         if calls.scales.option is None and follows == [True, False]:
             raise SeamError(
                 "logits: --product: t=host of --objective is not known, as the scale comes after the product: give the "
@@ -318,6 +319,7 @@ def _product(calls: Calls, original: Callable[..., Any]) -> Callable[..., Any]:
         temperature = getattr(as_objective(own), "temperature", 1.0) if own != OWN_LOSS else 1.0
         later = 1 / float(temperature) if isinstance(temperature, float) else 1.0
         how: dict[str, Any] = {"keys": keys, "both": both, "later": later, "deduced": positives is None}
+        how["told"] = calls.seam.told(lambda: names_at(frame))
         return Logits(calls.seam, site, where, own, positives, {"scale": scale}, **how)(out)
 
     return product

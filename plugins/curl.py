@@ -36,12 +36,12 @@ from torch import Tensor
 from counterpoint.batch.batch import Batch
 from counterpoint.batch.pairings import scores_of
 from counterpoint.batch.scores import Scores
-from counterpoint.objective import Objective, Sum, as_objective
+from counterpoint.objective import Objective, Sum
 from counterpoint.objectives.infonce import InfoNCE
 from counterpoint.objectives.positives import ArCL
 
 from .embeddings import Call, Embeddings
-from .host import OWN_LOSS, Host, Seam, SeamError
+from .host import Host, Seam, SeamError, objective_of
 from .shims.curl import SHIMS
 
 NAME = "curl"
@@ -134,7 +134,7 @@ def after(seam: Seam, module: ModuleType) -> None:
         patch(self, seam)
 
     class_.__init__ = init
-    loss_fn = as_objective(HOST.spec if seam.spec == OWN_LOSS else seam.spec)
+    loss_fn = objective_of(seam.spec, HOST.spec)
     where = f"CURL.compute_logits in {inspect.getfile(class_)}"
     seam.say(f"replacing the gradient of the arguments of {where}: {loss_fn} on {default_scores(loss_fn)} scores")
 

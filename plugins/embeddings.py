@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections import ChainMap
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -15,6 +16,7 @@ from counterpoint.vectors import unit, widen
 
 from .gradient import ROUNDING, Replaced, digits, own_loss, precision_of
 from .host import OWN_LOSS, Seam, SeamError, loss_of
+from .sites import names_at, outside
 
 DIFFERENCE = {torch.float64: 1e-4, torch.float32: 1e-3, torch.float16: 5e-3, torch.bfloat16: 3e-2}
 """The largest relative difference of gradients, beside what the rounding of logits explains in half precision."""
@@ -65,13 +67,22 @@ class Embeddings(Replaced):
         seam, where, own, site: see :class:`Replaced`; without ``own``, nothing is compared, and the weight is that of
             what the function returns, see :meth:`returned`.
         call: returns the call of an objective for the arguments of :meth:`__call__`.
+        names: where a treatment looks up what it is told of, before the function that calls this and its callers.
     """
 
     kind = "embeddings"
 
-    def __init__(self, seam: Seam, where: str, own: str | None, call: Callable[..., Call], site: object = None) -> None:
+    def __init__(
+        self,
+        seam: Seam,
+        where: str,
+        own: str | None,
+        call: Callable[..., Call],
+        site: object = None,
+        names: Mapping[str, Any] | None = None,
+    ) -> None:
         self.seam, self.site, self.where, self.own, self.learned = seam, site, where, own or OWN_LOSS, []
-        self.weight, self._call = 0.0, call
+        self.weight, self._call, self._names, self.told = 0.0, call, names or {}, {}
         self._arguments: list[Any] = []
         self._learning: list[int] = []  # which of them have a gradient
 
@@ -81,6 +92,7 @@ class Embeddings(Replaced):
         self._arguments, self._learning = [*arguments], at
         if not at or not torch.is_grad_enabled():
             return self._arguments
+        self.told = self.seam.told(lambda: ChainMap(dict(self._names), names_at(outside())))
         replaced = super().__call__(*(arguments[i] for i in at))
         return self._with(replaced if len(at) > 1 else [replaced])
 
@@ -89,7 +101,7 @@ class Embeddings(Replaced):
         loss.register_hook(lambda g: setattr(self, "weight", float(g.sum())))
 
     def report(self, loss_fn: Objective, tensors: Sequence[Tensor]) -> dict[str, float]:
-        return self._call(*self._with(tensors)).report(loss_fn)
+        return self._called(tensors, loss_fn).report(loss_fn)
 
     def proved(self, g: Sequence[Tensor], tensors: Sequence[Tensor], dtype: torch.dtype) -> Callable[..., Any]:
         weight = self.weight if self.own == OWN_LOSS else self._compare(g, tensors, dtype)
@@ -112,6 +124,11 @@ class Embeddings(Replaced):
         self.conclude(digits(value) * error, dtype, DIFFERENCE[dtype] + rounding)
         return weight
 
+    def _called(self, tensors: Sequence[Tensor], loss_fn: Objective) -> Call:
+        call = self._call(*self._with(tensors))
+        call.options |= self._told(loss_fn)
+        return call
+
     def _with(self, tensors: Sequence[Tensor]) -> list[Any]:
         """Return the arguments with other tensors in the place of those that have a gradient."""
         arguments = [*self._arguments]
@@ -123,8 +140,8 @@ class Embeddings(Replaced):
         leaves = [widen(x.detach()).requires_grad_() for x in tensors]
         with torch.enable_grad():
             try:
-                value = self._call(*self._with(leaves)).loss(loss_fn)
-            except ValueError as error:
+                value = self._called(leaves, loss_fn).loss(loss_fn)
+            except (TypeError, ValueError) as error:
                 raise SeamError(f"{loss_fn} cannot be computed here: {error}") from error
         found = torch.autograd.grad(value, leaves, allow_unused=True)
         return float(value.detach()), [

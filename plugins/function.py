@@ -240,7 +240,7 @@ def _known(file: str, replaced: _Replaced) -> str:
 
 def _replacement(seam: Seam, replaced: _Replaced, original: Callable[..., Any]) -> Callable[..., Any]:
     signature = inspect.signature(original)
-    own = seam.options.get("own") or (seam.spec if seam.verify else None)
+    own = seam.options.get("own") or (seam.spec.partition(";")[0] if seam.verify else None)
     names = [*dict.fromkeys((*replaced.views, *replaced.named.values()))]
 
     @functools.wraps(original)
@@ -249,7 +249,11 @@ def _replacement(seam: Seam, replaced: _Replaced, original: Callable[..., Any]) 
         bound.apply_defaults()
         replaced.call(bound.arguments)  # raises now what is wrong with them
         embeddings = Embeddings(
-            seam, replaced.site.text, own, lambda *x: replaced.call(dict(zip(names, x, strict=True)))
+            seam,
+            replaced.site.text,
+            own,
+            lambda *x: replaced.call(dict(zip(names, x, strict=True))),
+            names=bound.arguments,
         )
         before = [bound.arguments[name] for name in names]
         after = embeddings(*before)

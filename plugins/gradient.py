@@ -15,7 +15,7 @@ from __future__ import annotations
 import functools
 import json
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -23,6 +23,7 @@ from torch import Tensor
 
 from counterpoint.batch.ready_made import MASKED
 from counterpoint.objective import Objective, as_objective
+from counterpoint.treatment import Treatment
 from counterpoint.values import FromHost
 from counterpoint.vectors import widen
 
@@ -61,6 +62,7 @@ class Replaced(ABC):
         kind: what the tensors are, in words.
         own: the spec of the host's own loss.
         learned: tensors that our losses depend on beside these, such as the host's scale.
+        told: what the treatment that trains is told of.
     """
 
     seam: Seam
@@ -69,6 +71,7 @@ class Replaced(ABC):
     kind: str
     own: str
     learned: list[Tensor]
+    told: dict[str, Any]
 
     def __call__(self, *tensors: Tensor) -> Any:
         """Return the same tensors, a single one as it is, with another gradient."""
@@ -110,7 +113,7 @@ class Replaced(ABC):
         if trains_own and not verifies and seam.report is None:
             return unchanged
         ours = self.proved(g, tensors, dtype)
-        loss_fn = own_loss(self.own) if trains_own else seam.objective(self.site)
+        loss_fn = own_loss(self.own) if trains_own else seam.objective(self.site, self.own)
         loss_fn = loss_fn.to(tensors[0].device)
         if seam.report is not None:
             with torch.no_grad():
@@ -123,6 +126,9 @@ class Replaced(ABC):
         found = ours(loss_fn)
         like = (*tensors, *self.learned)
         return [None if f is None else f.to(x.dtype) for f, x in zip(found, like, strict=True)]
+
+    def _told(self, loss_fn: Objective) -> dict[str, Any]:
+        return self.told if isinstance(loss_fn, Treatment) else {}
 
     def conclude(self, error: float, dtype: torch.dtype, allowed: float) -> None:
         """Note how well the gradient is that of the host's own loss, or raise an error."""
@@ -177,9 +183,10 @@ class Logits(Replaced):
         apart: bool = False,
         later: float = 0.0,
         deduced: bool = False,
+        told: Mapping[str, Any] | None = None,
     ) -> None:
         self.seam, self.site, self.where, self.own, self.positives = seam, site, where, own, positives
-        self.deduced = deduced
+        self.deduced, self.told = deduced, {{"labels": "classes"}.get(k, k): v for k, v in (told or {}).items()}
         self.options, self.keys, self.both, self.flipped = options or {}, keys, both, flipped
         self.apart, self.later = apart, later
 
@@ -210,7 +217,7 @@ class Logits(Replaced):
 
     def report(self, loss_fn: Objective, tensors: Sequence[Tensor]) -> dict[str, float]:
         x = widen(self._oriented(tensors[0]))
-        return loss_fn.report(x, self.positives, call="from_logits", **self.options)
+        return loss_fn.report(x, self.positives, call="from_logits", **self.options, **self._told(loss_fn))
 
     def proved(self, g: Sequence[Tensor], tensors: Sequence[Tensor], dtype: torch.dtype) -> Callable[..., Any]:
         gradient, x = widen(self._oriented(g[0])), widen(self._oriented(tensors[0]))
@@ -265,6 +272,7 @@ class Logits(Replaced):
                     empty="warn",
                     reduction="none",
                     **options,
+                    **self._told(loss_fn),
                 )
             except ValueError as error:
                 raise SeamError(f"{loss_fn} cannot be computed at {self.where}: {error}") from error

@@ -10,9 +10,9 @@ import os
 import sys
 import time
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import reduce
+from functools import cached_property, reduce
 from operator import add
 from pathlib import Path
 from statistics import fmean, median
@@ -23,6 +23,8 @@ from torch import Tensor, distributed
 
 from counterpoint.objective import Objective, as_objective
 from counterpoint.objectives.positives import ArCL
+from counterpoint.treatment import Treatment
+from counterpoint.treatment import treatment as read_treatment
 from counterpoint.values import Schedule
 from counterpoint.vectors import widen
 
@@ -173,18 +175,38 @@ class Seam:
         while self.at_end:
             self.at_end.pop()()
 
-    def objective(self, criterion: object = None) -> Objective:
+    def objective(self, criterion: object = None, own: str = OWN_LOSS) -> Objective:
         """Return the objective that trains.
 
         Args:
             criterion: for hosts with several criteria, the one that asks: each has its own schedules and statistics.
+            own: the host's own loss, whose temperature and denominator are those of an objective that names none.
         """
         if id(criterion) not in self._objectives:
-            loss_fn = self._objectives[id(criterion)] = as_objective(self.spec)
+            loss_fn = self._objectives[id(criterion)] = objective_of(self.spec, own)
             for module in loss_fn.modules():
                 if isinstance(module, Schedule):
                     module.step += self.start
         return self._objectives[id(criterion)]
+
+    def told(self, names: Callable[[], Mapping[str, Any]]) -> dict[str, Any]:
+        """Look up what a treatment is told of, among the names of the function that computes the loss."""
+        if self.uses_own_loss or not (treatment := self._treatment).paths:
+            return {}
+        try:
+            return treatment.look_up(names())
+        except ValueError as error:
+            raise SeamError(str(error)) from error
+
+    def counts(self) -> Iterator[dict[str, float]]:
+        """Yield how many keys the treatments have excluded per anchor, and the share of anchors without negatives."""
+        for loss_fn in self._objectives.values():
+            if isinstance(loss_fn, Treatment) and (anchors := float(loss_fn.counts["anchors"])):
+                yield {name: float(loss_fn.counts[name]) / anchors for name in ("excluded", "without_negatives")}
+
+    @cached_property
+    def _treatment(self) -> Treatment:
+        return read_treatment(self.spec, "infonce")
 
 
 @dataclass(frozen=True)
@@ -249,7 +271,7 @@ class Host:
 
     def check(self, loss_fn: Objective | str) -> Objective:
         """Return the objective, or raise a :class:`SeamError` that says what it needs and this host lacks."""
-        loss_fn = as_objective(loss_fn)
+        loss_fn = as_objective(loss_fn, like="infonce")
         if loss_fn.needs and self.inputs:
             raise SeamError(
                 f"{self.name}: {loss_fn} needs {' and '.join(sorted(loss_fn.needs))} views, but {self.inputs}"
@@ -267,6 +289,19 @@ class Host:
                 f"{self.name}: {loss_fn} compares several views, but {self.views}. For two views, add views=2."
             )
         return loss_fn
+
+
+def objective_of(spec: str, own: str = OWN_LOSS) -> Objective:
+    """Return the objective or the treatment of a host whose own loss is ``own``.
+
+    Raises:
+        SeamError: the own loss is asked for, and not known.
+    """
+    if own != OWN_LOSS:
+        return as_objective(spec, like=own)
+    if spec.partition(";")[0].strip() == OWN_LOSS:
+        raise SeamError(f"{spec}: the host's own loss is not known here; --own says what it computes")
+    return as_objective(spec)
 
 
 def on_cosines(loss_fn: Objective) -> bool:

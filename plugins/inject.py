@@ -202,7 +202,7 @@ def check(args: argparse.Namespace, host: Host) -> None:
         shims_of(args.shims)
     if args.own is not None:
         objective(args.own)
-    if args.objective != OWN_LOSS and any(True for _ in objective(args.objective).parameters()):
+    if args.objective != OWN_LOSS and any(True for _ in objective(args.objective, like="infonce").parameters()):
         raise SeamError(
             f"{args.objective}: the host's optimizer does not update learned values, so they would keep their initial "
             "value; use a number or schedule(...)."
@@ -223,6 +223,10 @@ def summary(host: Host, seam: Seam) -> str:
             for place, calls in seam.seen.items()
             for shape, times in calls.items()
         )
+    for counts in seam.counts():
+        text += "; for an anchor, its treatment left out {:.3g} keys on average".format(counts["excluded"])
+        if empty := counts["without_negatives"]:
+            text += f"; {empty:.2%} of the anchors had no negatives left, and did not count"
     return text + "".join(f"\n  {place}: {note}" for place, note in seam.notes.items())
 
 

@@ -13,6 +13,8 @@ from types import FrameType
 import torch
 from torch import Tensor
 
+from counterpoint.objective import as_objective
+
 from .finder.functions import Finding, relative, tolerance_of
 from .finder.measure import scale_of
 from .finder.watch import Watch
@@ -140,7 +142,7 @@ class Scales:
     def _check(self, findings: Sequence[Finding | None], scale: float | Tensor, logits: Tensor, where: str) -> None:
         """Refuse a scale that is not what was measured, or that no cosine can have; note what was tested."""
         finding = findings[-1]
-        cosines = self.seam.spec != OWN_LOSS and on_cosines(self.seam.objective(self.seam.spec))
+        cosines = self.seam.spec != OWN_LOSS and on_cosines(as_objective(self.seam.spec, like="infonce"))
         value, text, rounding = number_of(scale), f"--scale {self.option}", max(ROUNDED, tolerance_of(logits))
         measured = value if finding is None else float(finding["scale"])
         if finding is None or finding["doubts"] or not finding["normalized"]:

@@ -7,6 +7,7 @@ import fnmatch
 import functools
 import os
 import sys
+from collections import ChainMap
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
@@ -65,6 +66,24 @@ def caller() -> FrameType:
     return frame
 
 
+def outside() -> FrameType:
+    """Return the innermost frame that is neither torch's nor of this library."""
+    frame = sys._getframe(1)
+    while (is_own(frame) or is_of_torch(frame.f_code.co_filename)) and frame.f_back is not None:
+        frame = frame.f_back
+    return frame
+
+
+def names_at(frame: FrameType) -> ChainMap[str, Any]:
+    """Return the names that the function at ``frame`` has, and, behind these, those of its callers."""
+    scopes: list[dict[str, Any]] = []
+    scope: FrameType | None = frame
+    while scope is not None:
+        scopes += [scope.f_locals, scope.f_globals]
+        scope = scope.f_back
+    return ChainMap(*scopes)
+
+
 def is_own(frame: FrameType) -> bool:
     """Return whether a call comes from this library."""
     return frame.f_code.co_filename.startswith(_OWN)
@@ -85,12 +104,10 @@ def named(path: str, frame: FrameType) -> Any:
     A last attribute that is a method is called.
     """
     first, *attributes = path.split(".")
-    scope: FrameType | None = frame
-    while scope is not None and first not in scope.f_locals and first not in scope.f_globals:
-        scope = scope.f_back
-    if scope is None:
+    names = names_at(frame)
+    if first not in names:
         raise SeamError(f"{path}: no {first!r} at {place(frame)}, nor in its callers")
-    value = scope.f_locals[first] if first in scope.f_locals else scope.f_globals[first]
+    value = names[first]
     for attribute in attributes:
         if not hasattr(value, attribute):
             raise SeamError(f"{path}: {type(value).__name__} has no attribute {attribute!r} at {place(frame)}")
