@@ -81,6 +81,13 @@ COMMANDS = {
         "compare lightly --objective host hcl --set-seed --metric script:score.py:knn -- simclr.py",
         "compare auto --objective host hcl --tune 6 --tune-metric json:r.json:dev --metric json:r.json:test ...",
     ),
+    "race": _command(
+        "..compare.race_commands",
+        "find the best setting for an unmodified training script at equal compute",
+        "race auto --metric json:r.json:acc --steps-flag --steps --seed-flag --seed -- train.py --steps 400",
+        "race auto --metric output:nDCG:(\\S+) --steps-flag --max_steps --set-seed -- train.py --max_steps 900",
+        script=True,
+    ),
     "train graph": _command(
         "..graph.commands:train",
         "pre-train a graph encoder without labels (GraphCL) with any objectives, and compare them",

@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from counterpoint.names import closest
+
 from ..store.secrets import redacted
 from .settings import Settings
 
@@ -31,7 +33,7 @@ def cell(
         settings: those of the comparison.
         objective: a spec, or ``host``.
         seed: of the run.
-        more: ``purpose`` of a run of ``--tune``.
+        more: ``purpose`` of a run that chooses settings; ``length`` and ``steps_flag`` of a run of another length.
     """
     name = settings.name or (script[1] if script[0] == "-m" else Path(script[0]).name)
     chosen = {key: getattr(settings, key) for key in ("seed_flag", "set_seed", "copy", "link")}
@@ -41,6 +43,24 @@ def cell(
 
 def words(arguments: dict[str, Any], script: Sequence[str], out: Path) -> list[str]:
     """Return the script and its arguments, as they were typed, as a run has them."""
-    seed = str(arguments["seed"])
+    script, seed = [*script], str(arguments["seed"])
+    if arguments.get("length") is not None:
+        at, prefix, _ = length_of(script, arguments["steps_flag"])
+        script[at] = f"{prefix}{arguments['length']:g}"
     script = [word.replace("{seed}", seed).replace("{out}", str(out)) for word in script]
     return [*script, *([arguments["seed_flag"], seed] if arguments["seed_flag"] else [])]
+
+
+def length_of(script: Sequence[str], flag: str) -> tuple[int, str, float]:
+    """Return where the script's length stands among its words, what is before it in that word, and the length."""
+    for at, word in enumerate(script):
+        name, equals, text = word.partition("=")
+        if name != flag or not (equals or at + 1 < len(script)):
+            continue
+        at, prefix, text = (at, f"{flag}=", text) if equals else (at + 1, "", script[at + 1])
+        try:
+            return at, prefix, float(text)
+        except ValueError:
+            raise ValueError(f"--steps-flag {flag}: expected a number behind it, got {text!r}") from None
+    hint = closest(flag, [word.partition("=")[0] for word in script if word.startswith("-")])
+    raise ValueError(f"--steps-flag {flag}: the script's arguments have no {flag} with a number.{hint}")

@@ -57,8 +57,10 @@ class Comparison:
         file = Script.of(script)[0].path
         code = store.checksum(file)[:12]
         host = arguments.host
+        own, self.told = registry.load(host).spec, list[str]()
         if host == "auto":
-            host, seam = find_loss(arguments.out, code, script, seam)
+            host, seam, own, self.told = find_loss(arguments.out, code, script, seam)
+        self.own: str = own
         _check(host, seam, script, file, self.specs)
         _tell_secrets(script, arguments.on)
         self.cell = partial(cells.cell, host, seam, script, code, self.settings)
@@ -158,8 +160,12 @@ def _same_numbers(runs: Sequence[Run]) -> bool:
 # ---- the host auto -----------------------------------------------------------------------------
 
 
-def find_loss(root: str | Path, code: str, script: Sequence[str], seam: Sequence[str]) -> tuple[str, list[str]]:
+def find_loss(
+    root: str | Path, code: str, script: Sequence[str], seam: Sequence[str]
+) -> tuple[str, list[str], str, list[str]]:
     """Return the host and its flags, which ``counterpoint inject auto`` finds in some steps of the script.
+
+    Behind these, the script's own loss, and what treatments of it may be told of.
 
     What it finds is kept in the store, since the name of a cell depends on it.
     """
@@ -177,7 +183,8 @@ def find_loss(root: str | Path, code: str, script: Sequence[str], seam: Sequence
     shared.write(name, json.dumps(data).encode())
     host, *flags = commands[0][2 : commands[0].index("--")]
     at = flags.index("--objective")
-    return host, [*flags[:at], *flags[at + 2 :]]
+    told = [f"{each['kind']}={each['path']}" for each in data.get("told", ())]
+    return host, [*flags[:at], *flags[at + 2 :]], data.get("own") or "infonce", told
 
 
 def _watch(script: Sequence[str], seam: Sequence[str]) -> dict[str, Any]:

@@ -14,8 +14,10 @@ HOST = "host"  # the script's own loss, as in counterpoint.plugins.host and in c
 
 
 def spec_or_host(text: str) -> str:
-    """A type for argparse: a spec, or the script's own loss."""
-    return text if text == HOST else flags.spec(text)
+    """A type for argparse: a spec or a treatment, or the script's own loss; it stays as it was typed."""
+    if text.partition(";")[0].strip() != HOST:
+        flags.spec(text)
+    return text
 
 
 @dataclass(frozen=True)
