@@ -75,6 +75,8 @@ def launch(tmp_path, monkeypatch, capsys):
             tail = ("--", "toy.py", *arguments)
         try:
             code = inject.main([*words, *tail])
+        except SystemExit as stop:
+            code = stop.code
         finally:
             sys.modules.pop("toy", None)
         out, err = capsys.readouterr()
