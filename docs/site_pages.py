@@ -342,7 +342,6 @@ PUBLIC = {  # beside `__all__`, which some packages do not have
         "metrics.Written",
         "comparison.find_loss",
         "comparison.tuned",
-        "comparison.equal_lengths",
     ],
     "report": ["statistics.compare", "statistics.Verdict"],
     "sentence": [

@@ -1,6 +1,6 @@
 """The flags that all domains share, and those that a domain's settings define.
 
-Nothing here imports torch until a flag needs it, so that ``--help`` and completion start at once.
+Nothing here imports torch until a flag needs it, so that ``--help`` starts at once.
 """
 
 from __future__ import annotations

@@ -30,7 +30,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
 from importlib import import_module
-from typing import Any, ClassVar, TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -111,9 +111,6 @@ class ContrastiveLoss(nn.Module):
     >>> trainer = SentenceTransformerTrainer(model=model, train_dataset=dataset, loss=loss)  # doctest: +SKIP
     """
 
-    provides: ClassVar[frozenset[str]] = frozenset()
-    """Inputs that a subclass passes to objectives beside views, of :attr:`counterpoint.Objective.needs`."""
-
     def __init__(
         self,
         model: Any,
@@ -142,7 +139,7 @@ class ContrastiveLoss(nn.Module):
                 f'the objective comes second: {type(self).__name__}(model, "infonce:t=0.05").'
             )
         self.objective = as_objective(objective)
-        if "adversarial" in self.objective.needs - self.provides:  # without mixed views, objectives leave out terms
+        if "adversarial" in self.objective.needs:  # without mixed views, objectives leave out terms
             raise ValueError(
                 f"{type(self).__name__}: {self.objective} needs adversarial views, but words have no gradient."
             )

@@ -26,16 +26,6 @@ cp.InfoNCE(0.25)
 
 # %%
 cp.InfoNCE(0.25).report(torch.eye(4), torch.eye(4))
-
-# %%
-from counterpoint.integrations import store
-from counterpoint.integrations.store import progress
-
-bar = progress.progress_bar("a bar", 3, 0)
-for _ in range(3):
-    bar.update()
-print(bar.desc, f"{bar.n}/{bar.total}", type(bar).__module__)
-bar.close()
 """
 
 
@@ -104,7 +94,7 @@ def test_a_cell_that_raises_stops_the_build_and_names_do_not_leak(tmp_path):
         notebook_pages.execute([tmp_path / "a.py", tmp_path / "b.py"])
 
 
-def test_objects_show_tables_and_runs_show_bars(tmp_path):
+def test_objects_show_tables(tmp_path):
     (tmp_path / "a.py").write_text(SHOWN)
     cells = notebook_pages.execute([tmp_path / "a.py"])["a"].cells
     shown = [output.data.get("text/html", "") for cell in cells for output in cell.outputs if "data" in output]
@@ -112,7 +102,6 @@ def test_objects_show_tables_and_runs_show_bars(tmp_path):
     assert "-log E(p)" in tables[0]
     assert "<td>temperature</td><td>0.25</td>" in tables[0]
     assert "<td>negatives</td><td>6</td><td>negatives of an anchor</td>" in tables[1]
-    assert "a bar 3/3" in "".join(output.text for output in cells[-1].outputs if output.output_type == "stream")
 
 
 @pytest.fixture(scope="module")

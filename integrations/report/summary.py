@@ -40,7 +40,6 @@ IDENTIFYING = ("domain", "dataset", "seed", "length", *OBJECTIVE)  # all that ma
 NO_TRAINING = ("epochs", "steps", "updates", "encoder", "head")  # in these, rows that train nothing may differ too
 # in these, rows at equal time, which have a ``length``, may differ too
 LENGTH = ("epochs", "steps", "updates", "every")
-TRAINS = ("SwAV", "SAC")  # rows that train without an objective
 MOST = 4  # names in a sentence
 
 
@@ -225,7 +224,7 @@ def _may_differ_in(run: Run) -> tuple[str, ...]:
 
 def is_check(run: Run) -> bool:
     """Return whether the run trains nothing, such as the encoder before training."""
-    return run.arguments["objective"] is None and run.name not in TRAINS
+    return run.arguments["objective"] is None
 
 
 def _pooled(columns: Sequence[Column]) -> Iterator[Pooled]:

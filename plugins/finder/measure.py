@@ -23,7 +23,7 @@ def scale_of(watch: Watch, logits: Tensor, biased: bool = False) -> Finding | No
     with torch._C.DisableTorchFunction():
         walk = watch.walk(logits)
         products = [p for p in walk.products if not watch.is_head(p)]
-        finding: Finding = {"doubts": []}
+        finding: Finding = {"doubts": ["they are distances"] * any(p.kind == "distance" for p in products)}
         sink = watch.sink("logits", logits, logits.detach(), walk)
         raw = measure(watch, sink, products, finding)
         if raw is not None and biased:

@@ -217,8 +217,6 @@ def test_a_script_that_crashes_shows_its_own_traceback(tmp_path):
         (["logits", "--objective", "adnec"], "Did you mean 'adnce'?"),
         (["logits", "--objective", "adnce:tt=0.1"], "Did you mean"),
         (["logits", "--objective", "infonce:t=learned(0.1,0.05,1)"], "the host's optimizer does not update"),
-        (["logits", "--objective", "hcl", "--verify", "2", "toy.py"], "stand behind --: -- toy.py"),
-        (["lightly", "--objective", "hcl", "toy.py", "--epochs", "1"], "stand behind --: -- toy.py"),
         (["logits", "--report", "nowhere/steps.jsonl"], "its folder does not exist"),
         (["logits", "--verify", "-3"], "--verify -3: expected the number of steps to compare"),
         (["logits", "--start", "-1"], "--start -1: expected the number of calls so far"),
@@ -240,6 +238,14 @@ def test_usage(launch, tmp_path, words, message):
     assert found.code == 2
     assert message in found.err
     assert "loss" not in found.out
+
+
+@pytest.mark.parametrize("words", ["logits --objective hcl toy.py", "lightly --objective hcl toy.py --epochs 1"])
+def test_a_script_stands_behind_dashes(launch, capsys, words):
+    with pytest.raises(SystemExit) as stop:
+        launch(*words.split())
+    assert stop.value.code == 2
+    assert "stand behind --: -- toy.py" in capsys.readouterr().err
 
 
 def test_the_parser_needs_no_torch():

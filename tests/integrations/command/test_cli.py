@@ -229,7 +229,7 @@ NEEDS = {  # the fewest arguments of each command that needs an extra, and that 
     "eval transfer model --root data": "sentence",
     "eval retrieval model --data nano": "sentence",
     "eval mteb model --tasks STS16": "sentence",
-    "eval control runs": "control",
+    "eval control control": "control",
     "push image me/name": "hub",
     "tune graph": "graph",
     "tune image": "image",
@@ -250,9 +250,7 @@ def command_of(line: str) -> str:
 def test_without_extras_each_command_names_its_own(tmp_path):
     for name in ("texts.txt", "texts.csv"):
         (tmp_path / name).write_text("one\ntwo\n")
-    (tmp_path / "runs").mkdir()
-    (tmp_path / "runs" / "run.json").touch()
-    for domain in ("graph", "image"):
+    for domain in ("graph", "image", "control"):
         cell = {"domain": domain, "dataset": "demo", "objective": "infonce", "seed": 0, "epochs": 1}
         run = store.Run(tmp_path / domain, cell)
         with run.lock():

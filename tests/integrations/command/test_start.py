@@ -105,7 +105,6 @@ def test_what_is_done_needs_torch_alone(tmp_path):
         ("objectives adnse", "unknown objective 'adnse'. Did you mean 'adnce'?"),
         ("objectives --plot EMPTY", "is a folder; expected a file"),
         ("advise TEXTS --model me/nowhere", "model: me/nowhere was not found"),
-        ("mine TEXTS model --out TEXTS/mined.jsonl", "mined.jsonl: its folder does not exist"),
         ("objectives hcl --plot nowhere/w.png", "--plot: nowhere/w.png: its folder does not exist"),
         ("eval retrieval model --data nano:msmarcoo", "'msmarcoo'. Did you mean 'msmarco'?"),
         ("train control --task walker-wlk", "unknown task 'walker-wlk'. Did you mean 'walker-walk'?"),

@@ -283,7 +283,7 @@ def test_encoder_sizes_fit_for_all_crops():
         (lambda: AgentSettings(batch=2000), "batch: 2000 transitions, but the buffer holds 1000 at the first update"),
         (lambda: AgentSettings(capacity=100), "batch: 128 transitions, but the buffer holds 99"),
         (lambda: agent(scores="cosin"), "scores: unknown scores 'cosin'. Did you mean 'cosine'?"),
-        (lambda: agent("intnacl"), "curl"),
+        (lambda: agent("intnacl"), "needs adversarial views"),
     ],
 )
 def test_bad_input_is_said(make, says):

@@ -706,6 +706,7 @@ def test_any_flipped_bits_leave_a_report_of_the_other_runs(tmp_path):
                 content[rng.randrange(len(content))] ^= 1 << rng.randrange(8)
             (run.path / name).write_bytes(content[: rng.choice([None, None, rng.randrange(len(content))])])
             with warnings.catch_warnings(record=True):
+                warnings.simplefilter("always")
                 runs = store.find_runs(tmp_path)
                 assert 2 <= len(runs) <= 3
                 for found in runs:

@@ -75,7 +75,7 @@ def check_damage(case: dict[str, Any]) -> None:
             if (kept := run.embeddings()) is not None and name == "embeddings.pt":
                 assert (tuple(kept.z.shape), kept.names, kept.about) == ((8, 3), ["a", "b"], "class")
             summary = report.summarise(store.find_runs(path.parents[3]))
-            for form in ("terminal", "markdown", "csv", "json"):
+            for form in ("terminal", "markdown", "json"):
                 report.RENDER[form](summary)
         except ValueError as error:
             outcome, said = "refused", str(error)
