@@ -32,7 +32,7 @@ from .vectors import unit, widen
 
 TOLD = ("duplicates", "ids", "labels", "guide")
 RULES = ("margin", "threshold")
-_PATH = re.compile(r"[A-Za-z]\w*(\.[A-Za-z]\w*|\[(-?\d+|\"[^\"\[\];]*\"|'[^'\[\];]*')\])*")
+PATH = re.compile(r"[A-Za-z]\w*(\.[A-Za-z]\w*|\[(-?\d+|\"[^\"\[\];]*\"|'[^'\[\];]*')\])*")
 _STEP = re.compile(r"\.?([A-Za-z]\w*)|\[(?:(-?\d+)|[\"']([^\"']*)[\"'])\]")
 _EQUAL = {torch.float64: 1e-8, torch.float32: 1e-4, torch.float16: 2e-3, torch.bfloat16: 1.6e-2}
 
@@ -75,7 +75,7 @@ class Treatment(Wrapper):
         told = {"duplicates": duplicates, "ids": ids, "labels": labels, "guide": guide}
         self.told: dict[str, Any] = {name: value for name, value in told.items() if value}
         for name, path in self.told.items():
-            if isinstance(path, str) and not _PATH.fullmatch(path):
+            if isinstance(path, str) and not PATH.fullmatch(path):
                 raise ValueError(f'treatment: {name}: expected a path such as batch["doc_id"], got {path!r}.')
         if ids and labels:
             raise ValueError("treatment: expected ids= or labels=, got both: labels are ids, too.")
