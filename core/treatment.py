@@ -13,9 +13,10 @@ the names of the function that computes the loss. It is looked up, never evaluat
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence, Set
 from functools import reduce
 from hashlib import blake2b
+from numbers import Integral
 from typing import Any, Literal
 
 import torch
@@ -26,13 +27,13 @@ from .batch.options import Reduction
 from .batch.ready_made import MASKED
 from .batch.rules import Rule, as_rules, limits
 from .engine.distributed import Gather, gather
-from .names import check_known
+from .names import check_known, closest
 from .objective import Objective, Wrapper, as_objective
 from .vectors import unit, widen
 
 TOLD = ("duplicates", "ids", "labels", "guide")
 RULES = ("margin", "threshold")
-_PATH = re.compile(r"[A-Za-z]\w*(\.[A-Za-z]\w*|\[(-?\d+|\"[^\"\[\];]*\"|'[^'\[\];]*')\])*")
+PATH = re.compile(r"[A-Za-z]\w*(\.[A-Za-z]\w*|\[(-?\d+|\"[^\"\[\];]*\"|'[^'\[\];]*')\])*")
 _STEP = re.compile(r"\.?([A-Za-z]\w*)|\[(?:(-?\d+)|[\"']([^\"']*)[\"'])\]")
 _EQUAL = {torch.float64: 1e-8, torch.float32: 1e-4, torch.float16: 2e-3, torch.bfloat16: 1.6e-2}
 
@@ -75,7 +76,7 @@ class Treatment(Wrapper):
         told = {"duplicates": duplicates, "ids": ids, "labels": labels, "guide": guide}
         self.told: dict[str, Any] = {name: value for name, value in told.items() if value}
         for name, path in self.told.items():
-            if isinstance(path, str) and not _PATH.fullmatch(path):
+            if isinstance(path, str) and not PATH.fullmatch(path):
                 raise ValueError(f'treatment: {name}: expected a path such as batch["doc_id"], got {path!r}.')
         if ids and labels:
             raise ValueError("treatment: expected ids= or labels=, got both: labels are ids, too.")
@@ -91,7 +92,10 @@ class Treatment(Wrapper):
 
     def look_up(self, names: Mapping[str, Any]) -> dict[str, Any]:
         """Return the values at the paths, given the names of a function."""
-        return {name: _at(path, names, name) for name, path in self.paths.items()}
+        values = {name: _at(path, names, name) for name, path in self.paths.items()}
+        for name in (name for name, value in values.items() if value is None):
+            raise ValueError(f"{name}={self.told[name]}: it is None.")
+        return values
 
     @property
     def views(self) -> int | None:
@@ -148,6 +152,8 @@ class Treatment(Wrapper):
         for name in ("ids", "labels", "guide"):
             if name in self.told and options.get(name) is None:
                 raise TypeError(f"{self}: pass {name}=; only `counterpoint inject` looks up {self.told[name]}.")
+            if name in self.told and name != "guide" and not isinstance(options[name], Tensor):
+                options[name] = _numbered(options[name], False).to(views[0].device)
         if self.rules:
             options["false_negatives"] = [*self.rules, *as_rules(options.get("false_negatives"))]
             options.setdefault("empty", "zero")
@@ -225,7 +231,8 @@ class Treatment(Wrapper):
             fill = s.masked_fill(out, -torch.inf).amax(0, keepdim=True).expand_as(s)  # the masked similarity to itself
             number = _numbered(torch.where(out, fill, s).mT, False, dtype)
         else:
-            number = _spread(_numbered(values, False).to(s.device), columns, keys, self._named(name))
+            gathered = isinstance(values, Tensor) and _is_part(values, keys)
+            number = _spread(_numbered(values, gathered).to(s.device), columns, keys, self._named(name))
         if anchors == keys and bool(out.diagonal().all()):  # the anchors are keys, too
             number = _merged(number, torch.minimum(columns, torch.arange(anchors, device=s.device)))
         return number
@@ -287,13 +294,14 @@ def treatment(text: str, like: Objective | str | None = None) -> Treatment:
 def _at(path: str, names: Mapping[str, Any], what: str) -> Any:
     """Look up a path."""
     first, *steps = _STEP.finditer(path)
-    check_known(f"{what}={path}: no such name", first[1], names)
+    if first[1] not in names:
+        raise ValueError(f"{what}={path}: no such name here or in the callers.{closest(first[1], names)}")
     value = names[first[1]]
     for step in steps:
         name, number, key = step.groups()
         try:
             value = getattr(value, name) if name else value[int(number) if number else key]
-        except (AttributeError, KeyError, IndexError, TypeError) as error:
+        except Exception as error:
             raise ValueError(f"{what}={path}: {path[: step.start()]} has no {step[0]}: {error}") from None
     return value
 
@@ -304,10 +312,14 @@ def _numbered(values: Any, group: Gather, dtype: torch.dtype | None = None) -> T
     Integers and texts have the same numbers in all processes; embeddings are compared with those of ``group``.
     """
     if not isinstance(values, Tensor):
-        if not all(isinstance(value, (str, bytes, int)) for value in values):
-            raise TypeError("treatment: expected a tensor, or a list of texts or whole numbers.")
+        listed = isinstance(values, Collection) and not isinstance(values, (str, bytes, Mapping, Set))
+        if not listed or not all(isinstance(value, (str, bytes, Integral)) for value in values):
+            kind = type(values).__name__
+            raise TypeError(f"treatment: expected a tensor, or a list of texts or whole numbers, got {kind}.")
         digests = (blake2b(repr(value).encode(), digest_size=8).digest() for value in values)
         return torch.tensor([int.from_bytes(digest, "little", signed=True) for digest in digests])
+    if values.dim() < (2 if values.is_floating_point() else 1):
+        raise TypeError(f"treatment: expected whole numbers or rows, got {values.dtype} of shape {(*values.shape,)}.")
     if values.is_floating_point():
         values = values.detach()
         if not group:
@@ -359,6 +371,11 @@ def _positives(s: Tensor, labels: Tensor | None, ignore_index: int) -> Tensor:
     return torch.zeros_like(s, dtype=torch.bool).scatter(-1, columns, True) & counted.unsqueeze(-1)
 
 
+def _is_part(values: Tensor, keys: int) -> bool:
+    """Return whether the values are those of this process, and the keys those of all."""
+    return distributed.is_initialized() and len(values) < keys == len(values) * distributed.get_world_size()
+
+
 def _spread(values: Tensor, columns: Tensor, keys: int, what: str) -> Tensor:
     """Return a number for each key; keys of which nothing is known have their own.
 
@@ -368,7 +385,7 @@ def _spread(values: Tensor, columns: Tensor, keys: int, what: str) -> Tensor:
         keys: how many there are.
     """
     anchors = len(columns)
-    if len(values) < keys and distributed.is_initialized() and keys == len(values) * distributed.get_world_size():
+    if _is_part(values, keys):
         values = gather(values)
     if 2 * len(values) == anchors:
         both = [values.repeat(2), values.repeat_interleave(2)]

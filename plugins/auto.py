@@ -24,7 +24,7 @@ from . import registry
 from .finder.findings import judge
 from .finder.functions import Finding
 from .finder.watch import EnoughError, Watch
-from .finder.words import commands_of, in_words, is_sound, objective_of
+from .finder.words import commands_of, host_temperature, in_words, is_sound, objective_of, spec_of
 from .host import OWN_LOSS, Host, Seam, SeamError, UnreachedError, is_first_process
 from .launch import Script, run
 from .sites import Site
@@ -72,6 +72,7 @@ class _Steps:
                 entry["columns"] = "gradient" if finding.get("columns") and entry.get("columns") else None
             entry["replace"] = entry["replace"] if finding.get("replace") and entry.get("replace") else None
             entry["doubts"] = [*dict.fromkeys(entry["doubts"])]
+            entry["told"] = {path: about for path, about in finding["told"].items() if path in entry["told"]}
             entry["other_terms"] = entry.get("other_terms") or finding.get("other_terms", False)
         for key in {(f["site"], f["call"], f["kind"]) for f in found}:
             self.losses[key]["steps"] += 1
@@ -196,9 +197,13 @@ def conclude(
     data["open"] = [loss["site"] for loss in losses if id(loss) not in covered]
     for loss in losses:
         loss["command"] = id(loss) in covered
+    every = {path: about for loss in losses if loss["form"] for path, about in loss["told"].items()}
+    data["told"] = [{"path": path, **about} for path, about in every.items()]
     ready = ready if only or not data["open"] else []
     part = ["--only"] if data["open"] or len(ready) > 1 else []
     data["commands"] = commands = [[*words, *part, *script] for words in (*known, *(words for words, _ in ready))]
+    first = sound[0] if known else ready[0][1][0] if ready else None
+    data["own"] = first and spec_of(str(first["form"]), first, host_temperature(first))
     print("\n".join(in_words(data, objective)), file=sys.stderr)
     if apply and commands and int(os.environ.get("WORLD_SIZE", "1")) > 1:
         print("counterpoint: --apply starts one process: start the command with your launcher", file=sys.stderr)

@@ -274,7 +274,7 @@ class Logits(Replaced):
                     **options,
                     **self._told(loss_fn),
                 )
-            except ValueError as error:
+            except (TypeError, ValueError) as error:
                 raise SeamError(f"{loss_fn} cannot be computed at {self.where}: {error}") from error
             if self.apart:  # their gradient is in these losses, and the host adds it elsewhere
                 parts = parts + x.gather(-1, positives.unsqueeze(-1)).squeeze(-1)

@@ -142,7 +142,7 @@ def before(seam: Seam, sites: Mapping[str, str | None] | None = None) -> None:
             return
         for where, name in calls.unlabeled.items():
             seam.say(f"{where} calls {name}, which has no labels: which columns are the positives? {HOW}")
-        if not seam.seen:
+        if not seam.seen and not seam.replaced:
             seam.say(
                 "no cross entropy was called anywhere: the script has ended before it computed a loss, or its loss is "
                 "written without one"

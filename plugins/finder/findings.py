@@ -20,6 +20,7 @@ from .functions import Finding, function_of, gradients, relative, tolerance_of
 from .measure import measure
 from .products import Product
 from .recognise import UNDERFLOW, at_scale, columns
+from .told import told
 from .watch import Sink, Watch
 
 LABELED = ("cross entropy", "nll_loss")
@@ -70,7 +71,8 @@ def _note(watch: Watch, sink: Sink, error: Exception) -> None:
 
 
 def _base(sink: Sink, products: Sequence[Product]) -> Finding:
-    first = sink.place
+    first, shape, processes = sink.place, sink.x.shape, distributed.get_world_size() if _distributed() else 1
+    lengths = {*shape, shape[0] // 2, shape[-1] // processes, *(len(x) for p in products for x in (p.a, p.b))} - {0, 1}
     return {
         "kind": sink.kind,
         "site": first.short,
@@ -83,7 +85,8 @@ def _base(sink: Sink, products: Sequence[Product]) -> Finding:
             {"site": p.place.short, "call": p.place.call, "a": list(p.a.shape), "b": list(p.b.shape)}
             for p in {p.place: p for p in products}.values()
         ],
-        "processes": distributed.get_world_size() if _distributed() else 1,
+        "processes": processes,
+        "told": told([frame for frame, _ in sink.frames], lengths, sink.labels),
         "doubts": [],
         "_sink": sink,
         "_products": products,

@@ -48,7 +48,7 @@ def _function_words(loss: Finding, objective: str | None) -> list[str]:
     how = {k: v for k, v in loss["replace"]["as"].items() if k not in (*NAMED, "stacked")}
     options = ",".join(f"{k}={str(v).lower()}" for k, v in how.items())
     words = ["--replace", _function_text(loss["replace"]), *(["--as", options] if options else [])]
-    words += ["--own", _spec(str(loss["form"]), loss, _host_temperature(loss)), *objective_of(objective, loss)]
+    words += ["--own", spec_of(str(loss["form"]), loss, host_temperature(loss)), *objective_of(objective, loss)]
     return ["function", *words]
 
 
@@ -67,7 +67,7 @@ def _site_words(group: Sequence[Finding]) -> list[str]:
     if first.get("columns"):
         words += ["--positives", first["columns"], *_way(first)]
         if product or str(first["form"]) not in ("infonce", "siglip"):
-            words += ["--own", _spec(str(first["form"]), first, "" if product or not first["learned"] else "host")]
+            words += ["--own", spec_of(str(first["form"]), first, "" if product or not first["learned"] else "host")]
     return words
 
 
@@ -89,7 +89,7 @@ def _changes(loss: Finding) -> bool:
 
 
 def objective_of(objective: str | None, loss: Finding) -> list[str]:
-    return ["--objective", objective] if objective else _objective(loss, _host_temperature(loss))
+    return ["--objective", objective] if objective else _objective(loss, host_temperature(loss))
 
 
 def _objective(loss: Finding, t: str) -> list[str]:
@@ -97,16 +97,16 @@ def _objective(loss: Finding, t: str) -> list[str]:
     if form.startswith(("infonce", "siglip")):
         form = form.replace("infonce", "adnce") if cosines else "infonce" if form == "siglip" else form
         form = "adnce" if form == "siglip" else form
-    return ["--objective", _spec(form, loss, t)]
+    return ["--objective", spec_of(form, loss, t)]
 
 
-def _host_temperature(loss: Finding) -> str:
+def host_temperature(loss: Finding) -> str:
     """``host`` where the seam knows the script's learned scale, else an empty string for a number."""
     known = loss["kind"] == "cross entropy" or loss.get("columns") or loss.get("site_has_labels")
     return "host" if loss["learned"] and (known or (loss.get("replace") or {}).get("scale")) else ""
 
 
-def _spec(form: str, loss: Finding, t: str = "") -> str:
+def spec_of(form: str, loss: Finding, t: str = "") -> str:
     name, _, rest = form.partition(":")
     if name == "siglip":
         rest = "b=host" if t and (loss["bias_learned"] or loss.get("columns")) else f"b={loss['bias']:.6g}"
@@ -137,6 +137,8 @@ def in_words(data: Finding, objective: str | None) -> list[str]:
         lines.append(f"  known host: {', '.join(data['hosts'])}")
     for loss in losses:
         lines += ["", *(_loss_words(loss, objective) if loss["form"] else _unknown_words(loss))]
+    told = [("told", "{kind}={path}: {length} values, {distinct} distinct".format_map(each)) for each in data["told"]]
+    lines += ["", *_table(told)] if told else []
     lines += [f"  not judged, because of an error of this command: {error}" for error in dict.fromkeys(data["errors"])]
     if not known:
         lines += _nothing_words(data)
@@ -184,7 +186,10 @@ def _loss_words(loss: Finding, objective: str | None) -> list[str]:
     if compared and (loss["ours"] or str(loss["form"]).startswith("infonce")):
         verdict = "equals" if loss["ours"] else "is not"
         rows.append(
-            ("compared", f"{_spec(str(loss['form']), loss)} {verdict} it, relative differences: {', '.join(compared)}")
+            (
+                "compared",
+                f"{spec_of(str(loss['form']), loss)} {verdict} it, relative differences: {', '.join(compared)}",
+            )
         )
     if loss.get("other_terms"):
         rows.append(("also", "the script's loss has another term of these similarities; it stays as it is"))

@@ -257,3 +257,63 @@ def test_other_frameworks_are_refused_at_once(tmp_path, monkeypatch, capsys, lin
     Path("train.py").write_text(f"{line}\n1 / 0\n")
     assert inject.main(["auto", "--", "train.py"]) != 0
     assert "not torch: this is for torch only" in capsys.readouterr().err
+
+
+TOLD = """
+import torch
+import torch.nn.functional as F
+from collections import UserDict
+
+
+class Bad:
+    __slots__ = ()
+
+    @property
+    def labels(self):
+        raise RuntimeError("called")
+
+    def __getattr__(self, name):
+        raise RuntimeError(f"called for {name}")
+
+
+class Trainer:
+    bad = Bad()
+
+    def loss(self, batch, y):
+        z1, z2 = (F.normalize(net(batch["x"] + torch.randn(8, 5)), dim=1) for _ in range(2))
+        return F.cross_entropy(z1 @ z2.T / 0.1, torch.arange(8))
+
+
+net, trainer, bad = torch.nn.Linear(5, 4), Trainer(), Bad()
+for y in torch.randint(0, 4, (6, 8)):
+    y[:2] = torch.tensor([0, 1])
+    trainer.labels, trainer._private, hidden = y + 1, y + 2, y > 1
+    tokens = (y[:, None] * torch.ones(5)).long()
+    batch = UserDict({"x": torch.randn(8, 5), "doc": y * 2, "a]": y * 3, "ids": tokens, "mask": tokens.clamp(max=1)})
+    pair, all_texts = (y * 7, y.float(), torch.arange(8)), {"text": [f"t{int(i)}" for i in y]}
+    trainer.loss(batch, "hides the other y").backward()
+"""
+
+
+def test_what_a_treatment_could_be_told(find):
+    """Paths that a treatment can read, of values as many as anchors; no property and no __getattr__ is called."""
+    found = find(TOLD)
+    told = {each["path"]: (each["kind"], each["length"]) for each in found.data["told"]}
+    ids, rows = ("ids", 8), ("duplicates", 8)
+    assert told == {
+        "self.labels": ids,
+        "batch['doc']": ids,
+        "batch['ids']": rows,
+        "pair[0]": ids,
+        "all_texts['text']": rows,
+    }
+    assert all(2 <= each["distinct"] <= 4 for each in found.data["told"])
+    assert "told          ids=batch['doc']: 8 values, " in found.err
+    assert found.data["own"] == "infonce:t=0.1"
+    assert not found.data["errors"]
+
+
+def test_without_anything_to_tell(find):
+    found = find(HARNESS.replace("{code}", "loss = lambda a, b: F.mse_loss(a, b)"))
+    assert (found.data["told"], found.data["own"]) == ([], None)
+    assert "told " not in found.err

@@ -1,0 +1,113 @@
+"""Treatments in unmodified scripts: odd values at their paths work, or are one clear error."""
+
+from __future__ import annotations
+
+import sys
+
+import pytest
+import torch
+from torch import distributed, multiprocessing
+
+import counterpoint as cp
+from counterpoint.plugins import inject
+
+SCRIPT = """
+import torch, torch.nn.functional as F
+torch.manual_seed(0)
+net, centers = torch.nn.Linear(20, 8), torch.randn(4, 20)
+
+
+class Bad:
+    @property
+    def labels(self):
+        raise RuntimeError("no labels yet")
+
+
+def loss(a, b, ids):
+    logits = a @ b.T / 0.1
+    return F.cross_entropy(logits, torch.arange(8))
+
+
+for _ in range(2):
+    y, bad = torch.arange(8) % 4, Bad()
+    a, b = (F.normalize(net(x), dim=1) for x in (centers[y] + torch.randn(8, 20), centers[y]))
+    loss(a, b, {ids}).backward()
+"""
+LINE = next(i for i, line in enumerate(SCRIPT.splitlines(), 1) if "return F.cross_entropy" in line)
+AT_LOGITS = ["logits", "--site", f"toy.py:{LINE}"]
+AT_FUNCTION = ["function", "--replace", "toy.py:loss(a, b)", "--as", "pairing=one_way", "--own", "infonce:t=0.1"]
+
+
+@pytest.fixture
+def train(tmp_path, monkeypatch, capsys):
+    """Runs the script with a treatment; returns the exit code and what was said."""
+
+    def run(words, ids, objective="infonce:t=0.1; ids=ids"):
+        monkeypatch.chdir(tmp_path)
+        monkeypatch.setattr(sys, "argv", sys.argv)
+        monkeypatch.setattr(sys, "path", list(sys.path))
+        monkeypatch.setitem(sys.modules, "__main__", sys.modules["__main__"])
+        (tmp_path / "toy.py").write_text(SCRIPT.replace("{ids}", ids))
+        try:
+            code = inject.main([*words, "--objective", objective, "--", "toy.py"])
+        finally:
+            sys.modules.pop("toy", None)
+        return code, capsys.readouterr().err
+
+    return run
+
+
+@pytest.mark.parametrize("ids", ["y", "y.tolist()", "[str(int(i)) for i in y]", "y.numpy()"])
+@pytest.mark.parametrize("words", [AT_LOGITS, AT_FUNCTION], ids=["logits", "function"])
+def test_ids_of_many_kinds(train, words, ids):
+    code, said = train(words, ids)
+    assert code == 0, said
+    assert words is AT_FUNCTION or "left out 1 keys on average" in said
+
+
+@pytest.mark.parametrize(
+    ("ids", "why"),
+    [
+        ("y.float()", "expected whole numbers or rows, got torch.float32 of shape (8,)"),
+        ("y[0]", "expected whole numbers or rows, got torch.int64 of shape ()"),
+        ("'abcdefgh'", "a list of texts or whole numbers, got str"),
+        ("dict.fromkeys(range(8))", "a list of texts or whole numbers, got dict"),
+        ("(int(i) for i in y)", "a list of texts or whole numbers, got generator"),
+        ("[None] * 8", "a list of texts or whole numbers, got list"),
+        ("5", "a list of texts or whole numbers, got int"),
+        ("y[:5]", "expected one value for each of 8 anchors or 8 keys, got 5"),
+        ("None", "ids=ids: it is None"),
+    ],
+)
+def test_other_ids_are_one_clear_error(train, ids, why):
+    code, said = train(AT_LOGITS, ids)
+    assert (code, why in said) == (2, True), said
+    assert "no cross entropy was called" not in said
+
+
+@pytest.mark.parametrize(
+    ("path", "why"),
+    [
+        ("bad.labels", "bad has no .labels: no labels yet"),
+        ("yy", "no such name here or in the callers"),
+    ],
+)
+def test_paths_that_lead_nowhere(train, path, why):
+    code, said = train(AT_LOGITS, "y", f"host; ids={path}")
+    assert (code, why in said) == (2, True), said
+    assert len(said) < 1000
+
+
+def _gathered(rank, file):
+    distributed.init_process_group("gloo", init_method=f"file://{file}", rank=rank, world_size=2)
+    rows = torch.eye(4)[[0, 1]] if rank == 0 else torch.eye(4)[[2, 0]]  # the first and the last of all are one
+    treatment, logits = cp.treatment("infonce:t=1; duplicates=rows"), torch.zeros(2, 4, requires_grad=True)
+    treatment.from_logits(logits, torch.arange(2) + 2 * rank, duplicates=rows).backward()
+    assert (logits.grad == 0).tolist() == ([[False] * 3 + [True], [False] * 4], [[False] * 4, [True] + [False] * 3])[
+        rank
+    ]
+    distributed.destroy_process_group()
+
+
+def test_rows_are_compared_with_those_of_other_processes(tmp_path):
+    multiprocessing.spawn(_gathered, (str(tmp_path / "store"),), nprocs=2)
