@@ -489,6 +489,14 @@ def test_without_scipy_what_needs_no_test_is_not_remarked(tmp_path, monkeypatch)
     assert report.summarise(make(tmp_path, {("A", BASE): noisy(70, 3)})).notes == []
 
 
+def test_a_difference_is_never_printed_as_zero(tmp_path):
+    base = noisy(70, 5)
+    rows = {("A", "hcl:t=0.5"): {s: v + 0.0003 + 1e-6 * s for s, v in base.items()}, ("A", BASE): base}
+    text = report.terminal(report.summarise(make(tmp_path, rows), margin=0))
+    assert "(by 0.0003)" in text
+    assert "+0.0003 [+0.0003, +0.0003]" in text
+
+
 def test_the_command_offers_every_format():
     assert tuple(report.RENDER) == FORMATS
 
