@@ -44,6 +44,7 @@ MOST = 3  # failed runs whose output is shown
 TOLERANCE = 1.2  # ratio of times up to which two rows take equally long
 UNTUNED = "no objective was tuned: each has the setting it was given; --tune N --tune-metric METRIC tunes all equally"
 FEW = f"{FEWEST} seeds or fewer: one odd run can make or hide a verdict, most of all of skewed numbers; take 5 or more"
+EQUAL = 3  # seeds whose numbers are equal in every row not by chance, so that more are not trained
 PLACEBO = "placebo"  # the row of what is tuned and trained once more
 UNTYPED = 0.987654321  # a temperature that nobody types
 # what is tried of parameters without a grid of their own in every domain
@@ -89,7 +90,7 @@ class Comparison:
             print_line(FEW)
         rows = [*((spec, {}) for spec in self.specs), *self.placebo]
         grid = [self.cell(spec, seed, **more) for seed, (spec, more) in product(seeds, rows)]
-        early, late, baseline = grid[: 2 * len(rows)], grid[2 * len(rows) :], self.baseline
+        early, late, baseline = grid[: EQUAL * len(rows)], grid[EQUAL * len(rows) :], self.baseline
         runs = self._run_cells(early)
         if late and not _same_numbers([run for run in runs if run.done]):
             runs += self._run_cells(late)
@@ -105,9 +106,9 @@ class Comparison:
         self.notes += [*own_settings(self.specs), *_time_notes(done, baseline)]
         if _same_numbers(done):  # repetitions, of which a test would make evidence
             seed = done[0].arguments["seed"]
+            stopped = f"stopped after {EQUAL} seeds: " * bool(late)
             told = f"all seeds give the same numbers: no verdict, only seed {seed} is shown; {NO_SEED}"
-            self.notes.append(told)
-            print_line(f"stopped: {told}")
+            self.notes.append(stopped + told)
             done = [run for run in done if run.arguments["seed"] == seed]
         names = list(dict.fromkeys(name for run in done for name in run.record["result"]))
         known = baseline if any(run.name == baseline for run in done) else None

@@ -28,7 +28,7 @@ from ..store.files import atomic, finite
 from ..store.run import Embeddings, Run
 from . import plots
 from .summary import Column, Report, summarise
-from .tables import LEGEND, TITLE, markdown, opening, plain, tables, terminal, together
+from .tables import LEGEND, TITLE, latex, markdown, opening, plain, tables, terminal, together
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -155,6 +155,7 @@ RENDER: dict[str, Callable[[Report], str]] = {
     "terminal": terminal,
     "markdown": markdown,
     "html": html,
+    "latex": latex,
     "json": lambda report: json.dumps(plain(report), indent=1, allow_nan=False),
 }
 
