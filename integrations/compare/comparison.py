@@ -25,6 +25,7 @@ from counterpoint.plugins.launch import Script
 
 from .. import flags, report, store
 from ..report.statistics import FEWEST, available, compare
+from ..report.words import quoted
 from ..search.commands import FIRST_SEED
 from ..search.coordinate import Scores, best_of, search
 from ..search.grids import GRIDS, changed, grids_of
@@ -122,7 +123,7 @@ class Comparison:
         assert self.settings.tune_metric is not None
         run_all = partial(self._run_cells, metrics=[self.settings.tune_metric])
         best = tuned(self.specs, self.settings, self.cell, run_all)
-        chosen = "; ".join(f"{spec}: {best[spec]}" for spec in self.specs if spec in best)
+        chosen = "; ".join(f"{quoted(spec)}: {quoted(best[spec])}" for spec in self.specs if spec in best)
         self.notes.append(f"tuned by {self.settings.tune_metric.text}, {self.settings.tune} runs each: {chosen}")
         self.specs = list(dict.fromkeys(best.get(spec, spec) for spec in self.specs))
         self.baseline = best.get(self.baseline, self.baseline)
@@ -166,7 +167,7 @@ def own_settings(specs: Iterable[str]) -> Iterator[str]:
     """Yield in what rows differ from the script's own loss beside their objective."""
     pattern = re.compile(r"[:,]\s*(t|temperature|denominator)\s*=")
     typed = {spec: dict.fromkeys(pattern.findall(spec.partition(";")[0])) for spec in specs}
-    if shown := [f"{spec} ({', '.join(names)})" for spec, names in typed.items() if names]:
+    if shown := [f"{quoted(spec)} ({', '.join(names)})" for spec, names in typed.items() if names]:
         yield f"settings of their own, where other rows have the host's: {'; '.join(shown)}"
 
 

@@ -78,8 +78,12 @@ def verdicts(compared: Mapping[str, Verdict], places: int, pair: str = "seed") -
 
 
 def _rows(rows: Iterable[str]) -> str:
-    """Return rows as a list, in quotation marks where a name has a comma."""
-    return listed(f'"{row}"' if "," in row else row for row in rows)
+    return listed(map(quoted, rows))
+
+
+def quoted(row: str) -> str:
+    """Return a row's name, in quotation marks if it has a comma or semicolon."""
+    return f'"{row}"' if {",", ";"} & {*row} else row
 
 
 def _with_sizes(rows: Mapping[str, Verdict], places: int) -> str:

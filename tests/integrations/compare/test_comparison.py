@@ -235,8 +235,8 @@ def test_rows_are_named_as_they_are_typed(here, done):
     assert "training weight" not in page
     said = list(comparison.own_settings([*rows, "hcl:beta=1,t=0.1", "dcl:denominator=negatives; ids=x.t"]))
     assert said == [
-        "settings of their own, where other rows have the host's: hcl:beta=1,t=0.1 (t); dcl:denominator=negatives; "
-        "ids=x.t (denominator)"
+        'settings of their own, where other rows have the host\'s: "hcl:beta=1,t=0.1" (t); '
+        '"dcl:denominator=negatives; ids=x.t" (denominator)'
     ]
 
 
