@@ -7,7 +7,7 @@ import sys
 
 from .. import flags
 
-FORMATS = ("terminal", "markdown", "html", "json")
+FORMATS = ("terminal", "markdown", "html", "latex", "json")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 from counterpoint.names import closest
 
 from ..store.secrets import redacted
-from .settings import Settings
+from .settings import HOST, Settings
 
 DOMAIN = "compare"
 
@@ -31,13 +31,14 @@ def cell(
         script: the script and its arguments, with ``{seed}`` and ``{out}`` where they stand; secrets are not stored.
         code: checksum of the script, since an edited script is another one; what it imports is not watched.
         settings: those of the comparison.
-        objective: a spec, or ``host``.
+        objective: a treatment as it was typed; what it does not name is the host's.
         seed: of the run.
-        more: ``purpose`` of a run that chooses settings; ``length`` and ``steps_flag`` of a run of another length.
+        more: ``purpose`` of a run that chooses settings, ``label`` of a row, ``length`` and ``steps_flag`` of a run of
+            another length.
     """
     name = settings.name or (script[1] if script[0] == "-m" else Path(script[0]).name)
     chosen = {key: getattr(settings, key) for key in ("seed_flag", "set_seed", "copy", "link")}
-    chosen |= {"host": host, "seam": [*seam], "script": redacted(script), "code": code, **more}
+    chosen |= {"host": host, "seam": [*seam], "script": redacted(script), "code": code, "like": HOST, **more}
     return {"domain": DOMAIN, "dataset": name, "objective": objective, "seed": seed, **chosen}
 
 

@@ -12,7 +12,7 @@ from counterpoint.plugins.arguments import Parser
 
 from .. import flags
 from .metrics import FILES
-from .settings import HOST, Settings, spec_or_host
+from .settings import HOST, Settings, row
 
 # of inject: what compare does itself, and what is not for comparing
 NOT_HERE = ("objective", "json", "counts", "report", "verify", "start", "steps", "apply", "list", "explain")
@@ -21,8 +21,10 @@ An A/B test of objectives in a training script of your own, which is not edited.
 
 The script runs through `counterpoint inject` once for each objective and seed. HOST says where its loss is;
 `counterpoint inject --list` shows the hosts, and `auto` finds the loss. Add `host` to the objectives for the script's
-own loss. What you see at the end is the report, with a verdict on each objective, and how long its steps took. A run
-in which the loss was not reached, or less often than with the other objectives, is an error and left out.
+own loss. The others have its temperature and denominator unless they name their own, so that one thing changes at a
+time. A treatment also says what is not a negative: "host; duplicates", "hcl:beta=1; ids=batch['doc']". What you see at
+the end is the report, with a verdict on each objective, and how long its steps took. A run in which the loss was not
+reached, or less often than with the other objectives, is an error and left out.
 
 seeds      --seed-flag --seed, the script's own flag; or {seed} among its arguments; or --set-seed for a script without
 metrics    json:FILE:KEY          results.json:test.accuracy; of JSON lines the last one
@@ -38,7 +40,8 @@ metrics    json:FILE:KEY          results.json:test.accuracy; of JSON lines the 
 {out}      among the script's arguments: the folder of the run, -- train.py --output_dir {out}
 --jobs 2   needs {out}, or --copy, where numbers are read from files: no run may read those of another
 --tune 6   searches the parameters of each objective in 6 runs, by a validation metric and with a seed of its own; the
-           script's own loss stays as it is, so put infonce beside it
+           script's own loss stays as it is, and infonce, which is tuned, stands beside it. The row placebo is infonce
+           tuned once more by another seed: where the two differ, so do other rows by the luck of tuning
 --fresh    The same command continues after Ctrl-C or a kill: finished runs are kept, and others begin anew. An edited
            script is another one; after changes to what it imports, begin with --fresh.
 """
@@ -55,8 +58,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def _add_flags(parser: argparse.ArgumentParser) -> None:
     parser.take_flags = ("--seed-flag",)  # type: ignore[attr-defined]
-    objectives = "what to compare: specs, and host for the script's own loss (required)"
-    flags.add_objective(parser, objectives, spec_or_host)
+    objectives = "what to compare: specs, treatments, and host for the script's own loss (required)"
+    flags.add_objective(parser, objectives, row)
     flags.add_settings(parser, Settings)
     flags.add_runs(parser)
     parser.set_defaults(seeds=5)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import math
+import re
 import shlex
 import subprocess
 import sys
@@ -17,15 +18,17 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+import counterpoint as cp
 from counterpoint.plugins import inject, registry
 from counterpoint.plugins.arguments import Parser
 from counterpoint.plugins.launch import Script
 
 from .. import flags, report, store
+from ..report.statistics import FEWEST, available, compare
+from ..report.words import quoted
 from ..search.commands import FIRST_SEED
 from ..search.coordinate import Scores, best_of, search
-from ..search.grids import GRIDS, grids_of
-from ..store.cell import row_name
+from ..search.grids import GRIDS, changed, grids_of
 from ..store.executors import LOCAL
 from ..store.grid import prepare
 from ..store.progress import print_line
@@ -41,6 +44,10 @@ from .settings import HOST, Settings
 MOST = 3  # failed runs whose output is shown
 TOLERANCE = 1.2  # ratio of times up to which two rows take equally long
 UNTUNED = "no objective was tuned: each has the setting it was given; --tune N --tune-metric METRIC tunes all equally"
+FEW = f"{FEWEST} seeds or fewer: one odd run can make or hide a verdict, most of all of skewed numbers; take 5 or more"
+EQUAL = 3  # seeds whose numbers are equal in every row not by chance, so that more are not trained
+PLACEBO = "placebo"  # the row of what is tuned and trained once more
+UNTYPED = 0.987654321  # a temperature that nobody types
 # what is tried of parameters without a grid of their own in every domain
 PAPERS = {"temperature": (0.05, 0.1, 0.2, 0.5, 1.0), "mu": (0.3, 0.5, 0.7, 0.9), "sigma": (0.5, 1.0), **GRIDS}
 
@@ -53,6 +60,10 @@ class Comparison:
         self.settings: Settings = arguments.settings
         self.specs = list(dict.fromkeys(self.settings.objective))
         self.baseline = self.settings.baseline or (HOST if HOST in self.specs else self.specs[0])
+        self.twin = next((spec for spec in self.specs if re.fullmatch(r"infonce\b[^;+]*", spec)), "infonce")
+        self.placebo: list[tuple[str, dict[str, str]]] = []
+        if self.settings.tune:  # beside host, which is not tuned
+            self.specs = list(dict.fromkeys([*self.specs, self.twin]))
         script = arguments.script
         file = Script.of(script)[0].path
         code = store.checksum(file)[:12]
@@ -77,8 +88,15 @@ class Comparison:
         if not given.json:
             where = f"{given.out}/{cells.DOMAIN}"
             print_line(f"{len(self.specs)} objectives, {len(seeds)} seeds; what the runs print: {LOG} in {where}")
-        runs = self._run_cells([self.cell(spec, seed) for seed, spec in product(seeds, self.specs)])
-        baseline = row_name({"objective": self.baseline})
+        if given.seeds <= FEWEST:
+            self.notes.append(FEW)
+            print_line(FEW)
+        rows = [*((spec, {}) for spec in self.specs), *self.placebo]
+        grid = [self.cell(spec, seed, **more) for seed, (spec, more) in product(seeds, rows)]
+        early, late, baseline = grid[: EQUAL * len(rows)], grid[EQUAL * len(rows) :], self.baseline
+        runs = self._run_cells(early)
+        if late and not _same_numbers([run for run in runs if run.done]):
+            runs += self._run_cells(late)
         done, failed = [run for run in runs if run.done], [run for run in runs if not run.done]
         for run in failed[:MOST]:
             if lines := last_lines(run):
@@ -88,15 +106,17 @@ class Comparison:
             print(f"counterpoint compare: {error}; left out (--any-length allows it)", file=sys.stderr)
         if not (done := [run for run in done if run not in errors]):
             return 1
-        self.notes += _time_notes(done, baseline)
+        self.notes += [*own_settings(self.specs), *_time_notes(done, baseline)]
         if _same_numbers(done):  # repetitions, of which a test would make evidence
             seed = done[0].arguments["seed"]
-            self.notes.append(f"all seeds give the same numbers: no verdict, only seed {seed} is shown; {NO_SEED}")
+            stopped = f"stopped after {EQUAL} seeds: " * bool(late)
+            told = f"all seeds give the same numbers: no verdict, only seed {seed} is shown; {NO_SEED}"
+            self.notes.append(stopped + told)
             done = [run for run in done if run.arguments["seed"] == seed]
         names = list(dict.fromkeys(name for run in done for name in run.record["result"]))
         known = baseline if any(run.name == baseline for run in done) else None
         summary = report.summarise(done, baseline=known, metrics=names, lower=settings.lower, margin=settings.margin)
-        summary.notes[:0] = self.notes
+        summary.notes[:0] = [*placebo_notes(summary.columns, self.twin), *self.notes]
         print(report.RENDER["json" if given.json else "terminal"](summary))
         print(f"runs and logs: {done[0].address.rsplit('/', 2)[0]}", file=sys.stderr)
         return 1 if failed or errors else 0
@@ -105,10 +125,14 @@ class Comparison:
         assert self.settings.tune_metric is not None
         run_all = partial(self._run_cells, metrics=[self.settings.tune_metric])
         best = tuned(self.specs, self.settings, self.cell, run_all)
-        chosen = "; ".join(f"{spec}: {best[spec]}" for spec in self.specs if spec in best)
+        chosen = "; ".join(f"{quoted(spec)}: {quoted(best[spec])}" for spec in self.specs if spec in best)
         self.notes.append(f"tuned by {self.settings.tune_metric.text}, {self.settings.tune} runs each: {chosen}")
         self.specs = list(dict.fromkeys(best.get(spec, spec) for spec in self.specs))
         self.baseline = best.get(self.baseline, self.baseline)
+        if again := tuned([self.twin], self.settings, self.cell, run_all, FIRST_SEED + 1):
+            self.placebo = [(again[self.twin], {"label": PLACEBO})]
+            self.notes.append(f"{PLACEBO}: {self.twin} tuned once more by another seed: {again[self.twin]}")
+        self.twin = best.get(self.twin, self.twin)
 
     def _run_cells(self, cells: Iterable[Mapping[str, Any]], metrics: Sequence[Metric] = ()) -> list[Run]:
         cells, metrics, given = list(cells), metrics or self.settings.metric, self.arguments
@@ -139,6 +163,27 @@ def _tell_secrets(script: Sequence[str], place: str) -> None:
         )
     if hidden:
         print_line(f"secrets in the script's arguments are passed to it, and recorded as {REDACTED}")
+
+
+def own_settings(specs: Iterable[str]) -> Iterator[str]:
+    """Yield in what rows differ from the script's own loss beside their objective."""
+    pattern = re.compile(r"[:,]\s*(t|temperature|denominator)\s*=")
+    typed = {spec: dict.fromkeys(pattern.findall(spec.partition(";")[0])) for spec in specs}
+    if shown := [f"{quoted(spec)} ({', '.join(names)})" for spec, names in typed.items() if names]:
+        yield f"settings of their own, where other rows have the host's: {'; '.join(shown)}"
+
+
+def placebo_notes(columns: Iterable[report.Column], twin: str) -> Iterator[str]:
+    """Yield where the placebo differs from the row that was tuned in the same way."""
+    for column in columns:
+        values = {row: cell.values for row, cell in column.cells.items() if row in (PLACEBO, twin)}
+        if len(values) == 2:
+            verdicts = compare(values[twin], {PLACEBO: values[PLACEBO]}, column.margin, test=available())
+            for verdict in (v for v in verdicts.values() if v.different):
+                yield (
+                    f"{column.title}: do not trust the verdicts on tuned rows: {PLACEBO} and {twin} are one loss, and "
+                    f"tuning it by another seed alone changes it by {verdict.difference:+.3g}"
+                )
 
 
 def _time_notes(runs: Sequence[Run], baseline: str) -> Iterator[str]:
@@ -206,6 +251,7 @@ def tuned(
     settings: Settings,
     make_cell: Callable[..., Mapping[str, Any]],
     run_cells: Callable[[Sequence[Mapping[str, Any]]], Sequence[Run]],
+    seed: int = FIRST_SEED,
 ) -> dict[str, str]:
     """Return the best spec that the search from each objective has found; what has nothing to tune is left out.
 
@@ -216,17 +262,26 @@ def tuned(
     own = None if settings.grid is None else dict(settings.grid)
 
     def measure(specs: list[str]) -> Scores:
-        runs = run_cells([make_cell(spec, FIRST_SEED, purpose=TUNING) for spec in specs])
+        runs = run_cells([make_cell(spec, seed, purpose=TUNING) for spec in specs])
         return {spec: sign * (run.result or {}).get(name, math.nan) for spec, run in zip(specs, runs, strict=True)}
 
     best = {}
     for spec in specs:
-        if spec != HOST and (grids := grids_of(spec, PAPERS, own, strict=False)):
-            scores = search(spec, grids, settings.tune, measure)
+        if spec.partition(";")[0].strip() != HOST and (grids := grids_of(spec, PAPERS, own, strict=False)):
+            scores = search(spec, grids, settings.tune, measure, with_value)
             best[spec] = best_of(scores)
             if math.isnan(scores[best[spec]]):
                 raise ValueError(f"--tune: all runs of {spec} have failed.")
     return best
+
+
+def with_value(spec: str, name: str, value: float) -> str:
+    """Return a treatment's text with another value of a parameter; it names no other that it did not name before."""
+    data = cp.objective(spec, f"infonce:t={UNTYPED}").to_dict()
+    text = str(cp.from_dict(changed(data, name, value)))
+    for untyped in (f"t={UNTYPED}", *[r"denominator=\w+"] * ("denominator" not in spec)):
+        text = re.sub(rf"([:,]){untyped}(,?)", lambda found: found[1] * bool(found[2]), text)
+    return text
 
 
 # ---- how much each objective computes ----------------------------------------------------------

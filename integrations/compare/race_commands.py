@@ -14,7 +14,7 @@ from ..domain import setting
 from .cells import length_of
 from .commands import _faults, _seam_flags, _seam_words
 from .metrics import Metric
-from .settings import HOST, Settings, spec_or_host
+from .settings import HOST, Settings, row
 
 DESCRIPTION = """\
 Find the best setting for a training script of your own, which is not edited.
@@ -55,7 +55,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def _add_flags(parser: argparse.ArgumentParser) -> None:
     parser.take_flags = ("--seed-flag", "--steps-flag")  # type: ignore[attr-defined]
-    flags.add_objective(parser, "the treatments to race (proposed from what the script computes)", spec_or_host)
+    flags.add_objective(parser, "the treatments to race (proposed from what the script computes)", row)
     flags.add_settings(parser, RaceSettings)
     flags.add_runs(parser)
     parser.set_defaults(seeds=5)

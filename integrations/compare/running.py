@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 from ..store.files import atomic
-from ..store.progress import print_line
 from ..store.run import Run
 from . import child
 from .cells import words
@@ -43,10 +42,6 @@ def train(run: Run, script: Sequence[str], metrics: Sequence[Metric], jobs: int)
         _execute(run, script, metrics, jobs)
     finish(run, metrics)
     shutil.rmtree(run.path / WORK, ignore_errors=True)
-    seeds = [run.arguments["seed"] - back for back in (1, 2)]
-    before = [seed >= 0 and Run(run.store, {**run.arguments, "seed": seed}).result == run.result for seed in seeds]
-    if before == [True, False]:  # told once, and soon
-        print_line(f"{run.title}: the same numbers as of the seed before: {NO_SEED}")
 
 
 def finish(run: Run, metrics: Sequence[Metric]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -13,11 +14,19 @@ from .metrics import Metric
 HOST = "host"  # the script's own loss, as in counterpoint.plugins.host and in cells, which both need torch
 
 
-def spec_or_host(text: str) -> str:
-    """A type for argparse: a spec or a treatment, or the script's own loss; it stays as it was typed."""
-    if text.partition(";")[0].strip() != HOST:
-        flags.spec(text)
-    return text
+def row(text: str) -> str:
+    """A type for argparse: a treatment as it is typed, in which ``host`` is the script's own loss."""
+    head = text.partition(";")[0].strip()
+    if head != HOST:
+        flags.spec(head)
+    if head != text.strip():
+        import counterpoint as cp
+
+        try:
+            cp.objective(text, like="infonce")
+        except (TypeError, ValueError) as error:
+            raise argparse.ArgumentTypeError(str(error)) from None
+    return text.strip()
 
 
 @dataclass(frozen=True)
@@ -37,7 +46,7 @@ class Settings:
         None, "differences that do not matter (half a point of 100: .5 of percents)", type=float
     )
     baseline: str | None = setting(
-        None, "what the others are compared with (host, or the first)", type=spec_or_host, metavar="SPEC"
+        None, "what the others are compared with (host, or the first)", type=row, metavar="SPEC"
     )
     seed_flag: str | None = setting(
         None, "the script's own flag for its seed, such as --seed; or put {seed} among its arguments (none)", type=str

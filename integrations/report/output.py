@@ -28,7 +28,7 @@ from ..store.files import atomic, finite
 from ..store.run import Embeddings, Run
 from . import plots
 from .summary import Column, Report, summarise
-from .tables import LEGEND, TITLE, markdown, opening, plain, tables, terminal, together
+from .tables import LEGEND, TITLE, latex, markdown, opening, plain, tables, terminal, together
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -104,9 +104,13 @@ def svg(drawing: Figure, alt: str, prefix: str) -> str:
 
 
 def _specs(column: Column) -> dict[str, str]:
-    """Return the objective of each row that has one of ours."""
-    specs = {row: cell.runs[0].arguments["objective"] for row, cell in column.cells.items()}
-    return {row: spec for row, spec in specs.items() if spec not in (None, HOST)}
+    """Return the objective of each row that has one of ours, and not a host's settings."""
+    rows = {row: cell.runs[0].arguments for row, cell in column.cells.items()}
+    return {
+        row: own["objective"]
+        for row, own in rows.items()
+        if own["objective"] not in (None, HOST) and not own.get("like")
+    }
 
 
 def _embeddings(column: Column) -> dict[str, tuple[int, Embeddings]]:
@@ -151,6 +155,7 @@ RENDER: dict[str, Callable[[Report], str]] = {
     "terminal": terminal,
     "markdown": markdown,
     "html": html,
+    "latex": latex,
     "json": lambda report: json.dumps(plain(report), indent=1, allow_nan=False),
 }
 

@@ -9,6 +9,7 @@ a row is equivalent exactly where its interval contains 0 and lies within the ma
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
 from collections import namedtuple
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -24,6 +25,7 @@ Kind = Literal["different", "equivalent", "cannot tell"]
 ALPHA = 0.05
 FEWEST = 3  # pairs from which on there is a test
 POWER = 0.8
+MANY = 1000  # pairs beyond which nobody trains
 
 MISSING = f"intervals and tests need scipy: {install('report')}"
 
@@ -74,6 +76,17 @@ class Verdict:
         """Whether the interval lies within the margin; rows that are different may have it too."""
         return -self.margin <= self.low and self.high <= self.margin
 
+    @property
+    def missing(self) -> int:
+        """About how many more pairs would tell, at 80 % power, if the difference stays; ``MANY`` if that is too few.
+
+        They find the difference, or leave it as far within the margin.
+        """
+        tests, size = round(ALPHA / (1 - self.level)), max(abs(self.difference), self.margin - abs(self.difference))
+        spread = float(_steps(self.difference, self.sd))
+        counts = range(self.pairs + 1, self.pairs + MANY)
+        return 1 + bisect_left(counts, True, key=lambda pairs: effect_size(pairs, tests) * spread <= size)
+
 
 # arrays of the shape of the mean differences: a table of rows, or tables of rows along the last axis
 Judged = namedtuple("Judged", ["kind", "low", "high", "level", "p", "corrected"])
@@ -98,7 +111,8 @@ def compare(
         raise ValueError(f"margin={margin}: expected a number of at least 0.")
     summaries = {}
     for row, values in rows.items():
-        if gaps := [x - baseline[seed] for seed, x in values.items() if seed in baseline]:
+        pairs = [(x, baseline[seed]) for seed, x in values.items() if seed in baseline]
+        if gaps := [0.0 if math.isclose(x, y, rel_tol=1e-12) else x - y for x, y in pairs]:
             summaries[row] = fmean(gaps), stdev(gaps) if len(gaps) > 1 else math.nan, len(gaps)
     return _verdicts(summaries, margin, test)
 

@@ -369,7 +369,7 @@ def _none_above(rows: dict[str, dict[int, float]], majority: float) -> bool:
 
 def _is_infonce(run: Run) -> bool:
     spec = str(run.arguments["objective"])
-    return spec.partition(":")[0] == "infonce" and " + " not in spec and not run.arguments.get("ids")
+    return spec.partition(":")[0] == "infonce" and not {"+", ";"} & {*spec} and not run.arguments.get("ids")
 
 
 def _notes(runs: Sequence[Run], done: Sequence[Run]) -> Iterator[str]:

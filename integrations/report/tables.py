@@ -177,6 +177,26 @@ def in_markdown(text: str) -> str:
     return re.sub(r"[\\|`$\[<&]", lambda found: ENTITIES.get(found[0], "\\" + found[0]), visible(text))
 
 
+def latex(report: Report) -> str:
+    """Return a table per column for booktabs, bold where a test finds the row better than the baseline."""
+    lines = ["% needs booktabs; bold: found to be better than the baseline, which a larger mean alone is not"]
+    for column in report.columns:
+        head = ["", column.metric, f"minus {column.baseline}" if column.baseline else ""]
+        lines += [f"% {visible(_heading(column))}", r"\begin{tabular}{lrr}", r"\toprule", _latex_row(head), r"\midrule"]
+        for row, cell in column.cells.items():
+            verdict = cell.difference
+            better = verdict is not None and verdict.different and (verdict.difference < 0) == column.lower
+            lines.append(_latex_row([row, _mean(column, cell, "{}"), _difference(column, cell)[0]], bold=better))
+        lines += [r"\bottomrule", r"\end{tabular}", ""]
+    return "\n".join(lines)
+
+
+def _latex_row(texts: Iterable[str], bold: bool = False) -> str:
+    words = {"\\": r"\textbackslash{}", "^": r"\^{}", "~": r"\~{}", "±": r"$\pm$"}
+    safe = (re.sub(r"[\\{}$&#^_~%±]", lambda m: words.get(m[0], f"\\{m[0]}"), visible(text)) for text in texts)
+    return " & ".join(rf"\textbf{{{text}}}" if bold else text for text in safe) + r" \\"
+
+
 def plain(report: Report) -> dict[str, Any]:
     """Return the report as plain JSON."""
     columns = []

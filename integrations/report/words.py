@@ -5,9 +5,10 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any
 
-from .statistics import FEWEST, Verdict
+from .statistics import FEWEST, MANY, Verdict
 from .summary import LOSS, Column, Pooled, listed, plural
 
 UNTRAINED = re.compile("untrained|before training|no pre-train|random encoder", re.IGNORECASE)
@@ -47,17 +48,24 @@ def _pairs(compared: Mapping[str, Verdict]) -> str:
 
 def _range(ordered: Iterable[str]) -> str:
     first, *rest = ordered
-    return first if not rest or rest[-1] == first else f"{first} to {rest[-1]}"
+    return first if not rest or rest[-1] == first else f"{first} to {rest[-1].removeprefix('about ')}"
 
 
 def with_interval(difference: float, low: float, high: float, places: int = 1, **_: Any) -> str:
     """Return a difference with its interval, if it has one."""
-    interval = "" if math.isnan(low) else f" [{low:+.{places}f}, {high:+.{places}f}]"
-    return f"{difference:+.{places}f}{interval}"
+    write = partial(number, places=places) if low * high > 0 else f"{{:+.{places}f}}".format
+    interval = "" if math.isnan(low) else f" [{write(low)}, {write(high)}]"
+    return f"{write(difference)}{interval}"
 
 
-def verdicts(compared: Mapping[str, Verdict], places: int) -> Iterator[str]:
-    """Yield the rows of each verdict, and what could have been found."""
+def number(x: float, places: int, sign: str = "+") -> str:
+    """Return a difference that is not 0, which is not printed as 0 either."""
+    text = f"{x:{sign}.{places}f}"
+    return text if float(text) else f"{x:{sign}.1g}"
+
+
+def verdicts(compared: Mapping[str, Verdict], places: int, pair: str = "seed") -> Iterator[str]:
+    """Yield the rows of each verdict, what could have been found, and how many more pairs would tell."""
     different = {row: v for row, v in compared.items() if v.different}
     for word, sign in (("higher", 1), ("lower", -1)):
         if rows := {row: v for row, v in different.items() if v.difference * sign > 0}:
@@ -66,24 +74,33 @@ def verdicts(compared: Mapping[str, Verdict], places: int) -> Iterator[str]:
     if equivalent := [row for row, v in compared.items() if v.kind == "equivalent"]:
         yield f"equivalent within {margin:.{places}f}: {_rows(equivalent)}"
     if unclear := {row: v for row, v in compared.items() if v.kind == "cannot tell"}:
-        yield f"cannot tell: {_rows(unclear)}{_findable(unclear, places)}"
+        yield f"cannot tell: {_rows(unclear)}{_findable(unclear, places, pair)}"
 
 
 def _rows(rows: Iterable[str]) -> str:
-    """Return rows as a list, in quotation marks where a name has a comma."""
-    return listed(f'"{row}"' if "," in row else row for row in rows)
+    return listed(map(quoted, rows))
+
+
+def quoted(row: str) -> str:
+    """Return a row's name, in quotation marks if it has a comma or semicolon."""
+    return f'"{row}"' if {",", ";"} & {*row} else row
 
 
 def _with_sizes(rows: Mapping[str, Verdict], places: int) -> str:
     return listed(
-        f"{_rows([row])} (by {abs(v.difference):.{places}f}{', within the margin' * v.within})"
+        f"{_rows([row])} (by {number(abs(v.difference), places, '')}{', within the margin' * v.within})"
         for row, v in rows.items()
     )
 
 
-def _findable(unclear: Mapping[str, Verdict], places: int) -> str:
+def _findable(unclear: Mapping[str, Verdict], places: int, pair: str = "seed") -> str:
     sizes = sorted(v.detectable for v in unclear.values() if v.tested)
-    return f" (differences from {_range(f'{x:.{places}f}' for x in sizes)} on would be found)" if sizes else ""
+    if not sizes:
+        return ""
+    missing = sorted(v.missing for v in unclear.values() if v.tested)
+    more = _range(f"about {count}" if count < MANY else f"over {MANY}" for count in missing)
+    found = f"differences from {_range(f'{x:.{places}f}' for x in sizes)} on would be found"
+    return f" ({found}; {more} more {pair}{'s' * (more != 'about 1')} would tell)"
 
 
 def _checks(column: Column) -> Iterator[str]:
@@ -107,7 +124,7 @@ def check_reading(check: str, compared: Mapping[str, Verdict], column: Column) -
     worse = {row: v for row, v in compared.items() if v.different and v.difference * sign < 0}
     unclear = {row: v for row, v in compared.items() if not v.different}
     if better:
-        gains = _range(f"{gain:+.{places}f}" for gain in sorted(v.difference for v in better.values()))
+        gains = _range(number(gain, places) for gain in sorted(v.difference for v in better.values()))
         rows = f" for {_rows(better)}" * (len(better) < len(compared))
         yield f"{'training is worth' if untrained else f'over {check},'} {gains}{rows}"
     if worse:
@@ -132,7 +149,7 @@ def overview_reading(columns: Sequence[Column]) -> str:
 
 def pooled_reading(pooled: Pooled) -> str:
     """Summarize several data sets; their table has the numbers."""
-    said = "; ".join(verdicts(pooled.verdicts, pooled.digits))
+    said = "; ".join(verdicts(pooled.verdicts, pooled.digits, "data set"))
     start = f"{pooled.domain}, {pooled.metric}: over {_pairs(pooled.verdicts)} data sets"
     return f"{start} against {pooled.baseline}: {said}."
 

@@ -14,7 +14,18 @@ T = TypeVar("T")
 Scores = dict[str, float]
 
 
-def search(start: str, grids: Grids, budget: int, measure: Callable[[list[str]], Mapping[str, float]]) -> Scores:
+def respelled(spec: str, name: str, value: float) -> str:
+    """Return a spec with another value of a parameter, in its canonical form."""
+    return str(cp.from_dict(changed(cp.objective(spec).to_dict(), name, value)))
+
+
+def search(
+    start: str,
+    grids: Grids,
+    budget: int,
+    measure: Callable[[list[str]], Mapping[str, float]],
+    with_value: Callable[[str, str, float], str] = respelled,
+) -> Scores:
     """Measure specs along one parameter after the other, from the best so far; return the score of each.
 
     Each parameter gets its share of the budget, spread evenly over its grid. What is left goes into further rounds,
@@ -25,13 +36,14 @@ def search(start: str, grids: Grids, budget: int, measure: Callable[[list[str]],
         grids: the values to try of each parameter, in the order of the search.
         budget: largest number of specs to measure.
         measure: returns the scores of specs; NaN for those that failed.
+        with_value: returns a spec with another value of a parameter.
     """
     scores, measured = dict(measure([start])), 0
     while measured < len(scores) < budget:  # a round without a new spec is the last
         measured, left = len(scores), sum(map(len, grids.values()))
         for name, values in grids.items():
-            data = cp.objective(best_of(scores)).to_dict()
-            new = [spec for value in values if (spec := str(cp.from_dict(changed(data, name, value)))) not in scores]
+            best = best_of(scores)
+            new = [spec for value in values if (spec := with_value(best, name, value)) not in scores]
             share = max(1, round((budget - len(scores)) * len(values) / left))
             if new := list(dict.fromkeys(thinned(new, share) if new else []))[: budget - len(scores)]:
                 scores |= measure(new)

@@ -24,7 +24,10 @@ FIELDS |= {"seconds": (int, float)} | dict.fromkeys(("status", "command", "data"
 
 
 def canonical(cell: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the cell as plain JSON with the canonical spec of its objective; raise if it is incomplete."""
+    """Return the cell as plain JSON; raise if it is incomplete.
+
+    Its objective becomes canonical unless the cell is ``like`` a host, which gives the text its defaults.
+    """
     if not set(REQUIRED) <= set(cell):
         raise ValueError(f"cell: expected {', '.join(REQUIRED)}, got {', '.join(map(str, cell)) or 'nothing'}.")
     plain = {}
@@ -34,8 +37,9 @@ def canonical(cell: Mapping[str, Any]) -> dict[str, Any]:
         except (TypeError, ValueError):
             raise ValueError(f"cell: {key} must be plain JSON, got {value!r}.") from None
     _check(plain)
-    if plain["objective"] not in (None, HOST) and "host" not in plain:  # in whose place, text means what it says there
-        plain["objective"] = str(cp.objective(plain["objective"]))
+    if plain["objective"] not in (None, HOST):
+        loss_fn = cp.objective(plain["objective"], "infonce" if plain.get("like") else None)
+        plain["objective"] = plain["objective"] if plain.get("like") else str(loss_fn)
     elif plain["objective"] is None and not plain.get("label"):
         raise ValueError("cell: a row without an objective needs a label.")
     return plain
@@ -52,8 +56,8 @@ def _check(plain: Mapping[str, Any]) -> None:
 
 
 def row_name(cell: Mapping[str, Any]) -> str:
-    """Return the row of a table that the cell belongs to: its label, or else the shortest spec of its objective."""
-    return str(cell.get("label") or _short(cell["objective"]))
+    """Return the row of a table that the cell belongs to: its label, its text as typed, or its shortest spec."""
+    return str(cell.get("label") or (cell["objective"] if cell.get("like") else _short(cell["objective"])))
 
 
 @cache

@@ -88,6 +88,12 @@ def test_several_objectives_are_separated_by_spaces(here, capsys):
     assert "'host,hcl': separate objectives by spaces, as in host hcl" in capsys.readouterr().err
 
 
+def test_items_of_treatments_are_checked(here, capsys):
+    with pytest.raises(SystemExit, match="2"):
+        main(["compare", "logits", "--objective", "host", "host; duplicate", "--", "train.py"])
+    assert "'duplicate'. Did you mean 'duplicates'?" in capsys.readouterr().err
+
+
 def test_the_plural_is_the_same_flag(here):
     found = settings(f"logits --objectives host hcl {READ} {SITE} --set-seed -- train.py")
     assert [spec.partition(":")[0] for spec in found.settings.objective] == ["host", "hcl"]
@@ -182,7 +188,7 @@ def test_every_objective_is_tuned_with_the_same_budget(tmp_path):
         for run in runs:
             with run.lock():
                 run.begin()
-                temperature = cp.objective(run.arguments["objective"]).temperature
+                temperature = cp.objective(run.arguments["objective"].partition(";")[0]).temperature
                 run.finish({"dev": abs(0.2 - temperature), "beta": 0})
         return runs
 
@@ -197,4 +203,48 @@ def test_every_objective_is_tuned_with_the_same_budget(tmp_path):
     assert [sum(each["objective"].startswith(name) for each in asked) for name in ("infonce", "hcl")] == [5, 5]
     asked.clear()
     tuned(specs, Settings(tune=6, tune_metric=metric), make, run_cells)
-    assert [sum(each["objective"].startswith(name) for each in asked) for name in ("infonce", "hcl")] == [6, 6]
+    assert [sum(each["objective"].startswith(name) for each in asked) for name in ("infonce", "hcl")] == [5, 6]
+    asked.clear()
+    specs = ["host; duplicates", "hcl; duplicates"]
+    best = tuned(specs, Settings(tune=4, tune_metric=metric), make, run_cells, seed=1001)
+    assert [*best] == ["hcl; duplicates"]
+    assert asked[1]["objective"] == "hcl:t=0.2; duplicates"  # the denominator stays the host's
+    assert {each["seed"] for each in asked} == {1001}
+
+
+@pytest.mark.parametrize(
+    ("spec", "name", "value", "expected"),
+    [
+        ("hcl", "temperature", 0.2, "hcl:t=0.2"),
+        ("hcl:beta=1; ids=batch['doc']", "prior", 0.01, "hcl:prior=0.01; ids=batch['doc']"),
+        ("arcl(adnce) + 0.1*dp", "mu", 0.5, "arcl(adnce:mu=0.5) + 0.1*dp"),
+        ("infonce:denominator=negatives", "temperature", 0.3, "infonce:t=0.3,denominator=negatives"),
+    ],
+)
+def test_tuning_changes_one_thing(spec, name, value, expected):
+    assert comparison.with_value(spec, name, value) == expected
+
+
+def test_rows_are_named_as_they_are_typed(here, done):
+    rows = ["host", "host; duplicates", "hcl:beta=1; ids=batch['doc']"]
+    found = settings(f"logits --objective {shlex.join(rows)} {READ} {SITE} --set-seed -- train.py")
+    assert found.settings.objective == rows
+    runs = done(*((row, 0, 9, 1, 0.5) for row in rows))
+    assert [run.name for run in runs] == [run.arguments["objective"] for run in runs] == rows
+    page = report.html(report.summarise(runs))  # whose weights depend on the host
+    assert "training weight" not in page
+    said = list(comparison.own_settings([*rows, "hcl:beta=1,t=0.1", "dcl:denominator=negatives; ids=x.t"]))
+    assert said == [
+        'settings of their own, where other rows have the host\'s: "hcl:beta=1,t=0.1" (t); '
+        '"dcl:denominator=negatives; ids=x.t" (denominator)'
+    ]
+
+
+@pytest.mark.parametrize(("luck", "told"), [(0, False), (3, True)])
+def test_a_placebo_that_differs_is_told(done, luck, told):
+    rows = [("infonce:t=0.1", seed, 9, 1, 70 + seed) for seed in range(5)]
+    again = [("infonce:t=0.5", seed, 9, 1, 70 + seed + luck + 0.1 * (-1) ** seed) for seed in range(5)]
+    summary = report.summarise(done(*rows) + done(*again, label="placebo"), baseline="infonce:t=0.1")
+    said = list(comparison.placebo_notes(summary.columns, "infonce:t=0.1"))
+    assert bool(said) is told
+    assert not said or "do not trust the verdicts on tuned rows: placebo and infonce:t=0.1 are one loss" in said[0]

@@ -489,6 +489,27 @@ def test_without_scipy_what_needs_no_test_is_not_remarked(tmp_path, monkeypatch)
     assert report.summarise(make(tmp_path, {("A", BASE): noisy(70, 3)})).notes == []
 
 
+def test_a_difference_is_never_printed_as_zero(tmp_path):
+    base = noisy(70, 5)
+    rows = {("A", "hcl:t=0.5"): {s: v + 0.0003 + 1e-6 * s for s, v in base.items()}, ("A", BASE): base}
+    text = report.terminal(report.summarise(make(tmp_path, rows), margin=0))
+    assert "(by 0.0003)" in text
+    assert "+0.0003 [+0.0003, +0.0003]" in text
+
+
+def test_latex_is_bold_by_verdict(tmp_path):
+    base = noisy(70, 5)
+    better = {s: v + 2 + 0.01 * s for s, v in base.items()}
+    unclear = {s: v + 3 * (-1) ** s for s, v in base.items()}
+    rows = {("A", BASE): base, ("A", "hcl:t=0.5"): better, ("A", "dcl:t=0.5"): unclear}
+    text = report.RENDER["latex"](report.summarise(make(tmp_path, rows)))
+    assert r"\textbf{hcl}" in text
+    assert "dcl & " in text
+    assert r"$\pm$" in text
+    assert text.count(r" \\") == 4
+    assert r"\toprule" in text
+
+
 def test_the_command_offers_every_format():
     assert tuple(report.RENDER) == FORMATS
 

@@ -126,6 +126,22 @@ def test_the_detectable_difference_is_found_with_the_power_it_names(pairs, tests
     assert (p < 0.05 / tests).mean() == pytest.approx(0.8, abs=4.5 * math.sqrt(0.16 / 20_000))
 
 
+@pytest.mark.parametrize(("difference", "margin", "size"), [(0.6, 0, 0.6), (0.2, 1, 0.8), (1.02, 1, 1.02)])
+def test_so_many_more_pairs_would_tell(difference, margin, size):
+    noise = np.random.default_rng(0).normal(size=6)
+    gaps = difference + (noise - noise.mean()) / noise.std(ddof=1)
+    verdict = compare(dict.fromkeys(range(6), 0.0), {"a": dict(enumerate(gaps))}, margin)["a"]
+    assert verdict.kind == "cannot tell"
+    enough = 6 + verdict.missing
+    assert effect_size(enough) <= size < effect_size(enough - 1)
+    assert compare({0: 1.0, 1: 2.0, 2: 4.0}, {"a": {0: 2.0, 1: 1.0, 2: 4.0}})["a"].missing == statistics.MANY
+
+
+def test_rounding_is_not_a_difference():
+    verdict = compare({0: 0.3, 1: 0.3, 2: 0.6}, {"a": {0: 0.1 + 0.2, 1: 0.1 + 0.2, 2: 0.6}})["a"]
+    assert (verdict.kind, verdict.difference) == ("equivalent", 0)
+
+
 def test_without_scipy(monkeypatch):
     for module in ("scipy", "scipy.stats"):
         monkeypatch.setitem(sys.modules, module, None)
