@@ -86,7 +86,6 @@ COMMANDS = {
         "find the best setting for an unmodified training script at equal compute",
         "race auto --metric json:r.json:acc --steps-flag --steps --seed-flag --seed -- train.py --steps 400",
         "race auto --metric output:nDCG:(\\S+) --steps-flag --max_steps --set-seed -- train.py --max_steps 900",
-        script=True,
     ),
     "train graph": _command(
         "..graph.commands:train",

@@ -27,7 +27,6 @@ from ..store.progress import print_line
 from ..store.run import TUNING, Run
 from .cells import length_of
 from .comparison import Comparison, uneven
-from .race_commands import RaceSettings
 from .settings import HOST
 
 if TYPE_CHECKING:
@@ -59,7 +58,7 @@ class Race(Comparison):
 
     def __init__(self, arguments: Any, seam: Sequence[str]) -> None:
         super().__init__(arguments, seam)
-        given: RaceSettings = arguments.settings
+        given = arguments.settings
         self.sign = -1 if given.lower else 1
         self.flag, self.budget, self.chosen_by = given.steps_flag or "", given.budget, given.metric[0]
         self.confirmed_by = given.confirm_metric or self.chosen_by
