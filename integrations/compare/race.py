@@ -172,9 +172,9 @@ class Race(Comparison):
 
 def at_temperature(own: str, factor: float) -> str | None:
     """Return the script's own loss at a multiple of its temperature; None where that is not a number."""
-    loss_fn = cp.objective(own)
-    t = getattr(loss_fn, "temperature", None)
-    return f"{loss_fn.name}:t={t * factor:.4g}" if is_number(t) else None
+    data = cp.objective(own).to_dict()
+    t = data.get("temperature")
+    return f"{data['name']}:t={t * factor:.4g}" if is_number(t) else None
 
 
 def proposals(own: str, tuned: str, told: Sequence[str]) -> list[str]:
