@@ -259,15 +259,15 @@ class Objective(Parametrized):
                 module.advance()
         return loss
 
-    def _value(self, scores: Callable[[str], Scores], reduction: Reduction) -> Tensor:
-        own = scores(self.pairing)
-        if (in_chunks := chunked_loss(self, own, reduction)) is not None:
+    def _value(self, scores_for: Callable[[str], Scores], reduction: Reduction) -> Tensor:
+        scores = scores_for(self.pairing)
+        if (in_chunks := chunked_loss(self, scores, reduction)) is not None:
             return in_chunks
-        losses = own.mark_invalid(self.losses(own))  # (anchors, P) or (anchors, 1)
-        if reduction == "mean" and own.uniform:
+        losses = scores.mark_invalid(self.losses(scores))  # (anchors, P) or (anchors, 1)
+        if reduction == "mean" and scores.uniform:
             return losses.mean()
-        per_anchor = (own.positives_mean(losses) if losses.shape[1] > 1 else losses).squeeze(1)
-        return own.anchors_mean(per_anchor) if reduction == "mean" else own.by_row(per_anchor)
+        per_anchor = (scores.positives_mean(losses) if losses.shape[1] > 1 else losses).squeeze(1)
+        return scores.anchors_mean(per_anchor) if reduction == "mean" else scores.by_row(per_anchor)
 
     report = report
 
@@ -370,8 +370,8 @@ class Sum(Objective):
     def diagnostics(self, scores: Scores) -> dict[str, Tensor]:
         return {f"{k}[{part}]": v for _, part in self.terms() for k, v in part.diagnostics(scores).items()}
 
-    def _value(self, scores: Callable[[str], Scores], reduction: Reduction) -> Tensor:
-        values = [current(w) * part._value(scores, reduction) for w, part in self.terms()]
+    def _value(self, scores_for: Callable[[str], Scores], reduction: Reduction) -> Tensor:
+        values = [current(w) * part._value(scores_for, reduction) for w, part in self.terms()]
         if len({v.shape for v in values}) > 1:
             raise ValueError(f"{self}: reduction='none' needs the same anchors in every term: give them one pairing=.")
         return reduce(add, values)

@@ -67,11 +67,11 @@ class UnitViews(torch.autograd.Function):
     """:func:`unit` of several views ``(B, d)``, below one another: ``(m B, d)``; stores little for the backward pass.
 
     Also returns the factors of the rows, ``(m B, 1)``, so that autograd can differentiate the gradient again, and with
-    ``others`` the similarities of :func:`other_views`, whose gradient then needs no memory of its own.
+    ``similarities`` those of :func:`view_similarities`, whose gradient then needs no memory of its own.
     """
 
     @staticmethod
-    def forward(ctx: Any, eps: float, dtype: torch.dtype, others: bool, *views: Tensor) -> Any:
+    def forward(ctx: Any, eps: float, dtype: torch.dtype, similarities: bool, *views: Tensor) -> Any:
         z = torch.cat([*views])
         z = z if z.dtype == dtype else z.to(dtype)
         norms = torch.linalg.vector_norm(z, dim=1, keepdim=True)
@@ -85,7 +85,7 @@ class UnitViews(torch.autograd.Function):
         ctx.dtype, ctx.views = views[0].dtype, len(views)
         ctx.set_materialize_grads(False)
         ctx.save_for_backward(z, scale)
-        return z, scale, other_views(z, len(views)) if others else None
+        return z, scale, view_similarities(z, len(views)) if similarities else None
 
     @staticmethod
     def backward(ctx: Any, dz: Tensor | None, d_scale: Tensor | None, d_pos: Tensor | None) -> Any:
@@ -101,7 +101,7 @@ class UnitViews(torch.autograd.Function):
                 weight = of_pairs[i][rows, j - (j > i)] + of_pairs[j][rows, i - (i > j)]
                 dz = torch.addcmul(dz, views[j][rows], weight.unsqueeze(1))
             # 2. its part perpendicular to the unit vectors, divided by the norms
-            return _across(dz, z, scales[i][rows])
+            return _perpendicular(dz, z, scales[i][rows])
 
         size, height = len(views[0]), max(1, BLOCK // m)
         if torch.is_grad_enabled() or d_scale is not None or size <= height:
@@ -117,7 +117,7 @@ class UnitViews(torch.autograd.Function):
         return None, None, None, *results
 
 
-def _across(dz: Tensor, z: Tensor, scale: Tensor) -> Tensor:
+def _perpendicular(dz: Tensor, z: Tensor, scale: Tensor) -> Tensor:
     """Return ``scale`` times the part of ``dz`` that is perpendicular to the rows of ``z``, which are unit vectors."""
     if torch.is_grad_enabled():
         return (dz - z * (dz * z).sum(1, keepdim=True)) * scale
@@ -125,7 +125,7 @@ def _across(dz: Tensor, z: Tensor, scale: Tensor) -> Tensor:
     return torch.addcmul(dz, z, x.sum(1, keepdim=True), value=-1, out=x).mul_(scale)
 
 
-def other_views(z: Tensor, m: int) -> Tensor:
+def view_similarities(z: Tensor, m: int) -> Tensor:
     """Return the similarities ``(m B, m - 1)`` of each of ``m`` views ``(B, d)`` to the sample's other views."""
     views = z.chunk(m)
     if m == 2 and len(views[0]) <= BLOCK:

@@ -154,15 +154,15 @@ class Batch:
             self._normalize_views()
         return cast("list[Tensor]", self._views)
 
-    def _normalize_views(self, others: bool = False) -> Tensor | None:
-        """Compute :attr:`views`; with ``others`` return :meth:`other_views` if it can be computed with them."""
+    def _normalize_views(self, similarities: bool = False) -> Tensor | None:
+        """Compute :attr:`views`; return :meth:`view_similarities` if asked, and computed with them."""
         if not self._stackable():
             self.check_finite()
             self._views = [self._prepared(v) for v in self.raw]
             return None
         pos: Tensor
         stack: Tensor
-        stack, _, pos = UnitViews.apply(self._eps(self.raw[0]), self.dtype, others, *self.raw)
+        stack, _, pos = UnitViews.apply(self._eps(self.raw[0]), self.dtype, similarities, *self.raw)
         self._stack, self._views = stack, [*stack.chunk(len(self.raw))]
         return pos
 
@@ -180,13 +180,13 @@ class Batch:
             self._stack = torch.cat(views)
         return self._stack
 
-    def other_views(self, first: bool = False) -> Tensor:
+    def view_similarities(self, first: bool = False) -> Tensor:
         """Return the similarities of each view to the sample's others, ``(m B, m - 1)``, view by view.
 
         Args:
             first: of the first view alone, ``(B, m - 1)``.
         """
-        pos = self._normalize_views(others=True) if self._views is None else None
+        pos = self._normalize_views(similarities=True) if self._views is None else None
         if pos is not None:
             return pos[: self.size] if first else pos
         anchors = self.views[:1] if first else self.views

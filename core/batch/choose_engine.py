@@ -123,7 +123,7 @@ def own_negatives(batch: Batch, anchors: Tensor, optional: bool = False) -> Matr
 
 
 def masked_matrix(matrix: Tensor, mask: Mask, optional: bool = False) -> MatrixNegatives:
-    """Return what ``mask`` leaves of similarities as negatives."""
+    """Return similarities as negatives, without those that ``mask`` excludes."""
     neg = MatrixNegatives(matrix, *mask.of_matrix(matrix))
     neg.optional = optional
     if not optional:
@@ -137,22 +137,22 @@ def has_zeros(log_weight: Tensor) -> bool:
 
 
 def masked_negatives(
-    batch: Batch, pairs: Sequence[tuple[Tensor, Tensor]], mask: Mask, both: bool = False, optional: bool = False
+    batch: Batch, blocks: Sequence[tuple[Tensor, Tensor]], mask: Mask, both: bool = False, optional: bool = False
 ) -> Negatives:
-    """Return the keys ``(N, d)`` of each pair of anchors ``(n, d)`` and keys that ``mask`` leaves as negatives."""
-    engine = chosen_engine(batch, pairs, both)
+    """Return the keys ``(N, d)`` of each block's anchors ``(n, d)``, without those that ``mask`` excludes."""
+    engine = chosen_engine(batch, blocks, both)
     if optional and engine == "chunks":
         if batch.engine == "chunks":
             raise ValueError("engine='chunks': several directions= are reduced one by one; use 'tiles' or 'auto'.")
         engine = "tiles"
     neg: Negatives
     if engine == "matrix":
-        neg = MatrixNegatives.of(pairs, mask, both)
+        neg = MatrixNegatives.of(blocks, mask, both)
     elif engine == "fused":
         fused = import_module("counterpoint.experimental.fused")  # imports Triton
-        neg = fused.FusedNegatives(pairs, both, mask, batch.bound, batch.half)
+        neg = fused.FusedNegatives(blocks, both, mask, batch.bound, batch.half)
     else:
-        neg = TileNegatives(pairs, both, mask, batch.edge, batch.bound, engine, batch.engine == engine)
+        neg = TileNegatives(blocks, both, mask, batch.edge, batch.bound, engine, batch.engine == engine)
     neg.optional = optional
     if (mask.ids is not None or mask.zeros) and not optional:
         neg.valid = checks.require_negatives(neg.count)

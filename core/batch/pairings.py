@@ -141,7 +141,7 @@ def _views(batch: Batch) -> Scores:
     _require(batch, 2 if batch.labels is None else 1, "views")
     if batch.labels is not None:
         return _labeled(batch, "views", [(batch.views, batch.views)])
-    pos = batch.other_views()
+    pos = batch.view_similarities()
     return _scores(batch, "views", [(batch.views, batch.views)], pos)
 
 
@@ -151,7 +151,7 @@ def _one_way(batch: Batch) -> Scores:
     if batch.labels is not None:
         anchors, *others = batch.views
         return _labeled(batch, "one_way", [([anchors], others)], hard)
-    pos = batch.other_views(first=True)
+    pos = batch.view_similarities(first=True)
     anchors, *others = batch.views
     if not batch.in_batch:
         neg = own_negatives(batch, anchors)
@@ -165,7 +165,7 @@ def _symmetric(batch: Batch) -> Scores:
     if batch.labels is not None:
         a, b = batch.views
         return _labeled(batch, "symmetric", [([a], [b]), ([b], [a])])
-    pos = batch.other_views()
+    pos = batch.view_similarities()
     a, b = batch.views
     return _scores(batch, "symmetric", [([a], [b])], pos, both=True)
 

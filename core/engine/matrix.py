@@ -4,7 +4,7 @@ An objective sees ``pos``, a tensor ``(anchors, P)``, and ``neg``, a :class:`Neg
 log-sum-exps, means and maxima of functions of the similarity, never for the similarities themselves, so that the same
 objective runs on a matrix, in tiles (:mod:`counterpoint.engine.tiles`) and in chunks.
 
-Torch's own operations reduce and differentiate :class:`MatrixNegatives`.
+Torch differentiates :class:`MatrixNegatives`, apart from :class:`Product` and :class:`MatrixLogSumExp`.
 """
 
 from __future__ import annotations
@@ -164,7 +164,7 @@ class Product(torch.autograd.Function):
             return d_left, gradient.T @ left if ctx.needs_input_grad[1] else None
 
 
-class LogSumExp(torch.autograd.Function):
+class MatrixLogSumExp(torch.autograd.Function):
     """Row-wise log-sum-exp of a matrix times a number, block by block, whose product is never a matrix of its own.
 
     The results are the log-sum-exps, the exponentials, and their sums ``(anchors, 1)``, so that autograd can
@@ -269,28 +269,27 @@ class MatrixNegatives(Negatives):
         if not per_anchor and self.log_weight is None and self.scores.device.type == "cpu" and not traced:
             quadratic = Quadratics.of(f, (), len(self.scores), self.scores.dtype)
             if quadratic is not None and quadratic[0].multiple is not None and is_zero(quadratic[1][0]):
-                return LogSumExp.apply(
+                return MatrixLogSumExp.apply(
                     self.scores, quadratic[0].multiple, [rows for rows, _ in self._blocks()], self.exclude_
                 )[0]
 
-        def block(x: Tensor, rows: slice) -> Tensor:
+        def reduce(x: Tensor, rows: slice) -> Tensor:
             if self.log_weight is not None:
                 x = x + of_rows(self.log_weight, rows)
             if traced:
                 return self.masked(x, -math.inf, rows).logsumexp(1, keepdim=True)
-            found = LogSumExp.apply(x, 1.0, [slice(None)], lambda y, _: self.exclude_(y, rows))
-            return found[0]  # type: ignore[no-any-return]
+            return MatrixLogSumExp.apply(x, 1.0, [slice(None)], lambda y, _: self.exclude_(y, rows))[0]  # type: ignore[no-any-return]
 
-        return self._reduce(block, f, per_anchor)
+        return self._reduce(reduce, f, per_anchor)
 
     def mean(self, f: Callable[..., Any], *per_anchor: Tensor) -> Any:
-        def block(x: Tensor, rows: slice) -> Tensor:
+        def reduce(x: Tensor, rows: slice) -> Tensor:
             if self.log_weight is not None:
                 x = x * of_rows(self.log_weight, rows).exp()
             count = of_rows(self.count, rows) if isinstance(self.count, Tensor) else self.count
             return self.masked(x, 0.0, rows).sum(1, keepdim=True) / count
 
-        return self._reduce(block, f, per_anchor)
+        return self._reduce(reduce, f, per_anchor)
 
     def max(self) -> Tensor:
         return self._reduce(  # type: ignore[no-any-return]

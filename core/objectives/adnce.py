@@ -54,8 +54,9 @@ def log_weight(s: Tensor, family: str, mu: Value, sigma: Value) -> Tensor:
 class ADNCE(InfoNCE, name="adnce"):
     """Adjusted InfoNCE: weight informative negatives more than trivial and likely false ones.
 
-    ``G = mean_j w_j E(s_j)``, with constant weights (no gradient) whose mean is one. They are a density of the raw
-    similarity, not of ``s / t``; see :func:`log_weight`. As ``sigma`` grows, the loss approaches :class:`InfoNCE`.
+    ``G = mean_j w_j E(s_j)``, with constant weights (no gradient), whose mean over each anchor's negatives is one. They
+    are a density of the raw similarity, not of ``s / t``; see :func:`log_weight`. As ``sigma`` grows, the loss
+    approaches :class:`InfoNCE`.
 
     The authors' code differs by domain: ``denominator="with_positive"`` is their image code, ``mean`` is Eq. (12) and
     their graph code, ``all`` is their sentence code, which weights the positive together with the negatives and keeps
@@ -110,7 +111,7 @@ class ADNCE(InfoNCE, name="adnce"):
         if sigma == "auto":
             self.tracked_sigma = Tracked()
 
-    def centre_and_width(self, neg: Negatives) -> tuple[Value, Value]:
+    def mu_and_sigma(self, neg: Negatives) -> tuple[Value, Value]:
         """Return ``mu`` and ``sigma``, tracked if ``"auto"``."""
         mu, sigma = self.mu, self.sigma
         if isinstance(mu, str):
@@ -119,21 +120,15 @@ class ADNCE(InfoNCE, name="adnce"):
             sigma = self.tracked_sigma(spread(neg).clamp(min=1e-3))
         return mu, sigma
 
-    def weights(self, neg: Tensor) -> Tensor:
-        """Return the weights of ``(anchors, N)`` negatives; the mean of each row is one."""
-        s = score_matrix(neg).detach()
-        log_w = log_weight(s, self.weight, *self.centre_and_width(as_negatives(s)))
-        return log_w.softmax(1) * s.shape[1]
-
     def log_mass(self, scores: Scores, t: Value) -> Tensor:
-        mu, sigma = self.centre_and_width(scores.neg)
+        mu, sigma = self.mu_and_sigma(scores.neg)
         log_sum, log_total, _ = weighted_sums(scores, t, self.weight, mu, sigma)
         return log_sum - log_total + scores.neg.log_count
 
-    def of_positives(self, scores: Scores, t: Value) -> Tensor:
+    def losses_by_positive(self, scores: Scores, t: Value) -> Tensor:
         if self.denominator != "all":
-            return super().of_positives(scores, t)
-        mu, sigma = self.centre_and_width(scores.neg)
+            return super().losses_by_positive(scores, t)
+        mu, sigma = self.mu_and_sigma(scores.neg)
         log_sum, log_total, shift = weighted_sums(scores, t, self.weight, mu, sigma)
         pos = scores.pos if scores.denominator_pos is None else scores.denominator_pos
         log_w_pos = log_weight(pos.detach(), self.weight, mu, sigma) - shift
@@ -145,6 +140,12 @@ class ADNCE(InfoNCE, name="adnce"):
         large = log_sum - pos / t - log_total + softplus(-mass) - softplus(-weight)
         losses = torch.where((mass > 0) & (weight > 0), large, small) + log_n
         return losses if scores.denominator_pos is None else losses + (pos - scores.pos) / t
+
+    def weights(self, neg: Tensor) -> Tensor:
+        """Return the weights of ``(anchors, N)`` negatives; the mean of each row is one."""
+        s = score_matrix(neg).detach()
+        log_w = log_weight(s, self.weight, *self.mu_and_sigma(as_negatives(s)))
+        return log_w.softmax(1) * s.shape[1]
 
 
 def weighted_sums(

@@ -135,12 +135,12 @@ class InfoNCE(Objective, name="infonce"):
 
     def losses(self, scores: Scores) -> Tensor:
         t = self.tau(scores.neg)
-        losses = self.of_positives(scores, t)
+        losses = self.losses_by_positive(scores, t)
         if scores.positive_factor is None:
             return losses
         return losses + (1 - scores.positive_factor) * (scores.pos / t)
 
-    def of_positives(self, scores: Scores, t: Value) -> Tensor:
+    def losses_by_positive(self, scores: Scores, t: Value) -> Tensor:
         """Compute the loss of each positive, ``(anchors, P)``, before ``positive_factor``."""
         return self.contrast(scores, self.log_mass(scores, t), t)
 
