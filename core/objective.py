@@ -30,8 +30,7 @@ from .hyper import Choice, Flag, Hyper, Parametrized, Real, warn_of_scales
 from .names import check_known, kind
 from .values import FromHost, Learned, Schedule, Tracked, Value, at_scale, current, text
 
-OF_HOST = ("temperature", "denominator")
-"""Parameters that an objective in the place of another loss has from that, unless its spec says otherwise."""
+OF_HOST = ("temperature", "denominator")  # those of another loss are the defaults in its place
 
 
 class Inner(Hyper["Objective | str", "Objective"]):
@@ -422,12 +421,10 @@ def objective(text: str, like: Objective | str | None = None) -> Objective:
     """
     if isinstance(text, str) and ";" in text:
         return import_module(f"{__package__}.treatment").treatment(text, like)  # type: ignore[no-any-return]
-    if like is None:
-        return spec.parse(text, kind, weighted_sum)  # type: ignore[no-any-return]
-    own = as_objective(like)
-    if isinstance(text, str) and text.strip() == "host":
+    own = None if like is None else as_objective(like)
+    if own is not None and isinstance(text, str) and text.strip() == "host":
         return own
-    defaults = {name: own._hyper[name] for name in OF_HOST if name in getattr(own, "_hyper", {})}
+    defaults = {name: value for name, value in getattr(own, "_hyper", {}).items() if name in OF_HOST}
     return spec.parse(text, kind, weighted_sum, defaults)  # type: ignore[no-any-return]
 
 

@@ -18,8 +18,7 @@ from .options import BatchOptions, Keys, KnownOptions, Pairing, chosen_direction
 from .rules import Rule, as_rules
 from .scores import Scores
 
-# Largest log-weight of a hard negative whose float32 sum does not overflow.
-MAX_LOG_WEIGHT = 80.0
+MAX_LOG_WEIGHT = 80.0  # of a hard negative, whose float32 sum does not overflow
 EMPTY = ("error", "zero")
 ENGINES = ("auto", "matrix", "tiles", "chunks", "fused")
 
@@ -42,8 +41,7 @@ class Batch:
         adversarial, mixed: ``(B, n, d)``, normalized.
         rules: those of ``false_negatives``; ``guide`` is the same batch with the guide's embeddings.
         directions, hardness: those of the pairing ``joint``; without it no directions.
-        engine: how to reduce the negatives, one of :data:`ENGINES`; ``auto`` chooses for each pairing.
-        edge: edge of the tiles, None to choose.
+        engine, edge: how to reduce the negatives, one of :data:`ENGINES`, and the edge of tiles, None to choose.
         group: the processes that share the batch, if several do.
         offset, total: position of this process's samples in the batch of all processes, and its size.
         scores: the scores of each pairing computed so far, see :func:`counterpoint.batch.pairings.scores_of`.
