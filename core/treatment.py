@@ -272,7 +272,7 @@ def treatment(text: str, like: Objective | str | None = None) -> Treatment:
 
     >>> import counterpoint as cp
     >>> cp.treatment("hcl:t=0.05; ids=batch['doc']; margin=-0.1")
-    hcl:t=0.05,denominator=with_positive,beta=1,prior=0.1; ids=batch['doc']; margin=-0.1
+    hcl:t=0.05,denominator=with_positive,prior=0.1,beta=1; ids=batch['doc']; margin=-0.1
     """
     head, *items = text.split(";")
     options: dict[str, Any] = {}

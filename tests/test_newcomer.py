@@ -48,6 +48,7 @@ SAID = {  # a command's beginning: what shortens it, and what its output must ho
     "counterpoint inject function": "needs a script of the reader's own",
     "counterpoint inject auto": "needs a script of the reader's own",
     "counterpoint compare --help": ([], r"A/B test of objectives.*--seed-flag"),
+    "counterpoint race": "needs a script of the reader's own",
     "counterpoint compare": "needs a script of the reader's own",
     "counterpoint inject": ([], r"which host\? Known:"),
     "counterpoint advise": "needs data of the reader's own",
@@ -56,6 +57,7 @@ SAID = {  # a command's beginning: what shortens it, and what its output must ho
     "counterpoint train graph --objective": ([*GRAPH, "--seeds", "2"], r"against infonce.*untrained encoder"),
     "counterpoint show runs/graph": ([], r"counterpoint train graph --objective .*done +demo, "),
     "counterpoint train graph --config": "a file of the reader's own",
+    "counterpoint report runs --format latex": ([], r"toprule"),
     "counterpoint report runs --out report": ([], r"wrote report/report\.html"),
     "counterpoint report runs/curl_dmc/runs": "reads what half an hour has trained",
     "counterpoint train graph --data PROTEINS": (

@@ -111,7 +111,7 @@ def test_extras_add_up():
         "export",
         "track",
     } <= set(extras)
-    assert extras["all"] == ["counterpoint[sentence,graph,image,control,plots,report,cli]"]
+    assert extras["all"] == ["counterpoint[sentence,graph,image,control,plots,report,race,cli]"]
 
 
 def test_version_is_the_packages():

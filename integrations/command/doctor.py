@@ -18,7 +18,7 @@ import counterpoint as cp
 from counterpoint.install import install
 
 DOMAINS = ("sentence", "graph", "image", "control")
-EXTRAS = (*DOMAINS, "plots", "report", "cli", "hub", "export", "track", "cluster", "s3", "gcs")
+EXTRAS = (*DOMAINS, "plots", "report", "race", "cli", "hub", "export", "track", "cluster", "s3", "gcs")
 UNTESTED = "counterpoint has been tested on CPUs only; its GPU kernels run only with engine='fused'"
 RENDERERS = {"egl": "libegl1", "osmesa": "libosmesa6"}  # and the Debian and Ubuntu packages that provide them
 # run in a process of its own, since dm_control chooses its renderer once, when it is imported

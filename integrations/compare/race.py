@@ -22,7 +22,6 @@ from counterpoint.install import install
 from .. import report
 from ..report.statistics import Verdict
 from ..search.commands import FIRST_SEED
-from ..store.cell import row_name
 from ..store.progress import print_line
 from ..store.run import TUNING, Run
 from .cells import length_of
@@ -85,7 +84,7 @@ class Race(Comparison):
             for error in errors.values():
                 print(f"counterpoint race: {error}", file=sys.stderr)
             return 1
-        base, lower, margin = row_name({"objective": tuned.text}), self.settings.lower, self.settings.margin
+        base, lower, margin = tuned.text, self.settings.lower, self.settings.margin
         names = [self.confirmed_by.name]
         summary = report.summarise(runs, baseline=base, metrics=names, lower=lower, margin=margin)
         compared = {row: cell.difference for row, cell in summary.columns[0].cells.items()}
@@ -218,12 +217,12 @@ def sentence(
 ) -> str:
     """Say what the race has found, with intervals on fresh seeds."""
     own = "your loss" if tuned == HOST else f"your loss at {tuned.partition(':')[2]}"
-    gain = compared.get(row_name({"objective": winner}))
+    gain = compared.get(winner)
     more = compared.get(longer)
     times = f"the search cost {cost['race'] / max(cost['temperature'], 1):.2g} times tuning the temperature alone"
     also = "" if more is None else f"; {own} trained {LONGER:g} times as long: {_interval(more)}"
     if winner == tuned:
-        tuning = compared.get(row_name({"objective": HOST}))
+        tuning = compared.get(HOST)
         gained = "" if tuning is None or tuned == HOST else f": tuning gained {_interval(_negated(tuning))}"
         return f"nothing beats {own}{gained}; {times}{also}."
     assert gain is not None

@@ -267,11 +267,11 @@ def test_gradients_are_those_of_our_criterion(injected, name, key_has_gradient):
     create, options = BY_HAND[name]
     query, key = projections()
     key.requires_grad_(key_has_gradient or name != "moco")
-    theirs, ours = create(), plugin.ContrastiveLoss("hcl:t=0.3", **options).double()
+    theirs, ours = create(), plugin.ContrastiveLoss("hcl:t=0.3,denominator=with_positive", **options).double()
     if name == "moco":
         theirs.double().memory_bank.bank.copy_(ours.memory_bank.bank)
     expected = value_and_gradients(ours, [query, key])[1:]
-    seam = injected("hcl:t=0.3")
+    seam = injected("hcl:t=0.3,denominator=with_positive")
     assert_equal(value_and_gradients(theirs, [query, key])[1:], expected, 1e-9)
     assert (seam.proofs, seam.worst < 1e-9) == (1, True)
 

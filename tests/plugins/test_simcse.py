@@ -246,7 +246,7 @@ def test_the_gradient_is_that_of_the_hosts_loss(models, temp, pooler_type):
 # ---- objectives ------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("spec", ["adnce:mu=0.4,t=0.07", "infonce:t=0.1 + 0.1*dp", "debpos"])
+@pytest.mark.parametrize("spec", ["adnce:mu=0.4,t=0.07", "infonce:t=0.1 + 0.1*dp", "debpos:t=0.5"])
 def test_an_objective_gets_what_the_host_compares(models, spec):
     net, inputs = model(models), batch()
     simcse.patch(spec)

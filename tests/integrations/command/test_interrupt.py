@@ -41,6 +41,8 @@ COMMAND = {  # {out} is the folder of the command, {train graph} that of the uni
     "doctor": "--json",
     "inject": "logits --objective hcl:t=0.1 --scale 10 --site {data}/train.py:8 --report {out}/steps.jsonl "
     "-- {data}/train.py",
+    "race": "logits --site {data}/train.py:8 --scale 10 --objective hcl:t=0.1 --seeds 3 --set-seed "
+    "--steps-flag --steps --metric 'output:loss (.+)' --lower --out {out} --json -- {data}/train.py --steps 8",
     "compare": "logits --site {data}/train.py:8 --scale 10 --objective host hcl:t=0.1 --seeds 1 --set-seed "
     "--metric 'output:loss (.+)' --out {out} --json -- {data}/train.py",
     "train graph": f"{SMALL} --objective infonce:t=0.2 hcl:t=0.2 --jobs 2 --out {{out}} --json",
