@@ -48,7 +48,6 @@ SAID = {  # a command's beginning: what shortens it, and what its output must ho
     "counterpoint inject function": "needs a script of the reader's own",
     "counterpoint inject auto": "needs a script of the reader's own",
     "counterpoint compare --help": ([], r"A/B test of objectives.*--seed-flag"),
-    "counterpoint race": "needs a script of the reader's own",
     "counterpoint compare": "needs a script of the reader's own",
     "counterpoint inject": ([], r"which host\? Known:"),
     "counterpoint advise": "needs data of the reader's own",
