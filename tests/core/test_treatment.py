@@ -90,7 +90,7 @@ def test_excludes_the_same_keys_from_embeddings_and_from_logits(text, known, sca
     t = cp.treatment(f"infonce:t=0.5; {text}")
     torch.testing.assert_close(t(Z1, Z2, pairing="one_way", **known), RIGHT)
     torch.testing.assert_close(t.from_logits(LOGITS * scale, scale=scale, **known), RIGHT)
-    assert t.counts == {"anchors": 6, "excluded": 2, "without_negatives": 0}
+    assert t.counts == {"anchors": 12, "excluded": 4, "without_negatives": 0}  # of two calls
     both = torch.stack([LOGITS, LOGITS.mT])  # of which only rows have equal columns
     if known:
         assert t.from_logits(both, **known).isfinite()
@@ -149,3 +149,40 @@ def test_needs_what_it_was_told_of():
         cp.treatment("infonce; labels=y").from_logits(LOGITS)
     with pytest.raises(TypeError, match="before its first semicolon"):
         cp.treatment("infonce; duplicates") + cp.InfoNCE()
+
+
+def test_duplicates_of_either_side_are_the_same_sample():
+    """Of logits transposed, equal keys have become equal anchors."""
+    t = cp.treatment("infonce:t=0.5; duplicates")
+    right = cp.InfoNCE(0.5)(Z2, Z1, ids=IDS, pairing="one_way")
+    torch.testing.assert_close(t.from_logits(LOGITS.mT), right)
+    torch.testing.assert_close(t(Z2, Z1, pairing="one_way"), right)
+    assert t.counts == {"anchors": 12, "excluded": 4, "without_negatives": 0}
+
+
+@pytest.mark.parametrize("pairing", ["one_way", "views", "symmetric"])
+def test_counts_excluded_keys_and_empty_anchors_of_embeddings(pairing):
+    t = cp.treatment("infonce:t=0.5; ids=y")
+    t(Z1, Z2, ids=IDS, pairing=pairing)
+    anchors, keys = (6, 1) if pairing == "one_way" else (12, 2 if pairing == "views" else 1)
+    assert t.counts == {"anchors": anchors, "excluded": anchors // 3 * keys, "without_negatives": 0}
+    assert t(Z1, Z2, ids=IDS, empty="zero").isfinite()  # nothing is empty
+    z, keys = torch.eye(3), torch.tensor([[1.0, 1, 1], [0, 1, 0], [0, 0, 1]])
+    t = cp.treatment("infonce:t=0.5; threshold=0.5")
+    loss = t(z, keys, pairing="one_way", reduction="none")
+    logits = z @ normalize(keys, dim=1).T
+    torch.testing.assert_close(t.from_logits(logits, reduction="none"), loss)
+    assert t.counts["anchors"] == 6
+    with pytest.raises(ValueError, match="every anchor of this step"):
+        cp.treatment("infonce; threshold=-2")(Z1, Z2)
+
+
+def test_rules_work_on_scores_and_nothing_else_does():
+    pos, neg = LOGITS.diagonal(), LOGITS
+    mask = ~torch.eye(6, dtype=torch.bool)
+    t = cp.treatment("infonce:t=0.5; margin=0.1")
+    for reduction in ("mean", "none"):
+        right = t.from_logits(LOGITS, reduction=reduction)
+        torch.testing.assert_close(t.from_scores(pos, neg, mask, reduction=reduction), right)
+    with pytest.raises(TypeError, match="do not say which keys"):
+        cp.treatment("infonce; duplicates").from_scores(pos, neg, mask)

@@ -106,6 +106,11 @@ def _gathered(rank, file):
     assert (logits.grad == 0).tolist() == ([[False] * 3 + [True], [False] * 4], [[False] * 4, [True] + [False] * 3])[
         rank
     ]
+    g = torch.Generator().manual_seed(0)
+    z1, z2 = torch.randn(2, 4, 8, generator=g, dtype=torch.float64)
+    z2[3], y, own = z2[0], torch.tensor([0, 1, 1, 2]), slice(2 * rank, 2 * rank + 2)
+    loss = cp.treatment("infonce:t=0.5; ids=y; duplicates")(z1[own], z2[own], ids=y[own], gather=True)
+    torch.testing.assert_close(loss, cp.InfoNCE(0.5)(z1, z2, ids=torch.tensor([0, 1, 1, 0])))
     distributed.destroy_process_group()
 
 
