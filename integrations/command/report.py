@@ -29,9 +29,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def command(arguments: argparse.Namespace) -> int:
     """Print the report, and write its files if ``--out`` is given."""
     from .. import report, store
-    from ..store.published import local
 
-    runs = store.find_runs(local(arguments.runs))
+    runs = store.find_runs(arguments.runs)
     options = {"metrics": arguments.metric, "lower": arguments.lower, "margin": arguments.margin}
     summary = report.summarise(runs, baseline=arguments.baseline, **options)
     print(report.RENDER[arguments.format](summary))

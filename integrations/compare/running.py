@@ -70,7 +70,7 @@ def last_lines(run: Run) -> list[str]:
 
 
 def _execute(run: Run, script: Sequence[str], metrics: Sequence[Metric], jobs: int) -> None:
-    arguments, path, here, root = run.arguments, run.path.resolve(), Path.cwd(), run.root.resolve()
+    arguments, path, here, root = run.arguments, run.path.resolve(), Path.cwd(), run.folder.root.resolve()
     for name in (OUT, WORK):
         shutil.rmtree(path / name, ignore_errors=True)
     for name in (SEAM, SCORES):
