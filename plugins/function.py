@@ -13,8 +13,8 @@ samples are anchors. Parameters may also be passed by an objective's own names: 
 
 **How to put an objective there.** The script computes, and logs, its own loss; the gradient that its backward pass
 brings to the embeddings becomes that of the objective, see :mod:`counterpoint.plugins.gradient`. ``--own`` says what
-the function computes, which is then proved during training; without it, a function that returns a loss alone is taken for a
-mean over anchors.
+the function computes, which is then proved during training; without it, a function that returns a loss alone is taken
+for a mean over anchors.
 
 **What is not possible.** Functions that are defined inside other functions.
 """

@@ -6,9 +6,10 @@ gradient of the objective instead; embeddings, likewise. A mean, a factor, an ac
 ``GradScaler`` are all in ``w``; other terms of the loss are not touched; and it does not matter how the loss is written
 or who calls ``backward``.
 
-That ``g = w * G`` holds is checked in every step, but for some of those in which a function returns its loss, from which
-``w`` follows (see :mod:`counterpoint.plugins.embeddings`): it is the proof that the objective replaces the whole loss of
-these tensors. Wrong positives, targets that change during training, and a second term of the same logits are errors.
+That ``g = w * G`` holds is checked in every step, but for some of those in which a function returns its loss, from
+which ``w`` follows (see :mod:`counterpoint.plugins.embeddings`): it is the proof that the objective replaces the whole
+loss of these tensors. Wrong positives, targets that change during training, and a second term of the same logits are
+errors.
 """
 
 from __future__ import annotations
@@ -289,13 +290,19 @@ class Logits(Replaced):
         if self.both and x.shape[-2] != x.shape[-1]:
             raise SeamError(f"{self.where}: --way both: expected as many rows as columns, got {tuple(x.shape)}")
         own, ones, tried = own_loss(self.own), torch.ones_like(g[..., 0]), []
-        allowed = LOGITS[dtype] + torch.finfo(dtype).eps * self.later * float(
-            x.masked_fill(x <= MASKED, 0.0).abs().max()
-        )
+        largest = float(x.masked_fill(x <= MASKED, 0.0).abs().max())
+        allowed = LOGITS[dtype] + torch.finfo(dtype).eps * self.later * largest
+        smallest = 2 * torch.finfo(dtype).smallest_normal * torch.finfo(dtype).eps
+
+        def missing(*expected: Tensor) -> Tensor:
+            """Zeros that no rounding explains, which the host leaves out: anchors, keys but for their exponentials."""
+            return functools.reduce(torch.logical_and, (each.abs() > smallest for each in expected), g == 0)
+
         if self.own == CROSS_ENTROPY and not (self.both or self.apart or self.flipped is not None):
             expected = torch.softmax(x, -1) - self._are_positives(g).to(g.dtype)
             weight = _weight(g, expected)
-            if (error := float((g - weight * expected).abs().max() / g.abs().max())) <= allowed:
+            error = float((g - weight * expected).abs().max() / g.abs().max())
+            if error <= allowed and not bool(missing(weight * expected, expected).any()):
                 self.conclude(error, dtype, allowed)
                 return weight * ones, x
 
@@ -305,12 +312,10 @@ class Logits(Replaced):
             return float(value.detach()) / ones.numel(), torch.autograd.grad(value, leaves[:1])[0]
 
         whole = expected_of(x)
-        # zeros that no rounding explains are what the host leaves out: anchors, and keys but for their exponentials
-        smallest = 2 * torch.finfo(dtype).smallest_normal * torch.finfo(dtype).eps
-        missing = (g == 0) & ((_weight(g, whole[1]) * whole[1]).abs() > smallest) & (whole[1].abs() > smallest)
-        counted = (g != 0).any(-1) | ~missing.any(-1)
+        without = missing(_weight(g, whole[1]) * whole[1], whole[1])
+        counted = (g != 0).any(-1) | ~without.any(-1)
         near = x > x.amax(-1, keepdim=True) - UNDERFLOW
-        left_out = missing & near & (g != 0).any(-1, keepdim=True) & ~self._are_positives(g)
+        left_out = without & near & (g != 0).any(-1, keepdim=True) & ~self._are_positives(g)
         candidates = [(x, whole, bool(left_out.any()))]
         if candidates[0][2]:
             y = x.masked_fill(left_out, -torch.inf)

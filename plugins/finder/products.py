@@ -79,7 +79,8 @@ def _sum(elementwise: Mapping[Node, Any], x: Any, dims: Any = None, *_: Any, **k
     factor = _number(node) if node is not None and node not in elementwise else 1.0  # (a * b / t).sum(-1)
     if node is None or factor is None:
         return None
-    pair = elementwise.get(node) or elementwise.get(node.next_functions[0][0])
+    above = node.next_functions[0][0] if node.next_functions else None
+    pair = elementwise.get(node) or (elementwise.get(above) if above is not None else None)
     dims = kwargs.get("dim", dims)
     dim = dims[0] if isinstance(dims, (tuple, list)) and len(dims) == 1 else dims
     if pair is None or not isinstance(dim, int) or dim not in (-1, x.dim() - 1):
