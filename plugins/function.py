@@ -8,7 +8,9 @@
 ``features``. ``--as`` says what else the objective needs to know: ``pairing=one_way``, ``normalize=false``,
 ``cat=2`` where one parameter holds two views, one below the other, ``keys=shared`` where the third parameter holds the
 negatives of all anchors, and ``anchors=first`` where only the first view's
-samples are anchors. Parameters may also be passed by an objective's own names: ``(features, labels=targets)``,
+samples are anchors. With ``keys=shared``, a key that is an anchor's own positive is not its negative in the objective;
+if the script's denominator had the positive by way of such a key, say ``denominator=with_positive``.
+Parameters may also be passed by an objective's own names: ``(features, labels=targets)``,
 ``(image, text, scale=logit_scale, bias=logit_bias)``.
 
 **How to put an objective there.** The script computes, and logs, its own loss; the gradient that its backward pass
