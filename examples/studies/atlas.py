@@ -7,9 +7,9 @@ views, InfoNCE with the same compute, and the oracle: InfoNCE without the fault 
 
 All objectives get the same tuning budget, on validation data and seeds that are not reported: four temperatures, two
 other settings, two neighbours of the best, first beyond the edge of the grid if the best lies there; twice two more as
-long as it does. A row that sweeps tries eight temperatures and goes on beyond an edge until the best lies inside, before
-it spends anything on other settings. Debiased objectives start from the share of false negatives among all negatives
-of the batch. "InfoNCE, tuned again" is the placebo: InfoNCE tuned with other seeds. The seeds of a setting train in one
+long as it does. A row that sweeps tries eight temperatures and goes on beyond an edge until the best lies inside,
+before it spends anything on other settings. Debiased objectives start from the share of false negatives among all
+negatives of the batch. "InfoNCE, tuned again" is the placebo: InfoNCE tuned with other seeds. The seeds train in one
 call (`torch.func.vmap`); trial i of every objective has the same data, initial weights and batches.
 
 data sets:
@@ -619,7 +619,8 @@ def keep_of(
         if how.startswith("guide"):
             similar = table[anchors] @ table[keys].transpose(1, 2)
             limit = similar.diagonal(dim1=1, dim2=2).unsqueeze(2) - float(how.partition(":")[2] or 0.05)
-            negative = negative & (similar <= limit)
+            masked = negative & (similar <= limit)
+            negative = masked | (negative & ~masked.any(2, keepdim=True))  # an anchor without negatives has no loss
         return {"keep": negative}
 
     return keep

@@ -1,11 +1,11 @@
 """Does another objective help when the encoder itself is fine-tuned? all-MiniLM-L6-v2 on questions of 77 intents.
 
-Training pairs are two questions of one intent (BANKING77). Batches have a known fault: `topical` ones hold pairs of five
-similar intents, so that one in six negatives is false; `mined` ones add two hard negatives to each pair, drawn from its
+Training pairs are two questions of one intent (BANKING77). Batches have a known fault: `topical` ones hold pairs of
+five similar intents, so that one in six negatives is false; `mined` ones add two hard negatives to each pair, from its
 ten nearest questions, of which about two in three are false. Every row chooses its temperature on validation questions
-with seeds that are not reported, among the same three, extended at an edge. Each seed has the same batches in all rows.
-Tested by the nearest mean of an intent on the 3,080 test questions, which intervals over seeds take as given; the stored
-lines have, per seed, how many questions were right in this row only and in InfoNCE only.
+with a seed that is not reported, among the same three, extended at an edge; "twice the steps" has InfoNCE's. Each seed
+has the same batches in all rows. Tested by the nearest mean of an intent on the 3,080 test questions, which intervals
+over seeds take as given; the stored lines have which questions were wrong.
 
 "small" trains the last two layers on the first 24 word pieces, "paper" all of the model on whole questions.
 The placebo is InfoNCE, its temperature chosen with other seeds. The guide is the encoder before training.
@@ -203,7 +203,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
     done = {tuple(one["key"]): one for one in map(json.loads, lines)}
     if args.report:
-        return print("\n".join(report(list(done.values()))))
+        print("\n".join(report(list(done.values()))))
+        return
     args.out.mkdir(parents=True, exist_ok=True)
     study = Study(args.size, args.device)
 

@@ -96,9 +96,10 @@ def _as_infonce(objective: cp.Objective) -> str:
         return ""
     low, high = (1 / float(t) + (float(mu) - s) / float(sigma) ** 2 for s in reversed(COSINES))  # type: ignore[arg-type]
     middle, spread = (low + high) / 2, (high - low) / 2
+    where = f"on cosines from {COSINES[0]} to {COSINES[1]}"
     if middle <= 0 or spread > 0.1 * middle:
-        return f"inverse temperature from {low:.3g} to {high:.3g} on cosines from {COSINES[0]} to {COSINES[1]}"
-    return f"within {100 * spread / middle:.0f} % of infonce:t={1 / middle:.3g} on cosines from {COSINES[0]} to {COSINES[1]}"
+        return f"inverse temperature from {low:.3g} to {high:.3g} {where}"
+    return f"within {100 * spread / middle:.0f} % of infonce:t={1 / middle:.3g} {where}"
 
 
 def _pieces(objective: cp.Objective) -> list[cp.Objective]:
