@@ -29,12 +29,14 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+import differences
 import torch
 from paired import compare
 from torch import Tensor, nn
 from torch.nn.functional import normalize
 
 import counterpoint as cp
+from counterpoint.integrations.report.statistics import Verdict
 
 OUT = Path(__file__).parents[2] / "docs" / "finetuned"
 SEEDS, TEMPERATURES = 5, (0.05, 0.1, 0.2)
@@ -197,13 +199,16 @@ def main(argv: Sequence[str] | None = None) -> None:
     add("--out", type=Path, default=OUT, help="folder of the runs, to resume from")
     add("--device", default="cpu")
     add("--minutes", type=float, default=0, help="stop after so many minutes, before the next run")
-    add("--report", action="store_true", help="print the differences of the finished runs")
+    add("--report", action="store_true", help="write the differences of the finished runs into docs/results.md")
     args = parser.parse_args(argv)
     path, started = args.out / f"{args.size}.jsonl", time.perf_counter()
     lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
     done = {tuple(one["key"]): one for one in map(json.loads, lines)}
     if args.report:
-        print("\n".join(report(list(done.values()))))
+        lines = report(list(done.values()), OUT.parent / "results" / "finetuned.png")
+        if lines:
+            write(OUT.parent / "results.md", lines)
+        print("\n".join(lines) or "no row has three seeds yet")
         return
     args.out.mkdir(parents=True, exist_ok=True)
     study = Study(args.size, args.device)
@@ -239,28 +244,44 @@ def main(argv: Sequence[str] | None = None) -> None:
                     run(kind, name, t, seed)
 
 
-def report(runs: Sequence[dict[str, Any]]) -> list[str]:
-    """Return a table for each kind of batch: rows whose seeds are finished, with their difference to InfoNCE."""
-    lines = []
+def report(runs: Sequence[dict[str, Any]], picture: Path | None = None) -> list[str]:
+    """Return a table for each kind of batch, of the seeds that all of its rows have finished, and draw the picture."""
+    lines, panels = [], {}
     for kind in SHARE:
-        values: dict[str, list[float]] = {}
-        for run in sorted((r for r in runs if r["kind"] == kind and r["seed"] < SEEDS), key=lambda r: r["seed"]):
-            values.setdefault(run["row"], []).append(run["accuracy"])
-        values = {name: values[name] for name in ROWS if len(values.get(name, ())) == SEEDS}
-        if PLAIN in values and len(values) > 1:
-            lines += [
-                "",
-                f"| {kind} batches | t | intent, nearest mean | minus InfoNCE | verdict |",
-                "|---|---|---|---|---|",
-            ]
-            versus = compare(values, PLAIN, [PLACEBO] if PLACEBO in values else [])
-            for name, numbers in values.items():
-                t = next(r["t"] for r in runs if r["row"] == name and r["kind"] == kind and r["seed"] < SEEDS)
-                cells = f"| {name} | {t:g} | {fmean(numbers):.2f} |"
-                if one := versus.get(name):
-                    cells += f" {one['difference']:+.2f} [{one['low']:+.2f}, {one['high']:+.2f}] | {one['kind']} |"
-                lines.append(cells if one else cells + " | |")
+        found = {(run["row"], run["seed"]): run for run in runs if run["kind"] == kind and run["seed"] < SEEDS}
+        rows = [row for row in ROWS if sum((row, seed) in found for seed in range(SEEDS)) >= 3]
+        seeds = [seed for seed in range(SEEDS) if all((row, seed) in found for row in rows)]
+        if PLAIN not in rows or len(rows) < 2 or len(seeds) < 3:
+            continue
+        values = {row: [found[row, seed]["accuracy"] for seed in seeds] for row in rows}
+        versus = compare(values, PLAIN, [PLACEBO] if PLACEBO in values else [])
+        panels[f"{kind} batches"] = {row: Verdict(**one) for row, one in versus.items()}
+        head = f"| {kind} batches, {len(seeds)} seeds | t | intent, nearest mean | minus InfoNCE | verdict |"
+        lines += ["", head, "|---|---|---|---|---|"]
+        for row, numbers in values.items():
+            cells = f"| {row} | {found[row, seeds[0]]['t']:g} | {fmean(numbers):.2f} |"
+            one = versus.get(row)
+            low_high = (
+                f" {one['difference']:+.2f} [{one['low']:+.2f}, {one['high']:+.2f}] | {one['kind']} |" if one else ""
+            )
+            lines.append(cells + (low_high or " | |"))
+    if picture is not None and panels:
+        differences.draw(panels, picture, placebo=PLACEBO)
     return lines[1:]
+
+
+def write(page: Path, lines: Sequence[str]) -> None:
+    """Put the question, the picture and the tables between the marks of the page."""
+    question = "**Does a loss help when the encoder itself is fine-tuned?** MiniLM's last two layers on 77 intents, "
+    question += "where one in six negatives of a batch is false. The guide is the encoder before training."
+    command = "    COUNTERPOINT_DATA=... python examples/studies/finetuned.py        # continues where it stopped"
+    body = "\n".join([question, "", "![Differences with intervals](results/finetuned.png)", "", *lines, "", command])
+    first, last = (
+        "<!-- finetuned: made by `python examples/studies/finetuned.py --report` -->",
+        "<!-- end of finetuned -->",
+    )
+    before, _, rest = page.read_text(encoding="utf-8").partition(first)
+    page.write_text(f"{before}{first}\n{body}\n{last}{rest.partition(last)[2]}", encoding="utf-8")
 
 
 if __name__ == "__main__":

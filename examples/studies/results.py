@@ -218,7 +218,9 @@ def tables(study: Study, records: Sequence[Record], name: str, pictures: Path | 
             parts += table([*columns])
         for pooled in summary.pooled:
             parts += together(pooled)
-    if pictures is not None and first:
+    if not first:
+        return "\n".join(parts)
+    if pictures is not None:
         differences.draw(panels(first), pictures / f"{name}.png")
     head = [f"**{study.question}** {answer(first)}\n", f"![Differences with intervals](results/{name}.png)\n"]
     command = f"COUNTERPOINT_DATA=... python examples/studies/{study.command}"
@@ -239,8 +241,6 @@ def panels(columns: Sequence[Column]) -> dict[str, dict[str, Verdict]]:
 def answer(columns: Sequence[Column]) -> str:
     """Return what the verdicts of a study say in a sentence or two, with the largest gain."""
     found = [(row, column, one) for column in columns for row, one in column.compared.items()]
-    if not found:
-        return "Nothing has been compared."
     higher = [item for item in found if item[2].different and item[2].difference > 0]
     lower = sum(item[2].different for item in found) - len(higher)
     place = f" on {len({c.dataset for c in columns})} data sets" if len({c.dataset for c in columns}) > 1 else ""
