@@ -2,8 +2,8 @@
 
 Each row is compared with InfoNCE in the same regime and dose, paired by seed; objectives of several views with InfoNCE
 of as many views, InfoNCE of several views with InfoNCE at the same compute, and adversarial objectives with InfoNCE on
-adversarial positives. Where the placebo of a dose differs, its verdicts on two views are withdrawn. All comparisons of
-a data set are one family (paired t, Holm; `counterpoint.integrations.report.statistics`), with a margin of half a point.
+adversarial positives. Where the placebo of a dose differs, its verdicts on two views are withdrawn. The comparisons of a
+data set are one family (paired t, Holm; `counterpoint.integrations.report.statistics`), the margin is half a point.
 
   python examples/studies/atlas_report.py                      from the cells in docs/atlas: docs/atlas.json, pictures,
                                                                the tables of the documents, the packaged table
