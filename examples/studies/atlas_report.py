@@ -2,8 +2,8 @@
 
 Each row is compared with InfoNCE in the same regime and dose, paired by seed; objectives of several views with InfoNCE
 of as many views, InfoNCE of several views with InfoNCE at the same compute, and adversarial objectives with InfoNCE on
-adversarial positives. Where the placebo of a dose differs, its verdicts on two views are withdrawn. The comparisons of a
-data set are one family (paired t, Holm; `counterpoint.integrations.report.statistics`), the margin is half a point.
+adversarial positives. Where the placebo of a dose differs, its verdicts on two views are withdrawn. A data set is one
+family of tests (paired t, Holm; `counterpoint.integrations.report.statistics`), and the margin is half a point.
 
   python examples/studies/atlas_report.py                      from the cells in docs/atlas: docs/atlas.json, pictures,
                                                                the tables of the documents, the packaged table
@@ -161,7 +161,7 @@ def summarize(dataset: str, out: Path) -> tuple[list[dict[str, Any]], int]:
                 cell = {"data": dataset, "regime": regime + suffix, "dose": dose, "row": name}
                 cell |= {
                     "level": round(level(dataset, regime, dose, *of_dose), 4),
-                    "objective": names[-1],
+                    "objective": names[-1] if name != ADVERSARIAL else "infonce",
                     "spec": record["spec"],
                 }
                 cell |= {"versus": versus, "n": len(accuracy), "mean": round(fmean(accuracy), 2)}
@@ -235,7 +235,7 @@ def heat_map(found: list[dict[str, Any]], path: Path) -> None:
 def dose_curves(found: list[dict[str, Any]], path: Path) -> None:
     """Draw the rows that were run at several doses: their difference to what they are compared with, over the dose."""
     found = [c for c in found if not any(word in c["dose"] for word in ("persistent", "unknown"))]
-    found = [c for c in found if c["row"] != PLACEBO]
+    found = [c for c in found if c["row"] not in (PLACEBO, ADVERSARIAL)]
     panels: list[tuple[str, str, dict[str, list[dict[str, Any]]]]] = []
     for data, regime in product(DATASETS, AXES):
         curves: dict[str, list[dict[str, Any]]] = {}
