@@ -94,7 +94,7 @@ def _as_infonce(objective: cp.Objective) -> str:
     t, mu, sigma = objective.temperature, objective.mu, objective.sigma
     if not all(isinstance(value, (int, float)) for value in (t, mu, sigma)):  # learned, scheduled or tracked
         return ""
-    low, high = (1 / float(t) + (float(mu) - s) / float(sigma) ** 2 for s in reversed(COSINES))  # type: ignore[arg-type]
+    low, high = (1 / float(t) + (float(mu) - s) / float(sigma) ** 2 for s in reversed(COSINES))
     middle, spread = (low + high) / 2, (high - low) / 2
     where = f"on cosines from {COSINES[0]} to {COSINES[1]}"
     if middle <= 0 or spread > 0.1 * middle:
