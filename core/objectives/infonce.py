@@ -171,10 +171,11 @@ class InfoNCE(Objective, name="infonce"):
 
 
 class DCL(InfoNCE, name="dcl"):
-    """Debiased contrastive loss: subtract the expected mass of false negatives (g1).
+    """Debiased contrastive loss: subtract the expected mass of false negatives (g1). Lightly's ``DCLLoss`` is another.
 
     ``G = max{(mean_j E(s_j) - prior * mean_k E(v_k)) / (1 - prior), e^{-1/t}}``, where ``v`` are the anchor's own
-    positives. Where the floor is active, the gradient of ``G`` is zero. ``prior = 0`` is InfoNCE.
+    positives. Where the floor is active, the gradient of ``G`` is zero. ``prior = 0`` is InfoNCE. The *decoupled* loss
+    that others call DCL is ``infonce:denominator=negatives``.
 
     Paper: Chuang et al. 2020, https://arxiv.org/abs/2007.00224.
 
@@ -184,7 +185,7 @@ class DCL(InfoNCE, name="dcl"):
     """
 
     formula = "-log E(p) / (E(p) + N g1),  g1 = max{(mean E(s) - prior mean E(v)) / (1 - prior), e^{-1/t}}"
-    use = "many false negatives, and you know about how many (the class prior)"
+    use = "many false negatives, and you know their share of the batch (the class prior)"
     tune_first = "t, then prior (.01, .05, .1)"
     cost = "negligible"
     on_cosines = True
@@ -193,8 +194,8 @@ class DCL(InfoNCE, name="dcl"):
         low=0,
         below=1,
         default=0.1,
-        doc="``tau+``, the probability that a negative is a false one, in ``[0, 1)``; pass one per sample in the call: "
-        "``loss_fn(z1, z2, prior=tensor)``.",
+        doc="``tau+``, the share of false ones among all of an anchor's negatives in the batch, not among its mined "
+        "ones alone, in ``[0, 1)``; or one per sample in the call: ``loss_fn(z1, z2, prior=tensor)``.",
     )
 
     def log_mass(self, scores: Scores, t: Value) -> Tensor:

@@ -50,7 +50,7 @@ def run_grid(
     jobs: int = 1,
     executor: Submits | str | None = None,
     resume: bool = True,
-    progress: bool = True,
+    progress: bool | Callable[[str], object] = True,
 ) -> list[Run]:
     """Train every cell that is not done yet, and return the runs of all cells.
 
@@ -67,7 +67,7 @@ def run_grid(
         executor: where to train instead: any :class:`concurrent.futures.Executor`, executor of submitit, or place of
             ``--on`` (``slurm:partition=gpu``), whose workers see ``root`` under the same path.
         resume: if False, train every cell again and delete what its folder contains.
-        progress: show progress on stderr.
+        progress: show progress on stderr, or call this with each line about an ended run.
     """
     if jobs < 1:
         raise ValueError(f"jobs must be at least 1, got {jobs}.")
@@ -77,7 +77,7 @@ def run_grid(
     pending = [run for run in runs.values() if not (resume and run.done)]
     count = len(runs) - len(pending)
     failures: dict[Path, str] = {}
-    report = print_line if progress else lambda _: None
+    report = progress if callable(progress) else print_line if progress else lambda _: None
     if count:
         report(f"{count} of {len(runs)} runs are done already")
     try:
@@ -85,7 +85,7 @@ def run_grid(
             if isinstance(train, Later):
                 train = train.load()
             busy = []
-            with closing(_train(train, pending, jobs, executor, resume, progress)) as outcomes:
+            with closing(_train(train, pending, jobs, executor, resume, progress is True)) as outcomes:
                 for run, outcome in outcomes:
                     if outcome.busy:
                         busy.append(run)
