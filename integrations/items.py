@@ -130,14 +130,6 @@ def _checked(place: str, ids: Sequence[str], table: Any) -> Items:
     return Items(tuple(ids), table[:, 0], table[:, 1] if table.shape[1] == 2 else None)
 
 
-def value(items: Items) -> float:
-    """Compute the mean of the scores, or 100 times Spearman's correlation with the gold scores."""
-    from scipy.stats import spearmanr
-
-    r = items.scores.mean() if items.gold is None else 100 * spearmanr(items.scores, items.gold).statistic
-    return float(r)
-
-
 def write(folder: Path, set_name: str, model: str, rows: Iterable[Mapping[str, Any]]) -> Path:
     """Write the items of a set that a model was scored on as JSON lines, in ``FOLDER/SET/MODEL.jsonl``."""
     safe = (re.sub(r"[^\w.-]+", "_", name).strip("._") or "_" for name in (set_name, model))

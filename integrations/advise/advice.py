@@ -50,7 +50,9 @@ def _hard_negatives(measured: dict[str, Any]) -> Said:
 def _false_negatives(measured: dict[str, Any]) -> Said:
     if (false := measured.get("false_negatives")) is None:
         return
-    drawn = "{batches} batches of yours" if false["batches"] else "random batches (--batches FILE measures your own)"
+    drawn = (
+        "{batches} batches of yours" if false.get("batches") else "random batches (--batches FILE measures your own)"
+    )
     text = (
         "{share:.1%} of in-batch negatives share the anchor's id ({low:.1%} to {high:.1%}, sampling error only; from "
     )

@@ -32,8 +32,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--negative-ids", type=Path, metavar="FILE", help="their ids, an array of N x n (none)")
     batches = "the batch in which you train each sample, or its topic: .npy, or a word per line (random batches)"
     add("--batches", type=Path, metavar="FILE", help=batches)
-    column = "the same from a column of a file of texts: its name in the first line, or its number (none)"
-    add("--batch-by", metavar="COLUMN", help=column)
     rows = "write suspected wrong pairs and duplicates, ranked, to this .csv or .jsonl (none)"
     add("--rows", type=flags.file, metavar="FILE", help=rows)
     flags.add_settings(parser, Settings)
@@ -48,8 +46,6 @@ def _check(arguments: argparse.Namespace) -> None:
             raise ValueError(f"{path}: no such file or folder.")
     if len(arguments.data) > 2:
         raise ValueError(f"expected one file or folder, or two arrays, got {len(arguments.data)}.")
-    if arguments.batches is not None and arguments.batch_by is not None:
-        raise ValueError("--batches and --batch-by: expected one of them, got both.")
     if arguments.rows is not None and arguments.rows.suffix not in (".csv", ".jsonl"):
         raise ValueError(f"--rows {arguments.rows}: expected a .csv or .jsonl file.")
     if arguments.model is not None:
@@ -66,7 +62,7 @@ def command(arguments: argparse.Namespace) -> int:
 
     settings = Settings(**flags.chosen(arguments, Settings))
     given = (arguments.ids, arguments.negatives, arguments.negative_ids)
-    data = read(arguments.data, *given, settings, arguments.batches, arguments.batch_by)
+    data = read(arguments.data, *given, settings, arguments.batches)
     measured, suspects = measure(data, settings)
     if arguments.rows is not None:
         write_rows(arguments.rows, suspects)

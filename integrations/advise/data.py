@@ -11,8 +11,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from counterpoint.names import check_known
-
 from ..items import load_array
 from .settings import Settings
 
@@ -111,19 +109,16 @@ def read(
     negative_ids: Path | None,
     settings: Settings,
     batches: Path | None = None,
-    batch_by: str | None = None,
 ) -> Pairs:
     """Read what the command line names."""
     arrays = len(paths) == 2 or negatives or paths[0].suffix == ".npy"
-    if batch_by is not None and (arrays or paths[0].is_dir()):
-        raise ValueError("--batch-by is for a file of texts; name the batches of others by --batches FILE.")
     if arrays:
         if len(paths) != 2:
             raise ValueError(f"expected two arrays, such as a.npy b.npy, got {' '.join(map(str, paths))}.")
         a, b, *known = (None if path is None else _array(path) for path in (*paths, ids, negatives, negative_ids))
         data = replace(from_arrays(a, b, *known), modality=settings.modality)
     elif not paths[0].is_dir():
-        data = _texts(paths[0], None if ids is None else _array(ids), settings, batch_by)
+        data = _texts(paths[0], None if ids is None else _array(ids), settings)
     elif ids is not None:
         raise ValueError("--ids is for arrays and texts; the ids of images are the folders in which they lie.")
     else:
@@ -138,20 +133,10 @@ def _array(path: Path) -> Any:
     return load_array(path)
 
 
-def _texts(path: Path, ids: Any, settings: Settings, batch_by: str | None) -> Pairs:
-    """Read two texts per line, with a tab between them, and beside them the column that says the batch."""
+def _texts(path: Path, ids: Any, settings: Settings) -> Pairs:
+    """Read two texts per line, with a tab between them."""
     rows = enumerate(path.read_text(encoding="utf-8").split("\n"), 1)
     lines = {i: line.split("\t") for i, line in rows if line}
-    batches = None
-    if batch_by is not None:
-        head = [*map(str, range(1, 4))] if batch_by.isdigit() else lines.pop(1, [])
-        check_known("--batch-by: no column", batch_by, head)
-        if wrong := [i for i, line in lines.items() if len(line) != 3]:
-            raise ValueError(
-                f"{path}, line {wrong[0]}: expected two texts and the column of batches, with tabs between."
-            )
-        words = [line.pop(head.index(batch_by)) for line in lines.values()]
-        batches = _ids(np.array(words, dtype=str), "batches", (len(words),))
     if wrong := [i for i, line in lines.items() if len(line) != 2]:
         raise ValueError(f"{path}, line {wrong[0]}: expected two texts with a tab between them.")
     if settings.model is None:
@@ -164,7 +149,7 @@ def _texts(path: Path, ids: Any, settings: Settings, batch_by: str | None) -> Pa
     model = SentenceTransformer(find(settings.model), device="cpu")
     a, b = (model.encode(list(texts), show_progress_bar=False) for texts in zip(*lines.values(), strict=True))
     data = from_arrays(a, b, ids, kind=f"embeddings by {settings.model}")
-    return replace(data, modality="text", batches=batches, numbers=torch.tensor([*lines]))
+    return replace(data, modality="text", numbers=torch.tensor([*lines]))
 
 
 def _images(path: Path, settings: Settings) -> Pairs:

@@ -23,7 +23,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     margin = "differences that do not matter (half a point of 100: .5 of percents)"
     add("--margin", type=float, metavar="X", help=margin)
     scores = "scores per test item: npy:FILE or jsonl:FILE:ID:SCORE in the folder of each run; without runs, one for "
-    scores += "each model, NAME=npy:FILE, in whose FILE * stands for seeds"
+    scores += "each model, as in NAME=npy:FILE"
     add("--items", nargs="+", type=items.parse, default=[], metavar="ITEMS", help=scores)
     add("--lower", action="store_true", help="smaller numbers are better")
     out = "write report.html, .md and .json, and plots to this folder (none)"
@@ -42,31 +42,23 @@ def _check(arguments: argparse.Namespace) -> None:
         )
         raise ValueError(f"expected {what}, got {len(arguments.items)} of --items.")
     for source in arguments.items:
-        items.relative(source.place) if arguments.runs else _seeds(source)
-
-
-def _seeds(source: items.Source) -> list[Path]:
-    """Return the files of a model, one per seed."""
-    folder, name = Path(source.place).parent, Path(source.place).name
-    if files := sorted(file for file in folder.glob(name) if file.is_file()):
-        return files
-    raise ValueError(f"{source.text}: no such file.")
+        if arguments.runs:
+            items.relative(source.place)
+        elif not Path(source.place).is_file():
+            raise ValueError(f"{source.text}: no such file.")
 
 
 def _of_files(arguments: argparse.Namespace) -> int:
     """Compare the items of models that no run of a store has trained."""
     from ..report.items import compare_items
 
-    models: dict[str, dict[int, items.Items]] = {}
-    for source in arguments.items:
-        row = source.text.partition("=")[0] if "=" in source.text else source.place
-        models[row] = {seed: items.read(file, source.what) for seed, file in enumerate(_seeds(source))}
+    names = [each.text.partition("=")[0] if "=" in each.text else each.place for each in arguments.items]
+    models = {n: {0: items.read(Path(each.place), each.what)} for n, each in zip(names, arguments.items, strict=True)}
     if len(models) < len(arguments.items):
         raise ValueError("--items: two models have the same name; name them, as in a=npy:scores.npy.")
     baseline = arguments.baseline or next(iter(models))
     check_known("unknown baseline", baseline, models)
-    several = any(len(own) > 1 for own in models.values())
-    found = compare_items(arguments.items[0].name, baseline, models, arguments.margin, seeds=several)
+    found = compare_items(arguments.items[0].name, baseline, models, arguments.margin, seeds=False)
     print(json.dumps(found.plain(), indent=1) if arguments.format == "json" else "\n".join(found.sentences()))
     return 0
 

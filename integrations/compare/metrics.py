@@ -207,7 +207,10 @@ def _last(values: list[str], otherwise: str) -> str:
 
 
 def _items(metric: Metric, written: Written) -> float:
-    return items.value(items.read(written.one(metric.place), metric.what))
+    from ..report.items import measure
+
+    read = items.read(written.one(metric.place), metric.what)
+    return float(measure(read.scores, read.gold).item())
 
 
 def _python(metric: Metric, written: Written) -> Any:

@@ -6,6 +6,6 @@ from .summary import Cell, Column, Pooled, Report, summarise
 from .tables import markdown, plain, terminal
 
 __all__ = [
-    "RENDER", "Cell", "Column", "Pooled", "Report", "html", "markdown", "over_items", "plain", "show", "summarise", "terminal",
-    "write",
+    "RENDER", "Cell", "Column", "Pooled", "Report", "html", "markdown", "over_items", "plain", "show", "summarise",
+    "terminal", "write",
 ]  # fmt: skip

@@ -150,18 +150,6 @@ def judge(mean: Any, sd: Any, pairs: Any, margin: float = 0.0) -> Judged:
     freedom, error = np.where(tested, pairs - 1, np.nan), _steps(mean, sd) / np.sqrt(pairs)
     with np.errstate(divide="ignore", invalid="ignore"):
         p = 2 * t.sf(np.where(mean == 0, 0, abs(mean) / error), freedom)
-    corrected, outside = holm(p, tested)
-    half = error * t.isf(outside / 2, freedom)
-    low, high = mean - half, mean + half
-    within = (-margin <= low) & (high <= margin)
-    kind = np.select([corrected <= ALPHA, within], ["different", "equivalent"], "cannot tell")
-    return Judged(kind, low, high, 1 - outside, p, corrected)
-
-
-def holm(p: Any, tested: Any) -> tuple[Any, Any]:
-    """Return the p-values of a family corrected after Holm, and the share outside each row's interval."""
-    import numpy as np
-
     order = np.argsort(p, axis=-1)  # NaN last
     rank = np.argsort(order, axis=-1)
     tests = np.maximum(tested.sum(-1, keepdims=True), 1)
@@ -169,7 +157,12 @@ def holm(p: Any, tested: Any) -> tuple[Any, Any]:
     steps = np.take_along_axis(np.minimum(p * remaining, 1), order, -1)
     corrected = np.take_along_axis(np.maximum.accumulate(steps, axis=-1), rank, -1)
     later = (corrected <= ALPHA) & (p * tests > ALPHA)  # found, but not at the first step
-    return corrected, ALPHA / np.where(later, remaining, tests)
+    outside = ALPHA / np.where(later, remaining, tests)
+    half = error * t.isf(outside / 2, freedom)
+    low, high = mean - half, mean + half
+    within = (-margin <= low) & (high <= margin)
+    kind = np.select([corrected <= ALPHA, within], ["different", "equivalent"], "cannot tell")
+    return Judged(kind, low, high, 1 - outside, p, corrected)
 
 
 def _steps(mean: Any, sd: Any) -> Any:
