@@ -62,11 +62,7 @@ def _false_negatives(measured: dict[str, Any]) -> Said:
     repaired = [cell for cell in found["helps"] if cell["row"] == ORACLE]
     if any(found.values()):
         text += f" At the nearest rates of the atlas, known ids {'gained' if repaired else 'were not found to gain'}"
-        text += (
-            f"; without ids {without[0]['row']} gained most."
-            if without
-            else "; no objective was found to gain without them."
-        )
+        text += f"; without ids {without[0]['row']} gained most." if without else "; no objective gained without them."
     yield text.format(**false), repaired + without + found["hurts"][:1]
 
 

@@ -168,8 +168,8 @@ def _aligned(models: Mapping[str, Mapping[int, Items]]) -> tuple[dict[str, dict[
                 raise ValueError(f"expected the same items of all models: {sizes}; not in both: {', '.join(odd[:3])}.")
             place = {item: i for i, item in enumerate(items.ids)}
             order = [place[item] for item in first.ids]
-            golds = [items.gold if items.gold is None else items.gold[order], first.gold]
-            if (golds[0] is None) != (golds[1] is None) or (golds[0] is not None and not np.allclose(*golds)):
+            gold, other = (x if x is None else x[o] for x, o in ((items.gold, order), (first.gold, slice(None))))
+            if not (gold is other if gold is None or other is None else np.allclose(gold, other)):
                 raise ValueError(f"{row} and {name} have other gold scores of the same items.")
             scores.setdefault(row, {})[seed] = items.scores[order]
     return scores, first.gold

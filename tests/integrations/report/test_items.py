@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 
 pytest.importorskip("scipy")
-from scipy.stats import spearmanr, ttest_rel  # noqa: E402
+from scipy.stats import spearmanr, ttest_rel
 
-from counterpoint.integrations.command.main import main  # noqa: E402
-from counterpoint.integrations.items import Items  # noqa: E402
-from counterpoint.integrations.report.items import compare_items, measure  # noqa: E402
+from counterpoint.integrations.command.main import main
+from counterpoint.integrations.items import Items
+from counterpoint.integrations.report.items import compare_items, measure
 
 
 def test_weighted_correlation_is_that_of_repeated_pairs():
@@ -86,7 +86,7 @@ def test_files_of_models(tmp_path, capsys, monkeypatch):
     np.save("a.npy", scores)
     lines(tmp_path / "a.jsonl", [{"query": f"q{i}", "score": x} for i, x in enumerate(scores)])
     lines(tmp_path / "b.jsonl", [{"query": f"q{i}", "score": scores[i] + 0.1} for i in reversed(range(40))])
-    assert main("report --items a=jsonl:a.jsonl:query:score b=jsonl:b.jsonl:query:score --json".split()) == 0
+    assert main(["report", "--items", "a=jsonl:a.jsonl:query:score", "b=jsonl:b.jsonl:query:score", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert found["these"]["b"]["difference"] == pytest.approx(0.1)
     assert found["these"]["b"]["kind"] == "different"
@@ -110,7 +110,7 @@ def test_wrong_items(tmp_path, capsys, monkeypatch, b, said):
     monkeypatch.chdir(tmp_path)
     lines(tmp_path / "a.jsonl", [{"q": str(i), "s": i} for i in range(4)])
     lines(tmp_path / "b.jsonl", b)
-    assert main("report --items a=jsonl:a.jsonl:q:s b=jsonl:b.jsonl:q:s".split()) == 2
+    assert main(["report", "--items", "a=jsonl:a.jsonl:q:s", "b=jsonl:b.jsonl:q:s"]) == 2
     assert said in capsys.readouterr().err
 
 
