@@ -138,7 +138,7 @@ def false_negatives(ids: Tensor, batches: Tensor | None = None) -> Result:
     groups, group = batch.unique(return_inverse=True)
     _, label, sizes = torch.stack([group, known]).unique(dim=1, return_inverse=True, return_counts=True)
     total = torch.bincount(group)[group]
-    rates = ((sizes[label] - 1) / (total - 1).clamp(min=1)).double()  # of each anchor, over the others of its batch
+    rates = (sizes[label] - 1).double() / (total - 1).clamp(min=1)  # of each anchor, over the others of its batch
     counts = total > 1
     if not counts.any():
         raise ValueError("batches: no two samples with known ids share one.")
