@@ -35,9 +35,12 @@ metrics    json:FILE:KEY          results.json:test.accuracy; of JSON lines the 
            python:FILE:FUNCTION   your function of the folder {out}, called when the script has ended
            script:FILE:FUNCTION   your function of the script's module, called in its process, if it stores nothing;
                                   both return a number or a dict of numbers
+           npy:FILE               the mean of an array of scores per item, or Spearman's correlation of (n, 2)
+           jsonl:FILE:ID:SCORE    the mean of a field of JSON lines; ID:SIMILARITY:GOLD for Spearman's correlation
            NAME=json:...          names it. FILE is looked up in {out}, then in the folder where the script runs, where
                                   it must have been written during the run; * stands for any characters
 {out}      among the script's arguments: the folder of the run, -- train.py --output_dir {out}
+--items    npy:FILE or jsonl:FILE:ID:SCORE: verdicts over the items of the test set, even with one seed
 --jobs 2   needs {out}, or --copy, where numbers are read from files: no run may read those of another
 --tune 6   searches the parameters of each objective in 6 runs, by a validation metric and with a seed of its own; the
            script's own loss stays as it is, and infonce, which is tuned, stands beside it. The row placebo is infonce
@@ -103,11 +106,11 @@ def _faults(arguments: argparse.Namespace, settings: Settings, script: Sequence[
         yield f"--baseline {settings.baseline}: it is not among the objectives"
     if settings.margin is not None and not settings.margin >= 0:
         yield f"--margin: expected a number of at least 0, got {settings.margin}"
-    if not settings.metric:
+    if not settings.metric and not settings.items:
         yield "--metric: which number is compared? Such as json:results.json:accuracy"
-    names = [metric.name for metric in settings.metric]
+    names = [metric.name for metric in (*settings.metric, settings.items) if metric]
     if twice := [name for name in names if names.count(name) > 1]:
-        yield f"--metric: two are named {twice[0]!r}; name one of them, as in other={settings.metric[-1].text}"
+        yield f"--metric: two are named {twice[0]!r}; name one of them, as in other=json:..."
     ways = settings.set_seed + (settings.seed_flag is not None) + any("{seed}" in word for word in script)
     if ways != 1:
         yield (
@@ -134,7 +137,11 @@ def _file_faults(settings: Settings, script: Sequence[str], jobs: int) -> Iterat
             yield f"--link {link}: has no effect without --copy"
         if Path(link).is_absolute() or not (here / link).exists():
             yield f"--link {link}: expected a file or folder in this one"
-    read = [metric.text for metric in (*settings.metric, settings.tune_metric) if metric and metric.kind in FILES]
+    read = [
+        metric.text
+        for metric in (*settings.metric, settings.items, settings.tune_metric)
+        if metric and metric.kind in FILES
+    ]
     if jobs > 1 and read and not settings.copy and not any("{out}" in word for word in script):
         yield (
             f"--jobs {jobs}: runs at the same time would overwrite what {read[0]} reads: let the script write to "

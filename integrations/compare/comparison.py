@@ -116,6 +116,8 @@ class Comparison:
         names = list(dict.fromkeys(name for run in done for name in run.record["result"]))
         known = baseline if any(run.name == baseline for run in done) else None
         summary = report.summarise(done, baseline=known, metrics=names, lower=settings.lower, margin=settings.margin)
+        if settings.items:
+            summary.items.extend(report.over_items(summary, settings.items, settings.margin))
         summary.notes[:0] = [*placebo_notes(summary.columns, self.twin), *self.notes]
         print(report.RENDER["json" if given.json else "terminal"](summary))
         print(f"runs and logs: {done[0].address.rsplit('/', 2)[0]}", file=sys.stderr)
@@ -135,7 +137,8 @@ class Comparison:
         self.twin = best.get(self.twin, self.twin)
 
     def _run_cells(self, cells: Iterable[Mapping[str, Any]], metrics: Sequence[Metric] = ()) -> list[Run]:
-        cells, metrics, given = list(cells), metrics or self.settings.metric, self.arguments
+        own = [metric for metric in (*self.settings.metric, self.settings.items) if metric]
+        cells, metrics, given = list(cells), metrics or own, self.arguments
         if given.resume:
             read_again([Run(given.out, cell) for cell in cells], metrics)
         run_script = partial(train, script=given.script, metrics=metrics, jobs=flags.concurrent(given))

@@ -16,16 +16,19 @@ from typing import Any, NamedTuple
 
 from counterpoint.names import check_known, nearest
 
+from .. import items
+
 FORMS = {
     "json": "json:FILE:KEY",
     "csv": "csv:FILE:COLUMN",
     "text": "text:FILE:REGEX",
     "tensorboard": "tensorboard:FOLDER:TAG",
     "output": "output:REGEX",
+    **items.FORMS,
     "python": "python:FILE:FUNCTION",
     "script": "script:FILE:FUNCTION",
 }
-FILES = ("json", "csv", "text", "tensorboard")  # what the script has written
+FILES = ("json", "csv", "text", "tensorboard", *items.FORMS)  # what the script has written
 SCORES = "scores.json"  # what functions in the script's process have returned
 
 
@@ -47,17 +50,16 @@ class Metric(NamedTuple):
             raise argparse.ArgumentTypeError(f"expected KIND:..., such as {FORMS['json']}, got {text!r}.{hint}")
         name, kind, rest = match.groups()
         place, colon, what = ("", ":", rest) if kind == "output" else rest.partition(":")
+        if kind in items.FORMS:
+            _, place, what, own, _ = items.parse(text)
+            return cls(kind, items.relative(place), what, own, text)
         if not (what and colon and (place or kind == "output")):
             raise argparse.ArgumentTypeError(f"expected {FORMS[kind]}, got {text!r}")
         if kind in ("text", "output"):
             name = name or _named_after(what, text)
         elif kind in FILES:
             name = name or (what.split(".")[-1] if kind == "json" else what)
-            if Path(place).is_absolute() or ".." in Path(place).parts:
-                raise argparse.ArgumentTypeError(
-                    f"{text}: expected a path relative to the folder where the script runs, or to {{out}}, the folder "
-                    "of each run, which can be put among the script's arguments"
-                )
+            items.relative(place)
         elif not Path(place).is_file():
             raise argparse.ArgumentTypeError(f"{text}: no file {place}")
         else:
@@ -111,12 +113,16 @@ class Written:
             shutil.copy2(file, copy)
         return copies
 
-    def text(self, pattern: str) -> str:
-        """Return the text of the file that matches; raise ``ValueError`` if several do."""
+    def one(self, pattern: str) -> Path:
+        """Return the file that matches; raise ``ValueError`` if several do."""
         found = self.find(pattern)
         if len(found) > 1:
             raise ValueError(f"{pattern} may mean {' or '.join(map(str, found[:4]))}")
-        return found[0].read_text(encoding="utf-8", errors="replace")
+        return found[0]
+
+    def text(self, pattern: str) -> str:
+        """Return the text of the file that matches."""
+        return self.one(pattern).read_text(encoding="utf-8", errors="replace")
 
 
 def _files(folder: Path, pattern: str) -> list[Path]:
@@ -200,6 +206,13 @@ def _last(values: list[str], otherwise: str) -> str:
     return values[-1]
 
 
+def _items(metric: Metric, written: Written) -> float:
+    from ..report.items import measure
+
+    read = items.read(written.one(metric.place), metric.what)
+    return float(measure(read.scores, read.gold).item())
+
+
 def _python(metric: Metric, written: Written) -> Any:
     return function(metric)(written.out)
 
@@ -213,6 +226,7 @@ def _script(metric: Metric, written: Written) -> Any:
 
 _READERS: dict[str, Callable[[Metric, Written], Any]]
 _READERS = {"json": _json, "csv": _csv, "text": _text, "output": _output, "tensorboard": _tensorboard}
+_READERS |= dict.fromkeys(items.FORMS, _items)
 _READERS |= {"python": _python, "script": _script}
 
 
