@@ -264,6 +264,10 @@ def objectives_page() -> str:
             "|---|---|---|---|---|---|",
             *rows,
             "",
+            "Losses that contrast nothing, or that regress scores, are elsewhere: Barlow Twins and VICReg in "
+            "[lightly](https://docs.lightly.ai/self-supervised-learning/lightly.loss.html), CoSENT, AnglE and "
+            "margin-MSE in [sentence-transformers](https://sbert.net/docs/package_reference/sentence_transformer/losses.html).",
+            "",
         ]
     )
 
