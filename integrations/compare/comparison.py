@@ -228,7 +228,7 @@ def find_loss(
     shared.write(name, json.dumps(data).encode())
     host, *flags = commands[0][2 : commands[0].index("--")]
     at = flags.index("--objective")
-    told = [f"{each['kind']}={each['path']}" for each in data.get("told", ())]
+    told = [f"{one['kind']}={one['path']}" for one in data.get("told", ()) if one["distinct"] < one["length"]]
     return host, [*flags[:at], *flags[at + 2 :]], data.get("own") or "infonce", told
 
 

@@ -37,7 +37,10 @@ class RaceSettings(Settings):
     baseline: str | None = setting(None, flag=False)
     budget: int = setting(12, "trainings of the script's length that the search may cost", low=2)
     steps_flag: str | None = setting(
-        None, "the script's own flag for its length, which must be among its arguments, such as --max_steps", type=str
+        None,
+        "the script's own flag for its length, among its arguments, such as --max_steps (none: runs are stopped by the "
+        "numbers that they print, --metric output:REGEX)",
+        type=str,
     )
     confirm_metric: Metric | None = setting(  # noqa: RUF009
         None, "another number for the comparison on fresh seeds (the first)", type=Metric.parse, metavar="METRIC"
@@ -76,9 +79,13 @@ def _check(arguments: argparse.Namespace) -> None:
         check_known("unknown host", arguments.host, registry.names())
     for fault in _faults(arguments, replace(settings, objective=(HOST, "treatments")), arguments.script):
         raise ValueError(fault)
-    if settings.steps_flag is None:
-        raise ValueError("--steps-flag: which of the script's flags sets its length? Such as --steps-flag --max_steps")
-    length_of(arguments.script, settings.steps_flag)
+    if settings.steps_flag is not None:
+        length_of(arguments.script, settings.steps_flag)
+    elif settings.metric[0].kind != "output":
+        raise ValueError(
+            "--steps-flag: which of the script's flags sets its length? Such as --steps-flag --max_steps; without one, "
+            f"--metric must be output:REGEX, to stop runs by the numbers that they print, got {settings.metric[0].text}"
+        )
 
 
 def command(arguments: argparse.Namespace) -> int:
